@@ -17,6 +17,10 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("WEFT_DEVICE", os.environ.get("WEFT_TEST_DEVICE", "cpu"))
 
 
+# A kernel that does not compile fails the test, whatever computes in its place: weft.CompilationWarning.
+os.environ.setdefault("PYTHONWARNINGS", "error:a kernel of Weft does not compile")
+
+
 # "3/12": of all tests every 12th, from the 3rd on.
 SAMPLE = os.environ.get("WEFT_TEST_SAMPLE", "1/1")
 

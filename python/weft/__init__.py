@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     )
     from weft.errors import (
         BadParameterError,
+        CompilationWarning,
         ExecutionError,
         InternalError,
         NotSupportedError,
@@ -71,6 +72,7 @@ __version__ = "0.1.0"
 __all__ = [
     "BadParameterError",
     "BoundPlan",
+    "CompilationWarning",
     "DeviceArray",
     "ExecutionError",
     "Graph",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import warnings
 from collections.abc import Iterable
 from functools import cache, partial
 from pathlib import Path
@@ -19,7 +20,7 @@ from weakref import WeakValueDictionary
 from weft_cffi._weft import ffi
 
 from weft import enums
-from weft.errors import BadParameterError, UnavailableError, error_of
+from weft.errors import BadParameterError, CompilationWarning, UnavailableError, error_of
 
 SONAME = "libweft.so.1"
 
@@ -55,10 +56,19 @@ def _nvidia_places() -> list[str]:
 
 
 def check(status: int) -> None:
-    """Raises what a failed call left behind."""
+    """Raises what a failed call left behind. Warns about a kernel that does not compile, because callers may
+    handle the error by another plan or by the framework's own operators."""
     if status:
         message = get_last_error_string() or ffi.string(library().weftGetErrorString(status)).decode()
+        if status == enums.status.INTERNAL_ERROR_COMPILATION_FAILED:
+            _warn_of_compilation(message)
         raise error_of(status, message)
+
+
+@cache
+def _warn_of_compilation(message: str) -> None:
+    """Warns once for each message; again if the warning is an error."""
+    warnings.warn(f"a kernel of Weft does not compile. {message}", CompilationWarning, stacklevel=3)
 
 
 def get_version() -> int:

@@ -43,6 +43,11 @@ class InternalError(WeftError):
     """A check inside the library failed: a defect worth reporting."""
 
 
+class CompilationWarning(RuntimeWarning):
+    """A kernel does not compile, which is a defect of Weft. The plan fails, and its caller may compute in
+    another way, which would hide the defect."""
+
+
 class OutOfMemoryError(WeftError, MemoryError):
     """Host or device memory ran out."""
 

@@ -10,7 +10,7 @@ from weft import backend, enums
 from weft.backend import Descriptor, Handle
 from weft.devices import DeviceProperties, KernelCache, limited
 from weft.enums import attribute_name, build_plan_policy, descriptor_type, heur_mode
-from weft.errors import BadParameterError, NotSupportedError, WeftError
+from weft.errors import BadParameterError, InternalError, NotSupportedError, WeftError
 from weft.plan import Plan
 from weft.progress import Waiting
 
@@ -211,19 +211,20 @@ class Planner:
 
     def build(self, policy: build_plan_policy, wrap: Wrapper) -> int:
         """Builds the first candidate that can be built, or with policy ALL every one; the index of the
-        first."""
-        built = []
+        first. If there is none, a defect of Weft's is raised rather than what was refused."""
+        built, defect = [], None
         for i in range(len(self.candidates)):
             try:
                 self.build_at(i, wrap)
             except WeftError as error:
                 self.failures.append(f"{self.candidates[i].name} ({self.candidates[i].tag}): {error}")
+                defect = defect or (error if isinstance(error, InternalError) else None)
                 continue
             built.append(i)
             if policy == build_plan_policy.HEURISTICS_CHOICE:
                 break
         if not built:
-            raise self.not_supported()
+            raise defect or self.not_supported()
         return built[0]
 
     def build_at(self, index: int, wrap: Wrapper) -> None:

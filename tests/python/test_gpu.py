@@ -61,6 +61,27 @@ def test_graphs_are_compiled_without_a_gpu(arch: str) -> None:
     assert b"\x7fELF" not in plain
 
 
+def test_a_kernel_that_does_not_compile_is_warned_of(fakes: dict[str, str], tmp_path: Path) -> None:
+    """Once for each message, also where the caller handles the error; as an error it passes such handlers."""
+    shutil.copy(fakes["WEFT_NVRTC"], tmp_path)
+    (tmp_path / "fake_nvrtc.txt").write_text("result 6\n")
+    code = (
+        "import weft\n"
+        "for _ in range(2):\n"
+        "    try:\n"
+        "        with weft.Graph(device='sm_90') as g: g.relu(g.tensor([64, 64], data_type='f32'))\n"
+        "    except weft.WeftError as error: print(type(error).__name__, error.status.name)"
+    )
+    changes = {"WEFT_NVRTC": str(tmp_path / "libnvrtc.so.13"), "WEFT_CACHE": "off"}
+    done = python("-c", code, **fakes | changes, PYTHONWARNINGS="default")
+    assert done.stdout == "InternalError INTERNAL_ERROR_COMPILATION_FAILED\n" * 2
+    words = "CompilationWarning: a kernel of Weft does not compile. NVRTC 13.0, sm_90a: '"
+    assert done.stderr.count(words) == 1
+    done = python("-c", code, **fakes | changes)  # PYTHONWARNINGS of conftest.py
+    assert (done.returncode, done.stdout) == (1, "")
+    assert words in done.stderr
+
+
 def test_saved_code_is_used_when_asked(fakes: dict[str, str], tmp_path: Path) -> None:
     saved = tmp_path / "act.weft"
     saved.write_bytes(graph_for("sm_90").serialize(code=True))
