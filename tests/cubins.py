@@ -9,27 +9,43 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 FRAME = b"\x04\x11\x08\x00"  # begins a record: the number of a function follows, then the size of its frame
+NO_BITS = 8  # the type of a section that takes no bytes of the file, as shared memory
 SERIALISED = "(C75"  # of the compiler's advisories about wgmma
 BRANCH, DIVERGES = 0x947, 1 << 27  # the opcode of BRA, and the bit of its upper half that makes it BRA.DIV
 
 
-def sections(code: bytes, prefix: bytes) -> Iterator[bytes]:
-    """The contents of the sections whose names begin so."""
-    table, size, count, names = struct.unpack_from("<Q", code, 40)[0], *struct.unpack_from("<HHH", code, 58)
-    headers = [struct.unpack_from("<IIQQQQ", code, table + i * size) for i in range(count)]
-    for name, _, _, _, start, length in headers:
+class Section(NamedTuple):
+    """A part of an ELF file. `info` of a cubin's code has the count of registers in its upper 8 bits."""
+
+    name: str
+    info: int
+    size: int
+    content: bytes
+
+
+def all_sections(code: bytes) -> Iterator[Section]:
+    """Those of an ELF file of 64 bits, in its order."""
+    table, count, names = struct.unpack_from("<Q", code, 40)[0], *struct.unpack_from("<HH", code, 60)
+    headers = [struct.unpack_from("<IIQQQQII", code, table + i * 64) for i in range(count)]
+    for name, type_, _, _, start, length, _, info in headers:
         at = headers[names][4] + name
-        if code[at : code.index(b"\0", at)].startswith(prefix):
-            yield code[start : start + length]
+        content = b"" if type_ == NO_BITS else code[start : start + length]
+        yield Section(code[at : code.index(b"\0", at)].decode(), info, length, content)
+
+
+def sections(code: bytes, prefix: str) -> Iterator[bytes]:
+    """The contents of the sections whose names begin so."""
+    return (section.content for section in all_sections(code) if section.name.startswith(prefix))
 
 
 def frames(code: bytes) -> list[int]:
     """The bytes of local memory that its functions take: where there are some, registers are spilled."""
     return [
         struct.unpack_from("<I", info, i + 8)[0]
-        for info in sections(code, b".nv.info")
+        for info in sections(code, ".nv.info")
         for i in range(0, len(info), 4)
         if info[i : i + 4] == FRAME
     ]
@@ -40,7 +56,7 @@ def divergent_branches(code: bytes) -> int:
     together, and guards what its lanes do together by BRA.DIV: a main loop of wgmma is 5 % slower then."""
     return sum(
         lower & 0xFFF == BRANCH and upper & DIVERGES != 0
-        for text in sections(code, b".text.")
+        for text in sections(code, ".text.")
         for lower, upper in struct.iter_unpack("<QQ", text)
     )
 

@@ -1,0 +1,303 @@
+"""Shows that a change leaves the machine code as it is, as a rename or a rewritten comment must.
+
+    python tools/same_code.py                     the working tree against HEAD
+    python tools/same_code.py main my-branch      two commits; a folder stands for the files in it
+    python tools/same_code.py --only '^attention' of the kernels, those of the cases whose names match
+
+Two parts are compared. Kernels: each tree plans its own tests/small_cases.py for sm_75, sm_80 and sm_90. Two
+kernels are equal if their launches are, and if their texts are equal except for comments and line breaks, or
+else the SASS that NVRTC generates from them, including registers and shared memory. Host: the library is
+built without debug information, and each function of one tree must occur in the other one with the same
+instructions. Names of kernels, functions and files do not count, nor does the order of functions. Cases are
+paired by name; those that were renamed are paired by position. Exits 1 if something differs.
+
+Not compared: which symbol an instruction refers to, and data such as tables and messages. The words of a
+message may show in a function, because compilers store short strings with instructions.
+
+No GPU is needed. Results are cached in build/same_code by the content of a tree: a new tree costs the
+compilation of the files that changed, a minute for planning, and NVRTC for the kernels whose texts differ.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import hashlib
+import json
+import os
+import re
+import struct
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+sys.path.append(str(ROOT / "tests"))
+import cubins  # noqa: E402
+import emulated_gpu  # noqa: E402
+
+FOLDER = ROOT / "build/same_code"
+ARCHS = ("sm_75", "sm_80", "sm_90")
+OPTIONS = ["-std=c++17"]  # those of backend/engines/cuda/core/compile.c
+COMMENT = re.compile(r'("(?:\\.|[^"\\\n])*")|/\*.*?\*/|//[^\n]*', re.DOTALL)
+Program = dict[str, Any]
+"""A kernel: its text, names of the headers that it includes, the line breaks kept, and its launch."""
+
+
+def git(*words: str, **environment: str) -> str:
+    """What git prints."""
+    done = subprocess.run(
+        ["git", *words], cwd=ROOT, env=os.environ | environment, check=True, capture_output=True, text=True
+    )
+    return done.stdout.strip()
+
+
+def identify(name: str) -> str:
+    """The id of a commit's tree, or that of the files in a folder, which git gets to know by it."""
+    if not Path(name).is_dir():
+        return git("rev-parse", "--verify", f"{name}^{{tree}}")
+    index = {"GIT_INDEX_FILE": str(FOLDER / "folder.index"), "GIT_WORK_TREE": str(Path(name).resolve())}
+    git("add", "--all", ":/", **index)
+    return git("write-tree", **index)
+
+
+def check_out(tree: str) -> Path:
+    """A folder with the files of a tree. All trees share it, so that only files that differ are compiled."""
+    folder = FOLDER / "tree"
+    folder.mkdir(exist_ok=True)
+    index = {"GIT_INDEX_FILE": str(FOLDER / "tree.index"), "GIT_WORK_TREE": str(folder)}
+    git("read-tree", "--reset", "-u", tree, **index)
+    return folder
+
+
+# ---- Host ----
+
+
+def build(source: Path) -> Path:
+    """The folder of a release build. Functions have sections of their own: calls depend on no distance."""
+    folder = FOLDER / "release"
+    flags = ["-DCMAKE_BUILD_TYPE=Release", "-DCMAKE_C_FLAGS=-ffunction-sections"]
+    cmake = Path(sys.executable).parent / "cmake"
+    quiet: dict[str, Any] = {"check": True, "stdout": subprocess.DEVNULL}
+    subprocess.run([cmake, "-G", "Ninja", "-S", source, "-B", folder, *flags], **quiet)
+    subprocess.run([cmake, "--build", folder, "--target", "weft"], **quiet)
+    return folder
+
+
+def functions(folder: Path) -> dict[str, str]:
+    """A digest of each function's instructions, by its object and section."""
+    found = {}
+    for path in sorted(folder.rglob("*.c.o")):
+        source = path.relative_to(folder / "CMakeFiles/weft_objects.dir").with_suffix("").as_posix()
+        for section in cubins.all_sections(path.read_bytes()):
+            if section.name.startswith(".text") and section.content:
+                found[f"{source}: {section.name.removeprefix('.text.')}"] = digest(section.content)
+    return found
+
+
+def digest(content: bytes) -> str:
+    """A name for what is equal."""
+    return hashlib.sha256(content).hexdigest()[:32]
+
+
+def compare_functions(before: dict[str, str], after: dict[str, str]) -> Iterator[str]:
+    """A line for each function without an equal one."""
+    lost, gained = Counter(before.values()), Counter(after.values())
+    lost, gained = lost - gained, gained - lost
+    gone = {name for name, code in before.items() if code in lost}
+    new = {name for name, code in after.items() if code in gained}
+    yield from (f"{name}: other instructions" for name in sorted(gone & new))
+    yield from (f"{name}: no such instructions after the change" for name in sorted(gone - new))
+    yield from (f"{name}: no such instructions before the change" for name in sorted(new - gone))
+
+
+# ---- Kernels ----
+
+
+def collect(only: str) -> None:
+    """Prints, as JSON, the kernels of the small cases of the tree in the current folder, for each chip."""
+    sys.path.insert(0, "tests")
+    import small_cases  # type: ignore[import-not-found]
+
+    headers: dict[str, str] = {}
+
+    def kernels(case: Any, arch: str) -> list[Program] | None:
+        try:
+            found = small_cases.build(case, case.engine, device=arch).g.plan.kernels()
+        except Exception:  # no engine for it on this chip
+            return None
+        for kernel in found:
+            headers.update(kernel.headers)
+        return [
+            {"text": kernel.text, "headers": sorted(kernel.headers), "entry": kernel.entry}
+            | {"launch": [*kernel.grid, kernel.block, kernel.cluster, kernel.shared_bytes]}
+            for kernel in found
+        ]
+
+    cases = {name: case for name, case in small_cases.CASES.items() if re.search(only, name)}
+    with ThreadPoolExecutor() as pool:
+        plans = {arch: list(pool.map(kernels, cases.values(), [arch] * len(cases))) for arch in ARCHS}
+    shown = {arch: dict(zip(cases, plans[arch], strict=True)) for arch in ARCHS}
+    json.dump({"headers": headers, "cases": shown}, sys.stdout)
+
+
+@functools.cache
+def compiled(source: str, *flags: str) -> Path:
+    """A program or library made of one C file of tests/fake_cuda."""
+    made = FOLDER / source
+    file = ROOT / "tests/fake_cuda" / f"{source}.c"
+    command = [*emulated_gpu.compiler(), "-O1", *flags, file, "-o", made, "-ldl", "-lpthread"]
+    subprocess.run(command, check=True)
+    return made
+
+
+def plan(source: Path, library: Path, only: str) -> dict[str, Any]:
+    """What collect prints for a tree. A compiler that does nothing stands for NVRTC."""
+    environment = {
+        "WEFT_LIBRARY": str(library),
+        "WEFT_NVRTC": str(compiled("fake_nvrtc", "-shared", "-fPIC")),
+        "WEFT_CACHE": "off",
+        "WEFT_DEVICE": "cpu",
+    }
+    command = [sys.executable, Path(__file__), "--collect", "--only", only]
+    done = subprocess.run(
+        command, cwd=source, env=os.environ | environment, check=True, stdout=subprocess.PIPE
+    )
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def essence(text: str) -> str:
+    """A text without comments, the directives and tokens of which are parted by one space."""
+    code = COMMENT.sub(lambda match: match[1] or " ", text)
+    return "\n".join(" ".join(line.split()) for line in code.splitlines() if line.strip())
+
+
+class Compiler:
+    """NVRTC in processes of their own, and what became of programs that were compiled before."""
+
+    def __init__(self) -> None:
+        self.library = str(emulated_gpu.find_nvrtc())
+        self.folder = FOLDER / "sass"
+        self.folder.mkdir(exist_ok=True)
+
+    def sass(self, program: Program, headers: dict[str, str], arch: str) -> str:
+        """A digest of its machine code."""
+        own = {name: headers[name] for name in program["headers"]}
+        strings = [program["text"], *own, *own.values(), *OPTIONS, f"--gpu-architecture={arch}"]
+        parts = [part for text in strings for part in (struct.pack("<Q", len(text.encode())), text.encode())]
+        request = struct.pack("<QQ", len(own), len(OPTIONS) + 1) + b"".join(parts)
+        kept = self.folder / digest(request + self.library.encode())
+        if not kept.exists():
+            kept.write_text(self.compile(request, program["entry"]))
+        return kept.read_text()
+
+    def compile(self, request: bytes, entry: str) -> str:
+        """A digest of the code that NVRTC makes of a request, in the form of plain_nvrtc.c."""
+        command = [compiled("plain_nvrtc"), self.library]
+        answer = subprocess.run(command, input=request, check=True, capture_output=True).stdout
+        result, log = struct.unpack_from("<qQ", answer)
+        if result:
+            sys.exit(f"{entry}: NVRTC refuses it: {answer[16 : 16 + log].decode()}")
+        code = answer[16 + log + 8 :]
+        parts = [
+            section.content + struct.pack("<QQ", section.info >> 24, section.size)  # registers, shared memory
+            for section in cubins.all_sections(code)
+            if section.name.startswith((".text.", ".nv.constant", ".nv.shared"))
+        ]
+        return digest(b"".join(sorted(parts)))
+
+
+def pairs(before: dict[str, Any], after: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """The cases of both trees by their names: by name, and by position where both have as many others."""
+    yield from ((name, before[name], after[name]) for name in before if name in after)
+    gone, new = [name for name in before if name not in after], [name for name in after if name not in before]
+    if len(gone) == len(new):
+        renamed = zip(gone, new, strict=True)
+        yield from ((name, before[old_name], after[name]) for old_name, name in renamed)
+    else:
+        yield from ((name, before[name], None) for name in gone)
+        yield from ((name, None, after[name]) for name in new)
+
+
+def compare_kernels(before: dict[str, Any], after: dict[str, Any], arch: str) -> Iterator[str]:
+    """A line for each case whose kernels differ."""
+    compiler = Compiler()
+    essences = [{name: essence(text) for name, text in tree["headers"].items()} for tree in (before, after)]
+
+    def is_same_text(old: Program, new: Program) -> bool:
+        old_headers, new_headers = (
+            [texts[name] for name in program["headers"]]
+            for texts, program in zip(essences, (old, new), strict=True)
+        )
+        return old_headers == new_headers and essence(old["text"]) == essence(new["text"])
+
+    def difference(old: Program, new: Program) -> str:
+        if old["launch"] != new["launch"]:
+            return f"{new['entry']}: launch {old['launch']}, then {new['launch']}"
+        if is_same_text(old, new):
+            return ""
+        codes = [compiler.sass(old, before["headers"], arch), compiler.sass(new, after["headers"], arch)]
+        return "" if codes[0] == codes[1] else f"{new['entry']}: other instructions"
+
+    def differences(case: tuple[str, Any, Any]) -> list[str]:
+        name, old, new = case
+        if old is None or new is None or len(old) != len(new):
+            counts = [len(kernels) if kernels is not None else "no" for kernels in (old, new)]
+            return [] if old is new else [f"{arch}: {name}: {counts[0]} kernels, then {counts[1]}"]
+        return [f"{arch}: {name}: {text}" for text in map(difference, old, new) if text]
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for found in pool.map(differences, pairs(before["cases"][arch], after["cases"][arch])):
+            yield from found
+
+
+# ---- Both ----
+
+
+def examine(name: str, only: str) -> dict[str, Any]:
+    """The functions and kernels of a tree, from the cache if it was examined before."""
+    tree = identify(name)
+    kept = FOLDER / f"{digest(f'{tree} {only}'.encode())}.json"
+    if not kept.exists():
+        print(f"{name}: building and planning tree {tree[:12]}", file=sys.stderr)
+        source = check_out(tree)
+        folder = build(source)
+        found = {"functions": functions(folder), "kernels": plan(source, folder / "libweft.so", only)}
+        kept.with_suffix(".new").write_text(json.dumps(found))
+        kept.with_suffix(".new").replace(kept)
+    examined: dict[str, Any] = json.loads(kept.read_text())
+    return examined
+
+
+def main() -> int:
+    """Prints what differs; 1 if something does."""
+    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ask.add_argument("before", nargs="?", default="HEAD", help="a commit or a folder; default: HEAD")
+    ask.add_argument("after", nargs="?", default=str(ROOT), help="the same; default: the working tree")
+    ask.add_argument("--only", default="", help="small cases whose names match this regular expression")
+    ask.add_argument("--collect", action="store_true", help=argparse.SUPPRESS)
+    given = ask.parse_args()
+    if given.collect:
+        collect(given.only)
+        return 0
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    before, after = examine(given.before, given.only), examine(given.after, given.only)
+    lines = list(compare_functions(before["functions"], after["functions"]))
+    print(*lines, f"host: {len(after['functions'])} functions, {len(lines)} differences", sep="\n")
+    is_same = not lines
+    for arch in ARCHS:
+        lines = list(compare_kernels(before["kernels"], after["kernels"], arch))
+        cases = [kernels for kernels in after["kernels"]["cases"][arch].values() if kernels is not None]
+        count = sum(map(len, cases))
+        print(*lines, f"{arch}: {count} kernels of {len(cases)} cases, {len(lines)} differences", sep="\n")
+        is_same = is_same and not lines
+    return 0 if is_same else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
