@@ -91,7 +91,7 @@ def main(
         under = train(images, labels, width, epochs, count)
     for name, (loss, right) in (("eager torch", eager), ("with Weft", under)):
         print(f"{name:12} loss {loss:.3f}, {right:.1%} of {HELD_OUT} held-out digits")
-    print(weft_under.report())
+    print(weft_under.report(), dict(weft_under.report()), sep="\n")
     return [eager, under]
 
 

@@ -75,7 +75,7 @@ def main(device: str = "cpu", steps: int = 120, width: int = 64, length: int = 6
     with weft.torch.enable() as weft_under:
         under = train(device, steps, width, length)
     print(f"loss after {steps} steps: eager torch {eager[-1]:.4f}, with Weft {under[-1]:.4f}")
-    print(weft_under.report())
+    print(weft_under.report(), dict(weft_under.report()), sep="\n")
     return [eager, under]
 
 

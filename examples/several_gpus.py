@@ -70,7 +70,7 @@ def train_by(kind: str, rank: int, world: int, device: torch.device) -> dict[str
         train(model, rank, world, device)
     values = ((name.removeprefix("module."), value) for name, value in model.state_dict().items())
     state = {name: (v.full_tensor() if hasattr(v, "full_tensor") else v).cpu() for name, v in values}
-    return {"state": state, "report": weft_under.report()}
+    return {"state": state, "report": dict(weft_under.report())}
 
 
 def work(rank: int, world: int, meeting: str, kinds: Sequence[str], results: str) -> None:

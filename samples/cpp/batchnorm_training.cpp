@@ -60,6 +60,7 @@ static void backward(weftHandle_t handle) {
     auto [DX, DS, DB] = g.batchnorm_backward(DY, X, S, options);
     for (auto &each : {DX, DS, DB})
         each->set_output(true);
+    DX->set_dim({N, C, 2, HW / 2}).set_stride({C * HW, HW, HW / 2, 1}); /* channels would be innermost otherwise */
     g.build(handle).or_throw();
     weft::Graph::Pointers memory = {{DY, dy.data()}, {X, x.data()},   {S, scale.data()},   {M, mean.data()},
                                     {I, inv.data()}, {DX, dx.data()}, {DS, dscale.data()}, {DB, dbias.data()}};

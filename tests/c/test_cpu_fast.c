@@ -48,7 +48,8 @@ struct model {
     struct descriptor *ops[OPS], *parameters[OPS];
     struct tensor *tensors[TENSORS];
     struct graph *graph;
-    bool reads_output; /* an operation has beta != 0 */
+    bool reads_output;           /* an operation has beta != 0 */
+    int64_t max_length[TENSORS]; /* of a tensor of sequence lengths; 0: the tensor holds other numbers */
 };
 
 static void need(weftStatus_t status) {
@@ -188,18 +189,21 @@ static bool next_offset(const struct tensor *tensor, int64_t *index, int64_t *of
 /* How the numbers of inputs are drawn. */
 enum numbers { HALVES, ANY };
 
-static void fill_input(const struct tensor *tensor, char *memory, enum numbers numbers) {
+static void fill_input(const struct tensor *tensor, char *memory, enum numbers numbers, int64_t max_length) {
     int64_t index[WEFT_DIM_MAX], offset;
     bool is_started = false;
     while (next_offset(tensor, index, &offset, &is_started)) {
         double value = (double)pick(-8, 8) / 2;
         if (numbers == ANY)
             value = ((double)pick(-1000000, 1000000) + 0.5) / 250000;
+        if (max_length)
+            value = (double)pick(0, max_length);
         dtype_store((weftDataType_t)tensor->type, memory, offset, value);
     }
 }
 
-static struct memory *allocate(const struct graph *graph, const struct region *region, enum numbers numbers) {
+static struct memory *allocate(const struct model *model, const struct region *region, enum numbers numbers) {
+    const struct graph *graph = model->graph;
     struct memory *memories = calloc((size_t)graph->value_count, sizeof *memories);
     for (int v = 0; v < graph->value_count; v++) {
         const struct value *value = &graph->values[v];
@@ -209,7 +213,7 @@ static struct memory *allocate(const struct graph *graph, const struct region *r
         for (int64_t i = 0; i < memory->bytes; i++)
             memory->expected[i] = (char)(i * 37 + 11);
         /* What outputs hold before may be read, with beta: numbers too. */
-        fill_input(value->tensor, memory->expected, numbers);
+        fill_input(value->tensor, memory->expected, numbers, model->max_length[value->tensor->uid - 1]);
         if (value->producer >= 0 && !region_exports(region, v))
             continue;
         memory->found = malloc((size_t)memory->bytes);
@@ -318,7 +322,7 @@ static bool check_model(struct model *model, const struct family *family, enum n
     weftStatus_t status = family->accepts(&region, &device, &seconds);
     CHECK(status != WEFT_STATUS_SUCCESS || seconds > 0, "%s: predicts %g seconds", what, seconds);
     if (status == WEFT_STATUS_SUCCESS) {
-        struct memory *memories = allocate(model->graph, &region, numbers);
+        struct memory *memories = allocate(model, &region, numbers);
         void *values[TENSORS];
         for (int v = 0; v < model->graph->value_count; v++)
             values[v] = memories[v].found;
@@ -631,6 +635,11 @@ static struct tensor *make_operand(struct model *model, int64_t b, int64_t h, in
     return make_random_tensor(model, 4, (const int64_t[]){b, h, s, d}, type, false);
 }
 
+static struct tensor *make_lengths(struct model *model, int64_t batch, int64_t max_length) {
+    model->max_length[model->tensor_count] = max_length;
+    return make_operand(model, batch, 1, 1, 1, WEFT_DATA_INT32);
+}
+
 /* What scores may depend on, some of it. */
 static void add_terms(struct model *model, struct descriptor *op, bool is_backward, const int64_t *scores) {
     int64_t dims[4];
@@ -648,9 +657,9 @@ static void add_terms(struct model *model, struct descriptor *op, bool is_backwa
                    is_backward ? WEFT_ATTR_OPERATION_SDPA_BWD_SINK_DESC : WEFT_ATTR_OPERATION_SDPA_FWD_SINK_DESC_EXT,
                    make_operand(model, 1, scores[1], 1, 1, WEFT_DATA_FLOAT));
     if (chance(15))
-        set_tensor(op, OF_SDPA(SEQ_LEN_KVDESC), make_operand(model, scores[0], 1, 1, 1, WEFT_DATA_INT32));
+        set_tensor(op, OF_SDPA(SEQ_LEN_KVDESC), make_lengths(model, scores[0], scores[3]));
     if (chance(15))
-        set_tensor(op, OF_SDPA(SEQ_LEN_QDESC), make_operand(model, scores[0], 1, 1, 1, WEFT_DATA_INT32));
+        set_tensor(op, OF_SDPA(SEQ_LEN_QDESC), make_lengths(model, scores[0], scores[2]));
     if (chance(15))
         set_tensor(op,
                    is_backward ? WEFT_ATTR_OPERATION_SDPA_BWD_BLOCK_MASK_DESC_EXT

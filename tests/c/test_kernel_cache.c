@@ -58,6 +58,9 @@ static int version_for(const char *arch) {
 
 static void no_driver_takes_newest(void) { CHECK(version_for("sm_90a") == 13000, "%d", version_for("sm_90a")); }
 static void driver_13_takes_13(void) { CHECK(version_for("sm_90a") == 13000, "%d", version_for("sm_90a")); }
+static void missing_builtins_are_the_last_resort(void) {
+    CHECK(version_for("sm_90a") == 12090, "%d", version_for("sm_90a"));
+}
 static void driver_12_takes_12(void) { CHECK(version_for("sm_90a") == 12090, "%d", version_for("sm_90a")); }
 
 static void each_arch_its_copy(void) {
@@ -93,9 +96,9 @@ static void first_of_equals(void) {
     EXACTLY(
         text_string(&json),
         "[{\"path\":\"%s/13/libnvrtc.so.13\",\"found_by\":\"WEFT_NVRTC\",\"version\":\"13.0\",\"archs\":[80,86,90],"
-        "\"builtins\":false,\"is_chosen\":true,\"verdict\":\"chosen: the newest that serves the chip and the driver\"},"
+        "\"builtins\":true,\"is_chosen\":true,\"verdict\":\"chosen: the newest that serves the chip and the driver\"},"
         "{\"path\":\"%s/same/libnvrtc.so.13\",\"found_by\":\"WEFT_NVRTC\",\"version\":\"13.0\",\"archs\":[80,86,90],"
-        "\"builtins\":false,\"is_chosen\":false,\"verdict\":\"the same was found before\"},"
+        "\"builtins\":true,\"is_chosen\":false,\"verdict\":\"the same was found before\"},"
         "{\"path\":\"%s/12/libnvrtc.so.12\",\"found_by\":\"WEFT_NVRTC\",\"version\":\"12.9\",\"archs\":[75,90,120],"
         "\"builtins\":true,\"is_chosen\":false,\"verdict\":\"a newer one serves\"},"
         "{\"path\":\"%s/11/libnvrtc.so.11\",\"found_by\":\"WEFT_NVRTC\",\"version\":\"11.8\",\"archs\":[75,90],"
@@ -222,7 +225,10 @@ static void install_copies(void) {
     install_nvrtc("11", 11, "version 11 8\narchs 75 90\n");
     install_nvrtc("later", 13, "version 13 0\narchs 100 120\n");
     install_nvrtc("silent", 13, "archs\n");
+    copy_file(FAKE_NVRTC, "13", "libnvrtc-builtins.so.13.0");
+    copy_file(FAKE_NVRTC, "same", "libnvrtc-builtins.so.13.0");
     copy_file(FAKE_NVRTC, "12", "libnvrtc-builtins.so.12.9");
+    install_nvrtc("incomplete", 13, "version 13 0\narchs 80 86 90\n");
     copy_file(FAKE_CUDA, "other", "libnvrtc.so.13");
     make_folder(place("broken"));
     write_text(place("broken/libnvrtc.so.13"), "no library");
@@ -241,6 +247,9 @@ static void test_choosing(void) {
     IN_CHILD(no_driver_takes_newest, both, none);
     IN_CHILD(driver_13_takes_13, both, driver);
     IN_CHILD(driver_12_takes_12, both, driver, "FAKE_CUDA_VERSION=12040");
+    snprintf(both, sizeof both, "WEFT_NVRTC=%s:%s", place("incomplete"), place("12"));
+    IN_CHILD(missing_builtins_are_the_last_resort, both, driver);
+    snprintf(both, sizeof both, "WEFT_NVRTC=%s:%s", place("13"), place("12/libnvrtc.so.12"));
     IN_CHILD(each_arch_its_copy, both, driver);
     IN_CHILD(ptx_for_new_chip, both, driver, "FAKE_CUDA_VERSION=12090");
     IN_CHILD(ptx_for_new_chip, both, driver, "FAKE_CUDA_VERSION=13000");
