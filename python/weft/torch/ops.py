@@ -16,6 +16,7 @@ from torch.autograd import forward_ad
 from weft.errors import NotSupportedError, WeftError
 from weft.torch import calls
 from weft.torch.plans import PLANS, Draw, Prepared, Ready, key_of, prepare, untraced
+from weft.torch.result_rules import Rule
 
 PLACES = ("cpu", "cuda")
 NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -120,8 +121,9 @@ class Operator:
     """One operator: torch.ops.weft.NAME, and what may stand for torch's own."""
 
     def __init__(
-        self, name: str, draw: Draw, twin: Any, places: Sequence[str], schema: str = "", fake: Any = None
-    ) -> None:
+        self, name: str, draw: Draw, twin: Any, places: Sequence[str], schema: str = "", fake: Any = None,
+        rule: Rule | None = None,
+    ) -> None:  # fmt: skip
         self.name, self.twin, self.draw = name, twin, draw
         """twin: the torch operator that computes the same; None where torch has none."""
         self.places, self.keys = places, ("",)
@@ -129,7 +131,7 @@ class Operator:
         self.stand_ins: list[Operator | StandIn] = []
         """What else it serves of torch's."""
         self.schema = name + (schema or _by_position(str(twin._schema)))
-        self._fake = fake
+        self._fake, self.rule = fake, rule
         parsed = torch._C.parse_schema(f"weft::{self.schema}")
         self._is_single = len(parsed.returns) == 1
         self._defaults = [(each.name, each.default_value) for each in parsed.arguments]
@@ -215,7 +217,7 @@ class Operator:
     def _prepare(self, arguments: Sequence[Any]) -> Ready:
         if self.twin is not None and (reason := refusal(arguments, INDICES)):
             raise NotSupportedError(reason)
-        return prepare(self.name, self.fake, self.draw, arguments)
+        return prepare(self.name, self.fake, self.rule, self.draw, arguments)
 
     def fake(self, *arguments: Any, **named: Any) -> Any:
         """The results on fake tensors."""
@@ -292,8 +294,9 @@ _library = torch.library.Library("weft", "DEF")
 
 
 def operator(
-    name: str, twin: Any = None, places: Sequence[str] = PLACES, schema: str = "", fake: Any = None
-) -> Callable[[Draw], Draw]:
+    name: str, twin: Any = None, places: Sequence[str] = PLACES, schema: str = "", fake: Any = None,
+    rule: Rule | None = None,
+) -> Callable[[Draw], Draw]:  # fmt: skip
     """Makes a function that draws a graph the operator torch.ops.weft.NAME.
 
     Args:
@@ -301,10 +304,11 @@ def operator(
         places: where it stands for its twin under enable().
         schema: arguments and results; default those of the twin.
         fake: the results on fake tensors; default the twin.
+        rule: the same for usual tensors, at less cost.
     """
 
     def add(draw: Draw) -> Draw:
-        made = OPERATORS[name] = Operator(name, draw, twin, places if twin else (), schema, fake)
+        made = OPERATORS[name] = Operator(name, draw, twin, places if twin else (), schema, fake, rule)
         _library.define(made.schema, tags=[torch.Tag.pt2_compliant_tag])
         for key in ("CPU", "CUDA"):
             _library.impl(name, made.call, key)

@@ -21,6 +21,7 @@ from weft.graphs import Graph
 from weft.plan import Plan
 from weft.tensor import Tensor
 from weft.torch import calls
+from weft.torch.result_rules import Rule
 
 Draw = Callable[..., None]
 """Draws an operator's graph: takes a Drawing and the operator's arguments."""
@@ -362,16 +363,20 @@ def unwanted(flags: Sequence[bool], convolves: bool, multiplies: bool) -> tuple[
 # ---- Building ----
 
 
-def prepare(name: str, expected: Callable[..., Any], draw: Draw, arguments: Sequence[Any]) -> Ready:
-    """Builds an operator's plan. expected: computes the results of tensors without memory. Raises WeftError
-    where Weft refuses the operator on such tensors."""
+def prepare(
+    name: str, expected: Callable[..., Any], rule: Rule | None, draw: Draw, arguments: Sequence[Any]
+) -> Ready:
+    """Builds an operator's plan. expected: computes the results of tensors without memory; rule: does so for
+    usual tensors. Raises WeftError where Weft refuses the operator on such tensors."""
     # An argument is known by its object: each is one of its own, also where a caller gives one tensor twice.
     arguments = [each.detach() if isinstance(each, torch.Tensor) else each for each in arguments]
     tensors = [each for each in arguments if isinstance(each, torch.Tensor)]
     device = tensors[0].device
     if any(each.device != device for each in tensors):
         raise NotSupportedError(f"{name}: tensors of several devices. Move them to one.")
-    outputs = expected_of(expected, arguments, device if _depends_on_device(name, tensors) else _META)
+    outputs = rule(*arguments) if rule and device.type == "cpu" else None
+    if outputs is None:
+        outputs = expected_of(expected, arguments, device if _depends_on_device(name, tensors) else _META)
     has_results = any(each is not None and each.numel() for each in outputs)
     if _has_nothing(tensors) and not (has_results and name in REDUCES_NOTHING):
         return _prepare_empty(name, outputs, device)

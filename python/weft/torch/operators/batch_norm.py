@@ -9,6 +9,7 @@ import torch
 
 from weft.errors import NotSupportedError
 from weft.tensor import Tensor
+from weft.torch import result_rules
 from weft.torch.ops import (
     OPERATORS,
     PLACES,
@@ -20,6 +21,7 @@ from weft.torch.ops import (
     with_torchs_types,
 )  # fmt: skip
 from weft.torch.plans import Draw, Drawing
+from weft.torch.result_rules import Rule
 
 aten = torch.ops.aten
 
@@ -64,6 +66,7 @@ def _fake_of_layout(
     "bool training, float momentum, float eps) -> (Tensor, Tensor save_mean, Tensor save_invstd, "
     "Tensor running_mean_out, Tensor running_var_out)",
     fake=_fake_batch_norm,
+    rule=result_rules.batch_norm,
 )
 def _batch_norm(
     d: Drawing, x: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, momentum: float,
@@ -100,8 +103,9 @@ def _fake_batch_norm_backward(dy: Any, x: Any, *given: Any) -> Any:
 
 
 @operator(
-    "batch_norm_backward", aten.native_batch_norm_backward.default, fake=_fake_batch_norm_backward
-)
+    "batch_norm_backward", aten.native_batch_norm_backward.default, fake=_fake_batch_norm_backward,
+    rule=result_rules.batch_norm_backward,
+)  # fmt: skip
 def _batch_norm_backward(
     d: Drawing, dy: Any, x: Any, weight: Any, mean: Any, variance: Any, saved: Any, rstd: Any,
     training: bool, epsilon: float, wanted: Sequence[bool],
@@ -177,14 +181,16 @@ def _fake_without_running(x: Any, weight: Any, bias: Any, *how: Any) -> Any:
     return _fake_batch_norm(x, weight, bias, None, None, *how)[:3]
 
 
-def _stands(twin: Any, draw: Draw, fake: Any) -> None:
+def _stands(twin: Any, draw: Draw, fake: Any, rule: Rule) -> None:
     name = twin._schema.name.removeprefix("aten::")
-    OPERATORS["batch_norm"].stand_ins.append(Operator(name, draw, twin, PLACES, fake=fake))
+    OPERATORS["batch_norm"].stand_ins.append(Operator(name, draw, twin, PLACES, fake=fake, rule=rule))
 
 
 for _twin in (aten.native_batch_norm.default, aten._native_batch_norm_legit.default):
-    _stands(_twin, _in_place, lambda *given: _fake_batch_norm(*given)[:3])
-_stands(aten._native_batch_norm_legit.no_stats, draw_without_running, _fake_without_running)
+    in_place = result_rules.batch_norm_in_place
+    _stands(_twin, _in_place, lambda *given: _fake_batch_norm(*given)[:3], in_place)
+_twin = aten._native_batch_norm_legit.no_stats
+_stands(_twin, draw_without_running, _fake_without_running, result_rules.batch_norm_without_running)
 
 
 def _check(

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from weft.torch import result_rules
 from weft.torch.ops import OPERATORS, differentiable, operator
 from weft.torch.plans import Drawing
 
@@ -30,7 +31,7 @@ def _geometry(
     return {**kinds, "pre_padding": padding, "post_padding": after}
 
 
-@operator("conv", aten.convolution.default)
+@operator("conv", aten.convolution.default, rule=result_rules.convolution)
 def _conv(
     d: Drawing, x: Any, w: Any, bias: Any, stride: Any, padding: Any, dilation: Any, transposed: bool,
     output_padding: Any, _: int,
@@ -46,7 +47,7 @@ def _conv(
     d.write(0, y)
 
 
-@operator("conv_backward", aten.convolution_backward.default)
+@operator("conv_backward", aten.convolution_backward.default, rule=result_rules.convolution_backward)
 def _conv_backward(
     d: Drawing, dy: Any, x: Any, w: Any, _: Any, stride: Any, padding: Any, dilation: Any, transposed: bool,
     output_padding: Any, __: int, wanted: Sequence[bool],

@@ -9,6 +9,7 @@ import torch
 
 from weft.errors import NotSupportedError
 from weft.tensor import Tensor
+from weft.torch import result_rules
 from weft.torch.ops import OPERATORS, differentiable, gradients, operator
 from weft.torch.plans import Drawing, _strides
 
@@ -149,7 +150,7 @@ def _mm(d: Drawing, a: Any, b: Any) -> None:
 operator("bmm", aten.bmm.default)(_mm)
 
 
-@operator("addmm", aten.addmm.default)
+@operator("addmm", aten.addmm.default, rule=result_rules.addmm)
 def _addmm(d: Drawing, bias: Any, a: Any, b: Any, beta: float = 1, alpha: float = 1) -> None:
     g, sum_ = d.graph, d.graph.matmul(d.read(a), d.read(b))
     if alpha != 1:

@@ -10,6 +10,7 @@ import torch
 
 from weft.enums import norm_forward_phase
 from weft.tensor import Tensor
+from weft.torch import result_rules
 from weft.torch.ops import OPERATORS, differentiable, operator, stands_for, with_torchs_types
 from weft.torch.plans import Drawing
 
@@ -36,7 +37,7 @@ def _fake_layer_norm(x: Any, shape: Any, weight: Any, bias: Any, epsilon: float)
     return with_torchs_types(results, x, weight, bias)
 
 
-@operator("layer_norm", aten.native_layer_norm.default, fake=_fake_layer_norm)
+@operator("layer_norm", aten.native_layer_norm.default, fake=_fake_layer_norm, rule=result_rules.layer_norm)
 def _layer_norm(d: Drawing, x: Any, shape: Sequence[int], weight: Any, bias: Any, epsilon: float) -> None:
     rows = _rows(x, shape)
     scale, shift = (None if each is None else d.read(each, rows.parameters) for each in (weight, bias))
@@ -53,8 +54,9 @@ def _fake_layer_norm_backward(dy: Any, x: Any, *given: Any) -> Any:
 
 
 @operator(
-    "layer_norm_backward", aten.native_layer_norm_backward.default, fake=_fake_layer_norm_backward
-)
+    "layer_norm_backward", aten.native_layer_norm_backward.default, fake=_fake_layer_norm_backward,
+    rule=result_rules.layer_norm_backward,
+)  # fmt: skip
 def _layer_norm_backward(
     d: Drawing, dy: Any, x: Any, shape: Sequence[int], mean: Any, rstd: Any, weight: Any, _: Any,
     wanted: Sequence[bool],
@@ -96,7 +98,7 @@ def _fake_group_norm_backward(dy: Any, x: Any, *given: Any) -> Any:
     return None if dx is None else torch.empty_like(x), *others
 
 
-@operator("group_norm", aten.native_group_norm.default, fake=_fake_group_norm)
+@operator("group_norm", aten.native_group_norm.default, fake=_fake_group_norm, rule=result_rules.group_norm)
 def _group_norm(
     d: Drawing, x: Any, weight: Any, bias: Any, _: int, c: int, hw: int, groups: int, epsilon: float
 ) -> None:
@@ -108,7 +110,10 @@ def _group_norm(
         d.write_as(i, result, dims)
 
 
-@operator("group_norm_backward", aten.native_group_norm_backward.default, fake=_fake_group_norm_backward)
+@operator(
+    "group_norm_backward", aten.native_group_norm_backward.default, fake=_fake_group_norm_backward,
+    rule=result_rules.group_norm_backward,
+)  # fmt: skip
 def _group_norm_backward(
     d: Drawing, dy: Any, x: Any, mean: Any, rstd: Any, weight: Any, n: int, c: int, hw: int, groups: int,
     wanted: Sequence[bool],
@@ -141,7 +146,7 @@ def _epsilon(x: torch.Tensor, epsilon: float | None) -> float:
     return torch.finfo(_wide(x)).eps if epsilon is None else epsilon
 
 
-@operator("rms_norm", aten._fused_rms_norm.default, ())
+@operator("rms_norm", aten._fused_rms_norm.default, (), rule=result_rules.rms_norm)
 def _rms_norm(d: Drawing, x: Any, shape: Sequence[int], weight: Any, epsilon: float | None) -> None:
     rows = _rows(x, shape)
     constant = d.number(_epsilon(x, epsilon))
