@@ -131,3 +131,18 @@ def test_kernels_as_one_cuda_graph() -> None:
 def test_parts_read_where_they_lie() -> None:
     settings = [{"EMULATOR_SEED": 1}, {"EMULATOR_SEED": 2, "FAKE_CUDA_LARGE": 16}]
     check([[*PYTEST, "tests/plan/test_gathered.py"]] * 2, settings)
+
+
+LARGE_PATHS = [
+    "tests/ops/test_attention_decode.py::test_parts_of_every_tile[8-1]",
+    "tests/ops/test_attention_decode.py::test_parts_of_every_tile[5-7]",
+    "tests/ops/test_attention_decode.py::test_windows_that_begin_within_a_slice[2-28-0-4]",
+    "tests/ops/test_attention_decode.py::test_windows_that_begin_within_a_slice[1-10-3-3]",
+    "tests/ops/test_attention.py::test_backward_of_keys_and_values_of_other_heads[heads0]",
+    "tests/ops/test_resample.py::test_beta_of_results_of_any_type",
+]
+"""Paths that the cases of a network reach at its sizes, and small ones with a knob or with unlike heads."""
+
+
+def test_paths_of_large_sizes() -> None:
+    check([[*PYTEST, *LARGE_PATHS], [*PYTEST, "tests/plan/test_in_place.py"]], [{}, {}])

@@ -506,6 +506,40 @@ static void replayed(void) {
     check_clean(1);
 }
 
+/* Each address and each number by value is part of what a graph is found by, and so is the workspace: one that differs
+   makes the plan capture again, and its kernels are launched with it. */
+static void replayed_with_one_difference(void) {
+    static struct memory memory, other;
+    static int stream;
+    open_fake();
+    weftHandle_t handle = gpu(0);
+    desc graph = chain_graph(), plan = finalized(open_replayed_plan(graph, handle));
+    CHECK(workspace_of(plan) > 0, "the workspace holds values between the kernels");
+    for (int difference = 0; difference <= 4; difference++) { /* the slots', then the workspace's */
+        uint64_t pointers[4];
+        void *workspace = memory.workspace, *expected = other.workspace;
+        for (int i = 0; i < 4; i++)
+            pointers[i] = (uintptr_t)memory.slots[i];
+        MUST(weftExecute(plan, 4, pointers, workspace, &stream));
+        if (difference < 4)
+            pointers[difference] = (uintptr_t)(expected = other.slots[difference]);
+        else
+            workspace = expected;
+        int64_t first = fake->launches(), count;
+        MUST(weftExecute(plan, 4, pointers, workspace, &stream));
+        bool is_seen = false;
+        count = fake->launches();
+        for (int64_t i = first; i < count; i++) {
+            struct fake_launch launch = launch_at(i);
+            is_seen = is_seen || has_argument(&launch, expected);
+        }
+        CHECK(is_seen, "difference %d: no kernel is launched with the other address", difference);
+    }
+    drop(plan), drop(graph);
+    MUST(weftDestroy(handle));
+    check_clean(1);
+}
+
 /* Into a graph of the caller's, kernels go one by one. */
 static void replayed_while_captured(void) {
     static struct memory m;
@@ -753,6 +787,7 @@ static void test_one_thread(void) {
     IN_CHILD(two_devices, driver, compiler);
     IN_CHILD(captured, driver, compiler);
     IN_CHILD(replayed, driver, compiler);
+    IN_CHILD(replayed_with_one_difference, driver, compiler);
     IN_CHILD(replayed_while_captured, driver, compiler);
     test_each_call_failing();
     IN_CHILD(mutations, driver, compiler);

@@ -441,6 +441,35 @@ static void test_inference_through_a_chain(void) {
     drop(op), drop(told), drop(wide);
 }
 
+/* A result lies as its operand does, also where extents are 1, whose strides decide nothing: the order is that of the
+   other dimensions, and the result is packed in it. */
+static void test_order_of_extents_of_one(void) {
+    static const struct {
+        struct extents dims, strides, expected;
+    } cases[] = {
+        {DIMS(2, 1, 5, 4), DIMS(20, 1, 4, 1), DIMS(20, 1, 4, 1)},   /* NHWC of one channel */
+        {DIMS(2, 1, 5, 4), DIMS(20, 20, 4, 1), DIMS(20, 20, 4, 1)}, /* NCHW of it */
+        {DIMS(2, 3, 1, 1), DIMS(3, 1, 3, 3), DIMS(3, 1, 3, 3)},     /* NHWC of one pixel */
+        {DIMS(2, 3, 1, 1), DIMS(3, 1, 1, 1), DIMS(3, 1, 1, 1)},
+        {DIMS(1, 3, 4, 5), DIMS(60, 1, 15, 3), DIMS(60, 1, 15, 3)},
+        {DIMS(2, 1, 4, 1), DIMS(8, 1, 2, 2), DIMS(4, 1, 1, 1)}, /* with gaps, which a result has not */
+        {DIMS(2, 1, 5, 4), DIMS(40, 1, 8, 2), DIMS(20, 1, 4, 1)},
+        {DIMS(2, 3), DIMS(0, 0), DIMS(3, 1)}, /* one element that is seen everywhere */
+        {DIMS(2, 3, 4), DIMS(0, 0, 0), DIMS(12, 4, 1)},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char name[32];
+        snprintf(name, sizeof name, "y of case %zu", i);
+        desc x = typed_tensor(1, WEFT_DATA_FLOAT, cases[i].dims, cases[i].strides);
+        desc y = make(WEFT_BACKEND_TENSOR_DESCRIPTOR);
+        MUST(set_number(y, WEFT_ATTR_TENSOR_UNIQUE_ID, 2));
+        MUST(weftBackendFinalize(y));
+        desc op = pointwise(WEFT_POINTWISE_NEG, x, NULL, y);
+        check_shape(y, cases[i].dims, cases[i].expected, WEFT_DATA_FLOAT, name);
+        drop(op), drop(x), drop(y);
+    }
+}
+
 int main(void) {
     test_tensor_rules();
     test_huge_tensors();
@@ -453,5 +482,6 @@ int main(void) {
     test_computes_nothing();
     test_order_and_dead_ends();
     test_inference_through_a_chain();
+    test_order_of_extents_of_one();
     return harness_end();
 }

@@ -670,6 +670,25 @@ static void check_other_strides(struct memory *m, weftHandle_t handle, desc plan
     }
 }
 
+/* A limit of the plan's is that of plans of other shapes. */
+static void check_limit_of_overrides(struct memory *m, weftHandle_t handle, desc graph) {
+    desc plan = open_plan(graph, reference_index(graph)), few = finalized(override_pack(m, 1, 1)),
+         many = finalized(override_pack(m, 40, 40));
+    desc other = finalized(open_plan(graph, reference_index(graph)));
+    size_t least = 0, most = 0;
+    MUST(weftGetExecutionPlanWorkspaceSize(handle, other, few, &least));
+    MUST(weftGetExecutionPlanWorkspaceSize(handle, other, many, &most));
+    CHECK(least < most, "%zu bytes for a row, %zu for 40", least, most);
+    MUST(set_number(plan, WEFT_ATTR_EXECUTION_PLAN_WORKSPACE_LIMIT_EXT, (int64_t)most - 1));
+    MUST(weftBackendFinalize(plan));
+    MUST(weftBackendExecute(handle, plan, few));
+    REFUSED(weftBackendExecute(handle, plan, many), WEFT_STATUS_NOT_SUPPORTED,
+            "overridden shapes: execution plan: engine cpu.reference needs %zu bytes of workspace, the limit is %zu. "
+            "Raise workspace_limit or take another engine.",
+            most, most - 1);
+    drop(few), drop(many), drop(plan), drop(other);
+}
+
 static void test_overrides(void) {
     static struct memory m;
     desc graph = mlp_graph("mlp"), plan = plan_of(graph);
@@ -687,6 +706,7 @@ static void test_overrides(void) {
         drop(pack);
     }
     check_other_strides(&m, handle, plan);
+    check_limit_of_overrides(&m, handle, graph);
     desc pack = finalized(mlp_pack(&m));
     fill(&m);
     MUST(weftBackendExecute(handle, plan, pack));

@@ -100,6 +100,25 @@ def test_memory_decides_between_bits_and_bytes(place: Any, version: int, is_bits
         np.testing.assert_array_equal(place.get(c), np.float64(stored(values > 0)))
 
 
+@pytest.mark.parametrize("version", [92400, 92800])
+@pytest.mark.parametrize("elements", [1, 7, 8, 9, 15, 16, 17])
+def test_bits_of_masks_of_any_size(place: Any, version: int, elements: int) -> None:
+    """Sizes on either side of whole bytes, in the kind of memory that the version does not assume."""
+    cudnn.set_backend_version(version)
+    g = cudnn.pygraph(io_data_type=T.FLOAT, compute_data_type=T.FLOAT, handle=place.handle)
+    x, mask = (g.tensor(dim=[1, elements], stride=[elements, 1], data_type=t) for t in (T.FLOAT, T.BOOLEAN))
+    y = g.mul(a=x, b=mask).set_output(True)
+    g.build([cudnn.heur_mode.A])
+    rng = np.random.default_rng(elements)
+    values, keep = np.float32(rng.standard_normal((1, elements))), rng.random((1, elements)) < 0.5
+    keep[0, -1] = True
+    bits = np.packbits(keep.ravel(), bitorder="little")
+    for stored in [keep.astype("u1"), bits] if elements > 1 else [keep.astype("u1")]:
+        result = place.empty([1, elements])
+        place.run(g, {x: place.put(values), mask: place.put(stored), y: result})
+        np.testing.assert_array_equal(place.get(result), values * keep)
+
+
 def test_calls_decide_between_bits_and_bytes(place: Any) -> None:
     cudnn.set_backend_version(92400)
     x, mask = place.random((4, 16)), place.put(np.random.default_rng(1).random((4, 16)) < 0.5)

@@ -922,6 +922,12 @@ def test_backward_of_grouped_queries_in_parts(depth: int, value_depth: int) -> N
     check_large_tiles(case, "bf16", knobs=without_portable_family())
 
 
+@pytest.mark.parametrize("heads", [(4, 1, 4), (4, 4, 1), (4, 2, 1)])
+def test_backward_of_keys_and_values_of_other_heads(heads: tuple[int, int, int]) -> None:
+    """A block of keys meets heads of queries in turn, with values of their own, and the reverse."""
+    check_large_tiles(Case(1, heads, 40, 70, 32, 32, 0.1, right=0), "bf16")
+
+
 @pytest.mark.parametrize("logits", [1e-3, 120.0, 1e4])
 @pytest.mark.parametrize("depth", [64, 128])
 def test_backward_of_extreme_scores(depth: int, logits: float) -> None:

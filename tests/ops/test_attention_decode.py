@@ -90,6 +90,27 @@ def test_divisions_of_work(splits: int, heads: int, loads: int) -> None:
     check_decode(case, knobs=knobs, spoil=True)
 
 
+@pytest.mark.parametrize("tile", range(1, 15))
+@pytest.mark.parametrize("splits", [1, 5, 8])
+def test_parts_of_every_tile(tile: int, splits: int) -> None:
+    """Each group of warps, in each CTA of a cluster, has a part of the sums of a row: up to 8 of 8. There are
+    parts without a key, and more of them than a warp has lanes."""
+    case = decoding(1, 4, 200, 32, 1, right=0, alignment=BOTTOM_RIGHT, seq_len_kv=[200, 70], alibi=True)
+    check_decode(case, knobs={"SLICED": 1, "SPLIT_K": splits, "TILE_SIZE": tile})
+
+
+WINDOWS = [(10, 3, 2), (10, 3, 3), (10, 3, 4), (28, 0, 4), (1, 1, 1)]
+
+
+@pytest.mark.parametrize(("left", "right", "queries"), WINDOWS)
+@pytest.mark.parametrize("splits", [1, 2])
+def test_windows_that_begin_within_a_slice(left: int, right: int, queries: int, splits: int) -> None:
+    """Of as many keys as slices of 16 have, and one more or less."""
+    for keys in (61, 64):
+        case = decoding(queries, 1, keys, 32, left=left, right=right, alignment=BOTTOM_RIGHT, alibi=True)
+        check_decode(case, knobs={"SPLIT_K": splits}, spoil=True)
+
+
 MASKS = {
     "causal": {"right": 0},
     "causal at the end, lengths": {

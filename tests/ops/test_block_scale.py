@@ -77,8 +77,12 @@ def test_quantize(source: str, dtype: str, scale_type: str) -> None:
     check_quantize(checks.random((3, 70), source, -9, 9), 32, dtype, scale_type)
 
 
+# Rows of as many elements as the CPU takes side by side, 64, one more, and one and a half times as many.
+STRIPS = [((35, 64), 0), ((35, 65), 0), ((64, 96), 0)]
+
+
 @pytest.mark.parametrize(
-    ("shape", "axis"), [((5,), 0), ((2, 3, 33), 2), ((37, 6), 0), ((2, 35, 5), -2), ((4, 1), -1)]
+    ("shape", "axis"), [((5,), 0), ((2, 3, 33), 2), ((37, 6), 0), ((2, 35, 5), -2), ((4, 1), -1), *STRIPS]
 )
 @pytest.mark.parametrize("size", [1, 16, 32, 128])
 def test_quantize_along_any_dimension(shape: tuple[int, ...], axis: int, size: int) -> None:

@@ -3,6 +3,7 @@ products, comparisons, reductions and conversions of numbers that no double hold
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -180,6 +181,32 @@ def test_matrix_products() -> None:
     high[0, 0] = 127
     want = low.astype(np.int32) @ high.astype(np.int32)
     checks.check(lambda g, a, b: g.matmul(a, b), {"a": low, "b": high}, want)  # odd, and more than 2^24
+
+
+WHOLE = ("i8", "u8", "i32", "u32", "i64", "bool8")
+
+
+@pytest.mark.parametrize(("left", "right"), list(itertools.permutations(WHOLE, 2)))
+def test_matrix_products_of_unlike_types(left: str, right: str) -> None:
+    """The largest numbers of both types, 300 products of each: beyond 2^31 unless both have 8 bits."""
+    a, b = (np.full(shape, most(name)) for shape, name in (((2, 300), left), ((300, 3), right)))
+    a[1], b[1::2, 1], b[:, 2] = 1, 0, 1
+    want = a.astype(np.int64) @ b.astype(np.int64)
+    (found,) = {got.dtype for (got,) in multiplied(a, b, want).values()}
+    has_bytes = all(np.dtype(TYPES[name]).itemsize == 1 for name in (left, right))
+    assert found == (np.int32 if has_bytes else np.int64)
+
+
+def most(name: str) -> Any:
+    """The largest number of a type; of 64 bits one whose products stay in range."""
+    type_ = np.dtype(TYPES[name])
+    if type_ == np.bool_:
+        return np.True_
+    return type_.type(2**20 + 1 if type_.itemsize == 8 else np.iinfo(type_).max)
+
+
+def multiplied(a: Any, b: Any, want: Any) -> Any:
+    return checks.check(lambda g, a, b: g.matmul(a, b), {"a": a, "b": b}, want)
 
 
 def test_convolutions() -> None:

@@ -460,6 +460,8 @@ def test_gradients_of_maxima_by_type(case: Pool, dtype: str) -> None:
     y, index = max_pool(case, x)
     index[..., ::3, 1] = 63
     index[..., 1::3, 0] = -2
+    index[..., 2::3, 1] = 64
+    index[..., 1::3, 1] = -64
     dy = checks.random(y.shape, dtype, seed=1)
     options = {"mode": "MAXPOOL", **case.options}
     for stored in np.int8, np.int32:
@@ -641,6 +643,28 @@ def test_alpha_and_beta(mode: str) -> None:
         np.testing.assert_allclose(multiple, 2.5 * want, atol=1e-12)
         added = run(build(-0.5, 1.5), *inputs, out=whole)
         np.testing.assert_allclose(added, -0.5 * want + 1.5 * whole, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", ["i4", "i8", "f16", "e2m1"])
+@pytest.mark.parametrize("beta", [0.0, 1.0, -2.0])
+def test_beta_of_results_of_any_type(dtype: str, beta: float) -> None:
+    """What a kernel does not address is copied to memory that it does, and the old result with it."""
+    x = checks.narrow(np.arange(24).reshape(1, 2, 3, 4) % 5 - 2, "f32")
+    old = checks.narrow(np.arange(24).reshape(1, 2, 3, 4) % 3 - 1, dtype)
+    g = weft.Graph(handle=checks.handle(), compute_data_type="f32")
+    given = g.tensor(x.shape, data_type="f32")
+    window = {"window": [1, 1], "stride": [1, 1], "pre_padding": [0, 0], "post_padding": [0, 0]}
+    y = scaled(g, given, 2.0, beta, mode=weft.resample_mode.AVGPOOL_EXCLUDE_PADDING, **window)
+    y.set_output(True).set_data_type(dtype).set_dim(x.shape)
+    g.build()
+    packed = checks.strides_of(x.shape, "packed")
+    memory = {
+        given: checks.Memory(x.shape, packed, given.dtype).write(x),
+        y: checks.Memory(x.shape, packed, y.dtype).write(old),
+    }
+    checks.run_plan(g, memory)
+    want = checks.narrow(2 * x + beta * checks.exact(old), dtype)
+    np.testing.assert_array_equal(checks.exact(memory[y].read()), checks.exact(want))
 
 
 @pytest.mark.parametrize("mode", MODES)

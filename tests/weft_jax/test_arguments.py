@@ -4,6 +4,7 @@ user's layout. Shapes that do not fit never reach a kernel."""
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ import jax.numpy as jnp
 import weft
 import weft.jax as weft_jax
 from jax_cases import CASES, arguments, attention, functions
-from jax_checks import close, normal
+from jax_checks import TOLERANCES, close, gradients, normal
 from weft.jax.drawing import Drawing, Form
 
 X, K, Q = np.ones((1, 5, 5, 3)), np.ones((3, 3, 3, 4)), np.random.default_rng(0).normal(size=(2, 3, 2, 4))
@@ -202,6 +203,27 @@ def test_products_of_integers_are_exact(name: str) -> None:
     got, wanted = mine(*given), theirs(*given)
     assert got.dtype == wanted.dtype
     np.testing.assert_array_equal(got, wanted)
+
+
+MIXED = [("float16", "float32"), ("float32", "bfloat16"), ("float64", "float32"), ("bfloat16", "float16")]
+
+
+@pytest.mark.parametrize(("left", "right"), MIXED)
+@pytest.mark.parametrize("dims", [((5, 3), (3, 4)), ((2, 5, 3), (2, 3, 4))])
+def test_gradients_have_the_types_of_their_operands(left: str, right: str, dims: Any) -> None:
+    a, b = normal(*dims[0], dtype=left), normal(*dims[1], dtype=right, seed=1)
+    narrow = min(left, right, key=lambda t: jnp.finfo(t).bits)
+    factor = max(TOLERANCES[t] for t in (left, right)) / TOLERANCES[narrow]
+    functions_ = [(weft_jax.matmul, jnp.matmul)]
+    if b.ndim == 2:
+        functions_.append((weft_jax.linear, jnp.matmul))
+    for mine, theirs in functions_:
+        assert mine(a, b).dtype == theirs(a, b).dtype
+        got, wanted = gradients(mine, a, b), gradients(theirs, a, b)
+        assert [x.dtype for x in got] == [a.dtype, b.dtype]
+        for x, y, dtype in zip(got, wanted, (left, right), strict=True):
+            bound = max(TOLERANCES[narrow], TOLERANCES[dtype]) * factor * 4
+            np.testing.assert_allclose(np.float64(x), np.float64(y), rtol=bound, atol=bound)
 
 
 def test_integers_next_to_floats() -> None:

@@ -12,7 +12,9 @@ import pytest
 torch = pytest.importorskip("torch")
 import weft.torch as weft_torch  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+from weft.graphs import Graph  # noqa: E402
 from weft.torch import plans  # noqa: E402
+from weft.torch.operators import pooling  # noqa: E402
 
 F, weft = torch.nn.functional, torch.ops.weft
 DEVICE = os.environ.get("WEFT_TEST_DEVICE", "cpu")
@@ -314,6 +316,35 @@ def test_positions_of_maxima_are_those_of_torch(case: str) -> None:
     twin = weft_torch.OPERATORS[operator.default._schema.name.removeprefix("weft::")].twin
     for values in (x.detach(), torch.zeros_like(x), torch.full_like(x, -torch.inf)):  # ties: the first one
         torch.testing.assert_close(operator(values, *how)[1].cpu(), twin(values.cpu(), *how)[1])
+
+
+PLANES = {(4096, 4096): "FLOAT", (4096, 4097): "DOUBLE", (4100, 4100): "DOUBLE", (256, 256, 257): "DOUBLE"}
+
+
+@pytest.mark.parametrize("shape", PLANES)
+def test_positions_are_counted_in_a_type_that_holds_them(shape) -> None:
+    """Floats hold whole numbers up to 2^24. Next to INT64 a CPU calculates in double, a GPU as it is told."""
+    rank = len(shape)
+    window, none, one = [2] * rank, [0] * rank, [1] * rank
+    x = torch.empty(1, 1, *shape, device="meta")
+    outputs = getattr(torch.nn.functional, f"max_pool{rank}d")(x, window, return_indices=True)
+    graph = Graph("max_pool", device="sm_90", compute_data_type=torch.float32)
+    pooling._max_pool(rank, plans.Drawing(graph, [x], outputs), x, window, window, none, one, False)
+    types = {each.compute_data_type for each in graph._operations if each.kind == "pointwise"}
+    assert {each.name for each in types} == {PLANES[shape]}
+
+
+def test_positions_beyond_what_a_float_counts_to() -> None:
+    """The last positions of a plane of more than 2^24 elements are odd."""
+    shape = 2, 2**23 + 2
+    x = torch.zeros(1, 1, *shape)
+    x[..., 1::2] = 1
+    torchs = torch.nn.functional.max_pool2d(x[..., -6:, -8:].cpu(), (2, 2), return_indices=True)[0]
+    values, index = weft.max_pool(x, [2, 2], [2, 2], [0, 0], [1, 1], False)
+    assert torch.equal(values[..., -3:, -4:].cpu(), torchs)
+    rows, columns = shape
+    last = (rows - 2) * columns + columns - 1
+    assert index.flatten()[-3:].tolist() == [last - 4, last - 2, last]
 
 
 def test_dropout_keeps_its_share_and_its_gradient_the_same() -> None:

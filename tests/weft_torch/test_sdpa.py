@@ -66,6 +66,28 @@ def test_masks_of_any_broadcast(size: str, is_bool: bool, dtype) -> None:
     close([found, *gradients], [expected, *torch.autograd.grad(expected, given, do.double())], dtype)
 
 
+EXPANDED = {"all": (1, 1, 1, 1), "heads": (2, 1, 5, 9), "rows": (2, 4, 1, 9), "keys": (2, 4, 5, 1)}
+EXPANDED |= {"none": (2, 4, 5, 9)}
+
+
+@pytest.mark.parametrize("size", EXPANDED)
+@pytest.mark.parametrize("is_turned", [False, True])
+def test_gradients_of_masks_that_a_caller_expanded(size: str, is_turned: bool) -> None:
+    """Elements of the gradient have memory of their own, where those of the mask share it."""
+    q, k, v = (normal(2, 4, rows, 16, seed=i) for i, rows in enumerate((5, 9, 9)))
+    base = normal(*EXPANDED[size], seed=3)
+    mask = base.expand(2, 4, 5, 9)
+    if is_turned:
+        mask = mask.transpose(2, 3).flip(0).transpose(2, 3)
+    do = normal(2, 4, 5, 16, seed=5).detach()
+    expected, _ = spelled(q, k, v, mask)
+    with weft_torch.enable(["sdpa"]) as enabled:
+        found = F.scaled_dot_product_attention(q, k, v, mask)
+        gradients = torch.autograd.grad(found, (q, k, v, mask, base), do)
+    assert enabled.report() == {NAME: {"served": 1}}
+    close([found, *gradients], [expected, *torch.autograd.grad(expected, (q, k, v, mask, base), do.double())])
+
+
 @pytest.mark.parametrize(
     ("heads", "rows", "keys", "size", "value_size"),
     [(1, 3, 3, 8, 8), (2, 33, 65, 17, 9), (4, 1, 40, 64, 64), (2, 130, 70, 80, 96), (4, 12, 12, 3, 1)],
