@@ -1,8 +1,8 @@
-"""A small graph for every kernel of the CUDA engines: what compute-sanitizer watches.
+"""A small graph for every kernel of the CUDA engines: what compute-sanitizer watches (sanitizer.py).
 
     python tests/small_cases.py              all on the GPU, compared with the CPU: which kernels ran
     python tests/small_cases.py --plan       the same, compiled for sm_90 alone: no GPU is needed
-    python tests/small_cases.py --part 3/8   every 8th case, from the 3rd on; under a tool add --no-check
+    python tests/small_cases.py --part 3/8   every 8th case, from the 3rd on
 
 Every tensor's memory is an allocation of its own, of just its size; that of results is not written before.
 Fails where the kernels or the family that a case is for do not run it, where the compiler warns, where a
@@ -1759,8 +1759,8 @@ def check(made: Maker, case: Case, given: argparse.Namespace) -> list[str]:
     if given.plan:
         return wrong
     host = arrays(made)
-    run(made, host, not (given.initcheck and leaves_to_copies(steps)), shift=given.shift)
-    if given.no_check:
+    run(made, host, not (given.watched_by == "initcheck" and leaves_to_copies(steps)), shift=given.shift)
+    if given.watched_by:
         return wrong
     on_cpu = build(case, "cpu.fast", handle=weft.create_handle("cpu"))
     on_cpu.values |= on_cpu.values_on_cpu
@@ -1815,16 +1815,15 @@ def main() -> int:
     ask.add_argument("--part", default="1/1", help="N/M: every Mth case, from the Nth on")
     ask.add_argument("--only", default="", help="cases whose names match this regular expression")
     ask.add_argument("--plan", action="store_true", help="for sm_90, without running")
-    ask.add_argument("--no-check", action="store_true", help="without comparing with the CPU")
     ask.add_argument("--any-kernel", action="store_true", help="on chips that choose others than an H200")
-    ask.add_argument("--initcheck", action="store_true", help="without reading what it calls uninitialised")
+    ask.add_argument("--watched-by", default="", help="a tool, by sanitizer.py: nothing is compared")
     ask.add_argument("--runs", type=int, default=3, help="what one leaves in counters, the next one finds")
     ask.add_argument("--shift", type=int, default=0, help="arrays begin so many elements behind 64 bytes")
     given = ask.parse_args()
     first, step = map(int, given.part.split("/"))
     names = list(CASES)[first - 1 :: step]
     chosen = {name: CASES[name] for name in names if re.search(given.only, name)}
-    if given.initcheck:
+    if given.watched_by == "initcheck":
         chosen = {name: case for name, case in chosen.items() if not case.is_read_again}
     if not chosen:
         ask.error(f"no case matches '{given.only}' in part {given.part}")

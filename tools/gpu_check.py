@@ -18,7 +18,6 @@ import argparse
 import importlib.util
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -31,32 +30,22 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+from sanitizer import TOOLS  # noqa: E402
+
 PARTS = ("tests", "large", "frontend", "torch", "jax", "sanitizers", "demo", "suite", "host cost")
-TOOLS = ("memcheck", "initcheck", "racecheck", "synccheck")
 PARTS_OF_TOOLS = 4  # processes for each
 PLACES = [str(ROOT / "python"), str(ROOT / "bindings"), os.environ.get("PYTHONPATH", "")]
 ENV = os.environ | {"WEFT_TEST_DEVICE": "cuda", "WEFT_DEVICE": "cuda", "PYTHONPATH": os.pathsep.join(PLACES)}
 ENV |= {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # JAX leaves the other processes their memory
 HOST = {"WEFT_TEST_DEVICE": "cpu", "WEFT_DEVICE": "cpu"}
 LARGE = "tests/gpu/test_large.py"
-SMALL = "tests/small_cases.py"
+SMALL, SANITIZER = "tests/small_cases.py", "tests/sanitizer.py"
 CAMPAIGN, DIED = "tests/campaign.py", "DIED"
 PRODUCTS = ["tests/ops/test_matmul.py", "tests/ops/test_convolution.py"]
 EXACT = {"NVIDIA_TF32_OVERRIDE": "0"}  # products of floats keep all their bits
 # Names as tests end, so that failures have theirs when the time runs out.
 PYTEST = [sys.executable, "-m", "pytest", "-vv", "--tb=short", "-p", "no:cacheprovider"]
-
-# Reads what nothing wrote, and far beyond its end: a sanitizer that finds nothing here sees nothing at all.
-PLANTED = """
-import weft
-g = weft.Graph()
-x = g.tensor([1 << 16], data_type="f32")
-y = g.relu(x).set_output(True)
-g.build()
-made, short = weft.DeviceArray([1 << 16]), weft.DeviceArray([1024])
-g.execute({x: short.__cuda_array_interface__["data"][0], y: made})
-weft.backend.synchronize(g.plan.handle, 0)
-"""
 
 
 class Result(NamedTuple):
@@ -175,19 +164,14 @@ def large(given: argparse.Namespace) -> Iterator[Result]:
 def sanitizers(given: argparse.Namespace) -> Iterator[Result]:
     """All tools at once over small cases of every kernel, which are compiled and compared before."""
     yield run("small cases", [sys.executable, SMALL], given)
-    program = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
-    # Errors of API calls are none here: the library asks for a kernel's parameters until there is no more.
-    watch = [program, "--error-exitcode", "9", "--report-api-errors", "no", "--print-limit", "200", "--tool"]
 
     def watches(tool: str, part: int) -> Result:
-        words = ["--no-check", "--part", f"{part}/{PARTS_OF_TOOLS}", *["--initcheck"] * (tool == "initcheck")]
-        # A kernel may have more barriers than synccheck makes room for.
-        options = ["--num-cuda-barriers", "65536"] if tool == "synccheck" else []
-        return run(f"{tool} {part}", [*watch, tool, *options, sys.executable, SMALL, *words], given)
+        words = [SANITIZER, tool, "--part", f"{part}/{PARTS_OF_TOOLS}"]
+        return run(f"{tool} {part}", [sys.executable, *words], given)
 
     def sees(tool: str) -> Result:
         start = time.perf_counter()
-        _, text = execute([*watch, tool, sys.executable, "-c", PLANTED], given.seconds, {})
+        _, text = execute([sys.executable, SANITIZER, tool, "--planted"], given.seconds, {})
         found = next(findings(text), "").strip()[:90]
         if not found:
             print(f"== {tool} sees nothing of what was planted:\n{text[-2000:]}", flush=True)

@@ -18,5 +18,5 @@ if torch.cuda.get_device_capability() != (9, 0):
 def test_small_case(name: str) -> None:
     case = small_cases.CASES[name]
     made = small_cases.build(case, case.engine, handle=weft.create_handle("cuda"))
-    given = argparse.Namespace(plan=False, initcheck=False, no_check=False, shift=0, any_kernel=False, runs=3)
+    given = argparse.Namespace(plan=False, watched_by="", shift=0, any_kernel=False, runs=3)
     assert small_cases.check(made, case, given) == []
