@@ -20,7 +20,8 @@ help:
 	@echo "make build      the library, into python/weft/lib"
 	@echo "make sanitize   the C tests under ASan and UBSan (SANITIZE=thread for TSan)"
 	@echo "make aarch64    the C tests for 64-bit ARM, with Debian's gcc-aarch64-linux-gnu"
-	@echo "make mutants    whether tests see small changes to FILE, or to 20 in a folder (SAMPLE=100, 0: all)"
+	@echo "make coverage   lines and branches of the C library that tests reach (PYTEST=... for some tests)"
+	@echo "make mutants    whether tests notice 20 small changes, of all sources or of FILE (SAMPLE=100, 0: all; SEED=2)"
 	@echo "make lint       formatting, style and types;   make format repairs the C formatting"
 	@echo "make bindings   writes the generated files anew from the headers and the library"
 	@echo "make clean      removes build/ and the built library;   .venv stays"
@@ -94,9 +95,18 @@ test: WERROR = -DWEFT_WERROR=ON
 test: $(if $(TORCH),$(VENV)/.torch) $(if $(JAX),$(VENV)/.jax) lint build sanitize
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST)
 
+# A library that counts its lines; Python tests and C tests add to the same counts until make clean.
+COVERAGE_TESTS = tests/ops tests/test_plans.py tests/python
+coverage: $(VENV)/.ready
+	@$(CMAKE) -B build/coverage -DCMAKE_BUILD_TYPE=None -DWEFT_BUILD_TESTS=ON \
+		-DCMAKE_C_FLAGS="-O1 --coverage -fprofile-update=atomic" >/dev/null
+	@$(BIN)/cmake --build build/coverage -j$(JOBS) -- --quiet
+	-@$(if $(PYTEST),,cd build/coverage && ctest --quiet -j$(JOBS))
+	-@WEFT_LIBRARY=build/coverage/libweft.so.1 $(BIN)/python -m pytest -n $(JOBS) $(or $(PYTEST),$(COVERAGE_TESTS))
+	@$(BIN)/python tools/host_coverage.py
+
 mutants: $(VENV)/.mutants
-	@test -n "$(FILE)" || { echo "Say what to change: make mutants FILE=backend/plan/run.c"; exit 1; }
-	@$(BIN)/python tools/mutants.py --sample $(or $(SAMPLE),20) $(FILE)
+	@$(BIN)/python tools/mutants.py --sample $(or $(SAMPLE),20) --seed $(or $(SEED),1) $(FILE)
 
 lint: $(VENV)/.ready
 	@$(BIN)/clang-format --dry-run -Werror $(C_FILES)
@@ -111,4 +121,4 @@ format: $(VENV)/.ready
 clean:
 	rm -rf build dist python/weft/lib
 
-.PHONY: help build sanitize aarch64 bindings demo bench test mutants lint format clean
+.PHONY: help build sanitize aarch64 bindings demo bench test coverage mutants lint format clean

@@ -1,16 +1,19 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the tests see it when a line is wrong: small changes to files, one at a time, with the tests that
-concern them.
+"""Mutation testing: makes small changes to the sources, one at a time, and runs the tests that concern them.
 
-    python tools/mutants.py backend/plan/run.c              20 changes, drawn with a fixed seed
-    python tools/mutants.py --sample 0 python/weft/plan.py  all of them, which takes long
-    python tools/mutants.py --sample 200 backend python     over everything
+    python tools/mutants.py --sample 200 --seed 7            places all over the tree, drawn with a seed
+    python tools/mutants.py backend/plan/run.c               20 changes of a file or folder
+    python tools/mutants.py --sample 0 python/weft/plan.py   all of them, which takes long
+    python tools/mutants.py --sample 200 --list              only prints the changes
 
-universalmutator makes the changes: comparisons off by one, terms dropped, statements left out. They happen
-in a copy of the working tree under build/mutants. Those in comments and words of messages are left out, as
-are those that do not compile or that the compiler makes the same library of. Prints each change that no test
-sees; fails if there is one.
+universalmutator makes the changes: comparisons off by one, terms dropped, statements left out. The C
+library, its headers, the kernels and the Python package with its faces are changed, in a copy of the working
+tree under build/mutants. Changes of comments and of words of messages are left out, as are those that do not
+compile or of which the compiler makes the same library. Verdicts are stored in build/mutants/verdicts.json
+until the tests change, so that a run that was stopped goes on where it was. Prints each change that no test
+notices, and the share of noticed changes by folder. Fails below 85 % of all, or 75 % of a folder with four
+or more changes.
 """
 
 from __future__ import annotations
@@ -18,6 +21,8 @@ from __future__ import annotations
 import argparse
 import ast
 import difflib
+import hashlib
+import json
 import os
 import random
 import re
@@ -31,7 +36,11 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 TREE, MADE = ROOT / "build/mutants/tree", ROOT / "build/mutants/made"
-LANGUAGES = {".c": "c", ".h": "c", ".cuh": "cpp", ".py": "python"}
+LANGUAGES = {".c": "c", ".h": "c", ".hpp": "cpp", ".cuh": "cpp", ".py": "python"}
+EVERYWHERE = ["backend", "include", "python/weft"]
+VERDICTS = ROOT / "build/mutants/verdicts.json"
+LEAST, LEAST_OF_FOLDER = 85, 75  # percentages that must be noticed
+FEW = 4  # a folder of fewer changes has no percentage
 SECONDS = 600  # for the tests of one change; what then still runs is noticed
 
 # The tests of a folder or file, quickest first; the first prefix that fits counts. "test_x" is a program of
@@ -56,6 +65,7 @@ TESTS = (
     ("backend/plan/", ["test_plan", "pytest tests/plan tests/python/test_plan.py"]),
     ("backend/api/", ["test_api", "test_memory", "test_plan", "test_device_memory"]),
     ("backend/xla/", ["test_xla", "pytest tests/weft_jax"]),
+    ("backend/torch/", ["pytest tests/weft_torch/test_calls.py tests/weft_torch/test_operators.py"]),
     ("backend/base/", ["test_base", "test_philox", "test_plan", "pytest tests/ops/test_small_types.py"]),
     ("backend/runtime/", ["test_runtime", "test_device_memory", "test_kernel_cache", "test_cuda_devices"]),
     ("backend/engines/cpu/attention/", ["test_cpu_fast", "pytest tests/ops/test_attention_cpu.py"]),
@@ -104,6 +114,11 @@ TESTS = (
     ),
     ("backend/engines/cuda/core/", ["small .", "test_cuda_plan", "test_cuda_map"]),
     ("backend/engines/", ["test_plan", "pytest tests/plan"]),
+    ("include/weft/", [GENERATED, "test_api", "test_graph", "pytest tests/test_cpp.py"]),
+    ("python/weft/torch/", ["pytest tests/weft_torch"]),
+    ("python/weft/jax/", ["pytest tests/weft_jax"]),
+    ("python/weft/cudnn/", ["pytest tests/cudnn"]),
+    ("python/weft/bench/", ["pytest tests/python -k bench"]),
     ("python/weft/", [f"pytest tests/python -k {PYTHON}", "pytest tests/python/test_cli.py"]),
     ("tests/emulator/", ["pytest tests/python/test_emulator.py"]),
 )
@@ -119,6 +134,11 @@ class Mutant(NamedTuple):
         """The number of the line that differs."""
         old, new = (ROOT / self.path).read_text().splitlines(), self.made.read_text().splitlines()
         return next((i for i, (one, other) in enumerate(zip(old, new, strict=False), 1) if one != other), 0)
+
+    @property
+    def key(self) -> str:
+        """Names the change in the stored verdicts."""
+        return f"{self.path}:{self.line()}:{hashlib.sha256(self.made.read_bytes()).hexdigest()[:12]}"
 
     def change(self) -> str:
         """The lines that differ."""
@@ -238,29 +258,47 @@ def tests_of(path: str) -> list[str]:
     sys.exit(f"{path}: no tests are known for it. Add its folder to the table in tools/mutants.py.")
 
 
+def state_of_tests() -> str:
+    """Identifies the tests: verdicts of other tests do not count."""
+    hash_ = hashlib.sha256(Path(__file__).read_bytes())
+    for path in sorted((ROOT / "tests").rglob("*")):
+        if path.suffix in (".py", ".c", ".h", ".cpp", ".txt"):
+            hash_.update(path.read_bytes())
+    return hash_.hexdigest()[:12]
+
+
 def library() -> bytes:
     """The library that the copy has."""
     return (TREE / "python/weft/lib/libweft.so.1").read_bytes()
 
 
+def refuses_kernel(log: Path) -> bool:
+    """Whether the run-time compiler refused a kernel that was changed."""
+    return bool(re.search(r"\.cuh?\(\d+\): (error|catastrophic error):", log.read_text(errors="replace")))
+
+
 def verdict(mutant: Mutant, whole: bytes) -> str:
     """Of one change: "killed", "survived", or why it is none."""
-    target = TREE / mutant.path
+    target, log = TREE / mutant.path, ROOT / "build/mutants/log"
     own = target.read_bytes()
     target.write_bytes(mutant.made.read_bytes())
     try:
-        if mutant.path.startswith("backend/"):
+        if mutant.path.startswith(("backend/", "include/")):
             if not run("make build"):
                 return "does not compile"
-            if library() == whole:
+            if library() == whole and mutant.path.startswith("backend/"):
                 return "same library"
-        return "survived" if all(map(run, tests_of(mutant.path))) else "killed"
+        for test in tests_of(mutant.path):
+            if not run(test, log):
+                is_kernel = mutant.path.endswith(".cuh")
+                return "does not compile" if is_kernel and refuses_kernel(log) else "killed"
+        return "survived"
     finally:
         target.write_bytes(own)
 
 
 def prepare(paths: set[str]) -> bytes:
-    """The copy built, its tests seen to pass; the library."""
+    """Builds the copy and checks that its tests pass. Returns the library."""
     copy_tree()
     log = ROOT / "build/mutants/log"
     for command in ["make build", *dict.fromkeys(test for path in sorted(paths) for test in tests_of(path))]:
@@ -269,27 +307,73 @@ def prepare(paths: set[str]) -> bytes:
     return library()
 
 
+class Verdicts:
+    """What was found of each change, stored as it is found."""
+
+    def __init__(self) -> None:
+        self.state = state_of_tests()
+        stored = json.loads(VERDICTS.read_text()) if VERDICTS.exists() else {}
+        self.known: dict[str, str] = stored.get(self.state, {})
+
+    def add(self, mutant: Mutant, found: str) -> None:
+        """Stores a verdict."""
+        self.known[mutant.key] = found
+        VERDICTS.write_text(json.dumps({self.state: self.known}, indent=0))
+
+
+def folder_of(path: str) -> str:
+    """The folder by which changes are reported: three levels deep, as backend/engines/cuda."""
+    return "/".join(Path(path).parent.parts[:3])
+
+
+def report(seen: Iterable[tuple[str, str]]) -> bool:
+    """Prints how many changes of each folder were noticed. seen: paths and verdicts. True if enough were."""
+    killed, counted = Counter[str](), Counter[str]()
+    for path, found in seen:
+        if found in ("killed", "survived"):
+            for folder in (folder_of(path), "all"):
+                counted[folder] += 1
+                killed[folder] += found == "killed"
+    print("| folder | changes | noticed | share |\n|---|---|---|---|")
+    is_enough = True
+    for folder in [*sorted(counted.keys() - {"all"}), *(["all"] if counted else [])]:
+        share = 100 * killed[folder] / counted[folder]
+        print(f"| {folder} | {counted[folder]} | {killed[folder]} | {share:.0f} % |")
+        if folder == "all" or counted[folder] >= FEW:
+            is_enough &= share >= (LEAST if folder == "all" else LEAST_OF_FOLDER)
+    return is_enough
+
+
 def main() -> int:
-    """Runs a sample; 1 if a change was not seen."""
+    """Runs a sample; 1 if too few changes were noticed."""
     ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ask.add_argument("path", nargs="+", help="files or folders, from the root of the repository")
+    ask.add_argument("path", nargs="*", default=EVERYWHERE, help="files or folders; default: all sources")
     ask.add_argument("--sample", type=int, default=20, help="how many that compile; 0: all; default 20")
     ask.add_argument("--seed", type=int, default=1, help="which ones; default 1")
+    ask.add_argument("--list", action="store_true", help="print the changes without testing them")
     given = ask.parse_args()
     mutants = draw(files_under(given.path), given.sample, random.Random(given.seed))
-    whole, seen, areas = prepare({mutant.path for mutant in mutants}), Counter[str](), Counter[str]()
+    if given.list:
+        for mutant in mutants[: given.sample or None]:
+            print(f"{mutant.path}\n{mutant.change()}")
+        return 0
+    verdicts, seen = Verdicts(), list[tuple[str, str]]()
+    whole: dict[str, bytes] = {}
     for mutant in mutants:
-        if given.sample and seen["killed"] + seen["survived"] >= given.sample:
+        if given.sample and sum(found in ("killed", "survived") for _, found in seen) >= given.sample:
             break
-        found = verdict(mutant, whole)
-        seen[found] += 1
-        areas[f"{Path(mutant.path).parent}: {found}"] += found in ("killed", "survived")
-        print(f"{found:<17} {mutant.path}", flush=True)
+        found = verdicts.known.get(mutant.key, "")
+        if not found:
+            tests = str(tests_of(mutant.path))
+            if tests not in whole:
+                whole[tests] = prepare({mutant.path})
+            found = verdict(mutant, whole[tests])
+            verdicts.add(mutant, found)
+        seen.append((mutant.path, found))
+        print(f"{found:<17} {mutant.path}:{mutant.line()}", flush=True)
         if found == "survived":
             print(mutant.change(), flush=True)
-    print("\n".join(f"{count:>5} {area}" for area, count in sorted(areas.items()) if count))
-    print(", ".join(f"{count} {what}" for what, count in seen.items()) or "no change to make")
-    return 1 if seen["survived"] else 0
+    return 0 if report(seen) else 1
 
 
 if __name__ == "__main__":

@@ -1,0 +1,108 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Which lines and branches of the C library the tests reach. `make coverage` builds, runs and reports.
+
+    make coverage                                     # the C tests, tests/ops, tests/plan and tests/python
+    make coverage PYTEST=tests/ops/test_norm.py       # some Python tests; counts add up until `make clean`
+    python tools/host_coverage.py                     # a row for each folder of backend/
+    python tools/host_coverage.py --missing plan      # and the lines of backend/plan that no test reached
+    python tools/host_coverage.py --least 95          # fails if fewer lines of all were reached
+
+The counts are gcov's: build/coverage holds a library that counts, and each process that ends adds to them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+BUILD = ROOT / "build/coverage"
+
+
+@dataclass
+class Source:
+    """How often each line ran, and each branch of a line was taken."""
+
+    lines: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+    branches: dict[tuple[int, int], int] = field(default_factory=lambda: defaultdict(int))
+
+    def add(self, line: dict[str, Any]) -> None:
+        """Adds gcov's account of a line, of which there are several in a header."""
+        number = line["line_number"]
+        self.lines[number] += line["count"]
+        for i, branch in enumerate(line["branches"]):
+            self.branches[number, i] += branch["count"]
+
+
+def read(counts: Path) -> list[dict[str, Any]]:
+    """What gcov knows of the files of an object."""
+    words = ["gcov", "--json-format", "--stdout", "--branch-probabilities", str(counts)]
+    done = subprocess.run(words, cwd=BUILD, capture_output=True, text=True, check=True)
+    return [file for text in done.stdout.splitlines() for file in json.loads(text)["files"]]
+
+
+def sources() -> dict[str, Source]:
+    """All sources of the library by their paths. The lines of an object that never ran count, too."""
+    objects = sorted((BUILD / "CMakeFiles/weft_objects.dir").rglob("*.gcno"))
+    counts = [path.with_suffix(".gcda") for path in objects]
+    files = [count if count.exists() else path for path, count in zip(objects, counts, strict=True)]
+    found: dict[str, Source] = defaultdict(Source)
+    with ThreadPoolExecutor() as pool:
+        for file in (file for each in pool.map(read, files) for file in each):
+            path = (ROOT / file["file"]).resolve()
+            if path.is_relative_to(ROOT / "backend"):
+                for line in file["lines"]:
+                    found[str(path.relative_to(ROOT))].add(line)
+    return found
+
+
+def row(name: str, files: Iterable[Source]) -> tuple[str, float]:
+    """A row of the table, and the percentage of lines that ran."""
+    lines = [count > 0 for source in files for count in source.lines.values()]
+    branches = [count > 0 for source in files for count in source.branches.values()]
+    shares = [100 * sum(each) / len(each) if each else 100 for each in (lines, branches)]
+    text = f"| {name} | {len(lines)} | {shares[0]:.1f} % | {len(branches)} | {shares[1]:.1f} % |"
+    return text, shares[0]
+
+
+def report(found: dict[str, Source], missing: str | None) -> float:
+    """Prints a row for each folder, and lines that did not run. Returns the percentage of lines that ran."""
+    folders: dict[str, list[Source]] = defaultdict(list)
+    for path, source in sorted(found.items()):
+        folders[str(Path(path).parent)].append(source)
+    print("| folder | lines | reached | branches | taken |\n|---|---|---|---|---|")
+    for name, files in sorted(folders.items()):
+        print(row(name, files)[0])
+    text, reached = row("all", list(found.values()))
+    print(text)
+    for path, source in sorted(found.items()):
+        words = (ROOT / path).read_text().splitlines()
+        for line, count in sorted(source.lines.items()):
+            if missing is not None and missing in path and not count:
+                print(f"{path}:{line}: {words[line - 1].strip()}")
+    return reached
+
+
+def main() -> int:
+    """Prints the report; 1 if too little was reached."""
+    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ask.add_argument("--missing", nargs="?", const="", help="print lines that did not run (of these paths)")
+    ask.add_argument("--least", type=float, default=0, help="percentage of lines that must be reached")
+    given = ask.parse_args()
+    if not BUILD.exists():
+        sys.exit("build/coverage does not exist. Run make coverage.")
+    reached = report(sources(), given.missing)
+    return 1 if reached < given.least else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
