@@ -7,10 +7,10 @@
     python tests/emulated_parts.py --chips 90 --parts 1,49        # two of the 96 parts on one chip
     python tests/emulated_parts.py --again --chips 80 --parts 7   # also if it has passed
 
-A part is every 96th test (WEFT_TEST_SAMPLE), and takes about two minutes of one core. Its outcome is stored
-in build/emulator/parts. A part that passed is not run again until the library, the package or the tests
-change. A part that failed is run again. Each part also records which blocks of which kernels its tests
-reached: tools/kernel_coverage.py prints that.
+A part is every 96th test (WEFT_TEST_SAMPLE), and takes about two minutes of one core. Part 0 is the small
+case of every kernel. The outcome of a part is stored in build/emulator/parts. A part that passed is not run
+again until the library, the package or the tests change. A part that failed is run again. Each part also
+records which blocks of which kernels its tests reached: tools/kernel_coverage.py prints that.
 """
 
 from __future__ import annotations
@@ -87,12 +87,15 @@ def run(chip: int, part: int, current: str) -> bool:
         "WEFT_TEST_SAMPLE": f"{part}/{COUNT}",
         "EMULATOR_COVERAGE": str(folder / "coverage"),
     }
-    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/ops"]
+    words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/ops"]
     words += ["--junitxml", str(folder / "report.xml"), "-o", "junit_family=xunit1"]
+    if part == 0:
+        words = ["tests/small_cases.py", "--runs", "1", *([] if chip == 90 else ["--any-kernel"])]
     start = time.monotonic()
     with (folder / "log").open("w") as log:
         env = os.environ | emulated_gpu.environment() | settings
-        status = subprocess.run(words, env=env, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT).returncode
+        both = {"stdout": log, "stderr": subprocess.STDOUT}
+        status = subprocess.run([sys.executable, *words], env=env, cwd=ROOT, **both).returncode
     times, failed = times_of(folder / "report.xml") if (folder / "report.xml").exists() else ({}, [])
     result = {"digest": current, "status": status, "seconds": round(time.monotonic() - start, 1)}
     (folder / "outcome.json").write_text(json.dumps(result | {"failed": failed, "times": times}, indent=0))
@@ -113,7 +116,7 @@ def numbers(text: str) -> list[int]:
 def main() -> int:
     ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ask.add_argument("--chips", type=numbers, default=list(CHIPS), help="compute capabilities, times 10")
-    ask.add_argument("--parts", type=numbers, default=list(range(1, COUNT + 1)), help="default: all of 96")
+    ask.add_argument("--parts", type=numbers, default=list(range(COUNT + 1)), help="default: 0 to 96")
     ask.add_argument("--jobs", type=int, default=os.cpu_count(), help="parts side by side")
     ask.add_argument("--seconds", type=float, default=float("inf"), help="no part starts later than this")
     ask.add_argument("--again", action="store_true", help="also parts that passed")

@@ -46,6 +46,8 @@ class Drawing:
         self.is_long = more.random() < 0.08  # of rows with more than 1024 elements
         self.shifts = more.choices(range(8), k=8) if more.random() < 0.2 else [0]
         self.is_near = more.random() < 0.1 and not self.is_long  # few operations at sizes next to thresholds
+        if self.is_near:
+            self.main = more.choice(["f32", "f16", "f16", "bf16", "bf16", "e4m3", "e5m2"])
         self.now = Evaluation(self.graph, seed=number)
 
     # -- Values --
@@ -296,6 +298,8 @@ class Drawing:
     def matching(self, v: int) -> str:
         """A type for what is multiplied with a value."""
         type_ = self.graph.values[v].type
+        if self.is_near and type_ in ("e4m3", "e5m2"):
+            return self.r.choice(["e4m3", "e5m2"])
         return type_ if type_ and self.one_in(1.3) else ""
 
     def geometry(self, spatial: int, taps: Sequence[int]) -> dict[str, Any]:

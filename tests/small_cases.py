@@ -849,7 +849,7 @@ def pooled(dims: Sequence[int], window: int, stride: int, last: bool = True, ind
     return build
 
 
-def pooled_without_numbers(rule: str, stride: int = 3) -> Any:
+def pooled_without_numbers(rule: str, stride: int = 3, dtype: str = "f32", last: bool = True) -> Any:
     """Windows with no NaN, one and NaN alone, which win or are passed over. Steps of more than 4 are served
     by the kernel for all windows."""
 
@@ -857,14 +857,14 @@ def pooled_without_numbers(rule: str, stride: int = 3) -> Any:
         size = 3 * stride + 3
         values = np.random.default_rng(5).integers(-9, 9, (2, 8, size, size)).astype("f4")
         values[:, ::2, ::5, ::3] = values[:, 1, :3, :3] = np.nan
-        x = t(2, 8, size, size, dtype="f32", last=True, values=values)
+        x = t(2, 8, size, size, dtype=dtype, last=last, values=values)
         given = {"mode": "MAXPOOL", "window": [3, 3], "stride": [stride] * 2, "nan_propagation": rule}
         y, where = t.g._operation("resample", "resample", {"x": x, **given}, ("y", "index"))
-        t.out(y, 2, 8, 4, 4, last=True, dtype="f32")
-        t.out(where, 2, 8, 4, 4, last=True, dtype="i32")
-        dy = t(2, 8, 4, 4, dtype="f32", last=True)
+        t.out(y, 2, 8, 4, 4, last=last, dtype=dtype)
+        t.out(where, 2, 8, 4, 4, last=last, dtype="i32")
+        dy = t(2, 8, 4, 4, dtype=dtype, last=last)
         (dx,) = t.g._operation("pool", "resample_backward", {"dy": dy, "x": x, **given}, ("dx",))
-        t.out(dx, 2, 8, size, size, last=True, dtype="f32")
+        t.out(dx, 2, 8, size, size, last=last, dtype=dtype)
 
     return build
 
@@ -939,8 +939,8 @@ def joined_of_types(t: Maker) -> None:
     t.out(t.g.concatenate([t(1, dtype="f32"), t(16)], axis=0), dtype="f32")
 
 
-def depthwise(kind: str, window: int, channels: int, **options: Any) -> Any:
-    return conv(kind, (2, channels, 14, 14), (channels, 1, window, window), pad=window // 2, **options)
+def depthwise(kind: str, window: int, channels: int, size: tuple[int, int] = (14, 14), **options: Any) -> Any:
+    return conv(kind, (2, channels, *size), (channels, 1, window, window), pad=window // 2, **options)
 
 
 def resized(t: Maker) -> None:
@@ -1165,6 +1165,9 @@ CASES = {
     "depthwise dgrad": Case("depthwise", "depthwise", depthwise("dgrad", 3, 64, joined=True)),
     "depthwise 7x7": Case("depthwise_mma", "depthwise", depthwise("fprop", 7, 64)),
     "depthwise 7x7 dgrad": Case("depthwise_mma", "depthwise", depthwise("dgrad", 7, 64, joined=True)),
+    "depthwise, bands": Case("depthwise", "depthwise", depthwise("fprop", 3, 64, (70, 29))),
+    "depthwise wgrad, bands": Case("depthwise_wgrad", "depthwise", depthwise("wgrad", 3, 64, (70, 29))),
+    "depthwise 7x7, bands": Case("depthwise_mma", "depthwise", depthwise("fprop", 7, 64, (70, 29))),
     "depthwise wgrad": Case("depthwise_wgrad combine_splits", "depthwise", depthwise("wgrad", 3, 64)),
     # causal convolutions
     "causal": Case("forward", "causal", sequences(3, 80, 4)),
@@ -1616,6 +1619,12 @@ CASES = {
     "max pool of odd channels": Case("pool_unaligned", "window", pooled((2, 33, 8, 16), 3, 2)),
     "max pool of large windows": Case("pool_team", "window", pooled((2, 64, 7, 7), 7, 7)),
     "max pool where NaN wins": Case("pool pool_bwd", "window", pooled_without_numbers("PROPAGATE_NAN")),
+    "max pool of bf16 where NaN wins": Case(
+        "pool", "window", pooled_without_numbers("PROPAGATE_NAN", 2, "bf16")
+    ),
+    "max pool NCHW where NaN wins": Case(
+        "pool_planes", "window", pooled_without_numbers("PROPAGATE_NAN", 2, "bf16", last=False)
+    ),
     "max pool where NaN is passed over": Case("pool", "window", pooled_without_numbers("NOT_PROPAGATE_NAN")),
     "max pool of far windows where NaN wins": Case(
         "window window_bwd", "window", pooled_without_numbers("PROPAGATE_NAN", 5)

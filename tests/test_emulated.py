@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CUDA engines' kernels on a GPU in software: each one, with warps and copies in two orders, and a sample
-of the tests of all operations. With few multiprocessors each makes many tiles; 132 plan as an H200 does."""
+"""The CUDA engines' kernels on a GPU in software: each one, with warps and copies in two orders, and the
+tests of operations that reach the most code of kernels (tests/emulated_tests.txt). tests/emulated_parts.py
+runs all tests of operations. With few multiprocessors each makes many tiles; 132 plan as an H200 does."""
 
 from __future__ import annotations
 
@@ -18,6 +19,8 @@ ROOT = Path(__file__).parents[1]
 SMALL_CASES = ["tests/small_cases.py", "--runs", "2"]
 """The second run finds what the first one left. A third, which a GPU has, would find that again."""
 PYTEST = ["-m", "pytest", "-q", "-p", "no:cacheprovider"]
+CHOSEN = [line.split(" ", 1) for line in (ROOT / "tests/emulated_tests.txt").read_text().splitlines()[2:]]
+"""Pairs of a chip and a test, which tools/kernel_coverage.py choose writes."""
 PIXELS = ["tests/ops/test_convolution.py", "-k", "no_filter_saw"]
 
 
@@ -47,17 +50,24 @@ def test_every_kernel() -> None:
     check(others, [again] * len(others))
 
 
-def test_a_sample_of_operations() -> None:
-    first = [{"WEFT_TEST_SAMPLE": part} for part in turns.of_today(("1/96", "49/96"), 2)]
+@pytest.mark.parametrize("chip", sorted({chip for chip, _ in CHOSEN}, key=int))
+def test_chosen_operations(chip: str) -> None:
+    tests = [test for own, test in CHOSEN if own == chip]
+    halves = [half for half in (tests[::2], tests[1::2]) if half]
+    check([[*PYTEST, *half] for half in halves], [{"FAKE_CUDA_ARCH": chip}] * len(halves))
+
+
+def test_operations_with_few_multiprocessors() -> None:
     few = [{"WEFT_TEST_SAMPLE": part, "FAKE_CUDA_LARGE": 16} for part in turns.of_today(("5/96", "53/96"), 2)]
-    check([[*PYTEST, "tests/ops"]] * len(first + few), [*first, *few])
+    check([[*PYTEST, "tests/ops"]] * len(few), few)
 
 
 def test_random_graphs() -> None:
-    """New graphs (WEFT_TEST_DAY selects others), and those that once failed."""
+    """New graphs (WEFT_TEST_DAY selects others), those at sizes next to thresholds, and those that failed."""
     new = ["tests/random_graphs.py", "--first", str(2_000_000 + turns.DAY * 8), "--count", "8"]
+    near = ["tests/random_graphs.py", "--first", str(2_500_000 + turns.DAY * 60), "--count", "60", "--near"]
     failed = ["tests/test_random_graphs.py", "-k", "once_failed"]
-    check([new, [*PYTEST, *failed]], [{}, {"FAKE_CUDA_LARGE": 16}])
+    check([new, near, [*PYTEST, *failed]], [{}, {}, {"FAKE_CUDA_LARGE": 16}])
 
 
 def test_random_cases_of_all_families() -> None:
@@ -73,9 +83,8 @@ def test_batch_norms_in_parts() -> None:
 
 
 def test_other_chips() -> None:
-    """Turing, Ampere, Ada and Blackwell, of which the emulator knows what all have in common with Hopper: the
-    tests of a sample on two each, an older one and a newer one, as programs are compiled for each anew."""
-    samples = {75: "7/288", 80: "151/288", 89: "7/288", 120: "151/288"}
+    """Ada and Blackwell, of which the emulator knows what all have in common with Hopper, and Ampere."""
+    samples = {89: "7/288", 120: "151/288"}
     chips = [{"FAKE_CUDA_ARCH": arch, "WEFT_TEST_SAMPLE": sample} for arch, sample in samples.items()]
     decoding = [*SMALL_CASES, "--any-kernel", "--only", "decoding"]  # without boxes of the copy engine
     check([*[[*PYTEST, "tests/ops"]] * len(chips), decoding], [*chips, {"FAKE_CUDA_ARCH": 80}])
@@ -84,7 +93,7 @@ def test_other_chips() -> None:
 def test_a_chip_of_few_multiprocessors() -> None:
     """Fewer than the largest cluster has blocks; rings of rows and batches are filled several times, and each
     thread of a sum has many blocks of its row."""
-    cases = "tokens|norm of long rows|pairs that share|batch norm|sums of one row|sum of odd columns"
+    cases = "tokens|norm of long rows|pairs that share|batch norm|sums of one row|sum of odd columns|bands"
     check([[*SMALL_CASES, "--any-kernel", "--only", cases]], [{"FAKE_CUDA_LARGE": 4}])
 
 

@@ -7,6 +7,8 @@
     python tools/kernel_coverage.py report /tmp/c --missing attention  # and the lines that no test reached
     python tools/kernel_coverage.py programs /tmp/c --missing          # a row for each compiled program
     python tools/kernel_coverage.py report                             # all parts that emulated_parts.py ran
+    python tools/kernel_coverage.py write                              # the table of docs/testing.md
+    python tools/kernel_coverage.py check                              # fails if the table got worse
     python tools/kernel_coverage.py choose --seconds 90                # writes tests/emulated_tests.txt
 
 A program is a kernel with its compile-time constants, for one chip. Its basic blocks come from its PTX, so
@@ -15,15 +17,16 @@ predicate guards is a block of its own. Blocks of several programs are the same 
 lines are. A block is reached if it ran in any of them; a line is reached if a block with an instruction of
 that line is.
 
-`choose` selects tests of tests/ops for `make test`: repeatedly the one that reaches the most further blocks
-per second, until no test reaches another one or the time is used up. What other tests reach, such as the
-small cases, is counted as reached before.
+`choose` selects tests of tests/ops for `make test` among those that emulated_parts.py ran: repeatedly the
+one that reaches the most further blocks per second, until no test reaches another one or the time is used up.
+What other tests reach, such as the small cases, is counted as reached before.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -34,6 +37,7 @@ ROOT = Path(__file__).parents[1]
 KERNELS = ROOT / "backend/engines/cuda"
 PARTS = ROOT / "build/emulator/parts"
 CHOSEN = ROOT / "tests/emulated_tests.txt"
+TABLE = ROOT / "docs/testing.md"
 OVERHEAD = 0.2  # seconds that each test costs next to what it reports
 
 Line = tuple[str, int]  # a kernel file and a line of it
@@ -88,7 +92,7 @@ class Records:
                 self.programs.setdefault((path.name, rest), program)
             elif program:
                 sites = [site.split(":") for site in rest.split()]
-                lines = {(names.get(number, ""), int(at)) for number, at in sites}
+                lines = {(names.get(number, ""), int(at)) for number, at in sites if at != "0"}
                 program.blocks.append(tuple(sorted(lines)))
 
     def add_hits(self, path: Path) -> None:
@@ -170,29 +174,73 @@ def percent(part: int, whole: int) -> str:
     return f"{100 * part / whole:.1f} %" if whole else "-"
 
 
+HEAD = "| file | programs | blocks | not reached | lines | not reached | reached blocks |"
+
+
 def row(name: str, programs: int, blocks: int, reached: int, lines: int, own: int) -> str:
     """A row of the table of files."""
-    shares = percent(reached, blocks), percent(own, lines)
-    return f"| {name} | {programs} | {blocks} | {shares[0]} | {lines} | {shares[1]} |"
+    return (
+        f"| {name} | {programs} | {blocks} | {blocks - reached} | {lines} | {lines - own} "
+        f"| {percent(reached, blocks)} |"
+    )
+
+
+def table(counts: dict[str, FileCount]) -> list[str]:
+    """A row for each kernel file, and one for all."""
+    rows, lines, own = [HEAD, "|" + "---|" * 7], 0, 0
+    for name, count in sorted(counts.items()):
+        emitted, reached = (len(count.lines(name, blocks)) for blocks in (count.blocks, count.reached))
+        rows.append(row(name, len(count.programs), len(count.blocks), len(count.reached), emitted, reached))
+        lines, own = lines + emitted, own + reached
+    blocks = {block for count in counts.values() for block in count.blocks}
+    ran = {block for count in counts.values() for block in count.reached}
+    programs = {program for count in counts.values() for program in count.programs}
+    return [*rows, row("all", len(programs), len(blocks), len(ran), lines, own)]
 
 
 def report(records: Records, missing: str | None) -> None:
     """Prints a row for each kernel file, and the blocks that no test reached of those whose names match."""
     counts = count_files(records)
-    print("| file | programs | blocks | reached | lines | reached |\n|---|---|---|---|---|---|")
-    lines = own = 0
-    for name, count in sorted(counts.items()):
-        emitted, reached = (len(count.lines(name, blocks)) for blocks in (count.blocks, count.reached))
-        print(row(name, len(count.programs), len(count.blocks), len(count.reached), emitted, reached))
-        lines, own = lines + emitted, own + reached
-    blocks = {block for count in counts.values() for block in count.blocks}
-    ran = {block for count in counts.values() for block in count.reached}
-    print(row("all", len({module for module, _ in records.programs}), len(blocks), len(ran), lines, own))
-    if never := sorted(kernel_files() - set(counts)):
+    print("\n".join(table(counts)))
+    if never := without_code(counts):
         print(f"\nno program has code of: {', '.join(never)}")
     for name, count in sorted(counts.items()):
         if missing is not None and missing in name:
             print_missing(name, count)
+
+
+def without_code(counts: dict[str, FileCount]) -> list[str]:
+    """Kernel files of which no program has code: their functions are not called, or are constants."""
+    return sorted(kernel_files() - set(counts))
+
+
+def write_table(records: Records) -> None:
+    """Writes the table into its page, and the files that have no row."""
+    counts, text = count_files(records), TABLE.read_text()
+    rows = "\n".join(table(counts))
+    names = "".join(f"\n- `{name}`" for name in without_code(counts))
+    start, end = text.index(HEAD), text.index("\n\n## Coverage of the C library")
+    words = "\n\nNo measured program has code of:\n" + names if names else ""
+    TABLE.write_text(text[:start] + rows + words + text[end:])
+
+
+def committed() -> dict[str, int]:
+    """By kernel file: the lines that were not reached when the table in docs/testing.md was written."""
+    rows = re.findall(r"^\| (\S+\.cuh) \|(.*)\|$", TABLE.read_text(), re.MULTILINE)
+    return {name: int(cells.split("|")[4]) for name, cells in rows}
+
+
+def faults(records: Records) -> list[str]:
+    """Kernel files of which more lines are not reached than the committed table says."""
+    found, allowed = [], committed()
+    for name, count in sorted(count_files(records).items()):
+        missing = len(count.lines(name, count.blocks)) - len(count.lines(name, count.reached))
+        if missing > (least := allowed.get(name, 0)):
+            found.append(
+                f"{name}: no test reaches {missing} lines: expected at most {least}, as in docs/testing.md. "
+                f"Add a test for those that kernel_coverage.py report --missing {name} lists."
+            )
+    return found
 
 
 def print_missing(name: str, count: FileCount) -> None:
@@ -275,7 +323,7 @@ def write_chosen(chosen: list[tuple[str, str]]) -> None:
 def main() -> int:
     """Prints what was asked for."""
     ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ask.add_argument("command", choices=["report", "programs", "choose"])
+    ask.add_argument("command", choices=["report", "programs", "write", "check", "choose"])
     ask.add_argument("folder", type=Path, nargs="*", help="default: those of emulated_parts.py")
     ask.add_argument("--missing", nargs="?", const="", help="print what was not reached (of files so named)")
     ask.add_argument("--seconds", type=float, default=240, help="time of the chosen tests; default 240")
@@ -287,6 +335,12 @@ def main() -> int:
         report(records, given.missing)
     elif given.command == "programs":
         programs(records, given.missing is not None)
+    elif given.command == "write":
+        write_table(records)
+    elif given.command == "check":
+        found = faults(records)
+        print("\n".join(found) or "all kernel files are reached as docs/testing.md says")
+        return 1 if found else 0
     else:
         write_chosen(chosen := choose(records, given.seconds))
         print(f"{CHOSEN.relative_to(ROOT)}: {len(chosen)} tests")

@@ -22,6 +22,7 @@ import argparse
 import ast
 import difflib
 import hashlib
+import itertools
 import json
 import os
 import random
@@ -183,8 +184,9 @@ def mutants_of(path: str, lines: Iterable[int]) -> list[Mutant]:
     return found
 
 
-def draw(paths: Iterable[str], sample: int, chance: random.Random) -> list[Mutant]:
-    """Changes in random order: all, or one for each of some lines, more than are needed, as some are none."""
+def draw(paths: Iterable[str], chance: random.Random) -> Iterator[Mutant]:
+    """A change of each line in random order, of lines that can be changed. The next one is made when it is
+    asked for, and the file of the one before may be gone then."""
     lines = [
         (path, number)
         for path in paths
@@ -192,17 +194,15 @@ def draw(paths: Iterable[str], sample: int, chance: random.Random) -> list[Mutan
         if re.search(r"\w", line)
     ]
     chance.shuffle(lines)
-    by_file: dict[str, list[int]] = {}
-    for path, number in lines[: 6 * sample] if sample else lines:
-        by_file.setdefault(path, []).append(number)
-    found = [mutant for path, numbers in by_file.items() for mutant in mutants_of(path, numbers)]
-    chance.shuffle(found)
-    if not sample:
-        return found
-    of_line = {(mutant.path, mutant.line()): mutant for mutant in found}
-    some = sorted(of_line.values())
-    chance.shuffle(some)
-    return some
+    for path, number in lines:
+        if found := mutants_of(path, [number]):
+            yield chance.choice(found)
+
+
+def all_changes(paths: Iterable[str]) -> Iterator[Mutant]:
+    """Every change of every line."""
+    for path in paths:
+        yield from mutants_of(path, range(1, 1 + (ROOT / path).read_text().count("\n")))
 
 
 def files_under(names: Iterable[str]) -> Iterator[str]:
@@ -352,9 +352,10 @@ def main() -> int:
     ask.add_argument("--seed", type=int, default=1, help="which ones; default 1")
     ask.add_argument("--list", action="store_true", help="print the changes without testing them")
     given = ask.parse_args()
-    mutants = draw(files_under(given.path), given.sample, random.Random(given.seed))
+    paths = list(files_under(given.path))
+    mutants = draw(paths, random.Random(given.seed)) if given.sample else all_changes(paths)
     if given.list:
-        for mutant in mutants[: given.sample or None]:
+        for mutant in itertools.islice(mutants, given.sample or None):
             print(f"{mutant.path}\n{mutant.change()}")
         return 0
     verdicts, seen = Verdicts(), list[tuple[str, str]]()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -85,9 +86,27 @@ def test_a_side_that_no_lane_takes_is_missing(records: Any) -> None:
 def test_report_names_the_lines_that_did_not_run(records: Any, capsys: pytest.CaptureFixture[str]) -> None:
     tool.report(records(""), "core")
     printed = capsys.readouterr().out
-    assert "| core/index.cuh | 1 | 3 | 66.7 % | 3 | 66.7 % |" in printed
+    assert "| core/index.cuh | 1 | 3 | 1 | 3 | 1 | 66.7 % |" in printed
     text = (ROOT / "backend/engines/cuda/core/index.cuh").read_text().splitlines()[11].strip()
     assert f"! core/index.cuh:12: {text}  [k sm_90a]" in printed
+
+
+def test_a_new_line_without_a_test_fails(
+    records: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Line 12 is not reached, which a table that has one such line allows."""
+    found = records("")
+    monkeypatch.setattr(tool, "TABLE", tmp_path / "testing.md")
+    for allowed in (1, 0):
+        tool.TABLE.write_text(f"{tool.HEAD}\n| core/index.cuh | 1 | 3 | 9 | 3 | {allowed} | 66.7 % |\n")
+        (words,) = tool.faults(found) or [""]
+        assert words.startswith("core/index.cuh: no test reaches 1 lines") == (not allowed)
+
+
+def test_every_kernel_file_is_in_the_table() -> None:
+    """A file that has no code of its own, such as one of constants, has no row."""
+    rows, text = tool.committed(), tool.TABLE.read_text()
+    assert sorted(tool.kernel_files() - rows.keys()) == re.findall(r"^- `(\S+\.cuh)`", text, re.MULTILINE)
 
 
 def test_messages_name_the_source(records: Any, capfd: pytest.CaptureFixture[str]) -> None:

