@@ -42,6 +42,7 @@ import emulated_gpu  # noqa: E402
 
 FOLDER = ROOT / "build/same_code"
 ARCHS = ("sm_75", "sm_80", "sm_90")
+TARGETS = {"sm_90": "sm_90a"}  # which has the instructions that only Hopper has
 OPTIONS = ["-std=c++17"]  # those of backend/engines/cuda/core/compile.c
 COMMENT = re.compile(r'("(?:\\.|[^"\\\n])*")|/\*.*?\*/|//[^\n]*', re.DOTALL)
 Program = dict[str, Any]
@@ -182,13 +183,15 @@ class Compiler:
 
     def __init__(self) -> None:
         self.library = str(emulated_gpu.find_nvrtc())
+        self.command = [compiled("plain_nvrtc"), self.library]
         self.folder = FOLDER / "sass"
         self.folder.mkdir(exist_ok=True)
 
     def sass(self, program: Program, headers: dict[str, str], arch: str) -> str:
         """A digest of its machine code."""
         own = {name: headers[name] for name in program["headers"]}
-        strings = [program["text"], *own, *own.values(), *OPTIONS, f"--gpu-architecture={arch}"]
+        target = f"--gpu-architecture={TARGETS.get(arch, arch)}"
+        strings = [program["text"], *own, *own.values(), *OPTIONS, target]
         parts = [part for text in strings for part in (struct.pack("<Q", len(text.encode())), text.encode())]
         request = struct.pack("<QQ", len(own), len(OPTIONS) + 1) + b"".join(parts)
         kept = self.folder / digest(request + self.library.encode())
@@ -198,8 +201,7 @@ class Compiler:
 
     def compile(self, request: bytes, entry: str) -> str:
         """A digest of the code that NVRTC makes of a request, in the form of plain_nvrtc.c."""
-        command = [compiled("plain_nvrtc"), self.library]
-        answer = subprocess.run(command, input=request, check=True, capture_output=True).stdout
+        answer = subprocess.run(self.command, input=request, check=True, capture_output=True).stdout
         result, log = struct.unpack_from("<qQ", answer)
         if result:
             sys.exit(f"{entry}: NVRTC refuses it: {answer[16 : 16 + log].decode()}")
