@@ -32,6 +32,18 @@ def test_two_units(tmp_path: Path, compiler: str) -> None:
 
 
 @pytest.mark.parametrize("compiler", [CXX, CLANG])
+def test_programs_for_cudnn_compile_unchanged(tmp_path: Path, compiler: str) -> None:
+    """With the headers of cuDNN's names, and with those names in a second unit."""
+    other = "#include <cudnn_frontend.h>\n#include <cudnn_frontend_version.h>\n"
+    (tmp_path / "other.cpp").write_text(other)
+    flags = ["-std=c++17", *STRICT, f"-I{ROOT}/include/weft/cudnn"]
+    linked = [LIBRARY, f"-Wl,-rpath,{LIBRARY.parent}"]
+    units = [ROOT / "tests/cpp/test_ported.cpp", "other.cpp"]
+    run(compiler, *flags, *units, "-o", "test", *linked, cwd=tmp_path)
+    assert run(tmp_path / "test", WEFT_DEVICE="cpu") == "0 failures\n"
+
+
+@pytest.mark.parametrize("compiler", [CXX, CLANG])
 def test_newest_standard(tmp_path: Path, compiler: str) -> None:
     """C++23, which older compilers call C++2b."""
     (tmp_path / "empty.cpp").touch()
@@ -41,8 +53,9 @@ def test_newest_standard(tmp_path: Path, compiler: str) -> None:
     run(compiler, f"-std={standard}", *STRICT, "-fsyntax-only", ROOT / "tests/cpp/test_hpp.cpp")
 
 
-def test_part_is_not_for_itself(tmp_path: Path) -> None:
-    (tmp_path / "part.cpp").write_text('#include "weft/weft_operations.hpp"\n')
+@pytest.mark.parametrize("part", ["composed", "json", "operations", "score_modifiers"])
+def test_part_is_not_for_itself(tmp_path: Path, part: str) -> None:
+    (tmp_path / "part.cpp").write_text(f'#include "weft/weft_{part}.hpp"\n')
     with pytest.raises(AssertionError, match=r"This is a part of weft\.hpp\. Include <weft/weft\.hpp>\."):
         run(CXX, "-std=c++17", *STRICT, "-fsyntax-only", tmp_path / "part.cpp")
 

@@ -51,7 +51,8 @@ CLASSES = {
     "adalayernorm_backward": "AdaLayernorm_backward",
 }
 # What weft.hpp completes: options are a base class there, and the method is written by hand.
-COMPLETED = {"sdpa_fwd", "sdpa_bwd", "strided_slice", "resample", "rmsnorm_backward"}
+COMPLETED = {"sdpa_fwd", "sdpa_bwd", "strided_slice", "resample", "rmsnorm_backward", "reduction"}
+COMPLETED |= {"block_scale_quantize"}
 # Setters whose names are not the argument's.
 SETTERS = {
     "norm_forward_phase": "forward_phase",
@@ -60,8 +61,18 @@ SETTERS = {
     "score_max": "logit_max",
     "dBias": "dbias",
     "dSink_token": "dsink_token",
+    "softmax.stats_log2": "stats_use_log2",
     "sdpa_bwd.is_deterministic": "deterministic_algorithm",
 }
+# What getters return where nothing was set, by the setter's name. Enumerations return NOT_SET, booleans
+# false, and numbers an std::optional without a value.
+DEFAULTS = {
+    "convolution_mode": "ConvolutionMode_t::CROSS_CORRELATION",
+    "reshape_mode": "ReshapeMode_t::VIEW_ONLY",
+    "matmul.padding": "0.0",
+}
+# Enumerations whose getters return an std::optional, too.
+OPTIONAL = {"reduction.mode"}
 # Setters of several operands at once, of classes that have all of these.
 TOGETHER = {
     "previous_running_stats": "in_running_mean in_running_var momentum",
@@ -255,8 +266,31 @@ def value_signatures(frame: Frame, rows: list[Json]) -> Iterator[tuple[str, list
         yield f"{taken[0]}", [f"this->put({r['attribute']}, WEFT_TYPE_{kind}, values);" for r in rows]
 
 
+def getter(frame: Frame, name: str, row: Json, method: str) -> Iterator[str]:
+    """The method that returns what a setter of values was given."""
+    kind = row["type"]
+    has_values = kind in NUMBERS or enum_of(frame, kind)
+    if row["role"] in ("input", "output") or not has_values:
+        return
+    if kind == "FRACTION":  # stored as fractions or as whole numbers
+        return
+    enum = ENUM_ROWS.get(row["key"]) or enum_of(frame, kind)
+    taken, attribute, where = enum or NUMBERS[kind], row["attribute"], f"{method}.{name}"
+    if row["storage"] != "value":
+        yield f"std::vector<{taken}> get_{name}() const {{"
+        yield f"return this->template get_list<{taken}>({attribute}); }}"
+        return
+    default = DEFAULTS.get(where, DEFAULTS.get(name))
+    if default is None and where not in OPTIONAL:
+        default = f"{enum}::NOT_SET" if enum else "false" if taken == "bool" else None
+    returned = taken if default is not None else f"std::optional<{taken}>"
+    otherwise = f".value_or({default})" if default is not None else ""
+    yield f"{returned} get_{name}() const {{"
+    yield f"return this->template get_value<{taken}>({attribute}){otherwise}; }}"
+
+
 def setters(frame: Frame, op: Json, method: Json, of: str) -> Iterator[str]:
-    """The setters of a class."""
+    """The setters and getters of a class."""
     for argument in method["arguments"]:
         name, keys = argument["name"], argument["keys"]
         if not keys or name.startswith("subgraph"):  # score modifiers are functions in C++
@@ -267,6 +301,7 @@ def setters(frame: Frame, op: Json, method: Json, of: str) -> Iterator[str]:
         for rows in zip(*per_key, strict=True):
             if name not in shown or rows[0]["role"] != "input":
                 yield from setter(frame, said, list(rows), of)
+                yield from getter(frame, said, rows[0], method["name"])
     optional = {a["name"]: a for a in method["arguments"] if a["keys"]}
     for name, parts in TOGETHER.items():
         if not set(parts.split()) <= set(optional) - set(operand_names(method, op, frame)):
@@ -282,6 +317,8 @@ def setters(frame: Frame, op: Json, method: Json, of: str) -> Iterator[str]:
         yield "/** Strides of the result, in elements. */"
         yield f"{of} &set_stride(const std::vector<std::int64_t> &values) {{"
         yield "this->shape_result({}, values); return this->self(); }"
+        yield "std::vector<std::int64_t> get_dim() const { return this->dims_; }"
+        yield "std::vector<std::int64_t> get_stride() const { return this->strides_; }"
 
 
 def attribute_class(frame: Frame, op: Json, method: Json) -> Iterator[str]:
@@ -309,6 +346,7 @@ def class_of_pointwise(frame: Frame, op: Json) -> Iterator[str]:
     for row in [*op["rows"], *(row for each in parameters for row in each["rows"])]:
         if row["role"] == "option" and row["key"] not in ("pw", "name", "compute_data_type"):
             yield from setter(frame, row["key"], [row], name)
+            yield from getter(frame, row["key"], row, "pointwise")
     yield "};"
 
 

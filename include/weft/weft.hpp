@@ -47,11 +47,14 @@
 #include <type_traits>
 #include <unordered_map>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "weft/weft.h"
 
-struct CUstream_st; /* cudaStream_t is a pointer to it */
+struct CUstream_st;   /* cudaStream_t is a pointer to it */
+struct __half;        /* of cuda_fp16.h */
+struct __nv_bfloat16; /* of cuda_bf16.h */
 
 /** The stream of a handle, as CUDA's headers declare streams. */
 inline weftStatus_t weftGetStream(weftHandle_t handle, CUstream_st **stream) {
@@ -65,6 +68,18 @@ inline weftStatus_t weftGetStream(weftHandle_t handle, CUstream_st **stream) {
 /** The CUDA version that ported programs compare with, MAJOR * 1000 + MINOR * 10: the newest whose types and chips
     Weft knows. Which CUDA the driver has is another number. */
 inline std::size_t weftGetCudartVersion() { return 13000; }
+
+/** The version of cuDNN whose rules weft.hpp follows, MAJOR * 10000 + MINOR * 100 + PATCHLEVEL, which ported programs
+    compare with where they had CUDNN_VERSION and cudnnGetVersion(). weftGetVersion() is Weft's own. */
+#define WEFT_CUDNN_VERSION 92800
+inline std::size_t weftGetCudnnVersion() { return WEFT_CUDNN_VERSION; }
+
+/** The release of cuDNN's frontend whose names these are, as its macros have it. */
+#define WEFT_FRONTEND_MAJOR_VERSION 1
+#define WEFT_FRONTEND_MINOR_VERSION 32
+#define WEFT_FRONTEND_PATCH_VERSION 0
+#define WEFT_FRONTEND_VERSION                                                                                          \
+    (WEFT_FRONTEND_MAJOR_VERSION * 10000 + WEFT_FRONTEND_MINOR_VERSION * 100 + WEFT_FRONTEND_PATCH_VERSION)
 
 namespace weft::frontend {
 
@@ -370,13 +385,26 @@ class Settings {
         return std::any_of(settings_.begin(), settings_.end(), is_it) ||
                std::any_of(inputs_.begin(), inputs_.end(), is_it);
     }
-    /** The enumerator that an option was set to, or -1. */
-    int get_enumerator(weftBackendAttributeName_t name) const {
-        int found = -1;
+    /** The elements of an option; none where it was not set. */
+    template <class T> std::vector<T> get_list(weftBackendAttributeName_t name) const {
+        std::vector<T> found;
         for (const Setting &setting : settings_)
-            if (setting.name == name)
-                std::memcpy(&found, setting.bytes.data(), sizeof found);
+            for (std::size_t i = 0; setting.name == name && i < setting.count; i++)
+                found.push_back(element<T>(setting, i));
         return found;
+    }
+    /** The value of an option of one element. */
+    template <class T> std::optional<T> get_value(weftBackendAttributeName_t name) const {
+        const std::vector<T> found = get_list<T>(name);
+        return found.empty() ? std::nullopt : std::optional<T>(found.front());
+    }
+    template <class T> static T element(const Setting &setting, std::size_t i) {
+        if constexpr (std::is_enum_v<T>)
+            if (setting.type == WEFT_TYPE_INT64)
+                return static_cast<T>(element<std::int64_t>(setting, i));
+        stored_t<T> value{};
+        std::memcpy(&value, &setting.bytes[i * sizeof value], sizeof value);
+        return static_cast<T>(value);
     }
     template <class List> static void drop(List &list, weftBackendAttributeName_t name) {
         list.erase(std::remove_if(list.begin(), list.end(), [name](const auto &each) { return each.name == name; }),
@@ -427,6 +455,7 @@ class Settings {
     std::string name_, refusal_;
     DataType_t compute_type_ = static_cast<DataType_t>(-1);
     bool has_statistics_ = true;
+    bool has_groups_ = false; /**< Rows of the operand are in groups. */
     std::vector<std::int64_t> dims_, strides_;
     std::vector<Setting> settings_;
     std::vector<Input> inputs_;
@@ -462,6 +491,7 @@ template <class Self> class Attributes : public Settings {
 struct Part {
     std::vector<Node> nodes;
     Tensor queries, keys, scores, result;
+    Tensor slope, slope_result; /**< The gradients of result and of scores, where the user says how. */
     bool is_paged = false;
     std::int64_t paged_keys = 0;
 };
@@ -510,12 +540,14 @@ namespace weft::frontend {
 
 namespace detail {
 
-/** The version of cuDNN whose rules weft.hpp follows, MAJOR * 10000 + MINOR * 100 + PATCHLEVEL, which ported programs
-    compare with. weftGetVersion() is Weft's own. */
-inline std::size_t get_backend_version() { return 92800; }
-inline std::string get_backend_version_string() { return "9.28.0"; }
-
-} // namespace detail
+/** weftGetCudnnVersion() by the names of cuDNN's frontend: of the library, and of the header. */
+inline std::size_t get_backend_version() { return weftGetCudnnVersion(); }
+inline std::size_t get_compiled_version() { return WEFT_CUDNN_VERSION; }
+inline std::string get_backend_version_string() {
+    const std::size_t version = get_backend_version();
+    return std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) + "." +
+           std::to_string(version % 100);
+}
 
 /** Bits of an element in memory; 0 for types that are only calculated in. */
 inline std::size_t get_element_size_in_bits(DataType_t type) {
@@ -546,6 +578,37 @@ inline std::size_t get_element_size_in_bits(DataType_t type) {
         return 0;
     }
 }
+/** Bytes of an element; of 4 bits 1, as cuDNN's frontend has it. */
+inline std::int64_t get_data_type_size(DataType_t type) {
+    return static_cast<std::int64_t>((get_element_size_in_bits(type) + 7) / 8);
+}
+
+} // namespace detail
+
+using detail::get_element_size_in_bits;
+
+namespace detail {
+
+/** Numbers that a scalar can be made of. */
+template <class Number>
+inline constexpr bool is_scalar_v =
+    std::is_arithmetic_v<Number> || std::is_same_v<Number, __half> || std::is_same_v<Number, __nv_bfloat16>;
+
+inline float float_of_bits(std::uint32_t bits) {
+    float value;
+    std::memcpy(&value, &bits, sizeof value);
+    return value;
+}
+inline float float_of_half(std::uint16_t bits) {
+    const std::uint32_t sign = std::uint32_t{bits & 0x8000u} << 16, magnitude = bits & 0x7fffu;
+    if (magnitude >= 0x7c00u) /* infinite, or NaN */
+        return float_of_bits(sign | 0x7f800000u | (magnitude & 0x3ffu) << 13);
+    const float value = magnitude >= 0x400u ? float_of_bits((magnitude << 13) + (112u << 23))
+                                            : static_cast<float>(magnitude) / 16777216.0f;
+    return sign ? -value : value;
+}
+
+} // namespace detail
 
 /** Which plans build_plans() builds. */
 enum class BuildPlanPolicy_t {
@@ -566,16 +629,26 @@ namespace graph {
 
 /* ---- Tensors ----------------------------------------------------------------------------------------------------- */
 
+/** When the value of a scalar is known. */
+enum class ScalarType {
+    RUNTIME_PARAM,      /**< When a plan is executed: the value is a default. */
+    COMPILE_TIME_CONST, /**< When it is built. */
+};
+
 /** What a tensor is. An operation's result may leave everything unset; an input needs dims and a data type. */
 class Tensor_attributes {
   public:
     using uid_t = std::int64_t;
+    /** A scalar; HALF and BFLOAT16 are shown as floats. */
+    using pass_by_values_t = std::variant<std::int64_t, std::int32_t, float, double>;
+    static constexpr std::int64_t default_alignment = 16;
 
     Tensor_attributes() = default;
-    /** A scalar whose value is a part of the plan. */
-    template <class Number, class = std::enable_if_t<std::is_arithmetic_v<Number>>>
-    explicit Tensor_attributes(Number value) {
+    /** A scalar: its value is a part of the plan, or what is read where a variant pack has no other. */
+    template <class Number, class = std::enable_if_t<detail::is_scalar_v<Number>>>
+    explicit Tensor_attributes(Number value, ScalarType kind = ScalarType::COMPILE_TIME_CONST) {
         set_compile_time_constant(value);
+        by_value_ = is_runtime_ = kind == ScalarType::RUNTIME_PARAM;
     }
 
     /** The name in messages. */
@@ -617,13 +690,28 @@ class Tensor_attributes {
         std::memcpy(constant_->data(), &value, sizeof value);
         if (dims_.empty())
             dims_ = {1}, strides_ = {1};
-        if constexpr (std::is_arithmetic_v<Number>)
+        if constexpr (detail::is_scalar_v<Number>)
             type_ = type_of<Number>();
+        by_value_ = is_runtime_ = false;
         return *this;
+    }
+    Tensor_attributes &set_compile_time_constant(const pass_by_values_t &value) {
+        return std::visit([this](auto number) -> Tensor_attributes & { return set_compile_time_constant(number); },
+                          value);
+    }
+    /** The opposite: a scalar whose value is read from host memory when a plan is executed. */
+    Tensor_attributes &set_as_runtime_parameter() {
+        constant_.reset();
+        is_runtime_ = false;
+        return set_is_pass_by_value(true);
     }
     /** A number of the user's for this tensor in variant packs; default the next free one. */
     Tensor_attributes &set_uid(uid_t uid) {
         uid_ = uid;
+        return *this;
+    }
+    Tensor_attributes &clear_uid() {
+        uid_.reset();
         return *this;
     }
     /** Bytes that addresses are multiples of; default 16. */
@@ -645,6 +733,11 @@ class Tensor_attributes {
         ragged_offset_ = offset;
         return *this;
     }
+    /** Elements that one unit of the ragged offsets counts; default 1. */
+    Tensor_attributes &set_ragged_offset_multiplier(std::int64_t elements) {
+        ragged_multiplier_ = elements;
+        return *this;
+    }
 
     const std::string &get_name() const { return name_; }
     /** As it was set, else as it was inferred by validate(). */
@@ -662,15 +755,29 @@ class Tensor_attributes {
     bool get_is_pass_by_value() const { return by_value_ || constant_; }
     bool has_uid() const { return uid_.has_value(); }
     uid_t get_uid() const { return uid_.value_or(0); }
-    std::int64_t get_alignment() const { return alignment_ ? alignment_ : 16; }
+    std::int64_t get_alignment() const { return alignment_ ? alignment_ : default_alignment; }
+    std::int64_t get_vector_count() const { return vector_.first; }
+    std::int64_t get_vector_dimension() const { return vector_.second; }
     TensorReordering_t get_reordering_type() const { return reordering_; }
     Tensor get_ragged_offset() const { return ragged_offset_; }
+    std::int64_t get_ragged_offset_multiplier() const { return ragged_multiplier_; }
+    bool has_ragged_offset_multiplier() const { return ragged_multiplier_ != 1; }
+    bool get_has_compile_time_constant() const { return constant_ && !is_runtime_; }
+    std::optional<pass_by_values_t> get_compile_time_constant() const {
+        return get_has_compile_time_constant() ? value() : std::nullopt;
+    }
+    /** The value that is read where a variant pack has no other. */
+    std::optional<pass_by_values_t> get_pass_by_value() const { return is_runtime_ ? value() : std::nullopt; }
 
   private:
     template <class Number> static constexpr DataType_t type_of() {
-        static_assert(std::is_arithmetic_v<Number> && sizeof(Number) <= 8, "a scalar of 8 to 64 bits");
+        static_assert(detail::is_scalar_v<Number> && sizeof(Number) <= 8, "a scalar of 8 to 64 bits");
         if constexpr (std::is_same_v<Number, bool>)
             return DataType_t::BYTE_BOOLEAN;
+        else if constexpr (std::is_same_v<Number, __half>)
+            return DataType_t::HALF;
+        else if constexpr (std::is_same_v<Number, __nv_bfloat16>)
+            return DataType_t::BFLOAT16;
         else if constexpr (std::is_floating_point_v<Number>)
             return sizeof(Number) == 4 ? DataType_t::FLOAT : DataType_t::DOUBLE;
         else if constexpr (sizeof(Number) == 1)
@@ -680,6 +787,12 @@ class Tensor_attributes {
         else
             return DataType_t::INT64;
     }
+    template <class Number> Number value_as() const {
+        Number found;
+        std::memcpy(&found, constant_->data(), sizeof found);
+        return found;
+    }
+    inline std::optional<pass_by_values_t> value() const;
     bool is_virtual() const { return virtual_ ? *virtual_ : is_result() && !is_chosen_ && !is_given_; }
     bool is_result() const { return mark_ != nullptr; }
     /** True if strides are set whose dims are still to be inferred. */
@@ -696,6 +809,7 @@ class Tensor_attributes {
     bool is_chosen_ = false; /**< An output because nothing reads it and the user named none. */
     bool is_given_ = false;  /**< A result that the user made and gave to the operation, as set_dbias() does. */
     bool by_value_ = false;
+    bool is_runtime_ = false; /**< The constant is a default, which a variant pack may replace. */
     std::optional<std::array<unsigned char, 8>> constant_;
     std::optional<double> number_; /**< A constant whose type is that of its neighbours. */
     bool is_integer_ = false;      /**< The number was one. */
@@ -704,6 +818,7 @@ class Tensor_attributes {
     std::pair<std::int64_t, std::int64_t> vector_{1, -1};
     TensorReordering_t reordering_ = TensorReordering_t::NONE;
     Tensor ragged_offset_;
+    std::int64_t ragged_multiplier_ = 1;
     std::shared_ptr<char> mark_; /**< Of the graph whose operation makes it. */
 
     friend class Graph;
@@ -712,6 +827,30 @@ class Tensor_attributes {
     friend class detail::Recorder;
     friend class detail::Saving;
 };
+
+/** The constant as C++ has it. */
+inline std::optional<Tensor_attributes::pass_by_values_t> Tensor_attributes::value() const {
+    switch (type_) {
+    case DataType_t::INT64:
+        return value_as<std::int64_t>();
+    case DataType_t::INT32:
+        return value_as<std::int32_t>();
+    case DataType_t::INT8:
+        return std::int32_t{value_as<std::int8_t>()};
+    case DataType_t::DOUBLE:
+        return value_as<double>();
+    case DataType_t::FLOAT:
+        return value_as<float>();
+    case DataType_t::HALF:
+        return detail::float_of_half(value_as<std::uint16_t>());
+    case DataType_t::BFLOAT16:
+        return detail::float_of_bits(std::uint32_t{value_as<std::uint16_t>()} << 16);
+    case DataType_t::UINT32:
+        return std::int64_t{value_as<std::uint32_t>()};
+    default:
+        return std::int32_t{value_as<std::uint8_t>()};
+    }
+}
 
 } // namespace graph
 
@@ -884,7 +1023,7 @@ template <class Self, template <class> class Options> class Attention_attributes
     }
 
     bool is_causal_ = false, is_bottom_right_ = false, is_padded_ = false;
-    Score_modifier modifier_;
+    Score_modifier modifier_, gradient_modifier_;
     friend class Graph;
 };
 
@@ -897,15 +1036,90 @@ class SDPA_attributes : public Attention_attributes<SDPA_attributes, Sdpa_fwd_op
     }
     /** The same the other way round. */
     SDPA_attributes &set_is_inference(bool is_inference) { return set_generate_stats(!is_inference); }
+    /** Whether the statistics are logarithms to base 2; default no. */
+    SDPA_attributes &set_stats_use_log2(bool uses) {
+        has_stats_of_base_2_ = uses;
+        return *this;
+    }
+    /** Upper bounds of the queries and keys of all batches together: hints, which Weft does not need. */
+    SDPA_attributes &set_max_total_seq_len_q(std::int64_t) { return *this; }
+    SDPA_attributes &set_max_total_seq_len_kv(std::int64_t) { return *this; }
     SDPA_attributes() { keep_statistics(false); }
+
+  private:
+    bool has_stats_of_base_2_ = false;
+    friend class Graph;
 };
 using SDPA_fp8_attributes = SDPA_attributes;
 using SDPA_mxfp8_attributes = SDPA_attributes;
 
-class SDPA_backward_attributes : public Attention_attributes<SDPA_backward_attributes, Sdpa_bwd_options> {};
+class SDPA_backward_attributes : public Attention_attributes<SDPA_backward_attributes, Sdpa_bwd_options> {
+  public:
+    /** How the gradient passes back through the score modifier; default it is derived. */
+    SDPA_backward_attributes &set_score_mod_bprop(Score_modifier modifier) {
+        gradient_modifier_ = std::move(modifier);
+        return *this;
+    }
+};
 using SDPA_fp8_backward_attributes = SDPA_backward_attributes;
 using SDPA_mxfp8_backward_attributes = SDPA_backward_attributes;
+using Scaled_dot_product_flash_attention_attributes = SDPA_attributes;
+using Scaled_dot_product_flash_attention_backward_attributes = SDPA_backward_attributes;
 using Matmul_fp8_attributes = Matmul_attributes;
+
+/** What reductions and quantizing of groups of rows share. */
+template <class Self, template <class> class Options> class Grouped_attributes : public Options<Self> {
+  public:
+    /** Where groups of the rows of [1, M, N] begin, [E, 1, 1]; group e ends where the next one begins. */
+    Self &set_group_offset(Tensor offset) {
+        group_offset_ = std::move(offset);
+        this->has_groups_ = group_offset_ != nullptr;
+        return this->self();
+    }
+
+  protected:
+    Tensor group_offset_;
+    friend class Graph;
+};
+class Reduction_attributes : public Grouped_attributes<Reduction_attributes, Reduction_options> {};
+class Block_scale_quantize_attributes
+    : public Grouped_attributes<Block_scale_quantize_attributes, Block_scale_quantize_options> {};
+
+/** What rotary position embedding and its gradient share. */
+template <class Self> class Rotary_attributes : public detail::Attributes<Self> {
+  public:
+    /** Factor on the result; default 1. */
+    Self &set_output_scale(float factor) {
+        output_scale = factor;
+        return this->self();
+    }
+    /** How many of the last elements of each head are rotated; 0, the default: all. */
+    Self &set_rope_dim(std::int64_t elements) {
+        rope_dim = elements;
+        return this->self();
+    }
+
+    float output_scale = 1;
+    std::int64_t rope_dim = 0;
+};
+class RoPE_attributes : public Rotary_attributes<RoPE_attributes> {};
+class RoPE_backward_attributes : public Rotary_attributes<RoPE_backward_attributes> {};
+
+/** Attributes of diagonal_band_mask: which scores are kept. */
+class DiagonalBandMask_attributes : public detail::Attributes<DiagonalBandMask_attributes> {
+  public:
+    /** How positions of rows and columns are compared; default CMP_GT. */
+    DiagonalBandMask_attributes &set_comparison_mode(PointwiseMode_t mode) {
+        comparison_mode_ = mode;
+        return *this;
+    }
+    PointwiseMode_t get_comparison_mode() const { return comparison_mode_; }
+
+  private:
+    PointwiseMode_t comparison_mode_ = PointwiseMode_t::CMP_GT;
+};
+
+class PagedCacheLoad_attributes : public detail::Attributes<PagedCacheLoad_attributes> {};
 
 } // namespace graph
 
@@ -940,7 +1154,8 @@ inline std::vector<Tensor> Recorder::keep(Node node) {
 inline Tensor Recorder::record_pointwise(const char *method, std::vector<Operand> operands,
                                          const graph::Pointwise_attributes &attributes) {
     const Settings &settings = attributes;
-    const int mode = settings.get_enumerator(WEFT_ATTR_POINTWISE_MODE);
+    const int mode = static_cast<int>(
+        settings.get_value<PointwiseMode_t>(WEFT_ATTR_POINTWISE_MODE).value_or(PointwiseMode_t::NOT_SET));
     if (mode == WEFT_POINTWISE_IDENTITY && operands.size() > 1)
         operands.resize(1); /* cuDNN's frontend ignores the others */
     std::vector<weftBackendAttributeName_t> names = pointwise_attributes(static_cast<PointwiseMode_t>(mode));
@@ -957,6 +1172,22 @@ inline Tensor Recorder::record_pointwise(const char *method, std::vector<Operand
         node.inputs.emplace_back(names[i], words[i], operands[i], true);
     node.results.push_back({names.back(), "OUT_0", false, true, true});
     return keep(std::move(node))[0];
+}
+
+/** Whether truth values of a graph have a bit each: cuDNN's engines for products and norms read and write bit masks,
+    and those for operations that only move or map elements have a byte for each. */
+inline bool have_bit_masks(const std::vector<Node> &nodes) {
+    static const std::set<weftBackendDescriptorType_t> kinds = {
+        WEFT_BACKEND_OPERATION_MATMUL_DESCRIPTOR,
+        WEFT_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR,
+        WEFT_BACKEND_OPERATION_CONVOLUTION_BACKWARD_DATA_DESCRIPTOR,
+        WEFT_BACKEND_OPERATION_CONVOLUTION_BACKWARD_FILTER_DESCRIPTOR,
+        WEFT_BACKEND_OPERATION_GEN_STATS_DESCRIPTOR,
+        WEFT_BACKEND_OPERATION_BN_FINALIZE_STATISTICS_DESCRIPTOR,
+        WEFT_BACKEND_OPERATION_BN_BWD_WEIGHTS_DESCRIPTOR,
+        WEFT_BACKEND_OPERATION_NORM_FORWARD_DESCRIPTOR,
+        WEFT_BACKEND_OPERATION_NORM_BACKWARD_DESCRIPTOR};
+    return std::any_of(nodes.begin(), nodes.end(), [](const Node &node) { return kinds.count(node.kind) > 0; });
 }
 
 /** Makes the descriptors of a graph's tensors and operations. */
@@ -1044,11 +1275,18 @@ inline error_t Lowering::visit(const Node &node) {
     if (node.part) {
         for (const Node &each : node.part->nodes)
             WEFT_HPP_TRY(visit(each));
-        read_.insert(node.part->result.get());
-        order(node.part->scores);
+        for (const Tensor &end : {node.part->scores, node.part->result, node.part->slope, node.part->slope_result}) {
+            read_.insert(end.get());
+            order(end);
+        }
     }
     for (const Result &result : node.results) {
         order(result.tensor);
+        if (node.settings.has_groups_ && result.tensor && result.tensor->reordering_ != TensorReordering_t::NONE)
+            return fail(error_code_t::GRAPH_NOT_SUPPORTED,
+                        node.label() + ": set_group_offset() was called, and its scales have a reordering type, which "
+                                       "Weft does not lay out for each group. Let scales lie in order, or quantize "
+                                       "each group by itself.");
         if (node.kind == WEFT_BACKEND_OPERATION_SLICE_DESCRIPTOR || std::strcmp(result.key, "INDEX") == 0)
             inferred_.insert(result.tensor.get());
         if (std::strcmp(result.key, "STATS") == 0)
@@ -1160,7 +1398,7 @@ inline void Lowering::describe(const graph::Tensor_attributes &tensor, Descripto
                  static_cast<int>(tensor.reordering_));
     if (tensor.is_virtual())
         made.set(WEFT_ATTR_TENSOR_IS_VIRTUAL, WEFT_TYPE_BOOLEAN, yes);
-    if (tensor.constant_) {
+    if (tensor.get_has_compile_time_constant()) {
         const void *address = tensor.constant_->data();
         made.set(WEFT_ATTR_TENSOR_CONSTANT_VALUE, WEFT_TYPE_VOID_PTR, address);
     } else if (tensor.by_value_) {
@@ -1179,6 +1417,7 @@ inline error_t Lowering::tensor(const Tensor &tensor, Descriptor &made) {
         Descriptor offset;
         WEFT_HPP_TRY(this->tensor(tensor->ragged_offset_, offset));
         made.link(WEFT_ATTR_TENSOR_RAGGED_OFFSET_DESC, offset);
+        made.set(WEFT_ATTR_TENSOR_RAGGED_OFFSET_MULTIPLIER, WEFT_TYPE_INT64, tensor->ragged_multiplier_);
     }
     if (error_t failed = made.finalize(error_code_t::INVALID_VALUE); failed.is_bad())
         return failed.err_msg = where_ + ": " + failed.err_msg, failed;
@@ -1265,15 +1504,29 @@ inline error_t Lowering::score_shape(const Node &node, graph::Tensor_attributes 
 
 inline error_t Lowering::part(const Node &node, Descriptor &made) {
     WEFT_HPP_TRY(score_shape(node, *node.part->scores));
+    if (node.part->slope)
+        WEFT_HPP_TRY(score_shape(node, *node.part->slope));
     std::vector<Descriptor> operations;
     for (const Node &each : node.part->nodes)
         WEFT_HPP_TRY(operation(each, operations.emplace_back()));
     Descriptor nested(WEFT_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
     nested.link(WEFT_ATTR_OPERATIONGRAPH_OPS, operations);
     WEFT_HPP_TRY(nested.finalize(error_code_t::INVALID_VALUE));
-    made.link(WEFT_ATTR_OPERATION_SDPA_FWD_SUBGRAPH, nested);
-    made.set(WEFT_ATTR_OPERATION_SDPA_FWD_SUBGRAPH_INPUT_UID, WEFT_TYPE_INT64, *node.part->scores->uid_);
-    made.set(WEFT_ATTR_OPERATION_SDPA_FWD_SUBGRAPH_OUTPUT_UID, WEFT_TYPE_INT64, *node.part->result->uid_);
+    auto name_end = [&made](weftBackendAttributeName_t name, const Tensor &end) {
+        if (end)
+            made.set(name, WEFT_TYPE_INT64, *end->uid_);
+    };
+    if (node.kind == WEFT_BACKEND_OPERATION_SDPA_FWD_DESCRIPTOR) {
+        made.link(WEFT_ATTR_OPERATION_SDPA_FWD_SUBGRAPH, nested);
+        name_end(WEFT_ATTR_OPERATION_SDPA_FWD_SUBGRAPH_INPUT_UID, node.part->scores);
+        name_end(WEFT_ATTR_OPERATION_SDPA_FWD_SUBGRAPH_OUTPUT_UID, node.part->result);
+    } else {
+        made.link(WEFT_ATTR_OPERATION_SDPA_BWD_SUBGRAPH, nested);
+        name_end(WEFT_ATTR_OPERATION_SDPA_BWD_SUBGRAPH_INPUT_UID, node.part->scores);
+        name_end(WEFT_ATTR_OPERATION_SDPA_BWD_SUBGRAPH_OUTPUT_UID, node.part->result);
+        name_end(WEFT_ATTR_OPERATION_SDPA_BWD_SUBGRAPH_GRADIENT_INPUT_UID_EXT, node.part->slope);
+        name_end(WEFT_ATTR_OPERATION_SDPA_BWD_SUBGRAPH_GRADIENT_OUTPUT_UID_EXT, node.part->slope_result);
+    }
     return {};
 }
 
@@ -1325,7 +1578,8 @@ class Graph : public detail::Operations {
     Graph &set_cuda_graph_retention(CudaGraphRetention_t) { return *this; }
     /** Accepted for ported programs: the handle, or set_device_properties(), says which chip it is. */
     Graph &set_sm_version(std::int32_t) { return *this; }
-    /** Whether DataType_t::BOOLEAN is a bit per element, as in cuDNN before 9.25; default no: it is a byte. */
+    /** Whether DataType_t::BOOLEAN is a bit per element. By default the operations decide, as in cuDNN: it is a bit in
+        a graph with a convolution, a matrix product, a norm or its statistics, and else a byte. */
     Graph &set_booleans_are_bits(bool are_bits) { return are_booleans_bits_ = are_bits, *this; }
     Graph &set_dynamic_shape_enabled(bool is_enabled) { return is_dynamic_ = is_enabled, *this; }
     Graph &set_override_shape_enabled(bool is_enabled) { return is_override_ = is_enabled, *this; }
@@ -1343,9 +1597,10 @@ class Graph : public detail::Operations {
                   DataType_t type = DataType_t::NOT_SET) {
         return tensor(Tensor_attributes().set_dim(dims).set_name(name).set_data_type(type));
     }
-    /** A scalar whose value is a part of the plan. */
-    template <class Number, class = std::enable_if_t<std::is_arithmetic_v<Number>>> Tensor tensor(Number value) {
-        return tensor(Tensor_attributes().set_compile_time_constant(value));
+    /** A scalar: its value is a part of the plan, or what is read where a variant pack has no other. */
+    template <class Number, class = std::enable_if_t<detail::is_scalar_v<Number>>>
+    Tensor tensor(Number value, ScalarType kind = ScalarType::COMPILE_TIME_CONST) {
+        return tensor(Tensor_attributes(value, kind));
     }
     /** A tensor of the same shape and type, with a uid of its own. */
     Tensor tensor_like(const Tensor &like, const std::string &name = "") {
@@ -1414,6 +1669,28 @@ class Graph : public detail::Operations {
         return sdpa_mxfp8_backward(q, q_T, k, k_T, v, o_f16, dO_f16, dO, dO_T, stats, descale_q, descale_q_T, descale_k,
                                    descale_k_T, descale_v, descale_dO, descale_dO_T, std::move(attributes));
     }
+    /** Combines the elements of whole dimensions: of those in which the result has the extent 1. */
+    Tensor reduction(const Operand &input, const Reduction_attributes &attributes = {});
+    /** Numbers of few bits with a scale per block. Returns y and the scales. */
+    std::array<Tensor, 2> block_scale_quantize(const Operand &input, Block_scale_quantize_attributes attributes = {});
+    /** Rotates the last elements of each head by the angles freqs, [S, 1, 1, rope_dim], in radians, the second half
+        against the first. input: [B, H, S, D] or [S, B, H, D]. */
+    Tensor rope(const Tensor &input, const Tensor &freqs, const RoPE_attributes &attributes = {});
+    /** The gradient of rope: the rotation by the opposite angles. */
+    Tensor rope_backward(const Tensor &dY, const Tensor &freqs, const RoPE_backward_attributes &attributes = {});
+    /** Scores x, [B, H, Sq, Skv], on one side of a diagonal, and b elsewhere. With left_bound it keeps
+        col + left_bound - shift > row, else row + shift_right_bound + shift >= col, by the comparison of the
+        attributes; shift is seq_len_kv - seq_len_q, and 0 without them. */
+    Tensor diagonal_band_mask(const Tensor &x, const Operand &b, const Tensor &seq_len_q, const Tensor &seq_len_kv,
+                              const Tensor &left_bound, const Tensor &shift_right_bound,
+                              const DiagonalBandMask_attributes &attributes);
+    /** The same; running sums of lengths are refused. */
+    Tensor diagonal_band_mask(const Tensor &x, const Operand &b, const Tensor &seq_len_q, const Tensor &seq_len_kv,
+                              const Tensor &cu_seq_len_q, const Tensor &cu_seq_len_kv, const Tensor &left_bound,
+                              const Tensor &shift_right_bound, DiagonalBandMask_attributes attributes);
+    /** Not offered: attention reads pages itself. */
+    Tensor paged_cache_load(const Tensor &container, const Tensor &seq_len, const Tensor &page_table,
+                            PagedCacheLoad_attributes attributes = {});
     /** C = scale_c descale_a descale_b A B, of the last two dimensions. Returns C, and the amax of C before scale_c. */
     std::array<Tensor, 2> matmul_fp8(const Tensor &A, const Tensor &B, const Operand &descale_a,
                                      const Operand &descale_b, const Operand &scale_c,
@@ -1592,7 +1869,14 @@ class Graph : public detail::Operations {
     template <class Attributes> static void check_padding(Attributes &attributes, const char *q, const char *kv);
     std::vector<Tensor> gradients(const char *method, const std::array<Operand, 6> &operands,
                                   SDPA_backward_attributes &attributes, std::vector<detail::Result> more);
-    std::shared_ptr<detail::Part> modify(const Tensor &q, const Tensor &k, const SDPA_attributes &attributes);
+    template <class Attributes>
+    std::shared_ptr<detail::Part> modify(const Tensor &q, const Tensor &k, const Attributes &attributes);
+    template <class Attributes> Tensor refused(const char *method, Attributes attributes, const std::string &rule);
+    void infer(const std::vector<Tensor> &tensors);
+    Tensor group_sums(const Tensor &input, ReductionMode_t mode, const Tensor &group_offset);
+    Tensor row_numbers(const Tensor &input);
+    template <class Attributes>
+    Tensor rotated(const char *method, const Tensor &x, const Tensor &freqs, double sign, const Attributes &attributes);
     error_t lower(std::vector<detail::Descriptor> &operations);
     error_t lower_once(std::vector<detail::Descriptor> &operations);
     void read_slots();
@@ -1628,7 +1912,8 @@ class Graph : public detail::Operations {
     DataType_t io_type_ = DataType_t::NOT_SET, intermediate_type_ = DataType_t::NOT_SET;
     DataType_t compute_type_ = DataType_t::NOT_SET;
     std::int32_t sm_count_ = 0;
-    bool is_dynamic_ = false, is_override_ = false, are_booleans_bits_ = false;
+    bool is_dynamic_ = false, is_override_ = false;
+    std::optional<bool> are_booleans_bits_;
     std::int64_t most_workspace_ = -1;
     std::shared_ptr<KernelCache> cache_;
     std::shared_ptr<const DeviceProperties> device_;
@@ -1654,7 +1939,7 @@ inline Tensor Graph::slice(const Operand &input, const Slice_attributes &attribu
 }
 
 inline std::array<Tensor, 2> Graph::resample(const Operand &input, Resample_attributes attributes) {
-    const bool is_max = attributes.get_enumerator(WEFT_ATTR_RESAMPLE_MODE) == WEFT_RESAMPLE_MAXPOOL;
+    const bool is_max = attributes.get_resampling_mode() == ResampleMode_t::MAXPOOL;
     auto made = record(
         "resample", WEFT_BACKEND_OPERATION_RESAMPLE_FWD_DESCRIPTOR, attributes, WEFT_ATTR_RESAMPLE_COMP_TYPE,
         {{WEFT_ATTR_OPERATION_RESAMPLE_FWD_XDESC, "input", input, true}},
@@ -1709,26 +1994,41 @@ std::vector<Tensor> Graph::attention(const char *method, const Operand &q, const
                        {WEFT_ATTR_OPERATION_SDPA_FWD_VDESC, "v", v, true}},
                       std::move(results),
                       std::move(part)};
-    return keep(std::move(node));
+    std::vector<Tensor> made = keep(std::move(node));
+    if (attributes.has_stats_of_base_2_ && made[1]) {
+        const bool is_double =
+            io_type_ == DataType_t::DOUBLE || (q.tensor() && q.tensor()->type_ == DataType_t::DOUBLE);
+        made[1]->set_data_type(is_double ? DataType_t::DOUBLE : DataType_t::FLOAT);
+        const DataType_t type = made[1]->type_;
+        constexpr double log2_e = 1.4426950408889634;
+        made[1] = mul(made[1], log2_e, Pointwise_attributes().set_name(made[1]->name_ + "_log2"));
+        made[1]->set_data_type(type);
+    }
+    return made;
 }
 
-/** What a score modifier adds. */
-inline std::shared_ptr<detail::Part> Graph::modify(const Tensor &q, const Tensor &k,
-                                                   const SDPA_attributes &attributes) {
+/** What score modifiers add. */
+template <class Attributes>
+std::shared_ptr<detail::Part> Graph::modify(const Tensor &q, const Tensor &k, const Attributes &attributes) {
     if (!attributes.modifier_)
         return nullptr;
     auto nested = std::make_shared<Graph>();
     nested->mark_ = mark_;
     auto part = std::make_shared<detail::Part>();
+    auto make_scores = [this](const char *name) {
+        auto made = std::make_shared<Tensor_attributes>();
+        made->set_name(name).mark_ = mark_;
+        return made;
+    };
     part->queries = q, part->keys = k;
-    part->scores = std::make_shared<Tensor_attributes>();
-    part->scores->set_name("scores").mark_ = mark_;
-    for (const detail::Setting &setting : attributes.settings_)
-        if (setting.name == WEFT_ATTR_OPERATION_SDPA_FWD_MAX_SEQ_LEN_KV_EXT) {
-            part->is_paged = true;
-            std::memcpy(&part->paged_keys, setting.bytes.data(), sizeof part->paged_keys);
-        }
+    part->scores = make_scores("scores");
+    if (auto most = attributes.template get_value<std::int64_t>(WEFT_ATTR_OPERATION_SDPA_FWD_MAX_SEQ_LEN_KV_EXT))
+        part->is_paged = true, part->paged_keys = *most;
     part->result = attributes.modifier_(nested, part->scores);
+    if (attributes.gradient_modifier_) {
+        part->slope = make_scores("dScores");
+        part->slope_result = attributes.gradient_modifier_(nested, part->slope);
+    }
     part->nodes = std::move(nested->nodes_);
     return part->nodes.empty() ? nullptr : part;
 }
@@ -1759,21 +2059,26 @@ inline std::vector<Tensor> Graph::gradients(const char *method, const std::array
     const auto &[q, k, v, o, dO, stats] = operands;
     attributes.resolve();
     check_padding(attributes, "seq_len_q", "seq_len_kv");
-    if (attributes.modifier_)
-        attributes.refuse("set_score_mod() is not offered for gradients in C++ yet. Write the attention out.");
+    if (attributes.gradient_modifier_ && !attributes.modifier_)
+        attributes.refuse("set_score_mod_bprop() was called without set_score_mod(). Give the modifier of the forward "
+                          "pass, too.");
+    std::shared_ptr<detail::Part> part = modify(q.tensor(), k.tensor(), attributes);
     std::vector<detail::Result> results = {{WEFT_ATTR_OPERATION_SDPA_BWD_DQDESC, "DQ", false, true, true},
                                            {WEFT_ATTR_OPERATION_SDPA_BWD_DKDESC, "DK", false, true, true},
                                            {WEFT_ATTR_OPERATION_SDPA_BWD_DVDESC, "DV", false, true, true}};
     results.insert(results.end(), more.begin(), more.end());
-    return record(method, WEFT_BACKEND_OPERATION_SDPA_BWD_DESCRIPTOR, attributes,
-                  WEFT_ATTR_OPERATION_SDPA_BWD_COMP_TYPE_EXT,
-                  {{WEFT_ATTR_OPERATION_SDPA_BWD_QDESC, "q", q, true},
-                   {WEFT_ATTR_OPERATION_SDPA_BWD_KDESC, "k", k, true},
-                   {WEFT_ATTR_OPERATION_SDPA_BWD_VDESC, "v", v, true},
-                   {WEFT_ATTR_OPERATION_SDPA_BWD_ODESC, "o", o, true},
-                   {WEFT_ATTR_OPERATION_SDPA_BWD_DODDESC, "dO", dO, true},
-                   {WEFT_ATTR_OPERATION_SDPA_BWD_STATSDESC, "stats", stats, true}},
-                  std::move(results));
+    return keep({method,
+                 WEFT_BACKEND_OPERATION_SDPA_BWD_DESCRIPTOR,
+                 attributes,
+                 WEFT_ATTR_OPERATION_SDPA_BWD_COMP_TYPE_EXT,
+                 {{WEFT_ATTR_OPERATION_SDPA_BWD_QDESC, "q", q, true},
+                  {WEFT_ATTR_OPERATION_SDPA_BWD_KDESC, "k", k, true},
+                  {WEFT_ATTR_OPERATION_SDPA_BWD_VDESC, "v", v, true},
+                  {WEFT_ATTR_OPERATION_SDPA_BWD_ODESC, "o", o, true},
+                  {WEFT_ATTR_OPERATION_SDPA_BWD_DODDESC, "dO", dO, true},
+                  {WEFT_ATTR_OPERATION_SDPA_BWD_STATSDESC, "stats", stats, true}},
+                 std::move(results),
+                 std::move(part)});
 }
 
 inline std::array<Tensor, 3> Graph::sdpa_backward(const Operand &q, const Operand &k, const Operand &v,
@@ -1853,7 +2158,8 @@ inline error_t Graph::lower(std::vector<detail::Descriptor> &operations) {
 }
 
 inline error_t Graph::lower_once(std::vector<detail::Descriptor> &operations) {
-    detail::Lowering lowering(label(), io_type_, intermediate_type_, compute_type_, are_booleans_bits_, mark_);
+    const bool are_bits = are_booleans_bits_.value_or(detail::have_bit_masks(nodes_));
+    detail::Lowering lowering(label(), io_type_, intermediate_type_, compute_type_, are_bits, mark_);
     WEFT_HPP_TRY(lowering.prepare(nodes_, {}));
     for (const Tensor &tensor : declared_)
         if (tensor->virtual_ == false && !tensor->is_result())
@@ -2234,7 +2540,7 @@ inline error_t Graph::refuse_memory(std::int64_t uid) const {
         return fail(error_code_t::INVALID_VARIANT_PACK, "execute: memory is given for nullptr, a result that is not "
                                                         "computed. Leave it out, or ask for the result.");
     auto known = by_uid_.find(uid);
-    if (known != by_uid_.end() && known->second->constant_)
+    if (known != by_uid_.end() && known->second->get_has_compile_time_constant())
         return fail(error_code_t::INVALID_VARIANT_PACK,
                     "execute: memory is given for " + known->second->label() +
                         ", a constant of the plan. Leave it out, or declare it with "
@@ -2250,6 +2556,10 @@ inline error_t Graph::slots(const detail::Descriptor &plan, const Pointers_by_ui
         auto given = memory.find(uid);
         if (given == memory.end()) {
             auto known = by_uid_.find(uid);
+            if (known != by_uid_.end() && known->second->is_runtime_) {
+                found.push_back(reinterpret_cast<std::uintptr_t>(known->second->constant_->data()));
+                continue;
+            }
             return fail(
                 error_code_t::INVALID_VARIANT_PACK,
                 "execute: " +
@@ -2301,6 +2611,11 @@ inline error_t Graph::execute(weftHandle_t handle, const Pointers_by_uid &memory
         uids.push_back(uid);
         pointers.push_back(address);
     }
+    for (const auto &[uid, tensor] : by_uid_)
+        if (tensor->is_runtime_ && !memory.count(uid)) {
+            uids.push_back(uid);
+            pointers.push_back(tensor->constant_->data());
+        }
     for (const auto &shape : override_shapes)
         shapes.insert(shapes.end(), shape.begin(), shape.end());
     for (const auto &stride : override_strides)
@@ -2397,7 +2712,9 @@ inline error_t Graph::deserialize(weftHandle_t handle, const std::vector<std::ui
 } // namespace graph
 } // namespace weft::frontend
 
+#include "weft/weft_composed.hpp"
 #include "weft/weft_json.hpp"
+#include "weft/weft_score_modifiers.hpp"
 
 #undef WEFT_HPP_TRY
 

@@ -342,6 +342,9 @@ class Saving {
             made += ", \"vector\": " + list({t.vector_.first, t.vector_.second});
         if (t.reordering_ != TensorReordering_t::NONE)
             made += ", \"reordering_type\": " + std::to_string(int(t.reordering_));
+        made += t.is_runtime_ ? ", \"is_runtime\": true" : "";
+        if (t.ragged_multiplier_ != 1)
+            made += ", \"ragged_offset_multiplier\": " + std::to_string(t.ragged_multiplier_);
         return made + (t.ragged_offset_ ? ", \"ragged_offset\": " + place(t.ragged_offset_) : "") + "}";
     }
     void read(const Json &text, graph::Tensor_attributes &t) {
@@ -352,6 +355,9 @@ class Saving {
             t.uid_ = text["uid"].integer;
         if (text["is_virtual"].kind == Json::NUMBER)
             t.virtual_ = text["is_virtual"].integer != 0;
+        t.is_runtime_ = text["is_runtime"].integer != 0;
+        if (text["ragged_offset_multiplier"].kind == Json::NUMBER)
+            t.ragged_multiplier_ = text["ragged_offset_multiplier"].integer;
         t.by_value_ = text["is_pass_by_value"].integer != 0, t.is_integer_ = text["is_integer"].integer != 0;
         if (text["number"].kind != Json::NOTHING)
             t.number_ = figure(text["number"]);
@@ -392,11 +398,14 @@ class Saving {
         made += ",\n   \"attributes\": " + list(node.settings.settings_, each);
         made += ",\n   \"inputs\": " + list(node.inputs, each) + ",\n   \"results\": " + list(node.results, each);
         if (const Part *part = node.part.get())
-            made += ",\n   \"part\": {\"queries\": " + place(part->queries) + ", \"keys\": " + place(part->keys) +
-                    ", \"scores\": " + place(part->scores) + ", \"result\": " + place(part->result) +
-                    ", \"is_paged\": " + (part->is_paged ? "true" : "false") +
-                    ", \"paged_keys\": " + std::to_string(part->paged_keys) +
-                    ", \"nodes\": " + list(part->nodes, each) + "}";
+            made +=
+                ",\n   \"part\": {\"queries\": " + place(part->queries) + ", \"keys\": " + place(part->keys) +
+                ", \"scores\": " + place(part->scores) + ", \"result\": " + place(part->result) +
+                (part->slope ? ", \"slope\": " + place(part->slope) + ", \"slope_result\": " + place(part->slope_result)
+                             : "") +
+                ", \"is_paged\": " + (part->is_paged ? "true" : "false") +
+                ", \"paged_keys\": " + std::to_string(part->paged_keys) + ", \"nodes\": " + list(part->nodes, each) +
+                "}";
         return made + "}";
     }
     Node node(const Json &text) {
@@ -441,6 +450,12 @@ class Saving {
         if (!made->queries || !made->keys || !made->scores || !made->result)
             return fail("a score modifier lacks one of queries, keys, scores, result"), nullptr;
         made->scores->mark_ = mark_;
+        if (text["slope"].kind == Json::NUMBER) {
+            made->slope = tensor(text["slope"]), made->slope_result = tensor(text["slope_result"]);
+            if (!made->slope || !made->slope_result)
+                return fail("the gradient of a score modifier lacks an end"), nullptr;
+            made->slope->mark_ = mark_;
+        }
         return made;
     }
 
@@ -486,7 +501,7 @@ inline error_t Graph::serialize(std::string &json) const {
         ", \"compute_data_type\": " + std::to_string(int(compute_type_)) +
         ", \"sm_count\": " + std::to_string(sm_count_) + ", \"is_dynamic\": " + (is_dynamic_ ? "true" : "false") +
         ", \"is_override\": " + (is_override_ ? "true" : "false") +
-        ", \"are_booleans_bits\": " + (are_booleans_bits_ ? "true" : "false");
+        (are_booleans_bits_ ? std::string(", \"are_booleans_bits\": ") + (*are_booleans_bits_ ? "true" : "false") : "");
     json = saving.write(nodes_, declared_, context);
     return saving.wrong.empty()
                ? error_t{}
@@ -509,7 +524,8 @@ inline error_t Graph::deserialize(const std::string &json) {
     made.compute_type_ = static_cast<DataType_t>(text["compute_data_type"].integer);
     made.sm_count_ = static_cast<std::int32_t>(text["sm_count"].integer);
     made.is_dynamic_ = text["is_dynamic"].integer != 0, made.is_override_ = text["is_override"].integer != 0;
-    made.are_booleans_bits_ = text["are_booleans_bits"].integer != 0;
+    if (text["are_booleans_bits"].kind == detail::Json::NUMBER)
+        made.are_booleans_bits_ = text["are_booleans_bits"].integer != 0;
     made.words_ = saving.words;
     made.device_ = device_, made.cache_ = cache_;
     *this = std::move(made);

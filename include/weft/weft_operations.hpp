@@ -578,55 +578,89 @@ class Pointwise_attributes : public detail::Attributes<Pointwise_attributes> {
         this->put(WEFT_ATTR_OPERATION_POINTWISE_ALPHA1, WEFT_TYPE_FLOAT, values);
         return this->self();
     }
+    std::optional<float> get_alpha1() const {
+        return this->template get_value<float>(WEFT_ATTR_OPERATION_POINTWISE_ALPHA1);
+    }
     /** factor on b */
     Pointwise_attributes &set_alpha2(float values) {
         this->put(WEFT_ATTR_OPERATION_POINTWISE_ALPHA2, WEFT_TYPE_FLOAT, values);
         return this->self();
+    }
+    std::optional<float> get_alpha2() const {
+        return this->template get_value<float>(WEFT_ATTR_OPERATION_POINTWISE_ALPHA2);
     }
     /** what is computed: weftPointwiseMode_t */
     Pointwise_attributes &set_mode(PointwiseMode_t values) {
         this->put(WEFT_ATTR_POINTWISE_MODE, WEFT_TYPE_POINTWISE_MODE, values);
         return this->self();
     }
+    PointwiseMode_t get_mode() const {
+        return this->template get_value<PointwiseMode_t>(WEFT_ATTR_POINTWISE_MODE).value_or(PointwiseMode_t::NOT_SET);
+    }
     /** accepted for compatibility; NaN always propagates */
     Pointwise_attributes &set_nan_propagation(NanPropagation_t values) {
         this->put(WEFT_ATTR_POINTWISE_NAN_PROPAGATION, WEFT_TYPE_NAN_PROPOGATION, values);
         return this->self();
+    }
+    NanPropagation_t get_nan_propagation() const {
+        return this->template get_value<NanPropagation_t>(WEFT_ATTR_POINTWISE_NAN_PROPAGATION)
+            .value_or(NanPropagation_t::NOT_SET);
     }
     /** RELU: below it the slope applies */
     Pointwise_attributes &set_relu_lower_clip(double values) {
         this->put(WEFT_ATTR_POINTWISE_RELU_LOWER_CLIP, WEFT_TYPE_DOUBLE, values);
         return this->self();
     }
+    std::optional<double> get_relu_lower_clip() const {
+        return this->template get_value<double>(WEFT_ATTR_POINTWISE_RELU_LOWER_CLIP);
+    }
     /** RELU: the largest value */
     Pointwise_attributes &set_relu_upper_clip(double values) {
         this->put(WEFT_ATTR_POINTWISE_RELU_UPPER_CLIP, WEFT_TYPE_DOUBLE, values);
         return this->self();
+    }
+    std::optional<double> get_relu_upper_clip() const {
+        return this->template get_value<double>(WEFT_ATTR_POINTWISE_RELU_UPPER_CLIP);
     }
     /** RELU: slope below the lower clip */
     Pointwise_attributes &set_relu_lower_clip_slope(double values) {
         this->put(WEFT_ATTR_POINTWISE_RELU_LOWER_CLIP_SLOPE, WEFT_TYPE_DOUBLE, values);
         return this->self();
     }
+    std::optional<double> get_relu_lower_clip_slope() const {
+        return this->template get_value<double>(WEFT_ATTR_POINTWISE_RELU_LOWER_CLIP_SLOPE);
+    }
     /** ELU: limit of -y for large negative x */
     Pointwise_attributes &set_elu_alpha(double values) {
         this->put(WEFT_ATTR_POINTWISE_ELU_ALPHA, WEFT_TYPE_DOUBLE, values);
         return this->self();
+    }
+    std::optional<double> get_elu_alpha() const {
+        return this->template get_value<double>(WEFT_ATTR_POINTWISE_ELU_ALPHA);
     }
     /** SOFTPLUS: sharpness */
     Pointwise_attributes &set_softplus_beta(double values) {
         this->put(WEFT_ATTR_POINTWISE_SOFTPLUS_BETA, WEFT_TYPE_DOUBLE, values);
         return this->self();
     }
+    std::optional<double> get_softplus_beta() const {
+        return this->template get_value<double>(WEFT_ATTR_POINTWISE_SOFTPLUS_BETA);
+    }
     /** SWISH: sharpness */
     Pointwise_attributes &set_swish_beta(double values) {
         this->put(WEFT_ATTR_POINTWISE_SWISH_BETA, WEFT_TYPE_DOUBLE, values);
         return this->self();
     }
+    std::optional<double> get_swish_beta() const {
+        return this->template get_value<double>(WEFT_ATTR_POINTWISE_SWISH_BETA);
+    }
     /** GEN_INDEX: the dimension whose index is generated */
     Pointwise_attributes &set_axis(std::int64_t values) {
         this->put(WEFT_ATTR_POINTWISE_AXIS, WEFT_TYPE_INT64, values);
         return this->self();
+    }
+    std::optional<std::int64_t> get_axis() const {
+        return this->template get_value<std::int64_t>(WEFT_ATTR_POINTWISE_AXIS);
     }
 };
 /** Attributes of matmul: batched matrix product. */
@@ -636,6 +670,9 @@ class Matmul_attributes : public detail::Attributes<Matmul_attributes> {
     Matmul_attributes &set_padding(double values) {
         this->put(WEFT_ATTR_MATMUL_PADDING_VALUE, WEFT_TYPE_DOUBLE, values);
         return this->self();
+    }
+    double get_padding() const {
+        return this->template get_value<double>(WEFT_ATTR_MATMUL_PADDING_VALUE).value_or(0.0);
     }
     /** rows in use of each batch entry, INT32 or INT64 */
     Matmul_attributes &set_m_override(const Operand &values) {
@@ -661,31 +698,50 @@ class Conv_fprop_attributes : public detail::Attributes<Conv_fprop_attributes> {
         this->put(WEFT_ATTR_CONVOLUTION_PRE_PADDINGS, WEFT_TYPE_INT64, values);
         return this->self();
     }
+    std::vector<std::int64_t> get_pre_padding() const {
+        return this->template get_list<std::int64_t>(WEFT_ATTR_CONVOLUTION_PRE_PADDINGS);
+    }
     /** zeros after the end of each spatial dimension; unset: as pre_padding */
     Conv_fprop_attributes &set_post_padding(const std::vector<std::int64_t> &values) {
         this->put(WEFT_ATTR_CONVOLUTION_POST_PADDINGS, WEFT_TYPE_INT64, values);
         return this->self();
+    }
+    std::vector<std::int64_t> get_post_padding() const {
+        return this->template get_list<std::int64_t>(WEFT_ATTR_CONVOLUTION_POST_PADDINGS);
     }
     /** step of the filter in elements, per spatial dimension; unset: 1 */
     Conv_fprop_attributes &set_stride(const std::vector<std::int64_t> &values) {
         this->put(WEFT_ATTR_CONVOLUTION_FILTER_STRIDES, WEFT_TYPE_INT64, values);
         return this->self();
     }
+    std::vector<std::int64_t> get_stride() const {
+        return this->template get_list<std::int64_t>(WEFT_ATTR_CONVOLUTION_FILTER_STRIDES);
+    }
     /** distance in elements between neighbouring filter taps, per spatial dimension; unset: 1 */
     Conv_fprop_attributes &set_dilation(const std::vector<std::int64_t> &values) {
         this->put(WEFT_ATTR_CONVOLUTION_DILATIONS, WEFT_TYPE_INT64, values);
         return this->self();
+    }
+    std::vector<std::int64_t> get_dilation() const {
+        return this->template get_list<std::int64_t>(WEFT_ATTR_CONVOLUTION_DILATIONS);
     }
     /** whether the filter is flipped; CROSS_CORRELATION does not */
     Conv_fprop_attributes &set_convolution_mode(ConvolutionMode_t values) {
         this->put(WEFT_ATTR_CONVOLUTION_CONV_MODE, WEFT_TYPE_CONVOLUTION_MODE, values);
         return this->self();
     }
+    ConvolutionMode_t get_convolution_mode() const {
+        return this->template get_value<ConvolutionMode_t>(WEFT_ATTR_CONVOLUTION_CONV_MODE)
+            .value_or(ConvolutionMode_t::CROSS_CORRELATION);
+    }
     /** zeros before the start of each spatial dimension; unset: 0 */
     Conv_fprop_attributes &set_padding(const std::vector<std::int64_t> &values) {
         this->put(WEFT_ATTR_CONVOLUTION_PRE_PADDINGS, WEFT_TYPE_INT64, values);
         this->put(WEFT_ATTR_CONVOLUTION_POST_PADDINGS, WEFT_TYPE_INT64, values);
         return this->self();
+    }
+    std::vector<std::int64_t> get_padding() const {
+        return this->template get_list<std::int64_t>(WEFT_ATTR_CONVOLUTION_PRE_PADDINGS);
     }
 };
 /** Attributes of conv_dgrad: gradient of a convolution's image; transposed convolution. */
@@ -696,31 +752,50 @@ class Conv_dgrad_attributes : public detail::Attributes<Conv_dgrad_attributes> {
         this->put(WEFT_ATTR_CONVOLUTION_PRE_PADDINGS, WEFT_TYPE_INT64, values);
         return this->self();
     }
+    std::vector<std::int64_t> get_pre_padding() const {
+        return this->template get_list<std::int64_t>(WEFT_ATTR_CONVOLUTION_PRE_PADDINGS);
+    }
     /** zeros after the end of each spatial dimension; unset: as pre_padding */
     Conv_dgrad_attributes &set_post_padding(const std::vector<std::int64_t> &values) {
         this->put(WEFT_ATTR_CONVOLUTION_POST_PADDINGS, WEFT_TYPE_INT64, values);
         return this->self();
+    }
+    std::vector<std::int64_t> get_post_padding() const {
+        return this->template get_list<std::int64_t>(WEFT_ATTR_CONVOLUTION_POST_PADDINGS);
     }
     /** step of the filter in elements, per spatial dimension; unset: 1 */
     Conv_dgrad_attributes &set_stride(const std::vector<std::int64_t> &values) {
         this->put(WEFT_ATTR_CONVOLUTION_FILTER_STRIDES, WEFT_TYPE_INT64, values);
         return this->self();
     }
+    std::vector<std::int64_t> get_stride() const {
+        return this->template get_list<std::int64_t>(WEFT_ATTR_CONVOLUTION_FILTER_STRIDES);
+    }
     /** distance in elements between neighbouring filter taps, per spatial dimension; unset: 1 */
     Conv_dgrad_attributes &set_dilation(const std::vector<std::int64_t> &values) {
         this->put(WEFT_ATTR_CONVOLUTION_DILATIONS, WEFT_TYPE_INT64, values);
         return this->self();
+    }
+    std::vector<std::int64_t> get_dilation() const {
+        return this->template get_list<std::int64_t>(WEFT_ATTR_CONVOLUTION_DILATIONS);
     }
     /** whether the filter is flipped; CROSS_CORRELATION does not */
     Conv_dgrad_attributes &set_convolution_mode(ConvolutionMode_t values) {
         this->put(WEFT_ATTR_CONVOLUTION_CONV_MODE, WEFT_TYPE_CONVOLUTION_MODE, values);
         return this->self();
     }
+    ConvolutionMode_t get_convolution_mode() const {
+        return this->template get_value<ConvolutionMode_t>(WEFT_ATTR_CONVOLUTION_CONV_MODE)
+            .value_or(ConvolutionMode_t::CROSS_CORRELATION);
+    }
     /** zeros before the start of each spatial dimension; unset: 0 */
     Conv_dgrad_attributes &set_padding(const std::vector<std::int64_t> &values) {
         this->put(WEFT_ATTR_CONVOLUTION_PRE_PADDINGS, WEFT_TYPE_INT64, values);
         this->put(WEFT_ATTR_CONVOLUTION_POST_PADDINGS, WEFT_TYPE_INT64, values);
         return this->self();
+    }
+    std::vector<std::int64_t> get_padding() const {
+        return this->template get_list<std::int64_t>(WEFT_ATTR_CONVOLUTION_PRE_PADDINGS);
     }
 };
 /** Attributes of conv_wgrad: gradient of a convolution's filters. */
@@ -731,31 +806,50 @@ class Conv_wgrad_attributes : public detail::Attributes<Conv_wgrad_attributes> {
         this->put(WEFT_ATTR_CONVOLUTION_PRE_PADDINGS, WEFT_TYPE_INT64, values);
         return this->self();
     }
+    std::vector<std::int64_t> get_pre_padding() const {
+        return this->template get_list<std::int64_t>(WEFT_ATTR_CONVOLUTION_PRE_PADDINGS);
+    }
     /** zeros after the end of each spatial dimension; unset: as pre_padding */
     Conv_wgrad_attributes &set_post_padding(const std::vector<std::int64_t> &values) {
         this->put(WEFT_ATTR_CONVOLUTION_POST_PADDINGS, WEFT_TYPE_INT64, values);
         return this->self();
+    }
+    std::vector<std::int64_t> get_post_padding() const {
+        return this->template get_list<std::int64_t>(WEFT_ATTR_CONVOLUTION_POST_PADDINGS);
     }
     /** step of the filter in elements, per spatial dimension; unset: 1 */
     Conv_wgrad_attributes &set_stride(const std::vector<std::int64_t> &values) {
         this->put(WEFT_ATTR_CONVOLUTION_FILTER_STRIDES, WEFT_TYPE_INT64, values);
         return this->self();
     }
+    std::vector<std::int64_t> get_stride() const {
+        return this->template get_list<std::int64_t>(WEFT_ATTR_CONVOLUTION_FILTER_STRIDES);
+    }
     /** distance in elements between neighbouring filter taps, per spatial dimension; unset: 1 */
     Conv_wgrad_attributes &set_dilation(const std::vector<std::int64_t> &values) {
         this->put(WEFT_ATTR_CONVOLUTION_DILATIONS, WEFT_TYPE_INT64, values);
         return this->self();
+    }
+    std::vector<std::int64_t> get_dilation() const {
+        return this->template get_list<std::int64_t>(WEFT_ATTR_CONVOLUTION_DILATIONS);
     }
     /** whether the filter is flipped; CROSS_CORRELATION does not */
     Conv_wgrad_attributes &set_convolution_mode(ConvolutionMode_t values) {
         this->put(WEFT_ATTR_CONVOLUTION_CONV_MODE, WEFT_TYPE_CONVOLUTION_MODE, values);
         return this->self();
     }
+    ConvolutionMode_t get_convolution_mode() const {
+        return this->template get_value<ConvolutionMode_t>(WEFT_ATTR_CONVOLUTION_CONV_MODE)
+            .value_or(ConvolutionMode_t::CROSS_CORRELATION);
+    }
     /** zeros before the start of each spatial dimension; unset: 0 */
     Conv_wgrad_attributes &set_padding(const std::vector<std::int64_t> &values) {
         this->put(WEFT_ATTR_CONVOLUTION_PRE_PADDINGS, WEFT_TYPE_INT64, values);
         this->put(WEFT_ATTR_CONVOLUTION_POST_PADDINGS, WEFT_TYPE_INT64, values);
         return this->self();
+    }
+    std::vector<std::int64_t> get_padding() const {
+        return this->template get_list<std::int64_t>(WEFT_ATTR_CONVOLUTION_PRE_PADDINGS);
     }
 };
 /** Attributes of causal_conv1d: convolution of sequences that sees nothing later, each channel alone. */
@@ -771,6 +865,10 @@ class Causal_conv1d_attributes : public detail::Attributes<Causal_conv1d_attribu
         this->put(WEFT_ATTR_OPERATION_CAUSAL_CONV1D_FWD_ACTIVATION_EXT, WEFT_TYPE_POINTWISE_MODE, values);
         return this->self();
     }
+    PointwiseMode_t get_activation() const {
+        return this->template get_value<PointwiseMode_t>(WEFT_ATTR_OPERATION_CAUSAL_CONV1D_FWD_ACTIVATION_EXT)
+            .value_or(PointwiseMode_t::NOT_SET);
+    }
 };
 /** Attributes of causal_conv1d_backward: gradients of causal_conv1d; ds = dy times the activation's
     derivative. */
@@ -785,6 +883,10 @@ class Causal_conv1d_backward_attributes : public detail::Attributes<Causal_conv1
     Causal_conv1d_backward_attributes &set_activation(PointwiseMode_t values) {
         this->put(WEFT_ATTR_OPERATION_CAUSAL_CONV1D_BWD_ACTIVATION_EXT, WEFT_TYPE_POINTWISE_MODE, values);
         return this->self();
+    }
+    PointwiseMode_t get_activation() const {
+        return this->template get_value<PointwiseMode_t>(WEFT_ATTR_OPERATION_CAUSAL_CONV1D_BWD_ACTIVATION_EXT)
+            .value_or(PointwiseMode_t::NOT_SET);
     }
 };
 /** Attributes of resample: pooling or interpolation. */
@@ -832,11 +934,18 @@ template <class Self> class Resample_options : public detail::Attributes<Self> {
         this->put(WEFT_ATTR_RESAMPLE_MODE, WEFT_TYPE_RESAMPLE_MODE, values);
         return this->self();
     }
+    ResampleMode_t get_resampling_mode() const {
+        return this->template get_value<ResampleMode_t>(WEFT_ATTR_RESAMPLE_MODE).value_or(ResampleMode_t::NOT_SET);
+    }
     /** what lies outside x; unset: NEG_INF_PAD for MAXPOOL, ZERO_PAD for AVGPOOL, EDGE_VAL_PAD for NEAREST
     and BILINEAR */
     Self &set_padding_mode(PaddingMode_t values) {
         this->put(WEFT_ATTR_RESAMPLE_PADDING_MODE, WEFT_TYPE_PADDING_MODE, values);
         return this->self();
+    }
+    PaddingMode_t get_padding_mode() const {
+        return this->template get_value<PaddingMode_t>(WEFT_ATTR_RESAMPLE_PADDING_MODE)
+            .value_or(PaddingMode_t::NOT_SET);
     }
     /** elements before the start of each spatial dimension where the first window begins; unset: 0 */
     Self &set_padding(const std::vector<weftFraction_t> &values) {
@@ -853,6 +962,9 @@ template <class Self> class Resample_options : public detail::Attributes<Self> {
     Self &set_dilation(const std::vector<std::int64_t> &values) {
         this->put(WEFT_ATTR_RESAMPLE_DILATIONS_EXT, WEFT_TYPE_INT64, values);
         return this->self();
+    }
+    std::vector<std::int64_t> get_dilation() const {
+        return this->template get_list<std::int64_t>(WEFT_ATTR_RESAMPLE_DILATIONS_EXT);
     }
 };
 /** Attributes of resample_backward: gradient of pooling or interpolation. */
@@ -915,11 +1027,18 @@ class Resample_backward_attributes : public detail::Attributes<Resample_backward
         this->put(WEFT_ATTR_RESAMPLE_MODE, WEFT_TYPE_RESAMPLE_MODE, values);
         return this->self();
     }
+    ResampleMode_t get_mode() const {
+        return this->template get_value<ResampleMode_t>(WEFT_ATTR_RESAMPLE_MODE).value_or(ResampleMode_t::NOT_SET);
+    }
     /** what lies outside x; unset: NEG_INF_PAD for MAXPOOL, ZERO_PAD for AVGPOOL, EDGE_VAL_PAD for NEAREST
     and BILINEAR */
     Resample_backward_attributes &set_padding_mode(PaddingMode_t values) {
         this->put(WEFT_ATTR_RESAMPLE_PADDING_MODE, WEFT_TYPE_PADDING_MODE, values);
         return this->self();
+    }
+    PaddingMode_t get_padding_mode() const {
+        return this->template get_value<PaddingMode_t>(WEFT_ATTR_RESAMPLE_PADDING_MODE)
+            .value_or(PaddingMode_t::NOT_SET);
     }
     /** elements before the start of each spatial dimension where the first window begins; unset: 0 */
     Resample_backward_attributes &set_padding(const std::vector<weftFraction_t> &values) {
@@ -937,6 +1056,9 @@ class Resample_backward_attributes : public detail::Attributes<Resample_backward
         this->put(WEFT_ATTR_RESAMPLE_DILATIONS_EXT, WEFT_TYPE_INT64, values);
         return this->self();
     }
+    std::vector<std::int64_t> get_dilation() const {
+        return this->template get_list<std::int64_t>(WEFT_ATTR_RESAMPLE_DILATIONS_EXT);
+    }
 };
 /** Attributes of layernorm: norm over the dimensions that the scale spans. */
 class Layernorm_attributes : public detail::Attributes<Layernorm_attributes> {
@@ -946,6 +1068,10 @@ class Layernorm_attributes : public detail::Attributes<Layernorm_attributes> {
         this->keep_statistics(values == NormFwdPhase_t::TRAINING);
         this->put(WEFT_ATTR_OPERATION_NORM_FWD_PHASE, WEFT_TYPE_NORM_FWD_PHASE, values);
         return this->self();
+    }
+    NormFwdPhase_t get_forward_phase() const {
+        return this->template get_value<NormFwdPhase_t>(WEFT_ATTR_OPERATION_NORM_FWD_PHASE)
+            .value_or(NormFwdPhase_t::NOT_SET);
     }
     /** scalar added to the variance; not used where inv_variance is given */
     Layernorm_attributes &set_epsilon(const Operand &values) {
@@ -962,6 +1088,10 @@ class AdaLayernorm_attributes : public detail::Attributes<AdaLayernorm_attribute
         this->put(WEFT_ATTR_OPERATION_NORM_FWD_PHASE, WEFT_TYPE_NORM_FWD_PHASE, values);
         return this->self();
     }
+    NormFwdPhase_t get_forward_phase() const {
+        return this->template get_value<NormFwdPhase_t>(WEFT_ATTR_OPERATION_NORM_FWD_PHASE)
+            .value_or(NormFwdPhase_t::NOT_SET);
+    }
     /** scalar added to the variance; not used where inv_variance is given */
     AdaLayernorm_attributes &set_epsilon(const Operand &values) {
         this->give(WEFT_ATTR_OPERATION_NORM_FWD_EPSILON_DESC, "epsilon", values);
@@ -976,6 +1106,10 @@ class Instancenorm_attributes : public detail::Attributes<Instancenorm_attribute
         this->keep_statistics(values == NormFwdPhase_t::TRAINING);
         this->put(WEFT_ATTR_OPERATION_NORM_FWD_PHASE, WEFT_TYPE_NORM_FWD_PHASE, values);
         return this->self();
+    }
+    NormFwdPhase_t get_forward_phase() const {
+        return this->template get_value<NormFwdPhase_t>(WEFT_ATTR_OPERATION_NORM_FWD_PHASE)
+            .value_or(NormFwdPhase_t::NOT_SET);
     }
     /** scalar added to the variance; not used where inv_variance is given */
     Instancenorm_attributes &set_epsilon(const Operand &values) {
@@ -992,6 +1126,10 @@ class Groupnorm_attributes : public detail::Attributes<Groupnorm_attributes> {
         this->put(WEFT_ATTR_OPERATION_NORM_FWD_PHASE, WEFT_TYPE_NORM_FWD_PHASE, values);
         return this->self();
     }
+    NormFwdPhase_t get_forward_phase() const {
+        return this->template get_value<NormFwdPhase_t>(WEFT_ATTR_OPERATION_NORM_FWD_PHASE)
+            .value_or(NormFwdPhase_t::NOT_SET);
+    }
     /** scalar added to the variance; not used where inv_variance is given */
     Groupnorm_attributes &set_epsilon(const Operand &values) {
         this->give(WEFT_ATTR_OPERATION_NORM_FWD_EPSILON_DESC, "epsilon", values);
@@ -1002,6 +1140,9 @@ class Groupnorm_attributes : public detail::Attributes<Groupnorm_attributes> {
         this->put(WEFT_ATTR_OPERATION_NORM_FWD_GROUPS_EXT, WEFT_TYPE_INT64, values);
         return this->self();
     }
+    std::optional<std::int64_t> get_groups() const {
+        return this->template get_value<std::int64_t>(WEFT_ATTR_OPERATION_NORM_FWD_GROUPS_EXT);
+    }
 };
 /** Attributes of rmsnorm: division by the root mean square. */
 class Rmsnorm_attributes : public detail::Attributes<Rmsnorm_attributes> {
@@ -1011,6 +1152,10 @@ class Rmsnorm_attributes : public detail::Attributes<Rmsnorm_attributes> {
         this->keep_statistics(values == NormFwdPhase_t::TRAINING);
         this->put(WEFT_ATTR_OPERATION_NORM_FWD_PHASE, WEFT_TYPE_NORM_FWD_PHASE, values);
         return this->self();
+    }
+    NormFwdPhase_t get_forward_phase() const {
+        return this->template get_value<NormFwdPhase_t>(WEFT_ATTR_OPERATION_NORM_FWD_PHASE)
+            .value_or(NormFwdPhase_t::NOT_SET);
     }
     /** beta, 0 when absent */
     Rmsnorm_attributes &set_bias(const Operand &values) {
@@ -1190,6 +1335,9 @@ class Groupnorm_backward_attributes : public detail::Attributes<Groupnorm_backwa
         this->put(WEFT_ATTR_OPERATION_NORM_BWD_GROUPS_EXT, WEFT_TYPE_INT64, values);
         return this->self();
     }
+    std::optional<std::int64_t> get_groups() const {
+        return this->template get_value<std::int64_t>(WEFT_ATTR_OPERATION_NORM_BWD_GROUPS_EXT);
+    }
     /** mean and inv_variance at once. */
     Groupnorm_backward_attributes &set_saved_mean_and_inv_variance(const Operand &mean, const Operand &inv_variance) {
         this->set_mean(mean);
@@ -1263,6 +1411,10 @@ class BN_finalize_attributes : public detail::Attributes<BN_finalize_attributes>
         this->put(WEFT_ATTR_OPERATION_BN_FINALIZE_STATS_MODE, WEFT_TYPE_BN_FINALIZE_STATS_MODE, values);
         return this->self();
     }
+    BnFinalizeStatsMode_t get_stats_mode() const {
+        return this->template get_value<BnFinalizeStatsMode_t>(WEFT_ATTR_OPERATION_BN_FINALIZE_STATS_MODE)
+            .value_or(BnFinalizeStatsMode_t::NOT_SET);
+    }
     /** in_running_mean and in_running_var and momentum at once. */
     BN_finalize_attributes &set_previous_running_stats(const Operand &in_running_mean, const Operand &in_running_var,
                                                        const Operand &momentum) {
@@ -1284,15 +1436,21 @@ class Softmax_attributes : public detail::Attributes<Softmax_attributes> {
         this->put(WEFT_ATTR_OPERATION_SOFTMAX_AXIS_EXT, WEFT_TYPE_INT64, values);
         return this->self();
     }
+    std::optional<std::int64_t> get_axis() const {
+        return this->template get_value<std::int64_t>(WEFT_ATTR_OPERATION_SOFTMAX_AXIS_EXT);
+    }
     /** score that takes part in each row's maximum and sum but has no element of y */
     Softmax_attributes &set_sink(const Operand &values) {
         this->give(WEFT_ATTR_OPERATION_SOFTMAX_SINK_DESC, "sink", values);
         return this->self();
     }
     /** true: stats is a logarithm to base 2 */
-    Softmax_attributes &set_stats_log2(bool values) {
+    Softmax_attributes &set_stats_use_log2(bool values) {
         this->put(WEFT_ATTR_OPERATION_SOFTMAX_STATS_LOG2, WEFT_TYPE_BOOLEAN, values);
         return this->self();
+    }
+    bool get_stats_use_log2() const {
+        return this->template get_value<bool>(WEFT_ATTR_OPERATION_SOFTMAX_STATS_LOG2).value_or(false);
     }
     /** true: y is NaN in rows whose largest element is infinite, of either sign; default: such rows share
     their weight among elements of +inf, and rows of -inf are 0 */
@@ -1300,24 +1458,36 @@ class Softmax_attributes : public detail::Attributes<Softmax_attributes> {
         this->put(WEFT_ATTR_OPERATION_SOFTMAX_INFINITE_IS_NAN_EXT, WEFT_TYPE_BOOLEAN, values);
         return this->self();
     }
+    bool get_infinite_is_nan() const {
+        return this->template get_value<bool>(WEFT_ATTR_OPERATION_SOFTMAX_INFINITE_IS_NAN_EXT).value_or(false);
+    }
 };
 /** Attributes of reduction: reduction of whole dimensions or of groups of neighbours. */
-class Reduction_attributes : public detail::Attributes<Reduction_attributes> {
+template <class Self> class Reduction_options : public detail::Attributes<Self> {
   public:
     /** how elements are combined: weftReduceTensorOp_t */
-    Reduction_attributes &set_mode(ReductionMode_t values) {
+    Self &set_mode(ReductionMode_t values) {
         this->put(WEFT_ATTR_REDUCTION_OPERATOR, WEFT_TYPE_REDUCTION_OPERATOR_TYPE, values);
         return this->self();
     }
+    std::optional<ReductionMode_t> get_mode() const {
+        return this->template get_value<ReductionMode_t>(WEFT_ATTR_REDUCTION_OPERATOR);
+    }
     /** dimensions to reduce where y's dims are unset; negative ones count from the last */
-    Reduction_attributes &set_dims(const std::vector<std::int64_t> &values) {
+    Self &set_dims(const std::vector<std::int64_t> &values) {
         this->put(WEFT_ATTR_OPERATION_REDUCTION_DIMS, WEFT_TYPE_INT64, values);
         return this->self();
     }
+    std::vector<std::int64_t> get_dims() const {
+        return this->template get_list<std::int64_t>(WEFT_ATTR_OPERATION_REDUCTION_DIMS);
+    }
     /** true: two runs agree to the bit */
-    Reduction_attributes &set_is_deterministic(bool values) {
+    Self &set_is_deterministic(bool values) {
         this->put(WEFT_ATTR_REDUCTION_IS_DETERMINISTIC, WEFT_TYPE_BOOLEAN, values);
         return this->self();
+    }
+    bool get_is_deterministic() const {
+        return this->template get_value<bool>(WEFT_ATTR_REDUCTION_IS_DETERMINISTIC).value_or(false);
     }
 };
 /** Attributes of reshape: other extents for the same elements; set the result's dims. */
@@ -1327,6 +1497,10 @@ class Reshape_attributes : public detail::Attributes<Reshape_attributes> {
     Reshape_attributes &set_reshape_mode(ReshapeMode_t values) {
         this->put(WEFT_ATTR_OPERATION_RESHAPE_MODE, WEFT_TYPE_RESHAPE_MODE, values);
         return this->self();
+    }
+    ReshapeMode_t get_reshape_mode() const {
+        return this->template get_value<ReshapeMode_t>(WEFT_ATTR_OPERATION_RESHAPE_MODE)
+            .value_or(ReshapeMode_t::VIEW_ONLY);
     }
     /** Extents of the result. */
     Reshape_attributes &set_dim(const std::vector<std::int64_t> &values) {
@@ -1338,6 +1512,8 @@ class Reshape_attributes : public detail::Attributes<Reshape_attributes> {
         this->shape_result({}, values);
         return this->self();
     }
+    std::vector<std::int64_t> get_dim() const { return this->dims_; }
+    std::vector<std::int64_t> get_stride() const { return this->strides_; }
 };
 /** Attributes of transpose: dimensions in another order. */
 class Transpose_attributes : public detail::Attributes<Transpose_attributes> {
@@ -1346,6 +1522,9 @@ class Transpose_attributes : public detail::Attributes<Transpose_attributes> {
     Transpose_attributes &set_permutation(const std::vector<std::int64_t> &values) {
         this->put(WEFT_ATTR_OPERATION_TRANSPOSE_PERMUTATION, WEFT_TYPE_INT64, values);
         return this->self();
+    }
+    std::vector<std::int64_t> get_permutation() const {
+        return this->template get_list<std::int64_t>(WEFT_ATTR_OPERATION_TRANSPOSE_PERMUTATION);
     }
 };
 /** Attributes of strided_slice: a box, with steps, cut out of a tensor. */
@@ -1356,15 +1535,24 @@ template <class Self> class Strided_slice_options : public detail::Attributes<Se
         this->put(WEFT_ATTR_OPERATION_SLICE_START_INDICES, WEFT_TYPE_INT64, values);
         return this->self();
     }
+    std::vector<std::int64_t> get_start() const {
+        return this->template get_list<std::int64_t>(WEFT_ATTR_OPERATION_SLICE_START_INDICES);
+    }
     /** index that ends each dimension, itself not taken */
     Self &set_limit(const std::vector<std::int64_t> &values) {
         this->put(WEFT_ATTR_OPERATION_SLICE_LIMIT_INDICES, WEFT_TYPE_INT64, values);
         return this->self();
     }
+    std::vector<std::int64_t> get_limit() const {
+        return this->template get_list<std::int64_t>(WEFT_ATTR_OPERATION_SLICE_LIMIT_INDICES);
+    }
     /** step in each dimension, 1 or more; unset: all 1 */
     Self &set_steps(const std::vector<std::int64_t> &values) {
         this->put(WEFT_ATTR_OPERATION_SLICE_STRIDES, WEFT_TYPE_INT64, values);
         return this->self();
+    }
+    std::vector<std::int64_t> get_steps() const {
+        return this->template get_list<std::int64_t>(WEFT_ATTR_OPERATION_SLICE_STRIDES);
     }
 };
 /** Attributes of concatenate: tensors one after the other along an axis. */
@@ -1375,10 +1563,16 @@ class Concatenate_attributes : public detail::Attributes<Concatenate_attributes>
         this->put(WEFT_ATTR_OPERATION_CONCAT_AXIS, WEFT_TYPE_INT64, values);
         return this->self();
     }
+    std::optional<std::int64_t> get_axis() const {
+        return this->template get_value<std::int64_t>(WEFT_ATTR_OPERATION_CONCAT_AXIS);
+    }
     /** index of the input that already lies in its place in y; -1: none */
     Concatenate_attributes &set_in_place_index(std::int64_t values) {
         this->put(WEFT_ATTR_OPERATION_CONCAT_INPLACE_INDEX, WEFT_TYPE_INT64, values);
         return this->self();
+    }
+    std::optional<std::int64_t> get_in_place_index() const {
+        return this->template get_value<std::int64_t>(WEFT_ATTR_OPERATION_CONCAT_INPLACE_INDEX);
     }
 };
 /** Attributes of rng: random numbers by the counter-based Philox generator; set the result's dims. */
@@ -1389,35 +1583,57 @@ class Rng_attributes : public detail::Attributes<Rng_attributes> {
         this->put(WEFT_ATTR_OPERATION_RNG_SEED, WEFT_TYPE_INT64, values);
         return this->self();
     }
+    std::optional<std::int64_t> get_seed() const {
+        return this->template get_value<std::int64_t>(WEFT_ATTR_OPERATION_RNG_SEED);
+    }
     /** which distribution: weftRngDistribution_t */
     Rng_attributes &set_distribution(RngDistribution_t values) {
         this->put(WEFT_ATTR_RNG_DISTRIBUTION, WEFT_TYPE_RNG_DISTRIBUTION, values);
         return this->self();
+    }
+    RngDistribution_t get_distribution() const {
+        return this->template get_value<RngDistribution_t>(WEFT_ATTR_RNG_DISTRIBUTION)
+            .value_or(RngDistribution_t::NOT_SET);
     }
     /** BERNOULLI: chance of 1 */
     Rng_attributes &set_bernoulli_probability(double values) {
         this->put(WEFT_ATTR_RNG_BERNOULLI_DIST_PROBABILITY, WEFT_TYPE_DOUBLE, values);
         return this->self();
     }
+    std::optional<double> get_bernoulli_probability() const {
+        return this->template get_value<double>(WEFT_ATTR_RNG_BERNOULLI_DIST_PROBABILITY);
+    }
     /** UNIFORM: lower end */
     Rng_attributes &set_uniform_minimum(double values) {
         this->put(WEFT_ATTR_RNG_UNIFORM_DIST_MINIMUM, WEFT_TYPE_DOUBLE, values);
         return this->self();
+    }
+    std::optional<double> get_uniform_minimum() const {
+        return this->template get_value<double>(WEFT_ATTR_RNG_UNIFORM_DIST_MINIMUM);
     }
     /** UNIFORM: upper end, reached only by rounding to y's type */
     Rng_attributes &set_uniform_maximum(double values) {
         this->put(WEFT_ATTR_RNG_UNIFORM_DIST_MAXIMUM, WEFT_TYPE_DOUBLE, values);
         return this->self();
     }
+    std::optional<double> get_uniform_maximum() const {
+        return this->template get_value<double>(WEFT_ATTR_RNG_UNIFORM_DIST_MAXIMUM);
+    }
     /** NORMAL: mean */
     Rng_attributes &set_normal_mean(double values) {
         this->put(WEFT_ATTR_RNG_NORMAL_DIST_MEAN, WEFT_TYPE_DOUBLE, values);
         return this->self();
     }
+    std::optional<double> get_normal_mean() const {
+        return this->template get_value<double>(WEFT_ATTR_RNG_NORMAL_DIST_MEAN);
+    }
     /** NORMAL: standard deviation */
     Rng_attributes &set_normal_standard_deviation(double values) {
         this->put(WEFT_ATTR_RNG_NORMAL_DIST_STANDARD_DEVIATION, WEFT_TYPE_DOUBLE, values);
         return this->self();
+    }
+    std::optional<double> get_normal_standard_deviation() const {
+        return this->template get_value<double>(WEFT_ATTR_RNG_NORMAL_DIST_STANDARD_DEVIATION);
     }
     /** Extents of the result. */
     Rng_attributes &set_dim(const std::vector<std::int64_t> &values) {
@@ -1429,24 +1645,35 @@ class Rng_attributes : public detail::Attributes<Rng_attributes> {
         this->shape_result({}, values);
         return this->self();
     }
+    std::vector<std::int64_t> get_dim() const { return this->dims_; }
+    std::vector<std::int64_t> get_stride() const { return this->strides_; }
 };
 /** Attributes of block_scale_quantize: numbers of few bits with a scale per block; set y's type. */
-class Block_scale_quantize_attributes : public detail::Attributes<Block_scale_quantize_attributes> {
+template <class Self> class Block_scale_quantize_options : public detail::Attributes<Self> {
   public:
     /** elements along the axis that share a scale */
-    Block_scale_quantize_attributes &set_block_size(std::int32_t values) {
+    Self &set_block_size(std::int32_t values) {
         this->put(WEFT_ATTR_OPERATION_BLOCK_SCALE_QUANTIZE_BLOCK_SIZE, WEFT_TYPE_INT32, values);
         return this->self();
     }
+    std::optional<std::int32_t> get_block_size() const {
+        return this->template get_value<std::int32_t>(WEFT_ATTR_OPERATION_BLOCK_SCALE_QUANTIZE_BLOCK_SIZE);
+    }
     /** dimension that blocks lie along; negative counts from the last */
-    Block_scale_quantize_attributes &set_axis(std::int64_t values) {
+    Self &set_axis(std::int64_t values) {
         this->put(WEFT_ATTR_OPERATION_BLOCK_SCALE_QUANTIZE_AXIS_EXT, WEFT_TYPE_INT64, values);
         return this->self();
     }
+    std::optional<std::int64_t> get_axis() const {
+        return this->template get_value<std::int64_t>(WEFT_ATTR_OPERATION_BLOCK_SCALE_QUANTIZE_AXIS_EXT);
+    }
     /** true: unset strides of y and scale have the last two dimensions in the other order than x */
-    Block_scale_quantize_attributes &set_transpose(bool values) {
+    Self &set_transpose(bool values) {
         this->put(WEFT_ATTR_OPERATION_BLOCK_SCALE_QUANTIZE_TRANSPOSE_EXT, WEFT_TYPE_BOOLEAN, values);
         return this->self();
+    }
+    bool get_transpose() const {
+        return this->template get_value<bool>(WEFT_ATTR_OPERATION_BLOCK_SCALE_QUANTIZE_TRANSPOSE_EXT).value_or(false);
     }
 };
 /** Attributes of block_scale_dequantize: numbers from those of few bits and a scale per block. */
@@ -1461,10 +1688,16 @@ class Block_scale_dequantize_attributes : public detail::Attributes<Block_scale_
         this->put(WEFT_ATTR_OPERATION_BLOCK_SCALE_DEQUANTIZE_BLOCK_SIZE, WEFT_TYPE_INT32, values);
         return this->self();
     }
+    std::vector<std::int32_t> get_block_size() const {
+        return this->template get_list<std::int32_t>(WEFT_ATTR_OPERATION_BLOCK_SCALE_DEQUANTIZE_BLOCK_SIZE);
+    }
     /** true: scales are stored negated, y = -x scale */
     Block_scale_dequantize_attributes &set_is_negative_scale(bool values) {
         this->put(WEFT_ATTR_OPERATION_BLOCK_SCALE_DEQUANTIZE_NEG_SCALE, WEFT_TYPE_BOOLEAN, values);
         return this->self();
+    }
+    bool get_is_negative_scale() const {
+        return this->template get_value<bool>(WEFT_ATTR_OPERATION_BLOCK_SCALE_DEQUANTIZE_NEG_SCALE).value_or(false);
     }
 };
 /** Attributes of sdpa_fwd: attention with every attribute by its name. */
@@ -1479,6 +1712,9 @@ template <class Self> class Sdpa_fwd_options : public detail::Attributes<Self> {
     Self &set_attn_scale_value(double values) {
         this->put(WEFT_ATTR_OPERATION_SDPA_FWD_SCALE_VALUE_EXT, WEFT_TYPE_DOUBLE, values);
         return this->self();
+    }
+    std::optional<double> get_attn_scale_value() const {
+        return this->template get_value<double>(WEFT_ATTR_OPERATION_SDPA_FWD_SCALE_VALUE_EXT);
     }
     /** added to the scaled scores; a boolean one keeps where true */
     Self &set_bias(const Operand &values) {
@@ -1500,20 +1736,33 @@ template <class Self> class Sdpa_fwd_options : public detail::Attributes<Self> {
         this->put(WEFT_ATTR_OPERATION_SDPA_FWD_LEFT_BOUND_EXT, WEFT_TYPE_INT64, values);
         return this->self();
     }
+    std::optional<std::int64_t> get_diagonal_band_left_bound() const {
+        return this->template get_value<std::int64_t>(WEFT_ATTR_OPERATION_SDPA_FWD_LEFT_BOUND_EXT);
+    }
     /** sees col <= row + shift + bound; 0: causal; unset: all on the right */
     Self &set_diagonal_band_right_bound(std::int64_t values) {
         this->put(WEFT_ATTR_OPERATION_SDPA_FWD_RIGHT_BOUND_EXT, WEFT_TYPE_INT64, values);
         return this->self();
+    }
+    std::optional<std::int64_t> get_diagonal_band_right_bound() const {
+        return this->template get_value<std::int64_t>(WEFT_ATTR_OPERATION_SDPA_FWD_RIGHT_BOUND_EXT);
     }
     /** shift of the bounds: weftDiagonalAlignment_t */
     Self &set_diagonal_alignment(DiagonalAlignment_t values) {
         this->put(WEFT_ATTR_OPERATION_SDPA_FWD_ALIGNMENT_EXT, WEFT_TYPE_INT64, static_cast<std::int64_t>(values));
         return this->self();
     }
+    DiagonalAlignment_t get_diagonal_alignment() const {
+        return this->template get_value<DiagonalAlignment_t>(WEFT_ATTR_OPERATION_SDPA_FWD_ALIGNMENT_EXT)
+            .value_or(DiagonalAlignment_t::NOT_SET);
+    }
     /** true: adds slope (col - row) to the scores */
     Self &set_alibi_mask(bool values) {
         this->put(WEFT_ATTR_OPERATION_SDPA_FWD_ALIBI_EXT, WEFT_TYPE_BOOLEAN, values);
         return this->self();
+    }
+    bool get_alibi_mask() const {
+        return this->template get_value<bool>(WEFT_ATTR_OPERATION_SDPA_FWD_ALIBI_EXT).value_or(false);
     }
     /** a score per head that joins the softmax's sum and has no value */
     Self &set_sink_token(const Operand &values) {
@@ -1524,6 +1773,9 @@ template <class Self> class Sdpa_fwd_options : public detail::Attributes<Self> {
     Self &set_dropout_probability(float values) {
         this->put(WEFT_ATTR_OPERATION_SDPA_FWD_DROPOUT_PROBABILITY, WEFT_TYPE_FLOAT, values);
         return this->self();
+    }
+    std::optional<float> get_dropout_probability() const {
+        return this->template get_value<float>(WEFT_ATTR_OPERATION_SDPA_FWD_DROPOUT_PROBABILITY);
     }
     /** seed of dropout, INT32 or INT64 */
     Self &set_dropout_seed(const Operand &values) {
@@ -1565,6 +1817,9 @@ template <class Self> class Sdpa_fwd_options : public detail::Attributes<Self> {
         this->put(WEFT_ATTR_OPERATION_SDPA_FWD_UNFUSE_FMA, WEFT_TYPE_BOOLEAN, values);
         return this->self();
     }
+    bool get_unfuse_fma() const {
+        return this->template get_value<bool>(WEFT_ATTR_OPERATION_SDPA_FWD_UNFUSE_FMA).value_or(false);
+    }
     /** which tiles of 128 x 128 scores take part: INT8 or BYTE_BOOLEAN; UINT8 has 8 tiles of keys a byte,
     lowest bit first; the first two extents may be 1 */
     Self &set_block_mask(const Operand &values) {
@@ -1586,6 +1841,9 @@ template <class Self> class Sdpa_fwd_options : public detail::Attributes<Self> {
     Self &set_paged_attention_max_seq_len_kv(std::int64_t values) {
         this->put(WEFT_ATTR_OPERATION_SDPA_FWD_MAX_SEQ_LEN_KV_EXT, WEFT_TYPE_INT64, values);
         return this->self();
+    }
+    std::optional<std::int64_t> get_paged_attention_max_seq_len_kv() const {
+        return this->template get_value<std::int64_t>(WEFT_ATTR_OPERATION_SDPA_FWD_MAX_SEQ_LEN_KV_EXT);
     }
     /** what q is multiplied by first */
     Self &set_descale_q(const Operand &values) {
@@ -1651,6 +1909,9 @@ template <class Self> class Sdpa_bwd_options : public detail::Attributes<Self> {
         this->put(WEFT_ATTR_OPERATION_SDPA_BWD_SCALE_VALUE_EXT, WEFT_TYPE_DOUBLE, values);
         return this->self();
     }
+    std::optional<double> get_attn_scale_value() const {
+        return this->template get_value<double>(WEFT_ATTR_OPERATION_SDPA_BWD_SCALE_VALUE_EXT);
+    }
     /** the bias of the forward pass */
     Self &set_bias(const Operand &values) {
         this->give(WEFT_ATTR_OPERATION_SDPA_BWD_BIAS_DESC_EXT, "bias", values);
@@ -1676,20 +1937,33 @@ template <class Self> class Sdpa_bwd_options : public detail::Attributes<Self> {
         this->put(WEFT_ATTR_OPERATION_SDPA_BWD_LEFT_BOUND_EXT, WEFT_TYPE_INT64, values);
         return this->self();
     }
+    std::optional<std::int64_t> get_diagonal_band_left_bound() const {
+        return this->template get_value<std::int64_t>(WEFT_ATTR_OPERATION_SDPA_BWD_LEFT_BOUND_EXT);
+    }
     /** the right bound of the forward pass; unset: all on the right */
     Self &set_diagonal_band_right_bound(std::int64_t values) {
         this->put(WEFT_ATTR_OPERATION_SDPA_BWD_RIGHT_BOUND_EXT, WEFT_TYPE_INT64, values);
         return this->self();
+    }
+    std::optional<std::int64_t> get_diagonal_band_right_bound() const {
+        return this->template get_value<std::int64_t>(WEFT_ATTR_OPERATION_SDPA_BWD_RIGHT_BOUND_EXT);
     }
     /** the alignment of the forward pass: weftDiagonalAlignment_t */
     Self &set_diagonal_alignment(DiagonalAlignment_t values) {
         this->put(WEFT_ATTR_OPERATION_SDPA_BWD_ALIGNMENT_EXT, WEFT_TYPE_INT64, static_cast<std::int64_t>(values));
         return this->self();
     }
+    DiagonalAlignment_t get_diagonal_alignment() const {
+        return this->template get_value<DiagonalAlignment_t>(WEFT_ATTR_OPERATION_SDPA_BWD_ALIGNMENT_EXT)
+            .value_or(DiagonalAlignment_t::NOT_SET);
+    }
     /** true: the forward pass added slope (col - row) to the scores */
     Self &set_alibi_mask(bool values) {
         this->put(WEFT_ATTR_OPERATION_SDPA_BWD_ALIBI_EXT, WEFT_TYPE_BOOLEAN, values);
         return this->self();
+    }
+    bool get_alibi_mask() const {
+        return this->template get_value<bool>(WEFT_ATTR_OPERATION_SDPA_BWD_ALIBI_EXT).value_or(false);
     }
     /** the sink of the forward pass */
     Self &set_sink_token(const Operand &values) {
@@ -1705,6 +1979,9 @@ template <class Self> class Sdpa_bwd_options : public detail::Attributes<Self> {
     Self &set_dropout_probability(float values) {
         this->put(WEFT_ATTR_OPERATION_SDPA_BWD_DROPOUT_PROBABILITY, WEFT_TYPE_FLOAT, values);
         return this->self();
+    }
+    std::optional<float> get_dropout_probability() const {
+        return this->template get_value<float>(WEFT_ATTR_OPERATION_SDPA_BWD_DROPOUT_PROBABILITY);
     }
     /** seed of the forward pass, INT32 or INT64 */
     Self &set_dropout_seed(const Operand &values) {
@@ -1731,15 +2008,24 @@ template <class Self> class Sdpa_bwd_options : public detail::Attributes<Self> {
         this->put(WEFT_ATTR_OPERATION_SDPA_BWD_MAX_TOTAL_SEQ_LEN_Q, WEFT_TYPE_INT64, values);
         return this->self();
     }
+    std::optional<std::int64_t> get_max_total_seq_len_q() const {
+        return this->template get_value<std::int64_t>(WEFT_ATTR_OPERATION_SDPA_BWD_MAX_TOTAL_SEQ_LEN_Q);
+    }
     /** upper bound of the keys of all batches together, a hint */
     Self &set_max_total_seq_len_kv(std::int64_t values) {
         this->put(WEFT_ATTR_OPERATION_SDPA_BWD_MAX_TOTAL_SEQ_LEN_KV, WEFT_TYPE_INT64, values);
         return this->self();
     }
+    std::optional<std::int64_t> get_max_total_seq_len_kv() const {
+        return this->template get_value<std::int64_t>(WEFT_ATTR_OPERATION_SDPA_BWD_MAX_TOTAL_SEQ_LEN_KV);
+    }
     /** true: two runs agree to the bit */
     Self &set_deterministic_algorithm(bool values) {
         this->put(WEFT_ATTR_OPERATION_SDPA_BWD_IS_DETERMINISTIC_EXT, WEFT_TYPE_BOOLEAN, values);
         return this->self();
+    }
+    bool get_deterministic_algorithm() const {
+        return this->template get_value<bool>(WEFT_ATTR_OPERATION_SDPA_BWD_IS_DETERMINISTIC_EXT).value_or(false);
     }
     /** the block mask of the forward pass */
     Self &set_block_mask(const Operand &values) {
@@ -1880,10 +2166,17 @@ class Moe_grouped_matmul_attributes : public detail::Attributes<Moe_grouped_matm
         this->put(WEFT_ATTR_OPERATION_MOE_GROUPED_MATMUL_MODE, WEFT_TYPE_MOE_GROUPED_MATMUL_MODE, values);
         return this->self();
     }
+    MoeGroupedMatmulMode_t get_mode() const {
+        return this->template get_value<MoeGroupedMatmulMode_t>(WEFT_ATTR_OPERATION_MOE_GROUPED_MATMUL_MODE)
+            .value_or(MoeGroupedMatmulMode_t::NOT_SET);
+    }
     /** places per token; SCATTER */
     Moe_grouped_matmul_attributes &set_top_k(std::int32_t values) {
         this->put(WEFT_ATTR_OPERATION_MOE_GROUPED_MATMUL_TOP_K, WEFT_TYPE_INT32, values);
         return this->self();
+    }
+    std::optional<std::int32_t> get_top_k() const {
+        return this->template get_value<std::int32_t>(WEFT_ATTR_OPERATION_MOE_GROUPED_MATMUL_TOP_K);
     }
 };
 /** Attributes of moe_grouped_matmul_bwd: gradient of each expert's weight. */
@@ -2576,13 +2869,6 @@ class Operations : public Recorder {
                             {WEFT_ATTR_OPERATION_SOFTMAX_SUM_EXP_DESC, "SUM_EXP", false, true, false}});
         return to_array<4>(made);
     }
-    /** reduction of whole dimensions or of groups of neighbours. Returns y. */
-    Tensor reduction(const Operand &input, graph::Reduction_attributes attributes = {}) {
-        auto made = record("reduction", WEFT_BACKEND_OPERATION_REDUCTION_DESCRIPTOR, attributes,
-                           WEFT_ATTR_REDUCTION_COMP_TYPE, {{WEFT_ATTR_OPERATION_REDUCTION_XDESC, "input", input, true}},
-                           {{WEFT_ATTR_OPERATION_REDUCTION_YDESC, "Y", false, true, true}});
-        return made[0];
-    }
     /** other extents for the same elements; set the result's dims. Returns y. */
     Tensor reshape(const Operand &input, graph::Reshape_attributes attributes = {}) {
         auto made = record("reshape", WEFT_BACKEND_OPERATION_RESHAPE_DESCRIPTOR, attributes, std::nullopt,
@@ -2611,16 +2897,6 @@ class Operations : public Recorder {
                             {WEFT_ATTR_OPERATION_RNG_OFFSET_DESC, "offset", offset, false}},
                            {{WEFT_ATTR_OPERATION_RNG_YDESC, "Y", false, true, true}});
         return made[0];
-    }
-    /** numbers of few bits with a scale per block; set y's type. Returns y, scale. */
-    std::array<Tensor, 2> block_scale_quantize(const Operand &input,
-                                               graph::Block_scale_quantize_attributes attributes = {}) {
-        auto made = record("block_scale_quantize", WEFT_BACKEND_OPERATION_BLOCK_SCALE_QUANTIZE_DESCRIPTOR, attributes,
-                           WEFT_ATTR_OPERATION_BLOCK_SCALE_QUANTIZE_MATH_PREC,
-                           {{WEFT_ATTR_OPERATION_BLOCK_SCALE_QUANTIZE_XDESC, "input", input, true}},
-                           {{WEFT_ATTR_OPERATION_BLOCK_SCALE_QUANTIZE_YDESC, "Y", false, true, true},
-                            {WEFT_ATTR_OPERATION_BLOCK_SCALE_QUANTIZE_SCALE_DESC, "SCALE", false, true, true}});
-        return to_array<2>(made);
     }
     /** numbers from those of few bits and a scale per block. Returns y. */
     Tensor block_scale_dequantize(const Operand &input, const Operand &descale,
