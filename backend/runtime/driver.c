@@ -134,9 +134,11 @@ static const struct {
     {802, WEFT_STATUS_EXECUTION_FAILED_CUDA_DRIVER,
      "The system is not ready: on NVSwitch machines start nvidia-fabricmanager, then try again."},
     {803, WEFT_STATUS_NOT_SUPPORTED_INCOMPATIBLE_CUDA_DRIVER,
-     "libcuda and the kernel module are of different versions: reboot, or reload the module, after a driver update."},
+     "Reboot, or reload the kernel module: it and libcuda are of different versions, as after an update of the "
+     "driver."},
     {804, WEFT_STATUS_NOT_SUPPORTED_INCOMPATIBLE_CUDA_DRIVER,
-     "The cuda-compat library does not serve this GPU: take it out of LD_LIBRARY_PATH or update the driver."},
+     "Take the cuda-compat library out of LD_LIBRARY_PATH, or update the driver: the library does not support this "
+     "GPU."},
     /* Of captures and clusters: STREAM_CAPTURE_UNSUPPORTED, _INVALIDATED, _IMPLICIT, INVALID_CLUSTER_SIZE. */
     {900, WEFT_STATUS_EXECUTION_FAILED_CUDA_DRIVER, "The stream is being captured: do this before the capture."},
     {901, WEFT_STATUS_EXECUTION_FAILED_CUDA_DRIVER, "An earlier error ended the capture of the stream: capture anew."},

@@ -47,27 +47,90 @@ bool library_is_cut_off(const char *path, char why[LIBRARY_WHY_BYTES]) {
     return is_cut_off;
 }
 
-/* True if the first file of this name in the loader's folders, LD_LIBRARY_PATH first, is cut off. Folders that only
-   ldconfig knows are not searched. */
-static bool is_found_cut_off(const char *name, char why[LIBRARY_WHY_BYTES]) {
+/* The file that ldconfig writes, in the format of glibc 2.2 and newer. */
+struct loader_cache {
+    char magic[20];
+    uint32_t count, string_bytes, unused[5];
+};
+struct loader_cache_entry {
+    int32_t flags;
+    uint32_t name, path; /* from the header on */
+    uint32_t version;
+    uint64_t capabilities;
+};
+
+/* All files of this name are judged: which one the loader takes depends on the processor. */
+static bool is_cut_off_in_cache(const char *data, size_t bytes, const char *name, char why[LIBRARY_WHY_BYTES]) {
+    struct loader_cache header;
+    size_t length = strlen(name) + 1;
+    /* ldconfig of glibc before 2.32 writes an older format in front. */
+    const char *start = memmem(data, bytes, "glibc-ld.so.cache1.1", sizeof header.magic);
+    bytes -= start ? (size_t)(start - data) : bytes;
+    if (bytes < sizeof header)
+        return false;
+    memcpy(&header, start, sizeof header);
+    for (size_t at = sizeof header; header.count-- > 0; at += sizeof(struct loader_cache_entry)) {
+        struct loader_cache_entry entry;
+        if (bytes - at < sizeof entry)
+            return false;
+        memcpy(&entry, start + at, sizeof entry);
+        bool is_named =
+            entry.name < bytes && bytes - entry.name >= length && memcmp(start + entry.name, name, length) == 0;
+        bool has_path = entry.path < bytes && memchr(start + entry.path, 0, bytes - entry.path);
+        if (is_named && has_path && library_is_cut_off(start + entry.path, why))
+            return true;
+    }
+    return false;
+}
+
+bool library_is_cut_off_for_loader(const char *cache, const char *name, char why[LIBRARY_WHY_BYTES]) {
+    int file = open(cache, O_RDONLY | O_CLOEXEC);
+    struct stat info;
     bool is_cut_off = false;
+    char *data = NULL;
+    if (file >= 0 && fstat(file, &info) == 0 && info.st_size > 0 && (data = malloc((size_t)info.st_size))) {
+        ssize_t bytes = read(file, data, (size_t)info.st_size);
+        is_cut_off = bytes > 0 && is_cut_off_in_cache(data, (size_t)bytes, name, why);
+    }
+    free(data);
+    if (file >= 0)
+        close(file);
+    return is_cut_off;
+}
+
 #ifdef __GLIBC__
+/* True if a file of this name in the loader's folders, LD_LIBRARY_PATH first, is readable; then the first one is
+   judged. */
+static bool is_in_folders(const char *name, bool *is_cut_off, char why[LIBRARY_WHY_BYTES]) {
+    bool is_found = false;
     Dl_serinfo size, *folders;
     void *process = dlopen(NULL, RTLD_LAZY);
     if (!process || dlinfo(process, RTLD_DI_SERINFOSIZE, &size) || !(folders = malloc(size.dls_size)))
         return false;
     /* The second call writes the header of the allocated struct, which the third one checks. */
     if (dlinfo(process, RTLD_DI_SERINFOSIZE, folders) == 0 && dlinfo(process, RTLD_DI_SERINFO, folders) == 0)
-        for (unsigned i = 0; i < folders->dls_cnt; i++) {
+        for (unsigned i = 0; i < folders->dls_cnt && !is_found; i++) {
             char path[PATH_MAX];
             if (snprintf(path, sizeof path, "%s/%s", folders->dls_serpath[i].dls_name, name) >= PATH_MAX ||
                 access(path, R_OK))
                 continue;
-            is_cut_off = library_is_cut_off(path, why);
-            break;
+            *is_cut_off = library_is_cut_off(path, why);
+            is_found = true;
         }
     free(folders);
     dlclose(process);
+    return is_found;
+}
+
+#endif
+
+/* True if the file that the loader would take for this name is cut off. It searches LD_LIBRARY_PATH, then the cache of
+   ldconfig, which covers its own folders. */
+static bool is_found_cut_off(const char *name, char why[LIBRARY_WHY_BYTES]) {
+    bool is_cut_off = false;
+#ifdef __GLIBC__
+    if (!is_in_folders(name, &is_cut_off, why))
+        is_cut_off = library_is_cut_off_for_loader("/etc/ld.so.cache", name, why);
 #else
     (void)name, (void)why;
 #endif

@@ -17,4 +17,7 @@ void *library_open(const char *name, char why[LIBRARY_WHY_BYTES]);
    are no libraries of this machine, are left to dlopen, which refuses them itself. */
 bool library_is_cut_off(const char *path, char why[LIBRARY_WHY_BYTES]);
 
+/* The same for a file of this name that the cache of ldconfig lists. */
+bool library_is_cut_off_for_loader(const char *cache, const char *name, char why[LIBRARY_WHY_BYTES]);
+
 #endif

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 import sys
 import warnings
 from collections.abc import Iterable
@@ -32,6 +33,8 @@ def library() -> Any:
     bundled = Path(__file__).with_name("lib") / SONAME
     path = chosen or (str(bundled) if bundled.exists() else SONAME)
     try:
+        if os.path.isfile(path) and _is_cut_off(path):
+            raise OSError("the file is cut off: its headers describe more bytes than it has")
         opened = ffi.dlopen(path)
     except OSError as error:
         asked = "WEFT_LIBRARY names it" if chosen else f"{bundled} is not there either"
@@ -47,6 +50,28 @@ def library() -> Any:
             "`make build`, or set WEFT_LIBRARY to a newer one."
         ) from None
     return opened
+
+
+def _is_cut_off(path: str) -> bool:
+    """Whether a shared library ends before its last segment does, as after an interrupted copy. The loader would
+    end the process by SIGBUS. Only libraries of 64 bits are judged."""
+    with open(path, "rb") as file:
+        header = file.read(64)
+        if len(header) < 64 or header[:5] != b"\x7fELF\x02":
+            return False
+        order = "<" if header[5] == 1 else ">"
+        (table,) = struct.unpack_from(order + "Q", header, 32)
+        size, count = struct.unpack_from(order + "HH", header, 54)
+        file.seek(table)
+        segments = file.read(size * count)
+        if len(segments) < size * count:
+            return True
+        ends = [0]
+        for at in range(0, len(segments), size):
+            (kind,) = struct.unpack_from(order + "I", segments, at)
+            offset, _, _, bytes_in_file = struct.unpack_from(order + "4Q", segments, at + 8)
+            ends += [offset + bytes_in_file] if kind == 1 else []
+        return os.fstat(file.fileno()).st_size < max(ends)
 
 
 def _nvidia_places() -> list[str]:

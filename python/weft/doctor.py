@@ -146,7 +146,7 @@ def _library_repair() -> str:
     chosen = os.environ.get("WEFT_LIBRARY")
     if chosen and not Path(chosen).exists():
         return "unset WEFT_LIBRARY (it names no file), or set it to the path of a libweft.so.1"
-    return REBUILD
+    return f"unset WEFT_LIBRARY, or {REBUILD}" if chosen else REBUILD
 
 
 def _loaded_library() -> str | None:

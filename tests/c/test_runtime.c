@@ -8,6 +8,7 @@
 
 #include "runtime/context.h"
 #include "runtime/launch.h"
+#include "runtime/library.h"
 
 #include <pthread.h>
 #include <sys/mman.h>
@@ -81,8 +82,8 @@ static void test_no_driver(void) {
     IN_CHILD(no_driver, fake_cuda_file, "FAKE_CUDA_DEVICES=0", "CUDA_VISIBLE_DEVICES=-1");
     expect(incompatible,
            "CUDA driver: it does not start: cuInit answered CUDA_ERROR_SYSTEM_DRIVER_MISMATCH (803: words for "
-           "803). libcuda and the kernel module are of different versions: reboot, or reload the module, "
-           "after a driver update. Until then use the CPU (device cpu:0).");
+           "803). Reboot, or reload the kernel module: it and libcuda are of different versions, as after an "
+           "update of the driver. Until then use the CPU (device cpu:0).");
     IN_CHILD(no_driver, fake_cuda_file, "FAKE_CUDA_FAIL=1:803");
     expect(missing,
            "CUDA driver: it does not start: cuInit answered CUDA_ERROR_STUB_LIBRARY (34: words for 34). It is the "
@@ -745,9 +746,55 @@ static void threads(void) {
     check_clean(2);
 }
 
+/* ---- Files that end early ---------------------------------------------------------------------------------------- */
+
+/* A cache of ldconfig that lists `path` as libx.so.1; `front`: what older versions write before it. */
+static const char *write_loader_cache(const char *path, const char *front) {
+    struct {
+        char magic[20];
+        uint32_t count, string_bytes, unused[5];
+        int32_t flags;
+        uint32_t name, path, version;
+        uint64_t capabilities;
+        char names[16];
+    } cache = {.count = 1, .flags = 0x303, .names = "libx.so.1"};
+    memcpy(cache.magic, "glibc-ld.so.cache1.1", sizeof cache.magic);
+    cache.name = offsetof(__typeof__(cache), names);
+    cache.path = sizeof cache;
+    const char *written = place("ld.so.cache");
+    FILE *file = fopen(written, "wb");
+    if (!file || fputs(front, file) < 0 || fwrite(&cache, sizeof cache, 1, file) != 1 ||
+        fwrite(path, strlen(path) + 1, 1, file) != 1 || fclose(file) != 0)
+        abort();
+    return written;
+}
+
+static void test_files_of_the_loader_cache(void) {
+    static const char *const fronts[] = {"", "ld.so-1.7.0 and entries"};
+    char why[LIBRARY_WHY_BYTES] = "", half[512];
+    size_t bytes = 0;
+    char *data = read_whole(FAKE_CUDA, &bytes);
+    snprintf(half, sizeof half, "%s", place("half.so"));
+    FILE *file = fopen(half, "wb");
+    if (!file || fwrite(data, 4096, 1, file) != 1 || fclose(file) != 0)
+        abort();
+    free(data);
+    for (int i = 0; i < 2; i++) {
+        const char *cache = write_loader_cache(half, fronts[i]);
+        CHECK(library_is_cut_off_for_loader(cache, "libx.so.1", why), "a file that is cut off");
+        CHECK(strstr(why, "the file is cut off: its headers describe "), "%s", why);
+        CHECK(!library_is_cut_off_for_loader(cache, "libx.so", why), "another name");
+        CHECK(!library_is_cut_off_for_loader(write_loader_cache(FAKE_CUDA, fronts[i]), "libx.so.1", why),
+              "a whole file");
+    }
+    CHECK(!library_is_cut_off_for_loader("/nowhere", "libx.so.1", why), "no cache");
+    CHECK(!library_is_cut_off_for_loader(FAKE_CUDA, "libx.so.1", why), "another file");
+}
+
 int main(void) {
     const char *const driver = "WEFT_LIBCUDA=" FAKE_CUDA, *const compiler = "WEFT_NVRTC=" FAKE_NVRTC;
     test_no_driver();
+    test_files_of_the_loader_cache();
     IN_CHILD(forked, driver);
     IN_CHILD(cpu_only, driver, "WEFT_DEVICE=cpu");
     IN_CHILD(default_device, driver);

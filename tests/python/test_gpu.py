@@ -247,6 +247,20 @@ def test_a_driver_that_is_cut_off_is_refused(fakes: dict[str, str], tmp_path: Pa
     assert python("-m", "weft", "doctor", **fakes | path).returncode in (0, 1)
 
 
+@pytest.mark.parametrize(
+    ("result", "repair"),
+    [
+        (803, "Reboot, or reload the kernel module: it and libcuda are of different versions, "),
+        (804, "Take the cuda-compat library out of LD_LIBRARY_PATH, or update the driver: "),
+        (999, "See nvidia-smi and the kernel log. Until then use the CPU (device cpu:0)."),
+    ],
+)
+def test_a_driver_that_does_not_start_has_a_repair(fakes: dict[str, str], result: int, repair: str) -> None:
+    settings = fakes | {"FAKE_CUDA_FAIL": f"1:{result}", "WEFT_DEVICE": "cpu"}
+    text = python("-m", "weft", "doctor", **settings).stdout
+    assert f"({result}: words for {result})\nrepair        {repair}" in text
+
+
 def test_a_compiler_with_its_builtins_is_preferred(fakes: dict[str, str], tmp_path: Path) -> None:
     """Of copies that are equal otherwise the first found would be chosen."""
     whole = Path(fakes["WEFT_NVRTC"]).resolve()
