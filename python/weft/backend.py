@@ -53,8 +53,8 @@ def library() -> Any:
 
 
 def _is_cut_off(path: str) -> bool:
-    """Whether a shared library ends before its last segment does, as after an interrupted copy. The loader would
-    end the process by SIGBUS. Only libraries of 64 bits are judged."""
+    """True if a shared library of 64 bits ends before its last segment does, as after an interrupted copy.
+    The loader would end the process by SIGBUS."""
     with open(path, "rb") as file:
         header = file.read(64)
         if len(header) < 64 or header[:5] != b"\x7fELF\x02":

@@ -87,6 +87,60 @@ def test_wrong_arguments_get_the_words_of_torch(name: str, caplog) -> None:
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
+# ---- Labels ----
+
+LABELS = {
+    "above": torch.tensor([0, 3, 5, 1]), "below": torch.tensor([0, -1, 2, 1]),
+    "far": torch.tensor([0, 2**40, 1, -100]), "least": torch.tensor([0, -(2**63), 1, -100]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("labels", LABELS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_a_label_that_names_no_class_is_refused_as_torch_does(
+    labels: str, reduction: str, dtype: torch.dtype
+) -> None:
+    """The same shapes are served before and after. A loss that is NaN for another reason is no error."""
+    x, target = torch.randn(4, 5, dtype=dtype), LABELS[labels]
+    broken, legal = torch.full((4, 5), torch.nan, dtype=dtype), torch.tensor([0, 4, -100, 1])
+    if x.is_cuda:
+        pytest.skip("torch ends the process's use of the GPU")
+
+    def call(x, target):
+        return F.cross_entropy(x, target, reduction=reduction)
+
+    expected = refusal(lambda: call(x, target))
+    assert expected[0] is IndexError
+    with weft_torch.enable() as enabled:
+        assert not call(x, legal).isnan().any()
+        assert refusal(lambda: call(x, target)) == expected
+        assert call(broken, legal).isnan().any()
+        assert not call(x, legal).isnan().any()
+    served = enabled.report()["aten::cross_entropy_loss"]
+    assert served == {"served": 3, "cross_entropy: a label names no class. Leave it to torch.": 1}
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_label_that_names_no_class_has_a_loss_and_a_gradient_of_nan(
+    weighted: bool, smoothing: float
+) -> None:
+    """Where nothing looks at the labels, as on a GPU."""
+    x, weight = torch.randn(4, 5, requires_grad=True), torch.rand(5) if weighted else None
+    target = torch.tensor([0, 5, -100, -1])
+    loss = torch.ops.weft.cross_entropy(x, target, weight, 0, -100, smoothing)[0]
+    assert loss.isnan().tolist() == [False, True, False, True]
+    (dx,) = torch.autograd.grad(loss, x, torch.ones_like(loss))
+    assert dx.isnan().all(1).tolist() == [False, True, False, True] == dx.isnan().any(1).tolist()
+    assert not dx[2].any()
+
+
+def test_a_compiled_loss_of_a_label_that_names_no_class_is_nan() -> None:
+    run = torch.compile(F.cross_entropy, backend=weft_torch.backend)
+    assert run(torch.randn(4, 5), torch.tensor([0, 1, 5, 2])).isnan()
+
+
 # ---- Strides ----
 
 
@@ -123,7 +177,15 @@ IMAGES = {
     "max_pool_indices": lambda x: F.max_pool2d(x, 2, return_indices=True)[0],
     "group_norm": lambda x: F.group_norm(x, 2),
     "layer_norm": lambda x: F.layer_norm(x, x.shape[-1:]),
+    "rms_norm": lambda x: F.rms_norm(x, x.shape[-1:]),
+    "rms_norm_weight": lambda x: F.rms_norm(x, x.shape[-2:], torch.ones(x.shape[-2:])),
     "softmax": lambda x: F.softmax(x, 1),
+    "log_softmax": lambda x: F.log_softmax(x, 1),
+    "log_softmax_last": lambda x: F.log_softmax(x, -1),
+    "cross_entropy": lambda x: F.cross_entropy(x, torch.ones(2, 6, 8, dtype=torch.int64)).expand(x.shape),
+    "cross_entropy_rows": lambda x: F.cross_entropy(
+        x, torch.ones(2, 6, 8, dtype=torch.int64), reduction="none", label_smoothing=0.1
+    )[:, None].expand(x.shape),
     "avg_pool": lambda x: F.avg_pool2d(x, 2),
     "conv": lambda x: F.conv2d(x, torch.ones(3, 4, 2, 2)),
 }

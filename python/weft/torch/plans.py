@@ -413,7 +413,7 @@ def _depends_on_device(name: str, tensors: Sequence[torch.Tensor]) -> bool:
     """True if the results have other layouts or types on the device in torch than on the meta device, which
     stands for the CPU in the fakes of operators: layouts of convolutions, types of the statistics of 16-bit
     inputs, and on a GPU also what torch's kernels lay out otherwise than those for the CPU."""
-    if tensors[0].is_cuda and any(part in name for part in ("sdpa", "batch_norm", "softmax")):
+    if tensors[0].is_cuda and any(part in name for part in ("sdpa", "batch_norm", "rms_norm", "softmax")):
         return True
     has_statistics = name == "layer_norm" or "batch_norm" in name
     return name in ("conv", "conv_backward") or (has_statistics and tensors[0].dtype in _HALVES)

@@ -3,6 +3,7 @@ up: a row is read whole."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -10,7 +11,7 @@ import torch
 
 from weft.errors import NotSupportedError
 from weft.tensor import Tensor
-from weft.torch.ops import OPERATORS, differentiable, gradients, operator, stands_for
+from weft.torch.ops import OPERATORS, differentiable, gradients, is_watched, operator, stands_for
 from weft.torch.plans import Drawing, _strides
 
 aten, F = torch.ops.aten, torch.nn.functional
@@ -29,6 +30,8 @@ class _Rows(NamedTuple):
     """Whether a class is the row's own, [N, C, d..]."""
     kept: Tensor
     """Whether a row counts, [N, 1, d..]."""
+    is_known: Tensor
+    """Whether the row's label names a class, [N, 1, d..]. The loss and the gradient of other rows are NaN."""
     weights: Tensor | None
     """[1, C, 1..]"""
 
@@ -62,7 +65,14 @@ def _rows(d: Drawing, scores: Tensor, x: Any, target: Any, weight: Any, ignored:
     labels = d.read(target, *_of_rows(target))
     weights = None if weight is None else d.read(weight, [1, _classes(x), *[1] * (rank - 2)])
     hit = g.cmp_eq(g.gen_index(scores, CLASS), labels)
-    return _Rows(hit, g.cmp_neq(labels, ignored), weights)
+    is_known = g.logical_and(g.cmp_ge(labels, 0), g.cmp_lt(labels, _classes(x)))
+    return _Rows(hit, g.cmp_neq(labels, ignored), is_known, weights)
+
+
+def _counted(d: Drawing, row: Tensor, rows: _Rows) -> Tensor:
+    """A number of each row: 0 where the row does not count, NaN where its label names no class."""
+    known = d.graph.binary_select(row, d.number(torch.nan), rows.is_known)
+    return d.graph.binary_select(known, d.number(0), rows.kept)
 
 
 def _weight_of_row(d: Drawing, rows: _Rows) -> Tensor | float:
@@ -76,7 +86,7 @@ def _write_loss(d: Drawing, row: Tensor, rows: _Rows, reduction: int, target: An
     """Results 0, the loss, and 1, what its mean is divided by."""
     g, rank = d.graph, max(target.ndim + 1, 2)
     every, one = [i for i in range(rank) if i != CLASS], [1] * rank
-    loss = g.binary_select(row, d.number(0), rows.kept)
+    loss = _counted(d, row, rows)
     weight = g.binary_select(_weight_of_row(d, rows), d.number(0), rows.kept)
     weight.set_dim(_of_rows(target)[0])
     total = g.reduction(weight, "ADD", dims=every)
@@ -94,7 +104,7 @@ def _factor(d: Drawing, dloss: Any, total: Any, rows: _Rows, reduction: int, x: 
     factor = d.read(dloss, *(_of_rows(dloss) if reduction == NONE else (one,)))
     if reduction == MEAN:
         factor = g.div(factor, d.read(total, one))
-    return g.binary_select(factor, d.number(0), rows.kept)
+    return _counted(d, factor, rows)
 
 
 # ---- Cross-entropy ----
@@ -126,7 +136,6 @@ def _cross_entropy(
     rows = _rows(d, scores, x, target, weight, ignored)
     most = g.reduction(scores, "MAX", dims=[CLASS])
     log_sum = g.log(g.reduction(g.exp(g.sub(scores, most)), "ADD", dims=[CLASS]))
-    # A label that names no class has an infinite loss.
     own = g.reduction(g.binary_select(scores, d.number(-torch.inf), rows.hit), "MAX", dims=[CLASS])
     row = g.sub(log_sum, g.sub(own, most))
     if weight is not None:
@@ -142,7 +151,7 @@ def _cross_entropy(
 
 
 def _fake_backward(dloss: Any, x: Any, *_: Any) -> Any:
-    return torch.empty_like(x)
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
 @operator(
@@ -235,8 +244,21 @@ def _check(
 
 
 @stands_for("cross_entropy", aten.cross_entropy_loss.default, is_composite=True, check=_check)
-def _serve_cross_entropy(*arguments: Any) -> Any:
-    return OPERATORS["cross_entropy"].apply(*arguments)[0]
+def _serve_cross_entropy(x: Any, target: Any, *how: Any) -> Any:
+    loss = OPERATORS["cross_entropy"].apply(x, target, *how)[0]
+    # On a GPU a look at the loss would wait for it.
+    if loss.device.type == "cpu" and not is_watched(loss) and torch._C._get_tracing_state() is None:
+        _refuse_unknown(loss, target, _classes(x), how[2] if len(how) > 2 else -100)
+    return loss
+
+
+def _refuse_unknown(loss: Any, target: Any, classes: int, ignored: int) -> None:
+    """Leaves labels that name no class to torch, which raises an IndexError. Their loss is NaN."""
+    if not math.isnan((loss if loss.ndim == 0 else loss.sum()).item()):
+        return
+    labels = target[target != ignored]
+    if ((labels < 0) | (labels >= classes)).any():
+        raise NotSupportedError("cross_entropy: a label names no class. Leave it to torch.")
 
 
 # ---- Negative log-likelihood ----

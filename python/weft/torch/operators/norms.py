@@ -162,9 +162,11 @@ def _rms_norm_alone(x: Any, shape: Sequence[int], weight: Any = None, eps: float
 
 
 def _fake_rms_norm_backward(dy: Any, x: Any, _: Any, __: Any, weight: Any, wanted: Sequence[bool]) -> Any:
-    """torch's own fake kernel gives the weight's gradient the type of x."""
-    both = (x, weight)
-    return tuple(torch.empty_like(e) if w else None for e, w in zip(both, wanted, strict=True))
+    """torch's own fake kernel gives the weight's gradient the type of x. The gradient of x has the layout of
+    dy on the CPU, where torch composes it of operators, and is contiguous on a GPU."""
+    layout = torch.contiguous_format if x.device.type == "cuda" else torch.preserve_format
+    dx = torch.empty_like(dy, dtype=x.dtype, memory_format=layout) if wanted[0] else None
+    return dx, torch.empty_like(weight) if wanted[1] else None
 
 
 @operator("rms_norm_backward", aten._fused_rms_norm_backward.default, (), fake=_fake_rms_norm_backward)

@@ -45,7 +45,14 @@ def _log_softmax(d: Drawing, x: Any, dim: int, _: bool) -> None:
     d.write(0, spellings.log_softmax(d.graph, d.read(x), _axis(x, dim)))
 
 
-@operator("log_softmax_backward", aten._log_softmax_backward_data.default)
+def _fake_log_softmax_backward(*arguments: Any) -> Any:
+    """torch's own fake kernel gives the result the layout of the incoming gradient."""
+    return aten._log_softmax_backward_data.default(*arguments).contiguous()
+
+
+@operator(
+    "log_softmax_backward", aten._log_softmax_backward_data.default, fake=_fake_log_softmax_backward
+)
 def _log_softmax_backward(d: Drawing, dy: Any, y: Any, dim: int, _: Any) -> None:
     d.write(0, spellings.log_softmax_backward(d.graph, d.read(dy), d.read(y), dim % max(y.ndim, 1)))
 
