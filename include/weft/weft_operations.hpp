@@ -975,7 +975,7 @@ class Resample_backward_attributes : public detail::Attributes<Resample_backward
         this->give(WEFT_ATTR_OPERATION_RESAMPLE_BWD_IDXDESC, "index", values);
         return this->self();
     }
-    /** MAXPOOL without index: the forward input, whose first maximum takes the gradient */
+    /** MAXPOOL without index: the forward input, whose first maximum, or last NaN, takes the gradient */
     Resample_backward_attributes &set_input(const Operand &values) {
         this->give(WEFT_ATTR_OPERATION_RESAMPLE_BWD_XDESC, "x", values);
         return this->self();

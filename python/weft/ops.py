@@ -2846,8 +2846,8 @@ class Ops:
         Args:
             loss: gradient of the result, [N, C, y..].
             index: the positions that the forward operation wrote, [N, C, y..]; optional.
-            input: MAXPOOL without index: the forward input, whose first maximum takes the gradient, [N, C,
-                x..]; optional.
+            input: MAXPOOL without index: the forward input, whose first maximum, or last NaN, takes the
+                gradient, [N, C, x..]; optional.
             output: the forward result; accepted, not needed, [N, C, y..]; optional.
             window: extents of the window in elements; interpolation uses it only to infer the extents of y,
                 unset: 1; one number: for all.

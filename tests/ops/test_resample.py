@@ -99,7 +99,8 @@ FILLS: dict[str | None, float | str] = {
 
 
 def max_pool(case: Pool, x: Array, padding_mode: str | None = None) -> tuple[Array, Array]:
-    """The maxima, and the positions of the first ones; a -inf of x comes before one of the padding."""
+    """The maxima, and the positions of the first ones, or of the last NaNs; a -inf of x comes before one of
+    the padding."""
     wide = checks.exact(x)
     seen = windows(case, wide, FILLS[padding_mode])
     first = np.argmax(seen, -1)
@@ -108,7 +109,8 @@ def max_pool(case: Pool, x: Array, padding_mode: str | None = None) -> tuple[Arr
         best = np.max(seen, -1, keepdims=True)
         is_best = real & ((seen == best) | (np.isnan(seen) & np.isnan(best)))
         first = np.where(is_best.any(-1), np.argmax(is_best, -1), 0)
-    return np.max(seen, -1), first
+    last_nan = seen.shape[-1] - 1 - np.argmax(np.isnan(seen)[..., ::-1], -1)
+    return np.max(seen, -1), np.where(np.isnan(seen).any(-1), last_nan, first)
 
 
 def average_pool(case: Pool, x: Array, mode: str, padding_mode: str | None = None) -> Array:
@@ -411,13 +413,13 @@ def test_a_minus_infinity_is_preferred_to_padding() -> None:
 def test_nan_wins_unless_told_otherwise() -> None:
     x = np.float32([[[1, np.nan, 3, np.nan, np.nan, 0, -1, -2]]])
     for propagates, y, index in (
-        ("PROPAGATE_NAN", [np.nan, np.nan, np.nan, 0], [1, 1, 0, 0]),
-        ("NOT_PROPAGATE_NAN", [1, 3, 0, 0], [0, 0, 1, 0]),
+        ("PROPAGATE_NAN", [np.nan, np.nan, np.nan, 0, np.nan], [1, 1, 0, 0, 1]),
+        ("NOT_PROPAGATE_NAN", [1, 3, 0, 0, np.nan], [0, 0, 1, 0, 0]),
     ):
         values = {"mode": "MAXPOOL", "window": [2], "stride": [2], "nan_propagation": propagates}
         checks.check(
             lambda g, x, values=values: checks.record(g, "resample", {"x": x, **values}, ("y", "index")),
-            {"x": np.concatenate([x[..., :4], x[..., 4:6], x[..., 5:7]], -1)},
+            {"x": np.concatenate([x[..., :4], x[..., 4:6], x[..., 5:7], x[..., 3:5]], -1)},
             [np.array([[y]]), np.array([[index]])],
         )
 
@@ -425,7 +427,7 @@ def test_nan_wins_unless_told_otherwise() -> None:
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 @pytest.mark.parametrize("case", POOLS[-3:], ids=lambda case: case.name)
 def test_the_first_of_what_compares_in_its_own_way(case: Pool, dtype: str) -> None:
-    """NaNs, zeros of both signs and infinities, of which the first counts."""
+    """Zeros of both signs and infinities, of which the first counts, and NaNs, of which the last does."""
     values = np.array([np.nan, -0.0, 0.0, INF, -INF, -1, -1, -2])
     chance = np.array([1, 20, 20, 2, 10, 20, 20, 20]) / 113
     x = checks.narrow(np.random.default_rng(5).choice(values, case.x, p=chance), dtype)

@@ -46,3 +46,24 @@ def test_rows_with_infinite_scores_are_those_of_torch(name: str, dtype, face: st
         with weft_torch.enable() if face == "enable" else contextlib.nullcontext():
             found = run(weft, row)
         torch.testing.assert_close(found, expected, equal_nan=True, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+@pytest.mark.parametrize("window", [2, 3])
+def test_of_several_nans_in_a_window_the_index_is_that_of_torch(window: int, layout, dtype) -> None:
+    x = torch.randn(2, 20, 12, 12, dtype=torch.float64)
+    x = x.masked_fill(torch.rand(x.shape) < 0.3, torch.nan).to(dtype).contiguous(memory_format=layout)
+
+    def run():
+        leaf = x.clone().requires_grad_()
+        y, where = F.max_pool2d(leaf, window, 2, window // 2, return_indices=True)
+        (dx,) = torch.autograd.grad(y, leaf, torch.ones_like(y))
+        values = F.max_pool2d(leaf, window, 2, window // 2)
+        return y.detach(), where, dx, torch.autograd.grad(values, leaf, torch.ones_like(y))[0]
+
+    expected = run()
+    with weft_torch.enable() as enabled:
+        found = run()
+    assert all("served" in outcomes for outcomes in enabled.report().values())
+    torch.testing.assert_close(found, expected, equal_nan=True, rtol=0, atol=0)

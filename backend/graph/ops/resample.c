@@ -151,9 +151,9 @@ static const struct row rows[] = {
                .shape = "[N, C, 1 + (x + pre + post - dilation * (window - 1) - 1) / stride..]", .doc = "result"),
     TENSOR_ROW(ROLE_OUTPUT, struct resample_op, index, WEFT_ATTR_OPERATION_RESAMPLE_FWD_IDXDESC, "index",
                .shape = "[N, C, y..]",
-               .doc =
-                   "MAXPOOL: position of the first maximum inside its window, row-major; an integer type, unset: INT8 "
-                   "where it fits, else INT32"),
+               .doc = "MAXPOOL: position of the first maximum, or of the last NaN, inside its window, row-major; an "
+                      "integer type, unset: INT8 "
+                      "where it fits, else INT32"),
     VALUE_ROW(WEFT_TYPE_DOUBLE, struct resample_op, alpha, WEFT_ATTR_OPERATION_RESAMPLE_FWD_ALPHA, "alpha",
               .initial = 1, .doc = "factor on the result"),
     VALUE_ROW(WEFT_TYPE_DOUBLE, struct resample_op, beta, WEFT_ATTR_OPERATION_RESAMPLE_FWD_BETA, "beta",
@@ -169,7 +169,7 @@ static const struct row backward_rows[] = {
     TENSOR_ROW(ROLE_INPUT, struct resample_op, index, WEFT_ATTR_OPERATION_RESAMPLE_BWD_IDXDESC, "index",
                .shape = "[N, C, y..]", .doc = "MAXPOOL: the positions that the forward operation wrote"),
     TENSOR_ROW(ROLE_INPUT, struct resample_op, x, WEFT_ATTR_OPERATION_RESAMPLE_BWD_XDESC, "x", .shape = "[N, C, x..]",
-               .doc = "MAXPOOL without index: the forward input, whose first maximum takes the gradient"),
+               .doc = "MAXPOOL without index: the forward input, whose first maximum, or last NaN, takes the gradient"),
     TENSOR_ROW(ROLE_INPUT, struct resample_op, y, WEFT_ATTR_OPERATION_RESAMPLE_BWD_YDESC, "y", .shape = "[N, C, y..]",
                .doc = "the forward result; accepted, not needed"),
     TENSOR_ROW(ROLE_OUTPUT, struct resample_op, dx, WEFT_ATTR_OPERATION_RESAMPLE_BWD_DXDESC, "dx", .required = true,
@@ -572,12 +572,12 @@ static double load_tap(const struct resample_geometry *g, const struct image *im
     return view_load(image->view, index);
 }
 
-/* Whether a value replaces the best so far: the first of the largest wins. NaN propagates or loses, whichever is asked
-   for; of two NaN the first stays. */
+/* True if a value replaces the best so far: the first of the largest wins. NaN propagates, so that the last one wins as
+   in PyTorch, or loses. */
 static bool beats(const struct resample_geometry *g, double value, double best) {
-    if (isnan(value) || isnan(best))
-        return isnan(value) != isnan(best) && isnan(value) == g->propagates_nan;
-    return value > best;
+    if (isnan(value))
+        return g->propagates_nan;
+    return isnan(best) ? !g->propagates_nan : value > best;
 }
 
 /* The maximum of a window; its position is -1 where the window holds nothing but NEG_INF_PAD, which is never picked. */

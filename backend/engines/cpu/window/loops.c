@@ -11,8 +11,8 @@
 #pragma GCC optimize("no-loop-unroll-and-jam")
 #endif
 
-/* Larger, or unlike the other a NaN: not less or equal, which no NaN is, and no NaN that loses. */
-#define BEATS_OR_NAN(value, best) (!((value) <= (best)) & ((best) == (best)))
+/* Larger, or a NaN; or larger, or the best so far is a NaN, which loses. */
+#define BEATS_OR_NAN(value, best) (((value) > (best)) | ((value) != (value)))
 #define BEATS_OR_NO_NAN(value, best) (!((value) <= (best)) & ((value) == (value)))
 
 /* Strides of 1 and 2, which nearly all windows have, as constants. */

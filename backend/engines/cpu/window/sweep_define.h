@@ -46,7 +46,7 @@ INLINE void NAME(store)(void *at, NAME(ints) numbers, int lanes) {
 
 INLINE NAME(ints) NAME(select)(NAME(ints) mask, NAME(ints) yes, NAME(ints) no) { return no ^ ((no ^ yes) & mask); }
 
-/* Of equals the first stays; of a NaN and another the NaN, or the other. Begins with the first tap. */
+/* Of equals the first stays; a NaN replaces all before it, or loses to all else. Begins with the first tap. */
 INLINE void NAME(maximum_block)(const struct sweep *s, struct frame f, int64_t position, int64_t channel, int vectors,
                                 int lanes, weftDataType_t type, bool has_where, bool nan_wins) {
     const int64_t size = type == WEFT_DATA_FLOAT ? 4 : 2, offset = position * f.row_step + channel * size;
@@ -65,7 +65,7 @@ INLINE void NAME(maximum_block)(const struct sweep *s, struct frame f, int64_t p
         const char *row = s->rows[k] + offset;
         _Pragma("GCC unroll 4") for (int v = 0; v < vectors; v++) {
             NAME(floats) value = NAME(load)(type, row + v * LANES * size, lanes);
-            NAME(ints) wins = ~(value <= best[v]) & (nan_wins ? best[v] == best[v] : value == value);
+            NAME(ints) wins = nan_wins ? (value > best[v]) | (value != value) : ~(value <= best[v]) & (value == value);
             best[v] = (NAME(floats))NAME(select)(wins, (NAME(ints))value, (NAME(ints))best[v]);
             if (has_where)
                 where[v] = NAME(select)(wins, (NAME(ints)){0} + s->numbers[k], where[v]);

@@ -82,10 +82,9 @@ DEVICE length_t counted_of(const axis &a, length_t first) {
     return until > before ? until - before : 0;
 }
 
-/* Whether a value replaces the best so far: the first of the largest wins. */
+/* True if a value replaces the best so far: the first of the largest wins; the last NaN does, or none. */
 DEVICE bool beats(math_t value, math_t best) {
-    const bool is_nan = value != value, was_nan = best != best;
-    return is_nan || was_nan ? is_nan != was_nan && is_nan == (bool)PROPAGATES_NAN : value > best;
+    return PROPAGATES_NAN ? value > best || value != value : !(value <= best) && value == value;
 }
 
 /* Runs along the channels where they lie side by side. */

@@ -94,7 +94,7 @@ constexpr int UNITS = made_of::COUNT;
 DEVICE unit_t padding() { return IS_MAXIMUM && SKIPS_PADDING ? made_of::none() : unit_t{}; }
 
 /* What windows combine: a channel's best or sum, and the number of the best among the taps; a pair has two such numbers
-   in a word, of which that of a NaN is the last one's: correct_numbers() finds the first. */
+   in a word, of which that of a NaN is the window's last: correct_numbers() finds the NaN's. */
 struct found {
     unit_t value[UNITS];
     i32 where[UNITS];
@@ -126,8 +126,7 @@ struct found {
             where[e] = (i32)((u32)number & mask | (u32)where[e] & ~mask);
         } else {
             const U most = larger(best, other);
-            const bool is_better =
-                PROPAGATES_NAN ? !(other <= best) && best == best : !(other <= best) && other == other;
+            const bool is_better = PROPAGATES_NAN ? other > best || other != other : !(other <= best) && other == other;
             value[e] = most;
             where[e] = is_better ? number : where[e];
         }

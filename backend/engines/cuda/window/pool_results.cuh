@@ -67,7 +67,7 @@ DEVICE void store_numbers(const P &p, const axis (&axes)[3], const coordinates &
     }
 }
 
-/* Where a maximum of pairs is NaN, its number: the first NaN's. Rare, so short rather than fast. */
+/* Where a maximum of pairs is NaN, its number: the last NaN's. Rare, so short rather than fast. */
 template <class P, class F>
 DEVICE void correct_numbers(const P &p, const axis (&axes)[3], const coordinates &to, const length_t (&o)[3],
                             const F &made) {
@@ -79,7 +79,7 @@ DEVICE void correct_numbers(const P &p, const axis (&axes)[3], const coordinates
         if (any == 0)
             return;
 #pragma unroll 1
-        for (int number = TAPS0 * TAPS1 * TAPS2 * RUN; number-- > 0;) {
+        for (int number = 0; number < TAPS0 * TAPS1 * TAPS2 * RUN; number++) {
             const length_t t = number / RUN, e = number % RUN, channel = ALONG_ROWS ? 0 : e,
                            along = o[2] + (ALONG_ROWS ? e : 0);
             const length_t at[3] = {first_of(axes[0], o[0]) + t / (TAPS1 * TAPS2),
