@@ -498,3 +498,20 @@ def test_small_attention_runs_on_the_fast_engine(size: tuple[int, int, int], is_
     seconds = {each["engine"]: each["seconds"] for each in g.support() if each["supported"]}
     assert seconds["cpu.reference"] > seconds["cpu.fast"]
     assert g.build().plan.engine == "cpu.fast"
+
+
+@pytest.mark.parametrize("operation", ["product", "biased product", "softmax", "relu"])
+def test_the_smallest_tensors_run_on_the_fast_engine(operation: str) -> None:
+    """Where both engines take as long to start, the reference engine's arithmetic takes longer."""
+    g = weft.Graph(io_data_type="f32", compute_data_type="f32", handle=weft.create_handle("cpu"))
+    x = g.tensor([2, 8], name="x")
+    if operation == "softmax":
+        y = g.softmax(x)
+    elif operation == "relu":
+        y = g.relu(x)
+    else:
+        y = g.matmul(x, g.tensor([8, 8], name="w"))
+        y = y if operation == "product" else g.add(y, g.tensor([1, 8], name="b"))
+    y.set_output(True)
+    assert g.build().plan.engine == "cpu.fast"
+    assert len(steps_of(g)) == 1
