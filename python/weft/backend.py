@@ -203,8 +203,8 @@ _ELEMENTS = {
 }
 
 
-SHORT = 16
-"""Elements that most attributes have at most: they are read by one call."""
+SHORT, SHORT_TEXT = 16, 2048
+"""Elements, and bytes of text, that most attributes have at most: they are read by one call."""
 
 
 @cache
@@ -214,6 +214,7 @@ def _type_of(kind: str) -> tuple[int, Any]:
 
 
 _COUNT, _DESCRIPTOR = ffi.typeof("int64_t *"), ffi.typeof("weftBackendDescriptor_t *")
+_TEXT = ffi.typeof(f"char[{SHORT_TEXT}]")
 
 
 class Descriptor:
@@ -278,9 +279,11 @@ class Descriptor:
 
     def get_bytes(self, name: int) -> bytes:
         """An attribute of type CHAR, as bytes."""
-        count = self.count(name, "CHAR")
-        text = ffi.new("char[]", count + 1)
-        self._read(name, "CHAR", count, text)
+        text = ffi.new(_TEXT)
+        count = self._read(name, "CHAR", SHORT_TEXT, text)
+        if count > SHORT_TEXT:
+            text = ffi.new("char[]", count)
+            self._read(name, "CHAR", count, text)
         return bytes(ffi.buffer(text, count))
 
     def get_text(self, name: int) -> str:

@@ -194,7 +194,8 @@ class Lowering:
                         self._check_input(tensor, f"{operation.kind} '{operation.name}': {key}")
 
     def _check_input(self, tensor: Tensor, where: str) -> None:
-        if not self.tensor(tensor).get(attribute_name.TENSOR_DIMENSIONS, "INT64"):
+        descriptor, (dims, *_) = self.tensor(tensor), self._shapes.get(tensor, (tensor._dims,))
+        if not dims and not descriptor.get(attribute_name.TENSOR_DIMENSIONS, "INT64"):
             raise BadParameterError(f"{where}, {tensor.label}, has no dims. Give dim= to its tensor().")
         if not self._types_of(tensor):
             remedy = "Give data_type= to its tensor(), or io_data_type= to the graph."
@@ -214,6 +215,8 @@ class Lowering:
 
     def _types_of(self, tensor: Tensor) -> list[data_type]:
         """The type of a tensor, in a list; empty if it has none, of which the library complains."""
+        if tensor._data_type is not None and tensor._data_type >= 0:
+            return [tensor._data_type]
         found = self.tensor(tensor).get(attribute_name.TENSOR_DATA_TYPE, "DATA_TYPE")
         return [data_type(number) for number in found if number >= 0]
 
