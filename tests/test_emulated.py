@@ -50,6 +50,13 @@ def test_every_kernel() -> None:
     check(others, [again] * len(others))
 
 
+def test_texts_of_kernels() -> None:
+    """Of configurations that no other test compiles, on chips of each generation: a part of them."""
+    settings: dict[str, object] = {"EMULATOR_CHECKS": 1, "WEFT_CACHE": "off"}
+    parts = turns.of_today([f"{i}/64" for i in range(1, 65)], 32)
+    check([["tests/kernel_texts.py", "--part", part] for part in parts], [settings] * len(parts))
+
+
 @pytest.mark.parametrize("chip", sorted({chip for chip, _ in CHOSEN}, key=int))
 def test_chosen_operations(chip: str) -> None:
     tests = [test for own, test in CHOSEN if own == chip]

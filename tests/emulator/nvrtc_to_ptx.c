@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* NVRTC as the emulator wants it, chosen by WEFT_NVRTC: whatever is asked for a chip comes as PTX for that chip, in the
    place of machine code. EMULATOR_NVRTC names the copy that compiles. EMULATOR_ASSEMBLES=1: it makes the machine code,
-   too, which takes half as long again, so that a program that the assembler refuses or warns of is seen. */
+   too, which takes half as long again, so that a program that the assembler refuses or warns of is seen.
+   EMULATOR_CHECKS=1: it only checks a program's text, in a third of the time, and gives no code that runs: of programs
+   compiled so no cache may store anything. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
@@ -140,7 +142,7 @@ const char *nvrtcGetErrorString(int result) {
 int nvrtcCompileProgram(void *program, int count, const char *const *options);
 int nvrtcCompileProgram(void *program, int count, const char *const *options) {
     static const char chip[] = "--gpu-architecture=sm_";
-    const char *changed[OPTIONS_MAX];
+    const char *changed[OPTIONS_MAX + 1];
     char arch[64];
     int (*function)(void *, int, const char *const *);
     *(void **)&function = find("nvrtcCompileProgram");
