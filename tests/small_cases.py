@@ -1054,6 +1054,9 @@ CASES = {
         "patch_sm90", "patch_sm90", conv("fprop", (2, 64, 40, 41), (72, 64, 3, 3), flipped=True)
     ),
     "conv wgrad": Case("product_sm90", "hopper", conv("wgrad", (4, 128, 13, 15), (200, 128, 3, 3))),
+    "conv wgrad, groups between 16 bytes": Case(
+        "map product_sm90", "packed", conv("wgrad", (8, 256, 7, 9), (80, 64, 3, 3))
+    ),
     "conv of few tiles": Case(
         "product_cluster_split_sm90",
         "hopper",

@@ -169,12 +169,15 @@ static struct tensor filter_view(const struct tensor *tensor, const struct conv_
     return view;
 }
 
-/* Groups whose channels fill no block of the tensor cores are merged until they do, or all of them. BLOCK_BYTES is the
-   step along k of a product. */
+/* Groups whose channels fill no block of the tensor cores are merged until they do, or all of them; of a filter
+   gradient whose dy has its channels innermost also until merged groups of filters begin at ROW_BYTES, where the copy
+   engine can read. Merging n groups multiplies n times as much. BLOCK_BYTES is the step along k of a product. */
 static int64_t groups_to_merge(const struct repack_candidates *candidates, const struct conv_geometry *g) {
-    int64_t block = BLOCK_BYTES * 8 / dtype_of(type_of(&candidates->at[PACKED_A]))->bits, merged = 1;
+    weftDataType_t type = type_of(&candidates->at[PACKED_A]);
+    int64_t block = BLOCK_BYTES * 8 / dtype_of(type)->bits, merged = 1;
     int64_t k = g->direction == CONV_DATA ? g->k : g->c;
-    while (merged < g->groups && (g->groups % merged != 0 || merged * k % block != 0))
+    int64_t start = g->direction == CONV_FILTER && dtype_is_half(type) ? ROW_BYTES * 8 / dtype_of(type)->bits : 1;
+    while (merged < g->groups && (g->groups % merged != 0 || merged * k % block != 0 || merged * g->k % start != 0))
         merged++;
     return merged;
 }
