@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import enum
+import json
 import pickle
 import sys
 from importlib import import_module
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 import weft
 import weft.cudnn as cudnn
+from weft.cudnn import collect_env
 from weft.cudnn.differences import NOT_THERE
 from weft.cudnn.enums import cudnn_type, to_weft, weft_type
 
@@ -451,3 +453,17 @@ def test_modules_are_those_of_cudnn() -> None:
         import torch
 
         assert torch_to_cudnn_data_type(torch.bfloat16) is T.BFLOAT16
+
+
+def test_the_environment_report_names_the_versions_that_are_followed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert collect_env.main([]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("cudnn frontend: 1.32.0, whose names and rules weft.cudnn follows\n")
+    assert "cudnn backend: 9.28.0" in text
+    assert "smoke test" in text
+    assert collect_env.main(["--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["cudnn backend"] == "9.28.0"
+    assert "problems" in found

@@ -3,6 +3,7 @@ dimensions, slices by Python's rules, keywords of setters."""
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Any
 
@@ -61,6 +62,102 @@ def test_a_virtual_result_of_another_graph_is_refused(place: Any) -> None:
     inner = other.relu(other.tensor(dim=[4], stride=[1]))
     with pytest.raises(weft.BadParameterError, match=r"is a virtual tensor of another graph\. Give"):
         g.relu(inner)
+
+
+# ---- Operands of fewer dimensions ----
+
+
+def test_pointwise_operands_of_fewer_dimensions_get_ones_in_front(place: Any) -> None:
+    rng = np.random.default_rng(0)
+    x, b, padded = rng.standard_normal((2, 3, 4)), rng.standard_normal(4), rng.standard_normal((3, 6))
+    g = graph(place)
+    X, B = g.tensor(dim=[2, 3, 4], stride=[12, 4, 1]), g.tensor(dim=[4], stride=[1])
+    P = g.tensor(dim=[3, 4], stride=[6, 1])
+    y = g.sub(a=g.mul(a=B, b=g.exp(g.exp(X))), b=P).set_output(True)  # the rank of exp is not known yet
+    g.build([cudnn.heur_mode.A])
+    assert (y.get_dim(), y.get_stride()) == ([2, 3, 4], [12, 4, 1])
+    result = place.empty([2, 3, 4])
+    rows = place.put(padded, "f32")
+    place.run(g, {X: place.put(x, "f32"), B: place.put(b, "f32"), P: rows, y: result})
+    x, b, padded = (np.float64(np.float32(each)) for each in (x, b, padded))
+    place.close(result, b * np.exp(np.exp(x)) - padded[:, :4])
+
+
+def test_masks_of_fewer_dimensions(place: Any) -> None:
+    g = graph(place)
+    X, M = g.tensor(dim=[2, 3], stride=[3, 1]), g.tensor(dim=[3], stride=[1], data_type=T.BOOLEAN)
+    y = g.binary_select(input0=X, input1=0.0, mask=M).set_output(True)
+    g.build([cudnn.heur_mode.A])
+    x, result = place.random((2, 3)), place.empty([2, 3])
+    place.run(g, {X: x, M: place.put(np.array([True, False, True])), y: result})
+    place.close(result, place.get(x) * [1, 0, 1])
+
+
+@pytest.mark.parametrize("rope_dim", [None, 4])
+@pytest.mark.parametrize("name", ["rope", "rope_backward"])
+def test_rotated_heads_have_the_strides_of_the_input(place: Any, name: str, rope_dim: int | None) -> None:
+    dims, strides, angles = [2, 3, 5, 8], [180, 60, 12, 1], np.linspace(-2, 2, 5 * (rope_dim or 8))
+    g = graph(place)
+    X, F = g.tensor(dim=dims, stride=strides), g.tensor(dim=[5, 1, 1, rope_dim or 8])
+    y = getattr(g, name)(X, F, rope_dim=rope_dim).set_output(True)
+    g.build([cudnn.heur_mode.A])
+    assert (y.get_dim(), y.get_stride()) == (dims, strides)
+    memory = np.random.default_rng(1).standard_normal((2, 3, 5, 12))
+    rows, result = place.put(memory, "f32"), place.empty(dims, strides=strides)
+    place.run(g, {X: rows, F: place.put(angles.reshape(5, 1, 1, -1), "f32"), y: result})
+    x = np.float64(np.float32(memory[..., :8]))
+    turned, first = x.copy(), 8 - (rope_dim or 8)
+    low, high = np.split(x[..., first:], 2, axis=-1)
+    sign = -1 if name.endswith("backward") else 1
+    angle = np.float64(np.float32(angles)).reshape(5, -1)
+    turned[..., first:] = x[..., first:] * np.cos(angle)
+    turned[..., first:] += sign * np.sin(angle) * np.concatenate([-high, low], -1)
+    place.close(result, turned)
+
+
+# ---- BOOLEAN ----
+
+
+@pytest.mark.skipif(os.environ.get("WEFT_TEST_DEVICE", "cpu") != "cpu", reason="addresses of the host")
+@pytest.mark.parametrize("has_norm", [False, True])
+def test_operations_decide_what_a_boolean_at_an_address_is(place: Any, has_norm: bool) -> None:
+    """Bits after a norm, as in cuDNN's engines for norms; bytes where elements are only mapped."""
+    g = graph(place)
+    x, one = g.tensor(dim=[4, 16], stride=[16, 1]), g.tensor(dim=[1, 16], stride=[16, 1])
+    source = x
+    if has_norm:
+        epsilon = g.tensor_scalar(1e-5, cudnn.scalar_type.COMPILE_TIME_CONST)
+        phase = cudnn.norm_forward_phase.INFERENCE
+        source, *_ = g.layernorm(norm_forward_phase=phase, input=x, scale=one, bias=one, epsilon=epsilon)
+    mask = g.cmp_gt(input=source, comparison=1.0).set_output(True).set_data_type(T.BOOLEAN)
+    g.build([cudnn.heur_mode.A])
+    assert mask.get_data_type() is T.BOOLEAN
+    numbers, ones, out = (
+        np.float32(np.arange(64).reshape(4, 16) % 3),
+        np.ones((1, 16), "f4"),
+        np.full(64, 0xEE, "u1"),
+    )
+    pack = {x: numbers.ctypes.data, one: ones.ctypes.data, mask: out.ctypes.data}
+    g.execute(pack if has_norm else {x: pack[x], mask: pack[mask]}, None, handle=place.handle)
+    if has_norm:
+        centered = numbers - numbers.mean(1, keepdims=True)
+        assert np.array_equal(np.unpackbits(out[:8], bitorder="little"), (centered > 0).ravel())
+        assert (out[8:] == 0xEE).all()
+    else:
+        assert np.array_equal(out, (numbers > 1).ravel())
+
+
+def test_a_call_returns_booleans_also_after_a_norm() -> None:
+    g = cudnn.pygraph(handle=cudnn.create_handle("cpu"), io_data_type=T.FLOAT, compute_data_type=T.FLOAT)
+    x, one = g.tensor(dim=[4, 16], stride=[16, 1]), g.tensor(dim=[1, 16], stride=[16, 1])
+    epsilon = g.tensor_scalar(1e-5, cudnn.scalar_type.COMPILE_TIME_CONST)
+    phase = cudnn.norm_forward_phase.INFERENCE
+    y, *_ = g.layernorm(norm_forward_phase=phase, input=x, scale=one, bias=one, epsilon=epsilon)
+    g.cmp_gt(input=y, comparison=1.0).set_output(True).set_data_type(T.BOOLEAN)
+    numbers = np.float32(np.arange(64).reshape(4, 16) % 3)
+    made = g(numbers, np.ones((1, 16), "f4"))
+    assert (made.dtype, made.shape) == (np.bool_, (4, 16))
+    assert np.array_equal(made, numbers > numbers.mean(1, keepdims=True))
 
 
 # ---- Parameters of fewer dimensions ----

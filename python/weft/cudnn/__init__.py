@@ -122,7 +122,7 @@ __all__ = [
 ]
 
 
-_MODULES = ("api_base", "datatypes", "experimental", "graph", "jax", "ops", "torch", "wrapper")
+_MODULES = ("api_base", "collect_env", "datatypes", "experimental", "graph", "jax", "ops", "torch", "wrapper")
 """Modules of cuDNN's package that scripts import."""
 
 

@@ -15,6 +15,7 @@ from weft.cudnn.grouped import check_scales
 from weft.cudnn.names import Node, find_tensor
 from weft.cudnn.plans import OtherBooleans, Plans
 from weft.cudnn.sdpa import Attention
+from weft.cudnn.table import BIT_MASKS
 from weft.cudnn.tensors import Tensor
 from weft.errors import BadParameterError, NotSupportedError
 from weft.graphs import Graph
@@ -115,6 +116,7 @@ class pygraph(Attention, Plans):
             enums.to_weft(reordering_type) or weft_enums.tensor_reordering.NONE, name or "",
         )  # fmt: skip
         assert isinstance(made, Tensor)
+        made.has_boolean_of_graph = data_type is enums.data_type.BOOLEAN
         if uid is not None and uid >= 0:
             made.set_uid(uid)
         if ragged_offset_multiplier != 1:
@@ -180,6 +182,10 @@ class pygraph(Attention, Plans):
         self._before = {
             t: (t._dims, t._strides, t._data_type, t._is_virtual, t.constant) for t in self._tensors
         }
+        if any(node.method in BIT_MASKS for node in self._nodes):
+            for tensor in self._tensors:
+                if isinstance(tensor, Tensor) and tensor.has_boolean_of_graph:
+                    tensor._data_type = weft_enums.data_type.BOOLEAN
         with_strides = {t: t._strides for t in self._tensors if t.producer is not None and not t._dims}
         with_strides = {t: strides for t, strides in with_strides.items() if strides}
         if with_strides:
@@ -241,28 +247,36 @@ class pygraph(Attention, Plans):
             except OtherBooleans as error:
                 self._with_other_booleans(
                     error,
-                    lambda plan: self._execute(
-                        plan, tensor_dict, self._room(plan, workspace), handle, None
-                    ),
+                    lambda plan: self._execute(plan, tensor_dict, self._room(plan, workspace), handle, None),
                 )
             return
         pack = _pack(tensor_dict, tensor_uids)
         super().execute(pack, workspace, handle, override_uids, override_shapes, override_strides)
 
-    def _with_other_booleans(self, error: OtherBooleans, run: Callable[[Plan], Any]) -> Any:
+    def _with_other_booleans(
+        self, error: OtherBooleans | None, run: Callable[[Plan], Any], flipped: frozenset[int] = frozenset()
+    ) -> Any:
         """Runs a plan in which BOOLEAN tensors have a bit or a byte per element, as their memory does. The
-        plan is built once for each combination."""
-        if not self._operations:
+        plan is built once for each combination. flipped: uids of tensors of which this is known."""
+        if error is not None and not self._operations:
             raise error  # a saved plan does not know its operations
-        flipped: frozenset[int] = frozenset()
         while True:
-            flipped ^= {error.uid}
+            flipped ^= {error.uid} if error is not None else set()
             if flipped not in self._boolean_plans:
                 self._boolean_plans[flipped] = self._plan_with_other_booleans(flipped)
             try:
                 return run(self._boolean_plans[flipped])
             except OtherBooleans as next_error:
                 error = next_error
+
+    def _results_of_bits(self, given: Mapping[Any, Any]) -> frozenset[int]:
+        """Results without memory that would have a bit per element: a call returns arrays of booleans."""
+        bits = weft_enums.data_type.BOOLEAN
+        return frozenset(
+            t._uid
+            for t in self.get_outputs()
+            if t.has_boolean_of_graph and t._data_type is bits and t._uid not in given
+        )
 
     def _room(self, plan: Plan, workspace: Any) -> Any:
         """The caller's workspace, if it is large enough for another plan."""
@@ -323,15 +337,16 @@ class pygraph(Attention, Plans):
             given |= {self._find(key).get_uid(): value for key, value in arrays[0].items()}
             arrays = ()
         stream = None if handle is None else stream_of(handle)
+
+        def run(plan: Plan) -> Any:
+            return plan.run(arrays, given, workspace=self._room(plan, workspace), stream=stream)
+
+        if results := self._results_of_bits(given):
+            return self._with_other_booleans(None, run, results)
         try:
             return self._run(arrays, given, workspace=workspace, stream=stream)
         except OtherBooleans as error:
-            return self._with_other_booleans(
-                error,
-                lambda plan: plan.run(
-                    arrays, given, workspace=self._room(plan, workspace), stream=stream
-                ),
-            )
+            return self._with_other_booleans(error, run)
 
     # ---- Queries ----
 

@@ -71,6 +71,8 @@ class Operations(Graph):
         converted = {key: _converted(value) for key, value in values.items()}
         if method in _ROW_NORMS:
             converted |= self._parameters_of_full_rank(values)
+        elif method in POINTWISE:
+            converted |= self._operands_of_full_rank(values, row)
         add: Any = _described(method)
         made = add(self, **converted, compute_data_type=weft_type(compute_data_type), name=name)
         wefts_name = self._operations[-1].name
@@ -89,6 +91,21 @@ class Operations(Graph):
                 missing = len(known_dims(self, values["input"])) - 1
                 found[key] = reshaped(self, tensor, [*[1] * missing, *tensor._dims]) if missing else tensor
                 found[key]._data_type = tensor._data_type
+        return found
+
+    def _operands_of_full_rank(self, values: Mapping[str, Any], row: Row) -> dict[str, Tensor]:
+        """Pointwise operands of fewer dimensions than the others have: [C] becomes [1, 1, C]."""
+        operands = {
+            key: t for key in row.operands if isinstance(t := values.get(key), Tensor) and not t.is_constant
+        }
+        ranks = {key: _rank_of(tensor, {}) for key, tensor in operands.items() if not tensor._by_value}
+        most, found = max(ranks.values(), default=0), {}
+        for key, rank in ranks.items():
+            if 0 < rank < most:
+                dims = [*[1] * (most - rank), *known_dims(self, operands[key])]
+                logical = enums.reshape_mode.LOGICAL
+                found[key] = Graph.reshape(self, operands[key], reshape_mode=logical).set_dim(dims)
+                found[key]._data_type = operands[key]._data_type
         return found
 
     def _operand(self, where: str, key: str, value: Any, row: Row) -> Any:
@@ -136,6 +153,16 @@ _ROW_NORMS = ("layernorm", "rmsnorm", "layernorm_backward", "rmsnorm_backward")
 def _converted(value: Any) -> Any:
     """An argument as Weft's methods take it; the one mode that Weft lacks stays, for who spells it."""
     return value if value is moe_grouped_matmul_mode.COMBINE else to_weft(value)
+
+
+def _rank_of(tensor: Tensor, known: dict[Tensor, int]) -> int:
+    """How many dims a tensor has, or will have: as many as what it is made of. 0: nothing says it."""
+    if tensor._dims or tensor.producer is None:
+        return len(tensor._dims)
+    if tensor not in known:
+        known[tensor] = 0  # against cycles
+        known[tensor] = max((_rank_of(each, known) for each in tensor.producer.operands()), default=0)
+    return known[tensor]
 
 
 def set_dims(outputs: Mapping[str, Tensor], out_dims: Any) -> None:

@@ -54,6 +54,7 @@ def _rotated(
     name: str,
 ) -> Tensor:
     dims, angles = known_dims(graph, x), freqs
+    strides = x._strides
     if not _is_along_front(dims, known_dims(graph, freqs)):
         angles = Graph.transpose(graph, freqs, [1, 2, 0, 3])
     scale, extent = 1.0 if output_scale is None else float(output_scale), dims[-1]
@@ -71,11 +72,13 @@ def _rotated(
     turned = Graph.concatenate(graph, [Graph.neg(graph, cut(middle, extent)), cut(first, middle)], axis=last)
     along = Graph.mul(graph, cut(first, extent), Graph.mul(graph, Graph.cos(graph, angles), scale))
     across = Graph.mul(graph, turned, Graph.mul(graph, Graph.sin(graph, angles), sign * scale))
-    # cuDNN's result has the strides of x: those of the last operand of a sum, which are the slice's.
-    rotated = Graph.add(graph, across, along, compute_data_type=compute, name="" if first else name)
-    if not first:
-        return rotated
-    return Graph.concatenate(graph, [Graph.mul(graph, cut(0, first), scale), rotated], axis=last, name=name)
+    made = Graph.add(graph, across, along, compute_data_type=compute, name="" if first else name)
+    if first:
+        kept = Graph.mul(graph, cut(0, first), scale)
+        made = Graph.concatenate(graph, [kept, made], axis=last, name=name)
+    if strides and 0 not in strides:  # cuDNN's result has the strides of x
+        made._dims, made._strides = dims, strides
+    return made
 
 
 def _is_along_front(dims: tuple[int, ...], angles: tuple[int, ...]) -> bool:

@@ -83,6 +83,12 @@ POINTWISE: dict[str, Row] = {
 }
 """Elementwise operations, one result each."""
 
+_NORMS = ("batchnorm", "layernorm", "adalayernorm", "instancenorm", "rmsnorm")
+BIT_MASKS = {"conv_fprop", "conv_dgrad", "conv_wgrad", "matmul", "genstats", "batchnorm_inference"}
+BIT_MASKS |= {f"{name}{suffix}" for name in _NORMS for suffix in ("", "_backward")}
+"""Operations in whose graphs BOOLEAN is a bit per element, as in cuDNN's engines for them. Engines that
+only move or map elements have a byte for each."""
+
 BOOLEAN_RESULTS = ("cmp_", "logical_")
 """How methods begin whose results are truth values."""
 

@@ -17,13 +17,16 @@ if TYPE_CHECKING:
 class Tensor(tensor.Tensor):
     """An operand of a graph, made by pygraph.tensor and by operations; setters chain."""
 
-    __slots__ = ("is_late",)
+    __slots__ = ("has_boolean_of_graph", "is_late")
 
     graph: pygraph
 
     def __init__(self, graph: pygraph, name: str = "", producer: Any = None) -> None:
         super().__init__(graph, name, producer)
         self.is_late = False  # made when the graph was built already: no operation knows it
+        self.has_boolean_of_graph = (
+            False  # BOOLEAN, of which the operations say whether it is a bit or a byte
+        )
 
     # ---- Setters ----
 
@@ -44,6 +47,7 @@ class Tensor(tensor.Tensor):
     def set_data_type(self, dtype: Any) -> Tensor:
         """Sets the type of the elements: a member of data_type, or a dtype of torch or NumPy."""
         self._changeable()._data_type = enums.weft_type(dtype)
+        self.has_boolean_of_graph = dtype is enums.data_type.BOOLEAN
         return self
 
     def set_output(self, value: bool) -> Tensor:

@@ -321,9 +321,7 @@ def test_dropout_by_a_mask(place: Any, of_mask: str) -> None:
     assert g.find_tensor("drop::O") is O
 
 
-@pytest.mark.parametrize(
-    ("of_mask", "has_bias_gradient"), [("f32", False), ("f32", True), ("bool8", True)]
-)
+@pytest.mark.parametrize(("of_mask", "has_bias_gradient"), [("f32", False), ("f32", True), ("bool8", True)])
 def test_gradients_of_dropout_by_a_mask(place: Any, of_mask: str, has_bias_gradient: bool) -> None:
     q, k, v = operands(place, "f32", q=16)
     mask, scale = drawn(place, of_mask)
