@@ -5,7 +5,7 @@ JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 VENV := .venv
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
-CMAKE = $(BIN)/cmake -G Ninja -S . --log-level=WARNING
+CMAKE = $(BIN)/cmake -G Ninja -S . --log-level=WARNING -DCMAKE_EXPORT_COMPILE_COMMANDS=ON
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 # Side by side what does not need each other, as one pip leaves a core idle; not beside what removes or writes files.
 MAKEFLAGS += $(if $(filter clean format bindings,$(MAKECMDGOALS)),,-j$(JOBS))
@@ -23,6 +23,7 @@ help:
 	@echo "make coverage   lines and branches of the C library that tests reach (PYTEST=... for some tests)"
 	@echo "make mutants    whether tests notice 20 small changes, of all sources or of FILE (SAMPLE=100, 0: all; SEED=2)"
 	@echo "make lint       formatting, style and types;   make format repairs the C formatting"
+	@echo "make tidy       names in C, by clang-tidy"
 	@echo "make bindings   writes the generated files anew from the headers and the library"
 	@echo "make clean      removes build/ and the built library;   .venv stays"
 
@@ -58,6 +59,11 @@ $(VENV)/.jax: $(VENV)/.ready | $(if $(TORCH),$(VENV)/.torch)
 $(VENV)/.mutants: $(VENV)/.ready
 	@echo "set-up: universalmutator into .venv"
 	@$(PIP) install --group mutants
+	@touch $@
+
+$(VENV)/.tidy: $(VENV)/.ready
+	@echo "set-up: clang-tidy into .venv"
+	@$(PIP) install --group tidy
 	@touch $@
 
 # ---- Building ----
@@ -113,6 +119,9 @@ lint: $(VENV)/.ready
 	@$(BIN)/ruff check --quiet --output-format concise .
 	@$(BIN)/mypy --no-error-summary
 	@$(BIN)/python tools/sizes.py --check
+
+tidy: build $(VENV)/.tidy
+	@find backend -name '*.c' | xargs -P $(JOBS) -n 16 $(BIN)/clang-tidy -p build/release --quiet
 
 format: $(VENV)/.ready
 	@$(BIN)/clang-format -i $(C_FILES)

@@ -19,6 +19,8 @@ from weft import backend
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = [ROOT / page for page in ("README.md", "backend/README.md", "docs/robustness.md", "docs/figures.md")]
+PAGES += [ROOT / page for page in ("CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")]
+PAGES += sorted((ROOT / "docs/decisions").glob("*.md"))
 EXPECTED = "0.0 2.0 6.0 3.0 0.0 0.0"
 
 
@@ -112,7 +114,7 @@ def test_what_it_is_fits_a_screen() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_and_paths_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text):
+    for target in re.findall(r"\]\((?!https:)([^)#]+)(?:#[^)]*)?\)", text):
         assert (page.parent / target).exists(), target
     anchors = {
         re.sub(r"[^\w -]", "", line.lstrip("# ").lower()).replace(" ", "-") for line in text.splitlines()
@@ -132,7 +134,7 @@ def test_tests_that_a_page_names_exist() -> None:
 
 def test_make_targets_exist() -> None:
     makefile = (ROOT / "Makefile").read_text()
-    for target in set(re.findall(r"\bmake ([a-z]+)\b", README)):
+    for target in set(re.findall(r"\bmake ([a-z]+)\b", README + (ROOT / "CONTRIBUTING.md").read_text())):
         assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), target
 
 
