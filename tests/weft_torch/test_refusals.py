@@ -87,6 +87,36 @@ def test_wrong_arguments_get_the_words_of_torch(name: str, caplog) -> None:
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
+# ---- Forward mode ----
+
+
+@pytest.mark.parametrize("transform", ["jvp", "jacfwd", "hessian"])
+def test_forward_mode_of_attention_is_torchs(transform: str) -> None:
+    """torch has none for its attention on the CPU; its error is the same with Weft."""
+    q, k, v = (normal(1, 2, 3, 4) for _ in range(3))
+
+    def attend(q):
+        return F.scaled_dot_product_attention(q, k, v)
+
+    def outcome():
+        try:
+            if transform == "jvp":
+                return torch.func.jvp(attend, (q,), (k,))
+            function = attend if transform == "jacfwd" else lambda q: attend(q).sum()
+            return getattr(torch.func, transform)(function)(q)
+        except NotImplementedError as error:
+            return str(error)
+
+    expected = outcome()
+    with weft_torch.enable():
+        found = outcome()
+    assert isinstance(found, str) == isinstance(expected, str)
+    if isinstance(found, str):
+        assert found == expected
+    else:
+        torch.testing.assert_close(found, expected)
+
+
 # ---- Labels ----
 
 LABELS = {

@@ -72,6 +72,7 @@ static weftStatus_t sum_columns(struct rowwise *rows, const struct tensor *sum, 
 static weftStatus_t lower_column_sum(struct rowwise *rows, const struct node *node) {
     const struct reduction_op *op = (const struct reduction_op *)node->op;
     weftDataType_t math = reduction_math(op);
+    math = rows->is_wide && math == WEFT_DATA_FLOAT ? WEFT_DATA_DOUBLE : math;
     if (rows->sums_apart || !dtype_is_float(math))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
              "%s: columns are summed beside rows in floats, where their sums fit beside each other",
@@ -199,6 +200,8 @@ static weftStatus_t lower(struct lowering *l, const struct node *node) {
     if (l->e.math == WEFT_DATA_INT64 && !is_exact_in_double(l->rows, node))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s calculates in integers, which may pass the 53 bits of a double",
              descriptor_label(node->op));
+    if (l->rows->is_wide && l->e.math == WEFT_DATA_FLOAT)
+        l->e.math = WEFT_DATA_DOUBLE;
     l->is_wide = l->e.math == WEFT_DATA_DOUBLE || l->e.math == WEFT_DATA_INT64;
     for (; l->done < l->e.count; l->done++)
         TRY(lower_instruction(l, node, l->done));
@@ -245,10 +248,11 @@ static void start(struct rowwise *rows, struct rowwise_room *room, const struct 
 }
 
 weftStatus_t rowwise_analyse(struct rowwise *rows, struct rowwise_room *room, const struct region *region,
-                             enum statistics_method method, bool sums_apart) {
+                             enum statistics_method method, bool sums_apart, bool is_wide) {
     start(rows, room, region);
     rows->method = method;
     rows->sums_apart = sums_apart;
+    rows->is_wide = is_wide;
     TRY(row_space_find(&rows->space, region));
     for (int i = 0; i < region->count; i++) {
         const struct node *node = region_node(region, i);
@@ -297,6 +301,7 @@ weftStatus_t rowwise_follow(struct rowwise *rows, struct rowwise_room *room, con
     const struct follow *follow = &first->follow;
     int64_t strides[WEFT_DIM_MAX];
     start(rows, room, first->region);
+    rows->is_wide = first->is_wide;
     TRY(follow_space(follow, &first->space, &rows->space, strides));
     if (follow->kind == FOLLOW_APART) {
         TRY(sum_apart(rows, follow, strides));

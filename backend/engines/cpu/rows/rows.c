@@ -7,11 +7,14 @@
 #include "engines/cpu/core/threads.h"
 #include "engines/cpu/families.h"
 #include "engines/cpu/rows/schedule.h"
+#include "graph/ops/norm.h"
+#include "graph/ops/reduction.h"
 
 enum { LONG_ROW = 1 << 20 }; /* bytes above which a row's second reading comes from beyond a usual L2 */
 
 /* Both programs of a region and the room that they are written in, on the stack of accepts and build. */
 struct sweep {
+    bool is_wide; /* in double, whatever the operations ask for */
     struct rowwise rows[2];
     struct row_schedule schedules[2];
     int programs;
@@ -26,12 +29,13 @@ struct programs {
     int count;
     int64_t scratch_bytes;
     const struct row_schedule *schedules[2];
+    const struct programs *wide; /* the same in double, for values that are beyond the range of float; NULL: none */
 };
 
 /* The first program with these ways of taking statistics and sums. */
 static weftStatus_t try_schedule(struct sweep *sweep, const struct region *region, int threads,
                                  enum statistics_method method, bool apart) {
-    TRY(rowwise_analyse(&sweep->rows[0], &sweep->rooms[0], region, method, apart));
+    TRY(rowwise_analyse(&sweep->rows[0], &sweep->rooms[0], region, method, apart, sweep->is_wide));
     return row_schedule_make(&sweep->schedules[0], &sweep->schedule_rooms[0], &sweep->rows[0], threads);
 }
 
@@ -86,8 +90,9 @@ static void place_sums(struct sweep *sweep) {
 }
 
 /* All that accepts and build share: nothing is kept, and build makes it again. */
-static weftStatus_t plan(struct sweep *sweep, const struct region *region, const struct device *device) {
+static weftStatus_t plan(struct sweep *sweep, const struct region *region, const struct device *device, bool is_wide) {
     struct rowwise *first = &sweep->rows[0];
+    sweep->is_wide = is_wide;
     TRY(first_program(sweep, region, device->threads));
     sweep->programs = 1;
     if (first->follow.kind == FOLLOW_COLUMNS)
@@ -104,45 +109,128 @@ static weftStatus_t plan(struct sweep *sweep, const struct region *region, const
 
 static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
     struct sweep sweep;
-    TRY(plan(&sweep, region, device));
+    TRY(plan(&sweep, region, device, false));
     *seconds = 0;
     for (int i = 0; i < sweep.programs; i++)
         *seconds += sweep.schedules[i].seconds;
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Programs run one after the other and share the memory behind scratch, as large as the larger needs. */
+/* The term of the first inverse deviation that a gradient of a norm reads in float; -1: none. */
+static int inverse_of(const struct rowwise *rows) {
+    for (int i = 0; i < rows->region->count; i++) {
+        const struct norm_backward *op = (const struct norm_backward *)region_node(rows->region, i)->op;
+        if (op_of(&op->base) != &norm_backward_op || !op->inv_variance)
+            continue;
+        int value = graph_find_value(rows->graph, op->inv_variance);
+        for (int k = 0; k < rows->operand_count; k++)
+            if (rows->operands[k].value == value && !rows->operands[k].is_store &&
+                !rows->terms[rows->operands[k].term].is_wide)
+                return rows->operands[k].term;
+    }
+    return -1;
+}
+
+/* True if a region squares values, or sums them for a mean, in float: the sum may be beyond the range of float where
+   the result is not. */
+static bool may_leave_range(const struct region *region) {
+    for (int i = 0; i < region->count; i++) {
+        const struct descriptor *op = region_node(region, i)->op;
+        const struct reduction_op *reduction = (const struct reduction_op *)op;
+        if (op_of(op) == &norm_forward_op || op_of(op) == &norm_backward_op)
+            return true;
+        if (op_of(op) == &reduction_op && reduction_math(reduction) == WEFT_DATA_FLOAT &&
+            (reduction->parameters->mode == WEFT_REDUCE_TENSOR_AVG ||
+             reduction->parameters->mode == WEFT_REDUCE_TENSOR_NORM2))
+            return true;
+    }
+    return false;
+}
+
+/* What a step keeps of its programs, which run one after the other and share the memory behind scratch, as large as
+   the larger needs. */
+static weftStatus_t keep(struct programs **kept, const struct sweep *sweep, struct step *step, struct arena *arena) {
+    TRY(arena_alloc(arena, kept, sizeof **kept));
+    int64_t memory = 0;
+    for (int i = 0; i < sweep->programs; i++) {
+        TRY(row_schedule_keep(&(*kept)->schedules[i], &sweep->schedules[i], arena));
+        memory = max64(memory, row_schedule_bytes(&sweep->schedules[i]));
+    }
+    (*kept)->count = sweep->programs;
+    (*kept)->scratch_bytes = sweep->scratch_bytes;
+    step->workspace_bytes = max64(step->workspace_bytes, sweep->scratch_bytes + memory);
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* The same programs in double. None where double refuses, as for too many registers. */
+static weftStatus_t keep_wide(struct programs *narrow, struct sweep *sweep, struct step *step,
+                              const struct device *device, struct arena *arena) {
+    struct programs *wide;
+    if (plan(sweep, &step->region, device, true)) {
+        status_clear();
+        return WEFT_STATUS_SUCCESS;
+    }
+    TRY(keep(&wide, sweep, step, arena));
+    narrow->wide = wide;
+    return WEFT_STATUS_SUCCESS;
+}
+
 static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
                           struct arena *arena) {
     (void)knobs;
     struct sweep sweep;
     struct programs *kept;
-    TRY(plan(&sweep, &step->region, device));
+    TRY(plan(&sweep, &step->region, device, false));
     TRY(threads_start());
-    TRY(arena_alloc(arena, &kept, sizeof *kept));
-    int64_t memory = 0;
-    for (; kept->count < sweep.programs; kept->count++) {
-        int i = kept->count;
-        TRY(row_schedule_keep(&kept->schedules[i], &sweep.schedules[i], arena));
-        memory = max64(memory, row_schedule_bytes(&sweep.schedules[i]));
-    }
-    kept->scratch_bytes = sweep.scratch_bytes;
+    sweep.schedules[0].watched = inverse_of(&sweep.rows[0]);
+    step->workspace_bytes = 0;
+    TRY(keep(&kept, &sweep, step, arena));
     step->state = kept;
-    step->workspace_bytes = sweep.scratch_bytes + memory;
     const struct row_schedule *s = &sweep.schedules[0];
     const char *way = s->splits > 1 ? "long rows in parts" : s->loops[s->b].is_reduced ? "rows" : "rows side by side";
-    return arena_print(arena, &step->detail, "%s: %d passes on blocks of %lld x %lld, %lld tasks%s", way, s->pass_count,
-                       (long long)s->block_a, (long long)s->block_b,
-                       (long long)(s->splits > 1 ? s->tiles * s->splits : s->tasks),
-                       sweep.programs > 1 ? "; then sums of what they leave" : "");
+    TRY(arena_print(arena, &step->detail, "%s: %d passes on blocks of %lld x %lld, %lld tasks%s", way, s->pass_count,
+                    (long long)s->block_a, (long long)s->block_b,
+                    (long long)(s->splits > 1 ? s->tiles * s->splits : s->tasks),
+                    sweep.programs > 1 ? "; then sums of what they leave" : ""));
+    /* Last, as it overwrites the sweep. */
+    return may_leave_range(&step->region) ? keep_wide(kept, &sweep, step, device, arena) : WEFT_STATUS_SUCCESS;
 }
 
 /* Scratch first, then memory of whichever program runs. */
+static bool run_programs(const struct programs *programs, void *const *values, void *workspace) {
+    bool is_in_range = true;
+    for (int i = 0; i < programs->count; i++)
+        is_in_range &=
+            row_schedule_run(programs->schedules[i], values, workspace, (char *)workspace + programs->scratch_bytes);
+    return is_in_range;
+}
+
+static bool overlap(const struct tensor *a, const char *at_a, const struct tensor *b, const char *at_b) {
+    return at_a && at_b && at_a < at_b + tensor_bytes(b) && at_b < at_a + tensor_bytes(a);
+}
+
+/* True if what the programs read is as it was before they ran. */
+static bool inputs_are_intact(const struct step *step, const struct programs *programs, void *const *values) {
+    const struct rowwise *rows = programs->schedules[0]->rows;
+    const struct value *all = step->region.graph->values;
+    for (int i = 0; i < rows->operand_count; i++)
+        for (int k = 0; k < step->region.graph->value_count; k++) {
+            int in = rows->operands[i].value;
+            bool is_read = in >= 0 && !rows->operands[i].is_store;
+            if (is_read && k != in && region_makes(&step->region, k) &&
+                overlap(all[in].tensor, values[in], all[k].tensor, values[k]))
+                return false;
+        }
+    return true;
+}
+
+/* Float overflows in sums of squares, and of large values, whose results it could hold: then everything is calculated
+   once more, in double. Not where results have replaced what they were made of. */
 static weftStatus_t run(const struct step *step, void *const *values, void *workspace, weftStream_t stream) {
     (void)stream;
     const struct programs *programs = step->state;
-    for (int i = 0; i < programs->count; i++)
-        row_schedule_run(programs->schedules[i], values, workspace, (char *)workspace + programs->scratch_bytes);
+    if (!run_programs(programs, values, workspace) && programs->wide && inputs_are_intact(step, programs, values))
+        run_programs(programs->wide, values, workspace);
     return WEFT_STATUS_SUCCESS;
 }
 

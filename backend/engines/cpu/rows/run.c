@@ -6,6 +6,9 @@
 #include "engines/cpu/core/threads.h"
 #include "engines/cpu/rows/schedule.h"
 
+#include <float.h>
+#include <math.h>
+#include <stdatomic.h>
 #include <string.h>
 
 /* Of one execution, on the caller's stack; tasks share it. */
@@ -13,13 +16,15 @@ struct job {
     const struct row_schedule *s;
     void *const *values;
     char *scratch, *memory;
-    int pass; /* where tasks take parts of tiles */
+    int pass;               /* where tasks take parts of tiles */
+    _Atomic bool is_beyond; /* see row_schedule_run */
 };
 
 /* What a thread has while it runs tiles, on its stack: registers, and where it is in the nest. */
 struct run {
     const struct row_schedule *s;
     void *const *values;
+    _Atomic bool *is_beyond; /* the job's */
     char *scratch;
     char *rows;                         /* values of the tile's rows, by slot */
     double *totals;                     /* of the pass, by slot */
@@ -328,6 +333,28 @@ static void sample_rows(struct run *run, int index) {
         shorten(rows, (float *)row_values(run, index));
 }
 
+/* Numbers of rows whose magnitude is not in a range; 0 is in any. */
+static bool any_outside(int64_t count, const float *numbers, float least, float most) {
+    bool is_outside = false;
+    for (int64_t i = 0; i < count; i++) {
+        float magnitude = fabsf(numbers[i]);
+        is_outside |= (!(magnitude <= most)) | ((magnitude < least) & (magnitude > 0));
+    }
+    return is_outside;
+}
+
+/* The gradient of a norm multiplies by the square of an inverse deviation. */
+static void watch_inverse(struct run *run, int index) {
+    if (index == run->s->watched &&
+        any_outside(run->tile_rows, (const float *)row_values(run, index), 0x1p-62f, 0x1p62f))
+        atomic_store_explicit(run->is_beyond, true, memory_order_relaxed);
+}
+
+static void watch_sum(struct run *run, int index) {
+    if (any_outside(run->tile_rows, (const float *)row_values(run, index), 0, FLT_MAX))
+        atomic_store_explicit(run->is_beyond, true, memory_order_relaxed);
+}
+
 /* One term for all rows of the tile. Arguments that a formula has not repeat the first; constants have none. */
 static void evaluate_row(struct run *run, int index) {
     const struct term *term = term_at(run, index);
@@ -339,6 +366,7 @@ static void evaluate_row(struct run *run, int index) {
     } else if (term->kind == TERM_LOAD) {
         struct place place = rows_place(run, term->operand);
         load(term->is_wide, row_values(run, index), &place);
+        watch_inverse(run, index);
     } else {
         calculate(term, run->tile_rows, row_values(run, index), x);
     }
@@ -406,6 +434,8 @@ static void join_columns(const struct run *run, enum opcode opcode, double *tota
 static void end_total(struct run *run, int term, int slot) {
     join_columns(run, term_at(run, term)->opcode, totals_of(run, slot));
     kernels_of(term_at(run, term)->is_wide)->of_totals(run->tile_rows, row_values(run, term), totals_of(run, slot));
+    if (term_at(run, term)->opcode == OPCODE_SUM && !term_at(run, term)->is_wide)
+        watch_sum(run, term);
 }
 
 static void end_totals(struct run *run, const struct row_pass *pass) {
@@ -824,10 +854,11 @@ static void run_tile(struct run *run, int64_t tile, bool is_first) {
 }
 
 /* Registers and steps are set as instructions run. */
-static void start(struct run *run, const struct job *job) {
+static void start(struct run *run, struct job *job) {
     run->s = job->s;
     run->values = job->values;
     run->scratch = job->scratch;
+    run->is_beyond = &job->is_beyond;
 }
 
 /* The sums of columns of a task, or of a part of a tile, which its first pass begins anew. */
@@ -840,7 +871,7 @@ static void begin_sums(struct run *run, const struct job *job, int64_t index, bo
 
 /* Tiles one after the other; what a task keeps and sums is its own. */
 static void run_task(void *context, int64_t task) {
-    const struct job *job = context;
+    struct job *job = context;
     const struct row_schedule *s = job->s;
     /* Slots of the tile's rows with their totals: tile_bytes is at most this. */
     char rows[ROWWISE_ROW_BYTES + 64 * ROWWISE_TERMS] __attribute__((aligned(64)));
@@ -859,7 +890,7 @@ static void run_task(void *context, int64_t task) {
 /* ---- Long rows, of which tasks take parts ------------------------------------------------------------------------ */
 
 /* Rows and totals of a tile lie in the workspace, since several tasks work on them, phase by phase. */
-static void enter_tile(struct run *run, const struct job *job, int64_t tile) {
+static void enter_tile(struct run *run, struct job *job, int64_t tile) {
     start(run, job);
     run->rows = job->memory + tile * job->s->tile_bytes;
     run->totals = (double *)(run->rows + job->s->totals_at);
@@ -882,7 +913,7 @@ static void begin_rows(void *context, int64_t tile) {
 
 /* A phase for each pass: part `split` of a tile's blocks, into totals of its own. */
 static void run_part(void *context, int64_t part) {
-    const struct job *job = context;
+    struct job *job = context;
     const struct row_schedule *s = job->s;
     int64_t split = part % s->splits;
     struct run run;
@@ -898,7 +929,7 @@ static void run_part(void *context, int64_t part) {
 
 /* Joins the parts' totals in the order of the parts, whichever was done first. */
 static void end_pass(void *context, int64_t tile) {
-    const struct job *job = context;
+    struct job *job = context;
     const struct row_pass *pass = &job->s->passes[job->pass];
     struct run run;
     enter_tile(&run, job, tile);
@@ -917,11 +948,11 @@ static void end_rows(void *context, int64_t tile) {
 }
 
 /* Each threads_for ends a phase: what it wrote is there for the next. */
-void row_schedule_run(const struct row_schedule *s, void *const *values, void *scratch, void *memory) {
-    struct job job = {s, values, scratch, memory, 0};
+bool row_schedule_run(const struct row_schedule *s, void *const *values, void *scratch, void *memory) {
+    struct job job = {s, values, scratch, memory, 0, false};
     if (s->splits == 1) {
         threads_for(s->tasks, run_task, &job);
-        return;
+        return !job.is_beyond;
     }
     threads_for(s->tiles, begin_rows, &job);
     for (job.pass = 0; job.pass < s->pass_count; job.pass++) {
@@ -929,4 +960,5 @@ void row_schedule_run(const struct row_schedule *s, void *const *values, void *s
         threads_for(s->tiles, end_pass, &job);
     }
     threads_for(s->tiles, end_rows, &job);
+    return !job.is_beyond;
 }

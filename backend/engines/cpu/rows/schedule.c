@@ -112,7 +112,8 @@ weftStatus_t row_schedule_make(struct row_schedule *s, struct schedule_room *roo
                                .slot_of = room->slot_of,
                                .kept = room->kept,
                                .kept_pass = room->kept_pass,
-                               .kept_home = room->kept_home};
+                               .kept_home = room->kept_home,
+                               .watched = -1};
     bool is_done = false;
     for (int keeping = KEEP_CONVERTED_LOADS; keeping >= KEEP_NOTHING && !is_done; keeping--) {
         TRY(row_schedule_list(s, keeping));

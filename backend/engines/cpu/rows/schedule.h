@@ -108,6 +108,7 @@ struct row_schedule {
     int64_t sums_at, sum_bytes; /* where in scratch memory the first of these are; bytes of each */
     int64_t task_bytes;         /* scratch memory of a task; 0: what it keeps is on its stack */
     double seconds;
+    int watched; /* the inverse deviation that a gradient of a norm reads, a term; -1: none */
 };
 
 /* Decides everything for a program, or says why it cannot run. */
@@ -128,6 +129,8 @@ enum row_keeping { KEEP_NOTHING, KEEP_FORMULAS, KEEP_CONVERTED_LOADS };
 weftStatus_t row_schedule_list(struct row_schedule *s, enum row_keeping keeping);
 
 /* run.c: scratch is of all programs, memory is the program's own. */
-void row_schedule_run(const struct row_schedule *s, void *const *values, void *scratch, void *memory);
+/* False: the sum of a row is beyond the range of float, or the square of the watched term is. Results are written all
+   the same. */
+bool row_schedule_run(const struct row_schedule *s, void *const *values, void *scratch, void *memory);
 
 #endif

@@ -107,7 +107,7 @@ static int *term_of(struct rowwise *rows, int value) {
    for. */
 static int term_of_value(struct rowwise *rows, int value) {
     int *term = term_of(rows, value);
-    bool is_wide = type_is_wide(rows->graph->values[value].tensor->type);
+    bool is_wide = rows->is_wide || type_is_wide(rows->graph->values[value].tensor->type);
     if (*term < 0 && !rows->trouble && region_makes(rows->region, value)) /* known when the last row is done */
         fail(rows, status_fail(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
                                "%s is a sum over rows, and read by operations on them",
@@ -264,7 +264,7 @@ static void add_index(struct rowwise *rows, const struct pointwise_op *op) {
     /* A split dimension has two axes, groups and within one: together they count through it. */
     for (int i = 0; i < rows->space.axis_count; i++)
         operand.strides[i] = rows->space.axes[i].dim == op->pw->axis ? rows->space.axes[i].inner : 0;
-    bool is_wide = node_is_wide(op);
+    bool is_wide = rows->is_wide || node_is_wide(op);
     rowwise_result(rows, pointwise_operands(op).out, add_load(rows, add_operand(rows, operand), is_wide));
 }
 
@@ -291,7 +291,7 @@ static int opcode_of(const struct pointwise_op *op) {
 void rowwise_pointwise(struct rowwise *rows, const struct node *node) {
     const struct pointwise_op *op = (const struct pointwise_op *)node->op;
     struct pointwise_operands operands = pointwise_operands(op);
-    bool is_wide = node_is_wide(op);
+    bool is_wide = rows->is_wide || node_is_wide(op);
     if (op->pw->mode == WEFT_POINTWISE_GEN_INDEX) {
         add_index(rows, op);
         return;

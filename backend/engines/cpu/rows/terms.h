@@ -71,6 +71,7 @@ struct rowwise {
     const struct graph *graph;
     enum statistics_method method; /* of norms; all else takes its statistics in turn */
     bool sums_apart;               /* no column sums: gradients of scale and bias in a sweep of their own */
+    bool is_wide;                  /* everything is calculated in double, whatever the operations ask for */
     struct row_space space;
     int operand_count, made_count, term_count;
     struct row_operand *operands;
@@ -104,7 +105,7 @@ weftStatus_t rowwise_finish(struct rowwise *rows);
 
 /* Writes the program of a region, or says why the family does not serve it. Pure. */
 weftStatus_t rowwise_analyse(struct rowwise *rows, struct rowwise_room *room, const struct region *region,
-                             enum statistics_method method, bool sums_apart);
+                             enum statistics_method method, bool sums_apart, bool is_wide);
 /* The program that does what the first one left over. */
 weftStatus_t rowwise_follow(struct rowwise *rows, struct rowwise_room *room, const struct rowwise *first);
 
