@@ -23,10 +23,12 @@ def values(shape: tuple[int, ...], size: float, dtype: str = "f32") -> Any:
     return narrow(x.astype(np.float32), dtype)
 
 
-def norm(x: Any, axes: tuple[int, ...], has_mean: bool = True) -> tuple[Any, Any, Any]:
+def norm(
+    x: Any, axes: tuple[int, ...], has_mean: bool = True, epsilon: float = EPSILON
+) -> tuple[Any, Any, Any]:
     wide = np.asarray(x, np.float64)
     mean = wide.mean(axes, keepdims=True) if has_mean else np.zeros(())
-    inverse = 1 / np.sqrt(((wide - mean) ** 2).mean(axes, keepdims=True) + EPSILON)
+    inverse = 1 / np.sqrt(((wide - mean) ** 2).mean(axes, keepdims=True) + epsilon)
     return (wide - mean) * inverse, mean, inverse
 
 
@@ -56,6 +58,19 @@ def test_norms_of_rows(shape: tuple[int, int], size: float, dtype: str) -> None:
         return y, inverse, *g.rmsnorm(TRAINING, x, epsilon=EPSILON)[:2]
 
     compare(build, {"x": x}, [layer, deviation, rms, root], [dtype, "f32", dtype, "f32"])
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_norms_whose_squares_vanish(shape: tuple[int, int]) -> None:
+    x = values(shape, 1e-30)
+    layer, _, deviation = norm(x, (1,), epsilon=0)
+    rms, _, root = norm(x, (1,), has_mean=False, epsilon=0)
+
+    def build(g: Any, x: Any) -> tuple[Any, ...]:
+        y, _, inverse = g.layernorm(TRAINING, x, epsilon=0.0)[:3]
+        return y, inverse, *g.rmsnorm(TRAINING, x, epsilon=0.0)[:2]
+
+    compare(build, {"x": x}, [layer, deviation, rms, root])
 
 
 @pytest.mark.parametrize("kind", ["batch", "instance", "group"])

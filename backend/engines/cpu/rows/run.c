@@ -343,10 +343,13 @@ static bool any_outside(int64_t count, const float *numbers, float least, float 
     return is_outside;
 }
 
-/* The gradient of a norm multiplies by the square of an inverse deviation. */
+/* An inverse deviation whose square float cannot hold: squares of the row's elements are beyond the range, too, or
+   vanish, and the gradient of a norm multiplies by it twice. */
 static void watch_inverse(struct run *run, int index) {
-    if (index == run->s->watched &&
-        any_outside(run->tile_rows, (const float *)row_values(run, index), 0x1p-62f, 0x1p62f))
+    const struct term *term = term_at(run, index);
+    bool is_inverse = index == run->s->watched ||
+                      (term->kind == TERM_FORMULA && term->opcode == OPCODE_INVERSE_ROOT && !term->is_wide);
+    if (is_inverse && any_outside(run->tile_rows, (const float *)row_values(run, index), 0x1p-62f, 0x1p62f))
         atomic_store_explicit(run->is_beyond, true, memory_order_relaxed);
 }
 
@@ -366,10 +369,10 @@ static void evaluate_row(struct run *run, int index) {
     } else if (term->kind == TERM_LOAD) {
         struct place place = rows_place(run, term->operand);
         load(term->is_wide, row_values(run, index), &place);
-        watch_inverse(run, index);
     } else {
         calculate(term, run->tile_rows, row_values(run, index), x);
     }
+    watch_inverse(run, index);
 }
 
 /* What all tiles of a task share, for as many rows as any of them has. After a tile has begun. */
