@@ -282,31 +282,39 @@ def blocks_by_test(records: Records) -> dict[tuple[str, str], set[Block]]:
     return found
 
 
-def times() -> dict[str, float]:
-    """Seconds of each test that tests/emulated_parts.py ran; where chips differ, the last."""
+def chip_of(target: str) -> str:
+    """sm_90 for sm_90a."""
+    return target.rstrip("af")
+
+
+def times() -> dict[tuple[str, str], float]:
+    """Seconds of each chip and test that tests/emulated_parts.py ran."""
     found = {}
     for path in sorted(PARTS.glob("*/*/outcome.json")):
-        found |= json.loads(path.read_text())["times"]
+        for test, seconds in json.loads(path.read_text())["times"].items():
+            found[path.parts[-3], test] = seconds
     return found
 
 
 def choose(records: Records, seconds: float) -> list[tuple[str, str]]:
     """A set of tests that reaches many blocks in little time, by the greedy rule of set cover."""
-    blocks, time_of = blocks_by_test(records), times()
+    blocks, known = blocks_by_test(records), times()
+    time_of = {key: known.get((chip_of(key[0]), key[1])) for key in blocks}
     reached: set[Block] = set()
-    for key in [key for key in blocks if key[1] not in time_of]:
+    for key in [key for key in blocks if time_of[key] is None]:
         reached |= blocks.pop(key)
+    cost = {key: seconds + OVERHEAD for key, seconds in time_of.items() if seconds is not None}
     chosen: list[tuple[str, str]] = []
 
     def gain(key: tuple[str, str]) -> float:
-        return len(blocks[key] - reached) / (time_of[key[1]] + OVERHEAD)
+        return len(blocks[key] - reached) / cost[key]
 
     while blocks and seconds > 0:
         best = max(sorted(blocks), key=gain)
         if not blocks[best] - reached:
             break
         reached |= blocks.pop(best)
-        seconds -= time_of[best[1]] + OVERHEAD
+        seconds -= cost[best]
         chosen.append(best)
     return sorted(chosen)
 
@@ -317,7 +325,7 @@ def write_chosen(chosen: list[tuple[str, str]]) -> None:
         "# Tests of tests/ops that `make test` runs on the emulated GPU: a chip and a test. Written by\n"
         "# tools/kernel_coverage.py choose: together they reach the blocks that all measured tests reach.\n"
     )
-    CHOSEN.write_text(head + "".join(f"{target[3:].rstrip('a')} {test}\n" for target, test in chosen))
+    CHOSEN.write_text(head + "".join(f"{chip_of(target)[3:]} {test}\n" for target, test in chosen))
 
 
 def main() -> int:

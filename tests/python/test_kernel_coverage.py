@@ -121,7 +121,7 @@ def test_the_tests_that_reach_most_in_the_least_time_are_chosen(monkeypatch: pyt
     chip, lines = "sm_80", [(("core/index.cuh", i),) for i in range(4)]
     records = tool.Records()
     records.programs["m", "k"] = tool.Program(chip, "k", (), lines)
-    seconds = {"long": 50.0, "short": 1.0, "shorter": 0.5, "useless": 0.1}
+    seconds = {(chip, "long"): 50.0, (chip, "short"): 1.0, (chip, "shorter"): 0.5, (chip, "useless"): 0.1}
     for test, bits in {"long": 7, "short": 1, "shorter": 2, "useless": 8, "-": 12}.items():
         records.hits[chip, test]["m", "k"] = bits
     monkeypatch.setattr(tool, "times", lambda: seconds)
