@@ -1651,6 +1651,12 @@ CASES = {
     "map": Case("map", "map", lambda t: t.out(t.g.relu(t.g.add(t(33, 65), t(1, 65))))),
     "map across": Case("map_tiled", "map", lambda t: t.out(t.g.add(t(64, 64, strides=[1, 64]), t(64, 64)))),
     "transpose": Case("transpose", "map", lambda t: t.out(t.g.transpose(t(70, 130), [1, 0]))),
+    "transpose of odd rows": Case(
+        "transpose", "map", lambda t: t.out(t.g.transpose(t(67, 131, dtype="f32"), [1, 0]), dtype="f32")
+    ),
+    "transpose of rows within a chunk": Case(
+        "transpose", "map", lambda t: t.out(t.g.transpose(t(3, 5, 67, 3), [0, 1, 3, 2]))
+    ),
     "map, rounded between": Case("map", "map", rounded_map),
     "map, integers": Case("map", "map", exact_map),
     "product of parts": Case("product_sm90", "hopper", product_of_parts),
