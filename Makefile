@@ -20,6 +20,7 @@ help:
 	@echo "make build      the library, into python/weft/lib"
 	@echo "make sanitize   the C tests under ASan and UBSan (SANITIZE=thread for TSan)"
 	@echo "make aarch64    the C tests for 64-bit ARM, with Debian's gcc-aarch64-linux-gnu"
+	@echo "make emulated   all tests of operations on the emulated GPU; goes on where it stopped (PARTS='--seconds 600')"
 	@echo "make coverage   lines and branches of the C library that tests reach (PYTEST=... for some tests)"
 	@echo "make mutants    whether tests notice 20 small changes, of all sources or of FILE (SAMPLE=100, 0: all; SEED=2)"
 	@echo "make lint       formatting, style and types;   make format repairs the C formatting"
@@ -101,6 +102,11 @@ test: WERROR = -DWEFT_WERROR=ON
 test: $(if $(TORCH),$(VENV)/.torch) $(if $(JAX),$(VENV)/.jax) lint build sanitize
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST)
 
+# All of tests/ops on the emulated GPU, as each generation of chips, from where the last run stopped.
+emulated: build $(VENV)/.ready
+	@$(BIN)/python tests/emulated_parts.py --jobs $(JOBS) $(PARTS)
+	@$(BIN)/python tools/kernel_coverage.py check
+
 # A library that counts its lines; Python tests and C tests add to the same counts until make clean.
 COVERAGE_TESTS = tests/ops tests/test_plans.py tests/python
 coverage: $(VENV)/.ready
@@ -130,4 +136,4 @@ format: $(VENV)/.ready
 clean:
 	rm -rf build dist python/weft/lib
 
-.PHONY: help build sanitize aarch64 bindings demo bench test coverage mutants lint format clean
+.PHONY: help build sanitize aarch64 bindings demo bench test emulated coverage mutants lint format clean
