@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* sdpa_bwd on Hopper. backward_rows_sm90.cuh makes the statistics of queries. Then either one pass of backward_sm90.cuh
-   makes all gradients, those of queries as float sums, to which blocks add in any order, and backward_sums_sm90.cuh
-   makes rows of these: the unordered family; or one pass makes those of keys and values, and another one those of
-   queries, which makes the scores twice, and the same bits in every run. Where many heads of queries share one
-   of keys, a block of keys takes a part of them, and backward_sums_sm90.cuh adds the parts. Operands of FP8 are
-   widened to f16 before; a pass that makes all gradients makes S, dP and dQ of what was given, beside that. Those with
-   scales of blocks (MXFP8) become bf16: they come in two copies, one for S and dP, one for the gradients, and each
-   gradient has a pass of its own. */
+/* sdpa_bwd on Hopper. backward_rows_sm90.cuh computes per-query statistics. The unordered family then runs one pass of
+   backward_sm90.cuh for all gradients, in which CTAs add dQ to float sums in any order, and backward_sums_sm90.cuh
+   converts the sums to rows. The deterministic family runs one pass for dK and dV and another one for dQ, which
+   computes the scores twice. If many query heads share a key head, a CTA processes some of them, and
+   backward_sums_sm90.cuh adds the parts. FP8 operands are converted to f16 first; a pass for all gradients computes S,
+   dP and dQ from the FP8 operands, though. MXFP8 (block scales) is converted to bf16. It has two copies of each
+   operand, one for S and dP, one for the gradients, and each gradient has its own pass. */
 #include "base/number.h"
 #include "engines/cuda/attention/hopper/hopper.h"
 
@@ -17,21 +16,23 @@ enum {
     ROWS_THREADS = 256,
     SINK_THREADS = 256,
     SUMS_THREADS = 128,
-    BYTE_ROW = 128, /* bytes of a row of FP8, as S and dP read it */
-    PART_ROWS = 64, /* of dQ, and columns */
+    BYTE_ROW = 128, /* bytes of an FP8 row, as S and dP read it */
+    PART_ROWS = 64, /* rows and columns of a part of dQ */
     PART_BYTES = PART_ROWS * PART_ROWS * 4,
-    BLOCKS_PER_SET = 128, /* about one for each multiprocessor */
-    HEADS_PER_PART = 4,   /* that share a head of keys: blocks of unequal length drift apart among more, and L2 does
-                                 not hold the sums of all: 8 of 8192 took 6.3 ms, 4 of them take 4.6 (H100) */
-    STEPS_PER_PART = 16,  /* fewer steps of a block are not split to occupy more multiprocessors */
-    DEPTH_OF_BOTH = 128,  /* up to which registers hold dK and dV beside dropout of f16, or with a bias or mask */
-    DEPTH_OF_MASK = 192,  /* up to which registers hold dK beside where ragged entries and block masks are */
+    BLOCKS_PER_SET = 128, /* about one per SM */
+    HEADS_PER_PART =
+        4, /* of those that share a key head: with more, CTAs of unequal length drift out of step, and the sums do not
+              stay in L2. 8 heads of 8192 take 6.3 ms, 4 heads take 4.6 ms (H100) */
+    STEPS_PER_PART = 16, /* CTAs with fewer steps are not split to occupy more SMs */
+    DEPTH_OF_BOTH = 128, /* deepest head whose dK and dV both fit in registers with f16 dropout, or with dropout and a
+                            bias or mask */
+    DEPTH_OF_MASK = 192, /* deepest head whose dK fits in registers with ragged tensors and a block mask */
 };
 
 static const double PRODUCTS_PER_CLOCK = 2048, EFFICIENCY = 0.55, START_SECONDS = 3e-6;
-static const double BLOCK_SECONDS = 6.5e-6; /* until a block's first products, and to store its gradients */
+static const double BLOCK_SECONDS = 6.5e-6; /* prologue of a CTA, and storing its gradients */
 
-/* What a pass makes, and multiply-adds of it over those of an operation, which are five products. */
+/* Gradients that a pass computes, and its share of the multiply-adds of the operation, which has five matmuls. */
 enum makes { MAKES_ALL, MAKES_KEYS, MAKES_DK, MAKES_DV, MAKES_QUERIES };
 static const struct {
     const char *name;
@@ -43,9 +44,9 @@ static const struct {
     [MAKES_QUERIES] = {"dQ", 0.6, false, true, false},
 };
 
-/* By the padded depths, the smaller ones first, then the quicker ones. stages: of q and k that pass, and of v and dO;
-   two leave room for boxes of a bias. Registers: what the two consumers, and the producer, move to. has_slopes: they
-   suffice for those of a score modifier, too. */
+/* By padded depth, smallest first, then fastest first. stages: of streamed Q or K, and of V or dO; two leave room for
+   bias boxes. Registers: per thread of the two consumers, and of the producer, after reallocation. has_derivatives:
+   they suffice for the derivatives of a score modifier, too. */
 static const struct backward_tile {
     enum makes makes;
     bool has_slopes;
@@ -66,7 +67,7 @@ static const struct backward_tile {
     {MAKES_QUERIES, true, 192, 192, 64, 3, 2, 240, 24}, {MAKES_QUERIES, true, 256, 256, 64, 2, 1, 240, 24},
 };
 
-/* dK and dQ of MXFP8: what passes is there twice, for S and for the gradient. */
+/* dK and dQ of MXFP8: streamed rows are loaded twice, for S and for the gradient. */
 static const struct backward_tile copied_tiles[] = {
     {MAKES_DK, false, 64, 64, 64, 4, 4, 240, 24},        {MAKES_DK, false, 128, 128, 64, 3, 3, 240, 24},
     {MAKES_DK, false, 192, 128, 64, 2, 2, 240, 24},      {MAKES_DK, false, 192, 192, 64, 2, 1, 240, 24},
@@ -74,42 +75,43 @@ static const struct backward_tile copied_tiles[] = {
     {MAKES_QUERIES, false, 192, 128, 64, 2, 2, 240, 24}, {MAKES_QUERIES, false, 192, 192, 64, 2, 1, 240, 24},
 };
 
-/* All gradients of FP8 at once, whose scales take registers: of heads of 64 columns there are too few for longer
-   steps. */
+/* All FP8 gradients in one pass. The scales need registers, which leaves too few for longer steps with heads of 64
+   columns. */
 static const struct backward_tile fp8_tiles[] = {{MAKES_ALL, false, 64, 64, 64, 4, 4, 216, 72},
                                                  {MAKES_ALL, false, 128, 128, 64, 3, 3, 216, 72}};
 
 enum { PASSES_MAX = 3 };
 
-/* The passes that an operation takes, and how statistics and sums lie: by blocks of queries. */
+/* The passes of an operation, and the layout of statistics and sums, which are stored by blocks of queries. */
 struct backward {
     const struct cuda_attention *c;
     const struct sdpa_bwd_op *op;
     const struct backward_tile *passes[PASSES_MAX];
     int pass_count;
     bool has_sums, has_slopes;
-    bool stores_queries; /* has_sums: each query sees the keys of one block, and nothing is added */
+    bool stores_queries; /* reduces_dq, and each query sees only the keys of one CTA, so nothing is added */
     int head, value_head, block_q;
-    int64_t q_blocks, tiles; /* tiles: blocks of queries of all heads */
+    int64_t q_blocks, tiles; /* tiles: blocks of queries, over all heads */
     int64_t key_blocks;
-    weftDataType_t type;                /* of factors */
-    bool is_fp8;                        /* then c is `wide`, whose operands are widened */
-    bool has_copies;                    /* is_fp8, of MXFP8: all scales are of blocks */
-    bool has_bytes;                     /* is_fp8: S, dP and dQ are products of FP8, and what passes is there twice */
-    const struct cuda_attention *given; /* c before it was widened */
+    weftDataType_t type;                /* of MMA operands */
+    bool is_fp8;                        /* c is `wide`, whose operands are converted */
+    bool has_copies;                    /* MXFP8: all scales are block scales */
+    bool has_bytes;                     /* S, dP and dQ use FP8 MMAs, and streamed rows are loaded twice */
+    const struct cuda_attention *given; /* c before conversion */
     struct cuda_attention wide;
     struct attention_widened widened;
 };
 
 /* ---- Accepting ---- */
 
-/* The portable family takes what is refused here, or the deterministic one of Hopper what the unordered one refuses. */
+/* The portable family handles what is declined here, or Hopper's deterministic family what the unordered one declines.
+   */
 static weftStatus_t refuse(const struct cuda_attention *c, const char *what) {
     FAIL(WEFT_STATUS_NOT_SUPPORTED, "%s: %s; the portable attention family takes it.",
          descriptor_label(region_node(c->region, 0)->op), what);
 }
 
-/* What no pass can make, whatever the tile. */
+/* Checks for features that no pass supports, whatever the tile. */
 static weftStatus_t check_features(const struct cuda_attention *c) {
     if (c->a->modifier.gradient_output >= 0 && !score_modifier_gradient_is_linear(&c->a->modifier))
         return refuse(c,
@@ -124,7 +126,8 @@ static weftStatus_t check_features(const struct cuda_attention *c) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* MXFP8: all operands with scales of blocks, in both copies, and dO once more; nothing else has a scale. */
+/* True for MXFP8: all operands, both copies of them, and the two of dO have block scales, and nothing else has a scale.
+   */
 static bool has_block_scales(const struct cuda_attention *c) {
     const struct sdpa_bwd_op *op = c->backward;
     const struct tensor *pairs[][2] = {
@@ -141,7 +144,7 @@ static bool has_block_scales(const struct cuda_attention *c) {
     return op->do_f16 && op->q_t != c->a->q && op->k_t != c->a->k && op->do_t != op->d_o;
 }
 
-/* Scales that are one number for an operand, or are not there. */
+/* True if each scale is a single number or absent. */
 static bool has_plain_scales(const struct cuda_attention *c) {
     const struct sdpa_bwd_op *op = c->backward;
     const struct tensor *scales[] = {c->a->descale_q, c->a->descale_k, c->a->descale_v, op->descale_o, op->descale_do};
@@ -153,7 +156,7 @@ static bool has_plain_scales(const struct cuda_attention *c) {
 
 static bool is_fp8(int32_t type) { return dtype_is_fp8((weftDataType_t)type); }
 
-/* Copies: results of FLOAT want more than one rounding of their factors. */
+/* MXFP8: results of type FLOAT need more than one rounding of their operands. */
 static weftStatus_t check_copies(const struct cuda_attention *c) {
     const struct sdpa_bwd_op *op = c->backward;
     const struct tensor *made[] = {op->dq, op->dk, op->dv};
@@ -165,7 +168,7 @@ static weftStatus_t check_copies(const struct cuda_attention *c) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* has_copies: of MXFP8. */
+/* has_copies: MXFP8. */
 static weftStatus_t check_fp8(const struct cuda_attention *c, bool has_copies) {
     const struct sdpa_bwd_op *op = c->backward;
     if (!is_fp8(c->a->q->type) || !is_fp8(c->a->k->type) || !is_fp8(c->a->v->type) || !is_fp8(op->d_o->type))
@@ -185,7 +188,8 @@ static weftStatus_t check_fp8(const struct cuda_attention *c, bool has_copies) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* What is widened, and o and results, which may have any type: rows that are read and written in runs. */
+/* Checks the converted operands, and o and the results, which may have any type, in rows that are accessed in vectors.
+   */
 static weftStatus_t check_fp8_operands(const struct cuda_attention *c) {
     const struct sdpa_bwd_op *op = c->backward;
     const struct tensor *read[] = {op->o, op->do_f16, c->a->k, c->a->v}, *made[] = {op->dq, op->dk, op->dv};
@@ -199,7 +203,7 @@ static weftStatus_t check_fp8_operands(const struct cuda_attention *c) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* o and dO are read by rows alone, but lie as boxes do. */
+/* o and dO are read by rows only, but must have the TMA layout. */
 static weftStatus_t check_operands(const struct cuda_attention *c) {
     const struct sdpa_bwd_op *op = c->backward;
     const struct tensor *read[] = {c->a->q, c->a->k, c->a->v, op->o, op->d_o}, *made[] = {op->dq, op->dk, op->dv};
@@ -213,9 +217,9 @@ static weftStatus_t check_operands(const struct cuda_attention *c) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* A panel of 64 columns that lies behind all columns in whole must not be asked for: see entries_sm90.cuh. */
+/* A 64-column panel that is entirely past the columns must not be requested: see varlen_sm90.cuh. */
 static weftStatus_t check_ragged(const struct backward *b) {
-    /* So have 64 values beside a depth of 128, whose tile has 128 of both. */
+    /* This happens for values of 64 columns with a depth of 128: their tile has 128 columns for both. */
     bool has_outer = b->head - b->c->depth >= 64 || b->value_head - b->c->value_depth >= 64;
     if (!attention_is_ragged(b->c))
         return WEFT_STATUS_SUCCESS;
@@ -226,19 +230,19 @@ static weftStatus_t check_ragged(const struct backward *b) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Whether what passes of the first side is there twice. */
+/* True if streamed `qk` rows are loaded twice. */
 static bool is_copied(const struct backward *b, const struct backward_tile *t) {
     return b->has_bytes || (b->has_copies && kinds[t->makes].makes_first);
 }
 
-/* Whether a tile's bias comes in boxes: beside sums of dQ, where boxes find room. */
+/* True if TMA loads the bias: in passes that reduce dQ, if there is room. */
 static bool has_boxes(const struct backward *b, const struct backward_tile *t) {
     return t->makes == MAKES_ALL && !b->is_fp8 && attention_hopper_has_boxed_bias(b->c);
 }
 
-/* As the kernel places it. */
+/* Must agree with backward_sm90.cuh. */
 static int64_t shared_bytes(const struct backward *b, const struct backward_tile *t) {
-    int64_t first = 2 * t->head, second = 2 * t->value_head; /* bytes of a row */
+    int64_t first = 2 * t->head, second = 2 * t->value_head; /* bytes per row */
     int64_t own = b->has_bytes ? 2 * BYTE_ROW + t->head : first + (kinds[t->makes].makes_first ? second : 0);
     int64_t statistics = kinds[t->makes].own_is_key ? 2 * t->block_pass * 4 : 0;
     int64_t barriers =
@@ -252,14 +256,14 @@ static int64_t shared_bytes(const struct backward *b, const struct backward_tile
            t->second_stages * t->block_pass * second + (t->makes == MAKES_ALL ? sums : 0) + bias + barriers;
 }
 
-/* Queries that fill half of a step are a whole one of the tile with steps half as long. */
+/* If queries fill only half of a step, the tile with steps half as long is used. */
 static bool fits(const struct backward_tile *t, const struct backward *b) {
     bool is_half_empty = t->makes == MAKES_ALL && t->block_pass > 64 && b->c->queries <= 64;
     return !is_half_empty && t->has_slopes >= b->has_slopes && t->head >= b->c->depth &&
            t->value_head >= b->c->value_depth && shared_bytes(b, t) <= SHARED_MAX;
 }
 
-/* NULL: there is none. The first that has room is the best one: rows are ordered by heads. */
+/* The first tile that fits, or NULL. Tables are ordered by depth, so it is the best. */
 static const struct backward_tile *find_tile(const struct backward *b, enum makes makes) {
     bool is_copied = b->has_copies && kinds[makes].makes_first;
     const struct backward_tile *from = b->has_bytes ? fp8_tiles : is_copied ? copied_tiles : tiles;
@@ -272,7 +276,7 @@ static const struct backward_tile *find_tile(const struct backward *b, enum make
     return NULL;
 }
 
-/* Adds the best tile that makes it, or says what is too deep. */
+/* Adds a pass with the best tile, or fails with the depth that is not supported. */
 static weftStatus_t add_pass(struct backward *b, enum makes makes) {
     const struct backward_tile *tile = find_tile(b, makes);
     if (tile) {
@@ -286,10 +290,11 @@ static weftStatus_t add_pass(struct backward *b, enum makes makes) {
          kinds[makes].name);
 }
 
-/* Two passes where heads of k and v differ, registers do not hold both gradients, or one is not wanted. */
+/* Two passes if k and v have different numbers of heads, registers do not hold both gradients, or one is not requested.
+   */
 static weftStatus_t add_passes_of_keys(struct backward *b, bool wants_k, bool wants_v) {
     const struct attention *a = b->c->a;
-    /* Beside random bits, f16, a bias or a block mask takes the registers that the second gradient would want. */
+    /* With dropout, f16, a bias or a block mask uses the registers that the second gradient would need. */
     bool is_rich = attention_drops(a) && (a->q->type == WEFT_DATA_HALF || a->bias || a->block_mask);
     bool is_together = wants_k && wants_v && b->c->key_heads == b->c->value_heads && !b->has_copies;
     if (is_together && !(is_rich && b->c->depth > DEPTH_OF_BOTH) && find_tile(b, MAKES_KEYS))
@@ -299,8 +304,8 @@ static weftStatus_t add_passes_of_keys(struct backward *b, bool wants_k, bool wa
     return wants_v ? add_pass(b, MAKES_DV) : WEFT_STATUS_SUCCESS;
 }
 
-/* One pass for all gradients, whose dQ is summed in any order, or passes of keys, then of queries. Each refusal of the
-   first leaves the case to the others. */
+/* One pass for all gradients, which adds dQ in any order, or a pass for keys followed by one for queries. If the first
+   is declined, the deterministic family handles the case. */
 static weftStatus_t plan_passes(struct backward *b) {
     bool wants_q = attention_wants(b->c, b->op->dq), wants_k = attention_wants(b->c, b->op->dk);
     bool wants_v = attention_wants(b->c, b->op->dv);
@@ -324,8 +329,8 @@ static weftStatus_t plan_passes(struct backward *b) {
     return b->pass_count ? WEFT_STATUS_SUCCESS : refuse(b->c, "no gradient is wanted");
 }
 
-/* b->c becomes a copy of the operation whose operands lie in the workspace: the rest of this file knows no FP8 but by
-   b->is_fp8. */
+/* Sets b->c to a copy of the operation whose operands are in the workspace: elsewhere in this file, only b->is_fp8
+   shows FP8. */
 static weftStatus_t widen_operands(struct backward *b) {
     const struct cuda_attention *c = b->c;
     b->has_copies = has_block_scales(c);
@@ -350,7 +355,7 @@ static weftStatus_t widen_operands(struct backward *b) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The first pass that makes dS, which notes the largest one; NULL: there is none. */
+/* The first pass that computes dS, which also computes amax_dP; or NULL. */
 static const struct backward_tile *first_of_ds(const struct backward *b) {
     for (int i = 0; i < b->pass_count; i++)
         if (kinds[b->passes[i]->makes].makes_first)
@@ -358,15 +363,15 @@ static const struct backward_tile *first_of_ds(const struct backward *b) {
     return NULL;
 }
 
-/* amax_dP is noted where dS is made. */
+/* amax_dP is computed with dS. */
 static weftStatus_t check_amax(const struct backward *b) {
     if (attention_wants(b->c, b->op->amax_dp) && !first_of_ds(b))
         return refuse(b->c, "amax_dP is wanted, and neither dQ nor dK");
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Whether one block of keys is all that a query sees, and each query sees some: blocks that nobody sees are not made.
-   */
+/* True if every query sees at least one key, and all of them are in one block of keys. Otherwise, rows of dQ would not
+   be stored. */
 static bool is_one_block(const struct cuda_attention *c) {
     const struct attention *a = c->a;
     bool has_lengths = a->seq_len_q || a->seq_len_kv || a->cu_seq_len_q || a->cu_seq_len_kv || attention_is_ragged(c);
@@ -375,8 +380,8 @@ static bool is_one_block(const struct cuda_attention *c) {
            a->right_bound >= 0 && sees_first_key;
 }
 
-/* Statistics lie by blocks of queries, whose height the first pass decides: its passing side, or its own where it makes
-   dQ. */
+/* Statistics are stored by blocks of queries. The first pass determines the block size: its streamed rows, or its
+   resident rows if it computes dQ. */
 static weftStatus_t plan_backward(struct backward *b, const struct cuda_attention *c, bool has_sums) {
     *b = (struct backward){
         .c = c, .given = c, .op = c->backward, .has_sums = has_sums, .type = (weftDataType_t)c->a->q->type};
@@ -399,31 +404,31 @@ static weftStatus_t plan_backward(struct backward *b, const struct cuda_attentio
     return check_ragged(b);
 }
 
-/* ---- Printing ---- */
+/* ---- Emitting ---- */
 
-/* Two floats for each query: what exponentials are taken around, and the sum of dO * O. */
+/* Two floats per query: lse2 and delta. */
 static int64_t statistics_bytes(const struct backward *b) { return round_up(b->tiles * 2 * b->block_q * 4, 64); }
 static bool adds_queries(const struct backward *b) { return b->has_sums && !b->stores_queries; }
 static int64_t sums_bytes(const struct backward *b) {
     return adds_queries(b) ? b->tiles * b->block_q * b->head * 4 : 0;
 }
 
-/* Heads of the side that blocks own: a block of keys passes the queries of all heads that share them. */
+/* Heads of the resident side: a CTA with resident keys iterates over the queries of all heads that share them. */
 static int64_t own_heads(const struct cuda_attention *c, enum makes makes) {
     return makes == MAKES_QUERIES ? c->heads : makes == MAKES_DV ? c->value_heads : c->key_heads;
 }
 
-/* Where bounds make blocks of unequal length. */
+/* True if bounds cause CTAs of unequal length. */
 static bool has_bounds(const struct cuda_attention *c) {
     return c->a->right_bound < c->keys || c->a->left_bound < c->queries;
 }
 
-/* Heads of queries that a block of keys takes, of those that share its head: few where they drift apart while they add
-   to sums, or where there are too few blocks for the chip, and steps enough. */
+/* Query heads that a CTA with resident keys processes, of those that share its head. Few if CTAs drift out of step
+   while they add dQ, or if there are too few CTAs for the device and enough steps. */
 static int64_t heads_per_part(const struct backward *b, enum makes makes) {
     const struct cuda_attention *c = b->c;
     int64_t own = own_heads(c, makes), group = c->heads / own, blocks = c->batches * own * b->key_blocks;
-    /* Blocks of unequal length want a second round to even out. */
+    /* CTAs of unequal length need a second wave for balance. */
     int64_t enough = c->device->cuda.multiprocessors * (has_bounds(c) ? 2 : 1);
     int64_t heads = b->has_sums && has_bounds(c) ? min64(group, HEADS_PER_PART) : group;
     while (heads > 1 && heads * b->q_blocks > STEPS_PER_PART && blocks * divide_up(group, heads) < enough)
@@ -431,12 +436,13 @@ static int64_t heads_per_part(const struct backward *b, enum makes makes) {
     return divide_up(group, divide_up(group, heads));
 }
 
-/* Parts of the gradient of a head of keys, each of so many heads of queries; 1: the pass stores the gradient itself. */
+/* Number of partial gradients of a key head, each over heads_per_part query heads; 1: the pass stores the gradient
+   itself. */
 static int64_t part_count(const struct backward *b, enum makes makes) {
     return kinds[makes].own_is_key ? divide_up(b->c->heads / own_heads(b->c, makes), heads_per_part(b, makes)) : 1;
 }
 
-/* Of the gradient of k, or v, in parts. */
+/* Bytes of the partial gradients of k, or v. */
 static int64_t parts_bytes(const struct backward *b, bool of_values) {
     for (int i = 0; i < b->pass_count; i++) {
         enum makes makes = b->passes[i]->makes;
@@ -447,12 +453,12 @@ static int64_t parts_bytes(const struct backward *b, bool of_values) {
     return 0;
 }
 
-/* Where they lie in the workspace, behind the statistics and the sums of dQ. */
+/* Offset in the workspace, after the statistics and the sums of dQ. */
 static int64_t parts_offset(const struct backward *b, bool of_values) {
     return statistics_bytes(b) + sums_bytes(b) + (of_values ? parts_bytes(b, false) : 0);
 }
 
-/* NAME_of(arguments) of each scale; of one that is not there, or has multiplied elements, it is 1. */
+/* Emits NAME_of(arguments) for each scale; it returns 1 if the scale is absent or already applied to the elements. */
 static void print_scales(struct kernel_print *print, const struct backward *b) {
     const struct attention *a = b->c->a;
     const struct sdpa_bwd_op *op = b->op;
@@ -472,7 +478,7 @@ static void print_scales(struct kernel_print *print, const struct backward *b) {
     }
 }
 
-/* What FP8 has beside: scales, the types of factors, and whether the largest dS is noted. */
+/* Emits what FP8 adds: scales, operand types, and whether the pass computes the amax of dS. */
 static void print_fp8(struct kernel_print *print, const struct backward *b, bool notes_ds) {
     bool has_amax = notes_ds && attention_wants(b->c, b->op->amax_dp);
     print_constant(print, "IS_FP8", b->is_fp8);
@@ -484,7 +490,7 @@ static void print_fp8(struct kernel_print *print, const struct backward *b, bool
     print_type(print, "ds_factor_t", rounds ? (weftDataType_t)b->op->d_o->type : b->type);
 }
 
-/* What all kernels know. */
+/* Emits what all kernels need. */
 static void print_shared(struct kernel_print *print, const struct backward *b) {
     attention_hopper_print_scores(print, b->c);
     print_type(print, "in_t", b->type);
@@ -497,7 +503,7 @@ static void print_shared(struct kernel_print *print, const struct backward *b) {
         print_scratch(print, "float", statistics_bytes(b), "dq_sum");
 }
 
-/* What dropout makes of statistics: see backward_rows_sm90.cuh. */
+/* Emits how dropout changes the statistics: see backward_rows_sm90.cuh. */
 static void print_kept_share(struct kernel_print *print, const struct backward *b) {
     print_constant(print, "HAS_DROPOUT", attention_drops(b->c->a));
     attention_print_scale(print, b->c, b->c->a->dropout_scale, "dropout_scale", "HAS_DROPOUT_SCALE");
@@ -505,21 +511,22 @@ static void print_kept_share(struct kernel_print *print, const struct backward *
         attention_print_real(print, 1 - b->c->a->dropout_probability, "kept_share");
 }
 
-/* Whether constants that multiply all scores are known apart: where the modifier's gradient is derived. */
+/* True if constant factors of all scores are known separately: if the modifier's gradient is derived. */
 static bool has_factors(const struct backward *b) { return b->has_slopes && b->c->a->modifier.gradient_output < 0; }
 static bool is_soft_cap(const struct backward *b) { return has_factors(b) && attention_is_soft_cap(b->c); }
 
-/* Whether a tanh of one instruction, off by 2^-11 of a score, is near enough: weights of f16 have as many bits. */
+/* True if a single-instruction tanh, with an error of 2^-11 of a score, is accurate enough; P of f16 has that many
+   bits. */
 static bool is_rounded(const struct cuda_attention *c) { return c->a->q->type != WEFT_DATA_HALF; }
 
-/* slope_factor_of(arguments): what multiplies all slopes and joins the scale of dQ and dK instead: of a soft cap both
-   factors. */
+/* Emits derivative_factor_of(arguments): the constant factor of all derivatives, which is multiplied into the scale of
+   dQ and dK instead. For a soft cap, it is the product of both factors. */
 static void print_slope_factor(struct kernel_print *print, bool has_both) {
     text_add(&print->code, "template <class P> DEVICE float slope_factor_of(const P &%s) {\n    return %s;\n}\n\n",
              has_both ? "p" : "", has_both ? "factor_before(p) * factor_after(p)" : "1.0f");
 }
 
-/* Before all passes: delta and lse2 of each query, and zeros where blocks will add. */
+/* Prologue: delta and lse2 of each query, and zeroed sums of dQ. */
 static weftStatus_t build_rows(const struct backward *b, struct cuda_kernel *kernel, struct arena *arena) {
     struct kernel_print print;
     kernel_print_init(&print, b->c->region);
@@ -540,16 +547,16 @@ static weftStatus_t build_rows(const struct backward *b, struct cuda_kernel *ker
     return attention_grid(kernel, b->c, b->tiles, ROWS_THREADS / 32);
 }
 
-/* Sums of a gradient, and how they lie. */
-/* Rows and columns of one sum, padded; offset: in the workspace, in bytes; heads, blocks, parts: how many of each there
-   are, from the outermost in; is_of_keys: rows behind the keys in use become 0, else behind the queries. */
+/* Float sums of a gradient and their layout. Padded rows and columns of one sum; offset in the workspace in bytes;
+   numbers of heads, blocks and parts, from outermost to innermost; is_of_keys: rows past the keys in use are zeroed,
+   otherwise rows past the queries in use. */
 struct gradient_sums {
     const struct tensor *gradient;
     int rows, width;
     int64_t offset, heads, blocks, parts;
     bool is_of_keys, scales;
-    const struct tensor *amax;    /* FP8: the largest value, */
-    const char *descales, *scale; /* what makes true values, and what these are multiplied by in memory */
+    const struct tensor *amax;    /* FP8: amax, */
+    const char *descales, *scale; /* factors that give true values, and the factor of the stored values */
 };
 
 static void print_results_of_fp8(struct kernel_print *print, const struct backward *b, const struct gradient_sums *s) {
@@ -563,7 +570,7 @@ static void print_results_of_fp8(struct kernel_print *print, const struct backwa
              s->scale);
 }
 
-/* Float sums become rows of the gradient's type; of several parts in their order, so that runs agree to the bit. */
+/* Converts float sums to rows of the gradient's type. Parts are added in order, so the result is deterministic. */
 static weftStatus_t build_gradient(const struct backward *b, const struct gradient_sums *s, struct cuda_kernel *kernel,
                                    struct arena *arena) {
     struct kernel_print print;
@@ -596,7 +603,7 @@ static weftStatus_t build_gradient(const struct backward *b, const struct gradie
     return attention_grid(kernel, b->c, b->c->batches * s->heads * s->blocks, SUMS_THREADS / 32);
 }
 
-/* Of queries, which blocks of keys added to. */
+/* dQ, to which CTAs with resident keys have added. */
 static weftStatus_t build_queries(const struct backward *b, struct cuda_kernel *kernel, struct arena *arena) {
     struct gradient_sums sums = {b->op->dq,
                                  b->block_q,
@@ -612,7 +619,7 @@ static weftStatus_t build_queries(const struct backward *b, struct cuda_kernel *
     return build_gradient(b, &sums, kernel, arena);
 }
 
-/* Of keys and values, whose parts are finished numbers. */
+/* dK and dV, whose parts include all factors. */
 static weftStatus_t build_parts(const struct backward *b, const struct backward_tile *t, struct cuda_step *state,
                                 struct arena *arena) {
     int64_t parts = part_count(b, t->makes);
@@ -636,7 +643,7 @@ static weftStatus_t build_parts(const struct backward *b, const struct backward_
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The sink's gradient is a sum over statistics that build_rows has left: of one head each block. */
+/* The sink's gradient sums the statistics of build_rows, one head per block. */
 static weftStatus_t build_sink(const struct backward *b, struct cuda_kernel *kernel, struct arena *arena) {
     const struct tensor *sink = b->c->a->sink, *dsink = b->op->dsink;
     struct kernel_print print;
@@ -658,13 +665,13 @@ static weftStatus_t build_sink(const struct backward *b, struct cuda_kernel *ker
     return attention_grid(kernel, b->c, b->c->heads, SINK_THREADS / 32);
 }
 
-/* Own and passing side change places between passes of keys and of queries; the kernel sees `first` and `second`
-   alone. */
+/* The resident and the streamed side swap between passes for keys and for queries; the kernel only knows `qk` and
+   `vdo`. */
 static void print_maps(struct kernel_print *print, const struct backward *b, const struct backward_tile *t) {
     const struct cuda_attention *c = b->c;
     enum { BOXES = 7, GRADIENTS = 4 };
-    /* lacks: a gradient that is not made here, or leaves otherwise, has no map, and its entry is not printed. S and dP
-       read what was given where they read bytes. */
+    /* is_absent: a gradient that this pass does not compute, or does not store by TMA, has no map and no coordinate
+       function. With FP8 MMAs, S and dP read the original operands. */
     bool own_is_key = kinds[t->makes].own_is_key, has_parts = part_count(b, t->makes) > 1, lacks[BOXES] = {0};
     const struct tensor *d_o = b->has_copies && t->makes == MAKES_DV ? b->op->do_t : b->op->d_o;
     const struct {
@@ -712,14 +719,14 @@ static void print_maps(struct kernel_print *print, const struct backward *b, con
     print_constant(print, "MAKES_USED_ALONE", makes_used_alone && !b->is_fp8);
 }
 
-/* Of a factor of S, dP and dQ. */
+/* Type of an operand of S, dP and dQ. */
 static const char *factor_type(const struct backward *b, const struct tensor *tensor) {
     return cuda_type_name(b->has_bytes ? (weftDataType_t)tensor->type : b->type);
 }
 
-/* Own rows x rows that pass, K-major both; then P or dS from registers times what passes, which lies by rows: MN-major.
-   sums: dQ of 64 x 64, dS from shared memory, transposed as it is read. Of FP8 all but the gradients of own rows, whose
-   sums its accumulators would lose, and dS and K lie K-major. */
+/* S and dP: resident rows x streamed rows, both K-major. dQ or dK, and dV: P or dS from registers times streamed rows,
+   which are MN-major. mma_dq: dQ of 64 x 64, with dS from shared memory, transposed. FP8: all but dK and dV, whose sums
+   FP8 accumulators cannot represent; dS and K are K-major. */
 static void print_products(struct text *code, const struct backward *b, const struct backward_tile *t) {
     const char *type = cuda_type_name(b->type);
     const char *q = factor_type(b, b->c->a->q), *k = factor_type(b, b->c->a->k), *v = factor_type(b, b->c->a->v);
@@ -755,12 +762,12 @@ static void print_tile(struct kernel_print *print, const struct backward *b, con
     print_constant(print, "SHARED_BYTES", shared_bytes(b, t));
 }
 
-/* NULL: nobody wants it, or another pass makes it. */
+/* The tensor, or NULL if it is not requested or another pass computes it. */
 static const struct tensor *wanted(const struct backward *b, const struct tensor *tensor, bool is_made) {
     return is_made && attention_wants(b->c, tensor) ? tensor : NULL;
 }
 
-/* Results of FP8's gradients, and the largest ones, that a pass stores itself. */
+/* FP8: gradients and amax outputs that a pass stores itself. */
 static void print_results(struct kernel_print *print, const struct backward *b, const struct backward_tile *t) {
     bool own_is_key = kinds[t->makes].own_is_key, stores_first = kinds[t->makes].makes_first;
     bool stores_second = kinds[t->makes].makes_second;
@@ -779,12 +786,12 @@ static void print_results(struct kernel_print *print, const struct backward *b, 
         attention_print_tensor(print, b->c, b->op->dv, "second_gradient", NULL);
 }
 
-/* Where blocks are of unequal length, those of several heads that have most steps come first. */
+/* If CTAs have unequal length, several heads are interleaved, and the CTAs with most steps come first. */
 static int64_t heads_per_set(const struct cuda_attention *c, int64_t own_blocks) {
     return has_bounds(c) && own_blocks < BLOCKS_PER_SET ? BLOCKS_PER_SET / own_blocks : 1;
 }
 
-/* How a block of keys finds the heads of queries that it takes, and where its gradients go. */
+/* Emits how a CTA with resident keys finds its query heads, and where its partial gradients are stored. */
 static void print_parts(struct kernel_print *print, const struct backward *b, const struct backward_tile *t) {
     int64_t parts = part_count(b, t->makes);
     print_constant(print, "HAS_PARTS", parts > 1);
@@ -798,7 +805,7 @@ static void print_parts(struct kernel_print *print, const struct backward *b, co
         print_scratch(print, "float", parts_offset(b, true), "second_parts");
 }
 
-/* Constants that multiply all scores join those of the kernel. */
+/* Constant factors of all scores are multiplied into those of the kernel. */
 static void print_factors(struct kernel_print *print, const struct backward *b) {
     print_constant(print, "HAS_FACTORS", has_factors(b));
     print_constant(print, "IS_SOFT_CAP", is_soft_cap(b));
@@ -809,7 +816,7 @@ static void print_factors(struct kernel_print *print, const struct backward *b) 
     attention_print_between_gradient(print, b->c);
 }
 
-/* One launch: a block for each BLOCK_OWN own rows of each head, or part of the heads that share it. */
+/* One launch: one CTA per BLOCK_RESIDENT resident rows of each head, or per part of the query heads that share it. */
 static weftStatus_t build_pass(const struct backward *b, const struct backward_tile *t, struct cuda_kernel *kernel,
                                struct arena *arena) {
     const struct cuda_attention *c = b->c;
@@ -847,17 +854,17 @@ static weftStatus_t build_pass(const struct backward *b, const struct backward_t
     return attention_grid(kernel, c, c->batches * outer * own_blocks, THREADS / 32);
 }
 
-/* ---- What the families do ---- */
+/* ---- Entry points of the families ---- */
 
-/* Blocks of a pass, of a batch: those of all heads. */
+/* CTAs of a pass. */
 static int64_t blocks_of(const struct backward *b, const struct backward_tile *t) {
     const struct cuda_attention *c = b->c;
     return c->batches * own_heads(c, t->makes) * part_count(b, t->makes) *
            divide_up(kinds[t->makes].own_is_key ? c->keys : c->queries, BLOCK_OWN);
 }
 
-/* Products at the rate that long sequences reach, what each round of blocks takes to begin and to end, and what passes
-   through memory between kernels. */
+/* MMA time at the rate of long sequences, prologue and epilogue per wave of CTAs, and memory traffic between kernels.
+   */
 static double predict(const struct backward *b) {
     const struct cuda_properties *cuda = &b->c->device->cuda;
     double rate = PRODUCTS_PER_CLOCK * 2.0 * cuda->clock_khz * 1e3 * cuda->multiprocessors * EFFICIENCY;
@@ -881,8 +888,8 @@ weftStatus_t attention_hopper_backward_build(struct step *step, const struct cud
                                              struct cuda_step *state, struct arena *arena) {
     struct backward b;
     TRY(plan_backward(&b, c, has_sums));
-    /* The workspace: statistics, sums of dQ, parts of dK and of dV, widened operands; what makes gradients of biases
-       has the rest. */
+    /* Workspace: statistics, sums of dQ, partial dK and dV, converted operands; the rest is for the gradients of
+       biases. */
     b.widened.workspace_at = parts_offset(&b, true) + parts_bytes(&b, true);
     TRY(attention_hopper_build_widening(b.c, state, arena));
     TRY(attention_build_amax_clear(c, state, arena));
@@ -896,8 +903,8 @@ weftStatus_t attention_hopper_backward_build(struct step *step, const struct cud
     if (attention_wants(c, c->backward->dsink))
         TRY(build_sink(&b, &state->kernels[state->count++], arena));
     step->workspace_bytes = parts_offset(&b, true) + parts_bytes(&b, true) + b.widened.bytes;
-    /* The gradients of a bias or of a modifier's operands are sums over queries, keys or heads, whose scores portable
-       kernels make anew. */
+    /* Gradients of a bias or of a modifier's operands are sums over queries, keys or heads; portable kernels recompute
+       the scores for them. */
     if (attention_backward_wants_biases(c))
         TRY(attention_backward_build_biases(step, c, step->workspace_bytes, state, arena));
     const char *names[PASSES_MAX] = {"", "", ""};

@@ -1,10 +1,11 @@
-/* backward_fp8: what gradients of FP8 have beside those of 16 bits; operands are widened to f16, which holds them
-   Formula   P' = P scale_s = 2^(scale2 S - lse2), lse2 less log2(scale_s), is the factor of dV once it is rounded to
-             FP8; dS' = scale dS scale_dP = P' (dP of_dp - delta), delta with the same factors, is that of dK and dQ;
-             descales multiply sums, scales what is stored. The largest numbers are those before their scales
-             MXFP8: operands are bf16, times their scales; factors are bf16, and all scales here 1
-   Demands   IS_FP8 HAS_AMAX_DS weight_factor_t ds_factor_t; with IS_FP8, of each scale, 1 where there is none,
-             descale_q_of(arguments), .. */
+/* backward_fp8: scaling of FP8 gradients; operands are converted to f16, which represents them exactly
+   Formula   P' = P scale_s = 2^(scale2 S - lse2), lse2 includes -log2(scale_s); P' rounded to FP8 is the operand of dV.
+             dS' = scale dS scale_dP = P' (dP dp_factor - delta), where delta includes the same factors, is the
+             operand of dK and dQ. Descales multiply the sums, scales multiply the stored results. Amax outputs are
+             taken before the scale
+             MXFP8: operands are bf16 times their scales; P and dS are bf16, and all scales here are 1
+   Requires  IS_FP8 HAS_AMAX_DS p_operand_t ds_operand_t; with IS_FP8, for each scale, descale_q_of(arguments), ..,
+             which return 1 if there is no scale */
 
 #include "attention/amax.cuh"
 
@@ -14,13 +15,13 @@ template <class P> DEVICE float score_scale_of(const P &p) {
     else
         return scale_of(p);
 }
-/* From P' and the gradient of P to dS'. */
+/* Factor from P' times the gradient of P to dS'. */
 template <class P> DEVICE float slope_scale_of(const P &p) {
     return scale_of(p) * scale_dp_of(p) / scale_s_of(p) * descale_d_o_of(p);
 }
 template <class P> DEVICE float delta_scale_of(const P &p) { return slope_scale_of(p) * descale_o_of(p); }
 
-/* Two numbers, rounded to FP8; and these as f16. */
+/* Rounds two numbers to FP8, and converts such a pair to f16. */
 template <class F> DEVICE u16 byte_pair(float low, float high) {
     if constexpr (same<F, e4m3>::value)
         return ptx::cvt_e4m3x2(high, low);
@@ -33,7 +34,7 @@ template <class F> DEVICE u32 widened_pair(u16 pair) {
     else
         return ptx::cvt_f16x2_e5m2x2(pair);
 }
-/* The same, or numbers rounded to 16 bits. */
+/* Rounds two numbers to the operand type: to FP8 and back to f16, or to 16 bits. */
 template <class F> DEVICE u32 factor_pair(float low, float high) {
     if constexpr (sizeof(F) == 2)
         return rounded_pair<F>(low, high);
@@ -49,7 +50,7 @@ template <class F> DEVICE u32 factor_pair(u32 pair) {
         return ptx::cvt_f16x2_e5m2x2(ptx::cvt_e5m2x2(pair));
 }
 
-/* What dS' is made with, and the largest one that this thread made. */
+/* Factors of dS', and the largest |dS'| of this thread. */
 struct score_factors {
     float of_dp = 1, largest = 0;
     template <class P> DEVICE explicit score_factors(const P &p) {
@@ -66,7 +67,7 @@ struct score_factors {
     }
 };
 
-/* Two neighbours of a gradient's row: its true values, times what memory is multiplied by. */
+/* Stores two adjacent elements of a gradient times the scale, and updates the amax of the unscaled values. */
 template <bool HAS_AMAX, class T> DEVICE void store_scaled_pair(T *to, float x, float y, float scale, float &largest) {
     if constexpr (HAS_AMAX)
         largest = fmaxf(largest, fmaxf(fabsf(x), fabsf(y)));

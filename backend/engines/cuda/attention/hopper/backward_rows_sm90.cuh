@@ -1,14 +1,14 @@
-/* backward_rows_sm90: what attention's backward kernels want to know of each query; HAS_SUMS: sums of dQ start at 0
-   Formula   delta = sum of O dO; lse2 = stats log2(e), +inf for a query without gradient: its weights are 2^-inf = 0;
+/* backward_rows_sm90: prologue of the backward pass: per-query statistics; REDUCES_DQ: also clears the sums of dQ
+   Formula   delta = sum of O dO; lse2 = stats log2(e), +inf for a query without gradient, so that its P is 2^-inf = 0;
              IS_FP8: with the scales of backward_fp8
-             HAS_DROPOUT: weights of it are over kept_share, what they meet of dP is not: lse2 grows by its logarithm,
-             and delta is times it
-   Tile      a block makes BLOCK_Q queries of one head; LANES threads share a row, 16 bytes each
+             HAS_DROPOUT: the backward kernel's P is P / keep_probability, its dP is not rescaled: so lse2 includes
+             log2(keep_probability), and delta is multiplied by keep_probability
+   Tile      a CTA computes BLOCK_Q queries of one head; LANES threads share a row, 16 bytes each
    Memory    statistics: [batch][head][block of queries][lse2, delta][BLOCK_Q]
              sums:       [batch][head][block of queries][BLOCK_Q * HEAD]
    Limits    O and dO: 16-byte aligned rows of whole chunks. Rows past the queries in use are not read
-   Params    in_t IS_BF16 IS_FP8 HAS_DROPOUT HAS_DROPOUT_SCALE HAS_SUMS BLOCK_Q HEAD VALUE_HEAD THREADS and those of the
-             scores */
+   Params    in_t IS_BF16 IS_FP8 HAS_DROPOUT HAS_DROPOUT_SCALE REDUCES_DQ BLOCK_Q HEAD VALUE_HEAD THREADS and
+             those of the scores */
 
 #include "attention/hopper/backward_scores_sm90.cuh"
 #include "attention/hopper/backward_fp8_sm90.cuh"
@@ -18,7 +18,7 @@ constexpr int LANES = VALUE_HEAD <= 64    ? 8
                       : VALUE_HEAD <= 128 ? 16
                                           : 32,
               ROWS = THREADS / LANES, TURNS = BLOCK_Q / ROWS;
-constexpr int SUMS = BLOCK_Q * HEAD / 4; /* of dQ, 16 bytes each */
+constexpr int SUMS = BLOCK_Q * HEAD / 4; /* of dQ, in units of 16 bytes */
 static_assert(THREADS % LANES == 0 && BLOCK_Q % ROWS == 0 && SUMS % THREADS == 0 && LANES <= 32,
               "threads share rows and sums evenly");
 
@@ -35,7 +35,7 @@ template <class P> DEVICE float finish_row(const P &p, i32 batch, i32 head, i32 
     return stats == -infinite ? 0.0f : dot;
 }
 
-/* Eight neighbours of a row. */
+/* Eight adjacent elements of a row. */
 template <class T, bool IS_HALF> struct eight_of {
     using type = words;
 };
@@ -85,7 +85,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         b[t] = *(const eight<d_o_t> *)(d_o + query * p.d_o_row);
     }
     if constexpr (HAS_SUMS)
-        if (!is_ragged(p.o_batch) || (i32)m * BLOCK_Q < used.queries) /* nobody adds to others */
+        if (!is_ragged(p.o_batch) || (i32)m * BLOCK_Q < used.queries) /* no CTA adds to the others */
             clear_sums(p);
 #pragma unroll
     for (int t = 0; t < TURNS; ++t) {

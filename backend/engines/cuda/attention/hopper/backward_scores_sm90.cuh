@@ -1,7 +1,6 @@
-/* backward_scores: pairs of 16 bits, the scale of scores, which rows meet, and how sums of gradients lie, for sm_90's
-   backward kernels
-   Demands IS_BF16 IS_FP8 HAS_SCALE HAS_SEQ_LEN_Q HAS_SEQ_LEN_KV HAS_LEFT HAS_RIGHT IS_BOTTOM_RIGHT. Functions are
-   templates on the arguments, so that what was not printed is not looked up. */
+/* backward_scores: 16-bit pairs, the scale of the scores, visibility, and the layout of gradient sums, for the backward
+   kernels of sm_90 Requires IS_BF16 IS_FP8 HAS_SCALE HAS_SEQ_LEN_Q HAS_SEQ_LEN_KV HAS_LEFT HAS_RIGHT IS_BOTTOM_RIGHT.
+   Functions are templates on the arguments, so that fields that were not emitted are not looked up. */
 
 #include "attention/lengths.cuh"
 
@@ -25,13 +24,13 @@ template <class P> DEVICE float scale_of(const P &p) {
         return (float)__longlong_as_double(p.scale);
 }
 
-constexpr i32 FAR = 1 << 30; /* more than any extent, and still adds up */
+constexpr i32 FAR = 1 << 30; /* larger than any extent; sums do not overflow */
 DEVICE i32 clamp(i64 x, i32 least, i32 most) { return (i32)min(max(x, (i64)least), (i64)most); }
 
-/* Queries and keys in use of a batch entry, and the queries that see a key: from key + first on, before key + last. */
+/* Queries and keys in use of a batch entry. A key is visible to queries key + first .. key + last - 1. */
 struct band {
     i32 queries, keys;
-    i32 first = -FAR, last = FAR; /* where HAS_RIGHT and HAS_LEFT do not say otherwise */
+    i32 first = -FAR, last = FAR; /* unless HAS_RIGHT or HAS_LEFT */
 
     template <class P>
     DEVICE band(const P &p, i32 batch) : queries(queries_in_use(p, batch)), keys(keys_in_use(p, batch)) {
@@ -43,8 +42,8 @@ struct band {
     }
 };
 
-/* Where a thread's four numbers of octet `octet` of columns lie among float sums of 64 rows: [8 columns][thread][4]; of
-   FP8, whose warps add what they made each for itself, [64 columns][warp][8 columns][lane][4]. */
+/* Offset of a thread's four elements of octet `octet` of columns in the float sums of 64 rows: [8 columns][thread][4].
+   With FP8, each warp adds its own sums: [64 columns][warp][8 columns][lane][4]. */
 DEVICE u32 place_in_sums(int octet, u32 warp) {
     return IS_FP8 ? ((octet / 8 * 4 + warp) * 8 + octet % 8) * 128 + lane_index() * 4
                   : (octet * 128 + threadIdx.x % 128) * 4;

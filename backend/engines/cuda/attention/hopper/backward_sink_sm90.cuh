@@ -1,14 +1,15 @@
 /* backward_sink_sm90: dSink[h] = -sum over batch entries and queries of 2^(sink log2(e) - lse2) delta
-   Tile      a block makes one head: each thread sums every THREADS-th row, then pairs are summed: one order
-   Memory    statistics as backward_rows_sm90 leaves them
-   Dropout   these are over the kept share, so that a weight is at most its inverse
+   Tile      a CTA computes one head: each thread sums every THREADS-th row, followed by a pairwise reduction in a fixed
+             order
+   Memory    statistics in the layout of backward_rows_sm90
+   Dropout   P includes 1 / keep_probability, so it is at most that
    Params    BLOCK_Q THREADS HAS_DROPOUT HAS_DROPOUT_SCALE, types of the sinks */
 
 #include "attention/hopper/kept_share_sm90.cuh"
 
 static_assert((THREADS & (THREADS - 1)) == 0, "sums are added in pairs");
 
-/* The logarithm of the largest weight that a sink has in statistics. */
+/* log2 of the largest P of a sink. */
 template <class P> DEVICE float most_of(const P &p) {
     const float share = kept_share_of(p);
     return share > 0 ? -log2f(share) : 0.0f;

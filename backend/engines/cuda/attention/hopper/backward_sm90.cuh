@@ -1,49 +1,50 @@
-/* backward_sm90: gradients of attention                           bf16, f16 and FP8, float sums, wgmma; sm_90a
+/* backward_sm90: attention backward pass                         bf16, f16 and FP8, float sums, wgmma; sm_90a
    Formula   P = 2^(scale2 S - lse2), S = Q K^T, scale2 = scale log2(e); dP = dO V^T; dS = P (dP - delta); dV = P^T dO,
-             dK = scale dS^T Q, dQ = scale dS K, over the queries of all heads that share the key. ALiBi adds
-             slope (key - query) to the scores; a score modifier f and a bias make the score f(scale S) + bias, and dS
-             is times f' (HAS_SLOPES: unless it is 1); dropout keeps some of P for dV, and of dP
-   Sides     a block owns rows of one side and steps through blocks of the other, which pass: OWN_IS_KEY makes dK and dV
-             of own K and V from Q and dO that pass, else dQ of own Q and dO from K and V that pass. Both look alike:
-             `first` is the side of Q and K, `second` that of V and dO. HAS_SUMS: blocks that own keys make dQ, too, so
-             that S and dP are made once, and add it to float sums in L2. STORES_QUERIES: one block owns all keys that a
-             query sees, and stores its dQ
-   Tile      BLOCK_OWN own rows, of which each consumer has half, and BLOCK_PASS that pass
-             MAKES_FIRST, MAKES_SECOND: dK, or dQ, and dV. One alone where registers hold one, or where K and V have
-             other numbers of heads: then own K of dV, or own V of dK, may be another one from head to head of queries
-             HAS_PARTS: of the heads of queries that share own keys only so many pass a block, whose gradients are then
-             a part, as floats in the order of accumulators: backward_sums_sm90 adds the parts in their order
-   Roles     warpgroup 0: thread 0 loads (producer); HAS_SUMS: all of it makes dQ of a step, in parts of 64 x 64
-             warpgroups 1 and 2 (consumers): own rows x rows that pass lie in accumulators as P and dS are wanted in
-             registers, as the A operand of the gradients, which stay in registers to the end. HAS_SUMS: dS^T is stored
-             once, for dQ. The two never wait for each other
-   Pipeline  producer  |pass 0|pass 1|pass 2|...     STAGES of first_full, first_empty, second_full, second_empty
-             consumer         |S 0|P|dP 0|dS|second, first 0|S 1|...
-             dQ                             |dQ 0           |...       two dS: ds_full[s] is stored, ds_empty[s] is read
-   Memory    own rows (gradients leave through them), STAGES of rows that pass with the statistics of queries, barriers;
-             HAS_SUMS: two dS, staging of dQ
-   Order     HAS_SUMS: dQ depends on the order in which blocks add: runs differ by rounding. Blocks of one head run side
-             by side, those that have most steps first, heads_per_set heads at a time, so that what passes stays in L2
-   Terms     a score modifier and a bias make scores in registers. HAS_BOXED_BIAS: a step's bias comes as a box of each
-             consumer, which reads it turned over; else elements are read from memory
-   Masks     a step masks where its tile lies across a bound or the end of the keys; steps in which nobody sees anybody
-             are not made, nor those in tiles of a block mask that do not take part
-   Padding   rows past the lengths in use are cleared in shared memory: 0 x NaN would be NaN. Those past the tensors,
-             and past ragged entries, are 0 (TMA), and not written: see entries_sm90
-   FP8       IS_FP8: P and dS are rounded to FP8 as factors: see backward_fp8. dK and dV leave from registers, in any
-             type. Operands are widened to f16 before: gradients take FP8 along rows, where wgmma does not, and sum more
-             than its accumulators of FP8 keep (see forward_sm90). HAS_BYTES, HAS_SUMS: S, dP and dQ, which sum few
-             columns and 128 keys, are products of FP8; for dQ dS is stored K-major, and K comes once more, as squares
-             that warpgroup 0 turns over
-             HAS_AGAIN: rows that pass come twice, as S wants them and as the gradient of `first` does (MXFP8, and both
-             sides of HAS_BYTES)
-   Limits    depths are HEAD and VALUE_HEAD after padding by TMA; rows and strides of whole 16 bytes
-   Params    in_t OWN_IS_KEY MAKES_FIRST MAKES_SECOND HAS_OTHER_GROUP HAS_SUMS STORES_QUERIES HEAD VALUE_HEAD
-             BLOCK_OWN BLOCK_PASS BLOCK_Q STAGES SECOND_STAGES CONSUMER_REGISTERS PRODUCER_REGISTERS SHARED_BYTES
-             HAS_SLOPES HAS_FACTORS HAS_PARTS HAS_AGAIN HAS_BOXED_BIAS MAKES_USED_ALONE IS_FP8, those of scores,
-             terms, block masks and dropout; printed entries of the maps; printed products: multiply_scores(_first),
-             multiply_dp(_first), multiply_first, multiply_second, multiply_sums(_first)
-   Measured  docs/kernels.md, with what was tried */
+             dK = scale dS^T Q, dQ = scale dS K, summed over the queries of all heads that share the key. ALiBi adds
+             slope (key - query) to the scores. A score modifier f and a bias make the score f(scale S) + bias, and dS
+             includes f' (HAS_DERIVATIVES: unless f' = 1). Dropout masks P for dV, and dP
+   Loop      each CTA keeps the rows of one operand pair resident and iterates over streamed tiles of the other pair.
+             KV_RESIDENT: computes dK and dV of resident K and V from streamed Q and dO. Otherwise, computes dQ of
+             resident Q and dO from streamed K and V. The code is symmetric: `qk` is Q or K, `vdo` is V or dO, `dqk` is
+             dK or dQ. REDUCES_DQ: the CTAs with resident K and V compute dQ, too, so that S and dP are computed once,
+             and add it to float sums in L2. STORES_DQ: one CTA holds all keys that a query sees, so it stores dQ
+   Tile      BLOCK_RESIDENT resident rows, half of them per consumer, and BLOCK_STREAMED streamed rows
+             HAS_DQK, HAS_DV: computes dK or dQ, and dV. Only one of them if registers do not hold both, or if K and V
+             have different numbers of heads; then the resident K (for dV) or V (for dK) may change with the query head
+             HAS_PARTS: a CTA iterates over only some of the query heads that share the resident keys, and stores
+             partial gradients as floats in accumulator order; backward_sums_sm90 adds the parts in order
+   Roles     warpgroup 0: thread 0 issues the loads (producer). REDUCES_DQ: the whole warpgroup computes the dQ of a
+             step, in parts of 64 x 64
+             warpgroups 1 and 2 (consumers): S and dP accumulators have resident rows x streamed rows, so that P and dS
+             are already the register A operands of the gradient MMAs, whose accumulators stay in registers to the end.
+             REDUCES_DQ: dS^T is also stored to shared memory, for dQ. The consumers never wait for each other
+   Pipeline  producer  |tile 0|tile 1|tile 2|...     STAGES of qk_full, qk_empty, vdo_full, vdo_empty
+             consumer         |S 0|P|dP 0|dS|dV, dK 0|S 1|...
+             dQ                             |dQ 0     |...       two dS buffers: ds_full[s], ds_empty[s]
+   Memory    resident rows (also the staging of gradients), STAGES of streamed rows and of the queries' statistics,
+             barriers; REDUCES_DQ: two dS buffers, staging of dQ
+   Order     REDUCES_DQ: dQ depends on the order in which CTAs add, so results differ between runs by rounding. CTAs of
+             one head run concurrently, those with most steps first, heads_per_set heads at a time, so that streamed
+             tiles stay in L2
+   Terms     a score modifier and a bias are applied in registers. HAS_TMA_BIAS: each consumer's bias of a step is a TMA
+             box, which it reads transposed; otherwise, the bias is read from global memory
+   Masks     a step is masked only if a bound or the end of the keys crosses its tile. Steps without any visible pair
+             are skipped, and so are inactive tiles of a block mask
+   Padding   rows past the lengths in use are cleared in shared memory because 0 x NaN is NaN. Rows past the tensors and
+             past ragged entries are read as 0 (TMA) and not written: see varlen_sm90
+   FP8       IS_FP8: P and dS are rounded to FP8 as operands: see backward_fp8. dK and dV are stored from registers, in
+             any type. Operands are converted to f16 first: the gradient MMAs need MN-major operands, which FP8 wgmma
+             does not support, and longer sums than its accumulators can represent (see forward_sm90). HAS_FP8_MMA, with
+             REDUCES_DQ: S, dP and dQ, which sum over few columns and 128 keys, use FP8 MMAs. For dQ, dS is stored
+             K-major, and warpgroup 0 transposes a second copy of K
+             LOADS_TWICE: streamed rows are loaded in two versions, for S and for dQ or dK (MXFP8, HAS_FP8_MMA)
+   Limits    TMA pads depths to HEAD and VALUE_HEAD; rows and strides are multiples of 16 bytes
+   Params    in_t KV_RESIDENT HAS_DQK HAS_DV KV_HEADS_DIFFER REDUCES_DQ STORES_DQ HEAD VALUE_HEAD BLOCK_RESIDENT
+             BLOCK_STREAMED BLOCK_Q STAGES VDO_STAGES CONSUMER_REGISTERS PRODUCER_REGISTERS SHARED_BYTES
+             HAS_DERIVATIVES HAS_FACTORS HAS_PARTS LOADS_TWICE HAS_TMA_BIAS SKIPS_UNUSED_TILES IS_FP8, those of scores,
+             terms, block masks and dropout; emitted coordinate functions of the maps; emitted MMAs: mma_s(_first),
+             mma_dp(_first), mma_dqk, mma_dv, mma_dq(_first)
+   Measured  docs/kernels.md, with alternatives that were tried */
 
 #include "attention/block_mask.cuh"
 #include "attention/hopper/dropout_sm90.cuh"
@@ -53,12 +54,13 @@
 #include "attention/hopper/byte_squares_sm90.cuh"
 
 constexpr bool HAS_BYTES = IS_FP8 && HAS_SUMS;
-constexpr int STEP = HAS_BYTES ? 32 : 16;          /* columns of S and dP that a product takes: 32 bytes */
-constexpr int THREADS = 384, HALF = BLOCK_OWN / 2; /* HALF: own rows of a consumer */
+constexpr int STEP = HAS_BYTES ? 32 : 16;          /* k extent of the MMAs of S and dP: 32 bytes */
+constexpr int THREADS = 384, HALF = BLOCK_OWN / 2; /* HALF: resident rows per consumer */
 constexpr int PANELS = HEAD / 64, VALUE_PANELS = VALUE_HEAD / 64,
-              PASS_PANELS = BLOCK_PASS / 64; /* 64 columns, 128 bytes */
+              PASS_PANELS = BLOCK_PASS / 64; /* panels of 64 columns, 128 bytes */
 constexpr u32 OWN_PANEL = BLOCK_OWN * 128, PASS_PANEL = BLOCK_PASS * 128, DS_PANEL = BLOCK_OWN * 128;
-constexpr int ONCE_PANELS = HAS_BYTES ? 1 : PANELS, SECOND_ONCE_PANELS = HAS_BYTES ? 1 : VALUE_PANELS; /* S, dP read */
+constexpr int ONCE_PANELS = HAS_BYTES ? 1 : PANELS, SECOND_ONCE_PANELS = HAS_BYTES ? 1 : VALUE_PANELS; /* panels that S
+                                                                                                          and dP read */
 constexpr u32 OWN_FIRST_BYTES = ONCE_PANELS * OWN_PANEL;
 constexpr u32 OWN_SECOND_BYTES = MAKES_FIRST ? SECOND_ONCE_PANELS * OWN_PANEL : 0;
 constexpr u32 OWN_TURNED_BYTES = HAS_BYTES ? BLOCK_OWN / 64 * PANELS * SQUARE_BYTES : 0;
@@ -66,12 +68,13 @@ constexpr u32 ONCE_BYTES = ONCE_PANELS * PASS_PANEL, AGAIN_BYTES = HAS_AGAIN ? P
 constexpr u32 SECOND_ONCE_BYTES = SECOND_ONCE_PANELS * PASS_PANEL;
 constexpr u32 SECOND_AGAIN_BYTES = HAS_BYTES ? VALUE_PANELS * PASS_PANEL : 0;
 constexpr u32 FIRST_BYTES = ONCE_BYTES + AGAIN_BYTES, SECOND_BYTES = SECOND_ONCE_BYTES + SECOND_AGAIN_BYTES;
-constexpr u32 STATISTICS_BYTES = OWN_IS_KEY ? 2 * BLOCK_PASS * 4 : 0; /* of a stage */
+constexpr u32 STATISTICS_BYTES = OWN_IS_KEY ? 2 * BLOCK_PASS * 4 : 0; /* per stage */
 constexpr int DS_STAGES = 2, PARTS = PANELS * PASS_PANELS,
-              PARTS_STAGED = PASS_PANELS > 1 || HAS_BOXED_BIAS || HAS_BYTES ? 1 : 2; /* parts of dQ: 64 x 64 */
+              PARTS_STAGED = PASS_PANELS > 1 || HAS_BOXED_BIAS || HAS_BYTES ? 1 : 2; /* PARTS: number of 64 x 64 parts
+                                                                                        of dQ per step */
 constexpr u32 DS_BYTES = HAS_BYTES ? PASS_PANEL : PASS_PANELS * DS_PANEL, PART_BYTES = 64 * 64 * 4;
 constexpr u32 SUMS_BYTES = HAS_SUMS ? DS_STAGES * DS_BYTES + PARTS_STAGED * PART_BYTES : 0;
-constexpr u32 BIAS_PANEL = BLOCK_PASS * 128, BIAS_BYTES = HAS_BOXED_BIAS ? 2 * BIAS_PANEL : 0; /* of a consumer */
+constexpr u32 BIAS_PANEL = BLOCK_PASS * 128, BIAS_BYTES = HAS_BOXED_BIAS ? 2 * BIAS_PANEL : 0; /* per consumer */
 
 constexpr u32 OWN_FIRST = 0, OWN_SECOND = OWN_FIRST + OWN_FIRST_BYTES, OWN_TURNED = OWN_SECOND + OWN_SECOND_BYTES;
 constexpr u32 FIRST = OWN_TURNED + OWN_TURNED_BYTES;
@@ -81,7 +84,7 @@ constexpr u32 BARRIERS = STATISTICS + STAGES * STATISTICS_BYTES,
               BARRIER_COUNT =
                   3 + 2 * STAGES + 2 * SECOND_STAGES + 2 * DS_STAGES + (HAS_BOXED_BIAS ? 2 : 0) + (HAS_BYTES ? 1 : 0);
 
-/* ---- What this kernel demands ---- */
+/* ---- Requirements ---- */
 
 static_assert(BLOCK_OWN == 128 && BLOCK_PASS % 64 == 0 && HEAD % 64 == 0 && VALUE_HEAD % 64 == 0, "panels of 64 rows");
 static_assert(!HAS_SUMS || (OWN_IS_KEY && PARTS <= 2), "warpgroup 0 has registers for two parts, in turn");
@@ -101,14 +104,14 @@ static_assert(MASK_TILE % BLOCK_OWN == 0 && MASK_TILE % BLOCK_PASS == 0, "a step
 
 extern __shared__ __align__(1024) unsigned char s_memory[];
 
-/* The third and the last of another number for each consumer. */
+/* GRADIENT_STAGED and RESIDENT_CLEARED are the first of one barrier per consumer. */
 enum named_barrier : u32 { ALL_THREADS, PART_STAGED, GRADIENT_STAGED, PASS_CLEARED = 4, OWN_CLEARED };
 
-/* Their addresses. */
+/* Addresses of the mbarriers. */
 struct barriers {
     u32 own_first, own_second, first_full, first_empty, second_full, second_empty, ds_full, ds_empty, own_empty;
-    u32 bias_full, bias_empty; /* HAS_BOXED_BIAS */
-    u32 own_turned;            /* HAS_BYTES, where there are no boxes of a bias */
+    u32 bias_full, bias_empty; /* HAS_TMA_BIAS */
+    u32 own_turned;            /* HAS_FP8_MMA, which excludes HAS_TMA_BIAS */
     DEVICE barriers(u32 base)
         : own_first(base + BARRIERS), own_second(own_first + 8), first_full(own_second + 8),
           first_empty(first_full + 8 * STAGES), second_full(first_empty + 8 * STAGES),
@@ -128,30 +131,30 @@ template <int N> DEVICE void fence_registers(u32 (&r)[N]) {
         fence_register(r[i]);
 }
 
-/* An operand in swizzled rows of 128 bytes: the low word of its descriptor, to which multiples of 16 bytes may be
-   added. MN-major: panels of 64 columns, so many bytes apart. */
+/* Low word of the matrix descriptor of an operand in swizzled 128-byte rows; multiples of 16 bytes may be added to it.
+   MN-major: panels of 64 columns, with a stride of panel_bytes. */
 DEVICE u32 k_major(u32 address) { return address >> 4; }
 DEVICE constexpr u32 mn_major(u32 panel_bytes) { return panel_bytes >> 4 << 16; }
 
-/* ---- Which rows meet ---- */
+/* ---- Work of a CTA ---- */
 
 struct work {
     band seen;
-    i32 own, head, batch;          /* the first own row, of a head of the own side */
-    i32 part;                      /* HAS_PARTS: of all own heads of the batch entry */
-    i32 first, last;               /* blocks that pass, of each head */
+    i32 own, head, batch;          /* the first resident row, and its head in the resident tensors */
+    i32 part;                      /* HAS_PARTS: index over all resident heads of the batch entry */
+    i32 first, last;               /* range of streamed blocks, per head */
     i32 steps;                     /* over all heads */
-    box_entry first_at, second_at; /* of what passes */
+    box_entry first_at, second_at; /* TMA coordinates of the streamed tensors */
 
     DEVICE i32 own_used() const { return OWN_IS_KEY ? seen.keys : seen.queries; }
     DEVICE i32 pass_used() const { return OWN_IS_KEY ? seen.queries : seen.keys; }
-    /* Rows that an own row sees, or is seen by: from low on, before high. Both grow with it. */
+    /* Streamed rows that are visible to a resident row, or that see it: low .. high - 1. Both grow with the row. */
     DEVICE i32 low(i32 row) const { return OWN_IS_KEY ? row + seen.first : row - seen.last + 1; }
     DEVICE i32 high(i32 row) const { return OWN_IS_KEY ? row + seen.last : min(row - seen.first + 1, seen.keys); }
 };
 constexpr bool HAS_LOW = OWN_IS_KEY ? HAS_RIGHT : HAS_LEFT, HAS_HIGH = OWN_IS_KEY ? HAS_LEFT : true;
 
-/* Heads of queries: those that pass own keys, or that of own queries. */
+/* Range of query heads: those that share the resident keys, or the head of the resident queries. */
 template <class P> DEVICE i32 first_head(const P &p, const work &w) {
     i32 head = OWN_IS_KEY ? w.head * (i32)p.group : w.head;
     if constexpr (HAS_PARTS)
@@ -166,16 +169,16 @@ template <class P> DEVICE i32 last_head(const P &p, const work &w) {
         return last;
 }
 
-/* Whether a block that passes is in a tile of the block mask that takes part; head: of queries. */
+/* True if a streamed block is in an active tile of the block mask; head: of the queries. */
 template <class P> DEVICE bool takes_part(const P &p, const work &w, i32 head, i32 block) {
     const i32 pass = block * BLOCK_PASS;
     return keeps_tile(p, w.batch, head, OWN_IS_KEY ? pass : w.own, OWN_IS_KEY ? w.own : pass);
 }
-/* The same, and the shuffle tells the compiler: alike for the warp. */
+/* For a whole warp: the shuffle shows the compiler that the result is warp-uniform. */
 template <class P> DEVICE bool warp_takes_part(const P &p, const work &w, i32 head, i32 block) {
     return __shfl_sync(~0u, takes_part(p, w, head, block), 0);
 }
-/* How many do, by whole warps. */
+/* Counts the active steps, by whole warps. */
 template <class P> DEVICE i32 count_steps(const P &p, const work &w) {
     i32 count = 0;
     for (i32 head = first_head(p, w), last = last_head(p, w); head < last; ++head)
@@ -186,13 +189,13 @@ template <class P> DEVICE i32 count_steps(const P &p, const work &w) {
     return count;
 }
 
-/* w.head counts parts. */
+/* Splits w.head, which counts parts, into head and part. */
 template <class P> DEVICE void find_part(const P &p, work &w) {
     w.part = w.head;
     w.head /= (i32)p.parts;
 }
 
-/* A block's own rows, numbered so that those with most steps come first: the first keys, the last queries. */
+/* The CTA's resident rows. Their order puts those with most steps first: the first keys, or the last queries. */
 DEVICE work find_own(const arguments &p) {
     const u32 blocks = (u32)p.own_blocks, set_heads = (u32)p.heads_per_set, set = blockIdx.x / (blocks * set_heads);
     const u32 within = blockIdx.x - set * blocks * set_heads,
@@ -217,7 +220,7 @@ DEVICE work find_work(const arguments &p) {
     return w;
 }
 
-/* A step's block that passes. Of a block mask, the steps that there are say when it is the last one. */
+/* The streamed block of a step. With a block mask, w.steps determines which active block is the last one. */
 struct cursor {
     i32 block, head;
     DEVICE explicit cursor(const arguments &p, const work &w)
@@ -259,19 +262,19 @@ DEVICE void load_pass(const tensor_map &map, u32 dst, u32 full, const cursor &at
         load_box(dst + i * PASS_PANEL, map, full, i * 64, entry.row + at.block * BLOCK_PASS, head, entry.place);
 }
 
-/* Which block of BLOCK_Q queries: of all heads. */
+/* Index of a block of BLOCK_Q queries over all heads. */
 DEVICE i64 q_tile(const arguments &p, i32 batch, i32 head, i32 block) {
     return (i64)(batch * (i32)p.heads + head) * p.q_blocks + block;
 }
 
-/* Of v, or dO. */
+/* Head of the streamed V or dO. */
 template <class P> DEVICE i32 second_head(const P &p, const work &w, const cursor &at) {
     if constexpr (!OWN_IS_KEY && HAS_OTHER_GROUP)
         return w.head / (i32)p.other_group;
     else
         return at.head;
 }
-/* HAS_OTHER_GROUP: of what a block of keys owns without making its gradient, for a head of queries. */
+/* KV_HEADS_DIFFER: for a query head, the head of the resident tensor whose gradient this CTA does not compute. */
 template <class P> DEVICE i32 other_head(const P &p, i32 head) {
     if constexpr (HAS_OTHER_GROUP)
         return head / (i32)p.other_group;
@@ -280,17 +283,17 @@ template <class P> DEVICE i32 other_head(const P &p, i32 head) {
 }
 constexpr bool RELOADS = OWN_IS_KEY && HAS_OTHER_GROUP;
 
-/* HAS_AGAIN: what passes, for the gradient. */
+/* LOADS_TWICE: the streamed operand of dQ or dK. */
 template <class P> DEVICE void load_again(const P &p, u32 dst, u32 full, const cursor &at, const work &w) {
     load_pass<AGAIN_BYTES>(p.again_map, dst, full, at, at.head, again_entry(p, w.batch, w.pass_used()));
 }
 
-/* HAS_BYTES: dO, for dV. */
+/* HAS_FP8_MMA: dO in the version that dV reads. */
 template <class P> DEVICE void load_second_again(const P &p, u32 dst, u32 full, const cursor &at, const work &w) {
     load_pass<SECOND_AGAIN_BYTES>(p.second_again_map, dst, full, at, second_head(p, w, at), w.second_at);
 }
 
-/* Loads step i, once the consumers have left what its stage held. */
+/* Loads step i after the consumers have released its stages. */
 DEVICE void load_step(const arguments &p, const work &w, u32 base, const barriers &b, const cursor &at, i32 i,
                       i32 stage) {
     const i32 second_stage = SECOND_STAGES == STAGES ? stage : i % SECOND_STAGES;
@@ -316,7 +319,7 @@ DEVICE void load_step(const arguments &p, const work &w, u32 base, const barrier
         load_second_again(p, base + SECOND + second_stage * SECOND_BYTES + SECOND_ONCE_BYTES, second_full, at, w);
 }
 
-/* HAS_BOXED_BIAS: of a step, by consumers: their keys of the queries that pass. */
+/* HAS_TMA_BIAS: loads each consumer's bias of a step: its keys of the streamed queries. */
 template <class P> DEVICE void load_bias(const P &p, const work &w, u32 base, const barriers &b, const cursor &at) {
     arrive_expecting(b.bias_full, BIAS_BYTES);
 #pragma unroll
@@ -324,7 +327,7 @@ template <class P> DEVICE void load_bias(const P &p, const work &w, u32 base, co
         load_box(base + BIAS_BOXES + half * BIAS_PANEL, p.bias_map, b.bias_full, w.own + half * HALF,
                  at.block * BLOCK_PASS, p.bias_head ? at.head : 0, p.bias_batch ? w.batch : 0);
 }
-/* Of the step behind step i, once the consumers have read that of step i. */
+/* Loads the bias of step i + 1 after the consumers have read that of step i. */
 template <class P>
 DEVICE void load_next_bias(const P &p, const work &w, u32 base, const barriers &b, cursor at, i32 i) {
     if (i + 1 == w.steps)
@@ -334,7 +337,7 @@ DEVICE void load_next_bias(const P &p, const work &w, u32 base, const barriers &
     load_bias(p, w, base, b, at);
 }
 
-/* HAS_BYTES: own K in squares, which are turned over for dQ. */
+/* HAS_FP8_MMA: loads the resident K in tiles, to be transposed for dQ. */
 template <class P> DEVICE void load_turned(const P &p, const work &w, u32 base, const barriers &b) {
     arrive_expecting(b.own_turned, OWN_TURNED_BYTES);
 #pragma unroll
@@ -372,7 +375,7 @@ DEVICE void load_first_steps(const arguments &p, const work &w, u32 base, const 
     }
 }
 
-/* The step behind those that are loaded, into the stage that step i - 1 left. */
+/* Loads step i + STAGES - 1 into the stage that step i - 1 released. */
 DEVICE void load_next_step(const arguments &p, const work &w, u32 base, const barriers &b, cursor at, i32 i,
                            i32 stage) {
     const i32 next = i + STAGES - 1;
@@ -384,7 +387,8 @@ DEVICE void load_next_step(const arguments &p, const work &w, u32 base, const ba
     load_step(p, w, base, b, at, next, stage > 0 ? stage - 1 : STAGES - 1);
 }
 
-/* What a block owns without making its gradient, once consumers have left that of another head: the i-th time. */
+/* Reloads the resident tensor whose gradient this CTA does not compute, after the consumers have released the previous
+   head; `i` counts the reloads. */
 template <class P> DEVICE void reload_own(const P &p, const work &w, u32 base, const barriers &b, i32 head, i32 i) {
     wait(b.own_empty, i & 1);
     if constexpr (MAKES_FIRST)
@@ -395,7 +399,7 @@ template <class P> DEVICE void reload_own(const P &p, const work &w, u32 base, c
                                   own_first_entry(p, w.batch, w.own_used()));
 }
 
-/* RELOADS: one thread, in the order of use. */
+/* RELOADS: one thread loads in the order of use. */
 DEVICE void load_steps_of_heads(const arguments &p, const work &w, u32 base, const barriers &b) {
     cursor at(p, w);
     i32 own = other_head(p, at.head), reloads = 0;
@@ -412,7 +416,7 @@ DEVICE void load_steps_of_heads(const arguments &p, const work &w, u32 base, con
     }
 }
 
-/* One thread, where nothing else is to be done. */
+/* For one thread that has no other work. */
 DEVICE void load_steps(const arguments &p, u32 base) {
     const work w = find_work(p);
     const barriers b(base);
@@ -432,9 +436,9 @@ DEVICE void load_steps(const arguments &p, u32 base) {
     }
 }
 
-/* ---- Warpgroup 0, HAS_SUMS: dQ ---- */
+/* ---- Warpgroup 0, REDUCES_DQ: dQ ---- */
 
-/* The same from bytes: 64 queries x 128 keys, and K^T in squares. */
+/* 64 queries x 64 columns of dS K with FP8 operands, from transposed K. */
 DEVICE void multiply_part_of_bytes(float (&dq)[32], u32 base, u32 slot, int part) {
     const u32 ds = k_major(base + DS + slot * DS_BYTES), keys = k_major(base + OWN_TURNED + part * SQUARE_BYTES);
     multiply_sums_first(dq, ds, keys);
@@ -452,7 +456,7 @@ DEVICE void multiply_part(float (&dq)[32], u32 base, u32 slot, int part) {
         multiply_sums(dq, ds + k * 128, keys + k * 128);
 }
 
-/* STORES_QUERIES: rows of the gradient's type, of which 64 columns from `column` on. */
+/* STORES_DQ: stores 64 columns from `column` on of rows of the gradient's type. */
 DEVICE void store_part_of_queries(const float (&dq)[32], float scale, u32 s_part, const tensor_map &map, i32 column,
                                   i32 row, i32 head, i32 batch) {
     const u32 lane = lane_index(), to = s_part + (16 * warp_index() + lane % 16) * 128;
@@ -472,7 +476,7 @@ DEVICE void store_part_of_queries(const float (&dq)[32], float scale, u32 s_part
     commit_stores();
 }
 
-/* In the order of accumulators. */
+/* Stages a part in accumulator order. */
 DEVICE void stage_part(const float (&dq)[32], u32 s_part, u32 warp) {
 #pragma unroll
     for (int c = 0; c < 8; ++c)
@@ -487,7 +491,7 @@ DEVICE void add_part(const float (&dq)[32], u32 s_part, float *sum) {
     add_bytes(sum, s_part, PART_BYTES);
     commit_stores();
 }
-/* HAS_BYTES: by each warp for itself, which is slower where products are of 16 bits. */
+/* HAS_FP8_MMA: each warp adds its own rows. This is slower with 16-bit operands. */
 DEVICE void add_part_of_warp(const float (&dq)[32], u32 s_part, float *sum) {
     constexpr u32 WARP_BYTES = PART_BYTES / 4;
     const u32 warp = warp_index();
@@ -499,7 +503,7 @@ DEVICE void add_part_of_warp(const float (&dq)[32], u32 s_part, float *sum) {
     }
     __syncwarp();
 }
-/* Until the copy engine has read what was staged there before. */
+/* Waits until TMA has read the previous contents of the staging buffer. */
 DEVICE void await_staging(int staged) {
     if constexpr (HAS_BYTES) {
         if (lane_index() == 0)
@@ -570,9 +574,9 @@ template <class P> DEVICE void sum_query_gradients(const P &p, u32 base) {
         wait_stores_read<0>();
 }
 
-/* ---- Consumers: P, dS and the gradients of own rows ---- */
+/* ---- Consumers: P, dS, and the gradients of resident rows ---- */
 
-/* Own rows x rows that pass: S, and dP. */
+/* S and dP: resident rows x streamed rows. */
 DEVICE void multiply_first_tile(float (&s)[BLOCK_PASS / 2], u32 own, u32 pass) {
     multiply_scores_first(s, own, pass);
 #pragma unroll
@@ -596,13 +600,13 @@ DEVICE void add_second(float (&sum)[VALUE_HEAD / 2], const u32 (&factor)[BLOCK_P
         multiply_second(sum, factor + 4 * k, pass + mn_major(PASS_PANEL) + k * 128);
 }
 
-/* Where a thread's elements lie: 4c + e is own row + 8 (e / 2), row that passes 8c + column + e % 2. */
+/* Position of a thread's elements: 4c + e is resident row + 8 (e / 2), streamed row 8c + column + e % 2. */
 struct tile_place {
     i32 row, column;
     DEVICE tile_place() : row(16 * (warp_index() & 3) + lane_index() / 4), column(2 * (lane_index() & 3)) {}
 };
 
-/* lse2 and delta of queries: of those that pass in shared memory, of own ones in registers. */
+/* lse2 and delta of queries: in shared memory if queries are streamed, in registers if they are resident. */
 struct statistics_of_rows {
     float lse2[2] = {}, delta[2] = {};
     DEVICE statistics_of_rows(const arguments &p, const work &w, i32 own) {
@@ -627,17 +631,17 @@ struct statistics_of_rows {
     }
 };
 
-/* ALiBi's slope of a head of queries, times log2(e). */
+/* ALiBi slope of a query head, times log2(e). */
 DEVICE float slope2_of(const arguments &p, i32 head) {
     return HAS_ALIBI ? alibi_slope<float>(head, (i32)p.heads) * 1.44269504f : 0.0f;
 }
 
-/* P = 2^(scale2 S + slope2 (key - query) - lse2); own and pass: the tile's first rows. */
+/* P = 2^(scale2 S + slope2 (key - query) - lse2); resident and streamed: the tile's first rows. */
 DEVICE void make_weights(float (&s)[BLOCK_PASS / 2], const statistics_of_rows &own_statistics, u32 s_lse2, float scale2,
                          float slope2, i32 own, i32 pass) {
     const tile_place at;
-    const float distance = (float)(pass + at.column - own - at.row); /* from an own row to one that passes */
-    const float growth = OWN_IS_KEY ? slope2 : -slope2;              /* of lse2 less ALiBi, with it */
+    const float distance = (float)(pass + at.column - own - at.row); /* streamed row minus resident row */
+    const float growth = OWN_IS_KEY ? slope2 : -slope2;              /* of lse2 minus ALiBi per unit of distance */
 #pragma unroll
     for (int c = 0; c < BLOCK_PASS / 8; ++c) {
         float lse2[4];
@@ -652,11 +656,11 @@ DEVICE void make_weights(float (&s)[BLOCK_PASS / 2], const statistics_of_rows &o
     }
 }
 
-/* Pairs of the score modifier's slopes, where there are any. */
+/* Derivatives of the score modifier, in pairs. */
 using slope_pairs = u32[HAS_SLOPES ? BLOCK_PASS / 4 : 1];
-constexpr bool HAS_SCORES = HAS_MODIFIER || BIAS != 0; /* made in natural units, element by element */
+constexpr bool HAS_SCORES = HAS_MODIFIER || BIAS != 0; /* scores are computed per element, in natural units */
 
-/* Constants that multiply all that a modifier is given, and all that it gives: HAS_FACTORS, else 1. */
+/* HAS_FACTORS: constant factors of all inputs of the modifier, and of all its outputs; otherwise 1. */
 template <class P> DEVICE float first_factor(const P &p) {
     if constexpr (HAS_FACTORS)
         return factor_before(p);
@@ -669,10 +673,10 @@ template <class P> DEVICE float last_factor(const P &p) {
     else
         return 1.0f;
 }
-/* Without a bias the last one joins log2(e). */
+/* Without a bias, the last factor is folded into log2(e). */
 constexpr bool FACTOR_IS_LEFT = HAS_FACTORS && BIAS == 0;
 
-/* A score, but for ALiBi, from its product times the scale and first_factor. */
+/* Score without ALiBi, from the product times the scale and first_factor. */
 template <class P>
 DEVICE float changed_score(const P &p, i32 batch, i32 head, i32 query, i32 key, float scaled, float bias) {
     if constexpr (FACTOR_IS_LEFT)
@@ -682,11 +686,12 @@ DEVICE float changed_score(const P &p, i32 batch, i32 head, i32 query, i32 key, 
     else
         return score_of<true>(p, batch, head, query, key, scaled, bias);
 }
-/* IS_SOFT_CAP: a tanh between factors, of which slopes are numbers whatever the score: they join weights, as pairs.
-   Dropout wants weights without. */
+/* IS_SOFT_CAP: a tanh between two factors, whose derivative is always finite, so it is multiplied into P, in pairs. Not
+   with dropout, which needs P itself. */
 constexpr bool SLOPES_JOIN = IS_SOFT_CAP && !HAS_DROPOUT;
 
-/* Its slope, but for slope_factor_of. Where the score hides a key, it may be anything: the weight is 0. */
+/* Derivative of the score, without derivative_factor_of. If the score hides a key it is arbitrary, because P is 0 then.
+   */
 template <class P> DEVICE float slope_at(const P &p, i32 batch, i32 head, i32 query, i32 key, float scaled) {
     if constexpr (IS_SOFT_CAP) {
         const float tanh = modified_between(p, batch, head, query, key, scaled);
@@ -697,14 +702,14 @@ template <class P> DEVICE float slope_at(const P &p, i32 batch, i32 head, i32 qu
         return modified_gradient(p, batch, head, query, key, scaled, 1.0f);
 }
 
-/* Pairs of the bias of 16 queries from 8c on, in the order of accumulators; s_bias: this consumer's box. */
+/* Bias of 16 queries from 8c on, in pairs in accumulator order; s_bias: this consumer's box. */
 DEVICE void load_boxed_bias(u32 (&pairs)[4], u32 s_bias, int c) {
-    const u32 lane = lane_index(), key = 2 * (warp_index() & 3) + lane / 8 % 2; /* of eight */
+    const u32 lane = lane_index(), key = 2 * (warp_index() & 3) + lane / 8 % 2; /* in units of eight keys */
     load_matrices_transposed(pairs, s_bias + (lane / 16 * 8 + lane % 8) * 128 + (key ^ lane % 8) * 16 + c * 1024);
 }
 
-/* The same where a modifier or a bias joins. What is beyond the tensors reads the last element, and is masked, or has
-   statistics of +inf. head: of queries. */
+/* P with a modifier or a bias. Indices beyond the tensors are clamped; such elements are masked, or their statistics
+   are +inf. head: of the queries. */
 template <class P>
 DEVICE void make_weights_of_scores(float (&s)[BLOCK_PASS / 2], slope_pairs &slopes, const P &p, i32 batch, i32 head,
                                    const statistics_of_rows &own_statistics, u32 s_lse2, u32 s_bias, float scale,
@@ -758,24 +763,24 @@ DEVICE void make_weights_of_scores(float (&s)[BLOCK_PASS / 2], slope_pairs &slop
     }
 }
 
-/* Products of pairs, rounded to their type. */
+/* Products of pairs, rounded to the operand type. */
 DEVICE u32 multiply_pairs(u32 a, u32 b) {
-    constexpr u32 NOTHING = 0x80008000; /* -0 */
+    constexpr u32 NOTHING = 0x80008000; /* -0, the neutral addend */
     return IS_BF16 ? ptx::fma_bf16x2(a, b, NOTHING) : ptx::fma_f16x2(a, b, NOTHING);
 }
 
 constexpr int KEPT_WORDS = BLOCK_PASS / 64;
 
-/* Weights are rounded once dS is made of them: else they are unpacked for it, which takes an instruction each, and
-   fewer registers. */
+/* P is rounded after dS has been computed from it. Otherwise it is unpacked for dS, which costs an instruction per
+   element but needs fewer registers. */
 constexpr bool ROUNDS_LAST = MAKES_FIRST && !HAS_SLOPES && !HAS_DROPOUT && (!HAS_SUMS || HAS_BYTES);
 
-/* Of HALF own rows, and BLOCK_PASS that pass. */
+/* True if the tile of HALF resident and BLOCK_STREAMED streamed rows needs masking. */
 DEVICE bool needs_mask(const work &w, i32 own, i32 pass) {
     return (OWN_IS_KEY && own + HALF > w.seen.keys) || (HAS_LOW && w.low(own + HALF - 1) > pass) ||
            (HAS_HIGH && w.high(own) < pass + BLOCK_PASS);
 }
-/* What is not seen has no weight. */
+/* Zeroes P of invisible pairs. */
 DEVICE void mask_weights(float (&s)[BLOCK_PASS / 2], const work &w, i32 own, i32 pass) {
     const tile_place at;
 #pragma unroll
@@ -790,7 +795,7 @@ DEVICE void mask_weights(float (&s)[BLOCK_PASS / 2], const work &w, i32 own, i32
     }
 }
 
-/* HAS_BYTES: dS as it is handed over, in the place of ds: of 8 columns two of a row, and two of that 8 below. */
+/* HAS_FP8_MMA: dS as FP8, as it is published: per 8 columns, two elements of a row and two of the row 8 below. */
 using byte_words = u32[HAS_BYTES ? BLOCK_PASS / 8 : 1];
 DEVICE void widen_score_gradients(u32 (&ds)[BLOCK_PASS / 4], const byte_words &bytes) {
 #pragma unroll
@@ -798,8 +803,9 @@ DEVICE void widen_score_gradients(u32 (&ds)[BLOCK_PASS / 4], const byte_words &b
         ds[i] = widened_pair<ds_factor_t>((u16)(bytes[i / 2] >> i % 2 * 16));
 }
 
-/* dS = P (dP - delta), from the rounded weights, or exact ones; factors: IS_FP8. HAS_DROPOUT: P' dP - P delta of the
-   weights that are kept, P', which weights become: statistics have their growth, see backward_rows. */
+/* dS = P (dP - delta), from rounded P, or from exact P with ROUNDS_P_LAST. HAS_DROPOUT: computes P' dP - P delta, where
+   P' is P with dropped elements zeroed, and replaces P by P'; the statistics include the keep probability, see
+   backward_rows. */
 DEVICE void make_score_gradients(u32 (&ds)[BLOCK_PASS / 4], byte_words &bytes, u32 (&weights)[BLOCK_PASS / 4],
                                  const float (&exact)[BLOCK_PASS / 2], const slope_pairs &slopes,
                                  const float (&dp)[BLOCK_PASS / 2], const statistics_of_rows &own, u32 s_delta,
@@ -827,8 +833,7 @@ DEVICE void make_score_gradients(u32 (&ds)[BLOCK_PASS / 4], byte_words &bytes, u
                 low = low_half(left) * (grown(i) - delta[2 * h]);
                 high = high_half(left) * (grown(i + 1) - delta[2 * h + 1]);
             }
-            if constexpr (HAS_SLOPES &&
-                          !SLOPES_JOIN) { /* which may be infinite, or no number, where there is no weight */
+            if constexpr (HAS_SLOPES && !SLOPES_JOIN) { /* derivatives may be infinite or NaN if P is 0 */
                 low = low == 0 ? 0.0f : low * low_half(slopes[2 * c + h]);
                 high = high == 0 ? 0.0f : high * high_half(slopes[2 * c + h]);
             }
@@ -841,7 +846,7 @@ DEVICE void make_score_gradients(u32 (&ds)[BLOCK_PASS / 4], byte_words &bytes, u
     }
 }
 
-/* This warp's 16 keys, as columns of queries for dQ. */
+/* Stores the dS of this warp's 16 keys, transposed for dQ. */
 DEVICE void store_score_gradients(const u32 (&ds)[BLOCK_PASS / 4], u32 s_row) {
 #pragma unroll
     for (int c = 0; c < BLOCK_PASS / 16; ++c) {
@@ -850,8 +855,7 @@ DEVICE void store_score_gradients(const u32 (&ds)[BLOCK_PASS / 4], u32 s_row) {
     }
 }
 
-/* The same as bytes, K-major: rows of queries, in which keys r and r + 8 of a warp are neighbours, as turn_own leaves
-   them. */
+/* FP8 version, K-major: rows are queries, and keys r and r + 8 of a warp are adjacent, in the order of transpose_k. */
 DEVICE void store_score_bytes(const byte_words &bytes, u32 s_ds, int half) {
     const u32 lane = lane_index(), chunk = (u32)half * 4 + (warp_index() & 3);
 #pragma unroll
@@ -862,14 +866,14 @@ DEVICE void store_score_bytes(const byte_words &bytes, u32 s_ds, int half) {
     }
 }
 
-/* Rows from `from` to `last`, 16 bytes at a time, by so many threads. */
+/* Clears rows `from` .. `last` - 1 of COUNT panels, 16 bytes at a time. */
 template <int COUNT> DEVICE void clear_rows(u32 s_tile, i32 from, i32 last, u32 panel, u32 thread, u32 threads) {
     for (i32 i = from * 8 + (i32)thread; i < last * 8; i += (i32)threads)
 #pragma unroll
         for (int s = 0; s < COUNT; ++s)
             store_words(s_tile + s * panel + i * 16, words{});
 }
-/* Own rows past the length in use. */
+/* Clears resident rows past the length in use. */
 DEVICE void clear_own(const work &w, u32 base, int half) {
     const i32 used = w.own_used() - w.own - half * HALF;
     if (used >= HALF)
@@ -882,7 +886,7 @@ DEVICE void clear_own(const work &w, u32 base, int half) {
     publish_to_async_proxy();
     sync_threads(OWN_CLEARED + half, 128);
 }
-/* The same of rows that pass: both consumers come to a step that has some. */
+/* Clears streamed rows past the length in use. Both consumers execute this for such a step. */
 DEVICE void clear_pass(const work &w, u32 base, const barriers &b, i32 pass, i32 stage, i32 second_stage,
                        i32 second_phase) {
     const i32 used = w.pass_used() - pass;
@@ -900,14 +904,14 @@ constexpr bool CLEARS_OWN =
     (OWN_IS_KEY ? HAS_SEQ_LEN_KV : HAS_SEQ_LEN_Q) && !(OWN_FIRST_IS_RAGGED && OWN_SECOND_IS_RAGGED);
 constexpr bool CLEARS_PASS = (OWN_IS_KEY ? HAS_SEQ_LEN_Q : HAS_SEQ_LEN_KV) && !(FIRST_IS_RAGGED && SECOND_IS_RAGGED);
 
-/* Whether nobody of the second consumer sees anything of a step: so the first one is, where blocks that pass are half
-   as long as own ones. One that has rows to be cleared is for both. */
+/* True if nothing in this step is visible to the second consumer. The first step can be such a step if streamed blocks
+   are half as long as resident ones. A step whose rows must be cleared needs both consumers. */
 DEVICE bool hides_all(const work &w, i32 own, i32 pass) {
     const bool is_whole = !CLEARS_PASS || pass + BLOCK_PASS <= w.pass_used();
     return OWN_IS_KEY && HAS_LOW && BLOCK_PASS <= HALF && is_whole && w.low(own) >= pass + BLOCK_PASS;
 }
 
-/* Out through the own rows that this consumer has. */
+/* Stores a gradient through this consumer's resident rows. */
 template <bool IS_RAGGED, int N>
 DEVICE void store_gradient(const float (&sum)[N], float scale, u32 s_rows, const tensor_map &map, const work &w,
                            const box_entry &entry, int half) {
@@ -933,8 +937,8 @@ DEVICE void store_gradient(const float (&sum)[N], float scale, u32 s_rows, const
     commit_stores();
 }
 
-/* A stage's rows of the first side, and its statistics, are left by this consumer. Each lane has read statistics: where
-   no other barrier follows, each arrives, since an arrival speaks for its own thread alone. */
+/* Releases a stage of streamed qk and its statistics. Every lane has read statistics, so every lane arrives unless
+   another barrier follows: an arrival orders only the reads of its own thread. */
 constexpr bool LANES_ARRIVE = OWN_IS_KEY && !HAS_SUMS;
 DEVICE void leave_first(u32 first_empty) {
     if (LANES_ARRIVE || lane_index() == 0)
@@ -942,10 +946,10 @@ DEVICE void leave_first(u32 first_empty) {
 }
 
 struct gradients {
-    float first[HEAD / 2], second[VALUE_HEAD / 2]; /* MAKES_FIRST, MAKES_SECOND */
+    float first[HEAD / 2], second[VALUE_HEAD / 2]; /* HAS_DQK, HAS_DV */
 };
 
-/* A consumer's step: its number, the rows that pass, of which head of queries, and where they are. */
+/* A consumer's step: its number, first streamed row, query head, and stage. */
 struct consumer_step {
     i32 pass, stage = 0, phase = 0, number = 0, head;
 
@@ -973,12 +977,12 @@ struct consumer_step {
     DEVICE i32 second_phase() const { return SECOND_STAGES == STAGES ? phase : number / SECOND_STAGES & 1; }
 };
 
-/* RELOADS: which head own rows are of that others make the gradient of. */
+/* RELOADS: the current head of the resident tensor whose gradient this CTA does not compute. */
 struct own_head {
     i32 head, phase = 0;
 
     DEVICE explicit own_head(i32 first) : head(first) {}
-    /* Leaves one for another. */
+    /* Releases the current head and waits for the next one. */
     DEVICE void follow(i32 now, const work &w, u32 base, const barriers &b, int half) {
         if (!RELOADS || now == head)
             return;
@@ -999,7 +1003,7 @@ DEVICE void await_own(const work &w, u32 base, const barriers &b, int half) {
         clear_own(w, base, half);
 }
 
-/* dS of a step, for dQ; s_ds: the warp's place there. */
+/* Publishes dS of a step for dQ; s_ds: this warp's address. */
 DEVICE void hand_over(const u32 (&ds)[BLOCK_PASS / 4], const byte_words &bytes, u32 s_ds, int half, u32 full) {
     if constexpr (HAS_BYTES)
         store_score_bytes(bytes, s_ds, half);
@@ -1011,7 +1015,7 @@ DEVICE void hand_over(const u32 (&ds)[BLOCK_PASS / 4], const byte_words &bytes, 
         arrive(full);
 }
 
-/* The first step, of which this consumer sees nothing. */
+/* Skips the first step, which is hidden from this consumer. */
 DEVICE void pass_over_first_step(u32 s_ds, int half, const barriers &b) {
     wait(b.second_full, 0);
     if constexpr (HAS_BOXED_BIAS)
@@ -1026,7 +1030,7 @@ DEVICE void pass_over_first_step(u32 s_ds, int half, const barriers &b) {
     leave_first(b.first_empty);
 }
 
-/* S of a step, whose first side is there. */
+/* Issues S of a step whose qk operands have arrived. */
 DEVICE void start_scores(float (&s)[BLOCK_PASS / 2], const work &w, u32 base, const barriers &b, u32 own_rows,
                          const consumer_step &at) {
     if (CLEARS_PASS)
@@ -1042,7 +1046,7 @@ DEVICE void round_weights(u32 (&weights)[BLOCK_PASS / 4], const float (&s)[BLOCK
         weights[c] = rounded_pair<in_t>(s[2 * c], s[2 * c + 1]);
 }
 
-/* P of a step from S, rounded; slopes: SLOPES_JOIN: times P. */
+/* Computes rounded P of a step from S. FUSES_DERIVATIVES: multiplies `derivatives` by P. */
 template <class P>
 DEVICE void finish_weights(u32 (&weights)[BLOCK_PASS / 4], float (&s)[BLOCK_PASS / 2], slope_pairs &slopes, const P &p,
                            const work &w, const consumer_step &at, const statistics_of_rows &statistics,
@@ -1055,7 +1059,7 @@ DEVICE void finish_weights(u32 (&weights)[BLOCK_PASS / 4], float (&s)[BLOCK_PASS
     else
         make_weights(s, statistics, s_statistics, scale2, slope2_of(p, at.head), own, at.pass);
     if constexpr (HAS_BOXED_BIAS) {
-        publish_to_async_proxy(); /* what is read before a copy overwrites it */
+        publish_to_async_proxy(); /* order these reads before the TMA load that overwrites them */
         arrive_where(b.bias_empty, lane_index() == 0);
     }
     if (needs_mask(w, own, at.pass))
@@ -1068,30 +1072,30 @@ DEVICE void finish_weights(u32 (&weights)[BLOCK_PASS / 4], float (&s)[BLOCK_PASS
             slopes[c] = multiply_pairs(weights[c], slopes[c]);
 }
 
-/* All unrolled, keys of rounds are in uniform registers, and nothing goes to memory. */
+/* Fully unrolled, so that round keys are in uniform registers and nothing is spilled. */
 template <class P>
 DEVICE void find_all_kept(u32 (&kept)[KEPT_WORDS], const P &p, const work &w, const consumer_step &at, i32 own) {
-    const tile_place place; /* made anew: kept, it would take registers */
+    const tile_place place; /* recomputed here; keeping it would cost registers */
 #pragma unroll
     for (int i = 0; i < KEPT_WORDS; ++i)
         kept[i] = find_kept<OWN_IS_KEY, 8>(p, w.batch, at.head, own + place.row, at.pass + place.column + 64 * i);
 }
 
-/* What is made at a time of one side comes before the next product reads it: the compiler keeps to that. */
+/* Keeps the compiler from moving the computation of these operands across the next MMA. */
 DEVICE void fence_factors(u32 (&weights)[BLOCK_PASS / 4], slope_pairs &slopes, float (&dp)[BLOCK_PASS / 2],
                           u32 (&kept)[KEPT_WORDS]) {
     if constexpr (HAS_SLOPES)
         fence_registers(slopes);
-    if constexpr (HAS_DROPOUT) { /* else both are unpacked before, into more registers */
+    if constexpr (HAS_DROPOUT) { /* otherwise both are unpacked earlier, which needs more registers */
         fence_registers(weights);
         fence_registers(kept);
     }
     fence_registers(dp);
 }
 
-/* Both sides, once products have read them. */
+/* Releases both stages after the MMAs have read them. */
 DEVICE void leave_step(u32 first_empty, u32 second_empty) {
-    if constexpr (LANES_ARRIVE) /* the statistics are read before a copy overwrites them */
+    if constexpr (LANES_ARRIVE) /* order the reads of the statistics before the TMA load that overwrites them */
         publish_to_async_proxy();
     if (lane_index() == 0 && (SECOND_STAGES == STAGES || !MAKES_FIRST))
         arrive(second_empty);
@@ -1143,7 +1147,7 @@ DEVICE void sum_gradients(const P &p, const work &w, u32 base, const barriers &b
         if constexpr (MAKES_FIRST) {
             mma_wait<0>();
             fence_factors(weights, slopes, dp, kept);
-            if (SECOND_STAGES != STAGES && lane == 0) /* read, and the next one has no stage but this */
+            if (SECOND_STAGES != STAGES && lane == 0) /* vdo has been read, and the next step needs this stage */
                 arrive(second_empty);
             make_score_gradients(ds, bytes, weights, s, slopes, dp, statistics, s_statistics + BLOCK_PASS * 4, kept,
                                  factors);
@@ -1191,7 +1195,7 @@ DEVICE void sum_gradients(const P &p, const work &w, u32 base, const barriers &b
     mma_wait<0>();
 }
 
-/* Of HALF own rows. */
+/* HALF resident rows. */
 template <int N> DEVICE void store_accumulators(float *to, const float (&sum)[N], float scale) {
 #pragma unroll
     for (int c = 0; c < N / 4; ++c) {
@@ -1209,7 +1213,7 @@ template <class P> DEVICE void store_part(const P &p, const work &w, int half, c
         store_accumulators(p.second_parts + tile * HALF * VALUE_HEAD, sum.second, 1.0f);
 }
 
-/* Rows of the gradients' type, through what the block owned. */
+/* Stores rows of the gradients' type, staged in the buffers of the resident rows. */
 template <class P>
 DEVICE void store_gradients(const P &p, const work &w, u32 base, const barriers &b, int half, const gradients &sum) {
     constexpr u32 SECOND_LEAVES = MAKES_FIRST ? OWN_SECOND : OWN_FIRST;
@@ -1228,7 +1232,7 @@ DEVICE void store_gradients(const P &p, const work &w, u32 base, const barriers 
         wait_stores_read<0>();
 }
 
-/* IS_FP8: own rows of this consumer, from registers; at: the tensor's head. */
+/* IS_FP8: stores this consumer's resident rows from registers; at: the tensor's head. */
 template <bool HAS_AMAX, class T, int N>
 DEVICE float store_scaled(const float (&sum)[N], float scale, float to_memory, T *at, i64 row_step, i32 first, i32 rows,
                           i32 columns) {
@@ -1295,7 +1299,7 @@ template <class P> DEVICE void make_gradients(const P &p, u32 base, int half) {
         factors.store(p);
 }
 
-/* ---- The kernel ---- */
+/* ---- Kernel ---- */
 
 DEVICE void init_barriers(const barriers &b) {
     constexpr int CONSUMER_WARPS = 8, PRODUCER_WARPS = 4;

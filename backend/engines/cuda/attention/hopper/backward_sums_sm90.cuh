@@ -1,25 +1,24 @@
-/* backward_sums_sm90: rows of a gradient from its float sums, which lie in the order of accumulators
-   Tile      a block of one warpgroup makes ROWS rows of one head, through shared memory, swizzled by row
-   Memory    sums: [batch][head][part of the sum][block of rows][64 rows][place_in_sums]
-   Limits    the gradient has 16-byte aligned rows of whole chunks. Rows past those in use become 0; ragged ones belong
-             to others
-   Params    in_t ROWS WIDTH: of padded columns. IS_OF_KEYS: whose rows are in use. HAS_PARTS: a sum lies in parts,
-             which are added in their order. SCALES: sums are to be multiplied by the scale of scores. HAS_SCALE, the
-             band's, those of backward_fp8
-   FP8       rows of any type: sums_scale_of(arguments) makes true values, memory_scale_of what is stored;
-             HAS_AMAX_FIRST: the largest true value */
+/* backward_sums_sm90: converts float gradient sums, stored in accumulator order, to rows of the gradient's type
+   Tile      a CTA of one warpgroup converts ROWS rows of one head through swizzled shared memory
+   Memory    sums: [batch][head][part][block of rows][64 rows][sums_offset]
+   Limits    the gradient has 16-byte aligned rows of whole chunks. Padded gradients get zeros in rows past those in
+             use; in ragged ones, these rows belong to other entries and are not written
+   Params    in_t ROWS WIDTH (padded columns) IS_OF_KEYS (rows are keys) HAS_PARTS (partial sums, which are added in
+             order) SCALES (multiply by the scale of the scores) HAS_SCALE, those of the band and of backward_fp8
+   FP8       rows of any type: sums_scale_of(arguments) gives true values, output_scale_of the stored ones;
+             HAS_AMAX_DQK: the largest absolute true value */
 
 #include "attention/hopper/backward_scores_sm90.cuh"
 #include "attention/hopper/backward_fp8_sm90.cuh"
 
-constexpr int THREADS = 128, PANELS = WIDTH / 64, PANEL = ROWS * 128; /* of 64 columns, bytes */
+constexpr int THREADS = 128, PANELS = WIDTH / 64, PANEL = ROWS * 128; /* 64 columns, in bytes */
 constexpr int OCTETS = ROWS / 64 * WIDTH / 8;                         /* 8 columns of 64 rows */
-constexpr int CHUNKS = WIDTH / 8;                                     /* of 16 bytes, of a row */
+constexpr int CHUNKS = WIDTH / 8;                                     /* 16-byte chunks per row */
 static_assert(ROWS % 64 == 0 && WIDTH % 64 == 0 && ROWS * CHUNKS % THREADS == 0, "the threads store all chunks");
 
 DEVICE u32 chunk_at(u32 panel, u32 row, u32 chunk) { return panel + row * 128 + (chunk ^ (row & 7)) * 16; }
 
-/* Two octets of columns are four blocks of 8 x 8. */
+/* Two octets of columns are four 8 x 8 matrices. */
 DEVICE void stage_octets(u32 s_tile, int octet, const run<float, 4> &a, const run<float, 4> &b, float scale) {
     const u32 lane = lane_index(), part = octet / 8, row = part / PANELS * 64 + warp_index() * 16 + lane % 16;
     const u32 pairs[4] = {
@@ -28,7 +27,7 @@ DEVICE void stage_octets(u32 s_tile, int octet, const run<float, 4> &a, const ru
     store_matrices(chunk_at(s_tile + part % PANELS * PANEL, row, octet % 8 + lane / 16), pairs);
 }
 
-/* What the thread has of a block's sums. */
+/* Loads this thread's sums of a block, and adds further parts in order. */
 template <class P> DEVICE void load_sums(run<float, 4> (&x)[OCTETS], const P &p, u32 outer, u32 block) {
     const i64 step = (i64)p.blocks.value * ROWS * WIDTH;
     i64 parts = 1;
@@ -49,17 +48,17 @@ template <class P> DEVICE void load_sums(run<float, 4> (&x)[OCTETS], const P &p,
         }
 }
 
-/* Any type, 64 columns at a time. first: the block's first row; at: that of the tensor's head. */
+/* Stores rows of any type, 64 columns at a time. first: the block's first row; at: the tensor's head. */
 template <class P, class T>
 DEVICE void store_scaled(const P &p, const run<float, 4> (&x)[OCTETS], T *at, i32 first, i32 used, i32 rows) {
-    constexpr i32 CHUNK = 16 / sizeof(T), OF_ROW = 64 / CHUNK; /* elements of 16 bytes, and these of a panel's row */
+    constexpr i32 CHUNK = 16 / sizeof(T), OF_ROW = 64 / CHUNK; /* elements in 16 bytes, and chunks per row of a panel */
     __shared__ alignas(16) T tile[ROWS][64 + CHUNK];
     const float scale = sums_scale_of(p), to_memory = memory_scale_of(p);
     float largest = 0;
 #pragma unroll
     for (int panel = 0; panel < PANELS; ++panel) {
 #pragma unroll
-        for (int i = 0; i < ROWS / 64 * 16; ++i) { /* 64 rows, an octet of columns, and 8 rows below */
+        for (int i = 0; i < ROWS / 64 * 16; ++i) { /* 64 rows, an octet of columns, and the rows 8 below */
             const int octet = i / 2 % 8, h = i % 2;
             const i32 row = i / 16 * 64 + warp_index() * 16 + lane_index() / 4 + 8 * h;
             const run<float, 4> &four = x[(i / 16 * PANELS + panel) * 8 + octet];
@@ -80,7 +79,7 @@ DEVICE void store_scaled(const P &p, const run<float, 4> (&x)[OCTETS], T *at, i3
         raise_largest(p.amax_first, largest);
 }
 
-/* 16 bits. */
+/* Stores rows of 16-bit types. */
 template <class P, class T>
 DEVICE void store_staged(const P &p, const run<float, 4> (&x)[OCTETS], T *gradient, i32 first, i32 used, i32 rows) {
     __shared__ alignas(1024) unsigned char tile[PANELS * PANEL];

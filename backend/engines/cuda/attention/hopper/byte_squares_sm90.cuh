@@ -1,10 +1,10 @@
-/* byte_squares: operands of 8 bits turned over where they lie in shared memory: wgmma takes FP8 along k alone
-   Squares   of 64 keys x 64 columns: rows of 64 bytes, swizzled by 64 bytes, before and behind. Blocks of 32 x 32 of
-             the diagonal stay where they are, the other two change places; each pair is one warp's work
-   Order     transposed loads take pairs of bytes: a lane then has two keys of two neighbouring columns. Of 16 keys, t =
-             lane % 4, it stores 2t, 2t + 1, 2t + 8, 2t + 9 side by side; of 16 columns, even ones are the rows 0 .. 7,
-             odd ones 8 .. 15: the 8 rows of a store lie in different banks, and a lane's results are four neighbours.
-             BY_EIGHTS: 2t, 2t + 8, 2t + 1, 2t + 9, and columns in their order
+/* fp8_transpose: transposes 8-bit operands in place in shared memory, because FP8 wgmma only supports K-major operands
+   Tiles     64 keys x 64 columns: rows of 64 bytes, 64-byte swizzled, before and after. The two 32 x 32 blocks on the
+             diagonal are transposed in place, the other two are transposed and swapped; each pair is one warp's work
+   Order     ldmatrix.trans moves pairs of bytes: a lane gets two keys of two adjacent columns. Of 16 keys, with
+             t = lane % 4, it stores 2t, 2t + 1, 2t + 8, 2t + 9 next to each other. Of 16 columns, even ones become rows
+             0 .. 7 and odd ones rows 8 .. 15, so that the 8 rows of a store use different banks, and a lane's results
+             are four adjacent columns. BY_EIGHTS: key order 2t, 2t + 8, 2t + 1, 2t + 9, and columns in order
    Cleared   keys past the length in use
    Params    HAS_SEQ_LEN_KV */
 
@@ -12,14 +12,14 @@ constexpr u32 SQUARE_BYTES = 64 * 64;
 
 DEVICE u32 place_in_square(u32 row, u32 chunk) { return row * 64 + (chunk ^ row / 2 % 4) * 16; }
 
-/* Those of four bytes whose keys are in use; `key`: of the first one. */
+/* Byte mask of a word: the keys in use. `key`: the first one. */
 template <bool BY_EIGHTS> DEVICE u32 bytes_in_use(i32 key, i32 used) {
     const i32 second = key + (BY_EIGHTS ? 8 : 1), third = key + (BY_EIGHTS ? 1 : 8);
     return (key < used ? 0xffu : 0u) | (second < used ? 0xff00u : 0u) | (third < used ? 0xff0000u : 0u) |
            (key + 9 < used ? 0xff000000u : 0u);
 }
 
-/* 32 keys x 32 columns in registers: four words for each 16 columns. */
+/* 32 keys x 32 columns in registers: four words per 16 columns. */
 using byte_block = u32[8];
 
 template <bool BY_EIGHTS> DEVICE void load_byte_block(byte_block &b, u32 square, u32 keys, u32 columns) {
@@ -28,7 +28,7 @@ template <bool BY_EIGHTS> DEVICE void load_byte_block(byte_block &b, u32 square,
         u32 pairs[4];
         load_matrices_transposed(pairs, square + place_in_square(keys * 32 + lane_index(), columns * 2 + i));
 #pragma unroll
-        for (int half = 0; half < 2; ++half) { /* even columns and odd ones of 16 keys */
+        for (int half = 0; half < 2; ++half) { /* even and odd columns of 16 keys */
             b[4 * i + 2 * half] = __byte_perm(pairs[2 * half], pairs[2 * half + 1], BY_EIGHTS ? 0x6240 : 0x6420);
             b[4 * i + 2 * half + 1] = __byte_perm(pairs[2 * half], pairs[2 * half + 1], BY_EIGHTS ? 0x7351 : 0x7531);
         }
@@ -42,14 +42,14 @@ template <bool BY_EIGHTS> DEVICE void store_byte_block(u32 square, u32 keys, u32
         store_matrices(square + place_in_square(columns * 32 + i * 16 + row, keys * 2 + lane / 16), four);
     }
 }
-/* used: counted from the block's first key. */
+/* used: keys in use, counted from the block's first one. */
 template <bool BY_EIGHTS> DEVICE void clear_unused(byte_block &b, i32 used) {
 #pragma unroll
     for (int i = 0; i < 8; ++i)
         b[i] &= bytes_in_use<BY_EIGHTS>(i / 2 % 2 * 16 + (i32)(lane_index() % 4 * 2), used);
 }
 
-/* The two blocks of the diagonal, or those beside it. used: counted from the square's first key. */
+/* Transposes the diagonal blocks, or the off-diagonal ones. used: counted from the tile's first key. */
 template <bool BY_EIGHTS> DEVICE void transpose_pair(u32 square, u32 is_beside, i32 used) {
     byte_block first, second;
     load_byte_block<BY_EIGHTS>(first, square, 0, is_beside);

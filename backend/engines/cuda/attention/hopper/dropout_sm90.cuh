@@ -1,30 +1,30 @@
-/* dropout_sm90: which weights of an accumulator are kept, for the kernels of sm_90. Demands those of
-   attention/dropout.cuh
-   Layout    a word tells of 32 elements. Element 4c + e, of row + 8 (e / 2) and column 8c + e % 2, is bit
-             2c + e / 2 + 16 (e % 2): one shift takes the bits of a pair of weights to the signs of its halves
-   Mask      of booleans: a lane reads four neighbouring bytes where it would draw a block, or, where rows are no whole
-             words, each of its elements
-   Draws     a lane draws blocks of four random words for others, too, and bits are exchanged once for eight blocks
-   Cost      of a block 20 products, 20 exclusive ors and two instructions for each word; of a pair of weights three.
-             Keys of rounds are in uniform registers */
+/* dropout_sm90: dropout keep masks of accumulators, for the kernels of sm_90. Requires what attention/dropout.cuh does
+   Layout    a word covers 32 elements. Element 4c + e, at row + 8 (e / 2) and column 8c + e % 2, is bit
+             2c + e / 2 + 16 (e % 2), so one shift moves the bits of a pair of elements to the signs of its halves
+   Mask      of booleans: a lane reads four adjacent bytes where it would generate a Philox block, or single elements if
+             rows are not a multiple of words
+   Philox    a lane generates blocks of four random words for other lanes, too; bits are exchanged once per eight blocks
+   Cost      20 multiplications, 20 xors and two instructions per word for a block; three instructions per pair of
+             elements. Round keys are in uniform registers */
 
 #include "core/philox.cuh"
 #include "attention/dropout.cuh"
 
-/* Eight blocks of random words as bits, set where a word drops its weight: bit 2c + w / 2 + 16 (w % 2) is word w of
-   block c. */
+/* Eight blocks of random words reduced to bits, which are set if a word drops its element: bit 2c + w / 2 + 16 (w % 2)
+   is word w of block c. */
 struct drawn_bits {
     u32 even = 0, odd = 0;
 
-    /* The last block comes first. above: 2^32 less the threshold, so that their sum carries where the word is not below
-       it. A threshold of 2^32 keeps all, and so does that of 0, which is to drop them: see word(). */
+    /* The last block is pushed first. `above` is 2^32 minus the threshold, so the addition carries if the word is not
+       below the threshold. For a threshold of 2^32, `above` is 0 and nothing is dropped. It is also 0 for a threshold
+       of 0, which drops everything: see word(). */
     DEVICE void push(const philox &random, u32 above) {
         push_bit(even, random.word[2], above);
         push_bit(even, random.word[0], above);
         push_bit(odd, random.word[3], above);
         push_bit(odd, random.word[1], above);
     }
-    /* Of four bytes, each of which drops where it is 0. */
+    /* Each of four bytes drops its element if it is 0. */
     DEVICE void push(u32 bytes) {
         const u32 dropped = ~(((bytes & 0x7f7f7f7f) + 0x7f7f7f7f) | bytes) & 0x80808080;
         even = even << 2 | (dropped >> 22 & 2) | (dropped >> 7 & 1);
@@ -34,8 +34,8 @@ struct drawn_bits {
     DEVICE u32 word(bool drops_all) const { return drops_all ? ~0u : even | odd << 16; }
 };
 
-/* Rows are keys. Four lanes, of neighbouring keys, share the words of their elements: the lane of key w (mod 4) draws
-   for element w. */
+/* Rows are keys. Four lanes of adjacent keys share the words of their elements: the lane of key w (mod 4) generates
+   element w. */
 DEVICE u32 exchange_of_keys(u32 drawn) {
     const u32 w = lane_index() / 4 % 4, shift = w / 2 + w % 2 * 16;
     u32 dropped = 0;
@@ -44,14 +44,14 @@ DEVICE u32 exchange_of_keys(u32 drawn) {
         dropped |= (__shfl_sync(~0u, drawn, (lane_index() & ~12u) | e << 2) >> shift & 0x5555) << (e / 2 + e % 2 * 16);
     return dropped;
 }
-/* Rows are queries. Two lanes share the words of both their rows: the even one draws for the upper row. */
+/* Rows are queries. Two lanes share the words of both their rows: the even lane generates the upper row. */
 DEVICE u32 exchange_of_queries(u32 drawn) {
     const u32 odd = lane_index() & 1;
     const u32 other = __shfl_xor_sync(~0u, drawn, 1), upper = odd ? other : drawn, lower = odd ? drawn : other;
     return (upper >> odd & 0x55555555) | (lower >> odd & 0x55555555) << 1;
 }
 
-/* The first block of words that a lane draws, and how many come between one and the next. */
+/* Index of the first Philox block that a lane generates. */
 template <bool ROWS_ARE_KEYS, class P> DEVICE u64 first_draw(const P &p, i32 batch, i32 head, i32 row, i32 column) {
     const u64 words_per_query = (u64)(p.keys + 3) / 4;
     const u64 line = (u64)(batch * (i32)p.heads + head) * (u64)p.queries * words_per_query;
@@ -60,8 +60,8 @@ template <bool ROWS_ARE_KEYS, class P> DEVICE u64 first_draw(const P &p, i32 bat
                          : line + (u64)(row + (i32)odd * 8) * words_per_query + (u64)(column / 4);
 }
 
-/* What a lane asks of a mask is what it would draw: four keys of a query in a word of bytes. What is beyond the scores
-   reads the last ones. */
+/* Reads from a mask what a lane would generate: four keys of a query as a word of bytes. Indices beyond the scores are
+   clamped. */
 template <bool ROWS_ARE_KEYS, int COLUMNS, class P>
 DEVICE u32 read_words(const P &p, i32 batch, i32 head, i32 row, i32 column) {
     const u32 w = lane_index() / 4 % 4, odd = lane_index() & 1;
@@ -82,7 +82,7 @@ DEVICE u32 read_words(const P &p, i32 batch, i32 head, i32 row, i32 column) {
     return bits.word(false);
 }
 
-/* The same element by element, of other masks, without an exchange. */
+/* Reads a mask of other layouts element by element, without an exchange. */
 template <bool ROWS_ARE_KEYS, int COLUMNS, class P>
 DEVICE u32 read_elements(const P &p, i32 batch, i32 head, i32 row, i32 column) {
     const dropout_mask_t *mask = p.dropout_mask + (batch * p.dropout_mask_batch + head * p.dropout_mask_head);
@@ -101,7 +101,7 @@ DEVICE u32 read_elements(const P &p, i32 batch, i32 head, i32 row, i32 column) {
     return kept;
 }
 
-/* UNROLLED: more take registers, fewer a branch. */
+/* UNROLLED: larger values need more registers, smaller ones more branches. */
 template <bool ROWS_ARE_KEYS, int UNROLLED, int COLUMNS, class P>
 DEVICE u32 draw_words(const P &p, i32 batch, i32 head, i32 row, i32 column) {
     const rng_state rng = rng_state_of(p);
@@ -114,7 +114,7 @@ DEVICE u32 draw_words(const P &p, i32 batch, i32 head, i32 row, i32 column) {
     return bits.word(rng.threshold == 0);
 }
 
-/* A word of elements, the first of which is at (row, column), of so many columns. */
+/* Keep mask of 32 elements, the first of which is at (row, column), over COLUMNS columns. */
 template <bool ROWS_ARE_KEYS, int UNROLLED, int COLUMNS = 64, class P>
 DEVICE u32 find_kept(const P &p, i32 batch, i32 head, i32 row, i32 column) {
     if constexpr (HAS_DROPOUT_MASK && !DROPOUT_MASK_IN_WORDS) {
@@ -134,11 +134,11 @@ DEVICE constexpr int bit_of(int i) { return i / 2 % 16 + i % 2 * 16; }
 template <int WORDS> DEVICE bool is_kept(const u32 (&kept)[WORDS], int i) {
     return !HAS_DROPOUT || (kept[i / 32] >> bit_of(i) & 1);
 }
-/* Two weights, the first of which is element i, without those that are dropped. */
+/* Clears the dropped elements of a pair; i is its first element. */
 template <int WORDS> DEVICE void drop_pair(u32 &weights, const u32 (&kept)[WORDS], int i) {
     weights &= ptx::spread_signs<0xbb99>(kept[i / 32] << (15 - bit_of(i)));
 }
-/* Four weights of 8 bits: elements i, i + 1, i + 4 and i + 5. */
+/* Clears the dropped elements of four 8-bit ones: i, i + 1, i + 4 and i + 5. */
 template <int WORDS> DEVICE void drop_four(u32 &weights, const u32 (&kept)[WORDS], int i) {
     weights &= (is_kept(kept, i) ? 0xffu : 0u) | (is_kept(kept, i + 1) ? 0xff00u : 0u) |
                (is_kept(kept, i + 4) ? 0xff0000u : 0u) | (is_kept(kept, i + 5) ? 0xff000000u : 0u);

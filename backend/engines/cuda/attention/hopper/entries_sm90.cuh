@@ -1,19 +1,21 @@
-/* entries: where a batch entry is in its tensor's map, for the attention kernels of sm_90
-   Padded    coordinate 3 is its number
-   Ragged    it begins wherever an offset says, and ends in the midst of others: a tile must neither read nor write rows
-             behind its end. So these maps count rows twice. Coordinate 1 runs to the extent of the rows, where the
-             entry's last row in use is: beyond it reads give zeros, and writes are dropped. Coordinate 3, in units of
-             16 bytes, moves that end to where it is in memory. The map begins so many rows before the tensor
-   Limits    entries are 16-byte aligned. A box that lies outside in whole must not be asked for: it would be looked for
-             where the map begins, in memory that may not exist */
+/* varlen: TMA coordinates of a batch entry, for the attention kernels of sm_90
+   Padded    coordinate 3 is the batch index
+   Ragged    an entry starts at any offset and is followed by other entries: a tile must neither read nor write rows
+             past its end. So these tensor maps cover rows by two coordinates. Coordinate 1 ranges over the extent
+             of the rows, and the entry's last row in use is its last one: TMA reads zeros beyond it and drops writes.
+             Coordinate 3, in units of 16 bytes, moves this end to the end of the entry in memory. The map's base is the
+             extent of the rows before the tensor
+   Limits    entries are 16-byte aligned. A box must not be entirely out of bounds: TMA would access memory relative to
+             the map's base, which may not be mapped */
 
 #pragma once
 
 struct box_entry {
-    i32 row, place; /* coordinate 1 of its first row, and coordinate 3 */
+    i32 row, place; /* coordinates 1 and 3 of the entry's first row */
 };
 
-/* offset, and from row to row: elements, of which 16 bytes have UNIT; rows: the extent. */
+/* offset, row: in elements, the entry's offset and the row stride; UNIT: elements in 16 bytes; rows: extent of the
+   rows. */
 template <i32 UNIT> DEVICE box_entry ragged_entry(i64 offset, i64 row, i64 rows, i32 used) {
     return box_entry{(i32)rows - used, (i32)((offset + used * row) / UNIT)};
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* sdpa_fwd on Hopper: forward_sm90.cuh, and before it, where whoever is free takes the next tile, what resets the
-   counter of tiles. FP8 with scales of blocks (MXFP8) is widened to bf16 before, and to f16 where deep heads leave no
+/* sdpa_fwd on Hopper: forward_sm90.cuh, preceded by a kernel that resets the tile counter if tiles are scheduled
+   dynamically. FP8 with block scales (MXFP8) is converted to bf16 first, and other FP8 to f16 if deep heads leave no
    registers for a bias. */
 #include "base/number.h"
 #include "engines/cuda/attention/hopper/hopper.h"
@@ -16,41 +16,41 @@ enum {
     BIAS_ELEMENT_BYTES = 2,
     BIAS_STAGES_MOST = 2,
     BARRIER_BYTES = 8,
-    ONES = 8,            /* the columns that a product's are a multiple of */
-    USED_BYTES = 16,     /* how many keys of a stage's values are in use */
-    PARKED_BYTES = 2,    /* of a sum of FP8 that is promoted */
-    CROWDED_DEPTH = 192, /* values of a head of FP8 that leave registers for a bias */
-    DECODE_QUERIES = 16, /* so few leave most of a tile empty, and blocks of keys to one multiprocessor */
+    ONES = 8,            /* an MMA's columns are a multiple of this */
+    USED_BYTES = 16,     /* the number of keys in use of a stage's V */
+    PARKED_BYTES = 2,    /* per element of a spilled FP8 accumulator */
+    CROWDED_DEPTH = 192, /* deepest V head of FP8 that leaves registers for a bias */
+    DECODE_QUERIES = 16, /* with at most this number of queries, most of a tile is empty and one SM reads all keys */
     DECODE_KEYS = 256,
-    SHORT_KEYS = 256,   /* of more the wide tiles make better use of what they load */
-    FEW_TILES = 4,      /* of a head, which loads K and V as fast as memory gives them */
-    DYNAMIC_ROUNDS = 4, /* of tiles on each multiprocessor, from which on a schedule at run time pays */
+    SHORT_KEYS = 256,   /* with more keys, wide tiles reuse loads better */
+    FEW_TILES = 4,      /* per head; these load K and V at full memory bandwidth */
+    DYNAMIC_ROUNDS = 4, /* tiles per SM from which dynamic scheduling pays off */
 };
 
-/* From which on it pays for the launch that resets its counter: with bounds tiles take different times. */
+/* Duration from which the launch that resets the counter pays off. With bounds, tiles differ in duration. */
 static const double DYNAMIC_SECONDS = 80e-6, BOUNDED_DYNAMIC_SECONDS = 40e-6;
-static const double RASTER_BYTES = 34e6; /* of K and V that stay in L2 */
+static const double RASTER_BYTES = 34e6; /* K and V that stay in L2 */
 static const double FLOPS_PER_CLOCK = 4096, EFFICIENCY = 0.6, START_SECONDS = 4e-6;
-/* Of the same: exponentials take as long as products of twice the rate, and twice as long where heads are half as
-   deep. */
+/* FP8, relative to the same rate: exponentials take as long as MMAs at twice that rate, and twice as long if heads are
+   half as deep. */
 static const double FP8_EFFICIENCY = 0.8, FP8_THREE_EFFICIENCY = 0.88, FP8_SHALLOW_EFFICIENCY = 0.52;
 static const double SHORT_EFFICIENCY = 0.4, CROWDED_EFFICIENCY = 0.5, THREE_EFFICIENCY = 0.64;
-/* Of a multiprocessor, for a score, by terms: alike at all depths of heads (H100, 4096 keys). */
+/* Cycles of an SM per score for each term; the same for all head depths (H100, 4096 keys). */
 static const double BIAS_CLOCKS = 0.03, MODIFIER_CLOCKS = 0.04, ALIBI_CLOCKS = 0.006;
 static const double DRAWN_CLOCKS = 0.25, MASK_CLOCKS = 0.14;
-/* Before the first product of a tile and behind its last one; under the others' products, where three take no turns. */
+/* Prologue and epilogue of a tile. With three consumers and no ping-pong, MMAs of the others overlap them. */
 static const double TILE_SECONDS = 1.6e-6, THREE_TILE_SECONDS = 0.6e-6;
 
-/* By the padded depths, narrowest first. Registers: what consumers and the producer move to. terms: of what joins
-   the products, at most so many find registers. */
+/* By padded depth, narrowest first. Registers: per thread of consumers and of the producer after reallocation. terms:
+   maximum number of score terms for which registers suffice. */
 static const struct forward_tile {
     int terms;
-    int depth, value_depth; /* most */
+    int depth, value_depth; /* maximum */
     int keys, groups, stages, o_stages, consumer_registers, producer_registers;
     bool ping_pong;
-    int ctas;  /* that share a multiprocessor */
-    int kept;  /* steps of queries in registers, whose products read half as much from shared memory */
-    int early; /* scores of a thread that become weights while the last products run: without a bias or dropout */
+    int ctas;  /* per SM */
+    int kept;  /* k-steps of Q in registers, which halves the shared memory traffic of their MMAs */
+    int early; /* scores of a thread that are exponentiated during the last MMA, without a bias or dropout */
 } tiles[] = {
     {0, 64, 64, 128, 3, 4, 0, 160, 32, false, 1, 0, 0},   {1, 64, 64, 128, 3, 4, 0, 160, 32, false, 1, 0, 0},
     {1, 64, 64, 128, 2, 3, 0, 232, 40, true, 1, 0, 0},    {5, 64, 64, 96, 2, 3, 0, 232, 40, true, 1, 0, 0},
@@ -61,7 +61,7 @@ static const struct forward_tile {
     {5, 256, 256, 32, 2, 2, 2, 232, 40, true, 1, 0, 0},
 };
 
-/* Of FP8: the producer's warps turn V over, and take more. Tiles of a block mask need consumers that take turns. */
+/* FP8: the producer's warps transpose V and need more registers. Tiles of a block mask require PING_PONG. */
 static const struct forward_tile fp8_tiles[] = {
     {0, 64, 64, 128, 3, 4, 0, 152, 56, false, 1, 0, 0},  {1, 64, 64, 128, 2, 4, 0, 216, 72, true, 1, 0, 0},
     {5, 64, 64, 64, 2, 4, 0, 216, 72, true, 1, 0, 0},    {1, 128, 128, 128, 2, 4, 0, 216, 72, false, 1, 4, 0},
@@ -71,7 +71,7 @@ static const struct forward_tile fp8_tiles[] = {
     {0, 256, 256, 64, 2, 3, 2, 224, 56, true, 1, 4, 0},  {5, 256, 256, 64, 2, 3, 0, 216, 72, true, 1, 0, 0},
 };
 
-/* Of short sequences: see CTAS. Four consumers have all queries of a head, which reads K and V once. */
+/* Short sequences: see CTAS. With four consumers, one CTA has all queries of a head and reads K and V once. */
 static const struct forward_tile short_tiles[] = {
     {0, 64, 64, 64, 1, 3, 0, 128, 32, false, 3, 0, 0},
     {0, 64, 64, 64, 4, 4, 0, 112, 32, false, 1, 0, 0},
@@ -79,18 +79,18 @@ static const struct forward_tile short_tiles[] = {
 };
 enum { SHORT_TILE_COUNT = sizeof short_tiles / sizeof *short_tiles };
 
-/* Of a soft cap, whose weights take longer than their products: consumers that take no turns make them side by side. */
+/* Soft cap: the exponentials take longer than the MMAs; without ping-pong, both consumers compute them concurrently. */
 static const struct forward_tile soft_cap_tiles[] = {
     {1, 128, 128, 128, 2, 2, 0, 232, 40, false, 1, 2, 0},
     {1, 256, 256, 64, 2, 2, 2, 232, 40, false, 1, 0, 0},
 };
 enum { SOFT_CAP_TILE_COUNT = sizeof soft_cap_tiles / sizeof *soft_cap_tiles };
 
-/* Of a bias in boxes, which would take what shared memory has left: so products read no queries there. */
+/* Bias by TMA, whose boxes would need the remaining shared memory; Q is read from registers instead. */
 static const struct forward_tile bias_tile = {1, 128, 128, 128, 2, 2, 0, 232, 40, true, 1, 8, 0};
 
-/* Of scores that nothing joins: three consumers read K and V two thirds as often, and begin and end their tiles under
-   each other's products. Of FP8 they are faster where products sum the weights alone. */
+/* Without score terms: three consumers read K and V two thirds as often, and their prologues and epilogues overlap with
+   each other's MMAs. FP8 is faster only if MMAs compute the row sums. */
 static const struct forward_tile three_tile = {0, 128, 128, 64, 3, 4, 0, 160, 32, false, 1, 4, 0};
 static const struct forward_tile fp8_three_tile = {0, 128, 128, 64, 3, 6, 0, 152, 56, false, 1, 0, 0};
 
@@ -100,38 +100,38 @@ struct forward {
     const struct forward_tile *tile;
     bool is_fp8;
     int depth, value_depth; /* padded */
-    int q_stages, o_stages; /* 2 and 0: O leaves through the Q that is done with */
-    int ones;               /* columns of ones behind those of V: 0 or 8, the fewest a product takes */
-    int bias_stages;        /* 0: bias is read from memory, or there is none */
+    int q_stages, o_stages; /* 2 and 0: O is staged in a Q buffer */
+    int ones;               /* columns of ones after those of V: 0, or 8, the minimum of an MMA */
+    int bias_stages;        /* 0: no bias, or it is read from global memory */
     int64_t tiles, all_tiles, raster_heads;
     bool is_dynamic;
     double seconds;
-    struct cuda_attention wide; /* c, where operands are widened */
+    struct cuda_attention wide; /* c with converted operands */
     struct attention_widened widened;
 };
 
 /* ---- Accepting ---- */
 
-/* Whether q, k and v are; each may be E4M3 or E5M2. */
+/* True if q, k and v are FP8; each may be E4M3 or E5M2. */
 static bool are_fp8(const struct cuda_attention *c) {
     return dtype_is_fp8((weftDataType_t)c->a->q->type) && dtype_is_fp8((weftDataType_t)c->a->k->type) &&
            dtype_is_fp8((weftDataType_t)c->a->v->type);
 }
 
-/* Whether products are of FP8. */
+/* True if the MMAs use FP8. */
 static bool is_fp8(const struct cuda_attention *c) { return are_fp8(c) && !c->widened; }
 
-/* Whether one of them has scales of blocks along its rows: such products are made of widened operands. */
+/* True if an operand has block scales along its rows; then the operands are converted. */
 static bool has_block_scales(const struct cuda_attention *c) {
     return attention_query_scales(c, false) == ATTENTION_SCALES_BLOCKS ||
            attention_key_scales(c->a->descale_k, NULL) == ATTENTION_SCALES_BLOCKS ||
            attention_key_scales(c->a->descale_v, NULL) == ATTENTION_SCALES_BLOCKS;
 }
 
-/* Whether FP8 leaves no registers for a bias, which then is read from memory. */
+/* True if FP8 MMAs leave no registers for a bias, which they read from global memory. */
 static bool is_crowded(const struct cuda_attention *c) { return c->value_depth > CROWDED_DEPTH && c->a->bias != NULL; }
 
-/* f->c becomes what the kernel reads. f16 holds all of FP8, bf16 that times powers of two. */
+/* Sets f->c to what the kernel reads. f16 represents all of FP8, bf16 all of FP8 times powers of two. */
 static void begin(struct forward *f, const struct cuda_attention *c) {
     weftDataType_t type = has_block_scales(c) ? WEFT_DATA_BFLOAT16 : WEFT_DATA_HALF;
     *f = (struct forward){.c = c, .op = c->forward, .widened.type = type};
@@ -145,19 +145,19 @@ static void begin(struct forward *f, const struct cuda_attention *c) {
     f->c = &f->wide;
 }
 
-/* An operand as the kernel reads it. */
+/* The operand as the kernel reads it. */
 static const struct tensor *as_read(const struct cuda_attention *c, const struct tensor *tensor) {
     const struct attention_wide_operand *wide = attention_hopper_wide(c, tensor);
     return wide ? &wide->tensor : tensor;
 }
 
-/* What is refused here the portable family takes: no case fails by it. */
+/* The portable family handles everything that is declined here, so no case fails because of it. */
 static weftStatus_t refuse(const struct cuda_attention *c, const char *what) {
     FAIL(WEFT_STATUS_NOT_SUPPORTED, "%s: %s; the portable attention family takes it.",
          descriptor_label(region_node(c->region, 0)->op), what);
 }
 
-/* Scales that are neither one number of a head nor, of what is widened, of blocks. */
+/* True if an operand has scales that are neither one number per head nor, for converted operands, block scales. */
 static bool has_other_scales(const struct cuda_attention *c) {
     const int kinds[] = {attention_query_scales(c, false), attention_key_scales(c->a->descale_k, NULL),
                          attention_key_scales(c->a->descale_v, NULL)};
@@ -167,7 +167,7 @@ static bool has_other_scales(const struct cuda_attention *c) {
     return false;
 }
 
-/* What the operation asks for that the kernel lacks; see check_all for how operands lie. */
+/* Checks for features that the kernel lacks; check_all checks layouts. */
 static weftStatus_t check_features(const struct cuda_attention *c) {
     const struct sdpa_fwd_op *op = c->forward;
     if (c->a->k_table || c->a->v_table)
@@ -191,7 +191,7 @@ static weftStatus_t check_features(const struct cuda_attention *c) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Of FP8, or widened, the result has a type of its own; else all four tensors have one. */
+/* With FP8 or converted operands, O has a type of its own; otherwise all four tensors share one type. */
 static weftStatus_t check_all(const struct cuda_attention *c) {
     const struct tensor *boxed[] = {c->a->q, c->a->k, c->a->v, c->forward->o};
     weftDataType_t out = (weftDataType_t)c->forward->o->type;
@@ -210,13 +210,13 @@ static weftStatus_t check_all(const struct cuda_attention *c) {
 
 /* ---- Planning ---- */
 
-/* Panels of columns in rows of 128 bytes. */
+/* Number of panels, whose rows have 128 bytes. */
 static int panels(int depth, const struct tensor *tensor) {
     return (int)divide_up(dtype_bytes((weftDataType_t)tensor->type, depth), ROW_BYTES);
 }
 
-/* Q of each group, stages of K and V, O's panels of 16 rows for each warp, the parked sums of FP8, boxes of the bias,
-   tiles that the scheduler has handed out, barriers. Must agree with forward_sm90.cuh, which is given the number. */
+/* Shared memory: Q of each consumer, stages of K and V, O panels of 16 rows per warp, spilled FP8 sums, bias boxes,
+   scheduled tiles, barriers. Must agree with forward_sm90.cuh, which is given the number. */
 static int64_t shared_bytes(const struct forward *f) {
     const struct forward_tile *t = f->tile;
     int64_t q = (int64_t)panels(f->depth, as_read(f->c, f->c->a->q)) * ROW_BYTES * GROUP_QUERIES * t->groups;
@@ -237,10 +237,10 @@ static bool is_bounded(const struct attention *a) {
            a->cu_seq_len_kv;
 }
 
-/* Heads whose tiles are taken together, those that see most keys first: a multiple of those that share keys, which read
-   the same K and V. As many as stay in L2, in sets of one size: a smaller last one would begin its longest tiles when
-   others end. Of few tiles only as many as there are multiprocessors, so that loads do not come all at once. Without
-   bounds all tiles are as long, and nothing is gained by taking several heads together. */
+/* Number of heads whose tiles are interleaved, those with most visible keys first: a multiple of the query heads that
+   share K and V. As many as fit in L2, in sets of equal size, since a smaller last set would start its longest tiles
+   when others finish. If a head has few tiles, no more heads than fill the SMs, so that loads are spread over time.
+   Without bounds, all tiles take equally long, and interleaving heads has no benefit. */
 static int64_t raster_heads(const struct forward *f) {
     const struct cuda_attention *c = f->c;
     int64_t share = c->heads / c->key_heads, key_heads = c->batches * c->key_heads;
@@ -252,7 +252,7 @@ static int64_t raster_heads(const struct forward *f) {
     return !is_bounded(c->a) ? share : share * divide_up(key_heads, divide_up(key_heads, fit));
 }
 
-/* The part of the products' rate that long rows of tiles reach. */
+/* Fraction of the peak MMA rate with long rows of tiles. */
 static double efficiency(const struct forward *f) {
     return f->tile->ctas > 1            ? SHORT_EFFICIENCY
            : f->tile->groups > 3        ? CROWDED_EFFICIENCY
@@ -272,41 +272,40 @@ static double term_clocks(const struct attention *a) {
            (attention_draws(a) ? DRAWN_CLOCKS : 0) + (a->dropout_mask ? MASK_CLOCKS : 0);
 }
 
-/* By rounds of tiles over all multiprocessors: a started round counts whole. CTAs that share one take turns at
-   products, and begin and end their tiles beside each other. */
+/* Models waves of tiles over all SMs; a partial wave counts as a full one. CTAs that share an SM alternate their MMAs,
+   and their prologues and epilogues overlap. */
 static double predict(const struct forward *f, int64_t multiprocessors) {
     const struct cuda_attention *c = f->c;
     const struct node *node = region_node(c->region, 0);
     double rate = FLOPS_PER_CLOCK * c->device->cuda.clock_khz * 1e3 * efficiency(f);
     double bytes = 0;
     double rows = (double)(f->tiles * GROUP_QUERIES * f->tile->groups) / (double)c->queries;
-    /* Tiles of a multiprocessor come one behind the other, so that a started round counts whole. */
-    int64_t each = divide_up(f->all_tiles, multiprocessors);             /* tiles of a multiprocessor */
-    double seen = attention_seen_share(c) * rows / (double)f->all_tiles; /* by a tile, of all that there is */
+    int64_t each = divide_up(f->all_tiles, multiprocessors);             /* tiles per SM, which run one after another */
+    double seen = attention_seen_share(c) * rows / (double)f->all_tiles; /* share of all scores that a tile sees */
     double flops = op_flops(node->op) * seen;
     double scores = (double)(c->batches * c->heads * c->queries) * (double)c->keys * seen;
     double terms = scores * term_clocks(c->a) / (c->device->cuda.clock_khz * 1e3);
     for (int i = 0; i < node->operand_count; i++)
         bytes += (double)tensor_own_bytes(c->graph->values[node->operands[i]].tensor);
-    /* Operands and results move once: heads that share keys read them from L2. */
+    /* Operands and results are transferred once: heads that share K and V read them from L2. */
     double moving = bytes / (double)c->device->cuda.bandwidth;
     double computing = (double)each * (flops / rate + terms) + (double)divide_up(each, f->tile->ctas) * tile_seconds(f);
     return START_SECONDS + attention_hopper_predict_widening(c) + (moving > computing ? moving : computing);
 }
 
-/* Whether blocks of keys have whole boxes of the bias. */
+/* True if a block of keys is a whole number of bias boxes. */
 static bool has_boxed_bias(const struct forward *f, const struct forward_tile *t) {
     return !f->is_fp8 && t->keys % 64 == 0 && attention_hopper_has_boxed_bias(f->c);
 }
 
-/* Whether all that is made of scores has 16 bits or fewer: weights, and no statistics, which are floats. */
+/* True if everything computed from the scores has 16 bits or fewer: P, but no statistics, which are floats. */
 static bool is_rounded(const struct forward *f) {
     return !attention_wants(f->c, f->op->stats) && !attention_wants(f->c, f->op->max) &&
            !attention_wants(f->c, f->op->sum_exp);
 }
 
-/* Tiles of scores lie in one of a block mask's, and consumers that take turns pass over the same ones. Three consumers
-   have no registers for a bias that is read from memory, nor for the longer functions of a modifier. */
+/* A block of keys must be within one tile of the block mask, and PING_PONG makes both consumers skip the same blocks.
+   Three consumers have no registers for a bias from global memory, nor for the longer functions of a modifier. */
 static bool fits(const struct forward_tile *t, const struct forward *f, int terms) {
     const struct attention *a = f->c->a;
     bool is_inside = t->ping_pong && ATTENTION_MASK_TILE % t->keys == 0;
@@ -315,7 +314,7 @@ static bool fits(const struct forward_tile *t, const struct forward *f, int term
            (t->groups < 3 || !a->modifier.graph || is_rounded(f));
 }
 
-/* As many as there is room for beside the rest. */
+/* As many stages as fit into the remaining shared memory. */
 static int bias_stages(struct forward *f) {
     int stages = has_boxed_bias(f, f->tile) ? BIAS_STAGES_MOST : 0;
     for (f->bias_stages = stages; stages > 0 && shared_bytes(f) > SHARED_MAX; f->bias_stages = stages)
@@ -323,22 +322,22 @@ static int bias_stages(struct forward *f) {
     return stages;
 }
 
-/* What joins the products, as tiles count it. Beside FP8 drawing takes the registers of two. */
+/* Number of score terms, in the units of the tables. With FP8, dropout needs the registers of two. */
 static int count_terms(const struct attention *a, bool is_fp8) {
     return (a->bias != NULL) + (a->modifier.graph != NULL) + a->alibi + (is_fp8 ? 2 : 1) * attention_drops(a);
 }
 
-/* Whether weights of FP8 are summed by the products that multiply them: as they were rounded, which suits results and
-   no statistics, and without those that are dropped. Ones come right behind V's columns, which have to fill their
-   squares, and a product has 256 at most. Modifiers, of which a soft cap looks at sums, keep theirs. */
+/* True if the P V MMAs compute the row sums. These are sums of rounded P, which suits O but not the statistics, and
+   they exclude dropped elements. The ones follow the columns of V, which must fill whole tiles, and an MMA has 256
+   columns at most. With a modifier, such as a soft cap, which checks the sums, they are computed in registers. */
 static bool has_ones(const struct forward *f) {
     const struct attention *a = f->c->a;
     return f->is_fp8 && is_rounded(f) && !attention_drops(a) && !a->modifier.graph && f->value_depth % SQUARE == 0 &&
            f->value_depth < DEPTH_MAX;
 }
 
-/* What follows from the tile. O leaves through Q's room where it has no more panels; else it has some of its own, and Q
-   one buffer instead of two. */
+/* Derives the plan from the tile. O is staged in a Q buffer if it has no more panels than Q; otherwise it gets its own
+   staging, and Q one buffer instead of two. */
 static void plan_tile(struct forward *f, const struct forward_tile *tile) {
     const struct cuda_attention *c = f->c;
     bool fits_q = panels(f->value_depth, f->op->o) <= panels(f->depth, as_read(c, c->a->q));
@@ -352,7 +351,7 @@ static void plan_tile(struct forward *f, const struct forward_tile *tile) {
     f->seconds = predict(f, c->device->cuda.multiprocessors);
 }
 
-/* Another tile, where it is predicted to take less. */
+/* Adopts another tile if it is predicted to be faster. */
 static void consider(struct forward *f, const struct forward_tile *tile, int terms) {
     struct forward other = *f;
     if (!fits(tile, f, terms))
@@ -362,7 +361,7 @@ static void consider(struct forward *f, const struct forward_tile *tile, int ter
         *f = other;
 }
 
-/* Of few tiles none waits for another. */
+/* If there are few tiles, all run concurrently, and the default tile is kept. */
 static void consider_others(struct forward *f, int terms) {
     const struct cuda_attention *c = f->c;
     if (f->all_tiles <= c->device->cuda.multiprocessors)
@@ -375,8 +374,8 @@ static void consider_others(struct forward *f, int terms) {
             consider(f, &short_tiles[i], terms);
 }
 
-/* The table ends with tiles for every depth and every term, in keys that divide a block mask's tile: the search ends.
-   */
+/* The last tile of each table fits every depth and every number of terms, and its keys divide the tile of a block mask,
+   so the search ends. */
 static weftStatus_t plan_forward(struct forward *f) {
     const struct cuda_attention *c = f->c;
     int64_t multiprocessors = c->device->cuda.multiprocessors;
@@ -385,7 +384,7 @@ static weftStatus_t plan_forward(struct forward *f) {
     f->depth = (int)round_up(c->depth, f->is_fp8 ? 32 : 16);
     f->value_depth = (int)round_up(c->value_depth, f->is_fp8 ? 32 : 16);
     const struct forward_tile *tile = f->is_fp8 ? fp8_tiles : tiles;
-    /* The first that fits is the best: tables are ordered by depths, then by the terms that registers hold. */
+    /* Tables are ordered by depth, then by terms, so the first tile that fits is the best. */
     while (!fits(tile, f, terms))
         tile++;
     for (int i = 0; attention_is_soft_cap(c) && !f->is_fp8 && i < SOFT_CAP_TILE_COUNT; i++)
@@ -404,7 +403,7 @@ static weftStatus_t plan_forward(struct forward *f) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* What building would do, without printing; seconds: by predict. */
+/* Does what building would do, without emitting source; seconds: see predict. */
 weftStatus_t attention_hopper_forward_accepts(const struct cuda_attention *c, double *seconds) {
     struct forward f;
     begin(&f, c);
@@ -414,7 +413,7 @@ weftStatus_t attention_hopper_forward_accepts(const struct cuda_attention *c, do
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The plan with the tile scheduler that was chosen. */
+/* Plans with the chosen tile scheduler. */
 static weftStatus_t plan_schedule(struct forward *f, const struct cuda_attention *c, const struct knob_choices *knobs) {
     int64_t schedule = knob_value(knobs, WEFT_KNOB_TYPE_KERNEL_CFG);
     begin(f, c);
@@ -423,10 +422,10 @@ static weftStatus_t plan_schedule(struct forward *f, const struct cuda_attention
     return WEFT_STATUS_SUCCESS;
 }
 
-/* ---- Printing ---- */
+/* ---- Emitting ---- */
 
-/* Boxes: queries of one consumer, a block of keys, squares of V where it is turned over, 16 queries of a warp on the
-   way out, a consumer's panel of the bias. */
+/* Boxes: queries of one consumer, a block of keys, V in tiles to be transposed, 16 queries of O per warp, a consumer's
+   panel of the bias. */
 static void print_maps(struct kernel_print *print, const struct forward *f) {
     const struct attention *a = f->c->a;
     attention_hopper_print_map(print, f->c, a->q, GROUP_QUERIES, "q_map");
@@ -444,13 +443,13 @@ static void print_maps(struct kernel_print *print, const struct forward *f) {
     attention_hopper_print_entry(print, f->c, f->op->o, "o");
 }
 
-/* Heads that are less deep than their tile have fewer steps, of 32 bytes. */
+/* Heads that are shallower than their tile have fewer k-steps, of 32 bytes. */
 static int kept_steps(const struct forward *f) {
     int steps = f->depth / (f->is_fp8 ? 32 : 16);
     return f->tile->kept < steps ? f->tile->kept : steps;
 }
 
-/* Elements of a bias, and what dropout keeps, are found meanwhile, and take the registers. */
+/* With a bias or dropout, their computation overlaps the MMA and needs the registers. */
 static int early_scores(const struct forward *f) {
     return f->c->a->bias || attention_drops(f->c->a) ? 0 : f->tile->early;
 }
@@ -480,7 +479,7 @@ static void print_tile(struct kernel_print *print, const struct forward *f) {
     print_constant(print, "SHARED_BYTES", shared_bytes(f));
 }
 
-/* Whether no result has rows behind the queries in use. */
+/* True if no output has rows past the queries in use. */
 static bool makes_used_alone(const struct forward *f) {
     const struct tensor *made[] = {f->op->o, f->op->stats, f->op->max, f->op->sum_exp};
     for (size_t i = 0; i < sizeof made / sizeof *made; i++)
@@ -489,7 +488,7 @@ static bool makes_used_alone(const struct forward *f) {
     return true;
 }
 
-/* Statistics beside o, each stored where somebody wants it, and the sink, which joins the sums at the end of a row. */
+/* Outputs other than O, each only if requested, and the sink, which is added to the row sums. */
 static void print_outputs(struct kernel_print *print, const struct forward *f) {
     const struct tensor *sink = f->c->a->sink;
     print_constant(print, "MAKES_USED_ALONE", makes_used_alone(f));
@@ -503,8 +502,8 @@ static void print_outputs(struct kernel_print *print, const struct forward *f) {
     print_number(print, sink->dims.at[1] == 1 ? 0 : sink->strides.at[1], "sink_step");
 }
 
-/* The order of tiles as forward_tiles_sm90.cuh counts it. `counter` is in the workspace and read by the dynamic
-   schedule alone. */
+/* Arguments of the tile order in forward_tiles_sm90.cuh. Only the dynamic schedule reads `counter`, which is in the
+   workspace. */
 static void print_schedule(struct kernel_print *print, const struct forward *f) {
     const struct cuda_attention *c = f->c;
     print_number(print, c->heads, "heads");
@@ -517,8 +516,8 @@ static void print_schedule(struct kernel_print *print, const struct forward *f) 
     print_scratch(print, "u32", 0, "counter");
 }
 
-/* S = Q K^T with Q from shared memory or kept in registers, whose first step replaces what was there, and O += P V with
-   P from registers. Weights of FP8 are E4M3: they lie between 0 and 448. */
+/* S = Q K^T with Q from shared memory or registers; the first k-step overwrites the accumulators. O += P V with P from
+   registers. P of FP8 is E4M3, with values in 0 .. 448. */
 static void print_products(struct text *code, const struct forward *f) {
     const char *type = cuda_type_name((weftDataType_t)as_read(f->c, f->c->a->q)->type);
     const char *k_type = cuda_type_name((weftDataType_t)as_read(f->c, f->c->a->k)->type);
@@ -541,7 +540,7 @@ static void print_products(struct text *code, const struct forward *f) {
     attention_hopper_print_product(code, &values);
 }
 
-/* Persistent: as many CTAs as there is room for take tile after tile. */
+/* Persistent: launches at most as many CTAs as fit on the device. */
 static weftStatus_t build_main(const struct forward *f, struct cuda_kernel *kernel, struct arena *arena) {
     struct kernel_print print;
     int64_t slots = f->c->device->cuda.multiprocessors * f->tile->ctas;
@@ -564,7 +563,7 @@ static weftStatus_t build_main(const struct forward *f, struct cuda_kernel *kern
                           (f->tile->groups + 1) * WARPGROUP / 32);
 }
 
-/* A launch of one thread that makes the dynamic schedule's counter 0: the workspace comes as the caller has left it. */
+/* A single-thread kernel that zeroes the counter of the dynamic schedule, because the workspace is uninitialised. */
 static weftStatus_t build_counter(const struct forward *f, struct cuda_kernel *kernel, struct arena *arena) {
     struct kernel_print print;
     kernel_print_init(&print, f->c->region);
@@ -582,7 +581,7 @@ weftStatus_t attention_hopper_forward_build(struct step *step, const struct cuda
     struct forward f;
     enum { COUNTER_BYTES = 64 };
     TRY(plan_schedule(&f, c, knobs));
-    /* The counter comes first in the workspace, then what is widened. */
+    /* The workspace starts with the counter, followed by the converted operands. */
     f.widened.workspace_at = COUNTER_BYTES;
     TRY(attention_hopper_build_widening(f.c, state, arena));
     if (f.is_dynamic)

@@ -1,7 +1,7 @@
-/* forward_epilogue: how a warp's 16 queries of a tile end, for the forward kernel of sm_90: their statistics, and
-   results divided by their sums, which leave through shared memory. */
+/* forward_epilogue: epilogue of 16 queries of a warp for forward_sm90: computes the statistics, divides O by the row
+   sums, and stores O through shared memory. */
 
-/* Takes the sink in; returns what results are multiplied by. */
+/* Adds the sink to the row sum, stores the statistics, and returns the factor of O. */
 template <class P> DEVICE float end_row(const P &a, const tile &t, i32 query, float maximum, float sum, bool stores) {
     float rescale = 1.0f;
     if constexpr (HAS_SINK) {
@@ -14,7 +14,7 @@ template <class P> DEVICE float end_row(const P &a, const tile &t, i32 query, fl
     if (stores) {
         constexpr float LN_2 = 0.693147181f;
         const float lse = sum == 0 ? -infinity() : (maximum + __log2f(sum)) * LN_2;
-        [[maybe_unused]] const bool is_used = query < t.queries; /* ragged rows beyond belong to others */
+        [[maybe_unused]] const bool is_used = query < t.queries; /* ragged rows past the end belong to other entries */
         if constexpr (HAS_STATS)
             if (is_used || !is_ragged(a.stats_batch))
                 a.stats[t.batch * a.stats_batch + t.head * a.stats_head + query * a.stats_row] =
@@ -31,8 +31,8 @@ template <class P> DEVICE float end_row(const P &a, const tile &t, i32 query, fl
     return sum == 0 ? 0.0f : rescale / sum;
 }
 
-/* NOTES_TOP: from what exponents are relative to, to the largest score, which the largest weight tells; what results
-   are to be multiplied by. */
+/* TRACKS_LARGEST_P: moves row_max from the exponents' reference to the true maximum of the scores, which follows from
+   the largest P. Returns the factor by which O has to be multiplied. */
 DEVICE float find_largest_score(const row_pair &rows, int h, float &maximum, float &sum) {
     const float top = NOTES_TOP ? maximum_of_quad(rows.top[h]) : 0.0f;
     if (top == 0)
@@ -43,16 +43,16 @@ DEVICE float find_largest_score(const row_pair &rows, int h, float &maximum, flo
     return shrink;
 }
 
-/* The tile's row of the warp's first query. */
+/* Row in the tile of the warp's first query. */
 DEVICE i32 first_row_of(u32 group) { return (i32)group * GROUP_Q + (i32)(warp_index() % 4) * 16; }
 
-/* 32 bytes of each row of a panel, part 0 .. 3, of results x times what their rows are multiplied by. FP8: of each 16
-   columns a lane has 4t .. 4t + 3, t being its number % 4 (see forward_values). */
+/* Stores 32 bytes of each row of a panel (part 0 .. 3) of O x rescale. FP8: a lane holds columns 4t .. 4t + 3 of each
+   16, t = lane % 4 (see forward_values). */
 template <class T> DEVICE void put_columns(u32 s_panel, int part, const float *x, const float (&by)[2]) {
     const u32 lane = lane_index(), panel_row = lane % 16;
     const u32 s_sixteen_bytes = s_panel + panel_row * ROW_BYTES + ((part * 2 + lane / 16) ^ panel_row % 8) * 16;
     if constexpr (!IS_FP8 && sizeof(T) == 1) {
-        u32 four[4]; /* after the lanes of a quad exchanged: 4t .. 4t + 3 of 16 columns */
+        u32 four[4]; /* after an exchange within a quad: columns 4t .. 4t + 3 of 16 */
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const float *y = x + i / 2 * 8 + i % 2 * 2, to = by[i % 2];
@@ -84,13 +84,13 @@ template <class T> DEVICE void put_columns(u32 s_panel, int part, const float *x
     }
 }
 
-/* Through panels of rows of 128 bytes at s_o, `panel_bytes` apart. */
+/* Stages O in panels of 128-byte rows at s_o, with a stride of `panel_bytes`, and stores them by TMA. */
 DEVICE void store_tile(const arguments &a, const tile &t, const results &o, const row_pair &rows, i32 row, u32 s_o,
                        u32 panel_bytes, largest &amax) {
     constexpr int PANEL = ROW_BYTES / sizeof(out_t), PART = PANEL / 4;
     const u32 lane = lane_index();
     const i32 first = t.row + row;
-    float by[2]; /* what results are multiplied by */
+    float by[2]; /* factor of O per row */
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
         const i32 query = first + (i32)lane / 4 + 8 * h;

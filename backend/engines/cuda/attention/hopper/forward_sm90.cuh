@@ -1,64 +1,63 @@
-/* forward_sm90: O = softmax(scale Q K^T) V of attention               bf16, f16 and FP8, float sums, wgmma; sm_90a
-   Formula   p_j = 2^(scale2 s_j - m), scale2 = scale log2(e), o = sum p_j v_j / sum p_j; m: see forward_softmax
-   Tile      a block makes BLOCK_Q queries of one head, each consumer warpgroup 64 of them; keys in blocks of BLOCK_K,
-             from the last one that is seen to the first; persistent, see forward_tiles for the order of tiles
-   Roles     warpgroup 0: one thread loads (producer); warpgroups 1 .. GROUPS (consumers): products and softmax
+/* forward_sm90: attention forward pass, O = softmax(scale Q K^T) V      bf16, f16 and FP8, float sums, wgmma; sm_90a
+   Formula   P_j = 2^(scale2 S_j - m), scale2 = scale log2(e), O = sum P_j V_j / sum P_j; forward_softmax describes m
+   Tile      a CTA computes BLOCK_Q queries of one head, 64 per consumer warpgroup. It iterates over blocks of BLOCK_K
+             keys from the last visible one down to the first. CTAs are persistent; forward_tiles orders the tiles
+   Roles     warpgroup 0: one thread issues the loads (producer); warpgroups 1 .. GROUPS (consumers): MMA and softmax
    Pipeline  producer  |Q|K 3|K 2|V 3|K 1|V 2|...   STAGES of k_full, k_empty, v_full, v_empty
              consumer      |S 3|  softmax 3  |S 2, O 3|  softmax 2  |S 1, O 2|...   O b: adds P V of block b
-             The last step of a tile also makes the first scores of the next one: tensor cores see no end of a tile.
-             Q and the tile's coordinates: Q_STAGES of q_full, q_empty for each consumer
-   CTAS      blocks of one multiprocessor. Short sequences are tiles of few steps: several at once hide how each begins
-             and ends
-   PING_PONG two consumers issue products in turn, and one's softmax runs under the other's products. Without it, each
-             passes over blocks that its own queries do not see
-   Kept      KEPT_STEPS of Q, of 32 bytes a row, go to registers once a tile: their products read half as much from
-             shared memory
-   Memory    Q_STAGES of Q, STAGES of K, staging of O where it cannot leave through a Q, STAGES of V, tiles, barriers
-   Masks     a block is masked where a bound or the end of the keys cuts it. V past the length in use is cleared in
-             shared memory: 0 x NaN would be NaN; past the tensor it is 0 (TMA). V of keys that a bound, bias or
-             modifier hides is multiplied by 0
-             HAS_BLOCK_MASK: blocks of keys in tiles that do not take part are never loaded
-   Ragged    see entries_sm90: nothing behind an entry's end is read or written. What lies there in whole is not asked
-             for: what a stage had stands for it, and is masked. MAKES_USED_ALONE: tiles of no queries are passed over
-   Terms     a score modifier and a bias join scaled products in registers, and scores are natural; what multiplies all
-             of them, and ALiBi, join the exponents, and so does a soft cap of small scores in blocks that no mask cuts:
-             see capped_exponent. BIAS_STAGES: boxes of the bias come to each consumer through a ring of its own, loaded
-             by a warp of its own, so that K and V never wait for a bias to be read; else elements are read from memory
-   Dropout   which weights of a block are kept is found while its scores are made: two words a thread
-   FP8       types of q, k and v may differ, weights are E4M3; warps 1 .. 3 of the producer turn V over where it lies,
-             see forward_values. A scale of each head joins that of scores; those of values, softmax and o join the end
-   ONES      rows of ones behind those of V^T: products sum the weights, too, as they were rounded, for a sixteenth more
-             of them; in registers sums take a quarter of the softmax's instructions. They lose to the truncation below
-             what results of values of one sign lose. Not where statistics are made of sums, nor where weights are
-             dropped
-   Promotion Hopper's products of FP8 add into 13 bits of fraction and truncate: sums of positive values come out too
-             small, 1.5 % after 1,024 keys, 38 % after 32,768. So every 768 keys (1 %) they join means by weights, f16
-             in shared memory, and begin anew
-   Limits    depths are padded to HEAD_QK and HEAD_V by TMA; rows and strides of whole 16 bytes
+             The last step of a tile also issues the first S of the next tile, so the tensor cores stay busy between
+             tiles. Q and the tile's coordinates use Q_STAGES of q_full and q_empty per consumer
+   CTAS      CTAs per SM. Short sequences have few steps per tile; several resident CTAs hide prologues and epilogues
+   PING_PONG two consumers take turns issuing MMAs, so that the softmax of one overlaps the MMAs of the other. Without
+             it, each consumer skips the blocks that its own queries do not see
+   Q regs    Q_REGISTER_STEPS k-steps of Q (32 bytes per row each) are loaded into registers once per tile, which halves
+             the shared memory traffic of their MMAs
+   Memory    Q_STAGES of Q, STAGES of K, staging of O unless it reuses a Q stage, STAGES of V, tiles, barriers
+   Masks     a block is masked only if a bound or the end of the keys crosses it. V rows past the length in use are
+             cleared in shared memory because 0 x NaN is NaN; rows past the tensor are 0 (TMA). V rows of keys that a
+             bound, bias or modifier hides are multiplied by 0
+             HAS_BLOCK_MASK: K and V blocks in inactive tiles of the block mask are never loaded
+   Ragged    see varlen_sm90: nothing past the end of an entry is read or written. Boxes entirely past the end are not
+             loaded; the stage keeps its old contents, which are masked. SKIPS_UNUSED_TILES: skips tiles without queries
+   Terms     a score modifier and a bias are applied to scaled products in registers, in natural units. A factor common
+             to all scores, and ALiBi, are folded into the exponents; so is a soft cap of small scores in unmasked
+             blocks, see capped_exponent. BIAS_STAGES: bias boxes reach each consumer through its own ring, loaded by
+             its own warp, so that K and V never wait for a bias to be read. Otherwise, the bias is read from memory
+   Dropout   the keep mask of a block is generated while its scores are computed: two words per thread
+   FP8       Q, K and V may differ in type; P is E4M3. Warps 1 .. 3 of the producer transpose V in place, see
+             forward_values. Per-head scales of Q and K join the scale; those of V, P and O are applied in the epilogue
+   ONES      rows of ones below V^T make the MMA compute the row sums of the rounded P, too, for 1/16 more MMA work;
+             summing in registers takes a quarter of the softmax's instructions. The truncation described below affects
+             these sums as much as values of one sign. Not used if sums are an output, or with dropout
+   Promotion Hopper's FP8 MMAs accumulate with 13 fraction bits and truncate. Sums of positive values are too small, by
+             1.5 % after 1,024 keys, by 38 % after 32,768. So after every 768 keys (1 %) the accumulator is spilled
+             to shared memory as weighted f16 means, and accumulation restarts from 0
+   Limits    TMA pads depths to HEAD_QK and HEAD_V; rows and strides are multiples of 16 bytes
    Params    in_t v_t out_t IS_BF16 HEAD_QK HEAD_V BLOCK_K GROUPS STAGES Q_STAGES O_STAGES PING_PONG BIAS_STAGES
-             KEPT_STEPS EARLY ONES CTAS CONSUMER_REGISTERS PRODUCER_REGISTERS SHARED_BYTES, those of scores, terms,
-             dropout, scales and outputs; printed entries of q, k, v and o; printed products: multiply_scores(_first),
-             multiply_kept(_first), multiply_values
-   Measured  docs/kernels.md, with its bounds and what was tried */
+             Q_REGISTER_STEPS EARLY_EXPS ONES CTAS CONSUMER_REGISTERS PRODUCER_REGISTERS SHARED_BYTES, those of scores,
+             terms, dropout, scales and outputs; emitted coordinate functions of q, k, v and o; emitted MMAs:
+             mma_qk(_first), mma_qk_registers(_first), mma_pv
+   Measured  docs/kernels.md, with bounds and alternatives that were tried */
 
 #include "attention/hopper/byte_squares_sm90.cuh"
 
 constexpr bool IS_FP8 = sizeof(in_t) == 1;
-constexpr u32 ROW_BYTES = 128;                                                    /* of a panel, swizzled */
-constexpr i32 PANEL_COLUMNS = ROW_BYTES / sizeof(in_t), STEP = 32 / sizeof(in_t); /* STEP: k of a product */
+constexpr u32 ROW_BYTES = 128;                                                    /* bytes per row of a swizzled panel
+                                                                                     */
+constexpr i32 PANEL_COLUMNS = ROW_BYTES / sizeof(in_t), STEP = 32 / sizeof(in_t); /* STEP: extent of an MMA along k */
 constexpr i32 GROUP_Q = 64, BLOCK_Q = GROUP_Q * GROUPS, THREADS = 128 * (GROUPS + 1);
-constexpr i32 V_BOX = IS_FP8 ? 64 : BLOCK_K; /* keys of a box of V, which has 64 columns */
+constexpr i32 V_BOX = IS_FP8 ? 64 : BLOCK_K; /* keys per TMA box of V, which has 64 columns */
 constexpr int QK_PANELS = (HEAD_QK + PANEL_COLUMNS - 1) / PANEL_COLUMNS, V_PANELS = (HEAD_V + 63) / 64;
 constexpr int O_PANELS = (HEAD_V * (int)sizeof(out_t) + 127) / 128;
 constexpr u32 Q_PANEL = BLOCK_Q * ROW_BYTES, K_PANEL = BLOCK_K * ROW_BYTES, WARP_PANEL = 16 * ROW_BYTES;
 constexpr u32 V_PANEL = BLOCK_K * 64 * sizeof(in_t), ONES_BYTES = ONES * 64;
-constexpr u32 SQUARES_BYTES = V_PANELS * SQUARE_BYTES + ONES_BYTES; /* FP8: of 64 keys, whose columns are rows */
+constexpr u32 SQUARES_BYTES = V_PANELS * SQUARE_BYTES + ONES_BYTES; /* FP8: V^T of 64 keys */
 constexpr u32 Q_BYTES = QK_PANELS * Q_PANEL, K_BYTES = QK_PANELS * K_PANEL;
 constexpr u32 V_BYTES = IS_FP8 ? BLOCK_K / 64 * SQUARES_BYTES : V_PANELS * V_PANEL;
 constexpr bool O_LEAVES_THROUGH_Q = O_STAGES == 0;
 constexpr u32 K_AT = Q_STAGES * Q_BYTES, O_AT = K_AT + STAGES * K_BYTES;
 constexpr u32 V_AT = O_AT + 4 * GROUPS * O_STAGES * WARP_PANEL, MEANS_AT = V_AT + STAGES * V_BYTES;
-constexpr u32 BIAS_PANEL = GROUP_Q * ROW_BYTES, BIAS_BYTES = BLOCK_K / 64 * BIAS_PANEL; /* of a consumer */
+constexpr u32 BIAS_PANEL = GROUP_Q * ROW_BYTES, BIAS_BYTES = BLOCK_K / 64 * BIAS_PANEL; /* per consumer */
 constexpr u32 BIAS_AT = MEANS_AT + (IS_FP8 ? BLOCK_Q * HEAD_V * 2 : 0);
 constexpr u32 TILES_AT = BIAS_AT + BIAS_STAGES * GROUPS * BIAS_BYTES, TILE_BYTES = 32;
 constexpr u32 USED_AT = TILES_AT + 2 * GROUPS * TILE_BYTES, USED_BYTES = IS_FP8 ? 16 : 0;
@@ -66,7 +65,7 @@ constexpr u32 BARRIERS_AT = USED_AT + STAGES * USED_BYTES, KV_BARRIERS = IS_FP8 
 constexpr u32 BIAS_BARRIERS_AT = BARRIERS_AT + (KV_BARRIERS * STAGES + 2 * Q_STAGES * GROUPS) * 8;
 constexpr u32 BARRIERS = KV_BARRIERS * STAGES + 2 * (Q_STAGES + BIAS_STAGES) * GROUPS;
 
-/* ---- What this kernel demands ---- */
+/* ---- Requirements ---- */
 
 static_assert(BARRIERS_AT + BARRIERS * 8 == SHARED_BYTES && SHARED_BYTES <= 232448,
               "the host asks for as much; 227 KB is all a block can have");
@@ -84,10 +83,10 @@ static_assert(BIAS_STAGES == 0 || (BLOCK_K % 64 == 0 && !IS_FP8 && sizeof(bias_t
 
 constexpr int QUERY_REGISTERS = 4 * KEPT_STEPS;
 constexpr bool HAS_HEAD_SCALES = Q_SCALES == 1 || K_SCALES == 1;
-constexpr i32 PROMOTED_BLOCKS = 768 / BLOCK_K; /* whose products one accumulator of FP8 sums */
+constexpr i32 PROMOTED_BLOCKS = 768 / BLOCK_K; /* K blocks that one FP8 accumulator may sum */
 
 using sum_t = float;
-constexpr int K_PAGE = 0, V_PAGE = 0; /* there are no pages */
+constexpr int K_PAGE = 0, V_PAGE = 0; /* no paged KV cache */
 
 #include "attention/scales.cuh"
 #include "attention/hopper/dropout_sm90.cuh"
@@ -98,7 +97,7 @@ constexpr int K_PAGE = 0, V_PAGE = 0; /* there are no pages */
 
 extern __shared__ __align__(1024) unsigned char s_memory[];
 
-/* The first two of another number for each consumer. */
+/* MMA_SECTION and V_CLEARED are the first of one barrier per consumer. */
 enum named_barrier : u32 { ALL_THREADS, TURN, VALUES_CLEARED = 4 };
 
 DEVICE u32 barrier_at(u32 i) { return shared_address(s_memory) + BARRIERS_AT + i * 8; }
@@ -106,7 +105,10 @@ DEVICE u32 k_full(u32 stage) { return barrier_at(stage); }
 DEVICE u32 k_empty(u32 stage) { return barrier_at(STAGES + stage); }
 DEVICE u32 v_full(u32 stage) { return barrier_at(2 * STAGES + stage); }
 DEVICE u32 v_empty(u32 stage) { return barrier_at(3 * STAGES + stage); }
-DEVICE u32 values_loaded(u32 stage) { return barrier_at((IS_FP8 ? 4 : 2) * STAGES + stage); } /* FP8: to be turned */
+DEVICE u32 values_loaded(u32 stage) {
+    return barrier_at((IS_FP8 ? 4 : 2) * STAGES + stage);
+} /* FP8: loaded, not yet
+                                                                                                 transposed */
 DEVICE u32 q_full(u32 stage, u32 group) { return barrier_at(KV_BARRIERS * STAGES + stage * GROUPS + group); }
 DEVICE u32 q_empty(u32 stage, u32 group) {
     return barrier_at(KV_BARRIERS * STAGES + (Q_STAGES + stage) * GROUPS + group);
@@ -125,7 +127,7 @@ DEVICE u32 tile_at(u32 parity, u32 group) {
     return shared_address(s_memory) + TILES_AT + (parity * GROUPS + group) * TILE_BYTES;
 }
 
-/* A stage of a ring, and the parity of its phase. */
+/* Position in a ring of stages, and the parity of its current phase. */
 template <u32 COUNT> struct cursor {
     u32 stage = 0, phase = 0;
     DEVICE void advance() {
@@ -140,7 +142,7 @@ template <u32 COUNT> struct cursor {
     }
 };
 
-/* One lane of each warp. */
+/* One arrival per warp. */
 DEVICE void release(u32 barrier) {
     if (lane_index() == 0)
         arrive(barrier);
@@ -148,15 +150,15 @@ DEVICE void release(u32 barrier) {
 
 #include "attention/hopper/forward_values_sm90.cuh"
 
-/* ---- The producer: one thread, in the order of use ---- */
+/* ---- Producer: one thread, which loads in the order of use ---- */
 
-/* Block `block` of K or V, in boxes of so many keys and columns. MAY_LACK: a box of which no row is there is not
-   asked for; `there`: keys from the block's first one on. GAP: bytes between rows of boxes. */
+/* Loads a block of K or V in boxes of KEYS x COLUMNS. MAY_LACK: boxes without any row in use are not requested; `there`
+   counts the rows in use from the block's first one. GAP: bytes between rows of boxes. */
 template <int PANELS, i32 KEYS, i32 COLUMNS, bool MAY_LACK, u32 GAP>
 DEVICE void load_block(const tensor_map &map, u32 to, u32 full, i32 block, i32 head, const box_entry &entry,
                        i32 there) {
     constexpr u32 BOX_BYTES = KEYS * COLUMNS * sizeof(in_t);
-    constexpr i32 ROWS = BLOCK_K / KEYS; /* of boxes */
+    constexpr i32 ROWS = BLOCK_K / KEYS; /* number of boxes along the keys */
     const i32 rows = MAY_LACK ? min(max((there + KEYS - 1) / KEYS, 0), ROWS) : ROWS;
     if (MAY_LACK && rows == 0) {
         arrive(full);
@@ -235,7 +237,8 @@ DEVICE void load_tiles(const arguments &a) {
         end_values(v);
 }
 
-/* The bias of a consumer's queries, by one thread, which learns of tiles as the consumer does. */
+/* Loads the bias of one consumer's queries. One thread runs this; it learns of tiles in the same way as the consumer.
+   */
 template <class P> DEVICE void load_biases(const P &a, u32 group) {
     cursor<Q_STAGES> q;
     cursor<BIAS_STAGES> at;
@@ -248,37 +251,41 @@ template <class P> DEVICE void load_biases(const P &a, u32 group) {
         for (i32 block = own.last - 1; block >= own.first; block = block_below(a, t, block), at.advance()) {
             const u32 full = bias_full(at.stage, group);
             wait(bias_empty(at.stage, group), at.phase ^ 1);
-            publish_to_async_proxy(); /* what consumers read before; by them, it would hold up their products */
+            publish_to_async_proxy(); /* the consumers' reads of this stage; doing it here does not delay their MMAs */
             arrive_expecting(full, BIAS_BYTES);
 #pragma unroll
             for (int i = 0; i < BLOCK_K / 64; ++i)
                 load_box(bias_at(at.stage, group) + i * BIAS_PANEL, a.bias_map, full, block * BLOCK_K + i * 64,
                          t.row + (i32)group * GROUP_Q, a.bias_head ? t.head : 0, a.bias_batch ? t.batch : 0);
         }
-        arrive(q_empty(q.stage, group)); /* the tile's place may be written anew */
+        arrive(q_empty(q.stage, group)); /* the tile's coordinates may be overwritten */
     }
 }
 
 /* ---- Consumers ---- */
 
-/* The low words of the operands' descriptors, to which multiples of 16 bytes may be added. MN-major: panels of 64
-   columns, so many bytes apart. */
+/* Low words of matrix descriptors; multiples of 16 bytes may be added to them. MN-major: panels of 64 columns, with a
+   stride of panel_bytes. */
 DEVICE u32 k_major(u32 address) { return address >> 4; }
 DEVICE u32 mn_major(u32 address, u32 panel_bytes) { return address >> 4 | panel_bytes >> 4 << 16; }
 
-/* JOINS_SOFT_CAP: scale tanh(by s) as a polynomial of s: off by 2.8e-5 of itself, and by 1.5e-8 where statistics are
-   made of scores, while |by s| is below 1/2, where exponents end at `edge`. Its last term is positive: beyond, it grows
-   with s, and faster than the tanh. So nobody looks at scores: those above 1/2 make weights beyond `largest`, and of
-   those below -1/2, whose weights are too small, each lacks less than 2^-15 of a row's sum that is above 4 `least`, or
-   was made with a maximum. A maximum, where one was found, is no farther from 0 than `farthest`. */
+/* FUSES_SOFT_CAP: approximates scale tanh(by s) by a polynomial in s. While |by s| < 1/2, that is, for exponents up to
+   `edge`, its relative error is 2.8e-5, or 1.5e-8 where statistics are computed from the scores. The last coefficient
+   is positive, so beyond that range the polynomial grows faster than the tanh. Hence the scores need not be checked: a
+   score above 1/2 makes a P beyond `largest`. A score below -1/2 makes a P that is too small, by less than 2^-15 of the
+   row sum if that sum exceeds 4 `least` or if the row uses a maximum. A row maximum, if one is used, is at most
+   `farthest` from 0. */
 struct soft_cap {
     static constexpr int TERMS = SOFT_CAP_TERMS > 0 ? SOFT_CAP_TERMS : 1;
-    static constexpr float LARGEST_EXPONENT = IS_FP8 ? 9 : IS_BF16 ? 16 : 15; /* of weights that fit */
-    static constexpr float LEAST_EDGE = 10; /* of a cap of 15: below, most blocks would make larger sums */
-    float factor[TERMS];                    /* of s to the powers 1, 3, 5, ..; of three: in c s ((s^2 + a)^2 + b) */
-    float farthest, largest, least;         /* least: of a thread's columns */
+    static constexpr float LARGEST_EXPONENT = IS_FP8    ? 9
+                                              : IS_BF16 ? 16
+                                                        : 15; /* largest exponent of a P that fits its type */
+    static constexpr float LEAST_EDGE = 10; /* for a cap of 15; below, the sums of most blocks would exceed `largest` */
+    float factor[TERMS];                    /* coefficients of s, s^3, s^5, ..; with 3 terms: a, b, c of c s ((s^2 +
+                                               a)^2 + b) */
+    float farthest, largest, least;         /* least: bound on the sum of one thread's columns */
     DEVICE void set(float by, float scale) {
-        /* Of tanh(x) / x in x^2. */
+        /* Coefficients of tanh(x) / x in powers of x^2. */
         constexpr float EXACT[5] = {1, -0.33333144f, 0.13325879f, -0.053045489f, 0.017241478f};
         const float square = by * by;
         float power = by * scale;
@@ -293,9 +300,10 @@ struct soft_cap {
         const float edge = 0.46211716f * fabsf(scale);
         farthest = edge - LARGEST_EXPONENT, largest = LARGEST_SUM;
         least = exp2_approx(15 - edge) / 4;
-        if (farthest < 4) /* only what is relative to 0 */
+        if (farthest < 4) /* only rows whose exponents are relative to 0 */
             farthest = IS_FP8 || !(edge >= LEAST_EDGE) ? -1 : 0, largest = fminf(LARGEST_SUM, exp2_approx(edge));
-        if (!(fabsf(by) > 1e-4f && fabsf(by) < 1e3f)) /* powers are to be floats; by is 1e-3 or so */
+        if (!(fabsf(by) > 1e-4f && fabsf(by) < 1e3f)) /* the powers must be representable in float; typically by = 1e-3
+                                                         */
             farthest = -1;
     }
     DEVICE bool holds(const row_pair &rows) const {
@@ -305,27 +313,27 @@ struct soft_cap {
 
 struct consumer {
     u32 group;
-    float scale;         /* of scores, times log2(e) */
-    float product_scale; /* CHANGES_SCORES: of products, before what joins them */
-    u32 bias_first;      /* BIAS_STAGES: of 16 keys, in a box */
+    float scale;         /* of S, times log2(e) */
+    float product_scale; /* TRANSFORMS_SCORES: of Q K^T, before the modifier and the bias */
+    u32 bias_first;      /* BIAS_STAGES: byte offset of this lane within a bias box */
     soft_cap cap;
-    cursor<STAGES> block;                       /* the next block, whose scores are not made yet */
-    cursor<Q_STAGES> q;                         /* the next tile */
-    u32 parity;                                 /* of the next tile */
-    cursor<BIAS_STAGES ? BIAS_STAGES : 1> bias; /* the next block's */
+    cursor<STAGES> block;                       /* the next K/V block whose S has not been issued */
+    cursor<Q_STAGES> q;                         /* stage of the next tile's Q */
+    u32 parity;                                 /* parity of the next tile's coordinates */
+    cursor<BIAS_STAGES ? BIAS_STAGES : 1> bias; /* stage of the next block's bias */
     largest amax;
-    u32 queries[QUERY_REGISTERS ? QUERY_REGISTERS : 1]; /* of the first KEPT_STEPS */
+    u32 queries[QUERY_REGISTERS ? QUERY_REGISTERS : 1]; /* Q fragments of the first Q_REGISTER_STEPS */
     scores s;
     weights p;
     results o;
     row_pair rows;
-    i32 summed;      /* FP8: blocks in o */
-    bool is_parked;  /* means of earlier blocks are in shared memory */
-    float parked[2]; /* the weights of these blocks, by rows */
+    i32 summed;      /* FP8: K blocks summed in o since the last spill */
+    bool is_parked;  /* means of earlier blocks are stored in shared memory */
+    float parked[2]; /* the row sums of the spilled blocks */
 };
 
-/* ---- Promotion: sums of FP8 products leave their accumulator before it loses what is added. Each thread parks its
-   own, eight by eight, divided by the weights they were made with: such means are no larger than values, and fit f16 */
+/* ---- Promotion: spill FP8 accumulators before truncation loses what is added. Each thread spills its own elements, 8
+   at a time, divided by the row sums so far. The results are means of V, which are no larger than V and fit f16 ---- */
 
 DEVICE u32 parked_at(const consumer &c, int eight) {
     return shared_address(s_memory) + MEANS_AT + ((c.group * (HEAD_V / 16) + eight) * 128 + threadIdx.x % 128) * 16;
@@ -343,24 +351,24 @@ DEVICE void add_parked(consumer &c) {
     }
     fence_registers(c.o);
 }
-/* ONES: of what o holds, from the columns behind the results. */
+/* ONES: the row sum that o holds in the columns after O. */
 DEVICE float sum_of_accumulator(const consumer &c, int h) { return c.o[HEAD_V / 2 + 2 * h]; }
 
-/* ONES: all sums of a tile; each lane has those of its whole rows. */
+/* ONES: the final row sums of a tile; every lane gets the sums of its whole rows. */
 DEVICE void take_sums(consumer &c) {
 #pragma unroll
     for (int h = 0; h < 2; ++h)
         c.rows.sum[h] = (c.parked[h] + sum_of_accumulator(c, h)) / 4;
 }
 
-/* The next product replaces what is in o. */
+/* Spills o; the next MMA overwrites it. */
 DEVICE void promote(consumer &c) {
     float by[2];
-    u32 kept[2]; /* of the means so far, in both halves */
+    u32 kept[2]; /* weight of the previous means, in both halves */
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
         const float sum = ONES > 0 ? c.parked[h] + sum_of_accumulator(c, h) : sum_of_quad(c.rows.sum[h]);
-        by[h] = sum > 0 ? reciprocal_approx(sum) : 1.0f; /* 0: no key was seen */
+        by[h] = sum > 0 ? reciprocal_approx(sum) : 1.0f; /* 0: no key was visible */
         kept[h] = rounded_pair<f16>(c.parked[h] * by[h], c.parked[h] * by[h]);
         c.parked[h] = sum;
     }
@@ -394,13 +402,13 @@ DEVICE tile await_tile(const consumer &c) {
     return receive_tile(tile_at(c.parity, c.group));
 }
 
-/* Where a lane's part of a row's first 32 bytes lies in a panel of a consumer's rows. */
+/* Offset of a lane's ldmatrix address for the first 32 bytes of its row in a panel of a consumer's rows. */
 DEVICE u32 place_in_panel() {
     const u32 lane = lane_index(), row = warp_index() % 4 * 16 + lane % 16;
     return row * ROW_BYTES + (lane / 16 ^ row % 8) * 16;
 }
 
-/* The tile's first columns go to registers, which no product may be reading. */
+/* Loads the first k-steps of Q into registers. No MMA may be reading these registers. */
 DEVICE void keep_queries(consumer &c) {
     if constexpr (KEPT_STEPS > 0) {
         const u32 first = q_at(c.q.stage) + c.group * GROUP_Q * ROW_BYTES + place_in_panel();
@@ -412,11 +420,11 @@ DEVICE void keep_queries(consumer &c) {
             for (int i = 0; i < 4; ++i)
                 c.queries[4 * k + i] = four[i];
         }
-        publish_to_async_proxy(); /* what is read before a copy overwrites it */
+        publish_to_async_proxy(); /* order these reads before the TMA load that overwrites them */
     }
 }
 
-/* S = Q K^T */
+/* S = Q K^T. */
 DEVICE void issue_scores(consumer &c) {
     const u32 queries = k_major(q_at(c.q.stage) + c.group * GROUP_Q * ROW_BYTES), keys = k_major(k_at(c.block.stage));
     mma_fence();
@@ -449,8 +457,8 @@ DEVICE void issue_values(consumer &c, u32 stage, bool is_first) {
     ++c.summed;
 }
 
-/* Values past the length in use, by each consumer for itself: zeros over zeros. Ragged ones came as zeros, or not at
-   all. */
+/* Clears V rows past the length in use. Both consumers do, since both write zeros. Ragged V was padded with zeros by
+   TMA, or not loaded at all. */
 DEVICE void clear_values(const consumer &c, const tile &t, i32 block) {
     const cursor<STAGES> at = c.block.before();
     const i32 used = t.keys - block * BLOCK_K;
@@ -465,8 +473,8 @@ DEVICE void clear_values(const consumer &c, const tile &t, i32 block) {
     sync_threads(VALUES_CLEARED + c.group, 128);
 }
 
-/* Pairs of neighbouring keys of the bias, in the order of the scores, of 16 keys from 16 i on; `first`: with the box's
-   address. */
+/* Bias of 16 keys from 16 i on, as pairs of adjacent keys in the order of the accumulators. `first` includes the
+   address of the box. */
 DEVICE void load_boxed_bias(u32 (&pairs)[4], u32 first, int i) {
     load_matrices(pairs, (first ^ i % 4 * 32) + i / 4 * BIAS_PANEL);
 }
@@ -475,14 +483,14 @@ DEVICE void release_bias(consumer &c) {
     c.bias.advance();
 }
 
-/* Whether a bias of -inf is looked for element by element. Else the sum of a block's weights tells that one may have
-   met what is no number: it is none either, and softmax's slow path looks again. */
+/* True if each bias element is tested for -inf. Otherwise, -inf plus NaN or +inf gives NaN, which shows in the block's
+   row sum; the softmax then takes its slow path, which tests each element. */
 constexpr bool GUARDS_HIDDEN = IS_FP8 || HAS_MODIFIER;
 
-/* Whether something joins products in registers; ALiBi joins exponents. */
+/* True if a modifier or a bias transforms the products in registers. ALiBi is added to the exponents instead. */
 constexpr bool CHANGES_SCORES = HAS_MODIFIER || BIAS != 0;
 
-/* What is left to multiply: modified scores by the constant that multiplies them all. */
+/* The factor that remains for the exponent: the constant by which all modified scores are multiplied. */
 template <class P> DEVICE float factor_of_scores(const P &a) {
     if constexpr (HAS_MODIFIER && BIAS == 0)
         return factor_after(a);
@@ -490,7 +498,7 @@ template <class P> DEVICE float factor_of_scores(const P &a) {
         return 1.0f;
 }
 
-/* A score from its product, but for ALiBi and factor_of_scores. scale: with the modifier's factor_before. */
+/* Score of a product, without ALiBi and factor_of_scores. `scale` includes the modifier's factor_before. */
 template <class P>
 DEVICE float changed(const P &a, i32 batch, i32 head, i32 query, i32 key, float product, float scale, float bias) {
     float score = product * scale;
@@ -501,13 +509,13 @@ DEVICE float changed(const P &a, i32 batch, i32 head, i32 query, i32 key, float 
     return with_bias<GUARDS_HIDDEN>(score, bias);
 }
 
-/* A thread's row, as terms see it. */
+/* Query index and bias offset of one of a thread's rows. */
 struct terms_of_row {
     i32 query;
     bias_offset bias;
 };
 
-/* What products are multiplied by before something joins them. */
+/* Factor of Q K^T before the modifier and the bias. */
 template <class P> DEVICE float scale_of_products(const P &a, const tile &t) {
     const float scale = score_scale_of(a, t.batch, t.head);
     if constexpr (HAS_MODIFIER)
@@ -515,7 +523,7 @@ template <class P> DEVICE float scale_of_products(const P &a, const tile &t) {
     return scale;
 }
 
-/* Products become scores. What is beyond the tensors reads the last element, and is masked afterwards. */
+/* Transforms products into scores. Elements beyond the tensors read the last bias element; they are masked later. */
 template <class P> DEVICE void add_terms(consumer &c, const P &a, const tile &t, i32 first_query, i32 block) {
     const i32 column = block * BLOCK_K + (i32)(lane_index() % 4 * 2), last_key = (i32)a.keys - 1;
     terms_of_row rows[2];
@@ -556,17 +564,18 @@ template <class P> DEVICE void add_terms(consumer &c, const P &a, const tile &t,
     fence_registers(c.s);
 }
 
-/* ---- A soft cap of small scores, where these become exponents: in the shadow of 2^x, which keeps a warp from its next
-   one for eight clocks. Before, its instructions would take time of their own ---- */
+/* ---- Soft cap fused into the exponent: its FMAs overlap with MUFU.EX2 (issue interval: 8 cycles), whereas a
+   separate pass over the scores would add to the critical path ---- */
 
-/* ALiBi would make weights that fit of scores beyond the polynomial. */
+/* With ALiBi, a score beyond the polynomial's range could still make a P that fits. */
 constexpr bool JOINS_SOFT_CAP = SOFT_CAP_TERMS > 0 && BIAS == 0 && !HAS_ALIBI && !ALWAYS_FINDS_MAXIMUM;
 
 struct capped_exponent {
     const scores &s;
     const soft_cap &cap;
     DEVICE float operator()(int i, float first) const {
-        if constexpr (soft_cap::TERMS == 3) { /* as many instructions, which read fewer registers */
+        if constexpr (soft_cap::TERMS == 3) { /* the same number of instructions as Horner's scheme, with fewer register
+                                                 operands */
             const float square = fmaf(s[i], s[i], cap.factor[0]);
             return fmaf(s[i] * cap.factor[2], fmaf(square, square, cap.factor[1]), first);
         }
@@ -577,7 +586,7 @@ struct capped_exponent {
             slope = fmaf(slope, square, cap.factor[k]);
         return fmaf(s[i], slope, first);
     }
-    /* sum: of this block's weights. */
+    /* True if a score may have been outside of the polynomial's range. `sum`: row sums of this block. */
     DEVICE bool loses(const float (&sum)[2], const row_pair &rows) const {
         bool is_lost = false;
 #pragma unroll
@@ -596,7 +605,7 @@ DEVICE alibi_of_rows find_alibi(float slope, i32 first_query, i32 block) {
                      : alibi_of_rows{};
 }
 
-/* Where add_terms did not look whether a bias of -inf hides a key: a score that was NaN or +inf before is NaN. */
+/* Applies -inf biases that add_terms did not test for: there, a score that was NaN or +inf became NaN. */
 template <class P> DEVICE void hide_by_bias(scores &s, const P &a, const tile &t, i32 first_query, i32 block) {
     const i32 column = block * BLOCK_K + (i32)(lane_index() % 4 * 2);
 #pragma unroll
@@ -615,7 +624,7 @@ template <class P> DEVICE void hide_by_bias(scores &s, const P &a, const tile &t
 
 constexpr int KEPT_WORDS = HAS_DROPOUT ? (BLOCK_K + 63) / 64 : 1;
 
-/* Which weights of a block are kept. */
+/* Computes which elements of a block dropout keeps. */
 template <class P>
 DEVICE void find_block_kept(u32 (&kept)[KEPT_WORDS], const P &a, const tile &t, i32 query, i32 block) {
     const i32 row = query + (i32)(warp_index() % 4 * 16 + lane_index() / 4);
@@ -631,7 +640,7 @@ DEVICE void find_block_kept(u32 (&kept)[KEPT_WORDS], const P &a, const tile &t, 
         fence_register(kept[i]);
 }
 
-/* Dropped weights become 0; their sums keep them. */
+/* Zeroes dropped elements of P. The row sums still include them. */
 DEVICE void drop(weights &p, const u32 (&kept)[KEPT_WORDS]) {
 #pragma unroll
     for (int k = 0; HAS_DROPOUT && k < BLOCK_K * (int)sizeof(in_t) / 8; ++k)
@@ -641,7 +650,7 @@ DEVICE void drop(weights &p, const u32 (&kept)[KEPT_WORDS]) {
             drop_pair(p[k], kept, 2 * k);
 }
 
-/* Whether some query of the group does not see some key of the block. */
+/* True if some query of the group does not see some key of the block. */
 DEVICE bool is_masked(const bounds &b, i32 first_query, i32 block) {
     const i32 last_query = first_query + GROUP_Q - 1;
     return b.last_key(first_query) < (block + 1) * BLOCK_K || (HAS_LEFT && last_query + b.low > block * BLOCK_K) ||
@@ -665,7 +674,7 @@ DEVICE void mask(scores &s, const bounds &b, i32 first_query, i32 block, float h
     fence_registers(s);
 }
 
-/* The first scores of a tile. */
+/* Issues the first S of a tile and waits for it. */
 DEVICE void start_tile(consumer &c) {
     keep_queries(c);
     wait(k_full(c.block.stage), c.block.phase);
@@ -677,7 +686,8 @@ DEVICE void start_tile(consumer &c) {
     fence_registers(c.s);
 }
 
-/* Blocks that this consumer's queries do not see. They are waited for, since a barrier tells only two phases apart. */
+/* Skips blocks that this consumer's queries do not see. It still waits for each, because an mbarrier wait distinguishes
+   only two phases. */
 DEVICE void pass_over(consumer &c, i32 blocks) {
     for (; blocks > 0; --blocks) {
         wait(k_full(c.block.stage), c.block.phase);
@@ -688,7 +698,7 @@ DEVICE void pass_over(consumer &c, i32 blocks) {
     }
 }
 
-/* Q is free once O, which leaves through it, was read. */
+/* The Q buffer doubles as O staging: release it after the TMA store has read it. */
 DEVICE void release_queries(const consumer &c) {
     const cursor<Q_STAGES> before = c.q.before();
     if (lane_index() != 0)
@@ -697,7 +707,8 @@ DEVICE void release_queries(const consumer &c) {
     arrive(q_empty(before.stage, c.group));
 }
 
-/* Of scores, times log2(e). Not 0: 0 times what hides a score is not -inf. */
+/* Converts a factor of natural scores to base 2. The result is never 0, because 0 times a hidden score (-inf) is NaN.
+   */
 DEVICE float in_units(float scale) {
     scale *= 1.44269504f;
     return scale == 0 ? 1e-45f : scale;
@@ -708,11 +719,11 @@ DEVICE void multiply_tiles(const arguments &a, u32 group) {
     c.group = group, c.parity = 0, c.amax = largest{}, c.bias_first = place_in_panel();
     c.scale = in_units(CHANGES_SCORES ? factor_of_scores(a) : scale_of(a));
     float hidden_score = c.scale < 0 ? infinity() : -infinity();
-    /* A flag in 32 bits, set in one place: as a bool, copies of the code behind it left ptxas with a loop whose warps
-       it took for divergent, in a third of the variants. */
+    /* A 32-bit flag that is assigned in one place: with a bool, ptxas duplicated the code after it and treated the
+       warps of the loop as divergent, in a third of the variants. */
     i32 is_scored = false;
     bool holds_queries = false;
-    i32 behind = 0; /* blocks to pass over */
+    i32 behind = 0;
     tile t = await_tile(c);
     if (group == GROUPS - 1)
         pass_turn(c);
@@ -724,7 +735,7 @@ DEVICE void multiply_tiles(const arguments &a, u32 group) {
             holds_queries = false;
             pass_over(c, behind + t.blocks.last - own.last);
             behind = 0;
-            if (own.first == own.last) { /* no queries */
+            if (own.first == own.last) { /* this consumer has no queries in the tile */
                 release(q_empty(c.q.stage, group));
                 c.q.advance(), c.parity ^= 1;
                 t = await_tile(c);
@@ -736,11 +747,11 @@ DEVICE void multiply_tiles(const arguments &a, u32 group) {
         c.summed = 0, c.is_parked = false, c.parked[0] = c.parked[1] = 0;
         if constexpr (CHANGES_SCORES) {
             c.product_scale = scale_of_products(a, t);
-            fence_register(c.product_scale); /* else it is made of a double in each step */
+            fence_register(c.product_scale); /* otherwise it is converted from double in every step */
         }
         if constexpr (JOINS_SOFT_CAP)
             c.cap.set(c.product_scale, c.scale);
-        i32 joins_cap = JOINS_SOFT_CAP && c.cap.holds(c.rows); /* until a maximum is found that is too far */
+        i32 joins_cap = JOINS_SOFT_CAP && c.cap.holds(c.rows); /* until a row maximum exceeds cap.farthest */
         if constexpr ((IS_FP8 || HAS_HEAD_SCALES) && !CHANGES_SCORES) {
             c.scale = in_units(score_scale_of(a, t.batch, t.head));
             hidden_score = c.scale < 0 ? infinity() : -infinity();
@@ -751,7 +762,7 @@ DEVICE void multiply_tiles(const arguments &a, u32 group) {
         bool is_first = true;
         i32 block = own.last - 1;
         [[maybe_unused]] u32
-            kept[KEPT_WORDS]; /* of the block; of the next one, they are found while its scores are made */
+            kept[KEPT_WORDS]; /* keep mask of the current block; computed while the MMA of its scores runs */
         if constexpr (HAS_DROPOUT)
             find_block_kept(kept, a, t, first_query, block);
         if constexpr (HAS_SEQ_LEN_KV && !IS_FP8)
@@ -843,7 +854,8 @@ DEVICE void multiply_tiles(const arguments &a, u32 group) {
         fence_registers(c.o);
         release(v_empty(now.stage));
         if constexpr (IS_FP8)
-            mma_wait<0>(); /* again: ptxas sees none behind the branches, and would serialise all products */
+            mma_wait<0>(); /* redundant, but ptxas does not see the waits in the branches and would serialise all MMAs
+                              */
         if (IS_FP8 && c.is_parked)
             add_parked(c);
         if constexpr (ONES > 0)
@@ -853,11 +865,11 @@ DEVICE void multiply_tiles(const arguments &a, u32 group) {
         holds_queries = O_LEAVES_THROUGH_Q;
     }
     if (lane_index() == 0)
-        wait_stores_read<0>(); /* shared memory must outlive its last reader */
+        wait_stores_read<0>(); /* shared memory must outlive the TMA stores */
     c.amax.store(a);
 }
 
-/* ---- The kernel ---- */
+/* ---- Kernel ---- */
 
 DEVICE void init_barriers() {
     for (u32 i = 0; i < STAGES; ++i) {

@@ -1,20 +1,20 @@
-/* forward_softmax: scores of a block of keys become weights, for the forward kernel of sm_90.
-   No maximum is looked for: exponents are relative to 0, or to the maximum of an earlier block. Floating point loses
-   nothing by that while weights fit their type; whether they do, the sums tell, which are made anyway. Where a weight
-   may be too large, or the first sum of a row is so small that weights were lost, the warp takes the slow path for the
-   block: finds the maximum, rescales what was summed, and keeps that maximum.
-   FP8       weights are E4M3, 2^HEADROOM at the maximum that exponents are relative to: so those of 2^-15 of it are not
-             lost yet, and no block needs another maximum until one exceeds E4M3. The largest weight of each row tells,
-             which costs nothing beside 2^x; the first block's maximum is found
-   EARLY     so many of a thread's scores become weights while products still read the last ones, in registers of their
-             own: on the quick path alone, which finds out behind the wait that it was one
-   Layout    [4j + 2h + e] of any accumulator is row 16 warp + lane / 4 + 8h, column 8j + 2 (lane % 4) + e */
+/* forward_softmax: computes P and the row sums of a block of keys, for forward_sm90.
+   No maximum is searched on the fast path: exponents are relative to 0 or to the row maximum of an earlier block. This
+   loses no accuracy while P fits its type, which the row sums, needed anyway, show. If some P may be too large, or the
+   first sum of a row is so small that P underflowed, the warp takes the slow path for that block: it finds the maximum,
+   rescales O and the sums, and uses that maximum from then on.
+   FP8         P is E4M3, and 2^HEADROOM at the maximum, so P down to 2^-15 of it does not underflow, and no new maximum
+               is needed until some P exceeds E4M3. The largest P of each row shows that; tracking it is free next to
+               2^x. The first block always searches its maximum
+   EARLY_EXPS  the number of a thread's scores that are exponentiated while the previous MMA still reads P, into
+               separate registers. Only the fast path does so, and whether it was the fast path is known only after the wait
+   Layout      element [4j + 2h + e] of an accumulator is row 16 warp + lane / 4 + 8h, column 8j + 2 (lane % 4) + e */
 
 using scores = float[BLOCK_K / 2];
-using weights = u32[BLOCK_K * sizeof(in_t) / 8]; /* as A operands of 16 or 32 keys lie */
+using weights = u32[BLOCK_K * sizeof(in_t) / 8]; /* A operand fragments of 16 or 32 keys */
 using results = float[(HEAD_V + ONES) / 2];
 
-/* Sums of a block's weights within these bounds were made of weights that fit. */
+/* If the row sum of a block is within these bounds, all its P fit. */
 constexpr float LARGEST_SUM = IS_BF16 ? 65536.0f : 32768.0f, LEAST_SUM = IS_BF16 ? 1.0f / 65536 : 1.0f / 16;
 constexpr bool ALWAYS_FINDS_MAXIMUM = !IS_FP8 && (HAS_MAX || HAS_SUM_EXP);
 constexpr float LARGEST_E4M3 = 448, HEADROOM = IS_FP8 ? 6 : 0;
@@ -29,23 +29,22 @@ template <class P> DEVICE float scale_of(const P &a) {
 
 DEVICE float infinity() { return __int_as_float(0x7f800000); }
 
-/* A thread's two rows. Scores are times log2(e). */
+/* A thread's two rows, in base 2: scores are multiplied by log2(e). */
 struct row_pair {
-    float maximum[2]; /* what exponents are relative to; -inf: no key was seen */
-    float sum[2];     /* of this thread's columns */
-    float top[2];     /* NOTES_TOP: the largest weight of this thread's columns */
+    float maximum[2]; /* reference of the exponents; -inf: no key was visible */
+    float sum[2];     /* over this thread's columns */
+    float top[2];     /* TRACKS_LARGEST_P: the largest P of this thread's columns */
     bool finds_maximum;
 };
 
-/* ALiBi's part of a thread's exponents, times log2(e): of a block's first column in each row, and how much more a
-   column has than the one before. */
+/* ALiBi terms of a thread's exponents, times log2(e): `first` for a block's first column in each row, `slope` per
+   column. */
 struct alibi_of_rows {
     float slope;
     float first[2];
 };
 
-/* What exponent i has beside the score. first: of the thread's row, without its maximum. The sum costs nothing where
-   it is 0. */
+/* The part of exponent i that does not depend on the score; `first`: ALiBi of the row's first column minus row_max. */
 DEVICE float joined(float slope, int i, float first) {
     return HAS_ALIBI ? fmaf(slope, (float)(i / 4 * 8 + i % 2), first) : first;
 }
@@ -56,7 +55,7 @@ template <class T, int N> DEVICE void fence_registers(T (&r)[N]) {
         fence_register(r[i]);
 }
 
-/* Else the compiler makes a copy of the loop for each value that it knows at the loop's start. */
+/* Hides a constant from the compiler, which would otherwise duplicate the loop for each value known at its start. */
 DEVICE bool hidden(bool x) {
     i32 y = x;
     fence_register(y);
@@ -72,8 +71,8 @@ DEVICE float maximum_of_quad(float x) {
     return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
 }
 
-/* Element i of an accumulator, and the next one. FP8: a word has the keys 2t, 2t + 1, 2t + 8 and 2t + 9 of 16, t being
-   the lane % 4, in the place of 4t .. 4t + 3; V^T has its columns in the same order. */
+/* Sets elements i and i + 1 of an accumulator. FP8: a word holds keys 2t, 2t + 1, 2t + 8 and 2t + 9 of 16, t = lane %
+   4, where the MMA expects 4t .. 4t + 3. V^T uses the same permutation. */
 template <class T> DEVICE void set_weights(weights &p, int i, float low, float high) {
     if constexpr (!IS_FP8)
         p[i / 2] = rounded_pair<T>(low, high);
@@ -83,14 +82,14 @@ template <class T> DEVICE void set_weights(weights &p, int i, float low, float h
         p[i / 8 * 2 + i / 2 % 2] |= (u32)ptx::cvt_e4m3x2(high, low) << 16;
 }
 
-/* Weights are not negative: as integers they have the same order, and Hopper compares three integers at once. NaN is
-   the largest. */
+/* P is not negative, so its bits compare as integers, and Hopper has a three-input integer maximum. NaN is the largest.
+   */
 DEVICE float largest_weight(float x, float y, float z) {
     return __int_as_float(max(max(__float_as_int(x), __float_as_int(y)), __float_as_int(z)));
 }
 
-/* Weights FROM to TO - 1, which join the sums of their rows, and the largest ones. exponent(i, first): of the thread's
-   score i. */
+/* Computes elements FROM to TO - 1 of P, and updates the row sums and the largest P. exponent(i, first) returns
+   exponent i. */
 template <int FROM, int TO, class S>
 DEVICE void exponentiate(weights &p, float (&sum)[2], float (&top)[2], S &exponent, const alibi_of_rows &alibi,
                          const float (&maximum)[2]) {
@@ -111,7 +110,7 @@ DEVICE void exponentiate(weights &p, float (&sum)[2], float (&top)[2], S &expone
     }
 }
 
-/* Whether weights of any row of the warp do not fit, or were lost in a way that the caller knows. */
+/* True if some P of the warp does not fit, or if the caller detected an inaccurate one (is_lost). */
 DEVICE bool is_beyond(const float (&sum)[2], const float (&top)[2], bool is_first, bool is_lost) {
     if constexpr (IS_FP8)
         return __any_sync(~0u, fmaxf(top[0], top[1]) > LARGEST_E4M3);
@@ -121,7 +120,7 @@ DEVICE bool is_beyond(const float (&sum)[2], const float (&top)[2], bool is_firs
     return __any_sync(~0u, beyond);
 }
 
-/* Moves to the maximum so far; `rescale`: what is summed is to be multiplied by it. */
+/* Updates the row maximum and rescales the statistics; O is to be multiplied by `rescale`. */
 DEVICE void find_maximum(row_pair &rows, float (&maximum)[2], float (&rescale)[2], const scores &s, float scale,
                          const alibi_of_rows &alibi) {
     float largest[2] = {-infinity(), -infinity()};
@@ -150,17 +149,17 @@ DEVICE void start_rows(row_pair &rows) {
         rows.maximum[h] = FINDS_MAXIMUM ? -infinity() : 0.0f, rows.sum[h] = rows.top[h] = 0;
 }
 
-/* The early weights. The assembler takes the registers of an operand for free once its product is issued: so what is
-   there is asked for once more, behind the wait. keeps: whether it matters what is there. */
+/* Merges the early elements into P. ptxas considers the registers of an operand free once its MMA is issued, so P is
+   read again after the wait. keeps: true if the content of p still matters. */
 DEVICE void take_early(weights &p, const weights &early, bool keeps) {
 #pragma unroll
     for (int i = 0; i < EARLY * (int)sizeof(in_t) / 4; ++i)
         p[i] = select(keeps, p[i], early[i]);
 }
 
-/* exponent(i, first): of what is no score yet, and its loses(); is_made: all are scores. await_products(): none is
-   under way behind it, and p and o are free. complete_scores(): makes scores, and adds the terms of the slow path
-   alone. rescale_rest(by): rescales other sums by rows. */
+/* exponent(i, first) and its loses() apply if the scores are not complete. await_mma() waits until p and o are free.
+   complete_scores() transforms products into scores and applies the terms of the slow path. rescale_rest(rescale)
+   rescales further per-row sums. */
 template <class J, class W, class S, class F>
 DEVICE void softmax(weights &p, row_pair &rows, results &o, const scores &s, float scale, const alibi_of_rows &alibi,
                     bool is_first, bool is_made, J &exponent, const W &await_products, const S &complete_scores,

@@ -1,16 +1,16 @@
-/* forward_tiles: which queries a block works on and in which order, and which keys they see, for the forward kernel of
-   sm_90. A tile is BLOCK_Q queries of one head, GROUP_Q for each consumer warpgroup; keys go by blocks of BLOCK_K.
-   Order     heads in raster groups whose K and V fit L2; within one, the tiles that see most keys first, heads
+/* forward_tiles: maps tiles to queries, their order, and the keys that they see, for forward_sm90. A tile is BLOCK_Q
+   queries of one head, GROUP_Q per consumer warpgroup; keys are processed in blocks of BLOCK_K.
+   Order     heads in raster groups whose K and V fit L2; within a group, tiles with the most visible keys first, heads
              innermost
-   Schedule  static (every gridDim.x-th tile) or, with a counter that is zero at the start, whoever is free takes the
-             next one */
+   Schedule  static (every gridDim.x-th tile), or dynamic with a counter that starts at zero: an idle CTA takes the next
+             tile */
 
 #include "attention/block_mask.cuh"
 #include "attention/lengths.cuh"
 
-/* ---- Which keys a query sees ---- */
+/* ---- Visible keys ---- */
 
-/* Query i sees keys i + low .. min(i + high, keys) - 1; none from `queries` on. */
+/* Query i sees keys i + low .. min(i + high, keys) - 1. Queries from `queries` on see none. */
 struct bounds {
     i32 queries, keys; /* in use */
     i32 low = 0, high = 0;
@@ -25,16 +25,17 @@ struct bounds {
     DEVICE i32 first_key(i32 query) const { return HAS_LEFT ? max(query + low, 0) : 0; }
     DEVICE i32 last_key(i32 query) const { return HAS_RIGHT ? min(query + high, keys) : keys; }
 
-    static constexpr i32 LIMIT = 1 << 30; /* more than any extent, and still adds up */
+    static constexpr i32 LIMIT = 1 << 30; /* larger than any extent; sums do not overflow */
     static DEVICE i32 clamp(i64 x, i32 least, i32 most) { return (i32)min(max(x, (i64)least), (i64)most); }
 };
 
-/* Blocks of keys, first .. last - 1. */
+/* Blocks of keys first .. last - 1. */
 struct range {
     i32 first, last;
 };
 
-/* Those that queries from .. until - 1 see; one where they see none, so that results of 0 come of the same code. */
+/* Blocks that queries from .. until - 1 see. If they see none, one (masked) block, so that the same code yields zeros.
+   */
 DEVICE range blocks_seen(const bounds &b, i32 from, i32 until) {
     const i32 first = b.first_key(from) / BLOCK_K, last = (b.last_key(until - 1) + BLOCK_K - 1) / BLOCK_K;
     return from < until && first < last ? range{first, last} : range{0, 1};
@@ -44,12 +45,13 @@ DEVICE range blocks_seen(const bounds &b, i32 from, i32 until) {
 
 struct tile {
     i32 row, head, batch;
-    range blocks; /* that any of its queries sees; last is 0 where there are no more tiles */
+    range blocks; /* visible to any query of the tile; last == 0: no more tiles */
     i32 queries, keys;
-    i32 o_place; /* O_IS_RAGGED: of its entry */
+    i32 o_place; /* O_IS_RAGGED: TMA coordinate of the entry */
 };
 
-/* The blocks that a consumer's own queries see: none where it has no queries. Those that take turns stay together. */
+/* Blocks visible to one consumer's queries; empty if it has none. With PING_PONG, both consumers process the same
+   blocks. */
 DEVICE range own_blocks(const arguments &a, const tile &t, u32 group) {
     const i32 from = t.row + (i32)group * GROUP_Q;
     if constexpr (PING_PONG)
@@ -61,12 +63,13 @@ DEVICE range own_blocks(const arguments &a, const tile &t, u32 group) {
     return range{min(max(seen.first, t.blocks.first), last - 1), last};
 }
 
-/* ---- Block masks: a block of keys lies in one of their tiles ---- */
+/* ---- Block mask: a block of keys is within one tile of the mask ---- */
 
 template <class P> DEVICE bool takes_part(const P &a, const tile &t, i32 block) {
     return keeps_tile(a, t.batch, t.head, t.row, block * BLOCK_K);
 }
-/* From the first block that takes part to the last; where none does, a block of which nothing is seen. */
+/* Trims the range to the first and last active blocks. If none is active, the range is one block whose keys are all
+   hidden. */
 template <class P> DEVICE void trim(const P &a, tile &t) {
     while (t.blocks.first < t.blocks.last && !takes_part(a, t, t.blocks.last - 1))
         --t.blocks.last;
@@ -75,7 +78,7 @@ template <class P> DEVICE void trim(const P &a, tile &t) {
     if (t.blocks.first == t.blocks.last)
         t.blocks = range{0, 1}, t.keys = 0;
 }
-/* The block that comes after this one, which is not the first. */
+/* The next active block below `block`, which must not be the first. */
 template <class P> DEVICE i32 block_below(const P &a, const tile &t, i32 block) {
     --block;
     while (HAS_BLOCK_MASK && block > t.blocks.first && !takes_part(a, t, block))
@@ -103,12 +106,12 @@ DEVICE tile find_tile(const arguments &a, u32 index) {
     return t;
 }
 
-/* The number of the tile after this one. */
+/* Index of the next tile. */
 DEVICE u32 next_index(const arguments &a, u32 index) {
     return a.is_dynamic ? gridDim.x + atomicAdd(a.counter, 1u) : index + gridDim.x;
 }
 
-/* The first tile from `index` on, in the order of this block, that has queries in use. */
+/* The first tile from `index` on, in this CTA's order, that has queries in use. */
 DEVICE u32 pass_over_empty(const arguments &a, u32 index) {
     while (index < (u32)a.all_tiles) {
         const tile t = find_tile(a, index);
@@ -119,7 +122,7 @@ DEVICE u32 pass_over_empty(const arguments &a, u32 index) {
     return index;
 }
 
-/* The producer tells consumers of a tile through shared memory. */
+/* The producer passes tiles to the consumers through shared memory. */
 DEVICE void send_tile(u32 address, const tile &t) {
     store_words(address, words{{(u32)t.row, (u32)t.head, (u32)t.batch, (u32)t.queries}});
     store_words(address + 16, words{{(u32)t.blocks.first, (u32)t.blocks.last, (u32)t.keys, (u32)t.o_place}});
@@ -129,7 +132,7 @@ DEVICE tile read_tile(u32 address) {
     return tile{(i32)a.at[0], (i32)a.at[1], (i32)a.at[2], {(i32)b.at[0], (i32)b.at[1]},
                 (i32)a.at[3], (i32)b.at[2], (i32)b.at[3]};
 }
-/* The same by a whole warp. The shuffles tell the compiler: one number per warp. */
+/* Reads a tile by a whole warp. The shuffles show the compiler that the values are warp-uniform. */
 DEVICE i32 uniform(u32 x) { return (i32)__shfl_sync(~0u, x, 0); }
 DEVICE tile receive_tile(u32 address) {
     const words a = load_words(address), b = load_words(address + 16);

@@ -1,26 +1,27 @@
-/* forward_values: V of 8 bits becomes V^T where it lies, for sm_90's forward kernel; keys are in the order of weights,
-   see forward_softmax, and those past the length in use are cleared: 0 x NaN would be NaN */
+/* forward_values: transposes 8-bit V in place for forward_sm90. Keys are permuted as in P (see forward_softmax). Keys
+   past the length in use are cleared because 0 x NaN is NaN. */
 
 constexpr u32 TRANSPOSERS = 3; /* warps */
 constexpr i32 NO_MORE_VALUES = -1;
 
-/* How many keys of a stage's block, counted from its first one, are in use. */
+/* Address of the number of keys in use of a stage's block, counted from its first key. */
 DEVICE u32 used_at(u32 stage) { return shared_address(s_memory) + USED_AT + stage * USED_BYTES; }
 
-/* The producer's last word. */
+/* Tells the transposing warps that no more V follows. */
 template <class C> DEVICE void end_values(const C &v) {
     wait(v_empty(v.stage), v.phase ^ 1);
     store_words(used_at(v.stage), words{{(u32)NO_MORE_VALUES}});
     arrive(values_loaded(v.stage));
 }
 
-/* Warp `warp` of TRANSPOSERS. */
+/* `warp` is less than TRANSPOSERS. */
 DEVICE void transpose_values(u32 warp) {
     constexpr u32 PAIRS = 2 * V_PANELS * (BLOCK_K / 64);
     cursor<STAGES> v;
     for (;; v.advance()) {
         wait(values_loaded(v.stage), v.phase);
-        /* The lane that arrives below is the one that reads what the producer writes again. */
+        /* Only the lane that arrives below reads this word: its arrival orders the read before the producer's next
+           write. */
         const i32 used = uniform(lane_index() == 0 ? load_words(used_at(v.stage)).at[0] : 0u);
         if (used == NO_MORE_VALUES)
             break;
@@ -34,7 +35,7 @@ DEVICE void transpose_values(u32 warp) {
     }
 }
 
-/* Rows of ones behind the squares of each 64 keys. Their order does not matter, swizzled or not. */
+/* Writes the rows of ones below V^T of each 64 keys. All elements are equal, so swizzling does not matter. */
 DEVICE void write_ones() {
     const u32 four = rounded_four<v_t>(1, 1, 1, 1), first = threadIdx.x * 16;
     for (u32 square = 0; square < STAGES * (BLOCK_K / 64); ++square)

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The two attention families of Hopper: one gives the same bits in every run; the other sums gradients of queries in
-   the order in which blocks come, and is for engines that may. */
+/* The two attention families of Hopper. The first is deterministic; the second adds dQ in arbitrary order and is
+   offered only to engines that allow it. */
 #include "engines/cuda/attention/hopper/hopper.h"
 #include "engines/cuda/families.h"
 
-/* The operation as the kernels see it. is_unordered: asked by the family whose sums of dQ depend on the order of
-   blocks, which has no forward pass to offer. */
+/* Analyses the operation. is_unordered: for the family whose dQ depends on the order of CTAs; it has no forward pass.
+   */
 static weftStatus_t analyse(struct cuda_attention *c, const struct region *region, const struct device *device,
                             bool is_unordered) {
     TRY(attention_hopper_check_device(device));
@@ -16,7 +16,7 @@ static weftStatus_t analyse(struct cuda_attention *c, const struct region *regio
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Both families share one question and one build; forward and backward part here. */
+/* Both families share accepts and build, which dispatch to forward or backward here. */
 static weftStatus_t accepts_either(const struct region *region, const struct device *device, bool is_unordered,
                                    double *seconds) {
     struct cuda_attention c;
@@ -54,11 +54,10 @@ static weftStatus_t build_unordered(struct step *step, const struct device *devi
     return build_either(step, device, knobs, true, arena);
 }
 
-/* Which operations of the unordered family may round otherwise from run to run: engines that promise the same bits ask.
-   */
+/* Operations of the unordered family whose results may differ between runs by rounding; deterministic engines ask. */
 static bool reorders(const struct graph *graph, int node) { return op_of(graph->nodes[node].op) == &sdpa_bwd_op; }
 
-/* One knob: the families have one tile for a case, from tables of forward.c and backward.c. */
+/* Only the scheduler is a knob: each case has one tile size, from the tables in forward.c and backward.c. */
 static const struct knob knobs[] = {
     {WEFT_KNOB_TYPE_KERNEL_CFG, 0, ATTENTION_SCHEDULE_DYNAMIC, 1, 0,
      "tile scheduler of the forward pass: 1 static, 2 dynamic; 0 chooses"},

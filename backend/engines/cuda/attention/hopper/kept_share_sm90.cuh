@@ -1,5 +1,5 @@
-/* kept_share_sm90: the inverse of what dropout lets weights grow by, 0 where none is kept; for kernels that make no
-   weights themselves. Demands HAS_DROPOUT HAS_DROPOUT_SCALE, and of the arguments dropout_scale or kept_share. */
+/* Keep probability: the inverse of the dropout scale, or 0 if nothing is kept. For kernels that compute no P
+   themselves. Requires HAS_DROPOUT HAS_DROPOUT_SCALE, and the argument dropout_scale or keep_probability. */
 
 template <class P> DEVICE float kept_share_of(const P &p) {
     if constexpr (!HAS_DROPOUT)

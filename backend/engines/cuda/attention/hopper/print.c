@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Text, maps and arguments that Hopper's attention kernels share. */
+/* Source text, tensor maps and arguments that the Hopper attention kernels share. */
 #include "engines/cuda/attention/hopper/hopper.h"
 
 #include <stdio.h>
 #include <string.h>
 
-enum { PLACES_MOST = INT32_MAX, PLACE_BYTES = 16 }; /* of ragged entries, see entries_sm90.cuh */
+enum { PLACES_MOST = INT32_MAX, PLACE_BYTES = 16 }; /* of ragged entries, see varlen_sm90.cuh */
 
-/* wgmma as these kernels use it is of sm_90a alone: Blackwell has other products. */
+/* These kernels use wgmma of sm_90a, which Blackwell does not have. */
 weftStatus_t attention_hopper_check_device(const struct device *device) {
     if (device->cuda.major != 9 || device->cuda.minor != 0)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH,
@@ -16,13 +16,13 @@ weftStatus_t attention_hopper_check_device(const struct device *device) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Of so many elements of its type, which has whole bytes. */
+/* Bytes of elements of the tensor's type; a multiple of whole bytes. */
 static int64_t bytes_of(const struct tensor *tensor, int64_t elements) {
     return dtype_bytes((weftDataType_t)tensor->type, elements);
 }
 
-/* Tensor maps want strides and addresses of whole 16 bytes, and a positive stride wherever there is more than one step.
-   A ragged tensor is one dimension of tokens: its batch stride means nothing. */
+/* TMA requires strides and addresses that are multiples of 16 bytes, and positive strides for extents above 1. A ragged
+   tensor is one dimension of tokens, so its batch stride is ignored. */
 weftStatus_t attention_hopper_check_rows(const struct cuda_attention *c, const struct tensor *tensor) {
     bool fits = tensor->strides.at[3] == 1 && tensor->alignment % 16 == 0;
     fits = fits && bytes_of(tensor, tensor->dims.at[3]) % 16 == 0;
@@ -30,14 +30,14 @@ weftStatus_t attention_hopper_check_rows(const struct cuda_attention *c, const s
         int64_t stride = tensor->strides.at[i];
         fits = fits && (tensor->dims.at[i] == 1 || (stride > 0 && bytes_of(tensor, stride) % 16 == 0));
     }
-    if (!fits) /* of one element none does, so that none here is a number by value */
+    if (!fits) /* a tensor of one element always fails, so no operand here is passed by value */
         FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
              "%s: %s does not have rows side by side in memory of whole 16 bytes, as Hopper's copy engine wants them.",
              descriptor_label(region_node(c->region, 0)->op), descriptor_label(&tensor->base));
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The same, and of the one type of 16 bits that all factors of a product share. */
+/* Also checks that the tensor has q's type, which must be f16 or bf16. */
 weftStatus_t attention_hopper_check_boxed(const struct cuda_attention *c, const struct tensor *tensor) {
     if (tensor->type != c->a->q->type || !dtype_is_half((weftDataType_t)tensor->type))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: %s has data type %s, q %s; here all are f16 or all bf16.",
@@ -46,8 +46,8 @@ weftStatus_t attention_hopper_check_boxed(const struct cuda_attention *c, const 
     return attention_hopper_check_rows(c, tensor);
 }
 
-/* A ragged tensor has one map for all entries: the batch dimension becomes steps of 16 bytes, by which an entry's first
-   row is reached wherever it begins, and rows behind its last lie outside of the map. */
+/* A ragged tensor has one map for all entries. Its batch dimension has steps of 16 bytes, which reach the first row of
+   any entry, and rows past the last row of an entry are out of bounds of the map. */
 void attention_hopper_print_box_map(struct kernel_print *print, const struct cuda_attention *c,
                                     const struct tensor *source, int rows, int row_bytes, const char *name) {
     const struct attention_wide_operand *wide = attention_hopper_wide(c, source);
@@ -64,10 +64,11 @@ void attention_hopper_print_box_map(struct kernel_print *print, const struct cud
     for (int i = 0; i < 4; i++) {
         int dim = (int[]){3, 2, 1, 0}[i];
         map.form.dims[i] = (uint64_t)tensor->dims.at[dim];
-        if (i > 0) /* of one row, head or batch entry the stride means nothing */
+        if (i > 0) /* the stride is unused if there is only one row, head or batch entry */
             map.form.strides[i - 1] = tensor->dims.at[dim] == 1 ? 16 : (uint64_t)(tensor->strides.at[dim] * bytes);
     }
-    if (tensor->ragged_offset) { /* rows count twice, and the map begins where an entry that ends at the tensor would */
+    if (tensor->ragged_offset) { /* the base of the map is the extent of the rows before the tensor, see varlen_sm90.cuh
+                                    */
         map.form.dims[3] = PLACES_MOST;
         map.form.strides[2] = PLACE_BYTES;
         map.offset = -(int64_t)(map.form.dims[1] * map.form.strides[0]);
@@ -97,12 +98,13 @@ bool attention_hopper_has_boxed_bias(const struct cuda_attention *c) {
     return fits;
 }
 
-/* What ragged_entry needs: offsets of entries in elements, rows of the tensor as the map counts them, and the elements
-   from one row to the next. */
+/* Emits the arguments of ragged_entry: offsets of the entries in elements, the extent of the rows as the map has it,
+   and the row stride in elements. */
 static void print_offsets(struct kernel_print *print, const struct cuda_attention *c, const struct tensor *tensor,
                           const char *name) {
     const struct tensor *offsets = tensor->ragged_offset;
-    int64_t row = tensor->dims.at[2] == 1 ? PLACE_BYTES / bytes_of(tensor, 1) : tensor->strides.at[2]; /* of the map */
+    int64_t row = tensor->dims.at[2] == 1 ? PLACE_BYTES / bytes_of(tensor, 1) : tensor->strides.at[2]; /* as in the map
+                                                                                                          */
     char field[48];
     snprintf(field, sizeof field, "%s_offsets", name);
     print_ragged(print, (weftDataType_t)offsets->type, graph_find_value(c->graph, offsets), offsets->strides.at[0],
@@ -118,7 +120,7 @@ void attention_hopper_print_entry(struct kernel_print *print, const struct cuda_
     bool is_ragged = tensor->ragged_offset != NULL;
     char flag[48];
     snprintf(flag, sizeof flag, "%s_IS_RAGGED", name);
-    /* The constant is NAME in capitals. */
+    /* The constant's prefix is NAME in upper case. */
     for (char *at = flag; *at; at++)
         *at = (char)(*at >= 'a' && *at <= 'z' ? *at - 'a' + 'A' : *at);
     print_constant(print, flag, is_ragged);
@@ -132,7 +134,7 @@ void attention_hopper_print_entry(struct kernel_print *print, const struct cuda_
              (int)(PLACE_BYTES / bytes_of(tensor, 1)), name, name, name);
 }
 
-/* ATTENTION_UNBOUNDED hides nothing; kernels leave its test out. */
+/* Kernels omit the test of a bound that is ATTENTION_UNBOUNDED. */
 void attention_hopper_print_scores(struct kernel_print *print, const struct cuda_attention *c) {
     const struct attention *a = c->a;
     int64_t scale;
@@ -152,8 +154,8 @@ void attention_hopper_print_scores(struct kernel_print *print, const struct cuda
     attention_print_lengths(print, c);
 }
 
-/* Which terms there are is a constant of the text, their operands and strides are arguments. BIAS_IS_PAIR: two
-   neighbouring keys are one load; BIAS_IS_NEAR: offsets into the bias fit 31 bits, and take half the registers. */
+/* The set of terms is compiled in; operands and strides are arguments. BIAS_IS_PAIR: two adjacent keys are one load.
+   BIAS_IS_NEAR: offsets into the bias fit 31 bits, which halves their registers. */
 void attention_hopper_print_terms(struct kernel_print *print, const struct cuda_attention *c, bool is_rounded) {
     static const char *const axes[] = {"batch", "head", "query", "key"};
     const struct tensor *bias = c->a->bias;
@@ -166,15 +168,15 @@ void attention_hopper_print_terms(struct kernel_print *print, const struct cuda_
     if (bias)
         attention_print_tensor(print, c, bias, "bias", axes);
     else
-        text_add(&print->constants, "using bias_t = float;\n"); /* the kernel's text names it */
+        text_add(&print->constants, "using bias_t = float;\n"); /* the kernel refers to the type */
     attention_print_modifier(print, c, is_rounded);
 }
 
-/* The descriptor's high word is constant: the stride between groups of eight rows, 1,024 bytes (0x40, in 16 bytes) of
-   rows of 128, or 512 (0x20) of 64, and the swizzle (bits 30 and 31). */
+/* The high word of a descriptor is constant: the stride between groups of eight rows, 1,024 bytes (0x40 in units of 16
+   bytes) for 128-byte rows or 512 (0x20) for 64-byte rows, and the swizzle mode (bits 30 and 31). */
 void attention_hopper_print_product(struct text *code, const struct attention_product *product) {
-    /* Operands of the text, in the order of the constraints: the accumulators, then A (a low word, or four registers),
-       B, and the predicate's number. */
+    /* Operands of the asm statement, in order: the accumulators, A (a low word, or four registers), B, and the
+       predicate. */
     bool in_registers = product->a == PRODUCT_A_REGISTERS, asks = product->adds == PRODUCT_ADDS_AT_RUN_TIME;
     int count = product->columns / 2, b = count + (in_registers ? 4 : 1);
     text_add(

@@ -1,21 +1,20 @@
-/* score_terms: what makes scores of scaled products, for the kernels of sm_90: a score modifier, a bias or a boolean
-   mask, ALiBi. Scores are natural then, and -inf hides a key. Operands are read from memory (L2), element by element,
-   or two neighbouring keys at a time.
-   Demands HAS_MODIFIER BIAS BIAS_IS_PAIR BIAS_IS_NEAR HAS_ALIBI. Functions are templates on the arguments, so that what
-   was not printed is not looked up. */
+/* score_terms: transforms scaled products into scores, for the kernels of sm_90: score modifier, bias or boolean mask,
+   and ALiBi. Scores are in natural units here, and -inf hides a key. Operands are read from global memory (L2), one
+   element or two adjacent keys at a time. Requires HAS_MODIFIER BIAS BIAS_IS_PAIR BIAS_IS_NEAR HAS_ALIBI. Functions are
+   templates on the arguments, so that fields that were not emitted are not looked up. */
 
 #include "attention/alibi.cuh"
 
 DEVICE float minus_infinity() { return __int_as_float(0xff800000); }
 
-/* ALiBi's, of natural scores. */
+/* ALiBi slope for natural scores. */
 template <class P> DEVICE float slope_of(const P &a, i32 head) {
     float slope = HAS_ALIBI ? alibi_slope<float>(head, (i32)a.heads) : 0.0f;
-    fence_register(slope); /* else it is made anew where it is used */
+    fence_register(slope); /* otherwise the compiler recomputes it at each use */
     return slope;
 }
 
-/* Elements from the bias's first one. */
+/* Type of element offsets into the bias. */
 template <bool IS_NEAR> struct offset_of_bias {
     using type = i32;
 };
@@ -24,14 +23,14 @@ template <> struct offset_of_bias<false> {
 };
 using bias_offset = offset_of_bias<BIAS_IS_NEAR>::type;
 
-/* Where the bias of a query, or of a key, begins. */
+/* Offset of the bias row of a query, or of a key. */
 template <class P> DEVICE bias_offset bias_row(const P &a, i32 batch, i32 head, i32 index, bool is_key) {
     if constexpr (BIAS != 0)
         return (bias_offset)(batch * a.bias_batch + head * a.bias_head + index * (is_key ? a.bias_key : a.bias_query));
     else
         return 0;
 }
-/* Of an element of such a row. */
+/* An element of such a row. */
 template <bool ROW_IS_KEY, class P> DEVICE float bias_at(const P &a, bias_offset row, i32 index) {
     if constexpr (BIAS != 0)
         return to_float(
@@ -39,14 +38,14 @@ template <bool ROW_IS_KEY, class P> DEVICE float bias_at(const P &a, bias_offset
     else
         return 0.0f;
 }
-/* Two halves of a word. */
+/* Unpacks two 16-bit elements. */
 template <class T = bias_t> DEVICE void unpack_bias(float (&pair)[2], u32 word) {
     if constexpr (sizeof(T) == 2) {
         pair[0] = to_float(T{(u16)word});
         pair[1] = to_float(T{(u16)(word >> 16)});
     }
 }
-/* Of two neighbouring keys: an even one and the next; both are there. */
+/* Bias of an even key and the next key, both of which must exist. */
 template <class P> DEVICE void load_bias_pair(float (&pair)[2], const P &a, bias_offset offset) {
     if constexpr (BIAS != 0 && BIAS_IS_PAIR) {
         const run<bias_t, 2> two = load_run<bias_t, 2>(a.bias + offset);
@@ -54,8 +53,8 @@ template <class P> DEVICE void load_bias_pair(float (&pair)[2], const P &a, bias
     }
 }
 
-/* A modified score with its bias. GUARDS_HIDDEN: a bias of -inf hides whatever it meets; else what is NaN or +inf
-   becomes NaN. */
+/* Adds the bias to a modified score. CHECKS_BIAS_MASK: a bias of -inf hides any score; otherwise, -inf plus NaN or +inf
+   gives NaN. */
 template <bool GUARDS_HIDDEN> DEVICE float with_bias(float scaled, float bias) {
     if constexpr (BIAS == 1 && !GUARDS_HIDDEN)
         return scaled + bias;
@@ -66,7 +65,7 @@ template <bool GUARDS_HIDDEN> DEVICE float with_bias(float scaled, float bias) {
         return bias == 0 ? minus_infinity() : scaled;
     return scaled;
 }
-/* A score from its scaled product, but for ALiBi. */
+/* Score of a scaled product, without ALiBi. */
 template <bool GUARDS_HIDDEN, class P>
 DEVICE float score_of(const P &a, i32 batch, i32 head, i32 query, i32 key, float scaled, float bias) {
     if constexpr (HAS_MODIFIER)

@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Operands of FP8 widened to 16 bits, in the workspace, before the kernels that read them: Hopper's products of FP8
-   take both operands with what is summed over side by side; gradients, and scales of blocks, have some otherwise. */
+/* Converts FP8 operands to 16 bits, in the workspace, before the kernels that read them. Hopper's FP8 MMAs require both
+   operands to be K-major; some operands of gradients, and block scales, are not. */
 #include "base/number.h"
 #include "engines/cuda/attention/hopper/hopper.h"
 
-/* A thread widens 16 elements, one load of 16 bytes, which lie in one row: rows are whole chunks. */
+/* A thread converts 16 elements of one row, a 16-byte load; rows are a multiple of that. */
 enum { WIDEN_THREADS = 256, WIDEN_CHUNK = 16 };
 
-static const double WIDEN_SECONDS = 2e-6; /* of a kernel */
+static const double WIDEN_SECONDS = 2e-6; /* per kernel */
 
-/* Scales of blocks multiply what is widened, those of a head what products make. */
+/* Block scales multiply the converted elements; scales of a head multiply the MMA results. */
 static const struct tensor *of_blocks(const struct tensor *scales, const struct tensor *operand) {
     return scales && attention_blocks_of(scales, operand).are_blocks ? scales : NULL;
 }
 
-/* The copy is packed in the order of the dims, whatever the source's strides are; offsets are multiples of 64 bytes, as
-   maps of the copy engine want 16. */
+/* The copy is packed in the order of the dims, whatever the source's strides are. Offsets are multiples of 64 bytes;
+   TMA needs 16. */
 void attention_hopper_widen(struct attention_widened *w, const struct tensor *source, const struct tensor *scales) {
     struct attention_wide_operand *operand = &w->operands[w->count++];
     *operand = (struct attention_wide_operand){source, of_blocks(scales, source), tensor_mirror(source), w->bytes};
@@ -38,7 +38,7 @@ const struct attention_wide_operand *attention_hopper_wide(const struct cuda_att
     return NULL;
 }
 
-/* What the widening kernel, which counts chunks in 31 bits, cannot read. */
+/* Checks what the conversion kernel, which counts chunks in 31 bits, can read. */
 weftStatus_t attention_hopper_check_widened(const struct cuda_attention *c) {
     for (int i = 0; i < c->widened->count; i++) {
         const struct tensor *source = c->widened->operands[i].source;
@@ -54,13 +54,13 @@ weftStatus_t attention_hopper_check_widened(const struct cuda_attention *c) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Each is read once, written and read at twice its bytes. */
+/* Each operand is read once, and written and read back at twice its size. */
 double attention_hopper_predict_widening(const struct cuda_attention *c) {
     double bandwidth = (double)c->device->cuda.bandwidth;
     return c->widened ? c->widened->count * WIDEN_SECONDS + 1.5 * (double)c->widened->bytes / bandwidth : 0;
 }
 
-/* A grid of threads over all chunks, in the order of the copy; divisors find the row that a chunk comes from. */
+/* One thread per chunk, in the order of the copy; divisors recover the source row of a chunk. */
 static weftStatus_t build_one(const struct cuda_attention *c, const struct attention_wide_operand *operand,
                               struct cuda_kernel *kernel, struct arena *arena) {
     const struct tensor *source = operand->source;

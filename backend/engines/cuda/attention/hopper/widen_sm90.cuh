@@ -1,18 +1,18 @@
-/* widen_sm90: an operand of FP8, times its scales where these are of blocks, in 16 bits, for products whose operands
-     lie the other way round than FP8's tensor cores take them
-   Formula   to[b,h,s,d] = from[b,h,s,d] * scale[b,h,s,d]; exact: f16 holds all of E4M3 and E5M2, and bf16 these times
-             powers of two
-   Tile      a thread makes CHUNK neighbours of a row, 16 bytes of what it reads
-   Memory    to: [B, H, S, D] without gaps
-   Limits    rows of whole chunks; fewer than 2^31 chunks
+/* widen_sm90: converts an FP8 operand, times its block scales if any, to 16 bits, for MMAs whose operands do not have
+     the K-major layout that FP8 MMAs require
+   Formula   to[b,h,s,d] = from[b,h,s,d] * scale[b,h,s,d]; exact: f16 represents all of E4M3 and E5M2, and bf16
+             represents them times powers of two
+   Tile      a thread converts CHUNK adjacent elements of a row, 16 bytes of input
+   Memory    to: [B, H, S, D], contiguous
+   Limits    rows are a multiple of CHUNK; fewer than 2^31 chunks
    Params    to_t from_t THREADS, from_scales(arguments, batch, head) */
 
 using sum_t = float;
-struct no_scales {}; /* what element_scales.cuh gives where there are none */
+struct no_scales {}; /* what element_scales.cuh returns without scales */
 
 #include "attention/element_scales.cuh"
 
-constexpr int CHUNK = 16, PART = 8; /* elements read, and stored, in one access */
+constexpr int CHUNK = 16, PART = 8; /* elements per load, and per store */
 
 template <class S> DEVICE float scaled(float x, const S &scales, i32 row, i32 column) {
     if constexpr (same<S, no_scales>::value)
