@@ -1,7 +1,7 @@
-/* amax: the largest magnitude that a kernel makes of a result, as one float that all its blocks raise. */
+/* amax: the largest magnitude of a result, as one float that all blocks of a kernel update. */
 
-/* By a whole warp. Floats that are not negative have the order of their bits, read as integers. Most warps raise
-   nothing, which a load tells. */
+/* Called by a whole warp. Non-negative floats compare as integers. Most warps do not raise the maximum, which a load
+   shows without an atomic. */
 DEVICE void raise_largest(float *to, float x) {
 #pragma unroll
     for (int lanes = 16; lanes > 0; lanes /= 2)

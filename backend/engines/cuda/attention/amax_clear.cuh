@@ -1,6 +1,5 @@
-/* attention_amax_clear: the largest numbers of a pass before there are any; blocks of the kernels behind it raise
-     them.
-   Params    clear_largest(arguments) */
+/* attention_amax_clear: clears the amax outputs of a pass before the kernels that update them
+   Params    clear_amax(arguments) */
 
 #include "core/dependent_launch.cuh"
 

@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The attention family: one sdpa_fwd or sdpa_bwd. Scores stay on chip; memory grows with the sequences, never with
-   their product. What decides here is the arithmetic: tensor cores where operands have 16 bits or less, else
-   multiply-adds. */
+/* The attention family: one sdpa_fwd or sdpa_bwd. Scores stay on chip, so memory grows linearly with the sequences. The
+   arithmetic is chosen here: tensor cores for operands of 16 bits or fewer, otherwise FMAs. */
 #include "engines/cuda/attention/attention.h"
 #include "base/number.h"
 #include "engines/cuda/families.h"
 
 #include <stdio.h>
 
-/* most_columns: of results that a block sums, by the registers that a sum's element takes. */
+/* most_columns: limited by the registers of an accumulator element. */
 static const struct attention_arithmetic mma_f16 = {WEFT_DATA_HALF,       "f16", "float", 2, 4, true, 256,
                                                     "f16 on tensor cores"};
 static const struct attention_arithmetic mma_bf16 = {WEFT_DATA_BFLOAT16,    "bf16", "float", 2, 4, true, 256,
@@ -18,24 +17,25 @@ static const struct attention_arithmetic fma_float = {WEFT_DATA_FLOAT,      "flo
 static const struct attention_arithmetic fma_double = {WEFT_DATA_DOUBLE,      "double", "double", 8, 8, false, 64,
                                                        "double multiply-adds"};
 
-/* Multiply-adds per clock and multiprocessor, and the part of them that these kernels reach. */
+/* Multiply-adds per clock and SM, and the fraction that these kernels reach. */
 enum { MMA_PER_CLOCK = 1024, FMA_PER_CLOCK = 128, BLOCK_QUERIES = 64, SPLIT_KEYS = 256 };
-static const double FP8_COST = 3.2; /* times as long: operands become halves one by one (H200, heads of 256) */
+static const double FP8_COST = 3.2; /* slowdown, because operands are converted to 16 bits one by one (H200, heads of
+                                       256) */
 static const double EFFICIENCY = 0.5, MEMORY_EFFICIENCY = 0.75; /* of the nominal rate: an H200 decoding */
 static const double START_SECONDS = 3e-6, KERNEL_SECONDS = 2e-6, MERGE_SECONDS = 5e-6, PART_SECONDS = 0.2e-6;
-/* Of a multiprocessor, for a score, by terms: Hopper's kernels took as long when they read a bias by elements, had no
-   tanh of one instruction and exchanged bits of dropout one by one, as these kernels do. */
+/* Cycles of an SM per score for each term. Hopper's kernels had these costs while they, like these kernels, read a bias
+   by elements, had no single-instruction tanh, and exchanged dropout bits one by one. */
 static const double BIAS_CLOCKS = 0.15, MODIFIER_CLOCKS = 0.11, ALIBI_CLOCKS = 0.01, DROPOUT_CLOCKS = 0.5;
-/* Before the first product of a block and behind its last one, of both passes backward: not less than Hopper's. */
+/* Prologue and epilogue of a block, for both passes of the backward; not less than Hopper's. */
 static const double BLOCK_SECONDS = 1.6e-6, BACKWARD_BLOCK_SECONDS = 13e-6;
 
-/* Absent outputs and those that nobody reads or sees are not made. */
+/* Outputs that are absent, or that no consumer or caller uses, are not computed. */
 bool attention_wants(const struct cuda_attention *c, const struct tensor *output) {
     return output && !value_is_dead(&c->graph->values[graph_find_value(c->graph, output)]);
 }
 
-/* Whether elements of an operand of the backward pass are multiplied by scales as they are loaded. One scale for all is
-   no matter: it multiplies the product. */
+/* True if elements of an operand of the backward pass are multiplied by scales as they are loaded. A single scale does
+   not count, because it multiplies the product. */
 static bool loads_scaled(const struct cuda_attention *c) {
     const struct sdpa_bwd_op *op = c->backward;
     if (!op)
@@ -48,7 +48,7 @@ static bool loads_scaled(const struct cuda_attention *c) {
     return false;
 }
 
-/* parts: of the weights, as hi and lo where they are rounded. */
+/* parts: hi and lo parts of P, if P is rounded. */
 bool attention_is_rich(const struct cuda_attention *c, int parts) {
     return parts > 1 || loads_scaled(c) || c->a->bias || c->a->modifier.graph || attention_drops(c->a) ||
            c->arithmetic->sum_bytes > 4;
@@ -71,13 +71,14 @@ bool attention_has_ragged_rows(const struct cuda_attention *c) {
     return false;
 }
 
-/* Half where scores take registers, too. */
+/* Half if scores need registers, too. */
 int attention_most_columns(const struct cuda_attention *c, int parts) {
     bool is_short = c->arithmetic->is_mma && attention_is_rich(c, parts);
     return is_short ? c->arithmetic->most_columns / 2 : c->arithmetic->most_columns;
 }
 
-/* One scale a head is a number of the block; where rows of several heads share a tile, it is a number of the row. */
+/* One scale per head is a constant of the block, unless rows of several heads share a tile; then it is a value per row.
+   */
 int attention_query_scales(const struct cuda_attention *c, bool is_packed) {
     const struct tensor *scales = c->a->descale_q;
     if (!scales)
@@ -87,18 +88,18 @@ int attention_query_scales(const struct cuda_attention *c, bool is_packed) {
     return is_packed && scales->dims.at[1] > 1 ? ATTENTION_SCALES_ROWS : ATTENTION_SCALES_HEAD;
 }
 
-/* In containers each page has its own rows, so only one scale for all entries is a head's. */
+/* Each page of a container has its own rows, so only a scale that is common to all entries is a head's. */
 int attention_key_scales(const struct tensor *scales, const struct tensor *table) {
     if (!scales)
         return ATTENTION_SCALES_NONE;
-    /* In tiles, or several along the depth. */
+    /* tiled (reordered), or several along the depth */
     if (scales->reordering || scales->dims.at[3] > 1)
         return ATTENTION_SCALES_BLOCKS;
     bool is_of_head = scales->dims.at[2] == 1 && (!table || scales->dims.at[0] == 1);
     return is_of_head ? ATTENTION_SCALES_HEAD : ATTENTION_SCALES_ROWS;
 }
 
-/* Of pointers that may be NULL. */
+/* The pointers may be NULL. */
 static bool is_any_set(const struct tensor *const *tensors, size_t count) {
     for (size_t i = 0; i < count; i++)
         if (tensors[i])
@@ -106,7 +107,7 @@ static bool is_any_set(const struct tensor *const *tensors, size_t count) {
     return false;
 }
 
-/* Also operands that exist in two layouts (q_t, ..), as FP8's gradients have them. */
+/* Includes operands that are given in two layouts (q_t, ..), as for FP8 gradients. */
 static bool is_backward_scaled(const struct sdpa_bwd_op *op) {
     const struct tensor *scales[] = {op->descale_o, op->descale_do, op->descale_s, op->descale_dp, op->scale_s,
                                      op->scale_dp,  op->scale_dq,   op->scale_dk,  op->scale_dv,   op->amax_dq,
@@ -125,7 +126,7 @@ bool attention_is_scaled(const struct cuda_attention *c) {
     return is_any_set(scales, sizeof scales / sizeof *scales);
 }
 
-/* In the order that kernels clear and fill them. */
+/* In the order in which kernels clear and fill them. */
 int attention_amax_outputs(const struct cuda_attention *c, const struct tensor *outputs[ATTENTION_AMAX_MAX]) {
     const struct sdpa_fwd_op *f = c->forward;
     const struct sdpa_bwd_op *b = c->backward;
@@ -138,7 +139,7 @@ int attention_amax_outputs(const struct cuda_attention *c, const struct tensor *
     return count;
 }
 
-/* 16: the depth of one tensor core product of halves. A depth of 0 counts as 1, so that tiles exist. */
+/* 16: the depth of one 16-bit MMA. A depth of 0 counts as 1, so that tiles exist. */
 struct attention_depth attention_depth_of(int64_t depth, int most) {
     struct attention_depth found = {.chunks = divide_up(depth > 0 ? depth : 1, most)};
     found.chunk = round_up(divide_up(depth > 0 ? depth : 1, found.chunks), 16);
@@ -153,7 +154,7 @@ weftStatus_t attention_refuse(const struct cuda_attention *c, int64_t shared_byt
          (long long)c->device->cuda.shared_per_block);
 }
 
-/* One dimension: kernels split the number of a block. */
+/* The grid has one dimension; kernels decompose the block index. */
 weftStatus_t attention_grid(struct cuda_kernel *kernel, const struct cuda_attention *c, int64_t blocks, int warps) {
     if (blocks > INT32_MAX)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: %lld blocks of %s are more than a grid holds. Split the batch.",
@@ -166,8 +167,8 @@ weftStatus_t attention_grid(struct cuda_kernel *kernel, const struct cuda_attent
 
 /* ---- Accepting ---- */
 
-/* is_bias: elements below a byte may be, since they are read one by one. Half of 31 bits, so that sums of two
-   coordinates do not overflow. */
+/* is_bias: elements below a byte are allowed, because they are read one by one. Half of 31 bits, so that the sum of two
+   coordinates does not overflow. */
 static weftStatus_t check_operand(const struct descriptor *op, const struct tensor *tensor, bool is_bias) {
     weftDataType_t type = (weftDataType_t)tensor->type;
     if (!(is_bias ? cuda_element_name(type) : cuda_type_name(type)))
@@ -181,24 +182,24 @@ static weftStatus_t check_operand(const struct descriptor *op, const struct tens
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Numbers of 8 bits, which f16 and bf16 hold exactly. */
+/* 8-bit types, which f16 and bf16 represent exactly. */
 static bool is_eight(int32_t type) {
     return dtype_is_fp8((weftDataType_t)type) || type == WEFT_DATA_INT8 || type == WEFT_DATA_UINT8;
 }
 
-/* Elements that are multiplied by scales of rows or blocks as they are loaded may leave the range of f16. */
+/* Elements that are multiplied by row or block scales as they are loaded may exceed the range of f16. */
 static bool has_row_scales(const struct attention *a) {
     bool has_own = a->descale_q && (a->descale_q->dims.at[1] > 1 || attention_blocks_of(a->descale_q, a->q).are_blocks);
     return has_own || attention_key_scales(a->descale_k, a->k_table) >= ATTENTION_SCALES_ROWS ||
            attention_key_scales(a->descale_v, a->v_table) >= ATTENTION_SCALES_ROWS;
 }
 
-/* Of numbers that float does not hold exactly. */
+/* Types that float does not represent exactly. */
 static bool is_wide(int32_t type) {
     return type == WEFT_DATA_DOUBLE || type == WEFT_DATA_INT32 || type == WEFT_DATA_UINT32 || type == WEFT_DATA_INT64;
 }
 
-/* Whether an operand with memory, a result as well, has more digits than float keeps. */
+/* True if an operand or result in memory has more precision than float. */
 static bool has_double(const struct cuda_attention *c) {
     const struct node *node = region_node(c->region, 0);
     for (int i = 0; i < node->operand_count; i++) {
@@ -209,9 +210,9 @@ static bool has_double(const struct cuda_attention *c) {
     return c->a->math == WEFT_DATA_DOUBLE;
 }
 
-/* The narrowest arithmetic that multiplies every operand exactly, and sums in double what is read or wanted so. f16 and
-   bf16 together are refused the tensor cores: neither holds the other's numbers. Turing (no k16) has no bf16
-   products. */
+/* The narrowest arithmetic that multiplies all operands exactly; double if any is read or requested in double. f16
+   mixed with bf16 does not use tensor cores, because neither type represents the other. Turing (no k16) has no bf16
+   MMA. */
 static const struct attention_arithmetic *choose_arithmetic(const struct cuda_attention *c) {
     const struct sdpa_bwd_op *op = c->backward;
     const struct tensor *factors[] = {
@@ -229,15 +230,15 @@ static const struct attention_arithmetic *choose_arithmetic(const struct cuda_at
     }
     if (wide)
         return &fma_double;
-    /* Gradients of fp8 operands may be larger than f16 holds. */
+    /* Gradients of FP8 operands may exceed the range of f16. */
     bool prefers_bf16 = bfloats || (!halves && c->has_k16 && (c->backward || has_row_scales(c->a)));
-    /* Operands that no tensor core multiplies here, floats among them, or two types that none holds. */
+    /* types without tensor core support here, such as float, or two types that no 16-bit type represents */
     if (halves + bfloats + eights < count || (halves && bfloats) || (prefers_bf16 && !c->has_k16))
         return &fma_float;
     return prefers_bf16 ? &mma_bf16 : &mma_f16;
 }
 
-/* Largest numbers are of FLOAT; the largest weight is known before dropout alone. */
+/* Amax outputs are of type FLOAT. The largest P is only known before dropout. */
 static weftStatus_t check_amax(const struct cuda_attention *c) {
     const struct tensor *outputs[ATTENTION_AMAX_MAX];
     int count = attention_amax_outputs(c, outputs);
@@ -252,7 +253,7 @@ static weftStatus_t check_amax(const struct cuda_attention *c) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Both directions, and all families of attention, begin with this; c points into region and graph. */
+/* The common start of both directions and all attention families; c points into region and graph. */
 weftStatus_t attention_analyse(struct cuda_attention *c, const struct region *region, const struct device *device) {
     const struct node *node = region_node(region, 0);
     bool is_forward = op_of(node->op) == &sdpa_fwd_op;
@@ -277,7 +278,7 @@ weftStatus_t attention_analyse(struct cuda_attention *c, const struct region *re
     c->queries = c->a->q->dims.at[2];
     c->depth = c->a->q->dims.at[3];
     c->key_heads = c->a->k->dims.at[1];
-    /* Of containers: as many as page tables reach. */
+    /* paged: the number of keys that the page tables address */
     c->keys = attention_keys(c->a);
     c->value_heads = c->a->v->dims.at[1];
     c->value_depth = c->a->v->dims.at[3];
@@ -288,11 +289,11 @@ weftStatus_t attention_analyse(struct cuda_attention *c, const struct region *re
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Samples up to PIECES_MOST blocks of queries, evenly: exact for short sequences, near enough for long ones, and of
-   bounded cost. */
+/* Samples at most PIECES_MOST blocks of queries at equal distances: exact for short sequences, accurate for long ones,
+   and of bounded cost. */
 double attention_seen_share(const struct cuda_attention *c) {
     enum { TILE_ROWS = 128, PIECES_MOST = 256 };
-    /* From a query's number to the key that it may see last, before bounds. */
+    /* offset from a query's index to its last visible key, before bounds */
     int64_t shift = c->a->alignment == WEFT_DIAGONAL_BOTTOM_RIGHT ? c->keys - c->queries : 0;
     int64_t pieces = min64(divide_up(c->queries, TILE_ROWS), PIECES_MOST), seen = 0;
     for (int64_t i = 0; i < pieces; i++) {
@@ -311,15 +312,15 @@ double attention_predict_flops(const struct cuda_attention *c, double flops) {
     return flops / (rate * (c->arithmetic->is_mma ? MMA_PER_CLOCK : FMA_PER_CLOCK / (c->arithmetic->sum_bytes / 4)));
 }
 
-/* Of so many scores. */
+/* scores: their number. */
 static double predict_terms(const struct cuda_attention *c, double scores) {
     double clocks = (c->a->bias ? BIAS_CLOCKS : 0) + (c->a->modifier.graph ? MODIFIER_CLOCKS : 0) +
                     (c->a->alibi ? ALIBI_CLOCKS : 0) + (attention_drops(c->a) ? DROPOUT_CLOCKS : 0);
     return scores * clocks / (c->device->cuda.clock_khz * 1e3 * c->device->cuda.multiprocessors);
 }
 
-/* Where blocks are few: what fewer than a wave of them lose, or the joining of parts of the keys, a second kernel that
-   is longer the more parts it reads. */
+/* If there are few blocks: the cost of an incomplete wave, or of merging key splits with a second kernel, which takes
+   longer with more splits. */
 static double predict_merge(const struct cuda_attention *c, double blocks) {
     double wanted = 2 * c->device->cuda.multiprocessors / blocks, useful = (double)c->keys / (2 * BLOCK_QUERIES);
     double parts = wanted < useful ? wanted : useful;
@@ -328,12 +329,12 @@ static double predict_merge(const struct cuda_attention *c, double blocks) {
     return c->keys < SPLIT_KEYS ? KERNEL_SECONDS : MERGE_SECONDS + parts * PART_SECONDS;
 }
 
-/* Sums what a wave of blocks takes: its multiplications, and a constant for each block that nothing hides. */
+/* Sums the time of a wave of blocks: its multiplications, and a constant per block that is not hidden. */
 static double predict(const struct cuda_attention *c) {
     const struct node *node = region_node(c->region, 0);
     const struct cuda_properties *cuda = &c->device->cuda;
-    double bytes = 0, again = c->backward ? 7.0 / 5 : 1; /* dQ makes the scores once more */
-    /* Of BLOCK_QUERIES, as forward tiles are about; `waves`: how many of a block's times all of them take. */
+    double bytes = 0, again = c->backward ? 7.0 / 5 : 1; /* dQ recomputes the scores */
+    /* Blocks of BLOCK_QUERIES, about the size of forward tiles; `waves`: total time in units of a block's time. */
     double blocks = (double)(c->batches * c->heads * divide_up(c->queries, BLOCK_QUERIES));
     double waves = blocks > 0 ? (double)divide_up((int64_t)blocks, cuda->multiprocessors) / blocks : 0;
     for (int i = 0; i < node->operand_count; i++)
@@ -342,17 +343,17 @@ static double predict(const struct cuda_attention *c) {
     double multiplying = attention_predict_flops(c, op_flops(node->op) * attention_seen_share(c) * again);
     if (dtype_is_fp8((weftDataType_t)c->a->q->type))
         multiplying *= FP8_COST;
-    /* Backward, scores are made twice. */
+    /* the backward pass computes scores twice */
     double scores = (double)(c->batches * c->heads * c->queries) * (double)c->keys * (c->backward ? 2 : 1);
     multiplying += predict_terms(c, scores * attention_seen_share(c));
     double starting = blocks * (c->backward ? BACKWARD_BLOCK_SECONDS : BLOCK_SECONDS);
     double computing = (multiplying * cuda->multiprocessors + starting) * waves;
-    /* Kernels beside the main one. */
+    /* other kernels of the step */
     double others = c->backward ? KERNEL_SECONDS + attention_backward_predict_biases(c) : predict_merge(c, blocks);
     return START_SECONDS + others + (moving > computing ? moving : computing);
 }
 
-/* Tiles are looked for, too: a device without room for the smallest one is refused. */
+/* Also searches a tile, so that a device without enough shared memory for the smallest one is declined. */
 static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
     struct cuda_attention c;
     TRY(attention_analyse(&c, region, device));

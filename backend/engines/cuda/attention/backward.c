@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* sdpa_bwd on CUDA: dO o of each row, then gradients of keys and values, of queries, of the bias and of the sink, each
-   by kernels of their own that sum in a fixed order. */
+/* sdpa_bwd on CUDA: delta (dO O) of each row, followed by the gradients of K and V, of Q, of the bias and of the sink,
+   each by its own kernels, which sum in a fixed order. */
 #include "base/number.h"
 #include "engines/cuda/attention/attention.h"
 
 #include <stdio.h>
 
-/* Tiles, best first, for results, and rows held in registers, of up to `most_columns` columns in all. is_lean:
-   registers suffice only without what attention_is_rich names. */
+/* Tiles, best first, for results, and rows in registers, of up to `most_columns` columns in total. is_lean: registers
+   suffice only without the features of attention_is_rich. */
 static const struct {
     bool is_mma, is_lean;
     int most_columns;
@@ -22,17 +22,17 @@ static const struct {
     {false, false, 256, {1, 1, 8, 1, false}},
 };
 
-/* Warps of a block of the small kernels. */
+/* Warps per block of the small kernels. */
 enum { ROW_WARPS = 4, SINK_WARPS = 8 };
 
-/* One run of attention_bwd or attention_bwd_bias. own: the side that a block keeps while the other one passes; first:
-   dK or dQ, as wide as the depth; second: dV, as wide as the values. */
+/* One launch of attention_bwd or attention_bwd_bias. kv_resident: whether K and V are resident while the other side is
+   streamed. dqk: dK or dQ, as wide as the depth; dv: dV, as wide as the values. */
 struct pass {
     bool own_is_key, makes_first, makes_second, is_bias, is_sliced;
-    int64_t operand; /* is_bias: of the score modifier whose gradient it makes; -1: the bias */
+    int64_t operand; /* is_bias: index of the score modifier operand whose gradient is computed; -1: the bias */
     const struct tensor *first, *second;
-    bool notes_ds;                             /* raises the largest gradient of q k^T */
-    struct attention_depth depth, value_depth; /* with the chunks that results are made in, and slices come in */
+    bool notes_ds;                             /* computes the amax of the gradient of Q K^T */
+    struct attention_depth depth, value_depth; /* with the chunks in which results are computed and slices are loaded */
     const struct attention_tile *tile;
     int64_t shared_bytes;
     int parts;
@@ -43,8 +43,8 @@ static int64_t held_columns(const struct pass *p, const struct attention_depth *
     return p->is_sliced ? depth->chunk : depth->padded;
 }
 
-/* Own rows stay, tiles of the passing side come in stages, with lse and delta where queries pass. A pass for a bias
-   keeps a tile of sums as well, its rows apart by one element against bank conflicts. */
+/* Resident rows stay, streamed tiles use stages, with lse and delta if queries are streamed. A pass for a bias also
+   holds a tile of sums, whose rows are padded by one element against bank conflicts. */
 static int64_t shared_bytes(const struct cuda_attention *c, const struct pass *p, const struct attention_tile *t) {
     int64_t bytes = c->arithmetic->bytes, sum = c->arithmetic->sum_bytes, pad = 16 / bytes;
     int64_t rows = t->warps * t->m_tiles * 16;
@@ -58,13 +58,15 @@ static int64_t shared_bytes(const struct cuda_attention *c, const struct pass *p
     return t->stages * passing + owned + weights * bytes + t->stages * t->columns * 4;
 }
 
-/* A FLOAT result of products of 16 bits: its factors come in two parts, the second what the first was rounded by. */
+/* True for a FLOAT result of 16-bit MMAs: its operands have two parts, the second of which is the rounding error of the
+   first. */
 static bool is_wide(const struct cuda_attention *c, const struct tensor *tensor) {
     return c->arithmetic->is_mma && tensor && tensor->type == WEFT_DATA_FLOAT;
 }
 
-/* is_sliced: rows come in slices. A whole tile that leaves room for one warp would wait for memory all the time.
-   Columns that a block sums in registers must fit the tile's; others may be held whole in shared memory. */
+/* is_sliced: rows are loaded in slices. An unsliced tile that leaves room for only one warp would always be bound by
+   memory latency. Columns that a block accumulates in registers must fit the tile; other columns may be whole in shared
+   memory. */
 static bool choose_tile(struct pass *p, const struct cuda_attention *c, bool is_sliced) {
     int limit = attention_most_columns(c, p->parts), widest = is_sliced ? c->arithmetic->most_columns : INT32_MAX;
     bool sums_first = p->makes_first && !p->is_bias;
@@ -79,7 +81,7 @@ static bool choose_tile(struct pass *p, const struct cuda_attention *c, bool is_
         if (tiles[i].is_mma != c->arithmetic->is_mma || has_no_registers ||
             max64(columns, held) > tiles[i].most_columns)
             continue;
-        /* Slices are not held in registers; whole rows want more warps than one, see above. */
+        /* slices cannot stay in registers; whole rows require more than one warp, see above */
         if (is_sliced ? t->is_held : t->warps == 1)
             continue;
         p->tile = t;
@@ -90,12 +92,12 @@ static bool choose_tile(struct pass *p, const struct cuda_attention *c, bool is_
     return false;
 }
 
-/* Whether the factors of a gradient are given once more, beside those of the scores: then both come in slices. */
+/* True if operands of gradients are given separately from those of the scores; then both are loaded in slices. */
 static bool has_copies(const struct cuda_attention *c) {
     return c->backward->q_t || c->backward->k_t || c->backward->do_t;
 }
 
-/* Copies of factors come beside those of the scores, for which only slices leave room. */
+/* Separate copies only fit next to the operands of the scores in slices. */
 static weftStatus_t plan_pass(struct pass *p, const struct cuda_attention *c) {
     p->parts = !p->is_bias && (is_wide(c, p->first) || is_wide(c, p->second)) ? 2 : 1;
     bool found = ((p->is_bias || !has_copies(c)) && choose_tile(p, c, false)) || choose_tile(p, c, true);
@@ -104,7 +106,7 @@ static weftStatus_t plan_pass(struct pass *p, const struct cuda_attention *c) {
 
 enum { PASSES_MAX = 4 + SCORE_MODIFIER_GRADIENTS_MAX };
 
-/* The passes for gradients of the bias and of the score modifier's operands. */
+/* Adds the passes for gradients of the bias and of the score modifier's operands. */
 static void add_biases(struct pass passes[PASSES_MAX], int *count, const struct cuda_attention *c) {
     if (attention_wants(c, c->backward->dbias))
         passes[(*count)++] =
@@ -115,7 +117,7 @@ static void add_biases(struct pass passes[PASSES_MAX], int *count, const struct 
                 .makes_first = true, .is_bias = true, .operand = i, .first = c->a->modifier.gradients.tensors[i]};
 }
 
-/* The first pass that has the gradients of q k^T notes the largest one. */
+/* The first pass that computes the gradient of Q K^T also computes its amax. */
 static weftStatus_t note_ds(struct pass *passes, int count, const struct cuda_attention *c) {
     for (int i = 0; i < count; i++)
         if (passes[i].makes_first) {
@@ -126,8 +128,8 @@ static weftStatus_t note_ds(struct pass *passes, int count, const struct cuda_at
          descriptor_label(region_node(c->region, 0)->op));
 }
 
-/* The passes that an operation takes: dK and dV together where one block can sum both. Order is that of the launches.
-   Each pass makes the scores anew: no memory grows with their number. */
+/* Plans the passes of an operation, in launch order: dK and dV together if one block can accumulate both. Each pass
+   recomputes the scores, so memory stays linear in the sequences. */
 static weftStatus_t plan_backward(struct pass passes[PASSES_MAX], int *count, const struct cuda_attention *c) {
     const struct sdpa_bwd_op *op = c->backward;
     bool wants_k = attention_wants(c, op->dk), wants_v = attention_wants(c, op->dv);
@@ -153,19 +155,19 @@ static weftStatus_t plan_backward(struct pass passes[PASSES_MAX], int *count, co
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Planning alone says whether every pass has a tile. */
+/* Planning decides whether every pass has a tile. */
 weftStatus_t attention_backward_accepts(const struct cuda_attention *c) {
     struct pass passes[PASSES_MAX];
     int count;
     return plan_backward(passes, &count, c);
 }
 
-/* ---- Printing ---- */
+/* ---- Emitting ---- */
 
-/* How many scales an operand has: one multiplies what products with it make. */
+/* True if an operand has a single scale, which multiplies its products. */
 static bool is_one(const struct tensor *scales) { return scales && tensor_elements(scales) == 1; }
 
-/* A product of numbers that are there, each the field of a tensor: NAME(arguments). */
+/* Emits NAME(arguments): the product of those scalars that are present; each has a field. */
 struct numbers {
     const struct tensor *tensor;
     const char *field;
@@ -178,7 +180,7 @@ static void print_product(struct kernel_print *print, const char *name, const st
     text_add(&print->code, ";\n}\n\n");
 }
 
-/* A field of each number, once. */
+/* Emits one field per scalar. */
 static void print_numbers(struct kernel_print *print, const struct cuda_attention *c, const struct numbers *numbers,
                           int count) {
     for (int i = 0; i < count; i++)
@@ -187,13 +189,14 @@ static void print_numbers(struct kernel_print *print, const struct cuda_attentio
                           0, numbers[i].field);
 }
 
-/* The scales of an operand that multiply its elements as they are loaded. */
+/* Emits the scales of an operand that multiply its elements as they are loaded. */
 static void print_loaded(struct kernel_print *print, const struct cuda_attention *c, const struct tensor *scales,
                          const struct tensor *operand, const char *name) {
     attention_print_element_scales(print, c, is_one(scales) ? NULL : scales, operand, name);
 }
 
-/* shifts: what exponentials are taken around, by row; dots: the sum of dO * O. Both are written by backward_rows. */
+/* shifts: the statistics around which exponentials are taken, per row; dots: delta, the sum of dO O. backward_rows
+   writes both. */
 static int64_t print_rows(struct kernel_print *print, const struct cuda_attention *c) {
     int64_t bytes = round_up(c->lines * c->arithmetic->sum_bytes, 64);
     print_scratch(print, c->arithmetic->sum_name, c->rows_at, "shifts");
@@ -201,7 +204,7 @@ static int64_t print_rows(struct kernel_print *print, const struct cuda_attentio
     return 2 * bytes;
 }
 
-/* A warp for each query. The workspace begins with its results, behind rows_at. */
+/* One warp per query. Its results are at the start of the workspace, after rows_at. */
 static weftStatus_t build_rows(struct step *step, const struct cuda_attention *c, struct cuda_kernel *kernel,
                                struct arena *arena) {
     struct kernel_print print;
@@ -223,7 +226,7 @@ static weftStatus_t build_rows(struct step *step, const struct cuda_attention *c
     return attention_grid(kernel, c, divide_up(c->lines, ROW_WARPS), ROW_WARPS);
 }
 
-/* Operands of the scores and of the gradients of weights, with their scales. */
+/* Operands of the scores and of dP, with their scales. */
 static void print_operands(struct kernel_print *print, const struct cuda_attention *c) {
     const struct sdpa_bwd_op *op = c->backward;
     const struct numbers scales[] = {{c->a->descale_q, "descale_q"},
@@ -244,7 +247,7 @@ static void print_operands(struct kernel_print *print, const struct cuda_attenti
     print_loaded(print, c, op->descale_do, op->d_o, "d_o");
 }
 
-/* Operands that are given once more, as factors of gradients; those that are not are never named. */
+/* Operands that are given a second time for the gradients; absent ones are never referenced. */
 static void print_copies(struct kernel_print *print, const struct cuda_attention *c) {
     const struct sdpa_bwd_op *op = c->backward;
     const struct {
@@ -264,7 +267,7 @@ static void print_copies(struct kernel_print *print, const struct cuda_attention
     }
 }
 
-/* What passes of gradients and of biases have in common. */
+/* Emits what passes of gradients and of biases have in common. */
 static void print_pass(struct kernel_print *print, const struct cuda_attention *c, const struct pass *p) {
     attention_print_scores(print, c);
     attention_print_tile(print, p->tile, "COLUMNS", p->shared_bytes);
@@ -282,7 +285,7 @@ static void print_pass(struct kernel_print *print, const struct cuda_attention *
     print_rows(print, c);
 }
 
-/* The type of a factor of gradients as memory would have it, NAME; sum_t where it stays as it is. */
+/* Emits the storage type NAME of an operand of gradients; sum_t if it is not rounded. */
 static void print_factor_type(struct kernel_print *print, const struct tensor *scale, const struct tensor *like,
                               const char *name) {
     int32_t type = attention_factor_type(scale, like);
@@ -292,12 +295,12 @@ static void print_factor_type(struct kernel_print *print, const struct tensor *s
         print_type(print, name, (weftDataType_t)type);
 }
 
-/* The scales of an operand as a factor of a gradient: those of what is given once more, or of the first. */
+/* The scales of an operand of a gradient: those of the copy if there is one, otherwise those of the original. */
 static struct numbers scales_of_factor(const struct tensor *again, struct numbers of_again, struct numbers of_first) {
     return again ? of_again : of_first;
 }
 
-/* What the products of a pass are multiplied by behind them, each a number where it is one. */
+/* Emits the factors of a pass's results: each scale that is a single number. */
 static void print_result_descales(struct kernel_print *print, const struct cuda_attention *c, const struct pass *p) {
     const struct sdpa_bwd_op *op = c->backward;
     const struct tensor *first_again = p->own_is_key ? op->q_t : op->k_t;
@@ -309,13 +312,13 @@ static void print_result_descales(struct kernel_print *print, const struct cuda_
                                              (struct numbers){op->descale_do, "descale_d_o"});
     const struct numbers own[] = {{op->descale_dp, "descale_dp"}, {op->descale_s, "descale_s"}};
     print_numbers(print, c, own, 2);
-    print_numbers(print, c, &first, first_again != NULL); /* those of the first have their fields already */
+    print_numbers(print, c, &first, first_again != NULL); /* those of the original operand already have fields */
     print_numbers(print, c, &second, op->do_t != NULL);
     print_product(print, "first_descale", (const struct numbers[]){first, own[0]}, 2);
     print_product(print, "second_descale", (const struct numbers[]){second, own[1]}, 2);
 }
 
-/* What weights and gradients of scores are multiplied by as factors, and results before they are stored. */
+/* Emits the scales of P and dS as operands, and of the stored results. */
 static void print_result_scales(struct kernel_print *print, const struct cuda_attention *c, const struct pass *p) {
     const struct sdpa_bwd_op *op = c->backward;
     const struct numbers scales[] = {{op->scale_s, "scale_s"},
@@ -333,7 +336,7 @@ static void print_result_scales(struct kernel_print *print, const struct cuda_at
     print_factor_type(print, op->scale_dp, op->d_o, "ds_factor_t");
 }
 
-/* Which largest numbers a pass makes. */
+/* Emits the amax outputs of a pass. */
 static void print_largest(struct kernel_print *print, const struct cuda_attention *c, const struct pass *p) {
     const struct sdpa_bwd_op *op = c->backward;
     const struct tensor *first = p->own_is_key ? op->amax_dk : op->amax_dq;
@@ -344,7 +347,7 @@ static void print_largest(struct kernel_print *print, const struct cuda_attentio
     attention_print_scale(print, c, p->notes_ds ? op->amax_dp : NULL, "amax_ds", "HAS_AMAX_DS");
 }
 
-/* chunks: blocks that share rows and make other columns of the gradients each. */
+/* chunks: blocks that share rows and compute different columns of the gradients. */
 static weftStatus_t build_pass(const struct cuda_attention *c, const struct pass *p, struct cuda_step *state,
                                struct arena *arena) {
     int64_t own_heads = !p->own_is_key ? c->heads : p->makes_first ? c->key_heads : c->value_heads;
@@ -376,7 +379,7 @@ static weftStatus_t build_pass(const struct cuda_attention *c, const struct pass
     return attention_grid(kernel, c, blocks, p->tile->warps);
 }
 
-/* A gradient of one element may have any rank; its axes are all 1 then. */
+/* A gradient of one element may have any rank; its extents are all 1 then. */
 static struct tensor as_scores(const struct tensor *tensor) {
     struct tensor whole = tensor_mirror(tensor);
     while (whole.dims.count < 4) {
@@ -386,8 +389,8 @@ static struct tensor as_scores(const struct tensor *tensor) {
     return whole;
 }
 
-/* ONE_QUERY, ONE_KEY: dimensions that are summed over in registers; those of batch entries and heads in a loop of the
-   block. */
+/* ONE_QUERY, ONE_KEY: dimensions that are reduced in registers; batch entries and heads are reduced by the block's
+   loop. */
 static void print_bias(struct kernel_print *print, const struct cuda_attention *c, const struct pass *p) {
     static const char *const axes[] = {"batch", "head", "query", "key"};
     struct tensor bias = as_scores(p->first);
@@ -409,8 +412,8 @@ static void print_bias(struct kernel_print *print, const struct cuda_attention *
         attention_print_operand_gradient(print, c, p->operand);
 }
 
-/* A block for each tile of the bias, which goes over all batch entries and heads that share it, in their order: no
-   atomics. */
+/* One block per tile of the bias. It iterates over all batch entries and heads that share the tile, in order, so no
+   atomics are needed. */
 static weftStatus_t build_bias(const struct cuda_attention *c, const struct pass *p, struct cuda_step *state,
                                struct arena *arena) {
     struct tensor bias = as_scores(p->first);
@@ -431,7 +434,7 @@ static weftStatus_t build_bias(const struct cuda_attention *c, const struct pass
     return attention_grid(kernel, c, blocks, p->tile->warps);
 }
 
-/* A block for each head sums over its queries of all batch entries. */
+/* One block per head sums over the queries of all batch entries. */
 static weftStatus_t build_sink(const struct cuda_attention *c, struct cuda_step *state, struct arena *arena) {
     const struct tensor *dsink = c->backward->dsink;
     if (!c->heads)
@@ -455,7 +458,7 @@ weftStatus_t attention_backward_build(struct step *step, const struct cuda_atten
     int count;
     TRY(plan_backward(passes, &count, c));
     TRY(attention_build_amax_clear(c, state, arena));
-    /* Rows are made for whoever reads them: each pass, and the sink. */
+    /* needed by each pass and by the sink */
     if (c->lines && (count || attention_wants(c, c->backward->dsink)))
         TRY(build_rows(step, c, &state->kernels[state->count++], arena));
     for (int i = 0; i < count; i++)
@@ -469,9 +472,9 @@ weftStatus_t attention_backward_build(struct step *step, const struct cuda_atten
                        passes[0].is_sliced ? " in slices" : "", passes[0].tile->stages, count);
 }
 
-/* ---- For families that make the other gradients otherwise ---- */
+/* ---- For families that compute the other gradients differently ---- */
 
-/* Counts the same passes as plan_backward adds behind the others. */
+/* Counts the passes that plan_backward adds after the others. */
 bool attention_backward_wants_biases(const struct cuda_attention *c) {
     struct pass passes[PASSES_MAX];
     int count = 0;
@@ -479,7 +482,7 @@ bool attention_backward_wants_biases(const struct cuda_attention *c) {
     return count > 0;
 }
 
-/* 2/5: scores and gradients of weights, two of the five products of a backward pass. */
+/* 2/5: scores and dP are two of the five matmuls of a backward pass. */
 double attention_backward_predict_biases(const struct cuda_attention *c) {
     struct pass passes[PASSES_MAX];
     int count = 0;
@@ -487,7 +490,7 @@ double attention_backward_predict_biases(const struct cuda_attention *c) {
     return count * attention_predict_flops(c, op_flops(region_node(c->region, 0)->op) * 2 / 5);
 }
 
-/* On a copy, whose statistics lie behind what the caller has in the workspace. */
+/* Uses a copy of the analysis, whose statistics follow the caller's part of the workspace. */
 weftStatus_t attention_backward_build_biases(struct step *step, const struct cuda_attention *c, int64_t workspace_at,
                                              struct cuda_step *state, struct arena *arena) {
     struct cuda_attention behind = *c;

@@ -1,21 +1,22 @@
 /* attention_bwd: dQ, or dK and dV    any chip, any type, tensor cores for 16 bits
-   Formula   p = e^(score - stats); dp = dO v; ds = p (dropped dp - dO o)
-             OWN_IS_KEY   dV = sum of dropped p dO (SECOND), dK = scale * sum of ds q (FIRST), over the queries of all
-                          heads that share the key, in order
-             else         dQ = scale * sum of ds k (FIRST), over keys
-   Tile      a block owns ROWS keys (or queries) and goes through the other side in tiles of COLUMNS; it makes FIRST
-             columns of dK or dQ and SECOND of dV. Both sides look alike: scores and dp are products of an own tile with
-             one that passes, and gradients are products of p or ds with the tile that passes
-   Pipeline  as attention_fwd: one barrier per tile, the next one on its way
-   Memory    own k and v (q and dO), STAGES tiles of q and dO with stats and dO o (k and v), without tensor cores
-             weights
-   Skipped   tiles of which nothing is seen; what is not seen is not read
-   Scales    p times weight_scale becomes weight_factor_t, and ds times ds_scale ds_factor_t, before they are factors
-             (1, and sum_t, without such scales); amax.ds, amax.first and amax.second are the largest before that, and
-             of gradients
-   Sliced    IS_SLICED: rows too deep for shared memory come anew for each tile, DEPTH or VALUE_DEPTH columns at a time
-   Params    staged_t sum_t OWN_IS_KEY MAKES_FIRST MAKES_SECOND WARPS M_TILES COLUMNS DEPTH VALUE_DEPTH FIRST SECOND
-             STAGES PARTS IS_SLICED, runs and features */
+   Formula   P = e^(S - stats); dP = dO V^T; dS = P (dropout(dP) - dO O)
+             KV_RESIDENT  dV = sum of dropout(P) dO, dK = scale * sum of dS Q, over the queries of all heads that share
+                          the key, in order
+             else         dQ = scale * sum of dS K, over keys
+   Tile      a block has ROWS resident keys (or queries) and iterates over the other side in tiles of COLUMNS; it
+             computes DQK columns of dK or dQ, and DV of dV. Both cases are symmetric: scores and dP are products of a
+             resident tile and a streamed one, and gradients are products of P or dS and the streamed tile
+   Pipeline  as attention_fwd: one barrier per tile, while the next one is loaded
+   Memory    resident K and V (Q and dO), STAGES tiles of Q and dO with stats and delta (K and V), and P without
+             tensor cores
+   Skipped   tiles without any visible pair; rows that are not visible are not read
+   Scales    P times p_scale is rounded to p_operand_t, and dS times ds_scale to ds_operand_t, before they are operands
+             (without such scales: 1, and sum_t). amax.ds, amax.dqk and amax.dv are the maxima before that, and of the
+             gradients
+   Sliced    IS_SLICED: rows that are too deep for shared memory are reloaded for each tile, DEPTH or VALUE_DEPTH
+             columns at a time
+   Params    staged_t sum_t KV_RESIDENT HAS_DQK HAS_DV WARPS M_TILES COLUMNS DEPTH VALUE_DEPTH DQK DV STAGES PARTS
+             IS_SLICED, runs and features */
 
 #include "core/async.cuh"
 #include "core/mma.cuh"
@@ -47,17 +48,18 @@ template <class P> DEVICE position locate(const P &a) {
     at.chunk = (int)(unit % a.chunks), unit /= a.chunks;
     const int tile = (int)(unit % a.tiles);
     unit /= a.tiles;
-    at.first = (OWN_IS_KEY ? tile : (int)a.tiles - 1 - tile) * ROWS; /* those that see most come first, when causal */
+    at.first = (OWN_IS_KEY ? tile : (int)a.tiles - 1 - tile) * ROWS; /* tiles with most visible pairs first, if causal
+                                                                        */
     at.own_head = unit % a.own_heads, at.batch = unit / a.own_heads;
     return at;
 }
 
-/* What a thread makes: gradients of its rows. */
+/* Accumulators of a thread: gradients of its rows. */
 struct gradients {
     sum_t first[M_TILES][FIRST / 8][4], second[M_TILES][SECOND / 8][4];
 };
 
-/* The largest magnitudes that this thread made. */
+/* The largest magnitudes that this thread computed. */
 struct largest {
     sum_t first, second, ds;
     template <class P> DEVICE void store(const P &a) const {
@@ -70,7 +72,7 @@ struct largest {
     }
 };
 
-/* Two neighbours of a gradient's row, in true values; scale: what is stored is multiplied by. */
+/* Stores two adjacent elements of a gradient's row times `scale`; the amax is of the unscaled values. */
 template <bool IS_PAIR, bool HAS_AMAX, class T>
 DEVICE void store_gradient(T *row, i64 step, int column, int columns, sum_t x, sum_t y, sum_t scale, sum_t &most) {
     if constexpr (HAS_AMAX)
@@ -88,7 +90,7 @@ DEVICE void store_gradients(const P &a, const position &at, const lengths &used,
             const int row = first + 16 * m + lane() / 4 + 8 * h;
             if (row >= (OWN_IS_KEY ? a.keys : a.queries))
                 continue;
-            const bool is_used = row < own_in_use(used); /* ragged rows beyond belong to others */
+            const bool is_used = row < own_in_use(used); /* ragged rows past the end belong to other entries */
             if constexpr (MAKES_FIRST)
                 if (is_used || !is_ragged(a.first_batch)) {
                     const sum_t scale = (HAS_DS_SCALE ? (sum_t)1 : scale_of(a)) * first_descale(a);
@@ -115,7 +117,7 @@ DEVICE void store_gradients(const P &a, const position &at, const lengths &used,
         }
 }
 
-/* A weight, or ds, as a factor of gradients. */
+/* Scales and rounds P, or dS, for the gradients. */
 template <class P> DEVICE sum_t as_weight_factor(const P &a, sum_t p) {
     if constexpr (HAS_WEIGHT_SCALE)
         return rounded<weight_factor_t>(p * growth_of<sum_t>(a) * weight_scale(a));
@@ -134,7 +136,7 @@ template <class P> DEVICE void make_ds_factors(const P &a, sum_t (&ds)[N][4], la
         }
 }
 
-/* Adds what one tile gives. */
+/* Adds the contribution of one streamed tile. */
 template <class P>
 DEVICE void add_tile(const P &a, const position &at, const scores_of_rows &rows, passing &now, const int *non_finite,
                      int mark, bool is_non_finite, bool is_whole, int first, staged_t *scratch,
@@ -206,7 +208,7 @@ template <class P> DEVICE void make_gradients(const P &a, memory &shared) {
     scores_of_rows rows;
     rows.start(a, shared.own, warp_first);
     const auto head_of = [&](int step) { return OWN_IS_KEY ? at.own_head * a.own_share + step / each : at.own_head; };
-    /* The first step, from this one on, whose tile the block mask has: a tile lies in one of the mask's. */
+    /* The first step from this one on whose tile is active; a tile is within one tile of the block mask. */
     static_assert(!HAS_BLOCK_MASK || (MASK_TILE % ROWS == 0 && MASK_TILE % COLUMNS == 0), "tiles do not straddle");
     const auto kept_from = [&](int step) {
         for (; HAS_BLOCK_MASK && step < steps; step++) {
@@ -226,7 +228,7 @@ template <class P> DEVICE void make_gradients(const P &a, memory &shared) {
     const int first_step = kept_from(0);
     if (first_step < steps)
         bring(first_step, shared.stages[0]);
-    int turn = 0; /* of the stages */
+    int turn = 0; /* index of the current stage */
     i64 last_head = -1;
 #pragma unroll 1
     for (int step = first_step, next; step < steps; step = next, turn = (turn + 1) % STAGES) {

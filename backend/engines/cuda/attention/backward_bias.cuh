@@ -1,11 +1,10 @@
-/* attention_bwd_bias: dBias = sum of ds over the extents that the bias shares; IS_OPERAND: the same of an operand of
-     the
-   score modifier, of what ds gives it
-   Formula   ds as in attention_bwd, made again, so that memory stays linear
-   Tile      a block makes ROWS x COLUMNS of dBias, going through all batches, heads, tiles of queries and tiles of keys
-             that share it, in order; an extent of 1 is summed over at the end
-   Memory    one tile each of q, dO, k, v, and of sums
-   Params    as attention_bwd, with OWN_IS_KEY false; IS_OPERAND; ONE_QUERY ONE_KEY: the bias has extent 1 there */
+/* attention_bwd_bias: dBias = sum of dS over the dimensions that the bias broadcasts. IS_OPERAND: the gradient of an
+   operand of the score modifier, computed from dS
+   Formula   dS as in attention_bwd, recomputed, so that memory stays linear
+   Tile      a block computes ROWS x COLUMNS of dBias. It iterates over all batches, heads, tiles of queries and tiles
+             of keys that share it, in order; an extent of 1 is reduced at the end
+   Memory    one tile each of Q, dO, K, V, and of sums
+   Params    as attention_bwd, with KV_RESIDENT false; IS_OPERAND; ONE_QUERY ONE_KEY: extents of the bias that are 1 */
 
 #include "core/async.cuh"
 #include "core/mma.cuh"
@@ -23,7 +22,7 @@ struct alignas(16) memory {
 };
 static_assert(sizeof(memory) == SHARED_BYTES, "the host asks for as much");
 
-/* A place in dBias: its coordinates, those of an extent of 1 being 0. */
+/* Coordinates of a tile in dBias; 0 along extents of 1. */
 struct position {
     i64 batch, head;
     int query, key;

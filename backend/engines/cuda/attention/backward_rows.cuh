@@ -1,7 +1,6 @@
-/* attention_bwd_rows: of each query, dO o and its statistics as the kernels behind it want them: +inf for a query
-     without
-   gradient, so that its weights are 0
-   Tile      a warp makes one row
+/* attention_bwd_rows: per query, delta (dO O) and the statistics as the following kernels need them: +inf for a query
+   without gradient, so that its P is 0
+   Tile      a warp computes one row
    Params    sum_t, features */
 
 constexpr bool OWN_IS_KEY = false;
@@ -13,7 +12,7 @@ constexpr bool OWN_IS_KEY = false;
 #include "attention/scores.cuh"
 #include "attention/element_scales.cuh"
 
-/* An element times its scale, where scales are of rows or blocks. */
+/* An element times its scale, for row or block scales. */
 template <class T, class S> DEVICE sum_t scaled(T x, const S &scales, int row, int column) {
     if constexpr (same<S, no_scales>::value)
         return as<sum_t>::of(x);

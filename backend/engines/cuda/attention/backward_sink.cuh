@@ -1,5 +1,5 @@
-/* attention_bwd_sink: dSink[h] = -sum over batches and queries of e^(sink - stats) dO o
-   Tile      a block makes one head: each thread sums every THREADS-th row, then pairs are summed
+/* attention_bwd_sink: dSink[h] = -sum over batches and queries of e^(sink - stats) dO O
+   Tile      a block computes one head: each thread sums every THREADS-th row, followed by a pairwise reduction
    Params    sum_t, features */
 
 constexpr bool OWN_IS_KEY = false;

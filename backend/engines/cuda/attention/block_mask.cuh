@@ -1,9 +1,9 @@
-/* block_mask: which tiles of 128 x 128 scores take part: a byte, or a bit, each. Demands HAS_BLOCK_MASK
+/* block_mask: which tiles of 128 x 128 scores are active: one byte or bit each. Requires HAS_BLOCK_MASK
    MASK_TILES_IN_BYTE and the tensor block_mask. */
 
 constexpr int MASK_TILE = 128;
 
-/* Whether the tile of scores that has this one takes part. */
+/* True if the mask's tile that contains this tile of scores is active. */
 template <class P> DEVICE bool keeps_tile(const P &a, i64 batch, i64 head, int query, int key) {
     if constexpr (HAS_BLOCK_MASK) {
         const int tile = key / MASK_TILE;

@@ -1,50 +1,51 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* sdpa_fwd of few queries against many keys, as decoding wants it, at the speed of memory: the queries of all heads
-   that share a key head are one tile, and CTAs share the keys. Refused here, the portable family takes it. */
+/* sdpa_fwd of few queries and many keys, such as in decoding, at memory bandwidth: the queries of all heads that share
+   a key head are one tile, and several CTAs split the keys. The portable family handles what is declined here. */
 #include "base/number.h"
 #include "engines/cuda/attention/attention.h"
 #include "engines/cuda/families.h"
 
 #include <math.h>
 
-/* Limits of what is served: queries of a head, columns of a head, CTAs that share keys, rows of a tile. */
+/* Limits: queries per head, columns of a head, CTAs that split the keys, rows of a tile, bytes of an access. */
 enum { QUERIES_MOST = 64, DEPTH_MOST = 256, SPLITS_MAX = 128, ROWS_MOST = 64, RUN_BYTES = 16 };
-/* Keys of a slice; key heads of a CTA; CTAs of a cluster that chips promise; bytes of a box's row, of a swizzled
-   slice. */
+/* Keys per slice; key heads per CTA; portable cluster size; bytes per row of a TMA box; alignment of a swizzled slice.
+   */
 enum { KEYS = 16, HEADS_MAX = 4, CLUSTER_MAX = 8, BOX_BYTES = 128, SLICE_ALIGNMENT = 1024 };
 
-/* CTAs for rows of 16 row_warps. key_groups: groups of warps that take slices of keys in turn, each with `stages`
-   slices in shared memory. Their sums join in shared memory at the end. */
+/* A CTA has 16 row_warps rows. key_groups: warp groups that process slices of keys in turn, each with `stages` slices
+   in shared memory. Their sums are combined in shared memory at the end. */
 static const struct decode_tile {
     int row_warps, key_groups, stages;
 } tiles[] = {{1, 8, 3}, {1, 8, 2}, {1, 4, 3}, {1, 4, 2}, {1, 2, 3}, {1, 2, 2}, {2, 4, 4},
              {2, 4, 2}, {2, 2, 3}, {2, 2, 2}, {4, 2, 5}, {4, 2, 3}, {4, 1, 4}, {4, 1, 2}};
 enum { TILE_COUNT = sizeof tiles / sizeof *tiles };
 
-/* The knob INPUT_TMA_ENABLE: who loads keys and values. */
+/* The knob INPUT_TMA_ENABLE: how keys and values are loaded. */
 enum { LOADS_CHOSEN, LOADS_BY_THREADS, LOADS_BY_BOXES };
 
-/* How CTAs that share the keys join their sums, as the kernel's text counts it. */
+/* How the CTAs that split the keys combine their sums; the kernel uses these values. */
 enum split { SPLIT_NONE, SPLIT_CLUSTER, SPLIT_WORKSPACE };
 
-/* Products of tensor cores per clock and the part of them that is reached, and what a launch takes. */
+/* Multiply-adds per clock and SM on tensor cores, the fraction that is reached, and the duration of a launch. */
 static const double PRODUCTS_PER_CLOCK = 1024, EFFICIENCY = 0.4, START_SECONDS = 3e-6;
 
-/* How fast keys and values are read, measured on an H200 over all tiles and splits of 13 shapes. The part of the
-   memory's nominal rate that is reached; how long a slice is under way, and how long a group multiplies it by 16 rows;
-   the part of the rate that is left where more than CROWDED_SECONDS of reading are under way at once, and where CTAs
-   are clusters of LARGE_CLUSTER and more, which fill few of the chip's parts; and what one multiprocessor takes in. */
+/* Rates of reading keys and values, measured on an H200 over all tiles and splits of 13 shapes. MEMORY_EFFICIENCY:
+   fraction of the nominal bandwidth. SLICE_SECONDS: latency of a slice. MULTIPLY_SECONDS: a group's MMAs of a slice and
+   16 rows. CROWDED_RATE: fraction of the rate if more than CROWDED_SECONDS of reading are in flight. CLUSTER_RATE:
+   fraction of the rate with clusters of LARGE_CLUSTER or more CTAs, which cannot fill all GPCs. BYTES_PER_CLOCK: limit
+   of one SM. */
 static const double MEMORY_EFFICIENCY = 0.93, SLICE_SECONDS = 1.6e-6, MULTIPLY_SECONDS = 0.45e-6;
 static const double CROWDED_SECONDS = 2.2e-6, CROWDED_RATE = 0.98, CLUSTER_RATE = 0.7, BYTES_PER_CLOCK = 34;
 enum { LARGE_CLUSTER = 3 };
 
-/* What a wave behind the first takes to begin and to end, where queries become numbers of more bits too; what each CTA
-   of a cluster adds where one waits for room for all of it; what joining takes in a cluster, and by the workspace and a
-   second kernel, there for each part. */
+/* WAVE_SECONDS: prologue and epilogue of each wave after the first, longer if queries are converted to wider types.
+   CLUSTER_WAIT_SECONDS: per CTA of a cluster that waits until all of its CTAs can be launched. Combining takes
+   CLUSTER_SECONDS in a cluster, or MERGE_SECONDS plus PART_SECONDS per split through the workspace. */
 static const double WAVE_SECONDS = 2e-6, BYTE_WAVE_SECONDS = 6e-6, CLUSTER_WAIT_SECONDS = 0.9e-6;
 static const double CLUSTER_SECONDS = 0.5e-6, MERGE_SECONDS = 5e-6, PART_SECONDS = 0.2e-6;
-/* From a CTA's first load of a head to its last store, where there are few keys and nothing hides that: 16,384 heads of
-   64 keys took an H200 62 waves of CTAs of two heads, 464 us. */
+/* From a CTA's first load of a head to its last store, which is exposed if there are few keys: 16,384 heads of 64 keys,
+   62 waves of CTAs of two heads, took 464 us on an H200. */
 static const double HEAD_SECONDS = 3.5e-6;
 
 struct decode {
@@ -52,11 +53,11 @@ struct decode {
     const struct decode_tile *tile;
     struct attention_depth depth, value_depth;
     int64_t shared_bytes;
-    int64_t group, rows, row_tiles; /* group: query heads for a key head */
-    int64_t heads;                  /* key heads of a CTA */
-    int64_t ctas;                   /* that run at once on a multiprocessor */
+    int64_t group, rows, row_tiles; /* group: query heads per key head */
+    int64_t heads;                  /* key heads per CTA */
+    int64_t ctas;                   /* concurrent CTAs per SM */
     int64_t splits, split_slices;
-    double reading; /* seconds, of all keys and values */
+    double reading; /* seconds to read all keys and values */
     int parts;
     bool has_boxes;
 };
@@ -68,32 +69,32 @@ static int tile_warps(const struct decode_tile *t) { return t->row_warps * t->ke
 
 static int64_t key_bytes(const struct decode *d) { return dtype_bytes((weftDataType_t)d->c->a->k->type, 1); }
 
-/* Whether each key, or value, has a scale of its own, copied beside it. */
+/* True if each key, or value, has its own scale, which is copied with it. */
 static bool has_row_scales(const struct decode *d) {
     const struct attention *a = d->c->a;
     return attention_key_scales(a->descale_k, a->k_table) == ATTENTION_SCALES_ROWS ||
            attention_key_scales(a->descale_v, a->v_table) == ATTENTION_SCALES_ROWS;
 }
 
-/* Slices of half the bytes are twice as many. */
+/* Slices with half the bytes are twice as many. */
 static int stages_of(const struct decode *d, const struct decode_tile *t) {
     return key_bytes(d) == 1 ? 2 * t->stages : t->stages;
 }
 
-/* Copied by threads, rows are padded by 16 bytes against bank conflicts; boxes are swizzled instead. */
+/* Rows copied by threads are padded by 16 bytes against bank conflicts; TMA boxes are swizzled instead. */
 static int64_t row_bytes(const struct decode *d, int64_t columns) {
     int64_t bytes = columns * key_bytes(d);
     return d->has_boxes ? round_up(bytes, BOX_BYTES) : bytes + RUN_BYTES;
 }
 
-/* Of keys and values both. */
+/* Keys and values together. */
 static int64_t slice_bytes(const struct decode *d) {
     int64_t bytes = KEYS * (row_bytes(d, d->depth.padded) + row_bytes(d, d->value_depth.padded));
     return d->has_boxes ? round_up(bytes, SLICE_ALIGNMENT) : bytes;
 }
 
-/* Sums of the groups are exchanged when the stages are done with: they share the room. Beside them, for each slice:
-   scales of its rows, where values are not finite, and a barrier. */
+/* The groups' sums are exchanged after the stages are no longer needed, so they share memory. In addition, each slice
+   has the scales of its rows, flags of values that are not finite, and a barrier. */
 static int64_t shared_bytes(const struct decode *d, const struct decode_tile *t, int64_t heads) {
     int64_t depth = d->depth.padded + 8, values = d->value_depth.padded + 8, rows = tile_rows(t);
     int64_t slices = (int64_t)t->key_groups * stages_of(d, t);
@@ -103,14 +104,14 @@ static int64_t shared_bytes(const struct decode *d, const struct decode_tile *t,
     return round_up(round_up(max64(rings, sums), SLICE_ALIGNMENT) + beside, SLICE_ALIGNMENT);
 }
 
-/* Rows of half a tile or less are another tile's. */
+/* If the rows fill half a tile or less, a smaller tile is used. */
 static bool tile_fits(const struct decode *d, const struct decode_tile *t) {
     int64_t rows = tile_rows(t), wanted = d->rows < ROWS_MOST ? d->rows : ROWS_MOST;
     return rows >= wanted && (rows == 16 || rows / 2 < wanted) &&
            shared_bytes(d, t, 1) <= d->c->device->cuda.shared_per_block;
 }
 
-/* Few keys in all are read before a large CTA has begun. */
+/* With few keys in total, they are read before a large CTA has started. */
 static bool is_too_large(const struct decode *d, const struct decode_tile *t) {
     enum { LARGE_GROUPS = 4, LARGE_SLICES = 2 };
     int64_t slices = d->c->batches * d->c->key_heads * divide_up(d->c->keys, KEYS);
@@ -118,8 +119,8 @@ static bool is_too_large(const struct decode *d, const struct decode_tile *t) {
            slices < t->key_groups * (int64_t)LARGE_SLICES * d->c->device->cuda.multiprocessors;
 }
 
-/* CTAs that a multiprocessor has room for: each takes a kilobyte more, and threads of so many registers: fewer spill,
-   where threads keep addresses of what they copy. */
+/* CTAs that fit on an SM. Each needs 1 KB more shared memory. Register use is limited; with fewer, threads that hold
+   the addresses of their copies would spill. */
 static int64_t resident_ctas(const struct decode *d, const struct decode_tile *t, int64_t shared) {
     enum { REGISTERS = 168, COPYING_REGISTERS = 176 };
     const struct cuda_properties *cuda = &d->c->device->cuda;
@@ -129,25 +130,25 @@ static int64_t resident_ctas(const struct decode *d, const struct decode_tile *t
     return max64(1, by_memory < by_registers ? by_memory : by_registers);
 }
 
-/* Most slices of keys that one row sees. A window between both bounds moves with the query: it is as long as both and
-   the queries together. */
+/* The maximum number of key slices that one row sees. With both bounds, the visible window moves with the query, so its
+   length is that of both bounds and the queries together. */
 static int64_t most_slices(const struct decode *d) {
     const struct cuda_attention *c = d->c;
     const struct attention *a = c->a;
     bool has_both = a->left_bound < c->keys && a->right_bound < c->keys;
     int64_t seen = has_both ? a->left_bound + a->right_bound + c->queries : c->keys;
     seen = seen < 0 ? 0 : seen < c->keys ? seen : c->keys;
-    return divide_up(seen, KEYS) + (seen < c->keys); /* the first may begin within a slice */
+    return divide_up(seen, KEYS) + (seen < c->keys); /* the first key may be in the middle of a slice */
 }
 
-/* A cluster joins sums in shared memory; more CTAs than it has, by the workspace. */
+/* A cluster combines sums in shared memory; more CTAs than a cluster allows use the workspace. */
 static enum split split_of(const struct decode *d, int64_t splits) {
     if (splits == 1)
         return SPLIT_NONE;
     return splits <= min64(CLUSTER_MAX, d->c->device->cuda.cluster_most) ? SPLIT_CLUSTER : SPLIT_WORKSPACE;
 }
 
-/* Tiles of rows of one key head. */
+/* Row tiles of one key head. */
 static int64_t row_tiles_of(const struct decode *d, const struct decode_tile *t) {
     return divide_up(d->rows, tile_rows(t));
 }
@@ -157,16 +158,16 @@ static int64_t units_of(const struct decode *d, const struct decode_tile *t, int
     return d->c->batches * d->c->key_heads / heads * row_tiles_of(d, t);
 }
 
-/* One way to divide the work: each of `ctas` CTAs reads `slices` slices, and `slots` of them run at once. */
+/* A candidate division of the work: each of `ctas` CTAs reads `slices` slices, and `slots` of them run concurrently. */
 struct division {
     const struct decode_tile *tile;
     int64_t heads, splits, split_slices;
     int64_t ctas, slices, slots;
-    int64_t shared_bytes, resident; /* of a CTA; CTAs of a multiprocessor */
+    int64_t shared_bytes, resident; /* shared memory per CTA; CTAs per SM */
 };
 
-/* Bytes a second that `ctas` CTAs read together: as many as are under way and multiplied, up to what the memory gives
-   and what the multiprocessors take in. */
+/* Bytes per second that `ctas` CTAs read together: limited by latency and MMA throughput, by memory bandwidth, and by
+   what SMs can receive. */
 static double reading_rate(const struct decode *d, const struct division *w, int64_t ctas) {
     const struct cuda_properties *cuda = &d->c->device->cuda;
     int64_t busy = ctas < cuda->multiprocessors ? ctas : cuda->multiprocessors;
@@ -181,7 +182,7 @@ static double reading_rate(const struct decode *d, const struct division *w, int
     return rate < taken ? rate : taken;
 }
 
-/* Seconds that a division takes: whole waves, a last one that may be smaller, and the joining of splits. */
+/* Predicted seconds: full waves, a possibly smaller last one, and combining the splits. */
 static double seconds_of(const struct decode *d, const struct division *w) {
     int64_t whole = w->ctas / w->slots, rest = w->ctas % w->slots, waves = whole + (rest > 0);
     double bytes = (double)w->slices * (double)slice_bytes(d);
@@ -197,7 +198,7 @@ static double seconds_of(const struct decode *d, const struct division *w) {
     return seconds;
 }
 
-/* Takes a division that is clearly faster than the best so far. Ties, and what is near them, go to the first: larger
+/* Adopts a division that is clearly faster than the best so far. On ties and near ties, the first one wins: larger
    tiles, fewer heads and splits. */
 static void consider(struct decode *d, const struct division *w) {
     static const double CLEARLY = 0.99;
@@ -209,15 +210,15 @@ static void consider(struct decode *d, const struct division *w) {
     d->split_slices = w->split_slices, d->splits = w->splits;
 }
 
-/* All numbers of splits for so many heads in a CTA, or the one that is asked for. With `each` slices for a part, fewer
-   parts may do. Stops where a part keeps no group busy. */
+/* Tries all numbers of splits for the given heads per CTA, or only the one that a knob requests. With `each` slices per
+   split, fewer splits may be enough. Stops when a split no longer keeps all groups busy. */
 static void consider_splits(struct decode *d, const struct decode_tile *t, int64_t heads, int64_t asked) {
     int64_t slices = max64(most_slices(d), 1), shared = shared_bytes(d, t, heads),
             resident = resident_ctas(d, t, shared);
     for (int64_t splits = asked > 0 ? asked : 1; splits <= SPLITS_MAX; splits++) {
         int64_t each = divide_up(slices, splits), needed = divide_up(slices, each);
         struct division w = {.tile = t, .heads = heads, .splits = needed, .split_slices = each};
-        /* Every CTA reads as many slices of each of its heads. */
+        /* every CTA reads the same number of slices of each of its heads */
         w.ctas = units_of(d, t, heads) * needed, w.slices = each * heads;
         w.shared_bytes = shared, w.resident = resident, w.slots = resident * d->c->device->cuda.multiprocessors;
         consider(d, &w);
@@ -226,16 +227,15 @@ static void consider_splits(struct decode *d, const struct decode_tile *t, int64
     }
 }
 
-/* Key heads that may share a CTA. They pay where rows are short: the heads of a key are neighbours in memory, and a
-   wave that begins costs more of its time. Rows of LONG_ROW bytes come as fast from CTAs of one head, which end one by
-   one. */
+/* Maximum key heads per CTA. Sharing pays off for short rows: the heads of a key are adjacent in memory, and the start
+   of a wave costs a larger share of its time. Rows of LONG_ROW bytes are read as fast by CTAs of one head, which finish
+   independently. */
 static int64_t heads_most(const struct decode *d, const struct decode_tile *t) {
     enum { LONG_ROW = 256 };
     return key_bytes(d) * d->c->depth >= LONG_ROW ? 1 : t->key_groups < HEADS_MAX ? t->key_groups : HEADS_MAX;
 }
 
-/* Powers of two that divide key heads and groups, so that all CTAs are alike; one head if that is not what was asked
-   for. */
+/* Powers of two that divide key heads and groups, so that all CTAs are alike; one head if the request cannot be met. */
 static void consider_heads(struct decode *d, const struct decode_tile *t, int64_t asked, int64_t splits) {
     bool is_served = false;
     for (int64_t heads = 1; heads <= HEADS_MAX; heads *= 2) {
@@ -255,7 +255,7 @@ static weftStatus_t refuse(const struct cuda_attention *c, const char *what) {
          descriptor_label(region_node(c->region, 0)->op), what);
 }
 
-/* The three largest tiles that fit; one of fewer stages only where there is no room for more. Smaller ones read no
+/* Tries the three largest tiles that fit; variants with fewer stages only if more do not fit. Smaller tiles are not
    faster. */
 static void consider_tiles(struct decode *d, int64_t heads, int64_t splits) {
     enum { CANDIDATES = 3 };
@@ -269,11 +269,11 @@ static void consider_tiles(struct decode *d, int64_t heads, int64_t splits) {
     }
 }
 
-/* Tile, heads of a CTA and CTAs for its keys that are read fastest; knobs fix any of the three. */
+/* Chooses the tile, the heads per CTA and the splits that read fastest; knobs fix any of the three. */
 static weftStatus_t divide_work(struct decode *d, const struct knob_choices *knobs) {
     int64_t heads = knob_value(knobs, WEFT_KNOB_TYPE_SLICED), splits = knob_value(knobs, WEFT_KNOB_TYPE_SPLIT_K);
     int64_t asked = knob_value(knobs, WEFT_KNOB_TYPE_TILE_SIZE);
-    if (splits > SPLITS_MAX) /* in the range of another family */
+    if (splits > SPLITS_MAX) /* a value from the range of another family */
         splits = 0;
     if (asked > 0 && asked <= TILE_COUNT && tile_fits(d, &tiles[asked - 1]))
         consider_heads(d, &tiles[asked - 1], heads, splits);
@@ -284,7 +284,7 @@ static weftStatus_t divide_work(struct decode *d, const struct knob_choices *kno
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Of dims with more than one element; the last one is contiguous. */
+/* Only dimensions with extent above 1 count; the last one is contiguous. */
 static bool has_positive_strides(const struct tensor *tensor) {
     bool is_positive = true;
     for (int i = 0; i < 3; i++)
@@ -292,25 +292,24 @@ static bool has_positive_strides(const struct tensor *tensor) {
     return is_positive;
 }
 
-/* Whether the copy engine can load slices: none lies in two pages, and strides are what it takes. Stride 0 is no stride
-   to the copy engine, nor a negative one. */
+/* True if TMA can load the slices: none crosses a page, and strides are positive multiples of 16 bytes. */
 static bool can_box(const struct cuda_attention *c) {
     const struct attention *a = c->a;
     return c->device->cuda.major >= 9 && (!a->k_table || a->k->dims.at[2] % KEYS == 0) &&
            (!a->v_table || a->v->dims.at[2] % KEYS == 0) && has_positive_strides(a->k) && has_positive_strides(a->v);
 }
 
-/* Everything that building needs, from shapes, device and knobs. */
+/* Derives everything that building needs from shapes, device and knobs. */
 static weftStatus_t plan_decode(struct decode *d, const struct cuda_attention *c, const struct knob_choices *knobs) {
     *d = (struct decode){.c = c, .group = c->heads / max64(c->key_heads, 1)};
     d->rows = d->group * c->queries;
     d->depth = attention_depth_of(c->depth, DEPTH_MOST);
     d->value_depth = attention_depth_of(c->value_depth, DEPTH_MOST);
-    if (key_bytes(d) == 1) { /* products take 32 columns at once */
+    if (key_bytes(d) == 1) { /* an 8-bit load covers 32 columns */
         d->depth.padded = round_up(d->depth.padded, 32);
         d->value_depth.padded = round_up(d->value_depth.padded, 32);
     }
-    /* Results of FLOAT show what rounding weights to 16 bits loses: a second part has the rest. */
+    /* FLOAT results expose the rounding of P to 16 bits, so P gets a second part */
     d->parts = c->forward->o->type == WEFT_DATA_FLOAT ? 2 : 1;
     d->has_boxes = can_box(c) && knob_value(knobs, WEFT_KNOB_TYPE_INPUT_TMA_ENABLE) != LOADS_BY_THREADS;
     return divide_work(d, knobs);
@@ -318,7 +317,7 @@ static weftStatus_t plan_decode(struct decode *d, const struct cuda_attention *c
 
 /* ---- Accepting ---- */
 
-/* Types of 8 bits that slices may have. */
+/* Supported 8-bit types. */
 static bool is_byte(int32_t type) {
     return type == WEFT_DATA_FP8_E4M3 || type == WEFT_DATA_FP8_E5M2 || type == WEFT_DATA_INT8;
 }
@@ -335,7 +334,7 @@ static weftStatus_t check_operand(const struct cuda_attention *c, const struct t
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Scales that lie side by side with their rows are copied as they are. */
+/* Contiguous scales are copied unchanged. */
 static weftStatus_t check_scales(const struct cuda_attention *c) {
     const struct attention *a = c->a;
     const struct cuda_properties *cuda = &c->device->cuda;
@@ -356,8 +355,8 @@ static weftStatus_t check_scales(const struct cuda_attention *c) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Each refusal names the one feature; what is left is multiplied from pages or tensors with at most one scale per
-   row. */
+/* Each error names one unsupported feature. The remaining cases have pages or tensors with at most one scale per row.
+   */
 static weftStatus_t check_decode(const struct cuda_attention *c) {
     if (!c->forward)
         return refuse(c, "decoding has no gradients");
@@ -389,8 +388,8 @@ static weftStatus_t analyse(struct decode *d, struct cuda_attention *c, const st
     return plan_decode(d, c, knobs);
 }
 
-/* Memory in the end; with many rows tensor cores instead, or with few keys of many heads how long a CTA waits for each,
-   whichever takes longer. */
+/* The maximum of memory time, MMA time (which matters with many rows), and latency per head (with few keys of many
+   heads). */
 static double predict(const struct decode *d) {
     const struct cuda_attention *c = d->c;
     const struct cuda_properties *cuda = &c->device->cuda;
@@ -413,7 +412,7 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
 
 /* ---- Building ---- */
 
-/* What weights are rounded to. f16 has more digits, but not the range of weights times scales of values. */
+/* The type of P. f16 has more precision than bf16, but not the range of P times row scales of V. */
 static const char *weight_name(const struct decode *d) {
     const struct attention *a = d->c->a;
     if (key_bytes(d) > 1)
@@ -434,13 +433,13 @@ static void print_tile(struct kernel_print *print, const struct decode *d) {
     print_constant(print, "VALUES", d->value_depth.padded);
     print_constant(print, "PARTS", d->parts);
     text_add(&print->constants, "using weight_t = %s;\n", weight_name(d));
-    /* Queries of longer heads would take too many registers. */
+    /* queries of deeper heads would need too many registers */
     print_constant(print, "IS_HELD", d->depth.padded <= 128);
     print_constant(print, "CTAS", d->ctas);
     print_constant(print, "SHARED_BYTES", d->shared_bytes);
 }
 
-/* Boxes of KEYS rows of BOX_BYTES; what lies behind the columns of a row counts as zeros. */
+/* Boxes of KEYS rows of BOX_BYTES; columns past the end of a row are zeros. */
 static void print_map_of(struct kernel_print *print, const struct cuda_attention *c, const struct tensor *tensor,
                          const char *name) {
     int64_t bytes = dtype_bytes((weftDataType_t)tensor->type, 1);
@@ -454,14 +453,14 @@ static void print_map_of(struct kernel_print *print, const struct cuda_attention
     for (int i = 0; i < 4; i++) {
         int dim = (int[]){3, 2, 1, 0}[i];
         map.form.dims[i] = (uint64_t)tensor->dims.at[dim];
-        if (i > 0) /* of one row, head or batch entry the stride means nothing */
+        if (i > 0) /* the stride is unused if there is only one row, head or batch entry */
             map.form.strides[i - 1] =
                 tensor->dims.at[dim] == 1 ? RUN_BYTES : (uint64_t)(tensor->strides.at[dim] * bytes);
     }
     print_map(print, graph_find_value(c->graph, tensor), &map, name);
 }
 
-/* Maps first, as print_map wants; then what all attention kernels share, then what is decode's. */
+/* Emits the maps first, as emit_map requires; then what all attention kernels share, then decode's own. */
 static weftStatus_t build_main(struct step *step, const struct decode *d, struct cuda_kernel *kernel,
                                struct arena *arena) {
     const struct cuda_attention *c = d->c;
@@ -471,7 +470,7 @@ static weftStatus_t build_main(struct step *step, const struct decode *d, struct
         print_map_of(&print, c, c->a->k, "k_map");
         print_map_of(&print, c, c->a->v, "v_map");
     } else {
-        text_add(&print.constants, "#include \"core/ptx_sm90.cuh\"\n"); /* as maps bring it */
+        text_add(&print.constants, "#include \"core/ptx_sm90.cuh\"\n"); /* otherwise included with the maps */
     }
     attention_print_scores(&print, c);
     print_tile(&print, d);
@@ -489,7 +488,7 @@ static weftStatus_t build_main(struct step *step, const struct decode *d, struct
     print_number(&print, d->rows, "rows");
     print_number(&print, d->row_tiles, "tiles");
     print_number(&print, d->split_slices, "split_slices");
-    /* Partial sums of a cluster stay on chip: only the workspace's are counted. */
+    /* a cluster's partial sums stay on chip; only those of the workspace count */
     int64_t bytes = attention_print_splits(&print, c, d->splits);
     step->workspace_bytes = split_of(d, d->splits) == SPLIT_WORKSPACE ? bytes : 0;
     TRY(kernel_finish(&print, kernel, "attention/decode.cuh", "attention_decode", arena));
@@ -508,7 +507,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     TRY(arena_alloc(arena, &state, sizeof *state));
     step->state = state;
     step->seconds = predict(&d);
-    /* In stream order: cleared, then filled, then joined. */
+    /* in stream order: clear, main kernel, merge */
     TRY(attention_build_amax_clear(&c, state, arena));
     TRY(build_main(step, &d, &state->kernels[state->count++], arena));
     if (split_of(&d, d.splits) == SPLIT_WORKSPACE)

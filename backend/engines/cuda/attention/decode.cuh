@@ -1,21 +1,22 @@
 /* attention_decode: O = softmax(mask(scale Q K^T + bias), sink) V of few queries and many keys      sm_80 on; 16 bits
    Formula   as attention_fwd
-   Tile      a CTA takes ROWS rows, the queries of all heads that share a key head one after the other, of HEADS key
-             heads, and a segment of the keys. Its key groups, ROW_WARPS warps each, have one head each and take its
-             slices of KEYS keys in turn
-   Pipeline  each group has its own ring of STAGES slices, of which STAGES - 1 are under way while one is multiplied;
-             groups meet only at the end
-   Loads     HAS_BOXES: boxes of the copy engine (sm_90), which read memory 3 to 6 % faster; else 16 bytes a thread
-   Memory    rings and queries; in the end the groups' partial sums in their place
+   Tile      a CTA has ROWS rows, which are the queries of all heads that share a key head, of HEADS key heads, and a
+             segment of the keys. Its key groups, of ROW_WARPS warps each, have one head each and process its slices of
+             KEYS keys in turn
+   Pipeline  each group has its own ring of STAGES slices, STAGES - 1 of which are being loaded while one is multiplied;
+             groups synchronise only at the end
+   Loads     HAS_BOXES: TMA (sm_90), which reads memory 3 to 6 % faster; otherwise 16 bytes per thread
+   Memory    rings and queries; at the end, the groups' partial sums replace them
    Split     SPLIT: the segments of `splits` CTAs cover the keys. 1: these are a cluster and read each other's partial
-             sums; 2: attention_merge joins what they left in the workspace; in order either way
-   Pages     K_PAGE, V_PAGE: the lanes of a warp read the pages of a slice's keys and values one slice ahead of its
-             copies
-   Scales    those of rows are copied beside them, and multiply scores, and weights
+             sums; 2: attention_merge combines partial sums in the workspace; both in a fixed order
+   Pages     K_PAGE, V_PAGE: the lanes of a warp read the page indices of a slice's keys and values one slice ahead of
+             its copies
+   Scales    row scales are copied with the rows, and multiply scores, and P
    Limits    DEPTH and VALUES <= 256; rows of K and V are read 16 bytes at a time
-   Params    staged_t weight_t ROW_WARPS KEY_GROUPS HEADS KEYS STAGES DEPTH VALUES PARTS IS_HELD HAS_BOXES SPLIT CTAS,
+   Params    staged_t p_t ROW_WARPS KEY_GROUPS HEADS KEYS STAGES DEPTH VALUES PARTS Q_IN_REGISTERS HAS_BOXES SPLIT CTAS,
              runs and features
-   Measured  docs/kernels.md, with what was tried; tiles and splits chosen by decode.c from what 13 shapes took */
+   Measured  docs/kernels.md, with alternatives that were tried; decode.c chooses tiles and splits from measurements of
+             13 shapes */
 
 constexpr bool OWN_IS_KEY = false;
 
@@ -37,7 +38,7 @@ static_assert(WARPS == ROW_WARPS * KEY_GROUPS && KEYS == 16 && STAGES >= 2 && KE
 constexpr bool IS_BYTES = sizeof(k_t) == 1, HAS_ROW_SCALES = K_SCALES == 2 || V_SCALES == 2;
 static_assert(sizeof(k_t) == sizeof(v_t) && (IS_BYTES || (same<k_t, staged_t>::value && same<v_t, staged_t>::value)),
               "keys and values are multiplied as they lie, or have 8 bits both");
-constexpr bool IS_CLUSTER = SPLIT == 1, IS_SPLIT = SPLIT == 2; /* IS_SPLIT: sums go to the workspace */
+constexpr bool IS_CLUSTER = SPLIT == 1, IS_SPLIT = SPLIT == 2; /* IS_SPLIT: sums are stored in the workspace */
 
 using key_rows = slice_rows<k_t, DEPTH>;
 using value_rows = slice_rows<v_t, VALUES>;
@@ -66,7 +67,7 @@ static_assert(sizeof(memory) <= SHARED_BYTES, "the host asks for as much");
 
 using query_carrier = carrier<ROWS, DEPTH, Q_RUN, q_t>;
 
-/* ---- Where a CTA is ---- */
+/* ---- Position of a CTA ---- */
 
 struct position {
     i64 batch, key_head; /* the first of HEADS */
@@ -74,7 +75,7 @@ struct position {
     int split;
 };
 
-/* CTAs that share a unit's keys are neighbours, as those of a cluster are. */
+/* CTAs that share a unit's keys are adjacent, because a cluster requires it. */
 template <class P> DEVICE position locate(const P &a) {
     i64 unit = blockIdx.x;
     position at;
@@ -84,7 +85,7 @@ template <class P> DEVICE position locate(const P &a) {
     return at;
 }
 
-/* A row: whose query it is. */
+/* Head and query of a row. */
 struct row_place {
     i64 head;
     int query;
@@ -121,16 +122,16 @@ DEVICE void load_queries(const P &a, const position &at, i64 key_head, const len
     }
 }
 
-/* KEYS rows of WIDTH elements by a group, 16 bytes a thread, as many rows at once as fit. A thread keeps its place in a
-   row and steps from row to row, so that a copy takes few instructions. */
+/* Loads KEYS rows of WIDTH elements by a group, 16 bytes per thread, as many rows at once as fit. A thread has a fixed
+   column and steps from row to row, which keeps the instruction count of a copy low. */
 template <int WIDTH, int PAGE, class T> struct row_loader {
     static constexpr int RUN = 16 / sizeof(T), ACROSS = WIDTH / RUN, ROWS_AT_ONCE = GROUP / ACROSS, PITCH = WIDTH + RUN;
     static_assert(ACROSS <= GROUP, "a row is read at once");
 
-    static constexpr bool IS_SCATTERED = PAGE % KEYS != 0; /* a slice may lie in several pages */
+    static constexpr bool IS_SCATTERED = PAGE % KEYS != 0; /* the rows of a slice may be in several pages */
 
-    const T *from;       /* this thread's place in the first key's row, or in its page's first row */
-    i64 step, page_step; /* from row to row, from page to page */
+    const T *from;       /* this thread's address in the first key's row, or in the first row of its page */
+    i64 step, page_step; /* strides of rows and pages */
     int row, column;
     bool takes_part;
 
@@ -140,8 +141,8 @@ template <int WIDTH, int PAGE, class T> struct row_loader {
         from = first_key + (IS_SCATTERED ? 0 : row * step) + column;
         takes_part = row < ROWS_AT_ONCE && column < columns;
     }
-    /* Rows from `first` on into shared memory; those that `keys` has not are zeros. Lane page_lane + i has the page of
-       row first + i. */
+    /* Copies rows from `first` on to shared memory, zeros for those outside `keys`. Lane page_lane + i holds the page
+       of row first + i. */
     DEVICE void load(T *to, const span &keys, int first, int pages, int page_lane) const {
         const T *source = from;
         if constexpr (PAGE == 0)
@@ -163,15 +164,15 @@ template <int WIDTH, int PAGE, class T> struct row_loader {
 using key_loader = row_loader<DEPTH, K_PAGE, k_t>;
 using value_loader = row_loader<VALUES, V_PAGE, v_t>;
 
-/* Where the keys and values of a sequence are: each of a slice's keys has a lane, and each of its values. */
+/* Page indices of a slice: one lane per key, and one per value. */
 constexpr bool IS_PAGED = K_PAGE || V_PAGE;
 
 template <class P> struct slice_pages {
     const P &a;
     i64 batch;
     span keys;
-    /* The page of this lane's row, of the slice that begins with key `first`; of a row beyond the keys that of the
-       nearest. */
+    /* Page of this lane's row in the slice that starts at key `first`; rows beyond the keys use that of the nearest
+       key. */
     DEVICE int read(int first) const {
         if (!IS_PAGED || keys.first >= keys.last) /* a packed table may have no entry for a sequence without keys */
             return 0;
@@ -180,7 +181,7 @@ template <class P> struct slice_pages {
     }
 };
 
-/* The scales of a slice's rows, a lane for each. */
+/* Loads the scales of a slice's rows, one per lane. */
 template <class P, class T>
 DEVICE void load_scales(const P &a, float *to, const span &keys, i64 batch, i64 key_head, int first, T page) {
     const int key = first + lane() % KEYS;
@@ -198,7 +199,7 @@ DEVICE void load_scales(const P &a, float *to, const span &keys, i64 batch, i64 
         copy_async<4>(to + lane(), from, is_there);
 }
 
-/* Slices as boxes of the copy engine, which one lane asks for. */
+/* Loads slices by TMA, which one lane issues. */
 template <int PAGE, class L>
 DEVICE void load_box_rows(const void *to, const tensor_map &map, u32 arrived, int first, int head, int outer) {
 #pragma unroll
@@ -206,7 +207,7 @@ DEVICE void load_box_rows(const void *to, const tensor_map &map, u32 arrived, in
         load_box(shared_address(to) + i * L::PANEL, map, arrived, i * 8 * L::RUN, PAGE ? first % max(PAGE, 1) : first,
                  head, outer);
 }
-/* Lane 0 has the page of the keys, lane KEYS that of the values. */
+/* Lane 0 holds the page of the keys, lane KEYS that of the values. */
 template <class P>
 DEVICE void load_boxes(const P &a, int batch, int head, const slice &to, const u64 *arrival, int first, int pages) {
     static_assert(K_PAGE % KEYS == 0 && V_PAGE % KEYS == 0, "a slice lies in one page");
@@ -241,7 +242,7 @@ DEVICE void clear_rows(const P &a, const position &at, i64 key_head, const lengt
     }
 }
 
-/* One slice into the rows' sums. IS_WHOLE: every row sees every key. */
+/* Adds one slice to the rows' sums. IS_WHOLE: every row sees every key. */
 template <bool IS_WHOLE, class P, class Q>
 DEVICE void add_slice(const P &a, const Q &q, const slice &from, const float *scales, int first, const int *non_finite,
                       sum_t scale, row_state &rows, sum_t (&o)[1][VALUES / 8][4]) {
@@ -264,7 +265,7 @@ DEVICE void add_slice(const P &a, const Q &q, const slice &from, const float *sc
 #pragma unroll
             for (int e = 0; e < 4; e++)
                 o[0][j][e] += nan_or_zero[e / 2];
-    if constexpr (V_SCALES == 2) /* a weight of 0 stays 0 where the scale is not a number */
+    if constexpr (V_SCALES == 2) /* P of 0 stays 0 even if the scale is NaN */
 #pragma unroll
         for (int j = 0; j < 2; j++)
 #pragma unroll
@@ -288,9 +289,9 @@ DEVICE void keep_sums(partial_sums &to, int first, row_state &rows, const sum_t 
     }
 }
 
-/* Number i of the partial sums of a head, by share and then by CTA of the cluster. */
+/* Addresses partial sum i of a head, counted by share, then by CTA of the cluster. */
 struct partial_reader {
-    u32 sums; /* those of the head's first share */
+    u32 sums; /* address of the head's first share */
     DEVICE u32 at(int i, const void *member, const partial_sums *own) const {
         const u32 inside =
             sums + (u32)(i % SHARES * HEADS * sizeof(partial_sums)) + (u32)((const char *)member - (const char *)own);
@@ -312,12 +313,13 @@ DEVICE float warp_sum(float x) {
     return x;
 }
 
-/* A warp joins the partial sums of COLUMNS columns of a row, a lane a pair of columns; lanes share the weights. */
+/* A warp combines the partial sums of COLUMNS columns of a row, two columns per lane; lanes share the rescaling
+   factors. */
 constexpr int COLUMNS = 64, CHUNKS = (VALUES + COLUMNS - 1) / COLUMNS;
 template <class P>
 DEVICE void store_row(const P &a, const position &at, int head, const lengths &used, const partial_sums *sums, int row,
                       int chunk, largest &amax) {
-    constexpr int LANES_MOST = 2; /* weights of a lane: of up to 64 partial sums */
+    constexpr int LANES_MOST = 2; /* rescaling factors per lane, for up to 64 partial sums */
     const partial_sums *own = sums + head;
     const partial_reader reader{shared_address(own)};
     const int parts = SHARES * (IS_CLUSTER ? (int)a.splits : 1), column = chunk * COLUMNS + 2 * lane();
@@ -370,7 +372,7 @@ DEVICE void sync_sums() {
         __syncthreads();
 }
 
-/* The warps of a CTA, or of a cluster, share rows and columns of all heads. */
+/* The warps of a CTA, or of a cluster, divide the rows and columns of all heads. */
 template <class P>
 DEVICE void store_rows(const P &a, const position &at, const lengths &used, const partial_sums *sums) {
     const int first = (IS_CLUSTER ? at.split * WARPS : 0) + (int)threadIdx.x / 32,
@@ -382,7 +384,7 @@ DEVICE void store_rows(const P &a, const position &at, const lengths &used, cons
     amax.store(a);
 }
 
-/* ---- The kernel ---- */
+/* ---- Kernel ---- */
 
 DEVICE void init_barriers(memory &shared) {
     if (threadIdx.x < KEY_GROUPS * STAGES)
@@ -391,7 +393,7 @@ DEVICE void init_barriers(memory &shared) {
     __syncthreads();
 }
 
-/* The slices from .. until - 1 of a CTA, and which of their keys some query, and each of them, sees. */
+/* The slices from .. until - 1 of a CTA, and which of their keys some query, and every query, sees. */
 struct segment {
     lengths used;
     span keys, common;
@@ -409,14 +411,14 @@ template <class P> DEVICE segment segment_of(const P &a, const position &at) {
     return own;
 }
 
-/* A group's place in its CTA, and its ring. */
+/* A group's position in its CTA, and its ring of stages. */
 template <class P> struct group_ring {
     const P &a;
     memory &shared;
     const segment &own;
     i64 batch, key_head;
     int group;
-    bool leads; /* a warp that loads for its group where one does */
+    bool leads; /* the warp that issues loads for its group if one warp does */
     key_loader load_keys;
     value_loader load_values;
 
@@ -427,7 +429,7 @@ template <class P> struct group_ring {
           load_values(a.v + (V_PAGE ? 0 : batch * a.v_batch) + key_head * a.v_head, a.v_row, a.v_batch,
                       (int)a.value_depth) {}
 
-    /* Slice i, which lies in `pages`, into a stage. */
+    /* Loads slice i, whose pages are `pages`, into a stage. */
     DEVICE void load(int i, int stage, int pages) const {
         slice &to = shared.slices[group][stage];
         if (i < own.until) {
@@ -443,7 +445,8 @@ template <class P> struct group_ring {
         }
         commit_tiles();
     }
-    /* Its values are clean and its scales there for the whole group, and the stage before it is free. */
+    /* Waits until the slice's values are clean, its scales have arrived for the whole group, and the previous stage is
+       free. */
     DEVICE void await(int i, int stage, u32 phase, bool is_whole) const {
         if constexpr (HAS_BOXES)
             wait(shared_address(&shared.arrived[group][stage]), phase);
@@ -453,12 +456,12 @@ template <class P> struct group_ring {
             clear_non_finite<value_rows, GROUP>(shared.slices[group][stage].v, shared.non_finite[group][stage],
                                                 i * KEYS);
         if constexpr (HAS_BOXES)
-            publish_to_async_proxy(); /* what was read, and cleared, before the copy engine writes there */
+            publish_to_async_proxy(); /* order reads and clears before the next TMA write */
         sync_group(group);
     }
 };
 
-/* The group's slices of the segment, every SHARES-th. next_pages: of the one that is loaded next. */
+/* The group's slices of the segment, every SHARES-th. next_pages: pages of the slice that is loaded next. */
 template <class P, class Q>
 DEVICE void multiply_slices(const group_ring<P> &ring, const slice_pages<P> &pages, int next_pages, const Q &q,
                             row_state &rows, sum_t (&o)[1][VALUES / 8][4]) {
@@ -520,7 +523,7 @@ template <class P> DEVICE void attend(const P &a, memory &shared) {
     sync_sums();
     store_rows(a, at, own.used, shared.sums);
     if constexpr (IS_CLUSTER)
-        cluster_sync(); /* peers have read what is here */
+        cluster_sync(); /* peers have finished reading this CTA's shared memory */
 }
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32, CTAS) attention_decode(const __grid_constant__ arguments a) {

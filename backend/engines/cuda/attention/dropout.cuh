@@ -1,6 +1,6 @@
-/* dropout: which weights are kept. A block of random words serves four neighbouring keys of a query; or a mask says it.
-   Demands HAS_DROPOUT HAS_DROPOUT_OFFSET HAS_DROPOUT_SCALE HAS_DROPOUT_MASK, core/philox.cuh, and of the arguments
-   dropout_seed, dropout_offset and threshold, or dropout_mask and its strides, and dropout_scale or growth. */
+/* dropout: keep bits of P. A Philox block of random words serves four adjacent keys of a query; or a mask is given.
+   Requires HAS_DROPOUT HAS_DROPOUT_OFFSET HAS_DROPOUT_SCALE HAS_DROPOUT_MASK, core/philox.cuh, and the arguments
+   dropout_seed, dropout_offset and threshold, or dropout_mask and its strides, and dropout_scale or keep_scale. */
 
 constexpr bool DRAWS_DROPOUT = HAS_DROPOUT && !HAS_DROPOUT_MASK;
 
@@ -20,7 +20,7 @@ template <class P> DEVICE rng_state rng_state_of(const P &a) {
     }
 }
 
-/* Bit i: whether word i keeps its weight. */
+/* Bit i: word i keeps its element. */
 DEVICE u32 keep_bits(const rng_state &c, u64 block) {
     const philox random = philox_words(c.seed, c.offset, block);
     u32 bits = 0;
@@ -30,7 +30,7 @@ DEVICE u32 keep_bits(const rng_state &c, u64 block) {
     return bits;
 }
 
-/* What kept weights are multiplied by. */
+/* The factor of kept elements. */
 template <class N, class P> DEVICE N growth_of(const P &a) {
     if constexpr (!HAS_DROPOUT)
         return 1;

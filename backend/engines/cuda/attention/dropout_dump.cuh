@@ -1,5 +1,5 @@
-/* attention_dump: 1 where dropout keeps a weight, else 0
-   Tile      a thread draws one block of random words and stores its four neighbours
+/* attention_dump: stores 1 if dropout keeps an element, otherwise 0
+   Tile      a thread generates one Philox block and stores its four adjacent elements
    Params    dump_t HAS_DROPOUT HAS_DROPOUT_OFFSET */
 
 constexpr bool OWN_IS_KEY = false;

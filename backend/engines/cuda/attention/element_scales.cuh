@@ -1,11 +1,11 @@
-/* element_scales: what the elements of an operand are multiplied by as they are loaded: one scale for each row, or for
-     each block of 32 elements along its rows or along the sequence.
-   Params    of each operand, NAME_scales(arguments, batch, head), which gives element_scales, or no_scales */
+/* element_scales: scales that multiply the elements of an operand as they are loaded: one per row, or one per block of
+   32 elements along its rows or along the sequence.
+   Params    for each operand, NAME_scales(arguments, batch, head), which returns element_scales or no_scales */
 
-/* Those of a head. F::ROWS x F::COLUMNS: extents of a block, one of them 1. F::IS_TILED: in tiles of 128 x 4, whose
-   columns are the blocks, `row_step` of them side by side. */
+/* Scales of a head. F::ROWS x F::COLUMNS: extents of a block, one of which is 1. F::IS_TILED: stored in tiles of 128 x
+   4, whose columns are the blocks; a row has `row_step` tiles. */
 template <class F, class T> struct element_scales {
-    static constexpr bool IS_BY_ELEMENT = F::ROWS > 1; /* neighbours of a row have scales of their own */
+    static constexpr bool IS_BY_ELEMENT = F::ROWS > 1; /* adjacent elements of a row have different scales */
     const T *at;
     i64 row_step, column_step;
 

@@ -1,6 +1,6 @@
-/* epilogue: how a row of the forward pass ends, in whichever kernel that is. */
+/* epilogue: the end of a row of the forward pass, for all kernels. */
 
-/* The statistics of a row from its largest score and its sum, and what its results are to be multiplied by. */
+/* Stores the statistics of a row, given its maximum and sum, and returns the factor of O. */
 template <class P>
 DEVICE sum_t end_row(const P &a, i64 batch, i64 head, int query, const lengths &used, sum_t most, sum_t sum,
                      bool stores) {
@@ -13,7 +13,8 @@ DEVICE sum_t end_row(const P &a, i64 batch, i64 head, int query, const lengths &
         most = top;
     }
     if (stores) {
-        [[maybe_unused]] const bool is_used = query < used.queries; /* ragged rows beyond belong to others */
+        [[maybe_unused]] const bool is_used = query < used.queries; /* ragged rows past the end belong to other entries
+                                                                       */
         if constexpr (HAS_STATS)
             if (is_used || !is_ragged(a.stats_batch))
                 a.stats[batch * a.stats_batch + head * a.stats_head + query * a.stats_row] =

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* sdpa_fwd on CUDA: tile, packing of shared heads, splitting of keys, and the kernels. */
+/* sdpa_fwd on CUDA: tile selection, packing of shared heads, key splits, and kernels. */
 #include "base/number.h"
 #include "engines/cuda/attention/attention.h"
 
 #include <stdio.h>
 
-/* Tiles, best first, for results, and queries held in registers, of up to `most_columns` columns; the first that fits
-   the device is taken. is_lean: registers suffice only without what attention_is_rich names. */
+/* Tiles, best first, for results, and queries in registers, of up to `most_columns` columns; the first that fits the
+   device is used. is_lean: registers suffice only without the features of attention_is_rich. */
 static const struct {
     bool is_mma, is_lean;
     int most_columns;
@@ -23,23 +23,23 @@ static const struct {
     {false, false, 128, {1, 1, 8, 1, false}},
 };
 
-/* Parts of the keys that one kernel joins; queries of a head up to which heads share a tile; warps of a block of the
-   small kernels. */
+/* SPLITS_MAX: key splits that one kernel merges; PACKED_QUERIES_MOST: queries per head up to which heads share a tile;
+   warps per block of the small kernels. */
 enum { SPLITS_MAX = 64, PACKED_QUERIES_MOST = 64, MERGE_WARPS = 4, DUMP_WARPS = 8 };
 
 struct forward {
     const struct attention_tile *tile;
     struct attention_depth depth, value_depth;
     int64_t shared_bytes;
-    int64_t groups, pack, rows, tiles, splits; /* pack: heads whose queries make up `rows` */
+    int64_t groups, pack, rows, tiles, splits; /* pack: number of heads whose queries form `rows` */
     int parts;
 };
 
-/* Queries of a block: 16 of each warp, m_tiles times. */
+/* Queries of a block: 16 m_tiles per warp. */
 static int64_t tile_rows(const struct attention_tile *t) { return t->warps * t->m_tiles * 16; }
 
-/* Rows are padded by 16 bytes, so that neighbouring rows fall into different banks. Weights pass through shared memory
-   only where multiply-adds take them; The last term: for each key of a stage, whether its values are not finite. */
+/* Rows are padded by 16 bytes, so that adjacent rows use different banks. P passes through shared memory only with
+   FMAs. The last term holds, for each key of a stage, whether its values are not finite. */
 static int64_t shared_bytes(const struct cuda_attention *c, const struct attention_tile *t, const struct forward *f) {
     int64_t bytes = c->arithmetic->bytes, pad = 16 / bytes, rows = tile_rows(t);
     int64_t stage = t->columns * (f->depth.chunk + pad + f->value_depth.chunk + pad);
@@ -47,8 +47,8 @@ static int64_t shared_bytes(const struct cuda_attention *c, const struct attenti
     return (t->stages * stage + rows * (f->depth.chunk + pad) + weights) * bytes + t->stages * t->columns * 4;
 }
 
-/* is_sliced: queries and keys may come in slices. A whole tile that leaves room for one warp would wait for memory all
-   the time. */
+/* is_sliced: queries and keys may be loaded in slices. An unsliced tile that leaves room for only one warp would always
+   be bound by memory latency. */
 static bool choose_tile(struct forward *f, const struct cuda_attention *c, bool is_sliced) {
     f->depth = attention_depth_of(c->depth, is_sliced ? c->arithmetic->most_columns : INT32_MAX);
     for (size_t i = 0; i < sizeof tiles / sizeof *tiles; i++) {
@@ -59,7 +59,7 @@ static bool choose_tile(struct forward *f, const struct cuda_attention *c, bool 
         if (t->warps == 1 && !is_sliced)
             continue;
         if (t->m_tiles > 1 && f->rows <= tile_rows(t) / 2)
-            continue; /* warps without rows help to bring tiles; rows of a warp with others would be for nothing */
+            continue; /* warps without rows still help to load tiles; a second m-tile without rows would be wasted */
         f->tile = t;
         f->shared_bytes = shared_bytes(c, t, f);
         if (f->shared_bytes <= c->device->cuda.shared_per_block)
@@ -68,8 +68,8 @@ static bool choose_tile(struct forward *f, const struct cuda_attention *c, bool 
     return false;
 }
 
-/* As many blocks as run at once, two on every multiprocessor, each with at least two tiles of keys. More would wait for
-   a second round, nearly as long as the first. */
+/* Splits such that two blocks per SM run at once, each with at least two tiles of keys. More splits would need a second
+   wave, which takes nearly as long as the first. */
 static int64_t count_splits(const struct cuda_attention *c, const struct forward *f) {
     int64_t units = c->batches * f->groups * f->tiles * f->value_depth.chunks;
     int64_t wanted = 2 * (int64_t)c->device->cuda.multiprocessors / max64(units, 1);
@@ -78,8 +78,8 @@ static int64_t count_splits(const struct cuda_attention *c, const struct forward
     return splits < 2 ? 1 : splits < SPLITS_MAX ? splits : SPLITS_MAX;
 }
 
-/* Packing: heads that share keys make one tile of queries, where these are few. parts: weights that lead to a FLOAT
-   result are split into a high and a low half, which products sum. */
+/* Packing: heads that share keys form one tile of queries if there are few queries. parts: P that leads to a FLOAT
+   result is split into hi and lo halves, whose MMAs are summed. */
 static weftStatus_t plan_forward(struct forward *f, const struct cuda_attention *c) {
     int64_t share = c->heads / max64(c->key_heads, 1);
     bool is_packed =
@@ -97,15 +97,15 @@ static weftStatus_t plan_forward(struct forward *f, const struct cuda_attention 
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Planning alone says whether there is a tile; the price is attention.c's. */
+/* Planning decides whether a tile exists; attention.c predicts the cost. */
 weftStatus_t attention_forward_accepts(const struct cuda_attention *c) {
     struct forward f;
     return plan_forward(&f, c);
 }
 
-/* ---- Printing ---- */
+/* ---- Emitting ---- */
 
-/* The results that there may be, each a pointer and strides where somebody wants it. */
+/* Emits the possible outputs, each with a pointer and strides if it is requested. */
 void attention_print_ends(struct kernel_print *print, const struct cuda_attention *c) {
     attention_print_wanted(print, c, c->forward->o, "o", "HAS_O");
     attention_print_wanted(print, c, c->forward->stats, "stats", "HAS_STATS");
@@ -113,7 +113,7 @@ void attention_print_ends(struct kernel_print *print, const struct cuda_attentio
     attention_print_wanted(print, c, c->forward->sum_exp, "sum_exp", "HAS_SUM_EXP");
 }
 
-/* In the order: partial O, maxima, sums of each split and line; a multiple of 64 bytes each. */
+/* In this order: partial O, row maxima, row sums of each split and line, each aligned to 64 bytes. */
 int64_t attention_print_splits(struct kernel_print *print, const struct cuda_attention *c, int64_t splits) {
     int64_t lines = splits * c->lines, bytes = c->arithmetic->sum_bytes;
     int64_t o_bytes = round_up(lines * c->value_depth * bytes, 64), line_bytes = round_up(lines * bytes, 64);
@@ -124,7 +124,7 @@ int64_t attention_print_splits(struct kernel_print *print, const struct cuda_att
     return splits > 1 ? o_bytes + 2 * line_bytes : 0;
 }
 
-/* Blocks: batch entries x groups of heads x tiles of queries x chunks of values x splits of keys. */
+/* Grid: batch entries x groups of heads x tiles of queries x chunks of values x key splits. */
 static weftStatus_t build_main(struct step *step, const struct cuda_attention *c, const struct forward *f,
                                struct cuda_kernel *kernel, struct arena *arena) {
     struct kernel_print print;
@@ -157,7 +157,7 @@ static weftStatus_t build_main(struct step *step, const struct cuda_attention *c
                           f->tile->warps);
 }
 
-/* A warp for each query: it rescales the sums of all splits to their common maximum, in a fixed order. */
+/* One warp per query rescales the sums of all splits to their common maximum, in a fixed order. */
 weftStatus_t attention_build_merge(const struct cuda_attention *c, int64_t splits, struct cuda_kernel *kernel,
                                    struct arena *arena) {
     struct kernel_print print;
@@ -172,7 +172,7 @@ weftStatus_t attention_build_merge(const struct cuda_attention *c, int64_t split
     return attention_grid(kernel, c, divide_up(c->lines, MERGE_WARPS), MERGE_WARPS);
 }
 
-/* Blocks raise the largest number by atomics, which need a beginning: 0, as absolute values are not below. */
+/* Blocks update the amax atomically, so it has to be initialised: to 0, as absolute values are not negative. */
 weftStatus_t attention_build_amax_clear(const struct cuda_attention *c, struct cuda_step *state, struct arena *arena) {
     const struct tensor *outputs[ATTENTION_AMAX_MAX];
     int count = attention_amax_outputs(c, outputs);
@@ -194,8 +194,7 @@ weftStatus_t attention_build_amax_clear(const struct cuda_attention *c, struct c
     return attention_grid(kernel, c, 1, 1);
 }
 
-/* 4: one call of Philox gives four random words, for four keys. Blocks go on where there are more lines than `enough`
-   of them. */
+/* 4: one Philox call yields four random words, for four keys. At most `enough` blocks, which loop over the lines. */
 static weftStatus_t build_dump(const struct cuda_attention *c, struct cuda_kernel *kernel, struct arena *arena) {
     struct kernel_print print;
     kernel_print_init(&print, c->region);

@@ -1,19 +1,20 @@
 /* attention_fwd: O = dropout(softmax(mask(scale Q K^T + bias), sink)) V    any chip, any type, tensor cores for 16 bits
-   Formula   with s the scores of a row, m their largest: o = sum of e^(s - m) v / sum of e^(s - m); as keys arrive, m
-             grows and what was summed shrinks by e^(old m - m)
-   Tile      a warp has 16 M_TILES queries, a block WARPS of them; keys come in tiles of KEYS; a block makes VALUES
-             columns of O
-   Pipeline  memory |tile 0|tile 1|tile 2|...        STAGES 2: a tile is on its way while the one before is used
-             math          |tile 0|tile 1|...        a barrier per tile: it has arrived, the one before is done with
-   Memory    queries, STAGES tiles of keys and values, and without tensor cores each warp's weights
-   Skipped   tiles that no query of the block sees; a warp without queries only brings tiles. Rows and columns beyond
-             the tensors and keys that no query sees are zeros
-   Sliced    IS_SLICED: q and k too deep for shared memory come anew for each tile, DEPTH columns at a time
-   Split     IS_SPLIT: `splits` blocks share the keys of one tile and leave sums, which attention_merge joins in order
-   Pages     K_PAGE, V_PAGE: each row of a tile asks the table for its page
+   Formula   with S the scores of a row and m their maximum: O = sum of e^(S - m) V / sum of e^(S - m). When a new block
+             of keys raises m, the sums are rescaled by e^(old m - m)
+   Tile      a warp has 16 M_TILES queries, a block WARPS warps; keys are processed in tiles of KEYS; a block computes
+             VALUES columns of O
+   Pipeline  memory |tile 0|tile 1|tile 2|...        STAGES 2: the next tile is loaded while the current one is used
+             math          |tile 0|tile 1|...        a barrier per tile: it has arrived, the previous one is released
+   Memory    queries, STAGES tiles of keys and values, and without tensor cores each warp's P
+   Skipped   tiles that no query of the block sees; a warp without queries only loads tiles. Rows and columns beyond the
+             tensors, and keys that no query sees, are zeros
+   Sliced    IS_SLICED: Q and K that are too deep for shared memory are reloaded for each tile, DEPTH columns at a time
+   Split     IS_SPLIT: `splits` blocks share the keys of one tile and store partial sums, which attention_merge combines
+             in order
+   Pages     K_PAGE, V_PAGE: each row of a tile looks up its page in the table
    Packed    IS_PACKED: the queries of all heads that share a key head are rows of one tile
-   Params    staged_t sum_t WARPS M_TILES KEYS DEPTH VALUES STAGES PARTS IS_HELD IS_SLICED IS_SPLIT IS_PACKED, runs and
-             features */
+   Params    staged_t sum_t WARPS M_TILES KEYS DEPTH VALUES STAGES PARTS Q_IN_REGISTERS IS_SLICED IS_SPLIT IS_PACKED,
+             runs and features */
 
 constexpr bool OWN_IS_KEY = false;
 
@@ -48,11 +49,11 @@ using query_carrier = carrier<ROWS, DEPTH, Q_RUN, q_t>;
 using key_carrier = carrier<KEYS, DEPTH, K_RUN, k_t>;
 using value_carrier = carrier<KEYS, VALUES, V_RUN, v_t>;
 
-/* ---- Where a block is ---- */
+/* ---- Position of a block ---- */
 
 struct position {
-    i64 batch, group; /* group: of query heads; all that share a key head when packed */
-    int first;        /* row of the group */
+    i64 batch, group; /* group: of query heads; if packed, all heads that share a key head */
+    int first;        /* first row within the group */
     int split, chunk;
 };
 
@@ -61,12 +62,13 @@ template <class P> DEVICE position locate(const P &a) {
     position at;
     at.split = (int)(unit % a.splits), unit /= a.splits;
     at.chunk = (int)(unit % a.chunks), unit /= a.chunks;
-    at.first = (int)(a.tiles - 1 - unit % a.tiles) * ROWS, unit /= a.tiles; /* the last see most, when causal */
+    at.first = (int)(a.tiles - 1 - unit % a.tiles) * ROWS, unit /= a.tiles; /* the last tiles first: they see most keys
+                                                                               if causal */
     at.group = unit % a.groups, at.batch = unit / a.groups;
     return at;
 }
 
-/* A row of the group: whose query it is. */
+/* Head and query of a row of the group. */
 struct row_place {
     i64 head;
     int query;
@@ -78,9 +80,9 @@ template <class P> DEVICE row_place row_of(const P &a, const position &at, int r
         return row_place{at.group, row};
 }
 
-/* ---- Bringing ---- */
+/* ---- Loading ---- */
 
-/* Rows whose elements have scales of blocks, S being element_scales. */
+/* Loads rows whose elements have block scales; S is element_scales. */
 template <class C, class S, class T, class F, class G>
 DEVICE void bring_by_blocks(staged_t *to, const T *any, int columns, i64 step, F place, G scale) {
     C::template bring<S::IS_BY_ELEMENT>(to, any, columns, step, place, scale);
@@ -110,7 +112,7 @@ DEVICE void bring_queries(const P &a, const position &at, const lengths &used, i
         query_carrier::bring(shared.q, a.q, (int)a.depth - column, a.q_column, place);
 }
 
-/* The same columns. */
+/* The same columns of K. */
 template <class P>
 DEVICE void bring_keys(const P &a, const position &at, const span &keys, int first, int column, stage &to) {
     const i64 head = at.group * (IS_PACKED ? a.pack : 1);
@@ -205,7 +207,7 @@ DEVICE void store_rows(const P &a, const position &at, const lengths &used, row_
             factor *= result_scale_of(a);
             if constexpr (HAS_O) {
                 if (is_ragged(a.o_batch) && to.query >= used.queries)
-                    continue; /* its row belongs to others */
+                    continue; /* the row belongs to another entry */
                 o_t *place = a.o + at.batch * a.o_batch + to.head * a.o_head + to.query * a.o_row +
                              at.chunk * VALUES * a.o_column;
 #pragma unroll
@@ -217,10 +219,9 @@ DEVICE void store_rows(const P &a, const position &at, const lengths &used, row_
     }
 }
 
-/* ---- The kernel ---- */
+/* ---- Kernel ---- */
 
-/* The first tile of keys, from `tile` on and before `until`, that the block mask has: a tile lies in one of the
-   mask's. */
+/* The first active tile of keys in `tile` .. until - 1; a tile is within one tile of the block mask. */
 template <class P> DEVICE int next_tile(const P &a, const position &at, int tile, int until) {
     static_assert(!HAS_BLOCK_MASK || (!IS_PACKED && MASK_TILE % ROWS == 0 && MASK_TILE % KEYS == 0),
                   "tiles of one head");
@@ -268,7 +269,7 @@ template <class P> DEVICE void attend(const P &a, memory &shared) {
             bring_queries(a, at, used, 0, shared);
         bring_tile(a, at, keys, from * KEYS, shared.stages[0]);
     }
-    int turn = 0; /* of the stages */
+    int turn = 0; /* index of the current stage */
 #pragma unroll 1
     for (int tile = from, next; tile < until; tile = next, turn = (turn + 1) % STAGES) {
         stage &now = shared.stages[turn];

@@ -1,10 +1,10 @@
-/* attention_gradient: what the backward kernels share: own and passing tiles, and the gradients of scores. `first` is
-     the
-   side of q k: own k and passing q, or own q and passing k; `second` the side of v and dO alike.
-   Scales    of an operand, NAME_SCALES: 0 none; 1 one number, which multiplies what products with it make; 2 one for
-             each row or block, which multiplies elements as they are loaded
-   Copies    HAS_Q_T, HAS_K_T, HAS_D_O_T: an operand is given once more, for the products that gradients are, where
-             scales are of blocks along the sequence; IS_SLICED then, so that tiles of both meet nowhere */
+/* attention_gradient: code shared by the backward kernels: resident and streamed tiles, and the gradients of scores.
+   `qk` is Q or K, `vdo` is V or dO: resident K and V with streamed Q and dO, or resident Q and dO with streamed
+   K and V.
+   Scales    of an operand, NAME_SCALES: 0 none; 1 one number, which multiplies the products; 2 one per row or block,
+             which multiplies elements as they are loaded
+   Copies    HAS_Q_T, HAS_K_T, HAS_D_O_T: an operand is given a second time for the matmuls of gradients, with block
+             scales along the sequence. Requires IS_SLICED, because there is no room for whole tiles of both copies */
 
 #include "attention/element_scales.cuh"
 
@@ -22,12 +22,13 @@ struct alignas(16) owned {
     staged_t first[ROWS * (DEPTH + PAD)];
     staged_t second[MAKES_FIRST ? ROWS * (VALUE_DEPTH + PAD) : PAD];
     staged_t
-        slice[IS_SLICED ? COLUMNS * ((DEPTH > VALUE_DEPTH ? DEPTH : VALUE_DEPTH) + PAD) : PAD]; /* of what passes */
+        slice[IS_SLICED ? COLUMNS * ((DEPTH > VALUE_DEPTH ? DEPTH : VALUE_DEPTH) + PAD) : PAD]; /* slice of the streamed
+                                                                                                   side */
 };
 
-/* ---- Bringing ---- */
+/* ---- Loading ---- */
 
-/* An operand of one head, read RUN_ neighbours at a time. S: element_scales, or no_scales. */
+/* An operand of one head, read RUN_ adjacent elements at a time. S: element_scales, or no_scales. */
 template <int RUN_, class T, class S> struct head_operand {
     static constexpr int RUN = RUN_;
     const T *at;
@@ -58,7 +59,7 @@ template <class P> DEVICE auto d_o_of(const P &a, i64 batch, i64 head) {
                                     d_o_scales(a, batch, head));
 }
 
-/* As factors of gradients. */
+/* The operands of gradients. */
 template <class P> DEVICE auto q_for_dk(const P &a, i64 batch, i64 head) {
     if constexpr (HAS_Q_T)
         return head_operand_at<Q_T_RUN>(a.q_t + batch * a.q_t_batch + head * a.q_t_head, a.q_t_row, a.q_t_column,
@@ -82,10 +83,10 @@ template <class P> DEVICE auto d_o_for_dv(const P &a, i64 batch, i64 head) {
         return d_o_of(a, batch, head);
 }
 
-/* Where a chip has no instruction for it, numbers of 8 bits take many registers until they are f16 or bf16. */
+/* Without conversion instructions, converting 8-bit numbers to f16 or bf16 needs many registers. */
 constexpr int SCALED_AT_ONCE = CHIP < 890 ? 1 : 2;
 
-/* COUNT rows from `first` on, those outside `rows` as zeros, and WIDTH columns from `column` on. */
+/* Loads COUNT rows from `first` on, zeros for those outside `rows`, and WIDTH columns from `column` on. */
 template <int COUNT, int WIDTH, int RUN, class T, class S>
 DEVICE void bring_rows(staged_t *to, const head_operand<RUN, T, S> &from, const span &rows, int first, int column,
                        i64 columns) {
@@ -100,7 +101,7 @@ DEVICE void bring_rows(staged_t *to, const head_operand<RUN, T, S> &from, const 
             to, from.at, (int)columns - column, from.column_step, place,
             [&](int i, int j) { return from.scales.of(first + i, column + j); });
 }
-/* IS_FACTOR: for a product that a gradient is. */
+/* IS_OPERAND_OF_GRADIENT: loads the copy that the gradient's matmul reads. */
 template <bool IS_KEY, int COUNT, bool IS_FACTOR = false, class P>
 DEVICE void bring_first(const P &a, i64 batch, i64 head, const span &rows, int first, int column, staged_t *to) {
     if constexpr (IS_KEY && IS_FACTOR)
@@ -127,7 +128,7 @@ template <class P> DEVICE void bring_owned(const P &a, i64 batch, i64 head, cons
     if constexpr (MAKES_FIRST)
         bring_second<OWN_IS_KEY, ROWS>(a, batch, head, rows, first, 0, to.second);
 }
-/* Whether two query heads have the same own tiles. */
+/* True if two query heads have the same resident tiles. */
 template <class P> DEVICE bool same_own(const P &a, i64 head, i64 other) {
     return OWN_IS_KEY && head / a.key_share == other / a.key_share &&
            (!MAKES_FIRST || head / a.value_share == other / a.value_share);
@@ -145,7 +146,7 @@ template <class P> DEVICE void bring_statistics(const P &a, i64 batch, i64 head,
         }
     }
 }
-/* Sliced: only the columns of `chunk`, where a gradient is a product with them. */
+/* If sliced, only loads the columns of `chunk`, which the gradient's matmul reads. */
 template <class P>
 DEVICE void bring_passing(const P &a, i64 batch, i64 head, const span &seen, int first, int chunk, passing &to) {
     if constexpr (!IS_SLICED || MAKES_FIRST)
@@ -158,7 +159,7 @@ DEVICE void bring_passing(const P &a, i64 batch, i64 head, const span &seen, int
         bring_statistics(a, batch, head, first, to);
 }
 
-/* Of the tiles that gradients are products with. */
+/* For the tiles that gradients are computed from. */
 DEVICE bool clear_non_finite_rows(passing &tile, int *non_finite, int mark) {
     bool found = false;
     if constexpr (!OWN_IS_KEY)
@@ -173,13 +174,13 @@ DEVICE bool clear_non_finite_rows(passing &tile, int *non_finite, int mark) {
     return found;
 }
 
-/* ---- The scores of own rows ---- */
+/* ---- Scores of resident rows ---- */
 
 struct scores_of_rows {
     own_row own[M_TILES][2];
-    sum_t shift[M_TILES][2], dot[M_TILES][2]; /* of own queries */
+    sum_t shift[M_TILES][2], dot[M_TILES][2]; /* of resident queries */
     sum_t scale, growth;
-    sum_t dp_scale; /* what products of dO and v are multiplied by */
+    sum_t dp_scale; /* factor of dO V^T */
     rng_state rng;
     u64 blocks_per_query;
     tiles::rows<DEPTH, M_TILES, IS_HELD> first;
@@ -215,7 +216,7 @@ struct scores_of_rows {
         if constexpr (MAKES_FIRST)
             second.load();
     }
-    /* Whether the warp sees anything of a tile. */
+    /* True if any pair of the warp's rows and the tile is visible. */
     DEVICE bool meets(int from) const {
         bool found = false;
 #pragma unroll
@@ -225,14 +226,14 @@ struct scores_of_rows {
     }
 };
 
-/* Whose rows meet: those that a block owns, from own_first on, and those that pass, from first on. */
+/* The pair of tiles: resident rows from resident_first on, and streamed rows from `first` on. */
 struct meeting {
     i64 batch, head;
     span own, others;
     int own_first, first;
 };
 
-/* The products that scores, and gradients of weights, are made of, where they come by slices. */
+/* Computes Q K^T and dO V^T by slices. */
 template <class P>
 DEVICE void add_all_slices(const P &a, const meeting &at, const scores_of_rows &rows, owned &tile, bool takes,
                            sum_t (&s)[M_TILES][N][4], sum_t (&g)[M_TILES][N][4]) {
@@ -247,7 +248,7 @@ DEVICE void add_all_slices(const P &a, const meeting &at, const scores_of_rows &
         });
 }
 
-/* Scores become e^(score - stats). Statistics are at least the score; rounded, they may be less. */
+/* P = e^(S - stats). Exact stats are not less than S; rounded ones may be. */
 DEVICE void find_probabilities(const scores_of_rows &rows, int m, const passing &now, sum_t (&s)[N][4]) {
 #pragma unroll
     for (int j = 0; j < N; j++)
@@ -269,8 +270,7 @@ DEVICE void find_kept(const P &a, const scores_of_rows &rows, int m, int first, 
             kept[j / 8] |= kept_of(rows.rng, rows.own[m], first + 8 * j, rows.blocks_per_query) << j % 8 * 4;
     }
 }
-/* What dropout leaves of x, which goes with the weight p = P[j][e]; without growth. A mask is read where there is a
-   weight. */
+/* Applies dropout to x, which belongs to P[j][e], without the dropout scale. A mask is read only if P is not 0. */
 template <class P>
 DEVICE sum_t dropped(const P &a, const scores_of_rows &rows, int m, int first, const u32 (&kept)[KEPT_WORDS], int j,
                      int e, sum_t p, sum_t x) {
@@ -280,7 +280,7 @@ DEVICE sum_t dropped(const P &a, const scores_of_rows &rows, int m, int first, c
         return !HAS_DROPOUT || (kept[j / 8] >> (j % 8 * 4 + e) & 1) ? x : (sum_t)0;
 }
 
-/* dp becomes ds. */
+/* Converts dP to dS. */
 template <class P>
 DEVICE void find_score_gradients(const P &a, const scores_of_rows &rows, int m, int first, const passing &now,
                                  const u32 (&kept)[KEPT_WORDS], const sum_t (&p)[N][4], sum_t (&g)[N][4]) {
@@ -295,9 +295,9 @@ DEVICE void find_score_gradients(const P &a, const scores_of_rows &rows, int m, 
         }
 }
 
-/* ---- Score modifiers: gradients of scores go back through them ---- */
+/* ---- Score modifiers: propagate gradients of scores back through them ---- */
 
-/* Scaled products as they were before the modifier; nothing where there is none. */
+/* Scaled products before the modifier; empty without one. */
 struct scaled_products {
     sum_t at[HAS_MODIFIER ? N : 1][4];
     DEVICE void keep(const sum_t (&s)[N][4], sum_t scale) {
@@ -308,7 +308,7 @@ struct scaled_products {
                 for (int e = 0; e < 4; e++)
                     at[j][e] = s[j][e] * scale;
     }
-    /* carry(row, query, key, product, ds) becomes of each ds that is not 0. */
+    /* Replaces each dS that is not 0 by propagate(row, query, key, product, dS). */
     template <class F> DEVICE void carry(const own_row (&own)[2], int first, sum_t (&g)[N][4], F carry) const {
         if constexpr (HAS_MODIFIER)
 #pragma unroll
@@ -323,7 +323,7 @@ struct scaled_products {
     }
 };
 
-/* ds of scores becomes that of scaled products. */
+/* Converts dS of the scores to that of the scaled products. */
 template <class P>
 DEVICE void carry_back(const P &a, const scaled_products &products, const own_row (&own)[2], int first,
                        sum_t (&g)[N][4]) {

@@ -1,6 +1,6 @@
-/* lengths: queries, and keys, in use of a batch entry, from a list of them or of their running sums. They are never
-   outside of 0 .. all, whatever the lists hold. An entry whose ragged offsets point outside of a tensor has none.
-   Demands HAS_SEQ_LEN_Q HAS_SEQ_LEN_KV and, printed by the host, queries_fit and keys_fit */
+/* lengths: queries and keys in use of a batch entry, from lengths or cumulative sums. They are clamped to 0 .. all,
+   whatever the lists contain. An entry whose ragged offsets are outside of a tensor has length 0. Requires
+   HAS_SEQ_LEN_Q HAS_SEQ_LEN_KV and the emitted functions queries_fit and keys_fit */
 
 template <bool ARE_SUMS, class T> DEVICE i64 length_of(const T &list, i64 batch, i64 step, i64 all) {
     i64 length = to_integer(list[(batch + ARE_SUMS) * step]);
@@ -9,7 +9,7 @@ template <bool ARE_SUMS, class T> DEVICE i64 length_of(const T &list, i64 batch,
     return min(max(length, 0ll), all);
 }
 
-/* Templates on the arguments, so that what was not printed is not looked up. */
+/* Templates on the arguments, so that fields that were not emitted are not looked up. */
 template <class P> DEVICE i32 queries_in_use(const P &a, i64 batch) {
     i64 queries = a.queries;
     if constexpr (HAS_SEQ_LEN_Q)

@@ -1,6 +1,7 @@
-/* attention_merge: joins the partial sums that splits of the keys left, in their order
-   Formula   m = largest of the m of all splits; sum = sum of sum e^(m - shared m), o alike; then as attention_fwd ends
-   Tile      a warp makes one row. What splits that saw no key have for o is not read
+/* attention_merge: combines the partial sums of key splits, in order
+   Formula   m = maximum of the m of all splits; sum = sum of sum_i e^(m_i - m), O alike; then the epilogue of
+             attention_fwd
+   Tile      a warp computes one row. Partial O of splits that saw no key is not read
    Params    sum_t, features */
 
 constexpr bool OWN_IS_KEY = false;
@@ -35,7 +36,7 @@ template <class P> DEVICE void merge(const P &a, i64 line, largest &amax) {
     factor *= value_scale_of(a, batch, head) * growth_of<sum_t>(a);
     if constexpr (HAS_O)
         if (is_ragged(a.o_batch) && query >= used.queries)
-            return; /* the row belongs to others */
+            return; /* the row belongs to another entry */
     if constexpr (HAS_O || HAS_AMAX_O)
         for (i64 column = lane(); column < a.value_depth; column += 32) {
             sum_t o = 0;

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Score modifiers as text: a function that takes a score through the sub-graph's formulas, and functions that take its
-   gradient back, which come by reverse differentiation or are given in the sub-graph. */
+/* Emits score modifiers: a function that applies the sub-graph to a score, and functions that propagate its gradient
+   back, either derived by reverse differentiation or given in the sub-graph. */
 #include "engines/cuda/attention/attention.h"
 #include "engines/cuda/core/formula.h"
 
 #include <stdio.h>
 #include <string.h>
 
-/* Whether scores are of operands whose rounding hides what the faster functions are off by. */
+/* True if the rounding of the operands exceeds the error of the faster functions. */
 static bool is_narrow(const struct cuda_attention *c) { return dtype_bytes((weftDataType_t)c->a->q->type, 1) <= 2; }
 
-/* A function's head. Where operands have 16 bits or fewer, formulas find the faster functions of score_functions.cuh
-   before those of math.cuh. */
+/* Emits a function's signature. For operands of 16 bits or fewer, name lookup finds the faster functions of
+   score_functions.cuh before those of math.cuh. */
 static void print_head(struct text *code, const struct cuda_attention *c, const char *name, const char *more) {
     text_add(code,
              "template <class P, class T>\nDEVICE T %s(const P &a, i64 batch, i64 head, i32 query, i32 key, T score%s) "
@@ -27,7 +27,7 @@ bool attention_modifies_with(const struct cuda_attention *c, const struct tensor
     return false;
 }
 
-/* No modifier is no error. */
+/* No modifier is not an error. */
 weftStatus_t attention_check_modifier(const struct cuda_attention *c) {
     const struct graph *graph = c->a->modifier.graph;
     for (int n = 0; graph && n < graph->node_count; n++)
@@ -37,21 +37,21 @@ weftStatus_t attention_check_modifier(const struct cuda_attention *c) {
 
 /* ---- Operands ---- */
 
-/* The modifier's value of operand i. By uid: the sub-graph has tensors of its own for the operation's operands. */
+/* The value of operand i in the sub-graph. Found by uid, because the sub-graph has its own tensors for the operands. */
 static int value_of_operand(const struct cuda_attention *c, int64_t i) {
     return graph_find_uid(c->a->modifier.graph, c->a->modifier.operands.tensors[i]->uid);
 }
 
-/* The extents that an operand shares with the scores are those where it moves. */
+/* An operand varies along the dimensions that it does not broadcast. */
 static bool moves_along(const struct cuda_attention *c, const struct tensor *operand, int dim) {
     const int64_t scores[] = {c->batches, c->heads, c->queries, c->keys};
     return operand->dims.count == 4 && (operand->dims.at[dim] != 1 || scores[dim] == 1);
 }
 
-/* Names of indices in the signature, by dimension of an operand. */
+/* Index names in the signature, by dimension of an operand. */
 static const char *const axes[] = {"batch", "head", "query", "key"};
 
-/* Type, address and strides along the dims that move, named by the sub-graph's value. */
+/* Type, address and strides along the varying dimensions, named by the sub-graph's value. */
 static void print_operand(struct kernel_print *print, const struct cuda_attention *c, int64_t i) {
     const struct tensor *operand = c->a->modifier.operands.tensors[i];
     char name[48];
@@ -79,7 +79,7 @@ static void print_load(struct text *code, const struct cuda_attention *c, int64_
 
 /* ---- Formulas ---- */
 
-/* v<value> = ..; a coordinate is that of the score, or 0 where its dim has one element. */
+/* v<value> = ..; a coordinate is that of the score, or 0 along a broadcast dimension. */
 static void print_node(struct text *code, const struct graph *graph, const struct node *node) {
     const struct pointwise_op *op = (const struct pointwise_op *)node->op;
     const struct tensor *out = pointwise_operands(op).out;
@@ -90,20 +90,20 @@ static void print_node(struct text *code, const struct graph *graph, const struc
                  out->dims.at[op->pw->axis] == 1 ? "0 * " : "(i32)", axes[op->pw->axis]);
 }
 
-/* The value that a node makes. */
+/* The value that a node computes. */
 static int made_by(const struct graph *graph, const struct node *node) {
     return graph_find_value(graph, pointwise_operands((const struct pointwise_op *)node->op).out);
 }
 
-/* What `wanted` is made of, in order, where `from` is the score. Only what is needed: an operand that the derivative
-   does not ask for is not loaded. */
+/* Emits the nodes that `wanted` depends on, in order, with the score as `from`. Only those: operands that a derivative
+   does not need are not loaded. */
 static void print_values_from(struct text *code, const struct cuda_attention *c, int from, int wanted) {
     const struct score_modifier *m = &c->a->modifier;
     bool needed[SCORE_MODIFIER_VALUES_MAX];
     score_modifier_mark_needed(m, wanted, needed);
     if (needed[from])
         text_add(code, "    const T v%d = score;\n", from);
-    /* A gradient that is given in the sub-graph reads the score's as its input. */
+    /* a gradient given in the sub-graph has the score's gradient as an input */
     if (m->gradient_input >= 0 && needed[m->gradient_input])
         text_add(code, "    const T v%d = gradient;\n", m->gradient_input);
     for (int64_t i = 0; i < m->operands.count; i++)
@@ -119,7 +119,7 @@ static void print_values(struct text *code, const struct cuda_attention *c, int 
     print_values_from(code, c, c->a->modifier.input, wanted);
 }
 
-/* Without a modifier only HAS_MODIFIER, and kernels call nothing. */
+/* Without a modifier, emits only HAS_MODIFIER, and kernels call nothing. */
 void attention_print_modifier(struct kernel_print *print, const struct cuda_attention *c, bool is_rounded) {
     const struct score_modifier *m = &c->a->modifier;
     print_constant(print, "HAS_MODIFIER", m->graph != NULL);
@@ -136,19 +136,19 @@ void attention_print_modifier(struct kernel_print *print, const struct cuda_atte
     text_add(&print->code, "    return as<T>::of(v%d);\n}\n\n", m->output);
 }
 
-/* ---- Constants that multiply the score before, and the result behind, all else ---- */
+/* ---- Constant factors of the score before, and of the result after, everything else ---- */
 
 struct factors {
-    int input, output; /* the values between which the rest lies */
-    int before, after; /* values of the operands that multiply; -1: none */
+    int input, output; /* the values between which the rest of the modifier is */
+    int before, after; /* operand values that are factors; -1: none */
 };
 
-/* Whether a node is a function of floats, and its result a float. */
+/* True if a node computes in float and its result is a float. */
 static bool is_of_floats(const struct pointwise_op *op) {
     return strcmp(formula_type(op), "float") == 0 && tensor_type_inside(pointwise_operands(op).out) == WEFT_DATA_FLOAT;
 }
 
-/* The value of an operand of one element by which a node multiplies `other` in float; -1: it does something else. */
+/* If the node multiplies `other` by a one-element operand in float, returns the operand's value; otherwise -1. */
 static int factor_of(const struct cuda_attention *c, const struct node *node, int *other) {
     const struct graph *graph = c->a->modifier.graph;
     const struct pointwise_op *op = (const struct pointwise_op *)node->op;
@@ -165,7 +165,7 @@ static int factor_of(const struct cuda_attention *c, const struct node *node, in
     return -1;
 }
 
-/* How many nodes read a value. */
+/* Number of times that nodes read a value. */
 static int readers_of(const struct graph *graph, int value) {
     int readers = 0;
     for (int n = 0; n < graph->node_count; n++)
@@ -212,14 +212,14 @@ static void print_factor(struct text *code, const char *name, int value) {
         text_add(code, "    return as<float>::of(load_run<modifier%d_t, 1>(a.modifier%d).at[0]);\n}\n", value, value);
 }
 
-/* SOFT_CAP_TERMS: between the factors is a tanh, of which a polynomial of so many terms is near enough; 0: there is
-   more, or none. */
+/* SOFT_CAP_TERMS: number of polynomial terms that approximate the tanh between the factors well enough; 0: the modifier
+   is not a soft cap. */
 void attention_print_soft_cap(struct kernel_print *print, const struct cuda_attention *c, bool is_rounded) {
     print_constant(print, "SOFT_CAP_TERMS", !attention_is_soft_cap(c) ? 0 : is_rounded ? 3 : 5);
 }
 
-/* modified(score) is factor_after * modified_between(factor_before * score): kernels have factors of their own, with
-   which these join. */
+/* modified(score) is factor_after * modified_between(factor_before * score): kernels fold both factors into their own.
+   */
 void attention_print_modifier_factors(struct kernel_print *print, const struct cuda_attention *c) {
     if (!c->a->modifier.graph)
         return;
@@ -234,9 +234,9 @@ void attention_print_modifier_factors(struct kernel_print *print, const struct c
 
 /* ---- Gradients ---- */
 
-/* The gradient of `source` from that of `output`, where `from` is the score. Reverse mode: forwards once for the
-   values, then backwards, each node adding to the gradients of its operands that depend on the source. A source that
-   the output does not depend on gets 0. */
+/* Emits the gradient of `source` from that of `output`, with the score as `from`. Reverse mode: a forward sweep
+   computes the values, then a backward sweep adds to the gradients of the operands that depend on the source. The
+   gradient is 0 if the output does not depend on the source. */
 static void print_derived_from(struct text *code, const struct cuda_attention *c, int from, int output, int source) {
     const struct score_modifier *m = &c->a->modifier;
     bool needed[SCORE_MODIFIER_VALUES_MAX], dependent[SCORE_MODIFIER_VALUES_MAX];
@@ -247,7 +247,7 @@ static void print_derived_from(struct text *code, const struct cuda_attention *c
         return;
     }
     print_values_from(code, c, from, output);
-    /* Gradients begin at 0, as several nodes may add to one. */
+    /* gradients start at 0, since several nodes may add to one */
     for (int v = 0; v < m->graph->value_count; v++)
         if (needed[v] && dependent[v])
             text_add(code, "    T g%d = %s;\n", v, v == output ? "gradient" : "T{}");
@@ -262,14 +262,14 @@ static void print_derived(struct text *code, const struct cuda_attention *c, int
     print_derived_from(code, c, c->a->modifier.input, c->a->modifier.output, source);
 }
 
-/* Of modified_between: its gradient is times both factors. */
+/* The gradient of modified_between; the total derivative also has both factors. */
 void attention_print_between_gradient(struct kernel_print *print, const struct cuda_attention *c) {
     struct factors f = find_factors(c);
     print_head(&print->code, c, "between_gradient", ", T gradient");
     print_derived_from(&print->code, c, f.input, f.output, f.input);
 }
 
-/* By what the sub-graph gives, or derived. */
+/* Given by the sub-graph, or derived. */
 void attention_print_modifier_gradient(struct kernel_print *print, const struct cuda_attention *c) {
     const struct score_modifier *m = &c->a->modifier;
     if (!m->graph)
@@ -284,7 +284,7 @@ void attention_print_modifier_gradient(struct kernel_print *print, const struct 
     text_add(&print->code, "    return as<T>::of(v%d);\n}\n\n", m->gradient_output);
 }
 
-/* i: of the operation's gradients, not of its operands. */
+/* i: index into the operation's gradients, not its operands. */
 void attention_print_operand_gradient(struct kernel_print *print, const struct cuda_attention *c, int64_t i) {
     text_add(&print->code, "/* The gradient of an operand of it. */\n");
     print_head(&print->code, c, "operand_gradient", ", T gradient");

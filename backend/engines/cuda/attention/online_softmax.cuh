@@ -1,15 +1,15 @@
-/* online_softmax: what a thread keeps of the rows that it sums while keys arrive, in whichever kernel. */
+/* online_softmax: running statistics of a thread's rows while it iterates over keys, for all kernels. */
 
-/* Of 16 rows, the two that a lane has. */
+/* The two of 16 rows that a lane holds. */
 struct row_state {
     own_row own[2];
-    sum_t maximum[2], sum[2]; /* the sum is this lane's part */
+    sum_t maximum[2], sum[2]; /* row_sum is this lane's part */
 
     DEVICE void clear(int h) { maximum[h] = unseen(), sum[h] = 0; }
 };
 
-/* Scores become weights e^(s - maximum); where the maximum has grown, what was summed before is rescaled. IS_SELDOM:
-   ask first whether that is so for a row of the warp, which pays where a warp takes few keys at a time. */
+/* Converts scores to P = e^(S - row_max), and rescales O and the sums if row_max has grown. IS_RARE: first tests
+   whether any row of the warp has to be rescaled, which pays off if a warp processes few keys at a time. */
 template <bool IS_SELDOM = false, int N, int O>
 DEVICE void online_softmax(row_state &rows, sum_t (&s)[N][4], sum_t (&o)[O][4]) {
     sum_t rescale[2];
@@ -41,7 +41,7 @@ DEVICE void online_softmax(row_state &rows, sum_t (&s)[N][4], sum_t (&o)[O][4]) 
             o[j][e] *= rescale[e / 2];
 }
 
-/* Dropped weights become 0; the sum keeps them. */
+/* Zeroes dropped elements of P; the row sums still include them. */
 template <int N, class P>
 DEVICE void drop(const P &a, const rng_state &rng, const row_state &rows, int first, sum_t (&s)[N][4]) {
 #pragma unroll

@@ -1,8 +1,7 @@
-/* attention_pages: where keys and values are whose rows lie in pages: row i of a sequence in row i % SIZE of the page
-     that
-   the table has at i / SIZE. A page outside of the container counts as the nearest inside. */
+/* attention_pages: paged keys and values: row i of a sequence is row i % SIZE of the page in entry i / SIZE of the
+   table. Page indices are clamped to the container. */
 
-/* The table of a batch entry. SIZE: rows of a page; 0: rows lie in no pages. */
+/* The page table of a batch entry. SIZE: rows per page; 0: not paged. */
 template <int SIZE, class T> struct page_table {
     const T *at;
     i64 step, pages;

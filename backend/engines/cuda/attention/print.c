@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Text and arguments that all attention kernels share. */
+/* Source and arguments that all attention kernels share. */
 #include "base/number.h"
 #include "base/philox.h"
 #include "engines/cuda/attention/attention.h"
@@ -7,22 +7,22 @@
 #include <stdio.h>
 #include <string.h>
 
-/* In elements, 16 bytes at most; a power of two, since gcd64(alignment, 16) is. Every row must begin at a multiple
-   of it. */
+/* In elements, at most 16 bytes; a power of two because gcd64(alignment, 16) is. Every row must start at a multiple of
+   it. */
 int attention_run(const struct tensor *tensor) {
     int64_t bytes = dtype_bytes((weftDataType_t)tensor->type, 1);
     if (tensor->strides.at[3] != 1 || tensor->is_by_value || tensor->is_constant)
         return 1;
     int64_t length = gcd64(tensor->alignment, 16) / bytes;
     length = gcd64(length > 1 ? length : 1, tensor->dims.at[3]);
-    /* Offsets, which take the place of a ragged tensor's batch stride, are multiples of the run: print_fit. */
+    /* Ragged offsets, which replace the batch stride, are multiples of the run: see emit_fit. */
     for (int i = tensor->ragged_offset ? 1 : 0; i < 3; i++)
         if (tensor->dims.at[i] > 1)
             length = gcd64(length, tensor->strides.at[i]);
     return length < 0 ? (int)-length : (int)length;
 }
 
-/* A dimension of one element gets stride 0, whatever its tensor says: indices may run past it. */
+/* A dimension of extent 1 gets stride 0, whatever its tensor has: indices may exceed it. */
 void attention_print_tensor(struct kernel_print *print, const struct cuda_attention *c, const struct tensor *tensor,
                             const char *name, const char *const axes[4]) {
     static const char *const usual[] = {"batch", "head", "row", "column"};
@@ -31,7 +31,7 @@ void attention_print_tensor(struct kernel_print *print, const struct cuda_attent
     print_type(print, field, (weftDataType_t)tensor->type);
     print_pointer(print, (weftDataType_t)tensor->type, graph_find_value(c->graph, tensor), 0, name);
     for (int i = 0; i < 4; i++) {
-        /* Ragged batches begin where an offset of their own says: a stride that is looked up. */
+        /* ragged batch entries start at their own offsets: a stride that is looked up */
         const struct tensor *offsets = i == 0 ? tensor->ragged_offset : NULL;
         snprintf(field, sizeof field, "%s_%s", name, (axes ? axes : usual)[i]);
         if (offsets)
@@ -42,7 +42,7 @@ void attention_print_tensor(struct kernel_print *print, const struct cuda_attent
     }
 }
 
-/* run_name: the constant, Q_RUN for instance. */
+/* run_name: name of the constant, such as Q_RUN. */
 void attention_print_operand(struct kernel_print *print, const struct cuda_attention *c, const struct tensor *tensor,
                              const char *name, const char *run_name) {
     attention_print_tensor(print, c, tensor, name, NULL);
@@ -55,11 +55,11 @@ void attention_print_pages(struct kernel_print *print, const struct cuda_attenti
     char field[48];
     print_constant(print, page_name, table ? container->dims.at[2] : 0);
     if (!table) {
-        text_add(&print->constants, "using %s_table_t = i32;\n", name); /* the kernel's text names it */
+        text_add(&print->constants, "using %s_table_t = i32;\n", name); /* the kernel refers to the type */
         return;
     }
     snprintf(field, sizeof field, "%s_pages", name);
-    /* Entries of a table are kept below the number of pages: they come from the device. */
+    /* kernels clamp page table entries, which are device data, to the number of pages */
     print_number(print, container->dims.at[0], field);
     snprintf(field, sizeof field, "%s_table", name);
     attention_print_tensor(print, c, table, field, axes);
@@ -71,10 +71,10 @@ void attention_print_wanted(struct kernel_print *print, const struct cuda_attent
     if (attention_wants(c, tensor))
         attention_print_tensor(print, c, tensor, name, NULL);
     else
-        text_add(&print->constants, "using %s_t = float;\n", name); /* the kernel's text names it */
+        text_add(&print->constants, "using %s_t = float;\n", name); /* the kernel refers to the type */
 }
 
-/* columns_name: of the side that passes, keys forward, queries or keys backward. */
+/* columns_name: columns of the streamed side, which are keys forward, queries or keys backward. */
 void attention_print_tile(struct kernel_print *print, const struct attention_tile *tile, const char *columns_name,
                           int64_t shared_bytes) {
     print_constant(print, "WARPS", tile->warps);
@@ -85,15 +85,15 @@ void attention_print_tile(struct kernel_print *print, const struct attention_til
     print_constant(print, "SHARED_BYTES", shared_bytes);
 }
 
-/* Arguments are whole numbers: kernels take the double back by its bits. */
+/* Arguments are integers: kernels reinterpret the bits as a double. */
 void attention_print_real(struct kernel_print *print, double number, const char *name) {
     int64_t bits;
     memcpy(&bits, &number, sizeof bits);
     print_number(print, bits, name);
 }
 
-/* A scalar, or one number per batch or head: its pointer, and NAME_step where there are several. flag: the constant
-   that says whether the tensor is there; step_name: NULL for a scalar. */
+/* A scalar, or one element per batch or head: its pointer, and the stride NAME_step if there are several. flag:
+   constant that is 1 if the tensor is present; step_name: NULL for a scalar. */
 static void print_list(struct kernel_print *print, const struct cuda_attention *c, const struct tensor *tensor,
                        const char *name, const char *step_name, int dim, const char *flag) {
     print_constant(print, flag, tensor != NULL);
@@ -104,7 +104,7 @@ static void print_list(struct kernel_print *print, const struct cuda_attention *
         print_number(print, tensor->dims.at[dim] == 1 ? 0 : tensor->strides.at[dim], step_name);
 }
 
-/* Types of staged elements and sums, and what the chip has. */
+/* Types of staged elements and accumulators, and capabilities of the device. */
 static void print_arithmetic(struct kernel_print *print, const struct cuda_attention *c) {
     text_add(&print->constants, "using staged_t = %s;\nusing sum_t = %s;\n", c->arithmetic->staged_name,
              c->arithmetic->sum_name);
@@ -119,14 +119,14 @@ void attention_print_scale(struct kernel_print *print, const struct cuda_attenti
         print_pointer(print, (weftDataType_t)scale->type, graph_find_value(c->graph, scale), 0, name);
 }
 
-/* Of the forward pass, which has two; backward ones are printed where they are made. */
+/* The two of the forward pass; backward passes emit their own. */
 void attention_print_amax(struct kernel_print *print, const struct cuda_attention *c) {
     const struct sdpa_fwd_op *op = c->forward;
     attention_print_scale(print, c, attention_wants(c, op->amax_s) ? op->amax_s : NULL, "amax_s", "HAS_AMAX_S");
     attention_print_scale(print, c, attention_wants(c, op->amax_o) ? op->amax_o : NULL, "amax_o", "HAS_AMAX_O");
 }
 
-/* Strides of scales: 0 along what they share, and for tiles how many stand side by side. */
+/* Strides of scales: 0 along broadcast dimensions; for tiled scales, the number of tiles in a row. */
 static void print_scale_steps(struct kernel_print *print, const struct tensor *scales,
                               const struct attention_blocks *blocks, const char *name) {
     static const char *const axes[] = {"batch", "head", "row", "column"};
@@ -138,7 +138,7 @@ static void print_scale_steps(struct kernel_print *print, const struct tensor *s
     }
 }
 
-/* Functions of that name exist without scales, too: they give what multiplies by nothing. */
+/* The function exists without scales, too; it then returns no_scales. */
 void attention_print_element_scales(struct kernel_print *print, const struct cuda_attention *c,
                                     const struct tensor *scales, const struct tensor *operand, const char *name) {
     static const char SIGNATURE[] = "template <class P> DEVICE auto %s_scales(const P &a, i64 batch, i64 head) {\n";
@@ -147,7 +147,7 @@ void attention_print_element_scales(struct kernel_print *print, const struct cud
         text_add(&print->code, "    return scales_at(a);\n}\n\n");
         return;
     }
-    /* Elements that share a scale, as constants; where scales lie, as arguments. */
+    /* the block size is compiled in; strides are arguments */
     struct attention_blocks blocks = attention_blocks_of(scales, operand);
     char field[48];
     snprintf(field, sizeof field, "descale_%s", name);
@@ -164,7 +164,7 @@ void attention_print_element_scales(struct kernel_print *print, const struct cud
              name, field, field, field, field, field);
 }
 
-/* kind: ATTENTION_SCALES_.. Nothing is printed of operands without scales: their kind is a constant. */
+/* kind: ATTENTION_SCALES_.. Operands without scales need no arguments: their kind is a constant. */
 static void print_operand_scales(struct kernel_print *print, const struct cuda_attention *c,
                                  const struct tensor *scales, const struct tensor *operand, int kind,
                                  const char *name) {
@@ -176,7 +176,7 @@ static void print_operand_scales(struct kernel_print *print, const struct cuda_a
         attention_print_tensor(print, c, scales, field, NULL);
 }
 
-/* Widened operands have been multiplied by scales of blocks. kind: as it was before. */
+/* The converted operands already include block scales. kind: before conversion. */
 static int scales_left(const struct cuda_attention *c, int kind) {
     return c->widened && kind == ATTENTION_SCALES_BLOCKS ? ATTENTION_SCALES_NONE : kind;
 }
@@ -187,7 +187,7 @@ void attention_print_scales(struct kernel_print *print, const struct cuda_attent
     int q_scales = scales_left(c, attention_query_scales(c, is_packed));
     int k_scales = scales_left(c, attention_key_scales(a->descale_k, a->k_table));
     int v_scales = scales_left(c, attention_key_scales(a->descale_v, a->v_table));
-    /* Kinds switch code; ATTENTION_SCALES_HEAD is one number for all rows of a block. */
+    /* kinds select code; ATTENTION_SCALES_HEAD is one value for all rows of a block */
     print_constant(print, "Q_SCALES", q_scales);
     print_constant(print, "K_SCALES", k_scales);
     print_constant(print, "V_SCALES", v_scales);
@@ -198,12 +198,12 @@ void attention_print_scales(struct kernel_print *print, const struct cuda_attent
     attention_print_scale(print, c, op->descale_s, "descale_s", "HAS_DESCALE_S");
     attention_print_scale(print, c, op->scale_o, "scale_o", "HAS_SCALE_O");
     attention_print_amax(print, c);
-    /* Query heads that share a head of keys, and of values. */
+    /* query heads that share a head of K, and of V */
     print_number(print, c->heads / max64(c->key_heads, 1), "key_share");
     print_number(print, c->heads / max64(c->value_heads, 1), "value_share");
 }
 
-/* The mask's type, address and strides. DROPOUT_MASK_IN_WORDS: four neighbouring keys are a word of bytes. */
+/* The mask's type, address and strides. DROPOUT_MASK_IN_WORDS: the bytes of four adjacent keys are an aligned word. */
 static void print_dropout_mask(struct kernel_print *print, const struct cuda_attention *c) {
     static const char *const axes[] = {"batch", "head", "query", "key"};
     const struct tensor *mask = c->a->dropout_mask;
@@ -214,10 +214,10 @@ static void print_dropout_mask(struct kernel_print *print, const struct cuda_att
     if (mask)
         attention_print_tensor(print, c, mask, "dropout_mask", axes);
     else
-        text_add(&print->constants, "using dropout_mask_t = float;\n"); /* the kernel's text names it */
+        text_add(&print->constants, "using dropout_mask_t = float;\n"); /* the kernel refers to the type */
 }
 
-/* threshold: a random word below it keeps the weight. */
+/* threshold: random words below it keep the element. */
 void attention_print_dropout(struct kernel_print *print, const struct cuda_attention *c) {
     const struct attention *a = c->a;
     print_constant(print, "HAS_DROPOUT", attention_drops(a));
@@ -256,8 +256,8 @@ static struct ragged_limit limit_of(const struct cuda_attention *c, const struct
                                  .unit = attention_run(tensor)};
 }
 
-/* The function NAME of (arguments, batch, rows): whether that many queries, or keys, of a batch entry are inside of all
-   ragged tensors of the operation. Tensors that share their offsets and layout share the limit. */
+/* Emits the function NAME of (arguments, batch, rows), which returns true if that number of queries, or keys, of a
+   batch entry is within all ragged tensors of the operation. Tensors with equal offsets and layout share the limit. */
 static void print_fit(struct kernel_print *print, const struct cuda_attention *c, bool has_keys, const char *name) {
     struct attention_ragged list[ATTENTION_RAGGED_MAX];
     struct ragged_limit limits[ATTENTION_RAGGED_MAX];
@@ -284,7 +284,7 @@ static void print_fit(struct kernel_print *print, const struct cuda_attention *c
     text_add(&print->code, ";\n}\n\n");
 }
 
-/* Running sums take the place of lengths: entry b has sums[b + 1] - sums[b]. */
+/* Cumulative sums replace lengths: entry b has sums[b + 1] - sums[b]. */
 void attention_print_lengths(struct kernel_print *print, const struct cuda_attention *c) {
     const struct attention *a = c->a;
     print_constant(print, "SEQ_LEN_Q_ARE_SUMS", a->cu_seq_len_q != NULL);
@@ -297,7 +297,7 @@ void attention_print_lengths(struct kernel_print *print, const struct cuda_atten
     print_fit(print, c, true, "keys_fit");
 }
 
-/* One bit or byte for each tile of scores; the kernel skips tiles that are 0. */
+/* One bit or byte per tile of scores; the kernel skips tiles that are 0. */
 void attention_print_block_mask(struct kernel_print *print, const struct cuda_attention *c) {
     static const char *const axes[] = {"batch", "head", "query", "key"};
     print_constant(print, "HAS_BLOCK_MASK", c->a->block_mask != NULL);
@@ -306,8 +306,8 @@ void attention_print_block_mask(struct kernel_print *print, const struct cuda_at
         attention_print_tensor(print, c, c->a->block_mask, "block_mask", axes);
 }
 
-/* Sizes and bounds are arguments, what switches code on and off are constants: a shape compiles nothing, a feature
-   does. */
+/* Sizes and bounds are arguments; features that select code are constants. So new shapes need no compilation, new
+   features do. */
 void attention_print_scores(struct kernel_print *print, const struct cuda_attention *c) {
     static const char *const bias_axes[] = {"batch", "head", "query", "key"};
     const struct attention *a = c->a;
@@ -323,19 +323,19 @@ void attention_print_scores(struct kernel_print *print, const struct cuda_attent
     print_number(print, a->right_bound, "right");
     print_constant(print, "IS_BOTTOM_RIGHT", a->alignment == WEFT_DIAGONAL_BOTTOM_RIGHT);
     print_list(print, c, a->scale, "scale", NULL, 0, "HAS_SCALE");
-    /* The field `scale` is a tensor's address or a number's bits, as HAS_SCALE says. */
+    /* the argument `scale` is a tensor's address or the bits of a number, depending on HAS_SCALE */
     if (!a->scale)
         attention_print_real(print, a->scale_value, "scale");
     attention_print_lengths(print, c);
-    /* A sink is a score of each head that takes part in the softmax and has no value. */
+    /* a sink is an additional score per head in the softmax, without a value */
     print_list(print, c, a->sink, "sink", "sink_step", 1, "HAS_SINK");
     print_constant(print, "HAS_ALIBI", a->alibi);
-    /* 0: none; 1: numbers that are added; 2: booleans that hide scores. */
+    /* 0: none; 1: added to scores; 2: a boolean that hides scores */
     print_constant(print, "BIAS", !a->bias ? 0 : dtype_is_boolean((weftDataType_t)a->bias->type) ? 2 : 1);
     if (a->bias)
         attention_print_tensor(print, c, a->bias, "bias", bias_axes);
     else
-        text_add(&print->constants, "using bias_t = float;\n"); /* as above */
+        text_add(&print->constants, "using bias_t = float;\n"); /* the kernel refers to the type */
     attention_print_block_mask(print, c);
     attention_print_modifier(print, c, false);
     attention_print_dropout(print, c);

@@ -1,7 +1,6 @@
-/* scales: operands of few bits and their scales. Q_SCALES, K_SCALES, V_SCALES: 0 none; 1 one for a head, which
-   multiplies scores or results; 2 one for each row, which multiplies the row as it is loaded; 3 one for each block,
-   likewise (element_scales.cuh). And the largest numbers of a pass, from which a caller makes the scales of the
-   next. */
+/* scales: scales of low-precision operands. Q_SCALES, K_SCALES, V_SCALES: 0 none; 1 one per head, which multiplies
+   scores or results; 2 one per row, which multiplies the row as it is loaded; 3 one per block, likewise
+   (element_scales.cuh). Also the amax outputs, from which a caller derives the scales of the next iteration. */
 
 #include "attention/amax.cuh"
 
@@ -11,7 +10,7 @@ template <class P> DEVICE sum_t query_scale_of(const P &a, i64 batch, i64 head) 
     return as<sum_t>::of(a.descale_q[batch * a.descale_q_batch + head * a.descale_q_head]);
 }
 
-/* What the products of a head are multiplied by. */
+/* The factor of the products of a head. */
 template <class P> DEVICE sum_t score_scale_of(const P &a, i64 batch, i64 head) {
     sum_t scale = scale_of(a);
     if constexpr (Q_SCALES == 1)
@@ -21,7 +20,7 @@ template <class P> DEVICE sum_t score_scale_of(const P &a, i64 batch, i64 head) 
     return scale;
 }
 
-/* What a key, or a value, is multiplied by, of query head `head`: its scale lies as its row does. */
+/* The factor of a key, or a value, for query head `head`; scales are paged like their rows. */
 template <class P, class T> DEVICE sum_t key_scale_of(const P &a, i64 batch, i64 head, const T &pages, int key) {
     const i64 page = K_PAGE ? pages.page_of(key) : batch, row = K_PAGE ? key % max(K_PAGE, 1) : key;
     return as<sum_t>::of(
@@ -35,8 +34,7 @@ template <class P, class T> DEVICE sum_t value_row_scale_of(const P &a, i64 batc
 
 /* ---- Results ---- */
 
-/* What o is multiplied by besides what end_row says: the scale of all values of a head, and of the softmax, there and
-   back. */
+/* The factor of O in addition to that of end_row: the scale of all values of a head, and scale and descale of P. */
 template <class P> DEVICE sum_t value_scale_of(const P &a, i64 batch, i64 head) {
     sum_t scale = 1;
     if constexpr (V_SCALES == 1)
@@ -47,7 +45,7 @@ template <class P> DEVICE sum_t value_scale_of(const P &a, i64 batch, i64 head) 
         scale *= as<sum_t>::of(*a.descale_s);
     return scale;
 }
-/* What o is multiplied by at last. */
+/* The scale of the stored O. */
 template <class P> DEVICE sum_t result_scale_of(const P &a) {
     if constexpr (HAS_SCALE_O)
         return as<sum_t>::of(*a.scale_o);
@@ -55,7 +53,7 @@ template <class P> DEVICE sum_t result_scale_of(const P &a) {
         return 1;
 }
 
-/* The largest numbers that this thread made, none of them negative. */
+/* The largest P and |O| of this thread; not negative. */
 struct largest {
     sum_t s, o;
     DEVICE void note_row(sum_t weight) {
@@ -66,7 +64,7 @@ struct largest {
         if constexpr (HAS_AMAX_O)
             o = fmax(o, fabs(x));
     }
-    /* A whole warp. */
+    /* Called by a whole warp. */
     template <class P> DEVICE void store(const P &a) {
         if constexpr (HAS_AMAX_S)
             raise_largest(a.amax_s, (float)s);

@@ -1,12 +1,12 @@
-/* score_functions: what score modifiers call instead of the functions of math.cuh, where operands have 16 bits or
-   fewer: a rounding of such an operand or weight is more than they are off by. Demands IS_ROUNDED
-   tanh      1 - 2 / (1 + e^2x), off by 1e-7: a score capped at 50 is off by 6e-6. Two instructions of the special
-             function unit, as 2^x is another, and three others
-             IS_ROUNDED: all that is made of scores has 16 bits or fewer. One instruction of that unit, off by 2^-11 of
-             itself, and so are scores; where they are about 20 and capped at 50, o of f16 is off by 2.5e-4, as with the
-             three, and torch's own operations in f16 are off by 4e-3
+/* score_functions: functions that score modifiers call instead of those of math.cuh if operands have 16 bits or fewer:
+   their error is below the rounding of such an operand or of P. Requires IS_ROUNDED
+   tanh      1 - 2 / (1 + e^2x), error 1e-7, so a score capped at 50 has an error of 6e-6. Two instructions of the
+             special function unit, which 2^x of the softmax needs, too, and three others
+             IS_ROUNDED: everything computed from scores has 16 bits or fewer. One instruction of that unit, with a
+             relative error of 2^-11, which scores inherit. With scores of about 20, capped at 50, f16 O has an error of
+             2.5e-4, as with the longer version; torch's own operations in f16 have 4e-3
              Hopper's forward kernel has a polynomial for small x
-   Measured  docs/kernels.md, with what was tried */
+   Measured  docs/kernels.md, with alternatives that were tried */
 
 namespace weft::score_functions {
 

@@ -1,6 +1,6 @@
-/* attention: what the forward and the backward kernels share: which keys a query sees, scores with everything that is
-   added to them, dropout, and bringing tiles into shared memory. Functions are templates on the arguments, so that what
-   was not printed is not looked up. */
+/* attention: code shared by the forward and the backward kernels: visibility, scores with all their terms, dropout, and
+   loading of tiles into shared memory. Functions are templates on the arguments, so that fields that were not emitted
+   are not looked up. */
 
 #include "attention/alibi.cuh"
 #include "attention/block_mask.cuh"
@@ -10,7 +10,7 @@
 using tiles = warp_tiles<staged_t>;
 constexpr int PAD = tiles::PAD, THREADS = WARPS * 32;
 
-/* ---- Which keys a query sees ---- */
+/* ---- Visibility ---- */
 
 /* first .. last - 1 */
 struct span {
@@ -20,7 +20,7 @@ struct span {
     DEVICE bool covers(int from, int until) const { return first <= from && last >= until; }
 };
 
-/* Queries and keys in use of a batch, and the shift of the diagonal. */
+/* Queries and keys in use of a batch entry, and the offset of the diagonal. */
 struct lengths {
     int queries, keys;
     i64 shift;
@@ -47,7 +47,8 @@ template <class P> DEVICE span queries_seeing(const P &a, const lengths &used, i
     return span_of(key - used.shift - a.right, key - used.shift + a.left, used.queries);
 }
 
-/* What `own` sees of the other side: own is a query, or, by OWN_IS_KEY, a key. Both ends grow with own. */
+/* The span of the other side that is visible from a resident query or, with KV_RESIDENT, from a resident key. Both ends
+   grow with the index. */
 template <class P> DEVICE span seen_by(const P &a, const lengths &used, int own) {
     if constexpr (OWN_IS_KEY)
         return queries_seeing(a, used, own);
@@ -56,7 +57,7 @@ template <class P> DEVICE span seen_by(const P &a, const lengths &used, int own)
 }
 DEVICE int own_in_use(const lengths &used) { return OWN_IS_KEY ? used.keys : used.queries; }
 
-/* What any, and what each, of first .. last - 1 sees. */
+/* The span that any, and that each, of first .. last - 1 sees. */
 template <class P> DEVICE span seen_by_any(const P &a, const lengths &used, int first, int last) {
     last = min(last, own_in_use(used));
     return first < last ? span{seen_by(a, used, first).first, seen_by(a, used, last - 1).last} : span{0, 0};
@@ -65,16 +66,16 @@ template <class P> DEVICE span seen_by_each(const P &a, const lengths &used, int
     return last <= own_in_use(used) ? span{seen_by(a, used, last - 1).first, seen_by(a, used, first).last} : span{0, 0};
 }
 
-/* ---- Scores: natural, or times log2(e) where that saves an operation and cannot overflow ---- */
+/* ---- Scores: in natural units, or times log2(e) if that saves an operation and cannot overflow ---- */
 
-/* A score that a bias or a modifier may hide: by -inf, whatever the bounds say. */
+/* A bias or a modifier may hide a score by -inf, whatever the bounds are. */
 constexpr bool MAY_HIDE = BIAS != 0 || HAS_MODIFIER;
 constexpr bool IS_LOG2 = sizeof(sum_t) == 4 && !MAY_HIDE;
 constexpr float LOG2_E = 1.44269504f, LN_2 = 0.693147181f;
 
 DEVICE float low_of(float) { return __int_as_float(0xff800000); }
 DEVICE double low_of(double) { return (double)low_of(0.0f); }
-/* The score of a key that is not seen. */
+/* The score of a hidden key. */
 DEVICE sum_t unseen() { return low_of((sum_t)0); }
 DEVICE sum_t not_a_number() { return (sum_t)__int_as_float(0x7fffffff); }
 
@@ -91,15 +92,15 @@ template <class P> DEVICE sum_t scale_of(const P &a) {
         return (sum_t)__longlong_as_double(a.scale);
 }
 
-/* A row of scores, as the thread that has it sees it: of a query over keys, or of a key over queries. */
+/* A row of scores, as seen by the thread that holds it: a query over keys, or a key over queries. */
 struct own_row {
     i64 batch, head;
     int index;
     span seen;
     sum_t slope;
-    i64 bias; /* offset of its first score's bias */
-    u64 line; /* of a query: its first block of random words; of a key: that of query 0 */
-    i64 mask; /* offset of its first score's mask of dropout */
+    i64 bias; /* offset of the bias of its first score */
+    u64 line; /* of a query: index of its first Philox block; of a key: that of query 0 */
+    i64 mask; /* offset of the dropout mask of its first score */
 };
 
 template <class P> DEVICE own_row own_row_of(const P &a, const lengths &used, i64 batch, i64 head, int index) {
@@ -119,7 +120,7 @@ template <class P> DEVICE own_row own_row_of(const P &a, const lengths &used, i6
 DEVICE int query_of(const own_row &own, int other) { return OWN_IS_KEY ? other : own.index; }
 DEVICE int key_of(const own_row &own, int other) { return OWN_IS_KEY ? own.index : other; }
 
-/* A score from its scaled product. */
+/* Score of a scaled product. */
 template <class P> DEVICE sum_t score_of(const P &a, const own_row &own, int other, sum_t score) {
     if constexpr (HAS_MODIFIER) {
         score = modified(a, own.batch, own.head, query_of(own, other), key_of(own, other), score);
@@ -139,7 +140,7 @@ template <class P> DEVICE sum_t score_of(const P &a, const own_row &own, int oth
     return score;
 }
 
-/* Turns the products of 16 rows with columns `first` .. into scores. is_whole: every row sees every column. */
+/* Transforms the products of 16 rows with columns `first` .. into scores. is_whole: every row sees every column. */
 template <int N, class P>
 DEVICE void score_tile(const P &a, const own_row (&own)[2], int first, bool is_whole, sum_t scale, sum_t (&s)[N][4]) {
 #pragma unroll
@@ -157,26 +158,26 @@ DEVICE void score_tile(const P &a, const own_row (&own)[2], int first, bool is_w
         }
 }
 
-/* ---- Dropout: a block of random words serves four neighbouring keys of a query; or a mask multiplies ---- */
+/* ---- Dropout: a Philox block serves four adjacent keys of a query; or a mask is multiplied ---- */
 
-/* The mask of a score that is seen. */
+/* The mask of a visible score. */
 template <class P> DEVICE sum_t mask_of(const P &a, const own_row &own, int other) {
     const i64 place = own.mask + other * (OWN_IS_KEY ? a.dropout_mask_query : a.dropout_mask_key);
     return as<sum_t>::of(load_run<dropout_mask_t, 1>(a.dropout_mask + place).at[0]);
 }
 
-/* Bit e: whether s[j][e] is kept, of the block of 8 columns from `first`. Each lane draws one block of words, and lanes
-   that need parts of it ask for them. */
+/* Bit e: dropout keeps s[j][e], for the block of 8 columns from `first`. Each lane generates one Philox block, and
+   exchanges its bits with the lanes that need them. */
 DEVICE u32 kept_of(const rng_state &c, const own_row (&own)[2], int first, u64 blocks_per_query) {
     const int t = lane() % 4, w = lane() / 4 % 4;
     if constexpr (!OWN_IS_KEY) {
-        /* Two lanes share the words of both their rows: the even one draws for the upper row. */
+        /* two lanes share the words of both their rows: the even lane generates the upper row */
         const u32 drawn = keep_bits(c, (t % 2 ? own[1].line : own[0].line) + (u64)(first / 4 + t / 2));
         const u32 other = __shfl_xor_sync(0xffffffffu, drawn, 1);
         const u32 upper = t % 2 ? other : drawn, lower = t % 2 ? drawn : other;
         return (upper >> t % 2 * 2 & 3) | (lower >> t % 2 * 2 & 3) << 2;
     } else {
-        /* Four lanes share the words of their four elements: the lane of key w (mod 4) draws for element w. */
+        /* four lanes share the words of their four elements: the lane of key w (mod 4) generates element w */
         const u32 drawn = keep_bits(c, own[0].line + (u64)(first + 2 * t + w % 2) * blocks_per_query +
                                            (u64)((w / 2 ? own[1].index : own[0].index) / 4));
         u32 bits = 0;
@@ -187,7 +188,7 @@ DEVICE u32 kept_of(const rng_state &c, const own_row (&own)[2], int first, u64 b
     }
 }
 
-/* ---- Bringing tiles ---- */
+/* ---- Loading tiles ---- */
 
 DEVICE bool is_finite(f16 x) { return (x.bits & 0x7c00) != 0x7c00; }
 DEVICE bool is_finite(bf16 x) { return (x.bits & 0x7f80) != 0x7f80; }
@@ -197,24 +198,24 @@ DEVICE bool is_finite(i8) { return true; }
 DEVICE bool is_finite(float x) { return (__float_as_uint(x) & 0x7f800000u) != 0x7f800000u; }
 DEVICE bool is_finite(double x) { return ((u32)__double2hiint(x) & 0x7ff00000u) != 0x7ff00000u; }
 
-/* A word of shared memory that several threads may store at once, all the same. */
+/* Stores a word to shared memory; several threads may store the same value at once. */
 DEVICE void store_same(int *to, int value) { ptx::st_relaxed_shared(ptx::shared_address(to), value); }
 
-/* Rows that are taken as they are. */
+/* Rows without scales. */
 struct no_scales {};
 
-/* ROWS rows of WIDTH elements, read RUN neighbours at a time by a group of GROUP threads, whole warps. */
+/* Loads ROWS rows of WIDTH elements, RUN adjacent elements at a time, by a group of GROUP threads, whole warps. */
 template <int ROWS, int WIDTH, int RUN, class T, int GROUP = THREADS> struct carrier {
     static constexpr int PITCH = WIDTH + PAD, ACROSS = WIDTH / RUN, RUNS = ROWS * ACROSS,
                          EACH = (RUNS + GROUP - 1) / GROUP;
     static constexpr bool IS_ASYNC = HAS_ASYNC && same<T, staged_t>::value && RUN * sizeof(T) >= 4;
-    static constexpr int BATCH = EACH < 4 ? EACH : 4; /* loads under way at once */
+    static constexpr int BATCH = EACH < 4 ? EACH : 4; /* loads in flight */
 
     static DEVICE int rank() { return GROUP == THREADS ? (int)threadIdx.x : (int)threadIdx.x % GROUP; }
 
-    /* place(row) is the address of a row, or nothing, which counts as zeros; `any` may be read in its stead.
-       scale(row, column) multiplies an element; the RUN of one access share theirs unless IS_BY_ELEMENT. AT_ONCE:
-       loads under way. */
+    /* row_address(row) returns the address of a row, or NULL for a row of zeros; `any` is a valid address to read
+       instead. scale(row, column) multiplies an element; the RUN elements of an access share a scale unless
+       IS_BY_ELEMENT. AT_ONCE: loads in flight. */
     template <bool IS_BY_ELEMENT = false, int AT_ONCE = BATCH, class F, class S = no_scales>
     static DEVICE void bring(staged_t *tile, const T *any, int columns, i64 step, F place, S scale = {}) {
         if constexpr (IS_ASYNC && same<S, no_scales>::value) {
@@ -273,9 +274,10 @@ template <int ROWS, int WIDTH, int RUN, class T, int GROUP = THREADS> struct car
             return from<staged_t>::number(as<sum_t>::of(x));
     }
 
-    /* A product multiplies every element, also by the weight 0 of a key that is not seen, and 0 times NaN is NaN. So
-       where rows may not be seen by all, each thread clears what is not finite of what it brought, and marks the row:
-       whoever does see the row turns to NaN itself. Before the barrier that shows the tile to others. */
+    /* An MMA multiplies every element, including values of hidden keys by a P of 0, and 0 x NaN is NaN. So if a row may
+       be hidden from some query, each thread clears elements that are not finite among those it loaded and flags the
+       row; queries that see the row then set their results to NaN. To be called before the barrier that publishes the
+       tile. */
     static DEVICE bool clear_non_finite_rows(staged_t *tile, int *non_finite, int mark) {
         bool found = false;
 #pragma unroll 2
@@ -311,8 +313,8 @@ DEVICE void await_tiles() {
         await_copies<0>();
 }
 
-/* Products of rows too deep for shared memory: both sides come in slices of WIDTH columns, which bring(column) brings.
-   The whole block takes part; `takes`: whether the warp wants the sums. */
+/* Products of rows that are too deep for shared memory: load(column) loads slices of WIDTH columns of both sides. The
+   whole block executes this; `takes` is true if this warp needs the sums. */
 template <int WIDTH, int M, int N, class R, class F>
 DEVICE void add_slices(sum_t (&s)[M][N][4], const R &own, const staged_t *other, i64 depth, bool takes, F bring) {
 #pragma unroll 1
@@ -327,7 +329,7 @@ DEVICE void add_slices(sum_t (&s)[M][N][4], const R &own, const staged_t *other,
     }
 }
 
-/* What to add to the sums of a row: NaN where it sees a row of infinities or NaN, else 0. */
+/* The value to add to the results of a row: NaN if it sees a row with elements that are not finite, otherwise 0. */
 template <int N>
 DEVICE void find_non_finite(const int *non_finite, int mark, const sum_t (&s)[N][4], sum_t (&nan_or_zero)[2]) {
 #pragma unroll
@@ -356,7 +358,7 @@ DEVICE sum_t row_most(sum_t x) {
 
 /* ---- Results ---- */
 
-/* Two neighbours of a row; IS_PAIR: side by side in memory, and aligned so. */
+/* Stores two adjacent elements of a row; IS_PAIR: they are contiguous in memory, and aligned as a pair. */
 template <bool IS_PAIR, class T> DEVICE void store_two(T *row, i64 step, int column, int columns, sum_t x, sum_t y) {
     if (IS_PAIR && column + 1 < columns) {
         store_run<T, 2>(row + column, run<T, 2>{{from<T>::number(x), from<T>::number(y)}});

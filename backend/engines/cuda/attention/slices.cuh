@@ -1,28 +1,25 @@
-/* slices: KEYS keys and values in shared memory as a decoding warp multiplies them by 16 rows, sums in registers as
-     warp_tiles has
-   them.
-     scores    s  += Q K^T       results   o  += W V
-   Rows are padded by 16 bytes or, HAS_BOXES, came as boxes of the copy engine: panels of 128 bytes of each row, whose
-   pieces of 16 bytes lie at index ^ row % 8. Either way 8 rows at one column lie in different banks.
-   Numbers of 8 bits become f16 or bf16, which hold them exactly, on their way to the tensor cores:
-     scores a block of 16 columns lies in the product's order byte_place(0) .. byte_place(15), q's alike: so a lane's
-     four neighbours
-               of a key are what it has to give
-     results sums of columns 16 j .. 16 j + 15: even ones in o[2 j], odd ones in o[2 j + 1], since a transposed load
-     keeps neighbours
-               together */
+/* kv_smem: slices of KEYS keys and values in shared memory, and their products with 16 rows of a decoding warp, with
+     accumulators in the layout of warp_tiles:
+     scores    S += Q K^T       results   O += P V
+   Rows are padded by 16 bytes. With HAS_BOXES, TMA loads them as panels of 128 bytes per row, in which 16-byte chunks
+   have index ^ row % 8. Either way, the 8 rows of a column are in different banks.
+   8-bit numbers are converted to f16 or bf16, which represent them exactly, on their way to the tensor cores:
+     scores    a block of 16 columns is in the order byte_position(0) .. byte_position(15), and so is Q's, so that a
+               lane's four adjacent bytes of a key are the elements that it has to provide
+     results   of columns 16 j .. 16 j + 15, even ones are in o[2 j] and odd ones in o[2 j + 1], since a transposed load
+               keeps adjacent bytes together */
 
-/* ---- Where rows are ---- */
+/* ---- Location of rows ---- */
 
 template <class T, int WIDTH> struct slice_rows {
     static constexpr int BYTES = WIDTH * (int)sizeof(T), PITCH = HAS_BOXES ? 128 : BYTES + 16;
     static constexpr int PANEL = KEYS * PITCH, PANELS = HAS_BOXES ? (BYTES + 127) / 128 : 1, SIZE = PANEL * PANELS;
     static constexpr int RUN = 16 / (int)sizeof(T), ACROSS = HAS_BOXES ? PITCH / 16 : BYTES / 16;
-    static constexpr int RUNS = KEYS * ACROSS * PANELS; /* pieces of 16 bytes, but for the padding */
+    static constexpr int RUNS = KEYS * ACROSS * PANELS; /* 16-byte chunks, without the padding */
     const char *row;
     u32 swizzle;
 
-    /* Of a lane that reads the first or the last half of 32 bytes of row r. */
+    /* For a lane that reads the first or the second half of 32 bytes of row r. */
     DEVICE slice_rows(const void *rows, int r, int half)
         : row((const char *)rows + r * PITCH + (HAS_BOXES ? 0 : half * 16)),
           swizzle(HAS_BOXES ? (half ^ r % 8) * 16 : 0) {}
@@ -33,9 +30,9 @@ template <class T, int WIDTH> struct slice_rows {
     static DEVICE int place_of_run(int i) { return (i / ACROSS * PITCH + i % ACROSS * 16) / (int)sizeof(T); }
 };
 
-/* A product multiplies every element, also by the weight 0 of a key that is not seen, and 0 times NaN is NaN. So where
-   rows may not be seen by all, the group's threads clear what is not finite, and mark the row: whoever does see the row
-   turns to NaN itself. Before the barrier that shows the slice to others. */
+/* An MMA multiplies every element, including values of hidden keys by a P of 0, and 0 x NaN is NaN. So if a row may be
+   hidden from some query, the group's threads clear elements that are not finite and flag the row; queries that see the
+   row then set their results to NaN. To be called before the barrier that publishes the slice. */
 template <class L, int GROUP, class T> DEVICE void clear_non_finite(T *rows, int *non_finite, int mark) {
 #pragma unroll 2
     for (int i = (int)threadIdx.x % GROUP; i < L::RUNS; i += GROUP) {
@@ -55,9 +52,9 @@ template <class L, int GROUP, class T> DEVICE void clear_non_finite(T *rows, int
     }
 }
 
-/* ---- Two bytes become two numbers of 16 bits ---- */
+/* ---- Conversion of two bytes to two 16-bit numbers ---- */
 
-/* Where column i of a block of 16 is: columns 4 t .. 4 t + 3 are the product's 2 t, 2 t + 1, 2 t + 8 and 2 t + 9. */
+/* Position of column i in a block of 16: columns 4 t .. 4 t + 3 are the MMA's 2 t, 2 t + 1, 2 t + 8 and 2 t + 9. */
 DEVICE int byte_place(int i) { return i % 16 / 4 * 2 + i % 2 + i % 4 / 2 * 8 + i / 16 * 16; }
 
 template <class E> struct byte_pair;
@@ -68,7 +65,7 @@ template <> struct byte_pair<e5m2> {
     static DEVICE u32 halves(u32 x) { return __byte_perm(x, 0, 0x1404); } /* e5m2 is the upper byte of f16 */
 };
 
-/* Of the low two bytes of x. */
+/* Converts the low two bytes of x. */
 template <class S, class E> struct two_bytes {
     static DEVICE u32 number(u32 x) {
         const u32 pair = byte_pair<E>::halves(x);
@@ -92,16 +89,17 @@ template <> struct two_bytes<bf16, i8> {
 
 /* ---- Products ---- */
 
-/* S: what they are multiplied in. */
+/* S: type of the MMA's operands. */
 template <class S, int WIDTH, class Q, class T>
 DEVICE void multiply_keys(float (&s)[1][2][4], const Q &q, const T *keys) {
     constexpr bool IS_BYTES = sizeof(T) == 1;
-    /* Blocks: both halves of 8 keys, then of the next; of bytes the first halves of 16 keys, then the last. */
+    /* 8 x 8 matrices: both halves of 8 keys, then of the next 8; for bytes, the first halves of 16 keys, then the
+       second. */
     const int row = IS_BYTES ? lane() % 16 : lane() % 8 + lane() / 16 * 8,
               half = IS_BYTES ? lane() / 16 : lane() / 8 % 2;
     const slice_rows<T, WIDTH> rows(keys, row, half);
     constexpr int STEPS = WIDTH * (int)sizeof(T) / 32,
-                  UNROLL = WIDTH <= 128 ? STEPS : 4; /* all of a deep slice would spill */
+                  UNROLL = WIDTH <= 128 ? STEPS : 4; /* fully unrolled, a deep slice would spill */
 #pragma unroll UNROLL
     for (int i = 0; i < STEPS; i++) {
         u32 blocks[4], left[4], right[2];
@@ -155,7 +153,7 @@ DEVICE void multiply_values(float (&o)[1][WIDTH / 8][4], const W &weights, const
     }
 }
 
-/* A lane's results of one of its rows, side by side in memory. */
+/* Stores a lane's results of one of its rows, contiguously. */
 template <class T, int WIDTH> DEVICE void keep_results(float *row, const float (&o)[WIDTH / 8][4], int h) {
     if constexpr (sizeof(T) > 1)
 #pragma unroll

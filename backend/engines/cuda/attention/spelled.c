@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The spelled attention family: operations that are attention together, or its gradients, as one operation, or two,
-   that the other families are asked for. What spells it is found and written in graph/spelled/; here is what a plan
-   needs: which nodes go together, their price, and the kernels of the others as a step of this graph. */
+/* The attention pattern family: a group of operations that together compute attention, or its gradients, is served as
+   one or two operations that other families accept. graph/spelled/ matches the pattern and builds these operations.
+   This file provides what a plan needs: the grouping of nodes, their cost, and the other families' kernels as a step of
+   this graph. */
 #include "base/arena.h"
 #include "base/number.h"
 #include "engines/cuda/core/take.h"
@@ -13,17 +14,18 @@ enum { OPERATIONS_MAX = 2 }; /* forward, then backward */
 
 struct spelled {
     struct spelled_attention attention;
-    const struct graph *graph; /* of the operations: an sdpa_fwd, an sdpa_bwd, or both */
-    const int *outer;          /* of each of its values: that of the whole graph; -1: it has none */
-    int count;                 /* of them, each a region of its own, and who serves it */
+    const struct graph *graph; /* contains the operations: an sdpa_fwd, an sdpa_bwd, or both */
+    const int *outer;          /* for each of its values, the corresponding value of the whole graph, or -1 */
+    int count;                 /* number of operations, each a region of its own with its own offer */
     struct region regions[OPERATIONS_MAX];
     struct offer offers[OPERATIONS_MAX];
 };
 
-/* ---- Which operations -------------------------------------------------------------------------------------------- */
+/* ---- Matching ------------------------------------------------------------------------------------------------------
+   */
 
-/* Whether a region is what spells it, no more and no less: neighbours that a region grows by are refused so. Both lists
-   are in the order of the graph. */
+/* True if the region is exactly the matched set, so that attempts to grow a region by adjacent nodes are declined. Both
+   lists are in graph order. */
 static bool covers(const struct spelled_attention *a, const struct region *region) {
     bool is = a->count == region->count;
     for (int i = 0; is && i < a->count; i++)
@@ -31,14 +33,14 @@ static bool covers(const struct spelled_attention *a, const struct region *regio
     return is;
 }
 
-/* What is spelled around a product: gradients, of which it is dO V^T, or attention, of which it is the last one. Where
-   it is neither, the reason is that of what it comes nearer to. */
+/* Matches the pattern around a matmul: gradients, in which it is dO V^T, or attention, in which it is the last matmul.
+   If neither matches, the error is that of the closer pattern. */
 static weftStatus_t find_around(struct spelled_attention *found, const struct graph *graph, int node) {
     weftStatus_t status = spelled_gradient_find(found, graph, node);
     return status && !found->is_gradient ? spelled_attention_find(found, graph, node) : status;
 }
 
-/* From the last product backwards: of attention it is the one of weights and values. */
+/* Searches from the last matmul backwards: in attention, it is P V. */
 static weftStatus_t find(struct spelled_attention *found, const struct region *region) {
     for (int i = region->count; i-- > 0;) {
         if (op_of(region_node(region, i)->op) != &matmul_op)
@@ -46,7 +48,7 @@ static weftStatus_t find(struct spelled_attention *found, const struct region *r
         weftStatus_t status = find_around(found, region->graph, region->nodes[i]);
         if (!status && covers(found, region))
             return WEFT_STATUS_SUCCESS;
-        /* A product asked about alone: the reason is worth telling. */
+        /* a single matmul was asked about: report the reason */
         if (status && region->count == 1)
             return status;
     }
@@ -54,7 +56,7 @@ static weftStatus_t find(struct spelled_attention *found, const struct region *r
          descriptor_label(region_node(region, 0)->op));
 }
 
-/* A plan asks at each node; the one at which it gets an answer is the last product forward, and dO v^T of gradients. */
+/* A plan asks at each node. The node that answers is P V in the forward pass, and dO V^T for gradients. */
 static int companions(const struct graph *graph, int node, int *nodes) {
     struct spelled_attention found;
     int count = 0;
@@ -66,10 +68,11 @@ static int companions(const struct graph *graph, int node, int *nodes) {
     return count;
 }
 
-/* ---- Who serves them --------------------------------------------------------------------------------------------- */
+/* ---- Analysis ------------------------------------------------------------------------------------------------------
+   */
 
-/* Everything lies in the arena: accepts frees it at once, a step keeps it. The operations are asked for one by one, as
-   two families may serve them best. */
+/* All memory is in the arena: accepts frees it at once, a step keeps it. Each operation is offered separately, because
+   different families may be the fastest for them. */
 static weftStatus_t analyse(struct spelled *s, const struct region *region, const struct device *device,
                             struct arena *arena) {
     static const int nodes[OPERATIONS_MAX] = {0, 1};
@@ -85,7 +88,7 @@ static weftStatus_t analyse(struct spelled *s, const struct region *region, cons
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The price is that of the offers: the same kernels run, and nothing beside them. */
+/* The cost is the sum of the offers: the same kernels run, without any overhead. */
 static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
     struct spelled s = {0};
     struct arena arena = {0};
@@ -95,9 +98,10 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
     return status;
 }
 
-/* ---- In any order ------------------------------------------------------------------------------------------------ */
+/* ---- Unordered sums ------------------------------------------------------------------------------------------------
+   */
 
-/* Cheap: of most products no gradient of a softmax is behind. */
+/* Inexpensive: most matmuls do not feed the gradient of a softmax. */
 static bool reorders(const struct graph *graph, int node) {
     struct spelled_attention found;
     bool is = op_of(graph->nodes[node].op) == &matmul_op && !spelled_gradient_find(&found, graph, node);
@@ -105,8 +109,8 @@ static bool reorders(const struct graph *graph, int node) {
     return is;
 }
 
-/* The same where a kernel sums in any order; all else is the other family's, so that a plan which takes this one does
-   take the liberty. */
+/* Accepts only if some kernel sums in arbitrary order. Everything else is left to the other family, so that a plan with
+   this family actually uses the relaxation. */
 static weftStatus_t accepts_reordered(const struct region *region, const struct device *device, double *seconds) {
     struct spelled s = {0};
     struct arena arena = {0};
@@ -124,9 +128,10 @@ static weftStatus_t accepts_reordered(const struct region *region, const struct 
     return status;
 }
 
-/* ---- Building ---------------------------------------------------------------------------------------------------- */
+/* ---- Building ------------------------------------------------------------------------------------------------------
+   */
 
-/* "sdpa_fwd of 9 operations, causal, with a score modifier": what became of the operations on the scores. */
+/* Describes what the operations on the scores became: "sdpa_fwd of 9 operations, causal, with a score modifier". */
 static weftStatus_t describe(const char **detail, const struct spelled *s, struct arena *arena) {
     const struct spelled_attention *a = &s->attention;
     bool is_causal = a->right_bound == 0,
@@ -147,13 +152,13 @@ static weftStatus_t describe(const char **detail, const struct spelled *s, struc
                        a->dropout || a->drop_mask ? ", dropout" : "");
 }
 
-/* In the workspace, where everything begins at a multiple of 64. */
+/* Size in the workspace, where each allocation is aligned to 64 bytes. */
 static int64_t bytes_of(const struct tensor *tensor) {
     return round_up(tensor_elements(tensor) * (dtype_of((weftDataType_t)tensor->type)->bits / 8), 64);
 }
 
-/* Where values lie: those of the whole graph there, and what one operation leaves to the other, or to nobody, at the
-   beginning of the workspace, of which *bytes are taken. */
+/* Locates the values: those of the whole graph where they are, and intermediate or unused values at the start of the
+   workspace, of which *bytes are used. */
 static weftStatus_t place_values(struct kernel_place **made, int64_t *bytes, const struct spelled *s,
                                  struct arena *arena) {
     struct kernel_place *places;
@@ -170,7 +175,7 @@ static weftStatus_t place_values(struct kernel_place **made, int64_t *bytes, con
     return WEFT_STATUS_SUCCESS;
 }
 
-/* One step of the kernels of both operations, in their order. Knobs go to both: each reads those that it knows. */
+/* One step with the kernels of both operations, in order. Both get the knobs, and each reads those that it knows. */
 static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
                           struct arena *arena) {
     struct spelled *s;
@@ -193,7 +198,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
                         inner.detail ? inner.detail : ""));
     }
     step->state = state;
-    /* One runs after the other, and scratch of the first is dead by then. */
+    /* the operations run one after another, so they share scratch memory */
     step->workspace_bytes = passed + scratch;
     return WEFT_STATUS_SUCCESS;
 }

@@ -1,10 +1,10 @@
-/* warp_tiles: products of 16 rows (times M) by one warp, chained without leaving registers where the arithmetic allows:
-     scores    s  += A B^T      A: 16 x DEPTH, B: 8 N x DEPTH, both in shared memory, DEPTH side by side
-     weights   what becomes of s, as a left factor
-     results   o  += W V        V: 8 N x WIDTH in shared memory, WIDTH side by side
-   Sums lie as mma's: s[j][2 h + e] of lane l is row l / 4 + 8 h, column score_column(j) + e; of o: result_column(j) +
-   e. Rows in shared memory are padded by 16 bytes, so that 8 of them lie in different banks.
-   Two arithmetics: tensor cores on f16 and bf16, fused multiply-adds on float and double. */
+/* warp_tiles: products of 16 M rows by one warp, chained in registers if the arithmetic allows:
+     scores    S += A B^T       A: 16 x DEPTH, B: 8 N x DEPTH, both in shared memory, contiguous along DEPTH
+     p_operand the left operand computed from S
+     results   O += P V         V: 8 N x WIDTH in shared memory, contiguous along WIDTH
+   Accumulators have the layout of mma: s[j][2 h + e] of lane l is row l / 4 + 8 h, column score_column(j) + e; o has
+   columns result_column(j) + e. Rows in shared memory are padded by 16 bytes, so that 8 of them use different banks.
+   Two arithmetics: tensor cores for f16 and bf16, fused multiply-adds for float and double. */
 
 DEVICE int lane() { return (int)threadIdx.x % 32; }
 DEVICE int score_column(int j) { return 8 * j + lane() % 4 * 2; }
@@ -30,7 +30,7 @@ template <class S> struct warp_tiles {
     static constexpr bool NEEDS_SCRATCH = false;
     static DEVICE int result_column(int j) { return 8 * j + lane() % 4 * 2; }
 
-    /* 16 M rows of a left factor in shared memory; HELD: kept in registers once loaded. */
+    /* 16 M rows of a left operand in shared memory; IN_REGISTERS: stays in registers once loaded. */
     template <int DEPTH, int M, bool HELD> struct rows {
         const S *at;
         u32 held[HELD ? M : 1][HELD ? DEPTH / 16 : 1][4];
@@ -58,7 +58,8 @@ template <class S> struct warp_tiles {
     template <int DEPTH, int M, int N, bool HELD>
     static DEVICE void scores(float (&s)[M][N][4], const rows<DEPTH, M, HELD> &a, const S *b) {
         const S *from = b + (lane() % 8 + lane() / 16 * 8) * (DEPTH + PAD) + lane() / 8 % 2 * 8;
-        constexpr int UNROLL = HELD || DEPTH <= 128 ? DEPTH / 16 : 4; /* all loads of a deep tile at once would spill */
+        constexpr int UNROLL = HELD || DEPTH <= 128 ? DEPTH / 16 : 4; /* with all loads of a deep tile in flight,
+                                                                         registers would spill */
 #pragma unroll UNROLL
         for (int k = 0; k < DEPTH / 16; k++) {
             u32 left[M][4];
@@ -78,8 +79,8 @@ template <class S> struct warp_tiles {
         }
     }
 
-    /* Columns 16 k .. 16 k + 15 of the sums are the registers of left factor k. PARTS 2 keeps what the first rounding
-       lost. */
+    /* Columns 16 k .. 16 k + 15 of the accumulators are the registers of left operand k. PARTS 2: also holds the
+       rounding error of the first part. */
     template <int M, int N, int PARTS> struct weights {
         u32 at[PARTS][M][N / 2][4];
         DEVICE void set(const float (&s)[M][N][4], S *) {
@@ -99,7 +100,7 @@ template <class S> struct warp_tiles {
         }
     };
 
-    /* `v` points at the first of the WIDTH columns to be multiplied, PITCH elements from row to row. */
+    /* `v`: the first of WIDTH columns, with a row stride of PITCH elements. */
     template <int PITCH, int WIDTH, int M, int N, int PARTS>
     static DEVICE void results(float (&o)[M][WIDTH / 8][4], const weights<M, N, PARTS> &w, const S *v) {
         const S *from = v + lane() % 16 * PITCH + lane() / 16 * 8;
@@ -126,7 +127,7 @@ template <class S> struct fma_tiles {
     using sum = S;
     static constexpr int PAD = 16 / sizeof(S), RUN = 16 / sizeof(S);
     static constexpr bool NEEDS_SCRATCH = true;
-    /* Four neighbours of a pair of blocks, so that a row of V is read 16 bytes at a time. */
+    /* Four adjacent columns of a pair of blocks, so that a row of V is read 16 bytes at a time. */
     static DEVICE int result_column(int j) { return j / 2 * 16 + lane() % 4 * 4 + j % 2 * 2; }
 
     template <int DEPTH, int M, bool HELD> struct rows {
@@ -162,7 +163,7 @@ template <class S> struct fma_tiles {
         }
     }
 
-    /* Through the warp's own part of shared memory, since a row's weights lie in four lanes. */
+    /* P passes through the warp's own shared memory, since four lanes hold the P of a row. */
     template <int M, int N, int PARTS> struct weights {
         const S *at;
         DEVICE void set(const S (&s)[M][N][4], S *scratch) {

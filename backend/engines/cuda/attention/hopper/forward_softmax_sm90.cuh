@@ -7,7 +7,8 @@
                is needed until some P exceeds E4M3. The largest P of each row shows that; tracking it is free next to
                2^x. The first block always searches its maximum
    EARLY_EXPS  the number of a thread's scores that are exponentiated while the previous MMA still reads P, into
-               separate registers. Only the fast path does so, and whether it was the fast path is known only after the wait
+               separate registers. Only the fast path does so, and whether it was the fast path is known only after the
+               wait
    Layout      element [4j + 2h + e] of an accumulator is row 16 warp + lane / 4 + 8h, column 8j + 2 (lane % 4) + e */
 
 using scores = float[BLOCK_K / 2];
