@@ -1383,7 +1383,7 @@ inline void Lowering::describe(const graph::Tensor_attributes &tensor, Descripto
     else
         made.set(WEFT_ATTR_TENSOR_CUDNN_STRIDES_EXT, WEFT_TYPE_BOOLEAN, yes);
     DataType_t type = tensor.get_data_type();
-    if (type == DataType_t::BOOLEAN && !are_booleans_bits_)
+    if (type == DataType_t::BOOLEAN && (!are_booleans_bits_ || tensor.is_virtual()))
         type = DataType_t::BYTE_BOOLEAN;
     if (type != DataType_t::NOT_SET)
         made.set(WEFT_ATTR_TENSOR_DATA_TYPE, WEFT_TYPE_DATA_TYPE, static_cast<int>(type));

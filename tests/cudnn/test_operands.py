@@ -129,9 +129,11 @@ def test_operations_decide_what_a_boolean_at_an_address_is(place: Any, has_norm:
         epsilon = g.tensor_scalar(1e-5, cudnn.scalar_type.COMPILE_TIME_CONST)
         phase = cudnn.norm_forward_phase.INFERENCE
         source, *_ = g.layernorm(norm_forward_phase=phase, input=x, scale=one, bias=one, epsilon=epsilon)
-    mask = g.cmp_gt(input=source, comparison=1.0).set_output(True).set_data_type(T.BOOLEAN)
+    below = g.cmp_le(input=source, comparison=1.0).set_data_type(T.BOOLEAN)
+    mask = g.logical_not(input=below).set_output(True).set_data_type(T.BOOLEAN)
     g.build([cudnn.heur_mode.A])
-    assert mask.get_data_type() is T.BOOLEAN
+    assert mask.get_data_type() is below.get_data_type() is T.BOOLEAN
+    assert below._data_type is weft.data_type.BYTE_BOOLEAN  # without memory, a kernel holds it as it likes
     numbers, ones, out = (
         np.float32(np.arange(64).reshape(4, 16) % 3),
         np.ones((1, 16), "f4"),

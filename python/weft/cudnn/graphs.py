@@ -184,7 +184,8 @@ class pygraph(Attention, Plans):
         }
         if any(node.method in BIT_MASKS for node in self._nodes):
             for tensor in self._tensors:
-                if isinstance(tensor, Tensor) and tensor.has_boolean_of_graph:
+                has_memory = tensor.producer is None or tensor._output
+                if isinstance(tensor, Tensor) and tensor.has_boolean_of_graph and has_memory:
                     tensor._data_type = weft_enums.data_type.BOOLEAN
         with_strides = {t: t._strides for t in self._tensors if t.producer is not None and not t._dims}
         with_strides = {t: strides for t, strides in with_strides.items() if strides}
