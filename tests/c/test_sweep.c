@@ -56,8 +56,7 @@ static float maximum_at(const struct sweep *s, const struct memory *m, int64_t p
     *where = 0;
     for (int k = 1; k < TAPS; k++) {
         float value = read(s, m, element_at(k, position, channel));
-        bool wins = s->nan_wins ? !isnan(best) && (isnan(value) || value > best)
-                                : !isnan(value) && (isnan(best) || value > best);
+        bool wins = s->nan_wins ? isnan(value) || value > best : !isnan(value) && (isnan(best) || value > best);
         if (wins)
             best = value, *where = k;
     }
