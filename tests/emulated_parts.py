@@ -24,6 +24,7 @@ import subprocess
 import sys
 import time
 import xml.etree.ElementTree as xml
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -35,13 +36,14 @@ STATE = ROOT / "build/emulator/parts"
 CHIPS = (90, 80, 75, 89, 120)
 COUNT = 96
 INPUTS = ("python/weft/lib/libweft.so.1", "python/weft/**/*.py", "tests/*.py", "tests/ops/*.py")
+KERNELS = ("backend/engines/cuda/**/*.cuh",)
 INPUTS += ("tests/emulator/*.[ch]", "tests/fake_cuda/*.[ch]")
 
 
-def digest() -> str:
-    """Identifies the library, the package and the tests."""
+def digest(patterns: Iterable[str] = INPUTS) -> str:
+    """Identifies the contents of files: of the library, the package and the tests."""
     hash_ = hashlib.sha256()
-    for pattern in INPUTS:
+    for pattern in patterns:
         for path in sorted(ROOT.glob(pattern)):
             hash_.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
     return hash_.hexdigest()[:16]
@@ -97,7 +99,8 @@ def run(chip: int, part: int, current: str) -> bool:
         both = {"stdout": log, "stderr": subprocess.STDOUT}
         status = subprocess.run([sys.executable, *words], env=env, cwd=ROOT, **both).returncode
     times, failed = times_of(folder / "report.xml") if (folder / "report.xml").exists() else ({}, [])
-    result = {"digest": current, "status": status, "seconds": round(time.monotonic() - start, 1)}
+    result = {"digest": current, "kernels": digest(KERNELS), "status": status}
+    result["seconds"] = round(time.monotonic() - start, 1)
     (folder / "outcome.json").write_text(json.dumps(result | {"failed": failed, "times": times}, indent=0))
     counts = f"{len(times)} tests, {len(failed)} failed"
     print(f"sm_{chip} part {part}: {result['seconds']} s, {counts}", flush=True)
