@@ -287,10 +287,10 @@ def test_samples_run(installed: Path, version: str, tmp_path: Path, language: st
         assert captured.startswith("largest error of 3 launches: ")
 
 
-def test_readme_says_how_to_link(installed: Path, tmp_path: Path) -> None:
+def test_page_for_c_describes_how_to_link(installed: Path, tmp_path: Path) -> None:
     if not shutil.which("pkg-config"):
         pytest.skip("no pkg-config")
-    text = (ROOT / "README.md").read_text()
+    text = (ROOT / "docs/c.md").read_text()
     (commands,) = re.findall(r"^(export PKG_CONFIG_PATH=.*?)^```", text, re.DOTALL | re.MULTILINE)
     (tmp_path / "weft").symlink_to(installed)
     if not (installed / "lib/pkgconfig").exists():

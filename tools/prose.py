@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 # Upper bounds on the share of each class, in percent. They only fall; the aim is 2 for each.
-LIMITS = {"C": 21.6, "Python": 20.0, "docs": 15.4, "tests": 19.8}
+LIMITS = {"C": 21.6, "Python": 20.0, "docs": 12.3, "tests": 19.8}
 # Where each class is found: folders, of which "" is the root without its folders, and suffixes. Generated
 # bindings do not count.
 FILES = {

@@ -1,4 +1,4 @@
-"""docs/jax.md and README: their example runs as it stands there; every operator is named; examples learn."""
+"""docs/jax.md: its programs run as printed; every operator is named; examples learn."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ PAGE = (ROOT / "docs/jax.md").read_text(encoding="utf-8")
 def test_the_page_runs(capsys) -> None:
     programs = re.findall(r"^```python\n(.*?)^```", PAGE, flags=re.DOTALL | re.MULTILINE)
     assert len(programs) == 2
-    assert programs[0] in (ROOT / "README.md").read_text(encoding="utf-8")
     names: dict = {}
     for program in programs:
         exec(program, names)

@@ -1,4 +1,4 @@
-"""docs/torch.md and README: their example runs as it stands there, and the table names every operator."""
+"""docs/torch.md: its example runs as printed, and the table names every operator."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ PAGE = (ROOT / "docs/torch.md").read_text(encoding="utf-8")
 
 def test_the_example_runs_on_weft(capsys) -> None:
     program = re.search(r"^```python\n(.*?)^```", PAGE, flags=re.DOTALL | re.MULTILINE)[1]
-    assert program in (ROOT / "README.md").read_text(encoding="utf-8")
     assert len(program.splitlines()) == 5
     names: dict[str, Any] = {}
     exec(program, names)
