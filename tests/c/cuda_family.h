@@ -406,7 +406,9 @@ static inline int compile_wanted(void) {
         compile_with_one_copy();
     for (const char *at = folders; at && *at; at += strcspn(at, ":"), at += *at == ':', copy_index++) {
         snprintf(variable, sizeof variable, "WEFT_NVRTC=%.*s", (int)strcspn(at, ":"), at);
-        IN_CHILD(compile_with_one_copy, variable, "WEFT_LIBCUDA=" FAKE_CUDA, "FAKE_CUDA_VERSION=19000");
+        if (wanted_count)
+            in_child("compile_with_one_copy", compile_with_one_copy,
+                     (const char *const[]){variable, "WEFT_LIBCUDA=" FAKE_CUDA, "FAKE_CUDA_VERSION=19000", NULL});
     }
     for (int i = 0; i < wanted_count; i++)
         free(wanted[i].text), free(wanted[i].detail);

@@ -15,6 +15,28 @@
 #include <string.h>
 
 static atomic_int harness_failures;
+static int harness_runs;       /* functions that ran */
+static bool harness_is_inside; /* of one: what it runs in turn is part of it */
+
+/* Whether a function is to run: all are, unless WEFT_TEST_ONLY=<name> chooses one. call: its name and what follows. */
+static inline bool harness_wants(const char *call) {
+    const char *only = getenv("WEFT_TEST_ONLY");
+    size_t length = only ? strlen(only) : 0;
+    bool is_named = !length || (!strncmp(call, only, length) && (!call[length] || call[length] == '('));
+    return is_named || harness_is_inside;
+}
+
+/* Runs a test function of the program, if it is wanted. */
+#define RUN(call) RUN_NAMED(#call, call)
+#define RUN_NAMED(name, call)                                                                                          \
+    do {                                                                                                               \
+        bool was_inside = harness_is_inside;                                                                           \
+        if (!harness_wants(name))                                                                                      \
+            break;                                                                                                     \
+        harness_is_inside = true, harness_runs++;                                                                      \
+        call;                                                                                                          \
+        harness_is_inside = was_inside;                                                                                \
+    } while (0)
 
 /* Selects the subset of cases that a long test runs (tests/turns.py). */
 static inline int64_t test_day(void) {
@@ -69,6 +91,10 @@ static inline void refused(const char *file, int line, const char *call, weftSta
 static inline int harness_end(void) {
     if (harness_failures)
         printf("%d checks failed\n", harness_failures);
+    if (getenv("WEFT_TEST_ONLY") && !harness_runs) {
+        printf("no function that RUN or IN_CHILD runs is called %s\n", getenv("WEFT_TEST_ONLY"));
+        return 1;
+    }
     return harness_failures ? 1 : 0;
 }
 

@@ -668,21 +668,21 @@ static void test_torch(void) {
 }
 
 int main(void) {
-    test_version_and_names();
-    test_last_error();
-    test_handles();
-    test_life();
-    test_set();
-    test_set_descriptors();
-    test_conversions();
-    test_get();
-    test_get_descriptors();
-    test_destruction_orders();
-    test_every_row();
-    test_execute();
-    test_query_support();
-    test_describe();
-    test_log();
-    test_torch();
+    RUN(test_version_and_names());
+    RUN(test_last_error());
+    RUN(test_handles());
+    RUN(test_life());
+    RUN(test_set());
+    RUN(test_set_descriptors());
+    RUN(test_conversions());
+    RUN(test_get());
+    RUN(test_get_descriptors());
+    RUN(test_destruction_orders());
+    RUN(test_every_row());
+    RUN(test_execute());
+    RUN(test_query_support());
+    RUN(test_describe());
+    RUN(test_log());
+    RUN(test_torch());
     return harness_end();
 }

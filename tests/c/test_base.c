@@ -656,25 +656,25 @@ static void test_bad_counts(void) {
 }
 
 int main(void) {
-    test_table();
+    RUN(test_table());
     for (int i = 0; i < FORMAT_COUNT; i++) {
-        test_codes(&FORMATS[i]);
-        test_rounding(&FORMATS[i]);
-        test_random(&FORMATS[i]);
-        test_nan(&FORMATS[i]);
+        RUN(test_codes(&FORMATS[i]));
+        RUN(test_rounding(&FORMATS[i]));
+        RUN(test_random(&FORMATS[i]));
+        RUN(test_nan(&FORMATS[i]));
     }
-    test_e8m0();
-    test_integers();
-    test_i64_in_floats();
-    test_booleans();
-    test_nibbles();
+    RUN(test_e8m0());
+    RUN(test_integers());
+    RUN(test_i64_in_floats());
+    RUN(test_booleans());
+    RUN(test_nibbles());
     for (int i = 0; i < STORED_COUNT; i++)
-        test_rows(STORED[i]);
-    test_rows_of_halves();
-    test_hashes();
-    test_text();
-    test_json();
-    test_bytes();
-    test_bad_counts();
+        RUN(test_rows(STORED[i]));
+    RUN(test_rows_of_halves());
+    RUN(test_hashes());
+    RUN(test_text());
+    RUN(test_json());
+    RUN(test_bytes());
+    RUN(test_bad_counts());
     return harness_end();
 }

@@ -801,8 +801,8 @@ int main(int argc, char **argv) {
     int share = argc > 2 ? atoi(argv[2]) : argc > 1 || tests_all() ? 1 : 3;
     uint64_t first = argc > 1 ? strtoull(argv[1], NULL, 10) : 1 + (uint64_t)(test_day() % share) * 1000;
     int maps = 0;
-    check_modes();
-    check_map_refusals();
+    RUN(check_modes());
+    RUN(check_map_refusals());
     for (seed = first; seed < first + 1000 / share; seed++) {
         random_state = seed * 1000003;
         maps += check_random_map();

@@ -757,14 +757,14 @@ static const struct spill spills[] = {
 int main(void) {
     allowed_spills = spills;
     forbids_advice = true;
-    build_attention_cases();
-    build_hopper_forward_cases();
-    build_hopper_cases(&cuda_attention_hopper, COUNT(hopper_cases));
-    build_hopper_cases(&cuda_attention_hopper_unordered, COUNT(hopper_cases) - 5); /* not the last ones */
-    build_decode_cases();
-    workspace_is_linear();
-    memory_may_be_too_small();
-    check_refusals(refusals, COUNT(refusals));
-    decoding_declines();
+    RUN(build_attention_cases());
+    RUN(build_hopper_forward_cases());
+    RUN(build_hopper_cases(&cuda_attention_hopper, COUNT(hopper_cases)));
+    RUN(build_hopper_cases(&cuda_attention_hopper_unordered, COUNT(hopper_cases) - 5)); /* not the last ones */
+    RUN(build_decode_cases());
+    RUN(workspace_is_linear());
+    RUN(memory_may_be_too_small());
+    RUN(check_refusals(refusals, COUNT(refusals)));
+    RUN(decoding_declines());
     return compile_wanted();
 }

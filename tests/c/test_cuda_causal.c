@@ -74,7 +74,7 @@ static const struct spill spills[] = {
 
 int main(void) {
     allowed_spills = spills;
-    build_cases(cases, COUNT(cases), 0);
-    check_refusals(refusals, COUNT(refusals));
+    RUN(build_cases(cases, COUNT(cases), 0));
+    RUN(check_refusals(refusals, COUNT(refusals)));
     return compile_wanted();
 }

@@ -542,12 +542,12 @@ static void few_multiprocessors(void) {
 }
 
 int main(void) {
-    build_cases(cases, COUNT(cases), 0);
-    build_cases(hopper_cases, COUNT(hopper_cases), 9);
-    turing_uses_what_it_has();
-    nothing_is_launched();
-    check_refusals(refusals, COUNT(refusals));
-    few_multiprocessors();
-    results_spare_what_all_read();
+    RUN(build_cases(cases, COUNT(cases), 0));
+    RUN(build_cases(hopper_cases, COUNT(hopper_cases), 9));
+    RUN(turing_uses_what_it_has());
+    RUN(nothing_is_launched());
+    RUN(check_refusals(refusals, COUNT(refusals)));
+    RUN(few_multiprocessors());
+    RUN(results_spare_what_all_read());
     return compile_wanted();
 }

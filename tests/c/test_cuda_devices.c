@@ -296,8 +296,8 @@ static void damaged(void) {
 }
 
 int main(void) {
-    test_descriptions();
-    test_wrong_descriptions();
+    RUN(test_descriptions());
+    RUN(test_wrong_descriptions());
     IN_CHILD(no_compiler_elsewhere, no_driver, no_compiler);
     IN_CHILD(made_elsewhere, no_driver, compiler);
     file_name = "sm_90.plan";

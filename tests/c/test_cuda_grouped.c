@@ -162,8 +162,8 @@ static const struct refused_case refusals[] = {
 };
 
 int main(void) {
-    build_cases(cases, COUNT(cases), 0);
-    build_cases(hopper_cases, COUNT(hopper_cases), 9);
-    check_refusals(refusals, COUNT(refusals));
+    RUN(build_cases(cases, COUNT(cases), 0));
+    RUN(build_cases(hopper_cases, COUNT(hopper_cases), 9));
+    RUN(check_refusals(refusals, COUNT(refusals)));
     return compile_wanted();
 }

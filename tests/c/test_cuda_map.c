@@ -146,8 +146,8 @@ static void test_names_of_values(void) {
 }
 
 int main(void) {
-    test_names_of_values();
-    build_cases(cases, COUNT(cases), 0);
-    check_refusals(refusals, COUNT(refusals));
+    RUN(test_names_of_values());
+    RUN(build_cases(cases, COUNT(cases), 0));
+    RUN(check_refusals(refusals, COUNT(refusals)));
     return compile_wanted();
 }

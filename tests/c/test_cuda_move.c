@@ -82,7 +82,7 @@ static const struct refused_case refusals[] = {
 };
 
 int main(void) {
-    build_cases(cases, COUNT(cases), 0);
-    check_refusals(refusals, COUNT(refusals));
+    RUN(build_cases(cases, COUNT(cases), 0));
+    RUN(check_refusals(refusals, COUNT(refusals)));
     return compile_wanted();
 }

@@ -269,8 +269,8 @@ static void products_stay(void) {
 }
 
 int main(void) {
-    groups_are_merged();
-    patches_are_cut();
-    products_stay();
+    RUN(groups_are_merged());
+    RUN(patches_are_cut());
+    RUN(products_stay());
     return harness_end();
 }

@@ -399,9 +399,9 @@ static const struct spill spills[] = {
 
 int main(void) {
     allowed_spills = spills;
-    build_cases(cases, COUNT(cases), 0);
-    build_cases(patch_cases, COUNT(patch_cases), 9);
-    nothing_is_launched();
-    check_refusals(refusals, COUNT(refusals));
+    RUN(build_cases(cases, COUNT(cases), 0));
+    RUN(build_cases(patch_cases, COUNT(patch_cases), 9));
+    RUN(nothing_is_launched());
+    RUN(check_refusals(refusals, COUNT(refusals)));
     return compile_wanted();
 }

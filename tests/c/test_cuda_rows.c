@@ -533,12 +533,12 @@ static const struct spill spills[] = {
 
 int main(void) {
     allowed_spills = spills;
-    build_cases(cases, COUNT(cases), 0);
-    build_cases(channels_cases, COUNT(channels_cases), 9);
-    build_cases(channels_cases, COUNT(channels_cases), 12);
-    check_refusals(refusals, COUNT(refusals));
-    sweep_schedules();
-    check_in_place(many_rows, true);
-    check_in_place(few_long_rows, false);
+    RUN(build_cases(cases, COUNT(cases), 0));
+    RUN(build_cases(channels_cases, COUNT(channels_cases), 9));
+    RUN(build_cases(channels_cases, COUNT(channels_cases), 12));
+    RUN(check_refusals(refusals, COUNT(refusals)));
+    RUN(sweep_schedules());
+    RUN(check_in_place(many_rows, true));
+    RUN(check_in_place(few_long_rows, false));
     return compile_wanted();
 }

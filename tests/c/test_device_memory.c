@@ -362,8 +362,8 @@ int main(void) {
     IN_CHILD(measuring_on_a_gpu, driver, compiler);
     IN_CHILD(describing, driver, compiler);
     IN_CHILD(describing_without_a_driver, "WEFT_LIBCUDA=/nowhere/libcuda.so.1", compiler);
-    on_the_cpu();
-    measuring();
+    RUN(on_the_cpu());
+    RUN(measuring());
     remove_scratch();
     return harness_end();
 }

@@ -569,16 +569,16 @@ static void *run_one(void *unused) {
 int main(void) {
     pthread_t other;
     setvbuf(stdout, NULL, _IOLBF, 0);
-    test_threads();
-    test_gemm(WEFT_DATA_FLOAT);
-    test_gemm(WEFT_DATA_DOUBLE);
-    test_gemm(WEFT_DATA_BFLOAT16);
-    test_gemm(WEFT_DATA_INT8);
-    test_narrow();
-    test_release();
+    RUN(test_threads());
+    RUN(test_gemm(WEFT_DATA_FLOAT));
+    RUN(test_gemm(WEFT_DATA_DOUBLE));
+    RUN(test_gemm(WEFT_DATA_BFLOAT16));
+    RUN(test_gemm(WEFT_DATA_INT8));
+    RUN(test_narrow());
+    RUN(test_release());
     pthread_create(&other, NULL, run_one, NULL);
     run_one(NULL);
     pthread_join(other, NULL);
-    test_fork();
+    RUN(test_fork());
     return harness_end();
 }

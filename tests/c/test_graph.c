@@ -471,17 +471,17 @@ static void test_order_of_extents_of_one(void) {
 }
 
 int main(void) {
-    test_tensor_rules();
-    test_huge_tensors();
-    test_scalars();
-    test_ragged();
-    test_failed_finalize_is_repaired();
-    test_operation_rules();
-    test_graph_rules();
-    test_virtual_without_producer();
-    test_computes_nothing();
-    test_order_and_dead_ends();
-    test_inference_through_a_chain();
-    test_order_of_extents_of_one();
+    RUN(test_tensor_rules());
+    RUN(test_huge_tensors());
+    RUN(test_scalars());
+    RUN(test_ragged());
+    RUN(test_failed_finalize_is_repaired());
+    RUN(test_operation_rules());
+    RUN(test_graph_rules());
+    RUN(test_virtual_without_producer());
+    RUN(test_computes_nothing());
+    RUN(test_order_and_dead_ends());
+    RUN(test_inference_through_a_chain());
+    RUN(test_order_of_extents_of_one());
     return harness_end();
 }

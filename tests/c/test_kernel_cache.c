@@ -843,7 +843,7 @@ static void test_processes(const char *compiler) {
 int main(void) {
     char compiler[600], slow[600], cache[600];
     install_copies();
-    test_choosing();
+    RUN(test_choosing());
 
     install_nvrtc("compiler", 13, "");
     install_nvrtc("slow", 13, "delay 100\n");
@@ -862,12 +862,12 @@ int main(void) {
     IN_CHILD(compiles_anew, compiler, cache, "WEFT_CACHE=rw");
     IN_CHILD(finds_on_disk, compiler, cache, "WEFT_CACHE=rw");
     IN_CHILD(compiles_anew, slow, cache, "WEFT_CACHE=off");
-    test_rebuilt_compiler(compiler);
-    test_damage(compiler, cache);
-    test_folders(compiler);
-    test_read_only(compiler, cache);
-    test_limit(compiler);
-    test_processes(compiler);
+    RUN(test_rebuilt_compiler(compiler));
+    RUN(test_damage(compiler, cache));
+    RUN(test_folders(compiler));
+    RUN(test_read_only(compiler, cache));
+    RUN(test_limit(compiler));
+    RUN(test_processes(compiler));
     remove_scratch();
     return harness_end();
 }

@@ -287,8 +287,8 @@ static void test_partition_is_linear(void) {
 }
 
 int main(void) {
-    test_partition_is_linear();
-    test_wide();
-    test_chain();
+    RUN(test_partition_is_linear());
+    RUN(test_wide());
+    RUN(test_chain());
     return harness_end();
 }

@@ -54,8 +54,8 @@ static void test_numbers(void) {
 }
 
 int main(void) {
-    test_known_answers();
-    test_sequences();
-    test_numbers();
+    RUN(test_known_answers());
+    RUN(test_sequences());
+    RUN(test_numbers());
     return harness_end();
 }

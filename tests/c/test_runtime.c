@@ -793,8 +793,8 @@ static void test_files_of_the_loader_cache(void) {
 
 int main(void) {
     const char *const driver = "WEFT_LIBCUDA=" FAKE_CUDA, *const compiler = "WEFT_NVRTC=" FAKE_NVRTC;
-    test_no_driver();
-    test_files_of_the_loader_cache();
+    RUN(test_no_driver());
+    RUN(test_files_of_the_loader_cache());
     IN_CHILD(forked, driver);
     IN_CHILD(cpu_only, driver, "WEFT_DEVICE=cpu");
     IN_CHILD(default_device, driver);
@@ -809,7 +809,7 @@ int main(void) {
     IN_CHILD(bad_default_device, driver, "WEFT_DEVICE=cuda:");
     IN_CHILD(bad_default_device, driver, "WEFT_DEVICE=cuda:1x");
     IN_CHILD(bad_default_device, driver, "WEFT_DEVICE=cuda:-1");
-    test_described_devices();
+    RUN(test_described_devices());
     IN_CHILD(entering, driver);
     IN_CHILD(launching, driver, compiler);
     IN_CHILD(bad_kernels, driver, compiler);
@@ -817,7 +817,7 @@ int main(void) {
     IN_CHILD(older_driver, driver, place_variable("WEFT_NVRTC", "nvrtc12"), "FAKE_CUDA_VERSION=12020");
     IN_CHILD(chip_newer_than_compiler, driver, compiler, "FAKE_CUDA_ARCH=130");
     IN_CHILD(maps_and_time, driver);
-    test_each_call_failing(driver, compiler);
+    RUN(test_each_call_failing(driver, compiler));
     IN_CHILD(threads, driver, compiler);
     remove_scratch();
     return harness_end();

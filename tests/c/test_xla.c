@@ -320,9 +320,9 @@ static void on_a_gpu(void) {
 }
 
 int main(void) {
-    metadata();
+    RUN(metadata());
     IN_CHILD(on_a_gpu, "WEFT_LIBCUDA=" FAKE_CUDA, "WEFT_NVRTC=" FAKE_NVRTC);
-    on_the_cpu();
+    RUN(on_the_cpu());
     remove_scratch();
     return harness_end();
 }

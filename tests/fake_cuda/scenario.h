@@ -168,7 +168,8 @@ static inline void remove_scratch(void) {
 /* Runs a scenario in a child whose environment has these variables, "NAME=value" or "NAME=" for none, and no other of
    Weft's and CUDA's. Its failures are ours. Before anything here executes on the CPU: a thread that starts meanwhile
    may hold a lock of AddressSanitizer's, which the child then waits for without end. */
-#define IN_CHILD(scenario, ...) in_child(#scenario, scenario, (const char *const[]){__VA_ARGS__, NULL})
+#define IN_CHILD(scenario, ...)                                                                                        \
+    RUN_NAMED(#scenario, in_child(#scenario, scenario, (const char *const[]){__VA_ARGS__, NULL}))
 static inline void in_child(const char *name, void (*scenario)(void), const char *const *variables) {
     static const char *const ours[] = {"WEFT_LIBCUDA", "WEFT_NVRTC",    "WEFT_CACHE",           "WEFT_CACHE_DIR",
                                        "WEFT_DEVICE",  "WEFT_DUMP_DIR", "WEFT_CACHE_BYTES",     "WEFT_LOG",
