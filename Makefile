@@ -15,7 +15,9 @@ C_FILES = $(shell find $(C_FOLDERS) -name '*.[ch]' -o -name '*.[ch]pp' -o -name 
 
 help:
 	@echo "make demo       build, then run python -m weft demo"
-	@echo "make test       everything: lint, build, sanitizers, tests (TORCH=1, JAX=1: with PyTorch, with JAX)"
+	@echo "make check      a minute while you work: lint, most C tests under sanitizers, quick Python tests"
+	@echo "make test       what a change must pass: lint, sanitizers, tests (TORCH=1, JAX=1: with PyTorch, JAX)"
+	@echo "make test-all   everything, for hours: all cases, all of tests/ops on the emulated GPU, then a summary"
 	@echo "make bench      build, then run python -m weft bench (BENCH='matmul --quick' passes its options)"
 	@echo "make build      the library, into python/weft/lib"
 	@echo "make sanitize   the C tests under ASan and UBSan (SANITIZE=thread for TSan)"
@@ -98,6 +100,12 @@ demo: build $(VENV)/.ready
 bench: build $(VENV)/.ready
 	@$(BIN)/python -m weft bench $(BENCH)
 
+# The tests of tests/tiers.py alone are collected, linked and run.
+check: WERROR = -DWEFT_WERROR=ON
+check: ONLY = $(shell $(BIN)/python tests/tiers.py c)
+check: lint build sanitize
+	@WEFT_TEST_TIER=check $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $$($(BIN)/python tests/tiers.py)
+
 test: WERROR = -DWEFT_WERROR=ON
 test: $(if $(TORCH),$(VENV)/.torch) $(if $(JAX),$(VENV)/.jax) lint build sanitize
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST)
@@ -106,6 +114,12 @@ test: $(if $(TORCH),$(VENV)/.torch) $(if $(JAX),$(VENV)/.jax) lint build sanitiz
 emulated: build $(VENV)/.ready
 	@$(BIN)/python tests/emulated_parts.py --jobs $(JOBS) $(PARTS)
 	@$(BIN)/python tools/kernel_coverage.py check
+
+# Goes on after a failure, so that a night reports all of them.
+test-all: $(VENV)/.torch $(VENV)/.jax lint build sanitize
+	@rc=0; export WEFT_TEST_TIER=all; \
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST) || rc=1; \
+	$(MAKE) --no-print-directory emulated || rc=1; exit $$rc
 
 # A library that counts its lines; Python tests and C tests add to the same counts until make clean.
 COVERAGE_TESTS = tests/ops tests/test_plans.py tests/python
@@ -136,4 +150,4 @@ format: $(VENV)/.ready
 clean:
 	rm -rf build dist python/weft/lib
 
-.PHONY: help build sanitize aarch64 bindings demo bench test emulated coverage mutants lint format clean
+.PHONY: help build sanitize aarch64 bindings demo bench check test test-all emulated coverage mutants lint format clean

@@ -179,6 +179,7 @@ class Memory:
 
     def check_fences(self, before: np.ndarray[Any, Any], what: str) -> None:
         """Nothing but the elements may differ from `before`, the bytes of the whole."""
+        __tracebackhide__ = True  # pytest shows the test instead
         touched = np.zeros(len(self._raw), np.uint8)
         touched[self.offset : self.offset + self.size] = self.bits < 8
         if self.bits >= 8 and self.size:
@@ -194,6 +195,7 @@ class Memory:
 
     def check_ends(self, what: str) -> None:
         """Nothing but the bytes between the fences may be other than poison."""
+        __tracebackhide__ = True  # pytest shows the test instead
         ends = np.delete(self._raw, slice(self.offset, self.offset + self.size))
         assert (ends == POISON).all(), f"{what}: wrote outside its {self.size} bytes"
 
@@ -341,6 +343,7 @@ def check(
     knobs:     what engines are told that know them and can do so; the others choose for themselves.
     Returns the outputs of the last layout by engine.
     """
+    __tracebackhide__ = True  # pytest shows the test instead
     wanted = list(expected) if isinstance(expected, (list, tuple)) else [expected]
     types = list(out) if isinstance(out, (list, tuple)) else [out] * len(wanted)
     found: dict[str, list[np.ndarray[Any, Any]]] = {}
@@ -380,6 +383,7 @@ def check(
 
 def check_bits(build: Callable[..., Any], inputs: Mapping[str, Any], expected: Any, **how: Any) -> None:
     """As check, of an operation that moves elements: its output has the type and the bits of `expected`."""
+    __tracebackhide__ = True  # pytest shows the test instead
     for engine, (got,) in check(build, inputs, expected, **how).items():
         assert got.dtype == expected.dtype, engine
         assert got.tobytes() == np.ascontiguousarray(expected).tobytes(), f"{engine}: bits differ"
@@ -512,6 +516,7 @@ class _Case:
     def run(self, times: int) -> list[np.ndarray[Any, Any]]:
         """Runs on poisoned memory: what has no threads and keeps nothing once, all else twice. The runs must
         touch their outputs' elements only, and agree to the bit unless the engine says that they need not."""
+        __tracebackhide__ = True
         before = {tensor: memory.snapshot() for tensor, memory in self.memory.items()}
         results = []
         for _ in range(times):
@@ -545,6 +550,7 @@ def refuses(
 ) -> None:
     """The graph is refused with exactly this sentence (a part of it is enough). Inputs: arrays, or tuples of
     dims and data type where the values do not matter."""
+    __tracebackhide__ = True  # pytest shows the test instead
     g = weft.Graph(handle=handle())
     tensors = {}
     for name, value in inputs.items():

@@ -6,7 +6,7 @@ import os
 from collections import Counter
 
 import pytest
-from turns import DAY
+import tiers
 
 # Threads that have no work sleep, as other tests run on the same cores: PyTorch's, which Weft takes where
 # they are, and NumPy's.
@@ -42,9 +42,10 @@ def longest_first(items: list[pytest.Item]) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     first, step = map(int, SAMPLE.split("/"))
-    kept = items[first - 1 :: step]
+    kept = tiers.choose(items)[first - 1 :: step]
     if len(kept) < len(items):
-        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        chosen = set(kept)
+        config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
         items[:] = kept
     longest_first(items)
 
@@ -54,4 +55,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for report in skipped:
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
         terminalreporter.write_line(f"not observed: {report.nodeid}: {reason.removeprefix('Skipped: ')}")
-    terminalreporter.write_line(f"not observed: {len(skipped)} tests; tests of WEFT_TEST_DAY={DAY}")
+    tier = f"WEFT_TEST_TIER={tiers.TIER} WEFT_TEST_DAY={tiers.DAY}"
+    terminalreporter.write_line(f"not observed: {len(skipped)} tests; tests of {tier}")

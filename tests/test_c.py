@@ -7,16 +7,18 @@ from pathlib import Path
 
 import emulated_gpu
 import pytest
+import tiers
 from commands import ROOT, run
 
 
 @pytest.fixture(scope="session")
 def sanitized() -> Path:
-    run("make", "sanitize")
+    if tiers.TIER != "check":  # make has built what is wanted
+        run("make", "sanitize")
     return ROOT / "build/asan"
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "tests/c").glob("*.c")))
+@pytest.mark.parametrize("name", tiers.names_of_c())
 def test_c(sanitized: Path, name: str) -> None:
     layouts = ("nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib")
     places = [Path(place, layout) for place in sys.path for layout in layouts]
@@ -26,6 +28,7 @@ def test_c(sanitized: Path, name: str) -> None:
         pytest.skip("what it needs is not on this machine")
 
 
+@pytest.mark.slow
 def test_c_sequences_on_an_emulated_gpu(sanitized: Path) -> None:
     """Products keep all bits of floats, as narrowing is off. AddressSanitizer's dlopen finds nothing beside
     a library, so that NVRTC's own second library must be in the path."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import emulated_gpu
 import pytest
-import turns
+import tiers
 
 ROOT = Path(__file__).parents[1]
 SMALL_CASES = ["tests/small_cases.py", "--runs", "2"]
@@ -33,6 +33,7 @@ def run(words: list[str], settings: dict[str, object]) -> subprocess.CompletedPr
 
 def check(words: list[list[str]], settings: list[dict[str, object]]) -> None:
     """Runs programs side by side; none may fail."""
+    __tracebackhide__ = True  # pytest shows the test instead
     emulated_gpu.build()
     with ThreadPoolExecutor() as pool:
         for done in pool.map(run, words, settings):
@@ -44,7 +45,7 @@ def test_every_kernel() -> None:
     with few multiprocessors, which finds most of its programs compiled."""
     first = {"EMULATOR_SEED": 1, "EMULATOR_ASSEMBLES": 1}
     again = {"EMULATOR_SEED": 2, "EMULATOR_ASSEMBLES": 1, "FAKE_CUDA_LARGE": 16}
-    halves, again_today = ("1/2", "2/2"), turns.of_today([f"{i}/8" for i in range(1, 9)], 4)
+    halves, again_today = ("1/2", "2/2"), tiers.of_today([f"{i}/8" for i in range(1, 9)], 4)
     check([[*SMALL_CASES, "--part", part] for part in halves], [first] * 2)
     others = [[*SMALL_CASES, "--any-kernel", "--part", part] for part in again_today]
     check(others, [again] * len(others))
@@ -53,7 +54,7 @@ def test_every_kernel() -> None:
 def test_texts_of_kernels() -> None:
     """Of configurations that no other test compiles, on chips of each generation: a part of them."""
     settings: dict[str, object] = {"EMULATOR_CHECKS": 1, "WEFT_CACHE": "off"}
-    parts = turns.of_today([f"{i}/64" for i in range(1, 65)], 32)
+    parts = tiers.of_today([f"{i}/64" for i in range(1, 65)], 32)
     check([["tests/kernel_texts.py", "--part", part] for part in parts], [settings] * len(parts))
 
 
@@ -65,14 +66,14 @@ def test_chosen_operations(chip: str) -> None:
 
 
 def test_operations_with_few_multiprocessors() -> None:
-    few = [{"WEFT_TEST_SAMPLE": part, "FAKE_CUDA_LARGE": 16} for part in turns.of_today(("5/96", "53/96"), 2)]
+    few = [{"WEFT_TEST_SAMPLE": part, "FAKE_CUDA_LARGE": 16} for part in tiers.of_today(("5/96", "53/96"), 2)]
     check([[*PYTEST, "tests/ops"]] * len(few), few)
 
 
 def test_random_graphs() -> None:
     """New graphs (WEFT_TEST_DAY selects others), those at sizes next to thresholds, and those that failed."""
-    new = ["tests/random_graphs.py", "--first", str(2_000_000 + turns.DAY * 8), "--count", "8"]
-    near = ["tests/random_graphs.py", "--first", str(2_500_000 + turns.DAY * 60), "--count", "60", "--near"]
+    new = ["tests/random_graphs.py", "--first", str(2_000_000 + tiers.DAY * 8), "--count", "8"]
+    near = ["tests/random_graphs.py", "--first", str(2_500_000 + tiers.DAY * 60), "--count", "60", "--near"]
     failed = ["tests/test_random_graphs.py", "-k", "once_failed"]
     check([new, near, [*PYTEST, *failed]], [{}, {}, {"FAKE_CUDA_LARGE": 16}])
 

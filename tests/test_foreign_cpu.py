@@ -12,7 +12,7 @@ import foreign_cpu
 import numpy as np
 import pytest
 import random_graphs
-import turns
+import tiers
 import weft
 from commands import ROOT, run
 from foreign_cpu import PROCESSORS
@@ -42,9 +42,9 @@ def test_program_on_arm(name: str) -> None:
 def test_graphs(processor: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Random ones; WEFT_TEST_DAY selects others."""
     monkeypatch.setenv(foreign_cpu.VARIABLE, processor)
-    first = 2_000_000 + turns.DAY * GRAPHS
+    first = 2_000_000 + tiers.DAY * GRAPHS
     wrong = [random_graphs.check(number, ["cpu.fast"]) for number in range(first, first + GRAPHS)]
-    where = f"on {processor}, WEFT_TEST_DAY={turns.DAY}"
+    where = f"on {processor}, WEFT_TEST_DAY={tiers.DAY}"
     assert not any(wrong), "\n".join([where, *filter(None, wrong)])
 
 

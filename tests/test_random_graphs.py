@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import random_graphs
 from random_graphs import Graph
-from turns import DAY
+from tiers import DAY
 
 COUNT, PARTS = 300, 6
 FIRST = 1_000_000  # numbers below it are those of campaigns

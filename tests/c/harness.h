@@ -38,7 +38,7 @@ static inline bool harness_wants(const char *call) {
         harness_is_inside = was_inside;                                                                                \
     } while (0)
 
-/* Selects the subset of cases that a long test runs (tests/turns.py). */
+/* Selects the subset of cases that a long test runs (tests/tiers.py). */
 static inline int64_t test_day(void) {
     const char *chosen = getenv("WEFT_TEST_DAY");
     return chosen ? strtoll(chosen, NULL, 10) : 0;

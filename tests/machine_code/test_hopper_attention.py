@@ -8,7 +8,7 @@ from typing import Any
 
 import cubins
 import pytest
-import turns
+import tiers
 import weft
 from hopper_attention import CAUSAL, H200, backward, forward, fp8_backward, mxfp8_backward, soft_cap
 from weft.devices import DeviceProperties
@@ -94,7 +94,7 @@ VARIANTS += [(size, size, name) for name in TERMS for size in (64, 128, 256)]
 VARIANTS += [(192, size, "alibi") for size in (128, 192)]
 
 
-@pytest.mark.parametrize(("depth", "value_depth", "name"), turns.of_today(VARIANTS, 3))
+@pytest.mark.parametrize(("depth", "value_depth", "name"), tiers.of_today(VARIANTS, 3))
 def test_forward_variants(
     depth: int, value_depth: int, name: str, dump: Path
 ) -> None:
