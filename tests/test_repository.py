@@ -118,7 +118,7 @@ def test_floor_checker_sees_circles_and_calls(tmp_path: Path) -> None:
 COMPOUNDS = {"elect_one", "try_wait", "wait_in_place", "arrive_at_peer", "arrive_where", "stay_in_order"}
 COMPOUNDS |= {"select", "select_where_equal", "add_where_equal", "shift_carry_in"}
 # They print the product of a warpgroup, which names each register of a tile; and embed files.
-PRINTERS = {"product/hopper/print.c", "attention/hopper/print.c", "core/sources.c"}
+PRINTERS = {"product/hopper/emit.c", "attention/hopper/emit.c", "core/sources.c"}
 
 
 def compounds(text: str) -> set[str]:

@@ -135,12 +135,12 @@ static const struct refused_case refusals[] = {
 /* Values are numbered in the order in which a program names them; a name that only holds such a one is left alone. */
 static void test_names_of_values(void) {
     static const struct region nothing;
-    struct kernel_print print;
+    struct kernel_source source;
     struct cuda_kernel kernel = {0};
     struct arena arena = {0};
-    kernel_print_init(&print, &nothing);
-    text_add(&print.code, "v70 = r.v5 + v70(v700, v7x, _v7, 3v7, prev7, v, v_7) - v5;v0");
-    MUST(kernel_finish(&print, &kernel, "map/map.cuh", "map", &arena));
+    kernel_source_init(&source, &nothing);
+    text_add(&source.code, "v70 = r.v5 + v70(v700, v7x, _v7, 3v7, prev7, v, v_7) - v5;v0");
+    MUST(kernel_finish(&source, &kernel, "map/map.cuh", "map", &arena));
     CHECK(strstr(kernel.program, "v0 = r.v1 + v0(v2, v7x, _v7, 3v7, prev7, v, v_7) - v1;v3\n"), "%s", kernel.program);
     arena_free(&arena);
 }

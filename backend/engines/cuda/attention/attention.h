@@ -91,29 +91,29 @@ weftStatus_t attention_grid(struct cuda_kernel *kernel, const struct cuda_attent
 int attention_run(const struct tensor *tensor);
 /* Emits `using NAME_t`, the pointer, and strides NAME_batch, .. with the suffixes in `axes` (NULL: batch, head, row,
    column). */
-void attention_print_tensor(struct kernel_print *print, const struct cuda_attention *c, const struct tensor *tensor,
-                            const char *name, const char *const axes[4]);
+void attention_emit_tensor(struct kernel_source *source, const struct cuda_attention *c, const struct tensor *tensor,
+                           const char *name, const char *const axes[4]);
 /* Also emits constexpr int NAME_RUN. */
-void attention_print_operand(struct kernel_print *print, const struct cuda_attention *c, const struct tensor *tensor,
-                             const char *name, const char *run_name);
+void attention_emit_operand(struct kernel_source *source, const struct cuda_attention *c, const struct tensor *tensor,
+                            const char *name, const char *run_name);
 /* Emits a container's page size NAME_PAGE, and its page table; 0: NAME is not paged. */
-void attention_print_pages(struct kernel_print *print, const struct cuda_attention *c, const struct tensor *table,
-                           const struct tensor *container, const char *name, const char *page_name);
+void attention_emit_pages(struct kernel_source *source, const struct cuda_attention *c, const struct tensor *table,
+                          const struct tensor *container, const char *name, const char *page_name);
 /* Emits the arithmetic, sizes, and what scores depend on. */
-void attention_print_scores(struct kernel_print *print, const struct cuda_attention *c);
+void attention_emit_scores(struct kernel_source *source, const struct cuda_attention *c);
 /* Emits queries and keys in use, per batch entry or as cumulative sums. */
-void attention_print_lengths(struct kernel_print *print, const struct cuda_attention *c);
+void attention_emit_lengths(struct kernel_source *source, const struct cuda_attention *c);
 /* Emits which tiles of scores are active. */
-void attention_print_block_mask(struct kernel_print *print, const struct cuda_attention *c);
-void attention_print_tile(struct kernel_print *print, const struct attention_tile *tile, const char *columns_name,
-                          int64_t shared_bytes);
+void attention_emit_block_mask(struct kernel_source *source, const struct cuda_attention *c);
+void attention_emit_tile(struct kernel_source *source, const struct attention_tile *tile, const char *columns_name,
+                         int64_t shared_bytes);
 /* Emits the bits of a double as an argument. */
-void attention_print_real(struct kernel_print *print, double number, const char *name);
+void attention_emit_real(struct kernel_source *source, double number, const char *name);
 /* Emits seed, offset, and keep probability. */
-void attention_print_dropout(struct kernel_print *print, const struct cuda_attention *c);
+void attention_emit_dropout(struct kernel_source *source, const struct cuda_attention *c);
 /* Emits the tensor if it is requested, and a constant: whether it is. */
-void attention_print_wanted(struct kernel_print *print, const struct cuda_attention *c, const struct tensor *tensor,
-                            const char *name, const char *flag);
+void attention_emit_wanted(struct kernel_source *source, const struct cuda_attention *c, const struct tensor *tensor,
+                           const char *name, const char *flag);
 
 /* ---- modifier.c: score modifiers as functions of (arguments, batch, head, query, key, scaled product) ---- */
 
@@ -123,36 +123,36 @@ bool attention_modifies_with(const struct cuda_attention *c, const struct tensor
 weftStatus_t attention_check_modifier(const struct cuda_attention *c);
 /* Emits HAS_MODIFIER, its operands, and modified(), which returns the score. is_rounded: everything computed from
    scores has 16 bits or fewer. */
-void attention_print_modifier(struct kernel_print *print, const struct cuda_attention *c, bool is_rounded);
+void attention_emit_modifier(struct kernel_source *source, const struct cuda_attention *c, bool is_rounded);
 /* After it: emits modified_between(), factor_before() and factor_after(), whose composition is modified(). */
-void attention_print_modifier_factors(struct kernel_print *print, const struct cuda_attention *c);
+void attention_emit_modifier_factors(struct kernel_source *source, const struct cuda_attention *c);
 /* True if there is only a tanh between the factors. */
 bool attention_is_soft_cap(const struct cuda_attention *c);
-void attention_print_soft_cap(struct kernel_print *print, const struct cuda_attention *c, bool is_rounded);
-void attention_print_between_gradient(struct kernel_print *print, const struct cuda_attention *c);
+void attention_emit_soft_cap(struct kernel_source *source, const struct cuda_attention *c, bool is_rounded);
+void attention_emit_between_gradient(struct kernel_source *source, const struct cuda_attention *c);
 /* Emits modified_gradient(.., gradient): the gradient of the scaled product from that of the score. */
-void attention_print_modifier_gradient(struct kernel_print *print, const struct cuda_attention *c);
+void attention_emit_modifier_gradient(struct kernel_source *source, const struct cuda_attention *c);
 /* Emits operand_gradient(.., gradient): the gradient of the operand that belongs to gradient number `i`. */
-void attention_print_operand_gradient(struct kernel_print *print, const struct cuda_attention *c, int64_t i);
+void attention_emit_operand_gradient(struct kernel_source *source, const struct cuda_attention *c, int64_t i);
 
 /* ---- forward.c, backward.c, decode.c ---- */
 
 /* Emits scales of operands and results, and amax outputs. is_packed: a tile has rows of several heads. */
-void attention_print_scales(struct kernel_print *print, const struct cuda_attention *c, bool is_packed);
+void attention_emit_scales(struct kernel_source *source, const struct cuda_attention *c, bool is_packed);
 /* Emits the amax outputs, and constants that tell which are requested. */
-void attention_print_amax(struct kernel_print *print, const struct cuda_attention *c);
+void attention_emit_amax(struct kernel_source *source, const struct cuda_attention *c);
 /* Emits a tensor of one element, and a constant: whether it is present. */
-void attention_print_scale(struct kernel_print *print, const struct cuda_attention *c, const struct tensor *scale,
-                           const char *name, const char *flag);
+void attention_emit_scale(struct kernel_source *source, const struct cuda_attention *c, const struct tensor *scale,
+                          const char *name, const char *flag);
 /* Emits NAME_scales(arguments, batch, head) for element_scales.cuh: the scales of an operand, or none if NULL. */
-void attention_print_element_scales(struct kernel_print *print, const struct cuda_attention *c,
-                                    const struct tensor *scales, const struct tensor *operand, const char *name);
+void attention_emit_element_scales(struct kernel_source *source, const struct cuda_attention *c,
+                                   const struct tensor *scales, const struct tensor *operand, const char *name);
 /* Builds the kernel that clears the amax outputs, if any are requested. */
 weftStatus_t attention_build_amax_clear(const struct cuda_attention *c, struct cuda_step *state, struct arena *arena);
 /* Emits the outputs of a row in the forward pass. */
-void attention_print_ends(struct kernel_print *print, const struct cuda_attention *c);
+void attention_emit_ends(struct kernel_source *source, const struct cuda_attention *c);
 /* Emits the location of the partial sums of key splits; returns the workspace size in bytes. */
-int64_t attention_print_splits(struct kernel_print *print, const struct cuda_attention *c, int64_t splits);
+int64_t attention_emit_splits(struct kernel_source *source, const struct cuda_attention *c, int64_t splits);
 /* Builds the kernel that merges the splits. */
 weftStatus_t attention_build_merge(const struct cuda_attention *c, int64_t splits, struct cuda_kernel *kernel,
                                    struct arena *arena);

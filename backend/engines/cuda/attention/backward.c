@@ -172,83 +172,83 @@ struct numbers {
     const struct tensor *tensor;
     const char *field;
 };
-static void print_product(struct kernel_print *print, const char *name, const struct numbers *numbers, int count) {
-    text_add(&print->code, "template <class P> DEVICE sum_t %s(const P &a) {\n    return 1", name);
+static void emit_product(struct kernel_source *source, const char *name, const struct numbers *numbers, int count) {
+    text_add(&source->code, "template <class P> DEVICE sum_t %s(const P &a) {\n    return 1", name);
     for (int i = 0; i < count; i++)
         if (is_one(numbers[i].tensor))
-            text_add(&print->code, " * as<sum_t>::of(*a.%s)", numbers[i].field);
-    text_add(&print->code, ";\n}\n\n");
+            text_add(&source->code, " * as<sum_t>::of(*a.%s)", numbers[i].field);
+    text_add(&source->code, ";\n}\n\n");
 }
 
 /* Emits one field per scalar. */
-static void print_numbers(struct kernel_print *print, const struct cuda_attention *c, const struct numbers *numbers,
-                          int count) {
+static void emit_numbers(struct kernel_source *source, const struct cuda_attention *c, const struct numbers *numbers,
+                         int count) {
     for (int i = 0; i < count; i++)
         if (is_one(numbers[i].tensor))
-            print_pointer(print, (weftDataType_t)numbers[i].tensor->type, graph_find_value(c->graph, numbers[i].tensor),
-                          0, numbers[i].field);
+            emit_pointer(source, (weftDataType_t)numbers[i].tensor->type, graph_find_value(c->graph, numbers[i].tensor),
+                         0, numbers[i].field);
 }
 
 /* Emits the scales of an operand that multiply its elements as they are loaded. */
-static void print_loaded(struct kernel_print *print, const struct cuda_attention *c, const struct tensor *scales,
-                         const struct tensor *operand, const char *name) {
-    attention_print_element_scales(print, c, is_one(scales) ? NULL : scales, operand, name);
+static void emit_loaded(struct kernel_source *source, const struct cuda_attention *c, const struct tensor *scales,
+                        const struct tensor *operand, const char *name) {
+    attention_emit_element_scales(source, c, is_one(scales) ? NULL : scales, operand, name);
 }
 
 /* shifts: the statistics around which exponentials are taken, per row; dots: delta, the sum of dO O. backward_rows
    writes both. */
-static int64_t print_rows(struct kernel_print *print, const struct cuda_attention *c) {
+static int64_t emit_rows(struct kernel_source *source, const struct cuda_attention *c) {
     int64_t bytes = round_up(c->lines * c->arithmetic->sum_bytes, 64);
-    print_scratch(print, c->arithmetic->sum_name, c->rows_at, "shifts");
-    print_scratch(print, c->arithmetic->sum_name, c->rows_at + bytes, "dots");
+    emit_scratch(source, c->arithmetic->sum_name, c->rows_at, "shifts");
+    emit_scratch(source, c->arithmetic->sum_name, c->rows_at + bytes, "dots");
     return 2 * bytes;
 }
 
 /* One warp per query. Its results are at the start of the workspace, after rows_at. */
 static weftStatus_t build_rows(struct step *step, const struct cuda_attention *c, struct cuda_kernel *kernel,
                                struct arena *arena) {
-    struct kernel_print print;
-    kernel_print_init(&print, c->region);
-    attention_print_scores(&print, c);
-    print_constant(&print, "WARPS", ROW_WARPS);
+    struct kernel_source source;
+    kernel_source_init(&source, c->region);
+    attention_emit_scores(&source, c);
+    emit_constant(&source, "WARPS", ROW_WARPS);
     const struct sdpa_bwd_op *op = c->backward;
     const struct tensor *d_o = op->do_f16 ? op->do_f16 : op->d_o, *descale_do = op->do_f16 ? NULL : op->descale_do;
     const struct numbers scales[] = {{op->descale_o, "descale_o"}, {descale_do, "descale_d_o"}};
-    attention_print_tensor(&print, c, op->o, "o", NULL);
-    attention_print_tensor(&print, c, d_o, "d_o", NULL);
-    attention_print_tensor(&print, c, op->stats, "stats", NULL);
-    print_numbers(&print, c, scales, 2);
-    print_product(&print, "dot_descale", scales, 2);
-    print_loaded(&print, c, op->descale_o, op->o, "o");
-    print_loaded(&print, c, descale_do, d_o, "d_o");
-    step->workspace_bytes = c->rows_at + print_rows(&print, c);
-    TRY(kernel_finish(&print, kernel, "attention/backward_rows.cuh", "attention_bwd_rows", arena));
+    attention_emit_tensor(&source, c, op->o, "o", NULL);
+    attention_emit_tensor(&source, c, d_o, "d_o", NULL);
+    attention_emit_tensor(&source, c, op->stats, "stats", NULL);
+    emit_numbers(&source, c, scales, 2);
+    emit_product(&source, "dot_descale", scales, 2);
+    emit_loaded(&source, c, op->descale_o, op->o, "o");
+    emit_loaded(&source, c, descale_do, d_o, "d_o");
+    step->workspace_bytes = c->rows_at + emit_rows(&source, c);
+    TRY(kernel_finish(&source, kernel, "attention/backward_rows.cuh", "attention_bwd_rows", arena));
     return attention_grid(kernel, c, divide_up(c->lines, ROW_WARPS), ROW_WARPS);
 }
 
 /* Operands of the scores and of dP, with their scales. */
-static void print_operands(struct kernel_print *print, const struct cuda_attention *c) {
+static void emit_operands(struct kernel_source *source, const struct cuda_attention *c) {
     const struct sdpa_bwd_op *op = c->backward;
     const struct numbers scales[] = {{c->a->descale_q, "descale_q"},
                                      {c->a->descale_k, "descale_k"},
                                      {c->a->descale_v, "descale_v"},
                                      {op->descale_do, "descale_d_o"}};
-    attention_print_operand(print, c, c->a->q, "q", "Q_RUN");
-    attention_print_operand(print, c, c->a->k, "k", "K_RUN");
-    attention_print_operand(print, c, c->a->v, "v", "V_RUN");
-    attention_print_operand(print, c, op->d_o, "d_o", "D_O_RUN");
-    print_numbers(print, c, scales, 4);
-    print_constant(print, "HAS_DP_DESCALE", is_one(c->a->descale_v) || is_one(op->descale_do));
-    print_product(print, "score_descale", scales, 2);
-    print_product(print, "dp_descale", scales + 2, 2);
-    print_loaded(print, c, c->a->descale_q, c->a->q, "q");
-    print_loaded(print, c, c->a->descale_k, c->a->k, "k");
-    print_loaded(print, c, c->a->descale_v, c->a->v, "v");
-    print_loaded(print, c, op->descale_do, op->d_o, "d_o");
+    attention_emit_operand(source, c, c->a->q, "q", "Q_RUN");
+    attention_emit_operand(source, c, c->a->k, "k", "K_RUN");
+    attention_emit_operand(source, c, c->a->v, "v", "V_RUN");
+    attention_emit_operand(source, c, op->d_o, "d_o", "D_O_RUN");
+    emit_numbers(source, c, scales, 4);
+    emit_constant(source, "HAS_DP_DESCALE", is_one(c->a->descale_v) || is_one(op->descale_do));
+    emit_product(source, "score_descale", scales, 2);
+    emit_product(source, "dp_descale", scales + 2, 2);
+    emit_loaded(source, c, c->a->descale_q, c->a->q, "q");
+    emit_loaded(source, c, c->a->descale_k, c->a->k, "k");
+    emit_loaded(source, c, c->a->descale_v, c->a->v, "v");
+    emit_loaded(source, c, op->descale_do, op->d_o, "d_o");
 }
 
 /* Operands that are given a second time for the gradients; absent ones are never referenced. */
-static void print_copies(struct kernel_print *print, const struct cuda_attention *c) {
+static void emit_copies(struct kernel_source *source, const struct cuda_attention *c) {
     const struct sdpa_bwd_op *op = c->backward;
     const struct {
         const struct tensor *tensor, *scales, *first;
@@ -257,42 +257,42 @@ static void print_copies(struct kernel_print *print, const struct cuda_attention
                   {op->k_t, op->descale_k_t, c->a->k, "k_t", "HAS_K_T", "K_T_RUN"},
                   {op->do_t, op->descale_do_t, op->d_o, "d_o_t", "HAS_D_O_T", "D_O_T_RUN"}};
     for (size_t i = 0; i < sizeof copies / sizeof *copies; i++) {
-        print_constant(print, copies[i].flag, copies[i].tensor != NULL);
+        emit_constant(source, copies[i].flag, copies[i].tensor != NULL);
         if (!copies[i].tensor) {
-            print_constant(print, copies[i].run, attention_run(copies[i].first));
+            emit_constant(source, copies[i].run, attention_run(copies[i].first));
             continue;
         }
-        attention_print_operand(print, c, copies[i].tensor, copies[i].name, copies[i].run);
-        print_loaded(print, c, copies[i].scales, copies[i].tensor, copies[i].name);
+        attention_emit_operand(source, c, copies[i].tensor, copies[i].name, copies[i].run);
+        emit_loaded(source, c, copies[i].scales, copies[i].tensor, copies[i].name);
     }
 }
 
 /* Emits what passes of gradients and of biases have in common. */
-static void print_pass(struct kernel_print *print, const struct cuda_attention *c, const struct pass *p) {
-    attention_print_scores(print, c);
-    attention_print_tile(print, p->tile, "COLUMNS", p->shared_bytes);
-    print_constant(print, "OWN_IS_KEY", p->own_is_key);
-    print_constant(print, "IS_SLICED", p->is_sliced);
-    print_constant(print, "DEPTH", held_columns(p, &p->depth));
-    print_constant(print, "VALUE_DEPTH", held_columns(p, &p->value_depth));
-    print_constant(print, "FIRST", p->depth.chunk);
-    print_constant(print, "SECOND", p->value_depth.chunk);
-    print_constant(print, "PARTS", p->parts);
-    print_operands(print, c);
-    print_copies(print, c);
-    print_number(print, c->heads / max64(c->key_heads, 1), "key_share");
-    print_number(print, c->heads / max64(c->value_heads, 1), "value_share");
-    print_rows(print, c);
+static void emit_pass(struct kernel_source *source, const struct cuda_attention *c, const struct pass *p) {
+    attention_emit_scores(source, c);
+    attention_emit_tile(source, p->tile, "COLUMNS", p->shared_bytes);
+    emit_constant(source, "OWN_IS_KEY", p->own_is_key);
+    emit_constant(source, "IS_SLICED", p->is_sliced);
+    emit_constant(source, "DEPTH", held_columns(p, &p->depth));
+    emit_constant(source, "VALUE_DEPTH", held_columns(p, &p->value_depth));
+    emit_constant(source, "FIRST", p->depth.chunk);
+    emit_constant(source, "SECOND", p->value_depth.chunk);
+    emit_constant(source, "PARTS", p->parts);
+    emit_operands(source, c);
+    emit_copies(source, c);
+    emit_number(source, c->heads / max64(c->key_heads, 1), "key_share");
+    emit_number(source, c->heads / max64(c->value_heads, 1), "value_share");
+    emit_rows(source, c);
 }
 
 /* Emits the storage type NAME of an operand of gradients; sum_t if it is not rounded. */
-static void print_factor_type(struct kernel_print *print, const struct tensor *scale, const struct tensor *like,
-                              const char *name) {
+static void emit_factor_type(struct kernel_source *source, const struct tensor *scale, const struct tensor *like,
+                             const char *name) {
     int32_t type = attention_factor_type(scale, like);
     if (type == TENSOR_NO_TYPE)
-        text_add(&print->constants, "using %s = sum_t;\n", name);
+        text_add(&source->constants, "using %s = sum_t;\n", name);
     else
-        print_type(print, name, (weftDataType_t)type);
+        emit_type(source, name, (weftDataType_t)type);
 }
 
 /* The scales of an operand of a gradient: those of the copy if there is one, otherwise those of the original. */
@@ -301,7 +301,7 @@ static struct numbers scales_of_factor(const struct tensor *again, struct number
 }
 
 /* Emits the factors of a pass's results: each scale that is a single number. */
-static void print_result_descales(struct kernel_print *print, const struct cuda_attention *c, const struct pass *p) {
+static void emit_result_descales(struct kernel_source *source, const struct cuda_attention *c, const struct pass *p) {
     const struct sdpa_bwd_op *op = c->backward;
     const struct tensor *first_again = p->own_is_key ? op->q_t : op->k_t;
     struct numbers first = p->own_is_key ? scales_of_factor(op->q_t, (struct numbers){op->descale_q_t, "descale_q_t"},
@@ -311,40 +311,40 @@ static void print_result_descales(struct kernel_print *print, const struct cuda_
     struct numbers second = scales_of_factor(op->do_t, (struct numbers){op->descale_do_t, "descale_d_o_t"},
                                              (struct numbers){op->descale_do, "descale_d_o"});
     const struct numbers own[] = {{op->descale_dp, "descale_dp"}, {op->descale_s, "descale_s"}};
-    print_numbers(print, c, own, 2);
-    print_numbers(print, c, &first, first_again != NULL); /* those of the original operand already have fields */
-    print_numbers(print, c, &second, op->do_t != NULL);
-    print_product(print, "first_descale", (const struct numbers[]){first, own[0]}, 2);
-    print_product(print, "second_descale", (const struct numbers[]){second, own[1]}, 2);
+    emit_numbers(source, c, own, 2);
+    emit_numbers(source, c, &first, first_again != NULL); /* those of the original operand already have fields */
+    emit_numbers(source, c, &second, op->do_t != NULL);
+    emit_product(source, "first_descale", (const struct numbers[]){first, own[0]}, 2);
+    emit_product(source, "second_descale", (const struct numbers[]){second, own[1]}, 2);
 }
 
 /* Emits the scales of P and dS as operands, and of the stored results. */
-static void print_result_scales(struct kernel_print *print, const struct cuda_attention *c, const struct pass *p) {
+static void emit_result_scales(struct kernel_source *source, const struct cuda_attention *c, const struct pass *p) {
     const struct sdpa_bwd_op *op = c->backward;
     const struct numbers scales[] = {{op->scale_s, "scale_s"},
                                      {op->scale_dp, "scale_dp"},
                                      {p->own_is_key ? op->scale_dk : op->scale_dq, "scale_first"},
                                      {op->scale_dv, "scale_second"}};
-    print_numbers(print, c, scales, 4);
-    print_product(print, "weight_scale", &scales[0], 1);
-    print_product(print, "ds_scale", &scales[1], 1);
-    print_product(print, "first_scale", &scales[2], 1);
-    print_product(print, "second_scale", &scales[3], 1);
-    print_constant(print, "HAS_WEIGHT_SCALE", op->scale_s != NULL);
-    print_constant(print, "HAS_DS_SCALE", op->scale_dp != NULL);
-    print_factor_type(print, op->scale_s, c->a->q, "weight_factor_t");
-    print_factor_type(print, op->scale_dp, op->d_o, "ds_factor_t");
+    emit_numbers(source, c, scales, 4);
+    emit_product(source, "weight_scale", &scales[0], 1);
+    emit_product(source, "ds_scale", &scales[1], 1);
+    emit_product(source, "first_scale", &scales[2], 1);
+    emit_product(source, "second_scale", &scales[3], 1);
+    emit_constant(source, "HAS_WEIGHT_SCALE", op->scale_s != NULL);
+    emit_constant(source, "HAS_DS_SCALE", op->scale_dp != NULL);
+    emit_factor_type(source, op->scale_s, c->a->q, "weight_factor_t");
+    emit_factor_type(source, op->scale_dp, op->d_o, "ds_factor_t");
 }
 
 /* Emits the amax outputs of a pass. */
-static void print_largest(struct kernel_print *print, const struct cuda_attention *c, const struct pass *p) {
+static void emit_largest(struct kernel_source *source, const struct cuda_attention *c, const struct pass *p) {
     const struct sdpa_bwd_op *op = c->backward;
     const struct tensor *first = p->own_is_key ? op->amax_dk : op->amax_dq;
     bool has_first = p->makes_first && attention_wants(c, first);
     bool has_second = p->makes_second && attention_wants(c, op->amax_dv);
-    attention_print_scale(print, c, has_first ? first : NULL, "amax_first", "HAS_AMAX_FIRST");
-    attention_print_scale(print, c, has_second ? op->amax_dv : NULL, "amax_second", "HAS_AMAX_SECOND");
-    attention_print_scale(print, c, p->notes_ds ? op->amax_dp : NULL, "amax_ds", "HAS_AMAX_DS");
+    attention_emit_scale(source, c, has_first ? first : NULL, "amax_first", "HAS_AMAX_FIRST");
+    attention_emit_scale(source, c, has_second ? op->amax_dv : NULL, "amax_second", "HAS_AMAX_SECOND");
+    attention_emit_scale(source, c, p->notes_ds ? op->amax_dp : NULL, "amax_ds", "HAS_AMAX_DS");
 }
 
 /* chunks: blocks that share rows and compute different columns of the gradients. */
@@ -358,23 +358,23 @@ static weftStatus_t build_pass(const struct cuda_attention *c, const struct pass
     int64_t blocks = c->batches * own_heads * divide_up(extent, rows) * chunks;
     if (!blocks)
         return WEFT_STATUS_SUCCESS;
-    struct kernel_print print;
-    kernel_print_init(&print, c->region);
-    print_pass(&print, c, p);
-    print_result_descales(&print, c, p);
-    print_result_scales(&print, c, p);
-    print_largest(&print, c, p);
-    attention_print_modifier_gradient(&print, c);
-    attention_print_wanted(&print, c, p->first, "first", "MAKES_FIRST");
-    attention_print_wanted(&print, c, p->second, "second", "MAKES_SECOND");
-    print_constant(&print, "FIRST_IS_PAIR", p->first && attention_run(p->first) % 2 == 0);
-    print_constant(&print, "SECOND_IS_PAIR", p->second && attention_run(p->second) % 2 == 0);
-    print_number(&print, own_heads, "own_heads");
-    print_number(&print, c->heads / max64(own_heads, 1), "own_share");
-    print_number(&print, divide_up(extent, rows), "tiles");
-    print_number(&print, chunks, "chunks");
+    struct kernel_source source;
+    kernel_source_init(&source, c->region);
+    emit_pass(&source, c, p);
+    emit_result_descales(&source, c, p);
+    emit_result_scales(&source, c, p);
+    emit_largest(&source, c, p);
+    attention_emit_modifier_gradient(&source, c);
+    attention_emit_wanted(&source, c, p->first, "first", "MAKES_FIRST");
+    attention_emit_wanted(&source, c, p->second, "second", "MAKES_SECOND");
+    emit_constant(&source, "FIRST_IS_PAIR", p->first && attention_run(p->first) % 2 == 0);
+    emit_constant(&source, "SECOND_IS_PAIR", p->second && attention_run(p->second) % 2 == 0);
+    emit_number(&source, own_heads, "own_heads");
+    emit_number(&source, c->heads / max64(own_heads, 1), "own_share");
+    emit_number(&source, divide_up(extent, rows), "tiles");
+    emit_number(&source, chunks, "chunks");
     struct cuda_kernel *kernel = &state->kernels[state->count++];
-    TRY(kernel_finish(&print, kernel, "attention/backward.cuh", "attention_bwd", arena));
+    TRY(kernel_finish(&source, kernel, "attention/backward.cuh", "attention_bwd", arena));
     kernel->shared_bytes = (uint32_t)p->shared_bytes;
     return attention_grid(kernel, c, blocks, p->tile->warps);
 }
@@ -391,25 +391,25 @@ static struct tensor as_scores(const struct tensor *tensor) {
 
 /* ONE_QUERY, ONE_KEY: dimensions that are reduced in registers; batch entries and heads are reduced by the block's
    loop. */
-static void print_bias(struct kernel_print *print, const struct cuda_attention *c, const struct pass *p) {
+static void emit_bias(struct kernel_source *source, const struct cuda_attention *c, const struct pass *p) {
     static const char *const axes[] = {"batch", "head", "query", "key"};
     struct tensor bias = as_scores(p->first);
-    print_type(print, "dbias_t", (weftDataType_t)bias.type);
-    print_pointer(print, (weftDataType_t)bias.type, graph_find_value(c->graph, p->first), 0, "dbias");
+    emit_type(source, "dbias_t", (weftDataType_t)bias.type);
+    emit_pointer(source, (weftDataType_t)bias.type, graph_find_value(c->graph, p->first), 0, "dbias");
     for (int i = 0; i < 4; i++) {
         char field[32];
         snprintf(field, sizeof field, "dbias_%s", axes[i]);
-        print_number(print, bias.dims.at[i] == 1 ? 0 : bias.strides.at[i], field);
+        emit_number(source, bias.dims.at[i] == 1 ? 0 : bias.strides.at[i], field);
     }
-    print_constant(print, "MAKES_FIRST", 1);
-    print_constant(print, "MAKES_SECOND", 0);
-    print_constant(print, "IS_OPERAND", p->operand >= 0);
-    print_constant(print, "ONE_QUERY", bias.dims.at[2] == 1);
-    print_constant(print, "ONE_KEY", bias.dims.at[3] == 1);
-    print_number(print, bias.dims.at[0], "bias_batches");
-    print_number(print, bias.dims.at[1], "bias_heads");
+    emit_constant(source, "MAKES_FIRST", 1);
+    emit_constant(source, "MAKES_SECOND", 0);
+    emit_constant(source, "IS_OPERAND", p->operand >= 0);
+    emit_constant(source, "ONE_QUERY", bias.dims.at[2] == 1);
+    emit_constant(source, "ONE_KEY", bias.dims.at[3] == 1);
+    emit_number(source, bias.dims.at[0], "bias_batches");
+    emit_number(source, bias.dims.at[1], "bias_heads");
     if (p->operand >= 0)
-        attention_print_operand_gradient(print, c, p->operand);
+        attention_emit_operand_gradient(source, c, p->operand);
 }
 
 /* One block per tile of the bias. It iterates over all batch entries and heads that share the tile, in order, so no
@@ -422,14 +422,14 @@ static weftStatus_t build_bias(const struct cuda_attention *c, const struct pass
     int64_t blocks = bias.dims.at[0] * bias.dims.at[1] * query_tiles * key_tiles;
     if (!blocks)
         return WEFT_STATUS_SUCCESS;
-    struct kernel_print print;
-    kernel_print_init(&print, c->region);
-    print_pass(&print, c, p);
-    print_bias(&print, c, p);
-    print_number(&print, query_tiles, "query_tiles");
-    print_number(&print, key_tiles, "key_tiles");
+    struct kernel_source source;
+    kernel_source_init(&source, c->region);
+    emit_pass(&source, c, p);
+    emit_bias(&source, c, p);
+    emit_number(&source, query_tiles, "query_tiles");
+    emit_number(&source, key_tiles, "key_tiles");
     struct cuda_kernel *kernel = &state->kernels[state->count++];
-    TRY(kernel_finish(&print, kernel, "attention/backward_bias.cuh", "attention_bwd_bias", arena));
+    TRY(kernel_finish(&source, kernel, "attention/backward_bias.cuh", "attention_bwd_bias", arena));
     kernel->shared_bytes = (uint32_t)p->shared_bytes;
     return attention_grid(kernel, c, blocks, p->tile->warps);
 }
@@ -439,16 +439,16 @@ static weftStatus_t build_sink(const struct cuda_attention *c, struct cuda_step 
     const struct tensor *dsink = c->backward->dsink;
     if (!c->heads)
         return WEFT_STATUS_SUCCESS;
-    struct kernel_print print;
-    kernel_print_init(&print, c->region);
-    attention_print_scores(&print, c);
-    print_constant(&print, "WARPS", SINK_WARPS);
-    print_type(&print, "dsink_t", (weftDataType_t)dsink->type);
-    print_pointer(&print, (weftDataType_t)dsink->type, graph_find_value(c->graph, dsink), 0, "dsink");
-    print_number(&print, dsink->dims.at[1] == 1 ? 0 : dsink->strides.at[1], "dsink_step");
-    print_rows(&print, c);
+    struct kernel_source source;
+    kernel_source_init(&source, c->region);
+    attention_emit_scores(&source, c);
+    emit_constant(&source, "WARPS", SINK_WARPS);
+    emit_type(&source, "dsink_t", (weftDataType_t)dsink->type);
+    emit_pointer(&source, (weftDataType_t)dsink->type, graph_find_value(c->graph, dsink), 0, "dsink");
+    emit_number(&source, dsink->dims.at[1] == 1 ? 0 : dsink->strides.at[1], "dsink_step");
+    emit_rows(&source, c);
     struct cuda_kernel *kernel = &state->kernels[state->count++];
-    TRY(kernel_finish(&print, kernel, "attention/backward_sink.cuh", "attention_bwd_sink", arena));
+    TRY(kernel_finish(&source, kernel, "attention/backward_sink.cuh", "attention_bwd_sink", arena));
     return attention_grid(kernel, c, c->heads, SINK_WARPS);
 }
 

@@ -420,28 +420,28 @@ static const char *weight_name(const struct decode *d) {
     return attention_key_scales(a->descale_v, a->v_table) == ATTENTION_SCALES_ROWS ? "bf16" : "f16";
 }
 
-static void print_tile(struct kernel_print *print, const struct decode *d) {
-    print_constant(print, "WARPS", tile_warps(d->tile));
-    print_constant(print, "ROW_WARPS", d->tile->row_warps);
-    print_constant(print, "KEY_GROUPS", d->tile->key_groups);
-    print_constant(print, "HEADS", d->heads);
-    print_constant(print, "KEYS", KEYS);
-    print_constant(print, "STAGES", stages_of(d, d->tile));
-    print_constant(print, "HAS_BOXES", d->has_boxes);
-    print_constant(print, "SPLIT", split_of(d, d->splits));
-    print_constant(print, "DEPTH", d->depth.padded);
-    print_constant(print, "VALUES", d->value_depth.padded);
-    print_constant(print, "PARTS", d->parts);
-    text_add(&print->constants, "using weight_t = %s;\n", weight_name(d));
+static void emit_tile(struct kernel_source *source, const struct decode *d) {
+    emit_constant(source, "WARPS", tile_warps(d->tile));
+    emit_constant(source, "ROW_WARPS", d->tile->row_warps);
+    emit_constant(source, "KEY_GROUPS", d->tile->key_groups);
+    emit_constant(source, "HEADS", d->heads);
+    emit_constant(source, "KEYS", KEYS);
+    emit_constant(source, "STAGES", stages_of(d, d->tile));
+    emit_constant(source, "HAS_BOXES", d->has_boxes);
+    emit_constant(source, "SPLIT", split_of(d, d->splits));
+    emit_constant(source, "DEPTH", d->depth.padded);
+    emit_constant(source, "VALUES", d->value_depth.padded);
+    emit_constant(source, "PARTS", d->parts);
+    text_add(&source->constants, "using weight_t = %s;\n", weight_name(d));
     /* queries of deeper heads would need too many registers */
-    print_constant(print, "IS_HELD", d->depth.padded <= 128);
-    print_constant(print, "CTAS", d->ctas);
-    print_constant(print, "SHARED_BYTES", d->shared_bytes);
+    emit_constant(source, "IS_HELD", d->depth.padded <= 128);
+    emit_constant(source, "CTAS", d->ctas);
+    emit_constant(source, "SHARED_BYTES", d->shared_bytes);
 }
 
 /* Boxes of KEYS rows of BOX_BYTES; columns past the end of a row are zeros. */
-static void print_map_of(struct kernel_print *print, const struct cuda_attention *c, const struct tensor *tensor,
-                         const char *name) {
+static void emit_map_of(struct kernel_source *source, const struct cuda_attention *c, const struct tensor *tensor,
+                        const char *name) {
     int64_t bytes = dtype_bytes((weftDataType_t)tensor->type, 1);
     struct cuda_map map = {.form = {.type = bytes == 1                       ? TENSOR_MAP_U8
                                             : tensor->type == WEFT_DATA_HALF ? TENSOR_MAP_F16
@@ -457,41 +457,41 @@ static void print_map_of(struct kernel_print *print, const struct cuda_attention
             map.form.strides[i - 1] =
                 tensor->dims.at[dim] == 1 ? RUN_BYTES : (uint64_t)(tensor->strides.at[dim] * bytes);
     }
-    print_map(print, graph_find_value(c->graph, tensor), &map, name);
+    emit_map(source, graph_find_value(c->graph, tensor), &map, name);
 }
 
 /* Emits the maps first, as emit_map requires; then what all attention kernels share, then decode's own. */
 static weftStatus_t build_main(struct step *step, const struct decode *d, struct cuda_kernel *kernel,
                                struct arena *arena) {
     const struct cuda_attention *c = d->c;
-    struct kernel_print print;
-    kernel_print_init(&print, c->region);
+    struct kernel_source source;
+    kernel_source_init(&source, c->region);
     if (d->has_boxes) {
-        print_map_of(&print, c, c->a->k, "k_map");
-        print_map_of(&print, c, c->a->v, "v_map");
+        emit_map_of(&source, c, c->a->k, "k_map");
+        emit_map_of(&source, c, c->a->v, "v_map");
     } else {
-        text_add(&print.constants, "#include \"core/ptx_sm90.cuh\"\n"); /* otherwise included with the maps */
+        text_add(&source.constants, "#include \"core/ptx_sm90.cuh\"\n"); /* otherwise included with the maps */
     }
-    attention_print_scores(&print, c);
-    print_tile(&print, d);
-    print_constant(&print, "O_IS_PAIR", attention_run(c->forward->o) % 2 == 0);
-    print_constant(&print, "VALUES_ARE_EVEN", c->value_depth % 2 == 0);
-    attention_print_operand(&print, c, c->a->q, "q", "Q_RUN");
-    attention_print_operand(&print, c, c->a->k, "k", "K_RUN");
-    attention_print_operand(&print, c, c->a->v, "v", "V_RUN");
-    attention_print_pages(&print, c, c->a->k_table, c->a->k, "k", "K_PAGE");
-    attention_print_pages(&print, c, c->a->v_table, c->a->v, "v", "V_PAGE");
-    attention_print_ends(&print, c);
-    attention_print_scales(&print, c, true);
-    print_number(&print, c->key_heads, "key_heads");
-    print_number(&print, d->group, "group");
-    print_number(&print, d->rows, "rows");
-    print_number(&print, d->row_tiles, "tiles");
-    print_number(&print, d->split_slices, "split_slices");
+    attention_emit_scores(&source, c);
+    emit_tile(&source, d);
+    emit_constant(&source, "O_IS_PAIR", attention_run(c->forward->o) % 2 == 0);
+    emit_constant(&source, "VALUES_ARE_EVEN", c->value_depth % 2 == 0);
+    attention_emit_operand(&source, c, c->a->q, "q", "Q_RUN");
+    attention_emit_operand(&source, c, c->a->k, "k", "K_RUN");
+    attention_emit_operand(&source, c, c->a->v, "v", "V_RUN");
+    attention_emit_pages(&source, c, c->a->k_table, c->a->k, "k", "K_PAGE");
+    attention_emit_pages(&source, c, c->a->v_table, c->a->v, "v", "V_PAGE");
+    attention_emit_ends(&source, c);
+    attention_emit_scales(&source, c, true);
+    emit_number(&source, c->key_heads, "key_heads");
+    emit_number(&source, d->group, "group");
+    emit_number(&source, d->rows, "rows");
+    emit_number(&source, d->row_tiles, "tiles");
+    emit_number(&source, d->split_slices, "split_slices");
     /* a cluster's partial sums stay on chip; only those of the workspace count */
-    int64_t bytes = attention_print_splits(&print, c, d->splits);
+    int64_t bytes = attention_emit_splits(&source, c, d->splits);
     step->workspace_bytes = split_of(d, d->splits) == SPLIT_WORKSPACE ? bytes : 0;
-    TRY(kernel_finish(&print, kernel, "attention/decode.cuh", "attention_decode", arena));
+    TRY(kernel_finish(&source, kernel, "attention/decode.cuh", "attention_decode", arena));
     kernel->shared_bytes = (uint32_t)d->shared_bytes;
     kernel->cluster = split_of(d, d->splits) == SPLIT_CLUSTER ? (uint32_t)d->splits : 0;
     kernel->is_dependent = c->device->cuda.major >= 9;

@@ -106,52 +106,52 @@ weftStatus_t attention_forward_accepts(const struct cuda_attention *c) {
 /* ---- Emitting ---- */
 
 /* Emits the possible outputs, each with a pointer and strides if it is requested. */
-void attention_print_ends(struct kernel_print *print, const struct cuda_attention *c) {
-    attention_print_wanted(print, c, c->forward->o, "o", "HAS_O");
-    attention_print_wanted(print, c, c->forward->stats, "stats", "HAS_STATS");
-    attention_print_wanted(print, c, c->forward->max, "max", "HAS_MAX");
-    attention_print_wanted(print, c, c->forward->sum_exp, "sum_exp", "HAS_SUM_EXP");
+void attention_emit_ends(struct kernel_source *source, const struct cuda_attention *c) {
+    attention_emit_wanted(source, c, c->forward->o, "o", "HAS_O");
+    attention_emit_wanted(source, c, c->forward->stats, "stats", "HAS_STATS");
+    attention_emit_wanted(source, c, c->forward->max, "max", "HAS_MAX");
+    attention_emit_wanted(source, c, c->forward->sum_exp, "sum_exp", "HAS_SUM_EXP");
 }
 
 /* In this order: partial O, row maxima, row sums of each split and line, each aligned to 64 bytes. */
-int64_t attention_print_splits(struct kernel_print *print, const struct cuda_attention *c, int64_t splits) {
+int64_t attention_emit_splits(struct kernel_source *source, const struct cuda_attention *c, int64_t splits) {
     int64_t lines = splits * c->lines, bytes = c->arithmetic->sum_bytes;
     int64_t o_bytes = round_up(lines * c->value_depth * bytes, 64), line_bytes = round_up(lines * bytes, 64);
-    print_number(print, splits, "splits");
-    print_scratch(print, c->arithmetic->sum_name, 0, "split_o");
-    print_scratch(print, c->arithmetic->sum_name, o_bytes, "split_most");
-    print_scratch(print, c->arithmetic->sum_name, o_bytes + line_bytes, "split_sum");
+    emit_number(source, splits, "splits");
+    emit_scratch(source, c->arithmetic->sum_name, 0, "split_o");
+    emit_scratch(source, c->arithmetic->sum_name, o_bytes, "split_most");
+    emit_scratch(source, c->arithmetic->sum_name, o_bytes + line_bytes, "split_sum");
     return splits > 1 ? o_bytes + 2 * line_bytes : 0;
 }
 
 /* Grid: batch entries x groups of heads x tiles of queries x chunks of values x key splits. */
 static weftStatus_t build_main(struct step *step, const struct cuda_attention *c, const struct forward *f,
                                struct cuda_kernel *kernel, struct arena *arena) {
-    struct kernel_print print;
-    kernel_print_init(&print, c->region);
-    attention_print_scores(&print, c);
-    attention_print_tile(&print, f->tile, "KEYS", f->shared_bytes);
-    print_constant(&print, "DEPTH", f->depth.chunk);
-    print_constant(&print, "IS_SLICED", f->depth.chunks > 1);
-    print_constant(&print, "VALUES", f->value_depth.chunk);
-    print_constant(&print, "PARTS", f->parts);
-    print_constant(&print, "IS_SPLIT", f->splits > 1);
-    print_constant(&print, "IS_PACKED", f->pack > 1);
-    print_constant(&print, "O_IS_PAIR", attention_run(c->forward->o) % 2 == 0);
-    attention_print_operand(&print, c, c->a->q, "q", "Q_RUN");
-    attention_print_operand(&print, c, c->a->k, "k", "K_RUN");
-    attention_print_operand(&print, c, c->a->v, "v", "V_RUN");
-    attention_print_pages(&print, c, c->a->k_table, c->a->k, "k", "K_PAGE");
-    attention_print_pages(&print, c, c->a->v_table, c->a->v, "v", "V_PAGE");
-    attention_print_ends(&print, c);
-    attention_print_scales(&print, c, f->pack > 1);
-    print_number(&print, f->groups, "groups");
-    print_number(&print, f->pack, "pack");
-    print_number(&print, f->rows, "rows");
-    print_number(&print, f->tiles, "tiles");
-    print_number(&print, f->value_depth.chunks, "chunks");
-    step->workspace_bytes = attention_print_splits(&print, c, f->splits);
-    TRY(kernel_finish(&print, kernel, "attention/forward.cuh", "attention_fwd", arena));
+    struct kernel_source source;
+    kernel_source_init(&source, c->region);
+    attention_emit_scores(&source, c);
+    attention_emit_tile(&source, f->tile, "KEYS", f->shared_bytes);
+    emit_constant(&source, "DEPTH", f->depth.chunk);
+    emit_constant(&source, "IS_SLICED", f->depth.chunks > 1);
+    emit_constant(&source, "VALUES", f->value_depth.chunk);
+    emit_constant(&source, "PARTS", f->parts);
+    emit_constant(&source, "IS_SPLIT", f->splits > 1);
+    emit_constant(&source, "IS_PACKED", f->pack > 1);
+    emit_constant(&source, "O_IS_PAIR", attention_run(c->forward->o) % 2 == 0);
+    attention_emit_operand(&source, c, c->a->q, "q", "Q_RUN");
+    attention_emit_operand(&source, c, c->a->k, "k", "K_RUN");
+    attention_emit_operand(&source, c, c->a->v, "v", "V_RUN");
+    attention_emit_pages(&source, c, c->a->k_table, c->a->k, "k", "K_PAGE");
+    attention_emit_pages(&source, c, c->a->v_table, c->a->v, "v", "V_PAGE");
+    attention_emit_ends(&source, c);
+    attention_emit_scales(&source, c, f->pack > 1);
+    emit_number(&source, f->groups, "groups");
+    emit_number(&source, f->pack, "pack");
+    emit_number(&source, f->rows, "rows");
+    emit_number(&source, f->tiles, "tiles");
+    emit_number(&source, f->value_depth.chunks, "chunks");
+    step->workspace_bytes = attention_emit_splits(&source, c, f->splits);
+    TRY(kernel_finish(&source, kernel, "attention/forward.cuh", "attention_fwd", arena));
     kernel->shared_bytes = (uint32_t)f->shared_bytes;
     return attention_grid(kernel, c, c->batches * f->groups * f->tiles * f->value_depth.chunks * f->splits,
                           f->tile->warps);
@@ -160,14 +160,14 @@ static weftStatus_t build_main(struct step *step, const struct cuda_attention *c
 /* One warp per query rescales the sums of all splits to their common maximum, in a fixed order. */
 weftStatus_t attention_build_merge(const struct cuda_attention *c, int64_t splits, struct cuda_kernel *kernel,
                                    struct arena *arena) {
-    struct kernel_print print;
-    kernel_print_init(&print, c->region);
-    attention_print_scores(&print, c);
-    print_constant(&print, "WARPS", MERGE_WARPS);
-    attention_print_ends(&print, c);
-    attention_print_scales(&print, c, true);
-    attention_print_splits(&print, c, splits);
-    TRY(kernel_finish(&print, kernel, "attention/merge_splits.cuh", "attention_merge", arena));
+    struct kernel_source source;
+    kernel_source_init(&source, c->region);
+    attention_emit_scores(&source, c);
+    emit_constant(&source, "WARPS", MERGE_WARPS);
+    attention_emit_ends(&source, c);
+    attention_emit_scales(&source, c, true);
+    attention_emit_splits(&source, c, splits);
+    TRY(kernel_finish(&source, kernel, "attention/merge_splits.cuh", "attention_merge", arena));
     kernel->is_dependent = c->device->cuda.major >= 9;
     return attention_grid(kernel, c, divide_up(c->lines, MERGE_WARPS), MERGE_WARPS);
 }
@@ -178,30 +178,30 @@ weftStatus_t attention_build_amax_clear(const struct cuda_attention *c, struct c
     int count = attention_amax_outputs(c, outputs);
     if (!count)
         return WEFT_STATUS_SUCCESS;
-    struct kernel_print print;
+    struct kernel_source source;
     struct cuda_kernel *kernel = &state->kernels[state->count++];
-    kernel_print_init(&print, c->region);
-    text_add(&print.code, "template <class P> DEVICE void clear_largest(const P &a) {\n");
+    kernel_source_init(&source, c->region);
+    text_add(&source.code, "template <class P> DEVICE void clear_largest(const P &a) {\n");
     for (int i = 0; i < count; i++) {
         char name[16];
         snprintf(name, sizeof name, "amax%d", i);
-        print_pointer(&print, (weftDataType_t)outputs[i]->type, graph_find_value(c->graph, outputs[i]), 0, name);
-        text_add(&print.code, "    *a.%s = 0;\n", name);
+        emit_pointer(&source, (weftDataType_t)outputs[i]->type, graph_find_value(c->graph, outputs[i]), 0, name);
+        text_add(&source.code, "    *a.%s = 0;\n", name);
     }
-    text_add(&print.code, "}\n");
-    TRY(kernel_finish(&print, kernel, "attention/amax_clear.cuh", "attention_amax_clear", arena));
+    text_add(&source.code, "}\n");
+    TRY(kernel_finish(&source, kernel, "attention/amax_clear.cuh", "attention_amax_clear", arena));
     kernel->is_dependent = c->device->cuda.major >= 9;
     return attention_grid(kernel, c, 1, 1);
 }
 
 /* 4: one Philox call yields four random words, for four keys. At most `enough` blocks, which loop over the lines. */
 static weftStatus_t build_dump(const struct cuda_attention *c, struct cuda_kernel *kernel, struct arena *arena) {
-    struct kernel_print print;
-    kernel_print_init(&print, c->region);
-    attention_print_scores(&print, c);
-    print_constant(&print, "WARPS", DUMP_WARPS);
-    attention_print_tensor(&print, c, c->forward->rng_dump, "dump", NULL);
-    TRY(kernel_finish(&print, kernel, "attention/dropout_dump.cuh", "attention_dump", arena));
+    struct kernel_source source;
+    kernel_source_init(&source, c->region);
+    attention_emit_scores(&source, c);
+    emit_constant(&source, "WARPS", DUMP_WARPS);
+    attention_emit_tensor(&source, c, c->forward->rng_dump, "dump", NULL);
+    TRY(kernel_finish(&source, kernel, "attention/dropout_dump.cuh", "attention_dump", arena));
     int64_t blocks = divide_up(c->lines * divide_up(c->keys, 4), DUMP_WARPS * 32);
     int64_t enough = (int64_t)c->device->cuda.multiprocessors * 64;
     return attention_grid(kernel, c, blocks < enough ? blocks : enough, DUMP_WARPS);

@@ -12,7 +12,7 @@ static bool is_narrow(const struct cuda_attention *c) { return dtype_bytes((weft
 
 /* Emits a function's signature. For operands of 16 bits or fewer, name lookup finds the faster functions of
    score_functions.cuh before those of math.cuh. */
-static void print_head(struct text *code, const struct cuda_attention *c, const char *name, const char *more) {
+static void emit_head(struct text *code, const struct cuda_attention *c, const char *name, const char *more) {
     text_add(code,
              "template <class P, class T>\nDEVICE T %s(const P &a, i64 batch, i64 head, i32 query, i32 key, T score%s) "
              "{\n%s",
@@ -52,22 +52,22 @@ static bool moves_along(const struct cuda_attention *c, const struct tensor *ope
 static const char *const axes[] = {"batch", "head", "query", "key"};
 
 /* Type, address and strides along the varying dimensions, named by the sub-graph's value. */
-static void print_operand(struct kernel_print *print, const struct cuda_attention *c, int64_t i) {
+static void emit_operand(struct kernel_source *source, const struct cuda_attention *c, int64_t i) {
     const struct tensor *operand = c->a->modifier.operands.tensors[i];
     char name[48];
     snprintf(name, sizeof name, "modifier%d_t", value_of_operand(c, i));
-    print_type(print, name, (weftDataType_t)operand->type);
+    emit_type(source, name, (weftDataType_t)operand->type);
     snprintf(name, sizeof name, "modifier%d", value_of_operand(c, i));
-    print_pointer(print, (weftDataType_t)operand->type, graph_find_value(c->graph, operand), 0, name);
+    emit_pointer(source, (weftDataType_t)operand->type, graph_find_value(c->graph, operand), 0, name);
     for (int dim = 0; dim < 4; dim++) {
         snprintf(name, sizeof name, "modifier%d_%s", value_of_operand(c, i), axes[dim]);
         if (moves_along(c, operand, dim))
-            print_number(print, operand->dims.at[dim] == 1 ? 0 : operand->strides.at[dim], name);
+            emit_number(source, operand->dims.at[dim] == 1 ? 0 : operand->strides.at[dim], name);
     }
 }
 
 /* "const f16 v3 = load_run<..>(..);" */
-static void print_load(struct text *code, const struct cuda_attention *c, int64_t i) {
+static void emit_load(struct text *code, const struct cuda_attention *c, int64_t i) {
     int value = value_of_operand(c, i);
     text_add(code, "    const modifier%d_t v%d = load_run<modifier%d_t, 1>(a.modifier%d + (0", value, value, value,
              value);
@@ -80,11 +80,11 @@ static void print_load(struct text *code, const struct cuda_attention *c, int64_
 /* ---- Formulas ---- */
 
 /* v<value> = ..; a coordinate is that of the score, or 0 along a broadcast dimension. */
-static void print_node(struct text *code, const struct graph *graph, const struct node *node) {
+static void emit_node(struct text *code, const struct graph *graph, const struct node *node) {
     const struct pointwise_op *op = (const struct pointwise_op *)node->op;
     const struct tensor *out = pointwise_operands(op).out;
     if (pointwise_find_mode(op->pw->mode)->form != FORM_INDEX)
-        formula_print_rounded(code, graph, node);
+        formula_emit_rounded(code, graph, node);
     else
         text_add(code, "    const i32 v%d = %s%s;\n", graph_find_value(graph, out),
                  out->dims.at[op->pw->axis] == 1 ? "0 * " : "(i32)", axes[op->pw->axis]);
@@ -97,7 +97,7 @@ static int made_by(const struct graph *graph, const struct node *node) {
 
 /* Emits the nodes that `wanted` depends on, in order, with the score as `from`. Only those: operands that a derivative
    does not need are not loaded. */
-static void print_values_from(struct text *code, const struct cuda_attention *c, int from, int wanted) {
+static void emit_values_from(struct text *code, const struct cuda_attention *c, int from, int wanted) {
     const struct score_modifier *m = &c->a->modifier;
     bool needed[SCORE_MODIFIER_VALUES_MAX];
     score_modifier_mark_needed(m, wanted, needed);
@@ -108,32 +108,32 @@ static void print_values_from(struct text *code, const struct cuda_attention *c,
         text_add(code, "    const T v%d = gradient;\n", m->gradient_input);
     for (int64_t i = 0; i < m->operands.count; i++)
         if (needed[value_of_operand(c, i)])
-            print_load(code, c, i);
+            emit_load(code, c, i);
     for (int n = 0; n < m->graph->node_count; n++) {
         int made = made_by(m->graph, &m->graph->nodes[n]);
         if (needed[made] && made != from)
-            print_node(code, m->graph, &m->graph->nodes[n]);
+            emit_node(code, m->graph, &m->graph->nodes[n]);
     }
 }
-static void print_values(struct text *code, const struct cuda_attention *c, int wanted) {
-    print_values_from(code, c, c->a->modifier.input, wanted);
+static void emit_values(struct text *code, const struct cuda_attention *c, int wanted) {
+    emit_values_from(code, c, c->a->modifier.input, wanted);
 }
 
 /* Without a modifier, emits only HAS_MODIFIER, and kernels call nothing. */
-void attention_print_modifier(struct kernel_print *print, const struct cuda_attention *c, bool is_rounded) {
+void attention_emit_modifier(struct kernel_source *source, const struct cuda_attention *c, bool is_rounded) {
     const struct score_modifier *m = &c->a->modifier;
-    print_constant(print, "HAS_MODIFIER", m->graph != NULL);
+    emit_constant(source, "HAS_MODIFIER", m->graph != NULL);
     if (!m->graph)
         return;
-    print_constant(print, "IS_ROUNDED", is_rounded);
+    emit_constant(source, "IS_ROUNDED", is_rounded);
     if (is_narrow(c))
-        text_add(&print->constants, "#include \"attention/score_functions.cuh\"\n");
+        text_add(&source->constants, "#include \"attention/score_functions.cuh\"\n");
     for (int64_t i = 0; i < m->operands.count; i++)
-        print_operand(print, c, i);
-    text_add(&print->code, "/* The score modifier. */\n");
-    print_head(&print->code, c, "modified", "");
-    print_values(&print->code, c, m->output);
-    text_add(&print->code, "    return as<T>::of(v%d);\n}\n\n", m->output);
+        emit_operand(source, c, i);
+    text_add(&source->code, "/* The score modifier. */\n");
+    emit_head(&source->code, c, "modified", "");
+    emit_values(&source->code, c, m->output);
+    text_add(&source->code, "    return as<T>::of(v%d);\n}\n\n", m->output);
 }
 
 /* ---- Constant factors of the score before, and of the result after, everything else ---- */
@@ -204,7 +204,7 @@ bool attention_is_soft_cap(const struct cuda_attention *c) {
     return false;
 }
 
-static void print_factor(struct text *code, const char *name, int value) {
+static void emit_factor(struct text *code, const char *name, int value) {
     text_add(code, "template <class P> DEVICE float %s(const P &a) {\n", name);
     if (value < 0)
         text_add(code, "    return 1.0f;\n}\n");
@@ -214,22 +214,22 @@ static void print_factor(struct text *code, const char *name, int value) {
 
 /* SOFT_CAP_TERMS: number of polynomial terms that approximate the tanh between the factors well enough; 0: the modifier
    is not a soft cap. */
-void attention_print_soft_cap(struct kernel_print *print, const struct cuda_attention *c, bool is_rounded) {
-    print_constant(print, "SOFT_CAP_TERMS", !attention_is_soft_cap(c) ? 0 : is_rounded ? 3 : 5);
+void attention_emit_soft_cap(struct kernel_source *source, const struct cuda_attention *c, bool is_rounded) {
+    emit_constant(source, "SOFT_CAP_TERMS", !attention_is_soft_cap(c) ? 0 : is_rounded ? 3 : 5);
 }
 
 /* modified(score) is factor_after * modified_between(factor_before * score): kernels fold both factors into their own.
    */
-void attention_print_modifier_factors(struct kernel_print *print, const struct cuda_attention *c) {
+void attention_emit_modifier_factors(struct kernel_source *source, const struct cuda_attention *c) {
     if (!c->a->modifier.graph)
         return;
     struct factors f = find_factors(c);
-    text_add(&print->code, "/* The same without constants that multiply, and these. */\n");
-    print_head(&print->code, c, "modified_between", "");
-    print_values_from(&print->code, c, f.input, f.output);
-    text_add(&print->code, "    return as<T>::of(v%d);\n}\n", f.output);
-    print_factor(&print->code, "factor_before", f.before);
-    print_factor(&print->code, "factor_after", f.after);
+    text_add(&source->code, "/* The same without constants that multiply, and these. */\n");
+    emit_head(&source->code, c, "modified_between", "");
+    emit_values_from(&source->code, c, f.input, f.output);
+    text_add(&source->code, "    return as<T>::of(v%d);\n}\n", f.output);
+    emit_factor(&source->code, "factor_before", f.before);
+    emit_factor(&source->code, "factor_after", f.after);
 }
 
 /* ---- Gradients ---- */
@@ -237,7 +237,7 @@ void attention_print_modifier_factors(struct kernel_print *print, const struct c
 /* Emits the gradient of `source` from that of `output`, with the score as `from`. Reverse mode: a forward sweep
    computes the values, then a backward sweep adds to the gradients of the operands that depend on the source. The
    gradient is 0 if the output does not depend on the source. */
-static void print_derived_from(struct text *code, const struct cuda_attention *c, int from, int output, int source) {
+static void emit_derived_from(struct text *code, const struct cuda_attention *c, int from, int output, int source) {
     const struct score_modifier *m = &c->a->modifier;
     bool needed[SCORE_MODIFIER_VALUES_MAX], dependent[SCORE_MODIFIER_VALUES_MAX];
     score_modifier_mark_needed(m, output, needed);
@@ -246,7 +246,7 @@ static void print_derived_from(struct text *code, const struct cuda_attention *c
         text_add(code, "    return T{};\n}\n\n");
         return;
     }
-    print_values_from(code, c, from, output);
+    emit_values_from(code, c, from, output);
     /* gradients start at 0, since several nodes may add to one */
     for (int v = 0; v < m->graph->value_count; v++)
         if (needed[v] && dependent[v])
@@ -254,39 +254,39 @@ static void print_derived_from(struct text *code, const struct cuda_attention *c
     for (int n = m->graph->node_count; n-- > 0;) {
         int out = made_by(m->graph, &m->graph->nodes[n]);
         if (needed[out] && dependent[out] && out != from)
-            formula_print_gradient(code, m->graph, &m->graph->nodes[n], dependent);
+            formula_emit_gradient(code, m->graph, &m->graph->nodes[n], dependent);
     }
     text_add(code, "    return g%d;\n}\n\n", source);
 }
-static void print_derived(struct text *code, const struct cuda_attention *c, int source) {
-    print_derived_from(code, c, c->a->modifier.input, c->a->modifier.output, source);
+static void emit_derived(struct text *code, const struct cuda_attention *c, int source) {
+    emit_derived_from(code, c, c->a->modifier.input, c->a->modifier.output, source);
 }
 
 /* The gradient of modified_between; the total derivative also has both factors. */
-void attention_print_between_gradient(struct kernel_print *print, const struct cuda_attention *c) {
+void attention_emit_between_gradient(struct kernel_source *source, const struct cuda_attention *c) {
     struct factors f = find_factors(c);
-    print_head(&print->code, c, "between_gradient", ", T gradient");
-    print_derived_from(&print->code, c, f.input, f.output, f.input);
+    emit_head(&source->code, c, "between_gradient", ", T gradient");
+    emit_derived_from(&source->code, c, f.input, f.output, f.input);
 }
 
 /* Given by the sub-graph, or derived. */
-void attention_print_modifier_gradient(struct kernel_print *print, const struct cuda_attention *c) {
+void attention_emit_modifier_gradient(struct kernel_source *source, const struct cuda_attention *c) {
     const struct score_modifier *m = &c->a->modifier;
     if (!m->graph)
         return;
-    text_add(&print->code, "/* Its gradient. */\n");
-    print_head(&print->code, c, "modified_gradient", ", T gradient");
+    text_add(&source->code, "/* Its gradient. */\n");
+    emit_head(&source->code, c, "modified_gradient", ", T gradient");
     if (m->gradient_output < 0) {
-        print_derived(&print->code, c, m->input);
+        emit_derived(&source->code, c, m->input);
         return;
     }
-    print_values(&print->code, c, m->gradient_output);
-    text_add(&print->code, "    return as<T>::of(v%d);\n}\n\n", m->gradient_output);
+    emit_values(&source->code, c, m->gradient_output);
+    text_add(&source->code, "    return as<T>::of(v%d);\n}\n\n", m->gradient_output);
 }
 
 /* i: index into the operation's gradients, not its operands. */
-void attention_print_operand_gradient(struct kernel_print *print, const struct cuda_attention *c, int64_t i) {
-    text_add(&print->code, "/* The gradient of an operand of it. */\n");
-    print_head(&print->code, c, "operand_gradient", ", T gradient");
-    print_derived(&print->code, c, score_modifier_source(&c->a->modifier, i));
+void attention_emit_operand_gradient(struct kernel_source *source, const struct cuda_attention *c, int64_t i) {
+    text_add(&source->code, "/* The gradient of an operand of it. */\n");
+    emit_head(&source->code, c, "operand_gradient", ", T gradient");
+    emit_derived(&source->code, c, score_modifier_source(&c->a->modifier, i));
 }

@@ -257,28 +257,28 @@ static struct sequence scratch_of(const struct causal *c) {
 static const char *sums_type(const struct causal *c) { return c->is_double ? "double" : "float"; }
 
 /* A type and a pointer. NULL: one of scratch, or, where nothing is there, one that the kernel leaves alone. */
-static void print_memory(struct kernel_print *print, const struct causal *c, const struct tensor *tensor,
-                         const char *name, const char *type) {
+static void emit_memory(struct kernel_source *source, const struct causal *c, const struct tensor *tensor,
+                        const char *name, const char *type) {
     if (tensor) {
-        print_type(print, type, (weftDataType_t)tensor->type);
-        print_pointer(print, (weftDataType_t)tensor->type, graph_find_value(print->graph, tensor), 0, name);
+        emit_type(source, type, (weftDataType_t)tensor->type);
+        emit_pointer(source, (weftDataType_t)tensor->type, graph_find_value(source->graph, tensor), 0, name);
     } else {
-        text_add(&print->constants, "using %s = %s;\n", type, sums_type(c));
-        print_scratch(print, sums_type(c), 0, name);
+        text_add(&source->constants, "using %s = %s;\n", type, sums_type(c));
+        emit_scratch(source, sums_type(c), 0, name);
     }
 }
 
-static void print_sequence(struct kernel_print *print, const struct causal *c, struct sequence s, const char *name) {
-    print_memory(print, c, s.tensor, name, named(name, "t").text);
-    print_number(print, s.batch, named(name, "b").text);
-    print_number(print, s.channel, named(name, "c").text);
-    print_number(print, s.step, named(name, "l").text);
+static void emit_sequence(struct kernel_source *source, const struct causal *c, struct sequence s, const char *name) {
+    emit_memory(source, c, s.tensor, name, named(name, "t").text);
+    emit_number(source, s.batch, named(name, "b").text);
+    emit_number(source, s.channel, named(name, "c").text);
+    emit_number(source, s.step, named(name, "l").text);
 }
 
 /* What all of the kernels over strips take. */
-static void print_common(struct kernel_print *print, const struct causal *c, bool has_bias, bool is_reversed) {
+static void emit_common(struct kernel_source *source, const struct causal *c, bool has_bias, bool is_reversed) {
     const struct tensor *weight = c->op->weight, *bias = has_bias ? c->op->bias : NULL;
-    text_add(&print->constants, "using sum_t = %s;\n", sums_type(c));
+    text_add(&source->constants, "using sum_t = %s;\n", sums_type(c));
     const struct {
         const char *name;
         int64_t value;
@@ -294,25 +294,25 @@ static void print_common(struct kernel_print *print, const struct causal *c, boo
                      {"HAS_BIAS", bias != NULL},
                      {"IS_SILU", causal_conv_is_silu(c->op)}};
     for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)
-        print_constant(print, constants[i].name, constants[i].value);
-    print_number(print, c->channels, "channels");
-    print_number(print, c->steps, "steps");
-    print_number(print, c->taps, "taps");
-    print_number(print, c->chunks, "chunks");
-    print_number(print, c->batch * c->strips, "strips_all");
-    print_number(print, c->strips_each, "strips_each");
-    print_number(print, c->length, "length");
-    print_divisor(print, max64(c->strips, 1), "strips");
-    print_memory(print, c, weight, "weight", "weight_t");
-    print_number(print, weight->strides.at[0], "weight_c");
-    print_number(print, weight->strides.at[1], "weight_k");
-    print_memory(print, c, bias, "bias", "bias_t");
-    print_number(print, bias ? bias->strides.at[0] : 0, "bias_c");
+        emit_constant(source, constants[i].name, constants[i].value);
+    emit_number(source, c->channels, "channels");
+    emit_number(source, c->steps, "steps");
+    emit_number(source, c->taps, "taps");
+    emit_number(source, c->chunks, "chunks");
+    emit_number(source, c->batch * c->strips, "strips_all");
+    emit_number(source, c->strips_each, "strips_each");
+    emit_number(source, c->length, "length");
+    emit_divisor(source, max64(c->strips, 1), "strips");
+    emit_memory(source, c, weight, "weight", "weight_t");
+    emit_number(source, weight->strides.at[0], "weight_c");
+    emit_number(source, weight->strides.at[1], "weight_k");
+    emit_memory(source, c, bias, "bias", "bias_t");
+    emit_number(source, bias ? bias->strides.at[0] : 0, "bias_c");
 }
 
 /* `partial`: where sums of blocks lie in scratch. */
-static void print_partial(struct kernel_print *print, const struct causal *c, int64_t offset) {
-    print_scratch(print, sums_type(c), offset, "partial");
+static void emit_partial(struct kernel_source *source, const struct causal *c, int64_t offset) {
+    emit_scratch(source, sums_type(c), offset, "partial");
 }
 
 static void set_grid(struct cuda_kernel *kernel, const struct causal *c, int64_t chunks) {
@@ -324,65 +324,65 @@ static void set_grid(struct cuda_kernel *kernel, const struct causal *c, int64_t
 
 static weftStatus_t add_forward(struct cuda_step *state, const struct causal *c, enum result result,
                                 struct arena *arena) {
-    struct kernel_print print;
+    struct kernel_source source;
     struct sequence ds = scratch_of(c);
-    kernel_print_init(&print, c->region);
-    print_common(&print, c, result != RESULT_DX, result == RESULT_DX);
-    print_constant(&print, "RESULT", result);
-    print_sequence(&print, c, result == RESULT_DX ? ds : sequence_of(c->op->x), "x");
-    print_sequence(&print, c, result == RESULT_DS ? sequence_of(c->op->dy) : (struct sequence){0}, "dy");
-    print_sequence(&print, c,
-                   result == RESULT_Y    ? sequence_of(c->op->y)
-                   : result == RESULT_DS ? ds
-                                         : sequence_of(c->op->dx),
-                   "y");
+    kernel_source_init(&source, c->region);
+    emit_common(&source, c, result != RESULT_DX, result == RESULT_DX);
+    emit_constant(&source, "RESULT", result);
+    emit_sequence(&source, c, result == RESULT_DX ? ds : sequence_of(c->op->x), "x");
+    emit_sequence(&source, c, result == RESULT_DS ? sequence_of(c->op->dy) : (struct sequence){0}, "dy");
+    emit_sequence(&source, c,
+                  result == RESULT_Y    ? sequence_of(c->op->y)
+                  : result == RESULT_DS ? ds
+                                        : sequence_of(c->op->dx),
+                  "y");
     struct cuda_kernel *kernel = &state->kernels[state->count++];
-    TRY(kernel_finish(&print, kernel, "causal/forward.cuh", "causal_forward", arena));
+    TRY(kernel_finish(&source, kernel, "causal/forward.cuh", "causal_forward", arena));
     set_grid(kernel, c, 1);
     return WEFT_STATUS_SUCCESS;
 }
 
 /* All gradients at once, or the sums alone. */
 static weftStatus_t add_sums(struct cuda_step *state, const struct causal *c, int64_t partial, struct arena *arena) {
-    struct kernel_print print;
+    struct kernel_source source;
     const struct tensor *dx = c->has_dx ? c->op->dx : NULL;
-    kernel_print_init(&print, c->region);
-    print_common(&print, c, true, false);
-    print_constant(&print, "HAS_DX", dx != NULL);
-    print_sequence(&print, c, sequence_of(c->op->x), "x");
-    print_sequence(&print, c, c->is_long ? scratch_of(c) : sequence_of(c->op->dy), "dy");
-    print_sequence(&print, c, sequence_of(dx), "dx");
-    print_partial(&print, c, partial);
+    kernel_source_init(&source, c->region);
+    emit_common(&source, c, true, false);
+    emit_constant(&source, "HAS_DX", dx != NULL);
+    emit_sequence(&source, c, sequence_of(c->op->x), "x");
+    emit_sequence(&source, c, c->is_long ? scratch_of(c) : sequence_of(c->op->dy), "dy");
+    emit_sequence(&source, c, sequence_of(dx), "dx");
+    emit_partial(&source, c, partial);
     struct cuda_kernel *kernel = &state->kernels[state->count++];
     if (c->is_long)
-        TRY(kernel_finish(&print, kernel, "causal/filter.cuh", "causal_filter", arena));
+        TRY(kernel_finish(&source, kernel, "causal/filter.cuh", "causal_filter", arena));
     else if (c->walks)
-        TRY(kernel_finish(&print, kernel, "causal/backward_channels.cuh", "causal_backward_channels", arena));
+        TRY(kernel_finish(&source, kernel, "causal/backward_channels.cuh", "causal_backward_channels", arena));
     else
-        TRY(kernel_finish(&print, kernel, "causal/backward.cuh", "causal_backward", arena));
+        TRY(kernel_finish(&source, kernel, "causal/backward.cuh", "causal_backward", arena));
     set_grid(kernel, c, c->is_long ? c->chunks : 1);
     return WEFT_STATUS_SUCCESS;
 }
 
 static weftStatus_t add_combine(struct cuda_step *state, const struct causal *c, int64_t partial, struct arena *arena) {
-    struct kernel_print print;
+    struct kernel_source source;
     const struct tensor *dweight = c->has_dweight ? c->op->dweight : NULL, *dbias = c->has_dbias ? c->op->dbias : NULL;
-    kernel_print_init(&print, c->region);
-    text_add(&print.constants, "using sum_t = %s;\n", sums_type(c));
-    print_constant(&print, "THREADS", THREADS_MOST);
-    print_constant(&print, "HAS_DW", dweight != NULL);
-    print_constant(&print, "HAS_DB", dbias != NULL);
-    print_number(&print, c->channels, "channels");
-    print_number(&print, c->taps, "taps");
-    print_number(&print, c->parts, "parts");
-    print_memory(&print, c, dweight, "dweight", "dw_t");
-    print_number(&print, dweight ? dweight->strides.at[0] : 0, "dweight_c");
-    print_number(&print, dweight ? dweight->strides.at[1] : 0, "dweight_k");
-    print_memory(&print, c, dbias, "dbias", "db_t");
-    print_number(&print, dbias ? dbias->strides.at[0] : 0, "dbias_c");
-    print_partial(&print, c, partial);
+    kernel_source_init(&source, c->region);
+    text_add(&source.constants, "using sum_t = %s;\n", sums_type(c));
+    emit_constant(&source, "THREADS", THREADS_MOST);
+    emit_constant(&source, "HAS_DW", dweight != NULL);
+    emit_constant(&source, "HAS_DB", dbias != NULL);
+    emit_number(&source, c->channels, "channels");
+    emit_number(&source, c->taps, "taps");
+    emit_number(&source, c->parts, "parts");
+    emit_memory(&source, c, dweight, "dweight", "dw_t");
+    emit_number(&source, dweight ? dweight->strides.at[0] : 0, "dweight_c");
+    emit_number(&source, dweight ? dweight->strides.at[1] : 0, "dweight_k");
+    emit_memory(&source, c, dbias, "dbias", "db_t");
+    emit_number(&source, dbias ? dbias->strides.at[0] : 0, "dbias_c");
+    emit_partial(&source, c, partial);
     struct cuda_kernel *kernel = &state->kernels[state->count++];
-    TRY(kernel_finish(&print, kernel, "causal/combine.cuh", "causal_combine", arena));
+    TRY(kernel_finish(&source, kernel, "causal/combine.cuh", "causal_combine", arena));
     kernel->grid[0] = (uint32_t)divide_up((c->taps + 1) * c->channels, THREADS_MOST);
     kernel->grid[1] = kernel->grid[2] = 1;
     kernel->block = THREADS_MOST;

@@ -34,7 +34,7 @@ weftStatus_t formula_accepts(const struct descriptor *op) {
 
 /* A double in CUDA text, exactly. %a is hexadecimal and so loses no bit; infinities and NaN have no literal, but a
    pattern of bits. */
-static void print_real(struct text *code, double number) {
+static void emit_real(struct text *code, double number) {
     unsigned long long bits;
     memcpy(&bits, &number, sizeof bits);
     if (isinf(number) || number != number)
@@ -44,7 +44,7 @@ static void print_real(struct text *code, double number) {
 }
 
 /* Those parameters of a mode that its formula names. */
-static void print_parameters(struct text *code, const char *type, const char *formula, struct pointwise_parameters p) {
+static void emit_parameters(struct text *code, const char *type, const char *formula, struct pointwise_parameters p) {
     const struct {
         const char *name;
         double number;
@@ -53,27 +53,27 @@ static void print_parameters(struct text *code, const char *type, const char *fo
         /* A name within another would declare a constant too many, never one too few. */
         if (strstr(formula, all[i].name)) {
             text_add(code, " const %s %s = (%s)", type, all[i].name, type);
-            print_real(code, all[i].number);
+            emit_real(code, all[i].number);
             text_add(code, ";");
         }
 }
 
 /* An operand under the name of the formula, in the type of arithmetic; factor: alpha1 or alpha2. NULL: the mode
    has none. */
-static void print_operand(struct text *code, const char *type, const char *name, const struct graph *graph,
-                          const struct tensor *tensor, double factor) {
+static void emit_operand(struct text *code, const char *type, const char *name, const struct graph *graph,
+                         const struct tensor *tensor, double factor) {
     if (!tensor)
         return;
     text_add(code, " const %s %s = as<%s>::of(v%d)", type, name, type, graph_find_value(graph, tensor));
     if (factor != 1) {
         text_add(code, " * (%s)", type);
-        print_real(code, factor);
+        emit_real(code, factor);
     }
     text_add(code, ";");
 }
 
 /* Whether a mask is set: a fraction is, too, which integer arithmetic would round to 0. */
-static void print_mask(struct text *code, const struct graph *graph, const struct tensor *mask) {
+static void emit_mask(struct text *code, const struct graph *graph, const struct tensor *mask) {
     weftDataType_t stored = (weftDataType_t)mask->type;
     const char *type = stored == WEFT_DATA_DOUBLE ? "double" : dtype_is_float(stored) ? "float" : "i64";
     text_add(code, " const i64 t = as<%s>::of(v%d) != 0;", type, graph_find_value(graph, mask));
@@ -109,57 +109,57 @@ static const char *formula_over(const struct pointwise_mode *mode, const char *t
 }
 
 /* A node's operands, and the constants that formulas with these letters name, in scope. */
-static void print_scope(struct text *code, const struct graph *graph, const struct pointwise_op *op,
-                        const char *formula) {
+static void emit_scope(struct text *code, const struct graph *graph, const struct pointwise_op *op,
+                       const char *formula) {
     const struct pointwise_mode *mode = pointwise_find_mode(op->pw->mode);
     struct pointwise_operands operands = pointwise_operands(op);
     struct pointwise_parameters p = pointwise_parameters(op);
     const char *type = formula_type(op);
-    print_operand(code, type, "x", graph, operands.x, op->alpha1);
-    print_operand(code, type, mode->form == FORM_BACKWARD ? "dy" : "b", graph, operands.b, op->alpha2);
+    emit_operand(code, type, "x", graph, operands.x, op->alpha1);
+    emit_operand(code, type, mode->form == FORM_BACKWARD ? "dy" : "b", graph, operands.b, op->alpha2);
     if (operands.t && strcmp(type, "i64") == 0)
-        print_mask(code, graph, operands.t);
+        emit_mask(code, graph, operands.t);
     else
-        print_operand(code, type, "t", graph, operands.t, 1);
-    print_parameters(code, type, formula, p);
+        emit_operand(code, type, "t", graph, operands.t, 1);
+    emit_parameters(code, type, formula, p);
     if (strstr(formula, "C("))
         text_add(code, " auto C = [](double c) { return (%s)c; };", type);
 }
 
 /* One block, so that the names of its operands meet no others. */
-void formula_print_exact(struct text *code, const struct graph *graph, const struct node *node) {
+void formula_emit_exact(struct text *code, const struct graph *graph, const struct node *node) {
     const struct pointwise_op *op = (const struct pointwise_op *)node->op;
     const struct pointwise_mode *mode = pointwise_find_mode(op->pw->mode);
     const char *type = formula_type(op);
     int out = graph_find_value(graph, pointwise_operands(op).out);
     const char *formula = formula_over(mode, type, pointwise_parameters(op));
     text_add(code, "    // ");
-    print_operation(code, node);
+    emit_operation(code, node);
     text_add(code, "\n    %s v%d; {", type, out);
-    print_scope(code, graph, op, formula);
+    emit_scope(code, graph, op, formula);
     text_add(code, " v%d = (%s)(%s); }\n", out, type, formula);
 }
 
 /* narrow: NULL where the tensor holds all that the type of arithmetic does. */
-void formula_print_rounded(struct text *code, const struct graph *graph, const struct node *node) {
+void formula_emit_rounded(struct text *code, const struct graph *graph, const struct node *node) {
     const struct pointwise_op *op = (const struct pointwise_op *)node->op;
     struct pointwise_operands operands = pointwise_operands(op);
     int out = graph_find_value(graph, operands.out);
     const char *narrow = narrower_type(operands.out, formula_type(op));
-    formula_print_exact(code, graph, node);
+    formula_emit_exact(code, graph, node);
     if (narrow)
         text_add(code, "    v%d = rounded<%s>(v%d);\n", out, narrow, out);
 }
 
 /* What nobody reads is stored at once, and storing rounds it. */
-void formula_print(struct text *code, const struct graph *graph, const struct node *node) {
+void formula_emit(struct text *code, const struct graph *graph, const struct node *node) {
     const struct pointwise_op *op = (const struct pointwise_op *)node->op;
     bool is_read = graph->values[graph_find_value(graph, pointwise_operands(op).out)].readers > 0;
-    (is_read ? formula_print_rounded : formula_print_exact)(code, graph, node);
+    (is_read ? formula_emit_rounded : formula_emit_exact)(code, graph, node);
 }
 
 /* g<operand> += factor * formula, of one operand. Formulas of derivatives also name y and dy. */
-static void print_derivative(struct text *code, const struct graph *graph, const struct node *node, bool of_b) {
+static void emit_derivative(struct text *code, const struct graph *graph, const struct node *node, bool of_b) {
     const struct pointwise_op *op = (const struct pointwise_op *)node->op;
     const struct pointwise_operands operands = pointwise_operands(op);
     const char *formula = pointwise_gradient_formula(pointwise_find_gradient(op->pw->mode), of_b);
@@ -167,21 +167,21 @@ static void print_derivative(struct text *code, const struct graph *graph, const
     double factor = of_b ? op->alpha2 : op->alpha1;
     int out = graph_find_value(graph, operands.out);
     text_add(code, "    {");
-    print_scope(code, graph, op, formula);
+    emit_scope(code, graph, op, formula);
     text_add(code, " const %s y = as<%s>::of(v%d), dy = as<%s>::of(g%d);", type, type, out, type, out);
     text_add(code, " g%d += ", graph_find_value(graph, of_b ? operands.b : operands.x));
     if (factor != 1) {
         text_add(code, "(%s)", type);
-        print_real(code, factor);
+        emit_real(code, factor);
         text_add(code, " * ");
     }
     text_add(code, "(%s)(%s); }\n", type, formula);
 }
 
-void formula_print_gradient(struct text *code, const struct graph *graph, const struct node *node, const bool *takes) {
+void formula_emit_gradient(struct text *code, const struct graph *graph, const struct node *node, const bool *takes) {
     const struct pointwise_operands operands = pointwise_operands((const struct pointwise_op *)node->op);
     if (takes[graph_find_value(graph, operands.x)])
-        print_derivative(code, graph, node, false);
+        emit_derivative(code, graph, node, false);
     if (operands.b && takes[graph_find_value(graph, operands.b)])
-        print_derivative(code, graph, node, true);
+        emit_derivative(code, graph, node, true);
 }

@@ -18,14 +18,14 @@ double formula_instructions(const struct pointwise_op *op);
 /* "const float v7 = ...;" for a node whose inputs are in scope under their names, converted and, when nodes read the
    output and it is narrower, rounded to its type: they see what memory would hold. GEN_INDEX is not printed here: it is
    its family's to know coordinates. */
-void formula_print(struct text *code, const struct graph *graph, const struct node *node);
+void formula_emit(struct text *code, const struct graph *graph, const struct node *node);
 /* The same, rounded whoever reads it. */
-void formula_print_rounded(struct text *code, const struct graph *graph, const struct node *node);
+void formula_emit_rounded(struct text *code, const struct graph *graph, const struct node *node);
 /* The same, never rounded. */
-void formula_print_exact(struct text *code, const struct graph *graph, const struct node *node);
+void formula_emit_exact(struct text *code, const struct graph *graph, const struct node *node);
 
 /* "g3 += ...;" for the operands that `takes` marks, of a node of which g<out> is the gradient and whose operands and
    result are in scope. Its mode has a derivative. */
-void formula_print_gradient(struct text *code, const struct graph *graph, const struct node *node, const bool *takes);
+void formula_emit_gradient(struct text *code, const struct graph *graph, const struct node *node, const bool *takes);
 
 #endif

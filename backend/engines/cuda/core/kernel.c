@@ -10,13 +10,13 @@
 #include <string.h>
 
 /* Texts belong to the print until kernel_finish, which must be called. */
-void kernel_print_init(struct kernel_print *print, const struct region *region) {
-    print->region = region;
-    print->graph = region->graph;
-    text_init(&print->constants);
-    text_init(&print->fields);
-    text_init(&print->code);
-    print->argument_count = print->map_count = 0;
+void kernel_source_init(struct kernel_source *source, const struct region *region) {
+    source->region = region;
+    source->graph = region->graph;
+    text_init(&source->constants);
+    text_init(&source->fields);
+    text_init(&source->code);
+    source->argument_count = source->map_count = 0;
 }
 
 /* Designated, so that types without an address are NULL as those that are unknown. */
@@ -47,35 +47,36 @@ const char *cuda_element_name(weftDataType_t type) {
 }
 
 /* inline: the compiler warns of other constants that a variant of the kernel does not use. */
-void print_constant(struct kernel_print *print, const char *name, int64_t value) {
-    text_add(&print->constants, "inline constexpr int %s = %lld;\n", name, (long long)value);
+void emit_constant(struct kernel_source *source, const char *name, int64_t value) {
+    text_add(&source->constants, "inline constexpr int %s = %lld;\n", name, (long long)value);
 }
 
-void print_type(struct kernel_print *print, const char *name, weftDataType_t type) {
-    text_add(&print->constants, "using %s = %s;\n", name, cuda_element_name(type));
+void emit_type(struct kernel_source *source, const char *name, weftDataType_t type) {
+    text_add(&source->constants, "using %s = %s;\n", name, cuda_element_name(type));
 }
 
 /* A field, with a comment that says what it is of. value: -1 of the workspace. No user's names: graphs share
    kernels. */
-static void add_field(struct kernel_print *print, int value, const char *type, const char *name) {
-    text_add(&print->fields, "    %s %s; // ", type, name);
+static void add_field(struct kernel_source *source, int value, const char *type, const char *name) {
+    text_add(&source->fields, "    %s %s; // ", type, name);
     if (value < 0)
-        text_add(&print->fields, "workspace");
+        text_add(&source->fields, "workspace");
     else
-        print_origin(&print->fields, print->region, value);
-    text_add(&print->fields, "\n");
+        emit_origin(&source->fields, source->region, value);
+    text_add(&source->fields, "\n");
 }
 
 /* In step with the printed fields: word i of the arguments is field i, of 8 bytes, of the struct. */
-static void add_argument(struct kernel_print *print, struct argument argument) {
+static void add_argument(struct kernel_source *source, struct argument argument) {
     /* Counted on beyond what fits, so that kernel_finish can say how many there would be. */
-    if (print->argument_count < ARGUMENTS_MAX)
-        print->arguments[print->argument_count] = argument;
-    print->argument_count++;
+    if (source->argument_count < ARGUMENTS_MAX)
+        source->arguments[source->argument_count] = argument;
+    source->argument_count++;
 }
 
-void print_pointer(struct kernel_print *print, weftDataType_t type, int value, int64_t offset_bytes, const char *name) {
-    const struct tensor *tensor = print->graph->values[value].tensor;
+void emit_pointer(struct kernel_source *source, weftDataType_t type, int value, int64_t offset_bytes,
+                  const char *name) {
+    const struct tensor *tensor = source->graph->values[value].tensor;
     /* A kernel may not follow a pointer into host memory: such a scalar travels in the arguments. */
     bool is_by_value = tensor->is_by_value || tensor->is_constant;
     const char *element = cuda_element_name(type); /* families ask before they print */
@@ -85,74 +86,74 @@ void print_pointer(struct kernel_print *print, weftDataType_t type, int value, i
              : cuda_type_name(type) ? "%s*"
                                     : "packed<%s>",
              element ? element : "void");
-    add_field(print, value, field, name);
+    add_field(source, value, field, name);
     if (is_by_value)
-        add_argument(print, (struct argument){ARGUMENT_BY_VALUE, value, dtype_bytes(type, 1)});
+        add_argument(source, (struct argument){ARGUMENT_BY_VALUE, value, dtype_bytes(type, 1)});
     else
-        add_argument(print, (struct argument){ARGUMENT_VALUE, value, offset_bytes});
+        add_argument(source, (struct argument){ARGUMENT_VALUE, value, offset_bytes});
 }
 
 /* Aligned as its offset is, up to WORKSPACE_ALIGNMENT of plan/draft.h. */
-void print_scratch(struct kernel_print *print, const char *type, int64_t offset_bytes, const char *name) {
+void emit_scratch(struct kernel_source *source, const char *type, int64_t offset_bytes, const char *name) {
     char field[64];
     snprintf(field, sizeof field, "%s*", type);
-    add_field(print, -1, field, name);
-    add_argument(print, (struct argument){ARGUMENT_SCRATCH, -1, offset_bytes});
+    add_field(source, -1, field, name);
+    add_argument(source, (struct argument){ARGUMENT_SCRATCH, -1, offset_bytes});
 }
 
-void print_map(struct kernel_print *print, int value, const struct cuda_map *map, const char *name) {
-    if (print->map_count == 0)
+void emit_map(struct kernel_source *source, int value, const struct cuda_map *map, const char *name) {
+    if (source->map_count == 0)
         /* Only programs with maps pay for compiling what sm_90 has. */
-        text_add(&print->constants, "#include \"core/ptx_sm90.cuh\"\n");
-    add_field(print, value, "tensor_map", name);
-    add_argument(print, (struct argument){ARGUMENT_MAP, value, print->map_count});
+        text_add(&source->constants, "#include \"core/ptx_sm90.cuh\"\n");
+    add_field(source, value, "tensor_map", name);
+    add_argument(source, (struct argument){ARGUMENT_MAP, value, source->map_count});
     /* Room for the rest of the map, which is encoded at each launch; see core/load.c. */
     for (int i = 1; i < MAP_WORDS; i++)
-        add_argument(print, (struct argument){ARGUMENT_NUMBER, -1, 0});
+        add_argument(source, (struct argument){ARGUMENT_NUMBER, -1, 0});
     /* Counted on beyond what fits, as arguments are. */
-    if (print->map_count < MAPS_MAX)
-        print->maps[print->map_count] = *map;
-    print->map_count++;
+    if (source->map_count < MAPS_MAX)
+        source->maps[source->map_count] = *map;
+    source->map_count++;
 }
 
-void print_number(struct kernel_print *print, int64_t number, const char *name) {
-    text_add(&print->fields, "    i64 %s;\n", name);
-    add_argument(print, (struct argument){ARGUMENT_NUMBER, -1, number});
+void emit_number(struct kernel_source *source, int64_t number, const char *name) {
+    text_add(&source->fields, "    i64 %s;\n", name);
+    add_argument(source, (struct argument){ARGUMENT_NUMBER, -1, number});
 }
 
 /* Three words: the address of the values, the step from one to the next, and what they are multiplied by. */
-void print_ragged(struct kernel_print *print, weftDataType_t type, int value, int64_t step, int64_t multiplier,
-                  const char *name) {
-    text_add(&print->fields, "    ragged<%s> %s;\n", cuda_element_name(type), name);
-    add_argument(print, (struct argument){ARGUMENT_VALUE, value, 0});
-    add_argument(print, (struct argument){ARGUMENT_NUMBER, -1, step});
-    add_argument(print, (struct argument){ARGUMENT_NUMBER, -1, multiplier});
+void emit_ragged(struct kernel_source *source, weftDataType_t type, int value, int64_t step, int64_t multiplier,
+                 const char *name) {
+    text_add(&source->fields, "    ragged<%s> %s;\n", cuda_element_name(type), name);
+    add_argument(source, (struct argument){ARGUMENT_VALUE, value, 0});
+    add_argument(source, (struct argument){ARGUMENT_NUMBER, -1, step});
+    add_argument(source, (struct argument){ARGUMENT_NUMBER, -1, multiplier});
 }
 
 /* Nine words, in the order of the struct. */
-void print_ragged_limit(struct kernel_print *print, const struct ragged_limit *limit, const char *name) {
+void emit_ragged_limit(struct kernel_source *source, const struct ragged_limit *limit, const char *name) {
     const int64_t numbers[] = {limit->step, limit->multiplier, limit->most, limit->latest,
                                limit->row,  limit->width,      limit->unit};
-    text_add(&print->fields, "    ragged_limit<%s> %s;\n", cuda_element_name(limit->type), name);
-    add_argument(print, (struct argument){ARGUMENT_VALUE, limit->value, 0});
-    add_argument(
-        print, (struct argument){ARGUMENT_VALUE, limit->value, dtype_bytes(limit->type, limit->entries * limit->step)});
+    text_add(&source->fields, "    ragged_limit<%s> %s;\n", cuda_element_name(limit->type), name);
+    add_argument(source, (struct argument){ARGUMENT_VALUE, limit->value, 0});
+    add_argument(source, (struct argument){ARGUMENT_VALUE, limit->value,
+                                           dtype_bytes(limit->type, limit->entries * limit->step)});
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
-        add_argument(print, (struct argument){ARGUMENT_NUMBER, -1, numbers[i]});
+        add_argument(source, (struct argument){ARGUMENT_NUMBER, -1, numbers[i]});
 }
 
 /* magic = ceil(2^(31 + bits) / value), where 2^bits is the first power of two not below value: 32 bits, and exact for
    n < 2^31. */
-void print_divisor(struct kernel_print *print, int64_t value, const char *name) {
+void emit_divisor(struct kernel_source *source, int64_t value, const char *name) {
     uint64_t bits = 0, divisor = value > 0 ? (uint64_t)value : 1;
     while (UINT64_C(1) << bits < divisor)
         bits++;
     /* A divisor of 1 has no such form: the device code asks for it. */
     uint64_t magic = divisor == 1 ? 0 : ((UINT64_C(1) << (31 + bits)) + divisor - 1) / divisor;
     uint64_t shift = bits ? bits - 1 : 0;
-    text_add(&print->fields, "    divisor %s;\n", name);
-    add_argument(print, (struct argument){ARGUMENT_NUMBER, -1, (int64_t)(divisor | magic << 32)});
-    add_argument(print, (struct argument){ARGUMENT_NUMBER, -1, (int64_t)shift});
+    text_add(&source->fields, "    divisor %s;\n", name);
+    add_argument(source, (struct argument){ARGUMENT_NUMBER, -1, (int64_t)(divisor | magic << 32)});
+    add_argument(source, (struct argument){ARGUMENT_NUMBER, -1, (int64_t)shift});
 }
 
 /* ---- The whole text ---------------------------------------------------------------------------------------------- */
@@ -203,45 +204,46 @@ static void add_code(struct text *to, const char *code) {
 }
 
 /* The texts are freed whatever happens; the kernel keeps nothing of the print. */
-weftStatus_t kernel_finish(struct kernel_print *print, struct cuda_kernel *kernel, const char *file, const char *entry,
-                           struct arena *arena) {
+weftStatus_t kernel_finish(struct kernel_source *source, struct cuda_kernel *kernel, const char *file,
+                           const char *entry, struct arena *arena) {
     struct text whole;
-    while (print->map_count && print->argument_count % (MAP_WORDS / 2) != 0) /* the struct is aligned as its maps are */
-        add_argument(print, (struct argument){ARGUMENT_NUMBER, -1, 0});
+    while (source->map_count &&
+           source->argument_count % (MAP_WORDS / 2) != 0) /* the struct is aligned as its maps are */
+        add_argument(source, (struct argument){ARGUMENT_NUMBER, -1, 0});
     /* Types first, then constants, which kernels and headers name; arguments; printed functions; the kernel's
        file last. */
     text_init(&whole);
     text_add(&whole, "#include \"core/types.cuh\"\n#include \"core/index.cuh\"\n#include \"core/math.cuh\"\n\n");
-    text_add_chars(&whole, text_string(&print->constants), print->constants.length);
+    text_add_chars(&whole, text_string(&source->constants), source->constants.length);
     text_add(&whole, "\nnamespace weft {\n\nstruct arguments {\n");
-    text_add_chars(&whole, text_string(&print->fields), print->fields.length);
+    text_add_chars(&whole, text_string(&source->fields), source->fields.length);
     text_add(&whole, "};\n\n");
-    add_code(&whole, text_string(&print->code));
+    add_code(&whole, text_string(&source->code));
     text_add(&whole, "\n#include \"%s\"\n\n} // namespace weft\n", file);
     /* Texts that ran out of memory say so here, once. */
-    bool failed = whole.failed || print->constants.failed || print->fields.failed || print->code.failed;
+    bool failed = whole.failed || source->constants.failed || source->fields.failed || source->code.failed;
     weftStatus_t status = failed ? status_no_memory(whole.capacity) : WEFT_STATUS_SUCCESS;
-    if (!status && print->argument_count > ARGUMENTS_MAX)
+    if (!status && source->argument_count > ARGUMENTS_MAX)
         status = status_fail(WEFT_STATUS_NOT_SUPPORTED, "the kernel would take %d arguments, at most %d fit",
-                             print->argument_count, ARGUMENTS_MAX);
-    if (!status && print->map_count > MAPS_MAX)
+                             source->argument_count, ARGUMENTS_MAX);
+    if (!status && source->map_count > MAPS_MAX)
         status = status_fail(WEFT_STATUS_NOT_SUPPORTED, "the kernel would take %d tensor maps, at most %d fit",
-                             print->map_count, MAPS_MAX);
+                             source->map_count, MAPS_MAX);
     /* Not copied: paths and names of entries are literals, or in the arena already. */
     kernel->file = file;
     kernel->entry = entry;
-    kernel->argument_count = print->argument_count;
-    kernel->map_count = print->map_count;
+    kernel->argument_count = source->argument_count;
+    kernel->map_count = source->map_count;
     if (!status)
         status = arena_copy(arena, &kernel->program, text_string(&whole), whole.length + 1);
     if (!status)
-        status = arena_copy(arena, &kernel->arguments, print->arguments,
-                            (size_t)print->argument_count * sizeof *print->arguments);
+        status = arena_copy(arena, &kernel->arguments, source->arguments,
+                            (size_t)source->argument_count * sizeof *source->arguments);
     if (!status)
-        status = arena_copy(arena, &kernel->maps, print->maps, (size_t)print->map_count * sizeof *print->maps);
+        status = arena_copy(arena, &kernel->maps, source->maps, (size_t)source->map_count * sizeof *source->maps);
     text_free(&whole);
-    text_free(&print->constants);
-    text_free(&print->fields);
-    text_free(&print->code);
+    text_free(&source->constants);
+    text_free(&source->fields);
+    text_free(&source->code);
     return status;
 }

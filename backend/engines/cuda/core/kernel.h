@@ -80,7 +80,7 @@ static inline bool cuda_follows(const struct step *step) {
 /* ---- Printing ---- */
 
 /* A kernel under construction. `failed` of its texts and its count are asked once, by kernel_finish. */
-struct kernel_print {
+struct kernel_source {
     struct text constants;       /* using in_t = bf16; constexpr int VECTOR = 8; */
     struct text fields;          /* of struct arguments */
     struct text code;            /* functions printed from the graph */
@@ -92,10 +92,10 @@ struct kernel_print {
     struct cuda_map maps[MAPS_MAX];
 };
 
-void kernel_print_init(struct kernel_print *print, const struct region *region);
-void print_constant(struct kernel_print *print, const char *name, int64_t value);
+void kernel_source_init(struct kernel_source *source, const struct region *region);
+void emit_constant(struct kernel_source *source, const char *name, int64_t value);
 /* using NAME = the storage type of a data type; */
-void print_type(struct kernel_print *print, const char *name, weftDataType_t type);
+void emit_type(struct kernel_source *source, const char *name, weftDataType_t type);
 /* The name of a data type in CUDA text, or NULL where its elements have no address: those below a byte. */
 const char *cuda_type_name(weftDataType_t type);
 /* The name of any data type as registers hold it. Types below a byte lie in memory behind a packed<T>. */
@@ -103,16 +103,16 @@ const char *cuda_element_name(weftDataType_t type);
 
 /* A field that is a tensor map, 64-byte aligned: printed before all others. Precondition: no other field is printed
    yet, and fewer than MAPS_MAX maps are. */
-void print_map(struct kernel_print *print, int value, const struct cuda_map *map, const char *name);
+void emit_map(struct kernel_source *source, int value, const struct cuda_map *map, const char *name);
 
 /* Fields of the arguments. The pointer of a by-value scalar or constant is printed as by_value<T>, which holds the
    number and turns into a pointer to it wherever one is wanted: code reads both alike. */
-void print_pointer(struct kernel_print *print, weftDataType_t type, int value, int64_t offset_bytes, const char *name);
-void print_scratch(struct kernel_print *print, const char *type, int64_t offset_bytes, const char *name);
-void print_number(struct kernel_print *print, int64_t number, const char *name);
+void emit_pointer(struct kernel_source *source, weftDataType_t type, int value, int64_t offset_bytes, const char *name);
+void emit_scratch(struct kernel_source *source, const char *type, int64_t offset_bytes, const char *name);
+void emit_number(struct kernel_source *source, int64_t number, const char *name);
 /* core/index.cuh's ragged, which stands for a stride of batch entries: they begin where a value says. */
-void print_ragged(struct kernel_print *print, weftDataType_t type, int value, int64_t step, int64_t multiplier,
-                  const char *name);
+void emit_ragged(struct kernel_source *source, weftDataType_t type, int value, int64_t step, int64_t multiplier,
+                 const char *name);
 /* core/index.cuh's ragged_limit for the entries of a tensor whose offsets have these values. */
 struct ragged_limit {
     weftDataType_t type;
@@ -120,20 +120,20 @@ struct ragged_limit {
     int64_t step, entries; /* elements between offsets, and batch entries */
     int64_t multiplier, most, latest, row, width, unit;
 };
-void print_ragged_limit(struct kernel_print *print, const struct ragged_limit *limit, const char *name);
+void emit_ragged_limit(struct kernel_source *source, const struct ragged_limit *limit, const char *name);
 /* core/index.cuh's divisor for n / value, n < 2^31. Division by a number of the arguments is a multiplication and a
    shift there. */
-void print_divisor(struct kernel_print *print, int64_t value, const char *name);
+void emit_divisor(struct kernel_source *source, int64_t value, const char *name);
 
 /* Comments that say where text comes from: the kind of an operation, "relu_fwd"; and of which operation of the region a
-   value is which operand, "image of conv_fprop", that of the one that makes it where both are there. print_pointer and
-   print_map say it of every field. */
-void print_operation(struct text *text, const struct node *node);
-void print_origin(struct text *text, const struct region *region, int value);
+   value is which operand, "image of conv_fprop", that of the one that makes it where both are there. emit_pointer and
+   emit_map say it of every field. */
+void emit_operation(struct text *text, const struct node *node);
+void emit_origin(struct text *text, const struct region *region, int value);
 
 /* Ends the printing: puts the program into the kernel, its parts into the arena, and frees the print. */
-weftStatus_t kernel_finish(struct kernel_print *print, struct cuda_kernel *kernel, const char *file, const char *entry,
-                           struct arena *arena);
+weftStatus_t kernel_finish(struct kernel_source *source, struct cuda_kernel *kernel, const char *file,
+                           const char *entry, struct arena *arena);
 
 /* ---- The part of a family that is the same for all ---- */
 

@@ -8,7 +8,7 @@
 #include <ctype.h>
 
 /* Pointwise operations by their mode, in lower case; others by their schema. */
-void print_operation(struct text *text, const struct node *node) {
+void emit_operation(struct text *text, const struct node *node) {
     if (!node_is_pointwise(node)) {
         text_add(text, "%s", node->op->schema->name);
         return;
@@ -34,24 +34,24 @@ static weftStatus_t note_key(void *search, const struct row *row, struct tensor 
 }
 
 /* Prints "image of conv_fprop" if the node writes the value, or reads it. */
-static bool print_role(struct text *text, const struct node *node, int value, bool writes) {
+static bool emit_role(struct text *text, const struct node *node, int value, bool writes) {
     for (int k = 0; k < node->operand_count; k++) {
         struct operand_search search = {.operand = k};
         if (node->operands[k] != value || node->is_output[k] != writes)
             continue;
         op_each_operand(node->op, note_key, &search);
         text_add(text, "%s of ", search.key ? search.key : "an operand");
-        print_operation(text, node);
+        emit_operation(text, node);
         return true;
     }
     return false;
 }
 
 /* Who writes a value says more than who reads it, so outputs are asked first. */
-void print_origin(struct text *text, const struct region *region, int value) {
+void emit_origin(struct text *text, const struct region *region, int value) {
     for (int writes = 1; writes >= 0; writes--)
         for (int i = 0; i < region->count; i++)
-            if (print_role(text, region_node(region, i), value, writes))
+            if (emit_role(text, region_node(region, i), value, writes))
                 return;
     text_add(text, "of the graph");
 }

@@ -101,143 +101,143 @@ static int order_dims(const struct dims *extents, const struct tensor *like, int
 
 /* i<dim>: the index along a dim, taken off `rest`; the slowest is what is left. Divisors are arguments: sizes are
    never text. */
-static void print_coordinate(struct kernel_print *print, int dim, int64_t extent, bool is_slowest) {
+static void emit_coordinate(struct kernel_source *source, int dim, int64_t extent, bool is_slowest) {
     char text[32];
     if (is_slowest) {
-        text_add(&print->code, "    const u32 i%d = (u32)rest;\n", dim);
+        text_add(&source->code, "    const u32 i%d = (u32)rest;\n", dim);
         return;
     }
     snprintf(text, sizeof text, "extent%d", dim);
-    print_divisor(print, extent, text);
-    text_add(&print->code, "    const u32 i%d = (u32)split(rest, p.%s);\n", dim, text);
+    emit_divisor(source, extent, text);
+    text_add(&source->code, "    const u32 i%d = (u32)split(rest, p.%s);\n", dim, text);
 }
 
 /* Moves one of the places (x, y or scale) along a dim by an index, which is an expression. */
-static void print_advance(struct kernel_print *print, const char *name, int dim, const char *index, int64_t stride) {
+static void emit_advance(struct kernel_source *source, const char *name, int dim, const char *index, int64_t stride) {
     char text[32];
     snprintf(text, sizeof text, "%s_stride%d", name, dim);
-    print_number(print, stride, text);
-    text_add(&print->code, "    %s += (i64)%s * p.%s;\n", name, index, text);
+    emit_number(source, stride, text);
+    text_add(&source->code, "    %s += (i64)%s * p.%s;\n", name, index, text);
 }
 
 /* Moves along the scales; in tiles their rows and columns are kept for the end. */
-static void print_scale_advance(struct kernel_print *print, const struct tensor *scale, int dim, const char *index) {
+static void emit_scale_advance(struct kernel_source *source, const struct tensor *scale, int dim, const char *index) {
     int rank = (int)scale->dims.count;
     if (!scale_is_tiled(scale) || dim < rank - 2)
-        print_advance(print, "scale", dim, index, scale->strides.at[dim]);
+        emit_advance(source, "scale", dim, index, scale->strides.at[dim]);
     else
-        text_add(&print->code, "    %s = %s;\n", dim == scale_column(scale) ? "column" : "row", index);
+        text_add(&source->code, "    %s = %s;\n", dim == scale_column(scale) ? "column" : "row", index);
 }
 
 /* Nothing where scales have plain strides; see map/scales.cuh. */
-static void print_tile(struct kernel_print *print, const struct tensor *scale) {
+static void emit_tile(struct kernel_source *source, const struct tensor *scale) {
     if (!scale_is_tiled(scale))
         return;
-    print_number(print, scale->dims.at[scale_column(scale)] / SCALE_TILE_COLUMNS, "tiles");
-    text_add(&print->code, "    scale += tile_offset(row, column, p.tiles);\n");
+    emit_number(source, scale->dims.at[scale_column(scale)] / SCALE_TILE_COLUMNS, "tiles");
+    text_add(&source->code, "    scale += tile_offset(row, column, p.tiles);\n");
 }
 
 /* begin_block(): blocks are counted in the order of x's memory. Gives the elements of the block that exist: fewer at
    the end of an axis, none in what only fills up a tile of scales. */
-static void print_block(struct kernel_print *print, const struct scaling *s) {
+static void emit_block(struct kernel_source *source, const struct scaling *s) {
     int order[WEFT_DIM_MAX], count = order_dims(&s->scale->dims, s->x, order), axis = block_scale_axis(s->quantize);
     /* `left`: elements from the block's first to the end of the axis. */
-    print_number(print, s->x->dims.at[axis], "length");
-    print_number(print, s->quantize->block_size, "block");
-    text_add(&print->code,
+    emit_number(source, s->x->dims.at[axis], "length");
+    emit_number(source, s->quantize->block_size, "block");
+    text_add(&source->code,
              "DEVICE i64 begin_block(const arguments& p, position rest, i64& x, i64& scale) {\n"
              "    i64 left = p.length;\n    bool is_inside = true;\n    [[maybe_unused]] u32 row = 0, column = 0;\n");
     for (int k = count; k-- > 0;) {
         char index[32], extent[32];
         int dim = order[k];
         snprintf(index, sizeof index, "i%d", dim);
-        print_coordinate(print, dim, s->scale->dims.at[dim], k == 0);
-        print_scale_advance(print, s->scale, dim, index);
+        emit_coordinate(source, dim, s->scale->dims.at[dim], k == 0);
+        emit_scale_advance(source, s->scale, dim, index);
         if (dim == axis) {
-            text_add(&print->code, "    left -= (i64)%s * p.block;\n", index);
+            text_add(&source->code, "    left -= (i64)%s * p.block;\n", index);
             snprintf(index, sizeof index, "i%d * p.block", dim);
         } else if (s->scale->dims.at[dim] != s->x->dims.at[dim]) { /* fills up tiles */
             snprintf(extent, sizeof extent, "x_extent%d", dim);
-            print_number(print, s->x->dims.at[dim], extent);
-            text_add(&print->code, "    is_inside = is_inside && %s < p.%s;\n", index, extent);
+            emit_number(source, s->x->dims.at[dim], extent);
+            text_add(&source->code, "    is_inside = is_inside && %s < p.%s;\n", index, extent);
         }
-        print_advance(print, "x", dim, index, s->x->strides.at[dim]);
+        emit_advance(source, "x", dim, index, s->x->strides.at[dim]);
     }
-    print_tile(print, s->scale);
-    text_add(&print->code, "    return is_inside ? left < p.block ? left : p.block : 0;\n}\n\n");
+    emit_tile(source, s->scale);
+    text_add(&source->code, "    return is_inside ? left < p.block ? left : p.block : 0;\n}\n\n");
 }
 
 /* locate(): elements are counted in the order of y's memory. order, count: of order_dims; the fastest dim comes off
    `rest` first. */
-static void print_locate(struct kernel_print *print, const struct scaling *s, const int *order, int count) {
-    text_add(&print->code, "DEVICE void locate(const arguments& p, position rest, i64& x, i64& scale, i64& y) {\n"
-                           "    [[maybe_unused]] u32 row = 0, column = 0;\n");
+static void emit_locate(struct kernel_source *source, const struct scaling *s, const int *order, int count) {
+    text_add(&source->code, "DEVICE void locate(const arguments& p, position rest, i64& x, i64& scale, i64& y) {\n"
+                            "    [[maybe_unused]] u32 row = 0, column = 0;\n");
     for (int k = count; k-- > 0;) {
         char index[32], block[64];
         int dim = order[k];
         snprintf(index, sizeof index, "i%d", dim);
-        print_coordinate(print, dim, s->y->dims.at[dim], k == 0);
-        print_advance(print, "x", dim, index, s->x->strides.at[dim]);
-        print_advance(print, "y", dim, index, s->y->strides.at[dim]);
+        emit_coordinate(source, dim, s->y->dims.at[dim], k == 0);
+        emit_advance(source, "x", dim, index, s->x->strides.at[dim]);
+        emit_advance(source, "y", dim, index, s->y->strides.at[dim]);
         /* Elements that share a scale along this dim. */
         if (s->block.at[dim] > 1) {
             snprintf(block, sizeof block, "block%d", dim);
-            print_divisor(print, s->block.at[dim], block);
+            emit_divisor(source, s->block.at[dim], block);
             snprintf(block, sizeof block, "divide(i%d, p.block%d)", dim, dim);
         } else {
             snprintf(block, sizeof block, "%s", index);
         }
-        print_scale_advance(print, s->scale, dim, block);
+        emit_scale_advance(source, s->scale, dim, block);
     }
-    print_tile(print, s->scale);
-    text_add(&print->code, "}\n\n");
+    emit_tile(source, s->scale);
+    text_add(&source->code, "}\n\n");
 }
 
 /* find(): the element at a place of y's memory, counted as locate() does; false between elements. Used where threads
    make whole bytes of y, whose strides may leave gaps. */
-static void print_find(struct kernel_print *print, const struct tensor *y, const int *order, int count) {
-    text_add(&print->code, "DEVICE bool find(const arguments& p, i64 rest, position& at) {\n    at = 0;\n");
+static void emit_find(struct kernel_source *source, const struct tensor *y, const int *order, int count) {
+    text_add(&source->code, "DEVICE bool find(const arguments& p, i64 rest, position& at) {\n    at = 0;\n");
     for (int k = 0; k < count; k++) {
         char stride[32], extent[32];
         snprintf(stride, sizeof stride, "find_stride%d", order[k]);
         snprintf(extent, sizeof extent, "find_extent%d", order[k]);
-        print_number(print, y->strides.at[order[k]], stride);
-        print_number(print, y->dims.at[order[k]], extent);
-        text_add(&print->code,
+        emit_number(source, y->strides.at[order[k]], stride);
+        emit_number(source, y->dims.at[order[k]], extent);
+        text_add(&source->code,
                  "    if (rest / p.%s >= p.%s) return false;\n"
                  "    at = at * (position)p.%s + (position)(rest / p.%s);\n    rest %%= p.%s;\n",
                  stride, extent, extent, stride, stride);
     }
-    text_add(&print->code, "    return rest == 0;\n}\n\n");
+    text_add(&source->code, "    return rest == 0;\n}\n\n");
 }
 
 /* Type and address: <name>_t and <name>; scales that nobody else wants are in the workspace. */
-static void print_tensor(struct kernel_print *print, const struct scaling *s, const struct tensor *tensor,
-                         const char *name) {
+static void emit_tensor(struct kernel_source *source, const struct scaling *s, const struct tensor *tensor,
+                        const char *name) {
     char type[32];
     snprintf(type, sizeof type, "%s_t", name);
-    text_add(&print->constants, "using %s = %s;\n", type, cuda_element_name((weftDataType_t)tensor->type));
+    text_add(&source->constants, "using %s = %s;\n", type, cuda_element_name((weftDataType_t)tensor->type));
     if (tensor == s->scale && !s->has_scale)
-        print_scratch(print, type, 0, name);
+        emit_scratch(source, type, 0, name);
     else
-        print_pointer(print, (weftDataType_t)tensor->type, graph_find_value(s->graph, tensor), 0, name);
+        emit_pointer(source, (weftDataType_t)tensor->type, graph_find_value(s->graph, tensor), 0, name);
 }
 
 /* What both kernels have: positions: how many blocks, or elements, are counted. */
-static void begin_print(struct kernel_print *print, const struct scaling *s, bool is_double, int64_t positions) {
-    kernel_print_init(print, s->region);
-    print_constant(print, "THREADS", THREADS);
-    text_add(&print->constants, "using math_t = %s;\nusing position = %s;\n", is_double ? "double" : "float",
+static void begin_source(struct kernel_source *source, const struct scaling *s, bool is_double, int64_t positions) {
+    kernel_source_init(source, s->region);
+    emit_constant(source, "THREADS", THREADS);
+    text_add(&source->constants, "using math_t = %s;\nusing position = %s;\n", is_double ? "double" : "float",
              positions < INT32_MAX ? "u32" : "i64");
-    text_add(&print->code, "#include \"core/gather.cuh\"\n#include \"map/scales.cuh\"\n\n");
+    text_add(&source->code, "#include \"core/gather.cuh\"\n#include \"map/scales.cuh\"\n\n");
 }
 
 /* 64 blocks for each multiprocessor are enough for any length: each goes on by the grid. */
-static weftStatus_t end_print(struct kernel_print *print, struct cuda_step *state, const char *file, const char *entry,
-                              int64_t threads, const struct device *device, struct arena *arena) {
+static weftStatus_t end_source(struct kernel_source *source, struct cuda_step *state, const char *file,
+                               const char *entry, int64_t threads, const struct device *device, struct arena *arena) {
     struct cuda_kernel *kernel = &state->kernels[state->count++];
     int64_t grid = divide_up(threads, THREADS), most = (int64_t)device->cuda.multiprocessors * 64;
-    TRY(kernel_finish(print, kernel, file, entry, arena));
+    TRY(kernel_finish(source, kernel, file, entry, arena));
     kernel->grid[0] = (uint32_t)(grid < most ? grid : most);
     kernel->grid[1] = kernel->grid[2] = 1;
     kernel->block = THREADS;
@@ -259,18 +259,18 @@ static int lanes_of(const struct scaling *s) {
 static weftStatus_t add_scales(const struct scaling *s, struct cuda_step *state, const struct device *device,
                                struct arena *arena) {
     int64_t blocks = tensor_elements(s->scale);
-    struct kernel_print print;
-    begin_print(&print, s, s->x->type == WEFT_DATA_DOUBLE, blocks);
-    print_constant(&print, "LANES", lanes_of(s));
-    print_constant(&print, "IS_POWER", s->scale->type == WEFT_DATA_FP8_E8M0);
-    text_add(&print.constants, "constexpr double MOST = %.17g, SCALE_MOST = %.17g;\n", block_scale_most(s->y),
+    struct kernel_source source;
+    begin_source(&source, s, s->x->type == WEFT_DATA_DOUBLE, blocks);
+    emit_constant(&source, "LANES", lanes_of(s));
+    emit_constant(&source, "IS_POWER", s->scale->type == WEFT_DATA_FP8_E8M0);
+    text_add(&source.constants, "constexpr double MOST = %.17g, SCALE_MOST = %.17g;\n", block_scale_most(s->y),
              block_scale_most(s->scale));
-    print_tensor(&print, s, s->x, "x");
-    print_tensor(&print, s, s->scale, "scale");
-    print_number(&print, blocks, "blocks");
-    print_number(&print, s->x->strides.at[block_scale_axis(s->quantize)], "step");
-    print_block(&print, s);
-    return end_print(&print, state, "map/block_scales.cuh", "block_scales", blocks * lanes_of(s), device, arena);
+    emit_tensor(&source, s, s->x, "x");
+    emit_tensor(&source, s, s->scale, "scale");
+    emit_number(&source, blocks, "blocks");
+    emit_number(&source, s->x->strides.at[block_scale_axis(s->quantize)], "step");
+    emit_block(&source, s);
+    return end_source(&source, state, "map/block_scales.cuh", "block_scales", blocks * lanes_of(s), device, arena);
 }
 
 /* Quotients are rounded once, as if they were exact: through float only by powers of two. Products with floats may be
@@ -289,21 +289,21 @@ static weftStatus_t add_values(const struct scaling *s, struct cuda_step *state,
     bool is_by_byte = !cuda_type_name((weftDataType_t)s->y->type);
     int64_t items = is_by_byte ? tensor_bytes(s->y) : tensor_elements(s->y);
     int order[WEFT_DIM_MAX], count = order_dims(&s->y->dims, s->y, order);
-    struct kernel_print print;
-    begin_print(&print, s, is_double(s), tensor_elements(s->y));
-    print_constant(&print, "IS_QUANTIZED", s->quantize != NULL);
-    print_constant(&print, "IS_NEGATIVE", s->is_negative);
-    print_tensor(&print, s, s->x, "x");
-    print_tensor(&print, s, s->scale, "scale");
-    print_tensor(&print, s, s->y, "y");
-    print_number(&print, items, "items");
-    print_locate(&print, s, order, count);
+    struct kernel_source source;
+    begin_source(&source, s, is_double(s), tensor_elements(s->y));
+    emit_constant(&source, "IS_QUANTIZED", s->quantize != NULL);
+    emit_constant(&source, "IS_NEGATIVE", s->is_negative);
+    emit_tensor(&source, s, s->x, "x");
+    emit_tensor(&source, s, s->scale, "scale");
+    emit_tensor(&source, s, s->y, "y");
+    emit_number(&source, items, "items");
+    emit_locate(&source, s, order, count);
     if (is_by_byte)
-        print_find(&print, s->y, order, count);
+        emit_find(&source, s->y, order, count);
     else
         /* Every place of y's memory that threads count is an element. */
-        text_add(&print.code, "DEVICE bool find(const arguments&, i64, position&) { return true; }\n\n");
-    return end_print(&print, state, "map/block_values.cuh", "block_values", items, device, arena);
+        text_add(&source.code, "DEVICE bool find(const arguments&, i64, position&) { return true; }\n\n");
+    return end_source(&source, state, "map/block_values.cuh", "block_values", items, device, arena);
 }
 
 /* Scales are made first and read as they were stored, also where nobody else wants them: these lie in the workspace. */

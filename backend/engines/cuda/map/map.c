@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The map family: a connected group of pointwise operations and data movement of one shape, in one sweep over the
    memory of its result. Each thread takes runs of neighbours; what lives inside the region stays in registers. plan.c
-   decides what is swept, print.c prints it, map.cuh and map_tiled.cuh loop over it. */
+   decides what is swept, emit.c prints it, map.cuh and map_tiled.cuh loop over it. */
 #include "engines/cuda/map/map.h"
 #include "engines/cuda/core/price.h"
 #include "engines/cuda/families.h"
@@ -24,7 +24,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     (void)knobs;
     struct map map;
     struct cuda_step *state;
-    struct kernel_print print;
+    struct kernel_source source;
     TRY(map_analyse(&map, &step->region));
     TRY(arena_alloc(arena, &state, sizeof *state));
     step->state = state;
@@ -32,15 +32,15 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
         return arena_print(arena, &step->detail, "nothing to compute");
     int64_t blocks = map_choose(&map, device);
     bool is_tiled = map.tile.axis >= 0;
-    kernel_print_init(&print, &step->region);
+    kernel_source_init(&source, &step->region);
     if (map.tile.is_transpose)
-        map_print_transpose(&print, &map);
+        map_emit_transpose(&source, &map);
     else
-        map_print(&print, &map);
+        map_emit(&source, &map);
     struct cuda_kernel *kernel = &state->kernels[state->count++];
     const char *file = map.tile.is_transpose ? "map/transpose.cuh" : is_tiled ? "map/map_tiled.cuh" : "map/map.cuh";
     const char *entry = map.tile.is_transpose ? "transpose" : is_tiled ? "map_tile" : "map";
-    TRY(kernel_finish(&print, kernel, file, entry, arena));
+    TRY(kernel_finish(&source, kernel, file, entry, arena));
     /* A flat space shorter than a run has no run, but a rest, for which there is one block. */
     kernel->grid[0] = blocks ? (uint32_t)blocks : 1;
     kernel->grid[1] = kernel->grid[2] = 1;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the parts of the map family share: map.c serves, plan.c decides, print.c prints. */
+/* What the parts of the map family share: map.c serves, plan.c decides, emit.c prints. */
 #ifndef WEFT_ENGINES_CUDA_MAP_H
 #define WEFT_ENGINES_CUDA_MAP_H
 
@@ -52,10 +52,10 @@ int64_t map_choose(struct map *map, const struct device *device);
 bool map_moves(const struct region *region, int value);
 
 /* Prints constants, arguments and functions of map/map.cuh or map_tiled.cuh. */
-void map_print(struct kernel_print *print, const struct map *map);
+void map_emit(struct kernel_source *source, const struct map *map);
 
 /* The same of map/transpose.cuh. */
-void map_print_transpose(struct kernel_print *print, const struct map *map);
+void map_emit_transpose(struct kernel_source *source, const struct map *map);
 
 /* Whether neighbours among the results may lie in one byte. */
 bool map_shares_bytes(const struct map *map);

@@ -109,49 +109,49 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
 /* ---- Printing ---------------------------------------------------------------------------------------------------- */
 
 /* The address of a side's first element; an offset counts elements where bytes cannot. */
-static void print_base(struct kernel_print *print, const struct side *side, const char *field) {
+static void emit_base(struct kernel_source *source, const struct side *side, const char *field) {
     /* Below a byte: the pointer counts elements. */
     bool is_packed = !cuda_type_name(side->type);
     if (side->is_scratch)
-        print_scratch(print, cuda_type_name(side->type), side->scratch, field);
+        emit_scratch(source, cuda_type_name(side->type), side->scratch, field);
     else
-        print_pointer(print, side->type, graph_find_value(print->graph, side->tensor),
-                      is_packed ? 0 : dtype_bytes(side->type, side->offset), field);
+        emit_pointer(source, side->type, graph_find_value(source->graph, side->tensor),
+                     is_packed ? 0 : dtype_bytes(side->type, side->offset), field);
     /* packed<T> counts elements below a byte; other pointers do anyway. */
-    text_add(&print->code, "        auto at = p.%s + ", field);
+    text_add(&source->code, "        auto at = p.%s + ", field);
     if (is_packed && side->offset) {
         char text[48];
         snprintf(text, sizeof text, "%s_offset", field);
-        print_number(print, side->offset, text);
-        text_add(&print->code, "p.%s;\n", text);
+        emit_number(source, side->offset, text);
+        text_add(&source->code, "p.%s;\n", text);
     } else {
-        text_add(&print->code, "0;\n");
+        text_add(&source->code, "0;\n");
     }
 }
 
 /* from() or to(): the address of a position. It is split into coordinates by divisors, the fastest first. */
-static void print_side(struct kernel_print *print, int k, const struct side *side, const char *name) {
+static void emit_side(struct kernel_source *source, int k, const struct side *side, const char *name) {
     char text[32];
-    text_add(&print->code, "    static DEVICE auto %s(const arguments& p, position rest) {\n", name);
+    text_add(&source->code, "    static DEVICE auto %s(const arguments& p, position rest) {\n", name);
     snprintf(text, sizeof text, "%s%d", name, k);
-    print_base(print, side, text);
+    emit_base(source, side, text);
     for (int i = side->rank; i-- > 0;) {
         if (i > 0) {
             snprintf(text, sizeof text, "%s%d_extent%d", name, k, i);
-            print_divisor(print, side->extents[i], text);
-            text_add(&print->code, "        at = at + (i64)split(rest, p.%s)", text);
+            emit_divisor(source, side->extents[i], text);
+            text_add(&source->code, "        at = at + (i64)split(rest, p.%s)", text);
         } else {
-            text_add(&print->code, "        at = at + (i64)rest");
+            text_add(&source->code, "        at = at + (i64)rest");
         }
         /* A stride of 1 is text, others are arguments. */
         if (side->strides[i] != 1) {
             snprintf(text, sizeof text, "%s%d_stride%d", name, k, i);
-            print_number(print, side->strides[i], text);
-            text_add(&print->code, " * p.%s", text);
+            emit_number(source, side->strides[i], text);
+            text_add(&source->code, " * p.%s", text);
         }
-        text_add(&print->code, ";\n");
+        text_add(&source->code, ";\n");
     }
-    text_add(&print->code, "        return at;\n    }\n");
+    text_add(&source->code, "        return at;\n    }\n");
 }
 
 /* The modes of a side from the longest step to the shortest. */
@@ -167,10 +167,10 @@ static void order_by_stride(const struct side *side, int *order) {
 /* find(): the position of an element of what is written, by its place in memory; false between elements. Each division
    by a stride, the longest first, gives one coordinate; `size` is how many positions one step of it passes over, as the
    modes of a reshape are not in the order of memory. */
-static void print_find(struct kernel_print *print, int k, const struct side *to) {
+static void emit_find(struct kernel_source *source, int k, const struct side *to) {
     int order[SIDE_MODES];
     order_by_stride(to, order);
-    text_add(&print->code,
+    text_add(&source->code,
              "    static DEVICE bool find(const arguments& p, i64 rest, position& at) {\n        at = 0;\n");
     for (int i = 0; i < to->rank; i++) {
         char stride[48], extent[48], size[48];
@@ -180,15 +180,15 @@ static void print_find(struct kernel_print *print, int k, const struct side *to)
         snprintf(stride, sizeof stride, "find%d_stride%d", k, i);
         snprintf(extent, sizeof extent, "find%d_extent%d", k, i);
         snprintf(size, sizeof size, "find%d_size%d", k, i);
-        print_number(print, to->strides[order[i]], stride);
-        print_number(print, to->extents[order[i]], extent);
-        print_number(print, passed, size);
-        text_add(&print->code,
+        emit_number(source, to->strides[order[i]], stride);
+        emit_number(source, to->extents[order[i]], extent);
+        emit_number(source, passed, size);
+        text_add(&source->code,
                  "        if (rest / p.%s >= p.%s) return false;\n"
                  "        at += (position)(rest / p.%s) * (position)p.%s;\n        rest %%= p.%s;\n",
                  stride, extent, stride, size, stride);
     }
-    text_add(&print->code, "        return rest == 0;\n    }\n");
+    text_add(&source->code, "        return rest == 0;\n    }\n");
 }
 
 /* How many runs a part has, or bytes. By byte, from the first to the last that the part writes, gaps included. */
@@ -202,22 +202,22 @@ static int64_t items_of(const struct part *part) {
 }
 
 /* struct part<k>, the template argument of map/move.cuh's copies. */
-static void print_part(struct kernel_print *print, const struct part *part, int k) {
+static void emit_part(struct kernel_source *source, const struct part *part, int k) {
     char text[32];
     text_add(
-        &print->code,
+        &source->code,
         "struct part%d {\n    using position = %s;\n    using from_t = %s;\n    using to_t = %s;\n"
         "    static constexpr int RUN = %d;\n    static DEVICE i64 runs(const arguments& p) { return p.runs%d; }\n",
         k, part_elements(part) < INT32_MAX ? "u32" : "i64", cuda_element_name(part->from.type),
         cuda_element_name(part->to.type), (int)run_of(part), k);
     snprintf(text, sizeof text, "runs%d", k);
-    print_number(print, items_of(part), text);
+    emit_number(source, items_of(part), text);
     /* Threads take bytes of the result, and ask which element lies there. */
     if (is_by_byte(part))
-        print_find(print, k, &part->to);
-    print_side(print, k, &part->from, "from");
-    print_side(print, k, &part->to, "to");
-    text_add(&print->code, "};\n\n");
+        emit_find(source, k, &part->to);
+    emit_side(source, k, &part->from, "from");
+    emit_side(source, k, &part->to, "to");
+    text_add(&source->code, "};\n\n");
 }
 
 /* Blocks of a part: persistent beyond 64 for each multiprocessor. */
@@ -229,27 +229,27 @@ static int64_t blocks_of(const struct part *part, const struct device *device) {
 
 /* copy_parts(): each part in blocks of its own. Gives the number of blocks. All parts share one grid: each has blocks
    of its own, which find their part by number. `deal`: text of the function, which follows the parts that it names. */
-static int64_t print_parts(struct kernel_print *print, const struct part *parts, int count,
-                           const struct device *device) {
+static int64_t emit_parts(struct kernel_source *source, const struct part *parts, int count,
+                          const struct device *device) {
     struct text deal;
     int64_t blocks = 0;
     text_init(&deal);
     for (int k = 0; k < count; k++) {
         char text[32];
-        print_part(print, &parts[k], k);
+        emit_part(source, &parts[k], k);
         snprintf(text, sizeof text, "first%d", k);
-        print_number(print, blocks, text);
+        emit_number(source, blocks, text);
         blocks += blocks_of(&parts[k], device);
         snprintf(text, sizeof text, "end%d", k);
-        print_number(print, blocks, text);
+        emit_number(source, blocks, text);
         text_add(
             &deal,
             "    if (block >= p.first%d && block < p.end%d) %s<part%d>(p, block - p.first%d, p.end%d - p.first%d);\n",
             k, k, is_by_byte(&parts[k]) ? "copy_bytes" : "copy_part", k, k, k, k);
     }
-    text_add(&print->code, "DEVICE void copy_parts(const arguments& p) {\n    const i64 block = blockIdx.x;\n%s}\n",
+    text_add(&source->code, "DEVICE void copy_parts(const arguments& p) {\n    const i64 block = blockIdx.x;\n%s}\n",
              text_string(&deal));
-    print->code.failed = print->code.failed || deal.failed;
+    source->code.failed = source->code.failed || deal.failed;
     text_free(&deal);
     return blocks;
 }
@@ -258,21 +258,21 @@ static int64_t print_parts(struct kernel_print *print, const struct part *parts,
 weftStatus_t move_add_kernels(struct cuda_step *state, const struct region *region, const struct part *parts, int count,
                               const struct device *device, struct arena *arena) {
     for (int first = 0; first < count; first += MOVE_PARTS_PER_KERNEL) {
-        struct kernel_print print;
+        struct kernel_source source;
         if (state->count == KERNELS_MAX)
             FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "the step would have more than %d kernels", KERNELS_MAX);
         struct cuda_kernel *kernel = &state->kernels[state->count++];
         /* Arguments are printed anew for each kernel, by the numbers 0 .. here - 1. */
         int left = count - first, here = left < MOVE_PARTS_PER_KERNEL ? left : MOVE_PARTS_PER_KERNEL;
-        kernel_print_init(&print, region);
-        print_constant(&print, "THREADS", THREADS);
-        print_constant(&print, "UNROLL", UNROLL);
-        text_add(&print.code,
+        kernel_source_init(&source, region);
+        emit_constant(&source, "THREADS", THREADS);
+        emit_constant(&source, "UNROLL", UNROLL);
+        text_add(&source.code,
                  "#include \"core/gather.cuh\"\n\n"
                  "template <class part> DEVICE void copy_part(const arguments& p, i64 block, i64 blocks);\n"
                  "template <class part> DEVICE void copy_bytes(const arguments& p, i64 block, i64 blocks);\n\n");
-        int64_t blocks = print_parts(&print, parts + first, here, device);
-        TRY(kernel_finish(&print, kernel, "map/move.cuh", "move", arena));
+        int64_t blocks = emit_parts(&source, parts + first, here, device);
+        TRY(kernel_finish(&source, kernel, "map/move.cuh", "move", arena));
         kernel->grid[0] = (uint32_t)blocks;
         kernel->grid[1] = kernel->grid[2] = 1;
         kernel->block = THREADS;
@@ -320,15 +320,15 @@ static bool is_join(const struct movement *m) {
 
 /* find(): where a place of a row comes from. x<k>: a source, count<k> its part of a row, end<k> where that ends,
    elements<k> all of it. */
-static void print_pieces(struct kernel_print *print, const struct movement *m) {
+static void emit_pieces(struct kernel_source *source, const struct movement *m) {
     /* Elements are only moved: unsigned integers of their size. */
     static const char *const bits[] = {[1] = "u8", [2] = "u16", [4] = "u32", [8] = "u64"};
     const struct side *whole = &m->parts[0].to;
     int64_t before = 0;
-    text_add(&print->constants, "using element = %s;\n", bits[dtype_bytes(whole->type, 1)]);
-    print_pointer(print, whole->type, graph_find_value(print->graph, whole->tensor), 0, "y");
-    text_add(&print->code, "DEVICE element* to_memory(const arguments& p) { return (element*)p.y; }\n\n"
-                           "DEVICE piece find(const arguments& p, i64 row, i64 column) {\n");
+    text_add(&source->constants, "using element = %s;\n", bits[dtype_bytes(whole->type, 1)]);
+    emit_pointer(source, whole->type, graph_find_value(source->graph, whole->tensor), 0, "y");
+    text_add(&source->code, "DEVICE element* to_memory(const arguments& p) { return (element*)p.y; }\n\n"
+                            "DEVICE piece find(const arguments& p, i64 row, i64 column) {\n");
     for (int k = 0; k < m->count; k++) {
         const struct side *from = &m->parts[k].from, *to = &m->parts[k].to;
         char x[32], count[32], end[32], elements[32];
@@ -337,17 +337,17 @@ static void print_pieces(struct kernel_print *print, const struct movement *m) {
         snprintf(end, sizeof end, "end%d", k);
         snprintf(elements, sizeof elements, "elements%d", k);
         before += to->extents[to->rank - 1];
-        print_pointer(print, from->type, graph_find_value(print->graph, from->tensor), 0, x);
-        print_number(print, to->extents[to->rank - 1], count);
-        print_number(print, before, end);
-        print_number(print, part_elements(&m->parts[k]), elements);
+        emit_pointer(source, from->type, graph_find_value(source->graph, from->tensor), 0, x);
+        emit_number(source, to->extents[to->rank - 1], count);
+        emit_number(source, before, end);
+        emit_number(source, part_elements(&m->parts[k]), elements);
         if (k + 1 < m->count)
-            text_add(&print->code, "    if (column < p.%s) ", end);
+            text_add(&source->code, "    if (column < p.%s) ", end);
         else
-            text_add(&print->code, "    ");
-        text_add(&print->code, "return piece_of(p.%s, row, p.%s - column, p.%s, p.%s);\n", x, end, count, elements);
+            text_add(&source->code, "    ");
+        text_add(&source->code, "return piece_of(p.%s, row, p.%s - column, p.%s, p.%s);\n", x, end, count, elements);
     }
-    text_add(&print->code, "}\n\n");
+    text_add(&source->code, "}\n\n");
 }
 
 /* One kernel that writes the result once, in order. each: elements of a chunk that no border of a part cuts, where that
@@ -357,7 +357,7 @@ static weftStatus_t build_join(struct step *step, struct cuda_step *state, const
     const struct side *whole = &m->parts[0].to;
     int64_t bytes = dtype_bytes(whole->type, 1), each = 16 / bytes, elements = 0;
     struct cuda_kernel *kernel = &state->kernels[state->count++];
-    struct kernel_print print;
+    struct kernel_source source;
     for (int k = 0; k < m->count; k++) {
         /* No chunk crosses from one input into the next. */
         each = gcd64(each, run_of(&m->parts[k]));
@@ -365,19 +365,19 @@ static weftStatus_t build_join(struct step *step, struct cuda_step *state, const
     }
     bool is_aligned = each * bytes >= 8;
     each = is_aligned ? each : 16 / bytes;
-    kernel_print_init(&print, &step->region);
-    print_constant(&print, "THREADS", THREADS);
+    kernel_source_init(&source, &step->region);
+    emit_constant(&source, "THREADS", THREADS);
     int unroll = is_aligned ? UNROLL : 1; /* shifted chunks hold many registers: more threads beat more loads */
-    print_constant(&print, "UNROLL", unroll);
-    print_constant(&print, "EACH", each);
-    print_constant(&print, "IS_ALIGNED", is_aligned);
-    text_add(&print.constants, "using position = %s;\n", elements < INT32_MAX ? "u32" : "i64");
-    text_add(&print.code, "#include \"core/gather.cuh\"\n#include \"core/chunks.cuh\"\n\n");
+    emit_constant(&source, "UNROLL", unroll);
+    emit_constant(&source, "EACH", each);
+    emit_constant(&source, "IS_ALIGNED", is_aligned);
+    text_add(&source.constants, "using position = %s;\n", elements < INT32_MAX ? "u32" : "i64");
+    text_add(&source.code, "#include \"core/gather.cuh\"\n#include \"core/chunks.cuh\"\n\n");
     /* From an element of the result to its row and column. */
-    print_divisor(&print, row_of(m), "length");
-    print_number(&print, elements, "elements");
-    print_pieces(&print, m);
-    TRY(kernel_finish(&print, kernel, "map/join.cuh", "join", arena));
+    emit_divisor(&source, row_of(m), "length");
+    emit_number(&source, elements, "elements");
+    emit_pieces(&source, m);
+    TRY(kernel_finish(&source, kernel, "map/join.cuh", "join", arena));
     int64_t blocks = divide_up(elements, each * THREADS * unroll);
     kernel->grid[0] = (uint32_t)(blocks < INT32_MAX ? blocks : INT32_MAX);
     kernel->grid[1] = kernel->grid[2] = 1;

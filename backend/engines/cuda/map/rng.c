@@ -60,30 +60,30 @@ static bool is_whole(const struct tensor *y) {
 
 /* seed_of() and offset_of(): a number, or what a tensor holds. NULL: a number; a tensor is read on the device, at each
    run. */
-static void print_scalar(struct kernel_print *print, const struct tensor *tensor, int64_t number, const char *name) {
+static void emit_scalar(struct kernel_source *source, const struct tensor *tensor, int64_t number, const char *name) {
     if (tensor)
-        print_pointer(print, (weftDataType_t)tensor->type, graph_find_value(print->graph, tensor), 0, name);
+        emit_pointer(source, (weftDataType_t)tensor->type, graph_find_value(source->graph, tensor), 0, name);
     else
-        print_number(print, number, name);
-    text_add(&print->code, "DEVICE u64 %s_of(const arguments& p) { return (u64)%s%s%s; }\n", name,
+        emit_number(source, number, name);
+    text_add(&source->code, "DEVICE u64 %s_of(const arguments& p) { return (u64)%s%s%s; }\n", name,
              tensor ? "to_integer(*(p." : "p.", name, tensor ? " + 0))" : "");
 }
 
 /* row_of(): the first element of a row, rows counted in row-major order. Dims of one element take no part. */
-static void print_row(struct kernel_print *print, const struct tensor *y) {
-    text_add(&print->code, "DEVICE y_t* row_of(const arguments& p, position rest) {\n    y_t* at = p.y;\n");
+static void emit_row(struct kernel_source *source, const struct tensor *y) {
+    text_add(&source->code, "DEVICE y_t* row_of(const arguments& p, position rest) {\n    y_t* at = p.y;\n");
     for (int64_t i = y->dims.count - 1; i-- > 0;) {
         char text[32];
         if (y->dims.at[i] == 1)
             continue;
         snprintf(text, sizeof text, "extent%lld", (long long)i);
-        print_divisor(print, y->dims.at[i], text);
-        text_add(&print->code, "    at += (i64)split(rest, p.%s)", text);
+        emit_divisor(source, y->dims.at[i], text);
+        text_add(&source->code, "    at += (i64)split(rest, p.%s)", text);
         snprintf(text, sizeof text, "stride%lld", (long long)i);
-        print_number(print, y->strides.at[i], text);
-        text_add(&print->code, " * p.%s;\n", text);
+        emit_number(source, y->strides.at[i], text);
+        text_add(&source->code, " * p.%s;\n", text);
     }
-    text_add(&print->code, "    return at;\n}\n\n");
+    text_add(&source->code, "    return at;\n}\n\n");
 }
 
 /* Arguments are 64-bit integers: kernels take the double back by its bits. */
@@ -95,16 +95,16 @@ static int64_t bits_of(double number) {
 
 /* Two numbers say all of each distribution: a threshold; least and range; mean and deviation. In the order of
    DISTRIBUTION in map/rng.cuh. */
-static void print_distribution(struct kernel_print *print, const struct rng *rng) {
+static void emit_distribution(struct kernel_source *source, const struct rng *rng) {
     int kind = rng->distribution == WEFT_RNG_DISTRIBUTION_BERNOULLI ? 0
                : rng->distribution == WEFT_RNG_DISTRIBUTION_UNIFORM ? 1
                                                                     : 2;
     const int64_t numbers[][2] = {{philox_threshold(rng->probability), 0},
                                   {bits_of(rng->least), bits_of(rng->most - rng->least)},
                                   {bits_of(rng->mean), bits_of(rng->deviation)}};
-    print_constant(print, "DISTRIBUTION", kind);
-    print_number(print, numbers[kind][0], "first");
-    print_number(print, numbers[kind][1], "second");
+    emit_constant(source, "DISTRIBUTION", kind);
+    emit_number(source, numbers[kind][0], "first");
+    emit_number(source, numbers[kind][1], "second");
 }
 
 static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
@@ -113,7 +113,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     const struct rng_op *op = op_at(&step->region);
     const struct tensor *y = op->y;
     struct cuda_step *state;
-    struct kernel_print print;
+    struct kernel_source source;
     TRY(arena_alloc(arena, &state, sizeof *state));
     step->state = state;
     int64_t blocks = blocks_of(y), grid = divide_up(blocks, THREADS);
@@ -121,25 +121,25 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     int64_t most = (int64_t)device->cuda.multiprocessors * 64;
     if (blocks == 0)
         return arena_print(arena, &step->detail, "nothing to compute");
-    kernel_print_init(&print, &step->region);
-    print_constant(&print, "THREADS", THREADS);
+    kernel_source_init(&source, &step->region);
+    emit_constant(&source, "THREADS", THREADS);
     /* Constants are structure; sizes and strides follow as arguments. */
-    print_constant(&print, "IS_WHOLE", is_whole(y));
-    print_type(&print, "y_t", (weftDataType_t)y->type);
-    text_add(&print.constants, "using math_t = %s;\nusing position = %s;\n",
+    emit_constant(&source, "IS_WHOLE", is_whole(y));
+    emit_type(&source, "y_t", (weftDataType_t)y->type);
+    text_add(&source.constants, "using math_t = %s;\nusing position = %s;\n",
              y->type == WEFT_DATA_DOUBLE ? "double" : "float", blocks < INT32_MAX ? "u32" : "i64");
-    text_add(&print.code, "#include \"core/philox.cuh\"\n#include \"core/gather.cuh\"\n\n");
-    print_distribution(&print, op->parameters);
-    print_number(&print, blocks, "blocks");
-    print_divisor(&print, blocks_per_row(y), "blocks_per_row");
-    print_number(&print, columns_of(y), "columns");
-    print_number(&print, y->strides.at[y->dims.count - 1], "column_stride");
-    print_pointer(&print, (weftDataType_t)y->type, graph_find_value(step->region.graph, y), 0, "y");
-    print_scalar(&print, op->seed_tensor, op->seed, "seed");
-    print_scalar(&print, op->offset, 0, "offset");
-    print_row(&print, y);
+    text_add(&source.code, "#include \"core/philox.cuh\"\n#include \"core/gather.cuh\"\n\n");
+    emit_distribution(&source, op->parameters);
+    emit_number(&source, blocks, "blocks");
+    emit_divisor(&source, blocks_per_row(y), "blocks_per_row");
+    emit_number(&source, columns_of(y), "columns");
+    emit_number(&source, y->strides.at[y->dims.count - 1], "column_stride");
+    emit_pointer(&source, (weftDataType_t)y->type, graph_find_value(step->region.graph, y), 0, "y");
+    emit_scalar(&source, op->seed_tensor, op->seed, "seed");
+    emit_scalar(&source, op->offset, 0, "offset");
+    emit_row(&source, y);
     struct cuda_kernel *kernel = &state->kernels[state->count++];
-    TRY(kernel_finish(&print, kernel, "map/rng.cuh", "rng", arena));
+    TRY(kernel_finish(&source, kernel, "map/rng.cuh", "rng", arena));
     kernel->grid[0] = (uint32_t)(grid < most ? grid : most);
     kernel->grid[1] = kernel->grid[2] = 1;
     kernel->block = THREADS;

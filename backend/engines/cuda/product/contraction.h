@@ -173,9 +173,9 @@ bool contraction_may_alias(const struct step *step, int in, int out);
 /* ---- tiles.c: the text that families of products share ---- */
 
 /* What every kernel begins with. */
-void contraction_print_begin(struct kernel_print *print, const struct contraction *c);
+void contraction_emit_begin(struct kernel_source *source, const struct contraction *c);
 /* The type that numbers tiles or results, of which `most` exist. */
-void contraction_print_position(struct kernel_print *print, int64_t most);
+void contraction_emit_position(struct kernel_source *source, int64_t most);
 /* Begins the build of a step: its state, and its first kernel; NULL, with a sentence, where there is nothing to
    compute. */
 weftStatus_t contraction_add_kernel(struct cuda_kernel **kernel, struct step *step, const struct contraction *c,
@@ -185,11 +185,11 @@ void contraction_set_launch(struct cuda_kernel *kernel, int64_t blocks, int64_t 
 /* Blocks for so many pieces of work: each takes another one until none is left. */
 uint32_t contraction_grid(int64_t pieces);
 /* A kernel of tiles: what comes before the offsets of its operands, and the end of its printing. */
-void contraction_print_tile(struct kernel_print *print, const struct contraction *c);
-weftStatus_t contraction_end_tiles(struct kernel_print *print, struct cuda_kernel *kernel, const struct contraction *c,
-                                   const int64_t tiles[3], struct arena *arena);
+void contraction_emit_tile(struct kernel_source *source, const struct contraction *c);
+weftStatus_t contraction_end_tiles(struct kernel_source *source, struct cuda_kernel *kernel,
+                                   const struct contraction *c, const int64_t tiles[3], struct arena *arena);
 /* Where the sum goes: to epilogue(), or, split, to the workspace. */
-void contraction_print_epilogue(struct kernel_print *print, const struct contraction *c);
+void contraction_emit_epilogue(struct kernel_source *source, const struct contraction *c);
 /* Adds the kernel that joins the parts of split sums, and the workspace that they take. */
 weftStatus_t contraction_add_combine(struct step *step, const struct contraction *c, struct arena *arena);
 
@@ -218,7 +218,7 @@ weftStatus_t contraction_analyse_result(struct contraction *c, const struct conv
 weftStatus_t epilogue_analyse(struct contraction *c);
 /* fetch(p, z, i, j): what is read of memory; evaluate(.., sum, fetched): a run of results; epilogue(.., sum[,
    fetched]): stores it, too. Where there are reductions, exists(p, z, i, j). */
-void epilogue_print(struct kernel_print *print, const struct contraction *c);
+void epilogue_emit(struct kernel_source *source, const struct contraction *c);
 /* Instructions for an element of the result beside its conversion, roughly. */
 double epilogue_instructions(const struct contraction *c);
 /* Registers for the operands of 16 columns of two rows. */
@@ -234,23 +234,23 @@ static inline const struct epilogue_operand *epilogue_find_half(const struct con
    bytes. */
 bool epilogue_lies_alike(const struct contraction *c, int k, const struct epilogue_operand *store);
 /* address_of_result(p, z, i, j): the address of an element of store k, nullptr where there is none. After
-   epilogue_print. */
-void epilogue_print_address(struct kernel_print *print, const struct contraction *c, int k);
+   epilogue_emit. */
+void epilogue_emit_address(struct kernel_source *source, const struct contraction *c, int k);
 
 /* ---- epilogue_offsets.c: where operands lie, for all functions over the same indices ---- */
 
 /* Whether operand k is the same in all rows. Of a result whose phases end at different places, in all phases. */
 bool epilogue_is_of_column(const struct epilogue *epilogue, int k);
 /* Fields of the arguments: addresses, bounds, what modes are split by and multiplied with. */
-void epilogue_print_arguments(struct kernel_print *print, const struct epilogue *epilogue);
+void epilogue_emit_arguments(struct kernel_source *source, const struct epilogue *epilogue);
 /* The modes f<index><d> of z, i, j. */
-void epilogue_print_modes(struct kernel_print *print, const struct epilogue *epilogue);
+void epilogue_emit_modes(struct kernel_source *source, const struct epilogue *epilogue);
 /* The statement `out` where a phase has no such element: tests that are the same in all rows, and others. */
-void epilogue_print_limits(struct kernel_print *print, const struct epilogue *epilogue, bool of_column,
-                           const char *out);
-void epilogue_print_all_limits(struct kernel_print *print, const struct epilogue *epilogue, const char *out);
+void epilogue_emit_limits(struct kernel_source *source, const struct epilogue *epilogue, bool of_column,
+                          const char *out);
+void epilogue_emit_all_limits(struct kernel_source *source, const struct epilogue *epilogue, const char *out);
 /* The sum of modes times strides of operand k. */
-void epilogue_print_offset(struct kernel_print *print, const struct epilogue *epilogue, int k);
+void epilogue_emit_offset(struct kernel_source *source, const struct epilogue *epilogue, int k);
 
 /* ---- reductions.c: reductions behind the product ---- */
 
@@ -260,20 +260,20 @@ extern const char *const span_names[SPANS];
    cannot. */
 weftStatus_t reductions_add(struct contraction *c, const struct node *node);
 /* struct column_reductions, row_reductions, whole_reductions: COUNT, none(t) and joined(t, a, b). */
-void reductions_print_kinds(struct kernel_print *print, const struct contraction *c);
+void reductions_emit_kinds(struct kernel_source *source, const struct contraction *c);
 /* Of struct results, and how evaluate() fills them: what each result adds to each reduction. */
-void reductions_print_fields(struct kernel_print *print, const struct epilogue *epilogue);
-void reductions_print_elements(struct kernel_print *print, const struct contraction *c);
+void reductions_emit_fields(struct kernel_source *source, const struct epilogue *epilogue);
+void reductions_emit_elements(struct kernel_source *source, const struct contraction *c);
 /* Whether reductions read one value and nothing else; elements_of(p, bits): the same of what was stored in 16 bits. */
 bool reductions_read_only_value(const struct contraction *c, int value);
 /* Whether they are of columns, and of the one staged result of 16 bits alone. */
 bool reductions_are_of_stored(const struct contraction *c);
-void reductions_print_stored(struct kernel_print *print, const struct contraction *c,
-                             const struct epilogue_operand *store);
+void reductions_emit_stored(struct kernel_source *source, const struct contraction *c,
+                            const struct epilogue_operand *store);
 /* Partial sums of reductions lie in the workspace, lines of each span one after another; a line is a part of all totals
    of the span, side by side. Where they are, and how many. */
-void reductions_print_partials(struct kernel_print *print, const struct contraction *c, const int64_t lines[SPANS],
-                               enum span span);
+void reductions_emit_partials(struct kernel_source *source, const struct contraction *c, const int64_t lines[SPANS],
+                              enum span span);
 /* What combining partial sums takes, with their way to memory. */
 double reductions_seconds(const struct contraction *c);
 /* The kernels that combine partial sums, one for each span, and the workspace. */
@@ -311,14 +311,14 @@ weftStatus_t contraction_plan(struct contraction *c, const struct device *device
 double contraction_memory_seconds(const struct contraction *c, const struct device *device);
 enum { TILE_ROWS = 7, SPLITS_MAX = 64 }; /* of the table of tiles; of k */
 
-/* ---- print.c: text and arguments of the kernels ---- */
+/* ---- emit.c: text and arguments of the kernels ---- */
 
 extern const char index_letters[INDICES + 1]; /* zijk, in names of modes and of their divisors */
 
 /* struct batch, find_batch, and the offsets of A and B. */
-void contraction_print_operands(struct kernel_print *print, const struct contraction *c);
+void contraction_emit_operands(struct kernel_source *source, const struct contraction *c);
 /* to_integer() of the override of M, N or K of a batch entry, whose modes are named by the format `mode`. */
-void contraction_print_override(struct kernel_print *print, const struct contraction *c, int n, const char *mode);
+void contraction_emit_override(struct kernel_source *source, const struct contraction *c, int n, const char *mode);
 
 /* A name made by printf, for the length of the full expression. */
 struct name {
@@ -326,12 +326,12 @@ struct name {
 };
 struct name named(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* A field that holds the bits of a double. */
-void print_real(struct kernel_print *print, double number, const char *name);
+void emit_real(struct kernel_source *source, double number, const char *name);
 /* " + d * p.name" with an argument, " + d" for 1, nothing for 0. */
-void print_term(struct kernel_print *print, const char *mode, int64_t coefficient, const char *argument);
+void emit_term(struct kernel_source *source, const char *mode, int64_t coefficient, const char *argument);
 /* The modes of the index `value` as i64 variables <prefix>0 .. by the divisors p.<prefix>1 ..; in `modes`, which may
    be NULL, taps of a phase have the run-time divisor g.taps<phase>. */
-void print_split(struct kernel_print *print, const char *prefix, int count, const char *value,
-                 const struct modes *modes);
+void emit_split(struct kernel_source *source, const char *prefix, int count, const char *value,
+                const struct modes *modes);
 
 #endif

@@ -266,7 +266,7 @@ static int64_t lead_stride(const struct epilogue *epilogue, const struct epilogu
 
 /* The loads that are the same in all rows, or the others. Contiguous operands in one access of RUN, those that
    broadcast along the run as one element, others one by one. */
-static void print_loads(struct kernel_print *print, const struct contraction *c, bool of_column) {
+static void emit_loads(struct kernel_source *source, const struct contraction *c, bool of_column) {
     const struct epilogue *epilogue = &c->epilogue;
     for (int k = 0; k < epilogue->count; k++) {
         const struct epilogue_operand *operand = &epilogue->at[k];
@@ -278,14 +278,14 @@ static void print_loads(struct kernel_print *print, const struct contraction *c,
         int64_t stride = lead_stride(epilogue, operand);
         /* Elements along a run that are apart: one by one. */
         if (stride > 1)
-            text_add(&print->code, "    for (int e = 0; e < RUN; e++) in.f%d.at[e] = (p.f%d", k, k);
+            text_add(&source->code, "    for (int e = 0; e < RUN; e++) in.f%d.at[e] = (p.f%d", k, k);
         else
-            text_add(&print->code, "    in.f%d = load_run<%s, %s>(p.f%d", k, type, stride ? "RUN" : "1", k);
-        epilogue_print_offset(print, epilogue, k);
+            text_add(&source->code, "    in.f%d = load_run<%s, %s>(p.f%d", k, type, stride ? "RUN" : "1", k);
+        epilogue_emit_offset(source, epilogue, k);
         if (stride > 1)
-            text_add(&print->code, ")[e * p.f%d_%c%d];\n", k, index_letters[epilogue->lead], lead_mode(epilogue));
+            text_add(&source->code, ")[e * p.f%d_%c%d];\n", k, index_letters[epilogue->lead], lead_mode(epilogue));
         else
-            text_add(&print->code, ");\n");
+            text_add(&source->code, ");\n");
     }
 }
 
@@ -312,36 +312,36 @@ static bool keeps_runs(const struct contraction *c) {
 /* v<result> from the sum, as its tensor holds it; whole numbers stay whole unless they are scaled. Whole sums are i64
    on their way, as epilogue formulas over integers are; scaled by alpha or beta they pass through double, which holds
    53 bits. Whether it is rounded here: only if an operation behind reads it, and its tensor is not free. */
-static void print_result(struct kernel_print *print, const struct contraction *c) {
+static void emit_result(struct kernel_source *source, const struct contraction *c) {
     if (keeps_runs(c)) {
-        text_add(&print->code, "        const float v%d = kept.number.at[e];\n", c->result);
+        text_add(&source->code, "        const float v%d = kept.number.at[e];\n", c->result);
         return;
     }
     bool is_scaled = c->alpha != 1 || c->beta != 0;
     bool is_whole = c->arithmetic == MMA_INT8 || c->arithmetic == FMA_INT32 || c->arithmetic == FMA_INT64;
     const char *type = is_whole ? is_scaled ? "double" : "i64" : c->arithmetic == FMA_DOUBLE ? "double" : "float";
-    text_add(&print->code, "        %s v%d = (%s)sum.at[e]", type, c->result, type);
+    text_add(&source->code, "        %s v%d = (%s)sum.at[e]", type, c->result, type);
     if (c->alpha != 1) {
-        print_real(print, c->alpha, "alpha");
-        text_add(&print->code, " * (%s)__longlong_as_double(p.alpha)", type);
+        emit_real(source, c->alpha, "alpha");
+        text_add(&source->code, " * (%s)__longlong_as_double(p.alpha)", type);
     }
     if (c->beta != 0) {
         int old = 0;
-        print_real(print, c->beta, "beta");
+        emit_real(source, c->beta, "beta");
         while (c->epilogue.at[old].role != EPILOGUE_OLD)
             old++;
-        text_add(&print->code, " + (%s)__longlong_as_double(p.beta) * as<%s>::of(in.f%d.at[%s])", type, type, old,
+        text_add(&source->code, " + (%s)__longlong_as_double(p.beta) * as<%s>::of(in.f%d.at[%s])", type, type, old,
                  lead_stride(&c->epilogue, &c->epilogue.at[old]) ? "e" : "0");
     }
-    text_add(&print->code, ";\n");
+    text_add(&source->code, ";\n");
     if (is_read_inside(c, c->result) && !c->region->graph->values[c->result].tensor->is_free)
-        text_add(&print->code, "        v%d = rounded<%s>(v%d);\n", c->result,
+        text_add(&source->code, "        v%d = rounded<%s>(v%d);\n", c->result,
                  cuda_type_name(tensor_type(c, c->result)), c->result);
 }
 
 /* v<value> of what fetch() read, and of coordinates. Conversion of bfloat16 is put off to its use, which saves
    registers. Called within the loop over e. */
-static void print_values(struct kernel_print *print, const struct contraction *c) {
+static void emit_values(struct kernel_source *source, const struct contraction *c) {
     const struct epilogue *epilogue = &c->epilogue;
     for (int k = 0; k < epilogue->count; k++) {
         const struct epilogue_operand *operand = &epilogue->at[k];
@@ -349,25 +349,25 @@ static void print_values(struct kernel_print *print, const struct contraction *c
         bool is_late = operand->type == WEFT_DATA_BFLOAT16;
         /* A pair is one word until it is used: apart, each half would be cut out of it at once. */
         if (operand->role == EPILOGUE_LOAD && is_late && epilogue->run == 2 && lead_stride(epilogue, operand) == 1)
-            text_add(&print->code, "        const float v%d = to_float_late(*(const u32*)&in.f%d, e);\n",
+            text_add(&source->code, "        const float v%d = to_float_late(*(const u32*)&in.f%d, e);\n",
                      operand->value, k);
         else if (operand->role == EPILOGUE_LOAD)
-            text_add(&print->code, "        const %s v%d = %s(in.f%d.at[%s]);\n",
+            text_add(&source->code, "        const %s v%d = %s(in.f%d.at[%s]);\n",
                      is_late ? "float" : cuda_type_name(operand->type), operand->value, is_late ? "to_float_late" : "",
                      k, lead_stride(epilogue, operand) ? "e" : "0");
         if (operand->role == EPILOGUE_INDEX) {
-            text_add(&print->code, "        const i64 v%d = 0", operand->value);
-            epilogue_print_offset(print, epilogue, k);
-            print_term(print, "e", lead_stride(epilogue, operand),
-                       named("f%d_%c%d", k, index_letters[epilogue->lead], lead_mode(epilogue)).text);
-            text_add(&print->code, ";\n");
+            text_add(&source->code, "        const i64 v%d = 0", operand->value);
+            epilogue_emit_offset(source, epilogue, k);
+            emit_term(source, "e", lead_stride(epilogue, operand),
+                      named("f%d_%c%d", k, index_letters[epilogue->lead], lead_mode(epilogue)).text);
+            text_add(&source->code, ";\n");
         }
     }
 }
 
 /* A run is stored in one access where it is contiguous, else element by element. struct results has what each store
    takes, converted. */
-static void print_stores(struct kernel_print *print, const struct contraction *c) {
+static void emit_stores(struct kernel_source *source, const struct contraction *c) {
     const struct epilogue *epilogue = &c->epilogue;
     for (int k = 0; k < epilogue->count; k++) {
         const struct epilogue_operand *operand = &epilogue->at[k];
@@ -376,14 +376,14 @@ static void print_stores(struct kernel_print *print, const struct contraction *c
         const char *type = cuda_type_name(operand->type);
         int64_t stride = lead_stride(epilogue, operand);
         if (stride <= 1)
-            text_add(&print->code, "    store_run<%s, RUN>(p.f%d", type, k);
+            text_add(&source->code, "    store_run<%s, RUN>(p.f%d", type, k);
         else
-            text_add(&print->code, "    for (int e = 0; e < RUN; e++) (p.f%d", k);
-        epilogue_print_offset(print, epilogue, k);
+            text_add(&source->code, "    for (int e = 0; e < RUN; e++) (p.f%d", k);
+        epilogue_emit_offset(source, epilogue, k);
         if (stride <= 1)
-            text_add(&print->code, ", out.f%d);\n", k);
+            text_add(&source->code, ", out.f%d);\n", k);
         else
-            text_add(&print->code, ")[e * p.f%d_%c%d] = out.f%d.at[e];\n", k, index_letters[epilogue->lead],
+            text_add(&source->code, ")[e * p.f%d_%c%d] = out.f%d.at[e];\n", k, index_letters[epilogue->lead],
                      lead_mode(epilogue), k);
     }
 }
@@ -420,28 +420,28 @@ int epilogue_fetched_words(const struct epilogue *epilogue) {
    another row of the same column; it exists even where the first one does not, so what they share is read before rows
    are looked at. Fields of operands that are loaded in another way (is_auxiliary) exist and are filled in by the
    kernel. */
-static void print_fetch(struct kernel_print *print, const struct contraction *c) {
+static void emit_fetch(struct kernel_source *source, const struct contraction *c) {
     const struct epilogue *epilogue = &c->epilogue;
-    text_add(&print->code, "struct fetched {\n");
+    text_add(&source->code, "struct fetched {\n");
     for (int k = 0; k < epilogue->count; k++)
         if (epilogue->at[k].role == EPILOGUE_LOAD || epilogue->at[k].role == EPILOGUE_OLD)
-            text_add(&print->code, "    run<%s, %s> f%d;\n", cuda_type_name(epilogue->at[k].type),
+            text_add(&source->code, "    run<%s, %s> f%d;\n", cuda_type_name(epilogue->at[k].type),
                      lead_stride(epilogue, &epilogue->at[k]) ? "RUN" : "1", k);
-    print_constant(print, "FETCHED_WORDS", epilogue_fetched_words(epilogue));
-    text_add(&print->code, "};\n\n");
+    emit_constant(source, "FETCHED_WORDS", epilogue_fetched_words(epilogue));
+    text_add(&source->code, "};\n\n");
     /* The same text twice: fetch_below() leaves out what is of the column. */
     for (int is_below = 0; is_below < 2; is_below++) {
-        text_add(&print->code,
+        text_add(&source->code,
                  is_below
                      ? "DEVICE fetched fetch_below(const arguments& p, index z, index i, index j, fetched in) {\n"
                      : "DEVICE fetched fetch(const arguments& p, index z, index i, index j) {\n    fetched in = {};\n");
-        epilogue_print_modes(print, epilogue);
-        epilogue_print_limits(print, epilogue, true, "return in");
+        epilogue_emit_modes(source, epilogue);
+        epilogue_emit_limits(source, epilogue, true, "return in");
         if (!is_below)
-            print_loads(print, c, true);
-        epilogue_print_limits(print, epilogue, false, "return in");
-        print_loads(print, c, false);
-        text_add(&print->code, "    return in;\n}\n\n");
+            emit_loads(source, c, true);
+        epilogue_emit_limits(source, epilogue, false, "return in");
+        emit_loads(source, c, false);
+        text_add(&source->code, "    return in;\n}\n\n");
     }
 }
 
@@ -484,113 +484,114 @@ static int find_reduced(const struct contraction *c) {
 }
 
 /* struct results: what evaluate() makes: a run for each store, and the elements of each reduction. */
-static void print_results(struct kernel_print *print, const struct epilogue *epilogue) {
-    text_add(&print->code, "struct results {\n");
+static void emit_results(struct kernel_source *source, const struct epilogue *epilogue) {
+    text_add(&source->code, "struct results {\n");
     for (int k = 0; k < epilogue->count; k++)
         if (epilogue->at[k].role == EPILOGUE_STORE)
-            text_add(&print->code, "    run<%s, RUN> f%d;\n", cuda_type_name(epilogue->at[k].type), k);
+            text_add(&source->code, "    run<%s, RUN> f%d;\n", cuda_type_name(epilogue->at[k].type), k);
     if (!epilogue->reduces_stored)
-        reductions_print_fields(print, epilogue);
-    text_add(&print->code, "};\n\n");
+        reductions_emit_fields(source, epilogue);
+    text_add(&source->code, "};\n\n");
 }
 
 /* The operations of the region behind the product, in order; `last` is rounded later, with its run. A value that is
    read inside is rounded as its tensor would hold it. */
-static void print_formulas(struct kernel_print *print, const struct contraction *c, int last) {
+static void emit_formulas(struct kernel_source *source, const struct contraction *c, int last) {
     for (int i = 0; i < c->region->count; i++) {
         const struct node *node = region_node(c->region, i);
         if (!contraction_is_behind(c, node) || reductions_serve(node) || is_index(node))
             continue;
         if (is_read_inside(c, output_of(node)) && output_of(node) != last)
-            formula_print(&print->code, c->region->graph, node);
+            formula_emit(&source->code, c->region->graph, node);
         else /* storing rounds */
-            formula_print_exact(&print->code, c->region->graph, node);
+            formula_emit_exact(&source->code, c->region->graph, node);
     }
 }
 
 /* Ends the loop over a run and begins it again: in between the run of operand `reduced` is converted at once, and from
    then on its value is what its tensor holds. */
-static void print_reduced_run(struct kernel_print *print, const struct contraction *c, int reduced) {
+static void emit_reduced_run(struct kernel_source *source, const struct contraction *c, int reduced) {
     const struct epilogue_operand *operand = &c->epilogue.at[reduced];
-    text_add(&print->code,
+    text_add(&source->code,
              "        last.at[e] = (float)v%d;\n    }\n    const auto kept_last = keep_run<%s>(last);\n"
              "    out.f%d = kept_last.stored;\n    #pragma unroll\n    for (int e = 0; e < RUN; e++) {\n",
              operand->value, cuda_type_name(operand->type), reduced);
-    print_values(print, c);
-    text_add(&print->code, "        const float v%d = kept_last.number.at[e];\n", operand->value);
+    emit_values(source, c);
+    text_add(&source->code, "        const float v%d = kept_last.number.at[e];\n", operand->value);
 }
 
 /* evaluate(): from sums to what is stored, converted. One loop over the run, or two around the conversion of what
    reductions read. */
-static void print_evaluate(struct kernel_print *print, const struct contraction *c) {
+static void emit_evaluate(struct kernel_source *source, const struct contraction *c) {
     const struct epilogue *epilogue = &c->epilogue;
     int reduced = find_reduced(c);
-    text_add(&print->code, "DEVICE results evaluate(const arguments& p, index z, index i, index j, "
-                           "const run<sum_t, RUN>& sum, const fetched& in) {\n    results out;\n");
-    epilogue_print_modes(print, epilogue);
+    text_add(&source->code, "DEVICE results evaluate(const arguments& p, index z, index i, index j, "
+                            "const run<sum_t, RUN>& sum, const fetched& in) {\n    results out;\n");
+    epilogue_emit_modes(source, epilogue);
     if (keeps_runs(c))
-        text_add(&print->code, "    const auto kept = keep_run<%s>(sum);\n", cuda_type_name(tensor_type(c, c->result)));
+        text_add(&source->code, "    const auto kept = keep_run<%s>(sum);\n",
+                 cuda_type_name(tensor_type(c, c->result)));
     if (reduced >= 0)
-        text_add(&print->code, "    run<float, RUN> last;\n");
-    text_add(&print->code, "    #pragma unroll\n    for (int e = 0; e < RUN; e++) {\n");
-    print_values(print, c);
-    print_result(print, c);
-    print_formulas(print, c, reduced < 0 ? -1 : epilogue->at[reduced].value);
+        text_add(&source->code, "    run<float, RUN> last;\n");
+    text_add(&source->code, "    #pragma unroll\n    for (int e = 0; e < RUN; e++) {\n");
+    emit_values(source, c);
+    emit_result(source, c);
+    emit_formulas(source, c, reduced < 0 ? -1 : epilogue->at[reduced].value);
     for (int k = 0; k < epilogue->count; k++)
         if (epilogue->at[k].role == EPILOGUE_STORE && !is_kept(c, k) && k != reduced)
-            text_add(&print->code, "        out.f%d.at[e] = from<%s>::number(v%d);\n", k,
+            text_add(&source->code, "        out.f%d.at[e] = from<%s>::number(v%d);\n", k,
                      cuda_type_name(epilogue->at[k].type), epilogue->at[k].value);
     if (reduced >= 0)
-        print_reduced_run(print, c, reduced);
+        emit_reduced_run(source, c, reduced);
     if (!epilogue->reduces_stored)
-        reductions_print_elements(print, c);
-    text_add(&print->code, "    }\n");
+        reductions_emit_elements(source, c);
+    text_add(&source->code, "    }\n");
     for (int k = 0; k < epilogue->count; k++)
         if (is_kept(c, k))
-            text_add(&print->code, "    out.f%d = kept.stored;\n", k);
-    text_add(&print->code, "    return out;\n}\n\n");
+            text_add(&source->code, "    out.f%d = kept.stored;\n", k);
+    text_add(&source->code, "    return out;\n}\n\n");
 }
 
 /* exists(p, z, i, j): whether the result has such an element. */
-static void print_exists(struct kernel_print *print, const struct epilogue *epilogue) {
-    text_add(&print->code, "DEVICE bool exists(const arguments& p, index z, index i, index j) {\n");
-    epilogue_print_modes(print, epilogue);
-    epilogue_print_all_limits(print, epilogue, "return false");
-    text_add(&print->code, "    return true;\n}\n\n");
+static void emit_exists(struct kernel_source *source, const struct epilogue *epilogue) {
+    text_add(&source->code, "DEVICE bool exists(const arguments& p, index z, index i, index j) {\n");
+    epilogue_emit_modes(source, epilogue);
+    epilogue_emit_all_limits(source, epilogue, "return false");
+    text_add(&source->code, "    return true;\n}\n\n");
 }
 
 /* Printed in the order in which they call each other. The second epilogue() fetches for itself, for kernels that do not
    read ahead. */
-void epilogue_print(struct kernel_print *print, const struct contraction *c) {
-    print_constant(print, "RUN", c->epilogue.run);
-    epilogue_print_arguments(print, &c->epilogue);
-    print_fetch(print, c);
-    print_results(print, &c->epilogue);
-    print_evaluate(print, c);
+void epilogue_emit(struct kernel_source *source, const struct contraction *c) {
+    emit_constant(source, "RUN", c->epilogue.run);
+    epilogue_emit_arguments(source, &c->epilogue);
+    emit_fetch(source, c);
+    emit_results(source, &c->epilogue);
+    emit_evaluate(source, c);
     if (c->epilogue.reduction_count)
-        print_exists(print, &c->epilogue);
-    text_add(&print->code, "DEVICE results epilogue(const arguments& p, index z, index i, index j, "
-                           "const run<sum_t, RUN>& sum, const fetched& in) {\n");
-    epilogue_print_modes(print, &c->epilogue);
-    epilogue_print_all_limits(print, &c->epilogue, "return {}");
-    text_add(&print->code, "    const results out = evaluate(p, z, i, j, sum, in);\n");
-    print_stores(print, c);
-    text_add(&print->code,
+        emit_exists(source, &c->epilogue);
+    text_add(&source->code, "DEVICE results epilogue(const arguments& p, index z, index i, index j, "
+                            "const run<sum_t, RUN>& sum, const fetched& in) {\n");
+    epilogue_emit_modes(source, &c->epilogue);
+    epilogue_emit_all_limits(source, &c->epilogue, "return {}");
+    text_add(&source->code, "    const results out = evaluate(p, z, i, j, sum, in);\n");
+    emit_stores(source, c);
+    text_add(&source->code,
              "    return out;\n}\n\n"
              "DEVICE results epilogue(const arguments& p, index z, index i, index j, const run<sum_t, RUN>& sum) {\n"
              "    return epilogue(p, z, i, j, sum, fetch(p, z, i, j));\n}\n\n");
 }
 
 /* For kernels that store by themselves what evaluate() made. */
-void epilogue_print_address(struct kernel_print *print, const struct contraction *c, int k) {
+void epilogue_emit_address(struct kernel_source *source, const struct contraction *c, int k) {
     const struct epilogue *epilogue = &c->epilogue;
     const char *type = cuda_type_name(epilogue->at[k].type);
-    text_add(&print->code, "DEVICE %s* address_of_result(const arguments& p, index z, index i, index j) {\n", type);
-    epilogue_print_modes(print, epilogue);
-    epilogue_print_all_limits(print, epilogue, "return nullptr");
-    text_add(&print->code, "    return p.f%d", k);
-    epilogue_print_offset(print, epilogue, k);
-    text_add(&print->code, ";\n}\n\n");
+    text_add(&source->code, "DEVICE %s* address_of_result(const arguments& p, index z, index i, index j) {\n", type);
+    epilogue_emit_modes(source, epilogue);
+    epilogue_emit_all_limits(source, epilogue, "return nullptr");
+    text_add(&source->code, "    return p.f%d", k);
+    epilogue_emit_offset(source, epilogue, k);
+    text_add(&source->code, ";\n}\n\n");
 }
 
 /* 8 elements are 16 bytes: every piece of a row begins where the copy engine can. Its modes step like the result's, in

@@ -21,52 +21,52 @@ bool epilogue_is_of_column(const struct epilogue *epilogue, int k) {
 }
 
 /* Fields of the arguments: addresses, bounds, what modes are split by and multiplied with. */
-void epilogue_print_arguments(struct kernel_print *print, const struct epilogue *epilogue) {
+void epilogue_emit_arguments(struct kernel_source *source, const struct epilogue *epilogue) {
     for (int index = BATCH; index < K; index++)
         for (int d = 1; d < epilogue->mode_count[index]; d++)
-            print_divisor(print, epilogue->extents[index][d], named("f%c%d", index_letters[index], d).text);
+            emit_divisor(source, epilogue->extents[index][d], named("f%c%d", index_letters[index], d).text);
     for (int k = 0; k < epilogue->count; k++) {
         const struct epilogue_operand *operand = &epilogue->at[k];
         /* Names: f<operand> is the address, f<operand>_<index><mode> the stride along a mode; 0 and 1 are text. */
         if (operand->role == EPILOGUE_LIMIT)
-            print_number(print, operand->bound, named("f%d_bound", k).text);
+            emit_number(source, operand->bound, named("f%d_bound", k).text);
         else if (operand->role != EPILOGUE_INDEX)
-            print_pointer(print, operand->type, operand->value, 0, named("f%d", k).text);
+            emit_pointer(source, operand->type, operand->value, 0, named("f%d", k).text);
         for (int index = BATCH; index < K; index++)
             for (int d = 0; d < epilogue->mode_count[index]; d++)
                 if (operand->strides[index][d] != 0 && operand->strides[index][d] != 1)
-                    print_number(print, operand->strides[index][d], named("f%d_%c%d", k, index_letters[index], d).text);
+                    emit_number(source, operand->strides[index][d], named("f%d_%c%d", k, index_letters[index], d).text);
     }
 }
 
 /* The slowest mode, 0, needs no divisor: it is what the others leave. */
-void epilogue_print_modes(struct kernel_print *print, const struct epilogue *epilogue) {
+void epilogue_emit_modes(struct kernel_source *source, const struct epilogue *epilogue) {
     for (int index = BATCH; index < K; index++) {
         char prefix[] = {'f', index_letters[index], 0}, value[] = {index_letters[index], 0};
-        print_split(print, prefix, epilogue->mode_count[index], value, NULL);
+        emit_split(source, prefix, epilogue->mode_count[index], value, NULL);
     }
 }
 
 /* The limited coordinate is the operand's offset: its strides are steps of the coordinate (add_coordinate). */
-void epilogue_print_limits(struct kernel_print *print, const struct epilogue *epilogue, bool of_column,
-                           const char *out) {
+void epilogue_emit_limits(struct kernel_source *source, const struct epilogue *epilogue, bool of_column,
+                          const char *out) {
     for (int k = 0; k < epilogue->count; k++)
         if (epilogue->at[k].role == EPILOGUE_LIMIT && epilogue_is_of_column(epilogue, k) == of_column) {
-            text_add(&print->code, "    if (0");
-            epilogue_print_offset(print, epilogue, k);
-            text_add(&print->code, " >= p.f%d_bound) %s;\n", k, out);
+            text_add(&source->code, "    if (0");
+            epilogue_emit_offset(source, epilogue, k);
+            text_add(&source->code, " >= p.f%d_bound) %s;\n", k, out);
         }
 }
 
-void epilogue_print_all_limits(struct kernel_print *print, const struct epilogue *epilogue, const char *out) {
-    epilogue_print_limits(print, epilogue, true, out);
-    epilogue_print_limits(print, epilogue, false, out);
+void epilogue_emit_all_limits(struct kernel_source *source, const struct epilogue *epilogue, const char *out) {
+    epilogue_emit_limits(source, epilogue, true, out);
+    epilogue_emit_limits(source, epilogue, false, out);
 }
 
 /* The sum of modes times strides. */
-void epilogue_print_offset(struct kernel_print *print, const struct epilogue *epilogue, int k) {
+void epilogue_emit_offset(struct kernel_source *source, const struct epilogue *epilogue, int k) {
     for (int index = BATCH; index < K; index++)
         for (int d = 0; d < epilogue->mode_count[index]; d++)
-            print_term(print, named("f%c%d", index_letters[index], d).text, epilogue->at[k].strides[index][d],
-                       named("f%d_%c%d", k, index_letters[index], d).text);
+            emit_term(source, named("f%c%d", index_letters[index], d).text, epilogue->at[k].strides[index][d],
+                      named("f%d_%c%d", k, index_letters[index], d).text);
 }

@@ -51,26 +51,26 @@ static weftStatus_t accepts_tf32(const struct region *region, const struct devic
    workspace. */
 static weftStatus_t build_tiles(struct cuda_kernel *kernel, const struct contraction *c, struct arena *arena) {
     const struct tile *tile = c->tile;
-    struct kernel_print print;
+    struct kernel_source source;
     /* Along rows and along columns, and batch entries. */
     const int64_t tiles[] = {divide_up(modes_extent(&c->modes[ROW]), tile->rows),
                              divide_up(modes_extent(&c->modes[COLUMN]), tile->columns), modes_extent(&c->modes[BATCH])};
-    contraction_print_tile(&print, c);
-    contraction_print_operands(&print, c);
-    contraction_print_epilogue(&print, c);
-    return contraction_end_tiles(&print, kernel, c, tiles, arena);
+    contraction_emit_tile(&source, c);
+    contraction_emit_operands(&source, c);
+    contraction_emit_epilogue(&source, c);
+    return contraction_end_tiles(&source, kernel, c, tiles, arena);
 }
 
 /* Few products for each result: a thread makes a run of results alone, and grid y splits k. */
 static weftStatus_t build_direct(struct cuda_kernel *kernel, const struct contraction *c, struct arena *arena) {
-    struct kernel_print print;
+    struct kernel_source source;
     int64_t runs = contraction_elements(c) / c->epilogue.run;
-    contraction_print_begin(&print, c);
-    print_constant(&print, "THREADS", DIRECT_THREADS);
-    contraction_print_operands(&print, c);
-    contraction_print_epilogue(&print, c);
-    print_number(&print, runs, "runs");
-    TRY(kernel_finish(&print, kernel, "product/portable_direct.cuh", "portable_direct", arena));
+    contraction_emit_begin(&source, c);
+    emit_constant(&source, "THREADS", DIRECT_THREADS);
+    contraction_emit_operands(&source, c);
+    contraction_emit_epilogue(&source, c);
+    emit_number(&source, runs, "runs");
+    TRY(kernel_finish(&source, kernel, "product/portable_direct.cuh", "portable_direct", arena));
     kernel->grid[0] = contraction_grid(divide_up(runs, DIRECT_THREADS));
     kernel->grid[1] = (uint32_t)c->splits; /* SPLITS_MAX at most */
     kernel->grid[2] = 1;

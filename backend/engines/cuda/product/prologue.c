@@ -131,77 +131,78 @@ static bool is_whole(const struct prologue *h, const struct prologue_operand *op
 
 /* struct <name>, and the function that reads its operands: of neighbours from `at` on, or the one there. `along`: those
    of the axis that neighbours run along, else those across it and plain numbers. */
-static void print_read(struct kernel_print *print, const struct prologue *h, bool along, const char *name) {
+static void emit_read(struct kernel_source *source, const struct prologue *h, bool along, const char *name) {
     bool has_extent = false; /* the same of all that know an axis */
-    text_add(&print->code, "struct %s_read {\n", name);
+    text_add(&source->code, "struct %s_read {\n", name);
     for (int i = 0; i < h->operand_count; i++)
         if (h->operands[i].runs_along == along)
-            text_add(&print->code, "    run<%s, %d> b%d;\n", cuda_type_name(h->operands[i].type),
+            text_add(&source->code, "    run<%s, %d> b%d;\n", cuda_type_name(h->operands[i].type),
                      along ? h->neighbours : 1, i);
-    text_add(&print->code, "};\n\nDEVICE %s_read read_%s(const arguments& p, i32 at%s) {\n    %s_read in;\n", name,
+    text_add(&source->code, "};\n\nDEVICE %s_read read_%s(const arguments& p, i32 at%s) {\n    %s_read in;\n", name,
              name, along ? ", bool exist" : "", name);
     for (int i = 0; i < h->operand_count; i++) {
         const struct prologue_operand *operand = &h->operands[i];
         if (operand->runs_along != along)
             continue;
-        print_pointer(print, operand->type, operand->value, 0, named("b%d", i).text);
+        emit_pointer(source, operand->type, operand->value, 0, named("b%d", i).text);
         /* Behind the extent reads are clamped to its last elements: their results are multiplied with zeros or
            dropped. */
         if (operand->extent > 1 && !has_extent)
-            print_number(print, operand->extent, named("%s_extent", name).text);
+            emit_number(source, operand->extent, named("%s_extent", name).text);
         has_extent = has_extent || operand->extent > 1;
         if (operand->extent > 1)
-            print_number(print, operand->stride, named("b%d_stride", i).text);
+            emit_number(source, operand->stride, named("b%d_stride", i).text);
         if (operand->extent == 1)
-            text_add(&print->code, "    in.b%d.at[0] = *(p.b%d + 0);\n", i, i);
+            text_add(&source->code, "    in.b%d.at[0] = *(p.b%d + 0);\n", i, i);
         else if (!along)
-            text_add(&print->code,
+            text_add(&source->code,
                      "    in.b%d.at[0] = (p.b%d + clamped(at, p.across_extent, 1, false) * p.b%d_stride)[0];\n", i, i,
                      i);
         else if (is_whole(h, operand))
-            text_add(&print->code, "    in.b%d = load_run<%s, %d>(p.b%d + clamped(at, p.along_extent, %d, exist));\n",
+            text_add(&source->code, "    in.b%d = load_run<%s, %d>(p.b%d + clamped(at, p.along_extent, %d, exist));\n",
                      i, cuda_type_name(operand->type), h->neighbours, i, h->neighbours);
         else
-            text_add(&print->code,
+            text_add(&source->code,
                      "    for (int e = 0; e < %d; e++)\n        in.b%d.at[e] = (p.b%d + clamped(at + e, "
                      "p.along_extent, 1, exist) * "
                      "p.b%d_stride)[0];\n",
                      h->neighbours, i, i, i);
     }
-    text_add(&print->code, "    return in;\n}\n\n");
+    text_add(&source->code, "    return in;\n}\n\n");
 }
 
 /* prepare(): numbers of A in, what the product reads out, converted in pairs. Backwards through `before`, which has the
    last operation first. The last one is not rounded by itself: rounded_pair does it. Names are values of the graph:
    v<value>. */
-static void print_prepare(struct kernel_print *print, const struct prologue *h) {
+static void emit_prepare(struct kernel_source *source, const struct prologue *h) {
     const struct product_operand *a = &h->c->operand[OPERAND_A];
     const char *type = cuda_type_name((weftDataType_t)a->tensor->type);
-    text_add(&print->code,
+    text_add(&source->code,
              "DEVICE void prepare(const arguments& p, u32* r, const along_read& along, const across_read& across) {\n"
              "    float made[%d];\n    #pragma unroll\n    for (int e = 0; e < %d; e++) {\n"
              "        const %s v%d = {(u16)(r[e / 2] >> e %% 2 * 16)};\n",
              h->neighbours, h->neighbours, type, a->value);
     for (int i = 0; i < h->operand_count; i++)
-        text_add(&print->code, "        const %s v%d = %s.b%d.at[%s];\n", cuda_type_name(h->operands[i].type),
+        text_add(&source->code, "        const %s v%d = %s.b%d.at[%s];\n", cuda_type_name(h->operands[i].type),
                  h->operands[i].value, h->operands[i].runs_along ? "along" : "across", i,
                  h->operands[i].runs_along ? "e" : "0");
     /* All but the last round as the tensors between them would. */
     for (int b = h->c->before_count; b-- > 0;)
-        (b > 0 ? formula_print : formula_print_exact)(&print->code, h->c->region->graph, h->c->before[b]);
-    text_add(&print->code,
+        (b > 0 ? formula_emit : formula_emit_exact)(&source->code, h->c->region->graph, h->c->before[b]);
+    text_add(&source->code,
              "        made[e] = (float)v%d;\n    }\n    #pragma unroll\n    for (int i = 0; i < %d; i++)\n"
              "        r[i] = rounded_pair<%s>(made[2 * i], made[2 * i + 1]);\n}\n\n",
              a->prepared, h->neighbours / 2, type);
 }
 
-void prologue_print(struct kernel_print *print, const struct prologue *h) {
+void prologue_emit(struct kernel_source *source, const struct prologue *h) {
     if (h->c->before_count == 0)
         return;
-    text_add(&print->code, "/* Where neighbours are or, if they may lie behind the last one, the last ones. */\n"
-                           "DEVICE i32 clamped(i32 at, i64 extent, i32 neighbours, bool exist) {\n"
-                           "    return exist || at < (i32)extent - neighbours ? at : (i32)extent - neighbours;\n}\n\n");
-    print_read(print, h, true, "along");
-    print_read(print, h, false, "across");
-    print_prepare(print, h);
+    text_add(&source->code,
+             "/* Where neighbours are or, if they may lie behind the last one, the last ones. */\n"
+             "DEVICE i32 clamped(i32 at, i64 extent, i32 neighbours, bool exist) {\n"
+             "    return exist || at < (i32)extent - neighbours ? at : (i32)extent - neighbours;\n}\n\n");
+    emit_read(source, h, true, "along");
+    emit_read(source, h, false, "across");
+    emit_prepare(source, h);
 }

@@ -37,6 +37,6 @@ int prologue_companions(const struct graph *graph, int node, int *nodes);
 weftStatus_t prologue_find(struct prologue *prologue);
 /* read_along(p, x, exist), read_across(p, y): operands of the neighbours from x on along their axis, at y of the other;
    prepare(p, words, along, across) of as many, two to a word. Nothing where nothing is before the product. */
-void prologue_print(struct kernel_print *print, const struct prologue *prologue);
+void prologue_emit(struct kernel_source *source, const struct prologue *prologue);
 
 #endif

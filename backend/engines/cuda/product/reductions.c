@@ -151,29 +151,31 @@ static const char *combine_name(const struct epilogue *epilogue, enum span span,
 
 /* struct <span>_reductions: COUNT, what nothing reduces to, and how two partial sums combine, in a type. `none` is
    neutral: partial sums begin with it. */
-static void print_kind(struct kernel_print *print, const struct epilogue *epilogue, enum span span, const char *type) {
+static void emit_kind(struct kernel_source *source, const struct epilogue *epilogue, enum span span, const char *type) {
     int count = epilogue->spans[span].count;
-    text_add(&print->code, "struct %s_reductions {\n    static constexpr int COUNT = %d;\n", span_names[span], count);
-    text_add(&print->code, "    static DEVICE %s none(int t) { return ", type);
+    text_add(&source->code, "struct %s_reductions {\n    static constexpr int COUNT = %d;\n", span_names[span], count);
+    text_add(&source->code, "    static DEVICE %s none(int t) { return ", type);
     for (int t = 0; t < count; t++)
-        text_add(&print->code, "t == %d ? %s<%s>::none().number : ", t, combine_name(epilogue, span, t), type);
-    text_add(&print->code, "0.0f; }\n    static DEVICE %s joined(int t, %s a, %s b) { return ", type, type, type);
+        text_add(&source->code, "t == %d ? %s<%s>::none().number : ", t, combine_name(epilogue, span, t), type);
+    text_add(&source->code, "0.0f; }\n    static DEVICE %s joined(int t, %s a, %s b) { return ", type, type, type);
     for (int t = 0; t < count; t++)
-        text_add(&print->code, "t == %d ? %s<%s>::joined({a}, {b}).number : ", t, combine_name(epilogue, span, t),
+        text_add(&source->code, "t == %d ? %s<%s>::joined({a}, {b}).number : ", t, combine_name(epilogue, span, t),
                  type);
-    text_add(&print->code, "0.0f; }\n};\n");
+    text_add(&source->code, "0.0f; }\n};\n");
 }
 
 /* Spans without reductions have a COUNT of 0, over which kernels loop no time. */
-static void print_kinds(struct kernel_print *print, const struct contraction *c, const char *type) {
+static void emit_kinds(struct kernel_source *source, const struct contraction *c, const char *type) {
     if (c->epilogue.reduction_count)
-        text_add(&print->constants, "#include \"core/reduce.cuh\"\n");
+        text_add(&source->constants, "#include \"core/reduce.cuh\"\n");
     for (int span = 0; span < SPANS; span++)
-        print_kind(print, &c->epilogue, (enum span)span, type);
-    text_add(&print->code, "\n");
+        emit_kind(source, &c->epilogue, (enum span)span, type);
+    text_add(&source->code, "\n");
 }
 
-void reductions_print_kinds(struct kernel_print *print, const struct contraction *c) { print_kinds(print, c, "float"); }
+void reductions_emit_kinds(struct kernel_source *source, const struct contraction *c) {
+    emit_kinds(source, c, "float");
+}
 
 /* Partial sums of tiles are of few elements each, and floats; what all of them come to may be asked for as DOUBLE. */
 static const char *combined_type(const struct contraction *c, enum span span) {
@@ -186,37 +188,37 @@ static const char *combined_type(const struct contraction *c, enum span span) {
     return "float";
 }
 
-void reductions_print_fields(struct kernel_print *print, const struct epilogue *epilogue) {
+void reductions_emit_fields(struct kernel_source *source, const struct epilogue *epilogue) {
     for (int span = 0; span < SPANS; span++)
         if (epilogue->spans[span].count)
-            text_add(&print->code, "    run<float, RUN> %ss[%d];\n", span_names[span], epilogue->spans[span].count);
+            text_add(&source->code, "    run<float, RUN> %ss[%d];\n", span_names[span], epilogue->spans[span].count);
 }
 
 /* X is the number that a reduction sees, `x` its text; `element` is what is added of it to number t of the node. */
-static void print_element(struct kernel_print *print, const struct fused_reduction *reduction, int t, const char *x,
-                          const char *element) {
-    text_add(&print->code, "        { const float X = %s; out.%ss[%d].at[e] = %s; }\n", x, span_names[reduction->span],
+static void emit_element(struct kernel_source *source, const struct fused_reduction *reduction, int t, const char *x,
+                         const char *element) {
+    text_add(&source->code, "        { const float X = %s; out.%ss[%d].at[e] = %s; }\n", x, span_names[reduction->span],
              reduction->first + t, element);
 }
 
 /* Inside evaluate()'s loop over e, where v<value> are floats or what tensors hold. */
-void reductions_print_elements(struct kernel_print *print, const struct contraction *c) {
+void reductions_emit_elements(struct kernel_source *source, const struct contraction *c) {
     for (int r = 0; r < c->epilogue.reduction_count; r++) {
         const struct fused_reduction *reduction = &c->epilogue.reductions[r];
         const struct descriptor *node = reduction->node->op;
         if (op_of(node) == &reduction_op) {
             int x = value_of(c, ((const struct reduction_op *)node)->x);
-            print_element(print, reduction, 0, named("as<float>::of(v%d)", x).text, operators[reduction->mode].element);
+            emit_element(source, reduction, 0, named("as<float>::of(v%d)", x).text, operators[reduction->mode].element);
         } else if (op_of(node) == &genstats_op) {
             int x = value_of(c, ((const struct genstats_op *)node)->x);
             for (int t = 0; t < 2; t++)
-                print_element(print, reduction, t, named("as<float>::of(v%d)", x).text, t ? "X * X" : "X");
+                emit_element(source, reduction, t, named("as<float>::of(v%d)", x).text, t ? "X * X" : "X");
         } else {
             const struct bn_bwd_weights_op *op = (const struct bn_bwd_weights_op *)node;
             const struct name dy = named("as<float>::of(v%d)", value_of(c, op->dy));
-            print_element(print, reduction, 0, dy.text, "X");
+            emit_element(source, reduction, 0, dy.text, "X");
             text_add(
-                &print->code,
+                &source->code,
                 "        { const float X = %s; out.%ss[%d].at[e] = X * ((as<float>::of(v%d) - as<float>::of(v%d)) * "
                 "as<float>::of(v%d)); }\n",
                 dy.text, span_names[reduction->span], reduction->first + 1, value_of(c, op->x), value_of(c, op->mean),
@@ -246,100 +248,100 @@ bool reductions_are_of_stored(const struct contraction *c) {
 
 /* From 16 bits, so that what is reduced is what memory holds, as it would be of a reduction apart. A struct of runs of
    one, so that the same text fills it. */
-void reductions_print_stored(struct kernel_print *print, const struct contraction *c,
-                             const struct epilogue_operand *store) {
+void reductions_emit_stored(struct kernel_source *source, const struct contraction *c,
+                            const struct epilogue_operand *store) {
     if (c->epilogue.reduction_count == 0)
         return;
-    text_add(&print->code, "struct stored_elements {\n    static constexpr int RUN = 1;\n");
-    reductions_print_fields(print, &c->epilogue);
-    text_add(&print->code,
+    text_add(&source->code, "struct stored_elements {\n    static constexpr int RUN = 1;\n");
+    reductions_emit_fields(source, &c->epilogue);
+    text_add(&source->code,
              "};\n\nDEVICE stored_elements elements_of(const arguments& p, u16 bits) {\n    stored_elements out;\n"
              "    const %s v%d = {bits};\n    constexpr int e = 0;\n",
              cuda_type_name(store->type), store->value);
-    reductions_print_elements(print, c);
-    text_add(&print->code, "    return out;\n}\n\n");
+    reductions_emit_elements(source, c);
+    text_add(&source->code, "    return out;\n}\n\n");
 }
 
 /* ---- What becomes of partial sums -------------------------------------------------------------------------------- */
 
 /* p.f<k>[offset], an operand over what is kept. Returns k; operands of reductions are the epilogue's already. */
-static int print_address(struct kernel_print *print, const struct contraction *c, const struct tensor *tensor) {
+static int emit_address(struct kernel_source *source, const struct contraction *c, const struct tensor *tensor) {
     const struct epilogue *epilogue = &c->epilogue;
     int value = value_of(c, tensor), k = 0;
     while (epilogue->at[k].value != value)
         k++;
-    text_add(&print->code, "(p.f%d", k);
-    epilogue_print_offset(print, epilogue, k);
-    text_add(&print->code, ")[0]");
+    text_add(&source->code, "(p.f%d", k);
+    epilogue_emit_offset(source, epilogue, k);
+    text_add(&source->code, ")[0]");
     return k;
 }
 
 /* Outputs that nobody reads are left out. formula: in terms of X, weighted and parameters. */
-static void print_store(struct kernel_print *print, const struct contraction *c, const struct tensor *tensor,
-                        const char *formula) {
+static void emit_store(struct kernel_source *source, const struct contraction *c, const struct tensor *tensor,
+                       const char *formula) {
     if (!tensor || !region_exports(c->region, value_of(c, tensor)))
         return;
-    text_add(&print->code, "    ");
-    print_address(print, c, tensor);
-    text_add(&print->code, " = from<%s>::number(%s);\n", cuda_type_name((weftDataType_t)tensor->type), formula);
+    text_add(&source->code, "    ");
+    emit_address(source, c, tensor);
+    text_add(&source->code, " = from<%s>::number(%s);\n", cuda_type_name((weftDataType_t)tensor->type), formula);
 }
 
 /* Absent ones are 1. Its value in float, over what is kept. */
-static void print_parameter(struct kernel_print *print, const struct contraction *c, const struct tensor *tensor,
-                            const char *name) {
-    text_add(&print->code, "    const float %s = ", name);
+static void emit_parameter(struct kernel_source *source, const struct contraction *c, const struct tensor *tensor,
+                           const char *name) {
+    text_add(&source->code, "    const float %s = ", name);
     if (!tensor) {
-        text_add(&print->code, "1.0f;\n");
+        text_add(&source->code, "1.0f;\n");
         return;
     }
-    text_add(&print->code, "to_float(");
-    print_address(print, c, tensor);
-    text_add(&print->code, ");\n");
+    text_add(&source->code, "to_float(");
+    emit_address(source, c, tensor);
+    text_add(&source->code, ");\n");
 }
 
 /* As bn_bwd_weights.c defines them. X: sum of dy; weighted: sum of dy * x^. */
-static void print_bn_bwd_weights(struct kernel_print *print, const struct contraction *c,
-                                 const struct bn_bwd_weights_op *op) {
-    print_parameter(print, c, op->mean, "mean");
-    print_parameter(print, c, op->inv_variance, "inv");
-    print_parameter(print, c, op->scale, "scale");
-    text_add(&print->code, "    const float count = (float)p.count, of_dy = scale * inv;\n"
-                           "    const float of_x = -of_dy * inv * weighted / count;\n");
-    print_store(print, c, op->dscale, "weighted");
-    print_store(print, c, op->dbias, "X");
-    print_store(print, c, op->eq_scale_dy, "of_dy");
-    print_store(print, c, op->eq_scale_x, "of_x");
-    print_store(print, c, op->eq_bias, "-of_dy * X / count - of_x * mean");
+static void emit_bn_bwd_weights(struct kernel_source *source, const struct contraction *c,
+                                const struct bn_bwd_weights_op *op) {
+    emit_parameter(source, c, op->mean, "mean");
+    emit_parameter(source, c, op->inv_variance, "inv");
+    emit_parameter(source, c, op->scale, "scale");
+    text_add(&source->code, "    const float count = (float)p.count, of_dy = scale * inv;\n"
+                            "    const float of_x = -of_dy * inv * weighted / count;\n");
+    emit_store(source, c, op->dscale, "weighted");
+    emit_store(source, c, op->dbias, "X");
+    emit_store(source, c, op->eq_scale_dy, "of_dy");
+    emit_store(source, c, op->eq_scale_x, "of_x");
+    emit_store(source, c, op->eq_bias, "-of_dy * X / count - of_x * mean");
 }
 
 /* conclude(p, z, i, j, total): writes what the reductions of one column, of one row or of everything come to. The
    kernel calls it once for each total. */
-static void print_conclude(struct kernel_print *print, const struct contraction *c, enum span span) {
+static void emit_conclude(struct kernel_source *source, const struct contraction *c, enum span span) {
     const struct epilogue *epilogue = &c->epilogue;
-    text_add(&print->code,
+    text_add(&source->code,
              "DEVICE void conclude(const arguments& p, index z, index i, index j, const total_t (&total)[%d]) {\n",
              epilogue->spans[span].count);
-    epilogue_print_modes(print, epilogue);
-    epilogue_print_all_limits(print, epilogue, "return");
+    epilogue_emit_modes(source, epilogue);
+    epilogue_emit_all_limits(source, epilogue, "return");
     for (int r = 0; r < epilogue->reduction_count; r++) {
         const struct fused_reduction *reduction = &epilogue->reductions[r];
         const struct descriptor *node = reduction->node->op;
         if (reduction->span != span)
             continue;
-        text_add(&print->code, "    {\n    const total_t X = total[%d];\n", reduction->first);
+        text_add(&source->code, "    {\n    const total_t X = total[%d];\n", reduction->first);
         if (op_of(node) != &reduction_op)
-            text_add(&print->code, "    const total_t weighted = total[%d];\n", reduction->first + 1);
+            text_add(&source->code, "    const total_t weighted = total[%d];\n", reduction->first + 1);
         if (op_of(node) == &reduction_op) {
-            print_store(print, c, ((const struct reduction_op *)node)->y, operators[reduction->mode].result);
+            emit_store(source, c, ((const struct reduction_op *)node)->y, operators[reduction->mode].result);
         } else if (op_of(node) == &genstats_op) {
-            print_store(print, c, ((const struct genstats_op *)node)->sum, "X");
-            print_store(print, c, ((const struct genstats_op *)node)->sq_sum, "weighted");
+            emit_store(source, c, ((const struct genstats_op *)node)->sum, "X");
+            emit_store(source, c, ((const struct genstats_op *)node)->sq_sum, "weighted");
         } else {
-            print_bn_bwd_weights(print, c, (const struct bn_bwd_weights_op *)node);
+            emit_bn_bwd_weights(source, c, (const struct bn_bwd_weights_op *)node);
         }
-        text_add(&print->code, "    }\n");
+        text_add(&source->code, "    }\n");
     }
-    text_add(&print->code, "}\n\n");
+    text_add(&source->code, "}\n\n");
 }
 
 /* ---- The kernel -------------------------------------------------------------------------------------------------- */
@@ -361,10 +363,10 @@ static int64_t offset_of(const struct contraction *c, const int64_t lines[SPANS]
 }
 
 /* Fields <span>_partials and <span>_lines of the product's arguments. */
-void reductions_print_partials(struct kernel_print *print, const struct contraction *c, const int64_t lines[SPANS],
-                               enum span span) {
-    print_scratch(print, "float", offset_of(c, lines, span), named("%s_partials", span_names[span]).text);
-    print_number(print, lines[span], named("%s_lines", span_names[span]).text);
+void reductions_emit_partials(struct kernel_source *source, const struct contraction *c, const int64_t lines[SPANS],
+                              enum span span) {
+    emit_scratch(source, "float", offset_of(c, lines, span), named("%s_partials", span_names[span]).text);
+    emit_number(source, lines[span], named("%s_lines", span_names[span]).text);
 }
 
 /* The order in which lines are summed depends on their number alone, so that equal runs give equal bits. Offset: of the
@@ -372,30 +374,30 @@ void reductions_print_partials(struct kernel_print *print, const struct contract
 static weftStatus_t build_combine(struct cuda_kernel *kernel, const struct contraction *c, enum span span,
                                   int64_t lines, int64_t offset, struct arena *arena) {
     const struct reduced_span *reduced = &c->epilogue.spans[span];
-    struct kernel_print print;
+    struct kernel_source source;
     int64_t along = extent_along(c, span), entries = reduced->keeps_batch ? modes_extent(&c->modes[BATCH]) : 1;
     /* Threads of a block are `lanes` neighbours wide; the others share out the lines. */
     int lanes = span == SPAN_COLUMN ? COLUMN_LANES : span == SPAN_ROW ? ROW_LANES : 1;
     /* Of an entry. */
     int64_t blocks = divide_up(along, lanes);
-    kernel_print_init(&print, c->region);
-    text_add(&print.constants, "using index = i32;\nusing total_t = %s;\n", combined_type(c, span));
-    text_add(&print.code, "#include \"core/gather.cuh\"\n#include \"core/ptx_sm90.cuh\"\n\n");
-    print_constant(&print, "RUN", 1);
-    print_constant(&print, "THREADS", COMBINE_THREADS);
-    print_constant(&print, "LANES", lanes);
-    print_constant(&print, "SPAN_IS_ROW", span == SPAN_ROW);
-    print_scratch(&print, "float", offset, "partials");
-    print_number(&print, lines / entries, "lines");
-    print_number(&print, along, "along");
-    print_number(&print, entries, "entries");
-    print_divisor(&print, blocks, "blocks");
-    print_number(&print, reduced->elements, "count");
-    epilogue_print_arguments(&print, &c->epilogue);
-    print_kinds(&print, c, "total_t");
-    text_add(&print.code, "using reductions = %s_reductions;\n\n", span_names[span]);
-    print_conclude(&print, c, span);
-    TRY(kernel_finish(&print, kernel, "product/combine_partials.cuh", "combine_partials", arena));
+    kernel_source_init(&source, c->region);
+    text_add(&source.constants, "using index = i32;\nusing total_t = %s;\n", combined_type(c, span));
+    text_add(&source.code, "#include \"core/gather.cuh\"\n#include \"core/ptx_sm90.cuh\"\n\n");
+    emit_constant(&source, "RUN", 1);
+    emit_constant(&source, "THREADS", COMBINE_THREADS);
+    emit_constant(&source, "LANES", lanes);
+    emit_constant(&source, "SPAN_IS_ROW", span == SPAN_ROW);
+    emit_scratch(&source, "float", offset, "partials");
+    emit_number(&source, lines / entries, "lines");
+    emit_number(&source, along, "along");
+    emit_number(&source, entries, "entries");
+    emit_divisor(&source, blocks, "blocks");
+    emit_number(&source, reduced->elements, "count");
+    epilogue_emit_arguments(&source, &c->epilogue);
+    emit_kinds(&source, c, "total_t");
+    text_add(&source.code, "using reductions = %s_reductions;\n\n", span_names[span]);
+    emit_conclude(&source, c, span);
+    TRY(kernel_finish(&source, kernel, "product/combine_partials.cuh", "combine_partials", arena));
     kernel->grid[0] = (uint32_t)(blocks * entries);
     kernel->grid[1] = kernel->grid[2] = 1;
     kernel->block = COMBINE_THREADS;

@@ -14,39 +14,39 @@ enum {
 static const int64_t GRID_MAX = INT32_MAX;
 
 /* Types of sums and indices. Every kernel of products starts with these, so that shared headers find them. */
-void contraction_print_begin(struct kernel_print *print, const struct contraction *c) {
+void contraction_emit_begin(struct kernel_source *source, const struct contraction *c) {
     const struct arithmetic_row *row = &arithmetic_rows[c->arithmetic];
-    kernel_print_init(print, c->region);
-    print_type(print, "sum_t", row->sum);
-    text_add(&print->constants, "using index = %s;\n", c->is_small ? "u32" : "i64");
-    print_constant(print, "LEAD_IS_ROW", c->epilogue.lead == ROW);
-    text_add(&print->code, "#include \"core/gather.cuh\"\n\n");
+    kernel_source_init(source, c->region);
+    emit_type(source, "sum_t", row->sum);
+    text_add(&source->constants, "using index = %s;\n", c->is_small ? "u32" : "i64");
+    emit_constant(source, "LEAD_IS_ROW", c->epilogue.lead == ROW);
+    text_add(&source->code, "#include \"core/gather.cuh\"\n\n");
 }
 
 /* Splits of k: the sums of each go to the workspace, side by side, all results of one split before the next. */
-static void print_splits(struct kernel_print *print, const struct contraction *c) {
-    print_number(print, c->splits, "splits");
-    print_number(print, c->steps_per_split, "steps_per_split");
+static void emit_splits(struct kernel_source *source, const struct contraction *c) {
+    emit_number(source, c->splits, "splits");
+    emit_number(source, c->steps_per_split, "steps_per_split");
     if (c->splits > 1)
-        print_scratch(print, "sum_t", 0, "partial");
+        emit_scratch(source, "sum_t", 0, "partial");
 }
 
 /* A split kernel stores bare sums: what follows them is the combining kernel's, which alone sees whole sums. */
-void contraction_print_epilogue(struct kernel_print *print, const struct contraction *c) {
-    print_constant(print, "IS_SPLIT", c->splits > 1);
-    print_splits(print, c);
+void contraction_emit_epilogue(struct kernel_source *source, const struct contraction *c) {
+    emit_constant(source, "IS_SPLIT", c->splits > 1);
+    emit_splits(source, c);
     if (c->splits == 1) {
-        epilogue_print(print, c);
+        epilogue_emit(source, c);
         return;
     }
     /* Threads store runs all the same; nothing is fetched for them. */
-    print_constant(print, "RUN", c->epilogue.run);
-    print_constant(print, "FETCHED_WORDS", 0);
+    emit_constant(source, "RUN", c->epilogue.run);
+    emit_constant(source, "FETCHED_WORDS", 0);
 }
 
 /* Divisions of 32 bits are one multiplication. */
-void contraction_print_position(struct kernel_print *print, int64_t most) {
-    text_add(&print->constants, "using position = %s;\n", most < INT32_MAX ? "u32" : "i64");
+void contraction_emit_position(struct kernel_source *source, int64_t most) {
+    text_add(&source->constants, "using position = %s;\n", most < INT32_MAX ? "u32" : "i64");
 }
 
 /* Of a block: a warp for each part of the tile, or a thread for each thread_m x thread_n results. */
@@ -90,39 +90,39 @@ void contraction_set_launch(struct cuda_kernel *kernel, int64_t blocks, int64_t 
 
 uint32_t contraction_grid(int64_t pieces) { return (uint32_t)(pieces < GRID_MAX ? pieces : GRID_MAX); }
 
-void contraction_print_tile(struct kernel_print *print, const struct contraction *c) {
+void contraction_emit_tile(struct kernel_source *source, const struct contraction *c) {
     const struct arithmetic_row *row = &arithmetic_rows[c->arithmetic];
     const struct tile *tile = c->tile;
-    contraction_print_begin(print, c);
+    contraction_emit_begin(source, c);
     if (row->is_mma)
-        print_constant(print, "HAS_K16", c->has_k16);
-    print_constant(print, "BLOCK_M", tile->rows);
-    print_constant(print, "BLOCK_N", tile->columns);
-    print_constant(print, "BLOCK_K", row->block_k);
-    print_constant(print, row->is_mma ? "WARPS_M" : "THREAD_M", row->is_mma ? tile->warps_m : tile->thread_m);
-    print_constant(print, row->is_mma ? "WARPS_N" : "THREAD_N", row->is_mma ? tile->warps_n : tile->thread_n);
-    print_constant(print, "THREADS", tile_threads(c));
-    print_constant(print, "BLOCKS", resident_blocks(c));
+        emit_constant(source, "HAS_K16", c->has_k16);
+    emit_constant(source, "BLOCK_M", tile->rows);
+    emit_constant(source, "BLOCK_N", tile->columns);
+    emit_constant(source, "BLOCK_K", row->block_k);
+    emit_constant(source, row->is_mma ? "WARPS_M" : "THREAD_M", row->is_mma ? tile->warps_m : tile->thread_m);
+    emit_constant(source, row->is_mma ? "WARPS_N" : "THREAD_N", row->is_mma ? tile->warps_n : tile->thread_n);
+    emit_constant(source, "THREADS", tile_threads(c));
+    emit_constant(source, "BLOCKS", resident_blocks(c));
     /* Elements outside an operand count as p.fill, if that is not 0. */
-    print_constant(print, "HAS_FILL", c->fill != 0);
+    emit_constant(source, "HAS_FILL", c->fill != 0);
 }
 
 /* tiles: along rows, along columns, and batch entries. They are numbered as locate() of product/tiles.cuh splits them
    again: a split's tiles are neighbours, so that blocks at work share operands in L2. */
-weftStatus_t contraction_end_tiles(struct kernel_print *print, struct cuda_kernel *kernel, const struct contraction *c,
-                                   const int64_t tiles[3], struct arena *arena) {
+weftStatus_t contraction_end_tiles(struct kernel_source *source, struct cuda_kernel *kernel,
+                                   const struct contraction *c, const int64_t tiles[3], struct arena *arena) {
     int64_t all = tiles[0] * tiles[1] * tiles[2] * c->splits;
     bool is_mma = arithmetic_rows[c->arithmetic].is_mma;
-    print_real(print, c->fill, "fill");
-    print_constant(print, "GROUP_TILES", GROUP_TILES);
-    print_number(print, tiles[0], "tiles_m");
-    print_divisor(print, tiles[0] * tiles[1], "tiles_per_entry");
-    print_divisor(print, GROUP_TILES * tiles[1], "tiles_per_group");
-    print_divisor(print, tiles[2], "batches");
-    print_number(print, all, "tiles");
-    contraction_print_position(print, all);
-    TRY(is_mma ? kernel_finish(print, kernel, "product/portable_mma.cuh", "portable_mma", arena)
-               : kernel_finish(print, kernel, "product/portable_fma.cuh", "portable_fma", arena));
+    emit_real(source, c->fill, "fill");
+    emit_constant(source, "GROUP_TILES", GROUP_TILES);
+    emit_number(source, tiles[0], "tiles_m");
+    emit_divisor(source, tiles[0] * tiles[1], "tiles_per_entry");
+    emit_divisor(source, GROUP_TILES * tiles[1], "tiles_per_group");
+    emit_divisor(source, tiles[2], "batches");
+    emit_number(source, all, "tiles");
+    contraction_emit_position(source, all);
+    TRY(is_mma ? kernel_finish(source, kernel, "product/portable_mma.cuh", "portable_mma", arena)
+               : kernel_finish(source, kernel, "product/portable_fma.cuh", "portable_fma", arena));
     /* Shared memory is static: 48 KB, which every chip gives without asking. */
     contraction_set_launch(kernel, contraction_grid(all), tile_threads(c), 0);
     return WEFT_STATUS_SUCCESS;
@@ -141,23 +141,23 @@ static int64_t combine_sharers(const struct contraction *c, int64_t runs) {
 weftStatus_t contraction_add_combine(struct step *step, const struct contraction *c, struct arena *arena) {
     struct cuda_step *state = step->state;
     struct cuda_kernel *kernel = &state->kernels[state->count++];
-    struct kernel_print print;
+    struct kernel_source source;
     int64_t runs = contraction_elements(c) / c->epilogue.run, sharers = combine_sharers(c, runs);
     /* Runs that a block makes side by side. */
     int64_t together = COMBINE_THREADS / sharers;
-    contraction_print_begin(&print, c);
-    print_constant(&print, "THREADS", COMBINE_THREADS);
-    print_splits(&print, c);
-    epilogue_print(&print, c);
+    contraction_emit_begin(&source, c);
+    emit_constant(&source, "THREADS", COMBINE_THREADS);
+    emit_splits(&source, c);
+    epilogue_emit(&source, c);
     bool lead_is_row = c->epilogue.lead == ROW;
     /* From the number of a result to its index along the lead and across it. */
-    print_divisor(&print, modes_extent(&c->modes[lead_is_row ? ROW : COLUMN]), "along");
-    print_divisor(&print, modes_extent(&c->modes[lead_is_row ? COLUMN : ROW]), "across");
-    print_number(&print, runs, "runs");
-    print_number(&print, sharers, "sharers");
-    print_number(&print, divide_up(c->splits, sharers), "parts_each");
-    contraction_print_position(&print, contraction_elements(c));
-    TRY(kernel_finish(&print, kernel, "product/combine_splits.cuh", "combine_splits", arena));
+    emit_divisor(&source, modes_extent(&c->modes[lead_is_row ? ROW : COLUMN]), "along");
+    emit_divisor(&source, modes_extent(&c->modes[lead_is_row ? COLUMN : ROW]), "across");
+    emit_number(&source, runs, "runs");
+    emit_number(&source, sharers, "sharers");
+    emit_number(&source, divide_up(c->splits, sharers), "parts_each");
+    contraction_emit_position(&source, contraction_elements(c));
+    TRY(kernel_finish(&source, kernel, "product/combine_splits.cuh", "combine_splits", arena));
     contraction_set_launch(kernel, contraction_grid(divide_up(runs, together)), COMBINE_THREADS, 0);
     int64_t bytes = contraction_elements(c) * c->splits * contraction_sum_bytes(c);
     step->workspace_bytes = round_up(bytes, 64);

@@ -234,7 +234,7 @@ static weftStatus_t plan(struct channels *c, const struct region *region, const 
 /* ---- Printing ---------------------------------------------------------------------------------------------------- */
 
 /* Names that rows/channels.cuh and the headers of rows ask for. */
-static void print_constants(struct kernel_print *print, const struct channels *c) {
+static void emit_constants(struct kernel_source *source, const struct channels *c) {
     const struct schedule *s = &c->schedule;
     const struct {
         const char *name;
@@ -253,11 +253,11 @@ static void print_constants(struct kernel_print *print, const struct channels *c
         {"VECTOR_STEP", s->threads.group},
         {"COLUMN_SUMS", 0},
     };
-    text_add(&print->constants,
+    text_add(&source->constants,
              "#include \"core/async.cuh\"\n#include \"core/stream.cuh\"\n#include \"core/reduce.cuh\"\n\n");
     for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)
-        print_constant(print, constants[i].name, constants[i].value);
-    text_add(&print->constants, "using position = int;\nusing column_t = float;\n\n#include \"rows/program.cuh\"\n");
+        emit_constant(source, constants[i].name, constants[i].value);
+    text_add(&source->constants, "using position = int;\nusing column_t = float;\n\n#include \"rows/program.cuh\"\n");
 }
 
 /* Only the size of an element matters to a copy: bf16 stands for all of 16 bits. */
@@ -267,7 +267,7 @@ static enum tensor_map_type map_type(weftDataType_t type) {
 }
 
 /* Maps of the operands that stay: positions by channels. */
-static void print_maps(struct kernel_print *print, const struct schedule *s) {
+static void emit_maps(struct kernel_source *source, const struct schedule *s) {
     for (int k = 0; k < s->rows->operand_count; k++) {
         const struct operand *operand = &s->nest.operands[k];
         if (!schedule_keeps(s, k))
@@ -283,13 +283,13 @@ static void print_maps(struct kernel_print *print, const struct schedule *s) {
         map.form.box[0] = (uint32_t)(s->threads.across * s->vectors.width);
         map.form.box[1] = (uint32_t)min64((int64_t)s->memory.unroll * s->threads.group, BOX_POSITIONS);
         snprintf(name, sizeof name, "map%d", k);
-        print_map(print, operand->memory, &map, name);
+        emit_map(source, operand->memory, &map, name);
     }
 }
 
 /* copy_batch(): one batch of all of them, each behind the other, as read_kept() looks for them. Boxes have 256
    positions at most, so a batch may take several. `policy`: of L2, as batches stay in the cache or leave it first. */
-static void print_copy_batch(struct text *code, const struct schedule *s) {
+static void emit_copy_batch(struct text *code, const struct schedule *s) {
     int64_t at = 0;
     text_add(code,
              "DEVICE void copy_batch(u32 slot, u32 arrival, const arguments& a, int channel, int place, u64 policy) {\n"
@@ -322,20 +322,20 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     (void)knobs;
     struct channels c;
     struct cuda_step *state;
-    struct kernel_print print;
+    struct kernel_source source;
     TRY(plan(&c, &step->region, device));
     TRY(arena_alloc(arena, &state, sizeof *state));
     step->state = state;
     const struct schedule *s = &c.schedule;
     struct cuda_kernel *kernel = &state->kernels[state->count++];
-    kernel_print_init(&print, &step->region);
-    print_constants(&print, &c);
-    print_maps(&print, s);
-    print_number(&print, c.tiles, "channel_tiles");
+    kernel_source_init(&source, &step->region);
+    emit_constants(&source, &c);
+    emit_maps(&source, s);
+    emit_number(&source, c.tiles, "channel_tiles");
     /* Sizes are arguments, never text. */
-    print_number(&print, c.stay, "stay");
-    rows_print_functions(&print, s);
-    print_copy_batch(&print.code, s);
+    emit_number(&source, c.stay, "stay");
+    rows_emit_functions(&source, s);
+    emit_copy_batch(&source.code, s);
     kernel->grid[0] = (uint32_t)(c.tiles * c.blocks);
     kernel->grid[1] = kernel->grid[2] = 1;
     /* A warp more than what GROUP and ACROSS count. */
@@ -345,7 +345,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     kernel->is_dependent = kernel->is_cooperative = true;
     /* One partial result of every channel for each block of a tile. */
     step->workspace_bytes = c.tiles * c.blocks * s->threads.across * s->vectors.width * schedule_partial_bytes(s);
-    TRY(kernel_finish(&print, kernel, "rows/channels.cuh", "channels", arena));
+    TRY(kernel_finish(&source, kernel, "rows/channels.cuh", "channels", arena));
     int64_t batches = divide_up(c.batches, c.blocks);
     return arena_print(
         arena, &step->detail,

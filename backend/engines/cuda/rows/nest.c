@@ -283,7 +283,7 @@ static bool is_broadcast(const struct schedule *s, const struct operand *operand
     return is;
 }
 
-/* Sums of columns are stored one by one where rows begin anywhere, see rows_print_columns. */
+/* Sums of columns are stored one by one where rows begin anywhere, see rows_emit_columns. */
 static bool is_column_sum(const struct schedule *s, const struct operand *operand) {
     const struct term *term = rows_find(s->rows, operand->value);
     return operand->is_store && term_is_column_sum(term);

@@ -29,7 +29,7 @@ static weftStatus_t finish(struct rows *rows) {
         if (!operand->is_store)
             continue;
         const struct term *term = rows_find(rows, operand->value);
-        /* Results of 16 bits or fewer show nothing of short exponentials, see rows_print_term. */
+        /* Results of 16 bits or fewer show nothing of short exponentials, see rows_emit_term. */
         if (term->spans && dtype_bytes(operand->type, 1) > 2)
             rows->is_brief = false;
         rows_need(rows, operand->value);

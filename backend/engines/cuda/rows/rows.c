@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The rows family: reductions, softmax and every norm, forward and backward, with the pointwise operations around them,
    in one sweep over memory where rows fit on chip. A region becomes a row program (plan.c, lower.c), the program a
-   schedule (schedule.c), the schedule kernels (print.c, one .cuh file for each memory scheme). Gradients of scale and
+   schedule (schedule.c), the schedule kernels (emit.c, one .cuh file for each memory scheme). Gradients of scale and
    bias may take a second program. */
 #include "base/number.h"
 #include "engines/cuda/families.h"
@@ -145,7 +145,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     TRY(arena_alloc(arena, &state, sizeof *state));
     int64_t scratch_bytes = sweep.rows[0].scratch_bytes;
     for (int i = 0; i < sweep.programs; i++)
-        TRY(rows_print(&sweep.schedules[i], state, &scratch_bytes, arena));
+        TRY(rows_emit(&sweep.schedules[i], state, &scratch_bytes, arena));
     step->state = state;
     step->workspace_bytes = scratch_bytes;
     const struct schedule *s = &sweep.schedules[0];

@@ -198,11 +198,11 @@ bool schedule_exchange_fits(const struct schedule *s);
 bool schedule_place_resident(struct schedule *s, const struct device *device, bool must_stream);
 void schedule_place_streamed(struct schedule *s, const struct device *device);
 
-/* ---- print.c ---- */
+/* ---- emit.c ---- */
 
 /* Fields and functions of a program whose passes are one launch, for a kernel that has constants of its own. */
-void rows_print_functions(struct kernel_print *print, const struct schedule *s);
+void rows_emit_functions(struct kernel_source *source, const struct schedule *s);
 /* Prints the program's kernels behind those that the step has, and takes workspace from *scratch_bytes on. */
-weftStatus_t rows_print(const struct schedule *s, struct cuda_step *state, int64_t *scratch_bytes, struct arena *arena);
+weftStatus_t rows_emit(const struct schedule *s, struct cuda_step *state, int64_t *scratch_bytes, struct arena *arena);
 
 #endif

@@ -73,8 +73,8 @@ static int64_t bytes_of_box(const struct window *w, const struct resample_operan
 }
 
 /* Only sizes matter to a copy: bf16 stands for all of 2 bytes, i32 for all of 4. */
-static void print_map_of(struct kernel_print *print, const struct window *w, const struct resample_operand *o,
-                         const char *name) {
+static void emit_map_of(struct kernel_source *source, const struct window *w, const struct resample_operand *o,
+                        const char *name) {
     int64_t size = window_bytes(o, 1), strides[] = {o->size_stride[2], o->size_stride[1], o->batch_stride};
     /* Channels, columns, rows, images, the contiguous dim first. Where no box ends, reads are zeros. */
     int64_t dims[] = {w->g.c, o->size[2], o->size[1], w->g.n};
@@ -92,31 +92,31 @@ static void print_map_of(struct kernel_print *print, const struct window *w, con
             /* The driver refuses strides that are no multiples of 16 bytes, also where nobody takes a step. */
             map.form.strides[i - 1] = dims[i] > 1 ? (uint64_t)(strides[i - 1] * size) : ACCESS;
     }
-    print_map(print, is_scratch ? -1 : graph_find_value(w->region->graph, o->tensor), &map, name);
+    emit_map(source, is_scratch ? -1 : graph_find_value(w->region->graph, o->tensor), &map, name);
 }
 
 /* Prints the maps, which come before all else. */
-void window_print_maps(struct kernel_print *print, const struct window *w) {
-    print_map_of(print, w, window_source(w), w->g.backward ? "y_map" : "x_map");
+void window_emit_maps(struct kernel_source *source, const struct window *w) {
+    emit_map_of(source, w, window_source(w), w->g.backward ? "y_map" : "x_map");
     if (w->g.backward)
-        print_map_of(print, w, &w->g.index, "index_map");
+        emit_map_of(source, w, &w->g.index, "index_map");
 }
 
 /* Numbers of maxima lie behind dy, from a line of memory on. Gives the bytes of shared memory. */
-uint32_t window_print_boxes(struct kernel_print *print, const struct window *w) {
+uint32_t window_emit_boxes(struct kernel_source *source, const struct window *w) {
     int64_t first = bytes_of_box(w, window_source(w)), second = w->g.backward ? bytes_of_box(w, &w->g.index) : 0;
     int64_t numbers_at = round_up(first, POOL_LINE);
-    print_number(print, first + second, "box_bytes");
+    emit_number(source, first + second, "box_bytes");
     if (w->g.backward)
-        print_number(print, numbers_at, "numbers_at");
-    print_number(print, columns_of(w), "tile_columns");
-    print_number(print, rows_of(w), "tile_rows");
-    print_number(print, columns_seen(w), "columns_seen");
-    print_number(print, w->boxes.below, "below");
-    print_number(print, w->g.c, "channels");
-    print_divisor(print, w->boxes.along, "along");
-    print_divisor(print, tiles_of(w), "tiles");
-    print_divisor(print, slices_of(w), "slices");
-    print_divisor(print, bands_of(w), "bands");
+        emit_number(source, numbers_at, "numbers_at");
+    emit_number(source, columns_of(w), "tile_columns");
+    emit_number(source, rows_of(w), "tile_rows");
+    emit_number(source, columns_seen(w), "columns_seen");
+    emit_number(source, w->boxes.below, "below");
+    emit_number(source, w->g.c, "channels");
+    emit_divisor(source, w->boxes.along, "along");
+    emit_divisor(source, tiles_of(w), "tiles");
+    emit_divisor(source, slices_of(w), "slices");
+    emit_divisor(source, bands_of(w), "bands");
     return (uint32_t)(w->g.backward ? numbers_at + second : first);
 }

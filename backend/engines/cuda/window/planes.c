@@ -215,10 +215,10 @@ void window_find_planes(struct window *w) {
 /* ---- Printing ---------------------------------------------------------------------------------------------------- */
 
 /* Sizes are arguments: planes of another number compile nothing. */
-static void print_whole(struct kernel_print *print, const struct window *w) {
-    print_number(print, w->g.n * w->g.c, "planes");
-    print_number(print, w->planes.tile_rows, "tile_planes");
-    print_divisor(print, w->g.c, "channels");
+static void emit_whole(struct kernel_source *source, const struct window *w) {
+    emit_number(source, w->g.n * w->g.c, "planes");
+    emit_number(source, w->planes.tile_rows, "tile_planes");
+    emit_divisor(source, w->g.c, "channels");
 }
 
 /* Elements of the row of padding that threads read: as many as one of them reads, and what is left of lines. */
@@ -239,34 +239,34 @@ static int64_t always_inside(const struct window *w) {
 }
 
 /* Constants are what loops and accesses are made of; where a tile lies are arguments. */
-static void print_layout(struct kernel_print *print, const struct window *w) {
+static void emit_layout(struct kernel_source *source, const struct window *w) {
     const struct planes *p = &w->planes;
     const struct resample_operand *held = window_source(w);
-    print_constant(print, "FILL", p->fill);
-    print_constant(print, "SHIFTS", p->shifts);
-    print_constant(print, "VECTOR", p->vector);
-    print_constant(print, "PHASE", p->phase);
-    print_constant(print, "IS_SEGMENT", p->is_segment);
-    print_constant(print, "OUTSIDE", outside_of(w));
-    print_constant(print, "LEFT_OUT", max64(0, w->g.backward ? -p->before : w->g.offset[2]));
-    print_constant(print, "RIGHT_IN", always_inside(w));
-    print_number(print, w->g.n * w->g.c, "planes");
-    print_number(print, held->size[1] * held->size[2], "plane");
-    print_number(print, w->g.n * w->g.c * held->size[1] * held->size[2], "elements");
-    print_number(print, p->tile_rows, "tile_rows");
-    print_number(print, p->left, "left");
-    print_number(print, p->first, "first");
-    print_divisor(print, p->pitch / p->fill, "row_fills");
-    print_divisor(print, p->columns, "columns");
-    print_divisor(print, w->g.c, "channels");
+    emit_constant(source, "FILL", p->fill);
+    emit_constant(source, "SHIFTS", p->shifts);
+    emit_constant(source, "VECTOR", p->vector);
+    emit_constant(source, "PHASE", p->phase);
+    emit_constant(source, "IS_SEGMENT", p->is_segment);
+    emit_constant(source, "OUTSIDE", outside_of(w));
+    emit_constant(source, "LEFT_OUT", max64(0, w->g.backward ? -p->before : w->g.offset[2]));
+    emit_constant(source, "RIGHT_IN", always_inside(w));
+    emit_number(source, w->g.n * w->g.c, "planes");
+    emit_number(source, held->size[1] * held->size[2], "plane");
+    emit_number(source, w->g.n * w->g.c * held->size[1] * held->size[2], "elements");
+    emit_number(source, p->tile_rows, "tile_rows");
+    emit_number(source, p->left, "left");
+    emit_number(source, p->first, "first");
+    emit_divisor(source, p->pitch / p->fill, "row_fills");
+    emit_divisor(source, p->columns, "columns");
+    emit_divisor(source, w->g.c, "channels");
     if (!w->g.backward)
         return;
-    print_constant(print, "SHIFT", p->shift);
-    print_constant(print, "INDEX_FILL", p->index_fill);
-    print_constant(print, "INDEX_SHIFTS", p->index_shifts);
-    print_number(print, p->before, "before");
+    emit_constant(source, "SHIFT", p->shift);
+    emit_constant(source, "INDEX_FILL", p->index_fill);
+    emit_constant(source, "INDEX_SHIFTS", p->index_shifts);
+    emit_number(source, p->before, "before");
     if (w->has_index)
-        print_divisor(print, p->pitch / p->index_fill, "index_row_fills");
+        emit_divisor(source, p->pitch / p->index_fill, "index_row_fills");
 }
 
 /* Tiles that a plane is cut into, from top to bottom. */
@@ -307,27 +307,27 @@ static int64_t bytes_of_segment(const struct resample_operand *o, int64_t count)
 
 /* The shared memory of a block: rows of all planes, what the last thread reads past them, and padding on both sides of
    a segment. */
-uint32_t window_print_planes(struct kernel_print *print, const struct window *w) {
+uint32_t window_emit_planes(struct kernel_source *source, const struct window *w) {
     const struct planes *p = &w->planes;
     int64_t plane = w->g.x.size[1] * w->g.x.size[2];
     if (w->kernel == POOL_WHOLE) {
-        print_whole(print, w);
+        emit_whole(source, w);
         return (uint32_t)window_bytes(&w->g.x, p->tile_rows * plane) + POOL_LINE;
     }
     int64_t rows = w->g.backward ? rows_reaching(w, p->tile_rows) : rows_seen(w, p->tile_rows);
     int64_t each = planes_of_tile(w);
-    print_layout(print, w);
-    print_number(print, each, "tile_planes");
-    print_divisor(print, rows, "rows_seen");
-    print_divisor(print, bands_of(w), "bands");
-    print_divisor(print, w->g.backward ? p->tile_rows : p->tile_rows / w->patch[1], "groups");
+    emit_layout(source, w);
+    emit_number(source, each, "tile_planes");
+    emit_divisor(source, rows, "rows_seen");
+    emit_divisor(source, bands_of(w), "bands");
+    emit_divisor(source, w->g.backward ? p->tile_rows : p->tile_rows / w->patch[1], "groups");
     if (p->is_segment) {
         int64_t count = p->left + (each - 1) * window_source(w)->size[1] * window_source(w)->size[2] + rows * p->pitch;
         int64_t bytes = bytes_of_segment(window_source(w), 2 * outside_of(w) + count);
         if (!w->has_index || !w->g.backward)
             return (uint32_t)bytes;
         int64_t room = round_up(p->left, POOL_LINE / window_bytes(&w->g.index, 1));
-        print_number(print, round_up(bytes, POOL_LINE) + window_bytes(&w->g.index, room - p->left), "numbers_at");
+        emit_number(source, round_up(bytes, POOL_LINE) + window_bytes(&w->g.index, room - p->left), "numbers_at");
         return (uint32_t)(round_up(bytes, POOL_LINE) + bytes_of_segment(&w->g.index, outside_of(w) + room + count));
     }
     return (uint32_t)(each * rows * p->row_bytes + p->slack * (p->row_bytes / p->pitch));

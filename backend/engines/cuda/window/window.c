@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The window family: one pooling or interpolation, or its gradient, in one sweep over its result. Small windows in
    whole steps are the pool kernels' (window.h), all others window/window.cuh's and window_bwd.cuh's;
-   window/geometry.cuh knows the geometry. plan.c decides, print.c prints. */
+   window/geometry.cuh knows the geometry. plan.c decides, emit.c prints. */
 #include "engines/cuda/window/window.h"
 #include "engines/cuda/core/price.h"
 #include "engines/cuda/families.h"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the parts of the window family share: window.c serves, plan.c decides, print.c prints; planes.c does both for
+/* What the parts of the window family share: window.c serves, plan.c decides, emit.c prints; planes.c does both for
    images that lie in memory as planes, boxes.c for windows that go one by one. */
 #ifndef WEFT_ENGINES_CUDA_WINDOW_H
 #define WEFT_ENGINES_CUDA_WINDOW_H
@@ -121,7 +121,7 @@ bool window_is_pool(const struct window *w);
 /* Whether the channels of all positions lie in one segment. */
 bool window_is_packed_last(const struct resample_geometry *g, const struct resample_operand *operand);
 
-/* ---- print.c ---- */
+/* ---- emit.c ---- */
 
 /* The kernels' functions, each in a file of its name. */
 extern const char *const window_entries[];
@@ -138,8 +138,8 @@ int64_t window_blocks_of_planes(const struct window *w);
 int64_t window_blocks_of_boxes(const struct window *w);
 
 /* Print what they need beyond the others, and give the shared memory of a block. */
-uint32_t window_print_planes(struct kernel_print *print, const struct window *w);
-uint32_t window_print_boxes(struct kernel_print *print, const struct window *w);
-void window_print_maps(struct kernel_print *print, const struct window *w);
+uint32_t window_emit_planes(struct kernel_source *source, const struct window *w);
+uint32_t window_emit_boxes(struct kernel_source *source, const struct window *w);
+void window_emit_maps(struct kernel_source *source, const struct window *w);
 
 #endif

@@ -459,7 +459,7 @@ static int64_t parts_offset(const struct backward *b, bool of_values) {
 }
 
 /* Emits NAME_of(arguments) for each scale; it returns 1 if the scale is absent or already applied to the elements. */
-static void print_scales(struct kernel_print *print, const struct backward *b) {
+static void emit_scales(struct kernel_source *source, const struct backward *b) {
     const struct attention *a = b->c->a;
     const struct sdpa_bwd_op *op = b->op;
     const struct {
@@ -471,44 +471,44 @@ static void print_scales(struct kernel_print *print, const struct backward *b) {
                   {op->scale_dq, "scale_dq"},     {op->scale_dk, "scale_dk"},      {op->scale_dv, "scale_dv"}};
     for (size_t i = 0; i < sizeof scales / sizeof *scales; i++) {
         const struct tensor *scale = b->has_copies ? NULL : scales[i].tensor;
-        text_add(&print->code, "template <class P> DEVICE float %s_of(const P &p) {\n    return ", scales[i].name);
-        text_add(&print->code, scale ? "to_float(*p.%s);\n}\n\n" : "1;\n}\n\n", scales[i].name);
+        text_add(&source->code, "template <class P> DEVICE float %s_of(const P &p) {\n    return ", scales[i].name);
+        text_add(&source->code, scale ? "to_float(*p.%s);\n}\n\n" : "1;\n}\n\n", scales[i].name);
         if (scale)
-            print_pointer(print, (weftDataType_t)scale->type, graph_find_value(b->c->graph, scale), 0, scales[i].name);
+            emit_pointer(source, (weftDataType_t)scale->type, graph_find_value(b->c->graph, scale), 0, scales[i].name);
     }
 }
 
 /* Emits what FP8 adds: scales, operand types, and whether the pass computes the amax of dS. */
-static void print_fp8(struct kernel_print *print, const struct backward *b, bool notes_ds) {
+static void emit_fp8(struct kernel_source *source, const struct backward *b, bool notes_ds) {
     bool has_amax = notes_ds && attention_wants(b->c, b->op->amax_dp);
-    print_constant(print, "IS_FP8", b->is_fp8);
-    attention_print_scale(print, b->c, has_amax ? b->op->amax_dp : NULL, "amax_ds", "HAS_AMAX_DS");
+    emit_constant(source, "IS_FP8", b->is_fp8);
+    attention_emit_scale(source, b->c, has_amax ? b->op->amax_dp : NULL, "amax_ds", "HAS_AMAX_DS");
     if (b->is_fp8)
-        print_scales(print, b);
+        emit_scales(source, b);
     bool rounds = b->is_fp8 && !b->has_copies;
-    print_type(print, "weight_factor_t", rounds ? (weftDataType_t)b->c->a->q->type : b->type);
-    print_type(print, "ds_factor_t", rounds ? (weftDataType_t)b->op->d_o->type : b->type);
+    emit_type(source, "weight_factor_t", rounds ? (weftDataType_t)b->c->a->q->type : b->type);
+    emit_type(source, "ds_factor_t", rounds ? (weftDataType_t)b->op->d_o->type : b->type);
 }
 
 /* Emits what all kernels need. */
-static void print_shared(struct kernel_print *print, const struct backward *b) {
-    attention_hopper_print_scores(print, b->c);
-    print_type(print, "in_t", b->type);
-    print_constant(print, "IS_BF16", b->type == WEFT_DATA_BFLOAT16);
-    print_constant(print, "HEAD", b->head);
-    print_constant(print, "VALUE_HEAD", b->value_head);
-    print_constant(print, "BLOCK_Q", b->block_q);
-    print_scratch(print, "float", 0, "statistics");
+static void emit_shared(struct kernel_source *source, const struct backward *b) {
+    attention_hopper_emit_scores(source, b->c);
+    emit_type(source, "in_t", b->type);
+    emit_constant(source, "IS_BF16", b->type == WEFT_DATA_BFLOAT16);
+    emit_constant(source, "HEAD", b->head);
+    emit_constant(source, "VALUE_HEAD", b->value_head);
+    emit_constant(source, "BLOCK_Q", b->block_q);
+    emit_scratch(source, "float", 0, "statistics");
     if (adds_queries(b))
-        print_scratch(print, "float", statistics_bytes(b), "dq_sum");
+        emit_scratch(source, "float", statistics_bytes(b), "dq_sum");
 }
 
 /* Emits how dropout changes the statistics: see backward_rows_sm90.cuh. */
-static void print_kept_share(struct kernel_print *print, const struct backward *b) {
-    print_constant(print, "HAS_DROPOUT", attention_drops(b->c->a));
-    attention_print_scale(print, b->c, b->c->a->dropout_scale, "dropout_scale", "HAS_DROPOUT_SCALE");
+static void emit_kept_share(struct kernel_source *source, const struct backward *b) {
+    emit_constant(source, "HAS_DROPOUT", attention_drops(b->c->a));
+    attention_emit_scale(source, b->c, b->c->a->dropout_scale, "dropout_scale", "HAS_DROPOUT_SCALE");
     if (attention_drops(b->c->a) && !b->c->a->dropout_scale)
-        attention_print_real(print, 1 - b->c->a->dropout_probability, "kept_share");
+        attention_emit_real(source, 1 - b->c->a->dropout_probability, "kept_share");
 }
 
 /* True if constant factors of all scores are known separately: if the modifier's gradient is derived. */
@@ -521,28 +521,28 @@ static bool is_rounded(const struct cuda_attention *c) { return c->a->q->type !=
 
 /* Emits derivative_factor_of(arguments): the constant factor of all derivatives, which is multiplied into the scale of
    dQ and dK instead. For a soft cap, it is the product of both factors. */
-static void print_slope_factor(struct kernel_print *print, bool has_both) {
-    text_add(&print->code, "template <class P> DEVICE float slope_factor_of(const P &%s) {\n    return %s;\n}\n\n",
+static void emit_slope_factor(struct kernel_source *source, bool has_both) {
+    text_add(&source->code, "template <class P> DEVICE float slope_factor_of(const P &%s) {\n    return %s;\n}\n\n",
              has_both ? "p" : "", has_both ? "factor_before(p) * factor_after(p)" : "1.0f");
 }
 
 /* Prologue: delta and lse2 of each query, and zeroed sums of dQ. */
 static weftStatus_t build_rows(const struct backward *b, struct cuda_kernel *kernel, struct arena *arena) {
-    struct kernel_print print;
-    kernel_print_init(&print, b->c->region);
-    text_add(&print.constants, "#include \"core/ptx_sm90.cuh\"\n");
-    print_shared(&print, b);
-    print_fp8(&print, b, false);
-    print_constant(&print, "HAS_SUMS", adds_queries(b));
-    print_kept_share(&print, b);
-    print_constant(&print, "THREADS", ROWS_THREADS);
-    print_divisor(&print, b->q_blocks, "q_blocks");
-    print_divisor(&print, b->c->heads, "heads");
-    print_number(&print, b->c->value_depth, "value_depth");
-    attention_print_tensor(&print, b->c, b->op->o, "o", NULL);
-    attention_print_tensor(&print, b->c, b->op->do_f16 ? b->op->do_f16 : b->op->d_o, "d_o", NULL);
-    attention_print_tensor(&print, b->c, b->op->stats, "stats", NULL);
-    TRY(kernel_finish(&print, kernel, "attention/hopper/backward_rows_sm90.cuh", "attention_backward_rows_sm90",
+    struct kernel_source source;
+    kernel_source_init(&source, b->c->region);
+    text_add(&source.constants, "#include \"core/ptx_sm90.cuh\"\n");
+    emit_shared(&source, b);
+    emit_fp8(&source, b, false);
+    emit_constant(&source, "HAS_SUMS", adds_queries(b));
+    emit_kept_share(&source, b);
+    emit_constant(&source, "THREADS", ROWS_THREADS);
+    emit_divisor(&source, b->q_blocks, "q_blocks");
+    emit_divisor(&source, b->c->heads, "heads");
+    emit_number(&source, b->c->value_depth, "value_depth");
+    attention_emit_tensor(&source, b->c, b->op->o, "o", NULL);
+    attention_emit_tensor(&source, b->c, b->op->do_f16 ? b->op->do_f16 : b->op->d_o, "d_o", NULL);
+    attention_emit_tensor(&source, b->c, b->op->stats, "stats", NULL);
+    TRY(kernel_finish(&source, kernel, "attention/hopper/backward_rows_sm90.cuh", "attention_backward_rows_sm90",
                       arena));
     return attention_grid(kernel, b->c, b->tiles, ROWS_THREADS / 32);
 }
@@ -559,46 +559,46 @@ struct gradient_sums {
     const char *descales, *scale; /* factors that give true values, and the factor of the stored values */
 };
 
-static void print_results_of_fp8(struct kernel_print *print, const struct backward *b, const struct gradient_sums *s) {
+static void emit_results_of_fp8(struct kernel_source *source, const struct backward *b, const struct gradient_sums *s) {
     const struct tensor *amax = b->is_fp8 && attention_wants(b->c, s->amax) ? s->amax : NULL;
-    attention_print_scale(print, b->c, amax, "amax_first", "HAS_AMAX_FIRST");
+    attention_emit_scale(source, b->c, amax, "amax_first", "HAS_AMAX_FIRST");
     if (!b->is_fp8)
         return;
-    text_add(&print->code, "template <class P> DEVICE float sums_scale_of(const P &p) {\n    return %s;\n}\n\n",
+    text_add(&source->code, "template <class P> DEVICE float sums_scale_of(const P &p) {\n    return %s;\n}\n\n",
              s->descales);
-    text_add(&print->code, "template <class P> DEVICE float memory_scale_of(const P &p) {\n    return %s;\n}\n\n",
+    text_add(&source->code, "template <class P> DEVICE float memory_scale_of(const P &p) {\n    return %s;\n}\n\n",
              s->scale);
 }
 
 /* Converts float sums to rows of the gradient's type. Parts are added in order, so the result is deterministic. */
 static weftStatus_t build_gradient(const struct backward *b, const struct gradient_sums *s, struct cuda_kernel *kernel,
                                    struct arena *arena) {
-    struct kernel_print print;
-    kernel_print_init(&print, b->c->region);
-    text_add(&print.constants, "#include \"core/ptx_sm90.cuh\"\n");
-    attention_hopper_print_scores(&print, b->c);
-    print_type(&print, "in_t", b->type);
-    print_constant(&print, "IS_BF16", b->type == WEFT_DATA_BFLOAT16);
-    print_fp8(&print, b, false);
-    print_results_of_fp8(&print, b, s);
-    print_constant(&print, "ROWS", s->rows);
-    print_constant(&print, "WIDTH", s->width);
-    print_constant(&print, "IS_OF_KEYS", s->is_of_keys);
-    print_constant(&print, "HAS_PARTS", s->parts > 1);
-    print_constant(&print, "SCALES", s->scales);
-    print_slope_factor(&print, s->scales && is_soft_cap(b));
+    struct kernel_source source;
+    kernel_source_init(&source, b->c->region);
+    text_add(&source.constants, "#include \"core/ptx_sm90.cuh\"\n");
+    attention_hopper_emit_scores(&source, b->c);
+    emit_type(&source, "in_t", b->type);
+    emit_constant(&source, "IS_BF16", b->type == WEFT_DATA_BFLOAT16);
+    emit_fp8(&source, b, false);
+    emit_results_of_fp8(&source, b, s);
+    emit_constant(&source, "ROWS", s->rows);
+    emit_constant(&source, "WIDTH", s->width);
+    emit_constant(&source, "IS_OF_KEYS", s->is_of_keys);
+    emit_constant(&source, "HAS_PARTS", s->parts > 1);
+    emit_constant(&source, "SCALES", s->scales);
+    emit_slope_factor(&source, s->scales && is_soft_cap(b));
     if (s->scales && is_soft_cap(b)) {
-        attention_print_modifier(&print, b->c, true);
-        attention_print_modifier_factors(&print, b->c);
+        attention_emit_modifier(&source, b->c, true);
+        attention_emit_modifier_factors(&source, b->c);
     }
-    print_scratch(&print, "float", s->offset, "sums");
-    print_divisor(&print, s->blocks, "blocks");
-    print_divisor(&print, s->heads, "heads");
-    print_number(&print, s->gradient->dims.at[3], "width");
+    emit_scratch(&source, "float", s->offset, "sums");
+    emit_divisor(&source, s->blocks, "blocks");
+    emit_divisor(&source, s->heads, "heads");
+    emit_number(&source, s->gradient->dims.at[3], "width");
     if (s->parts > 1)
-        print_number(&print, s->parts, "parts");
-    attention_print_tensor(&print, b->c, s->gradient, "gradient", NULL);
-    TRY(kernel_finish(&print, kernel, "attention/hopper/backward_sums_sm90.cuh", "attention_backward_sums_sm90",
+        emit_number(&source, s->parts, "parts");
+    attention_emit_tensor(&source, b->c, s->gradient, "gradient", NULL);
+    TRY(kernel_finish(&source, kernel, "attention/hopper/backward_sums_sm90.cuh", "attention_backward_sums_sm90",
                       arena));
     return attention_grid(kernel, b->c, b->c->batches * s->heads * s->blocks, SUMS_THREADS / 32);
 }
@@ -646,28 +646,28 @@ static weftStatus_t build_parts(const struct backward *b, const struct backward_
 /* The sink's gradient sums the statistics of build_rows, one head per block. */
 static weftStatus_t build_sink(const struct backward *b, struct cuda_kernel *kernel, struct arena *arena) {
     const struct tensor *sink = b->c->a->sink, *dsink = b->op->dsink;
-    struct kernel_print print;
-    kernel_print_init(&print, b->c->region);
-    print_constant(&print, "BLOCK_Q", b->block_q);
-    print_constant(&print, "THREADS", SINK_THREADS);
-    print_type(&print, "dsink_t", (weftDataType_t)dsink->type);
-    print_pointer(&print, (weftDataType_t)sink->type, graph_find_value(b->c->graph, sink), 0, "sink");
-    print_number(&print, sink->dims.at[1] == 1 ? 0 : sink->strides.at[1], "sink_step");
-    print_pointer(&print, (weftDataType_t)dsink->type, graph_find_value(b->c->graph, dsink), 0, "dsink");
-    print_number(&print, dsink->dims.at[1] == 1 ? 0 : dsink->strides.at[1], "dsink_step");
-    print_number(&print, b->c->batches, "batches");
-    print_number(&print, b->c->heads, "heads");
-    print_number(&print, b->q_blocks, "q_blocks");
-    print_scratch(&print, "float", 0, "statistics");
-    print_kept_share(&print, b);
-    TRY(kernel_finish(&print, kernel, "attention/hopper/backward_sink_sm90.cuh", "attention_backward_sink_sm90",
+    struct kernel_source source;
+    kernel_source_init(&source, b->c->region);
+    emit_constant(&source, "BLOCK_Q", b->block_q);
+    emit_constant(&source, "THREADS", SINK_THREADS);
+    emit_type(&source, "dsink_t", (weftDataType_t)dsink->type);
+    emit_pointer(&source, (weftDataType_t)sink->type, graph_find_value(b->c->graph, sink), 0, "sink");
+    emit_number(&source, sink->dims.at[1] == 1 ? 0 : sink->strides.at[1], "sink_step");
+    emit_pointer(&source, (weftDataType_t)dsink->type, graph_find_value(b->c->graph, dsink), 0, "dsink");
+    emit_number(&source, dsink->dims.at[1] == 1 ? 0 : dsink->strides.at[1], "dsink_step");
+    emit_number(&source, b->c->batches, "batches");
+    emit_number(&source, b->c->heads, "heads");
+    emit_number(&source, b->q_blocks, "q_blocks");
+    emit_scratch(&source, "float", 0, "statistics");
+    emit_kept_share(&source, b);
+    TRY(kernel_finish(&source, kernel, "attention/hopper/backward_sink_sm90.cuh", "attention_backward_sink_sm90",
                       arena));
     return attention_grid(kernel, b->c, b->c->heads, SINK_THREADS / 32);
 }
 
 /* The resident and the streamed side swap between passes for keys and for queries; the kernel only knows `qk` and
    `vdo`. */
-static void print_maps(struct kernel_print *print, const struct backward *b, const struct backward_tile *t) {
+static void emit_maps(struct kernel_source *source, const struct backward *b, const struct backward_tile *t) {
     const struct cuda_attention *c = b->c;
     enum { BOXES = 7, GRADIENTS = 4 };
     /* is_absent: a gradient that this pass does not compute, or does not store by TMA, has no map and no coordinate
@@ -694,29 +694,29 @@ static void print_maps(struct kernel_print *print, const struct backward *b, con
     lacks[4] = !kinds[t->makes].makes_first || has_parts || b->is_fp8;
     lacks[5] = !kinds[t->makes].makes_second || has_parts || b->is_fp8;
     lacks[6] = !is_copied(b, t);
-    print_constant(print, "HAS_AGAIN", is_copied(b, t));
+    emit_constant(source, "HAS_AGAIN", is_copied(b, t));
     for (int i = 0; i < BOXES; i++)
         if (!lacks[i])
-            attention_hopper_print_map(print, i < GRADIENTS && b->has_bytes ? b->given : c, boxes[i].tensor,
-                                       boxes[i].rows, boxes[i].map);
+            attention_hopper_emit_map(source, i < GRADIENTS && b->has_bytes ? b->given : c, boxes[i].tensor,
+                                      boxes[i].rows, boxes[i].map);
     if (b->has_bytes) {
-        attention_hopper_print_map(print, c, b->op->d_o, t->block_pass, "second_again_map");
-        attention_hopper_print_box_map(print, c, c->a->k, SQUARE, SQUARE, "own_turned_map");
+        attention_hopper_emit_map(source, c, b->op->d_o, t->block_pass, "second_again_map");
+        attention_hopper_emit_box_map(source, c, c->a->k, SQUARE, SQUARE, "own_turned_map");
     }
     if (b->stores_queries)
-        attention_hopper_print_map(print, c, b->op->dq, PART_ROWS, "dq_map");
-    print_constant(print, "HAS_BOXED_BIAS", has_boxes(b, t));
+        attention_hopper_emit_map(source, c, b->op->dq, PART_ROWS, "dq_map");
+    emit_constant(source, "HAS_BOXED_BIAS", has_boxes(b, t));
     if (has_boxes(b, t))
-        attention_hopper_print_map(print, c, c->a->bias, t->block_pass, "bias_map");
+        attention_hopper_emit_map(source, c, c->a->bias, t->block_pass, "bias_map");
     for (int i = 0; i < BOXES; i++)
         if (!lacks[i])
-            attention_hopper_print_entry(print, c, boxes[i].tensor, boxes[i].entry);
+            attention_hopper_emit_entry(source, c, boxes[i].tensor, boxes[i].entry);
     for (int i = 4; i < 6; i++)
         if (lacks[i])
-            print_constant(print, i == 4 ? "FIRST_GRADIENT_IS_RAGGED" : "SECOND_GRADIENT_IS_RAGGED", 0);
+            emit_constant(source, i == 4 ? "FIRST_GRADIENT_IS_RAGGED" : "SECOND_GRADIENT_IS_RAGGED", 0);
         else
             makes_used_alone = makes_used_alone && boxes[i].tensor->ragged_offset;
-    print_constant(print, "MAKES_USED_ALONE", makes_used_alone && !b->is_fp8);
+    emit_constant(source, "MAKES_USED_ALONE", makes_used_alone && !b->is_fp8);
 }
 
 /* Type of an operand of S, dP and dQ. */
@@ -727,7 +727,7 @@ static const char *factor_type(const struct backward *b, const struct tensor *te
 /* S and dP: resident rows x streamed rows, both K-major. dQ or dK, and dV: P or dS from registers times streamed rows,
    which are MN-major. mma_dq: dQ of 64 x 64, with dS from shared memory, transposed. FP8: all but dK and dV, whose sums
    FP8 accumulators cannot represent; dS and K are K-major. */
-static void print_products(struct text *code, const struct backward *b, const struct backward_tile *t) {
+static void emit_products(struct text *code, const struct backward *b, const struct backward_tile *t) {
     const char *type = cuda_type_name(b->type);
     const char *q = factor_type(b, b->c->a->q), *k = factor_type(b, b->c->a->k), *v = factor_type(b, b->c->a->v);
     const char *d_o = factor_type(b, b->op->d_o);
@@ -746,20 +746,20 @@ static void print_products(struct text *code, const struct backward *b, const st
          .b_is_narrow = is_fp8},
     };
     for (size_t i = 0; i < sizeof products / sizeof *products; i++)
-        attention_hopper_print_product(code, &products[i]);
+        attention_hopper_emit_product(code, &products[i]);
 }
 
-static void print_tile(struct kernel_print *print, const struct backward *b, const struct backward_tile *t) {
-    print_constant(print, "OWN_IS_KEY", kinds[t->makes].own_is_key);
-    print_constant(print, "MAKES_FIRST", kinds[t->makes].makes_first);
-    print_constant(print, "MAKES_SECOND", kinds[t->makes].makes_second);
-    print_constant(print, "BLOCK_OWN", BLOCK_OWN);
-    print_constant(print, "BLOCK_PASS", t->block_pass);
-    print_constant(print, "STAGES", t->stages);
-    print_constant(print, "SECOND_STAGES", t->second_stages);
-    print_constant(print, "CONSUMER_REGISTERS", t->consumer_registers);
-    print_constant(print, "PRODUCER_REGISTERS", t->producer_registers);
-    print_constant(print, "SHARED_BYTES", shared_bytes(b, t));
+static void emit_tile(struct kernel_source *source, const struct backward *b, const struct backward_tile *t) {
+    emit_constant(source, "OWN_IS_KEY", kinds[t->makes].own_is_key);
+    emit_constant(source, "MAKES_FIRST", kinds[t->makes].makes_first);
+    emit_constant(source, "MAKES_SECOND", kinds[t->makes].makes_second);
+    emit_constant(source, "BLOCK_OWN", BLOCK_OWN);
+    emit_constant(source, "BLOCK_PASS", t->block_pass);
+    emit_constant(source, "STAGES", t->stages);
+    emit_constant(source, "SECOND_STAGES", t->second_stages);
+    emit_constant(source, "CONSUMER_REGISTERS", t->consumer_registers);
+    emit_constant(source, "PRODUCER_REGISTERS", t->producer_registers);
+    emit_constant(source, "SHARED_BYTES", shared_bytes(b, t));
 }
 
 /* The tensor, or NULL if it is not requested or another pass computes it. */
@@ -768,22 +768,22 @@ static const struct tensor *wanted(const struct backward *b, const struct tensor
 }
 
 /* FP8: gradients and amax outputs that a pass stores itself. */
-static void print_results(struct kernel_print *print, const struct backward *b, const struct backward_tile *t) {
+static void emit_results(struct kernel_source *source, const struct backward *b, const struct backward_tile *t) {
     bool own_is_key = kinds[t->makes].own_is_key, stores_first = kinds[t->makes].makes_first;
     bool stores_second = kinds[t->makes].makes_second;
     const struct tensor *amax_first = own_is_key ? b->op->amax_dk : b->op->amax_dq;
     stores_first = stores_first && part_count(b, t->makes) == 1;
     stores_second = stores_second && part_count(b, t->makes) == 1;
-    attention_print_scale(print, b->c, wanted(b, amax_first, stores_first), "amax_first", "HAS_AMAX_FIRST");
-    attention_print_scale(print, b->c, wanted(b, b->op->amax_dv, stores_second), "amax_second", "HAS_AMAX_SECOND");
+    attention_emit_scale(source, b->c, wanted(b, amax_first, stores_first), "amax_first", "HAS_AMAX_FIRST");
+    attention_emit_scale(source, b->c, wanted(b, b->op->amax_dv, stores_second), "amax_second", "HAS_AMAX_SECOND");
     if (!b->is_fp8)
         return;
-    print_number(print, b->c->depth, "depth");
-    print_number(print, b->c->value_depth, "value_depth");
+    emit_number(source, b->c->depth, "depth");
+    emit_number(source, b->c->value_depth, "value_depth");
     if (stores_first)
-        attention_print_tensor(print, b->c, own_is_key ? b->op->dk : b->op->dq, "first_gradient", NULL);
+        attention_emit_tensor(source, b->c, own_is_key ? b->op->dk : b->op->dq, "first_gradient", NULL);
     if (stores_second)
-        attention_print_tensor(print, b->c, b->op->dv, "second_gradient", NULL);
+        attention_emit_tensor(source, b->c, b->op->dv, "second_gradient", NULL);
 }
 
 /* If CTAs have unequal length, several heads are interleaved, and the CTAs with most steps come first. */
@@ -792,28 +792,28 @@ static int64_t heads_per_set(const struct cuda_attention *c, int64_t own_blocks)
 }
 
 /* Emits how a CTA with resident keys finds its query heads, and where its partial gradients are stored. */
-static void print_parts(struct kernel_print *print, const struct backward *b, const struct backward_tile *t) {
+static void emit_parts(struct kernel_source *source, const struct backward *b, const struct backward_tile *t) {
     int64_t parts = part_count(b, t->makes);
-    print_constant(print, "HAS_PARTS", parts > 1);
+    emit_constant(source, "HAS_PARTS", parts > 1);
     if (parts == 1)
         return;
-    print_number(print, parts, "parts");
-    print_number(print, heads_per_part(b, t->makes), "heads_per_part");
+    emit_number(source, parts, "parts");
+    emit_number(source, heads_per_part(b, t->makes), "heads_per_part");
     if (kinds[t->makes].makes_first)
-        print_scratch(print, "float", parts_offset(b, false), "first_parts");
+        emit_scratch(source, "float", parts_offset(b, false), "first_parts");
     if (kinds[t->makes].makes_second)
-        print_scratch(print, "float", parts_offset(b, true), "second_parts");
+        emit_scratch(source, "float", parts_offset(b, true), "second_parts");
 }
 
 /* Constant factors of all scores are multiplied into those of the kernel. */
-static void print_factors(struct kernel_print *print, const struct backward *b) {
-    print_constant(print, "HAS_FACTORS", has_factors(b));
-    print_constant(print, "IS_SOFT_CAP", is_soft_cap(b));
-    print_slope_factor(print, is_soft_cap(b));
+static void emit_factors(struct kernel_source *source, const struct backward *b) {
+    emit_constant(source, "HAS_FACTORS", has_factors(b));
+    emit_constant(source, "IS_SOFT_CAP", is_soft_cap(b));
+    emit_slope_factor(source, is_soft_cap(b));
     if (!has_factors(b))
         return;
-    attention_print_modifier_factors(print, b->c);
-    attention_print_between_gradient(print, b->c);
+    attention_emit_modifier_factors(source, b->c);
+    attention_emit_between_gradient(source, b->c);
 }
 
 /* One launch: one CTA per BLOCK_RESIDENT resident rows of each head, or per part of the query heads that share it. */
@@ -823,33 +823,33 @@ static weftStatus_t build_pass(const struct backward *b, const struct backward_t
     bool own_is_key = kinds[t->makes].own_is_key;
     int64_t own_blocks = divide_up(own_is_key ? c->keys : c->queries, BLOCK_OWN), heads = own_heads(c, t->makes),
             outer = heads * part_count(b, t->makes);
-    struct kernel_print print;
-    kernel_print_init(&print, c->region);
-    print_maps(&print, b, t);
-    print_shared(&print, b);
-    print_tile(&print, b, t);
-    print_fp8(&print, b, t == first_of_ds(b));
-    print_results(&print, b, t);
-    print_constant(&print, "HAS_SUMS", b->has_sums);
-    print_constant(&print, "STORES_QUERIES", b->stores_queries);
-    print_constant(&print, "HAS_SLOPES", b->has_slopes);
-    attention_hopper_print_terms(&print, c, is_rounded(c));
-    attention_print_modifier_gradient(&print, c);
-    print_factors(&print, b);
-    attention_print_block_mask(&print, c);
-    attention_print_dropout(&print, c);
-    print_number(&print, c->heads, "heads");
-    print_number(&print, outer, "own_heads");
-    print_number(&print, c->heads / (own_is_key ? heads : c->key_heads), "group");
-    print_number(&print, b->q_blocks, "q_blocks");
-    print_number(&print, own_blocks, "own_blocks");
-    print_number(&print, heads_per_set(c, own_blocks), "heads_per_set");
-    print_parts(&print, b, t);
-    print_constant(&print, "HAS_OTHER_GROUP", c->key_heads != c->value_heads);
+    struct kernel_source source;
+    kernel_source_init(&source, c->region);
+    emit_maps(&source, b, t);
+    emit_shared(&source, b);
+    emit_tile(&source, b, t);
+    emit_fp8(&source, b, t == first_of_ds(b));
+    emit_results(&source, b, t);
+    emit_constant(&source, "HAS_SUMS", b->has_sums);
+    emit_constant(&source, "STORES_QUERIES", b->stores_queries);
+    emit_constant(&source, "HAS_SLOPES", b->has_slopes);
+    attention_hopper_emit_terms(&source, c, is_rounded(c));
+    attention_emit_modifier_gradient(&source, c);
+    emit_factors(&source, b);
+    attention_emit_block_mask(&source, c);
+    attention_emit_dropout(&source, c);
+    emit_number(&source, c->heads, "heads");
+    emit_number(&source, outer, "own_heads");
+    emit_number(&source, c->heads / (own_is_key ? heads : c->key_heads), "group");
+    emit_number(&source, b->q_blocks, "q_blocks");
+    emit_number(&source, own_blocks, "own_blocks");
+    emit_number(&source, heads_per_set(c, own_blocks), "heads_per_set");
+    emit_parts(&source, b, t);
+    emit_constant(&source, "HAS_OTHER_GROUP", c->key_heads != c->value_heads);
     if (c->key_heads != c->value_heads)
-        print_number(&print, c->heads / (t->makes == MAKES_DV ? c->key_heads : c->value_heads), "other_group");
-    print_products(&print.code, b, t);
-    TRY(kernel_finish(&print, kernel, "attention/hopper/backward_sm90.cuh", "attention_backward_sm90", arena));
+        emit_number(&source, c->heads / (t->makes == MAKES_DV ? c->key_heads : c->value_heads), "other_group");
+    emit_products(&source.code, b, t);
+    TRY(kernel_finish(&source, kernel, "attention/hopper/backward_sm90.cuh", "attention_backward_sm90", arena));
     kernel->shared_bytes = (uint32_t)shared_bytes(b, t);
     return attention_grid(kernel, c, c->batches * outer * own_blocks, THREADS / 32);
 }

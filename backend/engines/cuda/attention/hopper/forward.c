@@ -426,21 +426,21 @@ static weftStatus_t plan_schedule(struct forward *f, const struct cuda_attention
 
 /* Boxes: queries of one consumer, a block of keys, V in tiles to be transposed, 16 queries of O per warp, a consumer's
    panel of the bias. */
-static void print_maps(struct kernel_print *print, const struct forward *f) {
+static void emit_maps(struct kernel_source *source, const struct forward *f) {
     const struct attention *a = f->c->a;
-    attention_hopper_print_map(print, f->c, a->q, GROUP_QUERIES, "q_map");
-    attention_hopper_print_map(print, f->c, a->k, f->tile->keys, "k_map");
+    attention_hopper_emit_map(source, f->c, a->q, GROUP_QUERIES, "q_map");
+    attention_hopper_emit_map(source, f->c, a->k, f->tile->keys, "k_map");
     if (f->is_fp8)
-        attention_hopper_print_box_map(print, f->c, a->v, SQUARE, SQUARE, "v_map");
+        attention_hopper_emit_box_map(source, f->c, a->v, SQUARE, SQUARE, "v_map");
     else
-        attention_hopper_print_map(print, f->c, a->v, f->tile->keys, "v_map");
-    attention_hopper_print_map(print, f->c, f->op->o, 16, "o_map");
+        attention_hopper_emit_map(source, f->c, a->v, f->tile->keys, "v_map");
+    attention_hopper_emit_map(source, f->c, f->op->o, 16, "o_map");
     if (f->bias_stages)
-        attention_hopper_print_map(print, f->c, a->bias, GROUP_QUERIES, "bias_map");
-    attention_hopper_print_entry(print, f->c, a->q, "q");
-    attention_hopper_print_entry(print, f->c, a->k, "k");
-    attention_hopper_print_entry(print, f->c, a->v, "v");
-    attention_hopper_print_entry(print, f->c, f->op->o, "o");
+        attention_hopper_emit_map(source, f->c, a->bias, GROUP_QUERIES, "bias_map");
+    attention_hopper_emit_entry(source, f->c, a->q, "q");
+    attention_hopper_emit_entry(source, f->c, a->k, "k");
+    attention_hopper_emit_entry(source, f->c, a->v, "v");
+    attention_hopper_emit_entry(source, f->c, f->op->o, "o");
 }
 
 /* Heads that are shallower than their tile have fewer k-steps, of 32 bytes. */
@@ -454,29 +454,29 @@ static int early_scores(const struct forward *f) {
     return f->c->a->bias || attention_drops(f->c->a) ? 0 : f->tile->early;
 }
 
-static void print_tile(struct kernel_print *print, const struct forward *f) {
+static void emit_tile(struct kernel_source *source, const struct forward *f) {
     const struct forward_tile *t = f->tile;
     weftDataType_t type = (weftDataType_t)as_read(f->c, f->c->a->q)->type;
-    print_type(print, "in_t", type);
-    print_type(print, "v_t", (weftDataType_t)as_read(f->c, f->c->a->v)->type);
-    print_type(print, "out_t", (weftDataType_t)f->op->o->type);
-    print_constant(print, "IS_BF16", type == WEFT_DATA_BFLOAT16);
-    print_constant(print, "HEAD_QK", f->depth);
-    print_constant(print, "HEAD_V", f->value_depth);
-    print_constant(print, "ONES", f->ones);
-    print_constant(print, "BLOCK_K", t->keys);
-    print_constant(print, "GROUPS", t->groups);
-    print_constant(print, "STAGES", t->stages);
-    print_constant(print, "Q_STAGES", f->q_stages);
-    print_constant(print, "O_STAGES", f->o_stages);
-    print_constant(print, "BIAS_STAGES", f->bias_stages);
-    print_constant(print, "CTAS", f->tile->ctas);
-    print_constant(print, "PING_PONG", t->ping_pong);
-    print_constant(print, "KEPT_STEPS", kept_steps(f));
-    print_constant(print, "EARLY", early_scores(f));
-    print_constant(print, "CONSUMER_REGISTERS", t->consumer_registers);
-    print_constant(print, "PRODUCER_REGISTERS", t->producer_registers);
-    print_constant(print, "SHARED_BYTES", shared_bytes(f));
+    emit_type(source, "in_t", type);
+    emit_type(source, "v_t", (weftDataType_t)as_read(f->c, f->c->a->v)->type);
+    emit_type(source, "out_t", (weftDataType_t)f->op->o->type);
+    emit_constant(source, "IS_BF16", type == WEFT_DATA_BFLOAT16);
+    emit_constant(source, "HEAD_QK", f->depth);
+    emit_constant(source, "HEAD_V", f->value_depth);
+    emit_constant(source, "ONES", f->ones);
+    emit_constant(source, "BLOCK_K", t->keys);
+    emit_constant(source, "GROUPS", t->groups);
+    emit_constant(source, "STAGES", t->stages);
+    emit_constant(source, "Q_STAGES", f->q_stages);
+    emit_constant(source, "O_STAGES", f->o_stages);
+    emit_constant(source, "BIAS_STAGES", f->bias_stages);
+    emit_constant(source, "CTAS", f->tile->ctas);
+    emit_constant(source, "PING_PONG", t->ping_pong);
+    emit_constant(source, "KEPT_STEPS", kept_steps(f));
+    emit_constant(source, "EARLY", early_scores(f));
+    emit_constant(source, "CONSUMER_REGISTERS", t->consumer_registers);
+    emit_constant(source, "PRODUCER_REGISTERS", t->producer_registers);
+    emit_constant(source, "SHARED_BYTES", shared_bytes(f));
 }
 
 /* True if no output has rows past the queries in use. */
@@ -489,36 +489,36 @@ static bool makes_used_alone(const struct forward *f) {
 }
 
 /* Outputs other than O, each only if requested, and the sink, which is added to the row sums. */
-static void print_outputs(struct kernel_print *print, const struct forward *f) {
+static void emit_outputs(struct kernel_source *source, const struct forward *f) {
     const struct tensor *sink = f->c->a->sink;
-    print_constant(print, "MAKES_USED_ALONE", makes_used_alone(f));
-    attention_print_wanted(print, f->c, f->op->stats, "stats", "HAS_STATS");
-    attention_print_wanted(print, f->c, f->op->max, "max", "HAS_MAX");
-    attention_print_wanted(print, f->c, f->op->sum_exp, "sum_exp", "HAS_SUM_EXP");
-    print_constant(print, "HAS_SINK", sink != NULL);
+    emit_constant(source, "MAKES_USED_ALONE", makes_used_alone(f));
+    attention_emit_wanted(source, f->c, f->op->stats, "stats", "HAS_STATS");
+    attention_emit_wanted(source, f->c, f->op->max, "max", "HAS_MAX");
+    attention_emit_wanted(source, f->c, f->op->sum_exp, "sum_exp", "HAS_SUM_EXP");
+    emit_constant(source, "HAS_SINK", sink != NULL);
     if (!sink)
         return;
-    print_pointer(print, (weftDataType_t)sink->type, graph_find_value(f->c->graph, sink), 0, "sink");
-    print_number(print, sink->dims.at[1] == 1 ? 0 : sink->strides.at[1], "sink_step");
+    emit_pointer(source, (weftDataType_t)sink->type, graph_find_value(f->c->graph, sink), 0, "sink");
+    emit_number(source, sink->dims.at[1] == 1 ? 0 : sink->strides.at[1], "sink_step");
 }
 
 /* Arguments of the tile order in forward_tiles_sm90.cuh. Only the dynamic schedule reads `counter`, which is in the
    workspace. */
-static void print_schedule(struct kernel_print *print, const struct forward *f) {
+static void emit_schedule(struct kernel_source *source, const struct forward *f) {
     const struct cuda_attention *c = f->c;
-    print_number(print, c->heads, "heads");
-    attention_print_scales(print, c, false);
-    print_number(print, f->tiles, "tiles");
-    print_number(print, f->all_tiles, "all_tiles");
-    print_number(print, c->batches * c->heads, "all_heads");
-    print_number(print, f->raster_heads, "raster_heads");
-    print_number(print, f->is_dynamic, "is_dynamic");
-    print_scratch(print, "u32", 0, "counter");
+    emit_number(source, c->heads, "heads");
+    attention_emit_scales(source, c, false);
+    emit_number(source, f->tiles, "tiles");
+    emit_number(source, f->all_tiles, "all_tiles");
+    emit_number(source, c->batches * c->heads, "all_heads");
+    emit_number(source, f->raster_heads, "raster_heads");
+    emit_number(source, f->is_dynamic, "is_dynamic");
+    emit_scratch(source, "u32", 0, "counter");
 }
 
 /* S = Q K^T with Q from shared memory or registers; the first k-step overwrites the accumulators. O += P V with P from
    registers. P of FP8 is E4M3, with values in 0 .. 448. */
-static void print_products(struct text *code, const struct forward *f) {
+static void emit_products(struct text *code, const struct forward *f) {
     const char *type = cuda_type_name((weftDataType_t)as_read(f->c, f->c->a->q)->type);
     const char *k_type = cuda_type_name((weftDataType_t)as_read(f->c, f->c->a->k)->type);
     const char *v_type = cuda_type_name((weftDataType_t)as_read(f->c, f->c->a->v)->type);
@@ -533,30 +533,30 @@ static void print_products(struct text *code, const struct forward *f) {
         "multiply_values",        f->is_fp8 ? "e4m3" : type, f->value_depth + f->ones,
         .a = PRODUCT_A_REGISTERS, .b_is_mn = !f->is_fp8,     .is_fp8 = f->is_fp8,
         .b_is_narrow = f->is_fp8, .b_type = v_type,          .adds = PRODUCT_ADDS_AT_RUN_TIME};
-    attention_hopper_print_product(code, &scores);
-    attention_hopper_print_product(code, &first);
-    attention_hopper_print_product(code, &kept);
-    attention_hopper_print_product(code, &kept_first);
-    attention_hopper_print_product(code, &values);
+    attention_hopper_emit_product(code, &scores);
+    attention_hopper_emit_product(code, &first);
+    attention_hopper_emit_product(code, &kept);
+    attention_hopper_emit_product(code, &kept_first);
+    attention_hopper_emit_product(code, &values);
 }
 
 /* Persistent: launches at most as many CTAs as fit on the device. */
 static weftStatus_t build_main(const struct forward *f, struct cuda_kernel *kernel, struct arena *arena) {
-    struct kernel_print print;
+    struct kernel_source source;
     int64_t slots = f->c->device->cuda.multiprocessors * f->tile->ctas;
-    kernel_print_init(&print, f->c->region);
-    print_maps(&print, f);
-    attention_hopper_print_scores(&print, f->c);
-    attention_hopper_print_terms(&print, f->c, is_rounded(f));
-    attention_print_soft_cap(&print, f->c, is_rounded(f));
-    attention_print_modifier_factors(&print, f->c);
-    attention_print_block_mask(&print, f->c);
-    attention_print_dropout(&print, f->c);
-    print_tile(&print, f);
-    print_outputs(&print, f);
-    print_schedule(&print, f);
-    print_products(&print.code, f);
-    TRY(kernel_finish(&print, kernel, "attention/hopper/forward_sm90.cuh", "attention_forward_sm90", arena));
+    kernel_source_init(&source, f->c->region);
+    emit_maps(&source, f);
+    attention_hopper_emit_scores(&source, f->c);
+    attention_hopper_emit_terms(&source, f->c, is_rounded(f));
+    attention_emit_soft_cap(&source, f->c, is_rounded(f));
+    attention_emit_modifier_factors(&source, f->c);
+    attention_emit_block_mask(&source, f->c);
+    attention_emit_dropout(&source, f->c);
+    emit_tile(&source, f);
+    emit_outputs(&source, f);
+    emit_schedule(&source, f);
+    emit_products(&source.code, f);
+    TRY(kernel_finish(&source, kernel, "attention/hopper/forward_sm90.cuh", "attention_forward_sm90", arena));
     kernel->shared_bytes = (uint32_t)shared_bytes(f);
     kernel->is_dependent = true;
     return attention_grid(kernel, f->c, f->all_tiles < slots ? f->all_tiles : slots,
@@ -565,11 +565,11 @@ static weftStatus_t build_main(const struct forward *f, struct cuda_kernel *kern
 
 /* A single-thread kernel that zeroes the counter of the dynamic schedule, because the workspace is uninitialised. */
 static weftStatus_t build_counter(const struct forward *f, struct cuda_kernel *kernel, struct arena *arena) {
-    struct kernel_print print;
-    kernel_print_init(&print, f->c->region);
-    text_add(&print.constants, "#include \"core/ptx_sm90.cuh\"\n");
-    print_scratch(&print, "u32", 0, "counter");
-    TRY(kernel_finish(&print, kernel, "attention/hopper/forward_counter_sm90.cuh", "attention_forward_counter_sm90",
+    struct kernel_source source;
+    kernel_source_init(&source, f->c->region);
+    text_add(&source.constants, "#include \"core/ptx_sm90.cuh\"\n");
+    emit_scratch(&source, "u32", 0, "counter");
+    TRY(kernel_finish(&source, kernel, "attention/hopper/forward_counter_sm90.cuh", "attention_forward_counter_sm90",
                       arena));
     kernel->is_dependent = true;
     return attention_grid(kernel, f->c, 1, 1);

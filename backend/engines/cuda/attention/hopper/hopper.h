@@ -10,7 +10,7 @@
 
 enum { WIDENED_MAX = 7 };
 struct attention_wide_operand {
-    const struct tensor *source, *scales; /* block scales, by which elements are multiplied; or NULL */
+    const struct tensor *narrow, *scales; /* block scales, by which elements are multiplied; or NULL */
     struct tensor tensor;                 /* the converted operand */
     int64_t offset;                       /* relative to workspace_at */
 };
@@ -22,9 +22,9 @@ struct attention_widened {
 };
 
 /* Adds an operand to those that are converted. */
-void attention_hopper_widen(struct attention_widened *w, const struct tensor *source, const struct tensor *scales);
+void attention_hopper_widen(struct attention_widened *w, const struct tensor *narrow, const struct tensor *scales);
 /* The converted version of an operand, or NULL if it is read directly. */
-const struct attention_wide_operand *attention_hopper_wide(const struct cuda_attention *c, const struct tensor *source);
+const struct attention_wide_operand *attention_hopper_wide(const struct cuda_attention *c, const struct tensor *narrow);
 weftStatus_t attention_hopper_check_widened(const struct cuda_attention *c);
 double attention_hopper_predict_widening(const struct cuda_attention *c);
 weftStatus_t attention_hopper_build_widening(const struct cuda_attention *c, struct cuda_step *state,
@@ -48,15 +48,15 @@ weftStatus_t attention_hopper_check_rows(const struct cuda_attention *c, const s
 
 /* Emits a tensor map of a [B, H, S, D] tensor, padded or ragged: boxes of `rows` rows of 128 or 64 bytes, with a
    swizzle of the same size. */
-void attention_hopper_print_box_map(struct kernel_print *print, const struct cuda_attention *c,
-                                    const struct tensor *tensor, int rows, int row_bytes, const char *name);
+void attention_hopper_emit_box_map(struct kernel_source *source, const struct cuda_attention *c,
+                                   const struct tensor *tensor, int rows, int row_bytes, const char *name);
 /* Boxes of 128-byte rows. */
-void attention_hopper_print_map(struct kernel_print *print, const struct cuda_attention *c, const struct tensor *tensor,
-                                int rows, const char *name);
+void attention_hopper_emit_map(struct kernel_source *source, const struct cuda_attention *c,
+                               const struct tensor *tensor, int rows, const char *name);
 /* To be called after all maps. Emits NAME_entry(arguments, batch entry, rows in use), which returns the TMA coordinates
    of a batch entry, and NAME_IS_RAGGED. */
-void attention_hopper_print_entry(struct kernel_print *print, const struct cuda_attention *c,
-                                  const struct tensor *tensor, const char *name);
+void attention_hopper_emit_entry(struct kernel_source *source, const struct cuda_attention *c,
+                                 const struct tensor *tensor, const char *name);
 
 /* True if TMA can load the bias in boxes of 64 keys: 16-bit, one element per query and key, rows of a multiple of 16
    bytes. TMA has no broadcast: a stride of 0 is not supported. */
@@ -66,10 +66,10 @@ bool attention_hopper_has_boxed_bias(const struct cuda_attention *c);
 bool attention_hopper_multiplies_by_mask(const struct cuda_attention *c);
 
 /* Emits the scale, the lengths, and which bounds hide keys. */
-void attention_hopper_print_scores(struct kernel_print *print, const struct cuda_attention *c);
+void attention_hopper_emit_scores(struct kernel_source *source, const struct cuda_attention *c);
 
 /* Emits the terms of the scores: ALiBi, the bias, the score modifier. is_rounded: see attention_emit_modifier. */
-void attention_hopper_print_terms(struct kernel_print *print, const struct cuda_attention *c, bool is_rounded);
+void attention_hopper_emit_terms(struct kernel_source *source, const struct cuda_attention *c, bool is_rounded);
 
 /* A wgmma wrapper, D[64 x columns] (+)= A[64 x 16] B[16 x columns] of 16-bit operands; with is_fp8, k is 32 and both
    operands are K-major. Signature: NAME(d, a, b). Shared memory operands are given by the low words of their
@@ -83,7 +83,7 @@ struct attention_product {
     const char *b_type;
     enum { PRODUCT_REPLACES, PRODUCT_ADDS, PRODUCT_ADDS_AT_RUN_TIME } adds; /* at run time: NAME(d, a, b, adds) */
 };
-void attention_hopper_print_product(struct text *code, const struct attention_product *product);
+void attention_hopper_emit_product(struct text *code, const struct attention_product *product);
 
 /* ---- backward.c; reduces_dq: one pass computes all gradients and adds dQ in any order ---- */
 

@@ -16,9 +16,9 @@ static const struct tensor *of_blocks(const struct tensor *scales, const struct 
 
 /* The copy is packed in the order of the dims, whatever the source's strides are. Offsets are multiples of 64 bytes;
    TMA needs 16. */
-void attention_hopper_widen(struct attention_widened *w, const struct tensor *source, const struct tensor *scales) {
+void attention_hopper_widen(struct attention_widened *w, const struct tensor *narrow, const struct tensor *scales) {
     struct attention_wide_operand *operand = &w->operands[w->count++];
-    *operand = (struct attention_wide_operand){source, of_blocks(scales, source), tensor_mirror(source), w->bytes};
+    *operand = (struct attention_wide_operand){narrow, of_blocks(scales, narrow), tensor_mirror(narrow), w->bytes};
     struct tensor *tensor = &operand->tensor;
     tensor->type = w->type;
     tensor->alignment = 64;
@@ -31,9 +31,9 @@ void attention_hopper_widen(struct attention_widened *w, const struct tensor *so
 }
 
 const struct attention_wide_operand *attention_hopper_wide(const struct cuda_attention *c,
-                                                           const struct tensor *source) {
+                                                           const struct tensor *narrow) {
     for (int i = 0; c->widened && i < c->widened->count; i++)
-        if (c->widened->operands[i].source == source)
+        if (c->widened->operands[i].narrow == narrow)
             return &c->widened->operands[i];
     return NULL;
 }
@@ -41,15 +41,15 @@ const struct attention_wide_operand *attention_hopper_wide(const struct cuda_att
 /* Checks what the conversion kernel, which counts chunks in 31 bits, can read. */
 weftStatus_t attention_hopper_check_widened(const struct cuda_attention *c) {
     for (int i = 0; i < c->widened->count; i++) {
-        const struct tensor *source = c->widened->operands[i].source;
-        if (source->ragged_offset)
+        const struct tensor *narrow = c->widened->operands[i].narrow;
+        if (narrow->ragged_offset)
             FAIL(WEFT_STATUS_NOT_SUPPORTED,
                  "%s: %s is ragged, and of FP8 that is widened none is here; the portable attention family takes it.",
-                 descriptor_label(region_node(c->region, 0)->op), descriptor_label(&source->base));
-        if (tensor_elements(source) / WIDEN_CHUNK > INT32_MAX)
+                 descriptor_label(region_node(c->region, 0)->op), descriptor_label(&narrow->base));
+        if (tensor_elements(narrow) / WIDEN_CHUNK > INT32_MAX)
             FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: %s has too many elements to be widened. Split the batch.",
-                 descriptor_label(region_node(c->region, 0)->op), descriptor_label(&source->base));
-        TRY(attention_hopper_check_rows(c, source));
+                 descriptor_label(region_node(c->region, 0)->op), descriptor_label(&narrow->base));
+        TRY(attention_hopper_check_rows(c, narrow));
     }
     return WEFT_STATUS_SUCCESS;
 }
@@ -63,21 +63,21 @@ double attention_hopper_predict_widening(const struct cuda_attention *c) {
 /* One thread per chunk, in the order of the copy; divisors recover the source row of a chunk. */
 static weftStatus_t build_one(const struct cuda_attention *c, const struct attention_wide_operand *operand,
                               struct cuda_kernel *kernel, struct arena *arena) {
-    const struct tensor *source = operand->source;
-    const int64_t *dims = source->dims.at;
-    int64_t chunks = tensor_elements(source) / WIDEN_CHUNK;
-    struct kernel_print print;
-    kernel_print_init(&print, c->region);
-    print_constant(&print, "THREADS", WIDEN_THREADS);
-    print_type(&print, "to_t", c->widened->type);
-    attention_print_tensor(&print, c, source, "from", NULL);
-    print_scratch(&print, "to_t", c->widened->workspace_at + operand->offset, "to");
-    print_number(&print, chunks, "all_chunks");
-    print_divisor(&print, dims[3] / WIDEN_CHUNK, "chunks");
-    print_divisor(&print, dims[2], "rows");
-    print_divisor(&print, dims[1], "heads");
-    attention_print_element_scales(&print, c, operand->scales, source, "from");
-    TRY(kernel_finish(&print, kernel, "attention/hopper/widen_sm90.cuh", "attention_widen_sm90", arena));
+    const struct tensor *narrow = operand->narrow;
+    const int64_t *dims = narrow->dims.at;
+    int64_t chunks = tensor_elements(narrow) / WIDEN_CHUNK;
+    struct kernel_source source;
+    kernel_source_init(&source, c->region);
+    emit_constant(&source, "THREADS", WIDEN_THREADS);
+    emit_type(&source, "to_t", c->widened->type);
+    attention_emit_tensor(&source, c, narrow, "from", NULL);
+    emit_scratch(&source, "to_t", c->widened->workspace_at + operand->offset, "to");
+    emit_number(&source, chunks, "all_chunks");
+    emit_divisor(&source, dims[3] / WIDEN_CHUNK, "chunks");
+    emit_divisor(&source, dims[2], "rows");
+    emit_divisor(&source, dims[1], "heads");
+    attention_emit_element_scales(&source, c, operand->scales, narrow, "from");
+    TRY(kernel_finish(&source, kernel, "attention/hopper/widen_sm90.cuh", "attention_widen_sm90", arena));
     return attention_grid(kernel, c, divide_up(chunks, WIDEN_THREADS), WIDEN_THREADS / 32);
 }
 

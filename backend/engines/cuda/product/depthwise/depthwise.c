@@ -28,7 +28,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     TRY(contraction_add_kernel(&kernel, step, &d.c, arena));
     if (!kernel)
         return WEFT_STATUS_SUCCESS;
-    TRY(depthwise_print(kernel, &d, arena));
+    TRY(depthwise_emit(kernel, &d, arena));
     /* A filter gradient is summed by `splits` blocks for each block of channels; else each patch is a block. */
     int64_t blocks = (is_filter(&d) ? d.c.splits : d.patches) * d.channel_blocks;
     contraction_set_launch(kernel, blocks, d.threads, d.shared_bytes);

@@ -53,9 +53,9 @@ weftStatus_t depthwise_shape(struct depthwise *d, const struct device *device);
 /* What a block makes, how many there are, and a prediction. */
 weftStatus_t depthwise_plan(struct depthwise *d, const struct device *device);
 
-/* ---- print.c: text and arguments of the kernels -------------------------------------------------------- */
+/* ---- emit.c: text and arguments of the kernels -------------------------------------------------------- */
 
 /* The kernel, without grid and block. */
-weftStatus_t depthwise_print(struct cuda_kernel *kernel, struct depthwise *d, struct arena *arena);
+weftStatus_t depthwise_emit(struct cuda_kernel *kernel, struct depthwise *d, struct arena *arena);
 
 #endif

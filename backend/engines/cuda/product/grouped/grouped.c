@@ -165,43 +165,43 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
 /* ---- Building ---------------------------------------------------------------------------------------------------- */
 
 /* A field of the arguments: the address of the tensor's value. */
-static void print_tensor(struct kernel_print *print, const struct tensor *tensor, const char *name) {
-    print_pointer(print, (weftDataType_t)tensor->type, graph_find_value(print->graph, tensor), 0, name);
+static void emit_tensor(struct kernel_source *source, const struct tensor *tensor, const char *name) {
+    emit_pointer(source, (weftDataType_t)tensor->type, graph_find_value(source->graph, tensor), 0, name);
 }
 
 /* Which token a row is made of (gather), and which row of the result takes it (scatter): kernels check both, as they
    come from the device. */
-static void print_indices(struct kernel_print *print, const struct moe_op *op) {
+static void emit_indices(struct kernel_source *source, const struct moe_op *op) {
     if (op->token_index) {
-        print_tensor(print, op->token_index, "token_index");
-        print_number(print, op->token_index->strides.at[1], "token_index_stride");
-        print_number(print, op->token->dims.at[1], "tokens");
+        emit_tensor(source, op->token_index, "token_index");
+        emit_number(source, op->token_index->strides.at[1], "token_index_stride");
+        emit_number(source, op->token->dims.at[1], "tokens");
     }
     if (op->token_ks) {
-        print_tensor(print, op->token_ks, "token_ks");
-        print_number(print, op->token_ks->strides.at[1], "token_ks_stride");
-        print_number(print, op->top_k, "top_k");
+        emit_tensor(source, op->token_ks, "token_ks");
+        emit_number(source, op->token_ks->strides.at[1], "token_ks_stride");
+        emit_number(source, op->top_k, "top_k");
     }
 }
 
-void grouped_print(struct kernel_print *print, const struct grouped *g) {
-    print_constant(print, "GATHERS", g->forward && g->forward->mode == WEFT_MOE_GROUPED_MATMUL_MODE_GATHER);
-    print_constant(print, "SCATTERS", g->forward && g->forward->mode == WEFT_MOE_GROUPED_MATMUL_MODE_SCATTER);
-    print_constant(print, "LEFT_OUT", moe_left_out(g->offset, g->experts));
-    text_add(&print->constants, "#include \"product/grouped/groups.cuh\"\n");
-    print_type(print, "y_t", (weftDataType_t)g->y->type);
-    print_tensor(print, g->offset, "offset");
-    print_number(print, g->offset->strides.at[0], "offset_stride");
-    print_number(print, g->experts, "experts");
-    print_number(print, g->group_rows, "group_rows");
-    print_tensor(print, g->y, "y");
+void grouped_emit(struct kernel_source *source, const struct grouped *g) {
+    emit_constant(source, "GATHERS", g->forward && g->forward->mode == WEFT_MOE_GROUPED_MATMUL_MODE_GATHER);
+    emit_constant(source, "SCATTERS", g->forward && g->forward->mode == WEFT_MOE_GROUPED_MATMUL_MODE_SCATTER);
+    emit_constant(source, "LEFT_OUT", moe_left_out(g->offset, g->experts));
+    text_add(&source->constants, "#include \"product/grouped/groups.cuh\"\n");
+    emit_type(source, "y_t", (weftDataType_t)g->y->type);
+    emit_tensor(source, g->offset, "offset");
+    emit_number(source, g->offset->strides.at[0], "offset_stride");
+    emit_number(source, g->experts, "experts");
+    emit_number(source, g->group_rows, "group_rows");
+    emit_tensor(source, g->y, "y");
     /* Forward all experts share one matrix of results, whose rows the list tells. */
-    print_number(print, g->forward ? 0 : g->y->strides.at[0], "y_entry");
-    print_number(print, g->y->strides.at[1], "y_row");
-    print_number(print, g->y->strides.at[2], "y_column");
+    emit_number(source, g->forward ? 0 : g->y->strides.at[0], "y_entry");
+    emit_number(source, g->y->strides.at[1], "y_row");
+    emit_number(source, g->y->strides.at[2], "y_column");
     if (g->forward) {
-        print_scratch(print, "group_tile", 0, "list");
-        print_indices(print, g->forward);
+        emit_scratch(source, "group_tile", 0, "list");
+        emit_indices(source, g->forward);
     }
 }
 
@@ -210,30 +210,30 @@ int64_t grouped_list_bytes(const struct grouped *g) { return round_up(g->most * 
 
 /* Only where rows are gathered for the copy engine: where tokens lie, and where their copies go, row by row without
    gaps. */
-static void print_copies(struct kernel_print *print, const struct grouped *g) {
+static void emit_copies(struct kernel_source *source, const struct grouped *g) {
     const struct tensor *token = g->forward->token;
-    print_tensor(print, token, "tokens_at");
-    print_number(print, token->strides.at[1], "token_row");
-    print_number(print, g->copies / g->group_rows / WORDS_BYTES, "row_words");
-    print_scratch(print, "chunk<16>", grouped_list_bytes(g), "gathered");
+    emit_tensor(source, token, "tokens_at");
+    emit_number(source, token->strides.at[1], "token_row");
+    emit_number(source, g->copies / g->group_rows / WORDS_BYTES, "row_words");
+    emit_scratch(source, "chunk<16>", grouped_list_bytes(g), "gathered");
 }
 
 weftStatus_t grouped_build_list(struct cuda_kernel *kernel, const struct grouped *g, struct arena *arena) {
-    struct kernel_print print;
+    struct kernel_source source;
     /* Blocks beside the one that lists: they copy rows, or fill the result with zeros, where scattered rows may leave
        some out. */
     bool has_others = g->copies || g->forward->mode == WEFT_MOE_GROUPED_MATMUL_MODE_SCATTER;
     int64_t blocks = g->group_rows < ROW_BLOCKS ? g->group_rows : ROW_BLOCKS;
-    kernel_print_init(&print, g->c.region);
-    print_constant(&print, "THREADS", LIST_THREADS);
-    print_constant(&print, "BLOCK_M", g->rows);
-    grouped_print(&print, g);
-    print_number(&print, g->columns, "columns");
-    print_number(&print, g->most, "most");
-    print_constant(&print, "COPIES", g->copies > 0);
+    kernel_source_init(&source, g->c.region);
+    emit_constant(&source, "THREADS", LIST_THREADS);
+    emit_constant(&source, "BLOCK_M", g->rows);
+    grouped_emit(&source, g);
+    emit_number(&source, g->columns, "columns");
+    emit_number(&source, g->most, "most");
+    emit_constant(&source, "COPIES", g->copies > 0);
     if (g->copies)
-        print_copies(&print, g);
-    TRY(kernel_finish(&print, kernel, "product/grouped/tile_list.cuh", "tile_list", arena));
+        emit_copies(&source, g);
+    TRY(kernel_finish(&source, kernel, "product/grouped/tile_list.cuh", "tile_list", arena));
     /* Block 0 makes the list alone: its running sum over experts is sequential. */
     kernel->grid[0] = has_others ? (uint32_t)blocks + 1 : 1;
     kernel->grid[1] = kernel->grid[2] = 1;
@@ -243,7 +243,7 @@ weftStatus_t grouped_build_list(struct cuda_kernel *kernel, const struct grouped
 
 /* Type, access and strides of A or B. A staged type of NULL is that of whole numbers, which keep their sign in the
    tensor. */
-static void print_matrix_operand(struct kernel_print *print, const struct grouped *g, int f) {
+static void emit_matrix_operand(struct kernel_source *source, const struct grouped *g, int f) {
     static const char *const texts[][7] = {{"a", "a_t", "a_staged", "A_RUN", "A_IS_K_MAJOR", "a_outer", "a_k"},
                                            {"b", "b_t", "b_staged", "B_RUN", "B_IS_K_MAJOR", "b_outer", "b_k"}};
     const struct product_operand *operand = &g->c.operand[f];
@@ -251,39 +251,39 @@ static void print_matrix_operand(struct kernel_print *print, const struct groupe
     const char *staged = f == OPERAND_A ? row->a_staged : row->b_staged;
     const int *dims = f == OPERAND_A ? g->a_dims : g->b_dims;
     weftDataType_t type = (weftDataType_t)operand->tensor->type;
-    print_tensor(print, operand->tensor, texts[f][0]);
-    print_type(print, texts[f][1], type);
-    text_add(&print->constants, "using %s = %s;\n", texts[f][2],
+    emit_tensor(source, operand->tensor, texts[f][0]);
+    emit_type(source, texts[f][1], type);
+    text_add(&source->constants, "using %s = %s;\n", texts[f][2],
              staged                   ? staged
              : type == WEFT_DATA_INT8 ? "i8"
                                       : "u8");
-    print_constant(print, texts[f][3], operand->run);
-    print_constant(print, texts[f][4], operand->is_k_major);
-    print_number(print, operand->tensor->strides.at[dims[0]], texts[f][5]);
-    print_number(print, operand->tensor->strides.at[dims[1]], texts[f][6]);
+    emit_constant(source, texts[f][3], operand->run);
+    emit_constant(source, texts[f][4], operand->is_k_major);
+    emit_number(source, operand->tensor->strides.at[dims[0]], texts[f][5]);
+    emit_number(source, operand->tensor->strides.at[dims[1]], texts[f][6]);
 }
 
 /* The grid covers the most tiles that there may be; blocks find on the device that theirs has no rows. */
 static weftStatus_t build_product(struct cuda_kernel *kernel, const struct grouped *g, struct arena *arena) {
-    struct kernel_print print;
+    struct kernel_source source;
     const struct tile *tile = g->c.tile;
     const int64_t tiles[] = {divide_up(g->rows, tile->rows), divide_up(g->columns, tile->columns), g->most};
-    contraction_print_tile(&print, &g->c);
-    print_constant(&print, "FORWARD", g->forward != NULL);
-    print_constant(&print, "RUN", g->c.epilogue.run);
-    print_constant(&print, "IS_SPLIT", 0);
-    grouped_print(&print, g);
-    print_matrix_operand(&print, g, OPERAND_A);
-    print_matrix_operand(&print, g, OPERAND_B);
+    contraction_emit_tile(&source, &g->c);
+    emit_constant(&source, "FORWARD", g->forward != NULL);
+    emit_constant(&source, "RUN", g->c.epilogue.run);
+    emit_constant(&source, "IS_SPLIT", 0);
+    grouped_emit(&source, g);
+    emit_matrix_operand(&source, g, OPERAND_A);
+    emit_matrix_operand(&source, g, OPERAND_B);
     if (g->forward)
-        print_number(&print, g->c.operand[OPERAND_B].tensor->strides.at[0], "b_entry");
-    print_number(&print, g->rows, "rows");
-    print_number(&print, g->columns, "columns");
-    print_number(&print, g->k_count, "k_count");
+        emit_number(&source, g->c.operand[OPERAND_B].tensor->strides.at[0], "b_entry");
+    emit_number(&source, g->rows, "rows");
+    emit_number(&source, g->columns, "columns");
+    emit_number(&source, g->k_count, "k_count");
     /* One split: at least all steps of k, which the gradient counts for each expert on the device. */
-    print_number(&print, g->k_count / arithmetic_rows[g->c.arithmetic].block_k + 1, "steps_per_split");
-    text_add(&print.code, "#include \"product/grouped/grouped.cuh\"\n\n");
-    return contraction_end_tiles(&print, kernel, &g->c, tiles, arena);
+    emit_number(&source, g->k_count / arithmetic_rows[g->c.arithmetic].block_k + 1, "steps_per_split");
+    text_add(&source.code, "#include \"product/grouped/grouped.cuh\"\n\n");
+    return contraction_end_tiles(&source, kernel, &g->c, tiles, arena);
 }
 
 static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,

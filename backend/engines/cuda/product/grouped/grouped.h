@@ -27,7 +27,7 @@ void grouped_set_rows(struct grouped *g, int64_t rows);
 /* How many neighbours along a dimension one access takes: every row of them is whole and begins aligned. */
 int grouped_run_along(const struct tensor *tensor, int dim);
 /* What product/grouped/groups.cuh reads, and the result. */
-void grouped_print(struct kernel_print *print, const struct grouped *g);
+void grouped_emit(struct kernel_source *source, const struct grouped *g);
 /* Forward: the kernel that lists the tiles and copies rows, and the workspace it writes: the list, then the rows. */
 weftStatus_t grouped_build_list(struct cuda_kernel *kernel, const struct grouped *g, struct arena *arena);
 int64_t grouped_list_bytes(const struct grouped *g);

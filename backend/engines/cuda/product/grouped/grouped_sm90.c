@@ -262,13 +262,13 @@ static struct cuda_map map_of(const struct product *p, const struct side *side, 
     return map;
 }
 
-static void print_map_of(struct kernel_print *print, const struct tensor *tensor, const struct cuda_map *map,
-                         const char *name) {
-    print_map(print, graph_find_value(print->graph, tensor), map, name);
+static void emit_map_of(struct kernel_source *source, const struct tensor *tensor, const struct cuda_map *map,
+                        const char *name) {
+    emit_map(source, graph_find_value(source->graph, tensor), map, name);
 }
 
 /* a_map, b_map, and c_map if results leave as boxes. */
-static void print_maps(struct kernel_print *print, const struct product *p) {
+static void emit_maps(struct kernel_source *source, const struct product *p) {
     const struct hopper_tile *tile = p->h.tile;
     /* Columns of an epilogue tile, whose rows are 128 or 64 bytes: as its swizzle. */
     int width = tile->columns % 64 == 0 ? 64 : 32;
@@ -280,64 +280,64 @@ static void print_maps(struct kernel_print *print, const struct product *p) {
         a.form.dims[1] = (uint64_t)p->g.group_rows;
         a.form.strides[0] = (uint64_t)(p->g.copies / p->g.group_rows);
         a.offset = grouped_list_bytes(&p->g);
-        print_map(print, -1, &a, "a_map");
+        emit_map(source, -1, &a, "a_map");
     } else {
-        print_map_of(print, p->a.tensor, &a, "a_map");
+        emit_map_of(source, p->a.tensor, &a, "a_map");
     }
-    print_map_of(print, p->b.tensor, &b, "b_map");
+    emit_map_of(source, p->b.tensor, &b, "b_map");
     if (p->h.stores_boxes) {
         /* A warp stores 16 rows at a time. */
         struct cuda_map y = map_of(p, &p->y, (uint32_t)width, 16);
         y.form.rank = 3;
         y.form.swizzle = width == 64 ? TENSOR_MAP_128B : TENSOR_MAP_64B;
-        print_map_of(print, p->y.tensor, &y, "c_map");
+        emit_map_of(source, p->y.tensor, &y, "c_map");
     }
 }
 
-static void print_sides(struct kernel_print *print, const struct product *p) {
+static void emit_sides(struct kernel_source *source, const struct product *p) {
     const struct side *sides[] = {&p->a, &p->b};
     for (int f = 0; f < OPERANDS; f++)
-        print_constant(print, named("%c_IS_MN_MAJOR", "AB"[f]).text, !sides[f]->is_k_major);
+        emit_constant(source, named("%c_IS_MN_MAJOR", "AB"[f]).text, !sides[f]->is_k_major);
 }
 
 /* What product/hopper/product_sm90.cuh wants to know. HAS_PHASES: the length of k differs from tile to tile;
    HAS_GROUPS: rows end where the expert does. */
-static void print_structure(struct kernel_print *print, const struct product *p) {
+static void emit_structure(struct kernel_source *source, const struct product *p) {
     static const char *const none[] = {"LEAD_IS_ROW", "K_IS_PIXELS", "HAS_TAPS", "IS_SPLIT"};
-    text_add(&print->constants, "using sum_t = float;\nusing index = i32;\n");
+    text_add(&source->constants, "using sum_t = float;\nusing index = i32;\n");
     for (size_t i = 0; i < sizeof none / sizeof *none; i++)
-        print_constant(print, none[i], 0);
-    print_constant(print, "HAS_PHASES", 1);
-    print_constant(print, "HAS_GROUPS", 1);
-    print_constant(print, "HAS_OVERRIDES", 0);
-    print_constant(print, "STORED_BYTES", HOPPER_K_BYTES / step_elements(p));
-    print_constant(print, "FORWARD", p->g.forward != NULL);
+        emit_constant(source, none[i], 0);
+    emit_constant(source, "HAS_PHASES", 1);
+    emit_constant(source, "HAS_GROUPS", 1);
+    emit_constant(source, "HAS_OVERRIDES", 0);
+    emit_constant(source, "STORED_BYTES", HOPPER_K_BYTES / step_elements(p));
+    emit_constant(source, "FORWARD", p->g.forward != NULL);
     int run = grouped_run_along(p->g.y, p->y.inner);
     /* Staged results leave in pairs, as accumulators lie. */
-    print_constant(print, "RUN", p->is_staged ? 2 : run < RUN_MAX ? run : RUN_MAX);
-    hopper_print_tile(print, &p->h);
-    print_sides(print, p);
+    emit_constant(source, "RUN", p->is_staged ? 2 : run < RUN_MAX ? run : RUN_MAX);
+    hopper_emit_tile(source, &p->h);
+    emit_sides(source, p);
 }
 
 /* Forward, rows of all experts are one column of tiles by the list; in the gradient each expert is a batch entry. */
 static weftStatus_t build_product(struct cuda_kernel *kernel, const struct product *p, const struct device *device,
                                   struct arena *arena) {
-    struct kernel_print print;
+    struct kernel_source source;
     const struct grouped *g = &p->g;
     const struct hopper_tile *tile = p->h.tile;
-    kernel_print_init(&print, g->c.region);
-    print_structure(&print, p);
-    print_maps(&print, p);
-    grouped_print(&print, g);
-    print_number(&print, g->y->strides.at[p->y.outer], "y_line");
-    print_number(&print, p->h.steps, "steps_per_split");
+    kernel_source_init(&source, g->c.region);
+    emit_structure(&source, p);
+    emit_maps(&source, p);
+    grouped_emit(&source, g);
+    emit_number(&source, g->y->strides.at[p->y.outer], "y_line");
+    emit_number(&source, p->h.steps, "steps_per_split");
     int64_t entries = g->forward ? 1 : g->experts, rows = g->forward ? g->most * height_of(tile) : g->rows;
-    hopper_print_scheduler(&print, &p->h, device, entries, rows, g->columns);
-    text_add(&print.code, "#include \"core/gather.cuh\"\n#include \"product/hopper/coordinates.cuh\"\n#include "
-                          "\"product/grouped/grouped_sm90.cuh\"\n\n");
-    wgmma_print(&print.code, tile->columns, (weftDataType_t)p->a.tensor->type, (weftDataType_t)p->b.tensor->type,
-                p->a.is_k_major ? WGMMA_A_K_MAJOR : WGMMA_A_MN_MAJOR, !p->b.is_k_major);
-    TRY(hopper_build_kernel(&print, kernel, &p->h, arena));
+    hopper_emit_scheduler(&source, &p->h, device, entries, rows, g->columns);
+    text_add(&source.code, "#include \"core/gather.cuh\"\n#include \"product/hopper/coordinates.cuh\"\n#include "
+                           "\"product/grouped/grouped_sm90.cuh\"\n\n");
+    wgmma_emit(&source.code, tile->columns, (weftDataType_t)p->a.tensor->type, (weftDataType_t)p->b.tensor->type,
+               p->a.is_k_major ? WGMMA_A_K_MAJOR : WGMMA_A_MN_MAJOR, !p->b.is_k_major);
+    TRY(hopper_build_kernel(&source, kernel, &p->h, arena));
     hopper_launch(kernel, &p->h, device,
                   entries * tiles_along(rows, height_of(tile)) * tiles_along(g->columns, tile->columns));
     return WEFT_STATUS_SUCCESS;

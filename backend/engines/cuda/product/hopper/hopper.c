@@ -308,80 +308,83 @@ static void plan_early(struct hopper *h, const struct step *step) {
 }
 
 /* Constants that all parts of the kernel name, also those of families that print coordinates of their own. */
-void hopper_print_tile(struct kernel_print *print, const struct hopper *h) {
+void hopper_emit_tile(struct kernel_source *source, const struct hopper *h) {
     const struct hopper_tile *tile = h->tile;
-    print_constant(print, "BLOCK_M", tile->rows);
-    print_constant(print, "BLOCK_N", tile->columns);
-    print_constant(print, "ROW_BLOCKS", tile->row_blocks);
-    print_constant(print, "STAGES", h->stages);
-    print_constant(print, "CLUSTER", tile->cluster);
-    print_constant(print, "READS_TILE", hopper_reads_tile(h));
-    print_constant(print, "IS_STAGED", h->store != NULL);
-    print_constant(print, "STORES_BOXES", h->stores_boxes);
-    print_constant(print, "RESULT_BYTES", hopper_result_bytes(h));
-    print_constant(print, "RESULTS", h->second ? 2 : 1);
-    print_constant(print, "AUX_LOAD", h->has_aux_load);
-    print_constant(print, "EPILOGUE_TILES", h->store ? h->epilogue_tiles : 1);
-    print_constant(print, "KEEPS_COLUMN", h->keeps_column);
-    print_constant(print, "REDUCES_STAGED", h->c.epilogue.reduces_stored);
+    emit_constant(source, "BLOCK_M", tile->rows);
+    emit_constant(source, "BLOCK_N", tile->columns);
+    emit_constant(source, "ROW_BLOCKS", tile->row_blocks);
+    emit_constant(source, "STAGES", h->stages);
+    emit_constant(source, "CLUSTER", tile->cluster);
+    emit_constant(source, "READS_TILE", hopper_reads_tile(h));
+    emit_constant(source, "IS_STAGED", h->store != NULL);
+    emit_constant(source, "STORES_BOXES", h->stores_boxes);
+    emit_constant(source, "RESULT_BYTES", hopper_result_bytes(h));
+    emit_constant(source, "RESULTS", h->second ? 2 : 1);
+    emit_constant(source, "AUX_LOAD", h->has_aux_load);
+    emit_constant(source, "EPILOGUE_TILES", h->store ? h->epilogue_tiles : 1);
+    emit_constant(source, "KEEPS_COLUMN", h->keeps_column);
+    emit_constant(source, "REDUCES_STAGED", h->c.epilogue.reduces_stored);
     if (h->promotes) {
-        print_constant(print, "HAS_SCALES", hopper_is_scaled(h));
-        print_constant(print, "SCALE_COLUMNS", hopper_scale_columns(h, tile));
+        emit_constant(source, "HAS_SCALES", hopper_is_scaled(h));
+        emit_constant(source, "SCALE_COLUMNS", hopper_scale_columns(h, tile));
     }
-    reductions_print_kinds(print, &h->c);
+    reductions_emit_kinds(source, &h->c);
 }
 
 /* By main loop and schedule, as the table of backend/README.md has them; scheme_fits leaves no other pair. */
-weftStatus_t hopper_build_kernel(struct kernel_print *print, struct cuda_kernel *kernel, const struct hopper *h,
+weftStatus_t hopper_build_kernel(struct kernel_source *source, struct cuda_kernel *kernel, const struct hopper *h,
                                  struct arena *arena) {
     const struct hopper_tile *tile = h->tile;
     bool is_split = tile_splits(tile) > 1;
     if (is_split && h->promotes)
-        return kernel_finish(print, kernel, "product/hopper/product_cluster_split_promoted_sm90.cuh",
+        return kernel_finish(source, kernel, "product/hopper/product_cluster_split_promoted_sm90.cuh",
                              "product_cluster_split_promoted_sm90", arena);
     if (is_split)
-        return kernel_finish(print, kernel, "product/hopper/product_cluster_split_sm90.cuh",
+        return kernel_finish(source, kernel, "product/hopper/product_cluster_split_sm90.cuh",
                              "product_cluster_split_sm90", arena);
     if (h->promotes)
-        return kernel_finish(print, kernel, "product/hopper/product_promoted_sm90.cuh", "product_promoted_sm90", arena);
+        return kernel_finish(source, kernel, "product/hopper/product_promoted_sm90.cuh", "product_promoted_sm90",
+                             arena);
     if (h->c.before_count > 0)
-        return kernel_finish(print, kernel, "product/hopper/product_prologue_sm90.cuh", "product_prologue_sm90", arena);
+        return kernel_finish(source, kernel, "product/hopper/product_prologue_sm90.cuh", "product_prologue_sm90",
+                             arena);
     if (tile_is_pingpong(tile))
-        return kernel_finish(print, kernel, "product/hopper/product_pingpong_sm90.cuh", "product_pingpong_sm90", arena);
-    return kernel_finish(print, kernel, "product/hopper/product_sm90.cuh", "product_sm90", arena);
+        return kernel_finish(source, kernel, "product/hopper/product_pingpong_sm90.cuh", "product_pingpong_sm90",
+                             arena);
+    return kernel_finish(source, kernel, "product/hopper/product_sm90.cuh", "product_sm90", arena);
 }
 
 /* Sizes and divisors by which product/hopper/tile_scheduler.cuh splits the number of a tile, and which operands are
    there early: numbers, so that layers share a program wherever they stand in a plan. */
-void hopper_print_scheduler(struct kernel_print *print, const struct hopper *h, const struct device *device,
-                            int64_t batches, int64_t rows, int64_t columns) {
+void hopper_emit_scheduler(struct kernel_source *source, const struct hopper *h, const struct device *device,
+                           int64_t batches, int64_t rows, int64_t columns) {
     const struct hopper_tile *tile = h->tile;
     int64_t height = (int64_t)tile->rows * tile->cluster;
     int64_t tiles_m = divide_up(rows, height), tiles_n = divide_up(columns, tile->columns);
     int64_t raster_rows = hopper_raster_rows(h, device, tiles_m, tiles_n);
-    print_number(print, rows, "rows");
-    print_number(print, columns, "columns");
-    print_number(print, h->steps, "steps");
-    print_number(print, tiles_m, "tiles_m");
-    print_number(print, batches * tiles_m * tiles_n * h->splits, "tiles");
-    print_divisor(print, tiles_m * tiles_n, "tiles_per_entry");
-    print_number(print, raster_rows, "raster_rows");
-    print_divisor(print, raster_rows * tiles_n, "tiles_per_raster_group");
-    print_divisor(print, batches, "batches");
-    print_number(print, h->is_early[OPERAND_A], "a_is_early");
-    print_number(print, h->is_early[OPERAND_B], "b_is_early");
+    emit_number(source, rows, "rows");
+    emit_number(source, columns, "columns");
+    emit_number(source, h->steps, "steps");
+    emit_number(source, tiles_m, "tiles_m");
+    emit_number(source, batches * tiles_m * tiles_n * h->splits, "tiles");
+    emit_divisor(source, tiles_m * tiles_n, "tiles_per_entry");
+    emit_number(source, raster_rows, "raster_rows");
+    emit_divisor(source, raster_rows * tiles_n, "tiles_per_raster_group");
+    emit_divisor(source, batches, "batches");
+    emit_number(source, h->is_early[OPERAND_A], "a_is_early");
+    emit_number(source, h->is_early[OPERAND_B], "b_is_early");
 }
 
 /* Where each span's partial sums go, and how many lines of them a batch entry has. */
-static void print_partials(struct kernel_print *print, const struct hopper *h) {
+static void emit_partials(struct kernel_source *source, const struct hopper *h) {
     int64_t batches = modes_extent(&h->c.modes[BATCH]);
     for (int span = 0; span < SPANS; span++) {
         if (h->c.epilogue.spans[span].count == 0)
             continue;
-        reductions_print_partials(print, &h->c, h->lines, (enum span)span);
-        print_number(print, h->lines[span] / batches, named("%s_lines_per_entry", span_names[span]).text);
+        reductions_emit_partials(source, &h->c, h->lines, (enum span)span);
+        emit_number(source, h->lines[span] / batches, named("%s_lines_per_entry", span_names[span]).text);
         if (span == SPAN_COLUMN)
-            print_number(print, hopper_tiles_along(h, COLUMN), "tiles_n");
+            emit_number(source, hopper_tiles_along(h, COLUMN), "tiles_n");
     }
 }
 
@@ -400,33 +403,33 @@ void hopper_launch(struct cuda_kernel *kernel, const struct hopper *h, const str
 /* The order of printing is that of the text: later functions call earlier ones. */
 static weftStatus_t build_tiles(struct cuda_kernel *kernel, const struct hopper *h, const struct device *device,
                                 struct arena *arena) {
-    struct kernel_print print;
+    struct kernel_source source;
     struct prologue prologue;
-    kernel_print_init(&print, h->c.region);
+    kernel_source_init(&source, h->c.region);
     /* Signed, so that the compiler may take constants out of sums of indices and keep few addresses. */
-    print_type(&print, "sum_t", arithmetic_rows[h->c.arithmetic].sum);
-    text_add(&print.constants, "using index = i32;\n");
-    text_add(&print.code, "#include \"core/gather.cuh\"\n\n");
-    print_constant(&print, "LEAD_IS_ROW", h->c.epilogue.lead == ROW);
-    hopper_print_tile(&print, h);
-    hopper_print_maps(&print, h);
-    hopper_print_operands(&print, h);
-    hopper_print_scales(&print, h);
+    emit_type(&source, "sum_t", arithmetic_rows[h->c.arithmetic].sum);
+    text_add(&source.constants, "using index = i32;\n");
+    text_add(&source.code, "#include \"core/gather.cuh\"\n\n");
+    emit_constant(&source, "LEAD_IS_ROW", h->c.epilogue.lead == ROW);
+    hopper_emit_tile(&source, h);
+    hopper_emit_maps(&source, h);
+    hopper_emit_operands(&source, h);
+    hopper_emit_scales(&source, h);
     TRY(find_prologue(&prologue, h));
-    prologue_print(&print, &prologue);
-    wgmma_print(&print.code, h->tile->columns, (weftDataType_t)h->c.operand[OPERAND_A].tensor->type,
-                (weftDataType_t)h->c.operand[OPERAND_B].tensor->type,
-                h->c.before_count > 0           ? WGMMA_A_REGISTERS
-                : h->view[OPERAND_A].is_k_major ? WGMMA_A_K_MAJOR
-                                                : WGMMA_A_MN_MAJOR,
-                !h->view[OPERAND_B].is_k_major);
-    hopper_print_scheduler(&print, h, device, modes_extent(&h->c.modes[BATCH]), modes_extent(&h->c.modes[ROW]),
-                           modes_extent(&h->c.modes[COLUMN]));
-    print_partials(&print, h);
-    contraction_print_epilogue(&print, &h->c);
+    prologue_emit(&source, &prologue);
+    wgmma_emit(&source.code, h->tile->columns, (weftDataType_t)h->c.operand[OPERAND_A].tensor->type,
+               (weftDataType_t)h->c.operand[OPERAND_B].tensor->type,
+               h->c.before_count > 0           ? WGMMA_A_REGISTERS
+               : h->view[OPERAND_A].is_k_major ? WGMMA_A_K_MAJOR
+                                               : WGMMA_A_MN_MAJOR,
+               !h->view[OPERAND_B].is_k_major);
+    hopper_emit_scheduler(&source, h, device, modes_extent(&h->c.modes[BATCH]), modes_extent(&h->c.modes[ROW]),
+                          modes_extent(&h->c.modes[COLUMN]));
+    emit_partials(&source, h);
+    contraction_emit_epilogue(&source, &h->c);
     if (h->store)
-        hopper_print_result(&print, h);
-    TRY(hopper_build_kernel(&print, kernel, h, arena));
+        hopper_emit_result(&source, h);
+    TRY(hopper_build_kernel(&source, kernel, h, arena));
     hopper_launch(kernel, h, device, hopper_tiles(h, h->tile) * h->splits);
     return WEFT_STATUS_SUCCESS;
 }

@@ -135,7 +135,7 @@ weftStatus_t hopper_scales(struct hopper *h);
 int hopper_scale_columns(const struct hopper *h, const struct hopper_tile *tile);
 /* a_scale_at(p, z, row, step): where the scale of a row is for a step; a_scale_step(p, step): how far from that of the
    step before; a_scale(p, at): the scale; the same of b. */
-void hopper_print_scales(struct kernel_print *print, const struct hopper *h);
+void hopper_emit_scales(struct kernel_source *source, const struct hopper *h);
 
 /* ---- plan.c: tile and splits ---- */
 
@@ -179,12 +179,12 @@ weftStatus_t hopper_check_device(const struct device *device, const char *family
 
 /* Stages and epilogue tiles that fit in shared memory, once it is known whether results are staged. */
 void hopper_fit(struct hopper *h);
-void hopper_print_tile(struct kernel_print *print, const struct hopper *h);
+void hopper_emit_tile(struct kernel_source *source, const struct hopper *h);
 /* How tiles are numbered. */
-void hopper_print_scheduler(struct kernel_print *print, const struct hopper *h, const struct device *device,
-                            int64_t batches, int64_t rows, int64_t columns);
+void hopper_emit_scheduler(struct kernel_source *source, const struct hopper *h, const struct device *device,
+                           int64_t batches, int64_t rows, int64_t columns);
 /* Ends the printing: which kernel of product/hopper/product_*_sm90.cuh it is, by main loop and schedule. */
-weftStatus_t hopper_build_kernel(struct kernel_print *print, struct cuda_kernel *kernel, const struct hopper *h,
+weftStatus_t hopper_build_kernel(struct kernel_source *source, struct cuda_kernel *kernel, const struct hopper *h,
                                  struct arena *arena);
 /* Grid, block and shared memory for so many tiles of whole clusters. */
 void hopper_launch(struct cuda_kernel *kernel, const struct hopper *h, const struct device *device, int64_t tiles);
@@ -207,22 +207,22 @@ static inline int hopper_epilogue_columns(const struct hopper *h) {
     return hopper_result_bytes(h) == 4 || h->tile->columns % 64 != 0 ? 32 : 64;
 }
 
-/* ---- print.c: text, maps and arguments ---- */
+/* ---- emit.c: text, maps and arguments ---- */
 
 /* Tensor maps: the first fields of the arguments. */
-void hopper_print_maps(struct kernel_print *print, const struct hopper *h);
+void hopper_emit_maps(struct kernel_source *source, const struct hopper *h);
 enum tensor_map_type hopper_map_type(weftDataType_t type);
-void hopper_print_operands(struct kernel_print *print, const struct hopper *h);
+void hopper_emit_operands(struct kernel_source *source, const struct hopper *h);
 /* How the one staged result leaves; after epilogue(). */
-void hopper_print_result(struct kernel_print *print, const struct hopper *h);
+void hopper_emit_result(struct kernel_source *source, const struct hopper *h);
 /* Where the first operand of a product lies: in shared memory, K-major or MN-major; or in registers. */
 enum wgmma_a { WGMMA_A_K_MAJOR, WGMMA_A_MN_MAJOR, WGMMA_A_REGISTERS };
 /* The tensor core product of a tile's width: multiply_accumulate(c, a, b, adds), summed in sum_t: i32 of whole numbers,
    else float. */
-void wgmma_print(struct text *code, int columns, weftDataType_t a, weftDataType_t b, enum wgmma_a from,
-                 bool b_is_mn_major);
+void wgmma_emit(struct text *code, int columns, weftDataType_t a, weftDataType_t b, enum wgmma_a from,
+                bool b_is_mn_major);
 /* pair_of(results): what product/hopper/epilogue_staged.cuh wants to know of the one result. */
-void epilogue_print_pairs(struct kernel_print *print, const struct contraction *c,
-                          const struct epilogue_operand *store);
+void epilogue_emit_pairs(struct kernel_source *source, const struct contraction *c,
+                         const struct epilogue_operand *store);
 
 #endif

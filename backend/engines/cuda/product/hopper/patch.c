@@ -511,7 +511,7 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
 /* ---- Building ---------------------------------------------------------------------------------------------------- */
 
 /* Names that patch_sm90.cuh asks for; shapes of the tile and the filter are text, the image's are not. */
-static void print_structure(struct kernel_print *print, const struct patch *h) {
+static void emit_structure(struct kernel_source *source, const struct patch *h) {
     const struct conv_geometry *g = &h->g;
     const struct {
         int64_t value;
@@ -538,9 +538,9 @@ static void print_structure(struct kernel_print *print, const struct patch *h) {
                      {h->auxiliary != NULL, "AUX_LOAD"},
                      {h->c.epilogue.reduces_stored, "REDUCES_STORED"}};
     for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)
-        print_constant(print, constants[i].name, constants[i].value);
-    text_add(&print->constants, "using sum_t = float;\nusing index = i32;\n");
-    text_add(&print->code, "#include \"core/gather.cuh\"\n\n");
+        emit_constant(source, constants[i].name, constants[i].value);
+    text_add(&source->constants, "using sum_t = float;\nusing index = i32;\n");
+    text_add(&source->code, "#include \"core/gather.cuh\"\n\n");
 }
 
 static enum tensor_map_type map_type(int32_t type) { return type == WEFT_DATA_HALF ? TENSOR_MAP_F16 : TENSOR_MAP_BF16; }
@@ -605,8 +605,8 @@ static struct cuda_map map_of_phase(const struct patch *h, const struct epilogue
 /* The phases, those with many taps first: maps of what lies like the result, or what they see. Taps are at most
    TAPS_MAX and offsets below 256, so that bytes and 16 bits hold them. Phases with most taps come first, as they last
    longest. */
-static void print_phases(struct kernel_print *print, const struct patch *h, const struct epilogue_operand *mapped,
-                         const char *name) {
+static void emit_phases(struct kernel_source *source, const struct patch *h, const struct epilogue_operand *mapped,
+                        const char *name) {
     int number = 0;
     for (int64_t taps = taps_of(h); taps > 0; taps--)
         for (int64_t z = 0; z < phases_of(h); z++) {
@@ -617,11 +617,12 @@ static void print_phases(struct kernel_print *print, const struct patch *h, cons
             const struct name field = named("%s%d", name, number++);
             if (mapped) {
                 struct cuda_map map = map_of_phase(h, mapped, line, column);
-                print_map(print, mapped->value, &map, field.text);
+                emit_map(source, mapped->value, &map, field.text);
             } else {
-                print_number(
-                    print, a->taps | b->taps << 8 | a->first << 16 | b->first << 24 | a->offset << 32 | b->offset << 48,
-                    field.text);
+                emit_number(source,
+                            a->taps | b->taps << 8 | a->first << 16 | b->first << 24 | a->offset << 32 |
+                                b->offset << 48,
+                            field.text);
             }
         }
 }
@@ -637,58 +638,58 @@ struct cuda_map patch_map(const struct conv_operand *o, bool is_volume, int64_t 
 }
 
 /* Tensor maps come first among the arguments. Filters of a data gradient lie along the product's rows. */
-static void print_maps(struct kernel_print *print, const struct patch *h) {
+static void emit_maps(struct kernel_source *source, const struct patch *h) {
     const struct graph *graph = h->c.region->graph;
     bool is_data = h->g.direction == CONV_DATA;
     int inner = is_data ? filters_of_tile(h) : h->block, outer = is_data ? h->block : filters_of_tile(h);
     const struct cuda_map image = patch_map(h->in, is_volume(h), h->channels, h->g.n,
                                             (int[]){h->block, h->pitch, h->patch_h, 1}),
                           filters = patch_map(&h->g.w, is_volume(h), h->g.c, h->g.k, (int[]){inner, 1, 1, outer});
-    print_map(print, h->c.operand[OPERAND_A].value, &image, "x_map");
-    print_map(print, graph_find_value(graph, h->g.w.tensor), &filters, "w_map");
-    print_phases(print, h, h->store, "y_map");
+    emit_map(source, h->c.operand[OPERAND_A].value, &image, "x_map");
+    emit_map(source, graph_find_value(graph, h->g.w.tensor), &filters, "w_map");
+    emit_phases(source, h, h->store, "y_map");
     if (h->auxiliary)
-        print_phases(print, h, h->auxiliary, "b_map");
+        emit_phases(source, h, h->auxiliary, "b_map");
 }
 
 /* Slice j of the image, from corner_d on, is under tap first_t + step_t * (j - i) for slice i of the result. */
-static void print_slices(struct kernel_print *print, const struct patch *h) {
+static void emit_slices(struct kernel_source *source, const struct patch *h) {
     const struct axis *axis = &h->axis[2];
     bool is_backwards = axis->move < 0;
     int64_t last = axis->seen[0].first + (axis->seen[0].taps - 1) * axis->step;
-    print_number(print, is_backwards ? last : axis->seen[0].first, "first_t");
-    print_number(print, is_backwards ? -axis->step : axis->step, "step_t");
-    print_number(print, axis->corner, "corner_d");
-    print_number(print, is_backwards ? -axis->move : axis->move, "move_d");
-    print_divisor(print, h->tiles_o, "tiles_o");
+    emit_number(source, is_backwards ? last : axis->seen[0].first, "first_t");
+    emit_number(source, is_backwards ? -axis->step : axis->step, "step_t");
+    emit_number(source, axis->corner, "corner_d");
+    emit_number(source, is_backwards ? -axis->move : axis->move, "move_d");
+    emit_divisor(source, h->tiles_o, "tiles_o");
 }
 
 /* The numbers of the item scheduler and of the producer. */
-static void print_numbers(struct kernel_print *print, const struct patch *h) {
-    print_phases(print, h, NULL, "phase");
-    print_number(print, h->axis[0].step, "step_r");
-    print_number(print, h->axis[1].step, "step_s");
-    print_number(print, h->axis[0].move, "move_h");
-    print_number(print, h->axis[1].move, "move_w");
-    print_number(print, h->axis[0].corner, "corner_h");
-    print_number(print, h->axis[1].corner, "corner_w");
-    print_number(print, h->blocks, "blocks");
-    print_number(print, h->filters, "columns");
-    print_number(print, h->items * phases_of(h), "items");
-    print_divisor(print, h->items, "items_of_phase");
-    print_divisor(print, h->filter_tiles, "filter_tiles");
-    print_number(print, h->g.n, "images");
+static void emit_numbers(struct kernel_source *source, const struct patch *h) {
+    emit_phases(source, h, NULL, "phase");
+    emit_number(source, h->axis[0].step, "step_r");
+    emit_number(source, h->axis[1].step, "step_s");
+    emit_number(source, h->axis[0].move, "move_h");
+    emit_number(source, h->axis[1].move, "move_w");
+    emit_number(source, h->axis[0].corner, "corner_h");
+    emit_number(source, h->axis[1].corner, "corner_w");
+    emit_number(source, h->blocks, "blocks");
+    emit_number(source, h->filters, "columns");
+    emit_number(source, h->items * phases_of(h), "items");
+    emit_divisor(source, h->items, "items_of_phase");
+    emit_divisor(source, h->filter_tiles, "filter_tiles");
+    emit_number(source, h->g.n, "images");
     if (h->c.before_count > 0) {
-        print_number(print, h->in->size[1], "x_lines");
-        print_number(print, h->in->size[2], "x_columns");
-        print_number(print, h->channels, "channels");
+        emit_number(source, h->in->size[1], "x_lines");
+        emit_number(source, h->in->size[2], "x_columns");
+        emit_number(source, h->channels, "channels");
     }
-    print_number(print, h->out->size[1], "lines");
-    print_number(print, h->out->size[2], "positions");
-    print_divisor(print, h->tiles_p, "tiles_p");
-    print_divisor(print, h->tiles_q, "tiles_q");
+    emit_number(source, h->out->size[1], "lines");
+    emit_number(source, h->out->size[2], "positions");
+    emit_divisor(source, h->tiles_p, "tiles_p");
+    emit_divisor(source, h->tiles_q, "tiles_q");
     if (is_volume(h))
-        print_slices(print, h);
+        emit_slices(source, h);
 }
 
 /* A block keeps resident filters, and those that it reduces, for life. A multiple of the filter tiles: item i belongs
@@ -708,28 +709,28 @@ static void plan_reductions(struct patch *h, int64_t blocks) {
 }
 
 /* Maps before all other fields, then functions in the order of their calls. */
-static weftStatus_t print_kernel(struct cuda_kernel *kernel, const struct patch *h, struct arena *arena) {
-    struct kernel_print print;
-    kernel_print_init(&print, h->c.region);
-    print_structure(&print, h);
-    print_maps(&print, h);
-    print_numbers(&print, h);
+static weftStatus_t emit_kernel(struct cuda_kernel *kernel, const struct patch *h, struct arena *arena) {
+    struct kernel_source source;
+    kernel_source_init(&source, h->c.region);
+    emit_structure(&source, h);
+    emit_maps(&source, h);
+    emit_numbers(&source, h);
     for (int span = 0; span < SPANS; span++)
         if (h->c.epilogue.spans[span].count > 0)
-            reductions_print_partials(&print, &h->c, h->lines_of_partials, (enum span)span);
+            reductions_emit_partials(&source, &h->c, h->lines_of_partials, (enum span)span);
     /* Filters are the product's rows, pixels its columns. */
-    wgmma_print(&print.code, pixels_of(h), (weftDataType_t)h->g.w.tensor->type, (weftDataType_t)h->in->tensor->type,
-                h->g.direction == CONV_DATA ? WGMMA_A_MN_MAJOR : WGMMA_A_K_MAJOR, false);
-    reductions_print_kinds(&print, &h->c);
+    wgmma_emit(&source.code, pixels_of(h), (weftDataType_t)h->g.w.tensor->type, (weftDataType_t)h->in->tensor->type,
+               h->g.direction == CONV_DATA ? WGMMA_A_MN_MAJOR : WGMMA_A_K_MAJOR, false);
+    reductions_emit_kinds(&source, &h->c);
     if (h->c.epilogue.reduces_stored)
-        reductions_print_stored(&print, &h->c, h->store);
-    prologue_print(&print, &h->prologue);
-    epilogue_print(&print, &h->c);
-    epilogue_print_pairs(&print, &h->c, h->store);
+        reductions_emit_stored(&source, &h->c, h->store);
+    prologue_emit(&source, &h->prologue);
+    epilogue_emit(&source, &h->c);
+    epilogue_emit_pairs(&source, &h->c, h->store);
     if (h->auxiliary)
-        text_add(&print.code, "DEVICE void set_aux_pair(fetched& in, u32 pair) { *(u32*)&in.f%d = pair; }\n\n",
+        text_add(&source.code, "DEVICE void set_aux_pair(fetched& in, u32 pair) { *(u32*)&in.f%d = pair; }\n\n",
                  (int)(h->auxiliary - h->c.epilogue.at));
-    return kernel_finish(&print, kernel, "product/hopper/patch_sm90.cuh", "patch_sm90", arena);
+    return kernel_finish(&source, kernel, "product/hopper/patch_sm90.cuh", "patch_sm90", arena);
 }
 
 /* The sentence of explain(). */
@@ -754,7 +755,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     plan_reductions(&h, blocks);
     step->seconds = h.seconds;
     TRY(contraction_add_kernel(&kernel, step, &h.c, arena)); /* there is something to compute: analyse() sees to it */
-    TRY(print_kernel(kernel, &h, arena));
+    TRY(emit_kernel(kernel, &h, arena));
     contraction_set_launch(kernel, blocks, THREADS, shared_bytes(&h));
     kernel->is_dependent = true;
     TRY(reductions_build(step, &h.c, h.lines_of_partials, arena));

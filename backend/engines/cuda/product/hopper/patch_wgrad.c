@@ -178,7 +178,7 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
 
 /* ---- Building ---------------------------------------------------------------------------------------------------- */
 
-static void print_structure(struct kernel_print *print, const struct patch_wgrad *h) {
+static void emit_structure(struct kernel_source *source, const struct patch_wgrad *h) {
     const struct conv_geometry *g = &h->g;
     const struct {
         int64_t value;
@@ -198,50 +198,50 @@ static void print_structure(struct kernel_print *print, const struct patch_wgrad
                      {h->pitch, "PITCH"},
                      {h->stages, "STAGES"}};
     for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)
-        print_constant(print, constants[i].name, constants[i].value);
-    print_constant(print, "LEAD_IS_ROW", h->c.epilogue.lead == ROW);
-    text_add(&print->constants, "using sum_t = float;\nusing index = u32;\n#include \"core/ptx_sm90.cuh\"\n");
-    text_add(&print->code, "#include \"core/gather.cuh\"\n\n");
+        emit_constant(source, constants[i].name, constants[i].value);
+    emit_constant(source, "LEAD_IS_ROW", h->c.epilogue.lead == ROW);
+    text_add(&source->constants, "using sum_t = float;\nusing index = u32;\n#include \"core/ptx_sm90.cuh\"\n");
+    text_add(&source->code, "#include \"core/gather.cuh\"\n\n");
 }
 
 /* Tensor maps come first among the arguments. */
-static void print_maps(struct kernel_print *print, const struct patch_wgrad *h) {
+static void emit_maps(struct kernel_source *source, const struct patch_wgrad *h) {
     const struct graph *graph = h->c.region->graph;
     const struct cuda_map image = patch_map(&h->g.x, is_volume(h), h->g.c, h->g.n,
                                             (int[]){h->block, h->pitch, h->patch_h, 1}),
                           loss =
                               patch_map(&h->g.y, is_volume(h), h->g.k, h->g.n, (int[]){ROWS, h->columns, h->lines, 1});
-    print_map(print, graph_find_value(graph, h->g.x.tensor), &image, "x_map");
-    print_map(print, graph_find_value(graph, h->g.y.tensor), &loss, "loss_map");
+    emit_map(source, graph_find_value(graph, h->g.x.tensor), &image, "x_map");
+    emit_map(source, graph_find_value(graph, h->g.y.tensor), &loss, "loss_map");
 }
 
-static void print_numbers(struct kernel_print *print, const struct patch_wgrad *h) {
+static void emit_numbers(struct kernel_source *source, const struct patch_wgrad *h) {
     const struct conv_geometry *g = &h->g;
-    print_number(print, g->x.size[0], "depth");
-    print_number(print, g->pre[0], "pre_d");
-    print_number(print, g->pre[1], "pre_h");
-    print_number(print, g->pre[2], "pre_w");
-    print_number(print, g->k, "filters");
-    print_number(print, g->c, "channels");
-    print_number(print, h->tiles, "tiles");
-    print_divisor(print, g->w.size[0], "taps_t");
-    print_divisor(print, h->channel_blocks, "channel_blocks");
-    print_divisor(print, h->filter_tiles, "filter_tiles");
-    print_divisor(print, g->y.size[0], "slices");
-    print_divisor(print, h->tiles_p, "tiles_p");
-    print_divisor(print, h->tiles_q, "tiles_q");
+    emit_number(source, g->x.size[0], "depth");
+    emit_number(source, g->pre[0], "pre_d");
+    emit_number(source, g->pre[1], "pre_h");
+    emit_number(source, g->pre[2], "pre_w");
+    emit_number(source, g->k, "filters");
+    emit_number(source, g->c, "channels");
+    emit_number(source, h->tiles, "tiles");
+    emit_divisor(source, g->w.size[0], "taps_t");
+    emit_divisor(source, h->channel_blocks, "channel_blocks");
+    emit_divisor(source, h->filter_tiles, "filter_tiles");
+    emit_divisor(source, g->y.size[0], "slices");
+    emit_divisor(source, h->tiles_p, "tiles_p");
+    emit_divisor(source, h->tiles_q, "tiles_q");
 }
 
-static weftStatus_t print_kernel(struct cuda_kernel *kernel, const struct patch_wgrad *h, struct arena *arena) {
-    struct kernel_print print;
+static weftStatus_t emit_kernel(struct cuda_kernel *kernel, const struct patch_wgrad *h, struct arena *arena) {
+    struct kernel_source source;
     weftDataType_t type = (weftDataType_t)h->g.x.tensor->type;
-    kernel_print_init(&print, h->c.region);
-    print_structure(&print, h);
-    print_maps(&print, h);
-    print_numbers(&print, h);
-    wgmma_print(&print.code, h->block, type, type, WGMMA_A_REGISTERS, true);
-    contraction_print_epilogue(&print, &h->c);
-    return kernel_finish(&print, kernel, "product/hopper/patch_wgrad_sm90.cuh", "patch_wgrad_sm90", arena);
+    kernel_source_init(&source, h->c.region);
+    emit_structure(&source, h);
+    emit_maps(&source, h);
+    emit_numbers(&source, h);
+    wgmma_emit(&source.code, h->block, type, type, WGMMA_A_REGISTERS, true);
+    contraction_emit_epilogue(&source, &h->c);
+    return kernel_finish(&source, kernel, "product/hopper/patch_wgrad_sm90.cuh", "patch_wgrad_sm90", arena);
 }
 
 static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
@@ -253,7 +253,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     TRY(contraction_add_kernel(&kernel, step, &h.c, arena));
     if (!kernel)
         return WEFT_STATUS_SUCCESS;
-    TRY(print_kernel(kernel, &h, arena));
+    TRY(emit_kernel(kernel, &h, arena));
     contraction_set_launch(kernel, kinds_of(&h) * h.parts, THREADS, shared_bytes(&h));
     kernel->is_dependent = true;
     TRY(contraction_add_combine(step, &h.c, arena));

@@ -93,7 +93,7 @@ int hopper_scale_columns(const struct hopper *h, const struct hopper_tile *tile)
 }
 
 /* Of an operand without scales: they are 1, and cost nothing. */
-static void print_absent(struct text *code, char letter) {
+static void emit_absent(struct text *code, char letter) {
     text_add(code,
              "DEVICE i32 %c_scale_at(const arguments&, index, i32, i32) { return 0; }\n"
              "DEVICE i32 %c_scale_step(const arguments&, i32) { return 0; }\n"
@@ -103,41 +103,41 @@ static void print_absent(struct text *code, char letter) {
 
 /* Where the scale of a row or column is for a step, and how far the one of the next step is from it. Names: a_scale_at,
    a_scale_step, a_scale; the same of b. Indices of 32 bits, as scales are fewer than 2^31. */
-static void print_places(struct kernel_print *print, const struct hopper *h, int f) {
+static void emit_places(struct kernel_source *source, const struct hopper *h, int f) {
     const struct block_scales *scales = &h->scales[f];
     char letter = "ab"[f];
     const char *extent = f == OPERAND_A ? "rows" : "columns";
-    print_divisor(print, scales->outer, named("%c_scale_outer", letter).text);
-    print_divisor(print, scales->steps, named("%c_scale_steps", letter).text);
-    print_number(print, scales->stride, named("%c_scale_stride", letter).text);
-    print_number(print, scales->step_stride, named("%c_scale_stride_k", letter).text);
-    print_number(print, scales->entry_stride, named("%c_scale_entry", letter).text);
-    text_add(&print->code,
+    emit_divisor(source, scales->outer, named("%c_scale_outer", letter).text);
+    emit_divisor(source, scales->steps, named("%c_scale_steps", letter).text);
+    emit_number(source, scales->stride, named("%c_scale_stride", letter).text);
+    emit_number(source, scales->step_stride, named("%c_scale_stride_k", letter).text);
+    emit_number(source, scales->entry_stride, named("%c_scale_entry", letter).text);
+    text_add(&source->code,
              "DEVICE i32 %c_scale_at(const arguments& p, index z, i32 i, i32 step) {\n"
              "    const i32 inside = i < (i32)p.%s ? i : (i32)p.%s - 1; /* others are not finished */\n"
              "    return (i32)(divide(inside, p.%c_scale_outer) * p.%c_scale_stride + z * p.%c_scale_entry\n"
              "        + divide(step, p.%c_scale_steps) * p.%c_scale_stride_k);\n}\n",
              letter, extent, extent, letter, letter, letter, letter, letter);
-    text_add(&print->code, "DEVICE i32 %c_scale_step(const arguments& p, i32 step) { return ", letter);
+    text_add(&source->code, "DEVICE i32 %c_scale_step(const arguments& p, i32 step) { return ", letter);
     /* Each step has a scale of its own: no remainder to take. */
     if (scales->steps == 1)
-        text_add(&print->code, "(i32)p.%c_scale_stride_k; }\n", letter);
+        text_add(&source->code, "(i32)p.%c_scale_stride_k; }\n", letter);
     else
-        text_add(&print->code, "step %% (i32)p.%c_scale_steps.value ? 0 : (i32)p.%c_scale_stride_k; }\n", letter,
+        text_add(&source->code, "step %% (i32)p.%c_scale_steps.value ? 0 : (i32)p.%c_scale_stride_k; }\n", letter,
                  letter);
 }
 
-void hopper_print_scales(struct kernel_print *print, const struct hopper *h) {
+void hopper_emit_scales(struct kernel_source *source, const struct hopper *h) {
     for (int f = 0; f < OPERANDS && hopper_is_scaled(h); f++) {
         const struct block_scales *scales = &h->scales[f];
         char letter = "ab"[f];
         if (!scales->exists) {
-            print_absent(&print->code, letter);
+            emit_absent(&source->code, letter);
             continue;
         }
-        print_pointer(print, scales->type, scales->value, 0, named("%c_scales", letter).text);
-        print_places(print, h, f);
-        text_add(&print->code,
+        emit_pointer(source, scales->type, scales->value, 0, named("%c_scales", letter).text);
+        emit_places(source, h, f);
+        text_add(&source->code,
                  "DEVICE float %c_scale(const arguments& p, i32 at) { return %sto_float(p.%c_scales[at]); }\n\n",
                  letter, scales->is_negative ? "-" : "", letter);
     }

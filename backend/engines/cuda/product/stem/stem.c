@@ -243,7 +243,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     TRY(contraction_add_kernel(&kernel, step, &s.c, arena));
     if (!kernel)
         return WEFT_STATUS_SUCCESS;
-    TRY(stem_print(kernel, &s, arena));
+    TRY(stem_emit(kernel, &s, arena));
     contraction_set_launch(kernel, blocks_per_filter_tile(&s, device) * s.filter_tiles, s.warps * 32, s.shared_bytes);
     /* A second kernel adds what the blocks of a filter gradient left in the workspace. */
     if (s.c.splits > 1)

@@ -26,9 +26,9 @@ struct stem {
     int64_t tiles, shared_bytes, blocks; /* in all images; of a block; resident ones of a multiprocessor */
 };
 
-/* ---- print.c ------------------------------------------------------------------------------------------------ */
+/* ---- emit.c ------------------------------------------------------------------------------------------------ */
 
 /* The kernel, without grid and block. */
-weftStatus_t stem_print(struct cuda_kernel *kernel, const struct stem *s, struct arena *arena);
+weftStatus_t stem_emit(struct cuda_kernel *kernel, const struct stem *s, struct arena *arena);
 
 #endif

@@ -171,7 +171,7 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
 /* ---- Building ---------------------------------------------------------------------------------------------------- */
 
 /* Constants, and the taps as tables in the order of their offsets: loops over them are unrolled. */
-static void print_structure(struct kernel_print *print, const struct stem *s) {
+static void emit_structure(struct kernel_source *source, const struct stem *s) {
     const struct {
         int64_t value;
         const char *name;
@@ -188,24 +188,24 @@ static void print_structure(struct kernel_print *print, const struct stem *s) {
                      {s->patch_w, "PATCH_W"},
                      {s->taps, "TAPS"}};
     for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)
-        print_constant(print, constants[i].name, constants[i].value);
-    print_type(print, "stored", (weftDataType_t)s->g.x.tensor->type);
-    text_add(&print->constants, "using sum_t = float;\nusing index = i32;\n#include \"core/ptx_sm90.cuh\"\n");
+        emit_constant(source, constants[i].name, constants[i].value);
+    emit_type(source, "stored", (weftDataType_t)s->g.x.tensor->type);
+    text_add(&source->constants, "using sum_t = float;\nusing index = i32;\n#include \"core/ptx_sm90.cuh\"\n");
     static const char *const names[] = {"OFFSET", "R", "S"};
     for (int n = 0; n < 3; n++) {
-        text_add(&print->code, "__device__ constexpr int TAP_%s[] = {", names[n]);
+        text_add(&source->code, "__device__ constexpr int TAP_%s[] = {", names[n]);
         for (int i = 0; i < s->taps; i++)
-            text_add(&print->code, "%s%d", i ? ", " : "",
+            text_add(&source->code, "%s%d", i ? ", " : "",
                      n == 0   ? s->tap[i].offset
                      : n == 1 ? s->tap[i].r
                               : s->tap[i].s);
-        text_add(&print->code, "};\n");
+        text_add(&source->code, "};\n");
     }
-    text_add(&print->code, "#include \"core/gather.cuh\"\n\n");
+    text_add(&source->code, "#include \"core/gather.cuh\"\n\n");
 }
 
 /* Addresses, strides in elements, extents; a tile's number splits into image, line and column of tiles. */
-static void print_arguments(struct kernel_print *print, const struct stem *s) {
+static void emit_arguments(struct kernel_source *source, const struct stem *s) {
     const struct conv_operand *x = &s->g.x, *w = &s->g.w;
     const struct graph *graph = s->c.region->graph;
     const struct {
@@ -216,33 +216,33 @@ static void print_arguments(struct kernel_print *print, const struct stem *s) {
                    {s->g.y.size[2], "positions"}, {s->g.k, "columns"},        {s->g.pre[1], "pad_h"},
                    {s->g.pre[2], "pad_w"},        {w->outer_stride, "w_k"},   {w->size_stride[1], "w_r"},
                    {w->size_stride[2], "w_s"},    {s->tiles, "tiles"}};
-    print_pointer(print, (weftDataType_t)x->tensor->type, graph_find_value(graph, x->tensor), 0, "x");
-    print_pointer(print, (weftDataType_t)w->tensor->type, graph_find_value(graph, w->tensor), 0, "w");
+    emit_pointer(source, (weftDataType_t)x->tensor->type, graph_find_value(graph, x->tensor), 0, "x");
+    emit_pointer(source, (weftDataType_t)w->tensor->type, graph_find_value(graph, w->tensor), 0, "w");
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
-        print_number(print, numbers[i].number, numbers[i].name);
-    print_divisor(print, s->tiles_p, "tiles_p");
-    print_divisor(print, s->tiles_q, "tiles_q");
+        emit_number(source, numbers[i].number, numbers[i].name);
+    emit_divisor(source, s->tiles_p, "tiles_p");
+    emit_divisor(source, s->tiles_q, "tiles_q");
 }
 
 static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
                           struct arena *arena) {
     struct stem s;
     struct cuda_kernel *kernel;
-    struct kernel_print print;
+    struct kernel_source source;
     (void)knobs;
     TRY(analyse(&s, &step->region, device));
     TRY(contraction_add_kernel(&kernel, step, &s.c, arena));
     if (!kernel)
         return WEFT_STATUS_SUCCESS;
-    kernel_print_init(&print, &step->region);
-    print_structure(&print, &s);
-    print_arguments(&print, &s);
+    kernel_source_init(&source, &step->region);
+    emit_structure(&source, &s);
+    emit_arguments(&source, &s);
     weftDataType_t type = (weftDataType_t)s.g.x.tensor->type;
-    wgmma_print(&print.code, s.filters, type, type, WGMMA_A_K_MAJOR, false);
-    epilogue_print(&print, &s.c);
-    epilogue_print_pairs(&print, &s.c, s.store);
-    epilogue_print_address(&print, &s.c, (int)(s.store - s.c.epilogue.at));
-    TRY(kernel_finish(&print, kernel, "product/stem/stem_sm90.cuh", "stem_sm90", arena));
+    wgmma_emit(&source.code, s.filters, type, type, WGMMA_A_K_MAJOR, false);
+    epilogue_emit(&source, &s.c);
+    epilogue_emit_pairs(&source, &s.c, s.store);
+    epilogue_emit_address(&source, &s.c, (int)(s.store - s.c.epilogue.at));
+    TRY(kernel_finish(&source, kernel, "product/stem/stem_sm90.cuh", "stem_sm90", arena));
     /* Persistent: one block a multiprocessor, whose registers it fills. */
     int64_t blocks = device->cuda.multiprocessors;
     contraction_set_launch(kernel, s.tiles < blocks ? s.tiles : blocks, THREADS, shared_bytes(&s));

@@ -299,41 +299,41 @@ static int shared_bytes(const struct weight_only *w) {
 }
 
 /* A scale lies at column / scale_block and k / scale_group. */
-void weight_product_print(struct kernel_print *print, const struct weight_product *w) {
+void weight_product_emit(struct kernel_source *source, const struct weight_product *w) {
     const struct block_scale_dequantize_op *op = w->weights;
-    text_add(&print->constants, "using sum_t = float;\nusing index = u32;\n");
-    text_add(&print->constants, "using weight_t = %s;\nusing scale_t = %s;\n",
+    text_add(&source->constants, "using sum_t = float;\nusing index = u32;\n");
+    text_add(&source->constants, "using weight_t = %s;\nusing scale_t = %s;\n",
              cuda_element_name((weftDataType_t)op->x->type), cuda_type_name((weftDataType_t)op->scale->type));
-    print_type(print, "factor_t", (weftDataType_t)w->c.operand[OPERAND_A].tensor->type);
-    text_add(&print->code, "#include \"core/gather.cuh\"\n\n");
-    print_constant(print, "SCALES_SUMS", w->scales_sums);
-    print_constant(print, "IS_NEGATIVE", op->is_negative);
-    print_pointer(print, (weftDataType_t)op->scale->type, graph_find_value(print->graph, op->scale), 0, "scale");
-    print_number(print, w->scale_row, "scale_row");
-    print_number(print, w->scale_k, "scale_k");
-    print_divisor(print, w->block, "scale_block");
-    print_divisor(print, w->group, "scale_group");
-    print_number(print, w->rows, "rows");
-    print_number(print, w->columns, "columns");
-    print_number(print, w->k_count, "k_count");
+    emit_type(source, "factor_t", (weftDataType_t)w->c.operand[OPERAND_A].tensor->type);
+    text_add(&source->code, "#include \"core/gather.cuh\"\n\n");
+    emit_constant(source, "SCALES_SUMS", w->scales_sums);
+    emit_constant(source, "IS_NEGATIVE", op->is_negative);
+    emit_pointer(source, (weftDataType_t)op->scale->type, graph_find_value(source->graph, op->scale), 0, "scale");
+    emit_number(source, w->scale_row, "scale_row");
+    emit_number(source, w->scale_k, "scale_k");
+    emit_divisor(source, w->block, "scale_block");
+    emit_divisor(source, w->group, "scale_group");
+    emit_number(source, w->rows, "rows");
+    emit_number(source, w->columns, "columns");
+    emit_number(source, w->k_count, "k_count");
 }
 
 /* Constants of the tile, then addresses and strides; those of the weights are in bytes. */
-static void print_structure(struct kernel_print *print, const struct weight_only *w) {
+static void emit_structure(struct kernel_source *source, const struct weight_only *w) {
     const struct tensor *a = w->p.c.operand[OPERAND_A].tensor;
-    weight_product_print(print, &w->p);
-    print_constant(print, "LEAD_IS_ROW", w->p.c.epilogue.lead == ROW);
-    print_constant(print, "TOKENS", w->tokens);
-    print_constant(print, "BLOCKS", w->blocks);
-    print_constant(print, "WARPS_ACROSS", w->across);
-    print_constant(print, "WARPS_DEEP", w->warps / w->across);
-    print_constant(print, "RESIDENT", resident(w, w->warps));
-    print_constant(print, "STAGES", stages(w));
-    print_constant(print, "STAGES_A", stages_a(w));
-    print_pointer(print, (weftDataType_t)a->type, graph_find_value(print->graph, a), 0, "a");
-    print_pointer(print, WEFT_DATA_UINT8, graph_find_value(print->graph, w->p.weights->x), 0, "w");
-    print_number(print, w->p.a_row, "a_row");
-    print_number(print, w->p.w_row, "w_row");
+    weight_product_emit(source, &w->p);
+    emit_constant(source, "LEAD_IS_ROW", w->p.c.epilogue.lead == ROW);
+    emit_constant(source, "TOKENS", w->tokens);
+    emit_constant(source, "BLOCKS", w->blocks);
+    emit_constant(source, "WARPS_ACROSS", w->across);
+    emit_constant(source, "WARPS_DEEP", w->warps / w->across);
+    emit_constant(source, "RESIDENT", resident(w, w->warps));
+    emit_constant(source, "STAGES", stages(w));
+    emit_constant(source, "STAGES_A", stages_a(w));
+    emit_pointer(source, (weftDataType_t)a->type, graph_find_value(source->graph, a), 0, "a");
+    emit_pointer(source, WEFT_DATA_UINT8, graph_find_value(source->graph, w->p.weights->x), 0, "w");
+    emit_number(source, w->p.a_row, "a_row");
+    emit_number(source, w->p.w_row, "w_row");
 }
 
 static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
@@ -341,17 +341,17 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     (void)knobs;
     struct weight_only w;
     struct cuda_step *state;
-    struct kernel_print print;
+    struct kernel_source source;
     TRY(analyse(&w, &step->region, device));
     TRY(arena_alloc(arena, &state, sizeof *state));
     step->state = state;
     struct cuda_kernel *kernel = &state->kernels[state->count++];
     /* A thread has two neighbouring columns at the end, if results lie so. */
     w.p.c.epilogue.run = w.p.c.epilogue.lead == COLUMN && w.p.c.epilogue.run % 2 == 0 ? 2 : 1;
-    kernel_print_init(&print, &step->region);
-    print_structure(&print, &w);
-    epilogue_print(&print, &w.p.c);
-    TRY(kernel_finish(&print, kernel, "product/weight_only/weight_only.cuh", "weight_only", arena));
+    kernel_source_init(&source, &step->region);
+    emit_structure(&source, &w);
+    epilogue_emit(&source, &w.p.c);
+    TRY(kernel_finish(&source, kernel, "product/weight_only/weight_only.cuh", "weight_only", arena));
     int64_t columns = (int64_t)w.across * w.blocks * COLUMNS_OF_BLOCK;
     kernel->grid[0] = (uint32_t)divide_up(w.p.columns, columns);
     kernel->grid[1] = kernel->grid[2] = 1;

@@ -25,7 +25,7 @@ weftStatus_t weight_product_find(struct weight_product *product, const struct re
 weftStatus_t weight_product_check_blocks(const struct weight_product *product, int64_t least);
 /* Names of the types that product/weight_only/few_bits.cuh wants, and the scales and their strides: fields of the
    arguments. */
-void weight_product_print(struct kernel_print *print, const struct weight_product *product);
+void weight_product_emit(struct kernel_source *source, const struct weight_product *product);
 /* Weights that are dequantised for a matmul: companions of both families. */
 int weight_product_companions(const struct graph *graph, int node, int *nodes);
 

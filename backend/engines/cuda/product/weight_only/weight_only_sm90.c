@@ -147,19 +147,19 @@ static weftStatus_t build_order(struct step *step, const struct weight_only_sm90
     struct cuda_step *state = step->state;
     struct cuda_kernel *kernel = &state->kernels[state->count++];
     const struct tensor *a = w->p.c.operand[OPERAND_A].tensor;
-    struct kernel_print print;
+    struct kernel_source source;
     int64_t each = w->steps * (STEP / SPAN), threads = each * w->p.rows;
-    kernel_print_init(&print, &step->region);
-    text_add(&print.constants, "using weight_t = %s;\n", cuda_element_name((weftDataType_t)w->p.weights->x->type));
-    text_add(&print.code, "#include \"core/gather.cuh\"\n\n");
-    print_constant(&print, "THREADS", ORDER_THREADS);
-    print_pointer(&print, (weftDataType_t)a->type, w->p.c.operand[OPERAND_A].value, 0, "a");
-    print_scratch(&print, "void", 0, "ordered");
-    print_number(&print, w->p.a_row, "a_row");
-    print_number(&print, w->p.rows, "rows");
-    print_number(&print, w->p.k_count, "k_count");
-    print_divisor(&print, each, "parts");
-    TRY(kernel_finish(&print, kernel, "product/weight_only/repack.cuh", "repack", arena));
+    kernel_source_init(&source, &step->region);
+    text_add(&source.constants, "using weight_t = %s;\n", cuda_element_name((weftDataType_t)w->p.weights->x->type));
+    text_add(&source.code, "#include \"core/gather.cuh\"\n\n");
+    emit_constant(&source, "THREADS", ORDER_THREADS);
+    emit_pointer(&source, (weftDataType_t)a->type, w->p.c.operand[OPERAND_A].value, 0, "a");
+    emit_scratch(&source, "void", 0, "ordered");
+    emit_number(&source, w->p.a_row, "a_row");
+    emit_number(&source, w->p.rows, "rows");
+    emit_number(&source, w->p.k_count, "k_count");
+    emit_divisor(&source, each, "parts");
+    TRY(kernel_finish(&source, kernel, "product/weight_only/repack.cuh", "repack", arena));
     kernel->grid[0] = (uint32_t)divide_up(threads, ORDER_THREADS);
     kernel->grid[1] = kernel->grid[2] = 1;
     kernel->block = ORDER_THREADS;
@@ -172,7 +172,7 @@ static weftStatus_t build_order(struct step *step, const struct weight_only_sm90
 /* A comes from the workspace (value -1), in boxes of 64 along k: the row of the 128-byte swizzle, two a step. Weights
    come from the tensor, as bytes whatever their type, a step at a time: rows of 64 bytes as they are, of 128
    swizzled. */
-static void print_maps(struct kernel_print *print, const struct weight_only_sm90 *w) {
+static void emit_maps(struct kernel_source *source, const struct weight_only_sm90 *w) {
     bool is_half = w->p.c.operand[OPERAND_A].tensor->type == WEFT_DATA_HALF;
     int row = STEP * weight_bits(w) / 8; /* bytes of weights in a step */
     const struct cuda_map a = {.form = {.type = is_half ? TENSOR_MAP_F16 : TENSOR_MAP_BF16,
@@ -190,32 +190,32 @@ static void print_maps(struct kernel_print *print, const struct weight_only_sm90
                  .box = {(uint32_t)row, (uint32_t)w->columns},
                  .swizzle = row == 128 ? TENSOR_MAP_128B : TENSOR_MAP_PLAIN,
                  .promotion = TENSOR_MAP_L2_128B}};
-    print_map(print, -1, &a, "a_map");
-    print_map(print, graph_find_value(print->graph, w->p.weights->x), &weights, "w_map");
+    emit_map(source, -1, &a, "a_map");
+    emit_map(source, graph_find_value(source->graph, w->p.weights->x), &weights, "w_map");
 }
 
 /* A and B are swapped: the tensor core's rows are columns of the result, ROWS of a tile, its columns are TOKENS. */
 static weftStatus_t build_product(struct step *step, struct weight_only_sm90 *w, struct arena *arena) {
     struct cuda_step *state = step->state;
     struct cuda_kernel *kernel = &state->kernels[state->count++];
-    struct kernel_print print;
+    struct kernel_source source;
     struct epilogue *epilogue = &w->p.c.epilogue;
     /* Sums leave by shared memory, four neighbouring columns a thread. */
     epilogue->run = epilogue->lead == COLUMN && epilogue->run % 4 == 0 ? 4 : 1;
-    kernel_print_init(&print, &step->region);
-    print_maps(&print, w);
-    weight_product_print(&print, &w->p);
-    print_constant(&print, "ROWS", w->columns);
-    print_constant(&print, "TOKENS", w->tokens);
-    print_constant(&print, "SPLITS", w->splits);
-    print_constant(&print, "STAGES", w->stages);
-    print_constant(&print, "SCALES", scales(w));
-    print_number(&print, w->steps, "steps");
-    print_number(&print, divide_up(w->steps, w->splits), "steps_per_split");
+    kernel_source_init(&source, &step->region);
+    emit_maps(&source, w);
+    weight_product_emit(&source, &w->p);
+    emit_constant(&source, "ROWS", w->columns);
+    emit_constant(&source, "TOKENS", w->tokens);
+    emit_constant(&source, "SPLITS", w->splits);
+    emit_constant(&source, "STAGES", w->stages);
+    emit_constant(&source, "SCALES", scales(w));
+    emit_number(&source, w->steps, "steps");
+    emit_number(&source, divide_up(w->steps, w->splits), "steps_per_split");
     weftDataType_t type = (weftDataType_t)w->p.c.operand[OPERAND_A].tensor->type;
-    wgmma_print(&print.code, w->tokens, type, type, WGMMA_A_REGISTERS, false);
-    epilogue_print(&print, &w->p.c);
-    TRY(kernel_finish(&print, kernel, "product/weight_only/weight_only_sm90.cuh", "weight_only_sm90", arena));
+    wgmma_emit(&source.code, w->tokens, type, type, WGMMA_A_REGISTERS, false);
+    epilogue_emit(&source, &w->p.c);
+    TRY(kernel_finish(&source, kernel, "product/weight_only/weight_only_sm90.cuh", "weight_only_sm90", arena));
     /* Blocks of a cluster are neighbours along x and share a tile's k. */
     kernel->grid[0] = (uint32_t)(divide_up(w->p.columns, w->columns) * w->splits);
     kernel->grid[1] = (uint32_t)divide_up(w->p.rows, w->tokens);

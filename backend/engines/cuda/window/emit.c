@@ -18,38 +18,38 @@ enum {
 /* ---- Printing ---------------------------------------------------------------------------------------------------- */
 
 /* Arguments are whole numbers: kernels take the double back by its bits. */
-static void print_bits(struct kernel_print *print, double number, const char *name) {
+static void emit_bits(struct kernel_source *source, double number, const char *name) {
     int64_t bits;
     memcpy(&bits, &number, sizeof bits);
-    print_number(print, bits, name);
+    emit_number(source, bits, name);
 }
 
 /* One number for each axis: <name>0, <name>1, <name>2. */
-static void print_numbered(struct kernel_print *print, const int64_t *numbers, const char *name) {
+static void emit_numbered(struct kernel_source *source, const int64_t *numbers, const char *name) {
     char text[32];
     for (int i = 0; i < 3; i++) {
         snprintf(text, sizeof text, "%s%d", name, i);
-        print_number(print, numbers[i], text);
+        emit_number(source, numbers[i], text);
     }
 }
 
 /* Type, strides and, where it is used, pointer of an operand. An absent operand has a type all the same: kernels name
    it. name: of its strides; pointer: of the field and, with _t, of the type. */
-static void print_operand(struct kernel_print *print, const struct window *w, const struct resample_operand *operand,
-                          const char *name, const char *pointer) {
+static void emit_operand(struct kernel_source *source, const struct window *w, const struct resample_operand *operand,
+                         const char *name, const char *pointer) {
     char text[32];
     weftDataType_t type = operand->tensor ? (weftDataType_t)operand->tensor->type : WEFT_DATA_INT8;
     if (operand == &w->g.index && w->index_is_scratch)
-        print_scratch(print, cuda_type_name(type), 0, pointer);
+        emit_scratch(source, cuda_type_name(type), 0, pointer);
     else if (window_uses(w, operand))
-        print_pointer(print, type, graph_find_value(w->region->graph, operand->tensor), 0, pointer);
+        emit_pointer(source, type, graph_find_value(w->region->graph, operand->tensor), 0, pointer);
     snprintf(text, sizeof text, "%s_t", pointer);
-    print_type(print, text, type);
+    emit_type(source, text, type);
     snprintf(text, sizeof text, "%s_n", pointer);
-    print_number(print, operand->batch_stride, text);
+    emit_number(source, operand->batch_stride, text);
     snprintf(text, sizeof text, "%s_c", pointer);
-    print_number(print, operand->channel_stride, text);
-    print_numbered(print, operand->size_stride, name);
+    emit_number(source, operand->channel_stride, text);
+    emit_numbered(source, operand->size_stride, name);
 }
 
 /* A mode of the number of an item: which coordinate it adds to, and how much each. */
@@ -88,21 +88,21 @@ static int list_modes(const struct window *w, struct item_mode *modes) {
 }
 
 /* locate(): the coordinates of an item by its number, the fastest mode first. times: positions of a patch, as text. */
-static void print_locate(struct kernel_print *print, const struct window *w) {
+static void emit_locate(struct kernel_source *source, const struct window *w) {
     struct item_mode modes[COORDINATES_MAX];
     int count = list_modes(w, modes);
-    text_add(&print->code,
+    text_add(&source->code,
              "DEVICE coordinates locate(const arguments& p, position rest) {\n    coordinates to = {};\n");
     for (int k = count; k-- > 0;) {
         char text[32];
         snprintf(text, sizeof text, "mode%d", k);
         if (k > 0)
-            print_divisor(print, modes[k].extent, text);
-        text_add(&print->code, "    to.%s += ", modes[k].name);
-        text_add(&print->code, k > 0 ? "split(rest, p.%s)" : "rest", text);
-        text_add(&print->code, modes[k].times == 1 ? ";\n" : " * %lld;\n", (long long)modes[k].times);
+            emit_divisor(source, modes[k].extent, text);
+        text_add(&source->code, "    to.%s += ", modes[k].name);
+        text_add(&source->code, k > 0 ? "split(rest, p.%s)" : "rest", text);
+        text_add(&source->code, modes[k].times == 1 ? ";\n" : " * %lld;\n", (long long)modes[k].times);
     }
-    text_add(&print->code, "    return to;\n}\n\n");
+    text_add(&source->code, "    return to;\n}\n\n");
 }
 
 /* float holds whole numbers to 2^24, so wider ones are compared and summed in double; interpolated ones as well, whose
@@ -221,7 +221,7 @@ static int ahead_of(const struct window *w) {
 }
 
 /* All kernels have the same ones, those that they do not name too: they share headers. */
-static void print_constants(struct kernel_print *print, const struct window *w) {
+static void emit_constants(struct kernel_source *source, const struct window *w) {
     const struct resample_geometry *g = &w->g;
     /* Taps are unrolled where they are few: 0 stands for a number that is an argument. */
     bool is_maximum = g->mode == WEFT_RESAMPLE_MAXPOOL, excludes = g->mode == WEFT_RESAMPLE_AVGPOOL_EXCLUDE_PADDING;
@@ -270,11 +270,11 @@ static void print_constants(struct kernel_print *print, const struct window *w) 
     };
     /* Those that copy to shared memory. */
     if (w->kernel >= POOL_BOXES)
-        text_add(&print->constants, "#include \"core/async.cuh\"\n#include \"core/stream.cuh\"\n\n");
+        text_add(&source->constants, "#include \"core/async.cuh\"\n#include \"core/stream.cuh\"\n\n");
     for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)
-        print_constant(print, constants[i].name, constants[i].value);
+        emit_constant(source, constants[i].name, constants[i].value);
     text_add(
-        &print->constants,
+        &source->constants,
         "using element = u16;\nusing math_t = %s;\nusing length_t = %s;\nusing offset_t = %s;\nusing position = %s;\n",
         computes_in_double(w) ? "double" : "float", w->is_wide ? "i64" : "i32", has_far_elements(w) ? "i64" : "i32",
         window_items(w) < INT32_MAX ? "u32" : "i64");
@@ -282,40 +282,40 @@ static void print_constants(struct kernel_print *print, const struct window *w) 
 
 /* What blocks ask L2 for ahead: equal parts of the memory that is read, one for each block. In whole chunks of 16
    bytes, which prefetching wants. */
-static void print_ahead(struct kernel_print *print, const struct window *w) {
+static void emit_ahead(struct kernel_source *source, const struct window *w) {
     const struct resample_operand *read = window_source(w);
     int64_t bytes = tensor_bytes(read->tensor), parts = blocks_at_all(w);
     if (!ahead_of(w))
         return;
-    print_number(print, round_up(divide_up(bytes, parts), 16), "ahead_bytes");
-    print_number(print, bytes / 16 * 16, "whole");
+    emit_number(source, round_up(divide_up(bytes, parts), 16), "ahead_bytes");
+    emit_number(source, bytes / 16 * 16, "whole");
 }
 
 /* Arguments: sizes, strides, addresses, factors. */
-static void print_geometry(struct kernel_print *print, const struct window *w) {
+static void emit_geometry(struct kernel_source *source, const struct window *w) {
     const struct resample_geometry *g = &w->g;
     /* What maxima are found of: `lowest` is the least number of its type. */
     const struct tensor *compared = g->backward && g->saved.tensor ? g->saved.tensor : g->x.tensor;
     const struct dtype *type = dtype_of((weftDataType_t)compared->type);
-    print_numbered(print, g->x.size, "x");
-    print_numbered(print, g->y.size, "y");
-    print_numbered(print, g->taps, "taps");
-    print_numbered(print, g->step, "step");
-    print_numbered(print, g->offset, "offset");
-    print_numbered(print, g->denominator, "denominator");
-    print_operand(print, w, &g->x, "x_stride", "x");
-    print_operand(print, w, &g->y, "y_stride", "y");
-    print_operand(print, w, &g->index, "index_stride", "index");
-    print_operand(print, w, &g->saved, "saved_stride", "saved");
-    print_bits(print, g->alpha, "alpha");
-    print_bits(print, g->beta, "beta");
-    print_bits(print, type->is_float ? -INFINITY : type->lowest, "lowest");
-    print_number(print, window_items(w), "runs");
+    emit_numbered(source, g->x.size, "x");
+    emit_numbered(source, g->y.size, "y");
+    emit_numbered(source, g->taps, "taps");
+    emit_numbered(source, g->step, "step");
+    emit_numbered(source, g->offset, "offset");
+    emit_numbered(source, g->denominator, "denominator");
+    emit_operand(source, w, &g->x, "x_stride", "x");
+    emit_operand(source, w, &g->y, "y_stride", "y");
+    emit_operand(source, w, &g->index, "index_stride", "index");
+    emit_operand(source, w, &g->saved, "saved_stride", "saved");
+    emit_bits(source, g->alpha, "alpha");
+    emit_bits(source, g->beta, "beta");
+    emit_bits(source, type->is_float ? -INFINITY : type->lowest, "lowest");
+    emit_number(source, window_items(w), "runs");
     if (w->kernel == POOL_BWD || w->kernel == POOL_PLANES_BWD) {
-        print_number(print, window_first_patch(w, 1), "first1");
-        print_number(print, window_first_patch(w, 2), "first2");
+        emit_number(source, window_first_patch(w, 1), "first1");
+        emit_number(source, window_first_patch(w, 2), "first2");
     }
-    print_ahead(print, w);
+    emit_ahead(source, w);
 }
 
 /* Functions, each in a file of its name. */
@@ -334,44 +334,44 @@ const char *const window_entries[] = {
 };
 
 /* POOL_LINE more: a tile begins where its memory does within a line. Gives the bytes of shared memory. */
-static uint32_t print_unaligned(struct kernel_print *print, const struct window *w) {
-    print_number(print, w->tile_columns, "tile_columns");
-    print_number(print, w->pitch, "pitch");
-    print_divisor(print, unaligned_tiles(w), "tiles");
-    print_divisor(print, unaligned_tile_rows(w), "bands");
-    print_divisor(print, w->g.c, "channels");
+static uint32_t emit_unaligned(struct kernel_source *source, const struct window *w) {
+    emit_number(source, w->tile_columns, "tile_columns");
+    emit_number(source, w->pitch, "pitch");
+    emit_divisor(source, unaligned_tiles(w), "tiles");
+    emit_divisor(source, unaligned_tile_rows(w), "bands");
+    emit_divisor(source, w->g.c, "channels");
     return (uint32_t)window_bytes(&w->g.x, ((w->patch[1] - 1) * w->g.step[1] + w->g.taps[1]) * w->pitch) + POOL_LINE;
 }
 
 /* How a kernel finds its places; gives the shared memory of a block. Kernels of tiles have coordinates of their own;
    all others locate(). */
-static uint32_t print_places(struct kernel_print *print, const struct window *w) {
+static uint32_t emit_places(struct kernel_source *source, const struct window *w) {
     if (w->kernel >= POOL_PLANES)
-        return window_print_planes(print, w);
+        return window_emit_planes(source, w);
     if (is_boxes(w))
-        return window_print_boxes(print, w);
+        return window_emit_boxes(source, w);
     if (w->kernel == POOL_UNALIGNED)
-        return print_unaligned(print, w);
-    print_locate(print, w);
+        return emit_unaligned(source, w);
+    emit_locate(source, w);
     return 0;
 }
 
-/* Maps come first, as print_map wants. */
+/* Maps come first, as emit_map wants. */
 weftStatus_t window_build_kernel(struct cuda_kernel *kernel, const struct window *w, struct arena *arena) {
     const char *file;
     TRY(arena_print(arena, &file, "window/%s.cuh", window_entries[w->kernel]));
-    struct kernel_print print;
-    kernel_print_init(&print, w->region);
+    struct kernel_source source;
+    kernel_source_init(&source, w->region);
     if (is_boxes(w))
-        window_print_maps(&print, w);
-    print_constants(&print, w);
-    print_geometry(&print, w);
-    text_add(&print.code,
+        window_emit_maps(&source, w);
+    emit_constants(&source, w);
+    emit_geometry(&source, w);
+    text_add(&source.code,
              "#include \"core/gather.cuh\"\n#include \"core/chunks.cuh\"\n#include \"window/geometry.cuh\"\n%s\n",
              w->kernel >= POOL ? "#include \"window/pool_common.cuh\"\n" : "");
     int64_t blocks = blocks_at_all(w), most = most_blocks(w->device);
-    kernel->shared_bytes = print_places(&print, w);
-    TRY(kernel_finish(&print, kernel, file, window_entries[w->kernel], arena));
+    kernel->shared_bytes = emit_places(&source, w);
+    TRY(kernel_finish(&source, kernel, file, window_entries[w->kernel], arena));
     kernel->grid[0] = (uint32_t)(takes_items(w) && blocks > most ? most : blocks);
     kernel->grid[1] = kernel->grid[2] = 1;
     kernel->block = (uint32_t)threads_of(w);

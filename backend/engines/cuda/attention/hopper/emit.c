@@ -48,10 +48,10 @@ weftStatus_t attention_hopper_check_boxed(const struct cuda_attention *c, const 
 
 /* A ragged tensor has one map for all entries. Its batch dimension has steps of 16 bytes, which reach the first row of
    any entry, and rows past the last row of an entry are out of bounds of the map. */
-void attention_hopper_print_box_map(struct kernel_print *print, const struct cuda_attention *c,
-                                    const struct tensor *source, int rows, int row_bytes, const char *name) {
-    const struct attention_wide_operand *wide = attention_hopper_wide(c, source);
-    const struct tensor *tensor = wide ? &wide->tensor : source;
+void attention_hopper_emit_box_map(struct kernel_source *source, const struct cuda_attention *c,
+                                   const struct tensor *narrow, int rows, int row_bytes, const char *name) {
+    const struct attention_wide_operand *wide = attention_hopper_wide(c, narrow);
+    const struct tensor *tensor = wide ? &wide->tensor : narrow;
     int64_t bytes = bytes_of(tensor, 1);
     struct cuda_map map = {.form = {.type = bytes == 1                       ? TENSOR_MAP_U8
                                             : tensor->type == WEFT_DATA_HALF ? TENSOR_MAP_F16
@@ -73,14 +73,15 @@ void attention_hopper_print_box_map(struct kernel_print *print, const struct cud
         map.form.strides[2] = PLACE_BYTES;
         map.offset = -(int64_t)(map.form.dims[1] * map.form.strides[0]);
     }
-    if (print->map_count == 0)
-        text_add(&print->constants, "#include \"core/ptx_sm90.cuh\"\n#include \"attention/hopper/entries_sm90.cuh\"\n");
-    print_map(print, wide ? -1 : graph_find_value(c->graph, source), &map, name);
+    if (source->map_count == 0)
+        text_add(&source->constants,
+                 "#include \"core/ptx_sm90.cuh\"\n#include \"attention/hopper/entries_sm90.cuh\"\n");
+    emit_map(source, wide ? -1 : graph_find_value(c->graph, narrow), &map, name);
 }
 
-void attention_hopper_print_map(struct kernel_print *print, const struct cuda_attention *c, const struct tensor *tensor,
-                                int rows, const char *name) {
-    attention_hopper_print_box_map(print, c, tensor, rows, 128, name);
+void attention_hopper_emit_map(struct kernel_source *source, const struct cuda_attention *c,
+                               const struct tensor *tensor, int rows, const char *name) {
+    attention_hopper_emit_box_map(source, c, tensor, rows, 128, name);
 }
 
 bool attention_hopper_multiplies_by_mask(const struct cuda_attention *c) {
@@ -100,81 +101,81 @@ bool attention_hopper_has_boxed_bias(const struct cuda_attention *c) {
 
 /* Emits the arguments of ragged_entry: offsets of the entries in elements, the extent of the rows as the map has it,
    and the row stride in elements. */
-static void print_offsets(struct kernel_print *print, const struct cuda_attention *c, const struct tensor *tensor,
-                          const char *name) {
+static void emit_offsets(struct kernel_source *source, const struct cuda_attention *c, const struct tensor *tensor,
+                         const char *name) {
     const struct tensor *offsets = tensor->ragged_offset;
     int64_t row = tensor->dims.at[2] == 1 ? PLACE_BYTES / bytes_of(tensor, 1) : tensor->strides.at[2]; /* as in the map
                                                                                                           */
     char field[48];
     snprintf(field, sizeof field, "%s_offsets", name);
-    print_ragged(print, (weftDataType_t)offsets->type, graph_find_value(c->graph, offsets), offsets->strides.at[0],
-                 tensor->ragged_multiplier, field);
+    emit_ragged(source, (weftDataType_t)offsets->type, graph_find_value(c->graph, offsets), offsets->strides.at[0],
+                tensor->ragged_multiplier, field);
     snprintf(field, sizeof field, "%s_rows", name);
-    print_number(print, tensor->dims.at[2], field);
+    emit_number(source, tensor->dims.at[2], field);
     snprintf(field, sizeof field, "%s_row", name);
-    print_number(print, row, field);
+    emit_number(source, row, field);
 }
 
-void attention_hopper_print_entry(struct kernel_print *print, const struct cuda_attention *c,
-                                  const struct tensor *tensor, const char *name) {
+void attention_hopper_emit_entry(struct kernel_source *source, const struct cuda_attention *c,
+                                 const struct tensor *tensor, const char *name) {
     bool is_ragged = tensor->ragged_offset != NULL;
     char flag[48];
     snprintf(flag, sizeof flag, "%s_IS_RAGGED", name);
     /* The constant's prefix is NAME in upper case. */
     for (char *at = flag; *at; at++)
         *at = (char)(*at >= 'a' && *at <= 'z' ? *at - 'a' + 'A' : *at);
-    print_constant(print, flag, is_ragged);
-    text_add(&print->code, "template <class P> DEVICE box_entry %s_entry(const P &p, i32 batch, i32 used) {\n", name);
+    emit_constant(source, flag, is_ragged);
+    text_add(&source->code, "template <class P> DEVICE box_entry %s_entry(const P &p, i32 batch, i32 used) {\n", name);
     if (!is_ragged) {
-        text_add(&print->code, "    return box_entry{0, batch};\n}\n\n");
+        text_add(&source->code, "    return box_entry{0, batch};\n}\n\n");
         return;
     }
-    print_offsets(print, c, tensor, name);
-    text_add(&print->code, "    return ragged_entry<%d>(batch * p.%s_offsets, p.%s_row, p.%s_rows, used);\n}\n\n",
+    emit_offsets(source, c, tensor, name);
+    text_add(&source->code, "    return ragged_entry<%d>(batch * p.%s_offsets, p.%s_row, p.%s_rows, used);\n}\n\n",
              (int)(PLACE_BYTES / bytes_of(tensor, 1)), name, name, name);
 }
 
 /* Kernels omit the test of a bound that is ATTENTION_UNBOUNDED. */
-void attention_hopper_print_scores(struct kernel_print *print, const struct cuda_attention *c) {
+void attention_hopper_emit_scores(struct kernel_source *source, const struct cuda_attention *c) {
     const struct attention *a = c->a;
     int64_t scale;
     memcpy(&scale, &a->scale_value, sizeof scale);
-    print_number(print, c->queries, "queries");
-    print_number(print, c->keys, "keys");
-    print_number(print, a->left_bound, "left");
-    print_number(print, a->right_bound, "right");
-    print_constant(print, "HAS_LEFT", a->left_bound != ATTENTION_UNBOUNDED);
-    print_constant(print, "HAS_RIGHT", a->right_bound != ATTENTION_UNBOUNDED);
-    print_constant(print, "IS_BOTTOM_RIGHT", a->alignment == WEFT_DIAGONAL_BOTTOM_RIGHT);
-    print_constant(print, "HAS_SCALE", a->scale != NULL);
+    emit_number(source, c->queries, "queries");
+    emit_number(source, c->keys, "keys");
+    emit_number(source, a->left_bound, "left");
+    emit_number(source, a->right_bound, "right");
+    emit_constant(source, "HAS_LEFT", a->left_bound != ATTENTION_UNBOUNDED);
+    emit_constant(source, "HAS_RIGHT", a->right_bound != ATTENTION_UNBOUNDED);
+    emit_constant(source, "IS_BOTTOM_RIGHT", a->alignment == WEFT_DIAGONAL_BOTTOM_RIGHT);
+    emit_constant(source, "HAS_SCALE", a->scale != NULL);
     if (a->scale)
-        print_pointer(print, (weftDataType_t)a->scale->type, graph_find_value(c->graph, a->scale), 0, "scale");
+        emit_pointer(source, (weftDataType_t)a->scale->type, graph_find_value(c->graph, a->scale), 0, "scale");
     else
-        print_number(print, scale, "scale");
-    attention_print_lengths(print, c);
+        emit_number(source, scale, "scale");
+    attention_emit_lengths(source, c);
 }
 
 /* The set of terms is compiled in; operands and strides are arguments. BIAS_IS_PAIR: two adjacent keys are one load.
    BIAS_IS_NEAR: offsets into the bias fit 31 bits, which halves their registers. */
-void attention_hopper_print_terms(struct kernel_print *print, const struct cuda_attention *c, bool is_rounded) {
+void attention_hopper_emit_terms(struct kernel_source *source, const struct cuda_attention *c, bool is_rounded) {
     static const char *const axes[] = {"batch", "head", "query", "key"};
     const struct tensor *bias = c->a->bias;
-    print_constant(print, "HAS_ALIBI", c->a->alibi);
-    print_constant(print, "BIAS", !bias ? 0 : dtype_is_boolean((weftDataType_t)bias->type) ? 2 : 1);
-    print_constant(print, "BIAS_IS_PAIR",
-                   bias && cuda_type_name((weftDataType_t)bias->type) && bias->dims.at[3] == c->keys &&
-                       attention_run(bias) % 2 == 0);
-    print_constant(print, "BIAS_IS_NEAR", !bias || tensor_bytes(bias) < INT32_MAX);
+    emit_constant(source, "HAS_ALIBI", c->a->alibi);
+    emit_constant(source, "BIAS", !bias ? 0 : dtype_is_boolean((weftDataType_t)bias->type) ? 2 : 1);
+    emit_constant(source, "BIAS_IS_PAIR",
+                  bias && cuda_type_name((weftDataType_t)bias->type) && bias->dims.at[3] == c->keys &&
+                      attention_run(bias) % 2 == 0);
+    emit_constant(source, "BIAS_IS_NEAR", !bias || tensor_bytes(bias) < INT32_MAX);
     if (bias)
-        attention_print_tensor(print, c, bias, "bias", axes);
+        attention_emit_tensor(source, c, bias, "bias", axes);
     else
-        text_add(&print->constants, "using bias_t = float;\n"); /* the kernel refers to the type */
-    attention_print_modifier(print, c, is_rounded);
+        text_add(&source->constants, "using bias_t = float;\n"); /* the kernel refers to the type */
+    attention_emit_modifier(source, c, is_rounded);
 }
 
 /* The high word of a descriptor is constant: the stride between groups of eight rows, 1,024 bytes (0x40 in units of 16
    bytes) for 128-byte rows or 512 (0x20) for 64-byte rows, and the swizzle mode (bits 30 and 31). */
-void attention_hopper_print_product(struct text *code, const struct attention_product *product) {
+void attention_hopper_emit_product(struct text *code, const struct attention_product *product) {
     /* Operands of the asm statement, in order: the accumulators, A (a low word, or four registers), B, and the
        predicate. */
     bool in_registers = product->a == PRODUCT_A_REGISTERS, asks = product->adds == PRODUCT_ADDS_AT_RUN_TIME;

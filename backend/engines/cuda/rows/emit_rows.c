@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Numbers of rows as CUDA text: what is loaded once for a row, what passes make of it, and what is stored of it. */
-#include "engines/cuda/rows/print.h"
+#include "engines/cuda/rows/emit.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -8,7 +8,7 @@
 /* ---- Numbers of the row ------------------------------------------------------------------------------------------ */
 
 /* struct row: the numbers of one row that passes or stores ask for. */
-static void print_row_struct(struct printer *p) {
+static void emit_row_struct(struct emitter *p) {
     text_add(p->code, "struct row {\n");
     for (int i = 0; i < p->rows->term_count; i++)
         for (int n = 0; n < p->rows->terms[i].names && rows_is_field(p->rows, &p->rows->terms[i]); n++)
@@ -49,7 +49,7 @@ static const char *integer_formula(int opcode) {
 }
 
 /* %.17g is a double's shortest exact width. Lengths are arguments, as sizes are no part of the text. */
-static void print_argument(struct printer *p, const char *type, const struct term_argument *argument) {
+static void emit_argument(struct emitter *p, const char *type, const struct term_argument *argument) {
     if (argument->name >= 0)
         text_add(p->code, "v%d", argument->name);
     else if (argument->literal == OPCODE_NUMBER)
@@ -61,9 +61,9 @@ static void print_argument(struct printer *p, const char *type, const struct ter
 }
 
 /* is_brief: results of 16 bits or fewer show none of what the short exponential loses. */
-void rows_print_term(struct printer *p, const struct term *term) {
+void rows_emit_term(struct emitter *p, const struct term *term) {
     if (term->kind == TERM_NODE) {
-        formula_print(p->code, p->rows->graph, term->node);
+        formula_emit(p->code, p->rows->graph, term->node);
         return;
     }
     bool is_exact = strcmp(term->type, "i64") == 0;
@@ -74,7 +74,7 @@ void rows_print_term(struct printer *p, const struct term *term) {
     /* Letters are replaced one by one; all else is copied. */
     for (const char *at = formula; *at; at++)
         if (*at >= 'A' && *at <= 'D')
-            print_argument(p, term->type, &term->arguments[*at - 'A']);
+            emit_argument(p, term->type, &term->arguments[*at - 'A']);
         else if (*at == 'T' || *at == 'S')
             text_add(p->code, "%s", *at == 'T' ? term->type : term->stored);
         else
@@ -84,7 +84,7 @@ void rows_print_term(struct printer *p, const struct term *term) {
 
 /* Terms of the row that become known at a stage, from the fields of those before. Fields are copied into scope, each
    once, and what others ask for is put back. */
-void rows_print_row_terms(struct printer *p, int stage) {
+void rows_emit_row_terms(struct emitter *p, int stage) {
     const struct rows *rows = p->rows;
     bool in_scope[TERMS_MAX] = {false};
     for (int i = 0; i < rows->term_count; i++) {
@@ -99,7 +99,7 @@ void rows_print_row_terms(struct printer *p, int stage) {
                 text_add(p->code, "    const %s v%d = r.v%d;\n", used->type, used->name + n, used->name + n);
             in_scope[term->uses[u]] = true;
         }
-        rows_print_term(p, term);
+        rows_emit_term(p, term);
         if (rows_is_field(rows, term))
             text_add(p->code, "    r.v%d = v%d;\n", term->name, term->name);
         in_scope[i] = true;
@@ -107,20 +107,20 @@ void rows_print_row_terms(struct printer *p, int stage) {
 }
 
 /* A number that each row loads once, before its elements. */
-static bool is_entry(const struct printer *p, const struct term *term) {
+static bool is_entry(const struct emitter *p, const struct term *term) {
     return rows_is_field(p->rows, term) && term->kind == TERM_LOAD &&
            operand_at(p, term->operand)->memory != MEMORY_INDEX;
 }
 
 /* Rows side by side have a run of numbers where these are neighbours, and one number where all share it. Other numbers
    are loaded once for the strip. */
-static bool has_number_for_each(const struct printer *p, int k) { return p->s->nest.is_columns && fast_stride(p, k); }
+static bool has_number_for_each(const struct emitter *p, int k) { return p->s->nest.is_columns && fast_stride(p, k); }
 
-static const char *input_width(const struct printer *p, int k) { return has_number_for_each(p, k) ? "WIDTH" : "1"; }
+static const char *input_width(const struct emitter *p, int k) { return has_number_for_each(p, k) ? "WIDTH" : "1"; }
 
 /* What the rows' own numbers are loaded to, before they are worked on. Loads first, conversions later (open_rows): all
    loads of a strip are under way at once. */
-static void print_entry(struct printer *p) {
+static void emit_entry(struct emitter *p) {
     /* raw<> is what memory holds, unconverted. */
     text_add(p->code, "struct row_inputs {\n");
     for (int i = 0; i < p->rows->term_count; i++)
@@ -137,7 +137,7 @@ static void print_entry(struct printer *p) {
         /* Rows side by side whose numbers are apart: one by one. */
         if (p->s->nest.is_columns && fast_stride(p, k) > 1) {
             text_add(p->code, "    for (int l = 0; l < WIDTH; l++) in.r%d.put(l, (", k);
-            rows_print_address(p, k, true);
+            rows_emit_address(p, k, true);
             text_add(p->code, ")[l * a.s%d_%d]);\n", k, schedule_fast_dim(p->s));
             continue;
         }
@@ -148,7 +148,7 @@ static void print_entry(struct printer *p) {
                      k, type_of(p, k));
         else
             text_add(p->code, "    in.r%d = raw<%s, %s>::load<false>(", k, type_of(p, k), input_width(p, k));
-        rows_print_address(p, k, true);
+        rows_emit_address(p, k, true);
         text_add(p->code, k == p->rows->sampled ? " + i * a.sample_step);\n" : ");\n");
     }
     text_add(p->code, "}\n\n");
@@ -156,7 +156,7 @@ static void print_entry(struct printer *p) {
 
 /* From the first of rows side by side to the l-th. Nothing where all of them share the number, or rows do not lie side
    by side. */
-static void print_step(struct printer *p, int k) {
+static void emit_step(struct emitter *p, int k) {
     if (p->s->nest.is_columns && fast_stride(p, k) == 1)
         text_add(p->code, " + l");
     else if (p->s->nest.is_columns && fast_stride(p, k))
@@ -164,17 +164,17 @@ static void print_step(struct printer *p, int k) {
 }
 
 /* A coordinate of the row, as a number. */
-static void print_row_index(struct printer *p, const struct term *term) {
+static void emit_row_index(struct emitter *p, const struct term *term) {
     int k = term->operand;
     text_add(p->code, "    r.v%d = 0", term->name);
     if (rows_depends_on(operand_at(p, k), 0, p->s->nest.row_dims))
         text_add(p->code, " + at.b%d", k);
-    print_step(p, k);
+    emit_step(p, k);
     text_add(p->code, ";\n");
 }
 
 /* open_rows(): from what was loaded to the fields that need no pass. */
-static void print_open(struct printer *p) {
+static void emit_open(struct emitter *p) {
     text_add(p->code, "DEVICE void open_rows(row* now, const row_inputs& in, const arguments& a, const base& at) {\n"
                       "    #pragma unroll\n    for (int l = 0; l < (COLUMNS ? WIDTH : 1); l++) {\n"
                       "    [[maybe_unused]] row& r = now[l];\n");
@@ -190,15 +190,15 @@ static void print_open(struct printer *p) {
             text_add(p->code, "    r.v%d = in.r%d.at(%s);\n", term->name, term->operand,
                      has_number_for_each(p, term->operand) ? "l" : "0");
         else if (rows_is_field(p->rows, term) && term->kind == TERM_LOAD)
-            print_row_index(p, term);
+            emit_row_index(p, term);
     }
-    rows_print_row_terms(p, 0);
+    rows_emit_row_terms(p, 0);
     text_add(p->code, "    }\n}\n\n");
 }
 
 /* store_rows(): a run for rows side by side; channels have store_row(). */
-void rows_print_row_stores(struct printer *p) {
-    /* These are stored one by one, see print_one_row. */
+void rows_emit_row_stores(struct emitter *p) {
+    /* These are stored one by one, see emit_one_row. */
     if (p->s->memory.scheme == MEMORY_CHANNELS)
         return;
     text_add(p->code, "DEVICE void store_rows(const row* now, const arguments& a, const base& at) {\n");
@@ -214,10 +214,10 @@ void rows_print_row_stores(struct printer *p) {
                      type_of(p, k), k, k, type_of(p, k), operand->value);
             char from[16];
             snprintf(from, sizeof from, "w%d", k);
-            rows_print_store(p, k, from, true, "store_run");
+            rows_emit_store(p, k, from, true, "store_run");
         } else {
             text_add(p->code, "    *(");
-            rows_print_address(p, k, true);
+            rows_emit_address(p, k, true);
             text_add(p->code, ") = from<%s>::number(as_number(now[0].v%d));\n", type_of(p, k), operand->value);
         }
     }
@@ -226,42 +226,42 @@ void rows_print_row_stores(struct printer *p) {
 
 /* The same of the row with which a run of rows side by side begins, or of the l-th after it. Channels are opened one by
    one: a thread makes the numbers of one and hands them on in shared memory. */
-static void print_one_row(struct printer *p) {
+static void emit_one_row(struct emitter *p) {
     text_add(p->code, "DEVICE void open_row(row& r, const arguments& a, const base& at, int l) {\n");
     for (int i = 0; i < p->rows->term_count; i++) {
         const struct term *term = &p->rows->terms[i];
         int k = term->operand;
         if (is_entry(p, term)) {
             text_add(p->code, "    {\n    const %s* p = ", type_of(p, k));
-            rows_print_address(p, k, true);
+            rows_emit_address(p, k, true);
             text_add(p->code, ";\n    r.v%d = %s(p", term->name, k == p->rows->sampled ? "sample" : "*");
-            print_step(p, k);
+            emit_step(p, k);
             text_add(p->code, "%s);\n    }\n", k == p->rows->sampled ? ", a.sample_step" : "");
         } else if (rows_is_field(p->rows, term) && term->kind == TERM_LOAD) {
-            print_row_index(p, term);
+            emit_row_index(p, term);
         }
     }
-    rows_print_row_terms(p, 0);
+    rows_emit_row_terms(p, 0);
     text_add(p->code, "}\n\nDEVICE void store_row(const row& r, const arguments& a, const base& at, int l) {\n");
     for (int k = 0; k < p->rows->operand_count; k++) {
         const struct operand *operand = operand_at(p, k);
         if (!operand->is_store || !rows_is_field(p->rows, rows_find(p->rows, operand->value)))
             continue;
         text_add(p->code, "    *(");
-        rows_print_address(p, k, true);
-        print_step(p, k);
+        rows_emit_address(p, k, true);
+        emit_step(p, k);
         text_add(p->code, ") = from<%s>::number(as_number(r.v%d));\n", type_of(p, k), operand->value);
     }
     text_add(p->code, "}\n\n");
 }
 
 /* Channels are opened one by one, other rows by the strip. */
-void rows_print_row_numbers(struct printer *p) {
-    print_row_struct(p);
+void rows_emit_row_numbers(struct emitter *p) {
+    emit_row_struct(p);
     if (p->s->memory.scheme == MEMORY_CHANNELS) {
-        print_one_row(p);
+        emit_one_row(p);
     } else {
-        print_entry(p);
-        print_open(p);
+        emit_entry(p);
+        emit_open(p);
     }
 }

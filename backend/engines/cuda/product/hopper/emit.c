@@ -77,60 +77,63 @@ static bool has_planes(const struct map_view *view) { return view->dims[view->co
 
 /* One coordinate of a copy, in the order of the map's dimensions: by what the dimension is. A group's own channels
    begin per_group further in the map; entry[0] is the group, the first mode of the batch. */
-static void print_coordinate(struct kernel_print *print, const struct hopper *h, int operand, int i) {
+static void emit_coordinate(struct kernel_source *source, const struct hopper *h, int operand, int i) {
     const struct view_dim *dim = &h->view[operand].dims[i];
     const char *from = h->k_is_pixels ? "k" : "at";
     switch (dim->role) {
     case ROLE_K:
-        text_add(&print->code, ", %s", has_planes(&h->view[operand]) ? "pixel" : h->k_is_pixels ? "k.position" : "k.c");
+        text_add(&source->code, ", %s",
+                 has_planes(&h->view[operand]) ? "pixel"
+                 : h->k_is_pixels              ? "k.position"
+                                               : "k.c");
         break;
     case ROLE_PLANE:
-        text_add(&print->code, ", (i32)plane");
+        text_add(&source->code, ", (i32)plane");
         break;
     case ROLE_OUTER:
-        text_add(&print->code, ", outer");
+        text_add(&source->code, ", outer");
         break;
     case ROLE_TAP:
-        text_add(&print->code, ", at.filter(%d, k.tap[%d])", dim->number, dim->number);
+        text_add(&source->code, ", at.filter(%d, k.tap[%d])", dim->number, dim->number);
         break;
     case ROLE_ENTRY:
-        text_add(&print->code, ", at.entry[%d]", dim->number);
+        text_add(&source->code, ", at.entry[%d]", dim->number);
         break;
     case ROLE_IMAGE:
-        text_add(&print->code, ", %s.from.%s", from, dim->number < 0 ? "image" : spatial_names[dim->number]);
+        text_add(&source->code, ", %s.from.%s", from, dim->number < 0 ? "image" : spatial_names[dim->number]);
         break;
     }
     if (!dim->per_group)
         return;
     struct name field = named("%c_group%d", "ab"[operand], i);
-    print_number(print, dim->per_group, field.text);
-    text_add(&print->code, " + at.entry[0] * (i32)p.%s", field.text);
+    emit_number(source, dim->per_group, field.text);
+    text_add(&source->code, " + at.entry[0] * (i32)p.%s", field.text);
 }
 
 /* The result's index of taps and channels, taken apart: behind the last tap the first one comes again, for no result;
    where there is one tap, channels count on into zeros. By divisors from the innermost tap outwards. Channels are
    extent / taps: the index was rounded up to whole panels for each tap (hopper_order). */
-static void print_split_taps(struct kernel_print *print, const struct hopper *h) {
+static void emit_split_taps(struct kernel_source *source, const struct hopper *h) {
     const struct modes *outer = &h->c.modes[h->is_swapped ? ROW : COLUMN];
     int64_t taps = h->positions[0].taps * h->positions[1].taps * h->positions[2].taps;
-    text_add(&print->code, "DEVICE void split_taps(const arguments& p, i32& outer, i32 (&tap)[3]) {\n");
+    text_add(&source->code, "DEVICE void split_taps(const arguments& p, i32& outer, i32 (&tap)[3]) {\n");
     if (taps == 1) {
-        text_add(&print->code, "    tap[0] = tap[1] = tap[2] = 0;\n}\n\n");
+        text_add(&source->code, "    tap[0] = tap[1] = tap[2] = 0;\n}\n\n");
         return;
     }
-    print_divisor(print, modes_extent(outer) / taps, "outer_channels");
-    text_add(&print->code, "    u32 rest = (u32)outer;\n    outer = (i32)split(rest, p.outer_channels);\n");
+    emit_divisor(source, modes_extent(outer) / taps, "outer_channels");
+    text_add(&source->code, "    u32 rest = (u32)outer;\n    outer = (i32)split(rest, p.outer_channels);\n");
     for (int i = COORDINATES; i-- > 0;) {
-        print_divisor(print, h->positions[i].taps, named("outer_taps%d", i).text);
-        text_add(&print->code, "    tap[%d] = (i32)split(rest, p.outer_taps%d);\n", i, i);
+        emit_divisor(source, h->positions[i].taps, named("outer_taps%d", i).text);
+        text_add(&source->code, "    tap[%d] = (i32)split(rest, p.outer_taps%d);\n", i, i);
     }
-    text_add(&print->code, "}\n\n");
+    text_add(&source->code, "}\n\n");
 }
 
 /* Whether a pixel under a tap lies inside the image, in those dimensions where it may not. The copy engine fills pixels
    outside with zeros; a prologue would make something else of these, so it asks. */
-static void print_is_inside(struct kernel_print *print, const struct hopper *h) {
-    text_add(&print->code,
+static void emit_is_inside(struct kernel_source *source, const struct hopper *h) {
+    text_add(&source->code,
              "DEVICE bool is_inside(const arguments& p, const tile_coordinates& at, const pixel& from, const i32 "
              "(&tap)[3]) {\n    return true");
     for (int i = 0; i < COORDINATES; i++) {
@@ -138,11 +141,11 @@ static void print_is_inside(struct kernel_print *print, const struct hopper *h) 
         int64_t reach = at->offset + (at->tap_step > 0 ? (at->taps - 1) * at->tap_step : 0);
         if (at->corner >= 0 && at->corner + (at->count - 1) * at->stride + reach < at->size)
             continue;
-        print_number(print, at->size, named("size%d", i).text);
-        text_add(&print->code, " && (u32)(from.%s + at.offset(%d, tap[%d])) < (u32)p.size%d", spatial_names[i], i, i,
+        emit_number(source, at->size, named("size%d", i).text);
+        text_add(&source->code, " && (u32)(from.%s + at.offset(%d, tap[%d])) < (u32)p.size%d", spatial_names[i], i, i,
                  i);
     }
-    text_add(&print->code, ";\n}\n\n");
+    text_add(&source->code, ";\n}\n\n");
 }
 
 /* The first one has the name of an operand in one piece, whose map kernels fetch as they begin. */
@@ -151,27 +154,27 @@ static struct name part_map(int operand, int part) {
 }
 
 /* One copy, from the map of that name. `before`: what of k lies in other maps; NULL: nothing. */
-static void print_copy(struct kernel_print *print, const struct hopper *h, int operand, const char *map,
-                       const char *before) {
+static void emit_copy(struct kernel_source *source, const struct hopper *h, int operand, const char *map,
+                      const char *before) {
     const struct map_view *view = &h->view[operand];
     if (is_shared(h, operand))
-        text_add(&print->code, "    share_box(%d, dst, p.%s, full", (1 << h->tile->cluster) - 1, map);
+        text_add(&source->code, "    share_box(%d, dst, p.%s, full", (1 << h->tile->cluster) - 1, map);
     else
-        text_add(&print->code, "    %s(dst, p.%s, full", view->is_image ? "load_pixels" : "load_box", map);
+        text_add(&source->code, "    %s(dst, p.%s, full", view->is_image ? "load_pixels" : "load_box", map);
     for (int i = 0; i < view->count; i++) {
-        print_coordinate(print, h, operand, i);
+        emit_coordinate(source, h, operand, i);
         if (i == 0 && before)
-            text_add(&print->code, " - (i32)p.%s", before);
+            text_add(&source->code, " - (i32)p.%s", before);
     }
     for (int i = 1; i < view->count - 1 && view->is_image; i++) {
         int number = view->dims[i].number;
-        text_add(&print->code, ", at.offset(%d, %stap[%d])", number, h->k_is_pixels ? "" : "k.", number);
+        text_add(&source->code, ", at.offset(%d, %stap[%d])", number, h->k_is_pixels ? "" : "k.", number);
     }
-    text_add(&print->code, ");\n");
+    text_add(&source->code, ");\n");
 }
 
 /* Of the parts of an operand, the one that a step of k lies in. */
-static void print_copy_of_part(struct kernel_print *print, const struct hopper *h, int operand) {
+static void emit_copy_of_part(struct kernel_source *source, const struct hopper *h, int operand) {
     const struct concat_op *parts = h->parts[operand];
     char letter = "ab"[operand];
     int last = (int)parts->inputs.count - 1;
@@ -179,47 +182,48 @@ static void print_copy_of_part(struct kernel_print *print, const struct hopper *
     for (int part = 0; part < last; part++) {
         end += ((const struct tensor *)parts->inputs.tensors[part])->dims.at[concat_axis(parts)];
         struct name field = named("%c_end%d", letter, part), before = named("%c_end%d", letter, part - 1);
-        print_number(print, end, field.text);
-        text_add(&print->code, "    if (k.c < (i32)p.%s) {\n    ", field.text);
-        print_copy(print, h, operand, part_map(operand, part).text, part ? before.text : NULL);
-        text_add(&print->code, "        return;\n    }\n");
+        emit_number(source, end, field.text);
+        text_add(&source->code, "    if (k.c < (i32)p.%s) {\n    ", field.text);
+        emit_copy(source, h, operand, part_map(operand, part).text, part ? before.text : NULL);
+        text_add(&source->code, "        return;\n    }\n");
     }
-    print_copy(print, h, operand, part_map(operand, last).text, last ? named("%c_end%d", letter, last - 1).text : NULL);
+    emit_copy(source, h, operand, part_map(operand, last).text, last ? named("%c_end%d", letter, last - 1).text : NULL);
 }
 
 /* load_a() or load_b(): the copies of one box; `outer`: the operand's own index, `full`: the barrier that counts its
    bytes. */
-static void print_load(struct kernel_print *print, const struct hopper *h, int operand) {
+static void emit_load(struct kernel_source *source, const struct hopper *h, int operand) {
     const struct map_view *view = &h->view[operand];
     char letter = "ab"[operand];
     if (view->is_image && h->k_is_pixels)
-        print_split_taps(print, h);
+        emit_split_taps(source, h);
     if (view->is_image && h->c.before_count > 0)
-        print_is_inside(print, h);
-    text_add(&print->code,
+        emit_is_inside(source, h);
+    text_add(&source->code,
              "DEVICE void load_%c(const arguments& p, const tile_coordinates& at, const k_cursor& k, i32 outer, u32 "
              "dst, u32 full) {\n",
              letter);
     if (view->is_image && h->k_is_pixels)
-        text_add(&print->code, "    i32 tap[3];\n    split_taps(p, outer, tap);\n");
+        text_add(&source->code, "    i32 tap[3];\n    split_taps(p, outer, tap);\n");
     if (has_planes(view)) {
-        print_divisor(print, view->dims[0].extent, "plane");
-        text_add(&print->code, "    u32 plane = (u32)k.position;\n    const i32 pixel = (i32)split(plane, p.plane);\n");
+        emit_divisor(source, view->dims[0].extent, "plane");
+        text_add(&source->code,
+                 "    u32 plane = (u32)k.position;\n    const i32 pixel = (i32)split(plane, p.plane);\n");
     }
     if (h->parts[operand])
-        print_copy_of_part(print, h, operand);
+        emit_copy_of_part(source, h, operand);
     else
-        print_copy(print, h, operand, named("%c_map", letter).text, NULL);
-    text_add(&print->code, "}\n\n");
+        emit_copy(source, h, operand, named("%c_map", letter).text, NULL);
+    text_add(&source->code, "}\n\n");
 }
 
 /* ---- Where a tile stands ----------------------------------------------------------------------------------------- */
 
 /* A table of the taps that each phase of a stride sees, one word each: their number, the first of the filter's, and
    how far from the corner it reads. Finding them takes divisions. */
-static void print_phases(struct kernel_print *print, const struct positions *at, int i, bool is_flipped) {
+static void emit_phases(struct kernel_source *source, const struct positions *at, int i, bool is_flipped) {
     const struct phase *phase = &at->phase;
-    print_number(print, is_flipped ? -phase->tap_step : phase->tap_step, named("filter_step%d", i).text);
+    emit_number(source, is_flipped ? -phase->tap_step : phase->tap_step, named("filter_step%d", i).text);
     for (int64_t z = 0; z < phase->stride; z++) {
         int64_t first = 0;
         while (first < phase->taps && (z + phase->pre - first * phase->dilation) % phase->stride != 0)
@@ -228,78 +232,78 @@ static void print_phases(struct kernel_print *print, const struct positions *at,
         int64_t offset = count ? (z + phase->pre - first * phase->dilation) / phase->stride - at->corner : 0;
         int64_t filter = is_flipped && count ? phase->taps - 1 - first : first;
         /* Taps and offsets are bounded by check_phases and by the reach of the copy engine, far below 16 bits. */
-        print_number(print, count | filter << 16 | offset << 32, named("phase%d_%d", i, (int)z).text);
+        emit_number(source, count | filter << 16 | offset << 32, named("phase%d_%d", i, (int)z).text);
     }
-    text_add(&print->code,
+    text_add(&source->code,
              "    at.tap[%d] = unpack_taps((&p.phase%d_0)[phase%d], (i32)p.filter_step%d, (i32)p.offset_step%d);\n", i,
              i, i, i, i);
 }
 
 /* Arguments and text of the taps of one spatial dimension; of a phase they are looked up. */
-static void print_taps(struct kernel_print *print, const struct hopper *h, int i) {
+static void emit_taps(struct kernel_source *source, const struct hopper *h, int i) {
     const struct positions *at = &h->positions[i];
-    print_divisor(print, at->count, named("positions%d", i).text);
+    emit_divisor(source, at->count, named("positions%d", i).text);
     /* In pixels; offsets of taps count from the corner. */
-    print_number(print, at->stride, named("stride%d", i).text);
-    print_number(print, at->corner, named("start%d", i).text);
-    print_number(print, at->tap_step, named("offset_step%d", i).text);
+    emit_number(source, at->stride, named("stride%d", i).text);
+    emit_number(source, at->corner, named("start%d", i).text);
+    emit_number(source, at->tap_step, named("offset_step%d", i).text);
     if (at->phase.stride) {
-        print_phases(print, at, i, h->is_flipped);
+        emit_phases(source, at, i, h->is_flipped);
         return;
     }
-    print_number(print, h->taps[i], named("taps%d", i).text);
-    print_number(print, at->offset, named("offset%d", i).text);
-    text_add(&print->code, "    at.tap[%d] = taps{(i32)p.taps%d, %s, (i32)p.offset%d, (i32)p.offset_step%d};\n", i, i,
+    emit_number(source, h->taps[i], named("taps%d", i).text);
+    emit_number(source, at->offset, named("offset%d", i).text);
+    text_add(&source->code, "    at.tap[%d] = taps{(i32)p.taps%d, %s, (i32)p.offset%d, (i32)p.offset_step%d};\n", i, i,
              h->is_flipped ? named("(i32)p.taps%d - 1, -1", i).text : "0, 1", i, i);
 }
 
 /* The batch entry's modes: phases, or what the maps count. From the fastest mode to the slowest, which is what the
    divisions leave. */
-static void print_entry(struct kernel_print *print, const struct hopper *h) {
+static void emit_entry(struct kernel_source *source, const struct hopper *h) {
     const struct modes *batch = &h->c.modes[BATCH];
     if (batch->count)
-        text_add(&print->code, "    u32 rest = (u32)at.z;\n");
+        text_add(&source->code, "    u32 rest = (u32)at.z;\n");
     for (int d = batch->count; d-- > 0;) {
         int phase = batch->at[d].phase;
         if (d > 0)
-            print_divisor(print, batch->at[d].extent, named("entries%d", d).text);
+            emit_divisor(source, batch->at[d].extent, named("entries%d", d).text);
         if (phase != NO_PHASE)
-            text_add(&print->code, "    const u32 phase%d", h->c.phases[phase].coordinate);
+            text_add(&source->code, "    const u32 phase%d", h->c.phases[phase].coordinate);
         else
-            text_add(&print->code, "    at.entry[%d]", d);
-        text_add(&print->code, d > 0 ? " = split(rest, p.entries%d);\n" : " = rest;\n", d);
+            text_add(&source->code, "    at.entry[%d]", d);
+        text_add(&source->code, d > 0 ? " = split(rest, p.entries%d);\n" : " = rest;\n", d);
     }
 }
 
 /* How much of rows, columns and k the batch entry has. */
-static void print_override(struct kernel_print *print, const struct hopper *h, int n) {
+static void emit_override(struct kernel_source *source, const struct hopper *h, int n) {
     static const char *const names[] = {"rows", "columns", "channels"};
     if (!h->c.used[n]) {
-        text_add(&print->code, "    at.used[%d] = (i32)p.%s;\n", n, names[n]);
+        text_add(&source->code, "    at.used[%d] = (i32)p.%s;\n", n, names[n]);
         return;
     }
-    text_add(&print->code, "    at.used[%d] = used_of(", n);
-    contraction_print_override(print, &h->c, n, "at.entry[%d]");
-    text_add(&print->code, ", p.%s);\n", names[n]);
+    text_add(&source->code, "    at.used[%d] = used_of(", n);
+    contraction_emit_override(source, &h->c, n, "at.entry[%d]");
+    text_add(&source->code, ", p.%s);\n", names[n]);
 }
 
 /* find_entry(p, at): what the tile scheduler finds of a batch entry, before any copy of it. Images also get the pixel
    that their tile begins at. */
-static void print_find_entry(struct kernel_print *print, const struct hopper *h) {
+static void emit_find_entry(struct kernel_source *source, const struct hopper *h) {
     bool has_image = h->view[OPERAND_A].is_image || h->view[OPERAND_B].is_image;
-    text_add(&print->code, "DEVICE void find_entry(const arguments& p, tile_coordinates& at) {\n");
-    print_entry(print, h);
+    text_add(&source->code, "DEVICE void find_entry(const arguments& p, tile_coordinates& at) {\n");
+    emit_entry(source, h);
     for (int i = 0; i < COORDINATES && (has_image || h->is_planes); i++)
-        print_taps(print, h, i);
+        emit_taps(source, h, i);
     if (has_image && !h->k_is_pixels)
-        text_add(&print->code, "    at.from = find_pixel(p, (u32)at.%s);\n",
+        text_add(&source->code, "    at.from = find_pixel(p, (u32)at.%s);\n",
                  h->view[OPERAND_A].is_image ? "row" : "column");
     for (int n = 0; n < 3 && contraction_has_overrides(&h->c); n++)
-        print_override(print, h, n);
+        emit_override(source, h, n);
     if (h->c.phase_count)
-        text_add(&print->code,
+        text_add(&source->code,
                  "    at.phase_steps = at.tap[0].count * at.tap[1].count * at.tap[2].count * (i32)p.blocks;\n");
-    text_add(&print->code, "}\n\n");
+    text_add(&source->code, "}\n\n");
 }
 
 /* The one result as epilogue tiles leave shared memory. 16 rows: what a warp has of a wgmma result. 16 bytes stand for
@@ -324,7 +328,7 @@ static struct tensor_map_form result_form(const struct hopper *h,
 }
 
 /* The parts of an operand: each is mapped by itself, up to where it ends along k. */
-static void print_part_maps(struct kernel_print *print, const struct hopper *h, int f) {
+static void emit_part_maps(struct kernel_source *source, const struct hopper *h, int f) {
     const struct concat_op *parts = h->parts[f];
     for (int part = 0; part < parts->inputs.count; part++) {
         const struct tensor *tensor = parts->inputs.tensors[part];
@@ -332,93 +336,93 @@ static void print_part_maps(struct kernel_print *print, const struct hopper *h, 
         map.form.dims[0] = (uint64_t)tensor->dims.at[concat_axis(parts)];
         for (int i = 1; i < h->view[f].count; i++)
             map.form.strides[i - 1] = (uint64_t)(hopper_part_stride(h, f, part, i) * stored_bytes(h));
-        print_map(print, graph_find_value(h->c.region->graph, tensor), &map, part_map(f, part).text);
+        emit_map(source, graph_find_value(h->c.region->graph, tensor), &map, part_map(f, part).text);
     }
 }
 
-/* Maps are printed before all other fields, as print_map asks. */
-void hopper_print_maps(struct kernel_print *print, const struct hopper *h) {
+/* Maps are printed before all other fields, as emit_map asks. */
+void hopper_emit_maps(struct kernel_source *source, const struct hopper *h) {
     static const char *const names[] = {"a_map", "b_map"};
     for (int f = 0; f < OPERANDS; f++) {
         if (h->parts[f]) {
-            print_part_maps(print, h, f);
+            emit_part_maps(source, h, f);
             continue;
         }
         struct cuda_map map = {.form = form_of(h, f), .is_im2col = h->view[f].is_image};
         map.offset = h->is_matrix ? h->c.operand[f].first * stored_bytes(h) : 0; /* an image's corner is in its form */
-        print_map(print, h->c.operand[f].value, &map, names[f]);
+        emit_map(source, h->c.operand[f].value, &map, names[f]);
     }
     if (h->stores_boxes) {
         struct cuda_map map = {.form = result_form(h, h->store)};
-        print_map(print, h->store->value, &map, "c_map");
+        emit_map(source, h->store->value, &map, "c_map");
     }
     if (h->second) {
         struct cuda_map map = {.form = result_form(h, h->second)};
-        print_map(print, h->second->value, &map, "c2_map");
+        emit_map(source, h->second->value, &map, "c2_map");
     }
     if (h->has_aux_load) {
         const struct epilogue_operand *operand = &h->c.epilogue.at[h->auxiliary];
         struct cuda_map map = {.form = result_form(h, operand)};
-        print_map(print, operand->value, &map, "r_map");
+        emit_map(source, operand->value, &map, "r_map");
     }
 }
 
 /* The run is 2 there, so a run of the result is one word of twice its width. */
-void epilogue_print_pairs(struct kernel_print *print, const struct contraction *c,
-                          const struct epilogue_operand *store) {
+void epilogue_emit_pairs(struct kernel_source *source, const struct contraction *c,
+                         const struct epilogue_operand *store) {
     static const char *const types[] = {[1] = "u16", [2] = "u32", [4] = "u64"};
     const char *type = types[dtype_bytes(store->type, 1)];
-    text_add(&print->code, "DEVICE %s pair_of(const results& out) { return *(const %s*)&out.f%d; }\n\n", type, type,
+    text_add(&source->code, "DEVICE %s pair_of(const results& out) { return *(const %s*)&out.f%d; }\n\n", type, type,
              (int)(store - c->epilogue.at));
 }
 
 /* What leaves shared memory by the copy engine, and what arrives there; else addresses for threads. */
-void hopper_print_result(struct kernel_print *print, const struct hopper *h) {
-    epilogue_print_pairs(print, &h->c, h->store);
+void hopper_emit_result(struct kernel_source *source, const struct hopper *h) {
+    epilogue_emit_pairs(source, &h->c, h->store);
     if (h->c.epilogue.reduces_stored)
-        reductions_print_stored(print, &h->c, h->store);
+        reductions_emit_stored(source, &h->c, h->store);
     if (h->stores_boxes)
-        text_add(&print->code,
+        text_add(&source->code,
                  "DEVICE void store_result(const arguments& p, index z, u32 src, i32 column, i32 row) {\n"
                  "    store_box(p.c_map, src, column, row%s);\n}\n\n",
                  h->c.epilogue.mode_count[BATCH] ? ", (i32)z" : "");
     if (h->second)
-        text_add(&print->code,
+        text_add(&source->code,
                  "DEVICE u32 pair_of_second(const results& out) { return *(const u32*)&out.f%d; }\n\n"
                  "DEVICE void store_second(const arguments& p, index z, u32 src, i32 column, i32 row) {\n"
                  "    store_box(p.c2_map, src, column, row%s);\n}\n\n",
                  (int)(h->second - h->c.epilogue.at), h->c.epilogue.mode_count[BATCH] ? ", (i32)z" : "");
     if (h->has_aux_load)
-        text_add(&print->code,
+        text_add(&source->code,
                  "DEVICE void load_aux_box(const arguments& p, index z, u32 dst, u32 full, i32 column, i32 row) {\n"
                  "    load_box(dst, p.r_map, full, column, row%s);\n}\n\n"
                  "DEVICE void set_aux_pair(fetched& in, u32 pair) { *(u32*)&in.f%d = pair; }\n\n",
                  h->c.epilogue.mode_count[BATCH] ? ", (i32)z" : "", h->auxiliary);
     if (!h->stores_boxes)
-        epilogue_print_address(print, &h->c, (int)(h->store - h->c.epilogue.at));
+        epilogue_emit_address(source, &h->c, (int)(h->store - h->c.epilogue.at));
 }
 
 /* Constants first, then find_entry(), then what loads boxes, which names what that finds. */
-void hopper_print_operands(struct kernel_print *print, const struct hopper *h) {
+void hopper_emit_operands(struct kernel_source *source, const struct hopper *h) {
     for (int f = 0; f < OPERANDS; f++) {
         char letter = "AB"[f];
-        print_constant(print, named("%c_IS_MN_MAJOR", letter).text, !h->view[f].is_k_major);
+        emit_constant(source, named("%c_IS_MN_MAJOR", letter).text, !h->view[f].is_k_major);
     }
-    print_constant(print, "STORED_BYTES", stored_bytes(h));
+    emit_constant(source, "STORED_BYTES", stored_bytes(h));
     if (h->c.before_count > 0)
-        print_constant(print, "A_IS_IMAGE", h->view[OPERAND_A].is_image);
-    print_constant(print, "K_IS_PIXELS", h->k_is_pixels);
-    print_constant(print, "HAS_TAPS", h->taps[0] * h->taps[1] * h->taps[2] > 1 || h->c.phase_count > 0);
-    print_constant(print, "HAS_PHASES", h->c.phase_count > 0);
-    print_constant(print, "HAS_GROUPS", 0);
-    print_constant(print, "HAS_OVERRIDES", contraction_has_overrides(&h->c));
-    print_number(print, h->channels, "channels");
+        emit_constant(source, "A_IS_IMAGE", h->view[OPERAND_A].is_image);
+    emit_constant(source, "K_IS_PIXELS", h->k_is_pixels);
+    emit_constant(source, "HAS_TAPS", h->taps[0] * h->taps[1] * h->taps[2] > 1 || h->c.phase_count > 0);
+    emit_constant(source, "HAS_PHASES", h->c.phase_count > 0);
+    emit_constant(source, "HAS_GROUPS", 0);
+    emit_constant(source, "HAS_OVERRIDES", contraction_has_overrides(&h->c));
+    emit_number(source, h->channels, "channels");
     if (h->c.phase_count)
-        print_number(print, divide_up(h->channels * stored_bytes(h), HOPPER_K_BYTES), "blocks");
-    text_add(&print->code, "#include \"product/hopper/coordinates.cuh\"\n\n");
-    print_find_entry(print, h);
+        emit_number(source, divide_up(h->channels * stored_bytes(h), HOPPER_K_BYTES), "blocks");
+    text_add(&source->code, "#include \"product/hopper/coordinates.cuh\"\n\n");
+    emit_find_entry(source, h);
     for (int f = 0; f < OPERANDS; f++)
-        print_load(print, h, f);
+        emit_load(source, h, f);
 }
 
 /* ---- The product ------------------------------------------------------------------------------------------------- */
@@ -430,8 +434,8 @@ static const char *wgmma_type(weftDataType_t stored) {
 
 /* A product is 64 rows x columns x 32 bytes of k. Operand i of the asm is accumulator i, then A, B and `adds`, which is
    0 where the accumulators are fresh: the sum then begins without clearing them. */
-void wgmma_print(struct text *code, int columns, weftDataType_t a, weftDataType_t b, enum wgmma_a from,
-                 bool b_is_mn_major) {
+void wgmma_emit(struct text *code, int columns, weftDataType_t a, weftDataType_t b, enum wgmma_a from,
+                bool b_is_mn_major) {
     /* Accumulators of a thread: 64 x columns over 128 threads. */
     int count = columns / 2, bytes = (int)dtype_bytes(a, 1), words = from == WGMMA_A_REGISTERS ? 4 : 1;
     bool is_whole = dtype_is_integer(a);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The kernels of a row program: constants, arguments and printed functions in front of the file of their memory
    scheme. */
-#include "engines/cuda/rows/print.h"
+#include "engines/cuda/rows/emit.h"
 #include "base/number.h"
 
 #include <stdio.h>
@@ -14,7 +14,7 @@ enum { SAMPLES = 16, ROW_SAMPLES = 4 };
 
 /* The addresses at which the first part would begin that the others belong to, and the coordinates from which on they
    do. */
-static void print_parts(struct printer *p, int k) {
+static void emit_parts(struct emitter *p, int k) {
     const struct operand *operand = operand_at(p, k);
     const struct concat_op *parts = operand->parts;
     const struct tensor *whole = p->rows->graph->values[operand->memory].tensor;
@@ -24,32 +24,32 @@ static void print_parts(struct printer *p, int k) {
         const struct tensor *tensor = parts->inputs.tensors[part];
         int64_t offset = -dtype_bytes(operand->type, before * whole->strides.at[concat_axis(parts)]);
         snprintf(name, sizeof name, "p%d_%d", k, part);
-        print_pointer(p->print, operand->type, graph_find_value(p->rows->graph, tensor), offset, name);
+        emit_pointer(p->source, operand->type, graph_find_value(p->rows->graph, tensor), offset, name);
         before += tensor->dims.at[concat_axis(parts)];
         snprintf(name, sizeof name, "end%d_%d", k, part);
-        print_number(p->print, before, name);
+        emit_number(p->source, before, name);
     }
 }
 
 /* Strides 0 and, along the fast dim, 1 are text. */
-static void print_operand_fields(struct printer *p, int k) {
+static void emit_operand_fields(struct emitter *p, int k) {
     const struct operand *operand = operand_at(p, k);
     char name[32];
     snprintf(name, sizeof name, "p%d", k);
     if (operand->parts)
-        print_parts(p, k);
+        emit_parts(p, k);
     else if (operand->memory >= 0 && !schedule_is_part(p->s, k))
-        print_pointer(p->print, operand->type, operand->memory, dtype_bytes(operand->type, operand->offset), name);
+        emit_pointer(p->source, operand->type, operand->memory, dtype_bytes(operand->type, operand->offset), name);
     else if (operand->memory == MEMORY_SCRATCH)
-        print_scratch(p->print, type_of(p, k), dtype_bytes(operand->type, operand->offset), name);
+        emit_scratch(p->source, type_of(p, k), dtype_bytes(operand->type, operand->offset), name);
     for (int i = 0; i < p->s->nest.rank; i++) {
         snprintf(name, sizeof name, "s%d_%d", k, i);
         if (operand->strides[i] > 1 || (operand->strides[i] == 1 && i != schedule_fast_dim(p->s)))
-            print_number(p->print, operand->strides[i], name);
+            emit_number(p->source, operand->strides[i], name);
     }
     if (term_is_column_sum(rows_find(p->rows, operand->value))) {
         snprintf(name, sizeof name, "block%d", k);
-        print_number(p->print, row_space_length(&p->rows->space), name);
+        emit_number(p->source, row_space_length(&p->rows->space), name);
     }
 }
 
@@ -70,7 +70,7 @@ static int64_t sample_step(const struct schedule *s) {
 }
 
 /* Fields of the arguments that all kernels of rows share; sizes are never text. */
-static void print_fields(struct printer *p) {
+static void emit_fields(struct emitter *p) {
     const struct schedule *s = p->s;
     const struct {
         const char *name;
@@ -85,31 +85,31 @@ static void print_fields(struct printer *p) {
     };
     char name[32];
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
-        print_number(p->print, numbers[i].number, numbers[i].name);
+        emit_number(p->source, numbers[i].number, numbers[i].name);
     if (p->rows->sampled >= 0)
-        print_number(p->print, sample_step(s), "sample_step");
+        emit_number(p->source, sample_step(s), "sample_step");
     if (s->overlap.is_used) {
-        print_number(p->print, s->overlap.elements, "overlap");
-        print_number(p->print, s->overlap.last, "last_run");
+        emit_number(p->source, s->overlap.elements, "overlap");
+        emit_number(p->source, s->overlap.last, "last_run");
     }
     /* Jobs are split by it into tile and split; so many tiles are never split. */
-    print_divisor(p->print, s->grid.tiles < INT32_MAX ? s->grid.tiles : 1, "tiles");
-    print_scratch(p->print, "char", p->stage->left >= 0 ? p->stage->left : 0, "left");
+    emit_divisor(p->source, s->grid.tiles < INT32_MAX ? s->grid.tiles : 1, "tiles");
+    emit_scratch(p->source, "char", p->stage->left >= 0 ? p->stage->left : 0, "left");
     for (int pass = 0; pass < p->stage->closed; pass++) {
         snprintf(name, sizeof name, "total%d", pass);
-        print_scratch(p->print, "char", p->stage->partials[pass], name);
+        emit_scratch(p->source, "char", p->stage->partials[pass], name);
         snprintf(name, sizeof name, "splits%d", pass);
-        print_number(p->print, p->stage->split_counts[pass], name);
+        emit_number(p->source, p->stage->split_counts[pass], name);
     }
     for (int i = 0; i < s->nest.rank; i++) {
         snprintf(name, sizeof name, "extent%d", i);
         /* The slowest dim of each kind is what divisions leave. */
         if (i != 0 && i != s->nest.row_dims)
-            print_divisor(p->print, extent_in_runs(s, i), name);
+            emit_divisor(p->source, extent_in_runs(s, i), name);
     }
     for (int k = 0; k < p->rows->operand_count; k++)
         if (rows_is_located(p, k))
-            print_operand_fields(p, k);
+            emit_operand_fields(p, k);
 }
 
 /* The last pass of split rows, when all reductions are known. */
@@ -148,7 +148,7 @@ static int64_t slot_vectors(const struct schedule *s) {
 
 /* A constant is printed only for the kernels that name it: an unused one would make programs differ that are the
    same. */
-static void print_constants(struct printer *p) {
+static void emit_constants(struct emitter *p) {
     enum {
         STREAMED = 1 << MEMORY_STREAMED,
         REGISTERS = 1 << MEMORY_REGISTERS,
@@ -205,50 +205,50 @@ static void print_constants(struct printer *p) {
         {STREAMED | JOINING, "CLOSED", stage->closed},
         {JOINING, "JOINED", stage->joined},
     };
-    text_add(&p->print->constants,
+    text_add(&p->source->constants,
              "#include \"core/async.cuh\"\n#include \"core/stream.cuh\"\n#include \"core/dependent_launch.cuh\"\n"
              "#include \"core/reduce.cuh\"\n\n");
     for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)
         if (constants[i].files >> file_of(s, stage) & 1)
-            print_constant(p->print, constants[i].name, constants[i].value);
+            emit_constant(p->source, constants[i].name, constants[i].value);
 }
 
 /* What not every program has, and the types; the row program of the library is read behind them. */
-static void print_types(struct printer *p) {
+static void emit_types(struct emitter *p) {
     const struct schedule *s = p->s;
     if (s->unaligned.most)
-        print_constant(p->print, "MARGIN", s->unaligned.margin);
+        emit_constant(p->source, "MARGIN", s->unaligned.margin);
     if (p->rows->sampled >= 0)
-        print_constant(p->print, "SAMPLES", ROW_SAMPLES);
-    text_add(&p->print->constants, "using position = %s;\n", s->vectors.per_row < INT32_MAX / 2 ? "int" : "i64");
-    text_add(&p->print->constants, "using column_t = %s;\n\n#include \"rows/program.cuh\"\n",
+        emit_constant(p->source, "SAMPLES", ROW_SAMPLES);
+    text_add(&p->source->constants, "using position = %s;\n", s->vectors.per_row < INT32_MAX / 2 ? "int" : "i64");
+    text_add(&p->source->constants, "using column_t = %s;\n\n#include \"rows/program.cuh\"\n",
              math_name(p->rows->follow.math));
 }
 
 /* ---- Launches ---------------------------------------------------------------------------------------------------- */
 
 /* What kernels have in front of them, but for their constants. In the order in which they use each other. */
-static void print_functions(struct printer *p) {
-    print_fields(p);
-    rows_print_base(p);
-    rows_print_kept(p);
-    rows_print_row_numbers(p);
-    rows_print_columns(p);
-    rows_print_passes(p);
-    rows_print_row_stores(p);
+static void emit_functions(struct emitter *p) {
+    emit_fields(p);
+    rows_emit_base(p);
+    rows_emit_kept(p);
+    rows_emit_row_numbers(p);
+    rows_emit_columns(p);
+    rows_emit_passes(p);
+    rows_emit_row_stores(p);
 }
 
 /* One unsplit launch, for rows/channels.cuh. */
-void rows_print_functions(struct kernel_print *print, const struct schedule *s) {
+void rows_emit_functions(struct kernel_source *source, const struct schedule *s) {
     const struct stage stage = {
         .passes_end = s->passes.count, .splits = 1, .joined = -1, .has_row_stores = true, .left = -1};
-    struct printer p = {s, s->rows, &stage, print, &print->code};
-    print_functions(&p);
+    struct emitter p = {s, s->rows, &stage, source, &source->code};
+    emit_functions(&p);
 }
 
 /* Prints one launch. On a copy of the schedule, since joins and stores change it. */
-static weftStatus_t print_launch(const struct schedule *planned, const struct stage *stage, struct cuda_step *state,
-                                 struct arena *arena) {
+static weftStatus_t emit_launch(const struct schedule *planned, const struct stage *stage, struct cuda_step *state,
+                                struct arena *arena) {
     struct schedule adapted = *planned, *s = &adapted;
     if (stage->joins)
         schedule_for_joining(s, planned->grid.splits);
@@ -256,12 +256,12 @@ static weftStatus_t print_launch(const struct schedule *planned, const struct st
         schedule_for_storing(s);
     if (state->count == KERNELS_MAX)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "the region would take more than %d launches", KERNELS_MAX);
-    struct kernel_print print;
-    kernel_print_init(&print, s->rows->region);
-    struct printer p = {s, s->rows, stage, &print, &print.code};
-    print_constants(&p);
-    print_types(&p);
-    print_functions(&p);
+    struct kernel_source source;
+    kernel_source_init(&source, s->rows->region);
+    struct emitter p = {s, s->rows, stage, &source, &source.code};
+    emit_constants(&p);
+    emit_types(&p);
+    emit_functions(&p);
     struct cuda_kernel *kernel = &state->kernels[state->count++];
     /* Persistent blocks take tile after tile, others one job each. */
     int64_t jobs = s->grid.tiles * stage->splits;
@@ -273,7 +273,7 @@ static weftStatus_t print_launch(const struct schedule *planned, const struct st
     kernel->cluster = s->threads.cluster > 1 ? (uint32_t)s->threads.cluster : 0;
     kernel->is_dependent = s->grid.is_dependent;
     int file = file_of(s, stage);
-    return kernel_finish(&print, kernel, files[file].file, files[file].entry, arena);
+    return kernel_finish(&source, kernel, files[file].file, files[file].entry, arena);
 }
 
 /* Bytes from the start of the workspace. */
@@ -285,8 +285,8 @@ static int64_t take_scratch(int64_t *scratch_bytes, int64_t bytes) {
 
 /* Joins what the splits left in a pass, where many blocks would. Later launches then find one partial result for each
    row, at `at`. */
-static weftStatus_t print_join(const struct schedule *s, struct stage *stage, int pass, int64_t at,
-                               struct cuda_step *state, struct arena *arena) {
+static weftStatus_t emit_join(const struct schedule *s, struct stage *stage, int pass, int64_t at,
+                              struct cuda_step *state, struct arena *arena) {
     struct stage join = *stage;
     /* Reads the splits' results of this pass, and leaves one for each row. */
     join.joins = true;
@@ -295,7 +295,7 @@ static weftStatus_t print_join(const struct schedule *s, struct stage *stage, in
     join.splits = 1;
     join.closed = pass + 1;
     join.left = at;
-    TRY(print_launch(s, &join, state, arena));
+    TRY(emit_launch(s, &join, state, arena));
     stage->partials[pass] = at;
     stage->split_counts[pass] = 1;
     return WEFT_STATUS_SUCCESS;
@@ -304,8 +304,8 @@ static weftStatus_t print_join(const struct schedule *s, struct stage *stage, in
 /* A launch for each pass that ends in reductions, and one behind them: it stores elements, or joins the last. Launches
    follow each other in one stream, so what one leaves the next finds. Passes after the first go from the end of a row
    to its beginning (VECTOR_STEP), which L2 still has. */
-static weftStatus_t print_split(const struct schedule *s, struct stage stage, struct cuda_step *state,
-                                int64_t *scratch_bytes, struct arena *arena) {
+static weftStatus_t emit_split(const struct schedule *s, struct stage stage, struct cuda_step *state,
+                               int64_t *scratch_bytes, struct arena *arena) {
     /* Of one split of all rows. */
     int64_t bytes = schedule_slots(s) * schedule_partial_bytes(s);
     stage.is_split = true;
@@ -318,9 +318,9 @@ static weftStatus_t print_split(const struct schedule *s, struct stage stage, st
         stage.left = take_scratch(scratch_bytes, bytes * s->grid.splits);
         stage.partials[pass] = stage.left;
         stage.split_counts[pass] = s->grid.splits;
-        TRY(print_launch(s, &stage, state, arena));
+        TRY(emit_launch(s, &stage, state, arena));
         if (schedule_joins(s, pass))
-            TRY(print_join(s, &stage, pass, take_scratch(scratch_bytes, bytes), state, arena));
+            TRY(emit_join(s, &stage, pass, take_scratch(scratch_bytes, bytes), state, arena));
     }
     /* The launch behind the last reduction: elements are stored, by as many splits as that takes, or partial results
        end as numbers of rows. */
@@ -331,11 +331,10 @@ static weftStatus_t print_split(const struct schedule *s, struct stage stage, st
     stage.passes_end = s->passes.closed + stage.is_split;
     stage.has_row_stores = true;
     stage.left = -1;
-    return print_launch(s, &stage, state, arena);
+    return emit_launch(s, &stage, state, arena);
 }
 
-weftStatus_t rows_print(const struct schedule *s, struct cuda_step *state, int64_t *scratch_bytes,
-                        struct arena *arena) {
+weftStatus_t rows_emit(const struct schedule *s, struct cuda_step *state, int64_t *scratch_bytes, struct arena *arena) {
     int64_t partials[TERMS_MAX], split_counts[TERMS_MAX];
     /* All passes in one launch. */
     const struct stage whole = {.passes_end = s->passes.count,
@@ -349,6 +348,6 @@ weftStatus_t rows_print(const struct schedule *s, struct cuda_step *state, int64
     if (s->vectors.strips == 0)
         return WEFT_STATUS_SUCCESS;
     if (s->grid.splits == 1)
-        return print_launch(s, &whole, state, arena);
-    return print_split(s, whole, state, scratch_bytes, arena);
+        return emit_launch(s, &whole, state, arena);
+    return emit_split(s, whole, state, scratch_bytes, arena);
 }

@@ -22,88 +22,88 @@ struct name named(const char *format, ...) {
 }
 
 /* Arguments are 64-bit integers: kernels take the bits back by __longlong_as_double. */
-void print_real(struct kernel_print *print, double number, const char *name) {
+void emit_real(struct kernel_source *source, double number, const char *name) {
     int64_t bits;
     memcpy(&bits, &number, sizeof bits);
-    print_number(print, bits, name);
+    emit_number(source, bits, name);
 }
 
-/* Coefficients of 0 and 1 must be told in the text: print_coefficient leaves their fields out by the same rule. */
-void print_term(struct kernel_print *print, const char *mode, int64_t coefficient, const char *argument) {
+/* Coefficients of 0 and 1 must be told in the text: emit_coefficient leaves their fields out by the same rule. */
+void emit_term(struct kernel_source *source, const char *mode, int64_t coefficient, const char *argument) {
     if (coefficient == 1)
-        text_add(&print->code, " + %s", mode);
+        text_add(&source->code, " + %s", mode);
     else if (coefficient)
-        text_add(&print->code, " + %s * p.%s", mode, argument);
+        text_add(&source->code, " + %s * p.%s", mode, argument);
 }
 
-void print_split(struct kernel_print *print, const char *prefix, int count, const char *value,
-                 const struct modes *modes) {
+void emit_split(struct kernel_source *source, const char *prefix, int count, const char *value,
+                const struct modes *modes) {
     if (count == 0)
         return;
     if (count > 1)
-        text_add(&print->code, "    index %s_rest = %s;\n", prefix, value);
+        text_add(&source->code, "    index %s_rest = %s;\n", prefix, value);
     /* From the fastest mode on: each division leaves the rest for the slower ones; mode 0 is what remains. */
     for (int d = count - 1; d > 0; d--) {
         /* The taps that a phase sees are counted on the device, by find_batch. */
         int phase = modes ? modes->at[d].phase : NO_PHASE;
-        text_add(&print->code, "    [[maybe_unused]] const i64 %s%d = split(%s_rest, %s%d);\n", prefix, d, prefix,
+        text_add(&source->code, "    [[maybe_unused]] const i64 %s%d = split(%s_rest, %s%d);\n", prefix, d, prefix,
                  phase != NO_PHASE && prefix[0] == 'k' ? "g.taps" : named("p.%s", prefix).text,
                  phase != NO_PHASE && prefix[0] == 'k' ? phase : d);
     }
-    text_add(&print->code, "    [[maybe_unused]] const i64 %s0 = %s%s;\n", prefix, count > 1 ? prefix : value,
+    text_add(&source->code, "    [[maybe_unused]] const i64 %s0 = %s%s;\n", prefix, count > 1 ? prefix : value,
              count > 1 ? "_rest" : "");
 }
 
 /* ---- Arguments --------------------------------------------------------------------------------------------------- */
 
-/* Coefficients 0 and 1 are text, not arguments: print_term() leaves them out. */
-static void print_coefficient(struct kernel_print *print, int64_t coefficient, const char *name) {
+/* Coefficients 0 and 1 are text, not arguments: emit_term() leaves them out. */
+static void emit_coefficient(struct kernel_source *source, int64_t coefficient, const char *name) {
     if (coefficient != 0 && coefficient != 1)
-        print_number(print, coefficient, name);
+        emit_number(source, coefficient, name);
 }
 
 /* Names are the operand's letter, the index's letter and the mode: a_i1. A mode that is the slowest of its index has no
    divisor; taps of a phase have one that is known at run time. */
-static void print_arguments(struct kernel_print *print, const struct contraction *c) {
+static void emit_arguments(struct kernel_source *source, const struct contraction *c) {
     for (int index = 0; index < INDICES; index++)
         for (int d = 0; d < c->modes[index].count; d++) {
             const struct mode *mode = &c->modes[index].at[d];
             char letter = index_letters[index];
             if (d > 0 && (index != K || mode->phase == NO_PHASE))
-                print_divisor(print, mode->extent, named("%c%d", letter, d).text);
+                emit_divisor(source, mode->extent, named("%c%d", letter, d).text);
             for (int f = 0; f < OPERANDS; f++) {
-                print_coefficient(print, mode->stride[f], named("%c_%c%d", operand_letters[f], letter, d).text);
+                emit_coefficient(source, mode->stride[f], named("%c_%c%d", operand_letters[f], letter, d).text);
                 for (int i = 0; i < COORDINATES; i++)
-                    print_coefficient(print, mode->step[f][i],
-                                      named("%c_%c%d_at%d", operand_letters[f], letter, d, i).text);
+                    emit_coefficient(source, mode->step[f][i],
+                                     named("%c_%c%d_at%d", operand_letters[f], letter, d, i).text);
             }
         }
-    print_number(print, modes_extent(&c->modes[ROW]), "rows");
-    print_number(print, modes_extent(&c->modes[COLUMN]), "columns");
+    emit_number(source, modes_extent(&c->modes[ROW]), "rows");
+    emit_number(source, modes_extent(&c->modes[COLUMN]), "columns");
 }
 
 /* ---- The batch entry --------------------------------------------------------------------------------------------- */
 
 /* struct batch: what all tiles of a batch entry share. Offsets and coordinates of A and B, taps of each phase, and
    sizes that are known on the device alone. */
-static void print_batch_struct(struct kernel_print *print, const struct contraction *c) {
-    text_add(&print->code, "struct batch {\n    i64 a, b;\n    index k_count;\n");
+static void emit_batch_struct(struct kernel_source *source, const struct contraction *c) {
+    text_add(&source->code, "struct batch {\n    i64 a, b;\n    index k_count;\n");
     for (int f = 0; f < OPERANDS; f++)
         for (int i = 0; i < COORDINATES; i++)
             if (c->operand[f].is_checked[i])
-                text_add(&print->code, "    i32 %c_at%d;\n", operand_letters[f], i);
+                text_add(&source->code, "    i32 %c_at%d;\n", operand_letters[f], i);
     for (int n = 0; n < c->phase_count; n++)
-        text_add(&print->code, "    divisor taps%d;\n", n);
+        text_add(&source->code, "    divisor taps%d;\n", n);
     /* Of rows, columns, k. */
     if (contraction_has_overrides(c))
-        text_add(&print->code, "    i64 used0, used1, used2;\n");
-    text_add(&print->code, "};\n\n");
+        text_add(&source->code, "    i64 used0, used1, used2;\n");
+    text_add(&source->code, "};\n\n");
 }
 
 /* Of the taps that a phase sees: the first one, how many, and where in dy the first one reads. In device code, once per
    batch entry: a phase's taps take divisions, which tiles must not repeat. z: the batch mode that is this phase's
    number. */
-static void print_phase(struct kernel_print *print, const struct contraction *c, int n) {
+static void emit_phase(struct kernel_source *source, const struct contraction *c, int n) {
     const struct phase *phase = &c->phases[n];
     int z = 0;
     while (c->modes[BATCH].at[z].phase != n)
@@ -112,9 +112,9 @@ static void print_phase(struct kernel_print *print, const struct contraction *c,
                                phase->pre,  phase->a_stride, phase->b_stride};
     static const char *const names[] = {"taps", "tap_step", "stride", "dilation", "pre", "a_stride", "b_stride"};
     for (int i = 0; i < 7; i++)
-        print_number(print, numbers[i], named("%s%d", names[i], n).text);
+        emit_number(source, numbers[i], named("%s%d", names[i], n).text);
     text_add(
-        &print->code,
+        &source->code,
         "    const i32 first%d = first_tap((i32)(z%d + p.pre%d), (i32)p.taps%d, (i32)p.dilation%d, (i32)p.stride%d);\n"
         "    const i32 start%d = ((i32)(z%d + p.pre%d) - first%d * (i32)p.dilation%d) / (i32)p.stride%d;\n"
         "    g.taps%d = make_divisor(count_taps(first%d, (i32)p.taps%d, (i32)p.tap_step%d));\n"
@@ -124,68 +124,68 @@ static void print_phase(struct kernel_print *print, const struct contraction *c,
 }
 
 /* Reads the entry's own number: the override has one element for all, or one for each batch entry along some dims. */
-void contraction_print_override(struct kernel_print *print, const struct contraction *c, int n, const char *mode) {
+void contraction_emit_override(struct kernel_source *source, const struct contraction *c, int n, const char *mode) {
     const struct tensor *used = c->used[n];
     const struct modes *batch = &c->modes[BATCH];
-    print_pointer(print, (weftDataType_t)used->type, graph_find_value(print->graph, used), 0, named("used%d", n).text);
-    text_add(&print->code, "to_integer(*(p.used%d", n);
+    emit_pointer(source, (weftDataType_t)used->type, graph_find_value(source->graph, used), 0, named("used%d", n).text);
+    text_add(&source->code, "to_integer(*(p.used%d", n);
     for (int d = 0; d < batch->count; d++) {
         /* Dims of 1 broadcast. */
         bool moves = tensor_elements(used) > 1 && used->dims.at[batch->at[d].dim] != 1;
         int64_t stride = moves ? used->strides.at[batch->at[d].dim] * batch->at[d].dim_step : 0;
-        print_coefficient(print, stride, named("used%d_z%d", n, d).text);
-        print_term(print, named(mode, d).text, stride, named("used%d_z%d", n, d).text);
+        emit_coefficient(source, stride, named("used%d_z%d", n, d).text);
+        emit_term(source, named(mode, d).text, stride, named("used%d_z%d", n, d).text);
     }
-    text_add(&print->code, " + 0))");
+    text_add(&source->code, " + 0))");
 }
 
 /* The override of M, N or K of this batch entry, or all. */
-static void print_override(struct kernel_print *print, const struct contraction *c, int n) {
+static void emit_override(struct kernel_source *source, const struct contraction *c, int n) {
     static const char *const all[] = {"p.rows", "p.columns", "g.k_count"};
-    text_add(&print->code, "    g.used%d = ", n);
+    text_add(&source->code, "    g.used%d = ", n);
     if (c->used[n])
-        contraction_print_override(print, c, n, "z%d");
+        contraction_emit_override(source, c, n, "z%d");
     else
-        text_add(&print->code, "%s", all[n]);
-    text_add(&print->code, ";\n");
+        text_add(&source->code, "%s", all[n]);
+    text_add(&source->code, ";\n");
 }
 
 /* find_batch(p, z): the batch's part of offsets and coordinates, and how many k there are. k_count is that of modes
    without phases; each phase multiplies it by the taps it sees. Letters: a and b for operands, z for modes of the
    batch. */
-static void print_find_batch(struct kernel_print *print, const struct contraction *c) {
+static void emit_find_batch(struct kernel_source *source, const struct contraction *c) {
     const struct modes *batch = &c->modes[BATCH];
     int64_t k = 1;
     for (int d = 0; d < c->modes[K].count; d++)
         k *= c->modes[K].at[d].phase == NO_PHASE ? c->modes[K].at[d].extent : 1;
-    print_number(print, k, "k_count");
-    text_add(&print->code, "DEVICE batch find_batch(const arguments& p, index z) {\n    batch g;\n");
-    print_split(print, "z", batch->count, "z", batch);
-    text_add(&print->code, "    g.k_count = (index)p.k_count;\n");
+    emit_number(source, k, "k_count");
+    text_add(&source->code, "DEVICE batch find_batch(const arguments& p, index z) {\n    batch g;\n");
+    emit_split(source, "z", batch->count, "z", batch);
+    text_add(&source->code, "    g.k_count = (index)p.k_count;\n");
     for (int f = 0; f < OPERANDS; f++) {
         const struct product_operand *operand = &c->operand[f];
         char letter = operand_letters[f];
-        print_number(print, operand->first, named("%c_first", letter).text);
-        text_add(&print->code, "    g.%c = p.%c_first", letter, letter);
+        emit_number(source, operand->first, named("%c_first", letter).text);
+        text_add(&source->code, "    g.%c = p.%c_first", letter, letter);
         for (int d = 0; d < batch->count; d++)
-            print_term(print, named("z%d", d).text, batch->at[d].stride[f], named("%c_z%d", letter, d).text);
-        text_add(&print->code, ";\n");
+            emit_term(source, named("z%d", d).text, batch->at[d].stride[f], named("%c_z%d", letter, d).text);
+        text_add(&source->code, ";\n");
         for (int i = 0; i < COORDINATES; i++) {
             if (!operand->is_checked[i])
                 continue;
-            print_number(print, operand->start[i], named("%c_start%d", letter, i).text);
-            text_add(&print->code, "    g.%c_at%d = (i32)(p.%c_start%d", letter, i, letter, i);
+            emit_number(source, operand->start[i], named("%c_start%d", letter, i).text);
+            text_add(&source->code, "    g.%c_at%d = (i32)(p.%c_start%d", letter, i, letter, i);
             for (int d = 0; d < batch->count; d++)
-                print_term(print, named("z%d", d).text, batch->at[d].step[f][i],
-                           named("%c_z%d_at%d", letter, d, i).text);
-            text_add(&print->code, ");\n");
+                emit_term(source, named("z%d", d).text, batch->at[d].step[f][i],
+                          named("%c_z%d_at%d", letter, d, i).text);
+            text_add(&source->code, ");\n");
         }
     }
     for (int n = 0; n < c->phase_count; n++)
-        print_phase(print, c, n);
+        emit_phase(source, c, n);
     for (int n = 0; n < 3 && contraction_has_overrides(c); n++)
-        print_override(print, c, n);
-    text_add(&print->code, "    return g;\n}\n\n");
+        emit_override(source, c, n);
+    text_add(&source->code, "    return g;\n}\n\n");
 }
 
 /* ---- Places ------------------------------------------------------------------------------------------------------ */
@@ -193,87 +193,87 @@ static void print_find_batch(struct kernel_print *print, const struct contractio
 /* One part of an operand's offset: `index` is the operand's own, which has the batch's part in it, or K. NOWHERE ends
    loads past the last row, column or k: tiles at the edges need no test of their own. Where sizes are overridden,
    `unused` marks elements that exist and count as absent. */
-static void print_offsets(struct kernel_print *print, const struct contraction *c, int f, int index) {
+static void emit_offsets(struct kernel_source *source, const struct contraction *c, int f, int index) {
     const struct product_operand *operand = &c->operand[f];
     const struct modes *modes = &c->modes[index];
     char letter = operand_letters[f], name[] = {index_letters[index], 0};
     bool is_k = index == K;
-    text_add(&print->code, "DEVICE %c_coordinates %c_%s(const arguments& p, const batch& g, index %s) {\n", letter,
+    text_add(&source->code, "DEVICE %c_coordinates %c_%s(const arguments& p, const batch& g, index %s) {\n", letter,
              letter, is_k ? "k" : "outer", name);
-    text_add(&print->code, "    %c_coordinates at = {};\n", letter);
-    text_add(&print->code, "    if (%s >= %s) { at.offset = NOWHERE; return at; }\n", name,
+    text_add(&source->code, "    %c_coordinates at = {};\n", letter);
+    text_add(&source->code, "    if (%s >= %s) { at.offset = NOWHERE; return at; }\n", name,
              is_k           ? "g.k_count"
              : index == ROW ? "(index)p.rows"
                             : "(index)p.columns");
-    print_split(print, name, modes->count, name, modes);
-    text_add(&print->code, "    at.offset = %s", is_k ? "0" : named("g.%c", letter).text);
+    emit_split(source, name, modes->count, name, modes);
+    text_add(&source->code, "    at.offset = %s", is_k ? "0" : named("g.%c", letter).text);
     for (int d = 0; d < modes->count; d++)
-        print_term(print, named("%s%d", name, d).text, modes->at[d].stride[f], named("%c_%s%d", letter, name, d).text);
-    text_add(&print->code, ";\n");
+        emit_term(source, named("%s%d", name, d).text, modes->at[d].stride[f], named("%c_%s%d", letter, name, d).text);
+    text_add(&source->code, ";\n");
     for (int i = 0; i < COORDINATES; i++) {
         if (!operand->is_checked[i])
             continue;
-        text_add(&print->code, "    at.at%d = %s(i32)(0", i, is_k ? "" : named("g.%c_at%d + ", letter, i).text);
+        text_add(&source->code, "    at.at%d = %s(i32)(0", i, is_k ? "" : named("g.%c_at%d + ", letter, i).text);
         for (int d = 0; d < modes->count; d++)
-            print_term(print, named("%s%d", name, d).text, modes->at[d].step[f][i],
-                       named("%c_%s%d_at%d", letter, name, d, i).text);
-        text_add(&print->code, ");\n");
+            emit_term(source, named("%s%d", name, d).text, modes->at[d].step[f][i],
+                      named("%c_%s%d_at%d", letter, name, d, i).text);
+        text_add(&source->code, ");\n");
     }
     if (contraction_has_overrides(c))
-        text_add(&print->code, "    at.unused = %s >= g.used%d;\n", name, is_k ? 2 : index == ROW ? 0 : 1);
-    text_add(&print->code, "    return at;\n}\n\n");
+        text_add(&source->code, "    at.unused = %s >= g.used%d;\n", name, is_k ? 2 : index == ROW ? 0 : 1);
+    text_add(&source->code, "    return at;\n}\n\n");
 }
 
 /* What an index adds to an operand's offset, and to the coordinates that must be inside an image. */
-static void print_coordinates(struct kernel_print *print, const struct contraction *c, int f) {
-    text_add(&print->code, "struct %c_coordinates {\n    i64 offset;\n", operand_letters[f]);
+static void emit_coordinates(struct kernel_source *source, const struct contraction *c, int f) {
+    text_add(&source->code, "struct %c_coordinates {\n    i64 offset;\n", operand_letters[f]);
     for (int i = 0; i < COORDINATES; i++)
         if (c->operand[f].is_checked[i])
-            text_add(&print->code, "    i32 at%d;\n", i);
-    text_add(&print->code, "%s};\n\n", contraction_has_overrides(c) ? "    bool unused;\n" : "");
+            text_add(&source->code, "    i32 at%d;\n", i);
+    text_add(&source->code, "%s};\n\n", contraction_has_overrides(c) ? "    bool unused;\n" : "");
 }
 
 /* is_inside(): whether the element of two such exists; one comparison for both ends, as unsigned numbers. A negative
    coordinate becomes a large unsigned number. */
-static void print_is_inside(struct kernel_print *print, const struct contraction *c, int f) {
+static void emit_is_inside(struct kernel_source *source, const struct contraction *c, int f) {
     const struct product_operand *operand = &c->operand[f];
     char letter = operand_letters[f];
     text_add(
-        &print->code,
+        &source->code,
         "    static DEVICE bool is_inside(const arguments& p, const %c_coordinates& x, const %c_coordinates& y) {\n"
         "        return true",
         letter, letter);
     for (int i = 0; i < COORDINATES; i++)
         if (operand->is_checked[i]) {
-            print_number(print, operand->size[i], named("%c_size%d", letter, i).text);
-            text_add(&print->code, " && (u32)(x.at%d + y.at%d) < (u32)p.%c_size%d", i, i, letter, i);
+            emit_number(source, operand->size[i], named("%c_size%d", letter, i).text);
+            text_add(&source->code, " && (u32)(x.at%d + y.at%d) < (u32)p.%c_size%d", i, i, letter, i);
         }
-    text_add(&print->code, "%s;\n    }\n", contraction_has_overrides(c) ? " && !x.unused && !y.unused" : "");
+    text_add(&source->code, "%s;\n    }\n", contraction_has_overrides(c) ? " && !x.unused && !y.unused" : "");
 }
 
 /* lead(), of the direct kernel: from a result to its neighbour. IS_SHARED: these read the same element. The direct
    kernel counts results by the batch alone, whose last mode runs along the result's memory. */
-static void print_lead(struct kernel_print *print, const struct contraction *c, int f) {
+static void emit_lead(struct kernel_source *source, const struct contraction *c, int f) {
     const struct modes *batch = &c->modes[BATCH];
     int64_t lead = batch->count ? batch->at[batch->count - 1].stride[f] : 0;
-    text_add(&print->code, "    static DEVICE i64 lead(const arguments& p) { return 0");
-    print_term(print, "1", lead, named("%c_z%d", operand_letters[f], batch->count - 1).text);
-    text_add(&print->code, "; }\n    static constexpr bool IS_SHARED = %s;\n", lead ? "false" : "true");
+    text_add(&source->code, "    static DEVICE i64 lead(const arguments& p) { return 0");
+    emit_term(source, "1", lead, named("%c_z%d", operand_letters[f], batch->count - 1).text);
+    text_add(&source->code, "; }\n    static constexpr bool IS_SHARED = %s;\n", lead ? "false" : "true");
 }
 
 /* Everything that kernels know of A or B: address, coordinates, offsets, types, and how it is read. */
-static void print_matrix_operand(struct kernel_print *print, const struct contraction *c, int f) {
+static void emit_matrix_operand(struct kernel_source *source, const struct contraction *c, int f) {
     const struct product_operand *operand = &c->operand[f];
     const struct arithmetic_row *row = &arithmetic_rows[c->arithmetic];
     weftDataType_t type = (weftDataType_t)operand->tensor->type;
     char letter = operand_letters[f];
     const char *staged = f == OPERAND_A ? row->a_staged : row->b_staged;
-    print_pointer(print, type, operand->value, 0, named("%c", letter).text);
-    print_coordinates(print, c, f);
-    print_offsets(print, c, f, f == OPERAND_A ? ROW : COLUMN);
-    print_offsets(print, c, f, K);
+    emit_pointer(source, type, operand->value, 0, named("%c", letter).text);
+    emit_coordinates(source, c, f);
+    emit_offsets(source, c, f, f == OPERAND_A ? ROW : COLUMN);
+    emit_offsets(source, c, f, K);
     text_add(
-        &print->code,
+        &source->code,
         "struct operand_%c {\n    using stored = %s;\n    using staged = %s;\n    using coordinates = %c_coordinates;\n"
         "    static constexpr int RUN = %d;\n    static constexpr bool IS_K_MAJOR = %s;\n",
         letter, cuda_type_name(type),
@@ -281,17 +281,17 @@ static void print_matrix_operand(struct kernel_print *print, const struct contra
         : type == WEFT_DATA_INT8 ? "i8"
                                  : "u8",
         letter, operand->run, operand->is_k_major ? "true" : "false");
-    print_is_inside(print, c, f);
+    emit_is_inside(source, c, f);
     if (c->is_direct)
-        print_lead(print, c, f);
-    text_add(&print->code, "};\n\n");
+        emit_lead(source, c, f);
+    text_add(&source->code, "};\n\n");
 }
 
 /* In the order in which the functions call each other. */
-void contraction_print_operands(struct kernel_print *print, const struct contraction *c) {
-    print_arguments(print, c);
-    print_batch_struct(print, c);
-    print_find_batch(print, c);
+void contraction_emit_operands(struct kernel_source *source, const struct contraction *c) {
+    emit_arguments(source, c);
+    emit_batch_struct(source, c);
+    emit_find_batch(source, c);
     for (int f = 0; f < OPERANDS; f++)
-        print_matrix_operand(print, c, f);
+        emit_matrix_operand(source, c, f);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The passes over the elements of a row as CUDA text: what every pass takes in, and what it stores. */
-#include "engines/cuda/rows/print.h"
+#include "engines/cuda/rows/emit.h"
 
 #include <stdio.h>
 
@@ -25,7 +25,7 @@ static bool closes(const struct term *term, int pass) {
 /* ---- Reductions -------------------------------------------------------------------------------------------------- */
 
 /* "sum<float>"; weights also say whether their exponential may be short. */
-static void print_reduction(struct printer *p, const struct term *term) {
+static void emit_reduction(struct emitter *p, const struct term *term) {
     text_add(p->code, "%s<%s%s>", combinations[term->opcode].type, term->type,
              term->opcode != OPCODE_WEIGHTS ? ""
              : p->rows->is_brief            ? ", true"
@@ -33,23 +33,23 @@ static void print_reduction(struct printer *p, const struct term *term) {
 }
 
 /* "reductions<sum<float>, largest<float>>" of a pass. */
-static void print_reductions(struct printer *p, int pass) {
+static void emit_reductions(struct emitter *p, int pass) {
     bool any = false;
     text_add(p->code, "reductions<");
     for (int i = 0; i < p->rows->term_count; i++) {
         if (!closes(&p->rows->terms[i], pass))
             continue;
         text_add(p->code, any ? ", " : "");
-        print_reduction(p, &p->rows->terms[i]);
+        emit_reduction(p, &p->rows->terms[i]);
         any = true;
     }
     text_add(p->code, ">");
 }
 
 /* From the reductions of a pass to the numbers of a row that they make known. member<i> counts the reductions of this
-   pass alone, in the order of terms, as print_reductions lists them. Moments and weights make two numbers, the second
+   pass alone, in the order of terms, as emit_reductions lists them. Moments and weights make two numbers, the second
    under the next name. */
-static void print_close(struct printer *p, int pass) {
+static void emit_close(struct emitter *p, int pass) {
     text_add(p->code, "    static DEVICE void close(const total& t, row& r, const arguments& a) {\n");
     for (int i = 0, member = 0; i < p->rows->term_count; i++) {
         const struct term *term = &p->rows->terms[i];
@@ -61,12 +61,12 @@ static void print_close(struct printer *p, int pass) {
                      combinations[term->opcode].second);
         member++;
     }
-    rows_print_row_terms(p, pass + 1);
+    rows_emit_row_terms(p, pass + 1);
     text_add(p->code, "    }\n");
 }
 
 /* What the launches before left of a pass. IS_JOINED: one partial result for each row. */
-static void print_left(struct printer *p, int pass) {
+static void emit_left(struct emitter *p, int pass) {
     if (pass < p->stage->closed)
         text_add(
             p->code,
@@ -79,31 +79,31 @@ static void print_left(struct printer *p, int pass) {
 /* ---- Elements ---------------------------------------------------------------------------------------------------- */
 
 /* What stays on chip is not loaded again. */
-static bool is_loaded_by_pass(const struct printer *p, int k, const bool *takes_part) {
+static bool is_loaded_by_pass(const struct emitter *p, int k, const bool *takes_part) {
     return rows_is_element_load(p, k) && !schedule_keeps(p->s, k) && !schedule_is_steady(p->s, k) &&
            takes_part[rows_find(p->rows, operand_at(p, k)->value) - p->rows->terms];
 }
 
 /* `once`: streamed elements are not worth a place in L1. The coordinates are those of vector q of the row. */
-static void print_inputs(struct printer *p, const bool *takes_part) {
+static void emit_inputs(struct emitter *p, const bool *takes_part) {
     text_add(p->code, "    struct inputs {\n");
     for (int k = 0; k < p->rows->operand_count; k++)
         if (is_loaded_by_pass(p, k, takes_part))
-            rows_print_vector_field(p, k);
+            rows_emit_vector_field(p, k);
     text_add(p->code, "    };\n    template <int N = WIDTH, bool IS_LAST = false>\n"
                       "    static DEVICE void load(inputs& in, const arguments& a, const base& at, position q) {\n");
     /* Coordinates of the vector within the row. */
-    rows_print_coordinates(p, p->s->nest.row_dims, p->s->nest.rank, "q");
+    rows_emit_coordinates(p, p->s->nest.row_dims, p->s->nest.rank, "q");
     for (int k = 0; k < p->rows->operand_count; k++)
         if (is_loaded_by_pass(p, k, takes_part))
-            rows_print_load(p, k, "in.",
-                            (!p->s->memory.steps || p->s->memory.scheme == MEMORY_CHANNELS) &&
-                                !rows_is_broadcast_to_rows(p, k));
+            rows_emit_load(p, k, "in.",
+                           (!p->s->memory.steps || p->s->memory.scheme == MEMORY_CHANNELS) &&
+                               !rows_is_broadcast_to_rows(p, k));
     text_add(p->code, "    }\n");
 }
 
 /* From where a pass has it: what stays, what all rows read, or what it loaded itself. */
-static void print_element_load(struct printer *p, const struct term *term) {
+static void emit_element_load(struct emitter *p, const struct term *term) {
     int k = term->operand;
     const struct operand *operand = operand_at(p, k);
     const struct schedule *s = p->s;
@@ -126,7 +126,7 @@ static void print_element_load(struct printer *p, const struct term *term) {
              fast_stride(p, k) ? "e" : "0");
 }
 
-static bool is_index_of_pass(const struct printer *p, int k, const bool *takes_part) {
+static bool is_index_of_pass(const struct emitter *p, int k, const bool *takes_part) {
     const struct operand *operand = operand_at(p, k);
     return operand->memory == MEMORY_INDEX && !operand->is_store &&
            takes_part[rows_find(p->rows, operand->value) - p->rows->terms];
@@ -135,7 +135,7 @@ static bool is_index_of_pass(const struct printer *p, int k, const bool *takes_p
 /* Index operands have no memory to load from: locate() computes their offsets in the row, once per vector. The struct
    is empty in passes that read no coordinates. N is the number of elements of the vector at q: WIDTH, or 1 in the
    unaligned head and tail, whose positions are counted separately. */
-static void print_places(struct printer *p, const bool *takes_part) {
+static void emit_places(struct emitter *p, const bool *takes_part) {
     bool any = false;
     text_add(p->code, "    struct places {\n");
     for (int k = 0; k < p->rows->operand_count; k++)
@@ -146,26 +146,26 @@ static void print_places(struct printer *p, const bool *takes_part) {
     text_add(p->code, "    };\n    template <int N>\n"
                       "    static DEVICE void locate(places& o, const arguments& a, const base& at, position q) {\n");
     if (any)
-        rows_print_coordinates(p, p->s->nest.row_dims, p->s->nest.rank, "q");
+        rows_emit_coordinates(p, p->s->nest.row_dims, p->s->nest.rank, "q");
     for (int k = 0; k < p->rows->operand_count; k++) {
         if (!is_index_of_pass(p, k, takes_part))
             continue;
         text_add(p->code, "    o.o%d = ", k);
-        rows_print_offset(p, k, p->s->nest.row_dims, p->s->nest.rank);
+        rows_emit_offset(p, k, p->s->nest.row_dims, p->s->nest.rank);
         text_add(p->code, ";\n");
     }
     text_add(p->code, "    }\n");
 }
 
 /* Only the storing pass does. */
-static bool stores_elements(const struct printer *p, int k, int pass) {
+static bool stores_elements(const struct emitter *p, int k, int pass) {
     const struct operand *operand = operand_at(p, k);
     return pass == p->s->passes.storing && operand->is_store && rows_find(p->rows, operand->value)->spans;
 }
 
 /* Where an element goes: to reductions, to sums of columns, to the results of its vector. `inner` counts the elements
    that are taken in at once. */
-static void print_element_results(struct printer *p, int pass) {
+static void emit_element_results(struct emitter *p, int pass) {
     const struct rows *rows = p->rows;
     for (int i = 0, member = 0; i < rows->term_count; i++)
         if (closes(&rows->terms[i], pass))
@@ -185,7 +185,7 @@ static void print_element_results(struct printer *p, int pass) {
 }
 
 /* Terms come in the order of evaluation, so that each finds those that it uses in scope. */
-static void print_element(struct printer *p, int pass, const bool *takes_part) {
+static void emit_element(struct emitter *p, int pass, const bool *takes_part) {
     text_add(
         p->code,
         "    template <int M, int N>\n    static DEVICE void element(values<M>& x, int inner, results<N>& w, kept* "
@@ -204,18 +204,18 @@ static void print_element(struct printer *p, int pass, const bool *takes_part) {
         if (stays && term->stage < pass)
             text_add(p->code, "    const float v%d = own->e%d[e];\n", term->name, term->name);
         else if (term->spans && term->kind == TERM_LOAD)
-            print_element_load(p, term);
+            emit_element_load(p, term);
         else if (term->spans)
-            rows_print_term(p, term);
+            rows_emit_term(p, term);
         if (stays && term->stage == pass)
             text_add(p->code, "    own->e%d[e] = v%d;\n", term->name, term->name);
     }
-    print_element_results(p, pass);
+    emit_element_results(p, pass);
     text_add(p->code, "    }\n");
 }
 
 /* The results of a vector, and where they go. One access where neighbours are contiguous. */
-static void print_results(struct printer *p, int pass) {
+static void emit_results(struct emitter *p, int pass) {
     /* N: WIDTH, or 1 of an element of head or tail. */
     text_add(p->code, "    template <int N> struct results {\n");
     for (int k = 0; k < p->rows->operand_count; k++)
@@ -226,50 +226,50 @@ static void print_results(struct printer *p, int pass) {
              "    static DEVICE void store(const results<N>& w, const arguments& a, const base& at, position q) "
              "{\n");
     if (pass == p->s->passes.storing)
-        rows_print_coordinates(p, p->s->nest.row_dims, p->s->nest.rank, "q");
+        rows_emit_coordinates(p, p->s->nest.row_dims, p->s->nest.rank, "q");
     for (int k = 0; k < p->rows->operand_count; k++) {
         char from[16];
         snprintf(from, sizeof from, "w.w%d", k);
         if (stores_elements(p, k, pass))
-            rows_print_store(p, k, from, false, p->s->memory.stores_evict_first ? "put_away" : "stream_out");
+            rows_emit_store(p, k, from, false, p->s->memory.stores_evict_first ? "put_away" : "stream_out");
     }
     text_add(p->code, "    }\n");
 }
 
 /* What a pass is for: "pass 1 of 3; v6 = sum<float>; stores y of softmax". A comment in the kernel's text, for readers
    of WEFT_DUMP_DIR. */
-static void print_purpose(struct printer *p, int pass) {
+static void emit_purpose(struct emitter *p, int pass) {
     text_add(p->code, "// pass %d of %d", pass, p->s->passes.count);
     for (int i = 0; i < p->rows->term_count; i++)
         if (closes(&p->rows->terms[i], pass)) {
             text_add(p->code, "; v%d = ", p->rows->terms[i].name);
-            print_reduction(p, &p->rows->terms[i]);
+            emit_reduction(p, &p->rows->terms[i]);
         }
     for (int k = 0; k < p->rows->operand_count; k++)
         if (stores_elements(p, k, pass) && p->rows->operands[k].memory >= 0) {
             text_add(p->code, "; stores ");
-            print_origin(p->code, p->rows->region, p->rows->operands[k].memory);
+            emit_origin(p->code, p->rows->region, p->rows->operands[k].memory);
         }
     text_add(p->code, "\n");
 }
 
 /* Each pass is a specialisation that derives from its reductions: kernels are templates over it. */
-void rows_print_passes(struct printer *p) {
+void rows_emit_passes(struct emitter *p) {
     text_add(p->code, "template <int P> struct pass;\n\n");
     for (int pass = 0; pass < p->s->passes.count; pass++) {
         /* By term. */
         bool takes_part[TERMS_MAX];
         schedule_terms_of_pass(p->s, pass, takes_part);
-        print_purpose(p, pass);
+        emit_purpose(p, pass);
         text_add(p->code, "template <> struct pass<%d> : ", pass);
-        print_reductions(p, pass);
+        emit_reductions(p, pass);
         text_add(p->code, " {\n");
-        print_close(p, pass);
-        print_left(p, pass);
-        print_inputs(p, takes_part);
-        print_places(p, takes_part);
-        print_results(p, pass);
-        print_element(p, pass, takes_part);
+        emit_close(p, pass);
+        emit_left(p, pass);
+        emit_inputs(p, takes_part);
+        emit_places(p, takes_part);
+        emit_results(p, pass);
+        emit_element(p, pass, takes_part);
         text_add(p->code, "};\n\n");
     }
 }
@@ -278,18 +278,18 @@ void rows_print_passes(struct printer *p) {
 
 /* Each block writes sums of its own, `block` elements after those of the block before: no atomics, and the same order
    in every run. k counts the sums, in the order of their stores. */
-void rows_print_columns(struct printer *p) {
+void rows_emit_columns(struct emitter *p) {
     text_add(p->code, "template <int N = WIDTH>\nDEVICE void store_column(int k, const run<column_t, WIDTH>& from, "
                       "const arguments& a, i64 strip, position q) {\n");
     if (p->s->unaligned.most || p->s->threads.segment)
         text_add(p->code, "    const base at = base_of(a, strip);\n");
-    rows_print_coordinates(p, p->s->nest.row_dims, p->s->nest.rank, "q");
+    rows_emit_coordinates(p, p->s->nest.row_dims, p->s->nest.rank, "q");
     for (int k = 0, column = 0; k < p->rows->operand_count; k++) {
         if (!operand_at(p, k)->is_store || !term_is_column_sum(rows_find(p->rows, operand_at(p, k)->value)))
             continue;
         text_add(p->code, "    if (k == %d) {\n    auto* const to = a.p%d + blockIdx.x / CLUSTER * a.block%d + ",
                  column++, k, k);
-        rows_print_offset(p, k, p->s->nest.row_dims, p->s->nest.rank);
+        rows_emit_offset(p, k, p->s->nest.row_dims, p->s->nest.rank);
         if (fast_stride(p, k) > 1)
             text_add(p->code, ";\n    for (int e = 0; e < WIDTH; e++) to[e * a.s%d_%d] = from.at[e];\n    }\n", k,
                      schedule_fast_dim(p->s));

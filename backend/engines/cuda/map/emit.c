@@ -67,22 +67,22 @@ static bool has_stride(const struct map *map, int k, int dim) {
 
 /* Fields of the arguments: addresses p<operand>, strides s<operand>_<dim> in elements. Offsets are part of the address
    where elements are whole bytes. */
-static void print_operands(struct kernel_print *print, const struct map *map) {
+static void emit_operands(struct kernel_source *source, const struct map *map) {
     for (int k = 0; k < map->count; k++) {
         const struct operand *operand = &map->operands[k];
         int64_t bytes = is_packed(operand) ? 0 : dtype_bytes(operand->type, operand->offset);
         if (operand->memory >= 0)
-            print_pointer(print, operand->type, operand->memory, bytes, named("p%d", k, 0).text);
+            emit_pointer(source, operand->type, operand->memory, bytes, named("p%d", k, 0).text);
         if (is_packed(operand) && operand->offset)
-            print_number(print, operand->offset, named("offset%d", k, 0).text);
+            emit_number(source, operand->offset, named("offset%d", k, 0).text);
         for (int i = 0; i <= last_of(map); i++)
             if (has_stride(map, k, i))
-                print_number(print, operand->strides[i], named("s%d_%d", k, i).text);
+                emit_number(source, operand->strides[i], named("s%d_%d", k, i).text);
     }
 }
 
 /* The address of an operand's element, by the name of coordinates. */
-static void print_address(struct text *code, const struct map *map, int k, const char *at) {
+static void emit_address(struct text *code, const struct map *map, int k, const char *at) {
     const struct operand *operand = &map->operands[k];
     text_add(code, "a.p%d", k);
     if (is_packed(operand) && operand->offset)
@@ -115,7 +115,7 @@ static void find_coordinates(const struct map *map, int *dims, int64_t *steps) {
 }
 
 /* advance(): to the next element. Counts up with carry: cheaper than a division for each element. */
-static void print_advance(struct text *code, const struct map *map) {
+static void emit_advance(struct text *code, const struct map *map) {
     text_add(code, "DEVICE void advance(const arguments& a, coordinates& to) {\n");
     for (int i = last_of(map); i > 0; i--)
         text_add(code, "    if (++to.c%d < (i64)a.count%d.value) return;\n    to.c%d = 0;\n", i, i, i);
@@ -124,8 +124,8 @@ static void print_advance(struct text *code, const struct map *map) {
 
 /* struct coordinates, and locate(): those of a run, or of the first element of a tile, by its number; element(): those
    of an element of a flat space. Sizes are arguments, so that other extents compile nothing new. */
-static void print_locate(struct kernel_print *print, const struct map *map) {
-    struct text *code = &print->code;
+static void emit_locate(struct kernel_source *source, const struct map *map) {
+    struct text *code = &source->code;
     int dims[WEFT_DIM_MAX], last = last_of(map);
     int64_t steps[WEFT_DIM_MAX], count = map->tile.axis >= 0 ? map_tiles(map) : map_runs(map);
     if (map->is_flat)
@@ -144,7 +144,7 @@ static void print_locate(struct kernel_print *print, const struct map *map) {
         int64_t extent = map->space.extents[dims[i]];
         text_add(code, "    to.c%d = (i64)", dims[i]);
         if (i < last) {
-            print_divisor(print, divide_up(extent, steps[i]), named("count%d", dims[i], 0).text);
+            emit_divisor(source, divide_up(extent, steps[i]), named("count%d", dims[i], 0).text);
             text_add(code, "split(rest, a.count%d)", dims[i]);
         } else {
             text_add(code, "rest");
@@ -159,7 +159,7 @@ static void print_locate(struct kernel_print *print, const struct map *map) {
 /* ---- Runs -------------------------------------------------------------------------------------------------------- */
 
 /* Operands that go by element, all in one loop, as each step of it carries coordinates along. */
-static void print_element_loads(struct text *code, const struct map *map) {
+static void emit_element_loads(struct text *code, const struct map *map) {
     bool has_any = false;
     for (int k = 0; k < map->count; k++)
         has_any = has_any || (is_loaded(map, k) && goes_by_element(map, k));
@@ -169,7 +169,7 @@ static void print_element_loads(struct text *code, const struct map *map) {
     for (int k = 0; k < map->count; k++)
         if (is_loaded(map, k) && goes_by_element(map, k)) {
             text_add(code, "        in.r%d.at[e] = load_run<%s, 1>(", k, cuda_element_name(map->operands[k].type));
-            print_address(code, map, k, "at");
+            emit_address(code, map, k, "at");
             text_add(code, ").at[0];\n");
         }
     text_add(code, "        advance(a, at);\n    }\n");
@@ -177,7 +177,7 @@ static void print_element_loads(struct text *code, const struct map *map) {
 
 /* inputs and load_inputs(): the runs that a thread reads, all before it computes. N: RUN, or 1 for the rest of a flat
    space. */
-static void print_loads(struct text *code, const struct map *map) {
+static void emit_loads(struct text *code, const struct map *map) {
     text_add(code, "template <int N> struct inputs {\n");
     for (int k = 0; k < map->count; k++)
         if (is_loaded(map, k))
@@ -192,34 +192,34 @@ static void print_loads(struct text *code, const struct map *map) {
         /* Contiguous or the same along the run: one access. */
         if (!has_stride(map, k, last_of(map))) {
             text_add(code, "    in.r%d = load_run<%s, %s>(", k, type, loaded_count(map, k));
-            print_address(code, map, k, "to");
+            emit_address(code, map, k, "to");
             text_add(code, ");\n");
         } else {
             text_add(code, "    #pragma unroll\n    for (int e = 0; e < N; e++) in.r%d.at[e] = load_run<%s, 1>(", k,
                      type);
-            print_address(code, map, k, "to");
+            emit_address(code, map, k, "to");
             text_add(code, " + e * a.s%d_%d).at[0];\n", k, last_of(map));
         }
     }
-    print_element_loads(code, map);
+    emit_element_loads(code, map);
     text_add(code, "}\n\n");
 }
 
 /* expect_inputs(): asks for what a block reads of dense operands, from its first run on. */
-static void print_expected(struct text *code, const struct map *map) {
+static void emit_expected(struct text *code, const struct map *map) {
     text_add(code, "DEVICE void expect(const void* p, u32 bytes);\n\n"
                    "DEVICE void expect_inputs(const arguments& a, const coordinates& to) {\n");
     for (int k = 0; k < map->count; k++)
         if (map->expects && is_expected(map, k)) {
             text_add(code, "    expect(");
-            print_address(code, map, k, "to");
+            emit_address(code, map, k, "to");
             text_add(code, ", THREADS * UNROLL * RUN * %d);\n", (int)dtype_bytes(map->operands[k].type, 1));
         }
     text_add(code, "}\n\n");
 }
 
 /* The coordinate as a value; along the last dim elements of a run are e apart. */
-static void print_index(struct text *code, const struct map *map, int k) {
+static void emit_index(struct text *code, const struct map *map, int k) {
     text_add(code, "        const i64 v%d = 0", map->operands[k].value);
     for (int i = 0; i <= last_of(map); i++)
         if (map->operands[k].strides[i])
@@ -255,11 +255,11 @@ static bool is_taken_apart(const struct map *map, int k) {
 }
 
 /* v<value>, element e of a run: what is loaded, then what each node makes, in the order of the region. */
-static void print_values(struct text *code, const struct map *map) {
+static void emit_values(struct text *code, const struct map *map) {
     for (int k = 0; k < map->count; k++) {
         const struct operand *operand = &map->operands[k];
         if (operand->memory < 0)
-            print_index(code, map, k);
+            emit_index(code, map, k);
         else if (!operand->is_store && is_taken_apart(map, k))
             text_add(code, "        const %s v%d = in.r%d.at[%s];\n", cuda_element_name(operand->type), operand->value,
                      k, operand->strides[last_of(map)] || goes_by_element(map, k) ? "e" : "0");
@@ -267,20 +267,20 @@ static void print_values(struct text *code, const struct map *map) {
     for (int i = 0; i < map->region->count; i++) {
         const struct node *node = region_node(map->region, i);
         if (node_is_pointwise(node) && !map_is_index(node))
-            formula_print(code, map->region->graph, node);
+            formula_emit(code, map->region->graph, node);
     }
 }
 
 /* A run in one access where it is contiguous in the result, else element by element. Elements below a byte are joined
    by store_run. */
-static void print_store(struct text *code, const struct map *map, int k) {
+static void emit_store(struct text *code, const struct map *map, int k) {
     const char *type = cuda_element_name(map->operands[k].type);
     bool is_run = map->operands[k].strides[last_of(map)] == 1;
     if (is_run)
         text_add(code, "    %s<%s, N>(", is_packed(&map->operands[k]) ? "store_run" : "store_global", type);
     else
         text_add(code, "    #pragma unroll\n    for (int e = 0; e < N; e++) store_run<%s, 1>(", type);
-    print_address(code, map, k, "to");
+    emit_address(code, map, k, "to");
     if (is_run)
         text_add(code, ", w%d);\n", k);
     else if (map->operands[k].strides[last_of(map)])
@@ -290,7 +290,7 @@ static void print_store(struct text *code, const struct map *map, int k) {
 }
 
 /* compute(): the region's nodes for one run, and the stores. */
-static void print_compute(struct text *code, const struct map *map) {
+static void emit_compute(struct text *code, const struct map *map) {
     text_add(
         code,
         "template <int N> DEVICE void compute(const inputs<N>& in, const arguments& a, const coordinates& to) {\n");
@@ -298,7 +298,7 @@ static void print_compute(struct text *code, const struct map *map) {
         if (map->operands[k].is_store)
             text_add(code, "    run<%s, N> w%d;\n", cuda_element_name(map->operands[k].type), k);
     text_add(code, "    #pragma unroll\n    for (int e = 0; e < N; e++) {\n");
-    print_values(code, map);
+    emit_values(code, map);
     for (int k = 0; k < map->count; k++)
         if (map->operands[k].is_store && copied_operand(map, k) < 0)
             text_add(code, "        w%d.at[e] = convert<%s>(v%d);\n", k, cuda_element_name(map->operands[k].type),
@@ -309,23 +309,23 @@ static void print_compute(struct text *code, const struct map *map) {
             text_add(code, "    copy_run(w%d, in.r%d);\n", k, copied_operand(map, k));
     for (int k = 0; k < map->count; k++)
         if (map->operands[k].is_store)
-            print_store(code, map, k);
+            emit_store(code, map, k);
     text_add(code, "}\n");
 }
 
 /* ---- Tiles ------------------------------------------------------------------------------------------------------- */
 
 /* along_axis() and along_last(): the two coordinates that a tile spreads over. */
-static void print_sides(struct text *code, const struct map *map) {
+static void emit_sides(struct text *code, const struct map *map) {
     text_add(code, "DEVICE i64& along_axis(coordinates& to) { return to.c%d; }\n", map->tile.axis);
     text_add(code, "DEVICE i64& along_last(coordinates& to) { return to.c%d; }\n\n", last_of(map));
 }
 
 /* staged, stage_inputs() and take_inputs(): the operands that go through shared memory. left_axis, left_last: what the
    space has left for a tile at its end. */
-static void print_stages(struct text *code, const struct map *map) {
+static void emit_stages(struct text *code, const struct map *map) {
     int last = last_of(map);
-    print_sides(code, map);
+    emit_sides(code, map);
     text_add(code, "struct staged {\n");
     for (int k = 0; k < map->count; k++)
         if (is_staged(map, k))
@@ -336,7 +336,7 @@ static void print_stages(struct text *code, const struct map *map) {
     for (int k = 0; k < map->count; k++)
         if (is_staged(map, k)) {
             text_add(code, "    tile.x%d.fill<%d>(", k, map->tile.width[k]);
-            print_address(code, map, k, "to");
+            emit_address(code, map, k, "to");
             text_add(code, ", a.s%d_%d, left_axis, left_last);\n", k, last);
         }
     text_add(code,
@@ -361,77 +361,77 @@ static int64_t group_of(const struct map *map) {
 }
 
 /* Constants first, then functions in the order in which they call each other. */
-void map_print(struct kernel_print *print, const struct map *map) {
+void map_emit(struct kernel_source *source, const struct map *map) {
     bool is_tiled = map->tile.axis >= 0;
-    print_constant(print, "THREADS", MAP_THREADS);
-    print_constant(print, "RUN", map->run);
-    text_add(&print->code, "#include \"core/gather.cuh\"\n");
+    emit_constant(source, "THREADS", MAP_THREADS);
+    emit_constant(source, "RUN", map->run);
+    text_add(&source->code, "#include \"core/gather.cuh\"\n");
     if (is_tiled) {
-        print_constant(print, "GROUP", group_of(map));
+        emit_constant(source, "GROUP", group_of(map));
         /* Resident blocks that registers allow: five, or four where a thread holds more; map/map_tiled.cuh measured
            them. */
-        print_constant(print, "BLOCKS", group_of(map) > 2 || map->count > 2 ? 4 : 5);
-        print_constant(print, "TILE_AXIS", map->tile.along_axis);
-        print_constant(print, "TILE_LAST", map->tile.along_last);
-        print_number(print, map->space.extents[map->tile.axis], "axis_extent");
-        print_number(print, map->space.extents[last_of(map)], "last_extent");
-        text_add(&print->code, "#include \"map/exchange.cuh\"\n");
+        emit_constant(source, "BLOCKS", group_of(map) > 2 || map->count > 2 ? 4 : 5);
+        emit_constant(source, "TILE_AXIS", map->tile.along_axis);
+        emit_constant(source, "TILE_LAST", map->tile.along_last);
+        emit_number(source, map->space.extents[map->tile.axis], "axis_extent");
+        emit_number(source, map->space.extents[last_of(map)], "last_extent");
+        text_add(&source->code, "#include \"map/exchange.cuh\"\n");
     } else {
-        print_constant(print, "UNROLL", map->unroll);
-        print_constant(print, "EXPECTS", map->expects);
-        print_constant(print, "HAS_REST", space_elements(&map->space) % map->run != 0);
-        print_constant(print, "SHARES_BYTES", map_shares_bytes(map));
-        print_number(print, space_elements(&map->space), "elements");
+        emit_constant(source, "UNROLL", map->unroll);
+        emit_constant(source, "EXPECTS", map->expects);
+        emit_constant(source, "HAS_REST", space_elements(&map->space) % map->run != 0);
+        emit_constant(source, "SHARES_BYTES", map_shares_bytes(map));
+        emit_number(source, space_elements(&map->space), "elements");
     }
-    text_add(&print->code, "\n");
-    print_operands(print, map);
-    print_locate(print, map);
+    text_add(&source->code, "\n");
+    emit_operands(source, map);
+    emit_locate(source, map);
     if (map->is_flat && last_of(map) > 0)
-        print_advance(&print->code, map);
-    print_loads(&print->code, map);
+        emit_advance(&source->code, map);
+    emit_loads(&source->code, map);
     /* Tiles are large enough to keep loads under way by themselves. */
     if (!is_tiled)
-        print_expected(&print->code, map);
+        emit_expected(&source->code, map);
     if (is_tiled)
-        print_stages(&print->code, map);
-    print_compute(&print->code, map);
+        emit_stages(&source->code, map);
+    emit_compute(&source->code, map);
 }
 
 /* from_address() or to_address(): an operand of a transpose at coordinates, as bits: nothing is converted. */
-static void print_side(struct text *code, const struct map *map, int k, const char *name, const char *type) {
+static void emit_side(struct text *code, const struct map *map, int k, const char *name, const char *type) {
     text_add(code, "DEVICE %s* %s_address(const arguments& a, const coordinates& to) { return (%s*)(", type, name,
              type);
-    print_address(code, map, k, "to");
+    emit_address(code, map, k, "to");
     text_add(code, "); }\n");
 }
 
 /* `from_span`: elements from the first to the last of the source; chunks that are shifted must not be read beyond.
    Operand 0 is the result, 1 the source. */
-void map_print_transpose(struct kernel_print *print, const struct map *map) {
+void map_emit_transpose(struct kernel_source *source, const struct map *map) {
     static const char *const bits[] = {[1] = "u8", [2] = "u16", [4] = "u32", [8] = "u64"};
     const struct map_tile *tile = &map->tile;
     const struct operand *from = &map->operands[1], *to = &map->operands[0];
     int64_t span = 1;
     for (int i = 0; i <= last_of(map); i++)
         span += (map->space.extents[i] - 1) * from->strides[i];
-    text_add(&print->constants, "using element = %s;\n", bits[dtype_bytes(from->type, 1)]);
-    print_constant(print, "THREADS", TRANSPOSE_THREADS);
-    print_constant(print, "TILE_AXIS", tile->along_axis);
-    print_constant(print, "TILE_LAST", tile->along_last);
-    print_constant(print, "SHIFTS_FROM", tile->shifts_from);
-    print_constant(print, "SHIFTS_TO", tile->shifts_to);
-    print_constant(print, "IS_FLAT_FROM", tile->is_flat_from);
-    print_constant(print, "IS_FLAT_TO", tile->is_flat_to);
-    print_number(print, map->space.extents[tile->axis], "axis_extent");
-    print_number(print, map->space.extents[last_of(map)], "last_extent");
-    print_number(print, from->strides[last_of(map)], "from_step");
-    print_number(print, to->strides[tile->axis], "to_step");
-    print_number(print, span, "from_span");
-    text_add(&print->code, "#include \"core/gather.cuh\"\n#include \"core/chunks.cuh\"\n\n");
-    print_operands(print, map);
-    print_locate(print, map);
-    print_sides(&print->code, map);
-    text_add(&print->code, "DEVICE const element* from_memory(const arguments& a) { return (const element*)a.p1; }\n");
-    print_side(&print->code, map, 1, "from", "const element");
-    print_side(&print->code, map, 0, "to", "element");
+    text_add(&source->constants, "using element = %s;\n", bits[dtype_bytes(from->type, 1)]);
+    emit_constant(source, "THREADS", TRANSPOSE_THREADS);
+    emit_constant(source, "TILE_AXIS", tile->along_axis);
+    emit_constant(source, "TILE_LAST", tile->along_last);
+    emit_constant(source, "SHIFTS_FROM", tile->shifts_from);
+    emit_constant(source, "SHIFTS_TO", tile->shifts_to);
+    emit_constant(source, "IS_FLAT_FROM", tile->is_flat_from);
+    emit_constant(source, "IS_FLAT_TO", tile->is_flat_to);
+    emit_number(source, map->space.extents[tile->axis], "axis_extent");
+    emit_number(source, map->space.extents[last_of(map)], "last_extent");
+    emit_number(source, from->strides[last_of(map)], "from_step");
+    emit_number(source, to->strides[tile->axis], "to_step");
+    emit_number(source, span, "from_span");
+    text_add(&source->code, "#include \"core/gather.cuh\"\n#include \"core/chunks.cuh\"\n\n");
+    emit_operands(source, map);
+    emit_locate(source, map);
+    emit_sides(&source->code, map);
+    text_add(&source->code, "DEVICE const element* from_memory(const arguments& a) { return (const element*)a.p1; }\n");
+    emit_side(&source->code, map, 1, "from", "const element");
+    emit_side(&source->code, map, 0, "to", "element");
 }
