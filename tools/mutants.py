@@ -58,7 +58,7 @@ TESTS = (
     ("backend/graph/ops/pointwise", ["pytest tests/ops/test_pointwise.py"]),
     ("backend/graph/ops/convolution", ["pytest tests/ops/test_convolution.py"]),
     ("backend/graph/ops/", ["pytest tests/ops/test_{stem}.py"]),
-    ("backend/graph/spelled/", ["pytest tests/plan/test_spelled_attention.py", "small spelled"]),
+    ("backend/graph/patterns/", ["pytest tests/plan/test_spelled_attention.py", "small spelled"]),
     (
         "backend/graph/",
         ["test_graph", "test_api", "pytest tests/python/test_graph.py tests/ops/test_pointwise.py"],

@@ -9,7 +9,7 @@
 #include "base/number.h"
 #include "base/text.h"
 #include "graph/batch_norms.h"
-#include "graph/widths.h"
+#include "graph/intermediate_types.h"
 
 #include <math.h>
 #include <string.h>
@@ -1164,7 +1164,7 @@ weftStatus_t partition(struct cover *cover, const struct graph *graph, const str
     struct attempt best;
     TRY(graph_check_closed(graph));
     if (engine->stores_narrow)
-        TRY(widths_find(&graph, graph, arena));
+        TRY(infer_intermediate_types(&graph, graph, arena));
     if (engine->parts_batch_norms)
         TRY(batch_norms_find(&graph, graph, arena));
     TRY(search_cover(&best, &p, graph));

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The attention pattern family: a group of operations that together compute attention, or its gradients, is served as
-   one or two operations that other families accept. graph/spelled/ matches the pattern and builds these operations.
+   one or two operations that other families accept. graph/patterns/ matches the pattern and builds these operations.
    This file provides what a plan needs: the grouping of nodes, their cost, and the other families' kernels as a step of
    this graph. */
 #include "base/arena.h"
@@ -8,12 +8,12 @@
 #include "engines/cuda/core/take.h"
 #include "engines/cuda/families.h"
 #include "graph/ops/matmul.h"
-#include "graph/spelled/attention.h"
+#include "graph/patterns/attention.h"
 
 enum { OPERATIONS_MAX = 2 }; /* forward, then backward */
 
 struct spelled {
-    struct spelled_attention attention;
+    struct attention_pattern attention;
     const struct graph *graph; /* contains the operations: an sdpa_fwd, an sdpa_bwd, or both */
     const int *outer;          /* for each of its values, the corresponding value of the whole graph, or -1 */
     int count;                 /* number of operations, each a region of its own with its own offer */
@@ -26,7 +26,7 @@ struct spelled {
 
 /* True if the region is exactly the matched set, so that attempts to grow a region by adjacent nodes are declined. Both
    lists are in graph order. */
-static bool covers(const struct spelled_attention *a, const struct region *region) {
+static bool covers(const struct attention_pattern *a, const struct region *region) {
     bool is = a->count == region->count;
     for (int i = 0; is && i < a->count; i++)
         is = a->nodes[i].node == region->nodes[i];
@@ -35,13 +35,13 @@ static bool covers(const struct spelled_attention *a, const struct region *regio
 
 /* Matches the pattern around a matmul: gradients, in which it is dO V^T, or attention, in which it is the last matmul.
    If neither matches, the error is that of the closer pattern. */
-static weftStatus_t find_around(struct spelled_attention *found, const struct graph *graph, int node) {
-    weftStatus_t status = spelled_gradient_find(found, graph, node);
-    return status && !found->is_gradient ? spelled_attention_find(found, graph, node) : status;
+static weftStatus_t find_around(struct attention_pattern *found, const struct graph *graph, int node) {
+    weftStatus_t status = attention_pattern_match_gradient(found, graph, node);
+    return status && !found->is_gradient ? attention_pattern_match(found, graph, node) : status;
 }
 
 /* Searches from the last matmul backwards: in attention, it is P V. */
-static weftStatus_t find(struct spelled_attention *found, const struct region *region) {
+static weftStatus_t find(struct attention_pattern *found, const struct region *region) {
     for (int i = region->count; i-- > 0;) {
         if (op_of(region_node(region, i)->op) != &matmul_op)
             continue;
@@ -58,7 +58,7 @@ static weftStatus_t find(struct spelled_attention *found, const struct region *r
 
 /* A plan asks at each node. The node that answers is P V in the forward pass, and dO V^T for gradients. */
 static int companions(const struct graph *graph, int node, int *nodes) {
-    struct spelled_attention found;
+    struct attention_pattern found;
     int count = 0;
     if (op_of(graph->nodes[node].op) != &matmul_op || find_around(&found, graph, node))
         return 0;
@@ -78,7 +78,7 @@ static weftStatus_t analyse(struct spelled *s, const struct region *region, cons
     static const int nodes[OPERATIONS_MAX] = {0, 1};
     struct graph *graph;
     TRY(find(&s->attention, region));
-    TRY(spelled_attention_make(&graph, &s->outer, &s->attention, arena));
+    TRY(attention_pattern_rewrite(&graph, &s->outer, &s->attention, arena));
     s->graph = graph;
     s->count = graph->node_count;
     for (int i = 0; i < s->count; i++) {
@@ -103,8 +103,8 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
 
 /* Inexpensive: most matmuls do not feed the gradient of a softmax. */
 static bool reorders(const struct graph *graph, int node) {
-    struct spelled_attention found;
-    bool is = op_of(graph->nodes[node].op) == &matmul_op && !spelled_gradient_find(&found, graph, node);
+    struct attention_pattern found;
+    bool is = op_of(graph->nodes[node].op) == &matmul_op && !attention_pattern_match_gradient(&found, graph, node);
     status_clear();
     return is;
 }
@@ -133,7 +133,7 @@ static weftStatus_t accepts_reordered(const struct region *region, const struct 
 
 /* Describes what the operations on the scores became: "sdpa_fwd of 9 operations, causal, with a score modifier". */
 static weftStatus_t describe(const char **detail, const struct spelled *s, struct arena *arena) {
-    const struct spelled_attention *a = &s->attention;
+    const struct attention_pattern *a = &s->attention;
     bool is_causal = a->right_bound == 0,
          has_bounds = a->right_bound != ATTENTION_UNBOUNDED || a->left_bound != ATTENTION_UNBOUNDED;
     bool is_mask = a->bias && dtype_is_boolean((weftDataType_t)a->bias->type);
@@ -204,7 +204,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
 }
 
 const struct family cuda_spelled_attention = {
-    .name = "cuda.spelled_attention",
+    .name = "cuda.attention_pattern",
     .doc =
         "attention spelled out of products, pointwise operations and a softmax, and its gradients, as the operations "
         "that they are",

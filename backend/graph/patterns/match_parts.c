@@ -3,93 +3,94 @@
    searches of find.c, scores.c and gradient.c ask here and never look at a graph's arrays themselves. Views are
    followed in both directions: an operand is read where it lies, a result written where it goes, and transposes,
    reshapes and copies of heads between cost nothing. */
-#include "graph/spelled/parts.h"
 #include "graph/ops/transpose.h"
+#include "graph/patterns/match.h"
 
 #include <string.h>
 
 /* ---- The graph around a tensor ----------------------------------------------------------------------------------- */
 
 /* A binary search: values are sorted by uid. -1 also of no tensor at all, so that calls nest. */
-int spelled_maker(const struct spelled_attention *s, const struct tensor *tensor) {
+int pattern_producer(const struct attention_pattern *s, const struct tensor *tensor) {
     int value = tensor ? graph_find_value(s->graph, tensor) : -1;
     return value < 0 ? -1 : s->graph->values[value].producer;
 }
 
-const struct descriptor *spelled_op(const struct spelled_attention *s, int node) { return s->graph->nodes[node].op; }
+const struct descriptor *pattern_op(const struct attention_pattern *s, int node) { return s->graph->nodes[node].op; }
 
-bool spelled_is_pointwise(const struct spelled_attention *s, int node) {
-    return node >= 0 && op_of(spelled_op(s, node)) == &pointwise_op;
+bool pattern_is_pointwise(const struct attention_pattern *s, int node) {
+    return node >= 0 && op_of(pattern_op(s, node)) == &pointwise_op;
 }
 
-const struct pointwise_op *spelled_pointwise(const struct spelled_attention *s, int node) {
-    return (const struct pointwise_op *)spelled_op(s, node);
+const struct pointwise_op *pattern_pointwise(const struct attention_pattern *s, int node) {
+    return (const struct pointwise_op *)pattern_op(s, node);
 }
 
 /* y, or dx of a backward mode. */
-const struct tensor *spelled_result(const struct spelled_attention *s, int node) {
-    return pointwise_operands(spelled_pointwise(s, node)).out;
+const struct tensor *pattern_result(const struct attention_pattern *s, int node) {
+    return pointwise_operands(pattern_pointwise(s, node)).out;
 }
 
-enum pointwise_form spelled_form(const struct spelled_attention *s, int node) {
-    return pointwise_find_mode(spelled_pointwise(s, node)->pw->mode)->form;
+enum pointwise_form pattern_form(const struct attention_pattern *s, int node) {
+    return pointwise_find_mode(pattern_pointwise(s, node)->pw->mode)->form;
 }
 
-const struct pointwise_op *spelled_made_by(const struct spelled_attention *s, const struct tensor *tensor, int mode) {
-    int node = spelled_maker(s, tensor);
-    return spelled_is_pointwise(s, node) && spelled_pointwise(s, node)->pw->mode == mode ? spelled_pointwise(s, node)
+const struct pointwise_op *pattern_produced_by(const struct attention_pattern *s, const struct tensor *tensor,
+                                               int mode) {
+    int node = pattern_producer(s, tensor);
+    return pattern_is_pointwise(s, node) && pattern_pointwise(s, node)->pw->mode == mode ? pattern_pointwise(s, node)
                                                                                          : NULL;
 }
 
 /* A few dozen at most: a scan is quicker than an index that would have to be kept. */
-int spelled_place(const struct spelled_attention *s, int node) {
+int pattern_index(const struct attention_pattern *s, int node) {
     for (int i = 0; i < s->count; i++)
         if (s->nodes[i].node == node)
             return i;
     return -1;
 }
 
-bool spelled_has(const struct spelled_attention *s, int node) { return spelled_place(s, node) >= 0; }
+bool pattern_contains(const struct attention_pattern *s, int node) { return pattern_index(s, node) >= 0; }
 
 /* Taking twice is no harm: several ways may lead to a node. Roles are those that it got first. */
-weftStatus_t spelled_take(struct spelled_attention *s, int node) {
-    if (s->count == SPELLED_NODES_MAX)
+weftStatus_t pattern_add(struct attention_pattern *s, int node) {
+    if (s->count == PATTERN_NODES_MAX)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: attention would be spelled by more than %d operations",
-             descriptor_label(spelled_op(s, node)), SPELLED_NODES_MAX);
-    if (!spelled_has(s, node)) {
-        s->nodes[s->count++] = (struct spelled_node){.node = node};
+             descriptor_label(pattern_op(s, node)), PATTERN_NODES_MAX);
+    if (!pattern_contains(s, node)) {
+        s->nodes[s->count++] = (struct pattern_node){.node = node};
     }
     return WEFT_STATUS_SUCCESS;
 }
 
 /* By insertion: they come nearly sorted, backwards. Regions list nodes in the graph's order, and so does the modifier,
    whose operations find their operands written. */
-void spelled_sort(struct spelled_attention *s) {
+void pattern_sort(struct attention_pattern *s) {
     for (int i = 1; i < s->count; i++)
         for (int at = i; at > 0 && s->nodes[at - 1].node > s->nodes[at].node; at--) {
-            struct spelled_node node = s->nodes[at];
+            struct pattern_node node = s->nodes[at];
             s->nodes[at] = s->nodes[at - 1];
             s->nodes[at - 1] = node;
         }
 }
 
 /* Those behind it move up; their order stays. */
-void spelled_drop(struct spelled_attention *s, int place) {
+void pattern_remove(struct attention_pattern *s, int place) {
     int behind = --s->count - place;
     memmove(&s->nodes[place], &s->nodes[place + 1], (size_t)behind * sizeof *s->nodes);
 }
 
 /* Texts without a fix: a refusal here only says that operations run one by one. */
-weftStatus_t spelled_refuse(const struct spelled_attention *s, int node, const char *what) {
-    FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: %s", descriptor_label(spelled_op(s, node)), what);
+weftStatus_t pattern_decline(const struct attention_pattern *s, int node, const char *what) {
+    FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: %s", descriptor_label(pattern_op(s, node)), what);
 }
 
-weftStatus_t spelled_refuse_tensor(const struct tensor *tensor, const char *what) {
+weftStatus_t pattern_decline_tensor(const struct tensor *tensor, const char *what) {
     FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s %s", descriptor_label(&tensor->base), what);
 }
 
 /* A node that reads it as two operands counts once. */
-bool spelled_is_private(const struct spelled_attention *s, const struct tensor *tensor, int reader) {
+bool pattern_is_private(const struct attention_pattern *s, const struct tensor *tensor, int reader) {
     const struct value *value = &s->graph->values[graph_find_value(s->graph, tensor)];
     bool is = tensor->is_virtual;
     for (int i = 0; i < value->readers; i++)
@@ -104,8 +105,8 @@ static bool keeps_packed(const struct reshape_op *op) {
 
 /* Types must agree: a reshape that converts is no view. A result that is stored is none either, as somebody wants it in
    that place. */
-const struct reshape_op *spelled_view_at(const struct spelled_attention *s, int node) {
-    const struct descriptor *op = node < 0 ? NULL : spelled_op(s, node);
+const struct reshape_op *pattern_view_at(const struct attention_pattern *s, int node) {
+    const struct descriptor *op = node < 0 ? NULL : pattern_op(s, node);
     const struct reshape_op *reshape = (const struct reshape_op *)op;
     bool is = op && op_of(op) == &reshape_op && reshape->y->is_virtual && reshape->y->type == reshape->x->type;
     return is && keeps_packed(reshape) ? reshape : NULL;
@@ -113,8 +114,8 @@ const struct reshape_op *spelled_view_at(const struct spelled_attention *s, int 
 
 /* Only batch and head dimensions may be joined or split by the view: rows and columns of the scores are told by the
    last two, as masks and softmax count them. */
-const struct tensor *spelled_behind_view(const struct spelled_attention *s, const struct tensor *tensor) {
-    const struct reshape_op *op = spelled_view_at(s, spelled_maker(s, tensor));
+const struct tensor *pattern_skip_view(const struct attention_pattern *s, const struct tensor *tensor) {
+    const struct reshape_op *op = pattern_view_at(s, pattern_producer(s, tensor));
     int64_t x = op ? op->x->dims.count : 0, y = tensor->dims.count;
     /* The last two dimensions, rows and columns of scores, must stay; those before may be joined or split. */
     bool is_of_batches = x >= 2 && y >= 2 && op->x->dims.at[x - 1] == tensor->dims.at[y - 1] &&
@@ -122,33 +123,33 @@ const struct tensor *spelled_behind_view(const struct spelled_attention *s, cons
     return is_of_batches ? op->x : tensor;
 }
 
-weftStatus_t spelled_take_view(struct spelled_attention *s, const struct tensor **tensor) {
-    const struct tensor *behind = spelled_behind_view(s, *tensor);
+weftStatus_t pattern_add_view(struct attention_pattern *s, const struct tensor **tensor) {
+    const struct tensor *behind = pattern_skip_view(s, *tensor);
     if (behind != *tensor)
-        TRY(spelled_take(s, spelled_maker(s, *tensor)));
+        TRY(pattern_add(s, pattern_producer(s, *tensor)));
     *tensor = behind;
     return WEFT_STATUS_SUCCESS;
 }
 
 /* Recursive over views, as these have no elements of their own: a chain of them is as deep as the graph makes it. */
-bool spelled_is_wanted(const struct spelled_attention *s, const struct tensor *tensor) {
+bool pattern_is_read_outside(const struct attention_pattern *s, const struct tensor *tensor) {
     const struct value *value = &s->graph->values[graph_find_value(s->graph, tensor)];
     bool is = !tensor->is_virtual;
     for (int i = 0; i < value->readers && !is; i++) {
-        const struct reshape_op *view = spelled_view_at(s, value->read_by[i]);
+        const struct reshape_op *view = pattern_view_at(s, value->read_by[i]);
         /* A view of it is the same memory: what counts is who reads that. */
-        is = view ? spelled_is_wanted(s, view->y) : !spelled_has(s, value->read_by[i]);
+        is = view ? pattern_is_read_outside(s, view->y) : !pattern_contains(s, value->read_by[i]);
     }
     return is;
 }
 
 /* Indices read the extents of a tensor, not its elements. */
-int spelled_sole_reader(const struct spelled_attention *s, const struct tensor *tensor) {
+int pattern_sole_reader(const struct attention_pattern *s, const struct tensor *tensor) {
     const struct value *value = &s->graph->values[graph_find_value(s->graph, tensor)];
     int found = -1;
     for (int i = 0; i < value->readers; i++) {
         int reader = value->read_by[i];
-        if (spelled_is_pointwise(s, reader) && spelled_form(s, reader) == FORM_INDEX)
+        if (pattern_is_pointwise(s, reader) && pattern_form(s, reader) == FORM_INDEX)
             continue;
         if (found >= 0)
             return -1;
@@ -161,13 +162,13 @@ int spelled_sole_reader(const struct spelled_attention *s, const struct tensor *
 
 /* An unset type of an intermediate is free, and inside a kernel that of its calculation; DOUBLE keeps more than
    attention does, which nobody can tell from results that are narrower. */
-bool spelled_is_exact(const struct spelled_attention *s, const struct tensor *tensor) {
+bool pattern_is_exact(const struct attention_pattern *s, const struct tensor *tensor) {
     weftDataType_t type = tensor_type_inside(tensor);
     return type == WEFT_DATA_DOUBLE || type == s->math;
 }
 
 /* The first one taken decides; all others must be the same, as one kernel calculates in one type. */
-weftStatus_t spelled_note_math(struct spelled_attention *s, const struct descriptor *op, weftDataType_t math) {
+weftStatus_t pattern_check_math(struct attention_pattern *s, const struct descriptor *op, weftDataType_t math) {
     math = math_type((int32_t)math); /* attention's sums have all bits of FLOAT, which is allowed */
     if ((math != WEFT_DATA_FLOAT && math != WEFT_DATA_DOUBLE) || (s->count && math != s->math))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: calculates in %s, attention all in FLOAT or all in DOUBLE",
@@ -177,8 +178,8 @@ weftStatus_t spelled_note_math(struct spelled_attention *s, const struct descrip
 }
 
 /* Whether a copy of a tensor has the same numbers. */
-static bool keeps_numbers(const struct spelled_attention *s, const struct tensor *from, const struct tensor *to) {
-    return from->type == to->type || (spelled_is_exact(s, to) && dtype_is_float((weftDataType_t)from->type));
+static bool keeps_numbers(const struct attention_pattern *s, const struct tensor *from, const struct tensor *to) {
+    return from->type == to->type || (pattern_is_exact(s, to) && dtype_is_float((weftDataType_t)from->type));
 }
 
 /* Strides say all about where its elements lie. */
@@ -187,7 +188,7 @@ static bool is_plain(const struct tensor *tensor) {
 }
 
 /* One that the graph holds: a scalar that comes by value with each call is not known here. */
-bool spelled_read_constant(const struct tensor *tensor, double *number) {
+bool pattern_read_constant(const struct tensor *tensor, double *number) {
     if (!tensor || !tensor->is_constant || tensor_elements(tensor) != 1)
         return false;
     *number = dtype_load((weftDataType_t)tensor->type, tensor->constant, 0);
@@ -196,7 +197,7 @@ bool spelled_read_constant(const struct tensor *tensor, double *number) {
 
 /* The identity counts, with alpha1, so that conversions need no case of their own. The result must be as large as x:
    a factor that broadcasts x is no factor. */
-bool spelled_read_factor(const struct pointwise_op *op, const struct tensor **x, double *factor) {
+bool pattern_read_factor(const struct pointwise_op *op, const struct tensor **x, double *factor) {
     double number = 1;
     *x = op->x;
     *factor = op->alpha1;
@@ -205,15 +206,15 @@ bool spelled_read_factor(const struct pointwise_op *op, const struct tensor **x,
         break;
     case WEFT_POINTWISE_MUL:
         /* The number may stand on either side. */
-        if (!spelled_read_constant(op->b, &number)) {
+        if (!pattern_read_constant(op->b, &number)) {
             *x = op->b;
-            if (!spelled_read_constant(op->x, &number))
+            if (!pattern_read_constant(op->x, &number))
                 return false;
         }
         *factor *= op->alpha2 * number;
         break;
     case WEFT_POINTWISE_DIV:
-        if (!spelled_read_constant(op->b, &number))
+        if (!pattern_read_constant(op->b, &number))
             return false;
         *factor /= op->alpha2 * number;
         break;
@@ -227,22 +228,22 @@ bool spelled_read_factor(const struct pointwise_op *op, const struct tensor **x,
 /* ---- Products ---------------------------------------------------------------------------------------------------- */
 
 /* Sizes that are only known on the device, and layouts that strides do not tell, attention does not take. */
-weftStatus_t spelled_check_product(struct spelled_attention *s, int node) {
-    if (op_of(spelled_op(s, node)) != &matmul_op)
-        return spelled_refuse(s, node, "is no matmul: attention ends with the product of weights and values");
-    const struct matmul_op *op = (const struct matmul_op *)spelled_op(s, node);
+weftStatus_t pattern_check_product(struct attention_pattern *s, int node) {
+    if (op_of(pattern_op(s, node)) != &matmul_op)
+        return pattern_decline(s, node, "is no matmul: attention ends with the product of weights and values");
+    const struct matmul_op *op = (const struct matmul_op *)pattern_op(s, node);
     if (op->m_override || op->n_override || op->k_override)
-        return spelled_refuse(s, node, "has sizes that are known at run time, attention has lengths");
+        return pattern_decline(s, node, "has sizes that are known at run time, attention has lengths");
     if (!is_plain(op->a) || !is_plain(op->b) || !is_plain(op->c))
-        return spelled_refuse(s, node, "has a tensor with ragged offsets, in vectors or in another order");
+        return pattern_decline(s, node, "has a tensor with ragged offsets, in vectors or in another order");
     /* Before it is taken: the first product decides the type for all that follow. */
-    TRY(spelled_note_math(s, &op->base, matmul_math(op)));
-    return spelled_take(s, node);
+    TRY(pattern_check_math(s, &op->base, matmul_math(op)));
+    return pattern_add(s, node);
 }
 
 /* Under its own dims and strides until it is looked through. */
-struct spelled_view spelled_view_of(const struct tensor *tensor, const struct matmul_op *op) {
-    return (struct spelled_view){tensor, tensor->dims, tensor->strides, &op->c->dims};
+struct pattern_view pattern_view_of(const struct tensor *tensor, const struct matmul_op *op) {
+    return (struct pattern_view){tensor, tensor->dims, tensor->strides, &op->c->dims};
 }
 
 static void swap_numbers(int64_t *a, int64_t *b) {
@@ -252,7 +253,7 @@ static void swap_numbers(int64_t *a, int64_t *b) {
 }
 
 /* Extents and strides of rows and columns: the transposed matrix, in the same memory. */
-void spelled_swap_last(struct spelled_view *view) {
+void pattern_swap_last(struct pattern_view *view) {
     int64_t rank = view->dims.count;
     swap_numbers(&view->dims.at[rank - 2], &view->dims.at[rank - 1]);
     swap_numbers(&view->strides.at[rank - 2], &view->strides.at[rank - 1]);
@@ -260,7 +261,7 @@ void spelled_swap_last(struct spelled_view *view) {
 
 /* Where the dimensions of a view lie in the input of the transpose that makes its tensor. `order`: which dimension of
    the tensor each one of the view is, as looked through so far; permutations compose. Extents of the view stay. */
-static void look_through_transpose(struct spelled_view *view, const struct dims *permutation,
+static void look_through_transpose(struct pattern_view *view, const struct dims *permutation,
                                    const struct tensor *input, int64_t *order) {
     for (int64_t i = 0; i < permutation->count; i++) {
         order[i] = permutation->at[order[i]];
@@ -271,14 +272,14 @@ static void look_through_transpose(struct spelled_view *view, const struct dims 
 
 /* Heads that are copied for each query head that shares them, [B, Hk, 1, ..] to [B, Hk, G, ..] to [B, Hk G, ..]: the
    view becomes one of those that are there. */
-static bool look_through_copies(struct spelled_view *view, const struct spelled_attention *s, int *copier,
+static bool look_through_copies(struct pattern_view *view, const struct attention_pattern *s, int *copier,
                                 const int64_t *order) {
-    const struct reshape_op *joined = spelled_view_at(s, spelled_maker(s, view->tensor));
-    int node = joined ? spelled_maker(s, joined->x) : -1;
+    const struct reshape_op *joined = pattern_view_at(s, pattern_producer(s, view->tensor));
+    int node = joined ? pattern_producer(s, joined->x) : -1;
     if (!joined || view->dims.count != 4 || joined->x->dims.count != 5 || order[0] != 0 || order[1] != 1 ||
-        !spelled_is_pointwise(s, node) || !spelled_is_private(s, joined->x, spelled_maker(s, view->tensor)))
+        !pattern_is_pointwise(s, node) || !pattern_is_private(s, joined->x, pattern_producer(s, view->tensor)))
         return false;
-    const struct pointwise_op *op = spelled_pointwise(s, node);
+    const struct pointwise_op *op = pattern_pointwise(s, node);
     /* Dimension 2 of five is the group that shares a head; its copies are what the product needs no longer. */
     const int64_t *many = joined->x->dims.at, *few = op->x->dims.at;
     bool copies = op->pw->mode == WEFT_POINTWISE_IDENTITY && op->alpha1 == 1 && keeps_numbers(s, op->x, joined->x) &&
@@ -296,7 +297,7 @@ static bool look_through_copies(struct spelled_view *view, const struct spelled_
 }
 
 /* [B, Hk, ..] seen as the [B, Hk, 1, ..] that heads are copied from. */
-static bool look_through_unit(struct spelled_view *view, const struct reshape_op *op, const int64_t *order) {
+static bool look_through_unit(struct pattern_view *view, const struct reshape_op *op, const int64_t *order) {
     if (!op || view->dims.count != 4 || op->x->dims.count != 4 || op->y->dims.count != 5 || !is_plain(op->x))
         return false;
     const int64_t *x = op->x->dims.at, *y = op->y->dims.at;
@@ -309,19 +310,19 @@ static bool look_through_unit(struct spelled_view *view, const struct reshape_op
 }
 
 /* One operation back from an operand of a product: a transpose, a factor where that may be, copies of heads. */
-static bool look_back(struct spelled_attention *s, struct spelled_view *view, int *node, double *factor,
+static bool look_back(struct attention_pattern *s, struct pattern_view *view, int *node, double *factor,
                       int64_t *order) {
-    const struct transpose_op *transpose = (const struct transpose_op *)spelled_op(s, *node);
+    const struct transpose_op *transpose = (const struct transpose_op *)pattern_op(s, *node);
     const struct tensor *x;
     double number;
-    if (op_of(spelled_op(s, *node)) == &transpose_op && keeps_numbers(s, transpose->x, view->tensor) &&
+    if (op_of(pattern_op(s, *node)) == &transpose_op && keeps_numbers(s, transpose->x, view->tensor) &&
         is_plain(transpose->x)) {
         look_through_transpose(view, &transpose->permutation, transpose->x, order);
         return true;
     }
     /* A factor may go to the scores: it is the same for all elements. */
-    if (factor && spelled_is_pointwise(s, *node) && spelled_is_exact(s, view->tensor) &&
-        spelled_read_factor(spelled_pointwise(s, *node), &x, &number) && is_plain(x)) {
+    if (factor && pattern_is_pointwise(s, *node) && pattern_is_exact(s, view->tensor) &&
+        pattern_read_factor(pattern_pointwise(s, *node), &x, &number) && is_plain(x)) {
         *factor *= number;
         /* x has the tensor's extents, and strides of its own. */
         view->tensor = x;
@@ -334,14 +335,14 @@ static bool look_back(struct spelled_attention *s, struct spelled_view *view, in
 
 /* Gradients read their operands twice, in several ways. What else reads a view decides in the end whether the operation
    that makes it is taken. */
-static bool may_look_through(const struct spelled_attention *s, const struct tensor *tensor, int reader) {
-    return s->is_gradient ? tensor->is_virtual : spelled_is_private(s, tensor, reader);
+static bool may_look_through(const struct attention_pattern *s, const struct tensor *tensor, int reader) {
+    return s->is_gradient ? tensor->is_virtual : pattern_is_private(s, tensor, reader);
 }
 
 /* Marked where gradients see through it: what a node took for another reason stays taken. */
-static weftStatus_t take_seen(struct spelled_attention *s, int node) {
-    bool is_new = !spelled_has(s, node);
-    TRY(spelled_take(s, node));
+static weftStatus_t take_seen(struct attention_pattern *s, int node) {
+    bool is_new = !pattern_contains(s, node);
+    TRY(pattern_add(s, node));
     if (is_new)
         s->nodes[s->count - 1].is_view = s->is_gradient;
     return WEFT_STATUS_SUCCESS;
@@ -349,15 +350,15 @@ static weftStatus_t take_seen(struct spelled_attention *s, int node) {
 
 /* Step by step while the tensor is private to what read it last. Ranks must stay, but for the unit dimension before
    heads are copied; where they don't, the view ends at the tensor that has the new rank. */
-weftStatus_t spelled_look_through(struct spelled_attention *s, struct spelled_view *view, int reader, double *factor) {
+weftStatus_t pattern_look_through(struct attention_pattern *s, struct pattern_view *view, int reader, double *factor) {
     int64_t order[WEFT_DIM_MAX], rank = view->tensor->dims.count;
     for (int i = 0; i < WEFT_DIM_MAX; i++)
         order[i] = i;
-    for (int node; (node = spelled_maker(s, view->tensor)) >= 0 && may_look_through(s, view->tensor, reader);
+    for (int node; (node = pattern_producer(s, view->tensor)) >= 0 && may_look_through(s, view->tensor, reader);
          reader = node) {
         int maker = node; /* of what is seen, which may be a view of copies */
         bool is_seen = view->tensor->dims.count == rank ? look_back(s, view, &node, factor, order)
-                                                        : look_through_unit(view, spelled_view_at(s, node), order);
+                                                        : look_through_unit(view, pattern_view_at(s, node), order);
         if (!is_seen)
             break;
         TRY(take_seen(s, maker));
@@ -367,7 +368,7 @@ weftStatus_t spelled_look_through(struct spelled_attention *s, struct spelled_vi
 }
 
 /* The strides, in the order of a view, of the result of a transpose of its tensor. */
-static bool follow_transpose(struct spelled_view *view, const struct transpose_op *op, int64_t *order) {
+static bool follow_transpose(struct pattern_view *view, const struct transpose_op *op, int64_t *order) {
     int64_t inverse[WEFT_DIM_MAX] = {0}, last = view->dims.count - 1;
     for (int64_t i = 0; i < op->permutation.count; i++)
         inverse[op->permutation.at[i]] = i;
@@ -383,11 +384,11 @@ static bool follow_transpose(struct spelled_view *view, const struct transpose_o
 }
 
 /* The result of a factor, in the order of a view; false: the operation is another one. */
-static bool follow_factor(struct spelled_view *view, const struct pointwise_op *op, const int64_t *order,
+static bool follow_factor(struct pattern_view *view, const struct pointwise_op *op, const int64_t *order,
                           double *factor) {
     const struct tensor *x;
     double number;
-    if (!spelled_read_factor(op, &x, &number) || x != view->tensor || !is_plain(op->y))
+    if (!pattern_read_factor(op, &x, &number) || x != view->tensor || !is_plain(op->y))
         return false;
     *factor *= number;
     view->tensor = op->y;
@@ -398,7 +399,7 @@ static bool follow_factor(struct spelled_view *view, const struct pointwise_op *
 
 /* The sums, over heads or batch entries that share an operand, of its gradient: extents that become 1. Rows and columns
    stay. The kernels make these sums in registers, so the tensor before them must not be rounded. */
-static bool follow_sums(struct spelled_view *view, const struct reduction_op *op, const int64_t *order) {
+static bool follow_sums(struct pattern_view *view, const struct reduction_op *op, const int64_t *order) {
     int64_t rank = view->dims.count;
     bool is = op->parameters->mode == WEFT_REDUCE_TENSOR_ADD && op->y->dims.count == rank && is_plain(op->y);
     for (int64_t i = 0; is && i < rank; i++)
@@ -412,32 +413,32 @@ static bool follow_sums(struct spelled_view *view, const struct reduction_op *op
 }
 
 /* The one private reader of a tensor, if it is this operation; -1: it is not. */
-static int sole_reader_of(const struct spelled_attention *s, const struct tensor *tensor, const struct op *op) {
-    int node = spelled_sole_reader(s, tensor);
-    bool is = node >= 0 && spelled_is_private(s, tensor, node) && op_of(spelled_op(s, node)) == op;
+static int sole_reader_of(const struct attention_pattern *s, const struct tensor *tensor, const struct op *op) {
+    int node = pattern_sole_reader(s, tensor);
+    bool is = node >= 0 && pattern_is_private(s, tensor, node) && op_of(pattern_op(s, node)) == op;
     return is ? node : -1;
 }
 
 /* A reshape of whatever lies behind it, in the order of its elements. */
-static const struct reshape_op *reshape_at(const struct spelled_attention *s, int node) {
-    const struct reshape_op *op = (const struct reshape_op *)spelled_op(s, node);
+static const struct reshape_op *reshape_at(const struct attention_pattern *s, int node) {
+    const struct reshape_op *op = (const struct reshape_op *)pattern_op(s, node);
     bool is = op_of(&op->base) == &reshape_op && op->y->is_virtual && op->y->type == op->x->type;
     return is && reshape_keeps_order(op) ? op : NULL;
 }
 
 /* The same of heads that were copied for each that shares them: [B, Hk G, ..] to [B, Hk, G, ..] to [B, Hk, 1, ..] to
    [B, Hk, ..]. The reshape at `node` is the first. */
-static weftStatus_t look_behind_copies(struct spelled_attention *s, struct spelled_view *view, int node,
+static weftStatus_t look_behind_copies(struct attention_pattern *s, struct pattern_view *view, int node,
                                        bool *is_found) {
     const struct reshape_op *apart = reshape_at(s, node);
     int sum = apart ? sole_reader_of(s, apart->y, &reduction_op) : -1;
-    const struct reduction_op *op = sum < 0 ? NULL : (const struct reduction_op *)spelled_op(s, sum);
+    const struct reduction_op *op = sum < 0 ? NULL : (const struct reduction_op *)pattern_op(s, sum);
     int last = op ? sole_reader_of(s, op->y, &reshape_op) : -1;
-    const struct reshape_op *joined = last < 0 ? NULL : (const struct reshape_op *)spelled_op(s, last);
+    const struct reshape_op *joined = last < 0 ? NULL : (const struct reshape_op *)pattern_op(s, last);
     *is_found = false;
     if (!joined || view->dims.count != 4 || apart->y->dims.count != 5 || joined->y->dims.count != 4 ||
-        op->parameters->mode != WEFT_REDUCE_TENSOR_ADD || !spelled_is_exact(s, apart->y) ||
-        !spelled_is_exact(s, op->y) || !reshape_keeps_order(joined) || !is_plain(joined->y))
+        op->parameters->mode != WEFT_REDUCE_TENSOR_ADD || !pattern_is_exact(s, apart->y) ||
+        !pattern_is_exact(s, op->y) || !reshape_keeps_order(joined) || !is_plain(joined->y))
         return WEFT_STATUS_SUCCESS;
     /* Extents of the four tensors, from the result with a head for each query head to that of shared heads. */
     const int64_t *many = apart->y->dims.at, *few = op->y->dims.at, *to = joined->y->dims.at;
@@ -447,27 +448,27 @@ static weftStatus_t look_behind_copies(struct spelled_attention *s, struct spell
                 to[0] == few[0] && to[1] == few[1] && to[2] == few[3] && to[3] == few[4];
     if (!*is_found)
         return WEFT_STATUS_SUCCESS;
-    TRY(spelled_note_math(s, &op->base, reduction_math(op)));
-    *view = (struct spelled_view){joined->y, joined->y->dims, joined->y->strides, view->whole};
-    TRY(spelled_take(s, node));
-    TRY(spelled_take(s, sum));
-    return spelled_take(s, last);
+    TRY(pattern_check_math(s, &op->base, reduction_math(op)));
+    *view = (struct pattern_view){joined->y, joined->y->dims, joined->y->strides, view->whole};
+    TRY(pattern_add(s, node));
+    TRY(pattern_add(s, sum));
+    return pattern_add(s, last);
 }
 
 /* One operation on from a result: another view of it, a factor where that may be, sums of gradients, a transpose. */
-static bool look_ahead(const struct spelled_attention *s, struct spelled_view *view, int node, double *factor,
+static bool look_ahead(const struct attention_pattern *s, struct pattern_view *view, int node, double *factor,
                        int64_t *order) {
-    const struct descriptor *op = spelled_op(s, node);
+    const struct descriptor *op = pattern_op(s, node);
     const struct reshape_op *reshape = (const struct reshape_op *)op;
     const struct reduction_op *sums = (const struct reduction_op *)op;
     if (op_of(op) == &reshape_op && !reshape->y->is_virtual && is_plain(reshape->y) && keeps_packed(reshape)) {
         view->tensor = reshape->y;
         return true;
     }
-    if (factor && spelled_is_pointwise(s, node))
-        return spelled_is_exact(s, view->tensor) && follow_factor(view, spelled_pointwise(s, node), order, factor);
+    if (factor && pattern_is_pointwise(s, node))
+        return pattern_is_exact(s, view->tensor) && follow_factor(view, pattern_pointwise(s, node), order, factor);
     if (s->is_gradient && op_of(op) == &reduction_op)
-        return spelled_is_exact(s, view->tensor) && math_type((int32_t)reduction_math(sums)) == s->math &&
+        return pattern_is_exact(s, view->tensor) && math_type((int32_t)reduction_math(sums)) == s->math &&
                follow_sums(view, sums, order);
     return op_of(op) == &transpose_op && follow_transpose(view, (const struct transpose_op *)op, order);
 }
@@ -481,34 +482,34 @@ static bool is_identity(const int64_t *order, int64_t rank) {
 }
 
 /* Whether the kernels can write a result as runs: its columns lie side by side. */
-static bool has_rows(const struct spelled_view *view) { return view->strides.at[view->dims.count - 1] == 1; }
+static bool has_rows(const struct pattern_view *view) { return view->strides.at[view->dims.count - 1] == 1; }
 
 /* Step by step while one operation alone reads the result. It ends where somebody else does, where a narrower type was
    set on the way, and with the last result whose columns are side by side: of transposes the first may put them apart
    and the next one back. */
-weftStatus_t spelled_look_behind(struct spelled_attention *s, struct spelled_view *view, bool is_transposed,
-                                 double *factor) {
+weftStatus_t pattern_follow_result(struct attention_pattern *s, struct pattern_view *view, bool is_transposed,
+                                   double *factor) {
     int64_t order[WEFT_DIM_MAX], rank = view->dims.count;
     for (int i = 0; i < WEFT_DIM_MAX; i++)
         order[i] = i;
     if (is_transposed) {
-        spelled_swap_last(view);
+        pattern_swap_last(view);
         swap_numbers(&order[rank - 2], &order[rank - 1]);
     }
     /* The last result that can be written, and how many operations it took: those behind it are given back. */
-    struct spelled_view last = *view;
+    struct pattern_view last = *view;
     double known = factor ? *factor : 1;
     int taken = s->count;
-    for (int node; (node = spelled_sole_reader(s, view->tensor)) >= 0 && spelled_is_private(s, view->tensor, node);) {
+    for (int node; (node = pattern_sole_reader(s, view->tensor)) >= 0 && pattern_is_private(s, view->tensor, node);) {
         bool is_shared = false;
         if (s->is_gradient && is_identity(order, rank))
             TRY(look_behind_copies(s, view, node, &is_shared));
         if (!is_shared) {
             const struct tensor *from = view->tensor;
             if (!look_ahead(s, view, node, factor, order) ||
-                (view->tensor->type != from->type && !spelled_is_exact(s, from))) /* rounded once, and not twice */
+                (view->tensor->type != from->type && !pattern_is_exact(s, from))) /* rounded once, and not twice */
                 break;
-            TRY(spelled_take(s, node));
+            TRY(pattern_add(s, node));
         }
         if (!has_rows(view) && has_rows(&last))
             continue;

@@ -2,7 +2,7 @@
 /* The scores of spelled attention: a product, what it is scaled by, bias, masks and bounds, and, of all other pointwise
    operations on the way, the score modifier. All of them are gathered as the modifier's first; then what attention has
    an operand or option for is peeled off, the scale at the product's end, bias and masks at the softmax's. */
-#include "graph/spelled/parts.h"
+#include "graph/patterns/match.h"
 
 #include <math.h>
 #include <string.h>
@@ -12,57 +12,57 @@ static const double HIDDEN_MOST = -1e30;
 
 /* ---- The score modifier ------------------------------------------------------------------------------------------ */
 
-/* Operands before the operation would do as well: spelled_sort orders them. Indices end it, as they read extents alone,
+/* Operands before the operation would do as well: pattern_sort orders them. Indices end it, as they read extents alone,
    which the modifier has of its input. */
-weftStatus_t spelled_gather(struct spelled_attention *s, const struct tensor *tensor, bool modifies) {
-    int node = spelled_maker(s, tensor);
-    if (!spelled_is_pointwise(s, node) || spelled_has(s, node))
+weftStatus_t pattern_gather(struct attention_pattern *s, const struct tensor *tensor, bool modifies) {
+    int node = pattern_producer(s, tensor);
+    if (!pattern_is_pointwise(s, node) || pattern_contains(s, node))
         return WEFT_STATUS_SUCCESS;
-    TRY(spelled_take(s, node));
+    TRY(pattern_add(s, node));
     s->nodes[s->count - 1].modifies = modifies;
     /* An index reads no elements: what it is an index of need not be taken. */
-    if (spelled_form(s, node) == FORM_INDEX)
+    if (pattern_form(s, node) == FORM_INDEX)
         return WEFT_STATUS_SUCCESS;
-    struct pointwise_operands operands = pointwise_operands(spelled_pointwise(s, node));
-    TRY(spelled_gather(s, operands.x, modifies));
-    TRY(spelled_gather(s, operands.b, modifies));
-    return spelled_gather(s, operands.t, modifies);
+    struct pointwise_operands operands = pointwise_operands(pattern_pointwise(s, node));
+    TRY(pattern_gather(s, operands.x, modifies));
+    TRY(pattern_gather(s, operands.b, modifies));
+    return pattern_gather(s, operands.t, modifies);
 }
 
 /* A product that makes scores of these dims. */
-static bool makes_scores(const struct spelled_attention *s, const struct tensor *tensor) {
-    int node = spelled_maker(s, spelled_behind_view(s, tensor));
-    return node >= 0 && op_of(spelled_op(s, node)) == &matmul_op && tensor_same_dims(tensor, s->scores);
+static bool makes_scores(const struct attention_pattern *s, const struct tensor *tensor) {
+    int node = pattern_producer(s, pattern_skip_view(s, tensor));
+    return node >= 0 && op_of(pattern_op(s, node)) == &matmul_op && tensor_same_dims(tensor, s->scores);
 }
 
 /* Of several products that are added, as a bias may be one, the first. */
-static weftStatus_t find_product(struct spelled_attention *s, int *found) {
+static weftStatus_t find_product(struct attention_pattern *s, int *found) {
     s->product = makes_scores(s, s->scores) ? s->scores : NULL;
     for (int i = 0; i < s->count && !s->product; i++) {
-        if (!s->nodes[i].modifies || spelled_form(s, s->nodes[i].node) == FORM_INDEX)
+        if (!s->nodes[i].modifies || pattern_form(s, s->nodes[i].node) == FORM_INDEX)
             continue;
-        struct pointwise_operands operands = pointwise_operands(spelled_pointwise(s, s->nodes[i].node));
+        struct pointwise_operands operands = pointwise_operands(pattern_pointwise(s, s->nodes[i].node));
         const struct tensor *inputs[] = {operands.x, operands.b};
         for (int k = 0; k < 2 && !s->product; k++)
             s->product = inputs[k] && makes_scores(s, inputs[k]) ? inputs[k] : NULL;
     }
     if (!s->product)
-        return spelled_refuse_tensor(s->scores, "is not made of a product of queries and keys");
+        return pattern_decline_tensor(s->scores, "is not made of a product of queries and keys");
     const struct tensor *product = s->product;
-    TRY(spelled_take_view(s, &product));
-    *found = spelled_maker(s, product);
-    return spelled_check_product(s, *found);
+    TRY(pattern_add_view(s, &product));
+    *found = pattern_producer(s, product);
+    return pattern_check_product(s, *found);
 }
 
 /* Whether what a node makes depends on the product's elements; `depends` says it of those before. */
-static bool depends_on_product(const struct spelled_attention *s, int node, const bool *depends) {
-    if (spelled_form(s, node) == FORM_INDEX)
+static bool depends_on_product(const struct attention_pattern *s, int node, const bool *depends) {
+    if (pattern_form(s, node) == FORM_INDEX)
         return false;
-    struct pointwise_operands operands = pointwise_operands(spelled_pointwise(s, node));
+    struct pointwise_operands operands = pointwise_operands(pattern_pointwise(s, node));
     const struct tensor *inputs[] = {operands.x, operands.b, operands.t};
     for (int k = 0; k < 3; k++) {
         /* Nodes are in order, so that those before have their answer. */
-        int place = inputs[k] && inputs[k] != s->product ? spelled_place(s, spelled_maker(s, inputs[k])) : -1;
+        int place = inputs[k] && inputs[k] != s->product ? pattern_index(s, pattern_producer(s, inputs[k])) : -1;
         if (inputs[k] == s->product || (place >= 0 && s->nodes[place].modifies && depends[place]))
             return true;
     }
@@ -70,37 +70,37 @@ static bool depends_on_product(const struct spelled_attention *s, int node, cons
 }
 
 /* Leaves out what can be read from memory, and is read elsewhere as well, or does not lie as the scores do. */
-static void drop_shared(struct spelled_attention *s) {
-    bool depends[SPELLED_NODES_MAX] = {0};
+static void drop_shared(struct attention_pattern *s) {
+    bool depends[PATTERN_NODES_MAX] = {0};
     for (int i = 0; i < s->count; i++)
         depends[i] = s->nodes[i].modifies && depends_on_product(s, s->nodes[i].node, depends);
     /* From the last on: a node that is dropped makes those before it wanted from outside. */
     for (int i = s->count; i-- > 0;)
         if (s->nodes[i].modifies && !depends[i] &&
-            (spelled_is_wanted(s, spelled_result(s, s->nodes[i].node)) ||
-             spelled_result(s, s->nodes[i].node)->dims.count != s->scores->dims.count))
-            spelled_drop(s, i);
+            (pattern_is_read_outside(s, pattern_result(s, s->nodes[i].node)) ||
+             pattern_result(s, s->nodes[i].node)->dims.count != s->scores->dims.count))
+            pattern_remove(s, i);
 }
 
 /* Whether a tensor, of more than a number, is there before the attention. */
-static bool is_in_memory(const struct spelled_attention *s, const struct tensor *tensor) {
-    return !spelled_has(s, spelled_maker(s, tensor)) && !tensor->is_by_value && !tensor->is_constant;
+static bool is_in_memory(const struct attention_pattern *s, const struct tensor *tensor) {
+    return !pattern_contains(s, pattern_producer(s, tensor)) && !tensor->is_by_value && !tensor->is_constant;
 }
 
 /* Whether a node is, as far as is known by now, an operation of the score modifier. */
-static bool is_modifier(const struct spelled_attention *s, int node) {
-    int place = spelled_place(s, node);
+static bool is_modifier(const struct attention_pattern *s, int node) {
+    int place = pattern_index(s, node);
     return place >= 0 && s->nodes[place].modifies;
 }
 
 /* The one operation of the modifier that minds a tensor's elements; -1: none does, or several. Of gradients, what
    carries them back reads it, too. */
-static int sole_modifier(const struct spelled_attention *s, const struct tensor *tensor) {
+static int sole_modifier(const struct attention_pattern *s, const struct tensor *tensor) {
     const struct value *value = &s->graph->values[graph_find_value(s->graph, tensor)];
     int found = -1;
     for (int i = 0; i < value->readers; i++) {
         int reader = value->read_by[i];
-        if (!is_modifier(s, reader) || spelled_form(s, reader) == FORM_INDEX)
+        if (!is_modifier(s, reader) || pattern_form(s, reader) == FORM_INDEX)
             continue;
         if (found >= 0)
             return -1;
@@ -111,25 +111,25 @@ static int sole_modifier(const struct spelled_attention *s, const struct tensor 
 
 /* Scales first, those of attention itself, as many as follow the product: numbers are multiplied here, and one scalar
    of the graph may be the last. Attention multiplies in FLOAT, so nothing that was rounded is peeled. */
-static void peel_scale(struct spelled_attention *s) {
-    for (int node; spelled_is_exact(s, s->product) && (node = sole_modifier(s, s->product)) >= 0;) {
-        const struct pointwise_op *op = spelled_pointwise(s, node);
+static void peel_scale(struct attention_pattern *s) {
+    for (int node; pattern_is_exact(s, s->product) && (node = sole_modifier(s, s->product)) >= 0;) {
+        const struct pointwise_op *op = pattern_pointwise(s, node);
         /* A number moves into scale_value, a tensor of one element becomes attn_scale; anything else ends it. */
         const struct tensor *x, *other = op->x == s->product ? op->b : op->x;
         double factor;
         /* A product that is rounded after scaling would be rounded otherwise without. */
-        if (!spelled_is_exact(s, spelled_result(s, node)))
+        if (!pattern_is_exact(s, pattern_result(s, node)))
             return;
-        if (spelled_read_factor(op, &x, &factor) && x == s->product) {
+        if (pattern_read_factor(op, &x, &factor) && x == s->product) {
             s->scale_value *= factor;
         } else if (op->pw->mode == WEFT_POINTWISE_MUL && op->alpha1 == 1 && op->alpha2 == 1 && s->scale_value == 1 &&
-                   !s->scale && tensor_elements(other) == 1 && !spelled_has(s, spelled_maker(s, other)) &&
+                   !s->scale && tensor_elements(other) == 1 && !pattern_contains(s, pattern_producer(s, other)) &&
                    dtype_is_float((weftDataType_t)other->type) && tensor_same_dims(op->y, s->product)) {
             s->scale = other;
         } else {
             return;
         }
-        s->nodes[spelled_place(s, node)].modifies = false;
+        s->nodes[pattern_index(s, node)].modifies = false;
         s->product = op->y;
         /* attn_scale is one tensor: numbers behind it stay with the modifier. */
         if (s->scale)
@@ -149,7 +149,7 @@ enum { FORMULA_DEPTH = 8 };
 
 /* Queries and keys are the last two dimensions. An index along a dimension in which the scores are longer broadcasts,
    and counts nothing. */
-static bool read_index(struct linear *form, const struct spelled_attention *s, const struct pointwise_op *op) {
+static bool read_index(struct linear *form, const struct attention_pattern *s, const struct pointwise_op *op) {
     int64_t rank = s->scores->dims.count, axis = op->pw->axis;
     *form = (struct linear){axis == rank - 2, axis == rank - 1, 0};
     return op->y->dims.count == rank && axis >= rank - 2 && op->y->dims.at[axis] == s->scores->dims.at[axis];
@@ -162,17 +162,17 @@ static bool is_wide(const struct tensor *tensor) {
 }
 
 /* A sum of indices and numbers. */
-static bool read_linear(struct linear *form, const struct spelled_attention *s, const struct tensor *tensor,
+static bool read_linear(struct linear *form, const struct attention_pattern *s, const struct tensor *tensor,
                         int depth) {
     struct linear b;
     *form = (struct linear){0};
-    if (spelled_read_constant(tensor, &form->number))
+    if (pattern_read_constant(tensor, &form->number))
         return true;
-    int node = spelled_maker(s, tensor);
+    int node = pattern_producer(s, tensor);
     /* In a type that cannot hold all indices the comparison would not be the one of the formula. */
-    if (!spelled_is_pointwise(s, node) || depth == 0 || !is_wide(tensor))
+    if (!pattern_is_pointwise(s, node) || depth == 0 || !is_wide(tensor))
         return false;
-    const struct pointwise_op *op = spelled_pointwise(s, node);
+    const struct pointwise_op *op = pattern_pointwise(s, node);
     double sign = op->pw->mode == WEFT_POINTWISE_SUB ? -1 : 1;
     if (op->pw->mode == WEFT_POINTWISE_GEN_INDEX)
         return read_index(form, s, op);
@@ -193,7 +193,7 @@ static bool read_linear(struct linear *form, const struct spelled_attention *s, 
 static bool is_no_less(int mode) { return mode == WEFT_POINTWISE_CMP_GE || mode == WEFT_POINTWISE_CMP_GT; }
 
 /* A comparison of indices as a bound: column <= row + number, or column >= row + number. */
-static bool read_bound(const struct spelled_attention *s, const struct pointwise_op *op, bool *is_right,
+static bool read_bound(const struct attention_pattern *s, const struct pointwise_op *op, bool *is_right,
                        double *number) {
     struct linear x, b;
     int mode = op->pw->mode;
@@ -217,7 +217,7 @@ static bool read_bound(const struct spelled_attention *s, const struct pointwise
 
 /* Keeps the scores of columns up to, or from, row + number. Several masks hide what any of them hides: the tighter
    bound stays. left_bound counts from the diagonal: column > row - left. */
-static void keep_bound(struct spelled_attention *s, bool is_right, int64_t number) {
+static void keep_bound(struct attention_pattern *s, bool is_right, int64_t number) {
     if (is_right)
         s->right_bound = number < s->right_bound ? number : s->right_bound;
     else
@@ -225,9 +225,9 @@ static void keep_bound(struct spelled_attention *s, bool is_right, int64_t numbe
 }
 
 /* Whether scores stay where a mask is true (`keeps`), or false, by bounds, or as attention's boolean bias does it. */
-static bool keep_where(struct spelled_attention *s, const struct tensor *mask, bool keeps, int depth) {
-    int node = spelled_maker(s, mask);
-    const struct pointwise_op *op = spelled_is_pointwise(s, node) ? spelled_pointwise(s, node) : NULL;
+static bool keep_where(struct attention_pattern *s, const struct tensor *mask, bool keeps, int depth) {
+    int node = pattern_producer(s, mask);
+    const struct pointwise_op *op = pattern_is_pointwise(s, node) ? pattern_pointwise(s, node) : NULL;
     bool is_right;
     double number;
     if (op && depth && op->pw->mode == WEFT_POINTWISE_LOGICAL_NOT)
@@ -250,7 +250,7 @@ static bool keep_where(struct spelled_attention *s, const struct tensor *mask, b
 }
 
 /* Whether every query sees a key by the bounds alone. */
-static bool bounds_leave_keys(const struct spelled_attention *s) {
+static bool bounds_leave_keys(const struct attention_pattern *s) {
     int64_t rank = s->scores->dims.count;
     int64_t rows = s->scores->dims.at[rank - 2], columns = s->scores->dims.at[rank - 1];
     /* The first query's band ends at key 0 or behind it, the last one's begins at a key that is there, and the band is
@@ -265,8 +265,8 @@ static bool bounds_leave_keys(const struct spelled_attention *s) {
 /* A mask is attention's own where what it hides is -inf; a finite number gives a row of nothing else equal weights,
    and must have no such row. Tried on s itself and put back where it fails: keep_where may have taken half of a
    mask. */
-static bool peel_mask(struct spelled_attention *s, const struct tensor *mask, bool keeps, double hidden) {
-    struct spelled_attention before = *s;
+static bool peel_mask(struct attention_pattern *s, const struct tensor *mask, bool keeps, double hidden) {
+    struct attention_pattern before = *s;
     bool is = hidden <= HIDDEN_MOST && keep_where(s, mask, keeps, FORMULA_DEPTH);
     /* Numbers, as -1e30, leave weights behind in a row that hides all of its keys: bounds must leave one. */
     if (is && hidden != -INFINITY) {
@@ -279,21 +279,21 @@ static bool peel_mask(struct spelled_attention *s, const struct tensor *mask, bo
 }
 
 /* Scores, or a number that hides them. */
-static const struct tensor *peel_select(struct spelled_attention *s, const struct pointwise_op *op) {
+static const struct tensor *peel_select(struct attention_pattern *s, const struct pointwise_op *op) {
     double hidden;
     if (op->alpha1 != 1 || op->alpha2 != 1)
         return NULL;
-    if (spelled_read_constant(op->b, &hidden) && peel_mask(s, op->t, true, hidden))
+    if (pattern_read_constant(op->b, &hidden) && peel_mask(s, op->t, true, hidden))
         return op->x;
-    return spelled_read_constant(op->x, &hidden) && peel_mask(s, op->t, false, hidden) ? op->b : NULL;
+    return pattern_read_constant(op->x, &hidden) && peel_mask(s, op->t, false, hidden) ? op->b : NULL;
 }
 
 /* Zeros, and numbers that hide, added to scores. */
-static bool is_added_mask(struct spelled_attention *s, const struct tensor *bias) {
-    const struct pointwise_op *op = spelled_made_by(s, bias, WEFT_POINTWISE_BINARY_SELECT);
+static bool is_added_mask(struct attention_pattern *s, const struct tensor *bias) {
+    const struct pointwise_op *op = pattern_produced_by(s, bias, WEFT_POINTWISE_BINARY_SELECT);
     double x, b;
-    if (!op || op->alpha1 != 1 || op->alpha2 != 1 || !spelled_read_constant(op->x, &x) ||
-        !spelled_read_constant(op->b, &b))
+    if (!op || op->alpha1 != 1 || op->alpha2 != 1 || !pattern_read_constant(op->x, &x) ||
+        !pattern_read_constant(op->b, &b))
         return false;
     /* One side of the selection leaves scores as they are, the other hides them. */
     return x == 0 ? peel_mask(s, op->t, true, b) : b == 0 && peel_mask(s, op->t, false, x);
@@ -301,12 +301,12 @@ static bool is_added_mask(struct spelled_attention *s, const struct tensor *bias
 
 /* Scores plus a mask of zeros and hiding numbers, or plus a bias that lies in memory. A second bias, or one of another
    rank, is left to the modifier. */
-static const struct tensor *peel_add(struct spelled_attention *s, const struct pointwise_op *op) {
+static const struct tensor *peel_add(struct attention_pattern *s, const struct pointwise_op *op) {
     const struct tensor *sides[] = {op->x, op->b};
     for (int i = 0; i < 2 && op->alpha1 == 1 && op->alpha2 == 1; i++) {
         const struct tensor *scores = sides[i], *bias = sides[1 - i];
         /* The side that the product leads to; the other one is the bias. */
-        if (scores != s->product && !is_modifier(s, spelled_maker(s, scores)))
+        if (scores != s->product && !is_modifier(s, pattern_producer(s, scores)))
             continue;
         if (is_added_mask(s, bias))
             return scores;
@@ -321,28 +321,28 @@ static const struct tensor *peel_add(struct spelled_attention *s, const struct p
 }
 
 /* The scores before a bias, a mask, or a conversion that changes nothing; NULL: it is something else. */
-static const struct tensor *peel(struct spelled_attention *s, const struct pointwise_op *op) {
+static const struct tensor *peel(struct attention_pattern *s, const struct pointwise_op *op) {
     if (op->pw->mode == WEFT_POINTWISE_IDENTITY)
-        return op->alpha1 == 1 && spelled_is_exact(s, op->y) ? op->x : NULL;
+        return op->alpha1 == 1 && pattern_is_exact(s, op->y) ? op->x : NULL;
     /* Each of these is exact, or rounds nothing that was not rounded before. */
     if (op->pw->mode == WEFT_POINTWISE_ADD)
-        return spelled_is_exact(s, op->y) ? peel_add(s, op) : NULL;
+        return pattern_is_exact(s, op->y) ? peel_add(s, op) : NULL;
     const struct tensor *before = op->pw->mode == WEFT_POINTWISE_BINARY_SELECT ? peel_select(s, op) : NULL;
-    return before && (spelled_is_exact(s, op->y) || op->y->type == before->type) ? before : NULL;
+    return before && (pattern_is_exact(s, op->y) || op->y->type == before->type) ? before : NULL;
 }
 
 /* Bias and masks last, those of attention itself, from the softmax backwards. It stops at the first operation that is
    something else: all before it is the modifier's. */
-static void peel_masks(struct spelled_attention *s) {
+static void peel_masks(struct attention_pattern *s) {
     s->modified = s->scores;
     /* `whole` is before all of it, `kept` before one step: a step that fails leaves the rest peeled. */
-    const struct spelled_attention whole = *s;
-    for (int node; s->modified != s->product; s->nodes[spelled_place(s, node)].modifies = false) {
-        const struct spelled_attention kept = *s;
-        node = spelled_maker(s, s->modified);
-        const struct tensor *before = peel(s, spelled_pointwise(s, node));
+    const struct attention_pattern whole = *s;
+    for (int node; s->modified != s->product; s->nodes[pattern_index(s, node)].modifies = false) {
+        const struct attention_pattern kept = *s;
+        node = pattern_producer(s, s->modified);
+        const struct tensor *before = peel(s, pattern_pointwise(s, node));
         bool leads_on = before && tensor_same_dims(before, s->scores) && sole_modifier(s, before) == node &&
-                        (before == s->product || is_modifier(s, spelled_maker(s, before)));
+                        (before == s->product || is_modifier(s, pattern_producer(s, before)));
         if (!leads_on) {
             *s = kept;
             break;
@@ -354,43 +354,43 @@ static void peel_masks(struct spelled_attention *s) {
 }
 
 /* Keeps in the modifier what its result is made of: indices of a mask that became a bound, say, are not. */
-static void mark_needed(struct spelled_attention *s, const struct tensor *tensor, bool *needed) {
-    int place = tensor && tensor != s->product ? spelled_place(s, spelled_maker(s, tensor)) : -1;
+static void mark_needed(struct attention_pattern *s, const struct tensor *tensor, bool *needed) {
+    int place = tensor && tensor != s->product ? pattern_index(s, pattern_producer(s, tensor)) : -1;
     if (place < 0 || !s->nodes[place].modifies || needed[place])
         return;
     needed[place] = true;
-    if (spelled_form(s, s->nodes[place].node) == FORM_INDEX)
+    if (pattern_form(s, s->nodes[place].node) == FORM_INDEX)
         return;
-    struct pointwise_operands operands = pointwise_operands(spelled_pointwise(s, s->nodes[place].node));
+    struct pointwise_operands operands = pointwise_operands(pattern_pointwise(s, s->nodes[place].node));
     mark_needed(s, operands.x, needed);
     mark_needed(s, operands.b, needed);
     mark_needed(s, operands.t, needed);
 }
 
 /* All that leads to the scores is taken as the modifier's first. The scale of queries and keys is noted here, that of
-   the product in spelled_part_scores. */
-weftStatus_t spelled_gather_scores(struct spelled_attention *s) {
+   the product in pattern_split_scores. */
+weftStatus_t pattern_gather_scores(struct attention_pattern *s) {
     int product = -1;
-    TRY(spelled_gather(s, s->scores, true));
+    TRY(pattern_gather(s, s->scores, true));
     TRY(find_product(s, &product));
-    const struct matmul_op *op = (const struct matmul_op *)spelled_op(s, product);
-    s->q = spelled_view_of(op->a, op);
-    s->k = spelled_view_of(op->b, op);
+    const struct matmul_op *op = (const struct matmul_op *)pattern_op(s, product);
+    s->q = pattern_view_of(op->a, op);
+    s->k = pattern_view_of(op->b, op);
     /* Factors of queries and keys are factors of their product. */
-    TRY(spelled_look_through(s, &s->q, product, &s->scale_value));
-    TRY(spelled_look_through(s, &s->k, product, &s->scale_value));
-    spelled_swap_last(&s->k);
+    TRY(pattern_look_through(s, &s->q, product, &s->scale_value));
+    TRY(pattern_look_through(s, &s->k, product, &s->scale_value));
+    pattern_swap_last(&s->k);
     return WEFT_STATUS_SUCCESS;
 }
 
 /* In the order of attention: the scale from the front, bias and masks from behind, and the modifier has what is left
    between, without what its result does not need. */
-void spelled_part_scores(struct spelled_attention *s) {
-    bool needed[SPELLED_NODES_MAX] = {0};
-    spelled_sort(s);
+void pattern_split_scores(struct attention_pattern *s) {
+    bool needed[PATTERN_NODES_MAX] = {0};
+    pattern_sort(s);
     drop_shared(s);
     /* Told before scales are peeled: it is the matmul's own result. */
-    s->is_rounded = !spelled_is_exact(s, s->product);
+    s->is_rounded = !pattern_is_exact(s, s->product);
     peel_scale(s);
     peel_masks(s);
     /* Nodes that fed a peeled mask alone are no part of the modifier. */

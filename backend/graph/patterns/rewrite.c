@@ -2,7 +2,7 @@
 /* Writing spelled attention as the operation that it is: a graph of an sdpa_fwd, an sdpa_bwd, or both, whose tensors
    are [batch, head, row, column] views of those of the whole graph, and whose score modifier has what was left of the
    operations on the scores and on their gradient. */
-#include "graph/spelled/parts.h"
+#include "graph/patterns/match.h"
 
 #include <string.h>
 
@@ -12,7 +12,7 @@ enum { TENSORS_MAX = SCORE_MODIFIER_VALUES_MAX + 32 };
 /* Tensors under uids 0, 1, .. in the order in which they are added: first those of the modifier, then the operations'
    own. All of it lives in the arena, and nothing of the whole graph is changed. */
 struct writer {
-    const struct spelled_attention *s;
+    const struct attention_pattern *s;
     struct arena *arena;
     int count;
     struct tensor *tensors[TENSORS_MAX];
@@ -20,7 +20,7 @@ struct writer {
     bool is_inside[TENSORS_MAX];               /* of the modifier */
     struct tensor *input, *gradient;           /* of the modifier, and of what carries its gradient back */
     struct tensor *gradient_result;            /* of the latter; NULL: it is derived */
-    struct descriptor *ops[SPELLED_NODES_MAX + 2];
+    struct descriptor *ops[PATTERN_NODES_MAX + 2];
     int op_count;
 };
 
@@ -34,7 +34,7 @@ static weftStatus_t refuse(const struct tensor *tensor, const char *what) {
 
 /* Joins the dimensions of heads, from `first` on, of which the scores have the extents `whole`. Of trailing ones that
    the scores have not, heads share what lies there. */
-static bool join_heads(int64_t *extent, int64_t *stride, const struct spelled_view *view, const struct dims *whole,
+static bool join_heads(int64_t *extent, int64_t *stride, const struct pattern_view *view, const struct dims *whole,
                        int64_t first) {
     *extent = 1;
     *stride = 0;
@@ -81,7 +81,7 @@ static bool split_batches(struct dims *dims, struct dims *strides, int64_t batch
 /* A view as [batch, head, row, column]: of four dimensions and more the first is that of batch entries, and all up to
    the rows are those of heads; of three it is that of heads, and of two there is one head. Refuses what no strides
    say. */
-static weftStatus_t fold(struct dims *dims, struct dims *strides, const struct spelled_view *view,
+static weftStatus_t fold(struct dims *dims, struct dims *strides, const struct pattern_view *view,
                          const struct dims *scores) {
     const struct dims *whole = view->whole;
     /* Four dimensions or more have batch entries in front; three have heads, or both in one; two have neither. */
@@ -122,7 +122,7 @@ static weftStatus_t add(struct writer *w, struct tensor **made, const struct ten
 }
 
 /* The tensor of the operation that lies where a view does. */
-static weftStatus_t add_view(struct writer *w, struct tensor **made, const struct spelled_view *view) {
+static weftStatus_t add_view(struct writer *w, struct tensor **made, const struct pattern_view *view) {
     struct dims dims, strides;
     TRY(fold(&dims, &strides, view, &w->s->scores->dims));
     TRY(add(w, made, view->tensor, view->tensor));
@@ -137,7 +137,7 @@ static weftStatus_t add_like_scores(struct writer *w, struct tensor **made, cons
     *made = NULL;
     if (!tensor)
         return WEFT_STATUS_SUCCESS;
-    const struct spelled_view view = {tensor, tensor->dims, tensor->strides, &w->s->scores->dims};
+    const struct pattern_view view = {tensor, tensor->dims, tensor->strides, &w->s->scores->dims};
     TRY(add_view(w, made, &view));
     /* Heads are all there or one for all: a group of them would need a stride of its own. */
     int64_t heads = (*made)->dims.at[HEAD];
@@ -149,7 +149,7 @@ static weftStatus_t add_like_scores(struct writer *w, struct tensor **made, cons
 /* An operand of a product, or a result, of all batch entries: an operand that has a single one is read for each, by a
    stride of 0. has_heads: it must have those of the scores, as queries and what has a row for each query do; keys and
    values may have fewer. */
-static weftStatus_t add_factor(struct writer *w, struct tensor **made, const struct spelled_view *view,
+static weftStatus_t add_factor(struct writer *w, struct tensor **made, const struct pattern_view *view,
                                bool has_heads) {
     const struct dims *whole = &w->s->scores->dims;
     const int64_t first = whole->count >= 4, extents[] = {first ? whole->at[0] : 1, head_count(whole, first)};
@@ -379,7 +379,7 @@ static weftStatus_t list_operands(struct score_modifier *m, struct writer *w) {
 
 /* The gradient of the scaled product: as it is given, times what is left of factors. */
 static weftStatus_t write_gradient_result(struct writer *w) {
-    const struct spelled_attention *s = w->s;
+    const struct attention_pattern *s = w->s;
     w->gradient_result = find(w, s->carried_back);
     if (s->carried_factor == 1 && w->gradient_result != w->gradient)
         return WEFT_STATUS_SUCCESS;
@@ -391,7 +391,7 @@ static weftStatus_t write_gradient_result(struct writer *w) {
 
 /* Nodes are in the graph's order, so that each finds its operands written. */
 static weftStatus_t write_modifier(struct score_modifier *m, struct writer *w) {
-    const struct spelled_attention *s = w->s;
+    const struct attention_pattern *s = w->s;
     bool carries = s->is_gradient && (s->carried != s->carried_back || s->carried_factor != 1);
     m->input = m->output = m->gradient_input = m->gradient_output = -1;
     if (s->modified == s->product && !s->is_rounded && !carries)
@@ -460,7 +460,7 @@ static weftStatus_t write_dropout(struct attention *a, struct writer *w) {
 
 /* What scores are made of. */
 static weftStatus_t write_scores(struct attention *a, struct writer *w) {
-    const struct spelled_attention *s = w->s;
+    const struct attention_pattern *s = w->s;
     a->scale_value = s->scale_value;
     a->left_bound = s->left_bound;
     a->right_bound = s->right_bound;
@@ -491,8 +491,8 @@ static weftStatus_t add_passed(struct writer *w, struct tensor **made, const str
 
 /* O: where the graph has it, and where a gradient alone asks for it, what passes from one operation to the other. */
 static weftStatus_t add_o(struct writer *w, struct tensor **made, const struct attention *a) {
-    const struct spelled_attention *s = w->s;
-    bool is_passed = !s->o.tensor || (s->makes_o && !spelled_is_wanted(s, s->o.tensor));
+    const struct attention_pattern *s = w->s;
+    bool is_passed = !s->o.tensor || (s->makes_o && !pattern_is_read_outside(s, s->o.tensor));
     return is_passed ? add_passed(w, made, a->q, (weftDataType_t)a->v->type, a->v->dims.at[COLUMN])
                      : add_factor(w, made, &s->o, true);
 }
@@ -502,7 +502,7 @@ static weftStatus_t add_o(struct writer *w, struct tensor **made, const struct a
    */
 static weftStatus_t write_forward(struct sdpa_fwd_op **made, struct writer *w, const struct attention *a,
                                   struct tensor *o) {
-    const struct spelled_attention *s = w->s;
+    const struct attention_pattern *s = w->s;
     struct sdpa_fwd_op *op;
     bool stores_o = !s->is_gradient || s->makes_o || !s->o.tensor;
     TRY(arena_alloc(w->arena, &op, sizeof *op));
@@ -517,7 +517,7 @@ static weftStatus_t write_forward(struct sdpa_fwd_op **made, struct writer *w, c
                                     : add_passed(w, &op->stats, a->q, WEFT_DATA_FLOAT, 1));
     TRY(add_like_scores(w, &op->max, s->max));
     TRY(add_like_scores(w, &op->sum_exp, s->sum_exp));
-    if (s->dropout && spelled_is_wanted(s, s->dropout->y))
+    if (s->dropout && pattern_is_read_outside(s, s->dropout->y))
         TRY(add_like_scores(w, &op->rng_dump, s->dropout->y));
     *made = op;
     TRY(sdpa_fwd_op.infer(&op->base));
@@ -525,7 +525,7 @@ static weftStatus_t write_forward(struct sdpa_fwd_op **made, struct writer *w, c
 }
 
 /* A gradient of an operand, of all its elements: nothing is summed behind it. */
-static weftStatus_t add_gradient(struct writer *w, struct tensor **made, const struct spelled_view *view,
+static weftStatus_t add_gradient(struct writer *w, struct tensor **made, const struct pattern_view *view,
                                  const struct tensor *operand) {
     if (!view->tensor) {
         TRY(add(w, made, operand, NULL));
@@ -538,7 +538,7 @@ static weftStatus_t add_gradient(struct writer *w, struct tensor **made, const s
 }
 
 /* Whether one of the sums that it is made of was asked to be the same in each run. */
-static bool is_deterministic(const struct spelled_attention *s) {
+static bool is_deterministic(const struct attention_pattern *s) {
     for (int i = 0; i < s->count; i++) {
         const struct descriptor *op = s->graph->nodes[s->nodes[i].node].op;
         if (op_of(op) == &reduction_op && ((const struct reduction_op *)op)->parameters->is_deterministic)
@@ -551,7 +551,7 @@ static bool is_deterministic(const struct spelled_attention *s) {
    out. */
 static weftStatus_t write_backward(struct sdpa_bwd_op **made, struct writer *w, const struct attention *a,
                                    struct tensor *o, struct tensor *stats) {
-    const struct spelled_attention *s = w->s;
+    const struct attention_pattern *s = w->s;
     struct sdpa_bwd_op *op;
     TRY(arena_alloc(w->arena, &op, sizeof *op));
     op->base.schema = &sdpa_bwd_op.schema;
@@ -573,7 +573,7 @@ static weftStatus_t write_backward(struct sdpa_bwd_op **made, struct writer *w, 
 
 /* The operations, in order. */
 static weftStatus_t write_attention(struct descriptor *ops[2], int *count, struct writer *w) {
-    const struct spelled_attention *s = w->s;
+    const struct attention_pattern *s = w->s;
     struct attention a = {0};
     struct tensor *o, *stats = NULL;
     struct sdpa_fwd_op *forward;
@@ -599,20 +599,20 @@ static weftStatus_t write_attention(struct descriptor *ops[2], int *count, struc
 static weftStatus_t check_inputs(const struct writer *w, const struct graph *graph) {
     for (int v = 0; v < graph->value_count; v++) {
         const struct tensor *source = w->sources[graph->values[v].tensor->uid];
-        if (graph->values[v].producer < 0 && source && spelled_has(w->s, spelled_maker(w->s, source)))
+        if (graph->values[v].producer < 0 && source && pattern_contains(w->s, pattern_producer(w->s, source)))
             return refuse(source, "is read by attention that it is a part of");
     }
     return WEFT_STATUS_SUCCESS;
 }
 
 /* Inferred and checked as an operation of the user's would be; any refusal says that this pattern is none. */
-weftStatus_t spelled_attention_make(struct graph **made, const int **outer, const struct spelled_attention *spelled,
-                                    struct arena *arena) {
+weftStatus_t attention_pattern_rewrite(struct graph **made, const int **outer, const struct attention_pattern *pattern,
+                                       struct arena *arena) {
     struct writer *w;
     struct descriptor *ops[2];
     int *values, count = 0, op_count = 0;
     TRY(arena_alloc(arena, &w, sizeof *w));
-    w->s = spelled;
+    w->s = pattern;
     w->arena = arena;
     TRY(write_attention(ops, &op_count, w) ? WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN : WEFT_STATUS_SUCCESS);
     TRY(write_graph(made, w, ops, op_count, false));
@@ -621,7 +621,7 @@ weftStatus_t spelled_attention_make(struct graph **made, const int **outer, cons
     for (int i = 0; i < w->count; i++)
         /* In the order of uids, which is that of the new graph's values. */
         if (!w->is_inside[i])
-            values[count++] = w->sources[i] ? graph_find_value(spelled->graph, w->sources[i]) : -1;
+            values[count++] = w->sources[i] ? graph_find_value(pattern->graph, w->sources[i]) : -1;
     *outer = values;
     return WEFT_STATUS_SUCCESS;
 }

@@ -4,7 +4,7 @@
    are small while what they are computed from is not; what any output of FLOAT or DOUBLE is computed from; and what is
    computed from wider floats, or from floats of 8 bits and fewer, whose products f16 could not hold. No rule looks at
    extents, except that an operand of one dimension which is broadcast counts as a factor or a bias. */
-#include "graph/widths.h"
+#include "graph/intermediate_types.h"
 #include "base/number.h"
 #include "graph/ops/attention.h"
 #include "graph/ops/bn_bwd_weights.h"
@@ -171,7 +171,7 @@ static weftStatus_t search(const struct graph **made, struct search *s, struct a
 }
 
 /* Scratch holds what is needed for the search alone; the copy lives in the caller's arena. */
-weftStatus_t widths_find(const struct graph **made, const struct graph *graph, struct arena *arena) {
+weftStatus_t infer_intermediate_types(const struct graph **made, const struct graph *graph, struct arena *arena) {
     struct arena scratch = {0};
     struct search s = {.graph = graph, .arena = arena};
     *made = graph;

@@ -8,8 +8,8 @@
 #include "graph/ops/reshape.h"
 #include "graph/ops/softmax.h"
 #include "graph/ops/transpose.h"
-#include "graph/spelled/attention.h"
-#include "graph/spelled/parts.h"
+#include "graph/patterns/attention.h"
+#include "graph/patterns/match.h"
 
 #include <math.h>
 #include <string.h>
@@ -31,7 +31,7 @@ struct readers {
 /* The search as it goes: `s` is what is found, all else is needed until the end of the search alone. Tensors are those
    of the whole graph. */
 struct gradient {
-    struct spelled_attention *s;
+    struct attention_pattern *s;
     const struct matmul_op *product; /* dO V^T */
     const struct tensor *dp;         /* its result, without what dropout dropped of it */
     const struct tensor *weights;    /* P, before dropout */
@@ -46,7 +46,7 @@ struct gradient {
 /* ---- Around a tensor --------------------------------------------------------------------------------------------- */
 
 /* A tensor of the graph, with its readers in order. */
-static const struct value *value_of(const struct spelled_attention *s, const struct tensor *tensor) {
+static const struct value *value_of(const struct attention_pattern *s, const struct tensor *tensor) {
     return &s->graph->values[graph_find_value(s->graph, tensor)];
 }
 
@@ -57,8 +57,8 @@ static bool is_same_dims(const struct dims *a, const struct dims *b) {
 
 /* The pointwise operation at a node, of this mode and without alphas, which would scale its operands; NULL: something
    else is there. */
-static const struct pointwise_op *reads_by(const struct spelled_attention *s, int reader, int mode) {
-    const struct pointwise_op *op = spelled_is_pointwise(s, reader) ? spelled_pointwise(s, reader) : NULL;
+static const struct pointwise_op *reads_by(const struct attention_pattern *s, int reader, int mode) {
+    const struct pointwise_op *op = pattern_is_pointwise(s, reader) ? pattern_pointwise(s, reader) : NULL;
     return op && op->pw->mode == mode && op->alpha1 == 1 && op->alpha2 == 1 ? op : NULL;
 }
 
@@ -69,11 +69,11 @@ static const struct tensor *other_factor(const struct pointwise_op *op, const st
 
 /* A tensor under other extents, or before a conversion that keeps its numbers: dO, and o, are often made FLOAT before
    they are multiplied. Transposes are not looked through: the product of two tensors is elementwise. */
-static const struct tensor *root_of(const struct spelled_attention *s, const struct tensor *tensor) {
-    for (int node; (node = spelled_maker(s, tensor)) >= 0;) {
+static const struct tensor *root_of(const struct attention_pattern *s, const struct tensor *tensor) {
+    for (int node; (node = pattern_producer(s, tensor)) >= 0;) {
         const struct pointwise_op *same = reads_by(s, node, WEFT_POINTWISE_IDENTITY);
-        const struct reshape_op *view = spelled_view_at(s, node);
-        if (!view && !(same && spelled_is_exact(s, same->y)))
+        const struct reshape_op *view = pattern_view_at(s, node);
+        if (!view && !(same && pattern_is_exact(s, same->y)))
             break;
         tensor = view ? view->x : same->x;
     }
@@ -82,7 +82,7 @@ static const struct tensor *root_of(const struct spelled_attention *s, const str
 
 /* Whether two products read the same elements at the same places. Both views have been looked through to memory, so the
    keys of q k^T and those of dS k are compared as they lie, however often they were transposed. */
-static bool is_same_view(const struct spelled_view *a, const struct spelled_view *b) {
+static bool is_same_view(const struct pattern_view *a, const struct pattern_view *b) {
     bool is = a->tensor == b->tensor && is_same_dims(&a->dims, &b->dims);
     for (int64_t i = 0; is && i < a->dims.count; i++)
         is = a->dims.at[i] == 1 || a->strides.at[i] == b->strides.at[i];
@@ -93,22 +93,22 @@ static bool is_same_view(const struct spelled_view *a, const struct spelled_view
 
 /* The product u w of two tensors whose sums of rows a tensor is, under any view; NULL: it is something else, or one of
    the two is rounded on the way, as attention's own sums are not. */
-static const struct pointwise_op *summed(const struct spelled_attention *s, const struct tensor *sums) {
-    const struct reduction_op *sum = spelled_reduced_by(s, spelled_behind_view(s, sums), WEFT_REDUCE_TENSOR_ADD);
-    int node = sum ? spelled_maker(s, sum->x) : -1;
-    bool is_exact = sum && spelled_is_exact(s, sum->y) && spelled_is_exact(s, sum->x);
+static const struct pointwise_op *summed(const struct attention_pattern *s, const struct tensor *sums) {
+    const struct reduction_op *sum = pattern_reduced_by(s, pattern_skip_view(s, sums), WEFT_REDUCE_TENSOR_ADD);
+    int node = sum ? pattern_producer(s, sum->x) : -1;
+    bool is_exact = sum && pattern_is_exact(s, sum->y) && pattern_is_exact(s, sum->x);
     return is_exact && node >= 0 ? reads_by(s, node, WEFT_POINTWISE_MUL) : NULL;
 }
 
 /* P (dP - sums), by the subtraction at a node that reads dP. A framework's softmax gradient spells it so. Fills in what
    `g` has of the softmax; false leaves it alone. */
 static bool find_difference(struct gradient *g, int reader) {
-    const struct spelled_attention *s = g->s;
+    const struct attention_pattern *s = g->s;
     const struct pointwise_op *difference = reads_by(s, reader, WEFT_POINTWISE_SUB);
     const struct value *value = difference && difference->x == g->dp ? value_of(s, difference->y) : NULL;
     for (int i = 0; value && i < value->readers; i++) {
         const struct pointwise_op *product = reads_by(s, value->read_by[i], WEFT_POINTWISE_MUL);
-        if (!product || !summed(s, difference->b) || !spelled_is_exact(s, difference->y))
+        if (!product || !summed(s, difference->b) || !pattern_is_exact(s, difference->y))
             continue;
         g->weights = other_factor(product, difference->y);
         g->sums = difference->b;
@@ -123,14 +123,14 @@ static bool find_difference(struct gradient *g, int reader) {
 /* P dP - P sums, by the product at a node that reads dP: the same with the product that the sums need, too, as
    decompositions spell it. */
 static bool find_products(struct gradient *g, int reader) {
-    const struct spelled_attention *s = g->s;
+    const struct attention_pattern *s = g->s;
     const struct pointwise_op *product = reads_by(s, reader, WEFT_POINTWISE_MUL);
-    const struct value *value = product && spelled_is_exact(s, product->y) ? value_of(s, product->y) : NULL;
+    const struct value *value = product && pattern_is_exact(s, product->y) ? value_of(s, product->y) : NULL;
     for (int i = 0; value && i < value->readers; i++) {
         const struct pointwise_op *difference = reads_by(s, value->read_by[i], WEFT_POINTWISE_SUB);
         const struct pointwise_op *share =
-            difference && difference->x == product->y && spelled_is_exact(s, difference->b)
-                ? spelled_made_by(s, difference->b, WEFT_POINTWISE_MUL)
+            difference && difference->x == product->y && pattern_is_exact(s, difference->b)
+                ? pattern_produced_by(s, difference->b, WEFT_POINTWISE_MUL)
                 : NULL;
         const struct tensor *weights = other_factor(product, g->dp);
         const struct tensor *sums =
@@ -151,20 +151,20 @@ static bool find_products(struct gradient *g, int reader) {
 /* What an operation that reads dP makes of it on the way to the gradient of the softmax: a view, a conversion, dropout,
    whose growth is noted; NULL: it is not on that way. */
 static const struct tensor *follow_dp(struct gradient *g, int reader) {
-    struct spelled_attention *s = g->s;
-    const struct reshape_op *view = spelled_view_at(s, reader);
+    struct attention_pattern *s = g->s;
+    const struct reshape_op *view = pattern_view_at(s, reader);
     const struct tensor *before;
     double factor;
     if (view)
         return view->y;
-    if (!spelled_is_pointwise(s, reader) || !spelled_is_exact(s, spelled_result(s, reader)))
+    if (!pattern_is_pointwise(s, reader) || !pattern_is_exact(s, pattern_result(s, reader)))
         return NULL;
-    if (spelled_read_factor(spelled_pointwise(s, reader), &before, &factor) && before == g->dp) {
+    if (pattern_read_factor(pattern_pointwise(s, reader), &before, &factor) && before == g->dp) {
         g->growth *= factor;
-        return spelled_result(s, reader);
+        return pattern_result(s, reader);
     }
-    bool drops = spelled_drops(s, spelled_pointwise(s, reader), &before, &g->growth) && before == g->dp;
-    return drops ? spelled_result(s, reader) : NULL;
+    bool drops = pattern_match_dropout(s, pattern_pointwise(s, reader), &before, &g->growth) && before == g->dp;
+    return drops ? pattern_result(s, reader) : NULL;
 }
 
 /* Goes on from dP until the gradient of the softmax is found. Most products of a graph end here at once, which keeps
@@ -173,8 +173,8 @@ static weftStatus_t find_softmax_gradient(struct gradient *g, int node) {
     for (int depth = 0; depth < FOLLOW_DEPTH; depth++) {
         const struct value *value = value_of(g->s, g->dp);
         const struct tensor *next = NULL;
-        if (!spelled_is_exact(g->s, g->dp))
-            return spelled_refuse_tensor(g->dp, "has a type to which attention does not round: leave it unset");
+        if (!pattern_is_exact(g->s, g->dp))
+            return pattern_decline_tensor(g->dp, "has a type to which attention does not round: leave it unset");
         /* The difference first: where the sums are those of P dP, a product of both is here in any case. */
         for (int i = 0; i < value->readers; i++)
             if (find_difference(g, value->read_by[i]))
@@ -184,45 +184,46 @@ static weftStatus_t find_softmax_gradient(struct gradient *g, int node) {
                 return WEFT_STATUS_SUCCESS;
         for (int i = 0; i < value->readers && !next; i++) {
             next = follow_dp(g, value->read_by[i]);
-            TRY(next ? spelled_take(g->s, value->read_by[i]) : WEFT_STATUS_SUCCESS);
+            TRY(next ? pattern_add(g->s, value->read_by[i]) : WEFT_STATUS_SUCCESS);
         }
         if (!next)
             break;
         g->dp = next;
     }
-    return spelled_refuse(g->s, node, "no gradient of a softmax is behind it");
+    return pattern_decline(g->s, node, "no gradient of a softmax is behind it");
 }
 
 /* Takes the operations from dP to the gradient of the scores, and what the sums are made of: P dP, or dO o, which is
    the same number, as o is the sum of weights times values. Of the latter g->o is the other factor than dO. */
 static weftStatus_t take_softmax_gradient(struct gradient *g) {
-    struct spelled_attention *s = g->s;
+    struct attention_pattern *s = g->s;
     const struct tensor *sums = g->sums;
     const struct pointwise_op *factors = summed(s, sums);
     bool is_of_weights = other_factor(factors, g->weights) == g->dp;
     for (int i = 0; i < 3 && g->made[i]; i++)
-        TRY(spelled_take(s, spelled_maker(s, g->made[i])));
-    TRY(spelled_take_view(s, &sums));
-    TRY(spelled_take(s, spelled_maker(s, sums)));
-    TRY(spelled_take(s, spelled_maker(s, factors->y)));
+        TRY(pattern_add(s, pattern_producer(s, g->made[i])));
+    TRY(pattern_add_view(s, &sums));
+    TRY(pattern_add(s, pattern_producer(s, sums)));
+    TRY(pattern_add(s, pattern_producer(s, factors->y)));
     if (is_of_weights)
         return WEFT_STATUS_SUCCESS;
     const struct tensor *d_o = root_of(s, s->d_o.tensor), *sides[] = {factors->x, factors->b};
     for (int i = 0; i < 2 && !g->o; i++)
         if (root_of(s, sides[i]) == d_o || root_of(s, sides[i]) == root_of(s, g->product->a))
             g->o = sides[1 - i];
-    return g->o ? WEFT_STATUS_SUCCESS : spelled_refuse_tensor(g->sums, "is no sum of P dP, or of dO o, of a row");
+    return g->o ? WEFT_STATUS_SUCCESS : pattern_decline_tensor(g->sums, "is no sum of P dP, or of dO o, of a row");
 }
 
 /* ---- Weights ----------------------------------------------------------------------------------------------------- */
 
 /* e^(scores - statistics), a number for each row: the weights made again by what a softmax has kept. Statistics are
    taken for those of these scores, as attention's own gradient takes them: the portable kernels cut weights to 1. */
-static bool find_exponential(struct spelled_attention *s, const struct tensor *weights) {
-    int node = spelled_maker(s, weights);
+static bool find_exponential(struct attention_pattern *s, const struct tensor *weights) {
+    int node = pattern_producer(s, weights);
     const struct pointwise_op *exponential = reads_by(s, node, WEFT_POINTWISE_EXP);
-    const struct pointwise_op *difference = exponential ? spelled_made_by(s, exponential->x, WEFT_POINTWISE_SUB) : NULL;
-    if (!difference || difference->alpha1 != 1 || difference->alpha2 != 1 || !spelled_is_exact(s, difference->y))
+    const struct pointwise_op *difference =
+        exponential ? pattern_produced_by(s, exponential->x, WEFT_POINTWISE_SUB) : NULL;
+    if (!difference || difference->alpha1 != 1 || difference->alpha2 != 1 || !pattern_is_exact(s, difference->y))
         return false;
     struct dims rows = difference->x->dims;
     rows.at[rows.count - 1] = 1;
@@ -230,18 +231,18 @@ static bool find_exponential(struct spelled_attention *s, const struct tensor *w
         return false;
     s->scores = difference->x;
     s->given_stats = difference->b;
-    return !spelled_take(s, node) && !spelled_take(s, spelled_maker(s, exponential->x));
+    return !pattern_add(s, node) && !pattern_add(s, pattern_producer(s, exponential->x));
 }
 
 /* From the weights to the scores. Weights that come from memory have no scores to be made of again: reading them is
    what the kernels avoid. */
 static weftStatus_t find_softmax(struct gradient *g) {
-    int node = spelled_maker(g->s, g->weights);
+    int node = pattern_producer(g->s, g->weights);
     if (node < 0)
-        return spelled_refuse_tensor(g->weights, "is stored: the weights of attention are made again from scores");
-    if (!spelled_is_exact(g->s, g->weights))
-        return spelled_refuse_tensor(g->weights, "has a type to which attention does not round: leave it unset");
-    return find_exponential(g->s, g->weights) ? WEFT_STATUS_SUCCESS : spelled_take_softmax(g->s, node);
+        return pattern_decline_tensor(g->weights, "is stored: the weights of attention are made again from scores");
+    if (!pattern_is_exact(g->s, g->weights))
+        return pattern_decline_tensor(g->weights, "has a type to which attention does not round: leave it unset");
+    return find_exponential(g->s, g->weights) ? WEFT_STATUS_SUCCESS : pattern_match_softmax(g->s, node);
 }
 
 /* ---- Products that read a tensor of scores' extents -------------------------------------------------------------- */
@@ -258,15 +259,15 @@ static bool is_swap(const struct transpose_op *op) {
 /* Notes a product that reads X, or, where is_transposed, the transpose of X. Four forms would be possible: X y and
    X^T y are those of the definition, y^T X is the transpose of the second, as the gradient of a transposed operand is
    spelled; y X^T, the transpose of the first, is nobody's. */
-static weftStatus_t note_product(struct readers *r, struct spelled_attention *s, int node, const struct tensor *read,
+static weftStatus_t note_product(struct readers *r, struct attention_pattern *s, int node, const struct tensor *read,
                                  const struct tensor *x, bool is_transposed) {
-    const struct matmul_op *op = (const struct matmul_op *)spelled_op(s, node);
+    const struct matmul_op *op = (const struct matmul_op *)pattern_op(s, node);
     bool is_first = op->a == read;
     if ((is_first && op->b == read) || (!is_first && is_transposed))
-        return spelled_refuse(s, node, "is no product that gradients of attention have");
+        return pattern_decline(s, node, "is no product that gradients of attention have");
     int *found = is_first && !is_transposed ? &r->rows : &r->columns;
     if (*found >= 0)
-        return spelled_refuse(s, node, "is one more product of the same weights, or of their gradient");
+        return pattern_decline(s, node, "is one more product of the same weights, or of their gradient");
     *found = node;
     if (found == &r->rows) {
         r->of_rows = x;
@@ -274,34 +275,34 @@ static weftStatus_t note_product(struct readers *r, struct spelled_attention *s,
         r->of_columns = x;
         r->is_transposed_result = !is_first;
     }
-    return spelled_check_product(s, node);
+    return pattern_check_product(s, node);
 }
 
 /* Follows readers of a tensor to products and takes the operations on the way, one after the other or side by side: dQ
    and dK may have conversions of their own. x: the tensor before its transpose, where one is on the way. What is taken
    here and leads to no product is found at the end, as nobody in the attention reads it. */
-static weftStatus_t follow_readers(struct readers *r, struct spelled_attention *s, const struct tensor *tensor,
+static weftStatus_t follow_readers(struct readers *r, struct attention_pattern *s, const struct tensor *tensor,
                                    const struct tensor *x, bool is_transposed, int depth) {
     const struct value *value = value_of(s, tensor);
     for (int i = 0; i < value->readers && depth > 0; i++) {
         int node = value->read_by[i];
-        const struct descriptor *op = spelled_op(s, node);
-        const struct reshape_op *view = spelled_view_at(s, node);
+        const struct descriptor *op = pattern_op(s, node);
+        const struct reshape_op *view = pattern_view_at(s, node);
         const struct transpose_op *transpose = (const struct transpose_op *)op;
-        if (spelled_has(s, node))
+        if (pattern_contains(s, node))
             continue;
         if (op_of(op) == &matmul_op) {
             TRY(note_product(r, s, node, tensor, is_transposed ? x : tensor, is_transposed));
         } else if (view) {
-            TRY(spelled_take(s, node));
+            TRY(pattern_add(s, node));
             TRY(follow_readers(r, s, view->y, x, is_transposed, depth - 1));
         } else if (op_of(op) == &transpose_op && is_swap(transpose) && transpose->y->is_virtual) {
-            TRY(spelled_take(s, node));
+            TRY(pattern_add(s, node));
             TRY(follow_readers(r, s, transpose->y, is_transposed ? NULL : tensor, !is_transposed, depth - 1));
-        } else if (spelled_is_pointwise(s, node) && spelled_form(s, node) != FORM_INDEX && !is_transposed &&
-                   tensor_same_dims(spelled_result(s, node), s->scores)) {
-            TRY(spelled_take(s, node));
-            TRY(follow_readers(r, s, spelled_result(s, node), x, false, depth - 1));
+        } else if (pattern_is_pointwise(s, node) && pattern_form(s, node) != FORM_INDEX && !is_transposed &&
+                   tensor_same_dims(pattern_result(s, node), s->scores)) {
+            TRY(pattern_add(s, node));
+            TRY(follow_readers(r, s, pattern_result(s, node), x, false, depth - 1));
         }
     }
     return WEFT_STATUS_SUCCESS;
@@ -312,32 +313,32 @@ static weftStatus_t follow_readers(struct readers *r, struct spelled_attention *
    time. */
 static weftStatus_t check_dropped(const struct gradient *g, int product, const struct tensor *read,
                                   const struct tensor *other) {
-    struct spelled_attention trial = *g->s; /* what is found again is there already */
+    struct attention_pattern trial = *g->s; /* what is found again is there already */
     double growth = 1, factor;
     trial.dropout = NULL, trial.drop_mask = NULL;
     for (int node; read != g->weights;) {
         const struct tensor *before;
-        node = spelled_maker(&trial, read);
+        node = pattern_producer(&trial, read);
         if (node < 0)
-            return spelled_refuse(g->s, product, "multiplies something else than the weights");
-        const struct reshape_op *view = spelled_view_at(&trial, node);
+            return pattern_decline(g->s, product, "multiplies something else than the weights");
+        const struct reshape_op *view = pattern_view_at(&trial, node);
         if (view) {
             read = view->x;
             continue;
         }
-        TRY(spelled_check_weights(&trial, read, other));
-        if (!spelled_is_pointwise(&trial, node))
-            return spelled_refuse(g->s, product, "multiplies something else than the weights");
-        if (spelled_read_factor(spelled_pointwise(&trial, node), &before, &factor))
+        TRY(pattern_check_weights(&trial, read, other));
+        if (!pattern_is_pointwise(&trial, node))
+            return pattern_decline(g->s, product, "multiplies something else than the weights");
+        if (pattern_read_factor(pattern_pointwise(&trial, node), &before, &factor))
             growth *= factor;
-        else if (!spelled_drops(&trial, spelled_pointwise(&trial, node), &before, &growth))
-            return spelled_refuse(g->s, product, "multiplies something else than the weights");
+        else if (!pattern_match_dropout(&trial, pattern_pointwise(&trial, node), &before, &growth))
+            return pattern_decline(g->s, product, "multiplies something else than the weights");
         read = before;
     }
     if (trial.dropout != g->s->dropout || trial.drop_mask != g->s->drop_mask ||
         (trial.drop_mask && growth != g->s->growth))
-        return spelled_refuse(g->s, product, "has other dropout than the gradient of the weights");
-    return spelled_check_dropout(&trial, product, growth);
+        return pattern_decline(g->s, product, "has other dropout than the gradient of the weights");
+    return pattern_check_dropout(&trial, product, growth);
 }
 
 /* ---- O and dV ---------------------------------------------------------------------------------------------------- */
@@ -345,60 +346,60 @@ static weftStatus_t check_dropped(const struct gradient *g, int product, const s
 /* dV, or dK: [.., key, column], and `other`, dO or q, [.., query, column], both as they lie in memory. A transposed
    product has both transposed. factor: what result and operand are multiplied by beside the product; NULL where none
    may be. */
-static weftStatus_t take_columns(struct spelled_attention *s, const struct readers *r, struct spelled_view *result,
-                                 struct spelled_view *other, double *factor) {
-    const struct matmul_op *op = (const struct matmul_op *)spelled_op(s, r->columns);
-    *result = spelled_view_of(op->c, op);
-    *other = spelled_view_of(r->is_transposed_result ? op->a : op->b, op);
-    TRY(spelled_look_through(s, other, r->columns, factor));
+static weftStatus_t take_columns(struct attention_pattern *s, const struct readers *r, struct pattern_view *result,
+                                 struct pattern_view *other, double *factor) {
+    const struct matmul_op *op = (const struct matmul_op *)pattern_op(s, r->columns);
+    *result = pattern_view_of(op->c, op);
+    *other = pattern_view_of(r->is_transposed_result ? op->a : op->b, op);
+    TRY(pattern_look_through(s, other, r->columns, factor));
     if (r->is_transposed_result)
-        spelled_swap_last(other);
-    return spelled_look_behind(s, result, r->is_transposed_result, factor);
+        pattern_swap_last(other);
+    return pattern_follow_result(s, result, r->is_transposed_result, factor);
 }
 
 /* o, or dQ: [.., query, column], and `other`, values or keys, [.., key, column]. */
-static weftStatus_t take_rows(struct spelled_attention *s, const struct readers *r, struct spelled_view *result,
-                              struct spelled_view *other, double *factor) {
-    const struct matmul_op *op = (const struct matmul_op *)spelled_op(s, r->rows);
-    *result = spelled_view_of(op->c, op);
-    *other = spelled_view_of(op->b, op);
-    TRY(spelled_look_through(s, other, r->rows, factor));
-    return spelled_look_behind(s, result, false, factor);
+static weftStatus_t take_rows(struct attention_pattern *s, const struct readers *r, struct pattern_view *result,
+                              struct pattern_view *other, double *factor) {
+    const struct matmul_op *op = (const struct matmul_op *)pattern_op(s, r->rows);
+    *result = pattern_view_of(op->c, op);
+    *other = pattern_view_of(op->b, op);
+    TRY(pattern_look_through(s, other, r->rows, factor));
+    return pattern_follow_result(s, result, false, factor);
 }
 
 /* dV = dropout(P)^T dO; nobody may want it. */
 static weftStatus_t find_dv(struct gradient *g) {
-    struct spelled_attention *s = g->s;
-    struct spelled_view d_o;
+    struct attention_pattern *s = g->s;
+    struct pattern_view d_o;
     if (g->of_weights.columns < 0)
         return WEFT_STATUS_SUCCESS;
     TRY(take_columns(s, &g->of_weights, &s->dv, &d_o, NULL));
     if (!is_same_view(&d_o, &s->d_o))
-        return spelled_refuse(s, g->of_weights.columns, "multiplies weights by something else than dO");
+        return pattern_decline(s, g->of_weights.columns, "multiplies weights by something else than dO");
     return check_dropped(g, g->of_weights.columns, g->of_weights.of_columns, d_o.tensor);
 }
 
 /* O that the graph makes here of the same weights: then one step makes o and the gradients. Sums of dO o must be of
    this o. */
 static weftStatus_t find_made_o(struct gradient *g) {
-    struct spelled_attention *s = g->s;
-    struct spelled_view v;
-    const struct matmul_op *op = (const struct matmul_op *)spelled_op(s, g->of_weights.rows);
+    struct attention_pattern *s = g->s;
+    struct pattern_view v;
+    const struct matmul_op *op = (const struct matmul_op *)pattern_op(s, g->of_weights.rows);
     TRY(take_rows(s, &g->of_weights, &s->o, &v, NULL));
     if (!is_same_view(&v, &s->v))
-        return spelled_refuse(s, g->of_weights.rows, "multiplies weights by something else than the values");
+        return pattern_decline(s, g->of_weights.rows, "multiplies weights by something else than the values");
     if (s->given_stats)
-        return spelled_refuse(s, g->of_weights.rows, "makes o of weights whose statistics are given");
+        return pattern_decline(s, g->of_weights.rows, "makes o of weights whose statistics are given");
     if (g->o && g->o != s->o.tensor && root_of(s, g->o) != op->c)
-        return spelled_refuse_tensor(g->o, "is another o than the one that the weights make");
+        return pattern_decline_tensor(g->o, "is another o than the one that the weights make");
     s->makes_o = true;
     for (const struct tensor *tensor = g->o; tensor && tensor != s->o.tensor && tensor != op->c;) {
         /* What lies between o and its sums belongs to the step: outside it would wait for the step, and the step for
            it. */
-        int node = spelled_maker(s, tensor);
-        const struct reshape_op *view = spelled_view_at(s, node);
-        TRY(spelled_take(s, node));
-        tensor = view ? view->x : spelled_pointwise(s, node)->x;
+        int node = pattern_producer(s, tensor);
+        const struct reshape_op *view = pattern_view_at(s, node);
+        TRY(pattern_add(s, node));
+        tensor = view ? view->x : pattern_pointwise(s, node)->x;
     }
     return check_dropped(g, g->of_weights.rows, g->of_weights.of_rows, v.tensor);
 }
@@ -406,12 +407,13 @@ static weftStatus_t find_made_o(struct gradient *g) {
 /* O as it was stored, by the sums of dO o. Without any, a forward pass of its own makes it, which it can where it makes
    the statistics, too: with statistics that are given its weights would be others. */
 static weftStatus_t find_given_o(struct gradient *g) {
-    struct spelled_attention *s = g->s;
+    struct attention_pattern *s = g->s;
     if (!g->o)
-        return s->given_stats ? spelled_refuse_tensor(g->sums, "takes weights whose statistics are given, and o is not")
-                              : WEFT_STATUS_SUCCESS;
-    s->o = (struct spelled_view){g->o, g->o->dims, g->o->strides, s->d_o.whole};
-    return spelled_look_through(s, &s->o, spelled_maker(s, spelled_behind_view(s, g->sums)), NULL);
+        return s->given_stats
+                   ? pattern_decline_tensor(g->sums, "takes weights whose statistics are given, and o is not")
+                   : WEFT_STATUS_SUCCESS;
+    s->o = (struct pattern_view){g->o, g->o->dims, g->o->strides, s->d_o.whole};
+    return pattern_look_through(s, &s->o, pattern_producer(s, pattern_skip_view(s, g->sums)), NULL);
 }
 
 /* ---- Behind the gradient of the scores --------------------------------------------------------------------------- */
@@ -419,14 +421,14 @@ static weftStatus_t find_given_o(struct gradient *g) {
 /* Whether a forward operation hides, where a mask is false (`keeps`) or true, scores by -inf, or by a number of which a
    bound was made. Weights are 0 there, and so is their gradient without another operation. The hiding operation must be
    the last one on the scores, or have been taken off from behind: what follows it could make -inf a number again. */
-static bool is_hidden_by(const struct spelled_attention *s, const struct tensor *mask, bool keeps) {
+static bool is_hidden_by(const struct attention_pattern *s, const struct tensor *mask, bool keeps) {
     const struct value *value = value_of(s, mask);
     for (int i = 0; i < value->readers; i++) {
-        int place = spelled_place(s, value->read_by[i]);
+        int place = pattern_index(s, value->read_by[i]);
         const struct pointwise_op *op =
             place >= 0 ? reads_by(s, value->read_by[i], WEFT_POINTWISE_BINARY_SELECT) : NULL;
         double hidden;
-        bool hides = op && op->t == mask && spelled_read_constant(keeps ? op->b : op->x, &hidden);
+        bool hides = op && op->t == mask && pattern_read_constant(keeps ? op->b : op->x, &hidden);
         bool is_last = hides && (op->y == s->scores || op->y == s->modified);
         bool is_peeled = hides && !s->nodes[place].modifies && !s->nodes[place].carries && hidden < -1e30;
         if (is_peeled || (is_last && hidden == -INFINITY))
@@ -437,32 +439,32 @@ static bool is_hidden_by(const struct spelled_attention *s, const struct tensor 
 
 /* The gradient of the scores behind an operation that leaves it as it is: a conversion, or zeros where a mask hides and
    it is 0 anyway; NULL: the operation is another one. */
-static const struct tensor *follow_same(const struct spelled_attention *s, const struct tensor *gradient, int node) {
+static const struct tensor *follow_same(const struct attention_pattern *s, const struct tensor *gradient, int node) {
     const struct pointwise_op *same = reads_by(s, node, WEFT_POINTWISE_IDENTITY);
     const struct pointwise_op *select = reads_by(s, node, WEFT_POINTWISE_BINARY_SELECT);
     double zero;
-    if (same && spelled_is_exact(s, same->y) && tensor_same_dims(same->y, gradient))
+    if (same && pattern_is_exact(s, same->y) && tensor_same_dims(same->y, gradient))
         return same->y;
-    if (!select || !spelled_is_exact(s, select->y))
+    if (!select || !pattern_is_exact(s, select->y))
         return NULL;
-    if (select->x == gradient && spelled_read_constant(select->b, &zero) && zero == 0 &&
+    if (select->x == gradient && pattern_read_constant(select->b, &zero) && zero == 0 &&
         is_hidden_by(s, select->t, true))
         return select->y;
-    bool is_complement = select->b == gradient && spelled_read_constant(select->x, &zero) && zero == 0;
+    bool is_complement = select->b == gradient && pattern_read_constant(select->x, &zero) && zero == 0;
     return is_complement && is_hidden_by(s, select->t, false) ? select->y : NULL;
 }
 
 /* The gradient of a bias that is smaller than the scores: sums over the extents that it has not. */
-static weftStatus_t note_dbias(struct spelled_attention *s, const struct tensor *gradient) {
+static weftStatus_t note_dbias(struct attention_pattern *s, const struct tensor *gradient) {
     const struct value *value = value_of(s, gradient);
     for (int i = 0; s->bias && i < value->readers; i++) {
-        const struct descriptor *op = spelled_op(s, value->read_by[i]);
+        const struct descriptor *op = pattern_op(s, value->read_by[i]);
         const struct reduction_op *sum = (const struct reduction_op *)op;
         if (op_of(op) != &reduction_op || sum->parameters->mode != WEFT_REDUCE_TENSOR_ADD || s->dbias ||
             !tensor_same_dims(sum->y, s->bias))
             continue;
-        TRY(spelled_note_math(s, op, reduction_math(sum)));
-        TRY(spelled_take(s, value->read_by[i]));
+        TRY(pattern_check_math(s, op, reduction_math(sum)));
+        TRY(pattern_add(s, value->read_by[i]));
         s->dbias = sum->y;
     }
     return WEFT_STATUS_SUCCESS;
@@ -471,7 +473,7 @@ static weftStatus_t note_dbias(struct spelled_attention *s, const struct tensor 
 /* From dS to s->carried, the gradient as the modifier's takes it: behind masks and bias, which come after the modifier
    forward. On the way is the gradient of the bias, which is the gradient itself where both have the same extents. */
 static weftStatus_t find_carried(struct gradient *g) {
-    struct spelled_attention *s = g->s;
+    struct attention_pattern *s = g->s;
     const struct tensor *next = g->ds;
     for (int depth = 0; next && depth < FOLLOW_DEPTH; depth++) {
         s->carried = next;
@@ -479,9 +481,9 @@ static weftStatus_t find_carried(struct gradient *g) {
         TRY(note_dbias(s, s->carried));
         const struct value *value = value_of(s, s->carried);
         for (int i = 0; i < value->readers && !next; i++)
-            next = spelled_has(s, value->read_by[i]) ? follow_same(s, s->carried, value->read_by[i]) : NULL;
+            next = pattern_contains(s, value->read_by[i]) ? follow_same(s, s->carried, value->read_by[i]) : NULL;
     }
-    bool is_wanted = s->bias && !s->dbias && spelled_is_wanted(s, s->carried);
+    bool is_wanted = s->bias && !s->dbias && pattern_is_read_outside(s, s->carried);
     if (is_wanted && tensor_same_dims(s->carried, s->bias))
         s->dbias = s->carried;
     return WEFT_STATUS_SUCCESS;
@@ -490,12 +492,12 @@ static weftStatus_t find_carried(struct gradient *g) {
 /* From what a product reads back over factors until all of them, *factor, are attention's scale: what lies before may
    be the modifier's own, as the c of c tanh(x / c). Where they never are, all are stripped, and what is left of *factor
    becomes a part of the modifier's gradient. */
-static const struct tensor *strip_factors(const struct spelled_attention *s, const struct tensor *read, double *factor,
+static const struct tensor *strip_factors(const struct attention_pattern *s, const struct tensor *read, double *factor,
                                           bool *has_scale) {
     *has_scale = false;
-    for (int node; read != s->carried && (node = spelled_maker(s, read)) >= 0;) {
-        const struct reshape_op *view = spelled_view_at(s, node);
-        const struct pointwise_op *op = spelled_is_pointwise(s, node) ? spelled_pointwise(s, node) : NULL;
+    for (int node; read != s->carried && (node = pattern_producer(s, read)) >= 0;) {
+        const struct reshape_op *view = pattern_view_at(s, node);
+        const struct pointwise_op *op = pattern_is_pointwise(s, node) ? pattern_pointwise(s, node) : NULL;
         const struct tensor *before = NULL;
         double number = 1;
         bool is_scale =
@@ -504,11 +506,11 @@ static const struct tensor *strip_factors(const struct spelled_attention *s, con
             before = view->x;
         else if (is_scale)
             before = other_factor(op, s->scale);
-        else if (!op || !spelled_read_factor(op, &before, &number) ||
+        else if (!op || !pattern_read_factor(op, &before, &number) ||
                  (number != 1 && fabs(*factor / s->scale_value - 1) < CLOSE))
             break;
         /* A narrower tensor between factors is rounded twice, and attention does it once. */
-        if (before != s->carried && !spelled_is_exact(s, before))
+        if (before != s->carried && !pattern_is_exact(s, before))
             break;
         *has_scale = *has_scale || is_scale;
         *factor *= number;
@@ -519,15 +521,15 @@ static const struct tensor *strip_factors(const struct spelled_attention *s, con
 
 /* Marks the operations that make a tensor of the gradient and of what the score modifier takes. Forward operations that
    are no part of the modifier, as masks that became bounds, are printed again where the gradient reads them. */
-static void mark_carriers(struct spelled_attention *s, const struct tensor *tensor) {
-    int node = spelled_maker(s, tensor), place = node < 0 ? -1 : spelled_place(s, node);
-    if (place < 0 || tensor == s->carried || tensor == s->product || !spelled_is_pointwise(s, node) ||
+static void mark_carriers(struct attention_pattern *s, const struct tensor *tensor) {
+    int node = pattern_producer(s, tensor), place = node < 0 ? -1 : pattern_index(s, node);
+    if (place < 0 || tensor == s->carried || tensor == s->product || !pattern_is_pointwise(s, node) ||
         s->nodes[place].modifies || s->nodes[place].carries)
         return;
     s->nodes[place].carries = true;
-    if (spelled_form(s, node) == FORM_INDEX)
+    if (pattern_form(s, node) == FORM_INDEX)
         return;
-    struct pointwise_operands operands = pointwise_operands(spelled_pointwise(s, node));
+    struct pointwise_operands operands = pointwise_operands(pattern_pointwise(s, node));
     mark_carriers(s, operands.x);
     mark_carriers(s, operands.b);
     mark_carriers(s, operands.t);
@@ -538,15 +540,15 @@ static void mark_carriers(struct spelled_attention *s, const struct tensor *tens
    */
 static weftStatus_t find_operand_gradient(struct gradient *g, int node, const struct tensor *read, double factor,
                                           const struct tensor *other) {
-    struct spelled_attention *s = g->s;
+    struct attention_pattern *s = g->s;
     bool has_scale;
-    if (!spelled_is_exact(s, read) && read->type != other->type)
-        return spelled_refuse_tensor(read, "has a type to which attention does not round: leave it unset");
+    if (!pattern_is_exact(s, read) && read->type != other->type)
+        return pattern_decline_tensor(read, "has a type to which attention does not round: leave it unset");
     const struct tensor *end = strip_factors(s, read, &factor, &has_scale);
     if (has_scale != (s->scale != NULL))
-        return spelled_refuse(s, node, "has not the scale of the scores");
+        return pattern_decline(s, node, "has not the scale of the scores");
     if (s->carried_back && (s->carried_back != end || fabs(factor / s->carried_factor - 1) > CLOSE))
-        return spelled_refuse(s, node, "has another factor than the other gradient has");
+        return pattern_decline(s, node, "has another factor than the other gradient has");
     s->carried_back = end;
     s->carried_factor = factor;
     return WEFT_STATUS_SUCCESS;
@@ -555,27 +557,27 @@ static weftStatus_t find_operand_gradient(struct gradient *g, int node, const st
 /* dQ = dS k and dK = dS^T q, of which one is enough; behind them the factor that is left when each has attention's own
    scale. */
 static weftStatus_t find_operand_gradients(struct gradient *g) {
-    struct spelled_attention *s = g->s;
+    struct attention_pattern *s = g->s;
     const struct readers *r = &g->of_ds;
-    struct spelled_view q, k;
+    struct pattern_view q, k;
     double of_q = 1, of_k = 1;
     if (r->rows >= 0) {
         TRY(take_rows(s, r, &s->dq, &k, &of_q));
         if (!is_same_view(&k, &s->k))
-            return spelled_refuse(s, r->rows, "multiplies the gradient of scores by something else than the keys");
+            return pattern_decline(s, r->rows, "multiplies the gradient of scores by something else than the keys");
         TRY(find_operand_gradient(g, r->rows, r->of_rows, of_q, k.tensor));
     }
     if (r->columns >= 0) {
         TRY(take_columns(s, r, &s->dk, &q, &of_k));
         if (!is_same_view(&q, &s->q))
-            return spelled_refuse(s, r->columns,
-                                  "multiplies the gradient of scores by something else than the queries");
+            return pattern_decline(s, r->columns,
+                                   "multiplies the gradient of scores by something else than the queries");
         TRY(find_operand_gradient(g, r->columns, r->of_columns, of_k, q.tensor));
     }
     if (r->rows < 0 && r->columns < 0)
-        return spelled_refuse_tensor(g->ds, "is multiplied by neither keys nor queries");
+        return pattern_decline_tensor(g->ds, "is multiplied by neither keys nor queries");
     if (s->scale_value == 0) /* no factor of a gradient is told from another one then */
-        return spelled_refuse_tensor(g->ds, "is that of scores that are all scaled by 0");
+        return pattern_decline_tensor(g->ds, "is that of scores that are all scaled by 0");
     s->carried_factor /= s->scale_value;
     if (fabs(s->carried_factor - 1) < CLOSE)
         s->carried_factor = 1;
@@ -586,12 +588,12 @@ static weftStatus_t find_operand_gradients(struct gradient *g) {
 /* What the kernels do otherwise than it is spelled: they round dS once, where it is a factor, and multiply it by the
    scale of the scores alone where there is no modifier. */
 static weftStatus_t check_carried(const struct gradient *g) {
-    const struct spelled_attention *s = g->s;
+    const struct attention_pattern *s = g->s;
     bool is_plain = s->carried == s->carried_back && s->carried_factor == 1;
-    if ((s->carried != s->carried_back || (s->dbias && s->dbias != s->carried)) && !spelled_is_exact(s, s->carried))
-        return spelled_refuse_tensor(s->carried, "has a type to which attention does not round: leave it unset");
+    if ((s->carried != s->carried_back || (s->dbias && s->dbias != s->carried)) && !pattern_is_exact(s, s->carried))
+        return pattern_decline_tensor(s->carried, "has a type to which attention does not round: leave it unset");
     if (!is_plain && s->modified == s->product && !s->is_rounded && s->carried == s->carried_back)
-        return spelled_refuse_tensor(g->ds, "is scaled by another number than the scores are");
+        return pattern_decline_tensor(g->ds, "is scaled by another number than the scores are");
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -599,12 +601,12 @@ static weftStatus_t check_carried(const struct gradient *g) {
 
 /* Leaves out the views that others read, too: these make them. The attention reads what is behind them in any case.
    From the last one backwards, as a view that is left out reads the one before it. */
-static void drop_views(struct spelled_attention *s) {
+static void drop_views(struct attention_pattern *s) {
     for (int i = s->count; i-- > 0;) {
         const struct node *node = &s->graph->nodes[s->nodes[i].node];
         for (int k = 0; k < node->operand_count && s->nodes[i].is_view; k++)
-            if (node->is_output[k] && spelled_is_wanted(s, s->graph->values[node->operands[k]].tensor)) {
-                spelled_drop(s, i);
+            if (node->is_output[k] && pattern_is_read_outside(s, s->graph->values[node->operands[k]].tensor)) {
+                pattern_remove(s, i);
                 break;
             }
     }
@@ -612,14 +614,14 @@ static void drop_views(struct spelled_attention *s) {
 
 /* What the operations on the way of the gradient, those from `first` on, read beside it, as the derivative of a
    modifier. They are no part of the modifier forward. */
-static weftStatus_t gather_beside(struct spelled_attention *s, int first) {
+static weftStatus_t gather_beside(struct attention_pattern *s, int first) {
     for (int i = first, count = s->count; i < count; i++) {
-        if (!spelled_is_pointwise(s, s->nodes[i].node))
+        if (!pattern_is_pointwise(s, s->nodes[i].node))
             continue;
-        struct pointwise_operands operands = pointwise_operands(spelled_pointwise(s, s->nodes[i].node));
-        TRY(spelled_gather(s, operands.x, false));
-        TRY(spelled_gather(s, operands.b, false));
-        TRY(spelled_gather(s, operands.t, false));
+        struct pointwise_operands operands = pointwise_operands(pattern_pointwise(s, s->nodes[i].node));
+        TRY(pattern_gather(s, operands.x, false));
+        TRY(pattern_gather(s, operands.b, false));
+        TRY(pattern_gather(s, operands.t, false));
     }
     return WEFT_STATUS_SUCCESS;
 }
@@ -627,7 +629,7 @@ static weftStatus_t gather_beside(struct spelled_attention *s, int first) {
 /* All that is made of weights and of dS, and what their scores are made of. Weights first: what reads both is on their
    side. */
 static weftStatus_t find_ends(struct gradient *g) {
-    struct spelled_attention *s = g->s;
+    struct attention_pattern *s = g->s;
     g->of_weights = g->of_ds = (struct readers){.rows = -1, .columns = -1};
     TRY(follow_readers(&g->of_weights, s, g->weights, NULL, false, FOLLOW_DEPTH));
     int first = s->count;
@@ -635,7 +637,7 @@ static weftStatus_t find_ends(struct gradient *g) {
     TRY(gather_beside(s, first));
     TRY(find_dv(g));
     TRY(g->of_weights.rows >= 0 ? find_made_o(g) : find_given_o(g));
-    spelled_part_scores(s);
+    pattern_split_scores(s);
     TRY(find_carried(g));
     TRY(find_operand_gradients(g));
     return check_carried(g);
@@ -643,27 +645,27 @@ static weftStatus_t find_ends(struct gradient *g) {
 
 /* On failure is_gradient tells whether the reason is worth telling: a product without the gradient of a softmax behind
    it is any product. Time is linear in what is found and in the readers of its tensors. */
-weftStatus_t spelled_gradient_find(struct spelled_attention *found, const struct graph *graph, int node) {
-    *found = spelled_nothing(graph);
+weftStatus_t attention_pattern_match_gradient(struct attention_pattern *found, const struct graph *graph, int node) {
+    *found = pattern_empty(graph);
     struct gradient g = {.s = found, .growth = 1};
     found->is_gradient = true;
-    TRY(spelled_check_product(found, node));
+    TRY(pattern_check_product(found, node));
     g.product = (const struct matmul_op *)graph->nodes[node].op;
     g.dp = g.product->c;
     weftStatus_t status = find_softmax_gradient(&g, node);
     found->is_gradient = status == WEFT_STATUS_SUCCESS;
     TRY(status);
-    found->d_o = spelled_view_of(g.product->a, g.product);
-    found->v = spelled_view_of(g.product->b, g.product);
-    TRY(spelled_look_through(found, &found->d_o, node, NULL));
-    TRY(spelled_look_through(found, &found->v, node, NULL));
-    spelled_swap_last(&found->v);
+    found->d_o = pattern_view_of(g.product->a, g.product);
+    found->v = pattern_view_of(g.product->b, g.product);
+    TRY(pattern_look_through(found, &found->d_o, node, NULL));
+    TRY(pattern_look_through(found, &found->v, node, NULL));
+    pattern_swap_last(&found->v);
     TRY(take_softmax_gradient(&g));
     TRY(find_softmax(&g));
-    TRY(spelled_check_dropout(found, node, g.growth));
-    TRY(spelled_gather_scores(found));
+    TRY(pattern_check_dropout(found, node, g.growth));
+    TRY(pattern_gather_scores(found));
     TRY(find_ends(&g));
-    spelled_sort(found);
+    pattern_sort(found);
     drop_views(found);
-    return spelled_check_closed(found);
+    return pattern_check_closed(found);
 }
