@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which lines and branches of the C library the tests reach. `make coverage` builds, runs and reports.
 
-    make coverage                                     # the C tests, tests/ops, tests/plan and tests/python
+    make coverage                                     # the C tests, tests/ops, tests/plan, tests/python
     make coverage PYTEST=tests/ops/test_norm.py       # some Python tests; counts add up until `make clean`
     python tools/host_coverage.py                     # a row for each folder of backend/
     python tools/host_coverage.py --missing plan      # and the lines of backend/plan that no test reached
@@ -26,6 +26,8 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 BUILD = ROOT / "build/coverage"
+TABLE = ROOT / "docs/testing.md"
+HEAD = "| folder | lines | reached | branches | taken |"
 
 
 @dataclass
@@ -74,22 +76,23 @@ def row(name: str, files: Iterable[Source]) -> tuple[str, float]:
     return text, shares[0]
 
 
-def report(found: dict[str, Source], missing: str | None) -> float:
-    """Prints a row for each folder, and lines that did not run. Returns the percentage of lines that ran."""
+def table(found: dict[str, Source]) -> tuple[str, float]:
+    """A row for each folder, and the percentage of lines that ran."""
     folders: dict[str, list[Source]] = defaultdict(list)
     for path, source in sorted(found.items()):
         folders[str(Path(path).parent)].append(source)
-    print("| folder | lines | reached | branches | taken |\n|---|---|---|---|---|")
-    for name, files in sorted(folders.items()):
-        print(row(name, files)[0])
-    text, reached = row("all", list(found.values()))
-    print(text)
+    last, reached = row("all", list(found.values()))
+    rows = [HEAD, "|---|---|---|---|---|", *(row(name, files)[0] for name, files in sorted(folders.items()))]
+    return "\n".join([*rows, last]), reached
+
+
+def print_missing(found: dict[str, Source], name: str) -> None:
+    """Prints the lines that did not run, of paths that contain a name."""
     for path, source in sorted(found.items()):
-        words = (ROOT / path).read_text().splitlines()
+        text = (ROOT / path).read_text().splitlines() if name in path else []
         for line, count in sorted(source.lines.items()):
-            if missing is not None and missing in path and not count:
-                print(f"{path}:{line}: {words[line - 1].strip()}")
-    return reached
+            if text and not count:
+                print(f"{path}:{line}: {text[line - 1].strip()}")
 
 
 def main() -> int:
@@ -97,10 +100,19 @@ def main() -> int:
     ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ask.add_argument("--missing", nargs="?", const="", help="print lines that did not run (of these paths)")
     ask.add_argument("--least", type=float, default=0, help="percentage of lines that must be reached")
+    ask.add_argument("--write", action="store_true", help="write the table into docs/testing.md")
     given = ask.parse_args()
     if not BUILD.exists():
         sys.exit("build/coverage does not exist. Run make coverage.")
-    reached = report(sources(), given.missing)
+    found = sources()
+    text, reached = table(found)
+    print(text)
+    if given.missing is not None:
+        print_missing(found, given.missing)
+    if given.write:
+        page = TABLE.read_text()
+        start = page.index(HEAD)
+        TABLE.write_text(page[:start] + text + page[page.index("\n\n", start) :])
     return 1 if reached < given.least else 0
 
 
