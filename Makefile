@@ -122,13 +122,15 @@ test-all: $(VENV)/.torch $(VENV)/.jax lint build sanitize
 	$(MAKE) --no-print-directory emulated || rc=1; exit $$rc
 
 # A library that counts its lines; Python tests and C tests add to the same counts until make clean.
-COVERAGE_TESTS = tests/ops tests/test_plans.py tests/test_emulated.py tests/python $(if $(TORCH),tests/weft_torch)
+COVERAGE_TESTS = tests/ops tests/test_plans.py tests/test_emulated.py tests/python
+COVERAGE_TESTS += $(if $(TORCH),tests/weft_torch)
 coverage: $(VENV)/.ready
 	@$(CMAKE) -B build/coverage -DCMAKE_BUILD_TYPE=None -DWEFT_BUILD_TESTS=ON \
 		-DCMAKE_C_FLAGS="-O1 --coverage -fprofile-update=atomic" >/dev/null
 	@$(BIN)/cmake --build build/coverage -j$(JOBS) -- --quiet
 	-@$(if $(PYTEST),,cd build/coverage && ctest --quiet -j$(JOBS))
-	-@WEFT_LIBRARY=$(CURDIR)/build/coverage/libweft.so.1 $(BIN)/python -m pytest -n $(JOBS) $(or $(PYTEST),$(COVERAGE_TESTS))
+	-@WEFT_LIBRARY=$(CURDIR)/build/coverage/libweft.so.1 $(BIN)/python -m pytest -n $(JOBS) \
+		$(or $(PYTEST),$(COVERAGE_TESTS))
 	@$(BIN)/python tools/host_coverage.py
 
 mutants: $(VENV)/.mutants
