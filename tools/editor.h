@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What NVRTC defines for device files, for editors: tools/editor.py has clangd read it first. */
+/* NVRTC's own declarations, for editors: tools/editor.py has clangd read them before a device file. */
 #define __device__ __attribute__((device))
 #define __global__ __attribute__((global))
 #define __shared__ __attribute__((shared))
@@ -50,7 +50,9 @@ template <class T> __device__ T min(T x, T y);
 template <class T> __device__ T max(T x, T y);
 __device__ float fmaf(float x, float y, float z);
 __device__ float __log2f(float x);
+__device__ void sincospif(float x, float *sine, float *cosine);
 
+/* clang-format off */
 /* Functions of libm, each for float and for double. */
 #define ONE(name)                                                                                                      \
     __device__ float name##f(float x);                                                                                 \
@@ -61,4 +63,3 @@ __device__ float __log2f(float x);
 ONE(exp) ONE(exp2) ONE(expm1) ONE(log) ONE(log2) ONE(log1p) ONE(sqrt) ONE(rsqrt) ONE(fabs) ONE(ceil) ONE(floor)
 ONE(sin) ONE(cos) ONE(tan) ONE(tanh) ONE(erf) ONE(erfc) ONE(rint) ONE(trunc)
 TWO(pow) TWO(atan2) TWO(fmod) TWO(fmin) TWO(fmax) TWO(copysign)
-__device__ void sincospif(float x, float *sine, float *cosine);

@@ -2,10 +2,10 @@
 
     make build && python tools/editor.py
 
-For each device file a small case of tests/small_cases.py is planned that includes it. What the program has before
-the file goes into a header, and build/editor/compile_commands.json, which .clangd names, has clang read that header
-first: constants, types and functions are those of the example. No CUDA toolkit is needed; functions of CUDA are
-declared in tools/editor.h.
+For each device file, a case of tests/small_cases.py is planned that includes it. The text before the
+include is written to a header, which build/editor/compile_commands.json has clang read first: constants,
+types and functions are those of the example. .clangd names that file. No CUDA toolkit is needed, because
+tools/editor.h declares the functions of CUDA.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ import same_code
 ROOT = Path(__file__).parents[1]
 SOURCES = ROOT / "backend/engines/cuda"
 FOLDER = ROOT / "build/editor"
-FLAGS = ["-xcuda", "-std=c++17", "--cuda-device-only", "-nocudainc", "-nocudalib", "-Wno-unknown-cuda-version"]
+FLAGS = ["-xcuda", "-std=c++17", "--cuda-device-only", "-nocudainc", "-nocudalib"]
+FLAGS += ["-Wno-unknown-cuda-version"]
 INCLUDE = re.compile(r'^#include "(.+)"$')
 
 
@@ -39,8 +40,7 @@ def before(file: str, text: str, headers: dict[str, str]) -> Iterator[str]:
 
 
 def without_open_namespace(lines: list[str]) -> list[str]:
-    """Lines whose last namespace is closed after the file: it is used instead of opened, so that all braces of
-    the file have partners."""
+    """The lines with `using` in place of a namespace that is closed after the file, so that braces match."""
     opened = [i for i, line in enumerate(lines) if line == "namespace weft {"]
     closed = sum(line.startswith("} // namespace weft") for line in lines)
     if len(opened) > closed:
