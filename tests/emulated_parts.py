@@ -87,6 +87,7 @@ def run(chip: int, part: int, current: str) -> bool:
     settings = {
         "FAKE_CUDA_ARCH": str(chip),
         "WEFT_TEST_SAMPLE": f"{part}/{COUNT}",
+        "WEFT_TEST_TIER": "all",
         "EMULATOR_COVERAGE": str(folder / "coverage"),
     }
     words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/ops"]
