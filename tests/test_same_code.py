@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,9 @@ def compiled(folder: Path, **words: str) -> dict[str, str]:
     words = {"twice": "twice", "more": "more", "f": "f", "sign": "+"} | words
     objects = folder / "CMakeFiles/weft_objects.dir/backend"
     objects.mkdir(parents=True)
+    (objects / "of_another_tree.c.o").write_text("not read")
+    output = "CMakeFiles/weft_objects.dir/backend/a.c.o"
+    (folder / "compile_commands.json").write_text(json.dumps([{"output": output}]))
     (folder / "a.c").write_text(C_FILE.format(**words))
     run("cc", "-O1", "-ffunction-sections", "-c", folder / "a.c", "-o", objects / "a.c.o")
     return same_code.functions(folder)

@@ -82,6 +82,7 @@ def build(source: Path) -> Path:
     """The folder of a release build. Functions have sections of their own: calls depend on no distance."""
     folder = FOLDER / "release"
     flags = ["-DCMAKE_BUILD_TYPE=Release", "-DCMAKE_C_FLAGS=-ffunction-sections"]
+    flags += ["-DCMAKE_EXPORT_COMPILE_COMMANDS=ON"]
     cmake = Path(sys.executable).parent / "cmake"
     quiet: dict[str, Any] = {"check": True, "stdout": subprocess.DEVNULL}
     subprocess.run([cmake, "-G", "Ninja", "-S", source, "-B", folder, *flags], **quiet)
@@ -90,9 +91,11 @@ def build(source: Path) -> Path:
 
 
 def functions(folder: Path) -> dict[str, str]:
-    """A digest of each function's instructions, by its object and section."""
+    """A digest of each function's instructions, by its object and section. The folder may have objects of
+    other trees, too: those that count are in its compile commands."""
     found = {}
-    for path in sorted(folder.rglob("*.c.o")):
+    commands = json.loads((folder / "compile_commands.json").read_text())
+    for path in sorted(folder / command["output"] for command in commands):
         source = path.relative_to(folder / "CMakeFiles/weft_objects.dir").with_suffix("").as_posix()
         for section in cubins.all_sections(path.read_bytes()):
             if section.name.startswith(".text") and section.content:
@@ -264,7 +267,8 @@ def compare_kernels(before: dict[str, Any], after: dict[str, Any], arch: str) ->
 def examine(name: str, only: str) -> dict[str, Any]:
     """The functions and kernels of a tree, from the cache if it was examined before."""
     tree = identify(name)
-    kept = FOLDER / f"{digest(f'{tree} {only}'.encode())}.json"
+    key = f"{tree} {only} ".encode() + Path(__file__).read_bytes()  # results of another version do not count
+    kept = FOLDER / f"{digest(key)}.json"
     if not kept.exists():
         print(f"{name}: building and planning tree {tree[:12]}", file=sys.stderr)
         source = check_out(tree)
