@@ -99,10 +99,10 @@ NEON = {
     "causal/causal": (r"fml[as]\tv\d+\.4s", 6),
     "core/loops_f32": (r"f\w+\tv\d+\.4s", 500),
     "product/gemm_kernel": (r"fml[as]\tv\d+\.4s", 12),
-    "product/small": (r"fml[as]\tv\d+\.4s", 40),
+    "product/gemm_small": (r"fml[as]\tv\d+\.4s", 40),
     "rows/kernels_f32": (r"f\w+\tv\d+\.4s", 1500),
     "rows/kernels_f64": (r"f\w+\tv\d+\.2d", 800),
-    "window/sweep": (r"f\w+\tv\d+\.4s", 100),
+    "pooling/sweep": (r"f\w+\tv\d+\.4s", 100),
 }
 
 

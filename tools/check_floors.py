@@ -30,7 +30,7 @@ FOLDERS = {
     "cpu/move": "cpu cpu/core",
     "cpu/product": "cpu cpu/core",
     "cpu/rows": "cpu cpu/core",
-    "cpu/window": "cpu cpu/core",
+    "cpu/pooling": "cpu cpu/core",
     "cuda": "",
     "cuda/core": "",
     "cuda/attention": "cuda cuda/core",

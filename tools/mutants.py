@@ -75,7 +75,7 @@ TESTS = (
         "backend/engines/cpu/rows/",
         ["pytest tests/plan/test_cpu_fast.py tests/ops/test_reduction.py tests/ops/test_norm.py"],
     ),
-    ("backend/engines/cpu/window/", ["test_sweep", "pytest tests/ops/test_resample.py"]),
+    ("backend/engines/cpu/pooling/", ["test_sweep", "pytest tests/ops/test_resample.py"]),
     ("backend/engines/cpu/core/", ["test_cpu_fast", "test_gemm", "pytest tests/ops/test_pointwise.py"]),
     (
         "backend/engines/cpu/",

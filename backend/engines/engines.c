@@ -88,7 +88,7 @@ static const struct engine cuda_unordered_engine = {
    beat. */
 static const struct family *const cpu_fast_families[] = {
     &cpu_contraction, &cpu_grouped, &cpu_attention, &cpu_rows,        &cpu_map,       &cpu_move,
-    &cpu_window,      &cpu_causal,  &cpu_element,   &cpu_block_scale, &cpu_reference, NULL};
+    &cpu_pooling,     &cpu_causal,  &cpu_element,   &cpu_block_scale, &cpu_reference, NULL};
 static const struct engine cpu_fast_engine = {
     .name = "cpu.fast",
     .doc = "fused operations on packed and vectorised kernels, on all cores; the rest as cpu.reference does it",

@@ -5,8 +5,8 @@
 #include "base/dtype.h"
 #include "engines/cpu/core/threads.h"
 #include "engines/cpu/core/vector.h"
-#include "engines/cpu/product/few.h"
 #include "engines/cpu/product/gemm.h"
+#include "engines/cpu/product/gemm_skinny.h"
 #include "harness.h"
 
 #include <math.h>
@@ -268,7 +268,7 @@ static void check_packed(const struct gemm *gemm, int threads, const struct resu
             for (int64_t j = bytes; j < bytes + GUARD; j++)
                 CHECK(end[j] == 0xff, "packed operand overrun by %d", (int)(j - bytes) + 1);
             *(i ? &other.packed_b : &other.packed_a) = panels[i];
-            if (!few_takes(gemm))
+            if (!gemm_skinny_accepts(gemm))
                 *(i ? &other.pack_b : &other.pack_a) = refuse_pack;
         }
         struct result result = run(&other, threads, 0);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Products of small matrices as they lie, against sums in double, on every kernel that this CPU runs: sizes about a
    kernel's own, both orders of A, and memory behind the last block that stays as it is. */
-#include "engines/cpu/product/small.h"
+#include "engines/cpu/product/gemm_small.h"
 
 #include "base/dtype.h"
 #include "harness.h"

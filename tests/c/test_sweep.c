@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Sweeps of windows over channels against one number at a time, on every kernel that this CPU runs. Prints a line per
    failed check; exits non-zero if there was one. */
-#include "engines/cpu/window/sweep.h"
+#include "engines/cpu/pooling/sweep.h"
 
 #include "base/dtype.h"
 #include "harness.h"

@@ -13,7 +13,7 @@ extern const struct family cpu_map;         /* pointwise operations in one sweep
 extern const struct family cpu_move;        /* one operation that only moves elements */
 extern const struct family cpu_block_scale; /* numbers of few bits with a scale for each block */
 extern const struct family cpu_element;     /* elements made from their places, with pointwise operations behind */
-extern const struct family cpu_window;      /* pooling and interpolation, both ways */
+extern const struct family cpu_pooling;     /* pooling and interpolation, both ways */
 extern const struct family cpu_causal;      /* causal convolutions of sequences, both ways */
 extern const struct family cpu_reference;   /* one operation, as defined */
 

@@ -74,7 +74,7 @@ static weftStatus_t check_backward(const struct sdpa_bwd_op *op) {
 
 struct modifier {
     struct program program;
-    struct walk walk;
+    struct rows_columns walk;
 };
 
 /* The access that stores the modified scores: they lie where the tile does, keys apart by PANEL. */
@@ -116,7 +116,7 @@ static weftStatus_t compile_modifier(struct modifier *modifier, const struct att
     TRY(program_compile(&modifier->program, &region, &space, &(struct given){.value = m->input, .alpha = 1}));
     TRY(place_result(&modifier->program, a, op));
     const struct axis axes[] = {{0, s.batches, 0, 1}, {1, s.heads, 0, 1}, {3, s.keys, 0, 1}, {2, s.rows, 0, 1}};
-    walk_make(&modifier->walk, &modifier->program, axes, 4, false);
+    rows_columns_plan(&modifier->walk, &modifier->program, axes, 4, false);
     return WEFT_STATUS_SUCCESS;
 }
 

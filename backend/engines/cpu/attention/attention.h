@@ -10,7 +10,7 @@ struct attention_plan {
     struct attention_sizes sizes;
     const struct small_kernel *kernel;
     const struct program *modifier; /* with its walk; NULL: none */
-    const struct walk *walk;
+    const struct rows_columns *walk;
     int threads;
     bool is_few;             /* so few queries read the keys that these are not worth a copy */
     bool is_packed;          /* forward: its products are of bf16 */

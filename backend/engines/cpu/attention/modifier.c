@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "engines/cpu/attention/modifier.h"
 
+#include "engines/cpu/core/compute_type.h"
 #include "engines/cpu/core/fastmath.h"
 #include "engines/cpu/core/loops.h"
 #include "engines/cpu/core/vector.h"
-#include "engines/cpu/core/width.h"
 
 #include <string.h>
 

@@ -2,7 +2,7 @@
 #include "engines/cpu/attention/packed.h"
 
 #include "engines/cpu/core/vector.h"
-#include "engines/cpu/product/tiles.h"
+#include "engines/cpu/product/gemm_amx.h"
 
 #include <string.h>
 
@@ -72,11 +72,11 @@ bool packed_columns(const struct rows *rows, int64_t row, int64_t count, int64_t
 #if HAS_AMX
 #include <immintrin.h>
 
-_Static_assert((int)PACKED == (int)TILES_WIDTH && (int)PANEL == (int)TILES_WIDTH, "a block of C is PACKED x PANEL");
+_Static_assert((int)PACKED == (int)AMX_BLOCK && (int)PANEL == (int)AMX_BLOCK, "a block of C is PACKED x PANEL");
 
 bool packed_runs(void) { return cpu_runs("amx-bf16"); }
-void packed_begin(void) { tiles_begin(); }
-void packed_end(void) { tiles_end(); }
+void packed_begin(void) { amx_begin(); }
+void packed_end(void) { amx_end(); }
 
 /* One vector of pairs. */
 __attribute__((target("avx512bf16,avx512bw"))) static inline __m512i pair(__m512 low, __m512 high, __m512i order) {
@@ -99,7 +99,7 @@ __attribute__((target("avx512bf16,avx512bw"))) void packed_pairs(const float *co
 void packed_product(int64_t m, int64_t depth, const uint32_t *a, const uint32_t *b, float *c, bool adds) {
     const int64_t groups = packed_size(depth) / 2;
     for (; m > 0; m -= PACKED, a += PACKED * groups, c += PACKED * PANEL)
-        tiles_multiply_bf16(groups, a, b, c, PANEL, !adds);
+        amx_multiply_bf16(groups, a, b, c, PANEL, !adds);
 }
 #else
 bool packed_runs(void) { return false; }

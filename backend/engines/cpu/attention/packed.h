@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Attention's products in bf16 on AMX's tiles, as product/tiles.h has them: the left factor in panels of 32 rows, whose
+/* Attention's products in bf16 on AMX's tiles, as product/gemm_amx.h has them: the left factor in panels of 32 rows, whose
    next 32 depths are a line each; the right one as pairs of depths, [depth / 2, PANEL]. Depths and rows are padded with
    zeros to multiples of 32. It must not know tensors or what terms scores have. */
 #ifndef WEFT_ENGINES_CPU_ATTENTION_PACKED_H

@@ -6,7 +6,7 @@
 
 #include "engines/cpu/attention/memory.h"
 #include "engines/cpu/attention/tile.h"
-#include "engines/cpu/core/walk.h"
+#include "engines/cpu/core/rows_columns.h"
 #include "graph/ops/attention.h"
 
 /* Sizes, as the operation has them. Query heads that share key and value heads make a group; its queries, head after
@@ -21,8 +21,8 @@ struct attention_sizes {
 struct scores {
     const struct attention *a;
     const struct attention_sizes *sizes;
-    const struct program *modifier; /* NULL: none */
-    const struct walk *walk;        /* of it: keys are its rows, queries its columns */
+    const struct program *modifier;  /* NULL: none */
+    const struct rows_columns *walk; /* of it: keys are its rows, queries its columns */
     void *const *modifier_values;
     struct bindings bindings;
     struct view bias, seq_len_q, seq_len_kv, cu_seq_len_q, cu_seq_len_kv, block_mask, dropout_mask;

@@ -4,7 +4,7 @@
 #ifndef WEFT_ENGINES_CPU_ATTENTION_TILE_H
 #define WEFT_ENGINES_CPU_ATTENTION_TILE_H
 
-#include "engines/cpu/product/small.h"
+#include "engines/cpu/product/gemm_small.h"
 
 #include <stdbool.h>
 #include <stdint.h>

@@ -5,8 +5,8 @@
 #ifndef WEFT_ENGINES_CPU_PROGRAM_H
 #define WEFT_ENGINES_CPU_PROGRAM_H
 
+#include "engines/cpu/core/compute_type.h"
 #include "engines/cpu/core/loops.h"
-#include "engines/cpu/core/width.h"
 #include "engines/engine.h"
 
 enum {

@@ -3,7 +3,7 @@
    except that the last computation may write as it reads, element by element. One call runs on one thread and allocates
    nothing; who calls divides the space among threads. */
 #include "base/dtype.h"
-#include "engines/cpu/core/walk.h"
+#include "engines/cpu/core/rows_columns.h"
 
 #include <string.h>
 
@@ -18,7 +18,7 @@ struct place {
    write a register before others read it. */
 struct run {
     const struct program *program;
-    const struct walk *walk;
+    const struct rows_columns *walk;
     void *const *values;
     struct block given;
     /* Of the block that is being run; rows * columns is at most program->block. */
@@ -380,7 +380,7 @@ static void execute(struct run *run, const struct instruction *instruction) {
 /* Runs all columns of a few rows that follow each other along the inner row loop. The caller's block is put back at the
    end: its corner moved along. */
 static void run_rows(struct run *run, const int64_t *position, int64_t column, int64_t columns, int64_t row) {
-    const struct walk *walk = run->walk;
+    const struct rows_columns *walk = run->walk;
     const struct block given = run->given;
     /* Bytes of an element of the caller's block: a program with one begins with GIVEN. */
     int64_t width = run->program->instructions[0].type == WEFT_DATA_DOUBLE ? 8 : 4, step = walk->block_columns;
@@ -404,16 +404,16 @@ static void run_rows(struct run *run, const int64_t *position, int64_t column, i
 }
 
 /* A row's number taken apart into the loops' positions, the inner one last. */
-static void find_position(const struct walk *walk, int64_t row, int64_t *position) {
+static void find_position(const struct rows_columns *walk, int64_t row, int64_t *position) {
     for (int i = walk->rank - 2; i >= 0; i--) {
         position[i] = row % walk->extents[i];
         row /= walk->extents[i];
     }
 }
 
-struct stored walk_stored(const struct program *program, const struct walk *walk, void *const *values, int64_t row,
-                          int64_t rows, int64_t column) {
-    int64_t position[WALK_AXES];
+struct stored rows_columns_stored(const struct program *program, const struct rows_columns *walk, void *const *values,
+                                  int64_t row, int64_t rows, int64_t column) {
+    int64_t position[ROWS_COLUMNS_AXES];
     int a = 0, inner = walk->rank - 2;
     while (a < program->access_count && !program->accesses[a].is_store)
         a++;
@@ -431,15 +431,15 @@ struct stored walk_stored(const struct program *program, const struct walk *walk
 
 /* A block has rows of the inner loop and columns; narrow spaces make it up of more rows. A block never crosses the end
    of the inner row loop, so that its rows are evenly apart. */
-void program_run(const struct program *program, const struct walk *walk, void *const *values, struct block block,
-                 int64_t row, int64_t rows, int64_t column, int64_t columns) {
+void program_run(const struct program *program, const struct rows_columns *walk, void *const *values,
+                 struct block block, int64_t row, int64_t rows, int64_t column, int64_t columns) {
     struct run run;
     run.program = program, run.walk = walk, run.values = values, run.given = block;
     int64_t inner = walk->extents[walk->rank - 2];
     int64_t widest = columns < walk->block_columns ? columns : walk->block_columns;
     int64_t most = widest > 0 ? program->block / widest : 1;
     for (int64_t done = 0; done < rows; done += run.rows) {
-        int64_t position[WALK_AXES];
+        int64_t position[ROWS_COLUMNS_AXES];
         find_position(walk, row + done, position);
         int64_t count = rows - done < most ? rows - done : most;
         int64_t left = inner - position[walk->rank - 2];

@@ -5,8 +5,8 @@
 #include "engines/cpu/element/element.h"
 
 #include "base/number.h"
+#include "engines/cpu/core/rows_columns.h"
 #include "engines/cpu/core/threads.h"
-#include "engines/cpu/core/walk.h"
 #include "engines/cpu/families.h"
 #include "graph/ops/block_scale.h"
 #include "graph/ops/concat.h"
@@ -21,7 +21,7 @@ enum { TASK_ELEMENTS = 16 * PROGRAM_BLOCK };
 struct elements {
     struct element element;
     struct program program;
-    struct walk walk;
+    struct rows_columns walk;
     int64_t task_rows, tasks; /* rows of a task */
 };
 
@@ -119,7 +119,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
         int dim = i == rank - 1 ? e->column_dim : i + (i >= e->column_dim);
         axes[i] = (struct axis){.dim = dim, .extent = e->y->dims.at[dim], .step = 1};
     }
-    walk_make(&all->walk, &all->program, axes, rank, false);
+    rows_columns_plan(&all->walk, &all->program, axes, rank, false);
     /* Elements that share a byte are written by one task. */
     all->task_rows = all->program.shares_bytes ? max64(e->rows, 1) : max64(1, TASK_ELEMENTS / max64(e->columns, 1));
     all->tasks = divide_up(e->rows, all->task_rows);

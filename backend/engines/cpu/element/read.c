@@ -2,7 +2,7 @@
 /* Elements that are read elsewhere: numbers of few bits with a scale for each block, and what moves and changes its
    type, or is smaller than a byte. */
 #include "base/number.h"
-#include "engines/cpu/core/width.h"
+#include "engines/cpu/core/compute_type.h"
 #include "engines/cpu/element/element.h"
 #include "graph/ops/block_scale.h"
 #include "graph/ops/concat.h"

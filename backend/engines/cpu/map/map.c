@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The map family: any connected group of pointwise operations of one shape in one sweep, in the memory order of its
    result. Each element is computed alone, so that the numbers do not depend on blocks or threads. What a block computes
-   is a program (core/program.h), in which order blocks come a walk (core/walk.h): here it is chosen and cut into
+   is a program (core/program.h), in which order blocks come a walk (core/rows_columns.h): here it is chosen and cut into
    tasks. */
 #include "base/number.h"
+#include "engines/cpu/core/rows_columns.h"
 #include "engines/cpu/core/threads.h"
-#include "engines/cpu/core/walk.h"
 #include "engines/cpu/families.h"
 
 /* Of memory that all cores share; START_SECONDS: of a step, before its first element. */
@@ -21,7 +21,7 @@ static const struct given none = {.value = -1, .alpha = 1};
 
 struct map {
     struct program program;
-    struct walk walk;
+    struct rows_columns walk;
     /* The space of the walk, rows x columns, in tasks of task_rows x task_columns; column_tasks of them side by
        side. */
     int64_t task_rows, task_columns, column_tasks, tasks;
@@ -110,7 +110,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     TRY(compile(&map->program, &step->region));
     int count = order_axes(leading_output(&step->region), axes);
     /* Columns may merge with rows: no caller's block has a row length of its own. */
-    walk_make(&map->walk, &map->program, axes, count, true);
+    rows_columns_plan(&map->walk, &map->program, axes, count, true);
     cut_tasks(map);
     TRY(threads_start());
     step->state = map;

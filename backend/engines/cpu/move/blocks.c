@@ -10,7 +10,7 @@
 
 #include "base/number.h"
 #include "base/vectors.h"
-#include "engines/cpu/core/square.h"
+#include "engines/cpu/core/transpose16.h"
 #include "engines/cpu/core/vector.h"
 
 /* Bytes. Every x86-64 and every 64-bit ARM has such vectors. */
@@ -203,7 +203,7 @@ WITH_AVX512 INLINE void turn_lines(char *to, int64_t to_stride, const char *from
         _Pragma("GCC unroll 4") for (int part = 0; part < parts; part++) r[part][k] = zipped[part];
     }
     _Pragma("GCC unroll 4") for (int part = 0; part < parts; part++) {
-        square_transpose(r[part]);
+        transpose16(r[part]);
         _Pragma("GCC unroll 16") for (int k = 0; k < 16; k++) {
             int n = part * 16 + k;
             __builtin_prefetch(ahead.written + n / lines * to_stride + n % lines * LINE, 1);

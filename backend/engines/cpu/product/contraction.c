@@ -9,7 +9,7 @@
 #include "engines/cpu/core/threads.h"
 #include "engines/cpu/families.h"
 #include "engines/cpu/product/direct_kernel.h"
-#include "engines/cpu/product/few.h"
+#include "engines/cpu/product/gemm_skinny.h"
 #include "engines/product.h"
 #include "graph/ops/block_scale.h"
 #include "graph/ops/convolution.h"
@@ -224,9 +224,9 @@ static void finish_block(const void *context, void *block, int64_t ld, int64_t b
                 batch * sink->piece->gemm.m + row, rows, column, columns);
 }
 
-struct gemm_place contraction_place(const struct program *program, const struct walk *walk, void *const *values,
+struct gemm_place contraction_place(const struct program *program, const struct rows_columns *walk, void *const *values,
                                     int64_t row, int rows, int64_t column) {
-    struct stored stored = walk_stored(program, walk, values, row, rows, column);
+    struct stored stored = rows_columns_stored(program, walk, values, row, rows, column);
     /* User memory promises no alignment. */
     bool is_plain = stored.is_given && stored.at && (uintptr_t)stored.at % (uintptr_t)stored.column_bytes == 0;
     return (struct gemm_place){stored.at, stored.row_bytes, stored.column_bytes, is_plain};
@@ -258,8 +258,8 @@ static void pack_halved_grouped(const void *source, void *panel, int width, int6
 }
 
 static bool has_dots(const struct piece *piece) {
-    bool is_plain = piece->a.pack != scaled_pack && piece->b.pack == scaled_pack;
-    return is_plain && scaled_has_dots(&piece->gemm, &piece->b.scaled);
+    bool is_plain = piece->a.pack != pack_dequant && piece->b.pack == pack_dequant;
+    return is_plain && dequant_has_dots(&piece->gemm, &piece->b.scaled);
 }
 
 /* How gemm packs a factor, in groups of the kernel, and what packing reads. */
@@ -313,7 +313,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
         if (piece->direct.is_on)
             bytes = max64(bytes, direct_workspace_bytes(&piece->direct));
         if (has_dots(piece))
-            bytes = scaled_dots_bytes(&piece->gemm);
+            bytes = dequant_dots_bytes(&piece->gemm);
         step->workspace_bytes = max64(bytes, step->workspace_bytes);
     }
     TRY(threads_start());
@@ -323,7 +323,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
 
 static void bind_factor(struct factor *factor, void *const *values) {
     factor->base = values[factor->value];
-    if (factor->pack == scaled_pack)
+    if (factor->pack == pack_dequant)
         factor->scaled.scales.base = values[factor->scale_value];
 }
 
@@ -335,8 +335,8 @@ static void bind(struct piece *bound, const struct piece *piece, void *const *va
     const struct gemm_kernel *kernel = bound->gemm.kernel;
     bound->gemm.pack_a = packing_of(kernel, &bound->a, kernel->group_a, &bound->gemm.a);
     bound->gemm.pack_b = packing_of(kernel, &bound->b, kernel->group_b, &bound->gemm.b);
-    bound->gemm.packed_a = kept_find(&bound->a.kept, bound->a.base);
-    bound->gemm.packed_b = kept_find(&bound->b.kept, bound->b.base);
+    bound->gemm.packed_a = prepacked_find(&bound->a.kept, bound->a.base);
+    bound->gemm.packed_b = prepacked_find(&bound->b.kept, bound->b.base);
 }
 
 static weftStatus_t run(const struct step *step, void *const *values, void *workspace, weftStream_t stream) {
@@ -356,7 +356,7 @@ static weftStatus_t run(const struct step *step, void *const *values, void *work
         struct sink sink = {contraction, &piece, values};
         bind(&piece, &contraction->pieces[i], values);
         piece.gemm.sink = &sink;
-        (has_dots(&piece) ? scaled_dots : gemm_run)(&piece.gemm, contraction->threads, workspace);
+        (has_dots(&piece) ? dequant_dots : gemm_run)(&piece.gemm, contraction->threads, workspace);
     }
     return WEFT_STATUS_SUCCESS;
 }
@@ -366,9 +366,9 @@ static weftStatus_t run(const struct step *step, void *const *values, void *work
 static void release(struct step *step) {
     struct contraction *contraction = step->state;
     for (int i = 0; contraction && i < contraction->piece_count; i++) {
-        kept_free(&contraction->pieces[i].a.kept);
-        kept_free(&contraction->pieces[i].b.kept);
-        kept_free(&contraction->pieces[i].direct.kept);
+        prepacked_free(&contraction->pieces[i].a.kept);
+        prepacked_free(&contraction->pieces[i].b.kept);
+        prepacked_free(&contraction->pieces[i].direct.kept);
     }
 }
 
@@ -379,10 +379,10 @@ static weftStatus_t keep_panels(struct piece *piece, const struct piece *bound, 
     struct factor *factor = is_b ? &piece->b : &piece->a;
     int64_t bytes = gemm_packed_bytes(&bound->gemm, is_b);
     int64_t packed = bytes * 8 / dtype_of(bound->gemm.kernel->factors)->bits;
-    bool stays = factor->pack == scaled_pack || few_takes(&bound->gemm);
+    bool stays = factor->pack == pack_dequant || gemm_skinny_accepts(&bound->gemm);
     if (bytes == 0 || packed >= 2 * elements || stays)
         return WEFT_STATUS_SUCCESS;
-    TRY(kept_make(&factor->kept, is_b ? bound->b.base : bound->a.base, bytes));
+    TRY(prepacked_alloc(&factor->kept, is_b ? bound->b.base : bound->a.base, bytes));
     gemm_pack_whole(&bound->gemm, is_b, factor->kept.panels);
     return WEFT_STATUS_SUCCESS;
 }

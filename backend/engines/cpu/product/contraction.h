@@ -4,25 +4,25 @@
 #ifndef WEFT_ENGINES_CPU_CONTRACTION_H
 #define WEFT_ENGINES_CPU_CONTRACTION_H
 
-#include "engines/cpu/core/walk.h"
+#include "engines/cpu/core/rows_columns.h"
 #include "engines/cpu/product/direct.h"
 #include "engines/cpu/product/gemm.h"
-#include "engines/cpu/product/kept.h"
+#include "engines/cpu/product/pack_dequant.h"
 #include "engines/cpu/product/patches.h"
-#include "engines/cpu/product/scaled.h"
+#include "engines/cpu/product/prepacked.h"
 
 /* A factor of a product: how gemm packs it, the value whose memory it is, and what is packed of it already. */
 struct factor {
     gemm_pack *pack;
     int group; /* of its panels: the kernel's, or, where those are not whole, B's instead of A's, or 1: floats */
     int value, scale_value; /* the second where it is `scaled` */
-    struct kept kept;
+    struct prepacked kept;
     union {
         const void *base; /* each of the others begins with it; filled in when it runs */
         struct gemm_matrix matrix;
         struct patches patches;
         struct filter filter;
-        struct scaled scaled;
+        struct quantized scaled;
     };
 };
 
@@ -30,7 +30,7 @@ struct factor {
 struct piece {
     struct gemm gemm;
     struct factor a, b;
-    struct walk walk;
+    struct rows_columns walk;
     struct direct direct; /* on: the same product without a matrix of patches, where memory is aligned */
 };
 
@@ -68,7 +68,7 @@ bool product_is_wide(const struct product *product);
 const struct gemm_kernel *product_kernel(const struct product *product);
 weftStatus_t product_check_exact(const struct descriptor *op, const struct product *product);
 /* Where a program stores rows of the product: sums are made there if it stores them as they are. */
-struct gemm_place contraction_place(const struct program *program, const struct walk *walk, void *const *values,
+struct gemm_place contraction_place(const struct program *program, const struct rows_columns *walk, void *const *values,
                                     int64_t row, int rows, int64_t column);
 
 extern const struct contraction_kind matmul_contraction, conv_contraction;

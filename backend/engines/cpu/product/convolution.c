@@ -271,20 +271,20 @@ static bool image_is_turned(const struct planner *planner, const struct image_pl
     int64_t positions = patches_count(plan->patches.positions);
     bool is_turned = lies_turned(planner, plan) && positions >= FEW_POSITIONS;
     return (is_turned || (plan->channels < FEW_CHANNELS && positions > plan->channels)) &&
-           walk_merges(&planner->contraction->program, plan->axes, planner->g.spatial);
+           axes_merge(&planner->contraction->program, plan->axes, planner->g.spatial);
 }
 
 /* Loops over images, groups and channels on the outside, positions inside as one; or groups, images, positions and then
    channels, which are the groups of a depthwise filter. Which loop is last gives gemm's columns; merging it would
    change what a column is. */
-static void walk_image(struct planner *planner, struct walk *walk, const struct image_plan *plan, bool is_turned,
-                       bool is_depthwise) {
-    struct axis axes[WALK_AXES];
+static void walk_image(struct planner *planner, struct rows_columns *walk, const struct image_plan *plan,
+                       bool is_turned, bool is_depthwise) {
+    struct axis axes[ROWS_COLUMNS_AXES];
     int spatial = planner->g.spatial, count = 0;
     struct axis image = {.dim = 0, .extent = planner->g.n, .step = 1};
     struct axis group = group_axis(planner, plan->image, plan->channels);
     struct axis channel = {.dim = channel_dim(planner, plan->image), .extent = plan->channels, .step = 1};
-    /* Positions are one loop, of the last dimension's step: walk_merges has said that they may be. */
+    /* Positions are one loop, of the last dimension's step: axes_merge has said that they may be. */
     if (is_turned) {
         axes[count++] = image;
         axes[count++] = group;
@@ -300,7 +300,7 @@ static void walk_image(struct planner *planner, struct walk *walk, const struct 
             axes[count++] = plan->axes[i];
         axes[count++] = is_depthwise ? group : channel;
     }
-    walk_make(walk, &planner->contraction->program, axes, count, false);
+    rows_columns_plan(walk, &planner->contraction->program, axes, count, false);
 }
 
 /* The same product, computed without packing the image. Of single channels the groups are the columns. */
@@ -308,7 +308,7 @@ static void plan_direct_image(struct planner *planner, struct piece *piece, cons
                               int filter) {
     struct direct *direct = &piece->direct;
     bool lies = lies_turned(planner, plan);
-    bool is_turned = lies && walk_merges(&planner->contraction->program, plan->axes, planner->g.spatial);
+    bool is_turned = lies && axes_merge(&planner->contraction->program, plan->axes, planner->g.spatial);
     struct patches patches = plan->patches;
     struct filter weights = plan->filter;
     bool has_single = is_depthwise(&planner->g);
@@ -359,7 +359,7 @@ static bool plan_planes(struct planner *planner, struct piece *piece, const stru
     bool are_neighbours = p->stride[2] == 1 && p->step[0] * p->step[1] * p->step[2] == 1;
     if (!is_depthwise(&planner->g) || planner->kernel->type != WEFT_DATA_FLOAT || !are_neighbours ||
         patches_count(whole->patches.positions) == 0 || !lies_turned(planner, whole) ||
-        !walk_merges(&planner->contraction->program, whole->axes, planner->g.spatial))
+        !axes_merge(&planner->contraction->program, whole->axes, planner->g.spatial))
         return false;
     struct direct planned = {.order = DIRECT_POSITIONS,
                              .image_value = graph_find_value(planner->graph, whole->source),
@@ -504,14 +504,14 @@ static void filter_columns(const struct planner *planner, struct axis *axes, boo
 }
 
 /* False: what should be columns is no one loop of all tensors. */
-static bool walk_filter(struct planner *planner, struct walk *walk, enum filter_walk order) {
+static bool walk_filter(struct planner *planner, struct rows_columns *walk, enum filter_walk order) {
     const struct conv_geometry *g = &planner->g;
     int channel = channel_dim(planner, g->w.tensor), count = 0, taps = g->spatial;
     struct axis group = {.dim = 0, .extent = g->groups, .step = channel == 2 ? 1 : g->k};
-    struct axis made = {.dim = channel == 2 ? 1 : 0, .extent = g->k, .step = 1}, axes[WALK_AXES], columns[4];
+    struct axis made = {.dim = channel == 2 ? 1 : 0, .extent = g->k, .step = 1}, axes[ROWS_COLUMNS_AXES], columns[4];
     filter_columns(planner, columns, order == GROUPS_MADE_READ_TAPS);
     bool are_rows = order == GROUPS_TAPS_READ_MADE || order == TAPS_GROUPS;
-    if (!are_rows && !walk_merges(&planner->contraction->program, columns, taps + 1))
+    if (!are_rows && !axes_merge(&planner->contraction->program, columns, taps + 1))
         return false;
     if (order != TAPS_GROUPS)
         axes[count++] = group;
@@ -522,7 +522,7 @@ static bool walk_filter(struct planner *planner, struct walk *walk, enum filter_
     axes[count] = order == TAPS_GROUPS ? group : are_rows ? made : columns[taps];
     if (!are_rows)
         axes[count].extent = g->c * patches_count(g->w.size);
-    walk_make(walk, &planner->contraction->program, axes, count + 1, false);
+    rows_columns_plan(walk, &planner->contraction->program, axes, count + 1, false);
     return true;
 }
 

@@ -123,7 +123,7 @@ static void pack(const struct task *task, const struct depths *depths) {
         return;
     }
     if (d->sees_columns) {
-        direct_see_columns(task, depths);
+        direct_set_column_pointers(task, depths);
         return;
     }
     if (!d->is_filter && d->depth != d->filter.channels)
@@ -273,7 +273,7 @@ static void run_part(const struct task *task, const struct depths *depths, bool 
     for (int64_t i = 0; i < task->rows; i += STRIP) {
         int64_t rows = min64(STRIP, task->rows - i);
         float *sums = task->sums + (is_only ? 0 : i * task->width);
-        direct_see(task, task->row + i, rows, depths);
+        direct_set_pointers(task, task->row + i, rows, depths);
         if (task->job->direct->is_depthwise)
             task->ahead[0] = look_at_image(task, rows, depths);
         task->ahead[1] = is_last ? look_at_result(task, task->row + i, rows) : (struct ahead){0};
@@ -353,7 +353,7 @@ weftStatus_t direct_keep_filter(struct direct *d, const void *filter) {
     bound.filter.base = filter;
     struct job job = {.direct = &bound};
     struct task task = {.job = &job};
-    TRY(kept_make(&d->kept, filter, tasks * parts * t->panels * (int64_t)sizeof(float)));
+    TRY(prepacked_alloc(&d->kept, filter, tasks * parts * t->panels * (int64_t)sizeof(float)));
     for (int64_t i = 0; i < tasks; i++) {
         begin_task(&task, i * t->row_tasks);
         for (int64_t part = 0; part < parts; part++) {
@@ -408,7 +408,7 @@ static void add_splits(void *context, int64_t thread) {
 /* A program that stores what it is given, in floats, at one place for each row and neighbours for columns. */
 static void find_memory(struct job *job) {
     const struct program *program = job->program;
-    const struct walk *walk = &job->direct->walk;
+    const struct rows_columns *walk = &job->direct->walk;
     const struct instruction *last = &program->instructions[1];
     if (program->instruction_count != 2 || program->instructions[0].verb != VERB_GIVEN || last->verb != VERB_STORE ||
         last->is_wide || program->accesses[last->access].type != WEFT_DATA_FLOAT || walk->rank != 2 ||
@@ -429,15 +429,15 @@ void direct_run(const struct direct *planned, const struct program *program, voi
     d.image.to.base = d.image.from.base = values[d.image_value];
     d.dy.to.base = d.dy.from.base = d.filter.base = values[d.other_value];
     if (d.image.is_on && !(follows && !d.image.is_bordered))
-        stage_run(&d.image, values[d.image_value], copy);
+        im2col_run(&d.image, values[d.image_value], copy);
     if (d.image.is_on)
         d.image.to.base = copy;
-    copy += round_up(stage_floats(&d.image), LINE);
+    copy += round_up(im2col_floats(&d.image), LINE);
     if (d.dy.is_on)
-        stage_run(&d.dy, values[d.other_value], copy);
-    copy += round_up(stage_floats(&d.dy), LINE);
+        im2col_run(&d.dy, values[d.other_value], copy);
+    copy += round_up(im2col_floats(&d.dy), LINE);
     struct job job = {.direct = &d, .program = program, .values = values, .buffers = copy};
-    job.kept = d.is_filter ? NULL : (float *)kept_find(&d.kept, d.filter.base);
+    job.kept = d.is_filter ? NULL : (float *)prepacked_find(&d.kept, d.filter.base);
     if (d.is_depthwise && d.is_filter) {
         direct_run_sums(&job);
         return;

@@ -8,9 +8,9 @@
 #ifndef WEFT_ENGINES_CPU_DIRECT_H
 #define WEFT_ENGINES_CPU_DIRECT_H
 
-#include "engines/cpu/core/walk.h"
-#include "engines/cpu/product/kept.h"
-#include "engines/cpu/product/stage.h"
+#include "engines/cpu/core/rows_columns.h"
+#include "engines/cpu/product/im2col.h"
+#include "engines/cpu/product/prepacked.h"
 
 enum direct_columns {
     DIRECT_CHANNELS,      /* the walk's columns are channels, its rows groups, images and positions */
@@ -57,11 +57,11 @@ struct direct {
     int64_t step;                                   /* of A's rows, from depth to depth */
     int64_t taps; /* columns that a task's channel stands for: of DIRECT_CHANNELS_TAPS all taps, else 1 */
     int image_value, other_value; /* other: the filter, or dy */
-    struct stage image, dy;       /* `to` is what is read, a copy or not */
+    struct im2col image, dy;      /* `to` is what is read, a copy or not */
     struct filter filter;
     struct direct_planes planes; /* has_planes: of an image that is made */
-    struct kept kept;            /* the filter's panels, [groups, tasks of channels, parts of the depth] */
-    struct walk walk;
+    struct prepacked kept;       /* the filter's panels, [groups, tasks of channels, parts of the depth] */
+    struct rows_columns walk;
     struct direct_tiling tiling;
 };
 

@@ -89,7 +89,7 @@ void direct_plan_planes(struct direct *d, int64_t images, int threads) {
     d->groups = d->taps = d->depth = 1;
     d->rows = images;
     d->columns = channels;
-    d->image = (struct stage){.from = *p, .to = *p};
+    d->image = (struct im2col){.from = *p, .to = *p};
     find_window(planes);
     /* One by one, as a product of many may be more than there is. */
     d->is_on = images > 0 && planes->window[0] <= PLANE_FLOATS && planes->window[1] <= PLANE_FLOATS &&

@@ -29,7 +29,7 @@ static void sum_rows(const struct task *task, float *sums, const float *dy, int6
         task->seen[i] = direct_zeros;
     for (int64_t i = 0; i < task->rows; i += STRIP) {
         int64_t rows = min64(STRIP, task->rows - i);
-        direct_see(task, task->row + i, rows, &taps);
+        direct_set_pointers(task, task->row + i, rows, &taps);
         sum_strip(task, sums, dy + i * dy_ld, dy_ld, rows, i == 0);
     }
 }

@@ -60,14 +60,14 @@ int64_t direct_part_floats(const struct direct *direct);
 
 /* Points task->seen [segments, STRIP] to what each row sees in some depths; rows beyond the last one, up to a whole
    kernel's, see what it sees, and taps outside of an image zeros. */
-void direct_see(const struct task *task, int64_t row, int64_t rows, const struct depths *depths);
+void direct_set_pointers(const struct task *task, int64_t row, int64_t rows, const struct depths *depths);
 
 /* The shape of the panel that begins at a column of a task. Of columns that are read in place, all are channels of one
    tap. */
 const struct direct_shape *direct_panel(const struct task *task, int64_t column);
 
 /* Fills task->panels with pointers [panels, segments, depths] to what each panel's columns are at each position. */
-void direct_see_columns(const struct task *task, const struct depths *depths);
+void direct_set_column_pointers(const struct task *task, const struct depths *depths);
 
 /* Whether a filter's gradient of single channels can go along lines, and the floats of a thread's planes. */
 bool direct_has_planes(const struct patches *x, const struct patches *dy);

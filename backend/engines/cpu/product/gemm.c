@@ -14,7 +14,7 @@
 
 #include "base/number.h"
 #include "engines/cpu/core/threads.h"
-#include "engines/cpu/product/few.h"
+#include "engines/cpu/product/gemm_skinny.h"
 
 #include <stdatomic.h>
 #include <string.h>
@@ -112,12 +112,12 @@ static struct tiling tiling_of(const struct gemm *gemm, int threads) {
 /* Stores nothing. k may be 0: that stores zeros. */
 static bool is_empty(const struct gemm *gemm) { return gemm->batch <= 0 || gemm->m <= 0 || gemm->n <= 0; }
 
-/* LINE more, as the workspace may have any alignment. Whether few_takes the product shows when operands are known. */
+/* LINE more, as the workspace may have any alignment. Whether gemm_skinny_accepts the product shows when operands are known. */
 int64_t gemm_workspace_bytes(const struct gemm *gemm, int threads) {
     if (is_empty(gemm))
         return 0;
     struct tiling t = tiling_of(gemm, threads);
-    return LINE + max64(t.threads * (t.a_bytes + t.b_bytes + t.c_bytes), few_workspace_bytes(gemm, threads));
+    return LINE + max64(t.threads * (t.a_bytes + t.b_bytes + t.c_bytes), gemm_skinny_workspace_bytes(gemm, threads));
 }
 
 /* Tiles are no larger than TILE_M x TILE_N, in whole kernels, and panels no deeper than GEMM_DEPTH. */
@@ -130,8 +130,8 @@ int64_t gemm_workspace_most(const struct gemm *gemm, int threads) {
     int64_t panels = round_up(block_m * depth * size, LINE) + round_up(tile_n * b_depth * size, LINE);
     int64_t bytes = max64(threads, 1) * (panels + round_up(tile_m * tile_n * size, LINE));
     struct gemm few = *gemm;
-    few.m = min64(gemm->m, FEW_ROWS), few.k = min64(gemm->k, FEW_DEPTH);
-    return LINE + max64(bytes, few_workspace_bytes(&few, threads));
+    few.m = min64(gemm->m, SKINNY_ROWS), few.k = min64(gemm->k, SKINNY_DEPTH);
+    return LINE + max64(bytes, gemm_skinny_workspace_bytes(&few, threads));
 }
 
 /* ---- Running ---- */
@@ -393,8 +393,8 @@ void gemm_run(const struct gemm *gemm, int threads, void *workspace) {
         return;
     /* Up to the next multiple of LINE. */
     char *buffers = (char *)workspace + (-(uintptr_t)workspace & (LINE - 1));
-    if (few_takes(gemm)) {
-        few_run(gemm, threads, buffers);
+    if (gemm_skinny_accepts(gemm)) {
+        gemm_skinny_run(gemm, threads, buffers);
         return;
     }
     struct job job = {.gemm = gemm, .tiling = tiling_of(gemm, threads), .buffers = buffers};

@@ -73,7 +73,7 @@ struct gemm {
     gemm_find *find;          /* or NULL */
     const void *a, *b, *sink; /* first arguments of the four */
     /* All panels of an operand, which gemm_pack_whole has made of it for this kernel and these sizes; NULL: they are
-       packed as they are needed. Not read where few_takes the product (few.h). */
+       packed as they are needed. Not read where gemm_skinny_accepts the product (few.h). */
     const void *packed_a, *packed_b;
 };
 
@@ -84,7 +84,7 @@ int64_t gemm_workspace_bytes(const struct gemm *gemm, int threads);
 int64_t gemm_workspace_most(const struct gemm *gemm, int threads);
 
 /* Computes C on up to `threads` threads of the pool (threads_count() for all). Each element is
-   summed in one order, fixed by k, the kernel and few_takes, whatever the number of threads. Stores zeros when
+   summed in one order, fixed by k, the kernel and gemm_skinny_accepts, whatever the number of threads. Stores zeros when
    k is 0. Allocates nothing; the workspace, of any alignment, is in use until it returns. */
 void gemm_run(const struct gemm *gemm, int threads, void *workspace);
 

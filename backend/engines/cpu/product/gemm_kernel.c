@@ -5,7 +5,7 @@
 #include "engines/cpu/core/vector.h"
 #include "engines/cpu/product/dot.h"
 #include "engines/cpu/product/gemm.h"
-#include "engines/cpu/product/tiles.h"
+#include "engines/cpu/product/gemm_amx.h"
 
 enum { LINE = 64 }; /* of the cache, bytes */
 
@@ -125,7 +125,7 @@ AVX512_BYTES static void start_avx512_i8(int64_t groups, void *b_panel) {
 #define MULTIPLY(name) .multiply = multiply_##name, .multiply_few = multiply_few_##name
 #define LOOSE(name) {loose_##name, loose_few_##name}
 #define TILES(name)                                                                                                    \
-    .multiply = tiles_multiply_##name, .multiply_few = tiles_multiply_few_##name, .begin = tiles_begin, .end = tiles_end
+    .multiply = amx_multiply_##name, .multiply_few = amx_multiply_few_##name, .begin = amx_begin, .end = amx_end
 
 static const struct gemm_kernel kernels[] = {
 #if HAS_AMX

@@ -3,10 +3,10 @@
 #include "base/dtype.h"
 #include "base/number.h"
 #include "base/vectors.h"
-#include "engines/cpu/core/square.h"
+#include "engines/cpu/core/transpose16.h"
 #include "engines/cpu/core/vector.h"
 #include "engines/cpu/product/gemm.h"
-#include "engines/cpu/product/tiles.h"
+#include "engines/cpu/product/gemm_amx.h"
 
 #include <string.h>
 
@@ -79,38 +79,40 @@ static void transpose_plain(void *panel, int width, const void *rows, int64_t ld
 #if defined __x86_64__
 /* The same by squares of 16 x 16, of words or of halves that become floats. A line of each row is read at once, so that
    rows may share a cache set. Measured on a Xeon: fetching the next rows is 1.1 times as slow. */
-SQUARE_INLINE void transpose_squares(word *to, int width, const char *from, int64_t ld, int count, int depth,
-                                     int bytes) {
-    for (int i = 0; i < count; i += SQUARE, from += SQUARE * ld, to += SQUARE) {
-        int rows = (int)min64(SQUARE, count - i);
-        for (int d = 0; d < depth; d += SQUARE) {
-            int columns = (int)min64(SQUARE, depth - d);
-            __m512i square[SQUARE];
+TRANSPOSE16_INLINE void transpose_squares(word *to, int width, const char *from, int64_t ld, int count, int depth,
+                                          int bytes) {
+    for (int i = 0; i < count; i += TRANSPOSE16, from += TRANSPOSE16 * ld, to += TRANSPOSE16) {
+        int rows = (int)min64(TRANSPOSE16, count - i);
+        for (int d = 0; d < depth; d += TRANSPOSE16) {
+            int columns = (int)min64(TRANSPOSE16, depth - d);
+            __m512i square[TRANSPOSE16];
             if (bytes == 2)
-                square_widen(square, from + d * bytes, ld, rows, columns);
+                transpose16_load_f16(square, from + d * bytes, ld, rows, columns);
             else
-                square_read(square, from + d * bytes, ld, rows, columns);
-            square_transpose(square);
-            square_write((char *)(to + (int64_t)d * width), 4 * (int64_t)width, square, columns, rows);
+                transpose16_load(square, from + d * bytes, ld, rows, columns);
+            transpose16(square);
+            transpose16_store((char *)(to + (int64_t)d * width), 4 * (int64_t)width, square, columns, rows);
         }
     }
 }
 
-SQUARE_TARGET static void transpose_words(void *panel, int width, const void *rows, int64_t ld, int count, int depth) {
+TRANSPOSE16_TARGET static void transpose_words(void *panel, int width, const void *rows, int64_t ld, int count,
+                                               int depth) {
     transpose_squares(panel, width, rows, ld, count, depth, 4);
 }
 
-SQUARE_TARGET static void transpose_halves(void *panel, int width, const void *rows, int64_t ld, int count, int depth) {
+TRANSPOSE16_TARGET static void transpose_halves(void *panel, int width, const void *rows, int64_t ld, int count,
+                                                int depth) {
     transpose_squares(panel, width, rows, ld, count, depth, 2);
 }
 #else
-static bool has_squares(void) { return false; }
+static bool has_transpose16(void) { return false; }
 #define transpose_words transpose_plain
 #define transpose_halves transpose_plain
 #endif
 
 void gemm_transpose(void *panel, int width, const void *rows, int64_t ld, int count, int depth) {
-    if (has_squares())
+    if (has_transpose16())
         transpose_words(panel, width, rows, ld, count, depth);
     else
         transpose_plain(panel, width, rows, ld, count, depth);
@@ -128,16 +130,16 @@ static void pack_contiguous_depth(const struct gemm_matrix *matrix, float *panel
                        count, depth);
         return;
     }
-    if (matrix->type == WEFT_DATA_HALF && has_squares()) {
+    if (matrix->type == WEFT_DATA_HALF && has_transpose16()) {
         const char *rows = (const char *)matrix->base + 2 * index;
         transpose_halves(panel, width, rows, 2 * matrix->stride, count, depth);
         return;
     }
     /* As many rows are converted at a time as a square has, while the next ones are fetched. */
-    float strip[SQUARE][STRIP];
-    int64_t ahead = dtype_bytes(matrix->type, SQUARE * matrix->stride);
-    for (int i = 0; i < count; i += SQUARE, index += SQUARE * matrix->stride) {
-        int rows = (int)min64(SQUARE, count - i);
+    float strip[TRANSPOSE16][STRIP];
+    int64_t ahead = dtype_bytes(matrix->type, TRANSPOSE16 * matrix->stride);
+    for (int i = 0; i < count; i += TRANSPOSE16, index += TRANSPOSE16 * matrix->stride) {
+        int rows = (int)min64(TRANSPOSE16, count - i);
         for (int d = 0; d < depth; d += STRIP) {
             int depths = (int)min64(STRIP, depth - d);
             int64_t bytes = depths < FETCHED ? 0 : dtype_bytes(matrix->type, depths);
@@ -374,13 +376,13 @@ void gemm_pack_halved(gemm_pack *pack, const void *source, void *panel, int widt
 /* Some groups of B at a time, as rows of words that are transposed; group: of A. */
 static void pack_grouped(int group, gemm_pack *pack, const void *source, void *panel, int width, int64_t batch,
                          int64_t first, int count, int64_t k0, int depth) {
-    uint32_t strip[TILE_GROUPS * GEMM_WIDTH];
+    uint32_t strip[AMX_GROUPS * GEMM_WIDTH];
     char *to = panel;
     for (int d = 0; d < depth; d += group, to += (int64_t)width * LINE) {
         if (depth - d < group)
             memset(strip, 0, sizeof strip);
         pack(source, strip, width, batch, first, count, k0 + d, (int)min64(group, depth - d));
-        gemm_transpose(to, TILE_GROUPS, strip, 4 * (int64_t)width, TILE_GROUPS, count);
+        gemm_transpose(to, AMX_GROUPS, strip, 4 * (int64_t)width, AMX_GROUPS, count);
     }
 }
 

@@ -25,7 +25,7 @@ struct part {
 
 struct grouped {
     struct program program;
-    struct walk walk; /* rows: of the result, over all experts of a gradient */
+    struct rows_columns walk; /* rows: of the result, over all experts of a gradient */
     const struct gemm_kernel *kernel;
     gemm_pack *pack_a, *pack_b;
     int threads;
@@ -176,7 +176,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
         describe_forward(g, (const struct moe_op *)node->op, step->region.graph);
     for (int i = 0; i < 3; i++)
         axes[i] = (struct axis){.dim = i, .extent = result->dims.at[i], .step = 1};
-    walk_make(&g->walk, &g->program, axes, 3, false);
+    rows_columns_plan(&g->walk, &g->program, axes, 3, false);
     g->threads = g->program.shares_bytes ? 1 : threads_count();
     g->pack_a = gemm_pack_of_a(g->kernel), g->pack_b = gemm_pack_of_b(g->kernel);
     struct gemm most = {.kernel = g->kernel, .m = g->is_backward ? g->m : g->rows, .n = g->n, .k = g->k};

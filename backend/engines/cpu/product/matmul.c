@@ -124,16 +124,16 @@ static struct factor factor_of(const struct region *region, const struct tensor 
         return factor;
     }
     struct dims block = block_scale_extents(&op->base);
-    factor = (struct factor){.pack = scaled_pack,
+    factor = (struct factor){.pack = pack_dequant,
                              .group = 1,
                              .value = graph_find_value(region->graph, op->x),
                              .scale_value = graph_find_value(region->graph, op->scale)};
-    factor.scaled = (struct scaled){.matrix = matrix_of(op->x, result, sides),
-                                    .scales = matrix_of(op->scale, result, sides),
-                                    .block = block.at[sides.dim],
-                                    .depth_block = block.at[sides.depth_dim],
-                                    .type = (weftDataType_t)op->y->type,
-                                    .sign = op->is_negative ? -1 : 1};
+    factor.scaled = (struct quantized){.matrix = matrix_of(op->x, result, sides),
+                                       .scales = matrix_of(op->scale, result, sides),
+                                       .block = block.at[sides.dim],
+                                       .depth_block = block.at[sides.depth_dim],
+                                       .type = (weftDataType_t)op->y->type,
+                                       .sign = op->is_negative ? -1 : 1};
     return factor;
 }
 
@@ -146,8 +146,8 @@ static bool is_shared(const struct gemm_matrix *matrix) {
    pack b once. */
 static void merge_batch(struct piece *piece) {
     struct gemm_matrix *a = &piece->a.matrix, *b = &piece->b.matrix;
-    bool shares_b = is_shared(b) && (piece->b.pack != scaled_pack || is_shared(&piece->b.scaled.scales));
-    if (piece->gemm.batch < 2 || !shares_b || piece->a.pack == scaled_pack || a->batch_rank != 1 ||
+    bool shares_b = is_shared(b) && (piece->b.pack != pack_dequant || is_shared(&piece->b.scaled.scales));
+    if (piece->gemm.batch < 2 || !shares_b || piece->a.pack == pack_dequant || a->batch_rank != 1 ||
         a->batch_strides[0] != a->stride * piece->gemm.m)
         return;
     piece->gemm.m *= piece->gemm.batch;
@@ -185,7 +185,7 @@ static weftStatus_t plan(struct contraction *contraction, const struct region *r
     }
     /* The walk needs no change: its rows run over all of the batch either way. */
     merge_batch(piece);
-    walk_make(&piece->walk, &contraction->program, axes, (int)c->dims.count, false);
+    rows_columns_plan(&piece->walk, &contraction->program, axes, (int)c->dims.count, false);
     contraction->pieces = piece;
     contraction->piece_count = 1;
     return WEFT_STATUS_SUCCESS;

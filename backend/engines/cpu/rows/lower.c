@@ -2,7 +2,7 @@
 /* From the nodes of a region to a row program: the row space of its operations, and their expansions
    (graph/expansion.h) as terms. Sums over other things than rows find a way of their own: they become work for a second
    program, which rowwise_follow writes. Pure: it reads the graph and writes terms. */
-#include "engines/cpu/core/width.h"
+#include "engines/cpu/core/compute_type.h"
 #include "engines/cpu/rows/terms.h"
 #include "graph/ops/norm.h"
 #include "graph/ops/reduction.h"

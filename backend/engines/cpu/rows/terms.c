@@ -4,7 +4,7 @@
    blocks, registers or passes beyond a term's stage. */
 #include "engines/cpu/rows/terms.h"
 #include "base/number.h"
-#include "engines/cpu/core/width.h"
+#include "engines/cpu/core/compute_type.h"
 #include "engines/cpu/rows/kernels.h"
 
 /* Of an element, on the core that schedule.c names; they decide what is kept between passes, and prices. */

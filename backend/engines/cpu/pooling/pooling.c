@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The window family: pooling and interpolation, forward and backward. Which element each tap reads is tabulated along
    each axis when a plan is built, so that passes know no paddings. */
-#include "engines/cpu/window/window.h"
+#include "engines/cpu/pooling/pooling.h"
 
 #include "base/number.h"
 #include "engines/cpu/core/threads.h"
@@ -66,9 +66,9 @@ static bool clamps(const struct resample_geometry *g) {
 }
 
 /* Rows of a box that fit a thread's sums. */
-static void find_box(struct window *w) {
+static void find_box(struct pooling *w) {
     const int64_t *x = w->g.x.size;
-    int64_t rows = max64(1, WINDOW_SUMS / max64(1, x[2]));
+    int64_t rows = max64(1, POOLING_SUMS / max64(1, x[2]));
     w->box[1] = max64(1, min64(x[1], rows));
     w->box[0] = max64(1, min64(x[0], rows / w->box[1]));
 }
@@ -76,7 +76,7 @@ static void find_box(struct window *w) {
 /* Whether rows of a plane follow each other without gaps. */
 static bool is_plane(const struct resample_operand *operand) {
     int64_t step = 1;
-    for (int i = WINDOW_AXES - 1; i >= 0; i--) {
+    for (int i = POOLING_AXES - 1; i >= 0; i--) {
         if (operand->size[i] != 1 && operand->size_stride[i] != step)
             return false;
         step *= operand->size[i];
@@ -85,9 +85,9 @@ static bool is_plane(const struct resample_operand *operand) {
 }
 
 /* A mean over all that a channel has, of floats. */
-static bool is_whole_mean(const struct window *w) {
+static bool is_whole_mean(const struct pooling *w) {
     const struct resample_geometry *g = &w->g;
-    for (int i = 0; i < WINDOW_AXES; i++)
+    for (int i = 0; i < POOLING_AXES; i++)
         if (g->y.size[i] != 1 || g->offset[i] != 0 || g->taps[i] != g->x.size[i] || g->dilation[i] != 1 ||
             g->x.size[i] == 0)
             return false;
@@ -95,26 +95,26 @@ static bool is_whole_mean(const struct window *w) {
            g->y.tensor->type == WEFT_DATA_FLOAT;
 }
 
-static bool scatters(const struct window *w) {
+static bool scatters(const struct pooling *w) {
     const struct resample_geometry *g = &w->g;
     return g->backward && w->is_max && w->is_strided && g->x.tensor->type == WEFT_DATA_FLOAT &&
            g->taps[0] * g->taps[1] * g->taps[2] <= 64;
 }
 
 /* A gradient along rows that is gathered, each row of dx by itself. */
-static bool gathers(const struct window *w) { return w->g.backward && !w->is_last && !w->is_max && !w->is_whole; }
+static bool gathers(const struct pooling *w) { return w->g.backward && !w->is_last && !w->is_max && !w->is_whole; }
 
 static int value_of(const struct region *region, const struct tensor *tensor) {
     return tensor ? graph_find_value(region->graph, tensor) : -1;
 }
 
 /* All but the tables. */
-static weftStatus_t analyse(struct window *w, const struct region *region) {
+static weftStatus_t analyse(struct pooling *w, const struct region *region) {
     const struct descriptor *op = region_node(region, 0)->op;
     if (region->count > 1 || (op_of(op) != &resample_op && op_of(op) != &resample_backward_op))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
              "%s: windows of one operation are taken here, with nothing fused.", descriptor_label(op));
-    *w = (struct window){.g = resample_geometry(op)};
+    *w = (struct pooling){.g = resample_geometry(op)};
     struct resample_geometry *g = &w->g;
     TRY(check_mode(g, op));
     TRY(check_types(g, op));
@@ -127,28 +127,28 @@ static weftStatus_t analyse(struct window *w, const struct region *region) {
     w->scatters = !w->is_last && scatters(w);
     w->x = value_of(region, g->x.tensor), w->y = value_of(region, g->y.tensor);
     w->index = value_of(region, g->index.tensor), w->saved = value_of(region, g->saved.tensor);
-    w->lanes = WINDOW_LANES;
+    w->lanes = POOLING_LANES;
     if (!w->is_last && !are_lanes(g, false))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
              "%s: neither channels nor rows lie side by side in all its tensors. Give one of the two a stride of 1.",
              descriptor_label(op));
-    if (!w->is_last && g->x.size[2] > WINDOW_ROW)
-        w->lanes = WINDOW_LANES / 8; /* what they read stays below WINDOW_ROW, with strides and windows of pools */
-    bool is_read_whole = !w->is_strided || w->lanes * g->step[2] + resample_span(g, 2) > WINDOW_ROW;
-    if (!w->is_last && is_read_whole && g->x.size[2] > WINDOW_ROW)
+    if (!w->is_last && g->x.size[2] > POOLING_ROW)
+        w->lanes = POOLING_LANES / 8; /* what they read stays below POOLING_ROW, with strides and windows of pools */
+    bool is_read_whole = !w->is_strided || w->lanes * g->step[2] + resample_span(g, 2) > POOLING_ROW;
+    if (!w->is_last && is_read_whole && g->x.size[2] > POOLING_ROW)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: rows of %lld elements are too long, %d are taken here.",
-             descriptor_label(op), (long long)g->x.size[2], WINDOW_ROW);
+             descriptor_label(op), (long long)g->x.size[2], POOLING_ROW);
     int64_t longest = w->is_max ? g->x.size[2] : max64(g->x.size[2], g->y.size[2]);
-    if (g->backward && !w->is_last && longest > WINDOW_SUMS)
+    if (g->backward && !w->is_last && longest > POOLING_SUMS)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: a row of %lld elements is larger than %d sums.",
-             descriptor_label(op), (long long)longest, WINDOW_SUMS);
+             descriptor_label(op), (long long)longest, POOLING_SUMS);
     find_box(w);
     return WEFT_STATUS_SUCCESS;
 }
 
 /* Memory once, and a lane for each tap; the maximum of a gradient that has no index is found anew. */
 static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
-    struct window w;
+    struct pooling w;
     TRY(analyse(&w, region));
     const struct resample_geometry *g = &w.g;
     const struct resample_operand *operands[] = {&g->x, &g->y, &g->index, &g->saved};
@@ -165,13 +165,13 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
 
 /* ---- Tables ------------------------------------------------------------------------------------------------------ */
 
-static void tabulate_tap(struct window_axis *axis, const struct resample_geometry *g, int i, int64_t position,
+static void tabulate_tap(struct pooling_axis *axis, const struct resample_geometry *g, int i, int64_t position,
                          int tap) {
     int64_t first = resample_first_tap(g, i, position), place = first + tap * g->dilation[i], last = g->x.size[i] - 1;
     if (clamps(g))
         place = place < 0 ? 0 : place > last ? last : place;
     bool is_inside = place >= 0 && place <= last;
-    axis->places[position * axis->taps + tap] = is_inside ? place : WINDOW_OUTSIDE;
+    axis->places[position * axis->taps + tap] = is_inside ? place : POOLING_OUTSIDE;
     axis->insides[position] += is_inside;
     axis->counts[position] += is_inside || g->mode != WEFT_RESAMPLE_AVGPOOL_EXCLUDE_PADDING;
     if (is_inside) {
@@ -186,45 +186,45 @@ static void tabulate_tap(struct window_axis *axis, const struct resample_geometr
 }
 
 /* Taps are numbered over all axes, row-major. */
-static weftStatus_t tabulate_masks(struct window *w, int i, struct arena *arena) {
-    struct window_axis *axis = &w->axes[i];
+static weftStatus_t tabulate_masks(struct pooling *w, int i, struct arena *arena) {
+    struct pooling_axis *axis = &w->axes[i];
     int64_t positions = w->g.y.size[i], inner = 1, taps = w->g.taps[0] * w->g.taps[1] * w->g.taps[2];
-    for (int k = i + 1; k < WINDOW_AXES; k++)
+    for (int k = i + 1; k < POOLING_AXES; k++)
         inner *= w->g.taps[k];
     TRY(arena_alloc(arena, &axis->masks, (size_t)positions * sizeof *axis->masks));
     for (int64_t k = 0; k < positions * taps; k++) {
         int64_t position = k / taps, tap = k % taps / inner % axis->taps;
-        bool is_inside = axis->places[position * axis->taps + tap] != WINDOW_OUTSIDE;
+        bool is_inside = axis->places[position * axis->taps + tap] != POOLING_OUTSIDE;
         axis->masks[position] |= (uint64_t)is_inside << (k % taps);
     }
     return WEFT_STATUS_SUCCESS;
 }
 
 /* The result that tap `tap` of an output position is part of; -1: none. */
-static int64_t result_of(const struct window *w, const struct window_way *way, const struct window_axis *axis,
+static int64_t result_of(const struct pooling *w, const struct pooling_way *way, const struct pooling_axis *axis,
                          int64_t position, int64_t tap) {
     int64_t place = axis->places[position * axis->taps + tap];
-    if (place == WINDOW_OUTSIDE)
+    if (place == POOLING_OUTSIDE)
         return !way->is_gradient && w->reads_zeros ? position : -1;
     if (way->is_gradient)
         return place;
     return !axis->weights || axis->weights[position * axis->taps + tap] != 0 ? position : -1;
 }
 
-static struct window_link link_of(const struct window *w, const struct window_way *way, const struct window_axis *axis,
-                                  int64_t position, int64_t tap) {
+static struct pooling_link link_of(const struct pooling *w, const struct pooling_way *way,
+                                   const struct pooling_axis *axis, int64_t position, int64_t tap) {
     double weight = axis->weights ? (double)axis->weights[position * axis->taps + tap] : 1;
-    return (struct window_link){.place = way->is_gradient ? position : axis->places[position * axis->taps + tap],
-                                .tap = tap,
-                                .weight =
-                                    way->is_gradient && w->is_mean ? weight / (double)axis->counts[position] : weight};
+    return (struct pooling_link){.place = way->is_gradient ? position : axis->places[position * axis->taps + tap],
+                                 .tap = tap,
+                                 .weight =
+                                     way->is_gradient && w->is_mean ? weight / (double)axis->counts[position] : weight};
 }
 
 /* The links of each result, in order of positions and taps: counted, then put in place. */
-static weftStatus_t tabulate_links(struct window *w, struct window_way *way, int i, struct arena *arena) {
-    struct window_axis *axis = &w->axes[i];
+static weftStatus_t tabulate_links(struct pooling *w, struct pooling_way *way, int i, struct arena *arena) {
+    struct pooling_axis *axis = &w->axes[i];
     int64_t results = (way->is_gradient ? &w->g.x : &w->g.y)->size[i], taps = w->g.y.size[i] * axis->taps;
-    struct window_link *links;
+    struct pooling_link *links;
     int64_t *ends;
     TRY(arena_alloc(arena, &way->links[i], (size_t)(results + 1) * sizeof *way->links[i]));
     TRY(arena_alloc(arena, &links, (size_t)taps * sizeof *links));
@@ -245,22 +245,22 @@ static weftStatus_t tabulate_links(struct window *w, struct window_way *way, int
 }
 
 /* Whether a result is made as the one `steps` result steps before it is, of elements as many source steps before. */
-static bool is_alike(const struct window *w, const struct window_way *way, int64_t result, int64_t steps) {
+static bool is_alike(const struct pooling *w, const struct pooling_way *way, int64_t result, int64_t steps) {
     int64_t other = result + steps * way->result_step, *counts = w->axes[2].counts;
-    const struct window_link *one = way->links[2][result], *end = way->links[2][result + 1];
-    const struct window_link *two = way->links[2][other];
+    const struct pooling_link *one = way->links[2][result], *end = way->links[2][result + 1];
+    const struct pooling_link *two = way->links[2][other];
     if (way->links[2][other + 1] - two != end - one ||
         (!way->is_gradient && w->is_mean && counts[result] != counts[other]))
         return false;
     for (; one < end; one++, two++)
-        if (one->place == WINDOW_OUTSIDE || two->place != one->place + steps * way->source_step ||
+        if (one->place == POOLING_OUTSIDE || two->place != one->place + steps * way->source_step ||
             two->tap != one->tap || two->weight != one->weight)
             return false;
     return true;
 }
 
 /* A row of results: every result_step-th of them in turn. */
-static weftStatus_t tabulate_segments(const struct window *w, struct window_way *way, struct arena *arena) {
+static weftStatus_t tabulate_segments(const struct pooling *w, struct pooling_way *way, struct arena *arena) {
     int64_t results = (way->is_gradient ? &w->g.x : &w->g.y)->size[2];
     int64_t common = gcd64(w->g.step[2], w->g.denominator[2]), step = w->g.step[2] / common;
     way->result_step = way->is_gradient ? step : w->g.denominator[2] / common;
@@ -270,25 +270,25 @@ static weftStatus_t tabulate_segments(const struct window *w, struct window_way 
         for (int64_t at = phase, steps; at < results; at += steps * way->result_step) {
             for (steps = 1; at + steps * way->result_step < results && is_alike(w, way, at, steps);)
                 steps++;
-            way->segments[way->segment_count++] = (struct window_segment){at, steps};
+            way->segments[way->segment_count++] = (struct pooling_segment){at, steps};
         }
     return WEFT_STATUS_SUCCESS;
 }
 
-static weftStatus_t tabulate_way(struct window *w, struct window_way *way, bool is_gradient, struct arena *arena) {
+static weftStatus_t tabulate_way(struct pooling *w, struct pooling_way *way, bool is_gradient, struct arena *arena) {
     way->is_gradient = is_gradient;
-    for (int i = 0; i < WINDOW_AXES; i++)
+    for (int i = 0; i < POOLING_AXES; i++)
         TRY(tabulate_links(w, way, i, arena));
     const int64_t *size = (is_gradient ? &w->g.x : &w->g.y)->size;
     int64_t planes = w->is_last ? w->g.n : w->g.n * w->g.c;
     int64_t row = w->is_last ? size[2] * w->g.c : 4 * size[2];
-    way->task_rows = max64(1, WINDOW_TASK / max64(1, row));
+    way->task_rows = max64(1, POOLING_TASK / max64(1, row));
     way->tasks = divide_up(planes * size[0] * size[1], way->task_rows);
     return tabulate_segments(w, way, arena);
 }
 
-static weftStatus_t tabulate(struct window *w, int i, struct arena *arena) {
-    struct window_axis *axis = &w->axes[i];
+static weftStatus_t tabulate(struct pooling *w, int i, struct arena *arena) {
+    struct pooling_axis *axis = &w->axes[i];
     const struct resample_geometry *g = &w->g;
     size_t positions = (size_t)g->y.size[i], taps = (size_t)g->taps[i];
     axis->taps = (int)g->taps[i];
@@ -311,12 +311,12 @@ static weftStatus_t tabulate(struct window *w, int i, struct arena *arena) {
 /* ---- Building and running ---------------------------------------------------------------------------------------- */
 
 /* Rows of positions with channels; boxes of a gradient, or rows of a channel. */
-static int64_t tasks_of(const struct window *w) {
+static int64_t tasks_of(const struct pooling *w) {
     const int64_t *x = w->g.x.size, *y = w->g.y.size;
     if (tensor_elements((w->g.backward ? &w->g.x : &w->g.y)->tensor) == 0)
         return 0;
     if (w->is_whole)
-        return divide_up(w->g.n * w->g.c, WINDOW_PLANES);
+        return divide_up(w->g.n * w->g.c, POOLING_PLANES);
     if (w->scatters)
         return w->g.n * w->g.c;
     if (w->is_last || gathers(w))
@@ -329,17 +329,17 @@ static int64_t tasks_of(const struct window *w) {
 static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
                           struct arena *arena) {
     (void)device, (void)knobs;
-    struct window *w;
+    struct pooling *w;
     TRY(arena_alloc(arena, &w, sizeof *w));
     TRY(analyse(w, &step->region));
-    for (int i = 0; i < WINDOW_AXES; i++)
+    for (int i = 0; i < POOLING_AXES; i++)
         TRY(tabulate(w, i, arena));
     w->picks = !w->is_max && !w->is_mean;
     for (int64_t i = 0; w->picks && i < w->g.y.size[2]; i++)
         w->picks = w->axes[2].insides[i] == w->axes[2].taps;
-    for (int i = 0; w->scatters && i < WINDOW_AXES; i++)
+    for (int i = 0; w->scatters && i < POOLING_AXES; i++)
         TRY(tabulate_masks(w, i, arena));
-    if (w->is_last && (!w->g.backward || window_channels_workspace_bytes(w)))
+    if (w->is_last && (!w->g.backward || pooling_channels_workspace_bytes(w)))
         TRY(tabulate_way(w, &w->forward, false, arena));
     if (w->g.backward && (w->is_last || gathers(w)))
         TRY(tabulate_way(w, &w->gradient, true, arena));
@@ -347,32 +347,32 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     TRY(threads_start());
     step->state = w;
     if (w->is_last)
-        step->workspace_bytes = window_channels_workspace_bytes(w);
+        step->workspace_bytes = pooling_channels_workspace_bytes(w);
     return arena_print(arena, &step->detail, "windows of %lldx%lldx%lld, lanes of %s", (long long)w->g.taps[0],
                        (long long)w->g.taps[1], (long long)w->g.taps[2], w->is_last ? "channels" : "rows");
 }
 
 static weftStatus_t run(const struct step *step, void *const *values, void *workspace, weftStream_t stream) {
     (void)stream;
-    struct window_job job = {step->state, values, workspace};
-    const struct window *w = job.window;
+    struct pooling_job job = {step->state, values, workspace};
+    const struct pooling *w = job.pooling;
     /* A gradient that nobody wants has no memory. */
     if (!values[w->x])
         return WEFT_STATUS_SUCCESS;
     if (step->workspace_bytes)
-        threads_for(w->forward.tasks, window_channels_find_task, &job);
+        threads_for(w->forward.tasks, pooling_channels_find_task, &job);
     if (w->is_whole || w->scatters)
-        threads_for(w->tasks, w->is_whole ? window_mean_task : window_scatter_task, &job);
+        threads_for(w->tasks, w->is_whole ? pooling_mean_task : pooling_scatter_task, &job);
     else if (w->is_last)
-        threads_for(w->tasks, w->g.backward ? window_channels_backward_task : window_channels_forward_task, &job);
+        threads_for(w->tasks, w->g.backward ? pooling_channels_backward_task : pooling_channels_forward_task, &job);
     else if (gathers(w))
-        threads_for(w->tasks, window_gather_task, &job);
+        threads_for(w->tasks, pooling_gather_task, &job);
     else
-        threads_for(w->tasks, w->g.backward ? window_backward_task : window_forward_task, &job);
+        threads_for(w->tasks, w->g.backward ? pooling_backward_task : pooling_forward_task, &job);
     return WEFT_STATUS_SUCCESS;
 }
 
-const struct family cpu_window = {
+const struct family cpu_pooling = {
     .name = "cpu.window",
     .doc = "pooling and interpolation, both ways",
     .accepts = accepts,

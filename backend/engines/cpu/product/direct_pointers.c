@@ -8,7 +8,8 @@
 const float direct_zeros[IMAGE_DEPTH];
 
 /* A run of positions under one tap. */
-static void see_run(const struct patches *p, const struct run *run, int64_t tap, int64_t channel, const float **seen) {
+static void set_run_pointers(const struct patches *p, const struct run *run, int64_t tap, int64_t channel,
+                             const float **seen) {
     int64_t taps[3], first[3], index = run->origin + channel, before, end;
     patches_unravel(tap, p->taps, taps);
     for (int i = 0; i < 3; i++) {
@@ -23,19 +24,19 @@ static void see_run(const struct patches *p, const struct run *run, int64_t tap,
 }
 
 /* Rows are positions, segments taps. */
-static void see_positions(const struct task *task, int64_t row, int64_t rows, const struct depths *depths) {
+static void set_position_pointers(const struct task *task, int64_t row, int64_t rows, const struct depths *depths) {
     const struct patches *p = &task->job->direct->image.to;
     int64_t channel = task->job->direct->is_depthwise ? task->channel : depths->first;
     for (int64_t i = 0; i < rows;) {
         struct run run = patches_run(p, task->group, row + i, rows - i);
         for (int64_t s = 0; s < depths->segments; s++)
-            see_run(p, &run, depths->segment + s, channel, task->seen + s * STRIP + i);
+            set_run_pointers(p, &run, depths->segment + s, channel, task->seen + s * STRIP + i);
         i += run.count;
     }
 }
 
 /* Rows are channels of dy, segments images. */
-static void see_channels(const struct task *task, int64_t row, int64_t rows, const struct depths *depths) {
+static void set_channel_pointers(const struct task *task, int64_t row, int64_t rows, const struct depths *depths) {
     const struct patches *dy = &task->job->direct->dy.to;
     const float *base = (const float *)dy->base + task->group * dy->group_stride + depths->first * dy->stride[2];
     for (int64_t s = 0; s < depths->segments; s++)
@@ -44,11 +45,11 @@ static void see_channels(const struct task *task, int64_t row, int64_t rows, con
                 base + (depths->segment + s) * dy->image_stride + (row + i) * dy->channel_stride;
 }
 
-void direct_see(const struct task *task, int64_t row, int64_t rows, const struct depths *depths) {
+void direct_set_pointers(const struct task *task, int64_t row, int64_t rows, const struct depths *depths) {
     if (task->job->direct->is_filter && !task->job->direct->is_depthwise)
-        see_channels(task, row, rows, depths);
+        set_channel_pointers(task, row, rows, depths);
     else
-        see_positions(task, row, rows, depths);
+        set_position_pointers(task, row, rows, depths);
     for (int64_t s = 0; s < depths->segments; s++)
         for (int64_t i = rows; i < STRIP && i % DIRECT_ROWS != 0; i++)
             task->seen[s * STRIP + i] = task->seen[s * STRIP + rows - 1];
@@ -72,7 +73,7 @@ const struct direct_shape *direct_panel(const struct task *task, int64_t column)
     return direct_shape(columns);
 }
 
-void direct_see_columns(const struct task *task, const struct depths *depths) {
+void direct_set_column_pointers(const struct task *task, const struct depths *depths) {
     const struct patches *p = &task->job->direct->image.to;
     int64_t per_image = patches_count(p->positions), per_panel = depths->segments * depths->count, tap, channel;
     const float **seen = (const float **)(void *)task->panels;
@@ -82,7 +83,7 @@ void direct_see_columns(const struct task *task, const struct depths *depths) {
                 patches_run(p, task->group, (depths->segment + s) * per_image + depths->first + i, depths->count - i);
             for (int64_t j = 0, panel = 0; j < task->columns; j += direct_panel(task, j)->columns, panel++) {
                 begin_panel(task, j, &tap, &channel);
-                see_run(p, &run, tap, channel, seen + panel * per_panel + s * depths->count + i);
+                set_run_pointers(p, &run, tap, channel, seen + panel * per_panel + s * depths->count + i);
             }
             i += run.count;
         }

@@ -2,8 +2,8 @@
 /* Products of small matrices that lie in the caches as they are: C[m,n] (+)= A[m,k] B[k,n] in float. Nothing is packed:
    A may lie along either index, as its elements are broadcast, and only the columns of B and C must be neighbours.
    It must not know tensors, operations or threads. */
-#ifndef WEFT_ENGINES_CPU_SMALL_H
-#define WEFT_ENGINES_CPU_SMALL_H
+#ifndef WEFT_ENGINES_CPU_GEMM_SMALL_H
+#define WEFT_ENGINES_CPU_GEMM_SMALL_H
 
 #include <stdbool.h>
 #include <stdint.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What is computed in double on the CPU, and what in float. */
-#ifndef WEFT_ENGINES_CPU_WIDTH_H
-#define WEFT_ENGINES_CPU_WIDTH_H
+#ifndef WEFT_ENGINES_CPU_COMPUTE_TYPE_H
+#define WEFT_ENGINES_CPU_COMPUTE_TYPE_H
 
 #include "engines/engine.h"
 #include "graph/ops/pointwise.h"

@@ -6,24 +6,24 @@
           on as by FMAs; then both sums are added, and that to C. All is rounded to nearest even, and numbers below
           2^-126 count as 0, whatever the thread's mode.
    bytes  Both have a sign. Sums are exact, and wrap around at 32 bits. */
-#ifndef WEFT_ENGINES_CPU_TILES_H
-#define WEFT_ENGINES_CPU_TILES_H
+#ifndef WEFT_ENGINES_CPU_GEMM_AMX_H
+#define WEFT_ENGINES_CPU_GEMM_AMX_H
 
 #include "engines/cpu/core/vector.h"
 #include "engines/cpu/product/gemm.h"
 
 enum {
-    TILE_GROUPS = 16,    /* of 4 bytes along the depth, which a tile of A or of B has */
-    TILES_WIDTH = 2 * 16 /* rows of A and columns of B at once */
+    AMX_GROUPS = 16,   /* of 4 bytes along the depth, which a tile of A or of B has */
+    AMX_BLOCK = 2 * 16 /* rows of A and columns of B at once */
 };
 
 #if HAS_AMX
 /* Around a thread's multiplications: its tiles are Weft's between the two, and nobody's behind. */
-void tiles_begin(void);
-void tiles_end(void);
+void amx_begin(void);
+void amx_end(void);
 
 /* Blocks of 32 x 32, and of 16 x 32. */
-gemm_multiply tiles_multiply_bf16, tiles_multiply_few_bf16, tiles_multiply_i8, tiles_multiply_few_i8;
+gemm_multiply amx_multiply_bf16, amx_multiply_few_bf16, amx_multiply_i8, amx_multiply_few_i8;
 #endif
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "engines/cpu/window/sweep.h"
+#include "engines/cpu/pooling/sweep.h"
 
 #include "base/vectors.h"
 #include "engines/cpu/core/vector.h"
@@ -40,13 +40,13 @@ typedef uint16_t halves_8 __attribute__((vector_size(16), may_alias, aligned(1))
 #define LANES 16
 #define WIDEN_BYTES(at) _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(const void *)(at)))
 #define WIDEN_HALVES(at) _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(const void *)(at)))
-#include "engines/cpu/window/sweep_define.h"
+#include "engines/cpu/pooling/sweep_define.h"
 #define NAME(name) avx2_##name
 #define TARGET __attribute__((target("avx2")))
 #define LANES 8
 #define WIDEN_BYTES(at) CONVERT(CONVERT(*(const bytes_8 *)(at), shorts_8), avx2_ints)
 #define WIDEN_HALVES(at) CONVERT(*(const halves_8 *)(at), avx2_words)
-#include "engines/cpu/window/sweep_define.h"
+#include "engines/cpu/pooling/sweep_define.h"
 #endif
 /* 16-byte vectors: SSE2, NEON, or whatever the compiler makes of them */
 #define NAME(name) plain_##name
@@ -54,7 +54,7 @@ typedef uint16_t halves_8 __attribute__((vector_size(16), may_alias, aligned(1))
 #define LANES 4
 #define WIDEN_BYTES(at) CONVERT(CONVERT(*(const bytes_4 *)(at), shorts_4), plain_ints)
 #define WIDEN_HALVES(at) CONVERT(*(const halves_4 *)(at), plain_words)
-#include "engines/cpu/window/sweep_define.h"
+#include "engines/cpu/pooling/sweep_define.h"
 
 static const struct sweep_kernels all[] = {
 #if defined(__x86_64__)

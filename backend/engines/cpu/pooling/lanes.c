@@ -3,20 +3,20 @@
    the operation counts them; taps of the outer axes are the same for all lanes. */
 #include "base/dtype.h"
 #include "base/number.h"
-#include "engines/cpu/window/loops.h"
-#include "engines/cpu/window/window.h"
+#include "engines/cpu/pooling/loops.h"
+#include "engines/cpu/pooling/pooling.h"
 
 #include <math.h>
 
 /* What all taps of a window do with what they read. */
 struct pass {
-    const struct window *w;
-    const struct window_side *x;
-    const struct window_lanes *lanes;
+    const struct pooling *w;
+    const struct pooling_side *x;
+    const struct pooling_lanes *lanes;
     float *values;  /* best, or sum */
     int32_t *where; /* NULL: nobody asks, or a sum */
-    float *row;     /* room for WINDOW_ROW elements that are converted */
-    double *totals; /* of a long window: what sums of at most WINDOW_RUN taps add up to; NULL: values hold all */
+    float *row;     /* room for POOLING_ROW elements that are converted */
+    double *totals; /* of a long window: what sums of at most POOLING_RUN taps add up to; NULL: values hold all */
     int pending;    /* taps in values that are not in totals yet */
 };
 
@@ -56,14 +56,14 @@ static const float *load(struct pass *pass, int64_t offset, int64_t count) {
     return pass->row;
 }
 
-static float weight_of(const struct window_axis *axis, int64_t position, int tap) {
+static float weight_of(const struct pooling_axis *axis, int64_t position, int tap) {
     return axis->weights ? axis->weights[position * axis->taps + tap] : 1;
 }
 
 /* One tap where each lane's place is a step from the last one's: lanes before and behind those inside are in
    padding. `row`: x at place `base`. */
 static void take_steps(struct pass *pass, int k, const float *row, int64_t base, int32_t number, float weight) {
-    const struct window_axis *axis = &pass->w->axes[2];
+    const struct pooling_axis *axis = &pass->w->axes[2];
     int64_t start = pass->lanes->at[2], end = start + pass->lanes->count;
     int64_t first = min64(max64(axis->starts[k], start), end), last = max64(min64(axis->ends[k], end), first);
     take_zeros(pass, 0, first - start, number);
@@ -75,11 +75,11 @@ static void take_steps(struct pass *pass, int k, const float *row, int64_t base,
 
 /* One tap where lanes have places and weights of their own. */
 static void take_places(struct pass *pass, int k, const float *row, int32_t number, float weight) {
-    const struct window_axis *axis = &pass->w->axes[2];
+    const struct pooling_axis *axis = &pass->w->axes[2];
     for (int64_t i = 0; i < pass->lanes->count; i++) {
         int64_t position = pass->lanes->at[2] + i, place = axis->places[position * axis->taps + k];
         float whole = weight * weight_of(axis, position, k);
-        if (place == WINDOW_OUTSIDE)
+        if (place == POOLING_OUTSIDE)
             take_zeros(pass, i, 1, number);
         else if (whole != 0)
             take(pass, i, 1, row + place, 1, number, whole);
@@ -88,8 +88,8 @@ static void take_places(struct pass *pass, int k, const float *row, int32_t numb
 
 /* All of the row that the lanes may read is at hand: from `base` on. */
 static void take_row(struct pass *pass, const int64_t *outer, int32_t number, float weight) {
-    const struct window_lanes *lanes = pass->lanes;
-    const struct window_axis *axis = &pass->w->axes[2];
+    const struct pooling_lanes *lanes = pass->lanes;
+    const struct pooling_axis *axis = &pass->w->axes[2];
     int64_t base = 0, end = pass->w->g.x.size[2];
     if (pass->w->is_strided) {
         int64_t first = lanes->at[2] * axis->stride - pass->w->g.offset[2];
@@ -97,21 +97,21 @@ static void take_row(struct pass *pass, const int64_t *outer, int32_t number, fl
         end = max64(min64(end, first + (lanes->count - 1) * axis->stride + resample_span(&pass->w->g, 2)), base);
     }
     const int64_t at[] = {outer[0], outer[1], base};
-    const float *row = load(pass, window_offset(pass->x->operand, lanes->n, lanes->c, at), end - base);
+    const float *row = load(pass, pooling_offset(pass->x->operand, lanes->n, lanes->c, at), end - base);
     for (int k = 0; k < axis->taps; k++, number++) {
         if (pass->w->is_strided)
             take_steps(pass, k, row, base, number, weight);
         else
             take_places(pass, k, row, number, weight);
-        if (pass->totals && ++pass->pending == WINDOW_RUN)
+        if (pass->totals && ++pass->pending == POOLING_RUN)
             flush(pass);
     }
 }
 
 /* The taps of the outer axes. */
 static void take_all(struct pass *pass) {
-    const struct window *w = pass->w;
-    const struct window_lanes *lanes = pass->lanes;
+    const struct pooling *w = pass->w;
+    const struct pooling_lanes *lanes = pass->lanes;
     int taps[] = {w->axes[0].taps, w->axes[1].taps, w->axes[2].taps};
     for (int i = 0; i < taps[0]; i++)
         for (int j = 0; j < taps[1]; j++) {
@@ -119,7 +119,7 @@ static void take_all(struct pass *pass) {
                                      w->axes[1].places[lanes->at[1] * taps[1] + j]};
             float weight = weight_of(&w->axes[0], lanes->at[0], i) * weight_of(&w->axes[1], lanes->at[1], j);
             int32_t number = (i * taps[1] + j) * taps[2];
-            if (outer[0] == WINDOW_OUTSIDE || outer[1] == WINDOW_OUTSIDE)
+            if (outer[0] == POOLING_OUTSIDE || outer[1] == POOLING_OUTSIDE)
                 for (int k = 0; w->reads_zeros && k < taps[2]; k++)
                     take_zeros(pass, 0, lanes->count, number + k);
             else if (weight != 0)
@@ -128,16 +128,16 @@ static void take_all(struct pass *pass) {
 }
 
 /* Elements of x in a lane's window. */
-static int64_t insides_of(const struct window *w, const struct window_lanes *lanes, int64_t lane) {
+static int64_t insides_of(const struct pooling *w, const struct pooling_lanes *lanes, int64_t lane) {
     return w->axes[0].insides[lanes->at[0]] * w->axes[1].insides[lanes->at[1]] *
            w->axes[2].insides[lanes->at[2] + lane];
 }
 
 /* NaN that loses is the least of all, -inf of NaN that wins; a window of nothing but padding that is never picked is
    -inf. */
-void window_maximum(const struct window *w, const struct window_side *x, const struct window_lanes *lanes, float *best,
-                    int32_t *where) {
-    float row[WINDOW_ROW];
+void pooling_maximum(const struct pooling *w, const struct pooling_side *x, const struct pooling_lanes *lanes,
+                     float *best, int32_t *where) {
+    float row[POOLING_ROW];
     struct pass pass = {.w = w, .x = x, .lanes = lanes, .values = best, .where = where, .row = row};
     for (int64_t i = 0; i < lanes->count; i++)
         best[i] = w->g.propagates_nan ? -INFINITY : NAN;
@@ -150,9 +150,9 @@ void window_maximum(const struct window *w, const struct window_side *x, const s
 }
 
 /* One lane in double, tap by tap: a sum that overflows in float may have a mean that does not. */
-static double sum_again(const struct window *w, const struct window_side *x, const struct window_lanes *lanes,
+static double sum_again(const struct pooling *w, const struct pooling_side *x, const struct pooling_lanes *lanes,
                         int64_t lane) {
-    const struct window_axis *a = w->axes;
+    const struct pooling_axis *a = w->axes;
     const int64_t at[] = {lanes->at[0], lanes->at[1], lanes->at[2] + lane};
     double sum = 0;
     for (int i = 0; i < a[0].taps; i++)
@@ -162,21 +162,21 @@ static double sum_again(const struct window *w, const struct window_side *x, con
                                          a[2].places[at[2] * a[2].taps + k]};
                 float weight = weight_of(&a[0], at[0], i) * weight_of(&a[1], at[1], j) * weight_of(&a[2], at[2], k);
                 float value;
-                if (place[0] == WINDOW_OUTSIDE || place[1] == WINDOW_OUTSIDE || place[2] == WINDOW_OUTSIDE ||
+                if (place[0] == POOLING_OUTSIDE || place[1] == POOLING_OUTSIDE || place[2] == POOLING_OUTSIDE ||
                     weight == 0)
                     continue;
-                dtype_to_f32(&value, x->type, x->data, window_offset(x->operand, lanes->n, lanes->c, place), 1);
+                dtype_to_f32(&value, x->type, x->data, pooling_offset(x->operand, lanes->n, lanes->c, place), 1);
                 sum += (double)weight * (double)value;
             }
     return sum;
 }
 
-/* Windows of more than WINDOW_RUN taps are added up in double, by runs of that many. */
-void window_sum(const struct window *w, const struct window_side *x, const struct window_lanes *lanes,
-                const float *factors, float *sum) {
-    float row[WINDOW_ROW];
-    double totals[WINDOW_LANES];
-    bool is_long = (int64_t)w->axes[0].taps * w->axes[1].taps * w->axes[2].taps > WINDOW_RUN;
+/* Windows of more than POOLING_RUN taps are added up in double, by runs of that many. */
+void pooling_sum(const struct pooling *w, const struct pooling_side *x, const struct pooling_lanes *lanes,
+                 const float *factors, float *sum) {
+    float row[POOLING_ROW];
+    double totals[POOLING_LANES];
+    bool is_long = (int64_t)w->axes[0].taps * w->axes[1].taps * w->axes[2].taps > POOLING_RUN;
     struct pass pass = {.w = w, .x = x, .lanes = lanes, .values = sum, .row = row, .totals = is_long ? totals : NULL};
     for (int64_t i = 0; i < lanes->count; i++)
         sum[i] = 0;
@@ -198,15 +198,15 @@ void window_sum(const struct window *w, const struct window_side *x, const struc
 /* A row of x at places of the outer axes, as floats. */
 static const float *outer_row(struct pass *pass, int64_t place0, int64_t place1) {
     const int64_t at[] = {place0, place1, 0};
-    return load(pass, window_offset(pass->x->operand, pass->lanes->n, pass->lanes->c, at), pass->w->g.x.size[2]);
+    return load(pass, pooling_offset(pass->x->operand, pass->lanes->n, pass->lanes->c, at), pass->w->g.x.size[2]);
 }
 
 /* A single row of weight 1 is read where it lies. */
-void window_interpolate(const struct window *w, const struct window_side *x, const struct window_lanes *lanes,
-                        float *sum) {
-    float converted[WINDOW_ROW], blended[WINDOW_ROW];
+void pooling_interpolate(const struct pooling *w, const struct pooling_side *x, const struct pooling_lanes *lanes,
+                         float *sum) {
+    float converted[POOLING_ROW], blended[POOLING_ROW];
     struct pass pass = {.w = w, .x = x, .lanes = lanes, .values = sum, .row = converted};
-    const struct window_axis *a = w->axes;
+    const struct pooling_axis *a = w->axes;
     const float *row = NULL;
     int64_t width = w->g.x.size[2];
     for (int i = 0; i < a[0].taps; i++)
@@ -214,7 +214,7 @@ void window_interpolate(const struct window *w, const struct window_side *x, con
             int64_t place0 = a[0].places[lanes->at[0] * a[0].taps + i];
             int64_t place1 = a[1].places[lanes->at[1] * a[1].taps + j];
             float weight = weight_of(&a[0], lanes->at[0], i) * weight_of(&a[1], lanes->at[1], j);
-            if (place0 == WINDOW_OUTSIDE || place1 == WINDOW_OUTSIDE || weight == 0)
+            if (place0 == POOLING_OUTSIDE || place1 == POOLING_OUTSIDE || weight == 0)
                 continue;
             const float *next = outer_row(&pass, place0, place1);
             if (weight != 1)
@@ -228,7 +228,7 @@ void window_interpolate(const struct window *w, const struct window_side *x, con
 }
 
 /* A mean of nothing is 0. */
-void window_factors(const struct window *w, const struct window_lanes *lanes, float *factors) {
+void pooling_factors(const struct pooling *w, const struct pooling_lanes *lanes, float *factors) {
     int64_t outer = w->is_mean ? w->axes[0].counts[lanes->at[0]] * w->axes[1].counts[lanes->at[1]] : 1;
     for (int64_t i = 0; i < lanes->count; i++) {
         int64_t count = w->is_mean ? outer * w->axes[2].counts[lanes->at[2] + i] : 1;

@@ -7,7 +7,7 @@
 
    A panel of A has its rows' next 64 bytes below each other, 16 of which are a tile; a panel of B has its columns' next
    4 bytes side by side, 16 of which are a tile's row. */
-#include "engines/cpu/product/tiles.h"
+#include "engines/cpu/product/gemm_amx.h"
 
 #if HAS_AMX
 #include <immintrin.h>
@@ -16,7 +16,7 @@ enum {
     ROWS = 16,
     ROW_BYTES = 64,
     TILE_BYTES = ROWS * ROW_BYTES,
-    B_BYTES = TILES_WIDTH * 4 /* from row to row of a panel of B */
+    B_BYTES = AMX_BLOCK * 4 /* from row to row of a panel of B */
 };
 
 /* As the CPU reads it: all tiles whole. */
@@ -28,9 +28,9 @@ static const struct {
             .row_bytes = {ROW_BYTES, ROW_BYTES, ROW_BYTES, ROW_BYTES, ROW_BYTES, ROW_BYTES, ROW_BYTES, ROW_BYTES},
             .rows = {ROWS, ROWS, ROWS, ROWS, ROWS, ROWS, ROWS, ROWS}};
 
-__attribute__((target("amx-tile"))) void tiles_begin(void) { _tile_loadconfig(&config); }
+__attribute__((target("amx-tile"))) void amx_begin(void) { _tile_loadconfig(&config); }
 
-__attribute__((target("amx-tile"))) void tiles_end(void) { _tile_release(); }
+__attribute__((target("amx-tile"))) void amx_end(void) { _tile_release(); }
 
 /* C's two tiles of some rows; the intrinsics take numbers of tiles, not variables. */
 #define BEGIN(left, right, c)                                                                                          \
@@ -45,15 +45,15 @@ __attribute__((target("amx-tile"))) void tiles_end(void) { _tile_release(); }
     _tile_stored(left, c, row);                                                                                        \
     _tile_stored(right, (c) + ROW_BYTES, row);
 
-#define TILES_KERNELS(suffix, extension, DOT)                                                                          \
-    __attribute__((target("amx-tile," extension))) void tiles_multiply_##suffix(                                       \
+#define AMX_KERNELS(suffix, extension, DOT)                                                                            \
+    __attribute__((target("amx-tile," extension))) void amx_multiply_##suffix(                                         \
         int64_t groups, const void *a_panel, const void *b_panel, void *c_block, int64_t ld, bool first) {             \
         const char *a = a_panel, *b = b_panel;                                                                         \
         int64_t row = ld * 4;                                                                                          \
         char *c = c_block, *below = c + ROWS * row;                                                                    \
         BEGIN(0, 1, c)                                                                                                 \
         BEGIN(2, 3, below)                                                                                             \
-        for (; groups > 0; groups -= TILE_GROUPS, a += 2 * TILE_BYTES, b += 2 * TILE_BYTES) {                          \
+        for (; groups > 0; groups -= AMX_GROUPS, a += 2 * TILE_BYTES, b += 2 * TILE_BYTES) {                           \
             _tile_loadd(4, b, B_BYTES);                                                                                \
             _tile_loadd(6, a, ROW_BYTES);                                                                              \
             _tile_loadd(5, b + ROW_BYTES, B_BYTES);                                                                    \
@@ -66,12 +66,12 @@ __attribute__((target("amx-tile"))) void tiles_end(void) { _tile_release(); }
         STORE(0, 1, c)                                                                                                 \
         STORE(2, 3, below)                                                                                             \
     }                                                                                                                  \
-    __attribute__((target("amx-tile," extension))) void tiles_multiply_few_##suffix(                                   \
+    __attribute__((target("amx-tile," extension))) void amx_multiply_few_##suffix(                                     \
         int64_t groups, const void *a_panel, const void *b_panel, void *c, int64_t ld, bool first) {                   \
         const char *a = a_panel, *b = b_panel;                                                                         \
         int64_t row = ld * 4;                                                                                          \
         BEGIN(0, 1, (char *)c)                                                                                         \
-        for (; groups > 0; groups -= TILE_GROUPS, a += 2 * TILE_BYTES, b += 2 * TILE_BYTES) {                          \
+        for (; groups > 0; groups -= AMX_GROUPS, a += 2 * TILE_BYTES, b += 2 * TILE_BYTES) {                           \
             _tile_loadd(4, b, B_BYTES);                                                                                \
             _tile_loadd(6, a, ROW_BYTES);                                                                              \
             _tile_loadd(5, b + ROW_BYTES, B_BYTES);                                                                    \
@@ -81,6 +81,6 @@ __attribute__((target("amx-tile"))) void tiles_end(void) { _tile_release(); }
         STORE(0, 1, (char *)c)                                                                                         \
     }
 
-TILES_KERNELS(bf16, "amx-bf16", _tile_dpbf16ps)
-TILES_KERNELS(i8, "amx-int8", _tile_dpbssd)
+AMX_KERNELS(bf16, "amx-bf16", _tile_dpbf16ps)
+AMX_KERNELS(i8, "amx-int8", _tile_dpbssd)
 #endif

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Making a walk: offsets of every tensor along the loops, merged where they can be. Fewer loops mean longer runs, and
    longer runs larger blocks. It must not know what the program computes; running the walk is program_run.c. */
-#include "engines/cpu/core/walk.h"
+#include "engines/cpu/core/rows_columns.h"
 
 /* Whether every tensor steps from the end of loop `inner` to its next row as one step of loop `outer`. */
-static bool steps_as_one(const struct walk *walk, int accesses, int outer, int inner) {
+static bool steps_as_one(const struct rows_columns *walk, int accesses, int outer, int inner) {
     for (int a = 0; a < accesses; a++)
         if (walk->strides[a][outer] != walk->strides[a][inner] * walk->extents[inner])
             return false;
@@ -13,7 +13,7 @@ static bool steps_as_one(const struct walk *walk, int accesses, int outer, int i
 
 /* A part of a dimension (first != 0) is never merged. reach: how far apart the merged loop's steps would be at this
    axis, from the innermost one outwards. */
-bool walk_merges(const struct program *program, const struct axis *axes, int count) {
+bool axes_merge(const struct program *program, const struct axis *axes, int count) {
     for (int a = 0; a < program->access_count; a++) {
         int64_t reach = program->accesses[a].strides[axes[count - 1].dim] * axes[count - 1].step;
         for (int i = count - 1; i >= 0; i--) {
@@ -28,7 +28,7 @@ bool walk_merges(const struct program *program, const struct axis *axes, int cou
 }
 
 /* All that a walk has for each loop moves together. */
-static void copy_loop(struct walk *walk, int accesses, int to, int from) {
+static void copy_loop(struct rows_columns *walk, int accesses, int to, int from) {
     walk->extents[to] = walk->extents[from];
     for (int a = 0; a < accesses; a++)
         walk->strides[a][to] = walk->strides[a][from];
@@ -36,7 +36,7 @@ static void copy_loop(struct walk *walk, int accesses, int to, int from) {
 
 /* Drops loops of one step and merges neighbours; loop `fixed`, the last if any, is left as it is. In place: loop i is
    read before one at or before it is written. */
-static void merge_loops(struct walk *walk, int accesses, int fixed) {
+static void merge_loops(struct rows_columns *walk, int accesses, int fixed) {
     int kept = 0;
     for (int i = 0; i < walk->rank; i++) {
         /* Offsets of loops of one step are in `bases` already. */
@@ -55,7 +55,7 @@ static void merge_loops(struct walk *walk, int accesses, int fixed) {
 }
 
 /* Puts loops of one step in front until there are rows and columns. */
-static void pad_loops(struct walk *walk, int accesses) {
+static void pad_loops(struct rows_columns *walk, int accesses) {
     while (walk->rank < 2) {
         if (walk->rank == 1)
             copy_loop(walk, accesses, 1, 0);
@@ -68,7 +68,7 @@ static void pad_loops(struct walk *walk, int accesses) {
 
 /* Wide blocks suit rows that lie in memory as they are; a tensor that lies column by column wants a square one, which
    uses whole cache lines of it. Strides in elements; INDEX accesses read no memory and want nothing. */
-static int block_columns_of(const struct walk *walk, const struct program *program) {
+static int block_columns_of(const struct rows_columns *walk, const struct program *program) {
     int column = walk->rank - 1;
     /* 32 columns: of such a block 32 rows, in floats two cache lines of each column. */
     for (int a = 0; a < program->access_count; a++)
@@ -78,8 +78,8 @@ static int block_columns_of(const struct walk *walk, const struct program *progr
     return program->block;
 }
 
-void walk_make(struct walk *walk, const struct program *program, const struct axis *axes, int count,
-               bool may_merge_columns) {
+void rows_columns_plan(struct rows_columns *walk, const struct program *program, const struct axis *axes, int count,
+                       bool may_merge_columns) {
     int accesses = program->access_count;
     walk->rank = count;
     for (int i = 0; i < count; i++)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Lists of taps whose channels lie side by side, at one position or at several with a step between them: their maxima,
    or weighted sums, a block of channels in registers at a time. It must not know windows. */
-#ifndef WEFT_ENGINES_CPU_WINDOW_SWEEP_H
-#define WEFT_ENGINES_CPU_WINDOW_SWEEP_H
+#ifndef WEFT_ENGINES_CPU_POOLING_SWEEP_H
+#define WEFT_ENGINES_CPU_POOLING_SWEEP_H
 
 #include "weft/weft_enums.h"
 

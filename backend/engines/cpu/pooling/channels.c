@@ -4,28 +4,28 @@
    element of x are tabulated, so that dx is stored once and nothing is scattered. */
 #include "base/dtype.h"
 #include "base/number.h"
-#include "engines/cpu/window/loops.h"
-#include "engines/cpu/window/sweep.h"
-#include "engines/cpu/window/window.h"
+#include "engines/cpu/pooling/loops.h"
+#include "engines/cpu/pooling/pooling.h"
+#include "engines/cpu/pooling/sweep.h"
 
 #include <math.h>
 
 /* What padding of zeros reads. */
-static const float zeros[WINDOW_LANES];
+static const float zeros[POOLING_LANES];
 
 /* Results that are made at once: `positions` of them from `at` on, each a result step behind the last one along the
    last axis. `result`: y or dx; `index` is written by the forward operation, read by the gradient. */
 struct batch {
-    const struct window *w;
-    const struct window_way *way;
+    const struct pooling *w;
+    const struct pooling_way *way;
     const struct sweep_kernels *kernels;
-    struct window_side source, result, index;
-    int64_t n, c, channels, at[WINDOW_AXES], positions;
+    struct pooling_side source, result, index;
+    int64_t n, c, channels, at[POOLING_AXES], positions;
     bool finds_maximum, is_direct; /* is_direct: sums are the result's memory */
     bool is_blended;               /* the rows of the outer axes are one */
     bool is_single;                /* taps in padding are read, which has no next place */
     struct sweep sweep;
-    float *sums; /* with where: room for WINDOW_LANES */
+    float *sums; /* with where: room for POOLING_LANES */
     /* A sum that takes several sweeps of `run` taps is continued in double: `totals` of the sweeps' results, which are
        stored in `partial`; both packed. */
     bool is_long;
@@ -36,19 +36,19 @@ struct batch {
     /* Of a row and its channels: the first that the source and the picks have, and their bytes from place to place. */
     const char *rows, *picks;
     float *results; /* where sums are the result's memory: of the row's first place */
-    int64_t row_bytes[WINDOW_AXES], pick_bytes[WINDOW_AXES];
+    int64_t row_bytes[POOLING_AXES], pick_bytes[POOLING_AXES];
 };
 
 /* Bytes of an operand's elements. */
-static int64_t bytes_of(const struct window_side *side, int64_t elements) { return dtype_bytes(side->type, elements); }
+static int64_t bytes_of(const struct pooling_side *side, int64_t elements) { return dtype_bytes(side->type, elements); }
 
-static const char *address(const struct window_side *side, const struct batch *b, const int64_t *at) {
-    return (const char *)side->data + bytes_of(side, window_offset(side->operand, b->n, b->c, at));
+static const char *address(const struct pooling_side *side, const struct batch *b, const int64_t *at) {
+    return (const char *)side->data + bytes_of(side, pooling_offset(side->operand, b->n, b->c, at));
 }
 
 /* What sweeps over these channels have in common. */
 static void begin_channels(struct batch *b) {
-    static const int64_t origin[WINDOW_AXES];
+    static const int64_t origin[POOLING_AXES];
     const int64_t row[] = {b->at[0], b->at[1], 0};
     struct sweep *s = &b->sweep;
     b->is_direct = b->result.data && b->result.type == WEFT_DATA_FLOAT;
@@ -59,7 +59,7 @@ static void begin_channels(struct batch *b) {
     s->nan_wins = b->w->g.propagates_nan;
     b->rows = address(&b->source, b, origin);
     b->picks = s->has_picks ? address(&b->index, b, origin) : b->rows;
-    for (int i = 0; i < WINDOW_AXES; i++) {
+    for (int i = 0; i < POOLING_AXES; i++) {
         b->row_bytes[i] = bytes_of(&b->source, b->source.operand->size_stride[i]);
         b->pick_bytes[i] = s->has_picks ? bytes_of(&b->index, b->index.operand->size_stride[i]) : 0;
     }
@@ -126,7 +126,7 @@ static void fill(struct batch *b) {
         }
 }
 
-static void store_where(const struct window_side *index, int64_t offset, const int32_t *where, int64_t count) {
+static void store_where(const struct pooling_side *index, int64_t offset, const int32_t *where, int64_t count) {
     for (int64_t i = 0; i < count; i++)
         if (index->type == WEFT_DATA_INT8)
             ((int8_t *)index->data)[offset + i] = (int8_t)where[i];
@@ -135,7 +135,7 @@ static void store_where(const struct window_side *index, int64_t offset, const i
 }
 
 static void finish(struct batch *b, float factor) {
-    const struct window_side *result = &b->result;
+    const struct pooling_side *result = &b->result;
     b->sweep.factor = factor;
     if (b->finds_maximum && b->sweep.count == 0 && !b->sweep.goes_on)
         fill(b);
@@ -148,18 +148,18 @@ static void finish(struct batch *b, float factor) {
     int64_t at[] = {b->at[0], b->at[1], b->at[2]};
     for (int64_t p = 0; p < b->positions; p++, at[2] += b->way->result_step) {
         if (b->sweep.where)
-            store_where(&b->index, window_offset(b->index.operand, b->n, b->c, at), b->where + p * b->channels,
+            store_where(&b->index, pooling_offset(b->index.operand, b->n, b->c, at), b->where + p * b->channels,
                         b->channels);
         if (result->data && !b->is_direct)
-            dtype_from_f32(result->type, result->data, window_offset(result->operand, b->n, b->c, at),
+            dtype_from_f32(result->type, result->data, pooling_offset(result->operand, b->n, b->c, at),
                            b->sums + p * b->channels, b->channels);
     }
 }
 
 /* alpha over what a mean counts; a mean of nothing is 0. */
-static float factor_at(const struct window *w, const int64_t *at) {
+static float factor_at(const struct pooling *w, const int64_t *at) {
     int64_t count = 1;
-    for (int i = 0; w->is_mean && i < WINDOW_AXES; i++)
+    for (int i = 0; w->is_mean && i < POOLING_AXES; i++)
         count *= w->axes[i].counts[at[i]];
     return count ? (float)(w->g.alpha / (double)count) : 0;
 }
@@ -168,10 +168,10 @@ static float factor_at(const struct window *w, const int64_t *at) {
 
 /* Links along the last axis of one place along the others; NULL: that is outside, and so are all of it. */
 static void add_links(struct batch *b, const char *row, const char *pick, int64_t number, double weight) {
-    struct window_link *const *links = &b->way->links[2][b->at[2]];
+    struct pooling_link *const *links = &b->way->links[2][b->at[2]];
     int taps = b->w->axes[2].taps;
-    for (const struct window_link *k = links[0]; k < links[1]; k++)
-        if (row && k->place != WINDOW_OUTSIDE)
+    for (const struct pooling_link *k = links[0]; k < links[1]; k++)
+        if (row && k->place != POOLING_OUTSIDE)
             add(b, row + k->place * b->row_bytes[2], pick + k->place * b->pick_bytes[2], number * taps + k->tap,
                 weight * k->weight);
         else
@@ -191,15 +191,15 @@ static bool is_finite(const struct batch *b) {
 
 /* All links of the batch's first result, in order of the taps' numbers: of equal maxima the first stays. */
 static void add_all(struct batch *b) {
-    struct window_link *const *i_links = &b->way->links[0][b->at[0]], *const *j_links = &b->way->links[1][b->at[1]];
+    struct pooling_link *const *i_links = &b->way->links[0][b->at[0]], *const *j_links = &b->way->links[1][b->at[1]];
     double alpha = b->way->is_gradient ? b->w->g.alpha : 1;
     if (b->is_blended) {
         add_links(b, b->rows, b->picks, 0, 1);
         return;
     }
-    for (const struct window_link *i = i_links[0]; i < i_links[1]; i++)
-        for (const struct window_link *j = j_links[0]; j < j_links[1]; j++) {
-            bool is_outside = i->place == WINDOW_OUTSIDE || j->place == WINDOW_OUTSIDE;
+    for (const struct pooling_link *i = i_links[0]; i < i_links[1]; i++)
+        for (const struct pooling_link *j = j_links[0]; j < j_links[1]; j++) {
+            bool is_outside = i->place == POOLING_OUTSIDE || j->place == POOLING_OUTSIDE;
             add_links(b, is_outside ? NULL : b->rows + i->place * b->row_bytes[0] + j->place * b->row_bytes[1],
                       b->picks + i->place * b->pick_bytes[0] + j->place * b->pick_bytes[1],
                       i->tap * b->w->axes[1].taps + j->tap, alpha * i->weight * j->weight);
@@ -208,8 +208,8 @@ static void add_all(struct batch *b) {
 
 static bool reads_outside(const struct batch *b) {
     for (int i = 0; i < 2; i++)
-        for (const struct window_link *k = b->way->links[i][b->at[i]]; k < b->way->links[i][b->at[i] + 1]; k++)
-            if (k->place == WINDOW_OUTSIDE)
+        for (const struct pooling_link *k = b->way->links[i][b->at[i]]; k < b->way->links[i][b->at[i] + 1]; k++)
+            if (k->place == POOLING_OUTSIDE)
                 return true;
     return false;
 }
@@ -217,7 +217,7 @@ static bool reads_outside(const struct batch *b) {
 /* Whether the sum of the batch's first result takes more than one sweep. */
 static bool is_long(const struct batch *b) {
     int64_t count = 1;
-    for (int i = b->is_blended ? 2 : 0; i < WINDOW_AXES; i++)
+    for (int i = b->is_blended ? 2 : 0; i < POOLING_AXES; i++)
         count *= b->way->links[i][b->at[i] + 1] - b->way->links[i][b->at[i]];
     return !b->finds_maximum && count > SWEEP_TAPS;
 }
@@ -225,7 +225,7 @@ static bool is_long(const struct batch *b) {
 static int64_t most_positions(const struct batch *b) {
     if (b->is_single)
         return 1;
-    return b->is_direct && !b->is_long && !b->sweep.where ? INT64_MAX : WINDOW_LANES / b->channels;
+    return b->is_direct && !b->is_long && !b->sweep.where ? INT64_MAX : POOLING_LANES / b->channels;
 }
 
 /* Rows of the outer axes that a sum may take as one: a row of them is as long as its channels side by side. */
@@ -235,7 +235,7 @@ static bool blends(const struct batch *b) {
     int64_t taps = (b->way->links[0][b->at[0] + 1] - b->way->links[0][b->at[0]]) *
                    (b->way->links[1][b->at[1] + 1] - b->way->links[1][b->at[1]]);
     return taps <= SWEEP_TAPS && !b->finds_maximum && !b->sweep.has_picks && b->source.type == WEFT_DATA_FLOAT &&
-           channels <= b->w->lanes && o->size_stride[2] == channels && row <= WINDOW_ROW &&
+           channels <= b->w->lanes && o->size_stride[2] == channels && row <= POOLING_ROW &&
            b->w->axes[0].taps * b->w->axes[1].taps > 1;
 }
 
@@ -246,8 +246,8 @@ static void blend_rows(struct batch *b, float *blended) {
     b->is_long = false;
     begin(b);
     s->channels = b->source.operand->size[2] * b->channels, s->positions = 1, s->results = blended;
-    for (const struct window_link *i = b->way->links[0][b->at[0]]; i < b->way->links[0][b->at[0] + 1]; i++)
-        for (const struct window_link *j = b->way->links[1][b->at[1]]; j < b->way->links[1][b->at[1] + 1]; j++)
+    for (const struct pooling_link *i = b->way->links[0][b->at[0]]; i < b->way->links[0][b->at[0] + 1]; i++)
+        for (const struct pooling_link *j = b->way->links[1][b->at[1]]; j < b->way->links[1][b->at[1] + 1]; j++)
             add(b, b->rows + i->place * b->row_bytes[0] + j->place * b->row_bytes[1], NULL, 0,
                 alpha * i->weight * j->weight);
     sweep(b);
@@ -258,8 +258,8 @@ static void blend_rows(struct batch *b, float *blended) {
 /* Whether a row of results is made in a cache, and flushed as one. */
 static bool is_staged(const struct batch *b) {
     const struct resample_operand *o = b->result.operand;
-    return b->result.data && b->result.type == WEFT_DATA_FLOAT && tensor_bytes(o->tensor) > WINDOW_LARGE &&
-           o->size_stride[2] == b->w->g.c && o->size[2] * b->w->g.c <= WINDOW_ROW;
+    return b->result.data && b->result.type == WEFT_DATA_FLOAT && tensor_bytes(o->tensor) > POOLING_LARGE &&
+           o->size_stride[2] == b->w->g.c && o->size[2] * b->w->g.c <= POOLING_ROW;
 }
 
 static void make(struct batch *b) {
@@ -270,7 +270,7 @@ static void make(struct batch *b) {
 
 /* A sum that overflows in float may have a mean that does not: each tap is a sweep of its own, and added in double. */
 static void make_again(const struct batch *b) {
-    static const int64_t origin[WINDOW_AXES];
+    static const int64_t origin[POOLING_AXES];
     struct batch one = *b;
     one.is_long = true, one.run = 1, one.positions = 1;
     one.is_blended = false, one.rows = address(&b->source, b, origin);
@@ -280,11 +280,11 @@ static void make_again(const struct batch *b) {
 
 /* A row of results, each with all its channels. */
 static void run_row(struct batch *b) {
-    const struct window *w = b->w;
-    const struct window_way *way = b->way;
-    float sums[WINDOW_LANES], partial[WINDOW_LANES], row[WINDOW_ROW], blended[WINDOW_ROW];
-    double totals[WINDOW_LANES];
-    int32_t where[WINDOW_LANES];
+    const struct pooling *w = b->w;
+    const struct pooling_way *way = b->way;
+    float sums[POOLING_LANES], partial[POOLING_LANES], row[POOLING_ROW], blended[POOLING_ROW];
+    double totals[POOLING_LANES];
+    int32_t where[POOLING_LANES];
     const int64_t first[] = {b->at[0], b->at[1], 0};
     bool stages = is_staged(b);
     b->sums = sums, b->where = where, b->partial = partial, b->totals = totals, b->run = SWEEP_TAPS;
@@ -297,7 +297,7 @@ static void run_row(struct batch *b) {
             blend_rows(b, blended);
         if (stages)
             b->results = row + b->c;
-        for (const struct window_segment *s = way->segments; s < way->segments + way->segment_count; s++)
+        for (const struct pooling_segment *s = way->segments; s < way->segments + way->segment_count; s++)
             for (int64_t done = 0; done < s->positions; done += b->positions) {
                 b->at[2] = s->first + done * way->result_step;
                 b->is_long = is_long(b);
@@ -324,20 +324,20 @@ static void run_rows(struct batch *b, const int64_t *size, int64_t task) {
 
 /* ---- Forward ----------------------------------------------------------------------------------------------------- */
 
-void window_channels_forward_task(void *context, int64_t task) {
-    const struct window_job *job = context;
-    const struct window *w = job->window;
+void pooling_channels_forward_task(void *context, int64_t task) {
+    const struct pooling_job *job = context;
+    const struct pooling *w = job->pooling;
     struct batch b = {.w = w, .way = &w->forward, .kernels = sweep_kernels(0), .finds_maximum = w->is_max};
-    b.source = window_side_of(&w->g.x, job->values[w->x]);
-    b.result = window_side_of(&w->g.y, job->values[w->y]);
-    b.index = window_side_of(&w->g.index, w->index < 0 ? NULL : job->values[w->index]);
+    b.source = pooling_side_of(&w->g.x, job->values[w->x]);
+    b.result = pooling_side_of(&w->g.y, job->values[w->y]);
+    b.index = pooling_side_of(&w->g.index, w->index < 0 ? NULL : job->values[w->index]);
     run_rows(&b, w->g.y.size, task);
 }
 
 /* ---- Gradients --------------------------------------------------------------------------------------------------- */
 
 /* Where the maxima of a gradient are found anew, as they are not given: packed, [n][y][c], in the workspace. */
-static struct resample_operand found_operand(const struct window *w) {
+static struct resample_operand found_operand(const struct pooling *w) {
     const int64_t *y = w->g.y.size, c = w->g.c;
     return (struct resample_operand){.size = {y[0], y[1], y[2]},
                                      .batch_stride = y[0] * y[1] * y[2] * c,
@@ -345,32 +345,32 @@ static struct resample_operand found_operand(const struct window *w) {
                                      .size_stride = {y[1] * y[2] * c, y[2] * c, c}};
 }
 
-int64_t window_channels_workspace_bytes(const struct window *w) {
+int64_t pooling_channels_workspace_bytes(const struct pooling *w) {
     const int64_t *y = w->g.y.size;
     return w->g.backward && w->is_max && w->index < 0 ? w->g.n * y[0] * y[1] * y[2] * w->g.c * 4 : 0;
 }
 
-void window_channels_find_task(void *context, int64_t task) {
-    const struct window_job *job = context;
-    const struct window *w = job->window;
+void pooling_channels_find_task(void *context, int64_t task) {
+    const struct pooling_job *job = context;
+    const struct pooling *w = job->pooling;
     const struct resample_operand found = found_operand(w);
     struct batch b = {.w = w, .way = &w->forward, .kernels = sweep_kernels(0), .finds_maximum = w->is_max};
-    b.source = window_side_of(&w->g.saved, job->values[w->saved]);
-    b.result = (struct window_side){WEFT_DATA_FLOAT, NULL, &w->g.y};
-    b.index = (struct window_side){WEFT_DATA_INT32, job->workspace, &found};
+    b.source = pooling_side_of(&w->g.saved, job->values[w->saved]);
+    b.result = (struct pooling_side){WEFT_DATA_FLOAT, NULL, &w->g.y};
+    b.index = (struct pooling_side){WEFT_DATA_INT32, job->workspace, &found};
     run_rows(&b, w->g.y.size, task);
 }
 
-void window_channels_backward_task(void *context, int64_t task) {
-    const struct window_job *job = context;
-    const struct window *w = job->window;
+void pooling_channels_backward_task(void *context, int64_t task) {
+    const struct pooling_job *job = context;
+    const struct pooling *w = job->pooling;
     const struct resample_operand found = found_operand(w);
     struct batch b = {.w = w, .way = &w->gradient, .kernels = sweep_kernels(0)};
-    b.source = window_side_of(&w->g.y, job->values[w->y]);
-    b.result = window_side_of(&w->g.x, job->values[w->x]);
+    b.source = pooling_side_of(&w->g.y, job->values[w->y]);
+    b.result = pooling_side_of(&w->g.x, job->values[w->x]);
     if (w->index >= 0)
-        b.index = window_side_of(&w->g.index, job->values[w->index]);
+        b.index = pooling_side_of(&w->g.index, job->values[w->index]);
     else if (w->is_max)
-        b.index = (struct window_side){WEFT_DATA_INT32, job->workspace, &found};
+        b.index = (struct pooling_side){WEFT_DATA_INT32, job->workspace, &found};
     run_rows(&b, w->g.x.size, task);
 }

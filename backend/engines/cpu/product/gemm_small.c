@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Products of small matrices. Each element is summed in one order, which the depth alone fixes. */
-#include "engines/cpu/product/small.h"
+#include "engines/cpu/product/gemm_small.h"
 
 #include "base/vectors.h"
 #include "engines/cpu/core/fastmath.h"

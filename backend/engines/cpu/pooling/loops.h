@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What windows do with one tap: loops over lanes that become vector code. x steps by `stride` elements from lane to
    lane. */
-#ifndef WEFT_ENGINES_CPU_WINDOW_LOOPS_H
-#define WEFT_ENGINES_CPU_WINDOW_LOOPS_H
+#ifndef WEFT_ENGINES_CPU_POOLING_LOOPS_H
+#define WEFT_ENGINES_CPU_POOLING_LOOPS_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
-enum { WINDOW_RUN = 64 }; /* floats that are added up in float; longer sums are continued in double */
+enum { POOLING_RUN = 64 }; /* floats that are added up in float; longer sums are continued in double */
 
 /* The larger of two, as the operation defines it: NaN wins, or loses against all else. */
 void tap_maximum(float *best, const float *x, int64_t stride, int64_t count, bool nan_wins);

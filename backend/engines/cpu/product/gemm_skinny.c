@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Each entry of the batch is cut into parts, neighbouring columns, as many as give each thread one; a thread has the
    entry's rows of A as floats, and makes some columns of C at a time in a buffer. */
-#include "engines/cpu/product/few.h"
+#include "engines/cpu/product/gemm_skinny.h"
 
 #include "base/number.h"
 #include "engines/cpu/core/threads.h"
-#include "engines/cpu/product/small.h"
+#include "engines/cpu/product/gemm_small.h"
 
 #include <stdatomic.h>
 #include <string.h>
@@ -39,9 +39,10 @@ static small_dots *dots_of(const struct gemm *gemm) {
 /* With more rows it is quicker to pack B, or to keep its panels. Microseconds on a Xeon for 16 rows, n and k 1024,
    so and packed: FLOAT 125, 180, from kept panels 105; HALF, which becomes floats again for every four rows, 150, 138,
    and where caches are cold 175, 200. */
-bool few_takes(const struct gemm *gemm) {
-    bool is_float = gemm->kernel->factors == WEFT_DATA_FLOAT, is_deep = gemm->k >= LEAST_DEPTH && gemm->k <= FEW_DEPTH;
-    return is_float && is_deep && gemm->m <= FEW_ROWS && dots_of(gemm) != NULL;
+bool gemm_skinny_accepts(const struct gemm *gemm) {
+    bool is_float = gemm->kernel->factors == WEFT_DATA_FLOAT,
+         is_deep = gemm->k >= LEAST_DEPTH && gemm->k <= SKINNY_DEPTH;
+    return is_float && is_deep && gemm->m <= SKINNY_ROWS && dots_of(gemm) != NULL;
 }
 
 /* ---- Buffers ----------------------------------------------------------------------------------------------------- */
@@ -53,8 +54,8 @@ static int64_t thread_bytes(const struct gemm *gemm) {
     return (a_floats(gemm) + gemm->m * COLUMNS) * (int64_t)sizeof(float);
 }
 
-int64_t few_workspace_bytes(const struct gemm *gemm, int threads) {
-    return gemm->m <= FEW_ROWS && gemm->k <= FEW_DEPTH ? max64(threads, 1) * thread_bytes(gemm) : 0;
+int64_t gemm_skinny_workspace_bytes(const struct gemm *gemm, int threads) {
+    return gemm->m <= SKINNY_ROWS && gemm->k <= SKINNY_DEPTH ? max64(threads, 1) * thread_bytes(gemm) : 0;
 }
 
 /* Rows of A, `ld` floats from one to the next. */
@@ -77,7 +78,7 @@ static struct rows rows_of(const struct gemm *gemm, int64_t batch, float *buffer
 
 /* ---- Running ----------------------------------------------------------------------------------------------------- */
 
-/* One few_run; it lies on the caller's stack. */
+/* One gemm_skinny_run; it lies on the caller's stack. */
 struct job {
     const struct gemm *gemm;
     small_dots *dots;
@@ -127,7 +128,7 @@ static void run_parts(void *context, int64_t thread) {
     }
 }
 
-void few_run(const struct gemm *gemm, int threads, void *workspace) {
+void gemm_skinny_run(const struct gemm *gemm, int threads, void *workspace) {
     double work = (double)gemm->batch * (double)gemm->n * (double)gemm->k * (1 + (double)gemm->m / 4);
     int64_t most = work < ALONE ? 1 : max64(threads, 1);
     int64_t part = round_up(divide_up(gemm->n, divide_up(most, gemm->batch)), 4);

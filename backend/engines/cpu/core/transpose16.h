@@ -1,33 +1,33 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Squares of 16 x 16 words of 4 bytes, transposed in AVX-512's registers. */
-#ifndef WEFT_ENGINES_CPU_SQUARE_H
-#define WEFT_ENGINES_CPU_SQUARE_H
+#ifndef WEFT_ENGINES_CPU_TRANSPOSE16_H
+#define WEFT_ENGINES_CPU_TRANSPOSE16_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
-enum { SQUARE = 16 }; /* words of a side: a cache line of each row */
+enum { TRANSPOSE16 = 16 }; /* words of a side: a cache line of each row */
 
 #if defined __x86_64__
 #include <immintrin.h>
 
-/* What a function that calls these is compiled for; square_transpose asks for less. */
-#define SQUARE_TARGET __attribute__((target("avx512f,avx512bw,avx512vl")))
-#define SQUARE_INLINE SQUARE_TARGET static inline __attribute__((always_inline))
+/* What a function that calls these is compiled for; transpose16 asks for less. */
+#define TRANSPOSE16_TARGET __attribute__((target("avx512f,avx512bw,avx512vl")))
+#define TRANSPOSE16_INLINE TRANSPOSE16_TARGET static inline __attribute__((always_inline))
 
-static inline bool has_squares(void) {
+static inline bool has_transpose16(void) {
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512vl");
 }
 
 /* Twice the halves of neighbours, as 32 and as 64 bits, then 128-bit quarters: rows become columns. */
-__attribute__((target("avx512f"))) static inline __attribute__((always_inline)) void square_transpose(__m512i *r) {
-    __m512i t[SQUARE];
-    _Pragma("GCC unroll 8") for (int i = 0; i < SQUARE; i += 2) {
+__attribute__((target("avx512f"))) static inline __attribute__((always_inline)) void transpose16(__m512i *r) {
+    __m512i t[TRANSPOSE16];
+    _Pragma("GCC unroll 8") for (int i = 0; i < TRANSPOSE16; i += 2) {
         t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
         t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
     }
-    _Pragma("GCC unroll 4") for (int i = 0; i < SQUARE; i += 4) {
+    _Pragma("GCC unroll 4") for (int i = 0; i < TRANSPOSE16; i += 4) {
         r[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
         r[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
         r[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
@@ -41,27 +41,27 @@ __attribute__((target("avx512f"))) static inline __attribute__((always_inline)) 
         t[i + 4] = _mm512_shuffle_i32x4(c, d, 0x88);
         t[i + 12] = _mm512_shuffle_i32x4(c, d, 0xdd);
     }
-    _Pragma("GCC unroll 16") for (int i = 0; i < SQUARE; i++) r[i] = t[i];
+    _Pragma("GCC unroll 16") for (int i = 0; i < TRANSPOSE16; i++) r[i] = t[i];
 }
 
-/* Rows in memory of any alignment, `stride` bytes apart, of which both numbers are SQUARE at most: nothing beyond is
+/* Rows in memory of any alignment, `stride` bytes apart, of which both numbers are TRANSPOSE16 at most: nothing beyond is
    read or written. Rows that are not there are the last one again, columns 0. */
-SQUARE_INLINE void square_read(__m512i *r, const char *from, int64_t stride, int rows, int columns) {
-    __mmask16 mask = (__mmask16)(0xffff >> (SQUARE - columns));
-    _Pragma("GCC unroll 16") for (int i = 0; i < SQUARE; i++) r[i] =
+TRANSPOSE16_INLINE void transpose16_load(__m512i *r, const char *from, int64_t stride, int rows, int columns) {
+    __mmask16 mask = (__mmask16)(0xffff >> (TRANSPOSE16 - columns));
+    _Pragma("GCC unroll 16") for (int i = 0; i < TRANSPOSE16; i++) r[i] =
         _mm512_maskz_loadu_epi32(mask, from + (i < rows ? i : rows - 1) * stride);
 }
 
 /* The same of IEEE halves, which become floats. */
-SQUARE_INLINE void square_widen(__m512i *r, const char *from, int64_t stride, int rows, int columns) {
-    __mmask16 mask = (__mmask16)(0xffff >> (SQUARE - columns));
-    _Pragma("GCC unroll 16") for (int i = 0; i < SQUARE; i++) r[i] =
+TRANSPOSE16_INLINE void transpose16_load_f16(__m512i *r, const char *from, int64_t stride, int rows, int columns) {
+    __mmask16 mask = (__mmask16)(0xffff >> (TRANSPOSE16 - columns));
+    _Pragma("GCC unroll 16") for (int i = 0; i < TRANSPOSE16; i++) r[i] =
         (__m512i)_mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, from + (i < rows ? i : rows - 1) * stride));
 }
 
-SQUARE_INLINE void square_write(char *to, int64_t stride, const __m512i *r, int rows, int columns) {
-    __mmask16 mask = (__mmask16)(0xffff >> (SQUARE - columns));
-    _Pragma("GCC unroll 16") for (int i = 0; i < SQUARE; i++) if (i < rows)
+TRANSPOSE16_INLINE void transpose16_store(char *to, int64_t stride, const __m512i *r, int rows, int columns) {
+    __mmask16 mask = (__mmask16)(0xffff >> (TRANSPOSE16 - columns));
+    _Pragma("GCC unroll 16") for (int i = 0; i < TRANSPOSE16; i++) if (i < rows)
         _mm512_mask_storeu_epi32(to + i * stride, mask, r[i]);
 }
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Memory of panels that are packed once. */
-#include "engines/cpu/product/kept.h"
+#include "engines/cpu/product/prepacked.h"
 
 #include "base/number.h"
 #include "base/status.h"
@@ -9,8 +9,8 @@
 
 enum { LINE = 64 }; /* bytes of a line of the cache */
 
-weftStatus_t kept_make(struct kept *kept, const void *of, int64_t bytes) {
-    kept_free(kept);
+weftStatus_t prepacked_alloc(struct prepacked *kept, const void *of, int64_t bytes) {
+    prepacked_free(kept);
     size_t whole = (size_t)round_up(bytes, LINE);
     kept->panels = aligned_alloc(LINE, whole);
     if (!kept->panels)
@@ -19,7 +19,7 @@ weftStatus_t kept_make(struct kept *kept, const void *of, int64_t bytes) {
     return WEFT_STATUS_SUCCESS;
 }
 
-void kept_free(struct kept *kept) {
+void prepacked_free(struct prepacked *kept) {
     free(kept->panels);
-    *kept = (struct kept){0};
+    *kept = (struct prepacked){0};
 }

@@ -2,10 +2,10 @@
 /* Outputs along rows, a pass of lanes at a time. */
 #include "base/dtype.h"
 #include "base/number.h"
-#include "engines/cpu/window/loops.h"
-#include "engines/cpu/window/window.h"
+#include "engines/cpu/pooling/loops.h"
+#include "engines/cpu/pooling/pooling.h"
 
-static void store_where(const struct window_side *index, int64_t offset, const int32_t *where, int64_t count) {
+static void store_where(const struct pooling_side *index, int64_t offset, const int32_t *where, int64_t count) {
     for (int64_t i = 0; i < count; i++) {
         int32_t found = where[i] < 0 ? 0 : where[i]; /* 0 is one that exists, where there is nothing but padding */
         if (index->type == WEFT_DATA_INT8)
@@ -15,36 +15,36 @@ static void store_where(const struct window_side *index, int64_t offset, const i
     }
 }
 
-static void run_lanes(const struct window *w, void *const *values, const struct window_lanes *lanes) {
-    struct window_side x = window_side_of(&w->g.x, values[w->x]);
-    struct window_side y = window_side_of(&w->g.y, values[w->y]);
-    struct window_side index = window_side_of(&w->g.index, w->index < 0 ? NULL : values[w->index]);
-    float found[WINDOW_LANES], factors[WINDOW_LANES];
-    int32_t where[WINDOW_LANES];
+static void run_lanes(const struct pooling *w, void *const *values, const struct pooling_lanes *lanes) {
+    struct pooling_side x = pooling_side_of(&w->g.x, values[w->x]);
+    struct pooling_side y = pooling_side_of(&w->g.y, values[w->y]);
+    struct pooling_side index = pooling_side_of(&w->g.index, w->index < 0 ? NULL : values[w->index]);
+    float found[POOLING_LANES], factors[POOLING_LANES];
+    int32_t where[POOLING_LANES];
     bool is_scaled = w->is_mean || w->g.alpha != 1;
     if (is_scaled)
-        window_factors(w, lanes, factors);
+        pooling_factors(w, lanes, factors);
     if (w->is_max)
-        window_maximum(w, &x, lanes, found, index.data ? where : NULL);
+        pooling_maximum(w, &x, lanes, found, index.data ? where : NULL);
     else if (w->picks)
-        window_interpolate(w, &x, lanes, found);
+        pooling_interpolate(w, &x, lanes, found);
     else
-        window_sum(w, &x, lanes, is_scaled ? factors : NULL, found);
+        pooling_sum(w, &x, lanes, is_scaled ? factors : NULL, found);
     if (index.data)
-        store_where(&index, window_offset(index.operand, lanes->n, lanes->c, lanes->at), where, lanes->count);
+        store_where(&index, pooling_offset(index.operand, lanes->n, lanes->c, lanes->at), where, lanes->count);
     if (!y.data)
         return;
     if (is_scaled && (w->is_max || w->picks))
         tap_scale(found, factors, lanes->count);
-    dtype_from_f32(y.type, y.data, window_offset(y.operand, lanes->n, lanes->c, lanes->at), found, lanes->count);
+    dtype_from_f32(y.type, y.data, pooling_offset(y.operand, lanes->n, lanes->c, lanes->at), found, lanes->count);
 }
 
 /* A plane of one channel. */
-void window_forward_task(void *context, int64_t task) {
-    const struct window_job *job = context;
-    const struct window *w = job->window;
+void pooling_forward_task(void *context, int64_t task) {
+    const struct pooling_job *job = context;
+    const struct pooling *w = job->pooling;
     const int64_t *size = w->g.y.size;
-    struct window_lanes lanes = {.n = task / size[0] / w->g.c, .c = task / size[0] % w->g.c, .at = {task % size[0]}};
+    struct pooling_lanes lanes = {.n = task / size[0] / w->g.c, .c = task / size[0] % w->g.c, .at = {task % size[0]}};
     for (lanes.at[1] = 0; lanes.at[1] < size[1]; lanes.at[1]++)
         for (lanes.at[2] = 0; lanes.at[2] < size[2]; lanes.at[2] += w->lanes) {
             lanes.count = min64(w->lanes, size[2] - lanes.at[2]);
@@ -53,13 +53,13 @@ void window_forward_task(void *context, int64_t task) {
 }
 
 /* One plane's mean, or the gradient of it, for each channel. */
-void window_mean_task(void *context, int64_t task) {
-    const struct window_job *job = context;
-    const struct resample_geometry *g = &job->window->g;
+void pooling_mean_task(void *context, int64_t task) {
+    const struct pooling_job *job = context;
+    const struct resample_geometry *g = &job->pooling->g;
     int64_t count = g->x.size[0] * g->x.size[1] * g->x.size[2];
     double factor = g->alpha / (double)count;
-    float *x = job->values[job->window->x], *y = job->values[job->window->y];
-    int64_t first = task * WINDOW_PLANES, end = min64(first + WINDOW_PLANES, g->n * g->c);
+    float *x = job->values[job->pooling->x], *y = job->values[job->pooling->y];
+    int64_t first = task * POOLING_PLANES, end = min64(first + POOLING_PLANES, g->n * g->c);
     for (int64_t plane = first; plane < end; plane++) {
         int64_t n = plane / g->c, c = plane % g->c;
         float *all = x + n * g->x.batch_stride + c * g->x.channel_stride;

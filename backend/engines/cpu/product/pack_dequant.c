@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Packing numbers of few bits times their blocks' scales. */
-#include "engines/cpu/product/scaled.h"
+#include "engines/cpu/product/pack_dequant.h"
 
 #include "base/dtype.h"
 #include "base/number.h"
 #include "engines/cpu/core/threads.h"
 #include "engines/cpu/core/vector.h"
 #include "engines/cpu/product/few_bits.h"
-#include "engines/cpu/product/small.h"
+#include "engines/cpu/product/gemm_small.h"
 
 #include <string.h>
 
@@ -32,7 +32,7 @@ enum {
 /* ---- Scales ------------------------------------------------------------------------------------------------------ */
 
 /* Of `count` neighbours at a depth, each that of its block; 0 beyond. */
-static void load_scales(const struct scaled *s, float *scales, int width, int64_t batch, int64_t first, int count,
+static void load_scales(const struct quantized *s, float *scales, int width, int64_t batch, int64_t first, int count,
                         int64_t depth) {
     int64_t depth_block = depth / s->depth_block;
     memset(scales, 0, (size_t)width * sizeof *scales);
@@ -108,7 +108,7 @@ static bool has_words(const struct gemm_matrix *matrix, int64_t batch, int64_t f
 
 /* Neighbours along the depth go into the panel's order as words, before they are floats: that takes a quarter of the
    shuffles, or an eighth. Returns how many depths are done, in whole words. */
-static int pack_words(const struct scaled *s, float *panel, const float *scales, int width, int64_t batch,
+static int pack_words(const struct quantized *s, float *panel, const float *scales, int width, int64_t batch,
                       int64_t first, int count, int64_t k0, int depth) {
     const struct dtype *type = dtype_of(s->matrix.type);
     uint32_t words[GEMM_DEPTH / (WORD / 8) * GEMM_WIDTH];
@@ -154,9 +154,9 @@ static void round_all(weftDataType_t type, float *numbers, int count) {
 }
 
 /* Depths that share their scales at a time. */
-void scaled_pack(const void *source, void *panel, int width, int64_t batch, int64_t first, int count, int64_t k0,
-                 int depth) {
-    const struct scaled *s = source;
+void pack_dequant(const void *source, void *panel, int width, int64_t batch, int64_t first, int count, int64_t k0,
+                  int depth) {
+    const struct quantized *s = source;
     float scales[GEMM_WIDTH], *rows = panel;
     for (int done = 0, shared; done < depth; done += shared, rows += shared * width) {
         int64_t k = k0 + done;
@@ -175,24 +175,24 @@ void scaled_pack(const void *source, void *panel, int width, int64_t batch, int6
 /* Of one product; on the stack. */
 struct dots {
     const struct gemm *gemm;
-    const struct scaled *b;
+    const struct quantized *b;
     const struct small_kernel *kernel;
     float *rows; /* of A, [batch, m, k] */
     int64_t tasks;
     bool is_whole; /* numbers become floats in registers, else in a buffer */
 };
 
-bool scaled_has_dots(const struct gemm *gemm, const struct scaled *b) {
+bool dequant_has_dots(const struct gemm *gemm, const struct quantized *b) {
     return gemm->m > 0 && gemm->m <= DOT_ROWS && gemm->k > 0 && gemm->kernel->factors == WEFT_DATA_FLOAT &&
            b->type == WEFT_DATA_FLOAT && b->matrix.depth_stride == 1 && min64(b->depth_block, gemm->k) >= DOT_DEPTH;
 }
 
-int64_t scaled_dots_bytes(const struct gemm *gemm) {
+int64_t dequant_dots_bytes(const struct gemm *gemm) {
     return gemm->batch * gemm->m * gemm->k * (int64_t)sizeof(float) + (int64_t)sizeof(float);
 }
 
 /* Whether numbers are of a type that few_bits.h takes, in whole groups, and columns begin with whole bytes. */
-static bool has_groups(const struct gemm *gemm, const struct scaled *b) {
+static bool has_groups(const struct gemm *gemm, const struct quantized *b) {
     const struct gemm_matrix *matrix = &b->matrix;
     bool are_bytes = matrix->stride % 2 == 0;
     for (int i = 0; i < matrix->batch_rank; i++)
@@ -270,7 +270,7 @@ static void run_dots(void *context, int64_t task) {
     gemm->store(gemm->sink, sums, DOT_COLUMNS, batch, 0, (int)gemm->m, first, columns);
 }
 
-void scaled_dots(const struct gemm *gemm, int threads, void *workspace) {
+void dequant_dots(const struct gemm *gemm, int threads, void *workspace) {
     struct dots dots = {
         .gemm = gemm, .b = gemm->b, .kernel = small_kernel(0), .tasks = divide_up(gemm->n, DOT_COLUMNS)};
     dots.is_whole = has_groups(gemm, dots.b);

@@ -5,76 +5,76 @@
    once. Boxes of one channel take whole rows; outputs at their borders are visited for each box that they read. */
 #include "base/dtype.h"
 #include "base/number.h"
-#include "engines/cpu/window/loops.h"
-#include "engines/cpu/window/window.h"
+#include "engines/cpu/pooling/loops.h"
+#include "engines/cpu/pooling/pooling.h"
 
 #include <string.h>
 
 /* The part of dx that a task makes. */
 struct box {
-    const struct window *w;
-    struct window_side dx, dy, index, saved;
+    const struct pooling *w;
+    struct pooling_side dx, dy, index, saved;
     int64_t n, c;
     int64_t first[2], size[2], width; /* along the outer two axes; rows are whole */
     float *sums;                      /* [size[0]][size[1]][width] */
 };
 
 /* All but the part. */
-static struct box sides_of(const struct window *w, void *const *values) {
+static struct box sides_of(const struct pooling *w, void *const *values) {
     return (struct box){.w = w,
-                        .dx = window_side_of(&w->g.x, values[w->x]),
-                        .dy = window_side_of(&w->g.y, values[w->y]),
-                        .index = window_side_of(&w->g.index, w->index < 0 ? NULL : values[w->index]),
-                        .saved = window_side_of(&w->g.saved, w->saved < 0 ? NULL : values[w->saved])};
+                        .dx = pooling_side_of(&w->g.x, values[w->x]),
+                        .dy = pooling_side_of(&w->g.y, values[w->y]),
+                        .index = pooling_side_of(&w->g.index, w->index < 0 ? NULL : values[w->index]),
+                        .saved = pooling_side_of(&w->g.saved, w->saved < 0 ? NULL : values[w->saved])};
 }
 
 /* Where a tap of the outer two axes lies in the box: its row of sums; NULL: elsewhere. */
 static float *row_of(const struct box *box, int64_t place0, int64_t place1) {
     int64_t i = place0 - box->first[0], j = place1 - box->first[1];
-    if (place0 == WINDOW_OUTSIDE || place1 == WINDOW_OUTSIDE || i < 0 || i >= box->size[0] || j < 0 ||
+    if (place0 == POOLING_OUTSIDE || place1 == POOLING_OUTSIDE || i < 0 || i >= box->size[0] || j < 0 ||
         j >= box->size[1])
         return NULL;
     return box->sums + (i * box->size[1] + j) * box->width;
 }
 
-static float *row_of_tap(const struct box *box, const struct window_lanes *lanes, int i, int j) {
-    const struct window_axis *axes = box->w->axes;
+static float *row_of_tap(const struct box *box, const struct pooling_lanes *lanes, int i, int j) {
+    const struct pooling_axis *axes = box->w->axes;
     return row_of(box, axes[0].places[lanes->at[0] * axes[0].taps + i],
                   axes[1].places[lanes->at[1] * axes[1].taps + j]);
 }
 
-static int64_t place_along(const struct window *w, int64_t position, int64_t tap) {
+static int64_t place_along(const struct pooling *w, int64_t position, int64_t tap) {
     return w->axes[2].places[position * w->axes[2].taps + tap];
 }
 
 /* ---- Maxima ------------------------------------------------------------------------------------------------------ */
 
 /* Which taps are the maxima: read, or found anew in the forward operation's input. */
-static void find_where(const struct box *box, const struct window_lanes *lanes, int32_t *where) {
-    float best[WINDOW_LANES];
+static void find_where(const struct box *box, const struct pooling_lanes *lanes, int32_t *where) {
+    float best[POOLING_LANES];
     if (!box->index.data) {
-        window_maximum(box->w, &box->saved, lanes, best, where);
+        pooling_maximum(box->w, &box->saved, lanes, best, where);
         return;
     }
-    int64_t offset = window_offset(box->index.operand, lanes->n, lanes->c, lanes->at);
+    int64_t offset = pooling_offset(box->index.operand, lanes->n, lanes->c, lanes->at);
     for (int64_t i = 0; i < lanes->count; i++)
         where[i] = box->index.type == WEFT_DATA_INT8 ? ((const int8_t *)box->index.data)[offset + i]
                                                      : ((const int32_t *)box->index.data)[offset + i];
 }
 
 /* The sum that lane i's maximum is; NULL: padding, another box's, or a number that no tap has. */
-static float *sum_of(const struct box *box, const struct window_lanes *lanes, int64_t lane, int32_t where) {
-    const struct window *w = box->w;
+static float *sum_of(const struct box *box, const struct pooling_lanes *lanes, int64_t lane, int32_t where) {
+    const struct pooling *w = box->w;
     int across = w->axes[1].taps, along = w->axes[2].taps;
     if (where < 0 || where >= w->axes[0].taps * across * along)
         return NULL;
     float *row = row_of_tap(box, lanes, where / along / across, where / along % across);
     int64_t place = place_along(w, lanes->at[2] + lane, where % along);
-    return row && place != WINDOW_OUTSIDE ? row + place : NULL;
+    return row && place != POOLING_OUTSIDE ? row + place : NULL;
 }
 
-static void return_maxima(const struct box *box, const struct window_lanes *lanes, const float *dy) {
-    int32_t where[WINDOW_LANES];
+static void return_maxima(const struct box *box, const struct pooling_lanes *lanes, const float *dy) {
+    int32_t where[POOLING_LANES];
     find_where(box, lanes, where);
     for (int64_t i = 0; i < lanes->count; i++) {
         float *sum = sum_of(box, lanes, i, where[i]);
@@ -85,10 +85,10 @@ static void return_maxima(const struct box *box, const struct window_lanes *lane
 
 /* ---- Boxes ------------------------------------------------------------------------------------------------------- */
 
-static void return_lanes(const struct box *box, const struct window_lanes *lanes) {
-    const struct window *w = box->w;
-    float dy[WINDOW_LANES];
-    dtype_to_f32(dy, box->dy.type, box->dy.data, window_offset(box->dy.operand, lanes->n, lanes->c, lanes->at),
+static void return_lanes(const struct box *box, const struct pooling_lanes *lanes) {
+    const struct pooling *w = box->w;
+    float dy[POOLING_LANES];
+    dtype_to_f32(dy, box->dy.type, box->dy.data, pooling_offset(box->dy.operand, lanes->n, lanes->c, lanes->at),
                  lanes->count);
     for (int64_t i = 0; w->g.alpha != 1 && i < lanes->count; i++)
         dy[i] *= (float)w->g.alpha;
@@ -97,10 +97,10 @@ static void return_lanes(const struct box *box, const struct window_lanes *lanes
 
 /* Whether any tap of an output position lies in the box, along one of the outer axes. */
 static bool reads_box(const struct box *box, int axis, int64_t position) {
-    const struct window_axis *a = &box->w->axes[axis];
+    const struct pooling_axis *a = &box->w->axes[axis];
     for (int k = 0; k < a->taps; k++) {
         int64_t at = a->places[position * a->taps + k] - box->first[axis];
-        if (a->places[position * a->taps + k] != WINDOW_OUTSIDE && at >= 0 && at < box->size[axis])
+        if (a->places[position * a->taps + k] != POOLING_OUTSIDE && at >= 0 && at < box->size[axis])
             return true;
     }
     return false;
@@ -108,8 +108,8 @@ static bool reads_box(const struct box *box, int axis, int64_t position) {
 
 /* Passes of lanes over one row of outputs. */
 static void return_outputs(const struct box *box, int64_t at0, int64_t at1) {
-    const struct window *w = box->w;
-    struct window_lanes lanes = {.n = box->n, .c = box->c, .at = {at0, at1}};
+    const struct pooling *w = box->w;
+    struct pooling_lanes lanes = {.n = box->n, .c = box->c, .at = {at0, at1}};
     for (lanes.at[2] = 0; lanes.at[2] < w->g.y.size[2]; lanes.at[2] += w->lanes) {
         lanes.count = min64(w->lanes, w->g.y.size[2] - lanes.at[2]);
         return_lanes(box, &lanes);
@@ -120,7 +120,7 @@ static void store_box(const struct box *box) {
     for (int64_t i = 0; i < box->size[0]; i++)
         for (int64_t j = 0; j < box->size[1]; j++) {
             int64_t at[] = {box->first[0] + i, box->first[1] + j, 0};
-            dtype_from_f32(box->dx.type, box->dx.data, window_offset(box->dx.operand, box->n, box->c, at),
+            dtype_from_f32(box->dx.type, box->dx.data, pooling_offset(box->dx.operand, box->n, box->c, at),
                            box->sums + (i * box->size[1] + j) * box->width, box->width);
         }
 }
@@ -149,17 +149,17 @@ SCATTER(int8_t)
 SCATTER(int32_t)
 
 /* Lanes of a row, from lanes->at[2] on; dy_at, index_at: of the first one. */
-static void scatter_lanes(const struct box *box, const struct window_lanes *lanes, const struct scatter *s,
+static void scatter_lanes(const struct box *box, const struct pooling_lanes *lanes, const struct scatter *s,
                           int64_t dy_at, int64_t index_at) {
-    int32_t found[WINDOW_LANES];
-    float converted[WINDOW_LANES], best[WINDOW_LANES];
+    int32_t found[POOLING_LANES];
+    float converted[POOLING_LANES], best[POOLING_LANES];
     const float *dy = (const float *)box->dy.data + dy_at;
     if (box->dy.type != WEFT_DATA_FLOAT) {
         dtype_to_f32(converted, box->dy.type, box->dy.data, dy_at, lanes->count);
         dy = converted;
     }
     if (!box->index.data) {
-        window_maximum(box->w, &box->saved, lanes, best, found);
+        pooling_maximum(box->w, &box->saved, lanes, best, found);
         scatter_int32_t(s, dy, found);
     } else if (box->index.type == WEFT_DATA_INT8) {
         scatter_int8_t(s, dy, (const int8_t *)box->index.data + index_at);
@@ -169,8 +169,8 @@ static void scatter_lanes(const struct box *box, const struct window_lanes *lane
 }
 
 /* Offsets of taps from where the first one would be. */
-static void find_offsets(const struct window *w, int64_t *offsets) {
-    const struct window_axis *a = w->axes;
+static void find_offsets(const struct pooling *w, int64_t *offsets) {
+    const struct pooling_axis *a = w->axes;
     const int64_t *stride = w->g.x.size_stride, *dilation = w->g.dilation;
     for (int i = 0, tap = 0; i < a[0].taps; i++)
         for (int j = 0; j < a[1].taps; j++)
@@ -178,7 +178,7 @@ static void find_offsets(const struct window *w, int64_t *offsets) {
                 offsets[tap++] = i * dilation[0] * stride[0] + j * dilation[1] * stride[1] + k * dilation[2];
 }
 
-static void clear_plane(const struct window *w, float *plane) {
+static void clear_plane(const struct pooling *w, float *plane) {
     const int64_t *size = w->g.x.size, *stride = w->g.x.size_stride;
     bool is_whole = stride[1] == size[2] && (size[0] == 1 || stride[0] == size[1] * size[2]);
     int64_t rows = is_whole ? 1 : size[0] * size[1], columns = is_whole ? size[0] * size[1] * size[2] : size[2];
@@ -187,8 +187,8 @@ static void clear_plane(const struct window *w, float *plane) {
 }
 
 /* A row of outputs; where: of the plane's first dy, and index. */
-static void scatter_row(const struct box *box, struct window_lanes *lanes, struct scatter *s, const int64_t *where) {
-    const struct window *w = box->w;
+static void scatter_row(const struct box *box, struct pooling_lanes *lanes, struct scatter *s, const int64_t *where) {
+    const struct pooling *w = box->w;
     const int64_t *at = lanes->at, *step = w->g.step, *pre = w->g.offset, *stride = w->g.x.size_stride;
     const int64_t *dy = w->g.y.size_stride, *index = w->g.index.size_stride;
     int64_t base = (at[0] * step[0] - pre[0]) * stride[0] + (at[1] * step[1] - pre[1]) * stride[1] - pre[2];
@@ -203,15 +203,15 @@ static void scatter_row(const struct box *box, struct window_lanes *lanes, struc
     }
 }
 
-void window_scatter_task(void *context, int64_t task) {
-    const struct window_job *job = context;
-    const struct window *w = job->window;
+void pooling_scatter_task(void *context, int64_t task) {
+    const struct pooling_job *job = context;
+    const struct pooling *w = job->pooling;
     int64_t offsets[64];
     struct box box = sides_of(w, job->values);
-    struct window_lanes lanes = {.n = task / w->g.c, .c = task % w->g.c};
-    int64_t where[] = {window_offset(&w->g.y, lanes.n, lanes.c, lanes.at),
-                       window_offset(&w->g.index, lanes.n, lanes.c, lanes.at)};
-    float *plane = (float *)box.dx.data + window_offset(&w->g.x, lanes.n, lanes.c, lanes.at);
+    struct pooling_lanes lanes = {.n = task / w->g.c, .c = task % w->g.c};
+    int64_t where[] = {pooling_offset(&w->g.y, lanes.n, lanes.c, lanes.at),
+                       pooling_offset(&w->g.index, lanes.n, lanes.c, lanes.at)};
+    float *plane = (float *)box.dx.data + pooling_offset(&w->g.x, lanes.n, lanes.c, lanes.at);
     struct scatter s = {.plane = plane, .offsets = offsets, .step = w->g.step[2], .alpha = (float)w->g.alpha};
     find_offsets(w, offsets);
     clear_plane(w, plane);
@@ -223,13 +223,13 @@ void window_scatter_task(void *context, int64_t task) {
 /* ---- Means and interpolation ------------------------------------------------------------------------------------- */
 
 /* sum (NULL: 0) + weight * a row of dy, into blended. */
-static void blend_row(const struct window_side *dy, int64_t offset, float *blended, const float *sum, double weight) {
-    float converted[WINDOW_LANES];
+static void blend_row(const struct pooling_side *dy, int64_t offset, float *blended, const float *sum, double weight) {
+    float converted[POOLING_LANES];
     int64_t count = dy->operand->size[2];
     if (dy->type == WEFT_DATA_FLOAT)
         tap_blend(blended, sum, (const float *)dy->data + offset, count, (float)weight);
-    for (int64_t i = 0; dy->type != WEFT_DATA_FLOAT && i < count; i += WINDOW_LANES) {
-        int64_t some = min64(WINDOW_LANES, count - i);
+    for (int64_t i = 0; dy->type != WEFT_DATA_FLOAT && i < count; i += POOLING_LANES) {
+        int64_t some = min64(POOLING_LANES, count - i);
         dtype_to_f32(converted, dy->type, dy->data, offset + i, some);
         tap_blend(blended + i, sum ? sum + i : NULL, converted, some, (float)weight);
     }
@@ -237,12 +237,12 @@ static void blend_row(const struct window_side *dy, int64_t offset, float *blend
 
 /* All rows of dy that a row of dx was read by, as one; false: none. */
 static bool blend_rows(const struct box *box, const int64_t *at, float *blended) {
-    const struct window_way *way = &box->w->gradient;
+    const struct pooling_way *way = &box->w->gradient;
     const float *sum = NULL;
-    for (const struct window_link *i = way->links[0][at[0]]; i < way->links[0][at[0] + 1]; i++)
-        for (const struct window_link *j = way->links[1][at[1]]; j < way->links[1][at[1] + 1]; j++) {
+    for (const struct pooling_link *i = way->links[0][at[0]]; i < way->links[0][at[0] + 1]; i++)
+        for (const struct pooling_link *j = way->links[1][at[1]]; j < way->links[1][at[1] + 1]; j++) {
             const int64_t from[] = {i->place, j->place, 0};
-            blend_row(&box->dy, window_offset(box->dy.operand, box->n, box->c, from), blended, sum,
+            blend_row(&box->dy, pooling_offset(box->dy.operand, box->n, box->c, from), blended, sum,
                       box->w->g.alpha * i->weight * j->weight);
             sum = blended;
         }
@@ -250,21 +250,21 @@ static bool blend_rows(const struct box *box, const int64_t *at, float *blended)
 }
 
 static void gather_row(const struct box *box, const int64_t *at) {
-    const struct window_way *way = &box->w->gradient;
-    float blended[WINDOW_SUMS], sums[WINDOW_SUMS];
+    const struct pooling_way *way = &box->w->gradient;
+    float blended[POOLING_SUMS], sums[POOLING_SUMS];
     int64_t width = box->w->g.x.size[2];
     memset(sums, 0, (size_t)width * sizeof *sums);
     bool is_read = blend_rows(box, at, blended);
-    for (const struct window_segment *s = way->segments; is_read && s < way->segments + way->segment_count; s++)
-        for (const struct window_link *k = way->links[2][s->first]; k < way->links[2][s->first + 1]; k++)
+    for (const struct pooling_segment *s = way->segments; is_read && s < way->segments + way->segment_count; s++)
+        for (const struct pooling_link *k = way->links[2][s->first]; k < way->links[2][s->first + 1]; k++)
             tap_gather(sums + s->first, way->result_step, blended + k->place, way->source_step, s->positions,
                        (float)k->weight);
-    dtype_from_f32(box->dx.type, box->dx.data, window_offset(box->dx.operand, box->n, box->c, at), sums, width);
+    dtype_from_f32(box->dx.type, box->dx.data, pooling_offset(box->dx.operand, box->n, box->c, at), sums, width);
 }
 
-void window_gather_task(void *context, int64_t task) {
-    const struct window_job *job = context;
-    const struct window *w = job->window;
+void pooling_gather_task(void *context, int64_t task) {
+    const struct pooling_job *job = context;
+    const struct pooling *w = job->pooling;
     const int64_t *x = w->g.x.size, rows = w->gradient.task_rows, all = w->g.n * w->g.c * x[0] * x[1];
     struct box box = sides_of(w, job->values);
     for (int64_t row = task * rows; row < min64((task + 1) * rows, all); row++) {
@@ -276,11 +276,11 @@ void window_gather_task(void *context, int64_t task) {
 
 /* ---- Tasks ------------------------------------------------------------------------------------------------------- */
 
-void window_backward_task(void *context, int64_t task) {
-    const struct window_job *job = context;
-    const struct window *w = job->window;
+void pooling_backward_task(void *context, int64_t task) {
+    const struct pooling_job *job = context;
+    const struct pooling *w = job->pooling;
     const int64_t *x = w->g.x.size, boxes1 = divide_up(x[1], w->box[1]), boxes0 = divide_up(x[0], w->box[0]);
-    float sums[WINDOW_SUMS];
+    float sums[POOLING_SUMS];
     struct box box = sides_of(w, job->values);
     box.n = task / boxes1 / boxes0 / w->g.c, box.c = task / boxes1 / boxes0 % w->g.c;
     box.first[0] = task / boxes1 % boxes0 * w->box[0], box.first[1] = task % boxes1 * w->box[1];

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Copying images: runs of positions by some channels at a time, each of which is a strided matrix that gemm's packing
    transposes or converts. */
-#include "engines/cpu/product/stage.h"
+#include "engines/cpu/product/im2col.h"
 
 #include "base/dtype.h"
 #include "base/number.h"
@@ -47,7 +47,7 @@ static void merge_groups(struct patches *image) {
 static int64_t spread(int64_t floats) { return floats < LINE ? floats : LINE * (divide_up(floats, LINE) | 1); }
 
 /* Where the copy lies. */
-static void lay_out(struct stage *stage) {
+static void lay_out(struct im2col *stage) {
     struct patches *to = &stage->to;
     int64_t positions = patches_count(to->size), all = to->groups * to->channels;
     to->type = WEFT_DATA_FLOAT;
@@ -60,13 +60,14 @@ static void lay_out(struct stage *stage) {
     to->stride[0] = to->stride[1] * to->size[1];
 }
 
-void stage_make(struct stage *stage, const struct patches *patches, int64_t images, bool is_planes, bool is_bordered) {
-    *stage = (struct stage){.is_on = true,
-                            .is_planes = is_planes,
-                            .is_bordered = is_bordered,
-                            .images = images,
-                            .from = *patches,
-                            .to = *patches};
+void im2col_plan(struct im2col *stage, const struct patches *patches, int64_t images, bool is_planes,
+                 bool is_bordered) {
+    *stage = (struct im2col){.is_on = true,
+                             .is_planes = is_planes,
+                             .is_bordered = is_bordered,
+                             .images = images,
+                             .from = *patches,
+                             .to = *patches};
     for (int i = 0; i < 3 && is_bordered; i++) {
         int64_t behind;
         border_of(patches, i, &stage->before[i], &behind);
@@ -80,7 +81,7 @@ void stage_make(struct stage *stage, const struct patches *patches, int64_t imag
         merge_image(&stage->from);
 }
 
-int64_t stage_floats(const struct stage *stage) {
+int64_t im2col_floats(const struct im2col *stage) {
     const struct patches *to = &stage->to;
     if (!stage->is_on)
         return 0;
@@ -88,13 +89,13 @@ int64_t stage_floats(const struct stage *stage) {
 }
 
 struct job {
-    const struct stage *stage;
+    const struct im2col *stage;
     float *copy;
     int64_t lines, parts; /* of an image: lines of positions; parts of a line */
 };
 
 /* Some channels of one group at `count` places. */
-static void copy_matrix(const struct stage *stage, int64_t index, float *to, int channels, int count) {
+static void copy_matrix(const struct im2col *stage, int64_t index, float *to, int channels, int count) {
     const struct patches *from = &stage->from;
     struct gemm_matrix matrix = {.base = (const char *)from->base + dtype_bytes(from->type, index), .type = from->type};
     bool is_same = from->channel_stride == 1 && from->stride[2] == channels && stage->to.stride[2] == channels;
@@ -121,7 +122,7 @@ static void fetch_rows(const char *row, int64_t row_bytes, int64_t rows, int64_t
 }
 
 /* Channels that follow: where their places are neighbours on either side. */
-static void fetch_channels(const struct stage *stage, int64_t index, const float *to, int64_t channels, int count) {
+static void fetch_channels(const struct im2col *stage, int64_t index, const float *to, int64_t channels, int count) {
     const struct patches *from = &stage->from;
     int64_t rows = min64(channels, CHANNELS);
     if (from->stride[2] == 1)
@@ -133,7 +134,8 @@ static void fetch_channels(const struct stage *stage, int64_t index, const float
 }
 
 /* All channels at `count` places from `first` on of a line. */
-static void copy_places(const struct stage *stage, float *copy, int64_t image, int64_t line, int64_t first, int count) {
+static void copy_places(const struct im2col *stage, float *copy, int64_t image, int64_t line, int64_t first,
+                        int count) {
     const struct patches *from = &stage->from, *to = &stage->to;
     int64_t place[3] = {line / from->size[1], line % from->size[1], first}, index = image * from->image_stride;
     int64_t at = image * to->image_stride;
@@ -160,18 +162,18 @@ static void copy_places(const struct stage *stage, float *copy, int64_t image, i
 
 static void copy_part(void *context, int64_t task) {
     const struct job *job = context;
-    const struct stage *stage = job->stage;
+    const struct im2col *stage = job->stage;
     int64_t first = task % job->parts * RUN, line = task / job->parts;
     copy_places(stage, job->copy, line / job->lines, line % job->lines, first,
                 (int)min64(RUN, stage->from.size[2] - first));
 }
 
 /* A copy that has a border is cleared as a whole first: such images have few channels. */
-void stage_run(struct stage *stage, const void *base, float *copy) {
+void im2col_run(struct im2col *stage, const void *base, float *copy) {
     stage->from.base = base;
     stage->to.base = copy;
     if (stage->is_bordered)
-        memset(copy, 0, (size_t)stage_floats(stage) * sizeof(float));
+        memset(copy, 0, (size_t)im2col_floats(stage) * sizeof(float));
     struct job job = {stage, copy, stage->from.size[0] * stage->from.size[1], divide_up(stage->from.size[2], RUN)};
     threads_for(stage->images * job.lines * job.parts, copy_part, &job);
 }

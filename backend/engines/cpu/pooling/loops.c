@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "engines/cpu/window/loops.h"
+#include "engines/cpu/pooling/loops.h"
 
 #include "base/number.h"
 #include "engines/cpu/core/vector.h"
@@ -123,7 +123,7 @@ static inline float total_of_block(const float *restrict x, int64_t count) {
 
 /* Adds 64 elements at most in one float. A block that overflows is added again in double. */
 WIDE double tap_total(const float *restrict x, int64_t count) {
-    enum { BLOCK = 16 * WINDOW_RUN };
+    enum { BLOCK = 16 * POOLING_RUN };
     double total = 0;
     for (int64_t first = 0; first < count; first += BLOCK) {
         int64_t some = min64(count - first, BLOCK);
