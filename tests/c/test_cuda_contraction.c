@@ -86,7 +86,7 @@ static void convolve(struct model *m, const struct convolution_case *c) {
 
 /* ---- Cases: matmul ----------------------------------------------------------------------------------------------- */
 
-static void transpose16_bf16(struct model *m) {
+static void square_bf16(struct model *m) {
     add_matmul(m, F32, typed(m, DIMS(4096, 4096), BF16), turned(m, DIMS(4096, 4096), BF16),
                typed(m, DIMS(4096, 4096), BF16), NULL);
 }
@@ -328,7 +328,7 @@ static void depthwise_filter(struct model *m) {
 
 /* How it is computed on sm_90. */
 static const struct family_case cases[] = {
-    {&cuda_contraction, transpose16_bf16, "matmul 4096 bf16", "bf16 tensor cores, tiles of 128x128x32, 1 splits"},
+    {&cuda_contraction, square_bf16, "matmul 4096 bf16", "bf16 tensor cores, tiles of 128x128x32, 1 splits"},
     {&cuda_contraction, linear_gelu, "linear, gelu, residual", "f16 tensor cores, tiles of 128x128x32, 1 splits, 3"},
     {&cuda_contraction, decode_splits, "matmul 1x1024x8192", "bf16 tensor cores, tiles of 32x"},
     {&cuda_contraction, float_odd, "matmul f32 odd", "f32, tiles of "},
@@ -354,7 +354,7 @@ static const struct family_case cases[] = {
 
 /* What the copy engine and wgmma take. */
 static const struct family_case hopper_cases[] = {
-    {&cuda_hopper, transpose16_bf16, "matmul 4096 bf16, Hopper", NULL},
+    {&cuda_hopper, square_bf16, "matmul 4096 bf16, Hopper", NULL},
     {&cuda_hopper, linear_gelu, "linear, gelu, residual, Hopper", NULL},
     {&cuda_hopper, decode_splits, "matmul 1x1024x8192, Hopper", NULL},
     {&cuda_hopper, few_rows, "matmul 128x8192x8192, Hopper", "split over clusters"},
@@ -403,7 +403,7 @@ static void turing_uses_what_it_has(void) {
         const char *words;
     } expected[] = {{linear_gelu, "f16 tensor cores"},
                     {fp8_to_fp8, "f16 tensor cores"},
-                    {transpose16_bf16, "f32, "},
+                    {square_bf16, "f32, "},
                     {int8_square, "i32, "}};
     struct device device;
     MUST(device_describe_cuda(&device, 7, 5));
@@ -471,7 +471,7 @@ static const struct refused_case refusals[] = {
     {&cuda_contraction, half_bytes, "matmul: tensor (uid 3) has data type i4, which kernels cannot store"},
     {&cuda_contraction, a_softmax,
      "softmax is neither a matmul, a convolution nor pointwise. Only those are fused here."},
-    {&cuda_contraction_tf32, transpose16_bf16,
+    {&cuda_contraction_tf32, square_bf16,
      "matmul: only tiles of floats summed in float are narrowed to tf32, from compute capability 8.0 on."},
     {&cuda_hopper, float_odd,
      "matmul: products of f32 and f32 are not multiplied here; two halves, bfloat16 or FP8 summed in float and two "
@@ -535,7 +535,7 @@ static void few_multiprocessors(void) {
     struct built built;
     MUST(device_describe_cuda(&device, 9, 0));
     device.cuda.multiprocessors = 3;
-    CHECK(build(&built, &cuda_hopper, transpose16_bf16, &device) == WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH, "refused");
+    CHECK(build(&built, &cuda_hopper, square_bf16, &device) == WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH, "refused");
     EXACTLY(status_text(), "the Hopper family wants 4 multiprocessors, 'H200 (described)' has 3");
     status_clear();
     release(&built);

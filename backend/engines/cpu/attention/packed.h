@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Attention's products in bf16 on AMX's tiles, as product/gemm_amx.h has them: the left factor in panels of 32 rows, whose
-   next 32 depths are a line each; the right one as pairs of depths, [depth / 2, PANEL]. Depths and rows are padded with
-   zeros to multiples of 32. It must not know tensors or what terms scores have. */
+/* Attention's bf16 products on AMX (product/gemm_amx.h). The left factor is packed in panels of 32 rows, one cache line
+   per row for each 32 consecutive depths; the right factor is packed as pairs of depths, [depth / 2, PANEL]. Depths and
+   rows are zero-padded to multiples of 32. This file must not know tensors or the terms of a score. */
 #ifndef WEFT_ENGINES_CPU_ATTENTION_PACKED_H
 #define WEFT_ENGINES_CPU_ATTENTION_PACKED_H
 

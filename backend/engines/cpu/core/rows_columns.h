@@ -23,8 +23,8 @@ struct rows_columns {
     int block_columns;                                    /* columns of a block at most */
 };
 
-/* Prepares the walk of a program over loops, outermost first, at most ROWS_COLUMNS_AXES - 2 of them. Loops that all tensors
-   step through as through one are merged; columns are merged with rows only where may_merge_columns. */
+/* Prepares the walk of a program over loops, outermost first, at most ROWS_COLUMNS_AXES - 2 of them. Loops that all
+   tensors step through as through one are merged; columns are merged with rows only where may_merge_columns. */
 void rows_columns_plan(struct rows_columns *walk, const struct program *program, const struct axis *axes, int count,
                        bool may_merge_columns);
 

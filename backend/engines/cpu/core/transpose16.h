@@ -44,8 +44,8 @@ __attribute__((target("avx512f"))) static inline __attribute__((always_inline)) 
     _Pragma("GCC unroll 16") for (int i = 0; i < TRANSPOSE16; i++) r[i] = t[i];
 }
 
-/* Rows in memory of any alignment, `stride` bytes apart, of which both numbers are TRANSPOSE16 at most: nothing beyond is
-   read or written. Rows that are not there are the last one again, columns 0. */
+/* Rows in memory of any alignment, `stride` bytes apart, of which both numbers are TRANSPOSE16 at most: nothing beyond
+   is read or written. Rows that are not there are the last one again, columns 0. */
 TRANSPOSE16_INLINE void transpose16_load(__m512i *r, const char *from, int64_t stride, int rows, int columns) {
     __mmask16 mask = (__mmask16)(0xffff >> (TRANSPOSE16 - columns));
     _Pragma("GCC unroll 16") for (int i = 0; i < TRANSPOSE16; i++) r[i] =

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The map family: any connected group of pointwise operations of one shape in one sweep, in the memory order of its
    result. Each element is computed alone, so that the numbers do not depend on blocks or threads. What a block computes
-   is a program (core/program.h), in which order blocks come a walk (core/rows_columns.h): here it is chosen and cut into
-   tasks. */
+   is a program (core/program.h), in which order blocks come a walk (core/rows_columns.h): here it is chosen and cut
+   into tasks. */
 #include "base/number.h"
 #include "engines/cpu/core/rows_columns.h"
 #include "engines/cpu/core/threads.h"

@@ -112,7 +112,8 @@ static struct tiling tiling_of(const struct gemm *gemm, int threads) {
 /* Stores nothing. k may be 0: that stores zeros. */
 static bool is_empty(const struct gemm *gemm) { return gemm->batch <= 0 || gemm->m <= 0 || gemm->n <= 0; }
 
-/* LINE more, as the workspace may have any alignment. Whether gemm_skinny_accepts the product shows when operands are known. */
+/* LINE more, as the workspace may have any alignment. Whether gemm_skinny_accepts the product shows when operands are
+   known. */
 int64_t gemm_workspace_bytes(const struct gemm *gemm, int threads) {
     if (is_empty(gemm))
         return 0;

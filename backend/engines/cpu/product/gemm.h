@@ -83,9 +83,9 @@ int64_t gemm_workspace_bytes(const struct gemm *gemm, int threads);
 /* The same for any m and k up to those that are given, which may be known first when it runs. */
 int64_t gemm_workspace_most(const struct gemm *gemm, int threads);
 
-/* Computes C on up to `threads` threads of the pool (threads_count() for all). Each element is
-   summed in one order, fixed by k, the kernel and gemm_skinny_accepts, whatever the number of threads. Stores zeros when
-   k is 0. Allocates nothing; the workspace, of any alignment, is in use until it returns. */
+/* Computes C on up to `threads` threads of the pool (threads_count() for all). Each element is summed in one order,
+   fixed by k, the kernel and gemm_skinny_accepts, whatever the number of threads. Stores zeros when k is 0. Allocates
+   nothing; the workspace, of any alignment, is in use until it returns. */
 void gemm_run(const struct gemm *gemm, int threads, void *workspace);
 
 /* All panels of A, or of B: of how many bytes they are, and packing them, on the calling thread. `packed` is aligned to

@@ -13,11 +13,12 @@ enum { SKINNY_ROWS = 16, SKINNY_DEPTH = 1 << 14 }; /* of A at most: its rows sta
 /* Whether a product is made so; sizes, packing, types and strides decide, not addresses. */
 bool gemm_skinny_accepts(const struct gemm *gemm);
 
-/* Bytes of workspace of gemm_skinny_run for any product of these sizes, and of fewer rows and less depth; 0: it takes none. */
+/* Bytes of workspace of gemm_skinny_run for any product of these sizes, and of fewer rows and less depth; 0: it takes
+   none. */
 int64_t gemm_skinny_workspace_bytes(const struct gemm *gemm, int threads);
 
-/* gemm_run of what gemm_skinny_accepts; each element's sum is the same whatever the number of threads. The workspace is aligned
-   to a cache line. */
+/* gemm_run of what gemm_skinny_accepts; each element's sum is the same whatever the number of threads. The workspace is
+   aligned to a cache line. */
 void gemm_skinny_run(const struct gemm *gemm, int threads, void *workspace);
 
 #endif
