@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Families of an engine asked about a region, and their prices compared. It knows no family by name: whom a caller
-   means, it says by `may`. */
+/* Chooses the family of an engine that serves a region at the lowest predicted time. No family is named here; callers
+   restrict the choice with the `may` callback. */
 #include "engines/engine.h"
 
 weftStatus_t family_check_gathered(const struct family *family, const struct region *region) {
@@ -19,20 +19,21 @@ weftStatus_t family_check_gathered(const struct family *family, const struct reg
 
 weftStatus_t engine_offer(struct offer *best, const struct engine *engine, const struct region *region,
                           const struct device *device, bool (*may)(const struct family *family)) {
-    /* What is returned where no family is asked at all. */
+    /* Returned if no family was asked at all. */
     weftStatus_t status = WEFT_STATUS_NOT_SUPPORTED;
     *best = (struct offer){0};
     for (int f = 0; engine && engine->families[f]; f++) {
         const struct family *family = engine->families[f];
         double seconds;
-        /* A combination would ask back here, without end. */
+        /* A combining family would call this function again, without end. */
         if (family->combines || !engine_uses(engine, family) || (may && !may(family)))
             continue;
         status = family_check_gathered(family, region);
         if (!status)
-            /* A refusal leaves its words in the thread's text; the caller clears them where another family serves. */
+            /* A refusal leaves its message in the thread's error text; the caller clears it if another family serves
+               the region. */
             status = family->accepts(region, device, &seconds);
-        /* Strictly less: of equal prices the first in the list stays. */
+        /* Strictly less: if two families predict the same time, the one listed first wins. */
         if (!status && (!best->family || seconds < best->seconds))
             *best = (struct offer){family, seconds};
     }

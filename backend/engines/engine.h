@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The two interfaces of this floor. A kernel family serves regions of a graph: it says yes with a predicted time or no
-   with a sentence, builds a step, and runs it; it knows no other family. An engine is a device kind and a list of
-   families; the planner covers a graph with regions of them, by price, so an engine whose list ends with the reference
-   runs every graph. */
+/* The two interfaces of this layer. A kernel family serves regions of a graph: it accepts a region with a predicted
+   time or refuses it with a message, builds a step, and runs it. It knows no other family. An engine is a device kind
+   and a list of families. The planner covers a graph with regions of minimal total predicted time, so an engine whose
+   list ends with the reference family runs every graph. */
 #ifndef WEFT_ENGINES_ENGINE_H
 #define WEFT_ENGINES_ENGINE_H
 
@@ -12,13 +12,13 @@
 #include "runtime/carried.h"
 #include "runtime/context.h"
 
-/* Nodes of a graph that are served together, in the graph's order. Borrowed: it lives as long as its graph and the list
-   of nodes. */
+/* Nodes of a graph that are served together, in the graph's order. A region is borrowed: it is valid as long as its
+   graph and the list of nodes. */
 struct region {
     const struct graph *graph;
     int count;
     const int *nodes;
-    const struct engine *engine; /* whose families a combination may leave a region to; NULL: none */
+    const struct engine *engine; /* engine whose families may serve parts of a combined region, or NULL */
 };
 
 struct knob {
@@ -28,7 +28,7 @@ struct knob {
     const char *doc;
 };
 
-/* The value chosen for a knob type; families read the knobs they know. */
+/* The value chosen for a knob type. Families read the knobs that they know. */
 struct knob_choice {
     weftBackendKnobType_t type;
     int64_t value;
@@ -39,7 +39,7 @@ struct knob_choices {
     const struct knob_choice *items;
 };
 
-/* NULL: nothing was chosen for the knob. No choices at all (NULL) are allowed. */
+/* Finds the choice for a knob, or NULL. The list itself may be NULL. */
 static inline const struct knob_choice *knob_find(const struct knob_choices *knobs, weftBackendKnobType_t type) {
     for (int i = 0; knobs && i < knobs->count; i++)
         if (knobs->items[i].type == type)
@@ -47,60 +47,62 @@ static inline const struct knob_choice *knob_find(const struct knob_choices *kno
     return NULL;
 }
 
-/* The same where 0 stands for nothing. */
+/* Like knob_find, but 0 stands for "not chosen". */
 static inline int64_t knob_value(const struct knob_choices *knobs, weftBackendKnobType_t type) {
     const struct knob_choice *choice = knob_find(knobs, type);
     return choice ? choice->value : 0;
 }
 
-/* A region made ready to run. */
+/* A region that is ready to run. */
 struct step {
     const struct family *family;
     struct region region;
-    const struct step *before; /* it in its plan; NULL: it is the first */
-    void *state;               /* the family's own, in the plan's arena */
-    int64_t workspace_bytes;   /* scratch that run wants, aligned to 64 */
+    const struct step *before; /* previous step of the plan, or NULL */
+    void *state;               /* private to the family, allocated in the plan's arena */
+    int64_t workspace_bytes;   /* scratch memory that run needs, aligned to 64 bytes */
     double seconds;            /* predicted */
-    const char *detail;        /* what runs, in words: "6x16 tiles, K panels of 384"; may be NULL */
+    const char *detail;        /* description of the kernel, such as "6x16 tiles, K panels of 384", or NULL */
 };
 
 struct family {
     const char *name; /* "cpu.map" */
     const char *doc;
-    bool is_last_resort;      /* asked only about what no other family serves */
-    bool combines;            /* changes a region and leaves it to another family, which it finds by engine_offer */
-    bool shares_reads;        /* takes operations that have nothing in common but what they read */
-    bool wants_boxes;         /* reads operands only as the copy engine brings them: it may pay to copy them first */
-    const struct knob *knobs; /* ends with a knob without doc; NULL: none */
-    /* SUCCESS and a predicted time, or NOT_SUPPORTED* and a sentence that says what would have to change. Pure. */
+    bool is_last_resort;      /* asked only about regions that no other family serves */
+    bool combines;            /* rewrites a region and delegates it to another family, found with engine_offer */
+    bool shares_reads;        /* accepts operations that share only their inputs */
+    bool wants_boxes;         /* reads operands only as TMA boxes, so copying them first may pay off */
+    const struct knob *knobs; /* terminated by a knob without doc; NULL if the family has none */
+    /* Returns SUCCESS and a predicted time, or NOT_SUPPORTED* and a message that says what would have to change. Has no
+       side effects. */
     weftStatus_t (*accepts)(const struct region *region, const struct device *device, double *seconds);
-    /* Nodes that prepare what a node alone reads, and that the family takes with it: fills in their numbers, at most
-       all of the graph but one, and gives their count. NULL: none. */
+    /* Lists producer nodes whose only consumer is this node and that the family fuses with it. Fills in their indices,
+       at most all nodes of the graph but one, and returns their count. NULL: never. */
     int (*companions)(const struct graph *graph, int node, int *nodes);
-    /* Fills step->state, workspace_bytes and detail for a region that was accepted. Cheap: compiles nothing. seconds is
-       what accepts predicted; a family with knobs says what it predicts with them. */
+    /* Fills in step->state, workspace_bytes and detail for an accepted region. Inexpensive: compiles nothing. `seconds`
+       holds the prediction of accepts; a family with knobs updates it for the chosen knobs. */
     weftStatus_t (*build)(struct step *step, const struct device *device, const struct knob_choices *knobs,
                           struct arena *arena);
-    /* Makes ready what run needs, when a plan is finalized for a device of this machine, after the engine's compile.
-       NULL: as the engine does. */
+    /* Prepares what run needs when a plan is finalized for a device of this machine, after the engine's compile. NULL:
+       use the engine's function. */
     weftStatus_t (*load)(struct step *step, const struct device *device);
-    /* Runs on the memory of the graph's values (NULL: dead, or inside the region). Allocates nothing. NULL: as the
-       engine does. */
+    /* Runs on the memory of the graph's values (NULL: dead, or internal to the region). Allocates nothing. NULL: use
+       the engine's function. */
     weftStatus_t (*run)(const struct step *step, void *const *values, void *workspace, weftStream_t stream);
-    /* Keeps what it packs of inputs whose memory keeps its numbers, `values` that are not NULL, for runs on the same
-       addresses; what was kept before is dropped. No run is under way. NULL: it packs nothing. */
+    /* Caches packed copies of the inputs in `values` that are not NULL and whose contents will not change, for runs on
+       the same addresses. Drops what an earlier call cached. No run is in progress. NULL: the family packs nothing. */
     weftStatus_t (*freeze)(struct step *step, void *const *values);
-    /* Whether the memory of output value `out` may be exactly that of input value `in`. NULL: never. */
+    /* True if output value `out` may be stored exactly over input value `in`. NULL: never. */
     bool (*may_alias)(const struct step *step, int in, int out);
-    /* Frees what the arena does not own. NULL: as the engine does. */
+    /* Frees what the arena does not own. NULL: use the engine's function. */
     void (*release)(struct step *step);
-    /* Whether it would calculate an operation with fewer bits than the operands have: cheap, and true where it may be.
-       NULL: it never does. */
+    /* True if the family might compute an operation with fewer bits than its operands have. Must be fast and may err on
+       the side of true. NULL: never. */
     bool (*narrows)(const struct graph *graph, int node);
-    /* The same of sums in an order that differs from run to run. */
+    /* Likewise for sums whose order differs from run to run. */
     bool (*reorders)(const struct graph *graph, int node);
-    /* Whether it may read what a node reads as parts, which lie apart in memory (graph/views.h): cheap, and true where
-       it may be. NULL: never, and regions that would have it do so are not shown to it. */
+    /* True if the family might read this operand of the node as parts at separate addresses (graph/views.h). Must be
+       fast and may err on the side of true. NULL: never; regions that would require it are not offered to the
+       family. */
     bool (*gathers)(const struct graph *graph, int node, int value);
 };
 
@@ -108,33 +110,37 @@ struct engine {
     const char *name; /* "cpu.fast" */
     const char *doc;
     weftDeviceKind_t device;
-    const struct family *const *families; /* whose regions begin first; of equal prices the first; ends with NULL */
-    bool narrows, reorders;               /* uses families that do, and declines graphs where none serves a part */
+    const struct family *const *families; /* in the order in which they start regions and win ties; terminated by
+                                             NULL */
+    bool narrows, reorders;               /* also uses families that do so, and declines graphs in which none of them
+                                             serves a part */
     const weftBackendNumericalNote_t *numerical_notes;
     int numerical_note_count;
     const weftBackendBehaviorNote_t *behavior_notes;
     int behavior_note_count;
-    /* Intermediates of unset type go through memory in the 16 bits of what they are made of. Not so on the CPU, where
-       it is no faster (norms beside products: 0.93 to 1.04) and rounds scores between a product and a softmax. */
+    /* Intermediates of unset type are stored with the 16 bits of the type that they are computed from. The CPU does not
+       do this: it is no faster there (norms next to products: 0.93 to 1.04) and rounds the scores between a product and
+       a softmax. */
     bool stores_narrow;
-    bool parts_batch_norms;   /* sums of channels are taken behind products: batch norms may be cheaper in parts */
-    bool takes_any_alignment; /* kernels read and write memory that is aligned to its elements alone */
-    bool is_fallback;         /* what heuristics mode FALLBACK offers */
-    /* Compiles what the steps of a plan need, several programs at a time; takes code from `carried` (NULL: none) where
-       it is that of a program. NULL: nothing to compile. */
+    bool parts_batch_norms;   /* channel sums are fused into products, so splitting batch norms may be cheaper */
+    bool takes_any_alignment; /* kernels require only element alignment */
+    bool is_fallback;         /* offered by heuristics mode FALLBACK */
+    /* Compiles the kernels of a plan's steps, several at a time. Reuses code from `carried` (may be NULL) if it matches
+       a kernel. NULL: nothing to compile. */
     weftStatus_t (*compile)(struct step *steps, int count, const struct device *device,
                             const struct carried_codes *carried);
-    /* Whether the kernels of a built step keep to a device whose properties were limited (is_limited), which families
-       need not look at. NULL: nothing is limited. */
+    /* Checks that the kernels of a built step fit a device whose properties were limited (is_limited), so that families
+       need not check. NULL: no limits exist. */
     weftStatus_t (*keeps)(const struct step *step, const struct device *device);
-    /* The i-th piece of code that compile got for a step; false behind the last. */
+    /* Returns the i-th piece of code that compile produced for a step; false past the last one. */
     bool (*code)(const struct step *step, int i, struct carried_code *code);
-    /* What load, run and release of its families are that have none; load and release may be NULL: there is nothing to
-       do. */
+    /* Defaults for families without load, run or release of their own. load and release may be NULL if there is nothing
+       to do. */
     weftStatus_t (*load)(struct step *step, const struct device *device);
     weftStatus_t (*run)(const struct step *step, void *const *values, void *workspace, weftStream_t stream);
     void (*release)(struct step *step);
-    /* The programs of compiled steps, as the JSON that attribute kernels of a plan gives. NULL: there are none. */
+    /* Writes the kernels of compiled steps as JSON, for the plan's kernels attribute. NULL: the engine has no
+       kernels. */
     void (*show)(const struct step *steps, int count, struct text *json);
 };
 
@@ -154,7 +160,7 @@ static inline void step_release(const struct engine *engine, struct step *step) 
         release(step);
 }
 
-/* Whether a family on its list serves an engine. */
+/* True if the engine may use a family of its list. */
 static inline bool engine_uses(const struct engine *engine, const struct family *family) {
     return (engine->narrows || !family->narrows) && (engine->reorders || !family->reorders);
 }
@@ -164,15 +170,15 @@ struct offer {
     double seconds;
 };
 
-/* Who serves a region soonest, as predicted, of the engine's families that `may` names (NULL: any) and that are no
-   combination; what the last of them said where none does. */
+/* Finds the family that serves a region at the lowest predicted time, among the engine's non-combining families that
+   `may` allows (NULL: all). If none does, the status and message are those of the last refusal. */
 weftStatus_t engine_offer(struct offer *best, const struct engine *engine, const struct region *region,
                           const struct device *device, bool (*may)(const struct family *family));
 
-/* NOT_SUPPORTED, with a sentence, for a region that reads the parts of a value as the family never does. */
+/* Returns NOT_SUPPORTED with a message if the region reads separate parts of a value and the family cannot do so. */
 weftStatus_t family_check_gathered(const struct family *family, const struct region *region);
 
-/* The list of engines, best first; an engine's index here is its global index. */
+/* The list of engines, best first. An engine's index in it is its global index. */
 extern const struct engine *const engines[];
 extern const int engine_count;
 
@@ -185,16 +191,16 @@ static inline const struct node *region_node(const struct region *region, int i)
 }
 
 bool region_has(const struct region *region, int node);
-/* Whether a node of the region makes a value; and that node, NULL: none. */
+/* True if a node of the region produces the value; region_producer returns that node, or NULL. */
 bool region_makes(const struct region *region, int value);
 const struct node *region_producer(const struct region *region, const struct tensor *tensor);
 
-/* Whether a value that the region makes is needed outside it: by the user or by other nodes. */
+/* True if a value that the region produces is needed outside it: by the user or by other nodes. */
 bool region_exports(const struct region *region, int value);
 
-/* A region as a graph of its own, under the same uids: what makes its inputs is left out, and of those outside that
-   read its values two stand for all, as nodes without operands. outer: the values of the whole graph, of each of
-   its. */
+/* Extracts a region as a graph of its own, with the same uids. Producers of its inputs are left out; of the outside
+   readers of a value, at most two are represented, as nodes without operands. outer: for each value of the extract, its
+   index in the whole graph. */
 weftStatus_t region_extract(struct region *made, const int **outer, const struct region *region, struct arena *arena);
 
 #endif

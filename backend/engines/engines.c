@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The list of engines, best first, and the families of each, best first. The one place that names families of both
-   kinds of device; what an engine or a family does is in its own folder. An engine's place in `engines` is its global
-   index. */
+/* The list of engines, best first, and the families of each, best first. This is the only file that names the families
+   of both device kinds. An engine's position in `engines` is its global index. */
 #include "engines/cpu/families.h"
 #include "engines/cuda/core/kernel.h"
 #include "engines/cuda/families.h"
 #include "engines/engine.h"
 
-/* Whose regions begin first: attention and products, from the special to the general, before what goes with them and
-   could take single operations away from them. Of equal prices the first one is taken. */
+/* Families start regions in this order: attention and products, special before general, come first, so that simpler
+   families do not claim operations that could be fused with them. Ties go to the earlier family. */
 static const struct family *const cuda_families[] = {&cuda_spelled_attention_unordered,
                                                      &cuda_spelled_attention,
                                                      &cuda_attention_hopper_unordered,
@@ -40,11 +39,11 @@ static const struct family *const cuda_families[] = {&cuda_spelled_attention_uno
                                                      &cuda_block_scale,
                                                      &cuda_staged,
                                                      NULL};
-/* Told by the engine descriptor: products may use tensor cores, and the first plan of a graph compiles. */
+/* Reported by the engine descriptor: products may use tensor cores, and the first plan of a graph compiles kernels. */
 static const weftBackendNumericalNote_t cuda_numerical_notes[] = {WEFT_NUMERICAL_NOTE_TENSOR_CORE};
 static const weftBackendBehaviorNote_t cuda_behavior_notes[] = {WEFT_BEHAVIOR_NOTE_RUNTIME_COMPILATION};
 
-/* What the engines of GPUs share: they differ in the liberties that their families may take with numbers. */
+/* Fields shared by the GPU engines, which differ only in numerical relaxations. */
 #define OF_CUDA                                                                                                        \
     .device = WEFT_DEVICE_CUDA, .families = cuda_families, .behavior_notes = cuda_behavior_notes,                      \
     .behavior_note_count = 1, .stores_narrow = true, .parts_batch_norms = true, .compile = cuda_compile,               \
@@ -60,7 +59,7 @@ static const struct engine cuda_engine = {
     OF_CUDA,
 };
 
-/* tf32 has 8 bits of exponent and 10 of fraction: the range of float, the precision of half. */
+/* TF32 has 8 exponent bits and 10 mantissa bits: the range of float, the precision of half. */
 static const weftBackendNumericalNote_t cuda_tf32_numerical_notes[] = {WEFT_NUMERICAL_NOTE_TENSOR_CORE,
                                                                        WEFT_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS};
 static const struct engine cuda_tf32_engine = {
@@ -72,7 +71,7 @@ static const struct engine cuda_tf32_engine = {
     OF_CUDA,
 };
 
-/* Atomic additions: the order of a sum depends on which block comes first. */
+/* Atomic additions: the order of a sum depends on which block finishes first. */
 static const weftBackendNumericalNote_t cuda_unordered_numerical_notes[] = {WEFT_NUMERICAL_NOTE_TENSOR_CORE,
                                                                             WEFT_NUMERICAL_NOTE_NONDETERMINISTIC};
 static const struct engine cuda_unordered_engine = {
@@ -84,8 +83,8 @@ static const struct engine cuda_unordered_engine = {
     OF_CUDA,
 };
 
-/* cpu_reference stands last, as in every engine of the CPU: it takes each operation alone, at a price that others
-   beat. */
+/* cpu_reference ends the list of every CPU engine: it accepts any single operation, at a predicted time that other
+   families beat. */
 static const struct family *const cpu_fast_families[] = {
     &cpu_contraction, &cpu_grouped, &cpu_attention, &cpu_rows,        &cpu_map,       &cpu_move,
     &cpu_pooling,     &cpu_causal,  &cpu_element,   &cpu_block_scale, &cpu_reference, NULL};
@@ -97,7 +96,7 @@ static const struct engine cpu_fast_engine = {
     .takes_any_alignment = true,
 };
 
-/* The judge of all others in tests: no fusion, no threads, no vectors. */
+/* The oracle of the tests: no fusion, no threads, no vector code. */
 static const struct family *const cpu_reference_families[] = {&cpu_reference, NULL};
 static const struct engine cpu_reference_engine = {
     .name = "cpu.reference",
@@ -108,8 +107,8 @@ static const struct engine cpu_reference_engine = {
     .is_fallback = true,
 };
 
-/* GPUs first: the default device is one where there is any, and plans take engines of their own kind of device
-   alone. */
+/* GPU engines come first: the default device is a GPU if one exists, and plans use only engines of their own device
+   kind. */
 const struct engine *const engines[] = {&cuda_engine, &cuda_tf32_engine, &cuda_unordered_engine, &cpu_fast_engine,
                                         &cpu_reference_engine};
 const int engine_count = sizeof engines / sizeof *engines;

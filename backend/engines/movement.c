@@ -8,7 +8,7 @@
 
 #include <string.h>
 
-/* A tensor's memory, or a part of it, over given extents. */
+/* Describes a tensor's memory, or part of it, over the given extents. */
 static struct side side_of(const struct tensor *tensor, const struct dims *extents, const int64_t *strides) {
     struct side side = {.tensor = tensor, .type = (weftDataType_t)tensor->type, .rank = (int)extents->count};
     memcpy(side.extents, extents->at, sizeof extents->at);
@@ -16,8 +16,8 @@ static struct side side_of(const struct tensor *tensor, const struct dims *exten
     return side;
 }
 
-/* An insertion sort by the result's strides, both sides alike: the order in which elements are visited is the
-   result's. */
+/* Insertion sort of the modes by the result's strides, applied to both sides: elements are visited in the result's
+   memory order. */
 void part_order(struct part *part) {
     struct side *sides[] = {&part->from, &part->to};
     for (int i = 1; i < part->to.rank; i++)
@@ -38,12 +38,12 @@ int64_t part_elements(const struct part *part) {
     return elements;
 }
 
-/* In place: mode i is read before one at or before it is written. */
+/* Works in place: mode i is read before a mode at or before it is written. */
 void side_merge(struct side *side) {
-    /* Modes that are done, at the front of the arrays. */
+    /* Number of finished modes, at the front of the arrays. */
     int rank = 0;
     for (int i = 0; i < side->rank; i++) {
-        /* An extent stays below 2^31, so that divisors of 32 bits serve. */
+        /* Merged extents stay below 2^31, so that 32-bit divisions suffice. */
         bool merges = rank && side->strides[rank - 1] == side->strides[i] * side->extents[i] &&
                       side->extents[rank - 1] * side->extents[i] < INT32_MAX;
         if (side->extents[i] == 1)
@@ -55,7 +55,7 @@ void side_merge(struct side *side) {
     side->rank = rank;
 }
 
-/* Both sides over the same dims. */
+/* Both sides use the same dims. */
 static struct part plain_part(const struct tensor *x, const struct tensor *y, const struct dims *extents,
                               const int64_t *x_strides, const int64_t *y_strides) {
     struct part part = {.from = side_of(x, extents, x_strides), .to = side_of(y, extents, y_strides)};
@@ -63,11 +63,11 @@ static struct part plain_part(const struct tensor *x, const struct tensor *y, co
     return part;
 }
 
-/* A part for each input that has elements, behind those before it along the axis. */
+/* One part for each input that has elements, each stored after the previous one along the axis. */
 static weftStatus_t list_concat(struct part *parts, int most, int *count, const struct concat_op *op) {
     int axis = concat_axis(op);
     int64_t before = 0;
-    /* Parts lie on the stack, and a step has so many kernels. */
+    /* Parts are allocated on the stack, and a step has at most that many kernels. */
     if (op->inputs.count > most)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: it has %lld inputs, at most %d are copied at once.",
              descriptor_label(&op->base), (long long)op->inputs.count, most);
@@ -90,7 +90,7 @@ static struct part transpose_part(const struct transpose_op *op) {
     return plain_part(op->x, op->y, &op->y->dims, strides, op->y->strides.at);
 }
 
-/* x begins at `start` and steps. */
+/* x is read from `start` on, with the slice's steps. */
 static struct part slice_part(const struct slice_op *op) {
     int64_t strides[WEFT_DIM_MAX] = {0}, offset = 0;
     for (int64_t i = 0; i < op->y->dims.count; i++) {
@@ -102,8 +102,8 @@ static struct part slice_part(const struct slice_op *op) {
     return part;
 }
 
-/* Positions are places in the storage, or the elements in order of both tensors' dims. Sides of a logical reshape count
-   the same positions by other dims, so their modes stay in the order of dims. */
+/* Positions count either storage locations or elements in the order of both tensors' dims. The two sides of a logical
+   reshape count the same positions with different dims, so their modes stay in the order of the dims. */
 static struct part reshape_part(const struct reshape_op *op) {
     if (op->mode == WEFT_RESHAPE_VIEW_ONLY)
         return plain_part(op->x, op->y, &op->y->dims, op->y->strides.at, op->y->strides.at);

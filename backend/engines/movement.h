@@ -1,39 +1,39 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Operations that only move elements (transpose, slice, reshape, concat), as lists of copies between two memories: what
-   the families of all engines that serve them agree on. It knows no kernels and no threads. */
+/* Operations that only move elements (transpose, slice, reshape, concat), as lists of copies between two memories.
+   Shared by the families of all engines that serve them. This file must not know kernels or threads. */
 #ifndef WEFT_ENGINES_MOVEMENT_H
 #define WEFT_ENGINES_MOVEMENT_H
 
 #include "engines/engine.h"
 
-enum { SIDE_MODES = WEFT_DIM_MAX + 1 }; /* one more than tensors have dims: that of the lanes of vectors */
+enum { SIDE_MODES = WEFT_DIM_MAX + 1 }; /* tensor dims, plus one for vector lanes */
 
-/* Where positions lie in one memory: position p in mixed radix, the slowest mode first. */
+/* Describes where positions are stored in one memory: position p in mixed radix, slowest mode first. */
 struct side {
-    const struct tensor *tensor; /* of the graph; its memory, unless that is scratch */
+    const struct tensor *tensor; /* tensor of the graph, and its memory unless is_scratch */
     weftDataType_t type;
     bool is_scratch;
-    int64_t scratch; /* where, in bytes from the start of the step's workspace */
+    int64_t scratch; /* offset in bytes from the start of the step's workspace */
     int64_t offset;  /* in elements */
     int rank;
     int64_t extents[SIDE_MODES], strides[SIDE_MODES];
 };
 
-/* One copy. Both sides count the same positions. */
+/* One copy. Both sides enumerate the same positions. */
 struct part {
     struct side from, to;
 };
 
-/* The copies of a node's operation, `most` at most: one for each input that has elements; none where there are none.
-   NOT_SUPPORTED for an operation that does more, or has more. */
+/* Lists the copies of a node's operation, at most `most`: one for each input that has elements, so the list may be
+   empty. Returns NOT_SUPPORTED if the operation does more than move elements or needs more copies. */
 weftStatus_t movement_list(struct part *parts, int most, int *count, const struct descriptor *op);
 
-/* Puts the modes in the order of memory of the side that is written; both sides must have the same ones. */
+/* Sorts the modes into the memory order of the written side. Both sides must have the same modes. */
 void part_order(struct part *part);
 
 int64_t part_elements(const struct part *part);
 
-/* Makes one mode of neighbours that lie at one distance; positions stay the same. */
+/* Merges adjacent modes that together have a constant stride. The positions stay the same. */
 void side_merge(struct side *side);
 
 #endif

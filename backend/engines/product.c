@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the product families of all engines ask of a region: that it has one product, and only such nodes beside it as
-   they can take in. It must not know how a product is computed. */
+/* Checks shared by the product families of all engines: a region has one product, and otherwise only nodes that can be
+   fused with it. This file must not know how a product is computed. */
 #include "engines/product.h"
 #include "graph/ops/convolution.h"
 #include "graph/ops/matmul.h"
 
 bool node_is_product(const struct node *node) { return op_of(node->op) == &matmul_op || conv_is(node->op); }
 
-/* goes_with: which other operations the family would compute in the same kernel, before or behind the product. */
+/* goes_with: accepts the operations that the family computes in the same kernel, before or after the product. */
 weftStatus_t region_find_product(const struct node **found, const struct region *region,
                                  bool (*goes_with)(const struct node *node)) {
     *found = NULL;
@@ -19,7 +19,7 @@ weftStatus_t region_find_product(const struct node **found, const struct region 
             FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
                  "%s is neither a matmul, a convolution nor pointwise. Only those are fused here.",
                  descriptor_label(node->op));
-        /* Two products in one region would need the first one's result as a whole before the second begins. */
+        /* The second of two products would need the complete result of the first. */
         if (*found)
             FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s and %s: one product is computed at a time.",
                  descriptor_label((*found)->op), descriptor_label(node->op));

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Regions of a graph: operations that one family takes together, what they make and what others read of it. A region
-   borrows its graph and list of nodes; an extract is a graph of its own. */
+/* Regions of a graph: operations that one family serves together, the values that they produce, and who reads these. A
+   region borrows its graph and its list of nodes; an extract is a graph of its own. */
 #include "engines/engine.h"
 #include "graph/ops/pointwise.h"
 
 #include <string.h>
 
-enum { OUTSIDE_MOST = 2 /* readers of a value outside of an extract: one, or several */ };
+enum { OUTSIDE_MOST = 2 /* outside readers of a value that an extract represents: none, one, or several */ };
 
 bool node_is_pointwise(const struct node *node) { return op_of(node->op) == &pointwise_op; }
 
-/* Linear: a region has few nodes. */
+/* Linear search: a region has few nodes. */
 bool region_has(const struct region *region, int node) {
     for (int i = 0; i < region->count; i++)
         if (region->nodes[i] == node)
@@ -18,19 +18,19 @@ bool region_has(const struct region *region, int node) {
     return false;
 }
 
-/* Values without a producer are inputs of the graph, and made by no region. */
+/* Values without a producer are graph inputs, so no region produces them. */
 bool region_makes(const struct region *region, int value) {
     int producer = region->graph->values[value].producer;
     return producer >= 0 && region_has(region, producer);
 }
 
-/* NULL, too, for a tensor that another region makes or that is the graph's input. */
+/* Also NULL if another region produces the tensor or if it is a graph input. */
 const struct node *region_producer(const struct region *region, const struct tensor *tensor) {
     int value = graph_find_value(region->graph, tensor);
     return region_makes(region, value) ? &region->graph->nodes[region->graph->values[value].producer] : NULL;
 }
 
-/* A slot is a value that the user has memory for. */
+/* A slot is a value for which the user provides memory. */
 bool region_exports(const struct region *region, int value) {
     const struct value *read = &region->graph->values[value];
     if (value_is_slot(read))
@@ -43,7 +43,7 @@ bool region_exports(const struct region *region, int value) {
 
 /* ---- Extracts ---------------------------------------------------------------------------------------------------- */
 
-/* At least the number of the region's values, by which lists are allocated. */
+/* An upper bound on the number of the region's values; lists are allocated with it. */
 static int operands_of(const struct region *region) {
     int count = 0;
     for (int i = 0; i < region->count; i++)
@@ -51,7 +51,7 @@ static int operands_of(const struct region *region) {
     return count;
 }
 
-/* The values of a region, each once, in order; gives their number. An insertion into a sorted list. */
+/* Lists the values of a region, each once, in ascending order, and returns their number. Inserts into a sorted list. */
 static int list_values(int *outer, const struct region *region) {
     int count = 0;
     for (int i = 0; i < region->count; i++)
@@ -67,7 +67,7 @@ static int list_values(int *outer, const struct region *region) {
     return count;
 }
 
-/* The place of a number in a list, -1: it is not there. Linear: regions have a few values. */
+/* Index of a number in a list, or -1. Linear search: regions have few values. */
 static int index_of(const int *sorted, int count, int number) {
     int low = 0;
     while (low < count && sorted[low] != number)
@@ -77,9 +77,9 @@ static int index_of(const int *sorted, int count, int number) {
 
 static weftStatus_t extract_node(struct node *made, const struct node *node, const int *outer, int values,
                                  struct arena *arena) {
-    /* The operation itself is shared: only which values it reads and writes is numbered anew. */
+    /* The operation itself is shared; only the indices of its operands are new. */
     *made = *node;
-    /* Operands of the node in the extract's numbers; `outer` has each of them, as list_values went through the same
+    /* Translates operands to the extract's indices. `outer` contains all of them, because list_values visited the same
        nodes. */
     TRY(arena_copy(arena, &made->operands, node->operands, (size_t)node->operand_count * sizeof *node->operands));
     for (int k = 0; k < node->operand_count; k++)
@@ -87,13 +87,12 @@ static weftStatus_t extract_node(struct node *made, const struct node *node, con
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Who reads the v-th value: nodes of the region, and some for those outside. */
+/* Lists the readers of value v: nodes of the region, and placeholders for outside readers. */
 static weftStatus_t extract_value(struct graph *graph, int v, const struct value *value, const struct region *region,
                                   struct arena *arena) {
     struct value *made = &graph->values[v];
     int *readers, inside = 0, outside = 0;
-    /* The producer is the node's place in the region; -1 where it lies outside: the value is an input of the
-       extract. */
+    /* The producer is the node's index in the region, or -1 if it is outside: the value is an input of the extract. */
     *made =
         (struct value){.tensor = value->tensor, .producer = index_of(region->nodes, region->count, value->producer)};
     TRY(arena_alloc(arena, &readers, (size_t)(operands_of(region) + OUTSIDE_MOST) * sizeof *readers));
@@ -102,9 +101,9 @@ static weftStatus_t extract_value(struct graph *graph, int v, const struct value
         for (int k = 0; k < graph->nodes[i].operand_count; k++)
             if (graph->nodes[i].operands[k] == v && !graph->nodes[i].is_output[k])
                 readers[inside++] = i;
-    /* Nodes of those outside have no operands: they stand behind the region's own and are never served. */
+    /* Placeholders for outside readers have no operands. They follow the region's own nodes and are never served. */
     for (int r = 0; r < value->readers && outside < OUTSIDE_MOST && inside + outside < value->readers; r++)
-        /* A family asks whether anybody outside reads a value, and whether more than one does: two stand for all. */
+        /* Families only ask if a value has outside readers and if it has more than one, so two placeholders suffice. */
         if (!region_has(region, value->read_by[r])) {
             readers[inside + outside++] = graph->node_count;
             graph->nodes[graph->node_count++] = (struct node){.op = region->graph->nodes[value->read_by[r]].op};
@@ -114,16 +113,17 @@ static weftStatus_t extract_value(struct graph *graph, int v, const struct value
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Takes time quadratic in the region's operands, whatever the size of the whole graph; all memory is the arena's. */
+/* Runs in time quadratic in the region's operands, independent of the size of the whole graph. All memory is from the
+   arena. */
 weftStatus_t region_extract(struct region *made, const int **outer, const struct region *region, struct arena *arena) {
     struct graph *graph;
     int *values, *nodes, operands = operands_of(region);
-    /* Its label and handle are those of the whole graph, for messages. */
+    /* The extract has the label and handle of the whole graph, for messages. */
     TRY(descriptor_mirror(arena, &graph, &region->graph->base));
     TRY(arena_alloc(arena, &values, (size_t)operands * sizeof *values));
     TRY(arena_alloc(arena, &nodes, (size_t)region->count * sizeof *nodes));
     graph->value_count = list_values(values, region);
-    /* Counts the region's nodes for now; extract_value adds those that stand for readers outside. */
+    /* Counts the region's nodes for now; extract_value adds the placeholders for outside readers. */
     graph->node_count = region->count;
     TRY(arena_alloc(arena, &graph->values, (size_t)graph->value_count * sizeof *graph->values));
     TRY(arena_alloc(arena, &graph->nodes,

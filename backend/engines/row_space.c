@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Finding the rows of a region and how its tensors lie along them, for the row families of all engines; and which way a
-   sum takes that crosses rows, as the gradient of a norm's scale. What a row computes is in graph/expansion.h, how that
-   is scheduled in each engine's rows/. */
+/* Finds the rows of a region and the layout of its tensors along them, for the row families of all engines, and decides
+   how a sum across rows is computed, such as the gradient of a norm's scale. Formulas of a row are in
+   graph/expansion.h; each engine schedules them in its rows/ folder. */
 #include "engines/row_space.h"
 #include "graph/ops/norm.h"
 #include "graph/ops/pointwise.h"
@@ -9,15 +9,15 @@
 
 #include <string.h>
 
-/* Groups of neighbours along a dimension, as group norm has of channels: two axes, of groups and within one. Groups lie
-   one after the other, all of the same size. */
+/* Groups of adjacent indices along a dimension, such as the channel groups of group norm, need two axes: one over the
+   groups and one within a group. Groups are contiguous and all of the same size. */
 static bool is_split(const struct row_space *space, int64_t dim) {
     return space->parts[dim] != 1 && space->parts[dim] != space->dims.at[dim];
 }
 
-/* ---- Finding it -------------------------------------------------------------------------------------------------- */
+/* ---- Finding the space ------------------------------------------------------------------------------------------- */
 
-/* Refuses what would need more loops than tensors have dims. */
+/* Refuses spaces that need more loops than tensors have dims. */
 static weftStatus_t add_axis(struct row_space *space, struct row_axis axis) {
     /* An axis of one element needs no loop. */
     if (axis.extent == 1)
@@ -29,12 +29,12 @@ static weftStatus_t add_axis(struct row_space *space, struct row_axis axis) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* parts is 0 only where the extent is. As many parts as elements: a row for each element, one axis. */
+/* parts is 0 only if the extent is 0. If parts equals the extent, each element is a row, which needs one axis. */
 static weftStatus_t make_axes(struct row_space *space) {
     for (int64_t d = 0; d < space->dims.count; d++) {
         int64_t extent = space->dims.at[d], parts = space->parts[d], inner = parts ? extent / parts : 0;
-        /* parts == 1: the row takes the whole dimension in; parts == extent: each element is a row of its own along
-           it. */
+        /* parts == 1: the row contains the whole dimension. parts == extent: each element along it is a row of its
+           own. */
         bool splits = is_split(space, d);
         if (splits)
             TRY(add_axis(space, (struct row_axis){(int)d, parts, inner, false, true}));
@@ -43,13 +43,12 @@ static weftStatus_t make_axes(struct row_space *space) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Takes the space of an operation, as its expansion names it; false: it has another than those before it. Dims of one
-   element belong to any row: there is nothing to tell apart. Dims and parts are filled in before anything that may be
-   refused. */
+/* Sets the space from an operation's expansion; false if it differs from that of earlier operations. Dims of one
+   element fit any row. Dims and parts are filled in before anything that may be refused. */
 static bool take_space(struct row_space *space, const struct node *node) {
     struct expansion e = {.method = STATISTICS_IN_TURN};
     if (expansion_of(&e, node->op))
-        status_clear(); /* a refused operation has its space too, and is worded when its terms are written */
+        status_clear(); /* a refused operation has a space, too; its message is produced when its terms are written */
     if (space->dims.count == 0) {
         space->dims = e.dims;
         memcpy(space->parts, e.parts, sizeof space->parts);
@@ -66,7 +65,7 @@ static bool is_sum(const struct node *node) {
            ((const struct reduction_op *)node->op)->parameters->mode == WEFT_REDUCE_TENSOR_ADD;
 }
 
-/* Plain sums last: beside operations that have rows, they may be of columns. */
+/* Plain sums come last: next to operations that have rows, they may be column sums. */
 static weftStatus_t take_spaces(struct row_space *space, const struct region *region, bool are_sums) {
     for (int i = 0; i < region->count; i++) {
         const struct node *node = region_node(region, i);
@@ -78,7 +77,7 @@ static weftStatus_t take_spaces(struct row_space *space, const struct region *re
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Pointwise nodes have no rows of their own: they take those of the operations that combine elements. */
+/* Pointwise nodes have no rows of their own: they use those of the operations that combine elements. */
 weftStatus_t row_space_find(struct row_space *space, const struct region *region) {
     *space = (struct row_space){0};
     for (int i = 0; i < region->count; i++)
@@ -91,13 +90,13 @@ weftStatus_t row_space_find(struct row_space *space, const struct region *region
     if (is_set)
         TRY(make_axes(space));
     TRY(take_spaces(space, region, true));
-    /* Only pointwise nodes: a map, not rows. */
+    /* A region of only pointwise nodes is a map without rows. */
     if (space->dims.count == 0)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "no operation of the region combines elements to rows");
     return is_set ? WEFT_STATUS_SUCCESS : make_axes(space);
 }
 
-/* For expansions that are written once more, as the sums that follow are. */
+/* For expansions that are written again, such as those of the second program. */
 void row_space_expand_in(const struct row_space *space, struct expansion *e) {
     e->dims = space->dims;
     memcpy(e->parts, space->parts, sizeof e->parts);
@@ -105,7 +104,7 @@ void row_space_expand_in(const struct row_space *space, struct expansion *e) {
 
 /* ---- Sizes ------------------------------------------------------------------------------------------------------- */
 
-/* Product of the extents of one kind of axes: 1 where there is none, 0 where one is empty. */
+/* Product of the extents of one kind of axis: 1 if no such axis exists, 0 if one is empty. */
 static int64_t elements_along(const struct row_space *space, bool is_reduced) {
     int64_t count = 1;
     for (int i = 0; i < space->axis_count; i++)
@@ -117,7 +116,7 @@ int64_t row_space_length(const struct row_space *space) { return elements_along(
 
 int64_t row_space_rows(const struct row_space *space) { return elements_along(space, false); }
 
-/* Along the last axis of the kind the stride is 1. */
+/* The last axis of the kind has stride 1. */
 void row_space_pack(const struct row_space *space, int64_t *strides, bool is_reduced) {
     int64_t packed = 1;
     for (int i = space->axis_count; i-- > 0;) {
@@ -128,18 +127,18 @@ void row_space_pack(const struct row_space *space, int64_t *strides, bool is_red
 
 /* ---- Tensors ----------------------------------------------------------------------------------------------------- */
 
-/* Whether a tensor has an element for each group of a split dimension. */
+/* True if a tensor has one element per group of a split dimension. */
 static bool has_groups(const struct row_space *space, const struct tensor *tensor, int64_t dim) {
     return is_split(space, dim) && tensor->dims.at[dim] == space->parts[dim];
 }
 
-/* Each extent is the space's, one for all, or one for each group. */
+/* Each extent must equal the space's, be 1, or be the number of groups. */
 static bool fits_along(const struct row_space *space, const struct tensor *tensor, int64_t dim) {
     int64_t extent = tensor->dims.at[dim];
     return extent == space->dims.at[dim] || extent == 1 || has_groups(space, tensor, dim);
 }
 
-/* A scalar input has any rank, since it is the same everywhere. */
+/* A scalar input may have any rank, because it broadcasts everywhere. */
 weftStatus_t row_space_check(const struct row_space *space, const struct descriptor *op, const struct tensor *tensor,
                              bool is_output) {
     bool is_scalar = tensor_elements(tensor) == 1 && !is_output;
@@ -154,8 +153,7 @@ weftStatus_t row_space_check(const struct row_space *space, const struct descrip
     return WEFT_STATUS_SUCCESS;
 }
 
-/* spans: whether the result differs within a row. An axis within the row must then be there, and may not be
-   otherwise. */
+/* spans: the result differs within a row. It must then have all axes within the row, otherwise none of them. */
 weftStatus_t row_space_check_result(const struct row_space *space, const struct tensor *tensor, bool spans) {
     for (int i = 0; i < space->axis_count; i++)
         if (row_space_has_axis(space, tensor, i) != (spans || !space->axes[i].is_reduced))
@@ -165,7 +163,7 @@ weftStatus_t row_space_check_result(const struct row_space *space, const struct 
     return WEFT_STATUS_SUCCESS;
 }
 
-/* A tensor of one element for each group differs along the axis of groups, not along that within one. */
+/* A tensor with one element per group has the axis of groups, but not the axis within a group. */
 bool row_space_has_axis(const struct row_space *space, const struct tensor *tensor, int axis) {
     int64_t dim = space->axes[axis].dim;
     if (dim == DIM_OF_PARTIAL_SUMS)
@@ -174,27 +172,27 @@ bool row_space_has_axis(const struct row_space *space, const struct tensor *tens
            (has_groups(space, tensor, dim) && space->axes[axis].counts_groups);
 }
 
-/* A tensor with one element for each group steps by its own stride; one of all elements by `inner` of them along the
-   axis of groups. */
+/* A tensor with one element per group uses its own stride. Along the axis of groups, a full tensor steps by `inner`
+   elements. */
 int64_t row_space_stride(const struct row_space *space, const struct tensor *tensor, int axis) {
     const struct row_axis *at = &space->axes[axis];
     if (!row_space_has_axis(space, tensor, axis))
         return 0;
     if (at->extent == 0)
-        return 1; /* 0 would say that the tensor has one element for all, and it has none */
+        return 1; /* 0 would mean broadcasting, but the tensor has no elements */
     bool is_by_group = tensor->dims.at[at->dim] != space->dims.at[at->dim];
     return tensor->strides.at[at->dim] * (is_by_group ? 1 : at->inner);
 }
 
 /* ---- Sums that cross rows ---------------------------------------------------------------------------------------- */
 
-/* How a tensor's axes lie to those of the rows, from which follows what a sum to its elements has to cross. */
+/* Which axes of the space a tensor has. This determines what a sum into its elements has to cross. */
 struct reach {
-    bool in_row, whole_row; /* it differs within a row; along all of it */
-    bool in_rows, all_rows; /* it differs from row to row; for all rows */
+    bool in_row, whole_row; /* has an axis within the row; has all of them */
+    bool in_rows, all_rows; /* has an axis across rows; has all of them */
 };
 
-/* An empty space has no axes: both `whole_row` and `all_rows` are then true. */
+/* An empty space has no axes, so `whole_row` and `all_rows` are both true. */
 static struct reach reach_of(const struct row_space *space, const struct tensor *tensor) {
     struct reach reach = {.whole_row = true, .all_rows = true};
     for (int i = 0; i < space->axis_count; i++) {
@@ -207,9 +205,9 @@ static struct reach reach_of(const struct row_space *space, const struct tensor 
     return reach;
 }
 
-/* In the order of cost: the row's own sum needs nothing more; rows that share a scale, a small program behind; columns,
-   partial sums of each block and a program behind; else a second reading of x and dy. sums_apart: the schedule has no
-   place for partial sums of columns. */
+/* In the order of cost. The row's own sum needs nothing more. Rows that share a scale need a small second program.
+   Columns need partial sums per block and a second program. Everything else needs a second pass over x and dy.
+   sums_apart: the schedule cannot hold partial sums of columns. */
 enum follow_kind row_space_sum_kind(const struct row_space *space, const struct tensor *tensor, bool sums_apart) {
     struct reach reach = reach_of(space, tensor);
     if (!reach.in_row)
@@ -217,7 +215,7 @@ enum follow_kind row_space_sum_kind(const struct row_space *space, const struct 
     return !reach.in_rows && reach.whole_row && !sums_apart ? FOLLOW_COLUMNS : FOLLOW_APART;
 }
 
-/* A gradient that nobody reads is not summed at all. */
+/* A gradient without readers is not computed. */
 bool row_space_wants_sum(const struct region *region, const struct tensor *tensor) {
     return !value_is_dead(&region->graph->values[graph_find_value(region->graph, tensor)]);
 }
@@ -230,7 +228,7 @@ static bool is_read_inside(const struct region *region, const struct tensor *ten
     return false;
 }
 
-/* Whether a tensor has each element of the space, and is not the same along some of its dims. */
+/* True if a tensor has every element of the space, without broadcasting along any of its dims. */
 static bool has_all(const struct row_space *space, const struct tensor *tensor) {
     return tensor->dims.count == space->dims.count &&
            !memcmp(tensor->dims.at, space->dims.at, (size_t)space->dims.count * sizeof *space->dims.at);
@@ -243,7 +241,7 @@ bool row_space_sums_columns(const struct row_space *space, const struct node *no
            row_space_sum_kind(space, op->y, false) == FOLLOW_COLUMNS;
 }
 
-/* Scale and bias of one norm share x, dy and statistics, and so the second program. */
+/* Scale and bias of one norm share x, dy and statistics, and therefore the second program. */
 weftStatus_t follow_add(struct follow *follow, const struct region *region, const struct node *node,
                         const struct tensor *gradient, enum follow_kind kind, bool *is_first) {
     const struct norm_backward *op = (const struct norm_backward *)node->op;
@@ -251,12 +249,12 @@ weftStatus_t follow_add(struct follow *follow, const struct region *region, cons
     if ((!*is_first && follow->node != node) || (follow->kind != FOLLOW_NOTHING && follow->kind != kind))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: the gradients of one scale at a time",
              descriptor_label(node->op));
-    /* The second program makes it, when the first is done with all that the region reads. */
+    /* The second program computes it after the first one has finished all that the region reads. */
     if (is_read_inside(region, gradient))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
              "%s: its gradient %s is summed when all rows are done, and cannot be read before",
              descriptor_label(node->op), descriptor_label(&gradient->base));
-    /* Made within the region, they might have no memory at all. */
+    /* Values produced within the region may have no memory at all. */
     if (kind == FOLLOW_APART && (region_producer(region, op->x) || region_producer(region, op->dy)))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
              "%s: its scale's gradient is summed in a sweep of its own, which needs x and dy in memory",
@@ -283,8 +281,8 @@ weftStatus_t follow_add_column(struct follow *follow, const struct tensor *tenso
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The partial sums are one more axis, the slowest; the elements of what they become are the rows. Strides are those of
-   what the first program left: [partial_sums, element], packed. */
+/* The partial sums form one more axis, the slowest; the elements of the result are the rows. Strides describe what the
+   first program stored: [partial_sums, element], packed. */
 static weftStatus_t columns_space(const struct follow *follow, const struct row_space *first, struct row_space *space,
                                   int64_t *strides) {
     int64_t packed = 1;
@@ -301,10 +299,10 @@ static weftStatus_t columns_space(const struct follow *follow, const struct row_
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The rows' totals become the elements, those that share a scale the rows. */
+/* Row totals become the elements, and those that share a scale become the rows. */
 static void fold_space(const struct tensor *gradient, const struct row_space *first, struct row_space *space,
                        int64_t *strides) {
-    /* `all`: where each row's total lies, as the first program packed its rows. */
+    /* `all`: strides of the row totals, as packed by the first program. */
     int64_t all[WEFT_DIM_MAX];
     row_space_pack(first, all, false);
     for (int i = 0; i < first->axis_count; i++)
@@ -315,8 +313,8 @@ static void fold_space(const struct tensor *gradient, const struct row_space *fi
         }
 }
 
-/* The same elements, those that share a scale as rows; each row left its statistics. Strides are those of the rows'
-   statistics, 0 within a row: each element finds its own row's. */
+/* The same elements, regrouped so that those that share a scale form a row; each original row left its statistics.
+   Strides are those of the statistics, 0 within a row, so that each element reads those of its own row. */
 static void apart_space(const struct tensor *gradient, const struct row_space *first, struct row_space *space,
                         int64_t *strides) {
     row_space_pack(first, strides, false);
@@ -328,7 +326,7 @@ static void apart_space(const struct tensor *gradient, const struct row_space *f
 
 weftStatus_t follow_space(const struct follow *follow, const struct row_space *first, struct row_space *space,
                           int64_t *strides) {
-    const struct tensor *gradient = follow->scale ? follow->scale : follow->bias; /* both lie alike */
+    const struct tensor *gradient = follow->scale ? follow->scale : follow->bias; /* both have the same layout */
     *space = *first;
     space->axis_count = 0;
     memset(strides, 0, WEFT_DIM_MAX * sizeof *strides);

@@ -6,15 +6,16 @@
 #include "engines/engine.h"
 
 extern const struct family cpu_attention;   /* attention and its gradients */
-extern const struct family cpu_contraction; /* a product and pointwise operations behind it */
-extern const struct family cpu_grouped;     /* products of experts, both ways */
-extern const struct family cpu_rows;        /* reductions, softmax and norms with pointwise operations around them */
-extern const struct family cpu_map;         /* pointwise operations in one sweep */
+extern const struct family cpu_contraction; /* one product with fused pointwise operations */
+extern const struct family cpu_grouped;     /* expert (grouped) products, forward and backward */
+extern const struct family cpu_rows;        /* reductions, softmax and norms, with fused pointwise operations */
+extern const struct family cpu_map;         /* fused pointwise operations in one pass */
 extern const struct family cpu_move;        /* one operation that only moves elements */
-extern const struct family cpu_block_scale; /* numbers of few bits with a scale for each block */
-extern const struct family cpu_element;     /* elements made from their places, with pointwise operations behind */
-extern const struct family cpu_pooling;     /* pooling and interpolation, both ways */
-extern const struct family cpu_causal;      /* causal convolutions of sequences, both ways */
-extern const struct family cpu_reference;   /* one operation, as defined */
+extern const struct family cpu_block_scale; /* block-scaled low-precision numbers */
+extern const struct family cpu_element;     /* one operation whose elements are computed one by one (random numbers,
+                                               dequantization), with fused pointwise operations */
+extern const struct family cpu_pooling;     /* pooling and interpolation, forward and backward */
+extern const struct family cpu_causal;      /* causal convolutions of sequences, forward and backward */
+extern const struct family cpu_reference;   /* any single operation, as defined */
 
 #endif

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The reference family: one operation at a time, by the definition that the operation itself gives, in double precision
-   and any layout. The last resort of every engine of the CPU, and the oracle of tests; it is not made fast. */
+/* The reference family: one operation at a time, from the definition that the operation itself provides, in double
+   precision and any layout. It is the last resort of every CPU engine and the oracle of the tests, so it is simple
+   rather than fast. */
 #include "engines/cpu/families.h"
 
-/* Floating-point operations a second of most references: plain loops over strides, one element at a time. Those that
-   are much faster or slower say so (reference_rate). */
-static const double RATE = 5e7, START_SECONDS = 1e-6; /* as other families take, which start no later */
+/* Floating-point operations per second of most references: plain loops over strides, one element at a time. Operations
+   that are much faster or slower declare it (reference_rate). */
+static const double RATE = 5e7, START_SECONDS = 1e-6; /* the start time that other families assume, too */
 
-/* Every single operation, whatever its types: what cannot be calculated was refused when the operation was
-   finalized. */
+/* Accepts every single operation of any type: what cannot be computed was refused when the operation was finalized. */
 static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
     (void)device;
     if (region->count != 1)
@@ -22,12 +22,12 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
                           struct arena *arena) {
     (void)device, (void)knobs, (void)arena;
     const struct descriptor *op = region_node(&step->region, 0)->op;
-    /* Bytes of intermediate values, as for a softmax that is read twice. */
+    /* Bytes of intermediate values, such as a softmax that is read twice. */
     step->workspace_bytes = op_of(op)->scratch_bytes ? op_of(op)->scratch_bytes(op) : 0;
     return WEFT_STATUS_SUCCESS;
 }
 
-/* On the calling thread: the CPU has no streams. */
+/* Runs on the calling thread: the CPU has no streams. */
 static weftStatus_t run(const struct step *step, void *const *values, void *workspace, weftStream_t stream) {
     (void)stream;
     const struct descriptor *op = region_node(&step->region, 0)->op;
@@ -36,7 +36,7 @@ static weftStatus_t run(const struct step *step, void *const *values, void *work
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Whether a space-separated list holds a word. `word` ends at a space or at its end, as keys in rows do. */
+/* True if a space-separated list contains a word. `word` ends at a space or a NUL, as keys in rows do. */
 static bool list_has(const char *list, const char *word) {
     size_t length = 0;
     for (const char *at = word; *at && *at != ' '; at++)
@@ -55,18 +55,18 @@ static bool list_has(const char *list, const char *word) {
     return false;
 }
 
-/* As the operation's rows say: an output row lists the inputs that it may overwrite. */
+/* Follows the operation's schema: an output row lists the inputs that it may overwrite. */
 static bool may_alias(const struct step *step, int in, int out) {
     const struct region *region = &step->region;
     const struct descriptor *op = region_node(region, 0)->op;
     const struct tensor *from = region->graph->values[in].tensor, *to = region->graph->values[out].tensor;
-    /* `allowed`: keys of the inputs that the output may overwrite; NULL: none. */
+    /* `allowed`: keys of the inputs that the output may overwrite, or NULL. */
     const char *allowed = NULL;
     bool listed = true, reads = false;
     for (int i = 0; i < op->schema->row_count; i++)
         if (row_tensor(op, &op->schema->rows[i]) == to && op->schema->rows[i].in_place)
             allowed = op->schema->rows[i].in_place;
-    /* A tensor may be several of the operation's inputs: then each of these rows must be on the list. */
+    /* If a tensor is several inputs of the operation, each of these rows must be on the list. */
     for (int i = 0; i < op->schema->row_count; i++) {
         const struct row *row = &op->schema->rows[i];
         if (op_role(op, row) != ROLE_INPUT || row_tensor(op, row) != from)

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What is computed in double on the CPU, and what in float. */
+/* Selects the compute type on the CPU: double or float. */
 #ifndef WEFT_ENGINES_CPU_COMPUTE_TYPE_H
 #define WEFT_ENGINES_CPU_COMPUTE_TYPE_H
 
 #include "engines/engine.h"
 #include "graph/ops/pointwise.h"
 
-/* Whether a type has values that float does not hold exactly. */
+/* True if a type has values that float cannot represent exactly. */
 static inline bool type_is_wide(int32_t type) {
     return type == WEFT_DATA_DOUBLE || type == WEFT_DATA_INT32 || type == WEFT_DATA_UINT32 || type == WEFT_DATA_INT64;
 }
 
-/* Whether a node is computed in double: as its type of arithmetic or those of its operands ask. */
+/* True if a node must be computed in double because of its arithmetic type or its operand types. */
 static inline bool node_is_wide(const struct pointwise_op *op) {
     struct pointwise_operands operands = pointwise_operands(op);
     const struct tensor *tensors[] = {operands.x, operands.b, operands.t, operands.out};

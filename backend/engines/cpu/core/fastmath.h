@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Elementary functions in float without branches and tables, so that a loop over them becomes vector code. How far each
-   may be from the true value stands above it, in ulps, for every argument, subnormal results included
-   (tests/c/test_fastmath.c). NaN stays NaN, and zeros keep their sign where the function does so. Polynomials are
-   minimax fits (Remez) of the function named beside them. They rely on float arithmetic as written: no
+/* Elementary functions in float without branches or tables, so that compilers vectorize loops over them. The comment of
+   each function states its maximal error in ulps over all arguments, subnormal results included
+   (tests/c/test_fastmath.c). NaN stays NaN, and zeros keep their sign if the function does so. Polynomials are minimax
+   fits (Remez) of the expression in the comment next to them. The code relies on float arithmetic as written: no
    reassociation. */
 #ifndef WEFT_ENGINES_CPU_FASTMATH_H
 #define WEFT_ENGINES_CPU_FASTMATH_H
@@ -26,8 +26,8 @@ FASTMATH uint32_t fast_bits(float value) {
     return bits;
 }
 
-/* yes where the condition holds, no elsewhere; both are computed. A conditional expression may be turned into a branch
-   around one of them, which keeps a loop from becoming vector code. */
+/* Returns `yes` if the condition holds, otherwise `no`, and evaluates both. Compilers may turn a conditional expression
+   into a branch around one of them, which prevents vectorization. */
 FASTMATH float fast_pick(int condition, float yes, float no) {
     uint32_t mask = 0u - (uint32_t)condition;
     return fast_of_bits((fast_bits(yes) & mask) | (fast_bits(no) & ~mask));
@@ -39,16 +39,17 @@ FASTMATH float fast_copysign(float magnitude, float sign) {
     return fast_of_bits((fast_bits(magnitude) & 0x7fffffff) | (fast_bits(sign) & 0x80000000));
 }
 
-/* What x / ln 2 is added to, so that the sum's low bits are the nearest integer, and bias more. */
+/* The constant to which x / ln 2 is added, so that the low bits of the sum are the nearest integer plus `bias`. */
 FASTMATH float fast_shift(int bias) { return 0x1.8p23f + (float)bias; }
 
-/* 2^(n - 127), where the low bits are 0 < n < 255 and more above. */
+/* 2^(n - 127), where n, 0 < n < 255, is in the low bits; the shift discards higher bits. */
 FASTMATH float fast_power_of_two(uint32_t low_bits) { return fast_of_bits(low_bits << 23); }
 
-/* x = n ln 2 + r with |r| <= 0.35; gives e^r - 1. shifted: n + fast_shift(bias), as x * 1.44269504f rounds it. */
+/* Returns e^r - 1, where x = n ln 2 + r with |r| <= 0.35. shifted: n + fast_shift(bias), as rounded by x *
+   1.44269504f. */
 FASTMATH float fast_reduced_expm1(float x, float shifted, int bias) {
     float whole = shifted - fast_shift(bias);
-    /* ln 2 in two parts; the product with the first is exact. */
+    /* ln 2 in two parts; multiplication by the first is exact. */
     float r = (x - whole * 0x1.62ep-1f) - whole * 0x1.0bfbe8p-15f;
     float p = 0.00139465975f; /* (e^r - 1 - r) / r^2 */
     p = p * r + 0.00836669933f;
@@ -58,48 +59,49 @@ FASTMATH float fast_reduced_expm1(float x, float shifted, int bias) {
     return r + r * r * p;
 }
 
-/* e^x for x whose n is at most `most`; 0 below -105, whatever is calculated there. */
+/* e^x if n is at most the limit that the bias of `shifted` implies. Returns 0 below -105, where the polynomial is not
+   valid. */
 FASTMATH float fast_exp_of(float x, float shifted) {
     uint32_t bits = fast_bits(shifted), half = bits >> 1;
     float q = fast_reduced_expm1(x, shifted, 254);
-    /* In two steps, each with half of the bias: 2^n alone may be too large or too small for a float where the result is
-       none. */
+    /* Scales in two steps, each with half of the exponent: 2^n alone may be outside the range of float although the
+       result is not. */
     float y = (1.0f + q) * fast_power_of_two(half) * fast_power_of_two(bits - half);
     return fast_pick(x < -105.0f, 0.0f, y);
 }
 
-/* 1.1 ulps. From n = 129 on infinite: r is what is left of x, of which infinity and NaN stay as they are. */
+/* 1.1 ulps. Infinite from n = 129 on. r is what remains of x, so infinity and NaN propagate. */
 FASTMATH float fast_exp(float x) {
     int32_t shifted = (int32_t)fast_bits(x * 1.44269504f + fast_shift(254));
     int32_t most = (int32_t)fast_bits(fast_shift(254 + 129));
     return fast_exp_of(x, fast_of_bits((uint32_t)(shifted < most ? shifted : most)));
 }
 
-/* The same bits for x <= 0, of fewer steps: an even bias rounds as fast_exp's does, and one more step of a number that
-   all share makes subnormal results. */
+/* Same bits as fast_exp for x <= 0, in fewer steps: an even bias rounds as fast_exp's does, and a final multiplication
+   by a constant produces subnormal results. */
 FASTMATH float fast_exp_nonpositive(float x) {
     float shifted = x * 1.44269504f + fast_shift(127 + 65);
     float q = fast_reduced_expm1(x, shifted, 127 + 65);
     return fast_pick(x < -105.0f, 0.0f, (1.0f + q) * fast_power_of_two(fast_bits(shifted)) * 0x1p-65f);
 }
 
-/* 1.1 ulps. e^x for x <= 0, of fewer steps: 0 below -87, where the result would be no normal number. */
+/* 1.1 ulps. e^x for x <= 0, in fewer steps: flushes to 0 below -87, where the result would be subnormal. */
 FASTMATH float fast_exp_negative(float x) {
     float shifted = x * 1.44269504f + fast_shift(127);
     float q = fast_reduced_expm1(x, shifted, 127);
     return fast_pick(x < -87.0f, 0.0f, (1.0f + q) * fast_power_of_two(fast_bits(shifted)));
 }
 
-/* The same, and 1 for NaN, as infinity minus itself is in a softmax. The order of bits is that of numbers, and their
-   lesser one instruction. */
+/* Like fast_exp_negative, but 1 for NaN, which infinity minus itself produces in a softmax. The order of the bit
+   patterns is that of the numbers, so the minimum takes one instruction. */
 FASTMATH float fast_weight(float x) {
     uint32_t bits = fast_bits(fast_exp_negative(x)), one = fast_bits(1.0f);
     return fast_of_bits(bits < one ? bits : one);
 }
 
-/* 1.2 ulps. 2^x for x <= 127, of fewer steps: 0 below -126, where the result would be no normal number. */
+/* 1.2 ulps. 2^x for x <= 127, in fewer steps: flushes to 0 below -126, where the result would be subnormal. */
 FASTMATH float fast_exp2(float x) {
-    const float shift = 0x1.8p23f + 127; /* adding it leaves an integer and the exponent's bias in the low bits */
+    const float shift = 0x1.8p23f + 127; /* adding it leaves the integer part plus the exponent bias in the low bits */
     float limited = x < -126.0f ? -126.0f : x;
     float shifted = limited + shift;
     float r = limited - (shifted - shift);
@@ -112,14 +114,15 @@ FASTMATH float fast_exp2(float x) {
     return fast_pick(x < -126.0f, 0.0f, (1.0f + r * p) * fast_of_bits(fast_bits(shifted) << 23));
 }
 
-/* 2.5 ulps. As e^x / (1 + e^x), which is 1 from 17 on, so that nothing overflows; 1 / (1 + e^-x) does below -88. */
+/* 2.5 ulps. Computed as e^x / (1 + e^x), which equals 1 from 17 on, so nothing overflows; 1 / (1 + e^-x) would overflow
+   below -88. */
 FASTMATH float fast_logistic(float x) {
     float limited = x > 30.0f ? 30.0f : x;
     float e = fast_exp_of(limited, limited * 1.44269504f + fast_shift(254));
     return e / (1.0f + e);
 }
 
-/* 1.8 ulps. From half of 2^n, which is a float for n = 128, too: infinity is e^89. */
+/* 1.8 ulps. Uses half of 2^n, which is a float even for n = 128; e^89 is infinite. */
 FASTMATH float fast_expm1(float x) {
     float limited = x < -20.0f ? -20.0f : x;
     limited = fast_pick(x > 89.0f, 89.0f, limited);
@@ -139,7 +142,7 @@ FASTMATH float fast_tanh(float x) {
     p = p * z + -0.333333015f;
     float small = x + x * z * p;
     float large = 1.0f - 2.0f / (fast_exp(a + a) + 1.0f);
-    return fast_copysign(fast_pick(a < 0.625f, small, large), x); /* of -0, too, where the sum above is +0 */
+    return fast_copysign(fast_pick(a < 0.625f, small, large), x); /* also for -0, where the sum above is +0 */
 }
 
 /* 2.1 ulps. */
@@ -154,7 +157,7 @@ FASTMATH float fast_erf(float x) {
     p = p * z + 0.128379107f;
     float small = x + x * p;
     float t = a > 3.95f ? 3.95f : a;
-    float q = -0.000186775447f; /* -log(1 - erf x), 1 < x < 3.95 */
+    float q = -0.000186775447f; /* -log(1 - erf x) for 1 < x < 3.95 */
     q = q * t + 0.00295186206f;
     q = q * t + -0.0218562558f;
     q = q * t + 0.103147857f;
@@ -166,11 +169,11 @@ FASTMATH float fast_erf(float x) {
     return fast_pick(a < 1.0f, small, fast_copysign(large, x));
 }
 
-/* x times the standard normal distribution function. At -infinity the factor is limited, so that the product is 0. */
+/* x times the standard normal CDF. x is clamped at -infinity, so that the product is 0. */
 FASTMATH float fast_normal_cdf(float x) { return 0.5f * (1.0f + fast_erf(x * 0.7071067812f)); }
 FASTMATH float fast_gelu(float x) { return (x <= -FLT_MAX ? -FLT_MAX : x) * fast_normal_cdf(x); }
 
-/* The derivative of fast_gelu. The density is 0 where x is not below 100. */
+/* The derivative of fast_gelu. The density is 0 for |x| >= 100. */
 FASTMATH float fast_gelu_slope(float x) {
     float bounded = fast_pick(fast_abs(x) < 100.0f, x, 0.0f);
     return fast_normal_cdf(x) + bounded * (0.3989422804f * fast_exp(-0.5f * bounded * bounded));
@@ -178,7 +181,7 @@ FASTMATH float fast_gelu_slope(float x) {
 
 /* 1 ulps. */
 FASTMATH float fast_log(float x) {
-    /* Subnormals are scaled to normal numbers first. */
+    /* Scales subnormals to normal numbers first. */
     int is_small = x < 0x1p-126f;
     float scaled = fast_pick(is_small, x * 0x1p24f, x);
     /* scaled = 2^n m with sqrt(1/2) <= m < sqrt(2) */
@@ -203,7 +206,7 @@ FASTMATH float fast_log(float x) {
 
 /* 1.5 ulps. */
 FASTMATH float fast_log1p(float x) {
-    /* the logarithm of the rounded sum, and what the rounding lost */
+    /* the logarithm of the rounded sum, plus a correction for the rounding error */
     float sum = 1.0f + x, lost = x - (sum - 1.0f);
     int is_large = x > 0x1p24f;
     float result = fast_log(is_large ? x : sum) + (is_large ? 0.0f : lost / sum);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The body of loops_f32.c and loops_f64.c: one loop per mode over elements of type `real`. No include guard: define
-   real, FIND_LOOP and the mathematical functions, then include. */
+   real, FIND_LOOP and the mathematical functions before including it. */
 #include "engines/cpu/core/vector.h"
 
 #define C(literal) ((real)(literal))

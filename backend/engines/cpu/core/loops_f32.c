@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The loops in float: the table of modes names functions as in C for double, and the macros below give them their form
-   in float. exp, tanh, erf, log and their kin are our own, which become vector code; the rest is libm's. */
+/* The loops in float. The mode table names functions as C names them for double; the macros below map them to float.
+   exp, tanh, erf, log and related functions are our own, which compilers vectorize; the rest is from libm. */
 #include "engines/cpu/core/loops.h"
 
 #include "engines/cpu/core/fastmath.h"
@@ -31,8 +31,8 @@ typedef float real;
 #define FIND_LOOP loop_f32
 #include "engines/cpu/core/loops_define.h"
 
-/* Nanoseconds of an element on one core, by kinds: libm's functions, our own vectorised ones, activations (which
-   contain some), and arithmetic. */
+/* Nanoseconds per element on one core, by class: libm functions, our vectorized functions, activations (which contain
+   some of these), and arithmetic. */
 double loop_cost(int mode, bool is_wide) {
     switch (mode) {
     case WEFT_POINTWISE_SIN:
@@ -47,7 +47,8 @@ double loop_cost(int mode, bool is_wide) {
     case WEFT_POINTWISE_ERF:
         return is_wide ? 3 : 0.6;
     }
-    /* From the first activation to the last in the order of the header; a ReLU's derivative is mere arithmetic. */
+    /* The range from the first to the last activation in the header's order. A ReLU's derivative is plain
+       arithmetic. */
     bool is_activation = mode >= WEFT_POINTWISE_TANH_FWD && mode <= WEFT_POINTWISE_GELU_APPROX_TANH_BWD &&
                          mode != WEFT_POINTWISE_RELU_BWD;
     return is_activation ? (is_wide ? 6 : 1) : is_wide ? 0.2 : 0.1;

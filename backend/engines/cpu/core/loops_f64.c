@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The loops in double, on libm's functions: double is for who asks for precision, not for speed. */
+/* The loops in double, with libm's functions: users choose double for precision, not for speed. */
 #include "engines/cpu/core/loops.h"
 
 #include <float.h>
@@ -12,7 +12,7 @@
 static double normal_cdf(double x) { return 0.5 * erfc(x * -0.7071067811865476); }
 static double gelu(double x) { return at_least(x, -DBL_MAX) * normal_cdf(x); }
 static double gelu_slope(double x) {
-    double bounded = fabs(x) < 100 ? x : 0; /* the density is 0 beyond */
+    double bounded = fabs(x) < 100 ? x : 0; /* the density is 0 outside */
     return normal_cdf(x) + bounded * 0.3989422804014327 * exp(-0.5 * bounded * bounded);
 }
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* By the calls that GCC's compiled code makes: libgomp has them, and so have LLVM's and Intel's runtimes. */
+/* Uses the entry points that GCC's compiled code calls: libgomp provides them, and so do LLVM's and Intel's
+   runtimes. */
 #define _GNU_SOURCE 1 /* dladdr */
 #include "engines/cpu/core/openmp.h"
 
@@ -12,7 +13,7 @@
 typedef void parallel_call(void (*body)(void *), void *context, unsigned threads, unsigned flags);
 typedef int count_call(void);
 
-static _Atomic(parallel_call *) parallel;   /* NULL: no runtime, or not this process's; written last */
+static _Atomic(parallel_call *) parallel;   /* NULL if no runtime exists, or after a fork; written last */
 static _Atomic(count_call *) count, number; /* omp_get_max_threads and omp_get_thread_num */
 static _Atomic bool is_child;
 
@@ -21,13 +22,13 @@ static void forget(void) {
     atomic_store(&parallel, NULL);
 }
 
-/* At once, as the program may fork before a plan is built. */
+/* Registered at load time, because the program may fork before a plan is built. */
 __attribute__((constructor)) static void watch_forks(void) {
     if (pthread_atfork(NULL, NULL, forget))
         forget();
 }
 
-/* A library that was opened is kept: its code is called from here on. */
+/* Pins a library that was opened, because its code will be called from now on. */
 static void keep_loaded(void *address) {
     Dl_info info;
     if (dladdr(address, &info) && info.dli_fname)
@@ -55,7 +56,7 @@ struct loop {
     void (*body)(int thread);
 };
 
-/* Asked for each loop: a thread that is one caller's second may be another's third. */
+/* Queried for each loop: a caller's second thread may be the third one of another caller. */
 static void run_body(void *loop) { ((struct loop *)loop)->body(atomic_load(&number)()); }
 
 int openmp_threads(int most) {

@@ -1,19 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The threads of an OpenMP runtime that the program has brought, as PyTorch does. After each loop of the program's own
-   they wait awake, for milliseconds, and whoever else wants their cores waits as long: a second pool beside them halves
-   the speed of both. */
+/* The threads of an OpenMP runtime that the program has loaded, as PyTorch does. After each of the program's own loops
+   these threads spin for milliseconds, and other threads that need their cores wait for that long: a second pool next
+   to them halves the speed of both. */
 #ifndef WEFT_ENGINES_CPU_OPENMP_H
 #define WEFT_ENGINES_CPU_OPENMP_H
 
-/* Looks whether there is a runtime by now: programs load theirs at any time. */
+/* Looks for a loaded runtime. Programs may load one at any time. */
 void openmp_find(void);
 
-/* The number of threads that a loop of the caller has; 0 if there is no runtime, it is set to more than `most`, or this
-   process is a fork's child, which has none of the threads that the runtime believes in. 1: the caller wants no other
-   thread, as after torch.set_num_threads(1). */
+/* Number of threads that a loop of this caller may use. 0 if no runtime is loaded, if its limit exceeds `most`, or if
+   this process is a forked child, in which the runtime's threads do not exist. 1 if the caller wants no other threads,
+   as after torch.set_num_threads(1). */
 int openmp_threads(int most);
 
-/* Runs body(thread) once on each of so many threads, numbered from the caller's 0 on, and returns when all are done. */
+/* Runs body(thread) once on each of `threads` threads, numbered from 0, the caller, and returns when all have
+   finished. */
 void openmp_run(int threads, void (*body)(int thread));
 
 #endif

@@ -1,28 +1,28 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From pointwise nodes to instructions: what each node is computed in, and what is loaded, rounded and stored when. It
-   must not know how the index space is walked or on how many threads. */
+/* Compiles pointwise nodes to instructions: the precision of each node, and what is loaded, rounded and stored when.
+   This file must not know the traversal of the index space or the number of threads. */
 #include "engines/cpu/core/program.h"
 
 #include <string.h>
 
-/* VALUES: of a region, at most. A program refuses larger ones, and the planner takes them in parts. */
+/* VALUES: maximum number of values of a region. Larger regions are refused, and the planner splits them. */
 enum { NONE = PROGRAM_NO_REGISTER, VALUES = 128 };
 
-/* Where a value is while instructions are listed: virtual registers, one per instruction that makes one. */
+/* Location of a value while instructions are generated: virtual registers, one per instruction with a result. */
 struct place {
-    int value, bits;            /* bits: that integer arithmetic makes at most; 0: those of the type */
-    unsigned char registers[2]; /* in float, in double; NONE */
+    int value, bits;            /* bits: upper bound from integer arithmetic; 0: that of the type */
+    unsigned char registers[2]; /* for float and for double, or NONE */
 };
 
-/* A program while it is written; on the stack of program_compile. */
+/* A program under construction, on the stack of program_compile. */
 struct builder {
     struct program *program;
     const struct region *region;
     const struct tensor *space;
-    /* next_register counts virtual registers: one for each instruction with a result, never used again. */
+    /* next_register counts virtual registers: one for each instruction with a result, never reused. */
     int place_count, next_register;
     struct place places[VALUES];
-    /* A limit was passed: from here on writing goes to the last place, and nothing of the program is used. */
+    /* A limit was exceeded: further writes overwrite the last entry, and the program is discarded. */
     bool is_full;
 };
 
@@ -30,24 +30,24 @@ static const struct tensor *tensor_of(const struct builder *builder, int value) 
     return builder->region->graph->values[value].tensor;
 }
 
-/* The region's tensors are the graph's own, so each has a value. */
+/* The region's tensors belong to the graph, so each has a value. */
 static int value_of(const struct builder *builder, const struct tensor *tensor) {
     return graph_find_value(builder->region->graph, tensor);
 }
 
 /* ---- Integers in double ------------------------------------------------------------------------------------------ */
 
-/* DOUBLE_BITS: whole numbers below 2^53 are exact. UNKNOWN_BITS: more than that, so that a check refuses. */
+/* DOUBLE_BITS: integers below 2^53 are exact. UNKNOWN_BITS is larger, so that the check refuses. */
 enum { DOUBLE_BITS = 53, UNKNOWN_BITS = 64 };
 
-/* A float holds more than 53 bits' worth of integers, whatever its width. */
+/* Floating-point types count as more than 53 bits, whatever their width. */
 static int type_bits(const struct tensor *tensor) {
     weftDataType_t type = (weftDataType_t)tensor->type;
     return dtype_is_float(type) ? UNKNOWN_BITS : dtype_of(type)->bits;
 }
 
-/* Bits of the largest number that an operand can hold; what the region makes may be known to have fewer than its
-   type. */
+/* Number of bits of the largest value that an operand can hold. Values that the region computes may be known to have
+   fewer bits than their type. */
 static int operand_bits(const struct builder *builder, const struct tensor *tensor) {
     int value = tensor ? value_of(builder, tensor) : -1;
     for (int i = 0; i < builder->place_count; i++)
@@ -56,7 +56,7 @@ static int operand_bits(const struct builder *builder, const struct tensor *tens
     return tensor ? type_bits(tensor) : 0;
 }
 
-/* The same of what a mode makes of operands of x and b bits in integer arithmetic. */
+/* Likewise for the result of integer arithmetic on operands of x and b bits. */
 static int result_bits(const struct pointwise_mode *mode, int x, int b) {
     if (mode->is_logical)
         return 1;
@@ -65,7 +65,7 @@ static int result_bits(const struct pointwise_mode *mode, int x, int b) {
     case WEFT_POINTWISE_MOD:
     case WEFT_POINTWISE_FLOOR_MOD:
     case WEFT_POINTWISE_POW:
-        return UNKNOWN_BITS; /* their formulas are others in double */
+        return UNKNOWN_BITS; /* their formulas differ in double */
     case WEFT_POINTWISE_MUL:
         return x + b;
     case WEFT_POINTWISE_ADD_SQUARE:
@@ -75,8 +75,8 @@ static int result_bits(const struct pointwise_mode *mode, int x, int b) {
     }
 }
 
-/* Where a value is, noted when it is first asked for. The last place is overwritten when there is no room; is_full
-   gives the program up. */
+/* Location of a value; creates the entry on first use. If the table is full, the last entry is overwritten and is_full
+   discards the program. */
 static struct place *place_of(struct builder *builder, int value) {
     for (int i = 0; i < builder->place_count; i++)
         if (builder->places[i].value == value)
@@ -87,9 +87,9 @@ static struct place *place_of(struct builder *builder, int value) {
     return &builder->places[builder->place_count++];
 }
 
-/* ---- What a region must be --------------------------------------------------------------------------------------- */
+/* ---- Checking regions -------------------------------------------------------------------------------------------- */
 
-/* Inputs may broadcast to the space; results must fill it, since each element is stored once. */
+/* Inputs may broadcast to the space. Results must fill it, because each element is stored once. */
 static weftStatus_t check_tensor(const struct builder *builder, const struct node *node, const struct tensor *tensor,
                                  bool is_output) {
     bool is_whole = tensor_same_dims(tensor, builder->space) ||
@@ -105,8 +105,8 @@ static weftStatus_t check_tensor(const struct builder *builder, const struct nod
     return WEFT_STATUS_SUCCESS;
 }
 
-/* A node of integer arithmetic gives the same numbers in double, or is refused. Where the result saturates to 32 bits
-   or fewer, a double that lost its last bits is still on the right side of the limit. */
+/* Accepts integer arithmetic only if double gives the same numbers. If the result saturates to 32 bits or fewer, a
+   double that lost its low bits still saturates correctly. */
 static weftStatus_t check_integers(struct builder *builder, const struct node *node) {
     const struct pointwise_op *op = (const struct pointwise_op *)node->op;
     const struct pointwise_mode *mode = pointwise_find_mode(op->pw->mode);
@@ -116,7 +116,7 @@ static weftStatus_t check_integers(struct builder *builder, const struct node *n
         return WEFT_STATUS_SUCCESS;
     int x = operand_bits(builder, operands.x), b = operand_bits(builder, operands.b), made = result_bits(mode, x, b);
     int stored = type_bits(operands.out);
-    bool saturates = stored <= 32 && made < UNKNOWN_BITS; /* whatever double makes of the last bits */
+    bool saturates = stored <= 32 && made < UNKNOWN_BITS; /* whatever happens to the low bits of the double */
     if (x > DOUBLE_BITS || b > DOUBLE_BITS || (made > DOUBLE_BITS && !saturates))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE,
              "%s: %s in %s arithmetic on its operands may need more than the 53 bits of a double. Use FLOAT or smaller "
@@ -126,16 +126,16 @@ static weftStatus_t check_integers(struct builder *builder, const struct node *n
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Operands first, so that a refusal of layout names the tensor and not the arithmetic. */
+/* Checks operands first, so that a layout error names the tensor rather than the arithmetic. */
 static weftStatus_t check_node(struct builder *builder, const struct node *node) {
     for (int i = 0; i < node->operand_count; i++)
         TRY(check_tensor(builder, node, tensor_of(builder, node->operands[i]), node->is_output[i]));
     return check_integers(builder, node);
 }
 
-/* ---- Listing instructions ---------------------------------------------------------------------------------------- */
+/* ---- Generating instructions ------------------------------------------------------------------------------------- */
 
-/* The next instruction; a lasting dummy when there is no room. */
+/* Appends an instruction. If no room is left, returns the last one, which is overwritten again and again. */
 static struct instruction *add(struct builder *builder, enum verb verb, bool is_wide) {
     struct program *program = builder->program;
     builder->is_full = builder->is_full || program->instruction_count == PROGRAM_INSTRUCTIONS;
@@ -148,7 +148,7 @@ static struct instruction *add(struct builder *builder, enum verb verb, bool is_
     return instruction;
 }
 
-/* Accesses are counted for each use of memory: a tensor that is read and written has two. */
+/* Accesses are counted per use of memory: a tensor that is both read and written has two. */
 static int add_access(struct builder *builder, int value, weftDataType_t type, bool is_store) {
     struct program *program = builder->program;
     builder->is_full = builder->is_full || program->access_count == PROGRAM_ACCESSES;
@@ -158,7 +158,7 @@ static int add_access(struct builder *builder, int value, weftDataType_t type, b
     return program->access_count++;
 }
 
-/* Strides are the tensor's own, in elements, and stay 0 where it broadcasts: a dimension of one element, or a
+/* Strides are the tensor's own, in elements, and 0 where it broadcasts: along a dimension of one element, or for a
    scalar. */
 static int add_tensor_access(struct builder *builder, int value, bool is_store) {
     const struct tensor *tensor = tensor_of(builder, value);
@@ -166,18 +166,18 @@ static int add_tensor_access(struct builder *builder, int value, bool is_store) 
     for (int64_t i = 0; i < builder->space->dims.count && tensor_elements(tensor) != 1; i++)
         if (tensor->dims.at[i] != 1)
             builder->program->accesses[index].strides[i] = tensor->strides.at[i];
-    /* Bytes are counted once for each access; broadcast elements stay in the caches. */
+    /* Bytes are counted once per access; broadcast elements stay in the cache. */
     builder->program->bytes += (double)tensor_own_bytes(tensor);
     return index;
 }
 
-/* The register that holds a value, loaded or converted if need be. Each value is loaded once in each width. */
+/* Returns the register that holds a value in the given width; loads or converts it on first use. */
 static unsigned char read_value(struct builder *builder, int value, bool is_wide) {
     struct place *place = place_of(builder, value);
     if (place->registers[is_wide] != NONE)
         return place->registers[is_wide];
     struct instruction *instruction;
-    /* The value is there in the other width: converting a register is cheaper than loading again. */
+    /* The value is in a register of the other width: conversion costs less than another load. */
     if (place->registers[!is_wide] != NONE) {
         instruction = add(builder, VERB_CONVERT, is_wide);
         instruction->x = place->registers[!is_wide];
@@ -188,7 +188,7 @@ static unsigned char read_value(struct builder *builder, int value, bool is_wide
     return place->registers[is_wide] = instruction->dst;
 }
 
-/* x itself where the factor is 1, as for nearly all operands. */
+/* Returns x itself if the factor is 1, as for nearly all operands. */
 static unsigned char add_scale(struct builder *builder, unsigned char x, double factor, bool is_wide) {
     if (factor == 1)
         return x;
@@ -205,17 +205,18 @@ static unsigned char read_operand(struct builder *builder, const struct tensor *
 static struct instruction *add_apply(struct builder *builder, int mode, bool is_wide) {
     struct instruction *apply = add(builder, VERB_APPLY, is_wide);
     apply->loop = is_wide ? loop_f64(mode) : loop_f32(mode);
-    /* Nanoseconds of one element; summed up, as instructions run one after another. */
+    /* Nanoseconds per element; they add up, because instructions run one after another. */
     builder->program->nanoseconds += loop_cost(mode, is_wide);
     return apply;
 }
 
-/* Notes where a result is. A value that other nodes of the region read has been rounded to its tensor's type, as if it
-   had been to memory and back. */
+/* Records the register of a result. If other nodes of the region read the value, it is rounded to its tensor's type
+   first, as if it had been stored and loaded. */
 static void define_value(struct builder *builder, int value, unsigned char result, bool is_wide, bool is_truth) {
     const struct tensor *tensor = tensor_of(builder, value);
     weftDataType_t type = (weftDataType_t)tensor->type;
-    /* Of these types the register already holds what memory would: doubles, floats in float, truths as 0 or 1. */
+    /* For these types the register already equals the stored value: doubles, floats in float registers, and booleans as
+       0 or 1. */
     bool is_kept =
         type == WEFT_DATA_DOUBLE || (type == WEFT_DATA_FLOAT && !is_wide) || (is_truth && dtype_is_boolean(type));
     bool is_read = false;
@@ -234,7 +235,7 @@ static void define_value(struct builder *builder, int value, unsigned char resul
     place_of(builder, value)->registers[is_wide] = result;
 }
 
-/* An access without memory, of stride 1 along the axis: its index is the position. */
+/* An access without memory and with stride 1 along the axis, so that its index is the position. */
 static void add_index(struct builder *builder, const struct pointwise_op *op, bool is_wide) {
     struct instruction *index = add(builder, VERB_INDEX, is_wide);
     index->access = add_access(builder, -1, WEFT_DATA_INT64, false);
@@ -250,7 +251,7 @@ static void add_node(struct builder *builder, const struct pointwise_op *op) {
         add_index(builder, op, is_wide);
         return;
     }
-    /* Operands that a mode has not are given as x, so that loops read valid memory. */
+    /* Absent operands are passed as x, so that loops read valid memory. */
     unsigned char x = read_operand(builder, operands.x, op->alpha1, is_wide), b = x, t = x;
     if (operands.b)
         b = read_operand(builder, operands.b, op->alpha2, is_wide);
@@ -262,8 +263,8 @@ static void add_node(struct builder *builder, const struct pointwise_op *op) {
     define_value(builder, value_of(builder, operands.out), apply->dst, is_wide, mode->is_logical);
 }
 
-/* The caller's block, as the node that makes it defines its result. beta reads what the result's memory holds before:
-   block by block, ahead of the store. */
+/* Loads the caller's block, as the product defines its result. beta applies to the previous contents of the result's
+   memory, which each block reads before its store. */
 static void add_given(struct builder *builder, const struct given *given) {
     bool is_wide = given->is_wide;
     struct instruction *take = add(builder, VERB_GIVEN, is_wide);
@@ -274,7 +275,7 @@ static void add_given(struct builder *builder, const struct given *given) {
         load->access = add_tensor_access(builder, given->value, false);
         unsigned char before = add_scale(builder, load->dst, given->beta, is_wide);
         struct instruction *sum = add_apply(builder, WEFT_POINTWISE_ADD, is_wide);
-        /* t is not read by an addition, but must name a register. */
+        /* An addition ignores t, but the field must name a register. */
         sum->x = result, sum->b = before, sum->t = result;
         result = sum->dst;
     }
@@ -283,31 +284,31 @@ static void add_given(struct builder *builder, const struct given *given) {
 
 /* Stores come last: all memory of a block is read before any is written. */
 static void add_stores(struct builder *builder) {
-    /* Values that the region makes and others need, in the order in which they were made. */
+    /* Values that the region computes and that are read outside, in the order of their computation. */
     for (int i = 0; i < builder->place_count && !builder->is_full; i++) {
         const struct place *place = &builder->places[i];
         const struct value *value = &builder->region->graph->values[place->value];
-        /* Inputs, and what only the region reads, have places too. */
+        /* Skips inputs and values that only the region reads. */
         if (value->producer < 0 || !region_has(builder->region, value->producer) ||
             !region_exports(builder->region, place->value))
             continue;
-        /* Virtual registers count up: of two widths the smaller number was made first. A value may have been converted
-           for readers; what it was computed in is the one to store. */
+        /* Virtual registers count upwards, so the smaller of two was written first. A value may have been converted for
+           its readers; the width in which it was computed is stored. */
         bool is_wide =
             place->registers[0] == NONE || (place->registers[1] != NONE && place->registers[1] < place->registers[0]);
         struct instruction *store = add(builder, VERB_STORE, is_wide);
         store->x = place->registers[is_wide];
         store->access = add_tensor_access(builder, place->value, true);
         weftDataType_t type = (weftDataType_t)value->tensor->type;
-        /* Elements below 8 bits: two threads would write one byte. */
+        /* Elements below 8 bits share bytes, so two threads could write the same byte. */
         builder->program->shares_bytes = builder->program->shares_bytes || dtype_of(type)->bits < 8;
     }
 }
 
 /* ---- Compiling --------------------------------------------------------------------------------------------------- */
 
-/* Marks the nodes whose results are read by marked nodes or leave the region. Backwards: readers stand behind what they
-   read. Quadratic in a region's nodes. */
+/* Marks the nodes whose results leave the region or are read by marked nodes. Iterates backwards, because readers
+   follow producers. Quadratic in the number of nodes. */
 static void find_needed(const struct region *region, bool *is_needed) {
     for (int i = region->count; i-- > 0;) {
         const struct node *node = region_node(region, i);
@@ -324,7 +325,7 @@ static void find_needed(const struct region *region, bool *is_needed) {
     }
 }
 
-/* Too large is NOT_SUPPORTED: the planner then serves the region in parts. */
+/* Regions that are too large are NOT_SUPPORTED, so that the planner splits them. */
 weftStatus_t program_compile(struct program *program, const struct region *region, const struct tensor *space,
                              const struct given *given) {
     struct builder builder = {.program = program, .region = region, .space = space};
@@ -351,13 +352,13 @@ weftStatus_t program_compile(struct program *program, const struct region *regio
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
              "%s: a fusion of %d operations needs more than %d instructions, %d tensors or %d registers. It is split.",
              label, region->count, PROGRAM_INSTRUCTIONS, PROGRAM_ACCESSES, PROGRAM_REGISTERS);
-    /* What fetching an instruction costs, spread over the elements of a block. */
+    /* Cost of fetching an instruction, amortized over the elements of a block. */
     program->nanoseconds += 0.1 * program->instruction_count;
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Only what pointwise operations alone read: a product reads its operands at other places than it writes. All other
-   rules (who reads the input later) are the planner's. */
+/* Only inputs that only pointwise operations read: a product reads its operands in another order than it writes. The
+   planner checks all other rules, such as later readers of the input. */
 bool program_may_alias(const struct step *step, int in, int out) {
     const struct region *region = &step->region;
     const struct tensor *from = region->graph->values[in].tensor, *to = region->graph->values[out].tensor;

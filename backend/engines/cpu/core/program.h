@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Fused pointwise operations: a region's nodes as a short list of instructions over registers, each a block of up to
-   PROGRAM_BLOCK elements; together they stay in the L1 cache. Values that live inside the region never reach memory.
-   A program knows the index space of its values, not the order in which it is walked (walk.h). */
+/* Fused pointwise operations: the nodes of a region as a short list of instructions over registers. A register is a
+   block of up to PROGRAM_BLOCK elements; all registers together fit in the L1 cache. Values internal to the region
+   never reach memory. A program knows the index space of its values, but not the order of traversal
+   (rows_columns.h). */
 #ifndef WEFT_ENGINES_CPU_PROGRAM_H
 #define WEFT_ENGINES_CPU_PROGRAM_H
 
@@ -10,9 +11,9 @@
 #include "engines/engine.h"
 
 enum {
-    PROGRAM_BLOCK = 1024,     /* elements of a register at most: 4 KiB in float, 8 KiB in double */
-    PROGRAM_REGISTERS = 12,   /* in use at a time */
-    PROGRAM_BYTES = 32 << 10, /* of all registers, on the stack of the thread that runs them */
+    PROGRAM_BLOCK = 1024,     /* maximum elements of a register: 4 KiB in float, 8 KiB in double */
+    PROGRAM_REGISTERS = 12,   /* live at a time */
+    PROGRAM_BYTES = 32 << 10, /* for all registers, on the stack of the running thread */
     PROGRAM_INSTRUCTIONS = 96,
     PROGRAM_ACCESSES = 40,
     PROGRAM_NO_REGISTER = 255,
@@ -20,8 +21,8 @@ enum {
 
 enum verb {
     VERB_LOAD,    /* dst = memory, converted to float or double */
-    VERB_INDEX,   /* dst = position along a dimension */
-    VERB_GIVEN,   /* dst = the block that the caller brings */
+    VERB_INDEX,   /* dst = index along a dimension */
+    VERB_GIVEN,   /* dst = the caller's block */
     VERB_APPLY,   /* dst = formula(x, b, t) */
     VERB_SCALE,   /* dst = factor * x */
     VERB_ROUND,   /* dst = x rounded to `type` */
@@ -31,51 +32,52 @@ enum verb {
 
 struct instruction {
     enum verb verb;
-    bool is_wide;               /* double, else float: of dst; of STORE: of x */
+    bool is_wide;               /* double instead of float: for dst; for STORE: for x */
     unsigned char dst, x, b, t; /* registers, or PROGRAM_NO_REGISTER */
-    int access;           /* of LOAD, INDEX, STORE; of APPLY: the memory that dst may be written to at once, or -1 */
-    weftDataType_t type;  /* of ROUND; of GIVEN: of the block, INT32 or what dst has */
-    double factor;        /* of SCALE */
-    pointwise_loop *loop; /* of APPLY, with its parameters */
+    int access;           /* for LOAD, INDEX, STORE; for APPLY: the memory to which dst may be written directly, or
+                             -1 */
+    weftDataType_t type;  /* for ROUND; for GIVEN: type of the block, INT32 or that of dst */
+    double factor;        /* for SCALE */
+    pointwise_loop *loop; /* for APPLY, with its parameters */
     struct pointwise_parameters parameters;
 };
 
-/* A tensor as instructions walk it. */
+/* A tensor as instructions traverse it. */
 struct access {
-    int value; /* of the graph; -1: of INDEX, which counts offsets and reads nothing */
+    int value; /* of the graph; -1 for INDEX, which counts offsets and reads no memory */
     bool is_store;
     weftDataType_t type;
-    int64_t strides[WEFT_DIM_MAX]; /* elements, along the dims of the space; 0 where the tensor broadcasts */
+    int64_t strides[WEFT_DIM_MAX]; /* in elements, along the dims of the space; 0 where the tensor broadcasts */
 };
 
 struct program {
     int instruction_count, access_count, register_count;
-    int block, register_bytes; /* elements of a register; its bytes */
+    int block, register_bytes; /* elements and bytes of a register */
     struct instruction instructions[PROGRAM_INSTRUCTIONS];
     struct access accesses[PROGRAM_ACCESSES];
-    bool shares_bytes;  /* stores elements below 8 bits: one thread only */
-    double nanoseconds; /* per element, predicted */
-    double bytes;       /* of all that is loaded and stored */
+    bool shares_bytes;  /* stores elements below 8 bits, so only one thread may run it */
+    double nanoseconds; /* predicted, per element */
+    double bytes;       /* total bytes loaded and stored */
 };
 
-/* What a program starts from when its region holds another node whose result it finishes. */
+/* The starting value of a program whose region also contains a product, whose result the program completes. */
 struct given {
-    int value;          /* that node's result; -1: none, all nodes are pointwise */
-    bool is_wide;       /* it is taken as double, else as float */
-    bool is_whole;      /* it comes as INT32, else as it is taken */
-    double alpha, beta; /* the result is alpha * block + beta * (what the memory held); 1 and 0 */
+    int value;          /* result of that node; -1: all nodes are pointwise */
+    bool is_wide;       /* read as double instead of float */
+    bool is_whole;      /* the block is INT32 instead of float or double */
+    double alpha, beta; /* result = alpha * block + beta * (previous contents of the memory); defaults 1 and 0 */
 };
 
-/* Compiles the pointwise nodes of a region whose values all have the dims of `space` or broadcast to them, or says why
-   not. Pure. */
+/* Compiles the pointwise nodes of a region whose values all have the dims of `space` or broadcast to them, or fails
+   with a message. Has no side effects. */
 weftStatus_t program_compile(struct program *program, const struct region *region, const struct tensor *space,
                              const struct given *given);
 
-/* Gives the registers of a program, numbered so far as instructions make them, places among few: one is free again
-   after its last reader. False when more are alive at a time than there are. Part of compiling. */
+/* Assigns the program's virtual registers to physical ones; each is free again after its last reader. False if too many
+   are live at the same time. Part of compilation. */
 bool program_assign_registers(struct program *program);
 
-/* Whether the memory of the program's output may be exactly that of its input: same layout, as big as the space. */
+/* True if the program's output may be stored exactly over its input: same layout, and as large as the space. */
 bool program_may_alias(const struct step *step, int in, int out);
 
 #endif

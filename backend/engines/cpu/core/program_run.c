@@ -1,42 +1,42 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Running a program: block by block, instruction by instruction. All memory of a block is read before any is written,
-   except that the last computation may write as it reads, element by element. One call runs on one thread and allocates
-   nothing; who calls divides the space among threads. */
+/* Runs a program block by block, instruction by instruction. All memory of a block is read before any is written,
+   except that the last computation may write while it reads, element by element. One call runs on one thread and
+   allocates nothing; the caller divides the space among threads. */
 #include "base/dtype.h"
 #include "engines/cpu/core/rows_columns.h"
 
 #include <string.h>
 
-/* Where a block of [rows, columns] elements lies in a tensor. */
+/* Location of a block of [rows, columns] elements in a tensor. */
 struct place {
     void *base;
-    int64_t index, row_stride, column_stride; /* elements */
+    int64_t index, row_stride, column_stride; /* in elements */
     weftDataType_t type;
 };
 
-/* What a thread has while it runs a task, on its stack: PROGRAM_BYTES and little more. Nothing is cleared: instructions
-   write a register before others read it. */
+/* State of a thread that runs a task, on its stack: PROGRAM_BYTES and little more. It is not cleared: every register is
+   written before it is read. */
 struct run {
     const struct program *program;
     const struct rows_columns *walk;
     void *const *values;
     struct block given;
-    /* Of the block that is being run; rows * columns is at most program->block. */
+    /* Of the current block; rows * columns is at most program->block. */
     int rows, columns;
-    int64_t indices[PROGRAM_ACCESSES];  /* of the block's corner */
-    void *registers[PROGRAM_REGISTERS]; /* own memory, or that of a tensor */
+    int64_t indices[PROGRAM_ACCESSES];  /* of the block's first element */
+    void *registers[PROGRAM_REGISTERS]; /* the run's own memory, or a tensor's */
     unsigned char memory[PROGRAM_BYTES] __attribute__((aligned(64)));
 };
 
-/* Register `reg` of the run's own memory; it is aligned to a vector, as register_bytes is a multiple of one. */
+/* Memory of register `reg`. It is aligned to a vector, because register_bytes is a multiple of one. */
 static void *memory_of(struct run *run, int reg) { return run->memory + reg * run->program->register_bytes; }
 
-/* Of an element in a register. */
+/* Size of an element in a register. */
 static int64_t bytes_of(bool is_wide) { return is_wide ? (int64_t)sizeof(double) : (int64_t)sizeof(float); }
 
 static weftDataType_t type_of(bool is_wide) { return is_wide ? WEFT_DATA_DOUBLE : WEFT_DATA_FLOAT; }
 
-/* Rows are the walk's inner row loop, columns its last one. */
+/* Rows are the inner row loop, columns the last loop. */
 static struct place place_of(const struct run *run, int access) {
     const int64_t *strides = run->walk->strides[access];
     int column = run->walk->rank - 1;
@@ -48,8 +48,8 @@ static struct place place_of(const struct run *run, int access) {
                           .type = run->program->accesses[access].type};
 }
 
-/* The block in memory where it lies as a register would: without gaps, in this type. NULL: it does not. User memory
-   promises no alignment, so a float may lie anywhere: then it is copied. */
+/* Returns the block's memory if it has the form of a register: dense and of this type. Otherwise NULL. User memory may
+   be misaligned; then the block is copied. */
 static void *find_dense(const struct run *run, const struct place *place, bool is_wide) {
     bool is_dense = (place->column_stride == 1 || run->columns == 1) &&
                     (place->row_stride == run->columns || run->rows == 1) && place->type == type_of(is_wide) &&
@@ -57,9 +57,10 @@ static void *find_dense(const struct run *run, const struct place *place, bool i
     return is_dense ? (char *)place->base + place->index * bytes_of(is_wide) : NULL;
 }
 
-/* ---- Rows of either type ----------------------------------------------------------------------------------------- */
+/* ---- Rows in float or double ------------------------------------------------------------------------------------- */
 
-/* Elements index, index + 1, ... of a tensor as float or double; dtype.h converts and rounds as every engine does. */
+/* Loads elements index, index + 1, ... of a tensor as float or double. dtype.h converts and rounds as every engine
+   does. */
 static void load_row(bool is_wide, void *dst, const struct place *place, int64_t index, int64_t count) {
     if (is_wide)
         dtype_to_f64(dst, place->type, place->base, index, count);
@@ -74,7 +75,7 @@ static void store_row(bool is_wide, const struct place *place, int64_t index, co
         dtype_from_f32(place->type, place->base, index, src, count);
 }
 
-/* Repeats the first element of a row, which is there already. */
+/* Broadcasts the first element of a row, which is already there, to the whole row. */
 static void fill(bool is_wide, void *row, int64_t count) {
     double *wide = row, wide_value = is_wide ? *wide : 0;
     float *narrow = row, narrow_value = *narrow;
@@ -98,8 +99,8 @@ static void transpose(bool is_wide, void *dst, const void *src, int rows, int co
 
 /* ---- Loads and stores -------------------------------------------------------------------------------------------- */
 
-/* Elements one by one between a tensor and a block without gaps: nearer neighbours of the tensor first. Memory promises
-   no alignment. Inlined for each size, which is then a constant. */
+/* Copies elements one by one between a tensor and a dense block; the inner loop is the one with the smaller tensor
+   stride. Memory may be misaligned. Inlined for each size, which is then a constant. */
 static inline __attribute__((always_inline)) void move_elements(const struct run *run, const struct place *place,
                                                                 char *block, bool is_store, size_t bytes) {
     bool is_by_row = place->column_stride < place->row_stride;
@@ -132,7 +133,7 @@ static void move_scattered(const struct run *run, const struct place *place, voi
     }
 }
 
-/* Whole bytes are gathered as they are, and converted together. */
+/* Elements of whole bytes are gathered first and converted together. */
 static void load_scattered(const struct run *run, bool is_wide, char *dst, const struct place *place) {
     unsigned char codes[PROGRAM_BLOCK * sizeof(double)];
     if (dtype_of(place->type)->bits >= 8) {
@@ -163,7 +164,7 @@ static void store_scattered(const struct run *run, bool is_wide, const char *src
             store_row(is_wide, place, place->index + r * place->row_stride + c * place->column_stride, src, 1);
 }
 
-/* Column by column, then transposed. */
+/* Loads column by column, then transposes. */
 static void load_columns(const struct run *run, bool is_wide, void *dst, const struct place *place) {
     double columns[PROGRAM_BLOCK];
     for (int c = 0; c < run->columns; c++)
@@ -172,10 +173,10 @@ static void load_columns(const struct run *run, bool is_wide, void *dst, const s
     transpose(is_wide, dst, columns, run->rows, run->columns);
 }
 
-/* dst gets rows without gaps. A row stride of 0 repeats the first row, a column stride of 0 its one element. */
+/* Loads rows into a dense dst. A row stride of 0 repeats the first row, a column stride of 0 its only element. */
 static void load_rows(const struct run *run, bool is_wide, char *dst, const struct place *place) {
     int64_t row_bytes = run->columns * bytes_of(is_wide);
-    /* The rows follow each other in memory: one conversion for all. */
+    /* The rows are contiguous in memory, so one conversion serves all. */
     bool is_run = place->column_stride == 1 && place->row_stride == run->columns;
     if (is_run) {
         load_row(is_wide, dst, place, place->index, (int64_t)run->rows * run->columns);
@@ -183,7 +184,7 @@ static void load_rows(const struct run *run, bool is_wide, char *dst, const stru
     }
     for (int r = 0; r < run->rows; r++) {
         char *row = dst + r * row_bytes;
-        /* Broadcast along the rows: copied in the width of the register, not converted again. */
+        /* Broadcast along the rows: copied in register width instead of converted again. */
         if (r > 0 && place->row_stride == 0) {
             memcpy(row, dst, (size_t)row_bytes);
             continue;
@@ -194,11 +195,10 @@ static void load_rows(const struct run *run, bool is_wide, char *dst, const stru
     }
 }
 
-/* From the best to the worst: where it lies, rows, columns transposed, element by element. */
+/* Tries from fastest to slowest: in place, by rows, by columns with a transposition, element by element. */
 static void load(struct run *run, const struct instruction *instruction) {
     struct place place = place_of(run, instruction->access);
-    /* A dense block is not copied: instructions read the tensor's own memory, which nothing of this block has written
-       yet. */
+    /* A dense block is not copied: instructions read the tensor's own memory, which this block has not written yet. */
     void *dense = find_dense(run, &place, instruction->is_wide), *dst = run->registers[instruction->dst];
     if (dense)
         run->registers[instruction->dst] = dense;
@@ -210,7 +210,7 @@ static void load(struct run *run, const struct instruction *instruction) {
         load_scattered(run, instruction->is_wide, dst, &place);
 }
 
-/* Transposed first, so that each column of the tensor is one run. */
+/* Transposes first, so that each column of the tensor is contiguous. */
 static void store_columns(const struct run *run, bool is_wide, const struct place *place, const void *src) {
     double columns[PROGRAM_BLOCK];
     transpose(is_wide, columns, src, run->columns, run->rows);
@@ -223,9 +223,9 @@ static void store(const struct run *run, const struct instruction *instruction) 
     struct place place = place_of(run, instruction->access);
     const char *src = run->registers[instruction->x];
     bool is_wide = instruction->is_wide;
-    /* dst of the last formula may have been the tensor's memory itself. */
+    /* The last formula may have written directly to the tensor's memory. */
     if (!place.base || find_dense(run, &place, is_wide) == src)
-        return; /* nobody wants it, or it was written as it was computed */
+        return; /* dead, or written as it was computed */
     if (place.row_stride == 1 && place.column_stride != 1 && run->rows > 1) {
         store_columns(run, is_wide, &place, src);
         return;
@@ -240,7 +240,7 @@ static void store(const struct run *run, const struct instruction *instruction) 
 
 /* ---- The other instructions -------------------------------------------------------------------------------------- */
 
-/* The access has no memory: its strides count positions. */
+/* The access has no memory: its strides count indices. */
 static void count_index(const struct run *run, const struct instruction *instruction) {
     struct place place = place_of(run, instruction->access);
     double *wide = run->registers[instruction->dst];
@@ -255,7 +255,7 @@ static void count_index(const struct run *run, const struct instruction *instruc
         }
 }
 
-/* Rows of whole numbers; `dst` has them without gaps. */
+/* Converts rows of INT32 to a dense dst. */
 static void take_whole(const struct run *run, bool is_wide, void *dst) {
     const int32_t *row = run->given.data;
     for (int r = 0; r < run->rows; r++, row += run->given.ld) {
@@ -266,7 +266,7 @@ static void take_whole(const struct run *run, bool is_wide, void *dst) {
     }
 }
 
-/* Nothing becomes of the caller's block, and it is stored in its own type. */
+/* True if the program only stores the caller's block, in the block's own type. */
 static bool stores_given(const struct program *program) {
     return program->instruction_count == 2 && program->instructions[0].verb == VERB_GIVEN &&
            program->instructions[1].verb == VERB_STORE &&
@@ -290,7 +290,7 @@ static void copy_whole(const struct run *run) {
     }
 }
 
-/* The caller's block has ld elements from row to row; without gaps between rows it serves as the register itself. */
+/* The caller's block has a row pitch of ld elements. If its rows are contiguous, it serves as the register itself. */
 static void take_given(struct run *run, const struct instruction *instruction) {
     if (instruction->type == WEFT_DATA_INT32) {
         take_whole(run, instruction->is_wide, run->registers[instruction->dst]);
@@ -300,12 +300,12 @@ static void take_given(struct run *run, const struct instruction *instruction) {
     char *src = run->given.data, *dst = run->registers[instruction->dst];
     if (run->rows == 1 || run->given.ld == run->columns)
         run->registers[instruction->dst] = src;
-    /* With gaps, rows are copied together, since formulas run over the block as one. */
+    /* Otherwise rows are copied together, because formulas run over the block as one row. */
     for (int r = 0; r < run->rows && run->registers[instruction->dst] != src; r++)
         memcpy(dst + r * run->columns * bytes, src + r * run->given.ld * bytes, (size_t)(run->columns * bytes));
 }
 
-/* In the width of the register, as the operation defines it: alpha times x. */
+/* Computes alpha times x in the width of the register, as the operation defines it. */
 static void scale(bool is_wide, int64_t count, void *dst, const void *src, double factor) {
     const double *wide = src;
     const float *narrow = src;
@@ -315,7 +315,8 @@ static void scale(bool is_wide, int64_t count, void *dst, const void *src, doubl
         ((float *)dst)[i] = narrow[i] * (float)factor;
 }
 
-/* Through bytes of the type, as memory would. A rounded value is what a reader outside the region would have loaded. */
+/* Rounds by a conversion to the type and back, so that the value is what a reader outside the region would have
+   loaded. */
 static void round_to(bool is_wide, int64_t count, void *dst, const void *src, weftDataType_t type) {
     unsigned char memory[PROGRAM_BLOCK * sizeof(double)];
     struct place place = {.base = memory, .type = type};
@@ -323,11 +324,11 @@ static void round_to(bool is_wide, int64_t count, void *dst, const void *src, we
     load_row(is_wide, dst, &place, 0, count);
 }
 
-/* dst may be the register that held an operand. */
+/* dst may be the same register as an operand. */
 static void apply(struct run *run, const struct instruction *instruction, int64_t count) {
     const void *x = run->registers[instruction->x], *b = run->registers[instruction->b];
     const void *t = run->registers[instruction->t];
-    /* Its own register, whatever was put in its place for an earlier block. */
+    /* The result's own register, even if it pointed elsewhere for an earlier block. */
     void *dst = memory_of(run, instruction->dst);
     if (instruction->access >= 0) {
         struct place place = place_of(run, instruction->access);
@@ -338,13 +339,13 @@ static void apply(struct run *run, const struct instruction *instruction, int64_
     run->registers[instruction->dst] = dst;
 }
 
-/* A load may put a tensor's own memory in place of the register. */
+/* A load may replace the register by a tensor's own memory. */
 static void execute(struct run *run, const struct instruction *instruction) {
     int64_t count = (int64_t)run->rows * run->columns;
     bool is_wide = instruction->is_wide;
     const void *x = instruction->x == PROGRAM_NO_REGISTER ? NULL : run->registers[instruction->x];
     void *dst = NULL;
-    /* Set anew for each block: a load may have put a tensor's memory there. */
+    /* Reset for each block: a load may have replaced it by a tensor's memory. */
     if (instruction->dst != PROGRAM_NO_REGISTER && instruction->verb != VERB_APPLY)
         dst = run->registers[instruction->dst] = memory_of(run, instruction->dst);
     switch (instruction->verb) {
@@ -375,19 +376,19 @@ static void execute(struct run *run, const struct instruction *instruction) {
     }
 }
 
-/* ---- Walking ----------------------------------------------------------------------------------------------------- */
+/* ---- Traversal --------------------------------------------------------------------------------------------------- */
 
-/* Runs all columns of a few rows that follow each other along the inner row loop. The caller's block is put back at the
-   end: its corner moved along. */
+/* Runs all columns of a few adjacent rows of the inner row loop. Restores the position of the caller's block at the
+   end, because the loop advances it. */
 static void run_rows(struct run *run, const int64_t *position, int64_t column, int64_t columns, int64_t row) {
     const struct rows_columns *walk = run->walk;
     const struct block given = run->given;
-    /* Bytes of an element of the caller's block: a program with one begins with GIVEN. */
+    /* Element size of the caller's block: a program with one begins with GIVEN. */
     int64_t width = run->program->instructions[0].type == WEFT_DATA_DOUBLE ? 8 : 4, step = walk->block_columns;
     bool copies = copies_whole(run->program);
     for (int64_t done = 0; done < columns; done += step) {
         run->columns = (int)(columns - done < step ? columns - done : step);
-        /* Elements from each tensor's beginning to the block's corner. */
+        /* Elements from each tensor's start to the block's first element. */
         for (int a = 0; a < run->program->access_count; a++) {
             run->indices[a] = walk->bases[a] + (column + done) * walk->strides[a][walk->rank - 1];
             for (int i = 0; i < walk->rank - 1; i++)
@@ -403,7 +404,7 @@ static void run_rows(struct run *run, const int64_t *position, int64_t column, i
     run->given = given;
 }
 
-/* A row's number taken apart into the loops' positions, the inner one last. */
+/* Decomposes a row number into loop indices, the inner row loop last. */
 static void find_position(const struct rows_columns *walk, int64_t row, int64_t *position) {
     for (int i = walk->rank - 2; i >= 0; i--) {
         position[i] = row % walk->extents[i];
@@ -429,8 +430,8 @@ struct stored rows_columns_stored(const struct program *program, const struct ro
                            dtype_bytes(type, 1), stores_given(program)};
 }
 
-/* A block has rows of the inner loop and columns; narrow spaces make it up of more rows. A block never crosses the end
-   of the inner row loop, so that its rows are evenly apart. */
+/* A block consists of rows of the inner loop and columns; narrow spaces get more rows per block. A block never crosses
+   the end of the inner row loop, so that its rows have a constant stride. */
 void program_run(const struct program *program, const struct rows_columns *walk, void *const *values,
                  struct block block, int64_t row, int64_t rows, int64_t column, int64_t columns) {
     struct run run;

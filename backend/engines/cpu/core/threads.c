@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The thread pool. One loop (a "job") runs at a time; its caller opens a door, workers that are
-   awake enter and take tasks, the caller shuts the door and waits for those inside. A thread begins
-   with a share of the tasks that is its own, so that the same parts of the same arrays come to the
-   same core's cache job after job, and then helps others with theirs.
-   Nobody waits for a worker that slept through a job. Where the program has threads of OpenMP, these are the workers.
-   It must not know what a task computes. */
+/* The thread pool. It runs one loop (a "job") at a time. The caller opens a door; awake workers enter and take tasks;
+   the caller shuts the door and waits for the workers inside. Each thread starts with its own share of the tasks, so
+   that the same parts of the same arrays stay in the same core's cache from job to job, and then helps with the shares
+   of others. A worker that sleeps through a job is not waited for. If the program has OpenMP threads, these are used as
+   workers. This file must not know what a task computes. */
 #include "engines/cpu/core/threads.h"
 
 #include "base/number.h"
@@ -21,54 +20,55 @@
 #include <time.h>
 #include <unistd.h>
 
-/* The door: workers inside (16 bits), whether it is open (1 bit), the job's number (the rest). */
+/* The door: number of workers inside (16 bits), open flag (1 bit), job number (the rest). */
 #define DOOR_INSIDE UINT64_C(0xffff)
 #define DOOR_OPEN UINT64_C(0x10000)
 #define DOOR_JOB 17
 
 enum {
-    MAX_THREADS = 4096, /* below what the door counts */
-    SPIN = 50000        /* nanoseconds before sleeping: what waking takes; by the clock, as a pause is 10 ns or 50 */
+    MAX_THREADS = 4096, /* fits into the door's count */
+    SPIN = 50000        /* nanoseconds to spin before sleeping, about the cost of a wake-up; by the clock, because a
+                           pause takes 10 or 50 ns */
 };
 
-/* Tasks next .. end - 1 of a job are a share's that nobody took. Alone in its cache line. */
+/* Tasks next .. end - 1 of a share have not been taken. Each share has a cache line of its own. */
 static struct share {
     _Alignas(64) _Atomic int64_t next;
     int64_t end;
 } shares[MAX_THREADS];
 
-/* taken guards shares, body and context: only its owner writes them, while the door is shut. */
+/* taken guards shares, body and context: only the owner writes them, while the door is shut. */
 static struct {
     pthread_mutex_t lock;
     pthread_cond_t opened, emptied;
-    _Atomic int workers;  /* 0 until the pool is made, and in a forked child */
-    _Atomic int sleepers; /* workers that wait for `opened` */
-    _Atomic bool taken;   /* a caller owns what follows */
+    _Atomic int workers;  /* 0 until the pool is started, and in a forked child */
+    _Atomic int sleepers; /* workers that wait on `opened` */
+    _Atomic bool taken;   /* a caller owns the fields below */
     _Atomic uint64_t door;
     int share_count;
     void (*body)(void *context, int64_t task);
     void *context;
 } pool = {.lock = PTHREAD_MUTEX_INITIALIZER, .opened = PTHREAD_COND_INITIALIZER, .emptied = PTHREAD_COND_INITIALIZER};
 
-/* Written under start_once, read behind it. */
+/* Written under start_once, read after it. */
 static weftStatus_t start_status = WEFT_STATUS_SUCCESS;
-static int start_error; /* errno's number of the thread that could not be made */
+static int start_error; /* errno of the thread that could not be created */
 static pthread_once_t start_once = PTHREAD_ONCE_INIT;
 
 int threads_count(void) { return (int)min64(device_host_threads(), MAX_THREADS); }
 
-/* Tells the core that this is a loop that waits: it saves energy, and the other hyperthread runs on. */
+/* Tells the core that this is a spin loop: saves energy and lets the sibling hyperthread run. */
 static void pause_briefly(void) {
 #if defined(__x86_64__) || defined(__i386__)
     __builtin_ia32_pause();
 #elif defined(__aarch64__)
-    __asm__ volatile("isb"); /* some 10 ns, as x86's pause; "yield" takes none on most cores */
+    __asm__ volatile("isb"); /* about 10 ns, like x86's pause; "yield" takes no time on most cores */
 #endif
 }
 
-/* Enters the open job, unless it is the one with number *seen, which this worker has left. */
+/* Enters the open job, unless it is job *seen, which this worker has already left. */
 static bool enter(uint64_t *seen) {
-    /* On failure compare_exchange reloads `door`: the loop looks at it anew. */
+    /* On failure compare_exchange reloads `door`, and the loop checks it again. */
     uint64_t door = atomic_load(&pool.door);
     while ((door & DOOR_OPEN) && door >> DOOR_JOB != *seen) {
         if (atomic_compare_exchange_weak(&pool.door, &door, door + 1)) {
@@ -85,15 +85,15 @@ static int64_t nanoseconds(void) {
     return now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
 }
 
-/* Spins first, as jobs of one plan follow each other within microseconds, and again after a sleep: who wakes too late
-   for a job is there for the next one. */
+/* Spins before it sleeps, because the jobs of a plan follow each other within microseconds, and spins again after a
+   sleep: a worker that wakes too late for one job is ready for the next. */
 static void await_job(uint64_t *seen) {
     for (bool is_inside = false; !is_inside;) {
         for (int64_t end = nanoseconds() + SPIN; nanoseconds() < end; pause_briefly())
             if (enter(seen))
                 return;
-        /* A caller opens the door and then looks for sleepers; a worker does it the other way round, so
-           one of them sees the other. */
+        /* A caller opens the door and then looks for sleepers; a worker registers as a sleeper and then looks at the
+           door. So at least one of them notices the other. */
         pthread_mutex_lock(&pool.lock);
         atomic_fetch_add(&pool.sleepers, 1);
         is_inside = enter(seen);
@@ -106,18 +106,18 @@ static void await_job(uint64_t *seen) {
 
 static void run_share(struct share *share) {
     int64_t task;
-    /* Looks before it takes: a share that is done stays in every cache. */
+    /* Reads before the atomic increment: a finished share stays in every cache. */
     while (atomic_load(&share->next) < share->end && (task = atomic_fetch_add(&share->next, 1)) < share->end)
         pool.body(pool.context, task);
 }
 
-/* The thread's own share, then what is left of the others'. One that comes late finds nothing and leaves. */
+/* Runs the thread's own share, then the remaining tasks of other shares. A late thread finds none and leaves. */
 static void run_tasks(int thread) {
     for (int i = 0; i < pool.share_count; i++)
         run_share(&shares[(thread + i) % pool.share_count]);
 }
 
-/* Equal to within one task. */
+/* Shares are equal to within one task. */
 static void cut_shares(int64_t tasks, int threads) {
     pool.share_count = (int)min64(tasks, threads);
     for (int i = 0; i < pool.share_count; i++) {
@@ -126,18 +126,18 @@ static void cut_shares(int64_t tasks, int threads) {
     }
 }
 
-/* Signals only the last one out of a shut door; the lock keeps the signal from falling between the caller's look and
-   its sleep. */
+/* Only the last worker to leave a shut door signals. The lock prevents the signal from falling between the caller's
+   check and its wait. */
 static void leave(void) {
     uint64_t before = atomic_fetch_sub(&pool.door, 1);
-    if (!(before & DOOR_OPEN) && (before & DOOR_INSIDE) == 1) { /* the caller may sleep */
+    if (!(before & DOOR_OPEN) && (before & DOOR_INSIDE) == 1) { /* the caller may be asleep */
         pthread_mutex_lock(&pool.lock);
         pthread_cond_signal(&pool.emptied);
         pthread_mutex_unlock(&pool.lock);
     }
 }
 
-/* A worker's life: one job after another, until the process ends. number: of the thread; the caller's is 0. */
+/* Worker main loop: one job after another until the process ends. number: of the thread; the caller is 0. */
 static void *work(void *number) {
     uint64_t seen = 0;
     for (;;) {
@@ -148,7 +148,7 @@ static void *work(void *number) {
     return NULL;
 }
 
-/* Not more than there are tasks left, since each wakes for one at least. */
+/* At most as many as tasks are left, so that each woken worker gets at least one. */
 static void wake_workers(int64_t wanted) {
     int64_t sleepers = atomic_load(&pool.sleepers);
     if (sleepers == 0)
@@ -159,7 +159,7 @@ static void wake_workers(int64_t wanted) {
     pthread_mutex_unlock(&pool.lock);
 }
 
-/* Until nobody is inside: then no thread reads the job any more, and its memory may go. */
+/* Waits until no worker is inside: then no thread reads the job any more, and its memory may be reused. */
 static void await_workers(void) {
     for (int64_t end = nanoseconds() + SPIN; nanoseconds() < end; pause_briefly())
         if (!(atomic_load(&pool.door) & DOOR_INSIDE))
@@ -170,20 +170,21 @@ static void await_workers(void) {
     pthread_mutex_unlock(&pool.lock);
 }
 
-/* Opens the door to a job that is written, and shuts it behind the last task. */
+/* Opens the door to a prepared job and shuts it after the last task. */
 static void share_job(int64_t tasks) {
-    /* Another number than the job before, so that a worker does not enter the same job twice. */
+    /* A new job number, so that no worker enters the same job twice. */
     uint64_t job = (atomic_load(&pool.door) >> DOOR_JOB) + 1;
     atomic_store(&pool.door, job << DOOR_JOB | DOOR_OPEN);
     wake_workers(tasks - 1);
     run_tasks(0);
-    /* Nobody enters any more; those inside finish their tasks. */
+    /* No worker enters any more; those inside finish their tasks. */
     atomic_fetch_and(&pool.door, ~DOOR_OPEN);
     await_workers();
 }
 
-/* Runs alone where there is nothing to share, no pool, or another caller has it: a nested loop, or another thread's,
-   never waits. Everything of the job is written before the door opens, which workers read first. */
+/* Runs on the caller only if there is nothing to share, no pool exists, or another caller holds it: neither a nested
+   loop nor a loop of another thread waits. The job is written completely before the door opens; workers read the door
+   first. */
 void threads_for(int64_t tasks, void (*body)(void *context, int64_t task), void *context) {
     int team = tasks < 2 ? 1 : openmp_threads(threads_count());
     if (team == 1 || atomic_load(&pool.workers) == 0 || atomic_exchange(&pool.taken, true)) {
@@ -201,22 +202,22 @@ void threads_for(int64_t tasks, void (*body)(void *context, int64_t task), void 
     atomic_store(&pool.taken, false);
 }
 
-/* Only the forking thread lives on in a child: forget the workers and whatever they were doing. Loops then run on their
-   caller alone. */
+/* Only the forking thread exists in a child: resets the pool, so that loops run only on their caller. */
 static void forget_workers(void) {
     atomic_store(&pool.workers, 0);
     atomic_store(&pool.door, 0);
     atomic_store(&pool.taken, false);
 }
 
-/* Detached: they live as long as the process. Fewer than wanted are used all the same, and the status says so. */
+/* Workers are detached: they live as long as the process. If fewer than intended can be created, those are used, and
+   the status reports it. */
 static void make_workers(void) {
-    /* The caller is a thread, too. */
+    /* The caller counts as a thread. */
     int wanted = threads_count() - 1, made = 0;
     sigset_t all, before;
     start_error = pthread_atfork(NULL, NULL, forget_workers);
-    /* A worker inherits the mask of the thread that makes it. */
-    sigfillset(&all); /* signals belong to the program's own threads */
+    /* A worker inherits the signal mask of its creator. */
+    sigfillset(&all); /* signals are handled by the program's own threads */
     pthread_sigmask(SIG_SETMASK, &all, &before);
     while (start_error == 0 && made < wanted) {
         pthread_t thread;
@@ -227,7 +228,7 @@ static void make_workers(void) {
         }
     }
     pthread_sigmask(SIG_SETMASK, &before, NULL);
-    /* Last: threads_for uses the pool from here on. */
+    /* Last: from here on threads_for uses the pool. */
     atomic_store(&pool.workers, made);
     if (start_error)
         start_status = WEFT_STATUS_INTERNAL_ERROR;

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Squares of 16 x 16 words of 4 bytes, transposed in AVX-512's registers. */
+/* Transposes 16 x 16 blocks of 4-byte words in AVX-512 registers. */
 #ifndef WEFT_ENGINES_CPU_TRANSPOSE16_H
 #define WEFT_ENGINES_CPU_TRANSPOSE16_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
-enum { TRANSPOSE16 = 16 }; /* words of a side: a cache line of each row */
+enum { TRANSPOSE16 = 16 }; /* words per side: one cache line of each row */
 
 #if defined __x86_64__
 #include <immintrin.h>
 
-/* What a function that calls these is compiled for; transpose16 asks for less. */
+/* Target attributes of functions that call the helpers below; transpose16 itself needs fewer features. */
 #define TRANSPOSE16_TARGET __attribute__((target("avx512f,avx512bw,avx512vl")))
 #define TRANSPOSE16_INLINE TRANSPOSE16_TARGET static inline __attribute__((always_inline))
 
@@ -20,7 +20,7 @@ static inline bool has_transpose16(void) {
            __builtin_cpu_supports("avx512vl");
 }
 
-/* Twice the halves of neighbours, as 32 and as 64 bits, then 128-bit quarters: rows become columns. */
+/* Two rounds of unpacking, of 32 and 64 bits, then two of 128-bit shuffles: rows become columns. */
 __attribute__((target("avx512f"))) static inline __attribute__((always_inline)) void transpose16(__m512i *r) {
     __m512i t[TRANSPOSE16];
     _Pragma("GCC unroll 8") for (int i = 0; i < TRANSPOSE16; i += 2) {
@@ -44,15 +44,15 @@ __attribute__((target("avx512f"))) static inline __attribute__((always_inline)) 
     _Pragma("GCC unroll 16") for (int i = 0; i < TRANSPOSE16; i++) r[i] = t[i];
 }
 
-/* Rows in memory of any alignment, `stride` bytes apart, of which both numbers are TRANSPOSE16 at most: nothing beyond
-   is read or written. Rows that are not there are the last one again, columns 0. */
+/* Loads up to 16 rows and columns from memory of any alignment, rows `stride` bytes apart. Reads nothing outside.
+   Missing rows repeat the last one; missing columns are 0. */
 TRANSPOSE16_INLINE void transpose16_load(__m512i *r, const char *from, int64_t stride, int rows, int columns) {
     __mmask16 mask = (__mmask16)(0xffff >> (TRANSPOSE16 - columns));
     _Pragma("GCC unroll 16") for (int i = 0; i < TRANSPOSE16; i++) r[i] =
         _mm512_maskz_loadu_epi32(mask, from + (i < rows ? i : rows - 1) * stride);
 }
 
-/* The same of IEEE halves, which become floats. */
+/* Likewise for IEEE halves, which are converted to float. */
 TRANSPOSE16_INLINE void transpose16_load_f16(__m512i *r, const char *from, int64_t stride, int rows, int columns) {
     __mmask16 mask = (__mmask16)(0xffff >> (TRANSPOSE16 - columns));
     _Pragma("GCC unroll 16") for (int i = 0; i < TRANSPOSE16; i++) r[i] =

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What this CPU runs, and what the system lets a process run on it. */
+/* Instruction sets that this CPU supports and that the operating system lets a process use. */
 #include "engines/cpu/core/vector.h"
 
 #include "base/vectors.h"
@@ -14,9 +14,9 @@ static bool begins(const char *name, const char *with) { return strncmp(name, wi
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* Linux (from 5.16 on) gives a process tiles when it asks: its signal frames grow by 8 KiB. It declines where a thread
-   has a signal stack too small for that. Asked once, with the first product that would use them; threads that ask at
-   the same time get the same answer. */
+/* Linux, from 5.16 on, enables AMX tiles on request, because its signal frames then grow by 8 KiB. It declines if a
+   thread has a signal stack that is too small. Asked once, for the first product that would use tiles; threads that ask
+   concurrently get the same answer. */
 static bool may_use_tiles(void) {
     enum { REQUEST_STATE = 0x1023, TILE_DATA = 18, UNKNOWN = 0, GRANTED, DECLINED };
     static _Atomic int answer = UNKNOWN;
@@ -34,7 +34,7 @@ static bool has_amx(const char *name) {
 static bool has_amx(const char *name) { return (void)name, false; }
 #endif
 
-/* Longer names first. */
+/* Longer names are tested first. */
 bool cpu_runs(const char *name) {
     if (begins(name, "amx"))
         return has_amx(name);
