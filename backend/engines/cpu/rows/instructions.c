@@ -1,22 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From terms to the instructions of each pass: what it evaluates, what stays from pass to pass, which register holds
-   what. A pass reads all of a tile's elements once. Choices go by terms alone; how large blocks are is decided
-   afterwards. */
+/* Generates the instructions of each pass from terms: which terms it evaluates, which results it keeps for later
+   passes, and the register of each. A pass reads all elements of a tile once. Decisions depend only on the terms; block
+   sizes are chosen afterwards. */
 #include "engines/cpu/rows/schedule.h"
 
 #include <string.h>
 
-static const double KEEPS = 0.4; /* nanoseconds of an element above which it is kept rather than calculated again */
-/* KEPT: terms at most that stay from pass to pass. */
+static const double KEEPS = 0.4; /* nanoseconds per element above which a term is kept rather than recomputed */
+/* KEPT: maximum number of terms kept between passes. */
 enum { KEPT = 4 };
 
 static const struct term *term_at(const struct row_schedule *s, int term) { return &s->rows->terms[term]; }
 
 /* ---- Passes ------------------------------------------------------------------------------------------------------ */
 
-/* Counts the passes: `closed` of them end in reductions, and one more may only store. A store of elements falls into
-   the last pass, a reduction of stage n closes pass n - 1, and a sum of columns is taken as soon as its elements are
-   known. */
+/* Counts the passes. `closed` of them end in reductions; one more may only store. Elements are stored in the last pass,
+   a reduction of stage n closes pass n - 1, and a column sum is accumulated as soon as its elements are known. */
 static weftStatus_t count_passes(struct row_schedule *s) {
     int last = -1;
     s->closed = 0;
@@ -32,7 +31,7 @@ static weftStatus_t count_passes(struct row_schedule *s) {
         if (operand->is_store && term_at(s, operand->term)->spans && term_at(s, operand->term)->stage > last)
             last = term_at(s, operand->term)->stage;
     }
-    /* Neither reductions nor stores of elements: no pass, rows alone are calculated. */
+    /* Without reductions and stores of elements there are no passes: only row values are computed. */
     s->pass_count = s->closed > last + 1 ? s->closed : last + 1;
     if (s->pass_count > ROWWISE_PASSES)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "the region would take %d passes, at most %d are made",
@@ -40,12 +39,12 @@ static weftStatus_t count_passes(struct row_schedule *s) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Stores of rows come when a tile's passes are done. */
+/* Row values are stored after a tile's passes. */
 static bool stores_elements(const struct row_schedule *s, const struct row_operand *operand) {
     return operand->is_store && term_at(s, operand->term)->spans;
 }
 
-/* Whether a term is stored to memory as it is. */
+/* True if a term is stored without conversion. */
 static bool is_stored(const struct row_schedule *s, int term) {
     bool is = false;
     for (int k = 0; k < s->rows->operand_count; k++)
@@ -53,8 +52,8 @@ static bool is_stored(const struct row_schedule *s, int term) {
     return is;
 }
 
-/* The pass in which elements are stored: the last one that any of them needs, so that outputs may take the place of
-   inputs. -1: no elements are stored. */
+/* The pass that stores elements: the last one that any of them needs, so that outputs may overwrite inputs. -1 if no
+   elements are stored. */
 static int storing_pass(const struct row_schedule *s) {
     int pass = -1;
     for (int k = 0; k < s->rows->operand_count; k++) {
@@ -65,13 +64,13 @@ static int storing_pass(const struct row_schedule *s) {
     return pass;
 }
 
-/* Whether a pass ends in this reduction, or takes this sum of columns. */
+/* True if a pass ends with this reduction or accumulates this column sum. */
 static bool closes(const struct term *term, int pass) {
     return term->is_needed && ((term->kind == TERM_REDUCTION && term->stage == pass + 1) ||
                                (term->kind == TERM_COLUMN_SUM && term->stage == pass));
 }
 
-/* Marks a term and what its elements are made of, but for what a pass before has kept. */
+/* Marks a term and, recursively, the arguments of its elements, except what an earlier pass kept. */
 static void mark(const struct row_schedule *s, int pass, int term, bool *is_marked) {
     const struct term *at = term_at(s, term);
     bool is_there = !at->spans || (s->kept[term] >= 0 && s->kept_pass[term] < pass);
@@ -80,7 +79,7 @@ static void mark(const struct row_schedule *s, int pass, int term, bool *is_mark
     is_marked[term] = true;
 }
 
-/* What a pass evaluates: all that its reductions and stores are made of. */
+/* Marks what a pass evaluates: everything that its reductions and stores depend on. */
 static void mark_pass(const struct row_schedule *s, int pass, bool *is_marked) {
     memset(is_marked, 0, (size_t)s->rows->term_count * sizeof *is_marked);
     for (int i = 0; i < s->rows->term_count; i++)
@@ -91,22 +90,22 @@ static void mark_pass(const struct row_schedule *s, int pass, bool *is_marked) {
             mark(s, pass, s->rows->operands[k].term, is_marked);
 }
 
-/* ---- What stays from pass to pass -------------------------------------------------------------------------------- */
+/* ---- Keeping terms between passes -------------------------------------------------------------------------------- */
 
-/* Nanoseconds to make an element of each term; what several arguments share counts for each. Adding up stops at KEEPS,
-   which is all that is asked. */
+/* Nanoseconds to recompute an element of each term; shared arguments count once per use. Stops adding at KEEPS, because
+   only that threshold matters. */
 static void price_terms(const struct row_schedule *s, double *nanoseconds) {
     for (int i = 0; i < s->rows->term_count; i++) {
         const struct term *at = term_at(s, i);
-        /* Loads are as cheap as reading what was kept, but for conversions: see is_converted. */
+        /* A load costs as much as reading a kept value, except for conversions: see is_converted. */
         nanoseconds[i] = at->spans && at->kind != TERM_LOAD ? at->nanoseconds : 0;
         for (int k = 0; k < at->argument_count && at->spans && nanoseconds[i] < KEEPS; k++)
             nanoseconds[i] += nanoseconds[at->arguments[k]];
     }
 }
 
-/* Whether a term of the later pass that the earlier one has not needs this one. What only terms of the earlier pass
-   read is not worth keeping: the later one reads these. */
+/* True if a reduction of the later pass, or one of its terms that the earlier pass does not evaluate, reads this term.
+   If only terms of the earlier pass read it, keeping it is useless: the later pass reads those. */
 static bool is_frontier(const struct row_schedule *s, int term, const bool *earlier, const bool *later, int pass) {
     for (int i = term + 1; i < s->rows->term_count; i++)
         for (int k = 0; k < term_at(s, i)->argument_count; k++)
@@ -115,14 +114,14 @@ static bool is_frontier(const struct row_schedule *s, int term, const bool *earl
     return false;
 }
 
-/* Whether a term is elements of memory that are converted. */
+/* True if a term loads elements that need a conversion. */
 static bool is_converted(const struct row_schedule *s, int term) {
     const struct term *at = term_at(s, term);
     return at->kind == TERM_LOAD && at->spans && s->rows->operands[at->operand].value != VALUE_INDEX &&
            s->rows->operands[at->operand].type != (at->is_wide ? WEFT_DATA_DOUBLE : WEFT_DATA_FLOAT);
 }
 
-/* Whether a load reads the same elements for all rows. */
+/* True if a load reads the same elements for all rows. */
 static bool is_alike(const struct row_schedule *s, int term) {
     bool is_alike = true;
     for (int i = 0; i < s->rows->space.axis_count; i++)
@@ -131,7 +130,7 @@ static bool is_alike(const struct row_schedule *s, int term) {
     return is_alike;
 }
 
-/* Keeps what two passes both evaluate and is dear. KEPT terms at most: each takes memory as long as a tile's rows. */
+/* Keeps expensive terms that both passes evaluate, at most KEPT of them: each needs memory for all rows of a tile. */
 static void keep_between(struct row_schedule *s, int earlier, int later, const double *nanoseconds,
                          enum row_keeping keeping) {
     bool before[ROWWISE_TERMS], after[ROWWISE_TERMS];
@@ -146,7 +145,7 @@ static void keep_between(struct row_schedule *s, int earlier, int later, const d
         }
 }
 
-/* s->kept: the slot of each term, -1: none; kept_pass: the pass that fills it; kept_home: as keep_in_place finds it. */
+/* Fills in s->kept: slot of each term, or -1; kept_pass: the pass that fills it; kept_home: set by keep_in_place. */
 static void choose_kept(struct row_schedule *s, enum row_keeping keeping) {
     double nanoseconds[ROWWISE_TERMS];
     price_terms(s, nanoseconds);
@@ -158,24 +157,24 @@ static void choose_kept(struct row_schedule *s, enum row_keeping keeping) {
             keep_between(s, earlier, later, nanoseconds, keeping);
 }
 
-/* ---- Listing ----------------------------------------------------------------------------------------------------- */
+/* ---- Generating -------------------------------------------------------------------------------------------------- */
 
-/* One pass while it is listed; on the stack of list_pass. */
+/* A pass while its instructions are generated; on the stack of list_pass. */
 struct listing {
     struct row_schedule *s;
     int pass;
     bool is_marked[ROWWISE_TERMS];
-    int at[ROWWISE_TERMS]; /* the instruction that makes a term; -1: none */
+    int at[ROWWISE_TERMS]; /* the instruction that computes a term, or -1 */
     struct {
-        int opcode, count, x[ROW_ARGUMENTS]; /* what a formula has become with those that it takes in */
+        int opcode, count, x[ROW_ARGUMENTS]; /* a formula after merging with its arguments */
     } formulas[ROWWISE_TERMS];
     bool is_taken_in[ROWWISE_TERMS];
-    bool is_product[ROWWISE_TERMS]; /* of a pair of sums, the one of products */
-    int pair_of[ROWWISE_TERMS]; /* the sum whose reading a sum of products shares, and the other way round; -1: none */
+    bool is_product[ROWWISE_TERMS]; /* in a pair of sums, the sum of products */
+    int pair_of[ROWWISE_TERMS]; /* the sum that is computed together with a sum of products, and vice versa; -1: none */
     bool is_full;
 };
 
-/* Of the terms that there are: most programs have few. */
+/* Initializes only the existing terms: most programs have few. */
 static void begin_listing(struct listing *l, struct row_schedule *s, int pass) {
     l->s = s;
     l->pass = pass;
@@ -186,8 +185,8 @@ static void begin_listing(struct listing *l, struct row_schedule *s, int pass) {
     }
 }
 
-/* The last one is overwritten when there is no room: writing stays in the array, and is_full gives the listing up. With
-   a result: the verbs up to CALCULATE. */
+/* Appends an instruction. If no room is left, the last one is overwritten and is_full discards the listing. Verbs up to
+   CALCULATE have a result. */
 static struct row_instruction *add(struct listing *l, enum row_verb verb, int term) {
     struct row_schedule *s = l->s;
     l->is_full = l->is_full || s->instruction_count == ROWWISE_INSTRUCTIONS;
@@ -197,13 +196,13 @@ static struct row_instruction *add(struct listing *l, enum row_verb verb, int te
     for (int i = 0; i < ROW_ARGUMENTS; i++)
         made->x[i] = -1;
     if (verb <= ROW_CALCULATE) {
-        made->dst = s->instruction_count - 1; /* its own number, until registers are assigned */
+        made->dst = s->instruction_count - 1; /* its own index, until registers are assigned */
         l->at[term] = made->dst;
     }
     return made;
 }
 
-/* Operands whose place is followed from block to block. */
+/* Registers an operand whose address is updated from block to block. */
 static void add_use(struct row_pass *pass, int operand) {
     for (int i = 0; i < pass->uses_count; i++)
         if (pass->uses[i] == operand)
@@ -211,20 +210,21 @@ static void add_use(struct row_pass *pass, int operand) {
     pass->uses[pass->uses_count++] = operand;
 }
 
-/* Values of rows that the pass reads at its elements; in front, as they are made once for all blocks of a tile. */
+/* Row values that the pass reads for each element. They come first, because they are spread once for all blocks of a
+   tile. */
 static void add_spreads(struct listing *l) {
     for (int i = 0; i < l->s->rows->term_count; i++)
         if (l->is_marked[i] && !term_at(l->s, i)->spans)
             add(l, ROW_SPREAD, i);
 }
 
-/* Whether a product is only summed in this pass, so that its elements need no register. */
+/* True if a product is only summed in this pass, so that its elements need no register. */
 static bool is_only_summed(const struct listing *l, int term) {
     const struct row_schedule *s = l->s;
     const struct term *at = term_at(s, term);
     if (at->kind != TERM_FORMULA || at->opcode != OPCODE_MULTIPLY || s->kept[term] >= 0)
         return false;
-    /* Readers in this pass, and other reductions than sums, need the elements. */
+    /* Other readers in this pass, and reductions other than sums, need the elements. */
     for (int i = term + 1; i < s->rows->term_count; i++)
         for (int k = 0; k < term_at(s, i)->argument_count; k++)
             if (term_at(s, i)->arguments[k] == term &&
@@ -233,17 +233,17 @@ static bool is_only_summed(const struct listing *l, int term) {
     return !is_stored(s, term);
 }
 
-/* Filled by an earlier pass. */
+/* True if an earlier pass kept the term. */
 static bool is_recalled(const struct listing *l, int term) {
     return l->s->kept[term] >= 0 && l->s->kept_pass[term] < l->pass;
 }
 
-/* A product that is only summed, or a formula that another takes in, has no instruction. */
+/* Generates no instruction for a product that is only summed or for a formula that was merged into another. */
 static void add_element(struct listing *l, int term) {
     const struct term *at = term_at(l->s, term);
     if (!at->spans || is_only_summed(l, term) || l->is_taken_in[term])
         return;
-    /* The verb by where the elements come from. */
+    /* The verb depends on the source of the elements. */
     struct row_instruction *made = add(l,
                                        is_recalled(l, term)    ? ROW_RECALL
                                        : at->kind == TERM_LOAD ? ROW_LOAD
@@ -252,7 +252,7 @@ static void add_element(struct listing *l, int term) {
     made->slot = l->s->kept[term];
     made->is_alike = made->verb == ROW_LOAD && is_converted(l->s, term) && is_alike(l->s, term);
     made->operand = made->verb == ROW_LOAD ? at->operand : made->verb == ROW_RECALL ? l->s->kept_home[term] : -1;
-    /* A formula's own, or one of several merged. */
+    /* The formula's own opcode, or that of several merged formulas. */
     made->opcode = made->verb == ROW_CALCULATE ? l->formulas[term].opcode : -1;
     for (int i = 0; i < l->formulas[term].count && made->verb == ROW_CALCULATE; i++)
         made->x[i] = l->at[l->formulas[term].x[i]];
@@ -260,10 +260,10 @@ static void add_element(struct listing *l, int term) {
         add_use(&l->s->passes[l->pass], made->operand);
 }
 
-/* The sum of products where both sums are known: its factors are p (or none) and x - m. */
+/* Generates the pair once both sums are known. Its factors are p (optional) and x - m. */
 static void add_pair(struct listing *l, int product) {
     struct row_pass *pass = &l->s->passes[l->pass];
-    /* The two factors of the product: one is x - m, the other is p, or x - m again. */
+    /* One factor of the product is x - m; the other is p, or x - m again. */
     int sum = l->pair_of[product];
     const struct term *of = term_at(l->s, term_at(l->s, product)->arguments[0]);
     bool is_square = of->arguments[0] == of->arguments[1];
@@ -272,24 +272,24 @@ static void add_pair(struct listing *l, int product) {
     made->pair = product;
     made->slot = pass->totals++;
     made->pair_slot = pass->totals++;
-    made->opcode = OPCODE_SUM; /* takes values of rows as formulas do */
-    /* x - m has no register: the kernel takes the difference itself. */
+    made->opcode = OPCODE_SUM; /* accepts row values as formulas do */
+    /* x - m has no register: the kernel computes the difference itself. */
     made->x[0] = l->at[deviation->arguments[0]];
     made->x[1] = l->at[deviation->arguments[1]];
     made->x[2] = is_square ? -1 : l->at[of->arguments[!l->is_taken_in[of->arguments[1]] ? 1 : 0]];
 }
 
-/* Without a register of the product, its two factors are reduced: x[0] * x[1]. The pair is listed at its second sum,
-   when all that both read has an instruction. */
+/* If the product has no register, its two factors are reduced: x[0] * x[1]. A pair is generated at its second sum, when
+   everything that both read has an instruction. */
 static void add_reduction(struct listing *l, int term) {
     const struct term *at = term_at(l->s, term), *of = term_at(l->s, at->arguments[0]);
     if (l->pair_of[term] >= 0) {
-        if (l->pair_of[term] < term) /* the second one finds what both need */
+        if (l->pair_of[term] < term) /* at the second sum, all operands of both are available */
             add_pair(l, l->is_product[term] ? term : l->pair_of[term]);
         return;
     }
     struct row_instruction *made = add(l, at->kind == TERM_REDUCTION ? ROW_REDUCE : ROW_SUM_COLUMN, term);
-    /* Totals of a pass are numbered from 0, as each pass begins its own. */
+    /* Totals are numbered from 0 in each pass. */
     made->slot = at->kind == TERM_REDUCTION ? l->s->passes[l->pass].totals++ : l->s->sum_count++;
     made->x[0] = l->at[at->arguments[0]];
     if (made->x[0] >= 0)
@@ -298,7 +298,7 @@ static void add_reduction(struct listing *l, int term) {
     made->x[1] = l->at[of->arguments[1]];
 }
 
-/* Behind all else of the pass. */
+/* Stores come last in a pass. */
 static void add_stores(struct listing *l) {
     const struct rowwise *rows = l->s->rows;
     for (int k = 0; k < rows->operand_count; k++) {
@@ -311,11 +311,11 @@ static void add_stores(struct listing *l) {
     }
 }
 
-/* The last formula of a pass may write to memory at once: all else has been read by then. Only memory of the
-   arithmetic's type is written to as a register would be. */
+/* The last formula of a pass may write directly to memory, because everything else has been read by then. This requires
+   memory of the arithmetic type. */
 static void store_directly(struct row_schedule *s, const struct row_pass *pass) {
     int last = pass->first + pass->count - 1, at = last;
-    /* Stores stand last. */
+    /* Stores come last. */
     while (at >= pass->first && s->instructions[at].verb == ROW_STORE)
         at--;
     struct row_instruction *formula = at >= pass->first ? &s->instructions[at] : NULL;
@@ -328,7 +328,7 @@ static void store_directly(struct row_schedule *s, const struct row_pass *pass) 
             formula->operand = s->instructions[i].operand;
 }
 
-/* Whether a pass after this one reads elements from memory. */
+/* True if a later pass reads elements from memory. */
 static bool reads_later(const struct row_schedule *s, int pass) {
     bool is_marked[ROWWISE_TERMS];
     while (++pass < s->pass_count) {
@@ -340,7 +340,7 @@ static bool reads_later(const struct row_schedule *s, int pass) {
     return false;
 }
 
-/* Memory of this type that elements are stored to in the end, and that is no kept term's yet; -1: none. */
+/* Returns an operand of this type to which elements are stored at the end and which holds no kept term yet, or -1. */
 static int find_home(const struct row_schedule *s, weftDataType_t type) {
     for (int k = 0; k < s->rows->operand_count; k++) {
         bool is_free = stores_elements(s, &s->rows->operands[k]) && s->rows->operands[k].type == type;
@@ -352,10 +352,11 @@ static int find_home(const struct row_schedule *s, weftDataType_t type) {
     return -1;
 }
 
-/* A kept formula is written where a result will be: memory that must be fetched for it anyway is while the formula
-   calculates, and nothing is fetched for the slot. Results may take the place of inputs, so nothing may be read from
-   memory after it: behind it come reductions of its own elements alone, and later passes recall all that they need.
-   Results must come last of all, and none of them be the formula itself, which another one would overwrite. */
+/* Writes a kept formula to the memory of a future result instead of a slot. That memory must be fetched anyway, and
+   this overlaps with the computation. Results may be stored over inputs, so nothing may be read from memory afterwards:
+   only reductions of the formula's own elements may follow, and later passes must recall everything that they need.
+   Results must be stored in the last pass, and none of them may be the formula itself, because another one would
+   overwrite it. */
 static void keep_in_place(struct row_schedule *s, int number) {
     struct row_pass *pass = &s->passes[number];
     int at = pass->first + pass->count - 1;
@@ -375,9 +376,9 @@ static void keep_in_place(struct row_schedule *s, int number) {
         add_use(pass, home);
 }
 
-/* ---- Formulas that take others in -------------------------------------------------------------------------------- */
+/* ---- Merging formulas -------------------------------------------------------------------------------------------- */
 
-/* Readers of a term in this pass. */
+/* Number of readers of a term in this pass. */
 static int count_readers(const struct listing *l, int term) {
     const struct row_schedule *s = l->s;
     int readers = 0;
@@ -390,18 +391,18 @@ static int count_readers(const struct listing *l, int term) {
     return readers;
 }
 
-/* Whether a formula of elements, that only one other reads, has this opcode. A formula that is kept, or read twice,
-   must have its own result. */
+/* True if a formula of elements has this opcode and exactly one reader. A formula that is kept or read twice needs its
+   own result. */
 static bool may_take_in(const struct listing *l, int term, int opcode) {
     const struct term *at = term_at(l->s, term);
     return at->kind == TERM_FORMULA && at->spans && l->formulas[term].opcode == opcode && l->s->kept[term] < 0 &&
            !l->is_taken_in[term] && count_readers(l, term) == 1;
 }
 
-/* In an order in which a merged formula is found by later rows. */
+/* Ordered so that later rows can match formulas that earlier rows merged. */
 static const struct {
-    int outer, inner, made; /* opcodes: of a formula, of its argument, of both in one */
-    int first, last;        /* places of the argument: any of them will do */
+    int outer, inner, made; /* opcodes of a formula, of its argument, and of the merged formula */
+    int first, last;        /* positions of the argument; any of them matches */
 } merges[] = {
     {OPCODE_MULTIPLY, OPCODE_SUBTRACT, ROW_SUBTRACT_MULTIPLY, 0, 1},
     {OPCODE_ADD, ROW_SUBTRACT_MULTIPLY, ROW_SUBTRACT_MULTIPLY_ADD, 0, 1},
@@ -417,8 +418,8 @@ static const struct {
     {ROW_EXPONENTIAL, OPCODE_SUBTRACT, ROW_SUBTRACT_EXPONENTIAL, 0, 0},
 };
 
-/* The arguments of argument k, then the others of the term itself. The inner formula gets no instruction: its result is
-   nobody else's. */
+/* Merges argument k: its arguments come first, then the others of the outer formula. The inner formula gets no
+   instruction, because its result has no other reader. */
 static void merge(struct listing *l, int term, int k, int opcode) {
     int others[ROW_ARGUMENTS], inner = l->formulas[term].x[k], outers = l->formulas[term].count;
     int count = l->formulas[inner].count;
@@ -432,14 +433,14 @@ static void merge(struct listing *l, int term, int k, int opcode) {
     l->formulas[term].count = count;
 }
 
-/* Whether the second argument is the largest of the first one's row. */
+/* True if the second argument is the maximum of the first one's row. */
 static bool is_beside_largest(const struct listing *l, int term) {
     const int *x = l->formulas[term].x;
     const struct term *second = term_at(l->s, x[1]);
     return second->kind == TERM_REDUCTION && second->opcode == OPCODE_LARGEST && second->arguments[0] == x[0];
 }
 
-/* In the table's order; a merged formula may be merged again, as (a - b) * c + d. */
+/* Applies the table in order. A merged formula may be merged again, such as (a - b) * c + d. */
 static void take_in(struct listing *l, int term) {
     for (size_t m = 0; m < sizeof merges / sizeof *merges; m++)
         for (int k = merges[m].first; k <= merges[m].last && l->formulas[term].opcode == merges[m].outer; k++)
@@ -449,9 +450,9 @@ static void take_in(struct listing *l, int term) {
         l->formulas[term].opcode = ROW_LARGEST_EXPONENTIAL;
 }
 
-/* ---- Sums that share a reading ----------------------------------------------------------------------------------- */
+/* ---- Pairs of sums ----------------------------------------------------------------------------------------------- */
 
-/* Another sum of a term that this pass closes; -1: none. Only sums that no other product has taken. */
+/* Returns another sum of a term that this pass closes and that is not yet part of a pair, or -1. */
 static int sum_of(const struct listing *l, int term) {
     for (int i = term + 1; i < l->s->rows->term_count; i++) {
         const struct term *at = term_at(l->s, i);
@@ -462,8 +463,8 @@ static int sum_of(const struct listing *l, int term) {
     return -1;
 }
 
-/* Whether a term is x - m, of an element and a row, that so many readers know. readers: 1 for the product alone; 3
-   where a square counts it twice and the sum once. */
+/* True if a term is x - m, of an element and a row value, with this number of readers: 1 if only the product reads it;
+   3 if a square reads it twice and the sum once. */
 static bool is_deviation(const struct listing *l, int term, int readers) {
     const struct term *at = term_at(l->s, term);
     return at->kind == TERM_FORMULA && at->opcode == OPCODE_SUBTRACT && l->s->kept[term] < 0 &&
@@ -471,7 +472,7 @@ static bool is_deviation(const struct listing *l, int term, int readers) {
            count_readers(l, term) == readers;
 }
 
-/* Pairs a sum of products with that of one factor, where the other is a deviation that nobody else needs. */
+/* Pairs a sum of products with the sum of one factor, if the other factor is a deviation without other readers. */
 static void pair_sums(struct listing *l, int product) {
     const struct term *sum = term_at(l->s, product);
     if (sum->kind != TERM_REDUCTION || sum->opcode != OPCODE_SUM || !closes(sum, l->pass) ||
@@ -481,7 +482,7 @@ static void pair_sums(struct listing *l, int product) {
     bool is_square = of->arguments[0] == of->arguments[1];
     for (int k = 0; k < 2; k++) {
         int deviation = of->arguments[k], other = sum_of(l, of->arguments[!k]);
-        /* The other factor must be of elements, as its sum shares the reading. */
+        /* The other factor must consist of elements, because its sum is computed in the same loop. */
         if (other < 0 || !term_at(l->s, of->arguments[!k])->spans || !is_deviation(l, deviation, is_square ? 3 : 1))
             continue;
         l->pair_of[product] = other;
@@ -491,34 +492,34 @@ static void pair_sums(struct listing *l, int product) {
     }
 }
 
-/* From the first term on, so that arguments are merged before those that take them in. */
+/* Starts with the first term, so that arguments are merged before the formulas that read them. */
 static void merge_formulas(struct listing *l) {
     for (int i = 0; i < l->s->rows->term_count; i++) {
         const struct term *at = term_at(l->s, i);
         l->formulas[i].opcode = at->kind == TERM_FORMULA ? at->opcode : -1;
         l->formulas[i].count = at->argument_count;
         memcpy(l->formulas[i].x, at->arguments, sizeof at->arguments);
-        /* Only formulas that get an instruction in this pass take others in; the deviation of a pair gets none. */
+        /* Only formulas with an instruction in this pass can absorb others; the deviation of a pair has none. */
         if (at->kind == TERM_FORMULA && at->spans && l->is_marked[i] && !is_recalled(l, i) && !is_only_summed(l, i) &&
             !l->is_taken_in[i])
             take_in(l, i);
     }
 }
 
-/* Whether a reader does with one chunk of values of rows, or with memory where it lies. Formulas take one chunk for
-   all; they, reductions and sums step from row to row; others want every element. */
+/* True if the reader accepts a single chunk of row values, or an operand in place in memory. Formulas repeat one chunk
+   for a whole row; formulas, reductions and sums step from row to row; other instructions need every element. */
 static bool takes_thin(const struct row_instruction *reader, enum row_verb made) {
     return reader->opcode >= 0 || (made == ROW_LOAD && (reader->verb == ROW_REDUCE || reader->verb == ROW_SUM_COLUMN));
 }
 
-/* Whether a reader does with one number for a block: formulas step from chunk to chunk, a sum of products multiplies
-   the sum of the other factor. */
+/* True if the reader accepts one number per row of a block: formulas repeat the chunk, a sum of products multiplies the
+   sum of the other factor. */
 static bool takes_one(const struct row_instruction *reader) {
     bool is_product = reader->x[1] >= 0 && reader->x[0] != reader->x[1];
     return (reader->verb == ROW_CALCULATE && reader->opcode >= 0) || (reader->verb == ROW_REDUCE && is_product);
 }
 
-/* x still names instructions here, not registers. */
+/* Here x still holds instruction indices, not registers. */
 static void find_thin(struct row_schedule *s, const struct row_pass *pass) {
     for (int i = pass->first; i < pass->first + pass->count; i++) {
         struct row_instruction *at = &s->instructions[i];
@@ -535,7 +536,7 @@ static void find_thin(struct row_schedule *s, const struct row_pass *pass) {
     }
 }
 
-/* Both factors come from memory. */
+/* True if both factors are loaded from memory. */
 static bool reads_elements(const struct row_schedule *s, const struct row_instruction *at) {
     bool reads = true;
     for (int k = 0; k < 2 && at->x[k] >= 0; k++)
@@ -543,8 +544,8 @@ static bool reads_elements(const struct row_schedule *s, const struct row_instru
     return reads;
 }
 
-/* Whether a pass only reduces: its blocks may then be larger than registers. Memory of the width that is calculated in
-   goes into totals as it is. */
+/* Detects passes that only reduce: their blocks may be larger than registers, because memory of the arithmetic width is
+   reduced in place. */
 static void find_reducing(const struct row_schedule *s, struct row_pass *pass) {
     pass->only_reduces = true;
     for (int i = pass->first; i < pass->first + pass->count; i++) {
@@ -553,13 +554,13 @@ static void find_reducing(const struct row_schedule *s, struct row_pass *pass) {
         weftDataType_t type = term->is_wide ? WEFT_DATA_DOUBLE : WEFT_DATA_FLOAT;
         bool is_dense = at->verb == ROW_LOAD && s->rows->operands[at->operand].type == type;
         bool takes = at->verb == ROW_REDUCE_PAIR || at->verb == ROW_SPREAD;
-        if (at->verb == ROW_REDUCE) /* of elements: values of rows are not spread */
+        if (at->verb == ROW_REDUCE) /* of elements: row values are not spread to all elements */
             takes = reads_elements(s, at);
         pass->only_reduces = pass->only_reduces && (is_dense || takes);
     }
 }
 
-/* Pairs of sums are found before formulas merge, as a deviation in a pair is nobody else's to take in. */
+/* Pairs are found before formulas are merged, because a deviation in a pair must not be merged into another formula. */
 static void list_pass(struct row_schedule *s, int number, bool *is_full) {
     struct row_pass *pass = &s->passes[number];
     struct listing l;
@@ -588,13 +589,13 @@ static void list_pass(struct row_schedule *s, int number, bool *is_full) {
 
 /* ---- Registers --------------------------------------------------------------------------------------------------- */
 
-/* A conversion's result is wider or narrower than what it reads. */
+/* The result of a conversion has another width than its operand. */
 static bool works_in_place(const struct row_schedule *s, const struct row_instruction *at) {
     return at->verb == ROW_CALCULATE && term_at(s, at->term)->kind != TERM_CONVERT;
 }
 
-/* Gives an instruction's result a register that nobody reads any more from here on; false: there is none. Values of
-   rows stay to the end of the pass: every block reads them. */
+/* Assigns a register that has no later readers to an instruction's result; false if none is left. Row values stay until
+   the end of the pass, because every block reads them. */
 static bool take_register(struct row_schedule *s, const struct row_pass *pass, int index, int *free_from, int *home) {
     struct row_instruction *at = &s->instructions[index];
     /* The last instruction that reads the result. */
@@ -603,13 +604,13 @@ static bool take_register(struct row_schedule *s, const struct row_pass *pass, i
         for (int k = 0; k < ROW_ARGUMENTS; k++)
             if (s->instructions[i].x[k] == index)
                 last = i;
-    /* Read again by every block, from the first to the last. */
+    /* Every block of the pass reads it. */
     if (at->verb == ROW_SPREAD || at->is_alike)
         last = end;
-    /* A chunk may stand for all of a load, so its last reader cannot write there. */
+    /* One chunk may represent the whole load, so its last reader must not write there. */
     last += at->does_as_one;
     int r = 0;
-    /* What the next block finds as it was must have a register that nothing before it in the pass has had. */
+    /* A value that the next block reuses needs a register that no earlier instruction of the pass has used. */
     while (r < ROWWISE_REGISTERS && free_from[r] > (at->is_alike ? -1 : index - !works_in_place(s, at)))
         r++;
     if (r == ROWWISE_REGISTERS)
@@ -620,8 +621,8 @@ static bool take_register(struct row_schedule *s, const struct row_pass *pass, i
     return true;
 }
 
-/* Gives the pass's results registers, in order. free_from: the last instruction that reads a register's value. One that
-   works in place may write where it reads. False: there are too few. */
+/* Assigns registers to the results of a pass, in order. free_from: the last instruction that reads a register's value.
+   Instructions that work in place may write where they read. False if registers run out. */
 static bool assign_registers(struct row_schedule *s, const struct row_pass *pass) {
     int free_from[ROWWISE_REGISTERS], home[ROWWISE_INSTRUCTIONS];
     for (int r = 0; r < ROWWISE_REGISTERS; r++)
@@ -639,9 +640,9 @@ static bool assign_registers(struct row_schedule *s, const struct row_pass *pass
     return true;
 }
 
-/* ---- All --------------------------------------------------------------------------------------------------------- */
+/* ---- All passes -------------------------------------------------------------------------------------------------- */
 
-/* Numbers, and loads of one element: alike for all rows. */
+/* True for constants and loads of one element: the same for all rows. */
 static bool is_invariant(const struct row_schedule *s, const struct term *term) {
     bool is_one = term->kind == TERM_LOAD;
     for (int i = 0; i < s->rows->space.axis_count && is_one; i++)
@@ -649,8 +650,8 @@ static bool is_invariant(const struct row_schedule *s, const struct term *term) 
     return is_one || term->kind == TERM_CONSTANT;
 }
 
-/* What rows calculate and load, by the number of passes that must be closed before: up to stage_ends[n] what is known
-   once n passes are. Invariants, which have no arguments, come first. */
+/* Orders the terms of rows by the number of passes that must be closed first: up to stage_ends[n] are those known after
+   n passes. Invariants, which have no arguments, come first. */
 static void order_row_terms(struct row_schedule *s) {
     int count = 0;
     for (int i = 0; i < s->rows->term_count; i++)
@@ -658,7 +659,7 @@ static void order_row_terms(struct row_schedule *s) {
             s->row_terms[count++] = i;
     s->invariants = count;
     for (int stage = 0; stage <= ROWWISE_PASSES; stage++) {
-        /* Reductions come from totals, not from formulas. */
+        /* Reductions are rounded from totals, not computed by formulas. */
         for (int i = 0; i < s->rows->term_count; i++)
             if (s->slot_of[i] >= 0 && term_at(s, i)->stage == stage && term_at(s, i)->kind != TERM_REDUCTION &&
                 !is_invariant(s, term_at(s, i)))
@@ -667,7 +668,7 @@ static void order_row_terms(struct row_schedule *s) {
     }
 }
 
-/* A slot for each needed term of rows. One width for all slots: double if any needed term has it. */
+/* Assigns a slot to each needed term of rows. All slots have the same width: double if any needed term is double. */
 static void give_row_slots(struct row_schedule *s) {
     s->row_slots = 0;
     s->has_wide = false;
@@ -679,7 +680,7 @@ static void give_row_slots(struct row_schedule *s) {
     }
 }
 
-/* Lists all passes. Called again without keeping: it resets all that it counts. */
+/* Generates all passes. May be called again with less keeping: it resets all counts. */
 weftStatus_t row_schedule_list(struct row_schedule *s, enum row_keeping keeping) {
     bool is_full = false;
     TRY(count_passes(s));
@@ -689,7 +690,7 @@ weftStatus_t row_schedule_list(struct row_schedule *s, enum row_keeping keeping)
         list_pass(s, p, &is_full);
     for (int p = 0; p < s->pass_count && !is_full; p++)
         is_full = !assign_registers(s, &s->passes[p]);
-    /* Refused for the planner, which then takes the region in parts. */
+    /* Refused, so that the planner splits the region. */
     if (is_full)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "the region would take more than %d instructions or %d registers",
              ROWWISE_INSTRUCTIONS, ROWWISE_REGISTERS);

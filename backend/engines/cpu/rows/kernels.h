@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What row programs calculate, as loops over blocks in the L1 cache, in float and in double. A block has `rows` rows of
-   `columns` elements without gaps. Sums have an order of their own, whatever the width of the CPU's vectors: lanes of
-   64 bytes, four of them in turn, joined pairwise; so the numbers are the same on every CPU. It must not know terms,
-   tensors or threads. */
+/* Kernels of row programs: loops over blocks in the L1 cache, in float and in double. A block has `rows` rows of
+   `columns` elements without gaps. Sums have a fixed order that does not depend on the CPU's vector width: four groups
+   of 64-byte lanes, accumulated in turn and combined pairwise, so results are identical on every CPU. This file must
+   not know terms, tensors or threads. */
 #ifndef WEFT_ENGINES_CPU_ROWS_KERNELS_H
 #define WEFT_ENGINES_CPU_ROWS_KERNELS_H
 
 #include "graph/expansion.h"
 
-enum { ROW_CHUNK = 64 };    /* elements that a formula takes at a time */
-enum { ROW_ARGUMENTS = 8 }; /* of a formula, at most */
+enum { ROW_CHUNK = 64 };    /* elements that a formula processes at a time */
+enum { ROW_ARGUMENTS = 8 }; /* maximum number of arguments of a formula */
 
-/* Formulas of several instructions, which are made of terms that nobody else needs. */
+/* Merged formulas, built from terms without other readers. */
 enum row_opcode {
     ROW_SUBTRACT_MULTIPLY = OPCODE_END, /* (a - b) * c */
     ROW_MULTIPLY_ADD,                   /* a * b + c */
@@ -25,29 +25,29 @@ enum row_opcode {
     ROW_GRADIENT,                       /* f * g * h - ((a - b) * c * d + e) */
     ROW_EXPONENTIAL,                    /* e^a */
     ROW_SUBTRACT_EXPONENTIAL,           /* e^(a - b) */
-    ROW_LARGEST_EXPONENTIAL,            /* the same, where b is the largest of a's row */
+    ROW_LARGEST_EXPONENTIAL,            /* the same, where b is the maximum of a's row */
     ROW_FORMULAS_END,
 };
 
-/* How formulas step through an argument, in elements: from chunk to chunk ROW_CHUNK, or 0 where one chunk stands for
-   all; and from row to row. ahead: to what will be read some microseconds later, of which a formula fetches that of its
-   first argument; 0: nothing. */
+/* Steps of a formula through an argument, in elements. chunk: ROW_CHUNK, or 0 to repeat one chunk for the whole row.
+   row: from row to row. ahead: distance of the data that will be read some microseconds later, which a formula
+   prefetches for its first argument; 0: no prefetch. */
 struct row_steps {
     int64_t chunk, row, ahead;
 };
 
-/* y[i] = opcode(x[0][i], x[1][i], ...) of rows and columns; all of the ROW_ARGUMENTS x are valid. y may be exactly one
-   of them. ld: elements from row to row of y; steps: of each of x. */
+/* y[i] = opcode(x[0][i], x[1][i], ...) over rows and columns. All ROW_ARGUMENTS pointers must be valid. y may be
+   exactly one of them. ld: row pitch of y in elements; steps: those of each argument. */
 typedef void row_formula(int64_t rows, int64_t columns, void *y, int64_t ld, const void *const *x,
                          const struct row_steps *steps);
 
-/* Takes elements into totals, which are double, of each row or of each column. b: what x is multiplied by before, NULL:
-   nothing. ld: elements from row to row of x and of b. */
+/* Accumulates elements into totals, which are double, of each row or of each column. b: factor of x, or NULL. ld: row
+   pitches of x and b in elements. */
 typedef void row_reduction(int64_t rows, int64_t columns, double *totals, const void *x, int64_t ld_x, const void *b,
                            int64_t ld_b);
 
-/* Two totals in one reading: of p and of p * (x - m); where p is NULL, of x - m and of its square. ld: as above. m of
-   rows: one number for each element, or where step is 0, for each row; of columns: one for each. */
+/* Computes two totals in one loop: of p and of p * (x - m), or, if p is NULL, of x - m and of its square. ld: row
+   pitches. m of rows: one number per element or, if step is 0, per row; of columns: one per column. */
 struct row_pair {
     const void *x, *m, *p;
     int64_t ld_x, ld_m, ld_p, step;
@@ -60,14 +60,14 @@ typedef void row_column_sum(int64_t rows, int64_t columns, void *sums, const voi
                             int64_t ld_b);
 
 struct row_kernels {
-    row_formula *const *formulas;                  /* by opcode */
-    row_reduction *(*of_rows)(enum opcode opcode); /* OPCODE_SUM to OPCODE_LARGEST; multiplies for OPCODE_SUM alone */
-    row_reduction *(*of_columns)(enum opcode opcode); /* the same */
+    row_formula *const *formulas;                     /* indexed by opcode */
+    row_reduction *(*of_rows)(enum opcode opcode);    /* OPCODE_SUM to OPCODE_LARGEST; only OPCODE_SUM uses b */
+    row_reduction *(*of_columns)(enum opcode opcode); /* likewise */
     row_pair_reduction *pair_of_rows, *pair_of_columns;
     row_column_sum *column_sum;
     void (*scale)(int64_t count, void *y, const void *x, double factor);
     void (*fill)(int64_t count, void *y, double number);
-    void (*fill_chunks)(int64_t count, void *y, const void *values); /* a chunk of each value */
+    void (*fill_chunks)(int64_t count, void *y, const void *values); /* fills a chunk with each value */
     void (*of_totals)(int64_t count, void *y, const double *totals);
 };
 
@@ -76,7 +76,7 @@ extern const struct row_kernels row_kernels_f32, row_kernels_f64;
 void row_widen(int64_t count, double *y, const float *x);
 void row_narrow(int64_t count, float *y, const double *x);
 
-/* What no element at all is combined to; and two totals. */
+/* The identity of a reduction, and the combination of two sets of totals. */
 double row_identity(enum opcode opcode);
 void row_join(enum opcode opcode, int64_t count, double *totals, const double *others);
 

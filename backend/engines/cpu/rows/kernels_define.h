@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The body of kernels_f32.c and kernels_f64.c, over elements of type `real`. No include guard: define real, integer (of
-   the same size) with the bits of infinity and of all but the sign, KERNELS and the functions of one element (EXP, LOG,
-   SQRT, ...), then include. */
+   the same size), the bit patterns of infinity and of everything except the sign, KERNELS, and the scalar functions
+   (EXP, LOG, SQRT, ...) before including it. */
 #include "engines/cpu/core/vector.h"
 
 enum { LANES = 64 / sizeof(real), STRIDE = 4 * LANES, CACHE_LINE = 64 };
@@ -10,7 +10,7 @@ typedef real lanes __attribute__((vector_size(64), aligned(sizeof(real)), may_al
 
 /* ---- Formulas ---------------------------------------------------------------------------------------------------- */
 
-/* Of one element: every argument at i, or numbers of a row, which are read once. */
+/* A formula of one element: each argument is either read at i, or is a number of the row, which is read once. */
 #define AT_EACH(each, level) (each)
 #define AT_LEVEL(each, level) (level)
 #define ONE_FORMULA(expression, B, C, D, E, H)                                                                         \
@@ -51,7 +51,8 @@ typedef real lanes __attribute__((vector_size(64), aligned(sizeof(real)), may_al
 
 #define FORMULA(name, expression) FORMULA_OF(formula_##name, expression, AT_EACH, AT_EACH, AT_EACH, AT_EACH, AT_EACH)
 
-/* Of two forms the one in which some arguments (levels: a bit for each) are numbers of rows, in registers. */
+/* Dispatches between two forms: in one, some arguments (levels: one bit each) are numbers of rows, held in
+   registers. */
 #define EITHER(name, levels)                                                                                           \
     static void formula_##name(int64_t rows, int64_t columns, void *result, int64_t ld, const void *const *x,          \
                                const struct row_steps *steps) {                                                        \
@@ -63,7 +64,7 @@ typedef real lanes __attribute__((vector_size(64), aligned(sizeof(real)), may_al
     FORMULA_OF(level_##name, expression, B, C, D, E, H)                                                                \
     EITHER(name, levels)
 
-/* Whether one chunk of each of these arguments stands for all of a row. */
+/* True if each of these arguments repeats one chunk for a whole row. */
 static bool are_levels(const struct row_steps *steps, unsigned levels) {
     for (int k = 0; levels; k++, levels >>= 1)
         if ((levels & 1) && steps[k].chunk != 0)
@@ -137,7 +138,7 @@ static row_formula *const formulas[ROW_FORMULAS_END] = {
 
 /* ---- Reductions -------------------------------------------------------------------------------------------------- */
 
-/* How many columns are taken together, in as many registers as their number allows. */
+/* Number of columns to process together; their partial results stay in registers. */
 static int64_t part_of_columns(int64_t left) {
     return left >= 8 * LANES ? 8 * LANES : left >= 4 * LANES ? 4 * LANES : left >= 2 * LANES ? 2 * LANES : left;
 }
@@ -147,12 +148,12 @@ static int64_t part_of_columns(int64_t left) {
 #define JOIN_LEAST(s, v) PICK(((v) < (s)) | ((v) != (v)), v, s)
 #define JOIN_LARGEST(s, v) PICK(((v) > (s)) | ((v) != (v)), v, s)
 
-/* The join of lanes, pairwise. */
+/* Combines lanes pairwise. */
 #define JOIN_LANES(JOIN, count, all)                                                                                   \
     _Pragma("GCC unroll 8") for (int width = (count) / 2; width > 0; width /= 2)                                       \
         INDEPENDENT for (int k = 0; k < width; k++) all[k] = JOIN(all[k], all[k + width]);
 
-/* LOAD(i): lanes from element i on; LOAD_ONE(i): one, where fewer are left, beside others that change nothing. */
+/* LOAD(i): lanes from element i on. LOAD_ONE(i): a single remaining element; the other lanes hold the identity. */
 #define REDUCE_ROWS(function, TAKE, identity, LOAD, LOAD_ONE)                                                          \
     WIDE static void function(int64_t rows, int64_t columns, double *totals, const void *xs, int64_t ld_x,             \
                               const void *bs, int64_t ld_b) {                                                          \
@@ -185,7 +186,7 @@ static int64_t part_of_columns(int64_t left) {
         }                                                                                                              \
     }
 
-/* The extreme that leaves NaN out, which is one instruction of vector code, and apart from it whether there is one. */
+/* Computes the extreme without NaN, which takes one vector instruction, and separately whether a NaN occurred. */
 #define REDUCE_EXTREMES(function, JOIN, BEFORE, identity)                                                              \
     WIDE static void function(int64_t rows, int64_t columns, double *totals, const void *xs, int64_t ld_x,             \
                               const void *bs, int64_t ld_b) {                                                          \
@@ -193,7 +194,7 @@ static int64_t part_of_columns(int64_t left) {
         (void)bs, (void)ld_b;                                                                                          \
         for (int64_t row = 0; row < rows; row++, x += ld_x) {                                                          \
             real all[STRIDE];                                                                                          \
-            integer largest[STRIDE] = {0}; /* of the bits without sign, by which NaN is above infinity */              \
+            integer largest[STRIDE] = {0}; /* of the bits without the sign: a NaN is larger than infinity */           \
             int64_t i = 0;                                                                                             \
             for (int k = 0; k < STRIDE; k++)                                                                           \
                 all[k] = identity;                                                                                     \
@@ -218,7 +219,7 @@ static int64_t part_of_columns(int64_t left) {
         }                                                                                                              \
     }
 
-/* What `count` columns come to, in `part`. */
+/* Reduces `count` columns into `part`. */
 #define PARTS_OF_COLUMNS(JOIN, AT, PARTS, PARTS_AT)                                                                    \
     if (count == 8 * LANES) {                                                                                          \
         PARTS(8, JOIN, PARTS_AT)                                                                                       \
@@ -234,8 +235,8 @@ static int64_t part_of_columns(int64_t left) {
                 part[k] = JOIN(part[k], AT(row, k));                                                                   \
     }
 
-/* A block's part of each column is combined in its own type, the blocks' parts in double. PARTS: where all columns of a
-   part are there, their parts in registers. */
+/* Reduces a block's part of each column in the element type and combines the blocks' parts in double. PARTS: used if
+   all columns of a part exist, with partial results in registers. */
 #define REDUCE_COLUMNS(function, JOIN, AT, PARTS, PARTS_AT)                                                            \
     WIDE static void function(int64_t rows, int64_t columns, double *totals, const void *xs, int64_t ld_x,             \
                               const void *bs, int64_t ld_b) {                                                          \
@@ -251,7 +252,7 @@ static int64_t part_of_columns(int64_t left) {
         }                                                                                                              \
     }
 
-/* In the order of the rows, each column for itself. */
+/* In the order of the rows, each column separately. */
 #define PARTS_IN_TURN(COUNT, JOIN, AT)                                                                                 \
     for (int k = 0; k < COUNT * LANES; k++)                                                                            \
         part[k] = AT(0, k);                                                                                            \
@@ -311,9 +312,9 @@ static row_reduction *find_of_columns(enum opcode opcode) {
                                       : columns_any_sum;
 }
 
-/* ---- Two totals in one reading ----------------------------------------------------------------------------------- */
+/* ---- Two totals in one loop -------------------------------------------------------------------------------------- */
 
-/* P(p, d): what is summed, beside its product with d = x - m. */
+/* P(p, d): the value that is summed, in addition to its product with d = x - m. */
 #define OF_P(p, d) (p)
 #define OF_D(p, d) (d)
 
@@ -346,7 +347,8 @@ static row_reduction *find_of_columns(enum opcode opcode) {
         }                                                                                                              \
     }
 
-/* Rows whose part of a column is added up in its own type: few, as a rounding is that of all that is there already. */
+/* Rows whose part of a column is accumulated in the element type. Kept small, because each addition rounds the whole
+   partial sum. */
 enum { PART_ROWS = 32 };
 
 #define PAIR_OF_COLUMNS(function, P)                                                                                   \
@@ -418,7 +420,7 @@ static void pair_of_columns(int64_t rows, int64_t columns, double *sums, double 
     (pair->p ? columns_pair : columns_deviations)(rows, columns, sums, products, pair);
 }
 
-/* A block's sums first, then those of all: fewer elements are added to a sum that is large already. */
+/* Sums a block first and then adds it to the total, so that fewer elements are added to an already large sum. */
 #define COLUMN_SUM(function, AT, LANES_AT)                                                                             \
     WIDE static void function(int64_t rows, int64_t columns, void *sums, const void *xs, int64_t ld_x, const void *bs, \
                               int64_t ld_b) {                                                                          \
@@ -441,7 +443,7 @@ static void add_any_columns(int64_t rows, int64_t columns, void *sums, const voi
     (b ? add_columns_of_products : add_columns)(rows, columns, sums, x, ld_x, b, ld_b);
 }
 
-/* ---- Others ------------------------------------------------------------------------------------------------------ */
+/* ---- Other kernels ----------------------------------------------------------------------------------------------- */
 
 WIDE static void scale(int64_t count, void *y, const void *x, double factor) {
     const real *from = x, by = (real)factor;

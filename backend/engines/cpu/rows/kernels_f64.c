@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The kernels of row programs in double, on libm's functions, and totals, which are double whatever the width of
-   elements. */
+/* The kernels of row programs in double, with libm's functions, and those of totals, which are always double. */
 #include "engines/cpu/rows/kernels.h"
 
 #include <math.h>
 #include <string.h>
 
-/* A conditional expression: the x86-64 baseline has no 64-bit compare in vectors, so that masks would not pay. */
+/* A conditional expression: baseline x86-64 has no 64-bit vector compare, so masks would not pay off. */
 #define PICK(condition, yes, no) ((condition) ? (yes) : (no))
 #define ABS(x) fabs(x)
 #define EXP(x) exp(x)
@@ -30,12 +29,12 @@ typedef int64_t integer;
 #define KERNELS row_kernels_f64
 #include "engines/cpu/rows/kernels_define.h"
 
-/* The sum of nothing is 0, its product 1; extremes begin beyond every number. */
+/* The empty sum is 0 and the empty product 1; extremes start beyond every number. */
 double row_identity(enum opcode opcode) {
     return opcode == OPCODE_PRODUCT ? 1 : opcode == OPCODE_LEAST ? INFINITY : opcode == OPCODE_LARGEST ? -INFINITY : 0;
 }
 
-/* One row of `count` columns taken into the totals: the same order whoever joins. */
+/* Reduces one row of `count` columns into the totals, in the same order for all callers. */
 void row_join(enum opcode opcode, int64_t count, double *totals, const double *others) {
     find_of_columns(opcode)(1, count, totals, others, count, NULL, 0);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From the nodes of a region to a row program: the row space of its operations, and their expansions
-   (graph/expansion.h) as terms. Sums over other things than rows find a way of their own: they become work for a second
-   program, which rowwise_follow writes. Pure: it reads the graph and writes terms. */
+/* Lowers the nodes of a region to a row program: the row space of the operations, and their expansions
+   (graph/expansion.h) as terms. Sums across rows become work for a second program, which rowwise_follow generates.
+   Pure: reads the graph and writes terms. */
 #include "engines/cpu/core/compute_type.h"
 #include "engines/cpu/rows/terms.h"
 #include "graph/ops/norm.h"
@@ -10,17 +10,17 @@
 #include <math.h>
 #include <string.h>
 
-/* An expansion on its way to terms. */
+/* An expansion while it is lowered to terms. */
 struct lowering {
     struct rowwise *rows;
     struct expansion e;
-    /* Whether the operation calculates in double. */
+    /* True if the operation computes in double. */
     bool is_wide;
-    int done;                    /* instructions */
-    int terms[INSTRUCTIONS_MAX]; /* of its values */
+    int done;                    /* instructions lowered so far */
+    int terms[INSTRUCTIONS_MAX]; /* terms of its values */
 };
 
-/* As struct expansion asks for it; `context` is the program. */
+/* Callback of struct expansion; `context` is the program. */
 static bool is_made_inside(const void *context, const struct tensor *tensor) {
     return region_producer(((const struct rowwise *)context)->region, tensor) != NULL;
 }
@@ -29,7 +29,7 @@ static bool is_norm(const struct node *node) {
     return op_of(node->op) == &norm_forward_op || op_of(node->op) == &norm_backward_op;
 }
 
-/* Only norms know other ways to their statistics; all else takes them in turn. */
+/* Only norms support other methods for their statistics; other operations compute them one after the other. */
 static void begin(struct lowering *l, struct rowwise *rows, const struct node *node) {
     l->rows = rows;
     l->done = l->e.count = 0;
@@ -40,9 +40,9 @@ static void begin(struct lowering *l, struct rowwise *rows, const struct node *n
 
 /* ---- Gradients of scale and bias --------------------------------------------------------------------------------- */
 
-/* Statistics that have no memory of their own are left in scratch memory. */
+/* Statistics that have no memory of their own are stored in scratch memory. */
 static void keep_statistics(struct lowering *l, const struct norm_backward *op) {
-    /* inv_variance and mean are operands of the node, or what its expansion has calculated. */
+    /* inv_variance and mean are operands of the node, or were computed by its expansion. */
     struct rowwise *rows = l->rows;
     if (!op->inv_variance || region_producer(rows->region, op->inv_variance))
         rows->follow.at_inv = rowwise_keep(rows, l->terms[l->e.inv]);
@@ -50,7 +50,7 @@ static void keep_statistics(struct lowering *l, const struct norm_backward *op) 
         rows->follow.at_mean = rowwise_keep(rows, l->terms[l->e.mean]);
 }
 
-/* Whether two tensors have the same axes. */
+/* True if two tensors have the same axes. */
 static bool lie_alike(const struct row_space *space, const struct tensor *a, const struct tensor *b) {
     bool are_alike = true;
     for (int i = 0; i < space->axis_count; i++)
@@ -58,7 +58,7 @@ static bool lie_alike(const struct row_space *space, const struct tensor *a, con
     return are_alike;
 }
 
-/* The tasks' sums of a term for each element of a tensor, left to a second program. */
+/* Accumulates a term per element of a tensor in each task; a second program adds the tasks' sums. */
 static weftStatus_t sum_columns(struct rowwise *rows, const struct tensor *sum, weftDataType_t math, int element) {
     const struct follow *follow = &rows->follow;
     if (follow->column_count && !lie_alike(&rows->space, follow->columns[0].tensor, sum))
@@ -68,7 +68,7 @@ static weftStatus_t sum_columns(struct rowwise *rows, const struct tensor *sum, 
     return rows->trouble ? rows->trouble : follow_add_column(&rows->follow, sum, term, math);
 }
 
-/* The same of a node's own. */
+/* Likewise for a node that is itself a column sum. */
 static weftStatus_t lower_column_sum(struct rowwise *rows, const struct node *node) {
     const struct reduction_op *op = (const struct reduction_op *)node->op;
     weftDataType_t math = reduction_math(op);
@@ -85,16 +85,16 @@ static weftStatus_t lower_column_sum(struct rowwise *rows, const struct node *no
     return sum_columns(rows, op->y, math, element);
 }
 
-/* Scale and bias of one norm take the same way; the second finds it chosen. */
+/* Scale and bias of one norm are summed in the same way; the second one uses the choice made for the first. */
 static weftStatus_t sum_in_follow(struct lowering *l, const struct node *node, const struct instruction *at,
                                   enum follow_kind kind) {
     const struct norm_backward *op = (const struct norm_backward *)node->op;
     struct rowwise *rows = l->rows;
-    /* follow_add refuses what cannot be taken together. */
+    /* follow_add refuses combinations that cannot be computed together. */
     struct follow *follow = &rows->follow;
     bool is_scale = at->tensor == op->dscale, is_first;
     TRY(follow_add(follow, rows->region, node, at->tensor, kind, &is_first));
-    /* Of the row's own sum, for FOLD; of elements, for COLUMNS; of x and dy again, for APART. */
+    /* FOLD needs the row's own sum, COLUMNS the elements, APART x and dy again. */
     if (kind == FOLLOW_COLUMNS)
         return sum_columns(rows, at->tensor, l->e.math, l->terms[at->arguments[0]]);
     follow->math = l->e.math;
@@ -105,10 +105,11 @@ static weftStatus_t sum_in_follow(struct lowering *l, const struct node *node, c
     return WEFT_STATUS_SUCCESS;
 }
 
-/* A sum over everything that shares an element of the tensor: the row's own, or left to a second program. */
+/* A sum over everything that shares an element of the tensor: either the row's own, or completed by a second
+   program. */
 static weftStatus_t lower_sum_to(struct lowering *l, const struct node *node, const struct instruction *at) {
     enum follow_kind kind = row_space_sum_kind(&l->rows->space, at->tensor, l->rows->sums_apart);
-    /* Parts of rows, as a group's channels, are summed as columns are. */
+    /* Sums over parts of rows, such as a group's channels, are computed as column sums. */
     if (kind == FOLLOW_APART && !l->rows->sums_apart)
         kind = FOLLOW_COLUMNS;
     if (!row_space_wants_sum(l->rows->region, at->tensor))
@@ -121,7 +122,7 @@ static weftStatus_t lower_sum_to(struct lowering *l, const struct node *node, co
 
 /* ---- Instructions ------------------------------------------------------------------------------------------------ */
 
-/* Arguments end at the first that is -1. */
+/* Arguments end at the first -1. */
 static int lower_formula(struct lowering *l, const struct instruction *at) {
     int arguments[INSTRUCTION_ARGUMENTS], count = 0;
     for (int i = 0; i < INSTRUCTION_ARGUMENTS && at->arguments[i] >= 0; i++)
@@ -129,7 +130,7 @@ static int lower_formula(struct lowering *l, const struct instruction *at) {
     return rowwise_formula(l->rows, at->opcode, arguments, count, l->is_wide);
 }
 
-/* A row's length is known here: constants, where the GPU family prints arguments. */
+/* The length of a row is known here, so these are constants (the GPU family passes kernel arguments). */
 static int lower_value(struct lowering *l, const struct instruction *at) {
     struct rowwise *rows = l->rows;
     double length = (double)row_space_length(&rows->space);
@@ -144,7 +145,7 @@ static int lower_value(struct lowering *l, const struct instruction *at) {
         return rowwise_input(rows, at->tensor, l->is_wide);
     case OPCODE_SAMPLE:
         return rowwise_sample(rows, at->tensor, l->is_wide);
-    /* A term by its number, as sum_apart has named it. */
+    /* An existing term, referenced by the index that sum_apart gave it. */
     case OPCODE_GIVEN:
         return (int)at->number;
     case OPCODE_SUM:
@@ -159,7 +160,7 @@ static int lower_value(struct lowering *l, const struct instruction *at) {
 
 static weftStatus_t lower_instruction(struct lowering *l, const struct node *node, int index) {
     const struct instruction *at = &l->e.at[index];
-    /* struct rowwise asks for no joined statistics; an expansion that has them all the same is refused. */
+    /* struct rowwise requests no joined statistics; an expansion that uses them anyway is refused. */
     if (at->opcode == OPCODE_MOMENTS || at->opcode == OPCODE_WEIGHTS)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: joined statistics are not taken here",
              descriptor_label(node->op));
@@ -169,12 +170,12 @@ static weftStatus_t lower_instruction(struct lowering *l, const struct node *nod
         TRY(lower_sum_to(l, node, at));
     else
         l->terms[index] = lower_value(l, at);
-    /* Terms fail through `trouble`, so that calls need no check each. */
+    /* Failures of terms are collected in `trouble`, so that not every call needs a check. */
     return l->rows->trouble;
 }
 
-/* Whether double holds all that a reduction of integers may be, and what it is on the way. Quotients and roots are
-   rounded towards 0 in integers, which no formula of rows does. */
+/* True if double represents every result and intermediate of an integer reduction. Integer quotients and roots round
+   towards 0, for which no row formula exists. */
 static bool is_exact_in_double(const struct rowwise *rows, const struct node *node) {
     const struct reduction_op *op = (const struct reduction_op *)node->op;
     if (op_of(node->op) != &reduction_op || dtype_is_float((weftDataType_t)op->x->type))
@@ -194,9 +195,9 @@ static bool is_exact_in_double(const struct rowwise *rows, const struct node *no
     }
 }
 
-/* The instructions that were written since the last call. */
+/* Lowers the instructions that were written since the last call. */
 static weftStatus_t lower(struct lowering *l, const struct node *node) {
-    /* The expansion has said what it calculates in: of a norm, of a sum of integers. */
+    /* The expansion has determined its arithmetic: that of a norm, or of an integer sum. */
     if (l->e.math == WEFT_DATA_INT64 && !is_exact_in_double(l->rows, node))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s calculates in integers, which may pass the 53 bits of a double",
              descriptor_label(node->op));
@@ -219,7 +220,7 @@ static weftStatus_t lower_node(struct rowwise *rows, const struct node *node) {
 
 /* ---- Regions ----------------------------------------------------------------------------------------------------- */
 
-/* Every operand of every node lies in the space, or the region is refused. */
+/* Every operand of every node must fit the space, otherwise the region is refused. */
 static weftStatus_t check_tensor(const struct rowwise *rows, const struct descriptor *op, const struct tensor *tensor,
                                  bool is_output) {
     TRY(row_space_check(&rows->space, op, tensor, is_output));
@@ -229,7 +230,7 @@ static weftStatus_t check_tensor(const struct rowwise *rows, const struct descri
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Integer arithmetic is left to cpu.map, which knows what double holds of it; indices and comparisons are exact. */
+/* Integer arithmetic is left to cpu.map, which checks that double suffices; indices and comparisons are exact. */
 static weftStatus_t check_pointwise(const struct node *node) {
     const struct pointwise_op *op = (const struct pointwise_op *)node->op;
     const struct pointwise_mode *mode = pointwise_find_mode(op->pw->mode);
@@ -241,7 +242,7 @@ static weftStatus_t check_pointwise(const struct node *node) {
     FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s calculates in integers", descriptor_label(node->op));
 }
 
-/* Lists are the room's: as large as any program may be, used as far as they are filled. */
+/* Lists are stored in the room, which is large enough for any program. */
 static void start(struct rowwise *rows, struct rowwise_room *room, const struct region *region) {
     *rows = (struct rowwise){
         .region = region, .graph = region->graph, .operands = room->operands, .made = room->made, .terms = room->terms};
@@ -256,7 +257,7 @@ weftStatus_t rowwise_analyse(struct rowwise *rows, struct rowwise_room *room, co
     TRY(row_space_find(&rows->space, region));
     for (int i = 0; i < region->count; i++) {
         const struct node *node = region_node(region, i);
-        /* Operands first, then terms: refusals of layout name the operation. */
+        /* Checks operands before terms, so that layout errors name the operation. */
         for (int k = 0; k < node->operand_count; k++)
             TRY(check_tensor(rows, node->op, rows->graph->values[node->operands[k]].tensor, node->is_output[k]));
         if (node_is_pointwise(node)) {
@@ -270,9 +271,9 @@ weftStatus_t rowwise_analyse(struct rowwise *rows, struct rowwise_room *room, co
     return rowwise_finish(rows);
 }
 
-/* ---- What follows ------------------------------------------------------------------------------------------------ */
+/* ---- The second program ------------------------------------------------------------------------------------------ */
 
-/* The sum of what the first program left at each place of a row of this one; NULL: not wanted. */
+/* Sums what the first program stored for each element of this program's rows; tensor NULL: not needed. */
 static void sum_kept(struct rowwise *rows, const struct follow *follow, const struct tensor *tensor, int64_t at,
                      const int64_t *strides) {
     bool is_wide = follow->math == WEFT_DATA_DOUBLE;
@@ -282,7 +283,7 @@ static void sum_kept(struct rowwise *rows, const struct follow *follow, const st
             rowwise_reduce(rows, TERM_REDUCTION, OPCODE_SUM, rowwise_kept(rows, at, strides, is_wide), is_wide));
 }
 
-/* Statistics come from scratch memory where they were left there, else from the node's own operands. */
+/* Reads statistics from scratch memory if they were stored there, otherwise from the node's operands. */
 static weftStatus_t sum_apart(struct rowwise *rows, const struct follow *follow, const int64_t *strides) {
     const struct norm_backward *op = (const struct norm_backward *)follow->node->op;
     bool is_wide = follow->math == WEFT_DATA_DOUBLE;
@@ -296,7 +297,7 @@ static weftStatus_t sum_apart(struct rowwise *rows, const struct follow *follow,
     return lower(&l, follow->node);
 }
 
-/* Reads what the first program left in scratch memory; its space is another, see follow_space. */
+/* Reads what the first program stored in scratch memory; its space differs, see follow_space. */
 weftStatus_t rowwise_follow(struct rowwise *rows, struct rowwise_room *room, const struct rowwise *first) {
     const struct follow *follow = &first->follow;
     int64_t strides[WEFT_DIM_MAX];
@@ -312,7 +313,7 @@ weftStatus_t rowwise_follow(struct rowwise *rows, struct rowwise_room *room, con
         sum_kept(rows, follow, follow->bias, follow->at_bias, strides);
         return rowwise_finish(rows);
     }
-    /* strides[0] is along the partial sums: all sums lie beside each other in each task's part. */
+    /* strides[0] is along the partial sums: a task stores all its sums next to each other. */
     strides[0] *= follow->column_count;
     for (int i = 0; i < follow->column_count; i++)
         sum_kept(rows, follow, follow->columns[i].tensor, follow->columns[i].at, strides);

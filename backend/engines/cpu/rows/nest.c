@@ -1,28 +1,31 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The loop nest of a row program: the axes in the order of memory, neighbours merged that all operands step through
-   alike; which two loops make a block; and how many blocks and tiles that is. Nothing here depends on the number of
-   threads, so that sums come in one order. */
+/* The loop nest of a row program: orders the axes by memory layout, merges axes that are contiguous in all operands,
+   chooses the two loops of a block, and computes the numbers of blocks and tiles. Nothing here depends on the number of
+   threads, so that sums have a fixed order. */
 #include "base/number.h"
 #include "engines/cpu/rows/schedule.h"
 
 #include <string.h>
 
-/* Bytes of the parts that tasks share long rows in, and how many there are at most. Tiles fewer than FEW are split.
-   LANES: floats of the widest vector. */
+/* SPLIT_BYTES: size of the parts of long rows that tasks share; SPLITS: maximum number of parts. Rows are split if
+   there are fewer than FEW_TILES tiles. LANES: floats of the widest vector. */
 enum { SPLIT_BYTES = 128 << 10, SPLITS = 32, FEW_TILES = 8, LANES = 16 };
-enum { REDUCED_BLOCK = 8192 }; /* elements that only go into totals: half of a usual L1 */
-enum { LONG_PART = 256 };    /* elements of a part of a row above which entering instructions costs less than copies */
-enum { REGISTER_GAP = 192 }; /* bytes, which keep registers from the same sets of the L1 cache */
-/* Of a tile of rows one after the other: bytes at most, and tiles at least. */
+enum { REDUCED_BLOCK = 8192 }; /* elements that are only reduced: half of a typical L1 */
+enum {
+    LONG_PART = 256
+};                           /* elements per part of a row above which the overhead of instructions is less than that of
+                                copies */
+enum { REGISTER_GAP = 192 }; /* in bytes; avoids that registers map to the same sets of the L1 cache */
+/* For tiles of contiguous rows: maximum bytes of a tile, minimum number of tiles. */
 enum { TILE_BYTES = 96 << 10, LEAST_TILES = 16 };
 
-/* What no store depends on is not read, and has no say in the order. */
+/* Operands on which no store depends are not read and do not influence the loop order. */
 static bool is_used(const struct row_schedule *s, int k) {
     const struct row_operand *operand = &s->rows->operands[k];
     return operand->is_store || (operand->term >= 0 && s->rows->terms[operand->term].is_needed);
 }
 
-/* Of what the operand touches, each element once: broadcast axes do not count. */
+/* Bytes that the operand touches, each element once: broadcast axes do not count. */
 static double operand_bytes(const struct row_schedule *s, int k) {
     const struct row_operand *operand = &s->rows->operands[k];
     double bytes = operand->value == VALUE_INDEX ? 0 : (double)dtype_of(operand->type)->bits / 8;
@@ -31,7 +34,7 @@ static double operand_bytes(const struct row_schedule *s, int k) {
     return bytes;
 }
 
-/* The operand that most bytes belong to: its memory order leads. */
+/* The operand with the most bytes; its memory order determines the loop order. */
 static int leading_operand(const struct row_schedule *s) {
     int found = 0;
     for (int k = 1; k < s->rows->operand_count; k++)
@@ -40,7 +43,7 @@ static int leading_operand(const struct row_schedule *s) {
     return found;
 }
 
-/* position: both must count through sums of columns as one, too. */
+/* position: the loops must be contiguous in column sums, too. */
 static bool steps_as_one(const struct row_schedule *s, const struct row_loop *outer, const struct row_loop *inner) {
     bool is_one = outer->is_reduced == inner->is_reduced && outer->position == inner->position * inner->extent;
     for (int k = 0; k < s->rows->operand_count && is_one; k++)
@@ -48,7 +51,7 @@ static bool steps_as_one(const struct row_schedule *s, const struct row_loop *ou
     return is_one;
 }
 
-/* Appends a loop to those of its kind, which are ordered by the leading operand's strides. */
+/* Inserts a loop among those of its kind, which are sorted by the leading operand's strides. */
 static void insert_loop(struct row_schedule *s, const struct row_loop *loop, int first, int lead) {
     int at = s->loop_count++;
     for (; at > first && s->loops[at - 1].strides[lead] < loop->strides[lead]; at--)
@@ -56,7 +59,7 @@ static void insert_loop(struct row_schedule *s, const struct row_loop *loop, int
     s->loops[at] = *loop;
 }
 
-/* How far apart an axis' elements count in sums of columns, which all have the same axes. */
+/* Positions of an axis's elements in the column sums, which all have the same axes. */
 static void pack_sums(struct row_schedule *s, int64_t *positions) {
     const struct follow *follow = &s->rows->follow;
     s->sum_length = 1;
@@ -67,7 +70,7 @@ static void pack_sums(struct row_schedule *s, int64_t *positions) {
     }
 }
 
-/* In place: a loop is read before one at or before it is written. */
+/* Works in place: a loop is read before one at or before it is written. */
 static void append_loops(struct row_schedule *s, bool is_reduced, int lead) {
     const struct rowwise *rows = s->rows;
     int64_t positions[WEFT_DIM_MAX];
@@ -78,7 +81,7 @@ static void append_loops(struct row_schedule *s, bool is_reduced, int lead) {
             .extent = rows->space.axes[i].extent, .is_reduced = is_reduced, .position = positions[i]};
         for (int k = 0; k < rows->operand_count; k++)
             loop.strides[k] = rows->operands[k].strides[i];
-        /* One kind at a time, ordered as they come. */
+        /* One kind of loop at a time, sorted by insertion. */
         if (rows->space.axes[i].is_reduced == is_reduced)
             insert_loop(s, &loop, first, lead);
     }
@@ -96,16 +99,15 @@ static void append_loops(struct row_schedule *s, bool is_reduced, int lead) {
     s->loop_count = kept;
 }
 
-/* a and b: rows and columns of a block, both as loops of the nest. The fastest loop of the leading operand gives a
-   block's columns. Its rows come from the next loop within the row, where the row is short and has one, else from the
-   rows. */
+/* Chooses the loops of a block: a for its rows, b for its columns. Columns are the fastest loop of the leading operand.
+   The block's rows are the next loop within the row, if the row is short and has one, otherwise rows of the space. */
 static void choose_block(struct row_schedule *s, int lead) {
     int inner = s->loop_count - 1, outer = 0;
-    /* `outer`: the fastest of the loops over rows; `inner`: the fastest within a row. */
+    /* `outer`: the fastest loop over rows; `inner`: the fastest loop within a row. */
     while (outer + 1 < s->loop_count && !s->loops[outer + 1].is_reduced)
         outer++;
     int64_t of_rows = s->loops[outer].strides[lead], of_row = s->loops[inner].strides[lead];
-    /* Rows side by side in memory, as channels of a batch norm: columns are then different rows. */
+    /* Rows that are adjacent in memory, such as the channels of a batch norm: columns are then different rows. */
     bool has_columns = of_rows && s->loops[outer].extent > 1 && (of_rows < of_row || !of_row);
     s->b = has_columns ? outer : inner;
     bool has_two = inner > outer + 1 && s->loops[outer].extent < 2 * s->loops[inner - 1].extent;
@@ -114,8 +116,8 @@ static void choose_block(struct row_schedule *s, int lead) {
 
 /* ---- Blocks and tiles -------------------------------------------------------------------------------------------- */
 
-/* An extent in equal pieces of at most so many elements, of whole vectors where that makes no more pieces. LANES: 16
-   floats are the widest vector, so that no piece but the last ends within one. */
+/* Divides an extent into equal pieces of at most `most` elements, rounded up to whole vectors if that does not increase
+   their number. LANES: 16 floats are the widest vector, so that only the last piece ends within one. */
 static int64_t piece_of(int64_t extent, int64_t most) {
     if (extent <= most)
         return max64(extent, 1);
@@ -123,30 +125,32 @@ static int64_t piece_of(int64_t extent, int64_t most) {
     return whole <= most ? whole : piece;
 }
 
-/* The same of rows, without the vectors: at least 1. */
+/* Likewise for rows, without rounding to vectors; at least 1. */
 static int64_t equal_pieces(int64_t extent, int64_t most) {
     return max64(divide_up(extent, max64(divide_up(extent, most), 1)), 1);
 }
 
-/* Rows that a tile has room for. */
+/* Maximum number of rows of a tile. */
 static int64_t most_rows(const struct row_schedule *s) {
-    /* A tile holds, for each row, a slot for each term of rows and a double for each total. */
+    /* For each row, a tile holds a slot for each row term and a double for each total. */
     int64_t totals = 0, width = s->has_wide ? (int64_t)sizeof(double) : (int64_t)sizeof(float);
     for (int p = 0; p < s->pass_count; p++)
         totals = max64(totals, s->passes[p].totals);
-    /* 1: where a row holds nothing at all. */
+    /* + 1 avoids a division by 0 if a row has neither. */
     int64_t rows = ROWWISE_ROW_BYTES / (s->row_slots * width + totals * (int64_t)sizeof(double) + 1);
     return rows > LANES ? rows - rows % LANES : max64(rows, 1);
 }
 
-/* 64 more for each register's alignment. Whole vectors; the registers share ROWWISE_REGISTER_BYTES. */
+/* Maximum elements of a register in whole vectors; registers share ROWWISE_REGISTER_BYTES. 64 bytes per register are
+   reserved for alignment. */
 static int64_t most_elements(const struct row_schedule *s) {
     int64_t width = s->has_wide ? (int64_t)sizeof(double) : (int64_t)sizeof(float);
     int64_t elements = (ROWWISE_REGISTER_BYTES / max64(s->register_count, 1) - REGISTER_GAP - 64) / width;
     return min64(elements - elements % LANES, ROWWISE_BLOCK);
 }
 
-/* Whether elements step through a loop over rows and one within them as one, with what rows have step by step. */
+/* True if a loop over rows and a loop within them are contiguous for all operands of elements; operands of row values
+   step only from row to row. */
 static bool steps_through(const struct row_schedule *s, const struct row_loop *rows, const struct row_loop *parts) {
     bool is_one = rows->position == parts->position * parts->extent;
     for (int k = 0; k < s->rows->operand_count; k++)
@@ -155,8 +159,9 @@ static bool steps_through(const struct row_schedule *s, const struct row_loop *r
     return is_one;
 }
 
-/* Short parts of rows side by side in memory, as the channels of a group where channels are last, become columns: each
-   has totals of its own, which are joined when a pass ends. The row's other elements must be in loops of their own. */
+/* Turns short parts of rows that are adjacent in memory, such as the channels of a group in channels-last layout, into
+   columns. Each has its own totals, which are combined when a pass ends. The row's other elements must be in separate
+   loops. */
 static void join_parts(struct row_schedule *s, int lead) {
     int outer = 0, inner = s->loop_count - 1;
     while (outer + 1 < s->loop_count && !s->loops[outer + 1].is_reduced)
@@ -176,7 +181,7 @@ static void join_parts(struct row_schedule *s, int lead) {
     s->loop_count = inner;
 }
 
-/* Loops over rows first, then those within one; each kind has at least one loop. */
+/* Loops over rows come first, then those within a row; each kind has at least one loop. */
 void row_schedule_nest(struct row_schedule *s) {
     int lead = leading_operand(s);
     s->loop_count = 0;
@@ -186,32 +191,33 @@ void row_schedule_nest(struct row_schedule *s) {
     choose_block(s, lead);
 }
 
-/* Extents of a block, for the registers that there are. Several rows only where a row is whole within a block: columns
-   then lie without gaps, and the block is one run. */
+/* Chooses the extents of a block for the available registers. A block has several rows only if each row of it is
+   complete: columns then have no gaps, and the block is contiguous. */
 static void cut_block(struct row_schedule *s) {
     const struct row_loop *a = &s->loops[s->a], *b = &s->loops[s->b];
     int64_t elements = most_elements(s), rows = most_rows(s);
-    /* Columns that are rows have values in the tile, too. */
+    /* If columns are rows, their values must also fit into the tile. */
     s->block_b = piece_of(b->extent, b->is_reduced ? elements : min64(elements, rows));
-    if (s->span > 1) /* whole rows */
+    if (s->span > 1) /* complete rows only */
         s->block_b = s->span * equal_pieces(b->extent / s->span, min64(elements, rows) / s->span);
-    /* Both loops within the row: then a block is one run of elements, whatever its rows. */
+    /* If both loops are within the row, a block is one contiguous run. */
     s->steps_rows = !(a->is_reduced && b->is_reduced) && s->block_b >= ROW_CHUNK;
     bool is_whole = s->block_b >= b->extent, has_gaps = !b->is_reduced && s->block_b < elements / 4;
-    /* Parts of one row apart in memory: part by part they are read where they lie, together they would be copied. */
+    /* If the parts of one row are separated in memory, they are read in place one by one; together they would have to
+       be copied. */
     if (a->is_reduced && b->is_reduced && s->block_b >= LONG_PART)
         is_whole = false;
-    /* Rows side by side, but few: blocks of one row of them would be all overhead. */
+    /* If only few rows are adjacent, blocks of one line of them would be mostly overhead. */
     s->block_a = is_whole || has_gaps ? elements / s->block_b : 1;
     if (!a->is_reduced)
         s->block_a = min64(s->block_a, rows);
     s->block_a = equal_pieces(a->extent, max64(s->block_a, 1));
 }
 
-/* A pass that only reduces needs no registers, so its blocks may be larger than those of others. */
+/* A pass that only reduces needs no registers, so its blocks may be larger. */
 static int64_t rows_of_block(const struct row_schedule *s, const struct row_pass *pass) {
     const struct row_loop *a = &s->loops[s->a];
-    /* With registers, a block is what these hold. */
+    /* With registers, the block must fit into them. */
     if (!pass->only_reduces)
         return s->block_a;
     if (!a->is_reduced)
@@ -219,9 +225,9 @@ static int64_t rows_of_block(const struct row_schedule *s, const struct row_pass
     return s->loops[s->b].is_reduced ? s->block_a : max64(min64(REDUCED_BLOCK / s->block_b, a->extent), s->block_a);
 }
 
-/* tiles: over loops of rows; blocks of each pass: over loops within a row. */
+/* Counts tiles over the loops of rows, and each pass's blocks over the loops within a row. */
 static void count_pieces(struct row_schedule *s) {
-    int64_t others = 1; /* blocks but for the loop of their rows */
+    int64_t others = 1; /* blocks along all loops except the one of their rows */
     s->tiles = 1;
     for (int i = 0; i < s->loop_count; i++) {
         int64_t step = i == s->a ? s->tile_a : i == s->b ? s->block_b : 1;
@@ -231,7 +237,7 @@ static void count_pieces(struct row_schedule *s) {
         else if (i != s->a)
             others *= s->pieces[i];
     }
-    /* The fewest of any pass, as splits must leave a block for each. */
+    /* The minimum over all passes, because every split needs at least one block. */
     s->blocks = 0;
     for (int p = 0; p < s->pass_count; p++) {
         struct row_pass *pass = &s->passes[p];
@@ -241,18 +247,18 @@ static void count_pieces(struct row_schedule *s) {
     }
 }
 
-/* Rows that lie one after the other are taken several at a time, as many as stay in the caches from pass to pass, so
-   that what is calculated once for a row is calculated for many at once. */
+/* If rows are contiguous, a tile has several, as many as stay in the cache between passes, so that row terms are
+   computed for many rows at once. */
 static int64_t rows_of_tile(const struct row_schedule *s) {
     const struct row_loop *a = &s->loops[s->a];
     int64_t width = s->has_wide ? (int64_t)sizeof(double) : (int64_t)sizeof(float);
-    /* Bytes of one row over all operands; 1 so that it is never 0. */
+    /* Bytes of one row over all operands; starts at 1 so that it is never 0. */
     double bytes = 1;
     for (int k = 0; k < s->rows->operand_count; k++)
         bytes += is_used(s, k) && a->strides[k]
                      ? operand_bytes(s, k) / (double)max64(row_space_rows(&s->rows->space), 1)
                      : 0;
-    /* LEAST_TILES: so many are left for threads to share. */
+    /* LEAST_TILES: minimum number of tiles to leave for the threads. */
     int64_t rows = (int64_t)(TILE_BYTES / bytes), most = row_space_rows(&s->rows->space) / LEAST_TILES;
     rows = min64(min64(rows, most_rows(s)), min64(most, a->extent));
     int64_t kept = s->kept_count * row_space_length(&s->rows->space) * width;
@@ -261,9 +267,9 @@ static int64_t rows_of_tile(const struct row_schedule *s) {
     return max64(rows - rows % s->block_a, s->block_a);
 }
 
-/* How many tasks share each tile's blocks, 1 where there are tiles enough. Few tiles of many bytes are shared: the
-   number of parts depends on sizes alone, so that sums do, too. At least two blocks for two parts: a block is what is
-   never cut. */
+/* Number of tasks that share each tile's blocks; 1 if there are enough tiles. A few large tiles are split. The number
+   of parts depends only on sizes, so that the sums do, too. Each part needs at least one block, because blocks are
+   never divided. */
 static int64_t splits_of(const struct row_schedule *s) {
     double bytes = 0;
     for (int k = 0; k < s->rows->operand_count; k++)
@@ -274,12 +280,13 @@ static int64_t splits_of(const struct row_schedule *s) {
     return max64(min64(min64(parts, SPLITS), s->blocks), 1);
 }
 
-/* Of a whole tile. */
+/* Elements of a complete tile. */
 int64_t row_schedule_tile_elements(const struct row_schedule *s) {
     return row_space_length(&s->rows->space) * s->tile_rows / s->span;
 }
 
-/* Pieces are counted twice, as the tile is chosen by a number that they decide: splits. */
+/* Pieces are counted twice, because the choice of the tile depends on the number of splits, which depends on the
+   pieces. */
 void row_schedule_cut(struct row_schedule *s) {
     cut_block(s);
     int64_t width = s->has_wide ? (int64_t)sizeof(double) : (int64_t)sizeof(float);
@@ -290,15 +297,15 @@ void row_schedule_cut(struct row_schedule *s) {
         s->tile_a = rows_of_tile(s);
         count_pieces(s);
     }
-    /* 1 row where both loops lie within it. */
+    /* One row if both loops are within it. */
     s->tile_rows = (s->loops[s->a].is_reduced ? 1 : s->tile_a) * (s->loops[s->b].is_reduced ? 1 : s->block_b);
     int64_t totals = 0;
     for (int p = 0; p < s->pass_count; p++)
         totals = max64(totals, s->passes[p].totals);
-    /* Slots first, then totals, which must be aligned to double. */
+    /* Slots come first, then totals, which must be aligned for double. */
     s->row_bytes = s->tile_rows * width;
     s->totals_at = round_up(s->row_slots * s->row_bytes, (int64_t)sizeof(double));
     s->tile_bytes = round_up(s->totals_at + totals * s->tile_rows * (int64_t)sizeof(double), 64);
-    /* A register of a block, and the gap to the next. */
+    /* A register of a block, plus the gap to the next one. */
     s->register_bytes = round_up(s->block_a * s->block_b * width, 64) + REGISTER_GAP;
 }

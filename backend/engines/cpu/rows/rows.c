@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The rows family: reductions, softmax and every norm, forward and backward, with the pointwise operations around them,
-   in one sweep over memory where a tile of rows stays in the caches. A region becomes a row program (lower.c, terms.c),
-   the program a schedule (nest.c, instructions.c), which run.c interprets. Gradients of scale and bias may take a
-   second program. */
+/* The rows family: reductions, softmax and every norm, forward and backward, fused with adjacent pointwise operations.
+   One pass over memory suffices if a tile of rows stays in the cache. A region is lowered to a row program (lower.c,
+   terms.c), and the program to a schedule (nest.c, instructions.c), which run.c interprets. Gradients of scale and bias
+   may need a second program. */
 #include "base/number.h"
 #include "engines/cpu/core/threads.h"
 #include "engines/cpu/families.h"
@@ -10,54 +10,54 @@
 #include "graph/ops/norm.h"
 #include "graph/ops/reduction.h"
 
-enum { LONG_ROW = 1 << 20 }; /* bytes above which a row's second reading comes from beyond a usual L2 */
+enum { LONG_ROW = 1 << 20 }; /* bytes of a row above which its second pass misses a typical L2 */
 
-/* Both programs of a region and the room that they are written in, on the stack of accepts and build. */
+/* Both programs of a region and the room for them, on the stack of accepts and build. */
 struct sweep {
-    bool is_wide; /* in double, whatever the operations ask for */
+    bool is_wide; /* computes in double, whatever the operations request */
     struct rowwise rows[2];
     struct row_schedule schedules[2];
     int programs;
-    /* Memory in the workspace, in bytes, that the programs read and write by operands of scratch. */
-    int64_t scratch_bytes; /* of both; then the memory of each */
+    /* Bytes of workspace that the programs access through scratch operands. */
+    int64_t scratch_bytes; /* for both; followed by the memory of each program */
     struct rowwise_room rooms[2];
     struct schedule_room schedule_rooms[2];
 };
 
-/* What a step keeps of that, in the plan's arena: schedules copied without their room. */
+/* What a step retains, in the plan's arena: schedules without their room. */
 struct programs {
     int count;
     int64_t scratch_bytes;
     const struct row_schedule *schedules[2];
-    const struct programs *wide; /* the same in double, for values that are beyond the range of float; NULL: none */
+    const struct programs *wide; /* the same programs in double, for values outside the range of float, or NULL */
 };
 
-/* The first program with these ways of taking statistics and sums. */
+/* Schedules the first program with this method of computing statistics and sums. */
 static weftStatus_t try_schedule(struct sweep *sweep, const struct region *region, int threads,
                                  enum statistics_method method, bool apart) {
     TRY(rowwise_analyse(&sweep->rows[0], &sweep->rooms[0], region, method, apart, sweep->is_wide));
     return row_schedule_make(&sweep->schedules[0], &sweep->schedule_rooms[0], &sweep->rows[0], threads);
 }
 
-/* Whether a second pass would read rows from beyond the caches: where tasks take parts of them, or tiles are large. */
+/* True if a second pass would read rows from memory rather than the cache: tasks share them, or tiles are large. */
 static bool rereads_memory(const struct sweep *sweep) {
     const struct row_schedule *s = &sweep->schedules[0];
     return s->splits > 1 || row_schedule_tile_elements(s) * (int64_t)sizeof(float) > LONG_ROW;
 }
 
-/* Sums of columns are wanted, and rows lie so that tasks cannot take them beside. */
+/* True if column sums are needed, but the layout of the rows does not allow tasks to accumulate them. */
 static bool needs_apart(const struct sweep *sweep) {
     return sweep->schedules[0].sum_count && !sweep->schedules[0].sums_columns;
 }
 
-/* Statistics of long rows are taken in one pass, where a sample of the row is in memory. Each try overwrites the one
-   before; a refusal of the one-pass form is no refusal of the region. */
+/* Computes statistics of long rows in one pass if a sample of the row is in memory. Each attempt overwrites the
+   previous one; if the one-pass form is refused, the region is not. */
 static weftStatus_t first_program(struct sweep *sweep, const struct region *region, int threads) {
     bool apart = false;
     TRY(try_schedule(sweep, region, threads, STATISTICS_IN_TURN, apart));
     if (needs_apart(sweep))
         TRY(try_schedule(sweep, region, threads, STATISTICS_IN_TURN, apart = true));
-    /* Less than two reductions in turn: one reading is all that there is. */
+    /* With fewer than two dependent reductions, one pass suffices anyway. */
     if (sweep->schedules[0].closed < 2 || !rereads_memory(sweep))
         return WEFT_STATUS_SUCCESS;
     if (try_schedule(sweep, region, threads, STATISTICS_SHIFTED, apart) == WEFT_STATUS_SUCCESS && !needs_apart(sweep))
@@ -66,7 +66,7 @@ static weftStatus_t first_program(struct sweep *sweep, const struct region *regi
     return try_schedule(sweep, region, threads, STATISTICS_IN_TURN, apart);
 }
 
-/* Where the tasks' sums of a term begin, in units of a sum's length. */
+/* Index of a term's sums within a task's sums, in units of a sum's length. */
 static int64_t slot_of_sum(const struct row_schedule *s, int term) {
     for (int i = 0; i < s->instruction_count; i++)
         if (s->instructions[i].verb == ROW_SUM_COLUMN && s->instructions[i].term == term)
@@ -74,8 +74,8 @@ static int64_t slot_of_sum(const struct row_schedule *s, int term) {
     return 0;
 }
 
-/* The tasks' sums of columns lie one task after the other, those of all tensors beside each other. In elements:
-   follow's places count so, the schedule's in bytes. 64: each program's part begins at a cache line. */
+/* Column sums are stored task by task; within a task, those of all tensors are adjacent. Locations in `follow` are in
+   elements, those of the schedule in bytes. 64: each program's part starts at a cache line. */
 static void place_sums(struct sweep *sweep) {
     struct rowwise *rows = &sweep->rows[0];
     struct row_schedule *s = &sweep->schedules[0];
@@ -89,7 +89,7 @@ static void place_sums(struct sweep *sweep) {
     rows->scratch_bytes += round_up(s->partial_sums * s->sum_bytes, 64);
 }
 
-/* All that accepts and build share: nothing is kept, and build makes it again. */
+/* Shared by accepts and build: nothing is cached, and build repeats the work. */
 static weftStatus_t plan(struct sweep *sweep, const struct region *region, const struct device *device, bool is_wide) {
     struct rowwise *first = &sweep->rows[0];
     sweep->is_wide = is_wide;
@@ -97,7 +97,7 @@ static weftStatus_t plan(struct sweep *sweep, const struct region *region, const
     sweep->programs = 1;
     if (first->follow.kind == FOLLOW_COLUMNS)
         place_sums(sweep);
-    /* The second program runs when the first is done with all rows. */
+    /* The second program runs after the first has completed all rows. */
     if (first->follow.kind != FOLLOW_NOTHING) {
         TRY(rowwise_follow(&sweep->rows[1], &sweep->rooms[1], first));
         TRY(row_schedule_make(&sweep->schedules[1], &sweep->schedule_rooms[1], &sweep->rows[1], device->threads));
@@ -116,7 +116,7 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The term of the first inverse deviation that a gradient of a norm reads in float; -1: none. */
+/* The term of the first inverse deviation that a norm's gradient reads in float, or -1. */
 static int inverse_of(const struct rowwise *rows) {
     for (int i = 0; i < rows->region->count; i++) {
         const struct norm_backward *op = (const struct norm_backward *)region_node(rows->region, i)->op;
@@ -131,8 +131,8 @@ static int inverse_of(const struct rowwise *rows) {
     return -1;
 }
 
-/* True if a region squares values, or sums them for a mean, in float: the sum may be beyond the range of float where
-   the result is not. */
+/* True if a region squares values, or sums them for a mean, in float: the sum may overflow although the result does
+   not. */
 static bool may_leave_range(const struct region *region) {
     for (int i = 0; i < region->count; i++) {
         const struct descriptor *op = region_node(region, i)->op;
@@ -147,8 +147,8 @@ static bool may_leave_range(const struct region *region) {
     return false;
 }
 
-/* What a step keeps of its programs, which run one after the other and share the memory behind scratch, as large as
-   the larger needs. */
+/* Copies the programs into the step. They run one after the other and share the memory after the scratch memory, whose
+   size is the larger requirement. */
 static weftStatus_t keep(struct programs **kept, const struct sweep *sweep, struct step *step, struct arena *arena) {
     TRY(arena_alloc(arena, kept, sizeof **kept));
     int64_t memory = 0;
@@ -162,7 +162,7 @@ static weftStatus_t keep(struct programs **kept, const struct sweep *sweep, stru
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The same programs in double. None where double refuses, as for too many registers. */
+/* Adds the same programs in double; none if double is refused, for example because registers run out. */
 static weftStatus_t keep_wide(struct programs *narrow, struct sweep *sweep, struct step *step,
                               const struct device *device, struct arena *arena) {
     struct programs *wide;
@@ -192,11 +192,11 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
                     (long long)s->block_a, (long long)s->block_b,
                     (long long)(s->splits > 1 ? s->tiles * s->splits : s->tasks),
                     sweep.programs > 1 ? "; then sums of what they leave" : ""));
-    /* Last, as it overwrites the sweep. */
+    /* Comes last, because it overwrites the sweep. */
     return may_leave_range(&step->region) ? keep_wide(kept, &sweep, step, device, arena) : WEFT_STATUS_SUCCESS;
 }
 
-/* Scratch first, then memory of whichever program runs. */
+/* Workspace: scratch memory first, then the memory of the running program. */
 static bool run_programs(const struct programs *programs, void *const *values, void *workspace) {
     bool is_in_range = true;
     for (int i = 0; i < programs->count; i++)
@@ -209,7 +209,7 @@ static bool overlap(const struct tensor *a, const char *at_a, const struct tenso
     return at_a && at_b && at_a < at_b + tensor_bytes(b) && at_b < at_a + tensor_bytes(a);
 }
 
-/* True if what the programs read is as it was before they ran. */
+/* True if the programs did not overwrite their inputs. */
 static bool inputs_are_intact(const struct step *step, const struct programs *programs, void *const *values) {
     const struct rowwise *rows = programs->schedules[0]->rows;
     const struct value *all = step->region.graph->values;
@@ -224,8 +224,8 @@ static bool inputs_are_intact(const struct step *step, const struct programs *pr
     return true;
 }
 
-/* Float overflows in sums of squares, and of large values, whose results it could hold: then everything is calculated
-   once more, in double. Not where results have replaced what they were made of. */
+/* Sums of squares, or of large values, may overflow in float although the result is representable. In that case
+   everything is recomputed in double, unless results have overwritten inputs. */
 static weftStatus_t run(const struct step *step, void *const *values, void *workspace, weftStream_t stream) {
     (void)stream;
     const struct programs *programs = step->state;
@@ -234,8 +234,8 @@ static weftStatus_t run(const struct step *step, void *const *values, void *work
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Elements are stored block by block in the last reading of them, values of rows when their tile is done with. A second
-   program reads everything again. */
+/* Elements are stored block by block in the last pass that reads them, row values when their tile is finished. A second
+   program reads all inputs again. */
 static bool may_alias(const struct step *step, int in, int out) {
     const struct programs *programs = step->state;
     const struct value *values = step->region.graph->values;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Running a row program: tile by tile, pass by pass, block by block, instruction by instruction. All memory of a block
-   is read before any of it is written, but that the last formula may write as it reads, element by element. Numbers do
-   not depend on threads: tiles, parts and the order in which they are joined follow from sizes alone. */
+/* Runs a row program: tile by tile, pass by pass, block by block, instruction by instruction. All memory of a block is
+   read before any of it is written, except that the last formula may write while it reads, element by element. Results
+   do not depend on threads: tiles, parts and the order in which they are combined depend only on sizes. */
 #include "base/number.h"
 #include "engines/cpu/core/threads.h"
 #include "engines/cpu/rows/schedule.h"
@@ -11,33 +11,33 @@
 #include <stdatomic.h>
 #include <string.h>
 
-/* Of one execution, on the caller's stack; tasks share it. */
+/* State of one execution, on the caller's stack; shared by the tasks. */
 struct job {
     const struct row_schedule *s;
     void *const *values;
     char *scratch, *memory;
-    int pass;               /* where tasks take parts of tiles */
+    int pass;               /* current pass, if tasks share tiles */
     _Atomic bool is_beyond; /* see row_schedule_run */
 };
 
-/* What a thread has while it runs tiles, on its stack: registers, and where it is in the nest. */
+/* State of a thread that runs tiles, on its stack: registers, and the position in the nest. */
 struct run {
     const struct row_schedule *s;
     void *const *values;
-    _Atomic bool *is_beyond; /* the job's */
+    _Atomic bool *is_beyond; /* that of the job */
     char *scratch;
     char *rows;                         /* values of the tile's rows, by slot */
-    double *totals;                     /* of the pass, by slot */
+    double *totals;                     /* of the current pass, by slot */
     char *kept, *sums;                  /* of the task */
-    int64_t tile_rows;                  /* of this tile */
-    int64_t row;                        /* of the tile, where the block begins */
-    int64_t first[ROWWISE_OPERANDS];    /* element of each operand where the tile begins */
-    int64_t at[ROWWISE_OPERANDS];       /* and where the block does */
-    int64_t rows_here, columns;         /* of the block */
-    int64_t tile_position, position;    /* in sums of columns, where the tile begins and where the block does */
-    int64_t done;                       /* elements of all blocks before */
-    char *registers[ROWWISE_REGISTERS]; /* own memory, or that of a tensor */
-    /* How formulas step through each register: see struct row_steps. */
+    int64_t tile_rows;                  /* rows of the current tile */
+    int64_t row;                        /* first row of the block within the tile */
+    int64_t first[ROWWISE_OPERANDS];    /* index of the tile's first element, for each operand */
+    int64_t at[ROWWISE_OPERANDS];       /* index of the block's first element */
+    int64_t rows_here, columns;         /* size of the block */
+    int64_t tile_position, position;    /* position in column sums of the tile's and the block's first element */
+    int64_t done;                       /* elements of all previous blocks */
+    char *registers[ROWWISE_REGISTERS]; /* the run's own memory, or a tensor's */
+    /* Steps of formulas through each register: see struct row_steps. */
     struct row_steps steps[ROWWISE_REGISTERS];
     char memory[ROWWISE_REGISTER_BYTES] __attribute__((aligned(64)));
 };
@@ -48,30 +48,30 @@ static int64_t width_of(bool is_wide) { return is_wide ? (int64_t)sizeof(double)
 
 static const struct term *term_at(const struct run *run, int term) { return &run->s->rows->terms[term]; }
 
-/* The values of a term of rows: tile_rows of them side by side. */
+/* Values of a row term: contiguous, one for each of tile_rows. */
 static char *row_values(const struct run *run, int term) {
     return run->rows + run->s->slot_of[term] * run->s->row_bytes;
 }
 
-/* One double for each row of the tile. */
+/* One double per row of the tile. */
 static double *totals_of(const struct run *run, int slot) { return run->totals + slot * run->s->tile_rows; }
 
 /* ---- Memory ------------------------------------------------------------------------------------------------------ */
 
-/* [rows, columns] elements of an operand in memory. */
+/* A [rows, columns] block of an operand in memory. */
 struct place {
     char *base;
     weftDataType_t type;
-    int64_t index, row_stride, column_stride; /* elements */
+    int64_t index, row_stride, column_stride; /* in elements */
     int64_t rows, columns;
 };
 
-/* NULL: of an index, which counts positions and reads no memory. */
+/* NULL for an index operand, which counts positions and reads no memory. */
 static char *base_of(const struct run *run, const struct row_operand *operand) {
     return operand->value >= 0 ? run->values[operand->value] : operand->value == VALUE_SCRATCH ? run->scratch : NULL;
 }
 
-/* Rows and columns as the block has them; strides are those of its two loops. */
+/* Rows and columns are those of the block; strides are those of its two loops. */
 static struct place block_place(const struct run *run, int k) {
     const struct row_schedule *s = run->s;
     const struct row_operand *operand = &s->rows->operands[k];
@@ -84,8 +84,8 @@ static struct place block_place(const struct run *run, int k) {
                           .columns = run->columns};
 }
 
-/* The tile's rows: along one of the block's loops, or one row. Seen as one row of a block, since they lie along one
-   loop; or where each has several columns, as a block's rows that broadcast along these. */
+/* Location of the tile's row values. The rows are along one loop, so they are described as one row of a block; if each
+   row has several columns, as the rows of a block that broadcast along the columns. */
 static struct place rows_place(const struct run *run, int k) {
     const struct row_schedule *s = run->s;
     const struct row_operand *operand = &s->rows->operands[k];
@@ -98,7 +98,7 @@ static struct place rows_place(const struct run *run, int k) {
     return place;
 }
 
-/* Where a block lies in memory as a register would: without gaps, in this type. NULL: it does not. */
+/* Returns the block's memory if it has the form of a register: dense and of this type. Otherwise NULL. */
 static char *find_dense(const struct place *place, bool is_wide) {
     bool is_dense = (place->column_stride == 1 || place->columns == 1) &&
                     (place->row_stride == place->columns || place->rows == 1) &&
@@ -107,15 +107,15 @@ static char *find_dense(const struct place *place, bool is_wide) {
     return is_dense ? place->base + place->index * width_of(is_wide) : NULL;
 }
 
-/* The same with gaps between rows, where each row is dense: formulas that step from row to row take the operand
-   there. */
+/* Likewise, but allows gaps between rows if each row is dense: formulas that step from row to row use the operand in
+   place. */
 static char *find_rows(const struct place *place, bool is_wide) {
     struct place row = *place;
     row.rows = 1;
     return find_dense(&row, is_wide);
 }
 
-/* Elements index, index + 1, ... as the program calculates with them. */
+/* Loads elements index, index + 1, ... in the program's arithmetic type. */
 static void load_run(bool is_wide, void *dst, const struct place *place, int64_t index, int64_t count) {
     if (is_wide)
         dtype_to_f64(dst, place->type, place->base, index, count);
@@ -130,12 +130,12 @@ static void store_run(bool is_wide, const struct place *place, int64_t index, co
         dtype_from_f32(place->type, place->base, index, src, count);
 }
 
-/* In the register's width, as a number. */
+/* The first value of a register, as a number. */
 static double first_of(bool is_wide, const void *values) {
     return is_wide ? *(const double *)values : (double)*(const float *)values;
 }
 
-/* The index is the position: strides count it, from `index` on. */
+/* The index is the position: strides count it, starting from `index`. */
 static void count_indices(bool is_wide, char *dst, const struct place *place) {
     for (int64_t r = 0; r < place->rows; r++)
         for (int64_t c = 0; c < place->columns; c++) {
@@ -147,7 +147,7 @@ static void count_indices(bool is_wide, char *dst, const struct place *place) {
         }
 }
 
-/* One row of elements apart; floats in place are copied without a call each. */
+/* Loads a row of strided elements; floats are copied in place without a function call each. */
 static void gather(bool is_wide, char *dst, const struct place *place, int64_t index) {
     const float *floats = (const float *)place->base;
     bool is_plain = place->type == WEFT_DATA_FLOAT && !is_wide && (uintptr_t)floats % sizeof(float) == 0;
@@ -158,7 +158,7 @@ static void gather(bool is_wide, char *dst, const struct place *place, int64_t i
             load_run(is_wide, dst + c * width_of(is_wide), place, index, 1);
 }
 
-/* Side by side: one conversion. All the same: one element, repeated. */
+/* Contiguous elements need one conversion; broadcast elements are loaded once and repeated. */
 static void load_row(bool is_wide, char *dst, const struct place *place, int64_t index) {
     if (place->column_stride == 1) {
         load_run(is_wide, dst, place, index, place->columns);
@@ -170,14 +170,14 @@ static void load_row(bool is_wide, char *dst, const struct place *place, int64_t
     }
 }
 
-/* Whether memory is of the type that is calculated with, so that rows of neighbours are copied as they are. */
+/* True if memory has the arithmetic type, so that contiguous rows are copied without conversion. */
 static bool is_copied(const struct place *place, bool is_wide) {
     return place->base && place->type == (is_wide ? WEFT_DATA_DOUBLE : WEFT_DATA_FLOAT) &&
            (place->column_stride == 1 || place->columns == 1);
 }
 
-/* Rows of so many bytes, ld_to and ld_from bytes apart. A few channels of each pixel are one or two vectors: copies of
-   a size that the compiler knows cost no call. */
+/* Copies rows of `bytes` bytes with pitches ld_to and ld_from. A few channels per pixel are one or two vectors: copies
+   of constant size need no function call. */
 static void copy_rows(char *to, int64_t ld_to, const char *from, int64_t ld_from, int64_t rows, int64_t bytes) {
     if (bytes == 16)
         for (int64_t r = 0; r < rows; r++)
@@ -190,14 +190,14 @@ static void copy_rows(char *to, int64_t ld_to, const char *from, int64_t ld_from
             memcpy(to + r * ld_to, from + r * ld_from, (size_t)bytes);
 }
 
-/* dst gets rows without gaps. */
+/* dst is dense. */
 static void load(bool is_wide, char *dst, const struct place *place) {
     int64_t bytes = place->columns * width_of(is_wide);
     if (!place->base) {
         count_indices(is_wide, dst, place);
         return;
     }
-    /* Rows without gaps between them: one conversion for the block. */
+    /* Rows are contiguous: one conversion for the whole block. */
     if (place->column_stride == 1 && place->row_stride == place->columns) {
         load_run(is_wide, dst, place, place->index, place->rows * place->columns);
         return;
@@ -207,7 +207,7 @@ static void load(bool is_wide, char *dst, const struct place *place) {
         copy_rows(dst, bytes, from, place->row_stride * width_of(is_wide), place->rows, bytes);
         return;
     }
-    /* Broadcast over rows: copied as converted. */
+    /* Broadcast over rows: copied after the first conversion. */
     for (int64_t r = 0; r < place->rows; r++)
         if (r > 0 && place->row_stride == 0)
             memcpy(dst + r * bytes, dst, (size_t)bytes);
@@ -215,10 +215,10 @@ static void load(bool is_wide, char *dst, const struct place *place) {
             load_row(is_wide, dst + r * bytes, place, place->index + r * place->row_stride);
 }
 
-/* ld: elements of src from row to row. */
+/* ld: row pitch of src in elements. */
 static void store(bool is_wide, const struct place *place, const char *src, int64_t ld) {
     int64_t width = width_of(is_wide);
-    /* One element in a column is a run of one. */
+    /* A column with one element is contiguous. */
     bool is_run = place->column_stride == 1 || place->columns == 1;
     if (is_run && ((place->row_stride == place->columns && ld == place->columns) || place->rows == 1)) {
         store_run(is_wide, place, place->index, src, place->rows * place->columns);
@@ -240,7 +240,7 @@ static void store(bool is_wide, const struct place *place, const char *src, int6
 
 /* ---- Formulas ---------------------------------------------------------------------------------------------------- */
 
-/* As memory of the type would hold it. In parts that stay in L1, since `count` may be a tile's. */
+/* Rounds to the storage type. Works in parts that stay in L1, because `count` may be that of a whole tile. */
 static void round_to(bool is_wide, int64_t count, char *dst, const char *src, weftDataType_t type) {
     enum { PART = 512 };
     char stored[PART * sizeof(double)];
@@ -252,9 +252,9 @@ static void round_to(bool is_wide, int64_t count, char *dst, const char *src, we
     }
 }
 
-/* One term over `count` elements or rows. dst may be exactly one of x, but for conversions. */
+/* Evaluates one term over `count` elements or rows. dst may be exactly one of x, except for conversions. */
 static void calculate(const struct term *term, int64_t count, char *dst, const void *const *x) {
-    /* As if every argument lay without gaps. */
+    /* Steps of arguments without gaps. */
     static const struct row_steps steps[ROW_ARGUMENTS] = {{ROW_CHUNK, 0, 0}, {ROW_CHUNK, 0, 0}, {ROW_CHUNK, 0, 0},
                                                           {ROW_CHUNK, 0, 0}, {ROW_CHUNK, 0, 0}, {ROW_CHUNK, 0, 0},
                                                           {ROW_CHUNK, 0, 0}, {ROW_CHUNK, 0, 0}};
@@ -285,9 +285,13 @@ static void calculate(const struct term *term, int64_t count, char *dst, const v
 
 /* ---- Rows -------------------------------------------------------------------------------------------------------- */
 
-enum { SAMPLE_SHARE = 64, SAMPLE_MOST = 256 }; /* one element of so many, of a loop within a row; elements at most */
+enum {
+    SAMPLE_SHARE = 64,
+    SAMPLE_MOST = 256
+}; /* fraction of a loop within a row that is sampled; maximum number of
+                                                  elements */
 
-/* The loop along which a row has most elements, and how many of them a sample takes. */
+/* The loop along which a row has the most elements, and the number of them to sample. */
 static int64_t sample_size(const struct row_schedule *s, int operand, int *along) {
     *along = s->loop_count - 1;
     for (int i = 0; i < s->loop_count; i++)
@@ -296,8 +300,9 @@ static int64_t sample_size(const struct row_schedule *s, int operand, int *along
     return max64(min64(s->loops[*along].extent / SAMPLE_SHARE, SAMPLE_MOST), 1);
 }
 
-/* Without the last 8 of a float's 24 bits. What most elements are more than that then needs no rounding, which would go
-   one way for all of them: the number's bits below their last one are the same for each. */
+/* Clears the last 8 of a float's 24 mantissa bits. Differences between elements and this value then rarely need
+   rounding. Otherwise they would all be rounded in the same direction, because the low bits of the value are the same
+   for each. */
 static void shorten(int64_t count, float *values) {
     for (int64_t i = 0; i < count; i++) {
         uint32_t bits;
@@ -307,8 +312,9 @@ static void shorten(int64_t count, float *values) {
     }
 }
 
-/* The mean of a row's first elements. What sums around it lose to rounding goes by its distance from the mean of all,
-   and from one element alone that is often many times the mean itself. No pass has begun: totals are free. */
+/* The mean of a row's first elements. Rounding errors of sums around it grow with its distance from the mean of all
+   elements; with a single element as the reference, that distance is often many times the mean. No pass has started, so
+   totals are free. */
 static void sample_rows(struct run *run, int index) {
     const struct term *term = term_at(run, index);
     const struct row_kernels *kernels = kernels_of(term->is_wide);
@@ -333,7 +339,7 @@ static void sample_rows(struct run *run, int index) {
         shorten(rows, (float *)row_values(run, index));
 }
 
-/* Numbers of rows whose magnitude is not in a range; 0 is in any. */
+/* True if the magnitude of a row value is outside a range; 0 is always inside. */
 static bool any_outside(int64_t count, const float *numbers, float least, float most) {
     bool is_outside = false;
     for (int64_t i = 0; i < count; i++) {
@@ -343,8 +349,8 @@ static bool any_outside(int64_t count, const float *numbers, float least, float 
     return is_outside;
 }
 
-/* An inverse deviation whose square float cannot hold: squares of the row's elements are beyond the range, too, or
-   vanish, and the gradient of a norm multiplies by it twice. */
+/* Detects an inverse deviation whose square is not representable in float: squares of the row's elements then overflow
+   or vanish, too, and the gradient of a norm multiplies by it twice. */
 static void watch_inverse(struct run *run, int index) {
     const struct term *term = term_at(run, index);
     bool is_inverse = index == run->s->watched ||
@@ -358,7 +364,7 @@ static void watch_sum(struct run *run, int index) {
         atomic_store_explicit(run->is_beyond, true, memory_order_relaxed);
 }
 
-/* One term for all rows of the tile. Arguments that a formula has not repeat the first; constants have none. */
+/* Evaluates one term for all rows of the tile. Missing arguments repeat the first; constants have none. */
 static void evaluate_row(struct run *run, int index) {
     const struct term *term = term_at(run, index);
     const void *x[ROW_ARGUMENTS];
@@ -375,7 +381,8 @@ static void evaluate_row(struct run *run, int index) {
     watch_inverse(run, index);
 }
 
-/* What all tiles of a task share, for as many rows as any of them has. After a tile has begun. */
+/* Evaluates what all tiles of a task share, for the maximum number of rows of a tile. Requires that a tile has
+   begun. */
 static void evaluate_invariants(struct run *run) {
     int64_t tile_rows = run->tile_rows;
     run->tile_rows = run->s->tile_rows;
@@ -384,22 +391,22 @@ static void evaluate_invariants(struct run *run) {
     run->tile_rows = tile_rows;
 }
 
-/* What becomes known of rows when so many passes are closed. */
+/* Evaluates the row terms that are known after `stage` passes. */
 static void evaluate_rows(struct run *run, int stage) {
     for (int i = stage ? run->s->stage_ends[stage - 1] : run->s->invariants; i < run->s->stage_ends[stage]; i++)
         evaluate_row(run, run->s->row_terms[i]);
 }
 
-/* What is stored of each row: statistics, and results of one number a row. */
+/* Stores row values: statistics, and results with one number per row. */
 static void store_rows(const struct run *run) {
     const struct rowwise *rows = run->s->rows;
     for (int k = 0; k < rows->operand_count; k++) {
         const struct row_operand *operand = &rows->operands[k];
         struct place place = rows_place(run, k);
-        /* Once for each row, which all of its columns have. */
+        /* Once per row, even if it has several columns. */
         place.columns = run->s->span > 1 ? 1 : place.columns;
         int64_t ld = run->tile_rows / place.rows;
-        /* base NULL: a result that nobody wants. */
+        /* base is NULL for a dead result. */
         if (operand->is_store && !rows->terms[operand->term].spans && place.base)
             store(rows->terms[operand->term].is_wide, &place, row_values(run, operand->term), ld);
     }
@@ -407,12 +414,12 @@ static void store_rows(const struct run *run) {
 
 /* ---- Totals ------------------------------------------------------------------------------------------------------ */
 
-/* Totals are double whatever the elements, so that sums of long rows lose little. */
+/* Totals are always double, so that sums of long rows lose little. */
 static void begin_total(struct run *run, int slot, double identity) {
     row_kernels_f64.fill(run->tile_rows, totals_of(run, slot), identity);
 }
 
-/* Each pass begins its totals anew; slots are its own. */
+/* Each pass resets its totals and numbers its own slots. */
 static void begin_totals(struct run *run, const struct row_pass *pass) {
     for (int i = pass->first; i < pass->first + pass->count; i++) {
         const struct row_instruction *at = &run->s->instructions[i];
@@ -423,7 +430,7 @@ static void begin_totals(struct run *run, const struct row_pass *pass) {
     }
 }
 
-/* Columns that are parts of one row all get what they come to together. */
+/* Columns that are parts of one row all receive their combined total. */
 static void join_columns(const struct run *run, enum opcode opcode, double *totals) {
     int64_t span = run->s->span;
     for (int64_t first = 0; first < run->tile_rows && span > 1; first += span) {
@@ -451,12 +458,12 @@ static void end_totals(struct run *run, const struct row_pass *pass) {
     }
 }
 
-/* `others` are numbered by slot as the run's own. */
+/* `others` uses the same slots as the run's own totals. */
 static void join_total(struct run *run, enum opcode opcode, int slot, const double *others) {
     row_join(opcode, run->tile_rows, totals_of(run, slot), others + slot * run->s->tile_rows);
 }
 
-/* Takes in the totals that another part of the tile's rows has come to. */
+/* Combines with the totals of another part of the tile's rows. */
 static void join_totals(struct run *run, const struct row_pass *pass, const double *others) {
     for (int i = pass->first; i < pass->first + pass->count; i++) {
         const struct row_instruction *at = &run->s->instructions[i];
@@ -471,10 +478,10 @@ static void join_totals(struct run *run, const struct row_pass *pass, const doub
 
 static char *register_memory(struct run *run, int reg) { return run->memory + reg * run->s->register_bytes; }
 
-/* Whether a register holds one number for the whole block, or for each of its rows. */
+/* True if a register holds one number for the whole block or for each of its rows. */
 static bool is_level(const struct run *run, int reg) { return run->steps[reg].chunk == 0; }
 
-/* Sums of products where one factor, or both, is one number for each row of the block. */
+/* Sums products in which one or both factors are one number per row of the block. */
 static void sum_multiples(const struct run *run, const struct row_instruction *at, bool is_wide, double *totals) {
     int64_t width = width_of(is_wide);
     int factor = is_level(run, at->x[0]) ? 0 : 1, other = at->x[!factor], level = at->x[factor];
@@ -490,7 +497,7 @@ static void sum_multiples(const struct run *run, const struct row_instruction *a
     }
 }
 
-/* Takes the block into the totals of its rows: columns that are rows, one row of all, or rows one by one. */
+/* Reduces the block into the totals of its rows: the columns are rows, all of it is one row, or row by row. */
 static void reduce(struct run *run, const struct row_instruction *at) {
     const struct term *term = term_at(run, at->term);
     const struct row_schedule *s = run->s;
@@ -498,20 +505,20 @@ static void reduce(struct run *run, const struct row_instruction *at) {
     const char *x = run->registers[at->x[0]], *b = at->x[1] < 0 ? NULL : run->registers[at->x[1]];
     int64_t rows = run->rows_here, columns = run->columns;
     double *totals = totals_of(run, at->slot) + run->row;
-    /* 0 where b is not there. */
+    /* 0 if b is absent. */
     int64_t ld_x = run->steps[at->x[0]].row, ld_b = b ? run->steps[at->x[1]].row : 0;
     if (b && (is_level(run, at->x[0]) || is_level(run, at->x[1])))
         sum_multiples(run, at, term->is_wide, totals);
     else if (!s->loops[s->b].is_reduced)
         kernels->of_columns(term->opcode)(rows, columns, totals, x, ld_x, b, ld_b);
-    /* Both loops within the row: the block is one run. */
+    /* Both loops are within the row, so the block is one run. */
     else if (s->loops[s->a].is_reduced)
         kernels->of_rows(term->opcode)(1, rows * columns, totals, x, 0, b, 0);
     else
         kernels->of_rows(term->opcode)(rows, columns, totals, x, ld_x, b, ld_b);
 }
 
-/* The same for two totals at once; m comes as one number for each column or row, or as elements. */
+/* Likewise for two totals at once; m is one number per column or row, or one per element. */
 static void reduce_pair(struct run *run, const struct row_instruction *at) {
     const struct row_schedule *s = run->s;
     const struct row_kernels *kernels = kernels_of(term_at(run, at->term)->is_wide);
@@ -531,7 +538,7 @@ static void reduce_pair(struct run *run, const struct row_instruction *at) {
         kernels->pair_of_rows(run->rows_here, run->columns, sums, products, &pair);
 }
 
-/* Adds each row of the block to one of the task's sums. step: from sum to sum. */
+/* Adds each row of the block to one of the task's sums. step: distance between sums. */
 static void sum_rows(const struct run *run, const struct row_instruction *at, char *sums, int64_t step) {
     enum { PART = 64 };
     bool is_wide = term_at(run, at->term)->is_wide;
@@ -563,15 +570,15 @@ static void sum_column(struct run *run, const struct row_instruction *at) {
         sum_rows(run, at, sums, step);
         return;
     }
-    /* All rows of the block add to the same sums, or each to sums of its own. */
+    /* Either all rows of the block add to the same sums, or each has its own. */
     int64_t together = step == 0 ? run->rows_here : 1;
     for (int64_t r = 0; r < run->rows_here; r += together)
         kernels_of(is_wide)->column_sum(together, run->columns, sums + r * step * width, x + r * ld_x * width, ld_x,
                                         b ? b + r * ld_b * width : b, ld_b);
 }
 
-/* Where a kept term's elements of the block are: in the memory of a result, if that is as a register would be, else in
-   its slot, from the block's place on. */
+/* Location of a kept term's elements for the block: the memory of a result if it has the form of a register, otherwise
+   the block's part of the slot. */
 static char *kept_place(const struct run *run, const struct row_instruction *at) {
     bool is_wide = term_at(run, at->term)->is_wide;
     char *found = NULL;
@@ -582,7 +589,7 @@ static char *kept_place(const struct run *run, const struct row_instruction *at)
     return found ? found : run->kept + at->slot * run->s->kept_bytes + run->done * width_of(is_wide);
 }
 
-/* Missing arguments repeat the first, so that kernels find valid memory. */
+/* Missing arguments repeat the first, so that kernels read valid memory. */
 static void calculate_block(struct run *run, const struct row_instruction *at) {
     const struct term *term = term_at(run, at->term);
     const void *x[ROW_ARGUMENTS];
@@ -598,13 +605,13 @@ static void calculate_block(struct run *run, const struct row_instruction *at) {
         dst = kept_place(run, at);
     } else if (at->operand >= 0) {
         struct place place = block_place(run, at->operand);
-        /* Kernels that step over rows may leave gaps; loops and conversions may not. */
+        /* Kernels that step over rows allow gaps; loops and conversions do not. */
         bool may_gap = run->s->steps_rows && at->opcode >= 0;
         char *found = may_gap ? find_rows(&place, term->is_wide) : find_dense(&place, term->is_wide);
         dst = found ? found : dst;
         ld = found && may_gap ? place.row_stride : ld;
     }
-    /* Row by row, where arguments or dst have gaps or stand for whole rows. */
+    /* Row by row if arguments or dst have gaps or represent whole rows. */
     if (at->opcode >= 0 && run->s->steps_rows)
         kernels_of(term->is_wide)->formulas[at->opcode](run->rows_here, run->columns, dst, ld, x, steps);
     else if (at->opcode >= 0)
@@ -615,14 +622,14 @@ static void calculate_block(struct run *run, const struct row_instruction *at) {
     run->steps[at->dst] = (struct row_steps){ROW_CHUNK, ld, 0};
 }
 
-/* From an element to where the next tile has it, where rows of a tile lie one after the other. The first pass has read
-   this tile from memory; the next one is fetched in the passes after it, which find all in the caches. */
+/* Distance from an element to the same one of the next tile, if the rows of a tile are contiguous. The first pass reads
+   this tile from memory; the later passes, which hit the cache, prefetch the next tile. */
 static int64_t tile_ahead(const struct run *run, const struct row_pass *pass, int operand) {
     const struct row_loop *a = &run->s->loops[run->s->a];
     return pass == run->s->passes || a->is_reduced ? 0 : run->s->tile_a * a->strides[operand];
 }
 
-/* One number for each row of a block: a chunk of it stands for the row. A block of few columns has no room for one. */
+/* One number per row of a block: a chunk of it represents the row. Blocks of few columns have no room for a chunk. */
 static void load_levels(struct run *run, const struct row_instruction *at, struct place place) {
     bool is_wide = term_at(run, at->term)->is_wide;
     const struct row_kernels *kernels = kernels_of(is_wide);
@@ -648,12 +655,12 @@ static void load_block(struct run *run, const struct row_pass *pass, const struc
         load_levels(run, at, place);
         return;
     }
-    /* Then totals take the block as one run, gaps included: it must have none. */
+    /* Totals would then reduce the block as one run including its gaps, so it must have none. */
     bool is_run = run->s->loops[run->s->a].is_reduced && run->s->loops[run->s->b].is_reduced;
     bool may_gap = (pass->only_reduces && !is_run) || (run->s->steps_rows && at->is_thin);
     char *found = may_gap ? find_rows(&place, is_wide) : find_dense(&place, is_wide);
     run->registers[at->dst] = found ? found : at->slot >= 0 ? kept_place(run, at) : register_memory(run, at->dst);
-    /* One row for all, which formulas stay on. */
+    /* One row for all; formulas repeat it. */
     if (!found && place.row_stride == 0 && run->s->steps_rows && at->is_thin)
         place.rows = 1;
     int64_t row = found && may_gap ? place.row_stride : place.rows == 1 && run->rows_here > 1 ? 0 : run->columns;
@@ -662,12 +669,12 @@ static void load_block(struct run *run, const struct row_pass *pass, const struc
         load(is_wide, run->registers[at->dst], &place);
 }
 
-/* Memory that the last formula has written to already is recognised by its address. */
+/* Compares addresses to detect that the last formula has already written to memory. */
 static void store_block(struct run *run, const struct row_instruction *at) {
     bool is_wide = term_at(run, at->term)->is_wide;
     struct place place = block_place(run, at->operand);
     const char *src = run->registers[at->x[0]];
-    if (!place.base || find_rows(&place, is_wide) == src) /* nobody wants it, or it was written as it was calculated */
+    if (!place.base || find_rows(&place, is_wide) == src) /* dead, or written as it was computed */
         return;
     store(is_wide, &place, src, run->steps[at->x[0]].row);
 }
@@ -696,30 +703,30 @@ static void execute(struct run *run, const struct row_pass *pass, const struct r
     case ROW_STORE:
         store_block(run, at);
         break;
-    case ROW_SPREAD: /* made once, before the blocks of its rows */
+    case ROW_SPREAD: /* computed once, before the blocks of its rows */
         break;
     }
 }
 
-/* Values of rows at each element of a block, in the cheapest form that all readers take: as they are, a chunk for each
-   row, or every element. */
+/* Provides row values for each element of a block, in the least expensive form that all readers accept: as they are, as
+   one chunk per row, or repeated for every element. */
 static void spread(struct run *run, const struct row_pass *pass, const struct row_instruction *at) {
     const struct row_schedule *s = run->s;
     const struct term *term = term_at(run, at->term);
     int64_t width = width_of(term->is_wide), columns = run->columns;
     const char *values = row_values(run, at->term) + run->row * width;
     char *dst = run->registers[at->dst] = register_memory(run, at->dst);
-    /* All elements of the block belong to one row. */
+    /* True if all elements of the block belong to one row. */
     bool is_one = s->loops[s->b].is_reduced && (s->loops[s->a].is_reduced || s->block_a == 1);
     bool are_columns = !s->loops[s->b].is_reduced;
     bool is_thin = at->is_thin && s->steps_rows;
-    if (pass->only_reduces || (are_columns && is_thin)) { /* as they are: one for each column or row */
+    if (pass->only_reduces || (are_columns && is_thin)) { /* in place: one for each column or row */
         run->registers[at->dst] = (char *)values;
         run->steps[at->dst].chunk = are_columns ? ROW_CHUNK : 0;
         run->steps[at->dst].row = are_columns || s->loops[s->a].is_reduced ? 0 : 1;
         return;
     }
-    /* A chunk for each row: formulas stay on it. */
+    /* One chunk per row, which formulas repeat. */
     if (is_thin) {
         run->steps[at->dst] = (struct row_steps){0, ROW_CHUNK, 0};
         kernels_of(term->is_wide)->fill_chunks(run->rows_here, dst, values);
@@ -730,7 +737,7 @@ static void spread(struct run *run, const struct row_pass *pass, const struct ro
     run->steps[at->dst] = (struct row_steps){is_one && at->is_thin ? 0 : ROW_CHUNK, is_one ? 0 : run->columns, 0};
     if (is_one)
         kernels_of(term->is_wide)->fill(count, dst, first_of(term->is_wide, values));
-    /* A value repeated along its row. */
+    /* Repeats a value along its row. */
     for (int64_t r = 0; r < run->rows_here && !is_one; r++, dst += columns * width)
         if (s->loops[s->b].is_reduced)
             kernels_of(term->is_wide)->fill(columns, dst, first_of(term->is_wide, values + r * width));
@@ -738,10 +745,10 @@ static void spread(struct run *run, const struct row_pass *pass, const struct ro
             memcpy(dst, values, (size_t)(columns * width));
 }
 
-/* ---- Places ------------------------------------------------------------------------------------------------------ */
+/* ---- Positions --------------------------------------------------------------------------------------------------- */
 
-/* Where the i-th tile begins, or the i-th block within one; rows: of either, along the loop of rows. Row-major over the
-   pieces of one kind of loops; begins stay 0 where a loop has one piece. */
+/* Position of the i-th tile, or of the i-th block within one. rows: its extent along the loop of rows. Row-major over
+   the pieces of one kind of loop; begins stay 0 for loops with one piece. */
 static void begin_at(const struct row_schedule *s, int64_t i, bool is_reduced, int64_t rows, int64_t *begins) {
     for (int loop = s->loop_count; loop-- > 0 && i > 0;) {
         int64_t step = loop == s->a ? rows : loop == s->b ? s->block_b : 1;
@@ -753,7 +760,7 @@ static void begin_at(const struct row_schedule *s, int64_t i, bool is_reduced, i
     }
 }
 
-/* first: of every operand, with its offset in scratch memory. */
+/* first: for every operand, including its offset in scratch memory. */
 static void begin_tile(struct run *run, int64_t tile) {
     const struct row_schedule *s = run->s;
     int64_t begins[ROWWISE_LOOPS] = {0};
@@ -763,13 +770,13 @@ static void begin_tile(struct run *run, int64_t tile) {
         run->tile_position += begins[loop] * s->loops[loop].position;
     for (int k = 0; k < s->rows->operand_count; k++) {
         const struct row_operand *operand = &s->rows->operands[k];
-        /* What rows have steps from row to row, not from column to column. */
+        /* Row values step from row to row, not from column to column. */
         int64_t span = operand->term < 0 || s->rows->terms[operand->term].spans ? 1 : s->span;
         run->first[k] = operand->offset;
         for (int loop = 0; loop < s->loop_count; loop++)
             run->first[k] += begins[loop] / (loop == s->b ? span : 1) * s->loops[loop].strides[k];
     }
-    /* Along whichever of the block's loops goes over rows; the last tile may have fewer. */
+    /* Rows are along one loop of the block; the last tile may have fewer. */
     run->tile_rows = 1;
     if (!s->loops[s->a].is_reduced)
         run->tile_rows = min64(s->loops[s->a].extent - begins[s->a], s->tile_a);
@@ -777,7 +784,7 @@ static void begin_tile(struct run *run, int64_t tile) {
         run->tile_rows = min64(s->loops[s->b].extent - begins[s->b], s->block_b);
 }
 
-/* Where a tile's rows are one block: the usual case, short of divisions. */
+/* Fast path for tiles whose rows fit in one block, which is the usual case: no divisions. */
 static void begin_only_block(struct run *run, const struct row_pass *pass) {
     const struct row_loop *a = &run->s->loops[run->s->a], *b = &run->s->loops[run->s->b];
     run->position = run->tile_position + run->row * a->position;
@@ -787,7 +794,7 @@ static void begin_only_block(struct run *run, const struct row_pass *pass) {
     run->columns = b->is_reduced ? b->extent : run->tile_rows;
 }
 
-/* at: of the operands that the pass uses. */
+/* at: for the operands that the pass uses. */
 static void begin_block(struct run *run, const struct row_pass *pass, int64_t block) {
     const struct row_schedule *s = run->s;
     const struct row_loop *a = &s->loops[s->a], *b = &s->loops[s->b];
@@ -797,7 +804,7 @@ static void begin_block(struct run *run, const struct row_pass *pass, int64_t bl
         return;
     }
     begin_at(s, block, true, pass->block_a, begins);
-    /* A tile's rows are gone through by run_pass. */
+    /* run_pass iterates over the tile's rows. */
     if (!a->is_reduced)
         begins[s->a] = run->row;
     run->position = run->tile_position;
@@ -805,7 +812,7 @@ static void begin_block(struct run *run, const struct row_pass *pass, int64_t bl
         run->position += begins[loop] * s->loops[loop].position;
     for (int u = 0; u < pass->uses_count; u++) {
         int k = pass->uses[u];
-        /* Products with 0 are left out: most loops of most blocks begin there. */
+        /* Skips multiplications by 0: most loops of most blocks start at 0. */
         run->at[k] = run->first[k];
         for (int loop = 0; loop < s->loop_count; loop++)
             run->at[k] += begins[loop] ? begins[loop] * s->loops[loop].strides[k] : 0;
@@ -817,7 +824,7 @@ static void begin_block(struct run *run, const struct row_pass *pass, int64_t bl
 
 /* ---- Passes and tiles -------------------------------------------------------------------------------------------- */
 
-/* Blocks of the same rows, for which values of rows are spread once: all have as many columns, or one row. */
+/* Blocks of the same rows, for which row values are spread once: all have the same number of columns, or one row. */
 static void run_blocks(struct run *run, const struct row_pass *pass, int64_t first, int64_t end) {
     const struct row_instruction *instructions = run->s->instructions + pass->first;
     for (int64_t block = first; block < end; block++) {
@@ -826,12 +833,13 @@ static void run_blocks(struct run *run, const struct row_pass *pass, int64_t fir
             spread(run, pass, &instructions[i]);
         for (int i = pass->spreads; i < pass->count; i++)
             execute(run, pass, &instructions[i]);
-        /* Where the next block's kept elements lie: in the order of blocks, which passes with registers share. */
+        /* Location of the next block's kept elements: in the order of blocks, which is the same for all passes with
+           registers. */
         run->done += run->rows_here * run->columns;
     }
 }
 
-/* Block of rows by block of rows; one where the rows of a block are parts of one row. */
+/* Iterates over the blocks of rows; only one if the rows of a block are parts of one row. */
 static void run_pass(struct run *run, const struct row_pass *pass) {
     const struct row_schedule *s = run->s;
     int64_t rows = s->loops[s->a].is_reduced ? 1 : run->tile_rows;
@@ -840,7 +848,7 @@ static void run_pass(struct run *run, const struct row_pass *pass) {
         run_blocks(run, pass, 0, pass->blocks);
 }
 
-/* From what is known before any pass, pass after pass, to what is known after the last. */
+/* Evaluates what is known before any pass, then runs pass after pass and evaluates what each makes known. */
 static void run_tile(struct run *run, int64_t tile, bool is_first) {
     const struct row_schedule *s = run->s;
     begin_tile(run, tile);
@@ -864,7 +872,7 @@ static void start(struct run *run, struct job *job) {
     run->is_beyond = &job->is_beyond;
 }
 
-/* The sums of columns of a task, or of a part of a tile, which its first pass begins anew. */
+/* Resets the column sums of a task, or of a part of a tile, before its first pass. */
 static void begin_sums(struct run *run, const struct job *job, int64_t index, bool is_first) {
     const struct row_schedule *s = job->s;
     run->sums = job->scratch + s->sums_at + index * s->sum_bytes;
@@ -872,7 +880,7 @@ static void begin_sums(struct run *run, const struct job *job, int64_t index, bo
         memset(run->sums, 0, (size_t)s->sum_bytes);
 }
 
-/* Tiles one after the other; what a task keeps and sums is its own. */
+/* Runs consecutive tiles; kept elements and sums are private to the task. */
 static void run_task(void *context, int64_t task) {
     struct job *job = context;
     const struct row_schedule *s = job->s;
@@ -890,9 +898,9 @@ static void run_task(void *context, int64_t task) {
         run_tile(&run, tile, tile == first);
 }
 
-/* ---- Long rows, of which tasks take parts ------------------------------------------------------------------------ */
+/* ---- Long rows that several tasks share -------------------------------------------------------------------------- */
 
-/* Rows and totals of a tile lie in the workspace, since several tasks work on them, phase by phase. */
+/* Rows and totals of a tile are stored in the workspace, because several tasks work on them, phase by phase. */
 static void enter_tile(struct run *run, struct job *job, int64_t tile) {
     start(run, job);
     run->rows = job->memory + tile * job->s->tile_bytes;
@@ -900,13 +908,13 @@ static void enter_tile(struct run *run, struct job *job, int64_t tile) {
     begin_tile(run, tile);
 }
 
-/* Behind all tiles: totals of each part. */
+/* Stored after all tiles: the totals of each part. */
 static double *part_totals(const struct job *job, int64_t part) {
     const struct row_schedule *s = job->s;
     return (double *)(job->memory + s->tiles * s->tile_bytes + part * (s->tile_bytes - s->totals_at));
 }
 
-/* Phase 0: what is known of rows before any pass. */
+/* Phase 0: evaluates what is known of rows before any pass. */
 static void begin_rows(void *context, int64_t tile) {
     struct run run;
     enter_tile(&run, context, tile);
@@ -914,7 +922,7 @@ static void begin_rows(void *context, int64_t tile) {
     evaluate_rows(&run, 0);
 }
 
-/* A phase for each pass: part `split` of a tile's blocks, into totals of its own. */
+/* One phase per pass: processes part `split` of a tile's blocks into totals of its own. */
 static void run_part(void *context, int64_t part) {
     struct job *job = context;
     const struct row_schedule *s = job->s;
@@ -925,12 +933,12 @@ static void run_part(void *context, int64_t part) {
     begin_sums(&run, job, part, job->pass == 0);
     begin_totals(&run, &s->passes[job->pass]);
     run.done = run.row = 0;
-    /* Blocks in equal parts, to within one. */
+    /* Equal parts, to within one block. */
     int64_t blocks = s->passes[job->pass].blocks;
     run_blocks(&run, &s->passes[job->pass], split * blocks / s->splits, (split + 1) * blocks / s->splits);
 }
 
-/* Joins the parts' totals in the order of the parts, whichever was done first. */
+/* Combines the parts' totals in the order of the parts, regardless of which finished first. */
 static void end_pass(void *context, int64_t tile) {
     struct job *job = context;
     const struct row_pass *pass = &job->s->passes[job->pass];
@@ -943,14 +951,14 @@ static void end_pass(void *context, int64_t tile) {
     evaluate_rows(&run, job->pass + 1);
 }
 
-/* The last phase. */
+/* The last phase: stores the row values. */
 static void end_rows(void *context, int64_t tile) {
     struct run run;
     enter_tile(&run, context, tile);
     store_rows(&run);
 }
 
-/* Each threads_for ends a phase: what it wrote is there for the next. */
+/* Each threads_for ends a phase: its results are visible to the next one. */
 bool row_schedule_run(const struct row_schedule *s, void *const *values, void *scratch, void *memory) {
     struct job job = {s, values, scratch, memory, 0, false};
     if (s->splits == 1) {

@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From a row program to its schedule, and what that is predicted to take. Instructions first, as registers decide how
-   large a block is; then loops, blocks and tiles; then tasks. */
+/* Schedules a row program and predicts its time. Instructions come first, because registers determine the size of a
+   block; then loops, blocks and tiles; then tasks. */
 #include "engines/cpu/rows/schedule.h"
 #include "base/number.h"
 
 #include <string.h>
 
-/* What one core of 2024 does: Zen 5 at 4 GHz, shared memory. */
+/* Measured on one core of 2024: Zen 5 at 4 GHz, shared memory. */
 static const double BYTES_PER_SECOND = 16e9, START_SECONDS = 1e-6;
-static const double TASK_NANOSECONDS = 10e3;              /* what waking a thread is worth */
-static const double INSTRUCTION = 8, ROW_INSTRUCTION = 8; /* nanoseconds, whatever the number of elements */
-static const double LOAD = 0.08, REDUCTION = 0.06;        /* nanoseconds of an element */
+static const double TASK_NANOSECONDS = 10e3;              /* cost of waking a thread */
+static const double INSTRUCTION = 8, ROW_INSTRUCTION = 8; /* nanoseconds, independent of the number of elements */
+static const double LOAD = 0.08, REDUCTION = 0.06;        /* nanoseconds per element */
 
-enum { PART_SUMS_BYTES = 256 << 10 };             /* of one sum in all parts of tiles, at most */
-enum { KEPT_BYTES = 1 << 20, MOST_TASKS = 4096 }; /* kept bytes: of a tile, at most: half of a usual L2 */
+enum { PART_SUMS_BYTES = 256 << 10 };             /* maximum bytes of one sum over all parts of tiles */
+enum { KEPT_BYTES = 1 << 20, MOST_TASKS = 4096 }; /* kept bytes: maximum per tile, half of a typical L2 */
 
-/* Of an element. Recalls and spreads are reads of L1, too cheap to count. */
+/* Per element. Recalls and spreads read L1 and are too fast to count. */
 static double instruction_nanoseconds(const struct row_schedule *s, const struct row_instruction *at) {
     switch (at->verb) {
     case ROW_CALCULATE:
@@ -34,19 +34,19 @@ static double instruction_nanoseconds(const struct row_schedule *s, const struct
 /* All passes over one tile, on one thread. */
 static double tile_nanoseconds(const struct row_schedule *s) {
     double elements = (double)row_schedule_tile_elements(s), nanoseconds = 0;
-    /* Each instruction is entered once for each block. */
+    /* Each instruction has a fixed overhead per block. */
     for (int i = 0; i < s->instruction_count; i++)
         nanoseconds += INSTRUCTION * (double)s->blocks + elements * instruction_nanoseconds(s, &s->instructions[i]);
     return nanoseconds + s->row_slots * (ROW_INSTRUCTION + 0.1 * (double)s->tile_rows);
 }
 
-/* Bytes of memory that the program moves. Operands are read once where tasks carry rows through all passes; in phases,
-   each pass reads them again. */
+/* Bytes of memory traffic. Operands are read once if tasks carry rows through all passes; in phases, each pass reads
+   them again. */
 static double moved_bytes(const struct row_schedule *s) {
     double bytes = 0;
     for (int k = 0; k < s->rows->operand_count; k++) {
         const struct row_operand *operand = &s->rows->operands[k];
-        /* Broadcast operands stay in the caches: each element counts once. */
+        /* Broadcast operands stay in the cache: each element counts once. */
         double elements = operand->value == VALUE_INDEX ? 0 : 1;
         for (int i = 0; i < s->loop_count; i++)
             elements *= s->loops[i].strides[k] ? (double)s->loops[i].extent : 1;
@@ -55,9 +55,9 @@ static double moved_bytes(const struct row_schedule *s) {
     return s->splits > 1 ? bytes * s->pass_count : bytes;
 }
 
-/* How many tasks there are follows from the sizes alone, and so do sums of columns. Tasks with memory of their own are
-   few (ROWWISE_TASKS): workspace grows with their number, not with the threads'. A power of two, of which two, four or
-   eight threads have equal shares. */
+/* The number of tasks depends only on sizes, so that column sums do, too. Tasks with memory of their own are limited to
+   ROWWISE_TASKS: the workspace grows with their number, not with the number of threads. A power of two gives two, four
+   or eight threads equal shares. */
 static void cut_tasks(struct row_schedule *s) {
     int64_t most = s->task_bytes || s->sum_count ? ROWWISE_TASKS : MOST_TASKS;
     double per_tile = tile_nanoseconds(s), nanoseconds = per_tile * (double)s->tiles;
@@ -67,15 +67,15 @@ static void cut_tasks(struct row_schedule *s) {
     s->tasks = min64(s->tasks, s->tiles);
 }
 
-/* Sums of columns are a task's own, or a part's where these are few and the sums short; they take in a block's columns
-   side by side, or each of its rows as one. */
+/* Column sums are private to a task, or to a part if there are few parts and short sums. They accumulate a block's
+   columns side by side, or each of its rows as one. */
 static void place_sums(struct row_schedule *s) {
     s->partial_sums = s->splits > 1 ? s->tiles * s->splits : s->tasks;
     bool are_short = s->partial_sums * s->sum_length * (int64_t)sizeof(float) <= PART_SUMS_BYTES;
     s->sums_columns = s->loops[s->b].position <= 1 && (s->splits == 1 || are_short);
 }
 
-/* Seconds: the dearer of arithmetic, on as many threads as there are tasks, and of memory. */
+/* Seconds: the maximum of arithmetic, on as many threads as there are tasks, and memory traffic. */
 static void predict(struct row_schedule *s, int threads) {
     double parts = (double)max64(s->splits > 1 ? s->tiles * s->splits : s->tasks, 1);
     double busy = threads < 1 ? 1 : parts < threads ? parts : threads;
@@ -83,8 +83,8 @@ static void predict(struct row_schedule *s, int threads) {
     s->seconds = START_SECONDS + (computing > moving ? computing : moving);
 }
 
-/* kept_bytes: one slot for a tile; task_bytes: all slots, since tasks have memory of their own, unless their stacks
-   have room for it. */
+/* kept_bytes: one slot of a tile. task_bytes: all slots, because each task has its own memory unless its stack has
+   room. */
 static void measure_memory(struct row_schedule *s) {
     int64_t width = s->has_wide ? (int64_t)sizeof(double) : (int64_t)sizeof(float);
     s->kept_bytes = s->kept_count ? round_up(row_schedule_tile_elements(s) * width, 64) : 0;
@@ -93,17 +93,17 @@ static void measure_memory(struct row_schedule *s) {
         s->task_bytes = 0;
 }
 
-/* What is kept must fit, and loads are kept on stacks alone, as conversions cost less than memory does. Splitting has
-   no place for it, since passes are phases. */
+/* Kept elements must fit. Loads are kept only on stacks, because conversions cost less than memory accesses. Split rows
+   keep nothing, because their passes are separate phases. */
 static bool keeps_too_much(const struct row_schedule *s, enum row_keeping keeping) {
     bool is_large = s->kept_bytes > KEPT_BYTES || (keeping == KEEP_CONVERTED_LOADS && s->task_bytes);
     return keeping != KEEP_NOTHING && s->kept_count && (s->splits > 1 || is_large);
 }
 
-/* If what is kept does not fit, instructions are listed anew with less of it. */
+/* If the kept elements do not fit, instructions are generated again with less keeping. */
 weftStatus_t row_schedule_make(struct row_schedule *s, struct schedule_room *room, const struct rowwise *rows,
                                int threads) {
-    /* Lists of the room; whoever keeps the schedule copies them. */
+    /* Lists are stored in the room; row_schedule_keep copies them. */
     *s = (struct row_schedule){.rows = rows,
                                .loops = room->loops,
                                .passes = room->passes,
@@ -128,14 +128,14 @@ weftStatus_t row_schedule_make(struct row_schedule *s, struct schedule_room *roo
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Replaces a list by a copy of its items; `list` is the address of the pointer to them, of any type. */
+/* Replaces a list by a copy of its items. `list` is the address of the pointer to them, of any type. */
 static weftStatus_t keep_list(struct arena *arena, void *list, int count, size_t item_bytes) {
     void *items;
     memcpy(&items, list, sizeof items);
     return arena_copy(arena, list, items, (size_t)count * item_bytes);
 }
 
-/* What running reads: operands and terms. `made` served writing alone. */
+/* Running needs operands and terms. `made` is needed only while terms are written. */
 static weftStatus_t keep_rows(const struct rowwise **kept, const struct rowwise *rows, struct arena *arena) {
     struct rowwise *own;
     TRY(arena_copy(arena, &own, rows, sizeof *rows));
@@ -146,7 +146,7 @@ static weftStatus_t keep_rows(const struct rowwise **kept, const struct rowwise 
     return WEFT_STATUS_SUCCESS;
 }
 
-/* What decided instructions about kept terms, running does not need. */
+/* Running does not need the data for decisions about kept terms. */
 weftStatus_t row_schedule_keep(const struct row_schedule **kept, const struct row_schedule *s, struct arena *arena) {
     struct row_schedule *own;
     TRY(arena_copy(arena, &own, s, sizeof *s));
@@ -161,7 +161,7 @@ weftStatus_t row_schedule_keep(const struct row_schedule **kept, const struct ro
     return WEFT_STATUS_SUCCESS;
 }
 
-/* In phases: each tile's rows and totals, then totals of each part; otherwise what tasks keep between passes. */
+/* With splits: each tile's rows and totals, then the totals of each part. Otherwise what tasks keep between passes. */
 int64_t row_schedule_bytes(const struct row_schedule *s) {
     int64_t totals = s->tile_bytes - s->totals_at;
     return s->splits > 1 ? s->tiles * (s->tile_bytes + s->splits * totals) : s->tasks * s->task_bytes;

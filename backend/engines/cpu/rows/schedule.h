@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How a row program runs: its loops, the blocks and tiles that they are cut into, and the instructions of each
-   pass over a row. A block is two loops of the nest, cut so that a pass's registers stay in the L1 cache; one
-   register holds one term's values of a block. A tile is the rows that one task carries through all passes; where
-   there are few and long rows, the passes are phases that all tasks share, each taking parts of rows. */
+/* The schedule of a row program: its loops, the blocks and tiles into which they are divided, and the instructions of
+   each pass over a row. A block covers two loops of the nest and is sized so that the registers of a pass stay in the
+   L1 cache; a register holds one term's values of a block. A tile is the set of rows that one task carries through all
+   passes. If there are few and long rows, the passes become phases that all tasks share, each processing parts of the
+   rows. */
 #ifndef WEFT_ENGINES_CPU_ROWS_SCHEDULE_H
 #define WEFT_ENGINES_CPU_ROWS_SCHEDULE_H
 
@@ -10,61 +11,64 @@
 #include "engines/cpu/rows/terms.h"
 
 enum {
-    ROWWISE_BLOCK = 2048, /* elements of a register at most */
+    ROWWISE_BLOCK = 2048, /* maximum elements of a register */
     ROWWISE_REGISTERS = 40,
-    ROWWISE_REGISTER_BYTES = 56 << 10, /* of all registers, on the stack of the thread that runs them */
-    ROWWISE_ROW_BYTES = 48 << 10,      /* of the values and totals of a tile's rows, likewise */
-    ROWWISE_KEPT_BYTES = 48 << 10,     /* of what a tile keeps from pass to pass, likewise, where it fits */
+    ROWWISE_REGISTER_BYTES = 56 << 10, /* for all registers, on the stack of the running thread */
+    ROWWISE_ROW_BYTES = 48 << 10,      /* for the values and totals of a tile's rows, likewise */
+    ROWWISE_KEPT_BYTES = 48 << 10,     /* for elements that a tile keeps between passes, likewise, if they fit */
     ROWWISE_PASSES = 6,
     ROWWISE_INSTRUCTIONS = 256,
     ROWWISE_LOOPS = WEFT_DIM_MAX + 2,
-    ROWWISE_TASKS = 64, /* that have scratch memory of their own, at most */
+    ROWWISE_TASKS = 64, /* maximum number of tasks with scratch memory of their own */
 };
 
 enum row_verb {
-    ROW_SPREAD,      /* dst = values of rows, at each element */
+    ROW_SPREAD,      /* dst = row values, for each element */
     ROW_LOAD,        /* dst = memory */
-    ROW_RECALL,      /* dst = what a pass before has kept */
+    ROW_RECALL,      /* dst = elements that an earlier pass kept */
     ROW_CALCULATE,   /* dst = the term's formula of x */
     ROW_REDUCE,      /* totals of rows = x, or x[0] * x[1] */
-    ROW_REDUCE_PAIR, /* two totals in one reading: x, m and p of struct row_pair are x[0], x[1] and x[2] */
-    ROW_SUM_COLUMN,  /* the task's sums of columns, likewise */
+    ROW_REDUCE_PAIR, /* two totals in one loop: x[0], x[1] and x[2] are x, m and p of struct row_pair */
+    ROW_SUM_COLUMN,  /* the task's column sums, likewise */
     ROW_STORE,       /* memory = x */
 };
 
-/* A term of rows has a slot among the tile's rows; a term of elements a register, for the length of a pass. */
+/* A term of rows has a slot among the tile's rows; a term of elements has a register for the duration of a pass. */
 struct row_instruction {
     enum row_verb verb;
     int term;
-    int dst, x[ROW_ARGUMENTS]; /* registers; -1: none */
-    int opcode;                /* of CALCULATE of a formula: the term's, or one of enum row_opcode */
-    bool is_thin;              /* of SPREAD: only formulas read it, for which one chunk will do; of LOAD: only
-                                          what steps from row to row reads it, so that it may stay where it is */
-    bool is_alike;    /* of LOAD: converted, and the same for all rows, so that one block's will do for a tile's */
-    bool does_as_one; /* of LOAD: only formulas and sums of products read it, for which one number of a block will do */
-    int operand;      /* of LOAD and STORE; of CALCULATE: where dst may be written to at once, also of what is kept;
-                         of RECALL: where that was; -1 */
-    int slot;         /* of kept elements (LOAD, CALCULATE, RECALL; -1: none), of totals, of sums */
-    int pair, pair_slot; /* of REDUCE_PAIR: the term that is a product's total, and its slot */
+    int dst, x[ROW_ARGUMENTS]; /* registers, or -1 */
+    int opcode;                /* for CALCULATE of a formula: the term's opcode, or one of enum row_opcode */
+    bool is_thin;              /* for SPREAD: only formulas read it, so one chunk suffices; for LOAD: all readers step
+                                  from row to row, so it may stay in place */
+    bool is_alike;             /* for LOAD: converted, and the same for all rows, so one block serves the whole tile */
+    bool does_as_one;          /* for LOAD: only formulas and sums of products read it, so one number per row of a block
+                         suffices */
+    int operand; /* for LOAD and STORE; for CALCULATE: memory to which dst may be written directly, also if it is
+                         kept; for RECALL: that memory; otherwise -1 */
+    int slot;    /* of kept elements (LOAD, CALCULATE, RECALL; -1: none), of totals, or of sums */
+    int pair, pair_slot; /* for REDUCE_PAIR: the term of the product's total, and its slot */
 };
 
 struct row_pass {
-    int first, spreads, count; /* instructions; the spreads come first */
-    int totals;                /* reductions that it closes */
-    bool only_reduces;         /* memory, into totals: nothing is calculated that needs a register */
-    int64_t block_a, blocks;   /* rows of a block, which may be more than others'; blocks of a tile */
+    int first, spreads, count; /* instructions; spreads come first */
+    int totals;                /* number of reductions that it closes */
+    bool only_reduces;         /* reduces memory directly, so it needs no registers */
+    int64_t block_a, blocks;   /* rows of a block, which may exceed those of other passes; blocks of a tile */
     int uses_count, uses[ROWWISE_OPERANDS];
 };
 
-/* One loop of the nest, outermost first: those over rows, then those within a row. */
+/* One loop of the nest, outermost first: loops over rows, then loops within a row. */
 struct row_loop {
     int64_t extent;
     bool is_reduced;
-    int64_t strides[ROWWISE_OPERANDS]; /* elements; of columns that are parts of rows, and what rows have: a row's */
-    int64_t position;                  /* elements of a sum of columns that one step passes over; 0: it adds to one */
+    int64_t strides[ROWWISE_OPERANDS]; /* in elements; for row values, if columns are parts of rows, that of a whole
+                                          row */
+    int64_t position;                  /* elements of a column sum per iteration; 0: all iterations add to the same
+                                          one */
 };
 
-/* What a schedule is made in, as struct rowwise_room. */
+/* Working memory for a schedule, like struct rowwise_room. */
 struct schedule_room {
     struct row_loop loops[ROWWISE_LOOPS];
     struct row_pass passes[ROWWISE_PASSES];
@@ -78,59 +82,62 @@ struct row_schedule {
     int loop_count;
     struct row_loop *loops;
     int a, b;                 /* the loops of a block's rows and columns */
-    int64_t span;             /* columns beside each other that are parts of one row, as a group's channels; or 1 */
+    int64_t span;             /* adjacent columns that are parts of one row, such as a group's channels; otherwise 1 */
     int64_t block_a, block_b; /* extents of a block */
-    bool steps_rows;          /* formulas take a block row by row: else as one run of elements */
-    int64_t tile_a;           /* extent of a tile along a, where that is a loop over rows: some blocks */
-    int64_t pieces[ROWWISE_LOOPS]; /* of each loop: tiles, or blocks within one */
-    int64_t tile_rows;             /* rows of a tile, at most; columns that are parts of rows count each */
+    bool steps_rows;          /* formulas process a block row by row instead of as one run */
+    int64_t tile_a;           /* extent of a tile along a, if that is a loop over rows: a multiple of the block */
+    int64_t pieces[ROWWISE_LOOPS]; /* of each loop: number of tiles, or of blocks within one */
+    int64_t tile_rows;             /* maximum rows of a tile; columns that are parts of rows count separately */
     int64_t tiles, blocks,
-        splits;        /* blocks: of a tile in the pass that has fewest; splits: parts of them, 1: tasks take tiles */
-    int64_t tasks;     /* where splits is 1: they take tiles in equal parts, to within one */
-    bool sums_columns; /* rows lie so that sums of columns can be taken beside them */
-    int pass_count, closed; /* passes; the first of them, which end in reductions */
+        splits;        /* blocks: of a tile, in the pass with the fewest; splits: parts of them, or 1 if tasks process
+                          whole tiles */
+    int64_t tasks;     /* if splits is 1: they share the tiles equally, to within one */
+    bool sums_columns; /* the layout of the rows allows column sums */
+    int pass_count, closed; /* number of passes; how many of them, which come first, end in reductions */
     struct row_pass *passes;
     int instruction_count, register_count;
     struct row_instruction *instructions;
     bool has_wide;
     int64_t register_bytes;
-    int *row_terms, stage_ends[ROWWISE_PASSES + 1]; /* formulas and loads of rows, stage after stage */
-    int invariants;                                 /* the first of these are alike for all rows */
-    int row_slots, *slot_of;                        /* of terms of rows; -1: none */
-    int64_t row_bytes, totals_at, tile_bytes;       /* of one slot; of all, where totals begin; with totals */
-    int kept_count, *kept;      /* slot of a term whose elements stay from pass to pass; -1: none; NULL to run */
-    int *kept_pass;             /* that calculates them; NULL to run */
-    int *kept_home;             /* operand whose memory holds them where it can, else -1; NULL to run */
+    int *row_terms, stage_ends[ROWWISE_PASSES + 1]; /* formulas and loads of rows, stage by stage */
+    int invariants;                                 /* the first `invariants` of these are the same for all rows */
+    int row_slots, *slot_of;                        /* slots of row terms; -1: none */
+    int64_t row_bytes, totals_at, tile_bytes;       /* bytes of one slot; offset of the totals; bytes of all slots and
+                                                       totals */
+    int kept_count, *kept;      /* slot of a term whose elements are kept between passes, or -1; NULL when running */
+    int *kept_pass;             /* the pass that computes them; NULL when running */
+    int *kept_home;             /* operand in whose memory they are kept, or -1; NULL when running */
     int64_t kept_bytes;         /* of one slot */
-    int sum_count;              /* sums of columns */
-    int64_t sum_length;         /* elements of one */
-    int64_t partial_sums;       /* tasks, or parts of tiles, that have sums of their own */
-    int64_t sums_at, sum_bytes; /* where in scratch memory the first of these are; bytes of each */
-    int64_t task_bytes;         /* scratch memory of a task; 0: what it keeps is on its stack */
+    int sum_count;              /* number of column sums */
+    int64_t sum_length;         /* elements of one sum */
+    int64_t partial_sums;       /* tasks, or parts of tiles, that have private sums */
+    int64_t sums_at, sum_bytes; /* offset of the first of these in scratch memory; bytes of each */
+    int64_t task_bytes;         /* scratch memory of a task; 0: it keeps elements on its stack */
     double seconds;
-    int watched; /* the inverse deviation that a gradient of a norm reads, a term; -1: none */
+    int watched; /* the term of the inverse deviation that a norm's gradient reads, or -1 */
 };
 
-/* Decides everything for a program, or says why it cannot run. */
+/* Schedules a program, or fails with a message. */
 weftStatus_t row_schedule_make(struct row_schedule *s, struct schedule_room *room, const struct rowwise *rows,
                                int threads);
-/* A copy with its program, in memory of an arena, to run. */
+/* Copies a schedule and its program into an arena, for running. */
 weftStatus_t row_schedule_keep(const struct row_schedule **kept, const struct row_schedule *s, struct arena *arena);
 
-/* Memory of a run: what follows shares the first part; tiles and parts of tiles where splits > 1, else tasks. */
+/* Memory of a run. All users share the first part; it consists of tiles and parts of tiles if splits > 1, otherwise of
+   tasks. */
 int64_t row_schedule_bytes(const struct row_schedule *s);
 
-/* nest.c; nest and cut: when the instructions are listed. */
+/* In nest.c. Requires that the instructions have been generated. */
 void row_schedule_nest(struct row_schedule *s);
 void row_schedule_cut(struct row_schedule *s);
 int64_t row_schedule_tile_elements(const struct row_schedule *s);
-/* instructions.c; what stays from pass to pass, each beside what stands before it */
+/* In instructions.c. What is kept between passes; each value includes the previous ones. */
 enum row_keeping { KEEP_NOTHING, KEEP_FORMULAS, KEEP_CONVERTED_LOADS };
 weftStatus_t row_schedule_list(struct row_schedule *s, enum row_keeping keeping);
 
-/* run.c: scratch is of all programs, memory is the program's own. */
-/* False: the sum of a row is beyond the range of float, or the square of the watched term is. Results are written all
-   the same. */
+/* In run.c: scratch memory is shared by all programs, memory is private to the program. */
+/* False if the sum of a row, or the square of the watched term, is outside the range of float. Results are written in
+   any case. */
 bool row_schedule_run(const struct row_schedule *s, void *const *values, void *scratch, void *memory);
 
 #endif

@@ -1,23 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Writing terms: operands, formulas, reductions and results, in float or double as their types ask. A term is never
-   changed once it is written; equal ones are not looked for, as expansions say each thing once. It must not know
-   blocks, registers or passes beyond a term's stage. */
+/* Writes terms: operands, formulas, reductions and results, in float or double as their types require. A term never
+   changes once it is written. Duplicates are not searched for, because expansions do not produce them. This file must
+   not know blocks, registers, or passes beyond a term's stage. */
 #include "engines/cpu/rows/terms.h"
 #include "base/number.h"
 #include "engines/cpu/core/compute_type.h"
 #include "engines/cpu/rows/kernels.h"
 
-/* Of an element, on the core that schedule.c names; they decide what is kept between passes, and prices. */
-static const double PLAIN = 0.06, ROOT = 0.3, WEIGHT = 0.6, WIDE = 4; /* nanoseconds; WIDE times as many in double */
+/* Cost per element on the core that schedule.c names; used to decide what is kept between passes, and for
+   predictions. */
+static const double PLAIN = 0.06, ROOT = 0.3, WEIGHT = 0.6, WIDE = 4; /* nanoseconds; double costs WIDE times as much */
 
-/* -1 is what calls give that find no term, so that failures pass through them. */
+/* Functions return -1 if they fail, and failures propagate through them. */
 static int fail(struct rowwise *rows, weftStatus_t status) {
     rows->trouble = rows->trouble ? rows->trouble : status;
     return -1;
 }
 
-/* A term whose arguments are set already takes from them what it is: of an element where one of them is, and of the
-   latest of their stages. */
+/* Derives properties of a term from its arguments: it is an element if any of them is, and has the latest of their
+   stages. */
 static int append(struct rowwise *rows, struct term term) {
     if (rows->trouble)
         return -1;
@@ -33,7 +34,7 @@ static int append(struct rowwise *rows, struct term term) {
     return rows->term_count++;
 }
 
-/* A term of one argument; -1 passes a failure on. A reduction's `spans` is put right by its caller. */
+/* A term with one argument; -1 propagates a failure. The caller corrects `spans` for a reduction. */
 static int unary(struct rowwise *rows, enum term_kind kind, int of, struct term term) {
     if (of < 0)
         return -1;
@@ -46,7 +47,7 @@ static int unary(struct rowwise *rows, enum term_kind kind, int of, struct term 
 
 /* ---- Operands ---------------------------------------------------------------------------------------------------- */
 
-/* Gives the operand's number; -1: there are too many. */
+/* Returns the operand's index, or -1 if there are too many. */
 static int add_operand(struct rowwise *rows, struct row_operand operand) {
     if (rows->operand_count == ROWWISE_OPERANDS)
         return fail(rows, status_fail(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
@@ -55,7 +56,8 @@ static int add_operand(struct rowwise *rows, struct row_operand operand) {
     return rows->operand_count++;
 }
 
-/* A tensor of the graph along the axes of the space; `term` is what it stores, -1 for a load until that is written. */
+/* Adds a tensor of the graph with its strides along the axes of the space. `term`: the stored term; -1 for a load,
+   whose term is written later. */
 static int add_value(struct rowwise *rows, int value, int term, bool is_store) {
     const struct tensor *tensor = rows->graph->values[value].tensor;
     struct row_operand operand = {
@@ -66,7 +68,7 @@ static int add_value(struct rowwise *rows, int value, int term, bool is_store) {
     return add_operand(rows, operand);
 }
 
-/* The term of an operand: of an element where a stride along the row is not 0, else of the row. */
+/* The term of a loaded operand: an element if any stride along the row is not 0, otherwise a row value. */
 static int add_load(struct rowwise *rows, int operand, bool is_wide) {
     struct term term = {.kind = TERM_LOAD, .operand = operand, .is_wide = is_wide, .nanoseconds = PLAIN};
     if (operand < 0)
@@ -76,7 +78,8 @@ static int add_load(struct rowwise *rows, int operand, bool is_wide) {
     return rows->operands[operand].term = append(rows, term);
 }
 
-/* A term in the other width, made once. Going there and back gives a third term, as rounding may have changed it. */
+/* Converts a term to the other width, at most once. Converting back creates a third term, because rounding may have
+   changed the value. */
 static int in_width(struct rowwise *rows, int term, bool is_wide) {
     if (term < 0 || rows->terms[term].is_wide == is_wide)
         return term;
@@ -86,8 +89,8 @@ static int in_width(struct rowwise *rows, int term, bool is_wide) {
     return unary(rows, TERM_CONVERT, term, (struct term){.is_wide = is_wide});
 }
 
-/* The term of a value; a new one is -1. `none` is written to after a failure, and never read as a term: trouble is
-   asked first. */
+/* The term of a value; -1 if it is new. After a failure, `none` is written but never read as a term, because trouble is
+   checked first. */
 static int *term_of(struct rowwise *rows, int value) {
     static _Thread_local int none; /* after a failure */
     for (int i = 0; i < rows->made_count; i++)
@@ -103,12 +106,11 @@ static int *term_of(struct rowwise *rows, int value) {
     return &rows->made[rows->made_count++].term;
 }
 
-/* A value of the graph in the width that it was made in, or that its type asks for. Loaded when it is first asked
-   for. */
+/* A value of the graph, in the width in which it was computed or that its type requires. Loaded on first use. */
 static int term_of_value(struct rowwise *rows, int value) {
     int *term = term_of(rows, value);
     bool is_wide = rows->is_wide || type_is_wide(rows->graph->values[value].tensor->type);
-    if (*term < 0 && !rows->trouble && region_makes(rows->region, value)) /* known when the last row is done */
+    if (*term < 0 && !rows->trouble && region_makes(rows->region, value)) /* known only after the last row */
         fail(rows, status_fail(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
                                "%s is a sum over rows, and read by operations on them",
                                descriptor_label(&rows->graph->values[value].tensor->base)));
@@ -117,7 +119,7 @@ static int term_of_value(struct rowwise *rows, int value) {
     return rows->trouble ? -1 : *term;
 }
 
-/* Belongs to a row, as no argument spans one. */
+/* A row value, because no argument is an element. */
 int rowwise_constant(struct rowwise *rows, double number, bool is_wide) {
     return append(rows, (struct term){.kind = TERM_CONSTANT, .number = number, .is_wide = is_wide});
 }
@@ -126,11 +128,11 @@ int rowwise_input(struct rowwise *rows, const struct tensor *tensor, bool is_wid
     return tensor ? in_width(rows, term_of_value(rows, graph_find_value(rows->graph, tensor)), is_wide) : -1;
 }
 
-/* An operand of its own with strides 0 within the row: it belongs to the row. Elements are found by the strides of the
-   operand that all of them are read by. */
+/* A separate operand with strides 0 within the row, so that it is a row value. Its elements are located with the
+   strides of the operand that reads all of them. */
 int rowwise_sample(struct rowwise *rows, const struct tensor *tensor, bool is_wide) {
     int value = graph_find_value(rows->graph, tensor);
-    /* A row of no elements has no first one, and what the region makes has no memory to read it from. */
+    /* An empty row has no first element, and values that the region computes may have no memory to read. */
     if (region_makes(rows->region, value) || row_space_length(&rows->space) == 0)
         return -1;
     int all = term_of_value(rows, value), operand = all < 0 ? -1 : add_value(rows, value, -1, false);
@@ -146,7 +148,7 @@ int rowwise_sample(struct rowwise *rows, const struct tensor *tensor, bool is_wi
 
 /* ---- Formulas and reductions ------------------------------------------------------------------------------------- */
 
-/* Of one element in float; other opcodes are one or two instructions each. */
+/* Per element in float; other opcodes take one or two instructions each. */
 static double nanoseconds_of(int opcode) {
     switch (opcode) {
     case OPCODE_WEIGHT:
@@ -163,12 +165,12 @@ static double nanoseconds_of(int opcode) {
     }
 }
 
-/* The only number that expansions multiply by without looking. */
+/* The only constant by which expansions multiply without checking. */
 static bool is_one(const struct rowwise *rows, int term) {
     return term >= 0 && rows->terms[term].kind == TERM_CONSTANT && rows->terms[term].number == 1;
 }
 
-/* Times 1 is the term itself: expansions need not look. */
+/* Multiplication by 1 returns the term itself, so that expansions need not check. */
 int rowwise_formula(struct rowwise *rows, int opcode, const int *arguments, int count, bool is_wide) {
     if (opcode == OPCODE_MULTIPLY && is_one(rows, arguments[1]))
         return arguments[0];
@@ -179,12 +181,12 @@ int rowwise_formula(struct rowwise *rows, int opcode, const int *arguments, int 
     return append(rows, term);
 }
 
-/* Of a row, and one stage later than what it takes in: its pass must be closed before it is known. */
+/* A row value, one stage later than its argument: its pass must be closed before it is known. */
 int rowwise_reduce(struct rowwise *rows, enum term_kind kind, enum opcode opcode, int of, bool is_wide) {
     int made = unary(rows, kind, of, (struct term){.opcode = opcode, .is_wide = is_wide});
     if (made >= 0) {
         rows->terms[made].spans = false;
-        /* A sum of columns closes no pass, and nothing in the program reads it. */
+        /* A column sum closes no pass, and nothing in the program reads it. */
         rows->terms[made].stage += kind == TERM_REDUCTION;
     }
     return made;
@@ -192,12 +194,12 @@ int rowwise_reduce(struct rowwise *rows, enum term_kind kind, enum opcode opcode
 
 /* ---- Results ----------------------------------------------------------------------------------------------------- */
 
-/* Somebody outside reads the value, and what they make of it reaches the user. */
+/* The value is read outside the region, and the readers' results reach the user. */
 static bool is_wanted(const struct rowwise *rows, int value) {
     return region_exports(rows->region, value) && !value_is_dead(&rows->graph->values[value]);
 }
 
-/* A value may be stored and read by nodes of the region as well. */
+/* A value may be both stored and read by nodes of the region. */
 static bool is_read_inside(const struct rowwise *rows, int value) {
     const struct value *at = &rows->graph->values[value];
     for (int i = 0; i < at->readers; i++)
@@ -212,23 +214,23 @@ void rowwise_result(struct rowwise *rows, const struct tensor *tensor, int term)
     int value = graph_find_value(rows->graph, tensor);
     weftDataType_t type = (weftDataType_t)tensor->type;
     bool is_wide = rows->terms[term].is_wide;
-    /* Its own instruction, so that load and store are never of one register. */
-    if (rows->terms[term].kind == TERM_LOAD) /* its memory may be that of another output, which is stored before */
+    /* A separate instruction, so that a load and a store never share a register. */
+    if (rows->terms[term].kind == TERM_LOAD) /* its memory may be that of another output, which is stored earlier */
         term = unary(rows, TERM_FORMULA, term, (struct term){.opcode = OPCODE_COPY, .is_wide = is_wide});
     bool is_kept = type == WEFT_DATA_DOUBLE || (type == WEFT_DATA_FLOAT && !is_wide);
-    if (!is_kept && is_read_inside(rows, value)) /* readers see what memory would hold */
+    if (!is_kept && is_read_inside(rows, value)) /* readers see the stored value */
         term = unary(rows, TERM_ROUND, term, (struct term){.type = type, .is_wide = is_wide});
     *term_of(rows, value) = term;
     if (is_wanted(rows, value) && term >= 0)
         add_value(rows, value, term, true);
 }
 
-/* What one program leaves for the next has the width that it was calculated in: no rounding between. */
+/* Values passed between programs have the width in which they were computed, without rounding. */
 static int64_t scratch_bytes_of(bool is_wide) { return is_wide ? (int64_t)sizeof(double) : (int64_t)sizeof(float); }
 
 static weftDataType_t scratch_type(bool is_wide) { return is_wide ? WEFT_DATA_DOUBLE : WEFT_DATA_FLOAT; }
 
-/* Counted in elements of its own width from the beginning of scratch memory, whose parts are multiples of 64 bytes. */
+/* Counted in elements of its own width from the start of scratch memory, whose parts are multiples of 64 bytes. */
 int64_t rowwise_keep(struct rowwise *rows, int term) {
     if (term < 0)
         return -1;
@@ -242,7 +244,7 @@ int64_t rowwise_keep(struct rowwise *rows, int term) {
     return at;
 }
 
-/* The other side of rowwise_keep: strides say where each row's number lies, along the axes of this program's space. */
+/* The counterpart of rowwise_keep: strides locate each row's number along the axes of this program's space. */
 int rowwise_kept(struct rowwise *rows, int64_t at, const int64_t *strides, bool is_wide) {
     struct row_operand operand = {.value = VALUE_SCRATCH, .term = -1, .type = scratch_type(is_wide), .offset = at};
     for (int i = 0; i < rows->space.axis_count; i++)
@@ -258,18 +260,18 @@ static int scaled(struct rowwise *rows, const struct tensor *tensor, double fact
     return factor == 1 ? term : unary(rows, TERM_SCALE, term, (struct term){.number = factor, .is_wide = is_wide});
 }
 
-/* The position along an axis, counted in elements of the dimension: an operand of no memory. */
+/* The index along an axis, in elements of the dimension: an operand without memory. */
 static void add_index(struct rowwise *rows, const struct pointwise_op *op) {
     struct row_operand operand = {.value = VALUE_INDEX, .term = -1, .type = WEFT_DATA_INT64};
-    /* A split dimension has two axes, groups and within one: together they count through it. */
+    /* A split dimension has two axes, over groups and within one; together they count through it. */
     for (int i = 0; i < rows->space.axis_count; i++)
         operand.strides[i] = rows->space.axes[i].dim == op->pw->axis ? rows->space.axes[i].inner : 0;
     bool is_wide = rows->is_wide || node_is_wide(op);
     rowwise_result(rows, pointwise_operands(op).out, add_load(rows, add_operand(rows, operand), is_wide));
 }
 
-/* The opcode that says the same as a mode; -1: none. Row kernels have these as formulas that merge with others, where
-   modes have a loop of their own. */
+/* The opcode that is equivalent to a mode, or -1. Row kernels have opcodes as formulas that can be merged with others,
+   whereas each mode is a separate loop. */
 static int opcode_of(const struct pointwise_op *op) {
     switch (op->pw->mode) {
     case WEFT_POINTWISE_ADD:
@@ -287,7 +289,7 @@ static int opcode_of(const struct pointwise_op *op) {
     }
 }
 
-/* A loop takes three operands; those that a mode has not repeat the first. */
+/* A loop has three operands; missing ones repeat the first. */
 void rowwise_pointwise(struct rowwise *rows, const struct node *node) {
     const struct pointwise_op *op = (const struct pointwise_op *)node->op;
     struct pointwise_operands operands = pointwise_operands(op);
@@ -302,7 +304,7 @@ void rowwise_pointwise(struct rowwise *rows, const struct node *node) {
         term.arguments[1] = scaled(rows, operands.b, op->alpha2, is_wide);
     if (operands.t)
         term.arguments[2] = rowwise_input(rows, operands.t, is_wide);
-    /* A formula keeps only the arguments that it has. */
+    /* A formula has only the arguments that it uses. */
     if (opcode_of(op) >= 0) {
         term.kind = TERM_FORMULA;
         term.opcode = opcode_of(op);
@@ -314,10 +316,10 @@ void rowwise_pointwise(struct rowwise *rows, const struct node *node) {
     rowwise_result(rows, operands.out, append(rows, term));
 }
 
-/* ---- What is needed ---------------------------------------------------------------------------------------------- */
+/* ---- Liveness ---------------------------------------------------------------------------------------------------- */
 
-/* Marks a term and all that it is made of. Ends: arguments point backwards; a term that is marked has marked its
-   own. */
+/* Marks a term and everything that it depends on. Terminates because arguments precede their readers and marked terms
+   are not visited again. */
 static void mark_needed(struct rowwise *rows, int index) {
     struct term *term = &rows->terms[index];
     for (int i = 0; i < term->argument_count && !term->is_needed; i++)
@@ -325,7 +327,7 @@ static void mark_needed(struct rowwise *rows, int index) {
     term->is_needed = true;
 }
 
-/* Below 8 bits, neighbouring rows that share a byte could be two threads'. */
+/* Below 8 bits, adjacent rows could share a byte although different threads store them. */
 static weftStatus_t check_store(const struct rowwise *rows, const struct row_operand *operand) {
     const struct tensor *tensor = rows->graph->values[operand->value].tensor;
     if (dtype_of(operand->type)->bits < 8)
@@ -334,8 +336,8 @@ static weftStatus_t check_store(const struct rowwise *rows, const struct row_ope
     return row_space_check_result(&rows->space, tensor, rows->terms[operand->term].spans);
 }
 
-/* Marks what results depend on; the rest is never scheduled. Sums of columns are stored by what follows, so no store
-   names them here. */
+/* Marks everything that results depend on; the rest is never scheduled. Column sums are stored by the second program,
+   so no store refers to them here. */
 weftStatus_t rowwise_finish(struct rowwise *rows) {
     TRY(rows->trouble);
     for (int k = 0; k < rows->operand_count; k++) {
