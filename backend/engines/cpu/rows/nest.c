@@ -11,10 +11,8 @@
    there are fewer than FEW_TILES tiles. LANES: floats of the widest vector. */
 enum { SPLIT_BYTES = 128 << 10, SPLITS = 32, FEW_TILES = 8, LANES = 16 };
 enum { REDUCED_BLOCK = 8192 }; /* elements that are only reduced: half of a typical L1 */
-enum {
-    LONG_PART = 256
-};                           /* elements per part of a row above which the overhead of instructions is less than that of
-                                copies */
+/* Elements per part of a row above which the overhead of instructions is less than that of copies. */
+enum { LONG_PART = 256 };
 enum { REGISTER_GAP = 192 }; /* in bytes; avoids that registers map to the same sets of the L1 cache */
 /* For tiles of contiguous rows: maximum bytes of a tile, minimum number of tiles. */
 enum { TILE_BYTES = 96 << 10, LEAST_TILES = 16 };
