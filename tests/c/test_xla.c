@@ -52,8 +52,8 @@ struct call {
     int64_t device_value, key_value, place_values[2], scalar_values[1];
 };
 
-static desc negation(weftHandle_t handle) {
-    desc x = tensor(1, DIMS(4)), y = tensor(2, DIMS(4)), op = pointwise(WEFT_POINTWISE_NEG, x, NULL, y);
+static desc plan_of_mode(weftHandle_t handle, weftPointwiseMode_t mode) {
+    desc x = tensor(1, DIMS(4)), y = tensor(2, DIMS(4)), op = pointwise(mode, x, NULL, y);
     desc graph = make(WEFT_BACKEND_OPERATIONGRAPH_DESCRIPTOR), plan = make(WEFT_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
     MUST(weftBackendSetAttribute(graph, WEFT_ATTR_OPERATIONGRAPH_HANDLE, WEFT_TYPE_HANDLE, 1, &handle));
     MUST(set_held(graph, WEFT_ATTR_OPERATIONGRAPH_OPS, op));
@@ -64,11 +64,11 @@ static desc negation(weftHandle_t handle) {
 }
 
 /* The plan in digits, to be freed. */
-static char *saved(weftDeviceKind_t kind) {
+static char *saved_mode(weftDeviceKind_t kind, weftPointwiseMode_t mode) {
     weftHandle_t handle;
     int64_t count;
     MUST(weftCreateForDevice(&handle, kind, 0));
-    desc plan = negation(handle);
+    desc plan = plan_of_mode(handle, mode);
     unsigned char *bytes = (unsigned char *)get_text(plan, WEFT_ATTR_EXECUTION_PLAN_JSON_REPRESENTATION, &count);
     char *digits = malloc(2 * (size_t)count + 1);
     for (int64_t i = 0; i < count; i++)
@@ -78,6 +78,8 @@ static char *saved(weftDeviceKind_t kind) {
     MUST(weftDestroy(handle));
     return digits;
 }
+
+static char *saved(weftDeviceKind_t kind) { return saved_mode(kind, WEFT_POINTWISE_NEG); }
 
 static void name_attribute(struct call *call, int i, const char *name, int kind, void *value) {
     call->names[i] = (struct xla_span){name, strlen(name)};
@@ -215,6 +217,35 @@ static void check_damage(const char *plan) {
     CHECK(kept_plan_count() == before, "%d kept", kept_plan_count());
 }
 
+/* A name that differs in one field is another plan's; an equal name, of a text elsewhere, is the same one's. */
+static void check_names(const char *plan) {
+    char *again = strdup(plan), *other = saved_mode(WEFT_DEVICE_CPU, WEFT_POINTWISE_ABS);
+    const struct plan_name names[] = {
+        {.key = 70, .text = plan, .length = strlen(plan), .kind = WEFT_DEVICE_CPU},
+        {.key = 71, .text = plan, .length = strlen(plan), .kind = WEFT_DEVICE_CPU},
+        {.key = 70 + 1024, .text = plan, .length = strlen(plan), .kind = WEFT_DEVICE_CPU}, /* in the same place */
+        {.key = 70, .text = other, .length = strlen(other), .kind = WEFT_DEVICE_CPU},
+    };
+    enum { COUNT = sizeof names / sizeof *names };
+    struct kept_plan *kept[COUNT], *found;
+    int before = kept_plan_count();
+    for (int i = 0; i < COUNT; i++) {
+        MUST(kept_plan_take(&kept[i], &names[i]));
+        CHECK(kept_plan_count() == before + i + 1, "name %d: %d kept", i, kept_plan_count());
+    }
+    for (int i = 0; i < COUNT; i++) {
+        struct plan_name name = names[i];
+        name.text = name.text == plan ? again : other;
+        MUST(kept_plan_take(&found, &name));
+        CHECK(found == kept[i], "name %d", i);
+        kept_plan_give_back(found, false), kept_plan_give_back(kept[i], false);
+    }
+    struct plan_name on_gpu = names[0];
+    on_gpu.kind = WEFT_DEVICE_CUDA; /* which the text is not for: nothing that is kept may serve it */
+    CHECK(kept_plan_take(&found, &on_gpu) != WEFT_STATUS_SUCCESS, "a plan of another kind of device");
+    free(again), free(other);
+}
+
 static void check_old_runtimes(const char *plan) {
     float x[4] = {0}, y[4];
     struct call call;
@@ -303,6 +334,7 @@ static void on_the_cpu(void) {
     check_attributes(plan);
     check_refusals(plan);
     check_damage(plan);
+    check_names(plan);
     check_old_runtimes(plan);
     free(plan);
 }
