@@ -28,12 +28,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 os.environ.setdefault("WEFT_DEVICE", "cuda")
 
 import numpy as np
+import poison
 import torch
 import weft
 from campaign_cases import DEVICE, TYPES, Case, draw
 
 LOST = "the GPU is lost to this process: "
-FENCE = 256  # bytes before and after each buffer that no kernel may write
 IS_EMULATED = DEVICE == "cpu"
 WORK = 2e6 if IS_EMULATED else 5e9  # multiply-adds of the largest cases
 
@@ -44,8 +44,8 @@ class Buffer:
     def __init__(self, dims: tuple[int, ...], strides: tuple[int, ...], dtype: str, shift: int) -> None:
         self.dims, self.strides, self.type = dims, strides, TYPES[dtype]
         span = 1 + sum((n - 1) * s for n, s in zip(dims, strides, strict=True))
-        self.first = FENCE // self.type.itemsize + shift
-        self.count = self.first + span + FENCE // self.type.itemsize
+        self.first = poison.FENCE // self.type.itemsize + shift
+        self.count = self.first + span + poison.FENCE // self.type.itemsize
         self.host = torch.empty(0)
         self.fill()
 
@@ -55,7 +55,7 @@ class Buffer:
 
     def fill(self, values: torch.Tensor | None = None) -> None:
         """Poisons the memory, then writes the tensor's elements if values are given."""
-        self.host = torch.full((self.count * self.type.itemsize,), 0xFF, dtype=torch.uint8, device=DEVICE)
+        self.host = poison.in_torch(self.count * self.type.itemsize, DEVICE)
         if values is not None:
             self.elements(self.host).copy_(values)
         if IS_EMULATED:
@@ -75,7 +75,7 @@ class Buffer:
         """True if all bytes that belong to no element still hold the poison."""
         memory = memory.clone()
         self.elements(memory).view(torch.uint8 if self.type.itemsize == 1 else self.type).fill_(0)
-        mask = torch.full_like(memory, 0xFF)
+        mask = torch.full_like(memory, poison.BYTE)
         self.elements(mask).fill_(0)
         return bool((memory == mask).all())
 

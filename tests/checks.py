@@ -19,14 +19,13 @@ from typing import Any
 import foreign_cpu
 import ml_dtypes
 import numpy as np
+import poison
 import pytest
 import weft
 from weft import buffers, dtypes
 from weft.enums import data_type
 
 DEVICE = os.environ.get("WEFT_TEST_DEVICE", "cpu")  # "cuda" runs the same cases on the first GPU
-POISON = 0xFF  # as bytes: NaN in every float type, -1 in the signed integers
-FENCE = 256  # bytes around each buffer that nothing may touch
 LAYOUTS = ("packed", "channels_last", "padded")
 
 
@@ -118,7 +117,7 @@ def strides_of(shape: Sequence[int], layout: str) -> tuple[int, ...]:
 class Memory:
     """Fenced, poisoned memory for one tensor.
 
-    shift: bytes between an address that is aligned to 64 bytes and the first element, at most FENCE.
+    shift: bytes between an address that is aligned to 64 bytes and the first element, at most poison.FENCE.
     """
 
     def __init__(
@@ -127,10 +126,10 @@ class Memory:
         self.dims, self.strides, self.type = tuple(dims), tuple(strides), type_
         self.bits = dtypes.of(type_).bits
         self.size = (buffers.span(self.dims, self.strides) * self.bits + 7) // 8
-        self.offset = FENCE + shift
-        raw = np.full(self.size + 2 * FENCE + shift + 64, POISON, np.uint8)
+        self.offset = poison.FENCE + shift
+        raw = poison.array(self.size + 2 * poison.FENCE + shift + 64)
         start = -raw.ctypes.data % 64
-        self._raw = raw[start : start + self.size + 2 * FENCE + shift]
+        self._raw = raw[start : start + self.size + 2 * poison.FENCE + shift]
         self.address = self._raw.ctypes.data + self.offset
 
     @property
@@ -197,7 +196,7 @@ class Memory:
         """Nothing but the bytes between the fences may be other than poison."""
         __tracebackhide__ = True  # pytest shows the test instead
         ends = np.delete(self._raw, slice(self.offset, self.offset + self.size))
-        assert (ends == POISON).all(), f"{what}: wrote outside its {self.size} bytes"
+        assert (ends == poison.BYTE).all(), f"{what}: wrote outside its {self.size} bytes"
 
     def to_device(self) -> weft.DeviceArray:
         """A copy of all bytes in device memory."""
@@ -402,7 +401,8 @@ def execute(graph: weft.Graph, arrays: Mapping[Any, np.ndarray[Any, Any]]) -> No
         return
     memory = {id(array): array.reshape(-1).view(np.uint8) for array in arrays.values()}
     copies = {key: on_device(each) for key, each in memory.items()}
-    graph.execute({tensor: address(copies[id(array)]) for tensor, array in arrays.items()})
+    scratch = poison.on_device(graph.get_workspace_size(), handle=handle())
+    graph.execute({tensor: address(copies[id(array)]) for tensor, array in arrays.items()}, address(scratch))
     for key, copy in copies.items():
         memory[key][:] = copy.numpy()
 
@@ -428,7 +428,7 @@ def _run_on_copies(
     copies = {t: each.to_device() for t, each in memory.items() if not t.get_is_pass_by_value()}
     scratch = workspace.to_device()
     pack |= {tensor: address(copy) + memory[tensor].offset for tensor, copy in copies.items()}
-    graph.execute(pack, address(scratch) + FENCE)
+    graph.execute(pack, address(scratch) + poison.FENCE)
     for tensor, copy in copies.items():
         memory[tensor].from_device(copy)
     workspace.from_device(scratch)
@@ -522,7 +522,7 @@ class _Case:
         for _ in range(times):
             for tensor in self.outputs:
                 if tensor is not None:
-                    self.memory[tensor].bytes[:] = POISON
+                    self.memory[tensor].bytes[:] = poison.BYTE
             run_plan(self.graph, self.memory)
             results.append([None if t is None else self.memory[t].read() for t in self.outputs])
         for first, last in zip(results[0], results[-1], strict=True):
@@ -579,6 +579,7 @@ def on_gpu(build: Callable[..., Any], *inputs: Any, out: Sequence[str] = (), **g
         if i < len(out):
             tensor.set_data_type(out[i])
     g.build()
+    poison.free_memory_of_torch(g.plan, inputs[0].device)
     return g.plan(*inputs)
 
 

@@ -25,6 +25,7 @@ import numpy as np
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "python"), str(ROOT / "bindings")]
+import poison  # noqa: E402
 import weft  # noqa: E402
 from weft import buffers, dtypes  # noqa: E402
 from weft.kernel import Kernel  # noqa: E402
@@ -1722,11 +1723,6 @@ def leaves_to_copies(steps: list[dict[str, Any]]) -> bool:
     return any(re.search("staged|wgmma (over patches|of)", step["detail"]) for step in steps)
 
 
-def poisoned(size: int) -> Any:
-    """Memory of the GPU in which no number is any."""
-    return weft.DeviceArray([size], "u8").copy_from(np.full(size, 0xFF, "u1"))
-
-
 def on_gpu(slot: Any, shift: int) -> weft.DeviceArray:
     """Memory of the GPU for a slot, which begins so many elements behind an address of 64 bytes."""
     dims, strides, type_ = buffers.stored(slot.dims, slot.strides, slot.data_type)
@@ -1746,7 +1742,10 @@ def run(made: Maker, host: dict[int, Any], reads: bool, again: bool = False, shi
         # Bits beside an element of fewer than 8 are kept, and so read.
         if not slot.is_output or dtypes.of(slot.data_type).bits < 8:
             copies[slot.uid].copy_from(host[slot.uid])
-    made.g.execute(copies, poisoned(made.g.get_workspace_size()) if again else None)
+        elif again:  # not in the first run: initcheck watches who reads what nobody wrote
+            fill = poison.array(host[slot.uid].nbytes).view(host[slot.uid].dtype)
+            copies[slot.uid].copy_from(fill.reshape(host[slot.uid].shape))
+    made.g.execute(copies, poison.on_device(made.g.get_workspace_size()) if again else None)
     weft.backend.synchronize(made.g.plan.handle, 0)
     for slot in slots:
         if slot.is_output and reads:

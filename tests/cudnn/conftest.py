@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import poison
 import pytest
 import weft
 import weft.cudnn as cudnn
@@ -50,7 +51,7 @@ class Place:
                 np.frombuffer(b"\xff" * int(np.prod(dims)) * type_.itemsize, type_).reshape(dims).copy()
             )
         span = 1 + sum((extent - 1) * step for extent, step in zip(dims, strides, strict=True))
-        memory = np.full(span * type_.itemsize, 0xFF, np.uint8)
+        memory = poison.array(span * type_.itemsize)
         steps = [step * type_.itemsize for step in strides]
         return self.put(np.ndarray(dims, type_, memory.data, strides=steps))
 

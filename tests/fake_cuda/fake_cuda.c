@@ -11,6 +11,9 @@
 #include <string.h>
 
 enum { FREED_KEPT = 16, FREED_BYTES_MAX = 1 << 20 };
+/* What new memory holds, and what was freed, so that who reads what nobody wrote is seen; larger memory costs too much
+   to fill. */
+enum { POISON = 0xFF, POISONED_BYTES_MAX = 1 << 28 };
 enum { DEVICES_MAX = 8, STACK_MAX = 16, KERNELS_MAX = 16, LAUNCHES_KEPT = 64, RECORDED_MAX = 64 };
 enum { ARGUMENT_BYTES_MAX = 3848 };
 enum {
@@ -172,6 +175,8 @@ static struct item *make_alive(int kind, size_t bytes) {
     memset(item, 0, sizeof *item);
     item->kind = (unsigned)kind;
     item->bytes = bytes;
+    if (kind == MEMORY && bytes <= POISONED_BYTES_MAX)
+        memset(item->memory, POISON, bytes);
     item->context = stack[depth - 1];
     item->next = alive;
     alive = item;
@@ -202,7 +207,7 @@ static bool find_memory(uint64_t address, struct memory_piece *piece) {
 static void release(struct item *item) {
     static unsigned next;
     if (item->kind == MEMORY && item->bytes <= FREED_BYTES_MAX) {
-        memset(item->memory, 0xFF, item->bytes);
+        memset(item->memory, POISON, item->bytes);
         struct item *oldest = freed[next % FREED_KEPT];
         freed[next++ % FREED_KEPT] = item;
         item = oldest;

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import checks
+import poison
 import pytest
 import weft
 
@@ -112,9 +113,9 @@ def run_on_poison(g: weft.Graph, inputs: dict[Any, Any], outputs: list[Any]) -> 
     for output in outputs:
         output.set_output(True)
     g.build()
-    first = next(iter(inputs.values()))
-    results = [first.new_full(output.dims, torch.nan, dtype=TORCH_TYPES[output.dtype]) for output in outputs]
-    workspace = first.new_full([max(g.get_workspace_size(), 1)], 0xFF, dtype=torch.uint8)
+    device = next(iter(inputs.values())).device
+    results = [poison.tensor_of(each.dims, each.strides, TORCH_TYPES[each.dtype], device) for each in outputs]
+    workspace = poison.in_torch(max(g.get_workspace_size(), 1), device)
     g.execute(inputs | dict(zip(outputs, results, strict=True)), workspace)
     return results
 
@@ -177,7 +178,7 @@ def run(build: Any, inputs: list[Any], is_behind: bool) -> list[Any]:
         if is_behind:
             output.set_alignment(inputs[0].element_size())
     g.build()
-    results = [torch.full(output.dims, -77, dtype=inputs[0].dtype, device="cuda") for output in outputs]
+    results = [poison.tensor_of(each.dims, each.strides, inputs[0].dtype, "cuda") for each in outputs]
     results = [behind(each) for each in results] if is_behind else results
     g.execute(dict(zip((*tensors, *outputs), (*inputs, *results), strict=True)))
     return results
