@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The attention family: forward and backward in floats, without scores in memory. What an operation must be, its price,
-   and what a step keeps; forward.c and backward.c run it. */
+/* The attention family: forward and backward in float, without storing scores in memory. This file checks which
+   operations are supported, predicts their time and builds steps; forward.c and backward.c run them. */
 #include "engines/cpu/attention/attention.h"
 #include "engines/cpu/attention/modifier.h"
 
@@ -10,12 +10,13 @@
 
 #include <string.h>
 
-/* Of one core, for each column of the kernel; beside products there is a softmax. BYTES: of memory that all share. */
+/* Per core, for each column of the kernel; includes the softmax between the products. BYTES: memory bandwidth shared by
+   all cores. */
 static const double FLOPS_PER_COLUMN = 4e9, BYTES_PER_SECOND = 16e9, START_SECONDS = 1e-6;
-/* Of products in bf16: the softmax takes half of the time. Measured at a depth of 64. */
+/* Speedup of bf16 products, where the softmax takes half of the time. Measured at depth 64. */
 static const double PACKED_SPEED = 3;
 
-/* ---- What is served ---------------------------------------------------------------------------------------------- */
+/* ---- Supported operations ---------------------------------------------------------------------------------------- */
 
 static const struct sdpa_fwd_op *forward_at(const struct descriptor *op) {
     return op->schema->op == &sdpa_fwd_op ? (const struct sdpa_fwd_op *)op : NULL;
@@ -25,7 +26,7 @@ static const struct sdpa_bwd_op *backward_at(const struct descriptor *op) {
     return op->schema->op == &sdpa_bwd_op ? (const struct sdpa_bwd_op *)op : NULL;
 }
 
-/* Floats hold any floating type but DOUBLE. */
+/* Float represents every floating-point type except DOUBLE. */
 static weftStatus_t check_operand(void *context, const struct row *row, struct tensor *tensor) {
     const struct descriptor *op = context;
     weftDataType_t type = (weftDataType_t)tensor->type;
@@ -77,7 +78,7 @@ struct modifier {
     struct rows_columns walk;
 };
 
-/* The access that stores the modified scores: they lie where the tile does, keys apart by PANEL. */
+/* Sets the access that stores the modified scores: they are stored in the tile, with a key pitch of PANEL. */
 static weftStatus_t place_result(struct program *program, const struct attention *a, const struct descriptor *op) {
     const struct tensor *result = a->modifier.graph->values[a->modifier.output].tensor;
     if (result->type != WEFT_DATA_FLOAT)
@@ -89,8 +90,8 @@ static weftStatus_t place_result(struct program *program, const struct attention
     return WEFT_STATUS_SUCCESS;
 }
 
-/* A modifier's operations as a program that begins with a tile of scores, and ends with it: in the modifier's graph
-   somebody reads the result. All operations but those of its gradient. */
+/* Compiles a modifier's operations to a program that starts from a tile of scores and ends with one, because the result
+   always has a reader in the modifier's graph. The operations of its gradient are left out. */
 static weftStatus_t compile_modifier(struct modifier *modifier, const struct attention *a,
                                      const struct descriptor *op) {
     const struct score_modifier *m = &a->modifier;
@@ -140,7 +141,7 @@ static weftStatus_t check(const struct region *region) {
     return forward_at(op) ? check_forward(forward_at(op)) : check_backward(backward_at(op));
 }
 
-/* The dearer of arithmetic on all threads and of memory. */
+/* The maximum of arithmetic on all threads and memory traffic. */
 static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
     TRY(check(region));
     const struct descriptor *op = region_node(region, 0)->op;
@@ -174,7 +175,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
         attention_plan_forward(plan, forward_at(op));
     else
         attention_plan_backward(plan, backward_at(op));
-    /* LINE more, as the workspace may have any alignment. */
+    /* Plus LINE, because the workspace may have any alignment. */
     step->workspace_bytes = LINE + plan->shared_bytes + plan->threads * plan->thread_bytes;
     TRY(threads_start());
     step->state = plan;
@@ -184,7 +185,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
                        (long long)plan->panels, (long long)plan->splits);
 }
 
-/* Where a modifier's operands lie. */
+/* Resolves the addresses of a modifier's operands. */
 static void bind_modifier(struct scores *scores, const struct attention_plan *plan, void **values) {
     const struct graph *graph = scores->a->modifier.graph;
     for (int i = 0; graph && i < graph->value_count; i++)

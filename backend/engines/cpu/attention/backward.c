@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Attention's gradients: weights are made again from scores and statistics, tile by tile. A task has heads of keys and
-   values with all query heads that read them, and one part of the keys, whose gradients it sums; queries pass in blocks
-   of panels, whose gradients are whole at the end of a block, or sums of parts that are added when all are done.
-   Five products of a tile, [keys, queries]:
-
-       scores = k q^T, dP = v dO^T        as forward has them
-       dv += P dO, dk += dS q             a tile is the left factor as it lies
-       dq^T += k^T dS                     and the right one
-
-   Where o has 16 bits, a pass before that finds rows in which one weight is nearly 1, and sums their P dP: it takes
-   one product more of all tiles, and another one of those that have such rows.
-   Sums are taken in an order that sizes and threads fix. */
+/* Attention backward: weights are recomputed from scores and statistics, tile by tile. A task has key and value heads
+      with all query heads that read them, and one part of the keys, whose gradients it sums. It iterates over the
+      queries
+      in blocks of panels; their gradients are complete at the end of a block, or are partial sums that are added after
+      all
+      tasks. Five products per tile, [keys, queries]:
+          scores = k q^T, dP = v dO^T        as in the forward pass
+          dv += P dO, dk += dS q             the tile is the left factor, as stored
+          dq^T += k^T dS                     the tile is the right factor
+      If o has 16 bits, an earlier pass finds rows in which one weight is nearly 1 and sums their P dP. This costs one
+      more
+      product for every tile, and another one for tiles with such rows.
+      The order of summation depends only on sizes and the number of threads. */
 #include "base/number.h"
 #include "engines/cpu/attention/attention.h"
 #include "engines/cpu/attention/modifier.h"
@@ -22,28 +23,28 @@
 
 enum { MOST_PANELS = 8, LEAST_SPLIT = 2 * KEY_TILE };
 
-/* A panel's operands, and its part of dq. */
+/* Operands of a panel, and its part of dq. */
 struct query_panel {
     struct panel panel;
-    bool is_wild;                                     /* queries or gradients hold infinities or NaN */
+    bool is_wild;                                     /* queries or gradients contain infinities or NaN */
     float *q_columns, *q_rows, *do_columns, *do_rows; /* [depth][PANEL], [PANEL][row]; q is scaled */
     float *dq;                                        /* [depth][PANEL] */
     float statistics[PANEL], mean[PANEL];             /* mean: the sum of P dP */
-    float spread[PANEL];                              /* the sum of |dO o|, where mean follows from o */
+    float spread[PANEL];                              /* the sum of |dO o|, if mean is computed from o */
 };
 
-/* A thread's memory. */
+/* Memory of a thread. */
 struct backward_buffers {
     struct query_panel *panels;
     float *k, *v;                    /* rows of a tile */
-    float *dk, *dv;                  /* rows of a part of the keys */
-    float *p, *dp, *products, *room; /* [keys][PANEL]; products: before a score modifier */
-    float *modified;                 /* room of the modifier */
-    float *row;                      /* of dq */
+    float *dk, *dv;                  /* rows of one part of the keys */
+    float *p, *dp, *products, *room; /* [keys][PANEL]; products: before the score modifier */
+    float *modified;                 /* scratch memory of the modifier */
+    float *row;                      /* a row of dq */
     int64_t q_row, v_row;
 };
 
-/* Of keys, or values, that so many query heads share. */
+/* Number of key heads or value heads of a task; each is shared by `share` query heads. */
 static int64_t heads_of_task(const struct attention_plan *plan, int64_t share) {
     return share > 0 ? plan->unit * plan->sizes.group / share : 0;
 }
@@ -74,8 +75,8 @@ static int64_t lay_out(struct backward_buffers *b, const struct attention_plan *
     return buffers.bytes;
 }
 
-/* Tasks add to one sum where no two of them share an element of the bias; else each thread has a sum of its own, and
-   its tasks are fixed. */
+/* Tasks add to a single sum if no two of them share an element of the bias. Otherwise each thread has its own sum and a
+   fixed set of tasks. */
 static int64_t bias_sums(const struct attention_plan *plan, const struct sdpa_bwd_op *op) {
     const int64_t *dims = op->dbias ? op->dbias->dims.at : NULL;
     if (!dims)
@@ -88,13 +89,13 @@ static int64_t bias_floats(const struct sdpa_bwd_op *op) {
     return op->dbias ? round_up(tensor_elements(op->dbias), LINE / (int64_t)sizeof(float)) : 0;
 }
 
-/* Of dq in parts: [splits][B, Hq, Sq][depth]. */
+/* Elements of one part of dq; parts are [splits][B, Hq, Sq][depth]. */
 static int64_t part_floats(const struct attention_plan *plan) {
     const struct attention_sizes *s = &plan->sizes;
     return plan->splits > 1 ? round_up(s->batches * s->heads * s->rows * s->depth, LINE / (int64_t)sizeof(float)) : 0;
 }
 
-/* Sums of P dP, of rows whose o is rounded: [B, Hq, Sq]. */
+/* Sums of P dP for rows whose o is rounded: [B, Hq, Sq]. */
 static int64_t mean_floats(const struct attention_plan *plan, const struct sdpa_bwd_op *op) {
     const struct attention_sizes *s = &plan->sizes;
     int64_t rows = attention_rounds_o(op) ? s->batches * s->heads * s->rows : 0;
@@ -123,8 +124,8 @@ struct backward_job {
     const struct sdpa_bwd_op *op;
     _Atomic int64_t next;
     float *dq_parts, *bias_sums;
-    float *means;  /* NULL: they follow from o */
-    bool is_fixed; /* which tasks a thread has */
+    float *means;  /* NULL if they are computed from o */
+    bool is_fixed; /* each thread has a fixed set of tasks */
 };
 
 /* ---- Panels ------------------------------------------------------------------------------------------------------ */
@@ -136,7 +137,7 @@ static float load_statistic(const struct backward_job *job, const struct panel *
     return statistic;
 }
 
-/* A query that saw no key has no gradient, and nothing of it is read. */
+/* A query that sees no key has no gradient and is not read. */
 static void load_statistics(const struct backward_job *job, struct query_panel *to) {
     struct panel *panel = &to->panel;
     for (int c = 0; c < PANEL; c++) {
@@ -149,7 +150,7 @@ static void load_statistics(const struct backward_job *job, struct query_panel *
     }
 }
 
-/* The sums of P dP: by o, which takes the room of values, unless they are known. */
+/* Sets the sums of P dP: the known ones, or computed from o, which is loaded into the buffer for values. */
 static void load_means(const struct backward_job *job, const struct backward_buffers *b, struct query_panel *to,
                        const float *known) {
     int64_t depth = job->run->plan->sizes.value_depth;
@@ -178,7 +179,7 @@ static void load_panel(const struct backward_job *job, const struct backward_buf
     memset(to->dq, 0, (size_t)(padded_rows(s->depth) * PANEL) * sizeof *to->dq);
 }
 
-/* As the result of a head, or as a part of it. */
+/* Stores a head's gradient, or one part of it. */
 static void store_panel(const struct backward_job *job, const struct backward_buffers *b,
                         const struct query_panel *from, int64_t split) {
     const struct attention_run *run = job->run;
@@ -200,7 +201,7 @@ static void store_panel(const struct backward_job *job, const struct backward_bu
 
 /* ---- Tiles ------------------------------------------------------------------------------------------------------- */
 
-/* group and what follows: what it has in hand; its heads of keys and values, and where their gradients are summed. */
+/* group and the following fields: current group, its key and value heads, and the sums of their gradients. */
 struct backward_task {
     int64_t batch, unit, split, thread;
     int64_t group;
@@ -208,14 +209,15 @@ struct backward_task {
     float *dk, *dv;
 };
 
-/* Keys and values of a tile as floats, and where the gradients of these go. */
+/* Keys and values of a tile as floats, and the sums of their gradients. */
 struct gradient_tile {
     int64_t key, keys;
     float *dk, *dv;
     bool is_wild;
 };
 
-/* The bias is behind products and modifier: its gradient is that of the scores, summed over what shares an element. */
+/* The bias is added after the products and the modifier: its gradient is that of the scores, summed over everything
+   that shares an element. */
 static void add_bias_gradient(const struct backward_job *job, const struct panel *panel, const float *ds, int64_t key,
                               int64_t keys, float *sums) {
     const struct tensor *dbias = job->op->dbias;
@@ -231,7 +233,7 @@ static void add_bias_gradient(const struct backward_job *job, const struct panel
     }
 }
 
-/* Weights in p. */
+/* Recomputes the weights P into b->p. */
 static void make_weights(const struct backward_job *job, const struct backward_buffers *b,
                          const struct query_panel *from, const struct gradient_tile *t, const struct seen *seen) {
     const struct attention_plan *plan = job->run->plan;
@@ -244,7 +246,7 @@ static void make_weights(const struct backward_job *job, const struct backward_b
     tile_weigh(b->p, t->keys, from->statistics);
 }
 
-/* dP, with dropout, whose factors are in room. */
+/* Computes dP, including dropout, whose factors remain in b->room. */
 static void differentiate_weights(const struct backward_job *job, const struct backward_buffers *b,
                                   const struct query_panel *from, const struct gradient_tile *t) {
     const struct attention_plan *plan = job->run->plan;
@@ -258,7 +260,8 @@ static void differentiate_weights(const struct backward_job *job, const struct b
     }
 }
 
-/* From weights: gradients of the products in dp, and p with dropout as a factor of dv. */
+/* Turns weights and dP into gradients of the products (dp), and applies dropout to p, which becomes the factor of
+   dv. */
 static void differentiate(const struct backward_job *job, const struct backward_buffers *b,
                           const struct query_panel *from, const struct gradient_tile *t, float *bias_sums) {
     const struct scores *scores = &job->run->scores;
@@ -273,7 +276,7 @@ static void differentiate(const struct backward_job *job, const struct backward_
         tile_multiply(b->p, t->keys, b->room);
 }
 
-/* Kernels multiply whole blocks of rows, and the next tile's gradients lie behind those of this one. */
+/* Kernels multiply whole blocks of rows, and the gradients of the next tile follow those of this one in memory. */
 static void clear_padding(const struct attention_plan *plan, const struct backward_buffers *b, int64_t keys) {
     size_t padding = (size_t)((round_up(keys, plan->kernel->rows) - keys) * PANEL);
     memset(b->p + keys * PANEL, 0, padding * sizeof *b->p);
@@ -299,7 +302,7 @@ static void add_gradients(const struct attention_plan *plan, const struct backwa
                   true);
 }
 
-/* What a panel and a tile of keys give to each other's gradients. */
+/* Adds the contributions of a panel and a tile of keys to each other's gradients. */
 static void visit_tile(const struct backward_job *job, const struct backward_buffers *b, const struct query_panel *from,
                        const struct gradient_tile *t, float *bias_sums) {
     struct seen seen;
@@ -312,7 +315,7 @@ static void visit_tile(const struct backward_job *job, const struct backward_buf
     add_gradients(job->run->plan, b, from, t);
 }
 
-/* ---- Rows of one large weight ------------------------------------------------------------------------------------ */
+/* ---- Rows with one dominant weight ------------------------------------------------------------------------------- */
 
 /* Some panels of a group of heads, and the keys that they see. */
 struct row_block {
@@ -324,7 +327,7 @@ struct row_block {
     } of[MOST_PANELS];
 };
 
-/* Takes all tiles of a block: without values, weights are counted; with them, their products are summed. */
+/* Iterates over all tiles of a block: without values, it counts weights; with them, it sums their products. */
 static void pass_tiles(const struct backward_job *job, const struct backward_buffers *b, struct row_block *block,
                        bool has_values) {
     const struct attention_sizes *s = &job->run->plan->sizes;
@@ -359,15 +362,15 @@ static double sink_weight(const struct scores *scores, const struct query_panel 
     return exp(above > 0 ? 0 : above);
 }
 
-/* Whether a row sums P dP by its weights. The total of these shows what the statistics are rounded by: sums are divided
-   by it. */
+/* True if a row sums P dP directly from its weights. The total of the weights shows the rounding error of the
+   statistics, so sums are divided by it. */
 static bool is_saturated(const struct backward_job *job, const struct backward_buffers *b,
                          const struct row_block *block, int64_t p, int c, double *total) {
     *total = block->of[p].total[c] + sink_weight(&job->run->scores, &b->panels[p], c);
     return b->panels[p].panel.is_used[c] && attention_is_saturated(job->op, block->of[p].largest[c], *total);
 }
 
-/* The sums of P dP of a block of panels. */
+/* Sums P dP for a block of panels. */
 static void sum_block(const struct backward_job *job, const struct backward_buffers *b, int64_t batch, int64_t group,
                       int64_t column) {
     const struct attention_plan *plan = job->run->plan;
@@ -403,7 +406,7 @@ static void sum_block(const struct backward_job *job, const struct backward_buff
     }
 }
 
-/* One thread: takes blocks until none is left. */
+/* Thread main loop: processes blocks until none is left. */
 static void sum_rows(void *context, int64_t thread) {
     struct backward_job *job = context;
     const struct attention_plan *plan = job->run->plan;
@@ -421,7 +424,7 @@ static void sum_rows(void *context, int64_t thread) {
 
 /* ---- Tasks ------------------------------------------------------------------------------------------------------- */
 
-/* A block of panels beside all keys of the task. */
+/* Processes a block of panels with all keys of the task. */
 static void run_block(const struct backward_job *job, const struct backward_buffers *b,
                       const struct backward_task *task, int64_t column) {
     const struct attention_plan *plan = job->run->plan;
@@ -452,7 +455,7 @@ static void run_block(const struct backward_job *job, const struct backward_buff
         store_panel(job, b, &b->panels[p], task->split);
 }
 
-/* Stores the sums of a task's heads of keys, or of values; sums: of the first of them. */
+/* Stores the sums of a task's key heads or value heads; sums: those of the first head. */
 static void store_keys(const struct backward_job *job, const struct backward_task *task, const struct tensor *tensor,
                        int64_t share, const float *sums, int64_t ld) {
     const struct attention_plan *plan = job->run->plan;
@@ -485,7 +488,8 @@ static void run_task(const struct backward_job *job, const struct backward_buffe
     store_keys(job, &task, job->op->dv, s->v_share, b->dv, b->v_row);
 }
 
-/* One thread: takes tasks until none is left; or has its own, so that its sums are of the same tasks each time. */
+/* Thread main loop: processes tasks until none is left, or a fixed set, so that its sums contain the same tasks in each
+   run. */
 static void run_tasks(void *context, int64_t thread) {
     struct backward_job *job = context;
     const struct attention_plan *plan = job->run->plan;
@@ -503,9 +507,9 @@ static void run_tasks(void *context, int64_t thread) {
     }
 }
 
-/* ---- Sums of tasks ----------------------------------------------------------------------------------------------- */
+/* ---- Combining the sums of tasks --------------------------------------------------------------------------------- */
 
-/* dq of one head of a batch entry, of its parts. */
+/* Adds the parts of dq for one head of a batch entry. */
 static void join_parts(void *context, int64_t task) {
     const struct backward_job *job = context;
     const struct attention_plan *plan = job->run->plan;
@@ -520,7 +524,7 @@ static void join_parts(void *context, int64_t task) {
     }
 }
 
-/* dbias of one of its heads. */
+/* Stores dbias for one of its heads. */
 static void store_bias(void *context, int64_t task) {
     const struct backward_job *job = context;
     const int64_t *dims = job->op->dbias->dims.at;
@@ -535,13 +539,13 @@ static void store_bias(void *context, int64_t task) {
     }
 }
 
-/* What a row gives to its head's sink: a score whose value is 0. */
+/* A row's contribution to the gradient of its head's sink, which acts as a score whose value is 0. */
 static double sink_gradient(const struct panel *panel, int c, const struct query_panel *from, double sink) {
     double above = sink - from->statistics[c];
     return panel->is_used[c] ? -exp(above > 0 ? 0 : above) * from->mean[c] : 0;
 }
 
-/* dsink, on one thread: it reads dO and o once more. */
+/* Computes dsink on one thread; reads dO and o again. */
 static void store_sinks(const struct backward_job *job) {
     const struct attention_plan *plan = job->run->plan;
     const struct attention_sizes *s = &plan->sizes;

@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Attention forward: softmax online over tiles of keys. A task is a block of columns of one group, or the few columns
-   of several groups, and one part of the keys; scores and results are transposed, [keys, queries] and [depth, queries],
-   so that both are products with operands as they lie, and the softmax goes down the columns:
-
-       tile of keys and of values       as floats, per thread, in L2; read once for all panels of the task
-         panel of queries [depth, 32]   packed once for a task, in L2
-           scores [keys, 32]            product, terms, softmax, in L1
-           result [depth of values, 32] sums, in L2
-
-   Where tasks would be few, keys are split, and parts of a column are put together when all are done. Where columns are
-   few, memory is what takes time: a task reads a tile of all groups before the next, as heads lie side by side in a
-   row, and streams of 256 bytes from every 2 KiB are half as fast.
-
-   Where operands and result are bf16 and the CPU has AMX, keys, values, queries and weights are packed for its tiles
-   (packed.h) in place of floats; scores, softmax and sums are floats as ever. */
+/* Attention forward: online softmax over tiles of keys. A task is a block of columns of one group, or the few columns
+   of
+      several groups, and one part of the keys. Scores and results are transposed, [keys, queries] and [depth, queries],
+      so
+      that both products read their operands as stored and the softmax runs down the columns:
+          tile of keys and of values       as floats, per thread, in L2; read once for all panels of the task
+            panel of queries [depth, 32]   packed once for a task, in L2
+              scores [keys, 32]            product, terms, softmax, in L1
+              result [depth of values, 32] sums, in L2
+      If there were few tasks, keys are split, and the parts of a column are combined after all tasks. If there are few
+      columns, memory bandwidth is the limit: a task reads a tile of every group before the next tile, because heads are
+      adjacent within a row, and streams of 256 bytes from every 2 KiB are half as fast.
+      If operands and result are bf16 and the CPU has AMX, keys, values, queries and weights are packed for AMX
+      (packed.h)
+      instead of being converted to float; scores, softmax and sums are still float. */
 #include "base/number.h"
 #include "engines/cpu/attention/attention.h"
 #include "engines/cpu/attention/packed.h"
@@ -26,25 +26,26 @@
 
 enum { MOST_FEW = 6, MOST_PANELS = 16, LEAST_SPLIT = 4 * KEY_TILE, TASKS_PER_THREAD = 4 };
 
-/* Where keys and values of one group lie. */
+/* The keys and values of one group. */
 struct key_rows {
     struct rows k, v;
 };
 
-/* A thread's memory. */
+/* Memory of a thread. */
 struct forward_buffers {
     struct panel *panels;
     struct key_rows *key_rows; /* [groups] */
-    float *q, *o;     /* [panels][depth][PANEL], packed: pairs; [panels][depth of values][PANEL]; few: [panels][rows] */
-    float *max, *sum; /* [panels][PANEL] */
-    float *k, *v;     /* rows of a tile */
-    float *tile, *room;                       /* [keys][PANEL] */
-    float *rows;                              /* scores of a few queries, [MOST_FEW][KEY_TILE] */
-    float *columns;                           /* packed: queries, before they are */
+    float *q, *o;              /* [panels][depth][PANEL], packed: pairs; [panels][depth of values][PANEL]; few queries:
+                         [panels][rows] */
+    float *max, *sum;          /* [panels][PANEL] */
+    float *k, *v;              /* rows of a tile */
+    float *tile, *room;        /* [keys][PANEL] */
+    float *rows;               /* scores of a few queries, [MOST_FEW][KEY_TILE] */
+    float *columns;            /* packed: queries before packing */
     uint32_t *packed_k, *packed_v, *pairs;    /* packed: a tile of keys, of values, of weights */
-    float *row;                               /* queries, [PANEL] of them */
+    float *row;                               /* PANEL queries */
     float *result;                            /* rows, [PANEL][v_row] */
-    int64_t k_row, v_row, q_floats, o_floats; /* from row to row, from panel to panel */
+    int64_t k_row, v_row, q_floats, o_floats; /* distances between rows and between panels */
 };
 
 static int64_t lay_out(struct forward_buffers *b, const struct attention_plan *plan, char *block) {
@@ -75,13 +76,14 @@ static int64_t lay_out(struct forward_buffers *b, const struct attention_plan *p
     return buffers.bytes;
 }
 
-/* A part of a column: value_depth sums, then its largest score and the sum of weights. */
+/* Floats of one part of a column: value_depth sums, the maximum score and the sum of weights. */
 static int64_t part_floats(const struct attention_plan *plan) { return plan->sizes.value_depth + 2; }
 
-/* Of groups, of a batch entry. */
+/* Number of blocks of groups per batch entry. */
 static int64_t group_blocks(const struct attention_plan *plan) { return divide_up(plan->sizes.groups, plan->groups); }
 
-/* A result of bf16 may be off by a rounding of the weights. Few queries read keys at memory's speed in any case. */
+/* The rounding of weights to bf16 may change a bf16 result by one rounding. With few queries, reading the keys is
+   limited by memory anyway. */
 bool attention_is_packed(const struct attention_sizes *s, const struct sdpa_fwd_op *op) {
     const struct tensor *tensors[] = {op->a.q, op->a.k, op->a.v, op->o};
     for (int i = 0; i < 4; i++)
@@ -104,7 +106,7 @@ void attention_plan_forward(struct attention_plan *plan, const struct sdpa_fwd_o
     plan->blocks = plan->is_few ? 1 : divide_up(panels, plan->panels);
     int64_t tasks = max64(1, s->batches * group_blocks(plan) * plan->blocks);
     plan->splits = plan->threads == 1 ? 1 : min64(divide_up(wanted, tasks), most_splits);
-    /* Tasks enough as they are. */
+    /* There are enough tasks without splitting. */
     if (tasks >= wanted / 2)
         plan->splits = 1;
     plan->split_keys = round_up(max64(1, divide_up(s->keys, plan->splits)), KEY_TILE);
@@ -116,7 +118,7 @@ void attention_plan_forward(struct attention_plan *plan, const struct sdpa_fwd_o
 
 /* ---- Results ----------------------------------------------------------------------------------------------------- */
 
-/* Where the results of one head lie. */
+/* The results of one head. */
 struct head_results {
     struct rows o, stats, max, sum_exp;
     float sink;
@@ -143,8 +145,8 @@ static struct head_results results_of(const struct forward_job *job, int64_t bat
     };
 }
 
-/* Stores a row, of which o has the sums of weighted values. The sink joins the sum and has no value; a row without a
-   key and a sink is 0. */
+/* Stores one row; o contains its sum of weighted values. The sink contributes to the sum but has no value. A row
+   without keys and sink is 0. */
 static void store_row(const struct head_results *to, int64_t row, int64_t depth, float *o, float max, float sum) {
     float sink = row < to->queries ? to->sink : -INFINITY, top = sink > max ? sink : max;
     double shrunk = top == -INFINITY ? 0 : top == max ? 1 : exp((double)max - top);
@@ -159,12 +161,12 @@ static void store_row(const struct head_results *to, int64_t row, int64_t depth,
     rows_store(&to->sum_exp, row, to->queries, 1, &(float){(float)total});
 }
 
-/* The parts of a column follow each other. */
+/* The parts of a column are contiguous. */
 static float *part_of(const struct attention_run *run, int64_t column, int64_t split) {
     return (float *)run->workspace + (column * run->plan->splits + split) * part_floats(run->plan);
 }
 
-/* Puts the parts of columns together: a task is one head of a batch entry. */
+/* Combines the parts of columns; a task is one head of a batch entry. */
 static void join_parts(void *context, int64_t task) {
     const struct forward_job *job = context;
     const struct attention_plan *plan = job->run->plan;
@@ -185,7 +187,7 @@ static void join_parts(void *context, int64_t task) {
     }
 }
 
-/* The sums of a panel as rows, v_row apart. */
+/* The sums of a panel as rows with pitch v_row. */
 static float *rows_of_sums(const struct attention_plan *plan, const struct forward_buffers *b, int64_t p) {
     float *o = b->o + p * b->o_floats;
     if (plan->is_few)
@@ -195,7 +197,7 @@ static float *rows_of_sums(const struct attention_plan *plan, const struct forwa
     return b->result;
 }
 
-/* A task's columns of one panel, as results or as parts. */
+/* Stores a task's columns of one panel, as results or as parts. */
 static void store_panel(const struct forward_job *job, const struct forward_buffers *b, int64_t p, int64_t split) {
     const struct attention_run *run = job->run;
     const struct panel *panel = &b->panels[p];
@@ -218,20 +220,20 @@ static void store_panel(const struct forward_job *job, const struct forward_buff
 
 /* ---- Tasks ------------------------------------------------------------------------------------------------------- */
 
-/* Panels are of its one group, or one of each of its groups. */
+/* The panels belong to its only group, or each to another one of its groups. */
 struct forward_task {
     int64_t batch, group, groups, panels, first_key, last_key, split;
 };
 
-/* Keys and values of a tile: as floats in the thread's buffers, packed there, or where few queries read them. */
+/* Keys and values of a tile: as floats in the thread's buffers, packed, or in place if few queries read them. */
 struct key_tile {
     int64_t key, keys;
     struct small_few few_k, few_v;
-    enum small_type k_type, v_type; /* of these */
-    bool is_wild;                   /* values may hold infinities or NaN */
+    enum small_type k_type, v_type; /* types of these */
+    bool is_wild;                   /* values may contain infinities or NaN */
 };
 
-/* Rows where they lie, or a copy. */
+/* Rows in place in memory, or copied to the buffer. */
 static struct small_few few_rows(const struct rows *rows, int64_t key, int64_t keys, int64_t depth, float *buffer,
                                  int64_t ld, enum small_type *type) {
     *type = rows_are_in_place(rows) && rows->type == WEFT_DATA_BFLOAT16 ? SMALL_BF16 : SMALL_FLOAT;
@@ -276,14 +278,14 @@ static void add_values(const struct attention_plan *plan, const struct forward_b
         small_product(plan->kernel, depth, count, t->keys, values, weights, o, PANEL, true);
 }
 
-/* Products of bf16 are exact where the queries are as they lie, or off by a power of two: another scale is left to the
+/* bf16 products are exact if queries are unscaled or scaled by a power of two; any other scale is applied to the
    scores. */
 static float scale_of_queries(const struct attention_plan *plan, float scale) {
     int exponent;
     return !plan->is_packed || fabsf(frexpf(scale, &exponent)) == 0.5f ? scale : 1;
 }
 
-/* Scaled products of keys with queries. */
+/* Computes scaled products of keys and queries. */
 static void multiply_keys(const struct forward_job *job, const struct forward_buffers *b, int64_t p,
                           const struct key_tile *t) {
     const struct attention_plan *plan = job->run->plan;
@@ -300,7 +302,7 @@ static void multiply_keys(const struct forward_job *job, const struct forward_bu
             b->tile[i] *= scale;
 }
 
-/* One panel's scores with a tile of keys, and what the values add to its result. */
+/* Computes the scores of a panel and a tile of keys, and adds the weighted values to the panel's result. */
 static void visit_tile(const struct forward_job *job, const struct forward_buffers *b, int64_t p,
                        const struct key_tile *t, const struct seen *seen) {
     const struct attention_plan *plan = job->run->plan;
@@ -318,7 +320,7 @@ static void visit_tile(const struct forward_job *job, const struct forward_buffe
     add_values(plan, b, p, t);
 }
 
-/* ---- Few queries: scores are rows, as the products with keys that are read in place make them ---- */
+/* ---- Few queries: scores are rows, as computed by the products with keys in place ---- */
 
 static void finish_rows(const struct scores *scores, const struct forward_buffers *b, const struct panel *panel,
                         const struct key_tile *t, const struct seen *seen) {
@@ -355,7 +357,7 @@ static void visit_tile_of_few(const struct forward_job *job, const struct forwar
     plan->kernel->combine[t->v_type](&values, b->rows, KEY_TILE, o, b->v_row);
 }
 
-/* Queries: in columns or packed for products, or as rows where they are few. */
+/* Loads queries: as columns or packed for products, or as rows if there are few. */
 static void load_queries(const struct forward_job *job, const struct forward_buffers *b, int64_t p) {
     const struct attention_plan *plan = job->run->plan;
     const struct scores *scores = &job->run->scores;
@@ -405,7 +407,7 @@ static void find_key_rows(const struct forward_job *job, const struct forward_bu
     }
 }
 
-/* A tile of one group's keys, beside its panels, while which the next tile is fetched. */
+/* Processes a tile of one group's keys with its panels, and prefetches the next tile meanwhile. */
 static void visit_panels(const struct forward_job *job, const struct forward_buffers *b,
                          const struct forward_task *task, int64_t key, int64_t group) {
     const struct attention_plan *plan = job->run->plan;
@@ -426,7 +428,7 @@ static void visit_panels(const struct forward_job *job, const struct forward_buf
     }
 }
 
-/* Every tile of the task's keys, beside all of its panels. */
+/* Processes every tile of the task's keys with all of its panels. */
 static void visit_keys(const struct forward_job *job, const struct forward_buffers *b,
                        const struct forward_task *task) {
     find_key_rows(job, b, task);
@@ -442,14 +444,14 @@ static void run_task(const struct forward_job *job, const struct forward_buffers
     task.batch = index / plan->blocks / group_blocks(plan);
     task.group = index / plan->blocks % group_blocks(plan) * plan->groups;
     task.groups = min64(plan->groups, plan->sizes.groups - task.group);
-    /* The last blocks first: where masks are causal, these take longest. */
+    /* The last blocks come first: with causal masks they take longest. */
     start_panels(job, b, &task, plan->blocks - 1 - index % plan->blocks);
     visit_keys(job, b, &task);
     for (int64_t p = 0; p < task.panels; p++)
         store_panel(job, b, p, task.split);
 }
 
-/* One thread: takes tasks until none is left. `thread` numbers a set of buffers. */
+/* Thread main loop: processes tasks until none is left. `thread` is the index of a set of buffers. */
 static void run_tasks(void *context, int64_t thread) {
     struct forward_job *job = context;
     const struct attention_plan *plan = job->run->plan;

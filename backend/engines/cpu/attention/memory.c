@@ -3,14 +3,14 @@
 
 #include "base/number.h"
 
-enum { AHEAD = 16 }; /* rows that are fetched before they are loaded */
+enum { AHEAD = 16 }; /* prefetch distance in rows */
 
 /* A dimension of extent 1 ignores its index. */
 static int64_t step_of(const struct tensor *tensor, int dim) {
     return tensor->dims.at[dim] == 1 ? 0 : tensor->strides.at[dim];
 }
 
-/* Ragged entries begin where offsets say. */
+/* Ragged entries start at the given offsets. */
 static int64_t entry_offset(const struct bindings *bindings, const struct tensor *tensor, int64_t batch) {
     if (!tensor->ragged_offset)
         return batch * step_of(tensor, 0);
@@ -76,7 +76,7 @@ void rows_load(const struct rows *rows, int64_t row, int64_t count, int64_t dept
     }
 }
 
-/* User memory promises no alignment. */
+/* User memory may be misaligned. */
 bool rows_are_in_place(const struct rows *rows) {
     bool is_float = rows->type == WEFT_DATA_FLOAT && (uintptr_t)rows->base % sizeof(float) == 0;
     return (is_float || rows->type == WEFT_DATA_BFLOAT16) && rows->step == 1 && !rows->table.data;

@@ -8,9 +8,9 @@
 
 #include <string.h>
 
-/* ---- Derivatives of modes: one loop each, from the table --------------------------------------------------------- */
+/* ---- Derivatives of modes: one loop each, from the mode table ---------------------------------------------------- */
 
-/* Of a node: operands times their factors, result and its gradient; and what the operands get. */
+/* Of a node: scaled operands, result and its gradient; and the gradients of the operands. */
 struct slopes {
     const float *x, *b, *t, *y, *dy;
     float *dx, *db;
@@ -61,14 +61,15 @@ WIDE static void add_slope(int64_t count, float *sum, const float *slope, const 
 
 /* ---- Values ------------------------------------------------------------------------------------------------------ */
 
-enum { TILE = KEY_TILE * PANEL, SCRATCH = 4 }; /* floats of a tile; tiles beside those of values and gradients */
+/* floats of a tile; tiles in addition to those of values and gradients */
+enum { TILE = KEY_TILE * PANEL, SCRATCH = 4 };
 
-/* A tile that is carried back. */
+/* State of the backward pass over one tile. */
 struct carrier {
     const struct score_modifier *m;
     const struct scores *scores;
     const struct panel *panel;
-    int64_t key, keys, count;            /* count: elements */
+    int64_t key, keys, count;            /* count: number of elements */
     float *values, *gradients, *scratch; /* [value][TILE], twice, and [SCRATCH][TILE] */
 };
 
@@ -84,7 +85,7 @@ static float *gradient_at(const struct carrier *c, const struct tensor *tensor) 
     return c->gradients + graph_find_value(c->m->graph, tensor) * TILE;
 }
 
-/* x itself where the factor is 1, else its multiple in a tile of scratch. */
+/* Returns x itself if the factor is 1, otherwise its multiple in a scratch tile. */
 static const float *scaled(const struct carrier *c, const struct tensor *tensor, double factor, int scratch) {
     const float *x = value_at(c, tensor);
     float *to = c->scratch + scratch * TILE;
@@ -95,7 +96,7 @@ static const float *scaled(const struct carrier *c, const struct tensor *tensor,
     return to;
 }
 
-/* Positions along a dimension of [batch, head, query, key]. */
+/* Indices along a dimension of [batch, head, query, key]. */
 static void fill_index(const struct carrier *c, int64_t axis, float *to) {
     for (int64_t k = 0; k < c->keys; k++)
         for (int i = 0; i < PANEL; i++) {
@@ -117,7 +118,7 @@ static void evaluate_node(const struct carrier *c, const struct pointwise_op *op
     loop_f32(op->pw->mode)(c->count, out, x, b ? b : x, t ? t : x, &parameters);
 }
 
-/* Every value that `wanted` is made of; the products, and a gradient that is given, are there. */
+/* Evaluates everything that `wanted` depends on; the products, and an incoming gradient, are already there. */
 static void evaluate_all(const struct carrier *c, int wanted) {
     const struct graph *graph = c->m->graph;
     bool needed[SCORE_MODIFIER_VALUES_MAX];
@@ -134,8 +135,8 @@ static void evaluate_all(const struct carrier *c, int wanted) {
 
 /* ---- Gradients --------------------------------------------------------------------------------------------------- */
 
-/* Adds what a node's operands get of the gradient of its result. Factors count twice: within the formula's arguments,
-   and as its inner derivative. */
+/* Adds the gradients of a node's operands. Factors apply twice: to the arguments of the formula, and as its inner
+   derivative. */
 static void carry_node(const struct carrier *c, const struct pointwise_op *op) {
     const struct pointwise_gradient *gradient = pointwise_find_gradient(op->pw->mode);
     struct pointwise_operands operands = pointwise_operands(op);
@@ -153,7 +154,7 @@ static void carry_node(const struct carrier *c, const struct pointwise_op *op) {
         add_slope(c->count, gradient_at(c, operands.b), slopes.db, dy, (float)op->alpha2);
 }
 
-/* In reverse, every reader of a value has added its part before the value's producer passes it on. */
+/* In reverse order, all readers of a value have added their part before the value's producer propagates it. */
 static const float *derive(const struct carrier *c, const float *ds) {
     const struct score_modifier *m = c->m;
     bool dependent[SCORE_MODIFIER_VALUES_MAX], needed[SCORE_MODIFIER_VALUES_MAX];

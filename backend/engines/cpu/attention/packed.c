@@ -8,7 +8,7 @@
 
 enum { LINE_WORDS = PACKED / 2 };
 
-/* User memory promises no alignment. */
+/* User memory may be misaligned. */
 typedef const uint16_t half __attribute__((may_alias, aligned(1)));
 
 /* ---- Left factors ------------------------------------------------------------------------------------------------ */
@@ -28,7 +28,7 @@ void packed_rows(const struct rows *rows, int64_t row, int64_t count, int64_t de
     }
 }
 
-/* Pairs of two rows' elements, PACKED of them at most. Elements that are not there are 0. */
+/* Pairs up the elements of two rows, at most PACKED of them. Missing elements are 0. */
 WIDE static void join_rows(half *restrict low, half *restrict high, int64_t count, uint32_t *restrict pairs) {
     INDEPENDENT
     for (int64_t i = 0; i < count; i++)
@@ -60,7 +60,7 @@ bool packed_columns(const struct rows *rows, int64_t row, int64_t count, int64_t
                 join_rows(low ? low + d : zeros, high ? high + d : zeros, columns, pairs + p * PACKED);
             }
             is_wild = is_wild || has_wild(pairs, LINE_WORDS * PACKED);
-            /* Words, which are moved as if they were floats. */
+            /* Words are moved as if they were floats. */
             gemm_pack_matrix(&matrix, to + (d * lines + j * PACKED) * LINE_WORDS, LINE_WORDS, 0, 0, LINE_WORDS, 0,
                              PACKED);
         }
@@ -78,13 +78,13 @@ bool packed_runs(void) { return cpu_runs("amx-bf16"); }
 void packed_begin(void) { amx_begin(); }
 void packed_end(void) { amx_end(); }
 
-/* One vector of pairs. */
+/* Converts two vectors to one vector of pairs. */
 __attribute__((target("avx512bf16,avx512bw"))) static inline __m512i pair(__m512 low, __m512 high, __m512i order) {
     return _mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh(high, low));
 }
 
 __attribute__((target("avx512bf16,avx512bw"))) void packed_pairs(const float *columns, int64_t depth, uint32_t *to) {
-    int16_t places[PACKED]; /* 0, 16, 1, 17, ...: the lower half's elements between the upper one's */
+    int16_t places[PACKED]; /* 0, 16, 1, 17, ...: interleaves the lower and the upper half */
     for (int i = 0; i < PACKED; i++)
         places[i] = (int16_t)(i / 2 + i % 2 * 16);
     const __m512i order = _mm512_loadu_si512(places);

@@ -8,27 +8,28 @@
 #include "engines/cpu/attention/memory.h"
 #include "engines/cpu/attention/tile.h"
 
-/* 32 rows, and 32 depths; two bf16 are 4 bytes, as a float is. */
+/* 32 rows and 32 depths; two bf16 fill the 4 bytes of a float. */
 enum { PACKED = 32 };
 
-/* Whether this CPU has them. */
+/* True if this CPU supports AMX bf16. */
 bool packed_runs(void);
-/* Around a thread's products. */
+/* Call these before and after a thread's products. */
 void packed_begin(void);
 void packed_end(void);
 
 static inline int64_t packed_size(int64_t count) { return (count + PACKED - 1) / PACKED * PACKED; }
-/* Floats of memory that hold so many numbers: each is half of one. */
+/* Number of floats that provide the memory: each holds two numbers. */
 static inline int64_t packed_floats(int64_t rows, int64_t depth) { return packed_size(rows) * packed_size(depth) / 2; }
 
-/* A left factor: rows [row, row + count) of bf16, whose elements are neighbours. */
+/* Packs a left factor: rows [row, row + count) of bf16 with contiguous elements. */
 void packed_rows(const struct rows *rows, int64_t row, int64_t count, int64_t depth, uint32_t *to);
-/* The same transposed: elements become rows, and rows the depth. Returns whether any is an infinity or NaN. */
+/* Likewise, but transposed: elements become rows, and rows the depth. Returns true if any element is infinite or
+   NaN. */
 bool packed_columns(const struct rows *rows, int64_t row, int64_t count, int64_t depth, uint32_t *to);
-/* A right factor: floats [depth, PANEL], rounded to nearest even. */
+/* Packs a right factor: floats [depth, PANEL], rounded to nearest even. */
 void packed_pairs(const float *columns, int64_t depth, uint32_t *to);
 
-/* c (+)= a b: [m, PANEL], m rounded up to a multiple of PACKED. */
+/* c (+)= a b, [m, PANEL]; m is rounded up to a multiple of PACKED. */
 void packed_product(int64_t m, int64_t depth, const uint32_t *a, const uint32_t *b, float *c, bool adds);
 
 #endif

@@ -20,7 +20,7 @@ struct attention_sizes attention_sizes_of(const struct attention *a) {
                                     .value_depth = a->v->dims.at[3]};
     if (sizes.heads == 0)
         return sizes;
-    /* Each run of so many heads lies within one head of keys and one of values. */
+    /* Each run of `group` query heads shares one key head and one value head. */
     sizes.k_share = sizes.heads / a->k->dims.at[1], sizes.v_share = sizes.heads / a->v->dims.at[1];
     sizes.group = gcd64(sizes.k_share, sizes.v_share);
     sizes.groups = sizes.heads / sizes.group;
@@ -51,7 +51,7 @@ struct scores scores_of(const struct attention *a, const struct attention_sizes 
     };
 }
 
-/* attention_check_indices has refused lengths outside of 0 .. all. */
+/* attention_check_indices has already refused lengths outside [0, all]. */
 static int64_t length_in_use(const struct view *lengths, const struct view *sums, int64_t batch, int64_t all) {
     int64_t length = lengths->data ? view_load_int(lengths, (const int64_t[]){batch, 0, 0, 0}) : all;
     if (sums->data)
@@ -70,8 +70,8 @@ int64_t scores_keys(const struct scores *scores, int64_t batch) {
 
 /* ---- Panels ------------------------------------------------------------------------------------------------------ */
 
-/* As the operation defines it: 2^(-8 (i+1) / n) for the first n heads, n the largest power of two, and between these
-   for the others. */
+/* As the operation defines it: 2^(-8 (i+1) / n) for the first n heads, where n is the largest power of two, and values
+   between these for the others. */
 static double alibi_slope(int64_t head, int64_t heads) {
     int64_t power = 1;
     while (power * 2 <= heads)
@@ -80,7 +80,7 @@ static double alibi_slope(int64_t head, int64_t heads) {
     return exp2(-step / (double)power);
 }
 
-/* Bounds of 2^60 and rows and columns below 2^44: sums stay in 64 bits. */
+/* Bounds are at most 2^60, rows and columns below 2^44: sums do not overflow 64 bits. */
 static void find_keys(struct panel *panel, int column, const struct attention *a, int64_t queries, int64_t keys) {
     int64_t row = panel->row[column];
     int64_t diagonal = row + (a->alignment == WEFT_DIAGONAL_BOTTOM_RIGHT ? keys - queries : 0);
@@ -89,7 +89,7 @@ static void find_keys(struct panel *panel, int column, const struct attention *a
     panel->high[column] = row < queries ? min64(keys, diagonal + a->right_bound + 1) : 0;
     panel->all_first = max64(panel->all_first, panel->low[column]);
     panel->all_last = min64(panel->all_last, panel->high[column]);
-    /* A column that sees none widens nothing. */
+    /* A column that sees no key does not extend the range. */
     if (panel->low[column] >= panel->high[column])
         return;
     panel->first_key = min64(panel->first_key, panel->low[column]);
@@ -121,7 +121,7 @@ void panel_make(struct panel *panel, const struct scores *scores, int64_t batch,
     }
 }
 
-/* Whether the block mask has the tile of a column's scores. */
+/* True if the block mask contains the tile of a column's scores. */
 static bool keeps_tile(const struct scores *scores, const struct panel *panel, int column, int64_t key) {
     int64_t tile = key / ATTENTION_MASK_TILE, bits = attention_mask_has_bits(scores->a) ? 8 : 1;
     const int64_t at[] = {panel->batch, panel->head[column], panel->row[column] / ATTENTION_MASK_TILE, tile / bits};
@@ -146,8 +146,8 @@ void panel_look(struct seen *seen, const struct panel *panel, const struct score
     }
 }
 
-/* The columns from `first` on that are of one head: their rows follow each other. Only those that are in use, or are
-   not, as the first is, where that is asked for. */
+/* Number of columns from `first` on that belong to the same head, so that their rows are consecutive. alike: they must
+   also agree with the first one on being in use. */
 static int run_of_head(const struct panel *panel, int first, bool alike) {
     int count = 1;
     while (first + count < panel->count && panel->head[first + count] == panel->head[first] &&
@@ -194,8 +194,8 @@ void panel_spread(const struct panel *panel, const struct view *view, int64_t ke
     }
 }
 
-/* A modifier's program stores what it makes of the tile where the tile lies: its result is a tensor of the scores'
-   dims whose elements are those of the tile. */
+/* The modifier's program works in place on the tile: its result is a tensor with the scores' dims whose elements are
+   stored in the tile. */
 static void modify(const struct scores *scores, const struct panel *panel, int64_t key, int64_t keys, float *tile) {
     const struct attention_sizes *sizes = scores->sizes;
     for (int first = 0, count; first < panel->count; first += count) {

@@ -52,7 +52,7 @@ WIDE void tile_multiply(float *numbers, int64_t keys, const float *by) {
 
 /* ---- Softmax ---- */
 
-/* The largest of each column, and of what was there. */
+/* Maximum of each column, including the previous maximum. */
 WIDE static void find_largest(const float *scores, int64_t keys, float *largest) {
     float found[PANEL];
     memcpy(found, largest, sizeof found);
@@ -64,10 +64,11 @@ WIDE static void find_largest(const float *scores, int64_t keys, float *largest)
     memcpy(largest, found, sizeof found);
 }
 
-/* e^x for x <= 0, off by |x| 2^-24 of itself and 1.2 ulps: e^0 is 1, and what is off more is smaller. */
+/* e^x for x <= 0, with a relative error of |x| 2^-24 plus 1.2 ulps: e^0 is exactly 1, and results with larger errors
+   are smaller. */
 FASTMATH float weight(float x) { return fast_exp2(x * 1.44269504f); }
 
-/* base is finite, or infinite where a score is. */
+/* base is finite, or infinite if a score is. */
 WIDE static void exponentiate(float *scores, int64_t keys, const float *base, float *sum) {
     float total[PANEL] = {0};
     for (int64_t k = 0; k < keys; k++, scores += PANEL) {
@@ -81,7 +82,7 @@ WIDE static void exponentiate(float *scores, int64_t keys, const float *base, fl
         sum[c] += total[c];
 }
 
-/* What weights of a column are taken around, and what sums of tiles before are multiplied by. */
+/* Returns the reference for a column's exponentials, and the factor for the sums of earlier tiles. */
 FASTMATH float rebase(float max, float before, float *factor) {
     float base = fast_pick(max == -INFINITY, 0, max);
     *factor = fast_pick(before == max, 1, weight(before - base));
@@ -111,7 +112,7 @@ bool tile_softmax(float *scores, int64_t keys, float *max, float *sum, float *fa
 
 bool row_softmax(float *scores, int64_t keys, float *max, float *sum, float *factor) {
     float base[PANEL], total[PANEL] = {0}, before = *max;
-    /* A row is a tile of keys that follow each other in columns and lines. */
+    /* A row is a tile of keys, contiguous across columns and lines. */
     int64_t lines = (keys + PANEL - 1) / PANEL;
     for (int64_t k = keys; k < lines * PANEL; k++)
         scores[k] = -INFINITY;
@@ -144,7 +145,7 @@ WIDE void tile_weigh(float *scores, int64_t keys, const float *statistics) {
     for (int64_t k = 0; k < keys; k++, scores += PANEL) {
         INDEPENDENT
         for (int c = 0; c < PANEL; c++) {
-            /* The statistics are at least the score; rounded, they may be less. */
+            /* The statistics are at least the score, but rounding may make them less. */
             float x = scores[c] - statistics[c];
             scores[c] = weight(x > 0 ? 0 : x);
         }
@@ -179,7 +180,7 @@ WIDE void tile_gradient(float *products, int64_t keys, const float *weights, con
 
 /* ---- Dropout ---- */
 
-/* Four lines of factors, as one block of Philox serves four neighbouring keys. */
+/* Four lines of factors, because one Philox block serves four adjacent keys. */
 WIDE static void drop_four(float *factors, const struct tile_dropout *dropout, const int64_t *line, uint64_t quad) {
     for (int c = 0; c < PANEL; c++) {
         struct philox words = philox_words(dropout->seed, dropout->offset, (uint64_t)line[c] * dropout->quads + quad);
@@ -193,9 +194,9 @@ void tile_drop(float *factors, int64_t keys, const struct tile_dropout *dropout,
         drop_four(factors, dropout, line, (uint64_t)(first + k) / 4);
 }
 
-/* ---- Numbers that are none ---- */
+/* ---- Infinities and NaN ---- */
 
-/* 0 times a number is 0, of either sign, but for infinities and NaN. */
+/* 0 times a number is 0, of either sign, except for infinities and NaN. */
 WIDE bool tile_is_wild(const float *numbers, int64_t rows, int64_t columns, int64_t ld) {
     uint32_t wild = 0;
     for (int64_t i = 0; i < rows; i++, numbers += ld)

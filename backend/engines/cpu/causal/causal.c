@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The causal family: causal convolutions of sequences and their gradients. A tile of some channels and steps comes into
-   float buffers, [step][lane], where each tap is one vectorised pass; lanes are neighbouring channels, or there is one
-   channel, whose steps are neighbours. Sums of a filter's gradient are taken by one thread, in the order of the
-   steps. */
+/* The causal family: causal convolutions of sequences and their gradients. A tile of some channels and steps is loaded
+   into float buffers, [step][lane], where each tap is one vectorized pass. Lanes are adjacent channels, or there is a
+   single channel whose steps are contiguous. One thread sums the gradient of a filter, in the order of the steps. */
 #include "base/dtype.h"
 #include "base/number.h"
 #include "engines/cpu/core/loops.h"
@@ -14,24 +13,25 @@
 #include <string.h>
 
 enum {
-    TILE = 8192,     /* floats of a buffer: what a task reads, or makes, of some steps and channels */
-    LANES_MOST = 64, /* neighbouring channels */
-    FEW_TAPS = 6,    /* a tile has so many times the steps that filters have taps, or fewer lanes */
+    TILE = 8192,     /* floats of a buffer: what a task reads or computes for some steps and channels */
+    LANES_MOST = 64, /* adjacent channels */
+    FEW_TAPS = 6,    /* minimum ratio between the steps of a tile and the taps of a filter; otherwise lanes are
+                        reduced */
 };
 
 /* Measured with two threads on an EPYC. */
 static const double BYTES_PER_SECOND = 14e9;
-static const double TAP_SECONDS = 0.1e-9;        /* of a thread: one tap of a step */
-static const double ACTIVATION_SECONDS = 1.2e-9; /* likewise, with what moving it through buffers takes */
+static const double TAP_SECONDS = 0.1e-9;        /* per thread: one tap of one step */
+static const double ACTIVATION_SECONDS = 1.2e-9; /* likewise, including its way through the buffers */
 static const double START_SECONDS = 1e-6;
 
 struct causal {
     const struct causal_conv_op *op;
     bool is_backward, is_silu;
     int64_t batch, channels, steps, taps;
-    int64_t lanes, blocks;                          /* channels of a tile; tiles side by side */
-    int64_t length, parts;                          /* steps that a tile makes; tiles of a sequence */
-    int x, y, weight, bias, dy, dx, dweight, dbias; /* values of the graph; -1: absent */
+    int64_t lanes, blocks;                          /* channels per tile; tiles per step */
+    int64_t length, parts;                          /* steps that a tile computes; tiles per sequence */
+    int x, y, weight, bias, dy, dx, dweight, dbias; /* values of the graph, or -1 */
 };
 
 struct job {
@@ -54,7 +54,7 @@ static weftStatus_t check_types(const struct causal_conv_op *op) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Lanes are as many as leave a tile enough steps beside those that taps before and behind it see. */
+/* As many lanes as leave a tile enough steps in addition to the halo that the taps read before and after it. */
 static weftStatus_t choose_tile(struct causal *c) {
     c->lanes = c->op->x->strides.at[CAUSAL_TIME] == 1 && c->steps > 1 ? 1 : min64(LANES_MOST, max64(c->channels, 1));
     while (c->lanes > 1 && TILE / c->lanes < FEW_TAPS * c->taps)
@@ -113,7 +113,7 @@ WIDE static void add_products(int64_t count, float *restrict sums, const float *
 
 enum { CHAINS = 16 };
 
-/* The sum of products in CHAINS chains, so that it becomes vectors in an order of its own. */
+/* Sums products in CHAINS independent chains, so that the loop is vectorized in a fixed order. */
 WIDE static float dot(int64_t count, const float *restrict x, const float *restrict w) {
     float chains[CHAINS] = {0}, sum = 0;
     int64_t i = 0;
@@ -127,14 +127,14 @@ WIDE static float dot(int64_t count, const float *restrict x, const float *restr
     return sum;
 }
 
-/* Where a task is: channels first .. first + lanes - 1 of a sequence. */
+/* Position of a task: channels [first, first + lanes) of a sequence. */
 struct place {
     int64_t entry, first, lanes;
 };
 
 static const int64_t *strides_of(const struct tensor *t) { return t->strides.at; }
 
-/* Rows of steps begin .. begin + count - 1 into [step][lane]; 0 outside of the sequence. */
+/* Loads rows of steps [begin, begin + count) into [step][lane]; 0 outside the sequence. */
 static void load(const struct job *job, int value, const struct tensor *t, struct place at, int64_t begin,
                  int64_t count, float *tile) {
     const int64_t *strides = strides_of(t), steps = job->c->steps, lanes = at.lanes;
@@ -160,7 +160,7 @@ static void load(const struct job *job, int value, const struct tensor *t, struc
     }
 }
 
-/* The way back, of `count` steps that are inside. */
+/* The inverse of load, for `count` steps within the sequence. */
 static void store(const struct job *job, int value, const struct tensor *t, struct place at, int64_t begin,
                   int64_t count, const float *tile) {
     const int64_t *strides = strides_of(t), lanes = at.lanes;
@@ -199,7 +199,7 @@ static void load_filters(struct filters *f, const struct job *job, struct place 
     }
 }
 
-/* One tap over `count` steps: sums[l] += x[l] * w, for each lane. */
+/* Applies one tap to `count` steps: sums[l] += x[l] * w, for each lane. */
 static void add_tap(float *sums, const float *x, const float *w, int64_t count, int64_t lanes) {
     if (lanes == 1)
         add_scaled(count, sums, x, *w);
@@ -207,7 +207,7 @@ static void add_tap(float *sums, const float *x, const float *w, int64_t count, 
         add_products(lanes, sums + l * lanes, x + l * lanes, w);
 }
 
-/* sums[l] = bias + what the taps make of x[l] to x[l + taps - 1]. */
+/* sums[l] = bias + the taps applied to x[l] to x[l + taps - 1]. */
 static void make_sums(float *sums, const float *x, const struct filters *f, int64_t taps, int64_t count,
                       int64_t lanes) {
     for (int64_t l = 0; l < count; l++)
@@ -240,12 +240,12 @@ static void run_forward(void *context, int64_t task) {
 
 /* ---- Backward ---------------------------------------------------------------------------------------------------- */
 
-/* Sums over all sequences, [tap][lane], those of the bias last; in double, as each tile adds to them. */
+/* Sums over all sequences, [tap][lane], followed by those of the bias; double, because every tile adds to them. */
 struct totals {
     double at[TILE / FEW_TAPS + LANES_MOST];
 };
 
-/* What a tile adds: ds of its own steps, whose taps see x from the first row on. */
+/* Adds a tile's contribution: ds of its own steps, whose taps see x from the first row on. */
 static void add_totals(struct totals *totals, const float *ds, const float *x, int64_t taps, int64_t count,
                        int64_t lanes) {
     float sums[LANES_MOST];
@@ -273,7 +273,7 @@ static void run_tile(const struct job *job, struct place at, int64_t begin, cons
     const struct causal *c = job->c;
     float x[TILE], ds[TILE], sums[TILE];
     int64_t count = min64(c->length, c->steps - begin), around = c->taps - 1, lanes = at.lanes;
-    /* ds is wanted for the steps behind the tile, too, as far as there are some: load() leaves 0 behind these. */
+    /* ds is also needed for the existing steps after the tile; load() fills the others with 0. */
     int64_t there = min64(count + around, c->steps - begin);
     load(job, c->x, c->op->x, at, begin - around, count + 2 * around, x);
     load(job, c->dy, c->op->dy, at, begin, count + around, ds);
@@ -288,7 +288,7 @@ static void run_tile(const struct job *job, struct place at, int64_t begin, cons
     store(job, c->dx, c->op->dx, at, begin, count, sums);
 }
 
-/* A number per tap and channel, or per channel; of what nobody wants there is no memory. */
+/* One number per tap and channel, or per channel; values without readers have no memory. */
 static void store_totals(const struct job *job, int value, const struct tensor *t, struct place at, int64_t taps,
                          const double *totals) {
     if (value < 0 || !job->values[value])
@@ -301,7 +301,7 @@ static void store_totals(const struct job *job, int value, const struct tensor *
         }
 }
 
-/* A task is a block of channels, of all sequences. */
+/* A task is a block of channels, for all sequences. */
 static void run_backward(void *context, int64_t task) {
     const struct job *job = context;
     const struct causal *c = job->c;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The element family: one operation whose elements are each made from their place, and the pointwise operations behind
-   it: random numbers, numbers of few bits with their blocks' scales, moves that change the type or have elements below
-   a byte. A task makes parts of rows, which a program (core/program.h) takes on. */
+/* The element family: one operation whose elements are computed one by one from their index, with fused pointwise
+   operations: random numbers, dequantization of block-scaled numbers, moves that convert the type or have elements
+   below a byte. A task computes parts of rows, which a program (core/program.h) then processes. */
 #include "engines/cpu/element/element.h"
 
 #include "base/number.h"
@@ -22,7 +22,7 @@ struct elements {
     struct element element;
     struct program program;
     struct rows_columns walk;
-    int64_t task_rows, tasks; /* rows of a task */
+    int64_t task_rows, tasks; /* rows per task */
 };
 
 /* ---- Accepting --------------------------------------------------------------------------------------------------- */
@@ -34,7 +34,7 @@ static const struct {
              {&transpose_op, element_move}, {&slice_op, element_move},
              {&reshape_op, element_move},   {&concat_op, element_concat}};
 
-/* The one node that is not pointwise; what it reads is there before. */
+/* The only node that is not pointwise; its inputs must not come from the region. */
 static weftStatus_t find_node(const struct region *region, const struct node **found) {
     *found = NULL;
     for (int i = 0; i < region->count; i++) {
@@ -66,7 +66,7 @@ static weftStatus_t check_operands(const struct region *region, const struct nod
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The operation, by its kind. */
+/* Finds the operation's implementation. */
 static weftStatus_t find_element(struct element *e, const struct region *region) {
     const struct node *node;
     TRY(find_node(region, &node));
@@ -129,14 +129,14 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
                        (long long)e->columns);
 }
 
-/* Of one execution; on the stack of `run`, which returns when all tasks are done. */
+/* State of one execution, on the stack of `run`, which returns after all tasks. */
 struct job {
     const struct elements *all;
     void *const *values;
     struct bindings bindings;
 };
 
-/* A row by parts that fit a register. */
+/* Computes a row in parts that fit a register. */
 static void make_row(const struct job *job, int64_t row) {
     const struct elements *all = job->all;
     const struct element *e = &all->element;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The block scale family: numbers of few bits and a scale for each block. A task goes along the axis of blocks with up
-   to LANES neighbours of the last dim beside each other, block by block: largest magnitudes, scales, quotients, in
+/* The block scale family: low-precision numbers with one scale per block. A task processes up to LANES adjacent indices
+   of the last dim together, block by block along the blocks' axis: maximum magnitudes, scales, quotients, all in
    double, so that each result is rounded once. */
 #include "graph/ops/block_scale.h"
 
@@ -10,15 +10,15 @@
 
 #include <math.h>
 
-enum { LANES = 64, NUMBERS = 4096 }; /* NUMBERS: of a block with its lanes, on the stack */
+enum { LANES = 64, NUMBERS = 4096 }; /* NUMBERS: of a block with all its lanes, on the stack */
 
-static const double NANOSECONDS = 3, BYTES_PER_SECOND = 14e9, START_SECONDS = 1e-6; /* of an element of one thread */
+static const double NANOSECONDS = 3, BYTES_PER_SECOND = 14e9, START_SECONDS = 1e-6; /* per element on one thread */
 
 struct quantizer {
     const struct block_scale_quantize_op *op;
     int x, y, scale; /* values of the graph */
     int axis, last;
-    int64_t lanes, strips, tasks; /* lanes of a task; strips of lanes beside each other */
+    int64_t lanes, strips, tasks; /* lanes per task; adjacent strips of lanes */
 };
 
 /* ---- Accepting and building -------------------------------------------------------------------------------------- */
@@ -51,7 +51,7 @@ static weftStatus_t analyse(struct quantizer *q, const struct region *region) {
     q->x = graph_find_value(region->graph, op->x);
     q->y = graph_find_value(region->graph, op->y);
     q->scale = graph_find_value(region->graph, op->scale);
-    /* Beside each other along the last dim, unless blocks lie along it. */
+    /* Lanes are along the last dim, unless the blocks are. */
     int64_t beside = q->axis == q->last ? 1 : op->x->dims.at[q->last];
     q->lanes = max64(1, min64(min64(LANES, NUMBERS / op->block_size), beside));
     q->strips = divide_up(beside, q->lanes);
@@ -89,7 +89,7 @@ struct job {
     void *const *values;
 };
 
-/* Where a task begins in a tensor of x's dims but along the axis. */
+/* Offset of a task in a tensor that has x's dims except along the axis. */
 static int64_t place_of(const struct quantizer *q, const struct tensor *tensor, int64_t task) {
     int64_t place = q->axis == q->last ? 0 : task % q->strips * q->lanes * tensor->strides.at[q->last];
     task /= q->strips;
@@ -101,7 +101,7 @@ static int64_t place_of(const struct quantizer *q, const struct tensor *tensor, 
     return place;
 }
 
-/* Runs of `count` numbers at a stride, to and from double. */
+/* Strided runs of `count` numbers, to and from double. */
 static void load(double *to, const struct tensor *tensor, const void *memory, int64_t at, int64_t stride,
                  int64_t count) {
     if (stride == 1)
@@ -118,7 +118,7 @@ static void store(const struct tensor *tensor, void *memory, int64_t at, int64_t
         dtype_from_f64((weftDataType_t)tensor->type, memory, at + i * stride, from + i, 1);
 }
 
-/* Numbers as [count][lanes]; infinities and NaN take no part in a magnitude. */
+/* Numbers are [count][lanes]; infinities and NaN do not count towards the maximum. */
 static void find_scales(const struct quantizer *q, double *scales, const double *numbers, int64_t count,
                         int64_t lanes) {
     for (int64_t i = 0; i < lanes; i++)
@@ -138,7 +138,7 @@ static void divide(double *numbers, const double *scales, int64_t count, int64_t
             numbers[j * lanes + i] = scales[i] > 0 ? numbers[j * lanes + i] / scales[i] : 0;
 }
 
-/* Elements x + .. of one block with its lanes: along the axis one run, or a run of lanes for each step of it. */
+/* Quantizes one block with its lanes, starting at element x: along the axis one run, or a run of lanes per step. */
 static void quantize(const struct job *job, int64_t x, int64_t y, int64_t scale, int64_t count, int64_t lanes) {
     const struct quantizer *q = job->q;
     const struct block_scale_quantize_op *op = q->op;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Random numbers: several blocks of Philox side by side, then their words as numbers, in double and by the formulas of
-   the operation, so that results are the reference's to the bit but for the last ones of NORMAL's functions. */
+/* Random numbers: several Philox blocks at once, then their words as numbers, in double and with the operation's
+   formulas, so that results are bit-identical to the reference, except for the last bits of NORMAL's functions. */
 #include "base/number.h"
 #include "base/philox.h"
 #include "engines/cpu/core/loops.h"
@@ -10,9 +10,9 @@
 
 #include <string.h>
 
-enum { BLOCKS = 32, WORDS = 4 * BLOCKS }; /* that are drawn at once */
+enum { BLOCKS = 32, WORDS = 4 * BLOCKS }; /* blocks that are generated at once */
 
-static const double UNIFORM_NANOSECONDS = 2, NORMAL_NANOSECONDS = 12; /* of a number of one thread */
+static const double UNIFORM_NANOSECONDS = 2, NORMAL_NANOSECONDS = 12; /* per number on one thread */
 
 weftStatus_t element_random(struct element *e) {
     const struct rng_op *op = (const struct rng_op *)e->op;
@@ -33,7 +33,7 @@ WIDE static void draw_words(uint32_t words[][4], uint64_t seed, uint64_t offset,
     }
 }
 
-/* Two words make two numbers: a radius and an angle. */
+/* Box-Muller: two words give two numbers, through a radius and an angle. */
 static void make_normal(const struct rng *rng, const uint32_t *words, double *numbers) {
     const struct pointwise_parameters none = {0};
     double radius[WORDS / 2], angle[WORDS / 2], cosine[WORDS / 2];
@@ -65,7 +65,7 @@ static void make_numbers(const struct rng *rng, const uint32_t *words, double *n
             numbers[i] = words[i] >> 8 < threshold;
 }
 
-/* A row begins a block of its own, of which a part of the row may begin anywhere. */
+/* Every row starts a new Philox block; a part of the row may start anywhere within one. */
 void element_draw(const struct element *e, const struct bindings *bindings, double *to, int64_t row, int64_t column,
                   int64_t count) {
     const struct rng_op *op = (const struct rng_op *)e->op;

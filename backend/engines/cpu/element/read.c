@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Elements that are read elsewhere: numbers of few bits with a scale for each block, and what moves and changes its
-   type, or is smaller than a byte. */
+/* Elements that are read at other positions: dequantization of block-scaled numbers, and moves that convert the type or
+   have elements below a byte. */
 #include "base/number.h"
 #include "engines/cpu/core/compute_type.h"
 #include "engines/cpu/element/element.h"
@@ -10,9 +10,9 @@
 #include "graph/ops/slice.h"
 #include "graph/ops/transpose.h"
 
-static const double RUN_NANOSECONDS = 0.8, SINGLE_NANOSECONDS = 5; /* of an element of one thread */
+static const double RUN_NANOSECONDS = 0.8, SINGLE_NANOSECONDS = 5; /* per element on one thread */
 
-/* ---- What is read ------------------------------------------------------------------------------------------------ */
+/* ---- Sources ----------------------------------------------------------------------------------------------------- */
 
 static struct element_source source_of(const struct tensor *tensor, const int64_t *strides) {
     struct element_source source = {.tensor = tensor, .type = (weftDataType_t)tensor->type};
@@ -23,7 +23,7 @@ static struct element_source source_of(const struct tensor *tensor, const int64_
     return source;
 }
 
-/* One more part of the result along the axis; the first is all of it, unless others follow. */
+/* Adds a part of the result along the axis; a single part covers all of it. */
 static void add_part(struct element *e, const struct tensor *tensor, const int64_t *strides, int64_t extent) {
     struct element_source *part = &e->parts[e->part_count++];
     *part = source_of(tensor, strides);
@@ -33,7 +33,7 @@ static void add_part(struct element *e, const struct tensor *tensor, const int64
     e->nanoseconds = strides[e->column_dim] == 1 ? RUN_NANOSECONDS : SINGLE_NANOSECONDS;
 }
 
-/* Columns are the last dim, unless neighbours of both sides lie along another one. */
+/* Columns are the last dim, unless both sides are contiguous along another one. */
 static void choose_columns(struct element *e, const struct tensor *y, const int64_t *strides) {
     e->y = y;
     e->column_dim = (int)y->dims.count - 1;
@@ -42,7 +42,7 @@ static void choose_columns(struct element *e, const struct tensor *y, const int6
             e->column_dim = i;
 }
 
-/* Scales by their strides: where they lie in tiles, the reference finds them. */
+/* Reads scales by their strides; scales in tiled layout are left to the reference. */
 weftStatus_t element_dequantize(struct element *e) {
     const struct block_scale_dequantize_op *op = (const struct block_scale_dequantize_op *)e->op;
     if (scale_is_tiled(op->scale))
@@ -59,7 +59,7 @@ weftStatus_t element_dequantize(struct element *e) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* What stays as it is needs no conversion. In double, as in float, not all integers of 64 bits are themselves. */
+/* Unchanged elements need no conversion. Neither double nor float represents all 64-bit integers exactly. */
 static weftStatus_t check_types(const struct descriptor *op, const struct tensor *x, const struct tensor *y) {
     if (x->type == y->type && dtype_of((weftDataType_t)x->type)->bits >= 8)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: its elements stay as they are, which moves copy faster",
@@ -70,7 +70,7 @@ static weftStatus_t check_types(const struct descriptor *op, const struct tensor
          descriptor_label(op), dtype_of((weftDataType_t)x->type)->name, dtype_of((weftDataType_t)y->type)->name);
 }
 
-/* Elements in the order of y's dims, which x has as one run. */
+/* Reads elements in the order of y's dims; x must be contiguous in that order. */
 static weftStatus_t find_reshaped(const struct reshape_op *op, int64_t *strides) {
     int64_t packed[2] = {1, 1};
     const struct tensor *sides[2] = {op->x, op->y};
@@ -95,7 +95,8 @@ static void find_sliced(const struct slice_op *op, int64_t *strides, int64_t *of
 }
 
 weftStatus_t element_move(struct element *e) {
-    const struct transpose_op *op = (const struct transpose_op *)e->op; /* all three begin alike */
+    /* all three structs start with the same fields */
+    const struct transpose_op *op = (const struct transpose_op *)e->op;
     int64_t strides[WEFT_DIM_MAX] = {0}, offset = 0;
     TRY(check_types(e->op, op->x, op->y));
     if (op_of(e->op) == &transpose_op)
@@ -111,7 +112,7 @@ weftStatus_t element_move(struct element *e) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Of several types, or below a byte; all of one type are moved as they are. */
+/* For several types, or elements below a byte; parts of one type are moved without conversion. */
 weftStatus_t element_concat(struct element *e) {
     const struct concat_op *op = (const struct concat_op *)e->op;
     bool is_same = true;
@@ -138,7 +139,7 @@ weftStatus_t element_concat(struct element *e) {
 
 /* ---- Reading ----------------------------------------------------------------------------------------------------- */
 
-/* Of the first element of a row. */
+/* Offset of the first element of a row. */
 static int64_t place_of(const struct element_source *source, const struct element *e, int64_t row) {
     int64_t place = source->offset;
     for (int64_t i = e->y->dims.count; i-- > 0;)
@@ -168,7 +169,7 @@ static void multiply(const struct element *e, void *to, double factor, int64_t c
         ((float *)to)[i] *= (float)factor;
 }
 
-/* Block after block along the row. */
+/* Applies scales block by block along the row. */
 static void apply_scales(const struct element *e, const void *scales, void *to, int64_t row, int64_t column,
                          int64_t count) {
     int64_t share = e->scale.shares[e->column_dim], first = place_of(&e->scale, e, row);
@@ -180,7 +181,7 @@ static void apply_scales(const struct element *e, const void *scales, void *to, 
     }
 }
 
-/* A run of a row within one part. */
+/* Reads a run of a row within one part. */
 static void read_part(const struct element *e, const struct element_source *part, void *const *values, void *to,
                       int64_t row, int64_t column, int64_t count) {
     int64_t step = part->strides[e->column_dim], at = place_of(part, e, row) + column * step;
@@ -190,7 +191,7 @@ static void read_part(const struct element *e, const struct element_source *part
         load(e->is_wide, advanced(e, to, i), part, values[part->value], at + i * step, 1);
 }
 
-/* Where a row of a concatenation is along the axis. */
+/* Coordinate of a row of a concatenation along the axis. */
 static int64_t coordinate_of(const struct element *e, int64_t row) {
     for (int64_t i = e->column_dim - 1; i > e->axis; i--)
         row /= e->y->dims.at[i];

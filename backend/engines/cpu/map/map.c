@@ -1,33 +1,33 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The map family: any connected group of pointwise operations of one shape in one sweep, in the memory order of its
-   result. Each element is computed alone, so that the numbers do not depend on blocks or threads. What a block computes
-   is a program (core/program.h), in which order blocks come a walk (core/rows_columns.h): here it is chosen and cut
+/* The map family: any connected group of pointwise operations of one shape in one pass, in the memory order of its
+   result. Each element is computed separately, so results do not depend on blocks or threads. A program
+   (core/program.h) computes a block; core/rows_columns.h defines the traversal, which this file chooses and divides
    into tasks. */
 #include "base/number.h"
 #include "engines/cpu/core/rows_columns.h"
 #include "engines/cpu/core/threads.h"
 #include "engines/cpu/families.h"
 
-/* Of memory that all cores share; START_SECONDS: of a step, before its first element. */
+/* BYTES_PER_SECOND: memory bandwidth shared by all cores. START_SECONDS: time before a step's first element. */
 static const double BYTES_PER_SECOND = 16e9;
 static const double START_SECONDS = 1e-6;
-static const double TASK_NANOSECONDS = 20e3; /* what waking a thread is worth */
+static const double TASK_NANOSECONDS = 20e3; /* cost of waking a thread */
 
-/* Elements of a task, at least and at most, in whole blocks. */
+/* Minimum and maximum elements of a task, in whole blocks. */
 enum { LEAST_TASK = 4 * PROGRAM_BLOCK, MOST_TASK = 128 * PROGRAM_BLOCK };
 
-/* No node but pointwise ones makes values here. */
+/* Only pointwise nodes compute values here. */
 static const struct given none = {.value = -1, .alpha = 1};
 
 struct map {
     struct program program;
     struct rows_columns walk;
-    /* The space of the walk, rows x columns, in tasks of task_rows x task_columns; column_tasks of them side by
-       side. */
+    /* The traversal's space, rows x columns, in tasks of task_rows x task_columns, with column_tasks of them per
+       row. */
     int64_t task_rows, task_columns, column_tasks, tasks;
 };
 
-/* The result whose dims and memory order lead. The first that leaves the region; without any, the last that is made. */
+/* The result that determines dims and memory order: the first that leaves the region, or else the last one computed. */
 static const struct tensor *leading_output(const struct region *region) {
     const struct tensor *found = NULL;
     for (int i = 0; i < region->count; i++) {
@@ -43,7 +43,7 @@ static const struct tensor *leading_output(const struct region *region) {
     return found;
 }
 
-/* All values of the region have the leading output's dims, or broadcast to them. */
+/* All values of the region have the leading output's dims or broadcast to them. */
 static weftStatus_t compile(struct program *program, const struct region *region) {
     for (int i = 0; i < region->count; i++)
         if (!node_is_pointwise(region_node(region, i)))
@@ -52,7 +52,7 @@ static weftStatus_t compile(struct program *program, const struct region *region
     return program_compile(program, region, leading_output(region), &none);
 }
 
-/* Seconds: the dearer of arithmetic on all threads and of memory. Elements that share a byte are written by one
+/* Seconds: the maximum of arithmetic on all threads and memory traffic. Elements that share a byte are written by one
    thread. */
 static double predict(const struct program *program, const struct region *region, const struct device *device) {
     double elements = (double)tensor_elements(leading_output(region));
@@ -61,7 +61,7 @@ static double predict(const struct program *program, const struct region *region
     return START_SECONDS + (computing > moving ? computing : moving);
 }
 
-/* Compiling is cheap beside a plan, so it is the answer itself: what compiles is accepted. */
+/* Compilation takes little time compared with planning, so it decides directly: what compiles is accepted. */
 static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
     struct program program;
     TRY(compile(&program, region));
@@ -69,8 +69,8 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
     return WEFT_STATUS_SUCCESS;
 }
 
-/* One loop per dimension, outermost where the tensor's stride is largest: the innermost loop then goes along its
-   memory. By insertion, stable, so that dimensions of equal strides keep their order. */
+/* One loop per dimension, sorted by decreasing stride of the tensor, so that the innermost loop follows its memory.
+   Stable insertion sort: dimensions of equal strides keep their order. */
 static int order_axes(const struct tensor *tensor, struct axis *axes) {
     int count = (int)tensor->dims.count;
     for (int i = 0; i < count; i++) {
@@ -82,21 +82,21 @@ static int order_axes(const struct tensor *tensor, struct axis *axes) {
     return count;
 }
 
-/* Pieces large enough to be worth a thread, a whole number of blocks each. Elements that share a byte are all one
-   task's. */
+/* Tasks are large enough to be worth a thread and consist of whole blocks. Elements that share a byte belong to one
+   task. */
 static void cut_tasks(struct map *map) {
     int64_t rows = map->walk.rows, columns = map->walk.extents[map->walk.rank - 1];
-    /* Elements that one thread computes in the time that waking it is worth. */
+    /* Elements that one thread computes in the time that a wake-up takes. */
     double elements = TASK_NANOSECONDS / map->program.nanoseconds;
     int64_t size = elements > MOST_TASK ? MOST_TASK : elements < LEAST_TASK ? LEAST_TASK : (int64_t)elements;
-    /* A whole number of blocks: only the last task of a row has a shorter one. */
+    /* Whole blocks: only the last task of a row has a partial one. */
     size -= size % PROGRAM_BLOCK;
-    /* A row longer than a task is cut; of shorter ones a task takes several. */
+    /* Rows longer than a task are divided; a task has several shorter ones. */
     map->task_columns = columns > size ? size : columns;
     map->task_rows = columns > 0 ? size / map->task_columns : 1;
     if (map->program.shares_bytes)
         map->task_columns = columns, map->task_rows = rows;
-    /* An empty space has no task, and divide_up by 0 columns would be undefined. */
+    /* An empty space has no tasks, and divide_up by 0 columns would be undefined. */
     map->column_tasks = columns > 0 ? divide_up(columns, map->task_columns) : 0;
     map->tasks = rows > 0 ? divide_up(rows, map->task_rows) * map->column_tasks : 0;
 }
@@ -109,7 +109,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     TRY(arena_alloc(arena, &map, sizeof *map));
     TRY(compile(&map->program, &step->region));
     int count = order_axes(leading_output(&step->region), axes);
-    /* Columns may merge with rows: no caller's block has a row length of its own. */
+    /* Columns may be merged with rows, because no caller's block has its own row pitch. */
     rows_columns_plan(&map->walk, &map->program, axes, count, true);
     cut_tasks(map);
     TRY(threads_start());
@@ -118,13 +118,13 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
                        map->program.instruction_count, map->program.block);
 }
 
-/* Of one execution; on the stack of `run`, which returns when all tasks are done. */
+/* State of one execution, on the stack of `run`, which returns after all tasks. */
 struct job {
     const struct map *map;
     void *const *values;
 };
 
-/* Tasks are numbered row-major over the grid of tasks; the last of each axis may be smaller. */
+/* Tasks are numbered row-major over the grid of tasks; the last one along each axis may be smaller. */
 static void run_task(void *context, int64_t task) {
     const struct job *job = context;
     const struct map *map = job->map;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A plane is transposed in blocks of a few cache lines of each row that is read and TRANSPOSE_BYTES of each that is
-   written, whose memory the block before has fetched: both memories are touched by whole lines, once, as far apart as
-   their rows lie. What bounds it is how many lines come at once; shuffles are hidden behind them. Neighbouring lines
-   come sooner, as processors fetch some by themselves: measured on a Xeon, from the third-level cache, a line of each
-   row in 4.8 to 6.7 ns, each of four in 2.2. Few rows are streams, which they fetch best. */
+/* Transposes a plane in blocks of a few cache lines per read row and TRANSPOSE_BYTES per written row, whose memory is
+   prefetched during the previous block. Both memories are accessed in whole lines, once each, although these are a row
+   apart. The limit is the number of outstanding cache lines; shuffles are hidden behind them. Adjacent lines arrive
+   faster, because processors prefetch some: measured on a Xeon from the third-level cache, one line per row takes 4.8
+   to 6.7 ns, each of four takes 2.2 ns. A few rows are streams, which hardware prefetches best. */
 #include "engines/cpu/move/blocks.h"
 
 #include <string.h>
@@ -13,36 +13,37 @@
 #include "engines/cpu/core/transpose16.h"
 #include "engines/cpu/core/vector.h"
 
-/* Bytes. Every x86-64 and every 64-bit ARM has such vectors. */
+/* In bytes. Every x86-64 and 64-bit ARM processor has such vectors. */
 enum { VECTOR = 16, LINE = 64 };
 
-/* Bytes of a row that a block of a narrow plane has at most: its tiles stay in L1. */
+/* Maximum bytes per row of a block of a narrow plane, so that its tiles stay in L1. */
 enum { NARROW_BYTES = 1024 };
 
-/* A block of rows x columns, to[i * to_stride + j] = from[j * from_stride + i], strides in elements, and what the next
-   one reads and writes. */
+/* A block of rows x columns, to[i * to_stride + j] = from[j * from_stride + i], strides in elements, and the memory
+   that the next block reads and writes. */
 struct block {
     char *to;
     const char *from;
     int64_t to_stride, from_stride;
     int rows, columns;
-    char *next_to; /* NULL: there is none */
+    char *next_to; /* NULL if this is the last block */
     const char *next_from;
     int next_rows, next_columns;
-    /* So many of the last rows, or columns, lie ring_rows, or ring_columns, before: see find_range. */
+    /* The last wrapped_rows rows are stored ring_rows earlier, and the last wrapped_columns columns ring_columns
+       earlier: see find_range. */
     int wrapped_rows, wrapped_columns;
     int64_t ring_rows, ring_columns;
     bool is_large;
 };
 
-/* Row j of what the next block, as large as this one, reads, into L2: rows a power of two apart would evict each other
-   from L1. */
+/* Prefetches row j of the next block's input, of the same size as this block, into L2: rows that are a power of two
+   apart would evict each other from L1. */
 static inline void fetch_read(const struct block *block, int j, int bytes) {
     for (int at = 0; at < block->rows * bytes && block->next_to; at += LINE)
         __builtin_prefetch(block->next_from + j * block->from_stride * bytes + at, 0, 2);
 }
 
-/* Row i of its writing, unless that goes past the caches. */
+/* Prefetches row i of the next block's output, unless stores bypass the caches. */
 static inline void fetch_written(const struct block *block, int i, int bytes) {
     for (int at = 0; at < block->columns * bytes && block->next_to && !block->is_large; at += LINE)
         __builtin_prefetch(block->next_to + i * block->to_stride * bytes + at, 1);
@@ -50,7 +51,7 @@ static inline void fetch_written(const struct block *block, int i, int bytes) {
 
 /* ---- Tiles in registers ------------------------------------------------------------------------------------------ */
 
-/* Indices for SHUFFLE that interleave the lower, or the upper, halves of two vectors. */
+/* Indices for SHUFFLE that interleave the lower or the upper halves of two vectors. */
 #define LOW_2 0, 2
 #define HIGH_2 1, 3
 #define LOW_4 0, 4, 1, 5
@@ -60,8 +61,8 @@ static inline void fetch_written(const struct block *block, int i, int bytes) {
 #define LOW_16 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
 #define HIGH_16 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
 
-/* tile_<count>: a square of count x count elements, count a power of 2. Row i zipped with row i + count/2 becomes rows
-   2i and 2i + 1; after log2(count) times the square is transposed. */
+/* tile_<count>: transposes count x count elements; count is a power of 2. Row i zipped with row i + count/2 becomes
+   rows 2i and 2i + 1; after log2(count) rounds the square is transposed. */
 #define TILE(element, count)                                                                                           \
     static void tile_##count(element *to, int64_t to_stride, const element *from, int64_t from_stride) {               \
         typedef element vector __attribute__((vector_size(VECTOR)));                                                   \
@@ -81,8 +82,9 @@ static inline void fetch_written(const struct block *block, int i, int bytes) {
 
 /* ---- Blocks of tiles --------------------------------------------------------------------------------------------- */
 
-/* fill_<count>: the block into other memory, or its own. What is less than a tile is the end of one that overlaps the
-   tile before it; where the block is smaller than a tile, single elements. */
+/* fill_<count>: transposes the block into `memory`, which is a buffer or its own destination. Remainders smaller than a
+   tile are covered by a tile that overlaps the previous one; blocks smaller than a tile are copied element by
+   element. */
 #define FILL(element, count)                                                                                           \
     TILE(element, count)                                                                                               \
     static void fill_##count(void *memory, int64_t to_stride, const struct block *block) {                             \
@@ -121,7 +123,7 @@ static void fill(void *to, int64_t to_stride, const struct block *block, int byt
         fill_2(to, to_stride, block);
 }
 
-/* Past the caches where the place is aligned: a line that is written whole need not be read first. */
+/* Bypasses the caches if the address is aligned: a line that is written completely need not be read first. */
 static void write_row(char *to, const char *row, int bytes, bool is_large) {
 #if defined __x86_64__
     if (is_large && bytes % LINE == 0 && (uintptr_t)to % LINE == 0) {
@@ -134,7 +136,7 @@ static void write_row(char *to, const char *row, int bytes, bool is_large) {
     memcpy(to, row, (size_t)bytes);
 }
 
-/* Columns that begin in one line, `step` bytes apart: one of them is fetched for all. */
+/* Number of columns that start in the same line, if they are `step` bytes apart: one prefetch serves all of them. */
 static int columns_of_line(int64_t step) { return step > 0 && step < LINE ? (int)(LINE / step) : 1; }
 
 static void block_buffered(const struct block *block, int bytes) {
@@ -150,9 +152,9 @@ static void block_buffered(const struct block *block, int bytes) {
     }
 }
 
-/* ---- Blocks of whole lines in registers -------------------------------------------------------------------------- */
+/* ---- Blocks of whole cache lines in registers -------------------------------------------------------------------- */
 
-/* Lines of each row that a block of them reads, and writes, as a power of 2: measured on a Xeon. */
+/* Lines per row that a block reads and writes, as a power of 2; measured on a Xeon. */
 static inline int block_shift(int bytes) { return bytes == 4 ? 2 : 1; }
 static inline int block_lines(int bytes) { return 1 << block_shift(bytes); }
 
@@ -160,11 +162,11 @@ static inline int block_lines(int bytes) { return 1 << block_shift(bytes); }
 #define WITH_AVX512 __attribute__((target("avx512f,avx512bw")))
 #define INLINE static inline __attribute__((always_inline))
 
-/* Read once: else both halves' shuffles would read it where registers are few. */
+/* Volatile, so that it is loaded once: with few registers, the shuffles of both halves would load it twice. */
 typedef volatile long long whole_line __attribute__((vector_size(LINE), aligned(1), may_alias));
 
-/* Of 4 / bytes lines, which together have 4 bytes of each column, these bytes side by side; zipped[part] has four of
-   every VECTOR / bytes columns, from the (4 * part)th on. */
+/* Zips 4 / bytes lines, so that the 4 bytes of each column are adjacent; zipped[part] has four of every VECTOR / bytes
+   columns, starting with the (4 * part)th. */
 WITH_AVX512 INLINE void zip_lines(__m512i *zipped, const char *from, int64_t stride, int bytes) {
     __m512i line[4];
     for (int i = 0; i < 4 / bytes; i++)
@@ -184,13 +186,13 @@ WITH_AVX512 INLINE void zip_lines(__m512i *zipped, const char *from, int64_t str
     }
 }
 
-/* What is fetched while a square is turned, a line with each that it reads or writes, as more at once would wait for
-   each other, and the square for them: block_lines neighbours of each row, of as few rows. */
+/* Memory that is prefetched while a square is transposed: one line for each line that it reads or writes, because more
+   at a time would stall each other and the square. block_lines adjacent lines per row, of as few rows as possible. */
 struct ahead {
     const char *read, *written;
 };
 
-/* A square of whole lines; strides in bytes. */
+/* Transposes a square of whole lines; strides in bytes. */
 WITH_AVX512 INLINE void turn_lines(char *to, int64_t to_stride, const char *from, int64_t from_stride, int bytes,
                                    struct ahead ahead) {
     int parts = 4 / bytes, lane = VECTOR / bytes, lines = block_lines(bytes);
@@ -212,7 +214,7 @@ WITH_AVX512 INLINE void turn_lines(char *to, int64_t to_stride, const char *from
     }
 }
 
-/* Some 5 KB of code, for each size once. */
+/* About 5 KB of code per element size. */
 typedef void turn_square(char *to, int64_t to_stride, const char *from, int64_t from_stride, struct ahead ahead);
 #define TURN_SQUARE(bytes)                                                                                             \
     WITH_AVX512 static void turn_##bytes(char *to, int64_t to_stride, const char *from, int64_t from_stride,           \
@@ -223,11 +225,11 @@ TURN_SQUARE(1)
 TURN_SQUARE(2)
 TURN_SQUARE(4)
 
-/* `count` bytes, of a line at most. */
+/* A mask of `count` bytes, at most a line. */
 INLINE uint64_t bytes_mask(int count) { return ~UINT64_C(0) >> (LINE - count); }
 
-/* By way of buffers: a square of which rows or columns wrap, so that a part of each line lies elsewhere, or whose lines
-   go past the caches. */
+/* Transposes through buffers: for squares whose rows or columns wrap, so that part of each line is stored elsewhere, or
+   whose stores bypass the caches. */
 WITH_AVX512 static void turn_buffered(char *to, const char *from, const struct block *block, bool has_rows,
                                       bool has_columns, bool is_streamed, int bytes, turn_square *turn,
                                       struct ahead ahead) {
@@ -261,13 +263,13 @@ WITH_AVX512 static void turn_buffered(char *to, const char *from, const struct b
     }
 }
 
-/* Of memory that later squares read or write, `count` rows, the n-th share: `rows` of them; `own` where fewer. */
+/* The n-th share, of `rows` rows, of `count` rows that later squares read or write; `own` if there are fewer. */
 static const char *fetch_share(const char *memory, int64_t stride, int count, int n, int rows, const char *own) {
     return n * rows < count ? memory + n * rows * stride : own;
 }
 
-/* Square after square of the rows that are written. These are fetched one row of squares ahead, so that they are in L1
-   still; what is read, a block ahead. */
+/* Transposes squares along the written rows. Output is prefetched one row of squares ahead, so that it is still in L1;
+   input is prefetched one block ahead. */
 static void block_avx512(const struct block *block, int bytes) {
     int side = LINE / bytes, square = 0, share = side / block_lines(bytes);
     int64_t to_stride = block->to_stride * bytes, from_stride = block->from_stride * bytes;
@@ -277,7 +279,7 @@ static void block_avx512(const struct block *block, int bytes) {
         const char *written = is_last ? block->next_to : block->to + (i + side) * to_stride;
         int written_rows = block->is_large ? 0 : is_last ? block->next_rows : block->rows - i - side;
         for (int j = 0, nth = 0; j < block->columns; j += side, nth++, square++) {
-            /* What is less than a square is the end of one that overlaps those before it. */
+            /* Remainders smaller than a square are covered by one that overlaps the previous ones. */
             int top = i < block->rows - side ? i : block->rows - side;
             int left = j < block->columns - side ? j : block->columns - side;
             char *to = block->to + top * to_stride + left * bytes;
@@ -321,27 +323,28 @@ static void transpose_block(const struct block *block, bool has_square, bool is_
         block_buffered(block, bytes);
 }
 
-/* A corner of the plane. */
+/* Address of an element of the plane. */
 static char *place_to(const struct plane *p, int64_t i, int64_t j) { return p->to + (i * p->to_stride + j) * p->bytes; }
 static const char *place_from(const struct plane *p, int64_t i, int64_t j) {
     return p->from + (j * p->from_stride + i) * p->bytes;
 }
 
-/* Of a plane's rows, or columns, those of a strip, from `first` on. The first block has `fewer` than the others, so
-   that these begin where a cache line does; or the last `wrapped` ones are the plane's first ones. */
+/* The rows or columns of a plane in a strip, from `first` on. The first block is shorter by `fewer`, so that the others
+   start at cache lines; or the last `wrapped` ones are the first ones of the plane. */
 struct range {
     int64_t first, count, fewer, wrapped;
 };
 
-/* Where a block ends that begins at `start`, of `most` elements at most. */
+/* End of a block that starts at `start`, with at most `most` elements. */
 static int64_t block_end(const struct range *range, int64_t start, int64_t most) {
     return min64(start + most - (start ? 0 : range->fewer), range->count);
 }
 
-/* Of `length` elements that follow each other, `stride` from one row to the next. Where all rows begin alike in their
-   cache lines, and are long, blocks and strips begin where lines do. If the plane is whole lines, what is before the
-   first one's begin and behind the last one is a line together: it wraps. Such a square takes as long as two, so short
-   rows begin there only if they `must`, as those do that are written: AVX-512 reads anywhere for less. */
+/* Range of a strip over `length` contiguous elements, `stride` from one row to the next. If all rows have the same
+   offset in their cache lines and are long, blocks and strips start at cache lines. If the plane consists of whole
+   lines, the elements before the first line boundary and after the last one together form a line: the range wraps. Such
+   a square takes as long as two, so short rows are aligned only if they `must` be, as written ones are: unaligned reads
+   cost AVX-512 less. */
 static struct range find_range(const void *memory, int64_t stride, int64_t length, int bytes, bool wraps, bool must,
                                int64_t start, int64_t strip) {
     enum { WRAPPED_BYTES = 1024 };
@@ -372,7 +375,7 @@ void transpose(const struct plane *whole, bool is_rows, int64_t start, int64_t s
         part.next_to = whole->next_to + (part.to - whole->to);
         part.next_from = whole->next_from + (part.from - whole->from);
     }
-    /* Bytes of each row that a block reads, and writes; a buffer holds a line of each row that is read. */
+    /* Bytes per row that a block reads and writes; a buffer holds one line of each row that is read. */
     int read = has_square ? block_lines(bytes) * LINE : is_narrow ? NARROW_BYTES : LINE;
     int written = has_square ? read : is_narrow ? NARROW_BYTES : TRANSPOSE_BYTES;
     int64_t most_rows = read / bytes, most_columns = written / bytes;
@@ -392,7 +395,8 @@ void transpose(const struct plane *whole, bool is_rows, int64_t start, int64_t s
         block.rows = block.next_rows, block.columns = block.next_columns;
         block.wrapped_rows = i_end == part.rows ? (int)across.wrapped : 0;
         block.wrapped_columns = j_end == part.columns ? (int)along.wrapped : 0;
-        /* Behind the last row the next columns' first, behind the plane's last one the next plane's. */
+        /* After the last row come the first ones of the next columns; after the plane's last block comes the next
+           plane. */
         i = i_end < part.rows ? i_end : 0, j = i ? j : j_end;
         is_last = j == part.columns, j = is_last ? 0 : j;
         i_end = block_end(&across, i, most_rows), j_end = block_end(&along, j, most_columns);
@@ -404,7 +408,7 @@ void transpose(const struct plane *whole, bool is_rows, int64_t start, int64_t s
     }
 #if defined __x86_64__
     if (part.is_large)
-        _mm_sfence(); /* stores past the caches are ordered by nothing else */
+        _mm_sfence(); /* only this orders stores that bypass the caches */
 #endif
 }
 
@@ -412,7 +416,7 @@ void transpose(const struct plane *whole, bool is_rows, int64_t start, int64_t s
 
 typedef char line __attribute__((vector_size(LINE), aligned(1), may_alias));
 
-/* At least a line: the last one overlaps the one before it. */
+/* At least one line; the last one overlaps the previous one. */
 static inline __attribute__((always_inline)) void copy_lines(char *to, const char *from, int64_t bytes) {
     int64_t i = 0;
     for (; i + 4 * LINE <= bytes; i += 4 * LINE) {
@@ -429,7 +433,7 @@ static inline __attribute__((always_inline)) void copy_lines(char *to, const cha
         *(line *)(to + bytes - LINE) = *(const line *)(from + bytes - LINE);
 }
 
-/* Short runs that lie apart are fetched ahead: the CPU sees no stream. */
+/* Short scattered runs are prefetched, because the hardware detects no stream. */
 WIDE void copy_runs(char *to, int64_t to_step, const char *from, int64_t from_step, int64_t rows, int64_t bytes) {
     enum { AHEAD = 8, SHORT = 4 * LINE };
     bool is_apart = bytes <= SHORT && from_step != bytes;
@@ -469,7 +473,7 @@ void copy_second(void *to, const void *from, int64_t count, int bytes) {
 
 /* ---- Few planes -------------------------------------------------------------------------------------------------- */
 
-/* With their number as a constant the loops become vector code. */
+/* With a constant number of planes, the loops are vectorized. */
 #define LOOP_OF(element, count_of_planes, left, right)                                                                 \
     for (int64_t i = 0; i < count; i++)                                                                                \
         for (int j = 0; j < count_of_planes; j++)                                                                      \

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The move family: one operation that only moves elements, or an identity, which may convert them, as copies
-   (engines/movement.h) on all threads. A copy whose fastest mode is the same in both memories takes runs; where the
-   memories' fastest modes differ it transposes the plane of the two (blocks.h); otherwise single elements. */
+   (engines/movement.h) on all threads. If the fastest mode is the same in both memories, a copy moves runs; otherwise
+   it transposes the plane of the two fastest modes (blocks.h); if neither applies, it moves single elements. */
 #include "base/dtype.h"
 #include "base/number.h"
 #include "engines/cpu/core/threads.h"
@@ -12,54 +12,55 @@
 
 #include <string.h>
 
-/* Measured with two threads on an EPYC: bytes moved, read and written, by runs and by blocks. More than the map family
-   has, which would load and store the same. */
+/* Measured with two threads on an EPYC: bytes read and written, by runs and by blocks. Higher than for the map family,
+   which would load and store the same bytes. */
 static const double BYTES_PER_SECOND = 18e9;
-static const double SECONDS_PER_ELEMENT = 1e-9; /* of a thread, one by one */
+static const double SECONDS_PER_ELEMENT = 1e-9; /* per thread, element by element */
 static const double START_SECONDS = 1e-6;
 
 enum {
     PARTS_MAX = 64,
-    FEW = 4,               /* planes that one loop goes through at once */
-    TASK_BYTES = 64 << 10, /* of a task, at least: 1 us in caches, 4 us past them */
-    THREAD_TASKS = 4,      /* of a thread at most: each begins with lines that nobody fetched */
-    CAST_RUN = 1024,       /* elements of a conversion that is two */
-    LARGE_BYTES = 8 << 20  /* a result of which nothing stays in caches */
+    FEW = 4,               /* planes that one loop interleaves */
+    TASK_BYTES = 64 << 10, /* minimum bytes of a task: 1 us in cache, 4 us from memory */
+    THREAD_TASKS = 4,      /* maximum tasks per thread: each starts with cache misses */
+    CAST_RUN = 1024,       /* elements of a conversion in two steps */
+    LARGE_BYTES = 8 << 20  /* size from which a result bypasses the caches */
 };
 
-/* How elements go: neighbours in both memories, neighbours of each in turn (a block of them, or a few planes), or
-   neither. */
+/* How elements are copied: contiguous in both memories; contiguous in each but along different modes (a block, or a few
+   planes); or one by one. */
 enum way { RUNS, BLOCKS, PLANES, ELEMENTS };
 
 /* One part over modes that both memories have: rows of the outer modes, each a plane of `across` x `along` elements.
-   Strides in elements, extents of outer modes from the slowest to the fastest. */
+   Strides in elements; extents of outer modes from the slowest to the fastest. */
 struct copy {
     enum way way;
-    int bytes, from_bytes; /* of an element as it is written, and read */
+    int bytes, from_bytes; /* of an element as it is written and as it is read */
     weftDataType_t from_type, to_type;
     bool is_large;
     int from_value, to_value;
     int64_t from_offset, to_offset;
     int rank; /* of the outer modes */
     int64_t rows, extents[2 * SIDE_MODES], from_strides[2 * SIDE_MODES], to_strides[2 * SIDE_MODES];
-    /* The plane. Of blocks `along` goes along the written memory and `across` along the read one; of few planes
-       `across` counts these; otherwise `across` is 1. */
+    /* The plane. For blocks, `along` follows the written memory and `across` the read one; for few planes, `across`
+       counts them; otherwise `across` is 1. */
     int64_t along, across, from_along, to_along, from_across, to_across;
-    /* A task is task_rows rows, or of one row's plane a strip of `strip` elements along, or across; first_task: among
-       all copies'. */
+    /* A task is task_rows rows, or a strip of `strip` elements of one row's plane, in direction along or across.
+       first_task: index among the tasks of all copies. */
     bool is_cut_across;
     int64_t task_rows, strip, strips, first_task;
 };
 
 struct move {
     int count;
-    bool are_joined; /* a task takes the same rows of all copies: they write a memory's rows in turn */
+    bool are_joined; /* a task copies the same rows of all copies, because these are interleaved in the written
+                        memory */
     struct copy copies[];
 };
 
 /* ---- From parts to copies ---------------------------------------------------------------------------------------- */
 
-/* Modes of both sides, the slowest first. */
+/* Modes of both sides, slowest first. */
 struct modes {
     int rank;
     int64_t extents[2 * SIDE_MODES], from[2 * SIDE_MODES], to[2 * SIDE_MODES];
@@ -82,11 +83,11 @@ static void reverse(struct modes *modes) {
     }
 }
 
-/* Cuts the modes of both sides to common extents, from the fastest on; false where they have none, as 6 counted by 2
-   and by 3 has. */
+/* Splits the modes of both sides into common extents, starting with the fastest; false if there are none, as for 6
+   counted as 2 x 3 and 3 x 2. */
 static bool find_modes(struct modes *modes, const struct part *part) {
     int f = part->from.rank - 1, t = part->to.rank - 1;
-    /* What is left of the modes f and t, and how far one step of it goes. */
+    /* Remaining extents of modes f and t, and the strides of one step. */
     int64_t left_from = 1, left_to = 1, step_from = 0, step_to = 0;
     modes->rank = 0;
     for (;;) {
@@ -107,7 +108,7 @@ static bool find_modes(struct modes *modes, const struct part *part) {
     return true;
 }
 
-/* By the written memory's strides, then neighbours that lie at one distance in both memories as one. */
+/* Sorts by the written memory's strides, then merges adjacent modes that have a constant stride in both memories. */
 static void order_modes(struct modes *modes) {
     int rank = 0;
     for (int i = 1; i < modes->rank; i++)
@@ -130,7 +131,7 @@ static void order_modes(struct modes *modes) {
     modes->rank = rank;
 }
 
-/* The mode that the read memory has as its fastest, unless it is the written one's, too; -1: none. */
+/* The fastest mode of the read memory if it differs from that of the written one, otherwise -1. */
 static int find_across(const struct modes *modes) {
     int last = modes->rank - 1;
     if (last < 1 || modes->to[last] != 1 || modes->from[last] == 1)
@@ -141,7 +142,7 @@ static int find_across(const struct modes *modes) {
     return -1;
 }
 
-/* Of planes that are few, `across` counts them, whichever memory holds an element of each in turn. */
+/* For few planes, `across` counts them, whichever memory interleaves them. */
 static void turn_joined(struct copy *copy) {
     if (copy->along > FEW || copy->across <= FEW || copy->to_across != copy->along)
         return;
@@ -180,21 +181,21 @@ static void choose_plane(struct copy *copy, const struct modes *modes) {
     }
 }
 
-/* Tasks that so many bytes make; more than there are threads are equally many of each. */
+/* Number of tasks for this many bytes; if it exceeds the number of threads, a multiple of it. */
 static int64_t pieces_of(int64_t bytes) {
     int64_t threads = threads_count(), most = THREAD_TASKS * threads;
     int64_t pieces = max64(1, min64(divide_up(bytes, TASK_BYTES), most));
     return pieces < threads ? pieces : round_up(pieces, threads);
 }
 
-/* Several rows to a task, or several tasks to a row. */
+/* Several rows per task, or several tasks per row. */
 static void cut_tasks(struct copy *copy) {
-    /* Bytes, of the wider type; single elements take about four times as long as these alone. */
+    /* Bytes of the wider type; moving single elements takes about four times as long. */
     int64_t wide = max64(copy->bytes, copy->from_bytes) * (copy->way == ELEMENTS ? 4 : 1);
     int64_t pieces = pieces_of(copy->rows * copy->along * copy->across * wide);
     int64_t side = TRANSPOSE_BYTES / copy->bytes, strips = divide_up(pieces, copy->rows);
-    /* By written rows, unless they are few: threads that write parts of the same rows take lines from each other, as
-       processors fetch ahead. */
+    /* Splits the written rows, unless there are few: threads that write parts of the same rows contend for cache lines,
+       because processors prefetch. */
     copy->is_cut_across = copy->way == BLOCKS && copy->across >= min64(strips, threads_count()) * side;
     int64_t length = copy->is_cut_across ? copy->across : copy->along;
     copy->task_rows = divide_up(copy->rows, pieces);
@@ -202,7 +203,7 @@ static void cut_tasks(struct copy *copy) {
     copy->strips = divide_up(length, copy->strip);
 }
 
-/* Every element's bits are moved as they are: both types are one, of whole bytes. */
+/* Elements are moved bit by bit without conversion: both types must be equal and consist of whole bytes. */
 static weftStatus_t check_part(const struct part *part, const struct descriptor *op) {
     const struct tensor *from = part->from.tensor, *to = part->to.tensor;
     TRY(tensor_check_plain(from, op));
@@ -259,7 +260,7 @@ static bool is_plain(weftDataType_t type) {
     return type == WEFT_DATA_FLOAT || dtype_is_half(type) || dtype_is_fp8(type) || type == WEFT_DATA_INT8;
 }
 
-/* An identity that repeats nothing, of types that the type it calculates in holds. */
+/* An identity without broadcasting, whose compute type represents both of its types. */
 static bool is_copy(const struct descriptor *descriptor) {
     if (op_of(descriptor) != &pointwise_op)
         return false;
@@ -290,7 +291,7 @@ static void list_copy(struct part *part, const struct pointwise_op *op) {
     part_order(part);
 }
 
-/* The copies of a region of one node; `copies` has room for PARTS_MAX. */
+/* The copies of a region with one node; `copies` has room for PARTS_MAX. */
 static weftStatus_t analyse(struct copy *copies, int *count, const struct region *region) {
     struct part parts[PARTS_MAX];
     const struct descriptor *op = region_node(region, 0)->op;
@@ -317,7 +318,8 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Copies of runs of equally many rows, as the inputs of a concatenation have: a task moves rows of all of them. */
+/* Joins copies of runs with the same number of rows, such as the inputs of a concatenation: a task moves rows of all of
+   them. */
 static bool join(struct copy *copies, int count) {
     int64_t bytes = 0;
     if (count < 2 || copies[0].rows < 2)
@@ -378,7 +380,7 @@ static void copy_elements(char *to, int64_t to_stride, const char *from, int64_t
     }
 }
 
-/* By way of float, which is the memory itself where one of the two is float and aligned as one. */
+/* Converts through float; if either memory is aligned float, it serves as the intermediate buffer. */
 static void cast_run(const struct copy *copy, char *to, const char *from, int64_t count) {
     float run[CAST_RUN];
     if (copy->to_type == WEFT_DATA_FLOAT && (uintptr_t)to % sizeof *run == 0)
@@ -392,7 +394,7 @@ static void cast_run(const struct copy *copy, char *to, const char *from, int64_
         }
 }
 
-/* A strip that begins where both memories' planes do, `along` elements of it. */
+/* Copies `along` elements of a strip that starts where both memories' planes start. */
 static void copy_along(const struct copy *copy, char *to, const char *from, int64_t along) {
     if (copy->from_type != copy->to_type)
         cast_run(copy, to, from, along);
@@ -421,7 +423,7 @@ static void transpose_strip(const struct copy *copy, char *to, const char *from,
     transpose(&plane, copy->is_cut_across, start, copy->strip);
 }
 
-/* Where a walk over the outer modes stands. */
+/* Position of an iteration over the outer modes. */
 struct place {
     int64_t at[2 * SIDE_MODES], from, to;
 };
@@ -448,13 +450,13 @@ static void advance(struct place *place, const struct copy *copy) {
     }
 }
 
-/* Rows along the fastest outer mode, of some that are left. */
+/* Number of remaining rows along the fastest outer mode. */
 static int64_t rows_alike(const struct copy *copy, const struct place *place, int64_t left) {
     int last = copy->rank - 1;
     return last < 0 ? 1 : min64(left, copy->extents[last] - place->at[last]);
 }
 
-/* Past all but the last one of such rows. */
+/* Skips all of these rows except the last one. */
 static void skip(struct place *place, const struct copy *copy, int64_t rows) {
     int last = copy->rank - 1;
     if (last < 0)
@@ -464,13 +466,13 @@ static void skip(struct place *place, const struct copy *copy, int64_t rows) {
     place->to += (rows - 1) * copy->to_strides[last];
 }
 
-/* Of one execution; on the stack of `run`, which returns when all tasks are done. */
+/* State of one execution, on the stack of `run`, which returns after all tasks. */
 struct job {
     const struct move *move;
     void *const *values;
 };
 
-/* Runs of equally many elements, which may be copied to themselves, where an input lies in the result. */
+/* Runs of equal length, which may be copied onto themselves if an input is stored within the result. */
 static void copy_runs_alike(const struct copy *copy, char *to, const char *from, int64_t rows, int64_t start) {
     int last = copy->rank - 1, bytes = copy->bytes;
     int64_t to_step = last < 0 ? 0 : copy->to_strides[last], from_step = last < 0 ? 0 : copy->from_strides[last];
@@ -478,7 +480,7 @@ static void copy_runs_alike(const struct copy *copy, char *to, const char *from,
               min64(copy->strip, copy->along - start) * bytes);
 }
 
-/* Rows of a copy from `row` on, of each a strip from `start` on. */
+/* Copies rows from `row` on; of each, a strip from `start` on. */
 static void copy_rows(const struct job *job, const struct copy *copy, int64_t row, int64_t start) {
     int64_t end = min64(row + copy->task_rows, copy->rows);
     char *to = job->values[copy->to_value];
