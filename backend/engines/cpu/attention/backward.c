@@ -1,17 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Attention backward: weights are recomputed from scores and statistics, tile by tile. A task has key and value heads
-      with all query heads that read them, and one part of the keys, whose gradients it sums. It iterates over the
-      queries
-      in blocks of panels; their gradients are complete at the end of a block, or are partial sums that are added after
-      all
-      tasks. Five products per tile, [keys, queries]:
-          scores = k q^T, dP = v dO^T        as in the forward pass
-          dv += P dO, dk += dS q             the tile is the left factor, as stored
-          dq^T += k^T dS                     the tile is the right factor
-      If o has 16 bits, an earlier pass finds rows in which one weight is nearly 1 and sums their P dP. This costs one
-      more
-      product for every tile, and another one for tiles with such rows.
-      The order of summation depends only on sizes and the number of threads. */
+   with all query heads that read them, and one part of the keys, whose gradients it sums. It iterates over the queries
+   in blocks of panels; their gradients are complete at the end of a block, or are partial sums that are added after all
+   tasks. Five products per tile, [keys, queries]:
+
+       scores = k q^T, dP = v dO^T        as in the forward pass
+       dv += P dO, dk += dS q             the tile is the left factor, as stored
+       dq^T += k^T dS                     the tile is the right factor
+
+   If o has 16 bits, an earlier pass finds rows in which one weight is nearly 1 and sums their P dP. This costs one more
+   product for every tile, and another one for tiles with such rows. The order of summation depends only on sizes and
+   the number of threads. */
 #include "base/number.h"
 #include "engines/cpu/attention/attention.h"
 #include "engines/cpu/attention/modifier.h"

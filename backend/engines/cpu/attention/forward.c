@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Attention forward: online softmax over tiles of keys. A task is a block of columns of one group, or the few columns
-   of
-      several groups, and one part of the keys. Scores and results are transposed, [keys, queries] and [depth, queries],
-      so
-      that both products read their operands as stored and the softmax runs down the columns:
-          tile of keys and of values       as floats, per thread, in L2; read once for all panels of the task
-            panel of queries [depth, 32]   packed once for a task, in L2
-              scores [keys, 32]            product, terms, softmax, in L1
-              result [depth of values, 32] sums, in L2
-      If there were few tasks, keys are split, and the parts of a column are combined after all tasks. If there are few
-      columns, memory bandwidth is the limit: a task reads a tile of every group before the next tile, because heads are
-      adjacent within a row, and streams of 256 bytes from every 2 KiB are half as fast.
-      If operands and result are bf16 and the CPU has AMX, keys, values, queries and weights are packed for AMX
-      (packed.h)
-      instead of being converted to float; scores, softmax and sums are still float. */
+   of several groups, and one part of the keys. Scores and results are transposed, [keys, queries] and [depth, queries],
+   so that both products read their operands as stored and the softmax runs down the columns:
+
+       tile of keys and of values       as floats, per thread, in L2; read once for all panels of the task
+         panel of queries [depth, 32]   packed once for a task, in L2
+           scores [keys, 32]            product, terms, softmax, in L1
+           result [depth of values, 32] sums, in L2
+
+   If there were few tasks, keys are split, and the parts of a column are combined after all tasks. If there are few
+   columns, memory bandwidth is the limit: a task reads a tile of every group before the next tile, because heads are
+   adjacent within a row, and streams of 256 bytes from every 2 KiB are half as fast.
+
+   If operands and result are bf16 and the CPU has AMX, keys, values, queries and weights are packed for AMX (packed.h)
+   instead of being converted to float; scores, softmax and sums are still float. */
 #include "base/number.h"
 #include "engines/cpu/attention/attention.h"
 #include "engines/cpu/attention/packed.h"

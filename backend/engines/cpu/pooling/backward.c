@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Gradients along rows. Of means and interpolation each row of dx is gathered: the rows of dy that it was read by
-   become one, and that is added up along the row, from the same tables as where channels are lanes. Of maxima a box of
-   dx is made at a time: all outputs that read elements of the box hand their dy back to sums in float, which are stored
-   once. Boxes of one channel take whole rows; outputs at their borders are visited for each box that they read. */
+/* Gradients along rows. For means and interpolation, each row of dx is gathered: the rows of dy that read it are
+   combined into one, which is then accumulated along the row with the same tables as in the channels-last case. For
+   maxima, dx is computed in boxes: all outputs that read elements of a box add their dy to sums in float, which are
+   stored once. A box covers whole rows of one channel; outputs at its border are visited for each box that they
+   read. */
 #include "base/dtype.h"
 #include "base/number.h"
 #include "engines/cpu/pooling/loops.h"
@@ -10,16 +11,16 @@
 
 #include <string.h>
 
-/* The part of dx that a task makes. */
+/* The part of dx that a task computes. */
 struct box {
     const struct pooling *w;
     struct pooling_side dx, dy, index, saved;
     int64_t n, c;
-    int64_t first[2], size[2], width; /* along the outer two axes; rows are whole */
+    int64_t first[2], size[2], width; /* along the outer two axes; rows are complete */
     float *sums;                      /* [size[0]][size[1]][width] */
 };
 
-/* All but the part. */
+/* Everything except the part. */
 static struct box sides_of(const struct pooling *w, void *const *values) {
     return (struct box){.w = w,
                         .dx = pooling_side_of(&w->g.x, values[w->x]),
@@ -28,7 +29,7 @@ static struct box sides_of(const struct pooling *w, void *const *values) {
                         .saved = pooling_side_of(&w->g.saved, w->saved < 0 ? NULL : values[w->saved])};
 }
 
-/* Where a tap of the outer two axes lies in the box: its row of sums; NULL: elsewhere. */
+/* Row of sums for positions along the outer two axes, or NULL if they are outside the box. */
 static float *row_of(const struct box *box, int64_t place0, int64_t place1) {
     int64_t i = place0 - box->first[0], j = place1 - box->first[1];
     if (place0 == POOLING_OUTSIDE || place1 == POOLING_OUTSIDE || i < 0 || i >= box->size[0] || j < 0 ||
@@ -49,7 +50,7 @@ static int64_t place_along(const struct pooling *w, int64_t position, int64_t ta
 
 /* ---- Maxima ------------------------------------------------------------------------------------------------------ */
 
-/* Which taps are the maxima: read, or found anew in the forward operation's input. */
+/* Finds which taps are the maxima: reads the index, or recomputes it from the forward operation's input. */
 static void find_where(const struct box *box, const struct pooling_lanes *lanes, int32_t *where) {
     float best[POOLING_LANES];
     if (!box->index.data) {
@@ -62,7 +63,7 @@ static void find_where(const struct box *box, const struct pooling_lanes *lanes,
                                                      : ((const int32_t *)box->index.data)[offset + i];
 }
 
-/* The sum that lane i's maximum is; NULL: padding, another box's, or a number that no tap has. */
+/* The sum to which lane i's maximum belongs. NULL: padding, another box, or an invalid tap number. */
 static float *sum_of(const struct box *box, const struct pooling_lanes *lanes, int64_t lane, int32_t where) {
     const struct pooling *w = box->w;
     int across = w->axes[1].taps, along = w->axes[2].taps;
@@ -95,7 +96,7 @@ static void return_lanes(const struct box *box, const struct pooling_lanes *lane
     return_maxima(box, lanes, dy);
 }
 
-/* Whether any tap of an output position lies in the box, along one of the outer axes. */
+/* True if any tap of an output position is inside the box, along one of the outer axes. */
 static bool reads_box(const struct box *box, int axis, int64_t position) {
     const struct pooling_axis *a = &box->w->axes[axis];
     for (int k = 0; k < a->taps; k++) {
@@ -106,7 +107,7 @@ static bool reads_box(const struct box *box, int axis, int64_t position) {
     return false;
 }
 
-/* Passes of lanes over one row of outputs. */
+/* Processes one row of outputs, in passes of lanes. */
 static void return_outputs(const struct box *box, int64_t at0, int64_t at1) {
     const struct pooling *w = box->w;
     struct pooling_lanes lanes = {.n = box->n, .c = box->c, .at = {at0, at1}};
@@ -127,8 +128,8 @@ static void store_box(const struct box *box) {
 
 /* ---- Maxima of whole planes -------------------------------------------------------------------------------------- */
 
-/* A row of outputs that hands its dy to a plane of dx: lane i's tap t is plane[base + offsets[t] + i * step], and is
-   inside where bit t of rows and of columns[i] is set. */
+/* A row of outputs that adds its dy to a plane of dx: tap t of lane i is plane[base + offsets[t] + i * step], and is
+   inside if bit t of rows and of columns[i] is set. */
 struct scatter {
     float *plane;
     int64_t base, *offsets, step, count;
@@ -148,7 +149,7 @@ struct scatter {
 SCATTER(int8_t)
 SCATTER(int32_t)
 
-/* Lanes of a row, from lanes->at[2] on; dy_at, index_at: of the first one. */
+/* Lanes of a row, starting at lanes->at[2]; dy_at, index_at: offsets of the first one. */
 static void scatter_lanes(const struct box *box, const struct pooling_lanes *lanes, const struct scatter *s,
                           int64_t dy_at, int64_t index_at) {
     int32_t found[POOLING_LANES];
@@ -168,7 +169,7 @@ static void scatter_lanes(const struct box *box, const struct pooling_lanes *lan
     }
 }
 
-/* Offsets of taps from where the first one would be. */
+/* Offsets of the taps from the position of the first one. */
 static void find_offsets(const struct pooling *w, int64_t *offsets) {
     const struct pooling_axis *a = w->axes;
     const int64_t *stride = w->g.x.size_stride, *dilation = w->g.dilation;
@@ -186,7 +187,7 @@ static void clear_plane(const struct pooling *w, float *plane) {
         memset(plane + i / size[1] * stride[0] + i % size[1] * stride[1], 0, (size_t)columns * sizeof *plane);
 }
 
-/* A row of outputs; where: of the plane's first dy, and index. */
+/* Processes a row of outputs; where: offsets of the plane's first dy and index. */
 static void scatter_row(const struct box *box, struct pooling_lanes *lanes, struct scatter *s, const int64_t *where) {
     const struct pooling *w = box->w;
     const int64_t *at = lanes->at, *step = w->g.step, *pre = w->g.offset, *stride = w->g.x.size_stride;
@@ -222,7 +223,7 @@ void pooling_scatter_task(void *context, int64_t task) {
 
 /* ---- Means and interpolation ------------------------------------------------------------------------------------- */
 
-/* sum (NULL: 0) + weight * a row of dy, into blended. */
+/* blended = sum (NULL: 0) + weight * a row of dy. */
 static void blend_row(const struct pooling_side *dy, int64_t offset, float *blended, const float *sum, double weight) {
     float converted[POOLING_LANES];
     int64_t count = dy->operand->size[2];
@@ -235,7 +236,7 @@ static void blend_row(const struct pooling_side *dy, int64_t offset, float *blen
     }
 }
 
-/* All rows of dy that a row of dx was read by, as one; false: none. */
+/* Combines all rows of dy that read a row of dx; false if there are none. */
 static bool blend_rows(const struct box *box, const int64_t *at, float *blended) {
     const struct pooling_way *way = &box->w->gradient;
     const float *sum = NULL;

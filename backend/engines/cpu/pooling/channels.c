@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Windows whose channels lie side by side, forward and backward: each result is swept from the list of what it reads,
-   and neighbours whose lists are the same but for a step are one sweep. A gradient gathers: the outputs that read an
-   element of x are tabulated, so that dx is stored once and nothing is scattered. */
+/* Channels-last pooling, forward and backward: each result is computed by a sweep over the list of its inputs, and
+   adjacent results whose lists differ only by a constant step share one sweep. A gradient gathers: the outputs that
+   read an element of x are tabulated, so dx is stored once and nothing is scattered. */
 #include "base/dtype.h"
 #include "base/number.h"
 #include "engines/cpu/pooling/loops.h"
@@ -10,32 +10,33 @@
 
 #include <math.h>
 
-/* What padding of zeros reads. */
+/* Read instead of zero padding. */
 static const float zeros[POOLING_LANES];
 
-/* Results that are made at once: `positions` of them from `at` on, each a result step behind the last one along the
-   last axis. `result`: y or dx; `index` is written by the forward operation, read by the gradient. */
+/* Results that are computed together: `positions` of them from `at` on, one result step apart along the last axis.
+   `result`: y or dx; `index` is written by the forward operation and read by the gradient. */
 struct batch {
     const struct pooling *w;
     const struct pooling_way *way;
     const struct sweep_kernels *kernels;
     struct pooling_side source, result, index;
     int64_t n, c, channels, at[POOLING_AXES], positions;
-    bool finds_maximum, is_direct; /* is_direct: sums are the result's memory */
-    bool is_blended;               /* the rows of the outer axes are one */
-    bool is_single;                /* taps in padding are read, which has no next place */
+    bool finds_maximum, is_direct; /* is_direct: sums are accumulated in the result's memory */
+    bool is_blended;               /* the rows of the outer axes are combined into one */
+    bool is_single;                /* padding is read, which has no next position */
     struct sweep sweep;
     float *sums; /* with where: room for POOLING_LANES */
-    /* A sum that takes several sweeps of `run` taps is continued in double: `totals` of the sweeps' results, which are
-       stored in `partial`; both packed. */
+    /* A sum that needs several sweeps of `run` taps continues in double: `totals` accumulates the sweeps' results,
+       which are stored in `partial`; both are packed. */
     bool is_long;
     int run;
     double *totals;
     float *partial;
     int32_t *where;
-    /* Of a row and its channels: the first that the source and the picks have, and their bytes from place to place. */
+    /* Channels of the current row: address of the first one of the source and of the picks, and the strides between
+       positions in bytes. */
     const char *rows, *picks;
-    float *results; /* where sums are the result's memory: of the row's first place */
+    float *results; /* if sums are in the result's memory: the row's first position */
     int64_t row_bytes[POOLING_AXES], pick_bytes[POOLING_AXES];
 };
 
@@ -46,7 +47,7 @@ static const char *address(const struct pooling_side *side, const struct batch *
     return (const char *)side->data + bytes_of(side, pooling_offset(side->operand, b->n, b->c, at));
 }
 
-/* What sweeps over these channels have in common. */
+/* Sets the fields that all sweeps over these channels share. */
 static void begin_channels(struct batch *b) {
     static const int64_t origin[POOLING_AXES];
     const int64_t row[] = {b->at[0], b->at[1], 0};
@@ -69,7 +70,7 @@ static void begin_channels(struct batch *b) {
     s->result_step = b->is_direct ? b->way->result_step * b->result.operand->size_stride[2] : b->channels;
 }
 
-/* The lists of the sweep before stay: clearing them takes as long as a short sweep. */
+/* Keeps the lists of the previous sweep: clearing them takes as long as a short sweep. */
 static void begin(struct batch *b) {
     struct sweep *s = &b->sweep;
     s->positions = b->positions;
@@ -116,7 +117,7 @@ static void add(struct batch *b, const char *row, const char *pick, int64_t numb
     s->weights[s->count++] = (float)weight;
 }
 
-/* A maximum of nothing is -inf, its place 0: one that exists. */
+/* The maximum of an empty window is -inf at position 0, which exists. */
 static void fill(struct batch *b) {
     const struct sweep *s = &b->sweep;
     for (int64_t p = 0; p < b->positions; p++)
@@ -156,7 +157,7 @@ static void finish(struct batch *b, float factor) {
     }
 }
 
-/* alpha over what a mean counts; a mean of nothing is 0. */
+/* alpha divided by the number of elements that a mean counts; an empty mean is 0. */
 static float factor_at(const struct pooling *w, const int64_t *at) {
     int64_t count = 1;
     for (int i = 0; w->is_mean && i < POOLING_AXES; i++)
@@ -166,7 +167,8 @@ static float factor_at(const struct pooling *w, const int64_t *at) {
 
 /* ---- Rows of results --------------------------------------------------------------------------------------------- */
 
-/* Links along the last axis of one place along the others; NULL: that is outside, and so are all of it. */
+/* Adds the links along the last axis at one position of the others. NULL: that position is outside, and so are all its
+   taps. */
 static void add_links(struct batch *b, const char *row, const char *pick, int64_t number, double weight) {
     struct pooling_link *const *links = &b->way->links[2][b->at[2]];
     int taps = b->w->axes[2].taps;
@@ -178,7 +180,7 @@ static void add_links(struct batch *b, const char *row, const char *pick, int64_
             add(b, (const char *)zeros, NULL, number * taps + k->tap, 1);
 }
 
-/* Whether the results of a sum overflowed, or their operands are not finite. */
+/* False if the results of a sum overflowed or their operands are not finite. */
 static bool is_finite(const struct batch *b) {
     const struct sweep *s = &b->sweep;
     if (s->result_step == b->channels)
@@ -189,7 +191,8 @@ static bool is_finite(const struct batch *b) {
     return true;
 }
 
-/* All links of the batch's first result, in order of the taps' numbers: of equal maxima the first stays. */
+/* Adds all links of the batch's first result in the order of the tap numbers, so that the first of equal maxima
+   wins. */
 static void add_all(struct batch *b) {
     struct pooling_link *const *i_links = &b->way->links[0][b->at[0]], *const *j_links = &b->way->links[1][b->at[1]];
     double alpha = b->way->is_gradient ? b->w->g.alpha : 1;
@@ -214,7 +217,7 @@ static bool reads_outside(const struct batch *b) {
     return false;
 }
 
-/* Whether the sum of the batch's first result takes more than one sweep. */
+/* True if the sum of the batch's first result needs more than one sweep. */
 static bool is_long(const struct batch *b) {
     int64_t count = 1;
     for (int i = b->is_blended ? 2 : 0; i < POOLING_AXES; i++)
@@ -228,7 +231,7 @@ static int64_t most_positions(const struct batch *b) {
     return b->is_direct && !b->is_long && !b->sweep.where ? INT64_MAX : POOLING_LANES / b->channels;
 }
 
-/* Rows of the outer axes that a sum may take as one: a row of them is as long as its channels side by side. */
+/* True if rows of the outer axes may be combined for a sum: all channels of a row are contiguous. */
 static bool blends(const struct batch *b) {
     const struct resample_operand *o = b->source.operand;
     int64_t channels = b->w->g.c, row = o->size[2] * channels;
@@ -239,7 +242,7 @@ static bool blends(const struct batch *b) {
            b->w->axes[0].taps * b->w->axes[1].taps > 1;
 }
 
-/* Then fewer taps are left for each result. */
+/* Combining rows leaves fewer taps per result. */
 static void blend_rows(struct batch *b, float *blended) {
     struct sweep *s = &b->sweep;
     double alpha = b->way->is_gradient ? b->w->g.alpha : 1;
@@ -255,7 +258,7 @@ static void blend_rows(struct batch *b, float *blended) {
     b->rows = (const char *)blended;
 }
 
-/* Whether a row of results is made in a cache, and flushed as one. */
+/* True if a row of results is computed in cache and then flushed as a whole. */
 static bool is_staged(const struct batch *b) {
     const struct resample_operand *o = b->result.operand;
     return b->result.data && b->result.type == WEFT_DATA_FLOAT && tensor_bytes(o->tensor) > POOLING_LARGE &&
@@ -268,7 +271,8 @@ static void make(struct batch *b) {
     finish(b, b->way->is_gradient ? 1 : factor_at(b->w, b->at));
 }
 
-/* A sum that overflows in float may have a mean that does not: each tap is a sweep of its own, and added in double. */
+/* Recomputes a sum that overflowed in float, because its mean may be representable: each tap is a separate sweep, added
+   in double. */
 static void make_again(const struct batch *b) {
     static const int64_t origin[POOLING_AXES];
     struct batch one = *b;
@@ -278,7 +282,7 @@ static void make_again(const struct batch *b) {
         make(&one);
 }
 
-/* A row of results, each with all its channels. */
+/* Computes a row of results, each with all its channels. */
 static void run_row(struct batch *b) {
     const struct pooling *w = b->w;
     const struct pooling_way *way = b->way;
@@ -312,7 +316,7 @@ static void run_row(struct batch *b) {
         sweep_flush((float *)address(&b->result, b, first), row, b->result.operand->size[2] * w->g.c);
 }
 
-/* The rows of a task; size: the results'. */
+/* Computes the rows of a task; size: that of the results. */
 static void run_rows(struct batch *b, const int64_t *size, int64_t task) {
     int64_t first = task * b->way->task_rows, end = min64(first + b->way->task_rows, b->w->g.n * size[0] * size[1]);
     for (int64_t row = first; row < end; row++) {
@@ -336,7 +340,7 @@ void pooling_channels_forward_task(void *context, int64_t task) {
 
 /* ---- Gradients --------------------------------------------------------------------------------------------------- */
 
-/* Where the maxima of a gradient are found anew, as they are not given: packed, [n][y][c], in the workspace. */
+/* Location of the recomputed maxima of a gradient without an index: packed, [n][y][c], in the workspace. */
 static struct resample_operand found_operand(const struct pooling *w) {
     const int64_t *y = w->g.y.size, c = w->g.c;
     return (struct resample_operand){.size = {y[0], y[1], y[2]},

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Outputs along rows, a pass of lanes at a time. */
+/* Outputs along rows, one pass of lanes at a time. */
 #include "base/dtype.h"
 #include "base/number.h"
 #include "engines/cpu/pooling/loops.h"
@@ -7,7 +7,7 @@
 
 static void store_where(const struct pooling_side *index, int64_t offset, const int32_t *where, int64_t count) {
     for (int64_t i = 0; i < count; i++) {
-        int32_t found = where[i] < 0 ? 0 : where[i]; /* 0 is one that exists, where there is nothing but padding */
+        int32_t found = where[i] < 0 ? 0 : where[i]; /* 0 is a valid position, for windows that contain only padding */
         if (index->type == WEFT_DATA_INT8)
             ((int8_t *)index->data)[offset + i] = (int8_t)found;
         else
@@ -39,7 +39,7 @@ static void run_lanes(const struct pooling *w, void *const *values, const struct
     dtype_from_f32(y.type, y.data, pooling_offset(y.operand, lanes->n, lanes->c, lanes->at), found, lanes->count);
 }
 
-/* A plane of one channel. */
+/* Computes a plane of one channel. */
 void pooling_forward_task(void *context, int64_t task) {
     const struct pooling_job *job = context;
     const struct pooling *w = job->pooling;
@@ -52,7 +52,7 @@ void pooling_forward_task(void *context, int64_t task) {
         }
 }
 
-/* One plane's mean, or the gradient of it, for each channel. */
+/* Computes one plane's mean, or its gradient, for each channel. */
 void pooling_mean_task(void *context, int64_t task) {
     const struct pooling_job *job = context;
     const struct resample_geometry *g = &job->pooling->g;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Lanes of outputs along a row from the taps that they read. A tap is one number in row-major order of the window, as
-   the operation counts them; taps of the outer axes are the same for all lanes. */
+/* Computes lanes of outputs along a row from the taps that they read. A tap's number is its row-major index in the
+   window, as the operation defines it; taps along the outer axes are the same for all lanes. */
 #include "base/dtype.h"
 #include "base/number.h"
 #include "engines/cpu/pooling/loops.h"
@@ -8,16 +8,16 @@
 
 #include <math.h>
 
-/* What all taps of a window do with what they read. */
+/* State of a pass over all taps of a window. */
 struct pass {
     const struct pooling *w;
     const struct pooling_side *x;
     const struct pooling_lanes *lanes;
-    float *values;  /* best, or sum */
-    int32_t *where; /* NULL: nobody asks, or a sum */
-    float *row;     /* room for POOLING_ROW elements that are converted */
-    double *totals; /* of a long window: what sums of at most POOLING_RUN taps add up to; NULL: values hold all */
-    int pending;    /* taps in values that are not in totals yet */
+    float *values;  /* maxima or sums */
+    int32_t *where; /* NULL if not needed, or for a sum */
+    float *row;     /* buffer for POOLING_ROW converted elements */
+    double *totals; /* for long windows: total of the sums of up to POOLING_RUN taps; NULL: values contain everything */
+    int pending;    /* taps in values that are not yet in totals */
 };
 
 static void flush(struct pass *pass) {
@@ -41,14 +41,14 @@ static void take(const struct pass *pass, int64_t first, int64_t count, const fl
         tap_maximum(pass->values + first, x, stride, count, nan_wins);
 }
 
-/* A tap in padding of zeros; a sum has nothing of it, nor has a maximum of other padding. */
+/* A tap in zero padding. Sums and maxima with other padding ignore it. */
 static void take_zeros(struct pass *pass, int64_t first, int64_t count, int32_t number) {
     static const float zero = 0;
     if (pass->w->reads_zeros)
         take(pass, first, count, &zero, 0, number, 1);
 }
 
-/* Elements of x as floats, from an offset on; converted into the pass's row where they are others. */
+/* Returns elements of x as floats, starting at an offset; converts other types into the pass's row buffer. */
 static const float *load(struct pass *pass, int64_t offset, int64_t count) {
     if (pass->x->type == WEFT_DATA_FLOAT)
         return (const float *)pass->x->data + offset;
@@ -60,8 +60,8 @@ static float weight_of(const struct pooling_axis *axis, int64_t position, int ta
     return axis->weights ? axis->weights[position * axis->taps + tap] : 1;
 }
 
-/* One tap where each lane's place is a step from the last one's: lanes before and behind those inside are in
-   padding. `row`: x at place `base`. */
+/* Processes a tap whose position advances by a constant step per lane: lanes before and after those inside are padding.
+   `row`: x at position `base`. */
 static void take_steps(struct pass *pass, int k, const float *row, int64_t base, int32_t number, float weight) {
     const struct pooling_axis *axis = &pass->w->axes[2];
     int64_t start = pass->lanes->at[2], end = start + pass->lanes->count;
@@ -73,7 +73,7 @@ static void take_steps(struct pass *pass, int k, const float *row, int64_t base,
     take_zeros(pass, last - start, end - last, number);
 }
 
-/* One tap where lanes have places and weights of their own. */
+/* Processes a tap for which each lane has its own position and weight. */
 static void take_places(struct pass *pass, int k, const float *row, int32_t number, float weight) {
     const struct pooling_axis *axis = &pass->w->axes[2];
     for (int64_t i = 0; i < pass->lanes->count; i++) {
@@ -86,7 +86,7 @@ static void take_places(struct pass *pass, int k, const float *row, int32_t numb
     }
 }
 
-/* All of the row that the lanes may read is at hand: from `base` on. */
+/* All elements of the row that the lanes may read are available, starting at `base`. */
 static void take_row(struct pass *pass, const int64_t *outer, int32_t number, float weight) {
     const struct pooling_lanes *lanes = pass->lanes;
     const struct pooling_axis *axis = &pass->w->axes[2];
@@ -108,7 +108,7 @@ static void take_row(struct pass *pass, const int64_t *outer, int32_t number, fl
     }
 }
 
-/* The taps of the outer axes. */
+/* Iterates over the taps of the outer axes. */
 static void take_all(struct pass *pass) {
     const struct pooling *w = pass->w;
     const struct pooling_lanes *lanes = pass->lanes;
@@ -127,13 +127,13 @@ static void take_all(struct pass *pass) {
         }
 }
 
-/* Elements of x in a lane's window. */
+/* Number of elements of x in a lane's window. */
 static int64_t insides_of(const struct pooling *w, const struct pooling_lanes *lanes, int64_t lane) {
     return w->axes[0].insides[lanes->at[0]] * w->axes[1].insides[lanes->at[1]] *
            w->axes[2].insides[lanes->at[2] + lane];
 }
 
-/* NaN that loses is the least of all, -inf of NaN that wins; a window of nothing but padding that is never picked is
+/* A losing NaN ranks below everything, a winning NaN above; a window of only padding that is never selected gives
    -inf. */
 void pooling_maximum(const struct pooling *w, const struct pooling_side *x, const struct pooling_lanes *lanes,
                      float *best, int32_t *where) {
@@ -149,7 +149,7 @@ void pooling_maximum(const struct pooling *w, const struct pooling_side *x, cons
             best[i] = -INFINITY;
 }
 
-/* One lane in double, tap by tap: a sum that overflows in float may have a mean that does not. */
+/* Recomputes one lane in double, tap by tap: a sum that overflows in float may have a representable mean. */
 static double sum_again(const struct pooling *w, const struct pooling_side *x, const struct pooling_lanes *lanes,
                         int64_t lane) {
     const struct pooling_axis *a = w->axes;
@@ -171,7 +171,7 @@ static double sum_again(const struct pooling *w, const struct pooling_side *x, c
     return sum;
 }
 
-/* Windows of more than POOLING_RUN taps are added up in double, by runs of that many. */
+/* Windows of more than POOLING_RUN taps are accumulated in double, in runs of that length. */
 void pooling_sum(const struct pooling *w, const struct pooling_side *x, const struct pooling_lanes *lanes,
                  const float *factors, float *sum) {
     float row[POOLING_ROW];
@@ -195,13 +195,13 @@ void pooling_sum(const struct pooling *w, const struct pooling_side *x, const st
             sum[i] = (float)(sum_again(w, x, lanes, i) * (factors ? (double)factors[i] : 1));
 }
 
-/* A row of x at places of the outer axes, as floats. */
+/* A row of x at positions of the outer axes, as floats. */
 static const float *outer_row(struct pass *pass, int64_t place0, int64_t place1) {
     const int64_t at[] = {place0, place1, 0};
     return load(pass, pooling_offset(pass->x->operand, pass->lanes->n, pass->lanes->c, at), pass->w->g.x.size[2]);
 }
 
-/* A single row of weight 1 is read where it lies. */
+/* A single row of weight 1 is read in place. */
 void pooling_interpolate(const struct pooling *w, const struct pooling_side *x, const struct pooling_lanes *lanes,
                          float *sum) {
     float converted[POOLING_ROW], blended[POOLING_ROW];
@@ -227,7 +227,7 @@ void pooling_interpolate(const struct pooling *w, const struct pooling_side *x, 
              a[2].weights ? a[2].weights + lanes->at[2] * a[2].taps : NULL, a[2].taps, lanes->count);
 }
 
-/* A mean of nothing is 0. */
+/* An empty mean is 0. */
 void pooling_factors(const struct pooling *w, const struct pooling_lanes *lanes, float *factors) {
     int64_t outer = w->is_mean ? w->axes[0].counts[lanes->at[0]] * w->axes[1].counts[lanes->at[1]] : 1;
     for (int64_t i = 0; i < lanes->count; i++) {

@@ -6,16 +6,16 @@
 
 #include <math.h>
 
-/* GCC would take two taps in one loop, and could then not make vectors of it (2.1 ns a lane's tap, not 0.1). */
+/* GCC would process two taps in one loop and then fail to vectorize it (2.1 ns instead of 0.1 per tap and lane). */
 #if defined __GNUC__ && !defined __clang__
 #pragma GCC optimize("no-loop-unroll-and-jam")
 #endif
 
-/* Larger, or a NaN; or larger, or the best so far is a NaN, which loses. */
+/* Larger, or NaN; or larger, or the current maximum is NaN, which loses. */
 #define BEATS_OR_NAN(value, best) (((value) > (best)) | ((value) != (value)))
 #define BEATS_OR_NO_NAN(value, best) (!((value) <= (best)) & ((value) == (value)))
 
-/* Strides of 1 and 2, which nearly all windows have, as constants. */
+/* Makes strides of 1 and 2, which nearly all windows have, constants. */
 #define BY_STRIDE(BODY)                                                                                                \
     if (stride == 1) {                                                                                                 \
         BODY(1);                                                                                                       \
@@ -121,7 +121,7 @@ static inline float total_of_block(const float *restrict x, int64_t count) {
     return (four[0] + four[1]) + (four[2] + four[3]) + rest;
 }
 
-/* Adds 64 elements at most in one float. A block that overflows is added again in double. */
+/* Adds at most 64 elements in one float. A block that overflows is added again in double. */
 WIDE double tap_total(const float *restrict x, int64_t count) {
     enum { BLOCK = 16 * POOLING_RUN };
     double total = 0;

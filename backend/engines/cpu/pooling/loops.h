@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What windows do with one tap: loops over lanes that become vector code. x steps by `stride` elements from lane to
-   lane. */
+/* What pooling does with one tap: vectorized loops over lanes. x advances by `stride` elements per lane. */
 #ifndef WEFT_ENGINES_CPU_POOLING_LOOPS_H
 #define WEFT_ENGINES_CPU_POOLING_LOOPS_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
-enum { POOLING_RUN = 64 }; /* floats that are added up in float; longer sums are continued in double */
+enum { POOLING_RUN = 64 }; /* terms that are accumulated in float; longer sums continue in double */
 
-/* The larger of two, as the operation defines it: NaN wins, or loses against all else. */
+/* The larger of two numbers, as the operation defines it: NaN wins or loses against everything. */
 void tap_maximum(float *best, const float *x, int64_t stride, int64_t count, bool nan_wins);
-/* The same with the number of the tap that is the maximum so far; -1: none. The first of equals stays. */
+/* Likewise, and records the number of the tap that is the maximum so far (-1: none). The first of equal numbers
+   wins. */
 void tap_maximum_where(float *best, int32_t *where, const float *x, int64_t stride, int64_t count, int32_t number,
                        bool nan_wins);
 /* sum += weight * x */
@@ -20,8 +20,8 @@ void tap_add(float *sum, const float *x, int64_t stride, int64_t count, float we
 void tap_gather(float *sum, int64_t sum_stride, const float *x, int64_t stride, int64_t count, float weight);
 /* y = before + weight * x; before: y itself, or NULL for 0. */
 void tap_blend(float *y, const float *before, const float *x, int64_t count, float weight);
-/* y[i] = row[places[i * taps]] * weights[i * taps] + ..., of 1 or 2 taps, without those of weight 0; weights NULL:
-   1. */
+/* y[i] = row[places[i * taps]] * weights[i * taps] + ..., with 1 or 2 taps, skipping those of weight 0. weights NULL:
+   all 1. */
 void tap_pick(float *y, const float *row, const int64_t *places, const float *weights, int taps, int64_t count);
 void tap_fill(float *x, int64_t count, float value);
 double tap_total(const float *x, int64_t count); /* accurate and without overflow for any count */

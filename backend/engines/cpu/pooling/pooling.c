@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The window family: pooling and interpolation, forward and backward. Which element each tap reads is tabulated along
-   each axis when a plan is built, so that passes know no paddings. */
+/* The pooling family: pooling and interpolation, forward and backward. The element that each tap reads is tabulated
+   along each axis when a plan is built, so that the loops need not handle padding. */
 #include "engines/cpu/pooling/pooling.h"
 
 #include "base/number.h"
@@ -9,12 +9,12 @@
 
 /* Measured with two threads on an EPYC. */
 static const double BYTES_PER_SECOND = 14e9;
-static const double TAP_SECONDS = 0.15e-9; /* of a thread: one lane's tap */
+static const double TAP_SECONDS = 0.15e-9; /* per thread: one tap of one lane */
 static const double START_SECONDS = 1e-6;
 
 /* ---- Accepting --------------------------------------------------------------------------------------------------- */
 
-/* Means and interpolation read 0 in padding, or clamp it; with -inf they would be -inf. */
+/* Means and interpolation read 0 in padding, or clamp it; with -inf their results would be -inf. */
 static weftStatus_t check_mode(const struct resample_geometry *g, const struct descriptor *op) {
     if (g->beta != 0)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: beta is %g, which is not added here.", descriptor_label(op),
@@ -45,7 +45,7 @@ static weftStatus_t check_types(const struct resample_geometry *g, const struct 
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Whether lanes lie side by side in all tensors: channels, or positions of a row. */
+/* True if lanes are contiguous in all tensors: channels, or positions of a row. */
 static bool are_lanes(const struct resample_geometry *g, bool is_last) {
     const struct resample_operand *operands[] = {&g->x, &g->y, &g->saved, &g->index};
     for (int i = 0; i < 4; i++) {
@@ -65,7 +65,7 @@ static bool clamps(const struct resample_geometry *g) {
     return g->padding == WEFT_EDGE_VAL_PAD && g->mode != WEFT_RESAMPLE_AVGPOOL_EXCLUDE_PADDING;
 }
 
-/* Rows of a box that fit a thread's sums. */
+/* Chooses a box whose rows fit into a thread's sums. */
 static void find_box(struct pooling *w) {
     const int64_t *x = w->g.x.size;
     int64_t rows = max64(1, POOLING_SUMS / max64(1, x[2]));
@@ -73,7 +73,7 @@ static void find_box(struct pooling *w) {
     w->box[0] = max64(1, min64(x[0], rows / w->box[1]));
 }
 
-/* Whether rows of a plane follow each other without gaps. */
+/* True if the rows of a plane are contiguous. */
 static bool is_plane(const struct resample_operand *operand) {
     int64_t step = 1;
     for (int i = POOLING_AXES - 1; i >= 0; i--) {
@@ -84,7 +84,7 @@ static bool is_plane(const struct resample_operand *operand) {
     return true;
 }
 
-/* A mean over all that a channel has, of floats. */
+/* True for a mean in float over all elements of a channel. */
 static bool is_whole_mean(const struct pooling *w) {
     const struct resample_geometry *g = &w->g;
     for (int i = 0; i < POOLING_AXES; i++)
@@ -101,14 +101,14 @@ static bool scatters(const struct pooling *w) {
            g->taps[0] * g->taps[1] * g->taps[2] <= 64;
 }
 
-/* A gradient along rows that is gathered, each row of dx by itself. */
+/* True for a gradient along rows that is gathered row by row. */
 static bool gathers(const struct pooling *w) { return w->g.backward && !w->is_last && !w->is_max && !w->is_whole; }
 
 static int value_of(const struct region *region, const struct tensor *tensor) {
     return tensor ? graph_find_value(region->graph, tensor) : -1;
 }
 
-/* All but the tables. */
+/* Fills in everything except the tables. */
 static weftStatus_t analyse(struct pooling *w, const struct region *region) {
     const struct descriptor *op = region_node(region, 0)->op;
     if (region->count > 1 || (op_of(op) != &resample_op && op_of(op) != &resample_backward_op))
@@ -133,7 +133,8 @@ static weftStatus_t analyse(struct pooling *w, const struct region *region) {
              "%s: neither channels nor rows lie side by side in all its tensors. Give one of the two a stride of 1.",
              descriptor_label(op));
     if (!w->is_last && g->x.size[2] > POOLING_ROW)
-        w->lanes = POOLING_LANES / 8; /* what they read stays below POOLING_ROW, with strides and windows of pools */
+        w->lanes = POOLING_LANES / 8; /* with the strides and windows of pools, a pass reads fewer than POOLING_ROW
+                                         elements */
     bool is_read_whole = !w->is_strided || w->lanes * g->step[2] + resample_span(g, 2) > POOLING_ROW;
     if (!w->is_last && is_read_whole && g->x.size[2] > POOLING_ROW)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: rows of %lld elements are too long, %d are taken here.",
@@ -146,7 +147,7 @@ static weftStatus_t analyse(struct pooling *w, const struct region *region) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Memory once, and a lane for each tap; the maximum of a gradient that has no index is found anew. */
+/* Memory traffic once, and one operation per tap and lane. The maxima of a gradient without an index are recomputed. */
 static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
     struct pooling w;
     TRY(analyse(&w, region));
@@ -200,7 +201,7 @@ static weftStatus_t tabulate_masks(struct pooling *w, int i, struct arena *arena
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The result that tap `tap` of an output position is part of; -1: none. */
+/* The result to which tap `tap` of an output position contributes, or -1. */
 static int64_t result_of(const struct pooling *w, const struct pooling_way *way, const struct pooling_axis *axis,
                          int64_t position, int64_t tap) {
     int64_t place = axis->places[position * axis->taps + tap];
@@ -220,7 +221,7 @@ static struct pooling_link link_of(const struct pooling *w, const struct pooling
                                      way->is_gradient && w->is_mean ? weight / (double)axis->counts[position] : weight};
 }
 
-/* The links of each result, in order of positions and taps: counted, then put in place. */
+/* Builds the links of each result, in the order of positions and taps: counts them first, then fills them in. */
 static weftStatus_t tabulate_links(struct pooling *w, struct pooling_way *way, int i, struct arena *arena) {
     struct pooling_axis *axis = &w->axes[i];
     int64_t results = (way->is_gradient ? &w->g.x : &w->g.y)->size[i], taps = w->g.y.size[i] * axis->taps;
@@ -231,7 +232,7 @@ static weftStatus_t tabulate_links(struct pooling *w, struct pooling_way *way, i
     TRY(arena_alloc(arena, &ends, (size_t)(results + 1) * sizeof *ends));
     for (int64_t k = 0; k < taps; k++)
         ends[result_of(w, way, axis, k / axis->taps, k % axis->taps) + 1]++;
-    ends[0] = 0; /* of what is part of no result */
+    ends[0] = 0; /* for taps that contribute to no result */
     for (int64_t result = 0; result < results; result++)
         ends[result + 1] += ends[result];
     for (int64_t result = 0; result <= results; result++)
@@ -244,7 +245,7 @@ static weftStatus_t tabulate_links(struct pooling *w, struct pooling_way *way, i
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Whether a result is made as the one `steps` result steps before it is, of elements as many source steps before. */
+/* True if a result has the same links as the one `steps` result steps earlier, shifted by that many source steps. */
 static bool is_alike(const struct pooling *w, const struct pooling_way *way, int64_t result, int64_t steps) {
     int64_t other = result + steps * way->result_step, *counts = w->axes[2].counts;
     const struct pooling_link *one = way->links[2][result], *end = way->links[2][result + 1];
@@ -259,7 +260,7 @@ static bool is_alike(const struct pooling *w, const struct pooling_way *way, int
     return true;
 }
 
-/* A row of results: every result_step-th of them in turn. */
+/* Divides a row of results into segments of every result_step-th result. */
 static weftStatus_t tabulate_segments(const struct pooling *w, struct pooling_way *way, struct arena *arena) {
     int64_t results = (way->is_gradient ? &w->g.x : &w->g.y)->size[2];
     int64_t common = gcd64(w->g.step[2], w->g.denominator[2]), step = w->g.step[2] / common;
@@ -310,7 +311,7 @@ static weftStatus_t tabulate(struct pooling *w, int i, struct arena *arena) {
 
 /* ---- Building and running ---------------------------------------------------------------------------------------- */
 
-/* Rows of positions with channels; boxes of a gradient, or rows of a channel. */
+/* Tasks are rows of positions with channels; or boxes of a gradient, or rows of a channel. */
 static int64_t tasks_of(const struct pooling *w) {
     const int64_t *x = w->g.x.size, *y = w->g.y.size;
     if (tensor_elements((w->g.backward ? &w->g.x : &w->g.y)->tensor) == 0)
@@ -356,7 +357,7 @@ static weftStatus_t run(const struct step *step, void *const *values, void *work
     (void)stream;
     struct pooling_job job = {step->state, values, workspace};
     const struct pooling *w = job.pooling;
-    /* A gradient that nobody wants has no memory. */
+    /* A gradient without readers has no memory. */
     if (!values[w->x])
         return WEFT_STATUS_SUCCESS;
     if (step->workspace_bytes)

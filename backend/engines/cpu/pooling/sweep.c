@@ -10,9 +10,10 @@
 #include <stddef.h>
 #include <string.h>
 
-enum { LINE = 64 }; /* bytes of a cache */
+enum { LINE = 64 }; /* bytes of a cache line */
 
-/* What loops over a sweep keep in registers: results may be any memory, the sweep's own for all the compiler knows. */
+/* Fields of a sweep that loops keep in registers: results may be any memory, which for all the compiler knows could be
+   the sweep itself. */
 struct frame {
     int64_t channels, positions, row_step, pick_step, result_step, where_step;
     float *results, factor;
@@ -26,7 +27,7 @@ static inline struct frame frame_of(const struct sweep *s) {
                           s->results,  s->factor,    s->where,    s->count,     s->goes_on};
 }
 
-/* Bytes become 16 bits first: from 8 to 32 at once GCC converts number by number. */
+/* Bytes are widened to 16 bits first: GCC converts element by element from 8 to 32 bits. */
 typedef int8_t bytes_4 __attribute__((vector_size(4), may_alias, aligned(1)));
 typedef int8_t bytes_8 __attribute__((vector_size(8), may_alias, aligned(1)));
 typedef int16_t shorts_4 __attribute__((vector_size(8)));
@@ -48,7 +49,7 @@ typedef uint16_t halves_8 __attribute__((vector_size(16), may_alias, aligned(1))
 #define WIDEN_HALVES(at) CONVERT(*(const halves_8 *)(at), avx2_words)
 #include "engines/cpu/pooling/sweep_define.h"
 #endif
-/* 16-byte vectors: SSE2, NEON, or whatever the compiler makes of them */
+/* 16-byte vectors: SSE2, NEON, or whatever the compiler lowers them to */
 #define NAME(name) plain_##name
 #define TARGET
 #define LANES 4
@@ -64,7 +65,7 @@ static const struct sweep_kernels all[] = {
     {"plain", plain_maximum, plain_sum},
 };
 
-/* By whole lines; what is before the first one and behind the last one goes to caches. */
+/* Writes whole lines past the caches; the parts before the first line and after the last one are stored normally. */
 void sweep_flush(float *to, const float *from, int64_t count) {
     int64_t i = 0;
 #if defined(__x86_64__)

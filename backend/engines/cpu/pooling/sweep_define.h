@@ -1,22 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The text of sweeps, for one target: NAME(), TARGET and LANES are given, and WIDEN_BYTES()
-   and WIDEN_HALVES(), which read as many numbers of 8 bits with a sign, or of 16 without, into 32 bits each. Text and
-   not a function that is inlined, as GCC splits vectors into what a function's own target has before it inlines. */
-/* No guard: included once for each target. */
+/* The body of sweeps for one target. The includer defines NAME(), TARGET, LANES, and WIDEN_BYTES() and WIDEN_HALVES(),
+   which widen LANES signed 8-bit or unsigned 16-bit numbers to 32 bits each. This is included text rather than an
+   inline function, because GCC splits vectors according to the function's own target before it inlines. */
+/* No include guard: included once per target. */
 
 typedef float NAME(floats) __attribute__((vector_size(LANES * 4), may_alias, aligned(1)));
 typedef int32_t NAME(ints) __attribute__((vector_size(LANES * 4), may_alias, aligned(1)));
 typedef uint32_t NAME(words) __attribute__((vector_size(LANES * 4), may_alias, aligned(1)));
 #define INLINE TARGET static inline __attribute__((always_inline))
 
-/* Half numbers as floats, from bits: an exponent of 5 bits has a bias of 15, not of 127; all ones stay all ones. */
+/* Converts half to float bit by bit: the 5-bit exponent has bias 15 instead of 127; all ones stay all ones. */
 INLINE NAME(floats) NAME(widen)(NAME(words) half) {
     NAME(floats) scaled = (NAME(floats))((half & 0x7fff) << 13) * 0x1p112f;
     NAME(words) special = (NAME(words))((half & 0x7c00) == 0x7c00) & 0x7f800000;
     return (NAME(floats))((NAME(words))scaled | special | (half & 0x8000) << 16);
 }
 
-/* Channels from `at` on: all lanes, or the first `lanes`, behind which memory may end. */
+/* Loads channels from `at` on: all lanes, or only the first `lanes`, after which memory may end. */
 INLINE NAME(floats) NAME(load)(weftDataType_t type, const char *at, int lanes) {
     char copy[LANES * 4] = {0};
     if (lanes < LANES)
@@ -36,7 +36,7 @@ INLINE NAME(ints) NAME(load_pick)(weftDataType_t type, const char *at, int lanes
     return *(const NAME(ints) *)at;
 }
 
-/* `numbers`: floats or integers of 32 bits. */
+/* `numbers`: floats or 32-bit integers. */
 INLINE void NAME(store)(void *at, NAME(ints) numbers, int lanes) {
     if (lanes == LANES)
         *(NAME(ints) *)at = numbers;
@@ -46,7 +46,8 @@ INLINE void NAME(store)(void *at, NAME(ints) numbers, int lanes) {
 
 INLINE NAME(ints) NAME(select)(NAME(ints) mask, NAME(ints) yes, NAME(ints) no) { return no ^ ((no ^ yes) & mask); }
 
-/* Of equals the first stays; a NaN replaces all before it, or loses to all else. Begins with the first tap. */
+/* The first of equal numbers wins; a NaN replaces everything before it, or loses to everything. Starts with the first
+   tap. */
 INLINE void NAME(maximum_block)(const struct sweep *s, struct frame f, int64_t position, int64_t channel, int vectors,
                                 int lanes, weftDataType_t type, bool has_where, bool nan_wins) {
     const int64_t size = type == WEFT_DATA_FLOAT ? 4 : 2, offset = position * f.row_step + channel * size;
@@ -78,7 +79,7 @@ INLINE void NAME(maximum_block)(const struct sweep *s, struct frame f, int64_t p
     }
 }
 
-/* pick_type: INT8 or INT32, or FLOAT where there are no picks. rows, weights: the sweep's, or copies that stay in
+/* pick_type: INT8 or INT32, or FLOAT without picks. rows, weights: those of the sweep, or copies that stay in
    registers. */
 INLINE void NAME(sum_block)(const struct sweep *s, struct frame f, int64_t position, int64_t channel, int vectors,
                             int lanes, weftDataType_t type, weftDataType_t pick_type, const char *const *rows,
@@ -106,7 +107,7 @@ INLINE void NAME(sum_block)(const struct sweep *s, struct frame f, int64_t posit
         NAME(store)(results + v * LANES, (NAME(ints))(sum[v] * f.factor), lanes);
 }
 
-/* Four vectors of channels at a time, then two, then single ones, then what is left of one. */
+/* Processes four vectors of channels at a time, then two, then single ones, then the remaining part of one. */
 #define EACH_BLOCK(BLOCK, ...)                                                                                         \
     for (int64_t p = 0, c; p < frame.positions; p++) {                                                                 \
         for (c = 0; c + 4 * LANES <= frame.channels; c += 4 * LANES)                                                   \
@@ -141,7 +142,7 @@ INLINE void NAME(sum_of)(const struct sweep *sweep, struct frame frame, weftData
     }
 }
 
-/* As many as are left of bilinear interpolation. */
+/* The number of taps that bilinear interpolation has left after its rows are combined. */
 INLINE void NAME(sum_of_2)(const struct sweep *sweep, struct frame frame) {
     const char *const rows[] = {sweep->rows[0], sweep->rows[1]};
     const float weights[] = {sweep->weights[0], sweep->weights[1]};
@@ -149,7 +150,7 @@ INLINE void NAME(sum_of_2)(const struct sweep *sweep, struct frame frame) {
     EACH_BLOCK(NAME(sum_block), WEFT_DATA_FLOAT, WEFT_DATA_FLOAT, rows, weights, 2)
 }
 
-/* With the type as a constant nothing is asked for each element. */
+/* The type is a constant here, so it is not checked for each element. */
 TARGET static void NAME(maximum)(const struct sweep *sweep) {
     if (sweep->type == WEFT_DATA_FLOAT)
         NAME(maximum_of)(sweep, frame_of(sweep), WEFT_DATA_FLOAT);
