@@ -383,27 +383,27 @@ def _plain(q: Any, k: Any, v: Any) -> Any:
 
 NEAR_MISSES = {
     "scores are wanted": NearMiss(
-        _both, lambda q, k, v: [_plain(q, k, v), q @ k], "is wanted outside of the attention"
+        _both, lambda q, k, v: [_plain(q, k, v), q @ k], "is read outside of the attention"
     ),
     "weights are read": NearMiss(
-        _weights_too, lambda q, k, v: [_plain(q, k, v), _weights(q @ k)], "is wanted outside of the attention"
+        _weights_too, lambda q, k, v: [_plain(q, k, v), _weights(q @ k)], "is read outside of the attention"
     ),
     "columns": NearMiss(
         lambda g, q, k, v: g.matmul(g.softmax(g.matmul(q, k), axis=2), v),
         lambda q, k, v: _weights(q @ k, 2) @ v,
-        "sums along another dimension than the last one",
+        "does not sum along the last dimension",
     ),
     "columns, spelled": NearMiss(
         lambda g, q, k, v: g.matmul(_spelled_weights(g, g.matmul(q, k), axis=2), v),
         lambda q, k, v: _weights(q @ k, 2) @ v,
-        "no softmax of scores",
+        "not the result of a softmax",
     ),
     "another maximum": NearMiss(
         _other_maximum,
         lambda q, k, v: (
             np.exp(q @ k - (-q @ k).max(-1, keepdims=True)) / np.exp(q @ k).sum(-1, keepdims=True) @ v
         ),
-        "no softmax of scores",
+        "not the result of a softmax",
     ),
     "binary statistics": NearMiss(
         lambda g, q, k, v: (
@@ -411,7 +411,7 @@ NEAR_MISSES = {
             s,
         ),
         lambda q, k, v: [_plain(q, k, v), np.log2(np.exp(q @ k).sum(-1, keepdims=True))],
-        "gives statistics to base 2",
+        "returns statistics to base 2",
     ),
     "weights of another type": NearMiss(
         lambda g, q, k, v: g.matmul(g.softmax(g.matmul(q, k)).set_data_type("f16"), v),
@@ -441,6 +441,6 @@ NEAR_MISSES = {
     "no product of scores": NearMiss(
         lambda g, q, k, v: g.matmul(g.softmax(g.add(g.mul(q, 2.0), q)), g.transpose(k, [0, 1, 2, 3])),
         lambda q, k, v: _weights(3 * q) @ k,
-        "is not made of a product",
+        "is not computed from a product",
     ),
 }

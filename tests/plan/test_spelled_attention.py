@@ -73,7 +73,7 @@ def test_a_mask_that_turns_weights_over_is_no_dropout() -> None:
     steps = g.build().plan.report["steps"]
     assert FAMILY not in [step["family"] for step in steps]
     reasons = " ".join(each["reason"] for step in steps for each in step["declined"])
-    assert "multiplies weights that dropout keeps by a negative number" in reasons
+    assert "scales the weights that dropout keeps by a negative number" in reasons
 
 
 BOUNDED = {

@@ -155,11 +155,11 @@ def _spelled(
 
 
 REFUSED = {
-    "weights are wanted": (_weights_are_wanted, "is wanted outside of the attention"),
+    "weights are wanted": (_weights_are_wanted, "is read outside of the attention"),
     "weights are given": (_given_weights, "is stored: the weights of attention are made again"),
     "other sums": (
         lambda g, *x: _spelled(g, *x, sums=lambda g, p, dp, d_o, q: (p, p)),
-        "is no sum of P dP, or of dO o, of a row",
+        "is not the row sums of P dP or of dO o",
     ),
     "another factor": (
         lambda g, *x: _spelled(g, *x, key_scale=0.5),
@@ -167,7 +167,7 @@ REFUSED = {
     ),
     "other queries": (
         lambda g, *x: _spelled(g, *x, other=lambda g, q: g.relu(q)),
-        "multiplies the gradient of scores by something else than the queries",
+        "multiplies the gradient of the scores by a tensor other than the queries",
     ),
 }
 

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Finding gradients of attention that are spelled out. The search begins at dP = dO V^T. Behind it is the gradient of
-   the softmax, dS = P (dP - sums of rows), which names the weights P; from these upwards the scores are found as those
-   of attention forward are, and downwards O = P V and dV = P^T dO; behind dS, dQ = dS K and dK = dS^T Q. The order
-   matters: scores are parted (scale, bias, masks, modifier) when all that reads them is known, as an operation that
-   others read, too, would be left to these; and the way back from dS is read when the parts of the scores are known, as
-   it must have the same scale, bias and masks. Nothing here writes the operations: see write.c. */
+/* Matches the backward pass of attention. The search begins at dP = dO V^T and continues with the gradient of the
+   softmax, dS = P (dP - row sums), which leads to the weights P. From P the search goes up to the scores, like in the
+   forward pass, and down to O = P V and dV = P^T dO. From dS it goes down to dQ = dS K and dK = dS^T Q. The order
+   matters. The scores are split (scale, bias, masks, modifier) once all their readers are known, because an operation
+   that is also read elsewhere must stay with its other readers. The gradient of the modifier is read after that,
+   because it must have the same scale, bias and masks. The rewrite is in rewrite.c. */
 #include "graph/ops/reshape.h"
 #include "graph/ops/softmax.h"
 #include "graph/ops/transpose.h"
@@ -14,64 +14,64 @@
 #include <math.h>
 #include <string.h>
 
-/* Operations between the gradient of the softmax and a product: bounds the recursion. */
+/* Limits the recursion: operations between the softmax gradient and a product. */
 enum { FOLLOW_DEPTH = 24 };
-/* Two factors that differ by less, relatively, are one: frameworks round a scale to FLOAT on one way and not on the
-   other. */
+/* Relative difference up to which two factors count as equal: frameworks may round a scale to FLOAT in one direction
+   only. */
 static const double CLOSE = 1e-6;
 
-/* Products that read one tensor of scores' extents, under views and transposes; -1: none. */
+/* Products that read one tensor of the scores' extents, through views and transposes, or -1. */
 struct readers {
-    int rows;                                  /* X y: a row for each query */
-    int columns;                               /* X^T y, or (y^T X)^T: a row for each key */
+    int rows;                                  /* node of X y: one row per query */
+    int columns;                               /* node of X^T y, or of (y^T X)^T: one row per key */
     bool is_transposed_result;                 /* the latter */
-    const struct tensor *of_rows, *of_columns; /* X as each reads it, before it was transposed */
+    const struct tensor *of_rows, *of_columns; /* X as each of them reads it, before the transpose */
 };
 
-/* The search as it goes: `s` is what is found, all else is needed until the end of the search alone. Tensors are those
-   of the whole graph. */
+/* State of the search. `s` is its result; the rest is needed during the search only. All tensors belong to the whole
+   graph. */
 struct gradient {
     struct attention_pattern *s;
     const struct matmul_op *product; /* dO V^T */
-    const struct tensor *dp;         /* its result, without what dropout dropped of it */
+    const struct tensor *dp;         /* gradient of the weights, after the backward pass of dropout */
     const struct tensor *weights;    /* P, before dropout */
     const struct tensor *sums;       /* subtracted from dp */
-    const struct tensor *ds;         /* the gradient of the scores as the softmax takes them, */
-    const struct tensor *made[3];    /* and what is made on the way to it from dp, weights and sums */
-    double growth;                   /* of dp by dropout */
+    const struct tensor *ds;         /* gradient of the softmax's input */
+    const struct tensor *result[3];  /* intermediate tensors between dp, weights, sums and ds */
+    double dropout_scale;            /* scale factor of dropout in dp */
     struct readers of_weights, of_ds;
-    const struct tensor *o; /* of which sums are made; NULL: they are made of weights */
+    const struct tensor *o; /* the sums are those of dO o; NULL if they are those of P dP */
 };
 
-/* ---- Around a tensor --------------------------------------------------------------------------------------------- */
+/* ---- Queries of a tensor ----------------------------------------------------------------------------------------- */
 
-/* A tensor of the graph, with its readers in order. */
+/* The graph's entry for a tensor, with its readers in order. */
 static const struct value *value_of(const struct attention_pattern *s, const struct tensor *tensor) {
     return &s->graph->values[graph_find_value(s->graph, tensor)];
 }
 
-/* Extents alone: strides may differ. */
+/* Compares extents; strides may differ. */
 static bool is_same_dims(const struct dims *a, const struct dims *b) {
     return a->count == b->count && memcmp(a->at, b->at, (size_t)a->count * sizeof *a->at) == 0;
 }
 
-/* The pointwise operation at a node, of this mode and without alphas, which would scale its operands; NULL: something
-   else is there. */
-static const struct pointwise_op *reads_by(const struct attention_pattern *s, int reader, int mode) {
+/* The pointwise operation at a node if it has this mode and no alphas, which would scale its operands; otherwise
+   NULL. */
+static const struct pointwise_op *pointwise_reader(const struct attention_pattern *s, int reader, int mode) {
     const struct pointwise_op *op = pattern_is_pointwise(s, reader) ? pattern_pointwise(s, reader) : NULL;
     return op && op->pw->mode == mode && op->alpha1 == 1 && op->alpha2 == 1 ? op : NULL;
 }
 
-/* Of a product of two tensors, the one that is not `one`; NULL: that is none of the two. */
+/* The other operand of a product if `one` is an operand, otherwise NULL. */
 static const struct tensor *other_factor(const struct pointwise_op *op, const struct tensor *one) {
     return op->x == one ? op->b : op->b == one ? op->x : NULL;
 }
 
-/* A tensor under other extents, or before a conversion that keeps its numbers: dO, and o, are often made FLOAT before
-   they are multiplied. Transposes are not looked through: the product of two tensors is elementwise. */
-static const struct tensor *root_of(const struct attention_pattern *s, const struct tensor *tensor) {
+/* The tensor before reshapes and exact conversions: frameworks often convert dO and o to FLOAT before they multiply
+   them. Does not skip transposes, because this product is elementwise. */
+static const struct tensor *skip_conversions(const struct attention_pattern *s, const struct tensor *tensor) {
     for (int node; (node = pattern_producer(s, tensor)) >= 0;) {
-        const struct pointwise_op *same = reads_by(s, node, WEFT_POINTWISE_IDENTITY);
+        const struct pointwise_op *same = pointwise_reader(s, node, WEFT_POINTWISE_IDENTITY);
         const struct reshape_op *view = pattern_view_at(s, node);
         if (!view && !(same && pattern_is_exact(s, same->y)))
             break;
@@ -80,54 +80,54 @@ static const struct tensor *root_of(const struct attention_pattern *s, const str
     return tensor;
 }
 
-/* Whether two products read the same elements at the same places. Both views have been looked through to memory, so the
-   keys of q k^T and those of dS k are compared as they lie, however often they were transposed. */
+/* True if two products read the same elements at the same positions. Both views refer to tensors in memory, so the keys
+   of q k^T and of dS k compare equal regardless of transposes. */
 static bool is_same_view(const struct pattern_view *a, const struct pattern_view *b) {
-    bool is = a->tensor == b->tensor && is_same_dims(&a->dims, &b->dims);
-    for (int64_t i = 0; is && i < a->dims.count; i++)
-        is = a->dims.at[i] == 1 || a->strides.at[i] == b->strides.at[i];
-    return is;
+    bool matches = a->tensor == b->tensor && is_same_dims(&a->dims, &b->dims);
+    for (int64_t i = 0; matches && i < a->dims.count; i++)
+        matches = a->dims.at[i] == 1 || a->strides.at[i] == b->strides.at[i];
+    return matches;
 }
 
 /* ---- The gradient of the softmax --------------------------------------------------------------------------------- */
 
-/* The product u w of two tensors whose sums of rows a tensor is, under any view; NULL: it is something else, or one of
-   the two is rounded on the way, as attention's own sums are not. */
-static const struct pointwise_op *summed(const struct attention_pattern *s, const struct tensor *sums) {
+/* The product u w of two tensors if `sums` are its row sums, under any view. NULL otherwise, or if u or w is rounded,
+   which attention's own sums are not. */
+static const struct pointwise_op *row_sum_product(const struct attention_pattern *s, const struct tensor *sums) {
     const struct reduction_op *sum = pattern_reduced_by(s, pattern_skip_view(s, sums), WEFT_REDUCE_TENSOR_ADD);
     int node = sum ? pattern_producer(s, sum->x) : -1;
     bool is_exact = sum && pattern_is_exact(s, sum->y) && pattern_is_exact(s, sum->x);
-    return is_exact && node >= 0 ? reads_by(s, node, WEFT_POINTWISE_MUL) : NULL;
+    return is_exact && node >= 0 ? pointwise_reader(s, node, WEFT_POINTWISE_MUL) : NULL;
 }
 
-/* P (dP - sums), by the subtraction at a node that reads dP. A framework's softmax gradient spells it so. Fills in what
-   `g` has of the softmax; false leaves it alone. */
+/* Matches P (dP - sums), the form of a framework's softmax gradient, at a subtraction node that reads dP. Fills in the
+   softmax part of `g`, or leaves it unchanged and returns false. */
 static bool find_difference(struct gradient *g, int reader) {
     const struct attention_pattern *s = g->s;
-    const struct pointwise_op *difference = reads_by(s, reader, WEFT_POINTWISE_SUB);
+    const struct pointwise_op *difference = pointwise_reader(s, reader, WEFT_POINTWISE_SUB);
     const struct value *value = difference && difference->x == g->dp ? value_of(s, difference->y) : NULL;
     for (int i = 0; value && i < value->readers; i++) {
-        const struct pointwise_op *product = reads_by(s, value->read_by[i], WEFT_POINTWISE_MUL);
-        if (!product || !summed(s, difference->b) || !pattern_is_exact(s, difference->y))
+        const struct pointwise_op *product = pointwise_reader(s, value->read_by[i], WEFT_POINTWISE_MUL);
+        if (!product || !row_sum_product(s, difference->b) || !pattern_is_exact(s, difference->y))
             continue;
         g->weights = other_factor(product, difference->y);
         g->sums = difference->b;
         g->ds = product->y;
-        g->made[0] = difference->y;
-        g->made[1] = product->y;
+        g->result[0] = difference->y;
+        g->result[1] = product->y;
         return true;
     }
     return false;
 }
 
-/* P dP - P sums, by the product at a node that reads dP: the same with the product that the sums need, too, as
-   decompositions spell it. */
+/* Matches P dP - P sums, the form of decompositions, at the product node that reads dP. The sums use the same
+   product. */
 static bool find_products(struct gradient *g, int reader) {
     const struct attention_pattern *s = g->s;
-    const struct pointwise_op *product = reads_by(s, reader, WEFT_POINTWISE_MUL);
+    const struct pointwise_op *product = pointwise_reader(s, reader, WEFT_POINTWISE_MUL);
     const struct value *value = product && pattern_is_exact(s, product->y) ? value_of(s, product->y) : NULL;
     for (int i = 0; value && i < value->readers; i++) {
-        const struct pointwise_op *difference = reads_by(s, value->read_by[i], WEFT_POINTWISE_SUB);
+        const struct pointwise_op *difference = pointwise_reader(s, value->read_by[i], WEFT_POINTWISE_SUB);
         const struct pointwise_op *share =
             difference && difference->x == product->y && pattern_is_exact(s, difference->b)
                 ? pattern_produced_by(s, difference->b, WEFT_POINTWISE_MUL)
@@ -135,47 +135,47 @@ static bool find_products(struct gradient *g, int reader) {
         const struct tensor *weights = other_factor(product, g->dp);
         const struct tensor *sums =
             share && share->alpha1 == 1 && share->alpha2 == 1 ? other_factor(share, weights) : NULL;
-        if (!sums || !summed(s, sums))
+        if (!sums || !row_sum_product(s, sums))
             continue;
         g->weights = weights;
         g->sums = sums;
         g->ds = difference->y;
-        g->made[0] = product->y;
-        g->made[1] = share->y;
-        g->made[2] = difference->y;
+        g->result[0] = product->y;
+        g->result[1] = share->y;
+        g->result[2] = difference->y;
         return true;
     }
     return false;
 }
 
-/* What an operation that reads dP makes of it on the way to the gradient of the softmax: a view, a conversion, dropout,
-   whose growth is noted; NULL: it is not on that way. */
+/* The result of an operation that reads dP, if it may precede the softmax gradient: a view, a conversion, or dropout,
+   whose scale factor is recorded. NULL otherwise. */
 static const struct tensor *follow_dp(struct gradient *g, int reader) {
     struct attention_pattern *s = g->s;
     const struct reshape_op *view = pattern_view_at(s, reader);
-    const struct tensor *before;
+    const struct tensor *source;
     double factor;
     if (view)
         return view->y;
     if (!pattern_is_pointwise(s, reader) || !pattern_is_exact(s, pattern_result(s, reader)))
         return NULL;
-    if (pattern_read_factor(pattern_pointwise(s, reader), &before, &factor) && before == g->dp) {
-        g->growth *= factor;
+    if (pattern_read_factor(pattern_pointwise(s, reader), &source, &factor) && source == g->dp) {
+        g->dropout_scale *= factor;
         return pattern_result(s, reader);
     }
-    bool drops = pattern_match_dropout(s, pattern_pointwise(s, reader), &before, &g->growth) && before == g->dp;
+    bool drops = pattern_match_dropout(s, pattern_pointwise(s, reader), &source, &g->dropout_scale) && source == g->dp;
     return drops ? pattern_result(s, reader) : NULL;
 }
 
-/* Goes on from dP until the gradient of the softmax is found. Most products of a graph end here at once, which keeps
-   the search cheap: it is begun at every product. */
+/* Follows dP to the gradient of the softmax. The search starts at every product of a graph, and stops here for most of
+   them, so this has to be cheap. */
 static weftStatus_t find_softmax_gradient(struct gradient *g, int node) {
     for (int depth = 0; depth < FOLLOW_DEPTH; depth++) {
         const struct value *value = value_of(g->s, g->dp);
         const struct tensor *next = NULL;
         if (!pattern_is_exact(g->s, g->dp))
             return pattern_decline_tensor(g->dp, "has a type to which attention does not round: leave it unset");
-        /* The difference first: where the sums are those of P dP, a product of both is here in any case. */
+        /* Tries the difference first: if the sums are those of P dP, the product of both exists in either form. */
         for (int i = 0; i < value->readers; i++)
             if (find_difference(g, value->read_by[i]))
                 return WEFT_STATUS_SUCCESS;
@@ -190,37 +190,37 @@ static weftStatus_t find_softmax_gradient(struct gradient *g, int node) {
             break;
         g->dp = next;
     }
-    return pattern_decline(g->s, node, "no gradient of a softmax is behind it");
+    return pattern_decline(g->s, node, "is not followed by the gradient of a softmax");
 }
 
-/* Takes the operations from dP to the gradient of the scores, and what the sums are made of: P dP, or dO o, which is
-   the same number, as o is the sum of weights times values. Of the latter g->o is the other factor than dO. */
-static weftStatus_t take_softmax_gradient(struct gradient *g) {
+/* Adds the operations between dP and the gradient of the scores, and those of the sums: the row sums of P dP or of dO
+   o, which are equal because o = P V. In the latter case g->o is the factor that is not dO. */
+static weftStatus_t add_softmax_gradient(struct gradient *g) {
     struct attention_pattern *s = g->s;
     const struct tensor *sums = g->sums;
-    const struct pointwise_op *factors = summed(s, sums);
+    const struct pointwise_op *factors = row_sum_product(s, sums);
     bool is_of_weights = other_factor(factors, g->weights) == g->dp;
-    for (int i = 0; i < 3 && g->made[i]; i++)
-        TRY(pattern_add(s, pattern_producer(s, g->made[i])));
+    for (int i = 0; i < 3 && g->result[i]; i++)
+        TRY(pattern_add(s, pattern_producer(s, g->result[i])));
     TRY(pattern_add_view(s, &sums));
     TRY(pattern_add(s, pattern_producer(s, sums)));
     TRY(pattern_add(s, pattern_producer(s, factors->y)));
     if (is_of_weights)
         return WEFT_STATUS_SUCCESS;
-    const struct tensor *d_o = root_of(s, s->d_o.tensor), *sides[] = {factors->x, factors->b};
+    const struct tensor *d_o = skip_conversions(s, s->d_o.tensor), *sides[] = {factors->x, factors->b};
     for (int i = 0; i < 2 && !g->o; i++)
-        if (root_of(s, sides[i]) == d_o || root_of(s, sides[i]) == root_of(s, g->product->a))
+        if (skip_conversions(s, sides[i]) == d_o || skip_conversions(s, sides[i]) == skip_conversions(s, g->product->a))
             g->o = sides[1 - i];
-    return g->o ? WEFT_STATUS_SUCCESS : pattern_decline_tensor(g->sums, "is no sum of P dP, or of dO o, of a row");
+    return g->o ? WEFT_STATUS_SUCCESS : pattern_decline_tensor(g->sums, "is not the row sums of P dP or of dO o");
 }
 
 /* ---- Weights ----------------------------------------------------------------------------------------------------- */
 
-/* e^(scores - statistics), a number for each row: the weights made again by what a softmax has kept. Statistics are
-   taken for those of these scores, as attention's own gradient takes them: the portable kernels cut weights to 1. */
+/* Matches exp(scores - statistics) with one statistic per row: weights recomputed from the statistics of a softmax. The
+   statistics are assumed to belong to these scores; the portable kernels clamp weights to 1. */
 static bool find_exponential(struct attention_pattern *s, const struct tensor *weights) {
     int node = pattern_producer(s, weights);
-    const struct pointwise_op *exponential = reads_by(s, node, WEFT_POINTWISE_EXP);
+    const struct pointwise_op *exponential = pointwise_reader(s, node, WEFT_POINTWISE_EXP);
     const struct pointwise_op *difference =
         exponential ? pattern_produced_by(s, exponential->x, WEFT_POINTWISE_SUB) : NULL;
     if (!difference || difference->alpha1 != 1 || difference->alpha2 != 1 || !pattern_is_exact(s, difference->y))
@@ -234,42 +234,41 @@ static bool find_exponential(struct attention_pattern *s, const struct tensor *w
     return !pattern_add(s, node) && !pattern_add(s, pattern_producer(s, exponential->x));
 }
 
-/* From the weights to the scores. Weights that come from memory have no scores to be made of again: reading them is
-   what the kernels avoid. */
+/* Matches from the weights up to the scores. Weights that are stored are declined: the kernels recompute weights from
+   scores. */
 static weftStatus_t find_softmax(struct gradient *g) {
     int node = pattern_producer(g->s, g->weights);
     if (node < 0)
-        return pattern_decline_tensor(g->weights, "is stored: the weights of attention are made again from scores");
+        return pattern_decline_tensor(g->weights, "is stored in memory: attention recomputes weights from scores");
     if (!pattern_is_exact(g->s, g->weights))
         return pattern_decline_tensor(g->weights, "has a type to which attention does not round: leave it unset");
     return find_exponential(g->s, g->weights) ? WEFT_STATUS_SUCCESS : pattern_match_softmax(g->s, node);
 }
 
-/* ---- Products that read a tensor of scores' extents -------------------------------------------------------------- */
+/* ---- Products that read a tensor of the scores' extents ---------------------------------------------------------- */
 
-/* Whether a transpose exchanges the last two dimensions, and no other. */
+/* True if a transpose swaps the last two dimensions only. */
 static bool is_swap(const struct transpose_op *op) {
     int64_t last = op->permutation.count - 1;
-    bool is = last >= 1 && op->permutation.at[last] == last - 1 && op->permutation.at[last - 1] == last;
-    for (int64_t i = 0; is && i < last - 1; i++)
-        is = op->permutation.at[i] == i;
-    return is;
+    bool matches = last >= 1 && op->permutation.at[last] == last - 1 && op->permutation.at[last - 1] == last;
+    for (int64_t i = 0; matches && i < last - 1; i++)
+        matches = op->permutation.at[i] == i;
+    return matches;
 }
 
-/* Notes a product that reads X, or, where is_transposed, the transpose of X. Four forms would be possible: X y and
-   X^T y are those of the definition, y^T X is the transpose of the second, as the gradient of a transposed operand is
-   spelled; y X^T, the transpose of the first, is nobody's. */
-static weftStatus_t note_product(struct readers *r, struct attention_pattern *s, int node, const struct tensor *read,
-                                 const struct tensor *x, bool is_transposed) {
+/* Records a product that reads X, or the transpose of X if is_transposed. The definition has X y and X^T y. The
+   gradient of a transposed operand has y^T X, the transpose of the latter. The fourth form, y X^T, does not occur. */
+static weftStatus_t record_product(struct readers *r, struct attention_pattern *s, int node, const struct tensor *read,
+                                   const struct tensor *x, bool is_transposed) {
     const struct matmul_op *op = (const struct matmul_op *)pattern_op(s, node);
     bool is_first = op->a == read;
     if ((is_first && op->b == read) || (!is_first && is_transposed))
-        return pattern_decline(s, node, "is no product that gradients of attention have");
-    int *found = is_first && !is_transposed ? &r->rows : &r->columns;
-    if (*found >= 0)
-        return pattern_decline(s, node, "is one more product of the same weights, or of their gradient");
-    *found = node;
-    if (found == &r->rows) {
+        return pattern_decline(s, node, "is not one of the products in the backward pass of attention");
+    int *match = is_first && !is_transposed ? &r->rows : &r->columns;
+    if (*match >= 0)
+        return pattern_decline(s, node, "is a second product of the same weights or of their gradient");
+    *match = node;
+    if (match == &r->rows) {
         r->of_rows = x;
     } else {
         r->of_columns = x;
@@ -278,9 +277,9 @@ static weftStatus_t note_product(struct readers *r, struct attention_pattern *s,
     return pattern_check_product(s, node);
 }
 
-/* Follows readers of a tensor to products and takes the operations on the way, one after the other or side by side: dQ
-   and dK may have conversions of their own. x: the tensor before its transpose, where one is on the way. What is taken
-   here and leads to no product is found at the end, as nobody in the attention reads it. */
+/* Follows the readers of a tensor to products, and adds the operations in between. These may form several branches,
+   because dQ and dK may have separate conversions. x is the tensor before its transpose, if there was one. Nodes that
+   are added here and lead to no product are detected at the end, because no node of the pattern reads them. */
 static weftStatus_t follow_readers(struct readers *r, struct attention_pattern *s, const struct tensor *tensor,
                                    const struct tensor *x, bool is_transposed, int depth) {
     const struct value *value = value_of(s, tensor);
@@ -292,7 +291,7 @@ static weftStatus_t follow_readers(struct readers *r, struct attention_pattern *
         if (pattern_contains(s, node))
             continue;
         if (op_of(op) == &matmul_op) {
-            TRY(note_product(r, s, node, tensor, is_transposed ? x : tensor, is_transposed));
+            TRY(record_product(r, s, node, tensor, is_transposed ? x : tensor, is_transposed));
         } else if (view) {
             TRY(pattern_add(s, node));
             TRY(follow_readers(r, s, view->y, x, is_transposed, depth - 1));
@@ -308,19 +307,18 @@ static weftStatus_t follow_readers(struct readers *r, struct attention_pattern *
     return WEFT_STATUS_SUCCESS;
 }
 
-/* From what a product reads back to the weights: over conversions, views, and the same dropout as the gradient has.
-   Searched on a copy: its operations are taken already, and dropout is to be found once more, not only the first
-   time. */
+/* Follows an operand of a product back to the weights, through conversions, views, and the same dropout as in the
+   backward pass. Works on a copy: the nodes have been added already, and dropout must be matched again. */
 static weftStatus_t check_dropped(const struct gradient *g, int product, const struct tensor *read,
                                   const struct tensor *other) {
-    struct attention_pattern trial = *g->s; /* what is found again is there already */
-    double growth = 1, factor;
+    struct attention_pattern trial = *g->s; /* finds nodes that the pattern contains already */
+    double dropout_scale = 1, factor;
     trial.dropout = NULL, trial.drop_mask = NULL;
     for (int node; read != g->weights;) {
-        const struct tensor *before;
+        const struct tensor *source;
         node = pattern_producer(&trial, read);
         if (node < 0)
-            return pattern_decline(g->s, product, "multiplies something else than the weights");
+            return pattern_decline(g->s, product, "does not multiply the weights");
         const struct reshape_op *view = pattern_view_at(&trial, node);
         if (view) {
             read = view->x;
@@ -328,26 +326,25 @@ static weftStatus_t check_dropped(const struct gradient *g, int product, const s
         }
         TRY(pattern_check_weights(&trial, read, other));
         if (!pattern_is_pointwise(&trial, node))
-            return pattern_decline(g->s, product, "multiplies something else than the weights");
-        if (pattern_read_factor(pattern_pointwise(&trial, node), &before, &factor))
-            growth *= factor;
-        else if (!pattern_match_dropout(&trial, pattern_pointwise(&trial, node), &before, &growth))
-            return pattern_decline(g->s, product, "multiplies something else than the weights");
-        read = before;
+            return pattern_decline(g->s, product, "does not multiply the weights");
+        if (pattern_read_factor(pattern_pointwise(&trial, node), &source, &factor))
+            dropout_scale *= factor;
+        else if (!pattern_match_dropout(&trial, pattern_pointwise(&trial, node), &source, &dropout_scale))
+            return pattern_decline(g->s, product, "does not multiply the weights");
+        read = source;
     }
     if (trial.dropout != g->s->dropout || trial.drop_mask != g->s->drop_mask ||
-        (trial.drop_mask && growth != g->s->growth))
-        return pattern_decline(g->s, product, "has other dropout than the gradient of the weights");
-    return pattern_check_dropout(&trial, product, growth);
+        (trial.drop_mask && dropout_scale != g->s->dropout_scale))
+        return pattern_decline(g->s, product, "applies a different dropout than the gradient of the weights");
+    return pattern_check_dropout(&trial, product, dropout_scale);
 }
 
 /* ---- O and dV ---------------------------------------------------------------------------------------------------- */
 
-/* dV, or dK: [.., key, column], and `other`, dO or q, [.., query, column], both as they lie in memory. A transposed
-   product has both transposed. factor: what result and operand are multiplied by beside the product; NULL where none
-   may be. */
-static weftStatus_t take_columns(struct attention_pattern *s, const struct readers *r, struct pattern_view *result,
-                                 struct pattern_view *other, double *factor) {
+/* Adds dV or dK, [.., key, column], and `other`, dO or q, [.., query, column], as stored in memory. A transposed
+   product has both transposed. factor: receives scale factors of result and operand; NULL if none are allowed. */
+static weftStatus_t add_columns_result(struct attention_pattern *s, const struct readers *r,
+                                       struct pattern_view *result, struct pattern_view *other, double *factor) {
     const struct matmul_op *op = (const struct matmul_op *)pattern_op(s, r->columns);
     *result = pattern_view_of(op->c, op);
     *other = pattern_view_of(r->is_transposed_result ? op->a : op->b, op);
@@ -357,9 +354,9 @@ static weftStatus_t take_columns(struct attention_pattern *s, const struct reade
     return pattern_follow_result(s, result, r->is_transposed_result, factor);
 }
 
-/* o, or dQ: [.., query, column], and `other`, values or keys, [.., key, column]. */
-static weftStatus_t take_rows(struct attention_pattern *s, const struct readers *r, struct pattern_view *result,
-                              struct pattern_view *other, double *factor) {
+/* Adds o or dQ, [.., query, column], and `other`, values or keys, [.., key, column]. */
+static weftStatus_t add_rows_result(struct attention_pattern *s, const struct readers *r, struct pattern_view *result,
+                                    struct pattern_view *other, double *factor) {
     const struct matmul_op *op = (const struct matmul_op *)pattern_op(s, r->rows);
     *result = pattern_view_of(op->c, op);
     *other = pattern_view_of(op->b, op);
@@ -367,35 +364,35 @@ static weftStatus_t take_rows(struct attention_pattern *s, const struct readers 
     return pattern_follow_result(s, result, false, factor);
 }
 
-/* dV = dropout(P)^T dO; nobody may want it. */
+/* dV = dropout(P)^T dO; optional. */
 static weftStatus_t find_dv(struct gradient *g) {
     struct attention_pattern *s = g->s;
     struct pattern_view d_o;
     if (g->of_weights.columns < 0)
         return WEFT_STATUS_SUCCESS;
-    TRY(take_columns(s, &g->of_weights, &s->dv, &d_o, NULL));
+    TRY(add_columns_result(s, &g->of_weights, &s->dv, &d_o, NULL));
     if (!is_same_view(&d_o, &s->d_o))
-        return pattern_decline(s, g->of_weights.columns, "multiplies weights by something else than dO");
+        return pattern_decline(s, g->of_weights.columns, "multiplies the weights by a tensor other than dO");
     return check_dropped(g, g->of_weights.columns, g->of_weights.of_columns, d_o.tensor);
 }
 
-/* O that the graph makes here of the same weights: then one step makes o and the gradients. Sums of dO o must be of
-   this o. */
+/* If the graph computes O from the same weights, one step computes O and the gradients. The sums of dO o must use this
+   O. */
 static weftStatus_t find_made_o(struct gradient *g) {
     struct attention_pattern *s = g->s;
     struct pattern_view v;
     const struct matmul_op *op = (const struct matmul_op *)pattern_op(s, g->of_weights.rows);
-    TRY(take_rows(s, &g->of_weights, &s->o, &v, NULL));
+    TRY(add_rows_result(s, &g->of_weights, &s->o, &v, NULL));
     if (!is_same_view(&v, &s->v))
-        return pattern_decline(s, g->of_weights.rows, "multiplies weights by something else than the values");
+        return pattern_decline(s, g->of_weights.rows, "multiplies the weights by a tensor other than the values");
     if (s->given_stats)
-        return pattern_decline(s, g->of_weights.rows, "makes o of weights whose statistics are given");
-    if (g->o && g->o != s->o.tensor && root_of(s, g->o) != op->c)
-        return pattern_decline_tensor(g->o, "is another o than the one that the weights make");
-    s->makes_o = true;
+        return pattern_decline(s, g->of_weights.rows, "computes o from weights whose statistics are inputs");
+    if (g->o && g->o != s->o.tensor && skip_conversions(s, g->o) != op->c)
+        return pattern_decline_tensor(g->o, "is not the o that these weights produce");
+    s->computes_o = true;
     for (const struct tensor *tensor = g->o; tensor && tensor != s->o.tensor && tensor != op->c;) {
-        /* What lies between o and its sums belongs to the step: outside it would wait for the step, and the step for
-           it. */
+        /* Nodes between O and its sums become part of the step. Outside, they would depend on the step and the step on
+           them: a cycle. */
         int node = pattern_producer(s, tensor);
         const struct reshape_op *view = pattern_view_at(s, node);
         TRY(pattern_add(s, node));
@@ -404,44 +401,45 @@ static weftStatus_t find_made_o(struct gradient *g) {
     return check_dropped(g, g->of_weights.rows, g->of_weights.of_rows, v.tensor);
 }
 
-/* O as it was stored, by the sums of dO o. Without any, a forward pass of its own makes it, which it can where it makes
-   the statistics, too: with statistics that are given its weights would be others. */
+/* Finds a stored O through the sums of dO o. Without a stored O, a separate forward pass recomputes it. That is
+   possible only if it also computes the statistics, because with given statistics the weights would differ. */
 static weftStatus_t find_given_o(struct gradient *g) {
     struct attention_pattern *s = g->s;
     if (!g->o)
         return s->given_stats
-                   ? pattern_decline_tensor(g->sums, "takes weights whose statistics are given, and o is not")
+                   ? pattern_decline_tensor(g->sums, "needs o as an input, because the statistics are inputs")
                    : WEFT_STATUS_SUCCESS;
     s->o = (struct pattern_view){g->o, g->o->dims, g->o->strides, s->d_o.whole};
     return pattern_look_through(s, &s->o, pattern_producer(s, pattern_skip_view(s, g->sums)), NULL);
 }
 
-/* ---- Behind the gradient of the scores --------------------------------------------------------------------------- */
+/* ---- After the gradient of the scores ---------------------------------------------------------------------------- */
 
-/* Whether a forward operation hides, where a mask is false (`keeps`) or true, scores by -inf, or by a number of which a
-   bound was made. Weights are 0 there, and so is their gradient without another operation. The hiding operation must be
-   the last one on the scores, or have been taken off from behind: what follows it could make -inf a number again. */
-static bool is_hidden_by(const struct attention_pattern *s, const struct tensor *mask, bool keeps) {
+/* True if a forward operation hides the scores where a mask is false (`keeps_true`) or true, by -inf or by a number that
+   became a bound. The weights are 0 there, and so is their gradient without any further operation. The operation must
+   be the last one on the scores, or all operations after it must have been peeled: a later operation could turn -inf
+   into a finite number. */
+static bool is_hidden_by(const struct attention_pattern *s, const struct tensor *mask, bool keeps_true) {
     const struct value *value = value_of(s, mask);
     for (int i = 0; i < value->readers; i++) {
-        int place = pattern_index(s, value->read_by[i]);
+        int index = pattern_index(s, value->read_by[i]);
         const struct pointwise_op *op =
-            place >= 0 ? reads_by(s, value->read_by[i], WEFT_POINTWISE_BINARY_SELECT) : NULL;
+            index >= 0 ? pointwise_reader(s, value->read_by[i], WEFT_POINTWISE_BINARY_SELECT) : NULL;
         double hidden;
-        bool hides = op && op->t == mask && pattern_read_constant(keeps ? op->b : op->x, &hidden);
+        bool hides = op && op->t == mask && pattern_read_constant(keeps_true ? op->b : op->x, &hidden);
         bool is_last = hides && (op->y == s->scores || op->y == s->modified);
-        bool is_peeled = hides && !s->nodes[place].modifies && !s->nodes[place].carries && hidden < -1e30;
+        bool is_peeled = hides && !s->nodes[index].modifies && !s->nodes[index].modifies_gradient && hidden < -1e30;
         if (is_peeled || (is_last && hidden == -INFINITY))
             return true;
     }
     return false;
 }
 
-/* The gradient of the scores behind an operation that leaves it as it is: a conversion, or zeros where a mask hides and
-   it is 0 anyway; NULL: the operation is another one. */
+/* The gradient of the scores after an operation that does not change it: a conversion, or a select that writes zeros
+   where a mask hides scores. NULL if the operation is another one. */
 static const struct tensor *follow_same(const struct attention_pattern *s, const struct tensor *gradient, int node) {
-    const struct pointwise_op *same = reads_by(s, node, WEFT_POINTWISE_IDENTITY);
-    const struct pointwise_op *select = reads_by(s, node, WEFT_POINTWISE_BINARY_SELECT);
+    const struct pointwise_op *same = pointwise_reader(s, node, WEFT_POINTWISE_IDENTITY);
+    const struct pointwise_op *select = pointwise_reader(s, node, WEFT_POINTWISE_BINARY_SELECT);
     double zero;
     if (same && pattern_is_exact(s, same->y) && tensor_same_dims(same->y, gradient))
         return same->y;
@@ -454,8 +452,8 @@ static const struct tensor *follow_same(const struct attention_pattern *s, const
     return is_complement && is_hidden_by(s, select->t, false) ? select->y : NULL;
 }
 
-/* The gradient of a bias that is smaller than the scores: sums over the extents that it has not. */
-static weftStatus_t note_dbias(struct attention_pattern *s, const struct tensor *gradient) {
+/* Records the gradient of a bias that is smaller than the scores: sums over the broadcast extents. */
+static weftStatus_t record_dbias(struct attention_pattern *s, const struct tensor *gradient) {
     const struct value *value = value_of(s, gradient);
     for (int i = 0; s->bias && i < value->readers; i++) {
         const struct descriptor *op = pattern_op(s, value->read_by[i]);
@@ -470,74 +468,76 @@ static weftStatus_t note_dbias(struct attention_pattern *s, const struct tensor 
     return WEFT_STATUS_SUCCESS;
 }
 
-/* From dS to s->carried, the gradient as the modifier's takes it: behind masks and bias, which come after the modifier
-   forward. On the way is the gradient of the bias, which is the gradient itself where both have the same extents. */
-static weftStatus_t find_carried(struct gradient *g) {
+/* Follows dS to s->d_modified, the gradient of the modifier's output. Masks and bias come in between, because the forward
+   pass applies them after the modifier. Also finds the gradient of the bias, which is this gradient itself if both have
+   the same extents. */
+static weftStatus_t find_d_modified(struct gradient *g) {
     struct attention_pattern *s = g->s;
     const struct tensor *next = g->ds;
     for (int depth = 0; next && depth < FOLLOW_DEPTH; depth++) {
-        s->carried = next;
+        s->d_modified = next;
         next = NULL;
-        TRY(note_dbias(s, s->carried));
-        const struct value *value = value_of(s, s->carried);
+        TRY(record_dbias(s, s->d_modified));
+        const struct value *value = value_of(s, s->d_modified);
         for (int i = 0; i < value->readers && !next; i++)
-            next = pattern_contains(s, value->read_by[i]) ? follow_same(s, s->carried, value->read_by[i]) : NULL;
+            next = pattern_contains(s, value->read_by[i]) ? follow_same(s, s->d_modified, value->read_by[i]) : NULL;
     }
-    bool is_wanted = s->bias && !s->dbias && pattern_is_read_outside(s, s->carried);
-    if (is_wanted && tensor_same_dims(s->carried, s->bias))
-        s->dbias = s->carried;
+    bool is_wanted = s->bias && !s->dbias && pattern_is_read_outside(s, s->d_modified);
+    if (is_wanted && tensor_same_dims(s->d_modified, s->bias))
+        s->dbias = s->d_modified;
     return WEFT_STATUS_SUCCESS;
 }
 
-/* From what a product reads back over factors until all of them, *factor, are attention's scale: what lies before may
-   be the modifier's own, as the c of c tanh(x / c). Where they never are, all are stripped, and what is left of *factor
-   becomes a part of the modifier's gradient. */
+/* Follows an operand of a product back through scale factors until their product, *factor, is attention's scale.
+   Factors before that may belong to the modifier, such as the c of c tanh(x / c). If the product never reaches the
+   scale, all factors are stripped, and *factor becomes a part of the modifier's gradient. */
 static const struct tensor *strip_factors(const struct attention_pattern *s, const struct tensor *read, double *factor,
                                           bool *has_scale) {
     *has_scale = false;
-    for (int node; read != s->carried && (node = pattern_producer(s, read)) >= 0;) {
+    for (int node; read != s->d_modified && (node = pattern_producer(s, read)) >= 0;) {
         const struct reshape_op *view = pattern_view_at(s, node);
         const struct pointwise_op *op = pattern_is_pointwise(s, node) ? pattern_pointwise(s, node) : NULL;
-        const struct tensor *before = NULL;
+        const struct tensor *source = NULL;
         double number = 1;
-        bool is_scale =
-            op && s->scale && !*has_scale && reads_by(s, node, WEFT_POINTWISE_MUL) && other_factor(op, s->scale);
+        bool is_scale = op && s->scale && !*has_scale && pointwise_reader(s, node, WEFT_POINTWISE_MUL) &&
+                        other_factor(op, s->scale);
         if (view)
-            before = view->x;
+            source = view->x;
         else if (is_scale)
-            before = other_factor(op, s->scale);
-        else if (!op || !pattern_read_factor(op, &before, &number) ||
+            source = other_factor(op, s->scale);
+        else if (!op || !pattern_read_factor(op, &source, &number) ||
                  (number != 1 && fabs(*factor / s->scale_value - 1) < CLOSE))
             break;
-        /* A narrower tensor between factors is rounded twice, and attention does it once. */
-        if (before != s->carried && !pattern_is_exact(s, before))
+        /* With a narrower tensor between factors, values would be rounded twice; attention rounds once. */
+        if (source != s->d_modified && !pattern_is_exact(s, source))
             break;
         *has_scale = *has_scale || is_scale;
         *factor *= number;
-        read = before;
+        read = source;
     }
     return read;
 }
 
-/* Marks the operations that make a tensor of the gradient and of what the score modifier takes. Forward operations that
-   are no part of the modifier, as masks that became bounds, are printed again where the gradient reads them. */
-static void mark_carriers(struct attention_pattern *s, const struct tensor *tensor) {
-    int node = pattern_producer(s, tensor), place = node < 0 ? -1 : pattern_index(s, node);
-    if (place < 0 || tensor == s->carried || tensor == s->product || !pattern_is_pointwise(s, node) ||
-        s->nodes[place].modifies || s->nodes[place].carries)
+/* Marks the operations between the modifier's input, the incoming gradient and a tensor of the modifier's backward
+   pass. Forward operations that are no longer part of the modifier, such as masks that became bounds, are emitted again
+   if the backward pass reads them. */
+static void mark_gradient_nodes(struct attention_pattern *s, const struct tensor *tensor) {
+    int node = pattern_producer(s, tensor), index = node < 0 ? -1 : pattern_index(s, node);
+    if (index < 0 || tensor == s->d_modified || tensor == s->product || !pattern_is_pointwise(s, node) ||
+        s->nodes[index].modifies || s->nodes[index].modifies_gradient)
         return;
-    s->nodes[place].carries = true;
+    s->nodes[index].modifies_gradient = true;
     if (pattern_form(s, node) == FORM_INDEX)
         return;
     struct pointwise_operands operands = pointwise_operands(pattern_pointwise(s, node));
-    mark_carriers(s, operands.x);
-    mark_carriers(s, operands.b);
-    mark_carriers(s, operands.t);
+    mark_gradient_nodes(s, operands.x);
+    mark_gradient_nodes(s, operands.b);
+    mark_gradient_nodes(s, operands.t);
 }
 
-/* One of dQ and dK: what it reads, without the scale, is where the modifier's gradient ends. factor: what its result
-   and other factor are multiplied by. Both have one kernel, so both must begin at the same tensor with the same factor.
-   */
+/* Matches dQ or dK: its operand, without the scale, is where the modifier's backward pass ends. factor: receives the
+   scale factors of the result and of the other operand. One kernel computes dQ and dK, so both must read the same
+   tensor with the same factor. */
 static weftStatus_t find_operand_gradient(struct gradient *g, int node, const struct tensor *read, double factor,
                                           const struct tensor *other) {
     struct attention_pattern *s = g->s;
@@ -546,62 +546,63 @@ static weftStatus_t find_operand_gradient(struct gradient *g, int node, const st
         return pattern_decline_tensor(read, "has a type to which attention does not round: leave it unset");
     const struct tensor *end = strip_factors(s, read, &factor, &has_scale);
     if (has_scale != (s->scale != NULL))
-        return pattern_decline(s, node, "has not the scale of the scores");
-    if (s->carried_back && (s->carried_back != end || fabs(factor / s->carried_factor - 1) > CLOSE))
-        return pattern_decline(s, node, "has another factor than the other gradient has");
-    s->carried_back = end;
-    s->carried_factor = factor;
+        return pattern_decline(s, node, "has a different scale than the scores");
+    if (s->d_product && (s->d_product != end || fabs(factor / s->d_product_factor - 1) > CLOSE))
+        return pattern_decline(s, node, "has a different factor than the other gradient");
+    s->d_product = end;
+    s->d_product_factor = factor;
     return WEFT_STATUS_SUCCESS;
 }
 
-/* dQ = dS k and dK = dS^T q, of which one is enough; behind them the factor that is left when each has attention's own
-   scale. */
+/* Matches dQ = dS k and dK = dS^T q; one of them is enough. Then determines the factor that remains after attention's
+   own scale. */
 static weftStatus_t find_operand_gradients(struct gradient *g) {
     struct attention_pattern *s = g->s;
     const struct readers *r = &g->of_ds;
     struct pattern_view q, k;
     double of_q = 1, of_k = 1;
     if (r->rows >= 0) {
-        TRY(take_rows(s, r, &s->dq, &k, &of_q));
+        TRY(add_rows_result(s, r, &s->dq, &k, &of_q));
         if (!is_same_view(&k, &s->k))
-            return pattern_decline(s, r->rows, "multiplies the gradient of scores by something else than the keys");
+            return pattern_decline(s, r->rows, "multiplies the gradient of the scores by a tensor other than the keys");
         TRY(find_operand_gradient(g, r->rows, r->of_rows, of_q, k.tensor));
     }
     if (r->columns >= 0) {
-        TRY(take_columns(s, r, &s->dk, &q, &of_k));
+        TRY(add_columns_result(s, r, &s->dk, &q, &of_k));
         if (!is_same_view(&q, &s->q))
             return pattern_decline(s, r->columns,
-                                   "multiplies the gradient of scores by something else than the queries");
+                                   "multiplies the gradient of the scores by a tensor other than the queries");
         TRY(find_operand_gradient(g, r->columns, r->of_columns, of_k, q.tensor));
     }
     if (r->rows < 0 && r->columns < 0)
         return pattern_decline_tensor(g->ds, "is multiplied by neither keys nor queries");
-    if (s->scale_value == 0) /* no factor of a gradient is told from another one then */
-        return pattern_decline_tensor(g->ds, "is that of scores that are all scaled by 0");
-    s->carried_factor /= s->scale_value;
-    if (fabs(s->carried_factor - 1) < CLOSE)
-        s->carried_factor = 1;
-    mark_carriers(s, s->carried_back);
+    if (s->scale_value == 0) /* all factors of a gradient are 0, so the scale cannot be identified */
+        return pattern_decline_tensor(g->ds, "is the gradient of scores with the scale 0");
+    s->d_product_factor /= s->scale_value;
+    if (fabs(s->d_product_factor - 1) < CLOSE)
+        s->d_product_factor = 1;
+    mark_gradient_nodes(s, s->d_product);
     return WEFT_STATUS_SUCCESS;
 }
 
-/* What the kernels do otherwise than it is spelled: they round dS once, where it is a factor, and multiply it by the
-   scale of the scores alone where there is no modifier. */
-static weftStatus_t check_carried(const struct gradient *g) {
+/* Checks the differences between kernels and pattern: the kernels round dS once, when it becomes an operand, and
+   without a modifier they multiply it only by the scale of the scores. */
+static weftStatus_t check_d_modified(const struct gradient *g) {
     const struct attention_pattern *s = g->s;
-    bool is_plain = s->carried == s->carried_back && s->carried_factor == 1;
-    if ((s->carried != s->carried_back || (s->dbias && s->dbias != s->carried)) && !pattern_is_exact(s, s->carried))
-        return pattern_decline_tensor(s->carried, "has a type to which attention does not round: leave it unset");
-    if (!is_plain && s->modified == s->product && !s->is_rounded && s->carried == s->carried_back)
-        return pattern_decline_tensor(g->ds, "is scaled by another number than the scores are");
+    bool is_plain = s->d_modified == s->d_product && s->d_product_factor == 1;
+    if ((s->d_modified != s->d_product || (s->dbias && s->dbias != s->d_modified)) &&
+        !pattern_is_exact(s, s->d_modified))
+        return pattern_decline_tensor(s->d_modified, "has a type to which attention does not round: leave it unset");
+    if (!is_plain && s->modified == s->product && !s->is_rounded && s->d_modified == s->d_product)
+        return pattern_decline_tensor(g->ds, "has a different scale than the scores");
     return WEFT_STATUS_SUCCESS;
 }
 
-/* ---- The whole --------------------------------------------------------------------------------------------------- */
+/* ---- The whole pattern ------------------------------------------------------------------------------------------- */
 
-/* Leaves out the views that others read, too: these make them. The attention reads what is behind them in any case.
-   From the last one backwards, as a view that is left out reads the one before it. */
-static void drop_views(struct attention_pattern *s) {
+/* Removes views that other nodes read, too: they are computed outside, and attention reads their source in either case.
+   Goes backwards, because a view that is removed reads the previous one. */
+static void remove_views(struct attention_pattern *s) {
     for (int i = s->count; i-- > 0;) {
         const struct node *node = &s->graph->nodes[s->nodes[i].node];
         for (int k = 0; k < node->operand_count && s->nodes[i].is_view; k++)
@@ -612,9 +613,9 @@ static void drop_views(struct attention_pattern *s) {
     }
 }
 
-/* What the operations on the way of the gradient, those from `first` on, read beside it, as the derivative of a
-   modifier. They are no part of the modifier forward. */
-static weftStatus_t gather_beside(struct attention_pattern *s, int first) {
+/* Adds other inputs of the backward pass's operations, beginning with index `first`, such as the derivative of a
+   modifier. They are not part of the forward modifier. */
+static weftStatus_t gather_other_inputs(struct attention_pattern *s, int first) {
     for (int i = first, count = s->count; i < count; i++) {
         if (!pattern_is_pointwise(s, s->nodes[i].node))
             continue;
@@ -626,46 +627,46 @@ static weftStatus_t gather_beside(struct attention_pattern *s, int first) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* All that is made of weights and of dS, and what their scores are made of. Weights first: what reads both is on their
-   side. */
-static weftStatus_t find_ends(struct gradient *g) {
+/* Matches all consumers of the weights and of dS, and the producers of the scores. Weights come first: nodes that read
+   both belong to the weights. */
+static weftStatus_t find_products_and_scores(struct gradient *g) {
     struct attention_pattern *s = g->s;
     g->of_weights = g->of_ds = (struct readers){.rows = -1, .columns = -1};
     TRY(follow_readers(&g->of_weights, s, g->weights, NULL, false, FOLLOW_DEPTH));
     int first = s->count;
     TRY(follow_readers(&g->of_ds, s, g->ds, NULL, false, FOLLOW_DEPTH));
-    TRY(gather_beside(s, first));
+    TRY(gather_other_inputs(s, first));
     TRY(find_dv(g));
     TRY(g->of_weights.rows >= 0 ? find_made_o(g) : find_given_o(g));
     pattern_split_scores(s);
-    TRY(find_carried(g));
+    TRY(find_d_modified(g));
     TRY(find_operand_gradients(g));
-    return check_carried(g);
+    return check_d_modified(g);
 }
 
-/* On failure is_gradient tells whether the reason is worth telling: a product without the gradient of a softmax behind
-   it is any product. Time is linear in what is found and in the readers of its tensors. */
-weftStatus_t attention_pattern_match_gradient(struct attention_pattern *found, const struct graph *graph, int node) {
-    *found = pattern_empty(graph);
-    struct gradient g = {.s = found, .growth = 1};
-    found->is_gradient = true;
-    TRY(pattern_check_product(found, node));
+/* On failure, is_gradient is true only if the reason is worth reporting: products without a subsequent softmax gradient
+   are not attention at all. Time is linear in the size of the match and in the number of readers of its tensors. */
+weftStatus_t attention_pattern_match_gradient(struct attention_pattern *match, const struct graph *graph, int node) {
+    *match = pattern_empty(graph);
+    struct gradient g = {.s = match, .dropout_scale = 1};
+    match->is_gradient = true;
+    TRY(pattern_check_product(match, node));
     g.product = (const struct matmul_op *)graph->nodes[node].op;
     g.dp = g.product->c;
     weftStatus_t status = find_softmax_gradient(&g, node);
-    found->is_gradient = status == WEFT_STATUS_SUCCESS;
+    match->is_gradient = status == WEFT_STATUS_SUCCESS;
     TRY(status);
-    found->d_o = pattern_view_of(g.product->a, g.product);
-    found->v = pattern_view_of(g.product->b, g.product);
-    TRY(pattern_look_through(found, &found->d_o, node, NULL));
-    TRY(pattern_look_through(found, &found->v, node, NULL));
-    pattern_swap_last(&found->v);
-    TRY(take_softmax_gradient(&g));
+    match->d_o = pattern_view_of(g.product->a, g.product);
+    match->v = pattern_view_of(g.product->b, g.product);
+    TRY(pattern_look_through(match, &match->d_o, node, NULL));
+    TRY(pattern_look_through(match, &match->v, node, NULL));
+    pattern_swap_last(&match->v);
+    TRY(add_softmax_gradient(&g));
     TRY(find_softmax(&g));
-    TRY(pattern_check_dropout(found, node, g.growth));
-    TRY(pattern_gather_scores(found));
-    TRY(find_ends(&g));
-    pattern_sort(found);
-    drop_views(found);
-    return pattern_check_closed(found);
+    TRY(pattern_check_dropout(match, node, g.dropout_scale));
+    TRY(pattern_gather_scores(match));
+    TRY(find_products_and_scores(&g));
+    pattern_sort(match);
+    remove_views(match);
+    return pattern_check_closed(match);
 }

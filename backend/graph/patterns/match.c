@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Finding attention that is spelled out, from its last product upwards: weights, dropout, softmax. From the softmax on
-   scores.c goes on; gradient.c, which comes to the same softmax from another side, shares what is below the weights.
-   Nothing is changed here: what is found is a list of nodes and what each tensor is to the attention. */
+/* Matches attention, starting at its last product and going up: weights, dropout, softmax. scores.c continues above the
+   softmax. gradient.c reaches the same softmax from the backward pass, and shares the functions for weights and
+   softmax. The matchers do not change the graph: they return a list of nodes, and the role of each tensor in the
+   attention. */
 #include "graph/patterns/match.h"
 #include "base/philox.h"
 #include "graph/ops/softmax.h"
@@ -11,8 +12,8 @@
 
 /* ---- Weights ----------------------------------------------------------------------------------------------------- */
 
-/* The kernels multiply weights in the type of the other factor: any type set that is narrower, or another one of that
-   size, would give other numbers. */
+/* The kernels multiply weights in the type of the other factor. A narrower type, or another type of the same size,
+   would change the results. */
 weftStatus_t pattern_check_weights(const struct attention_pattern *s, const struct tensor *weights,
                                    const struct tensor *other) {
     if (!pattern_is_exact(s, weights) && weights->type != other->type)
@@ -20,23 +21,24 @@ weftStatus_t pattern_check_weights(const struct attention_pattern *s, const stru
     return WEFT_STATUS_SUCCESS;
 }
 
-/* From a mask of ones and zeros, times a number, to the generator that draws it; *growth gets the number. NULL: nothing
-   draws it. What was taken by then the caller takes back, by the count that it had. */
-static const struct rng_op *find_dropout(struct attention_pattern *s, const struct tensor *mask, double *growth) {
+/* Follows a mask of ones and zeros, times a number, to the generator that draws it. *growth receives the number.
+   Returns NULL if no generator draws the mask; the caller then restores s->count, to drop nodes that were added. */
+static const struct rng_op *find_dropout(struct attention_pattern *s, const struct tensor *mask,
+                                         double *dropout_scale) {
     double number;
-    /* Factors between the mask and the weights join their growth. */
+    /* Factors between mask and weights are part of the scale factor. */
     for (int node; (node = pattern_producer(s, mask)) >= 0;) {
         if (op_of(pattern_op(s, node)) == &rng_op)
             return pattern_add(s, node) ? NULL : (const struct rng_op *)pattern_op(s, node);
         if (!pattern_is_pointwise(s, node) || !pattern_is_exact(s, mask) ||
             !pattern_read_factor(pattern_pointwise(s, node), &mask, &number) || pattern_add(s, node))
             return NULL;
-        *growth *= number;
+        *dropout_scale *= number;
     }
     return NULL;
 }
 
-/* The mask as it lies in memory before the attention, of numbers, or of booleans that are made numbers here. */
+/* The mask as stored in memory: numbers, or booleans that a node of the pattern converts to numbers. */
 static const struct tensor *find_mask(struct attention_pattern *s, const struct tensor *mask) {
     const struct pointwise_op *conversion = pattern_produced_by(s, mask, WEFT_POINTWISE_IDENTITY);
     if (conversion && dtype_is_boolean((weftDataType_t)conversion->x->type) &&
@@ -45,9 +47,9 @@ static const struct tensor *find_mask(struct attention_pattern *s, const struct 
     return pattern_producer(s, mask) < 0 && !mask->is_by_value && !mask->is_constant ? mask : NULL;
 }
 
-/* The same of a mask that nothing here draws. */
+/* The same for a mask that no generator of the graph draws. */
 static bool drops_by_mask(struct attention_pattern *s, const struct pointwise_op *op, const struct tensor **weights,
-                          double *growth) {
+                          double *dropout_scale) {
     const struct tensor *sides[] = {op->x, op->b};
     for (int i = 0; i < 2 && op->pw->mode == WEFT_POINTWISE_MUL; i++) {
         int count = s->count;
@@ -56,102 +58,104 @@ static bool drops_by_mask(struct attention_pattern *s, const struct pointwise_op
             s->count = count;
             continue;
         }
-        *growth *= op->alpha1 * op->alpha2;
+        *dropout_scale *= op->alpha1 * op->alpha2;
         *weights = sides[i];
         return true;
     }
     return false;
 }
 
-/* Either operand may be the mask. A second dropout on the same weights is none of attention: it is not looked for. */
+/* Either operand may be the mask. Attention has one dropout: a second one on the same weights is not matched. */
 bool pattern_match_dropout(struct attention_pattern *s, const struct pointwise_op *op, const struct tensor **weights,
-                           double *growth) {
+                           double *dropout_scale) {
     const struct tensor *sides[] = {op->x, op->b};
     if (s->dropout || s->drop_mask)
         return false;
     for (int i = 0; i < 2 && op->pw->mode == WEFT_POINTWISE_MUL; i++) {
-        /* The mask may be either side; what a vain search on one of them took is given back. */
+        /* Either operand may be the mask; nodes that a failed search has added are dropped. */
         int count = s->count;
-        double grown = *growth * op->alpha1 * op->alpha2;
+        double grown = *dropout_scale * op->alpha1 * op->alpha2;
         s->dropout = find_dropout(s, sides[1 - i], &grown);
         if (!s->dropout) {
             s->count = count;
             continue;
         }
-        *growth = grown;
+        *dropout_scale = grown;
         *weights = sides[i];
         return true;
     }
-    return drops_by_mask(s, op, weights, growth);
+    return drops_by_mask(s, op, weights, dropout_scale);
 }
 
-/* A mask broadcasts to the scores. */
-static weftStatus_t check_mask(struct attention_pattern *s, int node, double growth) {
+/* Checks that a mask broadcasts to the scores. */
+static weftStatus_t check_mask(struct attention_pattern *s, int node, double dropout_scale) {
     const struct dims *dims = &s->drop_mask->dims, *scores = &s->scores->dims;
     bool fits = dims->count == scores->count;
     for (int i = 0; i < scores->count && fits; i++)
         fits = dims->at[i] == 1 || dims->at[i] == scores->at[i];
     if (!fits)
-        return pattern_decline_tensor(s->drop_mask, "multiplies weights, and does not broadcast to the scores");
-    if (!(growth >= 0))
-        return pattern_decline(s, node, "multiplies weights that dropout keeps by a negative number");
-    s->growth = growth;
+        return pattern_decline_tensor(s->drop_mask, "multiplies the weights, but does not broadcast to the scores");
+    if (!(dropout_scale >= 0))
+        return pattern_decline(s, node, "scales the weights that dropout keeps by a negative number");
+    s->dropout_scale = dropout_scale;
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Bernoulli's, of as many numbers as there are scores, so that both draw the same number for a score, and what stays
-   grows by as much as is dropped. The generator's probability is that of a one, attention's that of a zero: in double
-   precision both must come to the same threshold of its words. */
-weftStatus_t pattern_check_dropout(struct attention_pattern *s, int node, double growth) {
+/* The generator must be Bernoulli's and have the dims of the scores, so that generator and attention draw the same
+   number for each score, and kept weights must be scaled by 1 / (1 - p). The generator's probability is that of a one,
+   attention's that of a zero: in double precision both must yield the same threshold on random words. */
+weftStatus_t pattern_check_dropout(struct attention_pattern *s, int node, double dropout_scale) {
     static const double CLOSE = 1e-6; /* frameworks round 1 / (1 - p) to FLOAT */
     if (s->drop_mask)
-        return check_mask(s, node, growth);
-    if (!s->dropout && growth != 1)
-        return pattern_decline(s, node, "multiplies weights by a number, and there is no dropout");
+        return check_mask(s, node, dropout_scale);
+    if (!s->dropout && dropout_scale != 1)
+        return pattern_decline(s, node, "scales the weights, but there is no dropout");
     if (!s->dropout)
         return WEFT_STATUS_SUCCESS;
     const struct rng *rng = s->dropout->parameters;
-    /* The threshold decides which words drop: 1 - p, as attention will take it, must give the same one. */
+    /* The threshold decides which random words drop a weight. Attention computes it from 1 - p, which must give the
+       same threshold. */
     if (rng->distribution != WEFT_RNG_DISTRIBUTION_BERNOULLI || !tensor_same_dims(s->dropout->y, s->scores) ||
         philox_threshold(1 - (1 - rng->probability)) != philox_threshold(rng->probability))
-        return pattern_decline_tensor(s->dropout->y, "is no mask of dropout, Bernoulli's of the dims of the scores");
-    if (!(fabs(growth * rng->probability - 1) <= CLOSE))
-        return pattern_decline(s, node, "lets weights that dropout keeps grow by another number than 1 / (1 - p)");
+        return pattern_decline_tensor(
+            s->dropout->y, "is not a dropout mask: expected a Bernoulli generator with the dims of the scores");
+    if (!(fabs(dropout_scale * rng->probability - 1) <= CLOSE))
+        return pattern_decline(s, node, "scales the weights that dropout keeps by a factor other than 1 / (1 - p)");
     return WEFT_STATUS_SUCCESS;
 }
 
 /* ---- Softmax ----------------------------------------------------------------------------------------------------- */
 
-/* A result that somebody reads, or the user gets; NULL: nobody does. */
-static const struct tensor *if_wanted(const struct attention_pattern *s, const struct tensor *tensor) {
+/* The tensor if a node reads it or if it is an output of the graph, otherwise NULL. */
+static const struct tensor *if_read(const struct attention_pattern *s, const struct tensor *tensor) {
     return tensor && !value_is_dead(&s->graph->values[graph_find_value(s->graph, tensor)]) ? tensor : NULL;
 }
 
-/* A softmax node along the keys, with all that it gives beside the weights. */
-static weftStatus_t take_softmax(struct attention_pattern *s, int node) {
+/* Matches a softmax node along the keys, and its optional outputs. */
+static weftStatus_t add_softmax(struct attention_pattern *s, int node) {
     const struct softmax_op *op = (const struct softmax_op *)pattern_op(s, node);
     TRY(pattern_check_math(s, &op->base, (weftDataType_t)op->math));
     s->scores = op->x;
     s->sink = op->sink;
-    s->stats = if_wanted(s, op->stats);
-    s->max = if_wanted(s, op->max);
-    s->sum_exp = if_wanted(s, op->sum_exp);
-    /* Attention's rows are the keys of a query, side by side. */
+    s->stats = if_read(s, op->stats);
+    s->max = if_read(s, op->max);
+    s->sum_exp = if_read(s, op->sum_exp);
+    /* A row of attention is contiguous: all keys of one query. */
     if (softmax_axis(op) != op->x->dims.count - 1)
-        return pattern_decline(s, node, "sums along another dimension than the last one, that of the keys");
+        return pattern_decline(s, node, "does not sum along the last dimension, that of the keys");
     if (op->is_stats_log2 && s->stats)
-        return pattern_decline(s, node, "gives statistics to base 2, attention natural ones");
+        return pattern_decline(s, node, "returns statistics to base 2; those of attention are natural logarithms");
     return pattern_add(s, node);
 }
 
-/* Keys are the last dimension, which becomes 1; all others stay. */
+/* Reduces the last dimension, the keys, to 1; all other dimensions are unchanged. */
 const struct reduction_op *pattern_reduced_by(const struct attention_pattern *s, const struct tensor *tensor,
                                               int mode) {
     int node = pattern_producer(s, tensor);
     if (node < 0 || op_of(pattern_op(s, node)) != &reduction_op)
         return NULL;
     const struct reduction_op *op = (const struct reduction_op *)pattern_op(s, node);
-    /* Rows are the last dimension, that of the keys, reduced to 1. */
+    /* A row runs along the last dimension, the keys. */
     struct dims rows = op->x->dims;
     rows.at[rows.count - 1] = 1;
     bool is_rows =
@@ -159,26 +163,24 @@ const struct reduction_op *pattern_reduced_by(const struct attention_pattern *s,
     return is_rows && op->parameters->mode == mode ? op : NULL;
 }
 
-/* e^(x - max), over its sum, or times the reciprocal of that: the operations of a softmax that is spelled out; those
-   that were not found are NULL. */
+/* Parts of a softmax: exp(x - max), divided by its sum or multiplied by the reciprocal. Parts that were not found are
+   NULL. */
 struct softmax_parts {
     const struct pointwise_op *share, *reciprocal, *exponential, *difference;
     const struct reduction_op *sum, *max;
 };
 
-/* The quotient, and the weights and the sum that it is made of: `exponential` and `sum` are NULL where it is another
-   one. */
-static void find_share(struct softmax_parts *p, const struct attention_pattern *s, int node) {
+/* Finds the quotient and its operands. `exponential` and `sum` are NULL if the node is something else. */
+static void find_quotient(struct softmax_parts *p, const struct attention_pattern *s, int node) {
     const struct pointwise_op *op = pattern_is_pointwise(s, node) ? pattern_pointwise(s, node) : NULL;
     const struct tensor *weights = NULL, *sum = NULL;
     if (!op || op->alpha1 != 1 || op->alpha2 != 1)
         return;
     if (op->pw->mode == WEFT_POINTWISE_DIV) {
-        /* A quotient: weights over their sum. */
         weights = op->x;
         sum = op->b;
     } else if (op->pw->mode == WEFT_POINTWISE_MUL) {
-        /* The reciprocal may stand on either side of the product. */
+        /* The reciprocal may be either operand. */
         bool is_second = pattern_produced_by(s, op->b, WEFT_POINTWISE_RECIPROCAL) != NULL;
         p->reciprocal = pattern_produced_by(s, is_second ? op->b : op->x, WEFT_POINTWISE_RECIPROCAL);
         weights = is_second ? op->x : op->b;
@@ -189,10 +191,10 @@ static void find_share(struct softmax_parts *p, const struct attention_pattern *
     p->sum = pattern_reduced_by(s, sum, WEFT_REDUCE_TENSOR_ADD);
 }
 
-/* From the quotient up to the maximum: all of x must be the same tensor. */
+/* Follows the quotient up to the maximum; every part must read the same x. */
 static bool find_softmax(struct softmax_parts *p, const struct attention_pattern *s, int node) {
     *p = (struct softmax_parts){0};
-    find_share(p, s, node);
+    find_quotient(p, s, node);
     if (!p->exponential || !p->sum || p->sum->x != p->exponential->y || p->exponential->alpha1 != 1)
         return false;
     p->difference = pattern_produced_by(s, p->exponential->x, WEFT_POINTWISE_SUB);
@@ -202,14 +204,14 @@ static bool find_softmax(struct softmax_parts *p, const struct attention_pattern
     return p->max && p->max->x == p->difference->x;
 }
 
-/* Statistics behind a spelled softmax: max + log(sum), in either order. They are optional: what is not quite that stays
-   outside, and then the sum is one of the results. */
+/* Matches the statistics max + log(sum), in either order. They are optional: if they do not match, they stay outside,
+   and the sum becomes an output of the attention. */
 static weftStatus_t find_statistics(struct attention_pattern *s, const struct tensor *max, const struct tensor *sum) {
     const struct value *value = &s->graph->values[graph_find_value(s->graph, sum)];
     for (int i = 0; i < value->readers; i++) {
         const struct pointwise_op *log =
             pattern_is_pointwise(s, value->read_by[i]) ? pattern_pointwise(s, value->read_by[i]) : NULL;
-        /* The logarithm must lead to the sum alone: attention does not give it by itself. */
+        /* The logarithm must be read only by the sum, because attention has no output for it. */
         int node = log && log->pw->mode == WEFT_POINTWISE_LOG && log->alpha1 == 1 ? pattern_sole_reader(s, log->y) : -1;
         const struct pointwise_op *add = pattern_is_pointwise(s, node) ? pattern_pointwise(s, node) : NULL;
         if (!add || add->pw->mode != WEFT_POINTWISE_ADD || add->alpha1 != 1 || add->alpha2 != 1 ||
@@ -222,66 +224,67 @@ static weftStatus_t find_statistics(struct attention_pattern *s, const struct te
     return WEFT_STATUS_SUCCESS;
 }
 
-/* A softmax out of its operations. A maximum in the scores' own type is exact, so that one may be set; all else that is
-   made on the way must be as wide as attention's sums are. */
+/* Matches a softmax that consists of several operations. The type of a maximum may be set to that of the scores,
+   because it is exact. All other intermediate results need at least the precision of attention's sums. */
 static weftStatus_t add_softmax_parts(struct attention_pattern *s, int node) {
     struct softmax_parts p;
     if (!find_softmax(&p, s, node))
-        return pattern_decline(s, node, "no softmax of scores makes its weights");
+        return pattern_decline(s, node, "its weights are not the result of a softmax");
     TRY(pattern_check_math(s, &p.sum->base, reduction_math(p.sum)));
     TRY(pattern_check_math(s, &p.max->base, reduction_math(p.max)));
     s->scores = p.max->x;
-    /* What attention keeps on chip. The maximum may be rounded as the scores are: it is one of them. */
-    const struct tensor *kept[] = {p.exponential->y, p.difference->y, p.sum->y, p.reciprocal ? p.reciprocal->y : NULL,
-                                   p.max->y};
-    /* Each of these would be rounded to its type where the operations run one by one. */
+    /* Values that attention holds on chip. The maximum is one of the scores, so it may be rounded as these are. */
+    const struct tensor *on_chip[] = {p.exponential->y, p.difference->y, p.sum->y,
+                                      p.reciprocal ? p.reciprocal->y : NULL, p.max->y};
+    /* The separate operations would round each of these to its type. */
     for (int i = 0; i < 5; i++)
-        if (kept[i] && !pattern_is_exact(s, kept[i]) && (kept[i] != p.max->y || p.max->y->type != s->scores->type))
-            return pattern_decline_tensor(kept[i], "has a type to which attention does not round: leave it unset");
+        if (on_chip[i] && !pattern_is_exact(s, on_chip[i]) &&
+            (on_chip[i] != p.max->y || p.max->y->type != s->scores->type))
+            return pattern_decline_tensor(on_chip[i], "has a type to which attention does not round: leave it unset");
     for (int i = 0; i < 5; i++)
-        TRY(kept[i] ? pattern_add(s, pattern_producer(s, kept[i])) : WEFT_STATUS_SUCCESS);
+        TRY(on_chip[i] ? pattern_add(s, pattern_producer(s, on_chip[i])) : WEFT_STATUS_SUCCESS);
     TRY(pattern_add(s, node));
-    /* Before what is wanted is asked: statistics read both. */
+    /* Match the statistics before checking for outside readers, because they read both tensors. */
     TRY(find_statistics(s, p.max->y, p.sum->y));
     s->max = pattern_is_read_outside(s, p.max->y) ? p.max->y : NULL;
     s->sum_exp = pattern_is_read_outside(s, p.sum->y) ? p.sum->y : NULL;
     return WEFT_STATUS_SUCCESS;
 }
 
-/* `node` makes the weights, of a softmax node as its result, or as the quotient of a spelled one. */
+/* `node` computes the weights: a softmax node, or the quotient of its parts. */
 weftStatus_t pattern_match_softmax(struct attention_pattern *s, int node) {
-    return op_of(pattern_op(s, node)) == &softmax_op ? take_softmax(s, node) : add_softmax_parts(s, node);
+    return op_of(pattern_op(s, node)) == &softmax_op ? add_softmax(s, node) : add_softmax_parts(s, node);
 }
 
-/* From the weights that values are multiplied with to the scores, over conversions, numbers and dropout, in any order:
-   numbers come out as one product, which must be dropout's growth. */
+/* Follows the operand that is multiplied with the values up to the scores, through conversions, factors and dropout in
+   any order. The product of the factors must be the scale factor of dropout. */
 static weftStatus_t find_weights(struct attention_pattern *s, int node, const struct tensor *weights) {
-    double growth = 1, factor;
+    double dropout_scale = 1, factor;
     int maker, last = node;
-    /* Factors and dropout, in any order, until something else makes the weights: that must be the softmax. */
+    /* Skip factors and dropout in any order, up to the softmax. */
     for (;; last = maker) {
-        const struct tensor *before;
+        const struct tensor *source;
         maker = pattern_producer(s, weights);
         if (maker < 0)
-            return pattern_decline(s, node, "no softmax of scores makes its weights");
+            return pattern_decline(s, node, "its weights are not the result of a softmax");
         TRY(pattern_check_weights(s, weights, s->v.tensor));
         if (!pattern_is_pointwise(s, maker))
             break;
-        if (pattern_read_factor(pattern_pointwise(s, maker), &before, &factor))
-            growth *= factor;
-        else if (!pattern_match_dropout(s, pattern_pointwise(s, maker), &before, &growth))
+        if (pattern_read_factor(pattern_pointwise(s, maker), &source, &factor))
+            dropout_scale *= factor;
+        else if (!pattern_match_dropout(s, pattern_pointwise(s, maker), &source, &dropout_scale))
             break;
         TRY(pattern_add(s, maker));
-        weights = before;
+        weights = source;
     }
     TRY(pattern_match_softmax(s, maker));
-    return pattern_check_dropout(s, last, growth);
+    return pattern_check_dropout(s, last, dropout_scale);
 }
 
-/* ---- The whole --------------------------------------------------------------------------------------------------- */
+/* ---- The whole pattern ------------------------------------------------------------------------------------------- */
 
-/* Whoever reads something else would read what is never stored. It is the last check, when all that is a part is known:
-   before, a reader could still become one. */
+/* Other readers would read values that are never stored. This is the last check, because earlier a reader might still
+   become part of the pattern. */
 weftStatus_t pattern_check_closed(const struct attention_pattern *s) {
     const struct tensor *given[] = {
         s->o.tensor, s->stats,     s->max,       s->sum_exp,  s->dropout ? s->dropout->y : NULL,
@@ -290,12 +293,12 @@ weftStatus_t pattern_check_closed(const struct attention_pattern *s) {
         const struct node *node = &s->graph->nodes[s->nodes[i].node];
         for (int k = 0; k < node->operand_count; k++) {
             const struct tensor *tensor = s->graph->values[node->operands[k]].tensor;
-            /* Inputs are nobody's result here: only what these nodes make could be missed. */
-            bool may = !node->is_output[k];
+            /* Only results that these nodes compute can be missing. */
+            bool is_intermediate = !node->is_output[k];
             for (size_t g = 0; g < sizeof given / sizeof *given; g++)
-                may = may || tensor == given[g];
-            if (!may && pattern_is_read_outside(s, tensor))
-                return pattern_decline_tensor(tensor, "is wanted outside of the attention that it is a part of");
+                is_intermediate = is_intermediate || tensor == given[g];
+            if (!is_intermediate && pattern_is_read_outside(s, tensor))
+                return pattern_decline_tensor(tensor, "is read outside of the attention that it is part of");
         }
     }
     return WEFT_STATUS_SUCCESS;
@@ -307,25 +310,25 @@ struct attention_pattern pattern_empty(const struct graph *graph) {
                                       .left_bound = ATTENTION_UNBOUNDED,
                                       .right_bound = ATTENTION_UNBOUNDED,
                                       .math = WEFT_DATA_FLOAT,
-                                      .carried_factor = 1};
+                                      .d_product_factor = 1};
 }
 
-/* Upwards from the last product, so that each step has one tensor to explain. `node` may be any matmul: most end at the
-   first question, whose answer is the reason that a plan tells. */
-weftStatus_t attention_pattern_match(struct attention_pattern *found, const struct graph *graph, int node) {
-    *found = pattern_empty(graph);
-    /* The product with the values: the last of the attention's own, but for views of its result. */
-    TRY(pattern_check_product(found, node));
+/* Goes up from the last product, so that each step has to explain one tensor. `node` may be any matmul: most of them
+   fail at the first check, and plans report its reason. */
+weftStatus_t attention_pattern_match(struct attention_pattern *match, const struct graph *graph, int node) {
+    *match = pattern_empty(graph);
+    /* The product with the values: the last node, except for views of its result. */
+    TRY(pattern_check_product(match, node));
     const struct matmul_op *op = (const struct matmul_op *)graph->nodes[node].op;
-    found->o = pattern_view_of(op->c, op);
-    TRY(pattern_follow_result(found, &found->o, false, NULL));
-    found->v = pattern_view_of(op->b, op);
-    TRY(pattern_look_through(found, &found->v, node, NULL));
-    /* Between product and softmax weights may be under other extents, of batches and heads joined. */
+    match->o = pattern_view_of(op->c, op);
+    TRY(pattern_follow_result(match, &match->o, false, NULL));
+    match->v = pattern_view_of(op->b, op);
+    TRY(pattern_look_through(match, &match->v, node, NULL));
+    /* A reshape that joins batches and heads may stand between softmax and product. */
     const struct tensor *weights = op->a;
-    TRY(pattern_add_view(found, &weights));
-    TRY(find_weights(found, node, weights));
-    TRY(pattern_gather_scores(found));
-    pattern_split_scores(found);
-    return pattern_check_closed(found);
+    TRY(pattern_add_view(match, &weights));
+    TRY(find_weights(match, node, weights));
+    TRY(pattern_gather_scores(match));
+    pattern_split_scores(match);
+    return pattern_check_closed(match);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the search for spelled attention asks of the graph around it. */
+/* Functions that the matchers of attention share: queries of the graph, and parts of the pattern. */
 #ifndef WEFT_GRAPH_PATTERNS_MATCH_H
 #define WEFT_GRAPH_PATTERNS_MATCH_H
 
@@ -9,85 +9,89 @@
 #include "graph/ops/reshape.h"
 #include "graph/patterns/attention.h"
 
-/* The search's beginning. */
+/* A pattern without nodes. */
 struct attention_pattern pattern_empty(const struct graph *graph);
 
-/* The node that makes a tensor; -1: none, it is an input. */
+/* The node that computes a tensor, or -1 if the tensor is an input. */
 int pattern_producer(const struct attention_pattern *s, const struct tensor *tensor);
-/* The operation at a node; where it is a pointwise one, as such, its result and its form. */
+/* The operation at a node. For pointwise nodes: the operation by its own type, its result, and its form. */
 const struct descriptor *pattern_op(const struct attention_pattern *s, int node);
 bool pattern_is_pointwise(const struct attention_pattern *s, int node);
 const struct pointwise_op *pattern_pointwise(const struct attention_pattern *s, int node);
 const struct tensor *pattern_result(const struct attention_pattern *s, int node);
 enum pointwise_form pattern_form(const struct attention_pattern *s, int node);
-/* The pointwise operation of this mode that makes a tensor; NULL: another one does. */
+/* The pointwise operation that computes a tensor, or NULL if another operation or another mode computes it. */
 const struct pointwise_op *pattern_produced_by(const struct attention_pattern *s, const struct tensor *tensor,
                                                int mode);
-/* Where a node stands among those that spell the attention; -1: it is none of them. */
+/* Index of a node in the pattern, or -1 if it is not part of it. */
 int pattern_index(const struct attention_pattern *s, int node);
 bool pattern_contains(const struct attention_pattern *s, int node);
-/* Adds a node to them; takes one out, by its place; puts them in order. */
+/* Adds a node to the pattern, removes the node at an index, sorts the nodes in topological order. */
 weftStatus_t pattern_add(struct attention_pattern *s, int node);
-void pattern_remove(struct attention_pattern *s, int place);
+void pattern_remove(struct attention_pattern *s, int index);
 void pattern_sort(struct attention_pattern *s);
-/* NOT_SUPPORTED, with the name of a node, or of a tensor, before what is to be said of it. */
-weftStatus_t pattern_decline(const struct attention_pattern *s, int node, const char *what);
-weftStatus_t pattern_decline_tensor(const struct tensor *tensor, const char *what);
-/* Whether a tensor is read by one node alone, and by nobody who could be told. */
+/* Return NOT_SUPPORTED with the name of a node or tensor, followed by `what`. */
+weftStatus_t pattern_decline(const struct attention_pattern *s, int node, const char *reason);
+weftStatus_t pattern_decline_tensor(const struct tensor *tensor, const char *reason);
+/* True if `reader` is the only consumer of a virtual tensor. */
 bool pattern_is_private(const struct attention_pattern *s, const struct tensor *tensor, int reader);
-/* The reshape, at a node, that is another view of its input's memory; NULL: something else is there. */
+/* The reshape at a node if its output is a view of its input's memory, otherwise NULL. */
 const struct reshape_op *pattern_view_at(const struct attention_pattern *s, int node);
-/* Scores, or weights, under the extents in which an operation made them. */
+/* Scores or weights before a reshape that only joins or splits batch and head dimensions. */
 const struct tensor *pattern_skip_view(const struct attention_pattern *s, const struct tensor *tensor);
-/* The same of a tensor of the attention, which takes the view, too. */
+/* Does the same with a tensor of the attention, and adds the reshape to the pattern. */
 weftStatus_t pattern_add_view(struct attention_pattern *s, const struct tensor **tensor);
-/* Whether something outside of what spells the attention reads a tensor, or a view of it. */
+/* True if a node outside of the pattern reads a tensor or a view of it. */
 bool pattern_is_read_outside(const struct attention_pattern *s, const struct tensor *tensor);
-/* The one node that minds a tensor's elements; -1: none does, or several. */
+/* The only node that reads a tensor's elements, or -1 if no node or more than one reads them. */
 int pattern_sole_reader(const struct attention_pattern *s, const struct tensor *tensor);
-/* Whether a tensor keeps what attention keeps of a number on chip. */
+/* True if the tensor's type is at least as precise as attention's values on chip. */
 bool pattern_is_exact(const struct attention_pattern *s, const struct tensor *tensor);
-/* Refuses what is not calculated as the rest is, in FLOAT or DOUBLE. */
+/* Declines operations that do not calculate in the same type as the rest, FLOAT or DOUBLE. */
 weftStatus_t pattern_check_math(struct attention_pattern *s, const struct descriptor *op, weftDataType_t math);
-/* The number of a constant of one element. */
+/* Reads the value of a constant with one element. */
 bool pattern_read_constant(const struct tensor *tensor, double *number);
-/* What an operation multiplies a tensor by, where that is a number: c x, x / c, and x in another type. */
+/* Reads the number by which an operation multiplies a tensor: c x, x / c, or a conversion of x. */
 bool pattern_read_factor(const struct pointwise_op *op, const struct tensor **x, double *factor);
-/* Takes a matmul of plain tensors. */
+/* Adds a matmul of plain tensors. */
 weftStatus_t pattern_check_product(struct attention_pattern *s, int node);
-/* A factor, or the result, of a product as it is. */
+/* An operand or the result of a product, unchanged. */
 struct pattern_view pattern_view_of(const struct tensor *tensor, const struct matmul_op *op);
-/* An operand of a product as it lies in memory, before it was transposed, and scaled where `factor` is not NULL. */
+/* Replaces an operand of a product by the tensor in memory before transposes, and before scaling if `factor` is not
+   NULL. */
 weftStatus_t pattern_look_through(struct attention_pattern *s, struct pattern_view *view, int reader, double *factor);
-/* The result as it will lie in memory: transposed, with columns side by side, under other extents, and scaled where
-   `factor` is not NULL. is_transposed: the view is that of the transposed result. */
+/* Replaces a product's result by the tensor that is stored in the end, with contiguous columns: after transposes,
+   reshapes, and scaling if `factor` is not NULL. is_transposed: the view is that of the transposed result. */
 weftStatus_t pattern_follow_result(struct attention_pattern *s, struct pattern_view *view, bool is_transposed,
                                    double *factor);
-/* With its last two dimensions exchanged. */
+/* Swaps the last two dimensions. */
 void pattern_swap_last(struct pattern_view *view);
 
-/* From the weights to the scores: a softmax, or what one is made of. */
+/* Matches from the weights up to the scores: a softmax, or its parts. */
 weftStatus_t pattern_match_softmax(struct attention_pattern *s, int node);
-/* The reduction of rows of x that makes a tensor; NULL: something else does. */
+/* The reduction of rows of x that computes a tensor, or NULL if another operation does. */
 const struct reduction_op *pattern_reduced_by(const struct attention_pattern *s, const struct tensor *tensor, int mode);
-/* Whether an operation drops some of the weights; then `weights` are those before, which grow by *growth. */
+/* True if an operation drops some of the weights. Sets `weights` to the tensor before dropout and multiplies *growth by
+   the scale factor of dropout. */
 bool pattern_match_dropout(struct attention_pattern *s, const struct pointwise_op *op, const struct tensor **weights,
-                           double *growth);
-/* Dropout as attention has it, or none and no growth. */
-weftStatus_t pattern_check_dropout(struct attention_pattern *s, int node, double growth);
-/* Factors of products are rounded to a type that was set only where that is the type of the other factor. */
+                           double *dropout_scale);
+/* Checks that the dropout is the one that attention has, or that there is neither dropout nor a scale factor. */
+weftStatus_t pattern_check_dropout(struct attention_pattern *s, int node, double dropout_scale);
+/* Factors of products may be rounded to a type that the user set only if it is the type of the other factor. */
 weftStatus_t pattern_check_weights(const struct attention_pattern *s, const struct tensor *weights,
                                    const struct tensor *other);
 
-/* Nothing on the way but what attention gives is wanted elsewhere. */
+/* Checks that no node outside of the pattern reads its intermediate results. */
 weftStatus_t pattern_check_closed(const struct attention_pattern *s);
 
-/* From the scores that the softmax takes to queries and keys: the product, and all that could be a modifier of it. */
+/* Matches from the softmax's input up to queries and keys: the product, and all nodes that may be part of a score
+   modifier. */
 weftStatus_t pattern_gather_scores(struct attention_pattern *s);
-/* Of that, the scale, bias and masks; what is left is the score modifier. All that spells the attention is taken. */
+/* Separates scale, bias and masks from these nodes; the rest is the score modifier. All nodes of the pattern are known
+   at this point. */
 void pattern_split_scores(struct attention_pattern *s);
-/* Takes the pointwise operations that lead to a tensor. Ends at what no pointwise operation makes, and at nodes that
-   are taken already. */
+/* Adds the pointwise operations that a tensor is computed by. Stops at tensors that no pointwise operation computes,
+   and at nodes that the pattern contains already. */
 weftStatus_t pattern_gather(struct attention_pattern *s, const struct tensor *tensor, bool modifies);
 
 #endif

@@ -1,52 +1,53 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Writing spelled attention as the operation that it is: a graph of an sdpa_fwd, an sdpa_bwd, or both, whose tensors
-   are [batch, head, row, column] views of those of the whole graph, and whose score modifier has what was left of the
-   operations on the scores and on their gradient. */
+/* Rewrites a match as attention operations: a graph of an sdpa_fwd, an sdpa_bwd, or both. Its tensors are [batch, head,
+   row, column] views of those of the whole graph. The remaining operations on the scores and on their gradient become
+   the score modifier. */
 #include "graph/patterns/match.h"
 
 #include <string.h>
 
-/* A modifier's values and attention's own operands. */
+/* Values of a modifier plus attention's own operands. */
 enum { TENSORS_MAX = SCORE_MODIFIER_VALUES_MAX + 32 };
 
-/* Tensors under uids 0, 1, .. in the order in which they are added: first those of the modifier, then the operations'
-   own. All of it lives in the arena, and nothing of the whole graph is changed. */
+/* Tensors get the uids 0, 1, .. in the order in which they are added: the modifier's tensors first, then those of the
+   operations. All of it is allocated in the arena; the whole graph is not changed. */
 struct writer {
     const struct attention_pattern *s;
     struct arena *arena;
     int count;
     struct tensor *tensors[TENSORS_MAX];
-    const struct tensor *sources[TENSORS_MAX]; /* of which each is a view; NULL: of none */
-    bool is_inside[TENSORS_MAX];               /* of the modifier */
-    struct tensor *input, *gradient;           /* of the modifier, and of what carries its gradient back */
-    struct tensor *gradient_result;            /* of the latter; NULL: it is derived */
+    const struct tensor *sources[TENSORS_MAX]; /* source of each view in the whole graph, or NULL */
+    bool is_inside[TENSORS_MAX];               /* internal to the modifier */
+    struct tensor *input, *gradient;           /* of the modifier and of its backward pass */
+    struct tensor *gradient_result;            /* of the backward pass; NULL if it is derived */
     struct descriptor *ops[PATTERN_NODES_MAX + 2];
     int op_count;
 };
 
-/* ---- Views as attention has its operands ------------------------------------------------------------------------- */
+/* ---- Views in attention's layout --------------------------------------------------------------------------------- */
 
 enum { BATCH, HEAD, ROW, COLUMN };
 
-static weftStatus_t refuse(const struct tensor *tensor, const char *what) {
-    FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s %s", descriptor_label(&tensor->base), what);
+static weftStatus_t decline(const struct tensor *tensor, const char *reason) {
+    FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s %s", descriptor_label(&tensor->base), reason);
 }
 
-/* Joins the dimensions of heads, from `first` on, of which the scores have the extents `whole`. Of trailing ones that
-   the scores have not, heads share what lies there. */
+/* Joins the dimensions of heads, starting at `first`; `whole` has the extents of the scores. If the tensor lacks
+   trailing head dimensions of the scores, groups of heads share its elements. */
 static bool join_heads(int64_t *extent, int64_t *stride, const struct pattern_view *view, const struct dims *whole,
                        int64_t first) {
     *extent = 1;
     *stride = 0;
-    /* From the last one on: each must follow on what is joined so far, so that one stride walks through all. */
+    /* Starts with the last dimension. Each dimension must extend those that are joined already, so that one stride
+       covers all of them. */
     for (int64_t i = whole->count - 2; i-- > first;) {
         int64_t own = view->dims.at[i];
-        /* Dimensions of one entry have no stride that counts. */
+        /* The stride of a dimension of extent 1 does not matter. */
         if (whole->at[i] == 1 || (own == 1 && *extent == 1))
             continue;
-        /* From the innermost outwards: each begins where those behind it end. */
+        /* From the innermost dimension outwards: the stride must be the total size of the inner ones. */
         bool follows = *extent == 1 || view->strides.at[i] == *stride * *extent;
-        /* Fewer heads than the scores have: neighbours share one, as attention has it. */
+        /* Fewer heads than the scores have: adjacent heads share one, which is attention's rule, too. */
         bool shares = own != whole->at[i] && *extent == 1 && own > 1 && whole->at[i] % own == 0;
         if (!follows || (own != whole->at[i] && !shares))
             return false;
@@ -56,7 +57,7 @@ static bool join_heads(int64_t *extent, int64_t *stride, const struct pattern_vi
     return true;
 }
 
-/* The heads of the scores, all dimensions between `first` and rows together. */
+/* Number of heads of the scores: the product of all dimensions between `first` and the rows. */
 static int64_t head_count(const struct dims *whole, int64_t first) {
     int64_t heads = 1;
     for (int64_t i = first; i < whole->count - 2; i++)
@@ -64,127 +65,128 @@ static int64_t head_count(const struct dims *whole, int64_t first) {
     return heads;
 }
 
-/* The leading dimension of three is that of heads, or, of scores that have both, of batch entries and heads. */
+/* Splits the leading dimension of a 3-D tensor. It counts heads, or batch entries times heads if the scores have
+   both. */
 static bool split_batches(struct dims *dims, struct dims *strides, int64_t batches) {
     if (dims->at[HEAD] == 1 || batches == 1)
         return true;
     if (batches == 0 || dims->at[HEAD] % batches)
         return false;
-    /* Batch entries are outermost, each with its heads behind one another. */
+    /* Batch entries are outermost; each contains its heads. */
     dims->at[BATCH] = batches;
     dims->at[HEAD] /= batches;
-    /* Batch entries lie one behind the other, as heads of one entry do. */
+    /* Batch entries are contiguous, like the heads of one entry. */
     strides->at[BATCH] = strides->at[HEAD] * dims->at[HEAD];
     return true;
 }
 
-/* A view as [batch, head, row, column]: of four dimensions and more the first is that of batch entries, and all up to
-   the rows are those of heads; of three it is that of heads, and of two there is one head. Refuses what no strides
-   say. */
+/* Converts a view to [batch, head, row, column]. With four or more dimensions the first is the batch, and all further
+   ones before the rows are heads. With three, the first is heads; with two, there is one head. Declines views that
+   cannot be described by four strides. */
 static weftStatus_t fold(struct dims *dims, struct dims *strides, const struct pattern_view *view,
                          const struct dims *scores) {
     const struct dims *whole = view->whole;
-    /* Four dimensions or more have batch entries in front; three have heads, or both in one; two have neither. */
+    /* Four or more dimensions begin with the batch; three begin with heads, or batch times heads; two have neither. */
     int64_t rank = whole->count, first = rank >= 4 ? 1 : 0, batches = scores->count >= 4 ? scores->at[0] : 1;
     *dims = *strides = (struct dims){.count = 4, .at = {1, 1, 1, 1}};
     if (view->dims.count != rank || rank < 2)
-        return refuse(view->tensor, "has another rank than the scores");
+        return decline(view->tensor, "has a different rank than the scores");
     if (first) {
         dims->at[BATCH] = view->dims.at[0];
         strides->at[BATCH] = view->strides.at[0];
     }
     if (!join_heads(&dims->at[HEAD], &strides->at[HEAD], view, whole, first))
-        return refuse(view->tensor, "does not lie in memory as one dimension of heads");
-    /* Rows and columns stay as they are, the last two of any rank. */
+        return decline(view->tensor, "cannot be viewed as one dimension of heads");
+    /* Rows and columns are always the last two dimensions. */
     for (int i = 0; i < 2; i++) {
         dims->at[ROW + i] = view->dims.at[rank - 2 + i];
         strides->at[ROW + i] = view->strides.at[rank - 2 + i];
     }
     bool is_split = first || split_batches(dims, strides, batches);
     bool fits = is_split && (dims->at[BATCH] == 1 || dims->at[BATCH] == batches);
-    return fits ? WEFT_STATUS_SUCCESS : refuse(view->tensor, "has other batch entries than the scores");
+    return fits ? WEFT_STATUS_SUCCESS : decline(view->tensor, "has a different batch size than the scores");
 }
 
 /* ---- Tensors ----------------------------------------------------------------------------------------------------- */
 
-/* A mirror shares everything with its source but uid and what the caller changes; it lives in the arena. */
-static weftStatus_t add(struct writer *w, struct tensor **made, const struct tensor *like,
+/* Copies a tensor's fields except its uid; the caller changes the copy, which is allocated in the arena. */
+static weftStatus_t add(struct writer *w, struct tensor **result, const struct tensor *like,
                         const struct tensor *source) {
     if (w->count == TENSORS_MAX)
-        return refuse(like, "is one tensor more than attention is written with");
-    TRY(descriptor_mirror(w->arena, made, &like->base));
-    (*made)->uid = w->count;
-    /* Operands of a graph of one operation are all in memory, whatever they are in the whole one. */
-    (*made)->is_virtual = false;
+        return decline(like, "exceeds the number of tensors of an attention operation");
+    TRY(descriptor_mirror(w->arena, result, &like->base));
+    (*result)->uid = w->count;
+    /* All operands of a graph of one operation are in memory, even if they are virtual in the whole graph. */
+    (*result)->is_virtual = false;
     w->sources[w->count] = source;
-    w->tensors[w->count++] = *made;
+    w->tensors[w->count++] = *result;
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The tensor of the operation that lies where a view does. */
-static weftStatus_t add_view(struct writer *w, struct tensor **made, const struct pattern_view *view) {
+/* Adds an operand of the operation that has the memory layout of a view. */
+static weftStatus_t add_view(struct writer *w, struct tensor **result, const struct pattern_view *view) {
     struct dims dims, strides;
     TRY(fold(&dims, &strides, view, &w->s->scores->dims));
-    TRY(add(w, made, view->tensor, view->tensor));
-    (*made)->dims = dims;
-    (*made)->strides = strides;
+    TRY(add(w, result, view->tensor, view->tensor));
+    (*result)->dims = dims;
+    (*result)->strides = strides;
     return WEFT_STATUS_SUCCESS;
 }
 
-/* A tensor that lies as the scores do, as bias, masks, statistics and what a modifier reads: any of its extents may be
-   1, which broadcasts; NULL: there is none. */
-static weftStatus_t add_like_scores(struct writer *w, struct tensor **made, const struct tensor *tensor) {
-    *made = NULL;
+/* Adds an operand in the layout of the scores, such as bias, masks, statistics and inputs of a modifier. Any of its
+   extents may be 1, which broadcasts. Adds nothing for NULL. */
+static weftStatus_t add_like_scores(struct writer *w, struct tensor **result, const struct tensor *tensor) {
+    *result = NULL;
     if (!tensor)
         return WEFT_STATUS_SUCCESS;
     const struct pattern_view view = {tensor, tensor->dims, tensor->strides, &w->s->scores->dims};
-    TRY(add_view(w, made, &view));
-    /* Heads are all there or one for all: a group of them would need a stride of its own. */
-    int64_t heads = (*made)->dims.at[HEAD];
+    TRY(add_view(w, result, &view));
+    /* Only all heads or a single one: groups of heads would need a stride of their own. */
+    int64_t heads = (*result)->dims.at[HEAD];
     if (heads != 1 && heads != head_count(&w->s->scores->dims, w->s->scores->dims.count >= 4))
-        return refuse(tensor, "has a part of the heads of the scores");
+        return decline(tensor, "has fewer heads than the scores, but more than one");
     return WEFT_STATUS_SUCCESS;
 }
 
-/* An operand of a product, or a result, of all batch entries: an operand that has a single one is read for each, by a
-   stride of 0. has_heads: it must have those of the scores, as queries and what has a row for each query do; keys and
-   values may have fewer. */
-static weftStatus_t add_factor(struct writer *w, struct tensor **made, const struct pattern_view *view,
+/* Adds an operand or result of a product, for all batch entries: an operand with a single entry gets the batch stride
+   0. has_heads: it must have as many heads as the scores, as queries and all tensors with one row per query do; keys
+   and values may have fewer. */
+static weftStatus_t add_factor(struct writer *w, struct tensor **result, const struct pattern_view *view,
                                bool has_heads) {
     const struct dims *whole = &w->s->scores->dims;
     const int64_t first = whole->count >= 4, extents[] = {first ? whole->at[0] : 1, head_count(whole, first)};
-    TRY(add_view(w, made, view));
+    TRY(add_view(w, result, view));
     for (int i = BATCH; i <= (has_heads ? HEAD : BATCH); i++)
-        if ((*made)->dims.at[i] == 1 && extents[i] != 1) {
-            (*made)->dims.at[i] = extents[i];
-            /* Stride 0 reads the one entry again for each. */
-            (*made)->strides.at[i] = 0;
+        if ((*result)->dims.at[i] == 1 && extents[i] != 1) {
+            (*result)->dims.at[i] = extents[i];
+            /* Stride 0 reads the same entry for each batch index. */
+            (*result)->strides.at[i] = 0;
         }
-    /* Heads of keys and values may be fewer; queries and results have all. */
-    bool fits = !has_heads || (*made)->dims.at[HEAD] == extents[HEAD];
-    return fits ? WEFT_STATUS_SUCCESS : refuse(view->tensor, "has other heads than the scores");
+    /* Keys and values may have fewer heads; queries and results have all. */
+    bool fits = !has_heads || (*result)->dims.at[HEAD] == extents[HEAD];
+    return fits ? WEFT_STATUS_SUCCESS : decline(view->tensor, "has a different number of heads than the scores");
 }
 
-/* One element, wherever it comes from: dims are as they are. */
-static weftStatus_t add_scalar(struct writer *w, struct tensor **made, const struct tensor *tensor) {
-    *made = NULL;
-    return tensor ? add(w, made, tensor, tensor) : WEFT_STATUS_SUCCESS;
+/* Adds a tensor with one element, with its own dims. */
+static weftStatus_t add_scalar(struct writer *w, struct tensor **result, const struct tensor *tensor) {
+    *result = NULL;
+    return tensor ? add(w, result, tensor, tensor) : WEFT_STATUS_SUCCESS;
 }
 
-/* A number that is an attribute of an operation, as a constant that the whole graph has not. */
-static weftStatus_t add_constant(struct writer *w, struct tensor **made, weftDataType_t type, const void *number,
+/* Adds a new constant for a number that is an attribute of an operation. */
+static weftStatus_t add_constant(struct writer *w, struct tensor **result, weftDataType_t type, const void *number,
                                  const struct tensor *like) {
-    TRY(add(w, made, like, NULL));
-    (*made)->type = type;
-    (*made)->is_constant = (*made)->is_by_value = true;
-    (*made)->dims = (*made)->strides = (struct dims){.count = 4, .at = {1, 1, 1, 1}};
-    memcpy((*made)->constant, number, (size_t)dtype_bytes(type, 1));
+    TRY(add(w, result, like, NULL));
+    (*result)->type = type;
+    (*result)->is_constant = (*result)->is_by_value = true;
+    (*result)->dims = (*result)->strides = (struct dims){.count = 4, .at = {1, 1, 1, 1}};
+    memcpy((*result)->constant, number, (size_t)dtype_bytes(type, 1));
     return WEFT_STATUS_SUCCESS;
 }
 
 /* ---- The score modifier ------------------------------------------------------------------------------------------ */
 
-/* The modifier's view of a tensor, if it has one already. */
+/* The modifier's view of a tensor if it exists already, otherwise NULL. */
 static struct tensor *find(const struct writer *w, const struct tensor *source) {
     for (int i = 0; source && i < w->count; i++)
         if (w->sources[i] == source)
@@ -192,20 +194,20 @@ static struct tensor *find(const struct writer *w, const struct tensor *source) 
     return NULL;
 }
 
-/* The modifier's view of an operand: of what it makes itself, or of memory. */
-static weftStatus_t exchange(struct writer *w, struct tensor **tensor) {
-    struct tensor *made = find(w, *tensor);
-    if (!made && *tensor && tensor_elements(*tensor) == 1)
-        TRY(add_scalar(w, &made, *tensor));
-    else if (!made)
-        TRY(add_like_scores(w, &made, *tensor));
-    *tensor = made;
+/* Replaces an operand by the modifier's view: an internal tensor, or a tensor in memory. */
+static weftStatus_t replace_operand(struct writer *w, struct tensor **tensor) {
+    struct tensor *result = find(w, *tensor);
+    if (!result && *tensor && tensor_elements(*tensor) == 1)
+        TRY(add_scalar(w, &result, *tensor));
+    else if (!result)
+        TRY(add_like_scores(w, &result, *tensor));
+    *tensor = result;
     return WEFT_STATUS_SUCCESS;
 }
 
-/* What an operation of the modifier makes: virtual, and in the modifier alone. Results that an operation has not, as dx
-   forward, stay NULL. */
-static weftStatus_t exchange_result(struct writer *w, struct tensor **tensor) {
+/* Replaces a result by a virtual tensor internal to the modifier. Results that an operation does not have, such as dx
+   of forward modes, stay NULL. */
+static weftStatus_t replace_result(struct writer *w, struct tensor **tensor) {
     if (!*tensor)
         return WEFT_STATUS_SUCCESS;
     TRY(add_like_scores(w, tensor, *tensor));
@@ -214,72 +216,73 @@ static weftStatus_t exchange_result(struct writer *w, struct tensor **tensor) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* An index along one of the dimensions that are joined to one of heads cannot be told from the head's. */
-static weftStatus_t exchange_axis(struct writer *w, struct pointwise_op *op) {
+/* Declines indices along a dimension that is joined with others into the heads. */
+static weftStatus_t replace_axis(struct writer *w, struct pointwise_op *op) {
     int64_t rank = w->s->scores->dims.count, axis = op->pw->axis;
     if (rank > 4 && axis > 0 && axis < rank - 2)
-        return refuse(op->y, "is an index of one of several dimensions of heads");
+        return decline(op->y, "is an index along one of several dimensions of heads");
     struct pointwise *parameters;
     TRY(descriptor_mirror(w->arena, &parameters, &op->pw->base));
-    /* Rows and columns are the last two of four; of three dimensions the first is that of heads. */
+    /* Rows and columns are the last two of four dimensions; the first of three is heads. */
     parameters->axis = axis >= rank - 2 ? axis - rank + 4 : rank == 3 ? HEAD : axis;
     op->pw = parameters;
-    op->x = w->input; /* whose extents count, no element */
+    op->x = w->input; /* an index operation reads only its extents */
     return WEFT_STATUS_SUCCESS;
 }
 
-/* A copy of the operation on the modifier's tensors; alphas, mode and parameters are shared. */
+/* Copies an operation onto the modifier's tensors. Alphas, mode and parameters are shared with the original. */
 static weftStatus_t write_pointwise(struct writer *w, const struct descriptor *from) {
     struct pointwise_op *op;
     TRY(descriptor_mirror(w->arena, &op, from));
     if (pointwise_find_mode(op->pw->mode)->form == FORM_INDEX)
-        TRY(exchange_axis(w, op));
+        TRY(replace_axis(w, op));
     else
-        TRY(exchange(w, &op->x));
-    /* Absent operands stay so. Results come last: an operation reads what was written before it. */
-    TRY(exchange(w, &op->b));
-    TRY(exchange(w, &op->t));
-    TRY(exchange(w, &op->dy));
-    TRY(exchange_result(w, &op->y));
-    TRY(exchange_result(w, &op->dx));
+        TRY(replace_operand(w, &op->x));
+    /* Absent operands stay NULL. The result comes last, because an operation may read only tensors that exist
+       already. */
+    TRY(replace_operand(w, &op->b));
+    TRY(replace_operand(w, &op->t));
+    TRY(replace_operand(w, &op->dy));
+    TRY(replace_result(w, &op->y));
+    TRY(replace_result(w, &op->dx));
     w->ops[w->op_count++] = &op->base;
     return WEFT_STATUS_SUCCESS;
 }
 
-/* y = factor x, rounded to the type of `like`, of which y is the view that others find. */
+/* y = factor x, rounded to the type of `like`; other operations find y as the view of `like`. */
 static weftStatus_t write_factor(struct writer *w, struct tensor **y, struct tensor *x, const struct tensor *like,
                                  double factor) {
     struct pointwise_op *op;
     struct pointwise *parameters;
     TRY(arena_alloc(w->arena, &op, sizeof *op));
     TRY(arena_alloc(w->arena, &parameters, sizeof *parameters));
-    /* Made by hand and never finalized: only what engines read of it is filled in. */
+    /* Built by hand and never finalized: only the fields that engines read are filled in. */
     parameters->base.schema = &pointwise_schema;
     parameters->mode = WEFT_POINTWISE_IDENTITY;
     parameters->math = (int32_t)w->s->math;
     *op = (struct pointwise_op){.pw = parameters, .x = x, .y = (struct tensor *)like, .alpha1 = factor, .alpha2 = 1};
     op->base.schema = &pointwise_op.schema;
-    TRY(exchange_result(w, &op->y));
+    TRY(replace_result(w, &op->y));
     *y = op->y;
     w->ops[w->op_count++] = &op->base;
     return WEFT_STATUS_SUCCESS;
 }
 
-/* What the modifier, or its gradient, takes. */
-static weftStatus_t write_taken(struct writer *w, struct tensor **made, const struct tensor *tensor) {
-    TRY(add_like_scores(w, made, tensor));
+/* The input of the modifier or of its backward pass. */
+static weftStatus_t write_modifier_input(struct writer *w, struct tensor **result, const struct tensor *tensor) {
+    TRY(add_like_scores(w, result, tensor));
     w->is_inside[w->count - 1] = true;
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The scores as the modifier takes them: of a product whose type was set, before the rounding to it. */
+/* The modifier's input. If the type of the product was set, the modifier reads the product before it is rounded. */
 static weftStatus_t write_input(struct writer *w) {
     struct tensor *rounded;
-    TRY(write_taken(w, &w->input, w->s->product));
+    TRY(write_modifier_input(w, &w->input, w->s->product));
     if (!w->s->is_rounded)
         return WEFT_STATUS_SUCCESS;
     w->input->type = (int32_t)w->s->math;
-    /* Others find the rounded one by this source. */
+    /* Other operations find the rounded tensor by this source. */
     w->sources[w->count - 1] = NULL;
     return write_factor(w, &rounded, w->input, w->s->product, 1);
 }
@@ -298,7 +301,7 @@ static weftStatus_t count_operand(void *context, const struct row *row, struct t
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Producers and readers are counted on the way; list_readers fills in who they are. */
+/* Counts producers and readers; list_readers fills in the readers. */
 static weftStatus_t bind_operand(void *context, const struct row *row, struct tensor *tensor) {
     const struct binding *binding = context;
     struct node *node = binding->node;
@@ -312,7 +315,7 @@ static weftStatus_t bind_operand(void *context, const struct row *row, struct te
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Operands are counted first, so that the arena gets lists of the right length. */
+/* Counts operands first, so that the arena allocates lists of the right length. */
 static weftStatus_t write_node(struct graph *graph, struct descriptor *op, struct arena *arena) {
     struct node *node = &graph->nodes[graph->node_count];
     int operands = 0;
@@ -326,7 +329,7 @@ static weftStatus_t write_node(struct graph *graph, struct descriptor *op, struc
     return WEFT_STATUS_SUCCESS;
 }
 
-/* In the order of nodes, one entry for each operand, as graphs that users make have them. */
+/* Readers are listed in the order of nodes, one entry per operand, like in graphs of users. */
 static void list_readers(struct graph *graph, int v, int *readers) {
     struct value *value = &graph->values[v];
     value->read_by = readers;
@@ -336,9 +339,9 @@ static void list_readers(struct graph *graph, int v, int *readers) {
                 *readers++ = n;
 }
 
-/* Operations in an order in which they can run, on these tensors. Values are in the order of uids, as graph_find_value
-   searches them. */
-static weftStatus_t write_graph(struct graph **made, struct writer *w, struct descriptor *const *ops, int op_count,
+/* Builds a graph from operations in topological order and these tensors. Values are in the order of uids, because
+   graph_find_value searches by uid. */
+static weftStatus_t write_graph(struct graph **result, struct writer *w, struct descriptor *const *ops, int op_count,
                                 bool is_modifier) {
     struct graph *graph;
     TRY(descriptor_mirror(w->arena, &graph, &w->s->graph->base));
@@ -346,23 +349,23 @@ static weftStatus_t write_graph(struct graph **made, struct writer *w, struct de
     TRY(arena_alloc(w->arena, &graph->values, (size_t)w->count * sizeof *graph->values));
     TRY(arena_alloc(w->arena, &graph->nodes, (size_t)op_count * sizeof *graph->nodes));
     for (int i = 0; i < w->count; i++)
-        /* Attention itself knows nothing of what is inside of its modifier. */
+        /* Internal tensors of the modifier are not part of the attention graph. */
         if (is_modifier || !w->is_inside[i])
             graph->values[graph->value_count++] = (struct value){.tensor = w->tensors[i], .producer = -1};
     for (int i = 0; i < op_count; i++)
         TRY(write_node(graph, ops[i], w->arena));
-    /* Readers once all nodes are there, as in graph.c. */
+    /* Readers are listed once all nodes exist, like in graph.c. */
     for (int v = 0; v < graph->value_count; v++) {
         int *readers;
         TRY(arena_alloc(w->arena, &readers, (size_t)graph->values[v].readers * sizeof *readers));
         list_readers(graph, v, readers);
     }
-    *made = graph;
+    *result = graph;
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Operands that the modifier's result, and its gradient where one is given, are made of: forward and backward read what
-   they need, and no more, from one graph that has both. */
+/* Lists the operands that the modifier's result depends on, and those of its gradient if the gradient is not derived.
+   Forward and backward share one graph that contains both. */
 static weftStatus_t list_operands(struct score_modifier *m, struct writer *w) {
     bool output[SCORE_MODIFIER_VALUES_MAX], gradient[SCORE_MODIFIER_VALUES_MAX] = {0};
     score_modifier_mark_needed(m, m->output, output);
@@ -377,35 +380,35 @@ static weftStatus_t list_operands(struct score_modifier *m, struct writer *w) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The gradient of the scaled product: as it is given, times what is left of factors. */
+/* The gradient of the scaled product: the modifier's result times the remaining factor. */
 static weftStatus_t write_gradient_result(struct writer *w) {
     const struct attention_pattern *s = w->s;
-    w->gradient_result = find(w, s->carried_back);
-    if (s->carried_factor == 1 && w->gradient_result != w->gradient)
+    w->gradient_result = find(w, s->d_product);
+    if (s->d_product_factor == 1 && w->gradient_result != w->gradient)
         return WEFT_STATUS_SUCCESS;
-    /* Also of a factor of 1: what a gradient gives must be the result of an operation. */
-    TRY(write_factor(w, &w->gradient_result, w->gradient_result, s->carried, s->carried_factor));
+    /* Even a factor of 1 needs an operation, because the gradient must be the result of one. */
+    TRY(write_factor(w, &w->gradient_result, w->gradient_result, s->d_modified, s->d_product_factor));
     w->sources[w->count - 1] = NULL;
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Nodes are in the graph's order, so that each finds its operands written. */
+/* Nodes are in the graph's order, so operands exist before their readers. */
 static weftStatus_t write_modifier(struct score_modifier *m, struct writer *w) {
     const struct attention_pattern *s = w->s;
-    bool carries = s->is_gradient && (s->carried != s->carried_back || s->carried_factor != 1);
+    bool modifies_gradient = s->is_gradient && (s->d_modified != s->d_product || s->d_product_factor != 1);
     m->input = m->output = m->gradient_input = m->gradient_output = -1;
-    if (s->modified == s->product && !s->is_rounded && !carries)
+    if (s->modified == s->product && !s->is_rounded && !modifies_gradient)
         return WEFT_STATUS_SUCCESS;
     TRY(write_input(w));
-    TRY(s->is_gradient ? write_taken(w, &w->gradient, s->carried) : WEFT_STATUS_SUCCESS);
+    TRY(s->is_gradient ? write_modifier_input(w, &w->gradient, s->d_modified) : WEFT_STATUS_SUCCESS);
     for (int i = 0; i < s->count; i++)
-        if (s->nodes[i].modifies || s->nodes[i].carries)
+        if (s->nodes[i].modifies || s->nodes[i].modifies_gradient)
             TRY(write_pointwise(w, s->graph->nodes[s->nodes[i].node].op));
     TRY(s->is_gradient ? write_gradient_result(w) : WEFT_STATUS_SUCCESS);
     if (w->count > SCORE_MODIFIER_VALUES_MAX)
-        return refuse(s->modified, "is made of more tensors than a score modifier has");
+        return decline(s->modified, "depends on more tensors than a score modifier can have");
     TRY(write_graph(&m->graph, w, w->ops, w->op_count, true));
-    /* As score_modifier_resolve would find them by uid. */
+    /* Values are looked up by uid, as score_modifier_resolve does. */
     m->input = graph_find_value(m->graph, w->input);
     m->output = graph_find_value(m->graph, find(w, s->modified));
     m->input_uid = w->input->uid;
@@ -413,7 +416,8 @@ static weftStatus_t write_modifier(struct score_modifier *m, struct writer *w) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The modifier of one of two operations, with what carries its gradient back where it is no derivative. */
+/* The modifier of one of the two operations. Includes the operations of the backward pass unless the gradient is
+   derived. */
 static weftStatus_t finish_modifier(struct score_modifier *m, const struct score_modifier *whole, struct writer *w,
                                     bool is_gradient) {
     *m = *whole;
@@ -421,7 +425,7 @@ static weftStatus_t finish_modifier(struct score_modifier *m, const struct score
         m->graph = NULL;
     if (!m->graph)
         return WEFT_STATUS_SUCCESS;
-    bool is_derived = w->s->carried == w->s->carried_back && w->s->carried_factor == 1 && score_modifier_is_shift(m);
+    bool is_derived = w->s->d_modified == w->s->d_product && w->s->d_product_factor == 1 && score_modifier_is_shift(m);
     if (is_gradient && !is_derived) {
         m->gradient_input = graph_find_value(m->graph, w->gradient);
         m->gradient_output = graph_find_value(m->graph, w->gradient_result);
@@ -433,24 +437,24 @@ static weftStatus_t finish_modifier(struct score_modifier *m, const struct score
 
 /* ---- The operation ----------------------------------------------------------------------------------------------- */
 
-/* The mask that lies in memory, and what the weights that it keeps are multiplied by. */
+/* The mask in memory, and the factor of the weights that it keeps. */
 static weftStatus_t write_mask(struct attention *a, struct writer *w) {
     const struct tensor *mask = w->s->drop_mask;
     TRY(add_like_scores(w, &a->dropout_mask, mask));
-    float growth = (float)w->s->growth;
-    return mask && growth != 1 ? add_constant(w, &a->dropout_scale, WEFT_DATA_FLOAT, &growth, mask)
-                               : WEFT_STATUS_SUCCESS;
+    float dropout_scale = (float)w->s->dropout_scale;
+    return mask && dropout_scale != 1 ? add_constant(w, &a->dropout_scale, WEFT_DATA_FLOAT, &dropout_scale, mask)
+                                      : WEFT_STATUS_SUCCESS;
 }
 
-/* Seed and offset as the generator has them: both draw the same numbers. */
+/* Passes on the generator's seed and offset, so that attention draws the same numbers. */
 static weftStatus_t write_dropout(struct attention *a, struct writer *w) {
     const struct rng_op *rng = w->s->dropout;
     TRY(write_mask(a, w));
     if (!rng)
         return WEFT_STATUS_SUCCESS;
-    /* rng gives the chance to keep, attention takes that to drop. */
+    /* rng has the probability to keep, attention that to drop */
     a->dropout_probability = 1 - rng->parameters->probability;
-    /* A seed may be a tensor or a number; attention has tensors alone. */
+    /* A seed may be a tensor or a number; attention accepts tensors only. */
     if (rng->seed_tensor)
         TRY(add_scalar(w, &a->dropout_seed, rng->seed_tensor));
     else
@@ -458,7 +462,7 @@ static weftStatus_t write_dropout(struct attention *a, struct writer *w) {
     return add_scalar(w, &a->dropout_offset, rng->offset);
 }
 
-/* What scores are made of. */
+/* Operands and options that determine the scores. */
 static weftStatus_t write_scores(struct attention *a, struct writer *w) {
     const struct attention_pattern *s = w->s;
     a->scale_value = s->scale_value;
@@ -467,7 +471,7 @@ static weftStatus_t write_scores(struct attention *a, struct writer *w) {
     a->alignment = WEFT_DIAGONAL_TOP_LEFT;
     a->math = (int32_t)s->math;
     TRY(write_modifier(&a->modifier, w));
-    /* Queries and results have all heads of the scores; keys and values may have fewer. */
+    /* Queries and results have as many heads as the scores; keys and values may have fewer. */
     TRY(add_factor(w, &a->q, &s->q, true));
     TRY(add_factor(w, &a->k, &s->k, false));
     TRY(add_factor(w, &a->v, &s->v, false));
@@ -477,67 +481,68 @@ static weftStatus_t write_scores(struct attention *a, struct writer *w) {
     return write_dropout(a, w);
 }
 
-/* A packed tensor that the whole graph has not: [batch, head, row, `columns`], of queries. */
-static weftStatus_t add_passed(struct writer *w, struct tensor **made, const struct tensor *like, weftDataType_t type,
-                               int64_t columns) {
-    TRY(add(w, made, like, NULL));
+/* Adds a packed tensor that the whole graph does not contain: [batch, head, row, `columns`], with the rows of the
+   queries. */
+static weftStatus_t add_intermediate(struct writer *w, struct tensor **result, const struct tensor *like,
+                                     weftDataType_t type, int64_t columns) {
+    TRY(add(w, result, like, NULL));
     const int64_t *at = like->dims.at, dims[] = {at[BATCH], at[HEAD], at[ROW], columns};
-    (*made)->type = (int32_t)type;
-    (*made)->dims.at[COLUMN] = columns;
+    (*result)->type = (int32_t)type;
+    (*result)->dims.at[COLUMN] = columns;
     for (int64_t i = 4, stride = 1; i-- > 0; stride *= dims[i])
-        (*made)->strides.at[i] = stride;
+        (*result)->strides.at[i] = stride;
     return WEFT_STATUS_SUCCESS;
 }
 
-/* O: where the graph has it, and where a gradient alone asks for it, what passes from one operation to the other. */
-static weftStatus_t add_o(struct writer *w, struct tensor **made, const struct attention *a) {
+/* O of the graph. If only the backward pass needs O, it is an intermediate tensor between the two operations. */
+static weftStatus_t add_o(struct writer *w, struct tensor **result, const struct attention *a) {
     const struct attention_pattern *s = w->s;
-    bool is_passed = !s->o.tensor || (s->makes_o && !pattern_is_read_outside(s, s->o.tensor));
-    return is_passed ? add_passed(w, made, a->q, (weftDataType_t)a->v->type, a->v->dims.at[COLUMN])
-                     : add_factor(w, made, &s->o, true);
+    bool is_passed = !s->o.tensor || (s->computes_o && !pattern_is_read_outside(s, s->o.tensor));
+    return is_passed ? add_intermediate(w, result, a->q, (weftDataType_t)a->v->type, a->v->dims.at[COLUMN])
+                     : add_factor(w, result, &s->o, true);
 }
 
-/* Of a gradient it makes the statistics, in any case, and o where it is wanted, or is read by the sums: attention has
-   no kernel that gives statistics alone, so an o that was stored before is made once more, and left in the workspace.
-   */
-static weftStatus_t write_forward(struct sdpa_fwd_op **made, struct writer *w, const struct attention *a,
+/* The forward operation of a backward pattern. It always computes the statistics, and O if O is an output or if the
+   sums read it. No attention kernel computes only statistics, so an O that was stored earlier is computed again into
+   the workspace. */
+static weftStatus_t write_forward(struct sdpa_fwd_op **result, struct writer *w, const struct attention *a,
                                   struct tensor *o) {
     const struct attention_pattern *s = w->s;
     struct sdpa_fwd_op *op;
-    bool stores_o = !s->is_gradient || s->makes_o || !s->o.tensor;
+    bool stores_o = !s->is_gradient || s->computes_o || !s->o.tensor;
     TRY(arena_alloc(w->arena, &op, sizeof *op));
     op->base.schema = &sdpa_fwd_op.schema;
     op->base.label = s->graph->nodes[s->nodes[s->count - 1].node].op->label;
     op->a = *a;
     TRY(finish_modifier(&op->a.modifier, &a->modifier, w, false));
     op->o = o;
-    if (!stores_o) /* statistics alone are wanted */
-        TRY(add_passed(w, &op->o, a->q, (weftDataType_t)a->v->type, a->v->dims.at[COLUMN]));
+    if (!stores_o) /* only the statistics are needed */
+        TRY(add_intermediate(w, &op->o, a->q, (weftDataType_t)a->v->type, a->v->dims.at[COLUMN]));
     TRY(s->stats || !s->is_gradient ? add_like_scores(w, &op->stats, s->stats)
-                                    : add_passed(w, &op->stats, a->q, WEFT_DATA_FLOAT, 1));
+                                    : add_intermediate(w, &op->stats, a->q, WEFT_DATA_FLOAT, 1));
     TRY(add_like_scores(w, &op->max, s->max));
     TRY(add_like_scores(w, &op->sum_exp, s->sum_exp));
     if (s->dropout && pattern_is_read_outside(s, s->dropout->y))
         TRY(add_like_scores(w, &op->rng_dump, s->dropout->y));
-    *made = op;
+    *result = op;
     TRY(sdpa_fwd_op.infer(&op->base));
     return sdpa_fwd_op.check(&op->base);
 }
 
-/* A gradient of an operand, of all its elements: nothing is summed behind it. */
-static weftStatus_t add_gradient(struct writer *w, struct tensor **made, const struct pattern_view *view,
+/* Adds the gradient of an operand with all of its elements: no sums follow it. */
+static weftStatus_t add_gradient(struct writer *w, struct tensor **result, const struct pattern_view *view,
                                  const struct tensor *operand) {
     if (!view->tensor) {
-        TRY(add(w, made, operand, NULL));
+        TRY(add(w, result, operand, NULL));
         int64_t stride = 1;
         for (int i = 4; i-- > 0; stride *= operand->dims.at[i])
-            (*made)->strides.at[i] = stride;
+            (*result)->strides.at[i] = stride;
         return WEFT_STATUS_SUCCESS;
     }
-    return add_view(w, made, view);
+    return add_view(w, result, view);
 }
 
-/* Whether one of the sums that it is made of was asked to be the same in each run. */
+/* True if the user required determinism of one of the sums that this operation replaces. */
 static bool is_deterministic(const struct attention_pattern *s) {
     for (int i = 0; i < s->count; i++) {
         const struct descriptor *op = s->graph->nodes[s->nodes[i].node].op;
@@ -547,16 +552,15 @@ static bool is_deterministic(const struct attention_pattern *s) {
     return false;
 }
 
-/* Gradients that nobody wants are made in the workspace, as the operation has all three. dBias alone may be left
-   out. */
-static weftStatus_t write_backward(struct sdpa_bwd_op **made, struct writer *w, const struct attention *a,
+/* The operation computes dQ, dK and dV in any case; those that are not read go to the workspace. dBias is optional. */
+static weftStatus_t write_backward(struct sdpa_bwd_op **result, struct writer *w, const struct attention *a,
                                    struct tensor *o, struct tensor *stats) {
     const struct attention_pattern *s = w->s;
     struct sdpa_bwd_op *op;
     TRY(arena_alloc(w->arena, &op, sizeof *op));
     op->base.schema = &sdpa_bwd_op.schema;
     op->base.label = s->graph->nodes[s->nodes[s->count - 1].node].op->label;
-    op->a = *a; /* the same tensors as forward, each once in the graph */
+    op->a = *a; /* the tensors of the forward operation, each once in the graph */
     TRY(finish_modifier(&op->a.modifier, &a->modifier, w, true));
     op->o = o;
     op->stats = stats;
@@ -566,12 +570,12 @@ static weftStatus_t write_backward(struct sdpa_bwd_op **made, struct writer *w, 
     TRY(add_gradient(w, &op->dk, &s->dk, a->k));
     TRY(add_gradient(w, &op->dv, &s->dv, a->v));
     TRY(add_like_scores(w, &op->dbias, s->dbias));
-    *made = op;
+    *result = op;
     TRY(sdpa_bwd_op.infer(&op->base));
     return sdpa_bwd_op.check(&op->base);
 }
 
-/* The operations, in order. */
+/* Builds the operations in order. */
 static weftStatus_t write_attention(struct descriptor *ops[2], int *count, struct writer *w) {
     const struct attention_pattern *s = w->s;
     struct attention a = {0};
@@ -594,20 +598,20 @@ static weftStatus_t write_attention(struct descriptor *ops[2], int *count, struc
     return WEFT_STATUS_SUCCESS;
 }
 
-/* What the operations read is there before them: an operand of the modifier may turn out to be made by a product that
-   is a part. */
+/* Checks that all inputs of the operations exist before them: an operand of the modifier may turn out to be computed by
+   a product of the pattern. */
 static weftStatus_t check_inputs(const struct writer *w, const struct graph *graph) {
     for (int v = 0; v < graph->value_count; v++) {
         const struct tensor *source = w->sources[graph->values[v].tensor->uid];
         if (graph->values[v].producer < 0 && source && pattern_contains(w->s, pattern_producer(w->s, source)))
-            return refuse(source, "is read by attention that it is a part of");
+            return decline(source, "is read by the attention that it is part of");
     }
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Inferred and checked as an operation of the user's would be; any refusal says that this pattern is none. */
-weftStatus_t attention_pattern_rewrite(struct graph **made, const int **outer, const struct attention_pattern *pattern,
-                                       struct arena *arena) {
+/* Infers and checks the operations as if a user had created them; any error means that there is no match. */
+weftStatus_t attention_pattern_rewrite(struct graph **result, const int **outer,
+                                       const struct attention_pattern *pattern, struct arena *arena) {
     struct writer *w;
     struct descriptor *ops[2];
     int *values, count = 0, op_count = 0;
@@ -615,11 +619,11 @@ weftStatus_t attention_pattern_rewrite(struct graph **made, const int **outer, c
     w->s = pattern;
     w->arena = arena;
     TRY(write_attention(ops, &op_count, w) ? WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN : WEFT_STATUS_SUCCESS);
-    TRY(write_graph(made, w, ops, op_count, false));
-    TRY(check_inputs(w, *made));
+    TRY(write_graph(result, w, ops, op_count, false));
+    TRY(check_inputs(w, *result));
     TRY(arena_alloc(arena, &values, (size_t)w->count * sizeof *values));
     for (int i = 0; i < w->count; i++)
-        /* In the order of uids, which is that of the new graph's values. */
+        /* In the order of uids, which is the order of the new graph's values. */
         if (!w->is_inside[i])
             values[count++] = w->sources[i] ? graph_find_value(pattern->graph, w->sources[i]) : -1;
     *outer = values;

@@ -1,26 +1,28 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The scores of spelled attention: a product, what it is scaled by, bias, masks and bounds, and, of all other pointwise
-   operations on the way, the score modifier. All of them are gathered as the modifier's first; then what attention has
-   an operand or option for is peeled off, the scale at the product's end, bias and masks at the softmax's. */
+/* Matches the scores of attention: a product, its scale, bias, masks and bounds; all other pointwise operations in
+   between form the score modifier. All of them are collected as the modifier first. Then the parts that attention has
+   an operand or option for are peeled off: the scale from the product's side, bias and masks from the softmax's
+   side. */
 #include "graph/patterns/match.h"
 
 #include <math.h>
 #include <string.h>
 
-/* A score that a constant of at most this hides has no weight beside one that is not hidden: float ends there. */
+/* A score hidden by this constant or a lower one has weight 0 next to any score that is not hidden, because exp
+   underflows in FLOAT. */
 static const double HIDDEN_MOST = -1e30;
 
 /* ---- The score modifier ------------------------------------------------------------------------------------------ */
 
-/* Operands before the operation would do as well: pattern_sort orders them. Indices end it, as they read extents alone,
-   which the modifier has of its input. */
+/* The order of additions does not matter, because pattern_sort orders the nodes. Index operations are leaves: they read
+   only extents, which the modifier's input provides. */
 weftStatus_t pattern_gather(struct attention_pattern *s, const struct tensor *tensor, bool modifies) {
     int node = pattern_producer(s, tensor);
     if (!pattern_is_pointwise(s, node) || pattern_contains(s, node))
         return WEFT_STATUS_SUCCESS;
     TRY(pattern_add(s, node));
     s->nodes[s->count - 1].modifies = modifies;
-    /* An index reads no elements: what it is an index of need not be taken. */
+    /* An index operation reads no elements, so its input need not be part of the pattern. */
     if (pattern_form(s, node) == FORM_INDEX)
         return WEFT_STATUS_SUCCESS;
     struct pointwise_operands operands = pointwise_operands(pattern_pointwise(s, node));
@@ -29,52 +31,53 @@ weftStatus_t pattern_gather(struct attention_pattern *s, const struct tensor *te
     return pattern_gather(s, operands.t, modifies);
 }
 
-/* A product that makes scores of these dims. */
-static bool makes_scores(const struct attention_pattern *s, const struct tensor *tensor) {
+/* True if a product computes scores of these dims. */
+static bool computes_scores(const struct attention_pattern *s, const struct tensor *tensor) {
     int node = pattern_producer(s, pattern_skip_view(s, tensor));
     return node >= 0 && op_of(pattern_op(s, node)) == &matmul_op && tensor_same_dims(tensor, s->scores);
 }
 
-/* Of several products that are added, as a bias may be one, the first. */
-static weftStatus_t find_product(struct attention_pattern *s, int *found) {
-    s->product = makes_scores(s, s->scores) ? s->scores : NULL;
+/* If several products are added, because one may be a bias, the first one counts. */
+static weftStatus_t find_product(struct attention_pattern *s, int *match) {
+    s->product = computes_scores(s, s->scores) ? s->scores : NULL;
     for (int i = 0; i < s->count && !s->product; i++) {
         if (!s->nodes[i].modifies || pattern_form(s, s->nodes[i].node) == FORM_INDEX)
             continue;
         struct pointwise_operands operands = pointwise_operands(pattern_pointwise(s, s->nodes[i].node));
         const struct tensor *inputs[] = {operands.x, operands.b};
         for (int k = 0; k < 2 && !s->product; k++)
-            s->product = inputs[k] && makes_scores(s, inputs[k]) ? inputs[k] : NULL;
+            s->product = inputs[k] && computes_scores(s, inputs[k]) ? inputs[k] : NULL;
     }
     if (!s->product)
-        return pattern_decline_tensor(s->scores, "is not made of a product of queries and keys");
+        return pattern_decline_tensor(s->scores, "is not computed from a product of queries and keys");
     const struct tensor *product = s->product;
     TRY(pattern_add_view(s, &product));
-    *found = pattern_producer(s, product);
-    return pattern_check_product(s, *found);
+    *match = pattern_producer(s, product);
+    return pattern_check_product(s, *match);
 }
 
-/* Whether what a node makes depends on the product's elements; `depends` says it of those before. */
+/* True if the result of a node depends on the product's elements; `depends` has the answer for the nodes before it. */
 static bool depends_on_product(const struct attention_pattern *s, int node, const bool *depends) {
     if (pattern_form(s, node) == FORM_INDEX)
         return false;
     struct pointwise_operands operands = pointwise_operands(pattern_pointwise(s, node));
     const struct tensor *inputs[] = {operands.x, operands.b, operands.t};
     for (int k = 0; k < 3; k++) {
-        /* Nodes are in order, so that those before have their answer. */
-        int place = inputs[k] && inputs[k] != s->product ? pattern_index(s, pattern_producer(s, inputs[k])) : -1;
-        if (inputs[k] == s->product || (place >= 0 && s->nodes[place].modifies && depends[place]))
+        /* Nodes are sorted, so the answer for earlier nodes is known. */
+        int index = inputs[k] && inputs[k] != s->product ? pattern_index(s, pattern_producer(s, inputs[k])) : -1;
+        if (inputs[k] == s->product || (index >= 0 && s->nodes[index].modifies && depends[index]))
             return true;
     }
     return false;
 }
 
-/* Leaves out what can be read from memory, and is read elsewhere as well, or does not lie as the scores do. */
+/* Removes nodes whose results can be read from memory and which are read elsewhere or do not have the layout of the
+   scores. */
 static void drop_shared(struct attention_pattern *s) {
     bool depends[PATTERN_NODES_MAX] = {0};
     for (int i = 0; i < s->count; i++)
         depends[i] = s->nodes[i].modifies && depends_on_product(s, s->nodes[i].node, depends);
-    /* From the last on: a node that is dropped makes those before it wanted from outside. */
+    /* Backwards, because removing a node turns it into an outside reader of its operands. */
     for (int i = s->count; i-- > 0;)
         if (s->nodes[i].modifies && !depends[i] &&
             (pattern_is_read_outside(s, pattern_result(s, s->nodes[i].node)) ||
@@ -82,42 +85,43 @@ static void drop_shared(struct attention_pattern *s) {
             pattern_remove(s, i);
 }
 
-/* Whether a tensor, of more than a number, is there before the attention. */
+/* True if a tensor with more than one element is available before the attention. */
 static bool is_in_memory(const struct attention_pattern *s, const struct tensor *tensor) {
     return !pattern_contains(s, pattern_producer(s, tensor)) && !tensor->is_by_value && !tensor->is_constant;
 }
 
-/* Whether a node is, as far as is known by now, an operation of the score modifier. */
+/* True if a node is, at this point of the search, part of the score modifier. */
 static bool is_modifier(const struct attention_pattern *s, int node) {
-    int place = pattern_index(s, node);
-    return place >= 0 && s->nodes[place].modifies;
+    int index = pattern_index(s, node);
+    return index >= 0 && s->nodes[index].modifies;
 }
 
-/* The one operation of the modifier that minds a tensor's elements; -1: none does, or several. Of gradients, what
-   carries them back reads it, too. */
+/* The only operation of the modifier that reads a tensor's elements, or -1 if no operation or more than one does.
+   Operations of the backward pass are not counted. */
 static int sole_modifier(const struct attention_pattern *s, const struct tensor *tensor) {
     const struct value *value = &s->graph->values[graph_find_value(s->graph, tensor)];
-    int found = -1;
+    int match = -1;
     for (int i = 0; i < value->readers; i++) {
         int reader = value->read_by[i];
         if (!is_modifier(s, reader) || pattern_form(s, reader) == FORM_INDEX)
             continue;
-        if (found >= 0)
+        if (match >= 0)
             return -1;
-        found = reader;
+        match = reader;
     }
-    return found;
+    return match;
 }
 
-/* Scales first, those of attention itself, as many as follow the product: numbers are multiplied here, and one scalar
-   of the graph may be the last. Attention multiplies in FLOAT, so nothing that was rounded is peeled. */
+/* Peels the scales that directly follow the product: numbers are multiplied into scale_value, and the last one may be a
+   scalar tensor. Attention scales in FLOAT, so operations after a rounding are not peeled. */
 static void peel_scale(struct attention_pattern *s) {
     for (int node; pattern_is_exact(s, s->product) && (node = sole_modifier(s, s->product)) >= 0;) {
         const struct pointwise_op *op = pattern_pointwise(s, node);
-        /* A number moves into scale_value, a tensor of one element becomes attn_scale; anything else ends it. */
+        /* A number moves into scale_value, a tensor of one element becomes attn_scale; any other operand ends the
+           loop. */
         const struct tensor *x, *other = op->x == s->product ? op->b : op->x;
         double factor;
-        /* A product that is rounded after scaling would be rounded otherwise without. */
+        /* A product that is rounded after scaling would be rounded differently before it. */
         if (!pattern_is_exact(s, pattern_result(s, node)))
             return;
         if (pattern_read_factor(op, &x, &factor) && x == s->product) {
@@ -131,7 +135,7 @@ static void peel_scale(struct attention_pattern *s) {
         }
         s->nodes[pattern_index(s, node)].modifies = false;
         s->product = op->y;
-        /* attn_scale is one tensor: numbers behind it stay with the modifier. */
+        /* attn_scale is a single tensor: factors after it stay in the modifier. */
         if (s->scale)
             return;
     }
@@ -144,24 +148,24 @@ struct linear {
     double row, column, number;
 };
 
-/* Operations that a mask's formula may be deep, so that recursion ends. */
+/* Depth of a mask's formula, which limits the recursion. */
 enum { FORMULA_DEPTH = 8 };
 
-/* Queries and keys are the last two dimensions. An index along a dimension in which the scores are longer broadcasts,
-   and counts nothing. */
+/* Queries and keys are the last two dimensions. An index along a dimension that the scores extend broadcasts, and its
+   only value is 0. */
 static bool read_index(struct linear *form, const struct attention_pattern *s, const struct pointwise_op *op) {
     int64_t rank = s->scores->dims.count, axis = op->pw->axis;
     *form = (struct linear){axis == rank - 2, axis == rank - 1, 0};
     return op->y->dims.count == rank && axis >= rank - 2 && op->y->dims.at[axis] == s->scores->dims.at[axis];
 }
 
-/* Types in which indices, and their sums with numbers, are exact for any length that fits memory. */
+/* True for types in which indices and their sums with numbers are exact for any length that fits into memory. */
 static bool is_wide(const struct tensor *tensor) {
     return tensor->type == WEFT_DATA_INT32 || tensor->type == WEFT_DATA_INT64 || tensor->type == WEFT_DATA_FLOAT ||
            tensor->type == WEFT_DATA_DOUBLE;
 }
 
-/* A sum of indices and numbers. */
+/* Matches a sum of indices and numbers. */
 static bool read_linear(struct linear *form, const struct attention_pattern *s, const struct tensor *tensor,
                         int depth) {
     struct linear b;
@@ -169,7 +173,7 @@ static bool read_linear(struct linear *form, const struct attention_pattern *s, 
     if (pattern_read_constant(tensor, &form->number))
         return true;
     int node = pattern_producer(s, tensor);
-    /* In a type that cannot hold all indices the comparison would not be the one of the formula. */
+    /* In a type that cannot represent all indices, the comparison might differ from the formula. */
     if (!pattern_is_pointwise(s, node) || depth == 0 || !is_wide(tensor))
         return false;
     const struct pointwise_op *op = pattern_pointwise(s, node);
@@ -178,7 +182,7 @@ static bool read_linear(struct linear *form, const struct attention_pattern *s, 
         return read_index(form, s, op);
     if (op->alpha1 != 1 || op->alpha2 != 1)
         return false;
-    /* Conversions between such types change no index. */
+    /* Conversions between such types keep the value. */
     if (op->pw->mode == WEFT_POINTWISE_IDENTITY)
         return read_linear(form, s, op->x, depth - 1);
     if (op->pw->mode != WEFT_POINTWISE_ADD && op->pw->mode != WEFT_POINTWISE_SUB)
@@ -189,10 +193,10 @@ static bool read_linear(struct linear *form, const struct attention_pattern *s, 
     return true;
 }
 
-/* x >= b, or x > b: true for large x. */
+/* x >= b or x > b: true for large x. */
 static bool is_no_less(int mode) { return mode == WEFT_POINTWISE_CMP_GE || mode == WEFT_POINTWISE_CMP_GT; }
 
-/* A comparison of indices as a bound: column <= row + number, or column >= row + number. */
+/* Matches a comparison of indices that is a bound: column <= row + number, or column >= row + number. */
 static bool read_bound(const struct attention_pattern *s, const struct pointwise_op *op, bool *is_right,
                        double *number) {
     struct linear x, b;
@@ -202,59 +206,60 @@ static bool read_bound(const struct attention_pattern *s, const struct pointwise
     if (!compares || op->alpha1 != 1 || op->alpha2 != 1 || !read_linear(&x, s, op->x, FORMULA_DEPTH) ||
         !read_linear(&b, s, op->b, FORMULA_DEPTH))
         return false;
-    struct linear d = {x.row - b.row, x.column - b.column, x.number - b.number}; /* of which the sign counts */
-    /* One query against one key: parallel to the diagonal. Other slopes are no bound of attention's. */
+    struct linear d = {x.row - b.row, x.column - b.column, x.number - b.number}; /* only its sign matters */
+    /* The bound must be parallel to the diagonal; attention has no other slopes. */
     if (!(d.row == 1 && d.column == -1) && !(d.row == -1 && d.column == 1))
         return false;
-    /* Bounds are whole numbers of 32 bits or less. */
+    /* Bounds are integers of at most 32 bits. */
     if (d.number != floor(d.number) || fabs(d.number) > INT32_MAX)
         return false;
     *is_right = is_no_less(mode) == (d.row == 1);
-    /* Column below is column up to the one before. */
+    /* column < n is column <= n - 1 */
     *number = d.row * d.number + (is_strict ? (*is_right ? -1 : 1) : 0);
     return true;
 }
 
-/* Keeps the scores of columns up to, or from, row + number. Several masks hide what any of them hides: the tighter
-   bound stays. left_bound counts from the diagonal: column > row - left. */
-static void keep_bound(struct attention_pattern *s, bool is_right, int64_t number) {
+/* Restricts the scores to columns up to (or from) row + number. Several masks combine to the tighter bound. left_bound
+   counts from the diagonal: column > row - left. */
+static void tighten_bound(struct attention_pattern *s, bool is_right, int64_t number) {
     if (is_right)
         s->right_bound = number < s->right_bound ? number : s->right_bound;
     else
         s->left_bound = 1 - number < s->left_bound ? 1 - number : s->left_bound;
 }
 
-/* Whether scores stay where a mask is true (`keeps`), or false, by bounds, or as attention's boolean bias does it. */
-static bool keep_where(struct attention_pattern *s, const struct tensor *mask, bool keeps, int depth) {
+/* Expresses "scores are kept where a mask is true (`keeps_true`) or false" by bounds, or by attention's boolean bias.
+   Returns false if neither is possible. */
+static bool match_mask(struct attention_pattern *s, const struct tensor *mask, bool keeps_true, int depth) {
     int node = pattern_producer(s, mask);
     const struct pointwise_op *op = pattern_is_pointwise(s, node) ? pattern_pointwise(s, node) : NULL;
     bool is_right;
     double number;
     if (op && depth && op->pw->mode == WEFT_POINTWISE_LOGICAL_NOT)
-        return keep_where(s, op->x, !keeps, depth - 1);
-    /* Kept where both are true; hidden where either is. */
-    if (op && depth && op->pw->mode == (keeps ? WEFT_POINTWISE_LOGICAL_AND : WEFT_POINTWISE_LOGICAL_OR))
-        return keep_where(s, op->x, keeps, depth - 1) && keep_where(s, op->b, keeps, depth - 1);
+        return match_mask(s, op->x, !keeps_true, depth - 1);
+    /* Kept where both are true means hidden where either is false. */
+    if (op && depth && op->pw->mode == (keeps_true ? WEFT_POINTWISE_LOGICAL_AND : WEFT_POINTWISE_LOGICAL_OR))
+        return match_mask(s, op->x, keeps_true, depth - 1) && match_mask(s, op->b, keeps_true, depth - 1);
     if (op && read_bound(s, op, &is_right, &number)) {
-        if (!keeps) { /* the complement begins behind it */
+        if (!keeps_true) { /* the complement starts at the next column */
             is_right = !is_right;
             number += is_right ? -1 : 1;
         }
-        keep_bound(s, is_right, (int64_t)number);
+        tighten_bound(s, is_right, (int64_t)number);
         return true;
     }
-    if (!keeps || s->bias || !is_in_memory(s, mask) || !dtype_is_boolean((weftDataType_t)mask->type))
+    if (!keeps_true || s->bias || !is_in_memory(s, mask) || !dtype_is_boolean((weftDataType_t)mask->type))
         return false;
     s->bias = mask;
     return true;
 }
 
-/* Whether every query sees a key by the bounds alone. */
+/* True if the bounds leave at least one key to every query. */
 static bool bounds_leave_keys(const struct attention_pattern *s) {
     int64_t rank = s->scores->dims.count;
     int64_t rows = s->scores->dims.at[rank - 2], columns = s->scores->dims.at[rank - 1];
-    /* The first query's band ends at key 0 or behind it, the last one's begins at a key that is there, and the band is
-       not empty. */
+    /* The band of the first query ends at key 0 or later, that of the last query starts at an existing key, and the
+       band is not empty. */
     bool first = s->right_bound >= 0 || s->right_bound == ATTENTION_UNBOUNDED;
     bool last = s->left_bound == ATTENTION_UNBOUNDED || rows - 1 - s->left_bound + 1 < columns;
     bool between = s->left_bound == ATTENTION_UNBOUNDED || s->right_bound == ATTENTION_UNBOUNDED ||
@@ -262,23 +267,24 @@ static bool bounds_leave_keys(const struct attention_pattern *s) {
     return first && last && between;
 }
 
-/* A mask is attention's own where what it hides is -inf; a finite number gives a row of nothing else equal weights,
-   and must have no such row. Tried on s itself and put back where it fails: keep_where may have taken half of a
-   mask. */
-static bool peel_mask(struct attention_pattern *s, const struct tensor *mask, bool keeps, double hidden) {
-    struct attention_pattern before = *s;
-    bool is = hidden <= HIDDEN_MOST && keep_where(s, mask, keeps, FORMULA_DEPTH);
-    /* Numbers, as -1e30, leave weights behind in a row that hides all of its keys: bounds must leave one. */
-    if (is && hidden != -INFINITY) {
-        is = s->bias == before.bias && bounds_leave_keys(s);
+/* Attention's own masks hide scores by -inf. A finite number instead gives equal weights to a row that is hidden
+   completely, so no such row may exist. Works on s itself and restores it on failure, because keep_where may have added
+   half of a mask. */
+static bool peel_mask(struct attention_pattern *s, const struct tensor *mask, bool keeps_true, double hidden) {
+    struct attention_pattern saved = *s;
+    bool matches = hidden <= HIDDEN_MOST && match_mask(s, mask, keeps_true, FORMULA_DEPTH);
+    /* A finite number such as -1e30 gives nonzero weights to a row whose keys are all hidden: the bounds must leave a
+       key. */
+    if (matches && hidden != -INFINITY) {
+        matches = s->bias == saved.bias && bounds_leave_keys(s);
         s->hides_by_number = true;
     }
-    if (!is)
-        *s = before;
-    return is;
+    if (!matches)
+        *s = saved;
+    return matches;
 }
 
-/* Scores, or a number that hides them. */
+/* Peels a select between scores and a number that hides them. */
 static const struct tensor *peel_select(struct attention_pattern *s, const struct pointwise_op *op) {
     double hidden;
     if (op->alpha1 != 1 || op->alpha2 != 1)
@@ -288,24 +294,24 @@ static const struct tensor *peel_select(struct attention_pattern *s, const struc
     return pattern_read_constant(op->x, &hidden) && peel_mask(s, op->t, false, hidden) ? op->b : NULL;
 }
 
-/* Zeros, and numbers that hide, added to scores. */
+/* True if a bias consists of zeros and numbers that hide. */
 static bool is_added_mask(struct attention_pattern *s, const struct tensor *bias) {
     const struct pointwise_op *op = pattern_produced_by(s, bias, WEFT_POINTWISE_BINARY_SELECT);
     double x, b;
     if (!op || op->alpha1 != 1 || op->alpha2 != 1 || !pattern_read_constant(op->x, &x) ||
         !pattern_read_constant(op->b, &b))
         return false;
-    /* One side of the selection leaves scores as they are, the other hides them. */
+    /* One branch of the select leaves scores unchanged, the other hides them. */
     return x == 0 ? peel_mask(s, op->t, true, b) : b == 0 && peel_mask(s, op->t, false, x);
 }
 
-/* Scores plus a mask of zeros and hiding numbers, or plus a bias that lies in memory. A second bias, or one of another
-   rank, is left to the modifier. */
+/* Peels the addition of a mask of zeros and hiding numbers, or of a bias in memory. A second bias, or one of another
+   rank, stays in the modifier. */
 static const struct tensor *peel_add(struct attention_pattern *s, const struct pointwise_op *op) {
     const struct tensor *sides[] = {op->x, op->b};
     for (int i = 0; i < 2 && op->alpha1 == 1 && op->alpha2 == 1; i++) {
         const struct tensor *scores = sides[i], *bias = sides[1 - i];
-        /* The side that the product leads to; the other one is the bias. */
+        /* The operand that depends on the product is the scores; the other one is the bias. */
         if (scores != s->product && !is_modifier(s, pattern_producer(s, scores)))
             continue;
         if (is_added_mask(s, bias))
@@ -320,55 +326,57 @@ static const struct tensor *peel_add(struct attention_pattern *s, const struct p
     return NULL;
 }
 
-/* The scores before a bias, a mask, or a conversion that changes nothing; NULL: it is something else. */
+/* The scores before a bias, a mask, or an exact conversion; NULL if the operation is another one. */
 static const struct tensor *peel(struct attention_pattern *s, const struct pointwise_op *op) {
     if (op->pw->mode == WEFT_POINTWISE_IDENTITY)
         return op->alpha1 == 1 && pattern_is_exact(s, op->y) ? op->x : NULL;
-    /* Each of these is exact, or rounds nothing that was not rounded before. */
+    /* Each of these is exact, or rounds only values that were rounded before. */
     if (op->pw->mode == WEFT_POINTWISE_ADD)
         return pattern_is_exact(s, op->y) ? peel_add(s, op) : NULL;
-    const struct tensor *before = op->pw->mode == WEFT_POINTWISE_BINARY_SELECT ? peel_select(s, op) : NULL;
-    return before && (pattern_is_exact(s, op->y) || op->y->type == before->type) ? before : NULL;
+    const struct tensor *source = op->pw->mode == WEFT_POINTWISE_BINARY_SELECT ? peel_select(s, op) : NULL;
+    return source && (pattern_is_exact(s, op->y) || op->y->type == source->type) ? source : NULL;
 }
 
-/* Bias and masks last, those of attention itself, from the softmax backwards. It stops at the first operation that is
-   something else: all before it is the modifier's. */
+/* Peels bias and masks, backwards from the softmax. Stops at the first other operation: everything before it belongs to
+   the modifier. */
 static void peel_masks(struct attention_pattern *s) {
     s->modified = s->scores;
-    /* `whole` is before all of it, `kept` before one step: a step that fails leaves the rest peeled. */
+    /* `whole` is the state before all steps, `kept` that before one step: a failing step leaves the previous ones
+       peeled. */
     const struct attention_pattern whole = *s;
     for (int node; s->modified != s->product; s->nodes[pattern_index(s, node)].modifies = false) {
-        const struct attention_pattern kept = *s;
+        const struct attention_pattern on_chip = *s;
         node = pattern_producer(s, s->modified);
-        const struct tensor *before = peel(s, pattern_pointwise(s, node));
-        bool leads_on = before && tensor_same_dims(before, s->scores) && sole_modifier(s, before) == node &&
-                        (before == s->product || is_modifier(s, pattern_producer(s, before)));
+        const struct tensor *source = peel(s, pattern_pointwise(s, node));
+        bool leads_on = source && tensor_same_dims(source, s->scores) && sole_modifier(s, source) == node &&
+                        (source == s->product || is_modifier(s, pattern_producer(s, source)));
         if (!leads_on) {
-            *s = kept;
+            *s = on_chip;
             break;
         }
-        s->modified = before;
+        s->modified = source;
     }
-    if (s->hides_by_number && (s->modified != s->product || s->bias)) /* which may reach as low */
+    if (s->hides_by_number && (s->modified != s->product || s->bias)) /* these may be as low as the number that hides */
         *s = whole;
 }
 
-/* Keeps in the modifier what its result is made of: indices of a mask that became a bound, say, are not. */
+/* Marks the operations of the modifier that its result depends on. Indices of a mask that became a bound, for example,
+   are not marked. */
 static void mark_needed(struct attention_pattern *s, const struct tensor *tensor, bool *needed) {
-    int place = tensor && tensor != s->product ? pattern_index(s, pattern_producer(s, tensor)) : -1;
-    if (place < 0 || !s->nodes[place].modifies || needed[place])
+    int index = tensor && tensor != s->product ? pattern_index(s, pattern_producer(s, tensor)) : -1;
+    if (index < 0 || !s->nodes[index].modifies || needed[index])
         return;
-    needed[place] = true;
-    if (pattern_form(s, s->nodes[place].node) == FORM_INDEX)
+    needed[index] = true;
+    if (pattern_form(s, s->nodes[index].node) == FORM_INDEX)
         return;
-    struct pointwise_operands operands = pointwise_operands(pattern_pointwise(s, s->nodes[place].node));
+    struct pointwise_operands operands = pointwise_operands(pattern_pointwise(s, s->nodes[index].node));
     mark_needed(s, operands.x, needed);
     mark_needed(s, operands.b, needed);
     mark_needed(s, operands.t, needed);
 }
 
-/* All that leads to the scores is taken as the modifier's first. The scale of queries and keys is noted here, that of
-   the product in pattern_split_scores. */
+/* Adds all operations that lead to the scores to the modifier. Records the scale of queries and keys; the scale of the
+   product is peeled in pattern_split_scores. */
 weftStatus_t pattern_gather_scores(struct attention_pattern *s) {
     int product = -1;
     TRY(pattern_gather(s, s->scores, true));
@@ -383,17 +391,17 @@ weftStatus_t pattern_gather_scores(struct attention_pattern *s) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* In the order of attention: the scale from the front, bias and masks from behind, and the modifier has what is left
-   between, without what its result does not need. */
+/* Peels the scale from the front, then bias and masks from the back. The modifier is the rest in between, without
+   operations that its result does not depend on. */
 void pattern_split_scores(struct attention_pattern *s) {
     bool needed[PATTERN_NODES_MAX] = {0};
     pattern_sort(s);
     drop_shared(s);
-    /* Told before scales are peeled: it is the matmul's own result. */
+    /* Read before scales are peeled, when `product` is still the matmul's own result. */
     s->is_rounded = !pattern_is_exact(s, s->product);
     peel_scale(s);
     peel_masks(s);
-    /* Nodes that fed a peeled mask alone are no part of the modifier. */
+    /* Nodes that only feed a peeled mask are not part of the modifier. */
     mark_needed(s, s->modified, needed);
     for (int i = 0; i < s->count; i++)
         s->nodes[i].modifies = needed[i];
