@@ -204,7 +204,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
 }
 
 const struct family cuda_spelled_attention = {
-    .name = "cuda.attention_pattern",
+    .name = "cuda.spelled_attention",
     .doc =
         "attention spelled out of products, pointwise operations and a softmax, and its gradients, as the operations "
         "that they are",
