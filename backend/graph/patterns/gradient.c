@@ -415,10 +415,10 @@ static weftStatus_t find_given_o(struct gradient *g) {
 
 /* ---- After the gradient of the scores ---------------------------------------------------------------------------- */
 
-/* True if a forward operation hides the scores where a mask is false (`keeps_true`) or true, by -inf or by a number that
-   became a bound. The weights are 0 there, and so is their gradient without any further operation. The operation must
-   be the last one on the scores, or all operations after it must have been peeled: a later operation could turn -inf
-   into a finite number. */
+/* True if a forward operation hides the scores where a mask is false (`keeps_true`) or true, by -inf or by a number
+   that became a bound. The weights are 0 there, and so is their gradient without any further operation. The operation
+   must be the last one on the scores, or all operations after it must have been peeled: a later operation could turn
+   -inf into a finite number. */
 static bool is_hidden_by(const struct attention_pattern *s, const struct tensor *mask, bool keeps_true) {
     const struct value *value = value_of(s, mask);
     for (int i = 0; i < value->readers; i++) {
@@ -468,9 +468,9 @@ static weftStatus_t record_dbias(struct attention_pattern *s, const struct tenso
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Follows dS to s->d_modified, the gradient of the modifier's output. Masks and bias come in between, because the forward
-   pass applies them after the modifier. Also finds the gradient of the bias, which is this gradient itself if both have
-   the same extents. */
+/* Follows dS to s->d_modified, the gradient of the modifier's output. Masks and bias come in between, because the
+   forward pass applies them after the modifier. Also finds the gradient of the bias, which is this gradient itself if
+   both have the same extents. */
 static weftStatus_t find_d_modified(struct gradient *g) {
     struct attention_pattern *s = g->s;
     const struct tensor *next = g->ds;
