@@ -436,7 +436,7 @@ NEAR_MISSES = {
     "dropout without growth": NearMiss(
         _dropped(1.5),
         lambda q, k, v: (_weights(q @ k) * 1.5 * (units((2, 3, 16, 16), seed=SEED) < 0.5)) @ v,
-        "another number than 1 / \\(1 - p\\)",
+        "factor other than 1 / \\(1 - p\\)",
     ),
     "no product of scores": NearMiss(
         lambda g, q, k, v: g.matmul(g.softmax(g.add(g.mul(q, 2.0), q)), g.transpose(k, [0, 1, 2, 3])),
