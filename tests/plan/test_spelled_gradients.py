@@ -156,14 +156,14 @@ def _spelled(
 
 REFUSED = {
     "weights are wanted": (_weights_are_wanted, "is read outside of the attention"),
-    "weights are given": (_given_weights, "is stored: the weights of attention are made again"),
+    "weights are given": (_given_weights, "is stored in memory: attention recomputes weights"),
     "other sums": (
         lambda g, *x: _spelled(g, *x, sums=lambda g, p, dp, d_o, q: (p, p)),
         "is not the row sums of P dP or of dO o",
     ),
     "another factor": (
         lambda g, *x: _spelled(g, *x, key_scale=0.5),
-        "another factor than the other gradient has",
+        "has a different factor than the other gradient",
     ),
     "other queries": (
         lambda g, *x: _spelled(g, *x, other=lambda g, q: g.relu(q)),
