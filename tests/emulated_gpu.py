@@ -5,6 +5,7 @@ and NVRTC behind a library that has it compile to PTX.
     python tests/emulated_gpu.py python -m pytest tests/ops/test_softmax.py
     EMULATOR_SEED=7 python tests/emulated_gpu.py ...     # other turns of warps and copies
     FAKE_CUDA_LARGE=16 python tests/emulated_gpu.py ...  # 16 multiprocessors for 132: more tiles for each
+    FAKE_CUDA_SHARED=64 python tests/emulated_gpu.py ... # 64 KiB of shared memory per block: less stays there
     FAKE_CUDA_ARCH=80 python tests/emulated_gpu.py ...   # the kernels of another chip
 
 It looks like an H200. A kernel that breaks a rule of the chip (memory, alignment, barriers, what a product

@@ -106,6 +106,12 @@ def test_a_chip_of_few_multiprocessors() -> None:
     check([[*SMALL_CASES, "--any-kernel", "--only", cases]], [{"FAKE_CUDA_LARGE": 4}])
 
 
+def test_a_chip_of_little_shared_memory() -> None:
+    """Rows and tiles that a block cannot keep are read again, and clusters share what is left."""
+    cases = "norm of long rows|in stages|pairs that share|^attention decoding$|^batch norm$"
+    check([[*SMALL_CASES, "--any-kernel", "--only", cases]], [{"FAKE_CUDA_SHARED": 64}])
+
+
 def test_memory_that_is_less_aligned() -> None:
     """Every way of running on it, and kernels of each family; one engine declines such memory."""
     products, others = "matmul$|few|conv$|of 64$|stem of 8|NCHW$", "layer norm$|mean|map|concat|rng|int4"

@@ -64,7 +64,7 @@ struct item {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards everything below */
 static bool is_set_up, is_started;
-static int version = 13000, device_count = 2, arch = 90, large;
+static int version = 13000, device_count = 2, arch = 90, large, shared_kib;
 static struct context contexts[DEVICES_MAX];
 static struct item *alive, *freed[FREED_KEPT];
 static int64_t call_count, fail_call, launch_count;
@@ -93,6 +93,7 @@ static void set_up(void) {
     device_count = (int)setting("FAKE_CUDA_DEVICES", device_count);
     arch = (int)setting("FAKE_CUDA_ARCH", arch);
     large = (int)setting("FAKE_CUDA_LARGE", 0);
+    shared_kib = (int)setting("FAKE_CUDA_SHARED", 0);
     const char *fail = getenv("FAKE_CUDA_FAIL"), *colon = fail ? strchr(fail, ':') : NULL;
     if (colon) {
         fail_call = strtoll(fail, NULL, 10);
@@ -305,10 +306,11 @@ static int cuDeviceGetUuid_v2(uint8_t uuid[16], int device) {
     return leave(is_device(device) ? OK : INVALID_DEVICE);
 }
 
-/* Bytes of shared memory that a block of the chip can have; a multiprocessor has one KiB more. */
+/* Bytes of shared memory that a block of the chip can have, or fewer by FAKE_CUDA_SHARED, so that small cases leave the
+   paths of what fits; a multiprocessor has one KiB more. */
 static int shared_most(void) {
     int kib = arch < 80 ? 63 : arch == 80 || arch == 87 ? 163 : arch < 90 || arch >= 120 ? 99 : 227;
-    return kib << 10;
+    return (shared_kib && shared_kib < kib ? shared_kib : kib) << 10;
 }
 
 static int threads_most(void) { return arch < 80 ? 1024 : arch == 86 || arch == 89 || arch >= 120 ? 1536 : 2048; }
