@@ -559,23 +559,23 @@ def rows_by_key(op: Json, library: Json) -> dict[str, list[Json]]:
     return found
 
 
-SUGAR = "python/weft/sugar.py"
+COMPOSITE_OPS = "python/weft/composite_ops.py"
 
 
-def sugar_text() -> str:
+def composite_text() -> str:
     """The methods that are written by hand; nothing where that file is not there."""
-    path = ROOT / SUGAR
+    path = ROOT / COMPOSITE_OPS
     return path.read_text() if path.exists() else ""
 
 
 def hand_written() -> set[str]:
-    """The methods that python/weft/sugar.py spells itself."""
-    return set(re.findall(r"^    def (\w+)\(", sugar_text(), flags=re.M))
+    """The methods that python/weft/composite_ops.py spells itself."""
+    return set(re.findall(r"^    def (\w+)\(", composite_text(), flags=re.M))
 
 
 def wrapped_methods() -> dict[str, str]:
-    """The methods that one of python/weft/sugar.py wraps, and by which: they are no public ones."""
-    found = re.search(r"^WRAPPED = (\{.*?\})", sugar_text(), flags=re.M)
+    """The methods that one of python/weft/composite_ops.py wraps, and by which: they are no public ones."""
+    found = re.search(r"^WRAPPED = (\{.*?\})", composite_text(), flags=re.M)
     return dict(ast.literal_eval(found.group(1))) if found else {}
 
 
@@ -602,8 +602,8 @@ def cells_of(line: str) -> list[str]:
 
 
 def statistics() -> set[str]:
-    """The results whose types the library infers, as python/weft/sugar.py lists them."""
-    found = re.search(r"^_STATISTICS = (\{.*?\})", sugar_text(), flags=re.M)
+    """The results whose types the library infers, as python/weft/composite_ops.py lists them."""
+    found = re.search(r"^_STATISTICS = (\{.*?\})", composite_text(), flags=re.M)
     return set(ast.literal_eval(found.group(1))) if found else set()
 
 
@@ -715,7 +715,7 @@ def signature_of(function: ast.FunctionDef, rows: dict[str, list[Json]], words: 
         name = argument.arg
         key = words.get(f"= {name}") or next((k for k in (filled.get(name), name) if k in rows), "")
         if not key and name not in words and name not in COMMON:
-            where = f"{SUGAR}: {function.name}"
+            where = f"{COMPOSITE_OPS}: {function.name}"
             raise SystemExit(f"{where}: {name} fills no row: say in tools/op_words.txt what it is")
         text = ast.unparse(given) if given else None
         default = {"False": "false", "True": "true", "()": "[]"}.get(text or "", text)
@@ -726,7 +726,7 @@ def signature_of(function: ast.FunctionDef, rows: dict[str, list[Json]], words: 
     return found
 
 
-def sugar_docstring(function: ast.FunctionDef, library: Json, names: Names) -> list[str]:
+def composite_docstring(function: ast.FunctionDef, library: Json, names: Names) -> list[str]:
     """The docstring of a hand-written method: from the rows of the operation that it records, the library's
     method of that name, and its own words."""
     calls = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
@@ -753,16 +753,16 @@ def is_words(node: ast.Tuple) -> bool:
     return all(isinstance(each, ast.Constant) and isinstance(each.value, str) for each in node.elts)
 
 
-def write_sugar(library: Json, names: Names) -> str:
+def write_composite_ops(library: Json, names: Names) -> str:
     """The file of the hand-written methods with their docstrings."""
-    text = sugar_text()
-    lines, sugar = text.splitlines(), next(n for n in ast.parse(text).body if isinstance(n, ast.ClassDef))
-    for function in reversed([node for node in sugar.body if isinstance(node, ast.FunctionDef)]):
+    text = composite_text()
+    lines, composite = text.splitlines(), next(n for n in ast.parse(text).body if isinstance(n, ast.ClassDef))
+    for function in reversed([node for node in composite.body if isinstance(node, ast.FunctionDef)]):
         if function.name.startswith("_"):
             continue
         first = function.body[0]
         end = first.end_lineno if ast.get_docstring(function) is not None else first.lineno - 1
-        lines[first.lineno - 1 : end] = sugar_docstring(function, library, names)
+        lines[first.lineno - 1 : end] = composite_docstring(function, library, names)
     return "\n".join(lines) + "\n"
 
 
@@ -846,10 +846,10 @@ def generate(library_path: Path) -> dict[str, str]:
     api, library = parse_headers(), describe(library_path)
     names = Names(api)
     doc = "Weft's C API for Python: cffi declarations (_weft) and enumerations (enums)."
-    sugar = {SUGAR: write_sugar(library, names)} if sugar_text() else {}
+    composite = {COMPOSITE_OPS: write_composite_ops(library, names)} if composite_text() else {}
     manifest = write_manifest(api, library, names)
     frame = gen_cpp.Frame(json.loads(manifest), short_members, is_statistic)
-    return sugar | {
+    return composite | {
         gen_cpp.PATH: gen_cpp.write(frame),
         "bindings/weft_cffi/__init__.py": f'# {NOTE}\n"""{doc}"""\n',
         "bindings/weft_cffi/_weft.py": write_cffi(),

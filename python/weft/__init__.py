@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from weft.bound import BoundPlan
+    from weft.bound_plan import BoundPlan
     from weft.devices import compile_for
     from weft.dtypes import data_type_of
     from weft.enums import (
@@ -124,7 +124,18 @@ __all__ = [
 ]
 
 _ALIASES = {"pygraph": "Graph", "cudnnGraphNotSupportedError": "NotSupportedError"}
-_MODULES = ("enums", "errors", "dtypes", "devices", "tensor", "memory", "bound", "plan", "frontend", "graphs")
+_MODULES = (
+    "enums",
+    "errors",
+    "dtypes",
+    "devices",
+    "tensor",
+    "memory",
+    "bound_plan",
+    "plan",
+    "frontend",
+    "graphs",
+)
 
 
 def __getattr__(name: str) -> Any:

@@ -1,5 +1,5 @@
 """Graphs: tensors and operations, and the way from them to plans. Operations are in ops.py (generated from
-the library) and sugar.py; here is everything else of cuDNN's pygraph."""
+the library) and composite_ops.py; here is everything else of cuDNN's pygraph."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from weft_cffi._weft import ffi
 
 from weft import arguments, backend, buffers, dtypes, enums
 from weft.backend import Descriptor, Handle, Row
+from weft.composite_ops import CompositeOps, computed_results, is_statistic
 from weft.devices import DeviceProperties, KernelCache, default_handle, device_of
 from weft.enums import attribute_name, build_plan_policy, data_type, descriptor_type, device_kind, heur_mode
 from weft.errors import BadParameterError, NotSupportedError, WeftError
@@ -23,7 +24,6 @@ from weft.plan import Overrides, Plan
 from weft.planning import Candidate, Knob, Planner, Wrapper
 from weft.progress import Waiting
 from weft.slots import Slot
-from weft.sugar import Sugar, computed_results, is_statistic
 from weft.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ _OTHER_PLANS = 64
 """How many plans a graph keeps for calls of other shapes; the oldest goes first."""
 
 
-class Graph(Sugar):
+class Graph(CompositeOps):
     """A computation: tensors and operations on them, then plans that run them.
 
     Used as a context, the graph is built on leaving the block. A result that no operation reads is an output,
@@ -891,8 +891,8 @@ class Graph(Sugar):
         overrides: Overrides | None,
     ) -> None:
         slots = plan.slots if overrides is None else self._overridden_slots(plan, overrides)
-        frame = plan.thread.frame
-        keys, pointers, checked, bound = self._keys, frame.pointers, frame.known, set()
+        state = plan.thread.state
+        keys, pointers, checked, bound = self._keys, state.pointers, state.known, set()
         for key, value in variant_pack.items():
             i = keys.get(key, -1)
             if i is not None and i < 0:
@@ -910,7 +910,7 @@ class Graph(Sugar):
         stream = stream_of(handle or plan.handle)
         use_on(variant_pack.values(), stream)
         if overrides is None:
-            plan.launch(frame, workspace, stream)
+            plan.launch(state, workspace, stream)
         else:
             plan.launch_overridden(overrides, workspace, plan.handle_on_stream(handle))
 
@@ -1016,7 +1016,7 @@ class Graph(Sugar):
             plan.put_address(i, address)
             bound.add(i)
         self._bind_rest(plan, plan.slots, bound)
-        plan.launch(plan.thread.frame, workspace, stream_of(backend.handle_of(handle) or plan.handle))
+        plan.launch(plan.thread.state, workspace, stream_of(backend.handle_of(handle) or plan.handle))
 
     def execute_plan_at_index(
         self,

@@ -12,14 +12,14 @@ from typing import Any
 from weft_cffi._weft import ffi
 
 from weft import backend, buffers, dtypes, slots
-from weft.bound import BoundPlan
+from weft.bound_plan import BoundPlan
 from weft.devices import DeviceProperties, default_handle
 from weft.enums import attribute_name, data_type, descriptor_type, device_kind, status
 from weft.errors import BadParameterError, WeftError
-from weft.frame import Frame, Thread, is_known, known_of
 from weft.kernel import Kernel, kernel_of
 from weft.memory import HOST_ALIGNMENT, DeviceArray, Staging, empty_like_kind, stream_of, use_on
 from weft.progress import Waiting
+from weft.run_state import RunState, Thread, is_known, known_of
 from weft.slots import Slot
 
 Overrides = tuple[Sequence[int], Sequence[Sequence[int]], Sequence[Sequence[int]]]
@@ -162,10 +162,10 @@ class Plan:
             return self._results(dict(zip(self._outputs, planned.run(self, given), strict=True)))
         like = None if is_whole else self._first_array(given)
         queue = stream_of(self.handle, like) if stream is None else stream
-        frame = self.thread.frame
-        staging = None if self._place is None else Staging(frame.scratch, self.handle, queue)
-        owners = self._fill(frame, given, like, queue, staging)
-        self.launch(frame, workspace, queue)
+        state = self.thread.state
+        staging = None if self._place is None else Staging(state.scratch, self.handle, queue)
+        owners = self._fill(state, given, like, queue, staging)
+        self.launch(state, workspace, queue)
         if staging is not None:
             staging.finish()
         del owners
@@ -215,13 +215,13 @@ class Plan:
 
     def bind_slots(self, given: dict[int, Any], workspace: Any = None) -> BoundPlan:
         """The same with arrays by slot."""
-        frame, stream, address, held = Frame(len(self.slots)), stream_of(self.handle), 0, None
-        owners = self._fill(frame, given, self._first_array(given), stream, None)
+        state, stream, address, held = RunState(len(self.slots)), stream_of(self.handle), 0, None
+        owners = self._fill(state, given, self._first_array(given), stream, None)
         use_on(given.values(), None)  # which streams it will run on is not known
-        plan = self.serving(frame)
+        plan = self.serving(state)
         if plan.workspace_size:
-            address, held = plan._workspace(frame, workspace, plan.workspace_size, stream)
-        return BoundPlan(plan, frame, address, self._results(given), (given, owners, held))
+            address, held = plan._workspace(state, workspace, plan.workspace_size, stream)
+        return BoundPlan(plan, state, address, self._results(given), (given, owners, held))
 
     def freeze(self, **named: Any) -> Plan:
         """Declares that inputs keep their numbers from now on, as the weights of a trained network do: what
@@ -239,18 +239,18 @@ class Plan:
         array([[1., 2.],
                [3., 4.]], dtype=float32)
         """
-        frame, stream = Frame(len(self.slots)), stream_of(self.handle)
+        state, stream = RunState(len(self.slots)), stream_of(self.handle)
         owners: list[Any] = []
         gathered = self._gather((), named)
         given = {self.index[name]: gathered[self.index[name]] for name in named}
         for i in given:
             slot = self.slots[i]
             try:
-                self._fill_slot(frame, i, slot, given, stream, None, owners)
+                self._fill_slot(state, i, slot, given, stream, None, owners)
             except BadParameterError as error:
                 raise slots.named("plan", slot, error) from None
         # Until this succeeds, what is frozen stays so, and its memory must stay its own.
-        backend.freeze(self.descriptor, frame.pointers, self._count)
+        backend.freeze(self.descriptor, state.pointers, self._count)
         self._frozen, self._frozen_owners = given, owners
         return self
 
@@ -275,11 +275,11 @@ class Plan:
 
     # ---- Memory that is less aligned than the tensors were declared ----
 
-    def serving(self, frame: Frame) -> Plan:
-        """The plan that takes the addresses in a frame: this one, or one for memory that is aligned to its
+    def serving(self, state: RunState) -> Plan:
+        """The plan that takes the addresses in a run state: this one, or one for memory that is aligned to its
         elements alone, as x[1:] may be. That is made when it is first needed, and its kernels may be
         slower."""
-        loose = next((i for i, low in self._aligned if frame.pointers[i] & low), None)
+        loose = next((i for i, low in self._aligned if state.pointers[i] & low), None)
         if loose is None:
             return self
         if self._loose is None:
@@ -338,9 +338,9 @@ class Plan:
         return results[0] if len(results) == 1 else tuple(results)
 
     def _fill(
-        self, frame: Frame, given: dict[int, Any], like: Any, stream: int, staging: Staging | None
+        self, state: RunState, given: dict[int, Any], like: Any, stream: int, staging: Staging | None
     ) -> list[Any]:
-        """Puts the address of every slot's memory into a frame, with outputs allocated that are not given;
+        """Puts the address of every slot's memory into a run state, with outputs allocated that are not given;
         returns what keeps the memory alive."""
         use_on(given.values(), stream)
         for i in self._written:
@@ -349,14 +349,14 @@ class Plan:
         owners: list[Any] = []
         for i, slot in enumerate(self.slots):
             try:
-                self._fill_slot(frame, i, slot, given, stream, staging, owners)
+                self._fill_slot(state, i, slot, given, stream, staging, owners)
             except BadParameterError as error:
                 raise slots.named("plan", slot, error) from None
         return owners
 
     def _fill_slot(
         self,
-        frame: Frame,
+        state: RunState,
         i: int,
         slot: Slot,
         given: dict[int, Any],
@@ -367,14 +367,14 @@ class Plan:
         kind = buffers.quick_kind_of(given.get(i))
         form = kind.form(given[i]) if kind else None
         if kind and form == self._fitting[i]:
-            frame.pointers[i] = kind.address(given[i])
+            state.pointers[i] = kind.address(given[i])
             return
         if i not in given:
             raise slots.no_buffer("plan", slot)
         if self._is_number(slot, given[i]):
-            frame.pointers[i] = self._scalar_address(frame, "plan", slot, given[i], i)
+            state.pointers[i] = self._scalar_address(state, "plan", slot, given[i], i)
         elif isinstance(given[i], int):
-            frame.pointers[i] = slots.checked_address("plan", slot, given[i])
+            state.pointers[i] = slots.checked_address("plan", slot, given[i])
         else:
             memory = buffers.memory_of(given[i], lambda: stream)
             if memory.buffer:
@@ -382,12 +382,12 @@ class Plan:
             copies = staging if memory.ordinal is None and not slot.is_by_value else None
             if copies is None:
                 slots.check_device("plan", slot, memory.ordinal, self._place, OTHER_DEVICE)
-            address = self._checked_address(frame, "plan", i, slot, given[i], memory)
+            address = self._checked_address(state, "plan", i, slot, given[i], memory)
             if copies is not None:
                 address = copies.place(i, address, slot.span, slot.is_output, slot.span > slot.bytes)
             elif not slot.is_by_value and not buffers.requires_grad(given[i]):
                 self._fitting[i] = form
-            frame.pointers[i] = address
+            state.pointers[i] = address
 
     def _first_array(self, given: Mapping[int, Any]) -> Any:
         """The array whose library results are to come from: the first one on the GPU, else one of torch or of
@@ -445,14 +445,14 @@ class Plan:
         return is_number or (slot.is_by_value and isinstance(value, int))
 
     def _checked_address(
-        self, frame: Frame, where: str, i: int, slot: Slot, value: Any, memory: buffers.Memory
+        self, state: RunState, where: str, i: int, slot: Slot, value: Any, memory: buffers.Memory
     ) -> int:
-        """The address of an array that may serve slot i, or of its number in the frame where a by-value
+        """The address of an array that may serve slot i, or of its number in the run state where a by-value
         scalar has another type. A call takes the slot's shape and layout alone, execute what is large
         enough."""
         slots.check_gradient(where, slot, value)
         if slot.is_by_value and slots.is_number_of_other_type(slot, memory):
-            return self._scalar_address(frame, where, slot, memory.buffer or value, i)
+            return self._scalar_address(state, where, slot, memory.buffer or value, i)
         slots.check_array(where, slot, value, memory, is_exact=where == "plan")
         return memory.address
 
@@ -468,9 +468,9 @@ class Plan:
             raise slots.named("execute", slot, error) from None
 
     def _put(self, i: int, value: Any, slot: Slot) -> None:
-        frame = self.thread.frame
+        state = self.thread.state
         if type(value) is int:
-            frame.pointers[i] = slots.checked_address("execute", slot, value)
+            state.pointers[i] = slots.checked_address("execute", slot, value)
             return
         if type(value) is float:
             self.put_number(i, value)
@@ -478,56 +478,58 @@ class Plan:
         kind = buffers.quick_kind_of(value)
         form = kind.form(value) if kind else None
         if kind and form == self._large_enough[i] and slot is self.slots[i]:
-            self._remember(frame, i, value, kind.address(value))
+            self._remember(state, i, value, kind.address(value))
             return
         if isinstance(value, bool) or (slot.is_by_value and buffers.is_numpy_scalar(value)):
             self.put_number(i, value)
             return
-        self._put_array(frame, i, value, slot, form)
+        self._put_array(state, i, value, slot, form)
 
-    def _put_array(self, frame: Frame, i: int, value: Any, slot: Slot, form: tuple[Any, ...] | None) -> None:
+    def _put_array(
+        self, state: RunState, i: int, value: Any, slot: Slot, form: tuple[Any, ...] | None
+    ) -> None:
         """What put does with an array that has not been seen to fit."""
         memory = buffers.memory_of(value, self._stream)
         slots.check_device("execute", slot, memory.ordinal, self._place, _OTHER_DEVICE_OR_CALL)
-        frame.pointers[i] = self._checked_address(frame, "execute", i, slot, value, memory)
+        state.pointers[i] = self._checked_address(state, "execute", i, slot, value, memory)
         if memory.buffer:
-            frame.owners[i] = memory.buffer.owner
+            state.owners[i] = memory.buffer.owner
         elif (
             slot is self.slots[i]
-            and frame.pointers[i] == memory.address  # not that of a number in the frame
+            and state.pointers[i] == memory.address  # not that of a number in the run state
             and not buffers.requires_grad(value)
         ):
             self._large_enough[i] = form
-            self._remember(frame, i, value, memory.address)
+            self._remember(state, i, value, memory.address)
 
     def _stream(self) -> int:
         return stream_of(self.handle)
 
     @staticmethod
-    def _remember(frame: Frame, i: int, value: Any, pointer: int) -> None:
+    def _remember(state: RunState, i: int, value: Any, pointer: int) -> None:
         """Takes an array's address for slot i and notes that it fits, so that it is not checked again while
         it lives, or until it has other memory."""
-        frame.pointers[i], frame.known[i] = pointer, known_of(value, pointer)
+        state.pointers[i], state.known[i] = pointer, known_of(value, pointer)
 
     def put_number(self, i: int, value: float) -> None:
         """Makes a number the value of by-value slot i for this thread's next run."""
-        frame = self.thread.frame
-        frame.pointers[i] = self._scalar_address(frame, "execute", self.slots[i], value, i)
+        state = self.thread.state
+        state.pointers[i] = self._scalar_address(state, "execute", self.slots[i], value, i)
 
     def put_address(self, i: int, address: int) -> None:
         """Puts an address into slot i for this thread's next run, unchecked."""
-        self.thread.frame.pointers[i] = address
+        self.thread.state.pointers[i] = address
 
     @staticmethod
-    def _scalar_address(frame: Frame, where: str, slot: Slot, value: Any, i: int) -> int:
-        """The address of a number in host memory of the frame. Python's numbers are rounded to the slot's
+    def _scalar_address(state: RunState, where: str, slot: Slot, value: Any, i: int) -> int:
+        """The address of a number in host memory of the run state. Python's numbers are rounded to the slot's
         type; those of other libraries, which have types of their own, must be exact in it."""
         if not slot.is_by_value:
             raise BadParameterError(
                 f"{where}: {slot} is no by-value scalar, its buffer is {value!r}. Give an array."
             )
         if type(value) is float and slot.data_type is data_type.FLOAT:
-            address = frame.float_scalar(i, value)
+            address = state.float_scalar(i, value)
             if address:
                 return address
         number = value if isinstance(value, (int, float)) else _number_of(value)
@@ -538,7 +540,7 @@ class Plan:
                 f"{where}: {slot} is {dtypes.of(slot.data_type).name}, which does not hold its value "
                 f"{number!r}. Give a value of that type, or declare the tensor with another."
             )
-        return frame.scalar(i, packed)
+        return state.scalar(i, packed)
 
     def overridden(self, overrides: Overrides) -> list[Slot]:
         """The slots as they are when tensors have other dims and strides for one run."""
@@ -568,24 +570,24 @@ class Plan:
     def workspace_of(self, overrides: Overrides, handle: backend.Handle | None = None) -> int:
         """Bytes of workspace that a run with other shapes needs."""
         self.overridden(overrides)
-        pack = self._variant_pack(self.thread.frame, overrides, 0)
+        pack = self._variant_pack(self.thread.state, overrides, 0)
         return int(backend.get_execution_plan_workspace_size(handle or self.handle, self.descriptor, pack))
 
     def launch_overridden(self, overrides: Overrides, workspace: Any, handle: backend.Handle) -> None:
         """Runs on the addresses that this thread has put, with other shapes, on the handle's stream."""
-        frame, address, held = self.thread.frame, 0, None
-        plan, pack = self.serving(frame), self._variant_pack(frame, overrides, address)
+        state, address, held = self.thread.state, 0, None
+        plan, pack = self.serving(state), self._variant_pack(state, overrides, address)
         size = backend.get_execution_plan_workspace_size(handle, plan.descriptor, pack)
         if size:
-            address, held = self._workspace(frame, workspace if plan is self else None, size, handle.stream)
-            pack = self._variant_pack(frame, overrides, address)
+            address, held = self._workspace(state, workspace if plan is self else None, size, handle.stream)
+            pack = self._variant_pack(state, overrides, address)
         backend.backend_execute(handle, plan.descriptor, pack)
-        frame.owners.clear()
+        state.owners.clear()
         del held
 
-    def _variant_pack(self, frame: Frame, overrides: Overrides, workspace: int) -> backend.Descriptor:
+    def _variant_pack(self, state: RunState, overrides: Overrides, workspace: int) -> backend.Descriptor:
         pack = backend.Descriptor(descriptor_type.VARIANT_PACK_DESCRIPTOR)
-        pointers = [ffi.cast("void *", frame.pointers[i]) for i in range(len(self.slots))]
+        pointers = [ffi.cast("void *", state.pointers[i]) for i in range(len(self.slots))]
         pack.set(attribute_name.VARIANT_PACK_UNIQUE_IDS, "INT64", [slot.uid for slot in self.slots])
         pack.set(attribute_name.VARIANT_PACK_DATA_POINTERS, "VOID_PTR", pointers)
         uids, shapes, strides = overrides
@@ -604,53 +606,53 @@ class Plan:
         handle = given or self.handle
         if self.device is device_kind.CPU or handle.is_stream_set:
             return handle
-        frame = self.thread.frame
-        if frame.handle is None:
-            frame.handle = backend.Handle(self.device, self.ordinal)
-        frame.handle.set_stream(stream_of(handle))
-        return frame.handle
+        state = self.thread.state
+        if state.handle is None:
+            state.handle = backend.Handle(self.device, self.ordinal)
+        state.handle.set_stream(stream_of(handle))
+        return state.handle
 
-    def launch(self, frame: Frame, workspace: Any, stream: int) -> None:
-        """Runs on the addresses in a frame."""
-        plan = self if self._loose is None else self.serving(frame)
-        run = plan._enqueue(frame, workspace, stream)
-        if run and run == status.BAD_PARAM_MISALIGNED_POINTER and self.serving(frame) is not plan:
-            run = self.serving(frame)._enqueue(frame, workspace, stream)
-        if frame.owners:
-            frame.owners.clear()
+    def launch(self, state: RunState, workspace: Any, stream: int) -> None:
+        """Runs on the addresses in a run state."""
+        plan = self if self._loose is None else self.serving(state)
+        run = plan._enqueue(state, workspace, stream)
+        if run and run == status.BAD_PARAM_MISALIGNED_POINTER and self.serving(state) is not plan:
+            run = self.serving(state)._enqueue(state, workspace, stream)
+        if state.owners:
+            state.owners.clear()
         if run:
             backend.check(run)
 
-    def _enqueue(self, frame: Frame, workspace: Any, stream: int) -> int:
+    def _enqueue(self, state: RunState, workspace: Any, stream: int) -> int:
         """The status of a run."""
         held, memory = None, ffi.NULL
         if self.workspace_size and workspace is None and self._place is None:
-            memory = frame.scratch.on_host(self.workspace_size)
+            memory = state.scratch.on_host(self.workspace_size)
         elif self.workspace_size:
-            address, held = self._workspace(frame, workspace, self.workspace_size, stream)
+            address, held = self._workspace(state, workspace, self.workspace_size, stream)
             memory = ffi.cast("void *", address)
-        done: int = self._run(self._pointer, self._count, frame.pointers, memory, frame.queue(stream))
+        done: int = self._run(self._pointer, self._count, state.pointers, memory, state.queue(stream))
         del held
         return done
 
-    def _workspace(self, frame: Frame, given: Any, needed: int, stream: int) -> tuple[int, Any]:
+    def _workspace(self, state: RunState, given: Any, needed: int, stream: int) -> tuple[int, Any]:
         """The address of memory of the needed size, and what keeps it alive."""
         if self.workspace_size > self._lent_size:  # callers know the other plan's
             given = None
         if isinstance(given, int) and given:
             return given, None
         if given is not None and not isinstance(given, int):
-            address = self._given_workspace(frame, given, needed)
+            address = self._given_workspace(state, given, needed)
             use_on((given,), stream)
             if self._place is not None or address % HOST_ALIGNMENT == 0:
                 return address, given
         if self._place is not None:
-            return frame.scratch.on_device("workspace", needed, self.handle, stream)
-        return int(ffi.cast("uintptr_t", frame.scratch.on_host(needed))), None
+            return state.scratch.on_device("workspace", needed, self.handle, stream)
+        return int(ffi.cast("uintptr_t", state.scratch.on_host(needed))), None
 
-    def _given_workspace(self, frame: Frame, given: Any, needed: int) -> int:
+    def _given_workspace(self, state: RunState, given: Any, needed: int) -> int:
         """The address of memory that a caller lends, which is to be on the device and large enough."""
-        known = frame.workspace
+        known = state.workspace
         if known and known[1] >= needed and is_known(known[0], given):
             return known[0][1]
         address, _, size, is_writable, place, *_ = buffers.memory_of(given)
@@ -670,7 +672,7 @@ class Plan:
                 f"get_workspace_size({shapes}) bytes, or leave it out."
             )
         remembered = known_of(given, address)
-        frame.workspace = (remembered, size) if remembered else None
+        state.workspace = (remembered, size) if remembered else None
         return address
 
     # ---- Words ----

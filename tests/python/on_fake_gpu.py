@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import weft
-from weft import backend, buffers, frame, memory
+from weft import backend, buffers, memory, run_state
 from weft.enums import device_kind
 
 X = np.arange(6, dtype="f4").reshape(2, 3)
@@ -56,13 +56,13 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
 def streams(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The stream of every run of a plan."""
     seen: list[int] = []
-    queue = frame.Frame.queue
+    queue = run_state.RunState.queue
 
     def note(self: Any, stream: int) -> Any:
         seen.append(stream)
         return queue(self, 0)
 
-    monkeypatch.setattr(frame.Frame, "queue", note)
+    monkeypatch.setattr(run_state.RunState, "queue", note)
     return seen
 
 

@@ -51,8 +51,8 @@ def test_check_tells_a_stale_file(tmp_path: Path) -> None:
 def test_hand_written_arguments_need_words(tmp_path: Path) -> None:
     for name in ("include", "tools", "python/weft"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("lib"))
-    sugar = tmp_path / "python/weft/sugar.py"
-    sugar.write_text(sugar.read_text().replace("stats_log2: bool", "novel: int = 0, stats_log2: bool"))
+    source = tmp_path / "python/weft/composite_ops.py"
+    source.write_text(source.read_text().replace("stats_log2: bool", "novel: int = 0, stats_log2: bool"))
     done = subprocess.run(
         [sys.executable, "tools/gen.py", "--check", "--library", library_path()],
         cwd=tmp_path,
@@ -61,7 +61,7 @@ def test_hand_written_arguments_need_words(tmp_path: Path) -> None:
         check=False,
     )
     words = "softmax: novel fills no row: say in tools/op_words.txt what it is"
-    assert (done.returncode, done.stderr.strip()) == (1, f"python/weft/sugar.py: {words}")
+    assert (done.returncode, done.stderr.strip()) == (1, f"python/weft/composite_ops.py: {words}")
 
 
 def library_path() -> str:

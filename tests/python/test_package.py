@@ -272,10 +272,10 @@ def test_doctests(module: str) -> None:
 
 def operations() -> list[str]:
     """The methods that add an operation to a graph."""
+    from weft.composite_ops import CompositeOps
     from weft.ops import Ops
-    from weft.sugar import Sugar
 
-    return sorted(name for each in (Ops, Sugar) for name in vars(each) if not name.startswith("_"))
+    return sorted(name for each in (Ops, CompositeOps) for name in vars(each) if not name.startswith("_"))
 
 
 def test_every_operation_has_an_example_that_shows_its_result() -> None:

@@ -147,7 +147,7 @@ def test_what_cudnn_lacks_is_given_by_name_alone() -> None:
 
 
 def test_wrapped_methods_are_not_public() -> None:
-    from weft.sugar import WRAPPED
+    from weft.composite_ops import WRAPPED
 
     for inner, outer in WRAPPED.items():
         assert hasattr(weft.Graph, outer)
@@ -169,10 +169,10 @@ def test_aliases() -> None:
 
 
 def test_every_operation_method_is_listed() -> None:
+    from weft.composite_ops import CompositeOps
     from weft.ops import Ops
-    from weft.sugar import Sugar
 
-    methods = {name for each in (Ops, Sugar) for name in vars(each) if not name.startswith("_")}
+    methods = {name for each in (Ops, CompositeOps) for name in vars(each) if not name.startswith("_")}
     assert methods == {name for name in {*METHODS, *WHOLE} if name in methods} | set(OURS.split())
 
 

@@ -61,10 +61,10 @@ def _prepare(kind: Kind) -> Ready:
 
 def _run(stream: int, addresses: list[int], kind: Kind) -> None:
     plan, slots = _prepare(kind)
-    frame = plan.thread.frame
+    state = plan.thread.state
     for slot, address in zip(slots, addresses, strict=True):
-        frame.pointers[slot] = address
-    plan.launch(frame, None, stream)
+        state.pointers[slot] = address
+    plan.launch(state, None, stream)
 
 
 def _kind(

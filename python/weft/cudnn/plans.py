@@ -11,8 +11,8 @@ from weft.cudnn import enums
 from weft.cudnn.operations import Operations
 from weft.enums import data_type
 from weft.errors import BadParameterError
-from weft.frame import Frame
 from weft.plan import Plan
+from weft.run_state import RunState
 from weft.slots import Slot
 
 
@@ -43,27 +43,27 @@ class ScriptPlan(Plan):
     type, dims and strides of the array."""
 
     def _checked_address(
-        self, frame: Frame, where: str, i: int, slot: Slot, value: Any, memory: buffers.Memory
+        self, state: RunState, where: str, i: int, slot: Slot, value: Any, memory: buffers.Memory
     ) -> int:
         value = value.detach() if buffers.requires_grad(value) else value
         if _has_other_booleans(slot, memory):
             raise OtherBooleans(slot)
         is_number = slot.is_by_value and slots.is_number_of_other_type(slot, memory)
         if where == "plan" or is_number:
-            return super()._checked_address(frame, where, i, slot, value, memory)
+            return super()._checked_address(state, where, i, slot, value, memory)
         slots.check_size(where, slot, memory.size)
         slots.check_writable(where, slot, memory.is_writable)
         return memory.address
 
     @staticmethod
-    def _scalar_address(frame: Frame, where: str, slot: Slot, value: Any, i: int) -> int:
+    def _scalar_address(state: RunState, where: str, slot: Slot, value: Any, i: int) -> int:
         try:
-            return Plan._scalar_address(frame, where, slot, value, i)
+            return Plan._scalar_address(state, where, slot, value, i)
         except BadParameterError:
             packed = _rounded(slot, value) if slot.is_by_value else None
             if packed is None:
                 raise
-            return frame.scalar(i, packed)
+            return state.scalar(i, packed)
 
 
 def _rounded(slot: Slot, value: Any) -> bytes | None:

@@ -12,10 +12,10 @@ from weft_cffi._weft import ffi
 from weft import buffers, dtypes, slots
 from weft.enums import device_kind
 from weft.errors import BadParameterError
-from weft.frame import Frame
 from weft.jax.calls import call
 from weft.jax.drawing import Call, Form, Operator, Prepared, prepared
 from weft.plan import OTHER_DEVICE, Plan
+from weft.run_state import RunState
 
 
 class Places(NamedTuple):
@@ -102,7 +102,7 @@ def _array(plan: Plan, i: int, given: Mapping[int, Any], device: Any) -> Any:
 
 def _word(plan: Plan, i: int, given: Mapping[int, Any]) -> int:
     """The bytes of a by-value scalar."""
-    frame, slot, owners = Frame(len(plan.slots)), plan.slots[i], list[Any]()
-    plan._fill_slot(frame, i, slot, dict(given), 0, None, owners)
+    state, slot, owners = RunState(len(plan.slots)), plan.slots[i], list[Any]()
+    plan._fill_slot(state, i, slot, dict(given), 0, None, owners)
     size = dtypes.of(slot.data_type).bits // 8
-    return int.from_bytes(ffi.buffer(ffi.cast("char *", frame.pointers[i]), size), "little", signed=True)
+    return int.from_bytes(ffi.buffer(ffi.cast("char *", state.pointers[i]), size), "little", signed=True)

@@ -196,8 +196,8 @@ class Prepared:
         ordinal = self._ordinal
         allocate = self._here if ordinal is None or calls.current_gpu() == ordinal else self._elsewhere
         made: list[Any] = [None if r is None else allocate(*r) for r in self._results]
-        frame = self.plan.thread.frame
-        pointers = frame.pointers
+        state = self.plan.thread.state
+        pointers = state.pointers
         for slot, at in self._inputs:
             pointers[slot] = arguments[at].data_ptr()
         for slot, at in self._outputs:
@@ -205,7 +205,7 @@ class Prepared:
         # torch's allocator has the workspace back after the call, for what comes behind it on the stream.
         held = allocate((self._workspace,), (1,), torch.uint8) if self._workspace else None
         stream = 0 if ordinal is None else calls.stream_of(ordinal)
-        self.plan.launch(frame, None if held is None else held.data_ptr(), stream)
+        self.plan.launch(state, None if held is None else held.data_ptr(), stream)
         return tuple(made)
 
     def _in_c(self) -> Any:
@@ -225,7 +225,7 @@ class Prepared:
 
 def _scratch(plan: Plan) -> int:
     """The address of a plan's workspace in this thread's memory of the host."""
-    return int(ffi.cast("uintptr_t", plan.thread.frame.scratch.on_host(plan.workspace_size)))
+    return int(ffi.cast("uintptr_t", plan.thread.state.scratch.on_host(plan.workspace_size)))
 
 
 _QUICK = {

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from weft import spellings
+from weft import decompositions
 from weft.jax.calls import call
 from weft.jax.drawing import Drawing, Operator
 from weft.jax.functions import Arrays, Function, Wanted
@@ -25,12 +25,12 @@ def _draw(name: str, d: Drawing) -> None:
     if name == "softmax":
         y = d.graph.softmax(x, axis=AXIS, infinite_is_nan=True)
     else:
-        y = spellings.log_softmax(d.graph, x, AXIS)
+        y = decompositions.log_softmax(d.graph, x, AXIS)
     d.write(y, d.arguments[0])
 
 
 def _draw_backward(name: str, d: Drawing) -> None:
-    spell = getattr(spellings, f"{name}_backward")
+    spell = getattr(decompositions, f"{name}_backward")
     d.write(spell(d.graph, d.read(0), d.read(1), AXIS), d.arguments[1])
 
 

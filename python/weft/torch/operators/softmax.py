@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from weft import spellings
+from weft import decompositions
 from weft.errors import NotSupportedError
 from weft.torch.ops import OPERATORS, differentiable, operator
 from weft.torch.plans import Drawing
@@ -37,12 +37,12 @@ def _softmax(d: Drawing, x: Any, dim: int, _: bool) -> None:
 
 @operator("softmax_backward", aten._softmax_backward_data.default)
 def _softmax_backward(d: Drawing, dy: Any, y: Any, dim: int, _: Any) -> None:
-    d.write(0, spellings.softmax_backward(d.graph, d.read(dy), d.read(y), dim % max(y.ndim, 1)))
+    d.write(0, decompositions.softmax_backward(d.graph, d.read(dy), d.read(y), dim % max(y.ndim, 1)))
 
 
 @operator("log_softmax", aten._log_softmax.default, fake=_fake(aten._log_softmax.default))
 def _log_softmax(d: Drawing, x: Any, dim: int, _: bool) -> None:
-    d.write(0, spellings.log_softmax(d.graph, d.read(x), _axis(x, dim)))
+    d.write(0, decompositions.log_softmax(d.graph, d.read(x), _axis(x, dim)))
 
 
 def _fake_log_softmax_backward(*arguments: Any) -> Any:
@@ -54,7 +54,7 @@ def _fake_log_softmax_backward(*arguments: Any) -> Any:
     "log_softmax_backward", aten._log_softmax_backward_data.default, fake=_fake_log_softmax_backward
 )
 def _log_softmax_backward(d: Drawing, dy: Any, y: Any, dim: int, _: Any) -> None:
-    d.write(0, spellings.log_softmax_backward(d.graph, d.read(dy), d.read(y), dim % max(y.ndim, 1)))
+    d.write(0, decompositions.log_softmax_backward(d.graph, d.read(dy), d.read(y), dim % max(y.ndim, 1)))
 
 
 def _keep_softmax(ctx: Any, inputs: Any, output: Any) -> None:

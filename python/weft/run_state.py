@@ -39,7 +39,7 @@ class _Scalar(NamedTuple):
     address: int
 
 
-class Frame:
+class RunState:
     """What runs of a plan read and reuse: addresses, by-value scalars, scratch memory, and what was checked.
     One run at a time."""
 
@@ -84,4 +84,4 @@ class Thread(threading.local):
     """What one thread reuses from run to run. Reading it costs; a run does so once."""
 
     def __init__(self, count: int) -> None:
-        self.frame = Frame(count)
+        self.state = RunState(count)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from weft_cffi._weft import ffi
 
 from weft import backend
-from weft.frame import Frame
 from weft.memory import stream_of
+from weft.run_state import RunState
 
 if TYPE_CHECKING:
     from weft.plan import Plan
@@ -18,8 +18,8 @@ class BoundPlan:
     """A plan and the memory that it runs on, made by Plan.bind. One thread may use it at a time. On a GPU it
     is enqueued where Plan's calls are, and nothing waits: hold it until its work is done."""
 
-    def __init__(self, plan: Plan, frame: Frame, workspace: int, results: Any, kept: object) -> None:
-        self.plan, self._frame, self._kept = plan, frame, kept
+    def __init__(self, plan: Plan, state: RunState, workspace: int, results: Any, kept: object) -> None:
+        self.plan, self._state, self._kept = plan, state, kept
         self.results = results
         """The outputs, as a call returns them."""
         self._workspace, self._count = workspace, len(plan.slots)
@@ -28,8 +28,8 @@ class BoundPlan:
     def __call__(self, stream: int | None = None) -> Any:
         """Runs the plan and returns the outputs, which the next call overwrites."""
         plan = self.plan
-        queue = self._frame.queue(stream_of(plan.handle) if stream is None else stream)
-        status = self._run(plan.descriptor.pointer, self._count, self._frame.pointers, self._memory, queue)
+        queue = self._state.queue(stream_of(plan.handle) if stream is None else stream)
+        status = self._run(plan.descriptor.pointer, self._count, self._state.pointers, self._memory, queue)
         if status:
             backend.check(status)
         return self.results
@@ -37,7 +37,7 @@ class BoundPlan:
     def measure(self, repeats: int = 1) -> float:
         """The mean seconds of some runs where they run, by events of the stream on a GPU; waits for them."""
         plan = self.plan
-        pointers, stream = self._frame.pointers, stream_of(plan.handle)
+        pointers, stream = self._state.pointers, stream_of(plan.handle)
         return backend.measure(plan.descriptor, pointers, self._count, self._workspace, stream, repeats)
 
     def measure_steps(self, repeats: int = 1) -> list[float]:
@@ -50,6 +50,6 @@ class BoundPlan:
         >>> len(g.plan.bind(x=np.float32([1, -1])).measure_steps(3))
         1
         """
-        plan, where = self.plan, (self._frame.pointers, self._count, self._workspace)
+        plan, where = self.plan, (self._state.pointers, self._count, self._workspace)
         steps = len(plan.report["steps"])
         return backend.measure_steps(plan.descriptor, *where, stream_of(plan.handle), repeats, steps)

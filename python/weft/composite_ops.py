@@ -88,7 +88,7 @@ def _slice_of(item: slice | int, where: str) -> slice:
     return slice(index, index + 1)
 
 
-class Sugar(Ops):
+class CompositeOps(Ops):
     """The hand-written operations of a graph."""
 
     def _modified_scores(
