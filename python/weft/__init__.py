@@ -1,7 +1,8 @@
 """Weft: deep-learning primitives as graphs of tensor operations, planned and run on CPUs and NVIDIA GPUs.
 
-Graph is the front door. Names and arguments are those of cuDNN's Python frontend; weft.cudnn runs its scripts
-as they stand. Importing this package loads neither the library nor NumPy; the first use does.
+Graph is the main entry point. Names and arguments follow cuDNN's Python frontend; weft.cudnn runs scripts
+written for that frontend unchanged. Importing this package loads neither the library nor NumPy; both are
+loaded at first use.
 """
 
 from __future__ import annotations

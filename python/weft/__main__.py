@@ -1,4 +1,4 @@
-"""The command `weft`, which is `python -m weft`, too."""
+"""The `weft` command, also available as `python -m weft`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EPILOG = """examples:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """The parser of the command line."""
     main_parser = argparse.ArgumentParser(
         "weft" if Path(sys.argv[0]).name == "weft" else "python -m weft",
         description=DESCRIPTION,
@@ -53,7 +53,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _add_bench(bench: argparse.ArgumentParser) -> None:
-    """The options of bench."""
+    """Adds the options of `bench`."""
     bench.add_argument(
         "groups",
         nargs="*",
@@ -98,7 +98,7 @@ def _explain(file: Path, svg: Path | None, device: str | None, all_refusals: boo
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command; the exit status is 0 if all went well, 1 if not, 2 if it was asked wrongly."""
+    """Runs a command. Returns the exit status: 0 for success, 1 for failure, 2 for a usage error."""
     given = parser().parse_args(arguments)
     if given.version:
         import weft
@@ -107,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     try:
         return _run(given)
-    except BrokenPipeError:  # the reader has seen enough, as head has
+    except BrokenPipeError:  # the reader closed the pipe, as head does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
@@ -118,7 +118,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _is_expected(error: Exception) -> bool:
-    """Whether the message tells a user enough. Known by name, as bindings may be missing."""
+    """True if the message is enough for a user. Errors are recognized by name because the bindings may be
+    missing."""
     return isinstance(error, OSError) or any(kind.__name__ == "WeftError" for kind in type(error).__mro__)
 
 

@@ -1,4 +1,4 @@
-"""What callers give, checked where it is given: whole numbers, real numbers, names; and the words for it."""
+"""Validation of arguments: integers, real numbers and names, and the wording of the error messages."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from weft.errors import BadParameterError
 
 
 def label(kind: str, name: str) -> str:
-    """What a thing is called in messages: "sdpa 'attn'", or "sdpa" alone when it has no name."""
+    """The name of an object in messages: "sdpa 'attn'", or just "sdpa" if it has no name."""
     return f"{kind} '{name}'" if name else kind
 
 
 def whole(value: Any, what: str) -> int:
-    """A whole number of 64 bits. what: "tensor 'x': dim", for the message."""
+    """Validates a 64-bit integer. `what` names it in the message, for example "tensor 'x': dim"."""
     number = _index(value)
     if number is None:
         raise BadParameterError(f"{what} is {shown(value)}. Give a whole number.")
@@ -26,7 +26,7 @@ def whole(value: Any, what: str) -> int:
 
 
 def _index(value: Any) -> int | None:
-    """What a value is as a whole number; None: it is none."""
+    """The value as an integer, or None if it is not one."""
     try:
         return None if isinstance(value, IntEnum) else operator.index(value)
     except TypeError:
@@ -38,7 +38,7 @@ def _fits(number: int) -> bool:
 
 
 def wholes(values: Iterable[Any], what: str) -> tuple[int, ...]:
-    """Whole numbers of 64 bits."""
+    """Validates 64-bit integers."""
     try:
         given = tuple(values)
     except TypeError:
@@ -46,14 +46,15 @@ def wholes(values: Iterable[Any], what: str) -> tuple[int, ...]:
     numbers = []
     for i, value in enumerate(given):
         number = _index(value)
-        if number is None or not _fits(number):  # words are made where they are needed
+        if number is None or not _fits(number):  # build the message only on failure
             number = whole(value, f"{what} {list(given)}: number {i}")
         numbers.append(number)
     return tuple(numbers)
 
 
 def real(value: Any, what: str) -> float:
-    """A number, which a member of an enumeration is not, though Python lets it pass for one."""
+    """Validates a real number. Members of enumerations are rejected although Python treats them as
+    integers."""
     if isinstance(value, IntEnum):
         raise BadParameterError(f"{what} is {shown(value)}, a member of an enumeration. Give a number.")
     try:
@@ -63,12 +64,12 @@ def real(value: Any, what: str) -> float:
 
 
 def text(value: Any, what: str) -> str:
-    """A text, as names are."""
+    """Validates a string, such as a name."""
     if not isinstance(value, str):
         raise BadParameterError(f"{what} is {shown(value)}. Give a text.")
     return value
 
 
 def shown(value: Any) -> str:
-    """A value in a message: data_type.FLOAT for a member of an enumeration, else as Python writes it."""
+    """Formats a value for a message: data_type.FLOAT for a member of an enumeration, otherwise its repr."""
     return f"{type(value).__name__}.{value.name}" if isinstance(value, IntEnum) else repr(value)

@@ -1,8 +1,8 @@
-"""Autotuning: the candidates of a graph are timed on the device, knob by knob, and the fastest is kept. What
-was found is remembered on disk, so that the next process takes it without measuring.
+"""Autotuning: times the candidates of a graph on the device, knob by knob, and selects the fastest. The
+result is stored on disk, so the next process uses it without measuring.
 
-The file is <kernel cache>/autotune/<key>.json, where the key stands for graph, device and version;
-WEFT_CACHE_DIR and WEFT_CACHE rule it as they rule the kernel cache.
+The file is <kernel cache>/autotune/<key>.json; the key is derived from the graph, the device and the version.
+WEFT_CACHE_DIR and WEFT_CACHE apply to it as to the kernel cache.
 """
 
 from __future__ import annotations
@@ -27,29 +27,31 @@ from weft.plan import Plan
 from weft.planning import Knob, Planner
 from weft.progress import Line, bar
 
-SETTINGS = 32  # values of a knob up to which each is tried; of more, which are amounts, ever larger steps
-PLANNERS_OWN = (knob_type.WORKSPACE, knob_type.WITHOUT_FAMILIES_EXT)  # knobs that no kernel knows
+SETTINGS = 32  # a knob with at most this many values is searched exhaustively; beyond it, in growing steps
+# knobs of the planner, which no kernel reads
+PLANNERS_OWN = (knob_type.WORKSPACE, knob_type.WITHOUT_FAMILIES_EXT)
 ROUNDS = 3
-ROUND_SECONDS = 5e-3  # that one round of runs is to take
+ROUND_SECONDS = 5e-3  # target duration of one round of runs
 clock = time.perf_counter
 
 Knobs = dict[int, int]
-"""Values by knob type."""
+"""Knob values by knob type."""
 
 
 class Trial(NamedTuple):
-    """A plan that was timed."""
+    """A plan and its measured time."""
 
     tag: str
     seconds: float
-    """Of one run; infinite if it cannot be built."""
+    """Seconds per run; infinite if the plan cannot be built."""
 
 
 # ---- Timing ------------------------------------------------------------------------------------------------
 
 
 def time_plan(plan: Plan, arrays: Mapping[int, Any]) -> float:
-    """Seconds of one run: the best mean of a few rounds, by events on a GPU and by the clock on the CPU."""
+    """Seconds per run: the best mean of a few rounds, measured with events on a GPU and with the clock on a
+    CPU."""
     run = plan.bind_slots({plan.index[uid]: array for uid, array in arrays.items() if uid in plan.index})
     run()
     repeats = max(1, min(1000, math.ceil(ROUND_SECONDS / max(run.measure(), 1e-9))))
@@ -57,8 +59,8 @@ def time_plan(plan: Plan, arrays: Mapping[int, Any]) -> float:
 
 
 def made_up_arrays(plan: Plan, known: Mapping[int, Any]) -> dict[int, Any]:
-    """Memory for the inputs of a plan that the caller gives none for: numbers around zero; whole ones, which
-    may be lengths and indices, are all zero."""
+    """Allocates memory for the inputs of a plan that the caller did not pass. Floating-point inputs hold
+    numbers around zero; integer inputs, which may be lengths or indices, are all zero."""
     import numpy as np
 
     random, made = np.random.default_rng(0), dict(known)
@@ -80,8 +82,8 @@ def made_up_arrays(plan: Plan, known: Mapping[int, Any]) -> dict[int, Any]:
 
 
 class Search:
-    """Times candidates until the time is up: first what heuristics advise, then each engine's knobs, one
-    after another, each from the best setting found so far."""
+    """Times candidates until the time budget is spent: first those that the heuristics recommend, then each
+    engine's knobs one at a time, always starting from the best setting so far."""
 
     def __init__(self, planner: Planner, build: Callable[[int], float], seconds: float) -> None:
         self._planner, self._build, self._budget = planner, build, seconds
@@ -90,12 +92,12 @@ class Search:
 
     @property
     def trials(self) -> list[Trial]:
-        """What was timed, fastest first."""
+        """The timed plans, fastest first."""
         made = [Trial(self._planner.candidates[i].tag, each) for i, each in self._seconds.items()]
         return sorted(made, key=lambda trial: trial.seconds)
 
     def run(self) -> int:
-        """The index of the fastest candidate."""
+        """Runs the search and returns the index of the fastest candidate."""
         for i in range(len(self._planner.candidates)):
             self._try(i)
         for i in sorted(self._seconds, key=self._seconds.__getitem__):
@@ -111,7 +113,7 @@ class Search:
         return clock() - self._start >= self._budget
 
     def _try(self, index: int) -> float:
-        """Times a candidate, unless there is no time left; the first one is timed in any case."""
+        """Times a candidate unless the time budget is spent; the first one is always timed."""
         if index in self._seconds:
             return self._seconds[index]
         if self._seconds and self._is_over():
@@ -142,7 +144,7 @@ class Search:
     def _try_knobs(self, engine_id: int, knobs: Knobs) -> float:
         try:
             index = self._planner.choose(engine_id, knobs)
-        except WeftError:  # no such setting for this graph
+        except WeftError:  # the setting does not exist for this graph
             return math.inf
         return math.inf if self._planner.refusal(self._planner.candidates[index]) else self._try(index)
 
@@ -160,7 +162,7 @@ def _settings(knob: Knob) -> Sequence[int]:
 
 
 class Memory:
-    """What was found for one graph, on one device, by one version of the library."""
+    """The stored result for one graph on one device with one version of the library."""
 
     def __init__(self, key: int, planner: Planner, device: DeviceProperties) -> None:
         disk = backend.describe_machine()["cache"]["disk"]
@@ -170,7 +172,7 @@ class Memory:
         self._path = Path(disk["folder"]) / "autotune" / f"{name}.json"
 
     def recall(self) -> tuple[str, Knobs] | None:
-        """Engine and knobs; None where nothing fitting is remembered."""
+        """The stored engine and knobs, or None if no matching result is stored."""
         if self._mode == "off":
             return None
         try:
@@ -180,8 +182,8 @@ class Memory:
             return None
 
     def keep(self, engine: str, knobs: Knobs, seconds: float) -> None:
-        """Remembers a choice; other processes see all of it or nothing. A disk that cannot be written to
-        keeps nothing."""
+        """Stores a choice atomically, so that other processes never read a partial file. If the disk cannot
+        be written, nothing is stored."""
         if self._mode != "rw":
             return
         kept = {"engine": engine, "knobs": knobs, "seconds": seconds}
@@ -194,14 +196,15 @@ class Memory:
 
 
 def _setting(value: Any) -> int:
-    """A knob's value as it was kept; ValueError where a damaged file has something else."""
+    """A stored knob value; raises ValueError if the file is damaged."""
     if type(value) is not int or not -(2**63) <= value < 2**63:
         raise ValueError(value)
     return value
 
 
 def _offer(planner: Planner) -> str:
-    """The engines and knobs that there are to choose from: with others a choice is no longer the best."""
+    """A digest of the available engines and knobs. If they change, a stored choice may no longer be the
+    best."""
     offered = ((c.name, planner.knobs(c.engine_id)) for c in planner.candidates)
     return repr(sorted((name, [tuple(map(int, knob)) for knob in knobs]) for name, knobs in offered))
 
@@ -216,10 +219,11 @@ def tune(
     seconds: float,
     memory: Memory | None,
 ) -> tuple[int, list[Trial]]:
-    """The index of the fastest candidate, and what was timed: nothing when it was remembered."""
+    """The index of the fastest candidate, and the timed plans, which are empty if the result was stored on
+    disk."""
     known = memory.recall() if memory is not None else None
     if known is not None:
-        with contextlib.suppress(WeftError):  # what was remembered cannot be built: measure anew
+        with contextlib.suppress(WeftError):  # if the stored choice cannot be built, measure again
             index = _find(planner, *known)
             if index is not None:
                 build(index)
@@ -238,6 +242,6 @@ def tune(
 
 
 def _find(planner: Planner, engine: str, knobs: Knobs) -> int | None:
-    """The candidate that a memory names, added if need be."""
+    """The index of the candidate that a stored result names; the candidate is added if it is missing."""
     same = next((c for c in planner.candidates if c.name == engine), None)
     return None if same is None else planner.choose(same.engine_id, knobs)

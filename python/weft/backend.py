@@ -1,7 +1,8 @@
-"""The C API, call by call: thin wrappers that turn statuses into exceptions and own what they create.
+"""The C API, call by call: thin wrappers that turn statuses into exceptions and own the objects that they
+create.
 
-The library is opened at the first call, from $WEFT_LIBRARY, else from the package's lib folder, else by the
-system's loader.
+The library is opened at the first call, from $WEFT_LIBRARY, otherwise from the package's lib directory,
+otherwise by the system loader.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ SONAME = "libweft.so.1"
 
 @cache
 def library() -> Any:
-    """The opened library."""
+    """The loaded library."""
     chosen = os.environ.get("WEFT_LIBRARY")
     bundled = Path(__file__).with_name("lib") / SONAME
     path = chosen or (str(bundled) if bundled.exists() else SONAME)
@@ -53,8 +54,8 @@ def library() -> Any:
 
 
 def _is_cut_off(path: str) -> bool:
-    """True if a shared library of 64 bits ends before its last segment does, as after an interrupted copy.
-    The loader would end the process by SIGBUS."""
+    """True if a 64-bit shared library ends before its last segment does, for example after an interrupted
+    copy. Loading it would kill the process with SIGBUS."""
     with open(path, "rb") as file:
         header = file.read(64)
         if len(header) < 64 or header[:5] != b"\x7fELF\x02":
@@ -75,14 +76,14 @@ def _is_cut_off(path: str) -> bool:
 
 
 def _nvidia_places() -> list[str]:
-    """The folders of packages that hold some of NVIDIA's, the run-time compiler perhaps among them."""
+    """The directories of installed NVIDIA packages, which may contain the run-time compiler."""
     places = [os.path.abspath(place) for place in sys.path]
     return [place for place in places if ":" not in place and os.path.isdir(os.path.join(place, "nvidia"))]
 
 
 def check(status: int) -> None:
-    """Raises what a failed call left behind. Warns about a kernel that does not compile, because callers may
-    handle the error by another plan or by the framework's own operators."""
+    """Raises the exception for a failed call. Also warns about a kernel that does not compile, because
+    callers may fall back to another plan or to the framework's own operators and so hide the error."""
     if status:
         message = get_last_error_string() or ffi.string(library().weftGetErrorString(status)).decode()
         if status == enums.status.INTERNAL_ERROR_COMPILATION_FAILED:
@@ -92,7 +93,7 @@ def check(status: int) -> None:
 
 @cache
 def _warn_of_compilation(message: str) -> None:
-    """Warns once for each message; again if the warning is an error."""
+    """Warns once per message; every time if warnings are turned into errors."""
     warnings.warn(f"a kernel of Weft does not compile. {message}", CompilationWarning, stacklevel=3)
 
 
@@ -102,7 +103,7 @@ def get_version() -> int:
 
 
 def get_last_error_string() -> str:
-    """The sentence that the calling thread's last failed call left; empty if it succeeded."""
+    """The message of the calling thread's last failed call; empty if the last call succeeded."""
     text = ffi.new("char[4096]")
     library().weftGetLastErrorString(text, 4096)
     return str(ffi.string(text).decode(errors="replace"))
@@ -115,7 +116,7 @@ _open_handles: WeakValueDictionary[int, Handle] = WeakValueDictionary()
 
 
 def handle_of(value: Handle | int | None) -> Handle | None:
-    """A handle from itself or from int(handle); None for None and 0."""
+    """The handle for a Handle or an int(handle); None for None and 0."""
     if value is None or isinstance(value, Handle):
         return value
     found = _open_handles.get(value) if isinstance(value, int) else None
@@ -125,8 +126,8 @@ def handle_of(value: Handle | int | None) -> Handle | None:
 
 
 class Handle:
-    """A device opened for use, and the stream on which calls enqueue work. Closed when nobody holds it any
-    more."""
+    """An open device and the stream on which calls enqueue work. Closed when the last reference is
+    dropped."""
 
     def __init__(self, device: int | str | None = None, ordinal: int = 0) -> None:
         pointer = ffi.new("weftHandle_t *")
@@ -153,17 +154,17 @@ class Handle:
         return self._pointer
 
     def set_stream(self, stream: int | None) -> None:
-        """Sets the stream, a CUstream or cudaStream_t as an integer; 0 is the default stream. None goes back
-        to that of the framework in use, as if none had been set."""
+        """Sets the stream, a CUstream or cudaStream_t as an integer; 0 is the default stream. None restores
+        the initial state, in which the current stream of the array's framework is used."""
         check(library().weftSetStream(self.pointer, ffi.cast("void *", stream or 0)))
         self.stream, self.is_stream_set = int(stream or 0), stream is not None
 
     def synchronize(self) -> None:
-        """Waits for the work of the handle's stream; the CPU's is done already."""
+        """Waits for the work on the handle's stream; work on a CPU is already complete."""
         synchronize(self, self.stream)
 
     def close(self) -> None:
-        """Destroys the handle; what was made with it stays valid."""
+        """Destroys the handle; objects created with it stay valid."""
         if self._pointer is not None:
             ffi.release(self._pointer)
             self._pointer = None
@@ -188,7 +189,7 @@ class Handle:
 
 # ---- Descriptors -------------------------------------------------------------------------------------------
 
-# The C type of an attribute's element; enumerations are all int32_t.
+# The C type of an attribute's elements; enumerations are all int32_t.
 _ELEMENTS = {
     "HANDLE": "weftHandle_t",
     "BOOLEAN": "_Bool",
@@ -204,12 +205,12 @@ _ELEMENTS = {
 
 
 SHORT, SHORT_TEXT = 16, 2048
-"""Elements, and bytes of text, that most attributes have at most: they are read by one call."""
+"""Number of elements and bytes of text that are read in the first call; few attributes have more."""
 
 
 @cache
 def _type_of(kind: str) -> tuple[int, Any]:
-    """The number of an attribute type, and the C type of an array of its elements."""
+    """The number of an attribute type and the C type of an array of its elements."""
     return int(enums.attribute_type[kind]), ffi.typeof(f"{_ELEMENTS.get(kind, 'int32_t')}[]")
 
 
@@ -218,8 +219,8 @@ _TEXT = ffi.typeof(f"char[{SHORT_TEXT}]")
 
 
 class Descriptor:
-    """A tensor, an operation, a graph, a plan ...: anything with attributes. Released when nobody holds
-    it."""
+    """A tensor, operation, graph or plan: any object with attributes. Released when the last reference is
+    dropped."""
 
     __slots__ = ("__weakref__", "kind", "pointer")
 
@@ -230,7 +231,7 @@ class Descriptor:
         self.kind = kind
 
     def set(self, name: int, kind: str, values: Iterable[Any]) -> None:
-        """Sets an attribute. kind: the element type, such as "INT64"; values: the elements."""
+        """Sets an attribute. `kind` is the element type, such as "INT64"; `values` are the elements."""
         number, array = _type_of(kind)
         if kind == "CHAR":
             text = values.encode() if isinstance(values, str) else bytes(values)
@@ -248,22 +249,22 @@ class Descriptor:
             check(status)
 
     def finalize(self) -> None:
-        """Checks the descriptor, infers what was left unset, and makes it immutable."""
+        """Checks the descriptor, infers unset attributes, and makes it immutable."""
         check(library().weftBackendFinalize(self.pointer))
 
     def count(self, name: int, kind: str) -> int:
-        """How many elements an attribute has."""
+        """The number of elements of an attribute."""
         return self._read(name, kind, 0, ffi.NULL)
 
     def _read(self, name: int, kind: str, room: int, elements: Any) -> int:
-        """Reads as many elements of an attribute as there is room for; how many it has."""
+        """Reads at most `room` elements of an attribute and returns how many it has."""
         count = ffi.new(_COUNT)
         get = library().weftBackendGetAttribute
         check(get(self.pointer, name, _type_of(kind)[0], room, count, elements))
         return int(count[0])
 
     def get(self, name: int, kind: str) -> list[Any]:
-        """The elements of an attribute. Text comes in one piece; see get_text."""
+        """The elements of an attribute. Text is returned as one element; see get_text."""
         array = _type_of(kind)[1]
         elements = ffi.new(array, SHORT)
         count = self._read(name, kind, SHORT, elements)
@@ -274,11 +275,11 @@ class Descriptor:
         return found
 
     def get_one(self, name: int, kind: str) -> Any:
-        """The only element of an attribute."""
+        """The single element of an attribute."""
         return self.get(name, kind)[0]
 
     def get_bytes(self, name: int) -> bytes:
-        """An attribute of type CHAR, as bytes."""
+        """An attribute of type CHAR as bytes."""
         text = ffi.new(_TEXT)
         count = self._read(name, "CHAR", SHORT_TEXT, text)
         if count > SHORT_TEXT:
@@ -287,11 +288,11 @@ class Descriptor:
         return bytes(ffi.buffer(text, count))
 
     def get_text(self, name: int) -> str:
-        """An attribute of type CHAR, as text."""
+        """An attribute of type CHAR as text."""
         return self.get_bytes(name).decode(errors="replace")
 
     def get_descriptors(self, name: int, kind: int) -> list[Descriptor]:
-        """The descriptors that an attribute holds, of the given kind."""
+        """The descriptors of the given kind that an attribute contains."""
         made = [Descriptor(kind) for _ in range(self.count(name, "BACKEND_DESCRIPTOR"))]
         if made:
             array = ffi.new("weftBackendDescriptor_t[]", [d.pointer for d in made])
@@ -303,7 +304,7 @@ class Descriptor:
 
 
 def backend_execute(handle: Handle, plan: Descriptor, variant_pack: Descriptor) -> None:
-    """Runs a plan on the memory of a variant pack, on the handle's stream."""
+    """Runs a plan with the memory of a variant pack on the handle's stream."""
     check(library().weftBackendExecute(handle.pointer, plan.pointer, variant_pack.pointer))
 
 
@@ -315,14 +316,14 @@ def execute(plan: Descriptor, pointers: Iterable[int], workspace: int = 0, strea
 
 
 def freeze(plan: Descriptor, pointers: Any, count: int) -> None:
-    """Lets a plan keep what it packs of the memory at these addresses; 0: of none."""
+    """Allows a plan to cache packed copies of the memory at these addresses; address 0 excludes a slot."""
     check(library().weftFreeze(plan.pointer, count, pointers))
 
 
 def measure(
     plan: Descriptor, pointers: Any, count: int, workspace: int, stream: int, repeats: int
 ) -> float:
-    """The mean seconds of some runs, by events of the stream on a GPU and by the clock on the CPU."""
+    """The mean seconds per run, measured with stream events on a GPU and with the clock on a CPU."""
     seconds = ffi.new("double *")
     memory, queue = ffi.cast("void *", workspace), ffi.cast("void *", stream)
     check(library().weftMeasure(plan.pointer, count, pointers, memory, queue, repeats, seconds))
@@ -332,7 +333,7 @@ def measure(
 def measure_steps(
     plan: Descriptor, pointers: Any, count: int, workspace: int, stream: int, repeats: int, steps: int
 ) -> list[float]:
-    """The mean seconds of each step of some runs, by marks between them."""
+    """The mean seconds of each step per run, measured with marks between the steps."""
     seconds = ffi.new("double[]", max(1, steps))
     memory, queue = ffi.cast("void *", workspace), ffi.cast("void *", stream)
     check(library().weftMeasureSteps(plan.pointer, count, pointers, memory, queue, repeats, steps, seconds))
@@ -352,28 +353,29 @@ def get_execution_plan_workspace_size(handle: Handle, plan: Descriptor, variant_
 
 
 def allocate(handle: Handle, size: int) -> Any:
-    """Memory of the handle's device; owned by what is returned."""
+    """Allocates memory on the handle's device; the returned object owns it."""
     pointer = ffi.new("void **")
     check(library().weftAllocate(handle.pointer, size, pointer))
-    # The C function itself, and the handle held: Python's own objects may be gone when the process ends.
+    # Bind the C function and the handle's pointer: Python objects may already be gone when the process exits.
     return ffi.gc(pointer[0], partial(library().weftFree, handle.pointer), size)
 
 
 def allocate_on_stream(handle: Handle, size: int, stream: int) -> Any:
-    """The same for work on one stream, by which freed memory serves again."""
+    """Allocates memory for work on one stream; memory freed on that stream is reused."""
     pointer, queue = ffi.new("void **"), ffi.cast("void *", stream)
     check(library().weftAllocateOnStream(handle.pointer, size, queue, pointer))
     return ffi.gc(pointer[0], partial(library().weftFreeOnStream, handle.pointer, size, queue), size)
 
 
 def own_without_stream(handle: Handle, pointer: Any) -> Any:
-    """What owns memory of allocate_on_stream from now on, and frees it behind the work of all streams."""
+    """Takes ownership of memory from allocate_on_stream; it is freed after the pending work of all
+    streams."""
     ffi.gc(pointer, None)
     return ffi.gc(ffi.cast("void *", pointer), partial(library().weftFree, handle.pointer))
 
 
 def copy(handle: Handle, destination: int, source: int, size: int, stream: int) -> None:
-    """Copies bytes between host and device, behind the work of a stream, and waits until it is done."""
+    """Copies bytes between host and device after the pending work of a stream, and waits for the copy."""
     to, of = ffi.cast("void *", destination), ffi.cast("void *", source)
     check(library().weftCopy(handle.pointer, to, of, size, ffi.cast("void *", stream)))
 
@@ -392,12 +394,13 @@ def _text(function: Any, *arguments: Any) -> str:
         check(function(*arguments, text, room, size))
         if size[0] <= room:
             return str(ffi.string(text).decode())
-        room = int(size[0])  # other processes may change what is described, such as the cache
+        # another process may change the described state, such as the cache, between the two calls
+        room = int(size[0])
         text = ffi.new("char[]", room)
 
 
 def query_support(graph: Descriptor, device_properties: Descriptor | None = None) -> list[dict[str, Any]]:
-    """Which engines can run a graph, with predicted times, and why the others cannot."""
+    """The engines that can run a graph, with predicted times, and the reasons why the others cannot."""
     device = ffi.NULL if device_properties is None else device_properties.pointer
     answer: list[dict[str, Any]] = json.loads(_text(library().weftQuerySupport, graph.pointer, device))
     return answer
@@ -410,7 +413,7 @@ def describe() -> dict[str, Any]:
 
 
 def describe_machine() -> dict[str, Any]:
-    """What this machine offers for GPUs: driver, run-time compilers, kernel cache."""
+    """The machine's GPU environment: driver, run-time compilers and kernel cache."""
     answer: dict[str, Any] = json.loads(_text(library().weftDescribeMachine))
     return answer
 
@@ -426,19 +429,19 @@ class Row(NamedTuple):
     required: bool
     target: int | None
     is_parameter: bool
-    """Whether it belongs to the operation's parameter descriptor."""
+    """True if it belongs to the operation's parameter descriptor."""
 
 
 class Operation(NamedTuple):
-    """An operation as the library describes it."""
+    """An operation as described by the library."""
 
     kind: int
     parameters: int | None
     """The kind of its parameter descriptor."""
     parameters_row: int | None
-    """The attribute that holds it."""
+    """The attribute that contains the parameter descriptor."""
     rows: dict[str, list[Row]]
-    """By key; an attribute that takes one of two types has two."""
+    """Attributes by key; an attribute that accepts one of two types has two rows."""
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Plans bound to memory: everything is checked once, and a call costs little more than the call in C."""
+"""Plans bound to memory: all checks are done once, so a call costs little more than the C call."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ if TYPE_CHECKING:
 
 
 class BoundPlan:
-    """A plan and the memory that it runs on, made by Plan.bind. One thread may use it at a time. On a GPU it
-    is enqueued where Plan's calls are, and nothing waits: hold it until its work is done."""
+    """A plan and the memory that it runs on, created by Plan.bind. Only one thread may use it at a time. On a
+    GPU it is enqueued on the same stream as calls of the Plan and does not wait: keep it alive until its work
+    is done."""
 
     def __init__(self, plan: Plan, state: RunState, workspace: int, results: Any, kept: object) -> None:
         self.plan, self._state, self._kept = plan, state, kept
         self.results = results
-        """The outputs, as a call returns them."""
+        """The outputs that a call returns."""
         self._workspace, self._count = workspace, len(plan.slots)
         self._memory, self._run = ffi.cast("void *", workspace), backend.library().weftExecute
 
@@ -35,14 +36,15 @@ class BoundPlan:
         return self.results
 
     def measure(self, repeats: int = 1) -> float:
-        """The mean seconds of some runs where they run, by events of the stream on a GPU; waits for them."""
+        """The mean seconds per run on the plan's device, measured with stream events on a GPU. Waits for the
+        runs."""
         plan = self.plan
         pointers, stream = self._state.pointers, stream_of(plan.handle)
         return backend.measure(plan.descriptor, pointers, self._count, self._workspace, stream, repeats)
 
     def measure_steps(self, repeats: int = 1) -> list[float]:
-        """The mean seconds of each step of some runs, for Plan.explain; waits for them. They add up to what
-        measure() gives: on a GPU runs with marks between the steps and bare ones take turns.
+        """The mean seconds of each step per run, for Plan.explain; waits for the runs. They add up to the
+        result of measure(): on a GPU, runs with marks between the steps alternate with runs without marks.
 
         >>> import numpy as np, weft
         >>> with weft.Graph(handle=weft.create_handle("cpu")) as g:

@@ -1,7 +1,7 @@
 """Memory of other libraries: address, shape, strides, data type and device of arrays and tensors.
 
-Knows NumPy (with ml_dtypes), torch, CuPy, __cuda_array_interface__ (Numba, JAX), DLPack and Python numbers.
-It imports none of them: an object of a library exists only after somebody else imported it.
+Supports NumPy (with ml_dtypes), torch, CuPy, __cuda_array_interface__ (Numba, JAX), DLPack and Python
+numbers. No library is imported here: if an object of a library exists, the library is already imported.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from weft.enums import data_type, device_kind
 from weft.errors import BadParameterError
 
 SOME_GPU = -1
-"""The ordinal of a GPU that an array's library does not tell."""
+"""The ordinal of a GPU if an array's library does not report it."""
 
 
 class Buffer(NamedTuple):
-    """Where an array lies and how."""
+    """The location and layout of an array."""
 
     pointer: int
     dims: tuple[int, ...]
@@ -33,14 +33,14 @@ class Buffer(NamedTuple):
     data_type: data_type
     device: device_kind
     ordinal: int
-    """Among the devices of the kind; SOME_GPU where it is not known."""
+    """Among the devices of this kind; SOME_GPU if unknown."""
     is_writable: bool
     owner: Any
     """Keeps the memory alive."""
 
     @property
     def elements(self) -> int:
-        """How many elements the dims span."""
+        """The number of elements."""
         return math.prod(self.dims)
 
 
@@ -54,21 +54,21 @@ def packed_strides(dims: tuple[int, ...] | list[int]) -> tuple[int, ...]:
 
 
 def is_array(value: object) -> bool:
-    """Whether a value is memory of another library (numbers and addresses are not)."""
+    """True if a value is memory of another library; numbers and addresses are not."""
     kind = type(value)
     names = ("data_ptr", "__array_interface__", "__cuda_array_interface__", "__dlpack__", "__weft_buffer__")
     return any(hasattr(kind, name) for name in names)
 
 
 def is_numpy_scalar(value: object) -> bool:
-    """Whether a value is a number of NumPy's, which has no memory of its own."""
+    """True if a value is a NumPy scalar, which has no memory of its own."""
     numpy = sys.modules.get("numpy")
     return numpy is not None and isinstance(value, numpy.generic)
 
 
 def describe(value: Any, stream: int | None = None) -> Buffer:
-    """What an array, tensor or DLPack object says of its memory. stream: where the memory will be used;
-    DLPack then makes that stream wait for pending work. None: nothing is to wait."""
+    """Describes the memory of an array, tensor or DLPack object. `stream` is where the memory will be used:
+    DLPack producers make that stream wait for pending work. With None, nothing waits."""
     kind = type(value)
     if hasattr(kind, "__weft_buffer__"):
         made: Buffer = value.__weft_buffer__()
@@ -82,10 +82,11 @@ def describe(value: Any, stream: int | None = None) -> Buffer:
         value = _plain_numpy(value)
         dtype = getattr(value, "dtype", None)
         return _describe_interface(value, value.__array_interface__, device_kind.CPU, dtype)
-    interface = getattr(value, "__cuda_array_interface__", None)  # JAX's class has it, its host arrays do not
+    # the class of JAX arrays has the attribute, but arrays on the host do not
+    interface = getattr(value, "__cuda_array_interface__", None)
     if interface is not None:
         if is_jax(value):
-            value.block_until_ready()  # its interface names no stream to wait for
+            value.block_until_ready()  # JAX's interface names no stream to wait for
         dtype = getattr(value, "dtype", None)
         told = getattr(getattr(value, "device", None), "id", SOME_GPU)
         ordinal = arguments.whole(told, "buffer: the array's device.id")
@@ -107,7 +108,7 @@ def _is_masked(kind: type) -> bool:
 
 
 def refuse_masked(value: Any) -> None:
-    """NumPy's masked arrays, whose mask is no part of their memory."""
+    """Rejects NumPy's masked arrays, because the mask is not part of the memory."""
     if _is_masked(type(value)):
         raise BadParameterError(
             "buffer: the array is masked, and its mask would be lost. Give array.filled(value), or "
@@ -116,14 +117,15 @@ def refuse_masked(value: Any) -> None:
 
 
 def _plain_numpy(value: Any) -> Any:
-    """An array of a class that is derived from NumPy's as NumPy itself sees it, whatever the class tells."""
+    """The base-class view of an instance of an ndarray subclass, whatever the subclass reports."""
     if not is_numpy(value) or type(value) is sys.modules["numpy"].ndarray:
         return value
     return sys.modules["numpy"].ndarray.view(value, sys.modules["numpy"].ndarray)
 
 
 def _refuse_byte_order(order: str) -> None:
-    """order: '<' or '>' as a typestr begins; '|' and '=' have none of their own."""
+    """Rejects foreign byte orders. `order` is the first character of a typestr: '<' or '>' name one, '|' and
+    '=' do not."""
     if order in "<>" and (order == "<") != (sys.byteorder == "little"):
         raise BadParameterError(
             "buffer: the array's bytes are not in this machine's order. Convert it with "
@@ -132,7 +134,7 @@ def _refuse_byte_order(order: str) -> None:
 
 
 def _refuse_lazy(value: Any) -> None:
-    """torch's tensors whose memory holds something else than they show, or that have none."""
+    """Rejects torch tensors without memory, or whose memory differs from their value."""
     kinds = (
         (value.is_nested, "nested", "Give tensor.to_padded_tensor(value)."),
         (str(value.layout) != "torch.strided", f"of layout {value.layout}", "Give tensor.to_dense()."),
@@ -157,39 +159,40 @@ def _refuse_lazy(value: Any) -> None:
 
 
 def _torch_reach(value: Any) -> int:
-    """Bytes of its storage up to the end of a tensor's last element."""
+    """Bytes of the storage up to the end of the tensor's last element."""
     steps = [step * value.element_size() for step in value.stride()]
     size = _reach(value.shape, steps, value.element_size())
     return size and int(value.storage_offset() * value.element_size() + size)
 
 
 def requires_grad(value: Any) -> bool:
-    """Whether a value is a torch tensor with a gradient."""
+    """True if a value is a torch tensor that requires a gradient."""
     return is_torch(value) and bool(value.requires_grad)
 
 
 def is_grad_enabled() -> bool:
-    """Whether torch, which is there, records what is computed."""
+    """True if torch, which is already imported, is recording gradients."""
     return bool(sys.modules["torch"].is_grad_enabled())
 
 
 def _has_names(value: Any) -> bool:
-    return hasattr(value, "has_names") and bool(value.has_names())  # torch 2.13 has no named tensors any more
+    return hasattr(value, "has_names") and bool(value.has_names())  # torch 2.13 removed named tensors
 
 
 def is_jax(value: Any) -> bool:
-    """Whether a value is an array of JAX, which promises that it never changes."""
+    """True if a value is a JAX array, which is immutable."""
     jax = sys.modules.get("jax")
     return jax is not None and isinstance(value, jax.Array)
 
 
 def is_on_gpu(value: Any) -> bool:
-    """Whether an array of JAX's has memory on a GPU."""
+    """True if a JAX array is stored on a GPU."""
     return any(device.platform != "cpu" for device in value.devices())
 
 
 def shape_of(value: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Dims and strides of an array. JAX's are packed, and what computes them is not waited for."""
+    """Dims and strides of an array. JAX arrays are contiguous, and pending computations are not waited
+    for."""
     if is_jax(value):
         dims = tuple(value.shape) or (1,)
         return dims, packed_strides(dims)
@@ -198,12 +201,12 @@ def shape_of(value: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def as_jax(array: Any) -> Any:
-    """An array of the host, which nobody writes from now on, as JAX's."""
+    """A host array as a JAX array; it must not be written any more."""
     return sys.modules["jax"].numpy.asarray(array)
 
 
 def is_packed(dims: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether elements lie one after the other, the last dimension fastest."""
+    """True if elements are contiguous, the last dimension fastest."""
     pairs = zip(dims, strides, packed_strides(tuple(dims)), strict=True)
     return 0 in dims or all(extent == 1 or own == packed for extent, own, packed in pairs)
 
@@ -229,7 +232,7 @@ def _describe_torch(value: Any) -> Buffer:
     )
 
 
-# The types of arrays that say no more than an interface's typestr, without its byte order.
+# Data types by the typestr of an interface, without byte order.
 _TYPESTRS = {"f2": "f16", "f4": "f32", "f8": "f64", "i1": "i8", "i4": "i32", "i8": "i64"}
 _TYPESTRS |= {"u1": "u8", "u4": "u32", "b1": "bool8"}
 
@@ -237,7 +240,8 @@ _TYPESTRS |= {"u1": "u8", "u4": "u32", "b1": "bool8"}
 def _describe_interface(
     value: Any, interface: Any, device: device_kind, dtype: Any, ordinal: int = 0
 ) -> Buffer:
-    """NumPy's array interface and its CUDA twin: bytes between neighbours, or None for a packed array."""
+    """NumPy's array interface and its CUDA counterpart. Strides are in bytes, or None for a contiguous
+    array."""
     if not isinstance(interface, Mapping):
         raise BadParameterError(f"buffer: the array's interface is {type(interface).__name__}. Give a dict.")
     type_ = _interface_type(interface.get("typestr"), dtype)
@@ -259,7 +263,7 @@ def _describe_interface(
 
 
 def _interface_type(said: Any, dtype: Any) -> data_type:
-    """The data type that a typestr such as '<f4' and a dtype, if there is one, agree on."""
+    """The data type for a typestr such as '<f4' and a dtype, if there is one; they must agree."""
     if not isinstance(said, str) or not said[2:].isdecimal():
         raise BadParameterError(f"buffer: the array's typestr is {said!r}. Give one such as '<f4'.")
     _refuse_byte_order(said[0])
@@ -283,11 +287,12 @@ def _interface_data(data: Any) -> tuple[int, bool]:
     return pointer, bool(data[1])
 
 
-_RANK_MAX = 64  # NumPy's
+_RANK_MAX = 64  # NumPy's limit
 
 
 def _check_claim(pointer: int, dims: Sequence[int], steps: Sequence[int] | None, item: int) -> None:
-    """Whether memory can be as an object says. steps: in bytes; None: packed."""
+    """Checks that a described memory layout is possible. `steps` are strides in bytes; None means
+    contiguous."""
     trouble = ""
     steps = [step * item for step in packed_strides(tuple(dims))] if steps is None else steps
     if len(dims) > _RANK_MAX:
@@ -350,7 +355,7 @@ class _DLManagedTensorVersioned(ctypes.Structure):
     )
 
 
-_READ_ONLY = 1  # among the flags
+_READ_ONLY = 1  # a bit of `flags`
 _DLPACK_DEVICES = {1: device_kind.CPU, 2: device_kind.CUDA, 3: device_kind.CPU, 13: device_kind.CUDA}
 # By DLPack's type code and bits.
 _DLPACK_TYPES = {
@@ -370,24 +375,25 @@ _DLPACK_TYPES = {
 }
 
 
-_NO_WAITING, _DEFAULT_STREAM = -1, 1  # as __dlpack__ numbers streams
+_NO_WAITING, _DEFAULT_STREAM = -1, 1  # stream numbers of __dlpack__
 
 
 def _capsule_of(value: Any, stream: int | None) -> Any:
-    """The DLPack capsule of a value, of the version that tells what is read-only where the producer knows it;
-    producers on the host know no streams."""
+    """The DLPack capsule of a value. It has the version that marks read-only memory if the producer supports
+    it. Producers on the host do not accept a stream."""
     device = value.__dlpack_device__() if hasattr(value, "__dlpack_device__") else (1, 0)
     if not isinstance(device, (tuple, list)) or len(device) != 2:
         raise BadParameterError(
             f"buffer: __dlpack_device__() gave {device!r}. Give a pair, the device's type and its number."
         )
     asked: dict[str, Any] = {}
-    kind = device[0].value if isinstance(device[0], IntEnum) else device[0]  # torch names them
+    # torch returns an enumeration member
+    kind = device[0].value if isinstance(device[0], IntEnum) else device[0]
     if _DLPACK_DEVICES.get(arguments.whole(kind, "buffer: the DLPack device type")) is device_kind.CUDA:
         asked["stream"] = _NO_WAITING if stream is None else stream or _DEFAULT_STREAM
     try:
         return value.__dlpack__(max_version=(1, 0), **asked)
-    except TypeError:  # a producer from before version 1.0
+    except TypeError:  # the producer predates version 1.0
         return value.__dlpack__(**asked)
 
 
@@ -431,7 +437,7 @@ def _describe_dlpack(value: Any, stream: int | None) -> Buffer:
     strides = tuple(tensor.strides[i] for i in range(tensor.ndim)) if tensor.strides else packed_strides(dims)
     pointer, item = (tensor.data or 0) and tensor.data + tensor.byte_offset, max(tensor.bits // 8, 1)
     _check_claim(pointer, dims, [step * item for step in strides], item)
-    # The capsule stays unconsumed: it releases the producer's hold when it goes.
+    # The capsule stays unconsumed: its destructor releases the producer's reference.
     is_writable = is_writable and not is_jax(value)
     return Buffer(
         pointer, dims or (1,), strides or (1,), type_, device, tensor.device_id, is_writable, (value, capsule)
@@ -441,24 +447,25 @@ def _describe_dlpack(value: Any, stream: int | None) -> Buffer:
 # ---- What execution needs to know, quickly -----------------------------------------------------------------
 
 class Memory(NamedTuple):
-    """What execution asks of an array."""
+    """The properties of an array that execution needs."""
 
     address: int
     """Of the first element."""
     dtype: Any
     size: int
-    """Bytes that may be touched from there on."""
+    """Bytes that may be accessed from that address."""
     is_writable: bool
     ordinal: int | None
-    """Of the GPU that has them; None for the host."""
+    """The ordinal of the GPU that holds the memory; None for the host."""
     is_packed: bool
-    """Whether elements lie one after the other, the last dimension fastest."""
+    """True if elements are contiguous, the last dimension fastest."""
     buffer: Buffer | None = None
-    """What an object that is asked each time has said, and what keeps its memory; None: the array does."""
+    """The description returned by an object that is queried every time; it owns the memory. None if the array
+    itself does."""
 
 
 def _reach(dims: Any, steps: Any, item: int) -> int:
-    """Bytes from the first element to the end of the last one in memory; steps in bytes."""
+    """Bytes from the first element to the end of the last one in memory; `steps` are strides in bytes."""
     if 0 in dims:
         return 0
     forward = ((extent - 1) * step for extent, step in zip(dims, steps, strict=True) if step > 0)
@@ -479,7 +486,7 @@ def _numpy_memory(value: Any) -> Memory:
 def _torch_memory(value: Any) -> Memory:
     _refuse_lazy(value)
     if not value.is_cuda and not value.is_cpu:
-        describe(value)  # says why not
+        describe(value)  # raises with the reason
     is_packed = value.is_contiguous()
     if is_packed:
         size = value.nbytes
@@ -509,7 +516,8 @@ _readers: dict[type, Callable[..., Memory]] = {}
 
 
 def memory_of(value: Any, stream: Callable[[], int] | None = None) -> Memory:
-    """The memory of an array. stream: tells where it will be used, for those that ask; see describe."""
+    """The memory of an array. `stream` returns where it will be used, for libraries that need it; see
+    describe."""
     reader = _readers.get(type(value)) or _add_reader(type(value))
     if reader is _described_memory and stream is not None:
         return _described_memory(value, stream())
@@ -517,26 +525,26 @@ def memory_of(value: Any, stream: Callable[[], int] | None = None) -> Memory:
 
 
 class QuickKind(NamedTuple):
-    """How a type of arrays is recognised at a glance."""
+    """Fast recognition of arrays of one type."""
 
     form: Callable[[Any], tuple[Any, ...]]
-    """What is to be compared of an array to know that it fits where another one fitted."""
+    """The properties to compare to know that an array fits where another one did."""
     address: Callable[[Any], int]
     state: Callable[[Any], object] | None
-    """What must not have changed for an array that was checked to serve still. None where it keeps what it
-    has."""
+    """The state that must be unchanged for a checked array to remain valid. None if arrays of this type
+    cannot change."""
 
 
 _quick_kinds: dict[type, QuickKind] = {}
 
 
 def add_quick_kind(kind: type, how: QuickKind) -> None:
-    """Makes quick_kind_of know a type of arrays."""
+    """Registers a type of arrays for quick_kind_of."""
     _quick_kinds[kind] = how
 
 
 def quick_kind_of(value: Any) -> QuickKind | None:
-    """How arrays of torch, NumPy and Weft are recognised; None for others."""
+    """The recognition functions for arrays of torch, NumPy and Weft; None for others."""
     return _quick_kinds.get(type(value))
 
 
@@ -547,12 +555,13 @@ def _numpy_form(value: Any) -> tuple[Any, ...]:
 def _numpy_address(value: Any) -> int:
     try:
         return int(ffi.cast("uintptr_t", ffi.from_buffer(value)))
-    except (BufferError, TypeError, ValueError):  # gaps between elements, a type of ml_dtypes
+    except (BufferError, TypeError, ValueError):  # the array has gaps between elements or a type of ml_dtypes
         return int(value.__array_interface__["data"][0])
 
 
 def _numpy_state(value: Any) -> object:
-    """What may change in place; its memory stays while a weak reference to it is held."""
+    """The properties that may change in place. The memory stays allocated while a weak reference to it is
+    valid."""
     return value.flags.writeable, value.dtype, value.strides
 
 
@@ -565,19 +574,19 @@ def _torch_form(value: Any) -> tuple[Any, ...]:
 
 
 def _torch_state(value: Any) -> object:
-    """What may change in place, by t_(), set_() or requires_grad_()."""
+    """The properties that t_(), set_() or requires_grad_() may change in place."""
     return value.data_ptr(), value.stride(), value.requires_grad
 
 
 def device_of(value: Any) -> int | None:
-    """The ordinal of the GPU that has an array's memory, SOME_GPU if it is not known; None for the host."""
+    """The ordinal of the GPU that holds an array's memory, SOME_GPU if unknown, None for the host."""
     if is_torch(value):
         return value.get_device() if value.is_cuda else None
     return None if is_numpy(value) else memory_of(value).ordinal
 
 
 def pointer_of(value: Any) -> int:
-    """The address of an array's first element; integers are addresses already."""
+    """The address of an array's first element; integers are returned unchanged."""
     return int(value) if isinstance(value, int) else memory_of(value).address
 
 
@@ -591,7 +600,7 @@ def _add_reader(kind: type) -> Callable[..., Memory]:
         add_quick_kind(kind, QuickKind(_torch_form, torch.Tensor.data_ptr, _torch_state))
     elif numpy is not None and issubclass(kind, numpy.ndarray):
         reader = _numpy_memory
-        if kind is numpy.ndarray:  # what others tell of themselves is not asked
+        if kind is numpy.ndarray:  # subclasses and other libraries may report something else
             add_quick_kind(kind, QuickKind(_numpy_form, _numpy_address, _numpy_state))
     _readers[kind] = reader
     return reader
@@ -601,25 +610,25 @@ def _add_reader(kind: type) -> Callable[..., Memory]:
 
 
 def is_torch(value: object) -> bool:
-    """Whether a value is a torch tensor."""
+    """True if a value is a torch tensor."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 
 
 def is_numpy(value: object) -> bool:
-    """Whether a value is an array of NumPy's."""
+    """True if a value is a NumPy array."""
     numpy = sys.modules.get("numpy")
     return numpy is not None and isinstance(value, numpy.ndarray)
 
 
 def is_cupy(value: object) -> bool:
-    """Whether a value is an array of CuPy's."""
+    """True if a value is a CuPy array."""
     cupy = sys.modules.get("cupy")
     return cupy is not None and isinstance(value, cupy.ndarray)
 
 
 def span(dims: tuple[int, ...], strides: tuple[int, ...]) -> int:
-    """Elements from the first to the last, both included."""
+    """Elements from the first to the last in memory, both included."""
     if 0 in dims:
         return 0
     return sum((extent - 1) * step for extent, step in zip(dims, strides, strict=True)) + 1
@@ -628,8 +637,8 @@ def span(dims: tuple[int, ...], strides: tuple[int, ...]) -> int:
 def stored(
     dims: tuple[int, ...], strides: tuple[int, ...] | None, type_: data_type
 ) -> tuple[tuple[int, ...], tuple[int, ...], data_type]:
-    """Dims, strides and type of the array that holds a tensor, packed where strides are None: its own, or
-    those of the bytes that hold elements of fewer than 8 bits."""
+    """Dims, strides and type of the array that stores a tensor; strides of None mean contiguous. Types of
+    fewer than 8 bits are stored as bytes."""
     steps = packed_strides(dims) if strides is None else strides
     bits = dtypes.of(type_).bits
     if bits >= 8:
@@ -638,7 +647,7 @@ def stored(
 
 
 def can_allocate(like: Any, type_: data_type) -> bool:
-    """Whether `empty` knows the allocator of the library that an array of a GPU comes from."""
+    """True if `empty` can allocate with the library that a GPU array belongs to."""
     return is_torch(like) or (is_cupy(like) and dtypes.of(type_).array in _CUPY_TYPES)
 
 
@@ -646,8 +655,8 @@ _CUPY_TYPES = ("float32", "float64", "float16", "int8", "uint8", "int32", "uint3
 
 
 def empty(dims: tuple[int, ...], strides: tuple[int, ...], type_: data_type, like: Any = None) -> Any:
-    """A new array of `like`'s library and on its device when that is torch or CuPy, else a NumPy array. Types
-    of fewer than 8 bits come as the bytes that hold them."""
+    """A new array of the same library and on the same device as `like` if that is a torch or CuPy array,
+    otherwise a NumPy array. Types of fewer than 8 bits are returned as bytes."""
     dims, strides, type_ = stored(dims, strides, type_)
     if like is not None and is_torch(like):
         torch = sys.modules["torch"]

@@ -1,4 +1,4 @@
-"""Curves as SVG: panels one above the other over the same horizontal axis."""
+"""Line charts as SVG: panels stacked above a shared horizontal axis."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from weft import svg
 
 WIDTH, PANEL, GAP = 640.0, 150.0, 34.0
 LEFT, RIGHT, TOP, BOTTOM = 58.0, 132.0, 52.0, 40.0
-# The stroke of each curve, from svg's palette.
+# Stroke colours of the curves, from the palette of svg.py.
 STROKES = ("#3b82f6", "#f59e0b", "#14b8a6", "#f43f5e")
 
 
 @dataclass
 class Panel:
-    """Curves that share a vertical axis: by name, one number per step from 1 on."""
+    """Curves that share a vertical axis: by name, one number per step starting at step 1."""
 
     label: str
     curves: Mapping[str, Sequence[float]]
@@ -26,7 +26,7 @@ class Panel:
 
 
 def ticks(least: float, most: float, count: int = 4) -> list[float]:
-    """Round numbers that span a range, about so many.
+    """About `count` round numbers that span a range.
 
     >>> ticks(0.13, 2.31)
     [0.0, 1.0, 2.0, 3.0]
@@ -39,7 +39,7 @@ def ticks(least: float, most: float, count: int = 4) -> list[float]:
 
 
 def _spread(places: list[float], room: float) -> list[float]:
-    """Heights of labels, moved apart where they would overlap."""
+    """Vertical positions of labels, moved apart so that they do not overlap."""
     order = sorted(range(len(places)), key=lambda i: places[i])
     moved = list(places)
     for before, i in pairwise(order):
@@ -76,7 +76,7 @@ def _panel(panel: Panel, top: float, steps: int) -> list[str]:
 
 
 def chart(title: str, panels: Sequence[Panel], axis: str = "epoch", path: str | Path | None = None) -> str:
-    """Draws panels of curves; writes the SVG text into a file if a path is given, and returns it."""
+    """Draws panels of curves. Returns the SVG text, and writes it to a file if a path is given."""
     steps = max((len(curve) for panel in panels for curve in panel.curves.values()), default=1)
     bottom = TOP + len(panels) * (PANEL + GAP) - GAP
     parts = [svg.text(16, 26, title, 14, anchor="start", bold=True)]

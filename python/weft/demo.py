@@ -1,7 +1,6 @@
-"""`python -m weft demo`: a convolutional network learns handwritten digits, then a block of attention is
-compared with NumPy. Weft's graphs compute everything that is learnt, on the first GPU or else on the CPU;
-NumPy shuffles, slices and judges.
-"""
+"""`python -m weft demo`: trains a convolutional network on handwritten digits, then compares an attention
+block with NumPy. Weft's graphs do all computation of the training, on the first GPU or otherwise on the CPU;
+NumPy shuffles, slices and evaluates."""
 
 from __future__ import annotations
 
@@ -39,7 +38,7 @@ SHAPES = {
     "w3": (512, 10),
     "b3": (1, 10),
 }
-# Attention: batch, positions, width, query heads, heads of keys and values, width of a head.
+# Attention: batch, sequence length, width, query heads, key/value heads, width of a head.
 B, S, E, HEADS, GROUPS, D = 2, 128, 128, 8, 2, 16
 
 
@@ -47,7 +46,8 @@ B, S, E, HEADS, GROUPS, D = 2, 128, 128, 8, 2, 16
 
 
 def forward_graph(images: int, training: bool) -> weft.Graph:
-    """From images to logits; in training also to the loss, with what the backward graph reads."""
+    """From images to logits; for training also to the loss, with the tensors that the backward graph
+    reads."""
     with weft.Graph("digits: forward", io_data_type="f32") as g:
         x = g.tensor([images, 1, 8, 8], name="x")
         w1, b1, w2, b2, w3, b3 = (g.tensor(shape, name=name) for name, shape in SHAPES.items())
@@ -82,7 +82,7 @@ def backward_graph(images: int) -> weft.Graph:
         p1, a2 = g.tensor([images, 16, 4, 4], name="p1"), g.tensor([images, 32, 4, 4], name="a2")
         index = g.tensor([images, 16, 4, 4], data_type="i32", name="index")
         w2, error = g.tensor(SHAPES["w2"], name="w2"), g.tensor([images, 10], name="error")
-        # The transposes of w3 and of a2 are the same memory, read with other strides.
+        # The transposes of w3 and a2 share their memory and differ only in strides.
         w3_t = g.tensor([10, 512], [1, 10], name="w3")
         a2_t = g.tensor([512, images], [1, 512], name="a2_t")
 
@@ -106,7 +106,7 @@ def backward_graph(images: int) -> weft.Graph:
 
 
 def update_graph(count: int) -> weft.Graph:
-    """Adam, in place, on all parameters as one vector. The rate carries the bias corrections of the step."""
+    """Adam, in place, on all parameters as one vector. The rate includes the bias corrections of the step."""
     with weft.Graph("digits: update", io_data_type="f32") as g:
         parameter, gradient = g.tensor([count], name="parameter"), g.tensor([count], name="gradient")
         mean, square = g.tensor([count], name="mean"), g.tensor([count], name="square")
@@ -128,7 +128,7 @@ def update_graph(count: int) -> weft.Graph:
 
 
 class Training:
-    """The graphs of a training step. Tensors of the same name share memory, from graph to graph."""
+    """The graphs of a training step. Tensors of the same name share memory between graphs."""
 
     def __init__(self, images: int, random: np.random.Generator) -> None:
         import numpy as np
@@ -150,7 +150,7 @@ class Training:
             backward_graph(images),
             update_graph(self.count),
         )
-        self._rate = np.zeros(1, np.float32)  # by value: read on the host at every run
+        self._rate = np.zeros(1, np.float32)  # passed by value: read on the host at every run
         self._runs = {graph: self._bind(graph) for graph in (self.forward, self.backward, self.update)}
         self._steps = 0
 
@@ -168,7 +168,7 @@ class Training:
         return graph.plan.bind(**arrays)
 
     def step(self, images: Array, labels: Array) -> float:
-        """One step; returns the loss before it."""
+        """Runs one step and returns the loss before it."""
         self._steps += 1
         self.memory["x"].copy_from(images)
         self.memory["labels"].copy_from(labels)
@@ -179,12 +179,12 @@ class Training:
         return float(self.memory["loss"].numpy().item())
 
     def seconds(self, graph: weft.Graph) -> float:
-        """How long one execution takes: the best of a few."""
+        """Seconds per run: the best of a few."""
         return best_time(self._runs[graph])
 
 
 def _parts() -> list[tuple[str, int, tuple[int, ...]]]:
-    """Where each parameter begins in the vector of all."""
+    """The offset of each parameter in the joined vector."""
     parts, start = [], 0
     for name, shape in SHAPES.items():
         parts.append((name, start, shape))
@@ -198,7 +198,7 @@ def best_time(run: weft.BoundPlan, repeats: int = 5) -> float:
 
 
 def load_digits() -> tuple[Array, Array, Array, Array]:
-    """Images and labels to learn from, then those held out: every third."""
+    """Images and labels for training, then those of the test set, which is every third image."""
     import numpy as np
     from sklearn.datasets import load_digits as load
 
@@ -211,7 +211,7 @@ def load_digits() -> tuple[Array, Array, Array, Array]:
 
 
 def train(epochs: int = EPOCHS) -> tuple[Training, dict[str, list[float]]]:
-    """Trains the network; the curves are by epoch."""
+    """Trains the network. The returned curves have one point per epoch."""
     import numpy as np
 
     random = np.random.default_rng(SEED)
@@ -244,16 +244,17 @@ def train(epochs: int = EPOCHS) -> tuple[Training, dict[str, list[float]]]:
 
 
 def attention_graph() -> weft.Graph:
-    """A block of causal attention with its projections; query heads share fewer heads of keys and values."""
+    """A block of causal attention with its projections; groups of query heads share key/value heads."""
     with weft.Graph("attention", io_data_type="f32") as g:
-        g.deselect_numeric_notes([weft.numerical_note.DOWN_CONVERT_INPUTS])  # products keep all bits
+        # keep full precision in the matmuls
+        g.deselect_numeric_notes([weft.numerical_note.DOWN_CONVERT_INPUTS])
         x = g.tensor([B, S, E], name="x")
         heads = {"q": HEADS, "k": GROUPS, "v": GROUPS}
         parts = []
         for name, count in heads.items():
             weight = g.tensor([1, E, count * D], name=f"w_{name}")
             flat = g.matmul(x, weight, name=f"project_{name}")
-            # [B, S, count * D] as [B, count, S, D]: the same memory with other strides.
+            # [B, S, count * D] viewed as [B, count, S, D]: the same memory with other strides.
             part = g.reshape(flat, name=f"heads_{name}").set_dim([B, count, S, D])
             parts.append(part.set_stride([S * count * D, D, count * D, 1]))
         q, k, v = parts
@@ -269,7 +270,7 @@ def attention_graph() -> weft.Graph:
 
 
 def attention_in_numpy(x: Array, w_q: Array, w_k: Array, w_v: Array, w_o: Array) -> Array:
-    """The same in NumPy, in double precision."""
+    """The same block in NumPy, in double precision."""
     import numpy as np
 
     def split(weight: Array, count: int) -> Array:
@@ -284,7 +285,7 @@ def attention_in_numpy(x: Array, w_q: Array, w_k: Array, w_v: Array, w_o: Array)
 
 
 def attend() -> tuple[weft.Graph, float, float]:
-    """Runs the block: the graph, its largest error and the seconds of one execution."""
+    """Runs the block and returns the graph, its largest error and the seconds per run."""
     import numpy as np
 
     random = np.random.default_rng(SEED)
@@ -306,7 +307,7 @@ def attend() -> tuple[weft.Graph, float, float]:
 
 
 def missing_packages() -> list[str]:
-    """What the demonstration needs and this Python lacks."""
+    """The packages that the demo needs and that are not installed."""
     from importlib.util import find_spec
 
     needed = {"numpy": "numpy", "sklearn": "scikit-learn"}
@@ -314,7 +315,7 @@ def missing_packages() -> list[str]:
 
 
 def draw(out: Path, graphs: Mapping[str, weft.Graph], curves: Mapping[str, list[float]]) -> list[Path]:
-    """Writes the pictures; their paths."""
+    """Writes the figures and returns their paths."""
     out.mkdir(parents=True, exist_ok=True)
     for name, graph in graphs.items():
         plot(graph, out / f"{name}.svg")
@@ -327,7 +328,7 @@ def draw(out: Path, graphs: Mapping[str, weft.Graph], curves: Mapping[str, list[
 
 
 def run(out: Path, epochs: int = EPOCHS) -> int:
-    """Runs the demonstration; the exit status is 0 if accuracy and error are as they should be."""
+    """Runs the demo. The exit status is 0 if accuracy and error are within their limits."""
     missing = missing_packages()
     if missing:
         print(f"The demonstration needs {' and '.join(missing)}: python -m pip install {' '.join(missing)}")

@@ -1,4 +1,4 @@
-"""Devices to plan for, handles that the process shares, and the kernel cache of cuDNN's interface."""
+"""Devices to plan for, handles shared by the process, and the kernel cache of cuDNN's interface."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _handles: dict[tuple[device_kind | None, int], Handle] = {}
 
 
 def default_handle(device: device_kind | None = None, ordinal: int = 0) -> Handle:
-    """The process's handle of a device; of the default device when none is named."""
+    """The process-wide handle of a device, or of the default device if none is named."""
     key = (device, ordinal)
     if key not in _handles:
         _handles[key] = Handle(device, ordinal)
@@ -21,11 +21,11 @@ def default_handle(device: device_kind | None = None, ordinal: int = 0) -> Handl
 
 
 class DeviceProperties:
-    """The device to plan for: one that is present, by ordinal or handle, or one described by JSON."""
+    """The device to plan for: a present one, by ordinal or handle, or one described by JSON."""
 
     def __init__(self, device: int | str | None = None, *, handle: Handle | None = None) -> None:
         self.is_described = isinstance(device, str)
-        """Whether the device need not be on this machine: plans for it are saved, not run."""
+        """True if the device need not be present on this machine: plans for it are saved, not run."""
         self.descriptor = Descriptor(descriptor_type.DEVICEPROP_DESCRIPTOR)
         if handle is not None:
             self.descriptor.set(attribute_name.DEVICEPROP_HANDLE, "HANDLE", [handle.pointer])
@@ -48,8 +48,8 @@ class DeviceProperties:
 
 
 def limited(device: DeviceProperties, multiprocessors: int) -> DeviceProperties:
-    """The device as if it had only so many multiprocessors, 0: all of them. A CPU has none, and stays what it
-    is."""
+    """The device as if it had only this many multiprocessors; 0 means all of them. A CPU has none and is
+    returned unchanged."""
     said = json.loads(device.serialize())
     most = said.get("multiprocessors")
     if most is None or multiprocessors == 0:
@@ -63,8 +63,9 @@ def limited(device: DeviceProperties, multiprocessors: int) -> DeviceProperties:
 
 
 def compile_for(arch: str) -> DeviceProperties:
-    """A typical GPU of an architecture, to plan and compile for where there is none; building needs NVRTC,
-    no driver. Give it to Graph(device=...), save the plan with its code, and load it where the GPU is.
+    """A typical GPU of an architecture, for planning and compiling on a machine without one. Building needs
+    NVRTC but no driver. Pass it to Graph(device=...), save the plan with its code, and load it on the machine
+    with the GPU.
 
     >>> import json, weft
     >>> weft.compile_for("sm_90")
@@ -77,8 +78,8 @@ def compile_for(arch: str) -> DeviceProperties:
 
 
 def device_of(name: str) -> Handle | DeviceProperties:
-    """What a name stands for: "cpu", "cuda" and "cuda:1" for the process's handle of that device, "sm_90" for
-    a described GPU."""
+    """The device that a name refers to: "cpu", "cuda" and "cuda:1" name the process-wide handle of that
+    device, "sm_90" a described GPU."""
     if re.fullmatch(r"(sm_)?\d+[af]?", name):
         return compile_for(name)
     found = re.fullmatch(r"(cpu|cuda)(?::(\d+))?", name)
@@ -91,7 +92,8 @@ def device_of(name: str) -> Handle | DeviceProperties:
 
 
 class KernelCache:
-    """Compiled kernels that plans share. Weft shares them by itself; this carries what cuDNN programs set."""
+    """A cache of compiled kernels shared by plans. Weft shares kernels automatically; this class stores what
+    cuDNN programs set."""
 
     def __init__(self) -> None:
         self.deserialize(None)
@@ -101,7 +103,7 @@ class KernelCache:
         return self.descriptor.get_bytes(attribute_name.KERNEL_CACHE_JSON_REPRESENTATION)
 
     def deserialize(self, data: bytes | str | None) -> KernelCache:
-        """Takes over what serialize gave."""
+        """Loads the bytes returned by serialize."""
         self.descriptor = Descriptor(descriptor_type.KERNEL_CACHE_DESCRIPTOR)
         if data:
             self.descriptor.set(attribute_name.KERNEL_CACHE_JSON_REPRESENTATION, "CHAR", data)

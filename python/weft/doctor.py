@@ -1,5 +1,6 @@
-"""`python -m weft doctor`: what is installed, what is loaded, whether it computes, and the command that
-repairs what is wrong. Every probe is guarded: a broken installation is what it is for."""
+"""`python -m weft doctor`: reports what is installed and loaded, whether it computes correctly, and the
+command that repairs each problem. Every probe is guarded, because the tool has to work on a broken
+installation."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from weft import gpu_health
 
 PACKAGES: tuple[str, ...] = ("cffi", "numpy", "torch", "cupy", "ml_dtypes", "scikit-learn")
 PACKAGES += ("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12")
-# docs/environment.md says what each does.
+# Documented in docs/environment.md.
 VARIABLES: tuple[str, ...] = (
     "WEFT_DEVICE",
     "WEFT_THREADS",
@@ -33,7 +34,7 @@ VARIABLES: tuple[str, ...] = (
 )
 VARIABLES += ("CUDA_HOME", "CUDA_PATH", "CONDA_PREFIX", "CUDA_VISIBLE_DEVICES", "NVIDIA_TF32_OVERRIDE")
 VARIABLES += ("XDG_CACHE_HOME", "HOME")
-# The extensions that Weft's kernels, or those that users compare it with, are written for.
+# CPU extensions used by Weft's kernels, or by kernels that users compare them with.
 FEATURES: tuple[str, ...] = (
     "sse4_2",
     "avx",
@@ -52,14 +53,14 @@ REBUILD = "make build (in a source tree), or python -m pip install --force-reins
 
 
 class Problem(dict[str, str]):
-    """Something wrong, and the command that repairs it."""
+    """A problem and the command that repairs it."""
 
     def __init__(self, what: str, repair: str) -> None:
         super().__init__(what=what, repair=repair)
 
 
 def examine() -> dict[str, Any]:
-    """Everything that is known, as the JSON output has it."""
+    """All findings, in the form of the JSON output."""
     problems: list[Problem] = []
     found: dict[str, Any] = {
         "weft": _weft(problems),
@@ -89,7 +90,7 @@ def examine() -> dict[str, Any]:
 def _guarded(probe: Callable[[], Any], otherwise: Any) -> Any:
     try:
         return probe()
-    except Exception:  # a probe that fails has nothing to tell; its cause is told where Weft itself is probed
+    except Exception:  # a failing probe returns nothing; the probe of Weft itself reports the cause
         return otherwise
 
 
@@ -101,7 +102,7 @@ def _package_version(name: str) -> str | None:
 
 
 def _variables() -> list[str]:
-    """Those that Weft reads, then those that look as if it did: they may be misspelled."""
+    """The set variables that Weft reads, then those with a similar name, which may be misspelled."""
     ours = sorted(name for name in os.environ if name.startswith("WEFT_"))
     return list(dict.fromkeys([*VARIABLES, *ours]))
 
@@ -110,7 +111,7 @@ def _variables() -> list[str]:
 
 
 def _weft(problems: list[Problem]) -> dict[str, Any]:
-    """The package, the bindings and the library, and whether they belong together."""
+    """The package, the bindings and the library, and whether their versions match."""
     import weft
 
     found: dict[str, Any] = {
@@ -129,7 +130,7 @@ def _weft(problems: list[Problem]) -> dict[str, Any]:
     try:
         backend = import_module("weft.backend")
         found["library_version"] = _version_text(backend.get_version())
-    except Exception as error:  # whatever it is, it is what the user came for
+    except Exception as error:  # any error here is what the user wants to know about
         problems.append(Problem(str(error), _library_repair()))
         return found
     found["library"] = _loaded_library()
@@ -150,7 +151,7 @@ def _library_repair() -> str:
 
 
 def _loaded_library() -> str | None:
-    """Where the library that runs was loaded from, as the kernel knows it."""
+    """The path of the loaded library, as the kernel reports it."""
     maps = Path("/proc/self/maps")
     if not maps.exists():
         return None
@@ -159,7 +160,7 @@ def _loaded_library() -> str | None:
 
 
 def _compare(found: dict[str, Any], problems: list[Problem]) -> None:
-    """Whether package, bindings and library speak of the same operations."""
+    """Checks that the package, the bindings and the library describe the same operations."""
     ours, theirs = found["version"].split(".")[:2], found["library_version"].split(".")[:2]
     if ours != theirs:
         what = f"the package is {found['version']}, the library {found['library_version']}"
@@ -213,7 +214,7 @@ def _devices(problems: list[Problem]) -> list[dict[str, Any]]:
 
 
 def _default_device(problems: list[Problem]) -> str | None:
-    """The device that graphs run on unless they say otherwise: what WEFT_DEVICE asks for."""
+    """The device that graphs run on by default; WEFT_DEVICE overrides it."""
     weft: Any = import_module("weft")
     try:
         handle = weft.create_handle()
@@ -226,7 +227,7 @@ def _default_device(problems: list[Problem]) -> str | None:
 
 
 def _cpu() -> dict[str, Any]:
-    """The processor's name, its cores, and the extensions that matter."""
+    """The processor's name, its cores, and the relevant extensions."""
     text = Path("/proc/cpuinfo").read_text()
     values: dict[str, str] = {}
     for line in text.splitlines():
@@ -246,7 +247,7 @@ def _smoke_test(device: dict[str, Any], problems: list[Problem]) -> dict[str, An
     name = f"{device['kind']}:{device['ordinal']}"
     try:
         found = gpu_health.smoke_test(weft.create_handle(device["kind"], device["ordinal"]))
-    except weft.WeftError as error:  # its last sentence is the repair
+    except weft.WeftError as error:  # the last sentence of the message is the repair
         what, repair = gpu_health.split(str(error))
         until = "" if device["kind"] == "cpu" else "; export WEFT_DEVICE=cpu until then"
         problems.append(Problem(f"the smoke test on {name} failed: {what}", repair.rstrip(".") + until))
@@ -281,7 +282,7 @@ def _environment_problems() -> list[Problem]:
 
 
 def report(found: dict[str, Any]) -> str:
-    """What was found, for a terminal."""
+    """Formats the findings for a terminal."""
     own = found["weft"]
     rows: list[tuple[str, str]] = [("weft", f"{own['version']} in {own['package']}")]
     rows.append(("library", f"{own['library_version'] or 'not loaded'} {own['library'] or ''}".strip()))
@@ -314,7 +315,7 @@ def _smoke_text(smoke: dict[str, Any]) -> str:
 
 
 def run(as_json: bool = False) -> int:
-    """Prints the findings; the exit status is 0 if nothing is wrong."""
+    """Prints the findings. The exit status is 0 if no problem was found."""
     found = examine()
     print(json.dumps(found, indent=2) if as_json else report(found))
     return 1 if found["problems"] else 0

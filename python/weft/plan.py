@@ -276,8 +276,8 @@ class Plan:
     # ---- Memory that is less aligned than the tensors were declared ----
 
     def serving(self, state: RunState) -> Plan:
-        """The plan that takes the addresses in a run state: this one, or one for memory that is aligned to its
-        elements alone, as x[1:] may be. That is made when it is first needed, and its kernels may be
+        """The plan that accepts the addresses in a run state: this one, or one for memory that is aligned
+        only to its elements, such as that of x[1:]. That plan is built at its first use; its kernels may be
         slower."""
         loose = next((i for i, low in self._aligned if state.pointers[i] & low), None)
         if loose is None:
@@ -340,8 +340,8 @@ class Plan:
     def _fill(
         self, state: RunState, given: dict[int, Any], like: Any, stream: int, staging: Staging | None
     ) -> list[Any]:
-        """Puts the address of every slot's memory into a run state, with outputs allocated that are not given;
-        returns what keeps the memory alive."""
+        """Stores the address of every slot's memory in a run state and allocates the outputs that the caller
+        did not pass. Returns the objects that own the memory."""
         use_on(given.values(), stream)
         for i in self._written:
             if i not in given:
