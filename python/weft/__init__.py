@@ -140,7 +140,7 @@ _MODULES = (
 
 
 def __getattr__(name: str) -> Any:
-    """Imports a public name when it is first asked for."""
+    """Imports a public name at its first use."""
     if name in __all__:
         for module in _MODULES:
             found = getattr(import_module(f"weft.{module}"), _ALIASES.get(name, name), None)
@@ -151,7 +151,7 @@ def __getattr__(name: str) -> Any:
 
 
 def get_include() -> str:
-    """The folder of the C headers, for the compiler's -I.
+    """The directory of the C headers, for the compiler's -I option.
 
     >>> import os, weft
     >>> os.path.exists(os.path.join(weft.get_include(), "weft", "weft.h"))
@@ -159,7 +159,7 @@ def get_include() -> str:
     """
     package = Path(__file__).parent
     bundled = package / "include"
-    return str(bundled if bundled.exists() else package.parents[1] / "include")  # or in a source tree
+    return str(bundled if bundled.exists() else package.parents[1] / "include")  # in a source tree
 
 
 def __dir__() -> list[str]:

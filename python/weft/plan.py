@@ -1,5 +1,5 @@
-"""Plans: graphs made ready to run. A plan is immutable and may run on many threads at once; each thread has
-its own array of addresses and its own workspace."""
+"""Plans: graphs that are ready to run. A plan is immutable and may run on several threads at once; each
+thread has its own array of addresses and its own workspace."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from weft.run_state import RunState, Thread, is_known, known_of
 from weft.slots import Slot
 
 Overrides = tuple[Sequence[int], Sequence[Sequence[int]], Sequence[Sequence[int]]]
-"""Uids, dims and strides of tensors that have another shape in one run."""
+"""Uids, dims and strides of the tensors whose shape differs in one run."""
 
 
 class Plan:
     """A graph on an engine, ready to run: call it with arrays by tensor name.
 
-    plan(x=X, w=W) allocates the outputs and returns them, one alone or a tuple in the graph's order;
-    out={"y": buffer} writes into given memory instead.
+    plan(x=X, w=W) allocates the outputs and returns them: a single output by itself, several as a tuple in
+    the graph's order. out={"y": buffer} writes into the given memory instead.
 
-    On a GPU arrays of torch, CuPy, Numba, JAX and DLPack are taken where they are, and results are of the
-    library of the first one; where that is JAX, XLA runs the call. Work is enqueued on the current stream of
-    that library, and nothing waits for it. Arrays in host memory will do as well, at a price: each is copied
-    to the device, outputs in host memory are copied back, and the call waits until all is done. When all
-    arrays are in host memory, so are the results. Graph.execute() and bind() never copy.
+    On a GPU, arrays of torch, CuPy, Numba, JAX and DLPack are used in place, and results belong to the
+    library of the first array; if that is JAX, XLA runs the call. Work is enqueued on the current stream of
+    that library, and the call does not wait for it. Arrays in host memory are also accepted, but cost time:
+    each is copied to the device, outputs in host memory are copied back, and the call waits for all of it. If
+    all arrays are in host memory, so are the results. Graph.execute() and bind() never copy.
 
-    Memory on a GPU that is less aligned than its tensor was declared, as x[1:] may be, runs on a second plan
-    of slower kernels. The first such call makes it; let that be before a stream is captured.
+    Memory on a GPU that is less aligned than its tensor was declared, such as that of x[1:], runs on a second
+    plan with slower kernels. The first such call builds that plan; make it before capturing a stream.
 
     >>> import numpy as np, weft
     >>> g = weft.Graph(handle=weft.create_handle("cpu"))
@@ -62,8 +62,8 @@ class Plan:
         place: backend.Handle | DeviceProperties | None = None,
         with_code: Callable[[], backend.Descriptor] | None = None,
     ) -> None:
-        """Made by Graph. with_code: makes the descriptor of the same plan that is saved with its kernels'
-        code."""
+        """Created by Graph. `with_code` returns a descriptor of the same plan that is saved with the machine
+        code of its kernels."""
         self.descriptor, self.descriptor_with_code = descriptor, with_code or (lambda: descriptor)
         self.tag = descriptor.get_text(attribute_name.EXECUTION_PLAN_TAG_EXT)
         self.workspace_size = int(descriptor.get_one(attribute_name.EXECUTION_PLAN_WORKSPACE_SIZE, "INT64"))
@@ -81,7 +81,7 @@ class Plan:
         self.values = dict(values or {})
         self.index: dict[Any, int] = {slot.uid: i for i, slot in enumerate(self.slots)}
         named, owners = Counter(slot.name for slot in self.slots), Counter(map(_owner, self.slots))
-        # "act" is enough for "act::y".
+        # "act" is short for "act::y" if that is unambiguous.
         self.index |= {_owner(s): i for i, s in enumerate(self.slots) if owners[_owner(s)] == 1 and s.name}
         self.index |= {s.name: i for i, s in enumerate(self.slots) if named[s.name] == 1 and s.name}
         self._shared_names = {name for name, count in named.items() if count > 1 and name}
@@ -89,22 +89,23 @@ class Plan:
         self._outputs = [self.index[uid] for uid in outputs if uid in self.index] or self._written
         read = [i for i, slot in enumerate(self.slots) if not slot.is_output and slot.uid not in self.values]
         self._inputs = [self.index[uid] for uid in inputs if uid in self.index] or read
-        # The forms of the arrays that were checked last: what fits a call, what is large enough for execute.
+        # The forms of the arrays that were checked last: those that match for calls, and those that are large
+        # enough for execute.
         self._fitting: list[tuple[Any, ...] | None] = [None] * len(self.slots)
         self._large_enough: list[tuple[Any, ...] | None] = [None] * len(self.slots)
         self.thread = Thread(len(self.slots))
         self._aligned = [(i, s.alignment - 1) for i, s in enumerate(self.slots) if s.is_aligned]
         self._frozen: dict[int, Any] = {}
         self._frozen_owners: list[Any] = []
-        self._loose: Plan | None = None  # for memory that is less aligned
-        self._lent_size = self.workspace_size  # of a workspace that a caller gives
-        self._for_jax: Any = None  # the plan as weft.jax calls it
+        self._loose: Plan | None = None  # the plan for memory that is less aligned
+        self._lent_size = self.workspace_size  # the size of a workspace passed by the caller
+        self._for_jax: Any = None  # the plan as called by weft.jax
         self._run, self._pointer = backend.library().weftExecute, descriptor.pointer
         self._count = len(self.slots)
 
     @property
     def handle(self) -> backend.Handle:
-        """The handle that the plan was made with, else the process's own of its device."""
+        """The handle that the plan was created with, otherwise the process-wide handle of its device."""
         if self._handle is not None:
             return self._handle
         if self._is_elsewhere:
@@ -118,8 +119,8 @@ class Plan:
 
     @property
     def report(self) -> dict[str, Any]:
-        """What runs where and why."""
-        # Not cached_property, which takes a lock that a forked child may find taken for good.
+        """The plan's report: its steps, their engines and the reasons."""
+        # Not a cached_property, whose lock could stay locked forever in a forked child.
         if self._report is None:
             self._report = json.loads(self.descriptor.get_text(attribute_name.EXECUTION_PLAN_REPORT_EXT))
         return self._report
@@ -134,9 +135,9 @@ class Plan:
         stream: int | None = None,
         **named: Any,
     ) -> Any:
-        """Runs the plan. Arrays come by position, in the order of the inputs, or by tensor name; out names
-        the memory of outputs that are not to be allocated. stream: where a GPU enqueues; by default that of
-        the handle if one was set, else the current one of torch or CuPy."""
+        """Runs the plan. Arrays are passed by position, in the order of the inputs, or by tensor name; `out`
+        passes memory for outputs, so that they are not allocated. `stream` is where a GPU enqueues the work;
+        the default is the handle's stream if one was set, otherwise the current stream of torch or CuPy."""
         if out is not None and not isinstance(out, Mapping):
             first = self.slots[self._written[0]]
             raise BadParameterError(
@@ -152,7 +153,8 @@ class Plan:
         workspace: Any = None,
         stream: int | None = None,
     ) -> Any:
-        """Runs the plan on arrays by position and by tensor name or uid; allocates outputs without memory."""
+        """Runs the plan on arrays by position and by tensor name or uid; allocates the outputs that were not
+        passed."""
         given = self._gather(arrays, named)
         is_whole = self._place is None and all(i in given for i in self._written)
         is_for_jax = "jax" in sys.modules and buffers.is_jax(first := self._first_read(arrays, named))
@@ -177,8 +179,8 @@ class Plan:
         return next((value for value in (*arrays, *read) if buffers.is_array(value)), None)
 
     def _is_for_xla(self, first: Any, given: Mapping[int, Any]) -> bool:
-        """Whether XLA can run a call whose first array is JAX's: on a GPU, without a stream of the caller's,
-        and JAX has arrays as all outputs are."""
+        """True if XLA can run a call whose first array belongs to JAX: on a GPU, without an explicit stream,
+        and with outputs of types that JAX supports."""
         written = [self.slots[i] for i in self._written if i not in given]
         return (
             self._place is not None
@@ -190,7 +192,7 @@ class Plan:
         )
 
     def _as_jax(self, given: dict[int, Any], arrays: Sequence[Any], named: Mapping[Any, Any]) -> Any:
-        """The outputs, with those that the call allocated on the host as JAX's arrays."""
+        """The outputs, with those that the call allocated on the host as JAX arrays."""
         kept = self._gather(arrays, named)
         for i in self._outputs:
             if i not in kept and not isinstance(given[i], DeviceArray):
@@ -200,8 +202,8 @@ class Plan:
     def bind(
         self, *arrays: Any, out: Mapping[str, Any] | None = None, workspace: Any = None, **named: Any
     ) -> BoundPlan:
-        """Binds the plan to memory, checked once, to run on it again and again at the least cost. Arguments
-        as for a call; every array must be on the plan's device.
+        """Binds the plan to memory, which is checked once, so that repeated runs cost as little as possible.
+        The arguments are those of a call; every array must be on the plan's device.
 
         >>> import numpy as np, weft
         >>> g = weft.Graph(handle=weft.create_handle("cpu"))
@@ -214,21 +216,22 @@ class Plan:
         return self.bind_slots(self._gather(arrays, {**named, **(out or {})}), workspace)
 
     def bind_slots(self, given: dict[int, Any], workspace: Any = None) -> BoundPlan:
-        """The same with arrays by slot."""
+        """Binds the plan to arrays by slot."""
         state, stream, address, held = RunState(len(self.slots)), stream_of(self.handle), 0, None
         owners = self._fill(state, given, self._first_array(given), stream, None)
-        use_on(given.values(), None)  # which streams it will run on is not known
+        use_on(given.values(), None)  # the streams on which it will run are unknown
         plan = self.serving(state)
         if plan.workspace_size:
             address, held = plan._workspace(state, workspace, plan.workspace_size, stream)
         return BoundPlan(plan, state, address, self._results(given), (given, owners, held))
 
     def freeze(self, **named: Any) -> Plan:
-        """Declares that inputs keep their numbers from now on, as the weights of a trained network do: what
-        kernels on the CPU pack of them at each run is packed once, now, and kept beside them. Later calls may
-        leave these arrays out; with others in their place they run as before. Each freeze takes the place of
-        the one before, so that one without arrays thaws all. Not while another thread runs the plan. The
-        arrays must be on the plan's device; the plan holds them. Returns the plan.
+        """Declares that the contents of inputs do not change any more, such as the weights of a trained
+        network. CPU kernels then pack them once, now, instead of in every run, and store the packed copies.
+        Later calls may omit these arrays; a call that passes other arrays in their place works as before.
+        Each call of freeze replaces the previous one, so a call without arrays releases all of them. Do not
+        call it while another thread runs the plan. The arrays must be on the plan's device; the plan holds
+        references to them. Returns the plan.
 
         >>> import numpy as np, weft
         >>> g = weft.Graph(handle=weft.create_handle("cpu"))
@@ -249,7 +252,7 @@ class Plan:
                 self._fill_slot(state, i, slot, given, stream, None, owners)
             except BadParameterError as error:
                 raise slots.named("plan", slot, error) from None
-        # Until this succeeds, what is frozen stays so, and its memory must stay its own.
+        # If the call fails, the previous arrays stay frozen, so their owners must be kept until it succeeds.
         backend.freeze(self.descriptor, state.pointers, self._count)
         self._frozen, self._frozen_owners = given, owners
         return self
@@ -257,7 +260,7 @@ class Plan:
     def other_shapes(
         self, arrays: Sequence[Any], named: Mapping[Any, Any]
     ) -> dict[int, tuple[tuple[int, ...], tuple[int, ...]]]:
-        """Dims and strides, by uid, of a call's inputs whose dims are not those of the plan."""
+        """Dims and strides, by uid, of a call's inputs whose dims differ from the plan's."""
         found = {}
         for i, value in self._gather(arrays, named).items():
             slot = self.slots[i]
@@ -269,7 +272,7 @@ class Plan:
         return found
 
     def of_shapes(self) -> str:
-        """The plan in one line: its engine, and the shapes of what it reads and writes."""
+        """The plan in one line: its engine and the shapes of its inputs and outputs."""
         shapes = ", ".join(f"{slot.name or slot.uid} {list(slot.dims)}" for slot in self.slots)
         return f"{self.report['engine']}: {shapes}"
 
@@ -303,10 +306,10 @@ class Plan:
         return plan
 
     def as_cuda_graph(self) -> Plan:
-        """The same plan, which launches its kernels as one CUDA graph: an execution then costs the host about
-        as much as that of a single kernel. The graph is made by the first execution and serves those on the
-        same memory, as of plan.bind; other memory changes its arguments, which costs about a launch of each
-        kernel. While the caller's stream is captured, and on the CPU, it runs as this plan does.
+        """The same plan, but it launches its kernels as one CUDA graph, so that an execution costs the host
+        about as much as one kernel launch. The first execution creates the graph; later executions with the
+        same memory, as with plan.bind, reuse it. Other memory changes the graph's arguments, which costs
+        about one launch per kernel. During stream capture and on the CPU it runs like this plan.
 
         >>> import numpy as np, weft
         >>> g = weft.Graph(handle=weft.create_handle("cpu"))
@@ -317,7 +320,7 @@ class Plan:
         return self._again(attribute_name.EXECUTION_PLAN_CUDA_GRAPH_EXT, "loading kernels")
 
     def _again(self, flag: attribute_name, doing: str) -> Plan:
-        """This plan with a flag that counts when it is made."""
+        """A copy of this plan with a flag that is read at creation."""
         made = backend.Descriptor(descriptor_type.EXECUTION_PLAN_DESCRIPTOR)
         if self._properties is None:
             made.set(attribute_name.EXECUTION_PLAN_HANDLE, "HANDLE", [self.handle.pointer])
@@ -333,7 +336,7 @@ class Plan:
         return type(self)(made, inputs, outputs, self.values, here, self.descriptor_with_code)
 
     def _results(self, given: Mapping[int, Any]) -> Any:
-        """The outputs as a call returns them."""
+        """The outputs as returned by a call."""
         results = [given[i] for i in self._outputs]
         return results[0] if len(results) == 1 else tuple(results)
 
@@ -390,8 +393,8 @@ class Plan:
             state.pointers[i] = address
 
     def _first_array(self, given: Mapping[int, Any]) -> Any:
-        """The array whose library results are to come from: the first one on the GPU, else one of torch or of
-        Weft; None for NumPy."""
+        """The array whose library allocates the results: the first one on the GPU, otherwise one of torch or
+        Weft; None means NumPy."""
         found = None
         for i, value in given.items():
             if isinstance(value, (int, float)) or self.slots[i].is_by_value:
@@ -427,7 +430,7 @@ class Plan:
         return given
 
     def shared_name(self, where: str, name: object) -> str:
-        """What to say when a name stands for several tensors; empty when it does not."""
+        """The error message for a name shared by several tensors; empty if the name is unique."""
         if name not in self._shared_names:
             return ""
         uids = [str(slot.uid) for slot in self.slots if slot.name == name]
@@ -447,9 +450,9 @@ class Plan:
     def _checked_address(
         self, state: RunState, where: str, i: int, slot: Slot, value: Any, memory: buffers.Memory
     ) -> int:
-        """The address of an array that may serve slot i, or of its number in the run state where a by-value
-        scalar has another type. A call takes the slot's shape and layout alone, execute what is large
-        enough."""
+        """The address of an array that is valid for slot i, or of its value in the run state if a by-value
+        scalar has another type. A call requires the slot's shape and layout; execute accepts any memory that
+        is large enough."""
         slots.check_gradient(where, slot, value)
         if slot.is_by_value and slots.is_number_of_other_type(slot, memory):
             return self._scalar_address(state, where, slot, memory.buffer or value, i)
@@ -459,9 +462,8 @@ class Plan:
     # ---- Running without looking at shapes ----
 
     def put(self, i: int, value: Any, slot: Slot) -> None:
-        """Puts the address of a buffer into slot i for this thread's next run, checking what is quick to
-        check: device, type, whether it may be written, and whether it is large enough. slot: slots[i], or
-        what stands for it in this run."""
+        """Stores the address of a buffer in slot i for this thread's next run. Runs only the fast checks:
+        device, type, writability and size. `slot` is slots[i], or its replacement in this run."""
         try:
             self._put(i, value, slot)
         except BadParameterError as error:
@@ -488,7 +490,7 @@ class Plan:
     def _put_array(
         self, state: RunState, i: int, value: Any, slot: Slot, form: tuple[Any, ...] | None
     ) -> None:
-        """What put does with an array that has not been seen to fit."""
+        """The slow path of put, for an array that is not known to fit."""
         memory = buffers.memory_of(value, self._stream)
         slots.check_device("execute", slot, memory.ordinal, self._place, _OTHER_DEVICE_OR_CALL)
         state.pointers[i] = self._checked_address(state, "execute", i, slot, value, memory)
@@ -496,7 +498,7 @@ class Plan:
             state.owners[i] = memory.buffer.owner
         elif (
             slot is self.slots[i]
-            and state.pointers[i] == memory.address  # not that of a number in the run state
+            and state.pointers[i] == memory.address  # not that of a value in the run state
             and not buffers.requires_grad(value)
         ):
             self._large_enough[i] = form
@@ -507,23 +509,23 @@ class Plan:
 
     @staticmethod
     def _remember(state: RunState, i: int, value: Any, pointer: int) -> None:
-        """Takes an array's address for slot i and notes that it fits, so that it is not checked again while
-        it lives, or until it has other memory."""
+        """Stores an array's address in slot i and records that it fits. It is not checked again during its
+        lifetime unless its memory changes."""
         state.pointers[i], state.known[i] = pointer, known_of(value, pointer)
 
     def put_number(self, i: int, value: float) -> None:
-        """Makes a number the value of by-value slot i for this thread's next run."""
+        """Sets the value of by-value slot i for this thread's next run."""
         state = self.thread.state
         state.pointers[i] = self._scalar_address(state, "execute", self.slots[i], value, i)
 
     def put_address(self, i: int, address: int) -> None:
-        """Puts an address into slot i for this thread's next run, unchecked."""
+        """Stores an address in slot i for this thread's next run, without checks."""
         self.thread.state.pointers[i] = address
 
     @staticmethod
     def _scalar_address(state: RunState, where: str, slot: Slot, value: Any, i: int) -> int:
-        """The address of a number in host memory of the run state. Python's numbers are rounded to the slot's
-        type; those of other libraries, which have types of their own, must be exact in it."""
+        """The address of a value in the run state's host memory. Python numbers are rounded to the slot's
+        type; numbers of other libraries, which have types of their own, must be exactly representable."""
         if not slot.is_by_value:
             raise BadParameterError(
                 f"{where}: {slot} is no by-value scalar, its buffer is {value!r}. Give an array."
@@ -543,7 +545,7 @@ class Plan:
         return state.scalar(i, packed)
 
     def overridden(self, overrides: Overrides) -> list[Slot]:
-        """The slots as they are when tensors have other dims and strides for one run."""
+        """The slots with the dims and strides that override those of tensors in one run."""
         uids, shapes, strides = overrides
         if not len(uids) == len(shapes) == len(strides):
             raise BadParameterError(
@@ -574,7 +576,7 @@ class Plan:
         return int(backend.get_execution_plan_workspace_size(handle or self.handle, self.descriptor, pack))
 
     def launch_overridden(self, overrides: Overrides, workspace: Any, handle: backend.Handle) -> None:
-        """Runs on the addresses that this thread has put, with other shapes, on the handle's stream."""
+        """Runs with the addresses stored by this thread, with other shapes, on the handle's stream."""
         state, address, held = self.thread.state, 0, None
         plan, pack = self.serving(state), self._variant_pack(state, overrides, address)
         size = backend.get_execution_plan_workspace_size(handle, plan.descriptor, pack)
@@ -601,8 +603,9 @@ class Plan:
         return pack
 
     def handle_on_stream(self, given: backend.Handle | None) -> backend.Handle:
-        """A handle that enqueues where a call that is given this one does: itself if a stream was set on it,
-        else one of this thread on the current stream. None: the plan's own."""
+        """A handle that enqueues on the stream that a call with this handle would use: the handle itself if a
+        stream was set on it, otherwise a handle of this thread on the current stream. None stands for the
+        plan's own handle."""
         handle = given or self.handle
         if self.device is device_kind.CPU or handle.is_stream_set:
             return handle
@@ -613,7 +616,7 @@ class Plan:
         return state.handle
 
     def launch(self, state: RunState, workspace: Any, stream: int) -> None:
-        """Runs on the addresses in a run state."""
+        """Runs with the addresses in a run state."""
         plan = self if self._loose is None else self.serving(state)
         run = plan._enqueue(state, workspace, stream)
         if run and run == status.BAD_PARAM_MISALIGNED_POINTER and self.serving(state) is not plan:
@@ -624,7 +627,7 @@ class Plan:
             backend.check(run)
 
     def _enqueue(self, state: RunState, workspace: Any, stream: int) -> int:
-        """The status of a run."""
+        """Enqueues a run and returns its status."""
         held, memory = None, ffi.NULL
         if self.workspace_size and workspace is None and self._place is None:
             memory = state.scratch.on_host(self.workspace_size)
@@ -636,8 +639,8 @@ class Plan:
         return done
 
     def _workspace(self, state: RunState, given: Any, needed: int, stream: int) -> tuple[int, Any]:
-        """The address of memory of the needed size, and what keeps it alive."""
-        if self.workspace_size > self._lent_size:  # callers know the other plan's
+        """The address of memory of the required size, and the object that keeps it alive."""
+        if self.workspace_size > self._lent_size:  # callers know the size of the other plan
             given = None
         if isinstance(given, int) and given:
             return given, None
@@ -651,7 +654,7 @@ class Plan:
         return int(ffi.cast("uintptr_t", state.scratch.on_host(needed))), None
 
     def _given_workspace(self, state: RunState, given: Any, needed: int) -> int:
-        """The address of memory that a caller lends, which is to be on the device and large enough."""
+        """The address of the caller's workspace, which must be on the device and large enough."""
         known = state.workspace
         if known and known[1] >= needed and is_known(known[0], given):
             return known[0][1]
@@ -678,15 +681,16 @@ class Plan:
     # ---- Words ----
 
     def explain(self, all_refusals: bool = False, measured: Sequence[float] = ()) -> str:
-        """What runs where, what it is predicted to cost, and which kernel families declined and why; with
-        all_refusals each of them by name, also where many say the same. measured: seconds of each step, as
-        BoundPlan.measure_steps has them, to stand beside the predictions."""
+        """A table of the steps: where they run, their predicted time, and which kernel families declined and
+        why. With `all_refusals`, every family is listed by name, even if many give the same reason.
+        `measured` are the seconds of each step, from BoundPlan.measure_steps, shown next to the
+        predictions."""
         from weft.explain import explain_text
 
         return explain_text(self.report, measured=measured, all_refusals=all_refusals)
 
     def kernels(self) -> list[Kernel]:
-        """The GPU kernels that the plan runs, in order, as they were compiled; none on the CPU.
+        """The GPU kernels that the plan runs, in order, as they were compiled; empty on the CPU.
 
         >>> import weft
         >>> with weft.Graph(handle=weft.create_handle("cpu")) as g:
@@ -698,7 +702,7 @@ class Plan:
         return [kernel_of(each, shown["headers"]) for each in shown["kernels"]]
 
     def plot(self, path: str | None = None) -> str:
-        """The plan as SVG: its steps as frames around the operations; also written to a path if one is
+        """The plan as SVG: its steps as frames around the operations. Also written to a file if a path is
         given."""
         from weft.plot import plot
 
@@ -708,14 +712,15 @@ class Plan:
         return self.plot()
 
     def serialize(self, code: bool = False) -> bytes:
-        """The plan as bytes, for Graph.deserialize. code: with the machine code of its kernels, so that it
-        loads without compiling on a machine that has a GPU of that architecture."""
+        """The plan as bytes, for Graph.deserialize. With `code`, they include the machine code of the
+        kernels, so that the plan loads without compiling on a machine with a GPU of that architecture."""
         if not code:
             return self.descriptor.get_bytes(attribute_name.EXECUTION_PLAN_JSON_REPRESENTATION)
         return self.descriptor_with_code().get_bytes(attribute_name.EXECUTION_PLAN_JSON_REPRESENTATION)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles as serialize() does, with the values of constants; loads on the first device there."""
+        """Pickles like serialize(), with the values of constants. The plan is loaded on the first suitable
+        device."""
         return loaded, (self.serialize(), self.values)
 
     def __repr__(self) -> str:
@@ -728,14 +733,14 @@ class Plan:
 
 
 def loaded(data: bytes, values: Mapping[int, Any]) -> Plan:
-    """The plan that pickled bytes hold."""
+    """The plan in pickled bytes."""
     from weft.graphs import Graph
 
     return Graph().load(data, values).plan
 
 
 def _owner(slot: Slot) -> str:
-    """The operation that a result is named after."""
+    """The operation after which a result is named."""
     return slot.name.partition("::")[0]
 
 
@@ -750,7 +755,7 @@ def _device_text(place: int | None) -> str:
 
 
 def _number_of(value: Any) -> float:
-    """The number that an array of one element, or what is known of one, or a scalar of NumPy's, holds."""
+    """The value of a one-element array, of its description, or of a NumPy scalar."""
     if buffers.is_numpy_scalar(value):
         number = value.item()
         return number if isinstance(number, (int, float)) else float(number)

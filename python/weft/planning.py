@@ -15,18 +15,18 @@ from weft.plan import Plan
 from weft.progress import Waiting
 
 Wrapper: TypeAlias = "Callable[[Descriptor, Callable[[], Descriptor]], Plan]"
-"""Makes a plan from its descriptor and from what makes the same with its kernels' code."""
+"""Creates a plan from its descriptor and from a function that builds the same plan with its kernels' code."""
 
 
 class Candidate(NamedTuple):
-    """An engine with its knobs set, as heuristics or the user chose it."""
+    """An engine with its knobs set, chosen by heuristics or by the user."""
 
     config: Descriptor
     engine: Descriptor
     tag: str
     engine_id: int
     knobs: dict[int, int]
-    """The values that were chosen, by knob type."""
+    """The chosen values, by knob type."""
 
     @property
     def name(self) -> str:
@@ -41,7 +41,7 @@ class Candidate(NamedTuple):
 
     @property
     def behavior_notes(self) -> set[enums.behavior_note]:
-        """What the engine does or needs besides arithmetic."""
+        """Effects and requirements of the engine other than arithmetic."""
         notes = self.engine.get(attribute_name.ENGINE_BEHAVIOR_NOTE, "BEHAVIOR_NOTE")
         return {enums.behavior_note(note) for note in notes}
 
@@ -52,7 +52,7 @@ class Candidate(NamedTuple):
 
 
 class Knob(NamedTuple):
-    """A number by which an engine can be tuned, and its legal values."""
+    """A tuning parameter of an engine and its legal values."""
 
     type: enums.knob_type
     max: int
@@ -61,12 +61,12 @@ class Knob(NamedTuple):
 
 
 def _tag(engine_id: int, knobs: Mapping[int, int]) -> str:
-    """How an engine with knobs is called: eng0_k2=3."""
+    """The tag of an engine with knobs: eng0_k2=3."""
     return f"eng{engine_id}" + "".join(f"_k{knob}={value}" for knob, value in knobs.items())
 
 
 class Planner:
-    """The candidates for one finalized graph, and the plans made from them."""
+    """The candidates for one finalized graph, and the plans built from them."""
 
     def __init__(
         self,
@@ -87,19 +87,21 @@ class Planner:
         self._filters: list[Callable[[Candidate], str]] = []
 
     def support(self, device: DeviceProperties | None = None) -> list[dict[str, Any]]:
-        """Every engine's answer: a predicted time, or why it declines. device: default the planner's own."""
+        """Every engine's answer: a predicted time, or the reason why it declines. `device` defaults to the
+        planner's own."""
         asked = device or self._device or DeviceProperties(handle=self._handle)
         return backend.query_support(self.graph, asked.descriptor)
 
     # ---- Candidates ----
 
     def ask(self, modes: Iterable[heur_mode | str]) -> None:
-        """Adds what heuristics advise, best first; fails when no engine can run the graph."""
+        """Adds the candidates that the heuristics recommend, best first. Raises if no engine can run the
+        graph."""
         are_all = False
         for mode in modes:
             asked = enums.member(heur_mode, mode)
             asked = heur_mode.A if asked is heur_mode.OPENSOURCE else asked
-            if are_all:  # FALLBACK, and whoever ranks all engines again, knows no others
+            if are_all:  # FALLBACK, and modes that rank all engines again, return no others
                 continue
             are_all = asked is not heur_mode.FALLBACK
             query = Descriptor(descriptor_type.ENGINEHEUR_DESCRIPTOR)
@@ -126,7 +128,7 @@ class Planner:
         return engine
 
     def knobs(self, engine_id: int) -> list[Knob]:
-        """The numbers by which an engine can be tuned."""
+        """The tuning parameters of an engine."""
         kind = descriptor_type.KNOB_INFO_DESCRIPTOR
         infos = self.engine(engine_id).get_descriptors(attribute_name.ENGINE_KNOB_INFO, kind)
         return [
@@ -144,7 +146,7 @@ class Planner:
         return self.engine(engine_id).get_text(attribute_name.ENGINE_FAMILIES_EXT).split()
 
     def choose(self, engine_id: int, knobs: Mapping[int | str, int] | Mapping[int, int]) -> int:
-        """Adds an engine with knobs set by hand, if it is not among the candidates yet; its index."""
+        """Adds an engine with knobs set by hand unless it is already a candidate. Returns its index."""
         return self._add(self._config(engine_id, knobs))
 
     def _config(self, engine_id: int, knobs: Mapping[int | str, int] | Mapping[int, int]) -> Descriptor:
@@ -179,11 +181,11 @@ class Planner:
         return [*tags, tag].index(tag)
 
     def refusal(self, candidate: Candidate) -> str:
-        """Why the filters that keep was given drop a candidate; empty if they do not."""
+        """The reason why the filters passed to `keep` drop a candidate; empty if they do not."""
         return next((text for text in (refuse(candidate) for refuse in self._filters) if text), "")
 
     def _held_to(self, workspace: int | None, candidate: Candidate) -> Candidate:
-        """The candidate, or with a limit of its workspace what keeps to that, if anything does."""
+        """The candidate, or a variant of it that respects the workspace limit, if one exists."""
         if workspace is None or workspace < 0 or candidate.workspace_size <= workspace:
             return candidate
         knobs = {int(enums.knob_type.WORKSPACE): workspace} | candidate.knobs
@@ -194,8 +196,8 @@ class Planner:
         return candidate._replace(config=config, tag=_tag(candidate.engine_id, knobs), knobs=knobs)
 
     def keep(self, filters: Sequence[Callable[[Candidate], str]], workspace: int | None = None) -> None:
-        """Drops the candidates for which a filter names a reason; fails when none is left. workspace: bytes
-        to which candidates are held before."""
+        """Drops the candidates for which a filter returns a reason; raises if none is left. Before that,
+        candidates are replaced by variants that need at most `workspace` bytes."""
         kept, self._filters = [], list(filters)
         for candidate in [self._held_to(workspace, candidate) for candidate in self.candidates]:
             reason = self.refusal(candidate)
@@ -210,8 +212,8 @@ class Planner:
     # ---- Plans ----
 
     def build(self, policy: build_plan_policy, wrap: Wrapper) -> int:
-        """Builds the first candidate that can be built, or with policy ALL every one; the index of the
-        first. If there is none, a defect of Weft's is raised rather than what was refused."""
+        """Builds the first candidate that can be built, or with policy ALL every one, and returns the index
+        of the first. If none can be built, an internal error of Weft takes precedence over refusals."""
         built, defect = [], None
         for i in range(len(self.candidates)):
             try:
@@ -233,7 +235,7 @@ class Planner:
             self.plans[index] = wrap(self._make(index), partial(self._make, index, with_code=True))
 
     def _make(self, index: int, with_code: bool = False) -> Descriptor:
-        """A candidate's plan; with_code: saved, it is to carry the code of its kernels."""
+        """Builds a candidate's plan; `with_code` includes the code of its kernels when it is saved."""
         made = Descriptor(descriptor_type.EXECUTION_PLAN_DESCRIPTOR)
         if self._device is not None:
             device = [self._device.descriptor]
@@ -252,7 +254,7 @@ class Planner:
         return made
 
     def checked(self, index: int) -> int:
-        """An index of a candidate."""
+        """Validates the index of a candidate."""
         count = len(self.plans)
         if not 0 <= index < count:
             fix = f"Use 0 to {count - 1}." if count else "Use create_execution_plans() first."
@@ -260,7 +262,7 @@ class Planner:
         return index
 
     def not_supported(self) -> NotSupportedError:
-        """What to raise when no candidate is left: every engine's reason."""
+        """The exception to raise when no candidate is left, with every engine's reason."""
         reasons = list(self.failures)
         reasons = reasons or [f"{a['engine']}: {a['reason']}" for a in self.support() if not a["supported"]]
         listed = " ".join(reasons) or "No engine serves this device."

@@ -1,8 +1,8 @@
-"""The picture of a graph as SVG: operations as boxes, tensors as lines with their types and shapes, and after
-build the steps of the plan as shaded frames around what each fuses.
+"""Diagram of a graph as SVG: operations are boxes, tensors are lines labelled with type and shape. After
+build, the steps of the plan are shaded frames around the operations that each one fuses.
 
-It is laid out in two levels: the operations inside each frame, then the frames among the graph's inputs and
-outputs. So no line passes a box and no frame holds a stranger.
+The layout has two levels: the operations inside each frame, then the frames among the graph's inputs and
+outputs. So no line crosses a box, and no frame contains an operation of another step.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MARGIN, HEADER, PADDING, TITLE = 16.0, 18.0, 12.0, 34.0
 GAP_X, GAP_Y, INNER_GAP_Y = 26.0, 34.0, 22.0
 NAME_SIZE, KIND_SIZE, SHAPE_SIZE = 13.0, 11.0, 10.0
 WIDEST_NAME = 190.0
-# Colours of frames, by what the name of the family contains.
+# Colours of frames, by a substring of the family's name.
 _FAMILY_COLOURS = {
     "reference": "grey",
     "map": "green",
@@ -45,7 +45,7 @@ _FAMILY_COLOURS = {
 
 @dataclass
 class Value:
-    """A tensor in the picture."""
+    """A tensor in the diagram."""
 
     name: str
     shape: str
@@ -54,7 +54,7 @@ class Value:
 
 @dataclass
 class Op:
-    """An operation in the picture; inputs and outputs are keys of values."""
+    """An operation in the diagram; inputs and outputs are keys of values."""
 
     name: str
     kind: str
@@ -64,18 +64,18 @@ class Op:
 
 @dataclass
 class Region:
-    """Operations that one step of a plan computes."""
+    """The operations that one step of a plan computes."""
 
     ops: list[int]
     label: str = ""
     note: str = ""
     colour: str = ""
-    """Empty: there is no plan yet, and no frame is drawn."""
+    """Empty if there is no plan yet; then no frame is drawn."""
 
 
 @dataclass
 class Picture:
-    """What is drawn."""
+    """The content of a diagram."""
 
     title: str
     note: str
@@ -88,7 +88,7 @@ class Picture:
 
 
 def picture_of_graph(graph: Graph) -> Picture:
-    """The operations of a graph; with the plan's steps as frames when it is built."""
+    """The operations of a graph, with the plan's steps as frames if it is built."""
     keys = {tensor: i for i, tensor in enumerate(graph._tensors)}
     is_marked = graph.is_validated or any(tensor.get_output() for tensor in keys)
     values = {}
@@ -122,7 +122,7 @@ def picture_of_graph(graph: Graph) -> Picture:
 
 
 def picture_of_report(report: Mapping[str, Any]) -> Picture:
-    """A plan alone, such as one that was loaded from a file: what its report tells of the graph."""
+    """The diagram of a plan without its graph, such as one loaded from a file, from its report."""
     tensors = report["tensors"]
     values = {
         i: Value(
@@ -149,7 +149,8 @@ def picture_of_report(report: Mapping[str, Any]) -> Picture:
 def _regions(
     report: Mapping[str, Any], by_uid: Mapping[Any, int], maker: Mapping[int, int], count: int
 ) -> list[Region]:
-    """The steps of a plan. Operations are found by the tensors they make; what no step computes is alone."""
+    """The steps of a plan. Operations are identified by the tensors that they write; an operation that no
+    step computes gets a region of its own."""
     regions: list[Region] = []
     placed: set[int] = set()
     for number, step in enumerate(report["steps"], 1):
@@ -185,7 +186,7 @@ def _tensors_in(value: Any) -> list[Tensor]:
 
 
 def _kind(kind: str, values: Mapping[str, Any]) -> str:
-    """What an operation computes, in words, with the numbers that it takes: relu, reduction add, mul 0.5."""
+    """The label of an operation, including its numeric options: relu, reduction add, mul 0.5."""
     mode = values.get("mode")
     word = str(getattr(mode, "name", mode or "")).lower().removesuffix("_fwd").replace("_bwd", "_backward")
     tensors = [tensor for value in values.values() for tensor in _tensors_in(value)]
@@ -214,10 +215,10 @@ class _Frame:
     boxes: list[Box]
     placed: Placed
     ports_in: dict[int, float]
-    """Where a value enters, right of the frame's middle."""
+    """Where a value enters, relative to the frame's middle."""
     ports_out: dict[int, float]
     inner: float
-    """Between the frame's edge and what is in it."""
+    """The gap between the frame's edge and its content."""
     header: float
     width: float = field(init=False)
     height: float = field(init=False)
@@ -234,14 +235,14 @@ class _Frame:
 
 
 def _title_of(op: Op) -> tuple[str, str]:
-    """An operation's two lines. A name that was given automatically says less than the kind."""
+    """The two lines of an operation's box. The kind comes first if the name was generated."""
     head, _, number = op.name.rpartition("_")
     is_automatic = number.isdigit() and (head in op.kind or head == "pointwise")
     return (op.kind, "") if is_automatic or op.name == op.kind else (op.name, op.kind)
 
 
 def _cells(op: Op, picture: Picture, used: set[int]) -> list[int]:
-    """The outputs that somebody reads or keeps."""
+    """The outputs that another operation reads or that are outputs of the graph."""
     return [key for key in op.outputs if key in used or not picture.values[key].is_virtual] or op.outputs[:1]
 
 
@@ -260,14 +261,14 @@ def _op_box(op: Op, cells: list[int], picture: Picture) -> Box:
 
 
 def _cell_offsets(box: Box, cells: list[int]) -> dict[int, float]:
-    """The middles of an operation's output cells, right of the box's middle."""
+    """The middles of an operation's output cells, relative to the box's middle."""
     part = box.width / len(cells)
     return {key: -box.width / 2 + part * (i + 0.5) for i, key in enumerate(cells)}
 
 
 def _make_frame(region: Region, picture: Picture, used: set[int], comes_from: Mapping[int, float]) -> _Frame:
-    """Places the operations of a region, with a port for each value that enters or leaves. comes_from: where
-    the values that enter come from, left or right, as far as that is known."""
+    """Places the operations of a region, with a port for each value that enters or leaves. `comes_from` has
+    the horizontal positions from which values enter, if known."""
     ops = [picture.ops[i] for i in region.ops]
     cells = [_cells(op, picture, used) for op in ops]
     boxes = [_op_box(op, shown, picture) for op, shown in zip(ops, cells, strict=True)]
@@ -303,7 +304,7 @@ def _operand_edges(
     ports: Mapping[int, int],
     width: float,
 ) -> list[Edge]:
-    """The lines into an operation, side by side on its upper edge in the order of its operands."""
+    """The lines into an operation, next to each other on its upper edge in the order of its operands."""
     keys = list(dict.fromkeys(op.inputs))
     if all(key in ports for key in keys):
         keys.sort(key=lambda key: ports[key])
@@ -338,7 +339,7 @@ def _arrow(x: float, y: float) -> str:
 
 
 def _draw_op(op: Op, box: Box, cells: list[int], picture: Picture, x: float, y: float) -> str:
-    """A box: name, kind, and a cell per result with its type and shape. (x, y): upper left corner."""
+    """A box: name, kind, and a cell per result with its type and shape. (x, y) is the upper left corner."""
     name, kind = _title_of(op)
     middle = x + box.width / 2
     parts = [svg.rectangle(x, y, box.width, box.height, "box")]
@@ -359,7 +360,7 @@ def _draw_op(op: Op, box: Box, cells: list[int], picture: Picture, x: float, y: 
 
 
 def _draw_frame(frame: _Frame, picture: Picture, used: set[int], x: float, y: float) -> list[str]:
-    """A frame with everything in it. (x, y): upper left corner."""
+    """A frame with its contents. (x, y) is the upper left corner."""
     region, parts = frame.region, []
     if region.colour:
         parts.append(svg.rectangle(x, y, frame.width, frame.height, region.colour, 9))
@@ -393,7 +394,7 @@ def _pill_box(value: Value) -> Box:
 
 
 def _draw_pill(value: Value, box: Box, style: str, x: float, y: float) -> str:
-    """A tensor with memory: name, type and shape. (x, y): upper left corner."""
+    """A tensor with memory: name, type and shape. (x, y) is the upper left corner."""
     middle = x + box.width / 2
     parts = [svg.rectangle(x, y, box.width, box.height, style, box.height / 2)]
     if value.name:
@@ -406,7 +407,7 @@ def _draw_pill(value: Value, box: Box, style: str, x: float, y: float) -> str:
 
 @dataclass
 class _Page:
-    """All frames and pills in their places."""
+    """All frames and pills with their positions."""
 
     inputs: list[int]
     frames: list[_Frame]
@@ -415,7 +416,7 @@ class _Page:
     """Inputs, frames, outputs."""
     edges: list[Edge]
     origin: dict[int, tuple[int, float]]
-    """The box that a value comes from, and where it leaves it."""
+    """The box from which a value leaves, and the position on it."""
     placed: Placed
 
 
@@ -446,9 +447,9 @@ def _used(picture: Picture) -> set[int]:
 
 
 def draw(picture: Picture) -> str:
-    """The SVG text of a picture."""
+    """The SVG text of a diagram."""
     page = _make_page(picture, {})
-    # Once more with the ports of each frame in the order in which their lines come.
+    # Second pass: order the ports of each frame by the positions from which their lines arrive.
     page = _make_page(picture, {key: page.boxes[i].x + at for key, (i, at) in page.origin.items()})
     title_width = svg.text_width(picture.title, 14, bold=True)
     heading = title_width + svg.text_width(picture.note, KIND_SIZE) + 24
@@ -476,7 +477,7 @@ def draw(picture: Picture) -> str:
 
 
 def plot(subject: Graph | Plan, path: str | Path | None = None) -> str:
-    """Draws a graph or a plan; writes the SVG text into a file if a path is given, and returns it."""
+    """Draws a graph or a plan. Returns the SVG text, and writes it to a file if a path is given."""
     from weft.graphs import Graph
 
     text = draw(

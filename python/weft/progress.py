@@ -1,4 +1,5 @@
-"""Progress on a terminal: one line that is rewritten. Elsewhere a line per finished part, or nothing."""
+"""Progress on a terminal: one line that is rewritten. Without a terminal, one line per finished part, or
+nothing."""
 
 from __future__ import annotations
 
@@ -9,12 +10,12 @@ from types import TracebackType
 from typing import TextIO
 
 BAR = 24
-INTERVAL = 0.05  # seconds between two drawings
-PATIENCE = 1.0  # seconds that pass before waiting is worth a word
+INTERVAL = 0.05  # seconds between two updates
+PATIENCE = 1.0  # seconds of waiting before a message is shown
 
 
 def bar(share: float) -> str:
-    """A bar of eighths of characters.
+    """A progress bar with a resolution of one eighth of a character.
 
     >>> bar(0.5).rstrip()
     '████████████'
@@ -24,7 +25,7 @@ def bar(share: float) -> str:
 
 
 class Progress:
-    """Counts steps that are grouped in parts, such as batches in epochs."""
+    """Counts steps that are grouped into parts, such as batches in epochs."""
 
     def __init__(self, parts: int, steps: int, label: str = "epoch", stream: TextIO | None = None) -> None:
         self.parts, self.steps, self.label = parts, steps, label
@@ -34,14 +35,14 @@ class Progress:
         self._drawn = 0.0
 
     def step(self, part: int, step: int, words: str = "") -> None:
-        """After a step, both counted from 1: redraws the bar on a terminal."""
+        """Call after a step; both numbers start at 1. Redraws the bar on a terminal."""
         now = time.perf_counter()
         if self.is_terminal and now - self._drawn > INTERVAL:
             self._drawn = now
             self._draw((part - 1 + step / self.steps) / self.parts, part, words)
 
     def finish_part(self, part: int, words: str) -> None:
-        """After the last step of a part."""
+        """Call after the last step of a part."""
         if self.is_terminal:
             self._draw(part / self.parts, part, words)
         else:
@@ -59,7 +60,7 @@ class Progress:
 
 
 class Line:
-    """A line on a terminal that comes, changes and goes; nothing where there is no terminal."""
+    """A temporary line on a terminal; does nothing without a terminal."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stderr
@@ -67,14 +68,14 @@ class Line:
         self._is_drawn = False
 
     def show(self, words: str) -> None:
-        """Replaces what the line says."""
+        """Replaces the text of the line."""
         if self.is_shown:
             self._is_drawn = True
             self._stream.write(f"\r  {words}\x1b[K")
             self._stream.flush()
 
     def clear(self) -> None:
-        """Leaves the terminal as it was."""
+        """Removes the line."""
         if self._is_drawn:
             self._stream.write("\r\x1b[K")
             self._stream.flush()
@@ -82,7 +83,7 @@ class Line:
 
 
 class Waiting:
-    """Says on a terminal what is waited for, and how long already, once that is more than a second."""
+    """Shows what the program is waiting for, and for how long, once it takes more than a second."""
 
     def __init__(self, words: str, stream: TextIO | None = None, patience: float = PATIENCE) -> None:
         self._words, self._line, self._patience = words, Line(stream), patience

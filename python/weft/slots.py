@@ -1,4 +1,4 @@
-"""Slots: the tensors of a plan that need memory when it runs, and what that memory must be."""
+"""Slots: the tensors of a plan that need memory at run time, and the requirements on that memory."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class Slot(NamedTuple):
     is_output: bool
     is_by_value: bool
     bytes: int
-    """That the elements take, without gaps."""
+    """Size of the elements without gaps."""
     span: int
     """Bytes from the first element to the last, both included."""
     alignment: int
-    """Bytes that its addresses are multiples of."""
+    """Required alignment of its addresses, in bytes."""
     is_ragged: bool = False
-    """Its batch entries lie where offsets say, and memory may have any shape."""
+    """True if offsets locate its batch entries; then memory may have any shape."""
 
     def __str__(self) -> str:
         role = "output" if self.is_output else "input"
@@ -37,7 +37,7 @@ class Slot(NamedTuple):
 
     @property
     def is_aligned(self) -> bool:
-        """Whether its addresses are to be multiples of more than its elements."""
+        """True if its addresses must be aligned to more than its elements."""
         element = max(dtypes.of(self.data_type).bits // 8, 1)
         return self.alignment > element and self.bytes > 0 and not self.is_by_value
 
@@ -47,7 +47,7 @@ class Slot(NamedTuple):
 
 
 def slot_of(tensor: dict[str, Any]) -> Slot:
-    """The slot of a tensor as a plan's report describes it."""
+    """The slot of a tensor, from its description in a plan's report."""
     type_ = dtypes.data_type_of(tensor["type"])
     assert type_ is not None
     sizes = _sizes(tensor["dims"], tensor["strides"], type_)
@@ -57,7 +57,7 @@ def slot_of(tensor: dict[str, Any]) -> Slot:
 
 
 def _sizes(dims: Sequence[int], strides: Sequence[int], type_: data_type) -> dict[str, Any]:
-    """The fields of a slot that follow from its shape."""
+    """The fields of a slot that are derived from its shape."""
     bits = dtypes.of(type_).bits
     span = (buffers.span(tuple(dims), tuple(strides)) * bits + 7) // 8
     packed = (math.prod(dims) * bits + 7) // 8
@@ -73,7 +73,7 @@ def shape_text(type_: data_type, dims: Sequence[int]) -> str:
 
 
 def named(where: str, slot: Slot, error: BadParameterError) -> BadParameterError:
-    """An error of an array, with the tensor that it was given for."""
+    """Adds the name of the tensor to an error about an array."""
     text = str(error)
     if not text.startswith("buffer: "):
         return error
@@ -81,7 +81,7 @@ def named(where: str, slot: Slot, error: BadParameterError) -> BadParameterError
 
 
 def no_buffer(where: str, slot: Slot) -> BadParameterError:
-    """What to say of a slot for which nothing was given."""
+    """The error for a slot without memory."""
     return BadParameterError(
         f"{where}: {slot} has no buffer. Give it: {slot.name or 'by position'}=<array of "
         f"{shape_text(slot.data_type, slot.dims)}>."
@@ -89,7 +89,7 @@ def no_buffer(where: str, slot: Slot) -> BadParameterError:
 
 
 def checked_address(where: str, slot: Slot, address: int) -> int:
-    """A number given as memory, which is to be one that addresses memory."""
+    """Checks an integer that was passed as an address."""
     if not 0 <= address < 2**64:
         raise BadParameterError(
             f"{where}: the buffer of {slot} is {address}, which is no address. Give 0 .. 2^64 - 1, or an "
@@ -104,15 +104,15 @@ def checked_address(where: str, slot: Slot, address: int) -> int:
 
 
 def is_number_of_other_type(slot: Slot, memory: buffers.Memory) -> bool:
-    """Whether an array is one number that is not of the slot's type."""
+    """True if an array is a single number of a type other than the slot's."""
     type_ = type_of(memory.dtype)
     is_one = type_ is not None and memory.size == max(dtypes.of(type_).bits // 8, 1)
     return is_one and type_ is not slot.data_type
 
 
 def check_array(where: str, slot: Slot, value: Any, memory: buffers.Memory, is_exact: bool) -> None:
-    """Whether an array serves a slot: in type, in shape and layout, and may be written where that happens.
-    Unless is_exact, packed arrays of any shape will do that are large enough."""
+    """Checks that an array is valid for a slot: type, shape and layout, and writability for outputs. Unless
+    is_exact, contiguous arrays of any shape are accepted if they are large enough."""
     if not is_exact:
         check_size(where, slot, memory.size)
     check_type(where, slot, memory.dtype)
@@ -122,7 +122,7 @@ def check_array(where: str, slot: Slot, value: Any, memory: buffers.Memory, is_e
 
 
 def check_gradient(where: str, slot: Slot, value: Any) -> None:
-    """Whether torch expects to learn what is computed of a tensor, or to it."""
+    """Rejects tensors for which torch expects a gradient."""
     if buffers.requires_grad(value) and buffers.is_grad_enabled():
         raise BadParameterError(
             f"{where}: the tensor of {slot} requires grad, and autograd does not see what a plan computes: "
@@ -131,8 +131,8 @@ def check_gradient(where: str, slot: Slot, value: Any) -> None:
 
 
 def check_device(where: str, slot: Slot, device: int | None, wanted: int | None, fix: str) -> None:
-    """Whether memory is where a plan reads it: None for the host, else a GPU's ordinal. wanted: the plan's;
-    by-value scalars are always on the host."""
+    """Checks that memory is on the device from which the plan reads it: None for the host, otherwise a GPU's
+    ordinal. `wanted` is the plan's device; by-value scalars are always on the host."""
     if slot.is_by_value:
         wanted = None
     if device == wanted or (device == buffers.SOME_GPU and wanted is not None):
@@ -142,14 +142,14 @@ def check_device(where: str, slot: Slot, device: int | None, wanted: int | None,
 
 
 def _place(device: int | None, other: int | None) -> str:
-    """Where memory is, in words; GPUs are numbered where two must be told apart."""
+    """The location of memory, in words; GPUs are numbered if two must be distinguished."""
     if device is None:
         return "the host"
     return "a CUDA device" if other is None or device < 0 else f"cuda:{device}"
 
 
 def check_writable(where: str, slot: Slot, is_writable: bool) -> None:
-    """Whether an output's memory may be written."""
+    """Checks that an output's memory may be written."""
     if slot.is_output and not is_writable:
         raise BadParameterError(
             f"{where}: {slot} is written, its buffer is read-only. Give a writable array."
@@ -157,7 +157,7 @@ def check_writable(where: str, slot: Slot, is_writable: bool) -> None:
 
 
 def check_size(where: str, slot: Slot, size: int) -> None:
-    """Whether memory of so many bytes is enough."""
+    """Checks that memory of this size is large enough."""
     if size < slot.span and not slot.is_ragged:
         raise BadParameterError(
             f"{where}: {slot} takes {slot.span} bytes as {shape_text(slot.data_type, slot.dims)}, its buffer "
@@ -166,7 +166,7 @@ def check_size(where: str, slot: Slot, size: int) -> None:
 
 
 def type_of(dtype: Any) -> data_type | None:
-    """The data type of a dtype; None where Weft has none."""
+    """The data type of a dtype; None if Weft has no such type."""
     try:
         return dtypes.data_type_of(dtype)
     except BadParameterError:
@@ -174,8 +174,8 @@ def type_of(dtype: Any) -> data_type | None:
 
 
 def check_type(where: str, slot: Slot, dtype: Any) -> None:
-    """Whether a buffer's elements are those of a slot. Raw bytes serve types of at most 8 bits, and Booleans
-    in bytes are whole numbers too."""
+    """Checks that a buffer has a slot's element type. Raw bytes are valid for types of at most 8 bits, and
+    Booleans stored in bytes are valid integers."""
     type_, own = type_of(dtype), slot.data_type
     bits = dtypes.of(own).bits
     if type_ is data_type.BYTE_BOOLEAN and own is data_type.BOOLEAN:
@@ -195,8 +195,8 @@ def check_type(where: str, slot: Slot, dtype: Any) -> None:
 
 
 def check_shape(where: str, slot: Slot, buffer: buffers.Buffer) -> None:
-    """Whether a buffer has a slot's dims and strides; one element serves a by-value scalar of any rank, and
-    elements of fewer than 8 bits come in bytes of any shape."""
+    """Checks that a buffer has a slot's dims and strides. One element is valid for a by-value scalar of any
+    rank; elements of fewer than 8 bits are stored in bytes of any shape."""
     if dtypes.of(slot.data_type).bits < 8:
         if buffer.elements < slot.bytes:
             raise _other_shape(where, slot, buffer)
@@ -205,7 +205,7 @@ def check_shape(where: str, slot: Slot, buffer: buffers.Buffer) -> None:
         return
     if buffer.dims != slot.dims:
         raise _other_shape(where, slot, buffer)
-    if 0 in slot.dims:  # nothing lies anywhere
+    if 0 in slot.dims:  # an empty tensor has no layout
         return
     pairs = zip(buffer.dims, buffer.strides, slot.strides, strict=True)
     if any(extent > 1 and own != wanted for extent, own, wanted in pairs):

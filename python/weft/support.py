@@ -1,8 +1,9 @@
-"""`python -m weft support`: which kernel family of each engine serves each operation, found by asking.
+"""`python -m weft support`: the kernel family of each engine that supports each operation, determined by
+queries.
 
-Every method that the library describes is put into a small, plain graph of its own in float32, and
-weftQuerySupport answers for every engine, on the device that it is for: this CPU, and a described H200, so
-that no GPU is needed. What is fused with what is another matter: Graph.explain tells it.
+Every method that the library describes is put into a small graph of its own in float32, and weftQuerySupport
+answers for every engine on its device: this CPU, and a described H200, so that no GPU is needed. Which
+operations are fused is not shown here; see Graph.explain.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ FULL, CHANNEL, ROW, LAST = (4, 16, 8, 8), (1, 16, 1, 1), (4, 16, 1, 1), (1, 1, 1
 
 
 class _Example:
-    """A graph in the making, with tensors by shape: t(2, 3)."""
+    """A graph under construction, with tensors by shape: t(2, 3)."""
 
     def __init__(self) -> None:
         self.g = weft.Graph(io_data_type="f32", handle=weft.create_handle("cpu"))
@@ -40,7 +41,7 @@ class _Example:
         )
 
 
-# One graph per method that takes more than tensors of one shape.
+# One graph per method whose operands are not all tensors of one shape.
 _EXAMPLES: dict[str, Callable[[_Example], Any]] = {
     "gen_index": lambda e: e.g.gen_index(e.t(4, 8), axis=1),
     "leaky_relu": lambda e: e.g.leaky_relu(e.t(4, 8), 0.1),
@@ -113,12 +114,12 @@ _EXAMPLES: dict[str, Callable[[_Example], Any]] = {
         use_causal_mask=True,
     ),
 }
-# Words among a method's arguments that stand for no operand; see struct method.
+# Parameters of a method that are not operands; see struct method.
 _NO_OPERANDS = ("*", "compute_data_type", "name")
 
 
 class Row(NamedTuple):
-    """What serves some methods of an operation."""
+    """The answers for a group of methods of one operation."""
 
     operation: str
     methods: list[str]
@@ -127,7 +128,7 @@ class Row(NamedTuple):
 
 
 def _example(method: dict[str, Any]) -> weft.Graph:
-    """A graph of the method alone; by default every argument without a default is a tensor [4, 8]."""
+    """A graph with only this method; by default every argument without a default value is a tensor [4, 8]."""
     made = _Example()
     if method["name"] in _EXAMPLES:
         _EXAMPLES[method["name"]](made)
@@ -139,7 +140,7 @@ def _example(method: dict[str, Any]) -> weft.Graph:
 
 
 def _methods(described: dict[str, Any], operation: dict[str, Any]) -> list[dict[str, Any]]:
-    """The methods of an operation; of pointwise also those of its modes."""
+    """The methods of an operation; for pointwise also those of its modes."""
     own = list(operation["methods"] or [])
     if operation["name"] != "pointwise":
         return own
@@ -152,14 +153,14 @@ def _answer(engine: dict[str, Any]) -> str:
 
 
 def _ask(graph: weft.Graph, devices: list[DeviceProperties]) -> list[dict[str, Any]]:
-    """Every engine's answer for one of the devices that it serves."""
+    """Every engine's answer for one of the devices that it supports."""
     answers = [graph.support(device) for device in devices]
     return [next((a for a in each if a["supported"]), each[0]) for each in zip(*answers, strict=True)]
 
 
 def matrix() -> tuple[list[str], list[Row]]:
-    """The engines that serve all of the examples, and a row for each group of methods that they serve
-    alike."""
+    """The engines that support all of the examples, and one row for each group of methods with the same
+    answers."""
     engines: list[str] = []
     rows: list[Row] = []
     devices = [DeviceProperties(handle=weft.create_handle("cpu")), weft.compile_for(GPU)]
@@ -178,7 +179,7 @@ def matrix() -> tuple[list[str], list[Row]]:
 
 
 def text() -> str:
-    """The matrix for a terminal: long lists of methods are counted."""
+    """The matrix for a terminal; long lists of methods are replaced by their number."""
     engines, rows = matrix()
     lines = [["operation", "methods", *engines]]
     for row in rows:
@@ -190,7 +191,7 @@ def text() -> str:
     return "\n".join(table(lines))
 
 
-# What a table of float32 does not show; a plan's explain() has the reason of each step.
+# Facts that a table for float32 does not show; a plan's explain() has the reason for each step.
 _REFERENCE = """
 What is left to `cpu.reference` within `cpu.fast`, and why:
 

@@ -1,6 +1,6 @@
-"""Pieces of SVG text: a page that suits light and dark surroundings, and text of known width.
+"""Building blocks for SVG: a page for light and dark backgrounds, and text of estimated width.
 
-Pictures need no library and no font: widths are estimated, a little on the wide side.
+No library and no font is needed: widths are estimates that err on the wide side.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from html import escape
 SANS = "ui-sans-serif,-apple-system,'Segoe UI',Helvetica,Arial,'DejaVu Sans',sans-serif"
 MONO = "ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace"
 
-# Each class in light and in dark surroundings.
+# The colour of each class on light and dark backgrounds.
 _COLOURS: Mapping[str, tuple[str, str]] = {
     "page": ("fill:#ffffff;stroke:#e2e8f0", "fill:#0f172a;stroke:#1e293b"),
     "box": ("fill:#ffffff;stroke:#94a3b8", "fill:#1e293b;stroke:#64748b"),
@@ -34,7 +34,7 @@ _NARROW, _WIDE = set("iIjlt.,:;'|!()[]{} -fr"), set("mwMW@%")
 
 
 def text_width(text: str, size: float, mono: bool = False, bold: bool = False) -> float:
-    """About how wide a text is, in pixels."""
+    """The approximate width of a text in pixels."""
     if mono:
         return 0.61 * size * len(text)
     units = sum(
@@ -45,13 +45,13 @@ def text_width(text: str, size: float, mono: bool = False, bold: bool = False) -
 
 
 def ends(text: str, most: int) -> str:
-    """The text, or its beginning and its end where it has more characters than that."""
+    """The text, or its beginning and its end if it has more than `most` characters."""
     return text if len(text) <= most else text[: (most + 1) // 2] + "…" + text[len(text) - most // 2 :]
 
 
 def cut(text: str, width: float, size: float, mono: bool = False, bold: bool = False) -> str:
-    """The text, shortened in the middle until it fits, so that what tells long names apart stays."""
-    text = ends(text, max(int(width / (0.3 * size)), 4))  # no character is narrower
+    """The text, shortened in the middle until it fits, because the ends of long names distinguish them."""
+    text = ends(text, max(int(width / (0.3 * size)), 4))  # lower bound on the width of a character
     shown = text
     kept = len(text)
     while kept > 2 and text_width(shown, size, mono, bold) > width:
@@ -78,7 +78,7 @@ def text(
 
 
 def rectangle(x: float, y: float, width: float, height: float, style: str, round_: float = 6) -> str:
-    """A rectangle with round corners."""
+    """A rectangle with rounded corners."""
     return (
         f'<rect class="w-{style}" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" '
         f'rx="{round_:g}"/>'
@@ -91,12 +91,12 @@ def path(data: str, style: str = "line", width: float = 1.3) -> str:
 
 
 def titled(title: str, *parts: str) -> str:
-    """Parts that show a title when the mouse is over them."""
+    """Elements with a tooltip."""
     return f"<g><title>{escape(title)}</title>{''.join(parts)}</g>"
 
 
 def page(width: float, height: float, parts: Iterable[str], title: str) -> str:
-    """A whole picture."""
+    """A complete SVG document."""
     light = "".join(f".w-{name}{{{colours[0]}}}" for name, colours in _COLOURS.items())
     dark = "".join(f".w-{name}{{{colours[1]}}}" for name, colours in _COLOURS.items())
     return "\n".join(

@@ -1,5 +1,5 @@
-"""Tensors of a graph: what an operation reads or writes, without memory. Whatever is left unset of an
-operation's result is inferred when the graph is validated."""
+"""Tensors of a graph: the operands and results of operations, without memory. Properties of results that are
+left unset are inferred when the graph is validated."""
 
 from __future__ import annotations
 
@@ -16,21 +16,23 @@ if TYPE_CHECKING:
 
 
 class Array(Protocol):
-    """Memory of another library: a NumPy array, a torch tensor, a CuPy array, anything with __dlpack__."""
+    """Memory of another library: a NumPy array, a torch tensor, a CuPy array, or any object with
+    __dlpack__."""
 
     def __dlpack__(self, *args: Any, **kwargs: Any) -> Any:
         """A DLPack capsule of the memory."""
 
 
 Operand: TypeAlias = "Tensor | Array | float"
-"""What an operation takes: a tensor of the graph, or an array or a number, which becomes one."""
+"""An operand of an operation: a tensor of the graph, or an array or number, which becomes one."""
 
 Rational: TypeAlias = "int | Fraction | tuple[int, int]"
-"""A whole number or a fraction."""
+"""An integer or a fraction."""
 
 
 class Tensor:
-    """An operand: shape, strides, data type, identity. Made by Graph.tensor and by operations; setters chain.
+    """An operand: shape, strides, data type, identity. Created by Graph.tensor and by operations; setters can
+    be chained.
 
     >>> import weft
     >>> weft.Graph().tensor([2, 3], data_type="f32", name="x")
@@ -66,10 +68,10 @@ class Tensor:
         self.graph = graph
         self.producer = producer
         self.is_read = False  # by an operation
-        self.is_written = False  # by an operation that did not make it
-        self.value: Any = None  # the array or number that it was made from
+        self.is_written = False  # by an operation that did not create it
+        self.value: Any = None  # the array or number that it was created from
         self.constant: bytes | None = None
-        self.number: float | None = None  # an operand that takes its type from its neighbours
+        self.number: float | None = None  # an operand whose type follows from the other operands
         self._name = arguments.text(name, "tensor: name")
         self._dims: tuple[int, ...] = ()
         self._strides: tuple[int, ...] = ()
@@ -93,7 +95,7 @@ class Tensor:
 
     @property
     def uid(self) -> int | None:
-        """The number by which buffers are bound; given at validation if none was set."""
+        """The number by which buffers are bound; assigned at validation if none was set."""
         return self._uid
 
     @property
@@ -103,7 +105,7 @@ class Tensor:
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """Elements between neighbours along each dimension; empty until set or inferred."""
+        """Distance between consecutive elements along each dimension; empty until set or inferred."""
         return self._strides
 
     @property
@@ -113,22 +115,22 @@ class Tensor:
 
     @property
     def is_virtual(self) -> bool:
-        """Whether the tensor only passes between operations and has no memory."""
+        """True if the tensor is only passed between operations and has no memory."""
         return self._is_virtual
 
     @property
     def is_by_value(self) -> bool:
-        """Whether the tensor is a scalar on the host."""
+        """True if the tensor is a scalar on the host."""
         return self._by_value
 
     @property
     def is_constant(self) -> bool:
-        """Whether the tensor is a number that is part of the plan."""
+        """True if the tensor is a number that is part of the plan."""
         return self.constant is not None or self.number is not None
 
     @property
     def label(self) -> str:
-        """What messages call the tensor."""
+        """The name of the tensor in messages."""
         return arguments.label("tensor", self._name)
 
     # ---- Getters and setters as cuDNN's frontend spells them ----
@@ -146,16 +148,16 @@ class Tensor:
         return self._name
 
     def set_name(self, name: str) -> Tensor:
-        """Names the tensor, for messages, plans and pictures."""
+        """Sets the tensor's name, which messages, plans and diagrams use."""
         self._changeable()._name = arguments.text(name, f"{self.label}: name")
         return self
 
     def get_uid(self) -> int:
-        """The number by which buffers are bound; -1 until it has one."""
+        """The number by which buffers are bound; -1 until it is assigned."""
         return -1 if self._uid is None else self._uid
 
     def set_uid(self, uid: int) -> Tensor:
-        """Gives the tensor its number, unique in the graph."""
+        """Sets the tensor's number, which must be unique in the graph."""
         self._changeable()._uid = arguments.whole(uid, f"{self.label}: uid")
         return self
 
@@ -178,7 +180,7 @@ class Tensor:
         return self
 
     def get_stride(self) -> list[int]:
-        """Elements between neighbours along each dimension; empty until set or inferred."""
+        """Distance between consecutive elements along each dimension; empty until set or inferred."""
         return list(self._strides)
 
     def set_stride(self, stride: Sequence[int]) -> Tensor:
@@ -187,18 +189,18 @@ class Tensor:
         return self
 
     def get_is_virtual(self) -> bool:
-        """Whether the tensor only passes between operations."""
+        """True if the tensor is only passed between operations."""
         return self._is_virtual
 
     def set_is_virtual(self, is_virtual: bool) -> Tensor:
-        """Says whether the tensor only passes between operations and has no memory."""
+        """Sets whether the tensor is only passed between operations and has no memory."""
         self._changeable()._is_virtual = is_virtual
         if self.producer is not None:
             self._output = not is_virtual
         return self
 
     def get_output(self) -> bool:
-        """Whether the tensor is an output of the graph."""
+        """True if the tensor is an output of the graph."""
         return self.producer is not None and not self._is_virtual
 
     def set_output(self, output: bool) -> Tensor:
@@ -206,7 +208,7 @@ class Tensor:
 
         >>> import numpy as np, weft
         >>> g = weft.Graph()
-        >>> y = g.neg(np.float32([1, 2])).set_output(True)  # read below, so else only passed on
+        >>> y = g.neg(np.float32([1, 2])).set_output(True)  # read below, so otherwise only an intermediate
         >>> z = g.add(y, y).set_output(True)
         >>> g()
         (array([-1., -2.], dtype=float32), array([-2., -4.], dtype=float32))
@@ -216,7 +218,7 @@ class Tensor:
         return self
 
     def get_is_pass_by_value(self) -> bool:
-        """Whether the tensor is a scalar on the host."""
+        """True if the tensor is a scalar on the host."""
         return self._by_value
 
     def set_is_pass_by_value(self, is_pass_by_value: bool) -> Tensor:
@@ -225,11 +227,11 @@ class Tensor:
         return self
 
     def get_reordering_type(self) -> tensor_reordering:
-        """The shuffle of the storage beyond strides."""
+        """The reordering of the storage beyond strides."""
         return self._reordering
 
     def set_reordering_type(self, reordering_type: tensor_reordering) -> Tensor:
-        """Sets the shuffle of the storage beyond strides."""
+        """Sets the reordering of the storage beyond strides."""
         self._changeable()._reordering = tensor_reordering(reordering_type)
         return self
 
@@ -238,36 +240,37 @@ class Tensor:
         return self._ragged_offset
 
     def set_ragged_offset(self, ragged_offset: Tensor | None) -> Tensor:
-        """Makes batch entries start at the offsets that another tensor holds, in elements."""
+        """Makes batch entries start at the offsets in another tensor, in elements."""
         self._changeable()._ragged_offset = ragged_offset
         if ragged_offset is not None:
             ragged_offset.is_read = True
         return self
 
     def get_ragged_offset_multiplier(self) -> int:
-        """The factor on every ragged offset."""
+        """The factor by which ragged offsets are multiplied."""
         return self._ragged_multiplier
 
     def set_ragged_offset_multiplier(self, multiplier: int) -> Tensor:
-        """Sets the factor on every ragged offset."""
+        """Sets the factor by which ragged offsets are multiplied."""
         self._changeable()._ragged_multiplier = arguments.whole(multiplier, f"{self.label}: multiplier")
         return self
 
     def get_alignment(self) -> int:
-        """Bytes that every address bound to the tensor is a multiple of."""
+        """The alignment in bytes of every address bound to the tensor."""
         return 16 if self._alignment is None else self._alignment
 
     def set_alignment(self, alignment: int) -> Tensor:
-        """Promises that addresses are multiples of so many bytes, a power of two."""
+        """Guarantees an alignment of all addresses, in bytes; a power of two."""
         self._changeable()._alignment = arguments.whole(alignment, f"{self.label}: alignment")
         return self
 
     def get_vector_count_and_dimension(self) -> tuple[int, int]:
-        """Elements side by side as one vector, and the dimension that they cut; (1, -1) for none."""
+        """The number of adjacent elements that form one vector, and the dimension that is split; (1, -1) for
+        none."""
         return self._vector or (1, -1)
 
     def set_vector_count_and_dimension(self, count: int, dimension: int) -> Tensor:
-        """Puts so many elements of a dimension side by side; strides then count vectors."""
+        """Stores this many elements of a dimension as one vector; strides then count vectors."""
         self._changeable()._vector = (
             arguments.whole(count, f"{self.label}: vector count"),
             arguments.whole(dimension, f"{self.label}: vector dimension"),
