@@ -54,7 +54,7 @@ def test_floors_hold() -> None:
         ("engines/cuda/rows/a.c", 'f("#include \\"map/m.cuh\\"\\n");', 'includes "engines/cuda/map/m.cuh"'),
         ("engines/cuda/rows/a.c", 'finish(&print, "window/w.cuh");', 'includes "engines/cuda/window/w.cuh"'),
         ("engines/cuda/product/a.h", '#include "engines/cuda/product/hopper/h.h"', "/product/ may see cuda"),
-        ("engines/cuda/product/stem/a.c", '#include "engines/cuda/product/packed/p.h"', "duct/stem/ may see"),
+        ("engines/cuda/product/stem/a.c", '#include "engines/cuda/product/repack/p.h"', "duct/stem/ may see"),
         ("engines/cuda/product/stem/a.c", '#include "engines/cuda/product/hopper/h.h"', ""),
         ("engines/cpu/rows/a.c", '#include "engines/cpu/product/p.h"', "cpu/rows/ may see cpu, cpu/core."),
         ("engines/cpu/core/a.h", '#include "engines/cpu/map/m.h"', "cpu/core/ may see no other folder."),

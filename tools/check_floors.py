@@ -44,7 +44,7 @@ FOLDERS = {
     "cuda/product/stem": "cuda cuda/core cuda/product cuda/product/hopper",
     "cuda/product/weight_only": "cuda cuda/core cuda/product cuda/product/hopper",
     # Copies factors as map/ copies before Hopper's product multiplies them.
-    "cuda/product/packed": "cuda cuda/core cuda/product cuda/product/hopper cuda/map",
+    "cuda/product/repack": "cuda cuda/core cuda/product cuda/product/hopper cuda/map",
     "cuda/rows": "cuda cuda/core",
     "cuda/window": "cuda cuda/core",
 }

@@ -112,7 +112,7 @@ static const struct family_case cases[] = {
     {&cuda_block_scale, dequantize_weights, "weights of 4 bits", "times the scales of blocks"},
     {&cuda_block_scale, dequantize_fp8, "FP8 in boxes", "times the scales of blocks"},
     {&cuda_weight_only, one_row_int4, "a row, INT4",
-     "weights dequantised in registers, 32 columns by 8 rows, 1 operations behind"},
+     "weights dequantised in registers, 32 columns by 8 rows, epilogue: 1 operations"},
     {&cuda_weight_only, two_tokens_int4, "16 rows, INT4", "32 columns by 16 rows"},
     {&cuda_weight_only, odd_rows_int8, "33 rows, INT8", "16 columns by 64 rows"},
     {&cuda_weight_only, all_rows_uint4, "64 rows, UINT4", "by 64 rows"},
@@ -135,37 +135,37 @@ static void only_pointwise(struct model *m) {
 
 static const struct refused_case refusals[] = {
     {&cuda_block_scale, only_pointwise, "pointwise has no block scales."},
-    {&cuda_weight_only, only_pointwise, "pointwise: there are no weights to dequantise."},
-    {&cuda_weight_only, dequantize_weights, "block_scale_dequantize: its result is not for one matmul alone."},
+    {&cuda_weight_only, only_pointwise, "pointwise: the region has no weights to dequantise."},
+    {&cuda_weight_only, dequantize_weights, "block_scale_dequantize: its result must be read by exactly one matmul."},
     {&cuda_weight_only, many_rows,
-     "matmul: up to 64 rows are multiplied by weights of few bits; for 65 the weights are dequantised in memory."},
-    {&cuda_weight_only_sm90, only_pointwise, "pointwise: there are no weights to dequantise."},
+     "matmul: this engine supports up to 64 rows; for 65 rows, dequantise the weights in memory."},
+    {&cuda_weight_only_sm90, only_pointwise, "pointwise: the region has no weights to dequantise."},
     {&cuda_weight_only_sm90, short_blocks_int8,
-     "matmul: rows times one matrix of weights are multiplied here, both contiguous along k and aligned to 16 bytes, "
-     "with blocks of multiples of 128 weights along it."},
+     "matmul: expected rows times one matrix of weights, both contiguous along k and aligned to 16 bytes, with blocks "
+     "of multiples of 128 weights along k."},
     {&cuda_weight_only_sm90, thousands_of_rows,
-     "matmul: up to 1024 rows are multiplied by weights of few bits; for 1025 the weights are dequantised in memory."},
+     "matmul: this engine supports up to 1024 rows; for 1025 rows, dequantise the weights in memory."},
     {&cuda_weight_only, two_matrices,
-     "matmul: rows times one matrix of weights are multiplied here, both contiguous along k and aligned to 16 bytes, "
-     "with blocks of multiples of 16 weights along it."},
+     "matmul: expected rows times one matrix of weights, both contiguous along k and aligned to 16 bytes, with blocks "
+     "of multiples of 16 weights along k."},
     {&cuda_weight_only, broken_k,
-     "matmul: rows times one matrix of weights are multiplied here, both contiguous along k and aligned to 16 bytes, "
-     "with blocks of multiples of 16 weights along it."},
+     "matmul: expected rows times one matrix of weights, both contiguous along k and aligned to 16 bytes, with blocks "
+     "of multiples of 16 weights along k."},
     {&cuda_weight_only, wide_rows,
-     "matmul: rows times one matrix of weights are multiplied here, both contiguous along k and aligned to 16 bytes, "
-     "with blocks of multiples of 16 weights along it."},
+     "matmul: expected rows times one matrix of weights, both contiguous along k and aligned to 16 bytes, with blocks "
+     "of multiples of 16 weights along k."},
     {&cuda_weight_only, wide_columns,
-     "matmul: rows times one matrix of weights are multiplied here, both contiguous along k and aligned to 16 bytes, "
-     "with blocks of multiples of 16 weights along it."},
+     "matmul: expected rows times one matrix of weights, both contiguous along k and aligned to 16 bytes, with blocks "
+     "of multiples of 16 weights along k."},
     {&cuda_weight_only, rows_of_less_alignment,
-     "matmul: rows times one matrix of weights are multiplied here, both contiguous along k and aligned to 16 bytes, "
-     "with blocks of multiples of 16 weights along it."},
+     "matmul: expected rows times one matrix of weights, both contiguous along k and aligned to 16 bytes, with blocks "
+     "of multiples of 16 weights along k."},
     {&cuda_weight_only, weights_of_less_alignment,
-     "matmul: rows times one matrix of weights are multiplied here, both contiguous along k and aligned to 16 bytes, "
-     "with blocks of multiples of 16 weights along it."},
+     "matmul: expected rows times one matrix of weights, both contiguous along k and aligned to 16 bytes, with blocks "
+     "of multiples of 16 weights along k."},
     {&cuda_weight_only, small_blocks,
-     "matmul: rows times one matrix of weights are multiplied here, both contiguous along k and aligned to 16 bytes, "
-     "with blocks of multiples of 128 weights along it."},
+     "matmul: expected rows times one matrix of weights, both contiguous along k and aligned to 16 bytes, with blocks "
+     "of multiples of 128 weights along k."},
 };
 
 int main(void) {

@@ -329,7 +329,8 @@ static void depthwise_filter(struct model *m) {
 /* How it is computed on sm_90. */
 static const struct family_case cases[] = {
     {&cuda_contraction, square_bf16, "matmul 4096 bf16", "bf16 tensor cores, tiles of 128x128x32, 1 splits"},
-    {&cuda_contraction, linear_gelu, "linear, gelu, residual", "f16 tensor cores, tiles of 128x128x32, 1 splits, 3"},
+    {&cuda_contraction, linear_gelu, "linear, gelu, residual",
+     "f16 tensor cores, tiles of 128x128x32, 1 splits, epilogue: 3 operations"},
     {&cuda_contraction, decode_splits, "matmul 1x1024x8192", "bf16 tensor cores, tiles of 32x"},
     {&cuda_contraction, float_odd, "matmul f32 odd", "f32, tiles of "},
     {&cuda_contraction_tf32, float_odd, "matmul tf32 odd", "tf32 tensor cores, tiles of "},
@@ -365,7 +366,7 @@ static const struct family_case hopper_cases[] = {
     {&cuda_hopper, int8_turned, "matmul int8, Hopper", "wgmma"},
     {&cuda_hopper, in_use, "matmul with overrides, Hopper", "wgmma"},
     {&cuda_hopper, prepared, "linear behind relu, Hopper", "prologue"},
-    {&cuda_hopper, two_results, "linear, relu, both kept, Hopper", "staged, 1 operations behind"},
+    {&cuda_hopper, two_results, "linear, relu, both kept, Hopper", "staged, epilogue: 1 operations"},
     {&cuda_hopper, fp8_in_use, "matmul fp8 with an override, Hopper", "promoted"},
     {&cuda_hopper, forward_int8, "conv int8, Hopper", "image"},
     {&cuda_hopper, filter_narrow, "filter gradient of 40 channels, Hopper", "image of pixels"},
@@ -374,25 +375,23 @@ static const struct family_case hopper_cases[] = {
     {&cuda_hopper, filter_groups, "filter gradient in groups, Hopper", "image of pixels"},
     {&cuda_hopper, forward_flipped, "conv flipped, Hopper", "image"},
     {&cuda_hopper, data_strided_flipped, "data gradient flipped, stride 2, Hopper", "image"},
-    {&cuda_packed, forward_nchw, "conv NCHW, packed", "2 of its tensors packed, cuda.patch_sm90: wgmma"},
-    {&cuda_packed, data_nchw, "data gradient NCHW, packed", "2 of its tensors packed, cuda.patch_sm90: wgmma"},
-    {&cuda_packed, filter_nchw, "filter gradient NCHW, packed", "1 of its tensors packed, cuda.hopper: wgmma"},
-    {&cuda_packed, bf16_odd, "matmul of odd sizes, packed", "2 of its tensors packed, cuda.hopper: wgmma"},
-    {&cuda_packed, bf16_by_int4, "matmul bf16 by int4, packed", "1 of its tensors packed, cuda.hopper: wgmma"},
-    {&cuda_packed, forward_patches, "conv of patches, packed",
-     "2 of its tensors packed, taps as channels, cuda.hopper"},
+    {&cuda_packed, forward_nchw, "conv NCHW, packed", "2 tensors repacked, cuda.patch_sm90: wgmma"},
+    {&cuda_packed, data_nchw, "data gradient NCHW, packed", "2 tensors repacked, cuda.patch_sm90: wgmma"},
+    {&cuda_packed, filter_nchw, "filter gradient NCHW, packed", "1 tensors repacked, cuda.hopper: wgmma"},
+    {&cuda_packed, bf16_odd, "matmul of odd sizes, packed", "2 tensors repacked, cuda.hopper: wgmma"},
+    {&cuda_packed, bf16_by_int4, "matmul bf16 by int4, packed", "1 tensors repacked, cuda.hopper: wgmma"},
+    {&cuda_packed, forward_patches, "conv of patches, packed", "2 tensors repacked, taps as channels, cuda.hopper"},
     {&cuda_packed_tf32, filter_patches, "filter gradient of f32 patches, packed",
-     "3 of its tensors packed, taps as channels, cuda.hopper"},
+     "3 tensors repacked, taps as channels, cuda.hopper"},
     {&cuda_packed, forward_narrow, "conv in narrow groups, packed",
-     "1 of its tensors packed, narrow groups merged, cuda.hopper"},
+     "1 tensors repacked, narrow groups merged, cuda.hopper"},
     {&cuda_packed, filter_narrow_groups, "filter gradient in narrow groups, packed",
-     "1 of its tensors packed, narrow groups merged, cuda.hopper"},
+     "1 tensors repacked, narrow groups merged, cuda.hopper"},
     {&cuda_packed_tf32, data_narrow, "data gradient f32 NCHW in narrow groups, packed",
-     "2 of its tensors packed, narrow groups merged, cuda.hopper"},
-    {&cuda_packed_tf32, half_by_bf16, "matmul f16 by bf16, packed", "2 of its tensors packed, cuda.hopper.tf32: wgmma"},
-    {&cuda_packed_tf32, data_float, "data gradient f32, packed", "1 of its tensors packed, cuda.hopper.tf32: wgmma"},
-    {&cuda_packed_tf32, filter_float, "filter gradient f32, packed",
-     "2 of its tensors packed, cuda.hopper.tf32: wgmma"},
+     "2 tensors repacked, narrow groups merged, cuda.hopper"},
+    {&cuda_packed_tf32, half_by_bf16, "matmul f16 by bf16, packed", "2 tensors repacked, cuda.hopper.tf32: wgmma"},
+    {&cuda_packed_tf32, data_float, "data gradient f32, packed", "1 tensors repacked, cuda.hopper.tf32: wgmma"},
+    {&cuda_packed_tf32, filter_float, "filter gradient f32, packed", "2 tensors repacked, cuda.hopper.tf32: wgmma"},
 };
 
 /* ---- Turing, where tensor cores take f16 alone ------------------------------------------------------------------- */
@@ -467,31 +466,33 @@ static const struct refused_case refusals[] = {
     {&cuda_contraction, only_pointwise, "pointwise: there is no matmul or convolution for it to follow."},
     {&cuda_contraction, two_products, "matmul and matmul: one product is computed at a time."},
     {&cuda_contraction, before_a_product,
-     "matmul reads tensor (uid 1), which pointwise makes: operations are fused behind a product, not before it."},
+     "matmul reads tensor (uid 1), which pointwise produces: only operations after a product are fused with it, not "
+     "operations before it."},
     {&cuda_contraction, half_bytes, "matmul: tensor (uid 3) has data type i4, which kernels cannot store"},
     {&cuda_contraction, a_softmax,
      "softmax is neither a matmul, a convolution nor pointwise. Only those are fused here."},
     {&cuda_contraction_tf32, square_bf16,
      "matmul: only tiles of floats summed in float are narrowed to tf32, from compute capability 8.0 on."},
     {&cuda_hopper, float_odd,
-     "matmul: products of f32 and f32 are not multiplied here; two halves, bfloat16 or FP8 summed in float and two "
-     "8-bit integers are."},
-    {&cuda_hopper, overridden, "matmul: what its overrides leave out counts as 0.5; here it counts as 0."},
+     "matmul: unsupported operand types: f32 x f32; this engine multiplies two halves, bfloat16 or FP8 summed in "
+     "float, or two 8-bit integers."},
+    {&cuda_hopper, overridden,
+     "matmul: elements outside its overrides have the value 0.5; this engine supports only 0."},
     {&cuda_hopper, int8_square,
-     "matmul: tensor (uid 2) must be contiguous along the summed dimension; only operands of 16 bits may lie "
-     "otherwise."},
+     "matmul: tensor (uid 2) must be contiguous along the summed dimension; only 16-bit operands may have another "
+     "layout."},
     {&cuda_hopper, forward_stem,
-     "conv_fprop: tensor (uid 1) has a stride of 3 elements; the copy engine wants multiples of 16 bytes, and one "
-     "dimension without gaps."},
-    {&cuda_hopper, forward_volume, "conv_fprop: it has 2 groups of 8 channels; multiples of 64 are summed here."},
-    {&cuda_packed, two_products, "matmul and matmul: operands of one product are packed at a time."},
+     "conv_fprop: tensor (uid 1) has a stride of 3 elements; TMA requires multiples of 16 bytes, and one contiguous "
+     "dimension."},
+    {&cuda_hopper, forward_volume, "conv_fprop: it has 2 groups of 8 channels; expected a multiple of 64 channels."},
+    {&cuda_packed, two_products, "matmul and matmul: only the operands of one product can be repacked at a time."},
     {&cuda_hopper, filter_of_8,
-     "conv_wgrad: it has 32 groups of 8 channels, which fill no panels of 64; they shall be merged."},
-    {&cuda_packed, a_softmax, "softmax: there is no matmul or convolution whose operands to pack."},
+     "conv_wgrad: it has 32 groups of 8 channels, which do not fill panels of 64; the groups should be merged."},
+    {&cuda_packed, a_softmax, "softmax: the region has no matmul or convolution whose operands could be repacked."},
     {&cuda_packed, half_by_bf16,
-     "matmul: products of f32 and f32 are not multiplied here; two halves, bfloat16 or FP8 summed in float and two "
-     "8-bit integers are."},
-    {&cuda_packed, mixed_integers, "matmul: no type of tensor cores holds both i8 and i32."},
+     "matmul: unsupported operand types: f32 x f32; this engine multiplies two halves, bfloat16 or FP8 summed in "
+     "float, or two 8-bit integers."},
+    {&cuda_packed, mixed_integers, "matmul: no type of tensor cores represents both i8 and i32."},
 };
 
 /* relu(x) times a square matrix, plus r, all of one layout. */
@@ -536,7 +537,7 @@ static void few_multiprocessors(void) {
     MUST(device_describe_cuda(&device, 9, 0));
     device.cuda.multiprocessors = 3;
     CHECK(build(&built, &cuda_hopper, square_bf16, &device) == WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH, "refused");
-    EXACTLY(status_text(), "the Hopper family wants 4 multiprocessors, 'H200 (described)' has 3");
+    EXACTLY(status_text(), "the Hopper family requires 4 multiprocessors, 'H200 (described)' has 3");
     status_clear();
     release(&built);
 }

@@ -103,15 +103,15 @@ static void no_rows(struct model *m) {
 }
 
 static const struct family_case cases[] = {
-    {&cuda_grouped, experts_bf16, "64 experts", "tensor cores, tiles of 128x128x32, 129 batch entries at most"},
-    {&cuda_grouped, few_rows_f16, "few rows", "tensor cores, tiles of 64x64x32, 10 batch entries at most"},
-    {&cuda_grouped, odd_float, "odd float", "fused multiply-adds, tiles of 128x128x16, 6 batch entries at most"},
-    {&cuda_grouped, in_double, "double", "fused multiply-adds, tiles of 64x64x16, 11 batch entries at most"},
+    {&cuda_grouped, experts_bf16, "64 experts", "tensor cores, tiles of 128x128x32, at most 129 batch entries"},
+    {&cuda_grouped, few_rows_f16, "few rows", "tensor cores, tiles of 64x64x32, at most 10 batch entries"},
+    {&cuda_grouped, odd_float, "odd float", "fused multiply-adds, tiles of 128x128x16, at most 6 batch entries"},
+    {&cuda_grouped, in_double, "double", "fused multiply-adds, tiles of 64x64x16, at most 11 batch entries"},
     {&cuda_grouped, fp8_to_bf16, "fp8", "tensor cores, tiles of 128x128x32"},
     {&cuda_grouped, int8_to_float, "int8", "tensor cores, tiles of 128x128x64"},
-    {&cuda_grouped, gathered, "gathered", "tensor cores, tiles of 128x128x32, 25 batch entries at most"},
-    {&cuda_grouped, scattered, "scattered", "tensor cores, tiles of 128x128x32, 25 batch entries at most"},
-    {&cuda_grouped, gradient_bf16, "gradient", "tensor cores, tiles of 128x128x32, 64 batch entries at most"},
+    {&cuda_grouped, gathered, "gathered", "tensor cores, tiles of 128x128x32, at most 25 batch entries"},
+    {&cuda_grouped, scattered, "scattered", "tensor cores, tiles of 128x128x32, at most 25 batch entries"},
+    {&cuda_grouped, gradient_bf16, "gradient", "tensor cores, tiles of 128x128x32, at most 64 batch entries"},
     {&cuda_grouped, gradient_odd, "odd gradient", "fused multiply-adds, tiles of 64x64x16"},
     {&cuda_grouped, no_rows, "no rows", "nothing to compute"},
 };
@@ -149,16 +149,15 @@ static void odd_half(struct model *m) {
 }
 
 static const struct refused_case refusals[] = {
-    {&cuda_grouped, only_pointwise, "pointwise is no grouped product."},
+    {&cuda_grouped, only_pointwise, "pointwise is not a grouped product."},
     {&cuda_grouped, followed,
-     "moe_grouped_matmul: nothing is fused with it here, pointwise needs a kernel of its own."},
+     "moe_grouped_matmul: this engine fuses nothing with it; pointwise needs a separate kernel."},
     {&cuda_grouped_sm90, odd_float,
-     "moe_grouped_matmul: products of f32 and f32 are not multiplied here; two halves or two bfloat16 summed in float "
-     "are, and, forward, FP8."},
+     "moe_grouped_matmul: unsupported operand types: f32 x f32; this engine multiplies two halves or two bfloat16 "
+     "summed in float and, forward, FP8."},
     {&cuda_grouped_sm90, odd_half,
-     "moe_grouped_matmul: tensor (uid 4) must have one dimension without gaps, which are not the rows that experts "
-     "share "
-     "where these are summed, and be aligned to 16 bytes in the others."},
+     "moe_grouped_matmul: tensor (uid 4) must have one contiguous dimension, which is not the rows that experts share "
+     "if these are summed, and be aligned to 16 bytes along the others."},
 };
 
 int main(void) {

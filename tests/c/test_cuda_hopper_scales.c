@@ -68,10 +68,11 @@ static void batches(struct model *m) {
 }
 
 static const struct family_case cases[] = {
-    {&cuda_hopper, tokens_and_weights, "scales of tokens and weights", "scaled by blocks, staged, 0 operations behind"},
+    {&cuda_hopper, tokens_and_weights, "scales of tokens and weights",
+     "scaled by blocks, staged, epilogue: 0 operations"},
     {&cuda_hopper, many_tokens, "scales of many tokens", "tiles of 192x128"},
     {&cuda_hopper, weights_and_tokens, "scales of weights and tokens", "swapped"},
-    {&cuda_hopper, one_factor_and_gelu, "scales of tokens, gelu", "scaled by blocks, staged, 1 operations behind"},
+    {&cuda_hopper, one_factor_and_gelu, "scales of tokens, gelu", "scaled by blocks, staged, epilogue: 1 operations"},
     {&cuda_hopper, batches, "scales in a batch", "scaled by blocks, staged"},
 };
 
@@ -109,12 +110,12 @@ static const struct refused_case refusals[] = {
      "block_scale_dequantize: scale has dims [512,64] and strides [64,1]; its blocks must be multiples of 128 along "
      "the "
      "summed dimension to be part of a product."},
-    {&cuda_hopper, scales_of_columns, "matmul: no tile of the Hopper family fits it."},
-    {&cuda_hopper, scaled_bytes, "matmul: scales of blocks are part of matmuls of FP8 here."},
+    {&cuda_hopper, scales_of_columns, "matmul: no tile of the Hopper family fits."},
+    {&cuda_hopper, scaled_bytes, "matmul: block scales are supported only in matmuls of FP8."},
     {&cuda_hopper, wanted_elsewhere,
-     "block_scale_dequantize: tensor (uid 3) must have the strides of tensor (uid 1) and be read by the product alone, "
-     "to be scaled within it."},
-    {&cuda_hopper, scaled_residual, "matmul: scales of blocks multiply its operands here and nothing else."},
+     "block_scale_dequantize: tensor (uid 3) must have the strides of tensor (uid 1) and be read only by the product, "
+     "to be scaled inside it."},
+    {&cuda_hopper, scaled_residual, "matmul: block scales may only multiply its operands."},
 };
 
 int main(void) {

@@ -5,7 +5,7 @@
 
 #include "engines/cuda/map/copy.h"
 #include "engines/cuda/map/staged.h"
-#include "engines/cuda/product/packed/packed.h"
+#include "engines/cuda/product/repack/repack.h"
 
 #include <math.h>
 

@@ -153,7 +153,7 @@ static const struct family_case cases[] = {
      "49 taps in registers, strips of 7, 4 in a block of 64 channels"},
     {&cuda_depthwise, large_float, "7x7 float", "49 taps in registers, strips of 7, 4 in a block of 32 channels"},
     {&cuda_depthwise, large_packed, "7x7 NCHW", "49 taps in registers, strips of 4"},
-    {&cuda_depthwise, with_bias, "7x7, bias, relu", "2 operations behind"},
+    {&cuda_depthwise, with_bias, "7x7, bias, relu", "epilogue: 2 operations"},
     {&cuda_depthwise, apart_132, "3x3 stride 132", "strips of 1, 1 in a block of 32 channels"},
     {&cuda_depthwise, halving, "3x3 stride 2", "9 taps in registers"},
     {&cuda_depthwise, halving_data, "3x3 stride 2, data gradient", "9 taps in registers"},
@@ -335,59 +335,58 @@ static void pointwise_stem(struct model *m) {
 }
 
 static const struct refused_case refusals[] = {
-    {&cuda_depthwise, dense, "conv_fprop: its groups have 64 channels in and 64 out. One of each is served."},
-    {&cuda_depthwise, huge_filter,
-     "conv_fprop: its 961 taps and the 31 rows of sums on their way exceed the registers"},
+    {&cuda_depthwise, dense, "conv_fprop: its groups have 64 input and 64 output channels; expected one of each."},
+    {&cuda_depthwise, huge_filter, "conv_fprop: its 961 taps and 31 rows of sums exceed the registers"},
     {&cuda_depthwise, apart_303,
-     "conv_fprop: the rows under its filter, 232704 bytes, exceed the shared memory of a block"},
+     "conv_fprop: the rows that its filter covers, 232704 bytes, exceed the shared memory of a block"},
     {&cuda_depthwise, whole_numbers,
-     "conv_fprop: tensor (uid 1) and tensor (uid 2): floats of 8 to 32 bits in memory are served"},
+     "conv_fprop: tensor (uid 1) and tensor (uid 2) must be floats of 8 to 32 bits in memory"},
     {&cuda_patch_sm90, stem_of_8,
-     "conv_fprop: convolutions of stride 1 in one group, with at most 49 taps, and data gradients of at most 4 phases "
-     "are computed here, in volumes of each slice, and of at most 7 slices."},
+     "conv_fprop: this engine computes only convolutions of stride 1 in one group with at most 49 taps, and data "
+     "gradients of at most 4 phases; in volumes, the taps are those of a slice, and filters have at most 7 slices."},
     {&cuda_patch_sm90, halved_volume,
-     "conv_fprop: convolutions of stride 1 in one group, with at most 49 taps, and data gradients of at most 4 phases "
-     "are computed here, in volumes of each slice, and of at most 7 slices."},
+     "conv_fprop: this engine computes only convolutions of stride 1 in one group with at most 49 taps, and data "
+     "gradients of at most 4 phases; in volumes, the taps are those of a slice, and filters have at most 7 slices."},
     {&cuda_patch_wgrad_sm90, few,
-     "conv_fprop: filter gradients of convolutions of stride 1 in one group, of images and volumes and of 2 to 18 "
-     "taps in each slice, are computed here."},
+     "conv_fprop: this engine computes only filter gradients of convolutions of stride 1 in one group, of images and "
+     "volumes and of 2 to 18 taps in each slice."},
     {&cuda_patch_wgrad_sm90, stem_filter,
-     "conv_wgrad: filter gradients of convolutions of stride 1 in one group, of images and volumes and of 2 to 18 "
-     "taps in each slice, are computed here."},
+     "conv_wgrad: this engine computes only filter gradients of convolutions of stride 1 in one group, of images and "
+     "volumes and of 2 to 18 taps in each slice."},
     {&cuda_patch_wgrad_sm90, many_taps_filter,
-     "conv_wgrad: filter gradients of convolutions of stride 1 in one group, of images and volumes and of 2 to 18 "
-     "taps in each slice, are computed here."},
-    {&cuda_patch_wgrad_sm90, far_taps_filter,
-     "conv_wgrad: a patch under all taps exceeds a box of the copy engine or shared memory."},
+     "conv_wgrad: this engine computes only filter gradients of convolutions of stride 1 in one group, of images and "
+     "volumes and of 2 to 18 taps in each slice."},
+    {&cuda_patch_wgrad_sm90, far_taps_filter, "conv_wgrad: a patch of all taps exceeds a TMA box or shared memory."},
     {&cuda_patch_sm90, dense_float,
-     "conv_fprop: two halves or two bfloat16 summed in float are multiplied here, not f32 and f32."},
+     "conv_fprop: unsupported operand types: f32 x f32; this engine multiplies two halves or two bfloat16 summed in "
+     "float."},
     {&cuda_patch_sm90, dense_packed,
-     "conv_fprop: operands must be channels last and aligned to 16 bytes, with one result of 16 bits."},
+     "conv_fprop: operands must be channels last and aligned to 16 bytes, with one 16-bit result."},
     {&cuda_stem_sm90, stem_of_wide_pixels,
-     "conv_fprop: tensors must be channels last and aligned to 16 bytes, with one result of 16 bits."},
+     "conv_fprop: tensors must be channels last and aligned to 16 bytes, with one 16-bit result."},
     {&cuda_stem_sm90, stem_of_wide_lines,
-     "conv_fprop: tensors must be channels last and aligned to 16 bytes, with one result of 16 bits."},
+     "conv_fprop: tensors must be channels last and aligned to 16 bytes, with one 16-bit result."},
     {&cuda_stem_sm90, stem_of_wide_images,
-     "conv_fprop: tensors must be channels last and aligned to 16 bytes, with one result of 16 bits."},
+     "conv_fprop: tensors must be channels last and aligned to 16 bytes, with one 16-bit result."},
     {&cuda_stem_sm90, stem_of_channels_apart,
-     "conv_fprop: tensors must be channels last and aligned to 16 bytes, with one result of 16 bits."},
+     "conv_fprop: tensors must be channels last and aligned to 16 bytes, with one 16-bit result."},
     {&cuda_stem_sm90, stem_of_less_alignment,
-     "conv_fprop: tensors must be channels last and aligned to 16 bytes, with one result of 16 bits."},
+     "conv_fprop: tensors must be channels last and aligned to 16 bytes, with one 16-bit result."},
     {&cuda_patch_sm90, dense_of_wide_pixels,
-     "conv_fprop: operands must be channels last and aligned to 16 bytes, with one result of 16 bits."},
+     "conv_fprop: operands must be channels last and aligned to 16 bytes, with one 16-bit result."},
     {&cuda_patch_sm90, dense_of_wide_lines,
-     "conv_fprop: operands must be channels last and aligned to 16 bytes, with one result of 16 bits."},
+     "conv_fprop: operands must be channels last and aligned to 16 bytes, with one 16-bit result."},
     {&cuda_patch_sm90, dense_of_wide_images,
-     "conv_fprop: operands must be channels last and aligned to 16 bytes, with one result of 16 bits."},
+     "conv_fprop: operands must be channels last and aligned to 16 bytes, with one 16-bit result."},
     {&cuda_patch_sm90, dense_of_channels_apart,
-     "conv_fprop: operands must be channels last and aligned to 16 bytes, with one result of 16 bits."},
+     "conv_fprop: operands must be channels last and aligned to 16 bytes, with one 16-bit result."},
     {&cuda_patch_sm90, dense_of_less_alignment,
-     "conv_fprop: operands must be channels last and aligned to 16 bytes, with one result of 16 bits."},
-    {&cuda_stem, dense, "conv_fprop: one group of at most 8 channels in at most two dimensions is served"},
+     "conv_fprop: operands must be channels last and aligned to 16 bytes, with one 16-bit result."},
+    {&cuda_stem, dense, "conv_fprop: expected one group of at most 8 channels in at most two dimensions"},
     {&cuda_stem, float_stem,
-     "conv_fprop: tensor (uid 1) and tensor (uid 2): tensors of one 16-bit float type, with products summed in float, "
-     "are served"},
-    {&cuda_stem, pointwise_stem, "conv_fprop: its filters have 1 taps; 2 to 128 are served"},
+     "conv_fprop: tensor (uid 1) and tensor (uid 2) must have the same 16-bit float type, with products summed in "
+     "float"},
+    {&cuda_stem, pointwise_stem, "conv_fprop: its filters have 1 taps; expected 2 to 128"},
 };
 
 /* Known: one register of 128, in 2 of all pairs of chips and compilers (WEFT_TEST_ALL=1). */

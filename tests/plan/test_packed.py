@@ -132,7 +132,7 @@ def test_copies_are_in_the_workspace() -> None:
     g.build()
     images, filters = 128 * 14 * 14 * 256, 256 * 9 * 256
     assert g.get_workspace_size() == 2 * (images + filters)
-    assert "2 of its tensors packed, cuda.hopper: wgmma, tiles of " in " ".join(str(g.explain()).split())
+    assert "2 tensors repacked, cuda.hopper: wgmma, tiles of " in " ".join(str(g.explain()).split())
 
 
 def test_little_workspace() -> None:

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A region computed on copies: some of its tensors are exchanged for others of the same dims that lie in the step's
    workspace, in a layout or of a type that another family asks for. That family sees a graph of the region alone, with
-   these tensors under the same uids. staged.c copies what kernels cannot address, packed.c what products read. */
+   these tensors under the same uids. staged.c copies what kernels cannot address, product/repack what products read. */
 #ifndef WEFT_ENGINES_CUDA_STAGED_H
 #define WEFT_ENGINES_CUDA_STAGED_H
 

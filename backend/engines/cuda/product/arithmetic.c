@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How products are made and summed: by the types of the operands, the type to calculate in, and the chip. */
+/* Chooses the instructions and types of products and sums from the operands' types, the math type and the chip. */
 #include "engines/cuda/product/contraction.h"
 #include "graph/ops/convolution.h"
 #include "graph/ops/matmul.h"
 #include "graph/ops/moe.h"
 
-/* A and B as they are staged, the sum, whether tensor cores multiply, bytes of a staged element, elements of k in a
+/* Staged types of A and B, type of the sum, whether tensor cores multiply, bytes of a staged element, elements of k per
    step. */
 const struct arithmetic_row arithmetic_rows[] = {
     [MMA_F16] = {"f16", "f16", WEFT_DATA_FLOAT, true, 2, 32},
@@ -18,16 +18,16 @@ const struct arithmetic_row arithmetic_rows[] = {
     [FMA_INT64] = {"i64", "i64", WEFT_DATA_INT64, false, 8, 16},
 };
 
-/* What int8 tensor cores take; booleans are 0 and 1. */
+/* Types that int8 tensor cores multiply; booleans are 0 and 1. */
 static bool is_byte(weftDataType_t type) {
     return type == WEFT_DATA_INT8 || type == WEFT_DATA_UINT8 || dtype_is_boolean(type);
 }
 
-/* Whether f16 holds all its numbers. e5m2 has f16's exponent and fewer bits, e4m3 less of both; bytes are integers
-   below 2^11. */
+/* True if f16 represents all values of the type: e5m2 has the exponent of f16 and fewer bits, e4m3 has fewer of both,
+   and bytes are integers below 2^11. */
 static bool is_exact_in_half(weftDataType_t type) { return is_byte(type) || dtype_is_fp8(type); }
 
-/* What floats would round. */
+/* Types that conversion to float would round. */
 static bool is_wide(weftDataType_t type) {
     return !is_byte(type) && (dtype_is_integer(type) || type == WEFT_DATA_DOUBLE);
 }
@@ -40,9 +40,9 @@ weftDataType_t contraction_math(const struct node *node) {
                                : conv_math((const struct conv_op *)node->op);
 }
 
-/* In this order, first match: padding of another value than 0 needs elements one by one; bytes; integers; what float
-   would round; halves; bfloat16, which tensor cores have from sm_80 on; floats, on tensor cores only for the tf32
-   family. Sums are always float or wider. */
+/* The first match applies, in this order: nonzero padding values, which need elements one by one; bytes; integers;
+   types that float would round; halves; bfloat16, which tensor cores support from sm_80 on; floats, on tensor cores
+   only in the tf32 family. Sums are at least float. */
 enum arithmetic contraction_arithmetic(const struct contraction *c, const struct device *device) {
     weftDataType_t a = operand_type(c, OPERAND_A), b = operand_type(c, OPERAND_B),
                    math = math_type(contraction_math(c->node));
@@ -51,7 +51,7 @@ enum arithmetic contraction_arithmetic(const struct contraction *c, const struct
     if (c->fill != 0)
         return float_math && !is_wide(a) && !is_wide(b) && !whole ? FMA_FLOAT : FMA_DOUBLE;
     if (is_byte(a) && is_byte(b)) {
-        /* Products of two unsigned bytes reach 2^16. */
+        /* A product of two unsigned bytes can reach 2^16. */
         bool fits = c->k_count < 32768;
         return fits ? is_turing ? FMA_INT32 : MMA_INT8 : FMA_INT64;
     }
@@ -67,9 +67,9 @@ enum arithmetic contraction_arithmetic(const struct contraction *c, const struct
     return c->narrows && !is_turing ? MMA_TF32 : FMA_FLOAT;
 }
 
-/* By compute capability; a device that does not tell its clock counts as 1.5 GHz. Of dense products, two operations
-   each, from the architectures' tables: chips for servers have twice the tensor throughput per multiprocessor, and
-   sixteen times that of doubles. */
+/* By compute capability; a device that does not report its clock counts as 1.5 GHz. Rates are dense multiply-adds, two
+   operations each, from the tables of the architectures: server chips have twice the tensor throughput per
+   multiprocessor and sixteen times the throughput of doubles. */
 double contraction_rate(enum arithmetic arithmetic, const struct device *device) {
     int chip = device->cuda.major * 10 + device->cuda.minor;
     bool is_server = chip == 80 || chip == 90 || chip == 100 || chip == 103;

@@ -1,12 +1,12 @@
-/* combine_partials: what reductions behind a product come to               sums of float or double
-   Formula   partial sums that tiles left in the workspace, [COUNT][entries][lines][along], are combined over the lines,
-             threads' shares first and then in pairs, so that every run gives the same bits; conclude() is printed
-   Tile      a block takes LANES neighbours of one entry; THREADS / LANES threads share the lines of each. What tiles
-             leave is in L2, and reading it is waiting for it: so all of many lines are asked for at once
+/* combine_partials: totals of the reductions after a product               sums of float or double
+   Formula   the partial sums that tiles stored in the workspace, [COUNT][entries][lines][along], are combined over the
+             lines: first each thread's share, then in pairs, so that every run gives the same bits; conclude() is
+             generated
+   Tile      a block computes LANES adjacent totals of one entry; THREADS / LANES threads share the lines of each.
+             Partial sums are in L2, and latency dominates: so each thread keeps many lines in flight
    Params    THREADS LANES SPAN_IS_ROW reductions index total_t conclude */
 
-constexpr int SHARES = THREADS / LANES,
-              AT_ONCE = 16 / ((reductions::COUNT + 1) / 2); /* lines in flight, of each thread */
+constexpr int SHARES = THREADS / LANES, AT_ONCE = 16 / ((reductions::COUNT + 1) / 2); /* lines in flight per thread */
 static_assert(THREADS % LANES == 0 && (SHARES & (SHARES - 1)) == 0, "shares are combined in pairs");
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) combine_partials(const __grid_constant__ arguments p) {
@@ -15,7 +15,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) combine_partials(const 
     const i64 at = (i64)(blockIdx.x - entry * p.blocks.value) * LANES + lane;
     const float *from = p.partials + entry * p.lines * p.along + at;
     total_t total[reductions::COUNT];
-    let_next_kernel_start(); /* it waits for this one, as this one does for the tiles */
+    let_next_kernel_start(); /* it waits for this kernel, as this one does for the tiles */
     wait_for_previous_kernel();
 #pragma unroll
     for (int t = 0; t < reductions::COUNT; ++t)

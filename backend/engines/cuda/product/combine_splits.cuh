@@ -1,13 +1,13 @@
 /* combine_splits: C[z,i,j] = epilogue(sum over splits of the partial sums in the workspace)
    Types     any types, sm_75 and up
    Formula   threads of a block share the partial sums of a run: each adds its own from the first to the last, and the
-             first thread adds the threads' sums in the same way, so that every run gives the same bits; epilogue() is
-             printed
-   Tile      a block makes THREADS / sharers runs of RUN neighbours of the result at a time; where threads share,
-             that is all
+             first thread adds the threads' sums in the same order, so that every run gives the same bits; epilogue()
+             is generated
+   Tile      a block computes THREADS / sharers runs of RUN contiguous results at a time; if threads share runs, it does
+             so only once
    Params    THREADS RUN LEAD_IS_ROW sum_t index position
-   Tried     one thread per run: few results of many splits wait for one load after another, 6 us of a filter gradient's
-             72 */
+   Tried     one thread per run: with few results and many splits, threads wait for one load after another, 6 us of the
+             72 us of a filter gradient */
 
 DEVICE void add(run<sum_t, RUN> &sum, const run<sum_t, RUN> &other) {
 #pragma unroll

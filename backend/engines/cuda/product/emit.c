@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The offsets of A and B as text: functions from an index to an offset and, where elements can be outside, coordinates.
-   Both are sums of a part from the batch, one from the operand's own index and one from k, so that kernels keep
-   tables of the parts. It must not know tiles or what follows the sum. */
+/* Generates the offsets of A and B: functions from an index to an offset and, if elements can be outside, coordinates.
+   Both are sums of three parts, from the batch, from the operand's own index and from k, so that kernels can tabulate
+   the parts. This file must not know tiles or the epilogue. */
 #include "engines/cuda/product/contraction.h"
 
 #include <stdarg.h>
@@ -11,7 +11,7 @@
 const char index_letters[INDICES + 1] = "zijk";
 static const char operand_letters[] = "ab";
 
-/* Returned by value: it lives for the expression that calls it. Text beyond 31 characters is cut off. */
+/* Returned by value, so that it lives until the end of the full expression. Text beyond 31 characters is truncated. */
 struct name named(const char *format, ...) {
     struct name name;
     va_list arguments;
@@ -21,14 +21,14 @@ struct name named(const char *format, ...) {
     return name;
 }
 
-/* Arguments are 64-bit integers: kernels take the bits back by __longlong_as_double. */
+/* Arguments are 64-bit integers: kernels reinterpret the bits with __longlong_as_double. */
 void emit_real(struct kernel_source *source, double number, const char *name) {
     int64_t bits;
     memcpy(&bits, &number, sizeof bits);
     emit_number(source, bits, name);
 }
 
-/* Coefficients of 0 and 1 must be told in the text: emit_coefficient leaves their fields out by the same rule. */
+/* Coefficients of 0 and 1 are part of the text; emit_coefficient omits their fields accordingly. */
 void emit_term(struct kernel_source *source, const char *mode, int64_t coefficient, const char *argument) {
     if (coefficient == 1)
         text_add(&source->code, " + %s", mode);
@@ -42,9 +42,10 @@ void emit_split(struct kernel_source *source, const char *prefix, int count, con
         return;
     if (count > 1)
         text_add(&source->code, "    index %s_rest = %s;\n", prefix, value);
-    /* From the fastest mode on: each division leaves the rest for the slower ones; mode 0 is what remains. */
+    /* From the fastest mode on: each division leaves the quotient for the slower ones, and mode 0 is the last
+       quotient. */
     for (int d = count - 1; d > 0; d--) {
-        /* The taps that a phase sees are counted on the device, by find_batch. */
+        /* find_batch counts the taps that a phase sees on the device. */
         int phase = modes ? modes->at[d].phase : NO_PHASE;
         text_add(&source->code, "    [[maybe_unused]] const i64 %s%d = split(%s_rest, %s%d);\n", prefix, d, prefix,
                  phase != NO_PHASE && prefix[0] == 'k' ? "g.taps" : named("p.%s", prefix).text,
@@ -56,14 +57,14 @@ void emit_split(struct kernel_source *source, const char *prefix, int count, con
 
 /* ---- Arguments --------------------------------------------------------------------------------------------------- */
 
-/* Coefficients 0 and 1 are text, not arguments: emit_term() leaves them out. */
+/* Coefficients of 0 and 1 are part of the text, not arguments: see emit_term(). */
 static void emit_coefficient(struct kernel_source *source, int64_t coefficient, const char *name) {
     if (coefficient != 0 && coefficient != 1)
         emit_number(source, coefficient, name);
 }
 
-/* Names are the operand's letter, the index's letter and the mode: a_i1. A mode that is the slowest of its index has no
-   divisor; taps of a phase have one that is known at run time. */
+/* Names consist of the operand's letter, the index's letter and the mode: a_i1. The slowest mode of an index has no
+   divisor, and the taps of a phase have one that is computed at run time. */
 static void emit_arguments(struct kernel_source *source, const struct contraction *c) {
     for (int index = 0; index < INDICES; index++)
         for (int d = 0; d < c->modes[index].count; d++) {
@@ -84,8 +85,8 @@ static void emit_arguments(struct kernel_source *source, const struct contractio
 
 /* ---- The batch entry --------------------------------------------------------------------------------------------- */
 
-/* struct batch: what all tiles of a batch entry share. Offsets and coordinates of A and B, taps of each phase, and
-   sizes that are known on the device alone. */
+/* struct batch, which all tiles of a batch entry share: offsets and coordinates of A and B, taps of each phase, and
+   sizes that are only known on the device. */
 static void emit_batch_struct(struct kernel_source *source, const struct contraction *c) {
     text_add(&source->code, "struct batch {\n    i64 a, b;\n    index k_count;\n");
     for (int f = 0; f < OPERANDS; f++)
@@ -94,15 +95,15 @@ static void emit_batch_struct(struct kernel_source *source, const struct contrac
                 text_add(&source->code, "    i32 %c_at%d;\n", operand_letters[f], i);
     for (int n = 0; n < c->phase_count; n++)
         text_add(&source->code, "    divisor taps%d;\n", n);
-    /* Of rows, columns, k. */
+    /* Rows, columns and k. */
     if (contraction_has_overrides(c))
         text_add(&source->code, "    i64 used0, used1, used2;\n");
     text_add(&source->code, "};\n\n");
 }
 
-/* Of the taps that a phase sees: the first one, how many, and where in dy the first one reads. In device code, once per
-   batch entry: a phase's taps take divisions, which tiles must not repeat. z: the batch mode that is this phase's
-   number. */
+/* Emits the computation of the taps that a phase sees: the first one, their number, and the position in dy that the
+   first one reads. It runs once per batch entry, because it needs divisions that tiles should not repeat. z: the batch
+   mode that selects this phase. */
 static void emit_phase(struct kernel_source *source, const struct contraction *c, int n) {
     const struct phase *phase = &c->phases[n];
     int z = 0;
@@ -123,7 +124,7 @@ static void emit_phase(struct kernel_source *source, const struct contraction *c
         n, z, n, n, n, n, n, z, n, n, n, n, n, n, n, n, n, n, n, n, n, phase->coordinate, n);
 }
 
-/* Reads the entry's own number: the override has one element for all, or one for each batch entry along some dims. */
+/* The override has one element for all entries, or one per batch entry along some dims. */
 void contraction_emit_override(struct kernel_source *source, const struct contraction *c, int n, const char *mode) {
     const struct tensor *used = c->used[n];
     const struct modes *batch = &c->modes[BATCH];
@@ -139,7 +140,7 @@ void contraction_emit_override(struct kernel_source *source, const struct contra
     text_add(&source->code, " + 0))");
 }
 
-/* The override of M, N or K of this batch entry, or all. */
+/* Emits the override of M, N or K for this batch entry, or the full size. */
 static void emit_override(struct kernel_source *source, const struct contraction *c, int n) {
     static const char *const all[] = {"p.rows", "p.columns", "g.k_count"};
     text_add(&source->code, "    g.used%d = ", n);
@@ -150,9 +151,9 @@ static void emit_override(struct kernel_source *source, const struct contraction
     text_add(&source->code, ";\n");
 }
 
-/* find_batch(p, z): the batch's part of offsets and coordinates, and how many k there are. k_count is that of modes
-   without phases; each phase multiplies it by the taps it sees. Letters: a and b for operands, z for modes of the
-   batch. */
+/* Emits find_batch(p, z): the batch's part of offsets and coordinates, and the number of k. k_count starts as the
+   product of modes without phases, and each phase multiplies it by its number of taps. Letters: a and b for operands, z
+   for modes of the batch. */
 static void emit_find_batch(struct kernel_source *source, const struct contraction *c) {
     const struct modes *batch = &c->modes[BATCH];
     int64_t k = 1;
@@ -188,11 +189,11 @@ static void emit_find_batch(struct kernel_source *source, const struct contracti
     text_add(&source->code, "    return g;\n}\n\n");
 }
 
-/* ---- Places ------------------------------------------------------------------------------------------------------ */
+/* ---- Offsets and coordinates ------------------------------------------------------------------------------------- */
 
-/* One part of an operand's offset: `index` is the operand's own, which has the batch's part in it, or K. NOWHERE ends
-   loads past the last row, column or k: tiles at the edges need no test of their own. Where sizes are overridden,
-   `unused` marks elements that exist and count as absent. */
+/* Emits one part of an operand's offset. `index` is the operand's own index, whose part includes that of the batch, or
+   K. NOWHERE disables loads past the last row, column or k, so that tiles at the edges need no test of their own. With
+   overridden sizes, `unused` marks elements that exist but count as absent. */
 static void emit_offsets(struct kernel_source *source, const struct contraction *c, int f, int index) {
     const struct product_operand *operand = &c->operand[f];
     const struct modes *modes = &c->modes[index];
@@ -224,7 +225,7 @@ static void emit_offsets(struct kernel_source *source, const struct contraction 
     text_add(&source->code, "    return at;\n}\n\n");
 }
 
-/* What an index adds to an operand's offset, and to the coordinates that must be inside an image. */
+/* The contribution of an index to an operand's offset, and to the coordinates that must be inside an image. */
 static void emit_coordinates(struct kernel_source *source, const struct contraction *c, int f) {
     text_add(&source->code, "struct %c_coordinates {\n    i64 offset;\n", operand_letters[f]);
     for (int i = 0; i < COORDINATES; i++)
@@ -233,8 +234,8 @@ static void emit_coordinates(struct kernel_source *source, const struct contract
     text_add(&source->code, "%s};\n\n", contraction_has_overrides(c) ? "    bool unused;\n" : "");
 }
 
-/* is_inside(): whether the element of two such exists; one comparison for both ends, as unsigned numbers. A negative
-   coordinate becomes a large unsigned number. */
+/* Emits is_inside(): true if the element with the sum of two coordinates exists. One unsigned comparison covers both
+   ends, because a negative coordinate becomes a large unsigned number. */
 static void emit_is_inside(struct kernel_source *source, const struct contraction *c, int f) {
     const struct product_operand *operand = &c->operand[f];
     char letter = operand_letters[f];
@@ -251,8 +252,9 @@ static void emit_is_inside(struct kernel_source *source, const struct contractio
     text_add(&source->code, "%s;\n    }\n", contraction_has_overrides(c) ? " && !x.unused && !y.unused" : "");
 }
 
-/* lead(), of the direct kernel: from a result to its neighbour. IS_SHARED: these read the same element. The direct
-   kernel counts results by the batch alone, whose last mode runs along the result's memory. */
+/* Emits lead() of the direct kernel: the distance between the operand's elements of consecutive results. IS_SHARED:
+   these read the same element. The direct kernel numbers results by the batch only, and its last mode is contiguous in
+   the result. */
 static void emit_lead(struct kernel_source *source, const struct contraction *c, int f) {
     const struct modes *batch = &c->modes[BATCH];
     int64_t lead = batch->count ? batch->at[batch->count - 1].stride[f] : 0;
@@ -261,7 +263,7 @@ static void emit_lead(struct kernel_source *source, const struct contraction *c,
     text_add(&source->code, "; }\n    static constexpr bool IS_SHARED = %s;\n", lead ? "false" : "true");
 }
 
-/* Everything that kernels know of A or B: address, coordinates, offsets, types, and how it is read. */
+/* Emits all that kernels need to know about A or B: address, coordinates, offsets, types and access. */
 static void emit_matrix_operand(struct kernel_source *source, const struct contraction *c, int f) {
     const struct product_operand *operand = &c->operand[f];
     const struct arithmetic_row *row = &arithmetic_rows[c->arithmetic];

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What follows the sum: alpha, beta, the pointwise operations of the region, and the stores, as one printed function
-   over a run of results that lie side by side. It must not know how sums are made. */
+/* The epilogue: alpha, beta, the pointwise operations of the region and the stores, emitted as one function over a run
+   of contiguous results. This file must not know how sums are computed. */
 #include "base/number.h"
 #include "engines/cuda/product/contraction.h"
 #include "graph/ops/pointwise.h"
 
 enum {
-    LONGEST_RUN = 8,         /* neighbours of the result that a thread makes: 16 bytes of halves */
-    LOAD_INSTRUCTIONS = 2,   /* for an element of an operand: its share of a vector access, and a conversion */
-    REDUCE_INSTRUCTIONS = 2, /* for an element of a reduction */
+    LONGEST_RUN = 8,         /* contiguous results per thread: 16 bytes of halves */
+    LOAD_INSTRUCTIONS = 2,   /* per element of an operand: its share of a vector access, and a conversion */
+    REDUCE_INSTRUCTIONS = 2, /* per element of a reduction */
 };
 
 /* Values are numbered by the region's graph. */
@@ -20,7 +20,7 @@ static weftDataType_t tensor_type(const struct contraction *c, int value) {
     return (weftDataType_t)tensor_at(c, value)->type;
 }
 
-/* Whether the value is made by an operation of the region, and so is in registers. */
+/* True if an operation of the region produces the value, so that it is in registers. */
 static bool made_inside(const struct contraction *c, int value) { return region_makes(c->region, value); }
 
 /* GEN_INDEX reads no tensor: its value is a coordinate. */
@@ -38,8 +38,8 @@ static int output_of(const struct node *node) {
 
 /* ---- Analysis ---------------------------------------------------------------------------------------------------- */
 
-/* Same rank or one element: nothing is reshaped on the way, and inputs may broadcast along any dimension; outputs may
-   not (is_output, and inputs of reductions that are as large). */
+/* The tensor must have the result's dims or one element, because nothing is reshaped on the way. Inputs may broadcast
+   along any dimension; outputs may not (is_output, and inputs of reductions that are as large as the result). */
 static weftStatus_t check_tensor(const struct contraction *c, const struct descriptor *op, const struct tensor *tensor,
                                  bool is_output) {
     const struct tensor *result = tensor_at(c, c->result);
@@ -47,14 +47,15 @@ static weftStatus_t check_tensor(const struct contraction *c, const struct descr
     for (int64_t i = 0; fits && i < tensor->dims.count && tensor->dims.count == result->dims.count; i++)
         fits = tensor->dims.at[i] == result->dims.at[i] || (tensor->dims.at[i] == 1 && !is_output);
     if (!fits)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: %s has dims %s, %s makes %s. What follows it must have these dims.",
-             descriptor_label(op), descriptor_label(&tensor->base), tensor_dims_text(tensor),
-             descriptor_label(c->node->op), tensor_dims_text(result));
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
+             "%s: %s has dims %s, but %s produces %s. Operations after it must have these dims.", descriptor_label(op),
+             descriptor_label(&tensor->base), tensor_dims_text(tensor), descriptor_label(c->node->op),
+             tensor_dims_text(result));
     TRY(tensor_check_plain(tensor, op));
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Finds the operand of this role and value, or adds one: a tensor that two operations read is read once. */
+/* Finds the operand with this role and value, or adds one: a tensor that two operations read is loaded once. */
 static weftStatus_t add_operand(struct contraction *c, struct epilogue_operand **added, enum epilogue_role role,
                                 int value) {
     struct epilogue *epilogue = &c->epilogue;
@@ -64,15 +65,15 @@ static weftStatus_t add_operand(struct contraction *c, struct epilogue_operand *
             return WEFT_STATUS_SUCCESS;
         }
     if (epilogue->count == EPILOGUE_OPERANDS_MAX)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: more than %d operands would follow it in one kernel",
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: more than %d operands in its epilogue",
              descriptor_label(c->node->op), EPILOGUE_OPERANDS_MAX);
     *added = &epilogue->at[epilogue->count++];
     **added = (struct epilogue_operand){.role = role, .value = value};
     return WEFT_STATUS_SUCCESS;
 }
 
-/* An operand in memory: its strides over the modes, 0 where it broadcasts. Of EPILOGUE_REDUCED these are the strides of
-   what is kept: the combining kernel stores there. */
+/* Adds an operand in memory with its strides over the modes, 0 if it broadcasts. For EPILOGUE_REDUCED these are the
+   strides of the reduced tensor, which the combining kernel stores. */
 static weftStatus_t add_memory(struct contraction *c, enum epilogue_role role, int value) {
     const struct tensor *tensor = tensor_at(c, value);
     struct epilogue_operand *operand = NULL;
@@ -92,7 +93,7 @@ static weftStatus_t add_memory(struct contraction *c, enum epilogue_role role, i
     return WEFT_STATUS_SUCCESS;
 }
 
-/* A coordinate of the result, as the value of GEN_INDEX or to be held below a bound. */
+/* Adds a coordinate of the result: the value of GEN_INDEX, or a coordinate with an upper bound. */
 static weftStatus_t add_coordinate(struct contraction *c, enum epilogue_role role, int value, int64_t dim) {
     struct epilogue_operand *operand = NULL;
     TRY(add_operand(c, &operand, role, value));
@@ -103,21 +104,22 @@ static weftStatus_t add_coordinate(struct contraction *c, enum epilogue_role rol
     return WEFT_STATUS_SUCCESS;
 }
 
-/* What a reduction comes to is known when all tiles are done: nothing here can read it. value: what `node` reads. */
+/* Results of reductions are complete only after all tiles, so no other node of the region can read them. value: an
+   input of `node`. */
 static weftStatus_t check_source(const struct contraction *c, const struct node *node, int value) {
     if (made_inside(c, value) && reductions_serve(&c->region->graph->nodes[c->region->graph->values[value].producer]))
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s reads %s, which is known when the whole product is made.",
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s reads %s, which is complete only after the whole product.",
              descriptor_label(node->op), descriptor_label(&tensor_at(c, value)->base));
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Elements are as many as the product's; other inputs are read by the kernel that ends it. */
+/* Inputs with as many elements as the product are reduced; the others are read by the final reduction kernel. */
 static weftStatus_t add_reducer(struct contraction *c, const struct node *node) {
     TRY(reductions_add(c, node));
     for (int k = 0; k < node->operand_count; k++) {
         int value = node->operands[k];
         const struct tensor *tensor = tensor_at(c, value);
-        /* Of these every element is reduced; a mean or a variance that broadcasts is read when lines are combined. */
+        /* Every element of such a tensor is reduced. A broadcast mean or variance is read when lines are combined. */
         bool is_whole = tensor_elements(tensor) == tensor_elements(tensor_at(c, c->result));
         if (node->is_output[k]) {
             if (region_exports(c->region, value))
@@ -132,8 +134,8 @@ static weftStatus_t add_reducer(struct contraction *c, const struct node *node) 
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Operands of an operation behind the product: what it loads from memory, and stores for others than the region. Values
-   that are made and read inside stay in registers. */
+/* Adds the operands of a node after the product: loads of its inputs, and stores of outputs that are used outside the
+   region. Values that are only used inside stay in registers. */
 static weftStatus_t add_node(struct contraction *c, const struct node *node) {
     if (reductions_serve(node))
         return add_reducer(c, node);
@@ -150,12 +152,12 @@ static weftStatus_t add_node(struct contraction *c, const struct node *node) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Neighbouring modes become one where all operands step through both as through one: fewer divisions per element. As of
-   modes_merge, but by the epilogue's operands: what A and B do is nothing to it. */
+/* Merges adjacent modes that all operands traverse as one, which saves divisions per element. Like modes_merge, with
+   the operands of the epilogue: the strides of A and B do not matter. */
 static void merge_modes(struct epilogue *epilogue, int index) {
     int64_t *extents = epilogue->extents[index];
     for (int i = epilogue->mode_count[index] - 1; i-- > 0;) {
-        /* One 32-bit division splits the merged index again. */
+        /* One 32-bit division must split the merged index again. */
         bool merges = extents[i] * extents[i + 1] < INT32_MAX;
         for (int k = 0; k < epilogue->count; k++) {
             const int64_t *strides = epilogue->at[k].strides[index];
@@ -173,32 +175,32 @@ static void merge_modes(struct epilogue *epilogue, int index) {
     }
 }
 
-/* The index whose last mode runs along the memory of the first store. The index of the smaller stride: a thread then
-   stores neighbours, whichever operand they came from. */
+/* The index whose last mode is contiguous in the first store: the one with the smaller stride. A thread then stores
+   contiguous elements, whichever operand they came from. */
 static enum index find_lead(const struct contraction *c) {
     const struct epilogue *epilogue = &c->epilogue;
-    /* k: the first store, of which all others are thought to follow the layout. */
+    /* k: the first store; the others are assumed to have the same layout. */
     int rows = epilogue->mode_count[ROW], columns = epilogue->mode_count[COLUMN], k = 0;
-    /* Its results are counted by the batch alone. */
+    /* The direct kernel numbers its results by the batch only. */
     if (c->is_direct)
         return BATCH;
     if (!rows || !columns)
         return rows ? ROW : COLUMN;
     while (k < epilogue->count && epilogue->at[k].role != EPILOGUE_STORE)
         k++;
-    if (k == epilogue->count) /* only reductions leave */
+    if (k == epilogue->count) /* only reductions are stored */
         return COLUMN;
     return epilogue->at[k].strides[ROW][rows - 1] < epilogue->at[k].strides[COLUMN][columns - 1] ? ROW : COLUMN;
 }
 
-/* Whether runs of it are read or written by the epilogue, or their coordinates compared. */
+/* True if the epilogue reads or writes runs of the operand, or compares its coordinate. */
 static bool moves_data(const struct epilogue_operand *operand) {
     return operand->role != EPILOGUE_INDEX && operand->role != EPILOGUE_REDUCED;
 }
 
-/* How many neighbours one thread makes: what is contiguous is read and written in one access. Per operand: a bound must
-   be a multiple of the run, or a run would be half inside; a contiguous operand must be aligned at every run's
-   beginning; one that broadcasts or is strided along the lead is read element by element and sets no limit. */
+/* Number of contiguous results per thread, each run being read and written in one access. A bound must be a multiple of
+   the run, otherwise a run would be partly inside. A contiguous operand must be aligned at the start of every run. An
+   operand that broadcasts or is strided along the lead is read element by element and does not limit the run. */
 static int find_run(const struct contraction *c) {
     const struct epilogue *epilogue = &c->epilogue;
     int last = epilogue->mode_count[epilogue->lead] - 1;
@@ -225,8 +227,8 @@ static int find_run(const struct contraction *c) {
     return (int)length;
 }
 
-/* The result's own store comes first: the lead follows the first one. Limits come last: with phases a mode can count
-   further than its dimension of the result does. */
+/* The result's own store comes first, because the lead follows the first store. Limits come last: with phases, a mode
+   can exceed its dimension of the result. */
 weftStatus_t epilogue_analyse(struct contraction *c) {
     struct epilogue *epilogue = &c->epilogue;
     const struct tensor *result = tensor_at(c, c->result);
@@ -253,19 +255,19 @@ weftStatus_t epilogue_analyse(struct contraction *c) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* ---- Printing ---------------------------------------------------------------------------------------------------- */
+/* ---- Code generation --------------------------------------------------------------------------------------------- */
 
-/* The mode along which runs lie; -1: the lead counts to 1. */
+/* The mode along which runs are contiguous; -1: the lead has extent 1. */
 static int lead_mode(const struct epilogue *epilogue) { return epilogue->mode_count[epilogue->lead] - 1; }
 
-/* From one element of a run to the next; 0: the run shares one element. */
+/* Distance between consecutive elements of a run; 0: all elements of the run share one. */
 static int64_t lead_stride(const struct epilogue *epilogue, const struct epilogue_operand *operand) {
     int last = lead_mode(epilogue);
     return last < 0 ? 0 : operand->strides[epilogue->lead][last];
 }
 
-/* The loads that are the same in all rows, or the others. Contiguous operands in one access of RUN, those that
-   broadcast along the run as one element, others one by one. */
+/* Emits the loads that are the same for all rows, or the others. A contiguous operand is loaded in one access of RUN
+   elements, one that broadcasts along the run as one element, others element by element. */
 static void emit_loads(struct kernel_source *source, const struct contraction *c, bool of_column) {
     const struct epilogue *epilogue = &c->epilogue;
     for (int k = 0; k < epilogue->count; k++) {
@@ -276,7 +278,7 @@ static void emit_loads(struct kernel_source *source, const struct contraction *c
             continue;
         const char *type = cuda_type_name(operand->type);
         int64_t stride = lead_stride(epilogue, operand);
-        /* Elements along a run that are apart: one by one. */
+        /* Strided elements are loaded one by one. */
         if (stride > 1)
             text_add(&source->code, "    for (int e = 0; e < RUN; e++) in.f%d.at[e] = (p.f%d", k, k);
         else
@@ -289,8 +291,8 @@ static void emit_loads(struct kernel_source *source, const struct contraction *c
     }
 }
 
-/* Whether evaluate() reads a value that it has made, and so as its tensor holds it. Reductions of the stored result
-   read it from memory's form, not from here. */
+/* True if evaluate() reads a value that it has computed, which therefore has to be rounded to its tensor's type.
+   Reductions of the stored result read the stored data instead. */
 static bool is_read_inside(const struct contraction *c, int value) {
     for (int i = 0; i < c->region->count; i++) {
         const struct node *node = region_node(c->region, i);
@@ -301,17 +303,17 @@ static bool is_read_inside(const struct contraction *c, int value) {
     return false;
 }
 
-/* Whether sums become 16 bits and are read again as they are: a run of them is converted at once. Two floats become two
-   halves in one instruction. What reads a free tensor sees the sums themselves. */
+/* True if sums are rounded to 16 bits and read again: the run is then converted as a whole, because one instruction
+   converts two floats to two halves. Readers of a free tensor see the unrounded sums. */
 static bool keeps_runs(const struct contraction *c) {
     bool is_free = c->region->graph->values[c->result].tensor->is_free;
     return is_read_inside(c, c->result) && !is_free && c->alpha == 1 && c->beta == 0 &&
            dtype_bytes(tensor_type(c, c->result), 1) == 2 && arithmetic_rows[c->arithmetic].sum == WEFT_DATA_FLOAT;
 }
 
-/* v<result> from the sum, as its tensor holds it; whole numbers stay whole unless they are scaled. Whole sums are i64
-   on their way, as epilogue formulas over integers are; scaled by alpha or beta they pass through double, which holds
-   53 bits. Whether it is rounded here: only if an operation behind reads it, and its tensor is not free. */
+/* Emits v<result>, the value of the sum in its tensor's type. Integer sums are i64, like all integers in epilogue
+   formulas, and stay integers unless they are scaled: with alpha or beta they pass through double, which holds 53 bits.
+   The value is rounded here only if a later operation reads it and its tensor is not free. */
 static void emit_result(struct kernel_source *source, const struct contraction *c) {
     if (keeps_runs(c)) {
         text_add(&source->code, "        const float v%d = kept.number.at[e];\n", c->result);
@@ -339,15 +341,15 @@ static void emit_result(struct kernel_source *source, const struct contraction *
                  cuda_type_name(tensor_type(c, c->result)), c->result);
 }
 
-/* v<value> of what fetch() read, and of coordinates. Conversion of bfloat16 is put off to its use, which saves
-   registers. Called within the loop over e. */
+/* Emits v<value> for the operands that fetch() loaded and for coordinates, inside the loop over e. Conversion from
+   bfloat16 is deferred until its use, which saves registers. */
 static void emit_values(struct kernel_source *source, const struct contraction *c) {
     const struct epilogue *epilogue = &c->epilogue;
     for (int k = 0; k < epilogue->count; k++) {
         const struct epilogue_operand *operand = &epilogue->at[k];
-        /* As floats from the start they would take a register each. */
+        /* As floats they would occupy one register each. */
         bool is_late = operand->type == WEFT_DATA_BFLOAT16;
-        /* A pair is one word until it is used: apart, each half would be cut out of it at once. */
+        /* Keep a pair in one word until it is used; as two values, each half would be extracted at once. */
         if (operand->role == EPILOGUE_LOAD && is_late && epilogue->run == 2 && lead_stride(epilogue, operand) == 1)
             text_add(&source->code, "        const float v%d = to_float_late(*(const u32*)&in.f%d, e);\n",
                      operand->value, k);
@@ -365,8 +367,8 @@ static void emit_values(struct kernel_source *source, const struct contraction *
     }
 }
 
-/* A run is stored in one access where it is contiguous, else element by element. struct results has what each store
-   takes, converted. */
+/* A contiguous run is stored in one access, others element by element. struct results has the converted values of each
+   store. */
 static void emit_stores(struct kernel_source *source, const struct contraction *c) {
     const struct epilogue *epilogue = &c->epilogue;
     for (int k = 0; k < epilogue->count; k++) {
@@ -388,7 +390,7 @@ static void emit_stores(struct kernel_source *source, const struct contraction *
     }
 }
 
-/* For prices: loads, formulas and reductions of one element. */
+/* For prices: instructions of the loads, formulas and reductions of one element. */
 double epilogue_instructions(const struct contraction *c) {
     double count = 0;
     for (int k = 0; k < c->epilogue.count; k++)
@@ -404,8 +406,8 @@ double epilogue_instructions(const struct contraction *c) {
     return count;
 }
 
-/* Of 16 columns a thread has two pairs in each of its two rows: 4 pairs, or 2 where the rows share what they read; a
-   pair of 16 bits is one word. Registers of 32 bits. */
+/* Number of 32-bit registers. For 16 columns, a thread has two pairs in each of its two rows: 4 pairs, or 2 if the rows
+   share the operand. A pair of 16-bit elements is one word. */
 int epilogue_fetched_words(const struct epilogue *epilogue) {
     int words = 0;
     for (int k = 0; k < epilogue->count; k++)
@@ -416,10 +418,10 @@ int epilogue_fetched_words(const struct epilogue *epilogue) {
     return words;
 }
 
-/* fetch(): what is read of memory, apart from the rest so that kernels can read ahead. fetch_below(): what differs in
-   another row of the same column; it exists even where the first one does not, so what they share is read before rows
-   are looked at. Fields of operands that are loaded in another way (is_auxiliary) exist and are filled in by the
-   kernel. */
+/* fetch() loads the operands. It is a separate function so that kernels can prefetch. fetch_below() loads what differs
+   in another row of the same column. That row may exist even if the first one does not, so fetch() loads the shared
+   operands before it tests the row. Operands that are loaded in another way (is_auxiliary) have fields that the kernel
+   fills in. */
 static void emit_fetch(struct kernel_source *source, const struct contraction *c) {
     const struct epilogue *epilogue = &c->epilogue;
     text_add(&source->code, "struct fetched {\n");
@@ -429,7 +431,7 @@ static void emit_fetch(struct kernel_source *source, const struct contraction *c
                      lead_stride(epilogue, &epilogue->at[k]) ? "RUN" : "1", k);
     emit_constant(source, "FETCHED_WORDS", epilogue_fetched_words(epilogue));
     text_add(&source->code, "};\n\n");
-    /* The same text twice: fetch_below() leaves out what is of the column. */
+    /* The same text twice; fetch_below() omits the operands of the column. */
     for (int is_below = 0; is_below < 2; is_below++) {
         text_add(&source->code,
                  is_below
@@ -445,14 +447,14 @@ static void emit_fetch(struct kernel_source *source, const struct contraction *c
     }
 }
 
-/* Whether operand k stores the sums themselves, converted already. That run is stored as keep_run made it. */
+/* True if operand k stores the unmodified sums. keep_run has already converted that run. */
 static bool is_kept(const struct contraction *c, int k) {
     const struct epilogue_operand *operand = &c->epilogue.at[k];
     return keeps_runs(c) && operand->role == EPILOGUE_STORE && operand->value == c->result;
 }
 
-/* Whether reductions read the value and else only operands in memory, and no other operation reads it. Then its
-   rounding to 16 bits can wait until the run is complete. */
+/* True if the value is read by reductions, whose other inputs are all in memory, and by no other operation. Then its
+   rounding to 16 bits can be deferred until the run is complete. */
 static bool is_only_reduced(const struct contraction *c, int value) {
     bool is_read = false;
     for (int i = 0; i < c->region->count; i++) {
@@ -469,10 +471,10 @@ static bool is_only_reduced(const struct contraction *c, int value) {
     return is_read;
 }
 
-/* The operand that stores in 16 bits what reductions read, as it is stored, and nothing else does: a run of it is
-   converted at once, behind all formulas; -1: none is such. */
+/* The operand that stores, in 16 bits, a value that only reductions read, after rounding; -1 if there is no such
+   operand. Its run is converted as a whole after all formulas. */
 static int find_reduced(const struct contraction *c) {
-    /* One operand at most: the loop over a run is cut once. */
+    /* At most one operand, because the loop over a run is split only once. */
     for (int k = 0; k < c->epilogue.count && !c->epilogue.reduces_stored; k++) {
         const struct epilogue_operand *operand = &c->epilogue.at[k];
         bool is_half = dtype_is_half(operand->type);
@@ -483,7 +485,7 @@ static int find_reduced(const struct contraction *c) {
     return -1;
 }
 
-/* struct results: what evaluate() makes: a run for each store, and the elements of each reduction. */
+/* struct results, the return type of evaluate(): a run for each store, and the elements of each reduction. */
 static void emit_results(struct kernel_source *source, const struct epilogue *epilogue) {
     text_add(&source->code, "struct results {\n");
     for (int k = 0; k < epilogue->count; k++)
@@ -494,8 +496,8 @@ static void emit_results(struct kernel_source *source, const struct epilogue *ep
     text_add(&source->code, "};\n\n");
 }
 
-/* The operations of the region behind the product, in order; `last` is rounded later, with its run. A value that is
-   read inside is rounded as its tensor would hold it. */
+/* Emits the operations of the region after the product, in order. Values that are read inside are rounded to their
+   tensor's type, except `last`, which is rounded later together with its run. */
 static void emit_formulas(struct kernel_source *source, const struct contraction *c, int last) {
     for (int i = 0; i < c->region->count; i++) {
         const struct node *node = region_node(c->region, i);
@@ -503,13 +505,13 @@ static void emit_formulas(struct kernel_source *source, const struct contraction
             continue;
         if (is_read_inside(c, output_of(node)) && output_of(node) != last)
             formula_emit(&source->code, c->region->graph, node);
-        else /* storing rounds */
+        else /* the store rounds */
             formula_emit_exact(&source->code, c->region->graph, node);
     }
 }
 
-/* Ends the loop over a run and begins it again: in between the run of operand `reduced` is converted at once, and from
-   then on its value is what its tensor holds. */
+/* Splits the loop over a run in two. In between, the run of operand `reduced` is converted as a whole, so that the
+   second loop reads the rounded value. */
 static void emit_reduced_run(struct kernel_source *source, const struct contraction *c, int reduced) {
     const struct epilogue_operand *operand = &c->epilogue.at[reduced];
     text_add(&source->code,
@@ -520,8 +522,8 @@ static void emit_reduced_run(struct kernel_source *source, const struct contract
     text_add(&source->code, "        const float v%d = kept_last.number.at[e];\n", operand->value);
 }
 
-/* evaluate(): from sums to what is stored, converted. One loop over the run, or two around the conversion of what
-   reductions read. */
+/* Emits evaluate(), which computes the converted results from the sums: one loop over the run, or two around the
+   conversion of the reduced value. */
 static void emit_evaluate(struct kernel_source *source, const struct contraction *c) {
     const struct epilogue *epilogue = &c->epilogue;
     int reduced = find_reduced(c);
@@ -552,7 +554,7 @@ static void emit_evaluate(struct kernel_source *source, const struct contraction
     text_add(&source->code, "    return out;\n}\n\n");
 }
 
-/* exists(p, z, i, j): whether the result has such an element. */
+/* Emits exists(p, z, i, j): true if the result has such an element. */
 static void emit_exists(struct kernel_source *source, const struct epilogue *epilogue) {
     text_add(&source->code, "DEVICE bool exists(const arguments& p, index z, index i, index j) {\n");
     epilogue_emit_modes(source, epilogue);
@@ -560,8 +562,8 @@ static void emit_exists(struct kernel_source *source, const struct epilogue *epi
     text_add(&source->code, "    return true;\n}\n\n");
 }
 
-/* Printed in the order in which they call each other. The second epilogue() fetches for itself, for kernels that do not
-   read ahead. */
+/* Functions are emitted in the order in which they call each other. The second epilogue() calls fetch() itself, for
+   kernels that do not prefetch. */
 void epilogue_emit(struct kernel_source *source, const struct contraction *c) {
     emit_constant(source, "RUN", c->epilogue.run);
     epilogue_emit_arguments(source, &c->epilogue);
@@ -582,7 +584,7 @@ void epilogue_emit(struct kernel_source *source, const struct contraction *c) {
              "    return epilogue(p, z, i, j, sum, fetch(p, z, i, j));\n}\n\n");
 }
 
-/* For kernels that store by themselves what evaluate() made. */
+/* For kernels that store the results of evaluate() themselves. */
 void epilogue_emit_address(struct kernel_source *source, const struct contraction *c, int k) {
     const struct epilogue *epilogue = &c->epilogue;
     const char *type = cuda_type_name(epilogue->at[k].type);
@@ -594,8 +596,7 @@ void epilogue_emit_address(struct kernel_source *source, const struct contractio
     text_add(&source->code, ";\n}\n\n");
 }
 
-/* 8 elements are 16 bytes: every piece of a row begins where the copy engine can. Its modes step like the result's, in
-   whole accesses. */
+/* Strides are multiples of 8 elements, 16 bytes: each piece of a row starts at an address that TMA accepts. */
 bool epilogue_lies_alike(const struct contraction *c, int k, const struct epilogue_operand *store) {
     const struct epilogue *epilogue = &c->epilogue;
     const struct epilogue_operand *operand = &epilogue->at[k];
@@ -608,8 +609,8 @@ bool epilogue_lies_alike(const struct contraction *c, int k, const struct epilog
     return is;
 }
 
-/* Whether what operand k stores has elements of so many bytes, and rows of whole accesses of 16 bytes. Results of a row
-   are neighbours, and runs of at least two: as accumulators lie in pairs. */
+/* True if the elements that operand k stores have `bytes` bytes and its rows consist of whole 16-byte accesses. The
+   results of a row must be contiguous with runs of at least two, because accumulators come in pairs. */
 static bool is_staged(const struct contraction *c, const struct epilogue_operand *store, int bytes) {
     const struct epilogue *epilogue = &c->epilogue;
     int64_t access = 16 / bytes;
@@ -623,7 +624,7 @@ static bool is_staged(const struct contraction *c, const struct epilogue_operand
     return tensor_at(c, store->value)->alignment % 16 == 0;
 }
 
-/* Kernels have epilogue tiles for two results at most. */
+/* Kernels have epilogue tiles for at most two results. */
 int epilogue_find_stored(const struct contraction *c, int bytes, const struct epilogue_operand *stores[2]) {
     int count = 0;
     for (int k = 0; k < c->epilogue.count; k++)

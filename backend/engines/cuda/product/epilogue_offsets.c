@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Where the operands behind the sum lie: their modes, limits and offsets, for all functions over the same indices. */
+/* Addresses of epilogue operands: their modes, limits and offsets, for all functions over the same indices. */
 #include "engines/cuda/product/contraction.h"
 
-/* Whether results of some phase or image end before the extent of their modes. */
+/* True if the results of some phase or image end before the extent of their modes. */
 static bool is_limited(const struct epilogue *epilogue) {
     for (int k = 0; k < epilogue->count; k++)
         if (epilogue->at[k].role == EPILOGUE_LIMIT)
@@ -10,8 +10,8 @@ static bool is_limited(const struct epilogue *epilogue) {
     return false;
 }
 
-/* Whether operand k is the same in all rows. Of a result whose phases end at different places, in all phases. A kernel
-   then reads it once for all rows of a tile. */
+/* True if operand k is the same for all rows; if the phases of the result end at different positions, also for all
+   phases. A kernel then loads it once for all rows of a tile. */
 bool epilogue_is_of_column(const struct epilogue *epilogue, int k) {
     for (int index = is_limited(epilogue) ? BATCH : ROW; index <= ROW; index++)
         for (int d = 0; d < epilogue->mode_count[index]; d++)
@@ -20,14 +20,15 @@ bool epilogue_is_of_column(const struct epilogue *epilogue, int k) {
     return true;
 }
 
-/* Fields of the arguments: addresses, bounds, what modes are split by and multiplied with. */
+/* Emits fields of the arguments: addresses, bounds, and the divisors and strides of modes. */
 void epilogue_emit_arguments(struct kernel_source *source, const struct epilogue *epilogue) {
     for (int index = BATCH; index < K; index++)
         for (int d = 1; d < epilogue->mode_count[index]; d++)
             emit_divisor(source, epilogue->extents[index][d], named("f%c%d", index_letters[index], d).text);
     for (int k = 0; k < epilogue->count; k++) {
         const struct epilogue_operand *operand = &epilogue->at[k];
-        /* Names: f<operand> is the address, f<operand>_<index><mode> the stride along a mode; 0 and 1 are text. */
+        /* Names: f<operand> is the address, f<operand>_<index><mode> the stride along a mode. Strides of 0 and 1 are
+           part of the text. */
         if (operand->role == EPILOGUE_LIMIT)
             emit_number(source, operand->bound, named("f%d_bound", k).text);
         else if (operand->role != EPILOGUE_INDEX)
@@ -39,7 +40,7 @@ void epilogue_emit_arguments(struct kernel_source *source, const struct epilogue
     }
 }
 
-/* The slowest mode, 0, needs no divisor: it is what the others leave. */
+/* The slowest mode, 0, needs no divisor: it is the remaining quotient. */
 void epilogue_emit_modes(struct kernel_source *source, const struct epilogue *epilogue) {
     for (int index = BATCH; index < K; index++) {
         char prefix[] = {'f', index_letters[index], 0}, value[] = {index_letters[index], 0};
@@ -47,7 +48,7 @@ void epilogue_emit_modes(struct kernel_source *source, const struct epilogue *ep
     }
 }
 
-/* The limited coordinate is the operand's offset: its strides are steps of the coordinate (add_coordinate). */
+/* The limited coordinate is the operand's offset, because its strides are coordinate increments (add_coordinate). */
 void epilogue_emit_limits(struct kernel_source *source, const struct epilogue *epilogue, bool of_column,
                           const char *out) {
     for (int k = 0; k < epilogue->count; k++)
@@ -63,7 +64,7 @@ void epilogue_emit_all_limits(struct kernel_source *source, const struct epilogu
     epilogue_emit_limits(source, epilogue, false, out);
 }
 
-/* The sum of modes times strides. */
+/* Emits the sum of modes times strides. */
 void epilogue_emit_offset(struct kernel_source *source, const struct epilogue *epilogue, int k) {
     for (int index = BATCH; index < K; index++)
         for (int d = 0; d < epilogue->mode_count[index]; d++)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The product of a region, and the operations before it and behind. */
+/* Finds the product of a region and the operations before and after it. */
 #include "engines/cuda/product/contraction.h"
 #include "engines/product.h"
 
@@ -8,15 +8,16 @@
 
 static bool is_scaling(const struct node *node) { return op_of(node->op) == &block_scale_dequantize_op; }
 
-/* What a region of contraction_find_prepared may have beside its product; is_preparing: of these, in front of it. */
+/* Nodes that contraction_find_prepared accepts in addition to the product. is_preparing: those of them that may precede
+   the product. */
 static bool goes_around(const struct node *node) {
     return node_is_pointwise(node) || reductions_serve(node) || is_scaling(node);
 }
 
 static bool is_preparing(const struct node *node) { return node_is_pointwise(node) || is_scaling(node); }
 
-/* Of the product: what it reads comes from outside the region, or from nodes that may be in front; all tensors are
-   plain and of types that kernels address. */
+/* Checks the tensors of the product: its inputs come from outside the region, or, if takes_prepared, from nodes that
+   may precede it; all tensors are plain and have types that kernels can address. */
 static weftStatus_t check_operands(const struct region *region, bool takes_prepared, const struct node *node) {
     for (int i = 0; i < node->operand_count; i++) {
         const struct value *value = &region->graph->values[node->operands[i]];
@@ -25,7 +26,8 @@ static weftStatus_t check_operands(const struct region *region, bool takes_prepa
         if (!node->is_output[i] && is_made_here &&
             !(takes_prepared && is_preparing(&region->graph->nodes[value->producer])))
             FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
-                 "%s reads %s, which %s makes: operations are fused behind a product, not before it.",
+                 "%s reads %s, which %s produces: only operations after a product are fused with it, not operations "
+                 "before it.",
                  descriptor_label(node->op), descriptor_label(&tensor->base),
                  descriptor_label(region->graph->nodes[value->producer].op));
         TRY(tensor_check_plain(tensor, node->op));
@@ -37,11 +39,11 @@ static weftStatus_t check_operands(const struct region *region, bool takes_prepa
     return WEFT_STATUS_SUCCESS;
 }
 
-/* `goes_with`: which nodes the region may have beside its one product. */
+/* `goes_with` selects the nodes that the region may have in addition to its only product. */
 static weftStatus_t find(struct contraction *c, const struct region *region,
                          bool (*goes_with)(const struct node *node)) {
     const struct node *node;
-    /* Below, the shape alone: how it is computed is contraction_plan's business. */
+    /* Only the shape is determined here. How it is computed is up to contraction_plan. */
     *c = (struct contraction){.region = region};
     TRY(region_find_product(&node, region, goes_with));
     TRY(check_operands(region, goes_with == goes_around, node));
@@ -51,13 +53,14 @@ static weftStatus_t find(struct contraction *c, const struct region *region,
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Portable kernels read operands as they lie: only what is behind the product is fused. */
+/* Portable kernels read operands unchanged: only operations after the product are fused. */
 weftStatus_t contraction_find(struct contraction *c, const struct region *region) {
     return find(c, region, node_is_pointwise);
 }
 
-/* An operand that the region scales becomes the tensor whose blocks are scaled, where both lie alike. Scales apply
-   inside the product only if nobody sees the scaled tensor: it never reaches memory. Adds 1 to *count where it is. */
+/* Replaces an operand that the region scales by the unscaled tensor, if both have the same layout. Scales can be
+   applied inside the product only if no other node reads the scaled tensor, because it is never written to memory.
+   Increments *count if the operand was replaced. */
 static weftStatus_t take_scaling(struct contraction *c, struct product_operand *operand, int *count) {
     const struct graph *graph = c->region->graph;
     int producer = graph->values[operand->value].producer;
@@ -65,13 +68,13 @@ static weftStatus_t take_scaling(struct contraction *c, struct product_operand *
         return WEFT_STATUS_SUCCESS;
     const struct descriptor *op = graph->nodes[producer].op;
     const struct block_scale_dequantize_op *scaling = (const struct block_scale_dequantize_op *)op;
-    /* The product's modes were made of y's strides, and now count through x. */
+    /* The product's modes have the strides of y and will now index x. */
     bool is_alike = scaling->x->vector_count == 1;
     for (int64_t i = 0; i < scaling->x->dims.count; i++)
         is_alike = is_alike && scaling->x->strides.at[i] == scaling->y->strides.at[i];
     if (!is_alike || region_exports(c->region, operand->value))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
-             "%s: %s must have the strides of %s and be read by the product alone, to be scaled within it.",
+             "%s: %s must have the strides of %s and be read only by the product, to be scaled inside it.",
              descriptor_label(op), descriptor_label(&scaling->y->base), descriptor_label(&scaling->x->base));
     operand->scaling = scaling;
     operand->tensor = scaling->x;
@@ -80,7 +83,7 @@ static weftStatus_t take_scaling(struct contraction *c, struct product_operand *
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Among those that find_before has taken so far. */
+/* True if find_before has already assigned the node to the prologue. */
 static bool is_before(const struct contraction *c, const struct node *node) {
     for (int i = 0; i < c->before_count; i++)
         if (c->before[i] == node)
@@ -88,9 +91,9 @@ static bool is_before(const struct contraction *c, const struct node *node) {
     return false;
 }
 
-/* Whether what a pointwise node makes becomes the operand, and nothing else: its value is `prepared`, or is read by
-   nodes that are before the product already. An error where it is read elsewhere, too, or is both operands, as it never
-   reaches memory. */
+/* Sets *is if the result of a pointwise node contributes only to the operand: it is the value `prepared`, or all its
+   readers are in the prologue. Fails if another node reads it too, or if it is both operands, because it is never
+   written to memory. */
 static weftStatus_t check_before(const struct contraction *c, const struct node *node, int prepared, bool *is) {
     int out = 0;
     while (!node->is_output[out])
@@ -106,18 +109,18 @@ static weftStatus_t check_before(const struct contraction *c, const struct node 
         *is = *is || is_before(c, reader);
         is_shared = is_shared || !(is_before(c, reader) || (reader == c->node && out == prepared));
     }
-    /* Otherwise the node belongs behind the product or elsewhere. */
+    /* Otherwise the node follows the product or is unrelated. */
     if (*is && is_shared)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
-             "%s: what it makes must be read by the product alone, as one operand.", descriptor_label(node->op));
+             "%s: its result must be read only by the product, as one operand.", descriptor_label(node->op));
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The one tensor of the operand's dims and strides that operations before the product read takes its place. Kernels
-   read that tensor by the modes that were made of the operand's. */
+/* Replaces the operand by the one tensor with the operand's dims and strides that the prologue reads. Kernels read that
+   tensor with the modes of the original operand. */
 static weftStatus_t take_prepared(struct contraction *c, struct product_operand *operand) {
     const struct graph *graph = c->region->graph;
-    /* Of several tensors of the operand's layout none would be the one to stage. */
+    /* If several tensors had the operand's layout, the one to stage would be ambiguous. */
     int input = NOTHING_BEFORE;
     for (int b = 0; b < c->before_count; b++)
         for (int k = 0; k < c->before[b]->operand_count; k++) {
@@ -127,14 +130,15 @@ static weftStatus_t take_prepared(struct contraction *c, struct product_operand 
                 !tensor_same_layout(tensor, operand->tensor) || value == input)
                 continue;
             if (input != NOTHING_BEFORE)
-                FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: %s and %s would both become its operand.",
+                FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
+                     "%s: both %s and %s could replace its operand, but only one tensor may.",
                      descriptor_label(c->node->op), descriptor_label(&graph->values[input].tensor->base),
                      descriptor_label(&tensor->base));
             input = value;
         }
     if (input == NOTHING_BEFORE)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
-             "%s: operations before it read no tensor of %s's type, dims and strides, to become it in its place.",
+             "%s: the operations before it read no tensor with the type, dims and strides of %s that could replace it.",
              descriptor_label(c->node->op), descriptor_label(&operand->tensor->base));
     operand->prepared = operand->value;
     operand->value = input;
@@ -142,11 +146,12 @@ static weftStatus_t take_prepared(struct contraction *c, struct product_operand 
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Pointwise operations of the region that lead to an operand. Operations before both operands are refused (count > 0):
-   kernels stage one operand through registers. Its nodes are appended to c->before, last first. */
+/* Finds the pointwise operations of the region that lead to an operand and appends them to the prologue, last first.
+   Prologues of both operands are refused (count > 0), because kernels stage only one operand through registers. */
 static weftStatus_t find_before(struct contraction *c, struct product_operand *operand) {
     int count = c->before_count;
-    /* Backwards: readers come before what they read, so that chains are followed to their first operation. */
+    /* Iterate backwards, so that readers are visited before their producers and chains are followed to their first
+       operation. */
     for (int i = c->region->count; i-- > 0;) {
         const struct node *node = region_node(c->region, i);
         bool is = false;
@@ -157,15 +162,15 @@ static weftStatus_t find_before(struct contraction *c, struct product_operand *o
             continue;
         if (count > 0 || c->before_count == BEFORE_MAX)
             FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
-                 "%s: up to %d operations before one of its operands are fused with it.", descriptor_label(c->node->op),
-                 BEFORE_MAX);
+                 "%s: at most %d operations before one of its operands are fused with it.",
+                 descriptor_label(c->node->op), BEFORE_MAX);
         c->before[c->before_count++] = node;
     }
     return c->before_count > count ? take_prepared(c, operand) : WEFT_STATUS_SUCCESS;
 }
 
-/* `left` counts scalings that became operands against those in the region: one that is left over would scale something
-   else, as a result. */
+/* `left` is the number of scalings that became operands minus the number in the region. A remaining scaling would apply
+   to something else, such as a result. */
 weftStatus_t contraction_find_prepared(struct contraction *c, const struct region *region) {
     int left = 0;
     TRY(find(c, region, goes_around));
@@ -176,25 +181,25 @@ weftStatus_t contraction_find_prepared(struct contraction *c, const struct regio
     for (int i = 0; i < region->count; i++)
         left -= is_scaling(region_node(region, i));
     if (left < 0)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
-             "%s: scales of blocks multiply its operands here and nothing else.", descriptor_label(c->node->op));
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: block scales may only multiply its operands.",
+             descriptor_label(c->node->op));
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Everything else of a region is in the epilogue. */
+/* All other nodes of a region belong to the epilogue. */
 bool contraction_is_behind(const struct contraction *c, const struct node *node) {
     return node != c->node && !is_scaling(node) && !is_before(c, node);
 }
 
 weftStatus_t contraction_may_narrow(void) {
-    /* What cuDNN and cuBLAS read, too: whoever forbids tf32 there means all libraries. */
+    /* cuDNN and cuBLAS read this variable, too: if tf32 is forbidden there, that applies to all libraries. */
     const char *override = getenv("NVIDIA_TF32_OVERRIDE");
     if (override && strcmp(override, "0") == 0)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED, "NVIDIA_TF32_OVERRIDE=0 forbids to narrow floats to tf32. Unset it.");
+        FAIL(WEFT_STATUS_NOT_SUPPORTED, "NVIDIA_TF32_OVERRIDE=0 forbids narrowing floats to tf32. Unset it.");
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Of inputs alone: what the result is stored as narrows nothing. */
+/* Only inputs count: the type of the result does not narrow anything. */
 bool contraction_narrows(const struct graph *graph, int node) {
     const struct node *product = &graph->nodes[node];
     bool has_half = false, has_bfloat16 = false, has_float = false;
@@ -207,8 +212,8 @@ bool contraction_narrows(const struct graph *graph, int node) {
     return node_is_product(product) && (has_float || (has_half && has_bfloat16));
 }
 
-/* Whether a node is the product of a region, or makes what that reads. Recursion ends: a region has no cycle.
-   O(nodes^2) for each level: regions are a few nodes. */
+/* True if a node is the product of a region, or produces one of its inputs, directly or through others. The recursion
+   ends because regions have no cycles. It costs O(nodes^2) per level, and regions have few nodes. */
 static bool leads_to_product(const struct region *region, const struct node *node) {
     bool leads = node_is_product(node);
     for (int k = 0; k < node->operand_count && !leads; k++)
@@ -218,7 +223,7 @@ static bool leads_to_product(const struct region *region, const struct node *nod
     return leads;
 }
 
-/* The epilogue reads an element where it stores it; operands of the product are read by other blocks as well. */
+/* The epilogue reads an element where it stores it, but other blocks also read the operands of the product. */
 bool contraction_may_alias(const struct step *step, int in, int out) {
     const struct region *region = &step->region;
     for (int i = 0; i < region->count; i++)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Choosing how a contraction is computed: the arithmetic from the data types, how operands are read from their strides,
-   and tile and splits from a prediction of time. Pure. It must not know text. */
+/* Chooses how a contraction is computed: the arithmetic from the data types, vector accesses from the operands'
+   strides, and tile and splits from predicted times. Pure functions; this file must not know about text. */
 #include "base/number.h"
 #include "engines/cuda/core/price.h"
 #include "engines/cuda/product/contraction.h"
@@ -8,7 +8,7 @@
 #include "graph/ops/matmul.h"
 #include "graph/ops/moe.h"
 
-/* By the number of the knob TILE_SIZE. Efficiency: the share of the arithmetic rate that a block of many reaches;
+/* Indexed by the knob TILE_SIZE minus 1. Efficiency: the share of peak arithmetic that a grid of many blocks reaches;
    smaller tiles load more per product. */
 static const struct tile mma_tiles[TILE_ROWS] = {
     {.rows = 128, .columns = 128, .warps_m = 2, .warps_n = 4, .efficiency = 0.60},
@@ -29,30 +29,30 @@ static const struct tile fma_tiles[TILE_ROWS] = {
     {.rows = 32, .columns = 32, .thread_m = 4, .thread_n = 4, .efficiency = 0.35},
 };
 
-/* Of a kernel with its first and last steps, which nothing hides. */
+/* Launch overhead, including the first and last steps of a kernel, which nothing overlaps. */
 static const double LAUNCH_SECONDS = 2e-6;
-static const double INSTRUCTIONS_PER_CLOCK = 128; /* of a multiprocessor's threads; and for an access: */
-/* Splitting an index into modes, offset, bounds and the load; of an image three coordinates more. */
+static const double INSTRUCTIONS_PER_CLOCK = 128; /* per multiprocessor. Instructions per access: */
+/* To split an index into modes and compute offset, bounds and load; images have three coordinates in addition. */
 static const double MATRIX_INSTRUCTIONS = 30, IMAGE_INSTRUCTIONS = 90;
-/* Each product loads both its factors, mostly from L1, and finds where they are. */
-static const double DIRECT_RATE = 0.15; /* of the FMA rate */
+/* Every product loads both factors, mostly from L1, and computes their addresses. */
+static const double DIRECT_RATE = 0.15; /* relative to the FMA rate */
 
-/* ---- How operands are read --------------------------------------------------------------------------------------- */
+/* ---- Vector accesses of operands --------------------------------------------------------------------------------- */
 
-/* The longest run along `index`: its last mode is contiguous and moves no coordinate, everything else keeps to
-   multiples of it. 1 where elements are read one by one. */
+/* The longest vector along `index`: its last mode is contiguous and changes no coordinate, and all other offsets are
+   multiples of the vector length. 1 if elements must be read one by one. */
 static int operand_run(const struct contraction *c, int f, int index) {
     const struct product_operand *operand = &c->operand[f];
     int last = c->modes[index].count - 1;
     const struct mode *inner = &c->modes[index].at[last];
-    /* Overrides may end a row within an access. */
+    /* An override may end a row inside a vector. */
     if (last < 0 || inner->stride[f] != 1 || inner->phase != NO_PHASE || operand->tensor->is_by_value ||
         operand->tensor->is_constant || contraction_has_overrides(c))
         return 1;
     for (int i = 0; i < COORDINATES; i++)
         if (inner->step[f][i])
             return 1;
-    /* Elements of one access of at most 16 bytes; every mode and the first element keep to multiples of it. */
+    /* Elements per access of at most 16 bytes, such that every mode and the first element are multiples of it. */
     int64_t fits = gcd64(operand->tensor->alignment, 16) / dtype_bytes(operand_type(c, f), 1);
     int64_t run = gcd64(gcd64(fits > 1 ? fits : 1, inner->extent), operand->first);
     for (int i = 0; i < INDICES; i++)
@@ -64,15 +64,15 @@ static int operand_run(const struct contraction *c, int f, int index) {
     return (int)run;
 }
 
-/* The distance between neighbours along an index; none at all is worst. gcd64 of one number and 0 is its size: strides
+/* Distance between consecutive elements along an index; INT64_MAX if it has no modes. gcd64(x, 0) is |x|, and strides
    may be negative. */
 static int64_t neighbour_stride(const struct contraction *c, int f, int index) {
     const struct modes *modes = &c->modes[index];
     return modes->count ? gcd64(modes->at[modes->count - 1].stride[f], 0) : INT64_MAX;
 }
 
-/* Along k or along its own index, whichever has the longer vectors; of equal ones, whichever neighbours are nearer. f:
-   the operand. */
+/* Chooses the access direction of operand f: along k or along its own index, whichever allows longer vectors. If both
+   are equal, the one with the smaller stride. */
 static void choose_access(struct contraction *c, int f) {
     int outer = f == OPERAND_A ? ROW : COLUMN;
     int along_outer = operand_run(c, f, outer), along_k = operand_run(c, f, K);
@@ -81,8 +81,9 @@ static void choose_access(struct contraction *c, int f) {
     c->operand[f].run = along_k > along_outer ? along_k : along_outer;
 }
 
-/* A run of results shares all coordinates, and its elements in A and B are neighbours, or one, or evenly apart. An
-   operand that cannot be read `run` at a time is read one by one, which costs accesses and not correctness. */
+/* All elements of a run of results have the same coordinates, and their elements in A and B are contiguous, equal or
+   evenly spaced. An operand that cannot be read in vectors of `run` is read element by element, which is slower but
+   correct. */
 static void choose_direct_access(struct contraction *c) {
     const struct modes *batch = &c->modes[BATCH];
     int last = batch->count - 1;
@@ -104,8 +105,8 @@ static void choose_direct_access(struct contraction *c) {
 
 static double tiles_along(int64_t extent, int block) { return (double)divide_up(extent, block); }
 
-/* How much of an operand is read: an image under fewer taps than its stride is seen in part, where pixels, or lines of
-   them, are left out that are no part of a sector. */
+/* Share of an operand that is read. If a filter has fewer taps than its stride, some pixels of the image are skipped;
+   that saves traffic if the skipped pixels or lines are at least a sector. */
 static double seen_share(const struct contraction *c, const struct product_operand *operand) {
     double share = 1;
     if (!conv_is(c->node->op))
@@ -130,26 +131,26 @@ double contraction_memory_seconds(const struct contraction *c, const struct devi
     return bytes / (double)device->cuda.bandwidth;
 }
 
-/* Time to write the parts of a split sum and to read them back. Partial sums go through memory once each way. L2 may
-   hold them; it is not counted on. */
+/* Time to write the partial sums of a split and to read them back, through memory both ways. L2 may hold them, but that
+   is not assumed. */
 static double split_seconds(const struct contraction *c, const struct device *device, int splits) {
     double bytes = (double)contraction_elements(c) * (double)contraction_sum_bytes(c) * splits * 2;
     return splits == 1 ? 0 : LAUNCH_SECONDS + bytes / (double)device->cuda.bandwidth;
 }
 
-/* A split shall have some steps, and the workspace room. */
+/* A split needs at least four steps per part and less than 128 MB of workspace. */
 static bool split_fits(const struct contraction *c, int splits, int64_t steps) {
     double bytes = (double)contraction_elements(c) * (double)contraction_sum_bytes(c) * splits;
     return splits == 1 || (steps / splits >= 4 && bytes < 128e6);
 }
 
-/* Over the batch, ragged ones included. */
+/* Over the batch, including partial tiles. */
 static double tiles_of(const struct contraction *c, const struct tile *tile) {
     return (double)modes_extent(&c->modes[BATCH]) * tiles_along(modes_extent(&c->modes[ROW]), tile->rows) *
            tiles_along(modes_extent(&c->modes[COLUMN]), tile->columns);
 }
 
-/* Seconds of all waves of blocks, if every multiprocessor has one at a time; memory apart. */
+/* Time of all waves of blocks with one block per multiprocessor, without memory traffic. */
 static double computing_seconds(const struct contraction *c, const struct device *device, const struct tile *tile,
                                 int splits, int64_t steps) {
     double rate = contraction_rate(c->arithmetic, device) * tile->efficiency, tiles = tiles_of(c, tile) * splits;
@@ -157,22 +158,23 @@ static double computing_seconds(const struct contraction *c, const struct device
     double products = 2.0 * tile->rows * tile->columns * arithmetic_rows[c->arithmetic].block_k;
     double waves = tiles / device->cuda.multiprocessors;
     double whole = (double)(int64_t)waves;
-    /* A started wave takes as long as a whole one, until there are so many that blocks no longer run in step. */
+    /* A partial wave takes as long as a full one, until there are enough waves that blocks no longer run in
+       lockstep. */
     waves = waves > 8 ? waves : whole < waves ? whole + 1 : whole;
-    /* The first loads and the last stores of a tile are not hidden. */
+    /* The first loads and the last stores of a tile are not overlapped. */
     return waves * (steps_each * products / rate + 1e-6);
 }
 
-/* What chooses a tile. moving: the time that memory takes. */
+/* The criterion for tiles. moving: time of the memory traffic. */
 static double tile_seconds(const struct contraction *c, const struct device *device, const struct tile *tile,
                            int splits, int64_t steps, double moving) {
     double seconds = computing_seconds(c, device, tile, splits, steps);
     return LAUNCH_SECONDS + (seconds > moving ? seconds : moving) + split_seconds(c, device, splits);
 }
 
-/* What finding and fetching the elements of both operands takes, beside which nothing is multiplied: each tile reads
-   them anew, a run at a time. Bounded by issue, not by bandwidth: addresses are computed per access by all threads.
-   Fewer blocks than multiprocessors leave the others idle. */
+/* Time to compute addresses and load the elements of both operands, which does not overlap with the products. Each tile
+   reads them again, one vector at a time. The limit is instruction issue rather than bandwidth, because all threads
+   compute an address per access. With fewer blocks than multiprocessors, the others are idle. */
 static double gathering_seconds(const struct contraction *c, const struct device *device, int64_t steps) {
     double accesses = 0;
     for (int f = 0; f < OPERANDS; f++)
@@ -184,18 +186,19 @@ static double gathering_seconds(const struct contraction *c, const struct device
     return instructions / (INSTRUCTIONS_PER_CLOCK * (double)device->cuda.clock_khz * 1e3 * (busy > 0 ? busy : 1));
 }
 
-/* The least predicted time over tiles and splits. Splits grow in steps of a half: neighbours differ by little. Tiles
-   are compared without gathering; the price, by which families are compared, has it. */
+/* Minimizes predicted time over tiles and splits. The number of splits grows by half in each step, because close values
+   differ little. The comparison of tiles ignores gathering; the price, which compares families, includes it. */
 static void choose_tile(struct contraction *c, const struct device *device, const struct knob_choices *knobs) {
     const struct tile *tiles = arithmetic_rows[c->arithmetic].is_mma ? mma_tiles : fma_tiles;
     int64_t block = arithmetic_rows[c->arithmetic].block_k;
     int64_t steps = divide_up(modes_extent(&c->modes[K]), block);
     int64_t chosen = knob_value(knobs, WEFT_KNOB_TYPE_TILE_SIZE), asked = knob_value(knobs, WEFT_KNOB_TYPE_SPLIT_K);
-    if (chosen > TILE_ROWS) /* a row of another family's table */
+    if (chosen > TILE_ROWS) /* row of another family's table */
         chosen = 0;
-    if (asked > SPLITS_MAX) /* in the range of another family */
+    if (asked > SPLITS_MAX) /* value for another family */
         asked = 0;
-    bool is_long = arithmetic_rows[c->arithmetic].bytes == 8; /* whose larger tiles do not fit in shared memory */
+    bool is_long = arithmetic_rows[c->arithmetic].bytes == 8; /* 8-byte elements: larger tiles do not fit in shared
+                                                                 memory */
     double moving = contraction_memory_seconds(c, device);
     c->tile = NULL;
     for (int t = 0; t < TILE_ROWS; t++) {
@@ -215,7 +218,7 @@ static void choose_tile(struct contraction *c, const struct device *device, cons
         }
     }
     c->steps_per_split = divide_up(steps, c->splits);
-    /* Every split has steps to do. */
+    /* Drop splits that would have no steps. */
     if (c->steps_per_split > 0)
         c->splits = (int)divide_up(steps, c->steps_per_split);
     c->seconds = LAUNCH_SECONDS + computing_seconds(c, device, c->tile, c->splits, steps) +
@@ -223,9 +226,9 @@ static void choose_tile(struct contraction *c, const struct device *device, cons
                  split_seconds(c, device, c->splits);
 }
 
-/* One thread per run of results pays where a tile would be nearly empty: depthwise convolutions, batches of tiny
-   products. A tile is 32 x 32 at least: `share` is how much of the smallest one the product fills. Above 1/6 tensor
-   cores win even so. */
+/* The direct kernel (one thread per run of results) is faster if tiles would be nearly empty: depthwise convolutions
+   and batches of tiny products. `share` is the fraction of the smallest tile, 32 x 32, that the product fills; above
+   1/6, tensor cores are faster. */
 static bool wants_direct(const struct contraction *c) {
     int64_t rows = modes_extent(&c->modes[ROW]), columns = modes_extent(&c->modes[COLUMN]);
     bool is_matmul = op_of(c->node->op) == &matmul_op;
@@ -236,8 +239,8 @@ static bool wants_direct(const struct contraction *c) {
 }
 
 static void plan_direct(struct contraction *c, const struct device *device, const struct knob_choices *knobs) {
-    /* 1,024 threads of a multiprocessor are enough to hide memory; K is split until there are so many, with 64 products
-       each at least. */
+    /* 1,024 threads per multiprocessor suffice to hide memory latency. K is split until there are that many threads,
+       with at least 64 products each. */
     double threads = (double)device->cuda.multiprocessors * 1024,
            runs = (double)contraction_elements(c) / c->epilogue.run;
     int64_t k = modes_extent(&c->modes[K]), chosen = knob_value(knobs, WEFT_KNOB_TYPE_SPLIT_K);
@@ -257,25 +260,26 @@ static void plan_direct(struct contraction *c, const struct device *device, cons
     c->seconds = LAUNCH_SECONDS + (computing > moving ? computing : moving) + split_seconds(c, device, c->splits);
 }
 
-/* Kernels then count in 32 bits, whose divisions are one multiplication. In doubles: products of extents may
-   overflow. */
+/* True if 32-bit indices suffice, so that a division is one multiplication. Computed in double because products of
+   extents may overflow. */
 static bool all_small(const struct contraction *c) {
     bool small = true;
     for (int index = 0; index < INDICES; index++) {
         double extent = 1;
         for (int d = 0; d < c->modes[index].count; d++)
             extent *= (double)c->modes[index].at[d].extent;
-        small = small && extent < (double)INT32_MAX - 256; /* tiles at the end reach past it */
+        small = small && extent < (double)INT32_MAX - 256; /* the last tiles extend past it */
     }
     return small;
 }
 
-/* Products and sums of the direct kernel need no tensor cores. */
+/* The direct kernel does not use tensor cores. */
 static enum arithmetic without_mma(enum arithmetic arithmetic) {
     return arithmetic == MMA_INT8 ? FMA_INT32 : arithmetic_rows[arithmetic].is_mma ? FMA_FLOAT : arithmetic;
 }
 
-/* The epilogue is analysed before modes merge: it has modes of its own, which it merges by the result's operands. */
+/* The epilogue is analysed before modes are merged, because it has its own modes and merges them according to the
+   result's operands. */
 weftStatus_t contraction_analyse(struct contraction *c, const struct device *device) {
     c->arithmetic = contraction_arithmetic(c, device);
     c->has_k16 = device->cuda.major >= 8;
@@ -285,7 +289,7 @@ weftStatus_t contraction_analyse(struct contraction *c, const struct device *dev
         contraction_flatten(c);
     }
     TRY(epilogue_analyse(c));
-    bool has_overrides = contraction_has_overrides(c); /* which need the batch dimensions as they are */
+    bool has_overrides = contraction_has_overrides(c); /* overrides need the original batch dimensions */
     for (int index = has_overrides ? ROW : BATCH; index < INDICES && !c->is_direct; index++)
         modes_merge(&c->modes[index]);
     c->is_small = all_small(c);

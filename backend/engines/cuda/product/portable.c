@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The contraction family: one matmul or convolution and the pointwise operations behind it, in one kernel, or in two
-   when the sum is split. The host half decides and prints; product/portable_mma.cuh and _fma.cuh make tiles of the
-   product, product/portable_direct.cuh single elements of small ones, product/combine_splits.cuh adds up the
+/* The contraction family: one matmul or convolution and the pointwise operations after it, in one kernel, or in two if
+   the sum is split. The host code chooses and generates; product/portable_mma.cuh and portable_fma.cuh compute tiles of
+   the product, product/portable_direct.cuh single elements of small ones, and product/combine_splits.cuh adds the
    partial sums of split-K. */
 #include "base/number.h"
 #include "engines/cuda/families.h"
@@ -9,10 +9,10 @@
 
 enum { DIRECT_THREADS = 128 };
 
-/* ---- Accepting --------------------------------------------------------------------------------------------------- */
+/* ---- Acceptance -------------------------------------------------------------------------------------------------- */
 
-/* Refuses the narrowing family what its sibling computes the same: two families with one answer would be a choice of
-   nothing. */
+/* The tf32 family refuses regions for which its exact sibling would build the same kernel: offering both would be
+   pointless. */
 static weftStatus_t analyse(struct contraction *c, const struct region *region, const struct device *device,
                             const struct knob_choices *knobs, bool narrows) {
     TRY(contraction_find(c, region));
@@ -25,7 +25,7 @@ static weftStatus_t analyse(struct contraction *c, const struct region *region, 
     return WEFT_STATUS_SUCCESS;
 }
 
-/* `narrows`: asked as the family of tf32, which users can forbid. */
+/* `narrows`: called for the tf32 family, which users can disable. */
 static weftStatus_t accepts_any(const struct region *region, const struct device *device, double *seconds,
                                 bool narrows) {
     struct contraction c;
@@ -36,7 +36,7 @@ static weftStatus_t accepts_any(const struct region *region, const struct device
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Exact: sums of floats are floats. */
+/* Exact family: floats are summed in float. */
 static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
     return accepts_any(region, device, seconds, false);
 }
@@ -47,12 +47,11 @@ static weftStatus_t accepts_tf32(const struct region *region, const struct devic
 
 /* ---- Building ---------------------------------------------------------------------------------------------------- */
 
-/* One kernel whatever multiplies: mma or fma. What differs is in the constants: tile, operands, epilogue or
-   workspace. */
+/* One kernel for mma and fma. The differences are in the constants: tile, operands, epilogue or workspace. */
 static weftStatus_t build_tiles(struct cuda_kernel *kernel, const struct contraction *c, struct arena *arena) {
     const struct tile *tile = c->tile;
     struct kernel_source source;
-    /* Along rows and along columns, and batch entries. */
+    /* Number of tiles along rows and columns, and of batch entries. */
     const int64_t tiles[] = {divide_up(modes_extent(&c->modes[ROW]), tile->rows),
                              divide_up(modes_extent(&c->modes[COLUMN]), tile->columns), modes_extent(&c->modes[BATCH])};
     contraction_emit_tile(&source, c);
@@ -61,7 +60,7 @@ static weftStatus_t build_tiles(struct cuda_kernel *kernel, const struct contrac
     return contraction_end_tiles(&source, kernel, c, tiles, arena);
 }
 
-/* Few products for each result: a thread makes a run of results alone, and grid y splits k. */
+/* For few products per result: each thread computes a run of results, and grid y splits k. */
 static weftStatus_t build_direct(struct cuda_kernel *kernel, const struct contraction *c, struct arena *arena) {
     struct kernel_source source;
     int64_t runs = contraction_elements(c) / c->epilogue.run;
@@ -72,13 +71,13 @@ static weftStatus_t build_direct(struct cuda_kernel *kernel, const struct contra
     emit_number(&source, runs, "runs");
     TRY(kernel_finish(&source, kernel, "product/portable_direct.cuh", "portable_direct", arena));
     kernel->grid[0] = contraction_grid(divide_up(runs, DIRECT_THREADS));
-    kernel->grid[1] = (uint32_t)c->splits; /* SPLITS_MAX at most */
+    kernel->grid[1] = (uint32_t)c->splits; /* at most SPLITS_MAX */
     kernel->grid[2] = 1;
     kernel->block = DIRECT_THREADS;
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The sentence of explain(). */
+/* The text for explain(). */
 static weftStatus_t describe(struct step *step, const struct contraction *c, struct arena *arena) {
     static const char *const names[] = {[MMA_F16] = "f16 tensor cores",
                                         [MMA_BF16] = "bf16 tensor cores",
@@ -89,14 +88,14 @@ static weftStatus_t describe(struct step *step, const struct contraction *c, str
                                         [FMA_INT32] = "i32",
                                         [FMA_INT64] = "i64"};
     if (c->is_direct)
-        return arena_print(arena, &step->detail, "%s, one thread per %d results, %d splits, %d operations behind",
+        return arena_print(arena, &step->detail, "%s, one thread per %d results, %d splits, epilogue: %d operations",
                            names[c->arithmetic], c->epilogue.run, c->splits, c->region->count - 1);
-    return arena_print(arena, &step->detail, "%s, tiles of %dx%dx%d, %d splits, %d operations behind",
+    return arena_print(arena, &step->detail, "%s, tiles of %dx%dx%d, %d splits, epilogue: %d operations",
                        names[c->arithmetic], c->tile->rows, c->tile->columns, arithmetic_rows[c->arithmetic].block_k,
                        c->splits, c->region->count - 1);
 }
 
-/* One kernel, and one more that adds the parts where k is split. */
+/* One kernel, and a second one that adds the partial sums if k is split. */
 static weftStatus_t build_any(struct step *step, const struct device *device, const struct knob_choices *knobs,
                               struct arena *arena, bool narrows) {
     struct contraction c;
@@ -132,7 +131,7 @@ static const struct knob knobs[] = {
 
 const struct family cuda_contraction = {
     .name = "cuda.contraction",
-    .doc = "a matmul or convolution and the pointwise operations behind it",
+    .doc = "a matmul or convolution and the pointwise operations after it",
     .knobs = knobs,
     .accepts = accepts,
     .build = build,
@@ -141,7 +140,7 @@ const struct family cuda_contraction = {
 
 const struct family cuda_contraction_tf32 = {
     .name = "cuda.contraction.tf32",
-    .doc = "a matmul or convolution of floats, narrowed to tf32, and the pointwise operations behind it",
+    .doc = "a matmul or convolution of floats, narrowed to tf32, and the pointwise operations after it",
     .narrows = contraction_narrows,
     .knobs = knobs,
     .accepts = accepts_tf32,

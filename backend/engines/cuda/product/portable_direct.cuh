@@ -1,12 +1,12 @@
 /* portable_direct: C[z] = epilogue(sum over k of A[z,k] * B[z,k])
    Types     any types, any strides, sm_75 and up
-   Formula   z counts all results, in the order of memory; offsets and epilogue() are printed, as for contraction.cuh
-   Tile      a thread sums RUN neighbours of z, which share all coordinates; grid.y splits k, and combine_splits.cuh
-             finishes then
-   Limits    for sums that tiles would serve badly: depthwise convolutions, batches of tiny products
+   Formula   z numbers all results, in the order of memory; offsets and epilogue() are generated, see emit.c
+   Tile      a thread sums RUN contiguous results z, which share all coordinates; grid.y splits k, and then
+             combine_splits.cuh finishes
+   Limits    for products that tiles do not suit: depthwise convolutions, batches of tiny products
    Params    THREADS RUN IS_SPLIT sum_t index operand_a operand_b */
 
-/* The operands of RUN neighbours. */
+/* The operand's elements of RUN consecutive results. */
 template <class operand> struct neighbours {
     using T = typename operand::stored;
     T at[RUN];
@@ -28,7 +28,7 @@ template <class operand> struct neighbours {
     }
 };
 
-/* A template, so that what was not printed is not looked up. */
+/* A template, so that functions that were not generated are not looked up. */
 template <class P> DEVICE void store_sums(const P &p, i64 at, const run<sum_t, RUN> &sum) {
     if constexpr (IS_SPLIT)
         store_run<sum_t, RUN>(p.partial + (blockIdx.y * p.runs + at) * RUN, sum);

@@ -1,12 +1,12 @@
 /* portable_fma: C[z,i,j] = epilogue(sum over k of A[z,i,k] * B[z,k,j])
    Types     any types in float, double, i32 or i64, any strides; sm_75 and up
-   Formula   where A and B lie is printed from the graph: a_outer, a_k, b_outer, b_k give parts of an offset and
-             of the coordinates that must be inside an image; epilogue() is what follows the sum
-   Tile      a block makes BLOCK_M x BLOCK_N of one batch entry z, walking k by BLOCK_K; a thread makes THREAD_M x
+   Formula   addresses of A and B are generated from the graph: a_outer, a_k, b_outer, b_k give parts of an offset and
+             of the coordinates that must be inside an image; epilogue() processes the sums
+   Tile      a block computes BLOCK_M x BLOCK_N of one batch entry z in steps of BLOCK_K; a thread computes THREAD_M x
              THREAD_N of it
-   Pipeline  of two stages, product/staging.cuh; tiles, product/tiles.cuh
-   Limits    none: ragged sizes are predicated; RUN of an operand is what its strides and alignment allow
-   Split     IS_SPLIT: the block sums part of k into the workspace, and combine_splits.cuh finishes; always in the same
+   Pipeline  two stages: product/staging.cuh; loop over tiles: product/tiles.cuh
+   Limits    none: partial tiles are predicated; RUN of an operand follows from its strides and alignment
+   Split     IS_SPLIT: the block sums part of k into the workspace, and combine_splits.cuh finishes, always in the same
              order
    Params    BLOCK_M BLOCK_N BLOCK_K THREADS BLOCKS THREAD_M THREAD_N RUN LEAD_IS_ROW IS_SPLIT HAS_FILL sum_t index
              operand_a operand_b */
@@ -16,7 +16,8 @@ constexpr bool READS_K_MAJOR = false;
 struct sums {
     static constexpr int M = THREAD_M, N = THREAD_N;
     static constexpr int ACROSS = BLOCK_N / N,
-                         DOWN = BLOCK_M / M; /* threads; each has 4 x 4 corners, apart by all threads' */
+                         DOWN = BLOCK_M / M; /* threads per dimension; each has 4 x 4 corners, whose distance is that of
+                                                all threads */
     static constexpr int EPILOGUE_TILES = M / 4, EPILOGUE_ROWS = DOWN * 4;
     static_assert(M % 4 == 0 && N % 4 == 0 && ACROSS * N == BLOCK_N && DOWN * M == BLOCK_M && ACROSS * DOWN == THREADS,
                   "the threads cover the tile");

@@ -1,12 +1,12 @@
 /* portable_mma: C[z,i,j] = epilogue(sum over k of A[z,i,k] * B[z,k,j])
    Types     f16, bf16, tf32 and 8-bit operands by mma.sync, any strides; sm_80 and up, f16 from sm_75
-   Formula   where A and B lie is printed from the graph: a_outer, a_k, b_outer, b_k give parts of an offset and
-             of the coordinates that must be inside an image; epilogue() is what follows the sum
-   Tile      a block makes BLOCK_M x BLOCK_N of one batch entry z, walking k by BLOCK_K; WARPS_M x WARPS_N warps share
+   Formula   addresses of A and B are generated from the graph: a_outer, a_k, b_outer, b_k give parts of an offset and
+             of the coordinates that must be inside an image; epilogue() processes the sums
+   Tile      a block computes BLOCK_M x BLOCK_N of one batch entry z in steps of BLOCK_K; WARPS_M x WARPS_N warps share
              the tile
-   Pipeline  of two stages, product/staging.cuh; tiles, product/tiles.cuh
-   Limits    none: ragged sizes are predicated; RUN of an operand is what its strides and alignment allow
-   Split     IS_SPLIT: the block sums part of k into the workspace, and combine_splits.cuh finishes; always in the same
+   Pipeline  two stages: product/staging.cuh; loop over tiles: product/tiles.cuh
+   Limits    none: partial tiles are predicated; RUN of an operand follows from its strides and alignment
+   Split     IS_SPLIT: the block sums part of k into the workspace, and combine_splits.cuh finishes, always in the same
              order
    Params    BLOCK_M BLOCK_N BLOCK_K THREADS BLOCKS WARPS_M WARPS_N HAS_K16 RUN LEAD_IS_ROW IS_SPLIT HAS_FILL sum_t
              index operand_a operand_b */

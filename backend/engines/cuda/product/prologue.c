@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Pointwise operations before a product: which there are, what they read, and their text. */
+/* Pointwise operations before a product: finding them, their operands, and code generation. */
 #include "engines/cuda/product/prologue.h"
 #include "engines/cuda/core/formula.h"
 #include "engines/product.h"
@@ -11,17 +11,17 @@ static const struct tensor *tensor_at(const struct prologue *prologue, int value
     return prologue->c->region->graph->values[value].tensor;
 }
 
-/* ---- Which there are --------------------------------------------------------------------------------------------- */
+/* ---- Finding operations ------------------------------------------------------------------------------------------ */
 
-/* Breadth first, from the operand backwards through pointwise operations alone; `nodes` is the queue as well.
-   BEFORE_MAX bounds it. Fills in the nodes of the first operand that has any, and returns their number; 0 where there
-   are none or too many. */
+/* Breadth-first search from the operand backwards through pointwise operations; `nodes` is also the queue. PROLOGUE_MAX
+   bounds it. Returns the number of nodes of the first operand that has any, or 0 if no operand has any or one has too
+   many. */
 int prologue_companions(const struct graph *graph, int node, int *nodes) {
     const struct node *product = &graph->nodes[node];
     int count = 0;
     if (!node_is_product(product))
         return 0;
-    /* The first round looks at the product's operand i alone, later ones at all that a queued node reads. */
+    /* The first iteration visits only operand i of the product, later ones all inputs of a queued node. */
     for (int i = 0; i < product->operand_count && count == 0; i++) {
         const struct node *reader = product;
         int first = i, last = i + 1, next = 0;
@@ -29,11 +29,11 @@ int prologue_companions(const struct graph *graph, int node, int *nodes) {
             for (int k = first; k < last; k++) {
                 int producer = graph->values[reader->operands[k]].producer;
                 bool is_new = !reader->is_output[k] && producer >= 0 && node_is_pointwise(&graph->nodes[producer]);
-                /* A node that two others read is taken once. */
+                /* A node with two readers is added once. */
                 for (int j = 0; j < count; j++)
                     is_new = is_new && nodes[j] != producer;
                 if (is_new && count == BEFORE_MAX)
-                    return 0; /* more than any product takes with it */
+                    return 0; /* more than a product accepts */
                 if (is_new)
                     nodes[count++] = producer;
             }
@@ -45,9 +45,9 @@ int prologue_companions(const struct graph *graph, int node, int *nodes) {
     return count;
 }
 
-/* ---- What is read ------------------------------------------------------------------------------------------------ */
+/* ---- Operands ---------------------------------------------------------------------------------------------------- */
 
-/* Of the operand's axes the one that dimension `dim` of its tensor is; NULL: none is. By extent and stride: the axes
+/* The axis that is dimension `dim` of the operand's tensor, or NULL. Axes are compared by extent and stride, since they
    are dimensions of this very tensor. */
 static const struct prologue_axis *axis_of(const struct prologue *prologue, int dim) {
     const struct tensor *a = prologue->c->operand[OPERAND_A].tensor;
@@ -57,12 +57,12 @@ static const struct prologue_axis *axis_of(const struct prologue *prologue, int 
     return NULL;
 }
 
-/* A number, or a vector along one axis: what else is read would have to be found per element. A tensor that several
-   operations read is read once. */
+/* Adds a scalar, or a vector along one axis; other shapes would need an address per element. A tensor that several
+   operations read is loaded once. */
 static weftStatus_t add_operand(struct prologue *h, const struct node *node, int value) {
     const struct tensor *tensor = tensor_at(h, value), *a = h->c->operand[OPERAND_A].tensor;
     struct prologue_operand operand = {.value = value, .type = (weftDataType_t)tensor->type, .extent = 1};
-    /* `count`: dims of more than one element; dim: the last of them. */
+    /* `count`: number of dims with more than one element; dim: the last of them. */
     int dim = NO_DIM, count = 0;
     for (int i = 0; i < h->operand_count; i++)
         if (h->operands[i].value == value)
@@ -76,14 +76,15 @@ static weftStatus_t add_operand(struct prologue *h, const struct node *node, int
     const struct prologue_axis *axis = is_vector ? axis_of(h, dim) : NULL;
     if (count > 0 && !axis)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
-             "%s: %s has dims %s; before a product a number, or one for each row of its operand or of k, is "
-             "read.",
+             "%s: %s has dims %s; operations before a product may read scalars, and vectors over the rows of its "
+             "operand or over k.",
              descriptor_label(node->op), descriptor_label(&tensor->base), tensor_dims_text(tensor));
     if (!cuda_type_name(operand.type) || tensor->vector_count != 1)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: %s of data type %s is not read before a product.",
-             descriptor_label(node->op), descriptor_label(&tensor->base), dtype_of(operand.type)->name);
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE,
+             "%s: %s has data type %s, which operations before a product do not read.", descriptor_label(node->op),
+             descriptor_label(&tensor->base), dtype_of(operand.type)->name);
     if (h->operand_count == BEFORE_MAX)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: more than %d tensors would be read before it.",
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: the operations before it read more than %d tensors.",
              descriptor_label(h->c->node->op), BEFORE_MAX);
     if (count > 0) {
         operand.extent = tensor->dims.at[dim];
@@ -94,16 +95,16 @@ static weftStatus_t add_operand(struct prologue *h, const struct node *node, int
     return WEFT_STATUS_SUCCESS;
 }
 
-/* What every operation of c->before reads beside A, as operands. A itself arrives in registers. */
+/* Collects the inputs of all prologue operations except A, which arrives in registers. */
 weftStatus_t prologue_find(struct prologue *h) {
     const struct contraction *c = h->c;
     weftDataType_t type = (weftDataType_t)c->operand[OPERAND_A].tensor->type;
     if (c->before_count == 0)
         return WEFT_STATUS_SUCCESS;
-    /* wgmma takes A from registers, B from shared memory only; pairs of 16 bits share a word there. */
+    /* wgmma reads A from registers, B only from shared memory; there, two 16-bit elements share a register. */
     if (c->operand[OPERAND_A].prepared == NOTHING_BEFORE || !dtype_is_half(type))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
-             "%s: operations before it are fused on its first operand, of halves or bfloat16.",
+             "%s: operations before it are fused only on its first operand, of type half or bfloat16.",
              descriptor_label(c->node->op));
     for (int b = 0; b < c->before_count; b++) {
         const struct node *node = c->before[b];
@@ -120,19 +121,19 @@ weftStatus_t prologue_find(struct prologue *h) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* ---- Text -------------------------------------------------------------------------------------------------------- */
+/* ---- Code generation --------------------------------------------------------------------------------------------- */
 
-/* Whether all neighbours exist and lie in whole accesses. One load of all neighbours then needs no test at the end.
-   `neighbours` is even, an access of at most 16 bytes. */
+/* True if all elements of a vector exist and form whole accesses, so that one load without a test at the end suffices.
+   `vector_length` is even and fits in 16 bytes. */
 static bool is_whole(const struct prologue *h, const struct prologue_operand *operand) {
     return operand->stride == 1 && operand->extent % h->neighbours == 0 &&
            tensor_at(h, operand->value)->alignment % ACCESS_BYTES == 0;
 }
 
-/* struct <name>, and the function that reads its operands: of neighbours from `at` on, or the one there. `along`: those
-   of the axis that neighbours run along, else those across it and plain numbers. */
+/* Emits struct <name>_read and the function that loads these operands. `along`: operands that vary along the contiguous
+   axis, a vector from `at` on; otherwise those along the other axis and scalars, one element at `at`. */
 static void emit_read(struct kernel_source *source, const struct prologue *h, bool along, const char *name) {
-    bool has_extent = false; /* the same of all that know an axis */
+    bool has_extent = false; /* shared by all operands that vary along an axis */
     text_add(&source->code, "struct %s_read {\n", name);
     for (int i = 0; i < h->operand_count; i++)
         if (h->operands[i].runs_along == along)
@@ -145,8 +146,7 @@ static void emit_read(struct kernel_source *source, const struct prologue *h, bo
         if (operand->runs_along != along)
             continue;
         emit_pointer(source, operand->type, operand->value, 0, named("b%d", i).text);
-        /* Behind the extent reads are clamped to its last elements: their results are multiplied with zeros or
-           dropped. */
+        /* Reads past the extent are clamped to its last elements: their results are multiplied by zeros or dropped. */
         if (operand->extent > 1 && !has_extent)
             emit_number(source, operand->extent, named("%s_extent", name).text);
         has_extent = has_extent || operand->extent > 1;
@@ -171,9 +171,9 @@ static void emit_read(struct kernel_source *source, const struct prologue *h, bo
     text_add(&source->code, "    return in;\n}\n\n");
 }
 
-/* prepare(): numbers of A in, what the product reads out, converted in pairs. Backwards through `before`, which has the
-   last operation first. The last one is not rounded by itself: rounded_pair does it. Names are values of the graph:
-   v<value>. */
+/* Emits prepare(): from elements of A to those that the product reads, converted in pairs. The prologue list has the
+   last operation first, so it is traversed backwards. The last operation is not rounded by itself, because rounded_pair
+   rounds it. Names are values of the graph: v<value>. */
 static void emit_prepare(struct kernel_source *source, const struct prologue *h) {
     const struct product_operand *a = &h->c->operand[OPERAND_A];
     const char *type = cuda_type_name((weftDataType_t)a->tensor->type);
@@ -186,7 +186,7 @@ static void emit_prepare(struct kernel_source *source, const struct prologue *h)
         text_add(&source->code, "        const %s v%d = %s.b%d.at[%s];\n", cuda_type_name(h->operands[i].type),
                  h->operands[i].value, h->operands[i].runs_along ? "along" : "across", i,
                  h->operands[i].runs_along ? "e" : "0");
-    /* All but the last round as the tensors between them would. */
+    /* All operations except the last round to the type of their tensor. */
     for (int b = h->c->before_count; b-- > 0;)
         (b > 0 ? formula_emit : formula_emit_exact)(&source->code, h->c->region->graph, h->c->before[b]);
     text_add(&source->code,
@@ -199,7 +199,7 @@ void prologue_emit(struct kernel_source *source, const struct prologue *h) {
     if (h->c->before_count == 0)
         return;
     text_add(&source->code,
-             "/* Where neighbours are or, if they may lie behind the last one, the last ones. */\n"
+             "/* Index of a vector, clamped to the last one unless it is known to exist. */\n"
              "DEVICE i32 clamped(i32 at, i64 extent, i32 neighbours, bool exist) {\n"
              "    return exist || at < (i32)extent - neighbours ? at : (i32)extent - neighbours;\n}\n\n");
     emit_read(source, h, true, "along");

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Pointwise operations before a product: its first operand is changed on its way from memory to the tensor core, some
-   neighbours at a time. What else they read is one number, or one for each place along an axis of the operand. */
+/* Prologue: pointwise operations before a product. They transform elements of the first operand between memory and the
+   tensor core, several contiguous elements at a time. Their other operands are scalars or vectors along one axis of the
+   operand. */
 #ifndef WEFT_ENGINES_CUDA_PROLOGUE_H
 #define WEFT_ENGINES_CUDA_PROLOGUE_H
 
 #include "engines/cuda/product/contraction.h"
 
-/* A dimension of the operand's tensor that operands may know: the one that neighbours run along or one across it. */
+/* A dimension of the operand's tensor that prologue operands may vary along: the contiguous one or one other. */
 struct prologue_axis {
     int64_t extent, stride;
     bool runs_along;
@@ -19,24 +20,26 @@ struct prologue_operand {
     int64_t extent, stride;
 };
 
-/* neighbours: how many elements prepare() changes at once, as the kernel's registers hold them. Set by the family with
-   c and the axes; prologue_find fills in the operands. */
+/* vector_length: number of contiguous elements that prepare() transforms at once, according to the kernel's register
+   layout. The family sets it together with c and the axes; prologue_find fills in the operands. */
 struct prologue {
     const struct contraction *c;
-    int neighbours; /* an even number of them */
+    int neighbours; /* even */
     int axis_count;
     struct prologue_axis axes[2];
     int operand_count;
     struct prologue_operand operands[BEFORE_MAX];
 };
 
-/* The pointwise operations that lead to one operand of a product, the first that has any: a family's companions. */
+/* Companion nodes of a family: the pointwise operations that lead to one operand of a product, the first operand that
+   has any. */
 int prologue_companions(const struct graph *graph, int node, int *nodes);
-/* Finds the operands, once contraction and axes are known; NOT_SUPPORTED and a sentence for what is not read in place.
-   */
+/* Finds the operands; contraction and axes must be set. NOT_SUPPORTED, with a reason, for tensors that cannot be read
+   in place. */
 weftStatus_t prologue_find(struct prologue *prologue);
-/* read_along(p, x, exist), read_across(p, y): operands of the neighbours from x on along their axis, at y of the other;
-   prepare(p, words, along, across) of as many, two to a word. Nothing where nothing is before the product. */
+/* Emits read_along(p, x, exist) and read_across(p, y), which load the operands of the elements from x on along their
+   axis and at y along the other one, and prepare(p, words, along, across), which transforms that many elements, two per
+   word. Emits nothing if there is no prologue. */
 void prologue_emit(struct kernel_source *source, const struct prologue *prologue);
 
 #endif

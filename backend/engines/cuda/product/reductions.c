@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reductions behind a product: which partial sums tiles make of their results, as text, and the kernel that combines
-   what tiles leave in the workspace, always in the same order. It must not know how tiles are scheduled. */
+/* Reductions after a product: the code with which tiles compute partial sums of their results, and the kernel that
+   combines the partial sums in the workspace, always in the same order. This file must not know how tiles are
+   scheduled. */
 #include "base/number.h"
 #include "engines/cuda/product/contraction.h"
 #include "graph/ops/bn_bwd_weights.h"
@@ -8,24 +9,24 @@
 #include "graph/ops/reduction.h"
 
 enum {
-    COMBINE_THREADS = 512,    /* of a block that combines partial sums */
+    COMBINE_THREADS = 512,    /* threads of a block that combines partial sums */
     PARTIALS_ALIGNMENT = 256, /* bytes */
-    COLUMN_LANES = 8,         /* neighbours that are read at once, at least 32 bytes: */
-    ROW_LANES = 32,           /* rows have fewer partial sums */
+    COLUMN_LANES = 8,         /* adjacent totals that are read at once, at least 32 bytes */
+    ROW_LANES = 32,           /* more than for columns, because rows have fewer partial sums */
 };
 
-/* Of a kernel that combines, as of any that only reduces a little; and more of it where sums become factors of batch
-   norm's gradient. H100: data gradients with these sums behind them took 3 to 6 us more than without. */
+/* COMBINE_SECONDS: one combining kernel, like any kernel that reduces little. FACTORS_SECONDS: in addition, if the sums
+   become factors of batch norm's gradient. H100: data gradients with these sums took 3 to 6 us more than without. */
 static const double COMBINE_SECONDS = 2e-6, FACTORS_SECONDS = 1.5e-6;
 
-/* How an operator takes an element in, what combines two (of core/reduce.cuh), and what comes of all. X: the number, N:
-   how many there were. */
+/* How an operator maps an element, which combination of core/reduce.cuh it uses, and how it maps the total. X: the
+   number, N: the number of elements. */
 struct operator {
     const char *combine, *element, *result;
 };
 
-/* Those without a row are refused by reductions_add. AMAX: `largest` of nothing is below 0, and no absolute value
-   is. */
+/* reductions_add refuses operators without a row. AMAX: `largest` of an empty set is negative, and absolute values are
+   not. */
 static const struct operator operators[] = {
     [WEFT_REDUCE_TENSOR_ADD] = {"sum", "X", "X"},
     [WEFT_REDUCE_TENSOR_MUL] = {"product", "X", "X"},
@@ -41,15 +42,15 @@ enum { OPERATORS = sizeof operators / sizeof *operators };
 
 const char *const span_names[SPANS] = {[SPAN_COLUMN] = "column", [SPAN_ROW] = "row", [SPAN_ALL] = "whole"};
 
-/* ---- What is reduced --------------------------------------------------------------------------------------------- */
+/* ---- Spans of reductions ----------------------------------------------------------------------------------------- */
 
-/* Statistics of batch norms are reductions of two numbers each. */
+/* Statistics of batch norms are two reductions each. */
 bool reductions_serve(const struct node *node) {
     const struct op *op = op_of(node->op);
     return op == &reduction_op || op == &genstats_op || op == &bn_bwd_weights_op;
 }
 
-/* The type that sums are taken in, and an output, whose dims say what is kept. *kept: never NULL. */
+/* Returns the type of the sums, and in *kept (never NULL) an output, whose dims determine the span. */
 static int32_t math_of(const struct node *node, const struct tensor **kept) {
     const struct op *op = op_of(node->op);
     if (op == &reduction_op) {
@@ -64,19 +65,19 @@ static int32_t math_of(const struct node *node, const struct tensor **kept) {
     return ((const struct bn_bwd_weights_op *)node->op)->math;
 }
 
-/* What is kept must be whole columns, whole rows or nothing: tiles know no other lines. */
+/* Only whole columns, whole rows or everything can be reduced; tiles support no other lines. */
 static weftStatus_t refuse_dims(const struct node *node, const struct tensor *kept) {
     FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
-         "%s: reduces to %s; tiles reduce whole columns, whole rows, or everything that a product makes.",
+         "%s: reduces to %s; tiles reduce whole columns, whole rows, or the whole result of a product.",
          descriptor_label(node->op), tensor_dims_text(kept));
 }
 
-/* Whether the modes of an index are all kept or all reduced; an index that counts to 1 is not kept. An error where some
-   of them are kept and others not. */
+/* True if all modes of an index are kept, false if all are reduced; an index of extent 1 counts as reduced. Fails if
+   only some are kept. */
 static weftStatus_t find_kept(const struct contraction *c, const struct node *node, const struct tensor *kept,
                               enum index index, bool *is_kept) {
     const struct tensor *result = c->region->graph->values[c->result].tensor;
-    /* Modes of more than one element that are kept, and all such modes. */
+    /* Number of kept modes with more than one element, and of all such modes. */
     int kept_count = 0, count = 0;
     for (int d = 0; d < c->modes[index].count; d++) {
         int dim = c->modes[index].at[d].dim;
@@ -93,9 +94,9 @@ static weftStatus_t find_kept(const struct contraction *c, const struct node *no
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Number t of a span is the t-th line of its partial sums: genstats and batch-norm weights take two, sums of X and of X
-   * X or X * x^. Batch entries are kept by all reductions of a span or by none: its lines are those of each entry, or
-   of all. */
+/* The t-th number of a span is the t-th line of its partial sums. genstats and batch-norm weights need two, the sums of
+   X and of X * X or X * x^. Either all reductions of a span keep the batch entries or none does, because its lines
+   belong to each entry or to all of them. */
 weftStatus_t reductions_add(struct contraction *c, const struct node *node) {
     struct epilogue *epilogue = &c->epilogue;
     const struct tensor *kept, *result = c->region->graph->values[c->result].tensor;
@@ -112,34 +113,34 @@ weftStatus_t reductions_add(struct contraction *c, const struct node *node) {
         return refuse_dims(node, kept);
     for (int index = BATCH; index < K; index++)
         TRY(find_kept(c, node, kept, (enum index)index, &keeps[index]));
-    /* Nothing would be reduced, or each entry of the batch to one number, which no span is. */
+    /* Either nothing would be reduced, or each batch entry to one number, which is not a span. */
     if ((keeps[ROW] && keeps[COLUMN]) || (keeps[BATCH] && !keeps[ROW] && !keeps[COLUMN]))
         return refuse_dims(node, kept);
-    /* The index that is kept names the span. */
+    /* The kept index determines the span. */
     enum span span = keeps[COLUMN] ? SPAN_COLUMN : keeps[ROW] ? SPAN_ROW : SPAN_ALL;
     struct reduced_span *reduced = &epilogue->spans[span];
     if (reduced->count > 0 && reduced->keeps_batch != keeps[BATCH])
         return refuse_dims(node, kept);
     if (epilogue->reduction_count == REDUCTIONS_MAX)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: more than %d reductions would follow the product.",
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: more than %d reductions after the product.",
              descriptor_label(node->op), REDUCTIONS_MAX);
     epilogue->reductions[epilogue->reduction_count++] = (struct fused_reduction){node, span, reduced->count, mode};
     reduced->keeps_batch = keeps[BATCH];
-    /* Elements that each total is made of, for means. */
+    /* Number of elements per total, for means. */
     reduced->elements = tensor_elements(kept) ? tensor_elements(result) / tensor_elements(kept) : 0;
     reduced->count += op == &reduction_op ? 1 : 2;
     return WEFT_STATUS_SUCCESS;
 }
 
-/* ---- What tiles take in ------------------------------------------------------------------------------------------ */
+/* ---- Elements of reductions in tiles ----------------------------------------------------------------------------- */
 
-/* The graph's number of a tensor. */
+/* The value number of a tensor in the graph. */
 static int value_of(const struct contraction *c, const struct tensor *tensor) {
     return graph_find_value(c->region->graph, tensor);
 }
 
-/* The combination of core/reduce.cuh that number t of a span is. Nodes of two numbers sum both. Lines of a span may
-   combine by different operators. */
+/* The combination of core/reduce.cuh for the t-th number of a span. Nodes with two numbers sum both. Lines of a span
+   may have different operators. */
 static const char *combine_name(const struct epilogue *epilogue, enum span span, int t) {
     for (int r = 0; r < epilogue->reduction_count; r++) {
         const struct fused_reduction *reduction = &epilogue->reductions[r];
@@ -149,8 +150,8 @@ static const char *combine_name(const struct epilogue *epilogue, enum span span,
     return "sum";
 }
 
-/* struct <span>_reductions: COUNT, what nothing reduces to, and how two partial sums combine, in a type. `none` is
-   neutral: partial sums begin with it. */
+/* Emits struct <span>_reductions: COUNT, the neutral element none(), with which partial sums start, and joined(), which
+   combines two partial sums, in the given type. */
 static void emit_kind(struct kernel_source *source, const struct epilogue *epilogue, enum span span, const char *type) {
     int count = epilogue->spans[span].count;
     text_add(&source->code, "struct %s_reductions {\n    static constexpr int COUNT = %d;\n", span_names[span], count);
@@ -164,7 +165,7 @@ static void emit_kind(struct kernel_source *source, const struct epilogue *epilo
     text_add(&source->code, "0.0f; }\n};\n");
 }
 
-/* Spans without reductions have a COUNT of 0, over which kernels loop no time. */
+/* Spans without reductions have COUNT 0, so kernels skip their loops. */
 static void emit_kinds(struct kernel_source *source, const struct contraction *c, const char *type) {
     if (c->epilogue.reduction_count)
         text_add(&source->constants, "#include \"core/reduce.cuh\"\n");
@@ -177,7 +178,7 @@ void reductions_emit_kinds(struct kernel_source *source, const struct contractio
     emit_kinds(source, c, "float");
 }
 
-/* Partial sums of tiles are of few elements each, and floats; what all of them come to may be asked for as DOUBLE. */
+/* Partial sums of tiles have few elements each and are floats. Their total is double if an output is DOUBLE. */
 static const char *combined_type(const struct contraction *c, enum span span) {
     for (int r = 0; r < c->epilogue.reduction_count; r++) {
         const struct node *node = c->epilogue.reductions[r].node;
@@ -194,14 +195,14 @@ void reductions_emit_fields(struct kernel_source *source, const struct epilogue 
             text_add(&source->code, "    run<float, RUN> %ss[%d];\n", span_names[span], epilogue->spans[span].count);
 }
 
-/* X is the number that a reduction sees, `x` its text; `element` is what is added of it to number t of the node. */
+/* Emits the contribution of X, given by the text `x`, to number t of the node: `element`. */
 static void emit_element(struct kernel_source *source, const struct fused_reduction *reduction, int t, const char *x,
                          const char *element) {
     text_add(&source->code, "        { const float X = %s; out.%ss[%d].at[e] = %s; }\n", x, span_names[reduction->span],
              reduction->first + t, element);
 }
 
-/* Inside evaluate()'s loop over e, where v<value> are floats or what tensors hold. */
+/* Inside evaluate()'s loop over e, where v<value> are floats or have the tensors' types. */
 void reductions_emit_elements(struct kernel_source *source, const struct contraction *c) {
     for (int r = 0; r < c->epilogue.reduction_count; r++) {
         const struct fused_reduction *reduction = &c->epilogue.reductions[r];
@@ -227,7 +228,7 @@ void reductions_emit_elements(struct kernel_source *source, const struct contrac
     }
 }
 
-/* Then nothing else is needed beside what was stored: kernels can reduce epilogue tiles. */
+/* In that case the stored data suffices, and kernels can reduce epilogue tiles. */
 bool reductions_read_only_value(const struct contraction *c, int value) {
     bool is = true;
     for (int r = 0; r < c->epilogue.reduction_count; r++) {
@@ -238,7 +239,7 @@ bool reductions_read_only_value(const struct contraction *c, int value) {
     return is;
 }
 
-/* Kernels may then reduce epilogue tiles in shared memory as they leave. */
+/* Kernels can then reduce epilogue tiles in shared memory when they are stored. */
 bool reductions_are_of_stored(const struct contraction *c) {
     const struct epilogue_operand *store = epilogue_find_half(c);
     const struct reduced_span *spans = c->epilogue.spans;
@@ -246,8 +247,8 @@ bool reductions_are_of_stored(const struct contraction *c) {
            reductions_read_only_value(c, store->value);
 }
 
-/* From 16 bits, so that what is reduced is what memory holds, as it would be of a reduction apart. A struct of runs of
-   one, so that the same text fills it. */
+/* From the stored 16 bits, so that the reduction sees the same data as a separate kernel would read from memory. A
+   struct of runs of one element, so that the same code fills it. */
 void reductions_emit_stored(struct kernel_source *source, const struct contraction *c,
                             const struct epilogue_operand *store) {
     if (c->epilogue.reduction_count == 0)
@@ -262,9 +263,10 @@ void reductions_emit_stored(struct kernel_source *source, const struct contracti
     text_add(&source->code, "    return out;\n}\n\n");
 }
 
-/* ---- What becomes of partial sums -------------------------------------------------------------------------------- */
+/* ---- Totals ------------------------------------------------------------------------------------------------------ */
 
-/* p.f<k>[offset], an operand over what is kept. Returns k; operands of reductions are the epilogue's already. */
+/* Emits p.f<k>[offset], an operand over the kept index, and returns k. Operands of reductions are already in the
+   epilogue. */
 static int emit_address(struct kernel_source *source, const struct contraction *c, const struct tensor *tensor) {
     const struct epilogue *epilogue = &c->epilogue;
     int value = value_of(c, tensor), k = 0;
@@ -276,7 +278,7 @@ static int emit_address(struct kernel_source *source, const struct contraction *
     return k;
 }
 
-/* Outputs that nobody reads are left out. formula: in terms of X, weighted and parameters. */
+/* Outputs without readers are omitted. formula: in terms of X, weighted and parameters. */
 static void emit_store(struct kernel_source *source, const struct contraction *c, const struct tensor *tensor,
                        const char *formula) {
     if (!tensor || !region_exports(c->region, value_of(c, tensor)))
@@ -286,7 +288,7 @@ static void emit_store(struct kernel_source *source, const struct contraction *c
     text_add(&source->code, " = from<%s>::number(%s);\n", cuda_type_name((weftDataType_t)tensor->type), formula);
 }
 
-/* Absent ones are 1. Its value in float, over what is kept. */
+/* Emits the value of a parameter as float, over the kept index. An absent one is 1. */
 static void emit_parameter(struct kernel_source *source, const struct contraction *c, const struct tensor *tensor,
                            const char *name) {
     text_add(&source->code, "    const float %s = ", name);
@@ -299,7 +301,7 @@ static void emit_parameter(struct kernel_source *source, const struct contractio
     text_add(&source->code, ");\n");
 }
 
-/* As bn_bwd_weights.c defines them. X: sum of dy; weighted: sum of dy * x^. */
+/* As defined in bn_bwd_weights.c. X: sum of dy; weighted: sum of dy * x^. */
 static void emit_bn_bwd_weights(struct kernel_source *source, const struct contraction *c,
                                 const struct bn_bwd_weights_op *op) {
     emit_parameter(source, c, op->mean, "mean");
@@ -314,8 +316,8 @@ static void emit_bn_bwd_weights(struct kernel_source *source, const struct contr
     emit_store(source, c, op->eq_bias, "-of_dy * X / count - of_x * mean");
 }
 
-/* conclude(p, z, i, j, total): writes what the reductions of one column, of one row or of everything come to. The
-   kernel calls it once for each total. */
+/* Emits conclude(p, z, i, j, total), which writes the results of the reductions of one column, of one row or of
+   everything. The kernel calls it once per total. */
 static void emit_conclude(struct kernel_source *source, const struct contraction *c, enum span span) {
     const struct epilogue *epilogue = &c->epilogue;
     text_add(&source->code,
@@ -346,13 +348,13 @@ static void emit_conclude(struct kernel_source *source, const struct contraction
 
 /* ---- The kernel -------------------------------------------------------------------------------------------------- */
 
-/* Neighbours that are reduced side by side. A line has as many partial sums of each number of the span. */
+/* Number of totals of a line: the extent of the kept index, per number of the span. */
 static int64_t extent_along(const struct contraction *c, enum span span) {
     return span == SPAN_ALL ? 1 : modes_extent(&c->modes[span == SPAN_ROW ? ROW : COLUMN]);
 }
 
-/* Where the partial sums of a span begin in the workspace; SPANS: where they end. PARTIALS_ALIGNMENT keeps each span's
-   lines on lines of memory. */
+/* Offset of the partial sums of a span in the workspace; SPANS: their end. Each span's lines are aligned to
+   PARTIALS_ALIGNMENT. */
 static int64_t offset_of(const struct contraction *c, const int64_t lines[SPANS], enum span span) {
     int64_t offset = 0;
     for (int before = 0; before < (int)span; before++) {
@@ -362,23 +364,23 @@ static int64_t offset_of(const struct contraction *c, const int64_t lines[SPANS]
     return offset;
 }
 
-/* Fields <span>_partials and <span>_lines of the product's arguments. */
+/* Emits the fields <span>_partials and <span>_lines of the product's arguments. */
 void reductions_emit_partials(struct kernel_source *source, const struct contraction *c, const int64_t lines[SPANS],
                               enum span span) {
     emit_scratch(source, "float", offset_of(c, lines, span), named("%s_partials", span_names[span]).text);
     emit_number(source, lines[span], named("%s_lines", span_names[span]).text);
 }
 
-/* The order in which lines are summed depends on their number alone, so that equal runs give equal bits. Offset: of the
-   span's lines in the workspace, in bytes; lines: of all batch entries together. */
+/* The order in which lines are summed depends only on their number, so that repeated runs give the same bits. offset:
+   of the span's lines in the workspace, in bytes; lines: of all batch entries together. */
 static weftStatus_t build_combine(struct cuda_kernel *kernel, const struct contraction *c, enum span span,
                                   int64_t lines, int64_t offset, struct arena *arena) {
     const struct reduced_span *reduced = &c->epilogue.spans[span];
     struct kernel_source source;
     int64_t along = extent_along(c, span), entries = reduced->keeps_batch ? modes_extent(&c->modes[BATCH]) : 1;
-    /* Threads of a block are `lanes` neighbours wide; the others share out the lines. */
+    /* A block covers `lanes` adjacent totals; its other threads share the lines. */
     int lanes = span == SPAN_COLUMN ? COLUMN_LANES : span == SPAN_ROW ? ROW_LANES : 1;
-    /* Of an entry. */
+    /* Blocks per batch entry. */
     int64_t blocks = divide_up(along, lanes);
     kernel_source_init(&source, c->region);
     text_add(&source.constants, "using index = i32;\nusing total_t = %s;\n", combined_type(c, span));
@@ -401,19 +403,20 @@ static weftStatus_t build_combine(struct cuda_kernel *kernel, const struct contr
     kernel->grid[0] = (uint32_t)(blocks * entries);
     kernel->grid[1] = kernel->grid[2] = 1;
     kernel->block = COMBINE_THREADS;
-    /* Starts while the product ends, and waits for its partial sums. */
+    /* The kernel starts while the product finishes, and waits for its partial sums. */
     kernel->is_dependent = true;
     return WEFT_STATUS_SUCCESS;
 }
 
 double reductions_seconds(const struct contraction *c) {
-    double seconds = c->epilogue.reduction_count > 0 ? COMBINE_SECONDS : 0; /* kernels of other spans run beside it */
+    /* kernels of other spans run concurrently */
+    double seconds = c->epilogue.reduction_count > 0 ? COMBINE_SECONDS : 0;
     for (int r = 0; r < c->epilogue.reduction_count; r++)
         seconds += op_of(c->epilogue.reductions[r].node->op) == &bn_bwd_weights_op ? FACTORS_SECONDS : 0;
     return seconds;
 }
 
-/* At most one kernel for each span, behind the product. */
+/* At most one kernel per span, after the product. */
 weftStatus_t reductions_build(struct step *step, const struct contraction *c, const int64_t lines[SPANS],
                               struct arena *arena) {
     struct cuda_step *state = step->state;

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From an operation to modes: which numbers the four indices are made of, and where each mode leads in A, B and the
-   result.
+/* From an operation to modes: the modes of each of the four indices and their strides in A, B and the result.
      matmul    rows m, columns n, k k; batch entries that share B count as rows, those that share A as columns
      forward   rows (image, position), columns filters, k (taps, channels): A is x, B is w
      data      rows (image, position), columns channels, k (taps, filters): A is dy, B is w
      filter    rows filters, columns (taps, channels), k (image, position): A is dy, B is x
-   It must not know tiles, types or text. */
+   This file must not know about tiles, types or text. */
 #include "base/number.h"
 #include "engines/cuda/product/contraction.h"
 #include "graph/ops/convolution.h"
@@ -13,7 +12,7 @@
 
 #include <string.h>
 
-static const int64_t COORDINATE_MAX = INT64_C(1) << 30; /* sums of two stay in 32 bits */
+static const int64_t COORDINATE_MAX = INT64_C(1) << 30; /* so that the sum of two fits in 32 bits */
 
 int64_t modes_extent(const struct modes *modes) {
     int64_t extent = 1;
@@ -22,18 +21,19 @@ int64_t modes_extent(const struct modes *modes) {
     return extent;
 }
 
-/* Adds a mode unless it stands still. A phase stays even if it is the only one: the kernel reads its taps from it. */
+/* Adds a mode unless its extent is 1. A phase mode is always added because the kernel reads the phase's taps from
+   it. */
 static void add_mode(struct contraction *c, enum index index, struct mode mode) {
     if (mode.extent != 1 || mode.phase != NO_PHASE)
         c->modes[index].at[c->modes[index].count++] = mode;
 }
 
-/* A mode that the result does not have: of k. */
+/* A mode of k, which the result does not have. */
 static struct mode plain_mode(int64_t extent, int64_t a, int64_t b) {
     return (struct mode){.extent = extent, .stride = {a, b}, .dim = NO_DIM, .phase = NO_PHASE};
 }
 
-/* A mode that counts dimension `dim` of the result in steps of dim_step. */
+/* A mode that counts dimension `dim` of the result in increments of dim_step. */
 static struct mode result_mode(int64_t extent, int64_t a, int64_t b, int dim, int64_t dim_step) {
     struct mode mode = plain_mode(extent, a, b);
     mode.dim = dim;
@@ -41,9 +41,9 @@ static struct mode result_mode(int64_t extent, int64_t a, int64_t b, int dim, in
     return mode;
 }
 
-/* Sorts by falling distance in memory; modes that stay in place come first. A mode of distance 0 broadcasts: where it
-   stands changes no address, and in front it breaks no run of neighbours. An insertion sort, which is stable; there are
-   MODES_MAX at most. */
+/* Sorts by decreasing distance in memory, with distances of 0 first. A mode of distance 0 broadcasts: its position
+   changes no address, and in front it interrupts no contiguous run. Insertion sort, because it is stable and there are
+   at most MODES_MAX modes. */
 static void sort_modes(struct modes *modes, int64_t (*distance)(const void *context, const struct mode *mode),
                        const void *context) {
     for (int i = 1; i < modes->count; i++)
@@ -59,7 +59,7 @@ static void sort_modes(struct modes *modes, int64_t (*distance)(const void *cont
 
 static int64_t size_of(int64_t number) { return number < 0 ? -number : number; }
 
-/* Elements between neighbours of a mode, whatever their direction. */
+/* Absolute distance between consecutive elements of a mode. */
 static int64_t distance_in_a(const void *context, const struct mode *mode) {
     (void)context;
     return size_of(mode->stride[OPERAND_A]);
@@ -77,10 +77,11 @@ static int64_t distance_in_result(const void *context, const struct mode *mode) 
 
 /* ---- Matmul ------------------------------------------------------------------------------------------------------ */
 
-/* One batch dimension of C: the smaller extent of A's and B's outside, what shares its entries inside. Modes that one
-   operand alone has become rows or columns: one large product instead of many that read the same. */
+/* Adds one batch dimension of C as two modes: the outer one has the smaller extent of A and B, the inner one counts the
+   entries that share an element. A mode that only one operand has becomes rows or columns, which gives one large
+   product instead of many that read the same operand. */
 static void add_batch(struct contraction *c, const struct matmul_op *op, int dim) {
-    /* Each extent divides the whole one; matmul's rules say so. */
+    /* Both extents divide `whole`; the rules of matmul guarantee it. */
     int64_t whole = op->c->dims.at[dim], extents[] = {op->a->dims.at[dim], op->b->dims.at[dim]};
     int64_t strides[] = {op->a->strides.at[dim], op->b->strides.at[dim]};
     int64_t least = extents[0] < extents[1] ? extents[0] : extents[1], shared = least ? whole / least : 1;
@@ -98,8 +99,8 @@ static void add_batch(struct contraction *c, const struct matmul_op *op, int dim
     }
 }
 
-/* Overrides keep every batch dimension in the batch, where each entry has sizes of its own. m of C are rows, n
-   columns. */
+/* With overrides, all batch dimensions stay in the batch, because each entry has its own sizes. Rows are m of C,
+   columns n. */
 static void shape_matmul(struct contraction *c, const struct matmul_op *op) {
     int row = (int)op->c->dims.count - 2, column = row + 1;
     const struct tensor *a = op->a, *b = op->b;
@@ -116,14 +117,14 @@ static void shape_matmul(struct contraction *c, const struct matmul_op *op) {
 
 /* ---- Convolution ------------------------------------------------------------------------------------------------- */
 
-/* The dimension of channels of a tensor; one of groups stands before it or is part of it. From the end: spatial
-   dimensions come last, in any number. */
+/* The channel dimension of a tensor; the group dimension precedes it or is part of it. It is counted from the end,
+   because the number of spatial dimensions varies and they come last. */
 static int channel_dim(const struct conv_geometry *g, const struct tensor *tensor) {
     return (int)tensor->dims.count - g->spatial - 1;
 }
 
-/* Groups are the first mode of the batch: a product each, of its own channels and filters. `channels`: of a group in
-   the result, where groups and channels are one dimension. */
+/* Groups are the first mode of the batch: each group is a product of its own channels and filters. `channels`: channels
+   per group of the result, if groups and channels share a dimension. */
 static void add_groups(struct contraction *c, const struct conv_geometry *g, const struct conv_operand *result,
                        const struct conv_operand *a, const struct conv_operand *b, int64_t channels) {
     bool is_filter = result == &g->w;
@@ -132,13 +133,14 @@ static void add_groups(struct contraction *c, const struct conv_geometry *g, con
     add_mode(c, BATCH, result_mode(g->groups, a->group_stride, b->group_stride, dim, has_dim ? 1 : channels));
 }
 
-/* The dimension of the result that spatial dimension i (of three) counts; -1 for one that stands in front. */
+/* The dimension of the result for spatial dimension i of three; NO_DIM for the leading ones that the tensor does not
+   have. */
 static int spatial_dim(const struct conv_geometry *g, const struct tensor *tensor, int i) {
     return i < 3 - g->spatial ? NO_DIM : (int)tensor->dims.count - 3 + i;
 }
 
-/* Position p under tap t reads pixel p * stride + t * dilation - pre, where coordinates outside are padding. A is x, B
-   is w. A flipped filter starts at its last tap and steps back. */
+/* Position p at tap t reads pixel p * stride + t * dilation - pre; coordinates outside the image are padding. A is x, B
+   is w. A flipped filter starts at its last tap and steps backwards. */
 static void shape_forward(struct contraction *c, const struct conv_geometry *g) {
     const struct conv_operand *x = &g->x, *w = &g->w, *y = &g->y;
     add_groups(c, g, y, x, w, g->k);
@@ -161,10 +163,10 @@ static void shape_forward(struct contraction *c, const struct conv_geometry *g) 
     add_mode(c, COLUMN, result_mode(g->k, 0, w->outer_stride, channel_dim(g, y->tensor), 1));
 }
 
-/* One spatial dimension of the data gradient with a stride: a mode for the phase, one for the position within it, and
-   one for the taps that the phase sees. With stride s and dilation d, x + pre - t * d is a multiple of s for every (s /
-   gcd(d, s))-th tap at most: tap_step. From one such tap to the next, dy moves by `moves` = d / gcd(d, s) positions. A
-   dimension shorter than the stride has only so many phases as elements. */
+/* Adds one spatial dimension of a strided data gradient: a mode for the phase, one for the position within it, and one
+   for the taps that the phase sees. With stride s and dilation d, x + pre - t * d is a multiple of s for at most every
+   (s / gcd(d, s))-th tap: tap_step. From one such tap to the next, dy advances by `moves` = d / gcd(d, s) positions. A
+   dimension shorter than the stride has only as many phases as elements. */
 static void add_phase(struct contraction *c, const struct conv_geometry *g, int i) {
     const struct conv_operand *x = &g->x, *w = &g->w, *y = &g->y;
     int64_t stride = g->stride[i], common = gcd64(g->dilation[i], stride), tap_step = stride / common;
@@ -191,8 +193,8 @@ static void add_phase(struct contraction *c, const struct conv_geometry *g, int 
     add_mode(c, K, tap);
 }
 
-/* Element x of the gradient sees position (x + pre - t * dilation) / stride of dy where that is whole: a phase each. A
-   is dy, B is w; without a stride all taps see all positions. */
+/* Element x of the gradient sees position (x + pre - t * dilation) / stride of dy if that is an integer; each remainder
+   is a phase. A is dy, B is w. With stride 1, all taps see all positions. */
 static void shape_data(struct contraction *c, const struct conv_geometry *g) {
     const struct conv_operand *x = &g->x, *w = &g->w, *y = &g->y;
     add_groups(c, g, x, y, w, g->c);
@@ -218,8 +220,8 @@ static void shape_data(struct contraction *c, const struct conv_geometry *g) {
     add_mode(c, COLUMN, result_mode(g->c, 0, w->channel_stride, channel_dim(g, x->tensor), 1));
 }
 
-/* The result counts taps and channels; images and positions are summed. A is dy, B is x. Of a flipped filter taps start
-   at the last one. */
+/* The result counts taps and channels; images and positions are summed. A is dy, B is x. The taps of a flipped filter
+   start at the last one. */
 static void shape_filter(struct contraction *c, const struct conv_geometry *g) {
     const struct conv_operand *x = &g->x, *w = &g->w, *y = &g->y;
     bool has_dim = channel_dim(g, w->tensor) == 2;
@@ -243,7 +245,7 @@ static void shape_filter(struct contraction *c, const struct conv_geometry *g) {
     sort_modes(&c->modes[COLUMN], distance_in_result, w->tensor);
 }
 
-/* Whether elements are neighbours along one of the modes, and vector loads thereby possible. */
+/* True if elements are contiguous along one of the modes, so that vector loads are possible. */
 static bool has_unit_stride(const struct modes *modes, int operand) {
     for (int i = 0; i < modes->count; i++)
         if (modes->at[i].stride[operand] == 1)
@@ -265,14 +267,15 @@ static void shape_convolution(struct contraction *c, const struct node *node) {
         shape_forward(c, &g);
     else
         shape_data(c, &g);
-    /* Neighbours in memory should be neighbours in k: operand A decides where it can. */
+    /* Elements that are adjacent in memory should be adjacent in k. Operand A decides if it has such elements,
+       otherwise B. */
     sort_modes(&c->modes[K], has_unit_stride(&c->modes[K], OPERAND_A) ? distance_in_a : distance_in_b, NULL);
 }
 
-/* ---- What is outside the image ----------------------------------------------------------------------------------- */
+/* ---- Padding ----------------------------------------------------------------------------------------------------- */
 
-/* The least and the largest value of a coordinate. Coordinates are sums of one multiple of each mode, so each mode adds
-   its largest or its least. */
+/* The smallest and the largest value of a coordinate. A coordinate is a sum with one term per mode, so each mode adds
+   its minimum or its maximum. */
 static void coordinate_range(const struct contraction *c, int operand, int i, int64_t *least, int64_t *most) {
     *least = *most = c->operand[operand].start[i];
     for (int index = 0; index < INDICES; index++)
@@ -283,7 +286,8 @@ static void coordinate_range(const struct contraction *c, int operand, int i, in
         }
 }
 
-/* Whether a coordinate is that of a phase: it leaves the image whatever its range says. Its taps start anywhere. */
+/* True if the coordinate belongs to a phase. Its taps start anywhere, so it may leave the image whatever its range
+   is. */
 static bool is_phased(const struct contraction *c, int i) {
     for (int p = 0; p < c->phase_count; p++)
         if (c->phases[p].coordinate == i)
@@ -291,24 +295,24 @@ static bool is_phased(const struct contraction *c, int i) {
     return false;
 }
 
-/* Coordinates are 32 bits in kernels. So are the sums of first_tap(). */
+/* Coordinates in kernels have 32 bits, and so have the sums in first_tap(). */
 static weftStatus_t check_phases(const struct contraction *c) {
     for (int p = 0; p < c->phase_count; p++) {
         const struct phase *phase = &c->phases[p];
-        /* As double: the sum itself may be beyond 64 bits. */
+        /* In double, because the sum itself may exceed 64 bits. */
         double reach =
             (double)phase->stride + (double)size_of(phase->pre) + (double)phase->taps * (double)phase->dilation;
         if (reach > (double)COORDINATE_MAX)
             FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
-                 "%s: stride, padding and filter reach %g elements along one dimension; kernels count to 2^30.",
+                 "%s: stride, padding and filter span %g elements along one dimension; kernels support up to 2^30.",
                  descriptor_label(c->node->op), reach);
     }
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Finds which coordinates can leave the image, and forgets the others. A step that is never checked is set to 0: the
-   printed code then computes no such coordinate, and modes merge and vectorise that differed in it alone. Operands that
-   are no image have size 0. */
+/* Determines which coordinates can leave the image. The steps of the others are set to 0, so that the generated code
+   does not compute them, and modes that differed only in such a coordinate can merge and vectorise. Operands that are
+   not images have size 0. */
 static weftStatus_t find_checks(struct contraction *c) {
     TRY(check_phases(c));
     for (int f = 0; f < OPERANDS; f++)
@@ -318,7 +322,7 @@ static weftStatus_t find_checks(struct contraction *c) {
             coordinate_range(c, f, i, &least, &most);
             if (least < -COORDINATE_MAX || most > COORDINATE_MAX || operand->size[i] > COORDINATE_MAX)
                 FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
-                     "%s: positions in %s reach from %lld to %lld along one dimension; kernels count to 2^30.",
+                     "%s: positions in %s range from %lld to %lld along one dimension; kernels support up to 2^30.",
                      descriptor_label(c->node->op), descriptor_label(&operand->tensor->base), (long long)least,
                      (long long)most);
             bool has_image = operand->size[i] > 0 || least != 0 || most != 0;
@@ -333,7 +337,7 @@ static weftStatus_t find_checks(struct contraction *c) {
 
 /* ---- All operations ---------------------------------------------------------------------------------------------- */
 
-/* The first output, which is a product's only one. */
+/* The first output, which is the only one of a product. */
 static int result_of(const struct node *node) {
     int i = 0;
     while (!node->is_output[i])
@@ -360,7 +364,7 @@ weftStatus_t contraction_shape(struct contraction *c, const struct node *node) {
     return find_checks(c);
 }
 
-/* C^T = B^T A^T. The batch keeps its modes, K too; only the operand slots of each change places. */
+/* C^T = B^T A^T. The modes of batch and K stay; only their strides of A and B are swapped. */
 void contraction_swap(struct contraction *c) {
     struct product_operand operand = c->operand[OPERAND_A];
     struct modes rows = c->modes[ROW];
@@ -381,8 +385,9 @@ void contraction_swap(struct contraction *c) {
         }
 }
 
-/* The extent is kept below 2^31, so that one 32-bit division splits the index again. Phases never join: their extents
-   are no constants. They join where both operands and all coordinates step through both as through one. */
+/* True if two modes can be merged: both operands and all coordinates traverse them like one mode. The extent stays
+   below 2^31, so that one 32-bit division splits the index again. Phases are never merged, because their extents are
+   not constant. */
 static bool modes_join(const struct mode *outer, const struct mode *inner) {
     bool joins = outer->phase == NO_PHASE && inner->phase == NO_PHASE && outer->extent * inner->extent < INT32_MAX;
     for (int f = 0; f < OPERANDS; f++) {
@@ -393,7 +398,7 @@ static bool modes_join(const struct mode *outer, const struct mode *inner) {
     return joins;
 }
 
-/* From the fastest pair on, so that a chain of modes joins at once. */
+/* Starts at the fastest pair, so that one pass merges a chain of modes. */
 void modes_merge(struct modes *modes) {
     for (int i = modes->count - 1; i-- > 0;)
         if (modes_join(&modes->at[i], &modes->at[i + 1])) {
@@ -403,8 +408,8 @@ void modes_merge(struct modes *modes) {
         }
 }
 
-/* A filter gradient reads x far more often than it writes w, so x decides the order there. The direct kernel has a
-   thread for each run along the last mode. */
+/* A filter gradient reads x far more often than it writes w, so x determines the order there. The direct kernel has one
+   thread per run along the last mode. */
 void contraction_flatten(struct contraction *c) {
     struct modes *batch = &c->modes[BATCH];
     for (int index = ROW; index <= COLUMN; index++) {
@@ -425,13 +430,14 @@ int64_t contraction_elements(const struct contraction *c) {
 
 /* ---- The result of a convolution --------------------------------------------------------------------------------- */
 
-/* Extents of 1 need no mode: coordinates along them are 0. */
+/* Extents of 1 need no mode: their coordinate is 0. */
 static void add_result_mode(struct modes *modes, int64_t extent, int64_t dim) {
     if (extent != 1)
         modes->at[modes->count++] = (struct mode){.extent = extent, .dim = (int)dim, .dim_step = 1, .phase = NO_PHASE};
 }
 
-/* In place of the contraction's own modes: the epilogue indexes results alone, and K and BATCH are empty. */
+/* Replaces the contraction's modes by those of the result: the epilogue indexes only results, and BATCH and K are
+   empty. */
 static void find_result_modes(struct contraction *c, const struct conv_geometry *g) {
     bool is_filter = g->direction == CONV_FILTER;
     const struct conv_operand *result = is_filter ? &g->w : g->direction == CONV_DATA ? &g->x : &g->y;
@@ -447,7 +453,7 @@ static void find_result_modes(struct contraction *c, const struct conv_geometry 
 
 weftStatus_t contraction_analyse_result(struct contraction *c, const struct conv_geometry *g) {
     find_result_modes(c, g);
-    c->arithmetic = FMA_FLOAT; /* what epilogue() gets are floats */
+    c->arithmetic = FMA_FLOAT; /* epilogue() receives floats */
     c->is_small = true;
     c->splits = 1;
     TRY(epilogue_analyse(c));

@@ -1,18 +1,18 @@
 /* staging: from memory through registers into an operand's tile in shared memory
-   Pipeline  load   |regs 1   |regs 2   |...      step s + 1 is on its way from memory while
+   Pipeline  load   |regs 1   |regs 2   |...      step s + 1 is loaded from memory while
              math   |stage 0  |stage 1  |...      step s is multiplied; two stages, one barrier per step
-   Offsets   parts of offsets and coordinates are tables in shared memory: those of i and j made once per tile, those of
-             k two steps ahead
-   Memory    tables + the larger of two stages and one epilogue tile of sums, on their way to epilogue(); below 48 KB
-   Demands   READS_K_MAJOR of the kernel: whether products read 16 bytes along k of one row (or transpose blocks of
-             8 x 8 halves), or neighbours along the operand's other index */
+   Offsets   parts of offsets and coordinates are tables in shared memory: those of i and j are computed once per tile,
+             those of k two steps ahead
+   Memory    tables + the larger of two stages and one epilogue tile of sums for epilogue(); below 48 KB
+   Requires  READS_K_MAJOR of the kernel: true if products read 16 bytes along k of one row (or transpose blocks of
+             8 x 8 halves), false if they read contiguous elements along the operand's other index */
 
 /* MMA reads 16 bytes along k of one row, or transposes blocks of 8 x 8 halves; FMA reads along the other index. */
 template <class operand, int BLOCK> struct stage_of {
     using T = typename operand::staged;
     static constexpr bool IS_K_MAJOR = READS_K_MAJOR && (operand::IS_K_MAJOR || sizeof(T) != 2);
     static constexpr int PITCH =
-        (IS_K_MAJOR ? BLOCK_K : BLOCK) + 16 / sizeof(T); /* rows of 16 bytes in different banks */
+        (IS_K_MAJOR ? BLOCK_K : BLOCK) + 16 / sizeof(T); /* 16-byte pieces of consecutive rows are in different banks */
     alignas(16) T at[(IS_K_MAJOR ? BLOCK : BLOCK_K) * PITCH];
     DEVICE T *address(int outer, int k) { return at + (IS_K_MAJOR ? outer * PITCH + k : k * PITCH + outer); }
 };
@@ -24,11 +24,13 @@ template <class A, class B> struct choose<false, A, B> {
     using type = B;
 };
 
-/* The elements of one step that this thread carries: fetch() reads them, put() stores them as products want them. */
+/* The elements of one step that this thread moves: fetch() loads them, put() stores them in the layout of the
+   products. */
 template <class operand, int BLOCK> struct carrier {
     using T = typename operand::stored;
     using S = typename operand::staged;
-    using K = typename choose<HAS_FILL, S, T>::type; /* the padding value is no element of the tensor's type */
+    using K = typename choose<HAS_FILL, S, T>::type; /* the padding value may not be representable in the tensor's
+                                                        type */
     using coordinates = typename operand::coordinates;
     static constexpr int LENGTH = operand::RUN;
     static constexpr int ACROSS = (operand::IS_K_MAJOR ? BLOCK_K : BLOCK) / LENGTH;

@@ -1,19 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Kernels of tiles, and what joins the parts of split sums: the text that families of products share. */
+/* Code generation shared by the product families: tiled kernels, and the kernel that combines the partial sums of
+   splits. */
 #include "base/number.h"
 #include "engines/cuda/product/contraction.h"
 
 enum {
-    COMBINE_THREADS = 256,            /* of a block that adds up splits */
-    COMBINE_SHARERS_MAX = 32,         /* eight runs side by side are whole lines still */
-    COMBINE_THREADS_WANTED = 1 << 17, /* as many as load at the same time */
-    GROUP_TILES = 8,                  /* rows of tiles that are made together, so that their operands meet in L2 */
+    COMBINE_THREADS = 256,            /* threads of a block that combines splits */
+    COMBINE_SHARERS_MAX = 32,         /* eight adjacent runs are still whole cache lines */
+    COMBINE_THREADS_WANTED = 1 << 17, /* number of threads that can load at the same time */
+    GROUP_TILES = 8,                  /* tile rows that are computed together, so that their operands are reused from
+                                         L2 */
 };
 
-/* CUDA's limit along x; kernels stride over what is beyond it. */
+/* CUDA's limit on gridDim.x; kernels loop over the rest. */
 static const int64_t GRID_MAX = INT32_MAX;
 
-/* Types of sums and indices. Every kernel of products starts with these, so that shared headers find them. */
+/* Emits the types of sums and indices. Every product kernel starts with these, because shared headers use them. */
 void contraction_emit_begin(struct kernel_source *source, const struct contraction *c) {
     const struct arithmetic_row *row = &arithmetic_rows[c->arithmetic];
     kernel_source_init(source, c->region);
@@ -23,7 +25,7 @@ void contraction_emit_begin(struct kernel_source *source, const struct contracti
     text_add(&source->code, "#include \"core/gather.cuh\"\n\n");
 }
 
-/* Splits of k: the sums of each go to the workspace, side by side, all results of one split before the next. */
+/* The sums of each split go to the workspace: all results of one split, then those of the next. */
 static void emit_splits(struct kernel_source *source, const struct contraction *c) {
     emit_number(source, c->splits, "splits");
     emit_number(source, c->steps_per_split, "steps_per_split");
@@ -31,7 +33,8 @@ static void emit_splits(struct kernel_source *source, const struct contraction *
         emit_scratch(source, "sum_t", 0, "partial");
 }
 
-/* A split kernel stores bare sums: what follows them is the combining kernel's, which alone sees whole sums. */
+/* A split kernel stores plain sums. The epilogue is part of the combining kernel, because only that one has complete
+   sums. */
 void contraction_emit_epilogue(struct kernel_source *source, const struct contraction *c) {
     emit_constant(source, "IS_SPLIT", c->splits > 1);
     emit_splits(source, c);
@@ -39,29 +42,29 @@ void contraction_emit_epilogue(struct kernel_source *source, const struct contra
         epilogue_emit(source, c);
         return;
     }
-    /* Threads store runs all the same; nothing is fetched for them. */
+    /* Threads store runs in this case, too, but fetch no operands for them. */
     emit_constant(source, "RUN", c->epilogue.run);
     emit_constant(source, "FETCHED_WORDS", 0);
 }
 
-/* Divisions of 32 bits are one multiplication. */
+/* 32-bit divisions are one multiplication. */
 void contraction_emit_position(struct kernel_source *source, int64_t most) {
     text_add(&source->constants, "using position = %s;\n", most < INT32_MAX ? "u32" : "i64");
 }
 
-/* Of a block: a warp for each part of the tile, or a thread for each thread_m x thread_n results. */
+/* Threads of a block: one warp per part of the tile, or one thread per thread_m x thread_n results. */
 static int tile_threads(const struct contraction *c) {
     const struct tile *tile = c->tile;
     return arithmetic_rows[c->arithmetic].is_mma ? tile->warps_m * tile->warps_n * 32
                                                  : tile->rows / tile->thread_m * (tile->columns / tile->thread_n);
 }
 
-/* Blocks that shall fit on a multiprocessor: two, which hide each other's waits, where 128 registers per thread hold
-   the sums and what is on its way. 65,536 registers of a multiprocessor are 128 for each of 512 threads: two blocks of
-   256. */
+/* Blocks that should fit on a multiprocessor: two, which hide each other's latencies, if 128 registers per thread
+   suffice for the sums and the data in flight. A multiprocessor has 65,536 registers, which is 128 for each of 512
+   threads in two blocks. */
 static int resident_blocks(const struct contraction *c) {
     const struct arithmetic_row *row = &arithmetic_rows[c->arithmetic];
-    /* Elements of 16 bits in accesses of four or more take few registers on their way. */
+    /* 16-bit elements in accesses of at least four elements need few registers in flight. */
     bool is_large = c->tile->rows + c->tile->columns > 192, is_light = row->is_mma && c->has_k16;
     for (int f = 0; f < OPERANDS; f++)
         is_light =
@@ -103,12 +106,12 @@ void contraction_emit_tile(struct kernel_source *source, const struct contractio
     emit_constant(source, row->is_mma ? "WARPS_N" : "THREAD_N", row->is_mma ? tile->warps_n : tile->thread_n);
     emit_constant(source, "THREADS", tile_threads(c));
     emit_constant(source, "BLOCKS", resident_blocks(c));
-    /* Elements outside an operand count as p.fill, if that is not 0. */
+    /* Elements outside an operand have the value p.fill if that is not 0. */
     emit_constant(source, "HAS_FILL", c->fill != 0);
 }
 
-/* tiles: along rows, along columns, and batch entries. They are numbered as locate() of product/tiles.cuh splits them
-   again: a split's tiles are neighbours, so that blocks at work share operands in L2. */
+/* tiles: along rows, along columns, and batch entries. Tiles are numbered as locate() in product/tiles.cuh decodes
+   them: the tiles of one split are adjacent, so that running blocks share operands in L2. */
 weftStatus_t contraction_end_tiles(struct kernel_source *source, struct cuda_kernel *kernel,
                                    const struct contraction *c, const int64_t tiles[3], struct arena *arena) {
     int64_t all = tiles[0] * tiles[1] * tiles[2] * c->splits;
@@ -123,14 +126,14 @@ weftStatus_t contraction_end_tiles(struct kernel_source *source, struct cuda_ker
     contraction_emit_position(source, all);
     TRY(is_mma ? kernel_finish(source, kernel, "product/portable_mma.cuh", "portable_mma", arena)
                : kernel_finish(source, kernel, "product/portable_fma.cuh", "portable_fma", arena));
-    /* Shared memory is static: 48 KB, which every chip gives without asking. */
+    /* Shared memory is static: at most 48 KB, which every chip provides without opting in. */
     contraction_set_launch(kernel, contraction_grid(all), tile_threads(c), 0);
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Threads that share the parts of a run of results: few results keep few threads busy. Where there are several, the
-   grid has a block for all that these make at a time. Powers of two up to the number of splits, so that every sharer
-   has a part. `runs`: of results. */
+/* Number of threads that share the partial sums of a run of results, because few results keep few threads busy. If
+   there are several, the grid has enough blocks for all of them. It is a power of two up to the number of splits, so
+   that each of them has a part. `runs`: number of runs of results. */
 static int64_t combine_sharers(const struct contraction *c, int64_t runs) {
     int64_t sharers = 1;
     while (sharers * 2 <= c->splits && sharers < COMBINE_SHARERS_MAX && runs * sharers < COMBINE_THREADS_WANTED)
@@ -143,14 +146,14 @@ weftStatus_t contraction_add_combine(struct step *step, const struct contraction
     struct cuda_kernel *kernel = &state->kernels[state->count++];
     struct kernel_source source;
     int64_t runs = contraction_elements(c) / c->epilogue.run, sharers = combine_sharers(c, runs);
-    /* Runs that a block makes side by side. */
+    /* Runs that a block combines at the same time. */
     int64_t together = COMBINE_THREADS / sharers;
     contraction_emit_begin(&source, c);
     emit_constant(&source, "THREADS", COMBINE_THREADS);
     emit_splits(&source, c);
     epilogue_emit(&source, c);
     bool lead_is_row = c->epilogue.lead == ROW;
-    /* From the number of a result to its index along the lead and across it. */
+    /* Divisors that decode the number of a result into its index along the lead and across it. */
     emit_divisor(&source, modes_extent(&c->modes[lead_is_row ? ROW : COLUMN]), "along");
     emit_divisor(&source, modes_extent(&c->modes[lead_is_row ? COLUMN : ROW]), "across");
     emit_number(&source, runs, "runs");

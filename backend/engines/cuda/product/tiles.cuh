@@ -1,7 +1,8 @@
-/* tiles: the loop over the tiles of a product, whatever makes their sums: struct sums of the kernel that includes this
+/* tiles: the loop over the tiles of a product. The kernel that includes this defines struct sums, which computes the
+   sums:
    multiply  adds the products of one stage
-   each      gives all sums of one of EPILOGUE_TILES epilogue tiles, with their row in it and their column
-   tile_row  the row of the tile that a row of an epilogue tile is */
+   each      visits all sums of one of EPILOGUE_TILES epilogue tiles, with their row in it and their column
+   tile_row  the row of the tile for a row of an epilogue tile */
 
 /* ---- Shared memory ---- */
 
@@ -67,7 +68,8 @@ DEVICE void multiply_tile(sums &sum, memory &s, const arguments &p, const batch 
         if (step + 1 < until) {
             a.fetch(p, p.a, s.a_outers, s.a_ks[(step + 1) % 2]);
             b.fetch(p, p.b, s.b_outers, s.b_ks[(step + 1) % 2]);
-            list_ks(s, p, g, step + 2); /* into the table of this step, which the last barrier has retired */
+            list_ks(s, p, g, step + 2); /* into the table of this step, which is no longer read since the last
+                                           barrier */
         }
         sum.multiply(s.stages[step % 2]);
         if (step + 1 < until) {
@@ -78,7 +80,8 @@ DEVICE void multiply_tile(sums &sum, memory &s, const arguments &p, const batch 
     }
 }
 
-/* A run of sums that lie side by side in the result. A template, so that what was not printed is not looked up. */
+/* Stores a run of sums that are contiguous in the result. A template, so that functions that were not generated are not
+   looked up. */
 template <class P>
 DEVICE void store_sums(const P &p, const tile_coordinates &at, index row, index column, const run<sum_t, RUN> &sum) {
     if (row >= (index)p.rows || column >= (index)p.columns)
@@ -93,7 +96,7 @@ DEVICE void store_sums(const P &p, const tile_coordinates &at, index row, index 
     }
 }
 
-/* Passes the sums through shared memory, so that neighbours in the result meet in one thread. */
+/* Passes the sums through shared memory, so that one thread gets contiguous results. */
 DEVICE void run_epilogue(sums &sum, memory &s, const arguments &p, const tile_coordinates &at) {
     constexpr int RUNS = sums::EPILOGUE_ROWS * BLOCK_N / RUN,
                   ACROSS = (LEAD_IS_ROW ? sums::EPILOGUE_ROWS : BLOCK_N) / RUN;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The depthwise family as engines see it. */
+/* The depthwise family's interface to the engines. */
 #include "engines/cuda/product/depthwise/depthwise.h"
 #include "engines/cuda/families.h"
 
@@ -11,7 +11,7 @@ static weftStatus_t analyse(struct depthwise *d, const struct region *region, co
     return depthwise_plan(d, device);
 }
 
-/* Pure: the same analysis as build's, of which the price is kept. */
+/* Pure: the same analysis as in build, of which only the price is used. */
 static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
     struct depthwise d;
     TRY(analyse(&d, region, device));
@@ -29,15 +29,15 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     if (!kernel)
         return WEFT_STATUS_SUCCESS;
     TRY(depthwise_emit(kernel, &d, arena));
-    /* A filter gradient is summed by `splits` blocks for each block of channels; else each patch is a block. */
+    /* A filter gradient has `splits` blocks per block of channels; otherwise each patch is a block. */
     int64_t blocks = (is_filter(&d) ? d.c.splits : d.patches) * d.channel_blocks;
     contraction_set_launch(kernel, blocks, d.threads, d.shared_bytes);
-    /* Adds the parts in their order, so that bits do not depend on which block was first. */
+    /* Adds the parts in a fixed order, so that the result does not depend on which block finished first. */
     if (is_filter(&d))
         TRY(contraction_add_combine(step, &d.c, arena));
     return arena_print(arena, &step->detail,
                        "%s%lld taps in registers, strips of %lld, %lld in a block of %lld channels, %lld segments of "
-                       "%lld rows, %d parts, %d operations behind",
+                       "%lld rows, %d parts, epilogue: %d operations",
                        d.is_mma ? "tensor cores, " : "", (long long)depthwise_taps(&d), (long long)d.strip,
                        (long long)d.strips, (long long)d.channels, (long long)d.segments, (long long)d.segment_rows,
                        d.c.splits, d.c.region->count - 1);
@@ -45,7 +45,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
 
 const struct family cuda_depthwise = {
     .name = "cuda.depthwise",
-    .doc = "a convolution with one channel per group, and the pointwise operations behind it",
+    .doc = "a convolution with one channel per group, and the pointwise operations after it",
     .accepts = accepts,
     .build = build,
     .may_alias = contraction_may_alias,

@@ -1,26 +1,26 @@
 /* depthwise: Y[n,c,o] = epilogue(sum over taps t of X[n, c, (o * STEP + t * DILATION - pre) / SPREAD] * W[c,t])
    Types     any float types, NHWC and NCHW, sm_80 and up
-   Formula   of inputs that exist: inside the image, and where the division leaves no rest. The forward operation has
-             SPREAD 1, the data gradient STEP 1 and its taps in reverse; epilogue() is printed from the graph
-   Tile      a block makes rows begin .. end - 1 of TILE_W columns of CHANNELS channels; a thread STRIP neighbours of
-             one channel
+   Formula   only inputs inside the image, and only where the division has no remainder. The forward operation has
+             SPREAD 1, the data gradient STEP 1 and reversed taps; epilogue() is generated from the graph
+   Tile      a block computes rows begin .. end - 1 of TILE_W columns of CHANNELS channels; a thread STRIP adjacent
+             outputs of one channel
    Order     an input row is read once, for all outputs that it reaches: all taps of the channel and SLOTS rows of sums
              stay in registers
-   Pipeline  load  |band 1   |band 2   |band 3   |...      a few rows are a band in shared memory
-             sum             |band 0   |band 1   |...      STAGES of them; cp.async runs STAGES - 1 bands early
+   Pipeline  load  |band 1   |band 2   |band 3   |...      a band is a few rows in shared memory
+             sum             |band 0   |band 1   |...      STAGES of them; cp.async runs STAGES - 1 bands ahead
                                                            one barrier per band
-   Memory    STAGES bands; the taps come in through the last one
-   Limits    taps, sums and a strip of inputs must fit in registers: the host asks before it prints
+   Memory    STAGES bands; the taps are loaded through the last one
+   Limits    taps, sums and a strip of inputs must fit in registers: the host checks it before code generation
    Measured  2026-11-21, H200, N32 C384 28x28 7x7 float: 50 us, 19 TFLOP/s; figures of more shapes in
              tools/bench/results/h200-depthwise.csv
    Tried     a band of 7 rows of 7x7 unrolled, 62 KB of text: 56 us, one row at a time: 54, two: 50; of 3x3, N64 C144
              56x56 bf16, three rows at a time: 55, one: 69
-             what joins results, read one by one behind their stores: N128 C144 56x56 3x3 bf16, the gradient of a swish
-             behind the data gradient, 748 us (H200)
+             epilogue operands loaded one by one after their stores: N128 C144 56x56 3x3 bf16, the gradient of a swish
+             after the data gradient, 748 us (H200)
    Params    TAPS_* STEP_* SPREAD_* DILATION_* HAS_DEPTH STRIP STRIPS CHANNELS CHANNELS_LAST IMAGE_RUN BAND_PERIODS
              UNROLLED STAGES THREADS BLOCKS image_t filter_t sum_t index */
 #include "core/async.cuh"
-#include "product/depthwise/lattice.cuh"
+#include "product/depthwise/index_map.cuh"
 
 static_assert(THREADS == CHANNELS * STRIPS, "a thread has a strip of one channel");
 
@@ -29,7 +29,7 @@ using input_band = band<image_t, IMAGE_RUN, TAPS_D, INPUT_ROWS, INPUT_COLUMNS>;
 struct memory {
     union {
         input_band bands[STAGES];
-        float taps[CHANNELS * (TAPS | 1)]; /* an odd pitch: one bank per channel */
+        float taps[CHANNELS * (TAPS | 1)]; /* an odd pitch puts each channel in its own bank */
     };
 };
 
@@ -49,7 +49,7 @@ DEVICE void load_taps(float (&taps)[TAPS], memory &s, const arguments &p, i32 ch
     __syncthreads();
 }
 
-/* What an input row adds to the outputs that it reaches; u: its place in the period. */
+/* Adds an input row to all outputs that it reaches; u: its position in the period. */
 DEVICE void add_row(float (&sums)[SLOTS][STRIP], const float (&x)[STRIP_INPUTS], const float *taps, int u) {
 #pragma unroll
     for (int h = 0; h < TAPS_H; h++) {
@@ -67,8 +67,8 @@ DEVICE void add_row(float (&sums)[SLOTS][STRIP], const float (&x)[STRIP_INPUTS],
     }
 }
 
-/* f(q, pixel): of the outputs of a thread's strip in a row. Most strips lie inside the image as a whole, and need no
-   question per output. */
+/* Calls f(q, pixel) for the outputs of a thread's strip in a row. Most strips are entirely inside the image and need no
+   test per output. */
 template <class F> DEVICE void for_outputs(const arguments &p, const patch &at, i32 channel, i32 row, F f) {
     const i32 column = at.column + own_strip() * STRIP;
     const index line =
@@ -88,9 +88,9 @@ template <class F> DEVICE void for_outputs(const arguments &p, const patch &at, 
     }
 }
 
-/* What a strip of outputs meets is read as a whole where registers hold it beside taps, sums and inputs, as behind a
-   store the compiler would let each read wait for it; what is one word for two outputs even before their last inputs
-   are summed. */
+/* Epilogue operands of a strip of outputs are loaded together if registers can hold them in addition to taps, sums and
+   inputs, because after a store the compiler would make each load wait for it. If they need at most four words, they
+   are loaded even before the last inputs are summed. */
 constexpr bool HAS_ROOM = TAPS + SLOTS * STRIP + STRIP_INPUTS <= 104;
 constexpr bool READS_WHOLE = HAS_ROOM && FETCHED_WORDS > 0 && FETCHED_WORDS <= 8;
 constexpr bool READS_AHEAD = READS_WHOLE && FETCHED_WORDS <= 4;

@@ -1,33 +1,33 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The depthwise family: convolutions whose groups have one channel in and one out, forward and both gradients, and the
-   pointwise operations behind them. They are bound by memory and by what surrounds each product, so taps, sums and a
-   strip of the image live in registers: filter, strides and dilations are text here, the rest of the geometry are
-   arguments. What follows the sum is the contraction's. */
+/* The depthwise family: convolutions whose groups have one input and one output channel, forward and both gradients,
+   followed by pointwise operations. They are limited by memory and by the instructions around each product, so taps,
+   sums and a strip of the image stay in registers: filter, strides and dilations are constants of the generated code,
+   the rest of the geometry are arguments. The epilogue is that of the contraction family. */
 #ifndef WEFT_ENGINES_CUDA_DEPTHWISE_H
 #define WEFT_ENGINES_CUDA_DEPTHWISE_H
 
 #include "engines/cuda/product/contraction.h"
 #include "graph/ops/convolution.h"
 
-/* Where outputs, taps and inputs lie along a dimension; product/depthwise/lattice.cuh knows what for. */
+/* Positions of outputs, taps and inputs along a dimension; explained in product/depthwise/index_map.cuh. */
 struct axis {
     int64_t taps, step, spread, dilation, pre;
-    int64_t in, out; /* extents: of the image, and of the result or, in the filter gradient, of dy */
+    int64_t in, out; /* extents of the image and of the result or, for the filter gradient, of dy */
 };
 
 enum { DEPTH_AXIS, HEIGHT_AXIS, WIDTH_AXIS, AXES };
 
 struct depthwise {
-    struct contraction c; /* the result and what follows it */
+    struct contraction c; /* the result and the epilogue */
     struct conv_geometry g;
     const struct conv_operand *image;
     struct axis axes[AXES];
     bool is_channels_last, is_mma;
-    int image_run, loss_run; /* neighbours per copy */
+    int image_run, loss_run; /* elements per copy */
     int64_t strip, strips, channels, threads, band_periods, unrolled, stages, blocks;
-    int64_t images; /* side by side in a block */
+    int64_t images; /* images per block */
     int64_t stage_bytes, shared_bytes;
-    int64_t channel_blocks, tiles, segments, segment_rows, patches; /* patches: blocks of one channel block */
+    int64_t channel_blocks, tiles, segments, segment_rows, patches; /* patches: number of blocks per channel block */
 };
 
 static inline int64_t wrap(int64_t n, int64_t size) { return (n % size + size) % size; }
@@ -44,18 +44,18 @@ static inline int64_t depthwise_taps(const struct depthwise *d) {
 
 /* ---- shape.c: from an operation to axes ---------------------------------------------------------------- */
 
-/* Axes, the result's modes, what follows the sum, and how the image is read; NOT_SUPPORTED and a sentence for what is
-   not served. */
+/* Computes axes, the result's modes, the epilogue, and the vector width of the image; NOT_SUPPORTED, with a reason, for
+   operations that the family does not support. */
 weftStatus_t depthwise_shape(struct depthwise *d, const struct device *device);
 
 /* ---- plan.c: blocks ------------------------------------------------------------------------------------ */
 
-/* What a block makes, how many there are, and a prediction. */
+/* Chooses the block size and the number of blocks, and predicts the time. */
 weftStatus_t depthwise_plan(struct depthwise *d, const struct device *device);
 
 /* ---- emit.c: text and arguments of the kernels -------------------------------------------------------- */
 
-/* The kernel, without grid and block. */
+/* Generates the kernel; grid and block are set elsewhere. */
 weftStatus_t depthwise_emit(struct cuda_kernel *kernel, struct depthwise *d, struct arena *arena);
 
 #endif

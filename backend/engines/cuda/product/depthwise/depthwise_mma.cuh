@@ -1,19 +1,20 @@
 /* depthwise_mma: Y[n,c,o] = epilogue(sum over taps t of X[n, c, (o * STEP + t * DILATION - pre) / SPREAD] * W[c,t])
    Types     f16 and bf16, NHWC, sm_80 and up
-   Formula   a row of the filter as a matrix: 8 neighbouring outputs see 16 neighbouring inputs through B[k][n] = W[c, k
-             - n], 0 outside the filter. So a product of 16 lines x 8 outputs x 16 inputs costs one instruction per row
-             of taps, though most of B is 0
-   Tile      a block makes rows begin .. end - 1 of LINES = IMAGES x STRIPS strips of 8 columns, of CHANNELS channels; a
-             warp two channels
-   Order     as depthwise.cuh: an input row is read once, for all outputs that it reaches, whose sums stay in registers
-   Inputs    two channels are a word in shared memory; words of two columns trade halves and are pairs along k of either
-             channel. Lane l has columns l % 4 + {0, 4, 8, 12}, in this order in A as in B: neighbours read in one
-             access lie in different banks
+   Formula   a row of the filter as a matrix: 8 adjacent outputs see 16 adjacent inputs through B[k][n] = W[c, k - n], 0
+             outside the filter. So a product of 16 lines x 8 outputs x 16 inputs costs one instruction per row of taps,
+             although most of B is 0
+   Tile      a block computes rows begin .. end - 1 of LINES = IMAGES x STRIPS strips of 8 columns, of CHANNELS
+             channels; a warp two channels
+   Order     as in depthwise.cuh: an input row is read once, for all outputs that it reaches, whose sums stay in
+             registers
+   Inputs    two channels are a word in shared memory; words of two columns exchange halves to become pairs along k of
+             either channel. Lane l has columns l % 4 + {0, 4, 8, 12}, in this order in A and in B, so that elements
+             read in one access are in different banks
    Pipeline  load  |band 1   |band 2   |...      bands as in depthwise.cuh; a complete row passes through
-             sum   |band 0   |band 1   |...      shared memory, so that 8 channels of a pixel meet in one thread:
+             sum   |band 0   |band 1   |...      shared memory, so that one thread gets 8 channels of a pixel:
                                                  one more barrier per row
-   Limits    SPREAD and STEP along the width are 1, filters span at most 9 columns. What is not finite in X reaches,
-             times 0, all 8 outputs of a strip that sees it: they become NaN
+   Limits    SPREAD and STEP along the width are 1, filters span at most 9 columns. An infinity or NaN in X affects all
+             8 outputs of a strip that sees it: multiplied by 0, it makes them NaN
    Measured  2026-11-21, H200, N64 C384 28x28 7x7 bf16: 57-60 us where cuDNN takes 3668; depthwise.cuh takes 73
    Tried     six rows at a time: 88 us, one: 60, seven: 57; blocks of 32 channels: 67; 3x3, where depthwise.cuh is as
              fast
@@ -21,10 +22,11 @@
              image_t sum_t index */
 #include "core/async.cuh"
 #include "core/mma.cuh"
-#include "product/depthwise/lattice.cuh"
+#include "product/depthwise/index_map.cuh"
 
 constexpr int LINES = 16, DEPTH = 16, IMAGES = LINES / STRIPS, COLUMNS = TILE_W + DEPTH - STRIP;
-/* Sums of a row on their way out: 9 pixels per line and 4 words behind a pixel's channels, for the banks' sake. */
+/* Layout of a row of sums on its way to the epilogue: 9 pixels per line, and 4 words after a pixel's channels, to avoid
+   bank conflicts. */
 constexpr int LINE_PITCH = STRIP + 1, PIXEL_PITCH = CHANNELS + 4;
 static_assert(STRIP == 8 && SPAN_W <= DEPTH - STRIP + 1 && STEP_W == 1 && SPREAD_W == 1,
               "16 inputs are under 8 outputs");
@@ -56,7 +58,7 @@ DEVICE u32 tap_bits(const memory &s, int channel, int h, int column) {
     return inside ? s.taps[channel * TAPS + h * TAPS_W + w / DILATION_W].bits : 0;
 }
 
-using filter = u32[TAPS_H][2][2]; /* B of each row of taps, of both channels */
+using filter = u32[TAPS_H][2][2]; /* B of each row of taps, for both channels */
 
 DEVICE void load_filter(filter &b, memory &s, const arguments &p, i32 channel) {
     for (int e = threadIdx.x; e < CHANNELS * TAPS; e += THREADS) {
@@ -77,7 +79,7 @@ DEVICE void load_filter(filter &b, memory &s, const arguments &p, i32 channel) {
 
 /* ---- A row of inputs ---- */
 
-/* Where in a band this lane's columns of lines l / 4 and l / 4 + 8 begin, in words. */
+/* Offset in a band, in words, of this lane's columns of line l / 4 or l / 4 + 8. */
 DEVICE int own_inputs(int half) {
     const int line = lane() / 4 + half * 8;
     return (input_band::place(image_of(line), 0) + (strip_of(line) * STRIP + lane() % 4) * CHANNELS) / 2 + own_pair();
@@ -98,9 +100,9 @@ DEVICE void read_row(u32 (&a)[2][4], const u32 *(&inputs)[2], int row) {
     }
 }
 
-using sums = float[2][4]; /* 16 lines x 8 outputs, of both channels */
+using sums = float[2][4]; /* 16 lines x 8 outputs, for both channels */
 
-/* What an input row adds to the outputs that it reaches; u: its place in the period. */
+/* Adds an input row to all outputs that it reaches; u: its position in the period. */
 DEVICE void add_row(sums (&sum)[SLOTS], const u32 (&a)[2][4], const filter &b, int u) {
 #pragma unroll
     for (int h = 0; h < TAPS_H; h++) {
@@ -124,7 +126,7 @@ DEVICE void put_row(float *to, const sums &sum) {
     }
 }
 
-/* A run of channels of a pixel, on its way from shared memory to epilogue(). */
+/* A run of channels of a pixel on its way from shared memory to epilogue(). */
 struct way_out {
     index position; /* of the pixel in row 0 of its image */
     i32 from, channel;
@@ -142,7 +144,7 @@ DEVICE way_out find_way_out(const arguments &p, const patch &at, i32 channel, in
                    n < (u32)p.images && column < (i32)p.width_out && channel + c < (i32)p.channels};
 }
 
-/* `first` is this thread's first way out: the only one where runs are of 8 channels; `in`: what it meets. */
+/* `first` is this thread's first run, and its only one if runs have 8 channels; `in`: its epilogue operands. */
 DEVICE void finish_row(const float *from, const arguments &p, const patch &at, i32 channel, i32 row,
                        const way_out &first, const fetched &in) {
 #pragma unroll
@@ -162,7 +164,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) depthwise_mma(cons
     const patch at = find_patch(p, number);
     const i32 top = first_input_row(p, at), column = first_input_column(p, at), bands = count_bands(at);
     image<image_t> x = input_image(p, at.n * IMAGES, channel);
-    x.stride_d = p.image_n; /* the images of the block take the place of planes */
+    x.stride_d = p.image_n; /* the images of the block take the role of planes */
     const way_out first = find_way_out(p, at, channel, threadIdx.x);
     filter taps;
     sums sum[SLOTS] = {};
@@ -190,7 +192,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) depthwise_mma(cons
             for (int u = 0; u < PERIOD; u++) {
                 const i32 output = begin + slot_of(u, SPAN_H - 1);
                 const bool ends = has_output(u, SPAN_H - 1) && output >= at.begin && output < at.end;
-                fetched in = {}; /* read before the last inputs are summed */
+                fetched in = {}; /* loaded before the last inputs are summed */
                 if (FETCHED_WORDS > 0 && ends && first.inside)
                     in = fetch(p, 0, first.position + output * (index)p.width_out, first.channel);
                 if (u % SPREAD_H == 0 && (u32)(top + k * INPUT_ROWS + row + u / SPREAD_H) < (u32)p.height_in) {
@@ -200,7 +202,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) depthwise_mma(cons
                 }
                 if (!ends)
                     continue;
-                float *passing = s.rows[output & 1]; /* the other one may still be read */
+                float *passing = s.rows[output & 1]; /* threads may still be reading the other one */
                 put_row(passing, sum[slot_of(u, SPAN_H - 1)]);
                 __syncthreads();
                 finish_row(passing, p, at, channel, output, first, in);

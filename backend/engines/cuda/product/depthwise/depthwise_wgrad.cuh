@@ -1,19 +1,19 @@
 /* depthwise_wgrad: dW[c,t] = epilogue(sum over n, o of X[n, c, o * STEP + t * DILATION - pre] * dY[n,c,o])
    Types     any float types, NHWC and NCHW, sm_80 and up
-   Tile      a block sums patches of the result dY, each rows begin .. end - 1 of TILE_W columns, for CHANNELS channels;
-             a thread has all taps of one channel, and sums what STRIP neighbouring columns add
-   Order     as depthwise.cuh, with dY in the place of the sums: each row of X meets the SLOTS rows of dY that it
-             reaches, all in registers
+   Tile      a block sums patches of dY, each rows begin .. end - 1 of TILE_W columns, for CHANNELS channels; a thread
+             has all taps of one channel, and sums the contributions of STRIP adjacent columns
+   Order     as in depthwise.cuh, with dY in the place of the sums: each row of X is combined with the SLOTS rows of dY
+             that it reaches, all in registers
    Order     patches from the first to the last, then strips, then, in combine_splits.cuh, the parts of the blocks: the
              same bits in every run
-   Memory    STAGES bands of X and dY; the strips meet in the first one
-   Limits    as depthwise.cuh
-   Measured  2026-11-21, H200, N64 C384 28x28 7x7 bf16: 67-78 us, by the number of parts; combine_splits.cuh takes some
-             10 of them with 64 parts
+   Memory    STAGES bands of X and dY; the strips are added in the first one
+   Limits    as in depthwise.cuh
+   Measured  2026-11-21, H200, N64 C384 28x28 7x7 bf16: 67-78 us, depending on the number of parts; with 64 parts,
+             combine_splits.cuh takes about 10 of them
    Params    TAPS_* STEP_* DILATION_* HAS_DEPTH STRIP STRIPS CHANNELS CHANNELS_LAST IMAGE_RUN LOSS_RUN BAND_PERIODS
              UNROLLED STAGES THREADS BLOCKS IS_FLIPPED LEAD_IS_ROW image_t loss_t */
 #include "core/async.cuh"
-#include "product/depthwise/lattice.cuh"
+#include "product/depthwise/index_map.cuh"
 
 static_assert(THREADS == CHANNELS * STRIPS, "a thread has a strip of one channel");
 
@@ -25,13 +25,13 @@ struct stage {
 struct memory {
     union {
         stage stages[STAGES];
-        float taps[CHANNELS * (TAPS | 1)]; /* an odd pitch: one bank per channel */
+        float taps[CHANNELS * (TAPS | 1)]; /* an odd pitch puts each channel in its own bank */
     };
 };
 
 extern __shared__ __align__(16) unsigned char s_memory[];
 
-/* What a row of X adds to the taps by the rows of dY that it reaches; u: its place in the period. */
+/* Adds to the taps the products of a row of X and the rows of dY that it reaches; u: its position in the period. */
 DEVICE void add_row(float *taps, const float (&x)[STRIP_INPUTS], const float (&loss)[SLOTS][STRIP], int u) {
 #pragma unroll
     for (int h = 0; h < TAPS_H; h++) {
@@ -95,8 +95,7 @@ DEVICE void add_patch(float (&taps)[TAPS], memory &s, const arguments &p, const 
     __syncthreads();
 }
 
-/* Adds the strips up, from the first to the last, and brings the sums out in the order that combine_splits.cuh reads.
-   */
+/* Adds the strips, from the first to the last, and stores the sums in the order that combine_splits.cuh reads. */
 DEVICE void end_taps(const float (&taps)[TAPS], memory &s, const arguments &p, i32 channel, u32 part) {
     for (int strip = 0; strip < STRIPS; strip++) {
         if (strip == own_strip())

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Text and arguments of the depthwise family's kernels: product/depthwise/depthwise.cuh makes images,
-   product/depthwise/depthwise_mma.cuh those of 16 bits by tensor cores, product/depthwise/depthwise_wgrad.cuh filters.
-   It must not know how blocks are chosen. */
+/* Code generation for the depthwise family: product/depthwise/depthwise.cuh computes images,
+   product/depthwise/depthwise_mma.cuh 16-bit images on tensor cores, and product/depthwise/depthwise_wgrad.cuh filters.
+   This file must not know how blocks are chosen. */
 #include "engines/cuda/product/depthwise/depthwise.h"
 
-/* Constants: what registers and loops are made of. */
+/* Constants that determine registers and loops. */
 static void emit_structure(struct kernel_source *source, const struct depthwise *d) {
     static const char letters[] = "DHW";
     const struct axis *depth = &d->axes[DEPTH_AXIS];
     for (int i = 0; i < AXES; i++) {
         const struct axis *axis = &d->axes[i];
         emit_constant(source, named("TAPS_%c", letters[i]).text, axis->taps);
-        /* There are few planes, taken one by one: their steps are arguments. */
+        /* There are few planes, processed one by one, so their steps are arguments. */
         if (i == DEPTH_AXIS)
             continue;
         emit_constant(source, named("STEP_%c", letters[i]).text, axis->step);
@@ -44,7 +44,7 @@ static void emit_operand(struct kernel_source *source, const struct depthwise *d
         emit_number(source, operand->size_stride[i], named("%s_%c", name, letters[i]).text);
 }
 
-/* Arguments: sizes, and divisors that find a block's patch. */
+/* Arguments: sizes, and the divisors that decode a block's patch. */
 static void emit_geometry(struct kernel_source *source, const struct depthwise *d) {
     static const char *const names[] = {"depth", "height", "width"};
     const struct axis *depth = &d->axes[DEPTH_AXIS], *height = &d->axes[HEIGHT_AXIS], *width = &d->axes[WIDTH_AXIS];
@@ -58,7 +58,7 @@ static void emit_geometry(struct kernel_source *source, const struct depthwise *
     emit_number(source, depth->pre, "pre_d");
     emit_number(source, height->pre, "pre_h");
     emit_number(source, width->pre, "pre_w");
-    /* Columns before the first of the image that the first strip has, see strips_across. */
+    /* Columns of the first strip that are before the image; see strips_across. */
     emit_number(source, wrap(-width->pre, width->spread), "shift_w");
     emit_number(source, d->segment_rows, "segment_rows");
     emit_number(source, d->g.groups, "channels");
@@ -69,8 +69,8 @@ static void emit_geometry(struct kernel_source *source, const struct depthwise *
     emit_divisor(source, depth->out, "depths");
 }
 
-/* The data gradient meets the taps in reverse, and so does a flipped filter. Strides are negated and the first tap is
-   the last one, so that kernels know of no direction. */
+/* The data gradient uses the taps in reverse, and so does a flipped filter. The strides are then negated and the first
+   tap is the last one, so that kernels need not distinguish directions. */
 static void emit_taps(struct kernel_source *source, const struct depthwise *d) {
     static const char letters[] = "dhw";
     const struct conv_operand *w = &d->g.w;
@@ -85,11 +85,11 @@ static void emit_taps(struct kernel_source *source, const struct depthwise *d) {
     emit_number(source, first, "filter_first");
 }
 
-/* By direction: images (forward and data gradients, with or without tensor cores) or filters. */
+/* Chooses the kernel by direction: images (forward and data gradients, with or without tensor cores) or filters. */
 weftStatus_t depthwise_emit(struct cuda_kernel *kernel, struct depthwise *d, struct arena *arena) {
     struct kernel_source source;
     if (!is_filter(d) && (!d->is_mma || d->c.epilogue.lead == ROW))
-        d->c.epilogue.run = 1; /* a thread has no neighbours but along the width, and these in registers */
+        d->c.epilogue.run = 1; /* the elements that a thread holds are adjacent only along the width */
     kernel_source_init(&source, d->c.region);
     text_add(&source.constants, "using sum_t = float;\nusing index = u32;\n");
     text_add(&source.code, "#include \"core/gather.cuh\"\n\n");
@@ -97,7 +97,7 @@ weftStatus_t depthwise_emit(struct cuda_kernel *kernel, struct depthwise *d, str
     emit_structure(&source, d);
     emit_operand(&source, d, d->image, "image");
     emit_geometry(&source, d);
-    /* What else is read: dy, or the filter's taps. */
+    /* The other input: dy, or the filter's taps. */
     if (is_filter(d)) {
         emit_operand(&source, d, &d->g.y, "loss");
         emit_constant(&source, "LOSS_RUN", d->loss_run);
@@ -106,7 +106,7 @@ weftStatus_t depthwise_emit(struct cuda_kernel *kernel, struct depthwise *d, str
     } else {
         emit_taps(&source, d);
     }
-    /* Filter gradients leave partial sums, others results. */
+    /* Filter gradients store partial sums, the others results. */
     contraction_emit_epilogue(&source, &d->c);
     if (is_filter(d))
         TRY(kernel_finish(&source, kernel, "product/depthwise/depthwise_wgrad.cuh", "depthwise_wgrad", arena));

@@ -1,68 +1,70 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How the depthwise family cuts a convolution: strips, blocks, bands, segments, parts. Pure. It must not know text. */
+/* Partitions a depthwise convolution into strips, blocks, bands, segments and parts. Pure functions; this file must not
+   know about text. */
 #include "base/number.h"
 #include "engines/cuda/product/depthwise/depthwise.h"
 
 enum {
-    STRIP_MAX = 16,       /* neighbouring outputs of a thread */
-    THREADS_WANTED = 256, /* of a block */
-    BLOCKS_MAX = 8,       /* of a multiprocessor */
+    STRIP_MAX = 16,       /* adjacent outputs per thread */
+    THREADS_WANTED = 256, /* per block */
+    BLOCKS_MAX = 8,       /* per multiprocessor */
     STAGES_LEAST = 2,     /* bands in shared memory */
     STAGES_WANTED = 3,
-    BAND_ROWS = 6,             /* of the image, between barriers, under large filters */
-    PRODUCTS_SHORT = 1000,     /* in the text of a band that is unrolled */
-    MMA_TAPS_LEAST = 16,       /* fewer are done sooner by plain products */
-    PARTS_MAX = 512,           /* of a filter gradient, each summed by a block of its own */
-    SPARE_REGISTERS = 16,      /* beside what is counted: addresses, loop counters */
-    PACKED_REGISTERS = 8,      /* the same, where the channels of a block lie apart */
-    REGISTERS_LIGHT = 128,     /* of a thread, when many threads shall be resident */
-    REGISTERS_MOST = 255 - 45, /* the compiler moves some of them about */
-    MMA_REGISTERS_LIGHT = 88,  /* sums and taps beside which the rest of a thread needs 40 */
+    BAND_ROWS = 6,             /* rows of the image between barriers, for large filters */
+    PRODUCTS_SHORT = 1000,     /* maximum number of products in the text of an unrolled band */
+    MMA_TAPS_LEAST = 16,       /* with fewer taps, scalar products are faster */
+    PARTS_MAX = 512,           /* of a filter gradient, each summed by a separate block */
+    SPARE_REGISTERS = 16,      /* for values that are not counted: addresses, loop counters */
+    PACKED_REGISTERS = 8,      /* the same, if the channels of a block are not contiguous */
+    REGISTERS_LIGHT = 128,     /* per thread, if many threads should be resident */
+    REGISTERS_MOST = 255 - 45, /* the compiler needs some for moves */
+    MMA_REGISTERS_LIGHT = 88,  /* for sums and taps; the rest of a thread needs 40 */
     MMA_REGISTERS_MOST = 200,
-    BLOCK_RESERVE = 1024, /* bytes of shared memory that the driver takes of each block */
+    BLOCK_RESERVE = 1024, /* bytes of shared memory that the driver reserves per block */
 };
 
-/* product/depthwise/depthwise_mma.cuh: 16 lines of 8 outputs, and what lies between lines, pixels and planes for the
-   banks' sake. */
+/* For product/depthwise/depthwise_mma.cuh: 16 lines of 8 outputs, and the padding between lines, pixels and planes that
+   avoids bank conflicts. */
 enum { MMA_LINES = 16, MMA_STRIP = 8, MMA_DEPTH = 16, MMA_CHANNELS = 16, LINE_PAD = 1, PIXEL_PAD = 4, PLANE_PAD = 8 };
 
-/* Of one kernel. */
+/* Overhead of one kernel. */
 static const double LAUNCH_SECONDS = 2e-6;
-static const double PART_COST = 1.0 / 64; /* of adding one more part, in times that a block takes for a patch */
+static const double PART_COST = 1.0 / 64; /* cost of one more part, relative to the time that a block takes for a
+                                             patch */
 
-/* ---- What product/depthwise/lattice.cuh computes, too ------------------------------------------------------------ */
+/* ---- Index map of product/depthwise/index_map.cuh --------------------------------------------------------------- */
 
-/* Rows of results on their way: those that a period completes, and those that it leaves. As many rows of sums stay in
-   registers at any time. */
+/* Number of rows of sums in registers: results that a period completes, and those that are still in progress after
+   it. */
 static int64_t slots(const struct depthwise *d) {
     const struct axis *h = &d->axes[HEIGHT_AXIS];
     return divide_up(axis_span(h) - 1, h->step) + max64(h->step, h->spread) / h->step;
 }
 
-/* Rows of the image in a period: the loop's shortest repeat of inputs, taps and outputs. */
+/* Rows of the image per period, the shortest cycle of the pattern of inputs, taps and outputs. */
 static int64_t inputs_of_period(const struct depthwise *d) {
     const struct axis *h = &d->axes[HEIGHT_AXIS];
     return max64(h->step, h->spread) / h->spread;
 }
 
-/* Columns of the image that so many neighbouring outputs see. */
+/* Columns of the image that `outputs` adjacent outputs see. */
 static int64_t inputs_of(const struct depthwise *d, int64_t outputs) {
     const struct axis *w = &d->axes[WIDTH_AXIS];
     return ((outputs - 1) * w->step + axis_span(w) - 1) / w->spread + 1;
 }
 
-/* Of `planes` x `rows` x `columns` pixels of all channels of a block. Channels that lie apart have an odd pitch in
-   words, so that lanes of neighbouring channels meet no bank twice. */
+/* Bytes of `planes` x `rows` x `columns` pixels of all channels of a block. Channels that are not contiguous have an
+   odd pitch in words, so that lanes of adjacent channels have no bank conflicts. */
 static int64_t band_bytes(const struct depthwise *d, int64_t planes, int64_t rows, int64_t columns, int64_t bytes) {
     int64_t word = bytes < 4 ? 4 / bytes : 1, pitch = (divide_up(columns, word) | 1) * word;
     int64_t row = d->is_channels_last ? columns * d->channels : d->channels * pitch;
     return divide_up(planes * rows * row * bytes, 16) * 16;
 }
 
-/* A stage is a band of the image and, for filter gradients, the rows of dy that meet it. */
+/* A stage is a band of the image and, for filter gradients, the rows of dy that are combined with it. */
 static int64_t stage_bytes(const struct depthwise *d) {
     int64_t tile = d->strip * d->strips, rows = inputs_of_period(d) * d->band_periods;
-    /* Tiles of 8 outputs see 16 inputs, of all images side by side. */
+    /* Tiles of 8 outputs see 16 inputs, for all images of the block. */
     if (d->is_mma)
         return d->images * (rows * (tile + MMA_DEPTH - MMA_STRIP) * d->channels + PLANE_PAD) *
                bytes_of(d->image->tensor);
@@ -72,25 +74,25 @@ static int64_t stage_bytes(const struct depthwise *d) {
 
 /* ---- Blocks ------------------------------------------------------------------------------------------------------ */
 
-/* Floats that a thread keeps: its taps, rows of sums, and a row of inputs. */
+/* Floats per thread: its taps, rows of sums, and a row of inputs. */
 static int64_t registers_of(const struct depthwise *d, int64_t strip) {
     return depthwise_taps(d) + slots(d) * strip + inputs_of(d, strip);
 }
 
-/* Strips in a row of the result. Of a data gradient with strides the first one begins before the image, so that all
+/* Strips in a row of the result. For a data gradient with strides the first one starts before the image, so that all
    strips see the same pattern. */
 static int64_t strips_across(const struct depthwise *d, int64_t strip) {
     const struct axis *w = &d->axes[WIDTH_AXIS];
     return divide_up(w->out + wrap(-w->pre, w->spread), strip);
 }
 
-/* The strip whose rows take the fewest instructions: a product each, two per input, about six per output. `registers`:
-   what a thread may keep. False: no strip fits. */
+/* Chooses the strip whose rows need the fewest instructions: one per product, two per input, about six per output.
+   `registers`: limit per thread. False: no strip fits. */
 static bool choose_strip(struct depthwise *d, int64_t registers) {
     const struct axis *h = &d->axes[HEIGHT_AXIS], *w = &d->axes[WIDTH_AXIS];
     double best = 0;
     d->strip = 0;
-    /* In whole spreads: product/depthwise/lattice.cuh asserts it. */
+    /* Multiples of the spread: product/depthwise/index_map.cuh asserts it. */
     for (int64_t strip = w->spread; strip <= max64(STRIP_MAX, w->spread); strip += w->spread) {
         double products = (double)(depthwise_taps(d) * strip) / (double)(h->step * w->spread);
         double cost =
@@ -103,14 +105,15 @@ static bool choose_strip(struct depthwise *d, int64_t registers) {
     return d->strip > 0;
 }
 
-/* Strips side by side in a block, a thread for each and channel; `tiles` cover a row. */
+/* Sets the number of adjacent strips in a block, with one thread per strip and channel; `tiles` blocks cover a row. */
 static void set_strips(struct depthwise *d, int64_t strips) {
     d->strips = strips;
     d->threads = strips * d->channels;
     d->tiles = divide_up(strips_across(d, d->strip), strips);
 }
 
-/* The number of strips that wastes least of the last block and reads the fewest margins; of equals the largest. */
+/* Chooses the number of strips that wastes the least of the last block and reads the fewest margins; of equal ones the
+   largest. */
 static void choose_strips(struct depthwise *d) {
     int64_t across = strips_across(d, d->strip), best = 0;
     for (int64_t strips = 1; strips * d->channels <= THREADS_WANTED; strips++) {
@@ -122,15 +125,16 @@ static void choose_strips(struct depthwise *d) {
     }
 }
 
-/* As the kernels' struct memory. The taps come in through the memory of a stage; sums of the tensor cores leave through
-   their own. */
+/* Matches struct memory of the kernels. The taps are loaded through the memory of a stage; sums of the tensor cores are
+   stored through separate memory. */
 static int64_t shared_bytes(const struct depthwise *d, int64_t stages) {
     int64_t passing = 2 * MMA_LINES * (MMA_STRIP + LINE_PAD) * (d->channels + PIXEL_PAD) * (int64_t)sizeof(float);
     int64_t bytes = max64(stages * d->stage_bytes, d->channels * (depthwise_taps(d) | 1) * (int64_t)sizeof(float));
     return divide_up(bytes, 16) * 16 + (d->is_mma ? passing : 0);
 }
 
-/* How many blocks may be resident, by registers and by shared memory, for a number of stages; 0: not one. */
+/* Number of resident blocks, limited by registers and by shared memory, for a number of stages; 0 if not even one
+   fits. */
 static int64_t resident_blocks(const struct depthwise *d, const struct device *device, int64_t registers,
                                int64_t stages) {
     int64_t by_registers = device->cuda.registers_per_multiprocessor / (registers * d->threads),
@@ -139,7 +143,7 @@ static int64_t resident_blocks(const struct depthwise *d, const struct device *d
     return bytes > device->cuda.shared_per_block ? 0 : min64(min64(by_registers, by_memory), BLOCKS_MAX);
 }
 
-/* A third stage where two blocks stay resident with it; false: not one block fits. */
+/* Uses a third stage if two blocks stay resident with it; false: not even one block fits. */
 static bool choose_stages(struct depthwise *d, const struct device *device, int64_t registers) {
     d->stage_bytes = stage_bytes(d);
     d->stages = resident_blocks(d, device, registers, STAGES_WANTED) >= 2 ? STAGES_WANTED : STAGES_LEAST;
@@ -148,8 +152,9 @@ static bool choose_stages(struct depthwise *d, const struct device *device, int6
     return d->blocks > 0;
 }
 
-/* As many periods as bring each row of sums back to its registers, unrolled where that is little text, so that no sum
-   moves; else two at a time. Bands of one period where others do not fit. */
+/* Chooses the periods per band: if the text stays short, the number after which each row of sums returns to its
+   registers, unrolled, so that no sum is moved; otherwise they are unrolled in pairs. If such a band does not fit, it
+   has one period. */
 static bool choose_band(struct depthwise *d, const struct device *device, int64_t registers) {
     const struct axis *h = &d->axes[HEIGHT_AXIS];
     /* Rows of the result that a period completes. */
@@ -163,7 +168,7 @@ static bool choose_band(struct depthwise *d, const struct device *device, int64_
     return choose_stages(d, device, registers);
 }
 
-/* Tensor cores take 16-bit images whose filters are large, but at most 9 columns wide, and step by one. */
+/* Tensor cores are used for 16-bit images with stride 1 and filters that are large, but at most 9 columns wide. */
 static bool is_for_mma(const struct depthwise *d) {
     const struct axis *depth = &d->axes[DEPTH_AXIS], *w = &d->axes[WIDTH_AXIS];
     weftDataType_t type = (weftDataType_t)d->image->tensor->type;
@@ -174,17 +179,17 @@ static bool is_for_mma(const struct depthwise *d) {
            axis_span(w) <= MMA_DEPTH - MMA_STRIP + 1;
 }
 
-/* The lines of a block: strips side by side, as many images; few strips read a margin each, one image meets itself in
-   the banks. False, and is_mma unset: registers or shared memory are too small. */
+/* Chooses the lines of a block: adjacent strips of several images. With few strips, each reads a margin; a single image
+   causes bank conflicts. False, with is_mma unset: registers or shared memory do not suffice. */
 static bool choose_mma(struct depthwise *d, const struct device *device) {
     int64_t across = divide_up(d->axes[WIDTH_AXIS].out, MMA_STRIP), best = 0;
-    /* Of a lane, for its warp's two channels: rows of sums, and each row of taps as matrices. */
+    /* Registers of a lane for its warp's two channels: rows of sums, and each row of taps as matrices. */
     int64_t registers = slots(d) * MMA_STRIP + d->axes[HEIGHT_AXIS].taps * 4;
     d->is_mma = true;
     d->strip = MMA_STRIP;
     d->channels = MMA_CHANNELS;
     d->threads = MMA_CHANNELS / 2 * 32;
-    /* Cost: columns computed, margins read, and the conflicts of a single image. */
+    /* Cost: columns computed, margins read, and the bank conflicts of a single image. */
     for (int64_t strips = 1; strips <= MMA_LINES; strips *= 2) {
         int64_t images = MMA_LINES / strips, blocks = divide_up(across, strips) * divide_up(d->g.n, images);
         int64_t cost = blocks * (MMA_LINES * MMA_STRIP + MMA_STRIP * images + (images == 1 ? 20 : 0));
@@ -200,42 +205,41 @@ static bool choose_mma(struct depthwise *d, const struct device *device) {
     return d->is_mma;
 }
 
-/* Tensor cores where they serve; else the longest strip that lets many threads be resident, else one that registers
-   hold at all. Then strips are given up until a band fits. */
+/* Uses tensor cores if applicable; otherwise the longest strip with which many threads can be resident, or one that
+   fits in registers at all. Then the number of strips is reduced until a band fits. */
 static weftStatus_t choose_block(struct depthwise *d, const struct device *device) {
     int64_t registers = REGISTERS_LIGHT, bytes = bytes_of(d->image->tensor);
     int64_t spare = SPARE_REGISTERS + (d->is_channels_last ? 0 : PACKED_REGISTERS);
     if (is_for_mma(d) && choose_mma(d, device))
         return WEFT_STATUS_SUCCESS;
     d->images = 1;
-    /* A warp reads 128 bytes of neighbouring channels where these are many and short. */
+    /* A warp reads 128 bytes of adjacent channels if there are many and their elements are small. */
     d->channels = d->is_channels_last && bytes < 4 && d->g.groups > 32 ? 64 : 32;
     if (!choose_strip(d, REGISTERS_LIGHT - spare)) {
         registers = 256;
         if (!choose_strip(d, REGISTERS_MOST))
-            FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
-                 "%s: its %lld taps and the %lld rows of sums on their way exceed the registers",
+            FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: its %lld taps and %lld rows of sums exceed the registers",
                  descriptor_label(d->c.node->op), (long long)depthwise_taps(d), (long long)slots(d));
     }
     choose_strips(d);
     while (!choose_band(d, device, registers)) {
         if (d->strips == 1)
             FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
-                 "%s: the rows under its filter, %lld bytes, exceed the shared memory of a block",
+                 "%s: the rows that its filter covers, %lld bytes, exceed the shared memory of a block",
                  descriptor_label(d->c.node->op), (long long)(STAGES_LEAST * d->stage_bytes));
         set_strips(d, d->strips - 1);
     }
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Cuts columns of the result where that spreads them better over the chip than the rows read twice cost. Each segment
-   reads the rows under its first and last outputs again: the span of the filter, twice. */
+/* Splits columns of the result into segments if the better balance over the chip outweighs the rows that are read
+   twice. Each segment reads the rows of its first and last outputs again: twice the span of the filter. */
 static void choose_segments(struct depthwise *d, const struct device *device) {
     const struct axis *h = &d->axes[HEIGHT_AXIS];
     int64_t whole = divide_up(d->g.n, d->images) * d->axes[DEPTH_AXIS].out * d->tiles * d->channel_blocks, best = 0;
     d->segment_rows = max64(h->out, 1);
     for (int64_t segments = 1; segments <= min64(h->out, 64); segments++) {
-        /* `used`: rounding leaves fewer segments than asked for. */
+        /* `used`: rounding may produce fewer segments than requested. */
         int64_t rows = divide_up(h->out, segments), used = divide_up(h->out, rows);
         int64_t cost = divide_up(whole * used, device->cuda.multiprocessors) * (rows * h->step + 2 * axis_span(h));
         if (best == 0 || cost < best) {
@@ -247,9 +251,9 @@ static void choose_segments(struct depthwise *d, const struct device *device) {
     d->patches = divide_up(d->g.n, d->images) * d->axes[DEPTH_AXIS].out * d->tiles * d->segments;
 }
 
-/* Parts of the filter gradient's sum: as many as load the chip evenly, and each multiprocessor with enough threads to
-   hide their waits. Two at least: combine_splits.cuh adds parts. Every part costs the combining kernel
-   PART_COST more. */
+/* Chooses the number of parts of the filter gradient's sum, which should load the chip evenly and give each
+   multiprocessor enough threads to hide latencies. At least two, because combine_splits.cuh adds parts. Each part adds
+   PART_COST to the combining kernel. */
 static void choose_parts(struct depthwise *d, const struct device *device) {
     double best = 0;
     d->c.splits = 2;

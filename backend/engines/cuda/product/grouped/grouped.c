@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The grouped family: the products of a mixture of experts, forward and to the weights. They are made by the
-   contraction family's kernels, for which each tile of rows, or expert, is a batch entry; it is summed by one block per
-   tile, always in the same order. */
+/* The grouped family: the products of a mixture of experts, forward and weight gradients. It uses the kernels of the
+   contraction family, for which each tile of rows, or each expert, is a batch entry. One block sums each tile, always
+   in the same order. */
 #include "engines/cuda/product/grouped/grouped.h"
 #include "base/number.h"
 #include "engines/cuda/core/price.h"
@@ -9,26 +9,26 @@
 
 enum {
     LIST_THREADS = 256,    /* of the block that lists the tiles */
-    ROW_BLOCKS = 1024,     /* that gather rows, at most */
-    GROUP_TILE_BYTES = 16, /* of an entry of the list, see product/grouped/tile_list.cuh */
-    WORDS_BYTES = 16,      /* of one access to a row */
+    ROW_BLOCKS = 1024,     /* maximum number of blocks that gather rows */
+    GROUP_TILE_BYTES = 16, /* of a list entry, see product/grouped/tile_list.cuh */
+    WORDS_BYTES = 16,      /* per access to a row */
 };
 
-/* Large tiles where experts fill them; sums of 8 bytes leave room for small ones alone. */
+/* Large tiles if experts fill them. With 8-byte sums, only small ones fit. */
 static const struct tile mma_tiles[] = {{128, 128, 2, 4, 0, 0, 0.60}, {64, 64, 4, 2, 0, 0, 0.40}};
 static const struct tile fma_tiles[] = {{128, 128, 0, 0, 8, 8, 0.80}, {64, 64, 0, 0, 4, 4, 0.55}};
 
-/* ---- Accepting --------------------------------------------------------------------------------------------------- */
+/* ---- Acceptance -------------------------------------------------------------------------------------------------- */
 
-/* One node alone: epilogues are not fused here. Kernels read elements by plain strides, so types below a byte and
-   vectorised layouts are declined. */
+/* Accepts a single node: this family fuses no epilogue. Kernels address elements by plain strides, so types below a
+   byte and vectorised layouts are refused. */
 static weftStatus_t check_region(const struct region *region) {
     const struct node *node = region_node(region, 0);
     if (op_of(node->op) != &moe_op && op_of(node->op) != &moe_bwd_op)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s is no grouped product.", descriptor_label(node->op));
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s is not a grouped product.", descriptor_label(node->op));
     if (region->count > 1)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
-             "%s: nothing is fused with it here, %s needs a kernel of its own.", descriptor_label(node->op),
+             "%s: this engine fuses nothing with it; %s needs a separate kernel.", descriptor_label(node->op),
              descriptor_label(region_node(region, 1)->op));
     for (int k = 0; k < node->operand_count; k++) {
         const struct tensor *tensor = region->graph->values[node->operands[k]].tensor;
@@ -46,24 +46,24 @@ int grouped_run_along(const struct tensor *tensor, int dim) {
     int64_t run = gcd64(fits > 1 ? fits : 1, tensor->dims.at[dim]);
     if (tensor->strides.at[dim] != 1 || tensor->is_by_value || tensor->is_constant)
         return 1;
-    /* rows must begin at multiples of it, too. */
+    /* rows must also start at multiples of it. */
     for (int i = 0; i < 3; i++)
         run = i == dim ? run : gcd64(run, tensor->strides.at[i]);
     return (int)run;
 }
 
-/* Rows of an expert begin anywhere, so that runs go along other dimensions. `dims`: the tensor's dims that are the
-   operand's own index and k; depth_is_rows: k are the rows of experts, as in the gradient. */
+/* Rows of an expert start anywhere, so runs follow other dimensions. `dims`: the tensor's dims of the operand's own
+   index and of k; depth_is_rows: k is the rows of experts, which applies to the gradient. */
 static void choose_access(struct product_operand *operand, const int dims[2], bool depth_is_rows) {
     const struct tensor *tensor = operand->tensor;
     operand->is_k_major = tensor->strides.at[dims[1]] <= tensor->strides.at[dims[0]];
     int dim = dims[operand->is_k_major];
-    /* Tokens alone have a batch of one; of weights dim 1 is k, whole for each expert. */
+    /* Only tokens have a batch of one; dim 1 of weights is k, which is complete for each expert. */
     bool is_rows = operand->is_k_major ? depth_is_rows : tensor->dims.at[0] == 1 && dim == 1;
     operand->run = is_rows ? 1 : grouped_run_along(tensor, dim);
 }
 
-/* token (1, tokens, k) times weight (experts, k, columns). `rows` follows from the tile, see grouped_set_rows. */
+/* token (1, tokens, k) times weight (experts, k, columns). `rows` depends on the tile, see grouped_set_rows. */
 static void shape_forward(struct grouped *g, const struct moe_op *op) {
     *g = (struct grouped){.c = g->c,
                           .forward = op,
@@ -79,8 +79,8 @@ static void shape_forward(struct grouped *g, const struct moe_op *op) {
     g->c.k_count = (double)g->k_count;
 }
 
-/* dweight (experts, k, columns) = token^T times doutput: k of the product are the rows of an expert, of which
-   token->dims.at[1] is the most. */
+/* dweight (experts, k, columns) = token^T times doutput: k of the product is the rows of an expert, of which there are
+   at most token->dims.at[1]. */
 static void shape_gradient(struct grouped *g, const struct moe_bwd_op *op) {
     *g = (struct grouped){.c = g->c,
                           .offset = op->first_token_offset,
@@ -97,13 +97,13 @@ static void shape_gradient(struct grouped *g, const struct moe_bwd_op *op) {
     g->lead_is_row = op->dweight->strides.at[1] < op->dweight->strides.at[2];
 }
 
-/* Each of the experts, and the rows before the first one, adds at most one tile that is not full. */
+/* Each of the experts, and the rows before the first one, adds at most one partial tile. */
 void grouped_set_rows(struct grouped *g, int64_t rows) {
     g->rows = rows;
     g->most = g->group_rows / rows + g->experts + 1;
 }
 
-/* Forward by the rows of an average expert: how they are shared out is known on the device alone. */
+/* Forward, by the rows of an average expert, because their actual distribution is only known on the device. */
 static void choose_tile(struct grouped *g) {
     const struct arithmetic_row *row = &arithmetic_rows[g->c.arithmetic];
     int64_t rows = g->forward ? g->group_rows / (g->experts ? g->experts : 1) : g->rows;
@@ -113,13 +113,13 @@ static void choose_tile(struct grouped *g) {
         grouped_set_rows(g, g->c.tile->rows);
 }
 
-/* Seconds: products of padded tiles, then all bytes; the constant stands for what both kernels take to start. */
+/* Seconds: products of padded tiles, plus moving all bytes; the constant is the launch overhead of both kernels. */
 static double predict(const struct grouped *g, const struct device *device) {
     const struct node *node = g->c.node;
     double bytes = 0, rate = contraction_rate(g->c.arithmetic, device) * g->c.tile->efficiency;
     for (int k = 0; k < node->operand_count; k++)
         bytes += (double)tensor_bytes(g->c.region->graph->values[node->operands[k]].tensor);
-    /* An expert's last tile of rows, or last step of its k, is half empty. */
+    /* On average, an expert's last tile of rows, or last step of its k, is half empty. */
     double each = (double)g->group_rows / (double)(g->experts ? g->experts : 1);
     double whole = g->forward ? g->c.tile->rows : arithmetic_rows[g->c.arithmetic].block_k;
     double padded = each > 0 ? (each / whole + 0.5) * whole / each : 1;
@@ -127,7 +127,7 @@ static double predict(const struct grouped *g, const struct device *device) {
     return 4e-6 + computing + price_moving(bytes, device);
 }
 
-/* The entries of the batch: experts, until grouped_set_rows makes them tiles of rows. */
+/* The batch entries are experts until grouped_set_rows replaces them by tiles of rows. */
 weftStatus_t grouped_find(struct grouped *g, const struct region *region, const struct device *device) {
     TRY(check_region(region));
     g->c = (struct contraction){.region = region, .node = region_node(region, 0), .splits = 1};
@@ -142,14 +142,14 @@ weftStatus_t grouped_find(struct grouped *g, const struct region *region, const 
 
 static weftStatus_t analyse(struct grouped *g, const struct region *region, const struct device *device) {
     TRY(grouped_find(g, region, device));
-    /* mma.sync with k of 16 begins with sm_80. */
+    /* sm_80 and later have mma.sync with k of 16. */
     g->c.has_k16 = device->cuda.major >= 8;
     g->c.epilogue.lead = g->lead_is_row ? ROW : COLUMN;
     g->c.epilogue.run = grouped_run_along(g->y, g->lead_is_row ? 1 : 2);
     choose_access(&g->c.operand[OPERAND_A], g->a_dims, !g->forward);
     choose_access(&g->c.operand[OPERAND_B], g->b_dims, !g->forward);
     choose_tile(g);
-    const int64_t most = INT32_MAX - 256; /* tiles at the end reach past it */
+    const int64_t most = INT32_MAX - 256; /* the last tiles extend past it */
     g->c.is_small = g->rows < most && g->columns < most && g->k_count < most && g->most < most;
     g->c.seconds = predict(g, device);
     return WEFT_STATUS_SUCCESS;
@@ -164,13 +164,13 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
 
 /* ---- Building ---------------------------------------------------------------------------------------------------- */
 
-/* A field of the arguments: the address of the tensor's value. */
+/* Emits a field of the arguments: the address of the tensor's value. */
 static void emit_tensor(struct kernel_source *source, const struct tensor *tensor, const char *name) {
     emit_pointer(source, (weftDataType_t)tensor->type, graph_find_value(source->graph, tensor), 0, name);
 }
 
-/* Which token a row is made of (gather), and which row of the result takes it (scatter): kernels check both, as they
-   come from the device. */
+/* Emits the token of each row (gather) and the row of the result for each product (scatter). Kernels check both,
+   because they come from the device. */
 static void emit_indices(struct kernel_source *source, const struct moe_op *op) {
     if (op->token_index) {
         emit_tensor(source, op->token_index, "token_index");
@@ -195,7 +195,7 @@ void grouped_emit(struct kernel_source *source, const struct grouped *g) {
     emit_number(source, g->experts, "experts");
     emit_number(source, g->group_rows, "group_rows");
     emit_tensor(source, g->y, "y");
-    /* Forward all experts share one matrix of results, whose rows the list tells. */
+    /* Forward, all experts share one matrix of results, whose rows are in the list. */
     emit_number(source, g->forward ? 0 : g->y->strides.at[0], "y_entry");
     emit_number(source, g->y->strides.at[1], "y_row");
     emit_number(source, g->y->strides.at[2], "y_column");
@@ -205,11 +205,10 @@ void grouped_emit(struct kernel_source *source, const struct grouped *g) {
     }
 }
 
-/* Rounded, so that gathered rows behind the list begin aligned. */
+/* Rounded up, so that gathered rows after the list are aligned. */
 int64_t grouped_list_bytes(const struct grouped *g) { return round_up(g->most * GROUP_TILE_BYTES, 64); }
 
-/* Only where rows are gathered for the copy engine: where tokens lie, and where their copies go, row by row without
-   gaps. */
+/* Only if rows are gathered for TMA: the addresses of tokens and of their copies, which are contiguous row by row. */
 static void emit_copies(struct kernel_source *source, const struct grouped *g) {
     const struct tensor *token = g->forward->token;
     emit_tensor(source, token, "tokens_at");
@@ -220,8 +219,8 @@ static void emit_copies(struct kernel_source *source, const struct grouped *g) {
 
 weftStatus_t grouped_build_list(struct cuda_kernel *kernel, const struct grouped *g, struct arena *arena) {
     struct kernel_source source;
-    /* Blocks beside the one that lists: they copy rows, or fill the result with zeros, where scattered rows may leave
-       some out. */
+    /* Blocks in addition to the one that lists tiles: they copy rows, or fill the result with zeros if scattered rows
+       may leave some of it unwritten. */
     bool has_others = g->copies || g->forward->mode == WEFT_MOE_GROUPED_MATMUL_MODE_SCATTER;
     int64_t blocks = g->group_rows < ROW_BLOCKS ? g->group_rows : ROW_BLOCKS;
     kernel_source_init(&source, g->c.region);
@@ -234,15 +233,14 @@ weftStatus_t grouped_build_list(struct cuda_kernel *kernel, const struct grouped
     if (g->copies)
         emit_copies(&source, g);
     TRY(kernel_finish(&source, kernel, "product/grouped/tile_list.cuh", "tile_list", arena));
-    /* Block 0 makes the list alone: its running sum over experts is sequential. */
+    /* Only block 0 writes the list, because its prefix sum over experts is sequential. */
     kernel->grid[0] = has_others ? (uint32_t)blocks + 1 : 1;
     kernel->grid[1] = kernel->grid[2] = 1;
     kernel->block = LIST_THREADS;
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Type, access and strides of A or B. A staged type of NULL is that of whole numbers, which keep their sign in the
-   tensor. */
+/* Type, access and strides of A or B. A staged type of NULL is an integer with the signedness of the tensor. */
 static void emit_matrix_operand(struct kernel_source *source, const struct grouped *g, int f) {
     static const char *const texts[][7] = {{"a", "a_t", "a_staged", "A_RUN", "A_IS_K_MAJOR", "a_outer", "a_k"},
                                            {"b", "b_t", "b_staged", "B_RUN", "B_IS_K_MAJOR", "b_outer", "b_k"}};
@@ -263,7 +261,7 @@ static void emit_matrix_operand(struct kernel_source *source, const struct group
     emit_number(source, operand->tensor->strides.at[dims[1]], texts[f][6]);
 }
 
-/* The grid covers the most tiles that there may be; blocks find on the device that theirs has no rows. */
+/* The grid covers the maximum number of tiles; blocks whose tile has no rows detect it on the device. */
 static weftStatus_t build_product(struct cuda_kernel *kernel, const struct grouped *g, struct arena *arena) {
     struct kernel_source source;
     const struct tile *tile = g->c.tile;
@@ -280,7 +278,7 @@ static weftStatus_t build_product(struct cuda_kernel *kernel, const struct group
     emit_number(&source, g->rows, "rows");
     emit_number(&source, g->columns, "columns");
     emit_number(&source, g->k_count, "k_count");
-    /* One split: at least all steps of k, which the gradient counts for each expert on the device. */
+    /* One split: at least all steps of k, whose actual number per expert the gradient determines on the device. */
     emit_number(&source, g->k_count / arithmetic_rows[g->c.arithmetic].block_k + 1, "steps_per_split");
     text_add(&source.code, "#include \"product/grouped/grouped.cuh\"\n\n");
     return contraction_end_tiles(&source, kernel, &g->c, tiles, arena);
@@ -296,20 +294,20 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     step->state = state;
     if (tensor_elements(g.y) == 0)
         return arena_print(arena, &step->detail, "nothing to compute");
-    /* The list comes first, in stream order; the product reads it. */
+    /* The list comes first in stream order, because the product reads it. */
     if (g.forward) {
         TRY(grouped_build_list(&state->kernels[state->count++], &g, arena));
         step->workspace_bytes = grouped_list_bytes(&g);
     }
     TRY(build_product(&state->kernels[state->count++], &g, arena));
-    return arena_print(arena, &step->detail, "%s, tiles of %dx%dx%d, %lld batch entries at most",
+    return arena_print(arena, &step->detail, "%s, tiles of %dx%dx%d, at most %lld batch entries",
                        arithmetic_rows[g.c.arithmetic].is_mma ? "tensor cores" : "fused multiply-adds", g.c.tile->rows,
                        g.c.tile->columns, arithmetic_rows[g.c.arithmetic].block_k, (long long)g.most);
 }
 
 const struct family cuda_grouped = {
     .name = "cuda.grouped",
-    .doc = "products of a mixture of experts, with tokens gathered or scattered, and to the weights",
+    .doc = "products of a mixture of experts, with tokens gathered or scattered, and their weight gradients",
     .accepts = accepts,
     .build = build,
 };

@@ -1,9 +1,9 @@
-/* grouped: offsets of the operands and of the result of a mixture of experts, as portable_mma.cuh and portable_fma.cuh
-   ask for them. Forward, a batch entry is one tile of rows, which tile_list.cuh found; for the gradient of the weights
-   it is an expert, whose rows are k.
+/* grouped: offsets of the operands and of the result of a mixture of experts for portable_mma.cuh and portable_fma.cuh.
+   Forward, a batch entry is one tile of rows, which tile_list.cuh found; for the weight gradient it is an expert, whose
+   rows are k.
    Params    FORWARD LEAD_IS_ROW RUN A_RUN B_RUN A_IS_K_MAJOR B_IS_K_MAJOR a_t b_t y_t a_staged b_staged */
 
-/* What reads fields that not every form has is a template: the others do not look them up. */
+/* Functions that read fields of only one direction are templates, so that the other direction does not look them up. */
 
 struct batch {
     i64 first, a, b;

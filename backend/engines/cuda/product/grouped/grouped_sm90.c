@@ -1,27 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The grouped family of Hopper: the products of a mixture of experts through the copy engine and wgmma. Tiles are made
-   by product/hopper/product_sm90.cuh, whose operands and result lie as product/grouped/grouped_sm90.cuh says. What it
-   declines, the portable family takes. */
+/* The grouped family of Hopper: the products of a mixture of experts with TMA and wgmma.
+   product/hopper/product_sm90.cuh computes the tiles; product/grouped/grouped_sm90.cuh defines the addresses of
+   operands and result. The portable family is the fallback. */
 #include "base/number.h"
 #include "engines/cuda/families.h"
 #include "engines/cuda/product/grouped/grouped.h"
 #include "engines/cuda/product/hopper/hopper.h"
 
 enum {
-    MAP_ALIGNMENT = 16, /* bytes: of addresses and strides that the copy engine takes */
+    MAP_ALIGNMENT = 16, /* bytes: required by TMA for addresses and strides */
     TILES = 8,          /* rows of the table below */
-    RUN_MAX = 8,        /* neighbours of the result that a thread makes */
+    RUN_MAX = 8,        /* contiguous results per thread */
 };
 
-/* As of the Hopper family, with its efficiencies; low ones for experts with few rows. */
+/* As in the Hopper family, with its efficiencies; the small tiles are for experts with few rows. */
 static const struct hopper_tile tiles[TILES] = {
-    /*  1 */ {.rows = 128, .columns = 256, .row_blocks = 1, .stages = 4, .cluster = 1, .efficiency = 0.94},
-    /*  2 */ {.rows = 128, .columns = 256, .row_blocks = 1, .stages = 4, .cluster = 2, .efficiency = 0.90},
-    /*  3 */ {.rows = 256, .columns = 128, .row_blocks = 2, .stages = 4, .cluster = 1, .efficiency = 0.91},
-    /*  4 */ {.rows = 128, .columns = 128, .row_blocks = 1, .stages = 6, .cluster = 1, .efficiency = 0.94},
-    /*  5 */ {.rows = 256, .columns = 192, .row_blocks = 2, .stages = 3, .cluster = 2, .efficiency = 0.96},
-    /*  6 */ {.rows = 64, .columns = 256, .row_blocks = 1, .stages = 5, .cluster = 1, .efficiency = 0.85},
-    /*  7 */ {.rows = 64, .columns = 128, .row_blocks = 1, .stages = 8, .cluster = 1, .efficiency = 0.80},
+    /* 1 */ {.rows = 128, .columns = 256, .row_blocks = 1, .stages = 4, .cluster = 1, .efficiency = 0.94},
+    /* 2 */ {.rows = 128, .columns = 256, .row_blocks = 1, .stages = 4, .cluster = 2, .efficiency = 0.90},
+    /* 3 */ {.rows = 256, .columns = 128, .row_blocks = 2, .stages = 4, .cluster = 1, .efficiency = 0.91},
+    /* 4 */ {.rows = 128, .columns = 128, .row_blocks = 1, .stages = 6, .cluster = 1, .efficiency = 0.94},
+    /* 5 */ {.rows = 256, .columns = 192, .row_blocks = 2, .stages = 3, .cluster = 2, .efficiency = 0.96},
+    /* 6 */ {.rows = 64, .columns = 256, .row_blocks = 1, .stages = 5, .cluster = 1, .efficiency = 0.85},
+    /* 7 */ {.rows = 64, .columns = 128, .row_blocks = 1, .stages = 8, .cluster = 1, .efficiency = 0.80},
     /*  8 */
     {.rows = 128,
      .columns = 128,
@@ -32,54 +32,56 @@ static const struct hopper_tile tiles[TILES] = {
      .schedule = SCHEDULE_PINGPONG},
 };
 
-/* What the list of tiles takes before the product, measured on an H200. */
+/* Time of the kernel that lists tiles, measured on an H200. */
 static const double LIST_SECONDS = 2e-6;
 
-/* A tensor as a product sees it: dims of its rows or columns, of the other index, and of the batch entry. */
+/* A tensor as the operand of a product: its two dims other than the batch entry. */
 struct side {
     const struct tensor *tensor;
-    int inner, outer; /* dims; the inner one without gaps */
-    bool is_k_major;  /* the inner one is k */
-    bool is_ragged;   /* the outer one are rows that experts share */
+    int inner, outer; /* dims; the inner one is contiguous */
+    bool is_k_major;  /* k is the inner one */
+    bool is_ragged;   /* the outer one is the rows that experts share */
 };
 
-/* `g` says what is multiplied, `h` how; only those fields of `h` are set that tiles, launch and printing read. */
+/* `g` describes what is multiplied, `h` how; only those fields of `h` are set that tiles, launch and code generation
+   read. */
 struct product {
     struct grouped g;
     struct hopper h; /* tile, stages and epilogue tiles */
     struct side a, b, y;
-    /* is_staged: results leave through epilogue tiles in shared memory. */
+    /* is_staged: results are stored through epilogue tiles in shared memory. */
     bool is_fp8, is_staged;
     double seconds;
 };
 
-/* ---- Accepting --------------------------------------------------------------------------------------------------- */
+/* ---- Acceptance -------------------------------------------------------------------------------------------------- */
 
-/* Pairs of types that wgmma has; FP8 only forward, as gradients of weights sum along rows, which are not K-major. */
+/* Type pairs that wgmma supports; FP8 only forward, because weight gradients sum along rows, which are not K-major. */
 static weftStatus_t check_types(struct product *p) {
     const struct grouped *g = &p->g;
     weftDataType_t a = (weftDataType_t)g->c.operand[OPERAND_A].tensor->type;
     weftDataType_t b = (weftDataType_t)g->c.operand[OPERAND_B].tensor->type;
     bool is_half = a == b && dtype_is_half(a);
     p->is_fp8 = dtype_is_fp8(a) && dtype_is_fp8(b) && g->forward;
-    /* FP8 accumulates with few bits in the tensor core: floats sum its steps, unless the fast type was asked for. */
+    /* Tensor cores accumulate FP8 with few bits, so float registers sum the steps, unless the fast type is
+       requested. */
     p->h.promotes = p->is_fp8 && contraction_math(g->c.node) != WEFT_DATA_FAST_FLOAT_FOR_FP8;
     if ((!is_half && !p->is_fp8) || (g->c.arithmetic != MMA_F16 && g->c.arithmetic != MMA_BF16))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE,
-             "%s: products of %s and %s are not multiplied here; two halves or two bfloat16 summed in float are, and, "
+             "%s: unsupported operand types: %s x %s; this engine multiplies two halves or two bfloat16 summed in "
+             "float and, "
              "forward, FP8.",
              descriptor_label(g->c.node->op), dtype_of(a)->name, dtype_of(b)->name);
-    /* Coordinates are 32 bits; tiles at the end reach past the extent. */
+    /* Coordinates have 32 bits; the last tiles extend past the extent. */
     const int64_t most = INT32_MAX - 512;
     if (g->group_rows == 0 || g->k_count == 0 || g->group_rows > most || g->columns > most || g->k_count > most)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
-             "%s: empty, or larger than 2^31 along an index: the portable family takes it.",
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: empty, or larger than 2^31 along an index; use the portable family.",
              descriptor_label(g->c.node->op));
     return WEFT_STATUS_SUCCESS;
 }
 
-/* What a tensor map can describe: one dimension of stride 1, the others at multiples of 16 bytes. A dimension of one
-   index has any stride. */
+/* Requirements of a tensor map: one dimension of stride 1, the others at multiples of 16 bytes. A dimension of extent 1
+   may have any stride. */
 static weftStatus_t check_side(const struct product *p, const struct side *side) {
     const struct tensor *t = side->tensor;
     int64_t bytes = dtype_bytes((weftDataType_t)t->type, 1);
@@ -90,33 +92,33 @@ static weftStatus_t check_side(const struct product *p, const struct side *side)
                                                (t->strides.at[i] > 0 && t->strides.at[i] * bytes % MAP_ALIGNMENT == 0));
     if (!fits)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
-             "%s: %s must have one dimension without gaps, which are not the rows that experts share where these are "
-             "summed, and be aligned to %d bytes in the others.",
+             "%s: %s must have one contiguous dimension, which is not the rows that experts share if these are "
+             "summed, and be aligned to %d bytes along the others.",
              descriptor_label(p->g.c.node->op), descriptor_label(&t->base), MAP_ALIGNMENT);
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The dimension without gaps, of two. */
+/* Chooses the contiguous one of two dimensions as the inner one. */
 static struct side side_of(const struct tensor *tensor, int own, int k) {
     bool is_k_major = tensor->strides.at[k] == 1 && tensor->dims.at[k] > 1;
     return (struct side){tensor, is_k_major ? k : own, is_k_major ? own : k, is_k_major, false};
 }
 
-/* What 128 bytes hold. */
+/* Elements of 128 bytes. */
 static int step_elements(const struct product *p) { return p->is_fp8 ? 128 : 64; }
 
-/* Tensor cores take FP8 along k alone. */
+/* Tensor cores read FP8 only along k. */
 static weftStatus_t check_fp8(const struct product *p) {
     if (p->is_fp8 && (!p->a.is_k_major || !p->b.is_k_major))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
-             "%s: FP8 is multiplied here where tokens and weights are contiguous along "
+             "%s: FP8 requires tokens and weights that are contiguous along "
              "the summed dimension.",
              descriptor_label(p->g.c.node->op));
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Dims that maps run over. Forward A and B by what is contiguous; in the gradient both are MN-major, as rows of experts
-   are k. */
+/* Dims of the maps. Forward, the inner dims of A and B are the contiguous ones; in the gradient both are MN-major,
+   because rows of experts are k. */
 static void find_sides(struct product *p) {
     struct grouped *g = &p->g;
     const struct tensor *a = g->c.operand[OPERAND_A].tensor, *b = g->c.operand[OPERAND_B].tensor;
@@ -126,7 +128,7 @@ static void find_sides(struct product *p) {
         p->y = (struct side){g->y, 2, 1, false, true};
         return;
     }
-    /* Columns of the product are neighbours in the gradient. */
+    /* The columns of the product should be contiguous in the gradient. */
     bool is_swapped = g->lead_is_row;
     p->a = (struct side){is_swapped ? b : a, 2, 1, false, true};
     p->b = (struct side){is_swapped ? a : b, 2, 1, false, true};
@@ -135,15 +137,16 @@ static void find_sides(struct product *p) {
     g->columns = g->y->dims.at[p->y.inner];
 }
 
-/* The copy engine takes neighbours, so rows that are gathered are copied first. A ragged map can't take them: it is one
-   stride from row to row. */
+/* TMA loads only contiguous boxes, so gathered rows are copied first. Their map need not be ragged: it has one stride
+   between rows. */
 static weftStatus_t plan_copies(struct product *p) {
     struct grouped *g = &p->g;
     int64_t bytes = g->k_count * dtype_bytes((weftDataType_t)p->a.tensor->type, 1);
     if (!g->forward || g->forward->mode != WEFT_MOE_GROUPED_MATMUL_MODE_GATHER)
         return WEFT_STATUS_SUCCESS;
     if (p->a.inner != 2 || bytes % MAP_ALIGNMENT != 0)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: rows are gathered here where they are whole and contiguous.",
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
+             "%s: rows are gathered only if they are contiguous and whole multiples of 16 bytes.",
              descriptor_label(g->c.node->op));
     g->copies = g->group_rows * bytes;
     return WEFT_STATUS_SUCCESS;
@@ -151,19 +154,19 @@ static weftStatus_t plan_copies(struct product *p) {
 
 /* ---- Tile -------------------------------------------------------------------------------------------------------- */
 
-/* Rows of the tiles that a cluster makes one above the other. */
+/* Rows of the tiles that a cluster computes, stacked. */
 static int64_t height_of(const struct hopper_tile *tile) { return (int64_t)tile->rows * tile->cluster; }
 
 static int64_t tiles_along(int64_t extent, int64_t block) { return divide_up(extent, block); }
 
-/* Experts have about as many rows each; the last tile of one is half full. */
+/* Assumes that all experts have about the same number of rows; the last tile of each is half full. */
 static double predict(const struct product *p, const struct device *device, const struct hopper_tile *tile) {
     const struct grouped *g = &p->g;
     double bytes = 2 * (double)g->copies, rows = (double)g->group_rows / (double)(g->experts ? g->experts : 1);
-    /* Gathered rows are read and written once more, counted above. */
+    /* Gathered rows are read and written once more, which was counted above. */
     for (int k = 0; k < g->c.node->operand_count; k++)
         bytes += (double)tensor_bytes(g->c.region->graph->values[g->c.node->operands[k]].tensor);
-    /* Tiles over all experts, and steps of k in each. */
+    /* Tiles over all experts, and steps of k per tile. */
     double units = (double)g->experts * (double)tiles_along(g->columns, tile->columns), steps;
     if (g->forward) {
         units *= rows / (double)height_of(tile) + 0.5;
@@ -176,20 +179,20 @@ static double predict(const struct product *p, const struct device *device, cons
            hopper_seconds(tile, device, units, steps, 0, bytes / (double)device->cuda.bandwidth);
 }
 
-/* Whether the tile's kernel can be built. */
+/* True if the tile's kernel can be built. */
 static bool fits(const struct product *p, const struct hopper_tile *tile) {
-    /* More than 128 accumulators a thread leave no registers to store from: results must be staged. */
+    /* More than 128 accumulators per thread leave no registers for direct stores: results must be staged. */
     bool is_deep = tile->row_blocks * tile->columns > 256;
     if (p->h.promotes && !hopper_can_promote(tile))
         return false;
-    /* An MN-major B comes in panels of step_elements columns, of which each block of a cluster loads a whole number. */
+    /* An MN-major B consists of panels of step_elements columns, and each block of a cluster loads whole ones. */
     return (p->b.is_k_major || tile->columns % (step_elements(p) * tile->cluster) == 0) && (!is_deep || p->is_staged);
 }
 
-/* The least predicted time; `knobs`, which may be NULL, can name the row of the table, from 1 on. */
+/* Minimizes the predicted time; `knobs`, which may be NULL, can select the row of the table, from 1 on. */
 static weftStatus_t choose_tile(struct product *p, const struct device *device, const struct knob_choices *knobs) {
     int64_t chosen = knob_value(knobs, WEFT_KNOB_TYPE_TILE_SIZE);
-    chosen = chosen <= TILES ? chosen : 0; /* a row of another family's table */
+    chosen = chosen <= TILES ? chosen : 0; /* row of another family's table */
     for (int t = 0; t < TILES; t++) {
         double seconds = predict(p, device, &tiles[t]);
         if (!fits(p, &tiles[t]) || tiles[t].cluster > device->cuda.cluster_most || (chosen > 0 && chosen != t + 1) ||
@@ -199,14 +202,14 @@ static weftStatus_t choose_tile(struct product *p, const struct device *device, 
         p->seconds = seconds;
     }
     if (!p->h.tile)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: the tile asked for does not fit it.",
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: the requested tile does not fit.",
              descriptor_label(p->g.c.node->op));
     if (p->g.forward)
         grouped_set_rows(&p->g, height_of(p->h.tile));
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Everything but stages, which depend on how results leave and are found in build. */
+/* Sets everything except stages, which depend on how results are stored and are chosen in build. */
 static weftStatus_t analyse(struct product *p, const struct region *region, const struct device *device,
                             const struct knob_choices *knobs) {
     *p = (struct product){0};
@@ -219,7 +222,7 @@ static weftStatus_t analyse(struct product *p, const struct region *region, cons
     TRY(check_side(p, &p->b));
     TRY(check_side(p, &p->y));
     TRY(plan_copies(p));
-    /* Epilogue tiles are of 16-bit elements, in rows of whole accesses of 16 bytes. */
+    /* Epilogue tiles have 16-bit elements, in rows of whole 16-byte accesses. */
     p->is_staged = dtype_bytes((weftDataType_t)p->g.y->type, 1) == 2 && p->g.columns % 8 == 0;
     return choose_tile(p, device, knobs);
 }
@@ -233,16 +236,17 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
 
 /* ---- Building ---------------------------------------------------------------------------------------------------- */
 
-/* Bytes from one index of a dimension to the next; where there is one index, any that a map may have. */
+/* Distance in bytes between consecutive indices of a dimension; a dimension of extent 1 gets any stride that a map
+   accepts. */
 static uint64_t map_stride(const struct tensor *tensor, int dim) {
     return tensor->dims.at[dim] == 1
                ? MAP_ALIGNMENT
                : (uint64_t)(tensor->strides.at[dim] * dtype_bytes((weftDataType_t)tensor->type, 1));
 }
 
-/* A side's map, with boxes of inner x outer elements. Of ragged rows: as product/grouped/grouped_sm90.cuh lays them
-   out, counted twice with one stride, so that coordinate z moves the end of an expert to where reads become zeros and
-   writes are dropped. */
+/* The map of a side, with boxes of inner x outer elements. Ragged rows use the layout of
+   product/grouped/grouped_sm90.cuh: they are counted twice with one stride, so that coordinate z moves the end of an
+   expert to the position after which reads return zeros and writes are dropped. */
 static struct cuda_map map_of(const struct product *p, const struct side *side, uint32_t inner, uint32_t outer) {
     const struct tensor *t = side->tensor;
     struct cuda_map map = {.form = {.type = hopper_map_type((weftDataType_t)t->type),
@@ -253,7 +257,7 @@ static struct cuda_map map_of(const struct product *p, const struct side *side, 
                                     .box = {inner, outer, 1},
                                     .swizzle = TENSOR_MAP_128B,
                                     .promotion = TENSOR_MAP_L2_128B}};
-    /* z runs from 0 to group_rows, both included; the map begins group_rows rows before the tensor. */
+    /* z ranges from 0 to group_rows, both included; the map starts group_rows rows before the tensor. */
     if (side->is_ragged) {
         map.form.strides[1] = map.form.strides[0];
         map.form.dims[2] = map.form.dims[1] + 1;
@@ -267,16 +271,16 @@ static void emit_map_of(struct kernel_source *source, const struct tensor *tenso
     emit_map(source, graph_find_value(source->graph, tensor), map, name);
 }
 
-/* a_map, b_map, and c_map if results leave as boxes. */
+/* a_map, b_map, and c_map if TMA stores results. */
 static void emit_maps(struct kernel_source *source, const struct product *p) {
     const struct hopper_tile *tile = p->h.tile;
-    /* Columns of an epilogue tile, whose rows are 128 or 64 bytes: as its swizzle. */
+    /* Columns of an epilogue tile; its rows are 128 or 64 bytes, like its swizzle. */
     int width = tile->columns % 64 == 0 ? 64 : 32;
     const uint32_t row = (uint32_t)step_elements(p);
     struct cuda_map a = map_of(p, &p->a, row, p->a.is_k_major ? (uint32_t)tile->rows : row);
-    /* Blocks of a cluster load a share of B each and multicast it. */
+    /* Each block of a cluster loads a share of B and multicasts it. */
     struct cuda_map b = map_of(p, &p->b, row, p->b.is_k_major ? (uint32_t)(tile->columns / tile->cluster) : row);
-    if (p->g.copies) { /* from behind the list in the workspace */
+    if (p->g.copies) { /* after the list in the workspace */
         a.form.dims[1] = (uint64_t)p->g.group_rows;
         a.form.strides[0] = (uint64_t)(p->g.copies / p->g.group_rows);
         a.offset = grouped_list_bytes(&p->g);
@@ -300,8 +304,8 @@ static void emit_sides(struct kernel_source *source, const struct product *p) {
         emit_constant(source, named("%c_IS_MN_MAJOR", "AB"[f]).text, !sides[f]->is_k_major);
 }
 
-/* What product/hopper/product_sm90.cuh wants to know. HAS_PHASES: the length of k differs from tile to tile;
-   HAS_GROUPS: rows end where the expert does. */
+/* Parameters of product/hopper/product_sm90.cuh. HAS_PHASES: the length of k differs between tiles; HAS_GROUPS: rows
+   end at the end of the expert. */
 static void emit_structure(struct kernel_source *source, const struct product *p) {
     static const char *const none[] = {"LEAD_IS_ROW", "K_IS_PIXELS", "HAS_TAPS", "IS_SPLIT"};
     text_add(&source->constants, "using sum_t = float;\nusing index = i32;\n");
@@ -313,13 +317,14 @@ static void emit_structure(struct kernel_source *source, const struct product *p
     emit_constant(source, "STORED_BYTES", HOPPER_K_BYTES / step_elements(p));
     emit_constant(source, "FORWARD", p->g.forward != NULL);
     int run = grouped_run_along(p->g.y, p->y.inner);
-    /* Staged results leave in pairs, as accumulators lie. */
+    /* Staged results are stored in pairs, the layout of the accumulators. */
     emit_constant(source, "RUN", p->is_staged ? 2 : run < RUN_MAX ? run : RUN_MAX);
     hopper_emit_tile(source, &p->h);
     emit_sides(source, p);
 }
 
-/* Forward, rows of all experts are one column of tiles by the list; in the gradient each expert is a batch entry. */
+/* Forward, rows of all experts are one column of tiles, according to the list; in the gradient each expert is a batch
+   entry. */
 static weftStatus_t build_product(struct cuda_kernel *kernel, const struct product *p, const struct device *device,
                                   struct arena *arena) {
     struct kernel_source source;
@@ -345,8 +350,8 @@ static weftStatus_t build_product(struct cuda_kernel *kernel, const struct produ
 
 static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
                           struct arena *arena) {
-    /* Stands for the result, of which hopper_fit reads the width alone. */
-    static const struct epilogue_operand staged = {.type = WEFT_DATA_HALF}; /* of 16 bits */
+    /* A placeholder for the result, of which hopper_fit only reads the width. */
+    static const struct epilogue_operand staged = {.type = WEFT_DATA_HALF}; /* 16 bits */
     struct product p;
     struct cuda_step *state;
     TRY(analyse(&p, &step->region, device, knobs));
@@ -358,10 +363,10 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     p.h.splits = 1;
     p.h.steps = tiles_along(p.g.k_count, step_elements(&p));
     p.h.store = p.is_staged ? &staged : NULL;
-    /* Scattered rows go anywhere: threads store them one by one. */
+    /* Scattered rows have arbitrary addresses, so threads store them individually. */
     p.h.stores_boxes = p.is_staged && !(p.g.forward && p.g.forward->mode == WEFT_MOE_GROUPED_MATMUL_MODE_SCATTER);
     hopper_fit(&p.h);
-    /* The list, and behind it in the workspace the rows that are gathered. */
+    /* The list, followed by the gathered rows in the workspace. */
     if (p.g.forward) {
         TRY(grouped_build_list(&state->kernels[state->count++], &p.g, arena));
         step->workspace_bytes = grouped_list_bytes(&p.g) + round_up(p.g.copies, 64);
@@ -380,7 +385,7 @@ static const struct knob knobs[] = {
 
 const struct family cuda_grouped_sm90 = {
     .name = "cuda.grouped_sm90",
-    .doc = "products of a mixture of experts, and to the weights, on Hopper's tensor cores",
+    .doc = "products of a mixture of experts, and their weight gradients, on Hopper's tensor cores",
     .knobs = knobs,
     .accepts = accepts,
     .build = build,

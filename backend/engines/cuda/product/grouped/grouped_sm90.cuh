@@ -1,14 +1,14 @@
-/* grouped_sm90: offsets of the operands and of the result of a mixture of experts, as product_sm90.cuh asks for them.
+/* grouped_sm90: offsets of the operands and of the result of a mixture of experts for product_sm90.cuh.
    Forward   rows of tiles are the tiles of tile_list.cuh, each as high as a cluster; columns are those of the result
    Gradient  of the weights: a batch entry is an expert, whose rows are k
-   Ends      a tile must not write rows of the next expert, and k must end where the expert does. So maps of
-             ragged rows count them twice, with one stride: coordinate y runs to group_rows, where the expert or the
-             tile ends, beyond which reads give zeros and writes are dropped; coordinate z, that end, moves it to where
-             it is in memory. The map begins group_rows before the tensor. A box that lies outside in whole would be
-             looked for where the map begins, in memory that may not exist: another one is read for it, whose products
-             are dropped as well
-   Params    FORWARD SCATTERS STORES_BOXES !A_IS_MN_MAJOR !B_IS_MN_MAJOR CLUSTER BLOCK_M RUN y_t. Templates, so
-             that fields that a form lacks are not looked up */
+   Ends      a tile must not write rows of the next expert, and k must end where the expert does. So maps of ragged rows
+             count them twice, with one stride. Coordinate y ends at group_rows, which corresponds to the end of the
+             expert or the tile; after it, reads return zeros and writes are dropped. Coordinate z is that end, and
+             moves it to its position in memory. The map starts group_rows before the tensor. A box that is entirely
+             outside would be read from the start of the map, in memory that may not exist: another box is read instead,
+             whose products are dropped as well
+   Params    FORWARD SCATTERS STORES_BOXES !A_IS_MN_MAJOR !B_IS_MN_MAJOR CLUSTER BLOCK_M RUN y_t. Templates, so that
+             fields that a direction lacks are not looked up */
 
 template <class P> DEVICE void find_group(const P &p, tile_coordinates &at) {
     if constexpr (FORWARD) {
@@ -37,7 +37,7 @@ DEVICE void load_a(const arguments &p, const tile_coordinates &at, const k_curso
         load_box(dst, p.a_map, full, outer, k.c);
 }
 
-/* All blocks of a cluster have one expert. */
+/* All blocks of a cluster belong to one expert. */
 DEVICE void load_b(const arguments &p, const tile_coordinates &at, const k_cursor &k, i32 outer, u32 dst, u32 full) {
     if (!FORWARD && outer >= (i32)p.columns)
         outer = 0;
@@ -52,7 +52,7 @@ DEVICE void load_b(const arguments &p, const tile_coordinates &at, const k_curso
         load_box(dst, p.b_map, full, x, y, z);
 }
 
-/* ---- What follows the sum ---- */
+/* ---- Epilogue ---- */
 
 struct fetched {};
 struct results {

@@ -1,14 +1,14 @@
-/* groups: the rows of experts, as first_token_offset gives them on the device. Rows before the first expert's are a
-   group of their own, -1, which has no weight.
-   Params    GATHERS SCATTERS LEFT_OUT: 1 where there is no offset of the first expert, whose rows begin with row 0 */
+/* groups: the rows of experts according to first_token_offset on the device. Rows before the first expert's rows are a
+   separate group, -1, which has no weight.
+   Params    GATHERS SCATTERS LEFT_OUT: 1 if the first expert has no offset; its rows then start at row 0 */
 
-/* A tile of rows of one group; rows 0: none. */
+/* A tile of rows of one group; rows 0: no tile. */
 struct group_tile {
     i64 first;
     i32 rows, expert;
 };
 
-/* The first row of a group, or of the end of the last one; never outside 0 .. group_rows, whatever the offsets are. */
+/* The first row of a group, or the end of the last one; always within 0 .. group_rows, whatever the offsets are. */
 template <class P> DEVICE i64 group_start(const P &p, i64 expert) {
     if (expert < LEFT_OUT)
         return 0;
@@ -17,7 +17,7 @@ template <class P> DEVICE i64 group_start(const P &p, i64 expert) {
     return first < 0 ? 0 : first > p.group_rows ? p.group_rows : first;
 }
 
-/* The row of the result that takes the product of a row, or -1. */
+/* The row of the result for the product of a row, or -1. */
 template <class P> DEVICE i64 find_row(const P &p, i64 row) {
     if constexpr (SCATTERS) {
         const i64 token = to_integer(*(p.token_index + row * p.token_index_stride)),
@@ -28,7 +28,7 @@ template <class P> DEVICE i64 find_row(const P &p, i64 row) {
     return row;
 }
 
-/* The token that a row is made of, or -1, which is as a row of zeros. */
+/* The token that is the source of a row, or -1 for a row of zeros. */
 template <class P> DEVICE i64 find_token(const P &p, i64 row) {
     if constexpr (GATHERS) {
         const i64 token = to_integer(*(p.token_index + row * p.token_index_stride));

@@ -1,13 +1,13 @@
-/* tile_list: what goes before the product of a mixture of experts: tiles of rows, none of two experts
+/* tile_list: runs before the product of a mixture of experts: lists tiles of rows, each of a single expert
    Types     any chip, any type
-   Formula   group e has ceil(rows of e / BLOCK_M) tiles, behind those of all groups before it
-   Tile      block 0 makes the list, a thread per group, THREADS groups at a time; it ends with tiles of no rows other
-             blocks fill the result with zeros, a row each, where SCATTERS may leave rows without a product; or they
-             copy the tokens to where GATHERS wants them, for a copy engine that takes neighbours (COPIES)
+   Formula   group e has ceil(rows of e / BLOCK_M) tiles, after those of all previous groups
+   Tile      block 0 writes the list, with one thread per group, THREADS groups at a time; it ends with empty tiles.
+             With SCATTERS, which may leave rows without a product, the other blocks fill the result with zeros, one row
+             each; with COPIES, they copy the tokens that GATHERS selects into contiguous rows for TMA
    Memory    a running sum of each group's tiles
    Params    THREADS BLOCK_M GATHERS SCATTERS COPIES y_t */
 
-/* Sums what the threads give, each with all before it. */
+/* Inclusive prefix sum over the threads' values. */
 DEVICE i64 sum_up(i64 (&sums)[THREADS], i64 mine) {
     const int t = threadIdx.x;
     sums[t] = mine;
@@ -38,7 +38,7 @@ DEVICE void list_tiles(const arguments &p) {
         p.list[at] = group_tile{0, 0, -1};
 }
 
-/* A template, so that fields that are not printed are not looked up. */
+/* A template, so that fields that were not generated are not looked up. */
 template <class P> DEVICE void copy_row(const P &p, i64 row) {
     const i64 token = find_token(p, row);
     for (i64 at = threadIdx.x; at < p.row_words; at += THREADS)

@@ -1,8 +1,8 @@
-/* auxiliary_load: AUX_LOAD: a 16-bit epilogue operand that lies like the result comes by TMA into the epilogue tiles
-   that the result leaves from, which then are a whole tile's: from the first step of the main loop on. load_aux_box is
-   printed. */
+/* auxiliary_load: AUX_LOAD: TMA loads a 16-bit epilogue operand that has the result's layout into the epilogue tiles
+   from which the result is stored. There is then an epilogue tile for each part of a tile. The load is issued at the
+   first step of the main loop. load_aux_box is generated. */
 
-/* Into a warp's epilogue tiles, which its results have long left. */
+/* Loads the operand into a warp's epilogue tiles, whose previous results have long been stored. */
 template <class P> DEVICE void load_aux(const P &p, const tile_coordinates &tile, u32 consumer_warp) {
     const u32 s_tiles = epilogue_tiles(consumer_warp), full = aux_arrived(consumer_warp);
     if (lane_index() == 0) {

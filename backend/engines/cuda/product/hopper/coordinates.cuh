@@ -1,21 +1,20 @@
-/* coordinates: where the producer of the Hopper products is: the tile's corner, the pixel and the taps that it means in
-   an image, and the step along k. What a product does not have costs nothing: its constants are printed as false and
-   its arguments are not looked up
+/* coordinates: the position of the producer of the Hopper products: the tile's corner, the pixel and the taps in an
+   image, and the step along k. Features that a product does not use cost nothing: their constants are generated as
+   false, and their arguments are not looked up
    K         (tap, channel), channels innermost; or, for a filter gradient, the pixels of all images (K_IS_PIXELS),
-             which may lie in a plane of one operand for each image: where they do in both, images are taps and pixels
-             channels
+             which may be one plane per image in one of the operands; if they are in both, images take the role of taps
+             and pixels that of channels
    Taps      in three spatial dimensions, outermost first; dimensions that an image lacks have one tap
-   Demands   STORED_BYTES K_IS_PIXELS HAS_TAPS */
+   Requires  STORED_BYTES K_IS_PIXELS HAS_TAPS */
 
 constexpr i32 BLOCK_K = 128 / STORED_BYTES; /* a row of the 128-byte swizzle */
 
-/* Of the taps of one dimension: how many there are, which of the filter's each is, and how far from a pixel it reads.
-   */
+/* The taps of one dimension: their number, the index of each in the filter, and its offset from a pixel. */
 struct taps {
     i32 count, filter, filter_step, offset, offset_step;
 };
 
-/* Those that a phase of a strided data gradient sees, as the host packed them. */
+/* The taps that a phase of a strided data gradient sees, as packed by the host. */
 DEVICE taps unpack_taps(i64 word, i32 filter_step, i32 offset_step) {
     return {(i32)(word & 0xffff), (i32)(word >> 16 & 0xffff), filter_step, (i32)(word >> 32), offset_step};
 }
@@ -24,8 +23,8 @@ struct pixel {
     i32 image, d, h, w;
 };
 
-/* The pixel under the first tap of a position: images, then rows, then columns. A template, as are those below, so that
-   what was not printed is not looked up. */
+/* The pixel under the first tap of a position: images, then rows, then columns. This function and those below are
+   templates, so that arguments that were not generated are not looked up. */
 template <class P> DEVICE pixel find_pixel(const P &p, u32 position) {
     const i32 w = (i32)split(position, p.positions2), h = (i32)split(position, p.positions1),
               d = (i32)split(position, p.positions0);
@@ -36,22 +35,22 @@ template <class P> DEVICE pixel find_pixel(const P &p, u32 position) {
 struct tile_coordinates {
     index z;
     i32 row, column;
-    i32 row_end; /* rows from here on do not exist */
+    i32 row_end; /* end of the existing rows */
     u32 split;
-    i32 entry[2]; /* of the batch, as the maps count it */
+    i32 entry[2]; /* batch indices of the tensor maps */
     pixel from;
     taps tap[3];
-    i32 used[3];     /* rows, columns and k of this entry, where overrides tell them */
-    i32 phase_steps; /* of this entry, where phases of a data gradient or groups make their number differ */
+    i32 used[3];     /* rows, columns and k of this entry, if overridden */
+    i32 phase_steps; /* steps of this entry, if their number depends on phases of a data gradient or on groups */
 
     DEVICE i32 filter(int dim, i32 t) const { return tap[dim].filter + t * tap[dim].filter_step; }
     DEVICE i32 offset(int dim, i32 t) const { return tap[dim].offset + t * tap[dim].offset_step; }
 };
 
-/* A size in use: its override, within what there is. */
+/* A used size: its override, clamped to the actual size. */
 DEVICE i32 used_of(i64 override, i64 all) { return (i32)(override < 0 ? 0 : override < all ? override : all); }
 
-/* The step along k: channels within taps, or pixels. */
+/* The position along k: channels within taps, or pixels. */
 struct k_cursor {
     i32 c = 0, tap[3] = {0, 0, 0};
     i32 position = 0;

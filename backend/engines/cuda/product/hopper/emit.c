@@ -1,34 +1,34 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The views of A and B as text: their tensor maps, the two functions that copy a box of each, and the tensor core
-   product of the tile's width. It must not know how tile and views were found. */
+/* Generates the code of the views of A and B: their tensor maps, the two functions that copy a box of each, and the
+   wgmma instruction of the tile's width. This file must not know how tile and views were chosen. */
 #include "base/number.h"
 #include "engines/cuda/product/hopper/hopper.h"
 
 static const char *const spatial_names[] = {"d", "h", "w"};
 
-/* Of an element of either operand. */
+/* Bytes per element of either operand. */
 static int64_t stored_bytes(const struct hopper *h) {
     return dtype_bytes((weftDataType_t)h->c.operand[OPERAND_A].tensor->type, 1);
 }
 
-/* What of a tile is the operand's own index. */
+/* Extent of the tile along the operand's own index. */
 static int block_of(const struct hopper *h, int operand) {
     return operand == OPERAND_A ? h->tile->rows : h->tile->columns;
 }
 
-/* Whether the blocks of a cluster load shares of it and multicast them. */
+/* True if each block of a cluster loads a share of the operand and multicasts it. */
 static bool is_shared(const struct hopper *h, int operand) { return operand == OPERAND_B && h->tile->cluster > 1; }
 
-/* Rows of 128 bytes along k are one box, or one for each block of a cluster; panels are a box each. A panel is
-   HOPPER_PANEL elements of 16 bits. */
+/* Number of boxes per stage. Rows of 128 bytes along k are one box, or one for each block of a cluster; each panel is a
+   box. A panel has HOPPER_PANEL 16-bit elements. */
 static int box_count(const struct hopper *h, int operand) {
     int panel = (int)(HOPPER_K_BYTES / stored_bytes(h));
     return h->view[operand].is_k_major ? is_shared(h, operand) ? h->tile->cluster : 1 : block_of(h, operand) / panel;
 }
 
-/* ---- Maps -------------------------------------------------------------------------------------------------------- */
+/* ---- Tensor maps ------------------------------------------------------------------------------------------------- */
 
-/* Bytes of any meaning are U8; a float is TF32, which the copy engine rounds as the tensor core wants it. */
+/* 8-bit types are U8, whatever they represent; a float is TF32, which TMA rounds as the tensor core requires. */
 enum tensor_map_type hopper_map_type(weftDataType_t type) {
     return dtype_bytes(type, 1) == 1    ? TENSOR_MAP_U8
            : type == WEFT_DATA_HALF     ? TENSOR_MAP_F16
@@ -36,9 +36,9 @@ enum tensor_map_type hopper_map_type(weftDataType_t type) {
                                         : TENSOR_MAP_TF32;
 }
 
-/* The box of a dimension is what one copy has of it: 128 bytes of the contiguous one, the tile of the other, one of all
-   else. An im2col map has no box; it counts channels and pixels, whose corners lie from `lower` to `upper`, both
-   against the image's own ends. */
+/* The box of one copy has 128 bytes of the contiguous dimension, the tile's extent of the other one, and one element of
+   all the rest. An im2col map has no box; it counts channels and pixels, whose corners range from `lower` to `upper`,
+   relative to the two ends of the image. */
 static struct tensor_map_form form_of(const struct hopper *h, int operand) {
     const struct map_view *view = &h->view[operand];
     int64_t row = HOPPER_K_BYTES / stored_bytes(h);
@@ -60,7 +60,7 @@ static struct tensor_map_form form_of(const struct hopper *h, int operand) {
         return form;
     form.channels = (uint32_t)row;
     form.pixels = (uint32_t)(h->k_is_pixels ? row : block_of(h, operand));
-    /* The first dimension is channels, the last images; between them the spatial ones, innermost first. */
+    /* The first dimension is channels, the last images; the spatial ones are in between, innermost first. */
     for (int i = 1; i < view->count - 1; i++) {
         const struct positions *at = &h->positions[view->dims[i].number];
         form.steps[i] = (uint32_t)at->stride;
@@ -72,11 +72,11 @@ static struct tensor_map_form form_of(const struct hopper *h, int operand) {
 
 /* ---- Copies ------------------------------------------------------------------------------------------------------ */
 
-/* The last dimension is the image that a plane of pixels is of. */
+/* True if the last dimension selects the image of a plane of pixels. */
 static bool has_planes(const struct map_view *view) { return view->dims[view->count - 1].role == ROLE_PLANE; }
 
-/* One coordinate of a copy, in the order of the map's dimensions: by what the dimension is. A group's own channels
-   begin per_group further in the map; entry[0] is the group, the first mode of the batch. */
+/* Emits one coordinate of a copy according to the role of its dimension. The channels of a group start at an offset of
+   per_group in the map; entry[0] is the group, the first mode of the batch. */
 static void emit_coordinate(struct kernel_source *source, const struct hopper *h, int operand, int i) {
     const struct view_dim *dim = &h->view[operand].dims[i];
     const char *from = h->k_is_pixels ? "k" : "at";
@@ -110,9 +110,10 @@ static void emit_coordinate(struct kernel_source *source, const struct hopper *h
     text_add(&source->code, " + at.entry[0] * (i32)p.%s", field.text);
 }
 
-/* The result's index of taps and channels, taken apart: behind the last tap the first one comes again, for no result;
-   where there is one tap, channels count on into zeros. By divisors from the innermost tap outwards. Channels are
-   extent / taps: the index was rounded up to whole panels for each tap (hopper_order). */
+/* Emits split_taps(), which splits the result's index into taps and channel, by divisors from the innermost tap
+   outwards. After the last tap, the first one repeats, but no result is stored for it. With a single tap, channels
+   continue into zeros. There are extent / taps channels, because the index was rounded up to whole panels per tap
+   (hopper_order). */
 static void emit_split_taps(struct kernel_source *source, const struct hopper *h) {
     const struct modes *outer = &h->c.modes[h->is_swapped ? ROW : COLUMN];
     int64_t taps = h->positions[0].taps * h->positions[1].taps * h->positions[2].taps;
@@ -130,8 +131,8 @@ static void emit_split_taps(struct kernel_source *source, const struct hopper *h
     text_add(&source->code, "}\n\n");
 }
 
-/* Whether a pixel under a tap lies inside the image, in those dimensions where it may not. The copy engine fills pixels
-   outside with zeros; a prologue would make something else of these, so it asks. */
+/* Emits a test whether a pixel under a tap is inside the image, for dimensions in which it may be outside. TMA fills
+   pixels outside with zeros, which a prologue would change, so it calls this function. */
 static void emit_is_inside(struct kernel_source *source, const struct hopper *h) {
     text_add(&source->code,
              "DEVICE bool is_inside(const arguments& p, const tile_coordinates& at, const pixel& from, const i32 "
@@ -148,12 +149,12 @@ static void emit_is_inside(struct kernel_source *source, const struct hopper *h)
     text_add(&source->code, ";\n}\n\n");
 }
 
-/* The first one has the name of an operand in one piece, whose map kernels fetch as they begin. */
+/* The first part has the name of an operand in one piece, because kernels prefetch the map of that name. */
 static struct name part_map(int operand, int part) {
     return part ? named("%c_map%d", "ab"[operand], part) : named("%c_map", "ab"[operand]);
 }
 
-/* One copy, from the map of that name. `before`: what of k lies in other maps; NULL: nothing. */
+/* Emits one copy from the map of that name. `before`: number of k that precede this map in other ones, or NULL. */
 static void emit_copy(struct kernel_source *source, const struct hopper *h, int operand, const char *map,
                       const char *before) {
     const struct map_view *view = &h->view[operand];
@@ -173,7 +174,7 @@ static void emit_copy(struct kernel_source *source, const struct hopper *h, int 
     text_add(&source->code, ");\n");
 }
 
-/* Of the parts of an operand, the one that a step of k lies in. */
+/* Emits the copy from the part of the operand that contains the step of k. */
 static void emit_copy_of_part(struct kernel_source *source, const struct hopper *h, int operand) {
     const struct concat_op *parts = h->parts[operand];
     char letter = "ab"[operand];
@@ -190,8 +191,8 @@ static void emit_copy_of_part(struct kernel_source *source, const struct hopper 
     emit_copy(source, h, operand, part_map(operand, last).text, last ? named("%c_end%d", letter, last - 1).text : NULL);
 }
 
-/* load_a() or load_b(): the copies of one box; `outer`: the operand's own index, `full`: the barrier that counts its
-   bytes. */
+/* Emits load_a() or load_b(), the copies of one box. `outer`: the operand's own index, `full`: the barrier that counts
+   its bytes. */
 static void emit_load(struct kernel_source *source, const struct hopper *h, int operand) {
     const struct map_view *view = &h->view[operand];
     char letter = "ab"[operand];
@@ -217,10 +218,10 @@ static void emit_load(struct kernel_source *source, const struct hopper *h, int 
     text_add(&source->code, "}\n\n");
 }
 
-/* ---- Where a tile stands ----------------------------------------------------------------------------------------- */
+/* ---- Tile coordinates -------------------------------------------------------------------------------------------- */
 
-/* A table of the taps that each phase of a stride sees, one word each: their number, the first of the filter's, and
-   how far from the corner it reads. Finding them takes divisions. */
+/* A table of the taps that each phase of a stride sees, one word each: their number, the first one's position in the
+   filter, and its offset from the corner. Computing them in the kernel would require divisions. */
 static void emit_phases(struct kernel_source *source, const struct positions *at, int i, bool is_flipped) {
     const struct phase *phase = &at->phase;
     emit_number(source, is_flipped ? -phase->tap_step : phase->tap_step, named("filter_step%d", i).text);
@@ -231,7 +232,7 @@ static void emit_phases(struct kernel_source *source, const struct positions *at
         int64_t count = first < phase->taps ? (phase->taps - 1 - first) / phase->tap_step + 1 : 0;
         int64_t offset = count ? (z + phase->pre - first * phase->dilation) / phase->stride - at->corner : 0;
         int64_t filter = is_flipped && count ? phase->taps - 1 - first : first;
-        /* Taps and offsets are bounded by check_phases and by the reach of the copy engine, far below 16 bits. */
+        /* check_phases and the reach of TMA bound taps and offsets to far below 16 bits. */
         emit_number(source, count | filter << 16 | offset << 32, named("phase%d_%d", i, (int)z).text);
     }
     text_add(&source->code,
@@ -239,11 +240,11 @@ static void emit_phases(struct kernel_source *source, const struct positions *at
              i, i, i, i);
 }
 
-/* Arguments and text of the taps of one spatial dimension; of a phase they are looked up. */
+/* Emits arguments and code for the taps of one spatial dimension; those of a phase come from a table. */
 static void emit_taps(struct kernel_source *source, const struct hopper *h, int i) {
     const struct positions *at = &h->positions[i];
     emit_divisor(source, at->count, named("positions%d", i).text);
-    /* In pixels; offsets of taps count from the corner. */
+    /* In pixels; offsets of taps are relative to the corner. */
     emit_number(source, at->stride, named("stride%d", i).text);
     emit_number(source, at->corner, named("start%d", i).text);
     emit_number(source, at->tap_step, named("offset_step%d", i).text);
@@ -257,8 +258,8 @@ static void emit_taps(struct kernel_source *source, const struct hopper *h, int 
              h->is_flipped ? named("(i32)p.taps%d - 1, -1", i).text : "0, 1", i, i);
 }
 
-/* The batch entry's modes: phases, or what the maps count. From the fastest mode to the slowest, which is what the
-   divisions leave. */
+/* Emits the decomposition of the batch entry into its modes, phases or coordinates of the maps, from the fastest mode
+   to the slowest, which is the last quotient. */
 static void emit_entry(struct kernel_source *source, const struct hopper *h) {
     const struct modes *batch = &h->c.modes[BATCH];
     if (batch->count)
@@ -275,7 +276,7 @@ static void emit_entry(struct kernel_source *source, const struct hopper *h) {
     }
 }
 
-/* How much of rows, columns and k the batch entry has. */
+/* Emits the number of rows, columns and k that the batch entry uses. */
 static void emit_override(struct kernel_source *source, const struct hopper *h, int n) {
     static const char *const names[] = {"rows", "columns", "channels"};
     if (!h->c.used[n]) {
@@ -287,8 +288,8 @@ static void emit_override(struct kernel_source *source, const struct hopper *h, 
     text_add(&source->code, ", p.%s);\n", names[n]);
 }
 
-/* find_entry(p, at): what the tile scheduler finds of a batch entry, before any copy of it. Images also get the pixel
-   that their tile begins at. */
+/* Emits find_entry(p, at), which the tile scheduler calls for a batch entry before any of its copies. For images it
+   also computes the first pixel of the tile. */
 static void emit_find_entry(struct kernel_source *source, const struct hopper *h) {
     bool has_image = h->view[OPERAND_A].is_image || h->view[OPERAND_B].is_image;
     text_add(&source->code, "DEVICE void find_entry(const arguments& p, tile_coordinates& at) {\n");
@@ -306,10 +307,11 @@ static void emit_find_entry(struct kernel_source *source, const struct hopper *h
     text_add(&source->code, "}\n\n");
 }
 
-/* The one result as epilogue tiles leave shared memory. 16 rows: what a warp has of a wgmma result. 16 bytes stand for
-   the stride of a dimension of one element, which the driver wants all the same. */
+/* Map of the single result, which is stored from epilogue tiles in shared memory. 16 rows: the part of a wgmma result
+   that a warp holds. A dimension of one element gets a stride of 16 bytes, because the driver requires one. */
 static struct tensor_map_form result_form(const struct hopper *h,
-                                          const struct epilogue_operand *store) { /* or an operand */
+                                          /* or an operand with the same layout */
+                                          const struct epilogue_operand *store) {
     const struct epilogue *epilogue = &h->c.epilogue;
     int64_t bytes = hopper_result_bytes(h), width = hopper_epilogue_columns(h);
     struct tensor_map_form form = {.type = bytes == 4 ? TENSOR_MAP_I32 : hopper_map_type(store->type),
@@ -327,7 +329,7 @@ static struct tensor_map_form result_form(const struct hopper *h,
     return form;
 }
 
-/* The parts of an operand: each is mapped by itself, up to where it ends along k. */
+/* Each part of an operand has its own map, up to its end along k. */
 static void emit_part_maps(struct kernel_source *source, const struct hopper *h, int f) {
     const struct concat_op *parts = h->parts[f];
     for (int part = 0; part < parts->inputs.count; part++) {
@@ -340,7 +342,7 @@ static void emit_part_maps(struct kernel_source *source, const struct hopper *h,
     }
 }
 
-/* Maps are printed before all other fields, as emit_map asks. */
+/* emit_map requires that maps precede all other fields. */
 void hopper_emit_maps(struct kernel_source *source, const struct hopper *h) {
     static const char *const names[] = {"a_map", "b_map"};
     for (int f = 0; f < OPERANDS; f++) {
@@ -349,7 +351,8 @@ void hopper_emit_maps(struct kernel_source *source, const struct hopper *h) {
             continue;
         }
         struct cuda_map map = {.form = form_of(h, f), .is_im2col = h->view[f].is_image};
-        map.offset = h->is_matrix ? h->c.operand[f].first * stored_bytes(h) : 0; /* an image's corner is in its form */
+        /* the corner of an image is part of its form */
+        map.offset = h->is_matrix ? h->c.operand[f].first * stored_bytes(h) : 0;
         emit_map(source, h->c.operand[f].value, &map, names[f]);
     }
     if (h->stores_boxes) {
@@ -367,7 +370,7 @@ void hopper_emit_maps(struct kernel_source *source, const struct hopper *h) {
     }
 }
 
-/* The run is 2 there, so a run of the result is one word of twice its width. */
+/* The run is 2 in this kernel, so a run of the result is one word of twice its width. */
 void epilogue_emit_pairs(struct kernel_source *source, const struct contraction *c,
                          const struct epilogue_operand *store) {
     static const char *const types[] = {[1] = "u16", [2] = "u32", [4] = "u64"};
@@ -376,7 +379,7 @@ void epilogue_emit_pairs(struct kernel_source *source, const struct contraction 
              (int)(store - c->epilogue.at));
 }
 
-/* What leaves shared memory by the copy engine, and what arrives there; else addresses for threads. */
+/* Emits the TMA stores of results and the TMA load of the auxiliary operand; without TMA, addresses for threads. */
 void hopper_emit_result(struct kernel_source *source, const struct hopper *h) {
     epilogue_emit_pairs(source, &h->c, h->store);
     if (h->c.epilogue.reduces_stored)
@@ -402,7 +405,7 @@ void hopper_emit_result(struct kernel_source *source, const struct hopper *h) {
         epilogue_emit_address(source, &h->c, (int)(h->store - h->c.epilogue.at));
 }
 
-/* Constants first, then find_entry(), then what loads boxes, which names what that finds. */
+/* Constants come first, then find_entry(), then the functions that load boxes, which use its results. */
 void hopper_emit_operands(struct kernel_source *source, const struct hopper *h) {
     for (int f = 0; f < OPERANDS; f++) {
         char letter = "AB"[f];
@@ -425,18 +428,18 @@ void hopper_emit_operands(struct kernel_source *source, const struct hopper *h) 
         emit_load(source, h, f);
 }
 
-/* ---- The product ------------------------------------------------------------------------------------------------- */
+/* ---- The wgmma instruction --------------------------------------------------------------------------------------- */
 
-/* As PTX spells it. */
+/* The PTX name of the type. */
 static const char *wgmma_type(weftDataType_t stored) {
     return stored == WEFT_DATA_FLOAT ? "tf32" : stored == WEFT_DATA_INT8 ? "s8" : cuda_type_name(stored);
 }
 
-/* A product is 64 rows x columns x 32 bytes of k. Operand i of the asm is accumulator i, then A, B and `adds`, which is
-   0 where the accumulators are fresh: the sum then begins without clearing them. */
+/* The instruction multiplies 64 rows x columns x 32 bytes of k. Operands of the asm are the accumulators, then A, B and
+   `adds`, which is 0 to ignore the old accumulators, so that they need not be cleared. */
 void wgmma_emit(struct text *code, int columns, weftDataType_t a, weftDataType_t b, enum wgmma_a from,
                 bool b_is_mn_major) {
-    /* Accumulators of a thread: 64 x columns over 128 threads. */
+    /* Accumulators per thread: 64 x columns over 128 threads. */
     int count = columns / 2, bytes = (int)dtype_bytes(a, 1), words = from == WGMMA_A_REGISTERS ? 4 : 1;
     bool is_whole = dtype_is_integer(a);
     text_add(code,
@@ -452,7 +455,7 @@ void wgmma_emit(struct text *code, int columns, weftDataType_t a, weftDataType_t
                  b_is_mn_major);
     else
         text_add(code, "}, %%%d, %%%d, p%s", count, count + 1, is_whole ? "" : ", 1, 1");
-    if (from != WGMMA_A_REGISTERS && bytes == 2) /* others are K-major */
+    if (from != WGMMA_A_REGISTERS && bytes == 2) /* other types are K-major */
         text_add(code, ", %d, %d", from == WGMMA_A_MN_MAJOR, b_is_mn_major);
     text_add(code, "; }\"\n        : ");
     for (int i = 0; i < count; i++)

@@ -1,10 +1,10 @@
-/* epilogue: what becomes of a tile whose sums are complete: staged through shared memory (IS_STAGED: one result of 8 to
-   32 bits, or two of 16), or directly from registers
-   Demands   IS_STAGED HAS_PHASES HAS_OVERRIDES HAS_GROUPS, and what the two files do */
+/* epilogue: processes a tile with complete sums: staged through shared memory (IS_STAGED: one result of 8 to 32 bits,
+   or two of 16), or directly from registers
+   Requires  IS_STAGED HAS_PHASES HAS_OVERRIDES HAS_GROUPS, and the requirements of the two included files */
 #include "product/hopper/epilogue_direct.cuh"
 
-/* What is read ahead of the epilogue: before the first products of the tile where all of it fits, or while the last
-   ones are under way. */
+/* Operands that are loaded before the epilogue: all of them before the tile's first products if registers suffice, or
+   some of them while the last products are executing. */
 template <class P, bool STAGED = IS_STAGED> struct epilogue_operands {
     operands_ahead<P, ROW_BLOCKS> ahead;
     DEVICE void read_first(const P &, const tile_coordinates &, i32) {}
@@ -25,7 +25,7 @@ DEVICE i32 first_row_of(const tile_coordinates &at, u32 consumer_warp) {
     return at.row + consumer_warp / 4 % TILE_GROUPS * GROUP_ROWS;
 }
 
-/* A warpgroup's rows of a tile, from first_row on. */
+/* Processes a warpgroup's rows of a tile, from first_row on. */
 template <class P, class R>
 DEVICE void store_tile(accumulators &r_c, const P &p, const tile_scheduler &at, u32 consumer_warp, i32 first_row,
                        i32 steps, epilogue_operands<P> &operands, epilogue_cursor &to, R &reductions) {
@@ -34,7 +34,7 @@ DEVICE void store_tile(accumulators &r_c, const P &p, const tile_scheduler &at, 
 #pragma unroll
         for (int i = 0; i < BLOCK_N / 2 && (HAS_PHASES || HAS_OVERRIDES); ++i)
             if (steps <= 0)
-                r_c[block][i] = 0; /* nothing is summed */
+                r_c[block][i] = 0; /* no step has initialised the sums */
         const i32 row = first_row + block * 64;
         if constexpr (HAS_OVERRIDES)
             clear_outside(r_c[block], at, row);
@@ -49,7 +49,7 @@ DEVICE void store_tile(accumulators &r_c, const P &p, const tile_scheduler &at, 
     reductions.end_tile(p, at, consumer_warp / 4);
 }
 
-/* After the last tile: shared memory must outlive the stores that read it. */
+/* After the last tile: the block must not exit while stores still read its shared memory. */
 DEVICE void end_epilogue() {
     if constexpr (IS_STAGED)
         wait_stores_read<0>();

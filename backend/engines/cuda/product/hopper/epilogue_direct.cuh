@@ -1,11 +1,13 @@
 /* epilogue_direct: results from registers to memory, or partial sums to the workspace (IS_SPLIT: combine_splits.cuh
-   runs the epilogue then, always in the same order). Lanes exchange sums, so that a thread has 8 neighbours of one row,
-   or of one column where those are neighbours in memory; before reductions, and where accesses are short, pairs
-   stay as they lie
-   Demands   BLOCK_N RUN LEAD_IS_ROW READS_TILE IS_SPLIT HAS_REDUCTIONS SPARE_REGISTERS; fetch and epilogue are printed
+   then runs the epilogue, always in the same order). Lanes exchange sums so that a thread has 8 adjacent elements of
+   one row, or of one column if columns are contiguous in memory. With reductions, or if accesses are short anyway,
+   pairs stay in the layout of the accumulators
+   Requires  BLOCK_N RUN LEAD_IS_ROW READS_TILE IS_SPLIT HAS_REDUCTIONS SPARE_REGISTERS; fetch and epilogue are
+             generated
    Tried     launching combine_splits.cuh early: 10 % slower */
 
-/* Where a run of sums goes, and what it meets there. A template, so that what was not printed is not looked up. */
+/* Destination of a run of sums, and its epilogue operands. A template, so that functions that were not generated are
+   not looked up. */
 template <class P, bool SPLIT = IS_SPLIT> struct destination {
     using fetched = decltype(fetch(*(const P *)0, index(0), index(0), index(0)));
     static DEVICE fetched read(const P &p, const tile_coordinates &at, i32 row, i32 column) {
@@ -28,17 +30,19 @@ template <class P> struct destination<P, true> {
     }
 };
 
-/* A thread's sums in pieces of neighbours: 8, after an exchange between lanes; or the pairs as they lie. */
+/* A thread's sums in pieces of adjacent elements: 8 after an exchange between lanes, or the pairs of the
+   accumulators. */
 constexpr bool STAYS_IN_PAIRS = HAS_REDUCTIONS || (LEAD_IS_ROW && RUN == 1), IS_ALONG_ROWS = LEAD_IS_ROW && RUN > 1;
 constexpr int PIECE = STAYS_IN_PAIRS ? 2 : 8, PIECES = BLOCK_N / 2 / PIECE, RUNS = PIECE / RUN;
-/* How many pieces' operands are read ahead of the sums: what registers allow; or all before the first product. */
+/* Number of pieces whose operands are loaded ahead of the sums: as many as registers allow, or all before the first
+   product. */
 constexpr int PIECES_AHEAD = READS_TILE                                 ? PIECES
                              : SPARE_REGISTERS >= 80 && PIECES % 4 == 0 ? 4
                              : SPARE_REGISTERS >= 50 && PIECES % 2 == 0 ? 2
                                                                         : 1;
 static_assert(STAYS_IN_PAIRS || BLOCK_N % (IS_ALONG_ROWS ? 16 : 32) == 0, "lanes exchange 16 or 32 columns");
 
-/* Register 4j + 2h + e is row 16 * warp + lane / 4 + 8h, column 8j + 2 (lane % 4) + e; see gather_piece. */
+/* Register 4j + 2h + e holds row 16 * warp + lane / 4 + 8h, column 8j + 2 (lane % 4) + e; see gather_piece. */
 struct piece {
     i32 row, column;
     DEVICE piece(i32 block_row, i32 block_column, int number)
@@ -59,7 +63,7 @@ struct piece {
     }
 };
 
-/* The numbers of registers and of lanes change one bit for another. */
+/* Swaps one bit of the register number with one bit of the lane number. */
 template <int N> DEVICE void exchange(sum_t (&r)[N], int register_bit, int lane_bit) {
 #pragma unroll
     for (int i = 0; i < N; ++i)
@@ -70,8 +74,8 @@ template <int N> DEVICE void exchange(sum_t (&r)[N], int register_bit, int lane_
         }
 }
 
-/* The sums of a piece, neighbours side by side: of 16 columns and both halves of the warp's rows, lane / 4 becomes the
-   number of the register; or lane % 4 does of 32 columns and one half. */
+/* Collects the sums of a piece, adjacent elements first: from 16 columns and both halves of the warp's rows, lane / 4
+   becomes the register number; or from 32 columns and one half, lane % 4 does. */
 template <int N> DEVICE void gather_piece(sum_t (&sums)[N], const sum_t (&r_c)[BLOCK_N / 2], int number) {
     if constexpr (STAYS_IN_PAIRS) {
         sums[0] = r_c[number * 2];
@@ -92,7 +96,7 @@ template <int N> DEVICE void gather_piece(sum_t (&sums)[N], const sum_t (&r_c)[B
     }
 }
 
-/* One run of a piece: to its destination, and into the reductions. */
+/* Passes one run of a piece to its destination and to the reductions. */
 template <class P, class R>
 DEVICE void store_run_of(const P &p, const tile_coordinates &at, const piece &to, int number, int r,
                          const sum_t (&sums)[PIECE], const typename destination<P>::fetched &in, R &reductions) {
@@ -110,7 +114,7 @@ DEVICE void store_run_of(const P &p, const tile_coordinates &at, const piece &to
     }
 }
 
-/* What so many pieces of a block of 64 rows meet. */
+/* Epilogue operands of PIECES_AHEAD pieces of a block of 64 rows. */
 template <class P> struct piece_operands {
     typename destination<P>::fetched in[PIECES_AHEAD][RUNS];
     DEVICE void read(const P &p, const tile_coordinates &at, i32 row, int first) {
@@ -123,7 +127,7 @@ template <class P> struct piece_operands {
     }
 };
 
-/* A block of 64 rows of the tile. */
+/* Stores a block of 64 rows of the tile. */
 template <class P, class R>
 DEVICE void store_block(const sum_t (&r_c)[BLOCK_N / 2], const P &p, const tile_coordinates &at, i32 row,
                         piece_operands<P> &operands, R &reductions) {

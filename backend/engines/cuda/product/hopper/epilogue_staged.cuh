@@ -1,21 +1,22 @@
-/* epilogue_staged: results of 8, 16 or 32 bits on their way from accumulators to memory. Pairs of a row pass through an
-   epilogue tile of shared memory that belongs to one warp, of 16 rows x EPILOGUE_TILE_N columns, from where whole rows
-   leave: by TMA (STORES_BOXES: store_result is printed), or 16 bytes per thread where only arithmetic knows the
-   addresses of rows. No barrier wider than a warp
-   AUX_LOAD  the epilogue tiles hold an operand that lies as the result does; set_aux_pair puts it to what is fetched
-   RESULTS   2: both of 16 bits, and both boxes
-   Demands   RESULTS BLOCK_N RESULT_BYTES EPILOGUE_TILES STORES_BOXES AUX_LOAD FETCHED_WORDS, and SPARE_REGISTERS
-             HAS_REDUCTIONS of who includes this. Templates, so that what was not printed is not looked up
-   Tried     sums exchanged in quads for 16-bit results too: 25 instead of 6 instructions per element, convolutions with
-             few channels 30 % slower
-             unsigned indices behind the sum: the compiler keeps an address per access, and spills */
+/* epilogue_staged: results of 8, 16 or 32 bits from accumulators to memory. Pairs of a row pass through an epilogue
+   tile in shared memory, which belongs to one warp and has 16 rows x EPILOGUE_TILE_N columns. From there, whole rows
+   are stored: by TMA (STORES_BOXES: store_result is generated), or with 16 bytes per thread if the addresses of rows
+   have to be computed. No barrier is wider than a warp
+   AUX_LOAD  the epilogue tiles hold an operand that has the result's layout; set_aux_pair adds it to the fetched ones
+   RESULTS   2: both have 16 bits and are stored by TMA
+   Requires  RESULTS BLOCK_N RESULT_BYTES EPILOGUE_TILES STORES_BOXES AUX_LOAD FETCHED_WORDS, and SPARE_REGISTERS
+             HAS_REDUCTIONS of the including kernel. Templates, so that functions that were not generated are not looked
+             up
+   Tried     exchanging sums in quads for 16-bit results, too: 25 instead of 6 instructions per element, convolutions
+             with few channels 30 % slower
+             unsigned indices after the sum: the compiler keeps an address per access, and spills */
 
 constexpr int EPILOGUE_TILE_N = RESULT_BYTES == 4 || BLOCK_N % 64 != 0 ? 32 : 64;
-constexpr u32 EPILOGUE_ROW_BYTES = EPILOGUE_TILE_N * RESULT_BYTES; /* so the swizzle is 128, 64 or 32 bytes wide */
+constexpr u32 EPILOGUE_ROW_BYTES = EPILOGUE_TILE_N * RESULT_BYTES; /* the swizzle span: 128, 64 or 32 bytes */
 constexpr u32 EPILOGUE_TILE_BYTES = 16 * EPILOGUE_ROW_BYTES,
-              EPILOGUE_SLOT_BYTES = RESULTS * EPILOGUE_TILE_BYTES; /* of two results side by side */
+              EPILOGUE_SLOT_BYTES = RESULTS * EPILOGUE_TILE_BYTES; /* two results are adjacent */
 
-/* The epilogue tile of a warp that is next, over all tiles of the product. */
+/* The next epilogue tile of a warp, over all tiles of the product. */
 struct epilogue_cursor {
     u32 s_tiles, next = 0;
     DEVICE u32 advance() {
@@ -25,11 +26,11 @@ struct epilogue_cursor {
     }
 };
 
-/* Which 16-byte chunk of a row of an epilogue tile is where. */
+/* XOR mask for the 16-byte chunks of a row of an epilogue tile. */
 DEVICE u32 tile_swizzle(u32 tile_row) { return (tile_row * EPILOGUE_ROW_BYTES >> 7) % (EPILOGUE_ROW_BYTES / 16); }
 
-/* Rows leave in pieces of 16 bytes per thread. Finding a row takes divisions: lane l found row l % 16 for all (0: there
-   is none). */
+/* Stores rows in pieces of 16 bytes per thread. Computing a row's address takes divisions, so lane l does it for row l
+   % 16 (0: the row does not exist). */
 template <class P> DEVICE void scatter_tile(const P &p, u64 line, i32 column, u32 s_tile) {
     constexpr u32 CHUNKS = EPILOGUE_ROW_BYTES / 16, ROWS_AT_ONCE = 32 / CHUNKS;
     static_assert(32 % CHUNKS == 0 && 16 % ROWS_AT_ONCE == 0, "a warp stores whole rows");
@@ -45,8 +46,8 @@ template <class P> DEVICE void scatter_tile(const P &p, u64 line, i32 column, u3
     }
 }
 
-/* Where a thread's pairs lie: register 4j + 2h + e is row lane / 4 + 8h of the warp's 16, column 8j + 2 (lane % 4) + e.
-   Two octets of columns are four blocks of 8 x 8. */
+/* Coordinates of a thread's pairs: register 4j + 2h + e holds row lane / 4 + 8h of the warp's 16, column 8j + 2 (lane %
+   4) + e. Two octets of columns are four blocks of 8 x 8. */
 struct pair_coordinates {
     i32 row, column;
     DEVICE pair_coordinates(i32 warp_row, i32 block_column, int octets, int number)
@@ -54,7 +55,8 @@ struct pair_coordinates {
           column(block_column + octets * 16 + number / 2 * 8 + lane_index() % 4 * 2) {}
 };
 
-/* Pairs of 8 bits, where they lie: four lanes fill half a 16-byte chunk of a row, and no two rows meet a bank. */
+/* 8-bit pairs in the accumulator layout: four lanes fill half a 16-byte chunk of a row, without bank conflicts between
+   rows. */
 DEVICE void store_pairs(u32 s_tile, u32 chunk, const u16 (&pairs)[4]) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -65,7 +67,7 @@ DEVICE void store_pairs(u32 s_tile, u32 chunk, const u16 (&pairs)[4]) {
     }
 }
 
-/* Pairs of 32 bits, where they lie: two lanes fill a 16-byte chunk of a row. */
+/* 32-bit pairs in the accumulator layout: two lanes fill a 16-byte chunk of a row. */
 DEVICE void store_pairs(u32 s_tile, u32 first_chunk, const u64 (&pairs)[4]) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -76,18 +78,18 @@ DEVICE void store_pairs(u32 s_tile, u32 first_chunk, const u64 (&pairs)[4]) {
     }
 }
 
-/* What the sums of BLOCKS blocks of 64 rows meet, of AHEAD times two octets of columns: reads take hundreds of clocks,
-   and are this far ahead. */
+/* Epilogue operands for the sums of BLOCKS blocks of 64 rows, prefetched for AHEAD pairs of column octets, because
+   loads take hundreds of clocks. */
 template <class P, int BLOCKS> struct operands_ahead {
-    static constexpr int NUMBERS = BLOCK_N / 16;            /* of a block */
-    static constexpr bool IS_CONVERTED = (sum_t)1 / 2 == 0; /* a sum of whole numbers */
+    static constexpr int NUMBERS = BLOCK_N / 16;            /* pairs of octets per block */
+    static constexpr bool IS_CONVERTED = (sum_t)1 / 2 == 0; /* the sum is an integer */
     static constexpr int LEFT =
         SPARE_REGISTERS - 32 - (HAS_REDUCTIONS ? 16 : 0) - (FETCHED_WORDS > 4 || IS_CONVERTED ? 20 : 0);
     static constexpr int FIT = FETCHED_WORDS > 0 ? LEFT / FETCHED_WORDS : 1, AHEAD = FIT < 1 ? 1 : FIT > 5 ? 5 : FIT;
     using fetched = decltype(fetch(*(const P *)0, index(0), index(0), index(0)));
     fetched in[AHEAD][4];
     index z;
-    i32 row, row_end, column; /* where the first block's rows of this warp begin */
+    i32 row, row_end, column; /* start of this warp's rows in the first block */
 
     DEVICE operands_ahead() {}
     DEVICE operands_ahead(const P &p, index z, i32 row, i32 row_end, i32 column)
@@ -110,7 +112,7 @@ template <class P, int BLOCKS> struct operands_ahead {
     }
 };
 
-/* Where no reductions follow. */
+/* Used if there are no reductions. */
 struct no_reductions {
     template <class P, class F> DEVICE void add(const P &, index, i32, i32, int, int, const F &, int = 0) {}
     template <class P> DEVICE void add_tile(const P &, u32, int, bool) {}
@@ -118,8 +120,8 @@ struct no_reductions {
     template <class P, class L> DEVICE void end_tile(const P &, const L &, int) {}
 };
 
-/* Two octets of columns of a warp's 16 rows, which begin at row and column: sums become results, in the epilogue tile;
-   number: of the block's octets, in twos. */
+/* Converts the sums of two octets of columns of a warp's 16 rows, starting at row and column, to results in the
+   epilogue tile. number: of the pair of octets in the block. */
 template <class P, int BLOCKS, class R>
 DEVICE void stage_octets(const sum_t (&r_c)[BLOCK_N / 2], const P &p, operands_ahead<P, BLOCKS> &ahead, int block,
                          int number, i32 row, i32 column, u32 s_tile, R &reductions) {
@@ -152,17 +154,17 @@ DEVICE void stage_octets(const sum_t (&r_c)[BLOCK_N / 2], const P &p, operands_a
     if constexpr (RESULT_BYTES == 2)
         store_matrices(s_blocks, packed);
     else
-        store_pairs(s_tile, octets * RESULT_BYTES, packed); /* 16 columns are so many chunks */
+        store_pairs(s_tile, octets * RESULT_BYTES, packed); /* 16 columns are RESULT_BYTES chunks */
     if constexpr (RESULTS == 2)
         store_matrices(s_blocks + EPILOGUE_TILE_BYTES, second);
 }
 
-/* A warp's epilogue tile to memory. line: of a lane's row, where rows leave one by one. */
+/* Stores a warp's epilogue tile to memory. line: address of the lane's row if rows are stored individually. */
 template <class P> DEVICE void send_tile(const P &p, index z, i32 row, i32 column, u32 s_tile, u64 line) {
     if constexpr (STORES_BOXES) {
         publish_to_async_proxy();
         __syncwarp();
-        if (lane_index() == 0) { /* rows and columns outside the result are dropped */
+        if (lane_index() == 0) { /* TMA drops rows and columns outside the result */
             store_result(p, z, s_tile, column, row);
             if constexpr (RESULTS == 2)
                 store_second(p, z, s_tile + EPILOGUE_TILE_BYTES, column, row);
@@ -174,7 +176,7 @@ template <class P> DEVICE void send_tile(const P &p, index z, i32 row, i32 colum
     }
 }
 
-/* The warp's 16 rows of a block of sums; rows from row_end on do not exist. */
+/* Processes the warp's 16 rows of a block of sums; rows from row_end on do not exist. */
 template <class P, int BLOCKS, class R>
 DEVICE void stage_block(const sum_t (&r_c)[BLOCK_N / 2], const P &p, operands_ahead<P, BLOCKS> &ahead, int block,
                         epilogue_cursor &to, R &reductions) {
@@ -191,7 +193,7 @@ DEVICE void stage_block(const sum_t (&r_c)[BLOCK_N / 2], const P &p, operands_ah
 #pragma unroll
     for (int tile = 0; tile < BLOCK_N / EPILOGUE_TILE_N; ++tile, column += EPILOGUE_TILE_N) {
         const u32 s_tile = to.advance();        /* [16, EPILOGUE_TILE_N], swizzled */
-        wait_stores_read<EPILOGUE_TILES - 1>(); /* only lane 0 has any, and they are long done */
+        wait_stores_read<EPILOGUE_TILES - 1>(); /* only lane 0 has stores, which finished long ago */
         __syncwarp();
 #pragma unroll
         for (int octets = 0; octets < PAIRS; ++octets)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The Hopper family: one matmul or convolution of operands of 16 or 8 bits, and the pointwise operations and reductions
-   behind it, through the copy engine and wgmma. The host half decides and prints; product/hopper/product_sm90.cuh makes
-   tiles of the product, product/combine_splits.cuh adds up the partial sums of split-K, and
-   product/combine_partials.cuh those of reductions. What it declines, the contraction family takes. */
+/* The Hopper family: one matmul or convolution of 16-bit or 8-bit operands with TMA and wgmma, followed by pointwise
+   operations and reductions. The host code chooses and generates; product/hopper/product_sm90.cuh computes tiles of the
+   product, product/combine_splits.cuh adds the partial sums of split-K, and product/combine_partials.cuh those of
+   reductions. The contraction family is the fallback for everything that this family declines. */
 #include "engines/cuda/product/hopper/hopper.h"
 #include "base/number.h"
 #include "engines/cuda/families.h"
@@ -10,59 +10,62 @@
 
 enum {
     WARPGROUP = 128,           /* threads */
-    BARRIER_BYTES = 16,        /* of a slot */
-    STAYING_SHARE = 33,        /* one multiprocessor of so many may idle where blocks keep to their columns */
-    SKINNY_ROWS = 128,         /* of a result, up to which A and B swapped are tried, too */
+    BARRIER_BYTES = 16,        /* per slot */
+    STAYING_SHARE = 33,        /* at most 1 in this many multiprocessors may be idle so that blocks keep to their
+                                  columns */
+    SKINNY_ROWS = 128,         /* results with at most this many rows are also tried with A and B swapped */
     STAGES_LEAST = 3,          /* of 128 bytes of k */
-    SHARED_MAX = 232448,       /* all that a block can have */
-    MULTIPROCESSORS_LEAST = 4, /* what a cluster of two parts takes */
+    SHARED_MAX = 232448,       /* shared memory limit of a block */
+    MULTIPROCESSORS_LEAST = 4, /* required by a cluster of two parts */
 };
 
-static const double REDUCTION_SECONDS = 4e-6; /* of a small one by itself */
+static const double REDUCTION_SECONDS = 4e-6; /* a small reduction as a separate kernel */
 
-/* ---- Accepting --------------------------------------------------------------------------------------------------- */
+/* ---- Acceptance -------------------------------------------------------------------------------------------------- */
 
 weftStatus_t hopper_check_device(const struct device *device, const char *family) {
     if (device->cuda.major != 9 || device->cuda.minor != 0)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH, "the %s runs on compute capability 9.0, '%s' has %d.%d", family,
              device->name, device->cuda.major, device->cuda.minor);
     if (device->cuda.multiprocessors < MULTIPROCESSORS_LEAST)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH, "the %s wants %d multiprocessors, '%s' has %d", family,
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH, "the %s requires %d multiprocessors, '%s' has %d", family,
              MULTIPROCESSORS_LEAST, device->name, device->cuda.multiprocessors);
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Signed or not: wgmma takes both, in any mixture. */
+/* Signed or unsigned: wgmma accepts both, in any combination. */
 static bool is_int8(weftDataType_t type) { return type == WEFT_DATA_INT8 || type == WEFT_DATA_UINT8; }
 
-/* Products of equal operands of 16 bits, of any two of FP8 or of 8-bit integers, or, narrowed, of two floats. narrows:
-   asked as the family of tf32. */
+/* Accepts two equal 16-bit types, any two FP8 or 8-bit integer types, or, if narrowed, two floats. narrows: called for
+   the tf32 family. */
 static weftStatus_t check_arithmetic(const struct contraction *c, bool narrows) {
     weftDataType_t a = (weftDataType_t)c->operand[OPERAND_A].tensor->type;
     weftDataType_t b = (weftDataType_t)c->operand[OPERAND_B].tensor->type;
     enum arithmetic sum = c->arithmetic;
     if (contraction_has_overrides(c) && c->fill != 0)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED, "%s: what its overrides leave out counts as %g; here it counts as 0.",
+        FAIL(WEFT_STATUS_NOT_SUPPORTED,
+             "%s: elements outside its overrides have the value %g; this engine supports only 0.",
              descriptor_label(c->node->op), c->fill);
     bool is_half = a == b && dtype_is_half(a) && (sum == MMA_F16 || sum == MMA_BF16);
     bool is_byte =
         (dtype_is_fp8(a) && dtype_is_fp8(b) && sum == MMA_F16) || (is_int8(a) && is_int8(b) && sum == MMA_INT8);
     bool is_float = a == WEFT_DATA_FLOAT && b == a && sum == FMA_FLOAT;
     if (narrows ? !is_float : !is_half && !is_byte)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: products of %s and %s are not multiplied here; %s.",
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: unsupported operand types: %s x %s; this engine multiplies %s.",
              descriptor_label(c->node->op), dtype_of(a)->name, dtype_of(b)->name,
-             narrows ? "two floats summed in float are"
-                     : "two halves, bfloat16 or FP8 summed in float and two 8-bit integers are");
-    /* Coordinates of maps are 32 bits, and an empty sum has no step. */
+             narrows ? "two floats summed in float"
+                     : "two halves, bfloat16 or FP8 summed in float, or two 8-bit integers");
+    /* Coordinates of maps have 32 bits, and an empty sum has no step. */
     if (c->is_direct || !c->is_small || modes_extent(&c->modes[K]) == 0)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
-             "%s: empty, tiny or larger than 2^31 along an index: the contraction family takes it.",
+             "%s: empty, tiny or larger than 2^31 along an index; use the contraction family.",
              descriptor_label(c->node->op));
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The partial sums of splits cannot be reduced: where splitting saves more than to read the result again, it is kept.
-   The plan is made anew without reductions, on a copy; knobs are left out, as they may forbid the very split. */
+/* The partial sums of splits cannot be reduced. If splitting without reductions, followed by a separate reduction that
+   reads the result again, is faster, the fused one is refused. The comparison plans a copy without reductions and
+   without knobs, because these may rule out that split. */
 static weftStatus_t check_reductions(const struct hopper *h, const struct device *device) {
     const struct tensor *result = h->c.region->graph->values[h->c.result].tensor;
     if (h->c.epilogue.reduction_count == 0 || !h->tile)
@@ -74,23 +77,24 @@ static weftStatus_t check_reductions(const struct hopper *h, const struct device
     hopper_plan(&bare, device, NULL);
     double apart = bare.seconds + REDUCTION_SECONDS + (double)tensor_own_bytes(result) / (double)device->cuda.bandwidth;
     if (apart < h->seconds)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: its sums are better split %d times than reduced.",
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: splitting its sums %d times is faster than fusing its reductions.",
              descriptor_label(h->c.node->op), bare.splits);
     return WEFT_STATUS_SUCCESS;
 }
 
-/* What operations before a product may read: A's rows and its k, where each is a dimension. Neighbours are pairs along
-   k: two elements of 16 bits in a register of wgmma's A. */
+/* The prologue may read vectors along A's rows and along k, if these are dimensions of the map. Vectors are pairs along
+   k: two 16-bit elements in a register of wgmma's A. */
 static weftStatus_t find_prologue(struct prologue *prologue, const struct hopper *h) {
     const struct map_view *view = &h->view[OPERAND_A];
     *prologue = (struct prologue){.c = &h->c, .neighbours = 2};
     if (h->c.before_count > 0 && h->is_by_images && !h->is_matrix)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: operations before it are fused where its channels are neighbours.",
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
+             "%s: operations before it are fused only if its channels are contiguous.",
              descriptor_label(h->c.node->op));
     for (int i = 0; i < view->count; i++) {
         const struct view_dim *dim = &view->dims[i];
         if (h->c.before_count > 0 && dim->per_group > 0)
-            FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: operations before it are fused where there is one group.",
+            FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: operations before it are fused only if there is one group.",
                  descriptor_label(h->c.node->op));
         if (dim->role == ROLE_K || dim->role == ROLE_OUTER)
             prologue->axes[prologue->axis_count++] =
@@ -99,8 +103,8 @@ static weftStatus_t find_prologue(struct prologue *prologue, const struct hopper
     return prologue_find(prologue);
 }
 
-/* What is prepared becomes the first operand. h->tile is NULL where no tile fits, which is no error yet. knobs: NULL in
-   accepts alone. */
+/* The operand with a prologue becomes the first one. h->tile is NULL if no tile fits, which is not an error yet. knobs:
+   NULL only in accepts. */
 static weftStatus_t analyse_as(struct hopper *h, const struct region *region, const struct device *device,
                                const struct knob_choices *knobs, bool narrows, bool is_swapped) {
     struct prologue prologue;
@@ -122,10 +126,10 @@ static weftStatus_t analyse_as(struct hopper *h, const struct region *region, co
     return knobs ? WEFT_STATUS_SUCCESS : check_reductions(h, device);
 }
 
-/* The product as it stands or with A and B swapped: few rows are the columns of the swapped product, whose tiles may be
-   narrow. Swapping is tried where it can win: no tile fits as it stands, rows are neighbours in memory, so that stores
-   of the swapped product are whole, or rows are few. A failure of the second try is no failure: its sentence is
-   cleared. */
+/* Compares the product as given with the product of swapped A and B. With few rows, swapping makes them the columns,
+   for which narrow tiles exist. It is tried if it may be faster: if no tile fits otherwise, if rows are contiguous in
+   memory, so that the swapped product stores whole accesses, or if there are few rows. A failure of the second attempt
+   is ignored and its message cleared. */
 static weftStatus_t analyse(struct hopper *h, const struct region *region, const struct device *device,
                             const struct knob_choices *knobs, bool narrows) {
     struct hopper swapped;
@@ -139,13 +143,13 @@ static weftStatus_t analyse(struct hopper *h, const struct region *region, const
             *h = swapped;
     }
     if (!h->tile)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: no tile of the Hopper family fits it.",
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: no tile of the Hopper family fits.",
              descriptor_label(h->c.node->op));
     return WEFT_STATUS_SUCCESS;
 }
 
-/* What scales blocks of a product's operands, or else prepares one. Both operands may be scaled, one may be prepared.
-   Returns how many nodes it wrote. */
+/* Companion nodes: block scales of the product's operands, otherwise the prologue of one operand. Both operands may
+   have scales, one may have a prologue. Returns the number of nodes written. */
 static int companions(const struct graph *graph, int node, int *nodes) {
     const struct node *product = &graph->nodes[node];
     int count = 0;
@@ -161,7 +165,7 @@ static int companions(const struct graph *graph, int node, int *nodes) {
     return count > 0 ? count : prologue_companions(graph, node, nodes);
 }
 
-/* Of floats, narrowed to tf32, or of what tensor cores take as it is. */
+/* narrows: floats are narrowed to tf32; otherwise types that tensor cores support directly. */
 static weftStatus_t accepts_any(const struct region *region, const struct device *device, double *seconds,
                                 bool narrows) {
     struct hopper h;
@@ -182,13 +186,13 @@ static weftStatus_t accepts_tf32(const struct region *region, const struct devic
 
 /* ---- Building ---------------------------------------------------------------------------------------------------- */
 
-/* Consumer warpgroups that share a tile, and all of a block. */
+/* Number of consumer warpgroups that share a tile, and of all consumer warpgroups of a block. */
 static int tile_groups(const struct hopper *h) { return h->tile->rows / (h->tile->row_blocks * 64); }
 static int consumer_groups(const struct hopper *h) { return tile_is_pingpong(h->tile) ? 2 : tile_groups(h); }
 
-/* As product/hopper/pipeline.cuh lays it out. The producer's slots of A and B, each with two barriers of 8 bytes; the
+/* Matches the layout in product/hopper/pipeline.cuh: the slots of A and B, each with two barriers of 8 bytes; the
    warps' epilogue tiles of 16 rows; half a tile of sums that one block of a cluster split sends to the other; and
-   partial sums of columns, a line for each warp. */
+   partial sums of columns, one line per warp. */
 static int shared_bytes(const struct hopper *h) {
     const struct hopper_tile *tile = h->tile;
     int warps = consumer_groups(h) * 4, sum_bytes = (int)sizeof(float);
@@ -202,20 +206,20 @@ static int shared_bytes(const struct hopper *h) {
     return slots + staging + exchange + partials + own_barriers + aux_barriers;
 }
 
-/* Epilogue tiles for a whole tile, where an operand is loaded that lies like the result: at the cost of stages. Every
-   part of the result has an epilogue tile of its own then, since all loads are issued before the first sum leaves. */
+/* If an operand with the result's layout is loaded, there are epilogue tiles for a whole tile, at the cost of stages.
+   Each part of the result then needs its own epilogue tile, because all loads are issued before the first store. */
 static bool fits_aux_load(struct hopper *h) {
-    h->has_aux_load = true; /* and its barriers */
+    h->has_aux_load = true; /* affects the barriers */
     h->stages = h->tile->stages;
     h->epilogue_tiles = h->tile->row_blocks * h->tile->columns / hopper_epilogue_columns(h);
-    /* At the cost of stages, of which STAGES_LEAST stay. */
+    /* Drop stages until it fits, but not below STAGES_LEAST. */
     while (shared_bytes(h) > SHARED_MAX && h->stages > STAGES_LEAST)
         h->stages--;
     return shared_bytes(h) <= SHARED_MAX;
 }
 
-/* The first operand that lies as the result does is copied into the epilogue tiles that results leave from. Others are
-   fetched where the sums lie. */
+/* The first operand with the result's layout is copied by TMA into the epilogue tiles from which the results are
+   stored. Threads load the other operands at the positions of their sums. */
 static void plan_aux_load(struct hopper *h) {
     for (int k = 0; k < h->c.epilogue.count && h->stores_boxes && tile_splits(h->tile) == 1 && !h->second; k++) {
         h->has_aux_load = epilogue_lies_alike(&h->c, k, h->store) && fits_aux_load(h);
@@ -228,8 +232,8 @@ static void plan_aux_load(struct hopper *h) {
     hopper_fit(h);
 }
 
-/* Two epilogue tiles for each warp, so that one fills while the copy engine reads the other. The stages of the table
-   fit beside one at the cost of one stage at most; pipeline.cuh asserts it. */
+/* Two epilogue tiles per warp, so that one can be filled while TMA reads the other. Next to a single one, the stages of
+   the tile table fit, or one fewer; pipeline.cuh asserts it. */
 void hopper_fit(struct hopper *h) {
     h->stages = h->tile->stages;
     h->epilogue_tiles = 2;
@@ -239,28 +243,28 @@ void hopper_fit(struct hopper *h) {
         h->stages--;
 }
 
-/* Whether the result is a matrix per batch entry, as the copy engine stores them. Maps have one dimension for rows,
-   columns and entries each; phases interleave in memory. Threads store other staged results, by address. */
+/* True if each batch entry of the result is a matrix that TMA can store. Maps have one dimension each for rows, columns
+   and entries; phases interleave in memory. Threads store other staged results by address. */
 static bool stores_boxes(const struct hopper *h) {
     return h->store && h->c.phase_count == 0 && h->c.epilogue.mode_count[ROW] <= 1 &&
            h->c.epilogue.mode_count[BATCH] <= 1;
 }
 
-/* Clusters that work at one time: a whole number of rows of tiles where each keeps to its column. */
+/* Number of clusters that run concurrently: a multiple of the tiles of a row if each cluster keeps to its column. */
 static int64_t clusters_at_work(const struct hopper *h, const struct device *device, int64_t tiles) {
     int64_t clusters = hopper_clusters(h->tile, device);
     clusters = tiles < clusters ? tiles : clusters;
     return h->keeps_column ? clusters - clusters % hopper_tiles_along(h, COLUMN) : clusters;
 }
 
-/* Where partial sums of reductions go: a line of columns per consumer warpgroup, of each tile or of all that it makes;
-   a line of rows per column of tiles; and what each warp has seen of all. */
+/* Lines of partial sums of reductions: of columns, one per consumer warpgroup for each of its tiles or for all of them;
+   of rows, one per column of tiles; of everything, one per warp. */
 static void plan_reductions(struct hopper *h, const struct device *device) {
     const struct reduced_span *spans = h->c.epilogue.spans;
     int64_t clusters = hopper_clusters(h->tile, device), tiles_n = hopper_tiles_along(h, COLUMN);
     int64_t batches = modes_extent(&h->c.modes[BATCH]);
-    /* Clusters must be a multiple of the tiles of a row, so that each meets its column again; that may leave some
-       idle. */
+    /* The number of clusters must be a multiple of the tiles of a row, so that each cluster stays in its column; some
+       may then be idle. */
     h->keeps_column = spans[SPAN_COLUMN].count > 0 && !spans[SPAN_COLUMN].keeps_batch &&
                       clusters % tiles_n * STAYING_SHARE <= clusters && tiles_n <= clusters;
     int64_t blocks = clusters_at_work(h, device, hopper_tiles(h, h->tile)) * h->tile->cluster;
@@ -270,8 +274,8 @@ static void plan_reductions(struct hopper *h, const struct device *device) {
     h->lines[SPAN_ALL] = blocks * consumer_groups(h) * 4;
 }
 
-/* Two results of 16 bits leave side by side, where the copy engine stores both. A split result is no result yet, and
-   one that is staged alone has its epilogue tiles already. */
+/* Two 16-bit results are both staged, if TMA can store both. Not with splits, which store no results, and not if a
+   single result is staged already. */
 static void plan_second(struct hopper *h) {
     const struct epilogue_operand *stores[2];
     if (h->store || h->splits > 1 || epilogue_find_stored(&h->c, 2, stores) != 2)
@@ -284,30 +288,30 @@ static void plan_second(struct hopper *h) {
         h->store = NULL;
 }
 
-/* How sums leave: through epilogue tiles in shared memory, if need be at the cost of one or of a stage; else in runs
-   from registers. */
+/* Chooses how sums are stored: through epilogue tiles in shared memory, possibly with only one of them or one stage
+   less; otherwise in runs from registers. */
 static void plan_epilogue(struct hopper *h) {
     h->store = h->splits > 1 ? NULL : hopper_find_store(h);
     h->stores_boxes = stores_boxes(h);
     plan_second(h);
     if (h->store)
-        h->c.epilogue.run = 2;          /* as the sums lie */
-    else if (h->c.epilogue.lead == ROW) /* else neighbours of a column stay in other threads */
+        h->c.epilogue.run = 2;          /* the layout of the accumulators */
+    else if (h->c.epilogue.lead == ROW) /* otherwise adjacent elements of a column are in other threads */
         h->c.epilogue.run = hopper_gathers_rows(h) ? h->c.epilogue.run : 1;
     else if (h->c.epilogue.reduction_count > 0)
         h->c.epilogue.run = h->c.epilogue.run > 1 ? 2 : 1;
     plan_aux_load(h);
 }
 
-/* Inputs of the graph need not wait for the kernel before, where that is one of this plan's: it has waited for whatever
-   may have written them. What comes before the plan may write them still. */
+/* Inputs of the graph can be loaded before the previous kernel ends if that kernel belongs to this plan, because it has
+   already waited for all earlier writers. A kernel before the plan may still be writing them. */
 static void plan_early(struct hopper *h, const struct step *step) {
     const struct value *values = h->c.region->graph->values;
     for (int f = 0; f < OPERANDS && cuda_follows(step) && !contraction_has_overrides(&h->c); f++)
         h->is_early[f] = !h->parts[f] && value_is_input(&values[h->c.operand[f].value]);
 }
 
-/* Constants that all parts of the kernel name, also those of families that print coordinates of their own. */
+/* Constants for all parts of the kernel, also for families that generate their own coordinates. */
 void hopper_emit_tile(struct kernel_source *source, const struct hopper *h) {
     const struct hopper_tile *tile = h->tile;
     emit_constant(source, "BLOCK_M", tile->rows);
@@ -331,7 +335,7 @@ void hopper_emit_tile(struct kernel_source *source, const struct hopper *h) {
     reductions_emit_kinds(source, &h->c);
 }
 
-/* By main loop and schedule, as the table of backend/README.md has them; scheme_fits leaves no other pair. */
+/* By main loop and schedule, see the table in backend/README.md; scheme_fits excludes all other combinations. */
 weftStatus_t hopper_build_kernel(struct kernel_source *source, struct cuda_kernel *kernel, const struct hopper *h,
                                  struct arena *arena) {
     const struct hopper_tile *tile = h->tile;
@@ -354,8 +358,8 @@ weftStatus_t hopper_build_kernel(struct kernel_source *source, struct cuda_kerne
     return kernel_finish(source, kernel, "product/hopper/product_sm90.cuh", "product_sm90", arena);
 }
 
-/* Sizes and divisors by which product/hopper/tile_scheduler.cuh splits the number of a tile, and which operands are
-   there early: numbers, so that layers share a program wherever they stand in a plan. */
+/* Sizes and divisors by which product/hopper/tile_scheduler.cuh decodes the number of a tile, and which operands can be
+   loaded early: numbers instead of constants, so that layers share a program regardless of their position in a plan. */
 void hopper_emit_scheduler(struct kernel_source *source, const struct hopper *h, const struct device *device,
                            int64_t batches, int64_t rows, int64_t columns) {
     const struct hopper_tile *tile = h->tile;
@@ -375,7 +379,7 @@ void hopper_emit_scheduler(struct kernel_source *source, const struct hopper *h,
     emit_number(source, h->is_early[OPERAND_B], "b_is_early");
 }
 
-/* Where each span's partial sums go, and how many lines of them a batch entry has. */
+/* Addresses of the partial sums of each span, and the number of lines per batch entry. */
 static void emit_partials(struct kernel_source *source, const struct hopper *h) {
     int64_t batches = modes_extent(&h->c.modes[BATCH]);
     for (int span = 0; span < SPANS; span++) {
@@ -390,23 +394,23 @@ static void emit_partials(struct kernel_source *source, const struct hopper *h) 
 
 void hopper_launch(struct cuda_kernel *kernel, const struct hopper *h, const struct device *device, int64_t tiles) {
     const struct hopper_tile *tile = h->tile;
-    /* Persistent but for a cluster split, whose clusters make one tile each. */
+    /* Persistent, except for a cluster split, whose clusters compute one tile each. */
     int64_t blocks = (int64_t)tile->cluster * tile_splits(tile), clusters = clusters_at_work(h, device, tiles);
     contraction_set_launch(kernel, (tile_splits(tile) > 1 ? tiles : clusters) * blocks,
                            (1 + consumer_groups(h)) * WARPGROUP, shared_bytes(h));
     kernel->cluster = blocks > 1 ? (uint32_t)blocks : 0;
-    /* The kernel waits for the launch before it by itself, once its barriers are made (programmatic dependent
+    /* The kernel itself waits for the previous launch, after it has initialised its barriers (programmatic dependent
        launch). */
     kernel->is_dependent = true;
 }
 
-/* The order of printing is that of the text: later functions call earlier ones. */
+/* Code is emitted in the order of calls: later functions call earlier ones. */
 static weftStatus_t build_tiles(struct cuda_kernel *kernel, const struct hopper *h, const struct device *device,
                                 struct arena *arena) {
     struct kernel_source source;
     struct prologue prologue;
     kernel_source_init(&source, h->c.region);
-    /* Signed, so that the compiler may take constants out of sums of indices and keep few addresses. */
+    /* Signed, so that the compiler can extract constants from sums of indices and keep few addresses. */
     emit_type(&source, "sum_t", arithmetic_rows[h->c.arithmetic].sum);
     text_add(&source.constants, "using index = i32;\n");
     text_add(&source.code, "#include \"core/gather.cuh\"\n\n");
@@ -434,7 +438,7 @@ static weftStatus_t build_tiles(struct cuda_kernel *kernel, const struct hopper 
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The sentence of explain(). */
+/* The text for explain(). */
 static weftStatus_t describe(struct step *step, const struct hopper *h, struct arena *arena) {
     const struct hopper_tile *tile = h->tile;
     int behind = 0;
@@ -443,7 +447,7 @@ static weftStatus_t describe(struct step *step, const struct hopper *h, struct a
     bool has_image = h->view[OPERAND_A].is_image || h->view[OPERAND_B].is_image;
     return arena_print(
         arena, &step->detail,
-        "wgmma, tiles of %dx%d%s%s, %d stages, clusters of %d, %d splits, %s%s%s%s%s%s, %d operations behind",
+        "wgmma, tiles of %dx%d%s%s, %d stages, clusters of %d, %d splits, %s%s%s%s%s%s, epilogue: %d operations",
         tile->rows, tile->columns, h->is_swapped ? " swapped" : "",
         tile_splits(tile) > 1    ? " split over clusters"
         : tile_is_pingpong(tile) ? " in ping-pong"
@@ -457,7 +461,7 @@ static weftStatus_t describe(struct step *step, const struct hopper *h, struct a
         h->is_early[OPERAND_A] || h->is_early[OPERAND_B] ? ", inputs ahead" : "", behind);
 }
 
-/* The kernel of tiles, then what combines splits or partial sums of reductions. */
+/* The tiled kernel, then the kernels that combine splits or partial sums of reductions. */
 static weftStatus_t build_any(struct step *step, const struct device *device, const struct knob_choices *knobs,
                               struct arena *arena, bool narrows) {
     struct hopper h;
@@ -469,7 +473,7 @@ static weftStatus_t build_any(struct step *step, const struct device *device, co
         return WEFT_STATUS_SUCCESS;
     if (h.splits > 1)
         TRY(contraction_add_combine(step, &h.c, arena));
-    plan_epilogue(&h); /* after the other kernel, which has runs of its own */
+    plan_epilogue(&h); /* after the combining kernel, which has its own runs */
     plan_reductions(&h, device);
     plan_early(&h, step);
     TRY(build_tiles(kernel, &h, device, arena));
@@ -495,7 +499,7 @@ static const struct knob knobs[] = {
 
 const struct family cuda_hopper = {
     .name = "cuda.hopper",
-    .doc = "a matmul or convolution of operands of 16 or 8 bits, pointwise operations and reductions behind it, on "
+    .doc = "a matmul or convolution of 16-bit or 8-bit operands with pointwise operations and reductions after it, on "
            "Hopper's "
            "tensor cores",
     .wants_boxes = true,
@@ -510,8 +514,8 @@ const struct family cuda_hopper = {
 const struct family cuda_hopper_tf32 = {
     .name = "cuda.hopper.tf32",
     .narrows = contraction_narrows,
-    .doc =
-        "a matmul or convolution of floats, narrowed to tf32, pointwise operations and reductions behind it, on Hopper",
+    .doc = "a matmul or convolution of floats, narrowed to tf32, with pointwise operations and reductions after it, on "
+           "Hopper",
     .wants_boxes = true,
     .knobs = knobs,
     .accepts = accepts_tf32,

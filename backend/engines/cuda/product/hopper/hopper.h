@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The Hopper family: products as contraction.h describes them, for compute capability 9.0, whose operands the copy
-   engine (TMA) brings into shared memory and whose tensor cores (wgmma) multiply them there. An operand is a plain
-   matrix, or an image under filter taps. What follows the sum is the contraction family's. */
+/* The Hopper family: products as in contraction.h, for compute capability 9.0. TMA loads the operands into shared
+   memory, and wgmma multiplies them there. An operand is a plain matrix, or an image with filter taps. The epilogue is
+   that of the contraction family. */
 #ifndef WEFT_ENGINES_CUDA_HOPPER_H
 #define WEFT_ENGINES_CUDA_HOPPER_H
 
@@ -11,96 +11,99 @@
 
 enum { VIEW_DIMS_MAX = TENSOR_MAP_RANK_MAX, ENTRIES_MAX = 2 };
 
-/* What a dimension of an operand's map is a coordinate of. PLANE: the image, where k is pixels, of each image
-   apart. */
+/* The meaning of a dimension of an operand's map. PLANE: the image, if k is the pixels of separate images. */
 enum dim_role { ROLE_K, ROLE_OUTER, ROLE_TAP, ROLE_ENTRY, ROLE_IMAGE, ROLE_PLANE };
 
 struct view_dim {
     enum dim_role role;
-    int number; /* of the spatial dimension (TAP, IMAGE: 0..2, -1 for the image's number) or batch mode (ENTRY) */
+    int number; /* spatial dimension (TAP, IMAGE: 0..2, -1 for the image's number) or batch mode (ENTRY) */
     int64_t extent, stride;
-    int64_t per_group; /* what a group, the first mode of the batch, adds to the coordinate */
+    int64_t per_group; /* offset of the coordinate per group, the first mode of the batch */
 };
 
-/* An operand as the copy engine sees it; the first dimension is contiguous. */
+/* An operand's tensor map; the first dimension is contiguous. */
 struct map_view {
-    bool is_k_major; /* its contiguous dimension is k (K-major); else its own index (MN-major) */
+    bool is_k_major; /* the contiguous dimension is k (K-major), otherwise the own index (MN-major) */
     bool is_image;
     int count;
     struct view_dim dims[VIEW_DIMS_MAX];
 };
 
-/* Positions of an image in one spatial dimension, and the taps at each: position i reads from pixel corner + i *
-   stride on, tap t `offset` + t * tap_step pixels further, which is never negative. */
+/* Positions of an image in one spatial dimension, and their taps: position i reads from pixel corner + i * stride on,
+   tap t `offset` + t * tap_step pixels further, which is never negative. */
 struct positions {
     int64_t count, stride, corner;
     int64_t taps, offset, tap_step;
-    int64_t size;       /* of the image */
-    struct phase phase; /* of stride 0: the same taps everywhere */
+    int64_t size;       /* size of the image */
+    struct phase phase; /* with stride 0 if all positions have the same taps */
 };
 
-/* Which warpgroups make a tile: all consumers of a block; one, while the other runs the epilogue of its own; or those
-   of two blocks, which sum half of k each. product/hopper/schedule_*.cuh */
+/* The warpgroups that compute a tile: all consumers of a block; one of them, while the other runs the epilogue of its
+   own tile; or those of two blocks, each of which sums half of k. See product/hopper/schedule_*.cuh. */
 enum schedule { SCHEDULE_COOPERATIVE, SCHEDULE_PINGPONG, SCHEDULE_CLUSTER_SPLIT };
 
-/* wgmma makes 64 rows with four warps; so rows = 64 * row_blocks * (consumer warpgroups that share the tile). A thread
-   holds row_blocks * columns / 2 accumulators. */
+/* wgmma computes 64 rows with four warps, so rows = 64 * row_blocks * (consumer warpgroups that share the tile). A
+   thread holds row_blocks * columns / 2 accumulators. */
 struct hopper_tile {
-    int rows, columns; /* of the result */
-    int row_blocks;    /* of 64 rows, for each consumer warpgroup */
-    int stages;        /* of 128 bytes along k, where the epilogue leaves room for them */
+    int rows, columns; /* size in elements of the result */
+    int row_blocks;    /* blocks of 64 rows per consumer warpgroup */
+    int stages;        /* of 128 bytes along k; the epilogue may reduce the number */
     int cluster;       /* blocks along the rows that share the tile of B */
-    double efficiency; /* share of the chip's rate under its power limit, many tiles of long k */
+    double efficiency; /* share of the chip's rate at its power limit, for many tiles with long k */
     enum schedule schedule;
 };
 
 static inline bool tile_is_pingpong(const struct hopper_tile *tile) { return tile->schedule == SCHEDULE_PINGPONG; }
-/* Clusters of four are for skinny products alone: plan.c, pays_sharing(). */
+/* Clusters of four are only for skinny products: see pays_sharing() in plan.c. */
 static inline bool tile_is_skinny(const struct hopper_tile *tile) { return tile->cluster == 4; }
-/* Blocks of a cluster that sum a share of k each. */
+/* Number of blocks of a cluster that each sum a share of k. */
 static inline int tile_splits(const struct hopper_tile *tile) {
     return tile->schedule == SCHEDULE_CLUSTER_SPLIT ? 2 : 1;
 }
 
-/* The scales of an operand's blocks, which are `outer` long along its own index and `steps` steps of k; both
-   stand at most once where that is all there is. */
+/* Block scales of an operand. A block covers `outer` elements of its own index and `steps` steps of k; both are at most
+   the full extent. */
 struct block_scales {
     bool exists, is_negative;
     int value;
     weftDataType_t type;
     int64_t outer, steps;
-    int64_t stride, step_stride, entry_stride; /* elements from one block to the next; per batch entry */
+    int64_t stride, step_stride, entry_stride; /* elements between consecutive blocks; per batch entry */
 };
 
-/* Filled in this order: c and is_swapped by the analysis, the views by hopper_shape, scales by hopper_scales, tile,
-   splits, steps and seconds by hopper_plan; how results leave (store to lines) is known only in build, once the tile
-   is. */
+/* Filled in in this order: c and is_swapped by the analysis, the views by hopper_shape, scales by hopper_scales, and
+   tile, splits, steps and seconds by hopper_plan. The fields from store to lines depend on the tile and are set in
+   build. */
 struct hopper {
     struct contraction c;
-    bool is_swapped; /* A and B have changed places */
+    bool is_swapped; /* A and B are swapped */
     struct map_view view[OPERANDS];
-    const struct concat_op *parts[OPERANDS]; /* which lie apart along k, each with a map of its own; NULL: one piece */
+    const struct concat_op *parts[OPERANDS]; /* pieces along k in separate tensors, each with its own map; NULL: one
+                                                piece */
     bool is_matrix;                          /* both operands are plain matrices */
     int entry_count;
-    int64_t channels;                        /* of k, within a tap */
-    int64_t taps[COORDINATES];               /* of k */
+    int64_t channels;                        /* elements of k per tap */
+    int64_t taps[COORDINATES];               /* taps of k */
     struct positions positions[COORDINATES]; /* of the image, if there is one */
-    bool promotes;                           /* the tensor core sums one step at a time, and floats sum the steps */
-    bool is_flipped;                         /* taps run backwards through the filter */
-    bool is_planes;                          /* both operands are matrices of pixels for each image, which is a tap */
-    bool k_is_pixels;                        /* of a filter gradient; or images, of which the others are taps: */
+    bool promotes;                           /* tensor cores sum a single step, and steps are summed in float
+                                                registers */
+    bool is_flipped;                         /* taps traverse the filter backwards */
+    bool is_planes;                          /* both operands are matrices of pixels per image, and images act as
+                                                taps */
+    bool k_is_pixels;                        /* filter gradient: k is pixels; or, if is_by_images, k is images and
+                                                pixels are taps */
     bool is_by_images;
     struct block_scales scales[OPERANDS];
     const struct hopper_tile *tile;
-    bool is_early[OPERANDS];               /* its first slots are loaded before the kernel before has ended */
-    bool stores_boxes;                     /* the staged result is a matrix for the copy engine */
-    const struct epilogue_operand *second; /* the other one of two of 16 bits that leave so, as matrices */
+    bool is_early[OPERANDS];               /* loads of its first slots do not wait for the previous kernel */
+    bool stores_boxes;                     /* TMA stores the staged result, which is a matrix */
+    const struct epilogue_operand *second; /* a second 16-bit result that is stored in the same way, or NULL */
     const struct epilogue_operand
-        *store;                 /* of c.epilogue: the one result, when it leaves through shared memory; else NULL */
-    int stages, epilogue_tiles; /* of the tile; of results */
-    bool has_aux_load;          /* an operand that lies like the result is copied into its epilogue tiles: */
-    int auxiliary;              /* which of c.epilogue */
-    bool keeps_column;          /* a block keeps to one column of tiles, whose partial sums it leaves once */
+        *store;                 /* in c.epilogue: the single result that is staged in shared memory, or NULL */
+    int stages, epilogue_tiles; /* stages of the tile; number of epilogue tiles */
+    bool has_aux_load;          /* an operand with the result's layout is copied into its epilogue tiles: */
+    int auxiliary;              /* its number in c.epilogue */
+    bool keeps_column;          /* a block keeps to one column of tiles and stores their partial sums once */
     int64_t lines[SPANS];       /* of partial sums in the workspace */
     int splits;
     int64_t steps, steps_per_split;
@@ -109,87 +112,87 @@ struct hopper {
 
 /* ---- shape.c: from modes and geometry to views ---- */
 
-/* Orders what a filter gradient's result counts as views are walked, once the contraction has its shape: before its
-   plan. */
+/* Reorders the result's modes of a filter gradient so that they match the views. Call it between contraction_shape and
+   the plan. */
 void hopper_order(struct hopper *h);
-/* The views of a contraction that has its plan; NOT_SUPPORTED and a sentence for what the copy engine cannot serve. */
+/* Computes the views of a contraction that has a plan; NOT_SUPPORTED, with a reason, if TMA cannot load an operand. */
 weftStatus_t hopper_shape(struct hopper *h);
 
-/* Finds operands that are read in parts; NOT_SUPPORTED, with a sentence, for what else would be, and for parts that do
-   not end where steps of k do. After hopper_shape. */
+/* Finds operands that consist of parts; NOT_SUPPORTED, with a reason, if another tensor does, or if parts do not end at
+   steps of k. Call it after hopper_shape. */
 weftStatus_t hopper_find_parts(struct hopper *h);
-/* The stride of a part in a dimension of its operand's map but the first, in elements. */
+/* The stride of a part in a dimension of its operand's map, except the first, in elements. */
 int64_t hopper_part_stride(const struct hopper *h, int operand, int part, int dim);
-/* Whether a product may read a value in parts: along k. */
+/* True if a product can read a value in parts: it is concatenated along k. */
 bool hopper_gathers(const struct graph *graph, int node, int value);
 
-/* ---- scales.c: operands of FP8 with scales of blocks ---- */
+/* ---- scales.c: FP8 operands with block scales ---- */
 
 static inline bool hopper_is_scaled(const struct hopper *h) {
     return h->scales[OPERAND_A].exists || h->scales[OPERAND_B].exists;
 }
-/* The scales of a contraction that has its shape; NOT_SUPPORTED and a sentence for blocks that steps or maps do not
-   meet. */
+/* Computes the scales of a contraction that has its shape; NOT_SUPPORTED, with a reason, for blocks that do not match
+   steps or maps. */
 weftStatus_t hopper_scales(struct hopper *h);
-/* Columns of a tile that share their scale of B, for each step. */
+/* Number of adjacent columns of a tile that have the same scale of B at each step. */
 int hopper_scale_columns(const struct hopper *h, const struct hopper_tile *tile);
-/* a_scale_at(p, z, row, step): where the scale of a row is for a step; a_scale_step(p, step): how far from that of the
-   step before; a_scale(p, at): the scale; the same of b. */
+/* Emits a_scale_at(p, z, row, step): offset of the scale of a row at a step; a_scale_step(p, step): its distance from
+   that of the previous step; a_scale(p, at): the scale; and the same functions for b. */
 void hopper_emit_scales(struct kernel_source *source, const struct hopper *h);
 
 /* ---- plan.c: tile and splits ---- */
 
 enum {
-    HOPPER_TILE_ROWS = 33,   /* of the table */
-    HOPPER_SPLITS_MAX = 128, /* of k, each a block of its own */
-    HOPPER_K_BYTES = 128,    /* of k in a step: a row of the 128-byte swizzle */
-    HOPPER_PANEL = 64,       /* elements of an MN-major operand that lie side by side in shared memory */
+    HOPPER_TILE_ROWS = 33,   /* rows of the tile table */
+    HOPPER_SPLITS_MAX = 128, /* splits of k, each a separate block */
+    HOPPER_K_BYTES = 128,    /* bytes of k per step: a row of the 128-byte swizzle */
+    HOPPER_PANEL = 64,       /* elements of an MN-major operand that are adjacent in shared memory */
 };
 
-/* Fills in the rest; the tile stays NULL where none fits. */
+/* Fills in the remaining fields; the tile is NULL if none fits. */
 void hopper_plan(struct hopper *h, const struct device *device, const struct knob_choices *knobs);
-/* Clusters, or of a cluster split its halves, that the chip runs at one time. */
+/* Number of clusters, or of halves in a cluster split, that run concurrently. */
 int64_t hopper_clusters(const struct hopper_tile *tile, const struct device *device);
-/* Tiles of whole clusters, over the batch. */
+/* Number of tiles of whole clusters, over the batch. */
 int64_t hopper_tiles(const struct hopper *h, const struct hopper_tile *tile);
 int64_t hopper_tiles_along(const struct hopper *h, enum index index);
-/* Rows of tiles of a rasterisation group, all groups of about equal height: so many that what is at work at one time
-   has few rows and columns, whose operands stay in L2. One where blocks keep to their columns: row by row, a number of
-   clusters that the tiles of a row divide meets the same columns again. */
+/* Height of a rasterization group in rows of tiles; all groups have about the same height. It is chosen so that
+   concurrent tiles span few rows and columns, whose operands stay in L2. It is 1 if blocks keep to their columns: in
+   row-major order, a multiple of the tiles per row assigns the same column to each cluster again. */
 int64_t hopper_raster_rows(const struct hopper *h, const struct device *device, int64_t tiles_m, int64_t tiles_n);
-/* What sums meet in memory on their way. */
+/* Number of epilogue operands in memory. */
 int hopper_operands(const struct hopper *h);
-/* Whether registers hold all that a narrow tile meets, an element in each, beside its sums from the first product on:
-   no other tile's products hide reading it. */
+/* True if registers hold all epilogue operands of a narrow tile, loaded before the first product, in addition to its
+   sums. Otherwise nothing would hide these loads, because no other tile's products overlap with them. */
 bool hopper_reads_tile(const struct hopper *h);
 
-/* Whether registers hold the sums, and beside them those of a step of one block of rows. */
+/* True if registers hold the sums and, in addition, those of one step of a block of rows. */
 bool hopper_can_promote(const struct hopper_tile *tile);
-/* Whether threads gather neighbours of a column, where they are neighbours in memory. */
+/* True if threads gather adjacent elements of a column that are contiguous in memory. */
 bool hopper_gathers_rows(const struct hopper *h);
-/* What `units` of work for a cluster take, each of `steps` along k and `epilogue` instructions per element of
-   the result, when `moving` is the time that all bytes need. */
+/* Predicted time of `units` tiles of a cluster, each with `steps` along k and `epilogue` instructions per element of
+   the result, if moving all bytes takes `moving` seconds. */
 double hopper_seconds(const struct hopper_tile *tile, const struct device *device, double units, double steps,
                       double epilogue, double moving);
 
-/* ---- hopper.c: what other families put around the same kernel ---- */
+/* ---- hopper.c: parts of the kernel that other families use ---- */
 
-/* Whether a chip has the copy engine and wgmma; the refusal names who wants them: "stem family". */
+/* Fails unless the chip has TMA and wgmma; the message names the family, such as "stem family". */
 weftStatus_t hopper_check_device(const struct device *device, const char *family);
 
-/* Stages and epilogue tiles that fit in shared memory, once it is known whether results are staged. */
+/* Sets the stages and epilogue tiles that fit in shared memory; whether results are staged must be known. */
 void hopper_fit(struct hopper *h);
 void hopper_emit_tile(struct kernel_source *source, const struct hopper *h);
-/* How tiles are numbered. */
+/* Emits the numbering of tiles. */
 void hopper_emit_scheduler(struct kernel_source *source, const struct hopper *h, const struct device *device,
                            int64_t batches, int64_t rows, int64_t columns);
-/* Ends the printing: which kernel of product/hopper/product_*_sm90.cuh it is, by main loop and schedule. */
+/* Finishes the kernel: selects product/hopper/product_*_sm90.cuh by main loop and schedule. */
 weftStatus_t hopper_build_kernel(struct kernel_source *source, struct cuda_kernel *kernel, const struct hopper *h,
                                  struct arena *arena);
-/* Grid, block and shared memory for so many tiles of whole clusters. */
+/* Sets grid, block and shared memory for `tiles` tiles of whole clusters. */
 void hopper_launch(struct cuda_kernel *kernel, const struct hopper *h, const struct device *device, int64_t tiles);
 
-/* The one result, if epilogue tiles hold it. */
+/* The single result, if epilogue tiles can hold it, or NULL. */
 static inline const struct epilogue_operand *hopper_find_store(const struct hopper *h) {
     const struct epilogue_operand *store = NULL;
     for (int bytes = 1; bytes <= 4 && !store; bytes *= 2)
@@ -197,31 +200,31 @@ static inline const struct epilogue_operand *hopper_find_store(const struct hopp
     return store;
 }
 
-/* Columns of an epilogue tile, and bytes of each of their elements. */
+/* Bytes of an element of the result. */
 static inline int hopper_result_bytes(const struct hopper *h) {
     return h->store ? (int)dtype_bytes(h->store->type, 1) : 2;
 }
-/* A row of an epilogue tile is 128 bytes, the span of the swizzle: 64 elements of 16 bits or 32 of 32. Tiles that 64
-   does not divide take half of it. */
+/* Columns of an epilogue tile. Its row is 128 bytes, the span of the swizzle: 64 elements of 16 bits or 32 of 32 bits;
+   half of it for tiles that 64 does not divide. */
 static inline int hopper_epilogue_columns(const struct hopper *h) {
     return hopper_result_bytes(h) == 4 || h->tile->columns % 64 != 0 ? 32 : 64;
 }
 
-/* ---- emit.c: text, maps and arguments ---- */
+/* ---- emit.c: code, maps and arguments ---- */
 
-/* Tensor maps: the first fields of the arguments. */
+/* Emits tensor maps, the first fields of the arguments. */
 void hopper_emit_maps(struct kernel_source *source, const struct hopper *h);
 enum tensor_map_type hopper_map_type(weftDataType_t type);
 void hopper_emit_operands(struct kernel_source *source, const struct hopper *h);
-/* How the one staged result leaves; after epilogue(). */
+/* Emits the store of the single staged result; call it after epilogue(). */
 void hopper_emit_result(struct kernel_source *source, const struct hopper *h);
-/* Where the first operand of a product lies: in shared memory, K-major or MN-major; or in registers. */
+/* Location of the first operand of a product: shared memory, K-major or MN-major, or registers. */
 enum wgmma_a { WGMMA_A_K_MAJOR, WGMMA_A_MN_MAJOR, WGMMA_A_REGISTERS };
-/* The tensor core product of a tile's width: multiply_accumulate(c, a, b, adds), summed in sum_t: i32 of whole numbers,
-   else float. */
+/* Emits the wgmma instruction of a tile's width: multiply_accumulate(c, a, b, adds). sum_t is i32 for integers,
+   otherwise float. */
 void wgmma_emit(struct text *code, int columns, weftDataType_t a, weftDataType_t b, enum wgmma_a from,
                 bool b_is_mn_major);
-/* pair_of(results): what product/hopper/epilogue_staged.cuh wants to know of the one result. */
+/* Emits pair_of(results), which product/hopper/epilogue_staged.cuh calls for the single result. */
 void epilogue_emit_pairs(struct kernel_source *source, const struct contraction *c,
                          const struct epilogue_operand *store);
 

@@ -1,12 +1,12 @@
-/* main_loop: a tile's sums, by wgmma of operands that lie in shared memory. A step is multiplied while the one before
-   it ends */
+/* main_loop: accumulates one output tile with wgmma on operands in shared memory. Each k-step is issued while the
+   previous one is still executing */
 #include "product/hopper/overrides.cuh"
 #include "product/hopper/auxiliary_load.cuh"
 
 struct main_loop {
-    static constexpr bool LOADS_AUX = true; /* where there is a step, behind its products */
+    static constexpr bool LOADS_AUX = true; /* the auxiliary operand is loaded after the first k-step is issued */
 
-    /* To the last products, which are under way; the slot that they read. */
+    /* Issues the wgmma instructions of all k-steps and returns the slot of the last step, which is still executing. */
     template <class P>
     static DEVICE u32 multiply(accumulators &r_c, const P &p, pipeline_cursor &use, const tile_scheduler &tile,
                                u32 consumer_warp, i32 steps) {
@@ -21,14 +21,15 @@ struct main_loop {
 #pragma unroll
             for (int k = 0; k < PRODUCTS_PER_SLOT; ++k)
 #pragma unroll
-                for (int block = 0; block < ROW_BLOCKS; ++block) /* the first product of a tile overwrites */
+                /* the first product of a tile overwrites the accumulators */
+                for (int block = 0; block < ROW_BLOCKS; ++block)
                     multiply_accumulate(r_c[block], a + (block * 64 * 128 >> 4) + k * A_STEP, b + k * B_STEP,
                                         step + k > 0);
             mma_commit();
             if constexpr (AUX_LOAD)
                 if (step == 0)
                     load_aux(p, tile, consumer_warp);
-            mma_wait<1>(); /* the previous step is done, this one runs on */
+            mma_wait<1>(); /* wait for the previous step; the current one continues */
             if (step > 0)
                 release_slot(previous);
             previous = use.slot;

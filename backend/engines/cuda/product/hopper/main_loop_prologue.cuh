@@ -1,21 +1,24 @@
-/* main_loop_prologue: a tile's sums where pointwise operations change A on its way from shared memory into registers,
-   from where the tensor core takes it. Two sets of registers: a step is prepared while the one before it is multiplied
-   Printed   prepare() changes two neighbours along k; read_across reads what it knows of a row, once per tile, and
-             read_along what it knows of two k. What lies outside an image or behind the last k is zeros, and stays so
-   Demands   STORED_BYTES A_IS_MN_MAJOR A_IS_IMAGE K_IS_PIXELS HAS_OVERRIDES
-   Measured  2026-11-22, H200, 4096^3 in tiles of 128x256: identity 179 us, scale, bias and relu 231; bare 171 to 174 in
-             other runs
-   Tried     (H200, scale, bias and relu) A changed where it lies, by the consumers: forwards 5 % faster to 8 % slower,
-             filter gradients as fast to 16 % slower; by the producer's three other warps: 2 % faster to 80 % slower
-             one k of 16 at a time, each when its registers are free: 1x1 with stride 2 a third slower
-             one set of registers that the next step is moved into: runs differ, for the compiler makes both one while
-             the tensor core still reads them */
+/* main_loop_prologue: accumulates one output tile while pointwise operations transform A on its way from shared memory
+   to registers, from which wgmma reads it. Two sets of registers: a step is prepared while the previous one is
+   multiplied
+   Generated prepare() transforms two adjacent elements along k; read_across loads its operands for a row, once per
+             tile, and read_along those for two k. Elements outside an image or past the last k are zeros and stay zeros
+   Requires  STORED_BYTES A_IS_MN_MAJOR A_IS_IMAGE K_IS_PIXELS HAS_OVERRIDES
+   Measured  2026-11-22, H200, 4096^3 in tiles of 128x256: identity 179 us, scale, bias and relu 231; without a prologue
+             171 to 174 in other runs
+   Tried     (H200, scale, bias and relu) the consumers transform A in shared memory: forward convolutions 5 % faster to
+             8 % slower, filter gradients as fast to 16 % slower; the producer's three other warps do: 2 % faster to 80
+             % slower
+             16 of k at a time, each as soon as its registers are free: 1x1 with stride 2 a third slower
+             one set of registers into which the next step is moved: results differ between runs, because the compiler
+             merges both sets while the tensor core still reads them */
 #include "product/hopper/overrides.cuh"
 #include "product/hopper/auxiliary_load.cuh"
 
 static_assert(STORED_BYTES == 2, "prologues are of 16 bits");
 
-/* Of 16 rows and 16 k of a warp: register 2h + r is row lane / 4 + 8r, k 2 (lane % 4) + 8h and the next one. */
+/* Elements of 16 rows and 16 k of a warp: register 2h + r holds row lane / 4 + 8r, k 2 (lane % 4) + 8h and the next
+   one. */
 using fragment = u32[4];
 using step_of_rows = fragment[PRODUCTS_PER_SLOT][ROW_BLOCKS];
 
@@ -26,10 +29,10 @@ template <class P> struct prepared_rows {
 
     k_cursor k;
     i32 k_end;
-    u32 within; /* a slot, where this lane finds its line of the first 8 x 8 numbers */
+    u32 within; /* offset in a slot of this lane's row of the first 8 x 8 block */
     across rows[ROW_BLOCKS][2];
-    pixel from[ROW_BLOCKS][2]; /* HAS_PIXEL_ROWS: under the first tap */
-    i32 tap[ROW_BLOCKS][3];    /* HAS_PIXEL_K: a block of rows is channels under one tap */
+    pixel from[ROW_BLOCKS][2]; /* HAS_PIXEL_ROWS: the pixel under the first tap */
+    i32 tap[ROW_BLOCKS][3];    /* HAS_PIXEL_K: a block of rows is the channels of one tap */
 
     DEVICE prepared_rows(const P &p, const tile_coordinates &tile, i32 row, i32 first_step) : k(p, tile, first_step) {
         const u32 lane = lane_index(), warp = warp_index() % 4;
@@ -51,8 +54,8 @@ template <class P> struct prepared_rows {
         }
     }
 
-    /* A step of which all lies within k and image, or not. Two versions, for the compiler, too: it moves what stands in
-       line with the products between them, and has them wait. */
+    /* Loads a step, with a faster version for steps that are entirely inside k and the image. The two versions also
+       prevent the compiler from moving inlined code between the products, which would have to wait for it. */
     DEVICE void load_step(step_of_rows &r, const P &p, const tile_coordinates &tile, u32 slot) const {
         const i32 begin = K_IS_PIXELS ? k.position : k.c;
         u32 pixels[ROW_BLOCKS][2];
@@ -89,7 +92,7 @@ template <class P> struct prepared_rows {
 #pragma unroll
             for (int i = 0; i < PRODUCTS_PER_SLOT * 4; ++i) {
                 const int product = i / 4, h = i / 2 % 2, row = i % 2;
-                const i32 first = product * 16 + h * 8 + mine; /* of the step's k */
+                const i32 first = product * 16 + h * 8 + mine; /* k within the step */
                 u32 &pair = r[product][block][i % 4];
                 prepare(p, &pair, in[product][h], rows[block][row]);
                 if constexpr (HAS_PIXEL_ROWS)
@@ -113,22 +116,22 @@ template <class P> struct prepared_rows {
             load_matrices(r, at + (within ^ product * 32));
     }
 
-    /* Which of 32 pixels a tap finds inside: a bit each. */
+    /* Mask of those of 32 pixels that are inside the image at this tap. */
     DEVICE u32 find_pixels(const P &p, const tile_coordinates &tile, i32 first, const i32 (&tap)[3]) const {
         const i32 position = first + (i32)lane_index();
         return __ballot_sync(~0u, position < k_end && is_inside(p, tile, find_pixel(p, (u32)position), tap));
     }
 
-    /* Both, one or none of a pair, by a bit each. */
+    /* Mask of the two elements of a pair, from a bit each. */
     static DEVICE u32 mask_of(u32 first, u32 second) {
         return (first & 1 ? 0xffffu : 0) | (second & 1 ? 0xffff0000u : 0);
     }
 };
 
 struct main_loop {
-    static constexpr bool LOADS_AUX = true; /* where there is a step, behind its products */
+    static constexpr bool LOADS_AUX = true; /* the auxiliary operand is loaded after the first k-step is issued */
 
-    /* All of a tile. */
+    /* Multiplies all steps of a tile and waits for them. */
     template <class P>
     static DEVICE u32 multiply(accumulators &r_c, const P &p, pipeline_cursor &use, const tile_scheduler &tile,
                                u32 consumer_warp, i32 steps) {

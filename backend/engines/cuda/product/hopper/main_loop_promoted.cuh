@@ -1,17 +1,18 @@
-/* main_loop_promoted: a tile's sums of fp8: the tensor core keeps 13 bits below the largest term of a sum. So it sums
-   one step of one block of 64 rows from zero, and floats sum the steps, while another warpgroup multiplies
-   Scales    HAS_SCALES: times the scales of the blocks that met, one for each row and one for SCALE_COLUMNS columns of
-             the tile
-   Demands   HAS_SCALES SCALE_COLUMNS; a_scale_at, a_scale_step, a_scale and those of b are printed
-   Tried     promoting 64 columns while the next 64 are multiplied: 2 to 6 % slower than all at a time
+/* main_loop_promoted: accumulates one output tile of fp8. Tensor cores keep only 13 bits below the largest term of a
+   sum, so they sum one step of one block of 64 rows from zero, and float registers sum the steps, while another
+   warpgroup multiplies
+   Scales    HAS_SCALES: the sums are multiplied by the scales of both blocks, one per row and one per SCALE_COLUMNS
+             columns of the tile
+   Requires  HAS_SCALES SCALE_COLUMNS; a_scale_at, a_scale_step, a_scale and those of b are generated
+   Tried     promoting 64 columns while the next 64 are multiplied: 2 to 6 % slower than all at once
              scales that idle warps of the producer copy into shared memory: 2 % slower
-             one warpgroup a step or two behind the other: 5 % slower */
+             one warpgroup a step or two later than the other: 5 % slower */
 #include "product/hopper/overrides.cuh"
 #include "product/hopper/auxiliary_load.cuh"
 
-/* The scales of the blocks that meet in a step: register 4j + 2h + e of a block is multiplied by the h-th of it and by
-   that of its SCALE_COLUMNS columns. They are read two steps ahead, into two buffers: the compiler waits for them
-   before it lets the tensor core begin. */
+/* Block scales of a step: register 4j + 2h + e of a block is multiplied by the scale of its row h and that of its group
+   of SCALE_COLUMNS columns. They are loaded two steps ahead into two buffers, because the compiler waits for them
+   before it starts the tensor cores. */
 template <class P, bool EXIST = HAS_SCALES> struct step_scales {
     static constexpr int BUFFERS = 2, ROWS = ROW_BLOCKS * 2, COLUMNS = BLOCK_N / SCALE_COLUMNS;
     static_assert(!EXIST || BLOCK_N % SCALE_COLUMNS == 0, "scales cover the tile");
@@ -19,7 +20,8 @@ template <class P, bool EXIST = HAS_SCALES> struct step_scales {
     float a[BUFFERS][ROWS], b[BUFFERS][COLUMNS], now[COLUMNS][ROWS];
     DEVICE step_scales(const P &p, const tile_coordinates &tile, i32 row, i32 first, i32 steps)
         : step(first), until(first + steps) {
-        /* Hides that B has one scale per warp: the compiler would keep it where it must wait for it at once. */
+        /* Hides that the scale of B is uniform in a warp. Otherwise the compiler would keep it in a uniform register,
+           for which it must wait immediately. */
         const i32 nothing = (i32)(lane_index() / ((u32)p.columns + 32));
 #pragma unroll
         for (int i = 0; i < ROWS; ++i)
@@ -32,7 +34,8 @@ template <class P, bool EXIST = HAS_SCALES> struct step_scales {
         for (int buffer = 0; buffer < BUFFERS; ++buffer)
             fetch(p, buffer);
     }
-    /* Beyond the last step its own again: without a branch, which products under way must not meet. */
+    /* After the last step the offsets stay the same; this avoids a branch, which must not occur while products are
+       executing. */
     DEVICE void fetch(const P &p, int buffer) {
 #pragma unroll
         for (int i = 0; i < ROWS; ++i)
@@ -71,7 +74,7 @@ template <class P> struct step_scales<P, false> {
     DEVICE float add(float sum, int, int, float r_step) const { return sum + r_step; }
 };
 
-/* Sums of one step and one block at a time. */
+/* Sums one step of one block at a time. */
 struct main_loop {
     static constexpr bool LOADS_AUX = false;
 
@@ -100,7 +103,7 @@ struct main_loop {
         return 0;
     }
 
-    /* r_step is the caller's, so that its registers are nobody else's meanwhile. */
+    /* r_step belongs to the caller, so that its registers are not reused while wgmma writes them. */
     template <class P>
     static DEVICE void multiply_step(accumulators &r_c, sum_t (&r_step)[BLOCK_N / 2], const P &p, u32 slot, int group,
                                      step_scales<P> &scales, int buffer) {

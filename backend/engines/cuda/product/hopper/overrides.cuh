@@ -1,9 +1,10 @@
-/* overrides: a batch entry that uses the first of its rows, columns and k alone. Tiles outside take no step, sums
-   outside are 0, and of the step in which k ends the rest is cleared in shared memory, where numbers of any kind may
-   lie.
-   Demands   HAS_OVERRIDES STORED_BYTES */
+/* overrides: a batch entry that uses only its first rows, columns and k. Tiles outside have no steps, sums outside are
+   0, and in the step that contains the end of k the rest is cleared in shared memory, because memory there may contain
+   arbitrary values.
+   Requires  HAS_OVERRIDES STORED_BYTES */
 
-/* Of rows of 128 bytes along k, what lies behind the first `kept` bytes; of panels, whole rows. By so many threads. */
+/* Clears, in rows of 128 bytes along k, everything after the first `kept` bytes; in panels, whole rows. `threads`
+   threads share the work. */
 DEVICE void clear_k(u32 s, u32 panel, int lines, u32 kept, u32 thread, u32 threads) {
     const u32 rows = panel ? lines / 64 * BLOCK_K : lines;
     for (u32 row = thread; row < rows; row += threads)
@@ -18,7 +19,8 @@ DEVICE void clear_k(u32 s, u32 panel, int lines, u32 kept, u32 thread, u32 threa
         }
 }
 
-/* Every warpgroup clears its rows of A and its share of B, which all multiply. Once a tile, in its last step. */
+/* Each warpgroup clears its rows of A and its share of B, which all warpgroups multiply. Once per tile, in its last
+   step. */
 template <class P> DEVICE void clear_unused(const P &p, const tile_scheduler &tile, u32 slot, int group, i32 step) {
     constexpr u32 THREADS_OF_TILE = TILE_GROUPS * 128;
     const i32 kept = tile.used[2] - (tile.first_step(p) + step) * BLOCK_K;
@@ -28,10 +30,10 @@ template <class P> DEVICE void clear_unused(const P &p, const tile_scheduler &ti
     clear_k(a_slot(slot) + group * GROUP_ROWS * 128, A_PANEL, GROUP_ROWS, bytes, thread, 128);
     clear_k(b_slot(slot), B_PANEL, BLOCK_N, bytes, group * 128 + thread, THREADS_OF_TILE);
     publish_to_async_proxy();
-    sync_threads(1 + TILE_GROUPS, THREADS_OF_TILE); /* 1 to TILE_GROUPS: of each warpgroup alone */
+    sync_threads(1 + TILE_GROUPS, THREADS_OF_TILE); /* barriers 1 to TILE_GROUPS belong to single warpgroups */
 }
 
-/* Sums of rows and columns that are not in use. */
+/* Clears the sums of rows and columns that are not used. */
 DEVICE void clear_outside(sum_t (&r_c)[BLOCK_N / 2], const tile_coordinates &tile, i32 row) {
     if (row + 64 <= tile.used[0] && tile.column + BLOCK_N <= tile.used[1])
         return;

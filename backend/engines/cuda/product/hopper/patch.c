@@ -1,109 +1,111 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The patch family of Hopper: convolutions of stride 1, of images and volumes, data gradients, and the pointwise
-   operations behind them that know filters, and one tensor more that lies as the result does. The Hopper family reads
-   an image once per tap, more than L2 gives where few filters share it; product/hopper/patch_sm90.cuh reads it once.
-   Where that does not pay, the Hopper family takes it. */
+/* The patch family of Hopper: convolutions of stride 1 and data gradients, of images and volumes, followed by pointwise
+   operations that depend only on the filter and at most one tensor with the result's layout. The Hopper family reads an
+   image once per tap, which exceeds the bandwidth of L2 if few filters share it; product/hopper/patch_sm90.cuh reads it
+   once. Where that is slower, the Hopper family is chosen. */
 #include "base/number.h"
 #include "engines/cuda/families.h"
 #include "engines/cuda/product/hopper/patch.h"
 
-/* What the kernel is made for. */
+/* Limits of the kernel. */
 enum {
-    CONSUMER_GROUPS = 2, /* warpgroups, each with a tile of pixels */
+    CONSUMER_GROUPS = 2, /* warpgroups, each with its own tile of pixels */
     THREADS = 384,
-    ROWS = 64,                 /* of the product: filters, of one slice of the result or several */
-    CHANNELS_MOST = 64,        /* of a block, whose pixels are rows of 128 bytes; */
-    CHANNELS_LEAST = 16,       /* of 32 here */
+    ROWS = 64,                 /* rows of the product: filters of one slice of the result or of several */
+    CHANNELS_MOST = 64,        /* per block of channels, whose pixels are rows of 128 bytes */
+    CHANNELS_LEAST = 16,       /* or of 32 bytes */
     STACK_MAX = 4,             /* slices of the result in the product's rows */
-    TAPS_MAX = 49,             /* of a slice of a filter: 7 x 7 */
+    TAPS_MAX = 49,             /* taps per slice of a filter: 7 x 7 */
     TAPS_T_MAX = 7,            /* slices of a filter */
-    PHASES_MAX = 4,            /* of a data gradient with strides: as many maps of results */
-    KEPT_FILTER_TILES_MAX = 8, /* of 64 filters, one of which each block keeps to where it reduces them */
-    SHARED_MAX = 232448,       /* bytes that a block can have */
+    PHASES_MAX = 4,            /* of a strided data gradient, each with its own map of results */
+    KEPT_FILTER_TILES_MAX = 8, /* of 64 filters; a block keeps to one of them if the filters are reduced */
+    SHARED_MAX = 232448,       /* shared memory limit of a block, in bytes */
 };
 
-/* Pixels of a tile, columns of the product: what wgmma makes, and what the copy engine takes along a dimension. Fewer
-   where an epilogue operand is in registers, too; and reductions, or addresses of rows that begin anywhere in an octet;
-   and a prologue. */
+/* Pixels of a tile, the columns of the product: limited by wgmma and by the extent of a TMA box. Less if registers also
+   hold an epilogue operand; even less with reductions, or with addresses of rows that start at any pixel of an octet;
+   and least with a prologue. */
 enum { PIXELS_MAX = 256, PIXELS_MAX_AUX = 240, PIXELS_MAX_AUX_MORE = 208, PIXELS_MAX_AUX_PREPARED = 128 };
 
-/* Slots in shared memory; of results, for each warpgroup. */
+/* Slots in shared memory; slots of results are per warpgroup. */
 enum { PATCHES_LEAST = 3, PATCHES_MOST = 8, FILTERS_LEAST = 4, FILTERS_MOST = 9, RESULTS_MOST = 2 };
 
-/* Of the table of tiles. */
+/* Size of the tile table. */
 enum { TILE_HEIGHTS = 6, TILE_WIDTHS = 12, TILES = TILE_HEIGHTS * TILE_WIDTHS };
 
-/* Fitted to convolutions of the benchmark on an H200; clocks are those of a multiprocessor. */
-static const double POWERED_CLOCK = 1.54e9; /* Hz, under the power limit, when all multiprocessors work */
+/* Fitted to convolutions of the benchmark on an H200; clocks are per multiprocessor. */
+static const double POWERED_CLOCK = 1.54e9; /* Hz, under the power limit, if all multiprocessors are busy */
 static const double LAUNCH_SECONDS = 1e-6;
 static const double MEMORY_SHARE = 0.85;          /* of the bandwidth that copies reach */
-static const double UNHIDDEN_SHARE = 0.2;         /* of the shorter one of computing and moving */
+static const double UNHIDDEN_SHARE = 0.2;         /* of the shorter of computing and moving */
 static const double PRODUCTS_PER_CLOCK = 2048;    /* of 16-bit operands */
-static const double EFFICIENCY = 0.97;            /* of that, what the main loop reaches */
+static const double EFFICIENCY = 0.97;            /* of that rate, in the main loop */
 static const double FILL_BYTES_PER_CLOCK = 76;    /* from L2 */
-static const double SHARED_BYTES_PER_CLOCK = 120; /* into shared memory and out of it */
+static const double SHARED_BYTES_PER_CLOCK = 120; /* reads and writes of shared memory */
 static const double PREPARING_CLOCKS = 11;        /* of a prologue, for 64 channels of a pixel of both tiles */
-static const double END_CLOCKS = 400;             /* of a tile's epilogue, behind the next one's products; */
-static const double EXPOSED_END_CLOCKS = 1800;    /* where no patch is on its way meanwhile */
+static const double END_CLOCKS = 400;             /* epilogue of a tile, overlapped with the next one's products */
+static const double EXPOSED_END_CLOCKS = 1800;    /* if no patch is being loaded meanwhile */
 
-/* Of tiles; 0: as many lines as one product covers. */
+/* Lines and columns of tiles; 0 lines: as many as one product covers. */
 static const int tile_lines[TILE_HEIGHTS] = {0, 14, 7, 4, 2, 1};
 static const int tile_columns[TILE_WIDTHS] = {7, 8, 14, 16, 28, 32, 43, 56, 64, 112, 128, 224};
 
-/* What a phase of a spatial dimension sees: taps of the filter, and how far from the corner the first one reads. */
+/* The taps that a phase of a spatial dimension sees: number of taps, position of the first one in the filter, and its
+   offset from the corner. */
 struct seen {
     int64_t taps, first, offset;
 };
 
-/* A spatial dimension: position i of a phase reads from pixel corner + i on, each next tap `move` further. */
+/* A spatial dimension: position i of a phase reads from pixel corner + i on, and each next tap `move` pixels
+   further. */
 struct axis {
     int64_t phases, step, move, corner, reach;
     int64_t positions; /* of the longest phase */
     struct seen seen[PHASES_MAX];
 };
 
-/* Filters are the product's rows and pixels its columns: the tile of pixels is the wgmma's width, which is any multiple
-   of 8. */
+/* Filters are the product's rows and pixels its columns, because the width of wgmma can be any multiple of 8. */
 struct patch {
     struct contraction c;
     struct prologue prologue;
     struct conv_geometry g;
     struct axis axis[3];                 /* lines, columns, slices */
-    const struct conv_operand *in, *out; /* of the images */
+    const struct conv_operand *in, *out; /* the image that is read and the image that is written */
     int64_t channels, filters, blocks;
     const struct epilogue_operand *store;
-    struct epilogue_operand *auxiliary;      /* behind the sum, is loaded to where the result leaves from; or NULL */
-    bool is_planar;                          /* the result lies pixel by pixel, one filter after another */
-    int block;                               /* channels whose pixels make one patch */
-    int stack;                               /* slices of the result that the product's rows hold */
+    struct epilogue_operand *auxiliary;      /* epilogue operand that is loaded into the result's slot, or NULL */
+    bool is_planar;                          /* each filter of the result is a plane of contiguous pixels */
+    int block;                               /* channels per patch */
+    int stack;                               /* slices of the result in the product's rows */
     int lines, columns;                      /* of a tile */
-    int patch_h, pitch;                      /* pixels of its patch */
-    int patches, filter_slots, result_slots; /* in shared memory; the last for a warpgroup */
+    int patch_h, pitch;                      /* size of its patch in pixels */
+    int patches, filter_slots, result_slots; /* in shared memory; result_slots are per warpgroup */
     bool is_resident;
-    int64_t tiles_o, tiles_p, tiles_q, filter_tiles, items; /* of a phase */
+    int64_t tiles_o, tiles_p, tiles_q, filter_tiles, items; /* per phase */
     int64_t lines_of_partials[SPANS];                       /* of partial sums in the workspace */
     double seconds;
 };
 
-/* Taps of a slice of the filter; phases see a share of them each. */
+/* Taps of a slice of the filter; each phase sees some of them. */
 static int taps_of(const struct patch *h) { return (int)(h->g.w.size[1] * h->g.w.size[2]); }
 
 static int phases_of(const struct patch *h) { return (int)(h->axis[0].phases * h->axis[1].phases); }
 
 static bool is_volume(const struct patch *h) { return h->g.spatial == 3; }
 
-/* Filters of a tile, and slices of the image that it sees. */
+/* Filters of a tile, and slices of the image that it reads. */
 static int filters_of_tile(const struct patch *h) { return ROWS / h->stack; }
 static int slices_of(const struct patch *h) { return (int)h->g.w.size[0] + h->stack - 1; }
 
-/* Of one block of channels: a pixel, and a tap of all rows; of a tile's filters, a pixel of the result. */
+/* Bytes of one pixel and of one tap of all rows, for a block of channels; and of a pixel of the result, for the filters
+   of a tile. */
 static int pixel_bytes(const struct patch *h) { return h->block * 2; }
 static int filter_bytes(const struct patch *h) { return ROWS * h->block * 2; }
 static int result_bytes(const struct patch *h) { return filters_of_tile(h) * 2; }
 
-/* ---- Accepting --------------------------------------------------------------------------------------------------- */
+/* ---- Acceptance -------------------------------------------------------------------------------------------------- */
 
-/* Whether strides a, b, c of 16-bit elements are multiples of 16 bytes, and channels neighbours. */
+/* True if channels are contiguous and strides a, b, c of 16-bit elements are multiples of 16 bytes. */
 static bool is_aligned(const struct tensor *tensor, int64_t channel_stride, int64_t a, int64_t b, int64_t c) {
     return channel_stride == 1 && a % 8 == 0 && b % 8 == 0 && c % 8 == 0 && a > 0 && b > 0 && c > 0 &&
            tensor->alignment % 16 == 0 && !tensor->is_by_value && !tensor->is_constant;
@@ -114,12 +116,12 @@ bool patch_is_aligned(const struct conv_operand *o) {
            (o->size[0] == 1 || o->size_stride[0] % 8 == 0);
 }
 
-/* What is stored, which is not the product's own result where operations follow. */
+/* The stored tensor, which is not the product's own result if operations follow. */
 static const struct tensor *result_of(const struct patch *h) {
     return h->c.region->graph->values[h->store->value].tensor;
 }
 
-/* What lies between neighbours. 8: a stride that passes every test of alignment, of dimensions that are not there. */
+/* Stride of a dimension; 8, which passes every alignment test, for dimensions that the tensor does not have. */
 enum image_dim { IMAGE, SLICE, LINE, PIXEL };
 static int64_t image_stride(const struct tensor *tensor, enum image_dim dim) {
     int64_t at = dim == IMAGE ? 0 : tensor->dims.count - 1 - (PIXEL - dim);
@@ -132,8 +134,8 @@ static bool image_is_aligned(const struct tensor *tensor) {
            image_stride(tensor, SLICE) > 0 && image_stride(tensor, SLICE) % 8 == 0;
 }
 
-/* The one result, if it lies pixel by pixel, in whole accesses of 16 bytes. Exactly one store, NCHW: the last dimension
-   contiguous, all others in multiples of 16 bytes. */
+/* The single store if it is planar: NCHW with the last dimension contiguous and all other strides multiples of 16
+   bytes. Otherwise NULL. */
 static const struct epilogue_operand *find_planar(const struct patch *h) {
     const struct epilogue *epilogue = &h->c.epilogue;
     const struct epilogue_operand *found = NULL;
@@ -151,7 +153,7 @@ static const struct epilogue_operand *find_planar(const struct patch *h) {
     return found && tensor->strides.at[last] == 1 && tensor->alignment % 16 == 0 ? found : NULL;
 }
 
-/* One group: patches are rectangles of one slice of an image. */
+/* One group: patches are rectangles in one slice of an image. */
 static weftStatus_t check_shape(const struct patch *h) {
     const struct conv_geometry *g = &h->g;
     bool is_plain = g->direction != CONV_FILTER && g->groups == 1 && g->stride[0] == 1 && taps_of(h) <= TAPS_MAX &&
@@ -159,31 +161,33 @@ static weftStatus_t check_shape(const struct patch *h) {
     bool has_phases = g->direction == CONV_DATA && g->stride[1] * g->stride[2] <= PHASES_MAX;
     if (!is_plain || (!has_phases && g->stride[1] * g->stride[2] != 1))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
-             "%s: convolutions of stride 1 in one group, with at most %d taps, and data gradients of at most %d phases "
-             "are computed here, in volumes of each slice, and of at most %d slices.",
+             "%s: this engine computes only convolutions of stride 1 in one group with at most %d taps, and data "
+             "gradients "
+             "of at most %d phases; in volumes, the taps are those of a slice, and filters have at most %d slices.",
              descriptor_label(h->c.node->op), TAPS_MAX, PHASES_MAX, TAPS_T_MAX);
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The layout, too: boxes of 64 channels in, one box of results out. Channels last, so that 64 channels of a pixel are
-   one row of the swizzle. */
+/* Also checks the layout: channels last, so that 64 channels of a pixel are one row of the swizzle; boxes of 64
+   channels are loaded, and a box of results is stored. */
 static weftStatus_t check_types(const struct patch *h) {
     weftDataType_t a = (weftDataType_t)h->in->tensor->type, b = (weftDataType_t)h->g.w.tensor->type;
     bool is_half = dtype_is_half(a) && a == b;
     if (!is_half || (h->c.arithmetic != MMA_F16 && h->c.arithmetic != MMA_BF16) || h->c.is_direct || !h->c.is_small)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE,
-             "%s: two halves or two bfloat16 summed in float are multiplied here, not %s and %s.",
+             "%s: unsupported operand types: %s x %s; this engine multiplies two halves or two bfloat16 summed in "
+             "float.",
              descriptor_label(h->c.node->op), dtype_of(a)->name, dtype_of(b)->name);
     if (!patch_is_aligned(h->in) || !patch_is_aligned(&h->g.w) || !h->store ||
         (!h->is_planar && !image_is_aligned(result_of(h))))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
-             "%s: operands must be channels last and aligned to 16 bytes, with one result of 16 bits.",
+             "%s: operands must be channels last and aligned to 16 bytes, with one 16-bit result.",
              descriptor_label(h->c.node->op));
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The first operand behind the sum that lies as the result does. Planar results leave line by line, and have no tile
-   for another operand to arrive in. */
+/* Finds the first epilogue operand that has the result's layout. Planar results are stored line by line and have no
+   tile into which another operand could be loaded. */
 static void find_auxiliary(struct patch *h) {
     struct epilogue *epilogue = &h->c.epilogue;
     bool has_pairs = epilogue->mode_count[ROW] > 0;
@@ -195,7 +199,7 @@ static void find_auxiliary(struct patch *h) {
         }
 }
 
-/* Whether a reduction reads the result, in the region already or not yet. */
+/* True if a reduction reads the result, whether or not it is part of the region. */
 static bool is_reduced(const struct patch *h) {
     const struct graph *graph = h->c.region->graph;
     const struct value *value = &graph->values[h->store->value];
@@ -205,7 +209,7 @@ static bool is_reduced(const struct patch *h) {
     return false;
 }
 
-/* What else is read behind the sum may depend on the filter, not on the pixel. */
+/* Other epilogue operands may depend on the filter, but not on the pixel. */
 static weftStatus_t check_end(const struct patch *h) {
     const struct epilogue *epilogue = &h->c.epilogue;
     for (int k = 0; k < epilogue->count; k++) {
@@ -213,33 +217,35 @@ static weftStatus_t check_end(const struct patch *h) {
         for (int index = BATCH; index <= ROW; index++)
             for (int d = 0; d < epilogue->mode_count[index]; d++)
                 knows_pixels = knows_pixels || epilogue->at[k].strides[index][d] != 0;
-        /* Limits of phases are the maps' to keep. */
+        /* The tensor maps enforce the limits of phases. */
         if (knows_pixels && &epilogue->at[k] != h->store && &epilogue->at[k] != h->auxiliary &&
             epilogue->at[k].role != EPILOGUE_LIMIT)
             FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
-                 "%s: only operations that read nothing, a number per filter, or one tensor that lies as the result "
-                 "does, are fused behind it here.",
+                 "%s: only operations that read nothing else, a number per filter, or one tensor with the layout of "
+                 "the result "
+                 "are fused after it.",
                  descriptor_label(h->c.node->op));
     }
     if (taps_of(h) * h->g.w.size[0] == 1 && (!h->auxiliary || !is_reduced(h)))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
-             "%s: a single tap is for reductions behind it that read a tensor that lies as the result does, too; else "
+             "%s: a single tap is supported only with reductions and with a tensor that has the layout of the result; "
+             "otherwise "
              "the Hopper family is as fast.",
              descriptor_label(h->c.node->op));
     bool is_other = epilogue->spans[SPAN_ROW].count > 0 || h->c.phase_count > 0 || is_volume(h),
          stays = epilogue->spans[SPAN_COLUMN].count > 0;
     if (epilogue->reduction_count > 0 && (is_other || (stays && h->filters > KEPT_FILTER_TILES_MAX * 64)))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
-             "%s: reductions of its result, to one number or per filter, of at most %d filters, in one or two "
-             "dimensions and of one phase, are fused behind it here.",
+             "%s: only reductions to one number or per filter, with at most %d filters, in one or two dimensions "
+             "and with one phase, are fused after it.",
              descriptor_label(h->c.node->op), KEPT_FILTER_TILES_MAX * 64);
     return WEFT_STATUS_SUCCESS;
 }
 
-/* ---- What is seen ------------------------------------------------------------------------------------------------ */
+/* ---- Taps and phases --------------------------------------------------------------------------------------------- */
 
-/* Corner and reach over all phases; false where a phase sees nothing. Offsets become relative to the least one, so that
-   kernels see numbers from 0 on. */
+/* Computes corner and reach over all phases; false if a phase sees nothing. Offsets become relative to the smallest
+   one, so that they are not negative in kernels. */
 static bool find_corner(struct axis *axis) {
     int64_t least = INT64_MAX, most = INT64_MIN;
     for (int64_t z = 0; z < axis->phases; z++) {
@@ -258,14 +264,14 @@ static bool find_corner(struct axis *axis) {
     return true;
 }
 
-/* Forwards there is one phase, which sees all taps. */
+/* A forward convolution has one phase, which sees all taps. */
 static void find_forward(struct axis *axis, const struct conv_geometry *g, int i) {
     *axis = (struct axis){.phases = 1, .step = 1, .move = g->dilation[i], .positions = g->y.size[i]};
     axis->seen[0] = (struct seen){g->w.size[i], 0, -g->pre[i]};
 }
 
-/* Elements of dx at distance `stride` see the same taps, which run backwards. step: the least number of taps after
-   which the same phase is met again, stride / gcd(dilation, stride). */
+/* Elements of dx at a distance of `stride` see the same taps, in reverse order. step: the smallest number of taps after
+   which the same phase recurs, stride / gcd(dilation, stride). */
 static void find_backward(struct axis *axis, const struct conv_geometry *g, int i) {
     int64_t taps = g->w.size[i], stride = g->stride[i], dilation = g->dilation[i], step = 1;
     while (step * dilation % stride != 0)
@@ -294,21 +300,20 @@ static bool find_axis(struct axis *axis, const struct conv_geometry *g, int i) {
 
 /* ---- The tile ---------------------------------------------------------------------------------------------------- */
 
-/* Lines of a tile lie `pitch` apart in the patch: products go over the gaps, too, and what they make there is never
-   stored. */
+/* Lines of a tile have a pitch of `pitch` pixels in the patch. Products also cover the gaps, but those results are
+   never stored. */
 static int pixels_of(const struct patch *h) { return round_up((h->lines - 1) * h->pitch + h->columns, 8); }
 
-/* The 128-byte swizzle wants slots at multiples of 1024 bytes. */
+/* The 128-byte swizzle requires slots at multiples of 1024 bytes. */
 static int slot_bytes(int bytes) { return round_up(bytes, 1024); }
 
-/* Pixels of a slice of the result, and one that nobody wants. Pixels that fall into gaps are written to the surplus
-   one: no branch. */
+/* Pixels of a slice of the result plus one dummy. Pixels in gaps are written to the dummy, which saves a branch. */
 static int result_slot_bytes(const struct patch *h) {
     return h->stack * slot_bytes((h->lines * h->columns + 1) * result_bytes(h));
 }
 
-/* Of a patch in shared memory: of what is copied, of what the last tap reads behind it, and of a result in its place.
-   */
+/* Slot of a patch in shared memory: large enough for the copied pixels, for what the last tap reads after them, and for
+   a result that reuses the slot. */
 static int patch_slot_bytes(const struct patch *h) {
     int read = (h->patch_h - h->lines) * h->pitch + h->pitch - h->columns + pixels_of(h);
     int pixels = max64(read, h->patch_h * h->pitch);
@@ -321,8 +326,8 @@ static int shared_bytes(const struct patch *h) {
     return h->patches * patch_slot_bytes(h) + h->filter_slots * filter_bytes(h) + results + barriers * 8;
 }
 
-/* All taps of the filters if they fit beside the patches, else stages of some. As many patches as possible first;
-   filters have what these leave. False: not even the fewest fit. */
+/* All taps of the filters if they fit in addition to the patches, otherwise some stages of them. The number of patches
+   is maximized first, then filters use the rest. False: even the minimum does not fit. */
 static bool fit_slots(struct patch *h) {
     for (h->patches = PATCHES_MOST; h->patches >= PATCHES_LEAST; h->patches--) {
         h->filter_slots = h->is_resident ? taps_of(h) * slices_of(h) : FILTERS_MOST;
@@ -334,7 +339,7 @@ static bool fit_slots(struct patch *h) {
     return false;
 }
 
-/* Tiles of one block end soon: copies for the next one shall be on their way by then. */
+/* Tiles with one block of channels are short, so copies for the next one should be under way before they end. */
 static bool fit_results(struct patch *h) {
     for (h->result_slots = h->auxiliary && h->is_resident ? RESULTS_MOST : 1; h->result_slots > 0; h->result_slots--)
         if (fit_slots(h))
@@ -342,7 +347,7 @@ static bool fit_results(struct patch *h) {
     return false;
 }
 
-/* Volumes have many taps, which may be too many to stay. */
+/* Volumes may have too many taps to keep resident. */
 static bool plan_slots(struct patch *h) {
     h->is_resident = h->blocks == 1;
     if (fit_results(h) && (!h->is_resident || slices_of(h) <= 2 * h->patches))
@@ -356,11 +361,11 @@ static double largest(double a, double b, double c) {
     return most > c ? most : c;
 }
 
-/* The longest of products, copies into shared memory and traffic of shared memory, for each wave of items; or moving
-   all bytes. bytes: the image and the result once, and what lies like the result; filters are few. Clocks are those of
-   a block, which a multiprocessor has one of. */
+/* Predicted time: the maximum of products, copies into shared memory and shared memory traffic for each wave of items,
+   or the time to move all bytes. bytes: the image, the result and the auxiliary operand once; filters are few. Clocks
+   are per block, one of which runs on a multiprocessor. */
 static double predict(const struct patch *h, const struct device *device) {
-    double phases = phases_of(h), taps = taps_of(h) / phases; /* of each, on average */
+    double phases = phases_of(h), taps = taps_of(h) / phases; /* of each phase, on average */
     double items = (double)h->items * phases, blocks = device->cuda.multiprocessors;
     double waves = (double)(int64_t)(items / blocks);
     waves += waves * blocks < items;
@@ -380,14 +385,14 @@ static double predict(const struct patch *h, const struct device *device) {
     return LAUNCH_SECONDS + longer + UNHIDDEN_SHARE * shorter + reductions_seconds(&h->c);
 }
 
-/* Of a tile of some columns, that one product covers. lines: the largest for which (lines - 1) * pitch + columns stays
-   within PIXELS_MAX. */
+/* Lines of a tile with this number of columns that one product covers: the largest number for which (lines - 1) * pitch
+   + columns stays within PIXELS_MAX. */
 static int most_lines(const struct patch *h, int columns) {
     return (PIXELS_MAX - columns) / (columns + (int)h->axis[1].reach) + 1;
 }
 
-/* Sets a tile of the table; false where it does not fit. A copy's box has at most 256 elements along each dimension, so
-   patch and pitch have. Items are counted in 32 bits over both warpgroups and all phases. */
+/* Sets a tile of the table; false if it does not fit. A copy's box has at most 256 elements per dimension, which limits
+   patch and pitch. Items are counted in 32 bits over both warpgroups and all phases. */
 static bool set_tile(struct patch *h, int tile) {
     int lines = tile_lines[tile / TILE_WIDTHS], columns = tile_columns[tile % TILE_WIDTHS];
     lines = lines ? lines : most_lines(h, columns);
@@ -407,8 +412,9 @@ static bool set_tile(struct patch *h, int tile) {
            h->items < INT32_MAX / CONSUMER_GROUPS / PHASES_MAX;
 }
 
-/* Few channels are narrow rows. Few filters leave rows of the product for further slices, each of which sees the same
-   slices of the image but for the first and last: STACK of them cost as many products as taps + STACK - 1. */
+/* Few channels make narrow rows. With few filters, the product's rows hold several slices of the result. These see the
+   same slices of the image except for the first and the last ones: STACK of them cost as many products as taps + STACK
+   - 1. */
 static void plan_product(struct patch *h) {
     int64_t slices = h->g.w.size[0];
     bool is_narrow = h->c.before_count == 0, stacks = slices > 1 && (h->axis[2].move == 1 || h->axis[2].move == -1);
@@ -423,12 +429,12 @@ static void plan_product(struct patch *h) {
     h->tiles_o = divide_up(h->axis[2].positions, h->stack);
 }
 
-/* The least predicted time over a table, so that few kernels serve images of all sizes. The best one is set again at
-   the end; false: none fits. */
+/* Minimizes the predicted time over a table, so that a small number of kernels serves images of all sizes. Sets the
+   best tile again at the end; false: none fits. */
 static bool plan(struct patch *h, const struct device *device, const struct knob_choices *knobs) {
     int64_t chosen = knob_value(knobs, WEFT_KNOB_TYPE_TILE_SIZE);
     int best = -1;
-    if (chosen > TILES) /* a row of another family's table */
+    if (chosen > TILES) /* row of another family's table */
         chosen = 0;
     plan_product(h);
     for (int i = 0; i < TILES; i++) {
@@ -443,33 +449,32 @@ static bool plan(struct patch *h, const struct device *device, const struct knob
     return best >= 0 && set_tile(h, best);
 }
 
-/* Operations before it are fused on the image, whose tensor they read. The prologue is that of the image: the product's
-   A here, whatever wgmma calls its operands. */
+/* The prologue applies to the image, whose tensor it reads: A of the product, although wgmma's A is the filter. */
 static weftStatus_t take_prologue(struct patch *h) {
     const struct contraction *c = &h->c;
     struct conv_operand *in = h->g.direction == CONV_DATA ? &h->g.y : &h->g.x;
     if (c->operand[OPERAND_A].scaling || c->operand[OPERAND_B].scaling ||
         c->operand[OPERAND_B].prepared != NOTHING_BEFORE)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: only its image may be prepared by operations before it.",
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: operations before it may only precede its image.",
              descriptor_label(c->node->op));
     in->tensor = c->operand[OPERAND_A].tensor;
     if (is_volume(h) && c->before_count > 0)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
-             "%s: operations before it are fused on images of one or two dimensions here.",
+             "%s: operations before it are fused only on images of one or two dimensions.",
              descriptor_label(c->node->op));
     h->prologue = (struct prologue){.c = c, .neighbours = 8, .axis_count = 1, .axes = {{h->channels, 1, true}}};
     return prologue_find(&h->prologue);
 }
 
-/* Fills in all of a patch: what is computed, then what is read, then the tile. The order matters: check_types looks at
-   the store, find_auxiliary at the epilogue's modes, plan at both. */
+/* Fills in the patch: the operation, its operands, then the tile. The order matters: check_types reads the store,
+   find_auxiliary the epilogue's modes, and plan both. */
 static weftStatus_t analyse(struct patch *h, const struct region *region, const struct device *device,
                             const struct knob_choices *knobs) {
     TRY(hopper_check_device(device, "patch family"));
     *h = (struct patch){0};
     TRY(contraction_find_prepared(&h->c, region));
     if (!conv_is(h->c.node->op))
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s is no convolution", descriptor_label(h->c.node->op));
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s is not a convolution", descriptor_label(h->c.node->op));
     h->g = conv_geometry(h->c.node->op);
     bool is_data = h->g.direction == CONV_DATA;
     h->in = is_data ? &h->g.y : &h->g.x;
@@ -488,7 +493,7 @@ static weftStatus_t analyse(struct patch *h, const struct region *region, const 
     bool sees =
         find_axis(&h->axis[0], &h->g, 1) && find_axis(&h->axis[1], &h->g, 2) && find_axis(&h->axis[2], &h->g, 0);
     if (contraction_elements(&h->c) == 0 || h->channels == 0 || !sees)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: it is empty, or there are positions that see nothing.",
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: it is empty, or some positions see no element.",
              descriptor_label(h->c.node->op));
     if (!plan(h, device, knobs))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: patches of its image and its filters do not fit in shared memory",
@@ -500,7 +505,7 @@ static weftStatus_t analyse(struct patch *h, const struct region *region, const 
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The Hopper family reads the image once per tap, and may still be faster. */
+/* The Hopper family reads the image once per tap, but may still be faster. */
 static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
     struct patch h;
     TRY(analyse(&h, region, device, NULL));
@@ -510,7 +515,7 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
 
 /* ---- Building ---------------------------------------------------------------------------------------------------- */
 
-/* Names that patch_sm90.cuh asks for; shapes of the tile and the filter are text, the image's are not. */
+/* Constants of patch_sm90.cuh: sizes of tile and filter are text, those of the image are not. */
 static void emit_structure(struct kernel_source *source, const struct patch *h) {
     const struct conv_geometry *g = &h->g;
     const struct {
@@ -545,14 +550,14 @@ static void emit_structure(struct kernel_source *source, const struct patch *h) 
 
 static enum tensor_map_type map_type(int32_t type) { return type == WEFT_DATA_HALF ? TENSOR_MAP_F16 : TENSOR_MAP_BF16; }
 
-/* A dimension of a map: how many elements, how far apart, and how many of them in a box. */
+/* A dimension of a map: number of elements, stride, and extent of a box. */
 struct map_dim {
     int64_t size, stride;
     int box;
 };
 
-/* From the innermost dimension on; those that only volumes have have no size in others. The swizzle is that of a box's
-   rows. */
+/* From the innermost dimension on; dimensions of size 0, which only volumes have, are skipped. The swizzle is that of a
+   box's rows. */
 static struct tensor_map_form form_of(int32_t type, const struct map_dim dims[5]) {
     int row = dims[0].box * 2;
     struct tensor_map_form form = {.type = map_type(type),
@@ -572,8 +577,8 @@ static struct tensor_map_form form_of(int32_t type, const struct map_dim dims[5]
     return form;
 }
 
-/* Columns, lines, filters and images; a line at a time leaves. Plain, not swizzled: a line's columns are contiguous in
-   memory, and shorter than the swizzle's span. */
+/* Columns, lines, filters and images; one line is stored at a time. Without swizzle, because the columns of a line are
+   contiguous in memory and shorter than the swizzle's span. */
 static struct cuda_map planar_map(const struct patch *h) {
     const struct tensor *tensor = result_of(h);
     int channel = (int)tensor->dims.count - h->g.spatial - 1;
@@ -586,7 +591,7 @@ static struct cuda_map planar_map(const struct patch *h) {
     return map;
 }
 
-/* A phase of the result, or of what lies like it, is an image of its own. */
+/* Each phase of the result, or of an operand with its layout, is an image of its own. */
 static struct cuda_map map_of_phase(const struct patch *h, const struct epilogue_operand *operand, int64_t line,
                                     int64_t column) {
     const struct tensor *tensor = h->c.region->graph->values[operand->value].tensor;
@@ -602,9 +607,9 @@ static struct cuda_map map_of_phase(const struct patch *h, const struct epilogue
     return (struct cuda_map){.form = form_of(operand->type, dims), .offset = (line * of_line + column * of_pixel) * 2};
 }
 
-/* The phases, those with many taps first: maps of what lies like the result, or what they see. Taps are at most
-   TAPS_MAX and offsets below 256, so that bytes and 16 bits hold them. Phases with most taps come first, as they last
-   longest. */
+/* Emits for each phase the map of a tensor with the result's layout, or the taps that it sees. Taps are at most
+   TAPS_MAX and offsets below 256, so bytes and 16-bit fields suffice. Phases with the most taps come first, because
+   they take longest. */
 static void emit_phases(struct kernel_source *source, const struct patch *h, const struct epilogue_operand *mapped,
                         const char *name) {
     int number = 0;
@@ -637,7 +642,8 @@ struct cuda_map patch_map(const struct conv_operand *o, bool is_volume, int64_t 
     return (struct cuda_map){.form = form_of(o->tensor->type, dims)};
 }
 
-/* Tensor maps come first among the arguments. Filters of a data gradient lie along the product's rows. */
+/* Tensor maps precede all other arguments. For a data gradient, filters are the contiguous dimension and the product's
+   rows. */
 static void emit_maps(struct kernel_source *source, const struct patch *h) {
     const struct graph *graph = h->c.region->graph;
     bool is_data = h->g.direction == CONV_DATA;
@@ -652,7 +658,8 @@ static void emit_maps(struct kernel_source *source, const struct patch *h) {
         emit_phases(source, h, h->auxiliary, "b_map");
 }
 
-/* Slice j of the image, from corner_d on, is under tap first_t + step_t * (j - i) for slice i of the result. */
+/* Slice j of the image, counted from corner_d, is read with tap first_t + step_t * (j - i) for slice i of the
+   result. */
 static void emit_slices(struct kernel_source *source, const struct patch *h) {
     const struct axis *axis = &h->axis[2];
     bool is_backwards = axis->move < 0;
@@ -664,7 +671,7 @@ static void emit_slices(struct kernel_source *source, const struct patch *h) {
     emit_divisor(source, h->tiles_o, "tiles_o");
 }
 
-/* The numbers of the item scheduler and of the producer. */
+/* Emits the numbers for the item scheduler and the producer. */
 static void emit_numbers(struct kernel_source *source, const struct patch *h) {
     emit_phases(source, h, NULL, "phase");
     emit_number(source, h->axis[0].step, "step_r");
@@ -692,8 +699,9 @@ static void emit_numbers(struct kernel_source *source, const struct patch *h) {
         emit_slices(source, h);
 }
 
-/* A block keeps resident filters, and those that it reduces, for life. A multiple of the filter tiles: item i belongs
-   to filter tile i % filter_tiles, so that a block meets the same one in each of its rounds. */
+/* A block keeps the same resident filters, or the filters that it reduces, for all its items. The number of blocks is
+   then a multiple of the filter tiles: item i belongs to filter tile i % filter_tiles, so a block gets the same one in
+   each round. */
 static int64_t blocks_at_work(const struct patch *h, const struct device *device) {
     int64_t blocks = device->cuda.multiprocessors, items = h->items * phases_of(h);
     if (h->is_resident || h->c.epilogue.spans[SPAN_COLUMN].count > 0)
@@ -701,14 +709,14 @@ static int64_t blocks_at_work(const struct patch *h, const struct device *device
     return items < blocks ? items : blocks;
 }
 
-/* Where partial sums of reductions go: a line of filters per consumer warpgroup of blocks that share them; a number per
-   warp. */
+/* Lines of partial sums of reductions: of columns, one per consumer warpgroup of the blocks that share the filters; of
+   everything, one number per warp. */
 static void plan_reductions(struct patch *h, int64_t blocks) {
     h->lines_of_partials[SPAN_COLUMN] = blocks / h->filter_tiles * CONSUMER_GROUPS;
     h->lines_of_partials[SPAN_ALL] = blocks * CONSUMER_GROUPS * 4;
 }
 
-/* Maps before all other fields, then functions in the order of their calls. */
+/* Maps precede all other fields, then functions follow in the order of their calls. */
 static weftStatus_t emit_kernel(struct cuda_kernel *kernel, const struct patch *h, struct arena *arena) {
     struct kernel_source source;
     kernel_source_init(&source, h->c.region);
@@ -733,12 +741,12 @@ static weftStatus_t emit_kernel(struct cuda_kernel *kernel, const struct patch *
     return kernel_finish(&source, kernel, "product/hopper/patch_sm90.cuh", "patch_sm90", arena);
 }
 
-/* The sentence of explain(). */
+/* The text for explain(). */
 static weftStatus_t describe(struct step *step, const struct patch *h, struct arena *arena) {
     return arena_print(
         arena, &step->detail,
         "wgmma over patches of %dx%d pixels, tiles of %s%dx%d, %d phases, %d patches and %d%s filter taps in shared "
-        "memory%s%s%s%s, %d operations behind",
+        "memory%s%s%s%s, epilogue: %d operations",
         h->patch_h, h->pitch, is_volume(h) ? (const char *[]){"1x", "2x", "4x"}[h->stack / 2] : "", h->lines,
         h->columns, phases_of(h), h->patches, h->filter_slots, h->is_resident ? " resident" : "",
         h->is_planar ? ", planar" : "", h->c.before_count > 0 ? ", prologue" : "",
@@ -754,7 +762,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     int64_t blocks = blocks_at_work(&h, device);
     plan_reductions(&h, blocks);
     step->seconds = h.seconds;
-    TRY(contraction_add_kernel(&kernel, step, &h.c, arena)); /* there is something to compute: analyse() sees to it */
+    TRY(contraction_add_kernel(&kernel, step, &h.c, arena)); /* never NULL, because analyse() refuses empty results */
     TRY(emit_kernel(kernel, &h, arena));
     contraction_set_launch(kernel, blocks, THREADS, shared_bytes(&h));
     kernel->is_dependent = true;
@@ -770,7 +778,8 @@ static const struct knob knobs[] = {
 
 const struct family cuda_patch_sm90 = {
     .name = "cuda.patch_sm90",
-    .doc = "a convolution or a data gradient, pointwise operations and reductions behind it, of patches read once, on "
+    .doc = "a convolution or a data gradient with pointwise operations and reductions after it, which reads patches "
+           "once, on "
            "Hopper",
     .wants_boxes = true,
     .knobs = knobs,

@@ -1,9 +1,9 @@
-/* patch_epilogue: from a warpgroup's sums, pairs of pixels of a filter, to a tile of results in shared memory, into the
-   patch just read or, AUX_LOAD, to where the auxiliary operand lies, from where store_tiles takes it
-   Planes    IS_PLANAR: y lies pixel by pixel, NCHW; sums are pairs of pixels already, and lie as [TILE_H][64
-             filters][TILE_W] */
+/* patch_epilogue: from a warpgroup's sums, pairs of pixels of a filter, to a tile of results in shared memory, which
+   store_tiles stores. The tile overwrites the patch that was just read or, with AUX_LOAD, the auxiliary operand
+   Planes    IS_PLANAR: y is NCHW, with contiguous pixels; sums are pairs of pixels already, and their layout is
+             [TILE_H][64 filters][TILE_W] */
 
-/* Which pixels 8j + first of a tile are of the result, a bit for each j. */
+/* Bit j is set if pixel 8j + first of a tile belongs to the result. */
 DEVICE constexpr u32 octets_within(i32 lines, i32 columns, i32 first) {
     u32 octets = 0;
 #pragma unroll 1
@@ -11,8 +11,8 @@ DEVICE constexpr u32 octets_within(i32 lines, i32 columns, i32 first) {
         octets |= (u32)((j * 8 + first) / PITCH < lines && (j * 8 + first) % PITCH < columns) << j;
     return octets;
 }
-/* The same of a thread, first being 2 (lane % 4) + E, and of all threads, in tiles that lie within the result:
-   constants. */
+/* The same masks for tiles that are entirely inside the result, as constants: for a thread, where first is 2 (lane % 4)
+   + E, and for all threads. */
 template <int E> struct whole_octets {
     static constexpr u32 OCTETS[4] = {octets_within(TILE_H, TILE_W, E), octets_within(TILE_H, TILE_W, 2 + E),
                                       octets_within(TILE_H, TILE_W, 4 + E), octets_within(TILE_H, TILE_W, 6 + E)};
@@ -27,14 +27,15 @@ template <class P> DEVICE bool lies_within(const P &p, const tile_coordinates &a
            filter + 64 <= (i32)p.columns;
 }
 
-/* Register 4j + 2h + e is filter 16 * warp + lane / 4 + 8h, pixel 8j + 2 (lane % 4) + e. Pairs of pixels become words
-   2j + h, where those of the auxiliary operand are. A template, so that what is printed is looked up late. */
+/* Register 4j + 2h + e holds filter 16 * warp + lane / 4 + 8h, pixel 8j + 2 (lane % 4) + e. Pairs of pixels become
+   words 2j + h, which replace those of the auxiliary operand. A template, so that generated functions are looked up
+   late. */
 template <bool IS_WITHIN, class P>
 DEVICE void run_epilogue(u32 (&r_pairs)[PIXELS / 4], const sums &r_y, const P &p, i32 filter,
                          const tile_coordinates &at, register_reductions<P> &reductions) {
     const i32 mine = filter + (warp_index() % 4 * 16 + lane_index() / 4) % FILTERS_OF_TILE, last = (i32)p.columns - 1;
     const index k[2] = {mine < last ? mine : last,
-                        mine + 8 < last ? mine + 8 : last}; /* what is behind the last filter is not stored */
+                        mine + 8 < last ? mine + 8 : last}; /* filters after the last one are not stored */
     decltype(fetch(p, 0, 0, k[0])) in[2] = {fetch(p, 0, 0, k[0]), fetch(p, 0, 0, k[1])};
     u32 octets[2] = {whole_octets<0>::mine(), whole_octets<1>::mine()};
     constexpr u32 OF_ALL[2] = {whole_octets<0>::OF_ALL, whole_octets<1>::OF_ALL};
@@ -54,7 +55,7 @@ DEVICE void run_epilogue(u32 (&r_pairs)[PIXELS / 4], const sums &r_y, const P &p
         }
 #pragma unroll
         for (int i = 0; i < 4 && register_reductions<P>::EXIST; ++i) {
-            const int h = i % 2, e = i / 2; /* so that additions to one sum do not follow each other */
+            const int h = i % 2, e = i / 2; /* this order separates additions to the same sum */
             const bool is_filter = IS_WITHIN || register_reductions<P>::WHOLES == 0 || mine + 8 * h <= last;
             if ((IS_WITHIN && OF_ALL[e] >> j & 1) || (is_filter && octets[e] >> j & 1)) {
                 if constexpr (REDUCES_STORED)
@@ -66,7 +67,8 @@ DEVICE void run_epilogue(u32 (&r_pairs)[PIXELS / 4], const sums &r_y, const P &p
     }
 }
 
-/* Pairs as they are, without the unwanted columns. Filters of a warp meet in no bank where TILE_W / 8 is odd. */
+/* Writes pairs unchanged, without the unused columns. The filters of a warp cause no bank conflicts if TILE_W / 8 is
+   odd. */
 DEVICE void write_planes(const u32 (&r_pairs)[PIXELS / 4], u32 s_y) {
     const u32 pair = lane_index() % 4 * 2, row = warp_index() % 4 * 16 + lane_index() / 4;
 #pragma unroll
@@ -81,12 +83,12 @@ DEVICE void write_planes(const u32 (&r_pairs)[PIXELS / 4], u32 s_y) {
     }
 }
 
-/* Transposing each block of 8 x 8 makes a pixel's 64 filters one row of 128 bytes, and drops the unwanted columns of
-   the pitch on the way: what is left is the dense TILE_H x TILE_W box of y. Where a lane's row of the four blocks of a
-   pair of octets is: */
+/* Transposing each block of 8 x 8 makes the 64 filters of a pixel one row of 128 bytes. It also drops the unused
+   columns of the pitch, so that the dense TILE_H x TILE_W box of y remains. Returns the address of a lane's row in the
+   four blocks of a pair of octets. */
 DEVICE u32 row_of_blocks(u32 s_y, int pair, u32 lane) {
     constexpr u32 CHUNKS = RESULT_BYTES / 16;
-    const bool whole = pair * 16 + 8 < PIXELS; /* the last octet may stand alone */
+    const bool whole = pair * 16 + 8 < PIXELS; /* the last octet may be single */
     const u32 pixel = pair * 16 + lane / 16 * 8 + lane % 8, line = pixel / PITCH, column = pixel % PITCH,
               eight = warp_index() % 4 * 2 + lane / 8 % 2, chunk = eight % CHUNKS;
     const bool is_wanted = column < TILE_W && line < TILE_H && (whole || lane < 16);
@@ -94,7 +96,8 @@ DEVICE u32 row_of_blocks(u32 s_y, int pair, u32 lane) {
     return s_y + eight / CHUNKS * RESULT_SLICE + row * RESULT_BYTES + (chunk ^ row / (8 / CHUNKS) % CHUNKS) * 16;
 }
 
-/* The words of the auxiliary operand, as run_epilogue wants them; and words to where rows of pixels leave from. */
+/* Reads the words of the auxiliary operand in the layout of run_epilogue; write_pixels writes words into rows of pixels
+   for the store. */
 DEVICE void read_pixels(u32 (&r_pairs)[PIXELS / 4], u32 s_y, u32 lane) {
 #pragma unroll
     for (int pair = 0; pair < (PIXELS + 15) / 16; ++pair) {
@@ -119,7 +122,7 @@ DEVICE void write_tile(const sums &r_y, const P &p, i32 filter, u32 slot, int gr
                        const tile_coordinates &at, register_reductions<P> &reductions) {
     u32 lane = lane_index();
     if constexpr (AUX_LOAD || register_reductions<P>::EXIST)
-        fence_register(lane); /* here, too */
+        fence_register(lane); /* keeps the compiler from holding derived values over all tiles; see ready_patch */
     const u32 out = group * RESULT_SLOTS + result.slot, s_y = AUX_LOAD ? result_slot(out) : patch_slot(slot);
     u32 r_pairs[PIXELS / 4];
     if constexpr (AUX_LOAD) {
@@ -131,11 +134,13 @@ DEVICE void write_tile(const sums &r_y, const P &p, i32 filter, u32 slot, int gr
     else
         run_epilogue<false>(r_pairs, r_y, p, filter, at, reductions);
     if constexpr (!AUX_LOAD) {
-        wait(result_ready(out), result.phase ^ 1); /* else result_written could run two phases ahead of its reader */
+        wait(result_ready(out), result.phase ^ 1); /* otherwise result_written could be two phases ahead of its
+                                                      reader */
         sync_threads(1 + group, 128);              /* all four warps have read the patch */
     }
     if constexpr (AUX_LOAD)
-        lane = __shfl_sync(~0u, lane, lane); /* else all addresses of what is read would be kept for what is written */
+        lane = __shfl_sync(~0u, lane, lane); /* otherwise the compiler would keep the addresses of all reads for the
+                                                writes */
     if constexpr (IS_PLANAR)
         write_planes(r_pairs, s_y);
     else

@@ -1,9 +1,9 @@
-/* patch_main_loop: a tile's sums: all taps of a patch, by wgmma, for each block of 64 channels; the prologue before
-   Prologue  HAS_PROLOGUE: read_along, read_across and prepare are printed: pointwise operations on a patch where it
-             lies, once for all taps */
+/* patch_main_loop: accumulates a tile: wgmma over all taps of a patch for each block of 64 channels, after the prologue
+   Prologue  HAS_PROLOGUE: read_along, read_across and prepare are generated: pointwise operations that transform a
+             patch in place, once for all taps */
 
-/* The prologue of a patch where it lies: 8 channels of a pixel at a time, of pixels 16 apart. What is outside the
-   image, or behind its channels, is zeros, and shall be. */
+/* Waits for a patch and applies the prologue in place: 8 channels of a pixel at a time, for every 16th pixel. Elements
+   outside the image, or after its channels, are zeros and must stay so. */
 template <class P>
 DEVICE void ready_patch(const P &p, const patch_cursor &patch, const tile_coordinates &at, i32 channel, int group) {
     if constexpr (!HAS_PROLOGUE) {
@@ -11,7 +11,7 @@ DEVICE void ready_patch(const P &p, const patch_cursor &patch, const tile_coordi
     } else {
         constexpr int ROWS = PATCH_H * PITCH, AT_ONCE = column_reductions::COUNT + whole_reductions::COUNT > 0 ? 2 : 4;
         u32 thread = threadIdx.x % 128;
-        fence_register(thread); /* what follows from it would be kept in registers over all tiles */
+        fence_register(thread); /* keeps the compiler from holding derived values in registers over all tiles */
         const i32 first = (i32)(thread / 8), chunk = (i32)(thread % 8), left = (i32)p.channels - channel - chunk * 8;
         const auto along = read_along(p, channel + chunk * 8, false);
         const auto across = read_across(p, 0);
@@ -42,7 +42,7 @@ DEVICE void ready_patch(const P &p, const patch_cursor &patch, const tile_coordi
     }
 }
 
-/* Waits for a tile's last products, and gives back what they read. */
+/* Waits for a tile's last products and releases the slots that they read. */
 DEVICE void finish_products(sums &r_y, u32 last_patch, u32 last_filter) {
     if constexpr (IS_RESIDENT)
         release(main_loop_issued());
@@ -56,7 +56,8 @@ DEVICE void finish_products(sums &r_y, u32 last_patch, u32 last_filter) {
         fence_register(r_y[i]);
 }
 
-/* All taps of a slice, of few channels: what lies between the products of short taps would cost more than these do. */
+/* Multiplies all taps of a slice with few channels. The taps are short, so the overhead between separately issued taps
+   would exceed the products. */
 template <class P>
 DEVICE void multiply_slice(sums &r_y, const P &p, const taps &seen, u32 filters, u32 patch, bool adds) {
     const u64 w = operand<A_ROW>(filters + seen.number(p, 0, 0) * FILTER_BYTES, A_PANEL),
@@ -77,14 +78,14 @@ DEVICE void multiply_slice(sums &r_y, const P &p, const taps &seen, u32 filters,
     mma_commit();
 }
 
-/* Returns the slot of the last patch: the result goes there, and store_tiles gives it back; or, AUX_LOAD, elsewhere,
-   and it is given back here. */
+/* Returns the slot of the last patch: the result is written there, and store_tiles releases it. With AUX_LOAD the
+   result is written elsewhere, and the slot is released here. */
 template <class P>
 DEVICE u32 multiply_tile(sums &r_y, const P &p, const taps &seen, const tile_coordinates &at, int group,
                          patch_cursor &patch, slot_cursor<FILTER_SLOTS> &filter, u32 number) {
     u32 last_patch = 0, last_filter = 0;
     if (TAKES_ALL && number > 0)
-        wait(main_loop_issued(), (number - 1) % 2); /* now all patches before this tile's have arrived */
+        wait(main_loop_issued(), (number - 1) % 2); /* all patches before those of this tile have now arrived */
     for (i32 i = 0; i < patches_of(p); ++i) {
         ready_patch(p, patch, at, i * BLOCK_K, group);
         if (IS_RESIDENT && !TAKES_ALL && number > 0)
@@ -109,7 +110,7 @@ DEVICE u32 multiply_tile(sums &r_y, const P &p, const taps &seen, const tile_coo
             for (int k = 0; k < BLOCK_K / 16; ++k)
                 multiply_accumulate(r_y, w + k * A_STEP, x + k * B_STEP, i + tap + k > 0);
             mma_commit();
-            mma_wait<1>(); /* the previous tap is done, this one runs on */
+            mma_wait<1>(); /* wait for the previous tap; the current one continues */
             if (!IS_RESIDENT && i + tap > 0)
                 release(filter_released(last_filter));
             if (i > 0 && tap == 0)

@@ -1,15 +1,15 @@
-/* patch_memory: shared memory of patch_sm90: patches, filters, results, and the barriers through which its roles meet
+/* patch_memory: shared memory of patch_sm90: patches, filters, results, and the barriers between its roles
    Barriers  patch_arrived [2 * PATCH_SLOTS];   patch_released [PATCH_SLOTS];   filter_arrived, filter_released
              [FILTER_SLOTS];   result_written, result_ready [2 * RESULT_SLOTS];   main_loop_issued
-   Fills     The warpgroups take patches in turn, and copies may arrive in any order: each fill of a slot has a barrier
-             of its own for each of them, or one that skips the other's fill would take a phase for the one two fills
-             ago
-   Resident  with one block of channels, all taps of 64 filters stay in shared memory and filter_released is never used.
-             The warpgroups then are in ping-pong: one multiplies, at the rate of both, while the other prepares and
-             ends its tiles. main_loop_issued: the last products of a tile are under way, and those of the next may
-             follow */
+   Fills     The warpgroups use patches in turn, and copies may arrive in any order. Each slot therefore has two
+             barriers for alternate fills: a warpgroup that skips the other's fill of a single barrier would mistake its
+             phase for that of the fill two before
+   Resident  with one block of channels, all taps of 64 filters stay in shared memory, and filter_released is not used.
+             The warpgroups then run in ping-pong: one multiplies, at the rate of both, while the other runs the
+             prologue and epilogue of its tiles. main_loop_issued: the last products of a tile have been issued, and
+             those of the next tile may follow */
 
-constexpr int BLOCK_K = CHANNELS, TAPS = TAPS_R * TAPS_S; /* of a slice */
+constexpr int BLOCK_K = CHANNELS, TAPS = TAPS_R * TAPS_S; /* per slice */
 constexpr int FILTERS_OF_TILE = 64 / STACK, SLICES = TAPS_T + STACK - 1;
 constexpr int PIXELS = ((TILE_H - 1) * PITCH + TILE_W + 7) / 8 * 8;          /* columns of the product */
 constexpr u32 PIXEL_BYTES = BLOCK_K * 2, RESULT_BYTES = FILTERS_OF_TILE * 2; /* of a pixel */
@@ -18,7 +18,7 @@ constexpr u32 READ_BYTES =
     ((PATCH_H - TILE_H) * PITCH + PITCH - TILE_W + PIXELS) * PIXEL_BYTES; /* the last tap reads past the patch */
 constexpr u32 TILE_BYTES = TILE_H * TILE_W * 128; /* [STACK][TILE_H, TILE_W, FILTERS_OF_TILE], swizzled */
 DEVICE constexpr u32 whole_slots(u32 a, u32 b) { return ((a > b ? a : b) + 1023) / 1024 * 1024; }
-constexpr u32 RESULT_SLICE = whole_slots((TILE_H * TILE_W + 1) * RESULT_BYTES, 0); /* with the spare row */
+constexpr u32 RESULT_SLICE = whole_slots((TILE_H * TILE_W + 1) * RESULT_BYTES, 0); /* including the dummy row */
 constexpr u32 PATCH_SLOT = whole_slots(READ_BYTES, whole_slots(PATCH_BYTES, STACK *RESULT_SLICE));
 constexpr u32 RESULT_SLOT = AUX_LOAD ? STACK * RESULT_SLICE : 0;
 constexpr u32 FILTER_BYTES = 64 * BLOCK_K * 2; /* of one tap: [STACK][FILTERS_OF_TILE, BLOCK_K], or MN-major */
@@ -26,14 +26,15 @@ constexpr u32 FILTERS = PATCH_SLOTS * PATCH_SLOT, RESULTS = FILTERS + FILTER_SLO
               BARRIERS = RESULTS + CONSUMER_GROUPS * RESULT_SLOTS * RESULT_SLOT;
 constexpr u32 A_ROW = A_IS_MN_MAJOR ? RESULT_BYTES : PIXEL_BYTES, A_PANEL = A_IS_MN_MAJOR ? FILTER_BYTES / STACK : 0,
               A_STEP = A_IS_MN_MAJOR ? RESULT_BYTES : 2, B_STEP = 2; /* steps: units of 16 bytes for 16 channels */
-constexpr int SPARE_ROW = TILE_H * TILE_W;                           /* pixels nobody wants are written here */
-constexpr u32 LINE_BYTES = 64 * TILE_W * 2;                          /* of a planar tile: [64 filters, TILE_W] */
+/* dummy row for pixels that are not part of the result */
+constexpr int SPARE_ROW = TILE_H * TILE_W;
+constexpr u32 LINE_BYTES = 64 * TILE_W * 2; /* of a planar tile: [64 filters, TILE_W] */
 
 static_assert(PIXELS <= 256, "one wgmma covers a tile");
 static_assert(!IS_PLANAR || (TILE_W % 8 == 0 && PITCH % 2 == 0),
               "planes leave in rows of 16 bytes, and pairs of pixels share a line");
 static_assert(!IS_RESIDENT || FILTER_SLOTS == SLICES * TAPS, "resident filters need a slot per tap");
-static_assert(!HAS_PROLOGUE || (BLOCK_K == 64 && !IS_VOLUME), "a prologue is printed for rows of 64 channels");
+static_assert(!HAS_PROLOGUE || (BLOCK_K == 64 && !IS_VOLUME), "a prologue is generated for rows of 64 channels");
 static_assert(!IS_RESIDENT || SLICES <= 2 * PATCH_SLOTS, "a warpgroup skips the other's slices in one step");
 static_assert(PATCH_SLOTS >= 3,
               "a patch is given back one tap into the next one: with two slots a warpgroup would wait for itself");
@@ -42,7 +43,7 @@ static_assert(BARRIERS + (3 * PATCH_SLOTS + 2 * FILTER_SLOTS + 2 * CONSUMER_GROU
 
 extern __shared__ __align__(1024) unsigned char s_memory[];
 
-/* Fills of patches are counted twice round the slots. */
+/* The number of a patch's fill counts modulo twice the number of slots. */
 DEVICE u32 slot_of(u32 fill) { return fill < PATCH_SLOTS ? fill : fill - PATCH_SLOTS; }
 DEVICE u32 patch_slot(u32 fill) { return shared_address(s_memory) + slot_of(fill) * PATCH_SLOT; }
 DEVICE u32 result_slot(u32 out) { return shared_address(s_memory) + RESULTS + out * RESULT_SLOT; }
@@ -65,8 +66,9 @@ template <u32 SLOTS> struct slot_cursor {
         }
     }
 };
-/* A tile takes `patches_of(p)`, each a slice of a block of channels. The warpgroups take them in turn, or, in ping-pong
-   over several slices, a tile's all at once: whoever multiplies is not kept waiting by slots of who does not. */
+/* A tile uses `patches_of(p)` patches, one per slice and block of channels. The warpgroups use them alternately or, in
+   ping-pong over several slices, all patches of a tile at once, so that the warpgroup that multiplies never waits for
+   slots of the one that does not. */
 constexpr bool TAKES_ALL = IS_RESIDENT && SLICES > 1;
 constexpr bool TAKES_SLICES = IS_RESIDENT && BLOCK_K < 64 && !HAS_PHASES; /* all taps of a slice at once */
 DEVICE i32 patches_of(const arguments &p) { return (i32)p.blocks * SLICES; }

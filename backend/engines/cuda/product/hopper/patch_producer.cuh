@@ -1,9 +1,9 @@
-/* patch_producer: one thread loads patches, one filters */
+/* patch_producer: one thread loads patches, another one filters */
 
 template <class P> DEVICE void load_patch(const P &p, u32 fill, i32 number, const tile_coordinates &at) {
     const i32 channel = number / SLICES * BLOCK_K, column = at.column + (i32)p.corner_w,
               line = at.line + (i32)p.corner_h;
-    wait(patch_released(fill), fill < PATCH_SLOTS); /* its slot's every second fill */
+    wait(patch_released(fill), fill < PATCH_SLOTS); /* released by the slot's previous fill */
     arrive_expecting(patch_arrived(fill), PATCH_BYTES);
     if constexpr (IS_VOLUME)
         load_box(patch_slot(fill), p.x_map, patch_arrived(fill), channel, column, line,
@@ -22,7 +22,8 @@ DEVICE void load_patches(const arguments &p) {
         }
 }
 
-/* Of a slice and a tap within it. What a slice of the result does not see of the filter, a tap outside it, is zeros. */
+/* Loads one tap of a slice. A slice of the result that does not see this slice of the filter gets a tap outside the
+   filter, which TMA fills with zeros. */
 template <class P> DEVICE void load_filter(const P &p, u32 slot, i32 slice, i32 number, i32 channel, i32 filter) {
     const i32 x = A_IS_MN_MAJOR ? filter : channel, y = number % TAPS_S, z = number / TAPS_S,
               last = A_IS_MN_MAJOR ? channel : filter;
@@ -44,7 +45,7 @@ DEVICE void load_filters(const arguments &p) {
         for (int number = 0; number < SLICES * TAPS && item.more(p); ++number)
             load_filter(p, number, number / TAPS, number % TAPS, 0, item.filter(p));
         for (int number = 0; number < SLICES * TAPS && item.more(p); ++number)
-            wait(filter_arrived(number), 0); /* those that no phase of the block sees, too */
+            wait(filter_arrived(number), 0); /* including those that no phase of the block uses */
     } else {
         for (; item.more(p); item.advance(p)) {
             const taps seen = item.seen(p);

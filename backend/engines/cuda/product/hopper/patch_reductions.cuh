@@ -1,13 +1,13 @@
-/* patch_reductions: reductions in registers, of what evaluate() makes or, REDUCES_STORED, of the 16 bits that leave
-   (elements_of): per filter, where a block keeps to its filters and a thread to two of them, so that nothing meets
-   before the last tile; or of everything. combine_partials.cuh combines the blocks' partial sums
-   Tried     from the patch on its way out, by the consumers or by the storers: convolutions of 64 channels 45 and 100 %
-             slower than from registers
-             of a tile behind all its pairs: up to 3 % slower than between them; by a predicate for each pixel: within
+/* patch_reductions: reductions in registers of the results of evaluate() or, with REDUCES_STORED, of the stored 16 bits
+   (elements_of): per filter, where a block keeps to its filters and a thread to two of them, so that partial results
+   are combined only after the last tile; or of everything. combine_partials.cuh combines the blocks' partial sums
+   Tried     reducing the patch when it is stored, by the consumers or by the storing warps: convolutions of 64 channels
+             45 and 100 % slower than from registers
+             reducing a tile after all its pairs: up to 3 % slower than between them; with a predicate per pixel: within
              noise */
 
-/* What a thread has seen of the two filters whose sums it has, and of all. A template, so that what was not printed is
-   not looked up. */
+/* Partial results of a thread: of the two filters whose sums it holds, and of everything. A template, so that functions
+   that were not generated are not looked up. */
 template <class P> struct register_reductions {
     static constexpr int COLUMNS = column_reductions::COUNT, WHOLES = whole_reductions::COUNT;
     static constexpr bool EXIST = COLUMNS + WHOLES > 0;

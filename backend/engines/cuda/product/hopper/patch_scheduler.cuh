@@ -1,12 +1,12 @@
-/* patch_scheduler: which tiles a block makes: a phase, those with many taps first; two neighbours of pixels; one of
+/* patch_scheduler: the tiles of a block: a phase, those with many taps first; two adjacent tiles of pixels; one of
    filters */
 
 struct tile_coordinates {
     i32 image, line, column, slice;
 };
 
-/* What a phase sees: how many taps, which of the filter's the first is, and how far from the patch's corner it reads.
-   */
+/* The taps that a phase sees: their number, index of the first one in the filter, and its offset from the patch's
+   corner. */
 struct taps {
     i32 rows, columns, first_row, first_column, line, column;
     DEVICE taps(i64 word)
@@ -22,7 +22,7 @@ struct taps {
 
 struct tile_scheduler {
     i32 index, phase;
-    u32 within; /* its phase */
+    u32 within; /* within its phase */
     DEVICE tile_scheduler(const arguments &p) : index(blockIdx.x) { locate_phase(p); }
     DEVICE bool more(const arguments &p) const { return index < (i32)p.items; }
     DEVICE void advance(const arguments &p) {
@@ -38,7 +38,7 @@ struct tile_scheduler {
         u32 rest = within;
         return (i32)split(rest, p.filter_tiles) * FILTERS_OF_TILE;
     }
-    /* The second tile may lie behind the last image, where zeros are read and nothing is stored. */
+    /* The second tile may be after the last image: it then reads zeros and stores nothing. */
     template <class P> DEVICE tile_coordinates locate(const P &p, int group) const {
         u32 rest = divide(within, p.filter_tiles) * 2 + group;
         const i32 column = (i32)split(rest, p.tiles_q) * TILE_W, line = (i32)split(rest, p.tiles_p) * TILE_H;

@@ -1,30 +1,30 @@
-/* patch_sm90: a convolution of stride 1, or a data gradient, whose image is fetched once, not once per tap
+/* patch_sm90: a convolution of stride 1, or a data gradient, whose image is loaded once, not once per tap
    Types     16-bit, sm_90a
    Formula   y[n,p,q,k] = epilogue(sum over taps r, s and c of x[n, p + corner_h + line(r), q + corner_w + column(s), c]
              * w(r, s, c, k))
-   Idea      a patch of the image, [PATCH_H][PITCH] pixels of some channels, lies in shared memory and is the operand of
-             all taps: pixel (i, j) of the tile is row i * PITCH + j, and a tap reads the rows that begin some pixels
-             later. The swizzle follows the address, so an operand may begin at any pixel. Rows with j >= TILE_W are
-             computed and thrown away. Filters are the product's 64 rows and pixels its columns: 64 x 256 reads 80 bytes
-             of shared memory per clock, 64 x 64 would read 128
-   Volumes   IS_VOLUME: a patch is one of the SLICES that a tile sees. Few filters leave rows of the product, which are
-             STACK slices of the result: row block i sees slice j of the image through tap j - i of the filter, or
-             through zeros, as the copy engine fills them in. 32 filters, 3 taps: 4 slices for 2, not 3 for 1
+   Idea      a patch of the image, [PATCH_H][PITCH] pixels of some channels, is in shared memory and serves as the
+             operand of all taps: pixel (i, j) of the tile is row i * PITCH + j, and each tap reads rows at its own
+             offset. The swizzle is a function of the address, so an operand may start at any pixel. Rows with j >=
+             TILE_W are computed and discarded. Filters are the product's 64 rows and pixels its columns: 64 x 256 reads
+             80 bytes of shared memory per clock, 64 x 64 would read 128
+   Volumes   IS_VOLUME: a patch is one of the SLICES that a tile reads. With few filters, the product's rows hold STACK
+             slices of the result: row block i sees slice j of the image through tap j - i of the filter, or through the
+             zeros that TMA fills in. 32 filters, 3 taps: 4 slices for 2, instead of 3 for 1
    Tile      64 filters x TILE_H * TILE_W pixels for each of two consumer warpgroups; persistent over pairs of tiles
    Roles     warp 0: load_patches;   warp 1: load_filters;   warps 2, 3: store_tiles, one per consumer warpgroup
              warpgroups 1, 2: multiply_tile, then write_tile
    Read      patch_memory.cuh (barriers), patch_scheduler.cuh, patch_producer.cuh, patch_main_loop.cuh,
              patch_reductions.cuh, patch_epilogue.cuh, patch_store.cuh, then the kernel
-   Gradient  dx is a convolution of dy with the taps backwards and filters that lie along their own index
-             (A_IS_MN_MAJOR); with strides, elements of dx at distance `stride` are a phase that sees every so-manieth
-             tap: an image of its own, with a map of its own
-   Limits    one result of 16 bits; what else is read behind the sum depends on the filter alone, or lies like the
-             result; strides of 16 bytes
+   Gradient  dx is a convolution of dy with reversed taps and filters that are contiguous along their own index
+             (A_IS_MN_MAJOR); with strides, elements of dx at a distance of `stride` form a phase, which sees only some
+             of the taps: a separate image with its own map
+   Limits    one 16-bit result; other epilogue operands depend only on the filter, or have the result's layout; strides
+             of 16 bytes
    Params    CHANNELS (of a patch: 64, 32, 16) STACK IS_VOLUME TAPS_T TAPS_R TAPS_S TILE_H TILE_W PATCH_H PITCH
              PATCH_SLOTS FILTER_SLOTS RESULT_SLOTS IS_RESIDENT A_IS_MN_MAJOR IS_PLANAR HAS_PHASES
              HAS_PROLOGUE CHANNELS_ARE_WHOLE AUX_LOAD REDUCES_STORED RUN index sum_t, and
              multiply_accumulate (m64 x PIXELS x 32 bytes)
-   Measured  docs/kernels.md, with what was tried */
+   Measured  docs/kernels.md, with rejected variants */
 
 constexpr int CONSUMER_GROUPS = 2, THREADS = (1 + CONSUMER_GROUPS) * 128;
 #include "product/hopper/patch_memory.cuh"

@@ -1,8 +1,8 @@
-/* patch_store: one thread for each consumer warpgroup stores its tiles, while that is at its next one; and loads the
-   auxiliary operand of a tile, a tile or two ahead, to where the result goes */
+/* patch_store: one thread per consumer warpgroup stores its tiles, while the warpgroup computes the next one. It also
+   loads the auxiliary operand of a tile, one or two tiles ahead, into the slot of the result */
 
-/* The operand of a tile comes to where the result goes. A template, so that maps that were not printed are not looked
-   up. */
+/* Loads the operand of a tile into the slot of its result. A template, so that maps that were not generated are not
+   looked up. */
 template <class P> DEVICE void load_aux(const P &p, const tile_scheduler &item, int group, u32 slot) {
     const tile_coordinates at = item.locate(p, group);
     const u32 out = group * RESULT_SLOTS + slot;
@@ -19,16 +19,16 @@ template <class P> DEVICE void store_tiles(const P &p, int group) {
     patch_cursor patch;
     patch.begin(group);
     result_cursor result;
-    tile_scheduler next(p); /* whose operand comes next */
+    tile_scheduler next(p); /* the tile whose operand is loaded next */
     if constexpr (AUX_LOAD)
         for (u32 slot = 0; slot < RESULT_SLOTS && next.more(p); ++slot, next.advance(p))
             load_aux(p, next, group, slot);
     for (tile_scheduler item(p); item.more(p); item.advance(p)) {
         for (i32 i = 1; i < patches_of(p); ++i)
-            patch.take(); /* the result lies in the tile's last patch */
+            patch.take(); /* the result is in the tile's last patch */
         const tile_coordinates at = item.locate(p, group);
         const u32 out = group * RESULT_SLOTS + result.slot, s_y = AUX_LOAD ? result_slot(out) : patch_slot(patch.slot);
-        wait(result_written(out), result.phase); /* what hangs over y is dropped */
+        wait(result_written(out), result.phase); /* TMA drops pixels outside y */
         for (int i = 0; i < STACK && IS_VOLUME; ++i)
             store_box((&p.y_map0)[item.phase], s_y + i * RESULT_SLICE, item.filter(p), at.column, at.line, at.slice + i,
                       at.image);

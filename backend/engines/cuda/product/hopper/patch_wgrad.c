@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Filter gradients of the patch family of Hopper: convolutions of stride 1, of images and volumes, whose few channels
-   and filters leave the Hopper family with little to do for what it fetches, once per tap.
-   product/hopper/patch_wgrad_sm90.cuh fetches it once per slice of taps. Where that does not pay, the Hopper family
-   takes it. */
+/* Filter gradients of the patch family of Hopper: convolutions of stride 1, of images and volumes, with few channels
+   and filters. The Hopper family loads its operands once per tap and computes little with them;
+   product/hopper/patch_wgrad_sm90.cuh loads them once per slice of taps. Where that is slower, the Hopper family is
+   chosen. */
 #include "base/number.h"
 #include "engines/cuda/core/price.h"
 #include "engines/cuda/families.h"
@@ -10,27 +10,27 @@
 
 #include <math.h>
 
-/* What the kernel is made for. */
+/* Limits of the kernel. */
 enum {
     THREADS = 512,
     CONSUMER_GROUPS = 3, /* warpgroups, each with a third of a slice's taps */
-    ROWS = 64,           /* of the product: filters */
-    PRODUCT_K = 16,      /* neighbouring pixels */
-    TAPS_MAX = 18,       /* of a slice, */
-    SUMS_MAX = 96,       /* and of a thread: 128 registers hold them and where taps begin */
+    ROWS = 64,           /* rows of the product: filters */
+    PRODUCT_K = 16,      /* adjacent pixels */
+    TAPS_MAX = 18,       /* per slice */
+    SUMS_MAX = 96,       /* sums per thread: 128 registers hold them and the offsets of taps */
     BOX_MAX = 256,       /* pixels along a dimension of a box */
     STAGES_LEAST = 3,
     STAGES_MOST = 8,
-    SHARED_MAX = 232448, /* bytes that a block can have */
+    SHARED_MAX = 232448, /* shared memory limit of a block, in bytes */
 };
 
-static const double POWERED_CLOCK = 1.54e9;       /* Hz, under the power limit, when all multiprocessors work */
+static const double POWERED_CLOCK = 1.54e9;       /* Hz, under the power limit, if all multiprocessors are busy */
 static const double PRODUCTS_PER_CLOCK = 2048;    /* of 16-bit operands */
-static const double SHARED_BYTES_PER_CLOCK = 128; /* out of shared memory */
+static const double SHARED_BYTES_PER_CLOCK = 128; /* reads of shared memory */
 static const double FILL_BYTES_PER_CLOCK = 40;    /* from L2 */
 static const double COMBINING_RATE = 2e12;        /* bytes per second of partial sums, written and read */
-static const double TILE_CLOCKS = 150;            /* of waiting for a tile, and for its last products */
-static const double EFFICIENCY = 0.9;             /* of the slower one, measured on an H200 */
+static const double TILE_CLOCKS = 150;            /* to wait for a tile and for its last products */
+static const double EFFICIENCY = 0.9;             /* of the slower of the two, measured on an H200 */
 
 static const int channel_blocks[] = {64, 32, 16};
 static const int tile_columns[] = {16, 32, 64}, tile_lines[] = {16, 8, 4, 2, 1};
@@ -42,19 +42,19 @@ struct patch_wgrad {
     struct conv_geometry g;
     int block;          /* channels */
     int lines, columns; /* of a tile of dY */
-    int patch_h, pitch; /* pixels of X under it */
+    int patch_h, pitch; /* pixels of X that a tile reads */
     int stages;         /* in shared memory */
     int64_t channel_blocks, filter_tiles, tiles_p, tiles_q, tiles;
     int parts;
     double seconds;
 };
 
-/* Of a slice of the filter. */
+/* Taps of a slice of the filter. */
 static int64_t taps_of(const struct patch_wgrad *h) { return h->g.w.size[1] * h->g.w.size[2]; }
 static bool is_volume(const struct patch_wgrad *h) { return h->g.spatial == 3; }
 static int64_t kinds_of(const struct patch_wgrad *h) { return h->g.w.size[0] * h->channel_blocks * h->filter_tiles; }
 
-/* ---- Accepting --------------------------------------------------------------------------------------------------- */
+/* ---- Acceptance -------------------------------------------------------------------------------------------------- */
 
 static weftStatus_t check_shape(const struct patch_wgrad *h) {
     const struct conv_geometry *g = &h->g;
@@ -62,20 +62,20 @@ static weftStatus_t check_shape(const struct patch_wgrad *h) {
         g->direction == CONV_FILTER && g->groups == 1 && g->spatial >= 2 && taps_of(h) > 1 && taps_of(h) <= TAPS_MAX;
     if (!is_plain || g->stride[0] * g->stride[1] * g->stride[2] != 1)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
-             "%s: filter gradients of convolutions of stride 1 in one group, of images and volumes and of 2 to %d taps "
-             "in "
-             "each slice, are computed here.",
+             "%s: this engine computes only filter gradients of convolutions of stride 1 in one group, of images and "
+             "volumes and of 2 to %d taps in each slice.",
              descriptor_label(h->c.node->op), TAPS_MAX);
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The layout, too: boxes of channels of X, of filters of dY. */
+/* Also checks the layout: boxes of channels of X and of filters of dY. */
 static weftStatus_t check_types(const struct patch_wgrad *h) {
     const struct conv_geometry *g = &h->g;
     weftDataType_t x = (weftDataType_t)g->x.tensor->type, loss = (weftDataType_t)g->y.tensor->type;
     if (!dtype_is_half(x) || x != loss || !dtype_is_float(math_type(g->math)) || g->math == WEFT_DATA_DOUBLE)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE,
-             "%s: two halves or two bfloat16 summed in float are multiplied here, not %s and %s.",
+             "%s: unsupported operand types: %s x %s; this engine multiplies two halves or two bfloat16 summed in "
+             "float.",
              descriptor_label(h->c.node->op), dtype_of(x)->name, dtype_of(loss)->name);
     if (!patch_is_aligned(&g->x) || !patch_is_aligned(&g->y))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: image and loss must be channels last and aligned to 16 bytes.",
@@ -87,11 +87,11 @@ static weftStatus_t check_types(const struct patch_wgrad *h) {
 
 static int patch_bytes(const struct patch_wgrad *h) { return round_up(h->patch_h * h->pitch * h->block * 2, 1024); }
 static int stage_bytes(const struct patch_wgrad *h) { return patch_bytes(h) + h->lines * h->columns * ROWS * 2; }
-/* As the kernel lays it out: stages, and two barriers for each. */
+/* Matches the layout of the kernel: stages, each with two barriers. */
 static int shared_bytes(const struct patch_wgrad *h) { return h->stages * (stage_bytes(h) + 16); }
 
-/* Clocks of a block for a tile: products, or what they read of shared memory, dY once for each warpgroup and X for each
-   tap; or fetching the tile. */
+/* Clocks per tile and block: the longer of loading the tile and multiplying, which is limited by the products or by
+   their reads of shared memory, dY once per warpgroup and X once per tap. */
 static double tile_clocks(const struct patch_wgrad *h) {
     double steps = h->lines * h->columns / PRODUCT_K, taps = (double)taps_of(h);
     double products = taps * ROWS * h->block * PRODUCT_K / PRODUCTS_PER_CLOCK,
@@ -100,7 +100,7 @@ static double tile_clocks(const struct patch_wgrad *h) {
     return TILE_CLOCKS + fmax(multiplying, fetching);
 }
 
-/* All that a tile decides; false where it does not fit. */
+/* Sets everything that depends on the tile; false if it does not fit. */
 static bool fit(struct patch_wgrad *h, int block, int lines, int columns) {
     const struct conv_geometry *g = &h->g;
     int64_t reach_h = (g->w.size[1] - 1) * g->dilation[1], reach_w = (g->w.size[2] - 1) * g->dilation[2];
@@ -121,8 +121,9 @@ static bool fit(struct patch_wgrad *h, int block, int lines, int columns) {
     return h->stages >= STAGES_LEAST && h->tiles <= INT32_MAX;
 }
 
-/* A part for as many blocks of every kind as are at work at once; two at least, which combine_splits.cuh adds. The time
-   of the longest block, or moving all once; then partial sums, which are added by a second kernel. */
+/* As many parts as blocks of every kind run concurrently, but at least two, because combine_splits.cuh adds them. The
+   time is that of the longest block, or of moving all bytes once, plus the second kernel, which adds the partial
+   sums. */
 static void predict(struct patch_wgrad *h, const struct device *device) {
     int64_t kinds = kinds_of(h), at_once = device->cuda.multiprocessors;
     h->parts = (int)max64(min64(at_once / kinds, h->tiles), 2);
@@ -147,7 +148,7 @@ static weftStatus_t choose_tile(struct patch_wgrad *h, const struct device *devi
     *h = best;
     if (isinf(h->seconds))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
-             "%s: a patch under all taps exceeds a box of the copy engine or shared "
+             "%s: a patch of all taps exceeds a TMA box or shared "
              "memory.",
              descriptor_label(h->c.node->op));
     h->c.splits = h->parts;
@@ -155,13 +156,13 @@ static weftStatus_t choose_tile(struct patch_wgrad *h, const struct device *devi
     return WEFT_STATUS_SUCCESS;
 }
 
-/* All of the plan, by the order in which parts need each other. */
+/* The complete plan, in the order of dependences. */
 static weftStatus_t analyse(struct patch_wgrad *h, const struct region *region, const struct device *device) {
     *h = (struct patch_wgrad){0};
     TRY(hopper_check_device(device, "patch family"));
     TRY(contraction_find(&h->c, region));
     if (!conv_is(h->c.node->op))
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s is no convolution", descriptor_label(h->c.node->op));
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s is not a convolution", descriptor_label(h->c.node->op));
     h->g = conv_geometry(h->c.node->op);
     TRY(check_shape(h));
     TRY(check_types(h));
@@ -204,7 +205,7 @@ static void emit_structure(struct kernel_source *source, const struct patch_wgra
     text_add(&source->code, "#include \"core/gather.cuh\"\n\n");
 }
 
-/* Tensor maps come first among the arguments. */
+/* Tensor maps precede all other arguments. */
 static void emit_maps(struct kernel_source *source, const struct patch_wgrad *h) {
     const struct graph *graph = h->c.region->graph;
     const struct cuda_map image = patch_map(&h->g.x, is_volume(h), h->g.c, h->g.n,
@@ -258,15 +259,15 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     kernel->is_dependent = true;
     TRY(contraction_add_combine(step, &h.c, arena));
     return arena_print(arena, &step->detail,
-                       "wgmma over patches of %dx%d pixels, tiles of %dx%d, %d channels, %d stages, %d parts, %d "
-                       "operations behind",
+                       "wgmma over patches of %dx%d pixels, tiles of %dx%d, %d channels, %d stages, %d parts, "
+                       "epilogue: %d operations",
                        h.patch_h, h.pitch, h.lines, h.columns, h.block, h.stages, h.parts, step->region.count - 1);
 }
 
 const struct family cuda_patch_wgrad_sm90 = {
     .name = "cuda.patch_wgrad_sm90",
-    .doc = "a filter gradient of few channels, of patches read once for all taps of a slice, and the pointwise "
-           "operations behind it, on Hopper",
+    .doc = "a filter gradient of few channels, which reads patches once for all taps of a slice, and the pointwise "
+           "operations after it, on Hopper",
     .wants_boxes = true,
     .accepts = accepts,
     .build = build,

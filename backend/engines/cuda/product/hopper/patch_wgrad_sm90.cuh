@@ -1,18 +1,18 @@
-/* patch_wgrad_sm90: the filter gradient of a convolution of stride 1 whose image is fetched once for a slice of taps
+/* patch_wgrad_sm90: the filter gradient of a convolution of stride 1 whose image is loaded once per slice of taps
    Types     16-bit, channels last, wgmma; sm_90a
    Formula   dW[k,t,r,s,c] = epilogue(sum over n,o,p,q of dY[n,o,p,q,k] * X[n, o + t, p + r, q + s, c]), taps from the
-             padding's corner on, DILATION pixels apart
-   Idea      products of 64 filters x CHANNELS x 16 neighbouring pixels. A patch of X, [PATCH_H][PITCH] pixels, lies in
-             shared memory and is the operand of all taps: the swizzle follows the address, so that a tap's 16 pixels
-             may begin at any row. dY is turned over on its way into registers, once for all taps of a warpgroup: what
-             shared memory gives goes to X
-   Kinds     a block sums one slice of taps, 64 filters and CHANNELS channels over a part of all tiles, whose number is
-             p.splits. Blocks of one part are neighbours, and meet its pixels in L2
+             padding's corner on, at a distance of DILATION pixels
+   Idea      products of 64 filters x CHANNELS x 16 adjacent pixels. A patch of X, [PATCH_H][PITCH] pixels, is in shared
+             memory and serves as the operand of all taps: the swizzle is a function of the address, so the 16 pixels of
+             a tap may start at any row. dY is transposed on its way into registers, once for all taps of a warpgroup,
+             which leaves the bandwidth of shared memory to X
+   Kinds     a block sums one slice of taps, 64 filters and CHANNELS channels over one of p.splits parts of all tiles.
+             Blocks of one part are adjacent and share its pixels in L2
    Roles     warpgroup 0: load_tiles;   warpgroups 1 to 3: multiply_tiles, a third of the taps each
-   Barriers  arrived[slot]: patch and loss are there; released[slot]: the last of 12 warps has read them. STAGES slots
-   Order     tiles of a block from the first to the last, then, in combine_splits.cuh, parts: the same bits in every run
+   Barriers  arrived[slot]: patch and loss have arrived; released[slot]: all 12 warps have read them. STAGES slots
+   Order     tiles of a block from the first to the last, then parts, in combine_splits.cuh: the same bits in every run
    Limits    sums of a warpgroup's taps in registers: OWN_TAPS * CHANNELS / 2 <= 96. An infinity or NaN within a tile's
-             width of an image's end reaches taps that do not see it: what they meet there is 0 times it
+             width of an image's end affects taps that do not see it, because they multiply it by 0
    Params    CHANNELS (16, 32, 64) IS_VOLUME IS_FLIPPED TAPS_T TAPS_R TAPS_S DILATION_T DILATION_R DILATION_S TILE_H
              TILE_W PATCH_H PITCH STAGES LEAD_IS_ROW index sum_t, and multiply_accumulate (m64 x CHANNELS x 16, A from
              registers, B MN-major)
@@ -21,7 +21,7 @@
 
 constexpr int CONSUMER_GROUPS = 3, THREADS = (1 + CONSUMER_GROUPS) * 128;
 constexpr int TAPS = TAPS_R * TAPS_S, OWN_TAPS = (TAPS + CONSUMER_GROUPS - 1) / CONSUMER_GROUPS;
-constexpr int STEPS = TILE_H * TILE_W / 16; /* along k, of a tile */
+constexpr int STEPS = TILE_H * TILE_W / 16; /* along k, per tile */
 constexpr u32 PIXEL_BYTES = CHANNELS * 2, LOSS_BYTES = 64 * 2;
 constexpr u32 PATCH_BYTES = PATCH_H * PITCH * PIXEL_BYTES;    /* [PATCH_H][PITCH][CHANNELS], swizzled */
 constexpr u32 LOSS_TILE_BYTES = TILE_H * TILE_W * LOSS_BYTES; /* [TILE_H][TILE_W][64 filters], swizzled */
@@ -48,7 +48,7 @@ struct slot_cursor {
     }
 };
 
-/* ---- What a block sums, and where ---- */
+/* ---- The work of a block ---- */
 
 struct share {
     i32 tap, channel, filter;
@@ -57,13 +57,13 @@ struct share {
 
 DEVICE share own_share(const arguments &p) {
     u32 rest = blockIdx.x;
-    fence_register(rest); /* what follows from it would be kept in registers over all tiles */
+    fence_register(rest); /* keeps the compiler from holding derived values in registers over all tiles */
     const i32 tap = (i32)split(rest, p.taps_t), channel = (i32)split(rest, p.channel_blocks) * CHANNELS,
               filter = (i32)split(rest, p.filter_tiles) * 64;
     return {tap, channel, filter, rest};
 }
 
-/* Pixels of dY. */
+/* A tile of dY, in pixels. */
 struct tile {
     i32 image, slice, line, column;
 };
@@ -74,19 +74,19 @@ DEVICE tile find_tile(const arguments &p, u32 number) {
     return {(i32)number, slice, line, column};
 }
 
-/* The slice of X under the block's taps. */
+/* The slice of X that the block's taps read. */
 DEVICE i32 slice_under(const arguments &p, const share &own, const tile &at) {
     return at.slice + own.tap * DILATION_T - (i32)p.pre_d;
 }
 
-/* Whether there is one: all else of it would be zeros. */
+/* False if that slice is outside the volume, where X is zero. */
 DEVICE bool is_seen(const arguments &p, const share &own, const tile &at) {
     return !IS_VOLUME || (u32)slice_under(p, own, at) < (u32)p.depth;
 }
 
-/* ---- The loader: one thread; zeros where an image ends ---- */
+/* ---- The loader: one thread; TMA fills zeros outside an image ---- */
 
-/* A template: images have no fifth coordinate. */
+/* A template, because images have no fifth coordinate. */
 template <class P> DEVICE void load_tile(const P &p, const share &own, const tile &at, u32 slot) {
     const i32 column = at.column - (i32)p.pre_w, line = at.line - (i32)p.pre_h;
     arrive_expecting(arrived(slot), PATCH_BYTES + LOSS_TILE_BYTES);
@@ -118,13 +118,13 @@ using sums = sum_t[OWN_TAPS][CHANNELS / 2]; /* a thread's share of [OWN_TAPS][64
 
 DEVICE int own_tap(int group, int i) { return group * OWN_TAPS + i; }
 
-/* Of X under a tap, from that under the first, as descriptors count. Behind the last tap it stands in. */
+/* Offset of X under a tap from that under the first one, in units of descriptors. Surplus taps repeat the last one. */
 DEVICE u32 tap_offset(int tap) {
     const int t = tap < TAPS ? tap : TAPS - 1;
     return (t / TAPS_S * (DILATION_R * PITCH) + t % TAPS_S * DILATION_S) * (PIXEL_BYTES / 16);
 }
 
-/* Where a lane reads its row of dY: pixels l / 16 * 8 + l % 8 of 16, filters l / 8 % 2 * 8 on of the warp's 16. */
+/* Offset of a lane's row of dY: pixels l / 16 * 8 + l % 8 of 16, filters from l / 8 % 2 * 8 on of the warp's 16. */
 DEVICE u32 lane_offset() {
     const u32 lane = lane_index(), pixel = lane / 16 * 8 + lane % 8, chunk = warp_index() % 4 * 2 + lane / 8 % 2;
     return pixel * LOSS_BYTES + (chunk ^ pixel % 8) * 16;
@@ -143,13 +143,14 @@ DEVICE void multiply_tile(sums &r_w, u32 slot, const u32 (&taps)[OWN_TAPS], u32 
         for (int t = 0; t < OWN_TAPS; ++t)
             multiply_accumulate(r_w[t], r_loss[step % 2], x + (taps[t] + pixel * (PIXEL_BYTES / 16)), true);
         mma_commit();
-        mma_wait<1>(); /* those of the step before have read their dY */
+        mma_wait<1>(); /* the previous step has read its dY */
     }
     mma_wait<0>();
-    publish_to_async_proxy(); /* what is read before a copy overwrites it; before the wait NVRTC 12 would crash */
+    publish_to_async_proxy(); /* orders these reads before the copy that overwrites the slot; NVRTC 12 crashes if it is
+                                 before the wait */
 }
 
-/* The partial sums of one part: [filters][taps, channels], or the other way round. */
+/* Stores the partial sums of one part: [filters][taps, channels], or transposed. */
 DEVICE void store_partials(const sums &r_w, const arguments &p, const share &own, int group) {
     const i64 columns = (i64)(TAPS_T * TAPS) * p.channels;
     const i32 row = own.filter + warp_index() % 4 * 16 + lane_index() / 4;

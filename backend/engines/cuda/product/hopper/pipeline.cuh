@@ -1,46 +1,46 @@
-/* pipeline: registers and shared memory of the Hopper products, and the barriers through which their roles meet
-   Memory    STAGES slots of A and B, epilogue tiles of each consumer warp, what a peer sends, partial sums of columns,
-             barriers
-   Barriers  arrived[s], released[s]: slot s is full, may be refilled;   own_barrier[i]: the schedule's;
-             aux_arrived[w]: the auxiliary load of consumer warp w is there
-   Demands   CONSUMER_GROUPS TILE_GROUPS CLUSTER_SPLITS OWN_BARRIERS ADDRESS_REGISTERS NEEDS_MOST_REGISTERS of the
-             kernel, and the printed BLOCK_M BLOCK_N ROW_BLOCKS STAGES CLUSTER STORED_BYTES A_IS_MN_MAJOR B_IS_MN_MAJOR
-             IS_STAGED AUX_LOAD */
+/* pipeline: registers and shared memory of the Hopper products, and the barriers between their roles
+   Memory    STAGES slots of A and B, epilogue tiles of each consumer warp, the sums from a peer, partial sums of
+             columns, barriers
+   Barriers  arrived[s], released[s]: slot s is full, may be refilled;   own_barrier[i]: of the schedule;
+             aux_arrived[w]: the auxiliary load of consumer warp w has arrived
+   Requires  CONSUMER_GROUPS TILE_GROUPS CLUSTER_SPLITS OWN_BARRIERS ADDRESS_REGISTERS NEEDS_MOST_REGISTERS of the
+             kernel, and the generated BLOCK_M BLOCK_N ROW_BLOCKS STAGES CLUSTER STORED_BYTES A_IS_MN_MAJOR
+             B_IS_MN_MAJOR IS_STAGED AUX_LOAD */
 
-constexpr int GROUP_ROWS = ROW_BLOCKS * 64; /* of a tile, that one consumer warpgroup makes */
+constexpr int GROUP_ROWS = ROW_BLOCKS * 64; /* rows of a tile per consumer warpgroup */
 constexpr int CONSUMER_WARPS = CONSUMER_GROUPS * 4, THREADS = (1 + CONSUMER_GROUPS) * 128;
 constexpr int CLUSTER_BLOCKS = CLUSTER * CLUSTER_SPLITS;
 
-/* Registers of a thread. Three consumer warpgroups leave few; one producer thread needs few. */
+/* Registers per thread. With three consumer warpgroups fewer are left; the single producer thread needs few. */
 constexpr int PRODUCER_REGISTERS = CONSUMER_GROUPS > 2 ? 32 : NEEDS_MOST_REGISTERS ? 40 : 56;
 constexpr int CONSUMER_REGISTERS = CONSUMER_GROUPS > 2 ? 160 : NEEDS_MOST_REGISTERS ? 232 : 224;
-/* Beside accumulators and addresses. */
+/* In addition to accumulators and addresses. */
 constexpr int ACCUMULATOR_SPARE_REGISTERS = CONSUMER_REGISTERS - ROW_BLOCKS * BLOCK_N / 2 - ADDRESS_REGISTERS;
 
 #include "product/hopper/reductions.cuh"
 #include "product/hopper/epilogue_staged.cuh"
 #include "product/hopper/reductions_staged.cuh"
 
-constexpr int PRODUCTS_PER_SLOT = 4;                            /* of 32 bytes of k */
-constexpr u32 A_BYTES = BLOCK_M * 128, B_BYTES = BLOCK_N * 128; /* of a slot: 128 bytes of k */
+constexpr int PRODUCTS_PER_SLOT = 4;                            /* each covers 32 bytes of k */
+constexpr u32 A_BYTES = BLOCK_M * 128, B_BYTES = BLOCK_N * 128; /* of a slot, which covers 128 bytes of k */
 constexpr u32 SLOT_BYTES = A_BYTES + B_BYTES;
-/* K-major: rows of 128 bytes along k. MN-major: panels of 64 elements side by side, [BLOCK_K][64]. 32 bytes of k are
-   then 2 units of 16 bytes, or 16 rows of 128 bytes. */
+/* K-major: rows of 128 bytes along k. MN-major: adjacent panels of 64 elements, [BLOCK_K][64]. In these, 32 bytes of k
+   are 2 units of 16 bytes or 16 rows of 128 bytes, respectively. */
 constexpr u32 PANEL_BYTES = 64 * 128;
 constexpr u32 A_PANEL = A_IS_MN_MAJOR ? PANEL_BYTES : 0, B_PANEL = B_IS_MN_MAJOR ? PANEL_BYTES : 0;
 constexpr u32 A_STEP = A_IS_MN_MAJOR ? 128 : 2, B_STEP = B_IS_MN_MAJOR ? 128 : 2;
-/* A panel is a box, or all rows are, or the share of each block of a cluster. */
+/* A box is a panel, or all rows, or the share of each block of a cluster. */
 constexpr int A_BOXES = A_IS_MN_MAJOR ? BLOCK_M / 64 : 1, B_BOXES = B_IS_MN_MAJOR ? BLOCK_N / 64 : CLUSTER;
 static_assert((!A_IS_MN_MAJOR || BLOCK_M % 64 == 0) && (!B_IS_MN_MAJOR || BLOCK_N % 64 == 0) &&
                   BLOCK_N % B_BOXES == 0 && B_BOXES % CLUSTER == 0,
               "boxes cover the tile, and blocks of a cluster load equally many");
 constexpr u32 A_BOX_BYTES = A_BYTES / A_BOXES, B_BOX_BYTES = B_BYTES / B_BOXES;
 
-constexpr u32 EPILOGUE_AT = STAGES * SLOT_BYTES; /* epilogue tiles, of each consumer warp */
+constexpr u32 EPILOGUE_AT = STAGES * SLOT_BYTES; /* epilogue tiles of each consumer warp */
 constexpr u32 EXCHANGE_AT = EPILOGUE_AT + (IS_STAGED ? CONSUMER_WARPS * EPILOGUE_TILES * EPILOGUE_SLOT_BYTES : 0);
 constexpr u32 EXCHANGE_BYTES =
-    CLUSTER_SPLITS > 1 ? GROUP_ROWS * BLOCK_N * 4 : 0;    /* what the other block of a tile sends */
-constexpr u32 PARTIALS_AT = EXCHANGE_AT + EXCHANGE_BYTES; /* of columns, of each consumer warp */
+    CLUSTER_SPLITS > 1 ? GROUP_ROWS * BLOCK_N * 4 : 0;    /* sums from the other block of a tile */
+constexpr u32 PARTIALS_AT = EXCHANGE_AT + EXCHANGE_BYTES; /* of columns, per consumer warp */
 constexpr u32 BARRIERS = PARTIALS_AT + CONSUMER_WARPS * PARTIALS_BYTES;
 constexpr u32 BARRIERS_END = BARRIERS + STAGES * 16 + OWN_BARRIERS * 8;
 
@@ -48,12 +48,12 @@ static_assert(BLOCK_M == TILE_GROUPS * GROUP_ROWS && BLOCK_N % 8 == 0 && BLOCK_N
               "wgmma makes 64 rows and up to 256 columns");
 static_assert(B_BOXES % CLUSTER == 0, "each block of a cluster loads its share of B");
 static_assert(BARRIERS_END + (AUX_LOAD ? CONSUMER_WARPS * 8 : 0) <= 232448, "227 KB is all a block can have");
-/* Registers move within what the launch gave this block; beyond it growing never returns. */
+/* Registers are redistributed within the launch's allocation of this block; growing beyond it would never return. */
 static_assert(PRODUCER_REGISTERS + CONSUMER_GROUPS * CONSUMER_REGISTERS <=
                   (1 + CONSUMER_GROUPS) * (65536 / THREADS / 8 * 8),
               "growing would hang");
 
-extern __shared__ __align__(1024) unsigned char s_memory[]; /* the swizzle needs 1024-byte aligned slots */
+extern __shared__ __align__(1024) unsigned char s_memory[]; /* the swizzle requires slots aligned to 1024 bytes */
 
 DEVICE u32 a_slot(u32 slot) { return shared_address(s_memory) + slot * SLOT_BYTES; }
 DEVICE u32 b_slot(u32 slot) { return a_slot(slot) + A_BYTES; }
@@ -67,7 +67,7 @@ DEVICE u32 aux_arrived(u32 consumer_warp) { return shared_address(s_memory) + BA
 
 #include "product/hopper/pipeline_cursor.cuh"
 
-/* Lane i tells block i of the cluster: this warp has read the slot. */
+/* Lane i notifies block i of the cluster that this warp has read the slot. */
 DEVICE void release_slot(u32 slot) {
     if (lane_index() < CLUSTER) {
         if constexpr (CLUSTER == 1)
@@ -79,7 +79,7 @@ DEVICE void release_slot(u32 slot) {
 
 using accumulators = sum_t[ROW_BLOCKS][BLOCK_N / 2]; /* a thread's share of [GROUP_ROWS, BLOCK_N] */
 
-/* Waits for a tile's last products. The slot is given back before the epilogue begins: the producer waits for it. */
+/* Waits for a tile's last products. The slot is released before the epilogue, because the producer waits for it. */
 DEVICE void complete_products(accumulators &r_c, u32 last_slot, i32 steps) {
     mma_wait<0>();
     if (steps > 0)

@@ -1,6 +1,6 @@
-/* producer: one thread keeps STAGES slots full; load_a and load_b are printed, a TMA copy of one box each
-   Early     an operand that was there before the plan began (p.a_is_early, p.b_is_early): its first slots need not wait
-             for the kernel before */
+/* producer: one thread keeps STAGES slots filled; load_a and load_b are generated, each a TMA copy of one box
+   Early     an operand that existed before the plan started (p.a_is_early, p.b_is_early): its first slots need not wait
+             for the previous kernel */
 
 DEVICE void fill_a(const arguments &p, const tile_scheduler &at, const k_cursor &k, u32 slot) {
 #pragma unroll
@@ -15,7 +15,7 @@ DEVICE void fill_b(const arguments &p, const tile_scheduler &at, const k_cursor 
         load_b(p, at, k, at.column + box * (BLOCK_N / B_BOXES), b_slot(slot) + box * B_BOX_BYTES, arrived(slot));
 }
 
-/* The first slots of a block's first tile. Returns how many. */
+/* Loads the first slots of a block's first tile and returns their number. */
 DEVICE i32 fill_early(const arguments &p, const tile_scheduler &at) {
     const i32 steps = p.a_is_early || p.b_is_early ? at.steps(p) : 0, count = steps < STAGES ? steps : STAGES;
     k_cursor k(p, at, at.first_step(p));
@@ -30,7 +30,7 @@ DEVICE i32 fill_early(const arguments &p, const tile_scheduler &at) {
 }
 
 DEVICE void load_tiles(const arguments &p, tile_scheduler at) {
-    i32 early = fill_early(p, at); /* steps whose slot has something already */
+    i32 early = fill_early(p, at); /* steps for which the slot is already partly loaded */
     wait_for_previous_kernel();
     pipeline_cursor fill;
     for (; at.more(p); at.advance(p)) {
@@ -38,7 +38,8 @@ DEVICE void load_tiles(const arguments &p, tile_scheduler at) {
         for (i32 step = at.steps(p); step > 0; --step, --early) {
             if (early <= 0) {
                 wait(released(fill.slot), fill.phase ^ 1);
-                arrive_expecting(arrived(fill.slot), SLOT_BYTES); /* boxes that hang over an edge still count in full */
+                /* boxes that extend past an edge still count in full */
+                arrive_expecting(arrived(fill.slot), SLOT_BYTES);
             }
             if (early <= 0 || !p.a_is_early)
                 fill_a(p, at, k, fill.slot);

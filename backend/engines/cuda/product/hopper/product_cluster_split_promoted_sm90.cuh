@@ -3,7 +3,7 @@
 
 constexpr int CONSUMER_GROUPS = 2, TILE_GROUPS = 2, CLUSTER_SPLITS = 2;
 constexpr int OWN_BARRIERS = 1, ADDRESS_REGISTERS = 40;
-constexpr bool NEEDS_MOST_REGISTERS = (ROW_BLOCKS + 1) * BLOCK_N > 256; /* the sums of one step, too */
+constexpr bool NEEDS_MOST_REGISTERS = (ROW_BLOCKS + 1) * BLOCK_N > 256; /* includes the sums of one step */
 #include "product/hopper/pipeline.cuh"
 #include "product/hopper/tile_scheduler.cuh"
 #include "product/hopper/producer.cuh"

@@ -1,9 +1,10 @@
-/* product_cluster_split_sm90: product_sm90 with split-K over a cluster: its two blocks sum half of k each of one tile
+/* product_cluster_split_sm90: product_sm90 with split-K over a cluster, whose two blocks each sum half of k for one
+   tile
    Types     16-bit and int8 operands, wgmma; sm_90a
-   Why       where rows are few, the other operand is read by all multiprocessors, in tiles wide enough for L2
+   Why       with few rows, all multiprocessors read the other operand, in tiles that are wide enough for L2
    Schedule  schedule_cluster_split.cuh
-   Rest      as product_sm90.cuh, which tells roles, pipeline and parameters
-   Tried     two splits where no dimension fits into one tile: slower */
+   Rest      as in product_sm90.cuh, which documents roles, pipeline and parameters
+   Tried     two splits if no dimension fits into one tile: slower */
 
 constexpr int CONSUMER_GROUPS = 2, TILE_GROUPS = 2, CLUSTER_SPLITS = 2;
 constexpr int OWN_BARRIERS = 1, ADDRESS_REGISTERS = 40;

@@ -1,9 +1,9 @@
-/* product_pingpong_sm90: product_sm90 with a tile for each of two consumer warpgroups: while one multiplies, at the
-   rate of both, the other runs its epilogue
+/* product_pingpong_sm90: product_sm90 with a separate tile for each of two consumer warpgroups: while one multiplies,
+   at the rate of both, the other runs its epilogue
    Types     16-bit and int8 operands, wgmma; sm_90a
    Schedule  schedule_pingpong.cuh
-   Rest      as product_sm90.cuh, which tells roles, pipeline and parameters
-   Tried     one warpgroup a step or two behind the other, so that their epilogues do not meet: within noise */
+   Rest      as in product_sm90.cuh, which documents roles, pipeline and parameters
+   Tried     one warpgroup a step or two later than the other, so that their epilogues do not coincide: within noise */
 
 constexpr int CONSUMER_GROUPS = 2, TILE_GROUPS = 1, CLUSTER_SPLITS = 1;
 constexpr int OWN_BARRIERS = 2, ADDRESS_REGISTERS = 64;

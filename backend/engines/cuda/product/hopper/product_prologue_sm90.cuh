@@ -1,6 +1,6 @@
 /* product_prologue_sm90: product_sm90 with pointwise operations on A, through registers          f16 and bf16, sm_90a
-   Main loop main_loop_prologue.cuh, which says what is printed for it
-   Rest      as product_sm90.cuh, which tells roles, pipeline and parameters */
+   Main loop main_loop_prologue.cuh, which documents the generated functions
+   Rest      as in product_sm90.cuh, which documents roles, pipeline and parameters */
 
 constexpr int CONSUMER_GROUPS = BLOCK_M / (ROW_BLOCKS * 64), TILE_GROUPS = CONSUMER_GROUPS, CLUSTER_SPLITS = 1;
 constexpr int OWN_BARRIERS = 0, ADDRESS_REGISTERS = CLUSTER > 1 ? 44 : 40;

@@ -1,10 +1,10 @@
-/* product_promoted_sm90: product_sm90 for fp8: floats outside the tensor core sum what it makes of each step  sm_90a
-   Main loop main_loop_promoted.cuh; with HAS_SCALES, sums are multiplied by the scales of the blocks that met
-   Rest      as product_sm90.cuh, which tells roles, pipeline and parameters */
+/* product_promoted_sm90: product_sm90 for fp8: float registers accumulate the tensor cores' sum of each step    sm_90a
+   Main loop main_loop_promoted.cuh; with HAS_SCALES, sums are multiplied by the scales of both blocks
+   Rest      as in product_sm90.cuh, which documents roles, pipeline and parameters */
 
 constexpr int CONSUMER_GROUPS = BLOCK_M / (ROW_BLOCKS * 64), TILE_GROUPS = CONSUMER_GROUPS, CLUSTER_SPLITS = 1;
 constexpr int OWN_BARRIERS = 0, ADDRESS_REGISTERS = CLUSTER > 1 ? 44 : 40;
-constexpr bool NEEDS_MOST_REGISTERS = (ROW_BLOCKS + 1) * BLOCK_N > 256; /* the sums of one step, too */
+constexpr bool NEEDS_MOST_REGISTERS = (ROW_BLOCKS + 1) * BLOCK_N > 256; /* includes the sums of one step */
 #include "product/hopper/pipeline.cuh"
 #include "product/hopper/tile_scheduler.cuh"
 #include "product/hopper/producer.cuh"

@@ -1,27 +1,27 @@
-/* reductions: reductions of what an epilogue makes. A thread takes in its results, in pairs as the sums lie; lanes,
-   warps and, where a block keeps to one column of tiles (KEEPS_COLUMN), its tiles combine theirs, always in the same
-   order. What a block comes to goes to the workspace as one line of partial sums, which combine_partials.cuh combines
-   Demands   BLOCK_M BLOCK_N CLUSTER CONSUMER_GROUPS TILE_GROUPS KEEPS_COLUMN REDUCES_STAGED
-             ACCUMULATOR_SPARE_REGISTERS, and the printed column_reductions, row_reductions, whole_reductions */
+/* reductions: reductions of the epilogue's results. A thread adds its results, in pairs as in the accumulators; then
+   lanes, warps and, if a block keeps to one column of tiles (KEEPS_COLUMN), its tiles are combined, always in the same
+   order. The result of a block goes to the workspace as one line of partial sums, which combine_partials.cuh combines
+   Requires  BLOCK_M BLOCK_N CLUSTER CONSUMER_GROUPS TILE_GROUPS KEEPS_COLUMN REDUCES_STAGED
+             ACCUMULATOR_SPARE_REGISTERS, and the generated column_reductions, row_reductions, whole_reductions */
 
 constexpr int COLUMN_REDUCTIONS = column_reductions::COUNT, ROW_REDUCTIONS = row_reductions::COUNT,
               WHOLE_REDUCTIONS = whole_reductions::COUNT;
 constexpr bool HAS_REDUCTIONS = COLUMN_REDUCTIONS + ROW_REDUCTIONS + WHOLE_REDUCTIONS > 0;
-constexpr int UNITS = BLOCK_N / 32; /* of 32 columns: eight numbers per lane, which eight lanes share */
+constexpr int UNITS = BLOCK_N / 32; /* of 32 columns: eight numbers per lane, shared by eight lanes */
 static_assert(COLUMN_REDUCTIONS == 0 || BLOCK_N % 32 == 0, "units cover the tile");
-/* Lanes combine when all tiles are done if registers hold what each has until then; else after each unit. */
+/* If registers can hold each lane's partial results, lanes are combined after all tiles, otherwise after each unit. */
 constexpr bool COMBINES_LANES_LATE =
     KEEPS_COLUMN && !REDUCES_STAGED && COLUMN_REDUCTIONS * UNITS * 8 <= ACCUMULATOR_SPARE_REGISTERS - 56;
 constexpr int SPARE_REGISTERS = ACCUMULATOR_SPARE_REGISTERS - COLUMN_REDUCTIONS * (COMBINES_LANES_LATE ? UNITS * 8
                                                                                    : REDUCES_STAGED    ? UNITS
                                                                                                        : 8);
-constexpr u32 PARTIALS_BYTES = COLUMN_REDUCTIONS * BLOCK_N * 4; /* of a warp */
+constexpr u32 PARTIALS_BYTES = COLUMN_REDUCTIONS * BLOCK_N * 4; /* per warp */
 
-DEVICE constexpr int at_least_one(int n) { return n > 0 ? n : 1; } /* arrays are never empty */
+DEVICE constexpr int at_least_one(int n) { return n > 0 ? n : 1; } /* C++ has no empty arrays */
 
-/* The four warps of a group combine their columns; s_partials is the warp's own. */
+/* Combines the columns of a group's four warps; s_partials belongs to the warp. */
 template <class P> DEVICE void store_columns(const P &p, u32 s_partials, i32 first_column, i64 line, int group) {
-    const u32 s_first = s_partials - warp_index() % 4 * PARTIALS_BYTES; /* found by all lanes together */
+    const u32 s_first = s_partials - warp_index() % 4 * PARTIALS_BYTES; /* uniform over the warp */
     sync_threads(1 + group, 128);
     for (int column = threadIdx.x % 128; column < BLOCK_N && first_column + column < (i32)p.columns; column += 128)
 #pragma unroll
@@ -37,7 +37,7 @@ template <class P> DEVICE void store_columns(const P &p, u32 s_partials, i32 fir
     sync_threads(1 + group, 128);
 }
 
-/* Where a group's columns go: of each tile, or of all that a block has made. */
+/* The line for a group's columns: one per tile, or one for all tiles of a block. */
 template <class P> DEVICE i64 line_of_tile(const P &p, const tile_coordinates &at, int group) {
     return at.z * p.column_lines_per_entry + at.row / BLOCK_M * TILE_GROUPS + group % TILE_GROUPS;
 }
@@ -83,8 +83,8 @@ template <class P> struct register_reductions {
                 total(t) = T::joined(t, total(t), elements[t].at[i]);
     }
 
-    /* Takes in a run of results at (row, column), which exist together or not at all: of register pair `octet`, `half`,
-       as sums lie, from its element `e` on. Columns that do not exist have partial sums that nobody keeps. */
+    /* Adds a run of results at (row, column), which exist either all or not at all: register pair `octet`, `half` of
+       the accumulators, from its element `e` on. Columns that do not exist have partial sums that are never stored. */
     template <class F>
     DEVICE void add(const P &p, index z, i32 row, i32 column, int octet, int half, const F &out, int e = 0) {
         const bool has_row = row < (i32)p.rows && exists(p, z, row, 0),
@@ -108,7 +108,8 @@ template <class P> struct register_reductions {
 
     DEVICE void add_tile(const P &, u32, int, bool) {}
 
-    /* Eight numbers of each lane become one: lane 4r + q gets the sum of the numbers r of lanes q, 4 + q, 8 + q, .. */
+    /* Combines eight numbers of each lane to one: lane 4r + q gets the sum of the numbers r of lanes q, 4 + q, 8 + q,
+       .. */
     static DEVICE float transpose_combine(int t, float (&x)[8]) {
 #pragma unroll
         for (int width = 4; width > 0; width /= 2)
@@ -133,7 +134,7 @@ template <class P> struct register_reductions {
         }
     }
 
-    /* The compiler may put off additions until after the next products have begun to overwrite what they read. */
+    /* Without this, the compiler may defer additions until the next products have started to overwrite their inputs. */
     DEVICE void fence_registers() {
 #pragma unroll
         for (int i = 0; i < COLUMN_REDUCTIONS * UNITS_KEPT * 8; ++i)
@@ -153,7 +154,7 @@ template <class P> struct register_reductions {
         return x;
     }
 
-    /* After a block of 64 rows. */
+    /* Called after a block of 64 rows. */
     DEVICE void end_rows(const P &p, const tile_coordinates &at, i32 warp_row) {
         is_first = false;
         fence_registers();
@@ -179,13 +180,13 @@ template <class P> struct register_reductions {
         }
     }
 
-    /* After the last tile, which stood in column `column`. */
+    /* Called after the last tile, which was in column `column`. */
     DEVICE void end_all(const P &p, i32 column, int consumer_warp) {
         if constexpr (COLUMN_REDUCTIONS > 0 && KEEPS_COLUMN) {
 #pragma unroll
             for (int unit = 0; unit < UNITS; ++unit)
                 if (COMBINES_LANES_LATE || is_first)
-                    combine_lanes(COMBINES_LANES_LATE ? unit : 0, unit); /* a group may have seen no tile */
+                    combine_lanes(COMBINES_LANES_LATE ? unit : 0, unit); /* a group may have had no tile */
             store_columns(p, s_partials, column, line_of_block(p, consumer_warp), consumer_warp / 4);
         }
         if constexpr (WHOLE_REDUCTIONS > 0) {

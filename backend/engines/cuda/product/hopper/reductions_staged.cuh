@@ -1,11 +1,12 @@
-/* reductions_staged: reductions of columns, of nothing but the 16 bits that leave, taken from the epilogue tiles that
-   these leave from. A lane keeps to the same two columns of every epilogue tile, so that lanes have nothing to exchange
-   and no row asks whether it exists but the last ones of all
-   Demands   what reductions.cuh and epilogue_staged.cuh do; elements_of is printed. A template, so that what was not
-             printed is not looked up
-   Measured  H200, genstats behind 3x3 of 256 filters on 128x14x14: 4 instructions per element and not 9, 45.4 us and
-             not 46.5 without ping-pong, waiting for the epilogue tile takes longer: 1x1 of 64 to 256 on 128x56x56 79.8
-             us and not 76.0; one sum of a column, behind 8192x4096x1024 with relu_backward, 125.6 and not 122.4 */
+/* reductions_staged: reductions of columns that need only the stored 16 bits, computed from the epilogue tiles from
+   which the results are stored. A lane keeps to the same two columns of every epilogue tile, so that lanes need no
+   exchange, and only the last rows need a test whether they exist
+   Requires  as reductions.cuh and epilogue_staged.cuh; elements_of is generated. A template, so that functions that
+             were not generated are not looked up
+   Measured  H200, genstats after 3x3 of 256 filters on 128x14x14: 4 instead of 9 instructions per element, 45.4 instead
+             of 46.5 us. Without ping-pong, waiting for the epilogue tile takes longer: 1x1 of 64 to 256 on 128x56x56
+             79.8 instead of 76.0 us; one sum per column, after 8192x4096x1024 with relu_backward, 125.6 instead of
+             122.4 */
 
 template <class P> struct staged_reductions {
     static constexpr int TILES = at_least_one(BLOCK_N / EPILOGUE_TILE_N), LANES = EPILOGUE_TILE_N / 2,
@@ -34,7 +35,7 @@ template <class P> struct staged_reductions {
                 r_total[t][tile][e] = column_reductions::joined(t, r_total[t][tile][e], out.columns[t].at[0]);
         }
     }
-    /* Takes in a tile that the warp has written; lane l knows whether row l % 16 exists. */
+    /* Adds a tile that the warp has written; lane l knows whether row l % 16 exists. */
     DEVICE void add_tile(const P &p, u32 s_tile, int tile, bool has_row) {
         const u32 first = lane_index() / LANES, rows = __ballot_sync(~0u, has_row) & 0xffff;
         if (rows == 0xffff) {

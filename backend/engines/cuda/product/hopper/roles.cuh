@@ -1,8 +1,8 @@
-/* roles: the body of the Hopper products: barriers, then warpgroup 0 produces and the others consume. A kernel that
-   follows may start as soon as this one has waited for the kernel before (programmatic dependent launch); where the
-   tiles of groups or overrides are is memory of that one */
+/* roles: the body of the Hopper products: initialises barriers; then warpgroup 0 produces and the others consume. The
+   next kernel may start as soon as this one has waited for the previous one (programmatic dependent launch). With
+   groups or overrides, that wait comes before the tile coordinates, because the previous kernel may write the sizes */
 
-/* The consumers' work, with the reductions on the way. */
+/* The consumers' work, with or without reductions. */
 template <class P> DEVICE void consume(const P &p, const tile_scheduler &at, u32 consumer_warp) {
     const u32 s_partials = shared_address(s_memory) + PARTIALS_AT + consumer_warp * PARTIALS_BYTES;
     if constexpr (REDUCES_STAGED) {
@@ -66,7 +66,7 @@ template <class P> DEVICE void run_roles(const P &p) {
         grow_registers<CONSUMER_REGISTERS>();
         consume(p, at, warp - 4);
     }
-    if constexpr (CLUSTER > 1) { /* nobody leaves while a peer may still write or arrive here */
+    if constexpr (CLUSTER > 1) { /* no block may exit while a peer may still write to it or arrive at its barriers */
         __syncwarp();
         cluster_sync();
     }

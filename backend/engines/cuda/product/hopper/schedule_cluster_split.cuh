@@ -1,8 +1,8 @@
-/* schedule_cluster_split: two blocks of a cluster make one tile, half of k each. Warpgroup g of the tile runs the
-   epilogue in block g, which receives the other block's partial sums of its rows in shared memory; of two sums either
-   may come first
-   Tile      one per cluster: nothing is left to overlap
-   Barriers  partials_arrived: what the peer sends is there */
+/* schedule_cluster_split: two blocks of a cluster compute one tile, each over half of k. Warpgroup g of the tile runs
+   the epilogue in block g, which receives the other block's partial sums of its rows in shared memory. The result is
+   the same in every run, because the sum of two numbers does not depend on their order
+   Tile      one per cluster, so nothing overlaps
+   Barriers  partials_arrived: the peer's sums have arrived */
 static_assert(CLUSTER == 1 && !IS_SPLIT && !HAS_PHASES && !HAS_OVERRIDES && !AUX_LOAD,
               "each of two blocks runs the epilogue of one warpgroup's rows");
 
@@ -52,7 +52,7 @@ template <class P, class R> DEVICE void consume_tiles(const P &p, tile_scheduler
     const u32 last_slot = main_loop::multiply(r_c, p, use, at, consumer_warp, steps);
     operands.read_ahead(p, at, first_row + consumer_warp % 4 * 16);
     main_loop::complete(r_c, last_slot, steps);
-    cluster_wait(); /* for the other block's barriers, which have long been there */
+    cluster_wait(); /* for the other block's barriers, which were initialised long ago */
     if (consumer_warp / 4 != cluster_rank()) {
         send_partials(r_c, consumer_warp / 4);
         return;

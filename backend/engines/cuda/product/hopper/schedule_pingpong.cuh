@@ -1,7 +1,7 @@
-/* schedule_pingpong: a tile is one warpgroup's, and two take tiles in turn
-   Barriers  main_loop_issued[g]: the last products of a tile of group g are under way, and those of the next tile may
-             follow. One barrier for both would not do: where tiles have no step, a warp may be a tile ahead of its
-             group's others, and would take a phase for the one before */
+/* schedule_pingpong: each tile belongs to one of two warpgroups, which alternate
+   Barriers  main_loop_issued[g]: the last products of a tile of group g have been issued, and those of the next tile
+             may follow. One barrier for both groups would not suffice: if tiles have no steps, a warp may be a tile
+             ahead of the rest of its group, and would mistake a phase for the previous one */
 static_assert(CONSUMER_GROUPS == 2 && TILE_GROUPS == 1 && !HAS_OVERRIDES, "the warpgroups meet nowhere");
 
 DEVICE u32 main_loop_issued(u32 group) { return own_barrier(group); }
@@ -18,7 +18,7 @@ template <class P, class R> DEVICE void consume_tiles(const P &p, tile_scheduler
     const u32 group = consumer_warp / 4;
     for (u32 number = 0; at.more(p); at.advance(p), ++number) {
         const i32 steps = at.steps(p);
-        if (number % 2 != group) { /* the other warpgroup's tile */
+        if (number % 2 != group) { /* the tile of the other warpgroup */
             use.skip(steps);
             continue;
         }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From modes and geometry to views: which dimensions an operand's tensor map has, and what each of their coordinates
-   is. It must not know tiles or text. */
+/* From modes and geometry to views: the dimensions of each operand's tensor map, and the meaning of their coordinates.
+   This file must not know about tiles or text. */
 #include "base/number.h"
 #include "engines/cuda/product/hopper/hopper.h"
 #include "engines/product.h"
@@ -9,7 +9,7 @@
 
 #include <string.h>
 
-/* What the copy engine counts to in images of two and of three dimensions. */
+/* Limits of TMA for images of two and of three dimensions. */
 enum {
     IMAGE_STRIDE_MAX = 8,
     IMAGE_CORNER_MAX = 127,
@@ -17,39 +17,43 @@ enum {
     IMAGE_REACH_MAX = 255,
     VOLUME_REACH_MAX = 31
 };
-enum { PARTS_MAX = 3 }; /* of an operand, as a step has so many maps beside the results' */
-/* Bytes: of a tensor map's address and of all its strides but the first, by the CUDA driver's rules. */
+enum {
+    PARTS_MAX = 3
+}; /* of an operand, because a step has space for that many maps in addition to those of the
+                           results */
+/* Bytes: the CUDA driver requires it for a tensor map's address and all its strides except the first. */
 enum { MAP_ALIGNMENT = 16 };
 
-/* Both operands have elements of as many bytes. */
+/* Both operands have the same element size. */
 static int64_t element_bytes(const struct hopper *h, int operand) {
     return dtype_bytes((weftDataType_t)h->c.operand[operand].tensor->type, 1);
 }
 
-/* The next dimension of an operand's map. Dimensions of one element that nothing moves along are left out: maps have
-   five. Order matters: the first dimension added is the contiguous one, and coordinates follow in the same order. */
+/* Adds the next dimension of an operand's map. Dimensions of one element that no coordinate moves along are omitted,
+   because maps have at most five. The order matters: the first dimension added is the contiguous one, and coordinates
+   follow in the same order. */
 static weftStatus_t add_dim(struct hopper *h, int operand, struct view_dim dim) {
     struct map_view *view = &h->view[operand];
     const struct tensor *tensor = h->c.operand[operand].tensor;
-    /* Roles that every copy names stay, whatever their extent. */
+    /* Dimensions that every copy names are kept, whatever their extent. */
     if (dim.extent == 1 && dim.role != ROLE_K && dim.role != ROLE_OUTER && dim.role != ROLE_IMAGE)
         return WEFT_STATUS_SUCCESS;
-    if (dim.extent == 1 && view->count > 0) /* never moved along; the map wants a stride all the same */
+    if (dim.extent == 1 && view->count > 0) /* not moved along, but the map requires a stride */
         dim.stride = MAP_ALIGNMENT;
     if (view->count == VIEW_DIMS_MAX)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: %s is walked along more than %d dimensions",
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: %s is indexed along more than %d dimensions",
              descriptor_label(h->c.node->op), descriptor_label(&tensor->base), VIEW_DIMS_MAX);
     if (view->count == 0 ? dim.stride != 1 && dim.extent != 1
                          : dim.stride <= 0 || dim.stride * element_bytes(h, operand) % MAP_ALIGNMENT != 0)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
-             "%s: %s has a stride of %lld elements; the copy engine wants multiples of %d bytes, and one dimension "
-             "without gaps.",
+             "%s: %s has a stride of %lld elements; TMA requires multiples of %d bytes, and one contiguous "
+             "dimension.",
              descriptor_label(h->c.node->op), descriptor_label(&tensor->base), (long long)dim.stride, MAP_ALIGNMENT);
     view->dims[view->count++] = dim;
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Depth and outer index, whichever is contiguous first. */
+/* k and the outer index; the contiguous one comes first. */
 static weftStatus_t add_matrix(struct hopper *h, int operand, struct view_dim k, struct view_dim outer) {
     bool is_k_major = k.stride == 1 || (outer.stride != 1 && k.extent == 1);
     h->view[operand].is_k_major = is_k_major;
@@ -57,9 +61,9 @@ static weftStatus_t add_matrix(struct hopper *h, int operand, struct view_dim k,
     return add_dim(h, operand, is_k_major ? outer : k);
 }
 
-/* ---- Matmul, and what is one ------------------------------------------------------------------------------------- */
+/* ---- Matmul and its equivalents ---------------------------------------------------------------------------------- */
 
-/* The one mode of an index as a dimension; an index without modes has one element. */
+/* The single mode of an index as a dimension; an index without modes has one element. */
 static struct view_dim dim_of(const struct contraction *c, int operand, enum index index, enum dim_role role) {
     const struct modes *modes = &c->modes[index];
     const struct mode *last = &modes->at[modes->count - 1];
@@ -67,7 +71,7 @@ static struct view_dim dim_of(const struct contraction *c, int operand, enum ind
                         : (struct view_dim){role, 0, 1, 1, 0};
 }
 
-/* Whether each index is one mode, and no coordinate is checked: what a tiled map reads. */
+/* True if each index is one mode and no coordinate is checked, so that tiled maps can be used. */
 static bool is_matrix(const struct contraction *c) {
     bool is = c->modes[ROW].count <= 1 && c->modes[COLUMN].count <= 1 && c->modes[K].count <= 1 &&
               c->modes[BATCH].count <= ENTRIES_MAX && c->phase_count == 0;
@@ -77,7 +81,7 @@ static bool is_matrix(const struct contraction *c) {
     return is;
 }
 
-/* Entries of the batch are dimensions of the maps: an operand that all entries share has none. */
+/* Batch entries are dimensions of the maps; an operand that all entries share has none. */
 static weftStatus_t shape_matrices(struct hopper *h) {
     const struct contraction *c = &h->c;
     h->channels = modes_extent(&c->modes[K]);
@@ -95,41 +99,40 @@ static weftStatus_t shape_matrices(struct hopper *h) {
 
 /* ---- Convolution ------------------------------------------------------------------------------------------------- */
 
-/* A dimension of channels or filters, or of what else a group has its own part of. Its extent covers all groups;
-   per_group is what a group adds to the coordinate. */
+/* A dimension of channels or filters, or another one of which each group has its own part. Its extent covers all
+   groups; per_group is the offset of the coordinate per group. */
 static struct view_dim grouped_dim(const struct conv_geometry *g, enum dim_role role, int number, int64_t extent,
                                    int64_t stride, int64_t group_stride) {
     int64_t per_group = g->groups > 1 && stride ? group_stride / stride : 0;
     return (struct view_dim){role, number, extent + (g->groups - 1) * per_group, stride, per_group};
 }
 
-/* Groups are counted by coordinates. */
+/* True if groups start at whole coordinates. */
 static bool lies_evenly(const struct conv_operand *operand, int64_t stride) {
     return stride > 0 && operand->group_stride % stride == 0;
 }
 
-/* Boxes along k must end where groups do. A group's channels are an offset of the coordinate along them; so filters and
-   channels of all groups must be one evenly strided dimension. A box of k that reached into the next group would
-   multiply its channels. */
+/* Boxes along k must end at group boundaries. The channels of a group are at an offset of the coordinate, so the
+   filters or channels of all groups must be one evenly strided dimension. A box of k that extended into the next group
+   would multiply its channels. */
 static weftStatus_t check_groups(const struct hopper *h, const struct conv_geometry *g) {
     int64_t block = HOPPER_K_BYTES / element_bytes(h, OPERAND_A), k = g->direction == CONV_DATA ? g->k : g->c;
     bool is_even = (g->direction == CONV_DATA || lies_evenly(&g->x, g->x.channel_stride)) &&
                    (g->direction == CONV_FILTER || lies_evenly(&g->w, g->w.outer_stride)) &&
                    (g->direction == CONV_FORWARD || lies_evenly(&g->y, g->y.channel_stride));
     if (g->groups > 1 && !is_even)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: its groups do not begin at whole channels or filters.",
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: its groups do not start at whole channels or filters.",
              descriptor_label(h->c.node->op));
     if (g->groups > 1 && g->direction != CONV_FILTER && k % block != 0)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
-             "%s: it has %lld groups of %lld channels; multiples of %lld are summed here.",
+             "%s: it has %lld groups of %lld channels; expected a multiple of %lld channels.",
              descriptor_label(h->c.node->op), (long long)g->groups, (long long)k, (long long)block);
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The image of an operand: what lies without gaps, then positions from the innermost dimension outwards, then images.
-   `last`: where the box of the last position ends against the image, as im2col maps have it: the upper corner. Taps are
-   offsets of a copy, of 8 bits in images and 5 in volumes. first: what lies without gaps; images: their number's
-   dimension. */
+/* Adds the image of an operand: the contiguous dimension `first`, then positions from the innermost dimension outwards,
+   then `images`. `last`: the upper corner in terms of im2col maps, the end of the last position's box relative to the
+   image. Taps are offsets of a copy, which have 8 bits for images and 5 for volumes. */
 static weftStatus_t add_image(struct hopper *h, int operand, const struct conv_geometry *g,
                               const struct conv_operand *image, struct view_dim first, struct view_dim images) {
     int64_t most = g->spatial == COORDINATES ? VOLUME_CORNER_MAX : IMAGE_CORNER_MAX;
@@ -144,17 +147,17 @@ static weftStatus_t add_image(struct hopper *h, int operand, const struct conv_g
         if (at->stride > IMAGE_STRIDE_MAX || at->corner < -most || at->corner > most || last < -most || last > most ||
             reach > farthest)
             FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
-                 "%s: stride, padding or filter are larger than the copy engine walks: strides to %d, corners to "
+                 "%s: stride, padding or filter exceed the limits of TMA: strides to %d, corners to "
                  "%lld, taps to %lld.",
                  descriptor_label(h->c.node->op), IMAGE_STRIDE_MAX, (long long)most, (long long)farthest);
-        /* Images of fewer dimensions have no depth: maps of two have four dimensions. */
+        /* Images with fewer dimensions have no depth: their maps have four dimensions. */
         if (i > 0 || g->spatial == COORDINATES)
             TRY(add_dim(h, operand, (struct view_dim){ROLE_IMAGE, i, at->size, image->size_stride[i], 0}));
     }
     return add_dim(h, operand, images);
 }
 
-/* The filter under an image: its taps are part of k. Taps of one element are left out by add_dim. */
+/* Adds the filter of an image convolution, whose taps are part of k. add_dim omits taps of one element. */
 static weftStatus_t add_filter(struct hopper *h, int operand, const struct conv_operand *w, struct view_dim k,
                                struct view_dim outer) {
     TRY(add_matrix(h, operand, k, outer));
@@ -165,7 +168,7 @@ static weftStatus_t add_filter(struct hopper *h, int operand, const struct conv_
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Positions of an image whose taps run forwards. */
+/* Positions of an image whose taps are in forward order. */
 static struct positions forward_positions(const struct conv_geometry *g, int i) {
     return (struct positions){.count = g->y.size[i],
                               .stride = g->stride[i],
@@ -175,7 +178,7 @@ static struct positions forward_positions(const struct conv_geometry *g, int i) 
                               .size = g->x.size[i]};
 }
 
-/* Taps and channels are k, positions the image operand's own index. */
+/* Taps and channels are k; positions are the own index of the image operand. */
 static weftStatus_t shape_forward(struct hopper *h, const struct conv_geometry *g, int image) {
     const struct conv_operand *x = &g->x, *w = &g->w;
     for (int i = 0; i < COORDINATES; i++)
@@ -188,7 +191,7 @@ static weftStatus_t shape_forward(struct hopper *h, const struct conv_geometry *
                       grouped_dim(g, ROLE_OUTER, 0, g->k, w->outer_stride, w->group_stride));
 }
 
-/* Positions in dy that see an element of dx through the taps, which run backwards. */
+/* Positions in dy that see an element of dx through the taps, which are in reverse order. */
 static struct positions backward_positions(const struct conv_geometry *g, int i) {
     int64_t reach = (g->w.size[i] - 1) * g->dilation[i];
     return (struct positions){.count = g->x.size[i],
@@ -200,7 +203,8 @@ static struct positions backward_positions(const struct conv_geometry *g, int i)
                               .size = g->y.size[i]};
 }
 
-/* The same with a stride: a position of each phase, whose taps differ. The corner is the least of all phases. */
+/* Like backward_positions, with a stride: positions of a phase. The taps differ between phases, and the corner is the
+   minimum of all phases. */
 static struct positions phase_positions(const struct conv_geometry *g, int i, const struct phase *phase) {
     int64_t moves = phase->tap_step * phase->dilation / phase->stride, least = INT64_MAX, most = INT64_MIN;
     for (int64_t z = 0; z < phase->stride; z++)
@@ -221,7 +225,7 @@ static struct positions phase_positions(const struct conv_geometry *g, int i, co
                               .phase = *phase};
 }
 
-/* As forward, of dy, with the taps backwards and the filter's channels as its own index. */
+/* Like shape_forward for dy, with reversed taps and the filter's channels as its own index. */
 static weftStatus_t shape_data(struct hopper *h, const struct conv_geometry *g, int image) {
     const struct conv_operand *y = &g->y, *w = &g->w;
     int phases = 0;
@@ -238,8 +242,8 @@ static weftStatus_t shape_data(struct hopper *h, const struct conv_geometry *g, 
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Whether the pixels of an image, over all images, are evenly apart. From the innermost dimension outwards; i == -1
-   stands for the images. Gives their number and distance. */
+/* True if the pixels of an image, over all images, are evenly spaced. Iterates from the innermost dimension outwards; i
+   == -1 stands for the images. Returns their number and distance. */
 static bool is_one_line(const struct conv_operand *image, int64_t images, int64_t *pixels, int64_t *stride) {
     *pixels = 1;
     *stride = 0;
@@ -255,8 +259,7 @@ static bool is_one_line(const struct conv_operand *image, int64_t images, int64_
     return true;
 }
 
-/* Whether the pixels of each image are neighbours, and fill whole steps of k, none of which then belongs to
-   two. */
+/* True if the pixels of each image are contiguous and fill whole steps of k, so that no step belongs to two images. */
 static bool is_plane(const struct hopper *h, const struct conv_geometry *g, int operand, int64_t *pixels) {
     struct conv_operand plane = g->y;
     int64_t stride;
@@ -265,18 +268,18 @@ static bool is_plane(const struct hopper *h, const struct conv_geometry *g, int 
            *pixels * element_bytes(h, operand) % HOPPER_K_BYTES == 0;
 }
 
-/* A copy whose first element is not a multiple of 16 bytes away from the start of its row is an illegal instruction. So
-   each group must begin at such an element, if groups are adjacent along the contiguous dimension. */
+/* A copy whose first element is not at a multiple of 16 bytes from the start of its row is an illegal instruction. If
+   groups are adjacent along the contiguous dimension, each group must therefore start at such an element. */
 static weftStatus_t check_group_starts(const struct hopper *h, int operand, int64_t groups,
                                        const struct conv_operand *of, const char *members, int64_t count) {
     if (groups > 1 && of->channel_stride == 1 && of->group_stride * element_bytes(h, operand) % MAP_ALIGNMENT != 0)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
-             "%s: its groups of %lld %s do not begin at multiples of %d bytes, as the copy engine requires.",
+             "%s: its groups of %lld %s do not start at multiples of %d bytes, as TMA requires.",
              descriptor_label(h->c.node->op), (long long)count, members, MAP_ALIGNMENT);
     return WEFT_STATUS_SUCCESS;
 }
 
-/* dy is a matrix of pixels and filters, or one for each image; x is the image, of which the result's other index counts
+/* dy is a matrix of pixels and filters, or one matrix per image; x is the image. The other index of the result counts
    taps and channels. */
 static weftStatus_t shape_filter(struct hopper *h, const struct conv_geometry *g, int image) {
     const struct conv_operand *x = &g->x, *y = &g->y;
@@ -285,12 +288,12 @@ static weftStatus_t shape_filter(struct hopper *h, const struct conv_geometry *g
     bool has_planes = !is_line && h->c.before_count == 0 && is_plane(h, g, 1 - image, &plane);
     if ((!is_line && !has_planes) || g->c == 1)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
-             "%s: filter gradients are multiplied here for more than one channel, and pixels of dy without gaps.",
+             "%s: filter gradients require more than one channel, and contiguous pixels of dy.",
              descriptor_label(h->c.node->op));
     bool has_dim = g->w.tensor->dims.count != g->spatial + 2;
     if (g->groups > 1 && g->c % HOPPER_PANEL != 0 && g->beta == 0 && !has_dim)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
-             "%s: it has %lld groups of %lld channels, which fill no panels of %d; they shall be merged.",
+             "%s: it has %lld groups of %lld channels, which do not fill panels of %d; the groups should be merged.",
              descriptor_label(h->c.node->op), (long long)g->groups, (long long)g->c, HOPPER_PANEL);
     TRY(check_group_starts(h, image, g->groups, x, "channels", g->c));
     if (!has_planes)
@@ -304,7 +307,7 @@ static weftStatus_t shape_filter(struct hopper *h, const struct conv_geometry *g
         }
     }
     h->k_is_pixels = true;
-    /* Elements of k. */
+    /* Number of elements of k. */
     h->channels = has_planes ? plane * g->n : pixels;
     TRY(add_image(h, image, g, x, grouped_dim(g, ROLE_OUTER, 0, g->c, x->channel_stride, x->group_stride),
                   (struct view_dim){ROLE_IMAGE, -1, g->n, x->outer_stride, 0}));
@@ -315,8 +318,8 @@ static weftStatus_t shape_filter(struct hopper *h, const struct conv_geometry *g
     return add_dim(h, 1 - image, (struct view_dim){ROLE_PLANE, 0, g->n, y->outer_stride, 0});
 }
 
-/* The same of one tap where the pixels of a channel lie without gaps: of both operands k is pixels, and images
-   are counted as taps are. */
+/* Filter gradient with one tap and contiguous pixels of each channel: k is the pixels of both operands, and images take
+   the role of taps. */
 static weftStatus_t shape_planes(struct hopper *h) {
     const struct modes *k = &h->c.modes[K];
     h->channels = k->at[1].extent;
@@ -332,8 +335,8 @@ static weftStatus_t shape_planes(struct hopper *h) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Whether shape_planes() serves: one tap, and neither operand an image with borders. k has two modes: images (0) and
-   pixels (1). */
+/* True if shape_planes() applies: one tap, and neither operand is an image with borders. k has two modes: images (0)
+   and pixels (1). */
 static bool is_planes(const struct contraction *c) {
     const struct modes *k = &c->modes[K];
     bool is = c->before_count == 0 && op_of(c->node->op) == &conv_wgrad_op && k->count == 2 &&
@@ -346,12 +349,12 @@ static bool is_planes(const struct contraction *c) {
     return is;
 }
 
-/* The same where images lie without gaps: a forward convolution of x by dy, in which channels and images have changed
-   places. Nothing needs to be MN-major, which only 16 bits can. */
+/* Filter gradient with contiguous images: a forward convolution of x by dy, in which channels and images swap roles.
+   Nothing needs to be MN-major, which requires 16-bit types. */
 static weftStatus_t shape_filter_by_images(struct hopper *h, const struct conv_geometry *g, int image) {
     const struct conv_operand *x = &g->x, *y = &g->y;
     if (g->flip)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED, "%s: its filter is flipped; the copy engine walks forward only.",
+        FAIL(WEFT_STATUS_NOT_SUPPORTED, "%s: its filter is flipped; TMA supports only forward steps.",
              descriptor_label(h->c.node->op));
     for (int i = 0; i < COORDINATES; i++)
         h->positions[i] = (struct positions){.count = g->w.size[i],
@@ -367,8 +370,8 @@ static weftStatus_t shape_filter_by_images(struct hopper *h, const struct conv_g
                       grouped_dim(g, ROLE_OUTER, 0, g->k, y->channel_stride, y->group_stride));
 }
 
-/* Modes of a filter gradient by their dimension of the result; with `is_last` the channels behind the taps. `channel`:
-   that dimension. */
+/* Sorts the modes of a filter gradient by their dimension of the result; with `is_last`, the mode of dimension
+   `channel` comes after the taps. */
 static void sort_by_dim(struct modes *modes, int channel, bool is_last) {
     for (int i = 1; i < modes->count; i++)
         for (int at = i; at > 0; at--) {
@@ -381,7 +384,7 @@ static void sort_by_dim(struct modes *modes, int channel, bool is_last) {
         }
 }
 
-/* Where a filter has one tap and the pixels of an image lie by themselves, as in NCHW, each image is a matrix of the
+/* If a filter has one tap and the pixels of an image are contiguous (NCHW), each image becomes a matrix of the
    batch. */
 static void separate_images(struct hopper *h) {
     struct contraction *c = &h->c;
@@ -394,8 +397,8 @@ static void separate_images(struct hopper *h) {
     memmove(pixels->at, pixels->at + 1, (size_t)--pixels->count * sizeof *pixels->at);
 }
 
-/* MN-major is for 16 bits alone, so FP8 takes images for k. Channels that fill no panels of 64 are counted up to a
-   whole one, and `has_limit` keeps the surplus from memory: a box then never holds two taps. */
+/* Only 16-bit types can be MN-major, so FP8 uses images as k. Channels that do not fill panels of 64 are rounded up to
+   a whole panel, so that a box never contains two taps; `has_limit` prevents stores of the surplus. */
 void hopper_order(struct hopper *h) {
     struct contraction *c = &h->c;
     struct modes *modes = &c->modes[h->is_swapped ? ROW : COLUMN];
@@ -418,8 +421,8 @@ void hopper_order(struct hopper *h) {
 
 /* ---- All operations ---------------------------------------------------------------------------------------------- */
 
-/* What the copy engine and wgmma ask of any operand, whatever made its view. 512: a tile and its cluster may reach past
-   the end, still within 32 bits. */
+/* Requirements of TMA and wgmma on every operand. 512: a tile and its cluster may extend past the end, and coordinates
+   must still fit in 32 bits. */
 static weftStatus_t check_view(const struct hopper *h, int operand) {
     const struct tensor *tensor = h->c.operand[operand].tensor;
     int64_t offset = h->is_matrix ? h->c.operand[operand].first * element_bytes(h, operand) : 0;
@@ -428,18 +431,19 @@ static weftStatus_t check_view(const struct hopper *h, int operand) {
              descriptor_label(h->c.node->op), descriptor_label(&tensor->base), MAP_ALIGNMENT);
     if (!h->view[operand].is_k_major && element_bytes(h, operand) != 2)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
-             "%s: %s must be contiguous along the summed dimension; only operands of 16 bits may lie otherwise.",
+             "%s: %s must be contiguous along the summed dimension; only 16-bit operands may have another layout.",
              descriptor_label(h->c.node->op), descriptor_label(&tensor->base));
     for (int i = 0; i < h->view[operand].count; i++)
         if (h->view[operand].dims[i].extent > INT32_MAX - 512)
             FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
-                 "%s: %s has %lld elements along one dimension; coordinates count to 2^31.",
+                 "%s: %s has %lld elements along one dimension; coordinates are limited to 2^31.",
                  descriptor_label(h->c.node->op), descriptor_label(&tensor->base),
                  (long long)h->view[operand].dims[i].extent);
     return WEFT_STATUS_SUCCESS;
 }
 
-/* By what the maps can be: matrices, matrices of pixels for each image, or images. Taps not set here count 1. */
+/* Chooses among the kinds of maps: matrices, one matrix of pixels per image, or images. Taps that are not set here are
+   1. */
 weftStatus_t hopper_shape(struct hopper *h) {
     const struct node *node = h->c.node;
     for (int i = 0; i < COORDINATES; i++)
@@ -450,7 +454,7 @@ weftStatus_t hopper_shape(struct hopper *h) {
     } else if (is_planes(&h->c)) {
         TRY(shape_planes(h));
     } else if (op_of(node->op) == &matmul_op) {
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: its batch entries do not lie evenly apart.",
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: its batch entries are not evenly spaced.",
              descriptor_label(node->op));
     } else {
         struct conv_geometry g = conv_geometry(node->op);
@@ -466,9 +470,9 @@ weftStatus_t hopper_shape(struct hopper *h) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* ---- Operands in parts ------------------------------------------------------------------------------------------- */
+/* ---- Operands in parts (concatenation) --------------------------------------------------------------------------- */
 
-/* Which dimension of an operand is k; -1: it is none, or taps are part of it. */
+/* The dimension of an operand that is k, or -1 if none is or if taps are part of k. */
 static int dim_of_k(const struct node *node, int value, const struct graph *graph) {
     const struct tensor *tensor = graph->values[value].tensor;
     if (op_of(node->op) == &matmul_op)
@@ -486,8 +490,8 @@ bool hopper_gathers(const struct graph *graph, int node, int value) {
            concat_axis(parts) == dim_of_k(product, value, graph);
 }
 
-/* By the factor between the strides of the first part, which the operand has, and those of this one, in all dimensions
-   but the axis of parts. */
+/* Scaled by the ratio between the strides of this part and those of the first one, which are the operand's, in all
+   dimensions except the concatenated axis. */
 int64_t hopper_part_stride(const struct hopper *h, int operand, int part, int dim) {
     const struct view_dim *at = &h->view[operand].dims[dim];
     const struct concat_op *parts = h->parts[operand];
@@ -498,7 +502,7 @@ int64_t hopper_part_stride(const struct hopper *h, int operand, int part, int di
     return at->stride;
 }
 
-/* Strides of all parts as the copy engine wants them. */
+/* True if the strides of all parts meet the requirements of TMA. */
 static bool are_even(const struct hopper *h, int operand) {
     const struct map_view *view = &h->view[operand];
     for (int part = 0; part < h->parts[operand]->inputs.count; part++)
@@ -510,7 +514,7 @@ static bool are_even(const struct hopper *h, int operand) {
     return true;
 }
 
-/* Steps of 128 bytes belong to one part each: the last part alone may end within one, in zeros. */
+/* Each step of 128 bytes must belong to one part: only the last part may end within a step, which zeros complete. */
 static weftStatus_t check_parts(const struct hopper *h, int operand) {
     const struct concat_op *parts = h->parts[operand];
     const struct map_view *view = &h->view[operand];
@@ -526,20 +530,20 @@ static weftStatus_t check_parts(const struct hopper *h, int operand) {
     }
     if (!is_even || h->c.before_count > 0)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
-             "%s: %s lies in parts, which are read here as up to %d of whole steps of %d "
-             "bytes along the summed dimension, and by no operation before it.",
+             "%s: %s consists of parts; this engine reads up to %d parts of whole steps of %d "
+             "bytes along the summed dimension, without operations before it.",
              descriptor_label(h->c.node->op), descriptor_label(&whole->base), PARTS_MAX, HOPPER_K_BYTES);
     return WEFT_STATUS_SUCCESS;
 }
 
-/* A value in parts that other operations of the region read. */
+/* Checks that no other operation of the region reads a value in parts. */
 static weftStatus_t check_others(const struct hopper *h) {
     const struct region *region = h->c.region;
     for (int i = 0; i < region->count; i++) {
         const struct node *node = region_node(region, i);
         for (int k = 0; k < node->operand_count; k++)
             if (region->graph->values[node->operands[k]].tensor->is_gathered && node != h->c.node)
-                FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: %s lies in parts, which the product alone reads here.",
+                FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: %s consists of parts, which only the product may read.",
                      descriptor_label(node->op),
                      descriptor_label(&region->graph->values[node->operands[k]].tensor->base));
     }
@@ -552,7 +556,7 @@ weftStatus_t hopper_find_parts(struct hopper *h) {
         if (h->parts[f])
             TRY(check_parts(h, f));
         else if (h->c.operand[f].tensor->is_gathered)
-            FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: the parts of %s are not known here.",
+            FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: the parts of %s are unknown.",
                  descriptor_label(h->c.node->op), descriptor_label(&h->c.operand[f].tensor->base));
     }
     return check_others(h);

@@ -1,8 +1,8 @@
-/* tile_scheduler: which tiles a block makes, one after another, and how many steps along k each takes
-   Order     by split, batch entry, rasterisation groups of rows of tiles, columns, rows: what is at work at one time is
-             near a square, whose operands stay in L2
-   Demands   HAS_PHASES HAS_OVERRIDES IS_SPLIT; find_entry is printed: where a batch entry is, and how much of it is in
-             use */
+/* tile_scheduler: the sequence of tiles of a block, and the number of steps along k of each
+   Order     by split, batch entry, rasterization groups of rows of tiles, columns, rows: concurrent tiles are roughly a
+             square, whose operands stay in L2
+   Requires  HAS_PHASES HAS_OVERRIDES IS_SPLIT; find_entry is generated: the offset of a batch entry, and its used sizes
+             */
 
 struct tile_scheduler : tile_coordinates {
     i32 tile; /* of a cluster: CLUSTER * BLOCK_M x BLOCK_N */
@@ -13,13 +13,13 @@ struct tile_scheduler : tile_coordinates {
         locate(p);
     }
 
-    /* Divisions take hundreds of clocks: this is called while others are waited for. */
+    /* Divisions take hundreds of clocks; callers overlap this with waiting for other roles. */
     DEVICE void locate(const arguments &p) {
         const u32 whole = divide(tile, p.tiles_per_entry), within = tile - whole * p.tiles_per_entry.value;
         split = divide(whole, p.batches);
         z = (index)(whole - split * p.batches.value);
         if constexpr (HAS_PHASES)
-            z = (index)p.batches.value - 1 - z; /* those with many taps come last by number: first in time */
+            z = (index)p.batches.value - 1 - z; /* phases with many taps have the last numbers but should run first */
         const u32 group = divide(within, p.tiles_per_raster_group),
                   inside = within - group * p.tiles_per_raster_group.value;
         const u32 first = group * (u32)p.raster_rows, left = (u32)p.tiles_m - first;
@@ -29,7 +29,7 @@ struct tile_scheduler : tile_coordinates {
         row_end = (i32)p.rows;
         find_entry(p, *this);
     }
-    /* All blocks of a cluster take the same steps. */
+    /* All blocks of a cluster execute the same number of steps. */
     DEVICE i32 used_steps() const {
         const i32 first_row = row - (CLUSTER > 1 ? (i32)cluster_rank() * BLOCK_M : 0);
         return first_row < used[0] && column < used[1] ? (used[2] + BLOCK_K - 1) / BLOCK_K : 0;

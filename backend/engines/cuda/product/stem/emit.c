@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Text and arguments of the stem family's kernels. It must not know how tiles are chosen. */
+/* Generates code and arguments of the stem family's kernels. This file must not know how tiles are chosen. */
 #include "base/number.h"
 #include "engines/cuda/product/stem/stem.h"
 
-/* Whether 8 neighbouring channels of an operand can be copied at a time: they lie side by side, aligned, and nothing
-   else is nearer. Then a pixel is one asynchronous copy of 16 bytes; else channels come one by one. */
+/* True if 8 adjacent channels of an operand can be copied at a time: they are contiguous and aligned, and all other
+   strides are multiples of 8. A pixel is then one asynchronous copy of 16 bytes; otherwise channels are copied one by
+   one. */
 static bool has_runs(const struct conv_operand *operand, int64_t channels) {
     int64_t steps = gcd64(channels, operand->outer_stride);
     for (int i = HEIGHT; i <= WIDTH; i++)
@@ -17,8 +18,8 @@ static int run_of(const struct conv_operand *operand, int64_t channels) {
     return has_runs(operand, channels) ? CHANNELS_MAX : 1;
 }
 
-/* Constants: what registers and loops are made of. Taps are unrolled, so filter, stride and dilation are text; other
-   filters compile anew. */
+/* Constants that determine registers and loops. Taps are unrolled, so filter, stride and dilation are part of the text,
+   and each filter size requires a separate compilation. */
 static void emit_structure(struct kernel_source *source, const struct stem *s) {
     static const char *const letters = " HW";
     const struct conv_geometry *g = &s->g;
@@ -36,8 +37,8 @@ static void emit_structure(struct kernel_source *source, const struct stem *s) {
     emit_type(source, "in_t", (weftDataType_t)s->c.operand[OPERAND_A].tensor->type);
 }
 
-/* Pointer and strides in elements, named <name>_<dimension>. A flipped filter starts at its last tap, and its strides
-   are negative, so that kernels know of no flip. */
+/* Pointer and strides in elements, named <name>_<dimension>. A flipped filter starts at its last tap with negative
+   strides, so that kernels need not know about flips. */
 static void emit_operand(struct kernel_source *source, const struct stem *s, const struct conv_operand *operand,
                          const char *name, char outer, char channel) {
     const struct tensor *tensor = operand->tensor;
@@ -53,7 +54,7 @@ static void emit_operand(struct kernel_source *source, const struct stem *s, con
     emit_number(source, sign * operand->size_stride[WIDTH], named("%s_w", name).text);
 }
 
-/* Arguments: sizes, and divisors that find a tile. A tile's number splits into filters, row and column of tiles, and
+/* Arguments: sizes, and the divisors that decode the number of a tile into filters, row and column of tiles, and
    image. */
 static void emit_geometry(struct kernel_source *source, const struct stem *s) {
     const struct conv_geometry *g = &s->g;
@@ -81,7 +82,7 @@ weftStatus_t stem_emit(struct cuda_kernel *kernel, const struct stem *s, struct 
     const struct conv_geometry *g = &s->g;
     struct kernel_source source;
     kernel_source_init(&source, s->c.region);
-    /* Results are fewer than 2^31: the epilogue's indices are u32. */
+    /* There are fewer than 2^31 results, so the epilogue's indices are u32. */
     text_add(&source.constants, "using sum_t = float;\nusing index = u32;\n");
     text_add(&source.code, "#include \"core/gather.cuh\"\n\n");
     emit_constant(&source, "LEAD_IS_ROW", s->c.epilogue.lead == ROW);

@@ -1,17 +1,17 @@
-/* pixels: images of at most 8 channels in shared memory, 16 bytes per pixel whatever the image has: a row of ldmatrix.
-   Columns are sorted by their remainder modulo the stride, so that the pixels under one tap of neighbouring outputs are
-   neighbours, too. */
+/* pixels: images of at most 8 channels in shared memory, with 16 bytes per pixel whatever the number of channels: one
+   row of ldmatrix. Columns are sorted by their remainder modulo the stride, so that the pixels that adjacent outputs
+   read at the same tap are adjacent, too. */
 
-constexpr int PIXEL = 8; /* channels, zeros behind the image's own */
+constexpr int PIXEL = 8; /* channels; those after the image's own are zeros */
 template <class T> using pixel = run<T, PIXEL>;
 
 template <class T> struct channels_image {
-    const T *first; /* of this image */
+    const T *first; /* address of this image */
     i64 stride_h, stride_w, stride_c;
     i32 height, width;
 };
 
-/* One pixel into shared memory, zeros where not `inside`; RUN 8: in one copy. */
+/* Loads one pixel into shared memory, zeros if not `inside`; RUN 8: in one copy. */
 template <int RUN, class T> DEVICE void load_pixel(pixel<T> *to, const T *from, i64 stride_c, bool inside) {
     if constexpr (RUN == PIXEL) {
         copy_async<16>(to, from, inside);
@@ -33,7 +33,7 @@ template <class T, int RUN, int ROWS, int COLUMNS, int STRIDE> struct pixel_patc
         return row * PITCH + column % STRIDE * PLANE + column / STRIDE;
     }
 
-    /* Rows and columns from row, column of the image on; zeros outside. A warp takes a row at a time. */
+    /* Loads the patch that starts at row, column of the image; zeros outside. A warp loads a row at a time. */
     template <int THREADS> DEVICE void load(const channels_image<T> &x, i32 row, i32 column) {
         for (int i = threadIdx.x / 32; i < ROWS; i += THREADS / 32) {
             const bool is_row = (u32)(row + i) < (u32)x.height;
@@ -46,14 +46,14 @@ template <class T, int RUN, int ROWS, int COLUMNS, int STRIDE> struct pixel_patc
     }
 };
 
-/* A patch of an image of many channels, FILTERS of them: [row][column][channel]. */
+/* A patch of an image with many channels, FILTERS of them: [row][column][channel]. */
 template <class T, int RUN, int FILTERS, int ROWS, int COLUMNS> struct filter_patch {
-    static constexpr int PITCH = FILTERS + 8; /* neighbours' rows of 16 bytes lie in different banks */
+    static constexpr int PITCH = FILTERS + 8; /* 16-byte pieces of adjacent pixels are in different banks */
     alignas(16) T at[ROWS * COLUMNS * PITCH];
 
     static constexpr DEVICE int offset(int row, int column) { return (row * COLUMNS + column) * PITCH; }
 
-    /* As pixel_patch::load; `channels` of the image are there. */
+    /* As pixel_patch::load; the image has `channels` channels. */
     template <int THREADS> DEVICE void load(const channels_image<T> &x, i32 channels, i32 row, i32 column) {
         constexpr int GROUPS = FILTERS / RUN;
         for (int i = threadIdx.x / 32; i < ROWS; i += THREADS / 32) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the stem family takes, and how it cuts it: product/stem/stem.cuh makes results, stem_dgrad.cuh gradients of
-   images, stem_wgrad.cuh gradients of filters. It must not know text. */
+/* Conditions and tiling of the stem family: product/stem/stem.cuh computes results, stem_dgrad.cuh gradients of images,
+   stem_wgrad.cuh gradients of filters. This file must not know about text. */
 #include "engines/cuda/product/stem/stem.h"
 #include "base/number.h"
 #include "engines/cuda/core/price.h"
@@ -8,20 +8,20 @@
 
 enum {
     TAPS_LEAST = 2, /* a filter of one tap is a matmul */
-    TAPS_MAX = 128, /* all of them are unrolled */
-    /* Of a fragment of dx: its phases times fragments, in fours of registers. */
+    TAPS_MAX = 128, /* all taps are unrolled */
+    /* Per fragment of dx: phases times fragments, in units of four registers. */
     SUMS_MAX = 24,
-    FILTER_WARPS = 8,     /* product/stem/stem_wgrad.cuh divides the taps and filters among them */
+    FILTER_WARPS = 8,     /* product/stem/stem_wgrad.cuh distributes the taps and filters among them */
     FILTER_STAGES = 3,    /* tiles of X and dY in shared memory */
-    IMAGE_WARPS = 4,      /* of a block of the forward kernel and the data gradient */
-    PITCH_PAD = 8,        /* elements behind the filters of a pixel in shared memory */
-    BLOCK_RESERVE = 1024, /* bytes of shared memory that the driver takes of each block */
+    IMAGE_WARPS = 4,      /* per block of the forward kernel and the data gradient */
+    PITCH_PAD = 8,        /* elements after the filters of a pixel in shared memory */
+    BLOCK_RESERVE = 1024, /* bytes of shared memory that the driver reserves per block */
 };
 
-/* Of one kernel; REACH_MAX: of positions, so that sums of two stay in 32 bits. */
+/* Launch overhead of one kernel. REACH_MAX: limit of positions, so that the sum of two fits in 32 bits. */
 static const double LAUNCH_SECONDS = 2e-6, REACH_MAX = 1 << 30;
 static const double RATE = 1024;       /* products per clock of a multiprocessor, by mma.sync, */
-static const double EFFICIENCY = 0.63; /* and what gradients of a stem of 7x7 taps reach of it */
+static const double EFFICIENCY = 0.63; /* and the share of it that gradients of a stem of 7x7 taps reach */
 
 /* By direction. */
 static const struct stem_tile forward_tiles[] = {{16, 16}, {8, 32}, {4, 64}, {8, 16}};
@@ -29,7 +29,7 @@ static const struct stem_tile data_tiles[] = {{16, 16}, {8, 32}, {8, 16}};
 static const struct stem_tile filter_tiles[] = {{8, 16}, {4, 32}, {2, 64}, {4, 16}, {2, 16}};
 static const struct {
     const struct stem_tile *tiles;
-    int count, warps, stages, blocks; /* resident ones: what registers allow */
+    int count, warps, stages, blocks; /* resident blocks, limited by registers */
 } shapes[] = {
     [CONV_FORWARD] = {forward_tiles, sizeof forward_tiles / sizeof *forward_tiles, IMAGE_WARPS, 1, 3},
     [CONV_DATA] = {data_tiles, sizeof data_tiles / sizeof *data_tiles, IMAGE_WARPS, 1, 2},
@@ -39,14 +39,14 @@ static const struct {
 /* Taps of a filter, over both dimensions. */
 static int64_t taps_of(const struct stem *s) { return s->g.w.size[HEIGHT] * s->g.w.size[WIDTH]; }
 
-/* ---- What is served ---------------------------------------------------------------------------------------------- */
+/* ---- Conditions -------------------------------------------------------------------------------------------------- */
 
-/* Kernels address operands where they lie: in the caller's memory or the workspace. */
+/* Kernels read operands from the caller's memory or from the workspace. */
 static bool is_served(const struct tensor *tensor, weftDataType_t type) {
     return (weftDataType_t)tensor->type == type && !tensor->is_by_value && !tensor->is_constant;
 }
 
-/* One 16-bit type for all, whose products are summed in float. */
+/* All operands have one 16-bit type, and products are summed in float. */
 static weftStatus_t check_types(const struct stem *s) {
     const struct conv_op *op = (const struct conv_op *)s->c.node->op;
     const struct tensor *a = s->c.operand[OPERAND_A].tensor, *b = s->c.operand[OPERAND_B].tensor;
@@ -54,26 +54,26 @@ static weftStatus_t check_types(const struct stem *s) {
     bool is_half = dtype_is_half(type);
     if (!is_half || !is_served(a, type) || !is_served(b, type) || !dtype_is_float(math) || math == WEFT_DATA_DOUBLE)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE,
-             "%s: %s and %s: tensors of one 16-bit float type, with products summed in float, are served",
+             "%s: %s and %s must have the same 16-bit float type, with products summed in float",
              descriptor_label(&op->base), descriptor_label(&a->base), descriptor_label(&b->base));
     return WEFT_STATUS_SUCCESS;
 }
 
-/* What no layout changes: the chip, one group of few channels, the number of taps, extents. */
+/* Conditions that do not depend on the layout: the chip, one group of few channels, the number of taps, extents. */
 static weftStatus_t check_node(const struct stem *s, const struct device *device) {
     const struct conv_geometry *g = &s->g;
     const char *label = descriptor_label(s->c.node->op);
     bool is_flat = g->x.size[0] == 1 && g->w.size[0] == 1 && g->y.size[0] == 1;
     if (device->cuda.major < 8)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH, "%s: products of 16 halves begin with sm_80", label);
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH, "%s: mma.sync with 16 halves requires sm_80", label);
     if (g->groups != 1 || g->c > CHANNELS_MAX || !is_flat)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
-             "%s: one group of at most %d channels in at most two dimensions is served", label, CHANNELS_MAX);
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: expected one group of at most %d channels in at most two dimensions",
+             label, CHANNELS_MAX);
     if (taps_of(s) < TAPS_LEAST || taps_of(s) > TAPS_MAX)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: its filters have %lld taps; %d to %d are served", label,
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: its filters have %lld taps; expected %d to %d", label,
              (long long)taps_of(s), TAPS_LEAST, TAPS_MAX);
     for (int i = HEIGHT; i <= WIDTH; i++) {
-        /* In doubles, as products of 64-bit extents could overflow. */
+        /* In double, because products of 64-bit extents could overflow. */
         double span = (double)g->w.size[i] * (double)g->dilation[i], pre = (double)max64(g->pre[i], -g->pre[i]);
         if ((double)g->x.size[i] + (double)g->y.size[i] * (double)g->stride[i] + span + pre > REACH_MAX)
             FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: more than 2^30 positions", label);
@@ -83,10 +83,11 @@ static weftStatus_t check_node(const struct stem *s, const struct device *device
 
 /* ---- The result -------------------------------------------------------------------------------------------------- */
 
-/* What follows the sum. Kernels index results by u32. */
+/* The epilogue. Kernels index results by u32. */
 static weftStatus_t analyse_result(struct stem *s) {
     TRY(contraction_analyse_result(&s->c, &s->g));
-    /* Runs stay within the row of an image that a fragment is of; those of dx begin where padding has it. */
+    /* Runs must stay within the row of an image that a fragment covers; rows of dx start at a column that depends on
+       the padding. */
     if (s->c.epilogue.lead == ROW && s->g.direction == CONV_FORWARD)
         s->c.epilogue.run = (int)gcd64(s->c.epilogue.run, s->g.y.size[WIDTH]);
     if (s->c.epilogue.lead == ROW && s->g.direction == CONV_DATA)
@@ -96,8 +97,8 @@ static weftStatus_t analyse_result(struct stem *s) {
 
 /* ---- Tiles ------------------------------------------------------------------------------------------------------- */
 
-/* Pixels of X under a tile, as product/stem/pixels.cuh pads them. Their columns are sorted by the remainder modulo the
-   stride, which rounds them up to whole strides. */
+/* Bytes of the pixels of X that a tile reads, as product/stem/pixels.cuh pads them. Columns are sorted by the remainder
+   modulo the stride, so their number is rounded up to whole strides. */
 static int64_t patch_bytes(const struct stem *s, const struct stem_tile *tile) {
     const struct conv_geometry *g = &s->g;
     int64_t rows = (tile->rows - 1) * g->stride[HEIGHT] + (g->w.size[HEIGHT] - 1) * g->dilation[HEIGHT] + 1;
@@ -105,10 +106,10 @@ static int64_t patch_bytes(const struct stem *s, const struct stem_tile *tile) {
     return rows * divide_up(columns, g->stride[WIDTH]) * g->stride[WIDTH] * PIXEL_BYTES;
 }
 
-/* As the kernels' struct memory. In bytes, for `tile` and the filters that are chosen. */
+/* Matches struct memory of the kernels. In bytes, for `tile` and the chosen filters. */
 static int64_t shared_bytes(const struct stem *s, const struct stem_tile *tile) {
     const struct conv_geometry *g = &s->g;
-    /* Of a pixel of dY: its filters as 16 bits, and a pad that spreads pixels over the banks. */
+    /* Bytes per pixel of dY: its filters as 16 bits, and padding that spreads pixels over the banks. */
     int64_t loss_pitch = (s->filters + PITCH_PAD) * 2;
     /* Stages of X and dY. */
     if (g->direction == CONV_FILTER)
@@ -117,13 +118,13 @@ static int64_t shared_bytes(const struct stem *s, const struct stem_tile *tile) 
         /* The pixels of dY that a tile of positions sees through all taps. */
         int64_t rows = tile->rows + (g->w.size[HEIGHT] - 1) * g->dilation[HEIGHT] / g->stride[HEIGHT];
         int64_t columns = tile->columns + (g->w.size[WIDTH] - 1) * g->dilation[WIDTH] / g->stride[WIDTH];
-        /* Sums leave where dY was: the larger of the two counts, beside the weights of all taps. */
+        /* The sums are stored where dY was, so the larger of the two counts, in addition to the weights of all taps. */
         int64_t epilogue_tiles = s->warps * 16 * g->stride[WIDTH] * CHANNELS_MAX * (int64_t)sizeof(float);
         int64_t loss = divide_up(rows * columns * loss_pitch, PIXEL_BYTES) * PIXEL_BYTES;
         return taps_of(s) * s->filters * PIXEL_BYTES + max64(loss, epilogue_tiles);
     }
-    /* Forward: filters and offsets of all taps, in pairs as products take them, then the patch or, after it,
-       the sums. */
+    /* Forward: filters and offsets of all taps, in pairs because a product covers two, then the patch or, after it, the
+       sums. */
     bool lead_is_row = s->c.epilogue.lead == ROW;
     int64_t epilogue_tile =
         (lead_is_row ? s->filters : 16) * ((lead_is_row ? 16 : s->filters) + 8) * (int64_t)sizeof(float);
@@ -132,8 +133,8 @@ static int64_t shared_bytes(const struct stem *s, const struct stem_tile *tile) 
            max64(patch_bytes(s, tile), s->warps * epilogue_tile);
 }
 
-/* How many positions tiles cover along a dimension, and where these begin: see product/stem/stem_dgrad.cuh for those of
-   dx. i: HEIGHT or WIDTH. Of dx positions count from `pre` before the image, in whole strides. */
+/* The number of positions that tiles cover along dimension i (HEIGHT or WIDTH), and the first one; see
+   product/stem/stem_dgrad.cuh for those of dx, which count from `pre` before the image in whole strides. */
 static int64_t positions(struct stem *s, int i) {
     const struct conv_geometry *g = &s->g;
     if (g->direction != CONV_DATA)
@@ -142,20 +143,20 @@ static int64_t positions(struct stem *s, int i) {
     return divide_down(g->pre[i] + g->x.size[i] - 1, g->stride[i]) - s->first[i] + 1;
 }
 
-/* Filters of a block, in multiples of what its warps share: a data gradient sums over all of them, so one block
-   has all. */
+/* Filters per block, in multiples of what its warps share. A data gradient sums over all filters, so a single block has
+   all of them. */
 static void choose_filters(struct stem *s) {
     int64_t k = s->g.k;
-    if (s->g.direction == CONV_DATA) /* which are summed over */
+    if (s->g.direction == CONV_DATA) /* the filters are the summed dimension */
         s->filters = divide_up(max64(k, 1), 32) * 32;
     else
         s->filters = k <= 16 && s->g.direction == CONV_FORWARD ? 16 : k <= 32 ? 32 : 64;
     s->filter_tiles = s->g.direction == CONV_DATA ? 1 : divide_up(k, s->filters);
 }
 
-/* The tile that wastes least of its outputs and reads least beside them, as many blocks on a multiprocessor as
-   registers allow. Cost: outputs, ragged ones included, and what is read for them, more where fewer blocks hide each
-   other's loads than the kernel is made for. */
+/* Chooses the tile that wastes the fewest outputs and reads the least in addition, with as many blocks per
+   multiprocessor as registers allow. Cost: outputs, including partial ones, and the bytes read for them; higher if
+   fewer blocks than intended hide each other's loads. */
 static weftStatus_t choose_tile(struct stem *s, const struct device *device) {
     const struct conv_geometry *g = &s->g;
     int64_t down = positions(s, HEIGHT), across = positions(s, WIDTH), phases = g->stride[HEIGHT] * g->stride[WIDTH];
@@ -171,7 +172,7 @@ static weftStatus_t choose_tile(struct stem *s, const struct device *device) {
         int64_t p = divide_up(down, tile->rows), q = divide_up(across, tile->columns);
         double cost = (double)(p * q) * (tile->rows * tile->columns + (double)bytes / 512) /
                       (0.5 + 0.5 * (double)blocks / shapes[g->direction].blocks);
-        /* Whether the sums of all phases of a data gradient stay in registers. */
+        /* True if the sums of all phases of a data gradient fit in registers. */
         bool is_held = g->direction != CONV_DATA || fragments * phases <= SUMS_MAX;
         if (bytes > device->cuda.shared_per_block || blocks == 0 || !is_held || (s->tile && cost >= best))
             continue;
@@ -189,18 +190,18 @@ static weftStatus_t choose_tile(struct stem *s, const struct device *device) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Each block of the filter gradient is a part of its sum. Two at least: combine_splits.cuh adds parts. As many as are
-   resident: blocks are persistent over tiles. */
+/* Each block of the filter gradient computes one part of its sum; at least two, because combine_splits.cuh adds parts.
+   There are as many as can be resident, because blocks are persistent over tiles. */
 static int64_t blocks_per_filter_tile(const struct stem *s, const struct device *device) {
     int64_t resident = max64(s->blocks * device->cuda.multiprocessors / max64(s->filter_tiles, 1), 1);
     return s->g.direction == CONV_FILTER ? max64(min64(s->tiles, resident), 2) : min64(s->tiles, resident);
 }
 
 /* Computing or moving, whichever takes longer; filter gradients launch a second kernel. Padded channels and filters
-   count as products, as tensor cores multiply them. */
+   count as products, because tensor cores multiply them. */
 static void predict(struct stem *s, const struct device *device) {
     double bytes = (double)(tensor_bytes(s->g.x.tensor) + tensor_bytes(s->g.y.tensor));
-    /* Where the device's clock is unknown, that of a chip at work. */
+    /* If the device's clock is unknown, that of a busy chip. */
     double clock = device->cuda.clock_khz > 0 ? (double)device->cuda.clock_khz * 1e3 : 1.5e9;
     double products = (double)s->tiles * s->tile->rows * s->tile->columns * (double)taps_of(s) * CHANNELS_MAX *
                       (double)(s->filter_tiles * s->filters);
@@ -209,12 +210,12 @@ static void predict(struct stem *s, const struct device *device) {
     s->c.seconds = LAUNCH_SECONDS * (s->g.direction == CONV_FILTER ? 2 : 1) + (computing > moving ? computing : moving);
 }
 
-/* All of the plan, by the order in which parts need each other. */
+/* The complete plan, in the order of dependences. */
 static weftStatus_t analyse(struct stem *s, const struct region *region, const struct device *device) {
     *s = (struct stem){0};
     TRY(contraction_find(&s->c, region));
     if (!conv_is(s->c.node->op))
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s is no convolution", descriptor_label(s->c.node->op));
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s is not a convolution", descriptor_label(s->c.node->op));
     s->g = conv_geometry(s->c.node->op);
     TRY(check_node(s, device));
     TRY(analyse_result(s));
@@ -245,17 +246,18 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
         return WEFT_STATUS_SUCCESS;
     TRY(stem_emit(kernel, &s, arena));
     contraction_set_launch(kernel, blocks_per_filter_tile(&s, device) * s.filter_tiles, s.warps * 32, s.shared_bytes);
-    /* A second kernel adds what the blocks of a filter gradient left in the workspace. */
+    /* A second kernel adds the partial sums that the blocks of a filter gradient stored in the workspace. */
     if (s.c.splits > 1)
         TRY(contraction_add_combine(step, &s.c, arena));
-    return arena_print(
-        arena, &step->detail, "tiles of %dx%d, %lld filters, %lld taps of 8 channels, %d parts, %d operations behind",
-        s.tile->rows, s.tile->columns, (long long)s.filters, (long long)taps_of(&s), s.c.splits, s.c.region->count - 1);
+    return arena_print(arena, &step->detail,
+                       "tiles of %dx%d, %lld filters, %lld taps of 8 channels, %d parts, epilogue: %d operations",
+                       s.tile->rows, s.tile->columns, (long long)s.filters, (long long)taps_of(&s), s.c.splits,
+                       s.c.region->count - 1);
 }
 
 const struct family cuda_stem = {
     .name = "cuda.stem",
-    .doc = "a convolution of images of at most 8 channels or a gradient of it, and the pointwise operations behind it",
+    .doc = "a convolution of images of at most 8 channels or a gradient of it, and the pointwise operations after it",
     .accepts = accepts,
     .build = build,
     .may_alias = contraction_may_alias,

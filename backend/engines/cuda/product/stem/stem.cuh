@@ -1,16 +1,16 @@
 /* stem: Y[n,p,q,k] = epilogue(sum over r,s,c of X[n, p * STRIDE + r * DILATION - pre, .., c] * W[k,r,s,c])
-   Types     f16 and bf16, at most 8 channels in, sm_80 and up
-   Formula   products of 16 pixels x 8 filters x 2 taps of 8 channels; epilogue() is printed from the graph
-   Tile      a block makes TILE_P x TILE_Q outputs of FILTERS filters; a warp FRAGMENTS rows of 16 neighbours.
+   Types     f16 and bf16, at most 8 input channels, sm_80 and up
+   Formula   products of 16 pixels x 8 filters x 2 taps of 8 channels; epilogue() is generated from the graph
+   Tile      a block computes TILE_P x TILE_Q outputs of FILTERS filters; a warp FRAGMENTS rows of 16 adjacent outputs.
              Persistent over tiles
-   Idea      each pixel of the image is fetched once per tile, padded to 8 channels, and 16 bytes wide: a row that
-             ldmatrix takes from anywhere, so that a tap is an offset. Nothing is unrolled in memory
-   Overlap   three blocks on a multiprocessor, of one warp per scheduler each: while one waits for its patch or brings
-             its sums out, the others multiply. All filters stay in shared memory for the block's life
-   Memory    filters of all taps, one patch; sums go to epilogue() through the patch just read
+   Idea      each pixel of the image is loaded once per tile and padded to 8 channels, 16 bytes: a row that ldmatrix can
+             read at any address, so that a tap is just an offset. There is no im2col matrix in memory
+   Overlap   three blocks per multiprocessor, each with one warp per scheduler: while one waits for its patch or stores
+             its sums, the others multiply. All filters stay in shared memory for the block's lifetime
+   Memory    filters of all taps, one patch; sums pass to epilogue() through the patch just read
    Measured  2026-11-21, H200, N128 C8 224x224 K64 7x7 / 2 bf16: 246 us where cuDNN takes 873; C3: 282. stem_sm90.cuh
-             takes 166-190 of the former
-   Tried     two patches and two blocks: 234 us, and 322 with 3 channels; 8 warps of half the sums each: 264
+             takes 166-190 for the former
+   Tried     two patches and two blocks: 234 us, and 322 with 3 channels; 8 warps with half the sums each: 264
    Params    TAPS_H TAPS_W STRIDE_H STRIDE_W DILATION_H DILATION_W CHANNELS TILE_P TILE_Q FILTERS WARPS BLOCKS IMAGE_RUN
              FILTER_RUN RUN LEAD_IS_ROW in_t */
 #include "core/async.cuh"
@@ -22,7 +22,7 @@ constexpr int TAPS = TAPS_H * TAPS_W, STEPS = (TAPS + 1) / 2;
 constexpr int PATCH_H = (TILE_P - 1) * STRIDE_H + (TAPS_H - 1) * DILATION_H + 1,
               PATCH_W = (TILE_Q - 1) * STRIDE_W + (TAPS_W - 1) * DILATION_W + 1;
 constexpr int FRAGMENTS_ACROSS = TILE_Q / 16, FRAGMENTS = TILE_P * FRAGMENTS_ACROSS / WARPS;
-/* Sums of one fragment on their way out; 8 words apart in the banks from line to line. */
+/* Layout of the sums of one fragment for the epilogue; consecutive lines are offset by 8 banks. */
 constexpr int EPILOGUE_PITCH = (LEAD_IS_ROW ? 16 : FILTERS) + 8, EPILOGUE_LINES = LEAD_IS_ROW ? FILTERS : 16;
 static_assert(TILE_Q % 16 == 0 && FRAGMENTS * WARPS == TILE_P * FRAGMENTS_ACROSS && FRAGMENTS % FRAGMENTS_ACROSS == 0 &&
                   FILTERS % 16 == 0,
@@ -32,7 +32,7 @@ using patch = pixel_patch<in_t, IMAGE_RUN, PATCH_H, PATCH_W, STRIDE_W>;
 
 struct memory {
     pixel<in_t> filters[2 * STEPS * FILTERS]; /* [tap][filter] */
-    i32 taps[2 * STEPS];                      /* how far from the first tap's pixel each one's lies */
+    i32 taps[2 * STEPS];                      /* offset of each tap's pixel from that of the first tap */
     union {
         patch x;
         alignas(16) float epilogue_tiles[WARPS][EPILOGUE_LINES * EPILOGUE_PITCH];
@@ -43,12 +43,12 @@ extern __shared__ __align__(16) unsigned char s_memory[];
 
 DEVICE int lane() { return threadIdx.x % 32; }
 DEVICE int warp() { return threadIdx.x / 32; }
-/* Where in the tile a warp's fragments lie. */
+/* The position of a warp's fragments in the tile. */
 DEVICE int own_row() { return warp() * (FRAGMENTS / FRAGMENTS_ACROSS); }
 constexpr DEVICE int fragment_row(int fragment) { return fragment / FRAGMENTS_ACROSS; }
 constexpr DEVICE int fragment_column(int fragment) { return fragment % FRAGMENTS_ACROSS * 16; }
 
-/* A last tap that makes their number even is 0, and has the place of the one before. */
+/* A dummy tap that makes their number even is 0, with the offset of the previous one. */
 DEVICE void load_filters(memory &s, const arguments &p, i32 filter) {
     for (int e = threadIdx.x; e < 2 * STEPS; e += THREADS) {
         const int tap = e < TAPS ? e : TAPS - 1;
@@ -81,7 +81,7 @@ DEVICE void load_patch(patch &x, const arguments &p, u32 tile) {
 DEVICE void multiply(float (&sums)[FRAGMENTS][FILTERS / 8][4], const memory &s) {
     const pixel<in_t> *pixels = s.x.at + (own_row() * STRIDE_H * patch::PITCH + lane() % 16);
     const pixel<in_t> *filters = s.filters + (lane() / 8 % 2 * FILTERS + lane() / 16 * 8 + lane() % 8);
-#pragma unroll 1 /* more would spill; the other blocks' warps cover the loads */
+#pragma unroll 1 /* unrolling would spill; warps of other blocks hide the loads */
     for (int step = 0; step < STEPS; step++) {
         const int tap = s.taps[2 * step + lane() / 16];
         u32 a[FRAGMENTS][4];
@@ -99,7 +99,7 @@ DEVICE void multiply(float (&sums)[FRAGMENTS][FILTERS / 8][4], const memory &s) 
     }
 }
 
-/* Passes the sums of a fragment through shared memory, so that neighbours in the result meet in one thread. */
+/* Passes the sums of a fragment through shared memory, so that one thread gets contiguous results. */
 DEVICE void store_fragment(const float (&sums)[FILTERS / 8][4], float *epilogue_tile, const arguments &p,
                            const tile_coordinates &at, i32 row, i32 column, i32 filter) {
 #pragma unroll

@@ -1,17 +1,17 @@
 /* stem_dgrad: dX[n,h,w,c] = epilogue(sum over p,q,k of dY[n,p,q,k] * W[k,r,s,c]), r = (h + pre - p * STRIDE) / DILATION
-   where it is whole
+   if that is an integer
    Types     f16 and bf16, at most 8 channels, sm_80 and up
    Formula   products of 16 positions x 8 channels x 16 filters. A position is STRIDE_H x STRIDE_W pixels, its phases:
              pixel i * STRIDE + a, counted from pre before the image, sees dY at i - d through tap r = (d * STRIDE + a)
              / DILATION, so that each tap belongs to one phase
-   Tile      a block makes TILE_P x TILE_Q positions, a warp FRAGMENTS rows of 16 neighbours; all phases of a position
-             read the same dY
-   Idea      a patch of dY in shared memory, all its filters, serves all taps and phases; weights stay there for the
-             block's life
-   Overlap   two blocks on a multiprocessor: one loads while the other multiplies. Persistent over tiles
-   Memory    weights of all taps, one patch of dY; sums go to epilogue() through the patch
+   Tile      a block computes TILE_P x TILE_Q positions, a warp FRAGMENTS rows of 16 adjacent ones; all phases of a
+             position read the same dY
+   Idea      a patch of dY with all its filters in shared memory serves all taps and phases; weights stay there for the
+             block's lifetime
+   Overlap   two blocks per multiprocessor: one loads while the other multiplies. Persistent over tiles
+   Memory    weights of all taps, one patch of dY; sums pass to epilogue() through the patch
    Measured  2026-11-21, H200, N128 C8 224x224 K64 7x7 / 2 bf16: 279 us where cuDNN takes 954
-   Tried     8 warps of half the sums each: 352 us
+   Tried     8 warps with half the sums each: 352 us
    Params    TAPS_H TAPS_W STRIDE_H STRIDE_W DILATION_H DILATION_W CHANNELS TILE_P TILE_Q FILTERS WARPS BLOCKS
              FILTER_RUN LOSS_RUN RUN LEAD_IS_ROW in_t */
 #include "core/async.cuh"
@@ -41,7 +41,7 @@ extern __shared__ __align__(16) unsigned char s_memory[];
 
 DEVICE int lane() { return threadIdx.x % 32; }
 DEVICE int warp() { return threadIdx.x / 32; }
-/* Where in the tile a warp's fragments lie. */
+/* The position of a warp's fragments in the tile. */
 DEVICE int own_row() { return warp() * (FRAGMENTS / FRAGMENTS_ACROSS); }
 constexpr DEVICE int fragment_row(int fragment) { return fragment / FRAGMENTS_ACROSS; }
 constexpr DEVICE int fragment_column(int fragment) { return fragment % FRAGMENTS_ACROSS * 16; }
@@ -72,7 +72,7 @@ DEVICE void load_loss(patch &loss, const arguments &p, const tile_coordinates &a
     loss.load<THREADS>(image, (i32)p.filters, at.row - (WINDOW_H - 1), at.column - (WINDOW_W - 1));
 }
 
-/* The tap through which a phase sees dY at this distance; -1: none. */
+/* The tap through which a phase sees dY at this distance, or -1. */
 constexpr DEVICE int tap_of(int distance, int phase, int stride, int dilation, int taps) {
     const int reach = distance * stride + phase;
     return reach % dilation == 0 && reach / dilation < taps ? reach / dilation : -1;
@@ -80,7 +80,7 @@ constexpr DEVICE int tap_of(int distance, int phase, int stride, int dilation, i
 
 using sums = float[FRAGMENTS][PHASES][4];
 
-/* What dY at one distance adds, through 32 filters. */
+/* Adds the contribution of dY at one distance, through 32 filters. */
 DEVICE void multiply_window(sums &sum, const in_t *loss, const pixel<in_t> *weights, int down, int across) {
     u32 a[2][FRAGMENTS][4];
 #pragma unroll
@@ -114,8 +114,8 @@ DEVICE void multiply(sums &sum, const memory &s) {
                 multiply_window(sum, loss + k, s.weights + (k + lane()), down, across);
 }
 
-/* Passes the sums of a fragment through shared memory, a row of pixels at a time: phases side by side, channels
-   together. */
+/* Passes the sums of a fragment through shared memory, one row of pixels at a time: phases of a position are adjacent
+   pixels, with contiguous channels. */
 DEVICE void store_fragment(const float (&sum)[PHASES][4], float *epilogue_tile, const arguments &p,
                            const tile_coordinates &at, i32 row, i32 column) {
 #pragma unroll

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The stem family of Hopper: forward convolutions of 8 channels, as first layers have, and the pointwise operations
-   behind them, on Hopper's tensor cores. A product of the Hopper family takes k in steps of 64 channels, seven eighths
-   of which would be padding here; product/stem/stem_sm90.cuh makes k of taps. Others are left to the other families. */
+/* The stem family of Hopper: forward convolutions of 8 channels, typical of first layers, followed by pointwise
+   operations, on Hopper's tensor cores. A product of the Hopper family covers k in steps of 64 channels, seven eighths
+   of which would be padding here; product/stem/stem_sm90.cuh builds k from taps. The other families handle all other
+   convolutions. */
 #include "base/number.h"
 #include "engines/cuda/core/price.h"
 #include "engines/cuda/families.h"
@@ -11,81 +12,81 @@
 #include <stdlib.h>
 
 enum {
-    CHANNELS = 8,        /* of a pixel in shared memory, whatever the image has */
+    CHANNELS = 8,        /* per pixel in shared memory, whatever the image has */
     TAPS_MAX = 121,      /* 11 x 11 */
     FILTERS_MAX = 128,   /* columns of a tile */
-    SUMS = 256,          /* columns of blocks of 64 rows whose sums a warpgroup holds */
+    SUMS = 256,          /* columns of blocks of 64 rows whose sums fit in the registers of a warpgroup */
     SLOTS = 3,           /* patches of the image in shared memory */
-    EPILOGUE_TILES = 2,  /* of each consumer warp */
-    SHARED_MAX = 232448, /* bytes: 227 KiB, all that a block can have on sm_90 */
+    EPILOGUE_TILES = 2,  /* per consumer warp */
+    SHARED_MAX = 232448, /* bytes: 227 KiB, the shared memory limit of a block on sm_90 */
     PIXEL_BYTES = 16,    /* a row of ldmatrix */
-    THREADS = 384,       /* a warpgroup that produces, two that consume */
+    THREADS = 384,       /* one producer warpgroup, two consumers */
 };
 
-/* Hz, under the chip's power limit. */
+/* Hz, at the chip's power limit. */
 static const double POWERED_CLOCK = 1.5e9, LAUNCH_SECONDS = 1e-6;
-static const double EFFICIENCY = 0.6; /* of the tensor cores, that a stem of 7x7 taps reaches */
+static const double EFFICIENCY = 0.6; /* of the tensor cores, for a stem of 7x7 taps */
 
 /* A tap of the filter, row r and column s. */
 struct tap {
-    int r, s, offset; /* in pixels, from a position's corner of the patch */
+    int r, s, offset; /* in pixels, relative to a position's corner of the patch */
 };
 
-/* A tile is `lines` lines of `segments` * 64 positions, of all filters. */
+/* A tile is `lines` lines of `segments` * 64 positions, with all filters. */
 struct stem {
     struct contraction c;
     struct conv_geometry g;
     const struct epilogue_operand *store;
     int filters, lines, segments, taps;
-    int patch_h, patch_w; /* of a plane; there are g.stride[2] */
+    int patch_h, patch_w; /* of a plane; there are g.stride[2] planes */
     struct tap tap[TAPS_MAX];
     int64_t tiles_p, tiles_q, tiles;
 };
 
-/* ---- Accepting --------------------------------------------------------------------------------------------------- */
+/* ---- Acceptance -------------------------------------------------------------------------------------------------- */
 
-/* Channels last, and each pixel at a multiple of 16 bytes: one copy has all of its channels. */
+/* True if channels are last and each pixel is at a multiple of 16 bytes, so that one copy loads all of its channels. */
 static bool is_aligned(const struct conv_operand *operand) {
     return operand->channel_stride == 1 && operand->outer_stride % CHANNELS == 0 &&
            operand->size_stride[1] % CHANNELS == 0 && operand->size_stride[2] % CHANNELS == 0 &&
            operand->tensor->alignment % 16 == 0;
 }
 
-/* All that kernels rely on, but what shared memory holds, which plan_tile finds. */
+/* Checks all assumptions of the kernel except shared memory, which plan_tile checks. */
 static weftStatus_t check(const struct stem *s) {
     const struct conv_geometry *g = &s->g;
     weftDataType_t a = (weftDataType_t)g->x.tensor->type, b = (weftDataType_t)g->w.tensor->type;
     if (g->direction != CONV_FORWARD || g->groups != 1 || g->c != CHANNELS || g->spatial > 2 || g->flip ||
         g->k % 32 != 0 || g->k > FILTERS_MAX || g->w.size[1] * g->w.size[2] > TAPS_MAX)
-        FAIL(
-            WEFT_STATUS_NOT_SUPPORTED_SHAPE,
-            "%s: forward convolutions of %d channels in 1 or 2 dimensions, with 32 to %d filters in steps of 32 and at "
-            "most %d taps, are computed here.",
-            descriptor_label(s->c.node->op), CHANNELS, FILTERS_MAX, TAPS_MAX);
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
+             "%s: this engine computes only forward convolutions of %d channels in 1 or 2 dimensions, with 32 to %d "
+             "filters "
+             "in steps of 32 and at most %d taps.",
+             descriptor_label(s->c.node->op), CHANNELS, FILTERS_MAX, TAPS_MAX);
     if (a != b || (s->c.arithmetic != MMA_F16 && s->c.arithmetic != MMA_BF16) || s->c.is_direct || !s->c.is_small ||
         !dtype_is_half(a))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE,
-             "%s: half or bfloat16 summed in float is computed here, not %s and %s", descriptor_label(s->c.node->op),
-             dtype_of(a)->name, dtype_of(b)->name);
+             "%s: unsupported operand types: %s x %s; this engine multiplies half or bfloat16 summed in float",
+             descriptor_label(s->c.node->op), dtype_of(a)->name, dtype_of(b)->name);
     if (!is_aligned(&g->x) || !is_aligned(&g->w) || !s->store)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
-             "%s: tensors must be channels last and aligned to 16 bytes, with one result of 16 bits.",
+             "%s: tensors must be channels last and aligned to 16 bytes, with one 16-bit result.",
              descriptor_label(s->c.node->op));
     return WEFT_STATUS_SUCCESS;
 }
 
-/* For qsort. Two neighbouring taps make a product: the distance between the halves of k, from the lower address to the
-   higher, must not be negative. */
+/* For qsort. A product covers two consecutive taps, and the distance between its halves of k must not be negative, so
+   taps are sorted by address. */
 static int by_offset(const void *a, const void *b) {
     return ((const struct tap *)a)->offset - ((const struct tap *)b)->offset;
 }
 
-/* A tap's column is u = s * dilation: plane u % stride, and u / stride pixels on in it. Positions are `stride` columns
-   apart, so that their pixels under one tap are neighbours within a plane. */
+/* A tap's column is u = s * dilation: plane u % stride, at pixel u / stride in it. Positions have a distance of
+   `stride` columns, so that their pixels at one tap are adjacent in a plane. */
 static void find_taps(struct stem *s) {
     const struct conv_geometry *g = &s->g;
     int planes = (int)g->stride[2], reach = (int)((g->w.size[2] - 1) * g->dilation[2]);
-    /* Pixels from the first tap of the first position to the last of the last, columns by plane. */
+    /* Pixels from the first tap of the first position to the last tap of the last one, columns split into planes. */
     s->patch_h = (int)((s->lines - 1) * g->stride[1] + (g->w.size[1] - 1) * g->dilation[1] + 1);
     s->patch_w = s->segments * 64 + reach / planes;
     s->taps = 0;
@@ -98,8 +99,8 @@ static void find_taps(struct stem *s) {
     qsort(s->tap, (size_t)s->taps, sizeof *s->tap, by_offset);
 }
 
-/* As the kernel lays it out: patches, filters of an even number of taps, epilogue tiles of 8 consumer warps, two
-   barriers for each slot. */
+/* Matches the layout of the kernel: patches, filters of an even number of taps, epilogue tiles of 8 consumer warps, two
+   barriers per slot. */
 static int shared_bytes(const struct stem *s) {
     int patch = round_up((int)s->g.stride[2] * s->patch_h * s->patch_w * PIXEL_BYTES, 128);
     int filters = round_up(s->taps, 2) * s->filters * PIXEL_BYTES;
@@ -107,15 +108,15 @@ static int shared_bytes(const struct stem *s) {
     return round_up(SLOTS * patch + filters, 1024) + 8 * EPILOGUE_TILES * epilogue_tile + SLOTS * 16;
 }
 
-/* As many segments of a line as waste the fewest columns, then as many lines as registers and shared memory hold.
-   False: not even one line fits. */
+/* Chooses the number of segments that wastes the fewest columns, then as many lines as fit in registers and shared
+   memory. False: not even one line fits. */
 static bool plan_tile(struct stem *s) {
     int64_t positions = s->g.y.size[2], least = INT64_MAX;
     s->filters = (int)s->g.k;
-    /* Blocks of 64 positions whose sums a warpgroup holds. */
+    /* Blocks of 64 positions whose sums fit in the registers of a warpgroup. */
     int blocks = SUMS / s->filters, best = 1;
     for (int segments = 1; segments <= blocks && segments <= 4; segments++)
-        /* Of equals the widest: its margin is read once for more positions. */
+        /* Among equals the widest, because its margin is read once for more positions. */
         if (divide_up(positions, segments * 64) * segments <= least) {
             least = divide_up(positions, segments * 64) * segments;
             best = segments;
@@ -132,13 +133,13 @@ static bool plan_tile(struct stem *s) {
     return s->lines > 0;
 }
 
-/* Fills in all but the prediction. The contraction is analysed for types and epilogue; the tile is this
-   family's own. */
+/* Sets everything except the prediction. The contraction is analysed for types and epilogue, but the tile belongs to
+   this family. */
 static weftStatus_t analyse(struct stem *s, const struct region *region, const struct device *device) {
     TRY(hopper_check_device(device, "stem family"));
     TRY(contraction_find(&s->c, region));
     if (!conv_is(s->c.node->op))
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s is no convolution", descriptor_label(s->c.node->op));
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s is not a convolution", descriptor_label(s->c.node->op));
     s->g = conv_geometry(s->c.node->op);
     TRY(contraction_analyse(&s->c, device));
     s->store = epilogue_find_half(&s->c);
@@ -146,7 +147,7 @@ static weftStatus_t analyse(struct stem *s, const struct region *region, const s
     if (!plan_tile(s))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: its filters and a patch of its image do not fit in shared memory",
              descriptor_label(s->c.node->op));
-    s->c.epilogue.run = 2; /* as the sums lie */
+    s->c.epilogue.run = 2; /* the layout of the accumulators */
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -160,7 +161,7 @@ static double predict(const struct stem *s, const struct device *device) {
     return LAUNCH_SECONDS + (moving > computing ? moving : computing);
 }
 
-/* The price is predicted here alone; build plans the same. */
+/* Only the price needs the prediction; build makes the same plan. */
 static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
     struct stem s;
     TRY(analyse(&s, region, device));
@@ -170,7 +171,7 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
 
 /* ---- Building ---------------------------------------------------------------------------------------------------- */
 
-/* Constants, and the taps as tables in the order of their offsets: loops over them are unrolled. */
+/* Constants, and the taps as tables in the order of their offsets, over which loops are unrolled. */
 static void emit_structure(struct kernel_source *source, const struct stem *s) {
     const struct {
         int64_t value;
@@ -204,7 +205,8 @@ static void emit_structure(struct kernel_source *source, const struct stem *s) {
     text_add(&source->code, "#include \"core/gather.cuh\"\n\n");
 }
 
-/* Addresses, strides in elements, extents; a tile's number splits into image, line and column of tiles. */
+/* Addresses, strides in elements, extents, and the divisors that decode a tile's number into image, line and column of
+   tiles. */
 static void emit_arguments(struct kernel_source *source, const struct stem *s) {
     const struct conv_operand *x = &s->g.x, *w = &s->g.w;
     const struct graph *graph = s->c.region->graph;
@@ -243,18 +245,18 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     epilogue_emit_pairs(&source, &s.c, s.store);
     epilogue_emit_address(&source, &s.c, (int)(s.store - s.c.epilogue.at));
     TRY(kernel_finish(&source, kernel, "product/stem/stem_sm90.cuh", "stem_sm90", arena));
-    /* Persistent: one block a multiprocessor, whose registers it fills. */
+    /* Persistent: one block per multiprocessor, because it uses all registers. */
     int64_t blocks = device->cuda.multiprocessors;
     contraction_set_launch(kernel, s.tiles < blocks ? s.tiles : blocks, THREADS, shared_bytes(&s));
     kernel->is_dependent = true;
     return arena_print(arena, &step->detail,
-                       "wgmma over taps, %d lines of %d positions x %d filters, %d taps, %d operations behind", s.lines,
-                       s.segments * 64, s.filters, s.taps, step->region.count - 1);
+                       "wgmma over taps, %d lines of %d positions x %d filters, %d taps, epilogue: %d operations",
+                       s.lines, s.segments * 64, s.filters, s.taps, step->region.count - 1);
 }
 
 const struct family cuda_stem_sm90 = {
     .name = "cuda.stem_sm90",
-    .doc = "a forward convolution of 8 channels and the pointwise operations behind it, on Hopper's tensor cores",
+    .doc = "a forward convolution of 8 channels and the pointwise operations after it, on Hopper's tensor cores",
     .accepts = accepts,
     .build = build,
     .may_alias = contraction_may_alias,

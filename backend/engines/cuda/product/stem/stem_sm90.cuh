@@ -1,14 +1,14 @@
 /* stem_sm90: a forward convolution of 8 channels, the first layer of a network
    Types     16-bit, channels last, wgmma; sm_90a
    Formula   y[n,p,q,k] = epilogue(sum over taps, c of x[n, p, q + taps, c] * w[k, tap, c])
-   Idea      a pixel is 16 bytes, one row of half a product's k: two taps make a product of 32 bytes of k. wgmma's
-             plain layout wants rows 16 bytes apart, and the two halves of k anywhere: so the pixels that a tap meets
-             along a line lie side by side, in one plane for each remainder of the column by STRIDE_W, and a tap is an
-             address in the patch. No channel is padding
-   Tile      LINES lines of SEGMENTS * 64 positions x BLOCK_N filters for each of two math warpgroups, which take turns:
+   Idea      a pixel is 16 bytes, one row of half a product's k, so two taps make a product of 32 bytes of k. wgmma's
+             unswizzled layout requires rows at multiples of 16 bytes, while the two halves of k may be anywhere. So the
+             pixels that a tap reads along a line are adjacent, in one plane per remainder of the column modulo
+             STRIDE_W, and a tap is an address in the patch. No channel is padding
+   Tile      LINES lines of SEGMENTS * 64 positions x BLOCK_N filters for each of two math warpgroups, which alternate:
              one multiplies while the other stores
    Roles     warpgroup 0: load_patches;   warpgroups 1, 2: multiply_patch, then stage_block
-   Barriers  arrived[slot]: the patch is there; released[slot]: it may be overwritten. SLOTS patches
+   Barriers  arrived[slot]: the patch has arrived; released[slot]: it may be overwritten. SLOTS patches
    Limits    8 channels; columns of the image in whole strides; filters stay in shared memory
    Params    BLOCK_N LINES SEGMENTS SLOTS EPILOGUE_TILES PLANES STRIDE_H PATCH_H PATCH_W TAPS TAP_OFFSET TAP_R TAP_S
              RUN index sum_t stored, and multiply_accumulate (m64 x BLOCK_N x 32 bytes) */
@@ -21,7 +21,7 @@ constexpr bool HAS_REDUCTIONS = false, AUX_LOAD = false;
 constexpr int RESULTS = 1;
 #include "product/hopper/epilogue_staged.cuh"
 
-/* ---- What this kernel demands ---- */
+/* ---- Requirements of epilogue_staged.cuh, and shared memory ---- */
 
 constexpr u32 PIXEL_BYTES = 16;
 constexpr int PIXELS = PLANES * PATCH_H * PATCH_W, PAIRS_OF_TAPS = (TAPS + 1) / 2;
@@ -59,14 +59,14 @@ DEVICE tile_coordinates find_tile(const arguments &p, i32 tile) {
     return {(i32)rest, line, column};
 }
 
-/* ---- The loaders: all threads of a warpgroup; each pixel of the patch goes to its plane, zeros where the image ends
-   ---- */
+/* ---- The loaders: all threads of a warpgroup; each pixel of the patch goes to its plane, zeros outside the image
+   ---------- */
 
 DEVICE void load_patch(const arguments &p, const tile_coordinates &at, u32 slot) {
     const i32 top = at.line * STRIDE_H - (i32)p.pad_h, left = at.column * PLANES - (i32)p.pad_w;
     const stored *image = p.x + at.image * p.x_n;
     for (int t = threadIdx.x; t < PIXELS;
-         t += PRODUCERS) { /* along a line of the image, whose pixels are neighbours in memory */
+         t += PRODUCERS) { /* along a line of the image, whose pixels are contiguous in memory */
         const int line = t / (PATCH_W * PLANES), column = t % (PATCH_W * PLANES);
         const i32 h = top + line, w = left + column;
         const bool is_inside = (u32)h < (u32)p.height && (u32)w < (u32)p.width;
@@ -89,7 +89,7 @@ DEVICE void load_patches(const arguments &p) {
         wait(released(fill.slot), fill.phase ^ 1);
         load_patch(p, find_tile(p, tile), fill.slot);
         fill.advance(1);
-        if (loaded > 0) { /* the patch before this one is there */
+        if (loaded > 0) { /* the previous patch has arrived */
             await_copies<1>();
             publish_patch(ready.slot);
             ready.advance(1);
@@ -100,7 +100,7 @@ DEVICE void load_patches(const arguments &p) {
         publish_patch(ready.slot);
 }
 
-/* The taps in the order of their offsets, and zeros to make their number even. */
+/* Loads the taps in the order of their offsets, and zeros to make their number even. */
 DEVICE void load_filters(const arguments &p) {
     for (int t = threadIdx.x; t < PAIRS_OF_TAPS * 2 * BLOCK_N; t += THREADS) {
         const int tap = t / BLOCK_N, k = t % BLOCK_N;
@@ -114,7 +114,8 @@ DEVICE void load_filters(const arguments &p) {
 
 /* ---- The math warpgroups ---- */
 
-/* An operand without swizzle: rows 16 bytes apart, 8 of them every 128 bytes; the second half of k `next` bytes on. */
+/* An operand without swizzle: rows at multiples of 16 bytes, groups of 8 rows at multiples of 128 bytes; the second
+   half of k is `next` bytes after the first. */
 DEVICE u64 plain_operand(u32 address, u32 next) {
     constexpr u64 EIGHT_ROWS = (u64)(128 >> 4) << 32;
     return EIGHT_ROWS | (u64)(next >> 4) << 16 | (address & 0x3FFFF) >> 4;
@@ -127,7 +128,7 @@ DEVICE void multiply_patch(accumulators &r_y, u32 slot) {
 #pragma unroll
     for (int pair = 0; pair < PAIRS_OF_TAPS; ++pair) {
         const u64 w = plain_operand(filter_chunk(pair * 2), CHUNK_BYTES);
-        /* The last tap of an odd number stands twice; its second filter is zero. */
+        /* If the number of taps is odd, the last one is used twice, with zeros as its second filter. */
         const u32 first = TAP_OFFSET[pair * 2], second = pair * 2 + 1 < TAPS ? TAP_OFFSET[pair * 2 + 1] : first;
 #pragma unroll
         for (int block = 0; block < BLOCKS; ++block) {
@@ -158,12 +159,12 @@ DEVICE void multiply_patches(const arguments &p, u32 consumer_warp) {
         const tile_coordinates at = find_tile(p, tile);
         wait(arrived(use.slot), use.phase);
         multiply_patch(r_y, use.slot);
-        use.advance(CONSUMER_GROUPS); /* the other warpgroup has the slot between */
+        use.advance(CONSUMER_GROUPS); /* the slot in between belongs to the other warpgroup */
 #pragma unroll
         for (int block = 0; block < BLOCKS; ++block) {
             const i32 line = at.line + block / SEGMENTS, column = at.column + block % SEGMENTS * 64;
             const i32 first =
-                (at.image * (i32)p.lines + line) * (i32)p.positions; /* row of the product where the line begins */
+                (at.image * (i32)p.lines + line) * (i32)p.positions; /* row of the product at the start of the line */
             const i32 end = line < (i32)p.lines ? first + (i32)p.positions : 0;
             operands_ahead<arguments, 1> ahead(p, 0, first + column + consumer_warp % 4 * 16, end, 0);
             stage_block(r_y[block], p, ahead, 0, to, nothing);
@@ -178,14 +179,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) stem_sm90(const __grid_
     if (warp == 0 && elect_one()) {
         for (u32 slot = 0; slot < SLOTS; ++slot) {
             barrier_init(arrived(slot), PRODUCERS);
-            barrier_init(released(slot), 4); /* the warps of the group that has the patch */
+            barrier_init(released(slot), 4); /* the warps of the group that owns the patch */
         }
         barrier_init_fence();
     }
     wait_for_previous_kernel();
     load_filters(p);
     __syncthreads();
-    let_next_kernel_start(); /* it waits before it touches memory */
+    let_next_kernel_start(); /* it waits before it accesses memory */
     if (warp < 4) {
         shrink_registers<PRODUCER_REGISTERS>();
         load_patches(p);

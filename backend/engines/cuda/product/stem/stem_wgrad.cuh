@@ -1,12 +1,12 @@
 /* stem_wgrad: dW[k,r,s,c] = epilogue(sum over n,p,q of dY[n,p,q,k] * X[n, p * STRIDE + r * DILATION - pre, .., c])
    Types     f16 and bf16, at most 8 channels, sm_80 and up
-   Formula   products of 16 filters x 8 channels of a tap x 16 neighbouring pixels
-   Tile      a block sums TILE_P x TILE_Q pixels at a time for FILTERS filters and all taps; half of its warps has half
-             of the filters each, and of every half the warps share the taps. Persistent over tiles, whose sums stay in
+   Formula   products of 16 filters x 8 channels of a tap x 16 adjacent pixels
+   Tile      a block sums TILE_P x TILE_Q pixels at a time for FILTERS filters and all taps; each half of its warps has
+             half of the filters, and the warps of a half share the taps. Persistent over tiles, whose sums stay in
              registers
-   Idea      as stem.cuh: pixels of X are 16 bytes wide wherever a tap wants them, and ldmatrix turns pixels and
-             channels over
-   Pipeline  load  |stage 1  |stage 2  |stage 3  |...      X and dY of a tile, STAGES - 1 tiles early
+   Idea      as in stem.cuh: pixels of X are 16 bytes at any offset of a tap, and ldmatrix transposes pixels and
+             channels
+   Pipeline  load  |stage 1  |stage 2  |stage 3  |...      X and dY of a tile, STAGES - 1 tiles ahead
              math            |stage 0  |stage 1  |...      one barrier per tile
    Order     tiles of a block from the first to the last, then, in combine_splits.cuh, blocks: the same bits in every
              run
@@ -20,7 +20,7 @@
 constexpr int THREADS = WARPS * 32, HALVES = 2;
 constexpr int TAPS = TAPS_H * TAPS_W, OWN_TAPS = (TAPS + WARPS / HALVES - 1) / (WARPS / HALVES),
               TAP_PAIRS = (OWN_TAPS + 1) / 2;
-constexpr int OWN_FILTERS = FILTERS / HALVES / 16; /* in 16s */
+constexpr int OWN_FILTERS = FILTERS / HALVES / 16; /* in units of 16 */
 constexpr int PATCH_H = (TILE_P - 1) * STRIDE_H + (TAPS_H - 1) * DILATION_H + 1,
               PATCH_W = (TILE_Q - 1) * STRIDE_W + (TAPS_W - 1) * DILATION_W + 1;
 static_assert(TILE_Q % 16 == 0 && FILTERS % (HALVES * 16) == 0, "whole products only");
@@ -38,7 +38,7 @@ DEVICE int lane() { return threadIdx.x % 32; }
 DEVICE int own_filter() { return (int)threadIdx.x / 32 % HALVES * (OWN_FILTERS * 16); }
 DEVICE int own_tap(int t) { return (int)threadIdx.x / 32 / HALVES * OWN_TAPS + t; }
 
-/* Where the pixel under a tap lies from that under the first; the last tap stands in for those behind it. */
+/* Offset of the pixel of a tap from that of the first one; surplus taps repeat the last one. */
 DEVICE int tap_offset(int tap) {
     const int t = tap < TAPS ? tap : TAPS - 1;
     return patch::offset(t / TAPS_W * DILATION_H, t % TAPS_W * DILATION_W);

@@ -1,12 +1,14 @@
-/* few_bits: integers of 4 and 8 bits from a word as pairs of f16 or bf16, exact, without a conversion per number
-   Method    their bits go into the fraction of 2^10 (f16) or 2^7 (bf16), where a unit is 1, and what that adds is
-             subtracted. Signed numbers come with their sign bit flipped, which adds half their range
-   bf16      of 4 bits: eight bits alone are so many of the smallest denormal, so that two positions in a word need no
-             shift; they come as UNIT-th parts of what they are
-   Order     pairs of 4 bits are numbers e and e + 4 of a word, of 8 bits 2e and 2e + 1. Sums of products do not mind,
-             if both operands have that order: join() makes such pairs of neighbours */
+/* few_bits: exact conversion of 4-bit and 8-bit integers in a word to pairs of f16 or bf16, without one conversion per
+   number
+   Method    the bits are inserted into the fraction of 2^10 (f16) or 2^7 (bf16), where the unit is 1, and the offset is
+             subtracted. The sign bit of signed numbers is flipped, which adds half their range
+   bf16      of 4 bits: the bits themselves represent multiples of the smallest denormal, so that two positions in a
+   word need
+             no shift; the results are the numbers divided by UNIT
+   Order     4-bit pairs are numbers e and e + 4 of a word, 8-bit pairs 2e and 2e + 1. Sums of products do not depend on
+             the order if both operands have the same one: join() makes such pairs of adjacent elements */
 
-/* In pairs: x y + z, rounded once. */
+/* x y + z for each element of a pair, rounded once. */
 DEVICE u32 multiply_add(u32 x, u32 y, u32 z, f16) { return ptx::fma_f16x2(x, y, z); }
 DEVICE u32 multiply_add(u32 x, u32 y, u32 z, bf16) { return ptx::fma_bf16x2(x, y, z); }
 /* x & y ^ z. */
@@ -22,7 +24,7 @@ template <> struct pair_numbers<bf16> {
 };
 constexpr u32 MINUS_ZEROS = 0x80008000;
 
-/* N pairs of a word. */
+/* Conversion of the pairs of a word. */
 template <class T> struct few_bits;
 
 template <bool IS_SIGNED> struct four_bits {
@@ -31,7 +33,7 @@ template <bool IS_SIGNED> struct four_bits {
     static DEVICE constexpr float unit(bf16) { return 64; }
     static DEVICE u32 times_unit(u32 pair, f16) { return pair; }
     static DEVICE u32 times_unit(u32 pair, bf16) { return multiply_add(pair, 0x42804280, MINUS_ZEROS, bf16{}); }
-    /* The bits of a pair, where the word has them or eight bits further up. */
+    /* The bits of a pair at their position in the word, or eight bits to the right of it. */
     static DEVICE u32 bits(u32 word, int e, u32 others) {
         return mask_turn(e >= 2 ? word >> 8 : word, e % 2 ? 0x00f000f0 : 0x000f000f,
                          others | (!IS_SIGNED ? 0
@@ -48,11 +50,11 @@ template <bool IS_SIGNED> struct four_bits {
     }
     static DEVICE u32 pair(u32 word, int e, bf16) {
         constexpr u32 POWER_127 = 0x7f007f00, POWER_123 = 0x7d007d00,
-                      MINUS_EIGHTH = 0xbe00be00; /* the least is 2^-133 */
+                      MINUS_EIGHTH = 0xbe00be00; /* the smallest number is 2^-133 */
         return multiply_add(bits(word, e, 0), e % 2 ? POWER_123 : POWER_127, IS_SIGNED ? MINUS_EIGHTH : MINUS_ZEROS,
                             bf16{});
     }
-    /* Of eight neighbours in four words. */
+    /* Joins eight adjacent elements in four words. */
     static DEVICE u32 join(const u32 (&r)[4], int e) {
         return __byte_perm(r[e / 2], r[2 + e / 2], e % 2 ? 0x7632 : 0x5410);
     }
@@ -69,8 +71,8 @@ template <bool IS_SIGNED> struct eight_bits {
         const u32 raised = __byte_perm(IS_SIGNED ? word ^ 0x80808080 : word, numbers::BASE, e ? 0x5352 : 0x5150);
         return multiply_add(raised, numbers::ONE, IS_SIGNED ? numbers::MINUS_BASE_128 : numbers::MINUS_BASE, f16{});
     }
-    /* Whose fraction has 7 bits: the eighth, which a sign makes -128 and no sign makes 128, turns what is taken away.
-       */
+    /* The fraction has only 7 bits. The eighth bit, worth -128 if signed and 128 otherwise, flips the sign of the
+       subtracted offset. */
     static DEVICE u32 pair(u32 word, int e, bf16) {
         const u32 two = __byte_perm(IS_SIGNED ? word : word ^ 0x80808080, 0, e ? 0x4342 : 0x4140);
         const u32 raised = mask_turn(two, 0x007f007f, pair_numbers<bf16>::BASE),

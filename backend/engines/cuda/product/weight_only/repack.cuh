@@ -1,8 +1,8 @@
-/* repack: rows of A in the order of k that weight_only_sm90 unpacks weights in
+/* repack: rows of A in the order of k in which weight_only_sm90 unpacks weights
    Types     f16 and bf16; sm_90
-   Formula   of each step of 128, which ends in zeros where k does: product 2 part + e / 2, half e % 2, pair q
-             of it are the numbers 32 q + 8 part + those of pair e, as few_bits joins 8 neighbours
-   Tile      a thread takes 4 times 16 bytes, 64 bytes apart, and writes 64 bytes
+   Formula   in each step of 128, zero-filled past k: half e % 2, pair q of product 2 part + e / 2 are the numbers
+             32 q + 8 part + those of pair e, as few_bits joins 8 adjacent elements
+   Tile      a thread reads four 16-byte pieces at a distance of 64 bytes, and writes 64 bytes
    Params    THREADS factor_t weight_t */
 #include "core/dependent_launch.cuh"
 #include "product/weight_only/few_bits.cuh"

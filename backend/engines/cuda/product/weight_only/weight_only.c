@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The weight-only family: a few rows times weights of 4 or 8 bits with a scale per block, and the pointwise operations
-   behind. Such a product takes as long as reading the weights does, so they are dequantised on their way into the
-   tensor cores, never in memory. Many rows are left to the block_scale family, whose result the families of products
-   multiply. */
+/* The weight-only family: a few rows times weights of 4 or 8 bits with block scales, followed by pointwise operations.
+   Such a product takes as long as reading the weights, so they are dequantised on their way into the tensor cores,
+   never in memory. For many rows, the block_scale family dequantises them in memory for the product families. */
 #include "engines/cuda/product/weight_only/weight_only.h"
 #include "base/number.h"
 #include "engines/cuda/families.h"
@@ -10,38 +9,39 @@
 #include "graph/ops/matmul.h"
 
 enum {
-    ROWS_MAX = 64,         /* of A, at most: a warp has all of them */
-    WARPS = 16,            /* of a multiprocessor: one block, or two of half as many */
-    BLOCKS_MAX = 2,        /* of 16 columns, of a warp */
-    SUMS_MAX = 16,         /* fragments whose sums a warp holds */
-    ROWS_OF_FRAGMENT = 8,  /* of A, of one mma.sync */
-    COLUMNS_OF_BLOCK = 16, /* of weights, of one mma.sync */
-    ACCESS_BYTES = 16,     /* of one copy to shared memory */
+    ROWS_MAX = 64,         /* of A, at most: each warp has all of them */
+    WARPS = 16,            /* per multiprocessor: one block, or two of half as many warps */
+    BLOCKS_MAX = 2,        /* of 16 columns, per warp */
+    SUMS_MAX = 16,         /* fragments whose sums fit in the registers of a warp */
+    ROWS_OF_FRAGMENT = 8,  /* rows of A per mma.sync */
+    COLUMNS_OF_BLOCK = 16, /* columns of weights per mma.sync */
+    ACCESS_BYTES = 16,     /* per copy to shared memory */
     STAGES_LEAST = 2,      /* steps in shared memory */
     STAGES_MAX = 3,
-    FEW_TOKENS = 2,         /* which the first-level cache keeps for all warps */
-    SHARED_RESERVED = 1024, /* of each block, by the driver */
+    FEW_TOKENS = 2,         /* up to this number, the L1 cache holds A for all warps */
+    SHARED_RESERVED = 1024, /* by the driver, per block */
 };
 
-/* What a launch takes; the share of the memory's bandwidth that weights reach; bytes per second that arrive from L2,
-   and of A, when each block reads it again. */
+/* Launch overhead; the share of memory bandwidth that weights reach; L2 bandwidth; and L2 bandwidth for A when each
+   block reads it again. */
 static const double LAUNCH_SECONDS = 2e-6, MEMORY_SHARE = 0.8, L2_BYTES_PER_SECOND = 5.5e12;
 static const double AGAIN_BYTES_PER_SECOND = 2.2e12;
-/* Of a weight, per multiprocessor: to make a number of it, and to multiply it by 8 rows. */
+/* Per weight and multiprocessor: clocks to convert it, and to multiply it by 8 rows. */
 static const double WEIGHT_CLOCKS = 0.027, FRAGMENT_CLOCKS = 0.021;
 
-/* A warp makes 16 * blocks columns of all rows, which are 8 * tokens at most; `across` warps stand side by side, and
-   warps / across of them share k. */
+/* A warp computes 16 * blocks columns of all rows, of which there are at most 8 * tokens. A block of threads has
+   `across` warps for different columns, and warps / across warps that share k. */
 struct weight_only {
     struct weight_product p;
-    int tokens, blocks, across, warps; /* of 8 rows; of 16 columns; warps side by side, of a block of threads */
-    int shared;                        /* bytes of a multiprocessor */
+    int tokens, blocks, across, warps; /* in units of 8 rows; in units of 16 columns; warps along columns; warps of a
+                                          block of threads */
+    int shared;                        /* bytes of shared memory per multiprocessor */
     double seconds;
 };
 
-/* ---- Accepting --------------------------------------------------------------------------------------------------- */
+/* ---- Acceptance -------------------------------------------------------------------------------------------------- */
 
-/* The node that dequantises, or NULL. */
+/* The dequantising node, or NULL. */
 static const struct node *find_weights(const struct region *region) {
     for (int i = 0; i < region->count; i++)
         if (op_of(region_node(region, i)->op) == &block_scale_dequantize_op)
@@ -49,16 +49,16 @@ static const struct node *find_weights(const struct region *region) {
     return NULL;
 }
 
-/* The one reader of the dequantised weights, or -1: others would need them in memory. */
+/* The only reader of the dequantised weights, or -1 if there are others, which would need them in memory. */
 static int find_reader(const struct graph *graph, const struct block_scale_dequantize_op *op) {
     const struct value *value = &graph->values[graph_find_value(graph, op->y)];
-    /* A slot is memory of the user's: its numbers must be there. */
+    /* A slot is the user's memory, which must be written. */
     bool is_one = !value_is_slot(value) && value->readers == 1;
     return is_one && op_of(graph->nodes[value->read_by[0]].op) == &matmul_op ? value->read_by[0] : -1;
 }
 
-/* A region that grows from a matmul has the node of its weights with it from the start. Returns how many nodes it
-   wrote: 0 or 1. */
+/* A region that grows from a matmul includes the node of its weights from the start. Returns the number of nodes
+   written: 0 or 1. */
 int weight_product_companions(const struct graph *graph, int node, int *nodes) {
     const struct node *product = &graph->nodes[node];
     for (int i = 0; op_of(product->op) == &matmul_op && i < product->operand_count; i++) {
@@ -71,34 +71,34 @@ int weight_product_companions(const struct graph *graph, int node, int *nodes) {
     return 0;
 }
 
-/* The region without its weights: a contraction whose B stands for the dequantised tensor. A region that is the weights
-   alone is refused until it has the matmul, too. */
+/* Finds the region without its weights: a contraction whose B stands for the dequantised tensor. A region that consists
+   of only the weights is refused until it includes the matmul. */
 static weftStatus_t find_rest(struct weight_product *w, const struct region *region) {
     const struct node *node = find_weights(region);
     if (!node)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: there are no weights to dequantise.",
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: the region has no weights to dequantise.",
              descriptor_label(region_node(region, 0)->op));
     w->weights = (const struct block_scale_dequantize_op *)node->op;
     int reader = find_reader(region->graph, w->weights), count = 0;
     if (reader < 0)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: its result is not for one matmul alone.",
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: its result must be read by exactly one matmul.",
              descriptor_label(node->op));
     for (int i = 0; i < region->count && count < MODES_MAX; i++)
         if (region_node(region, i) != node)
             w->nodes[count++] = region->nodes[i];
     if (!region_has(region, reader))
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: its result is multiplied in the same kernel, or not here.",
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: its matmul must be part of the same region.",
              descriptor_label(node->op));
     /* The loop above stopped at its limit. */
     if (count < region->count - 1)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: more than %d operations follow.", descriptor_label(node->op),
-             MODES_MAX - 1);
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: more than %d operations after it.",
+             descriptor_label(node->op), MODES_MAX - 1);
     w->rest = (struct region){.graph = region->graph, .count = count, .nodes = w->nodes};
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Either weights and scales multiply in the type of A, rounded as the graph rounds, or the graph dequantises to float
-   and scales multiply the sums: both give what the graph says. */
+/* Either weights and scales are multiplied in the type of A, with the rounding of the graph, or the graph dequantises
+   to float and scales multiply the sums. Both compute what the graph specifies. */
 static weftStatus_t check_types(struct weight_product *w) {
     const struct block_scale_dequantize_op *op = w->weights;
     weftDataType_t a = (weftDataType_t)w->c.operand[OPERAND_A].tensor->type, x = (weftDataType_t)op->x->type;
@@ -108,15 +108,16 @@ static weftStatus_t check_types(struct weight_product *w) {
                                : op->y->type == (int32_t)a && op->scale->type == (int32_t)a;
     if (!is_whole || !dtype_is_half(a) || !fits || op->math != WEFT_DATA_FLOAT)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE,
-             "%s: whole numbers of 4 or 8 bits become floats, or with scales of the type of the other operand this "
-             "type, "
-             "which is half or bfloat16; here %s with scales in %s become %s and meet %s.",
+             "%s: expected 4-bit or 8-bit integers that are dequantised to float, or, with scales of the type of the "
+             "other "
+             "operand, "
+             "half or bfloat16, to this type; got %s with scales of %s, dequantised to %s and multiplied by %s.",
              descriptor_label(&op->base), dtype_of(x)->name, dtype_of((weftDataType_t)op->scale->type)->name,
              dtype_of((weftDataType_t)op->y->type)->name, dtype_of(a)->name);
     return WEFT_STATUS_SUCCESS;
 }
 
-/* All of a tensor's dims before the last two are 1. */
+/* True if all dims before the last two are 1. */
 static bool is_matrix(const struct tensor *tensor) {
     for (int64_t i = 0; i < tensor->dims.count - 2; i++)
         if (tensor->dims.at[i] != 1)
@@ -124,19 +125,19 @@ static bool is_matrix(const struct tensor *tensor) {
     return tensor->dims.count >= 2;
 }
 
-/* The stride of a dimension, counted from the last one, 1: leading ones may be left out. */
+/* The stride of a dimension counted from the end; 1 is the last one. Leading dims may be missing. */
 static int64_t stride_from_end(const struct tensor *tensor, int back) {
     return tensor->strides.at[tensor->dims.count - back];
 }
 
-/* Along k: a lane's weights share a scale, a step's where sums are scaled. A step is a quad of lanes, each with one
-   access. */
+/* Minimum block along k: the weights of a lane share a scale or, if sums are scaled, those of a step. A step is a quad
+   of lanes with one access each. */
 static int64_t least_block(const struct weight_product *w) { return w->scales_sums ? 4 * w->length : w->length; }
 
 static weftStatus_t fail_layout(const struct weight_product *w, int64_t least) {
     FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
-         "%s: rows times one matrix of weights are multiplied here, both contiguous along k and aligned to %d "
-         "bytes, with blocks of multiples of %lld weights along it.",
+         "%s: expected rows times one matrix of weights, both contiguous along k and aligned to %d "
+         "bytes, with blocks of multiples of %lld weights along k.",
          descriptor_label(w->c.node->op), ACCESS_BYTES, (long long)least);
 }
 
@@ -144,7 +145,7 @@ weftStatus_t weight_product_check_blocks(const struct weight_product *w, int64_t
     return w->group % least != 0 && w->group < w->k_count ? fail_layout(w, least) : WEFT_STATUS_SUCCESS;
 }
 
-/* Fills in strides and blocks. x is (k, columns) with k contiguous, as is A: lanes read 16 bytes of each along k. */
+/* Sets strides and blocks. x is (k, columns) with contiguous k, as is A: lanes read 16 bytes of each along k. */
 static weftStatus_t check_layout(struct weight_product *w) {
     const struct block_scale_dequantize_op *op = w->weights;
     const struct matmul_op *product = (const struct matmul_op *)w->c.node->op;
@@ -172,7 +173,7 @@ static weftStatus_t check_layout(struct weight_product *w) {
 weftStatus_t weight_product_find(struct weight_product *w, const struct region *region, const struct device *device,
                                  int64_t rows_most) {
     TRY(find_rest(w, region));
-    /* As a contraction, for the checks and the epilogue; its tile is not used. */
+    /* A contraction for the checks and the epilogue; its tile is not used. */
     TRY(contraction_find(&w->c, &w->rest));
     TRY(contraction_analyse(&w->c, device));
     w->rows = modes_extent(&w->c.modes[ROW]);
@@ -181,12 +182,12 @@ weftStatus_t weight_product_find(struct weight_product *w, const struct region *
     if (w->rows == 0 || w->columns == 0 || w->k_count == 0 || w->c.is_direct || !w->c.is_small ||
         contraction_has_overrides(&w->c) || w->c.fill != 0)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
-             "%s: empty, tiny, larger than 2^31 along an index or with overrides: the weights are dequantised in "
+             "%s: empty, tiny, larger than 2^31 along an index, or with overrides; dequantise the weights in "
              "memory.",
              descriptor_label(w->c.node->op));
     if (w->rows > rows_most)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
-             "%s: up to %lld rows are multiplied by weights of few bits; for %lld the weights are dequantised in "
+             "%s: this engine supports up to %lld rows; for %lld rows, dequantise the weights in "
              "memory.",
              descriptor_label(w->c.node->op), (long long)rows_most, (long long)w->rows);
     TRY(check_types(w));
@@ -195,39 +196,39 @@ weftStatus_t weight_product_find(struct weight_product *w, const struct region *
 
 /* ---- Tile -------------------------------------------------------------------------------------------------------- */
 
-/* Whether sums leave registers for half of the warps only: one block of a multiprocessor then, of half as many. */
+/* True if sums leave registers for only half of the warps: one block per multiprocessor, with half as many warps. */
 static bool is_heavy(const struct weight_only *w) { return w->tokens > (w->p.scales_sums ? 2 : 4); }
 static int resident(const struct weight_only *w, int warps) { return is_heavy(w) ? 1 : WARPS / warps; }
 
-/* Each block of threads reads all of A, much of it from L2; where blocks are few, each has all warps of a
-   multiprocessor. `columns`: of a block. */
+/* Each block of threads reads all of A, mostly from L2; with few blocks, each gets all warps of a multiprocessor.
+   `columns`: per block. */
 static double predict(const struct weight_only *w, const struct device *device, int64_t columns, int warps) {
     double weights = (double)tensor_bytes(w->p.weights->x) + (double)tensor_bytes(w->p.weights->scale);
     double blocks = (double)divide_up(w->p.columns, columns);
     double slots = (double)device->cuda.multiprocessors * resident(w, warps);
-    /* `share`: of the multiprocessors' places, those with work in the last wave included. */
+    /* `share`: average utilisation of the multiprocessors' slots over all waves. */
     double waves = (double)divide_up((int64_t)blocks, slots), share = blocks / (waves * slots);
     double moving = weights / (MEMORY_SHARE * (double)device->cuda.bandwidth);
-    /* A few rows stay in the first-level cache. */
+    /* A few rows stay in the L1 cache. */
     double again = w->tokens > FEW_TOKENS ? blocks * (double)(w->p.rows * w->p.k_count * 2) : 0;
     double filling = weights / L2_BYTES_PER_SECOND + again / AGAIN_BYTES_PER_SECOND;
     return LAUNCH_SECONDS + (moving > filling ? moving : filling) / share;
 }
 
-/* What making numbers of weights and multiplying them takes, however tiles are shaped. */
+/* Time to convert the weights and to multiply them, which does not depend on the tile. */
 static double computing_seconds(const struct weight_only *w, const struct device *device) {
     double clocks = (double)w->p.columns * (double)w->p.k_count * (WEIGHT_CLOCKS + FRAGMENT_CLOCKS * w->tokens);
     return clocks / ((double)device->cuda.clock_khz * 1e3 * device->cuda.multiprocessors);
 }
 
-/* Rows come in fragments of 8, a power of two of them; then the fastest of columns per warp, warps and how many stand
-   side by side. At least two warps share k. */
+/* Rows are grouped into a power of two fragments of 8. Then the fastest combination of columns per warp, warps per
+   block, and warps along columns is chosen. At least two warps share k. */
 static void choose_tile(struct weight_only *w, const struct device *device) {
     int fragments = (int)divide_up(w->p.rows, ROWS_OF_FRAGMENT);
     w->tokens = 1;
     while (w->tokens < fragments)
         w->tokens *= 2;
-    const int most = w->p.scales_sums ? SUMS_MAX / 2 : SUMS_MAX; /* a step has sums of its own, then */
+    const int most = w->p.scales_sums ? SUMS_MAX / 2 : SUMS_MAX; /* a step then has separate sums */
     w->blocks = 0;
     for (int blocks = BLOCKS_MAX; blocks >= 1; blocks /= 2)
         for (int warps = WARPS / 2; warps <= (is_heavy(w) ? WARPS / 2 : WARPS); warps *= 2)
@@ -246,12 +247,12 @@ static weftStatus_t analyse(struct weight_only *w, const struct region *region, 
     *w = (struct weight_only){0};
     if (device->cuda.major < 8)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH,
-             "the weight-only family runs from compute capability 8.0 on, '%s' has %d.%d", device->name,
-             device->cuda.major, device->cuda.minor);
+             "the weight-only family requires compute capability 8.0, '%s' has %d.%d", device->name, device->cuda.major,
+             device->cuda.minor);
     TRY(weight_product_find(&w->p, region, device, ROWS_MAX));
     w->shared = device->cuda.shared_per_multiprocessor;
     choose_tile(w, device);
-    /* Many rows are bound by the multiplication, which no tile changes. */
+    /* With many rows, the multiplication dominates, which no tile changes. */
     double computing = LAUNCH_SECONDS + computing_seconds(w, device);
     w->seconds = computing > w->seconds ? computing : w->seconds;
     return WEFT_STATUS_SUCCESS;
@@ -266,39 +267,39 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
 
 /* ---- Building ---------------------------------------------------------------------------------------------------- */
 
-/* Of a block: each lane has a slot of 16 bytes for a row of weights, two per block of 16 columns; with A, warps that
-   stand side by side share the slots of their rows. */
+/* Bytes per stage of a block: each lane has a slot of 16 bytes for a row of weights, two per block of 16 columns; if A
+   is staged, warps along columns share the slots of their rows. */
 static int bytes_of_stage(const struct weight_only *w, bool has_a) {
     int slots = w->warps * 2 * w->blocks + (has_a ? w->warps / w->across * w->tokens * w->p.length / 8 : 0);
     return slots * 32 * ACCESS_BYTES;
 }
 
-/* Bytes that a block may have so that all resident ones fit. */
+/* Bytes of shared memory per block such that all resident blocks fit. */
 static int shared_of_block(const struct weight_only *w) { return w->shared / resident(w, w->warps) - SHARED_RESERVED; }
 
-/* Whether what a step reads of A waits with its weights. */
+/* True if the elements of A for a step are staged with its weights. */
 static bool stages_a(const struct weight_only *w) {
     return shared_of_block(w) / bytes_of_stage(w, true) >= STAGES_LEAST;
 }
 
 static int stage_bytes(const struct weight_only *w) { return bytes_of_stage(w, stages_a(w)); }
 
-/* For few rows no more than two: what shared memory leaves is cache, which holds A. */
+/* With few rows at most two, because the remaining memory serves as L1 cache for A. */
 static int stages(const struct weight_only *w) {
     int fit = shared_of_block(w) / stage_bytes(w);
     int most = w->tokens > FEW_TOKENS ? STAGES_MAX : STAGES_LEAST;
     return fit < most ? fit : most;
 }
 
-/* Stages and the sums at the end use the same memory, one after the other. Sums of 8 rows of A are there at a time, in
-   lines that are not a multiple of all banks. */
+/* The stages and the final sums use the same memory at different times. Sums of 8 rows of A are stored at a time, with
+   a padded pitch that avoids bank conflicts. */
 static int shared_bytes(const struct weight_only *w) {
     int ring = stages(w) * stage_bytes(w), columns = w->across * w->blocks * COLUMNS_OF_BLOCK;
     int sums = w->warps / w->across * ROWS_OF_FRAGMENT * (columns + 4) * (int)sizeof(float);
     return ring > sums ? ring : sums;
 }
 
-/* A scale lies at column / scale_block and k / scale_group. */
+/* The scale is at column / scale_block and k / scale_group. */
 void weight_product_emit(struct kernel_source *source, const struct weight_product *w) {
     const struct block_scale_dequantize_op *op = w->weights;
     text_add(&source->constants, "using sum_t = float;\nusing index = u32;\n");
@@ -318,7 +319,7 @@ void weight_product_emit(struct kernel_source *source, const struct weight_produ
     emit_number(source, w->k_count, "k_count");
 }
 
-/* Constants of the tile, then addresses and strides; those of the weights are in bytes. */
+/* Constants of the tile, then addresses and strides; strides of the weights are in bytes. */
 static void emit_structure(struct kernel_source *source, const struct weight_only *w) {
     const struct tensor *a = w->p.c.operand[OPERAND_A].tensor;
     weight_product_emit(source, &w->p);
@@ -346,7 +347,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     TRY(arena_alloc(arena, &state, sizeof *state));
     step->state = state;
     struct cuda_kernel *kernel = &state->kernels[state->count++];
-    /* A thread has two neighbouring columns at the end, if results lie so. */
+    /* At the end a thread has two adjacent columns if the result's layout permits it. */
     w.p.c.epilogue.run = w.p.c.epilogue.lead == COLUMN && w.p.c.epilogue.run % 2 == 0 ? 2 : 1;
     kernel_source_init(&source, &step->region);
     emit_structure(&source, &w);
@@ -357,16 +358,16 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     kernel->grid[1] = kernel->grid[2] = 1;
     kernel->block = (uint32_t)w.warps * 32;
     kernel->shared_bytes = (uint32_t)shared_bytes(&w);
-    /* Programmatic dependent launch begins with sm_90: weights are on their way before the kernel before has ended. */
+    /* Programmatic dependent launch requires sm_90: weights are then loaded before the previous kernel has ended. */
     kernel->is_dependent = device->cuda.major >= 9;
     return arena_print(arena, &step->detail,
-                       "weights dequantised in registers, %d columns by %d rows, %d operations behind", (int)columns,
+                       "weights dequantised in registers, %d columns by %d rows, epilogue: %d operations", (int)columns,
                        w.tokens * ROWS_OF_FRAGMENT, w.p.rest.count - 1);
 }
 
 const struct family cuda_weight_only = {
     .name = "cuda.weight_only",
-    .doc = "a few rows times weights of 4 or 8 bits with a scale per block, and the pointwise operations behind it",
+    .doc = "a few rows times weights of 4 or 8 bits with block scales, and the pointwise operations after it",
     .accepts = accepts,
     .companions = weight_product_companions,
     .build = build,

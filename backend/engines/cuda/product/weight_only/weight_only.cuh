@@ -1,28 +1,29 @@
 /* weight_only: C[i,j] = epilogue(sum over k of A[i,k] * (W[k,j] * scale[k / group, j / block]))
    Types     weights of 4 and 8 bits, few rows i, mma.sync; sm_80 and up
-   Formula   weights become f16 or bf16 in registers, exactly; a scale of that type multiplies them there, rounded as
-             the dequantised weight is (SCALES_SUMS 0); others multiply the sums of a step, as if weights were floats
-             (1)
-   Tile      a warp makes ROWS = 16 BLOCKS columns j for all i, which are 8 TOKENS at most: A and B are swapped, so
-             that weights are the tensor core's 16 rows. WARPS_ACROSS warps stand side by side and read the same of A;
+   Formula   weights are converted to f16 or bf16 in registers, exactly; a scale of that type multiplies them there,
+             with the rounding of the dequantised weight (SCALES_SUMS 0); other scales multiply the sums of a step, as
+             if weights were floats (1)
+   Tile      a warp computes ROWS = 16 BLOCKS columns j for all i, at most 8 TOKENS: A and B are swapped, so that
+             weights are the tensor core's 16 rows. WARPS_ACROSS warps cover different columns and read the same A;
              WARPS_DEEP share k
-   Step      a quad of lanes has a row of weights, each lane 16 bytes of it: LENGTH numbers. Sums do not mind the order
-             of k, so a lane multiplies what it has, and reads the same k of A, 16 bytes at a time
-   Pipeline  STAGES steps of a warp are on their way into shared memory, each lane's own 16 bytes side by side; with
-             them A where it is small (STAGES_A), for which warps that stand side by side share the work, and meet.
-             Scales come a step ahead
-   End       sums of the warps meet in shared memory, 8 i at a time, and are added from the first warp to the last
-   Limits    k of A and W without gaps, in multiples of 16 bytes; a lane's weights share a scale, a step's where sums
-             are scaled
+   Step      a quad of lanes has a row of weights, each lane 16 bytes of it: LENGTH numbers. Sums do not depend on the
+             order of k, so a lane multiplies what it has, and reads the same k of A, 16 bytes at a time
+   Pipeline  STAGES steps of a warp are in flight to shared memory, with each lane's own 16 bytes adjacent; if A is
+             small (STAGES_A), it is staged, too: the warps along columns share the loads and synchronise. Scales are
+             loaded one step ahead
+   End       sums of the warps are exchanged through shared memory, 8 i at a time, and added from the first warp to the
+             last
+   Limits    k of A and W contiguous, in multiples of 16 bytes; the weights of a lane share a scale or, if sums are
+             scaled, those of a step
    Params    TOKENS BLOCKS WARPS_ACROSS WARPS_DEEP RESIDENT STAGES STAGES_A SCALES_SUMS IS_NEGATIVE LEAD_IS_ROW RUN
              factor_t weight_t scale_t sum_t index
-   Cache     all blocks read the same of A, at about the same time: past the first-level cache, from few lines of L2, A
-             takes longer than the weights. So shared memory is no larger than two stages of few rows need, and leaves
-             the rest to that cache
+   Cache     all blocks read the same elements of A at about the same time: without L1, from few lines of L2, A would
+   take
+             longer than the weights. So for few rows shared memory holds only two stages, and leaves the rest to L1
    Tried     weights a step ahead in registers: half of the memory's bandwidth. Four stages: up to 30 % slower. Blocks
-             that begin at different k: within noise, or slower. 64 columns of a warp: 10 % faster for
-             one row of 4 bits, slower for others. Half as many columns of a warp, or two and four warps side by side
-             for few rows: slower */
+             that start at different k: within noise, or slower. 64 columns per warp: 10 % faster for one row of 4 bits,
+             slower for others. Half as many columns per warp, or two and four warps along columns for few rows: slower
+             */
 #include "core/mma.cuh"
 #include "core/async.cuh"
 #include "core/dependent_launch.cuh"
@@ -31,16 +32,16 @@
 constexpr int ROWS = 16 * BLOCKS, COLUMNS = ROWS * WARPS_ACROSS, PITCH = COLUMNS + 4;
 constexpr int WARPS = WARPS_ACROSS * WARPS_DEEP, THREADS = WARPS * 32;
 constexpr int LENGTH = 128 / BITS<weight_t>, STEP = 4 * LENGTH; /* of a lane, of a warp */
-constexpr index STRIDE = WARPS_DEEP * STEP;                     /* from a warp's step to its next */
-constexpr int PARTS = LENGTH / 8;                               /* accesses to A of a lane, a step and a row */
-constexpr float UNIT = few_bits<weight_t>::unit(factor_t{});    /* how many times what pair() gives a weight is */
+constexpr index STRIDE = WARPS_DEEP * STEP;                     /* from one step of a warp to its next */
+constexpr int PARTS = LENGTH / 8;                               /* accesses to A per lane, step and row */
+constexpr float UNIT = few_bits<weight_t>::unit(factor_t{});    /* a weight divided by the result of pair() */
 constexpr int A_SLOTS = STAGES_A ? TOKENS * PARTS : 0;
 
 /* [WARPS][STAGES][2 * BLOCKS][32 lanes] of weights, [WARPS_DEEP][STAGES][A_SLOTS][32 lanes] of A; at the end sums of 8
    i */
 extern __shared__ chunk<16> s_memory[];
 
-/* Where a lane stands: its row in blocks of 8, its k within a step. */
+/* A lane's row in blocks of 8. */
 DEVICE index lane_row() { return threadIdx.x % 32 / 4; }
 DEVICE chunk<16> *w_slot(int stage, int slot) {
     return &s_memory[((threadIdx.x / 32 * STAGES + stage) * 2 * BLOCKS + slot) * 32 + threadIdx.x % 32];
@@ -51,14 +52,15 @@ DEVICE chunk<16> *a_slot(int stage, int slot) {
                          32 +
                      threadIdx.x % 32];
 }
-/* What the warps side by side loaded of A is there for all of them, and all have read what they read before. */
+/* Synchronises the warps along columns: their loads of A have arrived for all of them, and all have finished reading
+   the previous ones. */
 DEVICE void meet() {
     if constexpr (WARPS_ACROSS > 1 && STAGES_A)
         ptx::bar_sync(1 + threadIdx.x / 32 / WARPS_ACROSS, WARPS_ACROSS * 32);
 }
 DEVICE index least(index x, index y) { return x < y ? x : y; }
 
-/* What a lane loads, step by step. Columns beyond the edge are read as the last one: none reads what comes of them. */
+/* Loads of a lane, step by step. Columns past the edge repeat the last one; their results are not used. */
 struct lane_loads {
     const unsigned char *w[2 * BLOCKS];
     const factor_t *a[TOKENS];
@@ -77,7 +79,7 @@ struct lane_loads {
         for (int f = 0; f < TOKENS; f++)
             a[f] = p.a + least(f * 8 + lane_row(), (index)p.rows - 1) * p.a_row + own;
     }
-    /* Begins to load a step; zeros beyond k and for rows that are not there. */
+    /* Starts to load a step; zeros past k and for rows that do not exist. */
     DEVICE void fetch(const arguments &p, int stage) {
         const bool inside = k + own < (index)p.k_count;
 #pragma unroll
@@ -98,7 +100,7 @@ struct lane_loads {
             scale[i] = p.scale[scale_row[i] + along];
         scale_k += STRIDE;
     }
-    /* What is read of A where it does not wait in shared memory. */
+    /* Reads A if it is not staged in shared memory. */
     DEVICE chunk<16> read_a(const arguments &p, int f, int part, index at) const {
         const bool inside = f * 8 + lane_row() < (index)p.rows && at + own < (index)p.k_count;
         return inside ? *(const chunk<16> *)(a[f] + at + part * 8) : chunk<16>{};
@@ -109,12 +111,12 @@ using sums = float[BLOCKS][TOKENS][4];
 
 DEVICE u32 twice(u16 bits) { return (IS_NEGATIVE ? bits ^ 0x8000u : (u32)bits) * 0x10001u; }
 
-/* A template, so that scales of other types are not looked at. */
+/* A template, so that scales of other types are not compiled. */
 template <class S>
 DEVICE void multiply(const arguments &p, const lane_loads &at, sums &r_c, int stage, const S (&scale)[2 * BLOCKS],
                      index k) {
     using numbers = few_bits<weight_t>;
-    constexpr int WORDS = 4 / numbers::PAIRS; /* of weights, to 8 of A */
+    constexpr int WORDS = 4 / numbers::PAIRS; /* words of weights for 8 elements of A */
     chunk<16> w[2 * BLOCKS];
     u32 r_scale[2 * BLOCKS];
 #pragma unroll
@@ -137,7 +139,7 @@ DEVICE void multiply(const arguments &p, const lane_loads &at, sums &r_c, int st
         for (int e = 0; e < 4; e += 2)
 #pragma unroll
             for (int b = 0; b < BLOCKS; b++) {
-                u32 r_w[4]; /* rows lane / 4 and lane / 4 + 8 of a pair, then of the next */
+                u32 r_w[4]; /* rows lane / 4 and lane / 4 + 8 of a pair, then of the next pair */
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
                     const u32 word = w[b * 2 + i % 2].words[part * WORDS + e / numbers::PAIRS];
@@ -224,6 +226,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) weight_only(cons
         free = stage;
         stage = stage + 1 == STAGES ? 0 : stage + 1;
     }
-    await_copies<0>(); /* the last ones load nothing, to memory that the sums take */
+    await_copies<0>(); /* the last copies load nothing, but would write to the memory of the sums */
     end(p, r_c, blockIdx.x * COLUMNS);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The weight-only family of Hopper: some hundred rows times weights of 4 or 8 bits with a scale per block, and the
-   pointwise operations behind. The weight-only family's warps each multiply what they read, which is faster for fewer
-   rows; for more it pays to dequantise the weights in memory. */
+/* The weight-only family of Hopper: some hundred rows times weights of 4 or 8 bits with block scales, followed by
+   pointwise operations. For fewer rows the weight-only family is faster, whose warps each multiply what they read; for
+   more rows, dequantising the weights in memory is faster. */
 #include "base/number.h"
 #include "engines/cuda/families.h"
 #include "engines/cuda/product/hopper/hopper.h"
@@ -11,34 +11,36 @@
 
 enum {
     STEP = 128,          /* of k */
-    SPAN = 32,           /* of a step, whose weights share a scale */
-    ROWS_MAX = 1024,     /* of A, at most */
-    CLUSTER_MAX = 8,     /* blocks of a cluster */
-    SUMS_MAX = 64,       /* columns of products of four math warpgroups, by their registers; two have twice as many */
-    TILES = 2,           /* of so many times 128 columns */
+    SPAN = 32,           /* weights of a step that share a scale */
+    ROWS_MAX = 1024,     /* rows of A, at most */
+    CLUSTER_MAX = 8,     /* blocks per cluster */
+    SUMS_MAX = 64,       /* columns of products of four math warpgroups, limited by registers; with two, twice as
+                            many */
+    TILES = 2,           /* of 128 or 256 columns */
     STAGES_MAX = 8,      /* steps in shared memory */
-    BARRIER_BYTES = 16,  /* of a slot */
-    SHARED_MAX = 232448, /* bytes: 227 KiB, all that a block can have on sm_90 */
+    BARRIER_BYTES = 16,  /* per slot */
+    SHARED_MAX = 232448, /* bytes: 227 KiB, the shared memory limit of a block on sm_90 */
     WARPGROUP = 128,
     ORDER_THREADS = 128,
 };
 
 static const double LAUNCH_SECONDS = 2.5e-6; /* of two kernels, the first of which repacks rows */
-static const double FILL_SECONDS = 2.5e-6;   /* until the first step of a block is there, and to end its tile */
+static const double FILL_SECONDS = 2.5e-6;   /* until the first step of a block arrives, and to finish its tile */
 static const double SPLIT_SECONDS = 3e-6;    /* until the blocks of a cluster have read each other's sums */
-/* Of an H200 at work, in Hz; of its bandwidth, what weights reach; of the shorter of computing and moving, what the
-   longer one doesn't hide. */
+/* Clock of a busy H200 in Hz; the share of its bandwidth that weights reach; the share of the shorter of computing and
+   moving that does not overlap with the longer one. */
 static const double CLOCK = 1.75e9, MEMORY_SHARE = 0.8, UNHIDDEN_SHARE = 0.2;
-/* Of 16-bit numbers, of a multiprocessor's tensor cores. */
+/* 16-bit products, per multiprocessor. */
 static const double PRODUCTS_PER_CLOCK = 2048;
-static const double EFFICIENCY = 0.78, EFFICIENCY_OF_FOUR = 0.71; /* math warpgroups, which have narrower products */
-static const double STEP_SECONDS = 0.33e-6, STEP_SECONDS_PER_COLUMN = 0.9e-9; /* at least */
+/* with four math warpgroups, whose products are narrower */
+static const double EFFICIENCY = 0.78, EFFICIENCY_OF_FOUR = 0.71;
+static const double STEP_SECONDS = 0.33e-6, STEP_SECONDS_PER_COLUMN = 0.9e-9; /* lower bound per step */
 static const double L2_BYTES_PER_SECOND = 6.5e12;
-static const double CLUSTERED_SHARE = 0.9; /* of all multiprocessors, that clusters of more than two find */
+static const double CLUSTERED_SHARE = 0.9; /* of all multiprocessors that can be part of clusters of more than two */
 
 struct weight_only_sm90 {
     struct weight_product p;
-    int columns, tokens, splits, stages; /* of a tile; of rows; blocks that share k; slots in shared memory */
+    int columns, tokens, splits, stages; /* of a tile; rows of a tile; blocks that share k; slots in shared memory */
     int64_t steps;
     double seconds;
 };
@@ -48,26 +50,26 @@ struct weight_only_sm90 {
 /* 4 or 8. */
 static int weight_bits(const struct weight_only_sm90 *w) { return 16 * 8 / w->p.length; }
 
-/* Scales of a column within a step. One, two or four: a step has as many as blocks begin in it. */
+/* Scales per column and step: one, two or four, the number of blocks that start in a step. */
 static int scales(const struct weight_only_sm90 *w) {
     bool is_one = w->p.group >= w->p.k_count || w->p.group % STEP == 0;
     return is_one ? 1 : w->p.group % (STEP / 2) == 0 ? 2 : STEP / SPAN;
 }
 
-/* A of 16 bits, weights, scales as floats, and the two barriers: [tokens, STEP], [columns, STEP], [scales, columns]. */
+/* Bytes of 16-bit A [tokens, STEP], weights [columns, STEP], float scales [scales, columns], and the two barriers. */
 static int slot_bytes(const struct weight_only_sm90 *w) {
     return w->tokens * STEP * 2 + w->columns * STEP * weight_bits(w) / 8 + scales(w) * w->columns * 4 + BARRIER_BYTES;
 }
 
-/* Fitted to products of 8192 x 8192 on an H200. All that blocks at work at one time fetch in a step comes from L2. A
-   step takes the longest of multiplying, fetching and the least that unpacking takes. */
+/* Fitted to products of 8192 x 8192 on an H200. Everything that concurrent blocks load in a step comes from L2. A step
+   takes the longest of multiplying, loading and the minimum time of unpacking. */
 static double predict(const struct weight_only_sm90 *w, const struct device *device) {
     double a_bytes = (double)w->tokens * STEP * 2, w_bytes = (double)w->columns * STEP * weight_bits(w) / 8;
     int64_t blocks = divide_up(w->p.columns, w->columns) * divide_up(w->p.rows, w->tokens) * w->splits;
     double efficiency = w->columns > 128 ? EFFICIENCY_OF_FOUR : EFFICIENCY;
     double found = device->cuda.multiprocessors * (w->splits > 2 ? CLUSTERED_SHARE : 1);
     int64_t clusters = (int64_t)found / w->splits;
-    /* Clusters of more blocks than the device has multiprocessors never run. */
+    /* Clusters with more blocks than the device has multiprocessors can never run. */
     if (!clusters)
         return INFINITY;
     int64_t waves = divide_up(blocks, clusters * w->splits);
@@ -84,16 +86,16 @@ static double predict(const struct weight_only_sm90 *w, const struct device *dev
     return LAUNCH_SECONDS + longer + UNHIDDEN_SHARE * shorter;
 }
 
-/* Rows in tiles of about equal height, as few as registers allow. */
+/* Divides the rows into tiles of about equal height, as few as registers allow. */
 static int tile_rows(const struct weight_only_sm90 *w) {
     int most = SUMS_MAX * 256 / w->columns, grain = w->p.rows > SUMS_MAX ? 32 : 16;
-    /* A thread takes 32 elements of a row. */
+    /* A thread repacks 32 elements of a row. */
     int64_t each = divide_up(w->p.rows, divide_up(w->p.rows, most));
     return (int)divide_up(each, grain) * grain;
 }
 
-/* The least predicted time over two or four math warpgroups and splits, powers of two. Knobs narrow both; the number of
-   splits that was asked for wins over faster ones, if it leaves no block idle. */
+/* Minimizes the predicted time over two or four math warpgroups and splits, which are powers of two. Knobs restrict
+   both; a requested number of splits takes precedence over faster ones if it leaves no block idle. */
 static void choose_tile(struct weight_only_sm90 *w, const struct device *device, const struct knob_choices *knobs) {
     struct weight_only_sm90 at = *w;
     int64_t chosen = knob_value(knobs, WEFT_KNOB_TYPE_TILE_SIZE), asked = knob_value(knobs, WEFT_KNOB_TYPE_SPLIT_K);
@@ -103,7 +105,7 @@ static void choose_tile(struct weight_only_sm90 *w, const struct device *device,
     for (int tile = 1; tile <= TILES; tile++)
         for (at.splits = 1; at.splits <= clusters && at.splits <= at.steps; at.splits *= 2) {
             bool is_left =
-                divide_up(at.steps, divide_up(at.steps, at.splits)) < at.splits; /* a block without a step to do */
+                divide_up(at.steps, divide_up(at.steps, at.splits)) < at.splits; /* a block would have no step */
             bool is_other = (chosen > 0 && chosen <= TILES && chosen != tile) || (asked > 0 && at.splits > asked);
             at.columns = tile * 128;
             at.tokens = tile_rows(&at);
@@ -115,14 +117,14 @@ static void choose_tile(struct weight_only_sm90 *w, const struct device *device,
             w->splits = at.splits;
             w->seconds = at.seconds;
         }
-    /* As many steps on their way as fit: registers allow one block of a multiprocessor anyway. */
+    /* As many steps in flight as fit, because registers allow only one block per multiprocessor anyway. */
     w->stages = SHARED_MAX / slot_bytes(w);
     w->stages = w->stages < STAGES_MAX ? w->stages : STAGES_MAX;
 }
 
-/* ---- Accepting --------------------------------------------------------------------------------------------------- */
+/* ---- Acceptance -------------------------------------------------------------------------------------------------- */
 
-/* Lanes unpack spans of 32 weights with one scale; sums are scaled once a step. */
+/* Lanes unpack spans of 32 weights with one scale; sums are scaled once per step. */
 static weftStatus_t analyse(struct weight_only_sm90 *w, const struct region *region, const struct device *device,
                             const struct knob_choices *knobs) {
     *w = (struct weight_only_sm90){0};
@@ -142,7 +144,7 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
 
 /* ---- Building ---------------------------------------------------------------------------------------------------- */
 
-/* The kernel that repacks A in the order of k, in the workspace: [rows, steps * STEP], zeros behind k. */
+/* Builds the kernel that repacks A in the order of k, in the workspace: [rows, steps * STEP], zeros past k. */
 static weftStatus_t build_order(struct step *step, const struct weight_only_sm90 *w, struct arena *arena) {
     struct cuda_step *state = step->state;
     struct cuda_kernel *kernel = &state->kernels[state->count++];
@@ -163,18 +165,18 @@ static weftStatus_t build_order(struct step *step, const struct weight_only_sm90
     kernel->grid[0] = (uint32_t)divide_up(threads, ORDER_THREADS);
     kernel->grid[1] = kernel->grid[2] = 1;
     kernel->block = ORDER_THREADS;
-    /* Its reads wait for the kernel before, its launch does not. */
+    /* Its reads wait for the previous kernel, but its launch does not. */
     kernel->is_dependent = true;
     step->workspace_bytes = w->p.rows * w->steps * STEP * 2;
     return WEFT_STATUS_SUCCESS;
 }
 
-/* A comes from the workspace (value -1), in boxes of 64 along k: the row of the 128-byte swizzle, two a step. Weights
-   come from the tensor, as bytes whatever their type, a step at a time: rows of 64 bytes as they are, of 128
-   swizzled. */
+/* A is in the workspace (value -1) and is loaded in boxes of 64 along k: the row of the 128-byte swizzle, two per step.
+   Weights are loaded from the tensor as bytes, whatever their type, one step at a time: rows of 64 bytes without
+   swizzle, of 128 with it. */
 static void emit_maps(struct kernel_source *source, const struct weight_only_sm90 *w) {
     bool is_half = w->p.c.operand[OPERAND_A].tensor->type == WEFT_DATA_HALF;
-    int row = STEP * weight_bits(w) / 8; /* bytes of weights in a step */
+    int row = STEP * weight_bits(w) / 8; /* bytes of weights per step */
     const struct cuda_map a = {.form = {.type = is_half ? TENSOR_MAP_F16 : TENSOR_MAP_BF16,
                                         .rank = 2,
                                         .dims = {(uint64_t)(w->steps * STEP), (uint64_t)w->p.rows},
@@ -194,13 +196,13 @@ static void emit_maps(struct kernel_source *source, const struct weight_only_sm9
     emit_map(source, graph_find_value(source->graph, w->p.weights->x), &weights, "w_map");
 }
 
-/* A and B are swapped: the tensor core's rows are columns of the result, ROWS of a tile, its columns are TOKENS. */
+/* A and B are swapped: the tensor core's rows are columns of the result, ROWS per tile, and its columns are TOKENS. */
 static weftStatus_t build_product(struct step *step, struct weight_only_sm90 *w, struct arena *arena) {
     struct cuda_step *state = step->state;
     struct cuda_kernel *kernel = &state->kernels[state->count++];
     struct kernel_source source;
     struct epilogue *epilogue = &w->p.c.epilogue;
-    /* Sums leave by shared memory, four neighbouring columns a thread. */
+    /* Sums are stored through shared memory, four adjacent columns per thread. */
     epilogue->run = epilogue->lead == COLUMN && epilogue->run % 4 == 0 ? 4 : 1;
     kernel_source_init(&source, &step->region);
     emit_maps(&source, w);
@@ -216,11 +218,11 @@ static weftStatus_t build_product(struct step *step, struct weight_only_sm90 *w,
     wgmma_emit(&source.code, w->tokens, type, type, WGMMA_A_REGISTERS, false);
     epilogue_emit(&source, &w->p.c);
     TRY(kernel_finish(&source, kernel, "product/weight_only/weight_only_sm90.cuh", "weight_only_sm90", arena));
-    /* Blocks of a cluster are neighbours along x and share a tile's k. */
+    /* Blocks of a cluster are adjacent along x and share a tile's k. */
     kernel->grid[0] = (uint32_t)(divide_up(w->p.columns, w->columns) * w->splits);
     kernel->grid[1] = (uint32_t)divide_up(w->p.rows, w->tokens);
     kernel->grid[2] = 1;
-    /* One producer warpgroup, and one consumer for each 64 columns. */
+    /* One producer warpgroup, and one consumer per 64 columns. */
     kernel->block = (uint32_t)(w->columns / 64 + 1) * WARPGROUP;
     kernel->cluster = w->splits > 1 ? (uint32_t)w->splits : 0;
     kernel->shared_bytes = (uint32_t)(w->stages * slot_bytes(w));
@@ -236,14 +238,13 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     TRY(arena_alloc(arena, &state, sizeof *state));
     step->state = state;
     step->seconds = w.seconds;
-    /* The kernels run in this order; the second waits for the first where it reads A. */
+    /* The kernels run in this order; the second one waits for the first one before it reads A. */
     TRY(build_order(step, &w, arena));
     TRY(build_product(step, &w, arena));
-    return arena_print(
-        arena, &step->detail,
-        "wgmma, weights dequantised in registers, tiles of %d columns by %d rows, %d stages, %d splits, %d "
-        "operations behind",
-        w.columns, w.tokens, w.stages, w.splits, w.p.rest.count - 1);
+    return arena_print(arena, &step->detail,
+                       "wgmma, weights dequantised in registers, tiles of %d columns by %d rows, %d stages, %d splits, "
+                       "epilogue: %d operations",
+                       w.columns, w.tokens, w.stages, w.splits, w.p.rest.count - 1);
 }
 
 static const struct knob knobs[] = {
@@ -254,7 +255,8 @@ static const struct knob knobs[] = {
 
 const struct family cuda_weight_only_sm90 = {
     .name = "cuda.weight_only_sm90",
-    .doc = "some hundred rows times weights of 4 or 8 bits with a scale per block, and pointwise operations, on Hopper",
+    .doc = "some hundred rows times weights of 4 or 8 bits with block scales, and the pointwise operations after it, "
+           "on Hopper",
     .knobs = knobs,
     .accepts = accepts,
     .companions = weight_product_companions,

@@ -1,46 +1,44 @@
 /* weight_only_sm90: C[i,j] = epilogue(sum over k of A[i,k] * (W[k,j] * scale[k / group, j / block]))
    Types     weights of 4 and 8 bits, some rows i, wgmma; sm_90a
-   Formula   weights become f16 or bf16 in registers, exactly; a scale of that type multiplies them there, rounded as
-             the dequantised weight is (SCALES_SUMS 0); others multiply the sums of a step, as if weights were floats
-             (1)
-   Idea      A and B are swapped: weights are the tensor core's 64 rows, which it takes from registers, so that they
-             never lie in memory as 16 bits; rows of A are its columns, from shared memory. A lane must hold pairs of
-             k that are 2 (lane % 4) from the begin of 8, and would read all weights of a row to have them: so A
-             has been put into another order (repack), in which what a lane multiplies are 32 neighbours of a
-             row of weights
-   Tile      a block makes TOKENS rows i of ROWS columns j, 64 columns j for each math warpgroup; k in steps of
-             128
-   Split-K   SPLITS blocks of a cluster share k. At the end sums lie in shared memory, and each block adds those
-             of its rows i from the first block to the last
-   Roles     warpgroup 0: load_tiles, one thread by TMA, all of them the scales
+   Formula   weights are converted to f16 or bf16 in registers, exactly; a scale of that type multiplies them there,
+             with the rounding of the dequantised weight (SCALES_SUMS 0); other scales multiply the sums of a step, as
+             if weights were floats (1)
+   Idea      A and B are swapped: weights are the tensor core's 64 rows, which it reads from registers, so that they are
+             never stored as 16 bits; rows of A are its columns, in shared memory. A lane must hold pairs of k that are
+             2 (lane % 4) from the start of each 8, and would have to read all weights of a row to get them. So A is
+             reordered (repack) such that the elements that a lane multiplies are 32 adjacent ones of a row of weights
+   Tile      a block computes TOKENS rows i of ROWS columns j, 64 columns j per math warpgroup; k in steps of 128
+   Split-K   SPLITS blocks of a cluster share k. At the end the sums are in shared memory, and each block adds those of
+             its rows i from the first block to the last
+   Roles     warpgroup 0: load_tiles: one thread loads by TMA, all of them the scales
              the others: multiply_tile, then run_epilogue
    Pipeline  producer |fill 0|fill 1|fill 2|fill 0|...   STAGES slots of A, weights and scales; arrived[s]: it is full
              consumer        |step 0|step 1|step 2|...   released[s]: slot s may be refilled
-             the tensor core multiplies one part of 32 of a step while the next one is unpacked. Weights are not what
-             the kernel before wrote: they are on their way before it ends
-   Limits    k of W without gaps, in multiples of 16 bytes; the weights of 32 neighbours share a scale, a step's where
-             sums are scaled
+             the tensor core multiplies one part of 32 of a step while the next one is unpacked. The previous kernel
+             does not write the weights, so they are loaded before it ends
+   Limits    k of W contiguous, in multiples of 16 bytes; 32 adjacent weights share a scale or, if sums are scaled,
+             those of a step
    Params    ROWS TOKENS SPLITS STAGES SCALES SCALES_SUMS IS_NEGATIVE LEAD_IS_ROW RUN factor_t weight_t scale_t sum_t
              index, and multiply_accumulate (m64 x TOKENS x 32 bytes, the first operand from registers)
-   Tried     splits without clusters, the last block of a tile adding what all left in the workspace: 3 us slower. Pairs
+   Tried     splits without clusters, where the last block of a tile adds all sums in the workspace: 3 us slower. Pairs
              of blocks that share A by multicast: within noise. 256-byte promotion of weights: within noise. Unpacking
-             only after the products before are over: 2 to 8 % slower. Clusters of four: 128 blocks do not fit at one
-             time */
+             only after the previous products have finished: 2 to 8 % slower. Clusters of four: 128 blocks cannot be
+             resident at the same time */
 #include "product/weight_only/few_bits.cuh"
 
 using numbers = few_bits<weight_t>;
 
-constexpr int STEP = 128, SPAN = STEP / 4;        /* of k; of it a lane's */
+constexpr int STEP = 128, SPAN = STEP / 4;        /* of k; the part of a lane */
 constexpr int PARTS = 4;                          /* of a step, two products each */
-constexpr int WORDS = SPAN * BITS<weight_t> / 32; /* of weights of a lane, of a row */
+constexpr int WORDS = SPAN * BITS<weight_t> / 32; /* words of weights per lane and row */
 constexpr int PART_WORDS = WORDS / PARTS;
 constexpr int CONSUMER_GROUPS = ROWS / 64, CONSUMER_THREADS = CONSUMER_GROUPS * 128, THREADS = 128 + CONSUMER_THREADS;
 constexpr int PRODUCER_REGISTERS = CONSUMER_GROUPS > 2 ? 32 : 56, CONSUMER_REGISTERS = CONSUMER_GROUPS > 2 ? 112 : 224;
-constexpr int PITCH = ROWS + 4;                          /* of sums, so that lanes meet no bank twice */
-constexpr int SHARE = TOKENS / SPLITS;                   /* rows i that a block ends */
-constexpr float UNIT = numbers::unit(factor_t{});        /* how many times what pair() gives a weight is */
-constexpr u32 W_ROW = STEP * BITS<weight_t> / 8;         /* bytes: 64 as they are, or 128 swizzled */
-constexpr u32 A_BOX = TOKENS * 128, A_BYTES = 2 * A_BOX; /* [TOKENS, 64], swizzled, twice */
+constexpr int PITCH = ROWS + 4;                          /* of sums, without bank conflicts between lanes */
+constexpr int SHARE = TOKENS / SPLITS;                   /* rows i that a block finishes */
+constexpr float UNIT = numbers::unit(factor_t{});        /* a weight divided by the result of pair() */
+constexpr u32 W_ROW = STEP * BITS<weight_t> / 8;         /* bytes: 64 without swizzle, or 128 with it */
+constexpr u32 A_BOX = TOKENS * 128, A_BYTES = 2 * A_BOX; /* twice [TOKENS, 64], swizzled */
 constexpr u32 SLOT = A_BYTES + ROWS * W_ROW;
 constexpr u32 SCALE_BYTES = SCALES * ROWS * 4; /* [SCALES][ROWS] */
 constexpr u32 SCALES_AT = STAGES * SLOT, BARRIERS = SCALES_AT + STAGES * SCALE_BYTES;
@@ -53,7 +51,7 @@ static_assert(TOKENS % SPLITS == 0, "each block of a cluster ends as many rows")
 static_assert(TOKENS * PITCH * 4 <= SCALES_AT, "sums lie where operands were");
 static_assert(BARRIERS + STAGES * 16 <= 232448, "227 KB is all a block can have");
 
-extern __shared__ __align__(1024) unsigned char s_memory[]; /* the swizzle needs 1024-byte aligned slots */
+extern __shared__ __align__(1024) unsigned char s_memory[]; /* the swizzle requires slots aligned to 1024 bytes */
 
 DEVICE u32 a_slot(u32 slot) { return shared_address(s_memory) + slot * SLOT; }
 DEVICE u32 w_slot(u32 slot) { return a_slot(slot) + A_BYTES; }
@@ -79,7 +77,8 @@ struct tile {
 
 DEVICE u32 twice(u16 bits) { return (IS_NEGATIVE ? bits ^ 0x8000u : (u32)bits) * 0x10001u; }
 
-/* As it multiplies sums, or pairs of weights. A template, so that scales of other types are not looked at. */
+/* The scale as a float for sums, or as a pair for weights. A template, so that scales of other types are not
+   compiled. */
 template <class S> DEVICE u32 scale_word(S scale) {
     if constexpr (SCALES_SUMS)
         return __float_as_uint((IS_NEGATIVE ? -UNIT : UNIT) * to_float(scale));
@@ -87,8 +86,7 @@ template <class S> DEVICE u32 scale_word(S scale) {
         return numbers::times_unit(twice(scale.bits), factor_t{});
 }
 
-/* The scales of a step, ROWS / 128 for each thread. What lies outside is read as the last: nobody wants what comes of
-   it. */
+/* The scales of a step, ROWS / 128 per thread. Elements outside repeat the last one; their results are not used. */
 struct step_scales {
     scale_t at[SCALES][ROWS / 128];
     DEVICE void fetch(const arguments &p, const u32 (&column)[ROWS / 128], i32 step) {
@@ -113,7 +111,7 @@ struct step_scales {
 };
 
 DEVICE void fill_weights(const arguments &p, const tile &tile, i32 step, u32 slot) {
-    arrive_expecting(arrived(slot), SLOT); /* boxes that hang over an edge still count in full */
+    arrive_expecting(arrived(slot), SLOT); /* boxes that extend past an edge still count in full */
     load_box(w_slot(slot), p.w_map, arrived(slot), (tile.first_step + step) * (i32)W_ROW, tile.column);
 }
 DEVICE void fill_a(const arguments &p, const tile &tile, i32 step, u32 slot) {
@@ -124,7 +122,7 @@ DEVICE void fill_a(const arguments &p, const tile &tile, i32 step, u32 slot) {
 }
 
 DEVICE void load_tiles(const arguments &p, const tile &tile) {
-    constexpr int AHEAD = SCALES < 4 ? 2 : 1; /* steps whose scales are on their way */
+    constexpr int AHEAD = SCALES < 4 ? 2 : 1; /* steps whose scales are in flight */
     const bool is_first = threadIdx.x == 0;
     for (i32 step = 0; step < STAGES && step < tile.steps && is_first; ++step)
         fill_weights(p, tile, step, step);
@@ -138,7 +136,7 @@ DEVICE void load_tiles(const arguments &p, const tile &tile) {
 #pragma unroll
     for (int i = 0; i < AHEAD; ++i)
         scales[i].fetch(p, column, tile.first_step + i);
-    wait_for_previous_kernel(); /* which repacked A */
+    wait_for_previous_kernel(); /* it repacked A */
     for (i32 step = 0; step < STAGES && step < tile.steps && is_first; ++step)
         fill_a(p, tile, step, step);
     __syncwarp();
@@ -166,9 +164,9 @@ DEVICE void load_tiles(const arguments &p, const tile &tile) {
 /* ---- The consumers ---- */
 
 using sums = sum_t[TOKENS / 2]; /* a thread's part of [64, TOKENS] */
-using pairs = u32[2][4];        /* of weights: what two products take */
+using pairs = u32[2][4];        /* weights of two products */
 
-/* Where a lane's weights and scales are: rows lane / 4 and 8 more of its warp's 16. */
+/* Rows of a lane's weights and scales: lane / 4 and lane / 4 + 8 of its warp's 16. */
 DEVICE u32 lane_row(u32 warp, int i) { return warp * 16 + i * 8 + lane_index() / 4; }
 
 DEVICE void read_weights(u32 (&r_w)[2][WORDS], u32 slot, u32 warp) {
@@ -202,31 +200,31 @@ DEVICE void unpack(pairs &r_a, const u32 (&r_w)[2][WORDS], int part, const float
         }
 }
 
-DEVICE void keep(pairs &r_a) { /* until here, where the products that read them are over */
+DEVICE void keep(pairs &r_a) { /* keeps the registers until the products that read them have finished */
 #pragma unroll
     for (int i = 0; i < 8; ++i)
         fence_register(r_a[i / 4][i % 4]);
 }
 
-/* The products of a part of a step on their way. */
+/* Issues the products of a part of a step. */
 DEVICE void multiply_part(sums &r_sum, const pairs &r_a, u64 b, int part, bool adds) {
     mma_fence();
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-        const int number = part * 2 + i; /* of the step's products */
+        const int number = part * 2 + i; /* within the step */
         multiply_accumulate(r_sum, r_a[i], b + number / 4 * (A_BOX >> 4) + number % 4 * 2, number > 0 || adds);
     }
     mma_commit();
 }
 
-/* A warp's sums to where blocks that share k read them. */
+/* Stores a warp's sums where the blocks that share k read them. */
 DEVICE void store_sums(const sums &r_c, u32 warp) {
 #pragma unroll
     for (int i = 0; i < TOKENS / 2; ++i)
         store_shared(sum_address(i / 4 * 8 + lane_index() % 4 * 2 + i % 2, lane_row(warp, i / 2 % 2)), r_c[i]);
 }
 
-/* One turn of unpacking ahead: while the last part of a step is multiplied, the first one of the next. */
+/* Unpacks one part ahead: during the last part of a step, the first one of the next step. */
 DEVICE void multiply_tile(const tile &tile, u32 warp) {
     sums r_c, r_step;
     sums &r_sum = SCALES_SUMS ? r_step : r_c;
@@ -251,7 +249,7 @@ DEVICE void multiply_tile(const tile &tile, u32 warp) {
             multiply_part(r_sum, r_a[part % 2], b, part, !SCALES_SUMS && step > 0);
             if (part + 1 == PARTS) {
                 if (step + 1 < tile.steps)
-                    wait(arrived(use.slot), use.phase); /* else nobody wants what is read there */
+                    wait(arrived(use.slot), use.phase); /* otherwise the values read here are not used */
                 read_weights(r_w, use.slot, warp);
                 read_scales(r_scale, SCALES_SUMS ? slot : use.slot, warp);
             }
@@ -272,7 +270,7 @@ DEVICE void multiply_tile(const tile &tile, u32 warp) {
                 r_c[i] += r_step[i] * r_scale[i / 2 % 2];
         }
     }
-    sync_threads(1, CONSUMER_THREADS); /* nobody reads operands any more */
+    sync_threads(1, CONSUMER_THREADS); /* no thread reads operands any more */
     store_sums(r_c, warp);
 }
 
@@ -304,7 +302,7 @@ DEVICE void run_epilogue(const arguments &p, const tile &tile) {
     }
 }
 
-/* Sums lie where all who read them see them, or have been read by all. */
+/* Synchronises the threads or blocks that exchange sums: all sums have been stored, or have been read. */
 DEVICE void meet() {
     if constexpr (SPLITS > 1)
         cluster_sync();
@@ -321,13 +319,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) weight_only_sm90(const 
         prefetch_map(p.w_map);
         prefetch_map(p.a_map);
         for (u32 slot = 0; slot < STAGES; ++slot) {
-            barrier_init(arrived(slot), 1 + 128); /* what one thread announces, and the scales of each */
+            barrier_init(arrived(slot), 1 + 128); /* the announcement of one thread, and the scales of each thread */
             barrier_init(released(slot), CONSUMER_THREADS / 32);
         }
         barrier_init_fence();
     }
     __syncthreads();
-    let_next_kernel_start(); /* its prologue may run now; it waits before it touches memory */
+    let_next_kernel_start(); /* its prologue may run now; it waits before it accesses memory */
     if (warp < 4) {
         shrink_registers<PRODUCER_REGISTERS>();
         load_tiles(p, tile);
@@ -335,14 +333,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) weight_only_sm90(const 
         if constexpr (SPLITS > 1) {
             cluster_sync();
             cluster_sync();
-        } /* as the others do */
+        } /* matches the calls of the consumers */
     } else {
         grow_registers<CONSUMER_REGISTERS>();
         multiply_tile(tile, warp - 4);
-        wait_for_previous_kernel(); /* which is long over: what it wrote is read from here on */
+        wait_for_previous_kernel(); /* it ended long ago; required before its results are read */
         meet();
         run_epilogue(p, tile);
         if constexpr (SPLITS > 1)
-            meet(); /* nobody leaves while a peer reads its sums */
+            meet(); /* no block may exit while a peer reads its sums */
     }
 }

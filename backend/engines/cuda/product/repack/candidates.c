@@ -1,33 +1,35 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From a product to the tensors that the copy engine would rather read: their types, dims and strides. It must not know
-   time or kernels. */
+/* For a product, the tensors that TMA could read better: their types, dims and strides. This file must not know times
+   or kernels. */
 #include "base/number.h"
-#include "engines/cuda/product/packed/packed.h"
+#include "engines/cuda/product/repack/repack.h"
 #include "graph/ops/convolution.h"
 #include "graph/ops/matmul.h"
 
-enum { ROW_BYTES = 16, BLOCK_BYTES = 128 }; /* what the copy engine wants rows to begin at; of a step along k */
+enum { ROW_BYTES = 16, BLOCK_BYTES = 128 }; /* alignment of rows for TMA; bytes of a step along k */
 
-/* ---- Which tensors, and of which types --------------------------------------------------------------------------- */
+/* ---- Tensors and types ------------------------------------------------------------------------------------------- */
 
-/* The one matmul or convolution; what is around it in the region is pointwise. */
+/* Finds the only matmul or convolution; the other nodes of the region are pointwise. */
 static weftStatus_t find_product(struct repack_candidates *candidates, const struct region *region) {
     const struct node *first = region_node(region, 0);
     for (int i = 0; i < region->count; i++) {
         const struct node *node = region_node(region, i);
         bool is_product = op_of(node->op) == &matmul_op || conv_is(node->op);
         if (is_product && candidates->node)
-            FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s and %s: operands of one product are packed at a time.",
+            FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
+                 "%s and %s: only the operands of one product can be repacked at a time.",
                  descriptor_label(candidates->node->op), descriptor_label(node->op));
         candidates->node = is_product ? node : candidates->node;
     }
     if (!candidates->node)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: there is no matmul or convolution whose operands to pack.",
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
+             "%s: the region has no matmul or convolution whose operands could be repacked.",
              descriptor_label(first->op));
     return WEFT_STATUS_SUCCESS;
 }
 
-/* A candidate that still lies as its tensor does: type, dims and strides of `packed` follow. */
+/* Adds a candidate with the tensor's own layout; type, dims and strides of `packed` are set later. */
 static weftStatus_t add_candidate(struct repack_candidates *candidates, int at, const struct region *region,
                                   const struct tensor *tensor) {
     struct repack_candidate *candidate = &candidates->at[at];
@@ -36,15 +38,14 @@ static weftStatus_t add_candidate(struct repack_candidates *candidates, int at, 
              descriptor_label(candidates->node->op), descriptor_label(&tensor->base));
     *candidate = (struct repack_candidate){
         .value = graph_find_value(region->graph, tensor), .tensor = tensor, .packed = tensor_mirror(tensor)};
-    /* The workspace holds it, so that it has an address and an alignment. */
+    /* It is in the workspace, so it has an address and an alignment. */
     candidate->packed.is_virtual = false;
     candidate->packed.alignment = ROW_BYTES;
     candidate->tensor_view = tensor_mirror(tensor);
     return WEFT_STATUS_SUCCESS;
 }
 
-/* A and B as the contraction has them: what is slid over, and what it is multiplied with; of filter gradients dy
-   and x. */
+/* A and B as in the contraction: the image and the filter; for filter gradients dy and x. */
 static weftStatus_t add_operands(struct repack_candidates *candidates, const struct region *region) {
     if (op_of(candidates->node->op) == &matmul_op) {
         const struct matmul_op *op = (const struct matmul_op *)candidates->node->op;
@@ -62,17 +63,17 @@ static weftDataType_t type_of(const struct repack_candidate *candidate) {
 
 static bool is_int8(weftDataType_t type) { return type == WEFT_DATA_INT8 || type == WEFT_DATA_UINT8; }
 
-/* Types that some kernel's tensor cores multiply, floats as tf32. */
+/* Types that the tensor cores of some kernel multiply, floats as tf32. */
 static bool fits_tensor_cores(weftDataType_t type) {
     return type == WEFT_DATA_FLOAT || type == WEFT_DATA_FP4_E2M1 || dtype_is_half(type) || dtype_is_fp8(type) ||
            is_int8(type);
 }
 
-/* Types for tensor cores in which both operands are exact: what is shorter is widened. Widened operands are always
-   copied. */
+/* Chooses types for tensor cores that represent both operands exactly: the narrower one is widened. Widened operands
+   are always copied. */
 static weftStatus_t find_types(struct repack_candidates *candidates) {
     struct repack_candidate *left = &candidates->at[PACKED_A], *right = &candidates->at[PACKED_B];
-    /* Whole numbers of 4 bits are multiplied as 8. */
+    /* 4-bit integers are multiplied as 8-bit ones. */
     for (int f = PACKED_A; f <= PACKED_B; f++) {
         struct tensor *packed = &candidates->at[f].packed;
         packed->type = packed->type == WEFT_DATA_INT4    ? WEFT_DATA_INT8
@@ -80,12 +81,12 @@ static weftStatus_t find_types(struct repack_candidates *candidates) {
                                                          : packed->type;
     }
     weftDataType_t a = type_of(left), b = type_of(right);
-    /* Pairs of FP8 types, and of signed and unsigned bytes, are multiplied as they are. */
+    /* Pairs of FP8 types, and of signed and unsigned bytes, are multiplied unchanged. */
     if (a != b && !(dtype_is_fp8(a) && dtype_is_fp8(b)) && !(is_int8(a) && is_int8(b))) {
         if (!fits_tensor_cores(a) || !fits_tensor_cores(b))
-            FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: no type of tensor cores holds both %s and %s.",
+            FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: no type of tensor cores represents both %s and %s.",
                  descriptor_label(candidates->node->op), dtype_of(a)->name, dtype_of(b)->name);
-        /* Float holds both of two 16-bit types; a 16-bit type holds FP8, FP4 and bytes. */
+        /* Float represents both of two 16-bit types; a 16-bit type represents FP8, FP4 and bytes. */
         bool has_float = a == WEFT_DATA_FLOAT || b == WEFT_DATA_FLOAT || (dtype_is_half(a) && dtype_is_half(b));
         left->packed.type = right->packed.type = (int32_t)(has_float          ? WEFT_DATA_FLOAT
                                                            : dtype_is_half(a) ? a
@@ -99,18 +100,18 @@ static weftStatus_t find_types(struct repack_candidates *candidates) {
 
 /* ---- Layouts ----------------------------------------------------------------------------------------------------- */
 
-/* The packed tensor's strides: `dim` innermost, in rows of whole ROW_BYTES, and the others around it in the order in
-   which they lie. Both views are of it, too: who cuts dims apart changes them after. */
+/* Sets the packed tensor's strides: `dim` is innermost, with rows padded to ROW_BYTES, and the other dims keep their
+   order. The packed view gets the same strides; callers that split dims change it afterwards. */
 static weftStatus_t lay_out(struct repack_candidate *candidate, int dim) {
     struct tensor *packed = &candidate->packed;
     const int64_t *like = candidate->tensor->strides.at, *dims = packed->dims.at;
-    /* Elements in ROW_BYTES. */
+    /* Elements per ROW_BYTES. */
     int64_t unit = ROW_BYTES * 8 / dtype_of(type_of(candidate))->bits;
     packed->strides.count = packed->dims.count;
     for (int64_t i = 0; i < packed->dims.count; i++) {
         int64_t stride = round_up(dims[dim], unit);
         for (int64_t j = 0; j < packed->dims.count; j++)
-            /* The dims inside i: those nearer in the tensor; of equal strides the later ones. */
+            /* The dims inside i: those with smaller strides; among equal strides the later ones. */
             if (j != i && j != dim && (like[i] > like[j] || (like[i] == like[j] && j > i)))
                 stride *= dims[j];
         packed->strides.at[i] = i == dim ? 1 : stride;
@@ -119,14 +120,15 @@ static weftStatus_t lay_out(struct repack_candidate *candidate, int dim) {
     return tensor_check_reach(packed);
 }
 
-/* `k` of an operand, or where 16 bits lie along its other index already, that: MN-major operands need no copy. */
+/* `k` of an operand, or its other index if 16-bit elements are already contiguous along that one: MN-major operands
+   need no copy. */
 static int matrix_dim(const struct repack_candidate *candidate, int k, int other) {
     const int64_t *strides = candidate->tensor->strides.at;
     return dtype_is_half(type_of(candidate)) && strides[k] != 1 && strides[other] == 1 ? other : k;
 }
 
-/* What is summed lies innermost. Of a filter gradient that is the image's number, as pixels under taps are anywhere;
-   but operands of 16 bits are transposed on the way (MN-major), and keep their channels. */
+/* The summed dimension becomes innermost. For a filter gradient that is the image's number, because pixels under taps
+   are not contiguous; but 16-bit operands keep their channels innermost, because wgmma transposes them (MN-major). */
 static weftStatus_t lay_out_operands(struct repack_candidates *candidates) {
     struct repack_candidate *left = &candidates->at[PACKED_A], *right = &candidates->at[PACKED_B];
     if (op_of(candidates->node->op) == &matmul_op) {
@@ -139,8 +141,8 @@ static weftStatus_t lay_out_operands(struct repack_candidates *candidates) {
     if (g.direction == CONV_FILTER && !dtype_is_half(type_of(left)))
         channel = 0;
     TRY(lay_out(left, channel));
-    /* Of a data gradient the filters, behind their group if that has a dimension; of 16 bits channels, as NHWC has
-       them. */
+    /* For a data gradient, the filters become innermost, after the group if it has a separate dimension; for 16-bit
+       types the channels (NHWC). */
     bool is_swapped =
         g.direction == CONV_DATA && (!dtype_is_half(type_of(right)) || right->tensor->strides.at[channel - 1] == 1);
     return lay_out(right, is_swapped ? channel - 1 : channel);
@@ -151,9 +153,9 @@ static weftStatus_t lay_out_operands(struct repack_candidates *candidates) {
 /* Dims of filter_view, slowest first; taps follow. */
 enum { MERGES, MERGING, FILTERS, BLOCKS, CHANNELS, TAPS };
 
-/* A filter over merges, the groups merged in each, their filters, blocks of channels and channels in a block. All
-   blocks, or the one that is the group's own, which in a merged filter lies on the diagonal. Dims 1 and 3, the group
-   and its block, are those that copy_diagonal_region compares. */
+/* A filter as a tensor over merges, the groups merged in each, their filters, blocks of channels and channels in a
+   block. It covers either all blocks, or only the group's own one, which is on the diagonal of a merged filter.
+   copy_diagonal_region compares dims 1 and 3, the group and its block. */
 static struct tensor filter_view(const struct tensor *tensor, const struct conv_geometry *g, int64_t merged,
                                  bool has_blocks, bool is_diagonal) {
     struct tensor view = tensor_mirror(tensor);
@@ -169,9 +171,9 @@ static struct tensor filter_view(const struct tensor *tensor, const struct conv_
     return view;
 }
 
-/* Groups whose channels fill no block of the tensor cores are merged until they do, or all of them; of a filter
-   gradient whose dy has its channels innermost also until merged groups of filters begin at ROW_BYTES, where the copy
-   engine can read. Merging n groups multiplies n times as much. BLOCK_BYTES is the step along k of a product. */
+/* Groups whose channels do not fill a block of the tensor cores are merged until they do, or all of them. For a filter
+   gradient whose dy has its channels innermost, merged groups of filters must also start at multiples of ROW_BYTES,
+   where TMA can read. Merging n groups multiplies the work by n. BLOCK_BYTES is the step along k of a product. */
 static int64_t groups_to_merge(const struct repack_candidates *candidates, const struct conv_geometry *g) {
     weftDataType_t type = type_of(&candidates->at[PACKED_A]);
     int64_t block = BLOCK_BYTES * 8 / dtype_of(type)->bits, merged = 1;
@@ -182,17 +184,17 @@ static int64_t groups_to_merge(const struct repack_candidates *candidates, const
     return merged;
 }
 
-/* Of the filter, which is copied to the diagonal; of a filter gradient, whose diagonal alone is copied back. What is
-   not finite reaches neighbouring groups as 0 * NaN, see packed.c. */
+/* Merges the groups of the filter, which is copied to the diagonal, or of a filter gradient, of which only the diagonal
+   is copied back. Infinities and NaN affect adjacent groups because of 0 * NaN, see repack.c. */
 static weftStatus_t merge_groups(struct repack_candidates *candidates, const struct region *region) {
     struct conv_geometry g = {.groups = 1};
     if (conv_is(candidates->node->op))
         g = conv_geometry(candidates->node->op);
     int64_t merged = g.groups > 1 ? groups_to_merge(candidates, &g) : 1;
     bool is_result = g.direction == CONV_FILTER;
-    /* Of a filter gradient the product makes the merged filter: what is behind it, or an old value, would meet that. */
+    /* For a filter gradient, the product computes the merged filter, so it must have no epilogue and no old value. */
     if (merged == 1 || g.w.tensor->dims.count != g.spatial + 2 || (is_result && (region->count > 1 || g.beta != 0)))
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: there are no narrow groups to merge.",
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: it has no narrow groups to merge.",
              descriptor_label(candidates->node->op));
     if (is_result)
         TRY(add_candidate(candidates, PACKED_RESULT, region, g.w.tensor));
@@ -209,7 +211,7 @@ static weftStatus_t merge_groups(struct repack_candidates *candidates, const str
 
 /* ---- Patches ----------------------------------------------------------------------------------------------------- */
 
-/* Each pixel is under one tap at most, and taps tile the image from its first pixel on. */
+/* True if each pixel is read by at most one tap, and taps tile the image from its first pixel on. */
 static bool never_overlaps(const struct conv_geometry *g) {
     bool never = g->direction != CONV_DATA && g->groups == 1 && !g->flip && g->spatial <= 2 &&
                  g->w.tensor->dims.count == g->spatial + 2;
@@ -219,7 +221,7 @@ static bool never_overlaps(const struct conv_geometry *g) {
     return never && g->w.size[0] * g->w.size[1] * g->w.size[2] > 1;
 }
 
-/* One more dim of both views: strides in the tensor and in the packed one. */
+/* Adds a dim to both views: strides in the tensor and in the packed one. */
 static void add_mode(struct repack_candidate *candidate, int64_t extent, int64_t stride, int64_t packed_stride) {
     struct tensor *from = &candidate->tensor_view, *to = &candidate->packed_view;
     from->strides.at[from->dims.count] = stride;
@@ -228,8 +230,8 @@ static void add_mode(struct repack_candidate *candidate, int64_t extent, int64_t
     from->strides.count = to->strides.count = to->dims.count;
 }
 
-/* An image as patches, or a filter, which has one: channels and taps are one dimension of the packed tensor. `dim`: of
-   the packed tensor, innermost. */
+/* Makes patches of an image, or of a filter, which is a single patch: channels and taps become one dimension of the
+   packed tensor. `dim`: the innermost dim of the packed tensor. */
 static weftStatus_t make_patches(struct repack_candidate *candidate, const struct conv_geometry *g,
                                  const struct conv_operand *operand, int dim, bool is_filter) {
     struct tensor *packed = &candidate->packed;
@@ -241,7 +243,7 @@ static weftStatus_t make_patches(struct repack_candidate *candidate, const struc
     TRY(lay_out(candidate, dim));
     candidate->tensor_view.dims.count = candidate->packed_view.dims.count = 0;
     add_mode(candidate, packed->dims.at[0], operand->outer_stride, packed->strides.at[0]);
-    /* A channel of the packed tensor is channel * taps + tap, taps slowest dimension first. */
+    /* A channel of the packed tensor is channel * taps + tap, with the taps of the slowest dimension first. */
     add_mode(candidate, g->c, operand->channel_stride, taps * packed->strides.at[1]);
     for (int i = first; i < 3; i++) {
         taps /= g->w.size[i];
@@ -253,14 +255,14 @@ static weftStatus_t make_patches(struct repack_candidate *candidate, const struc
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Image and filter both, or image and result; dy stays as it is. */
+/* Rewrites image and filter, or image and result; dy is unchanged. */
 static weftStatus_t cut_patches(struct repack_candidates *candidates, const struct region *region) {
     struct conv_geometry g = {.groups = 0};
     if (conv_is(candidates->node->op))
         g = conv_geometry(candidates->node->op);
     bool is_result = g.direction == CONV_FILTER;
     if (!g.groups || !never_overlaps(&g) || (is_result && (region->count > 1 || g.beta != 0)))
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: its taps overlap or there is one, and are no patches.",
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: it has a single tap, or its taps overlap.",
              descriptor_label(candidates->node->op));
     if (is_result)
         TRY(add_candidate(candidates, PACKED_RESULT, region, g.w.tensor));
@@ -271,22 +273,22 @@ static weftStatus_t cut_patches(struct repack_candidates *candidates, const stru
 
 /* ---- Lines ------------------------------------------------------------------------------------------------------- */
 
-/* Whether a convolution sees some lines, or planes, of its image only. i: 0 or 1 of the three spatial dims. */
+/* True if a convolution reads only some lines, or planes, of its image. i: 0 or 1 of the three spatial dims. */
 static bool skips(const struct conv_geometry *g, int i) {
     return i >= 3 - g->spatial && i < 2 && g->w.size[i] == 1 && g->stride[i] > 1 && g->pre[i] == 0 &&
            (g->y.size[i] - 1) * g->stride[i] < g->x.size[i];
 }
 
-/* The image is copied without the lines between, and the convolution's stride becomes 1. */
+/* Copies only the lines of the image that are read; the convolution's stride becomes 1. */
 static weftStatus_t leave_lines_out(struct repack_candidates *candidates) {
     struct conv_geometry g = {.groups = 0};
     if (conv_is(candidates->node->op))
         g = conv_geometry(candidates->node->op);
     if (!g.groups || g.direction == CONV_DATA || (!skips(&g, 0) && !skips(&g, 1)))
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: it sees all lines of an image.",
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: it reads all lines of the image.",
              descriptor_label(candidates->node->op));
     struct repack_candidate *image = &candidates->at[g.direction == CONV_FILTER ? PACKED_B : PACKED_A];
-    /* The dim that lay_out_operands put innermost stays there. */
+    /* The dim that lay_out_operands made innermost stays innermost. */
     int inner = 0;
     while (image->packed.strides.at[inner] != 1)
         inner++;
@@ -301,7 +303,8 @@ static weftStatus_t leave_lines_out(struct repack_candidates *candidates) {
     return lay_out(image, inner);
 }
 
-/* The operation belongs to the staged graph, a copy; its parameters are shared with the user's, and copied here. */
+/* The operation belongs to the staged graph, a copy; its parameters are shared with the user's graph, so they are
+   copied here. */
 weftStatus_t repack_rewrite(const struct repack_candidates *candidates, const struct descriptor *op,
                             struct arena *arena) {
     struct conv_op *conv = (struct conv_op *)op;
@@ -311,7 +314,7 @@ weftStatus_t repack_rewrite(const struct repack_candidates *candidates, const st
     TRY(arena_copy(arena, &parameters, conv->parameters, sizeof *parameters));
     conv->parameters = parameters;
     if (candidates->writing == PATCHES) {
-        parameters->stride.count = parameters->dilation.count = 0; /* 1 */
+        parameters->stride.count = parameters->dilation.count = 0; /* default: 1 */
         parameters->pre_padding.count = parameters->post_padding.count = 0;
         return WEFT_STATUS_SUCCESS;
     }
@@ -326,21 +329,21 @@ weftStatus_t repack_rewrite(const struct repack_candidates *candidates, const st
 
 /* ---- The result -------------------------------------------------------------------------------------------------- */
 
-/* A tensor that could lie as the product's result does, with its channels innermost, and does not. */
+/* True if a tensor has the dims of the product's result, but its channels are not innermost. */
 static bool is_across(const struct tensor *tensor, const struct tensor *made, int channel) {
     return tensor_same_dims(tensor, made) && tensor->strides.at[channel] != 1;
 }
 
-/* A candidate with rows of channels. */
+/* Adds a candidate with contiguous channels. */
 static weftStatus_t add_rows(struct repack_candidates *candidates, int at, const struct region *region, int value,
                              int channel) {
     TRY(add_candidate(candidates, at, region, region->graph->values[value].tensor));
     return lay_out(&candidates->at[at], channel);
 }
 
-/* The one tensor of its size that a convolution and what is behind it leave, and one that these read: rows of channels
-   are stored whole, and transposed where another dimension shall lie innermost. Without such a pair there is no
-   candidate, and no error. */
+/* Adds the only tensor of the result's size that a convolution and its epilogue store, and one that the epilogue reads:
+   the product stores rows of channels as a whole, and a copy transposes them to the layout with another innermost
+   dimension. Without such a tensor no candidate is added, which is not an error. */
 static weftStatus_t add_result(struct repack_candidates *candidates, const struct region *region) {
     if (!conv_is(candidates->node->op) || candidates->at[PACKED_RESULT].tensor)
         return WEFT_STATUS_SUCCESS;
@@ -351,7 +354,8 @@ static weftStatus_t add_result(struct repack_candidates *candidates, const struc
         for (int k = 0; k < region_node(region, i)->operand_count; k++) {
             const struct node *node = region_node(region, i);
             const struct value *value = &region->graph->values[node->operands[k]];
-            /* The product itself leaves a result; of the others, tensors that lie across count. */
+            /* The product always has a result; of the other nodes, only tensors with another innermost dimension
+               count. */
             if (node == candidates->node ? !node->is_output[k] : !is_across(value->tensor, made, channel))
                 continue;
             if (node->is_output[k] && region_exports(region, node->operands[k])) {
@@ -363,7 +367,7 @@ static weftStatus_t add_result(struct repack_candidates *candidates, const struc
     if (results != 1 || g.beta != 0 || !is_across(region->graph->values[result].tensor, made, channel))
         return WEFT_STATUS_SUCCESS;
     TRY(add_rows(candidates, PACKED_RESULT, region, result, channel));
-    /* An operand of the product is exchanged already. */
+    /* Operands of the product are candidates already. */
     if (operand < 0 || operand == candidates->at[PACKED_A].value || operand == candidates->at[PACKED_B].value)
         return WEFT_STATUS_SUCCESS;
     return add_rows(candidates, PACKED_OPERAND, region, operand, channel);
@@ -371,7 +375,7 @@ static weftStatus_t add_result(struct repack_candidates *candidates, const struc
 
 /* ---- All of them ------------------------------------------------------------------------------------------------- */
 
-/* Each writing starts from the layouts that the product would have as it is. */
+/* Each rewrite starts from the layouts of the unchanged product. */
 weftStatus_t repack_find(struct repack_candidates *candidates, const struct region *region, enum writing writing) {
     *candidates = (struct repack_candidates){.writing = writing};
     TRY(find_product(candidates, region));

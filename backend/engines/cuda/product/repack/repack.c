@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The packed combination: products whose operands the copy engine cannot read as they lie, or that are of two types. A
-   kernel of the map family first copies such an operand into the workspace, along the dimension that is summed
-   innermost and rows padded to 16 bytes; a family that reads through the copy engine multiplies the copy. A
-   convolution's result that would leave in short pieces is made in the workspace and copied last, and what it meets
-   first. On the way convolutions may be written otherwise, see packed.h: where groups are merged, what is not finite
-   reaches the results of neighbouring groups, too. Its price is the sum of its steps. */
-#include "engines/cuda/product/packed/packed.h"
+/* The repack family ("cuda.packed"): products whose operands TMA cannot read in their layout, or that have two types. A
+   kernel of the map family first copies such an operand into the workspace, with the summed dimension innermost and
+   rows padded to 16 bytes; a family that uses TMA multiplies the copy. A convolution's result that would be stored in
+   short pieces is stored to the workspace and copied at the end, and the epilogue's operand at the start. Convolutions
+   may be rewritten in the process, see repack.h; if groups are merged, infinities and NaN affect the results of
+   adjacent groups, too. The price is the sum of the steps. */
+#include "engines/cuda/product/repack/repack.h"
 #include "engines/cuda/families.h"
 #include "engines/cuda/map/copy.h"
 #include "engines/cuda/map/staged.h"
@@ -14,12 +14,12 @@
 
 #include <math.h>
 
-/* Both measured: the map family's prices are those of sweeps over large memory. */
-static const double COPY_SHARE = 0.81;     /* of the predicted rate that copies of images reach */
-static const double COPY_SECONDS = 1.6e-6; /* until a product sees the end of one */
+/* Both are measured, because the map family's prices are those of sweeps over large memory. */
+static const double COPY_SHARE = 0.81;     /* share of the predicted rate that copies of images reach */
+static const double COPY_SECONDS = 1.6e-6; /* delay until a product sees the end of a copy */
 
-/* Who may multiply the copies: families that read through the copy engine alone, exactly or narrowed to tf32. And who
-   may make them: any exact one that does not, in an order that is always the same. */
+/* Families that may multiply the copies: those that use TMA, exactly or narrowed to tf32. Families that may make the
+   copies: any exact one that does not use TMA and has a fixed order. */
 typedef bool multiplier(const struct family *family);
 static bool multiplies(const struct family *family) { return family->wants_boxes && !family->narrows; }
 static bool copies(const struct family *family) {
@@ -27,19 +27,19 @@ static bool copies(const struct family *family) {
 }
 static bool multiplies_narrowed(const struct family *family) { return family->wants_boxes && family->narrows; }
 
-/* The region with some of its candidates repacked, a bit of `chosen` for each. `staged` is the region in a graph of its
-   own, with packed tensors in the place of those chosen; copier: by candidate, NULL where there is none. */
+/* The region with some of its candidates repacked, one bit of `chosen` per candidate. `staged` is the region in a
+   separate graph, with packed tensors in place of the chosen ones; copier: by candidate, or NULL. */
 struct packing {
     struct repack_candidates candidates;
     int chosen;
     struct staged staged;
     const struct family *copier[REPACK_CANDIDATES];
-    double copying, seconds; /* of the copies, and of all */
+    double copying, seconds; /* predicted time of the copies, and of everything */
 };
 
 /* ---- Copies ------------------------------------------------------------------------------------------------------ */
 
-/* The region of a copy: to the packed tensor, or of the result back from it. */
+/* The region of a copy: to the packed tensor, or from it back to the result. */
 static weftStatus_t make_copy(struct region *region, const struct repack_candidate *candidate, bool is_result,
                               struct arena *arena) {
     if (is_result)
@@ -49,15 +49,15 @@ static weftStatus_t make_copy(struct region *region, const struct repack_candida
                : copy_region(region, &candidate->tensor_view, &candidate->packed_view, arena);
 }
 
-/* Builds one copy and takes its kernels over into the step: the packed side lies in the workspace, where `staged`
-   put it. */
+/* Builds one copy and moves its kernels into the step; the packed tensor is in the workspace, at the offset that
+   `staged` assigned. */
 static weftStatus_t add_copy(struct cuda_step *state, const struct packing *packing, int at,
                              const struct device *device, struct arena *arena) {
     const struct repack_candidate *candidate = &packing->candidates.at[at];
     const struct staged_value *value = packing->staged.at;
     struct step step = {.family = packing->copier[at]};
     bool is_result = at == PACKED_RESULT;
-    /* Every candidate that is chosen has its entry in `staged`. */
+    /* Every chosen candidate has an entry in `staged`. */
     while (value->value != candidate->value)
         value++;
     const struct kernel_place places[] = {{is_result ? COPY_TO : COPY_FROM, value->value, 0, NULL},
@@ -67,16 +67,16 @@ static weftStatus_t add_copy(struct cuda_step *state, const struct packing *pack
     return kernels_take(state, step.state, places, 2, 0, arena);
 }
 
-/* ---- Accepting --------------------------------------------------------------------------------------------------- */
+/* ---- Acceptance -------------------------------------------------------------------------------------------------- */
 
-/* Whether a tensor lies as its copy would. A copy would gain nothing. */
+/* True if the tensor already has the layout of its copy, which would then be useless. */
 static bool is_idle(const struct repack_candidate *candidate) {
     return !candidate->is_needed && candidate->tensor->alignment >= candidate->packed.alignment &&
            tensor_same_layout(candidate->tensor, &candidate->packed);
 }
 
-/* Whether nothing is exchanged twice or for its like, and nothing is left out that must be. A product of one tensor
-   with itself has it twice: it is exchanged once. */
+/* True if the set of candidates is useful: no tensor is replaced twice or by an equal one, and every necessary one is
+   included. If both operands of a product are the same tensor, it is replaced once. */
 static bool is_complete(const struct packing *packing) {
     const struct repack_candidate *at = packing->candidates.at;
     bool is_square = at[PACKED_A].value == at[PACKED_B].value, complete = true;
@@ -86,21 +86,21 @@ static bool is_complete(const struct packing *packing) {
         complete = complete && (at[i].tensor ? is_chosen || is_other || !at[i].is_needed : !is_chosen) &&
                    !(is_chosen && is_idle(&at[i]));
     }
-    /* What the result meets is read as the result lies. */
+    /* An operand of the epilogue must have the layout of the result. */
     bool alike = !at[PACKED_OPERAND].tensor || packing->chosen >> PACKED_OPERAND == 0 || /* both, or neither */
                  packing->chosen >> PACKED_OPERAND == 3;
     return complete && alike && !(is_square && (packing->chosen & both) == both);
 }
 
-/* What each copy takes, and who makes it; INFINITY: nobody does. By candidate, however many of them are chosen
-   later. */
+/* The time of each copy and the family that makes it; INFINITY if no family can. Computed once per candidate,
+   independent of the set that is chosen later. */
 static void price_copies(double seconds[REPACK_CANDIDATES], struct packing *packing, const struct engine *engine,
                          const struct device *device, struct arena *arena) {
     for (int i = 0; i < REPACK_CANDIDATES; i++) {
         const struct repack_candidate *candidate = &packing->candidates.at[i];
         struct region copy;
         struct offer offer = {.seconds = INFINITY};
-        /* Copies that cannot be written as a region count as copies that nobody makes. */
+        /* Copies that cannot be expressed as a region count as impossible. */
         if (candidate->tensor && !is_idle(candidate) &&
             (make_copy(&copy, candidate, i == PACKED_RESULT, arena) ||
              engine_offer(&offer, engine, &copy, device, copies)))
@@ -110,8 +110,8 @@ static void price_copies(double seconds[REPACK_CANDIDATES], struct packing *pack
     }
 }
 
-/* Asks who multiplies with what is chosen, and at what price, in the graph with these copies. The tensors live in
-   `arena`, as the graph that names them does. */
+/* Finds the family that multiplies with the chosen copies, and its price, in the graph with these copies. The tensors
+   live in `arena`, like the graph that references them. */
 static weftStatus_t price_chosen(struct packing *packing, const struct region *region, multiplier *may,
                                  const struct device *device, struct arena *arena) {
     struct staged *staged = &packing->staged;
@@ -127,7 +127,7 @@ static weftStatus_t price_chosen(struct packing *packing, const struct region *r
     }
     TRY(staged_exchange(staged, region, arena));
     for (int i = 0; i < region->count; i++)
-        /* Other writings change parameters of the operation, too. */
+        /* Rewrites also change parameters of the operation. */
         if (region_node(region, i) == packing->candidates.node)
             TRY(repack_rewrite(&packing->candidates, region_node(&staged->region, i)->op, arena));
     TRY(engine_offer(&offer, region->engine, &staged->region, device, may));
@@ -137,8 +137,8 @@ static weftStatus_t price_chosen(struct packing *packing, const struct region *r
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The fastest one over all writings and sets of candidates, at most 4 x 15; the reason to decline is that of the
-   product as it is. Operands that nobody multiplies are not asked about again with other results. */
+/* Chooses the fastest of all rewrites and sets of candidates, at most 4 x 15. If none is accepted, the reason is that
+   for the unchanged product. Sets of operands that no family multiplies are not tried again with other results. */
 static weftStatus_t analyse(struct packing *best, const struct region *region, multiplier *may,
                             const struct device *device, struct arena *arena) {
     struct packing packing = {0};
@@ -158,7 +158,7 @@ static weftStatus_t analyse(struct packing *best, const struct region *region, m
             for (int i = 0; i < REPACK_CANDIDATES; i++)
                 packing.copying += packing.chosen >> i & 1 ? copying[i] : 0;
             int operands = packing.chosen & (1 << PACKED_A | 1 << PACKED_B);
-            /* Copies alone that cost more than the best so far are not priced further. */
+            /* If just the copies cost more than the best choice so far, the set is skipped. */
             if (!is_complete(&packing) || declined >> operands & 1 || packing.copying >= best->seconds)
                 continue;
             if (price_chosen(&packing, region, may, device, arena) != WEFT_STATUS_SUCCESS)
@@ -170,7 +170,7 @@ static weftStatus_t analyse(struct packing *best, const struct region *region, m
     return best->seconds < INFINITY ? WEFT_STATUS_SUCCESS : WEFT_STATUS_NOT_SUPPORTED;
 }
 
-/* Graphs that were tried live only as long as the question. */
+/* Graphs that were tried are only needed for the duration of the query. */
 static weftStatus_t accepts_for(const struct region *region, multiplier *may, const struct device *device,
                                 double *seconds) {
     struct packing packing;
@@ -192,17 +192,17 @@ static weftStatus_t accepts_tf32(const struct region *region, const struct devic
 
 /* ---- Building ---------------------------------------------------------------------------------------------------- */
 
-/* Kernels run in this order: copies of what is read, the product, the copy of its result. */
+/* Kernels run in this order: copies of inputs, the product, the copy of its result. */
 static weftStatus_t build_for(struct step *step, multiplier *may, const struct device *device,
                               const struct knob_choices *knobs, struct arena *arena) {
-    static const char *const words[] = {"", ", narrow groups merged", ", taps as channels", ", lines left out"};
+    static const char *const words[] = {"", ", narrow groups merged", ", taps as channels", ", lines omitted"};
     struct packing *packing;
     struct cuda_step *state;
     struct step inner;
     TRY(arena_alloc(arena, &packing, sizeof *packing));
     TRY(arena_alloc(arena, &state, sizeof *state));
     step->state = state;
-    /* Asks again, in the plan's arena: the staged graph must outlive the step. */
+    /* Repeats the analysis in the plan's arena, because the staged graph must outlive the step. */
     TRY(analyse(packing, &step->region, may, device, arena));
     for (int i = PACKED_A; i < PACKED_RESULT; i++)
         if (packing->chosen >> i & 1)
@@ -212,7 +212,7 @@ static weftStatus_t build_for(struct step *step, multiplier *may, const struct d
         TRY(add_copy(state, packing, PACKED_RESULT, device, arena));
     step->workspace_bytes = packing->staged.scratch_bytes + inner.workspace_bytes;
     step->seconds = packing->copying + inner.seconds;
-    return arena_print(arena, &step->detail, "%d of its tensors packed%s, %s: %s", packing->staged.count,
+    return arena_print(arena, &step->detail, "%d tensors repacked%s, %s: %s", packing->staged.count,
                        words[packing->candidates.writing], packing->staged.inner->name,
                        inner.detail ? inner.detail : "");
 }
@@ -230,7 +230,7 @@ static weftStatus_t build_tf32(struct step *step, const struct device *device, c
 const struct family cuda_packed = {
     .name = "cuda.packed",
     .combines = true,
-    .doc = "a matmul or convolution whose operands are copied first as Hopper's copy engine wants them",
+    .doc = "a matmul or convolution whose operands are first copied to a layout that Hopper's TMA can read",
     .accepts = accepts,
     .build = build,
     .may_alias = contraction_may_alias,

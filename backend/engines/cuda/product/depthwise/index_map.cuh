@@ -1,10 +1,11 @@
-/* lattice: where depthwise convolutions read and write
-   Lattice   along each dimension output o lies at o * STEP, its taps from there on, DILATION apart, and input i at
-             i * SPREAD + pre. STEP is the stride of a forward convolution, SPREAD that of a data gradient; one of them
-             is 1
-   Loop      a block goes down the lattice's rows in periods, each of the same pattern of inputs, taps and outputs, and
-             over bands of the image in shared memory, of BAND_PERIODS periods each, UNROLLED of them at a time
-   Params    all the names below that are not made here */
+/* index_map: positions that depthwise convolutions read and write
+   Lattice   along each dimension, output o is at position o * STEP, its taps are at that position and at multiples of
+             DILATION after it, and input i is at i * SPREAD + pre. STEP is the stride of a forward convolution, SPREAD
+             that of a data gradient; one of them is 1
+   Loop      a block iterates over the rows of this lattice in periods, each with the same pattern of inputs, taps and
+             outputs, and over bands of the image in shared memory, of BAND_PERIODS periods each, UNROLLED of them at a
+             time
+   Params    all names below that are not defined here */
 
 constexpr DEVICE int wrap(int n, int size) { return (n % size + size) % size; }
 constexpr DEVICE int divide_down(int n, int by) { return (n - wrap(n, by)) / by; }
@@ -12,21 +13,22 @@ constexpr DEVICE int divide_down(int n, int by) { return (n - wrap(n, by)) / by;
 constexpr int SPAN_H = (TAPS_H - 1) * DILATION_H + 1, SPAN_W = (TAPS_W - 1) * DILATION_W + 1;
 constexpr int TAPS = TAPS_D * TAPS_H * TAPS_W;
 constexpr int PERIOD = STEP_H > SPREAD_H ? STEP_H : SPREAD_H;
-/* Output rows that a period completes, and that are on their way in it: slot i is output period * ENDED - BACK + i. */
+/* Output rows that a period completes, and those that are in progress: slot i is output period * ENDED - BACK + i. */
 constexpr int ENDED = PERIOD / STEP_H, BACK = (SPAN_H - 1 + STEP_H - 1) / STEP_H, SLOTS = BACK + ENDED;
 constexpr int PERIOD_INPUTS = PERIOD / SPREAD_H, INPUT_ROWS = PERIOD_INPUTS * BAND_PERIODS;
-/* STRIP neighbouring outputs of a channel are made together; STRIPS of them make a row of the block. */
+/* STRIP adjacent outputs of a channel are computed together; STRIPS of them are a row of the block. */
 constexpr int TILE_W = STRIPS * STRIP;
 constexpr int STRIP_INPUTS = ((STRIP - 1) * STEP_W + SPAN_W - 1) / SPREAD_W + 1;
 constexpr int INPUT_COLUMNS = ((TILE_W - 1) * STEP_W + SPAN_W - 1) / SPREAD_W + 1;
 static_assert(STRIP * STEP_W % SPREAD_W == 0, "every strip sees the same pattern");
 static_assert(THREADS % 32 == 0, "a warp loads a line");
 
-/* Of lattice row u of a period: whether it has a tap of an output at this distance, and the output's slot. */
+/* For lattice row u of a period: whether it has a tap of an output at this distance, and the output's slot. */
 constexpr DEVICE bool has_output(int u, int distance) { return wrap(u - distance, STEP_H) == 0; }
 constexpr DEVICE int slot_of(int u, int distance) { return divide_down(u - distance, STEP_H) + BACK; }
 
-/* The rows of sums move up as a period begins: where SLOTS / ENDED periods are unrolled, only their names do. */
+/* Moves the rows of sums up when a period starts. If SLOTS / ENDED periods are unrolled, this only renames
+   registers. */
 template <class R> DEVICE void move_rows(R (&rows)[SLOTS]) {
 #pragma unroll
     for (int i = 0; i < SLOTS; i++)
@@ -35,18 +37,18 @@ template <class R> DEVICE void move_rows(R (&rows)[SLOTS]) {
             ((float *)rows[i])[e] = i + ENDED < SLOTS ? ((float *)rows[i + ENDED < SLOTS ? i + ENDED : i])[e] : 0.0f;
 }
 
-/* Which channel and which strip of the block are this thread's: neighbours in a warp are neighbours in memory. */
+/* The channel and the strip of this thread in the block: adjacent threads of a warp access adjacent memory. */
 DEVICE int own_channel() { return CHANNELS_LAST ? (int)threadIdx.x % CHANNELS : (int)threadIdx.x / STRIPS; }
 DEVICE int own_strip() { return CHANNELS_LAST ? (int)threadIdx.x / CHANNELS : (int)threadIdx.x % STRIPS; }
 
-/* ---- The part of the result that a block makes at a time ---- */
+/* ---- The part of the result that a block computes at a time ---- */
 
 struct patch {
     u32 n;
     i32 depth;      /* of the output */
     i32 begin, end; /* output rows */
-    i32 column;     /* output column of the first strip; before the image where SPREAD_W asks for it */
-    i32 top;        /* output row, begin or before it, whose lattice row is the first of a period */
+    i32 column;     /* output column of the first strip; may be before the image if SPREAD_W is above 1 */
+    i32 top;        /* output row, at or before begin, whose lattice row starts a period */
 };
 
 DEVICE patch find_patch(const arguments &p, u32 number) {
@@ -69,7 +71,7 @@ DEVICE i32 first_input_column(const arguments &p, const patch &at) {
     return (at.column * STEP_W - (i32)p.pre_w) / SPREAD_W;
 }
 
-/* The plane of the image under a tap of an output's depth; -1: none. */
+/* The plane of the image under a tap of an output's depth, or -1. */
 DEVICE i32 input_plane(const arguments &p, i32 depth, int tap) {
     if constexpr (!HAS_DEPTH)
         return 0;
@@ -80,9 +82,9 @@ DEVICE i32 input_plane(const arguments &p, i32 depth, int tap) {
 /* ---- A band: rows of an image in shared memory, all channels of the block ---- */
 
 template <class T> struct image {
-    const T *first; /* of this image and the block's first channel */
+    const T *first; /* address of this image at the block's first channel */
     i64 stride_d, stride_h, stride_w, stride_c;
-    i32 height, width, channels; /* what there is to read */
+    i32 height, width, channels; /* extents that may be read */
 };
 
 /* Image n of the input, from a channel on. */
@@ -97,9 +99,9 @@ DEVICE image<image_t> input_image(const arguments &p, i64 n, i32 channel) {
             (i32)p.channels - channel};
 }
 
-/* PAD: elements between planes, which keep their neighbours out of each other's banks. */
+/* PAD: elements between planes, so that adjacent planes use different banks. */
 template <class T, int RUN, int PLANES, int ROWS, int COLUMNS, int PAD = 0> struct band {
-    /* Without channels last: an odd number of words from channel to channel keeps warps out of each other's banks. */
+    /* If channels are not last, the pitch between channels is an odd number of words, which avoids bank conflicts. */
     static constexpr int WORD = sizeof(T) < 4 ? 4 / sizeof(T) : 1;
     static constexpr int CHANNEL_PITCH = CHANNELS_LAST ? 1 : ((COLUMNS + WORD - 1) / WORD | 1) * WORD;
     static constexpr int COLUMN_PITCH = CHANNELS_LAST ? CHANNELS : 1;
@@ -109,8 +111,9 @@ template <class T, int RUN, int PLANES, int ROWS, int COLUMNS, int PAD = 0> stru
     static DEVICE int place(int plane, int row) { return (plane * ROWS + row) * ROW_PITCH + plane * PAD; }
     DEVICE const T *row(int plane, int row) const { return at + place(plane, row); }
 
-    /* Rows row .. row + ROWS - 1 from `column` on; `plane_of` gives the plane of the image, -1 for none. Zeros outside.
-       A warp takes a line at a time, what lies side by side in memory: a row of pixels, or of one channel. */
+    /* Loads rows row .. row + ROWS - 1 from `column` on; `plane_of` returns the plane of the image, or -1. Elements
+       outside are zeros. A warp loads a line at a time, which is contiguous in memory: a row of pixels, or of one
+       channel. */
     template <class F> DEVICE void load(const image<T> &x, i32 row, i32 column, F plane_of) {
         constexpr int GROUPS = CHANNELS_LAST ? CHANNELS / RUN : 1, HEAP = CHANNELS_LAST ? 1 : CHANNELS;
         for (int line = threadIdx.x / 32; line < PLANES * ROWS * HEAP; line += THREADS / 32) {
@@ -141,7 +144,8 @@ template <class T, int RUN, int PLANES, int ROWS, int COLUMNS, int PAD = 0> stru
     }
 };
 
-/* COUNT neighbours from where this thread's strip begins, as floats; strips are FIRST_STEP columns apart. */
+/* Reads COUNT adjacent elements from the start of this thread's strip, as floats; strips have a distance of
+   FIRST_STEP columns. */
 template <int COUNT, int FIRST_STEP, class B>
 DEVICE void read_strip(float (&x)[COUNT], const B &band, int plane, int row) {
     const auto *from =
