@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The contraction family: one matmul or convolution, and the pointwise operations that follow it, applied to each block
-   of the product while it is in the cache. What dequantises a matmul's factors goes with it, done as they are packed.
-   matmul.c and convolution.c say what is multiplied as pieces, gemm.c and direct.c multiply; here is what both kinds
-   share: checks, price, epilogue. */
+/* The contraction family: one matmul or convolution with fused pointwise operations, which are applied to each block of
+   the product while it is in the cache. Dequantization of a matmul's factors is fused into packing. matmul.c and
+   convolution.c describe the product as pieces; gemm.c and direct.c multiply. This file contains what both kinds share:
+   checks, cost prediction, epilogue. */
 #include "engines/cpu/product/contraction.h"
 #include "base/dtype.h"
 #include "base/number.h"
@@ -17,20 +17,20 @@
 
 #include <math.h>
 
-/* Of a thread, in a second: a kernel's two vectors side by side go at half their peak at 3 GHz. */
+/* Per thread and second: two adjacent vectors of a kernel run at half their peak at 3 GHz. */
 static const double FLOPS_PER_COLUMN = 3e9, DEPTHWISE_FLOPS = 20e9;
-/* Shared by all threads; START_SECONDS: of a step, before its first multiplication. */
+/* BYTES_PER_SECOND is shared by all threads. START_SECONDS: time before a step's first multiplication. */
 static const double BYTES_PER_SECOND = 16e9;
 static const double START_SECONDS = 1.4e-6;
-static const double DEQUANTIZE_NANOSECONDS = 0.2;                /* of an element, of one thread */
-static const double FLOAT_EXACT = 0x1p24, DOUBLE_EXACT = 0x1p53; /* whole numbers up to here are exact */
+static const double DEQUANTIZE_NANOSECONDS = 0.2;                /* per element on one thread */
+static const double FLOAT_EXACT = 0x1p24, DOUBLE_EXACT = 0x1p53; /* integers up to these values are exact */
 
-/* NULL: neither, which region_find_product has excluded. */
+/* NULL cannot occur, because region_find_product has checked the node. */
 static const struct contraction_kind *kind_of(const struct node *node) {
     return op_of(node->op) == &matmul_op ? &matmul_contraction : conv_is(node->op) ? &conv_contraction : NULL;
 }
 
-/* The value that a contraction's node makes. */
+/* The value that a contraction's node computes. */
 static int result_of(const struct node *node) {
     int i = 0;
     while (!node->is_output[i])
@@ -38,13 +38,13 @@ static int result_of(const struct node *node) {
     return node->operands[i];
 }
 
-/* ---- What a region must be --------------------------------------------------------------------------------------- */
+/* ---- Checking regions -------------------------------------------------------------------------------------------- */
 
 static bool node_is_dequantize(const struct node *node) { return op_of(node->op) == &block_scale_dequantize_op; }
 
 static bool goes_with(const struct node *node) { return node_is_pointwise(node) || node_is_dequantize(node); }
 
-/* What the CPU stores as plain numbers, and the region does not make. */
+/* Accepts values that the CPU stores as plain numbers and that are computed outside the region. */
 static weftStatus_t check_stored(const struct region *region, const struct node *node, int i) {
     const struct value *value = &region->graph->values[node->operands[i]];
     const struct tensor *tensor = value->tensor;
@@ -60,7 +60,7 @@ static weftStatus_t check_stored(const struct region *region, const struct node 
     return WEFT_STATUS_SUCCESS;
 }
 
-/* A factor that is dequantised as it is packed: in float, for one matmul alone, from what lies in memory. */
+/* A factor that is dequantized while it is packed: in float, read by only one matmul, and stored in memory. */
 static weftStatus_t check_dequantized(const struct region *region, const struct node *product,
                                       const struct node *node) {
     const struct block_scale_dequantize_op *op = (const struct block_scale_dequantize_op *)node->op;
@@ -87,8 +87,8 @@ static weftStatus_t check_dequantized(const struct region *region, const struct 
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The product's operands come from memory, as an operation before it would have to be done again for every tile: but
-   for numbers of few bits, which are dequantised so faster than they are written and read again. */
+/* The product's operands must be in memory, because a fused producer would be repeated for every tile. Low-precision
+   numbers are the exception: dequantizing them during packing takes less time than writing and reading the result. */
 static weftStatus_t check_operands(const struct region *region, const struct node *node) {
     for (int i = 0; i < region->count; i++)
         if (node_is_dequantize(region_node(region, i)))
@@ -101,14 +101,13 @@ static weftStatus_t check_operands(const struct region *region, const struct nod
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The largest sum that there can be: the largest factors of each type, all of one sign. */
+/* The largest possible sum: the largest factors of each type, all of one sign. */
 static double largest_sum(const struct product *product) {
     const struct dtype *a = dtype_of((weftDataType_t)product->a->type), *b = dtype_of((weftDataType_t)product->b->type);
     return fmax(a->max, -a->lowest) * fmax(b->max, -b->lowest) * product->depth;
 }
 
-/* Sums of integers in an integer type are exact, and kernels sum in floating point: only sums that double holds are
-   taken. */
+/* Integer sums must be exact, but kernels accumulate in floating point: accepts only sums that double represents. */
 weftStatus_t product_check_exact(const struct descriptor *op, const struct product *product) {
     bool is_whole = !dtype_is_float((weftDataType_t)product->a->type) &&
                     !dtype_is_float((weftDataType_t)product->b->type) && !dtype_is_float(product->math);
@@ -121,21 +120,21 @@ weftStatus_t product_check_exact(const struct descriptor *op, const struct produ
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Where double is asked for, or whole numbers may pass what float holds. */
+/* True if double is requested, or if integers may exceed what float represents. */
 bool product_is_wide(const struct product *product) {
     return product->math == WEFT_DATA_DOUBLE || type_is_wide((int32_t)product->a->type) ||
            type_is_wide((int32_t)product->b->type) ||
            (!dtype_is_float(product->math) && largest_sum(product) > FLOAT_EXACT);
 }
 
-/* Whether BFLOAT16 holds all values of a type, none of them below its normal numbers: E8M0 has 2^-127. */
+/* True if BFLOAT16 represents all values of a type as normal numbers; E8M0 contains 2^-127. */
 static bool fits_pairs(const struct tensor *tensor) {
     weftDataType_t type = (weftDataType_t)tensor->type;
     return type == WEFT_DATA_BFLOAT16 || (dtype_of(type)->bits <= 8 && type != WEFT_DATA_FP8_E8M0);
 }
 
-/* Narrow factors as they are where that loses nothing: bytes whose sums are whole numbers of 32 bits, and what BFLOAT16
-   holds where sums are float. Else the best of the two types that have kernels on every CPU. */
+/* Keeps narrow factors as they are if that is exact: bytes whose sums are 32-bit integers, and types that BFLOAT16
+   represents if sums are float. Otherwise chooses the best FLOAT or DOUBLE kernel, which every CPU has. */
 const struct gemm_kernel *product_kernel(const struct product *product) {
     const struct gemm_kernel *kernel = NULL;
     bool is_wide = product_is_wide(product), multiplies = product->rows > 0 && product->columns > 0;
@@ -147,14 +146,14 @@ const struct gemm_kernel *product_kernel(const struct product *product) {
     return kernel ? kernel : gemm_kernel(is_wide ? WEFT_DATA_DOUBLE : WEFT_DATA_FLOAT, 0);
 }
 
-/* All that accepts and build must agree on: which node multiplies, and the program of the others. */
+/* Shared by accepts and build: finds the node that multiplies and compiles the program of the others. */
 static weftStatus_t compile(struct program *program, const struct region *region, const struct node **node) {
     TRY(region_find_product(node, region, goes_with));
     TRY(check_operands(region, *node));
     TRY(kind_of(*node)->check(region, *node));
     struct product product = kind_of(*node)->product(*node);
     TRY(product_check_exact((*node)->op, &product));
-    /* The result is alpha * sum + beta * (what its memory held before). */
+    /* The result is alpha * sum + beta * (previous contents of its memory). */
     struct given given = {.value = result_of(*node),
                           .is_wide = product_is_wide(&product),
                           .is_whole = product_kernel(&product)->type == WEFT_DATA_INT32,
@@ -163,13 +162,13 @@ static weftStatus_t compile(struct program *program, const struct region *region
     return program_compile(program, region, region->graph->values[given.value].tensor, &given);
 }
 
-/* How much of a kernel's work is done on rows or columns that do not exist: 1 where the extent is a multiple. */
+/* Overhead factor of computing padding rows or columns: 1 if the extent is a multiple. */
 static double padded(int64_t extent, int width) {
     return extent > 0 ? (double)round_up(extent, width) / (double)extent : 1;
 }
 
-/* On one thread; rows == 0: depthwise, which multiplies no matrices. In multiplications of a FLOAT kernel for each step
-   of the depth: packed, or, of a convolution, as floats that are read in place. */
+/* Time on one thread; rows == 0: depthwise, without matrix products. In multiplications of a FLOAT kernel per step of
+   the depth: packed, or, for convolutions, floats read in place. */
 static double multiplying_seconds(const struct product *product, double flops) {
     const struct gemm_kernel *kernel = product_kernel(product);
     double rows = (double)product->rows, columns = (double)product->columns;
@@ -182,14 +181,15 @@ static double multiplying_seconds(const struct product *product, double flops) {
     return flops / (rows * columns) * packed / (FLOPS_PER_COLUMN * kernel->columns);
 }
 
-/* Numbers of few bits and their scales are read instead of what is made of them. */
+/* Replaces the bytes of dequantized operands by those of the quantized numbers and scales. */
 static void add_dequantizing(double *seconds, double *bytes, const struct node *node) {
     const struct block_scale_dequantize_op *op = (const struct block_scale_dequantize_op *)node->op;
     *seconds += (double)tensor_elements(op->x) * DEQUANTIZE_NANOSECONDS * 1e-9;
     *bytes += (double)tensor_own_bytes(op->x) + (double)tensor_own_bytes(op->scale) - (double)tensor_own_bytes(op->y);
 }
 
-/* The dearer of arithmetic on all threads and of memory; operands are counted once, as caches hold what is packed. */
+/* The maximum of arithmetic on all threads and memory traffic. Operands are counted once, because packed panels stay in
+   the cache. */
 static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
     struct program program;
     const struct node *node;
@@ -209,14 +209,15 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
 
 /* ---- Building and running ---------------------------------------------------------------------------------------- */
 
-/* What gemm's store gets back: of one execution, on the stack of `run`. */
+/* Context of gemm's store callback: state of one execution, on the stack of `run`. */
 struct sink {
     const struct contraction *contraction;
     const struct piece *piece;
     void *const *values;
 };
 
-/* The epilogue of a block: gemm has its rows within a batch entry, the walk over all of them. */
+/* Applies the epilogue to a block. gemm counts rows within a batch entry, the traversal counts them over the whole
+   batch. */
 static void finish_block(const void *context, void *block, int64_t ld, int64_t batch, int64_t row, int rows,
                          int64_t column, int columns) {
     const struct sink *sink = context;
@@ -227,7 +228,7 @@ static void finish_block(const void *context, void *block, int64_t ld, int64_t b
 struct gemm_place contraction_place(const struct program *program, const struct rows_columns *walk, void *const *values,
                                     int64_t row, int rows, int64_t column) {
     struct stored stored = rows_columns_stored(program, walk, values, row, rows, column);
-    /* User memory promises no alignment. */
+    /* User memory may be misaligned. */
     bool is_plain = stored.is_given && stored.at && (uintptr_t)stored.at % (uintptr_t)stored.column_bytes == 0;
     return (struct gemm_place){stored.at, stored.row_bytes, stored.column_bytes, is_plain};
 }
@@ -238,8 +239,8 @@ static struct gemm_place find_place(const void *context, int64_t batch, int64_t 
                              batch * sink->piece->gemm.m + row, rows, column);
 }
 
-/* Factors whose panels are made in two steps, for a kernel of BFLOAT16: floats are cut in half, groups of B become
-   those of A. */
+/* Packs factors for a BFLOAT16 kernel in two steps: floats are truncated to their upper half, and groups of B are
+   regrouped for A. */
 static void pack_halved(const void *source, void *panel, int width, int64_t batch, int64_t first, int count, int64_t k0,
                         int depth) {
     const struct factor *factor = source;
@@ -262,7 +263,7 @@ static bool has_dots(const struct piece *piece) {
     return is_plain && dequant_has_dots(&piece->gemm, &piece->b.scaled);
 }
 
-/* How gemm packs a factor, in groups of the kernel, and what packing reads. */
+/* The pack function for a factor in groups of the kernel, and its source. */
 static gemm_pack *packing_of(const struct gemm_kernel *kernel, const struct factor *factor, int group,
                              const void **source) {
     bool is_done = factor->group == group;
@@ -274,7 +275,8 @@ static gemm_pack *packing_of(const struct gemm_kernel *kernel, const struct fact
     return group == kernel->group_b ? pack_halved : pack_halved_grouped;
 }
 
-/* In words, for the report: the first piece stands for all, as phases of a data gradient are alike. */
+/* Describes the step for reports. The first piece represents all of them, because the phases of a data gradient are
+   similar. */
 static weftStatus_t describe(struct step *step, const struct contraction *contraction, const struct gemm_kernel *kernel,
                              struct arena *arena) {
     const struct direct *direct = &contraction->pieces[0].direct;
@@ -303,7 +305,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     struct product product = kind_of(node)->product(node);
     const struct gemm_kernel *kernel = product_kernel(&product);
     TRY(kind_of(node)->plan(contraction, &step->region, node, kernel, arena));
-    /* Pieces run one after another, so the largest workspace is enough for all. */
+    /* Pieces run one after another, so the largest workspace is enough. */
     for (int i = 0; i < contraction->piece_count; i++) {
         struct piece *piece = &contraction->pieces[i];
         piece->gemm.kernel = kernel;
@@ -327,7 +329,7 @@ static void bind_factor(struct factor *factor, void *const *values) {
         factor->scaled.scales.base = values[factor->scale_value];
 }
 
-/* A copy, for the stack: plans are immutable, and addresses differ from execution to execution. */
+/* Copies a piece to the stack: plans are immutable, and addresses differ between executions. */
 static void bind(struct piece *bound, const struct piece *piece, void *const *values) {
     *bound = *piece;
     bind_factor(&bound->a, values);
@@ -350,7 +352,7 @@ static weftStatus_t run(const struct step *step, void *const *values, void *work
             follows = true;
             continue;
         }
-        /* gemm's buffers lie where direct has its copy of the image. */
+        /* gemm's buffers overwrite direct's copy of the image. */
         follows = false;
         struct piece piece;
         struct sink sink = {contraction, &piece, values};
@@ -361,7 +363,7 @@ static weftStatus_t run(const struct step *step, void *const *values, void *work
     return WEFT_STATUS_SUCCESS;
 }
 
-/* ---- Frozen operands --------------------------------------------------------------------------------------------- */
+/* ---- Constant operands ------------------------------------------------------------------------------------------- */
 
 static void release(struct step *step) {
     struct contraction *contraction = step->state;
@@ -372,9 +374,9 @@ static void release(struct step *step) {
     }
 }
 
-/* All panels of a factor that is frozen, unless it is multiplied where it lies, or packed several times over: an image
-   under many taps, or a matrix that a batch shares. Numbers of few bits stay as they are: panels of them are 4 to 8
-   times as large, and few rows would wait for these to be read. */
+/* Packs all panels of a constant factor, unless it is multiplied in place, or its panels repeat it: an image under many
+   taps, or a matrix that the whole batch shares. Low-precision numbers are not prepacked: their panels are 4 to 8 times
+   as large, and products with few rows would be limited by reading them. */
 static weftStatus_t keep_panels(struct piece *piece, const struct piece *bound, bool is_b, int64_t elements) {
     struct factor *factor = is_b ? &piece->b : &piece->a;
     int64_t bytes = gemm_packed_bytes(&bound->gemm, is_b);

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Convolution and its gradients as products of packed matrices. With t a tap index (filter tap and channel):
      forward   y[position, k]  = sum over t of patches(x)[position, t] * w[t, k]
-     data      dx[position, c] = sum over t of patches(dy)[position, t] * w[t, c], by the phases of the stride: dx at
-               distance `stride` sees dy through the same taps, each phase a convolution of stride 1
+     data      dx[position, c] = sum over t of patches(dy)[position, t] * w[t, c], by the phases of the stride: elements
+               of dx that are `stride` apart see dy through the same taps, so each phase is a convolution of stride 1
      filter    dw[t, k]        = sum over positions of patches(x)[position, t] * dy[position, k]
-   Where channels lie apart and positions side by side, or channels are few, the first two are computed transposed,
+   If positions rather than channels are contiguous, or there are few channels, the first two are computed transposed,
    image by image. */
 #include "graph/ops/convolution.h"
 #include "base/dtype.h"
@@ -13,34 +13,34 @@
 
 #include <string.h>
 
-/* Limits below which the other way is taken. None depends on the number of threads. */
+/* Thresholds below which the alternative is chosen. None depends on the number of threads. */
 enum {
-    FEW_POSITIONS = 128, /* of an image: packing the filter for each image would cost too much */
+    FEW_POSITIONS = 128, /* per image: packing the filter for each image would cost too much */
     FEW_CHANNELS = 16,   /* half of a kernel's columns */
     FEW_GROUPS = 8,      /* too few for vectors over depthwise channels */
-    MOST_PHASES = 4096,  /* of a data gradient's stride, each a product of its own */
+    MOST_PHASES = 4096,  /* phases of a data gradient's stride, each a separate product */
 };
 
-/* In multiplications of a FLOAT kernel, on a Sapphire Rapids: packing an element as it is, or in two steps, or where no
-   neighbours are copied together; and beginning a run of neighbours. */
+/* In multiplications of a FLOAT kernel, on a Sapphire Rapids. Packing an element without conversion, in two steps, or
+   without contiguous elements to copy together; and the overhead of each contiguous run. */
 static const double PACK_COST = 16, STEPS_COST = 40, SCATTER_COST = 64, RUN_COST = 128, STEPS_RUN_COST = 256;
 
-/* ---- What the family asks ---------------------------------------------------------------------------------------- */
+/* ---- Interface to the family ------------------------------------------------------------------------------------- */
 
-/* One channel per group on both sides: a product of matrices would have one column, and all others padding. */
+/* One channel per group on both sides: a matrix product would have one column, and all others would be padding. */
 static bool is_depthwise(const struct conv_geometry *g) { return g->c == 1 && g->k == 1 && g->groups >= FEW_GROUPS; }
 
-/* Places within a step of the stride that x has. */
+/* Number of phases along each dimension: positions within a step of the stride, as far as x has them. */
 static void count_phases(const struct conv_geometry *g, int64_t *phases) {
     for (int i = 0; i < 3; i++)
         phases[i] = g->stride[i] < g->x.size[i] ? g->stride[i] : g->x.size[i] > 0 ? g->x.size[i] : 1;
 }
 
-/* For the price: a data gradient's phases are priced as one product of all their positions. */
+/* For the prediction, a data gradient's phases count as one product of all their positions. */
 static struct product product(const struct node *node) {
     struct conv_geometry g = conv_geometry(node->op);
     const struct conv_op *op = (const struct conv_op *)node->op;
-    /* What is made: y, or dx for the data gradient. */
+    /* The result: y, or dx for the data gradient. */
     const struct conv_operand *image = g.direction == CONV_DATA ? &g.x : &g.y;
     int64_t made = g.direction == CONV_DATA ? g.c : g.k, read = g.direction == CONV_DATA ? g.k : g.c;
     struct product product = {.a = g.direction == CONV_DATA ? g.y.tensor : g.x.tensor,
@@ -64,7 +64,7 @@ static struct product product(const struct node *node) {
     return product;
 }
 
-/* Elements below 8 bits have no address of their own, from which a rectangle could be packed. */
+/* Elements below 8 bits have no address of their own, so rectangles of them cannot be packed. */
 static weftStatus_t check(const struct region *region, const struct node *node) {
     (void)region;
     struct product p = product(node);
@@ -86,7 +86,7 @@ static weftStatus_t check(const struct region *region, const struct node *node) 
 
 /* ---- Planning ---------------------------------------------------------------------------------------------------- */
 
-/* While a step is planned. */
+/* State while a step is planned. */
 struct planner {
     struct contraction *contraction;
     const struct graph *graph;
@@ -94,13 +94,13 @@ struct planner {
     const struct gemm_kernel *kernel;
 };
 
-/* The taps of one dimension that a phase of the data gradient sees: every `step`th from `first` on. The image is read
-   at position + offset + i * tap_step under the i-th. */
+/* The taps of one dimension that a phase of the data gradient sees: every `step`th from `first` on. The i-th one reads
+   the image at position + offset + i * tap_step. */
 struct phase {
     int64_t count, first, step, offset, tap_step;
 };
 
-/* The image that is read, but for its geometry. With taps of one element at offset 0: the image itself, position by
+/* The image that is read, without its geometry. With one tap at offset 0 it is the image itself, position by
    position. */
 static struct patches patches_of(const struct planner *planner, const struct conv_operand *operand, int64_t channels) {
     struct patches patches = {.type = (weftDataType_t)operand->tensor->type,
@@ -112,14 +112,14 @@ static struct patches patches_of(const struct planner *planner, const struct con
     for (int i = 0; i < 3; i++) {
         patches.size[i] = operand->size[i];
         patches.stride[i] = operand->size_stride[i];
-        /* For the dimensions that a convolution has not, 1 all over. */
+        /* Dimensions that the convolution does not have are 1. */
         patches.positions[i] = operand->size[i];
         patches.step[i] = patches.taps[i] = 1;
     }
     return patches;
 }
 
-/* x as the forward operation reads it, taps in the filter's memory order. */
+/* x as the forward operation reads it, with taps in the filter's memory order. */
 static struct patches forward_patches(const struct planner *planner) {
     const struct conv_geometry *g = &planner->g;
     struct patches patches = patches_of(planner, &g->x, g->c);
@@ -127,14 +127,14 @@ static struct patches forward_patches(const struct planner *planner) {
         patches.positions[i] = g->y.size[i];
         patches.step[i] = g->stride[i];
         patches.taps[i] = g->w.size[i];
-        /* pre is the padding in front. A flipped filter is read backwards: its last tap lies first in the image. */
+        /* pre is the padding in front. A flipped filter is read backwards: its last tap comes first in the image. */
         patches.offset[i] = -g->pre[i] + (g->flip ? (g->w.size[i] - 1) * g->dilation[i] : 0);
         patches.tap_step[i] = g->flip ? -g->dilation[i] : g->dilation[i];
     }
     return patches;
 }
 
-/* The filter with depth over taps and `channels`, rows over the other channels. */
+/* The filter with the depth over taps and `channels`, and rows over the other channels. */
 static struct filter filter_of(const struct planner *planner, int64_t channels, int64_t channel_stride,
                                int64_t row_stride) {
     const struct conv_operand *w = &planner->g.w;
@@ -151,7 +151,7 @@ static struct filter filter_of(const struct planner *planner, int64_t channels, 
     return filter;
 }
 
-/* Simplified here, so that callers plan with the dimensions as they are. */
+/* Simplified here, so that callers plan with the original dimensions. */
 static struct factor image_factor(const struct planner *planner, const struct tensor *tensor, struct patches patches) {
     struct factor factor = {.pack = patches_pack, .value = graph_find_value(planner->graph, tensor)};
     patches_simplify(&patches);
@@ -166,7 +166,7 @@ static struct factor filter_factor(const struct planner *planner, struct filter 
     return factor;
 }
 
-/* Depths of a filter or of an image that rectangles are multiples of; of a shifted image they begin anywhere. */
+/* The multiple of depths in each rectangle of a filter or an image; for a shifted image they start anywhere. */
 static int64_t rectangle_depths(const struct factor *factor) {
     const struct patches *p = &factor->patches;
     if (factor->pack == filter_pack)
@@ -179,7 +179,7 @@ static int64_t rectangle_depths(const struct factor *factor) {
     return is_whole ? p->positions[2] : 1;
 }
 
-/* Rectangles in groups of the kernel where they have whole ones. */
+/* Packs rectangles in the kernel's groups if they consist of whole groups. */
 static void choose_packing(const struct planner *planner, struct factor *factor, bool is_a) {
     const struct gemm_kernel *kernel = planner->kernel;
     int64_t depths = rectangle_depths(factor);
@@ -202,9 +202,9 @@ static void choose_packings(const struct planner *planner, struct piece *piece) 
     choose_packing(planner, &piece->b, false);
 }
 
-/* ---- Which way --------------------------------------------------------------------------------------------------- */
+/* ---- Choosing between gemm and direct ---------------------------------------------------------------------------- */
 
-/* Of an element of a panel. */
+/* Per element of a panel. */
 static double packing_cost(const struct factor *factor, int group) {
     const struct patches *p = &factor->patches;
     const struct filter *f = &factor->filter;
@@ -219,14 +219,15 @@ static double packing_cost(const struct factor *factor, int group) {
     return is_plain ? PACK_COST + RUN_COST / (double)run : STEPS_COST + STEPS_RUN_COST / (double)run;
 }
 
-/* Whether gemm's product is the quicker one, or the only one: direct sums floats, without packing the image. */
+/* True if gemm is faster or the only choice; direct multiplies floats without packing the image. */
 static bool packs(const struct planner *planner, const struct piece *piece) {
     const struct gemm_kernel *kernel = planner->kernel;
     const struct gemm *gemm = &piece->gemm;
     const struct conv_geometry *g = &planner->g;
     if (kernel->factors != WEFT_DATA_BFLOAT16 || is_depthwise(g))
         return kernel->type != WEFT_DATA_FLOAT;
-    /* A filter's gradient whose taps are neighbours would be stored element by element, each in a line of its own. */
+    /* A filter gradient whose taps are contiguous would be stored element by element, each to a different cache
+       line. */
     if (g->direction == CONV_FILTER && g->w.channel_stride != 1 && patches_count(g->w.size) > 1)
         return false;
     double m = (double)round_up(gemm->m, kernel->rows), n = (double)round_up(gemm->n, kernel->columns);
@@ -237,20 +238,20 @@ static bool packs(const struct planner *planner, const struct piece *piece) {
 
 /* ---- Loops over the result --------------------------------------------------------------------------------------- */
 
-/* The dimension of channels of a tensor; one of groups stands before it or is part of it. Dims are [image, (group,)
-   channel, spatial ...], with the spatial ones last. */
+/* The channel dimension of a tensor; the group dimension precedes it or is part of it. Dims are [image, (group,)
+   channel, spatial ...]. */
 static int channel_dim(const struct planner *planner, const struct tensor *tensor) {
     return (int)tensor->dims.count - planner->g.spatial - 1;
 }
 
-/* Groups of an image: a dimension of their own, or blocks of channels. */
+/* The groups of an image: a dimension of their own, or blocks of channels. */
 static struct axis group_axis(const struct planner *planner, const struct tensor *image, int64_t channels) {
     return (struct axis){
         .dim = 1, .extent = planner->g.groups, .step = channel_dim(planner, image) == 2 ? 1 : channels};
 }
 
-/* An image that is made (forward, data): from patches of `source` and a filter, at positions along `axes`. channels: of
-   one group of the image that is made; axes: its spatial dimensions, outermost first. */
+/* An image that is computed (forward, data) from patches of `source` and a filter, at positions along `axes`. channels:
+   per group of the computed image; axes: its spatial dimensions, outermost first. */
 struct image_plan {
     const struct tensor *image, *source;
     int64_t channels;
@@ -259,14 +260,14 @@ struct image_plan {
     struct axis axes[3];
 };
 
-/* Positions are side by side in memory (NCHW): as columns they make long runs. */
+/* Positions are contiguous in memory (NCHW), so as columns they form long runs. */
 static bool lies_turned(const struct planner *planner, const struct image_plan *plan) {
     const struct tensor *image = plan->image;
     int last = (int)image->dims.count - 1, channel = channel_dim(planner, image);
     return image->strides.at[last] < image->strides.at[channel];
 }
 
-/* Whether images are computed one by one, channels as rows and positions as columns. */
+/* True if images are computed one by one, with channels as rows and positions as columns. */
 static bool image_is_turned(const struct planner *planner, const struct image_plan *plan) {
     int64_t positions = patches_count(plan->patches.positions);
     bool is_turned = lies_turned(planner, plan) && positions >= FEW_POSITIONS;
@@ -274,9 +275,9 @@ static bool image_is_turned(const struct planner *planner, const struct image_pl
            axes_merge(&planner->contraction->program, plan->axes, planner->g.spatial);
 }
 
-/* Loops over images, groups and channels on the outside, positions inside as one; or groups, images, positions and then
-   channels, which are the groups of a depthwise filter. Which loop is last gives gemm's columns; merging it would
-   change what a column is. */
+/* Either loops over images, groups and channels outside and positions inside, or over groups, images, positions and
+   then channels, which are the groups of a depthwise filter. The last loop must match gemm's columns, so it is not
+   merged with others. */
 static void walk_image(struct planner *planner, struct rows_columns *walk, const struct image_plan *plan,
                        bool is_turned, bool is_depthwise) {
     struct axis axes[ROWS_COLUMNS_AXES];
@@ -284,7 +285,7 @@ static void walk_image(struct planner *planner, struct rows_columns *walk, const
     struct axis image = {.dim = 0, .extent = planner->g.n, .step = 1};
     struct axis group = group_axis(planner, plan->image, plan->channels);
     struct axis channel = {.dim = channel_dim(planner, plan->image), .extent = plan->channels, .step = 1};
-    /* Positions are one loop, of the last dimension's step: axes_merge has said that they may be. */
+    /* Positions form one loop with the last dimension's step: axes_merge has checked this. */
     if (is_turned) {
         axes[count++] = image;
         axes[count++] = group;
@@ -292,7 +293,7 @@ static void walk_image(struct planner *planner, struct rows_columns *walk, const
         axes[count] = plan->axes[spatial - 1];
         axes[count++].extent = patches_count(plan->patches.positions);
     } else {
-        /* Of a depthwise piece the groups are the columns: vectors run over them. */
+        /* The columns of a depthwise piece are its groups: vectors run over them. */
         if (!is_depthwise)
             axes[count++] = group;
         axes[count++] = image;
@@ -303,7 +304,7 @@ static void walk_image(struct planner *planner, struct rows_columns *walk, const
     rows_columns_plan(walk, &planner->contraction->program, axes, count, false);
 }
 
-/* The same product, computed without packing the image. Of single channels the groups are the columns. */
+/* The same product without packing the image. With single channels, the groups are the columns. */
 static void plan_direct_image(struct planner *planner, struct piece *piece, const struct image_plan *plan, int image,
                               int filter) {
     struct direct *direct = &piece->direct;
@@ -335,12 +336,12 @@ static void plan_image(struct planner *planner, struct piece *piece, struct imag
     plan->patches.batch_has_images = is_turned;
     struct factor read = image_factor(planner, plan->source, plan->patches);
     struct factor weights = filter_factor(planner, plan->filter);
-    /* One product for each group: all images' positions x the group's channels. */
+    /* One product per group: the positions of all images x the group's channels. */
     piece->gemm = (struct gemm){.batch = g->groups, .m = g->n * positions, .n = plan->channels, .k = depth};
     piece->a = read;
     piece->b = weights;
     if (is_turned) {
-        /* Transposed, one product for each image and group: channels x positions. */
+        /* Transposed, one product per image and group: channels x positions. */
         piece->gemm = (struct gemm){.batch = g->n * g->groups, .m = plan->channels, .n = positions, .k = depth};
         piece->a = weights;
         piece->b = read;
@@ -350,8 +351,8 @@ static void plan_image(struct planner *planner, struct piece *piece, struct imag
     plan_direct_image(planner, piece, plan, read.value, weights.value);
 }
 
-/* Whether single channels are made plane by plane: where positions of either image are neighbours, whose phases are all
-   of `whole`. */
+/* True if single channels are computed plane by plane: if positions are contiguous in either image. `phases` are all
+   phases of `whole`. */
 static bool plan_planes(struct planner *planner, struct piece *piece, const struct image_plan *whole,
                         const struct direct_phase *phases, const int64_t *counts) {
     struct direct *direct = &piece->direct;
@@ -374,9 +375,9 @@ static bool plan_planes(struct planner *planner, struct piece *piece, const stru
     return planned.is_on;
 }
 
-/* ---- The three directions ---------------------------------------------------------------------------------------- */
+/* ---- Forward, data gradient, filter gradient --------------------------------------------------------------------- */
 
-/* One piece. The filter's depth runs over taps and input channels, its rows over output channels. */
+/* One piece. The filter's depth is over taps and input channels, its rows are output channels. */
 static weftStatus_t plan_forward(struct planner *planner, struct arena *arena) {
     const struct conv_geometry *g = &planner->g;
     struct image_plan plan = {.image = g->y.tensor,
@@ -397,9 +398,9 @@ static weftStatus_t plan_forward(struct planner *planner, struct arena *arena) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* dx at place + stride * position meets tap m where place + pre - r(m) * dilation is a multiple of the stride; r(m) is
-   m, or of a flipped filter the m-th tap from the end. Such taps are evenly apart: two of them say which. Without any
-   the depth is 0: zeros go through the program as other sums do. */
+/* dx at place + stride * position meets tap m if place + pre - r(m) * dilation is a multiple of the stride; r(m) is m,
+   or for a flipped filter the m-th tap from the end. Such taps have a constant distance, so two of them determine all.
+   Without any, the depth is 0, and the program processes zeros like other sums. */
 static struct phase phase_of(const struct conv_geometry *g, int i, int64_t place) {
     int64_t stride = g->stride[i], taps = g->w.size[i];
     struct phase phase = {.step = 1};
@@ -416,10 +417,10 @@ static struct phase phase_of(const struct conv_geometry *g, int i, int64_t place
     return phase;
 }
 
-/* dx as a whole, but for taps. */
+/* dx as a whole, without its taps. */
 static struct image_plan data_plan(const struct planner *planner) {
     const struct conv_geometry *g = &planner->g;
-    /* Against the forward filter, rows and depth have changed roles: depth over output channels, rows over input
+    /* Compared with the forward filter, rows and depth are exchanged: depth over output channels, rows over input
        channels. */
     struct image_plan plan = {.image = g->x.tensor,
                               .source = g->y.tensor,
@@ -433,7 +434,7 @@ static struct image_plan data_plan(const struct planner *planner) {
     return plan;
 }
 
-/* The part of dx at these places within a step of the stride; places: one along each dimension. */
+/* The part of dx at these positions within a step of the stride; places: one along each dimension. */
 static struct image_plan phase_plan(const struct planner *planner, const int64_t *places) {
     const struct conv_geometry *g = &planner->g;
     struct image_plan plan = data_plan(planner);
@@ -441,13 +442,13 @@ static struct image_plan phase_plan(const struct planner *planner, const int64_t
     struct filter *filter = &plan.filter;
     for (int i = 0; i < 3; i++) {
         struct phase phase = phase_of(g, i, places[i]);
-        /* Elements of dx along the dimension that belong to the phase. */
+        /* Number of elements of dx along the dimension that belong to the phase. */
         int64_t count = divide_up(g->x.size[i] - places[i], g->stride[i]);
         patches->positions[i] = count;
         patches->taps[i] = filter->taps[i] = phase.count;
         patches->offset[i] = phase.offset;
         patches->tap_step[i] = phase.tap_step;
-        /* The phase's taps as a filter of its own: it begins at the first and steps over those of other phases. */
+        /* The phase's taps as a filter of its own: it starts at the first one and skips those of other phases. */
         filter->first += phase.first * filter->tap_stride[i];
         filter->tap_stride[i] *= phase.step;
         if (i >= 3 - g->spatial) {
@@ -458,8 +459,8 @@ static struct image_plan phase_plan(const struct planner *planner, const int64_t
     return plan;
 }
 
-/* A piece for each phase, in row-major order of the places; all write different elements of dx. Or one, of all planes.
- */
+/* One piece per phase, in row-major order of the positions; each writes different elements of dx. Or a single piece for
+   all planes. */
 static weftStatus_t plan_data(struct planner *planner, struct arena *arena) {
     const struct conv_geometry *g = &planner->g;
     struct contraction *contraction = planner->contraction;
@@ -484,8 +485,8 @@ static weftStatus_t plan_data(struct planner *planner, struct arena *arena) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* How a filter's gradient is walked, outermost loop first: with all taps as rows; with taps and channels of x,
-   whichever are fastest in memory, as columns; with single channels as columns. */
+/* Loop orders of a filter gradient, outermost first: all taps as rows; taps and channels of x as columns, with either
+   one fastest in memory; single channels as columns. */
 enum filter_walk {
     GROUPS_TAPS_READ_MADE,
     GROUPS_MADE_TAPS_READ,
@@ -493,7 +494,7 @@ enum filter_walk {
     TAPS_GROUPS,
 };
 
-/* Taps in their order, with channels of x behind them or in front. */
+/* Taps in order, followed or preceded by the channels of x. */
 static void filter_columns(const struct planner *planner, struct axis *axes, bool read_is_first) {
     const struct conv_geometry *g = &planner->g;
     int channel = channel_dim(planner, g->w.tensor);
@@ -503,7 +504,7 @@ static void filter_columns(const struct planner *planner, struct axis *axes, boo
     axes[read_is_first ? 0 : g->spatial] = (struct axis){.dim = channel, .extent = g->c, .step = 1};
 }
 
-/* False: what should be columns is no one loop of all tensors. */
+/* False if the columns cannot be merged into one loop in all tensors. */
 static bool walk_filter(struct planner *planner, struct rows_columns *walk, enum filter_walk order) {
     const struct conv_geometry *g = &planner->g;
     int channel = channel_dim(planner, g->w.tensor), count = 0, taps = g->spatial;
@@ -526,7 +527,7 @@ static bool walk_filter(struct planner *planner, struct rows_columns *walk, enum
     return true;
 }
 
-/* The same product, computed without packing dy. */
+/* The same product without packing dy. */
 static void plan_direct_filter(struct planner *planner, struct piece *piece, const struct patches *x,
                                const struct patches *dy) {
     struct direct *direct = &piece->direct;
@@ -548,13 +549,13 @@ static void plan_direct_filter(struct planner *planner, struct piece *piece, con
     direct_plan_filter(direct, x, dy, planner->g.n, planner->contraction->threads);
 }
 
-/* One product for each group: depth runs over all positions of all images, rows over taps and channels of x. */
+/* One product per group: depth over all positions of all images, rows over taps and channels of x. */
 static weftStatus_t plan_filter(struct planner *planner, struct arena *arena) {
     const struct conv_geometry *g = &planner->g;
     struct piece *piece;
     TRY(arena_alloc(arena, &piece, sizeof *piece));
     struct patches x = forward_patches(planner), dy = patches_of(planner, &g->y, g->k);
-    /* Both factors are seen along their positions; dy has one tap, at its own position. */
+    /* Both factors are read along their positions; dy has one tap, at its own position. */
     x.positions_are_depth = dy.positions_are_depth = true;
     piece->gemm = (struct gemm){
         .batch = g->groups, .m = g->c * patches_count(g->w.size), .n = g->k, .k = g->n * patches_count(g->y.size)};
@@ -568,7 +569,7 @@ static weftStatus_t plan_filter(struct planner *planner, struct arena *arena) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* What is planned is checked already: the last line is never reached. */
+/* Regions are already checked, so the last line is never reached. */
 static weftStatus_t plan(struct contraction *contraction, const struct region *region, const struct node *node,
                          const struct gemm_kernel *kernel, struct arena *arena) {
     struct planner planner = {

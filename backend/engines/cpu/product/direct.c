@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Convolutions whose rows are read in place. A task packs panels of B, for some columns and a part of the depth, and
+/* Convolutions whose rows are read in place. A task packs panels of B for some columns and a part of the depth, and
    multiplies strips of rows by them:
 
-       task: rows x columns          sums per thread, in L2; of one part of the depth, a strip of them in L1
+       task: rows x columns          sums per thread, in L2; if the depth has one part, a strip of them in L1
          panels of B [depth, columns]  packed once per task and part, in L2
            strip of rows               pointers to what each tap sees
-             kernel [6, 64]            sums in registers, a line of each of 6 rows in L1
+             kernel [6, 64]            sums in registers, one cache line of each of 6 rows in L1
 
-   It must not know tensors or operations. */
+   This file must not know tensors or operations. */
 #include "engines/cpu/product/direct_task.h"
 
 #include "base/dtype.h"
@@ -19,12 +19,12 @@
 #include <string.h>
 
 enum {
-    FEW_COLUMNS = 8, /* are turned at a time */
-    ADDED_ROWS = 16, /* of splits' sums at a time */
+    FEW_COLUMNS = 8, /* transposed at a time */
+    ADDED_ROWS = 16, /* rows of the splits' sums that are added at a time */
     LINE_BYTES = 64
 };
 
-/* ---- Fetching ahead ------------------------------------------------------------------------------------- */
+/* ---- Prefetching ---------------------------------------------------------------------------------------- */
 
 static void fetch(struct ahead *ahead) {
     for (int64_t i = 0; i < ahead->per_kernel && ahead->rows > 0; i++) {
@@ -40,7 +40,7 @@ static void fetch(struct ahead *ahead) {
     }
 }
 
-/* Kernels that some rows of a task take. */
+/* Number of kernel calls for some rows of a task. */
 static int64_t kernels_of(const struct task *task, int64_t rows) {
     const struct direct_shape *shape = direct_shape(task->columns);
     if (task->job->direct->is_depthwise)
@@ -48,14 +48,14 @@ static int64_t kernels_of(const struct task *task, int64_t rows) {
     return divide_up(rows, shape->rows) * divide_up(task->columns, shape->columns);
 }
 
-/* `bytes` of each of some rows, by the time that many kernels have run. */
+/* Prefetches `bytes` of each of some rows, spread over this number of kernel calls. */
 static struct ahead look_ahead(const void *at, int64_t row_bytes, int64_t rows, int64_t bytes, int64_t kernels) {
     struct ahead ahead = {.row = at, .row_bytes = row_bytes, .rows = rows, .lines = divide_up(bytes, LINE_BYTES)};
     ahead.per_kernel = divide_up(ahead.lines * rows, max64(1, kernels));
     return ahead;
 }
 
-/* A part of a filter, each of whose rows has it in one run. */
+/* Prefetches a part of a filter; it is contiguous in each row. */
 static struct ahead look_at_filter(const struct task *task, const struct depths *depths) {
     const struct filter *f = &task->job->direct->filter;
     int64_t taps = patches_count(f->taps), bytes = dtype_of(f->type)->bits / 8;
@@ -68,8 +68,8 @@ static struct ahead look_at_filter(const struct task *task, const struct depths 
                       depths->segments * depths->count * bytes, kernels_of(task, task->rows));
 }
 
-/* A part of dy: of each channel, or of each position where channels are neighbours. Short parts alone are fetched: of
-   long ones the CPU looks ahead by itself. */
+/* Prefetches a part of dy: of each channel, or of each position if channels are contiguous. Only short parts are
+   prefetched, because the hardware prefetches long ones. */
 static struct ahead look_at_dy(const struct task *task, const struct depths *depths) {
     const struct direct *d = task->job->direct;
     const struct patches *dy = &d->dy.to;
@@ -81,8 +81,8 @@ static struct ahead look_at_dy(const struct task *task, const struct depths *dep
     return look_ahead(at, d->step * size, depths->count, task->rows * size, kernels);
 }
 
-/* What the next strip will see of an image, about: as far behind as this strip is long. Single channels are done as
-   soon as they are loaded. */
+/* Prefetches approximately what the next strip sees of an image: at a distance equal to this strip's length. Single
+   channels are processed as soon as they are loaded. */
 static struct ahead look_at_image(const struct task *task, int64_t rows, const struct depths *depths) {
     const struct direct *d = task->job->direct;
     const float *at = depths->segments > 0 ? task->seen[(depths->segments - 1) * STRIP] : direct_zeros;
@@ -93,7 +93,8 @@ static struct ahead look_at_image(const struct task *task, int64_t rows, const s
                       kernels_of(task, rows));
 }
 
-/* Where a strip's sums will be turned to; of positions in several images, the first one's. */
+/* Prefetches the destination to which a strip's sums will be transposed; for positions in several images, that of the
+   first. */
 static struct ahead look_at_result(const struct task *task, int64_t row, int64_t rows) {
     const struct job *job = task->job;
     const struct direct *d = job->direct;
@@ -116,7 +117,7 @@ static struct ahead look_at_result(const struct task *task, int64_t row, int64_t
 
 static void pack(const struct task *task, const struct depths *depths) {
     const struct direct *d = task->job->direct;
-    /* Of merged taps the filter's own depths, which are the same numbers in the same order. */
+    /* Merged taps use the filter's own depths, which are the same numbers in the same order. */
     struct depths own = *depths;
     if (d->is_depthwise) {
         panels_of_channels(&d->filter, task->panels, task->channel, task->columns, depths);
@@ -145,7 +146,8 @@ static void pack(const struct task *task, const struct depths *depths) {
     }
 }
 
-/* One kernel's rows, of a panel whose columns are packed or behind pointers: as sees_columns says. */
+/* Multiplies the rows of one kernel by a panel, whose columns are packed or read through pointers, depending on
+   sees_columns. */
 static void multiply_rows(const struct task *task, const struct direct_shape *shape, const void *panel, float *sums,
                           int64_t ld, int64_t row, int64_t rows, const struct depths *depths, bool adds) {
     bool is_low = rows - row <= shape->rows / 2;
@@ -168,7 +170,7 @@ static void multiply_channels(const struct task *task, float *sums, int64_t ld, 
     }
 }
 
-/* Columns outside: a panel stays in the cache while the strip's rows pass. */
+/* Columns are the outer loop: a panel stays in the cache for all rows of the strip. */
 static void multiply(const struct task *task, float *sums, int64_t ld, int64_t row, int64_t rows,
                      const struct depths *depths, bool adds) {
     const struct direct *d = task->job->direct;
@@ -192,7 +194,7 @@ static void multiply(const struct task *task, float *sums, int64_t ld, int64_t r
 
 /* ---- Storing -------------------------------------------------------------------------------------------- */
 
-/* Sums of a strip are made where they belong: whole kernels of them. Answers how many rows. */
+/* Computes a strip's sums directly in the result's memory, for whole kernels. Returns the number of rows. */
 static int64_t multiply_in_place(const struct task *task, int64_t row, int64_t rows, const struct depths *depths) {
     const struct job *job = task->job;
     const struct direct *d = job->direct;
@@ -211,8 +213,8 @@ static void store(const struct task *task, float *block, int64_t ld, int64_t row
     program_run(job->program, &job->direct->walk, job->values, (struct block){block, ld}, row, rows, column, columns);
 }
 
-/* turned[column, row] = sums[row, column]. A few columns at a time: rows of a plane may all lie in one set of the
-   cache. */
+/* turned[column, row] = sums[row, column]. Only a few columns at a time, because all rows of a plane may map to one
+   cache set. */
 static void turn(float *turned, int64_t turned_ld, const float *sums, int64_t ld, int64_t rows, int64_t columns) {
     for (int64_t j = 0; j < columns; j += FEW_COLUMNS) {
         struct gemm_matrix matrix = {.base = sums + j, .type = WEFT_DATA_FLOAT, .stride = ld, .depth_stride = 1};
@@ -267,7 +269,7 @@ static void store_strip(const struct task *task, float *sums, int64_t row, int64
 
 /* ---- Running ----------------------------------------------------------------------------------------------------- */
 
-/* One part of the depth, whose panels are there; sums of a depth in one part are kept for a strip only. */
+/* Runs one part of the depth, whose panels are packed. If the depth has only one part, sums are stored per strip. */
 static void run_part(const struct task *task, const struct depths *depths, bool is_first, bool is_last) {
     bool is_only = is_first && is_last;
     for (int64_t i = 0; i < task->rows; i += STRIP) {
@@ -286,7 +288,7 @@ static void run_part(const struct task *task, const struct depths *depths, bool 
     }
 }
 
-/* Parts go through the segments first. */
+/* Parts iterate over the segments first. */
 static struct depths part_of(const struct direct *d, int64_t part) {
     const struct direct_tiling *t = &d->tiling;
     int64_t along_segments = max64(1, divide_up(d->segments, t->segments));
@@ -296,20 +298,20 @@ static struct depths part_of(const struct direct *d, int64_t part) {
     return depths;
 }
 
-/* A depth of 0 is one part, too: it stores zeros. */
+/* A depth of 0 also counts as one part, which stores zeros. */
 static int64_t parts_of(const struct direct *d) {
     const struct direct_tiling *t = &d->tiling;
     return max64(1, divide_up(d->segments, t->segments)) * max64(1, divide_up(d->depth, t->depth));
 }
 
-/* Where a filter that is kept has the panels of a part; tasks along the rows share them. */
+/* Location of a part's panels in a prepacked filter; tasks along the rows share them. */
 static float *kept_panels(float *panels, const struct task *task, int64_t part) {
     const struct direct *d = task->job->direct;
     int64_t tasks = task->group * d->tiling.channel_tasks + task->channel / d->tiling.channels;
     return panels + (tasks * parts_of(d) + part) * d->tiling.panels;
 }
 
-/* All parts of the depth, or those of one split, whose sums are left for later. */
+/* Runs all parts of the depth, or those of one split, whose sums are stored later. */
 static void run_task(struct task *task, int64_t split) {
     const struct job *job = task->job;
     const struct direct *d = job->direct;
@@ -330,7 +332,7 @@ static void run_task(struct task *task, int64_t split) {
     task->panels = buffer;
 }
 
-/* Tasks along the rows follow each other, as they pack the same panels from the same memory. */
+/* Tasks along the rows are consecutive, because they pack the same panels from the same memory. */
 static void begin_task(struct task *task, int64_t index) {
     const struct direct *d = task->job->direct;
     const struct direct_tiling *t = &d->tiling;
@@ -343,7 +345,7 @@ static void begin_task(struct task *task, int64_t index) {
     task->width = direct_width(d, task->channels);
 }
 
-/* Nothing of single channels whose planes are made: packing a task's few weights is nothing beside them. */
+/* Single channels that are computed in planes need nothing: packing a task's few weights costs little in comparison. */
 weftStatus_t direct_keep_filter(struct direct *d, const void *filter) {
     if (d->has_planes)
         return WEFT_STATUS_SUCCESS;
@@ -387,7 +389,7 @@ WIDE static void add(float *sums, const float *others, int64_t count) {
         sums[i] += others[i];
 }
 
-/* Adds the splits' sums to the first one's, in their order, and stores them. */
+/* Adds the splits' sums to the first one's, in order, and stores them. */
 static void add_splits(void *context, int64_t thread) {
     struct job *job = context;
     const struct direct *d = job->direct;
@@ -405,7 +407,7 @@ static void add_splits(void *context, int64_t thread) {
     }
 }
 
-/* A program that stores what it is given, in floats, at one place for each row and neighbours for columns. */
+/* Detects a program that only stores its input as floats, with a constant row pitch and contiguous columns. */
 static void find_memory(struct job *job) {
     const struct program *program = job->program;
     const struct rows_columns *walk = &job->direct->walk;
@@ -423,7 +425,7 @@ static void find_memory(struct job *job) {
 
 void direct_run(const struct direct *planned, const struct program *program, void *const *values, void *workspace,
                 bool follows) {
-    /* A copy on the stack: plans are immutable, and addresses differ from execution to execution. */
+    /* A copy on the stack: plans are immutable, and addresses differ between executions. */
     struct direct d = *planned;
     float *copy = (float *)((char *)workspace + (-(uintptr_t)workspace & (LINE * sizeof(float) - 1)));
     d.image.to.base = d.image.from.base = values[d.image_value];

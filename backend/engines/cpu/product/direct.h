@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Convolutions in float without a matrix of patches: rows of A are read where the image lies, tap by tap, and B alone
-   is packed, a few columns at a time; beside few rows it is read in place, too. An image whose channels are not
-   neighbours is copied first, which costs little beside a filter of several taps or columns:
-     forward, data   rows are positions of the image, columns the channels that are made, segments taps
+/* Convolutions in float without a matrix of patches: rows of A are read in place in the image, tap by tap, and only B
+   is packed, a few columns at a time; with few rows, B is read in place, too. An image whose channels are not
+   contiguous is copied first, which costs little compared with a filter of several taps or columns:
+     forward, data   rows are positions of the image, columns the computed channels, segments taps
      filter          rows are channels of dy, columns taps and channels of x, segments the images' positions
-   It must not know operations. */
+   This file must not know operations. */
 #ifndef WEFT_ENGINES_CPU_DIRECT_H
 #define WEFT_ENGINES_CPU_DIRECT_H
 
@@ -13,84 +13,87 @@
 #include "engines/cpu/product/prepacked.h"
 
 enum direct_columns {
-    DIRECT_CHANNELS,      /* the walk's columns are channels, its rows groups, images and positions */
-    DIRECT_POSITIONS,     /* the walk's columns are positions, its rows images, groups and channels */
-    DIRECT_TAPS_CHANNELS, /* of a filter's gradient: channels are fastest; its rows are groups and channels of dy */
+    DIRECT_CHANNELS,      /* the traversal's columns are channels, its rows groups, images and positions */
+    DIRECT_POSITIONS,     /* the traversal's columns are positions, its rows images, groups and channels */
+    DIRECT_TAPS_CHANNELS, /* for a filter gradient: channels are fastest; rows are groups and channels of dy */
     DIRECT_CHANNELS_TAPS, /* taps are fastest */
 };
 
-/* How a product is cut: a task has some rows and some channels of the columns, and takes the depth in parts, which do
-   not depend on the number of threads. */
+/* How a product is divided: a task has some rows and some channels of the columns, and processes the depth in parts,
+   which do not depend on the number of threads. */
 struct direct_tiling {
-    int64_t segments, depth;            /* of a part, at most */
-    int64_t rows, channels;             /* of a task, at most */
-    int64_t row_tasks, channel_tasks;   /* of one group */
-    int64_t splits;                     /* of the depth, whose sums are added up in the end: tasks of their own */
-    int64_t threads;                    /* that there are buffers for */
-    int64_t panels, sums, turned, seen; /* floats, and for `seen` pointers, of a thread's buffers */
+    int64_t segments, depth;          /* maximum of a part */
+    int64_t rows, channels;           /* maximum of a task */
+    int64_t row_tasks, channel_tasks; /* per group */
+    /* splits of the depth, which are separate tasks; their sums are added at the end */
+    int64_t splits;
+    int64_t threads;                    /* number of threads that have buffers */
+    int64_t panels, sums, turned, seen; /* floats, and pointers of `seen`, in a thread's buffers */
 };
 
-/* Places of an image that is made which see the other one through the same taps: a part of it at each place within a
-   step of a data gradient's stride, else all of it. */
+/* Positions of a computed image that see the other one through the same taps: for a data gradient, those at one
+   position within a step of the stride; otherwise all of them. */
 struct direct_phase {
     struct patches patches;
     struct filter filter;
 };
 
-/* An image of single channels that is made plane by plane. Of the other image a window is copied, with zeros wherever
-   taps look outside. */
+/* An image of single channels that is computed plane by plane. A window of the other image is copied, with zeros where
+   taps are outside. */
 struct direct_planes {
     const struct direct_phase *phases;
-    int64_t counts[3];           /* of phases along each dimension: places of a phase are so far apart */
-    int64_t size[3];             /* of the image that is made */
-    int64_t window[3], first[3]; /* the window's size; its first place, which may be outside of the image */
+    /* number of phases along each dimension, which is also the distance between positions of a phase */
+    int64_t counts[3];
+    int64_t size[3];             /* of the computed image */
+    int64_t window[3], first[3]; /* size of the window; its first position, which may be outside the image */
 };
 
 struct direct {
-    bool is_on, is_filter; /* is_filter: the filter's gradient */
-    bool sees_columns;     /* of a filter's gradient: rows of B are read where the image lies, too; nothing is packed */
-    bool is_depthwise;     /* one channel per group: the groups are columns of one product, and channels elsewhere */
-    bool has_planes;       /* is_depthwise: positions are neighbours, and vectors run along them */
-    bool scatters;         /* an image that is made: its positions are neighbours, but not those of this phase */
+    bool is_on, is_filter; /* is_filter: the filter gradient */
+    bool sees_columns;     /* for a filter gradient: rows of B are also read in place in the image; nothing is packed */
+    /* one channel per group: the groups are the columns of one product, in the roles of channels */
+    bool is_depthwise;
+    bool has_planes; /* is_depthwise: positions are contiguous, and vectors run along them */
+    bool scatters;   /* the computed image has contiguous positions, but those of this phase are not */
     enum direct_columns order;
-    int64_t groups, rows, columns, segments, depth; /* of one group's product */
-    int64_t step;                                   /* of A's rows, from depth to depth */
-    int64_t taps; /* columns that a task's channel stands for: of DIRECT_CHANNELS_TAPS all taps, else 1 */
+    int64_t groups, rows, columns, segments, depth; /* per product of a group */
+    int64_t step;                                   /* depth stride of A's rows */
+    int64_t taps;                 /* columns per channel of a task: all taps for DIRECT_CHANNELS_TAPS, otherwise 1 */
     int image_value, other_value; /* other: the filter, or dy */
-    struct im2col image, dy;      /* `to` is what is read, a copy or not */
+    struct im2col image, dy;      /* `to` is the image that is read, whether copied or not */
     struct filter filter;
-    struct direct_planes planes; /* has_planes: of an image that is made */
+    struct direct_planes planes; /* with has_planes: for a computed image */
     struct prepacked kept;       /* the filter's panels, [groups, tasks of channels, parts of the depth] */
     struct rows_columns walk;
     struct direct_tiling tiling;
 };
 
-/* Plan a product of patches and a filter of `columns` rows, and one of dy (whose taps are its positions) and patches.
-   The caller has filled in values, order and walk. is_on says whether such operands can be read. */
+/* Plan a product of patches and a filter with `columns` rows, or of dy (whose taps are its positions) and patches. The
+   caller has set values, order and walk. is_on reports whether such operands can be read. */
 void direct_plan_image(struct direct *direct, const struct patches *patches, const struct filter *filter,
                        int64_t images, int64_t columns, int threads);
 void direct_plan_filter(struct direct *direct, const struct patches *x, const struct patches *dy, int64_t images,
                         int threads);
 
-/* The same with one channel per group on either side. The walk of a filter's gradient has taps as rows, groups as
+/* Likewise with one channel per group on both sides. The traversal of a filter gradient has taps as rows and groups as
    columns. */
 void direct_plan_channels(struct direct *direct, const struct patches *patches, const struct filter *filter,
                           int64_t images, int threads);
 void direct_plan_channel_sums(struct direct *direct, const struct patches *x, const struct patches *dy, int64_t images,
                               int threads);
 
-/* The same where planes of both images are neighbours. The caller has filled in the planes' phases, counts and size. */
+/* Likewise if the positions of both images are contiguous. The caller has set the planes' phases, counts and size. */
 void direct_plan_planes(struct direct *direct, int64_t images, int threads);
 
 int64_t direct_workspace_bytes(const struct direct *direct);
 
-/* Whether the memory of an execution can be read where it lies: user memory promises no alignment. */
+/* True if the memory of an execution can be read in place: user memory may be misaligned. */
 bool direct_reads(const struct direct *direct, void *const *values);
 
-/* Packs the filter once, for executions with the same address; not of a filter's gradient. */
+/* Packs the filter once, for executions with the same address; not for a filter gradient. */
 weftStatus_t direct_keep_filter(struct direct *direct, const void *filter);
 
-/* follows: whether the execution before, in this workspace, was of the same image. */
+/* follows: the previous execution in this workspace used the same image. */
 void direct_run(const struct direct *direct, const struct program *program, void *const *values, void *workspace,
                 bool follows);
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Products of rows behind pointers. Each element is summed in one order, which segments and depth alone fix. */
+/* Products of rows behind pointers. The order of summation depends only on segments and depth. */
 #include "engines/cpu/product/direct_kernel.h"
 
 #include "engines/cpu/core/vector.h"
@@ -8,13 +8,13 @@
 #include <string.h>
 
 #if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC optimize("fp-contract=fast") /* strict C11 would keep a * b + c from fusing */
+#pragma GCC optimize("fp-contract=fast") /* strict C11 does not allow a * b + c to be fused */
 #endif
 
-/* Sums stay in registers for all segments; pointers do, too. A row of B is `row_of_b`,
-   of whatever `source` b is, and the next one `b_step` further.
-   Measured on AVX-512, 3 x 3 taps, of what a loop of fused multiplications alone reaches: 4 vectors beside 6 rows 0.90
-   to 0.95, 3 beside 8 0.90, 2 beside 8 0.82 to 0.86: a broadcast element feeds as many of them as there are vectors. */
+/* Sums and pointers stay in registers for all segments. A row of B is `row_of_b`, from `b` of type `source`, and the
+   next one is `b_step` further. Measured on AVX-512 with 3 x 3 taps, relative to a loop of only fused multiply-adds: 6
+   rows x 4 vectors 0.90 to 0.95, 8 x 3 0.90, 8 x 2 0.82 to 0.86, because each broadcast element is used once per
+   vector. */
 #define DIRECT_KERNEL(function, attribute, lanes, height, vectors, source, row_of_b, b_step)                           \
     attribute static void function(int64_t segments, int64_t depth, const float *const *rows, int64_t rows_ld,         \
                                    int64_t step, source b, float *c, int64_t ld, bool adds) {                          \
@@ -40,7 +40,7 @@
         }                                                                                                              \
     }
 
-/* Some vectors of channels from channel `at` on. */
+/* Some vectors of channels, starting at channel `at`. */
 #define FILTER_VECTORS(lanes, height, vectors)                                                                         \
     {                                                                                                                  \
         vector sum[height][vectors] = {{{0}}};                                                                         \
@@ -72,8 +72,8 @@
             (vector *)(c + t * channels + at + j * lanes) = sum[t][j];                                                 \
     }
 
-/* Vectors of channels, four or two at a time while there are as many; the last one begins earlier, where it ends with
-   the channels. Fewer channels than a vector has go one by one. */
+/* Processes vectors of channels, four or two at a time as long as possible. The last one starts earlier, so that it
+   ends with the channels. If there are fewer channels than lanes, they are processed one by one. */
 #define CHANNEL_KERNELS(name, attribute, lanes, height)                                                                \
     attribute static void name##_filter_channels(int64_t taps, const float *const *seen, int64_t seen_ld,              \
                                                  const float *weights, float *c, int64_t ld, int64_t channels) {       \
@@ -116,7 +116,7 @@
             }                                                                                                          \
     }
 
-/* Vectors along lines; their lanes are added up in their order. */
+/* Vectors run along lines; their lanes are added in order at the end. */
 #define PLANE_KERNEL(function, attribute, lanes)                                                                       \
     attribute static void function(int64_t lines, int64_t width, const float *const *seen, int64_t seen_ld,            \
                                    const float *dy, float *c) {                                                        \
@@ -135,7 +135,7 @@
         memcpy(c, found, sizeof found);                                                                                \
     }
 
-/* Some vectors of neighbours from `at` on. */
+/* Some vectors of contiguous positions, starting at `at`. */
 #define PLANE_VECTORS(lanes, vectors)                                                                                  \
     {                                                                                                                  \
         vector sum[vectors] = {{0}};                                                                                   \
@@ -147,7 +147,7 @@
         _Pragma("GCC unroll 16") for (int j = 0; j < vectors; j++) * (vector *)(c + at + j * lanes) = sum[j];          \
     }
 
-/* As many vectors at a time as there are, but for the last one. */
+/* As many vectors at a time as possible, except for the last one. */
 #define FILTER_PLANE_KERNEL(function, attribute, lanes)                                                                \
     attribute static void function(int64_t taps, const float *image, const int64_t *offsets, const float *weights,     \
                                    int64_t weights_ld, float *c, int64_t count) {                                      \
@@ -166,14 +166,14 @@
 #define SEEN_KERNEL(function, attribute, lanes, height, vectors)                                                       \
     DIRECT_KERNEL(function, attribute, lanes, height, vectors, const float *const *, *b, 1)
 
-/* Several vectors wide. */
+/* Kernels that are several vectors wide. */
 #define WIDE_KERNELS(name, attribute, lanes, height, vectors)                                                          \
     PACKED_KERNEL(name, attribute, lanes, height, vectors)                                                             \
     PACKED_KERNEL(name##_low, attribute, lanes, height / 2, vectors)                                                   \
     SEEN_KERNEL(name##_seen, attribute, lanes, height, vectors)                                                        \
     SEEN_KERNEL(name##_seen_low, attribute, lanes, height / 2, vectors)
 
-/* Of every instruction set. */
+/* For every instruction set. */
 #define DIRECT_KERNELS(name, attribute, lanes, height)                                                                 \
     WIDE_KERNELS(name##_two, attribute, lanes, height, 2)                                                              \
     PACKED_KERNEL(name##_one, attribute, lanes, height, 1)                                                             \
@@ -192,12 +192,12 @@
     }
 
 #if defined(__x86_64__)
-/* Sums of 6 x 4 vectors take 24 of 32 registers. */
+/* Sums of 6 x 4 vectors occupy 24 of 32 registers. */
 WIDE_KERNELS(avx512_four, __attribute__((target("avx512f"))), 16, 6, 4)
 DIRECT_KERNELS(avx512, __attribute__((target("avx512f"))), 16, 8)
 DIRECT_KERNELS(avx2, __attribute__((target("avx2,fma"))), 8, 6)
 #endif
-/* 16-byte vectors: SSE2, NEON, or whatever the compiler makes of them */
+/* 16-byte vectors: SSE2, NEON, or whatever the compiler lowers them to */
 DIRECT_KERNELS(plain, , 4, 6)
 
 static const struct direct_kernel kernels[] = {
@@ -229,7 +229,7 @@ static const struct direct_kernel kernels[] = {
      plain_filter_plane},
 };
 
-/* Rank 1 and above are for tests, which run every kernel that the CPU has. */
+/* Rank 1 and above are for tests, which run every kernel that the CPU supports. */
 const struct direct_kernel *direct_kernel(int rank) {
     for (size_t i = 0; i < sizeof kernels / sizeof *kernels; i++)
         if (cpu_runs(kernels[i].name) && rank-- == 0)

@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Images of single channels that are made plane by plane: vectors run along all lines of a plane as one, with the gaps
-   between them, since each tap sees the same window, some places further. Phases of a data gradient's stride are made
-   side by side and then joined, line by line:
+/* Images of single channels that are computed plane by plane: vectors run along all lines of a plane as one, including
+   the gaps between them, because each tap sees the same window, shifted by some positions. The phases of a data
+   gradient's stride are computed separately and then interleaved line by line:
 
        window  . . . . .      phases [0][0]  a a a a .      plane  a b a b a b a
                . x x x x             [0][1]  b b b . .             c d c d c d c
                . x x x x             ...                           a b a b a b a
 
-   Measured on two threads in us, 3 x 3 taps of stride 2, 2 x 384 channels of 14 x 14: 76, four products whose elements
-   are stored one by one 182. Of one phase, beside channels turned first: 3 x 3 taps, 96 channels of 56 x 56, 121 and
-   188, 2 x 512 of 14 x 14 123 and 134, 4 x 960 of 7 x 7 232 and 144; 7 x 7 taps, 2 x 384 of 14 x 14, 220 and 185. */
+   Measured on two threads in us, 3 x 3 taps of stride 2, 2 x 384 channels of 14 x 14: 76, compared with 182 for four
+   products whose elements are stored one by one. With one phase, compared with transposing channels first: 3 x 3 taps,
+   96 channels of 56 x 56, 121 and 188, 2 x 512 of 14 x 14 123 and 134, 4 x 960 of 7 x 7 232 and 144; 7 x 7 taps, 2 x
+   384 of 14 x 14, 220 and 185. */
 #include "engines/cpu/product/direct_task.h"
 
 #include "base/number.h"
@@ -20,15 +21,15 @@
 #include <string.h>
 
 enum {
-    PLANE_FLOATS = 32 << 10, /* of a window, and of all phases, at most: 128 KiB */
-    LEAST_POSITIONS = 160,   /* of a phase that is the only one */
-    CHANNELS = 16,           /* of a task at most: a line of the cache has their weights for a tap */
-    TASKS = 8                /* of a thread at least, while they have a channel each */
+    PLANE_FLOATS = 32 << 10, /* maximum of a window, and of all phases: 128 KiB */
+    LEAST_POSITIONS = 160,   /* for a single phase */
+    CHANNELS = 16,           /* maximum of a task: a cache line contains their weights for a tap */
+    TASKS = 8                /* minimum per thread, as long as each has a channel */
 };
 
 /* ---- Planning ---------------------------------------------------------------------------------------------------- */
 
-/* Everything that some tap sees from some position. */
+/* The window contains everything that any tap sees from any position. */
 static void find_window(struct direct_planes *planes) {
     for (int i = 0; i < 3; i++) {
         int64_t first = INT64_MAX, end = INT64_MIN;
@@ -46,13 +47,13 @@ static void find_window(struct direct_planes *planes) {
     }
 }
 
-/* Of a phase, in whole vectors: the first one has the most positions. Lines are as far apart as the window's. */
+/* Floats of a phase in whole vectors; the first phase has the most positions. The line pitch is that of the window. */
 static int64_t phase_floats(const struct direct_planes *planes) {
     const int64_t *count = planes->phases[0].patches.positions, *window = planes->window;
     return round_up(((count[0] - 1) * window[1] + count[1] - 1) * window[2] + count[2], LINE);
 }
 
-/* Vectors read on, up to a line. */
+/* Vectors may read past the end, up to a cache line. */
 static int64_t window_floats(const struct direct_planes *planes) {
     return round_up(patches_count(planes->window), LINE) + LINE;
 }
@@ -61,12 +62,12 @@ static int64_t made_floats(const struct direct_planes *planes) {
     return patches_count(planes->counts) * phase_floats(planes);
 }
 
-/* Vectors write on, up to a line. */
+/* Vectors may write past the end, up to a cache line. */
 static int64_t plane_floats(const struct direct_planes *planes) {
     return round_up(patches_count(planes->size), LINE) + LINE;
 }
 
-/* Small planes, and many gaps, are sooner turned, unless they would be stored element by element. */
+/* Small planes with many gaps are faster with transposed channels, unless these would be stored element by element. */
 static bool is_worth(const struct direct_planes *planes) {
     int64_t positions = patches_count(planes->size), floats = made_floats(planes);
     bool is_one = patches_count(planes->counts) == 1;
@@ -91,7 +92,7 @@ void direct_plan_planes(struct direct *d, int64_t images, int threads) {
     d->columns = channels;
     d->image = (struct im2col){.from = *p, .to = *p};
     find_window(planes);
-    /* One by one, as a product of many may be more than there is. */
+    /* Extents are checked one by one, because their product may overflow. */
     d->is_on = images > 0 && planes->window[0] <= PLANE_FLOATS && planes->window[1] <= PLANE_FLOATS &&
                planes->window[2] <= PLANE_FLOATS && patches_count(planes->window) <= PLANE_FLOATS &&
                made_floats(planes) <= PLANE_FLOATS && is_worth(planes);
@@ -109,7 +110,7 @@ void direct_plan_planes(struct direct *d, int64_t images, int threads) {
 
 /* ---- Running ----------------------------------------------------------------------------------------------------- */
 
-/* What a window has of a plane; around it are zeros. */
+/* Copies the window's part of a plane; zeros surround it. */
 static void copy_window(const struct direct *d, int64_t image, int64_t channel, float *window) {
     const struct direct_planes *planes = &d->planes;
     const struct patches *p = &d->image.to;
@@ -130,7 +131,7 @@ static void copy_window(const struct direct *d, int64_t image, int64_t channel, 
     }
 }
 
-/* The weights of some channels, phase by phase: [taps, channels]. */
+/* Packs the weights of some channels, phase by phase: [taps, channels]. */
 static void pack_weights(const struct task *task) {
     const struct direct_planes *planes = &task->job->direct->planes;
     float *panel = task->panels;
@@ -144,7 +145,7 @@ static void pack_weights(const struct task *task) {
     }
 }
 
-/* Where each tap of each phase looks first. */
+/* Offset of the first position that each tap of each phase sees. */
 static void find_offsets(const struct direct_planes *planes, int64_t *offset) {
     for (int64_t n = 0; n < patches_count(planes->counts); n++) {
         const struct patches *p = &planes->phases[n].patches;
@@ -157,7 +158,7 @@ static void find_offsets(const struct direct_planes *planes, int64_t *offset) {
     }
 }
 
-/* Each phase of each of the task's channels: [channels, phases]. */
+/* Computes each phase of each of the task's channels: [channels, phases]. */
 static void make_phases(const struct task *task, const int64_t *offsets, const float *windows, float *made) {
     const struct direct_planes *planes = &task->job->direct->planes;
     direct_filter_plane *filter_plane = direct_kernel(0)->filter_plane;
@@ -174,8 +175,8 @@ static void make_phases(const struct task *task, const int64_t *offsets, const f
     }
 }
 
-/* A line of a plane from lines of phases that lie `floats` apart. Up to a vector more is written: the next line comes
-   later. */
+/* Interleaves a line of a plane from lines of phases that are `floats` apart. Writes up to a vector too much; the next
+   line is written later. */
 static inline __attribute__((always_inline)) void join_line(float *to, const float *from, int64_t floats,
                                                             int64_t phases, int64_t width) {
     enum { HALF = LINE / 2 };
@@ -192,7 +193,7 @@ static inline __attribute__((always_inline)) void join_line(float *to, const flo
             to[j] = from[i];
 }
 
-/* Lines i0, i1 are lines of phase i0 % counts[0], i1 % counts[1]. */
+/* Lines i0, i1 come from phase i0 % counts[0], i1 % counts[1]. */
 WIDE static void join_phases(const struct direct_planes *planes, const float *made, float *plane) {
     const int64_t *counts = planes->counts, *size = planes->size, *window = planes->window;
     int64_t floats = phase_floats(planes);
@@ -215,8 +216,8 @@ static void store_plane(const struct job *job, int64_t row, float *plane) {
         program_run(job->program, &job->direct->walk, job->values, (struct block){plane, count}, row, 1, 0, count);
 }
 
-/* Tasks have some channels of an image. Each step is done for all of them before the next one: what was written just
-   before could not be read in whole vectors yet. */
+/* A task has some channels of an image. Each step is completed for all of them before the next one, because data that
+   was just stored cannot be forwarded to whole-vector loads yet. */
 void direct_make_planes(void *context, int64_t thread) {
     struct job *job = context;
     const struct direct *d = job->direct;
@@ -226,7 +227,7 @@ void direct_make_planes(void *context, int64_t thread) {
     float *windows = task.panels + t->panels, *made = windows + t->channels * floats;
     float *plane = windows + t->sums;
     int64_t *offsets = (int64_t *)(void *)(plane + t->turned);
-    /* Zeros stay around what task after task is copied. */
+    /* The zeros around the copied data remain from task to task. */
     memset(windows, 0, (size_t)(t->channels * floats) * sizeof *windows);
     find_offsets(&d->planes, offsets);
     while ((index = atomic_fetch_add(&job->next, 1)) < t->row_tasks * t->channel_tasks) {

@@ -1,57 +1,58 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Planning convolutions whose rows are read in place: which operands are copied first, and how the work is cut. It must
-   not know tensors or operations. */
+/* Plans convolutions whose rows are read in place: which operands are copied first, and how the work is divided. This
+   file must not know tensors or operations. */
 #include "engines/cpu/product/direct_task.h"
 
 #include "base/number.h"
 #include "engines/cpu/product/direct_kernel.h"
 
 enum {
-    FILTER_DEPTH = 512,   /* of a part of a filter's gradient */
-    SEEN_DEPTH = 128,     /* where columns are not packed: what a tap sees stays in L1 while the rows pass */
-    SEGMENTS = 64,        /* of a part of an image's depth */
-    IMAGE_COLUMNS = 128,  /* of a task at most, */
-    FILTER_COLUMNS = 320, /* but for one channel under many taps; */
-    SEEN_COLUMNS = 1024,  /* of those that are not packed */
+    FILTER_DEPTH = 512,   /* depth of a part of a filter gradient */
+    SEEN_DEPTH = 128,     /* if columns are not packed: what a tap sees stays in L1 for all rows */
+    SEGMENTS = 64,        /* segments of a part of an image's depth */
+    IMAGE_COLUMNS = 128,  /* maximum columns of a task, */
+    FILTER_COLUMNS = 320, /* for one channel under many taps, */
+    SEEN_COLUMNS = 1024,  /* and for columns that are not packed */
     DEPTHWISE_COLUMNS = 512,
-    SEEN_ROWS = 64,        /* of a filter's gradient at most: too few to make up for packing */
-    MOST_STEP = 1024,      /* between positions of dy, whose lines would push each other out of the cache */
-    PART_ROWS = 288,       /* whose products a task sums at least, of a filter's gradient of single channels */
-    MOST_PARTS = 16,       /* into which these are cut */
-    MOST_SPLITS = 8,       /* of the depth of a filter's gradient, */
-    SPLIT_DEPTH = 512,     /* each of them so deep at least, so that it has a part, */
-    SPLIT_SUMS = 64 << 10, /* of so many elements at most */
-    SUMS = 96 << 10,       /* floats of a task's sums at most, where the depth has several parts */
-    FEW_CHANNELS = 16,     /* a border is worth a copy: taps side by side become one segment */
-    BROADCASTS = 4,        /* in the time that a vector's multiplication takes */
-    POINTER_FLOATS = 2,    /* that a pointer takes, at most */
-    PACK_COST = 16,        /* multiplications in the time that packing one element takes, */
-    SEE_COST = 4,          /* pointing to one, */
-    POINTER_COST = 128     /* and making one pointer to a row */
+    SEEN_ROWS = 64, /* maximum rows of a filter gradient that are too few to make packing pay off */
+    /* maximum distance between positions of dy; with larger ones their lines evict each other from the cache */
+    MOST_STEP = 1024,
+    PART_ROWS = 288,       /* minimum rows that a task sums, for a filter gradient of single channels */
+    MOST_PARTS = 16,       /* maximum number of parts of these rows */
+    MOST_SPLITS = 8,       /* maximum splits of the depth of a filter gradient */
+    SPLIT_DEPTH = 512,     /* minimum depth of a split, so that it has a part */
+    SPLIT_SUMS = 64 << 10, /* maximum elements of a split's sums */
+    SUMS = 96 << 10,       /* maximum floats of a task's sums, if the depth has several parts */
+    FEW_CHANNELS = 16,     /* below this, a border is worth a copy, because adjacent taps become one segment */
+    BROADCASTS = 4,        /* broadcasts in the time of a vector multiplication */
+    POINTER_FLOATS = 2,    /* maximum size of a pointer in floats */
+    PACK_COST = 16,        /* cost in multiplications of packing an element, */
+    SEE_COST = 4,          /* of pointing to one, */
+    POINTER_COST = 128     /* and of computing one row pointer */
 };
 
-/* How much longer tasks take that store elements here and there in the same lines. */
+/* Slowdown of tasks that store scattered elements in the same cache lines. */
 static const double SHARED_LINES = 1.5;
 
-/* Columns of some channels, in whole vectors. */
+/* Columns for some channels, in whole vectors. */
 int64_t direct_width(const struct direct *d, int64_t channels) {
     if (d->is_depthwise)
         return channels;
     return round_up(d->taps * channels, direct_kernel(0)->lanes);
 }
 
-/* Whether a filter has all channels of a tap before those of the next: then a part has few taps, else few channels, so
-   that it is one run of each of the filter's rows. */
+/* True if a filter stores all channels of a tap before those of the next. Parts then have few taps, otherwise few
+   channels, so that each part is contiguous in each of the filter's rows. */
 static bool taps_follow(const struct filter *filter) {
     struct filter whole = *filter;
     filter_simplify(&whole);
     return whole.channels > filter->channels && filter->channel_stride == 1;
 }
 
-/* The largest of as few parts as can be, of at most `most` each, that are about equal. */
+/* The largest of about equal parts with at most `most` elements each, using as few parts as possible. */
 static int64_t equal_part(int64_t whole, int64_t most) { return divide_up(whole, max64(1, divide_up(whole, most))); }
 
-/* A filter's gradient that is small beside its depth has few tasks, each of which would pack all of the image. */
+/* A filter gradient that is small compared with its depth has few tasks, each of which would pack the whole image. */
 static int64_t count_splits(const struct direct *d) {
     int64_t splits = 1, depth = d->segments * d->depth;
     if (d->groups * round_up(d->rows, DIRECT_ROWS) * d->columns <= SPLIT_SUMS)
@@ -60,7 +61,7 @@ static int64_t count_splits(const struct direct *d) {
     return splits;
 }
 
-/* Parts of the depth. */
+/* Chooses the parts of the depth. */
 static void cut_depth(const struct direct *d, struct direct_tiling *t) {
     if (d->is_depthwise) {
         t->segments = max64(1, d->segments);
@@ -82,12 +83,12 @@ static void cut_depth(const struct direct *d, struct direct_tiling *t) {
     t->depth = max64(1, min64(d->depth, round_up(equal_part(d->depth, t->depth), LINE)));
 }
 
-/* Columns of the widest panels of a task. */
+/* Columns of a task's widest panels. */
 static int64_t panel_columns(const struct direct *d, int64_t channels) {
     return d->sees_columns ? min64(channels, d->image.to.channels) : direct_width(d, channels);
 }
 
-/* Fills in what follows from a task's channels and the number of tasks along the rows. */
+/* Sets everything that follows from a task's channels and the number of tasks along the rows. */
 static void cut_tasks(const struct direct *d, struct direct_tiling *t, int64_t channels, int64_t row_tasks) {
     t->channels = channels;
     t->channel_tasks = divide_up(d->columns / d->taps, channels);
@@ -100,7 +101,7 @@ int64_t direct_tasks(const struct direct *d, const struct direct_tiling *t) {
     return d->groups * t->row_tasks * t->channel_tasks;
 }
 
-/* Multiplications in the time that a row takes: each of its elements is broadcast for each panel, too. */
+/* Time of a row in multiplications, including the broadcasts of each of its elements for each panel. */
 static double row_cost(const struct direct *d, int64_t channels) {
     int64_t columns = panel_columns(d, channels), panels = 0;
     for (int64_t left = columns; left > 0 && !d->is_depthwise; left -= direct_shape(left)->columns)
@@ -109,7 +110,7 @@ static double row_cost(const struct direct *d, int64_t channels) {
     return width + (double)panels * width / (double)columns * direct_kernel(0)->lanes / BROADCASTS;
 }
 
-/* Time, in multiplications per step of the depth, until the last thread is done. */
+/* Time until the last thread finishes, in multiplications per step of the depth. */
 static double predict(const struct direct *d, const struct direct_tiling *t, int threads) {
     double rounds = (double)divide_up(direct_tasks(d, t) * t->splits, threads);
     double width = (double)direct_width(d, t->channels), rows = (double)t->rows;
@@ -123,25 +124,25 @@ static bool has_parts(const struct direct *d, const struct direct_tiling *t) {
     return t->segments < d->segments || t->depth < d->depth || t->splits > 1;
 }
 
-/* Of the narrowest panel that is read in place, at least. */
+/* Minimum columns of a panel that is read in place. */
 static int64_t seen_columns(void) { return 2 * direct_kernel(0)->lanes; }
 
-/* Of the columns that a task may have. */
+/* Maximum columns of a task. */
 static int64_t most_columns(const struct direct *d) {
     if (d->is_depthwise)
         return DEPTHWISE_COLUMNS;
     return d->sees_columns ? SEEN_COLUMNS : d->is_filter ? FILTER_COLUMNS : IMAGE_COLUMNS;
 }
 
-/* Depends on sizes and threads alone; the parts of the depth on sizes alone. Tasks have whole panels of channels, or
-   lines of them. */
+/* Depends only on sizes and the number of threads; the parts of the depth depend only on sizes. Tasks have whole panels
+   of channels, or whole cache lines of them. */
 static void cut(struct direct *d, int threads) {
     struct direct_tiling best = {0}, t = {.splits = 1};
     int64_t channels = d->columns / d->taps, most = min64(channels, max64(1, most_columns(d) / d->taps));
     int64_t unit = d->taps == 1 || d->sees_columns ? seen_columns() : most < LINE ? 1 : LINE;
     cut_depth(d, &t);
     for (int64_t some = most == channels ? most : most - most % unit; some > 0; some = (some - 1) / unit * unit) {
-        /* Merged taps have all channels among them. */
+        /* Merged taps require all channels. */
         bool cuts_taps = d->taps > 1 && d->image.to.channels > channels && some < channels;
         bool cuts_panels = d->sees_columns && some % seen_columns() != 0;
         if (cuts_taps || cuts_panels)
@@ -161,10 +162,10 @@ static void cut(struct direct *d, int threads) {
     best.turned = d->order == DIRECT_CHANNELS ? 0 : round_up(STRIP * width, LINE);
     best.seen = best.segments * STRIP;
     d->tiling = best;
-    d->is_on = best.rows > 0; /* else there is no such cut, and gemm serves */
+    d->is_on = best.rows > 0; /* otherwise no such division exists, and gemm is used */
 }
 
-/* Read where it lies, or copied. */
+/* Decides whether the image is read in place or copied. */
 static void read_image(struct direct *d, const struct patches *patches, int64_t images) {
     bool is_few = !d->is_depthwise && patches->groups * patches->channels < FEW_CHANNELS;
     bool are_neighbours = d->is_depthwise ? patches->group_stride == 1 : patches->channel_stride == 1;
@@ -174,7 +175,8 @@ static void read_image(struct direct *d, const struct patches *patches, int64_t 
         im2col_plan(&d->image, patches, images, false, is_few);
 }
 
-/* Taps that see neighbours, all of them inside, are as good as more channels, as long as the depth has one part. */
+/* Taps that see contiguous elements, none of them outside, are equivalent to more channels, as long as the depth has
+   one part. */
 static void merge_taps(struct patches *p) {
     bool is_short = p->channels * patches_count(p->taps) <= IMAGE_DEPTH && p->taps[0] * p->taps[1] <= SEGMENTS;
     if (is_short && p->groups == 1 && p->tap_step[2] * p->stride[2] == p->channels) {
@@ -189,7 +191,7 @@ void direct_plan_image(struct direct *d, const struct patches *patches, const st
     d->rows = images * patches_count(patches->positions);
     d->columns = columns;
     d->taps = 1;
-    /* Nothing is made: there are no tasks to cut. */
+    /* An empty result has no tasks. */
     d->is_on = d->rows > 0 && d->columns > 0;
     if (!d->is_on)
         return;
@@ -203,7 +205,8 @@ void direct_plan_image(struct direct *d, const struct patches *patches, const st
     cut(d, threads);
 }
 
-/* Positions of dy are depths: evenly apart through all of an image, and neighbours unless channels are, or copied. */
+/* Positions of dy are depths: they need a constant stride through a whole image, and must be contiguous unless the
+   channels are, or they are copied. */
 static void read_dy(struct direct *d, const struct patches *dy, int64_t images) {
     struct patches whole = *dy;
     patches_simplify(&whole);
@@ -243,7 +246,8 @@ void direct_plan_filter(struct direct *d, const struct patches *x, const struct 
     read_dy(d, dy, images);
     d->sees_columns = d->rows <= SEEN_ROWS && d->image.to.channels % seen_columns() == 0;
     cut(d, threads);
-    /* With all taps at once, no number of channels may be both whole panels and few enough. */
+    /* With all taps at once, it may be impossible that a number of channels both forms whole panels and is small
+       enough. */
     if (d->sees_columns && !d->is_on) {
         d->sees_columns = false;
         cut(d, threads);
@@ -265,7 +269,8 @@ void direct_plan_channels(struct direct *d, const struct patches *patches, const
     cut(d, threads);
 }
 
-/* Channels of dy are neighbours, and its positions evenly apart through all images, or it is copied. */
+/* Channels of dy must be contiguous, and its positions need a constant stride through all images; otherwise it is
+   copied. */
 static void read_channels_of_dy(struct direct *d, const struct patches *dy, int64_t images) {
     struct patches whole = *dy;
     patches_simplify(&whole);
@@ -276,7 +281,7 @@ static void read_channels_of_dy(struct direct *d, const struct patches *dy, int6
         im2col_plan(&d->dy, dy, images, false, false);
 }
 
-/* A task sums some rows for some channels; parts of the rows are added up in the end, in their order. */
+/* A task sums some rows for some channels; parts of the rows are added at the end, in order. */
 static void cut_sums(struct direct *d, int threads) {
     struct direct_tiling *t = &d->tiling;
     t->rows = max64(PART_ROWS, round_up(divide_up(d->rows, MOST_PARTS), STRIP));
@@ -289,7 +294,7 @@ static void cut_sums(struct direct *d, int threads) {
     t->seen = t->segments * STRIP;
 }
 
-/* A task has a channel of all images. */
+/* A task has one channel of all images. */
 static void cut_planes(struct direct *d, int threads) {
     struct direct_tiling *t = &d->tiling;
     t->row_tasks = t->channels = 1;
@@ -339,7 +344,7 @@ int64_t direct_workspace_bytes(const struct direct *d) {
            (int64_t)sizeof(float);
 }
 
-/* Packing for a copy takes any address. */
+/* Packing for a copy accepts any address. */
 bool direct_reads(const struct direct *d, void *const *values) {
     bool reads_image = !d->image.is_on && (d->is_filter || !d->has_planes), reads_dy = d->is_filter && !d->dy.is_on;
     return (!reads_image || (uintptr_t)values[d->image_value] % sizeof(float) == 0) &&

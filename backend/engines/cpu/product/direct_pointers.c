@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Pointers to what rows see: pixels under taps, or planes of dy. */
+/* Pointers to the elements that rows see: pixels under taps, or planes of dy. */
 #include "engines/cpu/product/direct_task.h"
 
 #include "base/number.h"
@@ -7,7 +7,7 @@
 
 const float direct_zeros[IMAGE_DEPTH];
 
-/* A run of positions under one tap. */
+/* Sets the pointers of a run of positions under one tap. */
 static void set_run_pointers(const struct patches *p, const struct run *run, int64_t tap, int64_t channel,
                              const float **seen) {
     int64_t taps[3], first[3], index = run->origin + channel, before, end;
@@ -23,7 +23,7 @@ static void set_run_pointers(const struct patches *p, const struct run *run, int
         seen[i] = (const float *)p->base + index + i * step;
 }
 
-/* Rows are positions, segments taps. */
+/* Rows are positions, segments are taps. */
 static void set_position_pointers(const struct task *task, int64_t row, int64_t rows, const struct depths *depths) {
     const struct patches *p = &task->job->direct->image.to;
     int64_t channel = task->job->direct->is_depthwise ? task->channel : depths->first;
@@ -35,7 +35,7 @@ static void set_position_pointers(const struct task *task, int64_t row, int64_t 
     }
 }
 
-/* Rows are channels of dy, segments images. */
+/* Rows are channels of dy, segments are images. */
 static void set_channel_pointers(const struct task *task, int64_t row, int64_t rows, const struct depths *depths) {
     const struct patches *dy = &task->job->direct->dy.to;
     const float *base = (const float *)dy->base + task->group * dy->group_stride + depths->first * dy->stride[2];
@@ -55,7 +55,7 @@ void direct_set_pointers(const struct task *task, int64_t row, int64_t rows, con
             task->seen[s * STRIP + i] = task->seen[s * STRIP + rows - 1];
 }
 
-/* The tap and the channel that a panel of a task begins with. */
+/* The tap and the channel at which a panel of a task starts. */
 static void begin_panel(const struct task *task, int64_t column, int64_t *tap, int64_t *channel) {
     int64_t all = task->job->direct->image.to.channels;
     bool has_all_taps = task->job->direct->taps > 1;

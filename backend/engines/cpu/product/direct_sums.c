@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A filter's gradient of single channels: vectors over channels, sums of a few taps in registers. Rows are summed in
-   parts, which are added up in their order, whatever the number of threads. */
+/* Filter gradients of single channels: vectors over channels, with the sums of a few taps in registers. Rows are summed
+   in parts, which are added in order, so that the result does not depend on the number of threads. */
 #include "engines/cpu/product/direct_task.h"
 
 #include "base/number.h"
 #include "engines/cpu/core/threads.h"
 #include "engines/cpu/product/direct_kernel.h"
 
-/* Adds the products of one strip to sums [taps, columns of all tasks]; `is_first`: writes them. */
+/* Adds the products of one strip to sums [taps, columns of all tasks]; `is_first`: overwrites them. */
 static void sum_strip(const struct task *task, float *sums, const float *dy, int64_t dy_ld, int64_t rows,
                       bool is_first) {
     const struct direct *d = task->job->direct;
@@ -21,7 +21,7 @@ static void sum_strip(const struct task *task, float *sums, const float *dy, int
     }
 }
 
-/* Strip by strip. Taps beyond the last one see zeros. */
+/* Strip by strip. Taps past the last one see zeros. */
 static void sum_rows(const struct task *task, float *sums, const float *dy, int64_t dy_ld) {
     const struct direct *d = task->job->direct;
     const struct depths taps = {.segments = d->segments, .count = 1};
@@ -34,7 +34,7 @@ static void sum_rows(const struct task *task, float *sums, const float *dy, int6
     }
 }
 
-/* Tasks of a part and some channels. */
+/* Thread main loop over tasks, each one part of the rows and some channels. */
 static void sum_parts(void *context, int64_t thread) {
     struct job *job = context;
     const struct direct *d = job->direct;
@@ -53,7 +53,7 @@ static void sum_parts(void *context, int64_t thread) {
     }
 }
 
-/* All parts, which are then added to the first; without rows the sums are zeros. */
+/* Computes all parts, which are then added to the first one; without rows the sums are zeros. */
 void direct_run_sums(struct job *job) {
     const struct direct *d = job->direct;
     int64_t floats = d->tiling.segments * d->columns;

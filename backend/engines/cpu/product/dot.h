@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* sum + a * b as kernels of products have it: sum and b are vectors, b of factors, and a is one factor that all lanes
-   share. Where the CPU multiplies narrow types, a factor is 32 bits: a group of neighbours along the depth, whose
-   products are summed together. The intrinsics of packed products are here and in tiles.c, nowhere else.
+/* sum + a * b for the kernels of products: sum and b are vectors, b of factors, and a is one factor for all lanes. If
+   the CPU multiplies narrow types, a factor has 32 bits: a group of adjacent depths whose products are summed together.
+   The intrinsics of packed products are only in this file and in gemm_amx.c.
 
-   bf16   two. Products are exact, and each is added and rounded to nearest even, as by an FMA: first that of the upper
-          half. Factors and sums below 2^-126 count as 0, whatever the thread's mode.
-   bytes  four, of a without a sign and of b with one. Sums are exact, and wrap around at 32 bits. */
+   bf16   two per factor. Products are exact, and each is added and rounded to nearest even as by an FMA, the upper half
+          first. Factors and sums below 2^-126 count as 0, whatever the thread's mode.
+   bytes  four per factor, a unsigned and b signed. Sums are exact and wrap around at 32 bits. */
 #ifndef WEFT_ENGINES_CPU_DOT_H
 #define WEFT_ENGINES_CPU_DOT_H
 
 #define ADD_PRODUCT(sum, a, b) ((sum) + (a) * (b))
 
-/* A vector of factors: as they are, or from as many IEEE halves; LOAD_HALF: a float from one. */
+/* Loads a vector of factors, directly or from the same number of IEEE halves; LOAD_HALF: one float from a half. */
 #define LOAD_FACTORS(at) (*(const factors *)(at))
 
 #if defined(__x86_64__)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Bytes are widened by the CPU's conversions; numbers of 4 bits are looked up in a register of all sixteen, whatever
-   they stand for. */
+/* Bytes are widened by conversion instructions; 4-bit numbers are looked up in a register that contains all sixteen
+   values of the type. */
 #include "engines/cpu/product/few_bits.h"
 
 #include "base/dtype.h"
@@ -9,11 +9,11 @@
 
 #include <string.h>
 
-enum { LANES = FEW_BITS_GROUP / 2, LINE = 64 }; /* LINE: bytes */
+enum { LANES = FEW_BITS_GROUP / 2, LINE = 64 }; /* LINE: in bytes */
 
 static bool are_nibbles(weftDataType_t type) { return dtype_of(type)->bits == 4; }
 
-/* Of a group of nibbles the lower ones come first, then the upper ones. */
+/* Within a group of nibbles, the lower ones come first, then the upper ones. */
 void few_bits_arrange(weftDataType_t type, float *row, int64_t depth) {
     float group[FEW_BITS_GROUP];
     for (int64_t d = 0; d < depth && are_nibbles(type); d += FEW_BITS_GROUP) {
@@ -29,7 +29,7 @@ void few_bits_arrange(weftDataType_t type, float *row, int64_t depth) {
 #define AVX512 __attribute__((target("avx512f")))
 #define INLINE AVX512 static inline __attribute__((always_inline))
 
-/* For as many as a constant says: what a loop indexes stays in registers. */
+/* A loop with a constant count, so that the arrays it indexes stay in registers. */
 #define EACH(i, count) _Pragma("GCC unroll 4") for (int i = 0; i < (count); i++)
 
 enum kind { SIGNED_BYTES, UNSIGNED_BYTES, NIBBLES };
@@ -46,10 +46,10 @@ bool few_bits_takes(weftDataType_t type) {
 
 INLINE __m128i load_bytes(const uint8_t *at) { return _mm_loadu_si128((const __m128i *)(const void *)at); }
 
-/* A group's numbers from depth d of a column on. */
+/* Widens a group of numbers of a column, starting at depth d. */
 INLINE void widen(enum kind kind, __m512 *numbers, const uint8_t *column, int64_t d, __m512 table) {
     if (kind == NIBBLES) {
-        /* Of each index the lower four bits count. */
+        /* Only the lower four bits of each index are used. */
         __m512i bytes = _mm512_cvtepu8_epi32(load_bytes(column + d / 2));
         numbers[0] = _mm512_permutexvar_ps(bytes, table);
         numbers[1] = _mm512_permutexvar_ps(_mm512_srli_epi32(bytes, 4), table);
@@ -62,7 +62,7 @@ INLINE void widen(enum kind kind, __m512 *numbers, const uint8_t *column, int64_
     }
 }
 
-/* `height` rows and `width` columns. The columns behind these are fetched, line by line. */
+/* Multiplies `height` rows and `width` columns, and prefetches the columns after these, line by line. */
 INLINE void add_columns(int height, int width, enum kind kind, const struct few_bits *few, const uint8_t *const *column,
                         const float *const *row, const float *scales, __m512 table, float *sums, int64_t sum_ld) {
     const int64_t ahead = width * few->column_bytes, line = kind == NIBBLES ? 2 * LINE : LINE;

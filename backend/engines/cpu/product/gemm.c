@@ -1,15 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Packed matrix multiplication. C is cut into tiles, taken by threads; a tile is summed over panels
-   of k in a buffer of its thread, and each of its blocks of rows is stored as its last panel is done:
+/* Packed matrix multiplication. C is divided into tiles, which threads process. A tile is summed over panels of k in a
+   buffer of its thread, and each of its blocks of rows is stored after its last panel:
 
        tile of C [tile_m, tile_n]             per thread, in L2/L3
          panel of B [GEMM_DEPTH, tile_n]      packed once per tile and panel, in L2/L3
            block of A [BLOCK_M, GEMM_DEPTH]   packed once per tile and panel, in L2
              kernel [rows, columns]           sums in registers, a sliver of B in L1
 
-   Where a tile has few rows, floats and halves of B are multiplied where they lie, if columns are neighbours; if depths
-   are, few.c does so for all of C.
-   It must not know tensors or operations. */
+   If a tile has few rows, floats and halves of B are multiplied in place if columns are contiguous; if depths are
+   contiguous, gemm_skinny.c does so for all of C. This file must not know tensors or operations. */
 #include "engines/cpu/product/gemm.h"
 
 #include "base/number.h"
@@ -21,46 +20,47 @@
 
 enum {
     BLOCK_M = 192,     /* rows of A packed at a time, before rounding to the kernel: 192 KiB of L2 */
-    TILE_M = 1152,     /* a tile at most. Packing costs 1/TILE_M + 1/TILE_N loads per multiplication, */
-    TILE_N = 960,      /* a tile's buffers some 5 MiB per thread */
-    LOOSE_BLOCKS = 12, /* of kernels' rows, at most, that multiply B where it lies */
-    LINE = 64,         /* alignment of buffers, bytes: the widest vector */
-    PACK_COST = 16     /* multiplications of a FLOAT kernel in the time that packing a group of B takes */
+    TILE_M = 1152,     /* maximum tile. Packing costs 1/TILE_M + 1/TILE_N loads per multiplication; */
+    TILE_N = 960,      /* a tile's buffers occupy about 5 MiB per thread */
+    LOOSE_BLOCKS = 12, /* maximum blocks of a kernel's rows that multiply B in place */
+    LINE = 64,         /* alignment of buffers in bytes: the widest vector */
+    PACK_COST = 16     /* cost of packing a group of B, in multiplications of a FLOAT kernel */
 };
-/* Fewer multiplications of a FLOAT kernel than this are done before another thread wakes up. */
+/* One thread completes fewer multiplications of a FLOAT kernel than this before another one wakes up. */
 static const double ALONE = 1 << 20;
 
-/* Of a group in a panel, and of an element of C: kernels have both of one size. */
+/* Bytes of a group in a panel and of an element of C, which are equal in all kernels. */
 static int64_t size_of(const struct gemm_kernel *kernel) { return kernel->type == WEFT_DATA_DOUBLE ? 8 : 4; }
 
-/* Groups of B along k, in whole groups of A; the last ones may have fewer factors than the others, or none. */
+/* Groups of B along k, rounded up to whole groups of A; the last ones may have fewer factors than the others, or
+   none. */
 static int64_t groups_of(const struct gemm_kernel *kernel, int64_t depth) {
     return round_up(depth, kernel->group_a) / kernel->group_b;
 }
 
-/* Rows in front of a panel of B. */
+/* Number of extra rows at the start of a panel of B. */
 static int64_t starts_of(const struct gemm_kernel *kernel) { return kernel->start ? 1 : 0; }
 
-/* Groups of B in each panel of k but perhaps the last, in whole groups of A, and lines of the cache where there are
-   several panels: equally many, so that the last one is not a thin rest; at least 1 where k is 0. Measured on a Xeon,
-   f32 1024^3: 3 panels are 1.02 times as quick as 4, which read and write C once more; 2 are no quicker. */
+/* Groups of B per panel of k, except perhaps the last, in whole groups of A and, with several panels, in whole cache
+   lines. Panels are equal, so that the last one is not thin; at least 1 if k is 0. Measured on a Xeon, f32 1024^3: 3
+   panels are 1.02 times as fast as 4, which read and write C once more; 2 are no faster. */
 static int64_t panel_groups(const struct gemm *gemm) {
     int64_t groups = groups_of(gemm->kernel, gemm->k), panels = max64(1, divide_up(groups, GEMM_DEPTH));
     int64_t unit = panels > 1 ? LINE / 4 : gemm->kernel->group_a / gemm->kernel->group_b;
     return round_up(max64(1, divide_up(groups, panels)), unit);
 }
 
-/* ---- Cutting C into tiles ---- */
+/* ---- Dividing C into tiles ---- */
 
 struct tiling {
     int64_t tile_m, tile_n, block_m;   /* multiples of the kernel's rows, columns, rows */
-    int64_t tiles_m, tiles_n, threads; /* threads: how many buffers, at least 1 */
-    int64_t depth;                     /* of all panels of k but perhaps the last */
-    int64_t a_bytes, b_bytes, c_bytes; /* one thread's buffers */
+    int64_t tiles_m, tiles_n, threads; /* threads: number of buffers, at least 1 */
+    int64_t depth;                     /* of all panels of k, except perhaps the last */
+    int64_t a_bytes, b_bytes, c_bytes; /* per thread */
 };
 
-/* Cuts C into about cuts_m x cuts_n tiles. Tile sizes are rounded up to whole kernels, so there may be fewer tiles than
-   cuts. */
+/* Divides C into about cuts_m x cuts_n tiles. Tile sizes are rounded up to whole kernels, so there may be fewer
+   tiles. */
 static struct tiling cut(const struct gemm *gemm, int64_t cuts_m, int64_t cuts_n) {
     struct tiling t = {0};
     t.tile_m = round_up(divide_up(gemm->m, cuts_m), gemm->kernel->rows);
@@ -75,18 +75,19 @@ static double step_cost(const struct gemm_kernel *kernel, int64_t m, int64_t n) 
     return (double)m * (double)n / kernel->speed + PACK_COST / (double)kernel->group_b * (double)(m + n);
 }
 
-/* The same until the last thread is done. All tiles count as full ones. */
+/* Likewise, until the last thread finishes. All tiles count as full ones. */
 static double predict(const struct tiling *t, const struct gemm *gemm, int threads) {
     double rounds = (double)divide_up(gemm->batch * t->tiles_m * t->tiles_n, threads);
     return rounds * step_cost(gemm->kernel, t->tile_m, t->tile_n);
 }
 
-/* Tries finer cuts until there are as many tiles as threads: fewer threads may leave some idle, more pack more often.
-   Depends on sizes and threads alone: workspace bytes and the run come to the same tiling. */
+/* Tries finer divisions until there are as many tiles as threads: fewer tiles may leave threads idle, more tiles pack
+   more often. Depends only on sizes and the number of threads, so that gemm_workspace_bytes and gemm_run find the same
+   tiling. */
 static struct tiling tiling_of(const struct gemm *gemm, int threads) {
     int64_t size = size_of(gemm->kernel);
     int64_t cuts_m = divide_up(gemm->m, TILE_M), cuts_n = divide_up(gemm->n, TILE_N);
-    /* Of the whole product. */
+    /* For the whole product. */
     double work = (double)gemm->batch * (double)gemm->k * step_cost(gemm->kernel, gemm->m, gemm->n);
     struct tiling best = cut(gemm, cuts_m, cuts_n);
     if (threads < 1 || work < ALONE)
@@ -112,8 +113,8 @@ static struct tiling tiling_of(const struct gemm *gemm, int threads) {
 /* Stores nothing. k may be 0: that stores zeros. */
 static bool is_empty(const struct gemm *gemm) { return gemm->batch <= 0 || gemm->m <= 0 || gemm->n <= 0; }
 
-/* LINE more, as the workspace may have any alignment. Whether gemm_skinny_accepts the product shows when operands are
-   known. */
+/* Plus LINE, because the workspace may have any alignment. Whether gemm_skinny_accepts the product is known only with
+   the operands. */
 int64_t gemm_workspace_bytes(const struct gemm *gemm, int threads) {
     if (is_empty(gemm))
         return 0;
@@ -121,7 +122,7 @@ int64_t gemm_workspace_bytes(const struct gemm *gemm, int threads) {
     return LINE + max64(t.threads * (t.a_bytes + t.b_bytes + t.c_bytes), gemm_skinny_workspace_bytes(gemm, threads));
 }
 
-/* Tiles are no larger than TILE_M x TILE_N, in whole kernels, and panels no deeper than GEMM_DEPTH. */
+/* Tiles are at most TILE_M x TILE_N, rounded to whole kernels, and panels at most GEMM_DEPTH deep. */
 int64_t gemm_workspace_most(const struct gemm *gemm, int threads) {
     int64_t size = size_of(gemm->kernel), rows = gemm->kernel->rows;
     int64_t tile_m = round_up(min64(gemm->m, TILE_M), rows);
@@ -137,20 +138,20 @@ int64_t gemm_workspace_most(const struct gemm *gemm, int threads) {
 
 /* ---- Running ---- */
 
-/* next_tile: threads take tiles in order, row-major within a batch entry. A job is one gemm_run; it lies on the
-   caller's stack. */
+/* next_tile: threads process tiles in order, row-major within a batch entry. A job is one gemm_run, on the caller's
+   stack. */
 struct job {
     const struct gemm *gemm;
     struct tiling tiling;
-    int64_t size; /* bytes of a group, and of an element of C */
+    int64_t size; /* bytes of a group and of an element of C */
     char *buffers;
     _Atomic int64_t next_tile;
 };
 
-/* The part of C that a thread works on, and where: row and column in C, the buffers of packed A, packed B and sums. */
+/* The part of C that a thread processes: its row and column in C, and the buffers for packed A, packed B and sums. */
 struct tile {
     int64_t batch, row, rows, column, columns;
-    int64_t loose_columns; /* the first of them, of which B is multiplied where it lies */
+    int64_t loose_columns; /* the first columns, for which B is multiplied in place */
     gemm_multiply_loose *const *loose;
     char *a, *b, *c;
 };
@@ -161,8 +162,8 @@ struct part {
     int depth;
 };
 
-/* One of the two operands: `extent` rows of C, or columns, in panels of `width`, of which each has `starts` rows in
-   front. */
+/* One of the two operands: `extent` rows or columns of C, in panels of `width`, each with `starts` extra rows at its
+   start. */
 struct operand {
     gemm_pack *pack;
     const void *source;
@@ -178,8 +179,8 @@ static struct operand operand_of(const struct gemm *gemm, bool is_b) {
     return (struct operand){gemm->pack_a, gemm->a, gemm->packed_a, gemm->m, 0, kernel->rows};
 }
 
-/* Packs a part, panel after panel. A last panel or group that is not full is cleared, so that kernels multiply zeros
-   instead of asking. */
+/* Packs a part, panel after panel. Incomplete last panels or groups are cleared, so that kernels multiply zeros instead
+   of checking. */
 static void pack_panels(const struct gemm_kernel *kernel, const struct operand *operand, char *panels,
                         struct part part) {
     int64_t groups = groups_of(kernel, part.depth), row_bytes = operand->width * size_of(kernel);
@@ -194,8 +195,8 @@ static void pack_panels(const struct gemm_kernel *kernel, const struct operand *
     }
 }
 
-/* Where the panels of a part begin among all of an operand, [batch, depths, rows or columns]; that of the entry behind
-   the batch is their size, in bytes. */
+/* Offset of a part's panels among all panels of an operand, [batch, depths, rows or columns]; the offset of the entry
+   past the batch is their total size in bytes. */
 static int64_t packed_offset(const struct gemm *gemm, const struct operand *operand, const struct part *part) {
     int64_t groups = groups_of(gemm->kernel, gemm->k), depth = panel_groups(gemm);
     int64_t whole = round_up(operand->extent, operand->width), panels = divide_up(groups, depth);
@@ -219,7 +220,7 @@ void gemm_pack_whole(const struct gemm *gemm, bool is_b, void *packed) {
         }
 }
 
-/* The panels of a part: among all that are packed already, or in the buffer. */
+/* The panels of a part: prepacked, or packed into the buffer. */
 static const char *panels_of(const struct gemm *gemm, bool is_b, char *buffer, struct part part) {
     struct operand operand = operand_of(gemm, is_b);
     if (operand.packed)
@@ -228,19 +229,19 @@ static const char *panels_of(const struct gemm *gemm, bool is_b, char *buffer, s
     return buffer;
 }
 
-/* Of both operands, at the same depths. */
+/* Panels of both operands, at the same depths. */
 struct panels {
     const char *a, *b;
     int64_t k0;
     int depth;
 };
 
-/* A part of C that a kernel makes at once, or as much of it as there is: panels of A and of B, sums in the tile's
-   buffer, and where C is stored. */
+/* The part of C that a kernel computes at once, possibly clipped: panels of A and of B, sums in the tile's buffer, and
+   the memory of C. */
 struct block_of_c {
     const char *a, *b;
     gemm_multiply_loose *const *loose; /* NULL: b is a panel */
-    int64_t b_step;                    /* of B in memory: elements from row to row */
+    int64_t b_step;                    /* row pitch of B in memory, in elements */
     char *sums;
     struct gemm_place place;
     int64_t rows, columns;
@@ -252,8 +253,8 @@ static void fetch(const struct gemm_place *place, int64_t rows, int64_t columns)
             __builtin_prefetch(place->at + i * place->row_bytes + line, 1);
 }
 
-/* Adds the product of two panels to the sums, which are C itself where that may be and the kernel makes no more than
-   there is of it. */
+/* Adds the product of two panels to the sums. These are C itself if that is allowed and the kernel's block is not
+   clipped. */
 static void multiply_part(const struct job *job, const struct block_of_c *block, int64_t groups, bool first) {
     const struct gemm_kernel *kernel = job->gemm->kernel;
     const struct gemm_place *place = &block->place;
@@ -272,13 +273,13 @@ static void multiply_part(const struct job *job, const struct block_of_c *block,
         memcpy(place->at + i * place->row_bytes, sums + i * ld * job->size, (size_t)(block->columns * job->size));
 }
 
-/* Adds packed A [rows, depth] times packed B [depth, columns of the tile] to the rows from `row`. Columns outside: the
-   panel of B stays in L1 while rows of A pass. */
+/* Adds packed A [rows, depth] times packed B [depth, columns of the tile] to the rows from `row` on. Columns are the
+   outer loop: the panel of B stays in L1 for all rows of A. */
 static void multiply_block(const struct job *job, const struct tile *tile, const struct panels *panels, int64_t row,
                            int64_t rows, struct gemm_place place) {
     const struct gemm_kernel *kernel = job->gemm->kernel;
     int64_t ld = job->tiling.tile_n, groups = groups_of(kernel, panels->depth), b_depth = groups + starts_of(kernel);
-    /* Columns beyond the tile's are computed, too, on zeros: the buffer has room for whole kernels. */
+    /* Columns past the tile's are also computed, from zeros: the buffer has room for whole kernels. */
     for (int64_t j = 0; j < tile->columns; j += kernel->columns) {
         for (int64_t i = 0; i < rows; i += kernel->rows) {
             struct block_of_c block = {.a = panels->a + i * groups * job->size,
@@ -299,7 +300,7 @@ static void multiply_block(const struct job *job, const struct tile *tile, const
     }
 }
 
-/* Where rows go: those of sums that are not complete only where they may be made there. */
+/* Destination of rows. Incomplete sums are stored there only if they may be computed in place. */
 static struct gemm_place find_rows(const struct job *job, const struct tile *tile, int64_t row, int64_t rows,
                                    bool is_last) {
     const struct gemm *gemm = job->gemm;
@@ -309,14 +310,14 @@ static struct gemm_place find_rows(const struct job *job, const struct tile *til
     return is_last || place.takes_sums ? place : (struct gemm_place){0};
 }
 
-/* Rows `row` on of the tile, complete; the sink may change them in place. */
+/* Stores complete rows of the tile, starting at `row`; the sink may change them in place. */
 static void store_block(const struct job *job, const struct tile *tile, int64_t row, int64_t rows) {
     int64_t ld = job->tiling.tile_n;
     job->gemm->store(job->gemm->sink, tile->c + row * ld * job->size, ld, tile->batch, tile->row + row, (int)rows,
                      tile->column, (int)tile->columns);
 }
 
-/* k in the outer loop, as a panel of B is packed once for all blocks of rows. */
+/* k is the outer loop, because a panel of B is packed once for all blocks of rows. */
 static void run_tile(const struct job *job, const struct tile *tile) {
     const struct gemm *gemm = job->gemm;
     const struct gemm_kernel *kernel = gemm->kernel;
@@ -336,7 +337,7 @@ static void run_tile(const struct job *job, const struct tile *tile) {
             panels.a = panels_of(gemm, false, tile->a, (struct part){tile->batch, tile->row + row, rows, k0, depth});
             bool is_last = k0 + depth == gemm->k;
             struct gemm_place place = find_rows(job, tile, row, rows, is_last);
-            /* The first panel overwrites what the tile before has left in the buffer. */
+            /* The first panel overwrites the previous tile's sums in the buffer. */
             multiply_block(job, tile, &panels, row, rows, place);
             if (is_last && !place.takes_sums)
                 store_block(job, tile, row, rows);
@@ -344,7 +345,7 @@ static void run_tile(const struct job *job, const struct tile *tile) {
     }
 }
 
-/* What multiplies B where it lies; NULL: it must be packed. */
+/* The function that multiplies B in place, or NULL if B must be packed. */
 static gemm_multiply_loose *const *loose_of(const struct gemm *gemm) {
     const struct gemm_kernel *kernel = gemm->kernel;
     const struct gemm_matrix *b = gemm->b;
@@ -354,17 +355,17 @@ static gemm_multiply_loose *const *loose_of(const struct gemm *gemm) {
     return loose[0] && (gemm_has_floats(b) || b->type == WEFT_DATA_HALF) ? loose : NULL;
 }
 
-/* Columns are multiplied where they lie, as far as they are whole kernels, where few rows read them: packing costs more
-   than it saves then. Sums are the same bit by bit. Rows a multiple of 4 KiB apart take each other's places in the
-   caches: measured on a Xeon, even then 2 blocks are 1.4 times as quick so, 12 are 1.03 times, 20 are slower. */
+/* Chooses columns to multiply in place, in whole kernels, if few rows read them: packing then costs more than it saves.
+   Sums are bit-identical. Rows a multiple of 4 KiB apart evict each other from the caches: measured on a Xeon, even
+   then 2 blocks are 1.4 times as fast in place, 12 are 1.03 times, and 20 are slower. */
 static void find_loose(const struct gemm *gemm, struct tile *tile) {
     bool is_packed = gemm->packed_b != NULL;
     tile->loose = !is_packed && tile->rows <= LOOSE_BLOCKS * gemm->kernel->rows ? loose_of(gemm) : NULL;
     tile->loose_columns = tile->loose ? tile->columns / gemm->kernel->columns * gemm->kernel->columns : 0;
 }
 
-/* One thread: takes tiles until none is left. `thread` numbers a set of buffers, whichever thread of the pool it is:
-   threads_for gives each number once. */
+/* Thread main loop: processes tiles until none is left. `thread` is the index of a set of buffers, independent of the
+   pool's thread: threads_for passes each number once. */
 static void run_tiles(void *context, int64_t thread) {
     struct job *job = context;
     const struct gemm *gemm = job->gemm;
@@ -392,7 +393,7 @@ static void run_tiles(void *context, int64_t thread) {
 void gemm_run(const struct gemm *gemm, int threads, void *workspace) {
     if (is_empty(gemm))
         return;
-    /* Up to the next multiple of LINE. */
+    /* Rounds up to the next multiple of LINE. */
     char *buffers = (char *)workspace + (-(uintptr_t)workspace & (LINE - 1));
     if (gemm_skinny_accepts(gemm)) {
         gemm_skinny_run(gemm, threads, buffers);

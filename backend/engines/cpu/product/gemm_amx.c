@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Blocks of C in tiles 0 to 3, of B in 4 and 5, of A in 6 and 7:
+/* Blocks of C are in tiles 0 to 3, of B in 4 and 5, of A in 6 and 7:
 
               4   5
           6   0   1
           7   2   3
 
-   A panel of A has its rows' next 64 bytes below each other, 16 of which are a tile; a panel of B has its columns' next
-   4 bytes side by side, 16 of which are a tile's row. */
+   A panel of A stores its rows' next 64 bytes row after row; 16 of them form a tile. A panel of B stores its columns'
+   next 4 bytes side by side; 16 of them form a row of a tile. */
 #include "engines/cpu/product/gemm_amx.h"
 
 #if HAS_AMX
@@ -16,10 +16,10 @@ enum {
     ROWS = 16,
     ROW_BYTES = 64,
     TILE_BYTES = ROWS * ROW_BYTES,
-    B_BYTES = AMX_BLOCK * 4 /* from row to row of a panel of B */
+    B_BYTES = AMX_BLOCK * 4 /* row pitch of a panel of B */
 };
 
-/* As the CPU reads it: all tiles whole. */
+/* The hardware format of the configuration: all tiles have full size. */
 static const struct {
     uint8_t palette, start_row, reserved[14];
     uint16_t row_bytes[16];
@@ -32,7 +32,7 @@ __attribute__((target("amx-tile"))) void amx_begin(void) { _tile_loadconfig(&con
 
 __attribute__((target("amx-tile"))) void amx_end(void) { _tile_release(); }
 
-/* C's two tiles of some rows; the intrinsics take numbers of tiles, not variables. */
+/* C's two tiles for some rows; a macro, because the intrinsics require tile numbers that are constants. */
 #define BEGIN(left, right, c)                                                                                          \
     if (first) {                                                                                                       \
         _tile_zero(left);                                                                                              \

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Packed products by AMX, whose registers are tiles of 16 rows x 64 bytes: a block of C is 2 x 2 of them. The
-   intrinsics are here and nowhere else.
+/* Packed products with AMX, whose registers are tiles of 16 rows x 64 bytes: a block of C consists of 2 x 2 tiles. The
+   AMX intrinsics are used only in gemm_amx.c.
 
-   bf16   Products are exact. Of 32 neighbouring depths those at even places, and those at odd ones, are summed from 0
-          on as by FMAs; then both sums are added, and that to C. All is rounded to nearest even, and numbers below
-          2^-126 count as 0, whatever the thread's mode.
-   bytes  Both have a sign. Sums are exact, and wrap around at 32 bits. */
+   bf16   Products are exact. For 32 adjacent depths, the even ones and the odd ones are each summed from 0 as by FMAs;
+          both sums are then added, and the result is added to C. Everything is rounded to nearest even, and numbers
+          below 2^-126 count as 0, whatever the thread's mode.
+   bytes  Both factors are signed. Sums are exact and wrap around at 32 bits. */
 #ifndef WEFT_ENGINES_CPU_GEMM_AMX_H
 #define WEFT_ENGINES_CPU_GEMM_AMX_H
 
@@ -13,12 +13,13 @@
 #include "engines/cpu/product/gemm.h"
 
 enum {
-    AMX_GROUPS = 16,   /* of 4 bytes along the depth, which a tile of A or of B has */
+    AMX_GROUPS = 16,   /* groups of 4 bytes along the depth in a tile of A or B */
     AMX_BLOCK = 2 * 16 /* rows of A and columns of B at once */
 };
 
 #if HAS_AMX
-/* Around a thread's multiplications: its tiles are Weft's between the two, and nobody's behind. */
+/* Call these before and after a thread's multiplications: between them Weft uses the thread's tiles, afterwards they
+   are released. */
 void amx_begin(void);
 void amx_end(void);
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The innermost loops of packed products, a form for each kind of vectors. It must not know tensors or operations. */
+/* The innermost loops of packed products, one version per instruction set. This file must not know tensors or
+   operations. */
 #include "base/number.h"
 #include "base/vectors.h"
 #include "engines/cpu/core/vector.h"
@@ -7,19 +8,19 @@
 #include "engines/cpu/product/gemm.h"
 #include "engines/cpu/product/gemm_amx.h"
 
-enum { LINE = 64 }; /* of the cache, bytes */
+enum { LINE = 64 }; /* bytes of a cache line */
 
 #if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC optimize("fp-contract=fast") /* strict C11 would keep a * b + c from fusing */
+#pragma GCC optimize("fp-contract=fast") /* strict C11 does not allow a * b + c to be fused */
 #endif
 
-/* Sums stay in registers for all of a panel's depth: 2 * height vectors of them, two of B, one of A broadcast. A macro,
-   since GCC splits vectors into what the enclosing function's target has before it inlines: one text for several
-   targets can only be expanded. width: of A's panel, of which the first `height` rows are multiplied; factor: a group,
-   as big as a sum; stored: what B's are in memory; ADD, LOAD: of dot.h. b_step: elements from one row of B to the next;
-   fetches: the next columns of each row, as rows far apart are no stream to the CPU; of lines their ends, since rows
-   begin anywhere.
-   Measured on a Xeon: 14 x 32, 8 x 48 and fetching A are no faster; from L2 this is 94 % of what FMAs alone reach. */
+/* Sums stay in registers for the whole depth of a panel: 2 * height vectors of sums, two of B, one broadcast of A. This
+   is a macro, because GCC splits vectors according to the enclosing function's target before it inlines, so only an
+   expansion can serve several targets. width: of A's panel, of which the first `height` rows are multiplied; factor: a
+   group, as large as a sum; stored: type of B in memory; ADD, LOAD: see dot.h. b_step: row pitch of B in elements.
+   fetches: prefetches the next columns of each row, because the hardware detects no stream in rows that are far apart;
+   it prefetches the end of each line, because rows are not aligned. Measured on a Xeon: 14 x 32, 8 x 48 and prefetching
+   A are no faster; from L2 this reaches 94 % of the pure FMA rate. */
 #define GEMM_LOOP(function, attribute, real, lanes, width, height, factor, ADD, has_start, stored, LOAD)               \
     attribute static inline __attribute__((always_inline)) void function(                                              \
         int64_t groups, const void *a_panel, const void *b_rows, int64_t b_step, bool fetches, void *c_block,          \
@@ -30,7 +31,7 @@ enum { LINE = 64 }; /* of the cache, bytes */
         const factor *a = a_panel;                                                                                     \
         const stored *b = b_rows;                                                                                      \
         real *c = c_block;                                                                                             \
-        /* C in the user's memory begins anywhere. */                                                                  \
+        /* C in user memory may be misaligned. */                                                                      \
         typedef vector unaligned __attribute__((aligned(sizeof(real))));                                               \
         vector sum[height][2] = {{{0}}};                                                                               \
         if (has_start) {                                                                                               \
@@ -56,12 +57,12 @@ enum { LINE = 64 }; /* of the cache, bytes */
         }                                                                                                              \
     }
 
-/* All rows of a panel, and its first few. */
+/* For all rows of a panel, and for its first few. */
 #define GEMM_LOOPS(name, attribute, real, lanes, width, few, factor, ADD, has_start, stored, LOAD)                     \
     GEMM_LOOP(loop_##name, attribute, real, lanes, width, width, factor, ADD, has_start, stored, LOAD)                 \
     GEMM_LOOP(loop_few_##name, attribute, real, lanes, width, few, factor, ADD, has_start, stored, LOAD)
 
-/* Of panels. */
+/* With B in panels. */
 #define GEMM_PACKED(function, loop, attribute, lanes)                                                                  \
     attribute static void function(int64_t groups, const void *a, const void *b, void *c, int64_t ld, bool first) {    \
         loop(groups, a, b, 2 * lanes, false, c, ld, first);                                                            \
@@ -71,7 +72,7 @@ enum { LINE = 64 }; /* of the cache, bytes */
     GEMM_PACKED(multiply_##name, loop_##name, attribute, lanes)                                                        \
     GEMM_PACKED(multiply_few_##name, loop_few_##name, attribute, lanes)
 
-/* Of B as it lies in memory. */
+/* With B in place. */
 #define GEMM_LOOSE(name, attribute)                                                                                    \
     attribute static void loose_##name(int64_t depth, const void *a, const void *b, int64_t b_step, void *c,           \
                                        int64_t ld, bool first) {                                                       \
@@ -102,13 +103,13 @@ GEMM_LOOPS(avx2_f16, AVX2, float, 8, 6, 2, float, ADD_PRODUCT, false, uint16_t, 
 GEMM_LOOSE(avx512_f16, AVX512)
 GEMM_LOOSE(avx2_f16, AVX2)
 #endif
-/* 16-byte vectors: SSE2, NEON, or whatever the compiler makes of them */
+/* 16-byte vectors: SSE2, NEON, or whatever the compiler lowers them to */
 GEMM_KERNELS(plain_f32, , float, 4, 6, 2, float, ADD_PRODUCT, false)
 GEMM_KERNELS(plain_f64, , double, 2, 6, 2, double, ADD_PRODUCT, false)
 GEMM_LOOSE(plain_f32, )
 
 #if defined(__x86_64__)
-/* A's bytes have 128 added, as the CPU multiplies bytes without sign by bytes with one: sums start from B's own sums
+/* The CPU multiplies unsigned by signed bytes, so 128 is added to the bytes of A, and sums start from B's own sums
    times -128. */
 AVX512_BYTES static void start_avx512_i8(int64_t groups, void *b_panel) {
     enum { LANES = 16 };
@@ -149,7 +150,7 @@ static const struct gemm_kernel kernels[] = {
     {"plain 6x4", WEFT_DATA_DOUBLE, WEFT_DATA_DOUBLE, 1, 1, 1, 6, 2, 4, MULTIPLY(plain_f64)},
 };
 
-/* Rank 1 and above are for tests, which run every kernel that the CPU has. */
+/* Rank 1 and above are for tests, which run every kernel that the CPU supports. */
 const struct gemm_kernel *gemm_kernel(weftDataType_t factors, int rank) {
     for (size_t i = 0; i < sizeof kernels / sizeof *kernels; i++)
         if (kernels[i].factors == factors && cpu_runs(kernels[i].name) && rank-- == 0)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Packing operands in memory into panels of a product. It must not know tensors or operations. */
+/* Packs operands in memory into the panels of a product. This file must not know tensors or operations. */
 #include "base/dtype.h"
 #include "base/number.h"
 #include "base/vectors.h"
@@ -11,15 +11,15 @@
 #include <string.h>
 
 enum {
-    LINE = 64, /* of the cache, bytes */
+    LINE = 64, /* bytes of a cache line */
     WORDS_OF_LINE = 16,
-    STRIP = 64,  /* depths that are converted at once, which stay in the L1 cache */
-    FETCHED = 64 /* elements of a row that is converted, at least, for it to be fetched */
+    STRIP = 64,  /* depths that are converted at once and stay in the L1 cache */
+    FETCHED = 64 /* minimum elements of a converted row for which prefetching pays off */
 };
 
 typedef uint32_t word __attribute__((may_alias, aligned(1)));
 
-/* The batch index is taken apart from its fastest dimension on. */
+/* The batch index is decomposed starting with its fastest dimension. */
 int64_t gemm_index(const struct gemm_matrix *matrix, int64_t batch, int64_t first, int64_t k0) {
     int64_t index = first * matrix->stride + k0 * matrix->depth_stride;
     for (int i = matrix->batch_rank - 1; i >= 0; i--) {
@@ -37,15 +37,15 @@ bool gemm_has_floats(const struct gemm_matrix *matrix) {
     return matrix->type == WEFT_DATA_FLOAT && (uintptr_t)matrix->base % sizeof(float) == 0;
 }
 
-/* Rows of words [count, depth], `ld` bytes from row to row, into a panel [depth, width]. Words may lie anywhere. Rows
-   of the next blocks, of this panel or the next, are fetched meanwhile: rows are too short for the CPU to see a
+/* Packs rows of words [count, depth] with pitch `ld` in bytes into a panel [depth, width]. Words may be misaligned.
+   Prefetches the rows of the next blocks, of this panel or the next: rows are too short for the hardware to detect a
    stream. */
 static void transpose_plain(void *panel, int width, const void *rows, int64_t ld, int count, int depth) {
     typedef float four __attribute__((vector_size(16), may_alias, aligned(1)));
     const char *from = rows;
     word *to = panel;
     int i = 0;
-    /* Four rows at a time: reads of few rows keep out of each other's cache sets when ld is a power of two. */
+    /* Four rows at a time: with few rows, reads use different cache sets even if ld is a power of two. */
     for (; i + 4 <= count; i += 4, from += 4 * ld, to += 4) {
         /* Blocks of 4 x 4: two shuffles of each pair of rows turn four rows into four columns. */
         const word *row[4] = {(const word *)from, (const word *)(from + ld), (const word *)(from + 2 * ld),
@@ -66,7 +66,7 @@ static void transpose_plain(void *panel, int width, const void *rows, int64_t ld
             *(four *)(column + 2 * width) = SHUFFLE(ab23, ce23, 0, 1, 4, 5);
             *(four *)(column + 3 * width) = SHUFFLE(ab23, ce23, 2, 3, 6, 7);
         }
-        /* Depths that are left over, and below rows that are: at most three of each. */
+        /* Remaining depths, and below that the remaining rows: at most three of each. */
         for (; d < depth; d++)
             for (int lane = 0; lane < 4; lane++)
                 to[(int64_t)d * width + lane] = row[lane][d];
@@ -77,8 +77,8 @@ static void transpose_plain(void *panel, int width, const void *rows, int64_t ld
 }
 
 #if defined __x86_64__
-/* The same by squares of 16 x 16, of words or of halves that become floats. A line of each row is read at once, so that
-   rows may share a cache set. Measured on a Xeon: fetching the next rows is 1.1 times as slow. */
+/* Likewise with 16 x 16 squares, of words or of halves that become floats. One cache line of each row is read at once,
+   so rows may share a cache set. Measured on a Xeon: prefetching the next rows takes 1.1 times as long. */
 TRANSPOSE16_INLINE void transpose_squares(word *to, int width, const char *from, int64_t ld, int count, int depth,
                                           int bytes) {
     for (int i = 0; i < count; i += TRANSPOSE16, from += TRANSPOSE16 * ld, to += TRANSPOSE16) {
@@ -118,7 +118,7 @@ void gemm_transpose(void *panel, int width, const void *rows, int64_t ld, int co
         transpose_plain(panel, width, rows, ld, count, depth);
 }
 
-/* A matrix whose rows (of A; columns of B) are contiguous. One of them is a panel as it is. */
+/* A matrix whose rows (of A; columns of B) are contiguous along the depth. A single one already is a panel. */
 static void pack_contiguous_depth(const struct gemm_matrix *matrix, float *panel, int width, int64_t index, int count,
                                   int depth) {
     if (width == 1) {
@@ -135,7 +135,7 @@ static void pack_contiguous_depth(const struct gemm_matrix *matrix, float *panel
         transpose_halves(panel, width, rows, 2 * matrix->stride, count, depth);
         return;
     }
-    /* As many rows are converted at a time as a square has, while the next ones are fetched. */
+    /* Converts as many rows at a time as a square has, while the next ones are prefetched. */
     float strip[TRANSPOSE16][STRIP];
     int64_t ahead = dtype_bytes(matrix->type, TRANSPOSE16 * matrix->stride);
     for (int i = 0; i < count; i += TRANSPOSE16, index += TRANSPOSE16 * matrix->stride) {
@@ -155,15 +155,15 @@ static void pack_contiguous_depth(const struct gemm_matrix *matrix, float *panel
     }
 }
 
-/* A few neighbours of BFLOAT16: a call would cost more. */
+/* Converts a few adjacent BFLOAT16 numbers; a function call would cost more. */
 static void widen(void *floats, const void *halves, int count) {
     typedef uint16_t half __attribute__((may_alias, aligned(1)));
     for (int i = 0; i < count; i++)
         ((word *)floats)[i] = (uint32_t)((const half *)halves)[i] << 16;
 }
 
-/* Rows of the panel are neighbours in memory. There they are short and on pages of their own, where the CPU sees no
-   stream: those of the next panel are fetched meanwhile, the ends of their lines, since they begin anywhere. */
+/* Rows of the panel are contiguous in memory. They are short and on separate pages, so the hardware detects no stream:
+   those of the next panel are prefetched meanwhile, at the end of their lines, because they are not aligned. */
 static void copy_rows(float *panel, int width, const float *from, int64_t ld, int count, int depth) {
     for (int d = 0; d < depth; d++, from += ld, panel += width) {
         for (int i = WORDS_OF_LINE - 1; i < WORDS_OF_LINE - 1 + count; i += WORDS_OF_LINE)
@@ -177,7 +177,7 @@ void gemm_pack_matrix(const void *source, void *panel, int width, int64_t batch,
     const struct gemm_matrix *matrix = source;
     int64_t index = gemm_index(matrix, batch, first, k0);
     float *dst = panel;
-    /* Depth fastest in memory: rows are transposed into the panel. */
+    /* Depth is fastest in memory: rows are transposed into the panel. */
     if (matrix->depth_stride == 1) {
         pack_contiguous_depth(matrix, dst, width, index, count, depth);
         return;
@@ -187,7 +187,7 @@ void gemm_pack_matrix(const void *source, void *panel, int width, int64_t batch,
         return;
     }
     for (int d = 0; d < depth; d++, index += matrix->depth_stride, dst += width) {
-        /* Depth by depth: a row of the panel is `width` neighbours along the other index. */
+        /* Depth by depth: a row of the panel is `width` contiguous elements along the other index. */
         if (gemm_has_floats(matrix)) {
             const float *src = (const float *)matrix->base + index;
             for (int i = 0; i < count; i++)
@@ -203,7 +203,7 @@ void gemm_pack_matrix(const void *source, void *panel, int width, int64_t batch,
     }
 }
 
-/* Element by element: products in double are rare, and exact in any type. */
+/* Element by element: products in double are rare, and conversion is exact for any type. */
 void gemm_pack_matrix_double(const void *source, void *panel, int width, int64_t batch, int64_t first, int count,
                              int64_t k0, int depth) {
     const struct gemm_matrix *matrix = source;
@@ -216,8 +216,8 @@ void gemm_pack_matrix_double(const void *source, void *panel, int width, int64_t
 
 /* ---- Groups ---- */
 
-/* Elements of `bytes` at `depth` neighbouring depths, which lie together in memory: whole groups are words of 4 bytes,
-   the last one may have fewer elements. */
+/* Elements of `bytes` bytes at `depth` adjacent depths that are contiguous in memory: whole groups are 4-byte words;
+   the last group may have fewer elements. */
 static void pack_runs(const struct gemm_matrix *matrix, const char *corner, uint32_t *panel, int width, int count,
                       int depth, int bytes) {
     int whole = depth * bytes / 4, rest = depth * bytes % 4;
@@ -229,7 +229,7 @@ static void pack_runs(const struct gemm_matrix *matrix, const char *corner, uint
 typedef uint8_t bytes16 __attribute__((vector_size(16), may_alias, aligned(1)));
 typedef uint16_t halves8 __attribute__((vector_size(16), may_alias, aligned(1)));
 
-/* Of two depths the low and the high halves. */
+/* Pairs up the elements of two depths as low and high halves. */
 static void join_pairs(uint32_t *pairs, const void *low_row, const void *high_row, int count) {
     typedef uint16_t half __attribute__((may_alias, aligned(1)));
     const half *low = low_row, *high = high_row;
@@ -243,14 +243,14 @@ static void join_pairs(uint32_t *pairs, const void *low_row, const void *high_ro
         pairs[i] = low[i] | (uint32_t)high[i] << 16;
 }
 
-/* Bytes of two rows in turn, as the low and the high half of an item of `pairs`. */
+/* Interleaves the bytes of two rows, as the low and high half of each item of `pairs`. */
 static inline __attribute__((always_inline)) void join_bytes(halves8 *pairs, const uint8_t *low, const uint8_t *high) {
     bytes16 a = *(const bytes16 *)low, b = *(const bytes16 *)high;
     pairs[0] = (halves8)SHUFFLE(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
     pairs[1] = (halves8)SHUFFLE(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
 }
 
-/* Of four depths a byte each. */
+/* Combines a byte of each of four depths. */
 static void join_fours(uint32_t *fours, const uint8_t *row, int64_t step, int count) {
     const uint8_t *rows[4] = {row, row + step, row + 2 * step, row + 3 * step};
     int i = 0;
@@ -268,7 +268,8 @@ static void join_fours(uint32_t *fours, const uint8_t *row, int64_t step, int co
         fours[i] = rows[0][i] | (uint32_t)rows[1][i] << 8 | (uint32_t)rows[2][i] << 16 | (uint32_t)rows[3][i] << 24;
 }
 
-/* Element by element, nearer neighbours first. Inlined for each size, which is then a constant. */
+/* Element by element; the inner loop is the one with the smaller stride. Inlined for each size, which is then a
+   constant. */
 static inline __attribute__((always_inline)) void scatter(const struct gemm_matrix *matrix, const char *corner,
                                                           char *panel, int width, int count, int depth, int bytes) {
     int group = 4 / bytes;
@@ -290,8 +291,7 @@ static void pack_scattered(const struct gemm_matrix *matrix, const char *corner,
         scatter(matrix, corner, panel, width, count, depth, 1);
 }
 
-/* Depths lie apart, neighbours along the other index side by side. Rows are fetched ahead: there are few bytes of
-   each. */
+/* Depths are strided, and the other index is contiguous. Rows are prefetched, because each has only few bytes. */
 static void pack_rows(const struct gemm_matrix *matrix, const char *corner, uint32_t *panel, int width, int count,
                       int depth, int bytes) {
     enum { AHEAD = 16 };
@@ -308,7 +308,7 @@ static void pack_rows(const struct gemm_matrix *matrix, const char *corner, uint
     pack_scattered(matrix, corner, (char *)panel, width, count, depth - d, bytes);
 }
 
-/* Elements of a type that are packed as they are, in groups of 4 bytes. */
+/* Packs elements of a type that needs no conversion in groups of 4 bytes. */
 static void pack_groups(const struct gemm_matrix *matrix, void *panel, int width, int64_t batch, int64_t first,
                         int count, int64_t k0, int depth) {
     const char *corner = gemm_corner(matrix, batch, first, k0);
@@ -326,7 +326,7 @@ static void pack_bytes_b(const void *source, void *panel, int width, int64_t bat
     pack_groups(source, panel, width, batch, first, count, k0, depth);
 }
 
-/* 128 more: the sign's bit the other way round. */
+/* Adds 128 by flipping the sign bit. */
 static void flip_signs(uint32_t *fours, int64_t count) {
     for (int64_t i = 0; i < count; i++)
         fours[i] ^= 0x80808080;
@@ -347,7 +347,7 @@ static void pack_pairs(const void *source, void *panel, int width, int64_t batch
         gemm_pack_halved(gemm_pack_matrix, source, panel, width, batch, first, count, k0, depth);
 }
 
-/* The upper halves of rows of floats, of two neighbours as a row of pairs. */
+/* Takes the upper halves of rows of floats and combines two adjacent rows into one row of pairs. */
 WIDE static void halve(uint32_t *restrict pairs, const float *restrict rows, int width, int count, int depth) {
     for (int d = 0; d < depth; d += 2, pairs += width, rows += 2 * width) {
         const word *low = (const word *)rows, *high = low + width;
@@ -363,7 +363,7 @@ void gemm_pack_halved(gemm_pack *pack, const void *source, void *panel, int widt
     uint32_t *pairs = panel;
     for (int d = 0; d < depth; d += STRIP, pairs += STRIP / 2 * width) {
         int rows = (int)min64(STRIP, depth - d);
-        /* The second row of a last pair. */
+        /* Clears the missing second row of the last pair. */
         if (rows % 2)
             memset(strip + rows * width, 0, (size_t)width * sizeof *strip);
         pack(source, strip, width, batch, first, count, k0 + d, rows);
@@ -373,7 +373,7 @@ void gemm_pack_halved(gemm_pack *pack, const void *source, void *panel, int widt
 
 /* ---- Long groups ---- */
 
-/* Some groups of B at a time, as rows of words that are transposed; group: of A. */
+/* Packs some groups of B at a time, as rows of words, and transposes them; group: that of A. */
 static void pack_grouped(int group, gemm_pack *pack, const void *source, void *panel, int width, int64_t batch,
                          int64_t first, int count, int64_t k0, int depth) {
     uint32_t strip[AMX_GROUPS * GEMM_WIDTH];
@@ -391,7 +391,8 @@ void gemm_pack_grouped(gemm_pack *pack, const void *source, void *panel, int wid
     pack_grouped(LINE / 2, pack, source, panel, width, batch, first, count, k0, depth);
 }
 
-/* Rows that lie together along the depth: lines of them. The next row's are fetched: there are few of each. */
+/* Copies rows that are contiguous along the depth, in cache lines. Prefetches the next rows, because each has only few
+   lines. */
 static void pack_lines(const struct gemm_matrix *matrix, void *panel, int width, int64_t batch, int64_t first,
                        int count, int64_t k0, int depth) {
     const char *from = gemm_corner(matrix, batch, first, k0);
@@ -425,7 +426,7 @@ static void pack_bytes_grouped(const void *source, void *panel, int width, int64
         pack_grouped(LINE, pack_bytes_b, source, panel, width, batch, first, count, k0, depth);
 }
 
-/* ---- Which packing ---- */
+/* ---- Choosing a pack function ---- */
 
 gemm_pack *gemm_pack_of_a(const struct gemm_kernel *kernel) {
     bool is_grouped = kernel->group_a > kernel->group_b;
@@ -441,7 +442,7 @@ gemm_pack *gemm_pack_of_a(const struct gemm_kernel *kernel) {
     }
 }
 
-/* Bytes keep their signs; all else is as in A of short groups. */
+/* Bytes keep their signs; everything else is packed as for A with short groups. */
 gemm_pack *gemm_pack_of_b(const struct gemm_kernel *kernel) {
     if (kernel->factors == WEFT_DATA_INT8)
         return pack_bytes_b;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Each entry of the batch is cut into parts, neighbouring columns, as many as give each thread one; a thread has the
-   entry's rows of A as floats, and makes some columns of C at a time in a buffer. */
+/* Each batch entry is divided into parts, which are ranges of columns, one for each thread. A thread has the entry's
+   rows of A as floats and computes some columns of C at a time in a buffer. */
 #include "engines/cpu/product/gemm_skinny.h"
 
 #include "base/number.h"
@@ -11,14 +11,14 @@
 #include <string.h>
 
 enum {
-    LEAST_DEPTH = 128, /* lanes are added once an element */
-    COLUMNS = 64,      /* of C at once: a multiple of the four that small_dots makes */
-    LINE = 64          /* alignment of buffers, bytes */
+    LEAST_DEPTH = 128, /* minimum depth, because lanes are added once per element */
+    COLUMNS = 64,      /* columns of C at once: a multiple of the four that small_dots computes */
+    LINE = 64          /* alignment of buffers in bytes */
 };
-/* Elements of B that a thread reads, or multiplications that it makes, before another one wakes up. */
+/* Elements of B that a thread reads, or multiplications that it performs, before another one wakes up. */
 static const double ALONE = 1 << 17;
 
-/* NULL: none reads B as it lies. */
+/* NULL if no kernel reads B in place. */
 static small_dots *dots_of(const struct gemm *gemm) {
     const struct gemm_matrix *b = gemm->b;
     const struct small_kernel *kernel = small_kernel(0);
@@ -36,9 +36,9 @@ static small_dots *dots_of(const struct gemm *gemm) {
     }
 }
 
-/* With more rows it is quicker to pack B, or to keep its panels. Microseconds on a Xeon for 16 rows, n and k 1024,
-   so and packed: FLOAT 125, 180, from kept panels 105; HALF, which becomes floats again for every four rows, 150, 138,
-   and where caches are cold 175, 200. */
+/* With more rows, packing B or using prepacked panels is faster. Microseconds on a Xeon for 16 rows, n and k 1024, in
+   place and packed: FLOAT 125, 180, prepacked 105; HALF, which is converted to float again for every four rows, 150,
+   138, and with cold caches 175, 200. */
 bool gemm_skinny_accepts(const struct gemm *gemm) {
     bool is_float = gemm->kernel->factors == WEFT_DATA_FLOAT,
          is_deep = gemm->k >= LEAST_DEPTH && gemm->k <= SKINNY_DEPTH;
@@ -47,7 +47,7 @@ bool gemm_skinny_accepts(const struct gemm *gemm) {
 
 /* ---- Buffers ----------------------------------------------------------------------------------------------------- */
 
-/* Of a thread: rows of A, and columns of C. */
+/* Per thread: rows of A, and columns of C. */
 static int64_t a_floats(const struct gemm *gemm) { return gemm->m * round_up(gemm->k, LINE / 4); }
 
 static int64_t thread_bytes(const struct gemm *gemm) {
@@ -58,13 +58,13 @@ int64_t gemm_skinny_workspace_bytes(const struct gemm *gemm, int threads) {
     return gemm->m <= SKINNY_ROWS && gemm->k <= SKINNY_DEPTH ? max64(threads, 1) * thread_bytes(gemm) : 0;
 }
 
-/* Rows of A, `ld` floats from one to the next. */
+/* Rows of A with a pitch of `ld` floats. */
 struct rows {
     const float *at;
     int64_t ld;
 };
 
-/* Of an entry: where they lie, if they are floats, or packed one by one, as panels of one row. */
+/* Rows of A of a batch entry: in place if they are floats, otherwise packed one by one as panels of one row. */
 static struct rows rows_of(const struct gemm *gemm, int64_t batch, float *buffer) {
     const struct gemm_matrix *a = gemm->a;
     if (gemm->pack_a == gemm_pack_matrix && a->depth_stride == 1 && gemm_has_floats(a))
@@ -78,16 +78,16 @@ static struct rows rows_of(const struct gemm *gemm, int64_t batch, float *buffer
 
 /* ---- Running ----------------------------------------------------------------------------------------------------- */
 
-/* One gemm_skinny_run; it lies on the caller's stack. */
+/* State of one gemm_skinny_run, on the caller's stack. */
 struct job {
     const struct gemm *gemm;
     small_dots *dots;
-    int64_t part, parts; /* columns of each part but perhaps the last; parts of an entry */
+    int64_t part, parts; /* columns of each part, except perhaps the last; parts per entry */
     char *buffers;
     _Atomic int64_t next;
 };
 
-/* Hands columns over, or copies them to where they belong. */
+/* Passes columns to the sink, or copies them to their destination. */
 static void store(const struct gemm *gemm, float *block, int64_t batch, int64_t column, int64_t columns) {
     struct gemm_place place = {0};
     if (gemm->find)
@@ -98,7 +98,7 @@ static void store(const struct gemm *gemm, float *block, int64_t batch, int64_t 
         gemm->store(gemm->sink, block, COLUMNS, batch, 0, (int)gemm->m, column, (int)columns);
 }
 
-/* Columns [column, end) of an entry. */
+/* Computes columns [column, end) of an entry. */
 static void run_part(const struct job *job, struct rows a, float *block, int64_t batch, int64_t column, int64_t end) {
     const struct gemm *gemm = job->gemm;
     const struct gemm_matrix *b = gemm->b;
@@ -113,7 +113,7 @@ static void run_part(const struct job *job, struct rows a, float *block, int64_t
     }
 }
 
-/* One thread: takes parts until none is left. `thread` numbers its buffers. */
+/* Thread main loop: processes parts until none is left. `thread` is the index of its buffers. */
 static void run_parts(void *context, int64_t thread) {
     struct job *job = context;
     const struct gemm *gemm = job->gemm;

@@ -1,24 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Products of a few rows of A with a matrix B in memory whose depths are neighbours, as weights [out, in] lie: B is
-   read once, where it lies, and nothing is packed. An element is a dot product along vectors (small.h): lane l sums
-   depths l, l + lanes, ... in turn, as far as vectors are whole, then lanes are added, then what is left, one by one.
-   It must not know tensors or operations. */
+/* Skinny GEMM: products of a few rows of A with a matrix B whose depths are contiguous in memory, such as weights [out,
+   in]. B is read once, in place, and nothing is packed. An element is a vectorized dot product (gemm_small.h): lane l
+   sums depths l, l + lanes, ... in order, as far as vectors are complete; then the lanes are added, and then the
+   remaining depths, one by one. This file must not know tensors or operations. */
 #ifndef WEFT_ENGINES_CPU_GEMM_SKINNY_H
 #define WEFT_ENGINES_CPU_GEMM_SKINNY_H
 
 #include "engines/cpu/product/gemm.h"
 
-enum { SKINNY_ROWS = 16, SKINNY_DEPTH = 1 << 14 }; /* of A at most: its rows stay in L2 while B passes */
+/* maximum rows and depth of A, so that its rows stay in L2 for all of B */
+enum { SKINNY_ROWS = 16, SKINNY_DEPTH = 1 << 14 };
 
-/* Whether a product is made so; sizes, packing, types and strides decide, not addresses. */
+/* True if this code computes the product. Depends on sizes, packing, types and strides, but not on addresses. */
 bool gemm_skinny_accepts(const struct gemm *gemm);
 
-/* Bytes of workspace of gemm_skinny_run for any product of these sizes, and of fewer rows and less depth; 0: it takes
+/* Bytes of workspace that gemm_skinny_run needs for any product of these sizes, or with fewer rows or less depth; 0:
    none. */
 int64_t gemm_skinny_workspace_bytes(const struct gemm *gemm, int threads);
 
-/* gemm_run of what gemm_skinny_accepts; each element's sum is the same whatever the number of threads. The workspace is
-   aligned to a cache line. */
+/* Like gemm_run, for products that gemm_skinny_accepts. Each element's sum is independent of the number of threads. The
+   workspace must be aligned to a cache line. */
 void gemm_skinny_run(const struct gemm *gemm, int threads, void *workspace);
 
 #endif

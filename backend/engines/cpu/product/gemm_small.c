@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Products of small matrices. Each element is summed in one order, which the depth alone fixes. */
+/* Products of small matrices. The order in which an element is summed depends only on the depth. */
 #include "engines/cpu/product/gemm_small.h"
 
 #include "base/vectors.h"
@@ -10,11 +10,11 @@
 #include <stddef.h>
 
 #if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC optimize("fp-contract=fast") /* strict C11 would keep a * b + c from fusing */
+#pragma GCC optimize("fp-contract=fast") /* strict C11 does not allow a * b + c to be fused */
 #endif
 
-/* Sums stay in registers for all of the depth, as in gemm.c; elements of A are broadcast, and so may lie anywhere.
-   Measured on AVX-512: 12 rows are no faster than 8, strided A no slower than packed. */
+/* Sums stay in registers for the whole depth, as in gemm_kernel.c. Elements of A are broadcast, so they may have any
+   strides. Measured on AVX-512: 12 rows are no faster than 8, and strided A is no slower than packed A. */
 #define SMALL_KERNEL(function, attribute, lanes, height, vectors)                                                      \
     attribute static void function(int64_t m, int64_t depth, struct small_factor factor, const float *b,               \
                                    int64_t b_depth, float *c, int64_t ld, bool adds) {                                 \
@@ -41,7 +41,7 @@
 
 /* ---- A few vectors ---- */
 
-enum { AHEAD = 16, LINE = 64 }; /* rows that are fetched before they are read: a stride defeats the CPU's own */
+enum { AHEAD = 16, LINE = 64 }; /* rows to prefetch: strides defeat the hardware prefetcher */
 
 typedef float four __attribute__((vector_size(16), may_alias, aligned(4)));
 typedef float f32 __attribute__((may_alias, aligned(1)));
@@ -53,7 +53,7 @@ static inline __attribute__((always_inline)) void fetch_row(const void *row, int
         __builtin_prefetch((const char *)row + b, 0, 2);
 }
 
-/* Numbers of a matrix as floats, and vectors of them: bf16 is a float's upper half. */
+/* Numbers of a matrix as floats, and vectors of them: bf16 is the upper half of a float. */
 #define FLOAT_OF_f32(number) (number)
 #define FLOAT_OF_bf16(number) fast_of_bits((uint32_t)(number) << 16)
 #define FLOAT_OF_f16(number) LOAD_HALF(number)
@@ -75,8 +75,8 @@ static inline __attribute__((always_inline)) four sum_lanes(four a, four b, four
     return SHUFFLE(ab, cd, 0, 1, 4, 5) + SHUFFLE(ab, cd, 2, 3, 6, 7);
 }
 
-/* `height` vectors and four rows: each load of either is multiplied by all of the other. Rows `ahead` elements further
-   on are fetched, line by line, unless other vectors have done so. */
+/* `height` vectors and four rows: each load of either is multiplied by all of the other. Prefetches rows `ahead`
+   elements further on, line by line, unless this was done for earlier vectors. */
 #define DOTS_BLOCK(function, attribute, lanes, height, element)                                                        \
     attribute static inline __attribute__((always_inline)) void function(const element *const *rows, int64_t ahead,    \
                                                                          int64_t depth, const float *x, int64_t x_ld,  \
@@ -109,7 +109,7 @@ static inline __attribute__((always_inline)) four sum_lanes(four a, four b, four
         }                                                                                                              \
     }
 
-/* The rows of `matrix` are four, or the last one again where fewer are left. */
+/* `matrix` has four rows; if fewer are left, the last one is repeated. */
 #define SMALL_DOTS(function, attribute, lanes, height, element)                                                        \
     DOTS_BLOCK(block_##function, attribute, lanes, height, element)                                                    \
     DOTS_BLOCK(line_##function, attribute, lanes, 1, element)                                                          \
@@ -130,7 +130,7 @@ static inline __attribute__((always_inline)) four sum_lanes(four a, four b, four
         }                                                                                                              \
     }
 
-/* Sums of four vectors stay in registers for all rows; what is left of the depth goes one by one. */
+/* Sums of four vectors stay in registers for all rows; the remaining depth is processed one by one. */
 #define SMALL_COMBINE(function, attribute, lanes, element)                                                             \
     attribute static void function(const struct small_few *few, const float *weights, int64_t weight_ld, float *sums,  \
                                    int64_t sum_ld) {                                                                   \
@@ -182,7 +182,7 @@ SMALL_DOTS(dots_avx2_bf16, AVX2, 8, 2, bf16)
 SMALL_COMBINE(combine_avx2_bf16, AVX2, 8, bf16)
 SMALL_DOTS(dots_avx2_f16, AVX2, 8, 2, f16)
 #endif
-/* 16-byte vectors: SSE2, NEON, or whatever the compiler makes of them */
+/* 16-byte vectors: SSE2, NEON, or whatever the compiler lowers them to */
 SMALL_KERNEL(whole_plain, , 4, 6, 2)
 SMALL_KERNEL(half_plain, , 4, 6, 1)
 SMALL_DOTS(dots_plain_f32, , 4, 2, f32)
@@ -202,7 +202,7 @@ static const struct small_kernel kernels[] = {
     {"plain 6x8", 6, 8, whole_plain, half_plain, DOTS(plain), COMBINE(plain)},
 };
 
-/* Rank 1 and above are for tests, which run every kernel that the CPU has. */
+/* Rank 1 and above are for tests, which run every kernel that the CPU supports. */
 const struct small_kernel *small_kernel(int rank) {
     for (size_t i = 0; i < sizeof kernels / sizeof *kernels; i++)
         if (cpu_runs(kernels[i].name) && rank-- == 0)
@@ -210,7 +210,7 @@ const struct small_kernel *small_kernel(int rank) {
     return NULL;
 }
 
-/* Columns outside: B's stay in the L1 cache while rows of A pass. */
+/* Columns are the outer loop: those of B stay in the L1 cache for all rows of A. */
 void small_product(const struct small_kernel *kernel, int64_t m, int64_t n, int64_t depth, struct small_factor a,
                    struct small_factor b, float *c, int64_t ld, bool adds) {
     int half = kernel->columns / 2;

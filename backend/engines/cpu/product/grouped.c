@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The grouped family: products of a mixture of experts and their weights' gradients, with the pointwise operations
-   behind them, as one packed product for each expert. How many rows an expert has is read when it runs. */
+/* The grouped family: mixture-of-experts products and their weight gradients, with fused pointwise operations, as one
+   packed product per expert. The number of rows of an expert is read at run time. */
 #include "base/dtype.h"
 #include "base/number.h"
 #include "engines/cpu/core/threads.h"
@@ -11,12 +11,12 @@
 #include <stdatomic.h>
 #include <string.h>
 
-/* Of a thread, in a second; and of all threads. */
+/* Per thread and second; and for all threads. */
 static const double FLOPS_PER_COLUMN = 3e9, BYTES_PER_SECOND = 16e9, START_SECONDS = 3e-6;
 
-enum { FEW_TOKENS = 64 }; /* of an expert, on average */
+enum { FEW_TOKENS = 64 }; /* average per expert */
 
-/* A tensor whose rows an expert has some of, or of which it has one matrix; strides in elements. */
+/* A tensor of which an expert has some rows or one matrix; strides in elements. */
 struct part {
     int value;
     weftDataType_t type;
@@ -25,15 +25,16 @@ struct part {
 
 struct grouped {
     struct program program;
-    struct rows_columns walk; /* rows: of the result, over all experts of a gradient */
+    struct rows_columns walk; /* rows: of the result, for a gradient over all experts */
     const struct gemm_kernel *kernel;
     gemm_pack *pack_a, *pack_b;
     int threads;
-    int64_t thread_bytes; /* of the workspace, where each thread makes products of its own */
+    int64_t thread_bytes; /* of the workspace, if each thread computes products of its own */
     bool is_backward;
     int32_t mode;
-    int64_t top_k, experts, tokens, rows, m, n, k; /* rows: that experts share; m: of a gradient; k: of a product */
-    int64_t result_rows, left_out;                 /* offsets */
+    /* rows: shared by the experts; m: for a gradient; k: for a product */
+    int64_t top_k, experts, tokens, rows, m, n, k;
+    int64_t result_rows, left_out; /* offsets */
     struct part a, b, first, index, place;
 };
 
@@ -76,7 +77,7 @@ static void describe_backward(struct grouped *g, const struct moe_bwd_op *op, co
     g->left_out = moe_left_out(op->first_token_offset, g->experts);
 }
 
-/* Both kinds as what is multiplied; the result. */
+/* The operands of the product for both kinds of operations, and the result. */
 static struct product product_of(const struct node *node, const struct tensor **result) {
     const struct moe_op *op = (const struct moe_op *)node->op;
     const struct moe_bwd_op *bwd = (const struct moe_bwd_op *)node->op;
@@ -91,7 +92,7 @@ static struct product product_of(const struct node *node, const struct tensor **
                             .columns = (*result)->dims.at[2]};
 }
 
-/* Operands come from memory, in whole bytes, as an expert's rows begin anywhere. */
+/* Operands must be in memory, in whole bytes, because an expert's rows may start anywhere. */
 static weftStatus_t check_operands(const struct region *region, const struct node *node) {
     for (int i = 0; i < node->operand_count; i++) {
         const struct tensor *tensor = region->graph->values[node->operands[i]].tensor;
@@ -154,8 +155,9 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
 
 /* ---- Building ---------------------------------------------------------------------------------------------------- */
 
-/* Whether writing gradients takes longer than computing them. Threads then write far apart: memory that is new to the
-   process is mapped page by page, and threads that ask for neighbouring pages wait for each other. */
+/* True if writing gradients takes longer than computing them. Each thread then processes whole experts, so that threads
+   write far apart: new memory of the process is mapped page by page, and threads that fault adjacent pages wait for
+   each other. */
 static bool goes_by_experts(const struct grouped *g) {
     return g->is_backward && g->threads > 1 && g->experts >= g->threads && g->rows <= FEW_TOKENS * g->experts;
 }
@@ -190,7 +192,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
 
 /* ---- Running ----------------------------------------------------------------------------------------------------- */
 
-/* One expert's product; on the stack of `run`. */
+/* One expert's product, on the stack of `run`. */
 struct job {
     const struct grouped *g;
     void *const *values;
@@ -201,7 +203,7 @@ static int64_t number_at(const struct job *job, const struct part *part, int64_t
     return dtype_load_i64(part->type, job->values[part->value], at);
 }
 
-/* Offsets may point outside, and need not ascend. */
+/* Clamped: offsets may be out of range and need not ascend. */
 static int64_t first_row(const struct job *job, int64_t expert) {
     const struct grouped *g = job->g;
     int64_t place = expert - g->left_out, first = g->rows;
@@ -212,23 +214,23 @@ static int64_t first_row(const struct job *job, int64_t expert) {
     return max64(0, min64(first, g->rows));
 }
 
-/* An operand from one of its rows, or matrices, on. */
+/* An operand, starting at one of its rows or matrices. */
 static struct gemm_matrix matrix_of(const struct job *job, const struct part *part, int64_t at) {
     int64_t bytes = dtype_of(part->type)->bits / 8;
     return (struct gemm_matrix){.base = (const char *)job->values[part->value] + at * bytes, .type = part->type};
 }
 
-/* Of a lane in a group of a panel of A. */
+/* Bytes of a lane in a group of a panel of A. */
 static int64_t lane_bytes(const struct gemm_kernel *kernel) { return dtype_bytes(kernel->factors, kernel->group_a); }
 
-/* One lane of a panel becomes 0. */
+/* Clears one lane of a panel. */
 static void clear_lane(const struct gemm_kernel *kernel, char *lane, int width, int depth) {
     int64_t size = lane_bytes(kernel);
     for (int64_t i = 0; i < divide_up(depth, kernel->group_a); i++)
         memset(lane + i * width * size, 0, (size_t)size);
 }
 
-/* Rows that GATHER picks one by one; that of an index that points outside is 0. */
+/* Packs rows that GATHER selects one by one; a row with an out-of-range index is 0. */
 static void pack_rows(const void *source, void *panel, int width, int64_t batch, int64_t first, int count, int64_t k0,
                       int depth) {
     const struct job *job = source;
@@ -248,7 +250,7 @@ static void pack_rows(const void *source, void *panel, int width, int64_t batch,
     }
 }
 
-/* Where SCATTER puts a row, or -1: outside. */
+/* The row to which SCATTER stores a row, or -1 if it is out of range. */
 static int64_t place_of(const struct job *job, int64_t row) {
     const struct grouped *g = job->g;
     int64_t token = number_at(job, &g->index, row * g->index.rows), k = number_at(job, &g->place, row * g->place.rows);
@@ -256,7 +258,7 @@ static int64_t place_of(const struct job *job, int64_t row) {
     return fits && token <= (g->result_rows - 1 - k) / g->top_k ? token * g->top_k + k : -1;
 }
 
-/* Of all experts' results, which row one of this expert is, before SCATTER. */
+/* The row's index among all experts' results, before SCATTER. */
 static int64_t result_row(const struct job *job, int64_t row) {
     return job->g->is_backward ? job->expert * job->g->m + row : job->first + row;
 }
@@ -286,7 +288,7 @@ static void store(const void *sink, void *block, int64_t ld, int64_t batch, int6
     }
 }
 
-/* Rows that no expert has are 0; what a product reaches is written once more. */
+/* Rows without an expert are 0; rows with one are overwritten later. */
 static void store_zeros(const struct job *job) {
     const struct grouped *g = job->g;
     double zeros[PROGRAM_BLOCK];
@@ -310,7 +312,7 @@ static void multiply(struct job *job, int threads, void *workspace) {
     int64_t count = max64(0, first_row(job, job->expert + 1) - job->first);
     struct gemm_matrix a = matrix_of(job, &g->a, job->first * g->a.rows);
     struct gemm_matrix b = matrix_of(job, &g->b, g->is_backward ? job->first * g->b.rows : job->expert * g->b.experts);
-    a.stride = g->a.columns, a.depth_stride = g->a.rows; /* of a gradient: tokens transposed */
+    a.stride = g->a.columns, a.depth_stride = g->a.rows; /* for a gradient: tokens transposed */
     b.stride = g->b.columns, b.depth_stride = g->b.rows;
     struct gemm gemm = {.kernel = g->kernel, .batch = 1, .m = g->is_backward ? g->m : count, .n = g->n};
     gemm.k = g->is_backward ? count : g->k;
@@ -320,7 +322,7 @@ static void multiply(struct job *job, int threads, void *workspace) {
     gemm_run(&gemm, threads, workspace);
 }
 
-/* All experts, of which each thread takes the next one; on the stack of `run`. */
+/* All experts, which threads process one at a time; on the stack of `run`. */
 struct experts {
     const struct grouped *g;
     void *const *values;

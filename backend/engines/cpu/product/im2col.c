@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Copying images: runs of positions by some channels at a time, each of which is a strided matrix that gemm's packing
-   transposes or converts. */
+/* Copies images: runs of positions by some channels at a time, each of which is a strided matrix that gemm's packing
+   functions transpose or convert. */
 #include "engines/cpu/product/im2col.h"
 
 #include "base/dtype.h"
@@ -10,20 +10,20 @@
 #include <string.h>
 
 enum {
-    RUN = 64,     /* positions of a task: with 64 channels 16 KiB on either side */
-    CHANNELS = 8, /* that are copied at a time, while the next ones are fetched */
+    RUN = 64,     /* positions per task: with 64 channels, 16 KiB on either side */
+    CHANNELS = 8, /* channels that are copied at a time, while the next ones are prefetched */
     LINE = 16,    /* floats of a cache line */
     LINE_BYTES = 64
 };
 
-/* The places around the image that some tap sees from some position. */
+/* Number of positions before and after the image that taps see. */
 static void border_of(const struct patches *p, int i, int64_t *before, int64_t *behind) {
     int64_t reach = (p->taps[i] - 1) * p->tap_step[i], last = (p->positions[i] - 1) * p->step[i];
     *before = max64(0, -(p->offset[i] + min64(0, reach)));
     *behind = max64(0, last + p->offset[i] + max64(0, reach) - (p->size[i] - 1));
 }
 
-/* Dimensions that follow each other in memory as one, dimension 2: of the image alone. */
+/* Merges contiguous dimensions of the image into dimension 2. */
 static void merge_image(struct patches *image) {
     for (int i = 0; i < 3; i++) {
         image->positions[i] = image->size[i];
@@ -33,7 +33,7 @@ static void merge_image(struct patches *image) {
     patches_simplify(image);
 }
 
-/* Channels of all groups as those of one, where they are evenly apart. */
+/* Merges the channels of all groups if their stride is constant. */
 static void merge_groups(struct patches *image) {
     int64_t stride = image->channels == 1 ? image->group_stride : image->channel_stride;
     if (image->channels != 1 && image->group_stride != image->channels * stride)
@@ -43,17 +43,17 @@ static void merge_groups(struct patches *image) {
     image->groups = 1;
 }
 
-/* As many floats in an odd number of cache lines: rows that lie so far apart keep out of each other's sets. */
+/* Rounds up to an odd number of cache lines: rows with such a pitch map to different cache sets. */
 static int64_t spread(int64_t floats) { return floats < LINE ? floats : LINE * (divide_up(floats, LINE) | 1); }
 
-/* Where the copy lies. */
+/* Chooses the layout of the copy. */
 static void lay_out(struct im2col *stage) {
     struct patches *to = &stage->to;
     int64_t positions = patches_count(to->size), all = to->groups * to->channels;
     to->type = WEFT_DATA_FLOAT;
     to->channel_stride = stage->is_planes ? spread(stage->images * positions) : 1;
     to->group_stride = to->channels * to->channel_stride;
-    /* A border is for taps that see neighbours without gaps. */
+    /* With a border, adjacent positions must be contiguous for taps. */
     to->stride[2] = stage->is_planes ? 1 : stage->is_bordered ? all : spread(all);
     to->image_stride = positions * to->stride[2];
     to->stride[1] = to->stride[2] * to->size[2];
@@ -91,10 +91,10 @@ int64_t im2col_floats(const struct im2col *stage) {
 struct job {
     const struct im2col *stage;
     float *copy;
-    int64_t lines, parts; /* of an image: lines of positions; parts of a line */
+    int64_t lines, parts; /* per image: lines of positions; parts per line */
 };
 
-/* Some channels of one group at `count` places. */
+/* Copies some channels of one group at `count` positions. */
 static void copy_matrix(const struct im2col *stage, int64_t index, float *to, int channels, int count) {
     const struct patches *from = &stage->from;
     struct gemm_matrix matrix = {.base = (const char *)from->base + dtype_bytes(from->type, index), .type = from->type};
@@ -111,7 +111,7 @@ static void copy_matrix(const struct im2col *stage, int64_t index, float *to, in
         gemm_pack_matrix(&matrix, to, (int)stage->to.stride[2], 0, 0, channels, 0, count);
 }
 
-/* Lines of memory that are used next: too few of each row for the CPU to look ahead. */
+/* Prefetches the lines of memory that are used next: each row has too few for the hardware prefetcher. */
 static void fetch_rows(const char *row, int64_t row_bytes, int64_t rows, int64_t bytes, bool is_written) {
     for (int64_t i = 0; i < rows; i++, row += row_bytes)
         for (int64_t byte = 0; byte < bytes; byte += LINE_BYTES)
@@ -121,7 +121,7 @@ static void fetch_rows(const char *row, int64_t row_bytes, int64_t rows, int64_t
                 __builtin_prefetch(row + byte, 0, 3);
 }
 
-/* Channels that follow: where their places are neighbours on either side. */
+/* Prefetches the next channels on each side on which positions are contiguous. */
 static void fetch_channels(const struct im2col *stage, int64_t index, const float *to, int64_t channels, int count) {
     const struct patches *from = &stage->from;
     int64_t rows = min64(channels, CHANNELS);
@@ -133,7 +133,7 @@ static void fetch_channels(const struct im2col *stage, int64_t index, const floa
                    count * (int64_t)sizeof(float), true);
 }
 
-/* All channels at `count` places from `first` on of a line. */
+/* Copies all channels at `count` positions of a line, starting at `first`. */
 static void copy_places(const struct im2col *stage, float *copy, int64_t image, int64_t line, int64_t first,
                         int count) {
     const struct patches *from = &stage->from, *to = &stage->to;
@@ -143,10 +143,10 @@ static void copy_places(const struct im2col *stage, float *copy, int64_t image, 
         index += place[i] * from->stride[i];
         at += stage->is_bordered ? (place[i] + stage->before[i]) * to->stride[i] : 0;
     }
-    /* Without a border the copy's places follow each other, whatever was merged. */
+    /* Without a border, the copy's positions are contiguous, whatever was merged. */
     if (!stage->is_bordered)
         at += (line * from->size[2] + first) * to->stride[2];
-    /* Neighbouring channels of another type are converted together. */
+    /* Adjacent channels of another type are converted together. */
     bool is_few = from->stride[2] == 1 || (stage->is_planes && from->type == WEFT_DATA_FLOAT);
     int64_t most = is_few ? CHANNELS : GEMM_DEPTH;
     for (int64_t group = 0; group < from->groups; group++)
@@ -168,7 +168,7 @@ static void copy_part(void *context, int64_t task) {
                 (int)min64(RUN, stage->from.size[2] - first));
 }
 
-/* A copy that has a border is cleared as a whole first: such images have few channels. */
+/* A copy with a border is cleared completely first: such images have few channels. */
 void im2col_run(struct im2col *stage, const void *base, float *copy) {
     stage->from.base = base;
     stage->to.base = copy;

@@ -1,26 +1,28 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* An image copied as floats in the order in which a product reads it: channels last, with room around it, or channels
-   first of all, each with the positions of all images behind each other. It must not know operations. */
+/* Image staging for implicit im2col: an image is copied as floats in the order in which a product reads it, so that
+   patches (patches.h) can be read from the copy without a matrix of them. The copy is either channels-last with a
+   border, or channels-first with the positions of all images adjacent. This file must not know operations. */
 #ifndef WEFT_ENGINES_CPU_IM2COL_H
 #define WEFT_ENGINES_CPU_IM2COL_H
 
 #include "engines/cpu/product/patches.h"
 
 struct im2col {
-    bool is_on;                /* else the image is read where it lies */
-    bool is_planes;            /* [groups, channels, images, positions], else [images, positions, groups, channels] */
-    bool is_bordered;          /* there are zeros wherever taps look outside; planes have none */
-    int64_t images, before[3]; /* before: places of zeros in front, along each dimension */
-    struct patches from, to;   /* the image as it lies, and as it is copied; of `from` only the image is read */
+    bool is_on; /* otherwise the image is read in place */
+    /* [groups, channels, images, positions] instead of [images, positions, groups, channels] */
+    bool is_planes;
+    bool is_bordered;          /* zeros are stored where taps are outside; planes have no border */
+    int64_t images, before[3]; /* before: zero positions in front, along each dimension */
+    struct patches from, to;   /* the original image and its copy; only the image fields of `from` are used */
 };
 
-/* Plans a copy of the image that `patches` sees. is_bordered: with zeros wherever taps look outside. */
+/* Plans a copy of the image that `patches` sees. is_bordered: with zeros where taps are outside. */
 void im2col_plan(struct im2col *stage, const struct patches *patches, int64_t images, bool is_planes, bool is_bordered);
 
-/* Floats of the copy; 0 where there is none. */
+/* Floats of the copy, or 0 if there is none. */
 int64_t im2col_floats(const struct im2col *stage);
 
-/* Copies, on up to all threads of the pool; to.base is set. */
+/* Copies on up to all threads of the pool; sets to.base. */
 void im2col_run(struct im2col *stage, const void *base, float *copy);
 
 #endif

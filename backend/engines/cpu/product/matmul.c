@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Matmul as a product of packed matrices: which operand gives the rows, and what of the batch becomes rows. Nothing is
-   transposed in memory: packing reads any strides, and the walk stores along any. */
+/* Matmul as a product of packed matrices: decides which operand provides the rows, and which batch dimensions become
+   rows. Nothing is transposed in memory: packing reads any strides, and the traversal stores any. */
 #include "graph/ops/matmul.h"
 #include "base/number.h"
 #include "engines/cpu/product/contraction.h"
@@ -10,15 +10,15 @@ static const double PACK_COST = 8; /* see struct product */
 
 static const struct matmul_op *op_at(const struct node *node) { return (const struct matmul_op *)node->op; }
 
-/* Whether the transposed product is computed, C^T = B^T A^T: its rows are the ones that lie in memory, or b is all but
-   a vector. With n < 8 more than half of a kernel's 16 columns would be padding. */
+/* True if the transposed product is computed, C^T = B^T A^T: if its rows are the contiguous ones in memory, or if b is
+   nearly a vector. With n < 8, more than half of a kernel's 16 columns would be padding. */
 static bool is_transposed(const struct matmul_op *op) {
     const struct tensor *c = op->c;
     int64_t columns = c->dims.count - 1, rows = columns - 1, m = c->dims.at[rows], n = c->dims.at[columns];
     return n < 8 ? m > n : m >= 8 && c->strides.at[rows] == 1 && c->strides.at[columns] != 1;
 }
 
-/* For the price and the choice of a kernel; the batch does not change either. */
+/* For the prediction and the choice of a kernel; the batch affects neither. */
 static struct product product(const struct node *node) {
     const struct matmul_op *op = op_at(node);
     int64_t last = op->c->dims.count - 1, m = op->c->dims.at[last - 1], n = op->c->dims.at[last];
@@ -35,8 +35,8 @@ static struct product product(const struct node *node) {
 
 /* ---- Batches ----------------------------------------------------------------------------------------------------- */
 
-/* Adds a loop to the batch, or makes the last one longer where the matrices of both follow each other. An extent of 0
-   never comes here: find_batch ends before. */
+/* Adds a loop to the batch, or extends the last one if the matrices of both are contiguous. The extent is never 0:
+   find_batch returns earlier. */
 static bool add_batch(struct gemm_matrix *matrix, int64_t extent, int64_t stride) {
     int last = matrix->batch_rank - 1;
     if (extent == 1)
@@ -53,8 +53,8 @@ static bool add_batch(struct gemm_matrix *matrix, int64_t extent, int64_t stride
     return true;
 }
 
-/* The batch of an operand, entry by entry of the result's: matmul_batch_entry as loops. Along a dimension its entries
-   come in turn, each for whole / extent neighbours of the result's: a second loop of stride 0. */
+/* Expresses an operand's batch, for each entry of the result's, as loops (see matmul_batch_entry). Along a dimension
+   each of its entries is used for whole / extent consecutive entries of the result: a second loop of stride 0. */
 static bool find_batch(struct gemm_matrix *matrix, const struct tensor *operand, const struct tensor *result) {
     for (int64_t i = 0; i < result->dims.count - 2; i++) {
         int64_t whole = result->dims.at[i], extent = operand->dims.at[i];
@@ -76,13 +76,13 @@ static weftStatus_t check_batch(const struct node *node, const struct tensor *op
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The operation that dequantises an operand in the region; NULL: it comes from memory. */
+/* The operation of the region that dequantizes an operand, or NULL if the operand is in memory. */
 static const struct block_scale_dequantize_op *dequantized(const struct region *region, const struct tensor *operand) {
     const struct node *maker = region_producer(region, operand);
     return maker ? (const struct block_scale_dequantize_op *)maker->op : NULL;
 }
 
-/* Overrides of M, N and K come with each run, and differ from entry to entry of the batch; panels are cut before. */
+/* Overrides of M, N and K are passed at run time and differ between batch entries, but panels are planned earlier. */
 static weftStatus_t check(const struct region *region, const struct node *node) {
     const struct matmul_op *op = op_at(node);
     const struct tensor *operands[] = {op->a, op->b};
@@ -101,7 +101,7 @@ static weftStatus_t check(const struct region *region, const struct node *node) 
 
 /* ---- The product ------------------------------------------------------------------------------------------------- */
 
-/* Which dimensions of an operand rows (of A) or columns (of B), and k lie along. */
+/* The dimensions of an operand that form the rows (of A) or columns (of B), and k. */
 struct sides {
     int64_t dim, depth_dim;
 };
@@ -114,7 +114,7 @@ static struct gemm_matrix matrix_of(const struct tensor *tensor, const struct te
     return matrix;
 }
 
-/* What the region dequantises is packed from the numbers and scales that it is made of. */
+/* Dequantized operands are packed directly from their quantized numbers and scales. */
 static struct factor factor_of(const struct region *region, const struct tensor *tensor, const struct tensor *result,
                                struct sides sides, gemm_pack *pack, int group) {
     const struct block_scale_dequantize_op *op = dequantized(region, tensor);
@@ -137,13 +137,13 @@ static struct factor factor_of(const struct region *region, const struct tensor 
     return factor;
 }
 
-/* One matrix for all of the batch, with or without a loop of stride 0. */
+/* True if the whole batch uses the same matrix, with or without a loop of stride 0. */
 static bool is_shared(const struct gemm_matrix *matrix) {
     return matrix->batch_rank == 0 || (matrix->batch_rank == 1 && matrix->batch_strides[0] == 0);
 }
 
-/* Makes one product of a batch when all of it shares b and a's rows go on from entry to entry. More rows in one product
-   pack b once. */
+/* Merges a batch into a single product if all entries share b and a's rows are contiguous across entries: b is then
+   packed once for more rows. */
 static void merge_batch(struct piece *piece) {
     struct gemm_matrix *a = &piece->a.matrix, *b = &piece->b.matrix;
     bool shares_b = is_shared(b) && (piece->b.pack != pack_dequant || is_shared(&piece->b.scaled.scales));
@@ -166,8 +166,8 @@ static weftStatus_t plan(struct contraction *contraction, const struct region *r
     TRY(arena_alloc(arena, &piece, sizeof *piece));
     piece->gemm =
         (struct gemm){.batch = 1, .m = transposed ? n : m, .n = transposed ? m : n, .k = op->a->dims.at[columns]};
-    /* Axes in the order of c's dims: batch, rows, columns. The walk's rows are then batch and rows, as gemm counts
-       them. */
+    /* Axes are in the order of c's dims: batch, rows, columns. The traversal's rows are then batch and rows, as gemm
+       counts them. */
     for (int i = 0; i < c->dims.count; i++)
         axes[i] = (struct axis){.dim = i, .extent = c->dims.at[i], .step = 1};
     for (int i = 0; i < rows; i++)
@@ -177,13 +177,13 @@ static weftStatus_t plan(struct contraction *contraction, const struct region *r
                          kernel->group_a);
     piece->b = factor_of(region, transposed ? op->a : op->b, c, transposed ? sides_a : sides_b, gemm_pack_of_b(kernel),
                          kernel->group_b);
-    /* The walk's last loop must be gemm's columns. */
+    /* The traversal's last loop must be gemm's columns. */
     if (transposed) {
         struct axis row = axes[rows];
         axes[rows] = axes[columns];
         axes[columns] = row;
     }
-    /* The walk needs no change: its rows run over all of the batch either way. */
+    /* The traversal needs no change: its rows cover the whole batch in either case. */
     merge_batch(piece);
     rows_columns_plan(&piece->walk, &contraction->program, axes, (int)c->dims.count, false);
     contraction->pieces = piece;

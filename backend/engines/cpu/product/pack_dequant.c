@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Packing numbers of few bits times their blocks' scales. */
+/* Packs low-precision numbers times the scales of their blocks. */
 #include "engines/cpu/product/pack_dequant.h"
 
 #include "base/dtype.h"
@@ -11,7 +11,7 @@
 
 #include <string.h>
 
-/* Rows have constant lengths: all that unrolling would add is bytes. */
+/* Rows have constant lengths, so unrolling would only increase code size. */
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC optimize("O2", "vect-cost-model=dynamic")
 #endif
@@ -19,19 +19,19 @@
 #define INLINE static inline __attribute__((always_inline))
 
 enum {
-    WORD = 32,                /* bits */
+    WORD = 32,                /* in bits */
     ROUNDED = 1024,           /* elements that are rounded at a time */
-    DOT_ROWS = FEW_BITS_ROWS, /* of A, at most, that dot products are taken of */
-    DOT_COLUMNS = 64,         /* of a task */
-    DOT_BLOCKS = 32,          /* whose scales are floats at a time, at most */
-    DOT_FLOATS = 6 << 10,     /* of A beside them: 24 KiB */
+    DOT_ROWS = FEW_BITS_ROWS, /* maximum rows of A for dot products */
+    DOT_COLUMNS = 64,         /* columns per task */
+    DOT_BLOCKS = 32,          /* maximum blocks whose scales are floats at a time */
+    DOT_FLOATS = 6 << 10,     /* floats of A in addition to them: 24 KiB */
     DOT_LINES = 8,            /* columns whose parts of a block are read one after another */
-    DOT_DEPTH = 32            /* of a block, at least */
+    DOT_DEPTH = 32            /* minimum depth of a block */
 };
 
 /* ---- Scales ------------------------------------------------------------------------------------------------------ */
 
-/* Of `count` neighbours at a depth, each that of its block; 0 beyond. */
+/* Loads the block scales of `count` adjacent indices at a depth; 0 past them. */
 static void load_scales(const struct quantized *s, float *scales, int width, int64_t batch, int64_t first, int count,
                         int64_t depth) {
     int64_t depth_block = depth / s->depth_block;
@@ -51,16 +51,16 @@ static void load_scales(const struct quantized *s, float *scales, int width, int
 
 /* ---- Numbers ----------------------------------------------------------------------------------------------------- */
 
-/* Calls a function whose first argument is the width of a panel. Rows are short: the usual widths, of A 12, are
-   constants. */
+/* Calls a function whose first argument is the width of a panel. Rows are short, so the usual widths (12 for A) are
+   passed as constants. */
 #define OF_WIDTH(function, ...)                                                                                        \
     (width == 32   ? function(32, __VA_ARGS__)                                                                         \
      : width == 16 ? function(16, __VA_ARGS__)                                                                         \
      : width == 12 ? function(12, __VA_ARGS__)                                                                         \
                    : function(width, __VA_ARGS__))
 
-/* Words of whole numbers at neighbouring depths, [depth * bits / WORD, width], to the panel's rows. A mask of all ones
-   leaves numbers their sign. */
+/* Expands words of integers at adjacent depths, [depth * bits / WORD, width], to the panel's rows. A mask of all ones
+   preserves signs. */
 INLINE void expand_rows(int width, float *restrict panel, const uint32_t *restrict words, const float *restrict scales,
                         int depth, int bits, int32_t mask) {
     for (int d = 0; d < depth; d += WORD / bits, words += width)
@@ -77,7 +77,7 @@ WIDE static void expand(float *panel, const uint32_t *words, const float *scales
         OF_WIDTH(expand_rows, panel, words, scales, depth, 8, mask);
 }
 
-/* Bytes of words at neighbouring depths, to rows of them. */
+/* Splits words at adjacent depths into rows of bytes. */
 INLINE void split_rows(int width, uint8_t *restrict bytes, const uint32_t *restrict words, int depth) {
     for (int d = 0; d < depth; d += WORD / 8, words += width)
         for (int first = 0; first < WORD; first += 8, bytes += width)
@@ -99,15 +99,15 @@ WIDE static void multiply(float *panel, const float *scales, int width, int dept
     OF_WIDTH(multiply_rows, panel, scales, depth);
 }
 
-/* Whether words can be read from an element on: its neighbours along the depth lie together, from a whole byte on. */
+/* True if whole words can be read starting at an element: depths are contiguous and start at a whole byte. */
 static bool has_words(const struct gemm_matrix *matrix, int64_t batch, int64_t first, int64_t k0) {
     bool are_bytes = dtype_of(matrix->type)->bits == 8;
     bool are_halves = matrix->stride % 2 == 0 && gemm_index(matrix, batch, first, k0) % 2 == 0;
     return matrix->depth_stride == 1 && (are_bytes || (are_halves && matrix->type != WEFT_DATA_FP4_E2M1));
 }
 
-/* Neighbours along the depth go into the panel's order as words, before they are floats: that takes a quarter of the
-   shuffles, or an eighth. Returns how many depths are done, in whole words. */
+/* Transposes packed words along the depth into the panel's order before converting them to float: this takes a quarter
+   or an eighth of the shuffles. Returns the number of depths processed, in whole words. */
 static int pack_words(const struct quantized *s, float *panel, const float *scales, int width, int64_t batch,
                       int64_t first, int count, int64_t k0, int depth) {
     const struct dtype *type = dtype_of(s->matrix.type);
@@ -131,7 +131,7 @@ static int pack_words(const struct quantized *s, float *panel, const float *scal
     return done;
 }
 
-/* To nearest even, as a tensor of BFLOAT16 holds them; NaN stays NaN. */
+/* Rounds to nearest even, as a BFLOAT16 tensor stores numbers; NaN stays NaN. */
 WIDE static void round_bf16(float *numbers, int count) {
     typedef uint32_t word __attribute__((may_alias));
     word *bits = (word *)numbers;
@@ -141,7 +141,7 @@ WIDE static void round_bf16(float *numbers, int count) {
     }
 }
 
-/* What a tensor of the type would hold. */
+/* Rounds to the precision of a tensor of the type. */
 static void round_all(weftDataType_t type, float *numbers, int count) {
     uint16_t halves[ROUNDED];
     if (type == WEFT_DATA_BFLOAT16)
@@ -153,7 +153,7 @@ static void round_all(weftDataType_t type, float *numbers, int count) {
     }
 }
 
-/* Depths that share their scales at a time. */
+/* Processes depths that share their scales together. */
 void pack_dequant(const void *source, void *panel, int width, int64_t batch, int64_t first, int count, int64_t k0,
                   int depth) {
     const struct quantized *s = source;
@@ -172,14 +172,14 @@ void pack_dequant(const void *source, void *panel, int width, int64_t batch, int
 
 /* ---- Dot products ------------------------------------------------------------------------------------------------ */
 
-/* Of one product; on the stack. */
+/* State of one product, on the stack. */
 struct dots {
     const struct gemm *gemm;
     const struct quantized *b;
     const struct small_kernel *kernel;
     float *rows; /* of A, [batch, m, k] */
     int64_t tasks;
-    bool is_whole; /* numbers become floats in registers, else in a buffer */
+    bool is_whole; /* numbers are widened in registers instead of a buffer */
 };
 
 bool dequant_has_dots(const struct gemm *gemm, const struct quantized *b) {
@@ -191,7 +191,7 @@ int64_t dequant_dots_bytes(const struct gemm *gemm) {
     return gemm->batch * gemm->m * gemm->k * (int64_t)sizeof(float) + (int64_t)sizeof(float);
 }
 
-/* Whether numbers are of a type that few_bits.h takes, in whole groups, and columns begin with whole bytes. */
+/* True if few_bits.h supports the type, blocks have whole groups, and columns start at whole bytes. */
 static bool has_groups(const struct gemm *gemm, const struct quantized *b) {
     const struct gemm_matrix *matrix = &b->matrix;
     bool are_bytes = matrix->stride % 2 == 0;
@@ -210,7 +210,7 @@ static void unpack_row(const struct dots *dots, int64_t row) {
         few_bits_arrange(dots->b->matrix.type, to, gemm->k);
 }
 
-/* Adds the products with a part of a block, of `columns` columns from `first` on: sums are [m, DOT_COLUMNS]. */
+/* Adds the products with part of a block, for `columns` columns from `first` on; sums are [m, DOT_COLUMNS]. */
 static void add_dots(const struct dots *dots, float *sums, int64_t batch, int64_t first, int columns, int64_t k0,
                      int depth) {
     const struct gemm_matrix *matrix = &dots->b->matrix;
@@ -226,7 +226,7 @@ static void add_dots(const struct dots *dots, float *sums, int64_t batch, int64_
             sums[i * DOT_COLUMNS + j] += scales[j] * products[i * DOT_LINES + j];
 }
 
-/* Adds the products of whole blocks, of all of a task's columns. */
+/* Adds the products of whole blocks, for all of a task's columns. */
 static void add_groups(const struct dots *dots, float *sums, int64_t batch, int64_t first, int columns, int64_t k0,
                        int64_t depth) {
     const struct gemm *gemm = dots->gemm;
@@ -245,13 +245,13 @@ static void add_groups(const struct dots *dots, float *sums, int64_t batch, int6
     few_bits_dots(&few, columns, dots->rows + batch * gemm->m * gemm->k + k0, gemm->k, (int)gemm->m, sums, DOT_COLUMNS);
 }
 
-/* Of as many whole blocks as leave the rows of A in the L1 cache. */
+/* Depth of as many whole blocks as fit into the L1 cache together with the rows of A. */
 static int64_t dot_depth(const struct gemm *gemm, int64_t block) {
     int64_t least = min64(block, gemm->k);
     return least * max64(1, min64(DOT_BLOCKS, DOT_FLOATS / (gemm->m * least)));
 }
 
-/* Some columns of an entry of the batch, a few at a time along all of the depth. */
+/* Processes some columns of a batch entry, a few at a time along the whole depth. */
 static void run_dots(void *context, int64_t task) {
     const struct dots *dots = context;
     const struct gemm *gemm = dots->gemm;

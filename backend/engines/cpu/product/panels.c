@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Packing panels for direct.c. */
+/* Packs panels for direct.c. */
 #include "engines/cpu/product/panels.h"
 
 #include "base/dtype.h"
@@ -10,7 +10,7 @@
 
 /* ---- Rows -------------------------------------------------------------------------------------------------------- */
 
-/* `rows` rows of `count` floats, a number that the compiler knows. */
+/* Copies `rows` rows of `count` floats, where count is a compile-time constant. */
 static inline void copy_columns(float *restrict to, int64_t to_ld, const float *restrict from, int64_t from_ld,
                                 int64_t rows, int count) {
     for (int64_t i = 0; i < rows; i++, to += to_ld, from += from_ld)
@@ -18,7 +18,7 @@ static inline void copy_columns(float *restrict to, int64_t to_ld, const float *
             to[j] = from[j];
 }
 
-/* Any number of floats, by powers of two: a panel's row is too short for asking how long it is. */
+/* Copies any number of floats in powers of two: a panel's row is too short for a loop over its length. */
 WIDE static void copy_rows(float *restrict to, int64_t to_ld, const float *restrict from, int64_t from_ld,
                            int64_t count, int64_t rows) {
     int64_t at = 0;
@@ -38,9 +38,9 @@ WIDE static void copy_rows(float *restrict to, int64_t to_ld, const float *restr
 
 /* ---- Filters ----------------------------------------------------------------------------------------------------- */
 
-enum { MIXED = 8192, WIDEST = 64 }; /* floats that are transposed at once, and the columns of a panel at most */
+enum { MIXED = 8192, WIDEST = 64 }; /* floats that are transposed at once; maximum columns of a panel */
 
-/* Elements base[index + column * stride + depth * depth_stride]. */
+/* Packs elements base[index + column * stride + depth * depth_stride]. */
 static void pack(const struct filter *f, float *panel, int width, int64_t index, int count, int64_t stride, int depth,
                  int64_t depth_stride) {
     struct gemm_matrix matrix = {.base = (const char *)f->base + dtype_bytes(f->type, index),
@@ -50,8 +50,8 @@ static void pack(const struct filter *f, float *panel, int width, int64_t index,
     gemm_pack_matrix(&matrix, panel, width, 0, 0, count, 0, depth);
 }
 
-/* Taps are neighbours in memory: some channels with all taps are transposed together into `mixed`, [channels, taps,
-   width], whose rows then go to their taps. */
+/* Taps are contiguous in memory: some channels with all taps are transposed together into `mixed`, [channels, taps,
+   width], whose rows are then copied to their taps. */
 static void pack_by_channels(const struct filter *f, float *panel, int width, int64_t index, int count,
                              const struct depths *depths) {
     float mixed[MIXED];
@@ -67,7 +67,7 @@ static void pack_by_channels(const struct filter *f, float *panel, int width, in
     }
 }
 
-/* A run of depths, which follow each other in memory or are evenly apart. */
+/* Packs a run of depths with a constant stride. */
 static void pack_run_of_filter(const struct filter *f, float *panel, int width, int64_t index, int count,
                                int64_t depth) {
     for (int64_t d = 0; d < depth; d += GEMM_DEPTH)
@@ -75,7 +75,7 @@ static void pack_run_of_filter(const struct filter *f, float *panel, int width, 
              (int)min64(GEMM_DEPTH, depth - d), f->channel_stride);
 }
 
-/* One tap after the other, or, where they follow each other as one, all at once. */
+/* One tap after the other, or all at once if they can be merged. */
 static void pack_by_taps(const struct filter *f, float *panel, int width, int64_t index, int count,
                          const struct depths *depths) {
     struct filter whole = *f;
@@ -94,7 +94,7 @@ static void pack_by_taps(const struct filter *f, float *panel, int width, int64_
     }
 }
 
-/* Whether taps follow each other in memory without gaps, the innermost 1 apart; those of one place lie anyhow. */
+/* True if taps are contiguous in memory; dimensions of one tap do not matter. */
 static bool taps_are_neighbours(const struct filter *f) {
     int64_t reach = 1;
     for (int i = 2; i >= 0; i--) {
@@ -139,7 +139,7 @@ static void clear_rows(float *to, int64_t ld, int64_t count, int64_t rows) {
         memset(to + i * ld, 0, (size_t)count * sizeof(float));
 }
 
-/* A run of positions under one tap: `count` columns. */
+/* Packs a run of positions under one tap: `count` columns. */
 static void pack_run_of_image(const struct patches *p, float *panel, int width, const struct run *run, int64_t tap,
                               int64_t channel, int64_t count) {
     int64_t taps[3], first[3], index = run->origin + channel;

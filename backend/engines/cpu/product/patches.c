@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Packing patches and filters: a panel is cut into rectangles in which memory is a plain strided matrix (some channels
-   of one tap, at positions that follow each other along the last dimension), and each is packed as one. */
+/* Packs patches and filters: a panel is divided into rectangles in which memory is a plain strided matrix (some
+   channels of one tap, at consecutive positions along the last dimension), and each is packed at once. */
 #include "engines/cpu/product/patches.h"
 
 #include "base/dtype.h"
@@ -8,26 +8,26 @@
 
 #include <string.h>
 
-/* A panel as gemm gives it, of which a rectangle is written at a time. */
+/* A panel of gemm, of which one rectangle is written at a time. */
 struct panel {
     void *data;
     int width;
     struct packing packing;
 };
 
-/* Address of the group of a lane that begins with a depth. */
+/* Address of the group of a lane that starts at a depth. */
 static void *corner(const struct panel *panel, int64_t lane, int64_t depth) {
     return (char *)panel->data + (depth / panel->packing.group * panel->width + lane) * panel->packing.bytes;
 }
 
-/* Zeros where a tap lies outside the image: gemm multiplies by them. */
+/* Writes zeros where a tap is outside the image: gemm multiplies them like other numbers. */
 static void clear(const struct panel *panel, int64_t lane, int64_t lanes, int64_t depth, int64_t depths) {
     for (int64_t i = 0; i < depths; i += panel->packing.group)
         memset(corner(panel, lane, depth + i), 0, (size_t)(lanes * panel->packing.bytes));
 }
 
-/* Packs elements base[index + i * stride + d * depth_stride]. The corner's index is folded into the base, so that the
-   matrix begins there. */
+/* Packs elements base[index + i * stride + d * depth_stride]. The index is folded into the base, so that the matrix
+   starts there. */
 static void copy(const struct panel *panel, int64_t lane, int64_t lanes, int64_t depth, int64_t depths,
                  const void *base, weftDataType_t type, int64_t index, int64_t stride, int64_t depth_stride) {
     /* Types have whole bytes: convolution declines others. */
@@ -41,7 +41,7 @@ static void copy(const struct panel *panel, int64_t lane, int64_t lanes, int64_t
 /* ---- Patches ----------------------------------------------------------------------------------------------------- */
 
 struct run patches_run(const struct patches *p, int64_t batch, int64_t position, int64_t most) {
-    /* Positions count through one image, or through all of them: then the image is taken off first. */
+    /* Positions count through one image, or through all images; then the image index is split off first. */
     int64_t per_image = patches_count(p->positions);
     int64_t image = p->batch_has_images ? batch / p->groups : position / per_image;
     struct run run;
@@ -54,20 +54,20 @@ struct run patches_run(const struct patches *p, int64_t batch, int64_t position,
 void patches_inside(const struct patches *p, const int64_t *first, int64_t count, int64_t *before, int64_t *end) {
     *before = min64(max64(divide_up(-first[2], p->step[2]), 0), count);
     *end = min64(max64(divide_up(p->size[2] - first[2], p->step[2]), *before), count);
-    /* The outer dimensions are the same for all of the run: one outside empties it. */
+    /* The outer dimensions are constant along the run: if one is outside, the whole run is. */
     for (int i = 0; i < 2; i++)
         if (first[i] < 0 || first[i] >= p->size[i])
             *before = *end = count;
 }
 
-/* Packs a run of positions under one tap for some channels. The run is lanes or depth from `at` on, the channels are
-   the other from `channel_at` on. */
+/* Packs a run of positions under one tap for some channels. The run is along lanes or depth from `at` on; the channels
+   are along the other from `channel_at` on. */
 static void pack_run(const struct patches *p, const struct panel *panel, const struct run *run, int64_t at, int64_t tap,
                      int64_t channel, int64_t channels, int64_t channel_at) {
     int64_t taps[3], first[3];
     int64_t index = run->origin + channel * p->channel_stride;
     patches_unravel(tap, p->taps, taps);
-    /* Where the tap meets the image from the run's first position; negative in front of it. */
+    /* Position of the tap in the image at the start of the run; negative before the image. */
     for (int i = 0; i < 3; i++)
         first[i] = run->place[i] * p->step[i] + p->offset[i] + taps[i] * p->tap_step[i];
     int64_t before, end;
@@ -75,7 +75,7 @@ static void pack_run(const struct patches *p, const struct panel *panel, const s
     index += first[0] * p->stride[0] + first[1] * p->stride[1];
     index += (first[2] + before * p->step[2]) * p->stride[2];
     int64_t step = p->step[2] * p->stride[2];
-    /* Depths before and behind the part, then the part. */
+    /* Clears the depths before and after the part, then packs the part. */
     if (p->positions_are_depth) {
         clear(panel, channel_at, channels, at, before);
         clear(panel, channel_at, channels, at + end, run->count - end);
@@ -83,7 +83,7 @@ static void pack_run(const struct patches *p, const struct panel *panel, const s
             copy(panel, channel_at, channels, at + before, end - before, p->base, p->type, index, p->channel_stride,
                  step);
     } else {
-        /* The same with lanes and depths exchanged. */
+        /* Likewise with lanes and depths exchanged. */
         if (before > 0)
             clear(panel, at, before, channel_at, channels);
         if (run->count > end)
@@ -94,14 +94,14 @@ static void pack_run(const struct patches *p, const struct panel *panel, const s
     }
 }
 
-/* By rectangles: a run of positions x some channels under one tap. */
+/* In rectangles: a run of positions x some channels under one tap. */
 void patches_pack(const void *source, void *data, int width, int64_t batch, int64_t first, int count, int64_t k0,
                   int depth) {
     const struct patches *p = source;
     const struct panel panel = {data, width, p->packing};
     int64_t position = p->positions_are_depth ? k0 : first, positions = p->positions_are_depth ? depth : count;
     int64_t index = p->positions_are_depth ? first : k0, indices = p->positions_are_depth ? count : depth;
-    /* Runs of positions, and within each, channels of one tap after the other. */
+    /* Runs of positions, and within each, the channels of one tap after the other. */
     for (int64_t i = 0; i < positions;) {
         struct run run = patches_run(p, batch, position + i, positions - i);
         for (int64_t j = 0; j < indices;) {
@@ -114,13 +114,13 @@ void patches_pack(const void *source, void *data, int width, int64_t batch, int6
     }
 }
 
-/* Seen whole, as it is: one tap, at its own place. */
+/* True for a dimension that is read completely and unchanged: one tap, at its own position. */
 static bool is_plain(const struct patches *p, int i) {
     return p->taps[i] == 1 && p->offset[i] == 0 && p->step[i] == 1 && p->size[i] == p->positions[i];
 }
 
-/* From the last dimension outwards, as long as it is walked whole and without gaps. Dimension 2 becomes the product;
-   the others keep one position. */
+/* Merges dimensions from the last one outwards, as long as they are complete and contiguous. Dimension 2 becomes the
+   product; the others keep one position. */
 void patches_simplify(struct patches *p) {
     for (int i = 1; i >= 0 && is_plain(p, i) && is_plain(p, 2); i--) {
         if (p->size[i] != 1 && p->stride[i] != p->stride[2] * p->size[2])
@@ -132,7 +132,7 @@ void patches_simplify(struct patches *p) {
 
 /* ---- Filters ----------------------------------------------------------------------------------------------------- */
 
-/* Depth is taps and, fastest, channels: rectangles of one tap's channels x `count` rows. */
+/* Depth is taps and, fastest, channels: rectangles are one tap's channels x `count` rows. */
 void filter_pack(const void *source, void *data, int width, int64_t batch, int64_t first, int count, int64_t k0,
                  int depth) {
     const struct filter *f = source;
@@ -140,7 +140,7 @@ void filter_pack(const void *source, void *data, int width, int64_t batch, int64
     for (int64_t j = 0; j < depth;) {
         int64_t tap = (k0 + j) / f->channels, channel = (k0 + j) % f->channels, taps[3];
         int64_t channels = min64(depth - j, f->channels - channel);
-        /* The element of this tap and channel in the panel's first row. */
+        /* Index of this tap and channel in the panel's first row. */
         int64_t index =
             f->first + batch % f->groups * f->group_stride + first * f->row_stride + channel * f->channel_stride;
         patches_unravel(tap, f->taps, taps);
@@ -151,7 +151,7 @@ void filter_pack(const void *source, void *data, int width, int64_t batch, int64
     }
 }
 
-/* From the fastest tap outwards, as channels are faster than taps. */
+/* Starts with the fastest tap dimension, because channels are faster than taps. */
 void filter_simplify(struct filter *f) {
     for (int i = 2; i >= 0; i--) {
         if (f->taps[i] != 1 && f->tap_stride[i] != f->channels * f->channel_stride)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory of panels that are packed once. */
+/* Memory for panels that are packed once. */
 #include "engines/cpu/product/prepacked.h"
 
 #include "base/number.h"
@@ -7,7 +7,7 @@
 
 #include <stdlib.h>
 
-enum { LINE = 64 }; /* bytes of a line of the cache */
+enum { LINE = 64 }; /* bytes of a cache line */
 
 weftStatus_t prepacked_alloc(struct prepacked *kept, const void *of, int64_t bytes) {
     prepacked_free(kept);

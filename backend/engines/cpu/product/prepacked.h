@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Panels of an operand that is frozen (weftFreeze): packed once, for one address. Executions that have another one pack
-   for themselves. */
+/* Panels of a constant operand (weftFreeze), packed once for one address. Executions with another address pack for
+   themselves. */
 #ifndef WEFT_ENGINES_CPU_PREPACKED_H
 #define WEFT_ENGINES_CPU_PREPACKED_H
 
@@ -8,17 +8,17 @@
 
 #include <stdint.h>
 
-/* Zeroed: nothing is kept. */
+/* Zero-initialized: nothing is cached. */
 struct prepacked {
-    void *panels;   /* aligned to a line of the cache */
-    const void *of; /* whose panels they are */
+    void *panels;   /* aligned to a cache line */
+    const void *of; /* address of the packed operand */
 };
 
-/* Memory for the panels of what lies at an address, which the caller then packs; what was kept before is gone. */
+/* Allocates panels for the operand at an address, which the caller then packs; frees the previous panels. */
 weftStatus_t prepacked_alloc(struct prepacked *kept, const void *of, int64_t bytes);
 void prepacked_free(struct prepacked *kept);
 
-/* The panels of what lies at an address; NULL: they are not kept. */
+/* The panels of the operand at an address, or NULL if they are not cached. */
 static inline const void *prepacked_find(const struct prepacked *kept, const void *address) {
     return kept->of == address ? kept->panels : NULL;
 }
