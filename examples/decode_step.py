@@ -1,5 +1,5 @@
-"""Decoding as a server of language models does it: sequences of different lengths grow token by token, and
-their keys and values lie in pages that any sequence may own.
+"""Decoding as in a language-model server: sequences of different lengths grow token by token, and their keys
+and values are stored in pages that any sequence may own.
 
     python examples/decode_step.py [cuda]
 """
@@ -21,12 +21,12 @@ class PagedCache:
         each, (heads, size), device = -(-longest // PAGE), shape, like.device
         self.k, self.v = (like.new_zeros(sequences * each, heads, PAGE, size) for _ in range(2))
         self.lengths = torch.zeros(sequences, dtype=torch.int32, device=device)
-        # Pages are handed out in a shuffled order, as they are once sequences have come and gone.
+        # Pages are assigned in shuffled order, as in a server where sequences have come and gone.
         order = torch.randperm(sequences * each, generator=torch.Generator().manual_seed(1), device="cpu")
         self.table = order.to(device, torch.int32).view(sequences, each)
 
     def append(self, k: torch.Tensor, v: torch.Tensor) -> None:
-        """One token of each sequence, [sequences, heads, elements]."""
+        """Appends one token of each sequence, [sequences, heads, elements]."""
         at = self.lengths.long()
         pages = self.table.long().gather(1, (at // PAGE)[:, None])[:, 0]
         self.k[pages, :, at % PAGE], self.v[pages, :, at % PAGE] = k, v
@@ -39,12 +39,13 @@ class PagedCache:
 
 
 def main(device: str = "cpu", tokens: int = 40, heads: int = 8, groups: int = 2, size: int = 64) -> float:
-    """The largest difference from attention over keys that lie together."""
+    """Returns the largest difference from attention over contiguous keys."""
     torch.manual_seed(2)
     dtype, sequences = torch.bfloat16 if device == "cuda" else torch.float32, 3
     nothing = torch.zeros(groups, size, device=device, dtype=dtype)
     cache = PagedCache(sequences, tokens + sequences, (groups, size), nothing)
-    cache.lengths += torch.arange(sequences, device=device, dtype=torch.int32)  # some have begun before
+    # sequences start with different lengths
+    cache.lengths += torch.arange(sequences, device=device, dtype=torch.int32)
     seen = [[(nothing, nothing)] * n for n in range(sequences)]
     worst = 0.0
     for _ in range(tokens):

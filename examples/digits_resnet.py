@@ -1,5 +1,5 @@
-"""ResNet-18 learns the handwritten digits that scikit-learn ships: once with eager PyTorch, once with Weft
-under its operators, from the same weights and in the same order.
+"""Trains ResNet-18 on the handwritten digits that scikit-learn ships: once with eager PyTorch, once with
+Weft's operators, from the same weights and in the same order.
 
     python examples/digits_resnet.py [cuda]
 
@@ -19,7 +19,7 @@ F = nn.functional
 
 
 class Block(nn.Module):
-    """Two convolutions beside a shortcut."""
+    """Two convolutions with a shortcut."""
 
     def __init__(self, before: int, after: int, stride: int) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Block(nn.Module):
         self.shortcut = nn.Sequential(shortcut, nn.BatchNorm2d(after)) if changes else nn.Identity()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """As torch calls it."""
+        """Forward pass."""
         y = F.relu(self.norm1(self.conv1(x)))
         return F.relu(self.norm2(self.conv2(y)) + self.shortcut(x))
 
@@ -49,7 +49,7 @@ def resnet18(width: int) -> nn.Module:
 
 
 def digits(device: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """1797 images, [N, 1, 8, 8], and what they show."""
+    """1797 images, [N, 1, 8, 8], and their labels."""
     from sklearn.datasets import load_digits
 
     found = load_digits()
@@ -61,9 +61,9 @@ def digits(device: str) -> tuple[torch.Tensor, torch.Tensor]:
 def train(
     images: torch.Tensor, labels: torch.Tensor, width: int, epochs: int, count: int
 ) -> tuple[float, float]:
-    """The last loss, and the share of held-out digits that are named right."""
+    """Returns the last loss and the accuracy on the test set."""
     torch.manual_seed(SEED)
-    with torch.device("cpu"):  # so that weights begin as the same on every device
+    with torch.device("cpu"):  # so that the initial weights are the same on every device
         model = resnet18(width)
     model.to(images.device)
     optimiser = torch.optim.SGD(model.parameters(), RATE, momentum=0.9)
@@ -84,7 +84,7 @@ def train(
 def main(
     device: str = "cpu", width: int = 16, epochs: int = 5, count: int = 1200
 ) -> list[tuple[float, float]]:
-    """Loss and accuracy, of eager torch and with Weft."""
+    """Loss and accuracy with eager torch and with Weft."""
     images, labels = digits(device)
     eager = train(images, labels, width, epochs, count)
     with weft.torch.enable() as weft_under:

@@ -1,8 +1,8 @@
-"""A small GPT learns to continue a text, character by character: attention, norms, and the loss are Weft's.
+"""Trains a small GPT to continue a text, character by character, with Weft's attention, norms and loss.
 
     python examples/gpt_block.py [cuda]
 
-For torch.compile say `model = torch.compile(model, backend="weft")` instead of weft.torch.enable().
+For torch.compile, use `model = torch.compile(model, backend="weft")` instead of weft.torch.enable().
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ALPHABET, REPEATS = sorted(set(TEXT)), 8
 
 
 class Block(nn.Module):
-    """Causal attention and two layers, each behind a norm and beside a residual."""
+    """Causal attention and two layers, each preceded by a norm and with a residual connection."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Block(nn.Module):
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """As torch calls it."""
+        """Forward pass."""
         q, k, v = self.qkv(self.norm1(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(attended.transpose(1, 2).flatten(2))
@@ -37,7 +37,7 @@ class Block(nn.Module):
 
 
 class Gpt(nn.Module):
-    """Characters to scores of the next one."""
+    """Maps characters to scores of the next character."""
 
     def __init__(self, width: int, heads: int, blocks: int, length: int) -> None:
         super().__init__()
@@ -46,13 +46,13 @@ class Gpt(nn.Module):
         self.scores = nn.Linear(width, len(ALPHABET))
 
     def forward(self, text: torch.Tensor) -> torch.Tensor:
-        """As torch calls it."""
+        """Forward pass."""
         at = torch.arange(text.shape[1], device=text.device)
         return self.scores(self.blocks(self.tokens(text) + self.positions(at)))
 
 
 def train(device: str, steps: int, width: int, length: int) -> list[float]:
-    """The loss of each step."""
+    """Returns the loss of each step."""
     torch.manual_seed(3)
     text = torch.tensor([ALPHABET.index(letter) for letter in TEXT * REPEATS], device=device)
     model = Gpt(width, 4, 2, length).to(device)
@@ -70,7 +70,7 @@ def train(device: str, steps: int, width: int, length: int) -> list[float]:
 
 
 def main(device: str = "cpu", steps: int = 120, width: int = 64, length: int = 64) -> list[list[float]]:
-    """The losses of all steps, of eager torch and with Weft."""
+    """The losses of all steps with eager torch and with Weft."""
     eager = train(device, steps, width, length)
     with weft.torch.enable() as weft_under:
         under = train(device, steps, width, length)

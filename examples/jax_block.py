@@ -1,4 +1,4 @@
-"""A language model of one transformer block in JAX, with Weft's operators in it: it learns this file.
+"""A language model of one transformer block in JAX with Weft's operators, trained on the text of this file.
 
     python examples/jax_block.py [steps]
 """
@@ -14,7 +14,7 @@ WIDTH, HEADS, LENGTH, BATCH = 64, 4, 32, 16
 
 
 def initial(key: jax.Array) -> dict[str, jax.Array]:
-    """Weights of the model, small random numbers, and scales of norms, ones."""
+    """Initial weights: small random numbers, and ones for the scales of norms."""
     shapes = {"qkv": (WIDTH, 3 * WIDTH), "out": (WIDTH, WIDTH), "up": (WIDTH, 4 * WIDTH)}
     shapes |= {"down": (4 * WIDTH, WIDTH), "logits": (WIDTH, 128)}
     shapes |= {"letters": (128, WIDTH), "places": (LENGTH, WIDTH)}
@@ -25,7 +25,7 @@ def initial(key: jax.Array) -> dict[str, jax.Array]:
 
 
 def model(p: dict[str, jax.Array], text: jax.Array) -> jax.Array:
-    """Logarithms of the probabilities of each next letter: [batch, length, 128]."""
+    """Log-probabilities of the next character at each position: [batch, length, 128]."""
     x = p["letters"][text] + p["places"]
     h = weft.jax.linear(weft.jax.rms_norm(x, p["norm_1"]), p["qkv"])
     q, k, v = jnp.split(h.reshape(*text.shape, 3 * HEADS, WIDTH // HEADS), 3, axis=2)
@@ -37,7 +37,7 @@ def model(p: dict[str, jax.Array], text: jax.Array) -> jax.Array:
 
 
 def loss(p: dict[str, jax.Array], text: jax.Array) -> jax.Array:
-    """How surprised the model is by each next letter, on average."""
+    """The mean cross-entropy of the next character."""
     said, following = model(p, text[:, :-1]), text[:, 1:]
     return -jnp.take_along_axis(said, following[..., None], axis=2).mean()
 
@@ -50,7 +50,7 @@ def step(p: dict[str, jax.Array], text: jax.Array) -> tuple[dict[str, jax.Array]
 
 
 def main(steps: int = 200) -> list[float]:
-    """Trains the model and prints how it goes; returns the losses."""
+    """Trains the model and prints the progress; returns the losses."""
     letters = jnp.array([min(ord(c), 127) for c in Path(__file__).read_text()])
     p, losses = initial(jax.random.key(0)), []
     for i in range(steps):

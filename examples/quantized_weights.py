@@ -1,5 +1,5 @@
-"""A linear layer whose weights are integers of 8 or 4 bits, with a scale for each block of inputs: these
-are read as they are stored, and become numbers on their way into the product.
+"""A linear layer with weights of 8 or 4 bits and a scale for each block of inputs. Weights are read in their
+stored form and dequantized on the way into the matmul.
 
     python examples/quantized_weights.py [cuda]
 """
@@ -16,7 +16,7 @@ TYPES = {8: "i8", 4: "i4"}
 
 
 def quantize(weight: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes of a weight [N, K], two of 4 bits in a byte, and scales, [N, K / BLOCK]."""
+    """Quantizes a weight [N, K]: codes, with two 4-bit codes per byte, and scales [N, K / BLOCK]."""
     most = 2 ** (bits - 1) - 1
     blocks = weight.float().unflatten(1, (-1, BLOCK))
     scale = blocks.abs().amax(-1) / most
@@ -27,7 +27,7 @@ def quantize(weight: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tenso
 
 
 class QuantizedLinear(torch.nn.Module):
-    """y = relu(x weight^T + bias), its weight in integers."""
+    """y = relu(x weight^T + bias) with an integer weight."""
 
     def __init__(self, linear: torch.nn.Linear, bits: int) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class QuantizedLinear(torch.nn.Module):
         self.runs: dict[int, weft.Graph] = {}
 
     def graph(self, x: torch.Tensor) -> weft.Graph:
-        """The layer as one graph, which Weft covers with one kernel."""
+        """The layer as one graph, which Weft runs with one kernel."""
         depth, columns, blocks = self.depth, self.columns, self.depth // BLOCK
         type_ = TYPES[self.bits]
         with weft.Graph("quantized linear", device=str(x.device)) as g:
@@ -52,7 +52,7 @@ class QuantizedLinear(torch.nn.Module):
         return g
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """A graph is drawn once for each number of rows."""
+        """Forward pass; one graph is built for each number of rows."""
         rows = len(x)
         if rows not in self.runs:
             self.runs[rows] = self.graph(x)
@@ -68,7 +68,8 @@ class QuantizedLinear(torch.nn.Module):
 def main(
     device: str = "cpu", rows: int = 4, depth: int = 1024, columns: int = 1024
 ) -> dict[int, tuple[float, float]]:
-    """Of each number of bits, the error beside torch on the same weights, and beside exact ones."""
+    """For each number of bits, the error relative to torch with the same weights, and relative to exact
+    weights."""
     torch.manual_seed(4)
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     linear = torch.nn.Linear(depth, columns).to(device, dtype)

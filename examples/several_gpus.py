@@ -1,5 +1,6 @@
-"""Training on several devices: one process each, torch's DDP or FSDP adds up the gradients, and Weft computes
-under both as it does under one. With GPUs a process has one of them (NCCL); else two share the CPU (gloo).
+"""Training on several devices: one process each; torch's DDP or FSDP reduces the gradients, and Weft computes
+under both as it does on one device. With GPUs, each process has its own (NCCL); otherwise two processes share
+the CPU (gloo).
 
     python examples/several_gpus.py [ddp] [fsdp]
 """
@@ -22,17 +23,17 @@ STEPS, BATCH = 3, 8
 
 
 class Model(nn.Module):
-    """A convolution, a norm, attention over positions, and classes."""
+    """A convolution, a norm, attention over positions, and a classifier."""
 
     def __init__(self, synchronised: bool) -> None:
         super().__init__()
         self.conv, self.norm = nn.Conv2d(3, 16, 3, padding=1), nn.GroupNorm(4, 16)
-        # torch has batch norm with statistics of all processes on GPUs alone.
+        # torch implements batch norm synchronized between processes only on GPUs.
         self.batch_norm = nn.SyncBatchNorm(16) if synchronised else nn.Identity()
         self.qkv, self.classes = nn.Linear(16, 48), nn.Linear(16, 10)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """As torch calls it."""
+        """Forward pass."""
         rows = self.batch_norm(self.norm(self.conv(x))).flatten(2).transpose(1, 2)
         q, k, v = self.qkv(rows).unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4)
         rows = rows + F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
@@ -40,13 +41,13 @@ class Model(nn.Module):
 
 
 def data() -> tuple[torch.Tensor, torch.Tensor]:
-    """All batches of images, and their classes."""
+    """All batches of images and their classes."""
     torch.manual_seed(11)
     return torch.randn(STEPS, BATCH, 3, 6, 6), torch.randint(10, (STEPS, BATCH))
 
 
 def train(model: nn.Module, rank: int, world: int, device: torch.device) -> None:
-    """Each process takes its share of every batch."""
+    """Trains; each process handles its share of every batch."""
     optimiser = torch.optim.SGD(model.parameters(), 0.1)
     for x, labels in zip(*data(), strict=True):
         mine = slice(rank * BATCH // world, (rank + 1) * BATCH // world)
@@ -57,7 +58,7 @@ def train(model: nn.Module, rank: int, world: int, device: torch.device) -> None
 
 
 def train_by(kind: str, rank: int, world: int, device: torch.device) -> dict[str, Any]:
-    """What has been learnt, and what Weft has served."""
+    """The training results, and the operators that Weft ran."""
     torch.manual_seed(0)
     model: nn.Module = Model(synchronised=device.type == "cuda").to(device)
     if kind == "fsdp":
@@ -74,7 +75,8 @@ def train_by(kind: str, rank: int, world: int, device: torch.device) -> dict[str
 
 
 def work(rank: int, world: int, meeting: str, kinds: Sequence[str], results: str) -> None:
-    """One process; the first writes the results. meeting: a file through which they find each other."""
+    """Runs one process; the first one writes the results. `meeting` is the file through which the processes
+    find each other."""
     gpus = torch.cuda.is_available()
     device = torch.device("cuda", rank) if gpus else torch.device("cpu")
     torch.set_num_threads(1)
@@ -89,10 +91,10 @@ def work(rank: int, world: int, meeting: str, kinds: Sequence[str], results: str
 
 
 def main(*kinds: str, results: str = "several_gpus.pt") -> None:
-    """Starts the processes, and waits for them."""
+    """Starts the processes and waits for them."""
     world = max(torch.cuda.device_count(), 1) if torch.cuda.is_available() else 2
-    # Forked from a server, a process leaves at once when its work is done. Spawned, it takes Python down
-    # first, and torch's threads of gloo, which outlive their group, can abort it there.
+    # A process forked from a server exits as soon as its work is done. A spawned one finalizes Python first,
+    # where torch's gloo threads, which outlive their group, can abort it.
     with tempfile.TemporaryDirectory() as folder:
         arguments = world, f"{folder}/meeting", kinds or ("ddp",), results
         processes.start_processes(work, arguments, nprocs=world, start_method="forkserver")

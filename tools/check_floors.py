@@ -1,11 +1,12 @@
-"""The floors of the backend, and the folders of the engine floor: a file includes its own floor and floors
-below, its own folder and those that the folder may see, and nothing sideways, back up or round in a circle.
+"""Checks the layers of the backend and the directories of the engine layer: a file includes only its own
+layer and lower ones, its own directory and the directories permitted for it, and there are no cycles.
 
     6 xla, torch  >  5 api  >  4 plan  >  3 engines  >  2 graph | runtime  >  1 base
 
-The two pillars of floor 2 never include each other, and only a file of engines/ may see both. Device files
-(.cuh) obey, too, and so do the includes that C files print. A family is named by the file that defines it and
-by the list of engines alone: families do not call each other. Prints each offence; exits 1 if there is one.
+The two parts of layer 2 never include each other, and only a file of engines/ may include both. The rules
+also apply to device files (.cuh) and to the includes that C files emit. A family may be named only in the
+file that defines it and in the list of engines: families do not call each other. Prints each violation; exits
+with 1 if there is one.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from typing import NamedTuple
 
 FLOORS = {"base": 1, "graph": 2, "runtime": 2, "engines": 3, "plan": 4, "api": 5, "xla": 6, "torch": 6}
 PILLARS = {"graph", "runtime"}
-# Each folder of engines/, and the other ones of which it may include files: parts that families share come
-# first, families after them. What lies in engines/ itself serves all.
+# Each directory of engines/, and the others from which it may include files: first the parts that families
+# share, then the families. Files directly in engines/ are available to all.
 FOLDERS = {
     "cpu": "",
     "cpu/core": "",
@@ -43,13 +44,13 @@ FOLDERS = {
     "cuda/product/grouped": "cuda cuda/core cuda/product cuda/product/hopper",
     "cuda/product/stem": "cuda cuda/core cuda/product cuda/product/hopper",
     "cuda/product/weight_only": "cuda cuda/core cuda/product cuda/product/hopper",
-    # Copies factors as map/ copies before Hopper's product multiplies them.
+    # Copies factors with the kernels of map/ before Hopper's GEMM reads them.
     "cuda/product/repack": "cuda cuda/core cuda/product cuda/product/hopper cuda/map",
     "cuda/rows": "cuda cuda/core",
     "cuda/window": "cuda cuda/core",
 }
 INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
-# In the text of a C file: "#include \"core/reduce.cuh\"\n", or the path of a kernel's file alone.
+# In the text of a C file: "#include \"core/reduce.cuh\"\n", or just the path of a kernel's file.
 PRINTED = re.compile(r'(?:#include \\"|")((?:\w+/)+\w+\.cuh)\\?"')
 LISTS = {"engines/engines.c"}  # it names all families
 DEFINED = re.compile(r"^const struct family (\w+) =", re.MULTILINE)
@@ -57,7 +58,7 @@ NAMED = re.compile(r"(?<!struct )\b(?:cuda|cpu)_\w+\b")
 
 
 class Source(NamedTuple):
-    """A file of the backend, by its path from there, and what it includes, likewise."""
+    """A file of the backend and the files that it includes; paths are relative to the backend."""
 
     path: str
     text: str
@@ -65,12 +66,13 @@ class Source(NamedTuple):
 
     @property
     def home(self) -> str:
-        """Its floor's folder."""
+        """The directory of its layer."""
         return self.path.split("/")[0]
 
 
 def included(path: str, text: str, backend: Path) -> list[str]:
-    """What a file includes or prints an include of; device files write paths from engines/cuda/."""
+    """The files that a file includes or emits includes of; device files use paths relative to
+    engines/cuda/."""
     found: list[str] = INCLUDE.findall(text)
     if path.endswith(".c") and path not in LISTS:
         found += [f"engines/cuda/{name}" for name in PRINTED.findall(text)]
@@ -90,7 +92,7 @@ def sources(backend: Path) -> list[Source]:
 
 
 def floor_offences(source: Source) -> Iterator[str]:
-    """Includes that break the order of the floors."""
+    """Includes that violate the order of the layers."""
     path, home = source.path, source.home
     if home not in FLOORS:
         yield f"{path}: {home} is no floor. Put the file under one of {', '.join(FLOORS)}."
@@ -113,12 +115,12 @@ def floor_offences(source: Source) -> Iterator[str]:
 
 
 def folder_of(path: str) -> str:
-    """"cuda/map" of engines/cuda/map/map.c; empty for what lies in engines/ itself."""
+    """"cuda/map" for engines/cuda/map/map.c; empty for files directly in engines/."""
     return "/".join(PurePosixPath(path).parts[1:-1])
 
 
 def folder_offences(source: Source) -> Iterator[str]:
-    """Includes that break the order of the folders."""
+    """Includes that violate the order of the directories."""
     path, own = source.path, folder_of(source.path)
     if source.home != "engines" or path in LISTS:
         return
@@ -135,7 +137,7 @@ def folder_offences(source: Source) -> Iterator[str]:
 
 
 def call_offences(files: list[Source]) -> Iterator[str]:
-    """Families that others name."""
+    """Families that other files name."""
     homes = {name: source.path for source in files for name in DEFINED.findall(source.text)}
     for source in files:
         named = {name for name in NAMED.findall(source.text) if homes.get(name, source.path) != source.path}
@@ -148,7 +150,7 @@ def call_offences(files: list[Source]) -> Iterator[str]:
 
 
 def circles(files: list[Source]) -> Iterator[str]:
-    """One sentence for each way back to a file that is being read."""
+    """One sentence for each include cycle."""
     includes = {source.path: source.includes for source in files}
     done: set[str] = set()
 
@@ -165,7 +167,7 @@ def circles(files: list[Source]) -> Iterator[str]:
 
 
 def offences(backend: Path) -> Iterator[str]:
-    """One sentence for each."""
+    """One sentence for each violation."""
     files = sources(backend)
     for source in files:
         yield from floor_offences(source)

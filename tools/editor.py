@@ -1,11 +1,11 @@
-"""Lets an editor with clangd open the device files (.cuh), which are parts of programs that a plan emits.
+"""Lets an editor with clangd open the device files (.cuh), which are parts of generated programs.
 
     make build && python tools/editor.py
 
-For each device file, a case of tests/small_cases.py is planned that includes it. The text before the
-include is written to a header, which build/editor/compile_commands.json has clang read first: constants,
+For each device file, this plans a case of tests/small_cases.py that includes it. The text before the include
+is written to a header, which build/editor/compile_commands.json makes clang read first, so that constants,
 types and functions are those of the example. .clangd names that file. No CUDA toolkit is needed, because
-tools/editor.h declares the functions of CUDA.
+tools/editor.h declares CUDA's functions.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ INCLUDE = re.compile(r'^#include "(.+)"$')
 
 
 def before(file: str, text: str, headers: dict[str, str]) -> Iterator[str]:
-    """The lines that a compiler reads before it includes a file. Headers that do not reach the file stay
-    includes."""
+    """The lines that a compiler reads before it includes a file. Headers that do not include the file remain
+    #include lines."""
     for line in text.splitlines():
         match = INCLUDE.match(line)
         if match and match[1] == file:
@@ -49,13 +49,13 @@ def without_open_namespace(lines: list[str]) -> list[str]:
 
 
 def reaches(name: str, file: str, headers: dict[str, str]) -> bool:
-    """Whether a header includes a file, directly or not."""
+    """True if a header includes a file, directly or indirectly."""
     included = [match[1] for match in map(INCLUDE.match, headers.get(name, "").splitlines()) if match]
     return file in included or any(reaches(each, file, headers) for each in included)
 
 
 def command(file: str, arch: str, program: dict[str, Any], headers: dict[str, str]) -> dict[str, Any]:
-    """The entry of a device file among the compile commands; writes the header of what is before it."""
+    """The entry of a device file in the compile commands; writes the header with the preceding text."""
     preamble = FOLDER / Path(file).with_suffix(".before.h")
     preamble.parent.mkdir(parents=True, exist_ok=True)
     lines = without_open_namespace(list(before(file, program["text"], headers)))
@@ -67,7 +67,7 @@ def command(file: str, arch: str, program: dict[str, Any], headers: dict[str, st
 
 
 def main() -> None:
-    """Writes the compile commands; prints which files no case includes."""
+    """Writes the compile commands; prints the files that no case includes."""
     same_code.FOLDER.mkdir(parents=True, exist_ok=True)
     planned = same_code.plan(ROOT, ROOT / "python/weft/lib/libweft.so.1", "")
     entries: dict[str, dict[str, Any]] = {}

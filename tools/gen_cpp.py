@@ -1,8 +1,8 @@
-"""Writes include/weft/weft_operations.hpp, the generated part of the C++ frontend: its enumerations, a class
-of attributes per method, and the methods of a graph. tools/gen.py calls it with what it has read.
+"""Generates include/weft/weft_operations.hpp, a part of the C++ frontend: its enumerations, a class of
+attributes per method, and the methods of a graph. tools/gen.py calls it with the data that it has read.
 
-What the library describes is taken from there. Tables here have what only C++ spells: which operands stand
-among a method's parameters, and the names that differ from Python's.
+Data comes from the library's description. The tables here contain only what is specific to C++: the operands
+that are parameters of a method, and names that differ from Python's.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ INTERNAL_ENUMS = {"weftBackendAttributeName_t", "weftBackendAttributeType_t", "w
 INTERNAL_ENUMS |= {"weftStatus_t", "weftSeverity_t"}
 RENAMED_ENUMS = {"ReduceTensorOp_t": "ReductionMode_t"}
 
-# The operands that are parameters of a C++ method, in its order; of others those that have no default.
+# The operands that are parameters of a C++ method, in its order; by default those without a default value.
 NORM, NORM_BACKWARD = "input scale bias", "grad input scale"
 OPERANDS = {
     "conv_wgrad": "loss image",
@@ -43,17 +43,17 @@ OPERANDS = {
     "rng": "seed offset",
     "moe_grouped_matmul": "token weight first_token_offset token_index token_ks",
 }
-# Classes whose names are not the method's.
+# Classes whose names differ from the method's.
 CLASSES = {
     "bn_finalize": "BN_finalize",
     "dbn_weight": "DBN_weight",
     "adalayernorm": "AdaLayernorm",
     "adalayernorm_backward": "AdaLayernorm_backward",
 }
-# What weft.hpp completes: options are a base class there, and the method is written by hand.
+# Methods that weft.hpp completes by hand; the generated class of their options is a base class.
 COMPLETED = {"sdpa_fwd", "sdpa_bwd", "strided_slice", "resample", "rmsnorm_backward", "reduction"}
 COMPLETED |= {"block_scale_quantize"}
-# Setters whose names are not the argument's.
+# Setters whose names differ from the argument's.
 SETTERS = {
     "norm_forward_phase": "forward_phase",
     "resample.mode": "resampling_mode",
@@ -64,25 +64,25 @@ SETTERS = {
     "softmax.stats_log2": "stats_use_log2",
     "sdpa_bwd.is_deterministic": "deterministic_algorithm",
 }
-# What getters return where nothing was set, by the setter's name. Enumerations return NOT_SET, booleans
-# false, and numbers an std::optional without a value.
+# Results of getters for unset attributes, by the setter's name. Otherwise, enumerations return NOT_SET,
+# booleans false, and numbers an empty std::optional.
 DEFAULTS = {
     "convolution_mode": "ConvolutionMode_t::CROSS_CORRELATION",
     "reshape_mode": "ReshapeMode_t::VIEW_ONLY",
     "matmul.padding": "0.0",
 }
-# Enumerations whose getters return an std::optional, too.
+# Enumerations whose getters also return an std::optional.
 OPTIONAL = {"reduction.mode"}
-# Setters of several operands at once, of classes that have all of these.
+# Setters of several operands at once, for classes that have all of them.
 TOGETHER = {
     "previous_running_stats": "in_running_mean in_running_var momentum",
     "saved_mean_and_inv_variance": "mean inv_variance",
 }
-# Rows of whole numbers that are an enumeration to users.
+# Integer attributes that the C++ interface presents as an enumeration.
 ENUM_ROWS = {"diagonal_alignment": "DiagonalAlignment_t"}
-# Classes that also say the shape of the result.
+# Classes that also set the shape of the result.
 SHAPED = {"rng", "reshape"}
-# Results that are computed only where an operand is given.
+# Results that are computed only if an operand is passed.
 RESULTS_OF = {"out_mean": "in_running_mean", "out_var": "in_running_var"}
 PHASED = {"layernorm", "adalayernorm", "instancenorm", "groupnorm", "rmsnorm"}
 
@@ -98,7 +98,7 @@ FORMS = {"unary": "x", "binary": "x b", "select": "x b t", "backward": "dy x", "
 
 
 class Frame(NamedTuple):
-    """What the generator knows of the library."""
+    """The generator's input: the manifest and two functions of tools/gen.py."""
 
     manifest: Json
     short_members: Callable[[Json], list[tuple[str, int, str]]]
@@ -106,7 +106,7 @@ class Frame(NamedTuple):
 
 
 def write(frame: Frame) -> str:
-    """The whole header."""
+    """The complete header."""
     methods = [
         (op, method)
         for op in frame.manifest["operations"]
@@ -144,7 +144,7 @@ namespace weft::frontend {
 
 
 def formatted(text: str) -> str:
-    """Text as .clang-format has it."""
+    """Text formatted according to .clang-format."""
     program = Path(sys.executable).with_name("clang-format")
     command = [str(program if program.exists() else "clang-format"), f"--assume-filename={PATH}"]
     done = subprocess.run(command, input=text, capture_output=True, text=True, check=True, cwd=ROOT)
@@ -152,7 +152,7 @@ def formatted(text: str) -> str:
 
 
 def comment(text: str) -> list[str]:
-    """A /** */ comment of lines that fit."""
+    """A /** */ comment, wrapped."""
     lines, line = [], "/**"
     for word in text.replace("*/", "* /").split():
         if len(line) + len(word) > 105:
@@ -172,7 +172,7 @@ def enum_name(enum: str) -> str:
 
 
 def enums(frame: Frame) -> Iterator[str]:
-    """Every enumeration that attributes take."""
+    """Every enumeration that attributes accept."""
     for enum in frame.manifest["enums"]:
         if not enum["name"] or enum["name"] in INTERNAL_ENUMS:
             continue
@@ -189,7 +189,7 @@ def enums(frame: Frame) -> Iterator[str]:
 
 
 def enum_of(frame: Frame, kind: str) -> str:
-    """The C++ enumeration that attributes of a type take; empty if they take none."""
+    """The C++ enumeration that attributes of a type accept; empty without one."""
     types = next(e for e in frame.manifest["enums"] if e["name"] == "weftBackendAttributeType_t")
     doc = next(m["doc"] for m in types["members"] if m["name"] == f"WEFT_TYPE_{kind}")
     named = {e["name"] for e in frame.manifest["enums"]}
@@ -214,20 +214,20 @@ def class_name(method: str) -> str:
 
 
 def operand_names(method: Json, op: Json, frame: Frame) -> list[str]:
-    """The arguments of a method that are parameters in C++, too."""
+    """The arguments of a method that are also parameters in C++."""
     if method["name"] in OPERANDS:
         return OPERANDS[method["name"]].split()
     return [a["name"] for a in method["arguments"] if a["default"] is None and is_operand(frame, op, a)]
 
 
 def is_operand(frame: Frame, op: Json, argument: Json) -> bool:
-    """Whether an argument is a tensor that the operation reads."""
+    """True if an argument is a tensor that the operation reads."""
     rows = [row for key in argument["keys"] for row in rows_of(frame, op, key)]
     return any(row["role"] == "input" for row in rows)
 
 
 def setter(frame: Frame, name: str, rows: list[Json], of: str) -> Iterator[str]:
-    """The methods that set one argument; rows: one for each attribute that it fills."""
+    """The methods that set one argument; `rows` has one row for each attribute that it sets."""
     row, itself = rows[0], f"{of} &set_{name}"
     kind, doc = row["type"], row["doc"]
     if row["role"] in ("input", "output"):
@@ -249,7 +249,7 @@ def setter(frame: Frame, name: str, rows: list[Json], of: str) -> Iterator[str]:
 
 
 def value_signatures(frame: Frame, rows: list[Json]) -> Iterator[tuple[str, list[str]]]:
-    """The types that a setter of values takes, with the calls that keep them."""
+    """The types that a value's setter accepts, with the calls that store them."""
     row = rows[0]
     kind, is_list = row["type"], row["storage"] != "value"
     enum = enum_of(frame, kind)
@@ -267,12 +267,12 @@ def value_signatures(frame: Frame, rows: list[Json]) -> Iterator[tuple[str, list
 
 
 def getter(frame: Frame, name: str, row: Json, method: str) -> Iterator[str]:
-    """The method that returns what a setter of values was given."""
+    """The method that returns the value passed to a setter."""
     kind = row["type"]
     has_values = kind in NUMBERS or enum_of(frame, kind)
     if row["role"] in ("input", "output") or not has_values:
         return
-    if kind == "FRACTION":  # stored as fractions or as whole numbers
+    if kind == "FRACTION":  # stored as fractions or as integers
         return
     enum = ENUM_ROWS.get(row["key"]) or enum_of(frame, kind)
     taken, attribute, where = enum or NUMBERS[kind], row["attribute"], f"{method}.{name}"
@@ -354,7 +354,7 @@ def class_of_pointwise(frame: Frame, op: Json) -> Iterator[str]:
 
 
 def pointwise_operands(frame: Frame, op: Json) -> Iterator[str]:
-    """Which attributes the operands of a mode fill, in order, and its result."""
+    """The attributes that the operands of a mode set, in order, and its result."""
     yield from comment("The attributes that operands of a pointwise mode fill, in order, the result's last.")
     yield "inline std::vector<weftBackendAttributeName_t> pointwise_attributes(PointwiseMode_t mode) {"
     yield "switch (static_cast<int>(mode)) {"
@@ -371,7 +371,7 @@ def pointwise_operands(frame: Frame, op: Json) -> Iterator[str]:
 
 
 def method_of_any_mode() -> list[str]:
-    """The methods that take the mode of a pointwise operation as an attribute."""
+    """The methods for which the mode of a pointwise operation is an attribute."""
     found = []
     for count, words in enumerate(("a", "a b", "a b c"), 1):
         parameters = ", ".join(f"const Operand &{word}" for word in words.split())
@@ -382,7 +382,7 @@ def method_of_any_mode() -> list[str]:
 
 
 def pointwise_method(frame: Frame, op: Json, method: Json) -> Iterator[str]:
-    """One mode by its name; options without a default are parameters, too."""
+    """A method for one mode; options without a default are also parameters."""
     operands = [a for a in method["arguments"] if a["keys"] and is_operand(frame, op, a)]
     needed = [a for a in method["arguments"] if a["keys"] and a["default"] is None and a not in operands]
     parameters = [f"const Operand &{a['name']}" for a in operands]
@@ -400,7 +400,7 @@ def pointwise_method(frame: Frame, op: Json, method: Json) -> Iterator[str]:
 
 
 def graph_method(frame: Frame, op: Json, method: Json) -> Iterator[str]:
-    """One method of a graph, which records an operation."""
+    """A method of a graph, which records an operation."""
     arguments = {a["name"]: a for a in method["arguments"]}
     shown = operand_names(method, op, frame)
     given, parameters = [], []
@@ -428,14 +428,14 @@ def graph_method(frame: Frame, op: Json, method: Json) -> Iterator[str]:
 
 
 def compute_type(frame: Frame, op: Json) -> str:
-    """The attribute of the type that an operation calculates in."""
+    """The attribute for the compute type of an operation."""
     rows = rows_of(frame, op, "compute_data_type")
     return rows[0]["attribute"] if rows else "std::nullopt"
 
 
 def result(frame: Frame, op: Json, method: Json, key: str) -> str:
-    """A result as record() takes it: attribute, name, whether the library infers its type, whether it is
-    computed, whether it must be given."""
+    """A result as arguments of record(): attribute, name, whether the library infers its type, whether it is
+    computed, whether it is required."""
     row = rows_of(frame, op, key)[0]
     inferred = "true" if frame.is_statistic(key) else "false"
     computed = "true"

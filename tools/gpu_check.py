@@ -1,15 +1,16 @@
-"""Everything that needs a GPU in one run: tests, sanitizers, the demo, the suite beside cuDNN, host cost.
+"""All checks that need a GPU in one run: tests, sanitizers, the demo, the suite compared with cuDNN, host
+cost.
 
     python tools/gpu_check.py                      # all parts, some minutes
-    python tools/gpu_check.py --quick              # the tests alone, without slow and large ones
+    python tools/gpu_check.py --quick              # only the tests, without slow and large ones
     python tools/gpu_check.py --parts tests --paths tests/ops/test_norm.py --only backward
     python tools/gpu_check.py --parts sanitizers --tools memcheck
     python tools/gpu_check.py --parts suite --suite PATH/suite.py --cases 'norm/' --csv out.csv
     python tools/gpu_check.py --campaign 500 --seed 0    # random cases for 500 s, from number 0 on
 
-Needs torch and JAX with CUDA, pytest, expecttest for torch's samples, a built library, compute-sanitizer,
-and a C compiler for the host cost. Prints what failed, shortened, and at the end a line per part; exits with
-1 if one failed.
+Needs torch and JAX with CUDA, pytest, expecttest for torch's samples, a built library, compute-sanitizer, and
+a C compiler for the host cost. Prints shortened failures, and at the end one line per part; exits with 1 if a
+part failed.
 """
 
 from __future__ import annotations
@@ -34,22 +35,23 @@ sys.path.insert(0, str(ROOT / "tests"))
 from sanitizer import TOOLS  # noqa: E402
 
 PARTS = ("tests", "large", "frontend", "torch", "jax", "sanitizers", "demo", "suite", "host cost")
-PARTS_OF_TOOLS = 4  # processes for each
+PARTS_OF_TOOLS = 4  # processes per tool
 PLACES = [str(ROOT / "python"), str(ROOT / "bindings"), os.environ.get("PYTHONPATH", "")]
 ENV = os.environ | {"WEFT_TEST_DEVICE": "cuda", "WEFT_DEVICE": "cuda", "PYTHONPATH": os.pathsep.join(PLACES)}
-ENV |= {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # JAX leaves the other processes their memory
+# JAX must not preallocate the memory that other processes need
+ENV |= {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 HOST = {"WEFT_TEST_DEVICE": "cpu", "WEFT_DEVICE": "cpu"}
 LARGE = "tests/gpu/test_large.py"
 SMALL, SANITIZER = "tests/small_cases.py", "tests/sanitizer.py"
 CAMPAIGN, DIED = "tests/campaign.py", "DIED"
 PRODUCTS = ["tests/ops/test_matmul.py", "tests/ops/test_convolution.py"]
-EXACT = {"NVIDIA_TF32_OVERRIDE": "0"}  # products of floats keep all their bits
-# Names as tests end, so that failures have theirs when the time runs out.
+EXACT = {"NVIDIA_TF32_OVERRIDE": "0"}  # full float32 precision in cuDNN and cuBLAS
+# Print the name of each test when it ends, so that failures are named even if the time runs out.
 PYTEST = [sys.executable, "-m", "pytest", "-vv", "--tb=short", "-p", "no:cacheprovider"]
 
 
 class Result(NamedTuple):
-    """A line of the summary. passed: None where the part was not run."""
+    """A line of the summary. `passed` is None if the part was not run."""
 
     title: str
     passed: bool | None
@@ -58,7 +60,7 @@ class Result(NamedTuple):
 
 
 def execute(command: Sequence[str], seconds: float, extra: dict[str, str]) -> tuple[int, str]:
-    """Exit code and output of a command; 124 when it took too long."""
+    """Exit code and output of a command; the code is 124 after a timeout."""
     try:
         done = subprocess.run(
             command,
@@ -76,7 +78,7 @@ def execute(command: Sequence[str], seconds: float, extra: dict[str, str]) -> tu
 
 
 def shortened(text: str) -> Iterator[str]:
-    """Failures, one line per kind, since sentences say more than traces; and how the output ends."""
+    """Failures, one line per kind and without tracebacks, and the end of the output."""
     lines = text.splitlines()
     kinds: dict[str, list[str]] = {}
     for line in lines:
@@ -89,7 +91,7 @@ def shortened(text: str) -> Iterator[str]:
 
 
 def findings(text: str) -> Iterator[str]:
-    """What a sanitizer reported, one line per kind and kernel."""
+    """The sanitizer's reports, one line per kind and kernel."""
     lines = [line.removeprefix("========= ") for line in text.splitlines() if line.startswith("=========")]
     found = Counter[str]()
     for line, place in pairwise([*lines, ""]):
@@ -103,7 +105,7 @@ def findings(text: str) -> Iterator[str]:
 
 
 def run(title: str, command: Sequence[str], given: argparse.Namespace, **extra: str) -> Result:
-    """Runs a part and prints what is to be known of its output."""
+    """Runs a part and prints the relevant part of its output."""
     start = time.perf_counter()
     code, text = execute(command, given.seconds, extra)
     seconds = time.perf_counter() - start
@@ -124,7 +126,7 @@ def run(title: str, command: Sequence[str], given: argparse.Namespace, **extra: 
 
 
 def tests(given: argparse.Namespace) -> Iterator[Result]:
-    """The tests of operations, plans and their code on the GPU, and those that only a GPU shows."""
+    """The tests of operations, plans and their code on the GPU, and those that need a GPU."""
     folders = [f"tests/{name}" for name in ("ops", "plan", "machine_code", "gpu")]
     chosen = given.paths or [*folders, f"--ignore={LARGE}"]
     chosen += ["-k", given.only] if given.only else []
@@ -135,34 +137,34 @@ def tests(given: argparse.Namespace) -> Iterator[Result]:
 
 
 def parallel(given: argparse.Namespace) -> list[str]:
-    """What makes pytest use many processes, where it can."""
+    """The options with which pytest uses many processes, if available."""
     return ["-n", str(given.jobs)] if given.jobs > 1 and importlib.util.find_spec("xdist") else []
 
 
 def frontend(given: argparse.Namespace) -> Iterator[Result]:
-    """The frontend's tests: on the CPU, where NumPy's arrays are, and beside a GPU."""
+    """The frontend's tests: on the CPU, with NumPy arrays, on a machine with a GPU."""
     yield run("frontend", [*PYTEST, "tests/python", *parallel(given)], given, **HOST)
 
 
 def beside_torch(given: argparse.Namespace) -> Iterator[Result]:
-    """weft.torch on tensors of the GPU; torch's own samples of its operators, through weft.torch.enable()."""
+    """weft.torch on GPU tensors, and torch's own samples of its operators with weft.torch.enable()."""
     yield run("torch", [*PYTEST, "tests/weft_torch", *parallel(given)], given)
     if not importlib.util.find_spec("expecttest"):
         yield Result("torch samples", None, 0, "expecttest is not installed, which torch's own tests import")
 
 
 def beside_jax(given: argparse.Namespace) -> Iterator[Result]:
-    """weft.jax on arrays of the GPU."""
+    """weft.jax on GPU arrays."""
     yield run("jax", [*PYTEST, "tests/weft_jax", *parallel(given)], given, **EXACT)
 
 
 def large(given: argparse.Namespace) -> Iterator[Result]:
-    """One after the other, since each takes much of the GPU's memory."""
+    """Sequentially, because each of them needs much of the GPU's memory."""
     yield run("large", [*PYTEST, LARGE], given)
 
 
 def sanitizers(given: argparse.Namespace) -> Iterator[Result]:
-    """All tools at once over small cases of every kernel, which are compiled and compared before."""
+    """All tools concurrently on small cases of every kernel, which are compiled and compared first."""
     yield run("small cases", [sys.executable, SMALL], given)
 
     def watches(tool: str, part: int) -> Result:
@@ -185,12 +187,12 @@ def sanitizers(given: argparse.Namespace) -> Iterator[Result]:
 
 
 def campaign(given: argparse.Namespace) -> int:
-    """Random cases of every family, in one process per core. Prints the wrong ones and the next seed; returns
-    1 if a case is wrong."""
+    """Random cases of every family, in one process per core. Prints the failing ones and the next seed;
+    returns 1 if a case fails."""
     end = time.monotonic() + given.campaign
 
     def part(i: int) -> str:
-        """The output of one core: of one process, or of several if a case loses the GPU."""
+        """The output of one core: of one process, or of several if a case makes the GPU unusable."""
         text, first, code = "", given.seed + i, 3
         while code == 3 and time.monotonic() < end:
             left = end - time.monotonic()
@@ -217,13 +219,13 @@ def campaign(given: argparse.Namespace) -> int:
 
 
 def demo(given: argparse.Namespace) -> Iterator[Result]:
-    """Trains on the GPU, and judges itself."""
+    """Trains on the GPU and checks the result."""
     with tempfile.TemporaryDirectory() as folder:
         yield run("demo", [sys.executable, "-m", "weft", "demo", "--out", folder], given)
 
 
 def suite(given: argparse.Namespace) -> Iterator[Result]:
-    """The same graphs through cuDNN and Weft."""
+    """The same graphs with cuDNN and Weft."""
     if not given.suite:
         yield Result("suite", None, 0, "--suite names no file")
         return
@@ -233,13 +235,13 @@ def suite(given: argparse.Namespace) -> Iterator[Result]:
 
 
 def host_cost(given: argparse.Namespace) -> Iterator[Result]:
-    """What one execution costs on the host, and one of torch's operators."""
+    """The host cost of one execution, and of one of torch's operators."""
     for title, name in (("host cost", "host_cost.py"), ("torch host cost", "torch_host_cost.py")):
         yield run(title, [sys.executable, str(ROOT / "tools/bench" / name)], given)
 
 
 def arguments() -> argparse.Namespace:
-    """What the command line says."""
+    """The parsed command line."""
     ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ask.add_argument("--quick", action="store_true", help="the tests alone, without slow and large ones")
     ask.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
@@ -259,7 +261,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Runs the parts that were asked for, and sums them up."""
+    """Runs the requested parts and prints a summary."""
     given = arguments()
     if given.campaign:
         return campaign(given)

@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Which lines and branches of the C library the tests reach. `make coverage` builds, runs and reports.
+"""Reports the lines and branches of the C library that the tests execute. `make coverage` builds, runs and
+reports.
 
     make coverage                                     # the C tests, tests/ops, tests/plan, tests/python
     make coverage PYTEST=tests/ops/test_norm.py       # some Python tests; counts add up until `make clean`
-    python tools/host_coverage.py                     # a row for each folder of backend/
-    python tools/host_coverage.py --missing plan      # and the lines of backend/plan that no test reached
-    python tools/host_coverage.py --least 95          # fails if fewer lines of all were reached
+    python tools/host_coverage.py                     # a row for each directory of backend/
+    python tools/host_coverage.py --missing plan      # and the lines of backend/plan that no test executed
+    python tools/host_coverage.py --least 95          # fails if fewer of all lines were executed
 
-The counts are gcov's: build/coverage holds a library that counts, and each process that ends adds to them.
+The counts are gcov's: build/coverage contains an instrumented library, and each process adds to the counts
+when it ends.
 """
 
 from __future__ import annotations
@@ -32,13 +34,13 @@ HEAD = "| folder | lines | reached | branches | taken |"
 
 @dataclass
 class Source:
-    """How often each line ran, and each branch of a line was taken."""
+    """How often each line ran, and how often each branch of a line was taken."""
 
     lines: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     branches: dict[tuple[int, int], int] = field(default_factory=lambda: defaultdict(int))
 
     def add(self, line: dict[str, Any]) -> None:
-        """Adds gcov's account of a line, of which there are several in a header."""
+        """Adds gcov's record of a line; a line of a header has several."""
         number = line["line_number"]
         self.lines[number] += line["count"]
         for i, branch in enumerate(line["branches"]):
@@ -46,14 +48,14 @@ class Source:
 
 
 def read(counts: Path) -> list[dict[str, Any]]:
-    """What gcov knows of the files of an object."""
+    """gcov's data about the files of an object."""
     words = ["gcov", "--json-format", "--stdout", "--branch-probabilities", str(counts)]
     done = subprocess.run(words, cwd=BUILD, capture_output=True, text=True, check=True)
     return [file for text in done.stdout.splitlines() for file in json.loads(text)["files"]]
 
 
 def sources() -> dict[str, Source]:
-    """All sources of the library by their paths. The lines of an object that never ran count, too."""
+    """All sources of the library by path. The lines of an object that never ran count, too."""
     objects = sorted((BUILD / "CMakeFiles/weft_objects.dir").rglob("*.gcno"))
     counts = [path.with_suffix(".gcda") for path in objects]
     files = [count if count.exists() else path for path, count in zip(objects, counts, strict=True)]
@@ -68,7 +70,7 @@ def sources() -> dict[str, Source]:
 
 
 def row(name: str, files: Iterable[Source]) -> tuple[str, float]:
-    """A row of the table, and the percentage of lines that ran."""
+    """A row of the table, and the percentage of executed lines."""
     lines = [count > 0 for source in files for count in source.lines.values()]
     branches = [count > 0 for source in files for count in source.branches.values()]
     shares = [100 * sum(each) / len(each) if each else 100 for each in (lines, branches)]
@@ -77,7 +79,7 @@ def row(name: str, files: Iterable[Source]) -> tuple[str, float]:
 
 
 def table(found: dict[str, Source]) -> tuple[str, float]:
-    """A row for each folder, and the percentage of lines that ran."""
+    """A row for each directory, and the percentage of executed lines."""
     folders: dict[str, list[Source]] = defaultdict(list)
     for path, source in sorted(found.items()):
         folders[str(Path(path).parent)].append(source)
@@ -87,7 +89,7 @@ def table(found: dict[str, Source]) -> tuple[str, float]:
 
 
 def print_missing(found: dict[str, Source], name: str) -> None:
-    """Prints the lines that did not run, of paths that contain a name."""
+    """Prints the lines that did not run in files whose path contains a name."""
     for path, source in sorted(found.items()):
         text = (ROOT / path).read_text().splitlines() if name in path else []
         for line, count in sorted(source.lines.items()):
@@ -96,7 +98,7 @@ def print_missing(found: dict[str, Source], name: str) -> None:
 
 
 def main() -> int:
-    """Prints the report; 1 if too little was reached."""
+    """Prints the report; returns 1 if the coverage is below the limit."""
     ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ask.add_argument("--missing", nargs="?", const="", help="print lines that did not run (of these paths)")
     ask.add_argument("--least", type=float, default=0, help="percentage of lines that must be reached")

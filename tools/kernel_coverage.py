@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Which code of the CUDA kernels the tests reach, from records of the emulated GPU.
+"""Reports the code of the CUDA kernels that the tests execute, from records of the emulated GPU.
 
     EMULATOR_COVERAGE=/tmp/c python tests/emulated_gpu.py python -m pytest tests/ops/test_norm.py
     python tools/kernel_coverage.py report /tmp/c                      # a row for each kernel file
-    python tools/kernel_coverage.py report /tmp/c --missing attention  # and the lines that no test reached
+    python tools/kernel_coverage.py report /tmp/c --missing attention  # and the lines that no test executed
     python tools/kernel_coverage.py programs /tmp/c --missing          # a row for each compiled program
     python tools/kernel_coverage.py report                             # all parts that emulated_parts.py ran
     python tools/kernel_coverage.py write                              # the table of docs/testing.md
@@ -12,14 +12,13 @@
     python tools/kernel_coverage.py choose --seconds 90                # writes tests/emulated_tests.txt
 
 A program is a kernel with its compile-time constants, for one chip. Its basic blocks come from its PTX, so
-that code that a program's constants rule out is not counted. A block ends at each branch, and what a
-predicate guards is a block of its own. Blocks of several programs are the same one if chip, kernel and source
-lines are. A block is reached if it ran in any of them; a line is reached if a block with an instruction of
-that line is.
+code that its constants exclude is not counted. A block ends at each branch, and predicated code is a block of
+its own. Blocks of several programs are identical if chip, kernel and source lines are. A block is covered if
+it ran in any of them; a line is covered if a block with an instruction of that line is.
 
-`choose` selects tests of tests/ops for `make test` among those that emulated_parts.py ran: repeatedly the
-one that reaches the most further blocks per second, until no test reaches another one or the time is used up.
-What other tests reach, such as the small cases, is counted as reached before.
+`choose` selects tests of tests/ops for `make test` among those that emulated_parts.py ran: repeatedly the one
+that covers the most additional blocks per second, until no test covers another one or the time budget is
+spent. Blocks that other tests cover, such as the small cases, count as covered from the start.
 """
 
 from __future__ import annotations
@@ -41,9 +40,9 @@ KERNELS = ROOT / "backend/engines/cuda"
 PARTS = ROOT / "build/emulator/parts"
 CHOSEN = ROOT / "tests/emulated_tests.txt"
 TABLE = ROOT / "docs/testing.md"
-OVERHEAD = 0.2  # seconds that each test costs next to what it reports
+OVERHEAD = 0.2  # seconds of overhead per test in addition to its reported time
 
-Line = tuple[str, int]  # a kernel file and a line of it
+Line = tuple[str, int]  # a kernel file and one of its lines
 Block = tuple[str, str, tuple[Line, ...]]  # chip, kernel, lines
 
 
@@ -55,14 +54,14 @@ class Program:
     entry: str
     config: tuple[str, ...]
     blocks: list[tuple[Line, ...]] = field(default_factory=list)
-    reached: int = 0  # a bit for each block
+    reached: int = 0  # one bit per block
 
     def block(self, i: int) -> Block:
-        """What a block is in all programs: without the lines of generated text."""
+        """The identity of a block in all programs: without the lines of generated text."""
         return self.target, self.entry, tuple(line for line in self.blocks[i] if line[0])
 
     def of_kernel_files(self) -> Iterator[tuple[Block, bool]]:
-        """The blocks that have a line of a kernel file, and whether they ran."""
+        """The blocks with a line of a kernel file, and whether they ran."""
         for i in range(len(self.blocks)):
             if (block := self.block(i))[2]:
                 yield block, bool(self.reached >> i & 1)
@@ -70,13 +69,13 @@ class Program:
 
 @dataclass
 class Records:
-    """What several processes recorded."""
+    """The records of several processes."""
 
     programs: dict[tuple[str, str], Program] = field(default_factory=dict)
     hits: dict[tuple[str, str], dict[tuple[str, str], int]] = field(
         default_factory=lambda: defaultdict(lambda: defaultdict(int))
     )
-    """By target and test: the blocks of each program that ran."""
+    """By target and test: the executed blocks of each program."""
 
     def add_module(self, path: Path, files: set[str]) -> None:
         """Reads the description of a module."""
@@ -99,7 +98,7 @@ class Records:
                 program.blocks.append(tuple(sorted(lines)))
 
     def add_hits(self, path: Path) -> None:
-        """Reads what a process ran."""
+        """Reads the blocks that a process executed."""
         for line in path.read_text().splitlines():
             test, module, entry, digits = line.split("\t")
             program = self.programs.get((module, entry))
@@ -109,7 +108,7 @@ class Records:
                 self.hits[program.target, test][module, entry] |= bits
 
     def add_folder(self, folder: Path, files: set[str]) -> None:
-        """Reads all records of a folder."""
+        """Reads all records of a directory."""
         known = {module for module, _ in self.programs}
         for path in sorted(folder.glob("modules/*")):
             if "." not in path.name and path.name not in known:
@@ -124,14 +123,14 @@ def kernel_files() -> set[str]:
 
 
 def own_name(path: str, files: set[str]) -> str:
-    """A kernel file by the name of its include; empty if it is generated, or of the compiler."""
+    """A kernel file by the name of its include; empty if it is generated, or belongs to the compiler."""
     parts = path.split("/")
     names = ("/".join(parts[i:]) for i in range(len(parts)))
     return next((name for name in names if name in files), "")
 
 
 def read(folders: Iterable[Path]) -> Records:
-    """The records of folders."""
+    """The records of several directories."""
     records, files = Records(), kernel_files()
     for folder in folders:
         records.add_folder(folder, files)
@@ -139,7 +138,7 @@ def read(folders: Iterable[Path]) -> Records:
 
 
 def outcomes() -> list[Path]:
-    """The parts that tests/emulated_parts.py ran with the kernels of now. Others have other lines."""
+    """The parts that tests/emulated_parts.py ran with the current kernels; other kernels have other lines."""
     paths = sorted(PARTS.glob("*/*/outcome.json"))
     current = emulated_parts.digest(emulated_parts.KERNELS)
     kept = [path for path in paths if json.loads(path.read_text()).get("kernels") == current]
@@ -158,7 +157,7 @@ def part_folders() -> list[Path]:
 
 @dataclass
 class FileCount:
-    """What is emitted of a kernel file, and what of that was reached."""
+    """The emitted blocks of a kernel file, and the covered ones."""
 
     programs: set[str] = field(default_factory=set)
     blocks: set[Block] = field(default_factory=set)
@@ -170,7 +169,7 @@ class FileCount:
 
 
 def count_files(records: Records) -> dict[str, FileCount]:
-    """All kernel files by their names."""
+    """All kernel files by name."""
     counts: dict[str, FileCount] = defaultdict(FileCount)
     for (module, _), program in records.programs.items():
         for block, is_reached in program.of_kernel_files():
@@ -183,7 +182,7 @@ def count_files(records: Records) -> dict[str, FileCount]:
 
 
 def percent(part: int, whole: int) -> str:
-    """A share as text."""
+    """A percentage as text."""
     return f"{100 * part / whole:.1f} %" if whole else "-"
 
 
@@ -212,7 +211,7 @@ def table(counts: dict[str, FileCount]) -> list[str]:
 
 
 def report(records: Records, missing: str | None) -> None:
-    """Prints a row for each kernel file, and the blocks that no test reached of those whose names match."""
+    """Prints a row for each kernel file, and the uncovered blocks of those whose names match."""
     counts = count_files(records)
     print("\n".join(table(counts)))
     if never := without_code(counts):
@@ -238,13 +237,13 @@ def write_table(records: Records) -> None:
 
 
 def committed() -> dict[str, int]:
-    """By kernel file: the lines that were not reached when the table in docs/testing.md was written."""
+    """By kernel file: the number of uncovered lines in the committed table of docs/testing.md."""
     rows = re.findall(r"^\| (\S+\.cuh) \|(.*)\|$", TABLE.read_text(), re.MULTILINE)
     return {name: int(cells.split("|")[4]) for name, cells in rows}
 
 
 def faults(records: Records) -> list[str]:
-    """Kernel files of which more lines are not reached than the committed table says."""
+    """Kernel files with more uncovered lines than in the committed table."""
     found, allowed = [], committed()
     for name, count in sorted(count_files(records).items()):
         missing = len(count.lines(name, count.blocks)) - len(count.lines(name, count.reached))
@@ -257,7 +256,7 @@ def faults(records: Records) -> list[str]:
 
 
 def print_missing(name: str, count: FileCount) -> None:
-    """Prints the blocks of a file that no test reached, by their first line in it."""
+    """Prints the uncovered blocks of a file by their first line in it."""
     text = (KERNELS / name).read_text().splitlines()
     found: dict[int, list[Block]] = defaultdict(list)
     for block in count.blocks - count.reached:
@@ -270,7 +269,7 @@ def print_missing(name: str, count: FileCount) -> None:
 
 
 def programs(records: Records, missing: bool) -> None:
-    """Prints a row for each program: its blocks, its constants, and the blocks that no test reached."""
+    """Prints a row for each program: its blocks, its constants, and the uncovered blocks."""
     for (module, entry), program in sorted(records.programs.items(), key=lambda item: item[1].entry):
         ran = [bool(program.reached >> i & 1) for i in range(len(program.blocks))]
         print(f"{entry} {program.target} {module}: {sum(ran)} of {len(ran)}, {percent(sum(ran), len(ran))}")
@@ -285,7 +284,7 @@ def programs(records: Records, missing: bool) -> None:
 
 
 def blocks_by_test(records: Records) -> dict[tuple[str, str], set[Block]]:
-    """The blocks that each test reaches on each chip."""
+    """The blocks that each test covers on each chip."""
     found: dict[tuple[str, str], set[Block]] = {}
     for chip_and_test, reached in records.hits.items():
         blocks = found[chip_and_test] = set()
@@ -310,7 +309,8 @@ def times() -> dict[tuple[str, str], float]:
 
 
 def choose(records: Records, seconds: float) -> list[tuple[str, str]]:
-    """A set of tests that reaches many blocks in little time, by the greedy rule of set cover."""
+    """A set of tests that covers many blocks in little time, selected by the greedy algorithm for set
+    cover."""
     blocks, known = blocks_by_test(records), times()
     time_of = {key: known.get((chip_of(key[0]), key[1])) for key in blocks}
     reached: set[Block] = set()
@@ -342,7 +342,7 @@ def write_chosen(chosen: list[tuple[str, str]]) -> None:
 
 
 def main() -> int:
-    """Prints what was asked for."""
+    """Runs a subcommand."""
     ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ask.add_argument("command", choices=["report", "programs", "write", "check", "choose"])
     ask.add_argument("folder", type=Path, nargs="*", help="default: those of emulated_parts.py")

@@ -1,8 +1,8 @@
-"""The page that a package index shows: README, with links and pictures that work away from the repository.
+"""The page for a package index: README with links and images that work outside the repository.
 
-pyproject.toml names this as the provider of its dynamic field `readme`. The address of the repository has one
-home, `Source` of [project.urls]. Where that is missing nothing can be linked to, for a package index shows no
-file that lies in the package: links become their words, and pictures what is said in their place.
+pyproject.toml names this file as the provider of its dynamic field `readme`. The repository's address is
+defined once, in `Source` of [project.urls]. If it is missing, links cannot be resolved, because a package
+index shows no files of the package: links are replaced by their text, and images by their alternative text.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ ADDRESS = re.compile(r"[a-z]+:")
 
 
 def dynamic_metadata(settings: Mapping[str, str], project: Mapping[str, Any]) -> dict[str, Any]:
-    """What scikit-build-core asks for. settings: `page` and `picture`, the addresses of a file to read and of
-    one to show, in which {source} is the repository's and {path} the file's."""
+    """The entry point for scikit-build-core. `settings` has `page` and `picture`, the URLs of a file to read
+    and of one to show, with {source} for the repository and {path} for the file."""
     source = project.get("urls", {}).get("Source", "").rstrip("/").removesuffix(".git")
     text = Path("README.md").read_text(encoding="utf-8")
     text = linked(text, source, settings) if source else unlinked(text)
@@ -29,8 +29,8 @@ def dynamic_metadata(settings: Mapping[str, str], project: Mapping[str, Any]) ->
 
 
 def linked(text: str, source: str, settings: Mapping[str, str]) -> str:
-    """README with absolute addresses. A headline of README itself is one of its page in the repository: those
-    of a package index have no names."""
+    """README with absolute URLs. A link to a heading of README points to its page in the repository, because
+    headings have no anchors in a package index."""
 
     def absolute(kind: str, target: str) -> str:
         path = f"README.md{target}" if target.startswith("#") else target
@@ -44,7 +44,7 @@ def linked(text: str, source: str, settings: Mapping[str, str]) -> str:
 
 
 def unlinked(text: str) -> str:
-    """README without links into the repository, and with words for its pictures."""
+    """README without links into the repository, and with text in place of its images."""
 
     def replace(found: re.Match[str]) -> str:
         is_absolute = ADDRESS.match(found["picture"] or found["link"])
@@ -54,5 +54,5 @@ def unlinked(text: str) -> str:
 
 
 def _replaced(text: str, replace: Callable[[re.Match[str]], str]) -> str:
-    """The text with each link and picture replaced; code stays as it is."""
+    """The text with each link and image replaced; code is unchanged."""
     return PARTS.sub(lambda found: found[0] if found["code"] else replace(found), text)

@@ -1,19 +1,20 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Mutation testing: makes small changes to the sources, one at a time, and runs the tests that concern them.
+"""Mutation testing: makes small changes to the sources, one at a time, and runs the tests for the changed
+file.
 
-    python tools/mutants.py --sample 200 --seed 7            places all over the tree, drawn with a seed
-    python tools/mutants.py backend/plan/run.c               20 changes of a file or folder
+    python tools/mutants.py --sample 200 --seed 7            changes all over the tree, drawn with a seed
+    python tools/mutants.py backend/plan/run.c               20 changes of a file or directory
     python tools/mutants.py --sample 0 python/weft/plan.py   all of them, which takes long
     python tools/mutants.py --sample 200 --list              only prints the changes
 
-universalmutator makes the changes: comparisons off by one, terms dropped, statements left out. The C
-library, its headers, the kernels and the Python package with its faces are changed, in a copy of the working
-tree under build/mutants. Changes of comments and of words of messages are left out, as are those that do not
-compile or of which the compiler makes the same library. Verdicts are stored in build/mutants/verdicts.json
-until the tests change, so that a run that was stopped goes on where it was. Prints each change that no test
-notices, and the share of noticed changes by folder. Fails below 85 % of all, or 75 % of a folder with four
-or more changes.
+universalmutator generates the changes: off-by-one comparisons, dropped terms, omitted statements. They apply
+to the C library, its headers, the kernels and the Python package with its framework integrations, in a copy
+of the working tree under build/mutants. Changes of comments and of the wording of messages are skipped, and
+so are those that do not compile or that do not change the compiled library. Verdicts are stored in
+build/mutants/verdicts.json until the tests change, so that an interrupted run can be resumed. Prints each
+surviving change, and the share of detected changes by directory. Fails below 85 % overall, or 75 % for a
+directory with four or more changes.
 """
 
 from __future__ import annotations
@@ -40,12 +41,13 @@ TREE, MADE = ROOT / "build/mutants/tree", ROOT / "build/mutants/made"
 LANGUAGES = {".c": "c", ".h": "c", ".hpp": "cpp", ".cuh": "cpp", ".py": "python"}
 EVERYWHERE = ["backend", "include", "python/weft"]
 VERDICTS = ROOT / "build/mutants/verdicts.json"
-LEAST, LEAST_OF_FOLDER = 85, 75  # percentages that must be noticed
-FEW = 4  # a folder of fewer changes has no percentage
-SECONDS = 600  # for the tests of one change; what then still runs is noticed
+LEAST, LEAST_OF_FOLDER = 85, 75  # minimum percentages of detected changes
+FEW = 4  # a directory with fewer changes has no minimum
+SECONDS = 600  # time limit for the tests of one change; exceeding it counts as detected
 
-# The tests of a folder or file, quickest first; the first prefix that fits counts. "test_x" is a program of
-# tests/c, "small x" the small cases whose names match x, on the emulated GPU, "pytest x" what pytest is told.
+# The tests of a directory or file, fastest first; the first matching prefix applies. "test_x" is a program of
+# tests/c, "small x" means the small cases whose names match x on the emulated GPU, and "pytest x" passes x to
+# pytest.
 PRODUCTS = "small ^matmul|^totals|^scales|tokens|^conv|^stem|^depthwise|^experts"
 PYTHON = "'not test_emulator and not test_package and not test_cli'"
 GENERATED = "pytest tests/python/test_generated.py"
@@ -126,23 +128,23 @@ TESTS = (
 
 
 class Mutant(NamedTuple):
-    """A file as it is after one change."""
+    """A file after one change."""
 
     path: str
     made: Path
 
     def line(self) -> int:
-        """The number of the line that differs."""
+        """The number of the changed line."""
         old, new = (ROOT / self.path).read_text().splitlines(), self.made.read_text().splitlines()
         return next((i for i, (one, other) in enumerate(zip(old, new, strict=False), 1) if one != other), 0)
 
     @property
     def key(self) -> str:
-        """Names the change in the stored verdicts."""
+        """The key of the change in the stored verdicts."""
         return f"{self.path}:{self.line()}:{hashlib.sha256(self.made.read_bytes()).hexdigest()[:12]}"
 
     def change(self) -> str:
-        """The lines that differ."""
+        """The changed lines."""
         old, new = (ROOT / self.path).read_text(), self.made.read_text()
         lines = difflib.unified_diff(old.splitlines(), new.splitlines(), n=0, lineterm="")
         return "\n".join(line for line in lines if not line.startswith(("---", "+++")))
@@ -152,7 +154,7 @@ class Mutant(NamedTuple):
 
 
 def without_words(text: str, suffix: str) -> str:
-    """A text without its comments and what is in quotes."""
+    """A text without comments and string contents."""
     if suffix == ".py":
         try:
             tree = ast.parse(text)
@@ -167,7 +169,7 @@ def without_words(text: str, suffix: str) -> str:
 
 
 def mutants_of(path: str, lines: Iterable[int]) -> list[Mutant]:
-    """All changes of some lines of a file that are more than words."""
+    """All changes of some lines of a file, except those of comments and strings."""
     source, folder = ROOT / path, MADE / path
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -185,8 +187,8 @@ def mutants_of(path: str, lines: Iterable[int]) -> list[Mutant]:
 
 
 def draw(paths: Iterable[str], chance: random.Random) -> Iterator[Mutant]:
-    """A change of each line in random order, of lines that can be changed. The next one is made when it is
-    asked for, and the file of the one before may be gone then."""
+    """One change per line that can be changed, in random order. Each is generated when it is requested, and
+    the file of the previous one may no longer exist then."""
     lines = [
         (path, number)
         for path in paths
@@ -206,7 +208,7 @@ def all_changes(paths: Iterable[str]) -> Iterator[Mutant]:
 
 
 def files_under(names: Iterable[str]) -> Iterator[str]:
-    """The files of folders that can be changed, by their paths from the root."""
+    """The files of directories that can be changed, by their paths from the root."""
     for name in names:
         place = ROOT / name
         for path in sorted(place.rglob("*")) if place.is_dir() else [place]:
@@ -218,7 +220,7 @@ def files_under(names: Iterable[str]) -> Iterator[str]:
 
 
 def copy_tree() -> None:
-    """The working tree as it is, which keeps what was built of it before."""
+    """Copies the working tree, and keeps the previous build in the copy."""
     listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
     for name in names:
@@ -231,7 +233,7 @@ def copy_tree() -> None:
 
 
 def run(command: str, log: Path | None = None) -> bool:
-    """Whether a command succeeds in the copy, and in time."""
+    """True if a command succeeds in the copy within the time limit."""
     env = os.environ | {"PYTHONPATH": f"{TREE}/python:{TREE}/bindings", "PYTHONDONTWRITEBYTECODE": "1"}
     env["PATH"] = f"{TREE}/.venv/bin:{env['PATH']}"
     output = log.open("w") if log else subprocess.DEVNULL
@@ -240,7 +242,7 @@ def run(command: str, log: Path | None = None) -> bool:
 
 
 def command_of(test: str, stem: str) -> str:
-    """What runs a test of the table."""
+    """The command that runs a test of the table."""
     kind, _, what = test.format(stem=stem).partition(" ")
     if kind == "pytest":
         return f"python -m pytest -x -q -p no:cacheprovider {what}"
@@ -250,7 +252,7 @@ def command_of(test: str, stem: str) -> str:
 
 
 def tests_of(path: str) -> list[str]:
-    """The commands of the tests that concern a file."""
+    """The commands of the tests for a file."""
     for prefix, tests in TESTS:
         if path.startswith(prefix):
             more = [GENERATED] if path.startswith("backend/graph/") else []
@@ -259,7 +261,7 @@ def tests_of(path: str) -> list[str]:
 
 
 def state_of_tests() -> str:
-    """Identifies the tests: verdicts of other tests do not count."""
+    """A digest of the tests; stored verdicts of other tests do not count."""
     hash_ = hashlib.sha256(Path(__file__).read_bytes())
     for path in sorted((ROOT / "tests").rglob("*")):
         if path.suffix in (".py", ".c", ".h", ".cpp", ".txt"):
@@ -268,17 +270,17 @@ def state_of_tests() -> str:
 
 
 def library() -> bytes:
-    """The library that the copy has."""
+    """The library built in the copy."""
     return (TREE / "python/weft/lib/libweft.so.1").read_bytes()
 
 
 def refuses_kernel(log: Path) -> bool:
-    """Whether the run-time compiler refused a kernel that was changed."""
+    """True if the run-time compiler rejected a changed kernel."""
     return bool(re.search(r"\.cuh?\(\d+\): (error|catastrophic error):", log.read_text(errors="replace")))
 
 
 def verdict(mutant: Mutant, whole: bytes) -> str:
-    """Of one change: "killed", "survived", or why it is none."""
+    """The verdict on one change: "killed", "survived", or the reason why it does not count."""
     target, log = TREE / mutant.path, ROOT / "build/mutants/log"
     own = target.read_bytes()
     target.write_bytes(mutant.made.read_bytes())
@@ -308,7 +310,7 @@ def prepare(paths: set[str]) -> bytes:
 
 
 class Verdicts:
-    """What was found of each change, stored as it is found."""
+    """The verdicts, which are stored as soon as they are known."""
 
     def __init__(self) -> None:
         self.state = state_of_tests()
@@ -322,12 +324,13 @@ class Verdicts:
 
 
 def folder_of(path: str) -> str:
-    """The folder by which changes are reported: three levels deep, as backend/engines/cuda."""
+    """The directory by which changes are reported: three levels deep, such as backend/engines/cuda."""
     return "/".join(Path(path).parent.parts[:3])
 
 
 def report(seen: Iterable[tuple[str, str]]) -> bool:
-    """Prints how many changes of each folder were noticed. seen: paths and verdicts. True if enough were."""
+    """Prints the number of detected changes in each directory. `seen` has paths and verdicts. Returns True if
+    enough were detected."""
     killed, counted = Counter[str](), Counter[str]()
     for path, found in seen:
         if found in ("killed", "survived"):
@@ -345,7 +348,7 @@ def report(seen: Iterable[tuple[str, str]]) -> bool:
 
 
 def main() -> int:
-    """Runs a sample; 1 if too few changes were noticed."""
+    """Runs a sample; returns 1 if too few changes were detected."""
     ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ask.add_argument("path", nargs="*", default=EVERYWHERE, help="files or folders; default: all sources")
     ask.add_argument("--sample", type=int, default=20, help="how many that compile; 0: all; default 20")

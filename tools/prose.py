@@ -1,12 +1,12 @@
-"""The share of comments, docstrings and sentences that use a construction that technical English avoids.
+"""Measures the share of comments, docstrings and sentences with constructions that technical English avoids.
 
     python tools/prose.py              prints the share and limit of each class, and counts constructions
     python tools/prose.py --check      fails if a share exceeds its limit, and lists the lines of that class
-    python tools/prose.py --list PATH  lists the lines of the files whose paths begin so
+    python tools/prose.py --list PATH  lists the lines of the files whose paths begin with PATH
 
 A block is a C comment, a line of a Python comment, a docstring, or a sentence of a document. Blocks of three
 words or fewer do not count. The same measure gives 0.0 to 1.5 % for DeepGEMM, FlashAttention, ThunderKittens,
-oneDNN, BLIS, tinygrad and zstd. A "who" that is a person counts, too: the limits leave room for that.
+oneDNN, BLIS, tinygrad and zstd. Pronouns that refer to a person count, too; the limits allow for that.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-# Upper bounds on the share of each class, in percent. They only fall; the aim is 2 for each.
+# Upper bounds on the share of each class, in percent. They may only be lowered; the goal is 2 for each.
 LIMITS = {"C": 21.6, "Python": 20.0, "docs": 12.3, "tests": 19.8}
-# Where each class is found: folders, of which "" is the root without its folders, and suffixes. Generated
-# bindings do not count.
+# The directories and suffixes of each class; "" is the root without its subdirectories. Generated bindings
+# are excluded.
 FILES = {
     "C": (["backend", "include", "samples"], {".c", ".h", ".cuh", ".hpp", ".cpp"}),
     "Python": (["python/weft", "tools", "examples", "samples"], {".py"}),
     "docs": (["", ".github", "docs", "backend", "examples", "samples", "tests"], {".md"}),
     "tests": (["tests"], {".c", ".h", ".py"}),
 }
-# Each construction, as "what is written, for what is meant", and the expression that finds it. A space in an
-# expression matches a line break, too.
+# Each construction, described as "current wording, for the intended meaning", and the expression that finds
+# it. A space in an expression also matches a line break.
 CONSTRUCTIONS = {
     "alone for only": r"\b(?!stand|leave|left|let)\w+ alone\b(?! (?:would|can|could))",
     "a fragment that begins with Of": r"(?:^[\s*-]*|[.;:] )Of [a-z]",
@@ -59,14 +59,14 @@ DOCTEST = re.compile(r"^\s*(?:>>>|\.\.\.) .*", re.MULTILINE)
 
 
 class Block(NamedTuple):
-    """A piece of prose and the line on which it begins."""
+    """A piece of prose and its first line."""
 
     line: int
     text: str
 
 
 class Finding(NamedTuple):
-    """A construction in a file, by its path from the root."""
+    """A construction in a file; the path is relative to the root."""
 
     path: str
     line: int
@@ -78,7 +78,7 @@ class Finding(NamedTuple):
 
 
 def comments(text: str, pattern: re.Pattern[str]) -> Iterator[Block]:
-    """The texts of a pattern's groups. Stars that begin the lines of a comment are blanked."""
+    """The texts of a pattern's groups. Stars at the beginning of the lines of a comment are blanked."""
     for match in pattern.finditer(text):
         group = 1 if match[1] is not None else 2
         body = DOCTEST.sub("", re.sub(r"^\s*\*", " ", match[group], flags=re.MULTILINE))
@@ -106,7 +106,7 @@ def blocks(path: Path) -> Iterator[Block]:
 
 
 def findings(path: Path, block: Block) -> Iterator[Finding]:
-    """Each construction in a block, once."""
+    """Each construction in a block, reported once."""
     for name, pattern in PATTERNS.items():
         if match := pattern.search(block.text):
             line = block.line + block.text.count("\n", 0, match.start(match.lastindex or 0))
@@ -115,7 +115,7 @@ def findings(path: Path, block: Block) -> Iterator[Finding]:
 
 
 class Share(NamedTuple):
-    """How many blocks of a class there are, in how many of them there are findings, and these."""
+    """The number of blocks of a class, the number of those with findings, and the findings."""
 
     blocks: int
     odd: int
@@ -123,7 +123,7 @@ class Share(NamedTuple):
 
     @property
     def percent(self) -> float:
-        """The share itself."""
+        """The percentage of blocks with findings."""
         return 100 * self.odd / max(self.blocks, 1)
 
 
@@ -142,7 +142,7 @@ def measure(kind: str) -> Share:
 
 
 def main() -> int:
-    """Prints shares or findings; 1 if --check finds a share above its limit."""
+    """Prints shares or findings; returns 1 if --check finds a share above its limit."""
     ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ask.add_argument("--check", action="store_true", help="list the classes above their limits, and fail")
     ask.add_argument("--list", metavar="PATH", help="list the findings in files whose paths begin so")

@@ -1,21 +1,21 @@
-"""Shows that a change leaves the machine code as it is, as a rename or a rewritten comment must.
+"""Proves that a change, such as a rename or a rewritten comment, leaves the machine code unchanged.
 
     python tools/same_code.py                     the working tree against HEAD
-    python tools/same_code.py main my-branch      two commits; a folder stands for the files in it
-    python tools/same_code.py --only '^attention' of the kernels, those of the cases whose names match
+    python tools/same_code.py main my-branch      two commits; a directory stands for its files
+    python tools/same_code.py --only '^attention' only the kernels of the cases whose names match
 
 Two parts are compared. Kernels: each tree plans its own tests/small_cases.py for sm_75, sm_80 and sm_90. Two
-kernels are equal if their launches are, and if their texts are equal except for comments and line breaks, or
-else the SASS that NVRTC generates from them, including registers and shared memory. Host: the library is
-built without debug information, and each function of one tree must occur in the other one with the same
+kernels are equal if their launches are equal and their sources differ only in comments and line breaks, or
+otherwise if NVRTC generates the same SASS, registers and shared memory from them. Host: the library is built
+without debug information, and each function of one tree must occur in the other one with the same
 instructions. Names of kernels, functions and files do not count, nor does the order of functions. Cases are
-paired by name; those that were renamed are paired by position. Exits 1 if something differs.
+paired by name; renamed ones are paired by position. Exits with 1 if something differs.
 
-Not compared: which symbol an instruction refers to, and data such as tables and messages. The words of a
-message may show in a function, because compilers store short strings with instructions.
+Not compared: the symbol to which an instruction refers, and data such as tables and messages. A changed
+message may show as a changed function, because compilers store short strings in instructions.
 
 No GPU is needed. Results are cached in build/same_code by the content of a tree: a new tree costs the
-compilation of the files that changed, a minute for planning, and NVRTC for the kernels whose texts differ.
+compilation of the files that changed, a minute for planning, and NVRTC for the kernels whose sources differ.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ import emulated_gpu  # noqa: E402
 
 FOLDER = ROOT / "build/same_code"
 ARCHS = ("sm_75", "sm_80", "sm_90")
-TARGETS = {"sm_90": "sm_90a"}  # which has the instructions that only Hopper has
-OPTIONS = ["-std=c++17"]  # those of backend/engines/cuda/core/compile.c
+TARGETS = {"sm_90": "sm_90a"}  # the target with the instructions that only Hopper has
+OPTIONS = ["-std=c++17"]  # the options of backend/engines/cuda/core/compile.c
 COMMENT = re.compile(r'("(?:\\.|[^"\\\n])*")|/\*.*?\*/|//[^\n]*', re.DOTALL)
 Program = dict[str, Any]
-"""A kernel: its text, names of the headers that it includes, the line breaks kept, and its launch."""
+"""A kernel: its source with line breaks, the names of the headers that it includes, and its launch."""
 
 
 def git(*words: str, **environment: str) -> str:
-    """What git prints."""
+    """The output of git."""
     done = subprocess.run(
         ["git", *words], cwd=ROOT, env=os.environ | environment, check=True, capture_output=True, text=True
     )
@@ -58,7 +58,7 @@ def git(*words: str, **environment: str) -> str:
 
 
 def identify(name: str) -> str:
-    """The id of a commit's tree, or that of the files in a folder, which git gets to know by it."""
+    """The id of a commit's tree, or of a directory's files, which are added to git's object store."""
     if not Path(name).is_dir():
         return git("rev-parse", "--verify", f"{name}^{{tree}}")
     index = {"GIT_INDEX_FILE": str(FOLDER / "folder.index"), "GIT_WORK_TREE": str(Path(name).resolve())}
@@ -67,7 +67,7 @@ def identify(name: str) -> str:
 
 
 def check_out(tree: str) -> Path:
-    """A folder with the files of a tree. All trees share it, so that only files that differ are compiled."""
+    """Checks a tree out into a directory. All trees share it, so that only files that differ are compiled."""
     folder = FOLDER / "tree"
     folder.mkdir(exist_ok=True)
     index = {"GIT_INDEX_FILE": str(FOLDER / "tree.index"), "GIT_WORK_TREE": str(folder)}
@@ -79,7 +79,8 @@ def check_out(tree: str) -> Path:
 
 
 def build(source: Path) -> Path:
-    """The folder of a release build. Functions have sections of their own: calls depend on no distance."""
+    """Builds the release library and returns the directory. Each function has its own section, so that calls
+    do not depend on distances."""
     folder = FOLDER / "release"
     flags = ["-DCMAKE_BUILD_TYPE=Release", "-DCMAKE_C_FLAGS=-ffunction-sections"]
     flags += ["-DCMAKE_EXPORT_COMPILE_COMMANDS=ON"]
@@ -91,8 +92,8 @@ def build(source: Path) -> Path:
 
 
 def functions(folder: Path) -> dict[str, str]:
-    """A digest of each function's instructions, by its object and section. The folder may have objects of
-    other trees, too: those that count are in its compile commands."""
+    """A digest of each function's instructions, by object and section. The directory may contain objects of
+    other trees; only those in the compile commands count."""
     found = {}
     commands = json.loads((folder / "compile_commands.json").read_text())
     for path in sorted(folder / command["output"] for command in commands):
@@ -104,7 +105,7 @@ def functions(folder: Path) -> dict[str, str]:
 
 
 def digest(content: bytes) -> str:
-    """A name for what is equal."""
+    """A short name for equal content."""
     return hashlib.sha256(content).hexdigest()[:32]
 
 
@@ -123,7 +124,7 @@ def compare_functions(before: dict[str, str], after: dict[str, str]) -> Iterator
 
 
 def collect(only: str) -> None:
-    """Prints, as JSON, the kernels of the small cases of the tree in the current folder, for each chip."""
+    """Prints, as JSON, the kernels of the small cases of the tree in the current directory, for each chip."""
     sys.path.insert(0, "tests")
     import small_cases  # type: ignore[import-not-found]
 
@@ -151,7 +152,7 @@ def collect(only: str) -> None:
 
 @functools.cache
 def compiled(source: str, *flags: str) -> Path:
-    """A program or library made of one C file of tests/fake_cuda."""
+    """Compiles a C file of tests/fake_cuda into a program or library."""
     made = FOLDER / source
     file = ROOT / "tests/fake_cuda" / f"{source}.c"
     command = [*emulated_gpu.compiler(), "-O1", *flags, file, "-o", made, "-ldl", "-lpthread"]
@@ -160,7 +161,7 @@ def compiled(source: str, *flags: str) -> Path:
 
 
 def plan(source: Path, library: Path, only: str) -> dict[str, Any]:
-    """What collect prints for a tree. A compiler that does nothing stands for NVRTC."""
+    """The output of collect for a tree. A compiler that does nothing takes the place of NVRTC."""
     environment = {
         "WEFT_LIBRARY": str(library),
         "WEFT_NVRTC": str(compiled("fake_nvrtc", "-shared", "-fPIC")),
@@ -176,13 +177,13 @@ def plan(source: Path, library: Path, only: str) -> dict[str, Any]:
 
 
 def essence(text: str) -> str:
-    """A text without comments, the directives and tokens of which are parted by one space."""
+    """A source without comments, and with one space between directives and tokens."""
     code = COMMENT.sub(lambda match: match[1] or " ", text)
     return "\n".join(" ".join(line.split()) for line in code.splitlines() if line.strip())
 
 
 class Compiler:
-    """NVRTC in processes of their own, and what became of programs that were compiled before."""
+    """NVRTC in separate processes, and the results of programs that were compiled before."""
 
     def __init__(self) -> None:
         self.library = str(emulated_gpu.find_nvrtc())
@@ -203,7 +204,7 @@ class Compiler:
         return kept.read_text()
 
     def compile(self, request: bytes, entry: str) -> str:
-        """A digest of the code that NVRTC makes of a request, in the form of plain_nvrtc.c."""
+        """A digest of the code that NVRTC generates for a request in the format of plain_nvrtc.c."""
         answer = subprocess.run(self.command, input=request, check=True, capture_output=True).stdout
         result, log = struct.unpack_from("<qQ", answer)
         if result:
@@ -218,7 +219,7 @@ class Compiler:
 
 
 def pairs(before: dict[str, Any], after: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """The cases of both trees by their names: by name, and by position where both have as many others."""
+    """The cases of both trees, paired by name; unmatched ones by position if both trees have equally many."""
     yield from ((name, before[name], after[name]) for name in before if name in after)
     gone, new = [name for name in before if name not in after], [name for name in after if name not in before]
     if len(gone) == len(new):
@@ -265,9 +266,10 @@ def compare_kernels(before: dict[str, Any], after: dict[str, Any], arch: str) ->
 
 
 def examine(name: str, only: str) -> dict[str, Any]:
-    """The functions and kernels of a tree, from the cache if it was examined before."""
+    """The functions and kernels of a tree, cached by content."""
     tree = identify(name)
-    key = f"{tree} {only} ".encode() + Path(__file__).read_bytes()  # results of another version do not count
+    # results of another version of this program do not count
+    key = f"{tree} {only} ".encode() + Path(__file__).read_bytes()
     kept = FOLDER / f"{digest(key)}.json"
     if not kept.exists():
         print(f"{name}: building and planning tree {tree[:12]}", file=sys.stderr)
@@ -281,7 +283,7 @@ def examine(name: str, only: str) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Prints what differs; 1 if something does."""
+    """Prints the differences; returns 1 if it finds one."""
     ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ask.add_argument("before", nargs="?", default="HEAD", help="a commit or a folder; default: HEAD")
     ask.add_argument("after", nargs="?", default=str(ROOT), help="the same; default: the working tree")

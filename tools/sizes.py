@@ -1,10 +1,11 @@
-"""How large the project is: lines and tokens per folder, the longest files and functions, the library.
+"""Reports the size of the project: lines and tokens per directory, the longest files and functions, the
+library.
 
-Lines are counted without blanks and comments. Tokens per line stands beside them, so that cramming shows, and
-comments as a share of all lines but blank ones.
+Blank lines and comments are not counted. Tokens per line are listed to reveal crammed code, and comments as a
+share of all lines except blank ones.
 
     python tools/sizes.py            prints the report
-    python tools/sizes.py --check    fails if a line is too wide or functions have become long, and says which
+    python tools/sizes.py --check    fails if a line is too wide or functions are too long, and lists them
 """
 
 from __future__ import annotations
@@ -19,20 +20,20 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("include", "backend", "bindings", "python", "tests", "samples", "tools")
 C_LIKE = {".c", ".h", ".cuh", ".hpp", ".cpp"}
-# Columns that a line may have: Python's are as ruff's in pyproject.toml, all others' as .clang-format's.
+# Maximum line widths: for Python as in ruff's settings in pyproject.toml, for all others as in .clang-format.
 PYTHON_WIDTH, WIDTH = 110, 120
 # Upper bounds on the 90th percentile and on the maximum of the lengths of functions, in lines including
-# comments and blanks. The median has no bound, because it would reward two-line helpers.
+# comments and blanks. The median has no bound, because that would reward two-line helpers.
 LENGTHS = {0.9: 25, 1.0: 225}
 BUILD_FILES = {"Makefile", "CMakeLists.txt", "pyproject.toml", "run"}
 TOKEN = re.compile(r'"(?:\\.|[^"\\])*"|\w+|[^\s\w]')
 C_COMMENT = re.compile(r'("(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])+\')|/\*.*?\*/|//[^\n]*', re.DOTALL)
-# A definition opens at the left margin, is no declaration, and closes with a brace at the left margin.
+# A definition starts at the left margin, is not a declaration, and ends with a brace at the left margin.
 C_FUNCTION = re.compile(r"^(?!#|typedef)\w[^;{}=#]*?(\w+)\([^;{}]*\)\s*\{$.*?^\}", re.DOTALL | re.MULTILINE)
 
 
 def code_lines(path: Path) -> list[str]:
-    """The lines of a file that hold code."""
+    """The lines of a file that contain code."""
     text = path.read_text()
     if path.suffix in C_LIKE:
         text = C_COMMENT.sub(lambda match: match[1] or "", text)
@@ -54,7 +55,7 @@ def functions(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def wide_lines() -> Iterator[str]:
-    """One sentence for each line of code that is wider than its language allows."""
+    """One sentence for each line that is wider than its language allows."""
     folders = [ROOT / name for name in (*FOLDERS, "cmake", ".ci")]
     paths = [*ROOT.glob("*"), *(path for folder in folders for path in folder.rglob("*"))]
     for path in sorted(paths):

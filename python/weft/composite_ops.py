@@ -1,6 +1,6 @@
-"""Operations that frontends spell otherwise than row by row: attention with cuDNN's many switches, slices,
-results that are made on request. tools/gen.py leaves out of ops.py what is written here, and writes the
-docstrings of public methods."""
+"""Operations whose frontend methods do not map directly to attributes: attention with cuDNN's many switches,
+slices, and results computed on request. tools/gen.py omits the methods defined here from ops.py, and writes
+the docstrings of the public ones."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from weft.tensor import Operand, Rational
 
 ScoreModifier: TypeAlias = "Callable[[Any, Tensor], Tensor]"
-"""Adds operations to a graph that take attention's scores, or their gradient, to what it returns."""
+"""Adds operations to a graph that read attention's scores, or their gradient, and returns the last result."""
 
-# Methods of the library that one here wraps: generated with an underscore before their names.
+# Methods of the library that a method here wraps; they are generated with a leading underscore.
 WRAPPED = {"sdpa_fwd": "sdpa", "sdpa_bwd": "sdpa_backward", "strided_slice": "slice"}
 
 _PHASED = {"layernorm", "adalayernorm", "instancenorm", "groupnorm", "rmsnorm"}
@@ -28,19 +28,20 @@ _STATISTICS = {"mean", "inv_variance", "out_mean", "out_var", "stats", "sum", "s
 
 
 def computed_results(method: str, values: Mapping[str, Any], results: Sequence[str]) -> list[str]:
-    """The results that a method computes as it was asked for: a norm's inference keeps no statistics."""
+    """The results that a method computes for the given options: inference with a norm computes no
+    statistics."""
     if method in _PHASED and values.get("phase") in (enums.norm_forward_phase.INFERENCE, "INFERENCE"):
         return [key for key in results if not is_statistic(key)]
     return list(results)
 
 
 def is_statistic(result: str) -> bool:
-    """Whether a result is a statistic or an index, whose type the library infers."""
+    """True if a result is a statistic or an index, whose type the library infers."""
     return result in _STATISTICS or result.startswith(("saved_", "eq_", "amax_"))
 
 
 def _refuse(operation: str, features: Mapping[str, Any]) -> None:
-    """Fails when an argument is given whose feature does not exist."""
+    """Raises if an argument of an unsupported feature is set."""
     for name, value in features.items():
         if value is not None and value is not False:
             raise NotSupportedError(
@@ -49,7 +50,7 @@ def _refuse(operation: str, features: Mapping[str, Any]) -> None:
 
 
 def _check_padding(where: str, is_padded: bool, *lengths: tuple[Any, Any]) -> None:
-    """lengths: of queries, of keys; counts or running sums of them."""
+    """Checks the lengths of queries and keys, given as counts or as cumulative sums."""
     if is_padded and any(counts is None is sums for counts, sums in lengths):
         raise BadParameterError(
             f"{where}: use_padding_mask needs seq_len_q and seq_len_kv. Give both, [B, 1, 1, 1] of INT32."
@@ -57,7 +58,7 @@ def _check_padding(where: str, is_padded: bool, *lengths: tuple[Any, Any]) -> No
 
 
 def _dropout_values(where: str, dropout: tuple[Any, ...] | None) -> dict[str, Any]:
-    """What dropout is made of, by row key: drawn, or by a mask."""
+    """The attributes of dropout: from a generator, or from a mask."""
     if dropout is None:
         return {}
     fix = "Give (probability, seed, offset), or (mask, scale)."
@@ -79,7 +80,7 @@ def _dropout_values(where: str, dropout: tuple[Any, ...] | None) -> dict[str, An
 
 
 def _slice_of(item: slice | int, where: str) -> slice:
-    """A slice from itself or from one index, whose dimension stays."""
+    """Converts an index to a slice of extent 1, so that its dimension is kept."""
     if isinstance(item, slice):
         return item
     index = whole(item, where)
@@ -89,7 +90,7 @@ def _slice_of(item: slice | int, where: str) -> slice:
 
 
 class CompositeOps(Ops):
-    """The hand-written operations of a graph."""
+    """The operations of a graph that are written by hand."""
 
     def _modified_scores(
         self,
@@ -99,7 +100,7 @@ class CompositeOps(Ops):
         score_mod_bprop: ScoreModifier | None = None,
         gradients: Mapping[Tensor, Tensor] | None = None,
     ) -> dict[str, Any]:
-        """A score modifier by row key; the graph defines how."""
+        """The attributes of a score modifier; implemented by the graph."""
         raise NotImplementedError
 
     def softmax(
@@ -129,21 +130,21 @@ class CompositeOps(Ops):
                 optional.
             max: receives: largest score of the row, the sink included, as x, 1 along the axis; optional.
             sum_exp: receives: sum of e^(x - max), the sink included, as x, 1 along the axis; optional.
-            compute_data_type: type to calculate in; default the graph's, else FLOAT.
-            name: the operation's name in messages and pictures.
+            compute_data_type: type to compute in; by default the graph's, otherwise FLOAT.
+            name: the operation's name in messages and diagrams.
             infinite_is_nan: true: y is NaN in rows whose largest element is infinite, of either sign;
                 default: such rows share their weight among elements of +inf, and rows of -inf are 0; default
                 False.
         Returns:
             y: weights, as x.
         Data types:
-            operands: any, also mixed, unless said above.
-            results, unless the tensor or the graph says: y the type of x; a virtual result has the type to
-                calculate in, or DOUBLE; statistics FLOAT, or DOUBLE for DOUBLE operands.
+            operands: any, also mixed, unless stated above.
+            results, unless set for the tensor or the graph: y the type of x; virtual results have the compute
+                type, or DOUBLE; statistics FLOAT, or DOUBLE for DOUBLE operands.
         Raises:
-            BadParameterError: for what is no tensor of the graph, array or number; at build, when
-                operands or options break a rule of the operation.
-            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+            BadParameterError: if an operand is not a tensor of the graph, an array or a number; at
+                build, if operands or options violate a rule of the operation.
+            NotSupportedError: at build, if no engine of the device supports it; see `reasons`.
 
         >>> import numpy as np, weft
         >>> g = weft.Graph()
@@ -170,19 +171,19 @@ class CompositeOps(Ops):
 
         Args:
             input: input, [d..].
-            slices: a slice per dimension, without negative numbers; its stop may be None where x has dims
-                already. A number keeps its dimension, with extent 1.
+            slices: a slice per dimension, without negative numbers; its stop may be None if the dims of x are
+                known. An index is a slice of extent 1: its dimension is kept.
             compute_data_type: accepted and ignored.
-            name: the operation's name in messages and pictures.
+            name: the operation's name in messages and diagrams.
         Returns:
             y: result, [ceil((limit - start) / step)..].
         Data types:
-            operands: any, also mixed, unless said above.
-            results, unless the tensor or the graph says: the type of x.
+            operands: any, also mixed, unless stated above.
+            results, unless set for the tensor or the graph: the type of x.
         Raises:
-            BadParameterError: for what is no tensor of the graph, array or number; at build, when
-                operands or options break a rule of the operation.
-            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+            BadParameterError: if an operand is not a tensor of the graph, an array or a number; at
+                build, if operands or options violate a rule of the operation.
+            NotSupportedError: at build, if no engine of the device supports it; see `reasons`.
 
         >>> import numpy as np, weft
         >>> g = weft.Graph()
@@ -229,33 +230,34 @@ class CompositeOps(Ops):
         Args:
             input: input, [N, C, x..].
             window: extents of the window in elements; interpolation uses it only to infer the extents of y,
-                unset: 1; one number: for all.
+                unset: 1; one number applies to all.
             stride: step of the window in elements, a fraction below 1 enlarges; unset: x extent / y extent,
-                for interpolation only; one number: for all.
+                for interpolation only; one number applies to all.
             pre_padding: elements before the start of each spatial dimension where the first window begins;
-                unset: 0; one number: for all.
+                unset: 0; one number applies to all.
             post_padding: elements after the end of each spatial dimension that windows may reach; unset: as
-                pre_padding; one number: for all.
+                pre_padding; one number applies to all.
             mode: how the window becomes one value; default MAXPOOL.
             padding_mode: what lies outside x; unset: NEG_INF_PAD for MAXPOOL, ZERO_PAD for AVGPOOL,
                 EDGE_VAL_PAD for NEAREST and BILINEAR.
             padding: pre_padding and post_padding in one; optional.
-            generate_index: whether max pooling returns where in its window each maximum was; default False.
-            compute_data_type: type to calculate in; default the graph's, else FLOAT.
-            name: the operation's name in messages and pictures.
+            generate_index: whether max pooling returns the position of each maximum in its window; default
+                False.
+            compute_data_type: type to compute in; by default the graph's, otherwise FLOAT.
+            name: the operation's name in messages and diagrams.
             dilation: distance in elements between those that a window takes, per spatial dimension, of
-                pooling; unset: 1; one number: for all.
+                pooling; unset: 1; one number applies to all.
         Returns:
             y: result, [N, C, 1 + (x + pre + post - dilation * (window - 1) - 1) / stride..].
             index: position of each maximum in its window; None unless generate_index.
         Data types:
-            operands: any, also mixed, unless said above.
-            results, unless the tensor or the graph says: y the type of x; a virtual result has the type to
-                calculate in, or DOUBLE; index INT8 where it fits, else INT32.
+            operands: any, also mixed, unless stated above.
+            results, unless set for the tensor or the graph: y the type of x; virtual results have the compute
+                type, or DOUBLE; index INT8 if it fits, otherwise INT32.
         Raises:
-            BadParameterError: for what is no tensor of the graph, array or number; at build, when
-                operands or options break a rule of the operation.
-            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+            BadParameterError: if an operand is not a tensor of the graph, an array or a number; at
+                build, if operands or options violate a rule of the operation.
+            NotSupportedError: at build, if no engine of the device supports it; see `reasons`.
 
         >>> import numpy as np, weft
         >>> g = weft.Graph()
@@ -296,22 +298,22 @@ class CompositeOps(Ops):
             inv_variance: 1 / sqrt(variance + epsilon) that the forward pass kept; absent: calculated anew
                 from x and epsilon, x's extents, 1 on the normalised dimensions; GROUP_NORM: [N,groups,1..];
                 optional.
-            has_dbias: whether the forward operation had a bias, whose gradient is wanted; default True.
-            compute_data_type: type to calculate in; default the graph's, else FLOAT.
-            name: the operation's name in messages and pictures.
+            has_dbias: whether to compute the gradient of the forward operation's bias; default True.
+            compute_data_type: type to compute in; by default the graph's, otherwise FLOAT.
+            name: the operation's name in messages and diagrams.
             epsilon: scalar added to the variance where statistics are calculated anew, [1..]; optional.
         Returns:
             dx: gradient of x, as x.
             dscale: gradient of the scale, [1,C,1..]; layer norms: x's extents on the normalised dimensions.
             dbias: gradient of the bias; None unless has_dbias.
         Data types:
-            operands: any, also mixed, unless said above.
-            results, unless the tensor or the graph says: dx the type of x, the others that of scale, without
-                one FLOAT; a virtual result has the type to calculate in, or DOUBLE.
+            operands: any, also mixed, unless stated above.
+            results, unless set for the tensor or the graph: dx the type of x, the others that of scale, or
+                FLOAT without a scale; virtual results have the compute type, or DOUBLE.
         Raises:
-            BadParameterError: for what is no tensor of the graph, array or number; at build, when
-                operands or options break a rule of the operation.
-            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+            BadParameterError: if an operand is not a tensor of the graph, an array or a number; at
+                build, if operands or options violate a rule of the operation.
+            NotSupportedError: at build, if no engine of the device supports it; see `reasons`.
 
         >>> import numpy as np, weft
         >>> g = weft.Graph()
@@ -370,7 +372,7 @@ class CompositeOps(Ops):
         descale_k: Operand | None = None,
         descale_v: Operand | None = None,
     ) -> tuple[Tensor, Tensor | Any]:
-        """Scaled dot-product attention. Rows that see no key give 0, and -inf in the statistics.
+        """Scaled dot-product attention. Rows without a visible key are 0, and -inf in the statistics.
 
             o = dropout(softmax(mask(attn_scale q k^T + bias))) v
 
@@ -391,8 +393,8 @@ class CompositeOps(Ops):
             seq_len_kv: keys in use of each batch, INT32 or INT64; unset: all, [B, 1, 1, 1].
             use_causal_mask: keep col <= row; default False.
             use_causal_mask_bottom_right: keep col <= row + keys - queries; default False.
-            sliding_window_length: another name of diagonal_band_left_bound.
-            diagonal_alignment: where the bounds count from: shift 0, or keys - queries in use.
+            sliding_window_length: alias of diagonal_band_left_bound.
+            diagonal_alignment: the diagonal to which the bounds refer: shift 0, or keys - queries in use.
             diagonal_band_left_bound: sees col > row + shift - bound; unset: all on the left.
             diagonal_band_right_bound: sees col <= row + shift + bound; 0: causal; unset: all on the right.
             dropout: (probability, seed tensor, offset tensor); optional.
@@ -402,13 +404,13 @@ class CompositeOps(Ops):
             paged_attention_v_table: the same of v, then [container, Hv, page size, Dv], [B, 1, pages, 1];
                 optional.
             paged_attention_max_seq_len_kv: Skv with page tables; unset: all keys that these reach.
-            compute_data_type: type to calculate in; default the graph's, else FLOAT.
-            name: the operation's name in messages and pictures.
-            score_mod: a function of the graph and the tensor of scaled scores, [B, Hq, Sq, Skv], that adds
-                pointwise operations to them, also with gen_index and with tensors that broadcast to them, and
-                returns their last result; what becomes -inf is hidden; optional.
+            compute_data_type: type to compute in; by default the graph's, otherwise FLOAT.
+            name: the operation's name in messages and diagrams.
+            score_mod: a function of the graph and the tensor of scaled scores, [B, Hq, Sq, Skv], that applies
+                pointwise operations to them and returns the result; gen_index and tensors that broadcast to
+                the scores may be used, and scores of -inf are masked; optional.
             generate_stats: whether to return the statistics for the backward pass.
-            implementation: accepted for compatibility; Weft plans by itself.
+            implementation: accepted for compatibility; Weft selects the kernels.
             score_max: receives: largest score of each row, sink included, [B, Hq, Sq, 1]; optional.
             score_sum_exp: receives: sum of e^(score - score_max) of each row, sink included, [B, Hq, Sq, 1];
                 optional.
@@ -429,15 +431,15 @@ class CompositeOps(Ops):
         Returns:
             o: result, [B, Hq, Sq, Dv].
             stats: natural log of each row's sum of exponentials, sink included, [B, Hq, Sq, 1]; None unless
-                asked for.
+                generate_stats.
         Data types:
-            operands: any, also mixed, unless said above.
-            results, unless the tensor or the graph says: o the type of q; a virtual result has the type to
-                calculate in, or DOUBLE; statistics FLOAT, or DOUBLE for DOUBLE operands.
+            operands: any, also mixed, unless stated above.
+            results, unless set for the tensor or the graph: o the type of q; virtual results have the compute
+                type, or DOUBLE; statistics FLOAT, or DOUBLE for DOUBLE operands.
         Raises:
-            BadParameterError: for what is no tensor of the graph, array or number; at build, when
-                operands or options break a rule of the operation.
-            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+            BadParameterError: if an operand is not a tensor of the graph, an array or a number; at
+                build, if operands or options violate a rule of the operation.
+            NotSupportedError: at build, if no engine of the device supports it; see `reasons`.
 
         >>> import numpy as np, weft
         >>> g = weft.Graph()
@@ -504,8 +506,8 @@ class CompositeOps(Ops):
         score_sum_exp: Tensor | None = None,
         sink_token: Operand | None = None,
     ) -> tuple[Tensor, Tensor | Any, Tensor, Tensor]:
-        """Scaled dot-product attention of FP8: sdpa with scales of operands, softmax and result, and the
-        largest numbers, from which the scales of the next call are made.
+        """Scaled dot-product attention in FP8: sdpa with scales for operands, softmax and result. It also
+        returns the largest magnitudes, from which the caller computes the scales of the next call.
 
             p = softmax(mask(attn_scale descale_q descale_k q k^T + bias))
             o = scale_o descale_s descale_v (scale_s dropout(p)) v
@@ -533,8 +535,8 @@ class CompositeOps(Ops):
             seq_len_kv: keys in use of each batch, INT32 or INT64; unset: all, [B, 1, 1, 1].
             use_causal_mask: keep col <= row; default False.
             use_causal_mask_bottom_right: keep col <= row + keys - queries; default False.
-            sliding_window: another name of left_bound.
-            diagonal_alignment: where the bounds count from: shift 0, or keys - queries in use.
+            sliding_window: alias of left_bound.
+            diagonal_alignment: the diagonal to which the bounds refer: shift 0, or keys - queries in use.
             left_bound: sees col > row + shift - bound; unset: all on the left.
             right_bound: sees col <= row + shift + bound; 0: causal; unset: all on the right.
             dropout: (probability, seed tensor, offset tensor); optional.
@@ -544,9 +546,9 @@ class CompositeOps(Ops):
             paged_attention_v_table: the same of v, then [container, Hv, page size, Dv], [B, 1, pages, 1];
                 optional.
             paged_attention_max_seq_len_kv: Skv with page tables; unset: all keys that these reach.
-            compute_data_type: type to calculate in; default the graph's, else FLOAT.
-            name: the operation's name in messages and pictures.
-            fn: a function of the graph and the tensor of scaled scores, as score_mod of sdpa; optional.
+            compute_data_type: type to compute in; by default the graph's, otherwise FLOAT.
+            name: the operation's name in messages and diagrams.
+            fn: a function of the graph and the tensor of scaled scores, like score_mod of sdpa; optional.
             generate_stats: whether to return the statistics for the backward pass.
             score_max: receives: largest score of each row, sink included, [B, Hq, Sq, 1]; optional.
             score_sum_exp: receives: sum of e^(score - score_max) of each row, sink included, [B, Hq, Sq, 1];
@@ -556,17 +558,17 @@ class CompositeOps(Ops):
         Returns:
             o: result, [B, Hq, Sq, Dv].
             stats: natural log of each row's sum of exponentials, sink included, [B, Hq, Sq, 1]; None unless
-                asked for.
+                generate_stats.
             amax_s: largest value of the softmax, before scale_s, [1, 1, 1, 1].
             amax_o: largest magnitude of the result, before scale_o, [1, 1, 1, 1].
         Data types:
-            operands: any, also mixed, unless said above.
-            results, unless the tensor or the graph says: o the type of q; a virtual result has the type to
-                calculate in, or DOUBLE; statistics FLOAT, or DOUBLE for DOUBLE operands.
+            operands: any, also mixed, unless stated above.
+            results, unless set for the tensor or the graph: o the type of q; virtual results have the compute
+                type, or DOUBLE; statistics FLOAT, or DOUBLE for DOUBLE operands.
         Raises:
-            BadParameterError: for what is no tensor of the graph, array or number; at build, when
-                operands or options break a rule of the operation.
-            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+            BadParameterError: if an operand is not a tensor of the graph, an array or a number; at
+                build, if operands or options violate a rule of the operation.
+            NotSupportedError: at build, if no engine of the device supports it; see `reasons`.
 
         >>> import numpy as np, weft
         >>> g = weft.Graph(io_data_type="f32")
@@ -658,23 +660,24 @@ class CompositeOps(Ops):
             max_total_seq_len_kv: upper bound of the keys of all batches together, a hint; optional.
             use_causal_mask: keep col <= row; default False.
             use_causal_mask_bottom_right: keep col <= row + keys - queries; default False.
-            sliding_window_length: another name of diagonal_band_left_bound.
+            sliding_window_length: alias of diagonal_band_left_bound.
             diagonal_alignment: as in the forward pass.
             diagonal_band_left_bound: the left bound of the forward pass; unset: all on the left.
             diagonal_band_right_bound: the right bound of the forward pass; unset: all on the right.
             dropout: (probability, seed tensor, offset tensor); optional.
-            rng_dump: a tensor that would receive dropout's mask; the forward pass gives it.
-            use_deterministic_algorithm: whether two runs must agree to the bit. Without, a kernel may add to
-                dQ in any order, which rounds differently; its engine has the note NONDETERMINISTIC.
-            compute_data_type: type to calculate in; default the graph's, else FLOAT.
-            name: the operation's name in messages and pictures.
+            rng_dump: not supported; the forward pass writes the dropout mask.
+            use_deterministic_algorithm: require bitwise reproducible results. Otherwise a kernel may
+                accumulate dQ in any order, which changes the rounding; such an engine has the note
+                NONDETERMINISTIC.
+            compute_data_type: type to compute in; by default the graph's, otherwise FLOAT.
+            name: the operation's name in messages and diagrams.
             score_mod: as in the forward pass; optional.
-            score_mod_bprop: a function of the graph and the gradient of what score_mod returns that makes the
-                gradient of the scaled scores; default derived from score_mod.
+            score_mod_bprop: a function of the graph and the gradient of score_mod's result that returns the
+                gradient of the scaled scores; derived from score_mod by default.
             sink_token: the sink of the forward pass, [1, Hq, 1, 1]; optional.
             dSink_token: receives: gradient of the sink, [1, Hq, 1, 1]; optional.
-            score_mod_gradients: for tensors that score_mod reads, tensors that receive their gradients, each
-                summed over its extents of 1; optional.
+            score_mod_gradients: maps tensors that score_mod reads to tensors that receive their gradients,
+                each summed over its extents of 1; optional.
             block_mask: the block mask of the forward pass, [B, Hq, ceil(Sq / 128), ceil(Skv / 128)];
                 optional.
             cu_seq_len_q: running sum of queries in use, INT32 or INT64, instead of seq_len_q, [B + 1, 1, 1,
@@ -686,14 +689,14 @@ class CompositeOps(Ops):
             dK: gradient of k, summed over the query heads that share it, [B, Hk, Skv, Dqk].
             dV: gradient of v, summed over the query heads that share it, [B, Hv, Skv, Dv].
         Data types:
-            operands: any, also mixed, unless said above.
-            results, unless the tensor or the graph says: gradients the type of what they are of; a virtual
-                result has the type to calculate in, or DOUBLE.
+            operands: any, also mixed, unless stated above.
+            results, unless set for the tensor or the graph: each gradient the type of its tensor; virtual
+                results have the compute type, or DOUBLE.
         Raises:
-            BadParameterError: for what is no tensor of the graph, array or number; at build, when
-                operands or options break a rule of the operation.
-            NotSupportedError: for a feature that does not exist yet; at build, when no engine of the
-                device runs it; `reasons` says why.
+            BadParameterError: if an operand is not a tensor of the graph, an array or a number; at
+                build, if operands or options violate a rule of the operation.
+            NotSupportedError: for a feature that does not exist yet; at build, if no engine of the
+                device supports it; see `reasons`.
 
         >>> import numpy as np, weft
         >>> g = weft.Graph()
@@ -758,9 +761,9 @@ class CompositeOps(Ops):
         sink_token: Operand | None = None,
         dSink_token: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Gradients of scaled dot-product attention of FP8: sdpa_backward with scales of operands, of the
-        softmax, of its gradient and of results, and the largest numbers, from which the scales of the next
-        call are made.
+        """Gradients of scaled dot-product attention in FP8: sdpa_backward with scales for operands, the
+        softmax, its gradient and results. It also returns the largest magnitudes, from which the caller
+        computes the scales of the next call.
 
             p = fp8(scale_s dropout(softmax)) descale_s, dS = fp8(scale_dP attn_scale dS) descale_dP
             dQ = scale_dQ dS k, dK = scale_dK dS^T q, dV = scale_dV p^T dO
@@ -800,11 +803,12 @@ class CompositeOps(Ops):
             diagonal_alignment: as in the forward pass.
             left_bound: the left bound of the forward pass; unset: all on the left.
             right_bound: the right bound of the forward pass; unset: all on the right.
-            use_deterministic_algorithm: whether two runs must agree to the bit. Without, a kernel may add to
-                dQ in any order, which rounds differently; its engine has the note NONDETERMINISTIC.
+            use_deterministic_algorithm: require bitwise reproducible results. Otherwise a kernel may
+                accumulate dQ in any order, which changes the rounding; such an engine has the note
+                NONDETERMINISTIC.
             dropout: (probability, seed tensor, offset tensor); optional.
-            compute_data_type: type to calculate in; default the graph's, else FLOAT.
-            name: the operation's name in messages and pictures.
+            compute_data_type: type to compute in; by default the graph's, otherwise FLOAT.
+            name: the operation's name in messages and diagrams.
             sink_token: the sink of the forward pass, [1, Hq, 1, 1]; optional.
             dSink_token: receives: gradient of the sink, [1, Hq, 1, 1]; optional.
         Returns:
@@ -816,13 +820,13 @@ class CompositeOps(Ops):
             amax_dV: largest magnitude of dV, before scale_dV, [1, 1, 1, 1].
             amax_dP: largest magnitude of the gradient of q k^T, before scale_dP, [1, 1, 1, 1].
         Data types:
-            operands: any, also mixed, unless said above.
-            results, unless the tensor or the graph says: dQ, dK and dV those of q, k and v; virtual ones have
-                the type to calculate in, or DOUBLE; the others FLOAT, or DOUBLE for DOUBLE operands.
+            operands: any, also mixed, unless stated above.
+            results, unless set for the tensor or the graph: dQ, dK and dV those of q, k and v; virtual ones
+                have the compute type, or DOUBLE; the others FLOAT, or DOUBLE for DOUBLE operands.
         Raises:
-            BadParameterError: for what is no tensor of the graph, array or number; at build, when
-                operands or options break a rule of the operation.
-            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+            BadParameterError: if an operand is not a tensor of the graph, an array or a number; at
+                build, if operands or options violate a rule of the operation.
+            NotSupportedError: at build, if no engine of the device supports it; see `reasons`.
 
         >>> import numpy as np, weft
         >>> g = weft.Graph(io_data_type="f32")
@@ -881,8 +885,8 @@ class CompositeOps(Ops):
         seq_len_q: Operand | None = None,
         seq_len_kv: Operand | None = None,
     ) -> tuple[Tensor, Tensor | Any, Tensor]:
-        """Scaled dot-product attention of MXFP8: sdpa of operands with a scale for each block of 32 elements
-        along what products sum over. sdpa takes such scales, too, with all that it takes besides.
+        """Scaled dot-product attention in MXFP8: sdpa for operands with a scale for each block of 32 elements
+        along the contracted dimension. sdpa accepts such scales, too, together with all its other options.
 
             o = softmax(mask(attn_scale (descale_q q) (descale_k k)^T)) (descale_v v)
 
@@ -890,19 +894,19 @@ class CompositeOps(Ops):
             q: queries, [B, Hq, Sq, Dqk].
             k: keys, [B, Hk, Skv, Dqk], Hk divides Hq.
             v: values, [B, Hv, Skv, Dv], Hv divides Hq.
-            descale_q: what blocks of q are multiplied by, [B, Hq, Sq, ceil(Dqk / 32)]; in tiles
-                (reordering_type F8_128x4) with Sq rounded up to 128 and the last extent to 4.
-            descale_k: the same of k, [B, Hk, Skv, ceil(Dqk / 32)].
-            descale_v: the same of v, [B, Hv, ceil(Skv / 32), Dv]; in tiles with the third extent rounded up
-                to 4 and Dv to 128.
+            descale_q: factors of the blocks of q, [B, Hq, Sq, ceil(Dqk / 32)]; in tiles (reordering_type
+                F8_128x4) Sq is rounded up to a multiple of 128 and the last extent to one of 4.
+            descale_k: factors of the blocks of k, [B, Hk, Skv, ceil(Dqk / 32)].
+            descale_v: factors of the blocks of v, [B, Hv, ceil(Skv / 32), Dv]; in tiles the third extent is
+                rounded up to a multiple of 4 and Dv to one of 128.
             attn_scale: factor of q k^T, a number or a scalar tensor; default 1.
             use_causal_mask: keep col <= row; default False.
             use_causal_mask_bottom_right: keep col <= row + keys - queries; default False.
-            diagonal_alignment: where the bounds count from: shift 0, or keys - queries in use.
+            diagonal_alignment: the diagonal to which the bounds refer: shift 0, or keys - queries in use.
             diagonal_band_left_bound: sees col > row + shift - bound; unset: all on the left.
             diagonal_band_right_bound: sees col <= row + shift + bound; 0: causal; unset: all on the right.
-            compute_data_type: type to calculate in; default the graph's, else FLOAT.
-            name: the operation's name in messages and pictures.
+            compute_data_type: type to compute in; by default the graph's, otherwise FLOAT.
+            name: the operation's name in messages and diagrams.
             generate_stats: whether to return the statistics for the backward pass.
             sink_token: a score per head that joins the softmax's sum and has no value, [1, Hq, 1, 1];
                 optional.
@@ -914,17 +918,17 @@ class CompositeOps(Ops):
         Returns:
             o: result, [B, Hq, Sq, Dv].
             stats: natural log of each row's sum of exponentials, sink included, [B, Hq, Sq, 1]; None unless
-                asked for.
+                generate_stats.
             amax_o: the largest magnitude of the result, [1, 1, 1, 1].
         Data types:
-            operands: any, also mixed, unless said above.
-            results, unless the tensor or the graph says: o BFLOAT16 where q is FP8 with scales of blocks,
-                else the type of q; a virtual result has the type to calculate in, or DOUBLE; the others
-                FLOAT, or DOUBLE for DOUBLE operands.
+            operands: any, also mixed, unless stated above.
+            results, unless set for the tensor or the graph: o BFLOAT16 if q is FP8 with block scales,
+                otherwise the type of q; virtual results have the compute type, or DOUBLE; the others FLOAT,
+                or DOUBLE for DOUBLE operands.
         Raises:
-            BadParameterError: for what is no tensor of the graph, array or number; at build, when
-                operands or options break a rule of the operation.
-            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+            BadParameterError: if an operand is not a tensor of the graph, an array or a number; at
+                build, if operands or options violate a rule of the operation.
+            NotSupportedError: at build, if no engine of the device supports it; see `reasons`.
 
         >>> import numpy as np, weft
         >>> g = weft.Graph(io_data_type="f32")
@@ -983,9 +987,9 @@ class CompositeOps(Ops):
         sink_token: Operand | None = None,
         dSink_token: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Gradients of scaled dot-product attention of MXFP8. q, k and dO come twice, each time with scales
-        of blocks of 32 elements along what the products sum over: their rows for the scores and for dO v^T,
-        the sequence for dQ, dK and dV.
+        """Gradients of scaled dot-product attention in MXFP8. q, k and dO are passed twice, with scales for
+        blocks of 32 elements along the contracted dimension: along their rows for the scores and for dO v^T,
+        along the sequence for dQ, dK and dV.
 
             dQ = attn_scale dS k_T, dK = attn_scale dS^T q_T, dV = P^T dO_T
 
@@ -995,21 +999,22 @@ class CompositeOps(Ops):
             k: keys, [B, Hk, Skv, Dqk].
             k_T: the keys for dQ, with scales along the sequence, [B, Hk, Skv, Dqk].
             v: values, [B, Hv, Skv, Dv].
-            o_f16: forward result, not quantised, [B, Hq, Sq, Dv].
-            dO_f16: gradient of the forward result, not quantised, [B, Hq, Sq, Dv].
-            dO: the same, quantised.
-            dO_T: the same for dV, with scales along the sequence.
+            o_f16: forward result, not quantized, [B, Hq, Sq, Dv].
+            dO_f16: gradient of the forward result, not quantized, [B, Hq, Sq, Dv].
+            dO: gradient of the forward result, quantized.
+            dO_T: dO for dV, with scales along the sequence.
             stats: statistics that the forward pass wrote, [B, Hq, Sq, 1].
-            descale_q: what blocks of q are multiplied by, [B, Hq, Sq, ceil(Dqk / 32)]; in tiles
-                (reordering_type F8_128x4) with Sq rounded up to 128 and the last extent to 4, the others
-                alike.
-            descale_q_T: the same of q_T, [B, Hq, ceil(Sq / 32), Dqk]; in tiles with the third extent rounded
-                up to 4 and the last one to 128, the others alike.
-            descale_k: the same of k, [B, Hk, Skv, ceil(Dqk / 32)].
-            descale_k_T: the same of k_T, [B, Hk, ceil(Skv / 32), Dqk].
-            descale_v: the same of v, along its rows, [B, Hv, Skv, ceil(Dv / 32)].
-            descale_dO: the same of dO, [B, Hq, Sq, ceil(Dv / 32)].
-            descale_dO_T: the same of dO_T, [B, Hq, ceil(Sq / 32), Dv].
+            descale_q: factors of the blocks of q, [B, Hq, Sq, ceil(Dqk / 32)]; in tiles (reordering_type
+                F8_128x4) Sq is rounded up to a multiple of 128 and the last extent to one of 4; descale_k,
+                descale_v and descale_dO likewise.
+            descale_q_T: factors of the blocks of q_T, [B, Hq, ceil(Sq / 32), Dqk]; in tiles the third extent
+                is rounded up to a multiple of 4 and the last one to one of 128; descale_k_T and descale_dO_T
+                likewise.
+            descale_k: factors of the blocks of k, [B, Hk, Skv, ceil(Dqk / 32)].
+            descale_k_T: factors of the blocks of k_T, [B, Hk, ceil(Skv / 32), Dqk].
+            descale_v: factors of the blocks of v, along its rows, [B, Hv, Skv, ceil(Dv / 32)].
+            descale_dO: factors of the blocks of dO, [B, Hq, Sq, ceil(Dv / 32)].
+            descale_dO_T: factors of the blocks of dO_T, [B, Hq, ceil(Sq / 32), Dv].
             attn_scale: factor of q k^T, a number or a scalar tensor; default 1.
             use_padding_mask: whether seq_len_q and seq_len_kv cut the sequences; default False.
             seq_len_q: queries in use of each batch, INT32 or INT64; unset: all, [B, 1, 1, 1].
@@ -1019,11 +1024,12 @@ class CompositeOps(Ops):
             diagonal_alignment: as in the forward pass.
             left_bound: the left bound of the forward pass; unset: all on the left.
             right_bound: the right bound of the forward pass; unset: all on the right.
-            use_deterministic_algorithm: whether two runs must agree to the bit. Without, a kernel may add to
-                dQ in any order, which rounds differently; its engine has the note NONDETERMINISTIC.
+            use_deterministic_algorithm: require bitwise reproducible results. Otherwise a kernel may
+                accumulate dQ in any order, which changes the rounding; such an engine has the note
+                NONDETERMINISTIC.
             dropout: (probability, seed tensor, offset tensor); optional.
-            compute_data_type: type to calculate in; default the graph's, else FLOAT.
-            name: the operation's name in messages and pictures.
+            compute_data_type: type to compute in; by default the graph's, otherwise FLOAT.
+            name: the operation's name in messages and diagrams.
             sink_token: the sink of the forward pass, [1, Hq, 1, 1]; optional.
             dSink_token: receives: gradient of the sink, [1, Hq, 1, 1]; optional.
         Returns:
@@ -1031,17 +1037,17 @@ class CompositeOps(Ops):
             dK: gradient of k, summed over the query heads that share it, [B, Hk, Skv, Dqk].
             dV: gradient of v, summed over the query heads that share it, [B, Hv, Skv, Dv].
             amax_dQ: the largest magnitude of dQ, [1, 1, 1, 1].
-            amax_dK: the same of dK, [1, 1, 1, 1].
-            amax_dV: the same of dV, [1, 1, 1, 1].
+            amax_dK: the largest magnitude of dK, [1, 1, 1, 1].
+            amax_dV: the largest magnitude of dV, [1, 1, 1, 1].
         Data types:
-            operands: any, also mixed, unless said above.
-            results, unless the tensor or the graph says: dQ, dK and dV the type of o_f16 where q is FP8 with
-                scales of blocks; virtual ones have the type to calculate in, or DOUBLE; the others FLOAT, or
-                DOUBLE for DOUBLE operands.
+            operands: any, also mixed, unless stated above.
+            results, unless set for the tensor or the graph: dQ, dK and dV the type of o_f16 if q is FP8 with
+                block scales; virtual ones have the compute type, or DOUBLE; the others FLOAT, or DOUBLE for
+                DOUBLE operands.
         Raises:
-            BadParameterError: for what is no tensor of the graph, array or number; at build, when
-                operands or options break a rule of the operation.
-            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+            BadParameterError: if an operand is not a tensor of the graph, an array or a number; at
+                build, if operands or options violate a rule of the operation.
+            NotSupportedError: at build, if no engine of the device supports it; see `reasons`.
 
         >>> import numpy as np, weft
         >>> g = weft.Graph(io_data_type="f32")
@@ -1099,8 +1105,8 @@ class CompositeOps(Ops):
         cu_seq_len_q: Operand | None = None,
         cu_seq_len_kv: Operand | None = None,
     ) -> dict[str, Any]:
-        """What both directions share, by row key: the scale as number or tensor, masks as bounds, dropout's
-        parts, lengths."""
+        """The attributes that forward and backward share: the scale as number or tensor, masks as bounds,
+        dropout and lengths."""
         _check_padding(where, use_padding_mask, (seq_len_q, cu_seq_len_q), (seq_len_kv, cu_seq_len_kv))
         values: dict[str, Any] = {"q": q, "k": k, "v": v, "sink_token": sink_token}
         values |= {"seq_len_q": seq_len_q, "seq_len_kv": seq_len_kv}

@@ -1,4 +1,5 @@
-"""Operators that Weft has no method for, spelled in those that it has: what faces for frameworks share."""
+"""Operators without a method of their own, expressed as Weft's operations; shared by the frameworks' front
+ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Data types by any name: "bf16", NumPy, ml_dtypes and torch dtypes, data_type members; and back to NumPy."""
+"""Data types by any name: "bf16", NumPy, ml_dtypes and torch dtypes, data_type members; and conversion to
+NumPy."""
 
 from __future__ import annotations
 
@@ -20,13 +21,13 @@ DataTypeLike: TypeAlias = "data_type | str | type | np.dtype[Any] | Any"
 
 
 class DataType(NamedTuple):
-    """How a data type is called and stored."""
+    """The name and storage of a data type."""
 
     type: data_type
     name: str
     bits: int
     array: str
-    """The dtype of arrays, as NumPy, ml_dtypes and torch call it; empty when arrays have none."""
+    """The dtype's name in NumPy, ml_dtypes and torch; empty if arrays cannot have this type."""
 
 
 _TABLE = [
@@ -58,12 +59,12 @@ _BY_NAME |= {alias: _BY_NAME[name] for alias, name in _ALIASES.items()}
 
 
 def of(type_: int) -> DataType:
-    """The row of a data type; one that arrays cannot store has a row too."""
+    """The row of a data type; types that arrays cannot store have one too."""
     return _BY_TYPE.get(type_) or DataType(data_type(type_), data_type(type_).name.lower(), 0, "")
 
 
 def data_type_of(value: DataTypeLike | None) -> data_type | None:
-    """The data type that a value names; None for None and NOT_SET.
+    """The data type for a value; None for None and NOT_SET.
 
     >>> data_type_of("bf16")
     <data_type.BFLOAT16: 9>
@@ -91,7 +92,7 @@ def _look_up(value: object) -> data_type:
 
 
 def _name_of(value: object) -> str:
-    """What a dtype object calls itself: "float32" for numpy.float32, numpy.dtype("f4") and torch.float32."""
+    """The name of a dtype object: "float32" for numpy.float32, numpy.dtype("f4") and torch.float32."""
     if isinstance(value, str):
         return value.lower()
     name = getattr(value, "name", None) or getattr(value, "__name__", None) or str(value)
@@ -100,7 +101,7 @@ def _name_of(value: object) -> str:
 
 @cache
 def numpy_dtype(type_: data_type) -> np.dtype[Any]:
-    """The NumPy dtype of a data type; those of fewer than 8 bits are held in bytes, packed."""
+    """The NumPy dtype of a data type; elements of fewer than 8 bits are packed into bytes."""
     import numpy
 
     name = of(type_).array
@@ -122,7 +123,7 @@ def numpy_dtype(type_: data_type) -> np.dtype[Any]:
 
 
 def torch_dtype(type_: data_type) -> Any:
-    """The torch dtype of a data type; torch must be loaded."""
+    """The torch dtype of a data type; torch must be imported."""
     return getattr(sys.modules["torch"], of(type_).array or "uint8")
 
 
@@ -140,11 +141,11 @@ _FORMATS = {
 
 
 _FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-"""What the codes 0 to 7 mean; 8 is added for a sign."""
+"""The values of codes 0 to 7; 8 is added for a negative sign."""
 
 
 def _code_of_4_bits(type_: data_type, value: float) -> int:
-    """Rounds to the nearest number, of two to that whose code is even."""
+    """Rounds to the nearest representable number, ties to the even code."""
     if type_ is data_type.FP4_E2M1:
         if not abs(value) <= _FP4[-1]:
             raise OverflowError
@@ -163,8 +164,8 @@ def _number_of_4_bits(type_: data_type, code: int) -> float:
 
 
 def scalar_bytes(type_: data_type, value: float) -> bytes:
-    """One element as it lies in memory, one of fewer than 8 bits in a byte of its own. Raises OverflowError,
-    ValueError or struct.error where the type has no such number."""
+    """The memory of one element; a type of fewer than 8 bits occupies one byte. Raises OverflowError,
+    ValueError or struct.error if the type cannot represent the number."""
     if of(type_).bits == 4:
         return bytes([_code_of_4_bits(type_, value)])
     if type_ is data_type.BFLOAT16:
@@ -196,7 +197,7 @@ def scalar_value(type_: data_type, memory: bytes) -> float:
 
 
 def fitting_bytes(type_: data_type, value: float, is_exact: bool = False) -> bytes | None:
-    """One element as it lies in memory; None if the type does not hold the value. Only fractions may be
+    """The memory of one element, or None if the type cannot represent the value. Only fractions may be
     rounded, and only if the value need not be exact."""
     try:
         if not is_floating(type_) and value != int(value):
@@ -212,9 +213,9 @@ def fitting_bytes(type_: data_type, value: float, is_exact: bool = False) -> byt
 
 
 def type_beside(value: float, others: Iterable[data_type]) -> data_type:
-    """The type of a Python number among operands of other types: the widest floating one, else for whole
-    numbers the widest of whole numbers; FLOAT where a fraction meets none, and where a small type does not
-    hold the value.
+    """The type of a Python number among operands of other types: the widest floating-point type; otherwise,
+    for an integer, the widest integer type. FLOAT if a fraction has no floating-point operand, or if the type
+    is too small for the value.
 
     >>> type_beside(2, [data_type.HALF, data_type.INT64]), type_beside(0.5, [data_type.INT32])
     (<data_type.HALF: 2>, <data_type.FLOAT: 0>)
@@ -234,5 +235,5 @@ def type_beside(value: float, others: Iterable[data_type]) -> data_type:
 
 
 def is_floating(type_: data_type) -> bool:
-    """Whether elements have a fraction."""
+    """True for floating-point types."""
     return of(type_).name[0] in "feb" and type_ not in (data_type.BOOLEAN, data_type.BYTE_BOOLEAN)

@@ -1,4 +1,4 @@
-"""Every enumeration of the frontend: the mirror of the C API's, and the few that only Python has."""
+"""All enumerations of the frontend: the mirror of the C API's, and those that exist only in Python."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ _Enum = TypeVar("_Enum", bound=IntEnum)
 
 
 class build_plan_policy(IntEnum):
-    """Which of the candidate plans Graph.build_plans builds."""
+    """Selects the candidate plans that Graph.build_plans builds."""
 
     HEURISTICS_CHOICE = 0
-    """The first that builds."""
+    """The first that can be built."""
     ALL = 1
-    """Every one, to be compared by Graph.execute_plan_at_index."""
+    """All of them, for comparison with Graph.execute_plan_at_index."""
 
 
 class scalar_type(IntEnum):
-    """When the value of Graph.tensor_scalar is known."""
+    """When the value of Graph.tensor_scalar is determined."""
 
     RUNTIME_PARAM = 0
-    """At execution: the given value is a default that a variant pack may replace."""
+    """At execution: the given value is a default, which a variant pack may replace."""
     COMPILE_TIME_CONST = 1
     """At build: the value is part of the plan."""
 
 
 class attention_implementation(IntEnum):
-    """How attention is put into the graph; Weft has one operation for it and plans the rest."""
+    """How attention is expressed in the graph. Weft has one operation for it and plans the rest."""
 
     AUTO = 0
-    """Left to Weft."""
+    """Weft decides."""
     COMPOSITE = 1
-    """Accepted; the same as AUTO."""
+    """Accepted; equivalent to AUTO."""
     UNIFIED = 2
-    """Accepted; the same as AUTO."""
+    """Accepted; equivalent to AUTO."""
 
 
 def member(enum: type[_Enum], value: object) -> _Enum:
-    """A member of an enumeration from itself, its name or its number."""
+    """A member of an enumeration, from the member itself, its name or its number."""
     if isinstance(value, enum):
         return value
     if isinstance(value, str) and value.upper() in enum.__members__:

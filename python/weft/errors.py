@@ -1,4 +1,4 @@
-"""Errors: one class per family of statuses, with the library's own sentence."""
+"""Exceptions: one class per family of statuses, with the library's own message."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class WeftError(RuntimeError):
 
 
 class BadParameterError(WeftError, ValueError):
-    """The caller passed something wrong; the message says what was expected and how to mend it."""
+    """The caller passed an invalid argument; the message says what was expected and how to fix it."""
 
     default = enums.status.BAD_PARAM
 
 
 class NotSupportedError(WeftError):
-    """The request is sound but cannot be served here. `reasons` has one sentence per engine that declined."""
+    """The request is valid but no engine supports it. `reasons` has one sentence per engine that declined."""
 
     default = enums.status.NOT_SUPPORTED
 
@@ -34,28 +34,28 @@ class NotSupportedError(WeftError):
 
 
 class UnavailableError(WeftError):
-    """The library, a driver or a run-time compiler could not be started or loaded."""
+    """The library, a driver or a run-time compiler could not be loaded or initialized."""
 
     default = enums.status.NOT_INITIALIZED
 
 
 class InternalError(WeftError):
-    """A check inside the library failed: a defect worth reporting."""
+    """A consistency check inside the library failed: please report it as a bug."""
 
 
 class CompilationWarning(RuntimeWarning):
-    """A kernel does not compile, which is a defect of Weft. The plan fails, and its caller may compute in
-    another way, which would hide the defect."""
+    """A kernel does not compile, which is a bug in Weft. The plan fails; its caller may fall back to another
+    implementation, which would hide the bug."""
 
 
 class OutOfMemoryError(WeftError, MemoryError):
-    """Host or device memory ran out."""
+    """Host or device memory is exhausted."""
 
     default = enums.status.INTERNAL_ERROR_HOST_ALLOCATION_FAILED
 
 
 class ExecutionError(WeftError):
-    """The device failed while it ran a plan."""
+    """The device failed while running a plan."""
 
     default = enums.status.EXECUTION_FAILED
 

@@ -1,5 +1,5 @@
-"""Words for what the library reports as JSON: a plan as a table, with the families and engines that declined
-and why. Knows the report's keys and nothing of graphs."""
+"""Formats the library's JSON reports: a plan as a table, with the families and engines that declined and why.
+Depends only on the keys of the report, not on graphs."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 WIDTH = 110
-# Below so many operations per byte moved, memory is what a step waits for, on any chip of today.
+# Below this number of operations per byte moved, a step is memory-bound on every current chip.
 BALANCE = 8.0
 _PREFIXES = {"T": 1e12, "G": 1e9, "M": 1e6, "k": 1e3, "": 1.0, "m": 1e-3, "µ": 1e-6, "n": 1e-9}
 
 
 def amount(value: float, unit: str = "") -> str:
-    """A number with three digits and a prefix.
+    """A number with three significant digits and a unit prefix.
 
     >>> amount(0.0000015, "s"), amount(1234567, "FLOP"), amount(0, "B")
     ('1.5 µs', '1.23 MFLOP', '0 B')
@@ -28,7 +28,7 @@ def amount(value: float, unit: str = "") -> str:
 
 
 def short_name(label: str) -> str:
-    """An operation's own name from its label.
+    """The name of an operation, from its label.
 
     >>> short_name("matmul 'fc'"), short_name("matmul")
     ('fc', 'matmul')
@@ -38,7 +38,7 @@ def short_name(label: str) -> str:
 
 
 def table(rows: Sequence[Sequence[str]], right: Iterable[int] = (), indent: str = "") -> list[str]:
-    """Lines of text with aligned columns; right: the columns to align at the right."""
+    """Lines of text with aligned columns; `right` lists the right-aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     at_right = set(right)
     lines = []
@@ -52,7 +52,7 @@ def table(rows: Sequence[Sequence[str]], right: Iterable[int] = (), indent: str 
 
 
 def bound(flops: float, moved: float) -> str:
-    """What a step waits for, by its operations per byte moved."""
+    """The limiting resource of a step, by its operations per byte moved."""
     return "memory" if flops < BALANCE * moved else "compute"
 
 
@@ -77,7 +77,7 @@ def _step_rows(steps: Sequence[Mapping[str, Any]], measured: Sequence[float]) ->
 
 
 def _details(steps: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What each step says of how it works, once for those that say the same."""
+    """The details that steps report about their kernels; identical ones are listed once."""
     said: dict[str, list[str]] = {}
     for number, step in enumerate(steps, 1):
         if step["detail"]:
@@ -87,7 +87,7 @@ def _details(steps: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _views(tensors: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What lies in the memory of another tensor, and where."""
+    """The tensors stored in the memory of another tensor, with their positions."""
     names = {tensor["uid"]: tensor["name"] or f"uid {tensor['uid']}" for tensor in tensors}
     lines = []
     for tensor in tensors:
@@ -102,7 +102,7 @@ def _views(tensors: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _free(tensors: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What is stored in a type that the user did not set."""
+    """The tensors stored in a type that the user did not set."""
     stored: dict[str, list[str]] = {}
     for tensor in tensors:
         if tensor["free"] and tensor["workspace_offset"] >= 0:
@@ -112,7 +112,7 @@ def _free(tensors: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _declined(steps: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Each refusal once, with the steps that it was given for; "matmul 'fc'" is "matmul" in it."""
+    """Each refusal once, with the steps to which it applies; the text has "matmul" for "matmul 'fc'"."""
     reasons: dict[tuple[str, str], list[str]] = {}
     for number, step in enumerate(steps, 1):
         for refusal in step["declined"]:
@@ -132,7 +132,8 @@ def _without_names(reason: str, step: Mapping[str, Any]) -> str:
 
 
 def _subject(reason: str, kinds: Collection[str]) -> tuple[str, str]:
-    """The operation that a refusal begins with, where the rest needs it, and that: softmax, is no product."""
+    """Splits a refusal into the operation that it begins with, if the rest needs that subject, and the
+    rest."""
     kind, colon, sentence = reason.partition(": ")
     if colon and kind in kinds:
         return "", sentence
@@ -141,9 +142,10 @@ def _subject(reason: str, kinds: Collection[str]) -> tuple[str, str]:
 
 
 def _grouped(steps: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Each sentence once, whichever operation it is said of: with its family, or how many families say it."""
+    """Each sentence once for all operations to which it applies, with its family or the number of
+    families."""
     said: dict[str, dict[str, set[int]]] = {}
-    subjects: dict[str, dict[str, None]] = {}  # the kinds of operations of which a sentence is said
+    subjects: dict[str, dict[str, None]] = {}  # the kinds of operations to which a sentence applies
     for number, step in enumerate(steps, 1):
         kinds = {operation["name"].partition(" '")[0] for operation in step["operations"]}
         for refusal in step["declined"]:
@@ -162,7 +164,7 @@ def _grouped(steps: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _engines(support: Sequence[Mapping[str, Any]], chosen: str) -> list[str]:
-    """What the others answered. Names begin with the device: other devices had nothing to say."""
+    """The answers of the other engines. Names begin with the device; engines of other devices are omitted."""
     lines, device = [], chosen.partition(".")[0]
     for answer in support:
         if answer["engine"] == chosen or answer["engine"].partition(".")[0] != device:
@@ -177,7 +179,7 @@ def _engines(support: Sequence[Mapping[str, Any]], chosen: str) -> list[str]:
 
 
 def _workspace(report: Mapping[str, Any]) -> str:
-    """Its bytes, and those that the worst step needs, where these are fewer."""
+    """The workspace in bytes, and the size that the largest step needs if that is smaller."""
     whole, least = report["workspace_bytes"], report["least_workspace_bytes"]
     at_least = f", at least {amount(least, 'B')}" if least < whole else ""
     return f"workspace {amount(whole, 'B')}{at_least}"
@@ -190,17 +192,17 @@ def explain_text(
     brief: bool = False,
     all_refusals: bool = False,
 ) -> str:
-    """A plan in words.
+    """A plan as text.
 
     Args:
-        report: the plan's report, as Plan.report gives it.
-        support: what every engine answered, as Graph.support gives it.
-        measured: seconds that one execution took, or each of its steps, to stand beside the predictions.
-        brief: leave out the sections below the table.
-        all_refusals: name every family that declined, instead of counting those that say the same.
+        report: the plan's report, as returned by Plan.report.
+        support: every engine's answer, as returned by Graph.support.
+        measured: measured seconds of one execution, or of each step, shown next to the predictions.
+        brief: omit the sections below the table.
+        all_refusals: list every family that declined by name, instead of counting those with the same reason.
     """
     device, steps = report["device"], report["steps"]
-    count = device["threads"]  # of a CPU
+    count = device["threads"]  # on a CPU
     threads = f", {count} thread{'' if count == 1 else 's'}" if count else ""
     each = () if isinstance(measured, float) else tuple(measured)
     whole = measured if isinstance(measured, float) else sum(each)

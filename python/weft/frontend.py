@@ -31,12 +31,13 @@ def backend_version_string() -> str:
 
 
 def get_last_error_string() -> str:
-    """The sentence that the calling thread's last failed call left; empty if it succeeded."""
+    """The message of the calling thread's last failed call; empty if it succeeded."""
     return backend.get_last_error_string()
 
 
 def create_handle(device: int | str | None = None, ordinal: int = 0) -> backend.Handle:
-    """Opens a device: "cpu", "cuda", "cuda:1", or the default one, the first usable GPU and else the CPU."""
+    """Opens a device: "cpu", "cuda", "cuda:1", or the default device, which is the first usable GPU or
+    otherwise the CPU."""
     if isinstance(device, str) and ":" in device:
         named = device_of(device)
         assert isinstance(named, backend.Handle)
@@ -45,7 +46,7 @@ def create_handle(device: int | str | None = None, ordinal: int = 0) -> backend.
 
 
 def destroy_handle(handle: backend.Handle) -> None:
-    """Closes a handle; what was made with it stays valid."""
+    """Closes a handle; objects created with it stay valid."""
     handle.close()
 
 
@@ -65,8 +66,8 @@ def create_kernel_cache() -> KernelCache:
 
 
 def create_device_properties(device: int | str) -> DeviceProperties:
-    """The device to plan for: the ordinal of a CUDA device, or JSON that serialize() of another machine's
-    gave."""
+    """The device to plan for: the ordinal of a CUDA device, or JSON returned by serialize() on another
+    machine."""
     return DeviceProperties(device)
 
 
@@ -78,13 +79,14 @@ def graph(
     intermediate_data_type: DataTypeLike = "f32",
     compute_data_type: DataTypeLike = "f32",
 ) -> Iterator[tuple[Graph, list[Any]]]:
-    """A graph to be filled in a with block: `with graph(handle) as (g, _)`. It is not built on leaving; see
-    jit."""
+    """A graph to be defined in a with block: `with graph(handle) as (g, _)`. It is not built when the block
+    ends; see jit."""
     yield Graph(name, io_data_type, intermediate_data_type, compute_data_type, handle), []
 
 
 def jit(heur_modes: Sequence[heur_mode] = (heur_mode.A,)) -> Callable[[_Function], _Function]:
-    """Decorates a function that returns a graph, alone or first in a tuple: the graph comes back built."""
+    """Decorates a function that returns a graph, either by itself or first in a tuple: the returned graph is
+    built."""
 
     def decorate(function: _Function) -> _Function:
         @wraps(function)
@@ -100,8 +102,8 @@ def jit(heur_modes: Sequence[heur_mode] = (heur_mode.A,)) -> Callable[[_Function
 
 
 def graph_cache(key_fn: Callable[..., Hashable], maxsize: int = 256) -> Callable[[_Function], _Function]:
-    """Decorates a function so that it runs once for each key_fn(arguments); the least recently used results
-    go when there are more than maxsize."""
+    """Decorates a function so that it runs once for each key_fn(arguments). If there are more than maxsize
+    results, the least recently used are evicted."""
 
     def decorate(function: _Function) -> _Function:
         kept: OrderedDict[Hashable, Any] = OrderedDict()

@@ -1,6 +1,6 @@
-"""The doctor's eye on GPUs: what is wrong with driver, run-time compiler, kernel cache and chips, and the
-command that repairs it. Knows what weftDescribeMachine says; tells nothing of problems on a machine that has
-no NVIDIA GPU."""
+"""GPU checks of the doctor: problems with the driver, the run-time compiler, the kernel cache and the GPUs,
+and the command that repairs each. Based on weftDescribeMachine; reports no problems on a machine without an
+NVIDIA GPU."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ NVIDIA = "0x10de"
 
 Found = dict[str, Any]
 Report = Callable[[str, str], None]
-"""Takes a problem and its repair."""
+"""Receives a problem and its repair."""
 
 
 def has_hardware() -> bool:
-    """Whether the machine has a GPU of NVIDIA's, driver or not."""
+    """True if the machine has an NVIDIA GPU, with or without a driver."""
     classes = Path("/sys/bus/pci/devices").glob("*/class")
     gpus = (path.parent for path in classes if path.read_text().startswith("0x03"))
     return any((gpu / "vendor").read_text().strip() == NVIDIA for gpu in gpus)
 
 
 def driver_version() -> str | None:
-    """The kernel driver's own version, such as 580.95.05; which CUDA it speaks is another number."""
+    """The version of the kernel driver, such as 580.95.05; its CUDA version is a different number."""
     said = Path("/proc/driver/nvidia/version")
     found = re.search(r"\b\d{3}(\.\d+)+\b", said.read_text()) if said.exists() else None
     return found[0] if found else None
 
 
 def chosen_compiler(machine: Found) -> Found | None:
-    """The copy of NVRTC that compiles, if one can."""
+    """The NVRTC library that is used, if one is usable."""
     return next((copy for copy in machine["compilers"] if copy["is_chosen"]), None)
 
 
@@ -43,16 +43,16 @@ def chosen_compiler(machine: Found) -> Found | None:
 
 
 def examine(machine: Found, hardware: bool, problem: Report) -> None:
-    """Tells what is wrong, and how to repair it. machine: what weftDescribeMachine says."""
+    """Reports problems and their repairs. `machine` is the output of weftDescribeMachine."""
     driver, disk = machine["driver"], machine["cache"]["disk"]
-    # Without a GPU no driver is needed, but a file that WEFT_LIBCUDA names was meant to work.
+    # Without a GPU no driver is needed, but a file named by WEFT_LIBCUDA was meant to work.
     if driver["problem"] and (hardware or "its library cannot be loaded" not in driver["problem"]):
         problem(*split(driver["problem"]))
     if driver["version"] or hardware:
         _examine_compilers(machine, problem)
     if disk["problem"]:
         repair = "export WEFT_CACHE_DIR=<a folder of your own>"
-        if disk["folder"]:  # without HOME no folder is known
+        if disk["folder"]:  # without HOME the directory is unknown
             repair = f"chmod -R u=rwX,go= '{disk['folder']}', or {repair}"
         problem(f"the kernel cache does not serve as it could: {disk['problem']}", repair)
     if disk["damaged"]:
@@ -75,13 +75,13 @@ def _examine_compilers(machine: Found, problem: Report) -> None:
 
 
 def _major(machine: Found) -> str:
-    """The major version of CUDA to install for: that of the driver, or the newest."""
+    """The major CUDA version to install: the driver's, or the newest."""
     spoken = machine["driver"]["version"]
     return "12" if spoken and spoken.startswith("12.") else "13"
 
 
 def split(sentence: str) -> tuple[str, str]:
-    """What is wrong and what to do, from a message of the library, whose last sentence is the repair."""
+    """Splits a message of the library into problem and repair; the repair is the last sentence."""
     parts = re.split(r"(?<=\.) (?=[A-Z])(?!Until then)", sentence.strip())
     return " ".join(parts[:-1]).rstrip(".") or sentence, parts[-1] if len(parts) > 1 else "see above"
 
@@ -90,7 +90,7 @@ def split(sentence: str) -> tuple[str, str]:
 
 
 def smoke_test(handle: Any) -> Found:
-    """relu(A B + c) on small whole numbers, without NumPy, on any device; the result must be exact."""
+    """relu(A B + c) on small integers, without NumPy, on any device; the result must be exact."""
     weft: Any = import_module("weft")
     start = time.perf_counter()
     with weft.Graph("smoke test", io_data_type="f32", handle=handle) as g:
@@ -129,7 +129,7 @@ def _run(g: Any, handle: Any, numbers: Mapping[str, Sequence[float]]) -> list[fl
 
 
 def rows(machine: Found) -> Iterator[tuple[str, str]]:
-    """What a terminal shows of driver, compilers and cache."""
+    """The rows about driver, compilers and cache for a terminal."""
     driver = machine["driver"]
     if driver["version"]:
         kernel = driver_version()
@@ -152,7 +152,7 @@ def rows(machine: Found) -> Iterator[tuple[str, str]]:
 
 
 def device_text(device: Found) -> str:
-    """A device in a line: its chip, memory and multiprocessors, or its threads."""
+    """A device in one line: its chip, memory and multiprocessors, or its threads."""
     called = f"{device['kind']}:{device['ordinal']} {device.get('name', '')}"
     if device["kind"] == "cpu":
         return f"{called}, {device['threads']} threads"

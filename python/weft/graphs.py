@@ -1,5 +1,5 @@
-"""Graphs: tensors and operations, and the way from them to plans. Operations are in ops.py (generated from
-the library) and composite_ops.py; here is everything else of cuDNN's pygraph."""
+"""Graphs: tensors, operations, and the steps that turn them into plans. Operations are in ops.py (generated
+from the library) and composite_ops.py; this file has the rest of cuDNN's pygraph."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from weft.dtypes import DataTypeLike
 
 _OTHER_PLANS = 64
-"""How many plans a graph keeps for calls of other shapes; the oldest goes first."""
+"""Number of plans that a graph caches for calls with other shapes; the oldest is evicted first."""
 
 
 class Graph(CompositeOps):
-    """A computation: tensors and operations on them, then plans that run them.
+    """A computation: tensors, operations on them, and the plans that run them.
 
-    Used as a context, the graph is built on leaving the block. A result that no operation reads is an output,
-    unless set_output(True) says which are.
+    If used as a context manager, the graph is built at the end of the block. A result that no operation reads
+    is an output, unless outputs are selected with set_output(True).
 
     >>> import numpy as np, weft
     >>> with weft.Graph(name="mlp", handle=weft.create_handle("cpu")) as g:
@@ -52,11 +52,11 @@ class Graph(CompositeOps):
     """
 
     plan_type: type[Plan] = Plan
-    """What plans are made as; a face for another library's scripts may derive its own."""
+    """The class of plans; a front end for another library's scripts may derive its own."""
     tensor_type: type[Tensor] = Tensor
-    """The same of tensors."""
+    """The class of tensors."""
     has_cudnn_strides = False
-    """Whether results that leave strides unset get those of cuDNN's frontend; docs/cudnn.md has the rules."""
+    """True if results with unset strides get those of cuDNN's frontend; the rules are in docs/cudnn.md."""
 
     def __init__(
         self,
@@ -78,29 +78,29 @@ class Graph(CompositeOps):
         workspace_alloc: bool = True,
         device: str | Handle | DeviceProperties | None = None,
     ) -> None:
-        """Makes an empty graph.
+        """Creates an empty graph.
 
         Args:
-            name: for messages and pictures.
-            io_data_type: type of tensors with memory that have none of their own.
-            intermediate_data_type: type of virtual tensors that have none of their own.
-            compute_data_type: type that operations calculate in, unless they say so themselves. Where nobody
-                says, it is FLOAT, and for integers INT64 or INT32, which are exact.
-            handle: the device; default that of the arrays seen, else the first usable GPU, else the CPU.
-            sm_count: multiprocessors of a GPU to plan for, 0: all. Kernels that stay on the chip for all of
-                their work keep to so many; those of a block for each tile are only chosen as if there were
-                so many.
-            sm_version: accepted for compatibility; the device says.
+            name: for messages and diagrams.
+            io_data_type: default type of tensors with memory.
+            intermediate_data_type: default type of virtual tensors.
+            compute_data_type: default type in which operations compute. If it is not set here or for the
+                operation, it is FLOAT, and for integers INT64 or INT32, which are exact.
+            handle: the device; by default that of the arrays in use, otherwise the first usable GPU,
+                otherwise the CPU.
+            sm_count: number of multiprocessors of a GPU to plan for; 0 means all. Persistent kernels use no
+                more than these; kernels with one block per tile are only chosen as if the GPU had so few.
+            sm_version: accepted for compatibility; determined by the device.
             kernel_cache: accepted for compatibility; kernels are always shared.
             device_property: a device to plan for that need not be present.
-            is_dynamic_shape_enabled: kernels are to serve graphs that differ in extents alone.
-            is_override_shape_enabled: execute may bring other shapes.
-            inputs: tensors that calls take by position, by name or as "matmul_0::A".
+            is_dynamic_shape_enabled: compile kernels that other graphs can reuse if only extents differ.
+            is_override_shape_enabled: allow execute to override shapes.
+            inputs: tensors that calls accept by position, by name or as "matmul_0::A".
             outputs: tensors that calls return.
-            heuristics: what create_execution_plans asks when it is given nothing.
-            workspace_alloc: accepted for compatibility; calls allocate the workspace that they are not given.
+            heuristics: default modes for create_execution_plans.
+            workspace_alloc: accepted for compatibility; calls allocate the workspace if none is passed.
             device: handle and device_property in one: "cpu", "cuda", "cuda:1", "sm_90" to compile for a GPU
-                that is elsewhere, or one of their objects.
+                of another machine, or one of their objects.
         """
         self.name = name
         self.is_validated = False
@@ -127,7 +127,7 @@ class Graph(CompositeOps):
         self._op_descriptors: list[Descriptor] = []
         self._made_planner: Planner | None = None
         self.trials: list[Trial] = []
-        """What autotune timed, fastest first; empty when the choice was remembered."""
+        """The plans that autotune timed, fastest first; empty if the choice was stored on disk."""
         self._plan: Plan | None = None
         self._keys: dict[Any, int | None] = {}
         self._template: list[int] | None = None
@@ -137,7 +137,7 @@ class Graph(CompositeOps):
         self._plans_lock = threading.Lock()
 
     def _set_device(self, device: str | Handle | DeviceProperties) -> None:
-        """Takes the device that was named, unless the graph has one already."""
+        """Sets the device by name; raises if the graph already has one."""
         if self._handle is not None or self._device_property is not None:
             raise BadParameterError(
                 f"{self._label}: device is {device!r}, and the graph has a handle or device_property "
@@ -167,17 +167,17 @@ class Graph(CompositeOps):
 
         Args:
             dim: extent of each dimension.
-            stride: elements between neighbours along each dimension; default packed, the last dimension
-                fastest.
-            data_type: type of the elements; default the graph's io_data_type.
-            is_virtual: the tensor only passes between operations.
+            stride: distance between consecutive elements along each dimension; contiguous by default, the
+                last dimension fastest.
+            data_type: type of the elements; by default the graph's io_data_type.
+            is_virtual: the tensor is only passed between operations.
             is_pass_by_value: the tensor is a scalar, read on the host when the plan runs.
             ragged_offset: tensor of the offsets at which batch entries start.
-            reordering_type: shuffle of the storage beyond strides.
-            name: for messages, pictures and calls of the plan by name.
-            uid: number by which buffers are bound; default the next free one.
+            reordering_type: reordering of the storage beyond strides.
+            name: for messages, diagrams and calls of the plan by name.
+            uid: number by which buffers are bound; by default the next free one.
         Returns:
-            The tensor, whose set_ methods can still change it.
+            The tensor, which can still be changed with its set_ methods.
 
         >>> import weft
         >>> g = weft.Graph(io_data_type="bf16")
@@ -196,8 +196,8 @@ class Graph(CompositeOps):
         return tensor
 
     def tensor_like(self, tensor: Any, name: str = "", is_pass_by_value: bool | None = None) -> Tensor:
-        """Adds a tensor of the shape, strides and type of another tensor or of an array. An array of one
-        element on the host becomes a by-value scalar, unless is_pass_by_value says otherwise.
+        """Adds a tensor with the shape, strides and type of another tensor or an array. An array of one
+        element on the host becomes a by-value scalar, unless is_pass_by_value is set.
 
         >>> import numpy as np, weft
         >>> weft.Graph().tensor_like(np.zeros((4, 2), "f2").T, name="x").strides
@@ -229,9 +229,9 @@ class Graph(CompositeOps):
         data_type: DataTypeLike | None = None,
         name: str = "",
     ) -> Tensor:
-        """Adds a scalar. COMPILE_TIME_CONST makes its value part of the plan; RUNTIME_PARAM makes it the
-        value that is read when a variant pack has no other. data_type: default FLOAT for a float, INT64 for
-        an int.
+        """Adds a scalar. With COMPILE_TIME_CONST its value is part of the plan; with RUNTIME_PARAM it is a
+        default, used if the variant pack has no value for it. data_type: by default FLOAT for a float, INT64
+        for an int.
 
         >>> import numpy as np, weft
         >>> g = weft.Graph()
@@ -265,13 +265,13 @@ class Graph(CompositeOps):
         return tensor
 
     def _note_device(self, buffer: buffers.Buffer) -> None:
-        """Remembers where the arrays are, to choose the device when no handle was given; a GPU wins."""
+        """Records the device of an array, to select the device if no handle was given; GPUs take
+        precedence."""
         if self._seen_device is None or buffer.device is device_kind.CUDA:
             self._seen_device = (buffer.device, max(buffer.ordinal, 0))
 
     def _as_tensor(self, value: Any, operation: str, key: str) -> Tensor:
-        """An operand as a tensor of this graph: arrays are described and remembered, numbers become
-        constants."""
+        """An operand as a tensor of this graph: arrays are described and stored, numbers become constants."""
         if isinstance(value, Tensor):
             if value.graph is not self:
                 raise BadParameterError(
@@ -298,7 +298,7 @@ class Graph(CompositeOps):
         return known
 
     def _number(self, value: float) -> Tensor:
-        """A constant whose type is that of the operands beside it, once they are known."""
+        """A constant whose type is derived from the other operands once they are known."""
         tensor = self._new_tensor("")
         tensor._dims, tensor._strides, tensor._by_value = (1,), (1,), True
         tensor.value = tensor.number = value
@@ -315,8 +315,8 @@ class Graph(CompositeOps):
         compute_data_type: DataTypeLike | None = None,
         name: str = "",
     ) -> Sequence[Any]:
-        """Records an operation and makes its results. A value of None, or an empty list, stays unset; a
-        result that the operation does not compute as it was asked for is None."""
+        """Records an operation and creates its results. A value of None, or an empty list, stays unset. A
+        result that the operation does not compute with these options is None."""
         arguments.text(name, f"{method}: name")
         rows = backend.operations()[operation].rows
         name = name or f"{method}_{len(self._operations)}"
@@ -349,7 +349,8 @@ class Graph(CompositeOps):
         score_mod_bprop: Any = None,
         gradients: Mapping[Tensor, Tensor] | None = None,
     ) -> dict[str, Any]:
-        """What score_mod, and score_mod_bprop, do to the scores of these operands: a part of attention."""
+        """The operations that score_mod, and score_mod_bprop, apply to the scores of these operands, as a
+        part of attention."""
         if score_mod is None:
             if score_mod_bprop is not None or gradients:
                 raise BadParameterError(f"{where}: there is no score_mod. Give the one of the forward pass.")
@@ -381,7 +382,7 @@ class Graph(CompositeOps):
         return {"subgraph": nested, "subgraph_gradients": list((gradients or {}).values())}
 
     def _score_tensor(self, name: str, nested: Nested) -> Tensor:
-        """A virtual tensor of the scores' shape, as far as it is known yet."""
+        """A virtual tensor with the shape of the scores, as far as it is known."""
         made = self._new_tensor(name)
         made._is_virtual, made.is_read = True, True
         if len(nested.queries._dims) == len(nested.keys._dims) == 4 and nested.table is None:
@@ -389,10 +390,10 @@ class Graph(CompositeOps):
         return made
 
     def _as_operand(self, value: Any, rows: list[Row], operation: str, key: str) -> Any:
-        """A value as its row stores it; operands become tensors."""
+        """Converts a value to the form stored in its attribute; operands become tensors."""
         if {row.role for row in rows}.isdisjoint(("input", "output")):
             if all(row.type != "BACKEND_DESCRIPTOR" for row in rows):
-                option(rows, value, operation)  # refuses it here, and not first when the graph is built
+                option(rows, value, operation)  # rejects the value here rather than when the graph is built
             return value
         if isinstance(value, (int, float)):
             takes_number = any(row.role == "option" and row.type != "BACKEND_DESCRIPTOR" for row in rows)
@@ -401,7 +402,7 @@ class Graph(CompositeOps):
         is_list = rows[0].storage == "list"
         tensors = [self._as_tensor(item, operation, key) for item in (value if is_list else [value])]
         for tensor in tensors:
-            # A tensor without a producer that is given for an output is what the operation writes.
+            # A tensor without a producer that is passed as an output is written by the operation.
             tensor.is_written = rows[0].role == "output" and tensor.producer is None
             tensor.is_read = tensor.is_read or not tensor.is_written
         return tensors if is_list else tensors[0]
@@ -409,7 +410,7 @@ class Graph(CompositeOps):
     # ---- Validation ----
 
     def validate(self) -> None:
-        """Checks every operation and infers what was left unset of their results.
+        """Checks every operation and infers unset properties of the results.
 
         >>> import weft
         >>> g = weft.Graph(io_data_type="bf16")
@@ -436,7 +437,7 @@ class Graph(CompositeOps):
         self.is_validated = True
 
     def _choose_outputs(self) -> None:
-        """Makes unread results outputs when the user named none."""
+        """Makes unread results outputs if the user selected none."""
         for tensor in self._tensors:
             if tensor._output and tensor.producer is None and not tensor.is_written:
                 raise BadParameterError(
@@ -451,7 +452,7 @@ class Graph(CompositeOps):
         return [tensor for operation in self._operations for tensor in operation.results.values()]
 
     def _nested_results(self) -> list[Tensor]:
-        """Those of score modifiers' operations."""
+        """The results of the operations of score modifiers."""
         parts = [o.values["subgraph"] for o in self._operations if "subgraph" in o.values]
         return [t for part in parts for operation in part.operations for t in operation.results.values()]
 
@@ -463,12 +464,13 @@ class Graph(CompositeOps):
                 tensor._uid = next(free)
 
     def _has_inferred_type(self, operation: Operation, result: str) -> bool:
-        """Whether the library infers the type of a result, although the graph has a type for it."""
+        """True if the library infers the type of a result even if the graph has a default type for it."""
         return result == "index" or (is_statistic(result) and not operation.results[result]._is_virtual)
 
     def _inherit_types(self) -> None:
-        """A tensor without a type takes the graph's, if it has one; else the library infers it. Statistics
-        that have memory are always inferred, as they must not be narrowed, and so are indices."""
+        """Gives tensors without a type the graph's default type, if it has one; otherwise the library infers
+        it. The types of statistics with memory and of indices are always inferred, because statistics must
+        not be narrowed."""
         inferred = {
             operation.results[key]
             for operation in self._operations
@@ -482,7 +484,7 @@ class Graph(CompositeOps):
     # ---- From the graph to plans ----
 
     def build_operation_graph(self) -> None:
-        """Joins the operations and checks the whole."""
+        """Combines the operations into a graph and validates it."""
         self._planner()
 
     def _planner(self) -> Planner:
@@ -498,7 +500,7 @@ class Graph(CompositeOps):
         return self._made_planner
 
     def _planner_of(self, operations: Sequence[Descriptor]) -> Planner:
-        """The same for operations that are finalized, of the graph's own shapes or of others."""
+        """The candidates for finalized operations, with the graph's own shapes or with others."""
         graph = Descriptor(descriptor_type.OPERATIONGRAPH_DESCRIPTOR)
         if self.name:
             graph.set(attribute_name.NAME_EXT, "CHAR", self.name)
@@ -517,14 +519,13 @@ class Graph(CompositeOps):
 
     @property
     def handle(self) -> Handle:
-        """The handle that was given, else the process's own: of the device of the arrays seen, or the default
-        one."""
+        """The given handle, otherwise the process-wide one of the arrays' device or of the default device."""
         if self._handle is None:
             self._handle = default_handle(*(self._seen_device or (None, 0)))
         return self._handle
 
     def create_execution_plans(self, mode: Sequence[heur_mode | str] | heur_mode | str = ()) -> None:
-        """Asks heuristics for engine configurations, best first."""
+        """Asks the heuristics for engine configurations, best first."""
         modes = [mode] if isinstance(mode, (str, heur_mode)) else list(mode)
         self._planner().ask(modes or self._heuristics)
 
@@ -533,21 +534,21 @@ class Graph(CompositeOps):
         self._planner().choose(engine_id, knobs or {})
 
     def get_engine_count(self) -> int:
-        """How many engines there are to ask."""
+        """The number of engines that can be queried."""
         graph = self._planner().graph
         return int(graph.get_one(attribute_name.OPERATIONGRAPH_ENGINE_GLOBAL_COUNT, "INT64"))
 
     def get_knobs_for_engine(self, engine_id: int) -> list[Knob]:
-        """The numbers by which an engine can be tuned."""
+        """The tuning parameters of an engine."""
         return self._planner().knobs(engine_id)
 
     def get_families_for_engine(self, engine_id: int) -> list[str]:
-        """The kernel families that an engine has: the i-th is bit i of knob WITHOUT_FAMILIES_EXT, which plans
-        without those whose bits are set."""
+        """The kernel families of an engine: the i-th corresponds to bit i of knob WITHOUT_FAMILIES_EXT, which
+        excludes the families whose bits are set."""
         return self._planner().families(engine_id)
 
     def select_numeric_notes(self, notes: Iterable[enums.numerical_note]) -> Graph:
-        """Keeps only engines that have all of these notes; call it before check_support, like all filters."""
+        """Keeps only engines that have all of these notes. Like all filters, call it before check_support."""
         wanted = set(notes)
         return self._filter(lambda c: "" if wanted <= c.numerical_notes else "its numerical notes")
 
@@ -567,7 +568,7 @@ class Graph(CompositeOps):
         return self._filter(lambda c: "its behavior notes" if barred & c.behavior_notes else "")
 
     def deselect_engines(self, names: Iterable[str]) -> Graph:
-        """Drops plans whose tag (eng0_k2=3) or engine name (cpu.fast) contains one of these texts.
+        """Drops plans whose tag (eng0_k2=3) or engine name (cpu.fast) contains one of these strings.
 
         >>> import numpy as np, weft
         >>> g = weft.Graph()
@@ -579,7 +580,8 @@ class Graph(CompositeOps):
         return self._filter(lambda c: "its name" if any(t in c.tag or t in c.name for t in texts) else "")
 
     def deselect_workspace_greater_than(self, workspace: int) -> Graph:
-        """Drops plans that need more bytes of workspace, unless slower kernels of the engine take less."""
+        """Drops plans that need more bytes of workspace, unless the engine has slower kernels that need
+        less."""
         limit = self._workspace_limit
         self._workspace_limit = workspace if limit is None else min(limit, workspace)
         return self._filter(
@@ -587,7 +589,7 @@ class Graph(CompositeOps):
         )
 
     def _filter(self, refuse: Callable[[Candidate], str]) -> Graph:
-        """Drops the candidates for which refuse gives a reason."""
+        """Drops the candidates for which `refuse` returns a reason."""
         if self._plan is not None:
             raise BadParameterError(
                 f"{self._label}: it is built, and filters would not change its plan. Filter before build()."
@@ -596,7 +598,7 @@ class Graph(CompositeOps):
         return self
 
     def check_support(self) -> None:
-        """Applies the filters; fails when no configuration is left."""
+        """Applies the filters; raises if no configuration is left."""
         if not self._planner().candidates:
             self.create_execution_plans()
         self._planner().keep(self._filters, self._workspace_limit)
@@ -608,7 +610,7 @@ class Graph(CompositeOps):
         self._choose(self._planner().build(policy, self._wrapper()))
 
     def build_plan_at_index(self, index: int) -> None:
-        """Builds one of the candidates and makes it the plan that execute runs."""
+        """Builds one of the candidates and selects it as the plan that execute runs."""
         self._build_one(self._planner().checked(index))
         self._choose(index)
 
@@ -620,9 +622,9 @@ class Graph(CompositeOps):
         device: str | Handle | DeviceProperties | None = None,
         launch: str = "kernels",
     ) -> Graph:
-        """All steps at once: validate, build_operation_graph, create_execution_plans, check_support,
-        build_plans. device: as for Graph, when it was given none. launch: "graph" launches the plan's kernels
-        as one CUDA graph, as Plan.as_cuda_graph does."""
+        """All steps in one call: validate, build_operation_graph, create_execution_plans, check_support,
+        build_plans. `device` is that of Graph, if it was not given there. With launch="graph", the plan's
+        kernels are launched as one CUDA graph; see Plan.as_cuda_graph."""
         if launch not in ("kernels", "graph"):
             raise BadParameterError(f"{self._label}: launch is {launch!r}. Use 'kernels' or 'graph'.")
         if device is not None:
@@ -641,15 +643,15 @@ class Graph(CompositeOps):
         seconds: float = 10.0,
         remember: bool = True,
     ) -> Graph:
-        """Times candidate plans on the device, knob by knob, and takes the fastest. A terminal shows
-        progress. What was found is remembered beside the kernel cache, for this graph, device and version:
-        the next process takes it without measuring.
+        """Times candidate plans on the device, knob by knob, and selects the fastest. Progress is shown on a
+        terminal. The result is stored next to the kernel cache, for this graph, device and version, so the
+        next process uses it without measuring.
 
         Args:
-            variant_pack: memory to run on, as for execute; outputs are overwritten. For inputs that it lacks
-                numbers are made up, zeros for whole ones; give what decides how much work there is.
-            seconds: the time after which no further candidate is tried; the first one is timed in any case.
-            remember: whether to use and to write what is remembered.
+            variant_pack: memory to run on, as for execute; outputs are overwritten. Missing inputs are filled
+                with generated numbers, zeros for integer types; pass inputs that determine the work.
+            seconds: the time after which no further candidate is tried; the first one is always timed.
+            remember: whether to read and write the stored results.
 
         >>> import weft
         >>> g = weft.Graph(io_data_type="f32", handle=weft.create_handle("cpu"))
@@ -679,8 +681,7 @@ class Graph(CompositeOps):
         return plan
 
     def _wrapper(self) -> Wrapper:
-        """Makes plans that know this graph's order of inputs and outputs and the values that were given as
-        operands."""
+        """Creates plans with this graph's order of inputs and outputs and the values passed as operands."""
         inputs, outputs = ([self._find(name) for name in names] for names in self._io_names)
         for role, tensors in (("inputs", inputs), ("outputs", outputs)):
             for tensor in tensors:
@@ -715,11 +716,11 @@ class Graph(CompositeOps):
         return self._plan
 
     def get_execution_plan_count(self) -> int:
-        """How many plans were created."""
+        """The number of plans that were created."""
         return len(self._planner().plans)
 
     def get_plan_name(self) -> str:
-        """The tag of the chosen plan."""
+        """The tag of the selected plan."""
         return self.plan.tag
 
     def get_plan_name_at_index(self, index: int) -> str:
@@ -733,7 +734,7 @@ class Graph(CompositeOps):
         override_shapes: Sequence[Sequence[int]] | None = None,
         override_strides: Sequence[Sequence[int]] | None = None,
     ) -> int:
-        """Bytes of workspace that execute needs, with other shapes where some are given as to execute."""
+        """Bytes of workspace that execute needs; for other shapes if they are passed as to execute."""
         if not override_uids:
             return self.plan.workspace_size
         return self.plan.workspace_of(_overrides(override_uids, override_shapes, override_strides), handle)
@@ -746,19 +747,19 @@ class Graph(CompositeOps):
         override_shapes: Sequence[Sequence[int]] | None = None,
         override_strides: Sequence[Sequence[int]] | None = None,
     ) -> int:
-        """Bytes of workspace that a plan needs; with other shapes it must be built."""
+        """Bytes of workspace that a plan needs; for other shapes the plan must be built."""
         if not override_uids:
             return self._candidate(index).workspace_size
         overrides = _overrides(override_uids, override_shapes, override_strides)
         return self._built_plan(index).workspace_of(overrides, handle)
 
     def get_behavior_notes(self) -> list[enums.behavior_note]:
-        """What the chosen plan does or needs besides arithmetic."""
+        """Effects and requirements of the selected plan other than arithmetic."""
         tags = [candidate.tag for candidate in self._planner().candidates]
         return self.get_behavior_notes_for_plan_at_index(tags.index(self.plan.tag))
 
     def get_behavior_notes_for_plan_at_index(self, index: int) -> list[enums.behavior_note]:
-        """What a plan does or needs besides arithmetic."""
+        """Effects and requirements of a plan other than arithmetic."""
         return sorted(self._candidate(index).behavior_notes)
 
     def _candidate(self, index: int) -> Candidate:
@@ -766,7 +767,7 @@ class Graph(CompositeOps):
         return planner.candidates[planner.checked(index)]
 
     def query_tensor_attributes_of_uid(self, uid: int) -> Tensor:
-        """The tensor of a uid.
+        """The tensor with a uid.
 
         >>> import weft
         >>> g = weft.Graph()
@@ -803,8 +804,8 @@ class Graph(CompositeOps):
         return int.from_bytes(hashlib.sha256("\n".join(words).encode()).digest()[:8], "little")
 
     def plot(self, path: str | None = None) -> str:
-        """The graph as SVG, with the plan's steps as frames once it is built; also written to a path if one
-        is given."""
+        """The graph as SVG, with the plan's steps as frames once it is built. Also written to a file if a
+        path is given."""
         from weft.plot import plot
 
         return plot(self, path)
@@ -813,8 +814,8 @@ class Graph(CompositeOps):
         return self.plot()
 
     def support(self, device: DeviceProperties | None = None) -> list[dict[str, Any]]:
-        """Every engine's answer for this graph: a predicted time, or why it declines. device: default the
-        graph's own.
+        """Every engine's answer for this graph: a predicted time, or the reason why it declines. `device` is
+        by default the graph's own.
 
         >>> import numpy as np, weft
         >>> g = weft.Graph()
@@ -825,8 +826,8 @@ class Graph(CompositeOps):
         return self._planner().support(device)
 
     def explain(self, all_refusals: bool = False) -> str:
-        """The chosen plan in words, and what every other engine answered. all_refusals: names every family
-        that declined, instead of counting those that say the same.
+        """The selected plan as text, and the answers of the other engines. With `all_refusals`, every family
+        that declined is listed by name, instead of counting those with the same reason.
 
         >>> import numpy as np, weft
         >>> g = weft.Graph().deselect_engines(["cpu.fast"])
@@ -852,22 +853,22 @@ class Graph(CompositeOps):
         override_shapes: Sequence[Sequence[int]] | None = None,
         override_strides: Sequence[Sequence[int]] | None = None,
     ) -> None:
-        """Runs the chosen plan.
+        """Runs the selected plan.
 
         Args:
             variant_pack: memory of each tensor that is not virtual: tensor, uid or name to array or address.
-                Arrays must be on the graph's device, of the tensor's type and large enough. One whose
-                elements lie side by side in row-major order is memory alone: it holds the tensor's elements
-                in the order of the tensor's strides, whatever the array's dims. Any other must have the
-                tensor's dims and strides. An array that was checked is checked again in later runs only if
-                it was changed in place; nothing is checked of addresses. A BOOLEAN tensor has 1 bit per
-                element: arrays of bool are BYTE_BOOLEAN.
-            workspace: as many bytes as get_workspace_size() says for these shapes; default the thread's own.
-            handle: whose stream to run on; default the graph's, or the current stream of torch or CuPy when
-                none was set on it.
+                Arrays must be on the graph's device, of the tensor's type and large enough. An array that is
+                contiguous in row-major order serves only as memory: it holds the tensor's elements in the
+                order of the tensor's strides, whatever the array's dims. Other arrays must have the tensor's
+                dims and strides. An array is checked again in later runs only if it was changed in place;
+                addresses are not checked. A BOOLEAN tensor has 1 bit per element: arrays of bool are
+                BYTE_BOOLEAN.
+            workspace: at least get_workspace_size() bytes for these shapes; by default the thread's own.
+            handle: the handle whose stream to run on; by default the graph's, or the current stream of torch
+                or CuPy if none was set on it.
             override_uids: tensors that have another shape in this execution.
             override_shapes: their dims.
-            override_strides: their strides, in elements; default packed.
+            override_strides: their strides, in elements; contiguous by default.
 
         >>> import numpy as np, weft
         >>> g = weft.Graph(handle=weft.create_handle("cpu"))
@@ -897,7 +898,7 @@ class Graph(CompositeOps):
             i = keys.get(key, -1)
             if i is not None and i < 0:
                 i = self._slot_of_unknown(plan, key)
-            if i is None:  # virtual, or of no use to any operation
+            if i is None:  # virtual, or used by no operation
                 continue
             known = checked[i] if overrides is None else None
             if known and known[0]() is value and (known[2] is None or known[2](value) == known[3]):
@@ -915,8 +916,7 @@ class Graph(CompositeOps):
             plan.launch_overridden(overrides, workspace, plan.handle_on_stream(handle))
 
     def _overridden_slots(self, plan: Plan, overrides: Overrides) -> list[Slot]:
-        """The slots with other shapes, and with those that follow from them: results whose shape was inferred
-        are inferred anew."""
+        """The slots with other shapes, including results whose shapes are inferred from them."""
         slots = plan.overridden(overrides)
         uids, shapes, strides = overrides
         given = {uid: (dims, steps) for uid, dims, steps in zip(uids, shapes, strides, strict=True)}
@@ -937,7 +937,8 @@ class Graph(CompositeOps):
         )
 
     def _refuse_open_outputs(self, slots: Sequence[Slot], given: Mapping[int, Shape]) -> None:
-        """A loaded plan may infer shapes anew as well, but Python does not know its operations."""
+        """Rejects outputs whose shapes are unknown: a loaded plan can infer shapes, but Python does not know
+        its operations."""
         for slot in slots:
             if slot.is_output and slot.uid not in given:
                 raise BadParameterError(
@@ -946,7 +947,8 @@ class Graph(CompositeOps):
                 )
 
     def _slot_of_unknown(self, plan: Plan, key: Any) -> int | None:
-        """The slot for a key of a variant pack that is not of this graph; None: its memory is ignored."""
+        """The slot for a key of a variant pack that does not belong to this graph; None if its memory is
+        ignored."""
         raise BadParameterError(
             self.plan.shared_name(self._label, key)
             or f"{self._label}: the variant pack names {key!r}, which is no tensor of it. Use its tensors, "
@@ -954,7 +956,7 @@ class Graph(CompositeOps):
         )
 
     def _bind_rest(self, plan: Plan, slots: Sequence[Slot], bound: set[int]) -> None:
-        """Binds values that were given as operands; what then has no memory is missing."""
+        """Binds values that were passed as operands; any slot still without memory is an error."""
         for i, slot in enumerate(slots):
             if i in bound:
                 continue
@@ -966,15 +968,16 @@ class Graph(CompositeOps):
             else:
                 plan.put(i, value, slot)
 
-    # Paths of low overhead, as cuDNN's frontend calls them: addresses in ascending order of uids.
+    # Low-overhead entry points that cuDNN's frontend calls: addresses in ascending order of uids.
 
     def _prepare_variant_pack_template(self) -> None:
-        """Finds which slots callers fill, in ascending order of uids: all but what was given as operands."""
+        """Determines the slots that callers fill, in ascending order of uids: all except values passed as
+        operands."""
         plan = self.plan
         self._template = sorted(slot.uid for slot in plan.slots if slot.uid not in plan.values)
 
     def _get_variant_pack_uids_sorted(self) -> list[int]:
-        """The uids whose addresses _execute_with_ptrs takes, in its order."""
+        """The uids whose addresses _execute_with_ptrs accepts, in its order."""
         if self._template is None:
             self._prepare_variant_pack_template()
         assert self._template is not None
@@ -983,8 +986,8 @@ class Graph(CompositeOps):
     def _execute_with_ptrs(
         self, ptrs: Sequence[int], workspace: int | None = None, handle: Handle | int | None = None
     ) -> None:
-        """Runs the chosen plan on addresses, one per uid of _get_variant_pack_uids_sorted; nothing of them is
-        checked. workspace: an address; None or 0 allocates."""
+        """Runs the selected plan on addresses, one per uid of _get_variant_pack_uids_sorted, without checking
+        them. workspace: an address; None or 0 allocates."""
         self._execute_addresses(self.plan, ptrs, workspace, handle)
 
     def _execute_with_raw_ptrs(
@@ -995,8 +998,8 @@ class Graph(CompositeOps):
         handle: Handle | int | None = None,
         index: int = -1,
     ) -> None:
-        """Like _execute_with_ptrs, on an array of `count` addresses that lies at an address. index: the plan
-        to run; -1 is the chosen one."""
+        """Like _execute_with_ptrs, but reads `count` addresses from an array in memory. index: the plan to
+        run; -1 is the selected one."""
         plan = self.plan if index < 0 else self._built_plan(index)
         ptrs = ffi.unpack(ffi.cast("uint64_t *", address), count) if address and count > 0 else ()
         self._execute_addresses(plan, ptrs, workspace, handle)
@@ -1053,8 +1056,7 @@ class Graph(CompositeOps):
         return plan
 
     def populate_cuda_graph(self, handle: Handle, variant_pack: Any, workspace: Any, cuda_graph: int) -> None:
-        """Not offered: execute may run while its stream is captured into a CUDA graph, which does the
-        same."""
+        """Not supported. Instead, call execute while its stream is captured into a CUDA graph."""
         raise NotSupportedError(
             f"{self._label}: plans are not written into CUDA graphs directly. Capture the stream of "
             "execute() instead.",
@@ -1064,9 +1066,10 @@ class Graph(CompositeOps):
     update_cuda_graph = populate_cuda_graph
 
     def __call__(self, *arrays: Any, handle: Handle | None = None, **named: Any) -> Any:
-        """Builds the graph if need be and runs it: arrays by position or by tensor name, or a dict of them.
-        Returns the output, or a tuple of the outputs. Arrays of other shapes, as of another batch size, get a
-        plan of their own where the graph allows them, which is made once and kept; explain() lists these.
+        """Builds the graph if necessary and runs it: arrays by position or by tensor name, or a dict of them.
+        Returns the output, or a tuple of the outputs. Arrays of other shapes, such as another batch size, get
+        a plan of their own if the graph allows it, which is built once and cached; explain() lists these
+        plans.
 
         >>> import numpy as np, weft
         >>> g = weft.Graph(handle=weft.create_handle("cpu"))
@@ -1086,8 +1089,8 @@ class Graph(CompositeOps):
         return self._run(arrays, given, stream=None if handle is None else stream_of(handle))
 
     def _run(self, arrays: Sequence[Any], given: Mapping[Any, Any], **how: Any) -> Any:
-        """Runs the plan for the shapes of the arrays. The graph's own is tried first while it is the only
-        one: a call that it takes costs nothing more."""
+        """Runs the plan for the shapes of the arrays. While the graph's own plan is the only one, it is tried
+        first, so that a matching call has no extra cost."""
         if not self._other_plans:
             try:
                 return self.plan.run(arrays, given, **how)
@@ -1100,12 +1103,12 @@ class Graph(CompositeOps):
         return (plan or self.plan).run(arrays, given, **how)
 
     def _plan_for(self, shapes: Mapping[int, Shape]) -> Plan | None:
-        """The plan in which some tensors have other dims and strides, by uid, and results what follows from
-        them; None where nothing is other, or where the graph does not allow it."""
+        """The plan for other dims and strides of some tensors, by uid, and of the results inferred from them;
+        None if no shape differs, or if the graph does not allow it."""
         key = tuple(sorted(shapes.items()))
         if not shapes or not self._operations or key in self._other_plans:
             return self._other_plans.get(key)
-        with self._plans_lock:  # so that one of several threads plans
+        with self._plans_lock:  # so that only one of several threads builds the plan
             if key not in self._other_plans and (plan := self._planned_for(shapes)) is not None:
                 while len(self._other_plans) >= _OTHER_PLANS:
                     self._other_plans.pop(next(iter(self._other_plans)))
@@ -1122,18 +1125,19 @@ class Graph(CompositeOps):
             return None
 
     def _with_shapes(self, shapes: Mapping[int, Shape]) -> list[Descriptor]:
-        """The operations, finalized, of tensors with other shapes."""
+        """The finalized operations of tensors with other shapes."""
         lowering = Lowering(self._compute_type, self._taken(shapes))
         return [lowering.operation(operation) for operation in self._operations]
 
     def _taken(self, given: Mapping[int, Shape]) -> dict[Tensor, Shape]:
-        """Shapes that are given, by uid, and for results what was set of them; the rest is inferred anew."""
+        """The given shapes, by uid, and for results the properties that were set; the rest is inferred
+        again."""
         taken = {t: ((), ()) if t._is_virtual else shape for t, shape in self._given_shapes.items()}
         taken |= dict.fromkeys(self._nested_results(), ((), ()))
         return taken | {t: given[t.get_uid()] for t in self._tensors if t._uid in given}
 
     def set_io_tuples(self, inputs: Sequence[str], outputs: Sequence[str]) -> Graph:
-        """Names the tensors that calls take and return by position: by their names, or "matmul_0::A".
+        """Names the tensors that calls accept and return by position: by their names, or "matmul_0::A".
 
         >>> import numpy as np, weft
         >>> g = weft.Graph(handle=weft.create_handle("cpu"))
@@ -1148,8 +1152,8 @@ class Graph(CompositeOps):
         return self
 
     def _find(self, key: Tensor | int | str) -> Tensor:
-        """A tensor by itself, its uid, its name, or operation::key, where key is also IN_0.., OUT_0.., the
-        position among the operation's operands or results."""
+        """A tensor by itself, its uid, its name, or operation::key. The key may also be IN_0, ... or OUT_0,
+        ..., the position among the operation's operands or results."""
         if isinstance(key, Tensor):
             return key
         if isinstance(key, int):
@@ -1172,15 +1176,15 @@ class Graph(CompositeOps):
     # ---- Saving ----
 
     def serialize(self, code: bool = False) -> bytes:
-        """The chosen plan as bytes; deserialize of another graph takes them. code: with the machine code of
-        its kernels, so that a machine with a GPU of that architecture runs it without compiling."""
+        """The selected plan as bytes for `deserialize` of another graph. With `code`, they include the
+        machine code of its kernels, so that a machine with a GPU of that architecture runs it without
+        compiling."""
         return self.plan.serialize(code)
 
     def deserialize(self, *arguments: Any, handle: Handle | None = None, code: bool = False) -> Graph:
-        """Loads a saved plan: deserialize(data) or deserialize(handle, data), without a handle for the first
-        device that its engine serves. The graph then runs it by uids and names. code: use the machine code
-        that the bytes carry; do so only with plans from people you trust. Without it kernels are compiled
-        anew.
+        """Loads a saved plan: deserialize(data) or deserialize(handle, data); without a handle, on the first
+        device that its engine supports. The graph then runs it by uids and names. code: use the machine code
+        in the data; do so only with plans from people you trust. Without it, kernels are compiled again.
 
         >>> import numpy as np, weft
         >>> g = weft.Graph()
@@ -1195,7 +1199,8 @@ class Graph(CompositeOps):
         return self.load(data, {}, code)
 
     def load(self, data: bytes, values: Mapping[int, Any], code: bool = False) -> Graph:
-        """deserialize, on the graph's handle or described device, with the values of constants by uid."""
+        """Like deserialize, on the graph's handle or described device, with the values of constants by
+        uid."""
         made = Descriptor(descriptor_type.EXECUTION_PLAN_DESCRIPTOR)
         if self._handle is not None:
             made.set(attribute_name.EXECUTION_PLAN_HANDLE, "HANDLE", [self._handle.pointer])
@@ -1223,7 +1228,7 @@ class Graph(CompositeOps):
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles as the chosen plan, with the values of constants."""
+        """Pickles the selected plan with the values of constants."""
         return Graph._loaded, (self.serialize(), self.plan.values)
 
     @staticmethod
@@ -1263,7 +1268,7 @@ class Graph(CompositeOps):
 
 
 def _overrides(uids: Sequence[int], shapes: Any, strides: Any) -> Overrides:
-    """What execute is given of other shapes, as whole numbers; strides are packed where none are given."""
+    """The shape overrides of execute as integers; strides are contiguous if not given."""
     dims = [arguments.wholes(shape, "execute: override shape") for shape in shapes or ()]
     if strides:
         steps = [arguments.wholes(stride, "execute: override strides") for stride in strides]
@@ -1273,7 +1278,7 @@ def _overrides(uids: Sequence[int], shapes: Any, strides: Any) -> Overrides:
 
 
 def _key_text(value: Any) -> str:
-    """A value of an operation for Graph.key: tensors by their uids."""
+    """A value of an operation as text for Graph.key; tensors are represented by their uids."""
     if isinstance(value, Tensor):
         return f"uid {value._uid}"
     if isinstance(value, Nested):

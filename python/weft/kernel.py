@@ -1,4 +1,4 @@
-"""Kernels, as plans show them: the text that was compiled, and how it is launched."""
+"""The kernels of a plan: their source text and launch parameters."""
 
 from __future__ import annotations
 
@@ -8,33 +8,33 @@ from typing import Any, NamedTuple
 
 
 class Kernel(NamedTuple):
-    """A kernel of a plan. print(kernel) shows the text that Weft printed for it; comments say of which
-    operation each part is, by its kind. What that text includes is in headers, by name."""
+    """A kernel of a plan. print(kernel) shows the source that Weft generated; comments name the kind of
+    operation that each part implements. The included files are in `headers`, by name."""
 
     family: str
-    """The kernel family that chose it: "cuda.map"."""
+    """The kernel family that selected it, such as "cuda.map"."""
     step: int
-    """Which step of the plan runs it, as explain() lists them."""
+    """The index of the step of the plan that runs it, as listed by explain()."""
     file: str
-    """The file of Weft's sources that it is a variant of: "map/map.cuh"."""
+    """The source file that it is a variant of, such as "map/map.cuh"."""
     entry: str
-    """The name of its function."""
+    """The name of the kernel function."""
     text: str
     headers: Mapping[str, str]
     grid: tuple[int, int, int]
-    """Blocks."""
+    """In blocks."""
     block: int
-    """Threads of a block."""
+    """Threads per block."""
     cluster: int
-    """Blocks of a cluster; 0 where there are none."""
+    """Blocks per cluster; 0 without clusters."""
     shared_bytes: int
-    """Shared memory that a launch asks for, beside what the text declares."""
+    """Dynamic shared memory of a launch, in addition to static shared memory."""
     log: str
-    """What the compiler said; empty as a rule."""
+    """The compiler's messages; usually empty."""
 
     def write(self, folder: str | Path) -> Path:
-        """Writes the text and all that it includes into a folder, which is made; gives the text's path.
-        NVRTC compiles it there: -std=c++17 --include-path=FOLDER."""
+        """Writes the source and all files that it includes into a directory, which is created, and returns
+        the path of the source. NVRTC compiles it with -std=c++17 --include-path=DIRECTORY."""
         path = Path(folder, f"{self.entry}.cu")
         for name, text in {path.name: self.text, **self.headers}.items():
             file = Path(folder, name)

@@ -1,6 +1,6 @@
-"""Where the boxes of a layered drawing go: every edge runs downwards, crosses few others, and passes no box.
+"""Layered graph drawing: every edge points downwards, there are few crossings, and no edge crosses a box.
 
-Knows boxes and edges, nothing of graphs of tensors or of SVG.
+Works on boxes and edges; independent of tensor graphs and of SVG.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 SWEEPS = 12
-# How much straighter the inner pieces of a long edge are drawn than edges between boxes.
+# The inner segments of a long edge are straightened with this weight relative to edges between boxes.
 LONG_EDGE_WEIGHT = 6.0
 
 
@@ -22,16 +22,16 @@ class Edge(NamedTuple):
     source: int
     target: int
     source_at: float = 0.0
-    """Where it leaves, right of the box's middle."""
+    """The start, relative to the source's middle."""
     target_at: float = 0.0
-    """Where it arrives, right of the box's middle."""
+    """The end, relative to the target's middle."""
     weight: float = 1.0
-    """How much it matters that it is straight."""
+    """How much its straightness counts."""
 
 
 @dataclass
 class Box:
-    """A rectangle to place. pin: "top" or "bottom" keeps it in the first or the last layer."""
+    """A rectangle to place. A pin of "top" or "bottom" fixes it in the first or last layer."""
 
     width: float
     height: float
@@ -45,8 +45,8 @@ class Box:
 
 @dataclass
 class Placed:
-    """A finished drawing: its size, and the points of each edge. Pieces of a route are vertical inside a
-    layer; between two points of different x, which lie in the gap between layers, they may be curved."""
+    """A finished drawing: its size, and the points of each edge. Segments of a route are vertical inside a
+    layer; between two points of different x, which are in the gap between layers, they may be curved."""
 
     width: float
     height: float
@@ -55,7 +55,7 @@ class Placed:
 
 @dataclass
 class _Links:
-    """Neighbours with where the line touches them: (neighbour, offset there, offset here, weight)."""
+    """Connected boxes and the ends of the lines: (box, offset at that box, offset here, weight)."""
 
     up: list[tuple[int, float, float, float]] = field(default_factory=list)
     down: list[tuple[int, float, float, float]] = field(default_factory=list)
@@ -64,9 +64,9 @@ class _Links:
 def place(
     boxes: list[Box], edges: Sequence[Edge], gap_x: float, gap_y: float, sorts_arrivals: bool = False
 ) -> Placed:
-    """Places boxes in layers from top to bottom; fills in layer, x and y of each.
+    """Places boxes in layers from top to bottom; sets layer, x and y of each.
 
-    sorts_arrivals: the places where lines arrive at a box may be exchanged, lest the lines cross there.
+    sorts_arrivals: the points where lines arrive at a box may be permuted to avoid crossings.
     """
     _assign_layers(boxes, edges)
     placed = _place_layers(boxes, edges, gap_x, gap_y)
@@ -92,7 +92,8 @@ def _place_layers(boxes: list[Box], edges: Sequence[Edge], gap_x: float, gap_y: 
 
 
 def _sorted_arrivals(edges: Sequence[Edge], placed: Placed) -> list[Edge]:
-    """The edges with the arrival places of each box dealt out from left to right, as the lines come."""
+    """The edges with the arrival points of each box assigned from left to right in the order of their
+    sources."""
     arriving: dict[int, list[int]] = defaultdict(list)
     for i, edge in enumerate(edges):
         arriving[edge.target].append(i)
@@ -106,7 +107,7 @@ def _sorted_arrivals(edges: Sequence[Edge], placed: Placed) -> list[Edge]:
 
 
 def _assign_layers(boxes: list[Box], edges: Sequence[Edge]) -> None:
-    """Each box below all its sources; boxes without sources directly above their first target."""
+    """Puts each box below all its sources, and boxes without sources directly above their first target."""
     changed = True
     for box in boxes:
         box.layer = 0
@@ -127,7 +128,7 @@ def _assign_layers(boxes: list[Box], edges: Sequence[Edge]) -> None:
 
 
 def _bend_long_edges(nodes: list[Box], edges: Sequence[Edge]) -> list[list[int]]:
-    """Adds a point in every layer that an edge passes; edges from the same place share their points."""
+    """Adds a point in every layer that an edge passes; edges from the same origin share their points."""
     shared: dict[tuple[int, float, int], int] = {}
     chains = []
     for edge in edges:
@@ -161,7 +162,7 @@ def _link(nodes: list[Box], edges: Sequence[Edge], chains: list[list[int]]) -> l
 
 
 def _pack(nodes: list[Box], layer: Sequence[int], gap_x: float) -> None:
-    """Puts the boxes of a layer side by side around 0."""
+    """Puts the boxes of a layer next to each other, centred at 0."""
     x = 0.0
     for i in layer:
         nodes[i].x = x + nodes[i].width / 2
@@ -171,7 +172,7 @@ def _pack(nodes: list[Box], layer: Sequence[int], gap_x: float) -> None:
 
 
 def _crossings(nodes: list[Box], layers: list[list[int]], links: list[_Links]) -> int:
-    """How many pairs of lines cross, seen from the boxes' present places."""
+    """The number of crossing pairs of lines for the current positions."""
     count = 0
     for layer in layers:
         lines = sorted(
@@ -182,7 +183,7 @@ def _crossings(nodes: list[Box], layers: list[list[int]], links: list[_Links]) -
 
 
 def _order(nodes: list[Box], links: list[_Links], gap_x: float) -> list[list[int]]:
-    """The boxes of each layer from left to right, each near the middle of its neighbours."""
+    """The boxes of each layer from left to right, each near the middle of its connected boxes."""
     by_layer: dict[int, list[int]] = defaultdict(list)
     for i, node in enumerate(nodes):
         by_layer[node.layer].append(i)
@@ -206,7 +207,7 @@ def _order(nodes: list[Box], links: list[_Links], gap_x: float) -> list[list[int
 
 
 def _exchange(nodes: list[Box], layers: list[list[int]], links: list[_Links], gap_x: float) -> None:
-    """Exchanges neighbours, and moves boxes to the ends of their layers, where fewer lines cross then."""
+    """Swaps adjacent boxes, and moves boxes to the ends of their layers, if that reduces crossings."""
     for k, layer in enumerate(layers):
         near = layers[max(k - 1, 0) : k + 1]
         fewest = _crossings(nodes, near, links)
@@ -228,7 +229,7 @@ def _exchange(nodes: list[Box], layers: list[list[int]], links: list[_Links], ga
 
 
 def _wish(nodes: list[Box], own: _Links, i: int, above: bool, below: bool) -> tuple[float, float]:
-    """The middle at which a box's lines would be straight on average, and how much that matters."""
+    """The position at which a box's lines would be straight on average, and the weight of that preference."""
     lines = (own.up if above else []) + (own.down if below else [])
     total = sum(weight for *_, weight in lines)
     if not total:
@@ -237,7 +238,7 @@ def _wish(nodes: list[Box], own: _Links, i: int, above: bool, below: bool) -> tu
 
 
 def _align(nodes: list[Box], layers: list[list[int]], links: list[_Links], gap_x: float) -> None:
-    """Moves boxes so that lines become straight, keeping their order and distance."""
+    """Moves boxes so that lines become straight, preserving order and spacing."""
     for layer in layers:
         _pack(nodes, layer, gap_x)
     for sweep in range(SWEEPS * 4):
@@ -250,14 +251,15 @@ def _align(nodes: list[Box], layers: list[list[int]], links: list[_Links], gap_x
 
 
 def _spread(nodes: list[Box], layer: Sequence[int], wishes: list[tuple[float, float]], gap_x: float) -> None:
-    """Gives each box the place nearest to its wish that keeps the order: least squares, by merging neighbours
-    in each other's way into blocks (isotonic regression of the wishes less the room on the left)."""
+    """Moves each box as close to its preferred position as the order allows, in the least-squares sense, by
+    merging overlapping adjacent boxes into blocks (isotonic regression of the preferred positions minus the
+    space on the left)."""
     room, offset = [], 0.0
     for k, i in enumerate(layer):
         if k:
             offset += (nodes[layer[k - 1]].width + nodes[i].width) / 2 + gap_x
         room.append(offset)
-    blocks: list[tuple[float, float, int]] = []  # mean, weight, how many boxes
+    blocks: list[tuple[float, float, int]] = []  # mean, weight, number of boxes
     for (wish, weight), taken in zip(wishes, room, strict=True):
         mean, total, count = wish - taken, weight, 1
         while blocks and blocks[-1][0] > mean:
@@ -271,7 +273,7 @@ def _spread(nodes: list[Box], layer: Sequence[int], wishes: list[tuple[float, fl
 
 
 def _straighten(nodes: list[Box], layers: list[list[int]], chains: list[list[int]], gap_x: float) -> None:
-    """Gives the points of a long edge one x, where there is room for it in every layer."""
+    """Gives the points of a long edge one x coordinate if every layer has room for it."""
     place_of: dict[int, tuple[list[int], int]] = {
         i: (layer, k) for layer in layers for k, i in enumerate(layer)
     }
@@ -294,7 +296,7 @@ def _straighten(nodes: list[Box], layers: list[list[int]], chains: list[list[int
 def _stack(
     nodes: list[Box], layers: list[list[int]], links: list[_Links], gap_y: float
 ) -> tuple[list[float], list[float]]:
-    """Top and bottom of each layer. Boxes without sources sit at its bottom, near their targets."""
+    """Top and bottom of each layer. Boxes without sources are placed at the bottom, near their targets."""
     tops, bottoms, y = [], [], 0.0
     for layer in layers:
         height = max(nodes[i].height for i in layer)

@@ -1,4 +1,4 @@
-"""From tensors and operations as Python holds them to descriptors of the C API, row by row."""
+"""Lowers Python's tensors and operations to descriptors of the C API, attribute by attribute."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ Shape = tuple[Sequence[int], Sequence[int]]
 """Dims and strides."""
 
 NUMERIC_KEYS = ("x", "b", "dy")
-"""The operands of a pointwise operation beside which a Python number takes their type; a mask is none."""
+"""The operands of a pointwise operation that determine the type of a Python number; a mask does not."""
 
 
 class Operation(NamedTuple):
-    """An operation as it was asked for: operands and options by row key."""
+    """An operation as requested: operands and options by attribute key."""
 
     kind: str
     name: str
@@ -34,12 +34,12 @@ class Operation(NamedTuple):
     compute_data_type: data_type | None
 
     def operands(self) -> list[Tensor]:
-        """The tensors that were given, in order."""
+        """The given tensors, in order."""
         lists = [value if isinstance(value, list) else [value] for value in self.values.values()]
         return [item for items in lists for item in items if isinstance(item, Tensor)]
 
     def by_position(self) -> dict[str, Tensor]:
-        """Operands and results as IN_0.., OUT_0..."""
+        """Operands and results as IN_0, ..., OUT_0, ..."""
         inputs = [tensor for tensor in self.operands() if not tensor.is_written]
         found = {f"IN_{i}": tensor for i, tensor in enumerate(inputs)}
         return found | {f"OUT_{i}": tensor for i, tensor in enumerate(self.results.values())}
@@ -47,25 +47,26 @@ class Operation(NamedTuple):
 
 @dataclass
 class Nested:
-    """Pointwise operations that are a part of another one: attention's score modifier."""
+    """Pointwise operations that are part of another operation: the score modifier of attention."""
 
     operations: list[Operation]
-    ends: dict[str, Tensor]  # of the scores' shape, or made of them: by the rows that take their uids
-    sources: list[Tensor]  # whose gradients are wanted
+    # by the attributes that receive their uids; they have the shape of the scores or are computed from them
+    ends: dict[str, Tensor]
+    sources: list[Tensor]  # the tensors whose gradients are requested
     queries: Tensor
     keys: Tensor
-    table: Any  # of the keys' pages
+    table: Any  # the page table of the keys
 
     def operands(self) -> list[Tensor]:
-        """What it reads beside the scores, in order."""
+        """The tensors that it reads in addition to the scores, in order."""
         made = {tensor for operation in self.operations for tensor in operation.results.values()}
         read = [tensor for operation in self.operations for tensor in operation.operands()]
         return [tensor for tensor in dict.fromkeys(read) if tensor not in {*made, *self.ends.values()}]
 
 
 class Lowering:
-    """Makes the descriptors of one graph's operations; a tensor's is made when it is first needed. shapes:
-    dims and strides that tensors have instead of their own."""
+    """Creates the descriptors of one graph's operations; that of a tensor is created at its first use.
+    `shapes` overrides dims and strides of tensors."""
 
     def __init__(
         self, compute_data_type: data_type | None, shapes: Mapping[Tensor, Shape] | None = None
@@ -117,7 +118,7 @@ class Lowering:
         return made
 
     def shape_of(self, tensor: Tensor) -> Shape:
-        """Dims and strides of a tensor, inferred by now."""
+        """The current dims and strides of a tensor, including inferred ones."""
         made = self.tensors[tensor]
         dims = made.get(attribute_name.TENSOR_DIMENSIONS, "INT64")
         return tuple(dims), tuple(made.get(attribute_name.TENSOR_STRIDES, "INT64"))
@@ -150,7 +151,7 @@ class Lowering:
         return own
 
     def _nested(self, nested: Nested, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The rows of a part of an operation: its finalized graph, and its ends."""
+        """The attributes of a nested operation: its finalized graph, and its inputs and outputs."""
         (batch, heads, queries, _), keys = self._dims_of(nested.queries), self._dims_of(nested.keys)[2]
         if nested.table is not None:
             most = values.get("paged_attention_max_seq_len_kv")
@@ -179,14 +180,14 @@ class Lowering:
         return list(dims)
 
     def _spatial_rank(self, operation: Operation) -> int:
-        """How many dims the operands have behind batch and channels; at least 1, as the library complains of
-        those that are missing."""
+        """The number of dims of the operands after batch and channels; at least 1, because the library
+        reports missing ones."""
         dims = [self.tensor(t).get(attribute_name.TENSOR_DIMENSIONS, "INT64") for t in operation.operands()]
         return max(1, *(len(each) - 2 for each in dims))
 
     def _check_inputs(self, operation: Operation, rows: Mapping[str, Sequence[Row]]) -> None:
-        """Refuses what is given for an operand and has no shape or type, in Python's words. What an earlier
-        operation wrote has both by now."""
+        """Rejects operands without a shape or type, with a message in terms of Python's API. Results of
+        earlier operations have both at this point."""
         for key, value in operation.values.items():
             if rows[key][0].role == "input":
                 for tensor in value if isinstance(value, list) else [value]:
@@ -202,8 +203,8 @@ class Lowering:
             raise BadParameterError(f"{where}, {tensor.label}, has no data type. {remedy}")
 
     def _type_numbers(self, operation: Operation) -> None:
-        """Gives the Python numbers among the operands their types: those of their neighbours in a pointwise
-        operation, else Python's."""
+        """Assigns types to the Python numbers among the operands: in a pointwise operation the type of the
+        other operands, otherwise that of the Python number."""
         numbers = [(t, t.number) for t in operation.operands() if t.number is not None]
         others: list[data_type] = []
         if numbers and operation.kind == "pointwise":
@@ -214,7 +215,7 @@ class Lowering:
             tensor._data_type, tensor.constant = type_, dtypes.scalar_bytes(type_, number)
 
     def _types_of(self, tensor: Tensor) -> list[data_type]:
-        """The type of a tensor, in a list; empty if it has none, of which the library complains."""
+        """The type of a tensor as a list; empty if it has none, which the library reports."""
         if tensor._data_type is not None and tensor._data_type >= 0:
             return [tensor._data_type]
         found = self.tensor(tensor).get(attribute_name.TENSOR_DATA_TYPE, "DATA_TYPE")
@@ -223,7 +224,7 @@ class Lowering:
     def _row(
         self, rows: Sequence[Row], value: Any, operation: Operation
     ) -> tuple[Row, Sequence[Any]]:
-        """Which of an attribute's rows takes a value, and the value as its elements."""
+        """Selects the row of an attribute that accepts a value, and converts the value to its elements."""
         if len(rows) == 1 and isinstance(value, Tensor):
             return rows[0], [self.tensor(value)]
         values = _listed(rows, value)
@@ -239,7 +240,8 @@ def _listed(rows: Sequence[Row], value: Any) -> list[Any]:
 
 
 def option(rows: Sequence[Row], value: Any, operation: str) -> tuple[Row, Sequence[Any]]:
-    """Which of an option's rows takes a value that is no tensor, and the value as its elements."""
+    """Selects the row of an option that accepts a value other than a tensor, and converts it to its
+    elements."""
     values = _listed(rows, value)
     row = next((row for row in rows if row.type != "BACKEND_DESCRIPTOR"), rows[0])
     if row.type == "DATA_TYPE" and isinstance(value, data_type):
@@ -259,7 +261,7 @@ def option(rows: Sequence[Row], value: Any, operation: str) -> tuple[Row, Sequen
 
 
 def elements_of(row: Row, values: Sequence[Any]) -> Sequence[Any]:
-    """Values as the row's element type, which is none of numbers."""
+    """Converts values to the row's element type if that is not numeric."""
     if row.type == "CHAR":
         return str(values[0])
     if row.type == "DATA_TYPE":

@@ -1,7 +1,7 @@
-"""Memory of GPUs that no framework owns, and the streams that frameworks enqueue on.
+"""GPU memory that no framework owns, and the streams on which frameworks enqueue work.
 
-DeviceArray is what a program without torch or CuPy keeps on a GPU. Where torch is in use, its allocator
-serves workspaces, and its current stream is the one that work is enqueued on.
+DeviceArray is for programs without torch or CuPy. If torch is in use, workspaces come from its allocator, and
+work is enqueued on its current stream.
 """
 
 from __future__ import annotations
@@ -25,18 +25,19 @@ if TYPE_CHECKING:
 
 
 class DeviceMemory:
-    """Bytes on a handle's device, given back when nobody holds them any more.
+    """Memory on a handle's device, freed when the last reference is dropped.
 
-    stream: the one that all work on them is on, until use_on is told of another; then the next call on it
-    that needs memory may have them while that work is still under way. None: giving them back waits for the
-    device."""
+    stream: the stream of all work on this memory, until use_on reports another one. After the memory is
+    freed, the next request on that stream may reuse it while the work is still running. None: freeing waits
+    for the device.
+    """
 
     is_any_on_stream = False
-    """Whether there ever was memory with a stream."""
+    """True once memory with a stream has been allocated."""
 
     def __init__(self, handle: backend.Handle, size: int, stream: int | None = None) -> None:
         self.size, self.stream = size, stream
-        # The process's own handle: the caller may close theirs before the memory goes.
+        # The process-wide handle, because the caller may close theirs before the memory is freed.
         self._handle = default_handle(handle.device, handle.ordinal)
         if stream is None:
             self._pointer = backend.allocate(self._handle, size)
@@ -46,16 +47,16 @@ class DeviceMemory:
         self.address = int(ffi.cast("uintptr_t", self._pointer))
 
     def use_on(self, stream: int | None) -> None:
-        """Tells of work on a stream; None: on one that is not known."""
+        """Reports work on a stream; None stands for an unknown stream."""
         if self.stream is not None and self.stream != stream:
             self._pointer = backend.own_without_stream(self._handle, self._pointer)
             self.stream = None
 
 
 class DeviceArray:
-    """An array on a device, for programs without torch or CuPy: a plan takes it as it takes their arrays,
-    and returns such arrays when it is given them. torch.as_tensor(array) and cupy.asarray(array) share its
-    memory.
+    """An array on a device, for programs without torch or CuPy. Plans accept it like arrays of those
+    libraries, and return such arrays if they receive them. torch.as_tensor(array) and cupy.asarray(array)
+    share its memory.
 
     >>> import numpy as np, weft
     >>> x = weft.DeviceArray([2, 2], "f32", handle=weft.create_handle("cpu"))
@@ -71,13 +72,13 @@ class DeviceArray:
         strides: Sequence[int] | None = None,
         handle: backend.Handle | None = None,
     ) -> None:
-        """Allocates an array, uninitialised.
+        """Allocates an array, uninitialized.
 
         Args:
             dims: extent of each dimension.
-            data_type: of the elements; those of fewer than 8 bits lie packed in bytes.
-            strides: in elements; default packed, the last dimension fastest.
-            handle: the device; default the first usable GPU, else the CPU.
+            data_type: type of the elements; types of fewer than 8 bits are packed into bytes.
+            strides: in elements; contiguous by default, the last dimension fastest.
+            handle: the device; by default the first usable GPU, otherwise the CPU.
         """
         type_ = dtypes.data_type_of(data_type)
         if type_ is None:
@@ -96,12 +97,12 @@ class DeviceArray:
     def view(
         self, offset: int, dims: Sequence[int], strides: Sequence[int] | None = None
     ) -> DeviceArray:
-        """An array of the same type on part of this one's memory.
+        """An array of the same type on part of this array's memory.
 
         Args:
             offset: of its first element, in elements.
             dims: extent of each dimension.
-            strides: in elements; default packed.
+            strides: in elements; contiguous by default.
         """
         made = object.__new__(DeviceArray)
         made.dims = arguments.wholes(dims, "device array: dims")
@@ -122,7 +123,7 @@ class DeviceArray:
 
     @property
     def ordinal(self) -> int | None:
-        """Of the GPU that has the memory; None for the host."""
+        """The ordinal of the GPU that holds the memory; None for the host."""
         return self.handle.ordinal if self.handle.device is device_kind.CUDA else None
 
     @property
@@ -135,7 +136,7 @@ class DeviceArray:
         return dtypes.of(self.dtype).bits // 8
 
     def copy_from(self, array: Any) -> DeviceArray:
-        """Copies an array of the host, of the same dims and type, into this one; waits until it is there."""
+        """Copies a host array of the same dims and type into this one; waits for the copy."""
         import numpy as np
 
         buffers.refuse_masked(array)
@@ -146,14 +147,14 @@ class DeviceArray:
                 f"device array: it is {wanted}{list(self.dims)}, the array {source.dtype}"
                 f"{list(source.shape)}. Convert or reshape the array."
             )
-        has_gaps = self._size > source.nbytes  # what lies between the elements is to stay
+        has_gaps = self._size > source.nbytes  # the bytes between the elements must not change
         staged = self.numpy() if has_gaps else buffers.empty(self.dims, self.strides, self.dtype)
         staged[...] = source
         self._copy(self._address, staged.ctypes.data)
         return self
 
     def numpy(self) -> np.ndarray[Any, Any]:
-        """A copy in host memory, made behind all work of the current stream; waits for it."""
+        """A copy in host memory, after all work on the current stream; waits for it."""
         made: np.ndarray[Any, Any] = buffers.empty(self.dims, self.strides, self.dtype)
         self._copy(made.ctypes.data, self._address)
         return made
@@ -162,7 +163,7 @@ class DeviceArray:
         backend.copy(self.handle, destination, source, self._size, stream_of(self.handle))
 
     def __weft_buffer__(self) -> buffers.Buffer:
-        """What buffers.describe asks for first."""
+        """The description that buffers.describe looks up first."""
         place = (self.handle.device, self.handle.ordinal)
         return buffers.Buffer(
             self._address, self.dims or (1,), self.strides or (1,), self.dtype, *place, True, self
@@ -188,7 +189,7 @@ class DeviceArray:
 
 
 def _result(slot: Slot, handle: backend.Handle, stream: int) -> DeviceArray:
-    """A new array for what work on a stream writes into a slot."""
+    """A new array for the result that work on a stream writes into a slot."""
     made = object.__new__(DeviceArray)
     made.dims, made.strides, made.dtype = buffers.stored(slot.dims, slot.strides, slot.data_type)
     made.handle = handle
@@ -198,7 +199,7 @@ def _result(slot: Slot, handle: backend.Handle, stream: int) -> DeviceArray:
 
 
 def use_on(arrays: Iterable[Any], stream: int | None) -> None:
-    """Tells the memory of DeviceArrays among some arrays which stream they are used on; None: on any."""
+    """Records that the DeviceArrays among some arrays are used on a stream; None stands for any stream."""
     if DeviceMemory.is_any_on_stream:
         for array in arrays:
             if type(array) is DeviceArray:
@@ -213,8 +214,9 @@ buffers.add_quick_kind(DeviceArray, buffers.QuickKind(_form, lambda array: array
 
 
 def empty_like_kind(slot: Slot, like: Any, handle: backend.Handle, stream: int) -> Any:
-    """A new array for a slot, of the library and on the device of another one; see buffers.empty. A library
-    whose allocator is not known, as with DLPack, gets a DeviceArray. stream: of the work that writes it."""
+    """A new array for a slot, of the same library and on the same device as another one; see buffers.empty.
+    If the library's allocator is unknown, as with DLPack, it is a DeviceArray. `stream` is that of the work
+    that writes the array."""
     if isinstance(like, DeviceArray):
         return _result(slot, handle, stream)
     is_foreign = like is not None and not buffers.can_allocate(like, slot.data_type)
@@ -227,7 +229,7 @@ def empty_like_kind(slot: Slot, like: Any, handle: backend.Handle, stream: int) 
 
 
 def stream_of(handle: backend.Handle, like: Any = None) -> int:
-    """The stream to enqueue on when a call names none: the handle's if one was set, else the current one of
+    """The stream to use if a call names none: the handle's if one was set, otherwise the current stream of
     the library in use."""
     if handle.device is device_kind.CPU:
         return 0
@@ -235,9 +237,9 @@ def stream_of(handle: backend.Handle, like: Any = None) -> int:
 
 
 def current_stream(ordinal: int, like: Any = None) -> int:
-    """The stream that an array names as the one of its pending work, else torch's current stream, else
-    CuPy's; 0, the default stream, when neither is in use."""
-    if isinstance(like, DeviceArray):  # says at little cost what its interface says
+    """The stream that an array names for its pending work; otherwise torch's current stream, otherwise
+    CuPy's; 0, the default stream, if neither is in use."""
+    if isinstance(like, DeviceArray):  # faster than its interface, with the same result
         if like.handle.is_stream_set:
             return like.handle.stream
     elif like is not None and not buffers.is_torch(like):
@@ -252,12 +254,12 @@ def current_stream(ordinal: int, like: Any = None) -> int:
 
 
 _known_torch: tuple[Any, Callable[[int], int] | None] = (None, None)
-"""torch's module once it has started CUDA, and what tells its streams."""
+"""torch once it has initialized CUDA, and the function that returns its current stream."""
 
 
 def _torch_streams() -> Callable[[int], int] | None:
-    """What tells torch's current stream on a GPU, where torch has started CUDA: what its own compiled code
-    asks, a tenth of the cost of the public function."""
+    """The function that returns torch's current stream on a GPU, if torch has initialized CUDA. It is the one
+    that torch's compiled code calls, at a tenth of the cost of the public function."""
     global _known_torch
     torch: Any = sys.modules.get("torch")
     if torch is _known_torch[0]:
@@ -270,13 +272,13 @@ def _torch_streams() -> Callable[[int], int] | None:
 
 
 def torch_memory(size: int, ordinal: int, stream: int) -> tuple[int, Any] | None:
-    """Bytes from torch's allocator where torch is in use: their address and what keeps them alive."""
+    """Memory from torch's allocator if torch is in use: the address and the object that keeps it alive."""
     asked = _torch_streams()
     if asked is None:
         return None
     torch = sys.modules["torch"]
     memory = torch.empty(size, dtype=torch.uint8, device=f"cuda:{ordinal}")
-    if stream != asked(ordinal):  # nobody else may have it before that stream is done
+    if stream != asked(ordinal):  # the memory must not be reused before that stream is done
         memory.record_stream(torch.cuda.ExternalStream(stream, device=ordinal))
     return int(memory.data_ptr()), memory
 
@@ -288,7 +290,7 @@ _allocate_on_host = ffi.new_allocator(should_clear_after_alloc=False)
 
 
 class Scratch:
-    """Memory that a thread keeps from run to run, by what it is for."""
+    """Memory that a thread reuses between runs, by purpose."""
 
     def __init__(self) -> None:
         self._on_host: Any = None
@@ -296,7 +298,7 @@ class Scratch:
         self._on_device: dict[object, DeviceMemory] = {}
 
     def on_host(self, size: int) -> Any:
-        """The start of memory of the host, aligned, as the C API takes it."""
+        """The start of aligned host memory, as an argument of the C API."""
         if self._host_size < size:
             self._on_host = _allocate_on_host("char[]", size + HOST_ALIGNMENT)
             start = int(ffi.cast("uintptr_t", self._on_host))
@@ -305,8 +307,9 @@ class Scratch:
         return self._host_start
 
     def on_device(self, what: object, size: int, handle: backend.Handle, stream: int) -> tuple[int, Any]:
-        """The address of memory of a GPU, for use on one stream, and what keeps it alive. torch's allocator
-        takes it back after the run; without torch it is kept, for allocating would wait for the device."""
+        """The address of GPU memory for use on one stream, and the object that keeps it alive. torch's
+        allocator gets it back after the run. Without torch it is kept, because a new allocation would wait
+        for the device."""
         found = torch_memory(size, handle.ordinal, stream)
         if found is not None:
             return found
@@ -318,7 +321,8 @@ class Scratch:
 
 
 class Staging:
-    """The host's arrays of one run on a GPU: copied there before it, results copied back behind it."""
+    """The host arrays of one run on a GPU: inputs are copied to the device before it, and results back after
+    it."""
 
     def __init__(self, scratch: Scratch, handle: backend.Handle, stream: int) -> None:
         self._scratch, self._handle, self._stream = scratch, handle, stream
@@ -326,19 +330,20 @@ class Staging:
         self._back: list[tuple[int, int, int]] = []
 
     def place(self, i: int, address: int, size: int, is_output: bool, has_gaps: bool) -> int:
-        """The address on the device of what stands for `size` bytes of slot i in host memory."""
+        """The device address of the copy of `size` bytes of slot i in host memory."""
         if size == 0:
             return address
         there, owner = self._scratch.on_device(i, size, self._handle, self._stream)
         self._kept.append(owner)
-        if not is_output or has_gaps:  # what lies between the elements of an output comes back as it was
+        if not is_output or has_gaps:  # the bytes between the elements of an output must come back unchanged
             backend.copy(self._handle, there, address, size, self._stream)
         if is_output:
             self._back.append((address, there, size))
         return there
 
     def finish(self) -> None:
-        """Copies the results back and waits: the memory is free for the next run, on whatever stream."""
+        """Copies the results back and waits, so that the memory can be reused by the next run on any
+        stream."""
         for host, device, size in self._back:
             backend.copy(self._handle, host, device, size, self._stream)
         if self._kept and not self._back:

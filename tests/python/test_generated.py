@@ -60,7 +60,7 @@ def test_hand_written_arguments_need_words(tmp_path: Path) -> None:
         text=True,
         check=False,
     )
-    words = "softmax: novel fills no row: say in tools/op_words.txt what it is"
+    words = "softmax: novel has no attribute: describe it in tools/op_words.txt"
     assert (done.returncode, done.stderr.strip()) == (1, f"python/weft/composite_ops.py: {words}")
 
 

@@ -1,7 +1,7 @@
-"""What one execution costs on the host, from C and from Python: relu on four floats, so that the call is what
-counts. Builds host_cost.c against this tree's header and library; the best of several rounds is printed.
+"""Host cost of one execution from C and from Python: relu on four floats, so that call overhead dominates.
+Builds host_cost.c with this tree's header and library; prints the best of several rounds.
 
-    python tools/bench/host_cost.py                  on the first GPU, else on the CPU
+    python tools/bench/host_cost.py                  on the first GPU, otherwise on the CPU
     python tools/bench/host_cost.py --device cpu --csv FILE    on the CPU, also as a table
 """
 
@@ -26,7 +26,7 @@ ROUNDS, CALLS = 200, 500  # a round is short enough that a GPU's queue never fil
 
 
 def cost(call: Callable[[], object], wait: Callable[[], object]) -> float:
-    """Nanoseconds per call; wait: what stands between two rounds."""
+    """Nanoseconds per call; `wait` runs between two rounds."""
     best = float("inf")
     for _ in range(ROUNDS):
         start = time.perf_counter_ns()
@@ -49,8 +49,8 @@ def cost_in_c(plan: bytes, folder: Path, library: Path, device: str) -> float:
 
 
 def arrays(handle: Any) -> Iterator[tuple[str, Any, Any]]:
-    """What arrays are called, with memory for input and output: first without torch in the process, then
-    torch's where it is installed."""
+    """The kinds of arrays, with memory for input and output: first without torch in the process, then torch's
+    if it is installed."""
     import numpy as np
     import weft
 
@@ -68,7 +68,7 @@ def arrays(handle: Any) -> Iterator[tuple[str, Any, Any]]:
 
 
 def measure(handle: Any) -> dict[str, float]:
-    """Nanoseconds by what is called."""
+    """Nanoseconds by kind of call."""
     import weft
     from weft import backend
 

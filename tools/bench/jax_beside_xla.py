@@ -1,10 +1,11 @@
-"""Operators of weft.jax beside what XLA makes of plain JAX, forward and gradients, at five sizes, in bf16.
+"""Compares operators of weft.jax with XLA's code for plain JAX, forward and gradients, at five sizes, in
+bf16.
 
     python tools/bench/jax_beside_xla.py [--csv tools/bench/results/h200-jax.csv]
 
-A program has several independent calls, so that starting it counts little; times are those of one call. Norms
-forward are so short that the buffers of many calls would cost the host more than the calls: each is of the
-last one's result there. Gradients include the forward pass.
+A program has several independent calls, so that its launch overhead hardly counts; times are per call. The
+forward passes of norms are so short that the buffers of many calls would cost the host more than the calls;
+there, each call reads the previous result. Gradients include the forward pass.
 """
 
 from __future__ import annotations
@@ -30,30 +31,30 @@ class Case(NamedTuple):
 
     name: str
     calls: int
-    """In one program."""
+    """Calls in one program."""
     shapes: list[tuple[int, ...]]
     weft: Callable[..., Any]
     plain: Callable[..., Any]
     in_turn: bool = False
-    """Forward, each call is of the last one's result."""
+    """In the forward pass, each call reads the previous result."""
 
 
 # ---- Plain JAX ---------------------------------------------------------------------------------------------
 
 
 def conv(x: Any, w: Any, b: Any) -> Any:
-    """What weft.jax.conv is with relu."""
+    """Equivalent of weft.jax.conv with relu."""
     layouts = ("NHWC", "HWIO", "NHWC")
     return jax.nn.relu(jax.lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=layouts) + b)
 
 
 def linear(x: Any, w: Any, b: Any) -> Any:
-    """What weft.jax.linear is with gelu_tanh."""
+    """Equivalent of weft.jax.linear with gelu_tanh."""
     return jax.nn.gelu(x @ w + b)
 
 
 def layer_norm(x: Any, scale: Any, b: Any) -> Any:
-    """As flax computes it, in float."""
+    """flax's computation, in float."""
     wide = x.astype(jnp.float32)
     mean = wide.mean(-1, keepdims=True)
     deviation = jax.lax.rsqrt(((wide - mean) ** 2).mean(-1, keepdims=True) + 1e-6)
@@ -61,7 +62,7 @@ def layer_norm(x: Any, scale: Any, b: Any) -> Any:
 
 
 def attention(q: Any, k: Any, v: Any) -> Any:
-    """Causal, by operations of XLA's own."""
+    """Causal attention, from XLA's own operations."""
     return jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation="xla")
 
 
@@ -69,7 +70,7 @@ def attention(q: Any, k: Any, v: Any) -> Any:
 
 
 def cases() -> Iterator[Case]:
-    """All of them."""
+    """All cases."""
     n = 32
     images = [(56, 64, 64, 3), (28, 128, 128, 3), (14, 256, 256, 3), (7, 512, 512, 3), (56, 64, 256, 1)]
     for hw, c, k, r in images:
@@ -96,7 +97,8 @@ def given(case: Case) -> tuple[list[Any], list[Any], Any]:
     def normal(shape: tuple[int, ...]) -> Any:
         return jnp.asarray(random.standard_normal(shape, dtype=np.float32), jnp.bfloat16)
 
-    firsts = [normal(case.shapes[0]) for _ in range(case.calls)]  # several, or XLA would call once
+    # different arguments, otherwise XLA would merge the calls
+    firsts = [normal(case.shapes[0]) for _ in range(case.calls)]
     rest = [normal(shape) for shape in case.shapes[1:]]
     return firsts, rest, normal(jax.eval_shape(case.weft, firsts[0], *rest).shape)
 
@@ -107,7 +109,7 @@ def forward(function: Callable[..., Any], firsts: Any, rest: Any, dy: Any) -> An
 
 
 def in_turn(function: Callable[..., Any], firsts: Any, rest: Any, dy: Any) -> Any:
-    """What the last of as many calls gives, none of which XLA may join with the one before."""
+    """The result of a chain of calls, which XLA must not fuse with each other."""
     x = firsts[0]
     for _ in firsts:
         x = jax.lax.optimization_barrier(function(x, *rest))
@@ -124,7 +126,7 @@ def gradient(function: Callable[..., Any], firsts: Any, rest: Any, dy: Any) -> A
 
 
 def compiled(case: Case) -> dict[tuple[str, str], Any]:
-    """Programs by what they compute and whose operator is in them."""
+    """The programs, by computation and by implementation of the operator."""
     arguments, made = given(case), {}
     for name, what in {"forward": in_turn if case.in_turn else forward, "gradient": gradient}.items():
         for whose in ("weft", "plain"):
@@ -134,7 +136,7 @@ def compiled(case: Case) -> dict[tuple[str, str], Any]:
 
 
 def microseconds(programs: list[Any], arguments: Any, calls: int) -> list[float]:
-    """Of one call of each program: the best of 25 times three runs, in turn."""
+    """Microseconds per call of each program: the best of 25 rounds of three runs, interleaved."""
     times: list[list[float]] = [[] for _ in programs]
     jax.block_until_ready([program(*arguments) for program in programs])
     for _ in range(25):
@@ -153,7 +155,7 @@ def difference(mine: Any, theirs: Any) -> float:
 
 
 def rows(all_cases: list[Case]) -> Iterator[list[str]]:
-    """The table, line by line; programs are compiled before anything is measured."""
+    """The table, line by line; all programs are compiled before the first measurement."""
     device = f"{jax.devices()[0].device_kind}, jax {jax.__version__}, peer: plain XLA"
     with ThreadPoolExecutor(8) as pool:
         programs = list(pool.map(compiled, all_cases))
@@ -168,7 +170,7 @@ def rows(all_cases: list[Case]) -> Iterator[list[str]]:
 
 
 def main() -> None:
-    """Prints the table, and writes it where --csv says."""
+    """Prints the table, and writes it to the file given by --csv."""
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("--csv", help="file to write")

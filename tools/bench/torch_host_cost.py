@@ -1,7 +1,7 @@
-"""What operators cost the host with PyTorch: eager, under weft.torch.enable(), and as torch.ops.weft; forward
-alone ("fwd"), and with backward ("both"). On a few numbers, so that the calls are what counts; nothing waits
-for a GPU. With --split also the forward pass that notes what its gradient needs ("noted"): what "both" has
-beyond it is the backward pass.
+"""Host cost of operators with PyTorch: eager, under weft.torch.enable(), and as torch.ops.weft; forward only
+("fwd"), and with backward ("both"). The tensors are tiny, so that call overhead dominates; nothing waits for
+a GPU. With --split also the forward pass that records its gradient ("noted"): the difference between "both"
+and it is the backward pass.
 
     python tools/bench/torch_host_cost.py [--device cpu] [--only softmax sdpa] [--split] [--csv FILE]
 """
@@ -27,14 +27,14 @@ ROUNDS, CALLS = 8, 100  # a round is short enough that a GPU's queue never fills
 
 
 class Way(NamedTuple):
-    """An operator as torch calls it, and as Weft's own."""
+    """An operator as called by torch, and Weft's own."""
 
     torchs: Callable[[], Any]
     own: Callable[[], Any]
 
 
 def rows(grad: bool) -> dict[str, Way]:
-    """Operators on rows of a matrix, and products."""
+    """Operators on rows of a matrix, and matrix products."""
 
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(shape).requires_grad_(grad)
@@ -88,14 +88,14 @@ def images(grad: bool) -> dict[str, Way]:
 
 
 def trained(forward: Callable[[], torch.Tensor]) -> Callable[[], None]:
-    """The same with its gradients."""
+    """The forward pass followed by its gradients."""
     one = torch.ones_like(forward())
     return lambda: forward().backward(one)
 
 
 def cost(call: Callable[[], Any], device: str) -> float:
-    """Microseconds of the host; the best of some rounds. On the CPU, whose kernels run in them, of the thread
-    alone."""
+    """Microseconds on the host; the best of some rounds. On the CPU, whose kernels run in the calls, only the
+    time of this thread counts."""
     clock, best = time.perf_counter if device == "cuda" else time.thread_time, float("inf")
     for _ in range(ROUNDS):
         if device == "cuda":
@@ -108,7 +108,7 @@ def cost(call: Callable[[], Any], device: str) -> float:
 
 
 def measure(way: Way, device: str, prepare: Callable[[Any], Any]) -> list[float]:
-    """Eager, under enable(), own; forward alone, or what prepare makes of it."""
+    """Eager, under enable(), and Weft's own; the forward pass, or the call that `prepare` returns."""
     torchs, own = prepare(way.torchs), prepare(way.own)
     eager = cost(torchs, device)
     with weft.torch.enable() as enabled:

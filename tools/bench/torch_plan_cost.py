@@ -1,6 +1,6 @@
-"""What a plan costs the host's processor with PyTorch on the CPU: the first call of an operator with a new
-shape under weft.torch.enable(), less the second, in milliseconds of processor time for each plan; median of
-some shapes. The operators are known by then: other shapes came before.
+"""Host cost of a plan with PyTorch on the CPU: the first call of an operator with a new shape under
+weft.torch.enable(), minus the second, in milliseconds of processor time per plan; median of some shapes. The
+operators are warmed up with other shapes.
 
     python tools/bench/torch_plan_cost.py [--only softmax conv]
 """
@@ -21,7 +21,7 @@ sys.path[:0] = [str(ROOT / "python"), str(ROOT / "bindings")]
 import weft.torch  # noqa: E402
 
 F = torch.nn.functional
-KNOWN, SHAPES = 2, 25  # first shapes, which are not counted, and all
+KNOWN, SHAPES = 2, 25  # number of warm-up shapes, and of all shapes
 
 
 def calls(n: int) -> dict[str, Callable[[], object]]:
@@ -53,7 +53,7 @@ def calls(n: int) -> dict[str, Callable[[], object]]:
 
 
 def cost(name: str) -> float:
-    """Milliseconds for each plan."""
+    """Milliseconds per plan."""
     found = []
     for n in range(9, 9 + SHAPES):
         call, before = calls(n)[name], weft.torch.cache_info()["misses"]
