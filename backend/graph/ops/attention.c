@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* sdpa_fwd: o = dropout(softmax(mask(modify(scale q k^T) + bias + alibi), sink)) v, and sdpa_bwd, its gradients
-   Operands are multiplied by their descales first: numbers of few bits with their scales. The softmax is multiplied by
-   scale_s, may then become FP8, and by descale_s; o by scale_o. Backward, the softmax times scale_s becomes q's type
-   where that is FP8, and the gradient of q k^T times scale_dP that of dO, before they are multiplied by descale_s and
-   descale_dP; dQ, dK and dV by their scales. Where q_T, k_T, dO_T or dO_f16 are given, dK, dQ, dV and dO o are made of
-   these instead.
-   Query i sees key j when both are within the lengths in use, the boolean bias is true and, with shift = 0 (TOP_LEFT)
-   or keys - queries in use (BOTTOM_RIGHT), j <= i + shift + right and j > i + shift - left. A key that is not seen, by
-   a bias of -inf too, is not read. Rows without a key give o = 0, stats = max = -inf, sum_exp = 0 (with a sink: its
-   own) and no gradient; rows beyond the queries in use do so with a sink too. Dropout keeps a weight where the rng op
-   of the same seed and offset gives BERNOULLI(1 - p) over [B, Hq, Sq, Skv]; a mask multiplies it instead, and is not
-   read where a key is not seen. What is kept grows by dropout_scale, or by 1 / (1 - p). */
+/* sdpa_fwd: o = dropout(softmax(mask(modify(scale q k^T) + bias + alibi), sink)) v, and sdpa_bwd, its gradients.
+   Scales: operands of narrow types are multiplied by their descales first. The softmax is multiplied by scale_s, may
+   then be rounded to FP8, and is multiplied by descale_s; o is multiplied by scale_o. In the backward pass, the softmax
+   times scale_s is rounded to q's type if that is FP8, and the gradient of q k^T times scale_dP to that of dO, before
+   they are multiplied by descale_s and descale_dP; dQ, dK and dV are multiplied by their scales. If q_T, k_T, dO_T or
+   dO_f16 are given, dK, dQ, dV and dO o are computed from them.
+   Visibility: query i sees key j if both are within the lengths in use, the boolean bias is true and, with shift = 0
+   (TOP_LEFT) or keys - queries in use (BOTTOM_RIGHT), j <= i + shift + right and j > i + shift - left. Hidden keys are
+   never read, including those that a bias of -inf hides. Rows without a key have o = 0, stats = max = -inf, sum_exp = 0
+   (with a sink: that of the sink) and no gradient; the same holds for rows after the queries in use, even with a sink.
+   Dropout keeps a weight if the rng op of the same seed and offset yields BERNOULLI(1 - p) over [B, Hq, Sq, Skv]; a
+   mask multiplies it instead, and is not read for hidden keys. Kept weights are multiplied by dropout_scale, or by 1 /
+   (1 - p). */
 #include "graph/ops/attention.h"
 #include "base/number.h"
 #include "base/philox.h"
@@ -23,9 +24,9 @@
 
 /* ---- Rows -------------------------------------------------------------------------------------------------------- */
 
-/* Order is that of the documentation. B: batch entries; Hq, Hk, Hv: heads of queries, keys, values; Sq, Skv: their
-   rows; Dqk, Dv: elements of a row. Fields a.* are common to both operations, so that checks and the scores' reference
-   are written once. */
+/* Rows are in the order of the documentation. B: batch entries; Hq, Hk, Hv: heads of queries, keys, values; Sq, Skv:
+   their rows; Dqk, Dv: elements of a row. Both operations share the fields a.*, so that checks and the reference of the
+   scores are written once. */
 static const struct row forward_rows[] = {
     TENSOR_ROW(ROLE_INPUT, struct sdpa_fwd_op, a.q, WEFT_ATTR_OPERATION_SDPA_FWD_QDESC, "q", .required = true,
                .shape = "[B, Hq, Sq, Dqk]", .doc = "queries"),
@@ -35,7 +36,7 @@ static const struct row forward_rows[] = {
                .shape = "[B, Hv, Skv, Dv], Hv divides Hq", .doc = "values"),
     TENSOR_ROW(ROLE_OUTPUT, struct sdpa_fwd_op, o, WEFT_ATTR_OPERATION_SDPA_FWD_ODESC, "o", .required = true,
                .shape = "[B, Hq, Sq, Dv]", .doc = "result"),
-    /* Statistics: stats is what backward needs, score_max and score_sum_exp are it in two parts. */
+    /* Statistics: backward needs stats; score_max and score_sum_exp are its two parts. */
     TENSOR_ROW(ROLE_OUTPUT, struct sdpa_fwd_op, stats, WEFT_ATTR_OPERATION_SDPA_FWD_STATSDESC, "stats",
                .shape = "[B, Hq, Sq, 1]", .doc = "natural log of each row's sum of exponentials, sink included"),
     TENSOR_ROW(ROLE_OUTPUT, struct sdpa_fwd_op, max, WEFT_ATTR_OPERATION_SDPA_FWD_MAX_DESC_EXT, "score_max",
@@ -44,19 +45,21 @@ static const struct row forward_rows[] = {
                .shape = "[B, Hq, Sq, 1]", .doc = "sum of e^(score - score_max) of each row, sink included"),
     TENSOR_ROW(ROLE_OUTPUT, struct sdpa_fwd_op, rng_dump, WEFT_ATTR_OPERATION_SDPA_FWD_DROPOUT_RNG_DUMP_DESC,
                "rng_dump", .shape = "[B, Hq, Sq, Skv]", .doc = "1 where dropout keeps a weight, else 0"),
-    /* The scale comes as a tensor, as cuDNN has it, or as a number, which kernels take as a constant. */
+    /* The scale is a tensor, as in cuDNN, or a number, which kernels use as a constant. */
     TENSOR_ROW(ROLE_INPUT, struct sdpa_fwd_op, a.scale, WEFT_ATTR_OPERATION_SDPA_FWD_SCALEDESC, "attn_scale",
                .shape = "[1, 1, 1, 1]", .doc = "factor of q k^T; unset: attn_scale_value"),
     VALUE_ROW(WEFT_TYPE_DOUBLE, struct sdpa_fwd_op, a.scale_value, WEFT_ATTR_OPERATION_SDPA_FWD_SCALE_VALUE_EXT,
               "attn_scale_value", .initial = 1, .doc = "factor of q k^T as a number"),
     TENSOR_ROW(ROLE_INPUT, struct sdpa_fwd_op, a.bias, WEFT_ATTR_OPERATION_SDPA_FWD_BIAS_DESC_EXT, "bias",
                .shape = "[B, Hq, Sq, Skv] or 1s", .doc = "added to the scaled scores; a boolean one keeps where true"),
-    /* Lengths in use: what lies behind them is never read. cu_seq_len_*, below, say the same as running sums. */
+    /* Lengths in use: elements after them are never read. cu_seq_len_*, below, are an alternative, as cumulative
+       sums. */
     TENSOR_ROW(ROLE_INPUT, struct sdpa_fwd_op, a.seq_len_q, WEFT_ATTR_OPERATION_SDPA_FWD_SEQ_LEN_QDESC, "seq_len_q",
                .shape = "[B, 1, 1, 1]", .doc = "queries in use of each batch, INT32 or INT64; unset: all"),
     TENSOR_ROW(ROLE_INPUT, struct sdpa_fwd_op, a.seq_len_kv, WEFT_ATTR_OPERATION_SDPA_FWD_SEQ_LEN_KVDESC, "seq_len_kv",
                .shape = "[B, 1, 1, 1]", .doc = "keys in use of each batch, INT32 or INT64; unset: all"),
-    /* Pages: k and v are then containers, in which a sequence's keys lie in blocks of one size, anywhere. */
+    /* Pages: k and v are containers then, and the keys of a sequence are stored in blocks of equal size anywhere in
+       them. */
     TENSOR_ROW(ROLE_INPUT, struct sdpa_fwd_op, a.k_table, WEFT_ATTR_OPERATION_SDPA_FWD_PAGE_TABLE_KDESC,
                "paged_attention_k_table", .shape = "[B, 1, pages, 1]",
                .doc = "which page of k, then [container, Hk, page size, Dqk], has each block of keys, INT32 or INT64; "
@@ -67,7 +70,7 @@ static const struct row forward_rows[] = {
     VALUE_ROW(WEFT_TYPE_INT64, struct sdpa_fwd_op, a.most_keys, WEFT_ATTR_OPERATION_SDPA_FWD_MAX_SEQ_LEN_KV_EXT,
               "paged_attention_max_seq_len_kv", .least = 1, .most = INT32_MAX,
               .doc = "Skv with page tables; unset: all keys that these reach"),
-    /* The band of keys that a query sees. Bounds of 2^60 hide nothing and still add up in 64 bits. */
+    /* The band of keys that a query sees. Bounds of 2^60 hide nothing, and sums of them fit into 64 bits. */
     VALUE_ROW(WEFT_TYPE_INT64, struct sdpa_fwd_op, a.left_bound, WEFT_ATTR_OPERATION_SDPA_FWD_LEFT_BOUND_EXT,
               "diagonal_band_left_bound", .initial = ATTENTION_UNBOUNDED, .least = -ATTENTION_UNBOUNDED,
               .most = ATTENTION_UNBOUNDED, .doc = "sees col > row + shift - bound; unset: all on the left"),
@@ -82,8 +85,8 @@ static const struct row forward_rows[] = {
               .doc = "true: adds slope (col - row) to the scores"),
     TENSOR_ROW(ROLE_INPUT, struct sdpa_fwd_op, a.sink, WEFT_ATTR_OPERATION_SDPA_FWD_SINK_DESC_EXT, "sink_token",
                .shape = "[1, Hq, 1, 1]", .doc = "a score per head that joins the softmax's sum and has no value"),
-    /* Dropout: kept are the weights that an rng operation of this seed and offset keeps, so that backward can make the
-       mask again. */
+    /* Dropout keeps the weights that an rng operation with this seed and offset keeps, so that backward can recompute
+       the mask. */
     VALUE_ROW(WEFT_TYPE_FLOAT, struct sdpa_fwd_op, a.dropout_probability,
               WEFT_ATTR_OPERATION_SDPA_FWD_DROPOUT_PROBABILITY, "dropout_probability",
               .doc = "chance that a weight is dropped, 0..1; the others grow by 1 / (1 - p)"),
@@ -107,7 +110,7 @@ static const struct row forward_rows[] = {
                .doc =
                    "which tiles of 128 x 128 scores take part: INT8 or BYTE_BOOLEAN; UINT8 has 8 tiles of keys a byte, "
                    "lowest bit first; the first two extents may be 1"),
-    /* The score modifier. Its operands are listed here, so that a graph knows what the attention reads. */
+    /* The score modifier. Its operands are listed here, so that the graph knows what the attention reads. */
     VALUE_ROW(WEFT_TYPE_BACKEND_DESCRIPTOR, struct sdpa_fwd_op, a.modifier.graph, WEFT_ATTR_OPERATION_SDPA_FWD_SUBGRAPH,
               "subgraph", .target = WEFT_BACKEND_OPERATIONGRAPH_DESCRIPTOR,
               .doc = "score modifier: pointwise operations that the scaled scores pass through before bias and masks"),
@@ -129,8 +132,8 @@ static const struct row forward_rows[] = {
     TENSOR_ROW(ROLE_INPUT, struct sdpa_fwd_op, a.cu_seq_len_kv, WEFT_ATTR_OPERATION_SDPA_FWD_CU_SEQ_LEN_KVDESC,
                "cu_seq_len_kv", .shape = "[B + 1, 1, 1, 1]",
                .doc = "running sum of keys in use, INT32 or INT64, instead of seq_len_kv"),
-    /* Scales of numbers of few bits. Descales multiply what was read, scales what is about to be stored; amax is what
-       the next step's scale is made of. */
+    /* Scales of narrow types. Descales multiply operands after loads, scales multiply results before stores; the next
+       step's scale is computed from amax. */
     TENSOR_ROW(ROLE_INPUT, struct sdpa_fwd_op, a.descale_q, WEFT_ATTR_OPERATION_SDPA_FWD_DESCALE_QDESC, "descale_q",
                .shape = "[B, Hq, 1, 1] or 1s; of blocks [B, Hq, Sq, ceil(Dqk / 32)]",
                .doc = "what q is multiplied by first"),
@@ -154,8 +157,8 @@ static const struct row forward_rows[] = {
                .shape = "[1, 1, 1, 1]", .doc = "largest magnitude of the result, before scale_o"),
 };
 
-/* The forward pass's operands and options once more, its results, and the gradients. Options must be as they were:
-   nothing but the statistics is kept of the scores. */
+/* The operands and options of the forward pass, its results, and the gradients. The options must be the same as in the
+   forward pass, because only the statistics of the scores are stored. */
 static const struct row backward_rows[] = {
     TENSOR_ROW(ROLE_INPUT, struct sdpa_bwd_op, a.q, WEFT_ATTR_OPERATION_SDPA_BWD_QDESC, "q", .required = true,
                .shape = "[B, Hq, Sq, Dqk]", .doc = "queries"),
@@ -169,7 +172,7 @@ static const struct row backward_rows[] = {
                .shape = "[B, Hq, Sq, Dv]", .doc = "gradient of the forward result"),
     TENSOR_ROW(ROLE_INPUT, struct sdpa_bwd_op, stats, WEFT_ATTR_OPERATION_SDPA_BWD_STATSDESC, "stats", .required = true,
                .shape = "[B, Hq, Sq, 1]", .doc = "statistics that the forward pass wrote"),
-    /* Gradients. dK and dV have the heads of k and v: the sums over the query heads that share one. */
+    /* Gradients. dK and dV have the heads of k and v: they are summed over the query heads that share one. */
     TENSOR_ROW(ROLE_OUTPUT, struct sdpa_bwd_op, dq, WEFT_ATTR_OPERATION_SDPA_BWD_DQDESC, "dQ", .required = true,
                .shape = "[B, Hq, Sq, Dqk]", .doc = "gradient of q"),
     TENSOR_ROW(ROLE_OUTPUT, struct sdpa_bwd_op, dk, WEFT_ATTR_OPERATION_SDPA_BWD_DKDESC, "dK", .required = true,
@@ -220,7 +223,7 @@ static const struct row backward_rows[] = {
                "dropout_scale", .shape = "[1, 1, 1, 1]", .doc = "the scale of the forward pass"),
     VALUE_ROW(WEFT_TYPE_DATA_TYPE, struct sdpa_bwd_op, a.math, WEFT_ATTR_OPERATION_SDPA_BWD_COMP_TYPE_EXT,
               "compute_data_type", .doc = "type that products and softmax are calculated in"),
-    /* Hints for kernels, without which results are the same but for the order of sums. */
+    /* Hints for kernels; they may change the order of sums only. */
     VALUE_ROW(WEFT_TYPE_INT64, struct sdpa_bwd_op, max_total_seq_len_q,
               WEFT_ATTR_OPERATION_SDPA_BWD_MAX_TOTAL_SEQ_LEN_Q, "max_total_seq_len_q",
               .doc = "upper bound of the queries of all batches together, a hint"),
@@ -242,8 +245,7 @@ static const struct row backward_rows[] = {
     TENSOR_ROW(ROLE_INPUT, struct sdpa_bwd_op, a.modifier.operands, WEFT_ATTR_OPERATION_SDPA_BWD_SUBGRAPH_OPERANDS_EXT,
                "subgraph_operands", .storage = STORE_LIST, .shape = "[B, Hq, Sq, Skv] or 1s",
                .doc = "what it reads beside the scores; found by itself"),
-    /* The modifier's gradient: derived from its operations, or given as operations of the same graph that carry it
-       back. */
+    /* The gradient of the modifier: derived from its operations, or given by further operations of the same graph. */
     VALUE_ROW(WEFT_TYPE_INT64, struct sdpa_bwd_op, a.modifier.gradient_input_uid,
               WEFT_ATTR_OPERATION_SDPA_BWD_SUBGRAPH_GRADIENT_INPUT_UID_EXT, "subgraph_gradient_input_uid",
               .doc = "uid of its tensor that is the gradient of the modified scores; unset: gradients are derived"),
@@ -263,8 +265,8 @@ static const struct row backward_rows[] = {
     TENSOR_ROW(ROLE_INPUT, struct sdpa_bwd_op, a.cu_seq_len_kv, WEFT_ATTR_OPERATION_SDPA_BWD_CU_SEQ_LEN_KVDESC,
                "cu_seq_len_kv", .shape = "[B + 1, 1, 1, 1]",
                .doc = "running sum of keys in use, INT32 or INT64, instead of seq_len_kv"),
-    /* Scales as forward has them. dP is the gradient of q k^T, which is a factor of dQ and dK and may become FP8 for
-       it. */
+    /* Scales as in the forward pass. dP is the gradient of q k^T; it is an operand of dQ and dK, and may be rounded to
+       FP8 for them. */
     TENSOR_ROW(ROLE_INPUT, struct sdpa_bwd_op, a.descale_q, WEFT_ATTR_OPERATION_SDPA_BWD_DESCALE_QDESC_EXT, "descale_q",
                .shape = "[B, Hq, 1, 1] or 1s; of blocks [B, Hq, Sq, ceil(Dqk / 32)]",
                .doc = "what q is multiplied by first"),
@@ -305,8 +307,8 @@ static const struct row backward_rows[] = {
                .shape = "[1, 1, 1, 1]", .doc = "largest magnitude of dV, before scale_dV"),
     TENSOR_ROW(ROLE_OUTPUT, struct sdpa_bwd_op, amax_dp, WEFT_ATTR_OPERATION_SDPA_BWD_AMAX_DPDESC_EXT, "amax_dP",
                .shape = "[1, 1, 1, 1]", .doc = "largest magnitude of the gradient of q k^T, before scale_dP"),
-    /* Blocks of scales lie along the dimension that a product sums over. dK, dQ and dV sum over rows, for which q, k
-       and dO may be given once more, with blocks along S. */
+    /* Block scales run along the dimension that a product sums over. dK, dQ and dV sum over rows: for them, q, k and dO
+       may be given a second time, with blocks along S. */
     TENSOR_ROW(ROLE_INPUT, struct sdpa_bwd_op, q_t, WEFT_ATTR_OPERATION_SDPA_BWD_Q_TDESC_EXT, "q_T",
                .shape = "[B, Hq, Sq, Dqk]", .doc = "q once more, for dK; unset: q"),
     TENSOR_ROW(ROLE_INPUT, struct sdpa_bwd_op, k_t, WEFT_ATTR_OPERATION_SDPA_BWD_K_TDESC_EXT, "k_T",
@@ -326,7 +328,7 @@ static const struct row backward_rows[] = {
                .doc = "what dO_T is multiplied by first"),
 };
 
-/* Every attribute by its own name; methods of cuDNN's names are put together in Python from these. */
+/* Every attribute by its own name; the Python package implements the methods with cuDNN's names on top of these. */
 static const struct method forward_methods[] = {
     {"sdpa_fwd", "attention with every attribute by its name : o = dropout(softmax(mask(scale q k^T + bias))) v", NULL,
      "q k v attn_scale=None attn_scale_value=None bias=None seq_len_q=None seq_len_kv=None "
@@ -342,7 +344,7 @@ static const struct method forward_methods[] = {
     {0},
 };
 
-/* What is required first, then options, each by the key of its row. */
+/* Required arguments first, then options, each by the key of its row. */
 static const struct method backward_methods[] = {
     {"sdpa_bwd", "gradients of sdpa_fwd : dQ = scale dS k, dK = scale dS^T q, dV = P^T dO", NULL,
      "q k v o dO stats attn_scale=None attn_scale_value=None bias=None dBias=None seq_len_q=None seq_len_kv=None "
@@ -362,7 +364,7 @@ static const struct method backward_methods[] = {
 
 /* ---- Checks ------------------------------------------------------------------------------------------------------ */
 
-/* Attributes without an implementation, and what does the same. */
+/* Attributes without an implementation, and the alternative to each. */
 static const struct {
     weftBackendAttributeName_t name;
     const char *instead;
@@ -370,7 +372,7 @@ static const struct {
     {WEFT_ATTR_OPERATION_SDPA_FWD_SOFTMAX_DESC, "Set stats, score_max, score_sum_exp and sink_token here instead"},
 };
 
-/* Before anything else, so that the refusal names the attribute and not what is missing without it. */
+/* Runs before all other checks, so that the error names the attribute and not a consequence of its absence. */
 static weftStatus_t refuse_unserved(const struct descriptor *op) {
     for (size_t i = 0; i < sizeof unserved / sizeof *unserved; i++)
         if (descriptor_row_is_set(op, unserved[i].name))
@@ -379,11 +381,11 @@ static weftStatus_t refuse_unserved(const struct descriptor *op) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Query heads share keys in groups of equal size, each group's heads next to each other. */
+/* Query heads share keys in groups of equal size; the heads of a group are adjacent. */
 static weftStatus_t check_shared_heads(const struct descriptor *op, const struct attention *a, const char *key,
                                        const struct tensor *shared) {
     int64_t heads = a->q->dims.at[1], own = shared->dims.at[1];
-    /* No heads at all fit no heads at all. */
+    /* Zero heads are valid only together with zero heads. */
     if (own ? heads % own != 0 : heads != 0)
         FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
              "%s: q %s has %lld heads, %s %s has %lld. Make the heads of %s divide those of q.", descriptor_label(op),
@@ -391,7 +393,7 @@ static weftStatus_t check_shared_heads(const struct descriptor *op, const struct
     return WEFT_STATUS_SUCCESS;
 }
 
-/* An integer operand of these dims; NULL passes. */
+/* Checks an integer operand of these dims. Accepts NULL. */
 static weftStatus_t check_integers(const struct descriptor *op, const char *key, const struct tensor *tensor,
                                    const int64_t dims[4]) {
     if (!tensor)
@@ -406,13 +408,14 @@ static weftStatus_t check_integers(const struct descriptor *op, const char *key,
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Keys that the table of a batch entry reaches, INT64_MAX where that is more. */
+/* Number of keys that the table of a batch entry reaches, capped at INT64_MAX. */
 static int64_t table_reach(const struct tensor *table, const struct tensor *container) {
     int64_t reach;
     return __builtin_mul_overflow(table->dims.at[2], container->dims.at[2], &reach) ? INT64_MAX : reach;
 }
 
-/* Without a table the tensor's own; with one the pages' reach, the lesser of both where both have one. */
+/* Without a table, the keys of the tensor; with a table, those that it reaches; the smaller number if k and v have
+   tables. */
 int64_t attention_keys(const struct attention *a) {
     if (a->most_keys && attention_is_paged(a))
         return a->most_keys;
@@ -421,14 +424,14 @@ int64_t attention_keys(const struct attention *a) {
     return !a->k_table ? of_k : !a->v_table ? of_v : min64(of_k, of_v);
 }
 
-/* A container of pages and its table, where there is one. */
+/* Checks a container of pages and its table, if it has one. */
 static weftStatus_t check_pages(const struct descriptor *op, const struct attention *a, const char *key,
                                 const struct tensor *container, const char *table_key, const struct tensor *table) {
     if (!table)
         return WEFT_STATUS_SUCCESS;
     int64_t keys = attention_keys(a), size = container->dims.at[2];
     TRY(check_integers(op, table_key, table, (const int64_t[]){a->q->dims.at[0], 1, table->dims.at[2], 1}));
-    /* An entry outside of the container is cut to a page inside: there has to be one. */
+    /* Kernels clamp entries outside of the container to a valid page, so at least one page must exist. */
     if (container->dims.at[0] < 1 || size < 1)
         FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
              "%s: %s is %s, [container, heads, page size, depth], without a page or with empty ones. Give it one page "
@@ -444,14 +447,14 @@ static weftStatus_t check_pages(const struct descriptor *op, const struct attent
         FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
              "%s: %s is %s, of pages of %lld keys: more than 2^31 keys. Set paged_attention_max_seq_len_kv.",
              descriptor_label(op), table_key, tensor_dims_text(table), (long long)size);
-    /* A page beyond the length in use may be anybody's: the length must be known. */
+    /* Pages after the length in use may belong to other sequences, so the length must be known. */
     if (!a->seq_len_kv && !a->cu_seq_len_kv)
         FAIL(WEFT_STATUS_BAD_PARAM, "%s: %s is set, but seq_len_kv is not. Give it, [B, 1, 1, 1] of INT32.",
              descriptor_label(op), table_key);
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Before inference, which takes dims from these. A container of pages has its own leading extents. */
+/* Runs before inference, which uses these dims. A container of pages has leading extents of its own. */
 static weftStatus_t check_operands(const struct descriptor *op, const struct attention *a) {
     const int64_t *q = a->q->dims.at, *k = a->k->dims.at, *v = a->v->dims.at;
     TRY(check_rank(op, "q", a->q, 4, 4));
@@ -459,10 +462,10 @@ static weftStatus_t check_operands(const struct descriptor *op, const struct att
     TRY(check_rank(op, "v", a->v, 4, 4));
     TRY(check_rank(op, "paged_attention_k_table", a->k_table, 4, 4));
     TRY(check_rank(op, "paged_attention_v_table", a->v_table, 4, 4));
-    /* Depth, batch entries and keys of q, k and v agree; a table says the last two instead. */
+    /* Depth, batch size and number of keys of q, k and v must agree; a table determines the latter two instead. */
     bool k_fits = k[3] == q[3] && (a->k_table || (k[0] == q[0] && k[2] == attention_keys(a)));
     bool v_fits = a->v_table || (v[0] == q[0] && v[2] == attention_keys(a));
-    /* With FP8 operands the number is ignored, as cuDNN's frontend does. */
+    /* cuDNN's frontend ignores the number with FP8 operands; so do we. */
     if (a->most_keys && !attention_is_paged(a) && !dtype_is_fp8((weftDataType_t)a->q->type))
         FAIL(WEFT_STATUS_BAD_PARAM,
              "%s: paged_attention_max_seq_len_kv is %lld, but there is no page table. Leave it unset.",
@@ -480,7 +483,7 @@ static weftStatus_t check_operands(const struct descriptor *op, const struct att
     return check_shared_heads(op, a, "v", a->v);
 }
 
-/* A mask leaves nothing to draw. */
+/* With a mask, no random numbers are drawn. */
 static weftStatus_t check_mask_alone(const struct descriptor *op, const struct attention *a) {
     const char *other = a->dropout_probability > 0 ? "dropout_probability"
                         : a->dropout_seed          ? "dropout_seed"
@@ -495,7 +498,7 @@ static weftStatus_t check_mask_alone(const struct descriptor *op, const struct a
     return check_scalar(op, "dropout_scale", a->dropout_scale);
 }
 
-/* A chance needs a seed; an offset may be left unset. */
+/* A probability requires a seed; the offset is optional. */
 static weftStatus_t check_dropout(const struct descriptor *op, const struct attention *a) {
     TRY(check_integers(op, "dropout_seed", a->dropout_seed, NULL));
     TRY(check_integers(op, "dropout_offset", a->dropout_offset, NULL));
@@ -509,12 +512,12 @@ static weftStatus_t check_dropout(const struct descriptor *op, const struct atte
     return WEFT_STATUS_SUCCESS;
 }
 
-/* A number for the whole of a tensor; NULL passes. */
+/* Checks a scale for a whole tensor. Accepts NULL. */
 static weftStatus_t check_one_scale(const struct descriptor *op, const char *key, const struct tensor *scale) {
     return attention_check_scales(op, key, scale, NULL, 0, false);
 }
 
-/* Only scales of blocks may lie in tiles. */
+/* Only block scales may be stored in tiles. */
 static weftStatus_t refuse_tiles(void *context, const struct row *row, struct tensor *tensor) {
     const struct descriptor *op = context;
     if (tensor->reordering != WEFT_TENSOR_REORDERING_NONE && strncmp(row->key, "descale_", 8) != 0)
@@ -524,7 +527,7 @@ static weftStatus_t refuse_tiles(void *context, const struct row *row, struct te
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Running sums of lengths; side: "q" or "kv". */
+/* Checks cumulative lengths; side: "q" or "kv". */
 static weftStatus_t check_sums(const struct descriptor *op, const char *side, const struct attention *a,
                                const struct tensor *lengths, const struct tensor *sums) {
     char key[24];
@@ -536,7 +539,7 @@ static weftStatus_t check_sums(const struct descriptor *op, const char *side, co
     return WEFT_STATUS_SUCCESS;
 }
 
-/* A bit or a byte for each tile of 128 x 128 scores, the last ones short. */
+/* A bit or a byte per tile of 128 x 128 scores; the last tiles may be partial. */
 static weftStatus_t check_block_mask(const struct descriptor *op, const struct attention *a) {
     if (!a->block_mask)
         return WEFT_STATUS_SUCCESS;
@@ -561,10 +564,10 @@ static weftStatus_t check_block_mask(const struct descriptor *op, const struct a
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Checks what forward and backward share; has_value: the scale was set as a number. */
+/* Checks that forward and backward share. has_value: the scale was set as a number. */
 static weftStatus_t check_attention(const struct descriptor *op, const struct attention *a, bool has_value) {
     const int64_t *q = a->q->dims.at;
-    /* Never stored: a tensor of their dims to compare others with. */
+    /* A tensor with the dims of the scores, to compare operands with. It is never stored. */
     struct tensor scores = {.dims = {4, {q[0], q[1], q[2], attention_keys(a)}}};
     TRY(check_broadcasts(op, "bias", a->bias, &scores));
     TRY(check_broadcasts(op, "dropout_mask", a->dropout_mask, &scores));
@@ -577,7 +580,7 @@ static weftStatus_t check_attention(const struct descriptor *op, const struct at
              descriptor_label(op), dtype_of((weftDataType_t)a->bias->type)->name);
     TRY(check_integers(op, "seq_len_q", a->seq_len_q, (const int64_t[]){q[0], 1, 1, 1}));
     TRY(check_integers(op, "seq_len_kv", a->seq_len_kv, (const int64_t[]){q[0], 1, 1, 1}));
-    /* As all operands are seen here, also those that only one of the operations has. */
+    /* This visits all operands, including those that only one of the operations has. */
     TRY(op_each_operand(op, refuse_tiles, (void *)op));
     TRY(attention_check_scales(op, "descale_q", a->descale_q, a->q, 2, true));
     TRY(attention_check_scales(op, "descale_k", a->descale_k, a->k, 3, true));
@@ -586,7 +589,7 @@ static weftStatus_t check_attention(const struct descriptor *op, const struct at
     TRY(check_sums(op, "kv", a, a->seq_len_kv, a->cu_seq_len_kv));
     TRY(check_dims(op, "sink_token", a->sink, 4, (const int64_t[]){1, q[1], 1, 1}));
     TRY(check_scalar(op, "attn_scale", a->scale));
-    /* Which of the two was meant cannot be told. */
+    /* It is ambiguous which of the two the user meant. */
     if (a->scale && has_value)
         FAIL(WEFT_STATUS_BAD_PARAM, "%s: the scale is given twice, as tensor attn_scale and as number %g. Give one.",
              descriptor_label(op), a->scale_value);
@@ -595,19 +598,19 @@ static weftStatus_t check_attention(const struct descriptor *op, const struct at
 
 /* ---- Inference --------------------------------------------------------------------------------------------------- */
 
-/* Statistics keep the bits of the calculation: backward recomputes weights from them. */
+/* Statistics have the precision of the calculation, because backward recomputes the weights from them. */
 static weftDataType_t statistics_type(const struct attention *a) {
     return a->q->type == WEFT_DATA_DOUBLE ? WEFT_DATA_DOUBLE : WEFT_DATA_FLOAT;
 }
 
-/* `last`: the extent behind [B, Hq, Sq]. */
+/* `last`: the extent after [B, Hq, Sq]. */
 static void infer_statistics(struct tensor *tensor, const struct attention *a, int64_t last) {
     tensor_infer_dims(tensor, 4, (const int64_t[]){a->q->dims.at[0], a->q->dims.at[1], a->q->dims.at[2], last});
     tensor_infer_type(tensor, statistics_type(a));
 }
 
-/* A result in the memory order and, when it has memory, the type of `like`; numbers of few bits with scales of blocks
-   are of true values, whose type is `wide`. */
+/* A result has the memory order of `like`, and its type if it is stored. If operands of a narrow type have block
+   scales, results are true values of type `wide`. */
 static void infer_result(struct tensor *tensor, const struct attention *a, const struct tensor *like, int64_t last,
                          int32_t wide) {
     bool has_blocks = a->descale_q && attention_blocks_of(a->descale_q, a->q).are_blocks;
@@ -622,20 +625,20 @@ static void infer_amax(struct tensor *tensor, const struct attention *a) {
     tensor_infer_type(tensor, statistics_type(a));
 }
 
-/* Every result is packed [B, H, S, D], whatever the order of the operands. */
+/* Every result is packed [B, H, S, D], regardless of the order of the operands. */
 static bool cudnn_strides(const struct descriptor *op, const struct tensor *out, struct dims *strides) {
     (void)op;
     *strides = dims_row_major(&out->dims);
     return true;
 }
 
-/* Dims of results follow from q and v once operands are known to fit. */
+/* Dims of results follow from q and v, which have been checked. */
 static weftStatus_t infer_forward(struct descriptor *descriptor) {
     struct sdpa_fwd_op *op = (struct sdpa_fwd_op *)descriptor;
     TRY(refuse_unserved(descriptor));
     TRY(check_operands(descriptor, &op->a));
     infer_result(op->o, &op->a, op->a.q, op->a.v->dims.at[3], WEFT_DATA_BFLOAT16);
-    /* Absent results are left alone by all of these. */
+    /* These functions ignore absent results. */
     infer_statistics(op->stats, &op->a, 1);
     infer_statistics(op->max, &op->a, 1);
     infer_statistics(op->sum_exp, &op->a, 1);
@@ -645,19 +648,19 @@ static weftStatus_t infer_forward(struct descriptor *descriptor) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Everything that must hold of complete operands: what both operations share, then results and scales of the forward
-   one. Absent operands pass. */
+/* All rules for complete operands: those of both operations, then those for results and scales of forward. Absent
+   operands are accepted. */
 static weftStatus_t check_forward(const struct descriptor *descriptor) {
     const struct sdpa_fwd_op *op = (const struct sdpa_fwd_op *)descriptor;
     const int64_t *q = op->a.q->dims.at;
     TRY(check_attention(descriptor, &op->a,
                         descriptor_row_is_set(descriptor, WEFT_ATTR_OPERATION_SDPA_FWD_SCALE_VALUE_EXT)));
-    /* o is as wide as the values; statistics are a number for each query. */
+    /* o has the depth of the values; statistics have one number per query. */
     TRY(check_dims(descriptor, "o", op->o, 4, (const int64_t[]){q[0], q[1], q[2], op->a.v->dims.at[3]}));
     TRY(check_dims(descriptor, "stats", op->stats, 4, (const int64_t[]){q[0], q[1], q[2], 1}));
     TRY(check_dims(descriptor, "score_max", op->max, 4, (const int64_t[]){q[0], q[1], q[2], 1}));
     TRY(check_dims(descriptor, "score_sum_exp", op->sum_exp, 4, (const int64_t[]){q[0], q[1], q[2], 1}));
-    /* What belongs to the softmax or the result as a whole has one number. */
+    /* Scales of the softmax and of the result are single numbers. */
     TRY(check_one_scale(descriptor, "descale_s", op->descale_s));
     TRY(check_one_scale(descriptor, "scale_s", op->scale_s));
     TRY(check_one_scale(descriptor, "scale_o", op->scale_o));
@@ -670,13 +673,13 @@ static weftStatus_t check_forward(const struct descriptor *descriptor) {
                       (const int64_t[]){q[0], q[1], q[2], attention_keys(&op->a)});
 }
 
-/* A gradient of a boolean bias, or of a sink that is not there, is refused here: its dims would be nobody's. */
+/* Rejects gradients of a boolean bias and of an absent sink here, because their dims cannot be inferred. */
 static weftStatus_t infer_backward(struct descriptor *descriptor) {
     struct sdpa_bwd_op *op = (struct sdpa_bwd_op *)descriptor;
     TRY(refuse_unserved(descriptor));
     TRY(check_operands(descriptor, &op->a));
     TRY(score_modifier_infer(&op->a.modifier, descriptor));
-    /* Gradients of FP8 operands with scales of blocks are of o's type, which is wide. */
+    /* Gradients of FP8 operands with block scales have the type of o, which is wide. */
     infer_result(op->dq, &op->a, op->a.q, op->a.q->dims.at[3], op->o->type);
     infer_result(op->dk, &op->a, op->a.k, op->a.k->dims.at[3], op->o->type);
     infer_result(op->dv, &op->a, op->a.v, op->a.v->dims.at[3], op->o->type);
@@ -689,7 +692,7 @@ static weftStatus_t infer_backward(struct descriptor *descriptor) {
     else if (op->dbias)
         FAIL(WEFT_STATUS_BAD_PARAM, "%s: dBias is set, but bias is %s. Leave dBias unset.",
              descriptor_label(descriptor), op->a.bias ? "boolean, which has no gradient" : "not");
-    /* A sink's gradient is as the sink: one number for each head. */
+    /* The gradient of a sink has the dims of the sink: one number per head. */
     if (op->dsink && op->a.sink)
         tensor_infer_like(op->dsink, op->a.sink);
     else if (op->dsink)
@@ -698,7 +701,8 @@ static weftStatus_t infer_backward(struct descriptor *descriptor) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Operands that are given once more, and all scales. NULL passes everywhere, but for scales of what is not given. */
+/* Checks all scales, and the operands that are given a second time. Accepts NULL everywhere, but rejects scales of
+   absent operands. */
 static weftStatus_t check_backward_scales(const struct sdpa_bwd_op *op) {
     const struct descriptor *d = &op->base;
     TRY(check_dims(d, "q_T", op->q_t, 4, op->a.q->dims.at));
@@ -707,7 +711,7 @@ static weftStatus_t check_backward_scales(const struct sdpa_bwd_op *op) {
     TRY(check_dims(d, "dO_f16", op->do_f16, 4, op->d_o->dims.at));
     TRY(attention_check_scales(d, "descale_o", op->descale_o, op->o, 3, true));
     TRY(attention_check_scales(d, "descale_dO", op->descale_do, op->d_o, 3, true));
-    /* Given once more in another layout or type, each with scales of its own. */
+    /* Operands that are given a second time in another layout or type, each with its own scales. */
     const struct {
         const char *key, *scales_key;
         const struct tensor *again, *scales;
@@ -735,17 +739,17 @@ static weftStatus_t check_backward_scales(const struct sdpa_bwd_op *op) {
     return check_scalar(d, "amax_dP", op->amax_dp);
 }
 
-/* The same of the backward operation. Gradients have the dims of what they are gradients of. */
+/* The same for backward. Gradients have the dims of the corresponding operands. */
 static weftStatus_t check_backward(const struct descriptor *descriptor) {
     const struct sdpa_bwd_op *op = (const struct sdpa_bwd_op *)descriptor;
     const int64_t *q = op->a.q->dims.at, *k = op->a.k->dims.at, *v = op->a.v->dims.at;
     TRY(check_attention(descriptor, &op->a,
                         descriptor_row_is_set(descriptor, WEFT_ATTR_OPERATION_SDPA_BWD_SCALE_VALUE_EXT)));
-    /* What forward made has to fit what forward took. */
+    /* Results of the forward pass must match its operands. */
     TRY(check_dims(descriptor, "o", op->o, 4, (const int64_t[]){q[0], q[1], q[2], v[3]}));
     TRY(check_dims(descriptor, "dO", op->d_o, 4, (const int64_t[]){q[0], q[1], q[2], v[3]}));
     TRY(check_dims(descriptor, "stats", op->stats, 4, (const int64_t[]){q[0], q[1], q[2], 1}));
-    /* Backward has no pages: k and v are as they are read. */
+    /* Backward does not support pages: k and v are ordinary tensors. */
     TRY(check_dims(descriptor, "dQ", op->dq, 4, q));
     TRY(check_dims(descriptor, "dK", op->dk, 4, k));
     TRY(check_dims(descriptor, "dV", op->dv, 4, v));
@@ -755,7 +759,7 @@ static weftStatus_t check_backward(const struct descriptor *descriptor) {
     return check_dims(descriptor, "dSink_token", op->dsink, 4, (const int64_t[]){1, q[1], 1, 1});
 }
 
-/* ---- Finalizing: what a score modifier reads is an operand before all else ---- */
+/* ---- Finalizing: the operands of a score modifier are determined before all other checks  */
 
 static weftStatus_t finalize_forward(struct descriptor *descriptor) {
     struct sdpa_fwd_op *op = (struct sdpa_fwd_op *)descriptor;
@@ -775,7 +779,7 @@ static weftStatus_t finalize_backward(struct descriptor *descriptor) {
     return op_finalize(descriptor);
 }
 
-/* Places in the modifier's graph, which no row holds. */
+/* Copies the indices of values in the modifier's graph, which are not attributes. */
 static weftStatus_t copy_forward(struct descriptor *target, const struct descriptor *source) {
     score_modifier_copy(&((struct sdpa_fwd_op *)target)->a.modifier, &((const struct sdpa_fwd_op *)source)->a.modifier);
     return WEFT_STATUS_SUCCESS;
@@ -788,28 +792,28 @@ static weftStatus_t copy_backward(struct descriptor *target, const struct descri
 
 /* ---- The scores -------------------------------------------------------------------------------------------------- */
 
-/* ALiBi's slope of a head: 2^(-8 (i+1) / n) for the first n heads, n the largest power of two, and between these for
-   the others. */
+/* ALiBi's slope of a head: 2^(-8 (i+1) / n) for the first n heads, where n is the largest power of two; the remaining
+   heads get slopes between these. */
 static double alibi_slope(int64_t head, int64_t heads) {
     int64_t power = 1;
     while (power * 2 <= heads)
         power *= 2;
-    /* Between: the odd steps of a series of twice as many heads. */
+    /* Slopes in between: the odd steps of the series for twice as many heads. */
     double step = head < power ? 8.0 * (double)(head + 1) : 4.0 * (double)(2 * (head - power) + 1);
     return exp2(-step / (double)power);
 }
 
-/* One execution: sizes, and the operands that the scores depend on. */
+/* State of one execution: sizes, and the operands that determine the scores. */
 struct run {
     const struct attention *a;
     int64_t batches, heads, rows, columns, depth, value_depth;
     const struct bindings *bindings;
     struct view bias, seq_len_q, seq_len_kv, cu_seq_len_q, cu_seq_len_kv, sink, block_mask, dropout_mask;
-    double scale, growth; /* growth: of kept weights */
+    double scale, growth; /* growth: factor of kept weights */
     uint64_t seed, offset;
 };
 
-/* Without bindings, as for counting scratch, all views are empty and sizes are there all the same. */
+/* Without bindings, as needed to compute the size of scratch memory, all views are empty, but sizes are set. */
 static struct run run_of(const struct attention *a, const struct bindings *bindings) {
     return (struct run){
         .a = a,
@@ -828,7 +832,7 @@ static struct run run_of(const struct attention *a, const struct bindings *bindi
         .sink = view_of(bindings, a->sink),
         .block_mask = view_of(bindings, a->block_mask),
         .dropout_mask = view_of(bindings, a->dropout_mask),
-        /* The tensor wins; check_attention has seen that not both are set. */
+        /* The tensor takes precedence; check_attention rejects operations that set both. */
         .scale = view_scalar(bindings, a->scale, a->scale_value),
         .growth = view_scalar(bindings, a->dropout_scale, attention_growth(a)),
         .seed = (uint64_t)rng_scalar(bindings, a->dropout_seed, 0),
@@ -836,31 +840,31 @@ static struct run run_of(const struct attention *a, const struct bindings *bindi
     };
 }
 
-/* What the scores of one head of one batch depend on. */
+/* Values that determine the scores of one head of one batch entry. */
 struct head {
     int64_t batch, index;
-    /* shift: of the diagonal, in keys; 0 where it begins at the top left. */
+    /* shift: of the diagonal, in keys; 0 if it begins at the top left. */
     int64_t rows_used, columns_used, shift;
     double slope;
     double sink; /* -inf: none */
 };
 
-/* attention_check_indices has refused lengths outside of 0 .. all. */
+/* attention_check_indices has rejected lengths outside of 0 .. all. */
 static int64_t length_in_use(const struct view *lengths, const struct view *sums, int64_t batch, int64_t all) {
     int64_t length = lengths->data ? view_load_int(lengths, (const int64_t[]){batch, 0, 0, 0}) : all;
-    /* Lengths as running sums: the difference of two neighbours. */
+    /* Cumulative lengths: the difference of two adjacent entries. */
     if (sums->data)
         length = view_load_int(sums, (const int64_t[]){batch + 1, 0, 0, 0}) -
                  view_load_int(sums, (const int64_t[]){batch, 0, 0, 0});
     return length;
 }
 
-/* Lengths, the diagonal, ALiBi's slope and the sink of one head; all that a score needs beside its vectors. */
+/* Lengths, diagonal, ALiBi slope and sink of one head: everything that a score needs in addition to its vectors. */
 static struct head head_of(const struct run *run, int64_t batch, int64_t index) {
     struct head head = {.batch = batch, .index = index, .sink = -INFINITY};
     head.rows_used = length_in_use(&run->seq_len_q, &run->cu_seq_len_q, batch, run->rows);
     head.columns_used = length_in_use(&run->seq_len_kv, &run->cu_seq_len_kv, batch, run->columns);
-    /* The last query in use sees the last key in use. */
+    /* BOTTOM_RIGHT aligns the last query in use with the last key in use. */
     if (run->a->alignment == WEFT_DIAGONAL_BOTTOM_RIGHT)
         head.shift = head.columns_used - head.rows_used;
     if (run->a->alibi)
@@ -870,28 +874,27 @@ static struct head head_of(const struct run *run, int64_t batch, int64_t index) 
     return head;
 }
 
-/* Whether the block mask has the tile of a score. */
+/* True if the block mask includes the tile of a score. */
 static bool keeps_tile(const struct run *run, const struct head *head, int64_t row, int64_t column) {
     if (!run->block_mask.data)
         return true;
-    /* Eight tiles of keys a byte, the first in the lowest bit. */
+    /* Eight key tiles per byte; the first one is the lowest bit. */
     int64_t tile = column / ATTENTION_MASK_TILE, bits = attention_mask_has_bits(run->a) ? 8 : 1;
     int64_t byte = view_load_int(&run->block_mask,
                                  (const int64_t[]){head->batch, head->index, row / ATTENTION_MASK_TILE, tile / bits});
     return bits == 1 ? byte != 0 : byte >> tile % 8 & 1;
 }
 
-/* The score of key `column` (its vector is k) for query `row`; -inf when it is not seen. product: scale q k, before the
-   score modifier. Order matters: a key that is not seen is not multiplied, so that what lies there, NaN too, does not
-   count. */
+/* The score of key `column` (with the vector k) for query `row`; -inf if the key is hidden. product: scale q k, before
+   the score modifier. The order matters: hidden keys are not multiplied, so that NaN in their memory has no effect. */
 static double score(const struct run *run, const struct head *head, const double *q, const double *k, int64_t row,
                     int64_t column, double *product) {
-    /* Bounds of 2^60 and rows and columns below 2^44: sums stay in 64 bits. */
+    /* Bounds are at most 2^60, rows and columns are below 2^44: the sums fit into 64 bits. */
     bool seen = row < head->rows_used && column < head->columns_used &&
                 column <= row + head->shift + run->a->right_bound && column > row + head->shift - run->a->left_bound;
     if (!seen || !keeps_tile(run, head, row, column))
         return -INFINITY;
-    /* A boolean bias hides as a bias of -inf does, before the product. */
+    /* A boolean bias hides like a bias of -inf, before the product is computed. */
     double bias = 0;
     if (run->bias.data) {
         bias = view_load(&run->bias, (const int64_t[]){head->batch, head->index, row, column});
@@ -907,21 +910,21 @@ static double score(const struct run *run, const struct head *head, const double
     if (run->a->modifier.graph)
         modified = score_modifier_apply(&run->a->modifier, run->bindings,
                                         (const int64_t[]){head->batch, head->index, row, column}, *product);
-    /* A modifier's -inf hides; adding to it could make NaN of it. */
+    /* If the modifier returns -inf, the key is hidden. Adding a bias could turn -inf into NaN. */
     return modified == -INFINITY ? modified : modified + bias + head->slope * (double)(column - row);
 }
 
-/* Whether what is drawn keeps a weight. One call of Philox gives four words, for four keys of a row that stand side by
-   side; the upper 24 bits of one decide. */
+/* True if random numbers keep a weight. One call of Philox yields four words, for four adjacent keys of a row; the
+   upper 24 bits of a word decide. */
 static bool draws(const struct run *run, const struct head *head, int64_t row, int64_t column) {
-    /* The row of [B, Hq, Sq, Skv] whose element this weight is, as the rng operation counts rows. */
+    /* The row of [B, Hq, Sq, Skv] that contains this weight, in the numbering of the rng operation. */
     uint64_t line = (uint64_t)((head->batch * run->heads + head->index) * run->rows + row);
     uint64_t block = philox_index(line, (uint64_t)column, (uint64_t)run->columns);
     unsigned word = philox_words(run->seed, run->offset, block).word[column % 4];
     return word >> 8 < philox_threshold(1 - run->a->dropout_probability);
 }
 
-/* What dropout multiplies a weight by. */
+/* The factor by which dropout multiplies a weight. */
 static double kept(const struct run *run, const struct head *head, int64_t row, int64_t column) {
     if (run->dropout_mask.data) {
         const int64_t index[] = {head->batch, head->index, row, column};
@@ -930,33 +933,33 @@ static double kept(const struct run *run, const struct head *head, int64_t row, 
     return !attention_draws(run->a) ? 1 : draws(run, head, row, column) ? run->growth : 0;
 }
 
-/* An operand, of which index {batch, ..} finds the entry where the tensor's ragged offset says, if it has one. The
-   usual offset of the entry is taken off, as view_load adds it. */
+/* A view of an operand whose indices {batch, ..} refer to the entry at the tensor's ragged offset, if it has one.
+   Subtracts the regular offset of the entry, because view_load adds it. */
 static struct view entry_of(const struct bindings *bindings, const struct tensor *tensor, int64_t batch) {
     struct view view = view_of(bindings, tensor);
     if (!view.data || !tensor->ragged_offset)
-        return view; /* also of an absent tensor */
+        return view; /* also for an absent tensor */
     struct view offsets = view_of(bindings, tensor->ragged_offset);
     int64_t offset = view_load_int(&offsets, (const int64_t[]){batch, 0, 0, 0}) * tensor->ragged_multiplier;
     int64_t usual = view.dims[0] == 1 ? 0 : batch * view.strides[0];
-    /* Types of ragged tensors have whole bytes. The pointer may leave the tensor meanwhile: only in-range offsets come
-       of it. */
+    /* Ragged tensors have types of whole bytes. The pointer may be outside of the tensor, but all accesses are
+       inside. */
     view.data = (char *)view.data + dtype_bytes(view.type, 1) * (offset - usual);
     return view;
 }
 
-/* Rows of a result that are there: beyond those in use, ragged ones belong to others. */
+/* Number of rows of a result that exist: rows after those in use belong to other entries if the tensor is ragged. */
 static int64_t rows_of(const struct tensor *tensor, int64_t used) {
     return tensor && tensor->ragged_offset ? min64(used, tensor->dims.at[2]) : INT64_MAX;
 }
 
-/* Scales of an operand; without memory they are 1. */
+/* Scales of an operand; all scales are 1 if it has no memory. */
 struct scales_view {
     struct view memory;
     struct attention_blocks blocks;
 };
 
-/* NULL scales give a view without memory. */
+/* Returns a view without memory for NULL. */
 static struct scales_view scales_of(const struct bindings *bindings, const struct tensor *scales,
                                     const struct tensor *operand) {
     struct scales_view view = {.memory = view_of(bindings, scales)};
@@ -965,7 +968,7 @@ static struct scales_view scales_of(const struct bindings *bindings, const struc
     return view;
 }
 
-/* `index` is the element's own, [b, h, s, d]; blocks find its scale. */
+/* `index` is that of the element, [b, h, s, d]; the blocks determine its scale. */
 static double scale_at(const struct scales_view *scales, const int64_t index[4]) {
     if (!scales->memory.data)
         return 1;
@@ -973,7 +976,8 @@ static double scale_at(const struct scales_view *scales, const int64_t index[4])
                       attention_scale_offset(&scales->memory, &scales->blocks, index));
 }
 
-/* Copies one head of a [B, H, S, D] operand, times its scales, into rows of doubles; those beyond `used` are 0. */
+/* Copies one head of a [B, H, S, D] operand, multiplied by its scales, into rows of doubles; rows from `used` on are
+   0. */
 static void load_scaled_head(double *to, const struct view *from, const struct scales_view *scales, int64_t batch,
                              int64_t head, int64_t used) {
     for (int64_t s = 0; s < from->dims[2]; s++)
@@ -983,15 +987,15 @@ static void load_scaled_head(double *to, const struct view *from, const struct s
         }
 }
 
-/* Points the index of a key, or a value, into the page that a table names. */
+/* Translates the index of a key or value into its position in the page that a table assigns. */
 static void find_page(int64_t *index, const struct view *container, const struct view *table) {
     int64_t size = container->dims[2], key = index[2];
-    /* Tables are [B, 1, pages, 1]: one for all heads of a batch entry. */
+    /* Tables are [B, 1, pages, 1]: one per batch entry, for all heads. */
     index[0] = view_load_int(table, (const int64_t[]){index[0], 0, key / size, 0});
     index[2] = key % size;
 }
 
-/* Keys or values: memory, what that is multiplied by, and the table of its pages. */
+/* Keys or values: memory, scales, and page table. */
 struct keys_view {
     struct view memory, table;
     struct scales_view scales;
@@ -1002,10 +1006,10 @@ static struct keys_view keys_of(const struct bindings *bindings, const struct te
     return (struct keys_view){view_of(bindings, keys), view_of(bindings, table), scales_of(bindings, scales, keys)};
 }
 
-/* Those in use of a head into rows of doubles. */
+/* Copies the keys in use of one head into rows of doubles. */
 static void load_keys(double *to, const struct keys_view *keys, const struct head *head, int64_t heads) {
     const struct view *from = &keys->memory;
-    /* Keys beyond those in use are left as they were: no score reads them. */
+    /* Rows after those in use are not written: no score reads them. */
     int64_t shared = attention_shared_head(head->index, heads, from->dims[1]);
     for (int64_t key = 0; key < head->columns_used; key++) {
         int64_t index[] = {head->batch, shared, key, 0};
@@ -1016,7 +1020,7 @@ static void load_keys(double *to, const struct keys_view *keys, const struct hea
     }
 }
 
-/* rows: that are there. */
+/* rows: the number that exists. */
 static void store_head(const struct view *to, int64_t rows, int64_t batch, int64_t head, const double *from) {
     for (int64_t s = 0; to->data && s < min64(rows, to->dims[2]); s++)
         for (int64_t d = 0; d < to->dims[3]; d++)
@@ -1025,14 +1029,14 @@ static void store_head(const struct view *to, int64_t rows, int64_t batch, int64
 
 static void clear(double *numbers, int64_t count) { memset(numbers, 0, (size_t)count * sizeof *numbers); }
 
-/* Hands out arrays of a block of doubles; without a block it only counts. A block is never empty, so that all arrays
-   have an address. */
+/* Assigns arrays within a block of doubles, or only counts without a block. A block is never empty, so all arrays have
+   an address. */
 struct cursor {
     double *block;
     int64_t used;
 };
 
-/* Sizes are counted by the same code that lays arrays out, so that the two agree. */
+/* The same code counts sizes and assigns arrays, so that the two agree. */
 static double *take(struct cursor *cursor, int64_t count) {
     double *array = cursor->block ? cursor->block + cursor->used : NULL;
     cursor->used += count;
@@ -1046,7 +1050,7 @@ struct forward_scratch {
     double *weights;       /* of one row */
 };
 
-/* Doubles that a run needs, and, with a block, where each array lies. */
+/* Number of doubles that an execution needs; with a block, also sets the address of each array. */
 static int64_t lay_out_forward(const struct sdpa_fwd_op *op, double *block, struct forward_scratch *scratch) {
     struct run run = run_of(&op->a, &(struct bindings){0});
     struct cursor cursor = {.block = block};
@@ -1063,13 +1067,13 @@ static int64_t forward_scratch_bytes(const struct descriptor *descriptor) {
     return lay_out_forward((const struct sdpa_fwd_op *)descriptor, NULL, &scratch) * (int64_t)sizeof(double);
 }
 
-/* Fills one row's weights e^(score - max), 0 for keys that are not seen; gives max and the sum, sink included. Around
-   the maximum, so that no exponential overflows; a row without keys and sink has max -inf and sum 0. */
+/* Computes one row's weights exp(score - max), 0 for hidden keys, their maximum and their sum, including the sink.
+   Subtracting the maximum avoids overflow. A row without keys and without a sink has the maximum -inf and the sum 0. */
 static void weigh_row(const struct run *run, const struct head *head, const struct forward_scratch *scratch,
                       int64_t row, double *max, double *sum) {
     const double *q = scratch->q + row * run->depth;
     double *weights = scratch->weights;
-    /* A query beyond those in use has no sink either: its row is 0. */
+    /* Queries after those in use have no sink either: their rows are 0. */
     double sink = row < head->rows_used ? head->sink : -INFINITY;
     *max = sink;
     for (int64_t j = 0; j < run->columns; j++) {
@@ -1079,7 +1083,7 @@ static void weigh_row(const struct run *run, const struct head *head, const stru
     }
     *sum = sink == -INFINITY ? 0 : exp(sink - *max);
     for (int64_t j = 0; j < run->columns; j++) {
-        /* Twice over the keys: no exponential is taken before the maximum is known. */
+        /* A second loop over the keys, because the exponentials need the maximum. */
         weights[j] = weights[j] == -INFINITY ? 0 : exp(weights[j] - *max);
         *sum += weights[j];
     }
@@ -1091,11 +1095,11 @@ struct forward_views {
     struct keys_view k, v;
     struct scales_view descale_q;
     struct view q, o, stats, max, sum_exp, dump;
-    double weight_scale, scale_o; /* weight_scale: of the softmax, there and back */
+    double weight_scale, scale_o; /* weight_scale: scale and descale of the softmax, multiplied */
     double amax_s, amax_o;
 };
 
-/* Entries that may be ragged are found for each batch entry, later. */
+/* Views of ragged operands are set later, per batch entry. */
 static struct forward_views forward_views_of(const struct sdpa_fwd_op *op, const struct bindings *bindings) {
     return (struct forward_views){
         .op = op,
@@ -1108,7 +1112,7 @@ static struct forward_views forward_views_of(const struct sdpa_fwd_op *op, const
     };
 }
 
-/* Points the views of what may be ragged at a batch entry. */
+/* Sets the views of operands that may be ragged to one batch entry. */
 static void find_entries(struct forward_views *views, const struct bindings *bindings, int64_t batch) {
     const struct sdpa_fwd_op *op = views->op;
     views->q = entry_of(bindings, op->a.q, batch);
@@ -1122,35 +1126,36 @@ static void find_entries(struct forward_views *views, const struct bindings *bin
     views->sum_exp = entry_of(bindings, op->sum_exp, batch);
 }
 
-/* A statistic of a row, where it is wanted and has a place. */
+/* Stores a statistic of a row if it is requested and the row exists. */
 static void store_statistic(const struct view *to, const struct tensor *tensor, const int64_t index[4], int64_t used,
                             double value) {
     if (index[2] < rows_of(tensor, used))
         view_store_if(to, index, value);
 }
 
-/* One row of o, from its weights. */
+/* Computes one row of o from its weights. */
 static void add_values(const struct run *run, const struct head *head, struct forward_views *views,
                        const struct forward_scratch *scratch, int64_t row, double sum) {
     double *o = scratch->o + row * run->value_depth;
     for (int64_t j = 0; j < run->columns; j++) {
-        /* Keys of weight 0 are skipped: the value of one that is not seen may be NaN. */
+        /* Keys of weight 0 are skipped, because the value of a hidden key may be NaN. */
         double weight = scratch->weights[j] == 0 ? 0 : scratch->weights[j] / sum * kept(run, head, row, j);
         views->amax_s = weight > views->amax_s ? weight : views->amax_s;
         for (int64_t d = 0; d < run->value_depth && weight != 0; d++)
             o[d] += weight * views->weight_scale * scratch->v[j * run->value_depth + d];
-        /* 1 where dropout keeps a weight, whether the key is seen or not. */
+        /* 1 if dropout keeps the weight, even if the key is hidden. */
         if (views->dump.data)
             view_store(&views->dump, (const int64_t[]){head->batch, head->index, row, j}, draws(run, head, row, j));
     }
-    /* The largest magnitude is told before scale_o, as that is to be chosen by it. */
+    /* amax is taken before scale_o, because the next scale_o is computed from it. */
     for (int64_t d = 0; d < run->value_depth; d++) {
         views->amax_o = fabs(o[d]) > views->amax_o ? fabs(o[d]) : views->amax_o;
         o[d] *= views->scale_o;
     }
 }
 
-/* One head: its operands as doubles with their scales, then each row's weights, statistics and result. */
+/* Computes one head: loads operands as doubles with their scales, then computes each row's weights, statistics and
+   result. */
 static void forward_head(const struct run *run, const struct head *head, struct forward_views *views,
                          const struct forward_scratch *scratch) {
     const struct sdpa_fwd_op *op = views->op;
@@ -1162,7 +1167,7 @@ static void forward_head(const struct run *run, const struct head *head, struct 
         double row_max, row_sum;
         const int64_t index[] = {head->batch, head->index, i, 0};
         weigh_row(run, head, scratch, i, &row_max, &row_sum);
-        /* ln 0 for a row without weight, said outright. */
+        /* Avoids log(0) for a row without weight. */
         double total = row_sum == 0 ? -INFINITY : row_max + log(row_sum);
         store_statistic(&views->max, op->max, index, head->rows_used, row_max);
         store_statistic(&views->sum_exp, op->sum_exp, index, head->rows_used, row_sum);
@@ -1172,7 +1177,7 @@ static void forward_head(const struct run *run, const struct head *head, struct 
     store_head(&views->o, rows_of(op->o, head->rows_used), head->batch, head->index, scratch->o);
 }
 
-/* One head after the other, in scratch that all of them share. */
+/* Computes the heads in sequence; they share the scratch memory. */
 static void forward(const struct descriptor *descriptor, const struct bindings *bindings) {
     const struct sdpa_fwd_op *op = (const struct sdpa_fwd_op *)descriptor;
     struct run run = run_of(&op->a, bindings);
@@ -1180,13 +1185,13 @@ static void forward(const struct descriptor *descriptor, const struct bindings *
     struct forward_scratch scratch;
     lay_out_forward(op, bindings->scratch, &scratch);
     for (int64_t at = 0; at < run.batches * run.heads; at++) {
-        /* Heads of a batch entry come one after the other. */
+        /* Heads are the inner index, batch entries the outer one. */
         struct head head = head_of(&run, at / run.heads, at % run.heads);
         find_entries(&views, bindings, head.batch);
         forward_head(&run, &head, &views, &scratch);
     }
     struct view amax_s = view_of(bindings, op->amax_s), amax_o = view_of(bindings, op->amax_o);
-    /* Over all heads and rows: one number for a run. */
+    /* The maxima over all heads and rows: one number per execution. */
     view_store_if(&amax_s, (const int64_t[]){0, 0, 0, 0}, views.amax_s);
     view_store_if(&amax_o, (const int64_t[]){0, 0, 0, 0}, views.amax_o);
 }
@@ -1195,7 +1200,7 @@ static double score_count(const struct attention *a) {
     return (double)a->q->dims.at[0] * (double)a->q->dims.at[1] * (double)a->q->dims.at[2] * (double)attention_keys(a);
 }
 
-/* Two products of depth Dqk and Dv for each score, masks apart. */
+/* Two products, of depth Dqk and Dv, for each score; masks are ignored. */
 static double forward_flops(const struct descriptor *descriptor) {
     const struct attention *a = &((const struct sdpa_fwd_op *)descriptor)->a;
     return 2 * score_count(a) * (double)(a->q->dims.at[3] + a->v->dims.at[3]);
@@ -1228,20 +1233,21 @@ const struct op sdpa_fwd_op = {
 
 /* ---- Backward ---------------------------------------------------------------------------------------------------- */
 
-/* In doubles; rows one after the other. */
+/* Arrays of doubles, row by row. */
 struct backward_scratch {
     double *q, *k, *v, *o, *d_o, *stats, *dq;             /* of one query head */
     double *dk, *dv;                                      /* of the key and value head that it uses */
-    double *dbias, *dsink;                                /* of everything, packed */
-    double *q_for_dk, *k_for_dq, *d_o_for_dv, *d_o_for_o; /* q, k and dO, or what is given once more */
+    double *dbias, *dsink;                                /* of the whole tensor, packed */
+    double *q_for_dk, *k_for_dq, *d_o_for_dv, *d_o_for_o; /* q, k and dO, or the copies given for these products */
     double *dmodifier[SCORE_MODIFIER_GRADIENTS_MAX];
 };
 
-/* As lay_out_forward. dK and dV stay over the query heads of a group, sums of everything over the whole run. */
+/* Like lay_out_forward. dK and dV are accumulated over the query heads of a group, the other sums over the whole
+   execution. */
 static int64_t lay_out_backward(const struct sdpa_bwd_op *op, double *block, struct backward_scratch *scratch) {
     struct run run = run_of(&op->a, &(struct bindings){0});
     struct cursor cursor = {.block = block};
-    /* Doubles of one head's queries, keys and result. */
+    /* Number of doubles of one head's queries, keys and result. */
     int64_t q = run.rows * run.depth, k = run.columns * run.depth, o = run.rows * run.value_depth;
     scratch->q = take(&cursor, q);
     scratch->k = take(&cursor, k);
@@ -1252,10 +1258,10 @@ static int64_t lay_out_backward(const struct sdpa_bwd_op *op, double *block, str
     scratch->dq = take(&cursor, q);
     scratch->dk = take(&cursor, k);
     scratch->dv = take(&cursor, run.columns * run.value_depth);
-    /* A bias that has no gradient takes no room; dsink is there always, as it is small. */
+    /* Without a gradient of the bias no memory is needed. dsink is small, so it is always allocated. */
     scratch->dbias = take(&cursor, op->dbias ? tensor_elements(op->dbias) : 0);
     scratch->dsink = take(&cursor, run.heads);
-    /* Operands that are not given once more are the first ones. */
+    /* Operands without a second copy use the first one. */
     scratch->q_for_dk = op->q_t ? take(&cursor, q) : scratch->q;
     scratch->k_for_dq = op->k_t ? take(&cursor, k) : scratch->k;
     scratch->d_o_for_dv = op->do_t ? take(&cursor, o) : scratch->d_o;
@@ -1271,7 +1277,7 @@ static int64_t backward_scratch_bytes(const struct descriptor *descriptor) {
     return lay_out_backward((const struct sdpa_bwd_op *)descriptor, NULL, &scratch) * (int64_t)sizeof(double);
 }
 
-/* Where a score's gradient goes in that of an operand, packed, with extents of 1 shared. */
+/* Offset of a score's gradient in the packed gradient of an operand; extents of 1 broadcast. */
 static int64_t shared_place(const struct dims *dims, const int64_t *index) {
     int64_t place = 0;
     for (int64_t i = 0; i < dims->count; i++)
@@ -1279,29 +1285,30 @@ static int64_t shared_place(const struct dims *dims, const int64_t *index) {
     return place;
 }
 
-/* Takes a score's gradient through the score modifier, and adds what it gives to the gradients of its operands. */
+/* Propagates a score's gradient through the score modifier, and accumulates the gradients of its operands. */
 static double carry_back(const struct attention *a, const struct run *run, const struct backward_scratch *scratch,
                          const int64_t index[4], double product, double ds) {
     const struct score_modifier *modifier = &a->modifier;
     if (!modifier->graph)
         return ds;
     for (int64_t i = 0; i < modifier->gradients.count; i++)
-        /* Through each operand's own derivative, from the gradient behind the modifier. */
+        /* Each operand has a derivative of its own, applied to the gradient of the modified score. */
         scratch->dmodifier[i][shared_place(&modifier->gradients.tensors[i]->dims, index)] +=
             score_modifier_carry_to(modifier, i, run->bindings, index, product, ds);
     return score_modifier_carry(modifier, run->bindings, index, product, ds);
 }
 
-/* e^(score - stats). The statistics are at least the score; rounded, they may be less. */
+/* exp(score - stats). Mathematically stats >= score, but rounding may reverse this; the result is clamped to 1. */
 static double probability(double score, double stats) { return score > stats ? 1 : exp(score - stats); }
 
-/* A number that becomes a factor: times a scale, in the type that it has there, and times what undoes the scale. */
+/* Conversion of a number to an operand of a product: multiplied by a scale, rounded to a type, and multiplied by the
+   inverse of the scale. */
 struct factor {
     double scale, descale;
-    int32_t type; /* TENSOR_NO_TYPE: as it is */
+    int32_t type; /* TENSOR_NO_TYPE: not rounded */
 };
 
-/* Rounds as a store into the factor's type does, saturation included. */
+/* Rounds like a store into the operand's type, including saturation. */
 static double as_factor(const struct factor *factor, double number) {
     double scaled = number * factor->scale, stored[1];
     if (factor->type == TENSOR_NO_TYPE)
@@ -1310,14 +1317,14 @@ static double as_factor(const struct factor *factor, double number) {
     return dtype_load((weftDataType_t)factor->type, stored, 0) * factor->descale;
 }
 
-/* What scales do to the gradients of one execution, and the largest magnitudes that they had. */
+/* Scales of the gradients in one execution, and their largest magnitudes. */
 struct backward_scales {
     struct factor weight, ds;
     double scale_dq, scale_dk, scale_dv;
     double amax_dq, amax_dk, amax_dv, amax_dp;
 };
 
-/* Absent scales are 1. The largest magnitudes begin at 0. */
+/* Absent scales are 1. Magnitudes start at 0. */
 static struct backward_scales backward_scales_of(const struct sdpa_bwd_op *op, const struct bindings *bindings) {
     return (struct backward_scales){
         .weight = {view_scalar(bindings, op->scale_s, 1), view_scalar(bindings, op->descale_s, 1),
@@ -1334,7 +1341,7 @@ static void note_largest(double *largest, double number) {
     *largest = fabs(number) > *largest ? fabs(number) : *largest;
 }
 
-/* The sum of a row's P dP: from o, with one product for the row, or from all of its weights. */
+/* The row sum of P dP: from o, with one product for the row, or from all of its weights. */
 static double sum_of_row(const struct sdpa_bwd_op *op, const struct run *run, const struct head *head,
                          const struct backward_scratch *scratch, int64_t row) {
     int64_t o_at = row * run->value_depth;
@@ -1362,38 +1369,38 @@ static double sum_of_row(const struct sdpa_bwd_op *op, const struct run *run, co
                                                       : by_o;
 }
 
-/* Adds what one row gives to all gradients: dS = P (dP - sum of P dP). */
+/* Accumulates the contribution of one row to all gradients: dS = P (dP - row sum of P dP). */
 static void backward_row(const struct sdpa_bwd_op *op, const struct run *run, const struct head *head,
                          const struct backward_scratch *scratch, struct backward_scales *scales, int64_t row) {
     int64_t q_at = row * run->depth, o_at = row * run->value_depth;
     double stats = scratch->stats[row], mean = sum_of_row(op, run, head, scratch, row);
-    /* The sink has a weight and no value: its gradient is that of a score whose dP is 0. */
+    /* The sink has a weight but no value: its gradient is that of a score with dP = 0. */
     if (head->sink != -INFINITY)
         scratch->dsink[head->index] -= probability(head->sink, stats) * mean;
     for (int64_t j = 0; j < run->columns; j++) {
         int64_t k_at = j * run->depth, v_at = j * run->value_depth;
         const int64_t index[] = {head->batch, head->index, row, j};
         double scaled, s = score(run, head, scratch->q + q_at, scratch->k + k_at, row, j, &scaled);
-        /* A key that is not seen has no weight, and what lies there is not read. */
+        /* A hidden key has no weight, and its memory is not read. */
         if (s == -INFINITY)
             continue;
         double weight = probability(s, stats), factor = kept(run, head, row, j), product = 0;
-        /* P as a factor of dV: in q's type where that is FP8. */
+        /* P as an operand of dV is rounded to q's type if that is FP8. */
         double weight_factor = as_factor(&scales->weight, weight * factor);
         for (int64_t d = 0; d < run->value_depth; d++) {
             product += scratch->d_o[o_at + d] * scratch->v[v_at + d];
             scratch->dv[v_at + d] += weight_factor * scratch->d_o_for_dv[o_at + d];
         }
-        /* The bias is added behind the modifier: its gradient is taken before it. */
+        /* The bias is added after the modifier, so its gradient is taken before the modifier's. */
         double ds = weight * (factor * product - mean);
         if (op->dbias)
-            /* A bias that broadcasts gets the sum over what shares its element. */
+            /* The gradient of a bias that broadcasts is summed over the scores that share an element. */
             scratch->dbias[shared_place(&op->dbias->dims, index)] += ds;
-        /* From here on dS is the gradient of q k^T. */
+        /* From here on, ds is the gradient of q k^T. */
         ds = run->scale * carry_back(&op->a, run, scratch, index, scaled, ds);
         note_largest(&scales->amax_dp, ds);
         ds = as_factor(&scales->ds, ds);
-        /* dQ = dS k and dK = dS^T q, one product of vectors for each score. */
+        /* dQ = dS k and dK = dS^T q: each score multiplies one vector of each. */
         for (int64_t d = 0; d < run->depth; d++) {
             scratch->dq[q_at + d] += ds * scratch->k_for_dq[k_at + d];
             scratch->dk[k_at + d] += ds * scratch->q_for_dk[q_at + d];
@@ -1401,7 +1408,7 @@ static void backward_row(const struct sdpa_bwd_op *op, const struct run *run, co
     }
 }
 
-/* Loads what the gradients of one query head are made of. */
+/* Loads the operands that the gradients of one query head depend on. */
 static void load_backward_head(const struct sdpa_bwd_op *op, const struct run *run, const struct head *head,
                                const struct backward_scratch *scratch) {
     const struct {
@@ -1421,7 +1428,7 @@ static void load_backward_head(const struct sdpa_bwd_op *op, const struct run *r
         {op->do_f16, NULL, scratch->d_o_for_o, false},
     };
     for (size_t i = 0; i < sizeof operands / sizeof *operands; i++) {
-        /* What is absent is passed over, and its array is another one's: lay_out_backward says whose. */
+        /* Skips absent operands, whose array is an alias of another one: see lay_out_backward. */
         if (!operands[i].tensor)
             continue;
         struct view view = entry_of(run->bindings, operands[i].tensor, head->batch);
@@ -1432,24 +1439,24 @@ static void load_backward_head(const struct sdpa_bwd_op *op, const struct run *r
     }
 }
 
-/* Stores one head of a gradient, which is as large as `count` numbers, times its scale. */
+/* Stores one head of a gradient with `count` numbers, multiplied by its scale. */
 static void store_gradient(const struct run *run, const struct tensor *tensor, const struct head *head, int64_t used,
                            const double *from, int64_t count, double scale, double *largest) {
     struct view view = entry_of(run->bindings, tensor, head->batch);
     int64_t shared = attention_shared_head(head->index, run->heads, tensor->dims.at[1]);
     int64_t rows = min64(rows_of(tensor, used), tensor->dims.at[2]), columns = tensor->dims.at[3];
-    /* Largest before the scale, as the next step's scale is made of it. */
+    /* amax is taken before the scale, because the next step's scale is computed from it. */
     for (int64_t i = 0; i < count; i++)
         note_largest(largest, from[i]);
     for (int64_t i = 0; view.data && i < rows * columns; i++)
         view_store(&view, (const int64_t[]){head->batch, shared, i / columns, i % columns}, from[i] * scale);
 }
 
-/* Of keys and values the last query head of a group has the sum. Heads that share a key are visited one after the
-   other. */
+/* For keys and values, only the last query head of a group stores the sum. Heads that share a key are processed in
+   sequence. */
 static void store_gradients(const struct sdpa_bwd_op *op, const struct run *run, const struct head *head,
                             const struct backward_scratch *scratch, struct backward_scales *scales) {
-    /* How many query heads share one key head, and one value head. */
+    /* Number of query heads per key head, and per value head. */
     int64_t key_share = run->heads / op->a.k->dims.at[1], value_share = run->heads / op->a.v->dims.at[1];
     store_gradient(run, op->dq, head, head->rows_used, scratch->dq, run->rows * run->depth, scales->scale_dq,
                    &scales->amax_dq);
@@ -1461,7 +1468,7 @@ static void store_gradients(const struct sdpa_bwd_op *op, const struct run *run,
                        scales->scale_dv, &scales->amax_dv);
 }
 
-/* Numbers as they are packed, into a tensor of any strides; an absent one is passed over. */
+/* Stores packed numbers into a tensor with any strides; ignores absent tensors. */
 static void store_all(const struct view *to, const double *from) {
     int64_t index[WEFT_DIM_MAX];
     for (bool more = to->data && index_begin(index, to->rank, to->dims); more;
@@ -1469,7 +1476,7 @@ static void store_all(const struct view *to, const double *from) {
         view_store(to, index, *from++);
 }
 
-/* Gradients that are summed over heads, or over batch entries. */
+/* Clears gradients that are summed over heads or over batch entries. */
 static void clear_sums(const struct sdpa_bwd_op *op, const struct run *run, const struct backward_scratch *scratch) {
     clear(scratch->dbias, op->dbias ? tensor_elements(op->dbias) : 0);
     clear(scratch->dsink, run->heads);
@@ -1477,7 +1484,7 @@ static void clear_sums(const struct sdpa_bwd_op *op, const struct run *run, cons
         clear(scratch->dmodifier[i], tensor_elements(op->a.modifier.gradients.tensors[i]));
 }
 
-/* Once, when all heads have added to them. */
+/* Called once, after all heads have been added. */
 static void store_sums(const struct sdpa_bwd_op *op, const struct bindings *bindings,
                        const struct backward_scratch *scratch, const struct backward_scales *scales) {
     struct view dbias = view_of(bindings, op->dbias), dsink = view_of(bindings, op->dsink);
@@ -1495,7 +1502,7 @@ static void store_sums(const struct sdpa_bwd_op *op, const struct bindings *bind
     }
 }
 
-/* Query heads of a group come one after the other, so that dK and dV of the head that they share are summed in
+/* Query heads of a group are processed in sequence, so that dK and dV of the head that they share accumulate in
    place. */
 static void backward(const struct descriptor *descriptor, const struct bindings *bindings) {
     const struct sdpa_bwd_op *op = (const struct sdpa_bwd_op *)descriptor;
@@ -1508,13 +1515,13 @@ static void backward(const struct descriptor *descriptor, const struct bindings 
         struct head head = head_of(&run, at / run.heads, at % run.heads);
         load_backward_head(op, &run, &head, &scratch);
         clear(scratch.dq, run.rows * run.depth);
-        /* The first of the query heads that share a key head begins its sums. */
+        /* The first query head of a group clears the sums of the shared head. */
         if (head.index % (run.heads / op->a.k->dims.at[1]) == 0)
             clear(scratch.dk, run.columns * run.depth);
         if (head.index % (run.heads / op->a.v->dims.at[1]) == 0)
             clear(scratch.dv, run.columns * run.value_depth);
         for (int64_t i = 0; i < head.rows_used; i++)
-            /* Rows that saw no key have no gradient. */
+            /* Rows without visible keys have no gradient. */
             if (scratch.stats[i] != -INFINITY)
                 backward_row(op, &run, &head, &scratch, &scales, i);
         store_gradients(op, &run, &head, &scratch, &scales);

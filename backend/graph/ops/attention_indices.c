@@ -7,7 +7,8 @@
 
 /* ---- Operands that may be ragged ---- */
 
-/* By the keys of their rows, which both operations share. Statistics and results are ragged as queries are. */
+/* By the keys of their rows, which are the same in both operations. Statistics and results are ragged if queries
+   are. */
 static const struct {
     const char *key;
     bool has_keys, is_table;
@@ -32,7 +33,7 @@ static const struct {
 };
 _Static_assert(sizeof ragged_keys / sizeof *ragged_keys <= ATTENTION_RAGGED_MAX, "lists have room for all");
 
-/* The index of a row's key in the table above, or -1. */
+/* Index in the table above for a row's key, or -1. */
 static int find_ragged_key(const struct row *row) {
     for (int i = 0; i < (int)(sizeof ragged_keys / sizeof *ragged_keys); i++)
         if (!strcmp(ragged_keys[i].key, row->key))
@@ -86,7 +87,7 @@ static weftStatus_t check_ragged_operand(void *context, const struct row *row, s
     if (!dtype_is_integer((weftDataType_t)offsets->type))
         FAIL(WEFT_STATUS_BAD_PARAM, "%s: %s has ragged offsets of data type %s. Use INT32 or INT64.", label, row->key,
              dtype_of((weftDataType_t)offsets->type)->name);
-    /* Intermediate tensors are laid out by the planner, which knows no offsets. Pages are found by their table. */
+    /* The planner lays out intermediate tensors without ragged offsets. Pages are located by their table. */
     bool is_paged = ragged_keys[i].has_keys && !ragged_keys[i].is_table && (a->k_table || a->v_table);
     if (tensor->is_virtual || is_paged)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: %s has ragged offsets, and %s. Give a padded tensor.", label,
@@ -105,7 +106,7 @@ weftStatus_t attention_check_ragged(const struct descriptor *op, const struct at
 
 /* ---- Checks of the numbers in memory ---- */
 
-/* The length in use of one batch entry. */
+/* Validates the length in use of one batch entry. */
 static weftStatus_t check_length(const struct descriptor *op, const char *side, const struct bindings *bindings,
                                  const struct tensor *lengths, const struct tensor *sums, int64_t batch, int64_t all,
                                  int64_t *length) {
@@ -133,7 +134,7 @@ static weftStatus_t check_length(const struct descriptor *op, const char *side, 
     return WEFT_STATUS_SUCCESS;
 }
 
-/* One batch entry of a ragged tensor, with `used` queries or keys in use. */
+/* Validates one batch entry of a ragged tensor, with `used` queries or keys in use. */
 static weftStatus_t check_entry(const struct descriptor *op, const struct attention_ragged *ragged,
                                 const struct bindings *bindings, int64_t batch, int64_t used) {
     const struct tensor *tensor = ragged->tensor, *offsets = tensor->ragged_offset;
@@ -150,7 +151,7 @@ static weftStatus_t check_entry(const struct descriptor *op, const struct attent
              "got %lld. Correct the contents of the tensor, or describe more memory by the batch stride of %s.",
              descriptor_label(op), (long long)entry_count, ragged->key, descriptor_label(&offsets->base), ragged->key,
              (long long)entries.most, (long long)end, ragged->key);
-    /* The last offset at which the rows in use end within the tensor. */
+    /* The largest offset for which the rows in use are within the tensor. */
     int64_t rows = divide_up(used, ragged->page), room = end * multiplier;
     if (rows)
         room = min64(room - entries.width, entries.latest) - (rows - 1) * entries.row;
@@ -169,7 +170,7 @@ static weftStatus_t check_entry(const struct descriptor *op, const struct attent
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The entries of a page table that the keys in use are looked up in. Those behind them may be anything. */
+/* Validates the entries of a page table that the keys in use need. Entries after them may have any value. */
 static weftStatus_t check_table(const struct descriptor *op, const char *key, const struct tensor *table,
                                 const struct tensor *container, const struct bindings *bindings, int64_t batch,
                                 int64_t keys) {
@@ -196,7 +197,7 @@ static weftStatus_t check_table(const struct descriptor *op, const char *key, co
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Lengths first: they say which offsets and pages are used. */
+/* Lengths first: they determine which offsets and pages are used. */
 weftStatus_t attention_check_indices(const struct descriptor *op, const struct bindings *bindings) {
     const struct attention *a = attention_of(op);
     struct attention_ragged ragged[ATTENTION_RAGGED_MAX];

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Numbers in memory by which attention finds its operands: lengths, ragged offsets and page tables. Which operands may
-   be ragged, where the entries of a ragged tensor may be, and the check of the numbers themselves. */
+/* Indices in memory that attention reads: lengths, ragged offsets and page tables. Defines which operands may be ragged
+   and where their entries may be located, and validates the indices. */
 #ifndef WEFT_GRAPH_OPS_ATTENTION_INDICES_H
 #define WEFT_GRAPH_OPS_ATTENTION_INDICES_H
 
 #include "graph/ops/attention.h"
 
-/* A ragged operand. Its rows are queries, keys, or, of a page table, pages of `page` keys. */
+/* A ragged operand. Its rows are queries or keys; those of a page table are pages of `page` keys. */
 struct attention_ragged {
     const struct tensor *tensor;
     const char *key;
@@ -16,13 +16,13 @@ struct attention_ragged {
 
 enum { ATTENTION_RAGGED_MAX = 24 };
 
-/* The ragged operands of a finalized sdpa_fwd or sdpa_bwd, in the order of its rows; returns their count. */
+/* Lists the ragged operands of a finalized sdpa_fwd or sdpa_bwd in the order of its rows, and returns their count. */
 int attention_ragged_operands(const struct descriptor *op, struct attention_ragged list[ATTENTION_RAGGED_MAX]);
 
-/* Refuses ragged offsets that are malformed, or on an operand that is not read with them. */
+/* Rejects malformed ragged offsets, and ragged offsets on operands that do not support them. */
 weftStatus_t attention_check_ragged(const struct descriptor *op, const struct attention *a);
 
-/* Checks the numbers in memory: op.h, check_indices. */
+/* Validates the indices in memory: see check_indices in op.h. */
 weftStatus_t attention_check_indices(const struct descriptor *op, const struct bindings *bindings);
 
 #endif

@@ -1,40 +1,42 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which scale an element of attention's operands has, and what scales are legal: one number for all, for a batch entry
-   or a head, or one for each block of 32 elements along D or along S, plain or in tiles. Operands are [B, H, S, D]; the
-   extents of scales tell the kind. */
+/* Lookup and validation of the scales of attention's operands: one number for the whole tensor, per batch entry or per
+   head, or one per block of 32 elements along D or along S, plain or in tiles. Operands are [B, H, S, D]; the extents
+   of the scales determine the kind. */
 #include "graph/ops/attention_scales.h"
 #include "base/number.h"
 #include "graph/ops/block_scale.h"
 
-/* The last two extents of scales of blocks along D, or along S. */
+/* The last two extents of block scales along D, or along S. */
 static void block_extents(int64_t extents[2], const struct tensor *operand, bool is_along_rows, bool are_tiled) {
     enum { ROWS, COLUMNS };
     int64_t rows = operand->dims.at[2], columns = operand->dims.at[3];
     extents[ROWS] = is_along_rows ? divide_up(rows, ATTENTION_SCALE_BLOCK) : rows;
     extents[COLUMNS] = is_along_rows ? columns : divide_up(columns, ATTENTION_SCALE_BLOCK);
-    /* Tiles are filled up to whole ones; a tile's four columns are blocks, its 128 rows what is not in blocks. */
+    /* Dimensions are rounded up to whole tiles. The four columns of a tile are blocks, its 128 rows the other
+       dimension. */
     if (are_tiled) {
         extents[is_along_rows ? COLUMNS : ROWS] = round_up(extents[is_along_rows ? COLUMNS : ROWS], SCALE_TILE_ROWS);
         extents[is_along_rows ? ROWS : COLUMNS] = round_up(extents[is_along_rows ? ROWS : COLUMNS], SCALE_TILE_COLUMNS);
     }
 }
 
-/* Whether scales have the extents of blocks along this dimension; leading ones are looked at elsewhere. */
+/* True if scales have the extents of blocks along this dimension; leading dimensions are checked elsewhere. */
 static bool has_extents(const struct tensor *scales, const struct tensor *operand, bool is_along_rows) {
     int64_t extents[2];
     block_extents(extents, operand, is_along_rows, scale_is_tiled(scales));
-    bool are_rows = is_along_rows && !scale_is_tiled(scales) && operand->dims.at[3] == 1; /* no blocks: one for a row */
+    bool are_rows = is_along_rows && !scale_is_tiled(scales) && operand->dims.at[3] == 1; /* not blocks, but one scale
+                                                                                             per row */
     return scales->dims.count == 4 && scales->dims.at[2] == extents[0] && scales->dims.at[3] == extents[1] && !are_rows;
 }
 
-/* Blocks of one element each way, and are_blocks false, where scales are one for a head or more. */
+/* Blocks of one element each way, with are_blocks false, if the scales are per head or coarser. */
 struct attention_blocks attention_blocks_of(const struct tensor *scales, const struct tensor *operand) {
     struct attention_blocks blocks = {.rows = 1, .columns = 1};
     bool are_tiled = scale_is_tiled(scales);
     bool is_of_head = scales->dims.at[2] == 1 && scales->dims.at[3] == 1;
     if (!are_tiled && is_of_head)
         return blocks;
-    /* Where both would fit, blocks lie along D. */
+    /* If both would fit, blocks are assumed to run along D. */
     bool is_along_columns = has_extents(scales, operand, false);
     blocks.are_blocks = is_along_columns || has_extents(scales, operand, true);
     if (!blocks.are_blocks)
@@ -42,24 +44,24 @@ struct attention_blocks attention_blocks_of(const struct tensor *scales, const s
     blocks.rows = is_along_columns ? 1 : ATTENTION_SCALE_BLOCK;
     blocks.columns = is_along_columns ? ATTENTION_SCALE_BLOCK : 1;
     blocks.are_tiled = are_tiled;
-    /* Tiles side by side in a row of them. */
+    /* Number of tiles per row of tiles. */
     blocks.tiles = scales->dims.at[is_along_columns ? 3 : 2] / SCALE_TILE_COLUMNS;
     return blocks;
 }
 
-/* In elements from the scales' first; `index` is [b, h, s, d] of the operand. Extents of 1 broadcast. */
+/* Offset from the first scale, in elements; `index` is [b, h, s, d] of the operand. Extents of 1 broadcast. */
 int64_t attention_scale_offset(const struct view *scales, const struct attention_blocks *blocks,
                                const int64_t index[4]) {
     int64_t row = index[2] / blocks->rows, column = index[3] / blocks->columns;
     if (!blocks->are_tiled)
         return view_offset(scales, (const int64_t[]){index[0], index[1], row, column});
-    /* A tile counts blocks along its columns, whichever dimension they lie along. */
+    /* The columns of a tile are blocks, regardless of the dimension that blocks run along. */
     int64_t line = blocks->rows > 1 ? column : row, block = blocks->rows > 1 ? row : column;
     return view_offset(scales, (const int64_t[]){index[0], index[1], 0, 0}) +
            scale_tile_offset(line, block, blocks->tiles);
 }
 
-/* Both shapes that would have been legal, as dims. */
+/* The message lists both shapes that would have been legal. */
 static weftStatus_t refuse_blocks(const struct descriptor *op, const char *key, const struct tensor *scales,
                                   const struct tensor *operand) {
     int64_t along[2][4];
@@ -74,8 +76,7 @@ static weftStatus_t refuse_blocks(const struct descriptor *op, const char *key, 
          tensor_dims_text(operand), numbers_text(along[0], 4), numbers_text(along[1], 4));
 }
 
-/* Whole tiles lie without gaps; which of their dims has stride 1 does not matter, since tiles have an order of their
-   own. */
+/* Whole tiles have no gaps. Which of their dims has stride 1 does not matter, because tiles have an internal order. */
 static weftStatus_t check_tiles(const struct descriptor *op, const char *key, const struct tensor *scales) {
     const int64_t *dims = scales->dims.at, *strides = scales->strides.at;
     if ((strides[3] == 1 && strides[2] == dims[3]) || (strides[2] == 1 && strides[3] == dims[2]))
@@ -86,7 +87,7 @@ static weftStatus_t check_tiles(const struct descriptor *op, const char *key, co
          descriptor_label(op), key, tensor_dims_text(scales), numbers_text(strides, scales->strides.count));
 }
 
-/* Blocks of a shape that fits the operand; batch entries and heads may share them. */
+/* Checks for blocks of a shape that fits the operand; batch entries and heads may share them. */
 static weftStatus_t check_blocks(const struct descriptor *op, const char *key, const struct tensor *scales,
                                  const struct tensor *operand) {
     const int64_t *dims = scales->dims.at, *all = operand->dims.at;
@@ -96,8 +97,8 @@ static weftStatus_t check_blocks(const struct descriptor *op, const char *key, c
     return scale_is_tiled(scales) ? check_tiles(op, key, scales) : WEFT_STATUS_SUCCESS;
 }
 
-/* `dims`: how many of the leading dimensions scales may tell apart. `has_blocks`: whether this operand may have scales
-   of blocks at all. NULL scales pass. */
+/* `dims`: number of leading dimensions along which scales may vary. `has_blocks`: whether this operand supports block
+   scales. Accepts NULL. */
 weftStatus_t attention_check_scales(const struct descriptor *op, const char *key, const struct tensor *scales,
                                     const struct tensor *operand, int dims, bool has_blocks) {
     if (!scales)
@@ -105,7 +106,7 @@ weftStatus_t attention_check_scales(const struct descriptor *op, const char *key
     struct tensor most = {.dims = {4, {1, 1, 1, 1}}};
     for (int i = 0; i < dims; i++)
         most.dims.at[i] = operand->dims.at[i];
-    /* A last extent above 1, or tiles, can only be meant as blocks: then the message speaks of these. */
+    /* A last extent above 1, or tiles, can only be meant as blocks, so the message is about blocks. */
     bool means_blocks =
         has_blocks && scales->dims.count == 4 &&
         (scale_is_tiled(scales) || scales->dims.at[3] != 1 || attention_blocks_of(scales, operand).are_blocks);

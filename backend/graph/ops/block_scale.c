@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* block_scale_quantize and block_scale_dequantize: numbers of few bits, of which the elements of a block share a scale
-   Quantising, scale = a / m of a block's largest finite magnitude a and the largest number m of y's type, stored in the
-   scale's type: rounded up to a power of two in E8M0, so that nothing overflows, else to nearest, and saturated. y is x
-   / scale by the scale as it was stored, rounded to nearest even and saturated, infinities with the rest; NaN stays NaN
-   where the type has one. A scale that was stored as 0 makes its block 0. Dequantising, y = x scale.
-   The last block along a dimension may be short. */
+/* block_scale_quantize and block_scale_dequantize: narrow types whose elements share one scale per block.
+   Quantisation: scale = a / m, where a is the largest finite magnitude of a block and m the largest number of y's type.
+   The scale is rounded to its type: up to a power of two in E8M0, so that nothing overflows, otherwise to nearest, with
+   saturation. y is x / scale, where scale is the stored value, rounded to nearest even and saturated, including
+   infinities; NaN stays NaN if the type has one. If the stored scale is 0, the block is 0.
+   Dequantisation: y = x scale. The last block along a dimension may be short. */
 #include "graph/ops/block_scale.h"
 #include "base/number.h"
 
 #include <math.h>
 #include <string.h>
 
-/* y and scale are both results: which scale a block has is decided by what is in it. */
+/* y and scale are both results, because the scale of a block depends on its elements. */
 static const struct row quantize_rows[] = {
     TENSOR_ROW(ROLE_INPUT, struct block_scale_quantize_op, x, WEFT_ATTR_OPERATION_BLOCK_SCALE_QUANTIZE_XDESC, "x",
                .required = true, .shape = "[d..]", .doc = "input, a float type of 16 bits or more"),
@@ -26,7 +26,7 @@ static const struct row quantize_rows[] = {
     VALUE_ROW(WEFT_TYPE_INT32, struct block_scale_quantize_op, block_size,
               WEFT_ATTR_OPERATION_BLOCK_SCALE_QUANTIZE_BLOCK_SIZE, "block_size", .required = true, .least = 1,
               .most = INT32_MAX, .doc = "elements along the axis that share a scale"),
-    /* Weft's own attributes stand last. */
+    /* Weft's own attributes come last. */
     VALUE_ROW(WEFT_TYPE_INT64, struct block_scale_quantize_op, axis, WEFT_ATTR_OPERATION_BLOCK_SCALE_QUANTIZE_AXIS_EXT,
               "axis", .initial = -1, .least = -WEFT_DIM_MAX, .most = WEFT_DIM_MAX - 1,
               .doc = "dimension that blocks lie along; negative counts from the last"),
@@ -46,7 +46,7 @@ static const struct row dequantize_rows[] = {
     VALUE_ROW(WEFT_TYPE_DATA_TYPE, struct block_scale_dequantize_op, math,
               WEFT_ATTR_OPERATION_BLOCK_SCALE_DEQUANTIZE_MATH_PREC, "compute_data_type",
               .doc = "type to calculate in, FLOAT or DOUBLE"),
-    /* A list, as blocks may be of two dimensions: 128 x 128 elements share a scale in some models. */
+    /* A list, because blocks may be two-dimensional: in some models 128 x 128 elements share a scale. */
     VALUE_ROW(WEFT_TYPE_INT32, struct block_scale_dequantize_op, block_size,
               WEFT_ATTR_OPERATION_BLOCK_SCALE_DEQUANTIZE_BLOCK_SIZE, "block_size", .storage = STORE_LIST,
               .required = true, .least = 1, .most = INT32_MAX,
@@ -76,14 +76,14 @@ struct dims block_scale_extents(const struct descriptor *descriptor) {
     struct dims block;
     for (int64_t i = 0; i < WEFT_DIM_MAX; i++)
         block.at[i] = 1;
-    /* Quantising has blocks along one axis; dequantising takes blocks of any of the last dimensions. */
+    /* Quantisation has blocks along one axis; dequantisation supports blocks along any of the last dimensions. */
     if (op_of(descriptor) == &block_scale_quantize_op) {
         const struct block_scale_quantize_op *op = (const struct block_scale_quantize_op *)descriptor;
         block.count = op->x->dims.count;
         block.at[block_scale_axis(op)] = op->block_size;
         return block;
     }
-    /* Block sizes are of the last dimensions; those before have blocks of 1. */
+    /* Block sizes apply to the last dimensions; blocks have extent 1 in the others. */
     const struct block_scale_dequantize_op *op = (const struct block_scale_dequantize_op *)descriptor;
     block.count = op->x->dims.count;
     for (int64_t i = 0; i < op->block_size.count; i++)
@@ -91,24 +91,24 @@ struct dims block_scale_extents(const struct descriptor *descriptor) {
     return block;
 }
 
-/* One element per block; whole tiles where these are the order of the storage. */
+/* One scale per block, rounded up to whole tiles if the storage is tiled. */
 static struct dims scale_dims(const struct descriptor *op, const struct tensor *x, const struct tensor *scale) {
     struct dims block = block_scale_extents(op), dims = x->dims;
     for (int64_t i = 0; i < dims.count; i++)
         dims.at[i] = divide_up(dims.at[i], block.at[i]);
     if (!scale_is_tiled(scale) || dims.count < 2)
         return dims;
-    /* Before scale has strides of its own it will get those of x, which so tell rows from columns. */
+    /* If the scale has no strides yet it will inherit those of x, which distinguish rows from columns. */
     struct tensor like = {.dims = dims, .strides = scale->strides.count ? scale->strides : x->strides};
-    /* The two last dimensions are rank - 1 and rank - 2: their sum less the one is the other. */
+    /* Rows and columns are the last two dimensions, rank - 1 and rank - 2, in either order. */
     int column = scale_column(&like), row = 2 * (int)dims.count - 3 - column;
-    /* Tiles have an order of their own: a part of one would not be addressable. */
+    /* Tiles have an internal order, so a partial tile would not be addressable. */
     dims.at[column] = round_up(dims.at[column], SCALE_TILE_COLUMNS);
     dims.at[row] = round_up(dims.at[row], SCALE_TILE_ROWS);
     return dims;
 }
 
-/* In elements. Of tiles the last two strides say nothing: the place in a matrix of tiles is given by row and column. */
+/* Offset in elements. The last two strides of a tiled scale have no meaning: the offset follows from row and column. */
 static int64_t scale_offset(const struct view *view, const struct tensor *scale, const int64_t *index) {
     if (!scale_is_tiled(scale))
         return view_offset(view, index);
@@ -119,9 +119,9 @@ static int64_t scale_offset(const struct view *view, const struct tensor *scale,
     return offset + scale_tile_offset(r, c, view->dims[column] / SCALE_TILE_COLUMNS);
 }
 
-/* ---- Rules of both ----------------------------------------------------------------------------------------------- */
+/* ---- Rules of both operations ------------------------------------------------------------------------------------ */
 
-/* What numbers of few bits are made from and turned back into. */
+/* True for types that narrow numbers are converted from and to. */
 static bool is_wide_float(int32_t type) {
     return dtype_is_float((weftDataType_t)type) && dtype_of((weftDataType_t)type)->bits >= 16;
 }
@@ -135,10 +135,10 @@ static bool is_narrow(int32_t type) {
     return is_integer || type == WEFT_DATA_FP8_E4M3 || type == WEFT_DATA_FP8_E5M2 || type == WEFT_DATA_FP4_E2M1;
 }
 
-/* Quantising divides by a magnitude: unsigned numbers would lose the negative half. */
+/* Quantisation divides by a magnitude, so an unsigned type would lose negative values. */
 static bool is_signed_narrow(int32_t type) { return is_narrow(type) && dtype_of((weftDataType_t)type)->is_signed; }
 
-/* `legal` lists in words what is_legal accepts. */
+/* `legal` describes the types that is_legal accepts. */
 static weftStatus_t check_type(const struct descriptor *op, const char *key, const struct tensor *tensor,
                                bool (*is_legal)(int32_t), const char *legal) {
     if (!is_legal(tensor->type))
@@ -147,7 +147,7 @@ static weftStatus_t check_type(const struct descriptor *op, const char *key, con
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Vectors would break blocks up: elements of one would not be neighbours. */
+/* Vectorized layouts are rejected, because elements of a block would not be adjacent. */
 static weftStatus_t check_plain(const struct descriptor *op, const char *key, const struct tensor *tensor) {
     if (tensor->vector_count != 1)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: %s has vector_count %lld. Use plain strides, vector_count 1.",
@@ -155,7 +155,7 @@ static weftStatus_t check_plain(const struct descriptor *op, const char *key, co
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The last two dims of a tiled scale are whole tiles without gaps. */
+/* The last two dims of a tiled scale must be whole tiles without gaps. */
 static weftStatus_t check_tiles(const struct descriptor *op, const struct tensor *scale) {
     if (!scale_is_tiled(scale))
         return WEFT_STATUS_SUCCESS;
@@ -168,13 +168,13 @@ static weftStatus_t check_tiles(const struct descriptor *op, const struct tensor
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Rules that hold for both directions, with x and y in the roles of the operation's own rows. */
+/* Rules for both directions; x and y are passed in the roles that they have in the operation. */
 static weftStatus_t check_both(const struct descriptor *op, int32_t math, const struct tensor *x,
                                const struct tensor *y, const struct tensor *scale) {
     if (math != WEFT_DATA_FLOAT && math != WEFT_DATA_DOUBLE)
         FAIL(WEFT_STATUS_BAD_PARAM, "%s: compute_data_type is %s. Use FLOAT or DOUBLE.", descriptor_label(op),
              dtype_of((weftDataType_t)math) ? dtype_of((weftDataType_t)math)->name : "no number");
-    /* What the scale has to have: a number for each block, and whole tiles where it lies in such. */
+    /* The scale must have one number per block, rounded up to whole tiles if it is tiled. */
     struct dims dims = scale_dims(op, x, scale);
     TRY(check_plain(op, "x", x));
     TRY(check_plain(op, "y", y));
@@ -185,7 +185,7 @@ static weftStatus_t check_both(const struct descriptor *op, int32_t math, const 
     return check_tiles(op, scale);
 }
 
-/* Only scales may lie in tiles, and only matrices of them. */
+/* Only scales may be tiled, and only matrices of them. */
 static weftStatus_t check_reordering(const struct descriptor *op, const struct tensor *x, const struct tensor *y,
                                      const struct tensor *scale) {
     if (x->reordering || y->reordering)
@@ -199,7 +199,7 @@ static weftStatus_t check_reordering(const struct descriptor *op, const struct t
     return WEFT_STATUS_SUCCESS;
 }
 
-/* ---- Quantising -------------------------------------------------------------------------------------------------- */
+/* ---- Quantisation ------------------------------------------------------------------------------------------------ */
 
 /* The formats of OCP (MXFP: 32 elements, E8M0) and of NVFP4 (16 elements of FP4, E4M3). */
 static weftDataType_t usual_scale_type(const struct block_scale_quantize_op *op) {
@@ -208,7 +208,8 @@ static weftDataType_t usual_scale_type(const struct block_scale_quantize_op *op)
     return op->block_size == 16 && op->y->type == WEFT_DATA_FP4_E2M1 ? WEFT_DATA_FP8_E4M3 : WEFT_DATA_FLOAT;
 }
 
-/* y and scale get dims, order and, the scale, a type; y's type is the user's to say, as nothing tells it. */
+/* Infers dims and order of y and scale, and the scale's type. The user must set the type of y: nothing determines
+   it. */
 static weftStatus_t infer_quantize(struct descriptor *descriptor) {
     struct block_scale_quantize_op *op = (struct block_scale_quantize_op *)descriptor;
     int64_t rank = op->x->dims.count;
@@ -221,12 +222,12 @@ static weftStatus_t infer_quantize(struct descriptor *descriptor) {
              descriptor_label(descriptor), tensor_dims_text(op->x));
     TRY(check_reordering(descriptor, op->x, op->y, op->scale));
     struct tensor like = *op->x;
-    /* The order in memory alone changes, not the dims: what was the row runs fastest. */
+    /* Only the order in memory changes, not the dims: the quantised axis becomes the contiguous one. */
     if (op->is_transposed) {
         like.strides.at[rank - 1] = op->x->strides.at[rank - 2];
         like.strides.at[rank - 2] = op->x->strides.at[rank - 1];
     }
-    /* Unset strides of the scale follow those of y, and so tell its rows from its columns. */
+    /* Unset strides of the scale follow those of y, which distinguish rows from columns. */
     struct dims dims = scale_dims(descriptor, &like, op->scale);
     tensor_infer_dims(op->y, rank, op->x->dims.at);
     tensor_infer_strides(op->y, &like);
@@ -236,13 +237,13 @@ static weftStatus_t infer_quantize(struct descriptor *descriptor) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Packed in the order of x; transpose with an axis rotates that order until the axis is fastest. */
+/* Packed in the order of x; transpose with an axis rotates that order until the axis is contiguous. */
 static bool cudnn_strides(const struct descriptor *descriptor, const struct tensor *out, struct dims *strides) {
     const struct block_scale_quantize_op *op = (const struct block_scale_quantize_op *)descriptor;
     int64_t rank = op->x->dims.count, axis = op->axis < 0 ? op->axis + rank : op->axis;
     struct dims order = op->x->strides;
     if (op->is_transposed && descriptor_row_is_set(descriptor, WEFT_ATTR_OPERATION_BLOCK_SCALE_QUANTIZE_AXIS_EXT)) {
-        /* Strides of a tensor with two elements along each dimension: 2 to the power of the place in the order. */
+        /* Strides of a tensor with extent 2 in each dimension: powers of two by position in the order. */
         struct dims twos = {.count = rank};
         for (int64_t i = 0; i < rank; i++)
             twos.at[i] = 2;
@@ -261,21 +262,21 @@ static weftStatus_t check_quantize(const struct descriptor *descriptor) {
     return check_both(descriptor, op->math, op->x, op->y, op->scale);
 }
 
-/* Rounded as the scale's type rounds, powers of two up. */
+/* Rounded like the scale's type; powers of two are rounded up. */
 double block_scale_stored(const struct block_scale_quantize_op *op, double magnitude) {
     double scale = magnitude / block_scale_most(op->y), stored[1];
     int exponent;
-    /* frexp gives a fraction of 0.5 for powers of two, which stay; all others go to the next power above. */
+    /* frexp returns a fraction of 0.5 for powers of two, which are exact; all other values are rounded up to the next
+       power. */
     if (op->scale->type == WEFT_DATA_FP8_E8M0 && frexp(scale, &exponent) > 0.5)
         scale = ldexp(1, exponent);
     scale = fmin(scale, block_scale_most(op->scale));
-    /* Division is by the scale that a reader will find, rounded as it is stored. */
+    /* Elements are divided by the scale as stored, because a reader will multiply by that. */
     dtype_store((weftDataType_t)op->scale->type, stored, 0, scale);
     return dtype_load((weftDataType_t)op->scale->type, stored, 0);
 }
 
-/* Block by block, over the scales' dims: first the largest magnitude, then the scale, then the elements by the scale as
-   it was stored. */
+/* Block by block: computes the largest magnitude, then the scale, then divides the elements by the scale as stored. */
 static void quantize(const struct descriptor *descriptor, const struct bindings *bindings) {
     const struct block_scale_quantize_op *op = (const struct block_scale_quantize_op *)descriptor;
     struct view x = view_of(bindings, op->x), y = view_of(bindings, op->y), scale = view_of(bindings, op->scale);
@@ -287,10 +288,10 @@ static void quantize(const struct descriptor *descriptor, const struct bindings 
         /* Elements first .. end of x along the axis; the last block may be short. */
         int64_t first = block[axis] * op->block_size, end = first + op->block_size;
         end = end < x.dims[axis] ? end : x.dims[axis];
-        for (int i = 0; i < x.rank; i++) /* what fills up tiles holds no elements */
+        for (int i = 0; i < x.rank; i++) /* padding of tiles contains no elements */
             if (i != axis && block[i] >= x.dims[i])
                 end = first;
-        /* Infinities and NaN take no part: one of them would make the whole block 0 or NaN. */
+        /* Infinities and NaN are ignored, because one of them would turn the whole block into 0 or NaN. */
         double magnitude = 0;
         for (at[axis] = first; at[axis] < end; at[axis]++) {
             double value = fabs(view_load(&x, at));
@@ -300,28 +301,27 @@ static void quantize(const struct descriptor *descriptor, const struct bindings 
         if (scale.data)
             dtype_store(scale.type, scale.data, scale_offset(&scale, op->scale, block), divisor);
         for (at[axis] = first; y.data && at[axis] < end; at[axis]++)
-            /* A scale that was stored as 0, of a block of zeros or below the least number of its type, makes the block
-               0. */
+            /* A stored scale of 0, for a block of zeros or below the smallest number of its type, makes the block 0. */
             view_store(&y, at, divisor > 0 ? view_load(&x, at) / divisor : 0);
     }
 }
 
-/* ---- Dequantising ------------------------------------------------------------------------------------------------ */
+/* ---- Dequantisation ---------------------------------------------------------------------------------------------- */
 
-/* y has the dims and order of x, and the type that was calculated in. */
+/* y has the dims and order of x, and the type of the calculation. */
 static weftStatus_t infer_dequantize(struct descriptor *descriptor) {
     struct block_scale_dequantize_op *op = (struct block_scale_dequantize_op *)descriptor;
     if (op->block_size.count < 1 || op->block_size.count > op->x->dims.count)
         FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
              "%s: block_size has %lld extents, x has dims %s. Give one for each of its last dims, at most all.",
              descriptor_label(descriptor), (long long)op->block_size.count, tensor_dims_text(op->x));
-    /* Before tensor_infer_like, which would give y the few bits of x. */
+    /* Must precede tensor_infer_like, which would give y the narrow type of x. */
     tensor_infer_type(op->y, (weftDataType_t)op->math);
     tensor_infer_like(op->y, op->x);
     return WEFT_STATUS_SUCCESS;
 }
 
-/* What is unsigned may be dequantised, too; see is_signed_narrow for the way back. */
+/* Unsigned types can be dequantised, but not quantised: see is_signed_narrow. */
 static weftStatus_t check_dequantize(const struct descriptor *descriptor) {
     const struct block_scale_dequantize_op *op = (const struct block_scale_dequantize_op *)descriptor;
     TRY(check_type(descriptor, "x", op->x, is_narrow, "FP8_E4M3, FP8_E5M2, FP4_E2M1 or integers of 4 or 8 bits"));
@@ -330,7 +330,7 @@ static weftStatus_t check_dequantize(const struct descriptor *descriptor) {
     return check_both(descriptor, op->math, op->x, op->y, op->scale);
 }
 
-/* Element by element: any layout, blocks of any extents. */
+/* Element by element: supports any layout and blocks of any extents. */
 static void dequantize(const struct descriptor *descriptor, const struct bindings *bindings) {
     const struct block_scale_dequantize_op *op = (const struct block_scale_dequantize_op *)descriptor;
     struct view x = view_of(bindings, op->x), y = view_of(bindings, op->y), scale = view_of(bindings, op->scale);
@@ -340,7 +340,7 @@ static void dequantize(const struct descriptor *descriptor, const struct binding
         return;
     for (bool more = index_begin(at, x.rank, x.dims); more; more = index_next(at, x.rank, x.dims)) {
         for (int i = 0; i < x.rank; i++)
-            /* The block that the element is in, along each dimension. */
+            /* The block that contains the element, along each dimension. */
             in_scale[i] = at[i] / block.at[i];
         double factor = dtype_load(scale.type, scale.data, scale_offset(&scale, op->scale, in_scale));
         view_store(&y, at, view_load(&x, at) * (op->is_negative ? -factor : factor));

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* dbn_weight: gradients of batch norm's scale and bias, and that of x as a sum of three terms per channel
-   With xhat = (x - mean) * inv and m elements in a channel: dscale = sum of dy * xhat, dbias = sum of dy, and
-   dx = scale * inv * (dy - dbias / m - xhat * dscale / m) = eq_scale_dy * dy + eq_scale_x * x + eq_bias, where
+/* dbn_weight: gradients of batch norm's scale and bias, and that of x as a sum of three terms per channel.
+   With xhat = (x - mean) * inv and m elements in a channel: dscale = sum of dy * xhat, dbias = sum of dy, and dx =
+   scale * inv * (dy - dbias / m - xhat * dscale / m) = eq_scale_dy * dy + eq_scale_x * x + eq_bias, where
    eq_scale_dy = scale * inv, eq_scale_x = -eq_scale_dy * inv * dscale / m,
    eq_bias = -eq_scale_dy * dbias / m - eq_scale_x * mean. */
 #include "graph/ops/bn_bwd_weights.h"
@@ -11,8 +11,8 @@
 #define ROW(role, field, name, key, ...)                                                                               \
     TENSOR_ROW(role, struct bn_bwd_weights_op, field, WEFT_ATTR_OPERATION_BN_BWD_WEIGHTS_##name, key, __VA_ARGS__)
 #define CHANNELS .shape = "[1, C, 1..]"
-/* dscale and dbias are the parameters' gradients; eq_* are per channel what dx is made of, so that a pointwise pass
-   behind this one, or a product's prologue, can make dx where it is needed. */
+/* dscale and dbias are the parameters' gradients. eq_* are coefficients per channel, from which a subsequent pointwise
+   pass or the prologue of a product can compute dx. */
 static const struct row rows[] = {
     VALUE_ROW(WEFT_TYPE_DATA_TYPE, struct bn_bwd_weights_op, math, WEFT_ATTR_OPERATION_BN_BWD_WEIGHTS_MATH_PREC,
               "compute_data_type", .doc = "type that sums are taken in"),
@@ -39,13 +39,14 @@ static const struct method methods[] = {
     {0},
 };
 
-/* Every output is per channel and keeps the bits of the calculation: eq_* go into further arithmetic on dy and x. */
+/* Every output is per channel and has the precision of the calculation, because eq_* are used in further arithmetic on
+   dy and x. */
 static weftStatus_t infer(struct descriptor *descriptor) {
     struct bn_bwd_weights_op *op = (struct bn_bwd_weights_op *)descriptor;
     TRY(check_rank(descriptor, "x", op->x, 2, WEFT_DIM_MAX));
     struct dims dims = channel_dims(op->x);
     struct tensor *outputs[] = {op->dscale, op->dbias, op->eq_scale_dy, op->eq_scale_x, op->eq_bias};
-    /* Strides that are unset become packed: [1, C, 1..] has one order. */
+    /* Unset strides become packed: [1, C, 1..] has only one order. */
     for (int i = 0; i < 5; i++) {
         tensor_infer_dims(outputs[i], dims.count, dims.at);
         tensor_infer_type(outputs[i], op->x->type == WEFT_DATA_DOUBLE ? WEFT_DATA_DOUBLE : WEFT_DATA_FLOAT);
@@ -53,11 +54,11 @@ static weftStatus_t infer(struct descriptor *descriptor) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* dy lies like x; all others are per channel. */
+/* dy has the dims of x; all other operands are per channel. */
 static weftStatus_t check(const struct descriptor *descriptor) {
     const struct bn_bwd_weights_op *op = (const struct bn_bwd_weights_op *)descriptor;
     struct dims dims = channel_dims(op->x);
-    /* Keys as messages name them. */
+    /* Keys for messages. */
     const struct {
         const char *key;
         const struct tensor *tensor;
@@ -71,13 +72,13 @@ static weftStatus_t check(const struct descriptor *descriptor) {
         {"eq_scale_x", op->eq_scale_x},
         {"eq_bias", op->eq_bias},
     };
-    /* Absent operands pass. */
+    /* Absent operands are accepted. */
     for (size_t i = 0; i < sizeof channels / sizeof *channels; i++)
         TRY(check_dims(descriptor, channels[i].key, channels[i].tensor, dims.count, dims.at));
     return check_dims(descriptor, "dy", op->dy, op->x->dims.count, op->x->dims.at);
 }
 
-/* A channel at a time: one pass for both sums, then what follows from them. Absent outputs are passed over. */
+/* One channel at a time: one pass for both sums, then the values that depend on them. Absent outputs are skipped. */
 static void reference(const struct descriptor *descriptor, const struct bindings *bindings) {
     const struct bn_bwd_weights_op *op = (const struct bn_bwd_weights_op *)descriptor;
     struct view x = view_of(bindings, op->x), dy = view_of(bindings, op->dy), scale = view_of(bindings, op->scale);
@@ -86,7 +87,7 @@ static void reference(const struct descriptor *descriptor, const struct bindings
     struct view eq_scale_dy = view_of(bindings, op->eq_scale_dy), eq_scale_x = view_of(bindings, op->eq_scale_x);
     struct view eq_bias = view_of(bindings, op->eq_bias);
     struct dims channel = op->x->dims;
-    /* One channel's elements: all dims of x, but a single one along dimension 1. */
+    /* Elements of one channel: all dims of x, with extent 1 along dimension 1. */
     channel.at[1] = 1;
     int64_t index[WEFT_DIM_MAX], at[WEFT_DIM_MAX] = {0}, *c = &at[1];
     for (; *c < x.dims[1]; ++*c) {
@@ -94,13 +95,13 @@ static void reference(const struct descriptor *descriptor, const struct bindings
                factor = view_load_or(&scale, at, 1) * inv;
         double m = 0, sum = 0, weighted = 0; /* of dy, and of dy * xhat */
         for (bool more = index_begin(index, x.rank, channel.at); more; more = index_next(index, x.rank, channel.at)) {
-            index[1] = *c; /* stepping puts it back to 0 */
+            index[1] = *c; /* index_next resets it to 0 */
             double gradient = view_load(&dy, index);
             m += 1;
             sum += gradient;
             weighted += gradient * (view_load(&x, index) - mu) * inv;
         }
-        /* Channels without elements have no mean of anything: their terms are 0. */
+        /* An empty channel has no mean: its coefficients are 0. */
         double of_x = m > 0 ? -factor * inv * weighted / m : 0;
         view_store_if(&dscale, at, weighted);
         view_store_if(&dbias, at, sum);
@@ -110,13 +111,13 @@ static void reference(const struct descriptor *descriptor, const struct bindings
     }
 }
 
-/* a / length, 0 for channels without elements. */
+/* a / length, or 0 for empty channels. */
 static int mean_of(struct expansion *e, int a) {
     int length = expand(e, OPCODE_LENGTH, -1, -1), zero = expand_number(e, 0);
     return expand_choice(e, OPCODE_IF_GREATER, length, zero, expand_divide(e, a, length), zero);
 }
 
-/* The same formulas on values per row, where a row is a channel. */
+/* The same formulas as values per row, where a row is a channel. */
 static weftStatus_t expand_bn_bwd_weights(const struct descriptor *descriptor, struct expansion *e) {
     const struct bn_bwd_weights_op *op = (const struct bn_bwd_weights_op *)descriptor;
     expand_over_channels(e, op->x);
@@ -124,7 +125,7 @@ static weftStatus_t expand_bn_bwd_weights(const struct descriptor *descriptor, s
     TRY(expansion_needs_float(e, descriptor, "statistics"));
     int x = expand_input(e, op->x), dy = expand_input(e, op->dy), mean = expand_input(e, op->mean);
     int inv = expand_input(e, op->inv_variance), scale = expand_input(e, op->scale), sum = expand_sum(e, dy);
-    /* xhat is an element's value; its sum with dy is the row's. */
+    /* xhat is per element; the sum of its product with dy is per row. */
     int xhat = expand_multiply(e, expand_subtract(e, x, mean), inv);
     int weighted = expand_sum(e, expand_multiply(e, dy, xhat));
     int factor = scale < 0 ? inv : expand_multiply(e, scale, inv), minus = expand_negate(e, factor);

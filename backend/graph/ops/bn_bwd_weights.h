@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Batch norm's parameter gradients as engines read them. */
+/* Gradients of batch norm's parameters: fields that engines read. */
 #ifndef WEFT_GRAPH_OPS_BN_BWD_WEIGHTS_H
 #define WEFT_GRAPH_OPS_BN_BWD_WEIGHTS_H
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* bn_finalize: from per-channel sums (training) or running values (inference) to batch norm's statistics, and to the
-   norm as one multiplication and addition: y = eq_scale * x + eq_bias
+/* bn_finalize: computes batch norm's statistics from per-channel sums (training) or running values (inference), and
+   expresses the norm as one multiplication and one addition: y = eq_scale * x + eq_bias.
    mean = sum / n, variance = max(0, sq_sum / n - mean^2), inv = 1 / sqrt(variance + epsilon),
    eq_scale = scale * inv, eq_bias = bias - mean * eq_scale, running = (1 - f) * running + f * batch, where the running
-   variance takes in the unbiased one, variance * n / (n - 1). */
+   variance uses the unbiased one, variance * n / (n - 1). */
 #include "graph/ops/bn_finalize.h"
 #include "graph/expansion.h"
 
@@ -11,10 +11,10 @@
 
 #define ROW(role, field, name, key, ...)                                                                               \
     TENSOR_ROW(role, struct bn_finalize_op, field, WEFT_ATTR_OPERATION_BN_FINALIZE_##name, key, __VA_ARGS__)
-/* Per-channel operands have rank and extents of x with 1 everywhere but at C. */
+/* Per-channel operands have the rank of x, and extent 1 in every dimension except C. */
 #define CHANNELS .shape = "[1, C, 1..]"
-/* Training reads sums and writes statistics of the batch; inference reads running values. eq_scale and eq_bias are the
-   norm as one multiplication and addition, which a product's prologue can do. */
+/* Training reads sums and writes the statistics of the batch; inference reads running values. eq_scale and eq_bias
+   express the norm as one multiplication and one addition, which the prologue of a product can do. */
 static const struct row rows[] = {
     VALUE_ROW(WEFT_TYPE_BN_FINALIZE_STATS_MODE, struct bn_finalize_op, mode, WEFT_ATTR_OPERATION_BN_FINALIZE_STATS_MODE,
               "mode", .doc = "TRAINING: statistics come from the sums; INFERENCE: from the running values"),
@@ -61,7 +61,7 @@ static const struct method methods[] = {
 
 static bool is_training(const struct bn_finalize_op *op) { return op->mode == WEFT_BN_FINALIZE_STATISTICS_TRAINING; }
 
-/* Training needs the sums, inference the running values; an update of running values needs its factor. */
+/* Training requires the sums, inference the running values; updating the running values requires the factor. */
 static weftStatus_t check_sources(const struct bn_finalize_op *op) {
     const char *label = descriptor_label(&op->base);
     if (is_training(op) && !(op->sum && op->sq_sum && op->accum_count))
@@ -75,7 +75,7 @@ static weftStatus_t check_sources(const struct bn_finalize_op *op) {
         FAIL(WEFT_STATUS_BAD_PARAM,
              "%s: mode INFERENCE takes statistics from in_running_mean and in_running_var; %s is not set. Set both.",
              label, op->in_running_mean ? "in_running_var" : "in_running_mean");
-    /* Where nothing came before, the batch's own statistics become the running ones, without a factor. */
+    /* Without previous values, the statistics of the batch become the running ones; no factor is needed. */
     bool updates = (op->in_running_mean && op->out_mean) || (op->in_running_var && op->out_var);
     if (is_training(op) && updates && !op->momentum)
         FAIL(WEFT_STATUS_BAD_PARAM,
@@ -84,7 +84,7 @@ static weftStatus_t check_sources(const struct bn_finalize_op *op) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The tensor whose shape all others have. */
+/* The tensor whose shape all others must have. */
 static const struct tensor *source(const struct bn_finalize_op *op) {
     return is_training(op) ? op->sum : op->in_running_mean;
 }
@@ -99,7 +99,8 @@ static weftStatus_t infer(struct descriptor *descriptor) {
                                 op->saved_inv_variance, op->out_mean, op->out_var};
     for (int i = 0; i < 6; i++) {
         tensor_infer_dims(outputs[i], like->dims.count, like->dims.at);
-        /* Statistics in float or better, also where x has few bits: differences of large sums are taken of them. */
+        /* Statistics are FLOAT or better even if x is narrow, because they are computed from differences of large
+           sums. */
         tensor_infer_type(outputs[i], like->type == WEFT_DATA_DOUBLE ? WEFT_DATA_DOUBLE : WEFT_DATA_FLOAT);
     }
     return WEFT_STATUS_SUCCESS;
@@ -109,7 +110,7 @@ static weftStatus_t infer(struct descriptor *descriptor) {
 static weftStatus_t check(const struct descriptor *descriptor) {
     const struct bn_finalize_op *op = (const struct bn_finalize_op *)descriptor;
     struct dims dims = source(op)->dims;
-    /* The source itself is held to [1, C, 1..], too. */
+    /* The source itself must be [1, C, 1..], too. */
     for (int64_t i = 0; i < dims.count; i++)
         if (i != 1)
             dims.at[i] = 1;
@@ -137,7 +138,7 @@ static weftStatus_t check(const struct descriptor *descriptor) {
     return check_scalar(descriptor, "momentum", op->momentum);
 }
 
-/* A channel at a time: statistics, running values, then the norm as one multiplication and addition. */
+/* One channel at a time: statistics, running values, then the norm as one multiplication and one addition. */
 static void reference(const struct descriptor *descriptor, const struct bindings *bindings) {
     const struct bn_finalize_op *op = (const struct bn_finalize_op *)descriptor;
     struct view sum = view_of(bindings, op->sum), sq_sum = view_of(bindings, op->sq_sum);
@@ -148,15 +149,15 @@ static void reference(const struct descriptor *descriptor, const struct bindings
     struct view out_mean = view_of(bindings, op->out_mean), out_var = view_of(bindings, op->out_var);
     bool training = is_training(op);
     double n = view_scalar(bindings, op->accum_count, 0), epsilon = view_scalar(bindings, op->epsilon, 0);
-    /* A running value that nothing came before is the batch's own. An empty batch changes nothing. */
+    /* Without a previous running value, it becomes that of the batch. An empty batch changes nothing. */
     double f = training && n > 0 ? view_scalar(bindings, op->momentum, 1) : 0;
     int64_t index[WEFT_DIM_MAX] = {0}, *c = &index[1];
-    /* `index` is [0, c, 0..]: the place of channel c in every operand. */
+    /* `index` is [0, c, 0..]: the position of channel c in every operand. */
     for (; *c < source(op)->dims.at[1]; ++*c) {
         double mean, variance, unbiased = 0;
         if (training) {
             mean = n > 0 ? view_load(&sum, index) / n : 0;
-            /* Rounding can leave a variance of nearly 0 below it. */
+            /* Rounding can make a variance of nearly 0 negative. */
             variance = n > 0 ? fmax(0, view_load(&sq_sum, index) / n - mean * mean) : 0;
             unbiased = n > 1 ? variance * n / (n - 1) : variance;
         } else {
@@ -165,7 +166,7 @@ static void reference(const struct descriptor *descriptor, const struct bindings
         }
         double inv = 1 / sqrt(variance + epsilon), factor = view_load_or(&scale, index, 1) * inv;
         double addend = view_load_or(&bias, index, 0) - mean * factor;
-        /* f is 0 for inference and for empty batches, which keeps what was there. */
+        /* f is 0 for inference and for empty batches, so that the previous value is unchanged. */
         view_store_if(&out_mean, index, (1 - f) * view_load_or(&in_mean, index, mean) + f * mean);
         view_store_if(&out_var, index, (1 - f) * view_load_or(&in_var, index, unbiased) + f * unbiased);
         view_store_if(&eq_scale, index, factor);
@@ -182,34 +183,33 @@ static int if_greater(struct expansion *e, int a, int b, int c) {
     return expand_choice(e, OPCODE_IF_GREATER, a, b, c, expand_number(e, 0));
 }
 
-/* Values of the expansion, one of each per channel. */
+/* Values of the expansion, one per channel. */
 struct batch {
-    int mean, variance, unbiased, factor; /* factor -1: running values stay */
+    int mean, variance, unbiased, factor; /* factor -1: running values do not change */
 };
 
-/* Training: mean, variance and the factor of the running values from sums and their count. */
+/* Training: computes mean, variance and the factor of running values from the sums and their count. */
 static struct batch batch_from_sums(struct expansion *e, const struct bn_finalize_op *op) {
     int n = expand_input(e, op->accum_count), sum = expand_input(e, op->sum), squares = expand_input(e, op->sq_sum);
     int momentum = expand_input(e, op->momentum), zero = expand_number(e, 0), one = expand_number(e, 1);
-    /* Quotients by n = 0 are calculated and then not chosen: instructions have no branches. */
+    /* The quotients by n = 0 are computed, but not selected: instructions have no branches. */
     struct batch b = {.mean = if_greater(e, n, zero, expand_divide(e, sum, n))};
     int raw = expand_subtract(e, expand_divide(e, squares, n), expand_multiply(e, b.mean, b.mean));
     b.variance = if_greater(e, n, zero, if_greater(e, raw, zero, raw));
-    /* The unbiased variance, n / (n - 1) of it; a single element keeps its own. */
+    /* The unbiased variance is variance * n / (n - 1); for a single element it is the variance itself. */
     int corrected = expand_divide(e, expand_multiply(e, b.variance, n), expand_subtract(e, n, one));
     b.unbiased = expand_choice(e, OPCODE_IF_GREATER, n, one, corrected, b.variance);
     b.factor = if_greater(e, n, zero, momentum < 0 ? one : momentum);
     return b;
 }
 
-/* out = (1 - factor) in + factor batch; nothing where no output is asked for. Without `in` that is the batch's own
-   value. */
+/* out = (1 - factor) in + factor batch; nothing if the output is absent. Without `in`, the batch's own value. */
 static void expand_running(struct expansion *e, const struct tensor *out, const struct tensor *in, int batch,
                            int factor) {
     int before = out ? expand_input(e, in) : -1, old = before < 0 ? batch : before;
     if (!out)
         return;
-    /* Inference: running values are what they were. */
+    /* Inference: running values do not change. */
     if (factor < 0) {
         expand_result(e, out, old);
         return;
@@ -218,13 +218,13 @@ static void expand_running(struct expansion *e, const struct tensor *out, const 
     expand_result(e, out, expand_add(e, rest, expand_multiply(e, factor, batch)));
 }
 
-/* The reference's formulas, value by value. */
+/* The formulas of the reference, value by value. */
 static weftStatus_t expand_bn_finalize(const struct descriptor *descriptor, struct expansion *e) {
     const struct bn_finalize_op *op = (const struct bn_finalize_op *)descriptor;
     expand_over_channels(e, source(op));
     expansion_begin(e, op->math, source(op));
     TRY(expansion_needs_float(e, descriptor, "statistics"));
-    /* Inference: the running values are the statistics, and no factor moves them. */
+    /* Inference: the running values are the statistics, and they are not updated. */
     struct batch b = {.factor = -1};
     int epsilon = expand_input(e, op->epsilon);
     if (is_training(op))
@@ -232,11 +232,11 @@ static weftStatus_t expand_bn_finalize(const struct descriptor *descriptor, stru
     else
         b = (struct batch){expand_input(e, op->in_running_mean), expand_input(e, op->in_running_var),
                            expand_number(e, 0), -1};
-    /* Both modes go on alike from mean and variance. */
+    /* Both modes continue in the same way from mean and variance. */
     int inv = expand_inverse_deviation(e, b.variance, epsilon);
     int scale = expand_input(e, op->scale), bias = expand_input(e, op->bias);
     int eq_scale = scale < 0 ? inv : expand_multiply(e, scale, inv), shift = expand_multiply(e, b.mean, eq_scale);
-    /* The running variance takes in the unbiased one, as the reference does. */
+    /* The running variance uses the unbiased one, as the reference does. */
     expand_running(e, op->out_mean, op->in_running_mean, b.mean, b.factor);
     expand_running(e, op->out_var, op->in_running_var, b.unbiased, b.factor);
     expand_result(e, op->eq_scale, eq_scale);

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* causal_conv1d: each channel of a sequence is filtered alone and sees nothing that comes later
+/* causal_conv1d: filters each channel of a sequence separately; outputs depend on current and previous steps only.
      s[b,d,l] = bias[d] + sum over k of weight[d,k] * x[b, d, l - K + 1 + k]     y = s, or s / (1 + e^-s) with SiLU
-   Before its beginning x is 0, and behind its end ds. Gradients, with ds = dy or dy times the derivative of SiLU at s:
+   x is 0 before the sequence, and ds is 0 after it. Gradients, where ds is dy, or dy times the derivative of SiLU at s:
      dx[b,d,l] = sum over k of weight[d,k] * ds[b, d, l + K - 1 - k]
      dweight[d,k] = sum over b and l of ds[b,d,l] * x[b, d, l - K + 1 + k]       dbias[d] = sum over b and l of ds
-   s is made again, so that the forward keeps nothing but its inputs. Layouts are strides: [B, L, D] in memory is x with
-   a stride of 1 between channels. */
+   The backward pass recomputes s, so that forward stores only y. Strides determine the layout: a tensor stored
+   as [B, L, D] is x with a stride of 1 between channels. */
 #include "graph/ops/causal_conv.h"
 #include "graph/ops/pointwise.h"
 
@@ -69,7 +69,7 @@ static const struct method bwd_methods[] = {
 
 /* ---- Shapes and types -------------------------------------------------------------------------------------------- */
 
-/* Before inference, which takes ranks for granted. */
+/* Runs before inference, which assumes correct ranks. */
 static weftStatus_t check_inputs(const struct causal_conv_op *op) {
     const struct descriptor *descriptor = &op->base;
     TRY(check_rank(descriptor, "x", op->x, 3, 3));
@@ -100,7 +100,7 @@ static void infer_type(struct tensor *tensor, weftDataType_t natural, weftDataTy
         tensor_infer_type(tensor, tensor_result_type(tensor, natural, math));
 }
 
-/* Gradients have the types of what they are of; the bias need not be there. */
+/* Gradients have the types of the corresponding operands; the bias is optional. */
 static weftStatus_t infer_bwd(struct descriptor *descriptor) {
     struct causal_conv_op *op = (struct causal_conv_op *)descriptor;
     TRY(check_inputs(op));
@@ -138,7 +138,7 @@ static weftStatus_t check(const struct descriptor *descriptor) {
     return check_dims(descriptor, "dbias", op->dbias, 1, op->x->dims.at + CAUSAL_CHANNEL);
 }
 
-/* ---- The definition ---------------------------------------------------------------------------------------------- */
+/* ---- Reference --------------------------------------------------------------------------------------------------- */
 
 struct views {
     struct view x, weight, bias, dy;
@@ -146,7 +146,7 @@ struct views {
 
 static double tap(const struct views *v, int64_t d, int64_t k) { return view_load(&v->weight, (int64_t[]){d, k}); }
 
-/* x[b,d,l], 0 before the sequence. */
+/* x[b,d,l], or 0 before the sequence. */
 static double step_of(const struct views *v, int64_t b, int64_t d, int64_t l) {
     return l < 0 ? 0 : view_load(&v->x, (int64_t[]){b, d, l});
 }
@@ -179,7 +179,7 @@ static void reference(const struct descriptor *descriptor, const struct bindings
     }
 }
 
-/* A channel of a sequence: ds of each step, once. */
+/* Computes ds of each step of one channel of a sequence. */
 static void gradients_of_sums(const struct causal_conv_op *op, const struct views *v, int64_t b, int64_t d,
                               double *ds) {
     for (int64_t l = 0; l < v->x.dims[CAUSAL_TIME]; l++) {
@@ -195,7 +195,7 @@ static void reference_bwd(const struct descriptor *descriptor, const struct bind
     struct view dx = view_of(bindings, op->dx), dweight = view_of(bindings, op->dweight),
                 dbias = view_of(bindings, op->dbias);
     const int64_t batch = v.x.dims[CAUSAL_BATCH], steps = v.x.dims[CAUSAL_TIME], taps = v.weight.dims[1];
-    /* Of one channel: ds, then the sums over all sequences. */
+    /* For one channel: ds, then the sums over all sequences. */
     double *ds = bindings->scratch, *sums = ds + steps;
     for (int64_t d = 0; d < v.x.dims[CAUSAL_CHANNEL]; d++) {
         for (int64_t k = 0; k <= taps; k++)
@@ -224,13 +224,13 @@ static int64_t bwd_scratch_bytes(const struct descriptor *descriptor) {
     return (op->x->dims.at[CAUSAL_TIME] + causal_conv_taps(op) + 1) * (int64_t)sizeof(double);
 }
 
-/* A multiplication and an addition for each tap. */
+/* One multiplication and one addition per tap. */
 static double flops(const struct descriptor *descriptor) {
     const struct causal_conv_op *op = (const struct causal_conv_op *)descriptor;
     return 2.0 * (double)tensor_elements(op->x) * (double)causal_conv_taps(op);
 }
 
-/* Sums again, dx and dweight. */
+/* The sums again, dx and dweight. */
 static double bwd_flops(const struct descriptor *descriptor) { return 3 * flops(descriptor); }
 
 const struct op causal_conv_op = {

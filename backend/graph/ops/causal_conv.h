@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The causal convolution of sequences and its gradients as engines read them. */
+/* The causal convolution of sequences and its gradients: fields that engines read. */
 #ifndef WEFT_GRAPH_OPS_CAUSAL_CONV_H
 #define WEFT_GRAPH_OPS_CAUSAL_CONV_H
 
 #include "graph/op.h"
 
-/* Of both directions: y is the forward's result, dy to dbias belong to the gradients. Absent tensors are NULL. */
+/* Shared by both directions: y is the result of forward, dy to dbias belong to backward. Absent tensors are NULL. */
 struct causal_conv_op {
     struct descriptor base;
     int32_t activation, math;
@@ -16,7 +16,7 @@ struct causal_conv_op {
 extern const struct op causal_conv_op;
 extern const struct op causal_conv_bwd_op;
 
-/* The dims of x and dy, and of the filters. */
+/* Dimensions of x and dy, and of the filters. */
 enum { CAUSAL_BATCH, CAUSAL_CHANNEL, CAUSAL_TIME };
 
 static inline int64_t causal_conv_taps(const struct causal_conv_op *op) { return op->weight->dims.at[1]; }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* concat: the inputs one after the other along an axis. An input whose memory is its place in y already may be named by
-   inplace_index; copying it onto itself is harmless, so the reference copies every input. A result without a data type
-   takes the narrowest one that holds the values of all inputs; inputs of another data type are converted. Inputs that
-   are made within the graph may be made in their place (`fit`). */
+/* concat: concatenates the inputs along an axis. inplace_index may name an input that is already stored inside y; the
+   reference copies every input, because copying one onto itself is harmless. A result without a data type gets the
+   narrowest type that can represent the values of all inputs; inputs of other types are converted. Inputs that are
+   computed within the graph may be stored directly in y (`fit`). */
 #include "graph/ops/concat.h"
 #include "graph/ops/move.h"
 
@@ -17,7 +17,7 @@ static const struct row rows[] = {
     VALUE_ROW(WEFT_TYPE_INT64, struct concat_op, axis, WEFT_ATTR_OPERATION_CONCAT_AXIS, "axis", .required = true,
               .least = -WEFT_DIM_MAX, .most = WEFT_DIM_MAX - 1,
               .doc = "the dimension along which the inputs are joined; a negative one counts from the last"),
-    /* For tensors of the user's that share memory; what can be made in its place the planner finds by itself. */
+    /* For tensors of the user that share memory; the planner finds intermediates that can be stored in y by itself. */
     VALUE_ROW(WEFT_TYPE_INT64, struct concat_op, inplace_index, WEFT_ATTR_OPERATION_CONCAT_INPLACE_INDEX,
               "in_place_index", .initial = -1, .least = -1, .most = INT32_MAX,
               .doc = "index of the input that already lies in its place in y; -1: none"),
@@ -29,15 +29,15 @@ static const struct method methods[] = {
     {0},
 };
 
-/* At least one input; all of one rank, and of equal extents but along the axis. */
+/* At least one input; all have the same rank, and the same extents except along the axis. */
 static weftStatus_t check_inputs(const struct concat_op *op) {
     const char *label = descriptor_label(&op->base);
     if (op->inputs.count == 0)
         FAIL(WEFT_STATUS_BAD_PARAM, "%s: the list of inputs is empty. Give at least one.", label);
-    /* The first input gives the rank, by which a negative axis is understood, and the extents. */
+    /* The first input determines the extents, and the rank that a negative axis refers to. */
     const struct tensor *first = op->inputs.tensors[0];
     int64_t rank = first->dims.count;
-    /* Against the first input's rank, before the axis is used. */
+    /* Checked against the first input's rank before the axis is used. */
     if (op->axis < -rank || op->axis >= rank)
         FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
              "%s: axis is %lld, the inputs have %lld dims. Name one of -%lld..%lld.", label, (long long)op->axis,
@@ -46,7 +46,7 @@ static weftStatus_t check_inputs(const struct concat_op *op) {
         FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
              "%s: in_place_index is %lld, there are %lld inputs. Name one of 0..%lld, or leave it unset.", label,
              (long long)op->inplace_index, (long long)op->inputs.count, (long long)op->inputs.count - 1);
-    /* Against the first one: all are alike if each is like it. */
+    /* Comparing each input with the first one is sufficient. */
     for (int64_t k = 1; k < op->inputs.count; k++) {
         const struct tensor *other = op->inputs.tensors[k];
         bool fits = other->dims.count == rank;
@@ -60,7 +60,8 @@ static weftStatus_t check_inputs(const struct concat_op *op) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* y: along the axis the sum of the extents, the first input's order, and a type that holds the values of all inputs. */
+/* y: the sum of the extents along the axis, the order of the first input, and a type that can represent the values of
+   all inputs. */
 static weftStatus_t infer(struct descriptor *descriptor) {
     struct concat_op *op = (struct concat_op *)descriptor;
     TRY(check_inputs(op));
@@ -69,7 +70,7 @@ static weftStatus_t infer(struct descriptor *descriptor) {
     for (int64_t k = 1; k < op->inputs.count; k++)
         dims.at[concat_axis(op)] += op->inputs.tensors[k]->dims.at[concat_axis(op)];
     tensor_infer_dims(op->y, dims.count, dims.at);
-    /* Parts that lie channels last are joined channels last. */
+    /* The concatenation of channels-last inputs is channels-last. */
     tensor_infer_strides(op->y, first);
     weftDataType_t type = (weftDataType_t)first->type;
     for (int64_t k = 1; k < op->inputs.count; k++)
@@ -78,12 +79,12 @@ static weftStatus_t infer(struct descriptor *descriptor) {
     return check_dims(descriptor, "y", op->y, dims.count, dims.at);
 }
 
-/* The input of in_place_index may be its part of y: then it walks y's strides. */
+/* Offset of the input of inplace_index inside y, whose strides it must have then. */
 static int64_t place_in(const struct descriptor *descriptor, const struct tensor *in, const struct tensor *out) {
     const struct concat_op *op = (const struct concat_op *)descriptor;
     int axis = concat_axis(op);
     int64_t before = 0;
-    /* Other types or vectors: the bytes would not be the same at the same place. */
+    /* With other types or vectors, the bytes would differ. */
     if (op->inplace_index < 0 || op->inputs.tensors[op->inplace_index] != in || in->type != out->type ||
         in->vector_count != 1 || out->vector_count != 1)
         return -1;
@@ -91,13 +92,13 @@ static int64_t place_in(const struct descriptor *descriptor, const struct tensor
     for (int64_t k = 0; k < op->inplace_index; k++)
         before += op->inputs.tensors[k]->dims.at[axis];
     for (int64_t i = 0; i < in->dims.count; i++)
-        /* Along an extent of 1 nobody steps, so that its stride does not matter. */
+        /* The stride of an extent of 1 does not matter. */
         if (in->dims.at[i] != 1 && in->strides.at[i] != out->strides.at[i])
             return -1;
     return dtype_bytes((weftDataType_t)in->type, before * out->strides.at[axis]);
 }
 
-/* Where input k must lie so that y is made in place: behind all inputs before it. It always fits. */
+/* Where input k must be stored for y to need no copy: after all inputs before it. Always possible. */
 static bool fit(const struct descriptor *descriptor, int k, const struct placement *y, struct placement *x) {
     const struct concat_op *op = (const struct concat_op *)descriptor;
     int axis = concat_axis(op);
@@ -107,14 +108,14 @@ static bool fit(const struct descriptor *descriptor, int k, const struct placeme
     return true;
 }
 
-/* `before` is where input k begins along the axis of y. */
+/* `before` is the position along the axis of y at which input k begins. */
 static void reference(const struct descriptor *descriptor, const struct bindings *bindings) {
     const struct concat_op *op = (const struct concat_op *)descriptor;
     struct view y = view_of(bindings, op->y);
     int axis = concat_axis(op);
     int64_t in_x[WEFT_DIM_MAX], in_y[WEFT_DIM_MAX], before = 0;
     for (int64_t k = 0; y.data && k < op->inputs.count; k++) {
-        /* Every element of y is in one input alone: nothing is written twice. */
+        /* Every element of y belongs to exactly one input: nothing is written twice. */
         struct view x = view_of(bindings, op->inputs.tensors[k]);
         for (bool more = index_begin(in_x, x.rank, x.dims); more; more = index_next(in_x, x.rank, x.dims)) {
             for (int i = 0; i < x.rank; i++)

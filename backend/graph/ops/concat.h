@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The concat operation as engines read it. */
+/* The concat operation: fields that engines read. */
 #ifndef WEFT_GRAPH_OPS_CONCAT_H
 #define WEFT_GRAPH_OPS_CONCAT_H
 
@@ -9,9 +9,9 @@ struct concat_op {
     struct descriptor base;
     struct list inputs; /* of tensors */
     struct tensor *y;
-    int64_t axis;          /* negative: counted from the last */
-    int64_t inplace_index; /* input whose memory may be its place in y already; -1: none */
-    uint64_t placed;       /* bits of inputs that are made in their places, so that nothing copies them: as planned */
+    int64_t axis;          /* negative values count from the last dimension */
+    int64_t inplace_index; /* index of the input that may already be stored inside y, or -1 */
+    uint64_t placed;       /* bit mask of inputs that the planner stores inside y, so that they are not copied */
 };
 
 extern const struct op concat_op;

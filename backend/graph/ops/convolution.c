@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Convolution:
      y[n,k,o] = alpha * sum over c, r of x[n, c, o * stride + r * dilation - pre] * w[k,c,r] + beta * y[n,k,o]
-   and its gradients with respect to x (conv_dgrad) and w (conv_wgrad), with one to three spatial dimensions. Outside
-   the image x is 0. Groups follow from the channels of x and w, or stand in a dimension of their own:
+   and its gradients with respect to x (conv_dgrad) and w (conv_wgrad), with one to three spatial dimensions. x is 0
+   outside of the image. Groups follow from the channels of x and w, or have a dimension of their own:
      x [N, C, x..]     w [K, C / groups, w..]   y [N, K, y..]       rank spatial + 2
-     x [N, G, C, x..]  w [G, K, C, w..]         y [N, G, K, y..]    rank spatial + 3, the number of spatial dims known
-   Paddings may be negative: they crop. */
+     x [N, G, C, x..]  w [G, K, C, w..]         y [N, G, K, y..]    rank spatial + 3, if the spatial rank is set
+   Negative paddings crop. */
 #include "graph/ops/convolution.h"
 
 enum { SPATIAL_MAX = 3 };
@@ -37,12 +37,12 @@ static const struct row parameter_rows[] = {
               .doc = "number of spatial dimensions; unset: as the lists or tensors have"),
 };
 
-/* The number of spatial dimensions may be left to the lists, and these to the tensors. */
+/* Lists determine the number of spatial dimensions if the user did not set it; without lists, the tensors do. */
 static weftStatus_t finalize_parameters(struct descriptor *descriptor) {
     struct convolution *conv = (struct convolution *)descriptor;
     static const char *const keys[] = {"stride", "dilation", "pre_padding", "post_padding"};
     const struct dims *lists[] = {&conv->stride, &conv->dilation, &conv->pre_padding, &conv->post_padding};
-    /* The first list that is set says how many spatial dimensions there are; all others have to agree. */
+    /* The first list that is set determines the number of spatial dimensions; all others must agree. */
     for (int i = 0; i < 4; i++) {
         if (conv->spatial == 0 && lists[i]->count <= SPATIAL_MAX)
             conv->spatial = lists[i]->count;
@@ -66,8 +66,8 @@ const struct schema convolution_schema = {
 
 /* ---- Rows and methods -------------------------------------------------------------------------------------------- */
 
-/* The three directions share struct conv_op: x, w and y stand for dx, dw and dy where those are made, so that geometry
-   and reference are written once. */
+/* The three directions share struct conv_op: x, w and y stand for dx, dw and dy if these are the results, so that
+   geometry and reference are written once. */
 static const struct row fprop_rows[] = {
     VALUE_ROW(WEFT_TYPE_BACKEND_DESCRIPTOR, struct conv_op, parameters,
               WEFT_ATTR_OPERATION_CONVOLUTION_FORWARD_CONV_DESC, "parameters", .required = true,
@@ -84,7 +84,8 @@ static const struct row fprop_rows[] = {
                .shape = "[N, K, 1 + (x + pre + post - dilation * (w - 1) - 1) / stride..]", .doc = "result"),
 };
 
-/* As a transposed convolution: dy is the image it enlarges. Fields are those of the forward, as in all directions. */
+/* As in a transposed convolution, dy is the image that is enlarged. In all directions, fields have the names of the
+   forward operation. */
 static const struct row dgrad_rows[] = {
     VALUE_ROW(WEFT_TYPE_BACKEND_DESCRIPTOR, struct conv_op, parameters,
               WEFT_ATTR_OPERATION_CONVOLUTION_BWD_DATA_CONV_DESC, "parameters", .required = true,
@@ -118,12 +119,12 @@ static const struct row wgrad_rows[] = {
                .shape = "[K, C / groups, w..]; its dims must be set", .doc = "gradient of the filters"),
 };
 
-/* Behind the tensors of every direction; `padding` is short for the same padding before and after. */
+/* These follow the tensors of every direction. `padding` sets the same padding before and after. */
 #define GEOMETRY_ARGUMENTS                                                                                             \
     " pre_padding=[] post_padding=[] stride=[] dilation=[] convolution_mode=CROSS_CORRELATION "                        \
     "* padding:pre_padding+post_padding=None"
 
-/* One method a direction, in cuDNN's words. */
+/* One method per direction, with cuDNN's names. */
 static const struct method fprop_methods[] = {
     {"conv_fprop", "convolution : y[n,k,o] = sum_{c,r} x[n, c, o * stride + r * dilation - pre_padding] * w[k,c,r]",
      NULL, "image:x weight:w" GEOMETRY_ARGUMENTS, "y"},
@@ -157,7 +158,7 @@ bool conv_is(const struct descriptor *descriptor) {
     return op == &conv_fprop_op || op == &conv_dgrad_op || op == &conv_wgrad_op;
 }
 
-/* What the user calls the tensors at x, w and y. */
+/* The user's names of the tensors at x, w and y. */
 struct names {
     const char *x, *w, *y;
 };
@@ -173,18 +174,18 @@ static struct tensor *output_of(const struct conv_op *op) {
     return outputs[direction_of(&op->base)];
 }
 
-/* An input, whose dims are known. */
+/* An input; its dims are known. */
 static const struct tensor *input_of(const struct conv_op *op) {
     return direction_of(&op->base) == CONV_DATA ? op->y : op->x;
 }
 
-/* Unset everywhere: rank less 2, as of tensors without a dimension of groups. */
+/* If nothing is set, the rank less 2, for tensors without a dimension of groups. */
 static int spatial_of(const struct conv_op *op) {
     int64_t spatial = op->parameters->spatial;
     return (int)(spatial ? spatial : input_of(op)->dims.count - 2);
 }
 
-/* The index of the first spatial dimension: 2, or 3 with a dimension of groups. */
+/* Index of the first spatial dimension: 2, or 3 with a dimension of groups. */
 static int first_of(const struct conv_op *op) { return (int)input_of(op)->dims.count - spatial_of(op); }
 
 /* The geometry along one spatial dimension. */
@@ -192,7 +193,7 @@ struct axis {
     int64_t stride, dilation, pre, post;
 };
 
-/* Lists have an entry for each spatial dimension or none at all. */
+/* Lists have one entry per spatial dimension, or none at all. */
 static struct axis axis_of(const struct convolution *conv, int i) {
     struct axis axis = {.stride = conv->stride.count ? conv->stride.at[i] : 1,
                         .dilation = conv->dilation.count ? conv->dilation.at[i] : 1,
@@ -201,26 +202,28 @@ static struct axis axis_of(const struct convolution *conv, int i) {
     return axis;
 }
 
-/* The product of numbers of 0 or more, cut at 2^60: sums of a few such stay in range. */
+/* The product of two non-negative numbers, capped at 2^60, so that sums of a few products do not overflow. */
 static int64_t capped_product(int64_t a, int64_t b) {
     const int64_t cap = INT64_C(1) << 60;
     int64_t product;
     return __builtin_mul_overflow(a, b, &product) || product > cap ? cap : product;
 }
 
-/* Elements of the image from the first to the last tap of a filter. */
+/* Distance in the image from the first to the last tap of a filter, both included. */
 static int64_t span_of(struct axis axis, int64_t w) { return capped_product(axis.dilation, w - 1) + 1; }
 
-/* May be negative: paddings crop. Parameters are below 2^31 and images below 2^60, so that sums do not overflow. */
+/* May be negative, because negative paddings crop. Parameters are below 2^31 and images below 2^60, so sums do not
+   overflow. */
 static int64_t padded_image(struct axis axis, int64_t x) { return capped_product(x, 1) + axis.pre + axis.post; }
 
-/* 1 + floor((x + pre + post - span) / stride), and 0 for an empty image or where the filter does not fit. */
+/* 1 + floor((x + pre + post - span) / stride), and 0 for an empty image or if the filter does not fit. */
 static int64_t output_extent(struct axis axis, int64_t x, int64_t w) {
     int64_t room = padded_image(axis, x) - span_of(axis, w);
     return room < 0 || x == 0 ? 0 : 1 + room / axis.stride;
 }
 
-/* The least x that makes y. stride - 1 images more give the same y: the gradient cannot tell which there was. */
+/* The smallest x that yields y. The next stride - 1 extents yield the same y, and the gradient cannot distinguish
+   them. */
 static int64_t least_image(struct axis axis, int64_t w, int64_t y) {
     int64_t x = capped_product(axis.stride, y - 1) + span_of(axis, w) - axis.pre - axis.post;
     return y == 0 || x < 0 ? 0 : x;
@@ -228,12 +231,12 @@ static int64_t least_image(struct axis axis, int64_t w, int64_t y) {
 
 /* ---- Inference --------------------------------------------------------------------------------------------------- */
 
-/* All tensors that have dims have the same rank, and it fits the number of spatial dimensions. */
+/* All tensors with dims must have the same rank, and it must fit the number of spatial dimensions. */
 static weftStatus_t check_ranks(const struct conv_op *op) {
     struct names names = names_of(op);
     const char *keys[] = {names.x, names.w, names.y};
     const struct tensor *tensors[] = {op->x, op->w, op->y}, *known = input_of(op);
-    /* Rank spatial + 2 without, spatial + 3 with a dimension of groups. */
+    /* The rank is spatial + 2, or spatial + 3 with a dimension of groups. */
     int spatial = spatial_of(op);
     int64_t rank = known->dims.count;
     if (spatial < 1 || spatial > SPATIAL_MAX || rank < spatial + 2 || rank > spatial + 3)
@@ -248,7 +251,7 @@ static weftStatus_t check_ranks(const struct conv_op *op) {
                  "%s: %s has %lld dims %s, %s has %lld dims %s. Give all tensors the same rank.",
                  descriptor_label(&op->base), keys[i], (long long)tensors[i]->dims.count, tensor_dims_text(tensors[i]),
                  known == op->x ? names.x : names.y, (long long)rank, tensor_dims_text(known));
-    /* A filter without taps has no span, and an output extent that grows beyond the image. */
+    /* A filter without taps has no span, and its output would be larger than the image. */
     for (int i = first_of(op); op->w->dims.count && i < rank; i++)
         if (op->w->dims.at[i] < 1)
             FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND, "%s: %s is %s: a filter has at least 1 tap. Give it larger dims.",
@@ -256,15 +259,15 @@ static weftStatus_t check_ranks(const struct conv_op *op) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Batch stays, channels come from w, and each spatial extent from its axis. Of a forward or a data direction, whose w
-   is an input and has dims. */
+/* The batch size is kept, channels come from w, and spatial extents from each axis. For forward and data gradients,
+   whose w is an input with dims. */
 static void infer_dims(struct conv_op *op) {
     bool forward = direction_of(&op->base) == CONV_FORWARD;
     const struct tensor *w = op->w;
     int first = first_of(op);
     struct dims dims = input_of(op)->dims;
-    /* w is [G, K, C, ..] then, else [K, C / groups, ..]; without a dimension of groups a data gradient has one
-       group. */
+    /* In that case w is [G, K, C, ..], otherwise [K, C / groups, ..]; without a dimension of groups, a data gradient
+       has one group. */
     if (first == 3)
         dims.at[2] = w->dims.at[forward ? 1 : 2];
     else
@@ -277,14 +280,14 @@ static void infer_dims(struct conv_op *op) {
     tensor_infer_dims(output_of(op), dims.count, dims.at);
 }
 
-/* The two factors are those of the direction: x w, dy w or x dy. */
+/* The two factors depend on the direction: x w, dy w or x dy. */
 weftDataType_t conv_math(const struct conv_op *op) {
     enum conv_direction direction = direction_of(&op->base);
     return product_math(&op->parameters->base, WEFT_ATTR_CONVOLUTION_COMP_TYPE, op->parameters->math,
                         direction == CONV_DATA ? op->y : op->x, direction == CONV_FILTER ? op->y : op->w);
 }
 
-/* A data gradient without dims gets the least image; a filter gradient has to say its own. */
+/* A data gradient without dims gets the smallest image; the dims of a filter gradient must be set. */
 static weftStatus_t infer(struct descriptor *descriptor) {
     struct conv_op *op = (struct conv_op *)descriptor;
     struct tensor *out = output_of(op);
@@ -296,7 +299,7 @@ static weftStatus_t infer(struct descriptor *descriptor) {
     if (out->dims.count == 0)
         infer_dims(op);
     const struct tensor *like = input_of(op);
-    /* Channels last in, channels last out: the output takes the order of its input's dimensions. */
+    /* The output has the dimension order of its input: channels-last input gives channels-last output. */
     tensor_infer_strides(out, like);
     weftDataType_t natural = (weftDataType_t)like->type, math = math_type((int32_t)conv_math(op));
     tensor_infer_type(out, dtype_is_integer(natural) ? math : tensor_result_type(out, natural, math));
@@ -305,20 +308,20 @@ static weftStatus_t infer(struct descriptor *descriptor) {
 
 /* ---- Checks ------------------------------------------------------------------------------------------------------ */
 
-/* Groups of x and w: 0 when their channels do not fit together. */
+/* Number of groups that x and w imply; 0 if their channels do not match. */
 static int64_t groups_of(const struct conv_op *op) {
     const int64_t *x = op->x->dims.at, *w = op->w->dims.at;
     if (first_of(op) == 3)
         return x[1] == w[0] && x[2] == w[2] ? x[1] : 0;
-    /* Channels of 0 make an empty sum, which has no quotient: one group. */
+    /* Without channels the sum is empty and the quotient undefined: one group. */
     if (w[1] == 0)
         return x[1] == 0 ? 1 : 0;
     int64_t groups = x[1] % w[1] ? 0 : x[1] / w[1];
     return groups && w[0] % groups == 0 ? groups : 0;
 }
 
-/* Batch entries, channels and groups of all three tensors. Messages say which shapes were understood: with groups in a
-   dimension of their own, or among the channels. */
+/* Checks batch size, channels and groups of all three tensors. Messages state how the shapes were interpreted: with
+   groups in a dimension of their own, or within the channels. */
 static weftStatus_t check_channels(const struct conv_op *op) {
     struct names names = names_of(op);
     const int64_t *x = op->x->dims.at, *w = op->w->dims.at, *y = op->y->dims.at;
@@ -336,7 +339,7 @@ static weftStatus_t check_channels(const struct conv_op *op) {
              "%s: channels of %s %s and %s %s do not fit: x is [N,C,..], w is [K,C/groups,..], and K is a multiple of "
              "groups. Change one of them.",
              descriptor_label(&op->base), names.x, tensor_dims_text(op->x), names.w, tensor_dims_text(op->w));
-    /* The third tensor follows from the two that groups were told by. */
+    /* The third tensor must match the two that the groups were derived from. */
     bool fits = y[0] == x[0] && (grouped ? y[1] == w[0] && y[2] == w[1] : y[1] == w[0]);
     if (!fits)
         FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
@@ -347,15 +350,15 @@ static weftStatus_t check_channels(const struct conv_op *op) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Says what y should be, and how to get there; of a data gradient, whose dx is the user's choice, the range that dx may
-   have. */
+/* The message states the expected y, and how to get it; for a data gradient, whose dx the user chooses, the valid range
+   of dx. */
 static weftStatus_t refuse_extent(const struct conv_op *op, int i, struct axis axis, int64_t x, int64_t w, int64_t y) {
     static const char *const fixes[] = {[CONV_FORWARD] = "Give y that extent, or no dims",
                                         [CONV_DATA] = "Give dx no dims, or an extent between these: ",
                                         [CONV_FILTER] = "Change dw, the paddings or the stride"};
     struct names names = names_of(op);
     enum conv_direction direction = direction_of(&op->base);
-    /* stride images in a row give the same y. */
+    /* `stride` consecutive image extents yield the same y. */
     int64_t least = least_image(axis, w, y), most = y == 0 ? 0 : least + axis.stride - 1;
     FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
          "%s: spatial dimension %d: %s has %lld, expected 1 + (%s %lld + pre %lld + post %lld - dilation %lld * (%s "
@@ -367,14 +370,14 @@ static weftStatus_t refuse_extent(const struct conv_op *op, int i, struct axis a
          direction == CONV_DATA ? numbers_text((const int64_t[]){least, most}, 2) : "");
 }
 
-/* `dim` is the dimension in the tensors; messages count spatial dimensions from 0. */
+/* `dim` is the dimension of the tensors; messages count spatial dimensions from 0. */
 static weftStatus_t check_extent(const struct conv_op *op, int dim) {
     struct names names = names_of(op);
     int i = dim - first_of(op);
     struct axis axis = axis_of(op->parameters, i);
     int64_t x = op->x->dims.at[dim], w = op->w->dims.at[dim], y = op->y->dims.at[dim];
     int64_t padded = padded_image(axis, x), span = span_of(axis, w);
-    /* By the formula an output of extent 0 would fit; a filter that is larger than the image is a mistake. */
+    /* An output extent of 0 would match the formula, but a filter that is larger than the image is a mistake. */
     if (padded < span && x > 0)
         FAIL(
             WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
@@ -387,7 +390,7 @@ static weftStatus_t check_extent(const struct conv_op *op, int dim) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Channels, then each spatial dimension, then what beta needs. */
+/* Checks channels, then each spatial dimension, then the requirements of beta. */
 static weftStatus_t check(const struct descriptor *descriptor) {
     const struct conv_op *op = (const struct conv_op *)descriptor;
     TRY(check_channels(op));
@@ -404,8 +407,8 @@ static weftStatus_t check(const struct descriptor *descriptor) {
 
 /* ---- Geometry ---------------------------------------------------------------------------------------------------- */
 
-/* outer, group, channel: dimensions of the tensor; without a dimension of groups, group is the one that holds them in
-   blocks of `block`. */
+/* outer, group, channel: dimensions of the tensor. Without a dimension of groups, `group` is the dimension that
+   contains the groups as blocks of `block`. */
 static struct conv_operand operand_of(const struct tensor *tensor, int spatial, int outer, int group, int channel,
                                       int64_t block) {
     struct conv_operand operand = {.tensor = tensor,
@@ -413,23 +416,23 @@ static struct conv_operand operand_of(const struct tensor *tensor, int spatial, 
                                    .group_stride = tensor->strides.at[group] * block,
                                    .channel_stride = tensor->strides.at[channel],
                                    .size = {1, 1, 1}};
-    /* Spatial dimensions stand last, whatever is before them. */
+    /* Spatial dimensions are always the last ones. */
     int first = (int)tensor->dims.count - spatial;
     for (int i = 0; i < spatial; i++) {
-        /* The last of the three is the last of the tensor, so that a line is always at index 2. */
+        /* The last of the three is the last of the tensor, so that index 2 is always the row. */
         operand.size[SPATIAL_MAX - spatial + i] = tensor->dims.at[first + i];
         operand.size_stride[SPATIAL_MAX - spatial + i] = tensor->strides.at[first + i];
     }
     return operand;
 }
 
-/* Spatial dimensions are always three, missing ones in front with an extent of 1, so that engines have one loop
+/* There are always three spatial dimensions, padded at the front with extents of 1, so that engines need only one loop
    nest. */
 struct conv_geometry conv_geometry(const struct descriptor *descriptor) {
     const struct conv_op *op = (const struct conv_op *)descriptor;
-    /* Dimension 1 holds channels, or groups where channels have dimension 2. */
+    /* Dimension 1 contains the channels, or the groups if channels are in dimension 2. */
     int spatial = spatial_of(op), channel = first_of(op) - 1;
-    /* Without such a dimension, groups lie among the channels of x and y, and among the filters of w. */
+    /* Without a dimension of groups, they are in the channels of x and y, and in the filters of w. */
     bool grouped = channel == 2;
     struct conv_geometry g = {.direction = direction_of(descriptor),
                               .spatial = spatial,
@@ -442,7 +445,7 @@ struct conv_geometry conv_geometry(const struct descriptor *descriptor) {
                               .math = conv_math(op),
                               .alpha = op->alpha,
                               .beta = op->beta};
-    /* k and c are counted within a group. */
+    /* k and c count channels within a group. */
     g.k = grouped ? op->w->dims.at[1] : op->w->dims.at[0] / g.groups;
     g.x = operand_of(op->x, spatial, 0, 1, channel, grouped ? 1 : g.c);
     g.w = operand_of(op->w, spatial, grouped ? 1 : 0, 0, channel, grouped ? 1 : g.k);
@@ -458,7 +461,7 @@ struct conv_geometry conv_geometry(const struct descriptor *descriptor) {
     return g;
 }
 
-/* A multiplication and an addition for each tap of each output, padding included; the same number for all
+/* One multiplication and one addition for each tap of each output, padding included; the same number for all
    directions. */
 static double flops(const struct descriptor *descriptor) {
     struct conv_geometry g = conv_geometry(descriptor);
@@ -470,11 +473,11 @@ static double flops(const struct descriptor *descriptor) {
 
 /* ---- Reference --------------------------------------------------------------------------------------------------- */
 
-/* Places of an operand as the formula has them: OUTER is the image n, of filters the output channel k; CHANNEL is the
-   one within the group. */
+/* Positions in an operand as the formula has them: OUTER is the image n, or the output channel k of a filter; CHANNEL
+   is the channel within the group. */
 enum { OUTER, GROUP, CHANNEL, SIZE, PLACE = SIZE + SPATIAL_MAX };
 
-/* Turns the place [outer, group, channel, size..] of an operand into the index of its tensor. */
+/* Converts a position [outer, group, channel, size..] of an operand to an index of its tensor. */
 static void index_of(const struct conv_geometry *g, const struct conv_operand *operand, const int64_t place[PLACE],
                      int64_t *index) {
     bool is_filter = operand == &g->w;
@@ -484,7 +487,7 @@ static void index_of(const struct conv_geometry *g, const struct conv_operand *o
         index[1] = place[is_filter ? OUTER : GROUP];
         index[2] = place[CHANNEL];
     } else if (is_filter) {
-        /* Without a dimension of groups their channels lie one group after the other. */
+        /* Without a dimension of groups, the channels of groups follow each other. */
         index[0] = place[GROUP] * g->k + place[OUTER];
         index[1] = place[CHANNEL];
     } else {
@@ -495,12 +498,12 @@ static void index_of(const struct conv_geometry *g, const struct conv_operand *o
         index[first + i] = place[SIZE + SPATIAL_MAX - g->spatial + i];
 }
 
-/* One product of the sum: tap r of the filter that makes channel k of group g from channel c, at output position o. */
+/* One term of the sum: tap r of the filter that computes channel k of group g from channel c, at output position o. */
 struct product {
     int64_t n, group, c, k, r[SPATIAL_MAX], o[SPATIAL_MAX];
 };
 
-/* The places of its three elements; false when x lies outside the image. */
+/* The positions of its three elements; returns false if x is outside of the image. */
 static bool places_of(const struct conv_geometry *g, const struct product *p, int64_t *x, int64_t *w, int64_t *y) {
     x[OUTER] = y[OUTER] = p->n;
     x[GROUP] = w[GROUP] = y[GROUP] = p->group;
@@ -509,7 +512,7 @@ static bool places_of(const struct conv_geometry *g, const struct product *p, in
     bool inside = true;
     for (int i = 0; i < SPATIAL_MAX; i++) {
         x[SIZE + i] = p->o[i] * g->stride[i] + p->r[i] * g->dilation[i] - g->pre[i];
-        /* A convolution in the sense of mathematics runs through the filter backwards. */
+        /* A mathematical convolution (flip) traverses the filter backwards. */
         w[SIZE + i] = g->flip ? g->w.size[i] - 1 - p->r[i] : p->r[i];
         y[SIZE + i] = p->o[i];
         inside = inside && x[SIZE + i] >= 0 && x[SIZE + i] < g->x.size[i];
@@ -521,7 +524,7 @@ struct views {
     struct view x, w, y;
 };
 
-/* Exact in integers only where the result is the sum itself: factors are doubles. */
+/* Integer accumulation is exact only if the result is the plain sum, because the factors are doubles. */
 static struct sum new_sum(const struct conv_geometry *g, const struct views *views) {
     struct sum sum = sum_of_products(g->math, g->direction == CONV_DATA ? &views->y : &views->x,
                                      g->direction == CONV_FILTER ? &views->y : &views->w);
@@ -529,11 +532,11 @@ static struct sum new_sum(const struct conv_geometry *g, const struct views *vie
     return sum;
 }
 
-/* Adds x * w, dy * w or x * dy, whichever makes the direction's output. */
+/* Adds x * w, dy * w or x * dy, depending on the direction. */
 static void add_product(struct sum *sum, const struct conv_geometry *g, const struct views *views,
                         const struct product *p) {
     int64_t x[PLACE], w[PLACE], y[PLACE], in_x[WEFT_DIM_MAX], in_w[WEFT_DIM_MAX], in_y[WEFT_DIM_MAX];
-    /* Outside of the image is 0, which adds nothing. */
+    /* Elements outside of the image are 0 and add nothing. */
     if (!places_of(g, p, x, w, y))
         return;
     index_of(g, &g->x, x, in_x), index_of(g, &g->w, w, in_w), index_of(g, &g->y, y, in_y);
@@ -545,24 +548,24 @@ static void add_product(struct sum *sum, const struct conv_geometry *g, const st
         sum_add(sum, &views->x, in_x, &views->y, in_y);
 }
 
-/* beta 0 reads nothing: the output may hold anything before. */
+/* beta 0 does not read the output, which may be uninitialised. */
 static void store(const struct conv_geometry *g, const struct conv_operand *operand, const struct view *view,
                   const int64_t place[PLACE], struct sum *sum) {
     int64_t index[WEFT_DIM_MAX];
     index_of(g, operand, place, index);
-    /* Exact sums have alpha 1 and beta 0: this does not concern them. */
+    /* Integer sums have alpha 1 and beta 0, and are not affected. */
     sum->real = g->alpha * sum->real + (g->beta != 0 ? g->beta * view_load(view, index) : 0);
     sum_store(sum, view, index);
 }
 
-/* y: sum over c and r. */
+/* y: sums over c and r. */
 static void compute_y(const struct conv_geometry *g, const struct views *views) {
-    /* `whole` are the outputs, in the order of a place; `inner` the products of each sum. */
+    /* `whole` has the extents of the outputs, in the order of a position; `inner` those of the sums. */
     const int64_t whole[] = {g->n, g->groups, g->k, g->y.size[0], g->y.size[1], g->y.size[2]};
     const int64_t inner[] = {g->c, g->w.size[0], g->w.size[1], g->w.size[2]};
     int64_t at[PLACE], tap[4];
     for (bool more = index_begin(at, PLACE, whole); more; more = index_next(at, PLACE, whole)) {
-        /* Each output is one sum, from the first product to the last. */
+        /* Each output is one sum over all of its products. */
         struct sum sum = new_sum(g, views);
         for (bool taps = index_begin(tap, 4, inner); taps; taps = index_next(tap, 4, inner)) {
             struct product p = {.n = at[OUTER],
@@ -577,8 +580,8 @@ static void compute_y(const struct conv_geometry *g, const struct views *views) 
     }
 }
 
-/* The output position whose tap r reads x; false when there is none. Negative numbers are tested before the division,
-   which rounds towards 0. */
+/* The output position whose tap r reads x; false if none exists. Checks for negative numbers before it divides, because
+   division rounds towards 0. */
 static bool find_position(const struct conv_geometry *g, const int64_t *x, struct product *p) {
     for (int i = 0; i < SPATIAL_MAX; i++) {
         int64_t scaled = x[i] + g->pre[i] - p->r[i] * g->dilation[i];
@@ -599,7 +602,7 @@ static void compute_dx(const struct conv_geometry *g, const struct views *views)
         for (bool taps = index_begin(tap, 4, inner); taps; taps = index_next(tap, 4, inner)) {
             struct product p = {
                 .n = at[OUTER], .group = at[GROUP], .c = at[CHANNEL], .k = tap[0], .r = {tap[1], tap[2], tap[3]}};
-            /* With strides most taps read no given element. */
+            /* With strides, most taps do not read a given element. */
             if (find_position(g, at + SIZE, &p))
                 add_product(&sum, g, views, &p);
         }
@@ -619,7 +622,7 @@ static void compute_dw(const struct conv_geometry *g, const struct views *views)
             struct product p = {
                 .k = at[OUTER], .group = at[GROUP], .c = at[CHANNEL], .n = in[0], .o = {in[1], in[2], in[3]}};
             for (int i = 0; i < SPATIAL_MAX; i++)
-                /* places_of turns a flipped tap back again: here the tap is told from its place. */
+                /* places_of reverses flipped taps, so this computes the tap from its position in w. */
                 p.r[i] = g->flip ? g->w.size[i] - 1 - at[SIZE + i] : at[SIZE + i];
             add_product(&sum, g, views, &p);
         }
@@ -627,7 +630,7 @@ static void compute_dw(const struct conv_geometry *g, const struct views *views)
     }
 }
 
-/* Only the output is written, and nothing where it has no memory. */
+/* Only the output is written, and only if it has memory. */
 static void reference(const struct descriptor *descriptor, const struct bindings *bindings) {
     const struct conv_op *op = (const struct conv_op *)descriptor;
     struct conv_geometry g = conv_geometry(descriptor);

@@ -5,7 +5,7 @@
 #include "graph/ops/genstats.h"
 #include "graph/expansion.h"
 
-/* There is one mode; the row is for graphs that set it. */
+/* There is only one mode; the row exists for graphs that set it. */
 static const struct row rows[] = {
     VALUE_ROW(WEFT_TYPE_GENSTATS_MODE, struct genstats_op, mode, WEFT_ATTR_OPERATION_GENSTATS_MODE, "mode",
               .doc = "which statistics are taken: SUM_SQSUM"),
@@ -25,7 +25,7 @@ static const struct method methods[] = {
     {0},
 };
 
-/* Both sums are per channel, in FLOAT, or DOUBLE where x is. */
+/* Both sums are per channel, in FLOAT, or in DOUBLE if x is DOUBLE. */
 static weftStatus_t infer(struct descriptor *descriptor) {
     struct genstats_op *op = (struct genstats_op *)descriptor;
     TRY(check_rank(descriptor, "x", op->x, 2, WEFT_DIM_MAX));
@@ -33,7 +33,7 @@ static weftStatus_t infer(struct descriptor *descriptor) {
     struct tensor *sums[] = {op->sum, op->sq_sum};
     for (int i = 0; i < 2; i++) {
         tensor_infer_dims(sums[i], dims.count, dims.at);
-        /* Sums of many elements need more bits than x may have. */
+        /* Sums of many elements need more precision than x may have. */
         tensor_infer_type(sums[i], op->x->type == WEFT_DATA_DOUBLE ? WEFT_DATA_DOUBLE : WEFT_DATA_FLOAT);
     }
     return WEFT_STATUS_SUCCESS;
@@ -46,32 +46,32 @@ static weftStatus_t check(const struct descriptor *descriptor) {
     return check_dims(descriptor, "sq_sum", op->sq_sum, dims.count, dims.at);
 }
 
-/* A channel at a time, both sums in one pass. */
+/* One channel at a time, both sums in one pass. */
 static void reference(const struct descriptor *descriptor, const struct bindings *bindings) {
     const struct genstats_op *op = (const struct genstats_op *)descriptor;
     struct view x = view_of(bindings, op->x), sum = view_of(bindings, op->sum), sq_sum = view_of(bindings, op->sq_sum);
     struct dims channel = op->x->dims;
-    /* One channel's elements: all dims of x, but a single one along dimension 1. */
+    /* Elements of one channel: all dims of x, with extent 1 along dimension 1. */
     channel.at[1] = 1;
     int64_t index[WEFT_DIM_MAX], in_channel[WEFT_DIM_MAX] = {0};
     for (int64_t c = 0; c < x.dims[1]; c++) {
         double total = 0, squares = 0;
-        /* A channel without elements has sums of 0. */
+        /* The sums of an empty channel are 0. */
         for (bool more = index_begin(index, x.rank, channel.at); more; more = index_next(index, x.rank, channel.at)) {
-            index[1] = c; /* stepping puts it back to 0 */
+            index[1] = c; /* index_next resets it to 0 */
             double value = view_load(&x, index);
             total += value;
             squares += value * value;
         }
-        /* [0, c, 0..]: the channel's place in both sums. */
+        /* [0, c, 0..]: the position of the channel in both sums. */
         in_channel[1] = c;
         view_store_if(&sum, in_channel, total);
         view_store_if(&sq_sum, in_channel, squares);
     }
 }
 
-/* Two plain sums over rows, where a row is a channel; both come from one pass over x. DOUBLE sums are taken in DOUBLE.
-   */
+/* Two sums over rows, where a row is a channel; both are computed in one pass over x. DOUBLE sums are accumulated in
+   DOUBLE. */
 static weftStatus_t expand_genstats(const struct descriptor *descriptor, struct expansion *e) {
     const struct genstats_op *op = (const struct genstats_op *)descriptor;
     bool is_double = op->sum->type == WEFT_DATA_DOUBLE || op->sq_sum->type == WEFT_DATA_DOUBLE;

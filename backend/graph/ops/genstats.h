@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The per-channel sums as engines read them. */
+/* Sums per channel: fields that engines read. */
 #ifndef WEFT_GRAPH_OPS_GENSTATS_H
 #define WEFT_GRAPH_OPS_GENSTATS_H
 
@@ -13,7 +13,7 @@ struct genstats_op {
 
 extern const struct op genstats_op;
 
-/* [1, C, 1..] of x with dims [N, C, spatial..]: the shape of what batch norm keeps for each channel. */
+/* [1, C, 1..] for x with dims [N, C, spatial..]: the dims of batch norm's operands per channel. */
 static inline struct dims channel_dims(const struct tensor *x) {
     struct dims dims = x->dims;
     for (int64_t i = 0; i < dims.count; i++)

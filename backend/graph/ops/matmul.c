@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* matmul: C[b..,m,n] = sum over k of A[b..,m,k] * B[b..,k,n]. Batch extents broadcast when one divides the other, as
-   grouped heads of attention need. Overrides give each batch entry its own M, N, K: elements of A and B outside them
-   count as the padding value. A transposed operand is one with other strides; there is no attribute for it. */
+/* matmul: C[b..,m,n] = sum over k of A[b..,m,k] * B[b..,k,n]. Batch extents broadcast if one divides the other, which
+   grouped heads of attention need. Overrides set M, N and K for each batch entry: elements of A and B outside of them
+   are replaced by the padding value. A transposed operand is expressed by its strides; it has no attribute. */
 #include "graph/ops/matmul.h"
 
 /* ---- The parameter descriptor ------------------------------------------------------------------------------------ */
@@ -32,7 +32,7 @@ static const struct row rows[] = {
                .shape = "[batch.., M, K]", .doc = "left operand"),
     TENSOR_ROW(ROLE_INPUT, struct matmul_op, b, WEFT_ATTR_OPERATION_MATMUL_BDESC, "B", .required = true,
                .shape = "[batch.., K, N]", .doc = "right operand"),
-    /* Numbers in memory of the device, so that a plan serves products of sizes that are known only when it runs. */
+    /* Numbers in device memory, so that one plan supports sizes that are known only at run time. */
     TENSOR_ROW(ROLE_INPUT, struct matmul_op, m_override, WEFT_ATTR_OPERATION_MATMUL_GEMM_M_OVERRIDE_DESC, "m_override",
                .shape = "[batch.., 1, 1]", .doc = "rows in use of each batch entry, INT32 or INT64"),
     TENSOR_ROW(ROLE_INPUT, struct matmul_op, n_override, WEFT_ATTR_OPERATION_MATMUL_GEMM_N_OVERRIDE_DESC, "n_override",
@@ -52,7 +52,7 @@ static const struct method methods[] = {
     {0},
 };
 
-/* A and B as they come, before C is inferred from them: ranks, inner sizes, batch extents. */
+/* Checks A and B before C is inferred from them: ranks, inner sizes, batch extents. */
 static weftStatus_t check_inputs(const struct matmul_op *op) {
     const struct tensor *a = op->a, *b = op->b;
     int64_t rank = a->dims.count;
@@ -63,7 +63,7 @@ static weftStatus_t check_inputs(const struct matmul_op *op) {
              descriptor_label(&op->base), (long long)rank, tensor_dims_text(a), (long long)b->dims.count,
              tensor_dims_text(b));
     int64_t k = a->dims.at[rank - 1], other = b->dims.at[rank - 2];
-    /* A B that lies as [N, K] comes here: the message says what to do. */
+    /* A common cause is a B stored as [N, K]: the message says how to fix it. */
     if (k != other)
         FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
              "%s: inner sizes differ: A is %s (K=%lld), B is %s (K=%lld). Swap B's last two dims and strides if it is "
@@ -72,7 +72,7 @@ static weftStatus_t check_inputs(const struct matmul_op *op) {
     for (int64_t i = 0; i < rank - 2; i++) {
         int64_t left = a->dims.at[i], right = b->dims.at[i];
         int64_t less = left < right ? left : right, more = left < right ? right : left;
-        /* Where one extent divides the other, neighbouring entries of the larger one share an entry of the smaller. */
+        /* If one extent divides the other, adjacent entries of the larger operand share an entry of the smaller one. */
         bool fits = less == more || more == 1 || (less && more % less == 0);
         if (!fits)
             FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
@@ -83,14 +83,14 @@ static weftStatus_t check_inputs(const struct matmul_op *op) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Of each batch dimension the larger extent, which the smaller one divides; an extent of 0 stays. */
+/* Takes the larger extent of each batch dimension, which the smaller one divides; an extent of 0 stays 0. */
 static void product_dims(const struct matmul_op *op, struct dims *dims) {
     int64_t rank = op->a->dims.count;
     *dims = op->a->dims;
     for (int64_t i = 0; i < rank - 2; i++)
         if (dims->at[i] == 1 || (op->b->dims.at[i] > dims->at[i] && dims->at[i] > 0))
             dims->at[i] = op->b->dims.at[i];
-    /* M is there from A; the last dimension of A was K. */
+    /* M comes from A, whose last dimension was K. */
     dims->at[rank - 1] = op->b->dims.at[rank - 1];
 }
 
@@ -98,23 +98,24 @@ weftDataType_t matmul_math(const struct matmul_op *op) {
     return product_math(&op->parameters->base, WEFT_ATTR_MATMUL_COMP_TYPE, op->parameters->math, op->a, op->b);
 }
 
-/* C: dims of the product, row-major, and a type by those of A and B. */
+/* C: dims of the product, row-major, and a type that depends on those of A and B. */
 static weftStatus_t infer(struct descriptor *descriptor) {
     struct matmul_op *op = (struct matmul_op *)descriptor;
     TRY(check_inputs(op));
     struct dims dims;
     product_dims(op, &dims);
     tensor_infer_dims(op->c, dims.count, dims.at);
-    /* Row-major, whatever the order of A and B. */
+    /* Row-major, regardless of the order of A and B. */
     tensor_infer_strides(op->c, NULL);
     weftDataType_t natural = dtype_promote((weftDataType_t)op->a->type, (weftDataType_t)op->b->type);
     weftDataType_t math = math_type((int32_t)matmul_math(op));
-    /* Sums of integers need the wider type that they are summed in; floats are rounded back. */
+    /* Integer sums need the wider type in which they are accumulated; floats are rounded back. */
     tensor_infer_type(op->c, dtype_is_integer(natural) ? math : tensor_result_type(op->c, natural, math));
     return WEFT_STATUS_SUCCESS;
 }
 
-/* C as the product has it; overrides are whole numbers, one for each batch entry or for several. */
+/* Checks that C has the dims of the product, and that overrides are integers, one for each batch entry or for
+   several. */
 static weftStatus_t check(const struct descriptor *descriptor) {
     const struct matmul_op *op = (const struct matmul_op *)descriptor;
     struct dims dims;
@@ -134,39 +135,39 @@ static weftStatus_t check(const struct descriptor *descriptor) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The size in use: the override of this batch entry, or all. */
+/* The size in use: the override of this batch entry, or the whole extent. */
 static int64_t size_in_use(const struct view *override, const int64_t *index, int64_t all) {
     int64_t size = override->data ? view_load_int(override, index) : all;
     return size < all ? size : all;
 }
 
-/* Element by element of C, with the padding value wherever A or B is outside of the sizes in use. */
+/* Computes C element by element. Elements of A and B outside of the sizes in use are replaced by the padding value. */
 static void reference(const struct descriptor *descriptor, const struct bindings *bindings) {
     const struct matmul_op *op = (const struct matmul_op *)descriptor;
     struct view a = view_of(bindings, op->a), b = view_of(bindings, op->b), c = view_of(bindings, op->c);
     struct view m = view_of(bindings, op->m_override), n = view_of(bindings, op->n_override),
                 k = view_of(bindings, op->k_override);
-    /* `row` and `column` are the places of the last two dimensions, in A's, B's and C's indices alike. */
+    /* `row` and `column` are the indices of the last two dimensions of A, B and C. */
     int row = c.rank - 2, column = c.rank - 1;
     int64_t index[WEFT_DIM_MAX], in_a[WEFT_DIM_MAX], in_b[WEFT_DIM_MAX];
     if (!c.data)
         return;
     for (bool more = index_begin(index, c.rank, c.dims); more; more = index_next(index, c.rank, c.dims)) {
-        /* Batch entries of the smaller operand serve several neighbours of C. */
+        /* Batch entries of the smaller operand are shared by adjacent entries of C. */
         for (int i = 0; i < row; i++) {
             in_a[i] = matmul_batch_entry(index[i], c.dims[i], a.dims[i]);
             in_b[i] = matmul_batch_entry(index[i], c.dims[i], b.dims[i]);
         }
         in_a[row] = index[row];
         in_b[column] = index[column];
-        /* What is outside of the sizes in use counts as padding, and C is written there, too. */
+        /* Outside of the sizes in use, operands count as padding; C is written there, too. */
         bool row_used = index[row] < size_in_use(&m, index, a.dims[row]);
         bool column_used = index[column] < size_in_use(&n, index, b.dims[column]);
-        /* The whole depth is run through: outside what is in use the padding takes part. */
+        /* The loop covers the whole depth, because padding outside of the size in use contributes to the sum. */
         int64_t depth = a.dims[column], depth_used = size_in_use(&k, index, depth);
-        /* Exact in integers where a, b and the type of the sum are such. */
+        /* Exact integer accumulation if a, b and the type of the sum are integers. */
         struct sum sum = sum_of_products(matmul_math(op), &a, &b);
-        /* A padding value is a double, which integers cannot hold. */
+        /* A padding value is a double, which integers cannot represent. */
         sum.is_exact = sum.is_exact && op->parameters->padding == 0;
         for (int64_t i = 0; i < depth; i++) {
             in_a[column] = in_b[row] = i;
@@ -181,7 +182,7 @@ static void reference(const struct descriptor *descriptor, const struct bindings
     }
 }
 
-/* A multiplication and an addition for each k, overrides apart: these are known on the device alone. */
+/* One multiplication and one addition for each k. Overrides are ignored, because only the device knows them. */
 static double flops(const struct descriptor *descriptor) {
     const struct matmul_op *op = (const struct matmul_op *)descriptor;
     return 2.0 * (double)tensor_elements(op->c) * (double)op->a->dims.at[op->a->dims.count - 1];

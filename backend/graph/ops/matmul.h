@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The matmul operation as engines read it. */
+/* The matmul operation: fields that engines read. */
 #ifndef WEFT_GRAPH_OPS_MATMUL_H
 #define WEFT_GRAPH_OPS_MATMUL_H
 
@@ -19,14 +19,14 @@ struct matmul_op {
     int64_t batch_count; /* deprecated; accepted and ignored */
 };
 
-/* The type that products are summed in. */
+/* The type in which products are accumulated. */
 weftDataType_t matmul_math(const struct matmul_op *op);
 
 extern const struct op matmul_op;
 extern const struct schema matmul_schema;
 
-/* The batch entry of an operand with `extent` entries that serves entry `index` of `whole` entries: neighbours share
-   one when the extent divides the whole (one key head for a group of query heads). */
+/* The batch entry of an operand with `extent` entries that entry `index` of `whole` entries reads. If the extent
+   divides the whole, adjacent entries share one, such as the query heads of a group that share a key head. */
 static inline int64_t matmul_batch_entry(int64_t index, int64_t whole, int64_t extent) {
     return extent ? index / (whole / extent) : 0;
 }

@@ -1,22 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* moe_grouped_matmul: rows of expert e, which are first_token_offset[e] up to first_token_offset[e + 1],
-   times weight[e]
+/* moe_grouped_matmul: multiplies the rows of expert e, first_token_offset[e] up to first_token_offset[e + 1], by
+   weight[e]
      NONE     output[r] = token[r] * weight[e]
      GATHER   output[r] = token[token_index[r]] * weight[e]
      SCATTER  output[token_index[r] * top_k + token_ks[r]] = token[r] * weight[e]
    moe_grouped_matmul_bwd: dweight[e] = sum over rows r of expert e of token[r] * doutput[r]
-   Offsets ascend; the last expert ends with the last row. One offset less than experts are those of all but the first
-   expert, which begins with row 0. Rows before the first offset belong to no expert. Rows of the output that get no
-   product are 0. An index of -1 leaves its row out. Other numbers outside of the tensors are refused on the CPU; on a
-   GPU such an index leaves its row out, and offsets are limited to the rows. To SCATTER, each row needs a place of its
-   own: of rows that share one, which stays is not said. */
+   Offsets are ascending; the last expert ends with the last row. If there is one offset less than experts, the first
+   expert begins with row 0. Rows before the first offset belong to no expert. Output rows without a product are 0. An
+   index of -1 skips its row. Other indices out of range are an error on the CPU; on a GPU they skip their row, and
+   offsets are clamped to the number of rows. For SCATTER, the positions of rows must be distinct: if rows share a
+   position, it is undefined which one is stored. */
 #include "graph/ops/moe.h"
 
 #include "base/number.h"
 
-/* ---- What both share --------------------------------------------------------------------------------------------- */
+/* ---- Common to both operations ----------------------------------------------------------------------------------- */
 
-/* Offsets and indices, where they are given; NULL passes. */
+/* Checks offsets and indices. Accepts NULL. */
 static weftStatus_t check_whole_numbers(const struct descriptor *op, const char *key, const struct tensor *tensor) {
     if (tensor && tensor->type != WEFT_DATA_INT32 && tensor->type != WEFT_DATA_INT64)
         FAIL(WEFT_STATUS_BAD_PARAM, "%s: %s has data type %s. Use INT32 or INT64.", descriptor_label(op), key,
@@ -27,7 +27,7 @@ static weftStatus_t check_whole_numbers(const struct descriptor *op, const char 
 static const char offsets_doc[] =
     "first row of each expert, or of each but the first, which then is 0; ascending, INT32 or INT64";
 
-/* [1, rows, columns]: the leading 1 is cuDNN's, whose batch and sequence are merged. */
+/* [1, rows, columns]: the leading 1 comes from cuDNN, which merges batch and sequence. */
 static weftStatus_t check_rows(const struct descriptor *op, const char *key, const struct tensor *tensor) {
     TRY(check_rank(op, key, tensor, 3, 3));
     if (tensor->dims.at[0] != 1)
@@ -37,14 +37,14 @@ static weftStatus_t check_rows(const struct descriptor *op, const char *key, con
     return WEFT_STATUS_SUCCESS;
 }
 
-/* [E, 1, 1] or [E - 1, 1, 1]. There is no offset behind the last expert: it ends with the last row. */
+/* [E, 1, 1] or [E - 1, 1, 1]. The last expert ends with the last row, so no offset follows it. */
 static weftStatus_t check_offsets(const struct descriptor *op, const struct tensor *offsets) {
     TRY(check_rank(op, "first_token_offset", offsets, 3, 3));
     TRY(check_dims(op, "first_token_offset", offsets, 3, (int64_t[]){offsets->dims.at[0], 1, 1}));
     return check_whole_numbers(op, "first_token_offset", offsets);
 }
 
-/* One offset for each expert, or for each but the first. `weight`: of which there is one matrix for each. */
+/* One offset per expert, or per expert except the first. `weight`: the tensor with one matrix per expert. */
 static weftStatus_t check_offset_count(const struct descriptor *op, const char *key, const struct tensor *weight,
                                        const struct tensor *offsets) {
     int64_t experts = weight->dims.at[0], left_out = moe_left_out(offsets, experts);
@@ -56,13 +56,13 @@ static weftStatus_t check_offset_count(const struct descriptor *op, const char *
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The offsets of so many experts. */
+/* The offsets of a number of experts. */
 struct offsets {
     struct view at;
     int64_t experts;
 };
 
-/* The first row of an expert, or of the end of the last one. check_offset_numbers has refused those outside of 0 ..
+/* The first row of an expert, or the end of the last one. check_offset_numbers has rejected offsets outside of 0 ..
    rows. */
 static int64_t first_row(const struct offsets *offsets, int64_t expert, int64_t rows) {
     int64_t place = expert - (offsets->experts - offsets->at.dims[0]);
@@ -71,7 +71,7 @@ static int64_t first_row(const struct offsets *offsets, int64_t expert, int64_t 
     return expert < offsets->experts ? view_load_int(&offsets->at, (int64_t[]){place, 0, 0}) : rows;
 }
 
-/* The numbers in memory: ascending, within 0 .. rows. */
+/* Checks that the offsets in memory are ascending and within 0 .. rows. */
 static weftStatus_t check_offset_numbers(const struct descriptor *op, const struct tensor *offsets, int64_t rows,
                                          const struct bindings *bindings) {
     struct view view = view_of(bindings, offsets);
@@ -89,22 +89,22 @@ static weftStatus_t check_offset_numbers(const struct descriptor *op, const stru
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The type of a product of a and b: integers as they are summed, floats as matmul has it. */
+/* The type of a product of a and b: the accumulation type for integers, the rule of matmul for floats. */
 static weftDataType_t result_type(const struct tensor *result, const struct tensor *a, const struct tensor *b,
                                   weftDataType_t math) {
     weftDataType_t natural = dtype_promote((weftDataType_t)a->type, (weftDataType_t)b->type);
     return dtype_is_integer(natural) ? math : tensor_result_type(result, natural, math);
 }
 
-/* Each row is multiplied once, whichever expert it belongs to; `depth` and `columns` are those of a weight. */
+/* Each row is multiplied once, regardless of its expert. `depth` and `columns` are those of a weight. */
 static double grouped_flops(int64_t rows, int64_t depth, int64_t columns) {
     return 2.0 * (double)rows * (double)depth * (double)columns;
 }
 
 /* ---- Forward ----------------------------------------------------------------------------------------------------- */
 
-/* E: experts; M: rows of token; K and N: depth and columns of a weight. Rows of one expert lie together, as a sort by
-   expert leaves them. */
+/* E: experts; M: rows of token; K and N: depth and columns of a weight. The rows of an expert are contiguous, as after
+   a sort by expert. */
 static const struct row rows[] = {
     VALUE_ROW(WEFT_TYPE_MOE_GROUPED_MATMUL_MODE, struct moe_op, mode, WEFT_ATTR_OPERATION_MOE_GROUPED_MATMUL_MODE,
               "mode", .doc = "whether rows are gathered before or scattered after the product"),
@@ -120,7 +120,7 @@ static const struct row rows[] = {
     TENSOR_ROW(ROLE_OUTPUT, struct moe_op, output, WEFT_ATTR_OPERATION_MOE_GROUPED_MATMUL_OUTPUT_DESC, "output",
                .required = true, .shape = "[1, rows, N]",
                .doc = "product; rows are M, or those of token_index to GATHER"),
-    /* For GATHER and SCATTER alone: NONE takes rows as they lie. */
+    /* Only for GATHER and SCATTER: NONE reads rows in their order. */
     TENSOR_ROW(ROLE_INPUT, struct moe_op, token_index, WEFT_ATTR_OPERATION_MOE_GROUPED_MATMUL_TOKEN_INDEX_DESC,
                "token_index", .shape = "[1, rows, 1]",
                .doc = "of each row the token that it is made of (GATHER) or goes to (SCATTER), INT32 or INT64"),
@@ -154,11 +154,11 @@ static weftStatus_t check_inputs(const struct moe_op *op) {
     return check_offset_count(&op->base, "weight", weight, op->first_token_offset);
 }
 
-/* What each mode needs, and what it would ignore. */
+/* Checks for operands that a mode requires, and for operands that it would ignore. */
 static weftStatus_t check_indices(const struct moe_op *op) {
     static const char *const names[] = {"NONE", "GATHER", "SCATTER"};
     bool scatters = op->mode == WEFT_MOE_GROUPED_MATMUL_MODE_SCATTER;
-    /* For each of token_index and token_ks, whether the mode reads it. */
+    /* For each of token_index and token_ks: true if the mode reads it. */
     bool wants[] = {op->mode != WEFT_MOE_GROUPED_MATMUL_MODE_NONE, scatters};
     const struct tensor *indices[] = {op->token_index, op->token_ks};
     static const char *const keys[] = {"token_index", "token_ks"};
@@ -171,12 +171,12 @@ static weftStatus_t check_indices(const struct moe_op *op) {
                  descriptor_label(&op->base), names[op->mode], keys[i], i ? "SCATTER" : "GATHER or SCATTER");
         TRY(check_whole_numbers(&op->base, keys[i], indices[i]));
     }
-    /* GATHER has as many rows as indices; otherwise rows are those of token, and indices are as many. */
+    /* GATHER has as many rows as indices; otherwise the rows are those of token, and there are as many indices. */
     if (op->mode == WEFT_MOE_GROUPED_MATMUL_MODE_GATHER)
         TRY(check_rows(&op->base, "token_index", op->token_index));
     for (int i = 0; i < 2; i++)
         TRY(check_dims(&op->base, keys[i], indices[i], 3, (int64_t[]){1, moe_rows(op), 1}));
-    /* top_k is the number of places that a token has in the output. */
+    /* top_k is the number of positions that a token has in the output. */
     if (scatters && op->top_k < 1)
         FAIL(WEFT_STATUS_BAD_PARAM, "%s: mode SCATTER with top_k %d. Give the number of experts per token, 1 or more.",
              descriptor_label(&op->base), op->top_k);
@@ -187,20 +187,20 @@ weftDataType_t moe_math(const struct moe_op *op) {
     return product_math(&op->base, WEFT_ATTR_OPERATION_MOE_GROUPED_MATMUL_MATH_PREC, op->math, op->token, op->weight);
 }
 
-/* output: as many rows as the mode makes, row-major, as wide as a weight. */
+/* output: as many rows as the mode produces, row-major, as wide as a weight. */
 static weftStatus_t infer(struct descriptor *descriptor) {
     struct moe_op *op = (struct moe_op *)descriptor;
     TRY(check_inputs(op));
     TRY(check_indices(op));
     const int64_t dims[] = {1, moe_rows(op), op->weight->dims.at[2]};
     tensor_infer_dims(op->output, 3, dims);
-    /* Row-major, as tokens are read by the next layer. */
+    /* Row-major, which is the order in which the next layer reads tokens. */
     tensor_infer_strides(op->output, NULL);
     tensor_infer_type(op->output, result_type(op->output, op->token, op->weight, moe_math(op)));
     return check_dims(descriptor, "output", op->output, 3, dims);
 }
 
-/* One index of a row: -1, which leaves the row out, up to `most`. */
+/* Checks one index: at least -1, which skips the row, and at most `most`. */
 static weftStatus_t check_index(const struct moe_op *op, const char *key, const struct tensor *indices,
                                 const struct view *view, int64_t row, int64_t most) {
     int64_t index = view_load_int(view, (int64_t[]){0, row, 0});
@@ -220,7 +220,7 @@ static weftStatus_t check_numbers(const struct descriptor *descriptor, const str
     TRY(check_offset_numbers(descriptor, op->first_token_offset, count, bindings));
     for (int64_t r = 0; index.data && !op->token_ks && r < count; r++)
         TRY(check_index(op, "token_index", op->token_index, &index, r, tokens - 1));
-    /* SCATTER: the places of the last token may be fewer than top_k. */
+    /* SCATTER: the last token may have fewer than top_k positions. */
     for (int64_t r = 0; index.data && ks.data && r < count; r++) {
         TRY(check_index(op, "token_ks", op->token_ks, &ks, r, op->top_k - 1));
         int64_t k = max64(0, view_load_int(&ks, (int64_t[]){0, r, 0}));
@@ -233,7 +233,7 @@ struct forward_views {
     struct view token, weight, output, index, ks;
 };
 
-/* The row of the output that takes the product of row r, or -1. check_numbers has refused all others. */
+/* The row of the output that receives the product of row r, or -1. check_numbers has rejected all other values. */
 static int64_t place_of(const struct moe_op *op, const struct forward_views *v, int64_t r) {
     if (op->mode != WEFT_MOE_GROUPED_MATMUL_MODE_SCATTER)
         return r;
@@ -241,14 +241,14 @@ static int64_t place_of(const struct moe_op *op, const struct forward_views *v, 
     return token >= 0 && k >= 0 ? token * op->top_k + k : -1;
 }
 
-/* The token that row r is made of, or -1. */
+/* The token that row r reads, or -1. */
 static int64_t source_of(const struct moe_op *op, const struct forward_views *v, int64_t r) {
     if (op->mode != WEFT_MOE_GROUPED_MATMUL_MODE_GATHER)
         return r;
     return view_load_int(&v->index, (int64_t[]){0, r, 0});
 }
 
-/* One row of the product: output[place] = token[source] * weight[expert]. */
+/* Computes one row of the product: output[place] = token[source] * weight[expert]. */
 static void multiply_row(const struct forward_views *v, weftDataType_t math, int64_t source, int64_t expert,
                          int64_t place) {
     for (int64_t n = 0; n < v->output.dims[2]; n++) {
@@ -259,19 +259,19 @@ static void multiply_row(const struct forward_views *v, weftDataType_t math, int
     }
 }
 
-/* Expert by expert, the rows between two offsets. Rows that are left out keep the 0 of the beginning. */
+/* Expert by expert: the rows between two offsets. Rows that are skipped keep their initial 0. */
 static void reference(const struct descriptor *descriptor, const struct bindings *bindings) {
     const struct moe_op *op = (const struct moe_op *)descriptor;
     struct forward_views v = {view_of(bindings, op->token), view_of(bindings, op->weight),
                               view_of(bindings, op->output), view_of(bindings, op->token_index),
                               view_of(bindings, op->token_ks)};
     const struct offsets offsets = {view_of(bindings, op->first_token_offset), op->weight->dims.at[0]};
-    /* `count` rows are multiplied: those of token, or of token_index to GATHER. */
+    /* `count` rows are multiplied: those of token, or those of token_index for GATHER. */
     int64_t index[WEFT_DIM_MAX], count = moe_rows(op);
-    /* Nobody wants the result, or no pointer was given for it. */
+    /* The result is not requested, or has no memory. */
     if (!v.output.data)
         return;
-    /* Rows that no product reaches are 0, and SCATTER does not reach all. */
+    /* Rows without a product are 0, and SCATTER may leave such rows. */
     for (bool more = index_begin(index, 3, v.output.dims); more; more = index_next(index, 3, v.output.dims))
         view_store(&v.output, index, 0);
     for (int64_t expert = 0; expert < offsets.experts; expert++) {
@@ -338,7 +338,7 @@ weftDataType_t moe_bwd_math(const struct moe_bwd_op *op) {
                         op->doutput);
 }
 
-/* dweight: [E, K, N] with K fastest, so that it lies as weights that are given transposed, [E, N, K], do. */
+/* dweight: [E, K, N] with K contiguous, which is the layout of weights that are passed transposed, [E, N, K]. */
 static weftStatus_t bwd_infer(struct descriptor *descriptor) {
     struct moe_bwd_op *op = (struct moe_bwd_op *)descriptor;
     const struct tensor *token = op->token, *doutput = op->doutput;
@@ -351,11 +351,11 @@ static weftStatus_t bwd_infer(struct descriptor *descriptor) {
              descriptor_label(descriptor), tensor_dims_text(token), (long long)token->dims.at[1],
              tensor_dims_text(doutput), (long long)doutput->dims.at[1]);
     int64_t depth = token->dims.at[2];
-    /* One matrix for each expert, as the forward weight has; where it is not said how many, each has an offset. */
+    /* One matrix per expert, like the forward weight. If the number is not set, each expert has an offset. */
     bool is_set = op->dweight->dims.count == 3;
     int64_t experts = is_set ? op->dweight->dims.at[0] : op->first_token_offset->dims.at[0];
     const int64_t dims[] = {experts, depth, doutput->dims.at[2]};
-    /* Strides that only order the dimensions: experts slowest, K fastest. */
+    /* Strides that only define the order of dimensions: experts outermost, K innermost. */
     const struct tensor turned = {.dims = {3, {dims[0], dims[1], dims[2]}}, .strides = {3, {INT64_MAX, 1, 2}}};
     tensor_infer_dims(op->dweight, 3, dims);
     tensor_infer_strides(op->dweight, &turned);
@@ -364,7 +364,7 @@ static weftStatus_t bwd_infer(struct descriptor *descriptor) {
     return check_offset_count(descriptor, "dweight", op->dweight, op->first_token_offset);
 }
 
-/* Element by element of dweight: a sum over the rows of its expert. */
+/* Computes dweight element by element: a sum over the rows of its expert. */
 static void bwd_reference(const struct descriptor *descriptor, const struct bindings *bindings) {
     const struct moe_bwd_op *op = (const struct moe_bwd_op *)descriptor;
     struct view token = view_of(bindings, op->token), doutput = view_of(bindings, op->doutput);

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Moving elements: what the operations that only rearrange (reshape, transpose, slice, concat) share. */
+/* Moving elements: shared by the operations that only rearrange (reshape, transpose, slice, concat). */
 #ifndef WEFT_GRAPH_OPS_MOVE_H
 #define WEFT_GRAPH_OPS_MOVE_H
 
 #include "graph/op.h"
 
-/* Copies one element, by offsets as view_offset gives them: exactly between equal types (a NaN stays some NaN), else
-   converted as stores do. */
+/* Copies one element, given offsets from view_offset. Equal types are copied exactly (a NaN stays a NaN, but may change
+   its bits); others are converted as in any store. */
 static inline void move_element(const struct view *to, int64_t to_offset, const struct view *from,
                                 int64_t from_offset) {
     if (dtype_is_float(from->type))

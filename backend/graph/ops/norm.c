@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* norm: xhat = (x - mean) * inv, inv = 1 / sqrt(variance + epsilon), y = scale * xhat + bias; and its gradients
-   The mode says which elements share their statistics (struct norm_shape); all else is common to the modes, except that
-   RMS norm takes the mean as 0 and batch norm keeps running statistics and uses them, or given ones, for inference.
+/* norm: xhat = (x - mean) * inv, inv = 1 / sqrt(variance + epsilon), y = scale * xhat + bias; and its gradients.
+   The mode determines which elements share statistics (struct norm_shape). Everything else is common to all modes,
+   except that RMS norm has the mean 0, and that batch norm maintains running statistics and uses them, or given ones,
+   for inference.
    Backward, with g = scale * dy and means over the elements that share statistics:
    dx = inv * (g - mean(g) - xhat * mean(g * xhat)), dscale = sum of dy * xhat, dbias = sum of dy. */
 #include "graph/ops/norm.h"
@@ -15,13 +16,13 @@ static const char *const mode_names[] = {
 
 /* ---- Rows -------------------------------------------------------------------------------------------------------- */
 
-/* Texts of the documentation: which dims statistics have, and which the scale and bias. */
+/* Texts for the documentation: dims of statistics, and of scale and bias. */
 #define STATISTICS_SHAPE "x's extents, 1 on the normalised dimensions; GROUP_NORM: [N,groups,1..]"
 #define AFFINE_SHAPE "[1,C,1..]; layer norms: x's extents on the normalised dimensions"
 
 #define ROW(role, field, name, key, ...)                                                                               \
     TENSOR_ROW(role, struct norm_forward, field, WEFT_ATTR_OPERATION_NORM_FWD_##name, key, __VA_ARGS__)
-/* mean and inv_variance are outputs by their rows; forward_role makes inputs of them for batch norm's inference. */
+/* The rows declare mean and inv_variance as outputs; forward_role turns them into inputs for batch norm's inference. */
 static const struct row forward_rows[] = {
     VALUE_ROW(WEFT_TYPE_NORM_MODE, struct norm_forward, mode, WEFT_ATTR_OPERATION_NORM_FWD_MODE, "mode",
               .required = true, .doc = "which elements share their statistics"),
@@ -54,7 +55,7 @@ static const struct row forward_rows[] = {
         .doc = "batch norm's training: running variance after this step; takes in the unbiased variance"),
     ROW(ROLE_INPUT, peer_stats, PEER_STAT_DESCS, "peer_stats", .storage = STORE_LIST,
         .doc = "buffers to share sums with other devices; must be empty"),
-    /* Weft's own attributes stand last. */
+    /* Weft's own attributes come last. */
     VALUE_ROW(WEFT_TYPE_INT64, struct norm_forward, groups, WEFT_ATTR_OPERATION_NORM_FWD_GROUPS_EXT, "groups",
               .least = 1, .most = INT64_MAX, .doc = "GROUP_NORM: number of groups that the channels are cut into"),
     VALUE_ROW(WEFT_TYPE_DATA_TYPE, struct norm_forward, math, WEFT_ATTR_OPERATION_NORM_FWD_COMP_TYPE_EXT,
@@ -64,7 +65,7 @@ static const struct row forward_rows[] = {
 
 #define ROW(role, field, name, key, ...)                                                                               \
     TENSOR_ROW(role, struct norm_backward, field, WEFT_ATTR_OPERATION_NORM_BWD_##name, key, __VA_ARGS__)
-/* Either the statistics that forward kept, or epsilon to take them anew from x. */
+/* Either the statistics that forward has stored, or epsilon, to recompute them from x. */
 static const struct row backward_rows[] = {
     VALUE_ROW(WEFT_TYPE_NORM_MODE, struct norm_backward, mode, WEFT_ATTR_OPERATION_NORM_BWD_MODE, "mode",
               .required = true, .doc = "mode of the forward operation"),
@@ -92,10 +93,11 @@ static const struct row backward_rows[] = {
 };
 #undef ROW
 
-/* Arguments that the methods of all modes have in common, and the formula behind their own words. */
+/* Arguments that the methods of all modes share, and the formula after their own description. */
 #define FORWARD "norm_forward_phase:phase input:x scale=None bias=None epsilon"
 #define FORMULA " : y = scale * (x - mean) * inv_variance + bias"
-/* A method for each mode, of which rmsnorm alone has no mean. Those of batch norm fix the phase, the others take it. */
+/* One method per mode; only rmsnorm has no mean. The methods of batch norm fix the phase, the others have it as an
+   argument. */
 static const struct method forward_methods[] = {
     {"layernorm", "norm over the dimensions that the scale spans" FORMULA, "mode=LAYER_NORM", FORWARD,
      "y mean inv_variance"},
@@ -120,7 +122,7 @@ static const struct method forward_methods[] = {
 
 #define BACKWARD "grad:dy input:x scale=None mean=None inv_variance=None * epsilon=None"
 #define FORMULA " : dx = inv_variance * (g - mean(g) - xhat * mean(g * xhat)), g = scale * dy"
-/* As the forward ones; epsilon is for statistics that are taken anew. */
+/* Like the forward methods; epsilon is used if the statistics are recomputed. */
 static const struct method backward_methods[] = {
     {"layernorm_backward", "gradients of layernorm" FORMULA, "mode=LAYER_NORM", BACKWARD, "dx dscale dbias"},
     {"adalayernorm_backward", "gradients of adalayernorm" FORMULA, "mode=ADA_LAYER_NORM", BACKWARD, "dx dscale dbias"},
@@ -137,8 +139,8 @@ static const struct method backward_methods[] = {
 
 /* ---- Shape ------------------------------------------------------------------------------------------------------- */
 
-/* Modes that normalise the last dimensions, or those that the scale names; the others normalise space and keep channels
-   apart. */
+/* Modes that normalise the last dimensions or those that the scale defines. The other modes normalise spatial
+   dimensions and treat channels separately. */
 static bool is_layer_norm(int32_t mode) {
     return mode == WEFT_LAYER_NORM || mode == WEFT_RMS_NORM || mode == WEFT_ADA_LAYER_NORM;
 }
@@ -146,11 +148,11 @@ static bool is_layer_norm(int32_t mode) {
 struct operand {
     const char *key;
     const struct tensor *tensor;
-    const struct dims *dims; /* expected; NULL: a scalar */
+    const struct dims *dims; /* expected; NULL for a scalar */
 };
 
-/* What tells a norm's shape. affine: the scale or bias, or a gradient of one; statistic: a mean or inverse deviation;
-   their tensors may be NULL. */
+/* The tensors that determine a norm's shape. affine: the scale or bias, or the gradient of one; statistic: a mean or
+   inverse deviation. Their tensors may be NULL. */
 struct evidence {
     int32_t mode;
     int64_t groups;
@@ -158,8 +160,8 @@ struct evidence {
     struct operand affine, statistic;
 };
 
-/* Whether statistics are taken over a dimension. Where x has extent 1 the answer makes no difference. Layer norms say
-   by the scale's extents what they normalise; without one, by the statistics'. */
+/* True if statistics are taken over a dimension. It makes no difference if x has extent 1 there. For layer norms, the
+   extents of the scale define the normalised dimensions, or else those of the statistics. */
 static bool spans(const struct evidence *of, int64_t dim) {
     if (of->mode == WEFT_BATCH_NORM)
         return dim != 1;
@@ -175,8 +177,8 @@ static bool spans(const struct evidence *of, int64_t dim) {
     return dim > 0 || of->x->dims.count == 1;
 }
 
-/* Which dims statistics and affine operands have, and how many elements share statistics. check_evidence must have
-   passed. */
+/* Computes the dims of statistics and affine operands, and the number of elements that share statistics. check_evidence
+   must have passed. */
 static struct norm_shape shape_of(const struct evidence *of) {
     const struct dims *x = &of->x->dims;
     struct norm_shape shape = {.group_channels = 1, .row = 1, .statistics = *x, .affine = *x};
@@ -187,15 +189,16 @@ static struct norm_shape shape_of(const struct evidence *of) {
             shape.statistics.at[i] = 1;
             shape.row *= x->at[i];
         }
-        /* Layer norms scale each place in the row, Ada's each batch entry's apart; all others scale a channel. */
+        /* Layer norms have a scale per position in the row, Ada's also per batch entry; all others have one per
+           channel. */
         bool affine = is_layer_norm(of->mode) ? shape.over[i] || (of->mode == WEFT_ADA_LAYER_NORM && i == 0) : i == 1;
         if (!affine)
             shape.affine.at[i] = 1;
     }
-    /* What was given decides: Ada's scale may be one for the whole batch. */
+    /* The operand that was given decides: Ada's scale may be shared by the whole batch. */
     if (is_layer_norm(of->mode) && of->affine.tensor)
         shape.affine = of->affine.tensor->dims;
-    /* Statistics per group stand where channels would; a row has the channels of its group, too. */
+    /* Statistics of groups take the position of channels; a row also includes the channels of its group. */
     if (of->mode == WEFT_GROUP_NORM) {
         shape.statistics.at[1] = of->groups;
         shape.group_channels = x->at[1] / of->groups;
@@ -204,7 +207,7 @@ static struct norm_shape shape_of(const struct evidence *of) {
     return shape;
 }
 
-/* The first of some operands that has dims. */
+/* The first operand of a list that has dims. */
 static struct operand first_shaped(const struct operand *operands, int count) {
     for (int i = 0; i < count; i++)
         if (operands[i].tensor && operands[i].tensor->dims.count)
@@ -212,7 +215,7 @@ static struct operand first_shaped(const struct operand *operands, int count) {
     return (struct operand){0};
 }
 
-/* In the order of trust: the scale before the bias, and inputs before what may be inferred. */
+/* Order of precedence: the scale before the bias, and inputs before operands that may be inferred. */
 static struct evidence forward_evidence(const struct norm_forward *op) {
     const struct operand affine[] = {{.key = "scale", .tensor = op->scale}, {.key = "bias", .tensor = op->bias}};
     const struct operand statistic[] = {{.key = "inv_variance", .tensor = op->inv_variance},
@@ -220,7 +223,7 @@ static struct evidence forward_evidence(const struct norm_forward *op) {
     return (struct evidence){op->mode, op->groups, op->x, first_shaped(affine, 2), first_shaped(statistic, 2)};
 }
 
-/* The scale says the shape where there is one, else a gradient whose dims the user set. */
+/* The scale determines the shape if it exists, otherwise a gradient whose dims the user set. */
 static struct evidence backward_evidence(const struct norm_backward *op) {
     const struct operand affine[] = {{.key = "scale", .tensor = op->scale},
                                      {.key = "dscale", .tensor = op->dscale},
@@ -229,7 +232,7 @@ static struct evidence backward_evidence(const struct norm_backward *op) {
     return (struct evidence){op->mode, op->groups, op->x, first_shaped(affine, 3), first_shaped(statistic, 1)};
 }
 
-/* For engines: after finalize all evidence has dims, so that the answer is that of inference. */
+/* For engines: after finalize all these operands have dims, so the result is that of inference. */
 struct norm_shape norm_forward_shape(const struct norm_forward *op) {
     struct evidence evidence = forward_evidence(op);
     return shape_of(&evidence);
@@ -242,13 +245,13 @@ struct norm_shape norm_backward_shape(const struct norm_backward *op) {
 
 /* ---- Checks ------------------------------------------------------------------------------------------------------ */
 
-/* A rule about which operands go together. */
+/* A rule about the combination of operands. */
 struct rule {
     bool broken;
     const char *text;
 };
 
-/* Refuses by the first rule that is broken; each text says what to change. */
+/* Fails with the first rule that is violated; each text says what to change. */
 static weftStatus_t check_rules(const struct descriptor *op, int32_t mode, const struct rule *rules, int count) {
     for (int i = 0; i < count; i++)
         if (rules[i].broken)
@@ -256,19 +259,20 @@ static weftStatus_t check_rules(const struct descriptor *op, int32_t mode, const
     return WEFT_STATUS_SUCCESS;
 }
 
-/* What must hold before the shape can be told. */
+/* Rules that must hold before the shape can be determined. */
 static weftStatus_t check_evidence(const struct descriptor *op, const struct evidence *of,
                                    const struct list *peer_stats) {
     const char *mode = mode_names[of->mode];
     const struct tensor *x = of->x;
     bool layer = is_layer_norm(of->mode);
-    /* cuDNN joins devices by buffers that each writes and all read; Weft leaves the exchange to the user. */
+    /* cuDNN exchanges statistics between devices through buffers that all devices read; Weft leaves this to the
+       user. */
     if (peer_stats->count)
         FAIL(WEFT_STATUS_NOT_SUPPORTED,
              "%s: peer_stats lists %lld buffers, but a norm takes its statistics on one device. Leave the list empty; "
              "to join devices, add up what genstats gives and go on with bn_finalize.",
              descriptor_label(op), (long long)peer_stats->count);
-    /* Layer norms take a single row of one dimension; instance norm has space behind N and C. */
+    /* Layer norms support a single row of one dimension; instance norm requires spatial dimensions after N and C. */
     bool any_rank = of->mode == WEFT_LAYER_NORM || of->mode == WEFT_RMS_NORM;
     TRY(check_rank(op, "x", x, any_rank ? 1 : of->mode == WEFT_INSTANCE_NORM ? 3 : 2, WEFT_DIM_MAX));
     int64_t channels = x->dims.count > 1 ? x->dims.at[1] : 0;
@@ -280,7 +284,8 @@ static weftStatus_t check_evidence(const struct descriptor *op, const struct evi
         return WEFT_STATUS_SUCCESS;
     TRY(check_broadcasts(op, of->affine.key, of->affine.tensor, x));
     TRY(check_broadcasts(op, of->statistic.key, of->statistic.tensor, x));
-    /* A last dimension of one element hides what was meant: rows of one element are legal. */
+    /* If the last dimension has one element, it is ambiguous which dimensions are normalised; rows of one element are
+       legal. */
     bool any = x->dims.at[x->dims.count - 1] == 1;
     for (int64_t i = 0; i < x->dims.count; i++)
         any = any || (x->dims.at[i] != 1 && spans(of, i));
@@ -294,7 +299,7 @@ static weftStatus_t check_evidence(const struct descriptor *op, const struct evi
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Each of `count` operands has the dims that it must have; absent ones pass. */
+/* Checks the dims of `count` operands; absent ones are accepted. */
 static weftStatus_t check_operands(const struct descriptor *op, const struct operand *operands, int count) {
     for (int i = 0; i < count; i++)
         TRY(operands[i].dims
@@ -305,12 +310,12 @@ static weftStatus_t check_operands(const struct descriptor *op, const struct ope
 
 #define COUNT(array) ((int)(sizeof array / sizeof *array))
 
-/* Which operands go together, by mode and phase. Shapes are looked at later. */
+/* Rules on combinations of operands, by mode and phase. Shapes are checked later. */
 static weftStatus_t check_forward_rules(const struct norm_forward *op) {
     bool inference = norm_is_inference_of_batch(op), batch = op->mode == WEFT_BATCH_NORM;
     bool given = op->mean && op->inv_variance, running = op->in_running_mean && op->in_running_var;
     bool touches_running = op->in_running_mean || op->in_running_var || op->out_mean || op->out_var;
-    /* Each rule stands alone: the first that is broken is the one that the user reads. */
+    /* The rules are independent: the user gets the message of the first one that is violated. */
     const struct rule rules[] = {
         {op->mean && !norm_has_mean(op->mode), "there is no mean, but one is set. Leave mean unset."},
         {touches_running && !batch,
@@ -331,14 +336,15 @@ static weftStatus_t check_forward_rules(const struct norm_forward *op) {
     return check_rules(&op->base, op->mode, rules, COUNT(rules));
 }
 
-/* mean and inv_variance are results, but batch norm's inference reads them. */
+/* mean and inv_variance are outputs, except that batch norm's inference reads them. */
 static enum role forward_role(const struct descriptor *descriptor, const struct row *row) {
     bool statistic = row->name == WEFT_ATTR_OPERATION_NORM_FWD_MEAN_DESC ||
                      row->name == WEFT_ATTR_OPERATION_NORM_FWD_INV_VARIANCE_DESC;
     return statistic && norm_is_inference_of_batch((const struct norm_forward *)descriptor) ? ROLE_INPUT : row->role;
 }
 
-/* Results are kept as x is, within a graph in the type of the calculation; so are parameters' gradients. */
+/* Results have the type of x if they are stored, otherwise that of the calculation; the same holds for gradients of
+   parameters. */
 static void infer_result(struct tensor *result, const struct tensor *like, int32_t math) {
     if (!result)
         return;
@@ -348,7 +354,7 @@ static void infer_result(struct tensor *result, const struct tensor *like, int32
         tensor_infer_like(result, like);
 }
 
-/* Statistics keep the bits of the calculation, not of x. */
+/* Statistics have the precision of the calculation, not that of x. */
 static void infer_statistic(struct tensor *statistic, const struct dims *dims, const struct tensor *x) {
     if (!statistic)
         return;
@@ -356,14 +362,14 @@ static void infer_statistic(struct tensor *statistic, const struct dims *dims, c
     tensor_infer_type(statistic, x->type == WEFT_DATA_DOUBLE ? WEFT_DATA_DOUBLE : WEFT_DATA_FLOAT);
 }
 
-/* Operands first, as shapes follow from them. */
+/* Operands are checked first, because shapes depend on them. */
 static weftStatus_t infer_forward(struct descriptor *descriptor) {
     struct norm_forward *op = (struct norm_forward *)descriptor;
     struct evidence evidence = forward_evidence(op);
     TRY(check_evidence(descriptor, &evidence, &op->peer_stats));
     TRY(check_forward_rules(op));
     struct norm_shape shape = shape_of(&evidence);
-    /* Of inference, mean and inv_variance are inputs, which have dims: nothing is inferred then. */
+    /* In inference, mean and inv_variance are inputs with dims: nothing is inferred. */
     struct tensor *statistics[] = {op->mean, op->inv_variance, op->out_mean, op->out_var};
     for (int i = 0; i < COUNT(statistics); i++)
         infer_statistic(statistics[i], &shape.statistics, op->x);
@@ -376,7 +382,7 @@ static bool is_row_norm(weftBackendNormMode_t mode) {
     return mode == WEFT_LAYER_NORM || mode == WEFT_ADA_LAYER_NORM || mode == WEFT_RMS_NORM;
 }
 
-/* y has the strides of x, gaps included. */
+/* y has the strides of x, including gaps. */
 static bool forward_strides(const struct descriptor *descriptor, const struct tensor *out, struct dims *strides) {
     const struct norm_forward *op = (const struct norm_forward *)descriptor;
     if (out == op->y)
@@ -388,11 +394,11 @@ static bool forward_strides(const struct descriptor *descriptor, const struct te
     return op->mode != WEFT_GROUP_NORM && op->x->vector_count == 1 && (out != op->y || tensor_same_dims(out, op->x));
 }
 
-/* Dims of all operands by the norm's shape; NULL dims stand for a scalar. */
+/* Checks the dims of all operands against the norm's shape; NULL dims stand for a scalar. */
 static weftStatus_t check_forward(const struct descriptor *descriptor) {
     const struct norm_forward *op = (const struct norm_forward *)descriptor;
     struct norm_shape shape = norm_forward_shape(op);
-    /* Given and inferred dims alike. */
+    /* Both given and inferred dims. */
     const struct operand operands[] = {
         {"scale", op->scale, &shape.affine},
         {"bias", op->bias, &shape.affine},
@@ -409,14 +415,15 @@ static weftStatus_t check_forward(const struct descriptor *descriptor) {
     return check_operands(descriptor, operands, COUNT(operands));
 }
 
-/* dx is as x; dscale and dbias are as the scale, or as the shape says where there is none. */
+/* dx has the dims of x; dscale and dbias those of the scale, or those that the shape implies if there is no scale. */
 static weftStatus_t infer_backward(struct descriptor *descriptor) {
     struct norm_backward *op = (struct norm_backward *)descriptor;
     struct evidence evidence = backward_evidence(op);
     TRY(check_evidence(descriptor, &evidence, &op->peer_stats));
     const struct rule rules[] = {
         {op->mean && !norm_has_mean(op->mode), "there is no mean, but one is set. Leave mean unset."},
-        /* Kept statistics go together: one of two, taken anew, would differ from the other by its rounding. */
+        /* Both statistics must be given: a recomputed mean would not match a stored deviation exactly, because of its
+           rounding. */
         {norm_has_mean(op->mode) && !op->mean != !op->inv_variance,
          "mean and inv_variance go together, but one of them is missing. Set both, or neither and epsilon."},
         {!op->inv_variance && !op->epsilon,
@@ -425,19 +432,19 @@ static weftStatus_t infer_backward(struct descriptor *descriptor) {
     TRY(check_rules(descriptor, op->mode, rules, COUNT(rules)));
     struct norm_shape shape = shape_of(&evidence);
     infer_result(op->dx, op->x, op->math);
-    /* Their dims by the shape: the scale may be absent, and its gradient wanted all the same. */
+    /* Dims come from the shape, because the gradient may be requested although the scale is absent. */
     struct tensor *gradients[] = {op->dscale, op->dbias};
     for (int i = 0; i < COUNT(gradients); i++) {
         if (gradients[i])
             tensor_infer_dims(gradients[i], shape.affine.count, shape.affine.at);
-        /* Gradients are kept as the parameter is; without a scale, in the type of the calculation. */
+        /* Gradients have the type of the parameter; without a scale, that of the calculation. */
         infer_result(gradients[i], op->scale, op->math);
     }
     return WEFT_STATUS_SUCCESS;
 }
 
-/* dx has the strides of x, and gradients of parameters those of the scale, gaps included; batch and instance norm write
-   all of them channels last, adaptive layer norm row-major. */
+/* dx has the strides of x, and gradients of parameters those of the scale, including gaps; batch and instance norm
+   write all of them channels last, adaptive layer norm row-major. */
 static bool backward_strides(const struct descriptor *descriptor, const struct tensor *out, struct dims *strides) {
     const struct norm_backward *op = (const struct norm_backward *)descriptor;
     const struct tensor *like = out == op->dx ? op->x : op->scale;
@@ -473,18 +480,18 @@ static int64_t elements_of(const struct dims *dims) {
     return elements;
 }
 
-/* Row-major place of the statistics of x's element `index`. */
+/* Row-major index of the statistics that x's element `index` belongs to. */
 static int64_t statistic_place(const struct norm_shape *shape, const int64_t *index) {
     int64_t place = 0;
     for (int64_t i = 0; i < shape->statistics.count; i++) {
-        /* Dimension 1 counts groups there: neighbouring channels share one. group_channels is 1 in other modes. */
+        /* In group norm, dimension 1 counts groups of adjacent channels. group_channels is 1 in other modes. */
         int64_t extent = shape->statistics.at[i], at = i == 1 ? index[i] / shape->group_channels : index[i];
         place = place * extent + (extent == 1 ? 0 : at);
     }
     return place;
 }
 
-/* Row-major place of the scale and bias of x's element `index`. */
+/* Row-major index of the scale and bias of x's element `index`. */
 static int64_t affine_place(const struct norm_shape *shape, const int64_t *index) {
     int64_t place = 0;
     for (int64_t i = 0; i < shape->affine.count; i++)
@@ -492,7 +499,7 @@ static int64_t affine_place(const struct norm_shape *shape, const int64_t *index
     return place;
 }
 
-/* Between a row-major array of numbers and a tensor of the same dims. Absent tensors are left alone. */
+/* Copy between a row-major array of numbers and a tensor of the same dims; absent tensors are ignored. */
 static void load_all(double *numbers, const struct view *view) {
     int64_t index[WEFT_DIM_MAX], place = 0;
     for (bool more = view->data && index_begin(index, view->rank, view->dims); more;
@@ -507,24 +514,24 @@ static void store_all(const struct view *view, const double *numbers) {
         view_store(view, index, numbers[place++]);
 }
 
-/* Mean and variance in two passes over x; the mean stays 0 where the mode has none. Rows without elements have 0. The
-   mean first: squares of deviations do not cancel as x^2 - mean^2 would. */
+/* Computes mean and variance in two passes over x, because squares of deviations do not cancel, unlike x^2 - mean^2.
+   The mean stays 0 in modes without one. Rows without elements have mean and variance 0. */
 static void take_statistics(const struct norm_shape *shape, bool has_mean, const struct view *x, double *mean,
                             double *variance) {
     /* Arrays of statistics are row-major over shape->statistics. */
     int64_t index[WEFT_DIM_MAX], count = elements_of(&shape->statistics);
-    /* Rows without elements would divide by 0. */
+    /* Avoids a division by 0 for rows without elements. */
     double row = shape->row ? (double)shape->row : 1;
     for (int64_t i = 0; i < count; i++)
         mean[i] = variance[i] = 0;
-    /* First pass: the mean, where the mode has one. */
+    /* First pass: the mean, if the mode has one. */
     for (bool more = has_mean && index_begin(index, x->rank, x->dims); more; more = index_next(index, x->rank, x->dims))
         mean[statistic_place(shape, index)] += view_load(x, index);
     for (int64_t i = 0; i < count; i++)
         mean[i] /= row;
     for (bool more = index_begin(index, x->rank, x->dims); more; more = index_next(index, x->rank, x->dims)) {
         int64_t at = statistic_place(shape, index);
-        /* Second pass: squares of what is left. */
+        /* Second pass: squares of deviations. */
         double deviation = view_load(x, index) - mean[at];
         variance[at] += deviation * deviation;
     }
@@ -532,7 +539,7 @@ static void take_statistics(const struct norm_shape *shape, bool has_mean, const
         variance[i] /= row;
 }
 
-/* out = (1 - momentum) * in + momentum * batch, times `unbias` on the batch's side. An empty batch changes nothing. */
+/* out = (1 - momentum) * in + momentum * batch * unbias. An empty batch changes nothing. */
 static void update_running(const struct view *out, const struct view *in, const double *batch, double unbias,
                            double momentum, bool empty) {
     int64_t index[WEFT_DIM_MAX], place = 0;
@@ -543,25 +550,25 @@ static void update_running(const struct view *out, const struct view *in, const 
     }
 }
 
-/* Bytes: mean and variance of each row, in double. */
+/* Bytes: mean and variance of each row, as doubles. */
 static int64_t forward_scratch(const struct descriptor *descriptor) {
     struct norm_shape shape = norm_forward_shape((const struct norm_forward *)descriptor);
     return 2 * elements_of(&shape.statistics) * (int64_t)sizeof(double);
 }
 
-/* In three steps: statistics, in scratch; what is kept of them; y. */
+/* Three steps: computes the statistics in scratch, stores those that are requested, computes y. */
 static void forward_reference(const struct descriptor *descriptor, const struct bindings *bindings) {
     const struct norm_forward *op = (const struct norm_forward *)descriptor;
     struct norm_shape shape = norm_forward_shape(op);
     int64_t index[WEFT_DIM_MAX], count = elements_of(&shape.statistics);
-    double *mean = bindings->scratch, *inv = mean + count; /* inv holds the variance at first */
+    double *mean = bindings->scratch, *inv = mean + count; /* inv contains the variance first */
     struct view x = view_of(bindings, op->x), y = view_of(bindings, op->y);
     struct view scale = view_of(bindings, op->scale), bias = view_of(bindings, op->bias);
     struct view mean_view = view_of(bindings, op->mean), inv_view = view_of(bindings, op->inv_variance);
     struct view in_mean = view_of(bindings, op->in_running_mean), in_var = view_of(bindings, op->in_running_var);
     bool inference = norm_is_inference_of_batch(op), given = inference && op->inv_variance;
 
-    /* Three sources: as given, running values, or the batch itself. */
+    /* Three sources: given statistics, running values, or the batch itself. */
     if (given) {
         load_all(mean, &mean_view);
         load_all(inv, &inv_view);
@@ -571,22 +578,22 @@ static void forward_reference(const struct descriptor *descriptor, const struct 
     } else {
         take_statistics(&shape, norm_has_mean(op->mode), &x, mean, inv);
         struct view out_mean = view_of(bindings, op->out_mean), out_var = view_of(bindings, op->out_var);
-        /* Without a momentum the batch's own statistics are the running ones. */
+        /* Without a momentum, the statistics of the batch become the running ones. */
         double momentum = view_scalar(bindings, op->momentum, 1), row = (double)shape.row;
         update_running(&out_mean, &in_mean, mean, 1, momentum, shape.row == 0);
         /* n / (n - 1): the running variance estimates that of the population. */
         update_running(&out_var, &in_var, inv, row > 1 ? row / (row - 1) : 1, momentum, shape.row == 0);
     }
-    /* Given inverse deviations have their epsilon in them. */
+    /* Given inverse deviations include epsilon. */
     double epsilon = view_scalar(bindings, op->epsilon, 0);
     for (int64_t i = 0; !given && i < count; i++)
         inv[i] = 1 / sqrt(inv[i] + epsilon);
-    /* What backward will need; absent tensors are passed over. */
+    /* Statistics for the backward pass; absent tensors are skipped. */
     if (!inference) {
         store_all(&mean_view, mean);
         store_all(&inv_view, inv);
     }
-    /* The same formula for every mode; a mean that the mode has not is 0. */
+    /* The same formula for every mode; modes without a mean have the mean 0. */
     for (bool more = y.data && index_begin(index, y.rank, y.dims); more; more = index_next(index, y.rank, y.dims)) {
         int64_t at = statistic_place(&shape, index);
         double xhat = (view_load(&x, index) - mean[at]) * inv[at];
@@ -594,28 +601,27 @@ static void forward_reference(const struct descriptor *descriptor, const struct 
     }
 }
 
-/* Bytes, as backward_reference divides them. */
+/* Bytes, divided up by backward_reference. */
 static int64_t backward_scratch(const struct descriptor *descriptor) {
     struct norm_shape shape = norm_backward_shape((const struct norm_backward *)descriptor);
     return (4 * elements_of(&shape.statistics) + 2 * elements_of(&shape.affine)) * (int64_t)sizeof(double);
 }
 
-/* Scratch: mean, inverse deviation, and the means of g and of g * xhat, one of each for a row; then dscale and
-   dbias. */
+/* Scratch: mean, inverse deviation, and the means of g and of g * xhat for each row; then dscale and dbias. */
 static void backward_reference(const struct descriptor *descriptor, const struct bindings *bindings) {
     const struct norm_backward *op = (const struct norm_backward *)descriptor;
     struct norm_shape shape = norm_backward_shape(op);
     int64_t index[WEFT_DIM_MAX], count = elements_of(&shape.statistics), affine = elements_of(&shape.affine);
     double *mean = bindings->scratch, *inv = mean + count, *mean_g = inv + count, *mean_g_xhat = mean_g + count;
-    /* The scratch as backward_scratch counts it. */
+    /* The layout of scratch must match backward_scratch. */
     double *dscale = mean_g_xhat + count, *dbias = dscale + affine;
     struct view x = view_of(bindings, op->x), dy = view_of(bindings, op->dy), dx = view_of(bindings, op->dx);
     struct view scale = view_of(bindings, op->scale);
 
-    /* All six arrays lie behind one another from `mean` on. */
+    /* All six arrays are contiguous, starting at `mean`. */
     for (int64_t i = 0; i < 4 * count + 2 * affine; i++)
         mean[i] = 0;
-    /* What forward kept, or taken anew; a norm without mean leaves its means 0. */
+    /* Loads the statistics of forward, or recomputes them; a norm without mean has the means 0. */
     if (op->inv_variance) {
         struct view mean_view = view_of(bindings, op->mean), inv_view = view_of(bindings, op->inv_variance);
         load_all(mean, &mean_view);
@@ -629,22 +635,22 @@ static void backward_reference(const struct descriptor *descriptor, const struct
     for (bool more = index_begin(index, x.rank, x.dims); more; more = index_next(index, x.rank, x.dims)) {
         int64_t at = statistic_place(&shape, index), parameter = affine_place(&shape, index);
         double xhat = (view_load(&x, index) - mean[at]) * inv[at], gradient = view_load(&dy, index);
-        /* Divided by the row's length at once, so that the sums are means. */
+        /* Dividing each term by the row's length makes the sums means. */
         double g = view_load_or(&scale, index, 1) * gradient / (double)shape.row;
-        /* Without a mean in the forward formula none of g is taken off. */
+        /* If the forward formula has no mean, the mean of g is not subtracted. */
         mean_g[at] += norm_has_mean(op->mode) ? g : 0;
         mean_g_xhat[at] += g * xhat;
         dscale[parameter] += gradient * xhat;
         dbias[parameter] += gradient;
     }
-    /* A second pass over x, as every element of dx needs the means of its row. */
+    /* A second pass over x, because every element of dx needs the means of its row. */
     for (bool more = dx.data && index_begin(index, x.rank, x.dims); more; more = index_next(index, x.rank, x.dims)) {
         int64_t at = statistic_place(&shape, index);
         double xhat = (view_load(&x, index) - mean[at]) * inv[at];
         double g = view_load_or(&scale, index, 1) * view_load(&dy, index);
         view_store(&dx, index, inv[at] * (g - mean_g[at] - xhat * mean_g_xhat[at]));
     }
-    /* dscale and dbias as they were summed, over all rows. */
+    /* dscale and dbias have been summed over all rows. */
     struct view dscale_view = view_of(bindings, op->dscale), dbias_view = view_of(bindings, op->dbias);
     store_all(&dscale_view, dscale);
     store_all(&dbias_view, dbias);

@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The norms and their gradients as instructions over rows.
 
-   Where x has few bits, its deviations are no smaller than its steps, and (x - mean) * f may be one product and a sum,
-   x * f - mean * f. Else the mean, rounded to the type, may be off by more than the least deviations: what the true
-   mean has more than the rounded one, its slip, is kept beside it. */
+   If x has a narrow type, its deviations are no smaller than its rounding steps, so (x - mean) * f may be computed as x
+   * f - mean * f. Otherwise, the rounding error of the mean may exceed the smallest deviations: the difference between
+   the exact mean and the rounded one, called slip, is stored in addition. */
 #include "graph/expansion.h"
 #include "graph/ops/norm.h"
 
 /* Values of the expansion, per row. */
 struct statistics {
     int mean, variance, inv; /* -1: none */
-    int slip;                /* -1: not known */
+    int slip;                /* -1: unknown */
     bool has_few_bits;
 };
 
-/* Whether x comes from the same kernel, unrounded: few bits of its type say nothing of its values then. */
+/* True if x is computed unrounded in the same kernel: then a narrow type does not limit the precision of its values. */
 static bool is_made_inside(const struct expansion *e, const struct tensor *tensor) {
     return e->is_made_inside && e->is_made_inside(e->context, tensor);
 }
@@ -24,7 +24,7 @@ static struct statistics no_statistics(const struct expansion *e, const struct t
     return (struct statistics){-1, -1, -1, -1, has_few_bits};
 }
 
-/* One row where statistics are shared; of group norm as many along the channels as there are groups. */
+/* Rows are the elements that share statistics; group norm has as many rows along the channels as groups. */
 static void set_rows(struct expansion *e, const struct tensor *x, const struct norm_shape *shape, bool is_group) {
     e->dims = x->dims;
     for (int64_t d = 0; d < x->dims.count; d++)
@@ -33,27 +33,27 @@ static void set_rows(struct expansion *e, const struct tensor *x, const struct n
 
 /* ---- Statistics -------------------------------------------------------------------------------------------------- */
 
-/* The mean first, then what is around it. */
+/* Computes the mean first, then the squared deviations from it. */
 static int squares_in_turn(struct expansion *e, struct statistics *s, int x, int count) {
     s->mean = expand_share(e, expand_sum(e, x), count);
     int deviation = expand_subtract(e, x, s->mean);
     int squares = expand_sum(e, expand_multiply(e, deviation, deviation));
     if (s->has_few_bits)
         return squares;
-    /* The deviations from a rounded mean do not sum to 0; what they sum to corrects mean and squares. */
+    /* Deviations from a rounded mean do not sum to 0; their sum corrects mean and squares. */
     int sum = expand_sum(e, deviation);
     s->slip = expand_share(e, sum, count);
     return expand_subtract(e, squares, expand_multiply(e, sum, s->slip));
 }
 
-/* The mean is the sample and the mean distance from it, off; what rounding takes from that is the slip. */
+/* The mean is the sample plus the mean distance from it, `off`; the rounding error of this addition is the slip. */
 static void set_mean_near(struct expansion *e, struct statistics *s, int sample, int off) {
     s->mean = expand_add(e, off, sample);
     if (!s->has_few_bits)
         s->slip = expand_add(e, expand_subtract(e, sample, s->mean), off);
 }
 
-/* Sums around a sample, which keeps large common parts out of them. */
+/* Sums of deviations from a sample element, so that large common offsets do not cancel. */
 static int squares_shifted(struct expansion *e, struct statistics *s, int x, int sample, int count) {
     int near = expand_subtract(e, x, sample), sum = expand_sum(e, near);
     int all = expand_sum(e, expand_multiply(e, near, near)), off = expand_share(e, sum, count);
@@ -62,9 +62,10 @@ static int squares_shifted(struct expansion *e, struct statistics *s, int x, int
     return squares;
 }
 
-/* Mean and squares in one reduction, which engines make of partial moments. They give the sum of squared deviations. */
+/* Mean and squares in one reduction, which engines compute from partial moments. The result is the sum of squared
+   deviations. */
 static int squares_joined(struct expansion *e, struct statistics *s, int x, int sample) {
-    /* x itself is near enough to 0, or not to be sampled. */
+    /* Values of x are close enough to 0, or x cannot be sampled. */
     if (sample < 0) {
         s->mean = expand(e, OPCODE_MOMENTS, x, -1);
         return expand(e, OPCODE_SECOND, s->mean, -1);
@@ -75,8 +76,8 @@ static int squares_joined(struct expansion *e, struct statistics *s, int x, int 
     return squares;
 }
 
-/* A value of x's row to measure from; -1: none is in memory, or x lies in parts. Few bits need none where moments are
-   joined. */
+/* An element of x's row to subtract, or -1 if x is not in memory or if a row has several parts. Narrow types need none
+   if moments are joined. */
 static int sample_of(struct expansion *e, const struct tensor *x, bool is_needed) {
     if (!is_needed || is_made_inside(e, x) || x->is_gathered || tensor_elements(x) == 0)
         return -1;
@@ -85,7 +86,7 @@ static int sample_of(struct expansion *e, const struct tensor *x, bool is_needed
     return sample;
 }
 
-/* Mean and variance of x; 0 for rows without elements. */
+/* Computes mean and variance of x; both are 0 for rows without elements. */
 static struct statistics take_statistics(struct expansion *e, const struct tensor *tensor, int x, bool has_mean) {
     struct statistics s = no_statistics(e, tensor);
     int count = expand(e, OPCODE_COUNT, -1, -1), squares, zero = expand_number(e, 0);
@@ -100,7 +101,7 @@ static struct statistics take_statistics(struct expansion *e, const struct tenso
         squares =
             is_shifted && sample >= 0 ? squares_shifted(e, &s, x, sample, count) : squares_joined(e, &s, x, sample);
     }
-    /* Rounding may leave a sum below 0, whose root would be NaN. */
+    /* Rounding may make the sum negative, whose square root would be NaN. */
     s.variance = expand_choice(e, OPCODE_IF_GREATER, zero, squares, zero, expand_share(e, squares, count));
     return s;
 }
@@ -109,7 +110,7 @@ static struct statistics take_statistics(struct expansion *e, const struct tenso
 static int deviation_times(struct expansion *e, int x, struct statistics s, int factor) {
     if (s.mean < 0)
         return expand_multiply(e, x, factor);
-    /* One fused multiplication and addition per element, since mean * factor is the row's. */
+    /* One fused multiply-add per element, because mean * factor is a value per row. */
     if (s.has_few_bits)
         return expand_add(e, expand_multiply(e, x, factor), expand_negate(e, expand_multiply(e, s.mean, factor)));
     int product = expand_multiply(e, expand_subtract(e, x, s.mean), factor);
@@ -120,12 +121,13 @@ static int normalised(struct expansion *e, int x, struct statistics s) { return 
 
 /* ---- Forward ----------------------------------------------------------------------------------------------------- */
 
-/* running = (1 - f) * before + f * batch; where nothing came before, the batch's. An empty batch changes nothing. */
+/* running = (1 - f) * before + f * batch, or just the batch's value if there is no previous one. An empty batch changes
+   nothing. */
 static void update_running(struct expansion *e, const struct tensor *out, const struct tensor *in, int batch,
                            int factor) {
     if (!out)
         return;
-    /* Absent or not to be moved: one of the two numbers as it is. */
+    /* Without a previous value or a factor, the result is one of the two numbers. */
     int before = expand_input(e, in);
     if (before < 0 || factor < 0) {
         expand_result(e, out, before < 0 ? batch : before);
@@ -144,7 +146,7 @@ static int unbiased(struct expansion *e, int variance) {
     return expand_choice(e, OPCODE_IF_GREATER, length, one, expand_multiply(e, variance, factor), variance);
 }
 
-/* Statistics that are given: by their own, or as running mean and variance. */
+/* Statistics that are given: the operation's own inputs, or running mean and variance. */
 static struct statistics given_statistics(struct expansion *e, const struct norm_forward *op, int epsilon) {
     struct statistics s = no_statistics(e, op->x);
     bool has_inverse = op->inv_variance != NULL;
@@ -154,7 +156,7 @@ static struct statistics given_statistics(struct expansion *e, const struct norm
     return s;
 }
 
-/* Statistics of the batch, written where they are asked for, and the running ones moved towards them. */
+/* Computes the statistics of the batch, stores those that are requested, and updates the running ones. */
 static struct statistics forward_statistics(struct expansion *e, const struct norm_forward *op, int x, int epsilon) {
     struct statistics s = take_statistics(e, op->x, x, norm_has_mean(op->mode));
     s.inv = expand_inverse_deviation(e, s.variance, epsilon);
@@ -168,12 +170,12 @@ static struct statistics forward_statistics(struct expansion *e, const struct no
     return s;
 }
 
-/* y = scale * (x - mean) * inv + bias. One scale for the row goes into the factor. */
+/* y = scale * (x - mean) * inv + bias. A scale per row is multiplied into the factor. */
 static int scaled(struct expansion *e, int x, struct statistics s, int scale, int bias) {
-    /* Of batch, instance and group norm, whose scale may be one number for a row. */
+    /* For batch, instance and group norm, whose scale may be constant within a row. */
     bool is_per_row = scale >= 0 && !e->at[scale].is_per_element;
     int factor = is_per_row ? expand_multiply(e, scale, s.inv) : s.inv;
-    /* y = x * factor + shift, both of them the row's. */
+    /* y = x * factor + shift; both are values per row. */
     if (is_per_row && s.mean >= 0 && s.has_few_bits) {
         int moved = expand_multiply(e, s.mean, factor);
         int shift = bias < 0 ? expand_negate(e, moved) : expand_subtract(e, bias, moved);
@@ -185,7 +187,7 @@ static int scaled(struct expansion *e, int x, struct statistics s, int scale, in
     return bias >= 0 ? expand_add(e, y, bias) : y;
 }
 
-/* One list of instructions for all modes: rows and the operands that are there make the difference. */
+/* The same instructions for all modes, which differ only in rows and in the operands that exist. */
 weftStatus_t norm_forward_expand(const struct descriptor *descriptor, struct expansion *e) {
     const struct norm_forward *op = (const struct norm_forward *)descriptor;
     struct norm_shape shape = norm_forward_shape(op);
@@ -210,8 +212,8 @@ static void store_gradient(struct expansion *e, const struct norm_backward *op, 
     expand_result(e, op->dx, expand_subtract(e, expand_multiply(e, g, factor), rest));
 }
 
-/* dx = inv * (g - mean of g - xhat * mean of g * xhat), where g = scale * dy. A scale for each place in the row: the
-   sums are of g itself. */
+/* dx = inv * (g - mean of g - xhat * mean of g * xhat), where g = scale * dy. With a scale per position in the row, the
+   sums are those of g. */
 static void scaled_gradient(struct expansion *e, const struct norm_backward *op, struct statistics s, int x, int dy,
                             int scale, int weighted) {
     int g = expand_multiply(e, scale, dy), length = expand(e, OPCODE_LENGTH, -1, -1);
@@ -222,14 +224,16 @@ static void scaled_gradient(struct expansion *e, const struct norm_backward *op,
         store_gradient(e, op, g, s.inv, normalised(e, x, s), slope, level);
         return;
     }
-    /* Few bits, or no mean: xhat * slope is x * (slope * inv), and the mean's share of it goes into the level. */
+    /* With a narrow type, or without a mean, xhat * slope is x * (slope * inv), and the mean's part is added to the
+       level. */
     slope = expand_multiply(e, slope, s.inv);
     if (s.mean >= 0)
         level = expand_subtract(e, level, expand_multiply(e, s.mean, slope));
     store_gradient(e, op, g, s.inv, x, slope, level);
 }
 
-/* One scale for the row, or none: the sums of dy and of dy * xhat, which are its gradients, too. */
+/* With one scale per row, or none, the sums are those of dy and of dy * xhat, which are also the gradients of bias and
+   scale. */
 static void row_gradient(struct expansion *e, const struct norm_backward *op, struct statistics s, int x, int dy,
                          int scale, int *row_dy, int *row_weighted) {
     int one = expand_number(e, 1), length = expand(e, OPCODE_LENGTH, -1, -1);
@@ -239,7 +243,7 @@ static void row_gradient(struct expansion *e, const struct norm_backward *op, st
     int factor = scale < 0 ? s.inv : expand_multiply(e, scale, s.inv);
     int slope = expand_multiply(e, expand_multiply(e, expand_share(e, *row_weighted, length), factor), s.inv);
     int level = expand_multiply(e, expand_share(e, *row_dy, length), factor);
-    /* The mean's part goes into the level, which is the row's, and x takes the place of the deviation. */
+    /* The mean's part is added to the level, which is per row, so that x replaces the deviation. */
     if (s.mean >= 0 && s.has_few_bits) {
         level = expand_subtract(e, level, expand_multiply(e, s.mean, slope));
         deviation = x;
@@ -247,8 +251,8 @@ static void row_gradient(struct expansion *e, const struct norm_backward *op, st
     store_gradient(e, op, dy, factor, deviation, slope, level);
 }
 
-/* A gradient of the scale or bias: sums over all rows that share the parameter. `row` is its sum over one row, or
-   -1. */
+/* Gradient of the scale or bias: a sum over all rows that share the parameter. `row` is the value's sum over one row,
+   or -1. */
 static void sum_to(struct expansion *e, const struct tensor *tensor, int value, int row) {
     if (!tensor)
         return;
@@ -256,7 +260,7 @@ static void sum_to(struct expansion *e, const struct tensor *tensor, int value, 
     e->at[sum].tensor = tensor;
 }
 
-/* As forward kept them, or taken anew from x and epsilon. */
+/* Statistics that forward stored, or recomputed from x and epsilon. */
 static struct statistics backward_statistics(struct expansion *e, const struct norm_backward *op, int x) {
     struct statistics s = no_statistics(e, op->x);
     if (op->inv_variance) {
@@ -269,7 +273,7 @@ static struct statistics backward_statistics(struct expansion *e, const struct n
     return s;
 }
 
-/* A scale for each place of the row, or one for the row: the sums that dx needs are other ones. */
+/* The sums that dx needs depend on the scale: one per position in the row, or one per row. */
 weftStatus_t norm_backward_expand(const struct descriptor *descriptor, struct expansion *e) {
     const struct norm_backward *op = (const struct norm_backward *)descriptor;
     struct norm_shape shape = norm_backward_shape(op);
@@ -286,13 +290,13 @@ weftStatus_t norm_backward_expand(const struct descriptor *descriptor, struct ex
         row_gradient(e, op, s, x, dy, scale, &row_dy, &row_weighted);
     sum_to(e, op->dscale, weighted, row_weighted);
     sum_to(e, op->dbias, dy, row_dy);
-    /* For engines that make dscale and dbias in a pass of their own, by norm_expand_sums. */
+    /* For engines that compute dscale and dbias in a separate pass with norm_expand_sums. */
     e->mean = s.mean;
     e->inv = s.inv;
     return WEFT_STATUS_SUCCESS;
 }
 
-/* mean, inv: numbers of OPCODE_GIVEN, or below 0 where they are read from the operation's own inputs. */
+/* mean, inv: values of OPCODE_GIVEN, or negative if they are read from the operation's own inputs. */
 void norm_expand_sums(struct expansion *e, const struct norm_backward *op, const struct tensor *dscale,
                       const struct tensor *dbias, int mean, int inv) {
     if (dscale) {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* pointwise: y[i] = f(alpha1 x[i], alpha2 b[i], t[i]), where extents of 1 broadcast. Evaluated in the math type,
+/* pointwise: y[i] = f(alpha1 x[i], alpha2 b[i], t[i]), where extents of 1 broadcast. Evaluated in the math type, then
    converted to the output's type by rounding to nearest even and saturating integers. The modes are the rows of
-   pointwise_modes.h, which is read here twice, as functions and as a table; engines print the same formulas into their
-   kernels. A new mode is a row there and its enumerator. */
+   pointwise_modes.h, which is included here twice, as functions and as a table; engines emit the same formulas into
+   their kernels. To add a mode, add a row there and its enumerator. */
 #include "graph/ops/pointwise.h"
 
 #include <float.h>
@@ -11,7 +11,7 @@
 
 /* ---- The modes --------------------------------------------------------------------------------------------------- */
 
-/* The functions that the formulas of the table call; engines define their own, the approximate one faster. */
+/* Functions that the formulas of the table call; engines define their own versions, and a faster approximate one. */
 static double logistic(double x) { return 1 / (1 + exp(-x)); }
 static double logistic_approx(double x) { return logistic(x); }
 static double at_least(double x, double least) { return x <= least ? least : x; }
@@ -22,7 +22,7 @@ static double gelu_slope(double x) {
     return normal_cdf(x) + bounded * 0.3989422804014327 * exp(-0.5 * bounded * bounded);
 }
 
-/* A literal of the table, in the type that is calculated in. */
+/* A literal of the table, in the type of the calculation. */
 #define C(literal) ((double)(literal))
 #define MODE(name, form, formula, method, arguments, doc)                                                              \
     static double evaluate_##name(double x, double b, double t, const struct pointwise_parameters *p) {                \
@@ -34,11 +34,11 @@ static double gelu_slope(double x) {
 #undef MODE
 #undef C
 
-/* The smallest integer over -1 has no quotient in 64 bits, and C leaves it undefined: it wraps around. */
+/* The smallest integer divided by -1 overflows, which is undefined in C: here it wraps around. */
 static int64_t quotient_of(int64_t x, int64_t b) { return b == 0 ? 0 : b == -1 ? (int64_t)(0 - (uint64_t)x) : x / b; }
 static int64_t remainder_of(int64_t x, int64_t b) { return b == 0 || b == -1 ? 0 : x % b; }
 
-/* Powers below 0 are truncated quotients: 0 but for 1 and -1. Overflow wraps around. */
+/* Negative exponents give truncated quotients: 0, except for bases of 1 and -1. Overflow wraps around. */
 static int64_t integer_power(int64_t x, int64_t b) {
     uint64_t power = 1;
     if (b < 0)
@@ -48,7 +48,7 @@ static int64_t integer_power(int64_t x, int64_t b) {
     return (int64_t)power;
 }
 
-/* The modes that integers have too: exact, wrapping around on overflow, 0 for a division by 0. */
+/* The modes that also exist for integers: exact, wrapping around on overflow; division by 0 gives 0. */
 #define INTEGER_MODES(MODE)                                                                                            \
     MODE(ADD, (int64_t)((uint64_t)x + (uint64_t)b))                                                                    \
     MODE(SUB, (int64_t)((uint64_t)x - (uint64_t)b))                                                                    \
@@ -76,7 +76,7 @@ static int64_t integer_power(int64_t x, int64_t b) {
     MODE(LOGICAL_NOT, !x)                                                                                              \
     MODE(BINARY_SELECT, t ? x : b)                                                                                     \
     MODE(GEN_INDEX, x)
-/* A function for each, of x, b and the mask t as 64-bit integers. */
+/* A function for each of them, of x, b and the mask t as 64-bit integers. */
 #define MODE(name, formula)                                                                                            \
     static int64_t integer_##name(int64_t x, int64_t b, int64_t t) {                                                   \
         (void)x, (void)b, (void)t;                                                                                     \
@@ -85,7 +85,7 @@ static int64_t integer_power(int64_t x, int64_t b) {
 INTEGER_MODES(MODE)
 #undef MODE
 
-/* A row for each mode. The formula is kept as text, too: engines print it into their kernels. */
+/* One row per mode. The formula is also stored as text, which engines emit into their kernels. */
 #define MODE(name_, form_, formula_, method_, arguments_, doc_)                                                        \
     {.mode = WEFT_POINTWISE_##name_,                                                                                   \
      .name = #name_,                                                                                                   \
@@ -108,7 +108,7 @@ int pointwise_mode_count(void) { return MODE_COUNT; }
 
 const struct pointwise_mode *pointwise_mode_at(int i) { return &modes[i]; }
 
-/* A linear search; NULL: no mode has the number. */
+/* A linear search; NULL if no mode has this number. */
 const struct pointwise_mode *pointwise_find_mode(int mode) {
     for (int i = 0; i < MODE_COUNT; i++)
         if ((int)modes[i].mode == mode)
@@ -116,7 +116,7 @@ const struct pointwise_mode *pointwise_find_mode(int mode) {
     return NULL;
 }
 
-/* NULL for modes that integers do not have: roots, exponentials and their like. */
+/* NULL for modes without an integer version, such as roots and exponentials. */
 int64_t (*pointwise_integer_evaluator(int mode))(int64_t x, int64_t b, int64_t t) {
     switch (mode) {
 #define MODE(name, formula)                                                                                            \
@@ -128,7 +128,7 @@ int64_t (*pointwise_integer_evaluator(int mode))(int64_t x, int64_t b, int64_t t
     return NULL;
 }
 
-/* The same as text, for engines that print it. */
+/* The same as text, which engines emit. */
 const char *pointwise_integer_formula(int mode) {
     switch (mode) {
 #define MODE(name, formula)                                                                                            \
@@ -142,7 +142,7 @@ const char *pointwise_integer_formula(int mode) {
 
 /* ---- The parameter descriptor ------------------------------------------------------------------------------------ */
 
-/* Constants of single modes have rows of their own, as cuDNN has it; a mode ignores those of others. */
+/* As in cuDNN, the constants of single modes have rows of their own; modes ignore those of other modes. */
 static const struct row parameter_rows[] = {
     VALUE_ROW(WEFT_TYPE_POINTWISE_MODE, struct pointwise, mode, WEFT_ATTR_POINTWISE_MODE, "mode", .required = true,
               .doc = "what is computed: weftPointwiseMode_t"),
@@ -152,8 +152,7 @@ static const struct row parameter_rows[] = {
                "FLOAT where the mode divides or has no exact meaning for them, and for all others"),
     VALUE_ROW(WEFT_TYPE_NAN_PROPOGATION, struct pointwise, nan_propagation, WEFT_ATTR_POINTWISE_NAN_PROPAGATION,
               "nan_propagation", .doc = "accepted for compatibility; NaN always propagates"),
-    /* RELU: slope * (x - lower) + lower below the lower clip, at most the upper one. The defaults are the plain max(x,
-       0). */
+    /* RELU: slope * (x - lower) + lower below the lower clip, at most the upper one. The defaults give max(x, 0). */
     VALUE_ROW(WEFT_TYPE_DOUBLE, struct pointwise, lower, WEFT_ATTR_POINTWISE_RELU_LOWER_CLIP, "relu_lower_clip",
               .doc = "RELU: below it the slope applies"),
     VALUE_ROW(WEFT_TYPE_DOUBLE, struct pointwise, upper, WEFT_ATTR_POINTWISE_RELU_UPPER_CLIP, "relu_upper_clip",
@@ -170,7 +169,7 @@ static const struct row parameter_rows[] = {
               .most = WEFT_DIM_MAX - 1, .doc = "GEN_INDEX: the dimension whose index is generated"),
 };
 
-/* Enumerators have gaps, which the row's bounds do not see. */
+/* Enumerators have gaps, which the row's bounds do not detect. */
 static weftStatus_t finalize_parameters(struct descriptor *descriptor) {
     const struct pointwise *pw = (const struct pointwise *)descriptor;
     if (!pointwise_find_mode(pw->mode))
@@ -194,7 +193,7 @@ const struct schema pointwise_schema = {
 
 /* ---- The operation ----------------------------------------------------------------------------------------------- */
 
-/* Which of b, t, dy, y and dx a mode has, check_operands says: none is required by its row. */
+/* check_operands defines which of b, t, dy, y and dx a mode has, so that no row is required. */
 static const struct row rows[] = {
     VALUE_ROW(WEFT_TYPE_BACKEND_DESCRIPTOR, struct pointwise_op, pw, WEFT_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, "pw",
               .required = true, .target = WEFT_BACKEND_POINTWISE_DESCRIPTOR, .doc = "mode and constants"),
@@ -216,7 +215,7 @@ static const struct row rows[] = {
               .initial = 1, .doc = "factor on b"),
 };
 
-/* The other names under which frontends know a mode. */
+/* Other names under which frontends know a mode. */
 static const struct method methods[] = {
     {"bias", "sum of input and bias : x + b", "mode=ADD", "input:x bias:b", "y"},
     {"scale", "product of input and scale : x * b", "mode=MUL", "input:x scale:b", "y"},
@@ -227,14 +226,14 @@ static const struct method methods[] = {
     {0},
 };
 
-/* Backward modes have dy where binary ones have b, so that formulas and kernels know three inputs and one output. */
+/* Backward modes have dy where binary modes have b, so that formulas and kernels have three inputs and one output. */
 struct pointwise_operands pointwise_operands(const struct pointwise_op *op) {
     bool backward = pointwise_find_mode(op->pw->mode)->form == FORM_BACKWARD;
     return (struct pointwise_operands){
         .x = op->x, .b = backward ? op->dy : op->b, .t = op->t, .out = backward ? op->dx : op->y};
 }
 
-/* `beta` is swish's or softplus's, whichever the mode takes. */
+/* `beta` is that of swish or of softplus, depending on the mode. */
 struct pointwise_parameters pointwise_parameters(const struct pointwise_op *op) {
     const struct pointwise *pw = op->pw;
     bool swish = pw->mode == WEFT_POINTWISE_SWISH_FWD || pw->mode == WEFT_POINTWISE_SWISH_BWD;
@@ -245,21 +244,22 @@ struct pointwise_parameters pointwise_parameters(const struct pointwise_op *op) 
                                          .beta = swish ? pw->swish_beta : pw->softplus_beta};
 }
 
-/* Whether a mode makes integers of integers: it has an exact meaning for them that is no quotient or power. */
+/* True if a mode maps integers to integers: it is exact for them and neither a quotient nor a power. */
 static bool keeps_integers(int mode) {
     return pointwise_integer_evaluator(mode) && mode != WEFT_POINTWISE_DIV && mode != WEFT_POINTWISE_POW;
 }
 
-/* Whether the formula's numbers are integers, of which some may be booleans; the mask of a selection is none. */
+/* True if the formula's operands are integers, some of which may be booleans; the mask of a selection does not
+   count. */
 static bool has_integers(const struct pointwise_op *op, const struct pointwise_operands *operands) {
-    /* An index is a whole number whatever x holds: the output's type decides. */
+    /* An index is an integer whatever type x has: the output's type decides. */
     if (pointwise_find_mode(op->pw->mode)->form == FORM_INDEX)
         return dtype_is_integer((weftDataType_t)operands->out->type);
     weftDataType_t x = (weftDataType_t)operands->x->type, b = operands->b ? (weftDataType_t)operands->b->type : x;
     return !dtype_is_float(x) && !dtype_is_float(b) && (dtype_is_integer(x) || dtype_is_integer(b));
 }
 
-/* What the user set; else exact integers where inputs, mode and factors allow it; else FLOAT. */
+/* The type that the user set; otherwise INT64 if inputs, mode and factors are exact in it; otherwise FLOAT. */
 weftDataType_t pointwise_math(const struct pointwise_op *op) {
     struct pointwise_operands operands = pointwise_operands(op);
     bool is_set = descriptor_row_is_set(&op->pw->base, WEFT_ATTR_POINTWISE_MATH_PREC);
@@ -267,7 +267,7 @@ weftDataType_t pointwise_math(const struct pointwise_op *op) {
     return is_set ? (weftDataType_t)op->pw->math : is_exact ? WEFT_DATA_INT64 : WEFT_DATA_FLOAT;
 }
 
-/* Exactly the operands that the mode's form asks for. */
+/* Checks for exactly the operands that the mode's form requires. */
 static weftStatus_t check_operands(const struct pointwise_op *op) {
     static const struct {
         const char *wants;
@@ -279,7 +279,7 @@ static weftStatus_t check_operands(const struct pointwise_op *op) {
     };
     const struct pointwise_mode *mode = pointwise_find_mode(op->pw->mode);
     int form = mode->form;
-    /* y and dx are one output under two names: exactly one of them is set, dx where dy is. */
+    /* y and dx are one output under two names: exactly one of them is set; dx if dy is. */
     bool fits = forms[form].b == (op->b != NULL) && forms[form].t == (op->t != NULL) &&
                 forms[form].dy == (op->dy != NULL) && forms[form].dy == (op->dx != NULL) &&
                 forms[form].dy == (op->y == NULL);
@@ -290,18 +290,18 @@ static weftStatus_t check_operands(const struct pointwise_op *op) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Extents of the operands' broadcast; scalars of any rank take part. A scalar has any rank and no say, unless all
-   operands are scalars: then the first one's dims are the result's. */
+/* Computes the extents of the broadcast operands. Scalars may have any rank and do not influence the result, unless all
+   operands are scalars: then the result has the dims of the first one. */
 static weftStatus_t broadcast(const struct pointwise_op *op, struct dims *whole) {
     struct pointwise_operands operands = pointwise_operands(op);
     const struct tensor *inputs[] = {operands.x, operands.b, operands.t};
     *whole = (struct dims){0};
     for (int k = 0; k < 3; k++)
-        /* The first of the largest rank is where extents begin from. */
+        /* Start with the first operand of the largest rank. */
         if (inputs[k] &&
             (whole->count == 0 || (tensor_elements(inputs[k]) != 1 && inputs[k]->dims.count > whole->count)))
             *whole = inputs[k]->dims;
-    /* Extents of 1 give way to those of the others. */
+    /* Extents of 1 are replaced by those of the others. */
     for (int k = 0; k < 3; k++) {
         if (!inputs[k] || tensor_elements(inputs[k]) == 1)
             continue;
@@ -320,8 +320,8 @@ static weftStatus_t broadcast(const struct pointwise_op *op, struct dims *whole)
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The operand whose memory order the output takes: the first one of its size, of those that have an order if any does.
-   NULL: none is of its size. */
+/* The operand whose memory order the output gets: the first one of its size, preferably one that has an order. NULL if
+   no operand has its size. */
 static const struct tensor *order_of(const struct pointwise_operands *operands, const struct tensor *out) {
     const struct tensor *inputs[] = {operands->x, operands->b, operands->t}, *found = NULL;
     for (int k = 0; k < 3; k++) {
@@ -339,7 +339,7 @@ static void infer_strides(struct tensor *out, const struct pointwise_operands *o
     tensor_infer_strides(out, like ? like : operands->x);
 }
 
-/* Those of the last operand that has the output's dims, gaps included; if there is none, packed in the order of the
+/* The strides of the last operand that has the output's dims, gaps included; without one, packed in the order of the
    first operand. cuDNN's gradients read dy before x. */
 static bool cudnn_strides(const struct descriptor *descriptor, const struct tensor *out, struct dims *strides) {
     const struct pointwise_op *op = (const struct pointwise_op *)descriptor;
@@ -357,32 +357,32 @@ static bool cudnn_strides(const struct descriptor *descriptor, const struct tens
     return true;
 }
 
-/* The operands' types promoted, but a scalar only lends its sort: a float32 factor on a bfloat16 tensor leaves
-   bfloat16. Integers stay integers where the mode has an exact meaning for them that is no quotient or power. */
+/* Promotes the operands' types, but of a scalar only its kind counts: a float32 factor on a bfloat16 tensor gives
+   bfloat16. Integers stay integers if the mode is exact for them and neither a quotient nor a power. */
 static weftDataType_t result_type(const struct pointwise_op *op, const struct pointwise_operands *operands,
                                   const struct tensor *out) {
     weftDataType_t math = pointwise_math(op), natural = (weftDataType_t)operands->x->type;
-    /* The mask of a selection has no say in the type. */
+    /* The mask of a selection does not influence the type. */
     if (operands->b) {
         weftDataType_t other = (weftDataType_t)operands->b->type;
-        /* Sorts are floats, integers and booleans: between them a scalar counts as any other operand does. */
+        /* Kinds are floats, integers and booleans. If the kinds differ, a scalar counts like any other operand. */
         bool x_is_scalar = tensor_elements(operands->x) == 1, b_is_scalar = tensor_elements(operands->b) == 1;
         bool same_sort =
             dtype_is_float(natural) == dtype_is_float(other) && dtype_is_boolean(natural) == dtype_is_boolean(other);
         if (!same_sort || x_is_scalar == b_is_scalar)
             natural = dtype_promote(natural, other);
-        /* Of a scalar and a tensor of one sort, the tensor's type stays. */
+        /* For a scalar and a tensor of the same kind, the result has the type of the tensor. */
         else if (x_is_scalar)
             natural = other;
     }
-    /* A quotient of integers is no integer. */
+    /* A quotient of integers is not an integer. */
     if (!dtype_is_float(natural) && dtype_is_float(math) && !keeps_integers(op->pw->mode))
         return math;
     return tensor_result_type(out, natural, math);
 }
 
-/* The output is the broadcast of its inputs, in the order of the first of full size; its type follows from mode and
-   inputs. */
+/* The output has the broadcast extents of its inputs, in the order of the first one of full size. Its type depends on
+   mode and inputs. */
 static weftStatus_t infer(struct descriptor *descriptor) {
     struct pointwise_op *op = (struct pointwise_op *)descriptor;
     TRY(check_operands(op));
@@ -393,7 +393,7 @@ static weftStatus_t infer(struct descriptor *descriptor) {
     TRY(broadcast(op, &whole));
     tensor_infer_dims(out, whole.count, whole.at);
     infer_strides(out, &operands);
-    /* Comparisons and logic make booleans whatever they compare. */
+    /* Comparisons and logic return booleans for operands of any type. */
     bool boolean_math = dtype_is_boolean(pointwise_math(op));
     if (mode->is_logical || boolean_math)
         tensor_infer_type(out, WEFT_DATA_BYTE_BOOLEAN);
@@ -404,14 +404,14 @@ static weftStatus_t infer(struct descriptor *descriptor) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Of complete operands: broadcasting, the axis of an index, and what integers cannot do. */
+/* For complete operands: checks broadcasting, the axis of an index, and operations that integers do not support. */
 static weftStatus_t check(const struct descriptor *descriptor) {
     const struct pointwise_op *op = (const struct pointwise_op *)descriptor;
     struct pointwise_operands operands = pointwise_operands(op);
     const struct tensor *inputs[] = {operands.x, operands.b, operands.t};
     static const char *const keys[] = {"x", "b", "t"};
     for (int k = 0; k < 3; k++)
-        /* Scalars of any rank fit everything. */
+        /* Scalars of any rank are accepted. */
         if (inputs[k] && tensor_elements(inputs[k]) != 1)
             TRY(check_broadcasts(descriptor, k == 1 && op->dy ? "dy" : keys[k], inputs[k], operands.out));
     bool indexes = pointwise_find_mode(op->pw->mode)->form == FORM_INDEX;
@@ -419,7 +419,7 @@ static weftStatus_t check(const struct descriptor *descriptor) {
         FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND, "%s: axis is %lld, y has %lld dims. Name one of 0..%lld.",
              descriptor_label(descriptor), (long long)op->pw->axis, (long long)op->y->dims.count,
              (long long)op->y->dims.count - 1);
-    /* The type may have been set to an integer one, which not every mode has. */
+    /* The user may have set an integer type, which not every mode supports. */
     weftDataType_t math = pointwise_math(op);
     if (!dtype_is_float(math) && !pointwise_integer_evaluator(op->pw->mode))
         FAIL(WEFT_STATUS_BAD_PARAM, "%s: mode %s has no meaning in %s arithmetic. Set compute_data_type to FLOAT.",
@@ -432,7 +432,7 @@ static weftStatus_t check(const struct descriptor *descriptor) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* One element after the other; views broadcast extents of 1 by themselves. */
+/* One element at a time; views broadcast extents of 1. */
 static void reference(const struct descriptor *descriptor, const struct bindings *bindings) {
     const struct pointwise_op *op = (const struct pointwise_op *)descriptor;
     const struct pointwise_mode *mode = pointwise_find_mode(op->pw->mode);
@@ -446,7 +446,7 @@ static void reference(const struct descriptor *descriptor, const struct bindings
     if (!y.data)
         return;
     for (bool more = index_begin(index, y.rank, y.dims); more; more = index_next(index, y.rank, y.dims)) {
-        /* Three ways: the index itself, exact integers, or the formula in double. */
+        /* Three cases: the index itself, exact integers, or the formula in double. */
         if (mode->form == FORM_INDEX) {
             view_store_int(&y, index, index[op->pw->axis]);
         } else if (exact) {
@@ -454,7 +454,7 @@ static void reference(const struct descriptor *descriptor, const struct bindings
                            evaluate_int(view_load_int(&x, index), b.data ? view_load_int(&b, index) : 0,
                                         t.data && view_load(&t, index) != 0));
         } else {
-            /* The second operand, whatever the mode calls it. */
+            /* The second operand, under either of its names. */
             double dy = b.data ? op->alpha2 * view_load(&b, index) : 0;
             view_store(&y, index,
                        mode->evaluate(op->alpha1 * view_load(&x, index), dy, t.data ? view_load(&t, index) : 0, &p));

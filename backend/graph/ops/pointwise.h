@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The table of pointwise modes: enumerator, arity, formula, method. The formula is written once, in plain C over x, b,
-   t (backward: dy and the forward input x), and serves as reference, as fused CPU code, as CUDA text and as
+/* The table of pointwise modes: enumerator, arity, formula, method. Each formula is written once, as plain C over x, b,
+   t (backward: dy and the forward input x), and serves as the reference, as fused CPU code, as CUDA source and as
    documentation. */
 #ifndef WEFT_GRAPH_OPS_POINTWISE_H
 #define WEFT_GRAPH_OPS_POINTWISE_H
 
 #include "graph/op.h"
 
-/* The values of a mode's parameters. */
+/* Parameters of a mode. */
 struct pointwise_parameters {
     double lower, upper, slope; /* RELU: clips and the slope below the lower clip */
     double alpha;               /* ELU */
@@ -30,7 +30,7 @@ struct pointwise_op {
     double alpha1, alpha2;
 };
 
-/* How a mode's operands are bound. */
+/* The operands that a mode has. */
 enum pointwise_form { FORM_UNARY, FORM_BINARY, FORM_SELECT, FORM_BACKWARD, FORM_INDEX };
 
 struct pointwise_mode {
@@ -39,7 +39,7 @@ struct pointwise_mode {
     enum pointwise_form form;
     const char *formula; /* as text */
     double (*evaluate)(double x, double b, double t, const struct pointwise_parameters *p);
-    bool is_logical; /* compares or combines truth values: its natural output is a boolean */
+    bool is_logical; /* compares or combines truth values: the result is boolean unless a type is set */
     const char *method, *arguments, *doc;
 };
 
@@ -48,9 +48,9 @@ extern const struct schema pointwise_schema;
 
 /* The row of a mode, or NULL. */
 const struct pointwise_mode *pointwise_find_mode(int mode);
-/* The same formula over integers; NULL when the mode has no exact integer meaning. */
+/* The same formula over integers, or NULL if the mode has no exact integer meaning. */
 int64_t (*pointwise_integer_evaluator(int mode))(int64_t x, int64_t b, int64_t t);
-/* The text of that formula; NULL likewise. */
+/* The text of that formula, or NULL. */
 const char *pointwise_integer_formula(int mode);
 int pointwise_mode_count(void);
 const struct pointwise_mode *pointwise_mode_at(int i);
@@ -61,23 +61,23 @@ struct pointwise_gradient {
     const char *of_x, *of_b; /* formulas over x, b, t, y and dy */
     double (*evaluate_x)(double x, double b, double t, double y, double dy);
     double (*evaluate_b)(double x, double b, double t, double y, double dy);
-    int backward_mode; /* which says it instead, of x; -1: none */
+    int backward_mode; /* computes the derivative by x instead of a formula; -1 if no backward mode does */
 };
 
-/* NULL: the derivative is 0, or, of a backward mode, not known. */
+/* NULL if the derivative is 0, or, for a backward mode, if it is unknown. */
 const struct pointwise_gradient *pointwise_find_gradient(int mode);
 /* The formula of the derivative by x, or by b. */
 const char *pointwise_gradient_formula(const struct pointwise_gradient *gradient, bool of_b);
 
-/* The operands in formula order: x (backward: the forward input), b (backward: dy), t; and the output. */
+/* The operands in the order of the formula: x (backward: the forward input), b (backward: dy), t; and the output. */
 struct pointwise_operands {
     const struct tensor *x, *b, *t, *out;
 };
 struct pointwise_operands pointwise_operands(const struct pointwise_op *op);
 struct pointwise_parameters pointwise_parameters(const struct pointwise_op *op);
 
-/* The type that the formula is evaluated in: as it was set; else INT64 for integers where the mode has an exact meaning
-   for them that is no quotient or power, and FLOAT. */
+/* The type in which the formula is evaluated: as set by the user, otherwise INT64 for integers if the mode is exact for
+   them and not a quotient or power, otherwise FLOAT. */
 weftDataType_t pointwise_math(const struct pointwise_op *op);
 
 #endif

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The table of derivatives, looked up by mode: graph/ops/pointwise_gradients.h read twice, as functions and as rows.
-   The gradients of score modifiers are made of it. */
+/* The table of derivatives by mode: includes graph/ops/pointwise_gradients.h twice, as functions and as rows. The
+   gradients of score modifiers are derived from it. */
 #include "graph/ops/pointwise.h"
 
 #include <math.h>
 
 #define C(literal) ((double)(literal))
-/* GRADIENT_BY rows name a backward mode, which has a function already: they make none here. */
+/* GRADIENT_BY rows name a backward mode, which has a function already: they define none here. */
 #define GRADIENT_BY(name, backward)
 #define GRADIENT(name, of_x, of_b)                                                                                     \
     static double name##_x(double x, double b, double t, double y, double dy) {                                        \
@@ -30,7 +30,7 @@ static const struct pointwise_gradient gradients[] = {
 #undef GRADIENT_BY
 };
 
-/* NULL for modes without a derivative, as comparisons. */
+/* NULL for modes without a derivative, such as comparisons. */
 const struct pointwise_gradient *pointwise_find_gradient(int mode) {
     for (size_t i = 0; i < sizeof gradients / sizeof *gradients; i++)
         if (gradients[i].mode == mode)
@@ -38,7 +38,7 @@ const struct pointwise_gradient *pointwise_find_gradient(int mode) {
     return NULL;
 }
 
-/* The text of the derivative with respect to x, or b; modes that have a backward mode have x alone. */
+/* The text of the derivative by x, or by b; modes with a backward mode have only x. */
 const char *pointwise_gradient_formula(const struct pointwise_gradient *gradient, bool of_b) {
     if (gradient->backward_mode >= 0)
         return of_b ? "0" : pointwise_find_mode(gradient->backward_mode)->formula;

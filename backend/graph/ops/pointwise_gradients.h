@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The derivatives of the pointwise modes, for gradients that are derived: GRADIENT(enumerator, of x, of b), formulas as
-   in pointwise_modes.h over x, b, t, the result y and its gradient dy; GRADIENT_BY(enumerator, backward enumerator)
-   where a backward mode says the same. Modes that are not here (comparisons, rounding, indices) have derivative 0;
-   backward modes have none. At a kink the gradient goes where the mode takes its result from. */
+/* The derivatives of the pointwise modes, for derived gradients: GRADIENT(enumerator, of x, of b), formulas as in
+   pointwise_modes.h over x, b, t, the result y and its gradient dy; GRADIENT_BY(enumerator, backward enumerator) if a
+   backward mode computes the same. Modes that are not listed (comparisons, rounding, indices) have derivative 0;
+   backward modes have none. At a kink, the gradient follows the operand that the mode returns. */
 
 GRADIENT(ADD, dy, dy)
 GRADIENT(SUB, dy, -dy)

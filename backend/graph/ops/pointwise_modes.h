@@ -2,13 +2,13 @@
 /* The pointwise modes, one row each: MODE(enumerator, form, formula, method, arguments, doc).
    A formula is one expression over x, b, t (backward: dy, and x is the forward input), the parameters lower, upper,
    slope, alpha, beta, and literals C(...), which have the type of the arithmetic. C and CUDA share this syntax, so that
-   each formula is written once; this is the only list macro in Weft. Besides the functions of math.h, formulas call:
-     logistic(x)         1 / (1 + exp(-x)); logistic_approx(x) may be less exact
+   each formula is written once; this is the only list macro in Weft. In addition to math.h, formulas may call:
+     logistic(x)         1 / (1 + exp(-x)); logistic_approx(x) may be less accurate
      at_least(x, least)  the larger of two numbers; NaN if x is NaN
      gelu(x)             x times the standard normal distribution function; gelu_slope(x) is its derivative
-   At infinite arguments a formula gives the limit of its function, although 0 times infinity is NaN: a factor that
-   multiplies an underflowing one is limited to finite numbers, and a slope of 0 is tested for. An infinite bound clips
-   nothing; its reciprocal is 0.
+   At infinite arguments a formula yields the limit of its function, although 0 times infinity is NaN: a factor that
+   multiplies an underflowing one is clamped to finite numbers, and a slope of 0 is a case of its own. An infinite
+   bound clips nothing; its reciprocal is 0.
    No include guard: define MODE and C, then include. */
 
 MODE(ADD, FORM_BINARY, x + b, "add", "a:x b", "sum")

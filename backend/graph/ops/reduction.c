@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* reduction: y[i] = op over the group of x that belongs to i. In each dimension y has the extent of x (kept), 1
-   (reduced) or a divisor (groups of neighbours reduced to one). NaN propagates through every operator. No elements give
+   (reduced) or a divisor (groups of adjacent elements are reduced to one). NaN propagates through every operator. No elements give
    the operator's identity: 0 for ADD, AMAX and the norms, 1 for the products, +inf for MIN, -inf for MAX, NaN for AVG;
    integer types saturate these, and NaN is 0. An integer compute type calculates exactly in 64 bits, wrapping around,
-   with AVG and NORM2 rounded towards 0. Softmax and norms have operations of their own: they read rows more than once.
-   */
+   with AVG and NORM2 rounded towards 0. Softmax and norms have operations of their own: they read rows more than
+   once. */
 #include "graph/ops/reduction.h"
 #include "graph/expansion.h"
 
@@ -32,7 +32,7 @@ const struct schema reduction_schema = {
 
 /* ---- The operation ----------------------------------------------------------------------------------------------- */
 
-/* dims says which dimensions are reduced where y has no dims; where it has, y itself says it. */
+/* If y has no dims, `dims` determines the dimensions that are reduced; otherwise the dims of y do. */
 static const struct row rows[] = {
     VALUE_ROW(WEFT_TYPE_BACKEND_DESCRIPTOR, struct reduction_op, parameters, WEFT_ATTR_OPERATION_REDUCTION_DESC,
               "parameters", .required = true, .target = WEFT_BACKEND_REDUCTION_DESCRIPTOR,
@@ -41,11 +41,11 @@ static const struct row rows[] = {
                .shape = "[d..]", .doc = "input"),
     TENSOR_ROW(ROLE_OUTPUT, struct reduction_op, y, WEFT_ATTR_OPERATION_REDUCTION_YDESC, "y", .required = true,
                .shape = "[d.. with reduced extents 1 or a divisor]", .doc = "result"),
-    /* Weft's own way to say it, in the words of array libraries; y's dims say the same and more. */
+    /* Weft's own attribute, named as in array libraries; the dims of y carry the same information and more. */
     VALUE_ROW(WEFT_TYPE_INT64, struct reduction_op, dims, WEFT_ATTR_OPERATION_REDUCTION_DIMS, "dims",
               .storage = STORE_DIMS, .least = -WEFT_DIM_MAX, .most = WEFT_DIM_MAX - 1,
               .doc = "dimensions to reduce where y's dims are unset; negative ones count from the last"),
-    /* From here on: reducers of the user's own and segments, which refuse_unserved refuses in words. */
+    /* User-defined reducers and segments follow, which refuse_unserved rejects. */
     TENSOR_ROW(ROLE_INPUT, struct reduction_op, group_offset, WEFT_ATTR_OPERATION_REDUCTION_GROUP_OFFSET_DESC,
                "group_offset", .shape = "[segments]", .doc = "start of each segment of a packed dimension; refused"),
     VALUE_ROW(WEFT_TYPE_VOID_PTR, struct reduction_op, init_values, WEFT_ATTR_OPERATION_REDUCTION_INIT_VALUES,
@@ -72,7 +72,7 @@ static const struct method methods[] = {
     {0},
 };
 
-/* Attributes of cuDNN that Weft knows by name, so that setting them is refused in words. */
+/* Attributes of cuDNN that Weft knows only to reject them with a clear message. */
 static weftStatus_t refuse_unserved(const struct descriptor *op) {
     static const weftBackendAttributeName_t unserved[] = {WEFT_ATTR_OPERATION_REDUCTION_GROUP_OFFSET_DESC,
                                                           WEFT_ATTR_OPERATION_REDUCTION_INIT_VALUES,
@@ -90,7 +90,7 @@ static weftStatus_t refuse_unserved(const struct descriptor *op) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The dimensions that attribute dims names. */
+/* The dimensions that the attribute dims names. */
 static weftStatus_t named_dims(const struct reduction_op *op, bool named[WEFT_DIM_MAX]) {
     int64_t rank = op->x->dims.count;
     for (int64_t i = 0; i < op->dims.count; i++) {
@@ -109,42 +109,42 @@ static weftStatus_t named_dims(const struct reduction_op *op, bool named[WEFT_DI
     return WEFT_STATUS_SUCCESS;
 }
 
-/* What the user set; else exact for integers and booleans, where the operator is. */
+/* The type that the user set; otherwise exact for integers and booleans, unless the operator is not. */
 weftDataType_t reduction_math(const struct reduction_op *op) {
     int mode = op->parameters->mode;
     bool is_set = descriptor_row_is_set(&op->parameters->base, WEFT_ATTR_REDUCTION_COMP_TYPE);
-    /* A mean or a root of integers is no integer. */
+    /* A mean or a root of integers is not an integer. */
     bool is_exact = !dtype_is_float((weftDataType_t)op->x->type) && mode != WEFT_REDUCE_TENSOR_AVG &&
                     mode != WEFT_REDUCE_TENSOR_NORM2;
     return is_set ? (weftDataType_t)op->parameters->math : is_exact ? WEFT_DATA_INT64 : WEFT_DATA_FLOAT;
 }
 
-/* y's dims by attribute dims, where y has none; order as x. */
+/* Infers the dims of y from the attribute dims if y has none, and its order from x. */
 static weftStatus_t infer(struct descriptor *descriptor) {
     struct reduction_op *op = (struct reduction_op *)descriptor;
     bool named[WEFT_DIM_MAX] = {false};
     TRY(refuse_unserved(descriptor));
-    /* Refused before y is looked at: it would hide that a number in dims is wrong. */
+    /* Checked before y: with y's dims, an invalid number in dims would go unnoticed. */
     TRY(named_dims(op, named));
-    /* Neither y's dims nor attribute dims: all would be kept, which is no reduction. */
+    /* Without dims of y and without the attribute, all dimensions would be kept, which is no reduction. */
     if (op->y->dims.count == 0 && !descriptor_row_is_set(descriptor, WEFT_ATTR_OPERATION_REDUCTION_DIMS))
         FAIL(WEFT_STATUS_BAD_PARAM,
              "%s: nothing says which dimensions of x %s to reduce. Set y's dims, with 1 where x is reduced, or "
              "attribute dims.",
              descriptor_label(descriptor), tensor_dims_text(op->x));
-    /* Without y's dims reduced ones are 1; groups of neighbours can only be said by y's dims. */
+    /* If y has no dims, reduced dimensions become 1; only y's dims can express groups. */
     struct dims dims = op->x->dims;
     for (int64_t i = 0; i < dims.count; i++)
         dims.at[i] = named[i] ? 1 : dims.at[i];
     tensor_infer_dims(op->y, dims.count, dims.at);
     tensor_infer_strides(op->y, op->x);
     weftDataType_t natural = (weftDataType_t)op->x->type, math = reduction_math(op);
-    /* Integers come out as they were combined, in 64 bits: a sum need not fit the type of x. */
+    /* Integers keep the 64-bit type in which they are combined: a sum may not fit the type of x. */
     tensor_infer_type(op->y, dtype_is_float(natural) ? tensor_result_type(op->y, natural, math) : math);
     return WEFT_STATUS_SUCCESS;
 }
 
-/* y's extents against x's, and against attribute dims where both say what is reduced. */
+/* Checks the extents of y against those of x, and against the attribute dims if both are set. */
 static weftStatus_t check(const struct descriptor *descriptor) {
     const struct reduction_op *op = (const struct reduction_op *)descriptor;
     bool has_dims = descriptor_row_is_set(descriptor, WEFT_ATTR_OPERATION_REDUCTION_DIMS);
@@ -153,15 +153,15 @@ static weftStatus_t check(const struct descriptor *descriptor) {
     TRY(check_rank(descriptor, "y", op->y, op->x->dims.count, op->x->dims.count));
     for (int64_t i = 0; i < op->x->dims.count; i++) {
         int64_t from = op->x->dims.at[i], to = op->y->dims.at[i];
-        /* Equal: kept. 1 or a divisor: reduced to so many groups. An extent of 0 may become any number of groups, all
-           of them empty. */
+        /* Equal extents are kept; 1 or a divisor reduces to that many groups. An extent of 0 may become any number of
+           empty groups. */
         bool fits = from == to || (to && from % to == 0);
         if (!fits)
             FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
                  "%s: dimension %lld is %lld in x %s and %lld in y %s. In y make it equal, 1 or a divisor.",
                  descriptor_label(descriptor), (long long)i, (long long)from, tensor_dims_text(op->x), (long long)to,
                  tensor_dims_text(op->y));
-        /* Along an extent of 1, reduced and kept are the same. */
+        /* Along an extent of 1, reducing and keeping are the same. */
         if (has_dims && named[i] != (from != to) && from != 1)
             FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
                  "%s: attribute dims %s %s dimension %lld, but y %s %s it (x is %s). Let them agree, or set one only.",
@@ -174,7 +174,7 @@ static weftStatus_t check(const struct descriptor *descriptor) {
 
 /* ---- The reference ----------------------------------------------------------------------------------------------- */
 
-/* What no element at all reduces to, and where accumulation starts; AVG of nothing is NaN. */
+/* The result for no elements, and the initial value of the accumulation; the mean of nothing is NaN. */
 static double identity_of(int mode) {
     switch (mode) {
     case WEFT_REDUCE_TENSOR_MUL:
@@ -189,13 +189,13 @@ static double identity_of(int mode) {
     }
 }
 
-/* One more element; NaN, which compares with nothing, is taken over by x != x, and then stays as the result so far. */
+/* Combines one more element. x != x accepts NaN, which compares false, and NaN then remains the result. */
 static double combine(int mode, double so_far, double x) {
     switch (mode) {
     case WEFT_REDUCE_TENSOR_MUL:
         return so_far * x;
     case WEFT_REDUCE_TENSOR_MUL_NO_ZEROS:
-        /* Zeros are left out, as if they were not there. */
+        /* Zeros are ignored. */
         return x == 0 ? so_far : so_far * x;
     case WEFT_REDUCE_TENSOR_MIN:
         return x < so_far || x != x ? x : so_far;
@@ -212,7 +212,7 @@ static double combine(int mode, double so_far, double x) {
     }
 }
 
-/* What the total of `count` elements becomes: 0 / 0, the mean of nothing, is NaN. */
+/* Converts the total of `count` elements to the result: 0 / 0, the mean of nothing, is NaN. */
 static double finish(int mode, double total, int64_t count) {
     return mode == WEFT_REDUCE_TENSOR_AVG     ? total / (double)count
            : mode == WEFT_REDUCE_TENSOR_NORM2 ? sqrt(total)
@@ -224,9 +224,9 @@ static int64_t integer_identity(int mode) {
     return identity == INFINITY ? INT64_MAX : identity == -INFINITY ? INT64_MIN : (int64_t)identity;
 }
 
-/* As combine, wrapping around: by way of unsigned numbers, for which C defines it. */
+/* Like combine, but wraps around: the arithmetic is unsigned, for which C defines overflow. */
 static int64_t integer_combine(int mode, int64_t so_far, int64_t x) {
-    /* The smallest integer has no magnitude in 64 bits: it gets the largest. */
+    /* The magnitude of the smallest integer does not fit into 64 bits: it becomes the largest integer. */
     int64_t magnitude = x == INT64_MIN ? INT64_MAX : x < 0 ? -x : x;
     switch (mode) {
     case WEFT_REDUCE_TENSOR_MUL:
@@ -252,7 +252,7 @@ static int64_t integer_combine(int mode, int64_t so_far, int64_t x) {
 static int64_t integer_root(int64_t x) {
     if (x <= 0)
         return 0;
-    /* The root in double may be one off either way where x has more than 53 bits. */
+    /* The square root in double may be off by one in either direction if x has more than 53 bits. */
     uint64_t root = (uint64_t)sqrt((double)x);
     while (root * root > (uint64_t)x)
         root--;
@@ -261,14 +261,14 @@ static int64_t integer_root(int64_t x) {
     return (int64_t)root;
 }
 
-/* The mean is rounded towards 0; that of nothing is 0, and so is the root of a sum that wrapped around below 0. */
+/* The mean is rounded towards 0; the mean of nothing is 0, and so is the root of a sum that wrapped around below 0. */
 static int64_t integer_finish(int mode, int64_t total, int64_t count) {
     if (mode == WEFT_REDUCE_TENSOR_AVG)
         return count ? total / count : 0;
     return mode == WEFT_REDUCE_TENSOR_NORM2 ? integer_root(total) : total;
 }
 
-/* Element by element of y, over the group of x that belongs to it. */
+/* Computes y element by element, over the group of x that belongs to it. */
 static void reference(const struct descriptor *descriptor, const struct bindings *bindings) {
     const struct reduction_op *op = (const struct reduction_op *)descriptor;
     struct view x = view_of(bindings, op->x), y = view_of(bindings, op->y);
@@ -277,14 +277,14 @@ static void reference(const struct descriptor *descriptor, const struct bindings
     int64_t index[WEFT_DIM_MAX], group[WEFT_DIM_MAX], member[WEFT_DIM_MAX], in_x[WEFT_DIM_MAX];
     if (!y.data)
         return;
-    /* Elements of x along each dimension that make one of y. */
+    /* Number of elements of x along each dimension that are reduced to one element of y. */
     for (int i = 0; i < x.rank; i++)
         group[i] = reduction_group(op, i);
     for (bool more = index_begin(index, y.rank, y.dims); more; more = index_next(index, y.rank, y.dims)) {
-        /* Both are kept, one is used: exact or in double. */
+        /* Both totals are accumulated and one is used: exact integer, or double. */
         double total = identity_of(mode);
         int64_t integer_total = integer_identity(mode), count = 0;
-        /* `member` steps through the group that index of y stands for, each dimension by itself. */
+        /* `member` iterates over the group of the element of y. */
         for (bool left = index_begin(member, x.rank, group); left; left = index_next(member, x.rank, group)) {
             for (int i = 0; i < x.rank; i++)
                 in_x[i] = index[i] * group[i] + member[i];
@@ -301,14 +301,14 @@ static void reference(const struct descriptor *descriptor, const struct bindings
     }
 }
 
-/* One for each element that is combined. */
+/* One operation for each element that is combined. */
 static double flops(const struct descriptor *descriptor) {
     return (double)tensor_elements(((const struct reduction_op *)descriptor)->x);
 }
 
 /* ---- As instructions --------------------------------------------------------------------------------------------- */
 
-/* What is combined of an element. */
+/* The function of an element that is accumulated. */
 static int expand_element(struct expansion *e, int32_t mode, int x) {
     switch (mode) {
     case WEFT_REDUCE_TENSOR_AMAX:
@@ -316,7 +316,7 @@ static int expand_element(struct expansion *e, int32_t mode, int x) {
         return expand(e, OPCODE_ABSOLUTE, x, -1);
     case WEFT_REDUCE_TENSOR_NORM2:
         return expand_multiply(e, x, x);
-    /* A 1 in the place of a zero leaves the product as it is. */
+    /* Replacing a zero by 1 leaves the product unchanged. */
     case WEFT_REDUCE_TENSOR_MUL_NO_ZEROS:
         return expand_choice(e, OPCODE_IF_EQUAL, x, expand_number(e, 0), expand_number(e, 1), x);
     default:
@@ -324,7 +324,7 @@ static int expand_element(struct expansion *e, int32_t mode, int x) {
     }
 }
 
-/* AMAX is the largest of magnitudes, NORM1 and NORM2 sums: expand_element has made these. */
+/* AMAX is the maximum of magnitudes, NORM1 and NORM2 are sums; expand_element has computed the terms. */
 static enum opcode combination_of(int32_t mode) {
     switch (mode) {
     case WEFT_REDUCE_TENSOR_MUL:
@@ -340,7 +340,7 @@ static enum opcode combination_of(int32_t mode) {
     }
 }
 
-/* What is made of all of them. The mean of no integers is 0; AMAX of nothing is, too. */
+/* The function of the total. The mean of no integers is 0, and so is AMAX of nothing. */
 static int expand_end(struct expansion *e, int32_t mode, int total) {
     /* COUNT is at least 1, so that no integer is divided by 0; LENGTH may be 0, which makes the mean NaN. */
     bool is_exact = e->math == WEFT_DATA_INT64;
@@ -366,7 +366,7 @@ static weftStatus_t expand_reduction(const struct descriptor *descriptor, struct
     for (int64_t d = 0; d < e->dims.count; d++)
         e->parts[d] = op->y->dims.at[d];
     expansion_begin(e, (int32_t)reduction_math(op), op->x);
-    /* Three steps for every operator: of an element, of all elements, and of the total. */
+    /* Three steps for every operator: for an element, for all elements, and for the total. */
     int element = expand_element(e, mode, expand_input(e, op->x));
     expand_result(e, op->y, expand_end(e, mode, expand(e, combination_of(mode), element, -1)));
     return WEFT_STATUS_SUCCESS;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The reduction operation as engines read it. */
+/* The reduction operation: fields that engines read. */
 #ifndef WEFT_GRAPH_OPS_REDUCTION_H
 #define WEFT_GRAPH_OPS_REDUCTION_H
 
@@ -16,21 +16,21 @@ struct reduction_op {
     struct descriptor base;
     struct reduction *parameters;
     struct tensor *x, *y;
-    struct dims dims; /* as set; y's extents say the same */
-    /* Refused when set. */
+    struct dims dims; /* as set by the user; the extents of y carry the same information */
+    /* Not supported: setting it is an error. */
     struct tensor *group_offset;
     struct list init_values, accumulator_uids, current_uids, output_uids, compute_types;
     struct descriptor *subgraph;
 };
 
-/* The type that elements are combined in: as it was set; else INT64 for integers and booleans, but FLOAT for the mean
-   and the Euclidean norm, and for all others. */
+/* The type in which elements are combined: as set by the user; otherwise INT64 for integers and booleans, except that
+   the mean and the Euclidean norm use FLOAT; otherwise FLOAT. */
 weftDataType_t reduction_math(const struct reduction_op *op);
 
 extern const struct op reduction_op;
 extern const struct schema reduction_schema;
 
-/* How many neighbours along dimension i reduce to one element of y. */
+/* Number of adjacent elements along dimension i that are reduced to one element of y. */
 static inline int64_t reduction_group(const struct reduction_op *op, int64_t i) {
     return op->y->dims.at[i] ? op->x->dims.at[i] / op->y->dims.at[i] : 0;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Pooling and interpolation, and their gradients. One description serves all modes: an output position reads some
-   neighbouring elements ("taps") of x with weights, or picks one of them; the gradient hands dy back along the same
-   taps. The header says which elements these are. */
+/* Pooling and interpolation, and their gradients. One description covers all modes: an output position reads some
+   adjacent elements ("taps") of x with weights, or selects one of them; the gradient distributes dy over the same taps.
+   The header defines which elements these are. */
 #include "graph/ops/resample.h"
 
 #include "base/number.h"
@@ -11,10 +11,10 @@
 /* Sums of four lengths and positions are computed in 64 bits. */
 static const int64_t LENGTH_LIMIT = INT64_C(1) << 60;
 
-/* PADDING_BY_MODE is what the row holds until finalize replaces it by the mode's own. */
+/* The row holds PADDING_BY_MODE until finalize replaces it by the mode's default. */
 enum { SPATIAL_MAX = 3, PADDING_BY_MODE = -1 };
 
-/* Windows of whole elements; the other two modes interpolate between neighbours and may take fractions. */
+/* Windows are whole elements; the other two modes interpolate between adjacent elements and support fractions. */
 static bool is_pool(int mode) { return mode != WEFT_RESAMPLE_NEAREST && mode != WEFT_RESAMPLE_BILINEAR; }
 
 /* As users write it, for messages. */
@@ -29,7 +29,7 @@ static const char *mode_name(int mode) {
 
 /* ---- The parameter descriptor ------------------------------------------------------------------------------------ */
 
-/* Lengths are fractions, as cuDNN has them: an image enlarged by 3/2 has a stride of 2/3. */
+/* Lengths are fractions, as in cuDNN: an image enlarged by 3/2 has a stride of 2/3. */
 static const struct row parameter_rows[] = {
     VALUE_ROW(WEFT_TYPE_RESAMPLE_MODE, struct resample, mode, WEFT_ATTR_RESAMPLE_MODE, "mode",
               .initial = WEFT_RESAMPLE_NEAREST, .doc = "how the window becomes one value: weftResampleMode_t"),
@@ -61,7 +61,7 @@ static const struct row parameter_rows[] = {
                      "unset: 1"),
 };
 
-/* The first list that is set says how many spatial dimensions there are. */
+/* The first list that is set determines the number of spatial dimensions. */
 static weftStatus_t check_count(struct resample *p, const char *key, int64_t count) {
     if (p->spatial == 0 && count <= SPATIAL_MAX)
         p->spatial = count;
@@ -72,12 +72,12 @@ static weftStatus_t check_count(struct resample *p, const char *key, int64_t cou
     return WEFT_STATUS_SUCCESS;
 }
 
-/* `least` bounds numerators from below. */
+/* `least` is the lower bound of numerators. */
 static weftStatus_t check_list(struct resample *p, const char *key, const struct list *list, int64_t least) {
     TRY(check_count(p, key, list->count));
     for (int64_t i = 0; i < list->count; i++) {
         weftFraction_t f = list->fractions[i];
-        /* Parts of 31 bits: products of two of them fit 64. */
+        /* Numerator and denominator fit into 31 bits, so that products of two fit into 64. */
         bool small = f.numerator <= INT32_MAX && f.numerator >= -INT32_MAX && f.denominator <= INT32_MAX;
         if (!small || f.numerator < least)
             FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND, "%s: %s[%lld] is %lld/%lld, expected a number %s. Change it.",
@@ -92,7 +92,7 @@ static weftStatus_t check_list(struct resample *p, const char *key, const struct
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Interpolation takes neighbours, whose distance is 1. */
+/* Interpolation reads adjacent elements, at distance 1. */
 static weftStatus_t check_dilation(struct resample *p) {
     TRY(check_count(p, "dilation", p->dilation.count));
     for (int64_t i = 0; i < p->dilation.count; i++)
@@ -104,7 +104,7 @@ static weftStatus_t check_dilation(struct resample *p) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Lists of one length, pools with a window and a stride, and a padding that the mode can use. */
+/* Lists must have the same length, pools a window and a stride, and the padding must suit the mode. */
 static weftStatus_t finalize_parameters(struct descriptor *descriptor) {
     struct resample *p = (struct resample *)descriptor;
     TRY(check_list(p, "window", &p->window, 1));
@@ -112,7 +112,7 @@ static weftStatus_t finalize_parameters(struct descriptor *descriptor) {
     TRY(check_list(p, "pre_padding", &p->pre_padding, -INT32_MAX));
     TRY(check_list(p, "post_padding", &p->post_padding, -INT32_MAX));
     TRY(check_dilation(p));
-    /* Interpolation tells its stride by the extents, and needs no window. */
+    /* For interpolation, the stride follows from the extents, and no window is needed. */
     if (is_pool(p->mode) && (p->window.count == 0 || p->stride.count == 0))
         FAIL(WEFT_STATUS_BAD_PARAM,
              "%s: mode %s has no %s. Set it: one whole number per spatial dimension, in elements.",
@@ -121,7 +121,7 @@ static weftStatus_t finalize_parameters(struct descriptor *descriptor) {
         p->padding_mode = p->mode == WEFT_RESAMPLE_MAXPOOL ? WEFT_NEG_INF_PAD
                           : is_pool(p->mode)               ? WEFT_ZERO_PAD
                                                            : WEFT_EDGE_VAL_PAD;
-    /* Modes that sum with weights what lies outside, too. */
+    /* Modes whose weighted sums include elements outside of x. */
     bool weighs = p->mode == WEFT_RESAMPLE_BILINEAR || p->mode == WEFT_RESAMPLE_AVGPOOL_INCLUDE_PADDING;
     if (weighs && p->padding_mode == WEFT_NEG_INF_PAD)
         FAIL(WEFT_STATUS_BAD_PARAM,
@@ -141,7 +141,7 @@ const struct schema resample_schema = {
 
 /* ---- Rows and methods -------------------------------------------------------------------------------------------- */
 
-/* Forward and backward share struct resample_op, of which each has the operands that its rows name. */
+/* Forward and backward share struct resample_op; each has the operands that its rows name. */
 static const struct row rows[] = {
     VALUE_ROW(WEFT_TYPE_BACKEND_DESCRIPTOR, struct resample_op, parameters, WEFT_ATTR_OPERATION_RESAMPLE_FWD_DESC,
               "parameters", .required = true, .target = WEFT_BACKEND_RESAMPLE_DESCRIPTOR, .doc = "mode and geometry"),
@@ -160,7 +160,7 @@ static const struct row rows[] = {
               .doc = "factor on what y holds before; 0: it is not read"),
 };
 
-/* The gradient takes index or x, by which the maximum is found; y is cuDNN's and not needed. */
+/* The gradient finds the maximum by index or x; y exists only for compatibility with cuDNN. */
 static const struct row backward_rows[] = {
     VALUE_ROW(WEFT_TYPE_BACKEND_DESCRIPTOR, struct resample_op, parameters, WEFT_ATTR_OPERATION_RESAMPLE_BWD_DESC,
               "parameters", .required = true, .target = WEFT_BACKEND_RESAMPLE_DESCRIPTOR, .doc = "mode and geometry"),
@@ -180,7 +180,7 @@ static const struct row backward_rows[] = {
               .doc = "factor on what dx holds before; 0: it is not read"),
 };
 
-/* Behind the tensors of both; `padding` is short for the same padding before and after. */
+/* These follow the tensors of both operations. `padding` sets the same padding before and after. */
 #define GEOMETRY_ARGUMENTS                                                                                             \
     " window=[] stride=[] pre_padding=[] post_padding=[] mode=MAXPOOL padding_mode=None "                              \
     "padding:pre_padding+post_padding=None * dilation=[]"
@@ -208,7 +208,7 @@ static bool is_backward(const struct resample_op *op) { return op_of(&op->base) 
 static struct tensor *wide_of(const struct resample_op *op) { return is_backward(op) ? op->dx : op->x; }
 static struct tensor *narrow_of(const struct resample_op *op) { return is_backward(op) ? op->dy : op->y; }
 
-/* Parameters may leave it to the tensor: all dimensions but batch and channels. */
+/* If the parameters do not set it: all dimensions except batch and channels. */
 static int spatial_of(const struct resample_op *op) {
     int64_t spatial = op->parameters->spatial;
     return (int)(spatial ? spatial : (is_backward(op) ? op->dy : op->x)->dims.count - 2);
@@ -217,7 +217,7 @@ static int spatial_of(const struct resample_op *op) {
 /* Lengths in units of 1/denominator of an element. */
 struct axis {
     int64_t denominator, stride, pre, post, window;
-    int64_t dilation; /* in elements; without meaning, and so 1, where the window is one */
+    int64_t dilation; /* in elements; 1 if the window is 1, where it has no meaning */
 };
 
 /* In lowest terms, so that common denominators stay small. */
@@ -227,8 +227,8 @@ static weftFraction_t fraction_at(const struct list *list, int i, weftFraction_t
     return (weftFraction_t){f.numerator / divisor, f.denominator / divisor};
 }
 
-/* x, y: the extents, from whose ratio an unset stride follows. False when 64 bits do not hold them. Fractions become
-   whole numbers of 1/denominator of an element, so that nothing is rounded. */
+/* x, y: the extents, whose ratio determines an unset stride. Lengths become integers in units of 1/denominator of an
+   element, so that nothing is rounded. Returns false if 64 bits are not enough. */
 static bool make_axis(const struct resample *p, int i, int64_t x, int64_t y, struct axis *axis) {
     weftFraction_t ratio = {.numerator = x > 0 && y > 0 ? x : 1, .denominator = x > 0 && y > 0 ? y : 1};
     weftFraction_t pre = fraction_at(&p->pre_padding, i, (weftFraction_t){0, 1});
@@ -236,7 +236,7 @@ static bool make_axis(const struct resample *p, int i, int64_t x, int64_t y, str
                             fraction_at(&p->window, i, (weftFraction_t){1, 1})};
     /* In the order of `all`. */
     int64_t *lengths[] = {&axis->stride, &axis->pre, &axis->post, &axis->window};
-    /* The least common multiple of all denominators: then every length is a whole number. */
+    /* The least common multiple of all denominators makes every length an integer. */
     axis->denominator = 1;
     for (int k = 0; k < 4; k++) {
         if (all[k].denominator > INT32_MAX || all[k].numerator > INT32_MAX)
@@ -254,22 +254,22 @@ static bool make_axis(const struct resample *p, int i, int64_t x, int64_t y, str
     return x <= LENGTH_LIMIT / axis->denominator && y <= LENGTH_LIMIT / axis->stride;
 }
 
-/* From the first to the last element of a window, cut at a limit that no image fills. Both factors are below 2^31
-   where dilation is not 1. */
+/* Distance from the first to the last element of a window, capped at a limit that no image reaches. Both factors are
+   below 2^31 if dilation is not 1. */
 static int64_t span_of(const struct axis *axis) {
     return axis->dilation == 1 ? axis->window : min64((axis->window - 1) * axis->dilation + 1, LENGTH_LIMIT);
 }
 
-/* 1 + floor((x + pre + post - span) / stride), and 0 for an empty x or where the window does not fit. */
+/* 1 + floor((x + pre + post - span) / stride), and 0 for an empty x or if the window does not fit. */
 static int64_t output_extent(const struct axis *axis, int64_t x) {
     int64_t room = x * axis->denominator + axis->pre + axis->post - span_of(axis);
-    /* Without elements there is nothing to pool, also where padding alone would fill a window. */
+    /* Without elements the output is empty, even if padding alone would fill a window. */
     return room < 0 || x == 0 ? 0 : 1 + room / axis->stride;
 }
 
 /* ---- Inference --------------------------------------------------------------------------------------------------- */
 
-/* The input that dims follow from: x, backward dy. Then what the mode needs beside it. */
+/* The input that dims are inferred from, x or (backward) dy, and the other operands that the mode requires. */
 static weftStatus_t check_given(const struct resample_op *op) {
     const struct tensor *given = is_backward(op) ? op->dy : op->x;
     int spatial = spatial_of(op);
@@ -279,7 +279,7 @@ static weftStatus_t check_given(const struct resample_op *op) {
              is_backward(op) ? "dy" : "x", tensor_dims_text(given),
              op->parameters->spatial ? numbers_text(&op->parameters->spatial, 1) : "1 to 3");
     bool maximum = op->parameters->mode == WEFT_RESAMPLE_MAXPOOL;
-    /* Means and interpolation have no one element that an index could name. */
+    /* Means and interpolation do not select an element, so they have no index. */
     if (op->index && !maximum)
         FAIL(WEFT_STATUS_BAD_PARAM, "%s: mode %s has no index. Leave index unset, or use mode MAXPOOL.",
              descriptor_label(&op->base), mode_name(op->parameters->mode));
@@ -291,7 +291,7 @@ static weftStatus_t check_given(const struct resample_op *op) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* An extent that is not set cannot be inferred without strides, or, backward, for interpolation. */
+/* An unset extent cannot be inferred without strides, or for the gradient of interpolation. */
 static weftStatus_t check_inferable(const struct resample_op *op) {
     const struct tensor *out = is_backward(op) ? op->dx : op->y;
     const char *mode = mode_name(op->parameters->mode);
@@ -301,7 +301,7 @@ static weftStatus_t check_inferable(const struct resample_op *op) {
         FAIL(WEFT_STATUS_BAD_PARAM,
              "%s: mode %s has no stride and %s no dims: either follows from the other. Set the stride or the dims.",
              descriptor_label(&op->base), mode, is_backward(op) ? "dx" : "y");
-    /* Rounding down hides how large x was; pools take the least that fits, interpolation has no such. */
+    /* Because of rounding, the extent of x is ambiguous; pools infer the smallest one, interpolation cannot. */
     if (is_backward(op) && !op->x && !is_pool(op->parameters->mode))
         FAIL(WEFT_STATUS_BAD_PARAM,
              "%s: dx has no dims, and mode %s makes dy %s from inputs of several sizes. Set the dims of dx, or x.",
@@ -309,7 +309,7 @@ static weftStatus_t check_inferable(const struct resample_op *op) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Of 64-bit integers, in which geometry is exact: 2^31 and 2^60 are the limits of make_axis. */
+/* The geometry is exact in 64-bit integers; make_axis limits its operands to 2^31 and 2^60. */
 static weftStatus_t refuse_fractions(const struct resample_op *op, int i, int64_t x, int64_t y) {
     FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
          "%s: spatial dimension %d from %lld to %lld elements: stride, paddings and window need a common denominator "
@@ -318,7 +318,7 @@ static weftStatus_t refuse_fractions(const struct resample_op *op, int i, int64_
          descriptor_label(&op->base), i, (long long)x, (long long)y);
 }
 
-/* The extents of y from x, or the least of dx that make dy; x gives those of dx where it is there. */
+/* Infers the extents of y from x, or those of dx: from x if it is given, otherwise the smallest ones that yield dy. */
 static weftStatus_t infer_dims(struct resample_op *op) {
     struct tensor *out = is_backward(op) ? op->dx : op->y;
     if (is_backward(op) && op->x)
@@ -330,7 +330,7 @@ static weftStatus_t infer_dims(struct resample_op *op) {
     for (int i = 0; i < dims.count - 2; i++) {
         struct axis axis;
         int64_t *extent = &dims.at[2 + i], given = *extent;
-        /* Strides are set, so that the extent which is not known yet, 0 here, is not asked for. */
+        /* Strides are set, so make_axis does not need the unknown extent, which is 0 here. */
         if (!make_axis(op->parameters, i, is_backward(op) ? 0 : given, is_backward(op) ? given : 0, &axis))
             return refuse_fractions(op, i, is_backward(op) ? 0 : given, is_backward(op) ? given : 0);
         if (is_backward(op))
@@ -343,7 +343,7 @@ static weftStatus_t infer_dims(struct resample_op *op) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* How many positions the window has, cut at 2^62. */
+/* Number of positions in a window, capped at 2^62. */
 static int64_t window_positions(const struct resample_op *op) {
     int64_t positions = 1;
     for (int i = 0; i < spatial_of(op); i++) {
@@ -354,10 +354,10 @@ static int64_t window_positions(const struct resample_op *op) {
     return positions;
 }
 
-/* The output's dims, order and type; forward of MAXPOOL, those of the index, too. */
+/* Infers dims, order and type of the output, and for MAXPOOL forward those of the index. */
 static weftStatus_t infer(struct descriptor *descriptor) {
     struct resample_op *op = (struct resample_op *)descriptor;
-    /* Results lie as their inputs do: channels last in, channels last out. */
+    /* Results have the layout of their inputs: channels-last input gives channels-last output. */
     const struct tensor *like = is_backward(op) ? op->dy : op->x;
     struct tensor *out = is_backward(op) ? op->dx : op->y;
     TRY(check_given(op));
@@ -367,7 +367,7 @@ static weftStatus_t infer(struct descriptor *descriptor) {
     if (op->index && !is_backward(op)) {
         tensor_infer_dims(op->index, op->y->dims.count, op->y->dims.at);
         tensor_infer_strides(op->index, like);
-        /* Positions begin at 0: 128 of them fit INT8. */
+        /* Positions start at 0, so 128 of them fit into INT8. */
         tensor_infer_type(op->index, window_positions(op) <= INT8_MAX + 1 ? WEFT_DATA_INT8 : WEFT_DATA_INT32);
     }
     return WEFT_STATUS_SUCCESS;
@@ -375,7 +375,7 @@ static weftStatus_t infer(struct descriptor *descriptor) {
 
 /* ---- Checks ------------------------------------------------------------------------------------------------------ */
 
-/* Interpolation may have any extents: its stride need not lead to the last element. */
+/* Interpolation supports any extents: its stride need not lead to the last element. */
 static weftStatus_t check_extent(const struct resample_op *op, int i) {
     int64_t x = wide_of(op)->dims.at[2 + i], y = narrow_of(op)->dims.at[2 + i];
     struct axis axis;
@@ -384,7 +384,7 @@ static weftStatus_t check_extent(const struct resample_op *op, int i) {
     if (!is_pool(op->parameters->mode))
         return WEFT_STATUS_SUCCESS;
     const char *wide = is_backward(op) ? "dx" : "x", *narrow = is_backward(op) ? "dy" : "y";
-    /* Of pools the denominator is 1: lengths are whole elements. */
+    /* For pools the denominator is 1: lengths are whole elements. */
     int64_t padded = x + axis.pre + axis.post;
     if (padded < span_of(&axis) && x > 0)
         FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
@@ -403,7 +403,7 @@ static weftStatus_t check_extent(const struct resample_op *op, int i) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* An index counts the taps of a window, from 0, and must hold the last of them. */
+/* An index counts the taps of a window from 0; its type must be able to represent the last one. */
 static weftStatus_t check_index(const struct resample_op *op) {
     if (!op->index)
         return WEFT_STATUS_SUCCESS;
@@ -418,7 +418,7 @@ static weftStatus_t check_index(const struct resample_op *op) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Dims of the output, however they came, against the geometry; then operands that only some modes have. */
+/* Checks the dims of the output, given or inferred, against the geometry, then operands that only some modes have. */
 static weftStatus_t check(const struct descriptor *descriptor) {
     const struct resample_op *op = (const struct resample_op *)descriptor;
     const struct tensor *wide = wide_of(op), *narrow = narrow_of(op), *out = is_backward(op) ? op->dx : op->y;
@@ -431,7 +431,7 @@ static weftStatus_t check(const struct descriptor *descriptor) {
     for (int i = 0; i < spatial_of(op); i++)
         TRY(check_extent(op, i));
     TRY(check_index(op));
-    /* Both may be given and neither need be read; dims that do not fit are a mistake all the same. */
+    /* Both may be given and neither may be needed, but wrong dims are a mistake in any case. */
     if (is_backward(op)) {
         TRY(check_dims(descriptor, "x", op->x, wide->dims.count, wide->dims.at));
         TRY(check_dims(descriptor, "y", op->y, narrow->dims.count, narrow->dims.at));
@@ -447,7 +447,8 @@ static weftStatus_t check(const struct descriptor *descriptor) {
 
 /* ---- Geometry ---------------------------------------------------------------------------------------------------- */
 
-/* Spatial dimensions are always three, missing ones in front with an extent of 1. NULL: strides of 0 and no tensor. */
+/* There are always three spatial dimensions, padded at the front with extents of 1. For NULL, returns strides of 0 and
+   no tensor. */
 static struct resample_operand operand_of(const struct tensor *tensor, int spatial) {
     struct resample_operand operand = {.tensor = tensor, .size = {1, 1, 1}};
     if (!tensor)
@@ -461,13 +462,13 @@ static struct resample_operand operand_of(const struct tensor *tensor, int spati
     return operand;
 }
 
-/* What engines and the reference calculate with: three spatial dimensions, lengths in 1/denominator. */
+/* The geometry for engines and the reference: three spatial dimensions, lengths in units of 1/denominator. */
 struct resample_geometry resample_geometry(const struct descriptor *descriptor) {
     const struct resample_op *op = (const struct resample_op *)descriptor;
     const struct resample *p = op->parameters;
     int spatial = spatial_of(op);
-    /* x and y are the wide and the narrow side of both directions; saved is the forward input, for a gradient without
-       index. */
+    /* In both directions x is the tensor on the input side of the forward operation, and y that on its output side;
+       saved is the forward input, for a gradient without index. */
     struct resample_geometry g = {.backward = is_backward(op),
                                   .mode = (weftResampleMode_t)p->mode,
                                   .padding = (weftPaddingMode_t)p->padding_mode,
@@ -485,7 +486,7 @@ struct resample_geometry resample_geometry(const struct descriptor *descriptor) 
                                   .denominator = {1, 1, 1},
                                   .alpha = op->alpha,
                                   .beta = op->beta};
-    /* Checked and in range: make_axis succeeds. */
+    /* The operation has been checked, so make_axis succeeds. */
     for (int i = 0; i < spatial; i++) {
         struct axis axis;
         int at = SPATIAL_MAX - spatial + i;
@@ -493,14 +494,14 @@ struct resample_geometry resample_geometry(const struct descriptor *descriptor) 
         g.step[at] = axis.stride;
         g.offset[at] = axis.pre;
         g.denominator[at] = axis.denominator;
-        /* Elements of x that one of y reads along this dimension. */
+        /* Elements of x that an element of y reads along this dimension. */
         g.taps[at] = is_pool(p->mode) ? axis.window : p->mode == WEFT_RESAMPLE_BILINEAR ? 2 : 1;
         g.dilation[at] = axis.dilation;
     }
     return g;
 }
 
-/* An operation for each tap of each output; weights of interpolation cost a multiplication more. */
+/* One operation for each tap of each output; interpolation has an additional multiplication by the weight. */
 static double flops(const struct descriptor *descriptor) {
     struct resample_geometry g = resample_geometry(descriptor);
     double per_output = (double)g.taps[0] * (double)g.taps[1] * (double)g.taps[2];
@@ -512,27 +513,27 @@ static double flops(const struct descriptor *descriptor) {
 /* One element that an output position reads. */
 struct tap {
     int64_t at[SPATIAL_MAX]; /* in x */
-    bool inside;             /* false: padding, which has no element */
+    bool inside;             /* false for padding, which has no element */
     double weight;
 };
 
-/* Clamped taps count as inside: they have the edge's element. */
+/* Clamped taps count as inside: they read the element at the edge. */
 static struct tap find_tap(const struct resample_geometry *g, const int64_t *position, const int64_t *number) {
     struct tap tap = {.inside = true, .weight = 1};
-    /* Means that exclude the padding count what lies inside, and so must know it. */
+    /* Means that exclude the padding count the taps inside, so these must not be clamped. */
     bool clamps = g->padding == WEFT_EDGE_VAL_PAD && g->mode != WEFT_RESAMPLE_AVGPOOL_EXCLUDE_PADDING;
     for (int i = 0; i < SPATIAL_MAX; i++) {
         int64_t first = resample_first_tap(g, i, position[i]), last = g->x.size[i] - 1;
         int64_t at = first + number[i] * g->dilation[i];
-        /* A leading dimension has one tap, and the whole weight with it. */
+        /* A padded leading dimension has one tap, with the whole weight. */
         if (g->mode == WEFT_RESAMPLE_BILINEAR && g->taps[i] == 2) {
-            /* What lies between the first tap and the position, in 1/denominator of an element: the second tap's
-               weight. */
+            /* The distance between the first tap and the position, in units of 1/denominator of an element, is the
+               second tap's weight. */
             int64_t rest = position[i] * g->step[i] - g->offset[i] - first * g->denominator[i];
             double fraction = (double)rest / (double)g->denominator[i];
             tap.weight *= number[i] ? fraction : 1 - fraction;
         }
-        /* Past the edge, the edge's element is read. */
+        /* Outside of x, the element at the edge is read. */
         if (clamps)
             at = at < 0 ? 0 : at > last ? last : at;
         tap.inside = tap.inside && at >= 0 && at <= last;
@@ -557,13 +558,13 @@ struct image {
     int64_t n, c;
 };
 
-/* What NEG_INF_PAD is in integers: nothing is below it. */
+/* The integer that replaces -inf for NEG_INF_PAD: the lowest one. */
 static double lowest_of(const struct image *image) {
     const struct dtype *type = dtype_of(image->view->type);
     return type->is_float ? -INFINITY : type->lowest;
 }
 
-/* Outside: -inf, or the lowest integer, for NEG_INF_PAD, else 0. */
+/* Outside of x: -inf, or the lowest integer, for NEG_INF_PAD, otherwise 0. */
 static double load_tap(const struct resample_geometry *g, const struct image *image, const struct tap *tap) {
     int64_t index[WEFT_DIM_MAX];
     if (!tap->inside)
@@ -572,15 +573,15 @@ static double load_tap(const struct resample_geometry *g, const struct image *im
     return view_load(image->view, index);
 }
 
-/* True if a value replaces the best so far: the first of the largest wins. NaN propagates, so that the last one wins as
-   in PyTorch, or loses. */
+/* True if a value replaces the current maximum: the first one of equal values wins. NaN either wins, the last one as in
+   PyTorch, or loses. */
 static bool beats(const struct resample_geometry *g, double value, double best) {
     if (isnan(value))
         return g->propagates_nan;
     return isnan(best) ? !g->propagates_nan : value > best;
 }
 
-/* The maximum of a window; its position is -1 where the window holds nothing but NEG_INF_PAD, which is never picked. */
+/* The maximum of a window. Its position is -1 if all taps are NEG_INF_PAD, which is never selected. */
 static double find_maximum(const struct resample_geometry *g, const struct image *image, const int64_t *position,
                            int64_t *where) {
     double best = lowest_of(image);
@@ -593,7 +594,7 @@ static double find_maximum(const struct resample_geometry *g, const struct image
         if (!tap.inside && g->padding == WEFT_NEG_INF_PAD)
             continue;
         double value = load_tap(g, image, &tap);
-        /* The first one counts even where it is -inf: where stays -1 for padding alone. */
+        /* The first one counts even if it is -inf, so that where stays -1 only if all taps are padding. */
         if (*where < 0 || beats(g, value, best)) {
             best = value;
             *where = count;
@@ -602,7 +603,7 @@ static double find_maximum(const struct resample_geometry *g, const struct image
     return best;
 }
 
-/* The weights of all taps together: 1 for interpolation, the number of elements that a mean counts. */
+/* The sum of the weights of all taps: 1 for interpolation, the number of elements for a mean. */
 static double sum_of_weights(const struct resample_geometry *g, const int64_t *position) {
     int64_t number[SPATIAL_MAX];
     double sum = 0;
@@ -613,7 +614,7 @@ static double sum_of_weights(const struct resample_geometry *g, const int64_t *p
     return sum;
 }
 
-/* Every mode but MAXPOOL. Taps of weight 0 are not read, and a mean of nothing is 0. */
+/* Every mode except MAXPOOL. Taps of weight 0 are not read, and the mean of nothing is 0. */
 static double weigh(const struct resample_geometry *g, const struct image *image, const int64_t *position) {
     int64_t number[SPATIAL_MAX];
     double sum = 0;
@@ -622,17 +623,17 @@ static double weigh(const struct resample_geometry *g, const struct image *image
         if (tap.weight != 0)
             sum += tap.weight * load_tap(g, image, &tap);
     }
-    /* A mean that excludes the padding divides by what it found inside. */
+    /* A mean that excludes the padding divides by the number of taps inside. */
     double whole = sum_of_weights(g, position);
     return whole != 0 ? sum / whole : 0;
 }
 
-/* beta 0 reads nothing: the output may hold anything before. */
+/* beta 0 does not read the output, which may be uninitialised. */
 static void store(const struct resample_geometry *g, const struct view *view, const int64_t *index, double value) {
     view_store(view, index, g->alpha * value + (g->beta != 0 ? g->beta * view_load(view, index) : 0));
 }
 
-/* Position by position of y, through all images and channels. */
+/* Iterates over the positions of y, of all images and channels. */
 static void reference(const struct descriptor *descriptor, const struct bindings *bindings) {
     const struct resample_op *op = (const struct resample_op *)descriptor;
     struct resample_geometry g = resample_geometry(descriptor);
@@ -648,7 +649,7 @@ static void reference(const struct descriptor *descriptor, const struct bindings
         if (y.data)
             store(&g, &y, place, value);
         if (index.data)
-            /* A window of nothing but padding has no position; 0 is one that exists. */
+            /* If all taps are padding no position exists; 0 is stored because it is a valid index. */
             view_store_int(&index, place, where < 0 ? 0 : where);
     }
 }
@@ -666,7 +667,7 @@ static double *plane_at(const struct plane *plane, const int64_t *at) {
     return &plane->sums[(at[0] * size[1] + at[1]) * size[2] + at[2]];
 }
 
-/* dy goes to the tap that was the maximum. Numbers come from memory: one outside of the window is passed over. */
+/* Adds dy to the tap that was the maximum. Indices come from memory: those outside of the window are ignored. */
 static void return_maximum(const struct plane *plane, const int64_t *position, int64_t where, double dy) {
     const int64_t *taps = plane->g->taps;
     if (where < 0 || where >= taps[0] * taps[1] * taps[2])
@@ -674,19 +675,19 @@ static void return_maximum(const struct plane *plane, const int64_t *position, i
     /* Row-major, as find_maximum counts them. */
     const int64_t number[] = {where / taps[2] / taps[1], where / taps[2] % taps[1], where % taps[2]};
     struct tap tap = find_tap(plane->g, position, number);
-    /* A maximum in padding of 0s has no element of x to go to. */
+    /* If the maximum was a 0 of the padding, no element of x receives the gradient. */
     if (tap.inside)
         *plane_at(plane, tap.at) += dy;
 }
 
-/* dy goes to all taps, by their weights. */
+/* Distributes dy over all taps by their weights. */
 static void return_weighted(const struct plane *plane, const int64_t *position, double dy) {
     const struct resample_geometry *g = plane->g;
     double whole = sum_of_weights(g, position);
     int64_t number[SPATIAL_MAX];
     for (bool more = index_begin(number, SPATIAL_MAX, g->taps); more; more = index_next(number, SPATIAL_MAX, g->taps)) {
         struct tap tap = find_tap(g, position, number);
-        /* What padding had of the mean is lost: nothing outside has a gradient. */
+        /* The share of taps in the padding is lost: they have no element. */
         if (tap.inside && tap.weight != 0)
             *plane_at(plane, tap.at) += tap.weight / whole * dy;
     }
@@ -696,23 +697,23 @@ struct backward_views {
     struct view dy, index, x, dx;
 };
 
-/* Clears the sums, hands every dy back to its taps, and stores. */
+/* Clears the sums, distributes every dy over its taps, and stores the result. */
 static void compute_plane(const struct plane *plane, const struct backward_views *views, int64_t n, int64_t c) {
     const struct resample_geometry *g = plane->g;
     struct image image = {.view = &views->x, .n = n, .c = c};
     int64_t at[SPATIAL_MAX], index[WEFT_DIM_MAX], where;
-    /* Sums begin at 0; dx itself may hold anything, or what beta multiplies. */
+    /* Sums begin at 0; dx itself may be uninitialised, or contain the operand of beta. */
     for (bool more = index_begin(at, SPATIAL_MAX, g->x.size); more; more = index_next(at, SPATIAL_MAX, g->x.size))
         *plane_at(plane, at) = 0;
     for (bool more = index_begin(at, SPATIAL_MAX, g->y.size); more; more = index_next(at, SPATIAL_MAX, g->y.size)) {
-        /* y's positions in row-major order; each has one dy. */
+        /* The positions of y in row-major order; each has one dy. */
         make_index(g, n, c, at, index);
         double dy = view_load(&views->dy, index);
         if (g->mode != WEFT_RESAMPLE_MAXPOOL) {
             return_weighted(plane, at, dy);
             continue;
         }
-        /* Without the forward's index the maximum is looked for again in x, by the same rule. */
+        /* Without the index of the forward pass, the maximum is searched in x again, by the same rule. */
         if (views->index.data)
             where = view_load_int(&views->index, index);
         else
@@ -725,13 +726,13 @@ static void compute_plane(const struct plane *plane, const struct backward_views
     }
 }
 
-/* One plane in double: sums of many taps must not be rounded to dx's type on the way. */
+/* One plane of doubles: sums of many taps must not be rounded to dx's type in between. */
 static int64_t scratch_bytes(const struct descriptor *descriptor) {
     struct resample_geometry g = resample_geometry(descriptor);
     return g.x.size[0] * g.x.size[1] * g.x.size[2] * (int64_t)sizeof(double);
 }
 
-/* One plane's sums at a time, in scratch: channels share nothing. */
+/* One plane at a time: channels are independent. */
 static void backward_reference(const struct descriptor *descriptor, const struct bindings *bindings) {
     const struct resample_op *op = (const struct resample_op *)descriptor;
     struct resample_geometry g = resample_geometry(descriptor);

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* reshape: the elements of x under the extents of y
-   VIEW_ONLY keeps the storage: the element at storage offset i of y is the one at offset i of x, so that other strides
-   transpose. LOGICAL keeps the order of the elements, last dimension fastest. A result of another data type is
-   converted. */
+/* reshape: the elements of x with the extents of y. VIEW_ONLY keeps the storage: the element at storage offset i of y
+   is the one at offset i of x, so that other strides transpose. LOGICAL keeps the order of the elements, with the last
+   dimension fastest. A result of another data type is converted. */
 #include "graph/ops/reshape.h"
 #include "graph/ops/move.h"
 
@@ -21,15 +20,15 @@ static const struct method methods[] = {
     {0},
 };
 
-/* How many elements the storage spans, gaps included. */
+/* Number of elements that the storage spans, gaps included. */
 static int64_t span(const struct tensor *tensor) {
     int64_t last = 0;
-    /* The last element's offset is the sum of the last indices times strides. */
+    /* The offset of the last element is the sum of the last indices times strides. */
     for (int64_t i = 0; i < tensor->dims.count; i++) {
         int64_t extent = tensor->dims.at[i];
         if (extent == 0)
             return 0;
-        /* Strides count vectors, of which the last one ends the storage. */
+        /* Strides count vectors; the storage ends with the last element of a vector. */
         if (i == tensor->vector_dim && tensor->vector_count > 1)
             extent /= tensor->vector_count;
         last += (extent - 1) * tensor->strides.at[i];
@@ -37,7 +36,7 @@ static int64_t span(const struct tensor *tensor) {
     return (last + 1) * tensor->vector_count;
 }
 
-/* LOGICAL needs as many elements; VIEW_ONLY must stay within the storage and may show less of it. */
+/* LOGICAL requires the same number of elements; VIEW_ONLY must stay within the storage, and may show a part of it. */
 static weftStatus_t check(const struct descriptor *descriptor) {
     const struct reshape_op *op = (const struct reshape_op *)descriptor;
     int64_t from = tensor_elements(op->x), to = tensor_elements(op->y);
@@ -46,7 +45,7 @@ static weftStatus_t check(const struct descriptor *descriptor) {
              "%s: x %s has %lld elements, y %s has %lld. Give y dims with the same product.",
              descriptor_label(descriptor), tensor_dims_text(op->x), (long long)from, tensor_dims_text(op->y),
              (long long)to);
-    /* Reading past the storage would be another tensor's memory. */
+    /* Elements after the end of the storage would belong to another tensor. */
     if (op->mode == WEFT_RESHAPE_VIEW_ONLY && span(op->y) > span(op->x))
         FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
              "%s: a view of x's storage of %lld elements (dims %s, strides %s) cannot reach element %lld, as y with "
@@ -57,26 +56,26 @@ static weftStatus_t check(const struct descriptor *descriptor) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Packed, both modes are the same: the storage is the elements in order. */
+/* If both are packed, the modes are equivalent: the storage contains the elements in order. */
 bool reshape_keeps_order(const struct reshape_op *op) {
     return op->mode == WEFT_RESHAPE_LOGICAL ||
            (tensor_is_packed(op->x) && tensor_is_packed(op->y) && tensor_elements(op->x) == tensor_elements(op->y));
 }
 
-/* Neighbouring dimensions that one stride walks through, as the elements are counted. */
+/* Adjacent dimensions that a single stride covers, in logical order. */
 struct walk {
-    int64_t count, step; /* elements that it has, and that are counted between two of them */
+    int64_t count, step; /* number of elements, and logical distance between two of them */
     int64_t stride;
 };
 
-/* The walks of a layout, from the last dimension on; gives their number. */
+/* Lists the walks of a layout, starting with the last dimension, and returns their number. */
 static int list_walks(struct walk *walks, const struct dims *dims, const struct dims *strides) {
     int64_t step = 1;
     int count = 0;
     for (int64_t i = dims->count; i-- > 0; step *= dims->at[i]) {
         if (dims->at[i] == 1)
             continue;
-        /* The dimension goes on where the faster one ends: one walk with more elements. */
+        /* The dimension continues where the faster one ends: the same walk with more elements. */
         if (count && strides->at[i] == walks[count - 1].stride * walks[count - 1].count)
             walks[count - 1].count *= dims->at[i];
         else
@@ -85,7 +84,7 @@ static int list_walks(struct walk *walks, const struct dims *dims, const struct 
     return count;
 }
 
-/* The layout of the same elements, in the same order, under other extents. */
+/* The layout of the same elements, in the same order, with other extents. */
 static bool reshape_layout(const struct dims *from, const struct placement *known, const struct dims *to,
                            struct placement *found) {
     struct walk walks[WEFT_DIM_MAX];
@@ -93,13 +92,13 @@ static bool reshape_layout(const struct dims *from, const struct placement *know
     int64_t step = 1;
     *found = (struct placement){.strides.count = to->count, .offset = known->offset};
     for (int64_t i = to->count; i-- > 0; step *= to->at[i]) {
-        /* The walk in which elements `step` apart are neighbours. */
+        /* The walk in which elements at the logical distance `step` are adjacent. */
         while (at < count - 1 && step >= walks[at].step * walks[at].count)
             at++;
         const struct walk *walk = &walks[at];
         bool fits = !count || step % walk->step == 0;
         int64_t first = fits && count ? step / walk->step : 1; /* element of the walk */
-        /* A dimension that begins within a step of the walk, or runs over its end, has no single stride. */
+        /* A dimension that begins within a step of the walk, or extends past its end, has no single stride. */
         if (to->at[i] > 1 && (!fits || first * to->at[i] > walk->count))
             return false;
         found->strides.at[i] = count ? first * walk->stride : 1;
@@ -107,8 +106,8 @@ static bool reshape_layout(const struct dims *from, const struct placement *know
     return true;
 }
 
-/* In the order of x's memory where strides can say so, that what is computed of y lies as x does. What leaves the graph
-   is row-major, in which packed tensors keep the order of their elements in either mode. */
+/* In the order of x's memory if strides can express it, so that results computed from y have the layout of x. Outputs
+   of the graph are row-major, in which packed tensors keep the order of their elements in either mode. */
 static void infer_strides(struct reshape_op *op) {
     struct tensor like = {.dims = op->y->dims, .is_turned = op->x->is_turned};
     struct placement found;
@@ -121,7 +120,7 @@ static void infer_strides(struct reshape_op *op) {
     tensor_infer_strides(op->y, follows ? &like : NULL);
 }
 
-/* Dims must be set; everything else follows x. */
+/* Dims must be set; everything else is inferred from x. */
 static weftStatus_t infer(struct descriptor *descriptor) {
     struct reshape_op *op = (struct reshape_op *)descriptor;
     if (op->y->dims.count == 0)
@@ -136,12 +135,12 @@ static bool look(const struct descriptor *descriptor, const struct placement *x,
     const struct reshape_op *op = (const struct reshape_op *)descriptor;
     if (reshape_keeps_order(op))
         return reshape_layout(&op->x->dims, x, &op->y->dims, y);
-    /* A view of the storage: y's strides are its own, wherever x begins. */
+    /* A view of the storage: y has its own strides and starts at the offset of x. */
     *y = (struct placement){.strides = op->y->strides, .offset = x->offset};
     return true;
 }
 
-/* A view of the storage in another order never fits: where x would lie does not follow from y. */
+/* Never possible for a view of the storage in another order: the layout of x does not follow from y. */
 static bool fit(const struct descriptor *descriptor, int k, const struct placement *y, struct placement *x) {
     const struct reshape_op *op = (const struct reshape_op *)descriptor;
     (void)k;
@@ -155,7 +154,7 @@ static void reference(const struct descriptor *descriptor, const struct bindings
     int64_t in_x[WEFT_DIM_MAX], in_y[WEFT_DIM_MAX];
     if (!y.data)
         return;
-    /* Both indices step in row-major order, each through its own dims. */
+    /* Both indices iterate in row-major order, each over its own dims. */
     index_begin(in_x, x.rank, x.dims);
     for (bool more = index_begin(in_y, y.rank, y.dims); more; more = index_next(in_y, y.rank, y.dims)) {
         int64_t to = view_offset(&y, in_y);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The reshape operation as engines read it. */
+/* The reshape operation: fields that engines read. */
 #ifndef WEFT_GRAPH_OPS_RESHAPE_H
 #define WEFT_GRAPH_OPS_RESHAPE_H
 
@@ -13,8 +13,8 @@ struct reshape_op {
 
 extern const struct op reshape_op;
 
-/* Whether the elements of y are those of x in the same order, whatever their strides: not where storage is seen that is
-   not packed. */
+/* True if the elements of y are those of x in the same order, regardless of their strides. False for views of storage
+   that is not packed. */
 bool reshape_keeps_order(const struct reshape_op *op);
 
 #endif

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* rng: random numbers that depend on seed, offset and place alone
-   Element (row, column) of y, seen as rows of its last dimension, gets word column % 4 of the Philox-4x32-10 block
-   row * ceil(columns / 4) + column / 4 in counter words 0 and 1, with the offset in words 2 and 3 and the seed as key:
-   base/philox.h. With u = (word >> 8) / 2^24:
+/* rng: random numbers that depend only on seed, offset and position.
+   y is seen as rows of its last dimension. Element (row, column) gets word column % 4 of the Philox-4x32-10 block row *
+   ceil(columns / 4) + column / 4, which is in counter words 0 and 1; the offset is in words 2 and 3, and the seed is
+   the key: see base/philox.h. With u = (word >> 8) / 2^24:
      BERNOULLI  u < probability
      UNIFORM    minimum + (maximum - minimum) u
      NORMAL     mean + deviation r cos(t) in even columns, r sin(t) in odd ones, where of the block's words a = 0 or 2
                 and b = 1 or 3, r = sqrt(-2 ln((a + 1) / 2^32)) and t = 2 pi (b >> 8) / 2^24 (Box and Muller)
-   then converted to y's type. Offsets name sequences that never meet. */
+   then converted to y's type. Different offsets select disjoint sequences. */
 #include "graph/ops/rng.h"
 #include "base/number.h"
 #include "base/philox.h"
@@ -30,8 +30,7 @@ static const struct row parameter_rows[] = {
               "bernoulli_probability", .initial = 0.5, .doc = "BERNOULLI: chance of 1"),
 };
 
-/* Negated comparisons: NaN passes none of them, and is refused with the rest. Parameters of other distributions are
-   checked, too. */
+/* Comparisons are negated so that NaN is rejected, too. Parameters of other distributions are also checked. */
 static weftStatus_t finalize_parameters(struct descriptor *descriptor) {
     const struct rng *rng = (const struct rng *)descriptor;
     if (!(rng->probability >= 0 && rng->probability <= 1))
@@ -79,7 +78,7 @@ static const struct method methods[] = {
     {0},
 };
 
-/* A seed or an offset: one whole number; NULL passes. */
+/* A seed or an offset: a single integer. Accepts NULL. */
 static weftStatus_t check_integer(const struct descriptor *op, const char *key, const struct tensor *tensor) {
     TRY(check_scalar(op, key, tensor));
     if (tensor && !dtype_is_integer((weftDataType_t)tensor->type))
@@ -88,13 +87,13 @@ static weftStatus_t check_integer(const struct descriptor *op, const char *key, 
     return WEFT_STATUS_SUCCESS;
 }
 
-/* y's dims must be set; FLOAT unless set. */
+/* The dims of y must be set; the type defaults to FLOAT. */
 static weftStatus_t infer(struct descriptor *descriptor) {
     struct rng_op *op = (struct rng_op *)descriptor;
     if (op->y->dims.count == 0)
         FAIL(WEFT_STATUS_BAD_PARAM, "%s: y has no dims, and no input to take them from. Set y's dims.",
              descriptor_label(descriptor));
-    /* Strides are packed by the check of outputs: no input says another order. */
+    /* The check of outputs sets packed strides, because no input determines another order. */
     tensor_infer_type(op->y, WEFT_DATA_FLOAT);
     return WEFT_STATUS_SUCCESS;
 }
@@ -105,28 +104,29 @@ static weftStatus_t check(const struct descriptor *descriptor) {
     return check_integer(descriptor, "offset", op->offset);
 }
 
-/* The number in a scalar tensor, or `otherwise` where there is none or it has no memory. */
+/* The number in a scalar tensor, or `otherwise` if the tensor is absent or has no memory. */
 int64_t rng_scalar(const struct bindings *bindings, const struct tensor *tensor, int64_t otherwise) {
     struct view view = view_of(bindings, tensor);
     return view.data ? dtype_load_i64(view.type, view.data, 0) : otherwise;
 }
 
-/* Lane 0 to 3 of a block's words; see the head of the file for the formulas. */
+/* Lane 0 to 3 of a block's words; the formulas are at the top of this file. */
 static double draw(const struct rng *rng, struct philox words, int lane) {
-    /* Compared as integers of 24 bits, so that every engine agrees to the bit. */
+    /* Compared as 24-bit integers, so that all engines agree bit for bit. */
     if (rng->distribution == WEFT_RNG_DISTRIBUTION_BERNOULLI)
         return words.word[lane] >> 8 < philox_threshold(rng->probability);
     if (rng->distribution == WEFT_RNG_DISTRIBUTION_UNIFORM)
         return rng->least + (rng->most - rng->least) * philox_unit(words.word[lane]);
     /* Two lanes share a radius and an angle: words 0 and 1, or 2 and 3. */
     int pair = lane & 2;
-    /* 1 is added so that the logarithm is never of 0. */
+    /* Adding 1 avoids the logarithm of 0. */
     double radius = sqrt(-2 * log((words.word[pair] + 1.0) * 0x1p-32));
     double angle = 6.283185307179586477 * philox_unit(words.word[pair + 1]);
     return rng->mean + rng->deviation * radius * (lane & 1 ? sin(angle) : cos(angle));
 }
 
-/* Element by element; each is made from its place alone, so that any order, and any engine, gives the same. */
+/* Element by element; each value depends only on its position, so that every order and every engine yields the same
+   result. */
 static void reference(const struct descriptor *descriptor, const struct bindings *bindings) {
     const struct rng_op *op = (const struct rng_op *)descriptor;
     struct view y = view_of(bindings, op->y);
@@ -137,7 +137,7 @@ static void reference(const struct descriptor *descriptor, const struct bindings
         return;
     for (bool more = index_begin(index, y.rank, y.dims); more; more = index_next(index, y.rank, y.dims)) {
         int64_t column = index[y.rank - 1], columns = y.dims[y.rank - 1];
-        /* Rows are counted as they begin: indices step row-major. */
+        /* Rows are counted at their first element, because indices iterate in row-major order. */
         row += column == 0;
         uint64_t block = philox_index((uint64_t)row, (uint64_t)column, (uint64_t)columns);
         view_store(&y, index, draw(op->parameters, philox_words(seed, offset, block), (int)(column % 4)));

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Score modifiers: small graphs of pointwise operations that attention applies to each score. What is legal, the
-   operands that they read, and the reference: nodes one after the other on one score, and, for gradients, in reverse.
-   Values are numbered as in the modifier's graph; arrays of marks or numbers have one entry for each. Engines print
-   kernels from the same graph by the marks given here. */
+/* Score modifiers: small graphs of pointwise operations that attention applies to each score. Defines which graphs are
+   legal, which operands they read, and the reference, which evaluates the nodes for one score in order, and for
+   gradients in reverse. Values are numbered as in the modifier's graph; arrays of marks or numbers have one entry per
+   value. Engines emit kernels from the same graph, guided by these marks. */
 #include "graph/ops/score_modifier.h"
 #include "graph/ops/pointwise.h"
 
@@ -11,24 +11,24 @@
 
 /* ---- Values ------------------------------------------------------------------------------------------------------ */
 
-/* check_nodes has seen that all of them are pointwise. */
+/* check_nodes has verified that all nodes are pointwise. */
 static const struct pointwise_op *node_op(const struct score_modifier *m, int node) {
     return (const struct pointwise_op *)m->graph->nodes[node].op;
 }
 
-/* A value of the modifier's graph, or -1 of a tensor that is not there. */
+/* The index of a value in the modifier's graph, or -1 for an absent tensor. */
 static int value_of(const struct score_modifier *m, const struct tensor *tensor) {
     return tensor ? graph_find_value(m->graph, tensor) : -1;
 }
 
-/* Marks what `value` is made of, itself included. Nodes are sorted, so that one pass from the last to the first finds
-   all. */
+/* Marks the values that `value` depends on, including itself. Nodes are sorted, so one pass from the last to the first
+   is enough. */
 void score_modifier_mark_needed(const struct score_modifier *m, int value, bool *marks) {
     memset(marks, 0, SCORE_MODIFIER_VALUES_MAX * sizeof *marks);
     marks[value] = true;
     for (int n = m->graph->node_count; n-- > 0;) {
         const struct node *node = &m->graph->nodes[n];
-        /* Readers of a value stand behind its producer, and are looked at before it. */
+        /* Readers of a value come after its producer, so they have been visited already. */
         if (!marks[value_of(m, pointwise_operands(node_op(m, n)).out)])
             continue;
         for (int i = 0; i < node->operand_count; i++)
@@ -36,35 +36,35 @@ void score_modifier_mark_needed(const struct score_modifier *m, int value, bool 
     }
 }
 
-/* Whether a node's result changes with its operands as reals do. */
+/* True if a node's result is a differentiable function of real operands. */
 static bool is_smooth(const struct pointwise_op *op) {
     return dtype_is_float((weftDataType_t)op->pw->math) && pointwise_find_gradient(op->pw->mode);
 }
 
-/* Marks what changes smoothly with `source`: where gradients have to be carried along. */
+/* Marks the values that depend on `source` differentiably: gradients have to pass through them. */
 void score_modifier_mark_dependent(const struct score_modifier *m, int source, bool *marks) {
     memset(marks, 0, SCORE_MODIFIER_VALUES_MAX * sizeof *marks);
     marks[source] = true;
     for (int n = 0; n < m->graph->node_count; n++) {
         const struct pointwise_operands operands = pointwise_operands(node_op(m, n));
         int x = value_of(m, operands.x), b = value_of(m, operands.b);
-        /* The mask of a selection is no smooth operand. */
+        /* The mask of a selection has no gradient. */
         if (is_smooth(node_op(m, n)) && (marks[x] || (b >= 0 && marks[b])))
             marks[value_of(m, operands.out)] = true;
     }
 }
 
-/* The value whose gradient is the i-th that was asked for. */
+/* The value whose gradient is the i-th one requested. */
 int score_modifier_source(const struct score_modifier *m, int64_t i) {
     return graph_find_uid(m->graph, m->gradient_uids.i64[i]);
 }
 
-/* A constant of -inf: a selection of it takes the score out of the softmax, whatever shift it had. */
+/* A constant of -inf: selecting it removes the score from the softmax, regardless of any shift. */
 static bool is_hiding(const struct tensor *tensor) {
     return tensor->is_constant && dtype_load((weftDataType_t)tensor->type, tensor->constant, 0) == -INFINITY;
 }
 
-/* Whether a node whose x, or b, is a shifted score gives one. */
+/* True if a node maps a shifted score, at x or b, to a shifted score. */
 static bool keeps_shift(const struct pointwise_op *op, bool of_x, bool of_b) {
     switch (op->pw->mode) {
     case WEFT_POINTWISE_IDENTITY:
@@ -73,7 +73,7 @@ static bool keeps_shift(const struct pointwise_op *op, bool of_x, bool of_b) {
         return of_x != of_b && (of_x ? op->alpha1 : op->alpha2) == 1;
     case WEFT_POINTWISE_SUB:
         return of_x && !of_b && op->alpha1 == 1;
-    /* Either side may be hidden: then it is no score any more. */
+    /* Either side may be -inf, which hides the score. */
     case WEFT_POINTWISE_BINARY_SELECT:
         return (of_x ? op->alpha1 == 1 : is_hiding(op->x)) && (of_b ? op->alpha2 == 1 : is_hiding(op->b));
     default:
@@ -81,7 +81,7 @@ static bool keeps_shift(const struct pointwise_op *op, bool of_x, bool of_b) {
     }
 }
 
-/* Whether the result is the score plus something that does not depend on it: then its gradient is the score's own. */
+/* True if the result is the score plus a term that does not depend on it: then its gradient is that of the score. */
 bool score_modifier_is_shift(const struct score_modifier *m) {
     bool dependent[SCORE_MODIFIER_VALUES_MAX], needed[SCORE_MODIFIER_VALUES_MAX];
     score_modifier_mark_dependent(m, m->input, dependent);
@@ -89,15 +89,15 @@ bool score_modifier_is_shift(const struct score_modifier *m) {
     for (int n = 0; n < m->graph->node_count; n++) {
         const struct pointwise_operands operands = pointwise_operands(node_op(m, n));
         int x = value_of(m, operands.x), b = value_of(m, operands.b), out = value_of(m, operands.out);
-        /* Nodes that the score, or the result, has nothing to do with may be anything. */
+        /* Nodes that do not depend on the score, or that the result does not depend on, may be anything. */
         if (dependent[out] && needed[out] && !keeps_shift(node_op(m, n), dependent[x], b >= 0 && dependent[b]))
             return false;
     }
     return dependent[m->output];
 }
 
-/* Whether a node of which x, b, or both, are multiples of the gradient gives one. Backward modes are linear in dy,
-   which is b. */
+/* True if a node maps multiples of the gradient, at x, b or both, to a multiple. Backward modes are linear in dy, which
+   is b. */
 static bool keeps_multiple(const struct pointwise_op *op, bool of_x, bool of_b, bool of_t) {
     const struct tensor *other = of_x ? op->b : op->x;
     bool is_zero = other && other->is_constant && dtype_load((weftDataType_t)other->type, other->constant, 0) == 0;
@@ -141,9 +141,9 @@ bool score_modifier_gradient_is_linear(const struct score_modifier *m) {
     return multiple[m->gradient_output];
 }
 
-/* ---- Resolving --------------------------------------------------------------------------------------------------- */
+/* ---- Resolution -------------------------------------------------------------------------------------------------- */
 
-/* `is_made`: the value must be the result of an operation, or be the input itself; else it must come from outside. */
+/* `is_made`: the value must be the result of an operation, or the input itself; otherwise it must come from outside. */
 static weftStatus_t find_value(int *value, const struct score_modifier *m, const struct descriptor *op,
                                weftBackendAttributeName_t name, int64_t uid, bool is_made) {
     const char *key = schema_find_row(op->schema, name)->key;
@@ -154,7 +154,7 @@ static weftStatus_t find_value(int *value, const struct score_modifier *m, const
     if (*value < 0)
         FAIL(WEFT_STATUS_BAD_PARAM, "%s: %s is %lld, but no operation of the sub-graph has a tensor of that uid.",
              descriptor_label(op), key, (long long)uid);
-    /* The result may be the input itself: a modifier that changes nothing. */
+    /* The result may be the input itself: the identity modifier. */
     bool has_producer = m->graph->values[*value].producer >= 0;
     if (is_made ? !has_producer && *value != m->input : has_producer)
         FAIL(WEFT_STATUS_BAD_PARAM, "%s: %s names %s, which %s operation of the sub-graph makes. Name another.",
@@ -163,13 +163,13 @@ static weftStatus_t find_value(int *value, const struct score_modifier *m, const
     return WEFT_STATUS_SUCCESS;
 }
 
-/* SCORE_MODIFIER_VALUES_MAX keeps arrays of values on the stack. */
+/* SCORE_MODIFIER_VALUES_MAX bounds the arrays of values on the stack. */
 static weftStatus_t check_nodes(const struct score_modifier *m, const struct descriptor *op) {
     if (m->graph->value_count > SCORE_MODIFIER_VALUES_MAX)
         FAIL(WEFT_STATUS_NOT_SUPPORTED, "%s: the sub-graph has %d tensors; a score modifier may have %d.",
              descriptor_label(op), m->graph->value_count, SCORE_MODIFIER_VALUES_MAX);
     for (int n = 0; n < m->graph->node_count; n++)
-        /* Scores are never whole in memory: each element must be made by itself. */
+        /* Scores are never stored as a whole: each element must be computed separately. */
         if (op_of(m->graph->nodes[n].op) != &pointwise_op)
             FAIL(WEFT_STATUS_BAD_PARAM,
                  "%s: the sub-graph has %s; scores can be modified by pointwise operations alone. Put it before the "
@@ -185,7 +185,7 @@ static weftStatus_t check_nodes(const struct score_modifier *m, const struct des
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Gradients are derived but through backward modes; a gradient that is given may take any. */
+/* Backward modes have no derivatives; a user-defined gradient may contain them. */
 static weftStatus_t check_derivatives(const struct score_modifier *m, const struct descriptor *op, int source) {
     bool needed[SCORE_MODIFIER_VALUES_MAX], dependent[SCORE_MODIFIER_VALUES_MAX];
     score_modifier_mark_needed(m, m->output, needed);
@@ -193,7 +193,7 @@ static weftStatus_t check_derivatives(const struct score_modifier *m, const stru
     for (int n = 0; n < m->graph->node_count; n++) {
         const struct pointwise_op *node = node_op(m, n);
         const struct pointwise_operands operands = pointwise_operands(node);
-        /* Where the gradient would pass through a backward mode on its way to the source. */
+        /* The gradient would pass through a backward mode on its way to the source. */
         bool reads = dependent[value_of(m, operands.x)] || (operands.b && dependent[value_of(m, operands.b)]);
         if (reads && needed[value_of(m, operands.out)] && pointwise_find_mode(node->pw->mode)->form == FORM_BACKWARD)
             FAIL(WEFT_STATUS_NOT_SUPPORTED,
@@ -204,15 +204,15 @@ static weftStatus_t check_derivatives(const struct score_modifier *m, const stru
     return WEFT_STATUS_SUCCESS;
 }
 
-/* A finalize that failed may have listed them already. */
+/* An earlier finalize that failed may have listed them already. */
 static void drop_operands(struct score_modifier *m) {
     for (int64_t i = 0; i < m->operands.count; i++)
         descriptor_release(m->operands.descriptors[i]);
     m->operands.count = 0;
 }
 
-/* Holds what the graph reads from memory: values without producer that the output, or its gradient, is made of, but for
-   the scores themselves. */
+/* Holds references to the values that the graph reads from memory: those without a producer that the output or its
+   gradient depends on, except the scores. */
 static weftStatus_t list_operands(struct score_modifier *m, struct descriptor *op) {
     bool output[SCORE_MODIFIER_VALUES_MAX], gradient[SCORE_MODIFIER_VALUES_MAX] = {0};
     drop_operands(m);
@@ -230,7 +230,7 @@ static weftStatus_t list_operands(struct score_modifier *m, struct descriptor *o
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Gradients of operands that the user asks for: each one of an operand that is read, through derivatives that are
+/* Checks the requested gradients of operands: each belongs to a different operand that is read, and all derivatives are
    known. */
 static weftStatus_t check_gradients(const struct score_modifier *m, const struct descriptor *op) {
     if (m->gradients.count != m->gradient_uids.count || m->gradients.count > SCORE_MODIFIER_GRADIENTS_MAX)
@@ -239,7 +239,7 @@ static weftStatus_t check_gradients(const struct score_modifier *m, const struct
              descriptor_label(op), (long long)m->gradients.count, (long long)m->gradient_uids.count,
              SCORE_MODIFIER_GRADIENTS_MAX);
     for (int64_t i = 0; i < m->gradients.count; i++) {
-        /* A gradient of what is not read would be 0 throughout: most likely a wrong uid. */
+        /* The gradient of an operand that is not read would be 0; most likely the uid is wrong. */
         bool is_read = false;
         for (int64_t k = 0; k < m->operands.count; k++)
             is_read = is_read || m->operands.tensors[k]->uid == m->gradient_uids.i64[i];
@@ -252,7 +252,7 @@ static weftStatus_t check_gradients(const struct score_modifier *m, const struct
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Forward operations have no such rows. Without a gradient of the user's own, it is derived from the forward nodes. */
+/* Forward operations have no such rows. Unless the user defines the gradient, it is derived from the forward nodes. */
 static weftStatus_t resolve_gradient(struct score_modifier *m, const struct descriptor *op,
                                      weftBackendAttributeName_t input_name, weftBackendAttributeName_t output_name) {
     if (!schema_find_row(op->schema, input_name))
@@ -263,12 +263,12 @@ static weftStatus_t resolve_gradient(struct score_modifier *m, const struct desc
     return find_value(&m->gradient_output, m, op, output_name, m->gradient_output_uid, true);
 }
 
-/* Comes before the operation is finalized like any other, which visits the operands that this finds. */
+/* Runs before the generic finalize, which visits the operands that are found here. */
 weftStatus_t score_modifier_resolve(struct score_modifier *m, struct descriptor *op,
                                     weftBackendAttributeName_t input_name, weftBackendAttributeName_t output_name,
                                     weftBackendAttributeName_t gradient_input_name,
                                     weftBackendAttributeName_t gradient_output_name) {
-    /* Anew on every finalize: one that was refused may have found some. */
+    /* Starts from scratch at every finalize, because a failed one may have set some of these. */
     m->input = m->output = m->gradient_input = m->gradient_output = -1;
     if (!m->graph) {
         if (m->gradients.count)
@@ -284,7 +284,7 @@ weftStatus_t score_modifier_resolve(struct score_modifier *m, struct descriptor 
     return check_gradients(m, op);
 }
 
-/* Gradients take dims and type of the operand whose gradient they are. */
+/* Gradients have the dims and type of their operands. */
 weftStatus_t score_modifier_infer(struct score_modifier *m, const struct descriptor *op) {
     for (int64_t i = 0; i < m->gradients.count; i++) {
         const struct tensor *source = m->graph->values[score_modifier_source(m, i)].tensor;
@@ -302,7 +302,7 @@ weftStatus_t score_modifier_check(const struct score_modifier *m, const struct d
     if (!m->graph)
         return WEFT_STATUS_SUCCESS;
     const struct tensor *input = m->graph->values[m->input].tensor;
-    /* Broadcasting scores would be ambiguous; operands broadcast to them. */
+    /* Broadcasting the scores would be ambiguous; only operands broadcast. */
     if (!tensor_same_dims(input, scores))
         FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
              "%s: the sub-graph takes scores of dims %s, those of this attention are %s. Give %s these dims.",
@@ -320,7 +320,7 @@ weftStatus_t score_modifier_check(const struct score_modifier *m, const struct d
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The attributes are copied already. */
+/* The attributes have been copied already. */
 void score_modifier_copy(struct score_modifier *target, const struct score_modifier *source) {
     target->input = source->input;
     target->output = source->output;
@@ -330,7 +330,7 @@ void score_modifier_copy(struct score_modifier *target, const struct score_modif
 
 /* ---- The reference ----------------------------------------------------------------------------------------------- */
 
-/* A number as a tensor's type holds it; FLOAT, which may never be stored, keeps all digits. */
+/* Rounds a number to a tensor's type. FLOAT keeps all digits, because the tensor may never be stored. */
 static double as_stored(const struct tensor *tensor, double number) {
     unsigned char element[16];
     if (tensor->type == WEFT_DATA_FLOAT)
@@ -345,7 +345,7 @@ static double load_operand(const struct bindings *bindings, const struct tensor 
     return tensor_elements(tensor) == 1 ? dtype_load(view.type, view.data, 0) : view_load(&view, index);
 }
 
-/* A node's result at one score, `index` its place among the scores. */
+/* The result of a node for one score; `index` is the position of the score. */
 static double evaluate(const struct score_modifier *m, const struct pointwise_op *op, const int64_t *index,
                        const double *values) {
     const struct pointwise_operands operands = pointwise_operands(op);
@@ -354,13 +354,13 @@ static double evaluate(const struct score_modifier *m, const struct pointwise_op
     double b = operands.b ? values[value_of(m, operands.b)] : 0, t = operands.t ? values[value_of(m, operands.t)] : 0;
     if (pointwise_find_mode(op->pw->mode)->form == FORM_INDEX)
         return operands.out->dims.at[op->pw->axis] == 1 ? 0 : (double)index[op->pw->axis];
-    /* Comparisons of indices, as masks make them: exact in 64 bits. */
+    /* Comparisons of indices for masks are exact in 64 bits. */
     if (!dtype_is_float((weftDataType_t)op->pw->math))
         return (double)pointwise_integer_evaluator(op->pw->mode)((int64_t)x, (int64_t)b, (int64_t)t);
     return pointwise_find_mode(op->pw->mode)->evaluate(op->alpha1 * x, op->alpha2 * b, t, &parameters);
 }
 
-/* Every value that `wanted` is made of; input, and gradient_input, are there. */
+/* Evaluates all values that `wanted` depends on; input and gradient_input must be set. */
 static void evaluate_all(const struct score_modifier *m, const struct bindings *bindings, const int64_t *index,
                          int wanted, double *values) {
     bool needed[SCORE_MODIFIER_VALUES_MAX];
@@ -368,7 +368,7 @@ static void evaluate_all(const struct score_modifier *m, const struct bindings *
     for (int v = 0; v < m->graph->value_count; v++)
         if (needed[v] && m->graph->values[v].producer < 0 && v != m->input && v != m->gradient_input)
             values[v] = load_operand(bindings, m->graph->values[v].tensor, index);
-    /* In order, so that each node finds the values that it reads. */
+    /* In order, so that operands are computed before their readers. */
     for (int n = 0; n < m->graph->node_count; n++) {
         const struct tensor *out = pointwise_operands(node_op(m, n)).out;
         if (needed[value_of(m, out)])
@@ -376,7 +376,7 @@ static void evaluate_all(const struct score_modifier *m, const struct bindings *
     }
 }
 
-/* Adds what a node's operands get of the gradient of its result. */
+/* Adds the contribution of a node to the gradients of its operands. */
 static void add_gradients(const struct score_modifier *m, const struct pointwise_op *op, const double *values,
                           double *gradients) {
     const struct pointwise_gradient *gradient = pointwise_find_gradient(op->pw->mode);
@@ -385,9 +385,9 @@ static void add_gradients(const struct score_modifier *m, const struct pointwise
     int at_x = value_of(m, operands.x), at_b = value_of(m, operands.b), out = value_of(m, operands.out);
     double x = op->alpha1 * values[at_x], b = at_b >= 0 ? op->alpha2 * values[at_b] : 0;
     double t = operands.t ? values[value_of(m, operands.t)] : 0, dy = gradients[out];
-    /* The mode has a backward mode, which takes dy as its second operand; it has one input. */
+    /* The backward mode of this mode has dy as its second operand, and a single input. */
     if (gradient->backward_mode >= 0) {
-        /* Factors count twice: within the formula's arguments, and as its inner derivative. */
+        /* Alphas count twice: in the arguments of the formula, and by the chain rule. */
         gradients[at_x] += op->alpha1 * pointwise_find_mode(gradient->backward_mode)->evaluate(x, dy, 0, &parameters);
         return;
     }
@@ -396,7 +396,7 @@ static void add_gradients(const struct score_modifier *m, const struct pointwise
         gradients[at_b] += op->alpha2 * gradient->evaluate_b(x, b, t, values[out], dy);
 }
 
-/* The gradient of `source` from that of the output. */
+/* The gradient of `source`, given that of the output. */
 static double derive(const struct score_modifier *m, int source, const struct bindings *bindings, const int64_t *index,
                      double score, double gradient) {
     double values[SCORE_MODIFIER_VALUES_MAX] = {0}, gradients[SCORE_MODIFIER_VALUES_MAX] = {0};
@@ -406,7 +406,7 @@ static double derive(const struct score_modifier *m, int source, const struct bi
     evaluate_all(m, bindings, index, m->output, values);
     score_modifier_mark_dependent(m, source, dependent);
     score_modifier_mark_needed(m, m->output, needed);
-    /* In reverse, every reader of a value has added its part before the value's producer passes it on. */
+    /* In reverse, so that all readers of a value have added their parts before its producer is visited. */
     for (int n = m->graph->node_count; n-- > 0;) {
         int out = value_of(m, pointwise_operands(node_op(m, n)).out);
         if (dependent[out] && needed[out] && gradients[out] != 0)
@@ -415,7 +415,7 @@ static double derive(const struct score_modifier *m, int source, const struct bi
     return gradients[source];
 }
 
-/* Runs the nodes on one score, with operands as they broadcast to its index. */
+/* Evaluates the nodes for one score; operands broadcast to its index. */
 double score_modifier_apply(const struct score_modifier *m, const struct bindings *bindings, const int64_t index[4],
                             double score) {
     double values[SCORE_MODIFIER_VALUES_MAX] = {0};
@@ -424,7 +424,7 @@ double score_modifier_apply(const struct score_modifier *m, const struct binding
     return values[m->output];
 }
 
-/* The gradient as the user's own operations carry it, or derived. */
+/* The gradient by the user's own operations, or derived. */
 double score_modifier_carry(const struct score_modifier *m, const struct bindings *bindings, const int64_t index[4],
                             double score, double gradient) {
     if (m->gradient_output < 0)

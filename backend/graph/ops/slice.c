@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* slice: y[i] = x[start + i * step] in each dimension, up to and without limit. A result of another data type is
-   converted. Every slice is a view of x; where the planner lets it lie in x, nothing runs. Steps below 0, which would
-   reverse, are not taken. */
+/* slice: y[i] = x[start + i * step] in each dimension, up to but excluding limit. A result of another data type is
+   converted. Every slice is a view of x; if the planner stores it inside x, no kernel runs. Negative steps, which would
+   reverse, are not supported. */
 #include "graph/ops/slice.h"
 #include "graph/ops/move.h"
 
-/* One number per dimension of x, in its order; cuDNN names the steps strides. */
+/* One number per dimension of x, in its order; cuDNN calls the steps strides. */
 static const struct row rows[] = {
     TENSOR_ROW(ROLE_INPUT, struct slice_op, x, WEFT_ATTR_OPERATION_SLICE_XDESC, "x", .required = true, .shape = "[d..]",
                .doc = "input"),
@@ -40,13 +40,13 @@ static weftStatus_t check_counts(const struct slice_op *op) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* y: in each dimension as many elements as steps fit between start and limit. */
+/* y: the number of steps between start and limit in each dimension. */
 static weftStatus_t infer(struct descriptor *descriptor) {
     struct slice_op *op = (struct slice_op *)descriptor;
     struct dims dims = {.count = op->x->dims.count};
     TRY(check_counts(op));
     for (int64_t i = 0; i < dims.count; i++) {
-        /* An empty slice, start = limit, is legal, at the end of x too. */
+        /* An empty slice, start = limit, is legal, even at the end of x. */
         int64_t start = op->start.at[i], limit = op->limit.at[i], extent = op->x->dims.at[i];
         if (start < 0 || limit < start || limit > extent)
             FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
@@ -54,29 +54,29 @@ static weftStatus_t infer(struct descriptor *descriptor) {
                  "start <= limit <= extent.",
                  descriptor_label(descriptor), (long long)i, (long long)start, (long long)limit, (long long)extent,
                  tensor_dims_text(op->x));
-        /* Rounded up without adding the step, which may be as large as numbers are. */
+        /* Rounds up without adding the step, which may be as large as INT64_MAX. */
         dims.at[i] = limit == start ? 0 : (limit - start - 1) / slice_step(op, i) + 1;
     }
     tensor_infer_dims(op->y, dims.count, dims.at);
-    /* Packed in the order of x; where y may lie in x instead, the planner asks `look`. */
+    /* Packed in the order of x; if y may be stored inside x, the planner calls `look`. */
     tensor_infer_strides(op->y, op->x);
     tensor_infer_type(op->y, (weftDataType_t)op->x->type);
     return check_dims(descriptor, "y", op->y, dims.count, dims.at);
 }
 
-/* Every slice is a view: it begins at `start`, and each step is as many of x's. */
+/* Every slice is a view: it begins at `start`, and its strides are multiples of those of x. */
 static bool look(const struct descriptor *descriptor, const struct placement *x, struct placement *y) {
     const struct slice_op *op = (const struct slice_op *)descriptor;
     *y = *x;
     for (int64_t i = 0; i < x->strides.count; i++) {
         y->offset += op->start.at[i] * x->strides.at[i];
-        /* Of one element there is no next one: steps may be as large as numbers are. */
+        /* With a single element no stride is needed, and the step may be as large as INT64_MAX. */
         y->strides.at[i] *= op->y->dims.at[i] > 1 ? slice_step(op, i) : 1;
     }
     return true;
 }
 
-/* y keeps the gaps of x that the slice leaves, as a view does. */
+/* y keeps the gaps that the slice leaves in x, like a view. */
 static bool cudnn_strides(const struct descriptor *descriptor, const struct tensor *out, struct dims *strides) {
     struct placement seen;
     (void)out;
@@ -85,7 +85,7 @@ static bool cudnn_strides(const struct descriptor *descriptor, const struct tens
     return ((const struct slice_op *)descriptor)->x->vector_count == 1;
 }
 
-/* Element by element; the data type may change on the way. */
+/* Element by element, with conversion of the data type. */
 static void reference(const struct descriptor *descriptor, const struct bindings *bindings) {
     const struct slice_op *op = (const struct slice_op *)descriptor;
     struct view x = view_of(bindings, op->x), y = view_of(bindings, op->y);

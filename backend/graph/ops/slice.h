@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The slice operation as engines read it. */
+/* The slice operation: fields that engines read. */
 #ifndef WEFT_GRAPH_OPS_SLICE_H
 #define WEFT_GRAPH_OPS_SLICE_H
 
@@ -8,7 +8,7 @@
 struct slice_op {
     struct descriptor base;
     struct tensor *x, *y;
-    struct dims start, limit, steps; /* steps may have count 0: all 1 */
+    struct dims start, limit, steps; /* steps may have count 0: then all are 1 */
 };
 
 extern const struct op slice_op;

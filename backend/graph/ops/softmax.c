@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* softmax: m = max(x, sink), s = sum of e^(x - m) + e^(sink - m), y = e^(x - m) / s, along one dimension
-   A row without weight (empty, or all -inf and no sink) gives y = 0, s = 0 and statistics of -inf. A row with +inf
-   shares its weight equally among the infinite elements. NaN spreads over its row. With infinite_is_nan, y is NaN in
-   both kinds of rows, as e^(inf - inf) is; frameworks have this rule. */
+/* softmax: m = max(x, sink), s = sum of e^(x - m) + e^(sink - m), y = e^(x - m) / s, along one dimension.
+   A row without weight (empty, or all -inf and no sink) has y = 0, s = 0 and statistics of -inf. In a row with +inf,
+   the infinite elements share the weight equally. NaN propagates to its whole row. With infinite_is_nan, y is NaN in
+   both kinds of rows, because e^(inf - inf) is; frameworks have this rule. */
 #include "graph/ops/softmax.h"
 #include "graph/expansion.h"
 
@@ -41,18 +41,18 @@ static const struct method methods[] = {
     {0},
 };
 
-/* [d.., 1, d..]: one element for each row. */
+/* [d.., 1, d..]: one element per row. */
 static struct dims statistic_dims(const struct softmax_op *op) {
     struct dims dims = op->x->dims;
     dims.at[softmax_axis(op)] = 1;
     return dims;
 }
 
-/* y is as x; statistics have one element for each row, in the order of x. */
+/* y has the dims of x; statistics have one element per row, in the order of x. */
 static weftStatus_t infer(struct descriptor *descriptor) {
     struct softmax_op *op = (struct softmax_op *)descriptor;
     int64_t rank = op->x->dims.count;
-    /* Before softmax_axis is asked, which takes the axis as legal. */
+    /* Checked before softmax_axis, which assumes a legal axis. */
     if (op->axis < -rank || op->axis >= rank)
         FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND, "%s: axis is %lld, x has %lld dims %s. Name one of %lld..%lld.",
              descriptor_label(descriptor), (long long)op->axis, (long long)rank, tensor_dims_text(op->x),
@@ -62,7 +62,7 @@ static weftStatus_t infer(struct descriptor *descriptor) {
     for (int i = 0; i < 3; i++) {
         tensor_infer_dims(statistics[i], dims.count, dims.at);
         tensor_infer_strides(statistics[i], op->x);
-        /* Statistics keep the bits of the calculation: a gradient recomputes weights from them. */
+        /* Statistics have the precision of the calculation, because gradients recompute the weights from them. */
         tensor_infer_type(statistics[i], op->x->type == WEFT_DATA_DOUBLE ? WEFT_DATA_DOUBLE : WEFT_DATA_FLOAT);
     }
     tensor_infer_type(op->y, tensor_result_type(op->y, (weftDataType_t)op->x->type, (weftDataType_t)op->math));
@@ -73,7 +73,7 @@ static weftStatus_t infer(struct descriptor *descriptor) {
 static weftStatus_t check(const struct descriptor *descriptor) {
     const struct softmax_op *op = (const struct softmax_op *)descriptor;
     struct tensor row = {.dims = statistic_dims(op)};
-    /* A sink may be one number for all rows, for a head, or for each row. */
+    /* A sink may be one number for all rows, per head, or per row. */
     TRY(check_broadcasts(descriptor, "sink", op->sink, &row));
     TRY(check_dims(descriptor, "y", op->y, op->x->dims.count, op->x->dims.at));
     TRY(check_dims(descriptor, "stats", op->stats, row.dims.count, row.dims.at));
@@ -81,17 +81,17 @@ static weftStatus_t check(const struct descriptor *descriptor) {
     return check_dims(descriptor, "sum_exp", op->sum_exp, row.dims.count, row.dims.at);
 }
 
-/* NaN wins, whichever of the two it is. */
+/* NaN wins, as either operand. */
 static double larger(double a, double b) { return a >= b || isnan(a) ? a : b; }
 
-/* e^(score - max), where neither infinity turns into NaN. */
+/* exp(score - max), without NaN from infinities. */
 static double weight(double score, double max) {
     if (score == max)
         return isinf(max) && max < 0 ? 0 : 1;
     return exp(score - max);
 }
 
-/* Row by row: the largest score, the sum of weights around it, then y and statistics. */
+/* Row by row: the largest score, the sum of weights relative to it, then y and statistics. */
 static void reference(const struct descriptor *descriptor, const struct bindings *bindings) {
     const struct softmax_op *op = (const struct softmax_op *)descriptor;
     struct view x = view_of(bindings, op->x), sink = view_of(bindings, op->sink), y = view_of(bindings, op->y);
@@ -101,10 +101,10 @@ static void reference(const struct descriptor *descriptor, const struct bindings
     int axis = softmax_axis(op);
     int64_t index[WEFT_DIM_MAX], element[WEFT_DIM_MAX];
     for (bool more = index_begin(index, x.rank, rows_of_x.at); more; more = index_next(index, x.rank, rows_of_x.at)) {
-        /* `index` is 0 along the axis, where `element` steps through the row. */
+        /* `index` is 0 along the axis; `element` iterates over the row. */
         for (int i = 0; i < x.rank; i++)
             element[i] = index[i];
-        /* An absent sink weighs nothing, as a score of -inf does. */
+        /* An absent sink has weight 0, like a score of -inf. */
         double extra = view_load_or(&sink, index, -INFINITY), m = extra;
         for (element[axis] = 0; element[axis] < x.dims[axis]; element[axis]++)
             m = larger(m, view_load(&x, element));
@@ -112,7 +112,7 @@ static void reference(const struct descriptor *descriptor, const struct bindings
         for (element[axis] = 0; element[axis] < x.dims[axis]; element[axis]++)
             sum += weight(view_load(&x, element), m);
         bool is_nan = op->is_infinite_nan && isinf(m);
-        /* A row without weight would divide 0 by 0. */
+        /* Avoids 0 / 0 for a row without weight. */
         for (element[axis] = 0; y.data && element[axis] < x.dims[axis]; element[axis]++)
             view_store(&y, element, is_nan ? NAN : sum == 0 ? 0 : weight(view_load(&x, element), m) / sum);
         /* log2(e) is 1 / ln 2. */
@@ -124,12 +124,12 @@ static void reference(const struct descriptor *descriptor, const struct bindings
 
 /* ---- As instructions --------------------------------------------------------------------------------------------- */
 
-/* Of joined statistics, WEIGHTS is the largest and carries the sum along, for SECOND to take. */
+/* With joined statistics, WEIGHTS is the largest score and also carries the sum, which SECOND extracts. */
 int softmax_expand_peak(struct expansion *e, int x) {
     return expand(e, e->method == STATISTICS_IN_TURN ? OPCODE_LARGEST : OPCODE_WEIGHTS, x, -1);
 }
 
-/* SHIFT makes 0 of a peak of -inf, so that scores of -inf weigh 0 and not NaN. */
+/* SHIFT replaces a peak of -inf by 0, so that scores of -inf have weight 0 instead of NaN. */
 int softmax_expand_weight(struct expansion *e, int x, int peak) {
     return expand(e, OPCODE_WEIGHT, x, expand(e, OPCODE_SHIFT, peak, -1));
 }
@@ -138,16 +138,16 @@ int softmax_expand_sum(struct expansion *e, int weight, int peak) {
     return e->method == STATISTICS_IN_TURN ? expand_sum(e, weight) : expand(e, OPCODE_SECOND, peak, -1);
 }
 
-/* The sum with the sink's weight, relative to the larger of the peak and the sink. */
+/* Adds the sink's weight to the sum, relative to the larger one of peak and sink. */
 static int add_sink(struct expansion *e, int sum, int plain, int sink, int shift) {
-    /* A joined sum is relative to the peak of the elements alone; a sum in turn has the sink's peak in its weights
-       already. */
+    /* A joined sum is relative to the peak of the elements only; if the sum is computed in a second pass, its weights
+       include the sink's peak. */
     if (e->method != STATISTICS_IN_TURN)
         sum = expand_multiply(e, sum, expand(e, OPCODE_ROW_WEIGHT, plain, shift));
     return expand_add(e, sum, expand(e, OPCODE_ROW_WEIGHT, sink, shift));
 }
 
-/* max + ln(sum), or to base 2, where it is wanted. */
+/* max + ln(sum), or its base-2 counterpart, if requested. */
 static void expand_stats(struct expansion *e, const struct softmax_op *op, int peak, int sum) {
     if (!op->stats)
         return;
@@ -157,7 +157,8 @@ static void expand_stats(struct expansion *e, const struct softmax_op *op, int p
     expand_result(e, op->stats, stats);
 }
 
-/* The reference's steps for a row. Peak and sum come from one reduction or from two, by the engine's method. */
+/* The steps of the reference for one row. Peak and sum are computed in one reduction or in two, depending on the
+   engine's method. */
 static weftStatus_t expand_softmax(const struct descriptor *descriptor, struct expansion *e) {
     const struct softmax_op *op = (const struct softmax_op *)descriptor;
     e->dims = op->x->dims;
@@ -166,16 +167,16 @@ static weftStatus_t expand_softmax(const struct descriptor *descriptor, struct e
     expansion_begin(e, op->math, op->x);
     TRY(expansion_needs_float(e, descriptor, "weights"));
     int x = expand_input(e, op->x), sink = expand_input(e, op->sink), zero = expand_number(e, 0);
-    /* `plain` is the peak of the elements, `peak` that with the sink. */
+    /* `plain` is the peak of the elements, `peak` includes the sink. */
     int plain = softmax_expand_peak(e, x), peak = sink < 0 ? plain : expand(e, OPCODE_LARGER, plain, sink);
     int weight = softmax_expand_weight(e, x, peak), sum = softmax_expand_sum(e, weight, plain);
     if (sink >= 0)
         sum = add_sink(e, sum, plain, sink, e->at[weight].arguments[1]);
-    sum = expand_choice(e, OPCODE_IF_EQUAL, peak, peak, sum, peak); /* NaN spreads over its row */
-    /* peak - peak is 0, or NaN where the peak is infinite. */
+    sum = expand_choice(e, OPCODE_IF_EQUAL, peak, peak, sum, peak); /* NaN propagates to its row */
+    /* peak - peak is 0, or NaN if the peak is infinite. */
     int total = op->is_infinite_nan ? expand_add(e, sum, expand_subtract(e, peak, peak)) : sum;
     int share = expand_divide(e, expand_number(e, 1), total);
-    /* A quotient per row and a product per element; rows without weight are 0. */
+    /* One quotient per row and one product per element; rows without weight are 0. */
     int scale = op->is_infinite_nan ? share : expand_choice(e, OPCODE_IF_EQUAL, sum, zero, zero, share);
     expand_result(e, op->sum_exp, sum);
     expand_result(e, op->max, peak);

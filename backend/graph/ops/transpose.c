@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* transpose: dimension i of y is dimension permutation[i] of x. Without strides of its own a y that leaves the graph is
-   packed in row-major order, and so is what leaves it further on: the elements move, unless the planner finds x in the
-   place of y (`fit`). What stays lies as x does, y as a view of it (`look`). A result of another data type is
-   converted. */
+/* transpose: dimension i of y is dimension permutation[i] of x. If y is an output of the graph and has no strides of
+   its own, it is packed in row-major order, as are outputs computed from it: the elements move, unless the planner
+   stores x in y's memory (`fit`). An intermediate y keeps the layout of x, as a view (`look`). A result of another data
+   type is converted. */
 #include "graph/ops/transpose.h"
 #include "graph/ops/move.h"
 
@@ -23,7 +23,7 @@ static const struct method methods[] = {
     {0},
 };
 
-/* y's dimension i walks as x's dimension permutation[i]: a transpose is always a view. */
+/* Dimension i of y has the stride of x's dimension permutation[i]: a transpose is always a view. */
 static bool look(const struct descriptor *descriptor, const struct placement *x, struct placement *y) {
     const struct transpose_op *op = (const struct transpose_op *)descriptor;
     *y = *x;
@@ -32,7 +32,7 @@ static bool look(const struct descriptor *descriptor, const struct placement *x,
     return true;
 }
 
-/* In the order of x's memory, if it has one, that what is computed of y lies as x does. */
+/* In the order of x's memory, if it has one, so that results computed from y have the layout of x. */
 static void infer_strides(struct transpose_op *op) {
     struct placement seen;
     look(&op->base, &(struct placement){.strides = op->x->strides}, &seen);
@@ -46,12 +46,12 @@ static weftStatus_t infer(struct descriptor *descriptor) {
     struct transpose_op *op = (struct transpose_op *)descriptor;
     int64_t rank = op->x->dims.count;
     bool used[WEFT_DIM_MAX] = {false};
-    /* A permutation: as many numbers as dims, each below the rank and none twice. */
+    /* A permutation: as many numbers as dims, each below the rank and none repeated. */
     bool fits = op->permutation.count == rank;
     struct dims dims = {.count = rank};
     for (int64_t i = 0; fits && i < rank; i++) {
         int64_t from = op->permutation.at[i];
-        /* Stops at the first number that does not fit: those behind it would index nothing. */
+        /* Stops at the first invalid number, because later ones must not be used as indices. */
         fits = from < rank && !used[from];
         if (!fits)
             break;
@@ -63,14 +63,14 @@ static weftStatus_t infer(struct descriptor *descriptor) {
              descriptor_label(descriptor), numbers_text(op->permutation.at, op->permutation.count), (long long)rank,
              tensor_dims_text(op->x), (long long)rank - 1);
     tensor_infer_dims(op->y, dims.count, dims.at);
-    /* Unset strides of what leaves the graph are left to the check of outputs, which packs them row-major. */
+    /* Unset strides of graph outputs are set to row-major by the check of outputs. */
     if (op->y->is_virtual && op->x->vector_count == 1)
         infer_strides(op);
     tensor_infer_type(op->y, (weftDataType_t)op->x->type);
     return check_dims(descriptor, "y", op->y, dims.count, dims.at);
 }
 
-/* x's strides in the order of the permutation. */
+/* The strides of x in the order of the permutation. */
 static bool cudnn_strides(const struct descriptor *descriptor, const struct tensor *out, struct dims *strides) {
     struct placement seen;
     (void)out;
@@ -79,7 +79,7 @@ static bool cudnn_strides(const struct descriptor *descriptor, const struct tens
     return ((const struct transpose_op *)descriptor)->x->vector_count == 1;
 }
 
-/* The inverse: where x must lie so that y lies as asked. */
+/* The inverse: the layout that x must have for y to have a given one. */
 static bool fit(const struct descriptor *descriptor, int k, const struct placement *y, struct placement *x) {
     const struct transpose_op *op = (const struct transpose_op *)descriptor;
     (void)k;
@@ -89,7 +89,7 @@ static bool fit(const struct descriptor *descriptor, int k, const struct placeme
     return true;
 }
 
-/* y's index is stepped; x's has the same numbers, each at the place that the permutation names. */
+/* Iterates over the index of y; the index of x has the same numbers in the order of the permutation. */
 static void reference(const struct descriptor *descriptor, const struct bindings *bindings) {
     const struct transpose_op *op = (const struct transpose_op *)descriptor;
     struct view x = view_of(bindings, op->x), y = view_of(bindings, op->y);
@@ -97,7 +97,7 @@ static void reference(const struct descriptor *descriptor, const struct bindings
     if (!y.data)
         return;
     for (bool more = index_begin(in_y, y.rank, y.dims); more; more = index_next(in_y, y.rank, y.dims)) {
-        /* Every element of x is moved once, as the permutation is one. */
+        /* Every element of x is moved once, because the permutation is bijective. */
         for (int i = 0; i < y.rank; i++)
             in_x[op->permutation.at[i]] = in_y[i];
         move_element(&y, view_offset(&y, in_y), &x, view_offset(&x, in_x));

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The transpose operation as engines read it. */
+/* The transpose operation: fields that engines read. */
 #ifndef WEFT_GRAPH_OPS_TRANSPOSE_H
 #define WEFT_GRAPH_OPS_TRANSPOSE_H
 
