@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The library describes itself: weftDescribe prints the data types, every schema row, every operation's methods and
-   every pointwise mode as JSON. Python's methods, the manifest and docs/operations.md are generated from it. It must
-   not know any kind, operation or mode by name: a new one is printed unasked. */
+/* weftDescribe prints the data types, every schema row, the methods of every operation and every pointwise mode as
+   JSON. Python's methods, the manifest and docs/operations.md are generated from it. It does not know kinds, operations
+   or modes by name, so that new ones are included automatically. */
 #include "api/reply.h"
 #include "base/dtype.h"
 #include "graph/graph.h"
@@ -11,7 +11,7 @@
 
 #include <math.h>
 
-/* Puts a comma between the items of a JSON array or object that begins at `start`. */
+/* Adds a comma between the items of a JSON array or object that begins at `start`. */
 static void separate(struct text *out, size_t start) {
     if (out->length > start)
         text_add(out, ",\n");
@@ -47,7 +47,7 @@ static void describe_types(struct text *out) {
 
 /* ---- Descriptors ------------------------------------------------------------------------------------------------- */
 
-/* Whether `initial` means something: numbers, enumerations and truth values have it. */
+/* True if `initial` has a meaning: for numbers, enumerations and booleans. */
 static bool has_initial(const struct row *row) {
     bool is_pointer =
         row->type == WEFT_TYPE_BACKEND_DESCRIPTOR || row->type == WEFT_TYPE_HANDLE || row->type == WEFT_TYPE_VOID_PTR;
@@ -63,19 +63,19 @@ static void describe_row(struct text *out, const struct row *row) {
     text_add(out, ",\"type\":\"%s\",\"role\":\"%s\",\"storage\":\"%s\",\"required\":%s,\"target\":",
              attribute_type_name(row->type), roles[row->role], storages[row->storage],
              row->required ? "true" : "false");
-    /* Which kind of descriptor the row takes: a number, as callers know kinds. */
+    /* The number of the descriptor kind that the row accepts. */
     if (row->type == WEFT_TYPE_BACKEND_DESCRIPTOR)
         text_add(out, "%d", row->target);
     else
         text_add(out, "null");
-    /* A row without bounds of its own has both at 0. */
+    /* In a row without bounds, both are 0. */
     if (row->most > row->least)
         text_add(out, ",\"least\":%lld,\"most\":%lld", (long long)row->least, (long long)row->most);
     else
         text_add(out, ",\"least\":null,\"most\":null");
-    /* Without meaning for lists, tensors and required rows, whose field in the table is 0. */
+    /* Has no meaning for lists, tensors and required rows, whose field in the table is 0. */
     text_add(out, ",\"initial\":");
-    text_json_number(out, has_initial(row) ? row->initial : NAN); /* null: there is none, or no bound */
+    text_json_number(out, has_initial(row) ? row->initial : NAN); /* null: no default, or no bound */
     text_add(out, ",");
     member(out, "in_place", row->in_place);
     text_add(out, ",");
@@ -85,7 +85,7 @@ static void describe_row(struct text *out, const struct row *row) {
     text_add(out, "}");
 }
 
-/* Opens an object and leaves it open: operations add more members to theirs. */
+/* Opens an object and does not close it: operations add more members. */
 static void describe_rows(struct text *out, const struct schema *schema) {
     text_add(out, "{\"kind\":%d,", schema->kind);
     member(out, "name", schema->name);
@@ -96,7 +96,7 @@ static void describe_rows(struct text *out, const struct schema *schema) {
         describe_row(out, &schema->rows[i]);
         text_add(out, ",\n");
     }
-    /* Every kind has it, and no table of rows lists it. */
+    /* Every kind has this row, which no table lists. */
     describe_row(out, &name_row);
     text_add(out, "]");
 }
@@ -107,7 +107,7 @@ static void describe_descriptor(struct text *out, size_t start, const struct sch
     text_add(out, "}");
 }
 
-/* Operations share parameter descriptors; each is printed with its first one. */
+/* Operations share parameter descriptors; each is printed with the first operation that has it. */
 static bool is_first_with_parameters(int index) {
     for (int i = 0; i < index; i++)
         if (ops[i]->parameters == ops[index]->parameters)
@@ -115,7 +115,7 @@ static bool is_first_with_parameters(int index) {
     return ops[index]->parameters != NULL;
 }
 
-/* Every kind that weftBackendCreateDescriptor makes, but for operations, which have an array of their own. */
+/* Every kind that weftBackendCreateDescriptor supports, except operations, which have an array of their own. */
 static void describe_descriptors(struct text *out) {
     size_t start = out->length;
     describe_descriptor(out, start, &tensor_schema);
@@ -129,7 +129,7 @@ static void describe_descriptors(struct text *out) {
 
 /* ---- Operations -------------------------------------------------------------------------------------------------- */
 
-/* A method's texts as they stand: generators take the little language of `arguments` apart (graph/op.h). */
+/* The texts of a method, unchanged: generators parse the syntax of `arguments` (graph/op.h). */
 static void describe_method(struct text *out, const struct method *method) {
     text_add(out, "{");
     member(out, "name", method->name);
@@ -149,7 +149,7 @@ static void describe_operations(struct text *out) {
     for (int i = 0; ops[i]; i++) {
         separate(out, start);
         describe_rows(out, &ops[i]->schema);
-        /* The kind of the parameter descriptor, whose rows stand among the descriptors. */
+        /* The kind of the parameter descriptor, whose rows are listed with the descriptors. */
         if (ops[i]->parameters)
             text_add(out, ",\"parameters\":%d,\"methods\":[\n", ops[i]->parameters->kind);
         else
@@ -164,9 +164,9 @@ static void describe_operations(struct text *out) {
     }
 }
 
-/* One object a mode; `formula` is C, which engines print and documentation shows. */
+/* One object per mode; `formula` is C, which engines emit and the documentation shows. */
 static void describe_pointwise_modes(struct text *out) {
-    /* Forms as words: how many operands a mode has, and which. */
+    /* Names of the forms: number and kind of operands. */
     static const char *const forms[] = {[FORM_UNARY] = "unary",
                                         [FORM_BINARY] = "binary",
                                         [FORM_SELECT] = "select",
@@ -190,12 +190,12 @@ static void describe_pointwise_modes(struct text *out) {
     }
 }
 
-/* The text is made anew on each call, and copied as far as `capacity` reaches. */
+/* Generates the text at each call, and copies at most `capacity` bytes. */
 weftStatus_t weftDescribe(char *text, size_t capacity, size_t *size) {
     status_clear();
     struct text out;
     text_init(&out);
-    /* A text that found no memory is known by its `failed`: reply_text tells. */
+    /* If memory runs out, the text's flag `failed` is set, which reply_text reports. */
     text_add(&out, "{\"version\":%zu,\n\"data_types\":[\n", weftGetVersion());
     describe_types(&out);
     text_add(&out, "],\n\"descriptors\":[\n");

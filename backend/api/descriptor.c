@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The life of descriptors, as callers see it: create, set, finalize, get, destroy. Each function clears the thread's
-   message, checks its handle and hands on to graph/descriptor.c, which knows the rules of rows. */
+/* Exported functions for descriptors: create, set, finalize, get, destroy. Each one clears the thread's message, checks
+   its handle and calls graph/descriptor.c, which implements the rules of rows. */
 #include "api/entry.h"
 #include "base/trace.h"
 #include "engines/engine.h"
 #include "graph/ops.h"
 #include "plan/schemas.h"
 
-/* Descriptors of plans, engines and their like are known to plan/, all others to graph/. */
+/* plan/ defines the kinds of plans, engines and the like, graph/ all others. */
 static const struct schema *find_schema(weftBackendDescriptorType_t kind) {
     for (int i = 0; plan_schemas[i]; i++)
         if (plan_schemas[i]->kind == kind)
@@ -22,7 +22,7 @@ weftStatus_t weftBackendCreateDescriptor(weftBackendDescriptorType_t kind, weftB
         FAIL(WEFT_STATUS_BAD_PARAM_NULL_POINTER,
              "weftBackendCreateDescriptor: descriptor is NULL. Give the address of a weftBackendDescriptor_t.");
     if (!schema)
-        /* A caller's log gets the failure as it gets those of descriptors. */
+        /* Log callbacks also get this failure, like those of existing descriptors. */
         return trace_failure(
             status_fail(WEFT_STATUS_NOT_SUPPORTED,
                         "weftBackendCreateDescriptor: this version has no descriptor kind %d. See weftDescribe "
@@ -34,7 +34,7 @@ weftStatus_t weftBackendCreateDescriptor(weftBackendDescriptorType_t kind, weftB
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Gives up the caller's hold: what other descriptors hold lives on with them. NULL is allowed. */
+/* Releases the caller's reference: descriptors that others reference stay alive. NULL is allowed. */
 weftStatus_t weftBackendDestroyDescriptor(weftBackendDescriptor_t descriptor) {
     status_clear();
     struct descriptor *ours;
@@ -45,13 +45,13 @@ weftStatus_t weftBackendDestroyDescriptor(weftBackendDescriptor_t descriptor) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Copies `count` elements; the caller's array may go at once. */
+/* Copies `count` elements; the caller may free its array afterwards. */
 weftStatus_t weftBackendSetAttribute(weftBackendDescriptor_t descriptor, weftBackendAttributeName_t name,
                                      weftBackendAttributeType_t type, int64_t count, const void *elements) {
     status_clear();
     struct descriptor *ours;
     TRY(entry_descriptor(&ours, descriptor, "weftBackendSetAttribute"));
-    /* The message is the thread's, the log the caller's: both get it. */
+    /* The failure is stored as the thread's message and logged. */
     return trace_failure(descriptor_set(ours, name, type, count, elements));
 }
 
@@ -59,14 +59,14 @@ weftStatus_t weftBackendFinalize(weftBackendDescriptor_t descriptor) {
     status_clear();
     struct descriptor *ours;
     TRY(entry_descriptor(&ours, descriptor, "weftBackendFinalize"));
-    /* A graph tells how many engines there are and must not know them: who sees both floors fills the number in. */
+    /* A graph has an attribute with the number of engines, but its layer does not know the engines: it is set here. */
     if (ours->schema == &graph_schema && !ours->finalized)
         ((struct graph *)ours)->engine_count = engine_count;
     return trace_failure(descriptor_finalize(ours));
 }
 
-/* Create, all attributes in their order, and finalize in one call; on failure nothing is left and *descriptor is
-   untouched. */
+/* Creates, sets all attributes in order, and finalizes in one call; on failure everything is freed and *descriptor is
+   unchanged. */
 weftStatus_t weftBackendBuildDescriptor(weftBackendDescriptorType_t kind, int64_t count,
                                         const weftAttribute_t *attributes, weftBackendDescriptor_t *descriptor) {
     weftBackendDescriptor_t made = NULL;
@@ -77,14 +77,14 @@ weftStatus_t weftBackendBuildDescriptor(weftBackendDescriptorType_t kind, int64_
                         "weftBackendBuildDescriptor: descriptor or attributes is NULL, or count is %lld. "
                         "Give an address to receive the descriptor, and count attributes.",
                         (long long)count));
-    /* Each call clears the last error, so what remains is the message of the first that failed. */
+    /* Each call clears the last error, so the message is that of the first call that failed. */
     weftStatus_t status = weftBackendCreateDescriptor(kind, &made);
     for (int64_t i = 0; i < count && !status; i++)
         status = weftBackendSetAttribute(made, attributes[i].name, attributes[i].type, attributes[i].count,
                                          attributes[i].elements);
     if (!status)
         status = weftBackendFinalize(made);
-    /* Released directly, as a call of the API would clear the message. NULL is allowed. */
+    /* Released directly, because a call of the API would clear the message. NULL is allowed. */
     if (status) {
         descriptor_release((struct descriptor *)made);
         return status;
@@ -93,7 +93,7 @@ weftStatus_t weftBackendBuildDescriptor(weftBackendDescriptorType_t kind, int64_
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Of finalized descriptors alone. Elements are copied out; `count` says how many there are. */
+/* Only for finalized descriptors. Elements are copied; `count` receives the number that exist. */
 weftStatus_t weftBackendGetAttribute(weftBackendDescriptor_t descriptor, weftBackendAttributeName_t name,
                                      weftBackendAttributeType_t type, int64_t requested, int64_t *count,
                                      void *elements) {

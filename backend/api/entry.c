@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What every exported function does first: descriptors of callers are checked before anything is read from them, and
-   what is refused goes to the caller's log. */
+/* Checks at the beginning of every exported function: validates the caller's descriptors before it reads from them, and
+   logs errors. */
 #include "api/entry.h"
 #include "base/trace.h"
 
@@ -9,8 +9,8 @@ static weftStatus_t check_descriptor(struct descriptor **out, weftBackendDescrip
     if (!descriptor)
         FAIL(WEFT_STATUS_BAD_PARAM_NULL_POINTER,
              "%s: the descriptor is NULL. Make one with weftBackendCreateDescriptor.", where);
-    /* A destroyed descriptor has lost its magic number, if its memory was not used again: a help for debugging and no
-       protection. */
+    /* A destroyed descriptor has no magic number, as long as its memory is not reused: this helps to find bugs, but is
+       no protection. */
     if (descriptor->magic != DESCRIPTOR_MAGIC)
         FAIL(WEFT_STATUS_BAD_PARAM,
              "%s: this is no live descriptor. Use one that weftBackendCreateDescriptor made and that is not destroyed.",
@@ -19,7 +19,7 @@ static weftStatus_t check_descriptor(struct descriptor **out, weftBackendDescrip
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Of this kind, and finalized: such a descriptor is immutable and may be used by many threads. */
+/* Checks the kind, and that the descriptor is finalized: then it is immutable and may be used by many threads. */
 static weftStatus_t check_finalized(struct descriptor **out, weftBackendDescriptor_t given, const struct schema *schema,
                                     const char *where) {
     TRY(check_descriptor(out, given, where));

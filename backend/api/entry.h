@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From a caller's descriptor to ours, checked. */
+/* Converts a caller's descriptor to an internal one, with checks. */
 #ifndef WEFT_API_ENTRY_H
 #define WEFT_API_ENTRY_H
 
 #include "graph/descriptor.h"
 
-/* The descriptor behind a caller's; refuses NULL and what is no live descriptor. where: the function's name. */
+/* The internal descriptor; fails for NULL and for invalid descriptors. where: the name of the function. */
 weftStatus_t entry_descriptor(struct descriptor **out, weftBackendDescriptor_t given, const char *where);
 
-/* The same, and it must be finalized and of this kind. */
+/* The same for a descriptor that must be finalized and of this kind. */
 weftStatus_t entry_finalized(struct descriptor **out, weftBackendDescriptor_t given, const struct schema *schema,
                              const char *where);
 

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Running plans, and asking which engines could. Two ways to run: by a variant pack and a handle, as cuDNN has it, and
-   by an array of addresses, which costs less for each call. Here arguments are checked; plan/run.c does the work. */
+/* Runs plans, and queries which engines support a graph. A plan is run with a variant pack and a handle, as in cuDNN,
+   or with an array of addresses, which costs less per call. The arguments are checked here; plan/run.c does the
+   work. */
 #include "api/entry.h"
 #include "api/reply.h"
 #include "base/trace.h"
 #include "plan/plan.h"
 
-/* `where` is the exported function, which messages begin with. */
+/* `where` is the exported function, with which messages begin. */
 static weftStatus_t entry_plan(struct plan **plan, weftBackendDescriptor_t given, const char *where) {
     struct descriptor *descriptor;
     TRY(entry_finalized(&descriptor, given, &plan_schema, where));
@@ -26,7 +27,7 @@ weftStatus_t weftBackendExecute(weftHandle_t handle, weftBackendDescriptor_t pla
     status_clear();
     struct plan *ours;
     struct variant_pack *pack;
-    /* Checks are few and cheap here: each runs for every execution. */
+    /* Checks must be few and cheap, because they run at every execution. */
     TRY(context_check(handle, "weftBackendExecute"));
     TRY(entry_plan(&ours, plan, "weftBackendExecute"));
     TRY(entry_pack(&pack, variantPack, "weftBackendExecute"));
@@ -36,11 +37,11 @@ weftStatus_t weftBackendExecute(weftHandle_t handle, weftBackendDescriptor_t pla
              "weftBackendExecute: the plan is for %s:%d, the handle for %s:%d. Use a handle of the "
              "plan's device.",
              device_kind_name(wanted->kind), (int)wanted->ordinal, device_kind_name(given->kind), (int)given->ordinal);
-    /* Relaxed: the stream orders the work itself, and nothing else is read through it. */
+    /* Relaxed: the stream orders the work itself, and no other data depends on this load. */
     return trace_failure(plan_run_pack(ours, pack, atomic_load_explicit(&handle->stream, memory_order_relaxed)));
 }
 
-/* No look at the addresses themselves here: run.c refuses those that are NULL or not aligned. */
+/* The addresses themselves are checked in run.c, which rejects NULL and misaligned ones. */
 static weftStatus_t check_pointers(const struct plan *plan, int64_t count, const uint64_t *pointers,
                                    const char *where) {
     if (count != plan->slot_count)
@@ -53,7 +54,7 @@ static weftStatus_t check_pointers(const struct plan *plan, int64_t count, const
     return WEFT_STATUS_SUCCESS;
 }
 
-/* One address per slot, in the order of slot_unique_ids; the caller's stream, and no handle. */
+/* One address per slot, in the order of slot_unique_ids; the stream is an argument, and no handle is needed. */
 weftStatus_t weftExecute(weftBackendDescriptor_t plan, int64_t count, const uint64_t *pointers, void *workspace,
                          weftStream_t stream) {
     status_clear();
@@ -71,14 +72,14 @@ weftStatus_t weftFreeze(weftBackendDescriptor_t plan, int64_t count, const uint6
     return plan_freeze(ours, pointers);
 }
 
-/* Bytes that this pack needs: one that overrides shapes may have a plan of its own. */
+/* Bytes that this pack needs: if it overrides shapes, it may have a plan of its own. */
 weftStatus_t weftGetExecutionPlanWorkspaceSize(weftHandle_t handle, weftBackendDescriptor_t plan,
                                                weftBackendDescriptor_t variantPack, size_t *workspaceSize) {
     status_clear();
     static const char where[] = "weftGetExecutionPlanWorkspaceSize";
     struct plan *ours, *found;
     struct variant_pack *pack;
-    /* Checked as for a run, which is what comes next. */
+    /* The same checks as for an execution, which usually follows. */
     TRY(context_check(handle, where));
     TRY(entry_plan(&ours, plan, where));
     TRY(entry_pack(&pack, variantPack, where));
@@ -86,14 +87,14 @@ weftStatus_t weftGetExecutionPlanWorkspaceSize(weftHandle_t handle, weftBackendD
         FAIL(WEFT_STATUS_BAD_PARAM_NULL_POINTER, "%s: workspaceSize is NULL. Give the address of a size_t.", where);
     TRY(plan_for_pack(&found, ours, pack));
     *workspaceSize = (size_t)found->workspace_bytes;
-    /* plan_for_pack gives a hold, also of the plan itself. */
+    /* plan_for_pack returns a new reference, even to the plan itself. */
     descriptor_release(&found->base);
     return WEFT_STATUS_SUCCESS;
 }
 
 /* One engine's answer as a JSON object. */
 static weftStatus_t add_answer(struct text *text, const struct graph *graph, const struct device *device, int index) {
-    /* A draft holds prices and steps, and neither memory nor code of a device: it is made for chips that are elsewhere,
+    /* A draft has costs and steps, but no memory or code of a device, so chips that are not present are supported,
        too. */
     struct draft draft;
     struct arena arena = {0};
@@ -101,7 +102,7 @@ static weftStatus_t add_answer(struct text *text, const struct graph *graph, con
     weftStatus_t status = draft_make(&draft, graph, engines[index], device, &none, NULL, &arena);
     text_add(text, "%s{\"index\":%d,\"engine\":", index ? "," : "", index);
     text_json_string(text, engines[index]->name);
-    /* What the planner would do: seconds are its prediction, families those of the steps in their order. */
+    /* `seconds` is the predicted time, `families` are those of the steps in order. */
     if (status == WEFT_STATUS_SUCCESS) {
         text_add(text, ",\"supported\":true,\"seconds\":");
         text_json_number(text, draft.seconds);
@@ -119,17 +120,17 @@ static weftStatus_t add_answer(struct text *text, const struct graph *graph, con
         text_add(text, "}");
     }
     arena_free(&arena);
-    /* A refusal is an answer; only without memory there is none. */
+    /* A refusal is a valid answer; the only failure is a lack of memory. */
     return status == WEFT_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED ? status : WEFT_STATUS_SUCCESS;
 }
 
-/* A JSON array with an object for each engine. Without device properties the question is about the CPU. */
+/* A JSON array with an object per engine. Without device properties, the engines of the CPU are queried. */
 weftStatus_t weftQuerySupport(weftBackendDescriptor_t graph, weftBackendDescriptor_t deviceProperties, char *text,
                               size_t capacity, size_t *size) {
     status_clear();
     struct descriptor *ours, *properties;
     struct device device;
-    /* Any finalized graph; what is asked needs no GPU, not even that of the properties. */
+    /* Accepts any finalized graph. No GPU is needed, not even the one that the properties describe. */
     TRY(entry_finalized(&ours, graph, &graph_schema, "weftQuerySupport"));
     if (deviceProperties) {
         TRY(entry_finalized(&properties, deviceProperties, &device_properties_schema, "weftQuerySupport"));
@@ -148,7 +149,7 @@ weftStatus_t weftQuerySupport(weftBackendDescriptor_t graph, weftBackendDescript
         text_free(&answer);
         return status;
     }
-    /* Refusals are answers here, and must not stay as the thread's message. */
+    /* A refusal is an answer here, and must not remain the thread's message. */
     status_clear();
     return reply_text("weftQuerySupport", &answer, text, capacity, size);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Version, errors, log and handles. A handle is a device, a stream and a pool of memory; its holders are counted, as
-   plans and graphs hold theirs. Messages and callbacks belong to the thread or the process, not to a handle. */
+/* Version, errors, log and handles. A handle consists of a device, a stream and a memory pool; it is reference-counted,
+   because plans and graphs retain it. Messages belong to a thread and callbacks to the process, not to a handle. */
 #include "base/status.h"
 #include "base/trace.h"
 #include "runtime/context.h"
@@ -9,14 +9,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { POOL_SHARE = 16 }; /* of a GPU's memory a handle keeps one in so many bytes, at most */
+enum {
+    POOL_SHARE = 16
+}; /* a handle's pool retains at most this fraction of the GPU's memory: one in POOL_SHARE
+                             bytes */
 
 /* Major, minor and patch as decimal digits: 1.2.3 is 10203. */
 size_t weftGetVersion(void) { return WEFT_MAJOR * 10000 + WEFT_MINOR * 100 + WEFT_PATCHLEVEL; }
 
 const char *weftGetErrorString(weftStatus_t status) { return status_name(status); }
 
-/* The message of this thread's last failed call, cut to max_size - 1 characters; it clears nothing. */
+/* The message of this thread's last failed call, truncated to max_size - 1 characters; it is not cleared. */
 void weftGetLastErrorString(char *message, size_t max_size) {
     if (message && max_size)
         snprintf(message, max_size, "%s", status_text());
@@ -34,11 +37,11 @@ weftStatus_t weftGetCallback(uint32_t *mask, void **udata, weftCallback_t *fn) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Runs when the last holder is gone: plans and graphs hold their handle, so it may outlive weftDestroy. */
+/* Runs when the last reference is released: plans and graphs retain their handle, so it may outlive weftDestroy. */
 static void free_context(struct shared *shared) {
     struct weftContext *context = (struct weftContext *)shared;
     struct device_scope scope;
-    /* A device that cannot be entered any more has lost its memory anyway. */
+    /* If the device cannot be entered any more, its memory is lost anyway. */
     if (context->pool.count && !device_enter(&scope, &context->device)) {
         pool_empty(&context->pool, scope.driver);
         device_leave(&scope);
@@ -51,7 +54,7 @@ weftStatus_t weftCreateForDevice(weftHandle_t *handle, weftDeviceKind_t kind, in
     if (!handle)
         FAIL(WEFT_STATUS_BAD_PARAM_NULL_POINTER,
              "weftCreateForDevice: handle is NULL. Give the address of a weftHandle_t.");
-    /* Before the device is looked for: no device kind is searched by a number that is none. */
+    /* Checked before the device lookup, because invalid kinds must not be used as an index. */
     if (kind != WEFT_DEVICE_CPU && kind != WEFT_DEVICE_CUDA)
         FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
              "weftCreateForDevice: there is no device kind %d. Use WEFT_DEVICE_CPU (0) or WEFT_DEVICE_CUDA (1).",
@@ -65,14 +68,14 @@ weftStatus_t weftCreateForDevice(weftHandle_t *handle, weftDeviceKind_t kind, in
         return trace_failure(status);
     }
     shared_init(&context->shared, free_context);
-    /* Of the CPU, whose device has no such memory, the pool keeps nothing. */
+    /* The CPU has no such memory, so its pool retains nothing. */
     pool_init(&context->pool, (size_t)context->device.cuda.memory_bytes / POOL_SHARE);
     context->magic = CONTEXT_MAGIC;
     *handle = context;
     return WEFT_STATUS_SUCCESS;
 }
 
-/* On the device that WEFT_DEVICE names; unset, on the first GPU that can be used, else on the CPU. */
+/* Opens the device that WEFT_DEVICE names; if it is unset, the first usable GPU, otherwise the CPU. */
 weftStatus_t weftCreate(weftHandle_t *handle) {
     status_clear();
     if (!handle)
@@ -87,13 +90,14 @@ weftStatus_t weftDestroy(weftHandle_t handle) {
     if (!handle)
         return WEFT_STATUS_SUCCESS;
     TRY(context_check(handle, "weftDestroy"));
-    /* From now on every call with this handle is refused, also while plans still hold it. */
+    /* From now on calls with this handle fail, even while plans still retain it. */
     handle->magic = 0;
     shared_release(&handle->shared);
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Atomic: a thread may set the stream while another starts a plan by this handle, which then takes one or the other. */
+/* Atomic: a thread may set the stream while another one starts a plan with this handle, which then uses either
+   stream. */
 weftStatus_t weftSetStream(weftHandle_t handle, weftStream_t stream) {
     status_clear();
     TRY(context_check(handle, "weftSetStream"));

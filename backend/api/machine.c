@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What this machine offers for GPUs, as JSON: what a doctor needs to say what is missing; and where else to look for a
-   compiler. What is missing is told and never an error. */
+/* Reports this machine's support for GPUs as JSON, so that diagnostics can tell what is missing; and sets further
+   search paths for the compiler. Missing components are reported, and are not errors. */
 #include "api/reply.h"
 #include "runtime/cache.h"
 #include "runtime/device.h"
@@ -10,7 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Compilers are judged for this chip where there is no GPU. */
+/* Without a GPU, compilers are checked for this chip. */
 static const char NEWEST_TUNED[] = "sm_90a";
 
 static void add_driver(struct text *out) {
@@ -36,7 +36,7 @@ weftStatus_t weftDescribeMachine(char *text, size_t capacity, size_t *size) {
     text_add(&out, "{\"driver\":");
     add_driver(&out);
     snprintf(arch, sizeof arch, "%s", NEWEST_TUNED);
-    /* The first GPU's architecture, which compilers must know; NEWEST_TUNED where there is none. */
+    /* The first GPU's architecture, which compilers must support; NEWEST_TUNED without a GPU. */
     if (device_count(WEFT_DEVICE_CUDA) && device_find(&device, WEFT_DEVICE_CUDA, 0) == WEFT_STATUS_SUCCESS)
         device_arch(arch, &device);
     text_add(&out, ",\"arch\":\"%s\",\"compilers\":", arch);
@@ -44,7 +44,7 @@ weftStatus_t weftDescribeMachine(char *text, size_t capacity, size_t *size) {
     text_add(&out, ",\"cache\":");
     cache_report(&out);
     text_add(&out, "}");
-    /* Looking for a driver or a compiler in vain leaves messages behind. */
+    /* A failed search for a driver or a compiler sets the thread's message. */
     status_clear();
     return reply_text("weftDescribeMachine", &out, text, capacity, size);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How long a plan takes where it runs: what choosing between plans by trial needs. It measures what callers will see,
-   the whole call, and warms nothing up: the first run counts as the others do. And how long its steps take, for those
-   who look where the time goes. */
+/* Measures the time of a plan on its device, to choose between plans by experiment. The measurement covers the whole
+   call that users make, without warm-up: the first run counts like the others. Also measures the time of each step, for
+   profiling. */
 #define _POSIX_C_SOURCE 199309L
 #include "api/entry.h"
 #include "base/trace.h"
@@ -10,31 +10,31 @@
 
 #include <time.h>
 
-/* Seconds from an arbitrary beginning, which no change of the clock moves. */
+/* Seconds since an arbitrary start; not affected by changes of the system clock. */
 static double now(void) {
     struct timespec time;
     clock_gettime(CLOCK_MONOTONIC, &time);
     return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
 }
 
-/* What is run again and again: the arguments of weftExecute. */
+/* The repeated call: arguments of weftExecute. */
 struct call {
     weftBackendDescriptor_t plan;
-    struct plan *ours; /* the same, checked */
+    struct plan *ours; /* the same, validated */
     int64_t count;
     const uint64_t *pointers;
     void *workspace;
     weftStream_t stream;
 };
 
-/* The whole path of a user's call, checks included: what is measured is what will be seen. */
+/* The complete path of a user's call, including checks, so that the measurement matches it. */
 static weftStatus_t run(const struct call *call, int64_t repeats) {
     for (int64_t i = 0; i < repeats; i++)
         TRY(weftExecute(call->plan, call->count, call->pointers, call->workspace, call->stream));
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The CPU's plans are done when their call returns. */
+/* Plans of the CPU are complete when their call returns. */
 static weftStatus_t measure_on_host(double *seconds, const struct call *call, int64_t repeats) {
     double start = now();
     TRY(run(call, repeats));
@@ -42,11 +42,11 @@ static weftStatus_t measure_on_host(double *seconds, const struct call *call, in
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Between two events of the stream; the device must be entered. */
+/* Measures between two events of the stream; the device must be current. */
 static weftStatus_t measure_on_stream(double *seconds, const struct driver *driver, const struct call *call,
                                       int64_t repeats) {
-    /* Events are put into the stream, so that neither launching nor waiting on the host counts, as long as the device
-       has work enough queued. */
+    /* Events are enqueued in the stream, so that launch overhead and waiting on the host do not count, as long as
+       enough work is queued. */
     struct stopwatch watch;
     TRY(stopwatch_make(&watch, driver, 2));
     weftStatus_t status = stopwatch_mark(&watch, call->stream);
@@ -71,7 +71,7 @@ static weftStatus_t check(const char *where, int64_t repeats, const double *seco
     return WEFT_STATUS_SUCCESS;
 }
 
-/* *seconds is the mean of `repeats` runs. It waits for the stream. */
+/* *seconds is the mean of `repeats` runs. Waits for the stream. */
 weftStatus_t weftMeasure(weftBackendDescriptor_t plan, int64_t count, const uint64_t *pointers, void *workspace,
                          weftStream_t stream, int64_t repeats, double *seconds) {
     status_clear();
@@ -81,7 +81,7 @@ weftStatus_t weftMeasure(weftBackendDescriptor_t plan, int64_t count, const uint
     struct plan *ours = (struct plan *)descriptor;
     const struct device *device = &ours->draft.device;
     const struct call call = {plan, ours, count, pointers, workspace, stream};
-    /* Events need the device to be current on this thread. */
+    /* Events require the device to be current on this thread. */
     if (device->kind == WEFT_DEVICE_CPU) {
         TRY(measure_on_host(seconds, &call, repeats));
     } else {
@@ -97,7 +97,7 @@ weftStatus_t weftMeasure(weftBackendDescriptor_t plan, int64_t count, const uint
 
 /* ---- Steps ------------------------------------------------------------------------------------------------------- */
 
-enum { MARKS_MAX = 65536 }; /* as many events; a driver keeps some hundred bytes for each */
+enum { MARKS_MAX = 65536 }; /* number of events; a driver uses a few hundred bytes for each */
 
 /* Sums over runs, by step. */
 struct clocked {
@@ -118,7 +118,7 @@ struct marked {
 };
 
 static weftStatus_t mark_step(void *context, int step) {
-    (void)step; /* marks lie in the order of steps */
+    (void)step; /* marks are recorded in the order of steps */
     struct marked *marked = context;
     return stopwatch_mark(marked->watch, marked->stream);
 }
@@ -134,7 +134,8 @@ static weftStatus_t clock_steps(double *seconds, const struct call *call, int64_
     return WEFT_STATUS_SUCCESS;
 }
 
-/* By turns a run with a mark behind each step, and a bare one with a mark behind all of it: both at the same clock. */
+/* Alternates runs with a mark after each step and runs with a single mark at the end, so that both see the same clock
+   frequency. */
 static weftStatus_t mark_runs(struct stopwatch *watch, const struct call *call, int64_t repeats) {
     struct marked marked = {watch, call->stream};
     TRY(stopwatch_mark(watch, call->stream));
@@ -146,8 +147,8 @@ static weftStatus_t mark_runs(struct stopwatch *watch, const struct call *call, 
     return stopwatch_wait(watch);
 }
 
-/* Behind a mark a step begins when the one before has ended, a few microseconds later than it would. Each step is
-   shortened by an equal share of what that takes, and by half of itself at most. */
+/* With marks, a step begins when the previous one has ended, a few microseconds later than without. The total overhead
+   is subtracted from the steps in equal shares, at most half of each step. */
 static void take_marks_off(double *seconds, int64_t steps, double whole) {
     double sum = 0;
     for (int64_t s = 0; s < steps; s++)
@@ -186,7 +187,7 @@ static weftStatus_t check_steps(const struct plan *plan, int64_t repeats, int64_
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The run that does not count checks the arguments, too, and keeps a GPU busy while the first marks are enqueued. */
+/* The warm-up run also checks the arguments, and keeps a GPU busy while the first marks are enqueued. */
 static weftStatus_t measure_steps(double *seconds, const struct call *call, int64_t repeats, int64_t steps) {
     const struct device *device = &call->ours->draft.device;
     if (device->kind == WEFT_DEVICE_CPU) {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory of a handle's device, for programs that have no allocator of their own. Plans never call these. Memory that is
-   freed on a stream goes to the handle's pool, from which the same stream may have it back without waiting. */
+/* Allocates memory on a handle's device, for programs without an allocator of their own. Plans never use these
+   functions. Memory that is freed on a stream goes to the handle's pool, from which the same stream may reuse it
+   without waiting. */
 #include "base/trace.h"
 #include "runtime/context.h"
 #include "runtime/launch.h"
@@ -8,10 +9,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Bytes: a cache line, and the widest vector of AVX-512. */
+/* In bytes: a cache line, and the widest vector of AVX-512. */
 enum { HOST_ALIGNMENT = 64 };
 
-/* Enters the handle's GPU; driver stays NULL for the CPU, which needs no entering. */
+/* Makes the handle's GPU current; for the CPU nothing is needed, and driver stays NULL. */
 static weftStatus_t enter(struct device_scope *scope, weftHandle_t handle, const char *where) {
     *scope = (struct device_scope){0};
     TRY(context_check(handle, where));
@@ -19,13 +20,13 @@ static weftStatus_t enter(struct device_scope *scope, weftHandle_t handle, const
 }
 
 static weftStatus_t allocate_on_host(void **address, size_t bytes) {
-    /* aligned_alloc wants a multiple of the alignment; a sum that wrapped around is found by the comparison. */
+    /* aligned_alloc requires a multiple of the alignment; the comparison detects wrap-around. */
     size_t whole = (bytes + HOST_ALIGNMENT - 1) / HOST_ALIGNMENT * HOST_ALIGNMENT;
     *address = whole >= bytes ? aligned_alloc(HOST_ALIGNMENT, whole) : NULL;
     return *address ? WEFT_STATUS_SUCCESS : status_no_memory(bytes);
 }
 
-/* stream: whose kept memory will do; NULL: none. */
+/* stream: whose pooled memory may be used, or NULL. */
 static weftStatus_t allocate_on_device(void **address, weftHandle_t handle, const struct driver *driver, size_t bytes,
                                        const weftStream_t *stream) {
     uint64_t made = 0;
@@ -33,13 +34,13 @@ static weftStatus_t allocate_on_device(void **address, weftHandle_t handle, cons
     do {
         status_clear();
         status = stream ? pool_take(&made, &handle->pool, driver, bytes, *stream) : memory_make(&made, driver, bytes);
-        /* What the pool keeps may be all that is missing: it is given back, and the driver asked once more. */
+        /* If the device is out of memory, frees the pool's memory and tries once more. */
     } while (status == WEFT_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED && pool_empty(&handle->pool, driver));
     *address = (void *)(uintptr_t)made;
     return status;
 }
 
-/* *address is NULL for 0 bytes and where there is no memory. `stream`: as allocate_on_device has it. */
+/* *address is NULL for 0 bytes and on failure. `stream`: see allocate_on_device. */
 static weftStatus_t allocate(void **address, weftHandle_t handle, size_t bytes, const weftStream_t *stream,
                              const char *where) {
     struct device_scope scope;
@@ -56,19 +57,19 @@ static weftStatus_t allocate(void **address, weftHandle_t handle, size_t bytes, 
     return trace_failure(status);
 }
 
-/* Memory that any stream may use at once; weftFree gives it back. */
+/* Memory that any stream may use immediately; freed by weftFree. */
 weftStatus_t weftAllocate(weftHandle_t handle, size_t bytes, void **address) {
     status_clear();
     return allocate(address, handle, bytes, NULL, "weftAllocate");
 }
 
-/* The same for work of one stream, from the pool where this keeps enough. */
+/* The same for work of one stream, from the pool if it has a suitable block. */
 weftStatus_t weftAllocateOnStream(weftHandle_t handle, size_t bytes, weftStream_t stream, void **address) {
     status_clear();
     return allocate(address, handle, bytes, &stream, "weftAllocateOnStream");
 }
 
-/* To the driver at once, which waits for the device. NULL is allowed. */
+/* Frees memory to the driver immediately, which waits for the device. NULL is allowed. */
 weftStatus_t weftFree(weftHandle_t handle, void *address) {
     status_clear();
     struct device_scope scope;
@@ -81,7 +82,8 @@ weftStatus_t weftFree(weftHandle_t handle, void *address) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* `bytes` as they were allocated: the pool keeps memory by its size, for work behind what `stream` has in its queue. */
+/* `bytes` must be those of the allocation: the pool manages memory by size, for work that follows the present queue of
+   `stream`. */
 weftStatus_t weftFreeOnStream(weftHandle_t handle, size_t bytes, weftStream_t stream, void *address) {
     status_clear();
     struct device_scope scope;
@@ -94,7 +96,7 @@ weftStatus_t weftFreeOnStream(weftHandle_t handle, size_t bytes, weftStream_t st
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Between any of the host and the device, in the order of `stream`; returns when the bytes are there. */
+/* Between any of the host and the device, in the order of `stream`; returns when the copy is complete. */
 weftStatus_t weftCopy(weftHandle_t handle, void *destination, const void *source, size_t bytes, weftStream_t stream) {
     status_clear();
     struct device_scope scope;
@@ -104,7 +106,7 @@ weftStatus_t weftCopy(weftHandle_t handle, void *destination, const void *source
     TRY(enter(&scope, handle, "weftCopy"));
     weftStatus_t status = WEFT_STATUS_SUCCESS;
     if (bytes && scope.driver) {
-        /* The driver tells from the addresses which way a copy goes (unified addressing). */
+        /* The driver derives the direction of a copy from the addresses (unified addressing). */
         status =
             launch_copy(scope.driver, (uint64_t)(uintptr_t)destination, (uint64_t)(uintptr_t)source, bytes, stream);
         if (!status)
@@ -117,7 +119,7 @@ weftStatus_t weftCopy(weftHandle_t handle, void *destination, const void *source
     return trace_failure(status);
 }
 
-/* Waits for all work of the stream, whoever put it there. The CPU has nothing to wait for. */
+/* Waits for all work in the stream, including that of other libraries. Does nothing for the CPU. */
 weftStatus_t weftSynchronize(weftHandle_t handle, weftStream_t stream) {
     status_clear();
     struct device_scope scope;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How calls hand text to the caller: into an array of the caller's capacity, with the size of the whole on request. */
+/* Returns text to the caller: into an array with the caller's capacity; the total size is returned on request. */
 #ifndef WEFT_API_REPLY_H
 #define WEFT_API_REPLY_H
 
@@ -8,8 +8,8 @@
 
 #include <string.h>
 
-/* Copies the text, cut to `capacity` bytes with its terminating zero, and frees it. NULL with capacity 0 asks for the
-   size alone; `size` receives the bytes of the whole text, terminator included, and may be NULL. */
+/* Copies the text, truncated to `capacity` bytes including the terminating zero, and frees it. NULL with capacity 0
+   queries the size; `size` receives that of the whole text, terminator included, and may be NULL. */
 static inline weftStatus_t reply_text(const char *call, struct text *text, char *target, size_t capacity,
                                       size_t *size) {
     size_t bytes = text->length + 1;

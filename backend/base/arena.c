@@ -9,11 +9,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* BLOCK_BYTES: what most tensors and operations need, a name; each further block is twice as large as the one before,
-   up to MOST_BYTES. ALIGNMENT: of every result; enough for any C type but vectors wider than 16 bytes. */
+/* BLOCK_BYTES: enough for most tensors and operations and a name. Each further block is twice as large as the previous
+   one, up to MOST_BYTES. ALIGNMENT: of every result; sufficient for any C type except vectors wider than 16 bytes. */
 enum { BLOCK_BYTES = 256, MOST_BYTES = 64 << 10, ALIGNMENT = 16 };
 
-/* One allocation. Blocks lie in no order of address; the newest is the only one that still gives room. */
+/* One allocation. Only the newest block has space for further requests. */
 struct arena_block {
     struct arena_block *next;
     /* In bytes, both multiples of ALIGNMENT. */
@@ -21,23 +21,23 @@ struct arena_block {
     alignas(ALIGNMENT) unsigned char bytes[];
 };
 
-/* Bytes of the block after `last` (NULL: the first). Doubling keeps the allocations of a small arena few; the limit
-   keeps what a large one leaves unused below MOST_BYTES. */
+/* Size in bytes of the block after `last` (NULL: the first). Doubling keeps the number of blocks low; the limit keeps
+   unused space below MOST_BYTES. */
 static size_t next_capacity(const struct arena_block *last, size_t need) {
     size_t usual = !last ? BLOCK_BYTES : last->capacity < MOST_BYTES / 2 ? 2 * last->capacity : MOST_BYTES;
     return need > usual ? need : usual;
 }
 
 weftStatus_t arena_alloc(struct arena *arena, void *out, size_t bytes) {
-    /* Rounding up and the head of the block must not overflow. */
+    /* Rounding up and adding the header must not overflow. */
     if (bytes > SIZE_MAX / 2)
         return status_no_memory(bytes);
     size_t need = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
     struct arena_block *block = arena->blocks;
-    /* What is left of the block before is given up. */
+    /* The rest of the previous block is not used. */
     if (!block || block->capacity - block->used < need) {
         size_t capacity = next_capacity(block, need);
-        /* calloc: callers count on zeros, and blocks are never used twice. */
+        /* calloc, because callers rely on zeros, and blocks are never reused. */
         block = calloc(1, sizeof *block + capacity);
         if (!block)
             return status_no_memory(capacity);
@@ -45,10 +45,11 @@ weftStatus_t arena_alloc(struct arena *arena, void *out, size_t bytes) {
         block->next = arena->blocks;
         arena->blocks = block;
     }
-    /* calloc and the flexible array both align to 16, and every request is rounded up to that: so is each result. */
+    /* calloc and the flexible array are aligned to 16, and every request is rounded up to 16, so every result is
+       aligned. */
     void *result = block->bytes + block->used;
     block->used += need;
-    /* `out` is a pointer to a pointer of any type: copying its bytes is what C allows without aliasing trouble. */
+    /* `out` is a pointer to a pointer of any type: memcpy stores to it without violating aliasing rules. */
     memcpy(out, &result, sizeof result);
     return WEFT_STATUS_SUCCESS;
 }
@@ -56,16 +57,16 @@ weftStatus_t arena_alloc(struct arena *arena, void *out, size_t bytes) {
 weftStatus_t arena_copy(struct arena *arena, void *out, const void *source, size_t bytes) {
     void *copy = NULL;
     TRY(arena_alloc(arena, &copy, bytes));
-    /* `source` may be NULL where there is nothing to copy; memcpy may not get it even then. */
+    /* `source` may be NULL if there is nothing to copy, which memcpy does not permit. */
     if (bytes)
         memcpy(copy, source, bytes);
     memcpy(out, &copy, sizeof copy);
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The text with its zero. A format that printf refuses gives an empty string rather than an error. */
+/* The text with its terminating zero. If printf rejects the format, the result is an empty string and not an error. */
 weftStatus_t arena_print(struct arena *arena, const char **out, const char *format, ...) {
-    /* A va_list is read once: one for the length, one for the text. */
+    /* A va_list can be read only once: one is for the length, one for the text. */
     va_list arguments, again;
     va_start(arguments, format);
     va_copy(again, arguments);
@@ -80,10 +81,9 @@ weftStatus_t arena_print(struct arena *arena, const char **out, const char *form
     return status;
 }
 
-/* Takes constant time in what lies in the blocks, linear in the number of blocks of `from`, which is empty
-   afterwards. */
+/* Independent of the size of the blocks, and linear in the number of blocks of `from`, which is empty afterwards. */
 void arena_join(struct arena *arena, struct arena *from) {
-    /* Behind the newest block, in which there is room. */
+    /* Inserted after the newest block, which still has space. */
     struct arena_block **at = arena->blocks ? &arena->blocks->next : &arena->blocks, *rest = *at;
     *at = from->blocks;
     while (*at)

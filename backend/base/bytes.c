@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The growing writer and the distrustful reader of byte blobs. All reads go through `take`, all
-   writes through byte_put_raw: the bounds are checked in these two places and nowhere else. */
+/* A growing writer and a validating reader of binary data. All reads go through `take`, all writes through
+   byte_put_raw, so that bounds are checked in only two places. */
 #include "base/bytes.h"
 
 #include <stdlib.h>
@@ -9,13 +9,13 @@
 void *bytes_grow(void *data, size_t *capacity, size_t need) {
     if (need <= *capacity && data)
         return data;
-    /* Doubling keeps the copies of all growing linear in the final length. */
+    /* Doubling keeps the total cost of copying linear in the final length. */
     size_t doubled = *capacity > SIZE_MAX / 2 ? SIZE_MAX : *capacity * 2;
     size_t larger = need > doubled ? need : doubled;
-    /* Saves the reallocations of 1, 2, 4 ... bytes that doubling from nothing would make. */
+    /* Avoids reallocations of 1, 2, 4 ... bytes. */
     if (larger < 64)
         larger = 64;
-    /* realloc leaves the old memory alone when it fails, as the promise of this function needs. */
+    /* If realloc fails the old memory is still valid, which this function guarantees, too. */
     void *grown = realloc(data, larger);
     if (grown)
         *capacity = larger;
@@ -29,12 +29,12 @@ void byte_writer_free(struct byte_writer *writer) {
     byte_writer_init(writer);
 }
 
-/* `data` must not lie within the writer: growing may move it. */
+/* `data` must not be part of the writer's memory, which may move. */
 void byte_put_raw(struct byte_writer *writer, const void *data, size_t bytes) {
     if (writer->failed || bytes == 0)
         return;
     uint8_t *grown = NULL;
-    /* A sum that wraps would look like room enough. */
+    /* A sum that wraps around would appear to fit. */
     if (bytes <= SIZE_MAX - writer->length)
         grown = bytes_grow(writer->data, &writer->capacity, writer->length + bytes);
     if (!grown) {
@@ -60,7 +60,7 @@ void byte_put_u32(struct byte_writer *writer, uint32_t value) { put_little_endia
 
 void byte_put_i64(struct byte_writer *writer, int64_t value) { put_little_endian(writer, (uint64_t)value, 8); }
 
-/* The length is always 8 bytes: 32-bit and 64-bit hosts read each other's blobs. */
+/* The length always has 8 bytes, so that 32-bit and 64-bit hosts can exchange data. */
 void byte_put_block(struct byte_writer *writer, const void *data, size_t bytes) {
     byte_put_i64(writer, (int64_t)bytes);
     byte_put_raw(writer, data, bytes);
@@ -70,9 +70,9 @@ void byte_reader_init(struct byte_reader *reader, const void *data, size_t bytes
     *reader = (struct byte_reader){.data = data, .length = bytes};
 }
 
-/* The next `bytes` bytes, still inside the blob, or NULL once bad. A reader that was bad stays so, even for 0 bytes. */
+/* The next `bytes` bytes(a pointer into the data), or NULL after an error. Errors are sticky, even for 0 bytes. */
 static const uint8_t *take(struct byte_reader *reader, size_t bytes) {
-    /* Written as a difference: position never passes length, while position + bytes could wrap. */
+    /* Written as a difference: position never exceeds length, while position + bytes could wrap around. */
     if (reader->bad || bytes > reader->length - reader->position) {
         reader->bad = true;
         return NULL;
@@ -82,7 +82,7 @@ static const uint8_t *take(struct byte_reader *reader, size_t bytes) {
     return taken;
 }
 
-/* Bytes one by one: the blob promises no alignment, and the host no byte order. 0 once bad. */
+/* Reads byte by byte, independent of alignment and of the host's byte order. Returns 0 after an error. */
 static uint64_t get_little_endian(struct byte_reader *reader, size_t bytes) {
     const uint8_t *encoded = take(reader, bytes);
     uint64_t value = 0;
@@ -98,8 +98,7 @@ uint32_t byte_get_u32(struct byte_reader *reader) { return (uint32_t)get_little_
 int64_t byte_get_i64(struct byte_reader *reader) { return (int64_t)get_little_endian(reader, 8); }
 
 int64_t byte_get_count(struct byte_reader *reader, int64_t most) {
-    /* `most` is what the rest of the blob could hold: a count never makes a caller allocate more than its input
-       justifies. */
+    /* `most` is limited by the remaining bytes, so that a corrupt count cannot cause a large allocation. */
     int64_t count = byte_get_i64(reader);
     if (count >= 0 && count <= most)
         return count;
@@ -108,7 +107,7 @@ int64_t byte_get_count(struct byte_reader *reader, int64_t most) {
 }
 
 void byte_get_raw(struct byte_reader *reader, void *dst, size_t bytes) {
-    /* Without this, a reader of an empty array would have to own a pointer that memset may get. */
+    /* For 0 bytes, memset would require a valid pointer, which the caller need not have. */
     if (bytes == 0)
         return;
     const uint8_t *src = take(reader, bytes);
@@ -119,7 +118,7 @@ void byte_get_raw(struct byte_reader *reader, void *dst, size_t bytes) {
 }
 
 const uint8_t *byte_get_block(struct byte_reader *reader, size_t *bytes) {
-    int64_t left = (int64_t)(reader->length - reader->position); /* a little more than can be left */
+    int64_t left = (int64_t)(reader->length - reader->position); /* more than can be left */
     *bytes = (size_t)byte_get_count(reader, left);
     const uint8_t *block = take(reader, *bytes);
     if (!block)

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Byte blobs: a writer that grows and a reader that trusts nothing. Numbers are little-endian
-   whatever the machine. Both carry one sticky flag, so that a caller does all its puts or gets
-   and asks once at the end. They must not know what the bytes mean. */
+/* Binary data: a growing writer, and a reader that validates everything. Numbers are little-endian on every machine.
+   Both have a sticky error flag, so that callers check for errors once at the end. They do not interpret the data. */
 #ifndef WEFT_BASE_BYTES_H
 #define WEFT_BASE_BYTES_H
 
@@ -9,14 +8,14 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Room for at least `need` bytes, contents kept: reallocates `data` (NULL at first), at least
-   doubling `*capacity`. On out-of-memory returns NULL and leaves both as they were. */
+/* Reallocates `data` (initially NULL) to at least `need` bytes, and keeps the contents; `*capacity` at least doubles.
+   Returns NULL if out of memory, and leaves both unchanged. */
 void *bytes_grow(void *data, size_t *capacity, size_t need);
 
 struct byte_writer {
     uint8_t *data;
     size_t length, capacity;
-    bool failed; /* out of memory; later puts do nothing */
+    bool failed; /* out of memory; later puts have no effect */
 };
 
 void byte_writer_init(struct byte_writer *writer);
@@ -33,7 +32,7 @@ void byte_put_block(struct byte_writer *writer, const void *data, size_t bytes);
 struct byte_reader {
     const uint8_t *data;
     size_t length, position;
-    bool bad; /* asked for more than there is, or a count out of range; later gets give zeros */
+    bool bad; /* out of bounds, or a count out of range; later gets return zeros */
 };
 
 void byte_reader_init(struct byte_reader *reader, const void *data, size_t bytes);
@@ -42,14 +41,14 @@ uint8_t byte_get_u8(struct byte_reader *reader);
 uint32_t byte_get_u32(struct byte_reader *reader);
 int64_t byte_get_i64(struct byte_reader *reader);
 
-/* An int64 in 0..most; anything else is bad and gives 0. For every length and count of a blob. */
+/* An int64 in 0..most; any other value is an error and returns 0. For all lengths and counts in the data. */
 int64_t byte_get_count(struct byte_reader *reader, int64_t most);
 
-/* Fills all of dst, with zeros when bad. */
+/* Fills all of dst, with zeros after an error. */
 void byte_get_raw(struct byte_reader *reader, void *dst, size_t bytes);
 
-/* What byte_put_block wrote, still inside the blob, aligned to nothing; `*bytes` is its length.
-   When bad: NULL and 0. */
+/* Reads what byte_put_block wroteand returns an unaligned pointer into the data; `*bytes` receives the length. After an
+   error: NULL and 0. */
 const uint8_t *byte_get_block(struct byte_reader *reader, size_t *bytes);
 
 #endif

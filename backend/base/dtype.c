@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The table of data types and the conversions that read it.
-   Floats of 16 bits and fewer share one `widen` and two `narrow`s, from float and from double.
-   Called with a constant type the table row folds into the code; every path is computed and one
-   is selected, so a loop over them becomes vector code. No intermediate value is subnormal: a
-   program may have told the processor to flush those.
-   It must not know tensors, strides or operations. */
+/* The table of data types and the conversions that use it. Floats of at most 16 bits share one `widen`, and one
+   `narrow` each from float and from double. Called with a constant type, the table row is folded into the code; all
+   paths are computed and one is selected, so that loops can be vectorised. No intermediate value is subnormal, because
+   the program may have set the processor to flush subnormals. This file does not know tensors, strides or
+   operations. */
 #include "base/dtype.h"
 
 #include "base/vectors.h"
@@ -36,7 +35,7 @@ static const struct dtype DTYPES[] = {
     [WEFT_DATA_UINT8]    = {"u8",    8,   false, false, false, 0,  0,  0,         255,        0,      0,      0},
     [WEFT_DATA_INT32]    = {"i32",   32,  false, true,  false, 0,  0,  INT32_MIN, INT32_MAX,  0,      0,      0},
     [WEFT_DATA_UINT32]   = {"u32",   32,  false, false, false, 0,  0,  0,         UINT32_MAX, 0,      0,      0},
-    /* 2^63 - 1 is no double; the nearest one is what it loads as. */
+    /* 2^63 - 1 is not a double; this is the nearest one, which it is loaded as. */
     [WEFT_DATA_INT64]    = {"i64",   64,  false, true,  false, 0,  0,  -0x1p63,   0x1p63,     0,      0,      0},
     [WEFT_DATA_BOOLEAN]  = {"bool1", 1,   false, false, true,  0,  0,  0,         1,          0,      0,      0},
     [WEFT_DATA_BYTE_BOOLEAN] = {"bool8", 8,   false, false, true,  0,  0,  0,         1,          0,      0,      0},
@@ -67,19 +66,19 @@ bool dtype_is_half(weftDataType_t type) { return type == WEFT_DATA_HALF || type 
 
 bool dtype_is_fp8(weftDataType_t type) { return type == WEFT_DATA_FP8_E4M3 || type == WEFT_DATA_FP8_E5M2; }
 
-/* In two terms, so that counts near 2^63 do not overflow: whole groups of 8 elements, which fill whole bytes for each
-   width, and the rest rounded up to bytes. */
+/* In two terms, so that counts near 2^63 do not overflow: groups of 8 elements, which are whole bytes for each width,
+   and the rest rounded up to bytes. */
 int64_t dtype_bytes(weftDataType_t type, int64_t elems) {
     const struct dtype *row = dtype_of(type);
     return row ? elems / 8 * row->bits + (elems % 8 * row->bits + 7) / 8 : 0;
 }
 
-/* A conversion must be inlined where its type is a constant, or it costs a switch per element. */
+/* Conversions must be inlined where the type is a constant, otherwise they cost a switch per element. */
 #define INLINE static inline __attribute__((always_inline))
 
 /* Bits of one element. memcpy, because user memory promises no alignment. */
 
-/* Elements below a byte lie lowest bits first, as NVIDIA's types and DLPack have them. */
+/* Elements below one byte are stored lowest bits first, as in NVIDIA's types and DLPack. */
 INLINE uint32_t get_code(const void *base, int64_t index, int bits) {
     const uint8_t *bytes = base;
     uint16_t two;
@@ -100,7 +99,7 @@ INLINE uint32_t get_code(const void *base, int64_t index, int bits) {
     }
 }
 
-/* Writes 4- and 1-bit elements by reading the byte first, which is why two threads must not share one. */
+/* Writes 4- and 1-bit elements by a read-modify-write of the byte, which is why two threads must not share one. */
 INLINE void put_code(void *base, int64_t index, int bits, uint32_t code) {
     uint8_t *bytes = base;
     uint16_t two = (uint16_t)code;
@@ -141,16 +140,15 @@ INLINE float f32_of_bits(uint32_t bits) {
     return value;
 }
 
-/* The inverse, bit for bit: no conversion, so that a signalling NaN stays one. */
+/* The inverse, bit for bit: no conversion, so a signalling NaN is preserved. */
 INLINE uint32_t bits_of_f32(float value) {
     uint32_t bits;
     memcpy(&bits, &value, sizeof bits);
     return bits;
 }
 
-/* A conditional expression without a branch: the compiler cannot move the work of one side behind
-   a jump, which would keep a loop from becoming vector code. (For 64 bits it does not pay: the
-   x86-64 baseline has no 64-bit compare in vectors.) */
+/* A conditional expression without a branch: the compiler cannot move the work of one side after a jump, which would
+   prevent vectorisation. (This does not pay for 64 bits: the x86-64 baseline has no 64-bit vector comparison.) */
 INLINE uint32_t pick32(bool condition, uint32_t yes, uint32_t no) { return no ^ ((no ^ yes) & (0u - condition)); }
 
 INLINE double f64_of_bits(uint64_t bits) {
@@ -167,21 +165,21 @@ INLINE uint64_t bits_of_f64(double value) {
 
 /* Small floats with a sign: f16, bf16, e4m3, e5m2, e2m1. */
 
-/* What is added to an exponent in its code: 15 for f16 and e5m2, 127 for bf16, 7 for e4m3, 1 for e2m1. */
+/* The exponent bias of the code: 15 for f16 and e5m2, 127 for bf16, 7 for e4m3, 1 for e2m1. */
 INLINE uint32_t bias_of(const struct dtype *row) { return (1u << (row->exponent_bits - 1)) - 1; }
 
-/* From a code to float, exactly: each of these types is a subset of float. Codes above max_code are infinities and
-   NaNs; a NaN keeps its payload and turns quiet. */
+/* Converts a code to float, exactly: each of these types is a subset of float. Codes above max_code are infinities and
+   NaNs; a NaN keeps its payload and becomes quiet. */
 INLINE float widen(weftDataType_t type, uint32_t code) {
     const struct dtype *row = &DTYPES[type];
     uint32_t sign = code >> (row->bits - 1) << 31;
     uint32_t magnitude = code & ((1u << (row->bits - 1)) - 1);
-    uint32_t rebias = (127 - bias_of(row)) << 23; /* 0 for bf16: its subnormals are float's */
-    /* The code's exponent and mantissa where float has them, not rebased yet. */
+    uint32_t rebias = (127 - bias_of(row)) << 23; /* 0 for bf16, whose subnormals are those of float */
+    /* Exponent and mantissa of the code at float's position, not rebased yet. */
     uint32_t moved = magnitude << (23 - row->mantissa_bits);
 
     uint32_t normal = moved + rebias;
-    /* 1.m * 2^e - 1.0 * 2^e = 0.m * 2^e, with e the smallest exponent of the type. */
+    /* 1.m * 2^e - 1.0 * 2^e = 0.m * 2^e, where e is the smallest exponent of the type. */
     uint32_t first_normal = rebias + (1u << 23);
     uint32_t subnormal = bits_of_f32(f32_of_bits(moved | first_normal) - f32_of_bits(first_normal));
     uint32_t is_nan = (moved & 0x7fffff) != 0; /* else infinity */
@@ -192,11 +190,11 @@ INLINE float widen(weftDataType_t type, uint32_t code) {
     return f32_of_bits(sign | pick32(magnitude > row->max_code, special, result));
 }
 
-/* Round to nearest even by integer addition: half a unit less one, plus the lowest bit kept; a
-   carry out of the mantissa is the right next exponent. Subnormal results come from adding a
-   power of two whose last place is the smallest subnormal: the addition rounds. */
+/* Rounds to nearest even by integer addition: half a unit minus one, plus the lowest remaining bit; a carry out of the
+   mantissa correctly increments the exponent. Subnormal results are rounded by adding a power of two whose last bit is
+   the smallest subnormal. */
 INLINE uint32_t narrow_f32(weftDataType_t type, float value) {
-    /* `dropped` is the number of mantissa bits that the narrower type lacks; all shifts below are constants of a
+    /* `dropped` is the number of mantissa bits that the narrower type lacks; all shifts below are constants per
        type. */
     const struct dtype *row = &DTYPES[type];
     const int dropped = 23 - row->mantissa_bits;
@@ -205,25 +203,25 @@ INLINE uint32_t narrow_f32(weftDataType_t type, float value) {
     uint32_t magnitude = bits & 0x7fffffff;
     uint32_t rebias = (127 - bias_of(row)) << 23;
 
-    /* Wraps for values below the type's normal ones, where `subnormal` is taken instead. */
+    /* Wraps around for values below the type's normal range, for which `subnormal` is used instead. */
     uint32_t normal = magnitude - rebias;
     normal = (normal + (1u << (dropped - 1)) - 1 + (normal >> dropped & 1)) >> dropped;
-    /* 1.0 * 2^e, whose last place is the smallest subnormal of the type: the sum's low bits are the code. */
+    /* 1.0 * 2^e, whose last bit is the smallest subnormal of the type: the low bits of the sum are the code. */
     uint32_t grid = rebias + ((uint32_t)(24 - row->mantissa_bits) << 23);
     uint32_t subnormal = bits_of_f32(f32_of_bits(magnitude) + f32_of_bits(grid)) - grid;
     uint32_t nan = row->nan_code | (magnitude >> dropped & ((1u << row->mantissa_bits) - 1));
 
-    /* bf16 has float's exponents, so that its subnormals need no rounding of their own. */
+    /* bf16 has float's exponents, so its subnormals need no special rounding. */
     bool is_subnormal = magnitude < (rebias != 0 ? rebias + (1u << 23) : 0);
     uint32_t result = pick32(is_subnormal, subnormal, normal);
     result = pick32(result > row->max_code, row->overflow_code, result);
     return sign | pick32(magnitude > 0x7f800000, nan, result);
 }
 
-/* The same from double, in one rounding: through float there would be two. */
+/* The same from double in a single rounding; through float there would be two. */
 INLINE uint32_t narrow_f64(weftDataType_t type, double value) {
     const struct dtype *row = &DTYPES[type];
-    /* As above, with the widths of double: 52 bits of mantissa, a bias of 1023. */
+    /* As above, for double: 52 mantissa bits, a bias of 1023. */
     const int dropped = 52 - row->mantissa_bits;
     uint64_t bits = bits_of_f64(value);
     uint32_t sign = (uint32_t)(bits >> 63) << (row->bits - 1);
@@ -241,7 +239,7 @@ INLINE uint32_t narrow_f64(weftDataType_t type, double value) {
     return sign | (uint32_t)(magnitude > 0x7ff0000000000000 ? nan : result);
 }
 
-/* e8m0: an exponent alone, code c is 2^(c - 127). */
+/* e8m0: only an exponent; code c is 2^(c - 127). */
 
 INLINE float widen_e8m0(uint32_t code) {
     if (code == 0)
@@ -254,10 +252,11 @@ INLINE uint32_t narrow_e8m0(double value) {
         return 255;
     if (value <= 0x1p-127)
         return 0;
-    /* 2^127 and all above: infinity saturates, as the type has none. */
+    /* 2^127 and above: infinity saturates, because the type has none. */
     if (value >= 0x1p127)
         return 254;
-    /* Halfway, 1.5 * 2^e, goes up: a lone leading one is odd, so the even neighbour is the next power. */
+    /* Halfway, 1.5 * 2^e, is rounded up: 2^e consists of the leading one only and is odd in that sense, so the next
+       power is the even one. */
     uint64_t rebased = bits_of_f64(value) - ((uint64_t)(1023 - 127) << 52);
     return (uint32_t)((rebased + (1ull << 51)) >> 52);
 }
@@ -277,19 +276,19 @@ INLINE int64_t round_i64(double value) {
     return value > -0x1p63 ? (int64_t)rint(value) : INT64_MIN;
 }
 
-/* Into 32 bits or fewer. Clamped first, then rounded by an addition that leaves the integer in the low bits of the
-   double, in two's complement: unlike rint it needs no SSE4.1 to be fast. NaN compares false with everything, so it
-   must go before the clamps. */
+/* Converts to at most 32 bits. The value is clamped, then rounded by an addition that leaves the integer in the low
+   bits of the double, in two's complement; unlike rint this is fast without SSE4.1. NaN compares false with everything,
+   so it is replaced before clamping. */
 INLINE uint32_t round_integer(weftDataType_t type, double value) {
     double lowest = DTYPES[type].lowest, max = DTYPES[type].max;
     value = isnan(value) ? 0 : value;
     value = value < lowest ? lowest : value;
     value = value > max ? max : value;
-    /* 1.5 * 2^52: from there up to 2^53 doubles are integers, and the half leaves room for negative values. */
+    /* 1.5 * 2^52: from 2^52 up to 2^53 doubles are integers, and the half allows for negative values. */
     return (uint32_t)bits_of_f64(value + 0x1.8p52);
 }
 
-/* The same into 8 bits from float, in lanes half as wide: 1.5 * 2^23 does there what 1.5 * 2^52 does in double. */
+/* The same for 8 bits from float, with lanes half as wide: 1.5 * 2^23 has the role of 1.5 * 2^52 in double. */
 INLINE uint32_t round_byte(weftDataType_t type, float value) {
     float lowest = (float)DTYPES[type].lowest, max = (float)DTYPES[type].max;
     value = isnan(value) ? 0 : value;
@@ -306,7 +305,7 @@ INLINE int64_t load_integer(weftDataType_t type, const void *base, int64_t index
     uint32_t code = get_code(base, index, row->bits);
     if (!row->is_signed)
         return code;
-    /* Shifted up to bit 31 and back, arithmetically: the sign bit of a narrow type reaches all above it. */
+    /* Shifted up to bit 31 and arithmetically back, which extends the sign bit of a narrow type. */
     int unused = 32 - row->bits;
     return (int32_t)(code << unused) >> unused;
 }
@@ -317,14 +316,14 @@ INLINE void store_integer(weftDataType_t type, void *base, int64_t index, int64_
         put_u64(base, index, (uint64_t)value);
         return;
     }
-    /* One comparison for each side serves signed and unsigned types: int64 holds the range of all others. */
+    /* One comparison per side covers signed and unsigned types: int64 contains the ranges of all others. */
     int64_t smallest = smallest_integer(row), largest = largest_integer(row);
     value = value < smallest ? smallest : value > largest ? largest : value;
-    /* The mask keeps the low bits of a negative number: put_code wants nothing above the type's width. */
+    /* The mask removes the high bits of a negative number: put_code expects none above the type's width. */
     put_code(base, index, row->bits, (uint32_t)value & (uint32_t)((1ull << row->bits) - 1));
 }
 
-/* The upper half of a float; a signalling NaN comes back quiet, as conversions do it. */
+/* The code is the upper half of a float; a signalling NaN becomes quiet, as in hardware conversions. */
 INLINE float widen_bf16(uint32_t code) {
     uint32_t bits = code << 16;
     return f32_of_bits((bits & 0x7fffffff) > 0x7f800000 ? bits | 0x400000 : bits);
@@ -352,7 +351,7 @@ INLINE double load(weftDataType_t type, const void *base, int64_t index) {
     case WEFT_DATA_BYTE_BOOLEAN:
         return get_code(base, index, 8) != 0;
     default:
-        /* A type without storage loads as 0: checks at finalize have refused it before. */
+        /* A type without storage loads as 0: finalize rejects such types. */
         return dtype_is_integer(type) ? (double)load_integer(type, base, index) : 0;
     }
 }
@@ -371,7 +370,7 @@ INLINE void store(weftDataType_t type, void *base, int64_t index, double value) 
     case WEFT_DATA_FP8_E5M2:
         put_code(base, index, DTYPES[type].bits, narrow_f64(type, value));
         break;
-    case WEFT_DATA_FP4_E2M1: /* has no NaN to give a sign to */
+    case WEFT_DATA_FP4_E2M1: /* has no NaN, whose sign could be preserved */
         put_code(base, index, 4, isnan(value) ? DTYPES[type].nan_code : narrow_f64(type, value));
         break;
     case WEFT_DATA_FP8_E8M0:
@@ -385,7 +384,7 @@ INLINE void store(weftDataType_t type, void *base, int64_t index, double value) 
         put_u64(base, index, (uint64_t)round_i64(value));
         break;
     default:
-        /* The mask's shift is defined for 4 to 32 bits; 64 bits have a case of their own above. */
+        /* The mask's shift is defined for 4 to 32 bits; 64 bits are a separate case above. */
         if (dtype_is_integer(type)) {
             uint32_t mask = 0xffffffff >> (32 - DTYPES[type].bits);
             put_code(base, index, DTYPES[type].bits, round_integer(type, value) & mask);
@@ -393,15 +392,15 @@ INLINE void store(weftDataType_t type, void *base, int64_t index, double value) 
     }
 }
 
-/* The upper half of a float, rounded to even; a carry out of the largest number gives infinity. NaN keeps what is left
-   of its bits, and is quiet. */
+/* The upper half of a float, rounded to even; a carry out of the largest number yields infinity. NaN keeps its upper
+   bits and becomes quiet. */
 INLINE uint32_t narrow_bf16(float value) {
     uint32_t bits = bits_of_f32(value);
     uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16, quiet = bits >> 16 | 0x40;
     return pick32((bits & 0x7fffffff) > 0x7f800000, quiet, rounded);
 }
 
-/* From float: the same values as through double, in lanes half as wide where that is possible. */
+/* From float: the same values as through double, with lanes half as wide if possible. */
 INLINE void store_f32(weftDataType_t type, void *base, int64_t index, float value) {
     switch (type) {
     case WEFT_DATA_BFLOAT16:
@@ -431,9 +430,9 @@ int64_t dtype_load_i64(weftDataType_t type, const void *base, int64_t index) {
     return round_i64(load(type, base, index));
 }
 
-/* A double that narrower float types round as they would the integer: where its last bits do not fit, the lowest that
-   is kept tells whether any of them was set. 2^53 bounds what double holds exactly; 11 bits are what a 64-bit integer
-   has beyond 53. */
+/* A double that is rounded to narrower float types as the integer would be: if the integer has too many bits, the
+   lowest remaining one is set if any dropped bit was (round to odd). 2^53 bounds the integers that double represents
+   exactly; a 64-bit integer has up to 11 bits more. */
 static double double_of_odd(int64_t value) {
     int64_t dropped = value & 0x7ff;
     bool fits = value > -INT64_C(0x20000000000000) && value < INT64_C(0x20000000000000);
@@ -447,7 +446,7 @@ void dtype_store_i64(weftDataType_t type, void *base, int64_t index, int64_t val
         store(type, base, index, type == WEFT_DATA_DOUBLE ? (double)value : double_of_odd(value));
 }
 
-/* The same value as load's, without the way through double. */
+/* The same value as load's, without a conversion to double. */
 INLINE float load_f32(weftDataType_t type, const void *base, int64_t index) {
     switch (type) {
     case WEFT_DATA_FLOAT:
@@ -467,8 +466,8 @@ INLINE float load_f32(weftDataType_t type, const void *base, int64_t index) {
     }
 }
 
-/* The four loops that the row functions below are made of. `type` is a constant in most calls, and the switch in load
-   and store folds away. */
+/* The four loops that the row functions consist of. `type` is a constant in most calls, so that the switch in load and
+   store is folded. */
 INLINE void row_to_f32(weftDataType_t type, float *restrict dst, const void *restrict base, int64_t index,
                        int64_t count) {
     for (int64_t i = 0; i < count; i++)
@@ -493,8 +492,9 @@ INLINE void row_from_f64(weftDataType_t type, void *restrict base, int64_t index
         store(type, base, index + i, src[i]);
 }
 
-/* The row functions are compiled twice and the loader picks: AVX2 doubles their speed, and AVX-512 that of those that
-   go to and from float. The thread sanitizer is not yet set up when the loader asks. */
+/* The row functions are compiled several times and the loader selects one: AVX2 doubles their speed, and AVX-512
+   doubles that of the conversions to and from float. Not with the thread sanitizer, which is not initialised when the
+   loader makes the selection. */
 #if defined __x86_64__ && defined __GLIBC__ && !defined __SANITIZE_THREAD__
 #define WIDE __attribute__((target_clones("avx2", "default")))
 #define WIDEST __attribute__((target_clones("avx512f", "avx2", "default")))
@@ -503,8 +503,8 @@ INLINE void row_from_f64(weftDataType_t type, void *restrict base, int64_t index
 #define WIDEST
 #endif
 
-/* Calls a row function with a constant type, and so a loop made for it, for the types that are
-   worth one. The others switch on the type at every element. */
+/* Calls a row function with a constant type, which yields a specialised loop, for the types that are worth one. The
+   others switch on the type at every element. */
 /* clang-format off */
 #define SPECIALISE(row, type, ...)                                                \
     switch (type) {                                                               \
@@ -522,7 +522,7 @@ INLINE void row_from_f64(weftDataType_t type, void *restrict base, int64_t index
     }
 /* clang-format on */
 
-/* f16 by the processor's own conversions, 8 at a time: the same codes and values, of NaNs, too. */
+/* f16 with the processor's conversion instructions, 8 at a time: the same codes and values, even for NaNs. */
 #if defined __x86_64__
 #define WITH_F16C __attribute__((target("avx,f16c")))
 
@@ -537,8 +537,8 @@ WITH_F16C static void f16_to_f32(float *restrict dst, const char *restrict codes
     memcpy(dst + i, values, (size_t)(count - i) * sizeof *values);
 }
 
-/* Whole vectors of e4m3 or e5m2; returns how many elements that is. A code of e5m2 is the upper half of one of f16;
-   that of e4m3, whose exponents are biased by 8 less, is too small by 2^8 there, and has a NaN of its own. */
+/* Converts whole vectors of e4m3 or e5m2 and returns the number of elements. A code of e5m2 is the upper half of an
+   f16. That of e4m3, whose exponent bias is smaller by 8, yields values too small by 2^8 and has a NaN of its own. */
 WITH_F16C static int64_t fp8_to_f32(float *restrict dst, weftDataType_t type, const char *restrict codes,
                                     int64_t count) {
     const __m128i most = _mm_set1_epi16(0x7f), sign = _mm_set1_epi16((short)0x8000), nan = _mm_set1_epi16(0x7c00);
@@ -569,11 +569,11 @@ WITH_F16C static void f16_from_f32(char *restrict codes, const float *restrict s
     memcpy(codes + 2 * i, last, (size_t)(count - i) * sizeof *last);
 }
 
-/* What compilers make of the conversions of bf16, and to int8, e4m3 and e5m2, takes two to five times as long as memory
-   does. These take whole vectors and return how many elements that is. */
+/* Compiler-generated conversions of bf16, and to int8, e4m3 and e5m2, take two to five times as long as memory
+   accesses. These functions convert whole vectors and return the number of elements. */
 #define WITH_AVX512 __attribute__((target("avx512f")))
 
-/* As widen_bf16 has it. */
+/* Like widen_bf16. */
 WITH_AVX512 static int64_t bf16_to_f32(float *restrict dst, const char *restrict codes, int64_t count) {
     int64_t i = 0;
     for (; i + 16 <= count; i += 16) {
@@ -586,7 +586,7 @@ WITH_AVX512 static int64_t bf16_to_f32(float *restrict dst, const char *restrict
     return i;
 }
 
-/* As narrow_bf16 has it. */
+/* Like narrow_bf16. */
 WITH_AVX512 static __m256i narrow_lanes(__m512 values) {
     __m512i bits = _mm512_castps_si512(values), upper = _mm512_srli_epi32(bits, 16);
     __m512i odd = _mm512_and_si512(upper, _mm512_set1_epi32(1));
@@ -606,7 +606,7 @@ WITH_AVX512 static int64_t bf16_from_f32(char *restrict codes, const float *rest
 #if HAS_AVX512_BF16
 #define WITH_BF16 __attribute__((target("avx512f,avx512bw,avx512dq,avx512bf16")))
 
-/* The processor's own conversion rounds subnormal numbers to 0, so narrow_lanes converts vectors that hold one. */
+/* The conversion instruction flushes subnormal numbers to 0, so narrow_lanes converts vectors that contain one. */
 WITH_BF16 static int64_t bf16_converted(char *restrict codes, const float *restrict src, int64_t count) {
     enum { SUBNORMAL = 0x20 }; /* a class of vfpclassps */
     int64_t i = 0;
@@ -623,7 +623,7 @@ WITH_BF16 static int64_t bf16_converted(char *restrict codes, const float *restr
 #define bf16_converted bf16_from_f32
 #endif
 
-/* As round_byte has it; what is below -128 the last conversion saturates. */
+/* Like round_byte; the last conversion saturates values below -128. */
 WITH_AVX512 static int64_t int8_from_f32(char *restrict codes, const float *restrict src, int64_t count) {
     int64_t i = 0;
     for (; i + 16 <= count; i += 16) {
@@ -635,10 +635,11 @@ WITH_AVX512 static int64_t int8_from_f32(char *restrict codes, const float *rest
     return i;
 }
 
-/* What narrow_f32 finds for e4m3 and e5m2, of which the largest magnitude is what larger ones become. A power of two is
-   added whose last place is that of the code's mantissa, 2^(e - mantissa_bits), with e no less than the smallest
-   exponent: the addition rounds. The sum's low byte and the exponent, where a code has it, add up to the code, but for
-   what the smallest exponent contributes, which is even: the power of two has that in its last places. */
+/* Yields the same codes as narrow_f32 for e4m3 and e5m2, for which larger magnitudes become the largest one. Adds a
+   power of two whose last bit is that of the code's mantissa, 2^(e - mantissa_bits), where e is at least the smallest
+   exponent: the addition rounds. The low byte of the sum plus the exponent at its position in the code yield the code,
+   except for the contribution of the smallest exponent, which is even and included in the last bits of the power of
+   two. */
 WITH_AVX512 static int64_t fp8_from_f32(char *restrict codes, weftDataType_t type, const float *restrict src,
                                         int64_t count) {
     const struct dtype *row = &DTYPES[type];
@@ -665,7 +666,7 @@ WITH_AVX512 static int64_t fp8_from_f32(char *restrict codes, weftDataType_t typ
     return i;
 }
 
-/* Integers of 4 bits, two a byte: whole vectors; returns how many elements that is. Signs are bit 3. */
+/* Converts whole vectors of 4-bit integers, two per byte, and returns the number of elements. Bit 3 is the sign. */
 WITH_AVX512 static int64_t nibble_vectors_to_f32(float *restrict dst, const uint8_t *restrict bytes, int64_t count,
                                                  bool is_signed) {
     const __m128i low = _mm_set1_epi8(15), sign = _mm_set1_epi8(is_signed ? 8 : 0);
@@ -683,7 +684,7 @@ static bool has_nibble_vectors(weftDataType_t type) {
     return type != WEFT_DATA_FP4_E2M1 && __builtin_cpu_supports("avx512f");
 }
 
-/* Whole vectors of the types that have such a loop; 0: none, or an older processor. */
+/* Converts whole vectors for the types with such a loop; returns 0 for other types and on older processors. */
 static int64_t vectors_to_f32(float *dst, weftDataType_t type, const void *base, int64_t index, int64_t count) {
     if (dtype_is_fp8(type) && cpu_has_f16c())
         return fp8_to_f32(dst, type, (const char *)base + index, count);
@@ -740,7 +741,7 @@ INLINE void bytes_to_f32(weftDataType_t type, float *restrict dst, const uint8_t
     }
 }
 
-/* Elements of 4 bits. The first may be the upper half of a byte, the last the lower half of one. */
+/* 4-bit elements. The first one may be the upper half of a byte, the last one the lower half. */
 static void nibbles_to_f32(float *restrict dst, weftDataType_t type, const void *restrict base, int64_t index,
                            int64_t count) {
     const uint8_t *bytes = (const uint8_t *)base + index / 2;
@@ -795,7 +796,7 @@ void dtype_from_f32(weftDataType_t type, void *restrict base, int64_t index, con
     }
 }
 
-/* Floats above integers above booleans: of two sorts the higher one is the promoted type. */
+/* Floats rank above integers, and integers above booleans: promotion selects the higher kind. */
 static int sort_of(weftDataType_t type) { return dtype_is_float(type) ? 2 : dtype_is_integer(type) ? 1 : 0; }
 
 weftDataType_t dtype_promote(weftDataType_t a, weftDataType_t b) {
@@ -804,35 +805,36 @@ weftDataType_t dtype_promote(weftDataType_t a, weftDataType_t b) {
     if (sort_of(a) != sort_of(b))
         return sort_of(a) > sort_of(b) ? a : b;
     int bits_a = dtype_of(a)->bits, bits_b = dtype_of(b)->bits;
-    /* Two booleans of different width: a byte each, since threads may write those apart. */
+    /* Two booleans of different width become bytes, because threads may write bytes independently. */
     if (sort_of(a) == 0)
         return WEFT_DATA_BYTE_BOOLEAN;
     if (sort_of(a) == 1 && dtype_of(a)->is_signed != dtype_of(b)->is_signed) /* one bit more than the unsigned one */
         return (dtype_of(a)->is_signed ? bits_b : bits_a) < 32 && bits_a <= 32 && bits_b <= 32 ? WEFT_DATA_INT32
                                                                                                : WEFT_DATA_INT64;
-    /* Two floats, or integers of one sign: the wider one. */
+    /* Two floats, or two integers of equal signedness: the wider one. */
     if (bits_a != bits_b)
         return bits_a > bits_b ? a : b;
-    /* Of one width and two formats (bf16 and f16, e4m3 and e5m2) neither holds the other: the promoted type is the next
-       wider float. */
+    /* If two formats have the same width (bf16 and f16, e4m3 and e5m2), neither contains the other: they are promoted
+       to the next wider float. */
     return bits_a < 16 ? WEFT_DATA_HALF : WEFT_DATA_FLOAT;
 }
 
-/* Whether `type` holds every value of `other`. */
+/* True if `type` represents every value of `other`. */
 static bool holds(weftDataType_t type, weftDataType_t other) {
     const struct dtype *row = dtype_of(type), *held = dtype_of(other);
-    /* Booleans are 0 and 1: any type whose range starts at or below 0 holds them, e8m0 alone does not. */
+    /* Booleans are 0 and 1: every type whose range starts at or below 0 contains them, which excludes only e8m0. */
     if (row->is_boolean || held->is_boolean)
         return held->is_boolean && (row->is_boolean ? row->bits >= held->bits : row->lowest <= 0);
     if (row->lowest > held->lowest || row->max < held->max)
         return false;
-    /* Between float and integer the mantissa decides, with its leading one, against the digits without the sign. */
+    /* Between float and integer, the mantissa with its leading one is compared with the digits without the sign. */
     if (!row->is_float || !held->is_float)
         return !held->is_float && (!row->is_float || row->mantissa_bits + 1 >= held->bits - held->is_signed);
     return row->exponent_bits >= held->exponent_bits && row->mantissa_bits >= held->mantissa_bits;
 }
 
-/* The narrowest first, with the two themselves before all others; DOUBLE holds what is left, INT64 rounded. */
+/* Tries the two types themselves, then the others from narrow to wide; the rest becomes DOUBLE, to which INT64 is
+   rounded. */
 weftDataType_t dtype_common(weftDataType_t a, weftDataType_t b) {
     const weftDataType_t by_width[] = {
         a,

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Settings in variables of the environment. Warnings go past base/trace.h, which may itself be asking for a setting. It
-   must not know which variables there are: who reads one names it. */
+/* Settings in environment variables. Warnings do not use base/trace.h, which may itself be reading a setting. The names
+   of the variables are those of the callers. */
 #include "base/environment.h"
 
 #include <errno.h>
@@ -9,7 +9,7 @@
 #include <string.h>
 
 void environment_warn(const char *variable, const char *value, const char *rule) {
-    /* At most 100 characters of a value, so that one of megabytes does not flood the terminal. */
+    /* At most 100 characters of a value, so that a huge one does not flood the terminal. */
     fprintf(stderr, "weft warning: %s is '%.100s', %s\n", variable, value, rule);
 }
 
@@ -18,10 +18,10 @@ int64_t environment_number(const char *variable, int64_t otherwise) {
     char *end;
     if (!text || !*text)
         return otherwise;
-    /* strtoll tells an overflow by errno alone, and leaves an earlier one standing. */
+    /* strtoll reports an overflow only by errno, and does not clear it. */
     errno = 0;
     long long number = strtoll(text, &end, 10);
-    /* All of the text must be the number: "8 threads" or "0x8" are warned of, not half read. */
+    /* The whole text must be a number: "8 threads" or "0x8" cause a warning. */
     if (!errno && !*end && number > 0)
         return number;
     environment_warn(variable, text, "which is no whole number of 1 or more. It is taken as unset.");

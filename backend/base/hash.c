@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* SHA-256 as FIPS 180-4 defines it. It sees bytes and knows no structure: whoever hashes a struct says which of its
-   fields count. */
+/* SHA-256 as defined by FIPS 180-4. It hashes bytes; callers that hash a struct select its relevant fields. */
 #include "base/hash.h"
 
 #include <string.h>
 
-/* The first 32 bits of the fractions of the cube roots of the first 64 primes. */
+/* The first 32 bits of the fractional parts of the cube roots of the first 64 primes. */
 static const uint32_t ROUND_WORDS[64] = {
     0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5,
     0xd807aa98, 0x12835b01, 0x243185be, 0x550c7dc3, 0x72be5d74, 0x80deb1fe, 0x9bdc06a7, 0xc19bf174,
@@ -17,10 +16,10 @@ static const uint32_t ROUND_WORDS[64] = {
     0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2,
 };
 
-/* By 1 .. 31: a shift by 32 is undefined. Inline: builds for sanitizers, too, make no call of it. */
+/* By 1 .. 31: a shift by 32 is undefined. Inline, so that builds with sanitizers contain no call either. */
 static inline uint32_t rotate_right(uint32_t word, int by) { return word >> by | word << (32 - by); }
 
-/* The standard counts words and lengths in big-endian order, whatever the machine. */
+/* The standard defines words and lengths in big-endian order, whatever the machine. */
 static inline uint32_t read_big_endian(const uint8_t *bytes) {
     return (uint32_t)bytes[0] << 24 | (uint32_t)bytes[1] << 16 | (uint32_t)bytes[2] << 8 | bytes[3];
 }
@@ -30,7 +29,7 @@ static void write_big_endian(uint8_t *bytes, uint32_t word) {
         bytes[i] = (uint8_t)(word >> (24 - 8 * i));
 }
 
-/* The 64 words the rounds consume: the block itself, then mixtures of earlier words. */
+/* The 64 words that the rounds use: the block itself, then mixtures of earlier words. */
 static void expand_block(uint32_t words[64], const uint8_t block[64]) {
     for (int i = 0; i < 16; i++)
         words[i] = read_big_endian(block + 4 * i);
@@ -55,28 +54,28 @@ static void mix_block(uint32_t state[8], const uint8_t block[64]) {
         uint32_t t1 = h + s1 + ((e & f) ^ (~e & g)) + ROUND_WORDS[i] + words[i];
         uint32_t s0 = rotate_right(a, 2) ^ rotate_right(a, 13) ^ rotate_right(a, 22);
         uint32_t t2 = s0 + ((a & b) ^ (a & c) ^ (b & c));
-        /* A comma keeps the rotation of the eight variables in the standard's order: each takes its neighbour's old
-           value. */
+        /* The comma operator keeps the rotation of the eight variables in the standard's order: each gets the old value
+           of the previous one. */
         h = g, g = f, f = e, e = d + t1;
         d = c, c = b, b = a, a = t1 + t2;
     }
-    /* A block is added, not assigned: that makes the compression a one-way function. */
+    /* The state is added, not replaced, which makes the compression a one-way function. */
     const uint32_t mixed[8] = {a, b, c, d, e, f, g, h};
     for (int i = 0; i < 8; i++)
         state[i] += mixed[i];
 }
 
 void sha256_init(struct sha256 *hash) {
-    /* The first 32 bits of the fractions of the square roots of the first 8 primes. */
+    /* The first 32 bits of the fractional parts of the square roots of the first 8 primes. */
     *hash = (struct sha256){
         .state = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19}};
 }
 
-/* Full blocks are mixed at once; what is left over waits in hash->block. */
+/* Full blocks are mixed at once; the rest is stored in hash->block. */
 void sha256_update(struct sha256 *hash, const void *data, size_t bytes) {
     const uint8_t *src = data;
     while (bytes > 0) {
-        /* 0 .. 63 bytes that wait from the calls before. */
+        /* 0 .. 63 bytes that are left from previous calls. */
         size_t held = hash->bytes % 64;
         size_t taken = bytes < 64 - held ? bytes : 64 - held;
         memcpy(hash->block + held, src, taken);
@@ -91,7 +90,7 @@ void sha256_update(struct sha256 *hash, const void *data, size_t bytes) {
 void sha256_final(uint8_t digest[32], struct sha256 *hash) {
     /* A one bit, zeros, and the length in bits in the last 8 bytes of a block. */
     static const uint8_t one_bit_then_zeros[64] = {0x80};
-    /* The length of the message itself, read before the padding below counts as hashed. */
+    /* The length of the message itself, read before the padding is hashed. */
     uint64_t bits = hash->bytes * 8;
     uint8_t length[8];
     write_big_endian(length, (uint32_t)(bits >> 32));

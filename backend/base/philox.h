@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Philox-4x32-10, the counter-based generator of Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3" (2011):
-   128 bits of counter and 64 bits of key give 128 random bits, without state. Includes nothing and names only built-in
-   types, so that device code can read the same text. */
+   128 bits of counter and 64 bits of key yield 128 random bits, without state. Includes nothing and uses only built-in
+   types, so that device code can include the same text. */
 #ifndef WEFT_BASE_PHILOX_H
 #define WEFT_BASE_PHILOX_H
 
@@ -9,7 +9,7 @@ struct philox {
     unsigned word[4];
 };
 
-/* All 64 bits of a product; device code has an instruction that compilers do not find. */
+/* The full 64-bit product; device code uses an instruction that compilers do not generate. */
 #ifndef PHILOX_PRODUCT
 #define PHILOX_PRODUCT(a, b) ((unsigned long long)(a) * (b))
 #endif
@@ -27,15 +27,16 @@ static inline struct philox philox_block(struct philox counter, unsigned key0, u
     return counter;
 }
 
-/* The random words of block `index` of a sequence. Seed and offset name the sequence: sequences of different offsets
-   never meet, however long they are. */
+/* The random words of block `index` of a sequence. Seed and offset select the sequence: sequences with different
+   offsets never overlap, however long they are. */
 static inline struct philox philox_words(unsigned long long seed, unsigned long long offset, unsigned long long index) {
     struct philox counter = {{(unsigned)index, (unsigned)(index >> 32), (unsigned)offset, (unsigned)(offset >> 32)}};
     return philox_block(counter, (unsigned)seed, (unsigned)(seed >> 32));
 }
 
-/* Which block serves an element of a tensor, seen as rows of its last dimension: rows are counted in row-major order,
-   and each starts a block of its own, which serves four neighbours. The element's word in it is column % 4. */
+/* The block of an element of a tensor, which is seen as rows of its last dimension: rows are counted in row-major
+   order, each starts with a new block, and a block is used by four adjacent elements. The element's word is column %
+   4. */
 static inline unsigned long long philox_index(unsigned long long row, unsigned long long column,
                                               unsigned long long columns) {
     return row * ((columns + 3) / 4) + column / 4;
@@ -44,7 +45,7 @@ static inline unsigned long long philox_index(unsigned long long row, unsigned l
 /* A word as a number in [0, 1), exact in single precision. */
 static inline double philox_unit(unsigned word) { return (word >> 8) * 0x1p-24; }
 
-/* philox_unit(word) < probability exactly when (word >> 8) < philox_threshold(probability). */
+/* philox_unit(word) < probability exactly if (word >> 8) < philox_threshold(probability). */
 static inline unsigned philox_threshold(double probability) {
     double scaled = probability * 0x1p24;
     unsigned floor = (unsigned)scaled;

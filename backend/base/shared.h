@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The head of an object that several hold: the last one to release it frees it. What it is, its holders need not
-   know. */
+/* The head of a reference-counted object of any type: the last release frees it. */
 #ifndef WEFT_BASE_SHARED_H
 #define WEFT_BASE_SHARED_H
 

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The one list of statuses with their names, and the thread-local text of the last failure. */
+/* The list of statuses with their names, and the thread-local message of the last failure. */
 #include "base/status.h"
 
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
-/* Thread-local, as errno is: a failure on one thread never words another's. Longer messages are cut off. */
+/* Thread-local, like errno: failures on other threads do not affect it. Longer messages are truncated. */
 static _Thread_local char last_text[STATUS_TEXT_BYTES];
 
-/* A table and not a switch, so that a test can go through it; the order is that of the header. */
+/* A table and not a switch, so that a test can iterate over it; in the order of the header. */
 #define STATUS(name) {WEFT_STATUS_##name, "WEFT_STATUS_" #name}
 static const struct {
     weftStatus_t value;
@@ -69,7 +69,7 @@ static const struct {
 };
 #undef STATUS
 
-/* A loop over some fifty rows: names are asked for when something failed or is printed, never when something runs. */
+/* A linear search over some fifty rows: names are needed only when something failed or is printed. */
 const char *status_name(weftStatus_t status) {
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (names[i].value == status)
@@ -78,26 +78,26 @@ const char *status_name(weftStatus_t status) {
 }
 
 weftStatus_t status_fail(weftStatus_t status, const char *format, ...) {
-    /* Arguments may point into last_text: word the new message aside first. vsnprintf cuts a long message off and still
-       ends it with a zero. */
+    /* Arguments may point into last_text, so the new message is formatted in a separate buffer. vsnprintf truncates
+       long messages and terminates them. */
     char fresh[STATUS_TEXT_BYTES];
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(fresh, sizeof fresh, format, arguments);
     va_end(arguments);
-    /* The text alone, not the 4 KiB behind it. */
+    /* Only the text, not the whole 4 KiB. */
     memcpy(last_text, fresh, strlen(fresh) + 1);
     return status;
 }
 
-/* The only error without a name of the user's: the allocator knows none. Who allocates for an object may prefix it. */
+/* The only message without a user-defined name, because the allocator knows none. Callers may add a prefix. */
 weftStatus_t status_no_memory(size_t bytes) {
     FAIL(WEFT_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED,
          "out of memory: the host could not give %zu bytes. Free memory or build a smaller graph.", bytes);
 }
 
 weftStatus_t status_prefix(weftStatus_t status, const char *format, ...) {
-    /* A prefix is a few names; what is longer than this is cut off, the error behind it stays. */
+    /* A prefix consists of a few names; a longer one is truncated, the error after it is kept. */
     char prefix[1024];
     va_list arguments;
     va_start(arguments, format);
@@ -106,7 +106,7 @@ weftStatus_t status_prefix(weftStatus_t status, const char *format, ...) {
     return status_fail(status, "%s%s", prefix, last_text);
 }
 
-/* The thread's text alone: another thread's failure is not cleared. */
+/* Clears only this thread's message. */
 void status_clear(void) { last_text[0] = '\0'; }
 
 const char *status_text(void) { return last_text; }

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Statuses and the thread's last error text. A function that can fail returns weftStatus_t; TRY passes a failure up,
-   FAIL words one. A message has four parts: where (the user's names), the rule, expected against got, the fix.
-   Only API entries clear the text; deeper code never does. */
+/* Statuses and the thread's last error message. A function that can fail returns weftStatus_t; TRY propagates a
+   failure, FAIL sets the message. A message has four parts: where (the user's names), the rule, expected against actual
+   value, the fix. Only exported functions clear the message. */
 #ifndef WEFT_BASE_STATUS_H
 #define WEFT_BASE_STATUS_H
 
 #include "weft/weft_enums.h"
 #include <stddef.h>
 
-/* The longest message kept, in bytes with its terminator; longer ones are cut. */
+/* Maximum length of a message, in bytes with its terminator; longer ones are truncated. */
 enum { STATUS_TEXT_BYTES = 4096 };
 
 #define TRY(call)                                                                                                      \
@@ -20,13 +20,13 @@ enum { STATUS_TEXT_BYTES = 4096 };
 
 #define FAIL(status, ...) return status_fail(status, __VA_ARGS__)
 
-/* Words the thread's last error and returns `status`. */
+/* Sets the thread's last error and returns `status`. */
 weftStatus_t status_fail(weftStatus_t status, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /* Fails with "out of memory" for a request of `bytes`. */
 weftStatus_t status_no_memory(size_t bytes);
 
-/* Puts words in front of the thread's last error: "graph 'mlp': ..." ; returns `status`. */
+/* Prepends text to the thread's last error: "graph 'mlp': ..."; returns `status`. */
 weftStatus_t status_prefix(weftStatus_t status, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 void status_clear(void);

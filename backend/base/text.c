@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The growing string and its JSON spellings. Every addition goes through `reserve` or prints into room that is there:
-   the sticky flag is set here and asked by who owns the text. It must not know what is JSON beyond a string and a
-   number. */
+/* A growing string with JSON output. Every addition calls `reserve` or prints into existing space; errors set a sticky
+   flag, which the owner of the text checks. The only JSON elements are strings and numbers. */
 #include "base/text.h"
 
 #include "base/bytes.h"
@@ -22,10 +21,10 @@ void text_free(struct text *text) {
 
 const char *text_string(const struct text *text) { return text->chars ? text->chars : ""; }
 
-/* Makes room for `added` more characters and the zero; false, for good, when there is none. */
+/* Makes space for `added` more characters and the zero; returns false, permanently, if that fails. */
 static bool reserve(struct text *text, size_t added) {
     char *grown = NULL;
-    /* A length that wraps would look like room enough. */
+    /* A length that wraps around would appear to fit. */
     if (!text->failed && added < SIZE_MAX - text->length)
         grown = bytes_grow(text->chars, &text->capacity, text->length + added + 1);
     if (!grown) {
@@ -36,7 +35,7 @@ static bool reserve(struct text *text, size_t added) {
     return true;
 }
 
-/* `chars` must not point into the text: growing may move it. */
+/* `chars` must not point into the text, which may move. */
 void text_add_chars(struct text *text, const char *chars, size_t length) {
     if (!reserve(text, length))
         return;
@@ -46,17 +45,17 @@ void text_add_chars(struct text *text, const char *chars, size_t length) {
     text->chars[text->length] = '\0';
 }
 
-/* Prints into the room that there is, and once more where it was too little. */
+/* Prints into the existing space, and again if it was too small. */
 void text_add(struct text *text, const char *format, ...) {
     size_t room = text->failed ? 0 : text->capacity - text->length;
     char *end = room ? text->chars + text->length : NULL;
     va_list args, again;
-    /* A va_list is read once: one for the room that there is, one for the second try. */
+    /* A va_list can be read only once: one is for the existing space, one for the second attempt. */
     va_start(args, format);
     va_copy(again, args);
     int length = vsnprintf(end, room, format, args);
     bool fits = length >= 0 && (size_t)length < room;
-    /* vsnprintf has cut the text off in the middle: what was there before ends again where it did. */
+    /* vsnprintf has truncated the text: restore the terminator of the previous text. */
     if (end && !fits)
         *end = '\0';
     if (length < 0)
@@ -68,15 +67,15 @@ void text_add(struct text *text, const char *format, ...) {
     va_end(args);
 }
 
-/* The bytes of the valid UTF-8 sequence that starts here, 0 when there is none. Overlong forms,
-   surrogates and code points past U+10FFFF are not valid; the zero ends every sequence. */
+/* Length in bytes of the valid UTF-8 sequence that starts here, or 0. Overlong forms, surrogates and code points above
+   U+10FFFF are invalid; a zero ends every sequence. */
 static size_t utf8_length(const unsigned char *s) {
     if (s[0] < 0x80)
         return 1;
-    /* The leading byte tells the length; each byte behind it is 10xxxxxx. The zero of the string is none, so no
-       sequence reads beyond it. */
+    /* The leading byte determines the length; each following byte is 10xxxxxx. The terminating zero is not, so no
+       sequence is read beyond it. */
     size_t length = s[0] >= 0xf0 ? 4 : s[0] >= 0xe0 ? 3 : 2;
-    /* 0xc0 and 0xc1 would begin overlong forms, 0xf5 and above code points past U+10FFFF. */
+    /* 0xc0 and 0xc1 would begin overlong forms, 0xf5 and above code points above U+10FFFF. */
     if (s[0] < 0xc2 || s[0] > 0xf4)
         return 0;
     for (size_t i = 1; i < length; i++)
@@ -88,8 +87,8 @@ static size_t utf8_length(const unsigned char *s) {
     return overlong || surrogate || too_large ? 0 : length;
 }
 
-/* One character as JSON wants it within quotes: those with a letter of their own, other control characters as \u and
-   four digits, bytes that are no UTF-8 (length 0) as U+FFFD, all others as they are. */
+/* Emits one character of a JSON string: escapes with a letter, other control characters as \u and four digits, invalid
+   UTF-8 (length 0) as U+FFFD, all others unchanged. */
 static void add_json_char(struct text *text, const unsigned char *s, size_t length) {
     static const char named[] = "\"\"\\\\\bb\ff\nn\rr\tt"; /* pairs: character, letter */
     if (length == 0) {
@@ -107,7 +106,7 @@ static void add_json_char(struct text *text, const unsigned char *s, size_t leng
         text_add_chars(text, (const char *)s, length);
 }
 
-/* Bytes from here on that stand for themselves: most of any text, added by one call. */
+/* Number of bytes that need no escape, which are added in one call: the bulk of any text. */
 static size_t plain_length(const unsigned char *s) {
     size_t length = 0;
     while (s[length] >= 0x20 && s[length] < 0x80 && s[length] != '"' && s[length] != '\\')
@@ -127,7 +126,7 @@ void text_json_string(struct text *text, const char *string) {
             text_add_chars(text, (const char *)s, plain);
         else
             add_json_char(text, s, length);
-        /* A byte of no valid sequence is skipped alone: a valid one may begin right behind it. */
+        /* An invalid byte is skipped by itself, because a valid sequence may begin with the next one. */
         s += plain > 0 ? plain : length > 0 ? length : 1;
     }
     text_add(text, "\"");
@@ -140,19 +139,19 @@ void text_json_number(struct text *text, double value) {
         text_add(text, "null");
         return;
     }
-    /* 17 digits always read back as the same double; most numbers need far fewer. */
+    /* 17 digits always suffice to read back the same double; most numbers need far fewer. */
     for (int precision = 1; precision <= 17; precision++) {
         snprintf(digits, sizeof digits, "%.*g", precision, value);
-        /* Both sides use the same locale, so that its decimal point does not disturb the comparison. */
+        /* Both sides use the same locale, so its decimal point does not affect the comparison. */
         if (strtod(digits, NULL) == value)
             break;
     }
-    /* What stops the span is the locale's decimal point, of one byte or several. */
+    /* The span ends at the locale's decimal point, which may have several bytes. */
     size_t whole = strspn(digits, "+-0123456789e");
     text_add_chars(text, digits, whole);
     if (digits[whole] == '\0')
         return;
-    /* Digits follow the point at once: %g prints none without them. */
+    /* Digits follow the decimal point: %g never prints it without any. */
     const char *fraction = digits + whole + strcspn(digits + whole, "0123456789");
     text_add(text, ".%s", fraction);
 }

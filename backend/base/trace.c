@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Holds the log's mask and destination. The mask is read without a lock; callback and user data change together under
-   one, because a caller may replace them while another thread logs. */
+/* Stores the log's mask and destination. The mask is read without a lock. Callback and user data are changed under a
+   lock, because a caller may replace them while another thread logs. */
 #define _GNU_SOURCE
 #include "base/trace.h"
 
@@ -17,18 +17,19 @@
 #include <sys/time.h>
 #include <unistd.h>
 
-/* Bits below are severities, as weftSetCallback counts them; this one, of WEFT_LOG=exec alone, logs each execution. */
+/* The lower bits are severities, as in weftSetCallback. This one is set only by WEFT_LOG=exec and logs each
+   execution. */
 enum { EXEC_BIT = 1u << 16 };
 
-/* Of severities that are logged; read on every call, so without a lock. */
+/* Severities that are logged; read at every call, therefore without a lock. */
 static atomic_uint mask_bits;
 static pthread_once_t mask_once = PTHREAD_ONCE_INIT;
-/* Guards sink_callback and sink_udata, which belong together; NULL stands for the standard error stream. */
+/* Guards sink_callback and sink_udata; a NULL callback stands for stderr. */
 static pthread_mutex_t sink_lock = PTHREAD_MUTEX_INITIALIZER;
 static weftCallback_t sink_callback;
 static void *sink_udata;
 
-/* The mask of the severities that WEFT_LOG names; each level holds those before it. */
+/* The mask of the severities that WEFT_LOG selects; each level includes the previous ones. */
 static void read_environment(void) {
     static const struct {
         const char *word;
@@ -36,13 +37,13 @@ static void read_environment(void) {
     } levels[] = {
         {"error", 1u << WEFT_SEV_FATAL | 1u << WEFT_SEV_ERROR},
         {"warn", 1u << WEFT_SEV_FATAL | 1u << WEFT_SEV_ERROR | 1u << WEFT_SEV_WARNING},
-        /* 0xF: all four severities, from fatal to info. `plan` logs what `info` does, which has a line for each
+        /* 0xF: all four severities, from fatal to info. `plan` is the same as `info`, which has a line for each
            plan. */
         {"info", 0xF},
         {"plan", 0xF},
         {"exec", 0xF | EXEC_BIT},
     };
-    /* Runs once, at the first question: whoever sets WEFT_LOG later must call weftSetCallback. */
+    /* Runs once, at the first query: programs that change WEFT_LOG later must call weftSetCallback. */
     const char *word = getenv("WEFT_LOG");
     if (!word || !*word)
         return;
@@ -54,7 +55,7 @@ static void read_environment(void) {
     environment_warn("WEFT_LOG", word, "which is no level. Set it to error, warn, info, plan or exec.");
 }
 
-/* The order of loads does not matter: a line more or less at the moment of a change harms nobody. */
+/* The order of loads does not matter: during a change, one line more or less is acceptable. */
 static unsigned mask_now(void) {
     pthread_once(&mask_once, read_environment);
     return atomic_load_explicit(&mask_bits, memory_order_relaxed);
@@ -64,12 +65,12 @@ bool trace_on(weftSeverity_t severity) { return mask_now() >> severity & 1u; }
 
 bool trace_exec_on(void) { return mask_now() & EXEC_BIT; }
 
-/* `severity` is one of four, also the index of its word. `status` is for the callback alone: messages name it
-   themselves. */
+/* `severity` is one of four, and the index of its name. `status` is only for the callback: messages contain it
+   already. */
 static void send(weftSeverity_t severity, weftStatus_t status, const char *message) {
     static const char *const words[] = {"fatal", "error", "warning", "info"};
     pthread_mutex_lock(&sink_lock);
-    /* Called outside the lock, so that a callback may log, or set another callback. */
+    /* Called outside of the lock, so that a callback may log, or set another callback. */
     weftCallback_t callback = sink_callback;
     void *udata = sink_udata;
     pthread_mutex_unlock(&sink_lock);
@@ -82,7 +83,7 @@ static void send(weftSeverity_t severity, weftStatus_t status, const char *messa
     weftDebug_t debug = {
         .status = status,
         .weft_version = WEFT_MAJOR * 10000 + WEFT_MINOR * 100 + WEFT_PATCHLEVEL,
-        /* Wall-clock time: lines of several processes can be sorted by it. */
+        /* Wall-clock time, so that lines of several processes can be sorted. */
         .time_sec = (uint32_t)now.tv_sec,
         .time_usec = (uint32_t)now.tv_usec,
         .pid = (uint64_t)getpid(),
@@ -94,7 +95,7 @@ static void send(weftSeverity_t severity, weftStatus_t status, const char *messa
 void trace(weftSeverity_t severity, const char *format, ...) {
     if (!trace_on(severity))
         return;
-    /* On the stack: a log must not allocate, since it may be telling of memory that ran out. */
+    /* On the stack: logging must not allocate, because it may report a lack of memory. */
     char message[STATUS_TEXT_BYTES];
     va_list arguments;
     va_start(arguments, format);
@@ -112,7 +113,7 @@ weftStatus_t trace_failure(weftStatus_t status) {
     return status;
 }
 
-/* The environment is read first, so that it does not overwrite later what is set here. */
+/* Reads the environment first, so that it does not overwrite this mask later. */
 void trace_set_callback(uint32_t mask, void *udata, weftCallback_t callback) {
     mask_now();
     pthread_mutex_lock(&sink_lock);
@@ -123,7 +124,7 @@ void trace_set_callback(uint32_t mask, void *udata, weftCallback_t callback) {
 }
 
 void trace_get_callback(uint32_t *mask, void **udata, weftCallback_t *callback) {
-    /* Read outside the lock: mask and sink need not belong to one call of trace_set_callback. */
+    /* Read outside of the lock: mask and sink may come from different calls of trace_set_callback. */
     unsigned now = mask_now();
     pthread_mutex_lock(&sink_lock);
     if (mask)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The log: one line per event, to stderr or to the user's callback. trace_on is one load, so a silent log costs
+/* The log: one line per event, to stderr or to the user's callback. trace_on is a single load, so a disabled log costs
    nothing. */
 #ifndef WEFT_BASE_TRACE_H
 #define WEFT_BASE_TRACE_H
@@ -7,7 +7,7 @@
 #include "weft/weft.h"
 #include <stdbool.h>
 
-/* Reads WEFT_LOG on first use: error, warn, info or plan (adds plans), exec (adds every execute). */
+/* Reads WEFT_LOG on first use: error, warn, info or plan (adds plans), exec (adds every execution). */
 bool trace_on(weftSeverity_t severity);
 bool trace_exec_on(void);
 

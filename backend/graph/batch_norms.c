@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The parts are made as descriptors that nobody holds, in the arena, as if the user had written them: genstats,
-   bn_finalize with all that the norm keeps or updates, a multiplication and an addition; of a gradient dbn_weight, two
-   multiplications and two additions; of a norm in use, whose statistics are given, what its formula says. */
+/* The parts are created in the arena, as descriptors without reference counts, as if the user had written them:
+   genstats, bn_finalize with all outputs and running values of the norm, a multiplication and an addition; for a
+   gradient dbn_weight, two multiplications and two additions; for a norm with given statistics, the terms of its
+   formula. */
 #include "graph/batch_norms.h"
 #include "base/number.h"
 #include "graph/ops/bn_bwd_weights.h"
@@ -15,8 +16,8 @@
 #include <string.h>
 
 enum {
-    PARTS = 6,      /* operations that one norm becomes, at most, */
-    TENSORS = 6,    /* and tensors between them */
+    PARTS = 6,      /* maximum number of operations that replace a norm */
+    TENSORS = 6,    /* and of tensors between them */
     BEHIND_MOST = 8 /* pointwise operations between a product and a norm */
 };
 
@@ -25,14 +26,14 @@ struct writer {
     struct arena *arena;
     struct descriptor **ops;
     int count;
-    int64_t uid; /* of the next tensor: above all that the graph has */
+    int64_t uid; /* of the next tensor: greater than all uids of the graph */
 };
 
 static bool is_product(const struct descriptor *op) {
     return op_of(op) == &matmul_op || op_of(op) == &conv_fprop_op || op_of(op) == &conv_dgrad_op;
 }
 
-/* Whether a product makes a tensor, or pointwise operations behind one do. */
+/* True if a tensor is computed by a product, or by pointwise operations after one. */
 static bool is_behind_product(const struct graph *graph, const struct tensor *tensor, int most) {
     int value = graph_find_value(graph, tensor), producer = value < 0 ? -1 : graph->values[value].producer;
     if (producer < 0 || most < 0 || tensor_elements(tensor) == 0)
@@ -59,7 +60,7 @@ static bool is_float(const struct tensor *tensor) {
     return !tensor || (int32_t)tensor->type == WEFT_DATA_FLOAT || dtype_is_half((weftDataType_t)tensor->type);
 }
 
-/* An operation for each element: nothing is summed, and floats lose no more in parts. */
+/* One operation per element: nothing is summed, and separate operations on floats lose no precision. */
 static bool inference_has_parts(const struct graph *graph, const struct norm_forward *op) {
     const struct tensor *operands[] = {
         op->x, op->mean, op->inv_variance, op->scale, op->bias, op->in_running_mean, op->in_running_var};
@@ -70,7 +71,7 @@ static bool inference_has_parts(const struct graph *graph, const struct norm_for
     return is && (op->mean || op->epsilon->is_constant);
 }
 
-/* By the statistics that forward kept: those that are taken anew are sums of all of x before the first of dy. */
+/* Only if the statistics of forward are given: recomputing them needs sums over all of x before the first sum of dy. */
 static bool backward_has_parts(const struct graph *graph, const struct norm_backward *op) {
     return op->mode == WEFT_BATCH_NORM && op->peer_stats.count == 0 && op->mean && op->inv_variance &&
            calculates_in_float(op->math, op->x) && dtype_is_half((weftDataType_t)op->dy->type) &&
@@ -89,7 +90,7 @@ bool batch_norm_has_parts(const struct graph *graph, int node) {
 
 /* ---- Tensors ----------------------------------------------------------------------------------------------------- */
 
-/* Inside the graph, of floats, and like another one in all else. */
+/* A virtual FLOAT tensor that otherwise equals another one. */
 static weftStatus_t add_tensor(struct writer *w, struct tensor **made, const struct tensor *like) {
     TRY(descriptor_mirror(w->arena, made, &like->base));
     (*made)->uid = w->uid++;
@@ -100,7 +101,7 @@ static weftStatus_t add_tensor(struct writer *w, struct tensor **made, const str
     return WEFT_STATUS_SUCCESS;
 }
 
-/* One number for each channel. */
+/* One number per channel. */
 static weftStatus_t add_channels(struct writer *w, struct tensor **made, const struct tensor *x) {
     TRY(add_tensor(w, made, x));
     (*made)->dims = channel_dims(x);
@@ -109,7 +110,7 @@ static weftStatus_t add_channels(struct writer *w, struct tensor **made, const s
     return WEFT_STATUS_SUCCESS;
 }
 
-/* A constant, of the rank of x, which pointwise operations want. */
+/* A constant with the rank of x, as pointwise operations require. */
 static weftStatus_t add_number(struct writer *w, struct tensor **made, const struct tensor *like, int64_t rank) {
     TRY(descriptor_mirror(w->arena, made, &like->base));
     (*made)->uid = w->uid++;
@@ -120,7 +121,7 @@ static weftStatus_t add_number(struct writer *w, struct tensor **made, const str
     return WEFT_STATUS_SUCCESS;
 }
 
-/* How many elements a channel has. */
+/* Number of elements of a channel. */
 static weftStatus_t add_count(struct writer *w, struct tensor **made, const struct tensor *x) {
     float count = (float)(tensor_elements(x) / x->dims.at[1]);
     TRY(add_tensor(w, made, x));
@@ -135,7 +136,7 @@ static weftStatus_t add_count(struct writer *w, struct tensor **made, const stru
 
 /* ---- Operations -------------------------------------------------------------------------------------------------- */
 
-/* Under the name of the norm. */
+/* Adds an operation with the name of the norm. */
 static void add_op(struct writer *w, struct descriptor *made, const struct op *op, const struct descriptor *norm) {
     made->magic = norm->magic;
     made->schema = &op->schema;
@@ -171,8 +172,8 @@ static weftStatus_t add_statistics(struct writer *w, const struct norm_forward *
     return WEFT_STATUS_SUCCESS;
 }
 
-/* factors: of x, and what is added. In DOUBLE, as sums of floats would leave a variance that is off by 2^-24 of the
-   squared mean. */
+/* factors: of x, and the summand. Calculated in DOUBLE, because float sums would give a variance with an error of 2^-24
+   of the squared mean. */
 static weftStatus_t add_finalize(struct writer *w, const struct norm_forward *norm, struct tensor *const sums[2],
                                  struct tensor *factors[2]) {
     struct bn_finalize_op *op;
@@ -202,7 +203,7 @@ static weftStatus_t add_finalize(struct writer *w, const struct norm_forward *no
     return WEFT_STATUS_SUCCESS;
 }
 
-/* What is multiplied is rounded to y's type alone, once something is added. */
+/* The product is not rounded; only the sum is, to y's type. */
 static weftStatus_t add_forward(struct writer *w, const struct norm_forward *norm) {
     struct tensor *sums[2], *factors[2], *scaled;
     TRY(add_statistics(w, norm, sums));
@@ -212,7 +213,7 @@ static weftStatus_t add_forward(struct writer *w, const struct norm_forward *nor
     return add_pointwise(w, &norm->base, WEFT_POINTWISE_ADD, scaled, factors[1], norm->y);
 }
 
-/* factors: of dy and of x, and what is added. */
+/* factors: of dy and of x, and the summand. */
 static weftStatus_t add_weights(struct writer *w, const struct norm_backward *norm, struct tensor *factors[3]) {
     struct bn_bwd_weights_op *op;
     TRY(arena_alloc(w->arena, &op, sizeof *op));
@@ -233,7 +234,7 @@ static weftStatus_t add_weights(struct writer *w, const struct norm_backward *no
     return WEFT_STATUS_SUCCESS;
 }
 
-/* dx = of_dy dy + (of_x x + rest): x's term and the rest, which may be large and cancel, come first. */
+/* dx = of_dy dy + (of_x x + rest): the term of x and the rest may be large and cancel, so they are added first. */
 static weftStatus_t add_backward(struct writer *w, const struct norm_backward *norm) {
     struct tensor *factors[3], *made[3];
     const struct descriptor *base = &norm->base;
@@ -256,7 +257,7 @@ static weftStatus_t add_inverse(struct writer *w, const struct norm_forward *nor
     return add_pointwise(w, &norm->base, WEFT_POINTWISE_RSQRT, sum, NULL, *inverse);
 }
 
-/* y = (x - mean) inverse scale + bias, without what is absent. */
+/* y = (x - mean) inverse scale + bias; absent operands are omitted. */
 static weftStatus_t add_inference(struct writer *w, const struct norm_forward *norm) {
     struct tensor *mean = norm->mean ? norm->mean : norm->in_running_mean, *inverse = norm->inv_variance, *x = norm->x;
     if (!norm->mean)

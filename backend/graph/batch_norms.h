@@ -1,25 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Batch norm in training written as its parts: sums of each channel, what they make, and y = s x + t. So the product
-   that makes x may take the sums as it stores it, and the one that reads y may make it on the way, as nothing can of
-   one operation that reads all of x before it writes. Its gradient likewise: the sums of dy and of dy xhat, what they
-   make, and dx = a dy + b x + c. In use, where statistics are given, it is pointwise operations behind the product. */
+/* Splits batch norm in training into its parts: per-channel sums, the values computed from them, and y = s x + t. Then
+   the product that computes x can accumulate the sums in its epilogue, and the product that reads y can compute it in
+   its prologue. A single operation cannot be fused like that, because it reads all of x before it writes. The gradient
+   is split likewise: the sums of dy and of dy xhat, the values computed from them, and dx = a dy + b x + c. For
+   inference, where statistics are given, the parts are pointwise operations after the product. */
 #ifndef WEFT_GRAPH_BATCH_NORMS_H
 #define WEFT_GRAPH_BATCH_NORMS_H
 
 #include "graph/graph.h"
 
-/* Whether a node is such a norm, of what a product makes, or its gradient, or a norm in use, of what a product and
-   pointwise operations make. In training x must be stored in 16 bits: the variance is a difference of squares, which
-   tiles sum in floats and which are combined in doubles; that takes less from it than rounding x has. */
+/* True if a node is a batch norm in training, or its gradient, whose x a product computes, or one in inference whose x
+   is computed by a product and pointwise operations. In training, x must be stored in 16 bits: the variance is a
+   difference of squares, which tiles sum as floats and which are combined as doubles; this loses less precision than
+   the rounding of x. */
 bool batch_norm_has_parts(const struct graph *graph, int node);
 
-/* The graph with the parts in the place of each node that is_apart names. What it names of the old one is shared;
-   values keep their numbers, and new ones come behind them. */
+/* The graph with each node that is_apart marks replaced by its parts. The new graph shares descriptors with the old
+   one. Values keep their indices, and new ones follow them. */
 weftStatus_t batch_norms_part(const struct graph **made, const struct graph *graph, const bool *is_apart,
                               struct arena *arena);
 
-/* The graph with one operation in the place of parts that make up a norm or its gradient; itself where there are none.
-   Values keep their tensors. (batch_norms_find.c) */
+/* The graph with parts of a norm or its gradient replaced by one operation; the graph itself if it has none. Values
+   keep their tensors. (batch_norms_find.c) */
 weftStatus_t batch_norms_find(const struct graph **made, const struct graph *graph, struct arena *arena);
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Batch norms that a user wrote as their parts, found and written as one operation each: what the parts are for is then
-   the planner's to choose, as of norms that came whole. Nothing between the parts may be read by others, or be stored
-   in fewer bits than FLOAT has. */
+/* Finds batch norms that a user wrote as separate parts, and replaces each by one operation, so that the planner can
+   decide about splitting it as for any other batch norm. Intermediate results of the parts must not be read by other
+   nodes, or be stored in less than FLOAT. */
 #include "graph/batch_norms.h"
 #include "graph/ops/bn_bwd_weights.h"
 #include "graph/ops/bn_finalize.h"
@@ -9,11 +9,11 @@
 #include "graph/ops/norm.h"
 #include "graph/ops/pointwise.h"
 
-/* Operations in place of those that a norm takes in. */
+/* Replacements for the nodes of a norm. */
 struct finder {
     const struct graph *graph;
     struct arena *arena;
-    struct descriptor **ops; /* of each node: what stands in its place; NULL: nothing */
+    struct descriptor **ops; /* per node: its replacement, or NULL */
     bool any;
 };
 
@@ -21,7 +21,7 @@ static int number_of(const struct finder *f, const struct node *node) { return (
 
 /* ---- Chains of operations ---------------------------------------------------------------------------------------- */
 
-/* The one node that reads a value which is seen nowhere else; NULL: there is none. */
+/* The only node that reads a value which is not visible elsewhere, or NULL. */
 static const struct node *only_reader(const struct finder *f, const struct tensor *tensor) {
     const struct value *value = tensor ? &f->graph->values[graph_find_value(f->graph, tensor)] : NULL;
     bool is_hidden = value && tensor->is_virtual && tensor_type_inside(tensor) == WEFT_DATA_FLOAT;
@@ -33,7 +33,8 @@ static const struct node *maker_of(const struct finder *f, const struct tensor *
     return producer < 0 ? NULL : &f->graph->nodes[producer];
 }
 
-/* The operation that reads `tensor` alone, if it is a mode of floats; and its other operand. */
+/* The only operation that reads `tensor`, if it has this mode and calculates in floats; `other` is its other
+   operand. */
 static const struct pointwise_op *read_by(const struct finder *f, const struct tensor *tensor, weftPointwiseMode_t mode,
                                           const struct tensor **other) {
     const struct node *node = only_reader(f, tensor);
@@ -45,14 +46,14 @@ static const struct pointwise_op *read_by(const struct finder *f, const struct t
     return op;
 }
 
-/* What a factor of a channel makes of a tensor, and of nothing else. */
+/* The product of a tensor and a factor per channel, if it is the only reader of the factor. */
 static const struct tensor *product_with(const struct finder *f, const struct tensor *factor, const struct tensor *x) {
     const struct tensor *other;
     const struct pointwise_op *op = read_by(f, factor, WEFT_POINTWISE_MUL, &other);
     return op && other == x && tensor_same_dims(op->y, x) ? op->y : NULL;
 }
 
-/* What becomes of a and b, where they are added. */
+/* The sum of a and b, if a node adds them. */
 static const struct tensor *sum_of(const struct finder *f, const struct tensor *a, const struct tensor *b) {
     const struct tensor *other;
     const struct pointwise_op *op = read_by(f, a, WEFT_POINTWISE_ADD, &other);
@@ -63,7 +64,7 @@ static const struct tensor *sum_of(const struct finder *f, const struct tensor *
 
 static void take_out(struct finder *f, const struct tensor *made) { f->ops[number_of(f, maker_of(f, made))] = NULL; }
 
-/* Under the name of the operation whose place it takes. */
+/* Under the name of the operation that it replaces. */
 static void put_in(struct finder *f, struct descriptor *made, const struct op *op, const struct node *place) {
     made->magic = place->op->magic;
     made->schema = &op->schema;
@@ -73,13 +74,13 @@ static void put_in(struct finder *f, struct descriptor *made, const struct op *o
     f->any = true;
 }
 
-/* Whether a scalar that the graph holds is the number of elements of a channel. */
+/* True if a constant scalar equals the number of elements of a channel. */
 static bool counts_channel(const struct tensor *count, const struct tensor *x) {
     return count->is_constant && tensor_elements(count) == 1 && tensor_elements(x) > 0 &&
            dtype_load((weftDataType_t)count->type, count->constant, 0) == (double)(tensor_elements(x) / x->dims.at[1]);
 }
 
-/* The statistics of all of x and of nothing else. */
+/* The tensor whose statistics genstats computes, if it is x as a whole. */
 static const struct tensor *normalised_of(const struct finder *f, const struct node *node,
                                           const struct bn_finalize_op *op) {
     bool is_training = op->mode == WEFT_BN_FINALIZE_STATISTICS_TRAINING && math_type(op->math) == WEFT_DATA_FLOAT;
@@ -92,13 +93,13 @@ static const struct tensor *normalised_of(const struct finder *f, const struct n
     return are_its_own && counts_channel(op->accum_count, sums->x) ? sums->x : NULL;
 }
 
-/* NULL for what nobody sees. */
+/* NULL for an output that is not read. */
 static struct tensor *seen(const struct finder *f, struct tensor *tensor) {
     bool is_dead = tensor && value_is_dead(&f->graph->values[graph_find_value(f->graph, tensor)]);
     return is_dead ? NULL : tensor;
 }
 
-/* Running values that nothing was before, or nothing moves, are not the norm's. */
+/* False for running values without a previous value or without a factor: the norm does not have these. */
 static bool moves_as_norm(const struct finder *f, const struct bn_finalize_op *op) {
     return (!seen(f, op->out_mean) || (op->in_running_mean && op->momentum)) &&
            (!seen(f, op->out_var) || (op->in_running_var && op->momentum));
@@ -135,7 +136,7 @@ static weftStatus_t find_forward(struct finder *f, const struct node *node) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Three terms in any order: what two of them are together, and then with the third. */
+/* Three terms in any order: the sum of two of them, then with the third. */
 static const struct tensor *sum_of_three(const struct finder *f, const struct tensor *const terms[3],
                                          const struct tensor **inner) {
     for (int last = 0; last < 3; last++) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One generic set, get, finalize and copy over schema rows: the same code for tensors, operations, engines and plans.
-   It must not know any kind by name but tensors, which messages call by uid. */
+/* Generic set, get, finalize and copy over schema rows: the same code for tensors, operations, engines and plans. It
+   does not know any kind except tensors, which messages identify by uid. */
 #include "graph/descriptor.h"
 #include "base/dtype.h"
 #include "base/shared.h"
@@ -24,7 +24,8 @@ const struct row name_row = {
 /* ---- Attribute types --------------------------------------------------------------------------------------------- */
 
 #define TYPE(word, size, low, high) [WEFT_TYPE_##word] = {#word, size, low, high}
-/* Element size in bytes, and for enumerations the first and last legal value; kinds with gaps check further. */
+/* Element size in bytes, and for enumerations the first and last legal value; enumerations with gaps are checked
+   further. */
 static const struct {
     const char *name;
     size_t bytes;
@@ -67,43 +68,43 @@ static const struct {
 };
 #undef TYPE
 
-/* The array has gaps where cuDNN has numbers that Weft does not use: these have no name. */
+/* The array has gaps at numbers of cuDNN that Weft does not use: these have no name. */
 static bool type_is_known(weftBackendAttributeType_t type) {
     return (unsigned)type < sizeof attribute_types / sizeof *attribute_types && attribute_types[type].name;
 }
 
-/* WEFT_TYPE_GENSTATS_MODE has one legal value, so that its bounds do not tell it from a plain number. */
+/* WEFT_TYPE_GENSTATS_MODE has a single legal value, so its bounds do not distinguish it from a number. */
 static bool type_is_enum(weftBackendAttributeType_t type) {
     return attribute_types[type].high > attribute_types[type].low || type == WEFT_TYPE_GENSTATS_MODE;
 }
 
-/* The caller knows that the type is a known one. */
+/* The type must be known. */
 size_t attribute_type_bytes(weftBackendAttributeType_t type) { return attribute_types[type].bytes; }
 
 const char *attribute_type_name(weftBackendAttributeType_t type) {
     return type_is_known(type) ? attribute_types[type].name : "of unknown type";
 }
 
-/* Bytes of one element as it is stored. A FLOAT attribute is kept as double: rows of both types then share their code
-   and their field. */
+/* Size in bytes of one stored element. FLOAT attributes are stored as double, so that rows of both types share code and
+   field. */
 static size_t stored_bytes(weftBackendAttributeType_t type) {
     return type == WEFT_TYPE_FLOAT ? sizeof(double) : attribute_types[type].bytes;
 }
 
-/* ---- Words ------------------------------------------------------------------------------------------------------- */
+/* ---- Texts ------------------------------------------------------------------------------------------------------- */
 
-/* Texts that a message may have at once, and characters of each with the terminating zero. */
+/* Number of texts that a message may contain, and length of each, with the terminating zero. */
 enum { SCRATCH_COUNT = 8, SCRATCH_BYTES = 320 };
 
-/* Texts for the arguments of one message. They are used in turn: a message may hold up to SCRATCH_COUNT of them, and
-   none may be kept. */
+/* Texts for the arguments of one message. They are reused in turn: a message may contain up to SCRATCH_COUNT of them,
+   and none may be stored. */
 static char *scratch_text(void) {
     static _Thread_local char texts[SCRATCH_COUNT][SCRATCH_BYTES];
     static _Thread_local unsigned next;
     return texts[next++ % SCRATCH_COUNT];
 }
 
-/* A name of 200 characters, a kind and a uid stay below SCRATCH_BYTES, so that `length` never passes it. */
+/* A name of 200 characters, a kind and a uid are shorter than SCRATCH_BYTES, so `length` never exceeds it. */
 const char *descriptor_label(const struct descriptor *descriptor) {
     char *text = scratch_text();
     int length = snprintf(text, SCRATCH_BYTES, "%s", descriptor->schema->name);
@@ -119,7 +120,8 @@ const char *numbers_text(const int64_t *numbers, int64_t count) {
     char *text = scratch_text();
     size_t length = 0;
     text[length++] = '[';
-    /* 24 bytes hold a comma, the longest 64-bit number and the closing bracket; what finds no room is left out. */
+    /* 24 bytes are enough for a comma, the longest 64-bit number and the closing bracket; further numbers are
+       omitted. */
     for (int64_t i = 0; i < count && length < SCRATCH_BYTES - 24; i++)
         length += (size_t)snprintf(text + length, SCRATCH_BYTES - length, i ? ",%lld" : "%lld", (long long)numbers[i]);
     snprintf(text + length, SCRATCH_BYTES - length, "]");
@@ -128,7 +130,7 @@ const char *numbers_text(const int64_t *numbers, int64_t count) {
 
 /* ---- Rows -------------------------------------------------------------------------------------------------------- */
 
-/* Linear: schemas have a few dozen rows, and attributes are set once. */
+/* A linear search: schemas have a few dozen rows, and attributes are set once. */
 const struct row *schema_find_row(const struct schema *schema, weftBackendAttributeName_t name) {
     if (name == WEFT_ATTR_NAME_EXT)
         return &name_row;
@@ -138,7 +140,7 @@ const struct row *schema_find_row(const struct schema *schema, weftBackendAttrib
     return NULL;
 }
 
-/* Among rows of one attribute (some take one of two types) the one that takes `type`, else the first. */
+/* An attribute may have a row for each of two types: finds the one that accepts `type`, otherwise the first. */
 static const struct row *find_row_of_type(const struct schema *schema, weftBackendAttributeName_t name,
                                           weftBackendAttributeType_t type) {
     const struct row *first = schema_find_row(schema, name);
@@ -148,7 +150,7 @@ static const struct row *find_row_of_type(const struct schema *schema, weftBacke
     return first;
 }
 
-/* set_rows has a bit for each row, so no schema may have more than 64. The name has none: nothing depends on whether it
+/* set_rows has a bit per row, so a schema may have at most 64. The name has none, because nothing depends on whether it
    was set. */
 static uint64_t row_bit(const struct schema *schema, const struct row *row) {
     return row == &name_row ? 0 : UINT64_C(1) << (row - schema->rows);
@@ -158,7 +160,7 @@ bool row_is_set(const struct descriptor *descriptor, const struct row *row) {
     return descriptor->set_rows & row_bit(descriptor->schema, row);
 }
 
-/* Any of its rows: an attribute that takes a number or a tensor has one for each. */
+/* Checks all rows of the attribute: one that accepts a number or a tensor has a row for each. */
 bool descriptor_row_is_set(const struct descriptor *descriptor, weftBackendAttributeName_t name) {
     const struct schema *schema = descriptor->schema;
     for (int i = 0; i < schema->row_count; i++)
@@ -172,12 +174,12 @@ struct tensor *row_tensor(const struct descriptor *descriptor, const struct row 
         row->storage != STORE_VALUE)
         return NULL;
     struct tensor *tensor;
-    /* By bytes: the field's declared type is a pointer to another struct. */
+    /* memcpy, because the declared type of the field is a pointer to another struct. */
     memcpy(&tensor, row_at(descriptor, row), sizeof tensor);
     return tensor;
 }
 
-/* How many elements a row holds now, and where. */
+/* Number of elements that a row contains, and their address. */
 static int64_t row_count_now(const struct descriptor *descriptor, const struct row *row, const void **items) {
     const void *at = row_at(descriptor, row);
     const struct list *list = at;
@@ -191,7 +193,7 @@ static int64_t row_count_now(const struct descriptor *descriptor, const struct r
         *items = dims->at;
         return dims->count;
     case STORE_VALUE:
-        /* A pointer that is NULL holds nothing, and counts as no element: a get then gives none. */
+        /* A NULL pointer counts as no element: get then returns none. */
         *items = at;
         if (row->type == WEFT_TYPE_BACKEND_DESCRIPTOR) {
             memcpy(&held, at, sizeof held);
@@ -203,8 +205,8 @@ static int64_t row_count_now(const struct descriptor *descriptor, const struct r
     return 0;
 }
 
-/* One more holder of what element i of a row holds, and one less. Descriptors and handles are counted; all else in a
-   row is plain data. */
+/* Retains or releases element i of a row. Only descriptors and handles have reference counts; all other elements are
+   plain data. */
 static void retain_held(const struct row *row, const void *items, int64_t i) {
     if (row->type == WEFT_TYPE_BACKEND_DESCRIPTOR)
         descriptor_retain(((struct descriptor *const *)items)[i]);
@@ -219,7 +221,7 @@ static void release_held(const struct row *row, const void *items, int64_t i) {
         shared_release(((struct shared *const *)items)[i]);
 }
 
-/* Gives up all that a row holds, and leaves the row as it is: the caller overwrites it. */
+/* Releases all elements of a row, but does not clear it: the caller overwrites it. */
 static void release_row(struct descriptor *descriptor, const struct row *row) {
     const void *items;
     int64_t count = row_count_now(descriptor, row, &items);
@@ -227,14 +229,14 @@ static void release_row(struct descriptor *descriptor, const struct row *row) {
         release_held(row, items, i);
 }
 
-/* ---- Life -------------------------------------------------------------------------------------------------------- */
+/* ---- Lifetime ---------------------------------------------------------------------------------------------------- */
 
-/* Lists and dims begin empty, as calloc left them, and pointers as NULL. */
+/* Lists and dims are empty and pointers are NULL after calloc. */
 static void store_initial(struct descriptor *descriptor, const struct row *row) {
     void *at = (char *)descriptor + row->offset;
     if (row->storage != STORE_VALUE)
         return;
-    /* As stored_bytes has it: both kinds of floats are doubles in the struct. */
+    /* Both kinds of floats are stored as doubles: see stored_bytes. */
     if (row->type == WEFT_TYPE_FLOAT || row->type == WEFT_TYPE_DOUBLE)
         *(double *)at = row->initial;
     else if (row->type == WEFT_TYPE_INT64)
@@ -245,7 +247,7 @@ static void store_initial(struct descriptor *descriptor, const struct row *row) 
         *(int32_t *)at = (int32_t)row->initial;
 }
 
-/* The caller is the first holder. Every field that no row fills is 0. */
+/* The caller owns the first reference. Fields without a row are 0. */
 weftStatus_t descriptor_make(const struct schema *schema, struct descriptor **out) {
     struct descriptor *descriptor = calloc(1, schema->size);
     if (!descriptor)
@@ -259,7 +261,7 @@ weftStatus_t descriptor_make(const struct schema *schema, struct descriptor **ou
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Relaxed: who retains has a hold already, so that nothing is ordered by it. */
+/* Relaxed: the caller already owns a reference, so no ordering is needed. */
 struct descriptor *descriptor_retain(struct descriptor *descriptor) {
     if (descriptor)
         atomic_fetch_add_explicit(&descriptor->holders, 1, memory_order_relaxed);
@@ -267,8 +269,7 @@ struct descriptor *descriptor_retain(struct descriptor *descriptor) {
 }
 
 weftStatus_t descriptor_mirror(struct arena *arena, void *out, const struct descriptor *source) {
-    /* The count of holders is atomic, and other threads may change it while its neighbours are copied: it is stepped
-       over. */
+    /* The reference count is atomic, and other threads may change it during the copy: the copy skips it. */
     enum { BEFORE = offsetof(struct descriptor, holders), BEHIND = offsetof(struct descriptor, schema) };
     size_t bytes = source->schema->size;
     struct descriptor *copy;
@@ -280,27 +281,27 @@ weftStatus_t descriptor_mirror(struct arena *arena, void *out, const struct desc
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The last holder must see what others wrote before they let go: hence acquire and release. */
+/* acquire and release, because the thread that frees it must see what others wrote before they released it. */
 void descriptor_release(struct descriptor *descriptor) {
     if (!descriptor || atomic_fetch_sub_explicit(&descriptor->holders, 1, memory_order_acq_rel) > 1)
         return;
-    /* The kind's own things first: they may need what the rows still hold. */
+    /* Before the rows are released, because the kind's own release may need them. */
     const struct schema *schema = descriptor->schema;
     if (schema->release)
         schema->release(descriptor);
     for (int i = 0; i < schema->row_count; i++)
         release_row(descriptor, &schema->rows[i]);
     arena_free(&descriptor->arena);
-    /* Handles to freed descriptors are told by it, as long as the memory is not used again. */
+    /* Lets later calls detect freed descriptors, as long as the memory is not reused. */
     descriptor->magic = 0;
     free(descriptor);
 }
 
-/* Forgets the lists that a failed finalize began to fill, so that the next one starts anew. */
+/* Clears the lists that a failed finalize began to fill, so that the next one starts from scratch. */
 static void drop_results(struct descriptor *descriptor) {
     for (int i = 0; i < descriptor->schema->row_count; i++) {
         const struct row *row = &descriptor->schema->rows[i];
-        /* Values of results are simply overwritten; lists hold descriptors, which must be let go of. */
+        /* Result values are simply overwritten, but lists contain descriptors that must be released. */
         if (row->role != ROLE_RESULT || row->storage != STORE_LIST)
             continue;
         release_row(descriptor, row);
@@ -310,7 +311,7 @@ static void drop_results(struct descriptor *descriptor) {
 
 /* ---- Parameters of operations ------------------------------------------------------------------------------------ */
 
-/* The row in which an operation holds its parameter descriptor, or NULL. */
+/* The row of an operation's parameter descriptor, or NULL. */
 static const struct row *parameter_row(const struct schema *schema) {
     for (int i = 0; schema->op && schema->op->parameters && i < schema->row_count; i++)
         if (schema->rows[i].type == WEFT_TYPE_BACKEND_DESCRIPTOR &&
@@ -319,7 +320,7 @@ static const struct row *parameter_row(const struct schema *schema) {
     return NULL;
 }
 
-/* An operation's parameter descriptor if it has an attribute of that name; made when there is none yet. */
+/* The operation's parameter descriptor if it has an attribute of that name; creates it if necessary. */
 static weftStatus_t find_parameters(struct descriptor *op, weftBackendAttributeName_t name, struct descriptor **found) {
     const struct row *row = parameter_row(op->schema);
     *found = NULL;
@@ -327,14 +328,14 @@ static weftStatus_t find_parameters(struct descriptor *op, weftBackendAttributeN
         return WEFT_STATUS_SUCCESS;
     struct descriptor **held = (struct descriptor **)((char *)op + row->offset);
     if (!*held)
-        /* The operation holds what is made here as it would hold one that the user gave; release_row lets go of
-           either. */
+        /* The operation owns a reference to a descriptor that is created here, as to one that the user set; release_row
+           releases either. */
         TRY(descriptor_make(op->schema->op->parameters, held));
     *found = *held;
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Finalizes parameters that were set on the operation itself, or left at their defaults. */
+/* Finalizes parameters that were set on the operation itself, or that have default values. */
 static weftStatus_t complete_parameters(struct descriptor *op) {
     const struct row *row = parameter_row(op->schema);
     if (!row || descriptor_row_is_set(op, row->name))
@@ -342,22 +343,22 @@ static weftStatus_t complete_parameters(struct descriptor *op) {
     struct descriptor **held = (struct descriptor **)((char *)op + row->offset);
     if (!*held)
         TRY(descriptor_make(op->schema->op->parameters, held));
-    /* A finalize of the operation that failed later on leaves its parameters finalized: they are not done twice. */
+    /* If a previous finalize of the operation failed at a later step, its parameters are finalized already. */
     weftStatus_t status = (*held)->finalized ? WEFT_STATUS_SUCCESS : descriptor_finalize(*held);
     if (status)
         return status_prefix(status, "%s: ", descriptor_label(op));
-    /* As if the user had set them, so that a required row of parameters is content. */
+    /* As if the user had set them, to satisfy the check of required rows. */
     op->set_rows |= row_bit(op->schema, row);
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Rules of rows first, then the kind's own. After success nothing of the descriptor changes any more. */
+/* Checks the rules of rows first, then those of the kind. A finalized descriptor never changes. */
 weftStatus_t descriptor_finalize(struct descriptor *descriptor) {
     const struct schema *schema = descriptor->schema;
     if (descriptor->finalized)
         FAIL(WEFT_STATUS_BAD_PARAM_ALREADY_FINALIZED_EXT, "%s is finalized already. Finalize a descriptor once.",
              descriptor_label(descriptor));
-    /* First the parameters: their attributes may be the required ones. */
+    /* Parameters first, because their attributes may be required. */
     TRY(complete_parameters(descriptor));
     for (int i = 0; i < schema->row_count; i++)
         if (schema->rows[i].required && !descriptor_row_is_set(descriptor, schema->rows[i].name))
@@ -366,15 +367,15 @@ weftStatus_t descriptor_finalize(struct descriptor *descriptor) {
     weftStatus_t status = schema->finalize ? schema->finalize(descriptor) : WEFT_STATUS_SUCCESS;
     if (status)
         drop_results(descriptor);
-    /* A failed finalize may be tried again, after what was wrong has been set anew. */
+    /* After a failed finalize, the user may correct the attributes and finalize again. */
     descriptor->finalized = !status;
     return status;
 }
 
 /* ---- Set --------------------------------------------------------------------------------------------------------- */
 
-/* Whether elements of `given` may be put into a row of type `wanted`. Only what loses nothing: FLOAT rows are kept as
-   double, a whole number is a fraction. */
+/* True if elements of type `given` may be stored in a row of type `wanted`, without loss: FLOAT rows are stored as
+   double, and an integer is a fraction. */
 static bool converts(weftBackendAttributeType_t wanted, weftBackendAttributeType_t given) {
     return wanted == given || (wanted == WEFT_TYPE_DOUBLE && given == WEFT_TYPE_FLOAT) ||
            (wanted == WEFT_TYPE_FLOAT && given == WEFT_TYPE_DOUBLE) ||
@@ -382,11 +383,11 @@ static bool converts(weftBackendAttributeType_t wanted, weftBackendAttributeType
            (wanted == WEFT_TYPE_INT64 && given == WEFT_TYPE_INT32);
 }
 
-/* Stores element i of `elements` (of API type `given`) at `target` in the row's stored form. */
+/* Stores element i of `elements` (of API type `given`) at `target` in the stored form of the row. */
 static void convert_in(void *target, weftBackendAttributeType_t wanted, weftBackendAttributeType_t given,
                        const void *elements, int64_t i) {
     const char *source = (const char *)elements + (size_t)i * attribute_types[given].bytes;
-    /* The user's array may have any alignment: numbers are read from it by bytes. */
+    /* The user's array may have any alignment, so numbers are read with memcpy. */
     if (given == WEFT_TYPE_FLOAT) {
         float value;
         memcpy(&value, source, sizeof value);
@@ -400,14 +401,14 @@ static void convert_in(void *target, weftBackendAttributeType_t wanted, weftBack
         memcpy(&value, source, sizeof value);
         *(int64_t *)target = value;
     } else if (wanted == WEFT_TYPE_BOOLEAN) {
-        /* Any byte but 0 is true; a bool that held another one would be undefined. */
+        /* Any nonzero byte is true; another value than 0 or 1 in a bool would be undefined behaviour. */
         *(bool *)target = *source != 0;
     } else {
         memcpy(target, source, attribute_types[given].bytes);
     }
 }
 
-/* The descriptors that a row takes, in words. */
+/* The descriptors that a row accepts, for messages. */
 static const char *target_text(const struct row *row) {
     char *text = scratch_text();
     if (row->target == TARGET_ANY_OPERATION)
@@ -416,18 +417,18 @@ static const char *target_text(const struct row *row) {
     return text;
 }
 
-/* Descriptors that others hold are finalized, and so immutable: holders need not watch for changes. */
+/* Referenced descriptors must be finalized, and are immutable: their owners need not watch for changes. */
 static weftStatus_t check_held(const struct descriptor *descriptor, const struct row *row,
                                const struct descriptor *held, int64_t i) {
     if (!held)
         FAIL(WEFT_STATUS_BAD_PARAM_NULL_POINTER, "%s: attribute %s: element %lld is NULL. Give a finalized descriptor.",
              descriptor_label(descriptor), row->key, (long long)i);
-    /* Of freed memory it is told only until that is used again: a help, no protection. */
+    /* Freed memory can be detected only until it is reused: this helps to find bugs, but is no protection. */
     if (held->magic != DESCRIPTOR_MAGIC)
         FAIL(WEFT_STATUS_BAD_PARAM,
              "%s: attribute %s: element %lld is no live descriptor. Give one made by weftBackendCreateDescriptor.",
              descriptor_label(descriptor), row->key, (long long)i);
-    /* Operations are one kind to a graph; all other rows name theirs. */
+    /* A graph accepts all operations; all other rows name the kind. */
     bool fits = row->target == TARGET_ANY_OPERATION ? held->schema->op != NULL : (int)held->schema->kind == row->target;
     if (!fits)
         FAIL(WEFT_STATUS_BAD_PARAM_DESCRIPTOR_TYPE,
@@ -439,7 +440,7 @@ static weftStatus_t check_held(const struct descriptor *descriptor, const struct
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Checks one element, given as it is stored. */
+/* Checks one element in its stored form. */
 static weftStatus_t check_element(const struct descriptor *descriptor, const struct row *row, const void *stored,
                                   int64_t i) {
     if (row->type == WEFT_TYPE_BACKEND_DESCRIPTOR)
@@ -463,7 +464,7 @@ static weftStatus_t check_element(const struct descriptor *descriptor, const str
     if (value < low || value > high)
         FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND, "%s: attribute %s is %lld, legal are %lld..%lld. Give one of these.",
              descriptor_label(descriptor), row->key, (long long)value, (long long)low, (long long)high);
-    /* Data types have gaps between their numbers, where no row of dtypes is. */
+    /* Data types have gaps, in which the table of dtypes has no row. */
     bool is_fast = row->keeps_fast && value == WEFT_DATA_FAST_FLOAT_FOR_FP8;
     if (row->type == WEFT_TYPE_DATA_TYPE && !is_fast && !dtype_of((weftDataType_t)value))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE,
@@ -472,7 +473,7 @@ static weftStatus_t check_element(const struct descriptor *descriptor, const str
     return WEFT_STATUS_SUCCESS;
 }
 
-/* What can be told before any element is looked at. `row` is NULL where the kind has no such attribute. */
+/* Checks that do not depend on the elements. `row` is NULL if the kind has no such attribute. */
 static weftStatus_t check_set(const struct descriptor *descriptor, const struct row *row,
                               weftBackendAttributeName_t name, weftBackendAttributeType_t type, int64_t count,
                               const void *elements) {
@@ -495,7 +496,7 @@ static weftStatus_t check_set(const struct descriptor *descriptor, const struct 
         FAIL(WEFT_STATUS_BAD_PARAM_NULL_POINTER,
              "%s: attribute %s: the array of %lld elements is NULL. Give its address.", descriptor_label(descriptor),
              row->key, (long long)count);
-    /* A name may come with its terminating zero or without; one in the middle would hide the rest. */
+    /* A name may include its terminating zero; a zero in the middle would hide the rest. */
     const char *end = row == &name_row && count ? memchr(elements, '\0', (size_t)count) : NULL;
     if (end && end != (const char *)elements + count - 1)
         FAIL(WEFT_STATUS_BAD_PARAM, "%s: attribute %s has a NUL at character %lld of %lld. Leave it out.",
@@ -503,14 +504,14 @@ static weftStatus_t check_set(const struct descriptor *descriptor, const struct 
     return WEFT_STATUS_SUCCESS;
 }
 
-/* FAST_FLOAT_FOR_FP8 allows sums of less precision than FLOAT. Products know it; everything else keeps FLOAT's. No
-   tensor can hold it. */
+/* FAST_FLOAT_FOR_FP8 permits sums of less precision than FLOAT. Products support it; all other operations use FLOAT.
+   Tensors cannot have this type. */
 static void settle_compute_type(const struct descriptor *descriptor, const struct row *row, int32_t *type) {
     if (*type == WEFT_DATA_FAST_FLOAT_FOR_FP8 && descriptor->schema != &tensor_schema && !row->keeps_fast)
         *type = WEFT_DATA_FLOAT;
 }
 
-/* Copies the elements and holds descriptors and handles among them; on failure the attribute keeps its value. */
+/* Copies the elements and retains the descriptors and handles among them; on failure the attribute keeps its value. */
 weftStatus_t descriptor_set(struct descriptor *descriptor, weftBackendAttributeName_t name,
                             weftBackendAttributeType_t type, int64_t count, const void *elements) {
     const struct row *row = find_row_of_type(descriptor->schema, name, type);
@@ -520,16 +521,17 @@ weftStatus_t descriptor_set(struct descriptor *descriptor, weftBackendAttributeN
     struct descriptor *parameters = NULL;
     if (!row)
         TRY(find_parameters(descriptor, name, &parameters));
-    /* Attributes of the parameters may be set on the operation, whose own parameter descriptor takes them. */
+    /* Attributes of the parameter descriptor may be set on the operation, which forwards them to its own parameter
+       descriptor. */
     if (parameters)
         return descriptor_set(parameters, name, type, count, elements);
     TRY(check_set(descriptor, row, name, type, count, elements));
 
     size_t bytes = stored_bytes(row->type);
-    /* Into new memory of the arena, so that a set that is refused halfway leaves the old value; what it replaces stays
-       until the descriptor goes. */
+    /* Uses new memory of the arena, so that a failure halfway leaves the old value; the replaced memory is freed with
+       the descriptor. */
     char *stored;
-    /* One byte more: text ends in a zero. */
+    /* One more byte, because text is zero-terminated. */
     TRY(arena_alloc(&descriptor->arena, &stored, (size_t)count * bytes + 1));
     for (int64_t i = 0; i < count; i++) {
         convert_in(stored + (size_t)i * bytes, row->type, type, elements, i);
@@ -537,7 +539,7 @@ weftStatus_t descriptor_set(struct descriptor *descriptor, weftBackendAttributeN
             settle_compute_type(descriptor, row, (int32_t *)(stored + (size_t)i * bytes));
         TRY(check_element(descriptor, row, stored + (size_t)i * bytes, i));
     }
-    /* The new ones are retained before the old ones go: they may be the same. */
+    /* Retains the new elements before it releases the old ones, because they may be the same. */
     for (int64_t i = 0; i < count; i++)
         retain_held(row, stored, i);
     release_row(descriptor, row);
@@ -555,8 +557,8 @@ weftStatus_t descriptor_set(struct descriptor *descriptor, weftBackendAttributeN
 
 /* ---- Get --------------------------------------------------------------------------------------------------------- */
 
-/* Stores one element in the type asked for, which check has found convertible. Numbers that it cannot hold are refused,
-   not cut. */
+/* Stores one element in the requested type, which check has accepted. Fails for numbers that the type cannot represent,
+   instead of truncating them. */
 static weftStatus_t convert_out(const struct descriptor *descriptor, const struct row *row,
                                 weftBackendAttributeType_t wanted, const char *stored, char *element) {
     if (wanted == WEFT_TYPE_FLOAT) {
@@ -578,7 +580,7 @@ static weftStatus_t convert_out(const struct descriptor *descriptor, const struc
                  descriptor_label(descriptor), row->key, (long long)whole);
         memcpy(element, &value, sizeof value);
     } else if (row->type == WEFT_TYPE_BACKEND_DESCRIPTOR) {
-        /* As cuDNN has it: descriptors are copied into those of the caller, who never gets a pointer to ours. */
+        /* As in cuDNN, descriptors are copied into those of the caller, and internal pointers are never returned. */
         struct descriptor *target;
         memcpy(&target, element, sizeof target);
         if (!target || target->magic != DESCRIPTOR_MAGIC)
@@ -592,7 +594,7 @@ static weftStatus_t convert_out(const struct descriptor *descriptor, const struc
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Gives the elements of a row that may be read; `written` is the text of one that is written when it is asked for. */
+/* Copies the elements of a readable row; `written` is the text of a row that is generated on request. */
 static weftStatus_t give_row(const struct descriptor *descriptor, const struct row *row,
                              weftBackendAttributeType_t type, const struct text *written, int64_t requested,
                              int64_t *count, void *elements) {
@@ -604,7 +606,7 @@ static weftStatus_t give_row(const struct descriptor *descriptor, const struct r
     }
     if (count)
         *count = held;
-    /* As cuDNN has it: whoever asks for one element need not ask how many there are. */
+    /* As in cuDNN, a caller that requests a single element need not ask for the count. */
     else if (requested != 1)
         FAIL(WEFT_STATUS_BAD_PARAM_NULL_POINTER,
              "%s: attribute %s: the address of the count is NULL and %lld elements are requested. It may be NULL only "
@@ -616,13 +618,13 @@ static weftStatus_t give_row(const struct descriptor *descriptor, const struct r
     return WEFT_STATUS_SUCCESS;
 }
 
-/* As many elements as requested and there are; *count tells how many there are. `elements` may be NULL, to ask for the
+/* Returns min(requested, existing) elements; *count is the number that exist. `elements` may be NULL, to get only the
    count. */
 weftStatus_t descriptor_get(const struct descriptor *descriptor, weftBackendAttributeName_t name,
                             weftBackendAttributeType_t type, int64_t requested, int64_t *count, void *elements) {
     const struct row *row = find_row_of_type(descriptor->schema, name, type);
     const struct row *parameters = row ? NULL : parameter_row(descriptor->schema);
-    /* A finalized operation has its parameters, also those that were never set. */
+    /* A finalized operation has a parameter descriptor, even if none of its attributes was set. */
     if (parameters && descriptor->finalized)
         return descriptor_get(*(struct descriptor *const *)row_at(descriptor, parameters), name, type, requested, count,
                               elements);
@@ -638,7 +640,7 @@ weftStatus_t descriptor_get(const struct descriptor *descriptor, weftBackendAttr
     if (requested < 0)
         FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND, "%s: attribute %s: %lld elements requested. Request 0 or more.",
              descriptor_label(descriptor), row->key, (long long)requested);
-    /* Rows with `write` are made when they are asked for, as a plan's report: they cost nothing where nobody asks. */
+    /* Rows with `write`, such as a plan's report, are generated on request, so they cost nothing otherwise. */
     struct text written;
     text_init(&written);
     if (row->write)
@@ -651,7 +653,7 @@ weftStatus_t descriptor_get(const struct descriptor *descriptor, weftBackendAttr
 
 /* ---- Copy -------------------------------------------------------------------------------------------------------- */
 
-/* Copies one row and holds what is in it; `target` lets go of what it had. */
+/* Copies one row and retains its elements; `target` releases its previous ones. */
 static weftStatus_t copy_row(struct descriptor *target, const struct descriptor *source, const struct row *row) {
     const void *items;
     int64_t count = row_count_now(source, row, &items);
@@ -664,7 +666,7 @@ static weftStatus_t copy_row(struct descriptor *target, const struct descriptor 
         weftStatus_t status = arena_alloc(&target->arena, &list.items, bytes + 1); /* text keeps its terminating zero */
         if (!status && bytes)
             memcpy(list.items, items, bytes);
-        /* Without memory for the list the holds just taken are given up again. */
+        /* If the list cannot be allocated, the references just taken are released again. */
         for (int64_t i = 0; status && i < count; i++)
             release_held(row, items, i);
         TRY(status);
@@ -677,7 +679,7 @@ static weftStatus_t copy_row(struct descriptor *target, const struct descriptor 
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The target becomes a finalized descriptor of its own; source and target share only what both hold. */
+/* The target becomes an independent finalized descriptor; both own references to the same elements. */
 weftStatus_t descriptor_copy(struct descriptor *target, const struct descriptor *source) {
     if (target->schema != source->schema)
         FAIL(WEFT_STATUS_BAD_PARAM_DESCRIPTOR_TYPE, "cannot copy %s into %s. Make the target of the same kind.",
@@ -689,7 +691,7 @@ weftStatus_t descriptor_copy(struct descriptor *target, const struct descriptor 
         TRY(copy_row(target, source, &source->schema->rows[i]));
     TRY(copy_row(target, source, &name_row));
     target->set_rows = source->set_rows;
-    /* What the rows do not hold. */
+    /* Fields without a row. */
     if (source->schema->copy)
         TRY(source->schema->copy(target, source));
     target->finalized = true;

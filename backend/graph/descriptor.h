@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The life of a descriptor of any kind, driven by its schema's rows. */
+/* Creates, changes, finalizes, reads and copies descriptors of any kind, driven by the rows of their schema. */
 #ifndef WEFT_GRAPH_DESCRIPTOR_H
 #define WEFT_GRAPH_DESCRIPTOR_H
 
@@ -7,7 +7,7 @@
 
 weftStatus_t descriptor_make(const struct schema *schema, struct descriptor **out);
 struct descriptor *descriptor_retain(struct descriptor *descriptor);
-/* Gives up one hold; NULL is allowed. */
+/* Releases one reference; NULL is allowed. */
 void descriptor_release(struct descriptor *descriptor);
 
 weftStatus_t descriptor_set(struct descriptor *descriptor, weftBackendAttributeName_t name,
@@ -16,37 +16,37 @@ weftStatus_t descriptor_get(const struct descriptor *descriptor, weftBackendAttr
                             weftBackendAttributeType_t type, int64_t requested, int64_t *count, void *elements);
 weftStatus_t descriptor_finalize(struct descriptor *descriptor);
 
-/* A copy that lives with an arena and that nobody holds or releases. Others may take and leave the source meanwhile. */
+/* A copy in an arena, without a reference count. Other threads may retain and release the source at the same time. */
 weftStatus_t descriptor_mirror(struct arena *arena, void *out, const struct descriptor *source);
 
-/* Fills an empty descriptor with what another of its kind holds. */
+/* Copies the contents of a descriptor into an empty one of the same kind. */
 weftStatus_t descriptor_copy(struct descriptor *target, const struct descriptor *source);
 
-/* The row of an attribute, or NULL when the kind has none of that name. */
+/* The row of an attribute, or NULL if the kind has no such attribute. */
 const struct row *schema_find_row(const struct schema *schema, weftBackendAttributeName_t name);
 
-/* The row every kind has: WEFT_ATTR_NAME_EXT. */
+/* The row that every kind has: WEFT_ATTR_NAME_EXT. */
 extern const struct row name_row;
 
-/* Whether the user set an attribute, and whether in this row: an attribute may have one for a number and one for a
-   tensor. */
+/* True if the user set an attribute, in any of its rows, or in this row: an attribute may have one row for a number and
+   one for a tensor. */
 bool descriptor_row_is_set(const struct descriptor *descriptor, weftBackendAttributeName_t name);
 bool row_is_set(const struct descriptor *descriptor, const struct row *row);
 
-/* "matmul 'qk'" or "tensor 'bias' (uid 7)". The text lives until the thread's eighth next call. */
+/* "matmul 'qk'" or "tensor 'bias' (uid 7)". The text is valid until the thread's eighth next call. */
 const char *descriptor_label(const struct descriptor *descriptor);
 
-/* "[8,128,64]", with the same life. */
+/* "[8,128,64]", valid for the same time. */
 const char *numbers_text(const int64_t *numbers, int64_t count);
 
 static inline const void *row_at(const struct descriptor *descriptor, const struct row *row) {
     return (const char *)descriptor + row->offset;
 }
 
-/* The tensor of a row, or NULL when it is unset or the row is no single tensor. */
+/* The tensor of a row, or NULL if it is unset or the row is not a single tensor. */
 struct tensor *row_tensor(const struct descriptor *descriptor, const struct row *row);
 
-/* Bytes of one element as the API passes it. */
+/* Size in bytes of one element in the API. */
 size_t attribute_type_bytes(weftBackendAttributeType_t type);
 const char *attribute_type_name(weftBackendAttributeType_t type);
 

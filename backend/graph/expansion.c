@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Writing expansions: instructions are appended in the order in which they are calculated, and named by their index.
-   Nothing is simplified here; engines lower them for their own vectors. */
+/* Builds expansions: instructions are appended in the order of calculation, and referred to by their index. Nothing is
+   simplified here; engines lower them to their own vectors. */
 #include "graph/expansion.h"
 
 #include <string.h>
 
 void expansion_begin(struct expansion *e, int32_t math, const struct tensor *x) {
     bool is_double = math == WEFT_DATA_DOUBLE || x->type == WEFT_DATA_DOUBLE;
-    /* Integers are calculated in 64 bits; floats in FLOAT, unless x or the user says DOUBLE. */
+    /* Integers are calculated in 64 bits; floats in FLOAT, unless x or the user requires DOUBLE. */
     e->math = !dtype_is_float((weftDataType_t)math) ? WEFT_DATA_INT64 : is_double ? WEFT_DATA_DOUBLE : WEFT_DATA_FLOAT;
 }
 
@@ -18,8 +18,8 @@ weftStatus_t expansion_needs_float(const struct expansion *e, const struct descr
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Whether a tensor has different elements within a row. A tensor of extent 1 along a dimension is broadcast there, and
-   one whose extent is the number of rows is the row's own. */
+/* True if a tensor has different elements within a row. It does not if it has extent 1 along a dimension, which
+   broadcasts, or as many elements as there are rows. */
 static bool differs_in_row(const struct expansion *e, const struct tensor *tensor) {
     for (int64_t d = 0; d < tensor->dims.count && d < e->dims.count; d++)
         if (e->dims.at[d] != 1 && tensor->dims.at[d] == e->dims.at[d] && e->parts[d] != e->dims.at[d])
@@ -31,10 +31,10 @@ static bool is_of_rows(enum opcode opcode) {
     return (opcode >= OPCODE_SUM && opcode <= OPCODE_SECOND) || opcode == OPCODE_SAMPLE;
 }
 
-/* No operation comes near INSTRUCTIONS_MAX: sizes and modes choose among instructions, they do not repeat any. */
+/* No operation comes close to INSTRUCTIONS_MAX: sizes and modes select instructions, but do not repeat them. */
 static int append(struct expansion *e, struct instruction next) {
     for (int i = 0; i < INSTRUCTION_ARGUMENTS; i++)
-        /* An element's value makes what is made of it an element's, up to the next reduction. */
+        /* The result of a per-element argument is per element, up to the next reduction. */
         if (next.arguments[i] >= 0)
             next.is_per_element = next.is_per_element || e->at[next.arguments[i]].is_per_element;
     next.is_per_element = next.is_per_element && !is_of_rows(next.opcode);
@@ -81,7 +81,7 @@ void expand_over_channels(struct expansion *e, const struct tensor *x) {
 
 weftStatus_t expansion_of(struct expansion *e, const struct descriptor *op) {
     e->count = 0;
-    /* Whoever reads an expansion may use the same struct again: only these two and the count are state. */
+    /* Callers may reuse the struct: the only state is these two and the count. */
     e->mean = e->inv = -1;
     return op_of(op)->expand(op, e);
 }

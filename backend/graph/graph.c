@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Finalizing a graph: its tensors are collected as values, each with one uid and one producer; its operations become
-   nodes in an order in which all inputs are made before they are read; readers are noted. It plans nothing and knows no
-   engine. Nothing takes more than n log n steps for n operands, so that graphs of thousands of operations are quick. */
+/* Finalizes a graph: collects its tensors as values, each with one uid and one producer; turns its operations into
+   nodes in topological order; lists the readers of each value. It does not plan, and does not know engines. Every step
+   is O(n log n) in the number of operands, so that graphs of thousands of operations are fast. */
 #include "graph/graph.h"
 
 #include <stdlib.h>
@@ -29,22 +29,22 @@ static const struct row rows[] = {
 
 /* ---- Values ------------------------------------------------------------------------------------------------------ */
 
-/* What op_each_operand hands on while a node is bound to its values. */
+/* Context of op_each_operand while a node is bound to its values. */
 struct collection {
     struct graph *graph;
     struct node *node;
     int capacity;
 };
 
-/* Operands are counted by the walk that later visits them, so that arrays are as long as they must be. `context` is the
-   int that counts. */
+/* Counts operands with the same traversal that later visits them, so that arrays have the right length. `context` is
+   the int that counts. */
 static weftStatus_t count_operand(void *context, const struct row *row, struct tensor *tensor) {
     (void)row, (void)tensor;
     ++*(int *)context;
     return WEFT_STATUS_SUCCESS;
 }
 
-/* `context` is the graph, whose array of values has room for every operand. */
+/* `context` is the graph, whose array of values is long enough for all operands. */
 static weftStatus_t collect_value(void *context, const struct row *row, struct tensor *tensor) {
     (void)row;
     struct graph *graph = context;
@@ -52,8 +52,8 @@ static weftStatus_t collect_value(void *context, const struct row *row, struct t
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Of equal uids the address decides, so that one tensor's many uses lie side by side and another with its uid next to
-   them. */
+/* The address breaks ties between equal uids, so that duplicates of one tensor are adjacent, and so is another tensor
+   with the same uid. */
 static int by_uid_then_address(const void *a, const void *b) {
     const struct tensor *left = ((const struct value *)a)->tensor, *right = ((const struct value *)b)->tensor;
     if (left->uid != right->uid)
@@ -61,11 +61,11 @@ static int by_uid_then_address(const void *a, const void *b) {
     return (left > right) - (left < right);
 }
 
-/* A binary search: values are sorted by uid. -1: no tensor of the graph has it. */
+/* A binary search, because values are sorted by uid. Returns -1 if no tensor of the graph has this uid. */
 int graph_find_uid(const struct graph *graph, int64_t uid) {
     int low = 0, high = graph->value_count - 1;
     while (low <= high) {
-        /* Written so that it cannot overflow, and rounds down. */
+        /* Cannot overflow, and rounds down. */
         int middle = low + (high - low) / 2;
         int64_t found = graph->values[middle].tensor->uid;
         if (found == uid)
@@ -78,24 +78,24 @@ int graph_find_uid(const struct graph *graph, int64_t uid) {
     return -1;
 }
 
-/* The same uid is not enough: another graph may use the number for another tensor. */
+/* Comparing uids is not enough: another graph may use the number for another tensor. */
 int graph_find_value(const struct graph *graph, const struct tensor *tensor) {
     int value = graph_find_uid(graph, tensor->uid);
     return value >= 0 && graph->values[value].tensor == tensor ? value : -1;
 }
 
-/* Gathers every operand once, sorted by uid; two tensors of one uid are refused. */
+/* Collects every tensor once, sorted by uid; rejects two tensors with the same uid. */
 static weftStatus_t collect_values(struct graph *graph) {
     int operands = 0;
     for (int64_t i = 0; i < graph->ops.count; i++)
         TRY(op_each_operand(graph->ops.descriptors[i], count_operand, &operands));
     graph->value_count = 0;
-    /* As long as all operands together: a tensor that several operations use comes once for each, and is dropped
-       below. */
+    /* As long as the number of operands: a tensor that several operations use is collected several times, and
+       duplicates are removed below. */
     TRY(arena_alloc(&graph->base.arena, &graph->values, (size_t)operands * sizeof *graph->values));
     for (int64_t i = 0; i < graph->ops.count; i++)
         TRY(op_each_operand(graph->ops.descriptors[i], collect_value, graph));
-    /* Uses of one tensor are neighbours now, so that a duplicate can only be of the value kept last. */
+    /* Uses of one tensor are adjacent, so it is enough to compare with the last value. */
     qsort(graph->values, (size_t)operands, sizeof *graph->values, by_uid_then_address);
     int kept = 0;
     for (int i = 0; i < operands; i++) {
@@ -115,13 +115,13 @@ static weftStatus_t collect_values(struct graph *graph) {
 
 /* ---- Nodes ------------------------------------------------------------------------------------------------------- */
 
-/* Makes an operand the next one of its node, as the index of its value, and notes who writes it. Producers are places
-   in the user's order until sort_nodes numbers them anew. */
+/* Appends an operand to its node, as the index of its value, and records the producer. Producers are indices in the
+   user's order until sort_nodes renumbers them. */
 static weftStatus_t bind_operand(void *context, const struct row *row, struct tensor *tensor) {
     struct collection *collection = context;
     struct graph *graph = collection->graph;
     struct node *node = collection->node;
-    /* Found always: collect_values has seen every operand. */
+    /* Always found, because collect_values has collected every operand. */
     int index = graph_find_value(graph, tensor);
     struct value *value = &graph->values[index];
     node->is_output[node->operand_count] = row->role == ROLE_OUTPUT;
@@ -137,17 +137,17 @@ static weftStatus_t bind_operand(void *context, const struct row *row, struct te
     return WEFT_STATUS_SUCCESS;
 }
 
-/* For duplicates alone: addresses differ from run to run, so nothing that the user sees may depend on this order. */
+/* Only to find duplicates: addresses differ between runs, so nothing visible to the user may depend on this order. */
 static int by_address(const void *a, const void *b) {
     const struct descriptor *left = *(struct descriptor *const *)a, *right = *(struct descriptor *const *)b;
     return (left > right) - (left < right);
 }
 
-/* A node that came twice would be its own second producer; this names the cause rather than that. */
+/* A duplicate node would be a second producer of its outputs; this check reports the cause instead. */
 static weftStatus_t check_listed_once(const struct graph *graph, struct arena *scratch) {
     const struct descriptor **sorted;
     size_t count = (size_t)graph->ops.count;
-    /* Sorted by address, so that finding duplicates stays below quadratic for graphs of thousands of operations. */
+    /* Sorted by address, so that finding duplicates among thousands of operations is not quadratic. */
     TRY(arena_copy(scratch, &sorted, graph->ops.descriptors, count * sizeof *sorted));
     qsort(sorted, count, sizeof *sorted, by_address);
     for (size_t i = 1; i < count; i++)
@@ -157,14 +157,14 @@ static weftStatus_t check_listed_once(const struct graph *graph, struct arena *s
     return WEFT_STATUS_SUCCESS;
 }
 
-/* One node an operation, in the user's order, bound to the values that collect_values found. */
+/* Creates one node per operation, in the user's order, and binds it to the values. */
 static weftStatus_t make_nodes(struct graph *graph) {
     graph->node_count = (int)graph->ops.count;
     TRY(arena_alloc(&graph->base.arena, &graph->nodes, (size_t)graph->node_count * sizeof *graph->nodes));
     for (int i = 0; i < graph->node_count; i++) {
         struct node *node = &graph->nodes[i];
         node->op = graph->ops.descriptors[i];
-        /* Two arrays side by side, an entry for each operand in the order of rows. */
+        /* Two parallel arrays with one entry per operand, in the order of rows. */
         int operands = 0;
         TRY(op_each_operand(node->op, count_operand, &operands));
         TRY(arena_alloc(&graph->base.arena, &node->operands, (size_t)operands * sizeof *node->operands));
@@ -177,23 +177,23 @@ static weftStatus_t make_nodes(struct graph *graph) {
 
 /* ---- Order ------------------------------------------------------------------------------------------------------- */
 
-enum { NOT_PLACED = -1, WAITS = -2 /* for its producers, which are being placed */ };
+enum { NOT_PLACED = -1, WAITS = -2 /* for its producers, which are being sorted */ };
 
-/* What placing nodes keeps; all arrays have an entry per node, in the user's numbering but for `sorted`. */
+/* State of the topological sort. All arrays have one entry per node, in the user's order except for `sorted`. */
 struct sorting {
     const struct graph *graph;
-    int *place;   /* of each node in the new order, or one of the above */
-    int *waiting; /* nodes that wait, each for one that the next one makes */
-    int *looked;  /* of each node that waits, how many of its operands are made */
+    int *place;   /* per node: index in the new order, or one of the above */
+    int *waiting; /* stack of nodes, each of which waits for its successor on the stack */
+    int *looked;  /* per waiting node: number of its operands that have been visited */
     struct node *sorted;
     int placed;
 };
 
-/* The next producer that a waiting node needs and that is not placed; -1: none, it is ready. */
+/* The next producer of a waiting node that is not sorted yet; -1 if the node is ready. */
 static int next_missing(struct sorting *sorting, int n) {
     const struct node *node = &sorting->graph->nodes[n];
     for (int i; (i = sorting->looked[n]) < node->operand_count; sorting->looked[n]++) {
-        /* Inputs alone wait: outputs have this node as their producer. */
+        /* Only inputs are waited for: the producer of outputs is this node. */
         int producer = sorting->graph->values[node->operands[i]].producer;
         if (!node->is_output[i] && producer >= 0 && sorting->place[producer] < 0)
             return producer;
@@ -201,11 +201,11 @@ static int next_missing(struct sorting *sorting, int n) {
     return -1;
 }
 
-/* Places a node behind all that it needs. */
+/* Sorts a node after everything that it depends on. */
 static weftStatus_t place_node(struct sorting *sorting, int node) {
     int depth = 0;
-    /* A depth-first search with a stack of its own: chains of operations may be longer than the machine's stack is
-       deep. `looked` lets a node go on where it stopped, which keeps it linear in operands. */
+    /* A depth-first search with an explicit stack: chains of operations may be longer than the call stack allows.
+       `looked` resumes a node where it stopped, so that the search is linear in the number of operands. */
     for (sorting->waiting[0] = node; depth >= 0;) {
         int n = sorting->waiting[depth], missing = next_missing(sorting, n);
         if (missing < 0) {
@@ -214,7 +214,7 @@ static weftStatus_t place_node(struct sorting *sorting, int node) {
             depth--;
             continue;
         }
-        /* A node that waits is met again only where its own output leads back to it. */
+        /* A waiting node is reached again only in a cycle. */
         sorting->place[n] = WAITS;
         if (missing == n || sorting->place[missing] == WAITS)
             FAIL(WEFT_STATUS_BAD_PARAM_CYCLE_EXT,
@@ -225,7 +225,7 @@ static weftStatus_t place_node(struct sorting *sorting, int node) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The user's order, but with producers before their readers. */
+/* Keeps the user's order as far as producers come before their readers. */
 static weftStatus_t sort_nodes(struct graph *graph, struct arena *scratch) {
     struct sorting sorting = {.graph = graph};
     size_t count = (size_t)graph->node_count;
@@ -236,10 +236,10 @@ static weftStatus_t sort_nodes(struct graph *graph, struct arena *scratch) {
     for (int n = 0; n < graph->node_count; n++)
         sorting.place[n] = NOT_PLACED;
     for (int n = 0; n < graph->node_count; n++)
-        /* Nodes are begun in the user's order, so that an order which is legal already stays as it is. */
+        /* Starts with nodes in the user's order, so that an order that is valid already does not change. */
         if (sorting.place[n] < 0)
             TRY(place_node(&sorting, n));
-    /* Producers were numbered in the user's order. */
+    /* Producers still have indices in the user's order. */
     graph->nodes = sorting.sorted;
     for (int i = 0; i < graph->value_count; i++)
         if (graph->values[i].producer >= 0)
@@ -249,8 +249,8 @@ static weftStatus_t sort_nodes(struct graph *graph, struct arena *scratch) {
 
 /* ---- Readers ----------------------------------------------------------------------------------------------------- */
 
-/* Whether a node must run: some output is the user's, or a node that runs reads it. Readers of what it writes must have
-   been counted. */
+/* True if a node must run: an output is the user's, or a node that runs reads it. Readers of its outputs must have been
+   counted. */
 bool graph_needs(const struct graph *graph, const struct node *node) {
     for (int i = 0; i < node->operand_count; i++) {
         const struct value *value = &graph->values[node->operands[i]];
@@ -260,13 +260,13 @@ bool graph_needs(const struct graph *graph, const struct node *node) {
     return false;
 }
 
-/* A node that nobody needs does not run, and so reads nothing. From the last node on, all readers of what a node makes
-   are known before it. */
+/* Nodes whose results are not needed do not run, and so do not count as readers. Backwards, so that all readers of a
+   node's outputs are known before it is visited. */
 static int count_readers(struct graph *graph) {
     int count = 0;
     for (int n = graph->node_count; n-- > 0;) {
         const struct node *node = &graph->nodes[n];
-        /* Its own readers are counted by now, as all of them stand behind it. */
+        /* All readers come after the node, so they have been counted. */
         bool runs = graph_needs(graph, node);
         for (int i = 0; i < node->operand_count; i++)
             if (runs && !node->is_output[i]) {
@@ -277,9 +277,10 @@ static int count_readers(struct graph *graph) {
     return count;
 }
 
-/* Fills read_by of every value with the nodes that read it, ascending; one that reads it twice stands there twice. */
+/* Fills read_by of every value with the nodes that read it, in ascending order; a node that reads it twice is listed
+   twice. */
 static weftStatus_t note_readers(struct graph *graph, struct arena *scratch) {
-    /* One array for the readers of all values, each value's part as long as it has readers. */
+    /* A single array for the readers of all values, divided by the number of readers of each. */
     int *all, **ends;
     TRY(arena_alloc(&graph->base.arena, &all, (size_t)count_readers(graph) * sizeof *all));
     TRY(arena_alloc(scratch, &ends, (size_t)graph->value_count * sizeof *ends));
@@ -287,7 +288,7 @@ static weftStatus_t note_readers(struct graph *graph, struct arena *scratch) {
         graph->values[v].read_by = ends[v] = all;
         all += graph->values[v].readers;
     }
-    /* `ends` is where the next reader of each value goes; after the loop it is the beginning of the next value's
+    /* `ends` is the position of the next reader of each value; after the loop it is the beginning of the next value's
        part. */
     for (int n = 0; n < graph->node_count; n++) {
         const struct node *node = &graph->nodes[n];
@@ -299,7 +300,7 @@ static weftStatus_t note_readers(struct graph *graph, struct arena *scratch) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Of a whole graph, which can be run: nobody could give memory to a virtual tensor that no operation writes. */
+/* For whole graphs, which can be executed: a virtual tensor that no operation writes would have no memory. */
 weftStatus_t graph_check_closed(const struct graph *graph) {
     for (int i = 0; i < graph->value_count; i++) {
         const struct value *value = &graph->values[i];
@@ -311,18 +312,19 @@ weftStatus_t graph_check_closed(const struct graph *graph) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Each step relies on those before: values are found by uid, producers by values, the order by producers, readers by
-   the order. */
+/* Each step relies on the previous ones: values are found by uid, producers by values, the order by producers, readers
+   by the order. */
 static weftStatus_t make_graph(struct graph *graph, struct arena *scratch) {
     TRY(check_listed_once(graph, scratch));
     TRY(collect_values(graph));
     TRY(make_nodes(graph));
     TRY(sort_nodes(graph, scratch));
     TRY(note_readers(graph, scratch));
-    return graph->handle ? graph_check_closed(graph) : WEFT_STATUS_SUCCESS; /* else it may be a part of an operation */
+    return graph->handle ? graph_check_closed(graph) : WEFT_STATUS_SUCCESS; /* a graph without a handle may be part of
+                                                                               an operation */
 }
 
-/* The scratch arena dies here; what the graph keeps is in its own. */
+/* The scratch arena is freed here; the graph itself is allocated in its own. */
 static weftStatus_t finalize_graph(struct descriptor *descriptor) {
     struct graph *graph = (struct graph *)descriptor;
     struct arena scratch = {0};
@@ -334,7 +336,7 @@ static weftStatus_t finalize_graph(struct descriptor *descriptor) {
     return status;
 }
 
-/* Rows are copied already; values and nodes follow from them, and are the copy's own. */
+/* Rows have been copied; values and nodes are derived from them again, and belong to the copy. */
 static weftStatus_t copy_graph(struct descriptor *target, const struct descriptor *source) {
     (void)source;
     return finalize_graph(target);
@@ -350,20 +352,20 @@ const struct schema graph_schema = {
     .copy = copy_graph,
 };
 
-/* Tensors by value of the graph; NULL: the value keeps its own. */
+/* Replacement tensors by value of the graph; NULL keeps the tensor. */
 struct exchange {
     const struct graph *graph;
     struct tensor *const *tensors;
 };
 
-/* Also of tensors that the graph does not have as values: they stay. */
+/* Tensors that are not values of the graph are kept, too. */
 static struct tensor *exchange_tensor(const void *context, struct tensor *tensor) {
     const struct exchange *exchange = context;
     int value = graph_find_value(exchange->graph, tensor);
     return value >= 0 && exchange->tensors[value] ? exchange->tensors[value] : tensor;
 }
 
-/* Whether an operation has an operand that is exchanged; all others are shared with the original graph. */
+/* True if an operand of an operation is replaced; all other operations are shared with the original graph. */
 static bool names_any(const struct node *node, struct tensor *const *tensors) {
     for (int k = 0; k < node->operand_count; k++)
         if (tensors[node->operands[k]])
@@ -371,14 +373,14 @@ static bool names_any(const struct node *node, struct tensor *const *tensors) {
     return false;
 }
 
-/* The copy lives in `arena`, holds nothing and must not outlive the graph. Order, producers and readers stay, since
-   places of values do. */
+/* The copy is allocated in `arena`, owns no references, and must not outlive the graph. Order, producers and readers do
+   not change, because values keep their indices. */
 weftStatus_t graph_exchange(struct graph **made, const struct graph *graph, struct tensor *const *tensors,
                             struct arena *arena) {
     const struct exchange exchange = {graph, tensors};
     struct graph *copy;
     TRY(descriptor_mirror(arena, &copy, &graph->base));
-    /* Arrays of its own, as tensors and operations change in them; what entries point to is shared. */
+    /* Copies the arrays in which tensors and operations change; their elements are shared. */
     TRY(arena_copy(arena, &copy->values, graph->values, (size_t)graph->value_count * sizeof *copy->values));
     TRY(arena_copy(arena, &copy->nodes, graph->nodes, (size_t)graph->node_count * sizeof *copy->nodes));
     for (int v = 0; v < graph->value_count; v++)
@@ -409,7 +411,7 @@ weftStatus_t graph_rewrite(const struct graph **made, const struct graph *graph,
     return status;
 }
 
-/* An estimate for reports and rates; nodes that nobody needs count, too. */
+/* An estimate for reports and rates; includes nodes that are not needed. */
 double graph_flops(const struct graph *graph) {
     double flops = 0;
     for (int i = 0; i < graph->node_count; i++)

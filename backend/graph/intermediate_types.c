@@ -17,9 +17,10 @@
 
 struct search {
     const struct graph *graph;
-    struct tensor **tensors; /* of each value: a narrower one, or NULL */
-    bool *is_fixed;          /* of each value: it stays as it is */
-    bool *is_made_of_none;   /* of each value: no tensor of floats is behind it, but comparisons and numbers */
+    struct tensor **tensors; /* per value: a narrower copy, or NULL */
+    bool *is_fixed;          /* per value: its type must not change */
+    bool *is_made_of_none;   /* per value: it does not depend on floating-point tensors, only on comparisons and
+                                numbers */
     struct arena *arena;
 };
 
@@ -27,8 +28,8 @@ static const struct tensor *tensor_at(const struct search *s, int value) {
     return s->tensors[value] ? s->tensors[value] : s->graph->values[value].tensor;
 }
 
-/* How many of an operation's outputs, counted from its first one, are of the kind of its operands: a result, or
-   gradients of operands. The others are sums and statistics. */
+/* Number of outputs, counted from the first one, that are of the kind of the operands: a result, or gradients of
+   operands. The others are sums and statistics. */
 static int count_results(const struct descriptor *op) {
     const struct op *kind = op_of(op);
     if (kind == &reduction_op || kind == &genstats_op || kind == &bn_finalize_op || kind == &bn_bwd_weights_op)
@@ -38,7 +39,7 @@ static int count_results(const struct descriptor *op) {
     return kind == &sdpa_bwd_op ? 3 : 1; /* dQ, dK, dV */
 }
 
-/* Whether the node's k-th operand is such an output. */
+/* True if the node's k-th operand is such an output. */
 static bool is_result(const struct node *node, int k) {
     int before = 0;
     for (int i = 0; i < k; i++)
@@ -46,7 +47,7 @@ static bool is_result(const struct node *node, int k) {
     return node->is_output[k] && before < count_results(node->op);
 }
 
-/* A score modifier's graph names tensors of its own accord. */
+/* The graph of a score modifier refers to tensors directly, so their types must not change. */
 static void fix_modified(struct search *s, const struct descriptor *op) {
     const struct attention *attention = attention_of(op);
     const struct graph *modifier = attention ? attention->modifier.graph : NULL;
@@ -57,8 +58,8 @@ static void fix_modified(struct search *s, const struct descriptor *op) {
     }
 }
 
-/* Whether an operand is a number, or has one dimension only and is broadcast: a factor or a bias of features, which
-   lends no type to what it is applied to. */
+/* True for a number, or for an operand with only one dimension that is broadcast: a factor or a bias of features, whose
+   type does not influence the result. */
 static bool is_factor(const struct search *s, const struct node *node, int k) {
     const struct op *op = op_of(node->op);
     const struct tensor *tensor = tensor_at(s, node->operands[k]);
@@ -72,7 +73,8 @@ static bool is_factor(const struct search *s, const struct node *node, int k) {
     return extents < 2 && tensor_elements(tensor) < most;
 }
 
-/* Of norms and attention only the first operand, x, dy or q, lends its type: the others include statistics of FLOAT. */
+/* For norms and attention, only the first operand, x, dy or q, determines the type: the others include FLOAT
+   statistics. */
 static bool lends_type(const struct search *s, const struct node *node, int k) {
     const struct op *op = op_of(node->op);
     const struct tensor *tensor = tensor_at(s, node->operands[k]);
@@ -81,9 +83,9 @@ static bool lends_type(const struct search *s, const struct node *node, int k) {
            !tensor->is_by_value && !tensor->is_constant && !s->is_made_of_none[node->operands[k]];
 }
 
-/* The type that a node's operands lend to its results: f16 or bf16 if one of them has it and no other is wider, else
-   FLOAT; TENSOR_NO_TYPE without any operand that lends one. Types are as narrowed by now, so that a chain of operations
-   stays narrow. */
+/* The type of a node's results according to its operands: f16 or bf16 if one of them has it and no other is wider,
+   otherwise FLOAT; TENSOR_NO_TYPE if no operand determines it. Operands have been narrowed already, so that a chain of
+   operations stays narrow. */
 static weftDataType_t type_of_operands(const struct search *s, const struct node *node, bool with_factors) {
     weftDataType_t type = (weftDataType_t)TENSOR_NO_TYPE;
     bool is_any = false;
@@ -92,21 +94,21 @@ static weftDataType_t type_of_operands(const struct search *s, const struct node
             continue;
         weftDataType_t lent = (weftDataType_t)tensor_at(s, node->operands[k])->type;
         is_any = true;
-        if (dtype_of(lent)->bits >= 16) /* narrower ones are exact in any other */
+        if (dtype_of(lent)->bits >= 16) /* narrower ones can be converted to any other exactly */
             type = (int32_t)type == TENSOR_NO_TYPE ? lent : dtype_promote(type, lent);
     }
     return is_any && (int32_t)type == TENSOR_NO_TYPE ? WEFT_DATA_FLOAT : type;
 }
 
-/* An intermediate that the user gave no type, and that was inferred to be FLOAT. */
+/* True for an intermediate whose type the user did not set and that was inferred to be FLOAT. */
 static bool is_free(const struct search *s, int value) {
     const struct tensor *tensor = tensor_at(s, value);
     return tensor->is_virtual && tensor->type == WEFT_DATA_FLOAT && !s->is_fixed[value] &&
            !descriptor_row_is_set(&tensor->base, WEFT_ATTR_TENSOR_DATA_TYPE);
 }
 
-/* Whether a result of a node was asked for as FLOAT or DOUBLE: an output, an intermediate of a type that is set, or
-   what one of these is computed from. */
+/* True if the user requested a result of a node as FLOAT or DOUBLE: an output, an intermediate with a set type, or an
+   operand of one of these. */
 static bool makes_floats(const struct search *s, const struct node *node) {
     for (int k = 0; k < node->operand_count; k++) {
         int32_t type = tensor_at(s, node->operands[k])->type;
@@ -117,7 +119,7 @@ static bool makes_floats(const struct search *s, const struct node *node) {
     return false;
 }
 
-/* Results that are wider than 16 bits are as exact as their type: so is what they are computed from. */
+/* Results that are wider than 16 bits must be accurate, and so must the operands that they are computed from. */
 static void fix_operands(struct search *s, const struct node *node) {
     bool is_fixed = makes_floats(s, node);
     for (int k = 0; k < node->operand_count && is_fixed; k++)
@@ -125,7 +127,7 @@ static void fix_operands(struct search *s, const struct node *node) {
             s->is_fixed[node->operands[k]] = true;
 }
 
-/* The copy is marked free, so that readers within one kernel see FLOAT. */
+/* The copy is marked as free, so that readers within one kernel see FLOAT. */
 static weftStatus_t narrow(struct search *s, int value, weftDataType_t type) {
     TRY(descriptor_mirror(s->arena, &s->tensors[value], &s->graph->values[value].tensor->base));
     s->tensors[value]->type = (int32_t)type;
@@ -157,10 +159,10 @@ static weftStatus_t search(const struct graph **made, struct search *s, struct a
     TRY(arena_alloc(scratch, &s->is_made_of_none, (size_t)graph->value_count * sizeof *s->is_made_of_none));
     for (int n = 0; n < graph->node_count; n++)
         fix_modified(s, graph->nodes[n].op);
-    /* Backwards, so that whatever an output of FLOAT is computed from is fixed, through all nodes between. */
+    /* Backwards, so that everything that a FLOAT output depends on is fixed, through all nodes in between. */
     for (int n = graph->node_count; n-- > 0;)
         fix_operands(s, &graph->nodes[n]);
-    /* Forwards, so that each node sees the types that its inputs have by then. */
+    /* Forwards, so that each node sees the final types of its inputs. */
     for (int n = 0; n < graph->node_count; n++)
         TRY(narrow_results(s, &graph->nodes[n], &is_any));
     if (!is_any)
@@ -170,7 +172,7 @@ static weftStatus_t search(const struct graph **made, struct search *s, struct a
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Scratch holds what is needed for the search alone; the copy lives in the caller's arena. */
+/* The scratch arena is for the search only; the copy is allocated in the caller's arena. */
 weftStatus_t infer_intermediate_types(const struct graph **made, const struct graph *graph, struct arena *arena) {
     struct arena scratch = {0};
     struct search s = {.graph = graph, .arena = arena};

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How wide intermediate tensors are whose type the user left unset. They are exact within a kernel; where they go
-   through memory they are as wide as what they are made of, so that no product and no copy is widened by them. */
+/* Chooses the types of intermediate tensors whose type the user left unset. Within a kernel they are exact; if they are
+   stored in memory they are as wide as the operands that they are computed from, so that products and copies do not get
+   wider operands. */
 #ifndef WEFT_GRAPH_INTERMEDIATE_TYPES_H
 #define WEFT_GRAPH_INTERMEDIATE_TYPES_H
 
 #include "graph/graph.h"
 
-/* The graph with such tensors, marked as free; itself where there are none. What is made lives with the arena. */
+/* The graph with types for such tensors, which are marked as free; the graph itself if it has none. Allocates in the
+   arena. */
 weftStatus_t infer_intermediate_types(const struct graph **made, const struct graph *graph, struct arena *arena);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What all operations share: finalize (resolve, infer, check), shared checks, and element access for references. It
-   knows operations by their schemas and methods alone; no operation and no engine by name. */
+/* Common code of all operations: finalize (resolve, infer, check), shared checks, and element access for references. It
+   uses only schemas and methods, and names no operation and no engine. */
 #include "graph/graph.h"
 
 #include "base/number.h"
@@ -14,7 +14,7 @@ weftStatus_t op_each_operand(const struct descriptor *op,
                              weftStatus_t (*visit)(void *context, const struct row *row, struct tensor *tensor),
                              void *context) {
     for (int i = 0; i < op->schema->row_count; i++) {
-        /* A copy, whose role is the one that the row plays here: modes change it. */
+        /* A copy with the role of the row in this operation, which may depend on the mode. */
         struct row row = op->schema->rows[i];
         if (row.role != ROLE_INPUT && row.role != ROLE_OUTPUT)
             continue;
@@ -23,7 +23,7 @@ weftStatus_t op_each_operand(const struct descriptor *op,
         if (single)
             TRY(visit(context, &row, single));
         if (single && single->ragged_offset && op_of(op)->takes_ragged) {
-            row.role = ROLE_INPUT; /* where its batch entries begin is read */
+            row.role = ROLE_INPUT; /* ragged offsets are read */
             TRY(visit(context, &row, single->ragged_offset));
         }
         const struct list *list = row_at(op, &row);
@@ -33,7 +33,7 @@ weftStatus_t op_each_operand(const struct descriptor *op,
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The list gets an array of its own: the original's belongs to another operation. */
+/* The list gets a new array, because the original belongs to another operation. */
 static weftStatus_t exchange_list(struct list *list, struct tensor *(*exchange)(const void *, struct tensor *),
                                   const void *context, struct arena *arena) {
     TRY(arena_copy(arena, &list->tensors, list->tensors, (size_t)list->count * sizeof *list->tensors));
@@ -42,7 +42,7 @@ static weftStatus_t exchange_list(struct list *list, struct tensor *(*exchange)(
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Rows other than operands are shared with `op`, which must outlive the copy. */
+/* All other rows are shared with `op`, which must outlive the copy. */
 weftStatus_t op_exchange(struct descriptor **made, const struct descriptor *op,
                          struct tensor *(*exchange)(const void *context, struct tensor *tensor), const void *context,
                          struct arena *arena) {
@@ -51,7 +51,7 @@ weftStatus_t op_exchange(struct descriptor **made, const struct descriptor *op,
     for (int i = 0; i < op->schema->row_count; i++) {
         const struct row *row = &op->schema->rows[i];
         void *field = (char *)copy + row->offset;
-        /* Options, parameters among them, do not depend on the tensors. */
+        /* Options, including parameters, do not depend on the tensors. */
         if (row->role != ROLE_INPUT && row->role != ROLE_OUTPUT)
             continue;
         if (row->storage == STORE_LIST)
@@ -63,7 +63,7 @@ weftStatus_t op_exchange(struct descriptor **made, const struct descriptor *op,
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Operations that do not say otherwise count one per element of their outputs. */
+/* By default, one operation per element of the outputs. */
 double op_flops(const struct descriptor *op) {
     if (op_of(op)->flops)
         return op_of(op)->flops(op);
@@ -76,18 +76,18 @@ double op_flops(const struct descriptor *op) {
     return flops;
 }
 
-/* Integers stay exact: products of 8-bit ones are summed in 32 bits, of wider ones in 64. */
+/* Integers are exact: products of 8-bit ones are accumulated in 32 bits, those of wider ones in 64. */
 weftDataType_t product_math(const struct descriptor *holder, weftBackendAttributeName_t name, int32_t math,
                             const struct tensor *a, const struct tensor *b) {
     const struct dtype *of_a = dtype_of((weftDataType_t)a->type), *of_b = dtype_of((weftDataType_t)b->type);
-    /* Products of two booleans are counted in floats, as are all that have a float in them. */
+    /* Products of two booleans are accumulated as floats, like all products with a float. */
     bool is_whole = !of_a->is_float && !of_b->is_float && !(of_a->is_boolean && of_b->is_boolean);
     if (descriptor_row_is_set(holder, name))
         return (weftDataType_t)math;
     return !is_whole ? WEFT_DATA_FLOAT : of_a->bits <= 8 && of_b->bits <= 8 ? WEFT_DATA_INT32 : WEFT_DATA_INT64;
 }
 
-/* Both refusals come before inference, which would take the dims of such a tensor at their word. */
+/* Both checks precede inference, which assumes that dims describe the layout. */
 static weftStatus_t refuse_ragged(void *context, const struct row *row, struct tensor *tensor) {
     const struct descriptor *op = context;
     if (tensor->ragged_offset && !op_of(op)->takes_ragged)
@@ -109,13 +109,13 @@ static weftStatus_t refuse_reordered(void *context, const struct row *row, struc
 
 /* ---- Finalize ---------------------------------------------------------------------------------------------------- */
 
-/* Inputs need dims and a type; strides that are unset become packed. A tensor between two operations has all of them
-   once its producer is finalized. */
+/* Inputs need dims and a type; unset strides become packed. A tensor between two operations has all of them once its
+   producer is finalized. */
 static weftStatus_t resolve_input(void *context, const struct row *row, struct tensor *tensor) {
     const struct descriptor *op = context;
     if (row->role != ROLE_INPUT)
         return WEFT_STATUS_SUCCESS;
-    /* What lacks both: the dims are asked for first. */
+    /* If both are missing, the message names the dims. */
     const char *missing = tensor->dims.count == 0 ? "dims" : tensor->type == TENSOR_NO_TYPE ? "data type" : NULL;
     if (missing)
         FAIL(WEFT_STATUS_BAD_PARAM,
@@ -125,24 +125,24 @@ static weftStatus_t resolve_input(void *context, const struct row *row, struct t
     return WEFT_STATUS_SUCCESS;
 }
 
-/* ---- Places ------------------------------------------------------------------------------------------------------ */
+/* ---- Memory locations -------------------------------------------------------------------------------------------- */
 
-/* The dimensions of a tensor that have more than one element, by ascending stride; of a ragged tensor those of one
-   batch entry, because offsets say where entries begin. */
+/* The dimensions of a tensor with more than one element, by ascending stride; for a ragged tensor those of one batch
+   entry, because offsets define where entries begin. */
 struct places {
     int rank;
     int64_t extents[WEFT_DIM_MAX], strides[WEFT_DIM_MAX];
 };
 
-/* An insertion sort: ranks are at most WEFT_DIM_MAX. Vectors count as one place each, whose elements are distinct
-   anyway. */
+/* An insertion sort: ranks are at most WEFT_DIM_MAX. A vector counts as one location, because its elements are
+   distinct. */
 static struct places places_of(const struct tensor *tensor) {
     struct places places = {0};
     for (int64_t i = 0; i < tensor->dims.count; i++) {
         bool has_vectors = i == tensor->vector_dim && tensor->vector_count > 1;
         int64_t extent = has_vectors ? tensor->dims.at[i] / tensor->vector_count : tensor->dims.at[i];
         int at = places.rank;
-        /* The stride of such a dimension means nothing. */
+        /* The stride of such a dimension does not matter. */
         if (extent == 1 || (i == 0 && tensor->ragged_offset))
             continue;
         /* Those with larger strides move up by one. */
@@ -157,10 +157,10 @@ static struct places places_of(const struct tensor *tensor) {
     return places;
 }
 
-/* Whether each stride reaches past all faster dimensions: then no two elements share a place. Others may be distinct,
-   too. */
+/* True if each stride exceeds the extent of all faster dimensions: then all elements are at distinct locations. The
+   reverse need not hold. */
 static bool is_nested(const struct places *places) {
-    /* Places up to the last one of all faster dimensions, and one more. */
+    /* One more than the largest offset of all faster dimensions. */
     int64_t reach = 1;
     for (int i = 0; i < places->rank; i++) {
         if (places->strides[i] < reach)
@@ -175,8 +175,8 @@ static int compare_offsets(const void *a, const void *b) {
     return (one > other) - (one < other);
 }
 
-/* Whether two of `count` elements share a place, by sorting all offsets; `count` is the product of the extents, at most
-   SORTED_MAX: half a megabyte of offsets. */
+/* Determines whether two of `count` elements share a location, by sorting all offsets. `count` is the product of the
+   extents, at most SORTED_MAX: half a megabyte of offsets. */
 static weftStatus_t find_shared(const struct places *places, int64_t count, bool *is_shared) {
     int64_t *offsets = malloc((size_t)count * sizeof *offsets);
     if (!offsets)
@@ -201,8 +201,8 @@ bool op_channels_last(const struct descriptor *op, const struct tensor *out, str
     return true;
 }
 
-/* Replaces the strides that inference chose by those of cuDNN's frontend, unless elements would then share memory, as
-   those of an output that follows a broadcast input would. */
+/* Replaces the inferred strides by those of cuDNN's frontend, unless elements would share memory, such as for an output
+   that follows a broadcast input. */
 static weftStatus_t take_cudnn_strides(const struct descriptor *op, struct tensor *out) {
     struct tensor changed = tensor_mirror(out);
     if (!op_of(op)->cudnn_strides(op, out, &changed.strides))
@@ -212,25 +212,25 @@ static weftStatus_t take_cudnn_strides(const struct descriptor *op, struct tenso
     if (!is_nested(&places))
         return WEFT_STATUS_SUCCESS;
     out->strides = changed.strides;
-    /* The strides are a rule's, not a preference that consumers may ignore. */
+    /* These strides are required by a rule; consumers must not ignore them. */
     out->has_no_order = out->is_turned = false;
     return WEFT_STATUS_SUCCESS;
 }
 
-enum { SORTED_MAX = 1 << 16 }; /* elements up to which interleaved strides are decided by looking at each */
+enum { SORTED_MAX = 1 << 16 }; /* number of elements up to which interleaved strides are checked by enumeration */
 
-/* No two elements of an output may share memory: kernels write them in any order, by several threads at once, and which
-   of two stays would be chance. */
+/* Elements of an output must not share memory: kernels write them in any order, from several threads, so the result
+   would be random. */
 static weftStatus_t check_places(const struct descriptor *op, const struct row *row, const struct tensor *tensor) {
     struct places places = places_of(tensor);
     bool is_shared = true;
     int64_t count = 1;
     if (tensor_elements(tensor) == 0 || is_nested(&places))
         return WEFT_STATUS_SUCCESS;
-    /* Cut above SORTED_MAX, so that the product cannot overflow. */
+    /* Stops above SORTED_MAX, so that the product cannot overflow. */
     for (int i = 0; i < places.rank && count <= SORTED_MAX; i++)
         count *= min64(places.extents[i], SORTED_MAX + 1);
-    /* Stride 0 along more than one element always shares; else only looking at all offsets decides. */
+    /* Stride 0 with more than one element always shares; otherwise only enumeration decides. */
     bool is_decided = count <= SORTED_MAX || places.strides[0] == 0;
     if (count <= SORTED_MAX)
         TRY(find_shared(&places, count, &is_shared));
@@ -245,7 +245,7 @@ static weftStatus_t check_places(const struct descriptor *op, const struct row *
          numbers_text(tensor->strides.at, tensor->strides.count));
 }
 
-/* What inference left open is the user's to set; strides that it left open are packed. */
+/* Fields that cannot be inferred must be set by the user, except strides, which become packed. */
 static weftStatus_t check_output(void *context, const struct row *row, struct tensor *tensor) {
     const struct descriptor *op = context;
     if (row->role != ROLE_OUTPUT)
@@ -258,33 +258,32 @@ static weftStatus_t check_output(void *context, const struct row *row, struct te
         FAIL(WEFT_STATUS_BAD_PARAM, "%s: output %s, %s, is a by-value scalar, which is read only. Give it memory.",
              descriptor_label(op), row->key, descriptor_label(&tensor->base));
     tensor_infer_strides(tensor, NULL);
-    /* Inferred dims have not been through the tensor's own finalize. */
+    /* Inferred dims have not been checked by the tensor's finalize. */
     weftStatus_t status = tensor_check_reach(tensor);
     if (status)
         return status_prefix(status, "%s: output %s, ", descriptor_label(op), row->key);
     return check_places(op, row, tensor);
 }
 
-/* As many as an operation has rows at most, see row_bit in graph/descriptor.c. */
+/* Maximum number of rows of an operation, see row_bit in graph/descriptor.c. */
 enum { OPERANDS_MAX = 64 };
 
-/* What operands held before inference, to be put back if the op is refused. */
+/* State of operands before inference, to restore them if the operation is rejected. */
 struct snapshot {
     int count;
     struct {
         struct tensor *tensor;
-        /* Counts are enough: inference fills in only what had none, and so what lies behind a count of 0 does not
-           matter. */
+        /* Counts are enough: inference sets only what was empty, and values after a count of 0 do not matter. */
         int64_t rank, stride_count;
         int32_t type;
         bool is_output;
     } saved[OPERANDS_MAX];
 };
 
-/* Operands beyond OPERANDS_MAX, as of a concat of many tensors, are not kept. */
+/* Operands beyond OPERANDS_MAX, for example of a concat of many tensors, are not saved. */
 static weftStatus_t save_operand(void *context, const struct row *row, struct tensor *tensor) {
     struct snapshot *snapshot = context;
-    /* Counts and type, which are all that inference changes. */
+    /* Counts and type are all that inference changes. */
     if (snapshot->count < OPERANDS_MAX) {
         int i = snapshot->count++;
         snapshot->saved[i].tensor = tensor;
@@ -300,8 +299,8 @@ weftStatus_t op_finalize(struct descriptor *descriptor) {
     const struct op *op = op_of(descriptor);
     struct snapshot before = {0};
     TRY(op_each_operand(descriptor, save_operand, &before));
-    /* In this order each step may rely on the ones before: infer sees inputs with dims, types and strides; check sees
-       outputs with theirs. */
+    /* Each step relies on the previous ones: infer needs inputs with dims, types and strides; check needs complete
+       outputs. */
     weftStatus_t status = op_each_operand(descriptor, refuse_ragged, descriptor);
     if (!status)
         status = op_each_operand(descriptor, refuse_reordered, descriptor);
@@ -319,8 +318,7 @@ weftStatus_t op_finalize(struct descriptor *descriptor) {
         status = op_each_operand(descriptor, check_output, descriptor);
     if (!status && op->check)
         status = op->check(descriptor);
-    /* A refused operation leaves tensors as it found them, so that the user can set what was missing and finalize
-       again. */
+    /* A rejected operation leaves its tensors unchanged, so that the user can correct it and finalize again. */
     for (int i = 0; status && i < before.count; i++) {
         before.saved[i].tensor->dims.count = before.saved[i].rank;
         before.saved[i].tensor->strides.count = before.saved[i].stride_count;
@@ -340,7 +338,7 @@ weftStatus_t check_rank(const struct descriptor *op, const char *key, const stru
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Also for outputs that inference has just filled in, which pass at once. */
+/* Also applied to outputs that were just inferred, which always pass. */
 weftStatus_t check_dims(const struct descriptor *op, const char *key, const struct tensor *tensor, int64_t rank,
                         const int64_t *dims) {
     if (tensor && (tensor->dims.count != rank || memcmp(tensor->dims.at, dims, (size_t)rank * sizeof *dims) != 0))
@@ -372,12 +370,12 @@ weftStatus_t check_scalar(const struct descriptor *op, const char *key, const st
 
 /* ---- Element access ---------------------------------------------------------------------------------------------- */
 
-/* A tensor of another graph, or one that no pointer was given for, has no data. */
+/* A tensor of another graph, or one without a pointer, has no data. */
 struct view view_of(const struct bindings *bindings, const struct tensor *tensor) {
     struct view view = {0};
     if (!tensor)
         return view;
-    /* Dims and strides stay the tensor's: the view must not outlive it. */
+    /* Dims and strides belong to the tensor: the view must not outlive it. */
     view.type = (weftDataType_t)tensor->type;
     view.rank = (int)tensor->dims.count;
     view.dims = tensor->dims.at;
@@ -401,7 +399,7 @@ int64_t view_offset(const struct view *view, const int64_t *index) {
         }
         offset += at * strides[i];
     }
-    /* Strides count whole vectors; the lane is the place within one. */
+    /* Strides count whole vectors; the lane is the position within one. */
     return offset * vector_count + lane;
 }
 
@@ -422,7 +420,7 @@ void view_store_if(const struct view *view, const int64_t *index, double value) 
         view_store(view, index, value);
 }
 
-/* Integers of 64 bits do not pass through double, which holds 53 of them exactly. */
+/* 64-bit integers are not converted to double, which represents only 53 bits exactly. */
 int64_t view_load_int(const struct view *view, const int64_t *index) {
     return dtype_load_i64(view->type, view->data, view_offset(view, index));
 }
@@ -437,7 +435,7 @@ struct sum sum_of_products(weftDataType_t math, const struct view *a, const stru
 
 void sum_add(struct sum *sum, const struct view *a, const int64_t *in_a, const struct view *b, const int64_t *in_b) {
     if (sum->is_exact)
-        /* Unsigned, where overflow wraps by definition: what int64_t elements hold of larger sums. */
+        /* Unsigned, because overflow must wrap around like int64_t elements that hold larger sums. */
         sum->whole += (uint64_t)view_load_int(a, in_a) * (uint64_t)view_load_int(b, in_b);
     else
         sum->real += view_load(a, in_a) * view_load(b, in_b);
@@ -464,7 +462,7 @@ bool index_begin(int64_t *index, int rank, const int64_t *dims) {
     return any;
 }
 
-/* The last dimension steps fastest; after the last index all numbers are 0 again. */
+/* The last dimension is the fastest; after the last index all numbers are 0 again. */
 bool index_next(int64_t *index, int rank, const int64_t *dims) {
     for (int i = rank; i-- > 0;) {
         if (++index[i] < dims[i])

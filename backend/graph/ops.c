@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The list of operations. Adding one is its file in ops/ and its line here. */
+/* The list of operations. To add one, add its file to ops/ and its line here. */
 #include "graph/ops.h"
 #include "graph/graph.h"
 #include "graph/ops/attention.h"
@@ -22,7 +22,7 @@
 #include "graph/ops/softmax.h"
 #include "graph/ops/transpose.h"
 
-/* In the order of the documentation. Kinds are looked up by number: the order decides nothing. */
+/* In the order of the documentation; kinds are looked up by number. */
 const struct op *const ops[] = {
     &pointwise_op,
     &matmul_op,
@@ -54,8 +54,8 @@ const struct op *const ops[] = {
     NULL,
 };
 
-/* The schema of a kind: tensors and graphs, operations, and the parameter descriptors that operations have. NULL: none,
-   or a kind of plan/, which this floor does not know. */
+/* The schema of a kind: tensors and graphs, operations, and their parameter descriptors. NULL for unknown kinds and
+   those of plan/, which this layer does not know. */
 const struct schema *ops_find_schema(weftBackendDescriptorType_t kind) {
     if (kind == tensor_schema.kind)
         return &tensor_schema;
@@ -64,7 +64,7 @@ const struct schema *ops_find_schema(weftBackendDescriptorType_t kind) {
     for (int i = 0; ops[i]; i++) {
         if (ops[i]->schema.kind == kind)
             return &ops[i]->schema;
-        /* Of several operations that share parameters any will do. */
+        /* If several operations share parameters, any of them will do. */
         if (ops[i]->parameters && ops[i]->parameters->kind == kind)
             return ops[i]->parameters;
     }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a descriptor kind is: a struct, and one row per attribute saying where in the struct it lives and what may be
-   put there. One generic set, get, finalize, copy and describe (descriptor.c) serves every kind from its rows. */
+/* A descriptor kind: a struct, and one row per attribute with its location in the struct and its legal values. The
+   generic functions set, get, finalize, copy and describe (descriptor.c) use these rows for every kind. */
 #ifndef WEFT_GRAPH_SCHEMA_H
 #define WEFT_GRAPH_SCHEMA_H
 
@@ -39,11 +39,11 @@ enum role {
     ROLE_RESULT, /* get only */
 };
 
-/* How a row's value is stored at its offset. Floating point attributes are always stored as double; enumerations as
-   int32_t. */
+/* How the value of a row is stored at its offset. Floating-point attributes are always stored as double, enumerations
+   as int32_t. */
 enum storage { STORE_VALUE, STORE_DIMS, STORE_LIST };
 
-/* Row targets that name more than one descriptor kind. */
+/* Targets of rows that accept more than one descriptor kind. */
 enum { TARGET_ANY_OPERATION = -1 };
 
 struct descriptor;
@@ -55,20 +55,19 @@ struct row {
     enum role role;
     enum storage storage;
     bool required;
-    bool keeps_fast;      /* of DATA_TYPE: FAST_FLOAT_FOR_FP8 stays as it was set; see settle_compute_type */
-    int target;           /* of BACKEND_DESCRIPTOR: the descriptor kind, or TARGET_ANY_OPERATION */
+    bool keeps_fast;      /* for DATA_TYPE: FAST_FLOAT_FOR_FP8 is stored unchanged; see settle_compute_type */
+    int target;           /* for BACKEND_DESCRIPTOR: the descriptor kind, or TARGET_ANY_OPERATION */
     size_t offset;        /* of the value in the kind's struct */
-    int64_t least, most;  /* legal values of integers and enumerations, when most > least */
+    int64_t least, most;  /* legal values of integers and enumerations, if most > least */
     double initial;       /* default of a number, enumeration or boolean */
-    const char *in_place; /* of an output: keys of the inputs whose memory it may overwrite element by element */
-    const char *shape;    /* of a tensor: its dimensions in words */
-    /* Of characters that are written each time that they are asked for, as they are many; NULL: they lie at the
-       offset. */
+    const char *in_place; /* for an output: keys of the inputs whose memory it may overwrite element by element */
+    const char *shape;    /* for a tensor: its dimensions as text */
+    /* For long texts, which are generated when the user reads them; NULL if the characters are stored at the offset. */
     void (*write)(const struct descriptor *descriptor, struct text *text);
     const char *doc;
 };
 
-/* Rows are written with these two; what they do not name is a designator, such as .required = true. */
+/* Macros for rows; other fields are set with designators, such as .required = true. */
 #define TENSOR_ROW(role_, struct_, field_, name_, key_, ...)                                                           \
     {.name = name_,                                                                                                    \
      .key = key_,                                                                                                      \
@@ -87,11 +86,11 @@ struct schema {
     size_t size; /* of the kind's struct, which begins with struct descriptor */
     const struct row *rows;
     int row_count;
-    /* Checks the whole and fills in the rest; runs after the required rows were found set. May be NULL. */
+    /* Checks the descriptor and infers unset fields; all required rows are set. May be NULL. */
     weftStatus_t (*finalize)(struct descriptor *);
-    /* Copies what the rows do not hold, into a target whose rows are copied. NULL: there is nothing else. */
+    /* Copies fields that have no row into a target whose rows have been copied. NULL if no such fields exist. */
     weftStatus_t (*copy)(struct descriptor *target, const struct descriptor *source);
-    /* Frees what neither the rows nor the arena own. May be NULL. */
+    /* Frees resources that neither the rows nor the arena own. May be NULL. */
     void (*release)(struct descriptor *);
     const struct op *op; /* set for operation kinds */
 };
@@ -100,13 +99,13 @@ struct schema {
 
 enum { DESCRIPTOR_MAGIC = 0x57454654 };
 
-/* The head of every descriptor. */
+/* The common head of all descriptors. */
 struct descriptor {
     uint32_t magic;
     atomic_int holders;
     const struct schema *schema;
     struct arena arena;
-    uint64_t set_rows; /* bit i: the user set row i */
+    uint64_t set_rows; /* bit i is set if the user set row i */
     struct list label; /* the user's name, WEFT_ATTR_NAME_EXT; count excludes the terminating zero */
     bool finalized;
 };

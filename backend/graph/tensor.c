@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The tensor kind: its rows, its own checks, and the small questions that operations and engines ask of one. All sizes
-   and strides are in elements, or in vectors where the tensor has such. A finalized tensor has dims and strides that
-   64-bit arithmetic can multiply freely; what it stands for in a graph, the graph knows. */
+/* The tensor kind: its rows, its checks, and simple queries of operations and engines. All sizes and strides are in
+   elements, or in vectors if the tensor is vectorised. Dims and strides of a finalized tensor can be multiplied in
+   64-bit arithmetic without overflow. The role of a tensor in a graph is stored in the graph. */
 #include "graph/tensor.h"
 
 #include "base/dtype.h"
@@ -11,8 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Elements from a tensor's first to the one after its last. 8 bytes each, that is all that 47 address bits reach, and
-   the sizes of 65536 such tensors add up without overflow. */
+/* Maximum number of elements from the first to the last. With 8 bytes each, this covers all 47-bit addresses, and the
+   sum of the sizes of 65536 such tensors does not overflow. */
 static const int64_t REACH_MAX = INT64_C(1) << 44;
 
 static const struct row rows[] = {
@@ -52,17 +52,18 @@ static const struct row rows[] = {
 };
 
 weftStatus_t tensor_check_reach(const struct tensor *t) {
-    /* Extents of 0 count as 1 here: the others must be in range, too, or strides that are inferred overflow. */
+    /* Extents of 0 count as 1 here: the other extents must be in range, too, otherwise inferred strides would
+       overflow. */
     int64_t elements = 1, last = 0, step;
     for (int64_t i = 0; i < t->dims.count; i++)
         if (__builtin_mul_overflow(elements, t->dims.at[i] ? t->dims.at[i] : 1, &elements))
             FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
                  "%s: dims %s multiply to more than 2^63 elements. Use smaller dims.", descriptor_label(&t->base),
                  tensor_dims_text(t));
-    /* Packed, as inference will make it: the last element is the number of elements less one. */
+    /* Packed, as inference will set it: the index of the last element is the number of elements less one. */
     if (t->strides.count == 0)
         last = elements - 1;
-    /* Each term is below 2^63 or refused, and the sum is looked at after each: it never wraps around. */
+    /* Each term is below 2^63 or rejected, and the sum is checked after each term, so it never wraps around. */
     for (int64_t i = 0; i < t->strides.count && last < REACH_MAX; i++) {
         int64_t extent = t->dims.at[i] ? t->dims.at[i] - 1 : 0;
         if (__builtin_mul_overflow(t->strides.at[i], extent, &step) || __builtin_add_overflow(last, step, &last))
@@ -75,7 +76,7 @@ weftStatus_t tensor_check_reach(const struct tensor *t) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Signs and counts first: reach is calculated from numbers of 0 or more. */
+/* Signs and counts are checked first: the reach is calculated from non-negative numbers. */
 static weftStatus_t check_extents(const struct tensor *t) {
     const char *label = descriptor_label(&t->base);
     for (int64_t i = 0; i < t->dims.count; i++)
@@ -83,7 +84,7 @@ static weftStatus_t check_extents(const struct tensor *t) {
             FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
                  "%s: dims %s: dimension %lld is negative. Extents are 0 or more elements.", label, tensor_dims_text(t),
                  (long long)i);
-    /* No strides at all is legal: they are inferred, or packed. */
+    /* Strides may be absent: they are inferred, or packed. */
     if (t->strides.count && t->strides.count != t->dims.count)
         FAIL(WEFT_STATUS_BAD_PARAM_SIZE_INSUFFICIENT,
              "%s: %lld strides for %lld dims. Give one stride per dimension, or none for a packed tensor.", label,
@@ -103,7 +104,7 @@ weftStatus_t tensor_check_plain(const struct tensor *t, const struct descriptor 
     return WEFT_STATUS_SUCCESS;
 }
 
-/* vector_count 1 is the plain tensor, whatever vector_dim says. */
+/* vector_count 1 is a plain tensor, regardless of vector_dim. */
 static weftStatus_t check_vectors(const struct tensor *t) {
     const char *label = descriptor_label(&t->base);
     if (t->vector_count == 1)
@@ -112,7 +113,7 @@ static weftStatus_t check_vectors(const struct tensor *t) {
         FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
              "%s: vector_count is %lld and vectorized_dimension %lld, but the tensor has dims %s. Name one of them.",
              label, (long long)t->vector_count, (long long)t->vector_dim, tensor_dims_text(t));
-    /* Vectors are whole: no kernel looks for the end of a dimension inside of one. */
+    /* Vectors must be complete: kernels do not check for the end of a dimension inside of a vector. */
     if (t->dims.at[t->vector_dim] % t->vector_count)
         FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
              "%s: dimension %lld has %lld elements, no multiple of vector_count %lld. Pad it to a multiple.", label,
@@ -120,7 +121,7 @@ static weftStatus_t check_vectors(const struct tensor *t) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Copies a constant's bytes into the tensor; `constant` holds the widest element there is. */
+/* Copies a constant's bytes into the tensor; `constant` is large enough for the widest element. */
 static weftStatus_t take_constant(struct tensor *t) {
     const char *label = descriptor_label(&t->base);
     if (!descriptor_row_is_set(&t->base, WEFT_ATTR_TENSOR_CONSTANT_VALUE))
@@ -131,23 +132,23 @@ static weftStatus_t take_constant(struct tensor *t) {
              "%s: a constant has one element, a data type and the address of its bytes; dims are %s, data type %d. Set "
              "all three.",
              label, tensor_dims_text(t), t->type);
-    /* The user's memory may go once finalize has returned. */
+    /* The user may free the memory after finalize. */
     memcpy(t->constant, t->constant_address, (size_t)dtype_bytes((weftDataType_t)t->type, 1));
     t->is_constant = true;
     return WEFT_STATUS_SUCCESS;
 }
 
-enum { IDLE_STRIDE_BITS = 36 }; /* of 8 bytes each: below the 2^40 bytes of a tensor map's strides */
+enum { IDLE_STRIDE_BITS = 36 }; /* of 8 bytes each: below the limit of a tensor map's strides, 2^40 bytes */
 
-/* Nobody takes a step along a dimension of one element or none, so any stride is legal there. One that is kept small
-   overflows nowhere, in whatever order an engine multiplies. */
+/* The stride of a dimension with at most one element is never used, so any value is legal. Clamping it avoids overflow,
+   regardless of how engines multiply. */
 static void limit_idle_strides(struct tensor *t) {
     for (int64_t i = 0; i < t->strides.count; i++)
         if (t->dims.at[i] <= 1)
             t->strides.at[i] = min64(t->strides.at[i], INT64_C(1) << IDLE_STRIDE_BITS);
 }
 
-/* An output may leave dims, strides and type unset: the operation that makes it fills them in. Nothing else may change
+/* Dims, strides and type of an output may be unset: the operation that computes it infers them. Nothing else may change
    later. */
 static weftStatus_t finalize_tensor(struct descriptor *descriptor) {
     struct tensor *t = (struct tensor *)descriptor;
@@ -156,7 +157,7 @@ static weftStatus_t finalize_tensor(struct descriptor *descriptor) {
     limit_idle_strides(t);
     TRY(check_vectors(t));
     TRY(take_constant(t));
-    /* Offsets are read to find a tensor's memory: theirs must be found without any. */
+    /* Offsets determine the location of a tensor; the location of the offsets must not depend on further offsets. */
     if (t->ragged_offset && t->ragged_offset->ragged_offset)
         FAIL(WEFT_STATUS_BAD_PARAM, "%s: ragged_offset, %s, has ragged offsets of its own. Give plain offsets.", label,
              descriptor_label(&t->ragged_offset->base));
@@ -164,7 +165,7 @@ static weftStatus_t finalize_tensor(struct descriptor *descriptor) {
     if (t->alignment & (t->alignment - 1))
         FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND, "%s: alignment is %lld bytes, no power of two. Use 1, 2, 4 ... 4096.",
              label, (long long)t->alignment);
-    /* Of all orders of cuDNN, those that Weft reads; which tensors may have one, operations say. */
+    /* The orders of cuDNN that Weft supports; operations check which tensors may have one. */
     if (t->reordering != WEFT_TENSOR_REORDERING_NONE && t->reordering != WEFT_TENSOR_REORDERING_F8_128x4)
         FAIL(
             WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
@@ -174,7 +175,7 @@ static weftStatus_t finalize_tensor(struct descriptor *descriptor) {
     if (t->is_by_value && t->is_virtual)
         FAIL(WEFT_STATUS_BAD_PARAM, "%s is both virtual and by value. A by-value scalar comes from the variant pack.",
              label);
-    /* Scalars need no dims from the user, and no strides: there is one element. */
+    /* Scalars need neither dims nor strides from the user: they have one element. */
     if (t->is_by_value && t->dims.count == 0)
         tensor_infer_dims(t, 1, (const int64_t[]){1});
     if (t->is_by_value && tensor_elements(t) != 1)
@@ -185,7 +186,7 @@ static weftStatus_t finalize_tensor(struct descriptor *descriptor) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* What no row holds: the bytes of a constant, whose address may be stale by now. */
+/* Fields without a row: the bytes of a constant, whose address may be invalid by now. */
 static weftStatus_t copy_tensor(struct descriptor *target, const struct descriptor *source) {
     struct tensor *to = (struct tensor *)target;
     const struct tensor *from = (const struct tensor *)source;
@@ -204,7 +205,7 @@ const struct schema tensor_schema = {
     .copy = copy_tensor,
 };
 
-/* The empty product, 1, for a tensor whose dims are still unset. */
+/* The empty product, 1, if the dims are unset. */
 int64_t tensor_elements(const struct tensor *tensor) {
     int64_t elements = 1;
     for (int64_t i = 0; i < tensor->dims.count; i++)
@@ -214,11 +215,11 @@ int64_t tensor_elements(const struct tensor *tensor) {
 
 int64_t tensor_element_bytes(const struct tensor *tensor) { return dtype_bytes((weftDataType_t)tensor->type, 1); }
 
-/* Gaps between elements count, those behind the last one do not. */
+/* Includes gaps between elements, but not after the last one. */
 int64_t tensor_bytes(const struct tensor *tensor) {
     if (tensor_elements(tensor) == 0)
         return 0;
-    /* The index of the last element, or vector, from the first. */
+    /* Offset of the last element, or vector, from the first. */
     int64_t last = 0;
     for (int64_t i = 0; i < tensor->dims.count; i++) {
         int64_t extent = tensor->dims.at[i];
@@ -229,8 +230,8 @@ int64_t tensor_bytes(const struct tensor *tensor) {
     return dtype_bytes((weftDataType_t)tensor->type, (last + 1) * tensor->vector_count);
 }
 
-/* Less than tensor_bytes where strides leave gaps, as of a slice; never more, where elements share memory as broadcasts
-   do. */
+/* Less than tensor_bytes if strides leave gaps, such as in a slice. Never more, even if elements share memory, as they
+   do in broadcasts. */
 int64_t tensor_own_bytes(const struct tensor *tensor) {
     int64_t elements = dtype_bytes((weftDataType_t)tensor->type, tensor_elements(tensor));
     return tensor->is_gathered ? elements : min64(tensor_bytes(tensor), elements);
@@ -241,8 +242,9 @@ static int64_t product_of(int64_t a, int64_t b) {
     return __builtin_mul_overflow(a, b, &product) ? INT64_MAX : product;
 }
 
-/* With one row per entry, the batch stride goes from row to row: the stride of an extent of 1 means nothing. The batch
-   stride of one entry may still describe more memory than its rows need, as for tokens before the first. */
+/* With one row per entry, the batch stride is the distance of rows, because the stride of an extent of 1 does not
+   matter. The batch stride of a single entry may describe more memory than its rows need, for example for tokens before
+   the first. */
 struct ragged_entries tensor_ragged_entries(const struct tensor *tensor) {
     const int64_t *dims = tensor->dims.at, *strides = tensor->strides.at;
     int64_t row = dims[2] > 1 ? strides[2] : dims[0] > 1 ? strides[0] : INT64_MAX;
@@ -251,7 +253,7 @@ struct ragged_entries tensor_ragged_entries(const struct tensor *tensor) {
         int64_t extent = dims[i] > 1 ? product_of(dims[i], strides[i]) : 1;
         entry = max64(entry, extent);
         reach += (dims[i] - 1) * strides[i];
-        /* Heads outside of the rows, as in [H, tokens, D], are not counted by offsets. */
+        /* Heads outside of the rows, such as in [H, tokens, D], are not covered by offsets. */
         width += extent <= row ? (dims[i] - 1) * strides[i] : 0;
     }
     int64_t size = product_of(dims[0], entry);
@@ -260,19 +262,19 @@ struct ragged_entries tensor_ragged_entries(const struct tensor *tensor) {
 }
 
 struct tensor tensor_mirror(const struct tensor *tensor) {
-    /* The count of holders is atomic and must not be copied as bytes; what lies behind it may. */
+    /* The reference count is atomic and must not be copied as bytes; all fields after it may be. */
     enum { BEHIND = offsetof(struct tensor, base) + offsetof(struct descriptor, schema) };
     struct tensor copy = {.base.magic = tensor->base.magic};
     memcpy((char *)&copy + BEHIND, (const char *)tensor + BEHIND, sizeof copy - BEHIND);
     return copy;
 }
 
-/* Strides of dimensions of extent 1 do not count. */
+/* Strides of dimensions of extent 1 are ignored. */
 bool tensor_is_packed(const struct tensor *tensor) {
     int64_t expected = 1;
     if (tensor->vector_count > 1)
         return false;
-    /* From the last dimension on, whose neighbours are side by side. */
+    /* Starts with the last dimension, whose elements are adjacent. */
     for (int64_t i = tensor->dims.count; i-- > 0;) {
         if (tensor->dims.at[i] != 1 && tensor->strides.at[i] != expected)
             return false;
@@ -289,13 +291,13 @@ static bool same_numbers(const struct dims *a, const struct dims *b) {
 
 bool tensor_same_dims(const struct tensor *a, const struct tensor *b) { return same_numbers(&a->dims, &b->dims); }
 
-/* Strides of extents of 1 count here: who asks multiplies by them. */
+/* Strides of extents of 1 are compared, too, because callers multiply by them. */
 bool tensor_same_layout(const struct tensor *a, const struct tensor *b) {
     return same_numbers(&a->dims, &b->dims) && same_numbers(&a->strides, &b->strides) && a->type == b->type &&
            a->vector_count == b->vector_count && a->vector_dim == b->vector_dim;
 }
 
-/* What the user has set stays: every infer function leaves it to the check whether it fits. */
+/* Fields that the user has set are kept; checks verify them later. This holds for every infer function. */
 void tensor_infer_dims(struct tensor *tensor, int64_t rank, const int64_t *dims) {
     if (!tensor || tensor->dims.count)
         return;
@@ -303,7 +305,7 @@ void tensor_infer_dims(struct tensor *tensor, int64_t rank, const int64_t *dims)
     memcpy(tensor->dims.at, dims, (size_t)rank * sizeof *dims);
 }
 
-/* Rounding a virtual result to its inputs' type would lose bits that no memory asks for. */
+/* Rounding a virtual result to the type of its inputs would lose precision without saving memory. */
 weftDataType_t tensor_result_type(const struct tensor *result, weftDataType_t natural, weftDataType_t math) {
     return result->is_virtual && natural != WEFT_DATA_DOUBLE ? math : natural;
 }
@@ -313,8 +315,8 @@ void tensor_infer_type(struct tensor *tensor, weftDataType_t type) {
         tensor->type = (int32_t)type;
 }
 
-/* Whether dimension a lies inside of dimension b in memory. In a packed tensor a dimension of extent 1 has the stride
-   of the next one outside of it, so of equal strides the one of extent 1 is inside. */
+/* True if dimension a is inside of dimension b in memory. In a packed tensor a dimension of extent 1 has the stride of
+   the next outer one, so of equal strides the one with extent 1 is inside. */
 static bool runs_faster(const struct tensor *tensor, int64_t a, int64_t b) {
     if (tensor->strides.at[a] != tensor->strides.at[b])
         return tensor->strides.at[a] < tensor->strides.at[b];
@@ -325,11 +327,11 @@ void tensor_infer_strides(struct tensor *tensor, const struct tensor *like) {
     if (!tensor || tensor->strides.count || !tensor->dims.count)
         return;
     int64_t rank = tensor->dims.count;
-    /* Vectors have a packed order of their own, which no plain tensor's strides describe. */
+    /* Vectorised tensors have a packed order of their own, which strides of plain tensors do not describe. */
     bool follow = like && like != tensor && like->strides.count == rank && tensor->vector_count == 1 &&
                   (tensor->is_virtual || !like->is_turned);
     tensor->is_turned = follow && like->is_turned;
-    /* An insertion sort: ranks are small, and of equal strides the order must stay. */
+    /* An insertion sort: ranks are small, and the order of equal strides must not change. */
     int64_t order[WEFT_DIM_MAX]; /* dims from the fastest to the slowest */
     for (int64_t i = 0; i < rank; i++) {
         int64_t dim = rank - 1 - i, at = i;
@@ -345,7 +347,7 @@ void tensor_infer_strides(struct tensor *tensor, const struct tensor *like) {
             extent /= tensor->vector_count;
         /* An extent of 0 counts as 1, so that the strides of an empty tensor are those of its other dimensions. */
         if (__builtin_mul_overflow(stride, extent > 0 ? extent : 1, &stride))
-            stride = INT64_MAX; /* tensor_check_reach refuses it */
+            stride = INT64_MAX; /* tensor_check_reach rejects it */
     }
     tensor->strides.count = rank;
 }
@@ -362,7 +364,7 @@ struct dims dims_packed(const struct dims *dims, const struct dims *order) {
     for (int64_t i = 0; i < dims->count; i++) {
         int64_t extent = dims->at[fastest[i]];
         strides.at[fastest[i]] = stride;
-        /* An extent of 0 counts as 1. tensor_check_reach refuses what overflows. */
+        /* An extent of 0 counts as 1. tensor_check_reach rejects overflows. */
         if (__builtin_mul_overflow(stride, extent > 0 ? extent : 1, &stride))
             stride = INT64_MAX;
     }
@@ -383,7 +385,7 @@ struct dims dims_channels_last(const struct dims *dims) {
     return dims_packed(dims, &order);
 }
 
-/* Dims first, as strides are made for them. */
+/* Dims first, because strides depend on them. */
 void tensor_infer_like(struct tensor *tensor, const struct tensor *like) {
     if (!tensor)
         return;

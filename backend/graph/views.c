@@ -1,35 +1,35 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Walks over the nodes. From the last to the first: what only moves elements to an output or to a place in a
-   concatenation has its input made there. From the first to the last: all other results that strides can express lie
-   in their inputs, and concatenations that were left out are gathered where their parts lie alike. Then tensors whose
-   layout changed, and the operations that name them, are copied. */
+/* The search consists of two passes over the nodes. Backwards: if a node only moves elements to an output or into a
+   concatenation, its input is computed in place. Forwards: all other results that strides can express become views of
+   their inputs, and remaining concatenations are gathered if the layouts of their inputs match. Finally, tensors whose
+   layout changed are copied, with the operations that refer to them. */
 #include "graph/views.h"
 #include "base/number.h"
 #include "graph/ops/attention.h"
 #include "graph/ops/reshape.h"
 
-/* What both passes over the nodes know; arrays have an entry for each value, or node, of the graph. */
+/* State of both passes; arrays have one entry per value, or per node, of the graph. */
 struct search {
     const struct graph *graph;
     struct views *views;
-    struct placement *layouts; /* of each value, in the memory that it lies in */
-    bool *is_fixed;            /* of each value: it stays where and as it is */
-    bool *is_changed;          /* of each value: it lies elsewhere than its tensor says */
+    struct placement *layouts; /* per value: in the memory that it uses */
+    bool *is_fixed;            /* per value: layout and location must not change */
+    bool *is_changed;          /* per value: its location or layout differs from its tensor's */
     const struct view_choices *choices;
-    bool *is_stuck;    /* of each node: no strides show its result where its input would be made */
+    bool *is_stuck;    /* per node: the result cannot be a view of the input at the input's present location */
     bool *is_gathered; /* of each value */
-    uint64_t *placed;  /* of each node: bits of operands that are made where its result lies */
+    uint64_t *placed;  /* per node: bits of operands that are computed inside the result's memory */
 };
 
-/* ---- What may lie elsewhere -------------------------------------------------------------------------------------- */
+/* ---- Values that may become views -------------------------------------------------------------------------------- */
 
-/* Elements of whole bytes that strides find: an offset in elements is then an address. */
+/* Elements are whole bytes and strides describe the layout, so an offset in elements determines an address. */
 static bool is_plain(const struct tensor *t) {
     return t->vector_count == 1 && !t->ragged_offset && t->reordering == WEFT_TENSOR_REORDERING_NONE &&
            dtype_of((weftDataType_t)t->type)->bits % 8 == 0 && tensor_elements(t) > 0;
 }
 
-/* A reshape of what is not packed speaks of the storage, not of elements: neither side may lie otherwise. */
+/* A reshape of a tensor that is not packed refers to storage, not to elements: neither side may have another layout. */
 static bool is_of_storage(const struct descriptor *op) {
     const struct reshape_op *reshape = (const struct reshape_op *)op;
     return op_of(op) == &reshape_op && reshape->mode == WEFT_RESHAPE_VIEW_ONLY && !reshape_keeps_order(reshape);
@@ -41,7 +41,7 @@ static void fix_tensor(struct search *s, const struct tensor *tensor) {
         s->is_fixed[value] = true;
 }
 
-/* A score modifier's graph names tensors of its own accord. */
+/* The graph of a score modifier refers to tensors directly, so these must not change. */
 static void fix_modified(struct search *s, const struct descriptor *op) {
     const struct attention *attention = attention_of(op);
     const struct graph *modifier = attention ? attention->modifier.graph : NULL;
@@ -49,7 +49,7 @@ static void fix_modified(struct search *s, const struct descriptor *op) {
         fix_tensor(s, modifier->values[v].tensor);
 }
 
-/* What the caller sees keeps its layout; so do offsets of ragged tensors, which are read as they are. */
+/* Inputs and outputs keep their layout; so do the offsets of ragged tensors, which are read as they are. */
 static void find_fixed(struct search *s) {
     const struct graph *graph = s->graph;
     for (int v = 0; v < graph->value_count; v++) {
@@ -57,7 +57,7 @@ static void find_fixed(struct search *s) {
         s->is_fixed[v] = s->is_fixed[v] || !tensor->is_virtual || !is_plain(tensor);
         fix_tensor(s, tensor->ragged_offset);
     }
-    /* Then what single operations need as it is: modifiers' tensors, and storage under other strides. */
+    /* Then tensors that single operations require unchanged: those of modifiers, and storage with other strides. */
     for (int n = 0; n < graph->node_count; n++) {
         fix_modified(s, graph->nodes[n].op);
         for (int k = 0; is_of_storage(graph->nodes[n].op) && k < graph->nodes[n].operand_count; k++)
@@ -65,33 +65,33 @@ static void find_fixed(struct search *s) {
     }
 }
 
-/* ---- Finding ----------------------------------------------------------------------------------------------------- */
+/* ---- Search ------------------------------------------------------------------------------------------------------ */
 
 static bool takes_views(const struct search *s, int value) {
     return !s->choices->is_apart || !s->choices->is_apart[s->views->memory[value]];
 }
 
-/* Whether a value lies in another's memory already. */
+/* True if a value uses another one's memory already. */
 static bool has_place(const struct search *s, int value) { return s->views->memory[value] != value; }
 
 static const struct tensor *tensor_at(const struct search *s, int value) { return s->graph->values[value].tensor; }
 
-/* The one value that a node of a view writes; -1: it is none. */
+/* The only value that a view node writes, or -1 if the node is none. */
 static int result_of(const struct search *s, const struct node *node) {
     const struct op *op = op_of(node->op);
-    int last = node->operand_count - 1; /* rows of outputs stand last */
+    int last = node->operand_count - 1; /* rows of outputs come last */
     bool is = (op->look || op->fit) && graph_needs(s->graph, node) && is_plain(tensor_at(s, node->operands[last]));
     return is ? node->operands[last] : -1;
 }
 
-/* `in` may lie in another's memory itself: the value goes there, and `layout` counts from its beginning. */
+/* Makes a value a view of `in` at `layout`, relative to the beginning of `in`, which may be a view itself. */
 static void put(struct search *s, int value, int in, const struct placement *layout) {
     s->views->memory[value] = s->views->memory[in];
     s->layouts[value] = *layout;
     s->is_changed[value] = true;
 }
 
-/* Whether the k-th operand of a node can be made where the result y wants it. */
+/* True if operand k of a node can be computed at the location that result y implies. */
 static bool fits(const struct search *s, const struct node *node, int k, int y, struct placement *found) {
     int x = node->operands[k];
     return takes_views(s, y) && !s->is_fixed[x] && !has_place(s, x) && s->graph->values[x].producer >= 0 &&
@@ -112,8 +112,8 @@ static bool may_gather(const struct search *s, int y) {
            !has_place(s, y);
 }
 
-/* Whether a concatenation stays as it is, to be gathered: where all parts are made in place nothing is gained. Twice
-   the same part is one that fits once. */
+/* True if a concatenation should be gathered instead: there is no gain if all inputs can be computed in place. An input
+   that occurs twice fits only once. */
 static bool waits_for_parts(const struct search *s, const struct node *node, int y) {
     struct placement found;
     bool fit = true;
@@ -125,13 +125,14 @@ static bool waits_for_parts(const struct search *s, const struct node *node, int
     return !fit && may_gather(s, y);
 }
 
-/* A virtual result of one input lies in the input if it can, which then is free to lie anywhere. */
+/* A virtual result with one input should be a view of the input if possible, because the input can then be stored
+   anywhere. */
 static bool wants_inputs(const struct search *s, int n, int y) {
     const struct op *op = op_of(s->graph->nodes[n].op);
     return op->fit && (!op->look || s->is_stuck[n] || !tensor_at(s, y)->is_virtual || has_place(s, y));
 }
 
-/* A node runs nothing only if all of its inputs are made in place: of a concatenation some may be. */
+/* A node needs no kernel only if all of its inputs are computed in place; for a concatenation, some of them may be. */
 static void fit_inputs(struct search *s, int n) {
     const struct node *node = &s->graph->nodes[n];
     int y = result_of(s, node), fitted = 0;
@@ -145,7 +146,8 @@ static void fit_inputs(struct search *s, int n) {
     s->views->is_view[n] = fitted == node->operand_count - 1;
 }
 
-/* Whether the result of storage that is not packed can lie in it: that storage is as the tensor says. */
+/* True if the result of a reshape of storage that is not packed can be a view: the storage has the layout of its
+   tensor. */
 static bool may_look(const struct search *s, const struct node *node, int x, int y) {
     bool is_free = takes_views(s, x) && !s->is_gathered[x] && tensor_at(s, y)->is_virtual && !has_place(s, y);
     bool is_right = is_of_storage(node->op) ? !s->is_changed[x] : !s->is_fixed[y];
@@ -153,7 +155,7 @@ static bool may_look(const struct search *s, const struct node *node, int x, int
            !tensor_at(s, x)->is_by_value && !tensor_at(s, x)->is_constant;
 }
 
-/* The result of a node becomes a view of its input, where strides can say so. */
+/* Makes the result of a node a view of its input if strides can express it. */
 static void look_through(struct search *s, int n) {
     const struct node *node = &s->graph->nodes[n];
     struct placement found;
@@ -165,12 +167,12 @@ static void look_through(struct search *s, int n) {
     s->views->is_view[n] = true;
 }
 
-/* What the address of a part is a multiple of. */
+/* The alignment of a part's address. */
 static int64_t part_alignment(const struct tensor *whole, int64_t offset) {
     return offset ? min64(whole->alignment, offset & -offset) : whole->alignment;
 }
 
-/* Bytes that each part's address, less what stands before it, is a multiple of. */
+/* The alignment, in bytes, of each part's address minus the offset of the part. */
 static int64_t gathered_alignment(const struct search *s, const struct node *node, int y) {
     int64_t alignment = tensor_at(s, y)->alignment, before = 0;
     for (int k = 0; k < node->operand_count - 1; k++) {
@@ -183,14 +185,14 @@ static int64_t gathered_alignment(const struct search *s, const struct node *nod
     return alignment;
 }
 
-/* Whether a part lies as the first one does: as far apart along the axis, and along all else by one factor, as parts of
-   other lengths do that are packed. */
+/* True if a part has the layout of the first one: the same stride along the axis, and other strides that are larger by
+   one common factor, which is the case for packed parts of different lengths. */
 static bool lies_as(const struct search *s, int x, int first, int y, int axis) {
     const struct tensor *whole = tensor_at(s, y);
     const int64_t *own = s->layouts[x].strides.at, *other = s->layouts[first].strides.at;
     bool is = is_plain(tensor_at(s, x)) && tensor_at(s, x)->type == whole->type && !tensor_at(s, x)->is_by_value &&
               !tensor_at(s, x)->is_constant && !s->is_gathered[x] && own[axis] == other[axis];
-    int64_t d, e = -1; /* a dimension that tells the factor */
+    int64_t d, e = -1; /* a dimension that determines the factor */
     for (d = 0; d < whole->dims.count && is; d++) {
         if (d == axis || whole->dims.at[d] == 1)
             continue;
@@ -201,7 +203,7 @@ static bool lies_as(const struct search *s, int x, int first, int y, int axis) {
     return is;
 }
 
-/* Leaves the result of a concatenation without memory, if its parts lie alike where they are. */
+/* Leaves the result of a concatenation without memory if the layouts of its parts match. */
 static void gather(struct search *s, int n) {
     const struct node *node = &s->graph->nodes[n];
     int y = op_of(node->op) == &concat_op && !s->views->is_view[n] ? result_of(s, node) : -1;
@@ -215,7 +217,7 @@ static void gather(struct search *s, int n) {
     s->views->gathered++;
 }
 
-/* Every value in its own memory, as its tensor says. */
+/* Resets every value to its own memory with the layout of its tensor. */
 static void forget(struct search *s) {
     for (int v = 0; v < s->graph->value_count; v++) {
         s->views->memory[v] = v;
@@ -224,7 +226,7 @@ static void forget(struct search *s) {
     }
 }
 
-/* Finds the nodes whose results cannot lie in their inputs, were all of these made as their tensors say. */
+/* Finds the nodes whose results cannot be views if all inputs are stored as their tensors describe. */
 static void find_stuck(struct search *s) {
     for (int n = 0; n < s->graph->node_count; n++) {
         look_through(s, n);
@@ -234,9 +236,9 @@ static void find_stuck(struct search *s) {
     forget(s);
 }
 
-/* ---- The graph with the layouts ---------------------------------------------------------------------------------- */
+/* ---- The graph with new layouts ---------------------------------------------------------------------------------- */
 
-/* A tensor with the layout that was found, and the offset of its first element, in bytes. */
+/* A tensor with its new layout, and the offset of its first element in bytes. */
 static weftStatus_t copy_tensor(struct tensor **made, struct search *s, int v, struct arena *arena) {
     const struct tensor *tensor = tensor_at(s, v);
     struct tensor *copy;
@@ -251,19 +253,19 @@ static weftStatus_t copy_tensor(struct tensor **made, struct search *s, int v, s
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Storage is what changed: a reshape that keeps the order of the elements speaks of them from here on. */
+/* Since the storage has changed, a reshape that keeps the order of elements is described as one of elements. */
 static void name_elements(struct node *copy, const struct node *node) {
     if (copy->op != node->op && op_of(node->op) == &reshape_op && !is_of_storage(node->op))
         ((struct reshape_op *)copy->op)->mode = WEFT_RESHAPE_LOGICAL;
 }
 
-/* Of a concatenation that is copied after all, the rest alone is. */
+/* If a concatenation is copied after all, only the inputs that are not in place are. */
 static void name_placed(struct node *copy, const struct node *node, uint64_t placed) {
     if (copy->op != node->op && op_of(node->op) == &concat_op)
         ((struct concat_op *)copy->op)->placed = placed;
 }
 
-/* The user's graph stays; what the planner gets names new tensors where layouts changed. */
+/* The user's graph does not change; the planner gets a graph in which changed layouts have new tensors. */
 static weftStatus_t copy_graph(struct search *s, struct arena *arena, struct arena *scratch) {
     const struct graph *graph = s->graph;
     struct tensor **tensors;
@@ -272,7 +274,7 @@ static weftStatus_t copy_graph(struct search *s, struct arena *arena, struct are
     for (int v = 0; v < graph->value_count; v++)
         if (s->is_changed[v])
             TRY(copy_tensor(&tensors[v], s, v, arena));
-    /* Tensors that did not change stay NULL here, and are shared. */
+    /* Tensors that did not change are NULL here, and are shared. */
     TRY(graph_exchange(&copy, graph, tensors, arena));
     for (int n = 0; n < graph->node_count; n++) {
         name_elements(&copy->nodes[n], &graph->nodes[n]);
@@ -282,7 +284,7 @@ static weftStatus_t copy_graph(struct search *s, struct arena *arena, struct are
     return WEFT_STATUS_SUCCESS;
 }
 
-/* ---- The whole --------------------------------------------------------------------------------------------------- */
+/* ---- Entry points ------------------------------------------------------------------------------------------------ */
 
 weftStatus_t views_none(struct views *views, const struct graph *graph, struct arena *arena) {
     *views = (struct views){.graph = graph};
@@ -294,7 +296,7 @@ weftStatus_t views_none(struct views *views, const struct graph *graph, struct a
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Most graphs move nothing, and need no search. */
+/* Most graphs move nothing and need no search. */
 static bool has_any(const struct graph *graph) {
     for (int n = 0; n < graph->node_count; n++)
         if (op_of(graph->nodes[n].op)->look || op_of(graph->nodes[n].op)->fit)
@@ -314,7 +316,8 @@ static weftStatus_t search(struct search *s, struct arena *arena, struct arena *
     TRY(arena_alloc(scratch, &s->is_stuck, (size_t)graph->node_count * sizeof *s->is_stuck));
     forget(s);
     find_fixed(s);
-    /* In this order: what is made in its place is decided before results are looked for in their inputs. */
+    /* The order matters: inputs that are computed in place are determined before results become views of their
+       inputs. */
     find_stuck(s);
     for (int n = graph->node_count; n-- > 0;)
         fit_inputs(s, n);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which values of a graph are other ways of looking at memory: slices, transposes and reshapes of what is there, and
-   parts of a concatenation that are made in their place. The graph as it is planned differs from the user's in the
-   layouts of such tensors alone: operations read and write them as they do any strided tensor, and know nothing of
-   it. But for concatenations that cannot be made in place, as the inputs of a graph cannot: of these who reads the
-   result may read the parts, where the caller says that it can. */
+/* Determines which values of a graph are views of others' memory: slices, transposes and reshapes, and inputs of a
+   concatenation that are computed in place. The graph that is planned differs from the user's only in the layouts of
+   these tensors: operations read and write them like any strided tensor. The exception is a concatenation whose inputs
+   cannot be computed in place, such as inputs of the graph: if the caller allows it, readers of the result read the
+   inputs instead. */
 #ifndef WEFT_GRAPH_VIEWS_H
 #define WEFT_GRAPH_VIEWS_H
 
@@ -11,29 +11,30 @@
 #include "graph/ops/concat.h"
 
 struct views {
-    const struct graph *graph; /* with the layouts that views give tensors; the user's where nothing is a view */
-    int count;                 /* nodes that run nothing */
-    int gathered;              /* of these, concatenations whose parts are read in the place of their result */
-    bool *is_view;             /* of each node: its result lies where its input does, or is gathered */
-    int *memory;               /* of each value: the value whose memory it lies in; itself: it has memory of its own */
-    int64_t *offset;           /* of each value: bytes from there to its first element */
+    const struct graph *graph; /* with the layouts of views; the user's graph if nothing is a view */
+    int count;                 /* number of nodes that need no kernel */
+    int gathered;              /* number of these that are concatenations whose inputs are read in place of the
+                                  result */
+    bool *is_view;             /* per node: the result is a view of the input, or is gathered */
+    int *memory;               /* per value: the value whose memory it uses; itself if it has memory of its own */
+    int64_t *offset;           /* per value: offset in bytes in that memory */
 };
 
-/* What is left open: both by value, NULL: none is so. */
+/* Choices of the caller, by value; NULL means false for all. */
 struct view_choices {
-    const bool *is_apart;   /* nothing else lies in its memory, and it is not gathered */
-    const bool *may_gather; /* all that read it can read the parts of it */
+    const bool *is_apart;   /* no other value uses its memory, and it is not gathered */
+    const bool *may_gather; /* all of its readers can read the inputs of the concatenation instead */
 };
 
-/* Finds the views of a graph. What is made lives with the arena and names the graph's own tensors and operations. */
+/* Finds the views of a graph. Allocates in the arena, and refers to the graph's own tensors and operations. */
 weftStatus_t views_find(struct views *views, const struct graph *graph, const struct view_choices *choices,
                         struct arena *arena);
 
-/* The parts of a value that is gathered, as the one operation that makes it lists them; NULL: it is not, or the graph
-   is a part of one that has them. */
+/* The concatenation whose inputs are a gathered value. NULL if the value is not gathered, or if the graph is a part of
+   one in which it is. */
 const struct concat_op *views_gathered(const struct graph *graph, int value);
 
-/* The same where nothing is a view. */
+/* The same if nothing is a view. */
 weftStatus_t views_none(struct views *views, const struct graph *graph, struct arena *arena);
 
 #endif

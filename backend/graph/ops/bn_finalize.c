@@ -236,7 +236,7 @@ static weftStatus_t expand_bn_finalize(const struct descriptor *descriptor, stru
     int inv = expand_inverse_deviation(e, b.variance, epsilon);
     int scale = expand_input(e, op->scale), bias = expand_input(e, op->bias);
     int eq_scale = scale < 0 ? inv : expand_multiply(e, scale, inv), shift = expand_multiply(e, b.mean, eq_scale);
-    /* The running variance uses the unbiased one, as the reference does. */
+    /* The running variance uses the unbiased one, like the reference. */
     expand_running(e, op->out_mean, op->in_running_mean, b.mean, b.factor);
     expand_running(e, op->out_var, op->in_running_var, b.unbiased, b.factor);
     expand_result(e, op->eq_scale, eq_scale);

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* reduction: y[i] = op over the group of x that belongs to i. In each dimension y has the extent of x (kept), 1
-   (reduced) or a divisor (groups of adjacent elements are reduced to one). NaN propagates through every operator. No elements give
-   the operator's identity: 0 for ADD, AMAX and the norms, 1 for the products, +inf for MIN, -inf for MAX, NaN for AVG;
-   integer types saturate these, and NaN is 0. An integer compute type calculates exactly in 64 bits, wrapping around,
-   with AVG and NORM2 rounded towards 0. Softmax and norms have operations of their own: they read rows more than
-   once. */
+   (reduced) or a divisor (groups of adjacent elements are reduced to one). NaN propagates through every operator. No
+   elements give the operator's identity: 0 for ADD, AMAX and the norms, 1 for the products, +inf for MIN, -inf for MAX,
+   NaN for AVG; integer types saturate these, and NaN is 0. An integer compute type calculates exactly in 64 bits,
+   wrapping around, with AVG and NORM2 rounded towards 0. Softmax and norms have operations of their own: they read rows
+   more than once. */
 #include "graph/ops/reduction.h"
 #include "graph/expansion.h"
 
