@@ -1618,8 +1618,8 @@ CASES = {
     "batch norm gradient": Case("channels", "channels", batch_norm(True, (9, 64, 28, 28))),
     # windows
     "max pool": Case("pool", "window", pooled((2, 16, 16, 16), 3, 2)),
-    "max pool of dense windows": Case("pool_boxes", "window", pooled((2, 32, 16, 16), 3, 1)),
-    "max pool NCHW": Case("pool_planes", "window", pooled((2, 16, 16, 16), 3, 2, last=False, index=True)),
+    "max pool of dense windows": Case("pool_tma", "window", pooled((2, 32, 16, 16), 3, 1)),
+    "max pool NCHW": Case("pool_nchw", "window", pooled((2, 16, 16, 16), 3, 2, last=False, index=True)),
     "max pool of odd channels": Case("pool_unaligned", "window", pooled((2, 33, 8, 16), 3, 2)),
     "max pool of large windows": Case("pool_team", "window", pooled((2, 64, 7, 7), 7, 7)),
     "max pool where NaN wins": Case("pool pool_bwd", "window", pooled_without_numbers("PROPAGATE_NAN")),
@@ -1627,27 +1627,27 @@ CASES = {
         "pool", "window", pooled_without_numbers("PROPAGATE_NAN", 2, "bf16")
     ),
     "max pool NCHW where NaN wins": Case(
-        "pool_planes", "window", pooled_without_numbers("PROPAGATE_NAN", 2, "bf16", last=False)
+        "pool_nchw", "window", pooled_without_numbers("PROPAGATE_NAN", 2, "bf16", last=False)
     ),
     "max pool where NaN is passed over": Case("pool", "window", pooled_without_numbers("NOT_PROPAGATE_NAN")),
     "max pool of far windows where NaN wins": Case(
-        "window window_bwd", "window", pooled_without_numbers("PROPAGATE_NAN", 5)
+        "resample resample_bwd", "window", pooled_without_numbers("PROPAGATE_NAN", 5)
     ),
     "max pool of far windows where NaN is passed over": Case(
-        "window", "window", pooled_without_numbers("NOT_PROPAGATE_NAN", 5)
+        "resample", "window", pooled_without_numbers("NOT_PROPAGATE_NAN", 5)
     ),
     "max pool of whole planes": Case("pool_whole", "window", pooled((2, 64, 7, 7), 7, 7, last=False)),
     "max pool gradient of volumes": Case("pool_bwd", "window", pooled_volume_gradient("MAXPOOL")),
     "mean gradient of volumes": Case("pool_bwd", "window", pooled_volume_gradient("AVGPOOL_INCLUDE_PADDING")),
     "max pool gradient": Case("pool_bwd", "window", pooled_gradient(True)),
-    "max pool gradient of dense windows": Case("pool_boxes_bwd", "window", pooled_gradient(True, 32, 1)),
-    "max pool gradient NCHW": Case("pool_planes_bwd", "window", pooled_gradient(False)),
-    "max pool with gaps": Case("window window_bwd", "window", pooled_with_gaps("MAXPOOL", True)),
+    "max pool gradient of dense windows": Case("pool_tma_bwd", "window", pooled_gradient(True, 32, 1)),
+    "max pool gradient NCHW": Case("pool_nchw_bwd", "window", pooled_gradient(False)),
+    "max pool with gaps": Case("resample resample_bwd", "window", pooled_with_gaps("MAXPOOL", True)),
     "mean with gaps NCHW": Case(
-        "window window_bwd", "window", pooled_with_gaps("AVGPOOL_EXCLUDE_PADDING", False)
+        "resample resample_bwd", "window", pooled_with_gaps("AVGPOOL_EXCLUDE_PADDING", False)
     ),
-    "bilinear": Case("window", "window", resized),
-    "bilinear gradient": Case("window_bwd", "window", resized_gradient),
+    "bilinear": Case("resample", "window", resized),
+    "bilinear gradient": Case("resample_bwd", "window", resized_gradient),
     # what moves and maps
     "map": Case("map", "map", lambda t: t.out(t.g.relu(t.g.add(t(33, 65), t(1, 65))))),
     "map across": Case("map_tiled", "map", lambda t: t.out(t.g.add(t(64, 64, strides=[1, 64]), t(64, 64)))),
@@ -1662,11 +1662,11 @@ CASES = {
     "map, integers": Case("map", "map", exact_map),
     "product of parts": Case("product_sm90", "hopper", product_of_parts),
     "softmax of parts": Case("registers", "rows", softmax_of_parts),
-    "concat of other types": Case("move", "move", joined_of_types),
-    "concat across": Case("move", "move", joined),
+    "concat of other types": Case("copy", "move", joined_of_types),
+    "concat across": Case("copy", "move", joined),
     "concat": Case("join", "move", lambda t: t.out(t.g.concatenate([t(33, 20), t(33, 45)], axis=1))),
     "rng": Case("rng", "rng", drawn),
-    "slice of int4": Case("move", "move", sliced_int4),
+    "slice of int4": Case("copy", "move", sliced_int4),
     "sum of int4": Case("registers move", "staged", sum_of_int4),
     "block scales": Case("block_scales block_values", "block_scale", quantized),
     "block scales in tiles": Case("block_scales block_values", "block_scale", quantized_in_tiles),

@@ -47,7 +47,7 @@ FOLDERS = {
     # Copies factors with the kernels of map/ before Hopper's GEMM reads them.
     "cuda/product/repack": "cuda cuda/core cuda/product cuda/product/hopper cuda/map",
     "cuda/rows": "cuda cuda/core",
-    "cuda/window": "cuda cuda/core",
+    "cuda/pooling": "cuda cuda/core",
 }
 INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 # In the text of a C file: "#include \"core/reduce.cuh\"\n", or just the path of a kernel's file.

@@ -105,7 +105,7 @@ TESTS = (
         ["small norm|softmax|^rows|^sum", "test_cuda_rows", f"{EMULATED} few_multiprocessors"],
     ),
     ("backend/engines/cuda/causal/", ["small causal", "test_cuda_causal"]),
-    ("backend/engines/cuda/window/", ["small pool|bilinear|^mean", "test_cuda_window"]),
+    ("backend/engines/cuda/pooling/", ["small pool|bilinear|^mean", "test_cuda_window"]),
     (
         "backend/engines/cuda/map/",
         [

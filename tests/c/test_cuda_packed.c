@@ -3,8 +3,8 @@
    operations, and every element of what they write is looked up; the product is calculated from the copies, too. */
 #include "cuda_family.h"
 
-#include "engines/cuda/map/copy.h"
-#include "engines/cuda/map/staged.h"
+#include "engines/cuda/map/copy_fallback.h"
+#include "engines/cuda/map/copy_region.h"
 #include "engines/cuda/product/repack/repack.h"
 
 #include <math.h>

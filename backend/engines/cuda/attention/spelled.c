@@ -5,7 +5,7 @@
    this graph. */
 #include "base/arena.h"
 #include "base/number.h"
-#include "engines/cuda/core/take.h"
+#include "engines/cuda/core/delegate.h"
 #include "engines/cuda/families.h"
 #include "graph/ops/matmul.h"
 #include "graph/patterns/attention.h"

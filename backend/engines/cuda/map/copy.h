@@ -1,19 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Copies between tensors of the same dims and of any strides and types, as regions that the map family serves: small
-   graphs that nobody but an engine sees. */
+/* Copies between memories of different order or type, as kernels of a step: what the move family is made of, and what
+   others bring their operands into shape with. */
 #ifndef WEFT_ENGINES_CUDA_COPY_H
 #define WEFT_ENGINES_CUDA_COPY_H
 
-#include "engines/engine.h"
+#include "engines/cuda/core/kernel.h"
+#include "engines/movement.h"
 
-/* The values of the region's graph that are read and written. */
-enum { COPY_FROM, COPY_TO };
+enum { COPY_PARTS_PER_KERNEL = 8, COPY_PARTS_MAX = COPY_PARTS_PER_KERNEL * KERNELS_MAX };
 
-weftStatus_t copy_region(struct region *region, const struct tensor *from, const struct tensor *to,
-                         struct arena *arena);
+/* Each side's modes by themselves: positions stay the same. */
+static inline void part_merge(struct part *part) {
+    side_merge(&part->from);
+    side_merge(&part->to);
+}
 
-/* Only elements whose coordinates along dims 1 and 3 are equal are read; the others become zeros. */
-weftStatus_t copy_diagonal_region(struct region *region, const struct tensor *from, const struct tensor *to,
-                                  struct arena *arena);
+/* Adds the kernels of copies, whose sides are merged, to a step. */
+weftStatus_t copy_add_kernels(struct cuda_step *state, const struct region *region, const struct part *parts, int count,
+                              const struct device *device, struct arena *arena);
 
 #endif

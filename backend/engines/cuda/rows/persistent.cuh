@@ -15,14 +15,14 @@ static_assert(!COLUMNS && STEPS > 0, "rows in registers");
 
 constexpr bool KEEPS_BROADCAST = true, CONVERTS_AGAIN = true;
 
-#include "rows/own_tiles.cuh"
+#include "rows/persistent_tiles.cuh"
 
 #include "rows/resident.cuh"
 
 #include "rows/column_sums.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) rows_persistent(const __grid_constant__ arguments a) {
-    const own_tiles own = begin_tiles(a);
+    const persistent_tiles own = begin_tiles(a);
     const int rank = own.rank;
     i64 tile = own.first;
     loaded in;

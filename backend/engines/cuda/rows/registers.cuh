@@ -20,7 +20,7 @@
 
 static_assert(!COLUMNS && COLUMN_SUMS == 0 && STEPS > 0, "rows in registers, which nobody sums");
 
-#include "rows/own_tiles.cuh"
+#include "rows/persistent_tiles.cuh"
 
 #include "rows/resident.cuh"
 

@@ -139,7 +139,7 @@ void schedule_for_joining(struct schedule *s, int64_t splits);
 /* The schedule of a launch that only stores elements: as many threads as its registers allow. */
 void schedule_for_storing(struct schedule *s);
 
-/* ---- nest.c: the loop nest, passes and vectors ---- */
+/* ---- loop_nest.c: the loop nest, passes and vectors ---- */
 
 /* What any schedule starts from. */
 weftStatus_t schedule_begin(struct schedule *s, const struct rows *rows);
@@ -169,7 +169,7 @@ void schedule_terms_of_pass(const struct schedule *s, int pass, bool *takes_part
 /* Whether anything that is stored depends on doubles. */
 bool schedule_calculates_in_double(const struct schedule *s);
 
-/* ---- residence.c: what stays on chip, in bytes ---- */
+/* ---- footprint.c: what stays on chip, in bytes ---- */
 
 /* Whether operand k stays on chip between passes; bytes of one vector of it. */
 bool schedule_keeps(const struct schedule *s, int k);
@@ -192,7 +192,7 @@ bool schedule_copies_vectors(const struct schedule *s, const struct device *devi
 /* Whether what threads exchange fits in shared memory. */
 bool schedule_exchange_fits(const struct schedule *s);
 
-/* ---- place.c: rows given to threads and memory ---- */
+/* ---- mapping.c: rows given to threads and memory ---- */
 
 /* Finds a scheme in which rows are read once, false: none fits; else streams them. */
 bool schedule_place_resident(struct schedule *s, const struct device *device, bool must_stream);

@@ -17,7 +17,7 @@
 
 static_assert(!COLUMNS && STEPS > 0 && STAGES > 1, "one row is worked on, another on its way");
 
-#include "rows/own_tiles.cuh"
+#include "rows/persistent_tiles.cuh"
 
 #include "rows/column_sums.cuh"
 
@@ -104,7 +104,7 @@ DEVICE void run_passes(const span &s, i64 tile, int stage, kept *unaligned, cons
 /* ---- The kernel -------------------------------------------------------------------------------------------------- */
 
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) rows_staged(const __grid_constant__ arguments a) {
-    const own_tiles own = begin_tiles(a);
+    const persistent_tiles own = begin_tiles(a);
     const int rank = own.rank;
     i64 tile = own.first;
     loaded in;

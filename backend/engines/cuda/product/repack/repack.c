@@ -7,8 +7,8 @@
    adjacent groups, too. The price is the sum of the steps. */
 #include "engines/cuda/product/repack/repack.h"
 #include "engines/cuda/families.h"
-#include "engines/cuda/map/copy.h"
-#include "engines/cuda/map/staged.h"
+#include "engines/cuda/map/copy_region.h"
+#include "engines/cuda/map/copy_fallback.h"
 #include "engines/cuda/product/hopper/hopper.h"
 #include "graph/ops/convolution.h"
 

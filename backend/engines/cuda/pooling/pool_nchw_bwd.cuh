@@ -1,21 +1,21 @@
-/* pool_planes_bwd: pool_bwd.cuh for images that lie in memory as planes (NCHW)                   any type, sm_75 and up
+/* pool_nchw_bwd: pool_bwd.cuh for images that lie in memory as planes (NCHW)                   any type, sm_75 and up
    Formula   as pool_bwd.cuh: down, elements count from the start of the padding, so that which tap meets which is known
              to the compiler; along rows they count as they lie in memory, and the first of RUN lies SHIFT after the
              start of a window
    Tile      what reaches tile_rows groups of rows of a plane of dx, or tile_planes whole planes, passes through shared
              memory: dy, and the numbers of maxima. Where rows are whole words (IS_SEGMENT), each is one segment of
-             memory (window/segment.cuh): rows outside are read from a row of zeros, and elements beside the image count
-             as zero; else there are zeros around dy (window/planes.cuh). A thread makes RUN elements side by side of
-             SIDE1 rows
+             memory (pooling/segment.cuh): rows outside are read from a row of zeros, and elements beside the image
+             count as zero; else there are zeros around dy (pooling/nchw.cuh). A thread makes RUN elements side by side
+             of SIDE1 rows
    Limits    dy and the numbers are packed; steps of 1 or 2 along rows
    Tried     zeros around all tiles (3x3 steps of one: 126 us for 55); eight elements side by side where windows go one
              by one (55 for 50)
    Params    as pool_bwd.cuh, and LINE IS_SEGMENT OUTSIDE LEFT_OUT RIGHT_IN, VECTOR PHASE FILL SHIFTS
-             (window/planes.cuh) of dy, INDEX_FILL INDEX_SHIFTS, SHIFT GRAIN; RUN counts elements of a row, PATCH2 is 1
+             (pooling/nchw.cuh) of dy, INDEX_FILL INDEX_SHIFTS, SHIFT GRAIN; RUN counts elements of a row, PATCH2 is 1
              */
 
-#include "window/planes.cuh"
-#include "window/segment.cuh"
+#include "pooling/nchw.cuh"
+#include "pooling/segment.cuh"
 
 extern __shared__ __align__(128) u8 shared[];
 
@@ -96,7 +96,7 @@ template <class P> DEVICE const index_t *fill_segments(const P &p, i64 first, in
     return numbers;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) pool_planes_bwd(const __grid_constant__ arguments p) {
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) pool_nchw_bwd(const __grid_constant__ arguments p) {
     __shared__ u64 arrival;
     if constexpr (IS_SEGMENT)
         begin_segments(&arrival, HAS_INDEX ? 2 : 1);

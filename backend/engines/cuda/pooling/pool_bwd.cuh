@@ -1,4 +1,4 @@
-/* pool_bwd: dx of a maximum or mean of small windows, as window_bwd.cuh             any type, any strides, sm_75 and up
+/* pool_bwd: dx of a maximum or mean of small windows, as resample_bwd.cuh           any type, any strides, sm_75 and up
    Formula   gathers: element i + offset = b * SIDE + e of patch b is tap e - k * STEP of the position k after the
              patch's first
    Tile      a thread makes RUN channels of SIDE1 x SIDE2 elements of dx, whole steps of the windows, so that which tap
@@ -10,7 +10,7 @@
              before kept in L2 by priority (nothing)
    Params    as pool.cuh, and AHEAD HAS_SAVED; PATCH1 and PATCH2 count steps per side */
 
-#include "window/pool_gradient.cuh"
+#include "pooling/pool_gradient.cuh"
 
 DEVICE length_t nearest_position(const axis &a, length_t o) { return o < 0 ? 0 : o < a.y ? o : a.y - 1; }
 

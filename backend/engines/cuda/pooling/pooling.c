@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The window family: one pooling or interpolation, or its gradient, in one sweep over its result. Small windows in
-   whole steps are the pool kernels' (window.h), all others window/window.cuh's and window_bwd.cuh's;
-   window/geometry.cuh knows the geometry. plan.c decides, emit.c prints. */
-#include "engines/cuda/window/window.h"
+   whole steps are the pool kernels' (pooling.h), all others resample.cuh and resample_bwd.cuh;
+   pooling/geometry.cuh knows the geometry. plan.c decides, emit.c prints. */
+#include "engines/cuda/pooling/pooling.h"
 #include "engines/cuda/core/price.h"
 #include "engines/cuda/families.h"
 
@@ -10,12 +10,12 @@
 static const double LAUNCH_SECONDS = 2e-6;
 
 static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
-    struct window w;
-    TRY(window_analyse(&w, region, device));
+    struct pooling w;
+    TRY(pooling_analyse(&w, region, device));
     const struct resample_operand *operands[] = {&w.g.x, &w.g.y, &w.g.index, &w.g.saved};
     double bytes = 0;
     for (int k = 0; k < 4; k++)
-        if (window_uses(&w, operands[k]))
+        if (pooling_uses(&w, operands[k]))
             bytes += (double)tensor_bytes(operands[k]->tensor);
     /* Each tensor once: windows that overlap meet in L1 and L2. What kernels of small windows take beside that is not
        priced. */
@@ -26,28 +26,28 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
 static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
                           struct arena *arena) {
     (void)knobs;
-    struct window passes[2];
+    struct pooling passes[2];
     struct cuda_step *state;
     int count = 1;
-    TRY(window_analyse(&passes[0], &step->region, device));
+    TRY(pooling_analyse(&passes[0], &step->region, device));
     TRY(arena_alloc(arena, &state, sizeof *state));
     step->state = state;
-    if (window_items(&passes[0]) == 0)
+    if (pooling_items(&passes[0]) == 0)
         return arena_print(arena, &step->detail, "nothing to compute");
     /* The numbers of maxima pass from one kernel to the other through the workspace. */
-    if (window_finds_first(&passes[0])) {
-        struct window whole = passes[0];
-        TRY(window_split(passes, &whole, arena));
+    if (pooling_finds_first(&passes[0])) {
+        struct pooling whole = passes[0];
+        TRY(pooling_split(passes, &whole, arena));
         step->workspace_bytes = tensor_bytes(passes[0].g.index.tensor);
         count = 2;
     }
     for (int i = 0; i < count; i++)
-        if (window_items(&passes[i]) > 0)
-            TRY(window_build_kernel(&state->kernels[state->count++], &passes[i], arena));
-    const struct window *w = &passes[count - 1];
+        if (pooling_items(&passes[i]) > 0)
+            TRY(pooling_build_kernel(&state->kernels[state->count++], &passes[i], arena));
+    const struct pooling *w = &passes[count - 1];
     return arena_print(
         arena, &step->detail, "%s%s: windows of %lldx%lldx%lld, runs of %d channels, patches of %lldx%lld",
-        count > 1 ? "maxima first, " : "", window_entries[w->kernel], (long long)w->g.taps[0], (long long)w->g.taps[1],
+        count > 1 ? "maxima first, " : "", pooling_entries[w->kernel], (long long)w->g.taps[0], (long long)w->g.taps[1],
         (long long)w->g.taps[2], w->run, (long long)w->patch[1], (long long)w->patch[2]);
 }
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the parts of the window family share: window.c serves, plan.c decides, emit.c prints; planes.c does both for
-   images that lie in memory as planes, boxes.c for windows that go one by one. */
-#ifndef WEFT_ENGINES_CUDA_WINDOW_H
-#define WEFT_ENGINES_CUDA_WINDOW_H
+/* What the parts of the window family share: pooling.c serves, plan.c decides, emit.c prints; nchw.c does both for
+   images that lie in memory as planes, tma.c for windows that go one by one. */
+#ifndef WEFT_ENGINES_CUDA_POOLING_H
+#define WEFT_ENGINES_CUDA_POOLING_H
 
 #include "engines/cuda/core/kernel.h"
 #include "graph/ops/resample.h"
@@ -16,24 +16,24 @@ enum {
 };
 
 /* The kernels; from POOL on, those of windows that go in whole steps and that registers hold. */
-enum window_kernel {
-    WINDOW,
-    WINDOW_BWD,
+enum pooling_kernel {
+    RESAMPLE,
+    RESAMPLE_BWD,
     POOL,
     POOL_BWD,
-    POOL_TEAM,       /* few large windows */
-    POOL_BOXES,      /* windows that go one by one over channels side by side */
-    POOL_BOXES_BWD,  /* the gradient of their maxima */
-    POOL_UNALIGNED,  /* channels whose number fits no wide accesses */
-    POOL_PLANES,     /* images that lie as planes: parts of them */
-    POOL_PLANES_BWD, /* the gradient of these */
-    POOL_WHOLE,      /* one window per plane */
+    POOL_TEAM,      /* few large windows */
+    POOL_TMA,       /* windows that go one by one over channels side by side */
+    POOL_TMA_BWD,   /* the gradient of their maxima */
+    POOL_UNALIGNED, /* channels whose number fits no wide accesses */
+    POOL_NCHW,      /* images that lie as planes: parts of them */
+    POOL_NCHW_BWD,  /* the gradient of these */
+    POOL_WHOLE,     /* one window per plane */
 };
 
 /* How planes go through shared memory, in elements of x, or of dy for gradients: rows lie `pitch` apart, the memory's
    begin at `left`, and what a thread reads first of a row lies `phase` after `first`, `seen` of them. Chosen by
-   planes.c, printed as constants and arguments; of the other kernels all 0. */
-struct planes {
+   nchw.c, printed as constants and arguments; of the other kernels all 0. */
+struct nchw_tile {
     int64_t tile_rows; /* rows of positions, or of patches of dx, that a tile makes; of whole planes, planes */
     int64_t along;     /* results side by side that a thread makes, and how many threads a row takes */
     int64_t columns;
@@ -50,18 +50,18 @@ struct planes {
 };
 
 /* How boxes of an image become windows, or those of dy their gradient: a block's threads. */
-struct boxes {
+struct tma_tile {
     int64_t lanes;        /* runs of channels side by side */
     int64_t along, below; /* patches of results */
 };
 
 /* g and the flags come from the operation; kernel, run, patch and what follows from choose_kernel. */
-struct window {
+struct pooling {
     const struct region *region;
     const struct device *device;
     const struct descriptor *op;
     struct resample_geometry g;
-    enum window_kernel kernel;
+    enum pooling_kernel kernel;
     int run;
     bool is_wide; /* numbers of the geometry pass 32 bits */
     bool has_y, has_index;
@@ -70,76 +70,76 @@ struct window {
     int64_t rows;          /* patches along the second axis that neighbouring threads take: POOL_ROWS positions */
     int64_t tile_columns;  /* of POOL_UNALIGNED: positions of a row that a block makes of all channels, */
     int64_t pitch;         /* and from row to row of x in shared memory */
-    struct planes planes;
-    struct boxes boxes;
+    struct nchw_tile nchw;
+    struct tma_tile tma;
 };
 
 /* Bytes of so many elements of an operand. */
-static inline int64_t window_bytes(const struct resample_operand *operand, int64_t count) {
+static inline int64_t pooling_bytes(const struct resample_operand *operand, int64_t count) {
     return dtype_bytes((weftDataType_t)operand->tensor->type, count);
 }
 
 /* The tensor that is made. */
-static inline const struct resample_operand *window_result(const struct window *w) {
+static inline const struct resample_operand *pooling_result(const struct pooling *w) {
     return w->g.backward ? &w->g.x : &w->g.y;
 }
 
 /* What it is made of, beside numbers of maxima: x, or dy. */
-static inline const struct resample_operand *window_source(const struct window *w) {
+static inline const struct resample_operand *pooling_source(const struct pooling *w) {
     return w->g.backward ? &w->g.y : &w->g.x;
 }
 
 /* Whether an operand is read or written. */
-bool window_uses(const struct window *w, const struct resample_operand *operand);
+bool pooling_uses(const struct pooling *w, const struct resample_operand *operand);
 
 /* Whether a window may see padding, and nothing but padding. */
-bool window_has_padding(const struct resample_geometry *g);
-bool window_may_be_empty(const struct resample_geometry *g);
+bool pooling_has_padding(const struct resample_geometry *g);
+bool pooling_may_be_empty(const struct resample_geometry *g);
 
 /* How many patches there are along an axis, and the number of the first one, which may lie in the padding. */
-int64_t window_patches(const struct window *w, int axis);
-int64_t window_first_patch(const struct window *w, int axis);
+int64_t pooling_patches(const struct pooling *w, int axis);
+int64_t pooling_first_patch(const struct pooling *w, int axis);
 
 /* Whether an operand lies as packed planes. */
-bool window_is_planes(const struct resample_geometry *g, const struct resample_operand *operand);
+bool pooling_is_planes(const struct resample_geometry *g, const struct resample_operand *operand);
 
-static inline double window_product(const int64_t *numbers) {
+static inline double pooling_product(const int64_t *numbers) {
     return (double)numbers[0] * (double)numbers[1] * (double)numbers[2];
 }
 
 /* ---- plan.c ---- */
 
 /* Fills the geometry and chooses the kernel, or says why the region is none of ours. */
-weftStatus_t window_analyse(struct window *w, const struct region *region, const struct device *device);
+weftStatus_t pooling_analyse(struct pooling *w, const struct region *region, const struct device *device);
 /* Whether a gradient finds its maxima in a kernel of its own, and the two passes that it then takes. */
-bool window_finds_first(const struct window *w);
-weftStatus_t window_split(struct window passes[2], const struct window *w, struct arena *arena);
+bool pooling_finds_first(const struct pooling *w);
+weftStatus_t pooling_split(struct pooling passes[2], const struct pooling *w, struct arena *arena);
 /* What threads take one by one: patches of runs of channels. */
-int64_t window_items(const struct window *w);
+int64_t pooling_items(const struct pooling *w);
 /* Whether windows without gaps go in whole steps, few enough, over what padding does not change. */
-bool window_is_pool(const struct window *w);
+bool pooling_is_pool(const struct pooling *w);
 /* Whether the channels of all positions lie in one segment. */
-bool window_is_packed_last(const struct resample_geometry *g, const struct resample_operand *operand);
+bool pooling_is_packed_last(const struct resample_geometry *g, const struct resample_operand *operand);
 
 /* ---- emit.c ---- */
 
 /* The kernels' functions, each in a file of its name. */
-extern const char *const window_entries[];
-weftStatus_t window_build_kernel(struct cuda_kernel *kernel, const struct window *w, struct arena *arena);
+extern const char *const pooling_entries[];
+weftStatus_t pooling_build_kernel(struct cuda_kernel *kernel, const struct pooling *w, struct arena *arena);
 
-/* ---- planes.c, boxes.c ---- */
+/* ---- nchw.c, tma.c ---- */
 
 /* Choose a kernel of planes, or of boxes, if one serves. */
-void window_find_planes(struct window *w);
-void window_find_boxes(struct window *w);
+void pooling_find_nchw(struct pooling *w);
+void pooling_find_tma(struct pooling *w);
 
 /* The number of blocks. */
-int64_t window_blocks_of_planes(const struct window *w);
-int64_t window_blocks_of_boxes(const struct window *w);
+int64_t pooling_blocks_of_nchw(const struct pooling *w);
+int64_t pooling_blocks_of_tma(const struct pooling *w);
 
 /* Print what they need beyond the others, and give the shared memory of a block. */
-uint32_t window_emit_planes(struct kernel_source *source, const struct window *w);
-uint32_t window_emit_boxes(struct kernel_source *source, const struct window *w);
-void window_emit_maps(struct kernel_source *source, const struct window *w);
+uint32_t pooling_emit_nchw(struct kernel_source *source, const struct pooling *w);
+uint32_t pooling_emit_tma(struct kernel_source *source, const struct pooling *w);
+void pooling_emit_maps(struct kernel_source *source, const struct pooling *w);
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Kernels of a step of another graph, which a combination asked another family for, as kernels of its own. */
-#ifndef WEFT_ENGINES_CUDA_TAKE_H
-#define WEFT_ENGINES_CUDA_TAKE_H
+#ifndef WEFT_ENGINES_CUDA_DELEGATE_H
+#define WEFT_ENGINES_CUDA_DELEGATE_H
 
 #include "engines/cuda/core/kernel.h"
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Windows over images that lie in memory as planes. Parts of planes, or a few of them, pass through shared memory,
-   whose rows have room for the padding around them: window/pool_planes.cuh, pool_planes_bwd.cuh and pool_whole.cuh. */
+   whose rows have room for the padding around them: pooling/pool_nchw.cuh, pool_nchw_bwd.cuh and pool_whole.cuh. */
 #include "base/number.h"
-#include "engines/cuda/window/window.h"
+#include "engines/cuda/pooling/pooling.h"
 
 #include <string.h>
 
@@ -12,24 +12,24 @@ enum {
     ALONG = 4,             /* results side by side that a thread makes */
     WHOLE_UNIT = 16,       /* planes, so many of which are whole chunks whatever the type */
     TILE_BYTES = 14 << 10, /* of shared memory, at most, so that many blocks fit on a multiprocessor */
-    WHOLE_BYTES = 6 << 10, /* of a tile of whole planes: window/pool_whole.cuh says what others took */
+    WHOLE_BYTES = 6 << 10, /* of a tile of whole planes: pooling/pool_whole.cuh says what others took */
 };
 
 static const int64_t BLOCKS_EACH = 8; /* of a multiprocessor, before tiles take more planes */
 
 /* Images, channels, rows and columns without gaps, in this order. */
-bool window_is_planes(const struct resample_geometry *g, const struct resample_operand *operand) {
+bool pooling_is_planes(const struct resample_geometry *g, const struct resample_operand *operand) {
     const int64_t *size = operand->size, *stride = operand->size_stride, plane = size[1] * size[2];
     return plane < INT32_MAX && size[0] == 1 && (size[2] == 1 || stride[2] == 1) &&
            (size[1] == 1 || stride[1] == size[2]) && (g->c == 1 || operand->channel_stride == plane) &&
            (g->n == 1 || operand->batch_stride == plane * g->c) &&
-           operand->tensor->alignment % window_bytes(operand, 1) == 0 && CHUNK % window_bytes(operand, 1) == 0;
+           operand->tensor->alignment % pooling_bytes(operand, 1) == 0 && CHUNK % pooling_bytes(operand, 1) == 0;
 }
 
 /* Whether shared memory can hold what padding reads: zero, or a number that never wins. */
-static bool padding_has_number(const struct window *w) {
+static bool padding_has_number(const struct pooling *w) {
     weftDataType_t type = (weftDataType_t)w->g.x.tensor->type;
-    return w->g.mode != WEFT_RESAMPLE_MAXPOOL || w->g.padding != WEFT_NEG_INF_PAD || !window_has_padding(&w->g) ||
+    return w->g.mode != WEFT_RESAMPLE_MAXPOOL || w->g.padding != WEFT_NEG_INF_PAD || !pooling_has_padding(&w->g) ||
            dtype_is_half(type) || type == WEFT_DATA_FLOAT ||
            (!w->has_index && (type == WEFT_DATA_INT8 || type == WEFT_DATA_UINT8));
 }
@@ -37,7 +37,7 @@ static bool padding_has_number(const struct window *w) {
 /* How many elements are read at once of rows that begin anywhere, or else at multiples of so many. Below half a chunk,
    shifting whole chunks is cheaper than short accesses. True: they are shifted. *fill: elements. */
 static bool find_fill(const struct resample_operand *operand, int64_t *fill) {
-    int64_t size = window_bytes(operand, 1);
+    int64_t size = pooling_bytes(operand, 1);
     *fill = gcd64(gcd64(CHUNK / size, operand->size[2]), gcd64(operand->tensor->alignment, CHUNK) / size);
     bool shifts = *fill * size < CHUNK / 2;
     *fill = shifts ? CHUNK / size : *fill;
@@ -46,8 +46,8 @@ static bool find_fill(const struct resample_operand *operand, int64_t *fill) {
 
 /* How many of `along` neighbours of a result one access takes. gcd64 with 0 leaves the number: a dimension of one
    element limits nothing. */
-static int64_t grain_of(const struct window *w, const struct resample_operand *result, int64_t along) {
-    int64_t unit = gcd64(result->tensor->alignment, CHUNK), fits = unit / window_bytes(result, 1);
+static int64_t grain_of(const struct pooling *w, const struct resample_operand *result, int64_t along) {
+    int64_t unit = gcd64(result->tensor->alignment, CHUNK), fits = unit / pooling_bytes(result, 1);
     if (result->size[2] > 1 && result->size_stride[2] != 1)
         return 1;
     fits = gcd64(gcd64(fits > 1 ? fits : 1, along), result->size[2]);
@@ -59,7 +59,7 @@ static int64_t grain_of(const struct window *w, const struct resample_operand *r
 /* Lays out rows of which threads, one after another, read `count` elements from `first` and each `step` further on, as
    far as `end`; the last ones read on, what nobody needs. left: room for padding before a row, in whole units, so that
    rows begin aligned. Lengths are elements; unit: of an aligned access. */
-static void lay_out(struct planes *p, int64_t end, int64_t first, int64_t step, int64_t count, int64_t unit) {
+static void lay_out(struct nchw_tile *p, int64_t end, int64_t first, int64_t step, int64_t count, int64_t unit) {
     p->seen = count;
     p->left = round_up(first < 0 ? -first : 0, unit);
     p->vector = p->columns == 1 ? unit : gcd64(step, unit);
@@ -72,14 +72,14 @@ static void lay_out(struct planes *p, int64_t end, int64_t first, int64_t step, 
 }
 
 /* Whether rows are whole words, and all of the memory whole chunks. Then a tile is one copy. */
-static bool is_segment(const struct window *w, const struct resample_operand *o) {
-    int64_t row = window_bytes(o, o->size[2]);
+static bool is_segment(const struct pooling *w, const struct resample_operand *o) {
+    int64_t row = pooling_bytes(o, o->size[2]);
     return row % WORD == 0 && o->tensor->alignment % CHUNK == 0 && w->g.n * w->g.c * o->size[1] * row % CHUNK == 0;
 }
 
 /* Rows of `width` elements that lie as they do in memory; the first that a thread reads lies `first` after their
    beginning. */
-static void lay_as_memory(struct planes *p, int64_t width, int64_t first) {
+static void lay_as_memory(struct nchw_tile *p, int64_t width, int64_t first) {
     p->vector = gcd64(p->vector, width);
     p->first = (p->left + first) / p->vector * p->vector;
     p->phase = p->left + first - p->first;
@@ -87,10 +87,10 @@ static void lay_as_memory(struct planes *p, int64_t width, int64_t first) {
 }
 
 /* Forward: rows of x, of which a thread makes `along` results. */
-static void find_rows(struct window *w) {
+static void find_rows(struct pooling *w) {
     const struct resample_geometry *g = &w->g;
-    struct planes *p = &w->planes;
-    int64_t size = window_bytes(&g->x, 1);
+    struct nchw_tile *p = &w->nchw;
+    int64_t size = pooling_bytes(&g->x, 1);
     p->along = g->y.size[2] > 2 ? ALONG : g->y.size[2];
     p->columns = divide_up(g->y.size[2], p->along);
     lay_out(p, max64(g->x.size[2], (g->y.size[2] - 1) * g->step[2] - g->offset[2] + g->taps[2]), -g->offset[2],
@@ -102,31 +102,31 @@ static void find_rows(struct window *w) {
     /* Every result that is stored must take the same accesses. */
     p->grain = w->has_y ? grain_of(w, &g->y, p->along) : p->along;
     p->grain = w->has_index ? gcd64(p->grain, grain_of(w, &g->index, p->along)) : p->grain;
-    p->row_bytes = window_bytes(&g->x, p->pitch);
+    p->row_bytes = pooling_bytes(&g->x, p->pitch);
 }
 
 /* Rows of x that so many rows of positions see. Consecutive ones overlap where windows do. */
-static int64_t rows_seen(const struct window *w, int64_t rows) { return (rows - 1) * w->g.step[1] + w->g.taps[1]; }
+static int64_t rows_seen(const struct pooling *w, int64_t rows) { return (rows - 1) * w->g.step[1] + w->g.taps[1]; }
 
 /* down: rows of results that a thread makes, as registers allow. Tiles halve until TILE_BYTES hold the rows that they
    see. */
-static void find_forward(struct window *w) {
+static void find_forward(struct pooling *w) {
     const struct resample_geometry *g = &w->g;
     int64_t rows = g->y.size[1], down = 4;
-    if (g->taps[0] != 1 || g->step[0] != 1 || g->offset[0] != 0 || !window_is_planes(g, &g->x) ||
-        window_may_be_empty(g) || g->n * g->c * rows >= INT32_MAX || !padding_has_number(w))
+    if (g->taps[0] != 1 || g->step[0] != 1 || g->offset[0] != 0 || !pooling_is_planes(g, &g->x) ||
+        pooling_may_be_empty(g) || g->n * g->c * rows >= INT32_MAX || !padding_has_number(w))
         return;
     find_rows(w);
     /* POOL_LOADS: what a thread holds of x in registers. */
     while (down > 1 && (down > rows || rows_seen(w, down) * g->taps[2] > POOL_LOADS))
         down /= 2;
     rows = round_up(rows, down);
-    while (rows > down && rows_seen(w, rows) * w->planes.row_bytes > TILE_BYTES)
+    while (rows > down && rows_seen(w, rows) * w->nchw.row_bytes > TILE_BYTES)
         rows = round_up(rows / 2, down);
-    if (rows_seen(w, rows) * w->planes.row_bytes > TILE_BYTES)
+    if (rows_seen(w, rows) * w->nchw.row_bytes > TILE_BYTES)
         return;
-    w->kernel = POOL_PLANES;
-    w->planes.tile_rows = rows;
+    w->kernel = POOL_NCHW;
+    w->nchw.tile_rows = rows;
     w->patch[1] = down;
     w->patch[2] = 1;
 }
@@ -134,9 +134,9 @@ static void find_forward(struct window *w) {
 /* What reaches a run of dx, which begins as it lies in memory, somewhere between the starts of two windows. ALONG
    positions of dy for each thread: its run of dx is as many steps long. Floor division by hand, as offsets may be
    negative. */
-static void find_rows_back(struct window *w) {
+static void find_rows_back(struct pooling *w) {
     const struct resample_geometry *g = &w->g;
-    struct planes *p = &w->planes;
+    struct nchw_tile *p = &w->nchw;
     int64_t step = g->step[2], start = g->offset[2] / step - (g->offset[2] % step < 0), before;
     p->along = ALONG * step;
     p->columns = divide_up(g->x.size[2], p->along);
@@ -152,55 +152,55 @@ static void find_rows_back(struct window *w) {
     if (p->is_segment)
         lay_as_memory(p, g->y.size[2], p->before);
     p->grain = grain_of(w, &g->x, p->along);
-    p->row_bytes = window_bytes(&g->y, p->pitch) + (w->has_index ? window_bytes(&g->index, p->pitch) : 0);
+    p->row_bytes = pooling_bytes(&g->y, p->pitch) + (w->has_index ? pooling_bytes(&g->index, p->pitch) : 0);
 }
 
 /* Rows of positions that reach so many patches below each other. */
-static int64_t rows_reaching(const struct window *w, int64_t groups) {
+static int64_t rows_reaching(const struct pooling *w, int64_t groups) {
     return groups * w->patch[1] + (w->g.taps[1] - 1) / w->g.step[1];
 }
 
-/* window_patches depends on the patch, which is therefore set first, and put back where nothing fits. A thread makes
+/* pooling_patches depends on the patch, which is therefore set first, and put back where nothing fits. A thread makes
    ALONG steps of dx side by side, of 2 elements at most. */
-static void find_backward(struct window *w) {
+static void find_backward(struct pooling *w) {
     const struct resample_geometry *g = &w->g;
     int64_t patch[3], groups;
     if (g->taps[0] != 1 || g->step[0] != 1 || g->offset[0] != 0 || g->step[2] > 2 || g->offset[2] <= -CHUNK ||
-        window_uses(w, &g->saved) || !window_is_planes(g, &g->y) || (w->has_index && !window_is_planes(g, &g->index)) ||
-        g->n * g->c * g->x.size[1] >= INT32_MAX)
+        pooling_uses(w, &g->saved) || !pooling_is_planes(g, &g->y) ||
+        (w->has_index && !pooling_is_planes(g, &g->index)) || g->n * g->c * g->x.size[1] >= INT32_MAX)
         return;
     find_rows_back(w);
     memcpy(patch, w->patch, sizeof patch);
     w->patch[1] = g->step[1] == 1 ? 4 : g->step[1] == 2 ? 2 : 1;
     w->patch[2] = 1;
     /* Halved until what reaches them fits. */
-    groups = window_patches(w, 1);
-    while (groups > 1 && rows_reaching(w, groups) * w->planes.row_bytes > TILE_BYTES)
+    groups = pooling_patches(w, 1);
+    while (groups > 1 && rows_reaching(w, groups) * w->nchw.row_bytes > TILE_BYTES)
         groups = divide_up(groups, 2);
-    w->planes.tile_rows = groups;
-    if (rows_reaching(w, groups) * w->planes.row_bytes <= TILE_BYTES)
-        w->kernel = POOL_PLANES_BWD;
+    w->nchw.tile_rows = groups;
+    if (rows_reaching(w, groups) * w->nchw.row_bytes <= TILE_BYTES)
+        w->kernel = POOL_NCHW_BWD;
     else
         memcpy(w->patch, patch, sizeof patch);
 }
 
 /* One window per plane, where some planes, and all of them, are whole chunks of memory. No number of the maximum
    is kept. */
-static void find_whole(struct window *w) {
+static void find_whole(struct pooling *w) {
     const struct resample_geometry *g = &w->g;
-    int64_t plane = g->x.size[1] * g->x.size[2], bytes = window_bytes(&g->x, plane);
-    bool is_whole = !w->has_index && plane > 1 && window_is_planes(g, &g->x) && g->x.tensor->alignment % CHUNK == 0 &&
+    int64_t plane = g->x.size[1] * g->x.size[2], bytes = pooling_bytes(&g->x, plane);
+    bool is_whole = !w->has_index && plane > 1 && pooling_is_planes(g, &g->x) && g->x.tensor->alignment % CHUNK == 0 &&
                     g->n * g->c < INT32_MAX && g->n * g->c * bytes % CHUNK == 0 && WHOLE_UNIT * bytes <= TILE_BYTES;
     for (int i = 0; i < 3; i++)
         is_whole = is_whole && g->y.size[i] == 1 && g->offset[i] == 0 && g->taps[i] == g->x.size[i];
     if (!is_whole)
         return;
     w->kernel = POOL_WHOLE;
-    w->planes.tile_rows = WHOLE_UNIT * max64(1, WHOLE_BYTES / bytes / WHOLE_UNIT);
+    w->nchw.tile_rows = WHOLE_UNIT * max64(1, WHOLE_BYTES / bytes / WHOLE_UNIT);
 }
 
 /* Only where channels are no runs: planes have their neighbours along rows. Takes over from the pool kernels. */
-void window_find_planes(struct window *w) {
+void pooling_find_nchw(struct pooling *w) {
     if (w->run > 1 || (w->kernel != POOL && w->kernel != POOL_BWD))
         return;
     if (w->g.backward) {
@@ -215,33 +215,33 @@ void window_find_planes(struct window *w) {
 /* ---- Printing ---------------------------------------------------------------------------------------------------- */
 
 /* Sizes are arguments: planes of another number compile nothing. */
-static void emit_whole(struct kernel_source *source, const struct window *w) {
+static void emit_whole(struct kernel_source *source, const struct pooling *w) {
     emit_number(source, w->g.n * w->g.c, "planes");
-    emit_number(source, w->planes.tile_rows, "tile_planes");
+    emit_number(source, w->nchw.tile_rows, "tile_planes");
     emit_divisor(source, w->g.c, "channels");
 }
 
 /* Elements of the row of padding that threads read: as many as one of them reads, and what is left of lines. */
-static int64_t outside_of(const struct window *w) {
-    const struct planes *p = &w->planes;
-    int64_t line = POOL_LINE / window_bytes(window_source(w), 1);
+static int64_t outside_of(const struct pooling *w) {
+    const struct nchw_tile *p = &w->nchw;
+    int64_t line = POOL_LINE / pooling_bytes(pooling_source(w), 1);
     return round_up(p->phase + p->seen + p->vector + p->left, line) - p->left;
 }
 
 /* How many of the elements that a thread reads of a row end within it, of all threads. */
-static int64_t always_inside(const struct window *w) {
-    const struct planes *p = &w->planes;
+static int64_t always_inside(const struct pooling *w) {
+    const struct nchw_tile *p = &w->nchw;
     /* Elements of the source from one thread to the next. */
     int64_t each = w->g.backward ? p->along / w->g.step[2] : p->along * w->g.step[2];
     int64_t before = w->g.backward ? p->before : -w->g.offset[2];
-    int64_t inside = window_source(w)->size[2] - before - (p->columns - 1) * each;
+    int64_t inside = pooling_source(w)->size[2] - before - (p->columns - 1) * each;
     return inside < 0 ? 0 : inside < p->seen ? inside : p->seen;
 }
 
 /* Constants are what loops and accesses are made of; where a tile lies are arguments. */
-static void emit_layout(struct kernel_source *source, const struct window *w) {
-    const struct planes *p = &w->planes;
-    const struct resample_operand *held = window_source(w);
+static void emit_layout(struct kernel_source *source, const struct pooling *w) {
+    const struct nchw_tile *p = &w->nchw;
+    const struct resample_operand *held = pooling_source(w);
     emit_constant(source, "FILL", p->fill);
     emit_constant(source, "SHIFTS", p->shifts);
     emit_constant(source, "VECTOR", p->vector);
@@ -270,22 +270,22 @@ static void emit_layout(struct kernel_source *source, const struct window *w) {
 }
 
 /* Tiles that a plane is cut into, from top to bottom. */
-static int64_t bands_of(const struct window *w) {
-    int64_t all = w->g.backward ? window_patches(w, 1) : w->g.y.size[1];
-    return divide_up(all, w->planes.tile_rows);
+static int64_t bands_of(const struct pooling *w) {
+    int64_t all = w->g.backward ? pooling_patches(w, 1) : w->g.y.size[1];
+    return divide_up(all, w->nchw.tile_rows);
 }
 
 /* Tiles are bands of a plane where it is large, else as many planes as leave work to all multiprocessors. More planes
    only where the block's last round of threads is filled at least as well as before. */
-static int64_t planes_of_tile(const struct window *w) {
-    const struct planes *p = &w->planes;
+static int64_t planes_of_tile(const struct pooling *w) {
+    const struct nchw_tile *p = &w->nchw;
     int64_t each = 1, rows = w->g.backward ? rows_reaching(w, p->tile_rows) : rows_seen(w, p->tile_rows);
     /* Threads that a plane's results take. */
     int64_t items = p->columns * (w->g.backward ? p->tile_rows : p->tile_rows / w->patch[1]);
     if (bands_of(w) > 1)
         return 1;
     /* From plane to plane in shared memory; the last one ends with its rows. */
-    int64_t apart = p->is_segment ? window_source(w)->size[1] * p->row_bytes : rows * p->row_bytes;
+    int64_t apart = p->is_segment ? pooling_source(w)->size[1] * p->row_bytes : rows * p->row_bytes;
     for (int64_t n = 2; (n - 1) * apart + rows * p->row_bytes <= TILE_BYTES &&
                         w->g.n * w->g.c / n >= BLOCKS_EACH * w->device->cuda.multiprocessors;
          n++)
@@ -295,24 +295,24 @@ static int64_t planes_of_tile(const struct window *w) {
 }
 
 /* A block makes one tile. */
-int64_t window_blocks_of_planes(const struct window *w) {
-    int64_t each = w->kernel == POOL_WHOLE ? w->planes.tile_rows : planes_of_tile(w);
+int64_t pooling_blocks_of_nchw(const struct pooling *w) {
+    int64_t each = w->kernel == POOL_WHOLE ? w->nchw.tile_rows : planes_of_tile(w);
     return divide_up(w->g.n * w->g.c, each) * (w->kernel == POOL_WHOLE ? 1 : bands_of(w));
 }
 
 /* Of a segment in shared memory, which begins anywhere in a line; chunks begin and end between elements. */
 static int64_t bytes_of_segment(const struct resample_operand *o, int64_t count) {
-    return window_bytes(o, count) + POOL_LINE + CHUNK;
+    return pooling_bytes(o, count) + POOL_LINE + CHUNK;
 }
 
 /* The shared memory of a block: rows of all planes, what the last thread reads past them, and padding on both sides of
    a segment. */
-uint32_t window_emit_planes(struct kernel_source *source, const struct window *w) {
-    const struct planes *p = &w->planes;
+uint32_t pooling_emit_nchw(struct kernel_source *source, const struct pooling *w) {
+    const struct nchw_tile *p = &w->nchw;
     int64_t plane = w->g.x.size[1] * w->g.x.size[2];
     if (w->kernel == POOL_WHOLE) {
         emit_whole(source, w);
-        return (uint32_t)window_bytes(&w->g.x, p->tile_rows * plane) + POOL_LINE;
+        return (uint32_t)pooling_bytes(&w->g.x, p->tile_rows * plane) + POOL_LINE;
     }
     int64_t rows = w->g.backward ? rows_reaching(w, p->tile_rows) : rows_seen(w, p->tile_rows);
     int64_t each = planes_of_tile(w);
@@ -322,12 +322,13 @@ uint32_t window_emit_planes(struct kernel_source *source, const struct window *w
     emit_divisor(source, bands_of(w), "bands");
     emit_divisor(source, w->g.backward ? p->tile_rows : p->tile_rows / w->patch[1], "groups");
     if (p->is_segment) {
-        int64_t count = p->left + (each - 1) * window_source(w)->size[1] * window_source(w)->size[2] + rows * p->pitch;
-        int64_t bytes = bytes_of_segment(window_source(w), 2 * outside_of(w) + count);
+        int64_t count =
+            p->left + (each - 1) * pooling_source(w)->size[1] * pooling_source(w)->size[2] + rows * p->pitch;
+        int64_t bytes = bytes_of_segment(pooling_source(w), 2 * outside_of(w) + count);
         if (!w->has_index || !w->g.backward)
             return (uint32_t)bytes;
-        int64_t room = round_up(p->left, POOL_LINE / window_bytes(&w->g.index, 1));
-        emit_number(source, round_up(bytes, POOL_LINE) + window_bytes(&w->g.index, room - p->left), "numbers_at");
+        int64_t room = round_up(p->left, POOL_LINE / pooling_bytes(&w->g.index, 1));
+        emit_number(source, round_up(bytes, POOL_LINE) + pooling_bytes(&w->g.index, room - p->left), "numbers_at");
         return (uint32_t)(round_up(bytes, POOL_LINE) + bytes_of_segment(&w->g.index, outside_of(w) + room + count));
     }
     return (uint32_t)(each * rows * p->row_bytes + p->slack * (p->row_bytes / p->pitch));

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the kernels of windows ask of the geometry: padding, empty windows, and patches. */
 #include "base/number.h"
-#include "engines/cuda/window/window.h"
+#include "engines/cuda/pooling/pooling.h"
 
-bool window_uses(const struct window *w, const struct resample_operand *operand) {
+bool pooling_uses(const struct pooling *w, const struct resample_operand *operand) {
     bool is_saved = operand == &w->g.saved;
     return operand->tensor && (!is_saved || (w->g.mode == WEFT_RESAMPLE_MAXPOOL && !w->g.index.tensor)) &&
            (operand != &w->g.index || w->has_index) && (operand != &w->g.y || w->has_y);
 }
 
 /* Along any axis: a window begins before the image, or the last one ends after it. */
-bool window_has_padding(const struct resample_geometry *g) {
+bool pooling_has_padding(const struct resample_geometry *g) {
     bool has = false;
     for (int i = 0; i < 3; i++) {
         int64_t last = (g->y.size[i] - 1) * g->step[i] - g->offset[i];
@@ -21,7 +21,7 @@ bool window_has_padding(const struct resample_geometry *g) {
 
 /* The first window ends before the image, the last begins after it, or one has the image between two taps; fractions of
    a step are not looked at closer. */
-bool window_may_be_empty(const struct resample_geometry *g) {
+bool pooling_may_be_empty(const struct resample_geometry *g) {
     bool may = false;
     for (int i = 0; i < 3; i++) {
         int64_t last = (g->y.size[i] - 1) * g->step[i] - g->offset[i];
@@ -33,22 +33,22 @@ bool window_may_be_empty(const struct resample_geometry *g) {
 
 /* Elements of a patch's side along one axis, and the number of the first patch that has any: both count from the start
    of the padding. Planes of the first axis go one by one. */
-static int64_t side_of(const struct window *w, int axis) { return axis ? w->patch[axis] * w->g.step[axis] : 1; }
+static int64_t side_of(const struct pooling *w, int axis) { return axis ? w->patch[axis] * w->g.step[axis] : 1; }
 
 /* Rounded towards minus infinity: offsets may be negative. */
-int64_t window_first_patch(const struct window *w, int axis) {
+int64_t pooling_first_patch(const struct pooling *w, int axis) {
     int64_t offset = w->g.offset[axis], side = side_of(w, axis);
     return axis ? offset / side - (offset % side < 0) : 0;
 }
 
 /* A kernel for all geometries has no patches: each result is one. */
-int64_t window_patches(const struct window *w, int axis) {
-    const struct resample_operand *result = window_result(w);
+int64_t pooling_patches(const struct pooling *w, int axis) {
+    const struct resample_operand *result = pooling_result(w);
     int64_t size = result->size[axis], side = side_of(w, axis);
     if (w->kernel < POOL)
         return size;
     if (!w->g.backward)
         return divide_up(size, w->patch[axis]);
     int64_t end = axis ? size + w->g.offset[axis] : size;
-    return divide_up(end, side) - window_first_patch(w, axis);
+    return divide_up(end, side) - pooling_first_patch(w, axis);
 }

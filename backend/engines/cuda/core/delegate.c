@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "engines/cuda/core/take.h"
+#include "engines/cuda/core/delegate.h"
 
 #include <string.h>
 

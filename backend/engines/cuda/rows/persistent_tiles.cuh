@@ -1,5 +1,5 @@
-/* own_tiles: which tiles of rows a block takes, one after another, and what it asks for before it may read. With what
-   passes over rows need */
+/* persistent_tiles: which tiles of rows a block takes, one after another, and what it asks for before it may read.
+   With what passes over rows need */
 
 #include "rows/strip.cuh"
 
@@ -10,13 +10,13 @@ template <class P> DEVICE void reduce_strip(typename P::total (&sum)[1], const s
 
 #include "rows/row_operands.cuh"
 
-struct own_tiles {
+struct persistent_tiles {
     int rank;        // of the block in its cluster
     i64 step, first; // blocks of a cluster share their tiles
 };
 
 /* The first two tiles are on their way to L2 before the launch ends that this one depends on. */
-DEVICE own_tiles begin_tiles(const arguments &a) {
+DEVICE persistent_tiles begin_tiles(const arguments &a) {
     const int rank = CLUSTER > 1 ? (int)(blockIdx.x % CLUSTER) : 0;
     const i64 step = gridDim.x / CLUSTER;
     const i64 first = blockIdx.x / CLUSTER;

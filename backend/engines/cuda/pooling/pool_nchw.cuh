@@ -1,10 +1,11 @@
-/* pool_planes: pool.cuh for images that lie in memory as planes (NCHW)                           any type, sm_75 and up
+/* pool_nchw: pool.cuh for images that lie in memory as planes (NCHW)                           any type, sm_75 and up
    Formula   as pool.cuh
    Tile      tile_planes whole planes of x, or what tile_rows rows of positions see of one, pass through shared memory.
-             Where rows are whole words (IS_SEGMENT), a tile is one segment of memory (window/segment.cuh): rows outside
-             the image are read from a row of padding, and elements beside it are replaced. Other tiles have padding
-             around them, so that no window asks where an edge is (window/planes.cuh). A thread makes RUN positions side
-             by side of PATCH1 rows. A block takes one tile; blocks of one multiprocessor overlap their halves
+             Where rows are whole words (IS_SEGMENT), a tile is one segment of memory (pooling/segment.cuh): rows
+             outside the image are read from a row of padding, and elements beside it are replaced. Other tiles have
+             padding around them, so that no window asks where an edge is (pooling/nchw.cuh). A thread makes RUN
+             positions side by side of PATCH1 rows. A block takes one tile; blocks of one multiprocessor overlap their
+             halves
    Limits    x is packed; every window sees more than padding; padding has a number
    Tried     padding around all tiles (3x3 steps of one: maxima 35 us for 31, means 37 for 31; of two: 67 for 60), whose
              chunks cost 40 instructions each; eight positions side by side where windows go one by one (maxima 3 us
@@ -12,11 +13,11 @@
              to 16 us more); seven rows of positions for four (3x3 steps of one: 4 us more); means that share what two
              windows sum (nothing)
    Params    as pool.cuh, and EXPECTS LINE IS_SEGMENT OUTSIDE LEFT_OUT RIGHT_IN, FILL SHIFTS VECTOR PHASE
-             (window/planes.cuh), GRAIN; RUN counts positions, PATCH2 is 1 */
+             (pooling/nchw.cuh), GRAIN; RUN counts positions, PATCH2 is 1 */
 
-#include "window/planes.cuh"
-#include "window/pool_results.cuh"
-#include "window/segment.cuh"
+#include "pooling/nchw.cuh"
+#include "pooling/pool_results.cuh"
+#include "pooling/segment.cuh"
 
 extern __shared__ __align__(128) u8 shared[];
 
@@ -84,7 +85,7 @@ DEVICE void find_windows(found (&made)[PATCH1], const axis (&axes)[3], const len
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) pool_planes(const __grid_constant__ arguments p) {
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) pool_nchw(const __grid_constant__ arguments p) {
     __shared__ u64 arrival;
     if constexpr (IS_SEGMENT)
         begin_segments(&arrival, 1);

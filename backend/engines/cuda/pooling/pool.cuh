@@ -1,15 +1,15 @@
-/* pool: y[n,c,o] = the maximum or mean of a small window of x, as window.cuh        any type, any strides, sm_75 and up
-   Formula   window/pool_common.cuh finds the windows of a patch of positions, so that what they share is read once
+/* pool: y[n,c,o] = the maximum or mean of a small window of x, as resample.cuh      any type, any strides, sm_75 and up
+   Formula   pooling/pool_common.cuh finds the windows of a patch of positions, so that what they share is read once
    Tile      a thread makes RUN channels of PATCH1 x PATCH2 positions along the last two axes; threads go along memory
    Limits    whole steps and taps, few of them; edges are padded with zeros or with what never wins
    Tried     asking ahead for what later blocks read (maxima 5 to 15 % slower); threads that walk down columns and keep
              what rows leave, a row ahead under way (3x3 steps of one: 33 us for 27, means 43 for 34); blocks of more
              positions and fewer channels, which read less from L2 (30 us for 27, means 36 for 30: in most
              warps some lane is near an edge)
-   Params    as window.cuh, and BLOCKS STEP0-2 PATCH1 PATCH2 WANTS_WHERE IS_PAIRED (pairs of 16-bit channels) IS_SCALED
-             */
+   Params    as resample.cuh, and BLOCKS STEP0-2 PATCH1 PATCH2 WANTS_WHERE IS_PAIRED (pairs of 16-bit channels)
+             IS_SCALED */
 
-#include "window/pool_results.cuh"
+#include "pooling/pool_results.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) pool(const __grid_constant__ arguments p) {
     begin_overlapped();

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Windows that go one by one over channels that lie side by side. Each element is in so many of them that it pays to
-   have it in shared memory, where Hopper's copy engine copies boxes of the image: window/pool_boxes.cuh. */
+   have it in shared memory, where Hopper's copy engine copies boxes of the image: pooling/pool_tma.cuh. */
 #include "base/number.h"
-#include "engines/cuda/window/window.h"
+#include "engines/cuda/pooling/pooling.h"
 
 enum {
     ACCESS = 16, /* bytes: what a thread takes of a pixel, and what the copy engine wants strides to be multiples of */
@@ -12,15 +12,15 @@ enum {
 };
 
 /* Whether neighbouring windows along an axis share all but one row of elements. */
-static bool is_dense(const struct window *w, int axis) {
-    return w->g.step[axis] == 1 && w->g.taps[axis] > 1 && window_result(w)->size[axis] > 1;
+static bool is_dense(const struct pooling *w, int axis) {
+    return w->g.step[axis] == 1 && w->g.taps[axis] > 1 && pooling_result(w)->size[axis] > 1;
 }
 
 /* Whether the copy engine can copy boxes of an operand: its strides are whole accesses, and so is a box's row of
    `channels`. Elements of 8 bytes have no map type here; multiples of 16 bytes are the copy engine's. images: their
    number, as the stride of a single one means nothing. */
 static bool has_strides(const struct resample_operand *o, int64_t images, int64_t channels) {
-    int64_t size = window_bytes(o, 1);
+    int64_t size = pooling_bytes(o, 1);
     bool has = size <= 4 && channels * size % ACCESS == 0 && o->tensor->alignment % ACCESS == 0 &&
                (images == 1 || o->batch_stride * size % ACCESS == 0);
     for (int i = 1; i < 3; i++)
@@ -29,25 +29,25 @@ static bool has_strides(const struct resample_operand *o, int64_t images, int64_
 }
 
 /* A block has at most POOL_THREADS: lanes over channels, the rest over patches along and below, in equal shares. */
-void window_find_boxes(struct window *w) {
+void pooling_find_tma(struct pooling *w) {
     const struct resample_geometry *g = &w->g;
-    const struct resample_operand *read = window_source(w), *result = window_result(w);
+    const struct resample_operand *read = pooling_source(w), *result = pooling_result(w);
     /* Runs of channels, in equal slices of LANES_MOST at most, each a block's. */
     int64_t groups = g->c / w->run, slices = divide_up(groups, LANES_MOST),
             lanes = groups ? divide_up(groups, slices) : 0;
     /* Gradients go by the numbers of their maxima; forward none are found, and no window of a maximum may be empty. */
     bool serves = g->backward ? w->kernel == POOL_BWD && w->has_index
                               : w->kernel == POOL && !w->has_index &&
-                                    !(g->mode == WEFT_RESAMPLE_MAXPOOL && window_may_be_empty(g));
+                                    !(g->mode == WEFT_RESAMPLE_MAXPOOL && pooling_may_be_empty(g));
     if (!serves || w->device->cuda.major < 9 || !is_dense(w, 1) || !is_dense(w, 2) || g->x.size[0] != 1 ||
-        g->taps[0] != 1 || g->offset[0] != 0 || window_bytes(read, w->run) != ACCESS || groups < LANES_LEAST ||
+        g->taps[0] != 1 || g->offset[0] != 0 || pooling_bytes(read, w->run) != ACCESS || groups < LANES_LEAST ||
         !has_strides(read, g->n, lanes * w->run) || (g->backward && !has_strides(&g->index, g->n, lanes * w->run)))
         return;
-    w->kernel = g->backward ? POOL_BOXES_BWD : POOL_BOXES;
+    w->kernel = g->backward ? POOL_TMA_BWD : POOL_TMA;
     w->rows = 1;
     w->patch[1] = DOWN;
     w->patch[2] = g->backward ? 2 : w->patch[2];
-    struct boxes *b = &w->boxes;
+    struct tma_tile *b = &w->tma;
     b->lanes = lanes;
     int64_t threads = POOL_THREADS / b->lanes, pairs = divide_up(result->size[2], w->patch[2]),
             heights = divide_up(result->size[1], DOWN);
@@ -57,28 +57,28 @@ void window_find_boxes(struct window *w) {
 }
 
 /* Of a block: results across and down, and what their windows see of the source. */
-static int64_t columns_of(const struct window *w) { return w->boxes.along * w->patch[2]; }
-static int64_t rows_of(const struct window *w) { return w->boxes.below * w->patch[1]; }
-static int64_t columns_seen(const struct window *w) { return columns_of(w) + w->g.taps[2] - 1; }
-static int64_t rows_seen(const struct window *w) { return rows_of(w) + w->g.taps[1] - 1; }
-static int64_t slices_of(const struct window *w) { return divide_up(w->g.c / w->run, w->boxes.lanes); }
-static int64_t tiles_of(const struct window *w) { return divide_up(window_result(w)->size[2], columns_of(w)); }
-static int64_t bands_of(const struct window *w) { return divide_up(window_result(w)->size[1], rows_of(w)); }
+static int64_t columns_of(const struct pooling *w) { return w->tma.along * w->patch[2]; }
+static int64_t rows_of(const struct pooling *w) { return w->tma.below * w->patch[1]; }
+static int64_t columns_seen(const struct pooling *w) { return columns_of(w) + w->g.taps[2] - 1; }
+static int64_t rows_seen(const struct pooling *w) { return rows_of(w) + w->g.taps[1] - 1; }
+static int64_t slices_of(const struct pooling *w) { return divide_up(w->g.c / w->run, w->tma.lanes); }
+static int64_t tiles_of(const struct pooling *w) { return divide_up(pooling_result(w)->size[2], columns_of(w)); }
+static int64_t bands_of(const struct pooling *w) { return divide_up(pooling_result(w)->size[1], rows_of(w)); }
 
-int64_t window_blocks_of_boxes(const struct window *w) { return w->g.n * bands_of(w) * slices_of(w) * tiles_of(w); }
+int64_t pooling_blocks_of_tma(const struct pooling *w) { return w->g.n * bands_of(w) * slices_of(w) * tiles_of(w); }
 
 /* Of one box, in bytes: [rows_seen][columns_seen][channels]. */
-static int64_t bytes_of_box(const struct window *w, const struct resample_operand *o) {
-    return window_bytes(o, columns_seen(w) * rows_seen(w) * w->boxes.lanes * w->run);
+static int64_t bytes_of_box(const struct pooling *w, const struct resample_operand *o) {
+    return pooling_bytes(o, columns_seen(w) * rows_seen(w) * w->tma.lanes * w->run);
 }
 
 /* Only sizes matter to a copy: bf16 stands for all of 2 bytes, i32 for all of 4. */
-static void emit_map_of(struct kernel_source *source, const struct window *w, const struct resample_operand *o,
+static void emit_map_of(struct kernel_source *source, const struct pooling *w, const struct resample_operand *o,
                         const char *name) {
-    int64_t size = window_bytes(o, 1), strides[] = {o->size_stride[2], o->size_stride[1], o->batch_stride};
+    int64_t size = pooling_bytes(o, 1), strides[] = {o->size_stride[2], o->size_stride[1], o->batch_stride};
     /* Channels, columns, rows, images, the contiguous dim first. Where no box ends, reads are zeros. */
     int64_t dims[] = {w->g.c, o->size[2], o->size[1], w->g.n};
-    int64_t box[] = {w->boxes.lanes * w->run, columns_seen(w), rows_seen(w), 1};
+    int64_t box[] = {w->tma.lanes * w->run, columns_seen(w), rows_seen(w), 1};
     bool is_scratch = o == &w->g.index && w->index_is_scratch;
     struct cuda_map map = {.form = {.type = size == 1   ? TENSOR_MAP_U8
                                             : size == 2 ? TENSOR_MAP_BF16
@@ -96,15 +96,15 @@ static void emit_map_of(struct kernel_source *source, const struct window *w, co
 }
 
 /* Prints the maps, which come before all else. */
-void window_emit_maps(struct kernel_source *source, const struct window *w) {
-    emit_map_of(source, w, window_source(w), w->g.backward ? "y_map" : "x_map");
+void pooling_emit_maps(struct kernel_source *source, const struct pooling *w) {
+    emit_map_of(source, w, pooling_source(w), w->g.backward ? "y_map" : "x_map");
     if (w->g.backward)
         emit_map_of(source, w, &w->g.index, "index_map");
 }
 
 /* Numbers of maxima lie behind dy, from a line of memory on. Gives the bytes of shared memory. */
-uint32_t window_emit_boxes(struct kernel_source *source, const struct window *w) {
-    int64_t first = bytes_of_box(w, window_source(w)), second = w->g.backward ? bytes_of_box(w, &w->g.index) : 0;
+uint32_t pooling_emit_tma(struct kernel_source *source, const struct pooling *w) {
+    int64_t first = bytes_of_box(w, pooling_source(w)), second = w->g.backward ? bytes_of_box(w, &w->g.index) : 0;
     int64_t numbers_at = round_up(first, POOL_LINE);
     emit_number(source, first + second, "box_bytes");
     if (w->g.backward)
@@ -112,9 +112,9 @@ uint32_t window_emit_boxes(struct kernel_source *source, const struct window *w)
     emit_number(source, columns_of(w), "tile_columns");
     emit_number(source, rows_of(w), "tile_rows");
     emit_number(source, columns_seen(w), "columns_seen");
-    emit_number(source, w->boxes.below, "below");
+    emit_number(source, w->tma.below, "below");
     emit_number(source, w->g.c, "channels");
-    emit_divisor(source, w->boxes.along, "along");
+    emit_divisor(source, w->tma.along, "along");
     emit_divisor(source, tiles_of(w), "tiles");
     emit_divisor(source, slices_of(w), "slices");
     emit_divisor(source, bands_of(w), "bands");

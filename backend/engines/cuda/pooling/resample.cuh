@@ -1,5 +1,5 @@
-/* window: y[n,c,o] = the maximum, mean or weighted sum of a window of x             any type, any strides, sm_75 and up
-   Formula   window/geometry.cuh says which elements; the mode is constants, so that small windows unroll and load all
+/* resample: y[n,c,o] = the maximum, mean or weighted sum of a window of x          any type, any strides, sm_75 and up
+   Formula   pooling/geometry.cuh says which elements; the mode is constants, so that small windows unroll and load all
              at once
    Tile      a thread makes RUN channels of one position; threads go along memory, so that windows of a block overlap in
              L1
@@ -113,7 +113,7 @@ DEVICE void store_index(const P &p, const axis (&axes)[3], const coordinates &to
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) window(const __grid_constant__ arguments p) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) resample(const __grid_constant__ arguments p) {
     axis axes[3];
     read_axes(axes, p);
     const math_t lowest = (math_t)__longlong_as_double(p.lowest);

@@ -2,10 +2,10 @@
 /* The staged family: operations on tensors that kernels cannot address, of types below a byte or in vectors, or that
    some do not take, as a row of softmax that is one element. They are copied to plain tensors in the workspace, another
    family computes there, and results are copied back. */
-#include "engines/cuda/map/staged.h"
+#include "engines/cuda/map/copy_fallback.h"
 #include "engines/cuda/core/price.h"
 #include "engines/cuda/families.h"
-#include "engines/cuda/map/move.h"
+#include "engines/cuda/map/copy.h"
 
 #include <string.h>
 
@@ -224,7 +224,7 @@ static weftStatus_t add_copies(struct cuda_step *state, const struct staged *sta
         part_order(part);
         part_merge(part);
     }
-    return move_add_kernels(state, region, parts, count, device, arena);
+    return copy_add_kernels(state, region, parts, count, device, arena);
 }
 
 /* The inner step's workspace begins behind the copies. Each value of the small graph is one of the whole graph, or a

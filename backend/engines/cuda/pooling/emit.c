@@ -2,7 +2,7 @@
 /* The text of the window family's kernels: constants, operands, and how a thread finds what it makes by the number of
    its item. plan.c has decided all of it. */
 #include "base/number.h"
-#include "engines/cuda/window/window.h"
+#include "engines/cuda/pooling/pooling.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -35,13 +35,13 @@ static void emit_numbered(struct kernel_source *source, const int64_t *numbers, 
 
 /* Type, strides and, where it is used, pointer of an operand. An absent operand has a type all the same: kernels name
    it. name: of its strides; pointer: of the field and, with _t, of the type. */
-static void emit_operand(struct kernel_source *source, const struct window *w, const struct resample_operand *operand,
+static void emit_operand(struct kernel_source *source, const struct pooling *w, const struct resample_operand *operand,
                          const char *name, const char *pointer) {
     char text[32];
     weftDataType_t type = operand->tensor ? (weftDataType_t)operand->tensor->type : WEFT_DATA_INT8;
     if (operand == &w->g.index && w->index_is_scratch)
         emit_scratch(source, cuda_type_name(type), 0, pointer);
-    else if (window_uses(w, operand))
+    else if (pooling_uses(w, operand))
         emit_pointer(source, type, graph_find_value(w->region->graph, operand->tensor), 0, pointer);
     snprintf(text, sizeof text, "%s_t", pointer);
     emit_type(source, text, type);
@@ -61,16 +61,16 @@ struct item_mode {
 /* The modes of an item, slowest first in memory: the result's image, run of channels, and position or patch along each
    axis. Rows of patches that neighbours take come right before the channels. The made-up strides -1 and -2 sort
    channels last and their rows before them, whatever memory says. */
-static int list_modes(const struct window *w, struct item_mode *modes) {
-    const struct resample_operand *result = window_result(w);
+static int list_modes(const struct pooling *w, struct item_mode *modes) {
+    const struct resample_operand *result = pooling_result(w);
     int64_t step1 = w->kernel >= POOL && !w->g.backward ? w->patch[1] : 1,
             step2 = w->kernel >= POOL && !w->g.backward ? w->patch[2] : 1;
     /* Slowest first as NCDHW has them; the sort by strides below decides. */
     const struct item_mode all[] = {
         {"n", w->g.n, result->batch_stride, 1},
-        {"at[0]", window_patches(w, 0), result->size_stride[0], 1},
-        {"at[1]", divide_up(window_patches(w, 1), w->rows), result->size_stride[1], w->rows * step1},
-        {"at[2]", window_patches(w, 2), result->size_stride[2], step2},
+        {"at[0]", pooling_patches(w, 0), result->size_stride[0], 1},
+        {"at[1]", divide_up(pooling_patches(w, 1), w->rows), result->size_stride[1], w->rows * step1},
+        {"at[2]", pooling_patches(w, 2), result->size_stride[2], step2},
         {"at[1]", w->rows, w->run > 1 ? -1 : result->size_stride[1], step1},
         {"c", w->g.c / w->run, w->run > 1 ? -2 : result->channel_stride, w->run},
     };
@@ -88,7 +88,7 @@ static int list_modes(const struct window *w, struct item_mode *modes) {
 }
 
 /* locate(): the coordinates of an item by its number, the fastest mode first. times: positions of a patch, as text. */
-static void emit_locate(struct kernel_source *source, const struct window *w) {
+static void emit_locate(struct kernel_source *source, const struct pooling *w) {
     struct item_mode modes[COORDINATES_MAX];
     int count = list_modes(w, modes);
     text_add(&source->code,
@@ -107,7 +107,7 @@ static void emit_locate(struct kernel_source *source, const struct window *w) {
 
 /* float holds whole numbers to 2^24, so wider ones are compared and summed in double; interpolated ones as well, whose
    halves must round as they should. */
-static bool computes_in_double(const struct window *w) {
+static bool computes_in_double(const struct pooling *w) {
     const struct resample *p = ((const struct resample_op *)w->op)->parameters;
     const struct tensor *tensors[] = {w->g.x.tensor, w->g.y.tensor, w->g.saved.tensor};
     bool is_double = p->math == WEFT_DATA_DOUBLE;
@@ -120,20 +120,20 @@ static bool computes_in_double(const struct window *w) {
 }
 
 /* A team: a warp for each row of a window. */
-static int threads_of(const struct window *w) {
+static int threads_of(const struct pooling *w) {
     return w->kernel == POOL_TEAM ? 32 * (int)w->g.taps[1] : w->kernel >= POOL ? POOL_THREADS : THREADS;
 }
 
-static bool is_boxes(const struct window *w) { return w->kernel == POOL_BOXES || w->kernel == POOL_BOXES_BWD; }
+static bool is_tma(const struct pooling *w) { return w->kernel == POOL_TMA || w->kernel == POOL_TMA_BWD; }
 
 /* Whether blocks go over the result as often as it takes. Blocks of the others make one tile each. */
-static bool takes_items(const struct window *w) { return w->kernel < POOL_BOXES; }
+static bool takes_items(const struct pooling *w) { return w->kernel < POOL_TMA; }
 
-static bool is_planes(const struct window *w) { return w->kernel == POOL_PLANES || w->kernel == POOL_PLANES_BWD; }
+static bool is_nchw(const struct pooling *w) { return w->kernel == POOL_NCHW || w->kernel == POOL_NCHW_BWD; }
 
 /* Whether maxima are found of pairs as they lie in memory: with their numbers where chips compare pairs, and where a
    NaN is above all. */
-static bool is_paired(const struct window *w) {
+static bool is_paired(const struct pooling *w) {
     weftDataType_t type = (weftDataType_t)w->g.x.tensor->type;
     bool finds = !w->has_index || (w->g.propagates_nan && (type == WEFT_DATA_HALF || w->device->cuda.major >= 9));
     return w->kernel >= POOL && w->kernel != POOL_WHOLE && !w->g.backward && w->g.mode == WEFT_RESAMPLE_MAXPOOL &&
@@ -142,19 +142,19 @@ static bool is_paired(const struct window *w) {
 
 /* How many blocks a multiprocessor's registers must hold at once. Launch bounds, from which the compiler derives
    registers; the first condition that holds decides. */
-static int blocks_of(const struct window *w) {
+static int blocks_of(const struct pooling *w) {
     bool is_mean = w->g.mode != WEFT_RESAMPLE_MAXPOOL, is_small = w->patch[1] * w->patch[2] <= 2;
     if (w->kernel == POOL_TEAM)
         return 1024 / threads_of(w);
     if (w->kernel == POOL_WHOLE)
         return 8;
-    if (window_product(w->g.taps) > POOL_SHARED_TAPS)
+    if (pooling_product(w->g.taps) > POOL_SHARED_TAPS)
         return 2;
-    if (computes_in_double(w) || window_uses(w, &w->g.saved) || window_product(w->g.taps) > 9)
+    if (computes_in_double(w) || pooling_uses(w, &w->g.saved) || pooling_product(w->g.taps) > 9)
         return 3;
-    if (w->kernel == POOL_BOXES_BWD)
+    if (w->kernel == POOL_TMA_BWD)
         return 5;
-    if (is_planes(w))
+    if (is_nchw(w))
         return w->has_index || w->g.backward ? 6 : is_paired(w) ? 12 : 8;
     if (w->kernel == POOL_UNALIGNED)
         return 8;
@@ -167,7 +167,7 @@ static int blocks_of(const struct window *w) {
 
 /* Whether places in memory pass 31 bits. POOL_TAPS more than the size: windows reach past the image before they are
    clipped. */
-static bool has_far_elements(const struct window *w) {
+static bool has_far_elements(const struct pooling *w) {
     const struct resample_operand *operands[] = {&w->g.x, &w->g.y, &w->g.index, &w->g.saved};
     double farthest = 0;
     for (int k = 0; k < 4; k++) {
@@ -175,7 +175,7 @@ static bool has_far_elements(const struct window *w) {
         double last = (double)w->g.n * (double)o->batch_stride + (double)w->g.c * (double)o->channel_stride;
         for (int i = 0; i < 3; i++)
             last += ((double)o->size[i] + POOL_TAPS) * (double)o->size_stride[i];
-        farthest = window_uses(w, o) && last > farthest ? last : farthest;
+        farthest = pooling_uses(w, o) && last > farthest ? last : farthest;
     }
     return farthest >= INT32_MAX;
 }
@@ -184,57 +184,57 @@ static bool has_far_elements(const struct window *w) {
 static int64_t most_blocks(const struct device *device) { return (int64_t)device->cuda.multiprocessors * 256; }
 
 /* Of POOL_UNALIGNED: tiles of a row, and rows of them. */
-static int64_t unaligned_tiles(const struct window *w) { return divide_up(w->g.y.size[2], w->tile_columns); }
-static int64_t unaligned_tile_rows(const struct window *w) { return divide_up(w->g.y.size[1], w->patch[1]); }
+static int64_t unaligned_tiles(const struct pooling *w) { return divide_up(w->g.y.size[2], w->tile_columns); }
+static int64_t unaligned_tile_rows(const struct pooling *w) { return divide_up(w->g.y.size[1], w->patch[1]); }
 
 /* Blocks that take a tile each, or one item per thread. A team's warps make 32 items together. */
-static int64_t blocks_at_all(const struct window *w) {
+static int64_t blocks_at_all(const struct pooling *w) {
     int64_t each = w->kernel == POOL_TEAM ? 32 : threads_of(w);
-    if (w->kernel >= POOL_PLANES)
-        return window_blocks_of_planes(w);
-    if (is_boxes(w))
-        return window_blocks_of_boxes(w);
+    if (w->kernel >= POOL_NCHW)
+        return pooling_blocks_of_nchw(w);
+    if (is_tma(w))
+        return pooling_blocks_of_tma(w);
     if (w->kernel == POOL_UNALIGNED)
         return w->g.n * unaligned_tile_rows(w) * unaligned_tiles(w);
-    return divide_up(window_items(w), each);
+    return divide_up(pooling_items(w), each);
 }
 
 /* How many of the first blocks ask for what they read before the kernel before has ended: those that run at once, where
    each warp reads one segment per tap, or each block one. 0: none does. */
-static int64_t expects(const struct window *w) {
+static int64_t expects(const struct pooling *w) {
     int64_t at_once = 8 * (int64_t)w->device->cuda.multiprocessors;
     bool is_team = w->kernel == POOL_TEAM && w->g.c / w->run % 32 == 0 && w->g.taps[2] <= 32 &&
-                   window_bytes(&w->g.x, w->run) == 16 && w->g.x.tensor->alignment % 16 == 0 &&
+                   pooling_bytes(&w->g.x, w->run) == 16 && w->g.x.tensor->alignment % 16 == 0 &&
                    blocks_at_all(w) <= at_once;
-    bool is_segment = w->kernel == POOL_PLANES && w->planes.is_segment;
+    bool is_segment = w->kernel == POOL_NCHW && w->nchw.is_segment;
     return (is_team || is_segment) && w->device->cuda.major >= 9 ? at_once : 0;
 }
 
 /* How many blocks ahead of its own a block asks for what is read, where arithmetic leaves loads waiting. 0: none is
    asked for. */
-static int ahead_of(const struct window *w) {
-    const struct resample_operand *read = window_source(w);
-    return w->kernel == POOL_BWD && w->device->cuda.major >= 9 && w->run > 1 && window_is_packed_last(&w->g, read) &&
+static int ahead_of(const struct pooling *w) {
+    const struct resample_operand *read = pooling_source(w);
+    return w->kernel == POOL_BWD && w->device->cuda.major >= 9 && w->run > 1 && pooling_is_packed_last(&w->g, read) &&
                    blocks_at_all(w) > 4 * AHEAD && blocks_at_all(w) <= most_blocks(w->device)
                ? AHEAD
                : 0;
 }
 
 /* All kernels have the same ones, those that they do not name too: they share headers. */
-static void emit_constants(struct kernel_source *source, const struct window *w) {
+static void emit_constants(struct kernel_source *source, const struct pooling *w) {
     const struct resample_geometry *g = &w->g;
     /* Taps are unrolled where they are few: 0 stands for a number that is an argument. */
     bool is_maximum = g->mode == WEFT_RESAMPLE_MAXPOOL, excludes = g->mode == WEFT_RESAMPLE_AVGPOOL_EXCLUDE_PADDING;
-    bool is_pool = w->kernel >= POOL, unrolls = is_pool || window_product(g->taps) <= UNROLLED_TAPS;
+    bool is_pool = w->kernel >= POOL, unrolls = is_pool || pooling_product(g->taps) <= UNROLLED_TAPS;
     const struct {
         const char *name;
         int64_t value;
     } constants[] = {
-        {"RUN", is_planes(w) ? w->planes.along : w->run},
-        {"ALONG_ROWS", is_planes(w)},
+        {"RUN", is_nchw(w) ? w->nchw.along : w->run},
+        {"ALONG_ROWS", is_nchw(w)},
         {"EXPECTS", expects(w)},
         {"AHEAD", ahead_of(w)},
-        {"GRAIN", is_planes(w) ? w->planes.grain : w->run},
+        {"GRAIN", is_nchw(w) ? w->nchw.grain : w->run},
         {"THREADS", threads_of(w)},
         {"TAPS0", unrolls ? g->taps[0] : 0},
         {"TAPS1", unrolls ? g->taps[1] : 0},
@@ -248,7 +248,7 @@ static void emit_constants(struct kernel_source *source, const struct window *w)
         {"PATCH1", w->patch[1]},
         {"PATCH2", w->patch[2]},
         {"BLOCKS", blocks_of(w)},
-        {"LANES", w->boxes.lanes},
+        {"LANES", w->tma.lanes},
         {"LINE", POOL_LINE},
         {"IS_DILATED", g->dilation[0] > 1 || g->dilation[1] > 1 || g->dilation[2] > 1},
         {"IS_PAIRED", is_paired(w)},
@@ -260,16 +260,16 @@ static void emit_constants(struct kernel_source *source, const struct window *w)
         {"IS_WHOLE", g->denominator[0] == 1 && g->denominator[1] == 1 && g->denominator[2] == 1},
         {"CLAMPS", g->padding == WEFT_EDGE_VAL_PAD && !excludes},
         {"SKIPS_PADDING", g->padding == WEFT_NEG_INF_PAD},
-        {"MAY_BE_EMPTY", g->padding == WEFT_NEG_INF_PAD && window_may_be_empty(g)},
+        {"MAY_BE_EMPTY", g->padding == WEFT_NEG_INF_PAD && pooling_may_be_empty(g)},
         {"EXCLUDES_PADDING", excludes},
         {"PROPAGATES_NAN", g->propagates_nan},
         {"HAS_Y", w->has_y},
         {"HAS_INDEX", w->has_index},
-        {"HAS_SAVED", window_uses(w, &g->saved)},
+        {"HAS_SAVED", pooling_uses(w, &g->saved)},
         {"HAS_OLD", g->beta != 0},
     };
     /* Those that copy to shared memory. */
-    if (w->kernel >= POOL_BOXES)
+    if (w->kernel >= POOL_TMA)
         text_add(&source->constants, "#include \"core/async.cuh\"\n#include \"core/stream.cuh\"\n\n");
     for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)
         emit_constant(source, constants[i].name, constants[i].value);
@@ -277,13 +277,13 @@ static void emit_constants(struct kernel_source *source, const struct window *w)
         &source->constants,
         "using element = u16;\nusing math_t = %s;\nusing length_t = %s;\nusing offset_t = %s;\nusing position = %s;\n",
         computes_in_double(w) ? "double" : "float", w->is_wide ? "i64" : "i32", has_far_elements(w) ? "i64" : "i32",
-        window_items(w) < INT32_MAX ? "u32" : "i64");
+        pooling_items(w) < INT32_MAX ? "u32" : "i64");
 }
 
 /* What blocks ask L2 for ahead: equal parts of the memory that is read, one for each block. In whole chunks of 16
    bytes, which prefetching wants. */
-static void emit_ahead(struct kernel_source *source, const struct window *w) {
-    const struct resample_operand *read = window_source(w);
+static void emit_ahead(struct kernel_source *source, const struct pooling *w) {
+    const struct resample_operand *read = pooling_source(w);
     int64_t bytes = tensor_bytes(read->tensor), parts = blocks_at_all(w);
     if (!ahead_of(w))
         return;
@@ -292,7 +292,7 @@ static void emit_ahead(struct kernel_source *source, const struct window *w) {
 }
 
 /* Arguments: sizes, strides, addresses, factors. */
-static void emit_geometry(struct kernel_source *source, const struct window *w) {
+static void emit_geometry(struct kernel_source *source, const struct pooling *w) {
     const struct resample_geometry *g = &w->g;
     /* What maxima are found of: `lowest` is the least number of its type. */
     const struct tensor *compared = g->backward && g->saved.tensor ? g->saved.tensor : g->x.tensor;
@@ -310,46 +310,39 @@ static void emit_geometry(struct kernel_source *source, const struct window *w) 
     emit_bits(source, g->alpha, "alpha");
     emit_bits(source, g->beta, "beta");
     emit_bits(source, type->is_float ? -INFINITY : type->lowest, "lowest");
-    emit_number(source, window_items(w), "runs");
-    if (w->kernel == POOL_BWD || w->kernel == POOL_PLANES_BWD) {
-        emit_number(source, window_first_patch(w, 1), "first1");
-        emit_number(source, window_first_patch(w, 2), "first2");
+    emit_number(source, pooling_items(w), "runs");
+    if (w->kernel == POOL_BWD || w->kernel == POOL_NCHW_BWD) {
+        emit_number(source, pooling_first_patch(w, 1), "first1");
+        emit_number(source, pooling_first_patch(w, 2), "first2");
     }
     emit_ahead(source, w);
 }
 
 /* Functions, each in a file of its name. */
-const char *const window_entries[] = {
-    [WINDOW] = "window",
-    [WINDOW_BWD] = "window_bwd",
-    [POOL] = "pool",
-    [POOL_BWD] = "pool_bwd",
-    [POOL_TEAM] = "pool_team",
-    [POOL_BOXES] = "pool_boxes",
-    [POOL_BOXES_BWD] = "pool_boxes_bwd",
-    [POOL_UNALIGNED] = "pool_unaligned",
-    [POOL_PLANES] = "pool_planes",
-    [POOL_PLANES_BWD] = "pool_planes_bwd",
-    [POOL_WHOLE] = "pool_whole",
+const char *const pooling_entries[] = {
+    [RESAMPLE] = "resample",           [RESAMPLE_BWD] = "resample_bwd",     [POOL] = "pool",
+    [POOL_BWD] = "pool_bwd",           [POOL_TEAM] = "pool_team",           [POOL_TMA] = "pool_tma",
+    [POOL_TMA_BWD] = "pool_tma_bwd",   [POOL_UNALIGNED] = "pool_unaligned", [POOL_NCHW] = "pool_nchw",
+    [POOL_NCHW_BWD] = "pool_nchw_bwd", [POOL_WHOLE] = "pool_whole",
 };
 
 /* POOL_LINE more: a tile begins where its memory does within a line. Gives the bytes of shared memory. */
-static uint32_t emit_unaligned(struct kernel_source *source, const struct window *w) {
+static uint32_t emit_unaligned(struct kernel_source *source, const struct pooling *w) {
     emit_number(source, w->tile_columns, "tile_columns");
     emit_number(source, w->pitch, "pitch");
     emit_divisor(source, unaligned_tiles(w), "tiles");
     emit_divisor(source, unaligned_tile_rows(w), "bands");
     emit_divisor(source, w->g.c, "channels");
-    return (uint32_t)window_bytes(&w->g.x, ((w->patch[1] - 1) * w->g.step[1] + w->g.taps[1]) * w->pitch) + POOL_LINE;
+    return (uint32_t)pooling_bytes(&w->g.x, ((w->patch[1] - 1) * w->g.step[1] + w->g.taps[1]) * w->pitch) + POOL_LINE;
 }
 
 /* How a kernel finds its places; gives the shared memory of a block. Kernels of tiles have coordinates of their own;
    all others locate(). */
-static uint32_t emit_places(struct kernel_source *source, const struct window *w) {
-    if (w->kernel >= POOL_PLANES)
-        return window_emit_planes(source, w);
-    if (is_boxes(w))
-        return window_emit_boxes(source, w);
+static uint32_t emit_places(struct kernel_source *source, const struct pooling *w) {
+    if (w->kernel >= POOL_NCHW)
+        return pooling_emit_nchw(source, w);
+    if (is_tma(w))
+        return pooling_emit_tma(source, w);
     if (w->kernel == POOL_UNALIGNED)
         return emit_unaligned(source, w);
     emit_locate(source, w);
@@ -357,21 +350,21 @@ static uint32_t emit_places(struct kernel_source *source, const struct window *w
 }
 
 /* Maps come first, as emit_map wants. */
-weftStatus_t window_build_kernel(struct cuda_kernel *kernel, const struct window *w, struct arena *arena) {
+weftStatus_t pooling_build_kernel(struct cuda_kernel *kernel, const struct pooling *w, struct arena *arena) {
     const char *file;
-    TRY(arena_print(arena, &file, "window/%s.cuh", window_entries[w->kernel]));
+    TRY(arena_print(arena, &file, "pooling/%s.cuh", pooling_entries[w->kernel]));
     struct kernel_source source;
     kernel_source_init(&source, w->region);
-    if (is_boxes(w))
-        window_emit_maps(&source, w);
+    if (is_tma(w))
+        pooling_emit_maps(&source, w);
     emit_constants(&source, w);
     emit_geometry(&source, w);
     text_add(&source.code,
-             "#include \"core/gather.cuh\"\n#include \"core/chunks.cuh\"\n#include \"window/geometry.cuh\"\n%s\n",
-             w->kernel >= POOL ? "#include \"window/pool_common.cuh\"\n" : "");
+             "#include \"core/gather.cuh\"\n#include \"core/chunks.cuh\"\n#include \"pooling/geometry.cuh\"\n%s\n",
+             w->kernel >= POOL ? "#include \"pooling/pool_common.cuh\"\n" : "");
     int64_t blocks = blocks_at_all(w), most = most_blocks(w->device);
     kernel->shared_bytes = emit_places(&source, w);
-    TRY(kernel_finish(&source, kernel, file, window_entries[w->kernel], arena));
+    TRY(kernel_finish(&source, kernel, file, pooling_entries[w->kernel], arena));
     kernel->grid[0] = (uint32_t)(takes_items(w) && blocks > most ? most : blocks);
     kernel->grid[1] = kernel->grid[2] = 1;
     kernel->block = (uint32_t)threads_of(w);

@@ -1,6 +1,6 @@
-/* window: which elements of x a position of y sees, along up to three dimensions, for pooling and interpolation alike.
+/* geometry: which elements of x a position of y sees, along up to three dimensions, for pooling and interpolation.
    Position o reads `taps` elements, `dilation` apart, from floor((o * step - offset) / denominator) on; lengths are
-   whole numbers. */
+   integers. */
 
 struct axis {
     length_t x, y, taps, dilation, step, offset, denominator; /* extents, window, geometry */

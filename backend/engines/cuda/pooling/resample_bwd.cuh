@@ -1,11 +1,11 @@
-/* window_bwd: dx[n,c,i] = sum of dy[n,c,o] by the weight that x[n,c,i] has in y[n,c,o]           any type, any strides,
+/* resample_bwd: dx[n,c,i] = sum of dy[n,c,o] by the weight that x[n,c,i] has in y[n,c,o]         any type, any strides,
    sm_75 and up
    Formula   gathers: the positions o whose windows reach i form a box, and what i weighs in o is a product over the
              axes; for a maximum dy counts where the window's maximum is i, as the index says or as x shows
    Tile      a thread makes RUN channels of one element of dx, adding in the order of memory: every run gives the same
              bits
    Limits    RUN above 1 where channels lie side by side
-   Params    as window.cuh, and IS_DILATED HAS_SAVED saved_t */
+   Params    as resample.cuh, and IS_DILATED HAS_SAVED saved_t */
 
 /* The positions whose windows reach element i along one axis. */
 struct reach {
@@ -89,7 +89,7 @@ DEVICE void store_dx(const P &p, const axis (&axes)[3], const coordinates &at, c
     store_run<x_t, RUN>(dx, out);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) window_bwd(const __grid_constant__ arguments p) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) resample_bwd(const __grid_constant__ arguments p) {
     axis axes[3];
     read_axes(axes, p);
     for (i64 t = (i64)blockIdx.x * THREADS + threadIdx.x; t < p.runs; t += (i64)gridDim.x * THREADS) {

@@ -1,4 +1,4 @@
-/* move: elements copied to other places, converted where the types differ                            any chip, any type
+/* copy: elements copied to other places, converted where the types differ                            any chip, any type
    Formula   a part is one copy: from() and to(), printed, give the addresses of a position; copy_parts(), printed,
              deals out the blocks
    Tile      a thread takes UNROLL runs of RUN neighbours, THREADS runs apart, persistent over the rest; loads before
@@ -63,7 +63,7 @@ template <class part> DEVICE void copy_bytes(const arguments &p, i64 block, i64 
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2) move(const __grid_constant__ arguments p) {
+extern "C" __global__ void __launch_bounds__(THREADS, 2) copy(const __grid_constant__ arguments p) {
     begin_overlapped();
     copy_parts(p);
 }

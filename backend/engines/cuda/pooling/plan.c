@@ -2,7 +2,7 @@
 /* What the window family does with a pooling or an interpolation: its geometry, which kernel serves it, and what a
    thread of that makes. It prints nothing. */
 #include "base/number.h"
-#include "engines/cuda/window/window.h"
+#include "engines/cuda/pooling/pooling.h"
 
 #include <math.h>
 #include <string.h>
@@ -28,7 +28,7 @@ static const double INT32_REACH = 1 << 30;
 
 /* ---- Operands ---------------------------------------------------------------------------------------------------- */
 
-static weftStatus_t check_tensor(const struct window *w, const struct tensor *tensor) {
+static weftStatus_t check_tensor(const struct pooling *w, const struct tensor *tensor) {
     if (!tensor)
         return WEFT_STATUS_SUCCESS;
     TRY(tensor_check_plain(tensor, w->op));
@@ -58,10 +58,10 @@ static bool is_stored(const struct region *region, const struct tensor *tensor) 
 
 /* The gradient of a mean whose windows go step by step is such a mean itself, of dy. Each output has the same weight,
    which padding of zeros does not change; so the forward kernels make the gradient as well. */
-static void make_forward_mean(struct window *w) {
+static void make_forward_mean(struct pooling *w) {
     struct resample_geometry *g = &w->g;
     bool is_mean = (g->mode == WEFT_RESAMPLE_AVGPOOL_INCLUDE_PADDING && g->padding != WEFT_EDGE_VAL_PAD) ||
-                   (g->mode == WEFT_RESAMPLE_AVGPOOL_EXCLUDE_PADDING && !window_has_padding(g));
+                   (g->mode == WEFT_RESAMPLE_AVGPOOL_EXCLUDE_PADDING && !pooling_has_padding(g));
     struct resample_operand dx = g->x;
     for (int i = 0; i < 3; i++)
         is_mean = is_mean && g->denominator[i] == 1 && g->step[i] == 1;
@@ -80,7 +80,7 @@ static void make_forward_mean(struct window *w) {
 }
 
 /* Whether coordinates, times steps and denominators, pass 32 bits. */
-static void find_reach(struct window *w) {
+static void find_reach(struct pooling *w) {
     const struct resample_geometry *g = &w->g;
     for (int i = 0; i < 3; i++) {
         /* As double, since the products themselves may pass 64 bits. */
@@ -93,13 +93,13 @@ static void find_reach(struct window *w) {
 /* ---- Patches ----------------------------------------------------------------------------------------------------- */
 
 /* Positions that reach into a patch of dx, along one axis. */
-static int64_t reaching(const struct window *w, int axis) {
+static int64_t reaching(const struct pooling *w, int axis) {
     return (w->g.taps[axis] - 1) / w->g.step[axis] + w->patch[axis];
 }
 
 /* What a thread holds of x is unrolled into registers: all planes of a window, and rows and columns of all of its
    patch. */
-static bool forward_fits(const struct window *w) {
+static bool forward_fits(const struct pooling *w) {
     int64_t loads = w->g.taps[0];
     for (int i = 1; i < 3; i++)
         loads *= (w->patch[i] - 1) * w->g.step[i] + w->g.taps[i];
@@ -107,18 +107,18 @@ static bool forward_fits(const struct window *w) {
 }
 
 /* A maximum that is searched again holds a window for each position, whence the lower bound. */
-static bool backward_fits(const struct window *w) {
+static bool backward_fits(const struct pooling *w) {
     int64_t sides = w->patch[1] * w->g.step[1] * w->patch[2] * w->g.step[2], all = reaching(w, 1) * reaching(w, 2);
-    return sides <= POOL_SIDES && all <= (window_uses(w, &w->g.saved) ? POOL_FOUND_AGAIN : POOL_REACHING);
+    return sides <= POOL_SIDES && all <= (pooling_uses(w, &w->g.saved) ? POOL_FOUND_AGAIN : POOL_REACHING);
 }
 
 /* Whether windows without gaps go in whole steps, few enough, over what padding does not change. Padding by the edge's
    value, and means with a padding of minus infinity, change numbers at the border. */
-bool window_is_pool(const struct window *w) {
+bool pooling_is_pool(const struct pooling *w) {
     const struct resample_geometry *g = &w->g;
     bool excludes = g->mode == WEFT_RESAMPLE_AVGPOOL_EXCLUDE_PADDING;
     bool is_mean = excludes || g->mode == WEFT_RESAMPLE_AVGPOOL_INCLUDE_PADDING;
-    bool is = (g->mode == WEFT_RESAMPLE_MAXPOOL || is_mean) && !w->is_wide && window_product(g->taps) <= POOL_TAPS &&
+    bool is = (g->mode == WEFT_RESAMPLE_MAXPOOL || is_mean) && !w->is_wide && pooling_product(g->taps) <= POOL_TAPS &&
               (excludes || (g->padding != WEFT_EDGE_VAL_PAD && !(is_mean && g->padding == WEFT_NEG_INF_PAD)));
     for (int i = 0; i < 3; i++)
         is = is && g->x.size[i] > 0 && g->y.size[i] > 0 && g->denominator[i] == 1 && g->step[i] <= POOL_STEP &&
@@ -129,16 +129,16 @@ bool window_is_pool(const struct window *w) {
 /* Windows that overlap share what a thread loads; those of rows two steps apart share it through L1. Two results along
    an axis share all but a step of their windows. The third axis always pays where windows are small; the second only
    where they go one by one. */
-static void find_patch(struct window *w) {
+static void find_patch(struct pooling *w) {
     const struct resample_geometry *g = &w->g;
-    bool is_small = window_product(g->taps) <= POOL_SHARED_TAPS;
-    w->kernel = g->backward ? WINDOW_BWD : WINDOW;
+    bool is_small = pooling_product(g->taps) <= POOL_SHARED_TAPS;
+    w->kernel = g->backward ? RESAMPLE_BWD : RESAMPLE;
     w->rows = 1;
     for (int i = 0; i < 3; i++) {
         bool is_dense = g->step[i] == 1 && g->taps[i] > 1;
         w->patch[i] = i > 0 && g->y.size[i] > 1 && is_small && (i == 2 || is_dense) ? 2 : 1;
     }
-    if (!window_is_pool(w))
+    if (!pooling_is_pool(w))
         return;
     if (g->backward && !backward_fits(w))
         w->patch[1] = w->patch[2] = 1;
@@ -147,19 +147,19 @@ static void find_patch(struct window *w) {
     w->kernel = g->backward ? POOL_BWD : POOL;
     w->run = w->run > POOL_RUN ? POOL_RUN : w->run;
     int64_t rows = POOL_ROWS / w->patch[1];
-    w->rows = w->run > 1 && window_patches(w, 1) >= rows ? rows : 1;
+    w->rows = w->run > 1 && pooling_patches(w, 1) >= rows ? rows : 1;
 }
 
 /* Windows that hardly share elements, and are so large that a thread each would be few. */
-static void find_team(struct window *w) {
+static void find_team(struct pooling *w) {
     const struct resample_geometry *g = &w->g;
-    if (w->kernel == POOL && w->run > 1 && window_product(g->taps) > POOL_SHARED_TAPS && g->taps[0] == 1 &&
+    if (w->kernel == POOL && w->run > 1 && pooling_product(g->taps) > POOL_SHARED_TAPS && g->taps[0] == 1 &&
         g->taps[1] > 1 && g->taps[1] <= TEAM_MAX && (g->y.size[1] == 1 || g->step[1] >= g->taps[1]))
         w->kernel = POOL_TEAM;
 }
 
 /* Whether the channels of all positions lie in one segment. */
-bool window_is_packed_last(const struct resample_geometry *g, const struct resample_operand *operand) {
+bool pooling_is_packed_last(const struct resample_geometry *g, const struct resample_operand *operand) {
     int64_t stride = g->c;
     bool is_packed = operand->channel_stride == 1 && operand->tensor->alignment % 16 == 0;
     for (int i = 3; i-- > 0; stride *= operand->size[i])
@@ -170,17 +170,17 @@ bool window_is_packed_last(const struct resample_geometry *g, const struct resam
 /* Positions of a row whose windows a block takes in shared memory, where accesses would be short: an even part of the
    row. Rows of all channels are copied to shared memory whole, in chunks shifted to where they begin; what is read
    there needs no alignment. */
-static void find_unaligned(struct window *w) {
+static void find_unaligned(struct pooling *w) {
     const struct resample_geometry *g = &w->g;
-    int64_t size = window_bytes(&g->x, 1), row = g->y.size[2], most;
+    int64_t size = pooling_bytes(&g->x, 1), row = g->y.size[2], most;
     if (w->kernel != POOL || w->run * size > UNALIGNED_ACCESS_BYTES || g->c * size < UNALIGNED_CHANNEL_BYTES ||
         g->x.size[0] != 1 || g->taps[0] != 1 || g->step[0] != 1 || g->offset[0] != 0 || 16 % size != 0 ||
-        window_may_be_empty(g) || !window_is_packed_last(g, &g->x) || tensor_bytes(g->x.tensor) % 16 != 0 ||
+        pooling_may_be_empty(g) || !pooling_is_packed_last(g, &g->x) || tensor_bytes(g->x.tensor) % 16 != 0 ||
         g->n * g->y.size[1] * row >= INT32_MAX)
         return;
-    struct window tall = *w;
+    struct pooling tall = *w;
     tall.patch[1] = tall.patch[2] = 2;
-    int64_t down = g->y.size[1] > 1 && window_product(g->taps) <= POOL_SHARED_TAPS && forward_fits(&tall) ? 2 : 1;
+    int64_t down = g->y.size[1] > 1 && pooling_product(g->taps) <= POOL_SHARED_TAPS && forward_fits(&tall) ? 2 : 1;
     most =
         (UNALIGNED_TILE_BYTES / ((down - 1) * g->step[1] + g->taps[1]) / (g->c * size) - g->taps[2]) / g->step[2] + 1;
     if (most < 2 && most < row)
@@ -199,11 +199,11 @@ static void find_unaligned(struct window *w) {
 }
 
 /* How many channels go at once, and what a thread makes of them. run: what every operand allows in one access. */
-static void choose_kernel(struct window *w) {
+static void choose_kernel(struct pooling *w) {
     const struct resample_operand *operands[] = {&w->g.x, &w->g.y, &w->g.index, &w->g.saved};
     int64_t run = gcd64(LONGEST_RUN, w->g.c);
     for (int k = 0; k < 4; k++)
-        if (window_uses(w, operands[k]))
+        if (pooling_uses(w, operands[k]))
             run = gcd64(run, channels_per_access(operands[k]));
     /* Each of the following takes over from the one before where it serves better; the order is from general to
        special. */
@@ -211,16 +211,16 @@ static void choose_kernel(struct window *w) {
     find_reach(w);
     find_patch(w);
     find_team(w);
-    window_find_boxes(w);
+    pooling_find_tma(w);
     find_unaligned(w);
-    window_find_planes(w);
+    pooling_find_nchw(w);
 }
 
 /* ---- Analysis ---------------------------------------------------------------------------------------------------- */
 
 /* One node alone. The geometry is changed here where that makes another kernel serve; the operation is not. */
-weftStatus_t window_analyse(struct window *w, const struct region *region, const struct device *device) {
-    *w = (struct window){.region = region, .device = device, .op = region_node(region, 0)->op};
+weftStatus_t pooling_analyse(struct pooling *w, const struct region *region, const struct device *device) {
+    *w = (struct pooling){.region = region, .device = device, .op = region_node(region, 0)->op};
     bool is_resample = op_of(w->op) == &resample_op || op_of(w->op) == &resample_backward_op;
     if (!is_resample)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s is neither pooling nor interpolation.",
@@ -230,9 +230,9 @@ weftStatus_t window_analyse(struct window *w, const struct region *region, const
              descriptor_label(w->op), descriptor_label(region_node(region, 1)->op));
     w->g = resample_geometry(w->op);
     const struct resample_geometry *g = &w->g;
-    if (window_product(g->taps) >= INT32_MAX)
+    if (pooling_product(g->taps) >= INT32_MAX)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: its window has %g elements; kernels count to 2^31.",
-             descriptor_label(w->op), window_product(g->taps));
+             descriptor_label(w->op), pooling_product(g->taps));
     w->has_y = g->backward || is_stored(region, g->y.tensor);
     w->has_index = g->backward ? g->index.tensor != NULL : is_stored(region, g->index.tensor);
     const struct resample_operand *operands[] = {&g->x, &g->y, &g->index, &g->saved};
@@ -248,12 +248,12 @@ weftStatus_t window_analyse(struct window *w, const struct region *region, const
 
 /* Whether a gradient finds its maxima in a kernel of its own: windows that share elements would each be searched by all
    patches that they reach, and planes are read with their numbers. */
-bool window_finds_first(const struct window *w) {
+bool pooling_finds_first(const struct pooling *w) {
     bool overlaps = false;
     for (int i = 0; i < 3; i++)
         overlaps = overlaps || resample_span(&w->g, i) > w->g.step[i];
-    return w->g.backward && window_uses(w, &w->g.saved) && window_product(w->g.taps) < INT8_MAX &&
-           (overlaps || (w->run == 1 && window_is_planes(&w->g, &w->g.saved)));
+    return w->g.backward && pooling_uses(w, &w->g.saved) && pooling_product(w->g.taps) < INT8_MAX &&
+           (overlaps || (w->run == 1 && pooling_is_planes(&w->g, &w->g.saved)));
 }
 
 /* An element for each of dy's, without gaps, in the order of dx: dy itself may have one element for all. */
@@ -275,11 +275,11 @@ static void pack_numbers(struct resample_operand *numbers, struct tensor *tensor
 }
 
 /* The two passes: a forward one that leaves nothing but numbers of taps, and the gradient by them. The first pass is
-   the forward pool without y; taps fit INT8, as window_finds_first asks. */
-weftStatus_t window_split(struct window passes[2], const struct window *w, struct arena *arena) {
+   the forward pool without y; taps fit INT8, as pooling_finds_first asks. */
+weftStatus_t pooling_split(struct pooling passes[2], const struct pooling *w, struct arena *arena) {
     struct tensor *numbers;
     TRY(arena_copy(arena, &numbers, w->g.y.tensor, sizeof *numbers));
-    /* A tap's number: windows have fewer than INT8_MAX taps here, see window_finds_first. */
+    /* A tap's number: windows have fewer than INT8_MAX taps here, see pooling_finds_first. */
     numbers->type = WEFT_DATA_INT8;
     numbers->alignment = 16;
     struct resample_operand index = w->g.y;
@@ -302,10 +302,10 @@ weftStatus_t window_split(struct window passes[2], const struct window *w, struc
 }
 
 /* What threads take one by one: patches of runs of channels. */
-int64_t window_items(const struct window *w) {
-    const struct resample_operand *result = window_result(w);
+int64_t pooling_items(const struct pooling *w) {
+    const struct resample_operand *result = pooling_result(w);
     if (result->size[0] * result->size[1] * result->size[2] == 0)
         return 0;
-    int64_t groups = divide_up(window_patches(w, 1), w->rows);
-    return w->g.n * (w->g.c / w->run) * window_patches(w, 0) * groups * w->rows * window_patches(w, 2);
+    int64_t groups = divide_up(pooling_patches(w, 1), w->rows);
+    return w->g.n * (w->g.c / w->run) * pooling_patches(w, 0) * groups * w->rows * pooling_patches(w, 2);
 }

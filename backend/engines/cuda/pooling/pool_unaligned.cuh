@@ -1,7 +1,7 @@
 /* pool_unaligned: pool.cuh for channels side by side whose number fits no wide accesses          any type, sm_75 and up
    Formula   as pool.cuh
    Tile      what PATCH1 rows of tile_columns positions see passes through shared memory: a segment of each row of x
-             (window/segment.cuh). A thread makes one channel of PATCH1 x PATCH2 positions, and lanes go along channels
+             (pooling/segment.cuh). A thread makes one channel of PATCH1 x PATCH2 positions, and lanes go along channels
    Limits    x is packed, and whole chunks of 16 bytes; every window sees more than padding
    Tried     3x3 maxima of 63 channels, 67 us: single elements from global memory (107); runs of eight channels out of
              two chunks each, shifted in registers (90); copies by threads (83), of which each row cost as much as its
@@ -9,8 +9,8 @@
              (4 and 2 more)
    Params    as pool.cuh, and LINE; RUN is 1 */
 
-#include "window/pool_results.cuh"
-#include "window/segment.cuh"
+#include "pooling/pool_results.cuh"
+#include "pooling/segment.cuh"
 
 extern __shared__ __align__(128) u8 shared[];
 

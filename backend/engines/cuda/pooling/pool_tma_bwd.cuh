@@ -1,4 +1,4 @@
-/* pool_boxes_bwd: pool_bwd.cuh for windows that go one by one over channels that lie side by side       any type, sm_90
+/* pool_tma_bwd: pool_bwd.cuh for windows that go one by one over channels that lie side by side       any type, sm_90
    Formula   as pool_bwd.cuh
    Tile      a block makes `below` x `along` patches of PATCH1 x PATCH2 elements of dx, of LANES runs of channels. What
              reaches them comes in two boxes by the copy engine, of dy and of the numbers of maxima, with zeros around
@@ -9,8 +9,8 @@
              256 threads (37.0, of 7 rows 39.7)
    Params    as pool_bwd.cuh, and LANES */
 
-#include "window/box.cuh"
-#include "window/pool_gradient.cuh"
+#include "pooling/tma.cuh"
+#include "pooling/pool_gradient.cuh"
 
 extern __shared__ __align__(128) u8 shared[];
 
@@ -39,7 +39,7 @@ DEVICE void go_down(const arguments &p, const axis (&axes)[3], const coordinates
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) pool_boxes_bwd(const __grid_constant__ arguments p) {
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) pool_tma_bwd(const __grid_constant__ arguments p) {
     __shared__ u64 arrival;
     axis axes[3];
     read_axes(axes, p);

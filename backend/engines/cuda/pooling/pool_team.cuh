@@ -6,7 +6,7 @@
    Limits    windows of one plane
    Params    as pool.cuh; PATCH1 and PATCH2 are 1, THREADS is 32 TAPS1 */
 
-#include "window/pool_results.cuh"
+#include "pooling/pool_results.cuh"
 
 struct parts {
     unit_t value[TAPS1][UNITS][32];

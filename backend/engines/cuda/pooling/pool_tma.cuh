@@ -1,4 +1,4 @@
-/* pool_boxes: pool.cuh for windows that go one by one over channels that lie side by side               any type, sm_90
+/* pool_tma: pool.cuh for windows that go one by one over channels that lie side by side               any type, sm_90
    Formula   as pool.cuh
    Tile      a block makes `below` x `along` patches of PATCH1 x PATCH2 positions, of LANES runs of channels. What they
              see comes in one box by the copy engine, with zeros around the image, so that means ask for no edge; maxima
@@ -9,8 +9,8 @@
              channels (29.3 for 27.9)
    Params    as pool.cuh, and LANES */
 
-#include "window/box.cuh"
-#include "window/pool_results.cuh"
+#include "pooling/tma.cuh"
+#include "pooling/pool_results.cuh"
 
 extern __shared__ __align__(128) u8 shared[];
 
@@ -53,7 +53,7 @@ DEVICE void go_down(const arguments &p, const axis (&axes)[3], const coordinates
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) pool_boxes(const __grid_constant__ arguments p) {
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) pool_tma(const __grid_constant__ arguments p) {
     __shared__ u64 arrival;
     axis axes[3];
     read_axes(axes, p);

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A region computed on copies: some of its tensors are exchanged for others of the same dims that lie in the step's
    workspace, in a layout or of a type that another family asks for. That family sees a graph of the region alone, with
-   these tensors under the same uids. staged.c copies what kernels cannot address, product/repack what products read. */
-#ifndef WEFT_ENGINES_CUDA_STAGED_H
-#define WEFT_ENGINES_CUDA_STAGED_H
+   these tensors under the same uids. copy_fallback.c copies what kernels cannot address, product/repack what
+   products read. */
+#ifndef WEFT_ENGINES_CUDA_COPY_FALLBACK_H
+#define WEFT_ENGINES_CUDA_COPY_FALLBACK_H
 
-#include "engines/cuda/core/take.h"
+#include "engines/cuda/core/delegate.h"
 
 enum { STAGED_MAX = 32 }; /* tensors of a region that are exchanged for others */
 
