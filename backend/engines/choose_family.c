@@ -10,7 +10,8 @@ weftStatus_t family_check_gathered(const struct family *family, const struct reg
             const struct tensor *tensor = region->graph->values[node->operands[k]].tensor;
             if (tensor->is_gathered && !node->is_output[k] &&
                 !(family->gathers && family->gathers(region->graph, region->nodes[i], node->operands[k])))
-                FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: the parts of %s lie apart",
+                FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
+                     "%s: the parts of %s are at separate addresses, which this family does not read",
                      descriptor_label(node->op), descriptor_label(&tensor->base));
         }
     }

@@ -52,7 +52,7 @@ static const weftBackendBehaviorNote_t cuda_behavior_notes[] = {WEFT_BEHAVIOR_NO
 
 static const struct engine cuda_engine = {
     .name = "cuda",
-    .doc = "kernels printed from the graph and compiled for the chip, on an NVIDIA GPU; runs every graph",
+    .doc = "kernels generated from the graph and compiled for the GPU, on an NVIDIA GPU; runs every graph",
     .numerical_notes = cuda_numerical_notes,
     .numerical_note_count = 1,
     .is_fallback = true,
@@ -64,7 +64,7 @@ static const weftBackendNumericalNote_t cuda_tf32_numerical_notes[] = {WEFT_NUME
                                                                        WEFT_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS};
 static const struct engine cuda_tf32_engine = {
     .name = "cuda.tf32",
-    .doc = "as cuda, with products of floats narrowed to tf32 (10 bits of fraction) on tensor cores",
+    .doc = "like cuda, with float products rounded to TF32 (10 mantissa bits) on tensor cores",
     .narrows = true,
     .numerical_notes = cuda_tf32_numerical_notes,
     .numerical_note_count = 2,
@@ -76,7 +76,7 @@ static const weftBackendNumericalNote_t cuda_unordered_numerical_notes[] = {WEFT
                                                                             WEFT_NUMERICAL_NOTE_NONDETERMINISTIC};
 static const struct engine cuda_unordered_engine = {
     .name = "cuda.unordered",
-    .doc = "as cuda, with sums that blocks add to in any order: two runs may differ by rounding",
+    .doc = "like cuda, with sums that blocks add to in any order: two runs may differ by rounding",
     .reorders = true,
     .numerical_notes = cuda_unordered_numerical_notes,
     .numerical_note_count = 2,
@@ -90,7 +90,7 @@ static const struct family *const cpu_fast_families[] = {
     &cpu_pooling,     &cpu_causal,  &cpu_element,   &cpu_block_scale, &cpu_reference, NULL};
 static const struct engine cpu_fast_engine = {
     .name = "cpu.fast",
-    .doc = "fused operations on packed and vectorised kernels, on all cores; the rest as cpu.reference does it",
+    .doc = "fused operations on packed and vectorised kernels, on all cores; all others like cpu.reference",
     .device = WEFT_DEVICE_CPU,
     .families = cpu_fast_families,
     .takes_any_alignment = true,
@@ -100,7 +100,7 @@ static const struct engine cpu_fast_engine = {
 static const struct family *const cpu_reference_families[] = {&cpu_reference, NULL};
 static const struct engine cpu_reference_engine = {
     .name = "cpu.reference",
-    .doc = "one operation at a time as its definition says, in double precision; runs every graph",
+    .doc = "one operation at a time by its definition, in double precision; runs every graph",
     .device = WEFT_DEVICE_CPU,
     .families = cpu_reference_families,
     .takes_any_alignment = true,

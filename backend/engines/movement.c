@@ -69,7 +69,7 @@ static weftStatus_t list_concat(struct part *parts, int most, int *count, const 
     int64_t before = 0;
     /* Parts are allocated on the stack, and a step has at most that many kernels. */
     if (op->inputs.count > most)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: it has %lld inputs, at most %d are copied at once.",
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: it has %lld inputs, at most %d are supported.",
              descriptor_label(&op->base), (long long)op->inputs.count, most);
     for (int64_t k = 0; k < op->inputs.count; k++) {
         const struct tensor *x = op->inputs.tensors[k];

@@ -17,7 +17,7 @@ weftStatus_t region_find_product(const struct node **found, const struct region 
             continue;
         if (!node_is_product(node))
             FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
-                 "%s is neither a matmul, a convolution nor pointwise. Only those are fused here.",
+                 "%s is neither a matmul, a convolution nor pointwise. Only those are fused.",
                  descriptor_label(node->op));
         /* The second of two products would need the complete result of the first. */
         if (*found)
@@ -26,7 +26,7 @@ weftStatus_t region_find_product(const struct node **found, const struct region 
         *found = node;
     }
     if (!*found)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: there is no matmul or convolution for it to follow.",
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: the region has no matmul or convolution for it to follow.",
              descriptor_label(region_node(region, 0)->op));
     return WEFT_STATUS_SUCCESS;
 }

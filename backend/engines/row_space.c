@@ -23,7 +23,7 @@ static weftStatus_t add_axis(struct row_space *space, struct row_axis axis) {
     if (axis.extent == 1)
         return WEFT_STATUS_SUCCESS;
     if (space->axis_count == WEFT_DIM_MAX)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "dims %s in groups would be more than %d dims to walk",
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "dims %s split into groups exceed %d dims",
              numbers_text(space->dims.at, space->dims.count), WEFT_DIM_MAX);
     space->axes[space->axis_count++] = axis;
     return WEFT_STATUS_SUCCESS;
@@ -71,7 +71,7 @@ static weftStatus_t take_spaces(struct row_space *space, const struct region *re
         const struct node *node = region_node(region, i);
         if (op_expands(node->op) && is_sum(node) == are_sums && !(are_sums && row_space_sums_columns(space, node)) &&
             !take_space(space, node))
-            FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s has other rows than the operations before it",
+            FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s has different rows than the operations before it",
                  descriptor_label(node->op));
     }
     return WEFT_STATUS_SUCCESS;
@@ -83,7 +83,7 @@ weftStatus_t row_space_find(struct row_space *space, const struct region *region
     for (int i = 0; i < region->count; i++)
         if (!node_is_pointwise(region_node(region, i)) && !op_expands(region_node(region, i)->op))
             FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
-                 "%s is no pointwise operation, reduction, softmax or normalisation",
+                 "%s is not a pointwise operation, reduction, softmax or normalisation",
                  descriptor_label(region_node(region, i)->op));
     TRY(take_spaces(space, region, false));
     bool is_set = space->dims.count > 0;
@@ -92,7 +92,7 @@ weftStatus_t row_space_find(struct row_space *space, const struct region *region
     TRY(take_spaces(space, region, true));
     /* A region of only pointwise nodes is a map without rows. */
     if (space->dims.count == 0)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "no operation of the region combines elements to rows");
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "no operation of the region combines elements of rows");
     return is_set ? WEFT_STATUS_SUCCESS : make_axes(space);
 }
 
@@ -147,7 +147,7 @@ weftStatus_t row_space_check(const struct row_space *space, const struct descrip
     for (int64_t d = 0; fits && !is_scalar && d < space->dims.count; d++)
         fits = fits_along(space, tensor, d);
     if (!fits)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: %s has dims %s, the rows of this region lie in %s",
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: %s has dims %s, but the rows of this region have dims %s",
              descriptor_label(op), descriptor_label(&tensor->base), tensor_dims_text(tensor),
              numbers_text(space->dims.at, space->dims.count));
     return WEFT_STATUS_SUCCESS;
@@ -158,7 +158,7 @@ weftStatus_t row_space_check_result(const struct row_space *space, const struct 
     for (int i = 0; i < space->axis_count; i++)
         if (row_space_has_axis(space, tensor, i) != (spans || !space->axes[i].is_reduced))
             FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
-                 "%s with dims %s is neither one number for each row nor one for each element",
+                 "%s with dims %s has neither one element per row nor one per element of the row space",
                  descriptor_label(&tensor->base), tensor_dims_text(tensor));
     return WEFT_STATUS_SUCCESS;
 }
@@ -247,17 +247,17 @@ weftStatus_t follow_add(struct follow *follow, const struct region *region, cons
     const struct norm_backward *op = (const struct norm_backward *)node->op;
     *is_first = !follow->node;
     if ((!*is_first && follow->node != node) || (follow->kind != FOLLOW_NOTHING && follow->kind != kind))
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: the gradients of one scale at a time",
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: only the gradients of one scale are computed at a time",
              descriptor_label(node->op));
     /* The second program computes it after the first one has finished all that the region reads. */
     if (is_read_inside(region, gradient))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
-             "%s: its gradient %s is summed when all rows are done, and cannot be read before",
+             "%s: its gradient %s is summed after all rows, so operations on the rows cannot read it",
              descriptor_label(node->op), descriptor_label(&gradient->base));
     /* Values produced within the region may have no memory at all. */
     if (kind == FOLLOW_APART && (region_producer(region, op->x) || region_producer(region, op->dy)))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
-             "%s: its scale's gradient is summed in a sweep of its own, which needs x and dy in memory",
+             "%s: its scale's gradient is summed in a separate pass, which needs x and dy in memory",
              descriptor_label(node->op));
     if (*is_first)
         follow->at_scale = follow->at_bias = follow->at_mean = follow->at_inv = -1;
@@ -272,8 +272,8 @@ weftStatus_t follow_add_column(struct follow *follow, const struct tensor *tenso
     if ((follow->kind != FOLLOW_NOTHING && follow->kind != FOLLOW_COLUMNS) || is_mixed ||
         follow->column_count == COLUMN_SUMS_MAX)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
-             "%s: at most %d sums of columns are taken beside each other, all in one type, and not beside a norm whose "
-             "gradients take another sweep",
+             "%s: at most %d column sums are computed together, all of one type, and not with a norm whose gradients "
+             "need a separate pass",
              descriptor_label(&tensor->base), COLUMN_SUMS_MAX);
     follow->kind = FOLLOW_COLUMNS;
     follow->math = math;

@@ -785,8 +785,8 @@ static void check_map_refusals(void) {
     add_pointwise(&model, WEFT_POINTWISE_ADD, middle, b, NULL,
                   make_tensor(&model, 2, large, NULL, WEFT_DATA_FLOAT, false), &options);
     check_refusal(&model, &cpu_map,
-                  "pointwise makes [1,8] in a region whose values are [4,8]. Operations are fused when their results "
-                  "have the same dims.");
+                  "pointwise produces dims [1,8] in a region with dims [4,8]. Only operations whose results have the "
+                  "same dims are fused.");
     model = (struct model){0};
     options.math = WEFT_DATA_INT64;
     x = make_tensor(&model, 2, large, NULL, WEFT_DATA_INT64, false);

@@ -463,14 +463,13 @@ static void a_softmax(struct model *m) {
 }
 
 static const struct refused_case refusals[] = {
-    {&cuda_contraction, only_pointwise, "pointwise: there is no matmul or convolution for it to follow."},
+    {&cuda_contraction, only_pointwise, "pointwise: the region has no matmul or convolution for it to follow."},
     {&cuda_contraction, two_products, "matmul and matmul: one product is computed at a time."},
     {&cuda_contraction, before_a_product,
      "matmul reads tensor (uid 1), which pointwise produces: only operations after a product are fused with it, not "
      "operations before it."},
     {&cuda_contraction, half_bytes, "matmul: tensor (uid 3) has data type i4, which kernels cannot store"},
-    {&cuda_contraction, a_softmax,
-     "softmax is neither a matmul, a convolution nor pointwise. Only those are fused here."},
+    {&cuda_contraction, a_softmax, "softmax is neither a matmul, a convolution nor pointwise. Only those are fused."},
     {&cuda_contraction_tf32, square_bf16,
      "matmul: only tiles of floats summed in float are narrowed to tf32, from compute capability 8.0 on."},
     {&cuda_hopper, float_odd,

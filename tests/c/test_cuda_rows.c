@@ -371,8 +371,8 @@ static void packed_bits(struct model *m) {
 }
 
 static const struct refused_case refusals[] = {
-    {&cuda_rows, only_pointwise, "no operation of the region combines elements to rows"},
-    {&cuda_rows, two_row_spaces, "reduction has other rows than the operations before it"},
+    {&cuda_rows, only_pointwise, "no operation of the region combines elements of rows"},
+    {&cuda_rows, two_row_spaces, "reduction has different rows than the operations before it"},
     {&cuda_channels, only_pointwise,
      "pointwise: this family serves one batch norm with statistics of its batch at a time"},
     {&cuda_channels, batch_norm_nchw,

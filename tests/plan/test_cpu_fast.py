@@ -82,7 +82,7 @@ def test_factors_are_dequantised_as_they_are_packed(weights: str, scale_type: st
     )
     together = ["tokens", *([] if apart else [weights]), "product", "after"]
     assert steps_of(g) == [*apart, ("cpu.contraction", together)]
-    assert "1 operations behind" in g.plan.explain()
+    assert "1 fused operations" in g.plan.explain()
 
 
 def test_map_takes_several_outputs_and_inputs() -> None:
@@ -206,7 +206,7 @@ def test_elements_made_from_their_places_are_one_step_with_what_follows() -> Non
     g = new_graph()
     g.transpose(g.tensor([3, 5], data_type="i4"), [1, 0], name="moved")
     assert steps_of(g) == [("cpu.element", ["moved"])]
-    assert "of which several share a byte" in declined(g, 0)
+    assert "whose elements share bytes" in declined(g, 0)
     g = new_graph()
     parts = [g.tensor([3, 4], data_type=type_) for type_ in ("bf16", "f32")]
     g.relu(g.concatenate(parts, 0, name="both"), name="clipped")
@@ -227,7 +227,7 @@ def test_long_integers_that_change_their_type_go_to_the_reference() -> None:
         [4, 3]
     ).set_data_type("f32")
     assert steps_of(g) == [("cpu.reference", ["moved"])]
-    assert "INT64 is moved here, but not converted" in declined(g, 0)
+    assert "INT64 is only moved, not converted" in declined(g, 0)
 
 
 def test_windows_say_what_their_lanes_are() -> None:
@@ -243,7 +243,7 @@ def test_windows_of_doubles_go_to_the_reference() -> None:
     g = new_graph()
     g.resample(g.tensor([1, 2, 8], data_type="f64"), window=[2], stride=[2], name="pool")
     assert steps_of(g) == [("cpu.reference", ["pool"])]
-    assert "Floats of 32 and 16 bits are taken here, and positions in INT8 and INT32." in declined(g, 0)
+    assert "Only floats of 32 and 16 bits, and indices in INT8 and INT32, are supported." in declined(g, 0)
 
 
 def test_sums_of_long_integers_go_to_the_reference() -> None:
@@ -254,7 +254,7 @@ def test_sums_of_long_integers_go_to_the_reference() -> None:
     g = new_graph()
     g.reduction(g.tensor([4, 5], data_type="i64"), mode="ADD", dims=[1], compute_data_type="i64", name="sum")
     assert steps_of(g) == [("cpu.reference", ["sum"])]
-    assert "calculates in integers, which may pass the 53 bits of a double" in declined(g, 0)
+    assert "computes in integers, which may exceed the 53 bits of a double" in declined(g, 0)
 
 
 def test_overrides_go_to_the_reference() -> None:
@@ -276,8 +276,8 @@ def test_large_strides_of_gradients_go_to_the_reference() -> None:
     dx.set_dim([1, 1, 5003])
     assert steps_of(g) == [("cpu.reference", ["gradient"])]
     assert declined(g, 0).startswith(
-        "conv_dgrad 'gradient': its stride [5000] makes more than 4096 products, one for each place within a "
-        "step. Use a smaller stride."
+        "conv_dgrad 'gradient': its stride [5000] requires more than 4096 products, one for each position "
+        "within a step. Use a smaller stride."
     )
 
 

@@ -273,7 +273,7 @@ REPORT: dict[str, Any] = {
             "flops": 5e4,
             "bytes": 2000,
             "operations": [{"name": "softmax 's'"}],
-            "declined": [{"family": "cpu.map", "reason": "softmax 's' is no pointwise operation."}],
+            "declined": [{"family": "cpu.map", "reason": "softmax 's' is not a pointwise operation."}],
         },
     ],
 }
@@ -297,7 +297,7 @@ how
   step 1: 6x16 tiles
 
 families that declined
-  cpu.map (step 2): softmax is no pointwise operation.
+  cpu.map (step 2): softmax is not a pointwise operation.
 
 other engines
   cpu.reference: could, in 2 ms predicted, 3 steps

@@ -33,11 +33,12 @@ static weftStatus_t check_operand(void *context, const struct row *row, struct t
     TRY(tensor_check_plain(tensor, op));
     if (!dtype_of(type) || (type_is_wide(type) && dtype_is_float(type)))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE,
-             "%s: %s is %s, which is calculated in double, one number after the other. Use FLOAT, HALF or BFLOAT16.",
+             "%s: %s is %s, which only the reference computes, in double. Use FLOAT, HALF or BFLOAT16.",
              descriptor_label(op), row->key, dtype_of(type) ? dtype_of(type)->name : "of a type without storage");
     if (tensor->reordering != WEFT_TENSOR_REORDERING_NONE || (row->role == ROLE_OUTPUT && dtype_of(type)->bits < 8))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
-             "%s: %s has scales in tiles, or is a result of less than 8 bits an element. The reference serves these.",
+             "%s: %s has scales in tiled layout, or is a result with elements below 8 bits. Only the reference "
+             "supports these.",
              descriptor_label(op), row->key);
     return WEFT_STATUS_SUCCESS;
 }
@@ -46,8 +47,8 @@ static weftStatus_t refuse(const struct descriptor *op, const struct tensor *con
     for (int i = 0; i < count; i++)
         if (absent[i])
             FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
-                 "%s: %s is set; scales, their largest magnitudes and the mask of dropout as a result are left to the "
-                 "reference. Leave it unset.",
+                 "%s: %s is set, but only the reference supports scales, amax and the dropout mask as a result. Leave "
+                 "it unset.",
                  descriptor_label(op), descriptor_label(&absent[i]->base));
     return WEFT_STATUS_SUCCESS;
 }
@@ -66,7 +67,7 @@ static weftStatus_t check_backward(const struct sdpa_bwd_op *op) {
         TRY(modifier_check_gradient(&op->a.modifier, &op->base));
     if (op->a.modifier.gradients.count > 0)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
-             "%s wants gradients of what its score modifier reads. The reference takes them.",
+             "%s requests gradients of inputs of its score modifier, which only the reference computes.",
              descriptor_label(&op->base));
     return refuse(&op->base, absent, (int)(sizeof absent / sizeof *absent));
 }
@@ -82,7 +83,7 @@ struct modifier {
 static weftStatus_t place_result(struct program *program, const struct attention *a, const struct descriptor *op) {
     const struct tensor *result = a->modifier.graph->values[a->modifier.output].tensor;
     if (result->type != WEFT_DATA_FLOAT)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: its score modifier makes %s. Let it make FLOAT.",
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: the result of its score modifier has type %s. Make it FLOAT.",
              descriptor_label(op), dtype_of((weftDataType_t)result->type)->name);
     for (int i = 0; i < program->access_count; i++)
         if (program->accesses[i].is_store)
@@ -112,8 +113,8 @@ static weftStatus_t compile_modifier(struct modifier *modifier, const struct att
             if (graph.nodes[i].is_output[k] && needed[graph.nodes[i].operands[k]])
                 nodes[region.count++] = i;
     if (m->output == m->input || region.count == 0)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: its score modifier changes nothing. Leave it unset.",
-             descriptor_label(op));
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
+             "%s: its score modifier returns its input unchanged. Leave it unset.", descriptor_label(op));
     TRY(program_compile(&modifier->program, &region, &space, &(struct given){.value = m->input, .alpha = 1}));
     TRY(place_result(&modifier->program, a, op));
     const struct axis axes[] = {{0, s.batches, 0, 1}, {1, s.heads, 0, 1}, {3, s.keys, 0, 1}, {2, s.rows, 0, 1}};
@@ -127,10 +128,10 @@ static weftStatus_t check(const struct region *region) {
     const struct descriptor *op = region_node(region, 0)->op;
     const struct attention *a = attention_of(op);
     if (region->count != 1 || !a)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s is no attention alone, which is served here.",
-             descriptor_label(op));
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
+             "%s: only a single attention operation is supported, with nothing fused.", descriptor_label(op));
     if (a->math == WEFT_DATA_DOUBLE)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s is to be calculated in DOUBLE. Set compute_data_type FLOAT.",
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: compute_data_type is DOUBLE. Set it to FLOAT.",
              descriptor_label(op));
     TRY(op_each_operand(op, check_operand, (void *)op));
     const struct tensor *absent[] = {a->descale_q, a->descale_k, a->descale_v};
@@ -213,7 +214,7 @@ static weftStatus_t run(const struct step *step, void *const *values, void *work
 
 const struct family cpu_attention = {
     .name = "cpu.attention",
-    .doc = "attention and its gradients by tiles, without scores in memory",
+    .doc = "attention and its gradients in tiles, without storing scores in memory",
     .accepts = accepts,
     .build = build,
     .run = run,

@@ -208,7 +208,8 @@ weftStatus_t modifier_check_gradient(const struct score_modifier *modifier, cons
         bool is_index = pointwise_find_mode(each->pw->mode)->form == FORM_INDEX;
         if (node_is_wide(each) || (!is_index && type != WEFT_DATA_FLOAT && !dtype_is_boolean(type)))
             FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE,
-                 "%s: its score modifier calculates in %s on the way, which its gradient does not. Use FLOAT.",
+                 "%s: its score modifier computes an intermediate in %s, which its gradient does not support. Use "
+                 "FLOAT.",
                  descriptor_label(op), dtype_of(type)->name);
     }
     return WEFT_STATUS_SUCCESS;

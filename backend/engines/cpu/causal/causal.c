@@ -49,7 +49,8 @@ static weftStatus_t check_types(const struct causal_conv_op *op) {
     const struct tensor *tensors[] = {op->x, op->weight, op->bias, op->y, op->dy, op->dx, op->dweight, op->dbias};
     for (int i = 0; i < 8; i++)
         if (tensors[i] && (tensors[i]->type == WEFT_DATA_DOUBLE || op->math == WEFT_DATA_DOUBLE))
-            FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: it is calculated in DOUBLE. Sums are taken in FLOAT here.",
+            FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE,
+                 "%s: its compute data type is DOUBLE, but this family sums in FLOAT. Use FLOAT.",
                  descriptor_label(&op->base));
     return WEFT_STATUS_SUCCESS;
 }
@@ -60,7 +61,7 @@ static weftStatus_t choose_tile(struct causal *c) {
     while (c->lanes > 1 && TILE / c->lanes < FEW_TAPS * c->taps)
         c->lanes = divide_up(c->lanes, 2);
     if (TILE / c->lanes < FEW_TAPS * c->taps)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: filters have %lld taps, %d are taken here.",
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: its filters have %lld taps, at most %d are supported.",
              descriptor_label(&c->op->base), (long long)c->taps, TILE / FEW_TAPS);
     c->blocks = divide_up(c->channels, c->lanes);
     c->length = TILE / c->lanes - 2 * (c->taps - 1);
@@ -71,8 +72,8 @@ static weftStatus_t choose_tile(struct causal *c) {
 static weftStatus_t analyse(struct causal *c, const struct region *region) {
     const struct descriptor *op = region_node(region, 0)->op;
     if (region->count > 1 || (op_of(op) != &causal_conv_op && op_of(op) != &causal_conv_bwd_op))
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: one causal convolution is taken here, with nothing fused.",
-             descriptor_label(op));
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
+             "%s: only a single causal convolution is supported, with nothing fused.", descriptor_label(op));
     *c = (struct causal){.op = (const struct causal_conv_op *)op, .is_backward = op_of(op) == &causal_conv_bwd_op};
     const struct tensor *x = c->op->x;
     TRY(check_types(c->op));
@@ -343,7 +344,7 @@ static weftStatus_t run(const struct step *step, void *const *values, void *work
 
 const struct family cpu_causal = {
     .name = "cpu.causal",
-    .doc = "causal convolutions of sequences, each channel alone, and their gradients",
+    .doc = "causal depthwise convolutions of sequences, and their gradients",
     .accepts = accepts,
     .build = build,
     .run = run,

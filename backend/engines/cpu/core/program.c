@@ -99,9 +99,10 @@ static weftStatus_t check_tensor(const struct builder *builder, const struct nod
         FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: %s has data type %d, which has no storage on the CPU.",
              descriptor_label(node->op), descriptor_label(&tensor->base), tensor->type);
     if (is_output && !is_whole)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
-             "%s makes %s in a region whose values are %s. Operations are fused when their results have the same dims.",
-             descriptor_label(node->op), tensor_dims_text(tensor), tensor_dims_text(builder->space));
+        FAIL(
+            WEFT_STATUS_NOT_SUPPORTED_SHAPE,
+            "%s produces dims %s in a region with dims %s. Only operations whose results have the same dims are fused.",
+            descriptor_label(node->op), tensor_dims_text(tensor), tensor_dims_text(builder->space));
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -333,7 +334,7 @@ weftStatus_t program_compile(struct program *program, const struct region *regio
     const char *label = descriptor_label(region_node(region, 0)->op);
     if (region->count > PROGRAM_INSTRUCTIONS)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
-             "%s: %d operations are more than the %d that are fused at a time.", label, region->count,
+             "%s: a fusion of %d operations exceeds the limit of %d. It is split.", label, region->count,
              PROGRAM_INSTRUCTIONS);
     *program = (struct program){0};
     find_needed(region, is_needed);

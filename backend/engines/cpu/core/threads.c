@@ -239,8 +239,8 @@ weftStatus_t threads_start(void) {
     pthread_once(&start_once, make_workers);
     if (start_status != WEFT_STATUS_SUCCESS)
         FAIL(start_status,
-             "thread pool: needs %d threads, but the system would not make them all (%s). Raise the "
-             "process limit (ulimit -u) or set WEFT_THREADS=1.",
+             "thread pool: cannot create all of its %d threads (%s). Raise the process limit (ulimit -u) or set "
+             "WEFT_THREADS=1.",
              threads_count() - 1, strerror(start_error));
     return WEFT_STATUS_SUCCESS;
 }

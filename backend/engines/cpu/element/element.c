@@ -42,12 +42,12 @@ static weftStatus_t find_node(const struct region *region, const struct node **f
         if (node_is_pointwise(node))
             continue;
         if (*found)
-            FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: one operation before pointwise ones is taken here",
-                 descriptor_label(node->op));
+            FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
+                 "%s: only one operation followed by pointwise ones is supported", descriptor_label(node->op));
         *found = node;
     }
     if (!*found)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: there is no operation that makes elements",
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: the region has no operation for pointwise ones to follow",
              descriptor_label(region_node(region, 0)->op));
     return WEFT_STATUS_SUCCESS;
 }
@@ -76,7 +76,7 @@ static weftStatus_t find_element(struct element *e, const struct region *region)
         if (op_of(node->op) == kinds[k].op)
             TRY(kinds[k].find(e));
     if (!e->y)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: its elements are not made one by one",
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: its elements are not computed one by one",
              descriptor_label(node->op));
     for (int k = 0; k < e->part_count; k++)
         e->parts[k].value = graph_find_value(region->graph, e->parts[k].tensor);
@@ -167,7 +167,7 @@ static weftStatus_t run(const struct step *step, void *const *values, void *work
 
 const struct family cpu_element = {
     .name = "cpu.element",
-    .doc = "random numbers, dequantisation and moves that convert, with pointwise operations behind",
+    .doc = "random numbers, dequantisation and converting moves, with fused pointwise operations",
     .accepts = accepts,
     .build = build,
     .run = run,

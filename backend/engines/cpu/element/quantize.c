@@ -28,10 +28,10 @@ static weftStatus_t check_tensors(const struct region *region) {
     for (int k = 0; k < node->operand_count; k++) {
         const struct tensor *tensor = region->graph->values[node->operands[k]].tensor;
         if (tensor->vector_count != 1)
-            FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: %s is vectorised", descriptor_label(node->op),
-                 descriptor_label(&tensor->base));
+            FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: %s is stored in vectors of elements",
+                 descriptor_label(node->op), descriptor_label(&tensor->base));
         if (tensor->reordering != WEFT_TENSOR_REORDERING_NONE)
-            FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: %s lies in tiles of F8_128x4", descriptor_label(node->op),
+            FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: %s has layout F8_128x4", descriptor_label(node->op),
                  descriptor_label(&tensor->base));
     }
     return WEFT_STATUS_SUCCESS;
@@ -40,13 +40,13 @@ static weftStatus_t check_tensors(const struct region *region) {
 static weftStatus_t analyse(struct quantizer *q, const struct region *region) {
     const struct node *node = region_node(region, 0);
     if (region->count > 1 || op_of(node->op) != &block_scale_quantize_op)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: one quantisation alone is taken here",
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: only a single quantisation is supported, with nothing fused",
              descriptor_label(node->op));
     TRY(check_tensors(region));
     const struct block_scale_quantize_op *op = (const struct block_scale_quantize_op *)node->op;
     *q = (struct quantizer){.op = op, .axis = block_scale_axis(op), .last = (int)op->x->dims.count - 1};
     if (op->block_size > NUMBERS)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: blocks of %d elements are longer than %d",
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: blocks have %d elements, at most %d are supported",
              descriptor_label(node->op), op->block_size, NUMBERS);
     q->x = graph_find_value(region->graph, op->x);
     q->y = graph_find_value(region->graph, op->y);
@@ -79,7 +79,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     TRY(analyse(q, &step->region));
     TRY(threads_start());
     step->state = q;
-    return arena_print(arena, &step->detail, "blocks of %d, %lld side by side", q->op->block_size, (long long)q->lanes);
+    return arena_print(arena, &step->detail, "blocks of %d, %lld adjacent", q->op->block_size, (long long)q->lanes);
 }
 
 /* ---- Running ----------------------------------------------------------------------------------------------------- */
@@ -184,7 +184,7 @@ static weftStatus_t run(const struct step *step, void *const *values, void *work
 
 const struct family cpu_block_scale = {
     .name = "cpu.block_scale",
-    .doc = "numbers of few bits with a scale for each block",
+    .doc = "quantisation to low-precision numbers with a scale per block",
     .accepts = accepts,
     .build = build,
     .run = run,

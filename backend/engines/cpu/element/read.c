@@ -46,7 +46,7 @@ static void choose_columns(struct element *e, const struct tensor *y, const int6
 weftStatus_t element_dequantize(struct element *e) {
     const struct block_scale_dequantize_op *op = (const struct block_scale_dequantize_op *)e->op;
     if (scale_is_tiled(op->scale))
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: its scales lie in tiles of F8_128x4", descriptor_label(e->op));
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: its scales have layout F8_128x4", descriptor_label(e->op));
     struct dims block = block_scale_extents(e->op);
     choose_columns(e, op->y, op->x->strides.at);
     add_part(e, op->x, op->x->strides.at, op->x->dims.at[0]);
@@ -62,11 +62,11 @@ weftStatus_t element_dequantize(struct element *e) {
 /* Unchanged elements need no conversion. Neither double nor float represents all 64-bit integers exactly. */
 static weftStatus_t check_types(const struct descriptor *op, const struct tensor *x, const struct tensor *y) {
     if (x->type == y->type && dtype_of((weftDataType_t)x->type)->bits >= 8)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: its elements stay as they are, which moves copy faster",
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: its elements need no conversion, so cpu.move copies them faster",
              descriptor_label(op));
     if (x->type != WEFT_DATA_INT64 && y->type != WEFT_DATA_INT64)
         return WEFT_STATUS_SUCCESS;
-    FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: from %s to %s. INT64 is moved here, but not converted.",
+    FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: from %s to %s. INT64 is only moved, not converted.",
          descriptor_label(op), dtype_of((weftDataType_t)x->type)->name, dtype_of((weftDataType_t)y->type)->name);
 }
 
@@ -83,7 +83,8 @@ static weftStatus_t find_reshaped(const struct reshape_op *op, int64_t *strides)
                      descriptor_label(&op->base));
         }
     if (!reshape_keeps_order(op))
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: y has the elements in another order", descriptor_label(&op->base));
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: y stores the elements in another order",
+             descriptor_label(&op->base));
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -117,8 +118,9 @@ weftStatus_t element_concat(struct element *e) {
     const struct concat_op *op = (const struct concat_op *)e->op;
     bool is_same = true;
     if (op->inputs.count > ELEMENT_PARTS || op->inplace_index >= 0 || op->placed)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: more than %d inputs, or some that are in place already",
-             descriptor_label(e->op), ELEMENT_PARTS);
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
+             "%s: it has more than %d inputs, or inputs that are already in place", descriptor_label(e->op),
+             ELEMENT_PARTS);
     e->y = op->y;
     e->column_dim = (int)op->y->dims.count - 1;
     e->axis = concat_axis(op);
@@ -126,13 +128,13 @@ weftStatus_t element_concat(struct element *e) {
         const struct tensor *x = op->inputs.tensors[k];
         bool may_convert = x->type == op->y->type || (x->type != WEFT_DATA_INT64 && op->y->type != WEFT_DATA_INT64);
         if (!may_convert || x->type == WEFT_DATA_INT64)
-            FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: INT64 is moved here, but not converted.",
+            FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: INT64 is only moved, not converted.",
                  descriptor_label(e->op));
         is_same = is_same && x->type == op->y->type && dtype_of((weftDataType_t)x->type)->bits >= 8;
         add_part(e, x, x->strides.at, x->dims.at[e->axis]);
     }
     if (is_same)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: its elements stay as they are, which moves copy faster",
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: its elements need no conversion, so cpu.move copies them faster",
              descriptor_label(e->op));
     return WEFT_STATUS_SUCCESS;
 }

@@ -47,7 +47,7 @@ static const struct tensor *leading_output(const struct region *region) {
 static weftStatus_t compile(struct program *program, const struct region *region) {
     for (int i = 0; i < region->count; i++)
         if (!node_is_pointwise(region_node(region, i)))
-            FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s is no pointwise operation. Only those are fused here.",
+            FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s is not a pointwise operation. Only those are fused.",
                  descriptor_label(region_node(region, i)->op));
     return program_compile(program, region, leading_output(region), &none);
 }
@@ -143,7 +143,7 @@ static weftStatus_t run(const struct step *step, void *const *values, void *work
 
 const struct family cpu_map = {
     .name = "cpu.map",
-    .doc = "pointwise operations of one shape in one sweep",
+    .doc = "pointwise operations of one shape in one pass",
     .shares_reads = true,
     .accepts = accepts,
     .build = build,

@@ -214,10 +214,10 @@ static weftStatus_t check_part(const struct part *part, const struct descriptor 
              descriptor_label(&to->base), dtype_of((weftDataType_t)to->type)->name);
     int bits = dtype_of((weftDataType_t)to->type)->bits;
     if (bits != 8 && bits != 16 && bits != 32 && bits != 64)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: %s has data type %s, of which several share a byte.",
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: %s has data type %s, whose elements share bytes.",
              descriptor_label(op), descriptor_label(&to->base), dtype_of((weftDataType_t)to->type)->name);
     if (from->is_by_value || from->is_constant)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: %s is no memory but a value.", descriptor_label(op),
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: %s is a value without memory.", descriptor_label(op),
              descriptor_label(&from->base));
     return WEFT_STATUS_SUCCESS;
 }
@@ -227,7 +227,7 @@ static weftStatus_t make_copy(struct copy *copy, const struct part *part, const 
     struct modes modes;
     TRY(check_part(part, op));
     if (!find_modes(&modes, part))
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: no dims count the elements of both memories.",
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: the dims of both memories have no common factorization.",
              descriptor_label(op));
     order_modes(&modes);
     *copy = (struct copy){.bytes = dtype_of(part->to.type)->bits / 8,
@@ -241,8 +241,8 @@ static weftStatus_t make_copy(struct copy *copy, const struct part *part, const 
                           .to_offset = part->to.offset};
     choose_plane(copy, &modes);
     if (part->from.type != part->to.type && copy->way != RUNS)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
-             "%s: it converts elements that do not follow each other in both memories.", descriptor_label(op));
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: it converts elements that are not contiguous in both memories.",
+             descriptor_label(op));
     cut_tasks(copy);
     return WEFT_STATUS_SUCCESS;
 }
@@ -296,7 +296,7 @@ static weftStatus_t analyse(struct copy *copies, int *count, const struct region
     struct part parts[PARTS_MAX];
     const struct descriptor *op = region_node(region, 0)->op;
     if (region->count > 1)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: nothing is fused with it here, %s needs a step of its own.",
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: nothing is fused with it, so %s needs a step of its own.",
              descriptor_label(op), descriptor_label(region_node(region, 1)->op));
     *count = 1;
     if (is_copy(op))
@@ -536,7 +536,7 @@ static weftStatus_t run(const struct step *step, void *const *values, void *work
 
 const struct family cpu_move = {
     .name = "cpu.move",
-    .doc = "concatenation, transposes and what else only moves elements",
+    .doc = "concatenation, transposes and other operations that only move elements",
     .accepts = accepts,
     .build = build,
     .run = run,

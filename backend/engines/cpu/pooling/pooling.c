@@ -17,11 +17,11 @@ static const double START_SECONDS = 1e-6;
 /* Means and interpolation read 0 in padding, or clamp it; with -inf their results would be -inf. */
 static weftStatus_t check_mode(const struct resample_geometry *g, const struct descriptor *op) {
     if (g->beta != 0)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: beta is %g, which is not added here.", descriptor_label(op),
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: beta is %g, only 0 is supported.", descriptor_label(op),
              g->beta);
     if (g->padding == WEFT_NEG_INF_PAD && g->mode != WEFT_RESAMPLE_MAXPOOL &&
         g->mode != WEFT_RESAMPLE_AVGPOOL_EXCLUDE_PADDING)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: its padding is -inf, which only maxima pass over here.",
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: its padding is -inf, which is supported only for maxima.",
              descriptor_label(op));
     return WEFT_STATUS_SUCCESS;
 }
@@ -37,10 +37,10 @@ static weftStatus_t check_types(const struct resample_geometry *g, const struct 
         bool is_taken =
             i == 3 ? type == WEFT_DATA_INT8 || type == WEFT_DATA_INT32 : type == WEFT_DATA_FLOAT || dtype_is_half(type);
         if (!is_taken || tensor->is_by_value || tensor->is_constant)
-            FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE,
-                 "%s: %s has data type %s. Floats of 32 and 16 bits are taken here, "
-                 "and positions in INT8 and INT32.",
-                 descriptor_label(op), descriptor_label(&tensor->base), dtype_of(type)->name);
+            FAIL(
+                WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE,
+                "%s: %s has data type %s. Only floats of 32 and 16 bits, and indices in INT8 and INT32, are supported.",
+                descriptor_label(op), descriptor_label(&tensor->base), dtype_of(type)->name);
     }
     return WEFT_STATUS_SUCCESS;
 }
@@ -113,7 +113,7 @@ static weftStatus_t analyse(struct pooling *w, const struct region *region) {
     const struct descriptor *op = region_node(region, 0)->op;
     if (region->count > 1 || (op_of(op) != &resample_op && op_of(op) != &resample_backward_op))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
-             "%s: windows of one operation are taken here, with nothing fused.", descriptor_label(op));
+             "%s: only a single pooling operation is supported, with nothing fused.", descriptor_label(op));
     *w = (struct pooling){.g = resample_geometry(op)};
     struct resample_geometry *g = &w->g;
     TRY(check_mode(g, op));
@@ -130,18 +130,18 @@ static weftStatus_t analyse(struct pooling *w, const struct region *region) {
     w->lanes = POOLING_LANES;
     if (!w->is_last && !are_lanes(g, false))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
-             "%s: neither channels nor rows lie side by side in all its tensors. Give one of the two a stride of 1.",
+             "%s: neither channels nor rows are contiguous in all its tensors. Give one of the two a stride of 1.",
              descriptor_label(op));
     if (!w->is_last && g->x.size[2] > POOLING_ROW)
         w->lanes = POOLING_LANES / 8; /* with the strides and windows of pools, a pass reads fewer than POOLING_ROW
                                          elements */
     bool is_read_whole = !w->is_strided || w->lanes * g->step[2] + resample_span(g, 2) > POOLING_ROW;
     if (!w->is_last && is_read_whole && g->x.size[2] > POOLING_ROW)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: rows of %lld elements are too long, %d are taken here.",
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: rows have %lld elements, at most %d are supported.",
              descriptor_label(op), (long long)g->x.size[2], POOLING_ROW);
     int64_t longest = w->is_max ? g->x.size[2] : max64(g->x.size[2], g->y.size[2]);
     if (g->backward && !w->is_last && longest > POOLING_SUMS)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: a row of %lld elements is larger than %d sums.",
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: a row has %lld elements, at most %d are supported.",
              descriptor_label(op), (long long)longest, POOLING_SUMS);
     find_box(w);
     return WEFT_STATUS_SUCCESS;
@@ -375,7 +375,7 @@ static weftStatus_t run(const struct step *step, void *const *values, void *work
 
 const struct family cpu_pooling = {
     .name = "cpu.window",
-    .doc = "pooling and interpolation, both ways",
+    .doc = "pooling and interpolation, forward and backward",
     .accepts = accepts,
     .build = build,
     .run = run,

@@ -50,7 +50,7 @@ static weftStatus_t check_stored(const struct region *region, const struct node 
     const struct tensor *tensor = value->tensor;
     if (!node->is_output[i] && region_makes(region, node->operands[i]))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
-             "%s reads %s, which %s makes: operations are fused behind a product, not before it.",
+             "%s reads %s, which %s computes: operations are fused after a product, not before it.",
              descriptor_label(node->op), descriptor_label(&tensor->base),
              descriptor_label(region->graph->nodes[value->producer].op));
     TRY(tensor_check_plain(tensor, node->op));
@@ -70,20 +70,19 @@ static weftStatus_t check_dequantized(const struct region *region, const struct 
     if (op_of(product->op) != &matmul_op || !node_reads(product, value) || region->graph->values[value].readers > 1 ||
         value_is_slot(&region->graph->values[value]))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
-             "%s: only a factor of one matmul, that nothing else reads, is dequantised as it is packed.",
+             "%s: a factor is dequantised during packing only if one matmul is its only reader.",
              descriptor_label(node->op));
     for (int i = 0; i < node->operand_count; i++)
         TRY(check_stored(region, node, i));
     if (op->math == WEFT_DATA_DOUBLE || op->scale->type == WEFT_DATA_DOUBLE || product_is_wide(&multiplied))
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: in double nothing is dequantised as a matmul packs it.",
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: dequantisation during packing is not supported in double.",
              descriptor_label(node->op));
     bool are_matrices = !scale_is_tiled(op->scale);
     for (int64_t i = 0; i < block.count - 2; i++)
         are_matrices = are_matrices && block.at[i] == 1;
     if (!are_matrices)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
-             "%s: its scales lie in tiles of F8_128x4, or its blocks span several matrices.",
-             descriptor_label(node->op));
+             "%s: its scales have layout F8_128x4, or its blocks span several matrices.", descriptor_label(node->op));
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -286,9 +285,8 @@ static weftStatus_t describe(struct step *step, const struct contraction *contra
     for (int i = 0; i < step->region.count; i++)
         behind += !node_is_dequantize(region_node(&step->region, i));
     if (direct->is_on && direct->is_depthwise)
-        return arena_print(arena, &step->detail, "channels one by one, %d operations behind", behind);
-    return arena_print(arena, &step->detail,
-                       "%s, %d x %lld products of [%lld,%lld] x [%lld,%lld], %d operations behind",
+        return arena_print(arena, &step->detail, "depthwise, %d fused operations", behind);
+    return arena_print(arena, &step->detail, "%s, %d x %lld products of [%lld,%lld] x [%lld,%lld], %d fused operations",
                        direct->is_on ? direct_kernel(0)->name : packed, pieces, (long long)gemm->batch,
                        (long long)gemm->m, (long long)gemm->k, (long long)gemm->k, (long long)gemm->n, behind);
 }
@@ -411,7 +409,7 @@ static weftStatus_t freeze(struct step *step, void *const *values) {
 
 const struct family cpu_contraction = {
     .name = "cpu.contraction",
-    .doc = "a matmul or convolution and the pointwise operations behind it",
+    .doc = "a matmul or convolution with fused pointwise operations",
     .accepts = accepts,
     .build = build,
     .run = run,

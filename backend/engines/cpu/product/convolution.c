@@ -79,7 +79,8 @@ static weftStatus_t check(const struct region *region, const struct node *node) 
     count_phases(&g, phases);
     if (g.direction == CONV_DATA && (double)phases[0] * (double)phases[1] * (double)phases[2] > MOST_PHASES)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
-             "%s: its stride %s makes more than %d products, one for each place within a step. Use a smaller stride.",
+             "%s: its stride %s requires more than %d products, one for each position within a step. Use a smaller "
+             "stride.",
              descriptor_label(node->op), numbers_text(g.stride + 3 - g.spatial, g.spatial), MOST_PHASES);
     return WEFT_STATUS_SUCCESS;
 }

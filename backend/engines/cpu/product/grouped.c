@@ -114,12 +114,12 @@ static weftStatus_t find_node(const struct region *region, const struct node **f
         const struct node *node = region_node(region, i);
         bool is_grouped = op_of(node->op) == &moe_op || op_of(node->op) == &moe_bwd_op;
         if (!node_is_pointwise(node) && (!is_grouped || *found))
-            FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s is no grouped product with pointwise operations behind",
-                 descriptor_label(node->op));
+            FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
+                 "%s is not a grouped product followed by pointwise operations", descriptor_label(node->op));
         *found = is_grouped ? node : *found;
     }
     if (!*found)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: there is no grouped product for it to follow",
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: the region has no grouped product for it to follow",
              descriptor_label(region_node(region, 0)->op));
     return WEFT_STATUS_SUCCESS;
 }
@@ -186,7 +186,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     step->workspace_bytes = goes_by_experts(g) ? g->threads * g->thread_bytes : gemm_workspace_most(&most, g->threads);
     TRY(threads_start());
     step->state = g;
-    return arena_print(arena, &step->detail, "%s, a product for each of %lld experts, %d operations behind",
+    return arena_print(arena, &step->detail, "%s, a product for each of %lld experts, %d fused operations",
                        g->kernel->name, (long long)g->experts, step->region.count - 1);
 }
 
@@ -359,7 +359,7 @@ static weftStatus_t run(const struct step *step, void *const *values, void *work
 
 const struct family cpu_grouped = {
     .name = "cpu.grouped",
-    .doc = "products of experts, forward and of weights, with pointwise operations behind",
+    .doc = "expert products and their weight gradients, with fused pointwise operations",
     .accepts = accepts,
     .build = build,
     .run = run,

@@ -34,7 +34,7 @@ static weftStatus_t count_passes(struct row_schedule *s) {
     /* Without reductions and stores of elements there are no passes: only row values are computed. */
     s->pass_count = s->closed > last + 1 ? s->closed : last + 1;
     if (s->pass_count > ROWWISE_PASSES)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "the region would take %d passes, at most %d are made",
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "the region needs %d passes, at most %d are supported",
              s->pass_count, ROWWISE_PASSES);
     return WEFT_STATUS_SUCCESS;
 }
@@ -692,7 +692,7 @@ weftStatus_t row_schedule_list(struct row_schedule *s, enum row_keeping keeping)
         is_full = !assign_registers(s, &s->passes[p]);
     /* Refused, so that the planner splits the region. */
     if (is_full)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "the region would take more than %d instructions or %d registers",
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "the region needs more than %d instructions or %d registers",
              ROWWISE_INSTRUCTIONS, ROWWISE_REGISTERS);
     give_row_slots(s);
     order_row_terms(s);

@@ -62,7 +62,7 @@ static bool lie_alike(const struct row_space *space, const struct tensor *a, con
 static weftStatus_t sum_columns(struct rowwise *rows, const struct tensor *sum, weftDataType_t math, int element) {
     const struct follow *follow = &rows->follow;
     if (follow->column_count && !lie_alike(&rows->space, follow->columns[0].tensor, sum))
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s and %s sum other elements, which takes two sweeps",
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s and %s sum different elements, which needs two passes",
              descriptor_label(&follow->columns[0].tensor->base), descriptor_label(&sum->base));
     int term = rowwise_reduce(rows, TERM_COLUMN_SUM, OPCODE_SUM, element, math == WEFT_DATA_DOUBLE);
     return rows->trouble ? rows->trouble : follow_add_column(&rows->follow, sum, term, math);
@@ -75,12 +75,12 @@ static weftStatus_t lower_column_sum(struct rowwise *rows, const struct node *no
     math = rows->is_wide && math == WEFT_DATA_FLOAT ? WEFT_DATA_DOUBLE : math;
     if (rows->sums_apart || !dtype_is_float(math))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
-             "%s: columns are summed beside rows in floats, where their sums fit beside each other",
+             "%s: column sums are computed together with rows only in float and if they fit in memory",
              descriptor_label(node->op));
     int element = rowwise_input(rows, op->x, math == WEFT_DATA_DOUBLE);
     TRY(rows->trouble);
     if (!rows->terms[element].spans)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: its elements are alike all along a row",
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: its elements are the same along a row",
              descriptor_label(node->op));
     return sum_columns(rows, op->y, math, element);
 }
@@ -162,7 +162,7 @@ static weftStatus_t lower_instruction(struct lowering *l, const struct node *nod
     const struct instruction *at = &l->e.at[index];
     /* struct rowwise requests no joined statistics; an expansion that uses them anyway is refused. */
     if (at->opcode == OPCODE_MOMENTS || at->opcode == OPCODE_WEIGHTS)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: joined statistics are not taken here",
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: joined statistics are not supported",
              descriptor_label(node->op));
     if (at->opcode == OPCODE_RESULT)
         rowwise_result(l->rows, at->tensor, l->terms[at->arguments[0]]);
@@ -199,7 +199,7 @@ static bool is_exact_in_double(const struct rowwise *rows, const struct node *no
 static weftStatus_t lower(struct lowering *l, const struct node *node) {
     /* The expansion has determined its arithmetic: that of a norm, or of an integer sum. */
     if (l->e.math == WEFT_DATA_INT64 && !is_exact_in_double(l->rows, node))
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s calculates in integers, which may pass the 53 bits of a double",
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s computes in integers, which may exceed the 53 bits of a double",
              descriptor_label(node->op));
     if (l->rows->is_wide && l->e.math == WEFT_DATA_FLOAT)
         l->e.math = WEFT_DATA_DOUBLE;
@@ -239,7 +239,7 @@ static weftStatus_t check_pointwise(const struct node *node) {
     has_long = has_long || (operands.b && operands.b->type == WEFT_DATA_INT64);
     if (mode->form == FORM_INDEX || dtype_is_float(pointwise_math(op)) || (mode->is_logical && !has_long))
         return WEFT_STATUS_SUCCESS;
-    FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s calculates in integers", descriptor_label(node->op));
+    FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s computes in integers", descriptor_label(node->op));
 }
 
 /* Lists are stored in the room, which is large enough for any program. */

@@ -187,11 +187,11 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     TRY(keep(&kept, &sweep, step, arena));
     step->state = kept;
     const struct row_schedule *s = &sweep.schedules[0];
-    const char *way = s->splits > 1 ? "long rows in parts" : s->loops[s->b].is_reduced ? "rows" : "rows side by side";
+    const char *way = s->splits > 1 ? "long rows in parts" : s->loops[s->b].is_reduced ? "rows" : "adjacent rows";
     TRY(arena_print(arena, &step->detail, "%s: %d passes on blocks of %lld x %lld, %lld tasks%s", way, s->pass_count,
                     (long long)s->block_a, (long long)s->block_b,
                     (long long)(s->splits > 1 ? s->tiles * s->splits : s->tasks),
-                    sweep.programs > 1 ? "; then sums of what they leave" : ""));
+                    sweep.programs > 1 ? "; then sums of their partial results" : ""));
     /* Comes last, because it overwrites the sweep. */
     return may_leave_range(&step->region) ? keep_wide(kept, &sweep, step, device, arena) : WEFT_STATUS_SUCCESS;
 }
@@ -244,7 +244,7 @@ static bool may_alias(const struct step *step, int in, int out) {
 
 const struct family cpu_rows = {
     .name = "cpu.rows",
-    .doc = "reductions, softmax and norms, forward and backward, with the pointwise operations around them",
+    .doc = "reductions, softmax and norms, forward and backward, with adjacent pointwise operations",
     .shares_reads = true,
     .accepts = accepts,
     .build = build,

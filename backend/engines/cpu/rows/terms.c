@@ -23,8 +23,8 @@ static int append(struct rowwise *rows, struct term term) {
     if (rows->trouble)
         return -1;
     if (rows->term_count == ROWWISE_TERMS)
-        return fail(rows, status_fail(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
-                                      "the region would take more than %d terms", ROWWISE_TERMS));
+        return fail(rows, status_fail(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "the region needs more than %d terms",
+                                      ROWWISE_TERMS));
     for (int i = 0; i < term.argument_count; i++) {
         const struct term *used = &rows->terms[term.arguments[i]];
         term.spans = term.spans || used->spans;
@@ -50,8 +50,8 @@ static int unary(struct rowwise *rows, enum term_kind kind, int of, struct term 
 /* Returns the operand's index, or -1 if there are too many. */
 static int add_operand(struct rowwise *rows, struct row_operand operand) {
     if (rows->operand_count == ROWWISE_OPERANDS)
-        return fail(rows, status_fail(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
-                                      "the region would have more than %d operands", ROWWISE_OPERANDS));
+        return fail(rows, status_fail(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "the region has more than %d operands",
+                                      ROWWISE_OPERANDS));
     rows->operands[rows->operand_count] = operand;
     return rows->operand_count++;
 }
@@ -97,8 +97,8 @@ static int *term_of(struct rowwise *rows, int value) {
         if (rows->made[i].value == value)
             return &rows->made[i].term;
     if (rows->made_count == ROWWISE_TERMS)
-        fail(rows, status_fail(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "the region would have more than %d values",
-                               ROWWISE_TERMS));
+        fail(rows,
+             status_fail(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "the region has more than %d values", ROWWISE_TERMS));
     if (rows->trouble)
         return &none;
     rows->made[rows->made_count].value = value;
@@ -112,7 +112,7 @@ static int term_of_value(struct rowwise *rows, int value) {
     bool is_wide = rows->is_wide || type_is_wide(rows->graph->values[value].tensor->type);
     if (*term < 0 && !rows->trouble && region_makes(rows->region, value)) /* known only after the last row */
         fail(rows, status_fail(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
-                               "%s is a sum over rows, and read by operations on them",
+                               "%s is a sum over rows, but operations on the rows read it",
                                descriptor_label(&rows->graph->values[value].tensor->base)));
     if (*term < 0 && !rows->trouble)
         *term = add_load(rows, add_value(rows, value, -1, false), is_wide);
@@ -331,7 +331,7 @@ static void mark_needed(struct rowwise *rows, int index) {
 static weftStatus_t check_store(const struct rowwise *rows, const struct row_operand *operand) {
     const struct tensor *tensor = rows->graph->values[operand->value].tensor;
     if (dtype_of(operand->type)->bits < 8)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s has data type %s, of which rows would share bytes",
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s has data type %s, whose rows would share bytes",
              descriptor_label(&tensor->base), dtype_of(operand->type)->name);
     return row_space_check_result(&rows->space, tensor, rows->terms[operand->term].spans);
 }
