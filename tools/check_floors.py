@@ -88,7 +88,7 @@ def sources(backend: Path) -> list[Source]:
     return [Source(path, text, included(path, text, backend)) for path, text in texts.items()]
 
 
-# ---- Floors ----
+# ---- Layers ----
 
 
 def floor_offences(source: Source) -> Iterator[str]:
@@ -111,7 +111,7 @@ def floor_offences(source: Source) -> Iterator[str]:
         yield f"{path}: sees both graph/ and runtime/, as only engines/ may. Take one through engines/."
 
 
-# ---- Folders of the engine floor ----
+# ---- Directories of the engines -----
 
 
 def folder_of(path: str) -> str:
@@ -146,7 +146,7 @@ def call_offences(files: list[Source]) -> Iterator[str]:
                 yield f"{source.path} names family {name} of {homes[name]}: families do not call each other."
 
 
-# ---- Circles ----
+# ---- Cycles -----
 
 
 def circles(files: list[Source]) -> Iterator[str]:

@@ -150,7 +150,7 @@ class Mutant(NamedTuple):
         return "\n".join(line for line in lines if not line.startswith(("---", "+++")))
 
 
-# ---- Making them -------------------------------------------------------------------------------------------
+# ---- Changes -----------------------------------------------------------------------------------------------
 
 
 def without_words(text: str, suffix: str) -> str:

@@ -158,7 +158,7 @@ def _settings(knob: Knob) -> Sequence[int]:
     return [values[i] for i in places if i < len(values)]
 
 
-# ---- Remembering -------------------------------------------------------------------------------------------
+# ---- Stored results ----------------------------------------------------------------------------------------
 
 
 class Memory:
@@ -209,7 +209,7 @@ def _offer(planner: Planner) -> str:
     return repr(sorted((name, [tuple(map(int, knob)) for knob in knobs]) for name, knobs in offered))
 
 
-# ---- The whole ---------------------------------------------------------------------------------------------
+# ---- Autotuning --------------------------------------------------------------------------------------------
 
 
 def tune(

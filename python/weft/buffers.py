@@ -99,7 +99,7 @@ def describe(value: Any, stream: int | None = None) -> Buffer:
     )
 
 
-# ---- Arrays whose memory does not hold what they show ------------------------------------------------------
+# ---- Arrays whose memory differs from their value ----------------------------------------------------------
 
 
 def _is_masked(kind: type) -> bool:
@@ -444,13 +444,13 @@ def _describe_dlpack(value: Any, stream: int | None) -> Buffer:
     )
 
 
-# ---- What execution needs to know, quickly -----------------------------------------------------------------
+# ---- Fast queries of execution -----------------------------------------------------------------------------
 
 class Memory(NamedTuple):
     """The properties of an array that execution needs."""
 
     address: int
-    """Of the first element."""
+    """The address of the first element."""
     dtype: Any
     size: int
     """Bytes that may be accessed from that address."""

@@ -39,7 +39,7 @@ def ticks(least: float, most: float, count: int = 4) -> list[float]:
 
 
 def _spread(places: list[float], room: float) -> list[float]:
-    """Vertical positions of labels, moved apart so that they do not overlap."""
+    """Vertical positions of labels, spread out so that they do not overlap."""
     order = sorted(range(len(places)), key=lambda i: places[i])
     moved = list(places)
     for before, i in pairwise(order):

@@ -303,7 +303,7 @@ def attend() -> tuple[weft.Graph, float, float]:
     return graph, error, best_time(run)
 
 
-# ---- The whole ----
+# ---- The demo -----
 
 
 def missing_packages() -> list[str]:

@@ -151,7 +151,7 @@ def _library_repair() -> str:
 
 
 def _loaded_library() -> str | None:
-    """The path of the loaded library, as the kernel reports it."""
+    """The path of the loaded library, from /proc."""
     maps = Path("/proc/self/maps")
     if not maps.exists():
         return None
@@ -278,7 +278,7 @@ def _environment_problems() -> list[Problem]:
     return problems
 
 
-# ---- Words ----
+# ---- Text -----
 
 
 def report(found: dict[str, Any]) -> str:

@@ -125,7 +125,7 @@ def _run(g: Any, handle: Any, numbers: Mapping[str, Sequence[float]]) -> list[fl
     return list(y)
 
 
-# ---- Words ----
+# ---- Text -----
 
 
 def rows(machine: Found) -> Iterator[tuple[str, str]]:

@@ -1235,7 +1235,7 @@ class Graph(CompositeOps):
     def _loaded(data: bytes, values: Mapping[int, Any]) -> Graph:
         return Graph().load(data, values)
 
-    # ---- Context and words ----
+    # ---- Context and text -----
 
     def __enter__(self) -> Graph:
         return self

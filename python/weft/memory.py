@@ -283,7 +283,7 @@ def torch_memory(size: int, ordinal: int, stream: int) -> tuple[int, Any] | None
     return int(memory.data_ptr()), memory
 
 
-# ---- What plans need for a run -----------------------------------------------------------------------------
+# ---- Memory for a run --------------------------------------------------------------------------------------
 
 HOST_ALIGNMENT = 64
 _allocate_on_host = ffi.new_allocator(should_clear_after_alloc=False)
@@ -298,7 +298,7 @@ class Scratch:
         self._on_device: dict[object, DeviceMemory] = {}
 
     def on_host(self, size: int) -> Any:
-        """The start of aligned host memory, as an argument of the C API."""
+        """The start of aligned host memory, for the C API."""
         if self._host_size < size:
             self._on_host = _allocate_on_host("char[]", size + HOST_ALIGNMENT)
             start = int(ffi.cast("uintptr_t", self._on_host))

@@ -459,7 +459,7 @@ class Plan:
         slots.check_array(where, slot, value, memory, is_exact=where == "plan")
         return memory.address
 
-    # ---- Running without looking at shapes ----
+    # ---- Runs without checks of shapes --------
 
     def put(self, i: int, value: Any, slot: Slot) -> None:
         """Stores the address of a buffer in slot i for this thread's next run. Runs only the fast checks:
@@ -678,7 +678,7 @@ class Plan:
         state.workspace = (remembered, size) if remembered else None
         return address
 
-    # ---- Words ----
+    # ---- Text -----
 
     def explain(self, all_refusals: bool = False, measured: Sequence[float] = ()) -> str:
         """A table of the steps: where they run, their predicted time, and which kernel families declined and

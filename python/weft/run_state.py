@@ -40,7 +40,7 @@ class _Scalar(NamedTuple):
 
 
 class RunState:
-    """What runs of a plan read and reuse: addresses, by-value scalars, scratch memory and checked arrays.
+    """State that runs of a plan read and reuse: addresses, by-value scalars, scratch memory, checked arrays.
     Used by one run at a time."""
 
     def __init__(self, count: int) -> None:

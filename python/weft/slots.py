@@ -69,7 +69,7 @@ def shape_text(type_: data_type, dims: Sequence[int]) -> str:
     return f"{dtypes.of(type_).name}[{','.join(map(str, dims))}]"
 
 
-# ---- Checks: `where` is the call, for the message ----------------------------------------------------------
+# ---- Checks: messages name the call, `where` ---------------------------------------------------------------
 
 
 def named(where: str, slot: Slot, error: BadParameterError) -> BadParameterError:

@@ -133,7 +133,7 @@ class Tensor:
         """The name of the tensor in messages."""
         return arguments.label("tensor", self._name)
 
-    # ---- Getters and setters as cuDNN's frontend spells them ----
+    # ---- Getters and setters with cuDNN's names -----------------
 
     def _changeable(self) -> Tensor:
         if self.graph.is_validated:
@@ -277,7 +277,7 @@ class Tensor:
         )
         return self
 
-    # ---- Words ----
+    # ---- Text -----
 
     @property
     def description(self) -> str:

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* y = relu(conv(x, w) + b): three operations described, planned as one graph, and run on the CPU. */
+/* y = relu(conv(x, w) + b): describes three operations, plans them as one graph, and runs it on the CPU. */
 #include "weft/weft.h"
 #include <stdarg.h>
 #include <stdio.h>
@@ -16,7 +16,7 @@ static void ok(weftStatus_t status) {
         exit(fprintf(stderr, "%s\n", why));
 }
 
-/* A finalized descriptor. Its attributes follow as name, type, count, address. */
+/* Creates and finalizes a descriptor. The remaining arguments are its attributes: name, type, count, address. */
 static desc make(weftBackendDescriptorType_t kind, ...) {
     desc made;
     va_list list;
@@ -31,10 +31,10 @@ static desc make(weftBackendDescriptorType_t kind, ...) {
     return made;
 }
 
-/* A tensor [N, C, H, W]. Without dims it only passes between operations, which infer them. */
+/* A tensor [N, C, H, W]. Without dims it is an intermediate, whose dims are inferred. */
 static desc tensor(int64_t uid, int64_t *dims) {
     weftDataType_t type = WEFT_DATA_FLOAT;
-    int64_t alignment = sizeof(float); /* of the addresses that will come; unset: 16 bytes */
+    int64_t alignment = sizeof(float); /* of the addresses at execution; by default 16 bytes */
     char is_virtual = !dims;
     return make(WEFT_BACKEND_TENSOR_DESCRIPTOR, WEFT_ATTR_TENSOR_UNIQUE_ID, INT64, 1, &uid, WEFT_ATTR_TENSOR_DATA_TYPE,
                 WEFT_TYPE_DATA_TYPE, 1, &type, WEFT_ATTR_TENSOR_IS_VIRTUAL, WEFT_TYPE_BOOLEAN, 1, &is_virtual,
@@ -89,5 +89,5 @@ int main(void) {
     ok(weftBackendExecute(handle, plan, pack));
     printf("%g %g\n%g %g\n", result[0], result[1], result[2], result[3]);
     free(memory);
-    return 0; /* the process ends; a longer one calls weftBackendDestroyDescriptor and weftDestroy */
+    return 0; /* the process exits; others call weftBackendDestroyDescriptor and weftDestroy */
 }

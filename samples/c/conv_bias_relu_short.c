@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* y = relu(conv(x, w) + b) in C11, on the numbers of README's Python program. A parameter of an operation may be set on
-   the operation itself, as the mode is here, or on a descriptor of its own, as cuDNN does it and conv_bias_relu.c; a
-   plan takes the fastest engine, or the one that is named. */
+/* y = relu(conv(x, w) + b) in C11, with the numbers of README's Python program. The parameters of an operation can be
+   set on the operation itself, like the mode here, or on a separate descriptor, like in cuDNN and conv_bias_relu.c. A
+   plan uses the fastest engine unless one is set. */
 #include <stdalign.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,7 +21,7 @@ static desc build(weftBackendDescriptorType_t kind, size_t bytes, const weftAttr
         weftGetLastErrorString(why, sizeof why), puts(why), exit(1);
     return made;
 }
-static desc tensor(int64_t uid, const int64_t *dims, char is_virtual) { /* without dims they are inferred */
+static desc tensor(int64_t uid, const int64_t *dims, char is_virtual) { /* without dims, they are inferred */
     return BUILD(WEFT_BACKEND_TENSOR_DESCRIPTOR, {WEFT_ATTR_TENSOR_UNIQUE_ID, WEFT_TYPE_INT64, 1, &uid},
                  {WEFT_ATTR_TENSOR_DATA_TYPE, WEFT_TYPE_DATA_TYPE, 1, &(int){WEFT_DATA_FLOAT}},
                  {WEFT_ATTR_TENSOR_IS_VIRTUAL, WEFT_TYPE_BOOLEAN, 1, &is_virtual},
@@ -42,7 +42,7 @@ int main(void) {
         BUILD(WEFT_BACKEND_OPERATION_POINTWISE_DESCRIPTOR, HELD(WEFT_ATTR_OPERATION_POINTWISE_XDESC, sum),
               {WEFT_ATTR_POINTWISE_MODE, WEFT_TYPE_POINTWISE_MODE, 1, &(int){WEFT_POINTWISE_RELU_FWD}},
               HELD(WEFT_ATTR_OPERATION_POINTWISE_YDESC, y))};
-    weftHandle_t cpu; /* where the arrays below are */
+    weftHandle_t cpu; /* the device of the arrays below */
     weftCreateForDevice(&cpu, WEFT_DEVICE_CPU, 0);
     desc graph =
         BUILD(WEFT_BACKEND_OPERATIONGRAPH_DESCRIPTOR, {WEFT_ATTR_OPERATIONGRAPH_HANDLE, WEFT_TYPE_HANDLE, 1, &cpu},

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The smallest program: prints the version of the library it runs with. */
+/* The smallest program: prints the version of the library. */
 #include "weft/weft.h"
 #include <stdio.h>
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Causal scaled dot-product attention with the statistics that its gradients need, against sums in double. */
+/* Causal scaled dot-product attention with the statistics for its gradients, compared with sums in double. */
 #include <cmath>
 #include <iostream>
 #include <weft/weft.hpp>
@@ -9,7 +9,7 @@ constexpr int SIZE = HEADS * TOKENS * WIDTH;
 
 static std::vector<float> q(SIZE), k(SIZE), v(SIZE), o(SIZE), stats(HEADS *TOKENS);
 
-/** Largest difference of one query's results. */
+/** The largest difference in the results of one query. */
 static double error_of_row(int head, int token, double scale) {
     const int first = head * TOKENS * WIDTH, row = first + token * WIDTH;
     double weights[TOKENS], sum = 0, worst = 0;
@@ -41,7 +41,7 @@ int main() try {
     O->set_output(true);
     Stats->set_output(true).set_data_type(weft::DataType_t::FLOAT);
 
-    weft::Handle cpu(WEFT_DEVICE_CPU); /* where the arrays are */
+    weft::Handle cpu(WEFT_DEVICE_CPU); /* the device of the arrays */
     g.build(cpu).or_throw();
     g.execute({{Q, q.data()}, {K, k.data()}, {V, v.data()}, {O, o.data()}, {Stats, stats.data()}}).or_throw();
     double worst = 0;

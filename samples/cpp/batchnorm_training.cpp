@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A training step of batch norm: forward with running statistics, then its gradients, against sums in double. */
+/* A training step of batch norm: forward with running statistics, then its gradients; compared with sums in double. */
 #include <cmath>
 #include <iostream>
 #include <weft/weft.hpp>
@@ -13,7 +13,7 @@ static std::vector<float> old_mean(C, 0.5f), old_var(C, 2), new_mean(C), new_var
 
 static int at(int channel, int i) { return (i / HW * C + channel) * HW + i % HW; }
 
-/** Largest difference of one channel's results. */
+/** The largest difference in the results of one channel. */
 static double error_of_channel(int c) {
     double sum = 0, squares = 0, sum_dy = 0, sum_dy_x = 0, worst = 0;
     for (int i = 0; i < COUNT; i++)
@@ -33,7 +33,7 @@ static double error_of_channel(int c) {
     }
     see(mean[c], center), see(inv[c], inverse), see(dscale[c], sum_dy_x), see(dbias[c], sum_dy);
     see(new_mean[c], (1 - MOMENTUM) * old_mean[c] + MOMENTUM * center);
-    see(new_var[c], (1 - MOMENTUM) * old_var[c] + MOMENTUM * squares / (COUNT - 1)); /* unbiased, as cuDNN has it */
+    see(new_var[c], (1 - MOMENTUM) * old_var[c] + MOMENTUM * squares / (COUNT - 1)); /* unbiased, as in cuDNN */
     return worst;
 }
 
@@ -60,7 +60,7 @@ static void backward(weftHandle_t handle) {
     auto [DX, DS, DB] = g.batchnorm_backward(DY, X, S, options);
     for (auto &each : {DX, DS, DB})
         each->set_output(true);
-    DX->set_dim({N, C, 2, HW / 2}).set_stride({C * HW, HW, HW / 2, 1}); /* channels would be innermost otherwise */
+    DX->set_dim({N, C, 2, HW / 2}).set_stride({C * HW, HW, HW / 2, 1}); /* by default, channels are last */
     g.build(handle).or_throw();
     weft::Graph::Pointers memory = {{DY, dy.data()}, {X, x.data()},   {S, scale.data()},   {M, mean.data()},
                                     {I, inv.data()}, {DX, dx.data()}, {DS, dscale.data()}, {DB, dbias.data()}};
@@ -72,7 +72,7 @@ int main() try {
         x[i] = std::sin(0.9f * i) + 0.1f * (i % 3), dy[i] = std::cos(0.4f * i);
     for (int c = 0; c < C; c++)
         scale[c] = 1 + 0.5f * c, bias[c] = 0.25f * c;
-    weft::Handle cpu(WEFT_DEVICE_CPU); /* where the arrays are */
+    weft::Handle cpu(WEFT_DEVICE_CPU); /* the device of the arrays */
     forward(cpu);
     backward(cpu);
     double worst = 0;

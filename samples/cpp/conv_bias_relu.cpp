@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* y = relu(conv(x, w) + b), step by step with the names of cuDNN's C++ frontend, every error checked; then the short
-   way. Both agree with sums in double. */
+/* y = relu(conv(x, w) + b): first step by step with the names of cuDNN's C++ frontend and a check of every error, then
+   in the short form. Both are compared with sums in double. */
 #include <cmath>
 #include <iostream>
 #include <weft/weft.hpp>
@@ -19,7 +19,7 @@ static double expected(int k, int row, int column) {
     return sum > 0 ? sum : 0;
 }
 
-/** The result of a convolution is stored channels last, as cuDNN's frontend does, unless the program sets strides. */
+/** By default, the result of a convolution is stored with channels last, as in cuDNN's frontend. */
 static double largest_error() {
     double worst = 0;
     for (int i = 0; i < K * OUT * OUT; i++)
@@ -27,7 +27,7 @@ static double largest_error() {
     return worst;
 }
 
-/** As a program for cuDNN has it. */
+/** The form of a program for cuDNN. */
 static fe::error_t step_by_step(weftHandle_t handle) {
     fe::graph::Graph graph;
     graph.set_io_data_type(fe::DataType_t::FLOAT).set_compute_data_type(fe::DataType_t::FLOAT);
@@ -58,7 +58,7 @@ static fe::error_t step_by_step(weftHandle_t handle) {
     return graph.execute(handle, memory, workspace.data());
 }
 
-/** The same: shapes are inferred, what nothing reads is the output, errors are thrown. */
+/** The short form: shapes are inferred, unread results are outputs, errors are thrown. */
 static void short_way(weftHandle_t handle) {
     weft::Graph g(weft::DataType_t::FLOAT);
     auto x = g.tensor({1, C, H, H}), w = g.tensor({K, C, 3, 3}), b = g.tensor({1, K, 1, 1});
@@ -72,7 +72,7 @@ int main() try {
         image[i] = static_cast<float>(i % 7) - 3;
     for (std::size_t i = 0; i < filters.size(); i++)
         filters[i] = static_cast<float>(i % 5) - 2, bias[i % K] = static_cast<float>(i % K);
-    weft::Handle cpu(WEFT_DEVICE_CPU); /* where the arrays are */
+    weft::Handle cpu(WEFT_DEVICE_CPU); /* the device of the arrays */
     step_by_step(cpu).or_throw();
     double first = largest_error();
     short_way(cpu);

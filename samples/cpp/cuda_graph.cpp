@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A plan is captured into a CUDA graph, which is launched on other numbers. It needs no CUDA headers: a program that
-   has them calls cudaStreamBeginCapture() and so on where this one loads the driver's functions. Without a GPU it says
-   so. */
+/* Captures a plan into a CUDA graph, and launches the graph on other numbers. The program loads the driver's functions
+   and so needs no CUDA headers; with them, call cudaStreamBeginCapture() and so on. Without a GPU it prints a message. */
 #include <cmath>
 #include <dlfcn.h>
 #include <iostream>
@@ -15,7 +14,7 @@ static void *driver() {
     return library;
 }
 
-/** Calls a function of the driver, as CUDA 12.0 has it. */
+/** Calls a function of the driver, in the version of CUDA 12.0. */
 template <class... Arguments> static void cuda(const char *name, Arguments... arguments) {
     using find_t = int (*)(const char *, void **, int, std::uint64_t, int *);
     auto find = reinterpret_cast<find_t>(dlsym(driver(), "cuGetProcAddress_v2"));
@@ -27,7 +26,7 @@ template <class... Arguments> static void cuda(const char *name, Arguments... ar
         throw std::runtime_error(std::string(name) + " returned " + std::to_string(failed));
 }
 
-/** Memory of the device. */
+/** Device memory. */
 struct Floats {
     Floats(weftHandle_t device) : handle(device) {
         if (weftAllocate(handle, bytes, &address) != WEFT_STATUS_SUCCESS)

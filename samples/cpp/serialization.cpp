@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A plan is saved to a file, loaded by a graph that knows nothing of the first, and run by the tensors' uids. */
+/* Saves a plan to a file, loads it into an empty graph, and runs it by the tensors' uids. */
 #include <cmath>
 #include <cstdio>
 #include <fstream>
@@ -37,7 +37,7 @@ int main() try {
         a[i] = std::sin(0.5f * i);
     for (std::size_t i = 0; i < b.size(); i++)
         b[i] = std::cos(0.8f * i);
-    weft::Handle cpu(WEFT_DEVICE_CPU); /* where the arrays are */
+    weft::Handle cpu(WEFT_DEVICE_CPU); /* the device of the arrays */
     const std::string path = "matmul.weft";
     save(cpu, path);
     load_and_run(cpu, path, a.data(), b.data(), result.data());

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One plan on several threads at once: each has its own memory, none waits for another. */
+/* Runs one plan on several threads at once: each has its own memory, none waits for another. */
 #include <cmath>
 #include <iostream>
 #include <thread>
@@ -18,7 +18,7 @@ struct Softmax {
     }
 };
 
-/** Largest error of a thread's runs, each on other numbers. */
+/** The largest error in a thread's runs, each on different numbers. */
 static double work(const Softmax &softmax, weftHandle_t handle, int thread) {
     std::vector<float> x(ROWS * COLUMNS), y(ROWS * COLUMNS);
     std::vector<char> workspace(static_cast<std::size_t>(softmax.graph.get_workspace_size()));
@@ -43,7 +43,7 @@ static double work(const Softmax &softmax, weftHandle_t handle, int thread) {
 }
 
 int main() try {
-    weft::Handle cpu(WEFT_DEVICE_CPU); /* where the arrays are */
+    weft::Handle cpu(WEFT_DEVICE_CPU); /* the device of the arrays */
     const Softmax softmax(cpu);
     std::vector<double> errors(THREADS);
     std::vector<std::thread> threads;

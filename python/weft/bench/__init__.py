@@ -1,5 +1,5 @@
-"""`python -m weft bench`: cases of networks' sizes, each checked and then timed, beside another module where
-one is named; as a table, as CSV, and as a picture under the roofline of the device."""
+"""`python -m weft bench`: cases with the sizes of real networks, each checked and then timed, next to another
+module if one is named; prints a table, and writes CSV and roofline plots of the device."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from weft.explain import amount, table
 
 @dataclass
 class Options:
-    """What is asked on the command line."""
+    """The command-line options."""
 
     groups: Sequence[str] = ()
     only: str = ""
@@ -40,7 +40,7 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Does what was asked; the exit status is 1 when a case of Weft's has no time."""
+    """Runs the benchmark; the exit status is 1 if a case has no time for Weft."""
     if options.predict:
         return _predict(options)
     if options.tables:
@@ -60,7 +60,7 @@ def run(options: Options) -> int:
 
 
 def select(known: Mapping[str, Case], options: Options) -> dict[str, Case]:
-    """The cases of the groups that were named whose names match; quick: the smallest of each group."""
+    """The cases of the selected groups whose names match; quick: the smallest of each group."""
     for group in options.groups:
         if group not in GROUPS:
             raise BadParameterError(f"bench: there is no group '{group}'. Use some of {', '.join(GROUPS)}.")
@@ -81,7 +81,7 @@ def select(known: Mapping[str, Case], options: Options) -> dict[str, Case]:
 
 
 def _pattern(options: Options) -> re.Pattern[str]:
-    """What names have to match."""
+    """The pattern for names."""
     try:
         return re.compile(options.only)
     except re.error as error:
@@ -99,7 +99,8 @@ def listing(chosen: Iterable[Case]) -> list[str]:
 
 
 def _measure(kind: str, chosen: Mapping[str, Case], options: Options) -> int:
-    """Prints each row when it is measured, and writes it: what fails later leaves the table so far."""
+    """Prints and writes each row as soon as it is measured, so that a later failure leaves the table so
+    far."""
     peers = [name for name in options.peer.split(",") if name]
     bench = Bench(machine(kind), peers, QUICK_ROUNDS if options.quick else ROUNDS)
     beside = peers[0] if len(peers) == 1 else "peer" if peers else ""
@@ -120,7 +121,7 @@ def _measure(kind: str, chosen: Mapping[str, Case], options: Options) -> int:
 
 
 def _measure_choice(kind: str, chosen: Mapping[str, Case], options: Options) -> int:
-    """Prints how near the chosen tiles, or the chosen families, come to the best ones."""
+    """Prints how close the selected tiles, or families, are to the best ones."""
     what: Any = tiles if options.tiles else families
     if options.peer or options.svg:
         word = "tiles" if options.tiles else "families"
@@ -139,7 +140,7 @@ def _measure_choice(kind: str, chosen: Mapping[str, Case], options: Options) -> 
 
 
 def _measure_blocks(kind: str, chosen: Mapping[str, Case], options: Options) -> int:
-    """Prints plans of whole blocks beside torch."""
+    """Prints the plans of whole blocks and torch's times."""
     if options.svg:
         raise BadParameterError("bench: blocks have no place under a roofline. Leave --svg out.")
     bench = Bench(machine(kind), (), QUICK_ROUNDS if options.quick else ROUNDS)
@@ -157,7 +158,7 @@ def _measure_blocks(kind: str, chosen: Mapping[str, Case], options: Options) -> 
 
 
 def _measure_models(options: Options) -> int:
-    """Prints training steps of whole networks beside torch."""
+    """Prints training steps of whole networks and torch's times."""
     if options.svg or options.tiles or options.families or options.quick:
         raise BadParameterError(
             "bench: models take --only, --list, --device, --peer and --csv. Leave the other options out."
@@ -185,8 +186,8 @@ def _measure_models(options: Options) -> int:
 
 
 def _predict(options: Options) -> int:
-    """Prints what planning predicts beside what was measured: of the tables that were named; else here, now;
-    and without a GPU, of the tables of this repository."""
+    """Prints predicted and measured times: those of the given tables, otherwise measured here and now;
+    without a GPU, those of this repository's tables."""
     if options.peer or options.svg or options.list or options.tiles or options.families:
         raise BadParameterError(
             "bench: --predict stands beside Weft's own times; --peer, --svg, --list, --tiles and --families "
@@ -221,7 +222,7 @@ def _predict(options: Options) -> int:
 
 
 def _show(options: Options) -> int:
-    """Tables that were measured before, on any machine."""
+    """Shows tables that were measured earlier, on any machine."""
     if options.csv or options.peer or options.list or options.tiles or options.families:
         raise BadParameterError(
             "bench: --from shows tables; --csv, --peer, --list, --tiles and --families have no use with it. "

@@ -1,5 +1,5 @@
-"""Cases of attention beside the plain ones: gradients of FP8, scales of blocks, pages, dropout,
-sequences of mixed lengths, tiles that a block mask hides."""
+"""Special cases of attention: FP8 gradients, block scales, paged KV caches, dropout, sequences of mixed
+lengths, and block masks."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from weft.bench.products import RESULTS, TENSORS, sdpa
 from weft.bench.shapes import BSHD, Attention, Operand
 
 _SCALAR = (1, 1, 1, 1)
-_BLOCK, _TILE = 32, 128  # elements of a scale of MXFP8; queries, and keys, of a tile of a block mask
+_BLOCK, _TILE = 32, 128  # elements per scale of MXFP8; queries and keys per tile of a block mask
 
 _PLAIN = ("descale_q", "descale_k", "descale_v", "descale_dO")
 
 
 def _scales(a: Attention) -> dict[str, float]:
-    """Such that no factor and no result exceeds the range of E4M3, for some thousand keys: the first queries
-    under a causal mask have large gradients."""
+    """Scales for which no factor and no result exceeds the range of E4M3, for some thousand keys. The first
+    queries under a causal mask have large gradients."""
     of_results = 2.0**6 if a.is_causal else 2.0**8
     scales = dict.fromkeys(_PLAIN, 1.0) | {"descale_o": 2.0**-6, "scale_s": 2.0**8, "descale_s": 2.0**-8}
     scales |= {"descale_dP": 1 / of_results}
@@ -34,8 +34,8 @@ def _options(a: Attention) -> dict[str, Any]:
 
 
 def fp8_backward(tag: str, arithmetic: str, a: Attention) -> Case:
-    """Gradients of FP8 with all scales, and the largest numbers. Factors and results have three bits of
-    fraction: 2 or 3 % each."""
+    """FP8 gradients with all scales and the largest magnitudes. Factors and results have three fraction bits,
+    which is 2 or 3 % each."""
     dtype = TENSORS[arithmetic]
     inputs = {name: Operand(a.dims(name), dtype, BSHD) for name in ("q", "k", "v", "o", "dO")}
     inputs |= {"stats": Operand(a.dims("stats"), "f32")}
@@ -65,12 +65,12 @@ def fp8_backward(tag: str, arithmetic: str, a: Attention) -> Case:
 
 
 def _blocks(dims: tuple[int, ...], axis: int) -> Operand:
-    """Scales of blocks along an axis."""
+    """Block scales along an axis."""
     return Operand(tuple(-(-n // _BLOCK) if i == axis else n for i, n in enumerate(dims)), "e8m0")
 
 
 def mxfp8(tag: str, arithmetic: str, a: Attention, is_backward: bool = False) -> Case:
-    """Numbers of FP8 with scales of blocks of 32, all 1. Bare: the same in bf16."""
+    """FP8 numbers with scales for blocks of 32, all 1. Bare: the same in bf16."""
     copies = {"q": 3, "k": 3, "v": 3, "dO": 3, "q_T": 2, "k_T": 2, "dO_T": 2} if is_backward else {}
     axes = copies or {"q": 3, "k": 3, "v": 2}
     dtype, out = TENSORS[arithmetic], RESULTS[arithmetic]
@@ -123,7 +123,7 @@ def mxfp8(tag: str, arithmetic: str, a: Attention, is_backward: bool = False) ->
 
 
 def paged(tag: str, arithmetic: str, a: Attention, page: int) -> Case:
-    """Keys and values in pages of so many positions, in no order. Bare: side by side."""
+    """Keys and values in pages of a number of positions, in random order. Bare: contiguous."""
     plain = sdpa(tag, arithmetic, a)
     each, pages = a.keys // page, a.batch * a.keys // page
     container = Operand((pages, a.key_heads, page, a.width), TENSORS[arithmetic], BSHD)
@@ -162,8 +162,8 @@ def paged(tag: str, arithmetic: str, a: Attention, page: int) -> Case:
 
 
 def dropped(tag: str, arithmetic: str, a: Attention, is_backward: bool = False) -> Case:
-    """A tenth of the weights is dropped, which each library draws for itself: results are off by a third from
-    those of all weights. Bare: without."""
+    """Dropout of a tenth of the weights, drawn by each library itself: results differ by a third from those
+    of all weights. Bare: without dropout."""
     plain = sdpa(tag, arithmetic, a, is_backward)
     inputs = dict(plain.inputs) | {name: Operand(_SCALAR, "i64") for name in ("seed", "offset")}
 
@@ -184,7 +184,7 @@ def dropped(tag: str, arithmetic: str, a: Attention, is_backward: bool = False) 
 
 
 def masked_dropout(tag: str, arithmetic: str, a: Attention, is_backward: bool = False) -> Case:
-    """A tenth of the weights is dropped by a mask of booleans, the same for all heads. Bare: without."""
+    """Dropout of a tenth of the weights by a boolean mask that all heads share. Bare: without dropout."""
     plain = sdpa(tag, arithmetic, a, is_backward)
     dims = (a.batch, 1, a.queries, a.keys)
     inputs = dict(plain.inputs) | {"mask": Operand(dims, "bool8"), "growth": Operand(_SCALAR, "f32")}
@@ -207,7 +207,8 @@ def masked_dropout(tag: str, arithmetic: str, a: Attention, is_backward: bool = 
 
 
 def _lengths(a: Attention) -> list[int]:
-    """Of mixed sequences, in no order: from a share of the longest up to it, half of it in the mean."""
+    """Lengths of mixed sequences in random order: from a fraction of the longest up to it, with a mean of
+    half of it."""
     return [a.queries * (i * 5 % a.batch + 1) // a.batch for i in range(a.batch)]
 
 
@@ -216,7 +217,7 @@ def _starts(lengths: list[int]) -> list[int]:
 
 
 def _of_entries(xp: Any, t: dict[str, Any], a: Attention, each: Callable[..., Any]) -> dict[str, Any]:
-    """What a function makes of each sequence, behind each other; what nobody writes is NaN."""
+    """Applies a function to each sequence and concatenates the results; unwritten elements are NaN."""
     lengths = _lengths(a)
     whole: dict[str, Any] = {}
 
@@ -238,8 +239,8 @@ def _of_entries(xp: Any, t: dict[str, Any], a: Attention, each: Callable[..., An
 
 
 def ragged(tag: str, arithmetic: str, a: Attention, is_backward: bool = False) -> Case:
-    """Sequences of mixed lengths behind each other in memory. Bare: all as long as the longest,
-    whose operations count for both."""
+    """Sequences of mixed lengths, contiguous in memory. Bare: all as long as the longest; both cases count
+    the operations of the mixed lengths."""
     plain = sdpa(tag, arithmetic, a, is_backward)
     places = {"rows": a.heads * a.width} | ({"stats_rows": a.heads} if is_backward else {})
     inputs = {name: replace(each, order=BSHD) for name, each in plain.inputs.items()}
@@ -276,8 +277,8 @@ def ragged(tag: str, arithmetic: str, a: Attention, is_backward: bool = False) -
 
 
 def block_masked(tag: str, arithmetic: str, a: Attention) -> Case:
-    """Every second tile of 128 queries and keys, like the fields of a chessboard, whose operations count.
-    Bare: all tiles."""
+    """Every second tile of 128 queries and keys, like the squares of a chessboard; only their operations
+    count. Bare: all tiles."""
     plain = sdpa(tag, arithmetic, a)
     mask = Operand((1, 1, a.queries // _TILE, a.keys // _TILE), "i8")
     inputs = dict(plain.inputs) | {"block_mask": mask}

@@ -1,5 +1,6 @@
-"""Whole blocks of networks as one graph each, as people write them and frameworks hand them over: the sizes
-are those of common models, the data type bf16. Each builder takes an empty graph and returns the outputs."""
+"""Whole blocks of networks as one graph each, in the form that people write and frameworks generate. Sizes
+are those of common models; the data type is bf16. Each builder receives an empty graph and returns the
+outputs."""
 
 from __future__ import annotations
 
@@ -12,11 +13,11 @@ from weft.bench.shapes import NHWC
 Build = Callable[[Any], Mapping[str, Any]]
 
 TOKENS, WIDTH, HEADS = (8, 1024), 1024, 16
-"""Of the GPT block: batch entries and tokens of each, features, heads."""
+"""The GPT block: batch entries and tokens of each, features, heads."""
 
 
 def _packed(dims: Sequence[int], order: Sequence[int] | None = None) -> list[int]:
-    """Strides of a tensor without gaps; order: its dimensions from the slowest to the fastest."""
+    """Strides of a contiguous tensor. order: its dimensions from the slowest to the fastest."""
     strides, step = [0] * len(dims), 1
     for dim in reversed(order if order is not None else range(len(dims))):
         strides[dim] = step
@@ -25,7 +26,7 @@ def _packed(dims: Sequence[int], order: Sequence[int] | None = None) -> list[int
 
 
 def _image(g: Any, *dims: int, name: str) -> Any:
-    """Channels last."""
+    """An image with channels last."""
     return g.tensor(dims, _packed(dims, NHWC), name=name)
 
 
@@ -36,24 +37,24 @@ def _norm(g: Any, x: Any, name: str) -> Any:
 
 
 def _linear(g: Any, x: Any, inner: int, features: int, name: str) -> Any:
-    """The weight lies as a linear layer has it: [out, in]."""
+    """A linear layer; the weight is stored as [out, in]."""
     w = g.tensor([1, inner, features], [inner * features, 1, inner], name=f"{name}_w")
     return g.bias(g.matmul(x, w, name=name), g.tensor([1, 1, features], name=f"{name}_b"))
 
 
 def _part(g: Any, x: Any, start: int, limit: int, dims: Sequence[int]) -> Any:
-    """Along the last dimension."""
+    """A slice of the last dimension."""
     return g.slice(x, [*(slice(0, extent) for extent in dims), slice(start, limit)])
 
 
 def _heads(g: Any, x: Any) -> Any:
-    """[B, S, H D] as [B, H, S, D]."""
+    """[B, S, H D] viewed as [B, H, S, D]."""
     split = g.reshape(x, reshape_mode="LOGICAL").set_dim([*TOKENS, HEADS, WIDTH // HEADS])
     return g.transpose(split, [0, 2, 1, 3])
 
 
 def gpt(g: Any) -> Mapping[str, Any]:
-    """A block of GPT-2: norm, attention, norm, two linear layers, with the tokens' own added twice."""
+    """A block of GPT-2: norm, attention, norm, two linear layers, with two residual connections."""
     batch, tokens = TOKENS
     x = g.tensor([batch, tokens, WIDTH], name="x")
     qkv = _linear(g, _norm(g, x, "norm1"), WIDTH, 3 * WIDTH, "qkv")
@@ -70,7 +71,7 @@ def gpt(g: Any) -> Mapping[str, Any]:
 
 
 def linear_gelu_backward(g: Any) -> Mapping[str, Any]:
-    """Gradients of gelu(x w + b) by x, w and b, with what the layer made before gelu at hand."""
+    """Gradients of gelu(x w + b) with respect to x, w and b; the layer's result before gelu is an input."""
     rows, inner, outer = math.prod(TOKENS), WIDTH, 4 * WIDTH
     x, dy = g.tensor([1, rows, inner], name="x"), g.tensor([1, rows, outer], name="dy")
     w = g.tensor([1, inner, outer], [inner * outer, 1, inner], name="w")
@@ -83,7 +84,7 @@ def linear_gelu_backward(g: Any) -> Mapping[str, Any]:
 
 
 def rope(g: Any) -> Mapping[str, Any]:
-    """Positions turned into Q and K: halves of each head."""
+    """Rotary embedding of Q and K, with the two halves of each head."""
     heads, keys, tokens, width = 32, 8, 4096, 128
     half = [1, 1, tokens, width // 2]
     cos, sin = g.tensor(half, name="cos"), g.tensor(half, name="sin")
@@ -101,7 +102,7 @@ def rope(g: Any) -> Mapping[str, Any]:
 
 
 def spelled_attention(g: Any) -> Mapping[str, Any]:
-    """Attention as products, a scale, a causal mask and softmax, with K transposed."""
+    """Attention from primitive operations: matmuls, a scale, a causal mask and softmax, with K transposed."""
     batch, heads, tokens, width = 8, 16, 1024, 64
     q, k, v = (g.tensor([batch, heads, tokens, width], name=name) for name in "qkv")
     scores = g.mul(g.matmul(q, g.transpose(k, [0, 1, 3, 2])), 1 / math.sqrt(width))
@@ -124,12 +125,12 @@ def _conv(g: Any, x: Any, channels: int, filters: int, size: int, name: str) -> 
 
 
 IMAGES, CHANNELS, SQUARE = 32, (256, 64), 56
-"""Of the bottleneck: outer and inner channels."""
+"""The bottleneck: outer and inner channels."""
 
 
 def bottleneck(g: Any) -> Mapping[str, Any]:
-    """A bottleneck of ResNet-50 in training: three convolutions with batch norm, and the input added. What
-    its gradient reads is an output, too."""
+    """A bottleneck of ResNet-50 in training: three convolutions with batch norm, and a residual connection.
+    The tensors that its gradient reads are also outputs."""
     outer, inner = CHANNELS
     x = _image(g, IMAGES, outer, SQUARE, SQUARE, name="x")
     c1 = _conv(g, x, outer, inner, 1, "conv1").set_output(True)
@@ -139,7 +140,7 @@ def bottleneck(g: Any) -> Mapping[str, Any]:
 
 
 def bottleneck_backward(g: Any) -> Mapping[str, Any]:
-    """Its gradient, by what the forward pass kept: the convolutions' results and the statistics."""
+    """Its gradient, from the stored results of the forward convolutions and the statistics."""
     outer, inner = CHANNELS
     image = [IMAGES, SQUARE, SQUARE]
     found = {}
@@ -179,8 +180,8 @@ def bottleneck_backward(g: Any) -> Mapping[str, Any]:
 
 
 def unet(g: Any) -> Mapping[str, Any]:
-    """A residual block of a U-Net's way up (SDXL): the skip is joined to the input, then norm, swish and
-    convolution twice, beside a convolution of one tap."""
+    """A residual block in the decoder of a U-Net (SDXL): the skip connection is concatenated to the input,
+    followed by twice norm, swish and convolution, in parallel with a 1x1 convolution."""
     batch, channels, skipped, filters, side, groups = 2, 640, 640, 640, 64, 32
     x = _image(g, batch, channels, side, side, name="x")
     joined = g.concatenate([x, _image(g, batch, skipped, side, side, name="skip")], 1)

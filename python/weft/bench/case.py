@@ -1,4 +1,4 @@
-"""What a case of the benchmark is: a graph, the memory it takes, the work it does, and its oracle."""
+"""A case of the benchmark: a graph, its memory, its amount of work, and its oracle."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ class Case:
     """A graph to time."""
 
     name: str
-    """Group, slash, what tells it from the others."""
+    """Group, slash, and a name that is unique within the group."""
     arithmetic: str
-    """Whose peak rate it can reach: "bf16", "f16", "tf32", "f32", "fp8" or "int8"."""
+    """The arithmetic whose peak rate applies: "bf16", "f16", "tf32", "f32", "fp8" or "int8"."""
     flops: float
     inputs: Mapping[str, Operand]
     outputs: Mapping[str, Operand]
     build: Callable[[Any, Any, Tensors], Tensors]
-    """Given a module, its empty graph and the input tensors: the outputs by name."""
+    """From a module, its empty graph and the input tensors, returns the outputs by name."""
     oracle: Callable[[Any, dict[str, Any]], dict[str, Any]]
-    """Given NumPy or torch and the inputs as float64: the outputs by name."""
+    """From NumPy or torch and the inputs as float64, returns the outputs by name."""
     derive: Callable[[Any, dict[str, Any]], dict[str, Any]] | None = field(default=None)
-    """The inputs that follow from others, such as the statistics that a backward pass reads."""
+    """Computes inputs that depend on others, such as the statistics that a backward pass reads."""
 
     program: Callable[[Any, Mapping[str, Any]], object] | None = field(default=None)
-    """Given torch and the memory by name: a torch program for the same, which may write elsewhere."""
+    """From torch and the memory by name: an equivalent torch program, which may write elsewhere."""
 
     largest_error: float | None = field(default=None)
-    """Of a right result, where it is not what the arithmetic says."""
+    """The error limit, if it differs from that of the arithmetic."""
 
     is_free: bool = field(default=False)
-    """Whether types of intermediates are left unset, not float32."""
+    """True if types of intermediates are left unset rather than float32."""
 
     frozen: tuple[str, ...] = field(default=())
-    """Inputs that keep their numbers and lie at one place, and that Weft freezes."""
+    """Inputs with constant contents and address, which Weft freezes."""
 
     bare: Case | None = field(default=None)
-    """The product of the same sizes with nothing fused, where this one is not that itself."""
+    """The unfused case of the same size, if this one is fused."""
 
     @property
     def group(self) -> str:
@@ -53,7 +53,7 @@ class Case:
 
     @property
     def bytes(self) -> int:
-        """What must move: every input is read once, every output written once."""
+        """The minimum traffic: every input is read once, every output is written once."""
         return sum(operand.bytes for operand in (*self.inputs.values(), *self.outputs.values()))
 
     @property

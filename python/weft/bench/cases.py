@@ -9,7 +9,7 @@ from weft.bench import attention, fused, networks, norms, products, streams
 from weft.bench.case import Case
 from weft.bench.shapes import NDHWC, NWC, Attention, Convolution, Pool
 
-# ---- For GPUs: the sizes that networks have ----------------------------------------------------------------
+# ---- For GPUs: sizes of networks ---------------------------------------------------------------------------
 
 _GPU_MATMULS: list[tuple[str, str, int, int, int, str]] = [
     ("8192", "bf16", 8192, 8192, 8192, ""),
@@ -49,7 +49,7 @@ _GPU_CONVOLUTIONS = {
     "3x3_320_64_sdxl": Convolution(8, 320, (128, 128), 3, padding=1, filters=320),
     "3x3_1280_32_sdxl": Convolution(8, 1280, (32, 32), 3, padding=1, filters=1280),
 }
-_PLANAR = ("3x3_64_56", "3x3_256_14", "3x3_512_7", "1x1_64_256_56", "1x1_256_64_56")  # timed in NCHW, too
+_PLANAR = ("3x3_64_56", "3x3_256_14", "3x3_512_7", "1x1_64_256_56", "1x1_256_64_56")  # also timed in NCHW
 _GPU_GROUPS = {
     "3x3_128_56_groups32": Convolution(128, 128, (56, 56), 3, padding=1, filters=128, groups=32),
     "3x3_256_28_groups32": Convolution(128, 256, (28, 28), 3, padding=1, filters=256, groups=32),
@@ -77,7 +77,7 @@ _GPU_ATTENTION_SHAPES = {
     "d64_s256_h256_full": Attention(16, 256, 256, 256, 256, 64, 64),
     "mqa_d128_s4096_causal": Attention(4, 16, 1, 4096, 4096, 128, 128, True),
 }
-"""Beside the plain ones: long and short sequences, a window, other head dims, one head of keys for all."""
+"""Variants of the plain cases: long and short sequences, a window, other head dims, one key head for all."""
 
 
 _WAYS = ("fwd", False), ("bwd", True)
@@ -167,7 +167,7 @@ _VOLUMES = {64: ((4, 32), (32, 32), (64, 32)), 128: ((16, 16), (32, 32)), 32: ((
 
 
 def _gpu_volumes() -> list[Case]:
-    """Convolutions of few channels: of volumes, and of large images."""
+    """Convolutions with few channels, on volumes and on large images."""
     made = []
     for kind in ("fprop", "dgrad", "wgrad"):
         for side, pairs in _VOLUMES.items():
@@ -182,7 +182,7 @@ def _gpu_volumes() -> list[Case]:
 
 
 def _causal(arithmetic: str, sizes: dict[str, tuple[int, int, int, int]]) -> list[Case]:
-    """Causal convolutions and their gradients, steps or channels side by side."""
+    """Causal convolutions and their gradients, with contiguous steps or channels."""
     return [
         products.causal_conv(f"{tag}{end}", arithmetic, size, is_backward, order)
         for tag, size in sizes.items()
@@ -196,8 +196,8 @@ _GPU_CAUSAL = {
     "b8_d5120_s2048_k4": (8, 5120, 2048, 4),
     "b2_d4096_s8192_k128": (2, 4096, 8192, 128),
 }
-"""By batch, channels, steps and taps: as a small Mamba and one of 2.8 billion parameters have them, and long
-filters as Hyena's."""
+"""By batch, channels, steps and taps: sizes of a small Mamba and one of 2.8 billion parameters, and long
+filters such as Hyena's."""
 
 
 def _gpu_fused() -> list[Case]:
@@ -232,7 +232,7 @@ def _gpu_norms() -> list[Case]:
 
 
 def _gpu_streams() -> list[Case]:
-    """Large and small, whole and odd lengths."""
+    """Large and small, even and odd sizes."""
     images, deep = (128, 64, 112, 112), (128, 2048, 7, 7)
     return [
         streams.bias_gelu_residual("16384x4096", "bf16", 16384, 4096),
@@ -355,7 +355,7 @@ _CPU_CONVOLUTIONS = {
     "depthwise_3x3s2_384_14_n2": Convolution(2, 384, (14, 14), 3, 2, 1, filters=384, groups=384),
     "depthwise_7x7_96_16_n1": Convolution(1, 96, (16, 16), 7, padding=3, filters=96, groups=96),
 }
-"""As ResNet, EfficientNet, ConvNeXt and a diffusion U-Net have them."""
+"""Sizes of ResNet, EfficientNet, ConvNeXt and a diffusion U-Net."""
 _CPU_LAST = {
     "fprop": ("3x3_64_56_n1", "3x3_128_28_n2", "1x1s2_256_512_28_n2", "depthwise_3x3_96_56_n1"),
     "dgrad": ("3x3_64_56_n1", "3x3_512_7_n2"),
@@ -402,7 +402,7 @@ _CPU_CAUSAL = {
 
 
 def _cpu_attention() -> list[Case]:
-    """Sequences as a small model has them, and one token that looks back at many keys."""
+    """Sequences of a small model, and one token that attends to many keys."""
 
     def made(tag: str, arithmetic: str, a: Attention, is_backward: bool = False) -> Case:
         case = products.sdpa(tag, arithmetic, a, is_backward)
@@ -430,12 +430,12 @@ def _cpu_fused() -> list[Case]:
 
 
 def _of_halves(made: Case) -> Case:
-    """A case of bf16 beside one of floats that has its name."""
+    """A bf16 variant of a float case, with a derived name."""
     return replace(made, name=f"{made.name}_bf16")
 
 
 def _cpu_norms() -> list[Case]:
-    """Small, which stay in the second-level cache, and as networks have them."""
+    """Small ones, which fit into the L2 cache, and sizes of networks."""
     ways, rows, images = (False, True), ((256, 512), (4096, 768)), ((4, 32, 28), (8, 64, 56))
     made = [
         norms.row_norm(kind, "f32", *size, way)
@@ -481,7 +481,7 @@ _CASTS: list[tuple[str, str]] = [
 
 
 def _cpu_moves() -> list[Case]:
-    """Within the caches, and past them."""
+    """Sizes that fit into the caches, and larger ones."""
     small, large, images = (256, 512), (1024, 1024), (16, 64, 32, 32)
     whole, inner, second = slice(None), slice(64, 448), slice(None, None, 2)
     return [
@@ -519,7 +519,7 @@ def _cpu_moves() -> list[Case]:
 
 
 def _cpu_pools() -> list[Case]:
-    """Of images within the caches, and past them."""
+    """Images that fit into the caches, and larger ones."""
     made = []
     small, half, large = (
         Pool(4, 16, (28, 28), 3, 2, 1),

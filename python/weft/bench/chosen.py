@@ -1,4 +1,4 @@
-"""Plans of one case timed beside each other: the one that heuristics advise, then others."""
+"""Times several plans of one case: the one that the heuristics recommend, and others."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ Clock: TypeAlias = Callable[[str], float]
 
 @dataclass(frozen=True)
 class Chosen:
-    """What was timed of a case; seconds."""
+    """The times of a case, in seconds."""
 
     case: str
     times: Mapping[str, float]
-    """By what plans say of themselves; the chosen plan first."""
+    """By the plans' descriptions of themselves; the selected plan is first."""
 
     @property
     def chosen(self) -> str:
-        """The plan that heuristics advise."""
+        """The plan that the heuristics recommend."""
         return next(iter(self.times))
 
     @property
@@ -34,19 +34,19 @@ class Chosen:
 
     @property
     def ratio(self) -> float:
-        """The time of the chosen plan in units of the best one's."""
+        """The time of the selected plan relative to the best one."""
         return self.times[self.chosen] / self.times[self.best]
 
 
 def engine_of(graph: Any) -> int:
-    """The index of the engine that the graph's plan is of."""
+    """The index of the engine of the graph's plan."""
     name = graph.plan.report["engine"]
     index: int = next(answer["index"] for answer in graph.support() if answer["engine"] == name)
     return index
 
 
 def clock(bench: Bench, case: Case, side: Side, sets: list[Memory], plans: Mapping[str, int]) -> Clock:
-    """Runs the plan of that name and gives its seconds."""
+    """Runs the plan with a name and returns its seconds."""
 
     def seconds(what: str) -> float:
         with named(f"{case.name} failed with '{what}'"):
@@ -57,6 +57,6 @@ def clock(bench: Bench, case: Case, side: Side, sets: list[Memory], plans: Mappi
 
 
 def in_turns(seconds: Clock, plans: Iterable[str], turns: int) -> dict[str, float]:
-    """Each plan's median of so many turns."""
+    """Each plan's median over a number of rounds."""
     rounds = [{what: seconds(what) for what in plans} for _ in range(turns)]
     return {what: statistics.median(each[what] for each in rounds) for what in plans}

@@ -1,5 +1,6 @@
-"""How well kernel families are chosen: the plan that heuristics advise for a case, beside plans without the
-families that it uses, then without those that serve instead, and so on. Results are not checked here."""
+"""Measures the choice of kernel families: times the plan that the heuristics recommend, a plan without the
+families that it uses, then one without the families that replace them, and so on. Results are not checked
+here."""
 
 from __future__ import annotations
 
@@ -17,9 +18,9 @@ from weft.enums import knob_type
 from weft.errors import WeftError
 
 COLUMNS = ("case", "chosen_us", "best_us", "ratio", "chosen", "best", "predicted_us", "device", "date")
-OTHERS = 3  # plans that are timed beside the chosen one
-TURNS = 3  # in turn, of which the median counts
-NOISE = 1.03  # of two plans that are nearer, neither is the faster one
+OTHERS = 3  # number of alternatives that are timed
+TURNS = 3  # number of rounds, of which the median counts
+NOISE = 1.03  # two plans whose times differ by less are equally fast
 
 
 @dataclass(frozen=True)
@@ -30,29 +31,29 @@ class Rivalry(Chosen):
 
     @property
     def is_good(self) -> bool:
-        """Whether no other plan is faster by more than noise."""
+        """True if no other plan is faster by more than noise."""
         return self.ratio <= NOISE
 
 
 def measure(bench: Bench, case: Case) -> Rivalry:
-    """Times the chosen plan and those without its families, in turn."""
+    """Times the selected plan and those without its families, in alternation."""
     with named(f"{case.name} failed before a plan ran"):
         side, sets = bench.side(case), bench.sets(case, bench.inputs(case))
         plans, predicted = build(side.graph)
     seconds = clock(bench, case, side, sets, plans)
-    in_turns(seconds, plans, 1)  # warms up
+    in_turns(seconds, plans, 1)  # warm-up
     return Rivalry(case.name, in_turns(seconds, plans, TURNS), predicted)
 
 
 def build(graph: Any) -> tuple[dict[str, int], dict[str, float]]:
-    """The indices of plans, and what they are predicted to take, by their families; the chosen one first.
-    Each is without the family of the longest step of the one before."""
+    """The indices and predicted times of plans by their families, the selected one first. Each excludes the
+    family of the longest step of the previous one."""
     engine = engine_of(graph)
     families = graph.get_families_for_engine(engine)
     plans: dict[str, int] = {}
     predicted: dict[str, float] = {}
     without = 0
-    with suppress(WeftError):  # there is no family left that serves the case
+    with suppress(WeftError):  # no remaining family supports the case
         while len(plans) <= OTHERS:
             index = _planned(graph, engine, without) if without else 0
             graph.build_plan_at_index(index)
@@ -71,16 +72,16 @@ def _planned(graph: Any, engine: int, without: int) -> int:
     return start
 
 
-# ---- Telling -----------------------------------------------------------------------------------------------
+# ---- Output ------------------------------------------------------------------------------------------------
 
 
 def header() -> str:
-    """Above the lines."""
+    """The header of the table."""
     return f"{'case':38} {'chosen':>11} {'best':>11} {'ratio':>6}  families: the chosen ones, others' times"
 
 
 def line(found: Rivalry) -> str:
-    """A case, and all that was timed; a choice that was not the best is marked."""
+    """A case with all its times; a choice that was not the best is marked."""
     chosen, best = (f"{found.times[what] * 1e6:.1f} µs" for what in (found.chosen, found.best))
     others = [f"{what} {found.times[what] * 1e6:.1f}" for what in list(found.times)[1:]]
     mark = " " if found.is_good else "*"
@@ -89,7 +90,7 @@ def line(found: Rivalry) -> str:
 
 
 def summary(all_found: Sequence[Rivalry]) -> str:
-    """How often the chosen plan is the fastest."""
+    """How often the selected plan is the fastest."""
     good = sum(found.is_good for found in all_found)
     rivals = sum(len(found.times) > 1 for found in all_found)
     worst = max(all_found, key=lambda found: found.ratio)
@@ -101,7 +102,7 @@ def summary(all_found: Sequence[Rivalry]) -> str:
 
 
 def write_csv(path: Path, all_found: Iterable[Rivalry], device: str, date: str) -> None:
-    """Writes the table: times in µs, predicted ones of the chosen plan and the best one."""
+    """Writes the table: times in µs, with predicted ones for the selected plan and the best one."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(COLUMNS)

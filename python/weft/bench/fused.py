@@ -1,6 +1,5 @@
-"""Cases of products with operations fused before or behind them. Each stands beside a bare product of the
-same sizes, whose name ends in "_bare". A function per family makes a case from its sizes.
-"""
+"""Matmuls and convolutions with operations fused before or after them. Each has an unfused counterpart of the
+same size, whose name ends in "_bare". One function per family creates a case from its sizes."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ MATMULS = (
     "after_scale_bias_relu",
     "after_cast",
 )
-"""What is fused with a matmul."""
+"""Fusions with a matmul."""
 CONVOLUTIONS = (
     "bare",
     "bias_relu",
@@ -37,17 +36,17 @@ CONVOLUTIONS = (
     "after_scale_bias_relu",
     "after_scale_bias_relu_genstats",
 )
-"""What is fused with a convolution."""
+"""Fusions with a convolution."""
 PREPARED = ("bare", "after_scale_bias_relu")
-"""What is before a convolution or a gradient by its filters."""
+"""Fusions before a convolution or a gradient with respect to its filters."""
 DGRADS = ("bare", "drelu_bn", "after_scale")
-"""What is fused with a gradient by a convolution's input."""
+"""Fusions with a gradient with respect to a convolution's input."""
 
 # ---- Matmul ------------------------------------------------------------------------------------------------
 
 
 def matmul(tag: str, m: int, n: int, k: int, fused: str) -> Case:
-    """bf16, B K-major, as the weight of a linear layer lies."""
+    """bf16; B is K-major, like the weight of a linear layer."""
     whole, row, column, one = (1, m, n), (1, m, 1), (1, 1, n), (1, 1, 1)
     spread = 1 / math.sqrt(k)
     inputs = {"A": Operand((1, m, k)), "B": Operand((1, k, n), order=(0, 2, 1), scale=spread)}
@@ -123,7 +122,7 @@ def _judge_matmul(fused: str, xp: Any, t: dict[str, Any]) -> dict[str, Any]:
         c = before = c * (t["x"] > 0)
     found = {"C": c}
     if fused == "quantise_amax":
-        found = {}  # rounding to FP8 is no error
+        found = {}  # rounding to FP8 is not an error
     if fused == "bias_gelu_both":
         found["before"] = before
     if fused in ("column_sum", "drelu_dbias"):
@@ -136,7 +135,7 @@ def _judge_matmul(fused: str, xp: Any, t: dict[str, Any]) -> dict[str, Any]:
 
 
 def matmul_of_torch(fused: str, torch: Any, t: Tensors) -> object:
-    """What torch runs for a bare product, and for one with the maximum of its rows."""
+    """torch's program for a plain matmul, and for one with the maximum of its rows."""
     made = t["A"][0] @ t["B"][0]
     return (made, torch.amax(made, dim=1)) if fused == "row_max" else made
 
@@ -210,8 +209,8 @@ def _judge_conv(fused: str, c: Convolution, xp: Any, t: dict[str, Any]) -> dict[
 
 
 def conv_dgrad(tag: str, c: Convolution, fused: str) -> Case:
-    """The gradient by a convolution's input, and with "drelu_bn" what batch normalisation before it wants:
-    the gradient through relu, and the gradients of the norm's parameters."""
+    """The gradient with respect to a convolution's input. With "drelu_bn" also the gradient through relu and
+    the gradients of the parameters of the preceding batch norm."""
     each = (1, c.channels, 1, 1)
     inputs = {
         "dy": Operand(c.y, order=NHWC),
@@ -257,7 +256,8 @@ def _judge_dgrad(fused: str, c: Convolution, xp: Any, t: dict[str, Any]) -> dict
 
 
 def conv_wgrad(tag: str, c: Convolution, fused: str) -> Case:
-    """The gradient by a convolution's filters, whose image is made as it is in front of the convolution."""
+    """The gradient with respect to a convolution's filters, whose image is computed as before the
+    convolution."""
     inputs = {"x": Operand(c.x, order=NHWC), "dy": Operand(c.y, order=NHWC)}
     if fused != "bare":
         inputs |= dict.fromkeys(("scale", "bias"), Operand((1, c.channels, 1, 1)))

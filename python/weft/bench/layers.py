@@ -1,7 +1,7 @@
-"""Layers of networks under one set of names, spelled in a Weft graph and in torch: a block of layers that is
-written once in these names runs in both. Tokens are [1, tokens, features], images are channels last.
+"""Layers of networks under a common set of names, implemented for a Weft graph and for torch, so that a block
+written once with these names runs in both. Tokens are [1, tokens, features], images are channels last.
 
-A layer takes its parameters from the memory by its own name: `qkv_w`, `qkv_b`, `norm1_scale`.
+A layer finds its parameters in memory by its own name: `qkv_w`, `qkv_b`, `norm1_scale`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class WeftLayers:
         self.kept: dict[str, Any] = {}
 
     def keep(self, name: str, x: Any) -> Any:
-        """Names what a gradient reads."""
+        """Names a tensor that a gradient reads."""
         self.kept[name] = x
         return x
 
@@ -35,7 +35,7 @@ class WeftLayers:
         return self._biased(self.g.matmul(A=x, B=self.t[f"{name}_w"], name=name), name)
 
     def conv(self, x: Any, name: str, stride: int = 1) -> Any:
-        """A convolution that keeps the image's size, or divides it by the stride."""
+        """A convolution that preserves the image's size, or divides it by the stride."""
         w = self.t[f"{name}_w"]
         made = self.g.conv_fprop(x, w, padding=[w.dims[2] // 2] * 2, stride=[stride] * 2, name=name)
         return self._biased(made, name)
@@ -44,32 +44,32 @@ class WeftLayers:
         return self.g.bias(x, self.t[f"{name}_b"]) if f"{name}_b" in self.t else x
 
     def layernorm(self, x: Any, name: str) -> Any:
-        """Of each token."""
+        """Normalizes each token."""
         scale, bias = self.t[f"{name}_scale"], self.t[f"{name}_bias"]
         return self.g.layernorm("INFERENCE", x, scale, bias, EPSILON, name=name)[0]
 
     def rmsnorm(self, x: Any, name: str) -> Any:
-        """Of each token."""
+        """Normalizes each token."""
         return self.g.rmsnorm("INFERENCE", x, self.t[f"{name}_scale"], epsilon=EPSILON, name=name)[0]
 
     def groupnorm(self, x: Any, name: str, groups: int) -> Any:
-        """Of each image."""
+        """Normalizes each image."""
         scale, bias = self.t[f"{name}_scale"], self.t[f"{name}_bias"]
         return self.g.groupnorm("INFERENCE", x, scale, bias, EPSILON, groups=groups, name=name)[0]
 
     def batchnorm(self, x: Any, name: str) -> Any:
-        """Of all images, in training."""
+        """Normalizes over all images, in training."""
         scale, bias = self.t[f"{name}_scale"], self.t[f"{name}_bias"]
         made = self.g.batchnorm(x, scale, bias, epsilon=EPSILON, name=name)
         self.kept |= {f"{name}_mean": made[1], f"{name}_inv": made[2]}
         return made[0]
 
     def gelu(self, x: Any) -> Any:
-        """By the error function."""
+        """With the error function."""
         return self.g.gelu(x)
 
     def gelu_tanh(self, x: Any) -> Any:
-        """By the hyperbolic tangent."""
+        """With the tanh approximation."""
         return self.g.gelu_approx_tanh(x)
 
     def silu(self, x: Any) -> Any:
@@ -81,11 +81,11 @@ class WeftLayers:
         return self.g.relu(x)
 
     def max_pool(self, x: Any) -> Any:
-        """Of 3 x 3 pixels at every other one."""
+        """3 x 3 windows with stride 2."""
         return self.g.resample(input=x, padding_mode="NEG_INF_PAD", **_POOL)[0]
 
     def pooled(self, x: Any, dims: Sequence[int]) -> Any:
-        """The mean pixel of each of images [N, C, H, W], the dims, as [1, N, C]."""
+        """The mean over the pixels of each image. dims: [N, C, H, W]; result: [1, N, C]."""
         n, channels, *_ = dims
         mean = self.g.reduction(x, mode="AVG", name="pooled").set_dim([n, channels, 1, 1])
         return self.g.reshape(mean, reshape_mode="LOGICAL").set_dim([1, n, channels])
@@ -103,33 +103,33 @@ class WeftLayers:
         return self.g.mul(a, b)
 
     def part(self, x: Any, dims: Sequence[int], first: int, until: int) -> Any:
-        """Along the last dimension; dims: the others."""
+        """A slice of the last dimension; dims: the other dimensions."""
         return self.g.slice(x, [*(slice(0, extent) for extent in dims), slice(first, until)])
 
     def cat(self, parts: Sequence[Any], axis: int) -> Any:
-        """Side by side."""
+        """Concatenation."""
         return self.g.concatenate(parts, axis)
 
     def heads(self, x: Any, dims: Sequence[int]) -> Any:
-        """[1, B S, H D] as [B, H, S, D], the dims."""
+        """[1, B S, H D] viewed as dims, [B, H, S, D]."""
         batch, heads, tokens, width = dims
         apart = self.g.reshape(x, reshape_mode="LOGICAL").set_dim([batch, tokens, heads, width])
         return self.g.transpose(apart, [0, 2, 1, 3])
 
     def joined(self, x: Any, dims: Sequence[int]) -> Any:
-        """[B, H, S, D], the dims, as [1, B S, H D]."""
+        """dims, [B, H, S, D], viewed as [1, B S, H D]."""
         batch, heads, tokens, width = dims
         apart = self.g.transpose(x, [0, 2, 1, 3])
         return self.g.reshape(apart, reshape_mode="LOGICAL").set_dim([1, batch * tokens, heads * width])
 
     def pixels(self, x: Any, dims: Sequence[int]) -> Any:
-        """[N, C, H, W], the dims, as [1, N H W, C]."""
+        """dims, [N, C, H, W], viewed as [1, N H W, C]."""
         n, channels, height, width = dims
         apart = self.g.transpose(x, [0, 2, 3, 1])
         return self.g.reshape(apart, reshape_mode="LOGICAL").set_dim([1, n * height * width, channels])
 
     def image(self, x: Any, dims: Sequence[int]) -> Any:
-        """[1, N H W, C] as [N, C, H, W], the dims."""
+        """[1, N H W, C] viewed as dims, [N, C, H, W]."""
         n, channels, height, width = dims
         apart = self.g.reshape(x, reshape_mode="LOGICAL").set_dim([n, height, width, channels])
         return self.g.transpose(apart, [0, 3, 1, 2])
@@ -143,8 +143,9 @@ class WeftLayers:
 
 
 class TorchLayers:
-    """torch's functions. keeps: also what gradients read beside results, such as statistics; in float64 this
-    is the oracle. rounded: the types that some of what is kept is rounded to, as memory does."""
+    """torch's functions. keeps: also return the tensors that gradients read in addition to results, such as
+    statistics; in float64 this is the oracle. rounded: types to which some of these tensors are rounded, as
+    they are in memory."""
 
     def __init__(
         self, torch: Any, t: Mapping[str, Any], keeps: bool = False, rounded: Mapping[str, Any] = NOTHING
@@ -153,7 +154,7 @@ class TorchLayers:
         self.kept: dict[str, Any] = {}
 
     def keep(self, name: str, x: Any) -> Any:
-        """Names what a gradient reads. Rounding has the derivative 1."""
+        """Names a tensor that a gradient reads. The derivative of rounding is 1."""
         if name in self.rounded:
             x = x + (x.to(self.rounded[name]).to(x.dtype) - x).detach()
         self.kept[name] = x
@@ -164,7 +165,7 @@ class TorchLayers:
         return self.f.linear(x, self.t[f"{name}_w"][0].T, self._vector(f"{name}_b"))
 
     def conv(self, x: Any, name: str, stride: int = 1) -> Any:
-        """A convolution that keeps the image's size, or divides it by the stride."""
+        """A convolution that preserves the image's size, or divides it by the stride."""
         w = self.t[f"{name}_w"]
         groups = x.shape[1] // w.shape[1]
         return self.f.conv2d(x, w, self._vector(f"{name}_b"), stride, w.shape[2] // 2, groups=groups)
@@ -180,18 +181,18 @@ class TorchLayers:
         self.kept |= {f"{name}_mean": mean, f"{name}_inv": inv}
 
     def layernorm(self, x: Any, name: str) -> Any:
-        """Of each token."""
+        """Normalizes each token."""
         self._statistics(x, name, (2,))
         scale, bias = self._vector(f"{name}_scale"), self._vector(f"{name}_bias")
         return self.f.layer_norm(x, x.shape[2:], scale, bias, EPSILON)
 
     def rmsnorm(self, x: Any, name: str) -> Any:
-        """Of each token."""
+        """Normalizes each token."""
         self._statistics(x, name, (2,), is_centred=False)
         return self.f.rms_norm(x, x.shape[2:], self._vector(f"{name}_scale"), EPSILON)
 
     def groupnorm(self, x: Any, name: str, groups: int) -> Any:
-        """Of each image."""
+        """Normalizes each image."""
         n = x.shape[0]
         if self.keeps:
             self._statistics(x.reshape(n, groups, -1, 1), name, (2, 3))
@@ -199,17 +200,17 @@ class TorchLayers:
         return self.f.group_norm(x, groups, scale, bias, EPSILON)
 
     def batchnorm(self, x: Any, name: str) -> Any:
-        """Of all images, in training."""
+        """Normalizes over all images, in training."""
         self._statistics(x, name, (0, 2, 3))
         scale, bias = self._vector(f"{name}_scale"), self._vector(f"{name}_bias")
         return self.f.batch_norm(x, None, None, scale, bias, True, eps=EPSILON)
 
     def gelu(self, x: Any) -> Any:
-        """By the error function."""
+        """With the error function."""
         return self.f.gelu(x)
 
     def gelu_tanh(self, x: Any) -> Any:
-        """By the hyperbolic tangent."""
+        """With the tanh approximation."""
         return self.f.gelu(x, approximate="tanh")
 
     def silu(self, x: Any) -> Any:
@@ -221,11 +222,11 @@ class TorchLayers:
         return self.f.relu(x)
 
     def max_pool(self, x: Any) -> Any:
-        """Of 3 x 3 pixels at every other one."""
+        """3 x 3 windows with stride 2."""
         return self.f.max_pool2d(x, 3, 2, 1)
 
     def pooled(self, x: Any, _: Sequence[int]) -> Any:
-        """The mean pixel of each image as [1, N, C]."""
+        """The mean over the pixels of each image: [1, N, C]."""
         return x.mean((2, 3))[None]
 
     def add(self, a: Any, b: Any) -> Any:
@@ -241,34 +242,35 @@ class TorchLayers:
         return a * b
 
     def part(self, x: Any, _: Sequence[int], first: int, until: int) -> Any:
-        """Along the last dimension."""
+        """A slice of the last dimension."""
         return x[..., first:until]
 
     def cat(self, parts: Sequence[Any], axis: int) -> Any:
-        """Side by side."""
+        """Concatenation."""
         return self.torch.cat(parts, axis)
 
     def heads(self, x: Any, dims: Sequence[int]) -> Any:
-        """[1, B S, H D] as [B, H, S, D], the dims."""
+        """[1, B S, H D] viewed as dims, [B, H, S, D]."""
         batch, heads, tokens, width = dims
         return x.reshape(batch, tokens, heads, width).transpose(1, 2)
 
     def joined(self, x: Any, dims: Sequence[int]) -> Any:
-        """[B, H, S, D], the dims, as [1, B S, H D]."""
+        """dims, [B, H, S, D], viewed as [1, B S, H D]."""
         batch, heads, tokens, width = dims
         return x.transpose(1, 2).reshape(1, batch * tokens, heads * width)
 
     def pixels(self, x: Any, dims: Sequence[int]) -> Any:
-        """[N, C, H, W], the dims, as [1, N H W, C]."""
+        """dims, [N, C, H, W], viewed as [1, N H W, C]."""
         return x.permute(0, 2, 3, 1).reshape(1, -1, dims[1])
 
     def image(self, x: Any, dims: Sequence[int]) -> Any:
-        """[1, N H W, C] as [N, C, H, W], the dims."""
+        """[1, N H W, C] viewed as dims, [N, C, H, W]."""
         n, channels, height, width = dims
         return x.reshape(n, height, width, channels).permute(0, 3, 1, 2)
 
     def attention(self, q: Any, k: Any, v: Any, name: str, width: int, is_causal: bool = False) -> Any:
-        """softmax(q k^T / sqrt(width)) v. The oracle takes a batch entry at a time: it writes all scores."""
+        """softmax(q k^T / sqrt(width)) v. The oracle processes one batch entry at a time, because it stores
+        all scores."""
         grouped = q.shape[1] != k.shape[1]
         if not self.keeps:
             return self.f.scaled_dot_product_attention(q, k, v, is_causal=is_causal, enable_gqa=grouped)
@@ -285,8 +287,8 @@ class TorchLayers:
         return self.torch.cat(found)
 
     def _rounded(self, o: Any, total: Any, name: str) -> Any:
-        """As it is kept. Gradients of scores are p (dp - sum(do o)), with the o that is read; the total's are
-        p."""
+        """o rounded as in memory. Gradients of scores are p (dp - sum(do o)) with the o that is read; those
+        of the total are p."""
         if name not in self.rounded:
             return o
         error = (o.to(self.rounded[name]).to(o.dtype) - o).detach()
@@ -302,22 +304,22 @@ class TorchLayers:
 
 
 class Gradients:
-    """Gradients of these layers as operations of a graph; `found` holds those of parameters, each under the
-    parameter's name behind "d_"."""
+    """Gradients of these layers as operations of a graph. `found` collects those of parameters, under the
+    parameter's name with the prefix "d_"."""
 
     def __init__(self, g: Any, t: Mapping[str, Any]) -> None:
         self.g, self.t = g, t
         self.found: dict[str, Any] = {}
 
     def linear(self, dy: Any, x: Any, name: str, has_dx: bool = True) -> Any:
-        """By x, and finds those by w and b."""
+        """Returns the gradient of x; adds those of w and b."""
         g, w = self.g, self.t[f"{name}_w"]
         self.found[f"d_{name}_w"] = g.matmul(A=g.transpose(x, [0, 2, 1]), B=dy, name=f"d_{name}_w")
         self._sum(dy, name)
         return g.matmul(A=dy, B=g.transpose(w, [0, 2, 1]), name=f"d_{name}") if has_dx else None
 
     def conv(self, dy: Any, x: Any, name: str, stride: int = 1) -> Any:
-        """By x, and finds those by w and b."""
+        """Returns the gradient of x; adds those of w and b."""
         w = self.t[f"{name}_w"]
         window = {"padding": [w.dims[2] // 2] * 2, "stride": [stride] * 2}
         dw = self.g.conv_wgrad(image=x, loss=dy, name=f"d_{name}_w", **window)
@@ -327,11 +329,11 @@ class Gradients:
         return dx.set_dim(x.dims).set_stride(x.strides)
 
     def max_pool(self, dy: Any, x: Any) -> Any:
-        """By x, in which the maxima are found again."""
+        """Returns the gradient of x; the maxima are located again."""
         return self.g.resample_backward(dy, input=x, **_POOL).set_dim(x.dims).set_stride(x.strides)
 
     def pooled(self, dy: Any, dims: Sequence[int]) -> Any:
-        """By the images, alike in each pixel: [N, C, 1, 1]."""
+        """The gradient of the images, equal for all pixels: [N, C, 1, 1]."""
         n, channels, height, width = dims
         each = self.g.reshape(dy, reshape_mode="LOGICAL").set_dim([n, channels, 1, 1])
         return self.g.mul(each, 1 / (height * width))
@@ -342,15 +344,15 @@ class Gradients:
             self.found[f"d_{name}_b"] = self.g.reduction(dy, mode="ADD", name=f"d_{name}_b").set_dim(dims)
 
     def layernorm(self, dy: Any, x: Any, name: str) -> Any:
-        """By x, and finds those by scale and bias."""
+        """Returns the gradient of x; adds those of scale and bias."""
         return self._norm("layernorm_backward", dy, x, name)
 
     def groupnorm(self, dy: Any, x: Any, name: str, groups: int) -> Any:
-        """By x, and finds those by scale and bias."""
+        """Returns the gradient of x; adds those of scale and bias."""
         return self._norm("groupnorm_backward", dy, x, name, groups=groups)
 
     def batchnorm(self, dy: Any, x: Any, name: str) -> Any:
-        """By x, and finds those by scale and bias."""
+        """Returns the gradient of x; adds those of scale and bias."""
         return self._norm("batchnorm_backward", dy, x, name)
 
     def _norm(self, method: str, dy: Any, x: Any, name: str, **options: Any) -> Any:
@@ -362,7 +364,7 @@ class Gradients:
         return dx
 
     def rmsnorm(self, dy: Any, x: Any, name: str) -> Any:
-        """By x, and finds that by scale."""
+        """Returns the gradient of x; adds that of scale."""
         t = self.t
         dx, self.found[f"d_{name}_scale"], _ = self.g.rmsnorm_backward(
             dy, x, t[f"{name}_scale"], t[f"{name}_inv"], has_dbias=False, name=f"d_{name}"
@@ -372,7 +374,7 @@ class Gradients:
     def attention(
         self, do: Any, q: Any, k: Any, v: Any, o: Any, name: str, width: int, is_causal: bool = False
     ) -> tuple[Any, Any, Any]:
-        """By q, k and v."""
+        """The gradients of q, k and v."""
         made: tuple[Any, Any, Any] = self.g.sdpa_backward(
             q=q,
             k=k,

@@ -1,7 +1,8 @@
-"""Where the benchmark runs: memory, clock and ceilings of the CPU through NumPy, and of a GPU through torch.
+"""The devices of the benchmark: memory, clock and ceilings of a CPU through NumPy, and of a GPU through
+torch.
 
-Both time the same way: one execution after another over several sets of memory, together larger than the
-caches, so that no execution finds its inputs there; the median of some rounds.
+Both time in the same way: consecutive executions over several sets of memory, which together exceed the
+caches, so that no execution finds its inputs there; the result is the median of some rounds.
 """
 
 from __future__ import annotations
@@ -33,63 +34,64 @@ MOST_REPEATS = 60
 
 
 class Machine(Protocol):
-    """What measuring needs of a device."""
+    """The operations on a device that measuring needs."""
 
     kind: str
-    """As weft.create_handle takes it."""
+    """An argument of weft.create_handle."""
     xp: Any
-    """NumPy, or torch: the oracle's arithmetic."""
+    """NumPy or torch, for the oracle."""
     rotated: int
-    """Bytes that the sets of memory take together, at least."""
+    """Minimum total size of the sets of memory, in bytes."""
     ceilings: tuple[Ceiling, ...]
 
     name: str
-    """The device's name, and the versions beside Weft's own that its figures depend on."""
+    """The device's name, and the versions other than Weft's own on which its results depend."""
 
     def random(self, operand: Operand) -> Any:
-        """Memory filled with normal random values, or with bits where elements share bytes; a scalar that is
-        passed by value is in the host's."""
+        """Memory filled with normal random values, or with bits if elements share bytes; a scalar passed by
+        value is in host memory."""
 
     def poisoned(self, operand: Operand) -> Any:
-        """Memory filled with what no result is."""
+        """Memory filled with a value that no result has."""
 
     def copy(self, array: Any) -> Any:
-        """The same values in the same layout elsewhere."""
+        """A copy with the same layout."""
 
     def fill(self, array: Any, values: Any) -> None:
-        """Rounds values into memory."""
+        """Stores values, with rounding."""
 
     def double(self, array: Any) -> Any:
         """The values as float64."""
 
     def tensor(self, array: Any) -> Any:
-        """The same memory as a tensor of torch's."""
+        """The same memory as a torch tensor."""
 
     def scratch(self, size: int) -> Any:
-        """Bytes for a workspace."""
+        """Memory for a workspace."""
 
     def stream(self) -> int:
-        """Where to enqueue now."""
+        """The current stream."""
 
     def here(self) -> AbstractContextManager[Any]:
-        """Within it the oracle's new arrays are on the device."""
+        """A context in which the oracle's new arrays are allocated on the device."""
 
     def wait(self) -> None:
-        """Until everything enqueued is done."""
+        """Waits for all enqueued work."""
 
     def timer(self, run: Callable[[int], object], sets: int) -> Timer:
-        """A round of run(i), i being a set of memory, warm and ready to go."""
+        """A timer for a round of run(i), where i is a set of memory; warmed up and ready to run."""
 
     def ceiling(self, ceiling: Ceiling, rounds: int) -> float:
-        """The time of what a ceiling is measured by."""
+        """The time of the operation that measures a ceiling."""
 
 
 Timer = Callable[[], float]
-"""Runs a round; the seconds of one of its runs."""
+"""Runs a round and returns the seconds per run."""
 
 
 def in_turn(timers: Sequence[Timer], rounds: int) -> list[float]:
-    """The median of each one's rounds, which alternate: a device that grows hot does so for all."""
+    """The median of each timer's rounds, which alternate, so that heating of the device affects all of
+    them."""
     turns = [[timer() for timer in timers] for _ in range(rounds)]
     return [statistics.median(times) for times in zip(*turns, strict=True)]
 
@@ -102,17 +104,17 @@ def type_of(operand: Operand) -> Any:
 
 
 def is_packed(operand: Operand) -> bool:
-    """Whether several elements share a byte; they are filled with random bits."""
+    """True if several elements share a byte; they are filled with random bits."""
     return dtypes.of(type_of(operand)).bits < 8
 
 
 def poison(operand: Operand) -> float:
-    """What fills outputs before they are written: NaN, or the least of integers."""
+    """The initial value of outputs: NaN, or the smallest integer."""
     return math.nan if dtypes.is_floating(type_of(operand)) else -128
 
 
 def repeats(once: float, sets: int) -> int:
-    """How often a round runs: about ROUND_SECONDS, every set equally often.
+    """Runs per round: about ROUND_SECONDS in total, each set equally often.
 
     >>> repeats(0.001, 3), repeats(1.0, 2), repeats(1e-6, 1)
     (18, 2, 60)
@@ -122,7 +124,7 @@ def repeats(once: float, sets: int) -> int:
 
 
 class _Cpu:
-    """The processor, through NumPy."""
+    """The CPU, through NumPy."""
 
     kind = "cpu"
     rotated = 64 << 20
@@ -162,7 +164,7 @@ class _Cpu:
         known = getattr(torch, str(array.dtype))
         if array.dtype.kind == "V" or array.dtype.name.startswith(
             ("bfloat", "float8")
-        ):  # none of NumPy's own
+        ):  # a type that NumPy lacks
             return torch.from_numpy(array.view(f"uint{8 * array.itemsize}")).view(known)
         return torch.from_numpy(array)
 
@@ -176,7 +178,7 @@ class _Cpu:
         return nullcontext()
 
     def wait(self) -> None:
-        return  # nothing is enqueued: executions return when they are done
+        return  # nothing is enqueued: calls return when they are done
 
     def timer(self, run: Callable[[int], object], sets: int) -> Timer:
         for i in range(sets):
@@ -197,7 +199,7 @@ class _Gpu:
     """An NVIDIA GPU, through torch."""
 
     kind = "cuda"
-    rotated = 200_000_000  # four times the second-level cache of an H200
+    rotated = 200_000_000  # four times the L2 cache of an H200
     ceilings = GPU_CEILINGS
 
     def __init__(self) -> None:
@@ -208,7 +210,7 @@ class _Gpu:
             )
         self.name = ", ".join([self.torch.cuda.get_device_name(), *_versions()])
         self.torch.manual_seed(SEED)
-        self.torch.set_float32_matmul_precision("high")  # tf32, as the products of f32 tensors are timed
+        self.torch.set_float32_matmul_precision("high")  # TF32, with which matmuls of f32 tensors are timed
 
     def random(self, operand: Operand) -> Any:
         torch = self.torch
@@ -253,7 +255,7 @@ class _Gpu:
         self.torch.cuda.synchronize()
 
     def timer(self, run: Callable[[int], object], sets: int) -> Timer:
-        """Replays of a captured graph, between two events: what the host does is not in it."""
+        """Replays a captured graph between two events, which excludes work on the host."""
         cuda = self.torch.cuda
         aside = cuda.Stream()
         aside.wait_stream(cuda.current_stream())
@@ -276,7 +278,7 @@ class _Gpu:
         return partial(self._replayed, graph, aside, count, run)
 
     def _replayed(self, graph: Any, stream: Any, count: int, run: object) -> float:
-        """Seconds of each of its runs; `run` holds what the graph reads and writes."""
+        """Seconds per run; `run` keeps the graph's memory alive."""
         start, end = (self.torch.cuda.Event(enable_timing=True) for _ in range(2))
         with self.torch.cuda.stream(stream):
             start.record()
@@ -292,14 +294,14 @@ class _Gpu:
             a, b = (torch.randn(n, n, device=self.kind, dtype=type_) for _ in range(2))
             made = torch.empty_like(a)
             return in_turn([self.timer(lambda _: torch.matmul(a, b, out=made), 1)], rounds)[0]
-        # A kernel that reads and writes every element: copy_, captured, takes a slower way than any kernel.
+        # A kernel that reads and writes every element: copy_ during capture is slower than any kernel.
         source = torch.randn(n // 4, device=self.kind)
         target = torch.empty_like(source)
         return in_turn([self.timer(lambda _: torch.neg(source, out=target), 1)], rounds)[0]
 
 
 def _versions() -> list[str]:
-    """Of the driver and of the run-time compiler."""
+    """Versions of the driver and of the run-time compiler."""
     driver, compiler = gpu_health.driver_version(), gpu_health.chosen_compiler(describe_machine())
     found = {"driver": driver, "NVRTC": compiler and compiler["version"]}
     return [f"{name} {version}" for name, version in found.items() if version]
@@ -307,7 +309,7 @@ def _versions() -> list[str]:
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """No garbage is collected inside: a graph of before that were freed during a capture would end it."""
+    """Disables garbage collection, because freeing an earlier graph would abort a capture."""
     gc.collect()
     was_enabled = gc.isenabled()
     gc.disable()
@@ -339,5 +341,5 @@ def machine(kind: str) -> Machine:
 
 
 def sets_of(case: Case, machine: Machine) -> int:
-    """How many sets of memory a case rotates over."""
+    """The number of sets of memory over which a case rotates."""
     return max(1, min(12, math.ceil(machine.rotated / max(case.bytes, 1))))

@@ -1,5 +1,5 @@
-"""A case measured: built through a module, checked against the oracle, then timed. A wrong result has no
-time."""
+"""Measures a case: builds it with a module, checks it against the oracle, then times it. A wrong result gets
+no time."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ from weft.bench.machines import Machine, Timer, in_turn, sets_of, type_of
 from weft.bench.results import Ceiling, Row
 from weft.errors import BadParameterError, ExecutionError, NotSupportedError, UnavailableError
 
-# The largest error of a right result, by arithmetic: a few roundings of the operands' or the results' type.
+# Error limits by arithmetic: a few roundings in the type of the operands or results.
 LARGEST_ERRORS = {"bf16": 1e-2, "f16": 2e-3, "tf32": 2e-3, "f32": 1e-4, "fp8": 1e-2, "int8": 0.0}
 
-BARE = "bare"  # the peer that is Weft's own product, of the same sizes and with nothing fused
+BARE = "bare"  # the peer that is Weft's own unfused case of the same size
 
 Memory = dict[str, Any]
 
 
 class Library(NamedTuple):
-    """A module to measure: Weft, one that has cuDNN's methods, or torch, whose programs cases may bring."""
+    """A module to measure: Weft, a module with cuDNN's methods, or torch, for which cases may have
+    programs."""
 
     name: str
     module: Any
@@ -36,8 +37,8 @@ class Library(NamedTuple):
 
 @contextmanager
 def named(failure: str) -> Iterator[None]:
-    """Says of an error what ran when it came. torch raises kinds of its own, and a GPU may be lost to the
-    process, so that nothing can be measured after it."""
+    """Adds the name of the running case to an error. torch raises its own exceptions, and a GPU may become
+    unusable for the process, so that nothing can be measured afterwards."""
     try:
         yield
     except Exception as error:
@@ -45,7 +46,8 @@ def named(failure: str) -> Iterator[None]:
 
 
 def graph_of(case: Case, module: Any, **where: Any) -> tuple[Any, dict[str, Any]]:
-    """A case's graph in a module's words, and its tensors by name. where: the device, as pygraph takes it."""
+    """A case's graph built with a module, and its tensors by name. where: the device, as a keyword of
+    pygraph."""
     types = {
         operand: getattr(module.data_type, type_of(operand).name)
         for operand in (*case.inputs.values(), *case.outputs.values())
@@ -75,7 +77,7 @@ def graph_of(case: Case, module: Any, **where: Any) -> tuple[Any, dict[str, Any]
 
 
 class Side:
-    """A case's graph as a library builds it; `graph` is the library's own."""
+    """A case's graph built by a library; `graph` is the library's own."""
 
     def __init__(self, library: Library, case: Case, machine: Machine) -> None:
         self._library, self._machine, self._frozen = library, machine, case.frozen
@@ -86,14 +88,14 @@ class Side:
         self._bound: dict[int, tuple[Mapping[str, Any], Any]] = {}
 
     def use(self, index: int) -> None:
-        """Chooses one of the graph's plans."""
+        """Selects one of the graph's plans."""
         self.graph.build_plan_at_index(index)
         self._bound.clear()
         self._workspace = self._machine.scratch(self.graph.get_workspace_size())
 
     def run(self, memory: Mapping[str, Any]) -> None:
-        """Enqueues the graph once. Weft's plans on the CPU are bound to a set of memory once, as torch's
-        tensors are made once: arrays in turn would be checked anew each time."""
+        """Enqueues the graph once. Weft's plans on the CPU are bound to each set of memory once, just as
+        torch's tensors are created once; alternating arrays would otherwise be checked every time."""
         if self._library.module is weft and self._machine.kind == "cpu":
             if id(memory) not in self._bound:
                 self._bound[id(memory)] = memory, self._bind(memory)
@@ -104,7 +106,7 @@ class Side:
         self.graph.execute(pack, self._workspace, handle=self._library.handle)
 
     def step_seconds(self, memory: Mapping[str, Any], repeats: int) -> list[float]:
-        """Means of the steps of Weft's plan, one by one."""
+        """The mean time of each step of Weft's plan, measured one by one."""
         self._library.module.set_stream(handle=self._library.handle, stream=self._machine.stream())
         return list(self._bind(memory).measure_steps(repeats))
 
@@ -116,8 +118,7 @@ class Side:
 
 
 class Bench:
-    """A machine, and the libraries that stand side by side on it. Of the peers the first that runs a case is
-    the one beside Weft."""
+    """A machine and the libraries compared on it. The first peer that runs a case is compared with Weft."""
 
     def __init__(self, machine: Machine, peers: Sequence[str] = (), rounds: int = 7) -> None:
         self.machine, self.rounds = machine, rounds
@@ -127,11 +128,11 @@ class Bench:
         self.device = ", ".join([machine.name, *map(_version, self._peers)])
 
     def compile(self, chosen: Iterable[Case], build_others: Callable[[Any], object] = lambda _: None) -> None:
-        """Builds Weft's plans of cases side by side, so that measuring finds their kernels compiled.
+        """Builds Weft's plans of cases in parallel, so that their kernels are compiled before measuring.
         build_others: builds other plans of a graph."""
 
         def build(case: Case) -> None:
-            with suppress(Exception):  # measuring meets it again, and names it
+            with suppress(Exception):  # measuring raises it again and reports it
                 build_others(self.side(case).graph)
 
         found = {case.name: case for case in chosen}
@@ -141,7 +142,7 @@ class Bench:
             list(pool.map(build, found.values()))
 
     def ceilings(self) -> list[Row]:
-        """What the machine reaches without Weft."""
+        """The rates that the machine reaches without Weft."""
         return [self._ceiling(ceiling) for ceiling in self.machine.ceilings]
 
     def _ceiling(self, ceiling: Ceiling) -> Row:
@@ -149,7 +150,7 @@ class Bench:
         return Row(ceiling.name, peer=seconds, device=self.device, date=self.date)
 
     def row(self, case: Case) -> Row:
-        """A case: checked first, then timed."""
+        """Checks a case, then times it."""
         memory = self.memory(case)
         timer, error, notes = self._ready(self._weft, case, *memory)
         beside, device = None, self.machine.name
@@ -167,11 +168,11 @@ class Bench:
         return Row(case.name, seconds, peers, error, device, self.date, tuple(notes))
 
     def side(self, case: Case) -> Side:
-        """The case as Weft builds it."""
+        """The case built with Weft."""
         return Side(self._weft, case, self.machine)
 
     def sets(self, case: Case, inputs: Memory) -> list[Memory]:
-        """Inputs and poisoned outputs, as often as executions rotate over them."""
+        """Inputs and poisoned outputs, one set for each execution in the rotation."""
         memory = inputs | {name: self.machine.poisoned(operand) for name, operand in case.outputs.items()}
         sets = [memory]
         while len(sets) < sets_of(case, self.machine):
@@ -180,14 +181,14 @@ class Bench:
         return sets
 
     def memory(self, case: Case) -> tuple[list[Memory], Memory]:
-        """Sets of memory, and the outputs that are wanted there."""
+        """Sets of memory, and the expected outputs."""
         inputs = self.inputs(case)
         with self.machine.here():
             wanted = case.oracle(self.machine.xp, self._doubles(case, inputs))
         return self.sets(case, inputs), wanted
 
     def inputs(self, case: Case) -> Memory:
-        """Random values, and those that follow from them."""
+        """Random values, and those derived from them."""
         machine = self.machine
         found = {name: machine.random(operand) for name, operand in case.inputs.items()}
         if case.derive is not None:
@@ -198,7 +199,7 @@ class Bench:
         return found
 
     def _doubles(self, case: Case, arrays: Memory) -> Memory:
-        """The tensors as float64; scalars stand in the oracle itself."""
+        """The tensors as float64; scalars are part of the oracle."""
         return {
             name: self.machine.double(array)
             for name, array in arrays.items()
@@ -208,7 +209,7 @@ class Bench:
     def _ready(
         self, library: Library, case: Case, sets: list[Memory], wanted: Memory
     ) -> tuple[Timer | None, float | None, list[str]]:
-        """What times one library, and its error; and why they are missing."""
+        """The timer and the error of one library, and the reasons if they are missing."""
         error = None
         try:
             if library.name == "torch":
@@ -219,12 +220,12 @@ class Bench:
                 if not error <= (case.largest_error or LARGEST_ERRORS[case.arithmetic]):
                     return None, error, [f"{library.name}: the result is wrong: its error is {error:.1e}"]
             timer = self.machine.timer(lambda i: run(sets[i]), len(sets))
-        except Exception as refusal:  # each library raises its own kinds, and may lack a method
+        except Exception as refusal:  # each library raises its own exceptions, and may lack a method
             return None, error, [f"{library.name}: {textwrap.shorten(str(refusal), 200, placeholder=' …')}"]
         return timer, error, []
 
     def _program(self, torch: Library, case: Case) -> Callable[[Memory], object]:
-        """What torch runs for a case. Its results are its own, and are not judged."""
+        """torch's program for a case. Its results are not checked."""
         program = case.program
         if program is None:
             raise NotSupportedError("the case has no program of its own.")
@@ -238,7 +239,7 @@ class Bench:
         return run
 
     def error(self, run: Callable[[Memory], object], case: Case, memory: Memory, wanted: Memory) -> float:
-        """‖got − wanted‖ / ‖wanted‖ of the worst output; infinite where one holds what is no number."""
+        """‖got − wanted‖ / ‖wanted‖ of the worst output; infinite if an output contains NaN."""
         for name, operand in case.outputs.items():
             self.machine.fill(memory[name], self.machine.poisoned(operand))
         run(memory)
@@ -246,7 +247,8 @@ class Bench:
         return self.worst({name: memory[name] for name in case.outputs}, wanted)
 
     def worst(self, found: Memory, wanted: Memory) -> float:
-        """‖found − wanted‖ / ‖wanted‖ of the worst of what is in both. Wanted NaN: what nobody writes."""
+        """‖found − wanted‖ / ‖wanted‖ of the worst output in both. NaN in `wanted` marks unwritten
+        elements."""
         errors = []
         for name in found.keys() & wanted.keys():
             each, made = wanted[name], self.machine.double(found[name])

@@ -1,4 +1,4 @@
-"""Networks that people train, as torch modules with random weights. Importing this imports torch."""
+"""Widely used networks as torch modules with random weights. Importing this module imports torch."""
 
 # mypy: disable-error-code="misc"
 
@@ -21,9 +21,9 @@ class Model:
     """Shape of the input on a GPU, and on a CPU."""
     cpu: Sequence[int]
     classes: int = 0
-    """Of cross-entropy; 0: the loss is the mean square of the output."""
+    """Number of classes for cross-entropy; 0: the loss is the mean square of the output."""
     is_last: bool = False
-    """Channels last, on a GPU: torch 2.13 ends with a segmentation fault in the U-Net's on a CPU."""
+    """Channels last on a GPU; on a CPU, torch 2.13 crashes with a segmentation fault in the U-Net."""
 
 
 # ---- Convolutions ------------------------------------------------------------------------------------------
@@ -64,7 +64,7 @@ def resnet50() -> nn.Module:
 
 
 class _ChannelNorm(nn.LayerNorm):
-    """Over the channels of images."""
+    """Layer norm over the channels of images."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
@@ -97,7 +97,7 @@ def convnext_t() -> nn.Module:
 
 
 class _Inverted(nn.Module):
-    """The block of EfficientNet: wider, across, weighed by its own mean, narrower."""
+    """The block of EfficientNet: expansion, depthwise convolution, squeeze-and-excitation, projection."""
 
     def __init__(self, inner: int, outer: int, grow: int, size: int, stride: int) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ class _Inverted(nn.Module):
 
 
 def efficientnet_b0() -> nn.Module:
-    """Tan and Le, 2019, without dropped paths."""
+    """Tan and Le, 2019, without stochastic depth."""
     stages = [(1, 16, 1, 3, 1), (6, 24, 2, 3, 2), (6, 40, 2, 5, 2), (6, 80, 3, 3, 2)]
     stages += [(6, 112, 3, 5, 1), (6, 192, 4, 5, 2), (6, 320, 1, 3, 1)]
     layers: list[nn.Module] = [_conv(3, 32, 3, 2), nn.BatchNorm2d(32), nn.SiLU()]
@@ -149,7 +149,7 @@ class _Residual(nn.Module):
 
 
 class _Pixels(nn.Module):
-    """Attention among the pixels of an image."""
+    """Attention between the pixels of an image."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -165,7 +165,7 @@ class _Pixels(nn.Module):
 
 
 class _DiffusionUNet(nn.Module):
-    """Two levels of Stable Diffusion's U-Net, down and up, with the skips joined."""
+    """Two levels of Stable Diffusion's U-Net, down and up, with concatenated skip connections."""
 
     def __init__(self, width: int = 320) -> None:
         super().__init__()
@@ -212,7 +212,7 @@ class _VolumeUNet(nn.Module):
 
 
 class _Transformer(nn.Module):
-    """A block with the norms in front, of GPT-2 and of ViT."""
+    """A pre-norm transformer block, as in GPT-2 and ViT."""
 
     def __init__(self, width: int, heads: int, is_causal: bool) -> None:
         super().__init__()
@@ -253,7 +253,7 @@ def gpt2(width: int = 1024, depth: int = 6) -> nn.Module:
 
 
 class _Experts(nn.Module):
-    """A layer of experts of which each token takes two (Mixtral's)."""
+    """A mixture-of-experts layer that routes each token to two experts (Mixtral)."""
 
     def __init__(self, width: int = 1024, inner: int = 3584, count: int = 8) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
-"""Cases that are whole blocks of networks. A block is written once in the names of `layers`, so that Weft,
-torch and, in float64, the oracle compute the same; its gradient is a graph of its own, which reads what the
-forward pass of a framework keeps. Types of intermediates are left unset."""
+"""Cases that are whole blocks of networks. A block is written once with the names of `layers`, so that Weft,
+torch and, in float64, the oracle compute the same. Its gradient is a graph of its own, which reads the
+tensors that a framework's forward pass stores. Types of intermediates are left unset."""
 
 from __future__ import annotations
 
@@ -24,25 +24,26 @@ class Block(Protocol):
     """A block of a network with its sizes."""
 
     def inputs(self) -> Operands:
-        """What has a gradient: the input first, then the parameters."""
+        """Inputs with a gradient: the input first, then the parameters."""
 
     def constants(self) -> Operands:
-        """What has none."""
+        """Inputs without a gradient."""
 
     def results(self) -> Operands:
-        """What forward writes; the first is y."""
+        """Outputs of forward; the first is y."""
 
     def kept(self) -> Operands:
-        """What backward reads beside the inputs: results of forward, then statistics."""
+        """Tensors that backward reads in addition to the inputs: results of forward, then statistics."""
 
     def flops(self) -> tuple[float, float]:
-        """Of products, forward and backward."""
+        """Operations of matmuls and convolutions, forward and backward."""
 
     def forward(self, l: Layers) -> Made:
         """The results."""
 
     def backward(self, d: Gradients) -> Made:
-        """Gradients by the inputs that are no parameters, each under the input's name behind "d_"."""
+        """Gradients of the inputs that are not parameters, each under the input's name with the prefix
+        "d_"."""
 
 
 def _tokens(rows: int, width: int, dtype: str = "bf16") -> Operand:
@@ -50,13 +51,13 @@ def _tokens(rows: int, width: int, dtype: str = "bf16") -> Operand:
 
 
 def _linear(name: str, inner: int, outer: int, has_bias: bool = True) -> Operands:
-    """The weight lies as a linear layer has it: [out, in]."""
+    """The weight is stored as in a linear layer: [out, in]."""
     w = Operand((1, inner, outer), order=(0, 2, 1), scale=1 / math.sqrt(inner))
     return {f"{name}_w": w} | ({f"{name}_b": _tokens(1, outer)} if has_bias else {})
 
 
 def _conv(name: str, channels: int, filters: int, size: int, has_bias: bool = True) -> Operands:
-    """channels: those that a filter sees."""
+    """channels: the number that each filter reads."""
     w = Operand((filters, channels, size, size), order=NHWC, scale=1 / math.sqrt(channels * size * size))
     return {f"{name}_w": w} | ({f"{name}_b": Operand((1, filters, 1, 1), order=NHWC)} if has_bias else {})
 
@@ -79,7 +80,8 @@ def _image(n: int, channels: int, side: int) -> Operand:
 
 
 def _products(of: Mapping[str, Operand], positions: int) -> float:
-    """Of linear layers and convolutions, each of whose weights meets so many positions."""
+    """Operations of linear layers and convolutions, each of whose weights is applied at a number of
+    positions."""
     weights = (w for name, w in of.items() if name.endswith("_w"))
     return 2.0 * positions * sum(math.prod(w.dims) for w in weights)
 
@@ -89,7 +91,7 @@ def _products(of: Mapping[str, Operand], positions: int) -> float:
 
 @dataclass(frozen=True)
 class _Transformer:
-    """Norm, attention, norm, two linear layers, with the tokens' own added twice: GPT-2, ViT."""
+    """Norm, attention, norm, two linear layers, with two residual connections: GPT-2, ViT."""
 
     batch: int
     tokens: int
@@ -97,7 +99,7 @@ class _Transformer:
     heads: int
     is_causal: bool = False
     is_tanh: bool = False
-    """Whether GELU is the one by the hyperbolic tangent."""
+    """Whether GELU is the tanh approximation."""
 
     @property
     def rows(self) -> int:
@@ -106,7 +108,7 @@ class _Transformer:
 
     @property
     def by_heads(self) -> tuple[int, ...]:
-        """Of queries."""
+        """The shape of queries."""
         return self.batch, self.heads, self.tokens, self.width // self.heads
 
     def inputs(self) -> Operands:
@@ -169,7 +171,7 @@ class _Transformer:
 
 
 def _turned(l: Layers, x: Any, dims: Sequence[int], is_back: bool = False) -> Any:
-    """Positions turned into heads of queries or keys, or out of their gradients again."""
+    """Rotary embedding of the heads of queries or keys, or its gradient."""
     *others, width = dims
     a, b = l.part(x, others, 0, width // 2), l.part(x, others, width // 2, width)
     cos, sin = l.t["cos"], l.t["sin"]
@@ -179,8 +181,8 @@ def _turned(l: Layers, x: Any, dims: Sequence[int], is_back: bool = False) -> An
 
 @dataclass(frozen=True)
 class _Llama:
-    """RMS norm, attention whose heads of keys serve several of queries, with rotary positions, RMS norm and
-    SwiGLU. cached: keys and values of each batch entry that were there before; the new ones are results."""
+    """RMS norm, grouped-query attention with rotary embedding, RMS norm and SwiGLU. cached: number of earlier
+    keys and values of each batch entry; the new ones are results."""
 
     batch: int
     tokens: int
@@ -201,7 +203,7 @@ class _Llama:
         return self.width // self.heads
 
     def by_heads(self, name: str) -> tuple[int, ...]:
-        """Of q, k or v."""
+        """The shape of q, k or v."""
         return self.batch, self.heads if name == "q" else self.key_heads, self.tokens, self.head
 
     def inputs(self) -> Operands:
@@ -259,7 +261,7 @@ class _Llama:
         return {"y": l.add(x1, l.linear(hidden, "down"))} | ({"k": k, "v": v} if self.cached else {})
 
     def _qkv(self, l: Layers, qkv: Any) -> list[Any]:
-        """Queries and keys with positions, and values."""
+        """Queries and keys after rotary embedding, and values."""
         found, first = [], 0
         for name in "qkv":
             dims = self.by_heads(name)
@@ -286,7 +288,7 @@ class _Llama:
 
 @dataclass(frozen=True)
 class _CrossTransformer:
-    """SDXL's: attention among the pixels, attention to the words of the text, GEGLU."""
+    """SDXL: attention between the pixels, cross-attention to the text, GEGLU."""
 
     batch: int
     tokens: int
@@ -301,7 +303,7 @@ class _CrossTransformer:
         return self.batch * self.tokens
 
     def by_heads(self, name: str) -> tuple[int, ...]:
-        """Of an attention's q or o, k or v."""
+        """The shape of an attention's q or o, k or v."""
         tokens = self.words if name in ("k2", "v2") else self.tokens
         return self.batch, self.heads, tokens, self.width // self.heads
 
@@ -339,7 +341,7 @@ class _CrossTransformer:
         attended = [Attention(self.batch, self.heads, self.heads, self.tokens, n, d, d) for n in all_keys]
         products, words = _products(inputs, self.rows), _products(of_words, self.batch * self.words)
         forward, backward = (sum(a.flops(is_backward) for a in attended) for is_backward in (False, True))
-        return products + words + forward, 2 * products + words + backward  # words need no gradient
+        return products + words + forward, 2 * products + words + backward  # the text needs no gradient
 
     def _attended(self, l: Layers, x: Any, others: Any, i: int) -> Any:
         q, k, v = (
@@ -364,7 +366,7 @@ class _CrossTransformer:
         return {"y": l.add(x2, l.linear(hidden, "down"))}
 
     def _by_attention(self, d: Gradients, dx: Any, i: int) -> list[Any]:
-        """Gradients of what the three products of an attention make."""
+        """Gradients of the results of an attention's three projections."""
         t, l = d.t, WeftLayers(d.g, d.t)
         q, k, v, o = (l.heads(t[f"{name}{i}"], self.by_heads(f"{name}{i}")) for name in "qkvo")
         do = l.heads(d.linear(dx, t[f"o{i}"], f"out{i}"), self.by_heads("o"))
@@ -391,8 +393,8 @@ class _CrossTransformer:
 
 @dataclass(frozen=True)
 class _Bottleneck:
-    """ResNet-50's, in training: three convolutions with batch norm, and the input added. What its gradient
-    reads is a result, too."""
+    """ResNet-50 in training: three convolutions with batch norm, and a residual connection. The tensors that
+    its gradient reads are also results."""
 
     n: int
     outer: int
@@ -446,7 +448,8 @@ class _Bottleneck:
 
 @dataclass(frozen=True)
 class _ConvNeXt:
-    """A depthwise convolution, layer norm, two linear layers with GELU, a scale per channel, the input."""
+    """A depthwise convolution, layer norm, two linear layers with GELU, a scale per channel, and a residual
+    connection."""
 
     n: int
     channels: int
@@ -503,8 +506,8 @@ class _ConvNeXt:
 
 @dataclass(frozen=True)
 class _Residual:
-    """A residual block of a U-Net's way up (SDXL): the skip is joined to the input, then norm, SiLU and
-    convolution twice, beside a convolution of one tap."""
+    """A residual block in the decoder of a U-Net (SDXL): the skip connection is concatenated to the input,
+    followed by twice norm, SiLU and convolution, in parallel with a 1x1 convolution."""
 
     n: int
     channels: int
@@ -568,17 +571,17 @@ class _Residual:
 
 @dataclass(frozen=True)
 class _ResNet:
-    """That of two convolutions a block (He et al., 2015), in training; what its gradient reads is a result,
-    too."""
+    """ResNet with two convolutions per block (He et al., 2015), in training; the tensors that its gradient
+    reads are also results."""
 
     n: int
     side: int
     widths: tuple[int, ...]
-    """Channels of the blocks; where they grow the image becomes half as high."""
+    """Channels of the blocks; where they grow, the image height is halved."""
     classes: int
 
     def _blocks(self) -> Iterator[tuple[int, int, int, int]]:
-        """Each block's number, channels before and behind, and its image's height."""
+        """Each block's number, its channels before and after, and its image height."""
         inner, side = self.widths[0], self.side // 4
         for i, width in enumerate(self.widths):
             side //= 2 if width > inner else 1
@@ -685,40 +688,40 @@ def _floats(of: Operands) -> Operands:
 
 
 LARGEST_ERRORS = {"bf16": (2e-2, 1e-2), "f32": (1e-4, 1e-4)}
-"""Of right results, forward and backward, by the type of the block's tensors. Forward each stored tensor adds
-to the error; a gradient is judged at the stored numbers."""
+"""Error limits, forward and backward, by the type of the block's tensors. In the forward pass each stored
+tensor adds to the error; a gradient is checked for the stored numbers."""
 
 LARGEST_ERROR_OF_SUMS = 5e-2
-"""Of gradients in bf16 behind several batch norms. Each takes a mean, about 1e-3 of its size, from a gradient
-on bf16's grid; where it multiplies by a power of two or nearly, rounding puts most of that back, and sums
-over all positions see it. torch's are as far off."""
+"""Error limit for bf16 gradients after several batch norms. Each of them subtracts a mean, about 1e-3 of the
+gradient's magnitude, from a gradient in bf16. If it is multiplied by a power of two or nearly so, rounding
+restores most of the mean, which accumulates in sums over all positions. torch's errors are as large."""
 
 Prepare = Callable[[Tensors], Callable[[], Any]]
-"""Given memory: what runs on it, and returns the results."""
+"""From memory, returns a function that runs on it and returns the results."""
 
 
 class Program:
-    """A block in torch: forward, or the gradient of a forward pass that ran before."""
+    """A block in torch: forward, or the gradient of an earlier forward pass."""
 
     def __init__(self, block: Block, is_backward: bool) -> None:
         self.block, self.is_backward = block, is_backward
         self.results = list(block.results())[: 1 if is_backward else None]
-        """Of forward."""
+        """Results of forward."""
         self._ready: dict[int, Callable[[], Any]] = {}
 
     def __call__(self, torch: Any, memory: Tensors) -> Any:
-        """Runs on a memory, which lives on; the first time it runs forward, too."""
+        """Runs on a memory, which must stay alive; the first call also runs forward."""
         if id(memory) not in self._ready:
             self._ready[id(memory)] = self.ready(torch)(memory)
         return self._ready[id(memory)]()
 
     def named(self, made: Sequence[Any]) -> Made:
-        """The results of a run. Statistics of forward are torch's own and are not among them."""
+        """The results of a run by name. torch's own statistics are not included."""
         names = self.block.inputs() if self.is_backward else self.results
         return {f"d_{name}" if self.is_backward else name: x for name, x in zip(names, made, strict=False)}
 
     def ready(self, torch: Any, options: Mapping[str, Any] | None = None) -> Prepare:
-        """options: of torch.compile; None: eager."""
+        """options: for torch.compile; None means eager."""
         names = [*self.block.inputs(), *self.block.constants()]
         leaves = len(self.block.inputs())
 
@@ -745,8 +748,8 @@ class Program:
 def _in_doubles(
     block: Block, t: Tensors, is_gradient: bool, has_gradients: bool
 ) -> tuple[Any, dict[str, Any], list[Any]]:
-    """y, all that is made on the way, and the leaves. A gradient is that at the numbers which it reads: they
-    are rounded where memory holds them, and that error is not its own."""
+    """y, all intermediate tensors, and the leaves. A gradient is evaluated at the numbers that it reads,
+    which are rounded as in memory, because that rounding is not its own error."""
     torch = importlib.import_module("torch")
     given = {
         name: torch.as_tensor(t[name]).detach().requires_grad_(has_gradients and name in block.inputs())
@@ -761,13 +764,13 @@ def _in_doubles(
 
 
 def _like(values: Any, t: Tensors) -> Any:
-    """As an array of the oracle's library."""
+    """The values as an array of the oracle's library."""
     is_torch = hasattr(next(iter(t.values())), "detach")
     return values.detach() if is_torch else values.detach().numpy()
 
 
 def forward(tag: str, block: Block) -> Case:
-    """The block itself."""
+    """The forward pass of a block."""
     inputs, outputs = block.inputs() | block.constants(), block.results()
     dtype = outputs["y"].dtype
 
@@ -789,7 +792,7 @@ def forward(tag: str, block: Block) -> Case:
 
 
 def backward(tag: str, block: Block) -> Case:
-    """Its gradient, by all that has one."""
+    """Its gradient with respect to all inputs that have one."""
     known = block.inputs() | block.constants()
     (result, y), *_ = block.results().items()
     outputs = {f"d_{name}": operand for name, operand in block.inputs().items()}
@@ -855,11 +858,11 @@ CPU_REAL: dict[str, Block] = {
     "resnet18_f32": _InFloats(_ResNet(2, 64, (64, 64, 128, 128, 256, 256, 512, 512), 1000)),
     "gpt2_small_f32": _InFloats(_Transformer(1, 256, 768, 12, is_causal=True, is_tanh=True)),
 }
-"""Of the sizes that they have in use."""
+"""With sizes that are in use."""
 CPU_DECODE: dict[str, Block] = {"llama_decode": _Llama(3, 1, 64, 4, 2, 96, 20)}
 
 
 def cases(blocks: dict[str, Block], decode: dict[str, Block]) -> Sequence[Case]:
-    """Forward of all, then the gradients of those that have one."""
+    """All forward passes, then the gradients of the blocks that have one."""
     made = [forward(tag, block) for tag, block in (blocks | decode).items()]
     return [*made, *(backward(tag, block) for tag, block in blocks.items())]

@@ -1,4 +1,4 @@
-"""Cases of normalisation, forward and backward: a function per family makes one from its sizes."""
+"""Cases of normalization, forward and backward; one function per family creates a case from its sizes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from weft.bench.case import Case, Tensors
 from weft.bench.shapes import NHWC, Operand
 
 EPSILON, MOMENTUM = 1e-5, 0.1
-# Operations per element: each addition, multiplication and function of the definition counts one.
+# Operations per element: each addition, multiplication and function in the definition counts as one.
 _NORM_FLOPS = {("layernorm", False): 7, ("layernorm", True): 13, ("rmsnorm", False): 4, ("rmsnorm", True): 9}
 
 
 def row_norm(kind: str, dtype: str, rows: int, columns: int, is_backward: bool) -> Case:
-    """Layer and RMS normalisation of rows."""
+    """Layer norm and RMS norm of rows."""
     is_centred = kind == "layernorm"
     whole, parameter = Operand((rows, columns, 1, 1), dtype), Operand((1, columns, 1, 1), dtype)
     statistics = {"mean": Operand((rows, 1, 1, 1), "f32"), "inv": Operand((rows, 1, 1, 1), "f32")}
@@ -56,10 +56,10 @@ def _row_norm_of_torch(kind: str, is_backward: bool, torch: Any, m: Tensors) -> 
     dy = m["dy"].flatten(1)
     if kind == "layernorm":
         wanted = [True, True, True]
-        kept = x.dtype if x.device.type == "cpu" else torch.float32  # torch's own statistics are of this type
+        kept = x.dtype if x.device.type == "cpu" else torch.float32  # the type of torch's own statistics
         mean, inv = (m[name].flatten(1).to(kept) for name in ("mean", "inv"))
         return aten.native_layer_norm_backward(dy, x, shape, mean, inv, scale, scale, wanted)
-    weighted = dy * scale * m["inv"].flatten(1)  # no operation of torch's takes the statistics
+    weighted = dy * scale * m["inv"].flatten(1)  # no torch operation accepts the statistics
     xhat = x * m["inv"].flatten(1)
     return weighted - xhat * (weighted * xhat).mean(1, keepdim=True), (dy * xhat).sum(0)
 
@@ -92,7 +92,7 @@ def _build_backward(kind: str, _: Any, g: Any, t: Tensors) -> Tensors:
 def batch_norm(
     dtype: str, n: int, channels: int, size: int, is_backward: bool, is_last: bool = True
 ) -> Case:
-    """Batch normalisation of images in training; is_last: they lie channels-last."""
+    """Batch normalization of images in training; is_last: channels last."""
     whole = Operand((n, channels, size, size), dtype, NHWC if is_last else ())
     each = Operand((1, channels, 1, 1), "f32")
     layout = "" if is_last else "nchw_"
@@ -149,7 +149,7 @@ def _judge_batch_norm(xp: Any, t: dict[str, Any]) -> dict[str, Any]:
 
 
 def planar_norm(kind: str, dtype: str, n: int, channels: int, size: int) -> Case:
-    """Batch and instance normalisation, forward, of images whose channels are planes."""
+    """Batch and instance normalization, forward, of images in NCHW."""
     whole, each = Operand((n, channels, size, size), dtype), Operand((1, channels, 1, 1), "f32")
     is_batch = kind == "batchnorm"
     statistic = Operand((1 if is_batch else n, channels, 1, 1), "f32")
@@ -182,7 +182,7 @@ def planar_norm(kind: str, dtype: str, n: int, channels: int, size: int) -> Case
 def group_norm(
     dtype: str, n: int, channels: int, size: int, groups: int, is_backward: bool, is_last: bool
 ) -> Case:
-    """Normalisation of groups of channels; is_last: images lie channels-last."""
+    """Group normalization; is_last: channels last."""
     whole = Operand((n, channels, size, size), dtype, NHWC if is_last else ())
     each, statistic = Operand((1, channels, 1, 1), "f32"), Operand((n, groups, 1, 1), "f32")
     layout = "nhwc" if is_last else "nchw"
@@ -216,7 +216,7 @@ def _build_groups(groups: int, is_backward: bool, lib: Any, g: Any, t: Tensors) 
 
 
 def _in_groups(t: dict[str, Any], groups: int) -> dict[str, Any]:
-    """Channels as groups and channels of a group."""
+    """Splits channels into groups and channels per group."""
     shaped = {}
     for name, each in t.items():
         inner = each.shape[1] // groups

@@ -1,7 +1,7 @@
-"""What the cases of the benchmark must give, by definition, in double precision.
+"""Expected results of the benchmark's cases, computed by definition in double precision.
 
-Each function takes NumPy or torch as `xp` and writes only what both spell alike; `t` holds the inputs by name
-as float64. None of them knows Weft.
+Each function receives NumPy or torch as `xp` and uses only what both have in common; `t` contains the inputs
+by name as float64. None of them depends on Weft.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def relu(v: Any) -> Any:
 
 
 def gelu(xp: Any, v: Any) -> Any:
-    """GELU by its hyperbolic tangent."""
+    """GELU with the tanh approximation."""
     return 0.5 * v * (1 + xp.tanh(math.sqrt(2 / math.pi) * (v + 0.044715 * v * v * v)))
 
 
@@ -39,26 +39,26 @@ def matmul(xp: Any, t: Arrays, activation: str) -> Arrays:
 
 
 def experts(xp: Any, t: Arrays, firsts: list[int]) -> Arrays:
-    """The rows of each expert, from its first to that of the next, times its weight."""
+    """The rows of each expert, which end at the first row of the next, times its weight."""
     token = t["token"][0]
     groups = zip(firsts, [*firsts[1:], len(token)], t["w"], strict=True)
     return {"y": xp.concatenate([token[first:until] @ w for first, until, w in groups])[None]}
 
 
 def experts_wgrad(xp: Any, t: Arrays, firsts: list[int]) -> Arrays:
-    """By each weight: the tokens of its expert times the gradient of what they became."""
+    """The gradient of each weight: the tokens of its expert times the gradient of their results."""
     token, dy = t["token"][0], t["dy"][0]
     groups = zip(firsts, [*firsts[1:], len(token)], strict=True)
     return {"dw": xp.stack([token[first:until].T @ dy[first:until] for first, until in groups])}
 
 
 def scaled_matmul(_: Any, t: Arrays) -> Arrays:
-    """C = a b A B of two numbers and two matrices."""
+    """C = a b A B for two numbers and two matrices."""
     return {"C": t["A"] @ t["B"] * (t["A_scale"] * t["B_scale"])}
 
 
 def block_scaled_matmul(xp: Any, t: Arrays, block: int) -> Arrays:
-    """C = A B, whose elements share scales: of A those of a row's block, of B those of a square."""
+    """C = A B with block scales: of A for blocks of a row, of B for squares."""
 
     def spread(scale: Any, rows: int, columns: int) -> Any:
         _, i, j = scale.shape
@@ -71,8 +71,8 @@ def block_scaled_matmul(xp: Any, t: Arrays, block: int) -> Arrays:
 
 
 def weight_only_matmul(xp: Any, t: Arrays, block: int) -> Arrays:
-    """C = A W, of whole numbers that share a scale along the depth. Those of 4 bits are two neighbours of the
-    depth in a byte."""
+    """C = A W for integers W that share scales along the depth. Two 4-bit integers, consecutive along the
+    depth, share a byte."""
     a, w, scale = t["A"], t["W"], t["W_scale"]
     if w.ndim == 1:
         pairs = w.reshape(scale.shape[-1], -1)
@@ -83,14 +83,14 @@ def weight_only_matmul(xp: Any, t: Arrays, block: int) -> Arrays:
     return {"C": a @ (w * spread.reshape(1, blocks * block, n))}
 
 
-# ---- Windows: what each of their positions, a tap, meets ---------------------------------------------------
+# ---- Windows: the elements under each position, a tap ------------------------------------------------------
 
 
 _ALL = slice(None)
 
 
 def _windows(padded: Any, w: Window) -> Iterator[tuple[tuple[int, ...], Any]]:
-    """Each tap with the view [N,P,Q,C] of the padded images [N,H,W,C] that it meets; of volumes likewise."""
+    """For each tap, the view [N,P,Q,C] of the padded images [N,H,W,C] that it reads; for volumes likewise."""
     for tap in itertools.product(range(w.window), repeat=len(w.image)):
         first = [place * w.dilation for place in tap]
         ends = [(count - 1) * w.stride + 1 for count in w.result]
@@ -99,13 +99,13 @@ def _windows(padded: Any, w: Window) -> Iterator[tuple[tuple[int, ...], Any]]:
 
 
 def _within_edge(padded: Any, w: Window) -> Any:
-    """The images of what _padded makes."""
+    """The images inside the result of _padded."""
     inside = _ALL, *(slice(w.padding, w.padding + extent) for extent in w.image)
     return padded[inside]
 
 
 def _padded(xp: Any, w: Window, x: Any = None, edge: float = 0.0) -> Any:
-    """Images [N,C,H,W] as [N,H,W,C] within an edge; nothing but edge without images."""
+    """Images [N,C,H,W] as [N,H,W,C] with padding; only padding if there are no images."""
     sides = [extent + 2 * w.padding for extent in w.image]
     made = xp.full((w.n, *sides, w.channels), edge, dtype=xp.float64)
     if x is not None:
@@ -113,7 +113,7 @@ def _padded(xp: Any, w: Window, x: Any = None, edge: float = 0.0) -> Any:
     return made
 
 
-# ---- Convolution: one product per tap ----------------------------------------------------------------------
+# ---- Convolution: one matmul per tap -----------------------------------------------------------------------
 
 
 def _by_group(xp: Any, values: Any, groups: int) -> Any:
@@ -128,7 +128,7 @@ def _filters(c: Convolution, w: Any, tap: tuple[int, ...]) -> Any:
 
 
 def conv_fprop(xp: Any, t: Arrays, c: Convolution) -> Arrays:
-    """y = relu(conv(x, w) + bias); bias and relu where there is a bias."""
+    """y = relu(conv(x, w) + bias); bias and relu only if there is a bias."""
     y = xp.zeros((c.groups, c.n * math.prod(c.result), c.filters // c.groups), dtype=xp.float64)
     for tap, window in _windows(_padded(xp, c, t["x"]), c):
         y += _by_group(xp, window, c.groups) @ xp.swapaxes(_filters(c, t["w"], tap), 1, 2)
@@ -137,7 +137,7 @@ def conv_fprop(xp: Any, t: Arrays, c: Convolution) -> Arrays:
 
 
 def conv_dgrad(xp: Any, t: Arrays, c: Convolution) -> Arrays:
-    """dx: every tap sends dy back to where it read."""
+    """dx: every tap adds dy to the elements that it read."""
     dy = _by_group(xp, xp.moveaxis(t["dy"], 1, -1), c.groups)
     padded = _padded(xp, c)
     for tap, window in _windows(padded, c):
@@ -147,7 +147,7 @@ def conv_dgrad(xp: Any, t: Arrays, c: Convolution) -> Arrays:
 
 
 def conv_wgrad(xp: Any, t: Arrays, c: Convolution) -> Arrays:
-    """dw: every tap sums dy times what it read."""
+    """dw: every tap sums the products of dy and the elements that it read."""
     dy = xp.swapaxes(_by_group(xp, xp.moveaxis(t["dy"], 1, -1), c.groups), 1, 2)
     dw = xp.zeros(c.w, dtype=xp.float64)
     for tap, window in _windows(_padded(xp, c, t["x"]), c):
@@ -157,7 +157,8 @@ def conv_wgrad(xp: Any, t: Arrays, c: Convolution) -> Arrays:
 
 
 def _causal_windows(xp: Any, x: Any, taps: int) -> list[Any]:
-    """What each tap of a causal filter meets of sequences [B,D,L]: the last one x itself."""
+    """The elements of sequences [B,D,L] that each tap of a causal filter reads; the last tap reads x
+    itself."""
     batch, channels, steps = x.shape
     padded = xp.zeros((batch, channels, taps - 1 + steps), dtype=xp.float64)
     padded[:, :, taps - 1 :] = x
@@ -171,13 +172,13 @@ def _causal_sums(xp: Any, t: Arrays) -> Any:
 
 
 def causal_conv(xp: Any, t: Arrays) -> Arrays:
-    """y = silu(s), s = bias + a filter per channel over this step and those before."""
+    """y = silu(s), where s = bias + a filter per channel over the current step and earlier ones."""
     s = _causal_sums(xp, t)
     return {"y": s / (1 + xp.exp(-s))}
 
 
 def causal_conv_backward(xp: Any, t: Arrays) -> Arrays:
-    """Gradients of x, the filters and the bias. What dx gathers is as causal as y, from the last step on."""
+    """Gradients of x, the filters and the bias. dx is a causal convolution in reverse order."""
     s, taps = _causal_sums(xp, t), t["w"].shape[1]
     logistic = 1 / (1 + xp.exp(-s))
     ds = t["dy"] * (logistic + s * logistic * (1 - logistic))
@@ -191,7 +192,7 @@ def causal_conv_backward(xp: Any, t: Arrays) -> Arrays:
 
 
 def statistics(xp: Any, x: Any, axes: tuple[int, ...], is_centred: bool, epsilon: float) -> Arrays:
-    """Mean and 1 / standard deviation; of the root mean square where it is not centred."""
+    """Mean and 1 / standard deviation, or 1 / root mean square if it is not centred."""
     mean = x.mean(axis=axes, keepdims=True) if is_centred else 0.0
     deviation = x - mean
     variance = (deviation * deviation).mean(axis=axes, keepdims=True)
@@ -206,8 +207,8 @@ def norm_forward(xp: Any, t: Arrays, axes: tuple[int, ...], is_centred: bool, ep
 
 
 def norm_backward(xp: Any, t: Arrays, axes: tuple[int, ...], parameter_axes: tuple[int, ...]) -> Arrays:
-    """Gradients of x, scale and bias. axes: those that one mean spans; parameter_axes: those that one
-    parameter serves. It is centred where there is a mean."""
+    """Gradients of x, scale and bias. axes: those over which one mean is computed; parameter_axes: those over
+    which one parameter is shared. It is centred if there is a mean."""
     x_hat = (t["x"] - t["mean"] if "mean" in t else t["x"]) * t["inv"]
     g = t["dy"] * t["scale"]
     projected = g - x_hat * (g * x_hat).mean(axis=axes, keepdims=True)
@@ -220,7 +221,7 @@ def norm_backward(xp: Any, t: Arrays, axes: tuple[int, ...], parameter_axes: tup
 
 
 def running(t: Arrays, found: Arrays, momentum: float, epsilon: float) -> Arrays:
-    """What batch normalisation remembers: variances as of a sample, with n - 1."""
+    """The running statistics of batch normalization; variances are sample variances, with n - 1."""
     count = t["x"].shape[0] * t["x"].shape[2] * t["x"].shape[3]
     variance = (1 / found["inv"] ** 2 - epsilon) * count / (count - 1)
     return {
@@ -233,17 +234,18 @@ def running(t: Arrays, found: Arrays, momentum: float, epsilon: float) -> Arrays
 
 
 SOFTCAP = 16.0
-QUERIES_AT_ONCE = 4096  # whose scores are kept: those of 32k queries would take 8 GB in float64
+# queries whose scores are in memory together: those of 32k queries would need 8 GB in float64
+QUERIES_AT_ONCE = 4096
 
 
 def _parts(a: Attention) -> list[slice]:
-    """Queries of a head, so many at a time."""
+    """The queries of a head in slices of QUERIES_AT_ONCE."""
     return [slice(first, first + QUERIES_AT_ONCE) for first in range(0, a.queries, QUERIES_AT_ONCE)]
 
 
 def modified_scores(xp: Any, kind: str, t: Arrays, a: Attention, scores: Any, head: int, first: int) -> Any:
-    """Scores of queries of one head, the first of which is told: capped, with a bias, in the tiles of a block
-    mask, or with ALiBi's slope, of heads that are a power of two."""
+    """Scores of queries of one head, starting at `first`: with soft cap, bias, block mask, or ALiBi slope,
+    for a number of heads that is a power of two."""
     if kind == "softcap":
         return SOFTCAP * xp.tanh(scores / SOFTCAP)
     if kind == "bias":
@@ -259,7 +261,7 @@ def modified_scores(xp: Any, kind: str, t: Arrays, a: Attention, scores: Any, he
 def _probabilities(
     xp: Any, q: Any, k: Any, a: Attention, first: int, modify: Callable[..., Any] | None = None
 ) -> tuple[Any, Any]:
-    """softmax(q k^T scale) of queries of one head, and the logarithm of its denominators."""
+    """softmax(q k^T scale) for queries of one head, and the logarithm of its denominators."""
     scores = (q @ xp.swapaxes(k, 0, 1)) * a.scale
     scores = modify(scores=scores) if modify else scores
     if a.is_causal:
@@ -275,7 +277,8 @@ def _probabilities(
 
 
 def _kept(t: Arrays, batch: int, part: slice) -> Any:
-    """What queries' weights are multiplied by: a mask of dropout, for all heads, and its growth."""
+    """The factor of the queries' weights: a dropout mask shared by all heads, divided by the keep
+    probability."""
     return t["mask"][batch, 0, part] * t["growth"][0, 0] if "mask" in t else 1.0
 
 
@@ -294,14 +297,14 @@ def sdpa_forward(xp: Any, t: Arrays, a: Attention, kind: str = "") -> Arrays:
 
 
 def sdpa_fp8(xp: Any, t: Arrays, a: Attention) -> Arrays:
-    """The same with scales, and the largest result before its own."""
+    """sdpa_forward with scales, and the largest result before its own scale."""
     true = {name: t[name] * t[f"descale_{name}"] for name in "qkv"}
     o = sdpa_forward(xp, true, a)["o"] * (t["scale_s"] * t["descale_s"])
     return {"o": o * t["scale_o"], "amax_o": xp.amax(xp.abs(o))}
 
 
 def sdpa_backward(xp: Any, t: Arrays, a: Attention, kind: str = "") -> Arrays:
-    """Gradients of q, k and v; heads of keys sum over the query heads that they serve."""
+    """Gradients of q, k and v; those of key heads are summed over the query heads that share them."""
     found = {f"d{name.upper()}": xp.zeros(tuple(t[name].shape), dtype=xp.float64) for name in "qkv"}
     for b, h, part in itertools.product(range(a.batch), range(a.heads), _parts(a)):
         at = b, h * a.key_heads // a.heads
@@ -330,14 +333,15 @@ def softmax(xp: Any, x: Any) -> Any:
 
 
 def pool(xp: Any, x: Any, p: Pool) -> Any:
-    """The largest or the mean of each window; padding is never the largest, and counts as 0 in the mean."""
+    """The largest element or the mean of each window; padding is never the largest, and counts as 0 in the
+    mean."""
     taps = [window for _, window in _windows(_padded(xp, p, x, -math.inf if p.is_max else 0.0), p)]
     combined = reduce(xp.maximum if p.is_max else operator.add, taps)
     return xp.moveaxis(combined if p.is_max else combined / len(taps), -1, 1)
 
 
 def indices(xp: Any, x: Any, p: Pool) -> Any:
-    """The first of the largest elements of each window, as its number in the window, [N,P,Q,C]."""
+    """The index of the first of the largest elements of each window, [N,P,Q,C]."""
     most, found = -math.inf, 0.0
     for number, (_, window) in enumerate(_windows(_padded(xp, p, x, -math.inf), p)):
         is_more = window > most
@@ -347,13 +351,13 @@ def indices(xp: Any, x: Any, p: Pool) -> Any:
 
 
 def some_indices(xp: Any, t: Arrays, p: Pool) -> Arrays:
-    """Indices that a forward pass could give."""
+    """Possible indices of a forward pass."""
     x = xp.sin(xp.arange(math.prod(p.x), dtype=xp.float64) * 12.9898).reshape(p.x)
     return {"index": xp.moveaxis(indices(xp, x, p), -1, 1)}
 
 
 def pool_backward(xp: Any, t: Arrays, p: Pool) -> Arrays:
-    """dx: what dy gives back to the elements of its window."""
+    """dx: dy distributed to the elements of its window."""
     dy, padded = xp.moveaxis(t["dy"], 1, -1), _padded(xp, p)
     chosen = xp.moveaxis(t["index"], 1, -1) if "index" in t else indices(xp, t["x"], p) if p.is_max else None
     for number, (_, window) in enumerate(_windows(padded, p)):
@@ -362,8 +366,8 @@ def pool_backward(xp: Any, t: Arrays, p: Pool) -> Arrays:
 
 
 def _doubling(xp: Any, extent: int, is_linear: bool) -> Any:
-    """Weights of the elements of x, [2 extent, extent]: of the nearest, or of the two around, the ends
-    held."""
+    """Weights of the elements of x, [2 extent, extent]: of the nearest, or of the two adjacent ones, clamped
+    at the ends."""
     shift = 0.5 if is_linear else 0.0
     places = (xp.arange(2 * extent, dtype=xp.float64) + shift) / 2 - shift
     first = xp.floor(places)
@@ -375,7 +379,7 @@ def _doubling(xp: Any, extent: int, is_linear: bool) -> Any:
 
 
 def resize(xp: Any, t: Arrays, dims: tuple[int, ...], is_linear: bool) -> Arrays:
-    """Images of twice the height and width, or the gradient of them."""
+    """Images upscaled by two, or the gradient."""
     rows, columns = (_doubling(xp, extent, is_linear) for extent in dims[2:])
     if "dy" in t:
         return {"dx": rows.T @ t["dy"] @ columns}

@@ -1,4 +1,4 @@
-"""How well planning predicts: what a plan is predicted to take, beside what was measured of it."""
+"""Compares the predicted times of plans with measured ones."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ from weft.devices import DeviceProperties
 from weft.errors import UnavailableError
 
 COLUMNS = ("case", "predicted_us", "measured_us", "ratio", "families", "device", "date")
-TABLES_ARCH = "sm_90"  # of the tables of this repository
-FACTOR = 1.3  # a prediction is good within it
+TABLES_ARCH = "sm_90"  # the architecture of this repository's tables
+FACTOR = 1.3  # a prediction within this factor is good
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """A case's two times; seconds."""
+    """A case's two times, in seconds."""
 
     case: str
     predicted: float
     measured: float
     families: tuple[str, ...]
-    """Who serves its steps."""
+    """The families of its steps."""
     device: str = ""
     date: str = ""
 
     @property
     def ratio(self) -> float:
-        """Above 1, planning promises too little speed."""
+        """Above 1, the prediction is pessimistic."""
         return self.predicted / self.measured
 
     @property
     def is_good(self) -> bool:
-        """Whether both times lie within the factor."""
+        """True if the times differ by at most the factor."""
         return 1 / FACTOR <= self.ratio <= FACTOR
 
 
 def predict(case: Case, row: Row, device: DeviceProperties) -> Prediction:
-    """Plans a case that was measured; compiles nothing."""
+    """Plans a measured case; compiles nothing."""
     assert row.weft is not None
     graph, _ = graph_of(case, weft, device=device)
     graph.validate()
@@ -55,7 +55,7 @@ def predict(case: Case, row: Row, device: DeviceProperties) -> Prediction:
 
 
 def committed_tables() -> list[Path]:
-    """The tables of this repository that have a time of Weft's per case."""
+    """The tables of this repository with one Weft time per case."""
     folder = Path(weft.__file__).parents[2] / "tools" / "bench" / "results"
     found = [path for path in sorted(folder.glob("h200-*.csv")) if _has_times(path)]
     if not found:
@@ -72,21 +72,21 @@ def _has_times(path: Path) -> bool:
 
 
 def rows_of(paths: Iterable[Path]) -> dict[str, Row]:
-    """What tables say of Weft, by case; of two tables the later one counts."""
+    """Weft's rows in the tables, by case; later tables take precedence."""
     return {row.case: row for path in paths for row in read_csv(path) if row.weft is not None}
 
 
-# ---- Telling -----------------------------------------------------------------------------------------------
+# ---- Output ------------------------------------------------------------------------------------------------
 
 
 def header(names: Iterable[str]) -> str:
-    """Above the lines."""
+    """The header of the table."""
     width = max(map(len, names))
     return f"{'case':{width}}  {'predicted µs':>12}  {'measured µs':>11}  ratio  families"
 
 
 def line(prediction: Prediction, names: Iterable[str]) -> str:
-    """A case; what is not within the factor is marked."""
+    """A case; a prediction outside the factor is marked."""
     width = max(map(len, names))
     times = f"{prediction.predicted * 1e6:12.2f}  {prediction.measured * 1e6:11.2f}"
     ratio = f"{prediction.ratio:5.2f}{' ' if prediction.is_good else '*'}"
@@ -94,7 +94,7 @@ def line(prediction: Prediction, names: Iterable[str]) -> str:
 
 
 def summary(predictions: Sequence[Prediction]) -> list[str]:
-    """How many are within the factor, and how far the others are."""
+    """The number of predictions within the factor, and the deviation of the others."""
     if not predictions:
         return []
     good = sum(prediction.is_good for prediction in predictions)

@@ -1,7 +1,6 @@
-"""Cases whose work is in products: matmul, convolution, attention. A function per family makes a case from
-its sizes. Graphs are written in the methods that cuDNN's frontend offers too: another module can stand beside
-Weft.
-"""
+"""Cases dominated by matrix products: matmul, convolution, attention. One function per family creates a case
+from its sizes. Graphs use only methods that cuDNN's frontend also has, so that another module can be compared
+with Weft."""
 
 from __future__ import annotations
 
@@ -14,17 +13,18 @@ from weft.bench import oracle
 from weft.bench.case import Case, Tensors
 from weft.bench.shapes import BSHD, NHWC, Attention, Convolution, Operand
 
-# The type of tensors by the arithmetic of the products: tf32 is how GPUs multiply f32.
+# The tensors' type by the arithmetic; with tf32, GPUs multiply f32 tensors.
 TENSORS = {"bf16": "bf16", "f16": "f16", "tf32": "f32", "f32": "f32", "fp8": "e4m3", "int8": "i8"}
 RESULTS = TENSORS | {"fp8": "bf16", "int8": "i32"}
-_BLOCK = 128  # what a scale of a weight spans each way, and of a token along its features
+_BLOCK = 128  # elements per scale: of a weight in both directions, of a token along its features
 
 
 # ---- Matmul ------------------------------------------------------------------------------------------------
 
 
 def _spread(arithmetic: str, depth: int) -> float:
-    """The standard deviation of a weight's values: what keeps sums near 1, or fills the range of few bits."""
+    """The standard deviation of a weight's values: it keeps sums near 1, or uses the whole range of narrow
+    types."""
     return {"fp8": 1.0, "int8": 30.0}.get(arithmetic, 1 / math.sqrt(depth))
 
 
@@ -33,7 +33,7 @@ def _options(module: Any, arithmetic: str) -> dict[str, Any]:
 
 
 def matmul(tag: str, arithmetic: str, m: int, n: int, k: int, activation: str = "") -> Case:
-    """B lies K-major, as the weight of a linear layer does."""
+    """B is K-major, like the weight of a linear layer."""
     dtype = TENSORS[arithmetic]
     inputs = {
         "A": Operand((1, m, k), dtype, scale=30.0 if arithmetic == "int8" else 1.0),
@@ -57,7 +57,7 @@ def matmul(tag: str, arithmetic: str, m: int, n: int, k: int, activation: str = 
 
 
 def matmul_of_torch(activation: str, torch: Any, t: Tensors) -> object:
-    """What torch runs for the same."""
+    """torch's program for the same."""
     a, b = t["A"][0], t["B"][0]
     if a.dtype == torch.int8:
         return torch._int_mm(a, b)
@@ -68,7 +68,7 @@ def matmul_of_torch(activation: str, torch: Any, t: Tensors) -> object:
 
 
 def scaled_matmul(tag: str, m: int, n: int, k: int) -> Case:
-    """FP8 with a scale of each factor, which multiplies the product."""
+    """FP8 with a scale for each operand, which multiplies the result."""
     inputs = {
         "A": Operand((1, m, k), "e4m3"),
         "B": Operand((1, k, n), "e4m3", order=(0, 2, 1)),
@@ -89,7 +89,7 @@ def scaled_matmul(tag: str, m: int, n: int, k: int) -> Case:
 
 
 def block_scaled_matmul(tag: str, m: int, n: int, k: int) -> Case:
-    """FP8 with a scale for every 128 features of a token, and one for every 128 x 128 of a weight."""
+    """FP8 with a scale for every 128 features of a token, and one for every 128 x 128 block of a weight."""
     depth, columns = -(-k // _BLOCK), -(-n // _BLOCK)
     inputs = {
         "A": Operand((1, m, k), "e4m3"),
@@ -114,7 +114,7 @@ def block_scaled_matmul(tag: str, m: int, n: int, k: int) -> Case:
 
 
 def weight_only_matmul(dtype: str, m: int, n: int, k: int) -> Case:
-    """Tokens times weights of few bits, which share a scale for every 128 features of one output."""
+    """Tokens times low-bit weights, which share a scale for every 128 features of one output."""
     inputs = {
         "A": Operand((1, m, k)),
         "W": Operand((1, k, n), dtype, order=(0, 2, 1), scale=30.0),
@@ -131,8 +131,8 @@ def weight_only_matmul(dtype: str, m: int, n: int, k: int) -> Case:
 
 
 def experts(kind: str, tag: str, arithmetic: str, experts: int, rows: int, depth: int, columns: int) -> Case:
-    """The product of a mixture of experts, each with about as many rows as its neighbours ("fprop"), or its
-    gradient by the weights ("wgrad"). Weights lie K-major."""
+    """The grouped matmul of a mixture of experts with similar numbers of rows ("fprop"), or its gradient with
+    respect to the weights ("wgrad"). Weights are K-major."""
     dtype = TENSORS[arithmetic]
     token, made = Operand((1, rows, depth), dtype), Operand((1, rows, columns), dtype)
     weight = Operand((experts, depth, columns), dtype, order=(0, 2, 1), scale=1 / math.sqrt(depth))
@@ -181,7 +181,7 @@ def conv(
     has_bias: bool = False,
     order: tuple[int, ...] = NHWC,
 ) -> Case:
-    """Convolution ("fprop"), alone or with bias and relu; its gradients by x ("dgrad") and w ("wgrad")."""
+    """Convolution ("fprop"), plain or with bias and relu; its gradients of x ("dgrad") and w ("wgrad")."""
     dtype = TENSORS[arithmetic]
     x = Operand(c.x, dtype, order, scale=30.0 if arithmetic == "int8" else 1.0)
     y = Operand(c.y, RESULTS[arithmetic], order)
@@ -211,7 +211,7 @@ def conv(
 
 
 def conv_of_torch(kind: str, c: Convolution, torch: Any, m: Tensors) -> object:
-    """What torch runs for the same. Of a gradient's own operand it takes the dims and the layout alone."""
+    """torch's program for the same. For the operand of a gradient it uses only the dims and the layout."""
     steps = ([c.stride] * 2, [c.padding] * 2, [c.dilation] * 2, False, [0, 0], c.groups)
     if kind == "fprop":
         return torch.ops.aten.convolution(m["x"], m["w"], None, *steps)
@@ -227,8 +227,8 @@ def causal_conv(
     is_backward: bool,
     order: tuple[int, ...] = (),
 ) -> Case:
-    """A causal convolution of sequences with its bias and SiLU, or the gradients of all. sizes: of the batch,
-    channels, steps and taps."""
+    """A causal convolution of sequences with bias and SiLU, or all its gradients. sizes: batch, channels,
+    steps and taps."""
     batch, channels, steps, taps = sizes
     dtype = TENSORS[arithmetic]
     x = Operand((batch, channels, steps), dtype, order)
@@ -254,7 +254,7 @@ def causal_conv(
 
 
 def causal_conv_of_torch(is_backward: bool, torch: Any, m: Tensors) -> object:
-    """What torch runs for the same."""
+    """torch's program for the same."""
     x, w, bias = m["x"], m["w"][:, None], m["bias"]
     steps, edge, channels = x.shape[2], w.shape[2] - 1, x.shape[1]
     s = torch.nn.functional.conv1d(x, w, bias, padding=edge, groups=channels)[..., :steps]
@@ -299,12 +299,12 @@ def sdpa(tag: str, arithmetic: str, a: Attention, is_backward: bool = False) -> 
 
 
 def sdpa_of_torch(a: Attention, is_backward: bool, torch: Any, m: Tensors) -> object:
-    """What torch runs for the same on a CPU."""
+    """torch's program for the same on a CPU."""
     if not is_backward:
         grouped = a.heads != a.key_heads
         attend = torch.nn.functional.scaled_dot_product_attention
         return attend(m["q"], m["k"], m["v"], is_causal=a.is_causal, scale=a.scale, enable_gqa=grouped)
-    # Its statistics lie with the heads of a position beside each other.
+    # torch stores the statistics with the heads of a position adjacent.
     stats = m["stats"][..., 0].transpose(1, 2).contiguous().transpose(1, 2)
     return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
         m["dO"], m["q"], m["k"], m["v"], m["o"], stats, 0.0, a.is_causal, scale=a.scale
@@ -312,7 +312,7 @@ def sdpa_of_torch(a: Attention, is_backward: bool, torch: Any, m: Tensors) -> ob
 
 
 def sdpa_modified(tag: str, arithmetic: str, a: Attention, kind: str, is_backward: bool = False) -> Case:
-    """Attention with a "bias", a "softcap" or "alibi" on its scores; bare: without."""
+    """Attention with a "bias", a "softcap" or "alibi" on its scores. Bare: without."""
     plain = sdpa(tag, arithmetic, a, is_backward)
     inputs = dict(plain.inputs)
     options: dict[str, Any] = {"attn_scale": a.scale} | ({"use_causal_mask": True} if a.is_causal else {})
@@ -348,8 +348,8 @@ _SCALAR = (1, 1, 1, 1)
 
 
 def sdpa_fp8(tag: str, arithmetic: str, a: Attention) -> Case:
-    """Attention with scales that fill the range of weights and results of FP8, and the largest numbers,
-    forward without statistics. Either rounding is off by 2 or 3 %, with 3 bits of fraction."""
+    """Attention with scales that use the whole FP8 range of weights and results, and the largest magnitudes;
+    forward without statistics. Each rounding to 3 fraction bits has an error of 2 or 3 %."""
     dtype = TENSORS[arithmetic]
     inputs = {name: Operand(a.dims(name), dtype, BSHD) for name in "qkv"}
     inputs |= {name: Operand(_SCALAR, "f32") for name in _SCALES}

@@ -1,4 +1,4 @@
-"""Results of the benchmark: rows, the roof that they stand under, tables as CSV and as text."""
+"""Results of the benchmark: rows, their roofline, and tables as CSV and as text."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ COLUMNS = ("case", "weft_us", "peer_us", "ratio", "error", "device", "date")
 
 @dataclass(frozen=True)
 class Row:
-    """What was measured of a case or a ceiling; None where there is no figure."""
+    """The measurement of a case or a ceiling; None if a number is missing."""
 
     case: str
     weft: float | None = None
-    """Seconds, as are the peer's."""
+    """In seconds, like the peer's."""
     peer: float | None = None
     error: float | None = None
-    """‖weft − exact‖ / ‖exact‖, of the worst output."""
+    """‖weft − exact‖ / ‖exact‖ of the worst output."""
     device: str = ""
-    """And the peer that ran the case."""
+    """The device, and the peer that ran the case."""
     date: str = ""
     notes: tuple[str, ...] = ()
-    """Why a figure is missing."""
+    """Why a number is missing."""
 
     @property
     def ratio(self) -> float | None:
-        """The peer's time in units of Weft's: above 1, Weft is faster."""
+        """The peer's time relative to Weft's: above 1, Weft is faster."""
         return self.peer / self.weft if self.peer and self.weft else None
 
 
@@ -42,17 +42,18 @@ class Row:
 
 @dataclass(frozen=True)
 class Ceiling:
-    """What no case passes: the rate of a large copy, or of a large product by the peer's own library."""
+    """An upper bound for all cases: the rate of a large copy, or of a large matmul by the peer's own
+    library."""
 
     name: str
     size: int
     """Bytes to copy, or rows and columns of square matrices."""
     arithmetic: str = ""
-    """Of the product; empty for the copy."""
+    """The matmul's type; empty for the copy."""
 
     @property
     def work(self) -> float:
-        """Of one run: bytes read and written, or operations."""
+        """Per run: bytes read and written, or operations."""
         return 2.0 * self.size**3 if self.arithmetic else 2.0 * self.size
 
 
@@ -66,9 +67,9 @@ GPU_CEILINGS: tuple[Ceiling, ...] = (
     Ceiling("ceiling/tf32_8192", 8192, "tf32"),
 )
 TWICE = {"fp8": "bf16", "int8": "bf16"}
-"""On tensor cores operands of 8 bits are multiplied twice as fast as those of 16."""
+"""Tensor cores multiply 8-bit operands twice as fast as 16-bit ones."""
 IN_FLOAT = ("bf16", "fp8")
-"""What is multiplied as floats where no ceiling of its own is measured: on a CPU."""
+"""Arithmetic that is done in float if it has no measured ceiling: on a CPU."""
 CEILINGS = {ceiling.name: ceiling for ceiling in CPU_CEILINGS + GPU_CEILINGS}
 
 
@@ -77,21 +78,21 @@ class Roof:
     """The rates that bound every case."""
 
     bandwidth: float
-    """Bytes per second; infinite where nothing tells."""
+    """Bytes per second; infinite if unknown."""
     peaks: Mapping[str, float]
-    """Operations per second by arithmetic; those that nothing tells are missing."""
+    """Operations per second by arithmetic; unknown ones are missing."""
     is_measured: bool
-    """Whether they are ceilings that were measured, not the highest rates of the table."""
+    """True for measured ceilings, False for the highest rates in the table."""
 
     def seconds(self, case: Case) -> float:
-        """The least time that a case could take."""
+        """The minimum time of a case."""
         peak = self.peaks.get(case.arithmetic, math.inf)
         return max(case.flops / peak, case.bytes / self.bandwidth)
 
 
 def roof_of(rows: Sequence[Row], cases: Mapping[str, Case]) -> Roof:
-    """From the ceilings among the rows; where there are none, the highest rates that any row reached."""
-    rates: dict[str, float] = {}  # by arithmetic; bytes per second by ""
+    """The roof from the ceilings among the rows; without them, the highest rates of any row."""
+    rates: dict[str, float] = {}  # by arithmetic; bytes per second under ""
     is_measured = any(row.case in CEILINGS for row in rows)
     for row in rows:
         for arithmetic, work in _bounds(row, cases, is_measured):
@@ -106,7 +107,7 @@ def roof_of(rows: Sequence[Row], cases: Mapping[str, Case]) -> Roof:
 
 
 def _bounds(row: Row, cases: Mapping[str, Case], is_measured: bool) -> list[tuple[str, float]]:
-    """The rates that a row tells of, and its work."""
+    """The rates that a row demonstrates, with its work."""
     if not (row.weft or row.peer) or is_measured is not (row.case in CEILINGS):
         return []
     if is_measured:
@@ -126,7 +127,7 @@ def _microseconds(seconds: float | None) -> str:
 
 
 def write_csv(path: Path, rows: Iterable[Row]) -> None:
-    """Writes a table: times in µs, nothing where there is no figure."""
+    """Writes a table: times in µs, empty if a number is missing."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(COLUMNS)
@@ -138,7 +139,7 @@ def write_csv(path: Path, rows: Iterable[Row]) -> None:
 
 
 def read_csv(path: Path) -> list[Row]:
-    """Reads a table; further columns are left aside."""
+    """Reads a table; additional columns are ignored."""
     with path.open(newline="", encoding="utf-8") as file:
         reader = csv.DictReader(file)
         lacking = [name for name in ("case", "weft_us", "peer_us") if name not in (reader.fieldnames or ())]
@@ -167,7 +168,7 @@ def _row(path: Path, line: Mapping[str, str]) -> Row:
 
 
 def percent(share: float) -> str:
-    """A share with two digits or more.
+    """A percentage with at least two digits.
 
     >>> percent(0.97), percent(0.0314)
     ('97 %', '3.1 %')
@@ -176,7 +177,7 @@ def percent(share: float) -> str:
 
 
 class Table:
-    """Lines of text with columns of fixed width, so that a row can be printed when it is measured."""
+    """Lines of text with columns of fixed width, so that a row can be printed as soon as it is measured."""
 
     def __init__(self, names: Iterable[str], roof: Roof, peer: str = "") -> None:
         self.width = max(map(len, (*names, "case")))
@@ -209,7 +210,7 @@ class Table:
 
 
 def roof_lines(roof: Roof) -> list[str]:
-    """The roof in words."""
+    """The roof as text."""
     parts = [] if math.isinf(roof.bandwidth) else [f"memory {amount(roof.bandwidth, 'B/s')}"]
     parts += [f"{name} {amount(peak, 'FLOP/s')}" for name, peak in roof.peaks.items()]
     source = (
@@ -219,7 +220,7 @@ def roof_lines(roof: Roof) -> list[str]:
 
 
 def summary(rows: Iterable[Row], cases: Mapping[str, Case], peer: str) -> list[str]:
-    """Per group the geometric mean and the worst of the ratios."""
+    """For each group, the geometric mean and the worst of the ratios."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
         if row.ratio is not None and row.case in cases:

@@ -1,9 +1,9 @@
 """Rooflines as SVG, one for each family of cases and each data type: operations per byte against operations
-per second, both logarithmic; every case a numbered point under the roof that memory and arithmetic of its
-type make, a peer's hollow; the names in columns below.
+per second, both logarithmic. Every case is a numbered point under the roof defined by memory bandwidth and
+peak rate; a peer's points are hollow, and the names are listed in columns below.
 
-Points crowd where cases are alike: a number is put where there is room, beside its point, else further out,
-and left out where there is none.
+Points of similar cases are close together: a number is placed next to its point if there is room, otherwise
+further away, and omitted if there is no room at all.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from weft.bench.results import IN_FLOAT, TWICE, Roof, Row, percent
 from weft.explain import amount
 
 WIDTH, PLOT, HEADING = 860.0, 260.0, 66.0
-LEFT, RIGHT, TOP, BOTTOM = 66.0, 92.0, 44.0, 60.0  # of a panel
-FEW = 2  # points that are told by the list alone
+LEFT, RIGHT, TOP, BOTTOM = 66.0, 92.0, 44.0, 60.0  # margins of a panel
+FEW = 2  # panels with at most this number of points are replaced by the list
 DOT, NUMBER_SIZE, NAME_SIZE, LINE = 3.6, 9.0, 10.5, 16.5
-# In a column of the list: where the name starts, and where the rate, Weft's share and the peer's share end.
+# Columns of the list: the start of the name, and the ends of the rate, Weft's share and the peer's share.
 NAME_AT, RATE_AT, SHARE_AT, PEER_AT, COLUMN = 26.0, 300.0, 346.0, 392.0, 414.0
 _PALETTE = (
     "#3b82f6",
@@ -52,7 +52,7 @@ class Entry:
 
     @property
     def is_drawn(self) -> bool:
-        """Whether it has a point: there is a time, and there are operations."""
+        """True if it has a point: it has a time and operations."""
         return bool(self.case.flops and self.row.weft)
 
     @property
@@ -62,13 +62,13 @@ class Entry:
 
 
 class Axes:
-    """From intensities and rates to places."""
+    """Maps intensities and rates to coordinates."""
 
     def __init__(self, entries: Sequence[Entry], roof: Roof) -> None:
         xs = [entry.case.intensity for entry in entries] or [1.0]
         ys = [entry.case.flops / seconds for entry in entries for seconds in _times(entry.row)] or [1e12]
         used = {entry.case.arithmetic for entry in entries}
-        # A peak far above what memory lets the cases reach would press them together.
+        # A peak far above the memory roof of the cases would compress them.
         near = max(xs) * roof.bandwidth * 2
         self.peaks = {name: peak for name, peak in roof.peaks.items() if name in used and peak < near}
         ys += self.peaks.values()
@@ -76,12 +76,12 @@ class Axes:
         self.low, self.high = min(ys) / 1.6, max(ys) * 1.6
 
     def x(self, intensity: float) -> float:
-        """Where an intensity lies."""
+        """The x coordinate of an intensity."""
         share = math.log(intensity / self.left) / math.log(self.right / self.left)
         return LEFT + share * (WIDTH - LEFT - RIGHT)
 
     def y(self, rate: float) -> float:
-        """Where a rate lies."""
+        """The y coordinate of a rate."""
         return TOP + PLOT * (1 - math.log(rate / self.low) / math.log(self.high / self.low))
 
 
@@ -90,7 +90,7 @@ def _times(row: Row) -> list[float]:
 
 
 def ticks(low: float, high: float) -> list[float]:
-    """1, 2 and 5 times powers of ten; the powers alone where there are many.
+    """1, 2 and 5 times powers of ten; only the powers if the range is large.
 
     >>> ticks(0.3, 12), ticks(1, 1e6)
     ([0.5, 1.0, 2.0, 5.0, 10.0], [1.0, 10.0, 100.0, 1000.0, 10000.0, 100000.0, 1000000.0])
@@ -119,7 +119,7 @@ def _grid(axes: Axes) -> list[str]:
 
 
 def _roof(axes: Axes, roof: Roof) -> tuple[list[str], list[Box]]:
-    """The lines of the roof with their names, and the room in the plot that the names take."""
+    """The lines of the roof with their labels, and the area that the labels occupy."""
     parts, taken, right = [], [], WIDTH - RIGHT
     shown = {name: peak for name, peak in axes.peaks.items() if axes.low < peak < axes.high}
     start = max(axes.left, axes.low / roof.bandwidth)
@@ -130,7 +130,7 @@ def _roof(axes: Axes, roof: Roof) -> tuple[list[str], list[Box]]:
         words = f"memory {amount(roof.bandwidth, 'B/s')}"
         width = svg.text_width(words, 11, bold=True)
         x, y = (x1 + x2) / 2 - 6, (y1 + y2) / 2 - 6
-        if x - width < LEFT:  # there is no room left of the slope, but below it
+        if x - width < LEFT:  # no room to the left of the slope, so below it
             x, y = (x1 + x2) / 2 + 6 + width, (y1 + y2) / 2 + 14
         parts.append(svg.path(f"M{x1:.1f} {y1:.1f}L{x2:.1f} {y2:.1f}", "line", 1.6))
         parts.append(svg.text(x, y, words, 11, anchor="end", bold=True))
@@ -148,7 +148,7 @@ def _overlap(a: Box, b: Box) -> bool:
 
 
 def _around(x: float, y: float) -> Iterator[tuple[float, float]]:
-    """Places for the middle of a number, the nearest first: right, left, above, below, then between."""
+    """Candidate centres of a number, the nearest first: right, left, above, below, then diagonal."""
     for distance in (9.5, 15.0, 22.0, 30.0, 40.0, 52.0, 66.0, 82.0):
         for eighth in (0, 4, 6, 2, 7, 1, 5, 3):
             angle = eighth * math.pi / 4
@@ -158,8 +158,8 @@ def _around(x: float, y: float) -> Iterator[tuple[float, float]]:
 def place_numbers(
     places: Sequence[tuple[float, float]], taken: Sequence[Box], widths: Sequence[float]
 ) -> list[Box | None]:
-    """A box per point that touches no point, no other box and nothing that is taken, and stays in the plot;
-    None where all is full."""
+    """A box per point that does not overlap a point, another box or an occupied area, and is inside the plot;
+    None if there is no room."""
     room = [(x - DOT, y - DOT, x + DOT, y + DOT) for x, y in places] + list(taken)
     boxes: list[Box | None] = []
     for (x, y), width in zip(places, widths, strict=True):
@@ -175,13 +175,13 @@ def _is_inside(box: Box) -> bool:
 
 
 def _circle(x: float, y: float, stroke: str, is_hollow: bool) -> str:
-    """A point; the page's colour fills it, or rings it, so that points tell apart where they overlap."""
+    """A point with a fill or a ring in the page's colour, so that overlapping points can be distinguished."""
     style = f"stroke:{stroke};stroke-width:1.4" if is_hollow else f"fill:{stroke};stroke-width:.8"
     return f'<circle class="w-page" cx="{x:.1f}" cy="{y:.1f}" r="{DOT:g}" style="{style}"/>'
 
 
 def _points(axes: Axes, entries: Sequence[Entry], taken: list[Box]) -> list[str]:
-    """Lines that join what belongs together, above them the peers' points, above these Weft's."""
+    """Lines that connect a case's points, above them the peers' points, above these Weft's."""
     places = [(axes.x(e.case.intensity), axes.y(e.case.flops / (e.row.weft or 1.0))) for e in entries]
     lines, behind, parts = [], [], []
     for entry, (x, y) in zip(entries, places, strict=True):
@@ -204,11 +204,11 @@ def _points(axes: Axes, entries: Sequence[Entry], taken: list[Box]) -> list[str]
     return lines + behind + parts
 
 
-# ---- Words -------------------------------------------------------------------------------------------------
+# ---- Text --------------------------------------------------------------------------------------------------
 
 
 def _heading(device: str, note: str, has_peer: bool) -> list[str]:
-    """What holds for all panels."""
+    """The heading for all panels."""
     title = svg.cut(f"Roofline: {device}", WIDTH - 110, 14, bold=True)
     parts = [svg.text(16, 26, title, 14, anchor="start", bold=True)]
     parts.append(svg.text(16, 45, note, 11, "soft", "start"))
@@ -220,7 +220,7 @@ def _heading(device: str, note: str, has_peer: bool) -> list[str]:
 
 
 def _list_row(entry: Entry, roof: Roof, x: float, y: float, has_peer: bool) -> list[str]:
-    """Number, name, rate by what bounds the case, and the shares of the roofline."""
+    """Number, name, rate of the limiting resource, and the shares of the roofline."""
     case, weft, peer = entry.case, entry.row.weft, entry.row.peer
     least = roof.seconds(case)
     is_bound_by_memory = least * roof.bandwidth <= case.bytes * 1.0001
@@ -242,7 +242,7 @@ def _list_row(entry: Entry, roof: Roof, x: float, y: float, has_peer: bool) -> l
 
 
 def _list(entries: Sequence[Entry], roof: Roof, top: float) -> tuple[list[str], float]:
-    """The cases in two columns, and where they end."""
+    """The cases in two columns, and the lower edge."""
     rows, has_peer = math.ceil(len(entries) / 2), any(entry.row.peer for entry in entries)
     heads = [("rate", RATE_AT), ("weft", SHARE_AT)] + ([("peer", PEER_AT)] if has_peer else [])
     parts = []
@@ -256,8 +256,8 @@ def _list(entries: Sequence[Entry], roof: Roof, top: float) -> tuple[list[str], 
 
 
 def _panel(title: str, rows: Sequence[tuple[Case, Row]], roof: Roof) -> tuple[list[str], float]:
-    """A family's cases of one type, and their height: the plot, where it says more than the list, and
-    that."""
+    """A family's cases of one type, and their height: the plot, if it adds information to the list, and the
+    list."""
     entries: list[Entry] = []
     for case, row in rows:
         entries.append(Entry(1 + sum(entry.is_drawn for entry in entries), case, row))
@@ -273,7 +273,7 @@ def _panel(title: str, rows: Sequence[tuple[Case, Row]], roof: Roof) -> tuple[li
 
 
 def _derived(roof: Roof, drawn: Collection[str]) -> list[str]:
-    """What a measured roof says of types that have no ceiling of their own."""
+    """Notes about types whose ceiling is derived from a measured one."""
     peaks = roof.peaks if roof.is_measured else {}
     twice = [name for name, half in TWICE.items() if half in peaks and peaks.get(name) == 2 * peaks[half]]
     alike = [name for name in IN_FLOAT if name in peaks and peaks[name] == peaks.get("f32")]

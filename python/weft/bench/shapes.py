@@ -1,5 +1,5 @@
-"""Shapes of the benchmark's cases: tensors in memory, and the sizes that families of cases share. Knows no
-graphs."""
+"""Shapes of the benchmark's cases: tensors in memory, and the sizes that families of cases share. Independent
+of graphs."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from weft import dtypes
 
 @dataclass(frozen=True)
 class Operand:
-    """A tensor of a case: how it lies, and what fills it."""
+    """A tensor of a case: its layout and its contents."""
 
     dims: tuple[int, ...]
     dtype: str = "bf16"
     order: tuple[int, ...] = ()
-    """The dimensions from the outermost in memory to the innermost; row-major when empty."""
+    """The dimensions from the outermost in memory to the innermost; row-major if empty."""
     scale: float = 1.0
     """The standard deviation of its random values."""
     value: float | None = None
-    """The number of a scalar that is passed by value."""
+    """The value of a scalar that is passed by value."""
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """Steps in elements; packed in the order."""
+        """Strides in elements; contiguous in the given order."""
         steps, step = [0] * len(self.dims), 1
         for dimension in reversed(self.order or range(len(self.dims))):
             steps[dimension] = step
@@ -33,7 +33,7 @@ class Operand:
 
     @property
     def bytes(self) -> int:
-        """What it takes in device memory; nothing where it is passed by value."""
+        """Size in device memory; 0 if it is passed by value."""
         type_ = dtypes.data_type_of(self.dtype)
         assert type_ is not None
         return 0 if self.value is not None else math.prod(self.dims) * dtypes.of(type_).bits // 8
@@ -41,7 +41,7 @@ class Operand:
 
 NWC, NHWC, NDHWC = (0, 2, 1), (0, 2, 3, 1), (0, 2, 3, 4, 1)
 BSHD = (0, 2, 1, 3)
-"""Attention's [B,H,S,D], as projections leave it: the heads of a position are neighbours."""
+"""Attention's [B,H,S,D] in the layout of projections: the heads of a position are adjacent."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Window:
 
     @property
     def result(self) -> tuple[int, ...]:
-        """Height and width of what it makes; of volumes the depth before them."""
+        """Height and width of the result; for volumes preceded by the depth."""
         reach = self.dilation * (self.window - 1) + 1
         return tuple((extent + 2 * self.padding - reach) // self.stride + 1 for extent in self.image)
 
@@ -75,14 +75,14 @@ class Window:
 
 @dataclass(frozen=True)
 class Convolution(Window):
-    """Filters over images; each group of filters reads its own share of the channels."""
+    """Filters over images; each group of filters reads its own part of the channels."""
 
     filters: int = 1
     groups: int = 1
 
     @property
     def flops(self) -> float:
-        """Multiplications and additions, with those that meet padding."""
+        """Multiplications and additions, including those with padding."""
         return 2.0 * self.n * math.prod(self.result) * math.prod(self.w)
 
     @property
@@ -98,14 +98,14 @@ class Convolution(Window):
 
 @dataclass(frozen=True)
 class Pool(Window):
-    """The largest or the mean element of each window."""
+    """The largest element or the mean of each window."""
 
     is_max: bool = True
 
 
 @dataclass(frozen=True)
 class Attention:
-    """Queries that look at keys; some heads of queries share a head of keys."""
+    """Queries that attend to keys; several query heads may share a key head."""
 
     batch: int
     heads: int
@@ -116,7 +116,7 @@ class Attention:
     value_width: int
     is_causal: bool = False
     window: int = 0
-    """Keys that a query of a causal attention sees: the last ones; 0: all before it."""
+    """The number of most recent keys that a query of a causal attention sees; 0: all before it."""
 
     @property
     def scale(self) -> float:
@@ -124,8 +124,8 @@ class Attention:
         return 1 / math.sqrt(self.width)
 
     def flops(self, is_backward: bool) -> float:
-        """Of the products: two forward, five backward. A causal mask leaves half of each, a
-        window what is in it."""
+        """Operations of the matmuls: two forward, five backward. With a causal mask half of each, with a
+        window those inside it."""
         d, v = self.width, self.value_width
         widths = 3 * d + 2 * v if is_backward else d + v
         scores = self.queries * self.keys * (0.5 if self.is_causal else 1.0)
@@ -134,7 +134,7 @@ class Attention:
         return 2.0 * self.batch * self.heads * scores * widths
 
     def dims(self, name: str) -> tuple[int, ...]:
-        """Those of q, k, v, o, stats and the gradients, which are as what they belong to."""
+        """The dims of q, k, v, o, stats and the gradients, which have the dims of their tensors."""
         key = name[-1].lower() if name != "stats" else name
         heads, positions = (self.key_heads, self.keys) if key in "kv" else (self.heads, self.queries)
         width = {"q": self.width, "k": self.width, "v": self.value_width, "o": self.value_width, "stats": 1}

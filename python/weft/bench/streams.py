@@ -1,6 +1,6 @@
-"""Cases that stream memory: pointwise chains, rows and columns, movement, pooling. A function per family
-makes a case from its sizes; every addition, comparison and function of an element counts as one operation.
-"""
+"""Cases that stream memory: pointwise chains, rows and columns, data movement, pooling. One function per
+family creates a case from its sizes; every addition, comparison and function of an element counts as one
+operation."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def relu(tag: str, dtype: str, elements: int) -> Case:
 
 
 def sums(name: str, dtype: str, rows: int, columns: int, axis: int) -> Case:
-    """Sums along axis 1, down the columns, or 2, along the rows."""
+    """Sums along axis 1, the columns, or 2, the rows."""
     return Case(
         f"{name}_{rows}x{columns}",
         dtype,
@@ -65,7 +65,7 @@ def sums(name: str, dtype: str, rows: int, columns: int, axis: int) -> Case:
 
 
 def softmax(dtype: str, rows: int, columns: int) -> Case:
-    """Softmax of rows, written out in the operations that every frontend has."""
+    """Softmax of rows, composed of operations that every frontend has."""
     whole = Operand((1, rows, columns), dtype)
 
     def build(lib: Any, g: Any, t: Tensors) -> Tensors:
@@ -87,7 +87,7 @@ def softmax(dtype: str, rows: int, columns: int) -> Case:
 
 
 def maximum(dtype: str, rows: int, columns: int) -> Case:
-    """The largest of each row."""
+    """The largest element of each row."""
     return Case(
         f"rows/max_rows_{rows}x{columns}",
         dtype,
@@ -101,7 +101,7 @@ def maximum(dtype: str, rows: int, columns: int) -> Case:
 
 
 def softmax_backward(dtype: str, rows: int, columns: int) -> Case:
-    """y (dy - the row's sum of y dy)."""
+    """y (dy - sum of y dy over the row)."""
     whole = Operand((1, rows, columns), dtype)
 
     def build(lib: Any, g: Any, t: Tensors) -> Tensors:
@@ -123,7 +123,7 @@ def softmax_backward(dtype: str, rows: int, columns: int) -> Case:
 
 
 def log_softmax(dtype: str, rows: int, columns: int) -> Case:
-    """x - the row's largest - log of the row's sum of e^(x - the largest)."""
+    """x - max - log of the sum of e^(x - max) over the row."""
     whole = Operand((1, rows, columns), dtype)
 
     def build(lib: Any, g: Any, t: Tensors) -> Tensors:
@@ -144,16 +144,16 @@ def log_softmax(dtype: str, rows: int, columns: int) -> Case:
     )
 
 
-# ---- Movement: no operations -------------------------------------------------------------------------------
+# ---- Data movement: no operations --------------------------------------------------------------------------
 
 
 def _moved(dtype: str) -> tuple[str, float]:
-    """The arithmetic whose bounds hold for copies of a type, and how large their numbers are."""
+    """The arithmetic whose bounds apply to copies of a type, and the magnitude of their numbers."""
     return ("bf16", 20.0) if dtype == "i8" else (dtype, 1.0)
 
 
 def transpose(tag: str, dtype: str, dims: tuple[int, ...], order: tuple[int, ...]) -> Case:
-    """A packed copy with the dimensions in another order."""
+    """A contiguous copy with the dimensions in another order."""
     arithmetic, scale = _moved(dtype)
     places = tuple(range(len(order)))
     return Case(
@@ -169,7 +169,7 @@ def transpose(tag: str, dtype: str, dims: tuple[int, ...], order: tuple[int, ...
 
 
 def layout(dtype: str, dims: tuple[int, ...], is_to_last: bool, tag: str = "") -> Case:
-    """Images from planes to channels-last, or back."""
+    """Images from NCHW to channels last, or back."""
     arithmetic, scale = _moved(dtype)
     forms = Operand(dims, dtype, scale=scale), Operand(dims, dtype, NHWC, scale=scale)
     x, y = forms if is_to_last else forms[::-1]
@@ -187,7 +187,7 @@ def layout(dtype: str, dims: tuple[int, ...], is_to_last: bool, tag: str = "") -
 
 
 def add_relu_across(dtype: str, dims: tuple[int, ...]) -> Case:
-    """relu(x + r) of images whose channels are last, with r in planes."""
+    """relu(x + r) of images with channels last, with r in NCHW."""
     last = Operand(dims, dtype, NHWC)
     return Case(
         "move/add_relu_nhwc_nchw",
@@ -202,7 +202,7 @@ def add_relu_across(dtype: str, dims: tuple[int, ...]) -> Case:
 
 
 def concat(tag: str, dtype: str, parts: Sequence[tuple[int, ...]], axis: int, is_last: bool = False) -> Case:
-    """Tensors side by side; is_last: they are images that lie channels-last."""
+    """Concatenation; is_last: images with channels last."""
     order = NHWC if is_last else ()
     made = list(parts[0])
     made[axis] = sum(dims[axis] for dims in parts)
@@ -220,7 +220,7 @@ def concat(tag: str, dtype: str, parts: Sequence[tuple[int, ...]], axis: int, is
 
 
 def cut(tag: str, dtype: str, dims: tuple[int, ...], slices: Sequence[slice]) -> Case:
-    """A box, with steps, out of a tensor."""
+    """A strided slice of a tensor."""
     box = tuple(slices)
     sizes = tuple(len(range(*one.indices(extent))) for one, extent in zip(box, dims, strict=True))
     return Case(
@@ -235,11 +235,11 @@ def cut(tag: str, dtype: str, dims: tuple[int, ...], slices: Sequence[slice]) ->
     )
 
 
-_CAST_ERRORS = {"e4m3": 5e-2, "i8": 5e-2}  # of results: 3 bits of a mantissa, and 1 of numbers around 20
+_CAST_ERRORS = {"e4m3": 5e-2, "i8": 5e-2}  # errors of results: 3 mantissa bits, and integers around 20
 
 
 def cast(source: str, target: str, dims: tuple[int, ...], tag: str = "") -> Case:
-    """A copy into another data type; into the same one it is the ceiling of all that moves."""
+    """A conversion to another data type; to the same type it is the ceiling for all data movement."""
     is_whole = "i8" in (source, target)
     name = "copy" if source == target else f"cast_{source}_{target}"
     return Case(
@@ -272,7 +272,8 @@ def _torch_pool(torch: Any, x: Any, p: Pool) -> Any:
 
 
 def pool(tag: str, dtype: str, p: Pool, has_index: bool = False, is_last: bool = True) -> Case:
-    """Pooling forward. Indices are written and not judged: of equal elements each is right."""
+    """Pooling forward. Indices are written and not checked: the index of any of several equal elements is
+    valid."""
     order = NHWC if is_last else ()
     outputs = {"y": Operand(p.y, dtype, order)}
     if has_index:
@@ -297,8 +298,8 @@ def pool(tag: str, dtype: str, p: Pool, has_index: bool = False, is_last: bool =
 
 
 def _torch_pool_backward(p: Pool, has_index: bool) -> Callable[[Any, Mapping[str, Any]], object]:
-    """Maxima by indices of torch's own kind, which stand for those of the case and are found once; without,
-    by the forward pass, which torch needs for them."""
+    """Maxima with torch's own kind of indices, which replace those of the case and are computed once; without
+    indices, with the forward pass, because torch needs them."""
     sizes = p.window, p.stride, p.padding
     found: dict[int, Any] = {}
 
@@ -317,7 +318,8 @@ def _torch_pool_backward(p: Pool, has_index: bool) -> Callable[[Any, Mapping[str
 
 
 def pool_backward(tag: str, dtype: str, p: Pool, has_index: bool = True, is_last: bool = True) -> Case:
-    """Its gradient: the mean's, or the maximum's by the forward's indices or found again in x."""
+    """The gradient of pooling: of the mean, or of the maximum with the forward pass's indices or located
+    again in x."""
     order = NHWC if is_last else ()
     inputs = {"dy": Operand(p.y, dtype, order)}
     if p.is_max:
@@ -344,7 +346,7 @@ def pool_backward(tag: str, dtype: str, p: Pool, has_index: bool = True, is_last
 
 
 def resize(kind: str, dims: tuple[int, ...], is_backward: bool = False, is_last: bool = True) -> Case:
-    """Images of twice the height and width, by the nearest pixel or by the four around; or the gradient."""
+    """Images upscaled by two, from the nearest pixel or the four adjacent ones; or the gradient."""
     order = NHWC if is_last else ()
     is_linear = kind == "bilinear"
     x = Operand(dims, "f32", order)

@@ -1,4 +1,4 @@
-"""How well tiles are chosen: the plan that heuristics advise for a case, beside plans with every other tile
+"""Measures the choice of tiles: times the plan that the heuristics recommend and plans with every other tile
 of its kernel family. Results are not checked here."""
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from weft.enums import knob_type
 from weft.errors import WeftError
 
 COLUMNS = ("case", "chosen_us", "best_us", "ratio", "tiles", "chosen", "best", "device", "date")
-FINALISTS = 4  # which of all that were timed once are timed again,
-TURNS = 3  # in turn
+FINALISTS = 4  # number of the fastest plans that are timed again,
+TURNS = 3  # in alternation
 
 
 @dataclass(frozen=True)
 class Choice(Chosen):
-    """Tiles by what their plans say; of those that were not chosen, the fastest."""
+    """Tiles by their plans' descriptions; of those that were not selected, the fastest."""
 
     count: int
-    """How many tiles there are to choose from."""
+    """The number of tiles to choose from."""
 
 
 def measure(bench: Bench, case: Case) -> Choice:
-    """Times the chosen plan and every other tile, first once each, then the fastest a few times."""
+    """Times the selected plan and every other tile, first once each, then the fastest several times."""
     with named(f"{case.name} failed before a tile ran"):
         side, sets = bench.side(case), bench.sets(case, bench.inputs(case))
         plans = build(side.graph)
@@ -45,7 +45,7 @@ def measure(bench: Bench, case: Case) -> Choice:
 
 
 def build(graph: Any) -> dict[str, int]:
-    """The indices of the plans to time, by what they say of themselves; the chosen one first."""
+    """The indices of the plans to time, by their descriptions; the selected one first."""
     engine = engine_of(graph)
     start = graph.get_execution_plan_count()
     for knob in graph.get_knobs_for_engine(engine):
@@ -53,7 +53,7 @@ def build(graph: Any) -> dict[str, int]:
             for value in range(max(knob.min, 1), knob.max + 1):
                 with suppress(WeftError):  # a tile that does not fit
                     graph.create_execution_plan(engine, {knob.type: value})
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # compilers run side by side
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # compilers run in parallel
         built = [0, *pool.map(lambda i: _try(graph, i), range(start, graph.get_execution_plan_count()))]
     plans: dict[str, int] = {}
     for index in built:
@@ -73,16 +73,16 @@ def _try(graph: Any, index: int) -> int | None:
     return index
 
 
-# ---- Telling -----------------------------------------------------------------------------------------------
+# ---- Output ------------------------------------------------------------------------------------------------
 
 
 def header() -> str:
-    """Above the lines."""
+    """The header of the table."""
     return f"{'case':38} {'chosen':>10} {'best':>10} {'ratio':>6} {'tiles':>5}  the best one"
 
 
 def line(choice: Choice) -> str:
-    """A case, and which tile would have been better."""
+    """A case, and the tile that would have been better."""
     chosen, best = (f"{choice.times[what] * 1e6:.1f} µs" for what in (choice.chosen, choice.best))
     better = "" if choice.best == choice.chosen else choice.best
     return f"{choice.case:38} {chosen:>10} {best:>10} {choice.ratio:6.3f} {choice.count:5}  {better}".rstrip()

@@ -1,5 +1,5 @@
-"""`python -m weft bench models`: training steps of whole networks; torch alone beside torch with Weft under
-it, and torch.compile with Inductor beside Weft's backend."""
+"""`python -m weft bench models`: training steps of whole networks; compares torch with torch plus Weft, and
+torch.compile with Inductor and with Weft's backend."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from typing import Any
 from weft.errors import UnavailableError
 
 SIDES = ("eager", "enabled", "inductor", "weft")
-"""torch; torch under weft.torch.enable(); torch.compile; torch.compile(backend="weft")."""
-PAIRS = (("enabled", "eager"), ("weft", "inductor"), ("weft", "eager"))  # of ratios: ours, theirs
+"""torch; torch with weft.torch.enable(); torch.compile; torch.compile(backend="weft")."""
+PAIRS = (("enabled", "eager"), ("weft", "inductor"), ("weft", "eager"))  # pairs for ratios: ours, theirs
 PEERS = {"": SIDES, "torch": SIDES, "eager": SIDES[:2], "compiled": SIDES[2:]}
 COLUMNS = (
     *("case", *(f"{side}_ms" for side in SIDES), *(f"{side}_mb" for side in SIDES)),
@@ -28,26 +28,26 @@ COLUMNS = (
     *("device", "date"),
 )
 LOSSES, STEPS = 6, 12
-"""Steps before timing, the last of which has the loss that is told; and those that are timed, at least."""
-GROUPS, GROUP_SECONDS = 5, 0.1  # of steps on a GPU, and how long each takes, at least
-RATE = 1e-4  # of learning: the losses fall, and stay comparable from step to step
+"""Steps before timing, the last of which has the reported loss; and the minimum number of timed steps."""
+GROUPS, GROUP_SECONDS = 5, 0.1  # groups of steps on a GPU, and the minimum duration of each
+RATE = 1e-4  # learning rate: the losses fall, and stay comparable from step to step
 
 
 @dataclass
 class Trained:
-    """What was measured of a model, by side."""
+    """The measurements of a model, by side."""
 
     case: str
     seconds: dict[str, float] = field(default_factory=dict)
-    """Of a step: forward, backward, optimiser."""
+    """Seconds per step: forward, backward, optimizer."""
     bytes: dict[str, int] = field(default_factory=dict)
-    """The largest sum of torch's allocations, of a GPU."""
+    """The peak of torch's allocations on a GPU."""
     losses: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     @contextmanager
     def noting(self, side: str) -> Iterator[None]:
-        """What a side raises, each its own kinds, becomes a note: the others go on."""
+        """Records an exception of a side as a note, so that the other sides continue."""
         try:
             yield
         except Exception as refusal:
@@ -55,7 +55,7 @@ class Trained:
             self.notes.append(f"{side}: {type(refusal).__name__}: {words}")
 
     def ratio(self, ours: str, theirs: str) -> float | None:
-        """Their time in units of ours."""
+        """Their time relative to ours."""
         if ours in self.seconds and theirs in self.seconds:
             return self.seconds[theirs] / self.seconds[ours]
         return None
@@ -63,7 +63,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a model trains."""
+    """The device on which a model trains."""
 
     torch: Any
     kind: str
@@ -77,7 +77,7 @@ class _Place:
             self.torch.cuda.synchronize()
 
     def allocated(self) -> int:
-        """Bytes of a GPU that tensors hold now."""
+        """Bytes of GPU memory that tensors occupy now."""
         return int(self.torch.cuda.memory_allocated()) if self.kind == "cuda" else 0
 
 
@@ -88,7 +88,7 @@ def names() -> list[str]:
 
 
 def version() -> str:
-    """Whose figures stand beside Weft's."""
+    """The versions of the compared software."""
     return f"torch {_torch().__version__}"
 
 
@@ -100,8 +100,9 @@ def _torch() -> Any:
 
 
 def measure(name: str, kind: str, sides: Sequence[str] = SIDES) -> Trained:
-    """Each side trains its copy of one model on the same data, one after another, whose memory is told apart
-    on a GPU. Then all are timed in turn: processors grow hot, and have others to serve."""
+    """Each side trains its copy of one model on the same data, one after another, so that their GPU memory is
+    measured separately. Then all are timed in alternation, because processors get hot and have other work to
+    do."""
     torch, found = _torch(), Trained(name)
     place, model = _Place(torch, kind), importlib.import_module("weft.bench.models").MODELS[name]
     torch.manual_seed(5)
@@ -129,7 +130,7 @@ def measure(name: str, kind: str, sides: Sequence[str] = SIDES) -> Trained:
 
 @contextmanager
 def _under(side: str) -> Iterator[Callable[[Any], Any]]:
-    """What a side makes of a model."""
+    """Applies a side to a model."""
     torch = _torch()
     within: AbstractContextManager[Any] = nullcontext()
     if side == "enabled":
@@ -143,7 +144,7 @@ def _under(side: str) -> Iterator[Callable[[Any], Any]]:
 
 
 def _train(place: _Place, network: Any, x: Any, labels: Any, side: str, found: Trained) -> Callable[[], Any]:
-    """Trains until the loss that is told; gives what makes a further step."""
+    """Trains up to the reported loss; returns a function that runs one more step."""
     torch = place.torch
     optimiser = torch.optim.SGD(network.parameters(), lr=RATE, momentum=0.9)
 
@@ -165,14 +166,15 @@ def _train(place: _Place, network: Any, x: Any, labels: Any, side: str, found: T
 
 
 def _time_groups(place: _Place, steps: Mapping[str, Callable[[], object]], found: Trained) -> None:
-    """The median of each side's groups of steps, which alternate; the host runs ahead of a GPU, as it does in
-    training. A turn begins with steps that are not timed: operators under enable() find their plans anew."""
+    """The median of each side's groups of steps, which alternate; the host runs ahead of a GPU, as in
+    training. A round begins with untimed steps, because operators under enable() look up their plans
+    again."""
     groups: dict[str, list[float]] = {side: [] for side in steps}
     counts = dict.fromkeys(steps, STEPS // 3)
-    for _ in range(GROUPS + 1):  # the first tells how many steps a group has
+    for _ in range(GROUPS + 1):  # the first round determines the number of steps per group
         for side in list(groups):
             with found.noting(side), _under(side):
-                times = groups.pop(side)  # a side that fails is left out from then on
+                times = groups.pop(side)  # a side that fails is omitted from then on
                 _seconds(place, steps[side], STEPS // 3)
                 once = _seconds(place, steps[side], counts[side])
                 while once * counts[side] < GROUP_SECONDS:
@@ -192,7 +194,7 @@ def _seconds(place: _Place, step: Callable[[], object], count: int) -> float:
 
 
 def _least_in_turn(steps: Mapping[str, Callable[[], object]]) -> dict[str, float]:
-    """Seconds of each side's quickest step, of as many."""
+    """Seconds of each side's fastest step, over equally many."""
     least = dict.fromkeys(steps, math.inf)
     for _ in range(STEPS):
         for side, step in steps.items():
@@ -203,17 +205,17 @@ def _least_in_turn(steps: Mapping[str, Callable[[], object]]) -> dict[str, float
     return least
 
 
-# ---- Telling -----------------------------------------------------------------------------------------------
+# ---- Output ------------------------------------------------------------------------------------------------
 
 
 def header() -> str:
-    """Above the lines."""
+    """The header of the table."""
     times = "  ".join(f"{f'{side} ms':>11}" for side in SIDES)
     return f"{'model':16}  {times}  {'enabled':>7}  {'weft':>5}  losses"
 
 
 def line(found: Trained) -> str:
-    """A model: times of a step; eager's in units of enabled's, Inductor's in units of Weft's; losses."""
+    """A model: times per step; eager relative to enabled, Inductor relative to Weft; losses."""
     times = "  ".join(f"{_number(found.seconds.get(side), 1e3, 2) or '-':>11}" for side in SIDES)
     ratios = [_number(found.ratio(*pair), 1, 2) or "-" for pair in PAIRS[:2]]
     losses = "/".join(_number(found.losses.get(side), 1, 5) or "-" for side in SIDES)
@@ -221,7 +223,7 @@ def line(found: Trained) -> str:
 
 
 def summary(all_found: Sequence[Trained]) -> list[str]:
-    """Geometric means and the worst."""
+    """Geometric means and the worst ratios."""
     told = []
     for ours, theirs in PAIRS:
         ratios = {it.case: ratio for it in all_found if (ratio := it.ratio(ours, theirs))}
@@ -240,7 +242,7 @@ def _number(value: float | None, unit: float, digits: int) -> str:
 
 
 def write_csv(path: Path, all_found: Iterable[Trained], device: str, date: str) -> None:
-    """Writes the table: nothing where there is no figure."""
+    """Writes the table; missing numbers are empty."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(COLUMNS)

@@ -1,6 +1,6 @@
-"""Whole blocks timed: Weft's plan of several steps beside torch, which runs the same block operation by
-operation, and compiled. All of them are captured CUDA graphs, so that no side waits for its host; what a call
-costs the host stands in columns of its own."""
+"""Times whole blocks: Weft's plan of several steps, and torch, which runs the same block operation by
+operation, and compiled. All are captured CUDA graphs, so that no side waits for the host; the host cost of a
+call has its own columns."""
 
 from __future__ import annotations
 
@@ -22,13 +22,15 @@ from weft.bench.measure import Bench, Memory, Side
 from weft.bench.networks import Program
 from weft.errors import BadParameterError, ExecutionError
 
-MODE = "max-autotune-no-cudagraphs"  # of torch.compile: the CUDA graph around each side is the bench's own
-COMPILE_SECONDS = 900.0  # all that torch.compile may take; what is left then has no figure of it
+# for torch.compile: the benchmark captures each side into a CUDA graph itself
+MODE = "max-autotune-no-cudagraphs"
+COMPILE_SECONDS = 900.0  # time limit of torch.compile; the remaining cases have no number for it
 SIDES = ("weft", "eager", "compiled")
-ATTENTION = ("CUDNN_ATTENTION", "FLASH_ATTENTION", "EFFICIENT_ATTENTION", "MATH")  # the first that serves
+# the first one that is supported
+ATTENTION = ("CUDNN_ATTENTION", "FLASH_ATTENTION", "EFFICIENT_ATTENTION", "MATH")
 PEERS = {"torch": SIDES[1:], "eager": SIDES[1:2], "compiled": SIDES[2:]}
-STEP_RUNS = 10  # of a plan whose steps are measured one by one, on each of some sets of memory
-CALLS, TURNS = 10, 5  # of which the host's cost is the median; so few that nothing waits for room in a queue
+STEP_RUNS = 10  # runs of a plan whose steps are measured one by one, on each of some sets of memory
+CALLS, TURNS = 10, 5  # the host cost is the median of these; few enough that no call waits for a full queue
 COLUMNS = (
     *("case", "weft_us", "peer_us", "ratio", "error", "eager_us", "compiled_us", "eager_error"),
     *("predicted_us", "steps", "steps_us", "weft_host_us", "eager_host_us", "compiled_host_us"),
@@ -38,16 +40,16 @@ COLUMNS = (
 
 @dataclass
 class Whole:
-    """What was measured of a block; seconds by side: "weft", "eager", "compiled"."""
+    """The measurements of a block; seconds by side: "weft", "eager", "compiled"."""
 
     case: str
     times: dict[str, float] = field(default_factory=dict)
     hosts: dict[str, float] = field(default_factory=dict)
     errors: dict[str, float] = field(default_factory=dict)
     steps: Sequence[Mapping[str, Any]] = ()
-    """Of Weft's plan, as its report has them."""
+    """The steps of Weft's plan, from its report."""
     stepwise: Sequence[float] = ()
-    """Seconds that each step took."""
+    """Seconds of each step."""
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -57,28 +59,29 @@ class Whole:
 
     @property
     def peer(self) -> float | None:
-        """The better one's."""
+        """The time of the faster peer."""
         return min((seconds for name, seconds in self.times.items() if name != "weft"), default=None)
 
     @property
     def ratio(self) -> float | None:
-        """The better peer's time in units of Weft's: above 1, Weft is faster."""
+        """The faster peer's time relative to Weft's: above 1, Weft is faster."""
         return self.peer / self.weft if self.peer and self.weft else None
 
     @property
     def predicted(self) -> float:
-        """The sum of the plan's steps."""
+        """The sum of the predicted times of the plan's steps."""
         return math.fsum(step["seconds"] for step in self.steps)
 
     @property
     def sum(self) -> float | None:
-        """Of the steps, measured one by one: beside the whole it tells what lies between them."""
+        """The sum of the steps, measured one by one; the difference to the whole is the time between
+        steps."""
         return math.fsum(self.stepwise) if self.stepwise else None
 
 
 @dataclass(frozen=True)
 class _Side:
-    """Who runs a case: given one of the sets of memory, what runs on it."""
+    """A side that runs a case: from a set of memory, returns a function that runs on it."""
 
     name: str
     sets: Sequence[Any]
@@ -96,14 +99,14 @@ class Blocks:
             )
         self.bench, self.peers = bench, PEERS.get(peer, ())
         self._torch = importlib.import_module("torch") if peer else None
-        self._compiled = 0.0  # seconds
-        self._weft: Side | None = None  # of the case that is measured
+        self._compiled = 0.0  # in seconds
+        self._weft: Side | None = None  # for the case that is being measured
         beside = [f"torch {self._torch.__version__}"] if self._torch else []
         beside += [f"compiled: {MODE}"] if "compiled" in self.peers else []
         self.device = ", ".join([bench.device, *beside])
 
     def measure(self, case: Case) -> Whole:
-        """Checked first, then timed in turn."""
+        """Checks a case, then times all sides in alternation."""
         found = Whole(case.name)
         with self._attention():
             sets, wanted = self.bench.memory(case)
@@ -111,7 +114,7 @@ class Blocks:
             for name in ("weft", *self.peers):
                 try:
                     timers[name] = self._timer(self._side(name, case, sets, found), case, wanted, found)
-                except Exception as refusal:  # each side raises its own kinds
+                except Exception as refusal:  # each side raises its own exceptions
                     words = textwrap.shorten(str(refusal), 300, placeholder=" …")
                     found.notes.append(f"{name}: {type(refusal).__name__}: {words}")
             times = in_turn(list(timers.values()), self.bench.rounds) if timers else []
@@ -135,8 +138,8 @@ class Blocks:
             return _Side(name, same, program.ready(torch))
         if self._compiled > COMPILE_SECONDS:
             raise TimeoutError(f"torch.compile has taken its {COMPILE_SECONDS:.0f} s")
-        torch._dynamo.reset()  # blocks share code, of which so many variants are kept
-        torch._functorch.config.donated_buffer = False  # a gradient is taken many times
+        torch._dynamo.reset()  # blocks share code, and torch limits the number of variants that it caches
+        torch._functorch.config.donated_buffer = False  # a gradient is computed many times
         return _Side(name, same, program.ready(torch, {"mode": MODE, "dynamic": False}))
 
     def _timer(self, side: _Side, case: Case, wanted: Memory, found: Whole) -> Timer:
@@ -147,7 +150,7 @@ class Blocks:
         runs: dict[int, Callable[[], Any]] = {}
 
         def run(i: int) -> object:
-            if i not in runs:  # here, as a gradient runs on the stream that its forward pass ran on
+            if i not in runs:  # here, because a gradient runs on the stream of its forward pass
                 runs[i] = side.ready(side.sets[i])
             return runs[i]()
 
@@ -164,12 +167,12 @@ class Blocks:
         return self.bench.worst({key: self._array(x) for key, x in made.items()}, wanted)
 
     def _array(self, x: Any) -> Any:
-        """A result of torch as the machine's arrays are."""
+        """A torch result as an array of the machine."""
         return x.detach() if self.bench.machine.kind == "cuda" else x.detach().double().numpy()
 
     @contextmanager
     def _attention(self) -> Iterator[None]:
-        """torch's attention is cuDNN's where that serves."""
+        """Makes torch's attention use cuDNN if it is supported."""
         if self._torch is None or self.bench.machine.kind != "cuda":
             yield
             return
@@ -180,7 +183,7 @@ class Blocks:
 
 
 def host_seconds(machine: Machine, run: Callable[[], object]) -> float:
-    """What a call costs the host while the device is behind."""
+    """The host cost of a call while the device is still busy."""
     run()
     turns = []
     for _ in range(TURNS):
@@ -193,7 +196,7 @@ def host_seconds(machine: Machine, run: Callable[[], object]) -> float:
     return statistics.median(turns)
 
 
-# ---- Telling -----------------------------------------------------------------------------------------------
+# ---- Output ------------------------------------------------------------------------------------------------
 
 
 def _micro(seconds: float | None, digits: int = 2) -> str:
@@ -201,14 +204,14 @@ def _micro(seconds: float | None, digits: int = 2) -> str:
 
 
 def header(names: Iterable[str]) -> str:
-    """Above the lines."""
+    """The header of the table."""
     width = max(map(len, names))
     columns = ("weft µs", "eager µs", "compiled µs", "ratio", "error", "predicted µs", "steps", "steps µs")
     return "  ".join([f"{'case':{width}}", *columns, "host µs"])
 
 
 def line(found: Whole, names: Iterable[str]) -> str:
-    """A case. The host's cost is Weft's, eager torch's and compiled torch's."""
+    """A case. The host costs are those of Weft, eager torch and compiled torch."""
     width, ratio = max(map(len, names)), found.ratio
     times = [_micro(found.times.get(name), 1) or "-" for name in SIDES]
     hosts = "/".join(_micro(found.hosts.get(name), 0) or "-" for name in SIDES)
@@ -233,7 +236,7 @@ def summary(all_found: Sequence[Whole]) -> list[str]:
 
 
 def write_csv(path: Path, all_found: Iterable[Whole], device: str, date: str) -> None:
-    """Writes the table: times in µs, nothing where there is no figure."""
+    """Writes the table: times in µs; missing numbers are empty."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(COLUMNS)

@@ -1,6 +1,6 @@
-"""cuDNN's Python frontend, as Weft runs it: `import weft.cudnn as cudnn` in a script, or
-`weft.cudnn.install()` before it, after which `import cudnn` finds this module. docs/cudnn.md maps names and
-differences."""
+"""cuDNN's Python frontend implemented on Weft: use `import weft.cudnn as cudnn` in a script, or call
+`weft.cudnn.install()` before it, after which `import cudnn` imports this module. docs/cudnn.md lists names
+and differences."""
 
 from __future__ import annotations
 
@@ -127,7 +127,8 @@ _MODULES = ("api_base", "collect_env", "datatypes", "experimental", "graph", "ja
 
 
 def install(replace: bool = False) -> ModuleType:
-    """Makes `import cudnn` find this module, in this process. replace: also where another one is loaded."""
+    """Makes `import cudnn` import this module in the current process. replace: also if another one is
+    loaded."""
     loaded = sys.modules.get("cudnn")
     own = sys.modules[__name__]
     if loaded not in (None, own) and not replace:

@@ -1,5 +1,5 @@
-"""Functions of cuDNN's frontend that are kernels by themselves and no graphs, which Weft has not. Each says
-so by its name."""
+"""Functions of cuDNN's frontend that are individual kernels rather than graphs and that Weft does not
+implement. Calling one raises an error that names it."""
 
 from __future__ import annotations
 
@@ -76,11 +76,11 @@ _READY_MADE = """
     vision_rope_backward_wrapper
 """
 READY_MADE = tuple(_READY_MADE.split())
-"""Kernels that cuDNN's package loads on demand. They are no part of the graph API."""
+"""Kernels that cuDNN's package loads on demand. They are not part of the graph API."""
 
 
 def attribute_of(module: str, names: Sequence[str]) -> Callable[[str], Any]:
-    """A __getattr__ for a module whose names all refuse when they are called."""
+    """A __getattr__ for a module whose functions all raise when they are called."""
 
     def attribute(name: str) -> Any:
         if name in names:

@@ -1,4 +1,4 @@
-"""Classes of cuDNN's ready-made kernels: each name refuses when it is called."""
+"""Classes of cuDNN's ready-made kernels; each raises an error that names it when it is called."""
 
 from weft.cudnn.absent import attribute_of
 

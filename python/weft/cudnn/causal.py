@@ -1,6 +1,6 @@
-"""Causal convolutions on addresses: cuDNN's functions that are no graphs. Memory is that of the default
-device, whole and in the order of the shape; work is enqueued on the stream that is given. cudnn.ops has the
-same for torch tensors."""
+"""Causal convolutions on addresses: functions of cuDNN that are not graphs. The memory is on the default
+device and contiguous in the order of the shape; work is enqueued on the given stream. cudnn.ops has the same
+functions for torch tensors."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ ACTIVATIONS = (pointwise_mode.IDENTITY, pointwise_mode.SWISH_FWD)
 
 
 class Kind(NamedTuple):
-    """What a plan depends on."""
+    """The parameters on which a plan depends."""
 
-    is_last: bool  # channels come last, in sequences as in filters
+    is_last: bool  # channels are last, in sequences and in filters
     sizes: tuple[int, int, int, int]  # batch, channels, steps, taps
     dtype: data_type
-    dtype_of_sums: data_type | None  # of dweight and dbias; None: forward
+    dtype_of_sums: data_type | None  # type of dweight and dbias; None for the forward pass
     activation: pointwise_mode
     has_bias: bool
 
@@ -100,8 +100,8 @@ def causal_conv1d_forward(
     stream: int, x_ptr: int, weight_ptr: int, bias_ptr: int, out_ptr: int, batch: int, dim: int, seq_len: int,
     kernel_size: int, data_type: int, activation: int,
 ) -> None:  # fmt: skip
-    """x and out [batch, dim, seq_len], weight [dim, kernel_size], bias [dim] or 0. Types and activations by
-    the numbers of cuDNN's C API."""
+    """x and out [batch, dim, seq_len], weight [dim, kernel_size], bias [dim] or 0. Types and activations are
+    numbers of cuDNN's C API."""
     _forward("causal_conv1d", *locals().values())
 
 
@@ -110,7 +110,7 @@ def causal_conv1d_backward(
     dbias_ptr: int, batch: int, dim: int, seq_len: int, kernel_size: int, data_type: int, dw_data_type: int,
     activation: int,
 ) -> None:  # fmt: skip
-    """Gradients of causal_conv1d_forward; dweight and dbias are of type dw_data_type."""
+    """Gradients of causal_conv1d_forward; dweight and dbias have the type dw_data_type."""
     _backward("causal_conv1d", *locals().values())
 
 
@@ -118,7 +118,7 @@ def causal_conv1d_nwh_forward(
     stream: int, x_ptr: int, weight_ptr: int, bias_ptr: int, out_ptr: int, batch: int, dim: int, seq_len: int,
     kernel_size: int, data_type: int, activation: int,
 ) -> None:  # fmt: skip
-    """As causal_conv1d_forward, of x and out [batch, seq_len, dim] and weight [kernel_size, dim]."""
+    """Like causal_conv1d_forward, for x and out [batch, seq_len, dim] and weight [kernel_size, dim]."""
     _forward("causal_conv1d_nwh", *locals().values())
 
 

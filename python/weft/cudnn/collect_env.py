@@ -1,5 +1,5 @@
-"""`python -m weft.cudnn.collect_env`, cuDNN's report of an installation: Weft's, as `python -m weft doctor`
-has it, with the versions that this face follows. --json prints JSON."""
+"""`python -m weft.cudnn.collect_env`, cuDNN's report of an installation: the output of `python -m weft
+doctor` and the cuDNN versions that this module follows. --json prints JSON."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from weft.cudnn.version import FRONTEND, backend_version_string
 
 
 def collect() -> dict[str, Any]:
-    """Everything that is known: what the doctor finds, and the versions of cuDNN that are followed."""
+    """All information: the doctor's findings, and the cuDNN versions that this module follows."""
     versions = {"cudnn frontend": FRONTEND, "cudnn backend": backend_version_string()}
     return {**versions, **doctor.examine()}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints the report. Whatever is wrong is part of it, so that the exit status is 0."""
+    """Prints the report. Problems are part of the report, so the exit status is 0."""
     parser = argparse.ArgumentParser(prog="python -m weft.cudnn.collect_env")
     parser.add_argument("--json", action="store_true", help="print JSON")
     found = collect()

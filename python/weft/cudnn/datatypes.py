@@ -1,4 +1,4 @@
-"""Data types of cuDNN for those of other libraries."""
+"""Converts data types of other libraries to cuDNN's."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ cudnn_data_type = data_type
 
 
 def torch_to_cudnn_data_type(torch_data_type: Any) -> Any:
-    """The member of data_type for a dtype of torch."""
+    """The member of data_type for a torch dtype."""
     return cudnn_type(weft_type(torch_data_type))
 
 
 def is_torch_available() -> bool:
-    """Whether torch can be imported."""
+    """True if torch can be imported."""
     return find_spec("torch") is not None

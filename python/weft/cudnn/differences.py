@@ -1,5 +1,5 @@
-"""What of this face differs from the names of cuDNN's frontend, and why: the one table, which a test holds
-against the facts."""
+"""Differences between the names here and those of cuDNN's frontend, with reasons: the only such table, which
+a test compares with the recorded names."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DIFFERENCES = {
         "Weft knows no further argument, and takes none in silence."
     ),
 }
-"""A difference as the test prints it, and its reason."""
+"""Differences as the test prints them, and their reasons."""
 
 EXTRAS = {
     "Graph": "The short way, which cuDNN's package loads when it is asked for.",
@@ -34,7 +34,7 @@ EXTRAS = {
     "install": "Makes `import cudnn` find this module.",
     "set_backend_version": "Follows the rules of another version.",
 }
-"""Names that the facts lack, and why they are here."""
+"""Names that the recorded list lacks, and the reasons for them."""
 
 NOT_THERE = {
     **{f"cudnn.{name}": "A kernel by itself, no graph." for name in absent.NAMES},
@@ -42,4 +42,4 @@ NOT_THERE = {
     "pygraph.populate_cuda_graph": "Capture the stream of execute() instead.",
     "pygraph.update_cuda_graph": "Capture the stream of execute() instead.",
 }
-"""Names that are here and refuse, by their name, when they are called."""
+"""Names that exist and raise an error that names them when they are called."""

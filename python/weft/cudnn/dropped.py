@@ -1,7 +1,6 @@
-"""Dropout of attention by a mask of floating numbers, spelled in two attentions without: Hopper's kernels
-add a bias quickly, and drop weights by a mask of booleans alone. A weight times a mask is that of a score to
-which the mask's logarithm is added: only what weights are divided by is another then, and is put right for
-each row."""
+"""Dropout of attention by a floating-point mask, expressed as two attentions without dropout: Hopper's
+kernels add a bias fast, but support only boolean dropout masks. Multiplying a weight by a mask is the same as
+adding the logarithm of the mask to the score; only the denominator differs, and is corrected for each row."""
 
 from __future__ import annotations
 
@@ -14,15 +13,15 @@ from weft.graphs import Graph
 from weft.tensor import Tensor
 
 Attend = Callable[[dict[str, Any]], Any]
-"""Adds an attention, or its gradient, of arguments by name; its results."""
+"""Adds an attention, or its gradient, with arguments by name; returns its results."""
 
 _RECEIVED = ("score_max", "score_sum_exp")
-"""What the first of two attentions fills."""
+"""Outputs that the first of the two attentions writes."""
 
 
 def forward(graph: Graph, attend: Attend, where: str, values: Mapping[str, Any], name: str) -> Any:
-    """o = (scale mask p) v: the second attention has the weights mask p / c, c their sum in each row, which
-    is e^(stats of the second - stats of the first)."""
+    """o = (scale mask p) v: the second attention has the weights mask p / c, where c is their sum in each
+    row, e^(stats of the second - stats of the first)."""
     _check(where, values["dropout"], 2)
     always = {key: value for key, value in values.items() if key not in ("dropout", "is_inference")}
     always["generate_stats"] = True
@@ -31,15 +30,16 @@ def forward(graph: Graph, attend: Attend, where: str, values: Mapping[str, Any],
     of_kept, sums = attend({**again, "bias": _biased(graph, values)})
     _drop(o)
     share = Graph.exp(graph, Graph.sub(graph, sums, stats))
-    is_some = Graph.cmp_gt(graph, sums, -inf)  # rows that keep nothing are 0
+    is_some = Graph.cmp_gt(graph, sums, -inf)  # rows without any kept weight are 0
     share = Graph.mul(graph, Graph.binary_select(graph, share, 0.0, is_some), values["dropout"][1])
     return Graph.mul(graph, of_kept, share, name=name), stats
 
 
 def backward(graph: Graph, attend: Attend, where: str, values: Mapping[str, Any]) -> Any:
-    """The gradient of the scores, p (mask scale dp - d) with d = sum(o dO), as that of two attentions. Scores
-    with the mask's bias and the statistics of those without give the weights mask p, and with scale dO and
-    o = 0 the first term; -p d is what attention without dropout gives where v = 0."""
+    """The gradient of the scores, p (mask scale dp - d) with d = sum(o dO), as the gradients of two
+    attentions. Scores with the mask's bias and the statistics of those without it give the weights mask p,
+    and with scale dO and o = 0 the first term; -p d is the gradient of attention without dropout for v =
+    0."""
     _check(where, values["dropout"], 3)
     _, scale, inverse = values["dropout"]
     rest = {key: value for key, value in values.items() if key != "dropout"}
@@ -53,12 +53,12 @@ def backward(graph: Graph, attend: Attend, where: str, values: Mapping[str, Any]
 
 
 def _drop(result: Tensor) -> None:
-    """A result that nothing needs."""
+    """Marks a result as unused."""
     result._is_virtual, result._output, result.is_read = True, False, True
 
 
 def _biased(graph: Graph, values: Mapping[str, Any]) -> Tensor:
-    """The bias with the logarithm of the mask."""
+    """The bias plus the logarithm of the mask."""
     kept = Graph.log(graph, values["dropout"][0])
     return Graph.add(graph, values["bias"], kept) if "bias" in values else kept
 

@@ -1,6 +1,6 @@
-"""cuDNN's enumerations with the numbers of its Python frontend, and the way to Weft's own and back.
+"""cuDNN's enumerations with the numbers of its Python frontend, and conversions to and from Weft's own.
 
-Weft's have the numbers of cuDNN's C API, which differ. Members meet by their names.
+Weft's have the numbers of cuDNN's C API, which differ. Members are matched by name.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from weft.errors import NotSupportedError
 
 
 class data_type(IntEnum):
-    """What elements of a tensor are."""
+    """The type of a tensor's elements."""
 
     NOT_SET = 0
     FLOAT = 1
@@ -39,7 +39,7 @@ class data_type(IntEnum):
 
 
 class heur_mode(IntEnum):
-    """Whom create_execution_plans asks for plans."""
+    """The heuristics that create_execution_plans asks for plans."""
 
     A = 0
     B = 1
@@ -48,14 +48,14 @@ class heur_mode(IntEnum):
 
 
 class build_plan_policy(IntEnum):
-    """Which of the candidate plans build_plans builds."""
+    """The candidate plans that build_plans builds."""
 
     HEURISTICS_CHOICE = 0
     ALL = 1
 
 
 class numerical_note(IntEnum):
-    """What a plan's arithmetic does beyond the formula."""
+    """Numerical deviations of a plan from the formula."""
 
     TENSOR_CORE = 1
     DOWN_CONVERT_INPUTS = 2
@@ -70,7 +70,7 @@ class numerical_note(IntEnum):
 
 
 class behavior_note(IntEnum):
-    """What a plan does or needs besides arithmetic."""
+    """Effects and requirements of a plan other than arithmetic."""
 
     RUNTIME_COMPILATION = 1
     REQUIRES_FILTER_INT8x32_REORDER = 2
@@ -87,7 +87,7 @@ class convolution_mode(IntEnum):
 
 
 class reduction_mode(IntEnum):
-    """How a reduction joins elements."""
+    """How a reduction combines elements."""
 
     NOT_SET = 0
     ADD = 1
@@ -102,7 +102,7 @@ class reduction_mode(IntEnum):
 
 
 class norm_forward_phase(IntEnum):
-    """Whether a norm keeps statistics for its gradient."""
+    """Whether a norm computes statistics for its gradient."""
 
     NOT_SET = 0
     INFERENCE = 1
@@ -110,7 +110,7 @@ class norm_forward_phase(IntEnum):
 
 
 class tensor_reordering(IntEnum):
-    """A shuffle of a tensor's storage beyond strides."""
+    """A reordering of a tensor's storage beyond strides."""
 
     NONE = 0
     INT8x32 = 1
@@ -133,14 +133,14 @@ class reshape_mode(IntEnum):
 
 
 class diagonal_alignment(IntEnum):
-    """Where attention's diagonal begins."""
+    """The corner at which attention's diagonal begins."""
 
     TOP_LEFT = 0
     BOTTOM_RIGHT = 1
 
 
 class attention_implementation(IntEnum):
-    """How attention is put into the graph; Weft plans it in any case."""
+    """How attention is expressed in the graph; Weft selects the kernels in any case."""
 
     AUTO = 0
     COMPOSITE = 1
@@ -148,7 +148,7 @@ class attention_implementation(IntEnum):
 
 
 class moe_grouped_matmul_mode(IntEnum):
-    """How a grouped product finds its rows."""
+    """How a grouped matmul locates the rows of each group."""
 
     NONE = 1
     GATHER = 2
@@ -157,14 +157,14 @@ class moe_grouped_matmul_mode(IntEnum):
 
 
 class cuda_graph_retention(IntEnum):
-    """Who keeps the CUDA graph that a plan was captured into."""
+    """The owner of the CUDA graph that a plan was captured into."""
 
     PER_GRAPH = 0
     NONE = 1
 
 
 class knob_type(IntEnum):
-    """What a plan can be tuned by."""
+    """Tuning parameters of a plan."""
 
     NOT_SET = 0
     SWIZZLE = 1
@@ -212,7 +212,7 @@ class knob_type(IntEnum):
 
 
 class gnn_activation_op(IntEnum):
-    """Activations of the functions for graph networks, which Weft has not."""
+    """Activations of the functions for graph neural networks, which Weft does not implement."""
 
     LINEAR = 0
     RELU = 1
@@ -224,7 +224,7 @@ class gnn_activation_op(IntEnum):
 
 
 class gnn_agg_op(IntEnum):
-    """Aggregations of the functions for graph networks, which Weft has not."""
+    """Aggregations of the functions for graph neural networks, which Weft does not implement."""
 
     SUM = 0
     MEAN = 1
@@ -294,16 +294,17 @@ class NodeType(IntEnum):
 
 
 FRONTEND_KNOB_TYPE_BASE = 1000
-"""Knobs from this number up belong to kernels of cuDNN's frontend, which are no plans of Weft."""
+"""Knobs from this number on belong to kernels of cuDNN's frontend, which Weft does not have."""
 
 
 def is_frontend_knob_type(knob: Any) -> bool:
-    """Whether a knob belongs to kernels of cuDNN's frontend."""
+    """True if a knob belongs to kernels of cuDNN's frontend."""
     return int(knob) >= FRONTEND_KNOB_TYPE_BASE
 
 
 def to_weft(value: Any) -> Any:
-    """A member of one of these enumerations as Weft's own; None for NOT_SET; anything else as it is."""
+    """Converts a member of one of these enumerations to Weft's own; None for NOT_SET; other values are
+    returned unchanged."""
     if not isinstance(value, IntEnum) or type(value).__module__ != __name__:
         return value
     if value.name == "NOT_SET":
@@ -323,12 +324,13 @@ def _data_type(value: data_type) -> enums.data_type:
 
 
 def weft_type(value: Any) -> enums.data_type | None:
-    """A data type of either library, a dtype or a name as Weft's data type; None where it is not set."""
+    """Converts a data type of either library, a dtype or a name to Weft's data type; None if it is not
+    set."""
     return dtypes.data_type_of(to_weft(value))
 
 
 def cudnn_type(value: enums.data_type | None) -> data_type | enums.data_type:
-    """Weft's data type as cuDNN's; one that cuDNN lacks stays Weft's."""
+    """Converts Weft's data type to cuDNN's; a type that cuDNN lacks is returned unchanged."""
     if value is None:
         return data_type.NOT_SET
     if value is enums.data_type.BYTE_BOOLEAN:
@@ -337,7 +339,8 @@ def cudnn_type(value: enums.data_type | None) -> data_type | enums.data_type:
 
 
 def from_weft(value: IntEnum) -> IntEnum:
-    """A member of one of Weft's enumerations as cuDNN's; one that cuDNN lacks stays Weft's."""
+    """Converts a member of one of Weft's enumerations to cuDNN's; one that cuDNN lacks is returned
+    unchanged."""
     own = globals().get(type(value).__name__)
     found: IntEnum = own.__members__.get(value.name, value) if own is not None else value
     return found

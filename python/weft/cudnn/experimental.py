@@ -1,4 +1,4 @@
-"""cuDNN's experimental functions, as far as Weft has them."""
+"""cuDNN's experimental functions that Weft implements."""
 
 from weft.cudnn import ops
 

@@ -1,4 +1,4 @@
-"""graph, jit and graph_cache: short ways to make a pygraph."""
+"""graph, jit and graph_cache: shortcuts for creating a pygraph."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def graph(
     compute_data_type: Any = data_type.FLOAT,
     **graph_kwargs: Any,
 ) -> Iterator[tuple[pygraph, list[Any]]]:
-    """A graph to be filled in a with block: `with graph(handle) as (g, _)`. It is not built on leaving; see
-    jit. graph_kwargs: further keywords of pygraph."""
+    """A graph to be defined in a with block: `with graph(handle) as (g, _)`. It is not built when the block
+    ends; see jit. graph_kwargs: further keywords of pygraph."""
     yield (
         pygraph(name, io_data_type, intermediate_data_type, compute_data_type, handle, **graph_kwargs),
         [],
@@ -33,8 +33,8 @@ def graph(
 
 
 def jit(heur_modes: Sequence[Any] | Any = (heur_mode.A,), **kwargs: Any) -> Any:
-    """Decorates a function that returns a graph, or a graph and tensors. The graph comes back built, and the
-    uids of the tensors in their place. kwargs change nothing, as in cuDNN.
+    """Decorates a function that returns a graph, or a graph and tensors. The graph is returned built, and
+    tensors are replaced by their uids. kwargs have no effect, as in cuDNN.
 
     >>> import weft.cudnn as cudnn
     >>> @cudnn.jit(heur_modes=[cudnn.heur_mode.A])
@@ -54,7 +54,7 @@ def jit(heur_modes: Sequence[Any] | Any = (heur_mode.A,), **kwargs: Any) -> Any:
         def build(*arguments: Any, **named: Any) -> Any:
             returned = function(*arguments, **named)
             made, *rest = returned if isinstance(returned, tuple) else (returned,)
-            if not made.is_built:  # a cache may return one that is
+            if not made.is_built:  # a cache may return a built graph
                 made.build(modes)
             return (made, *map(_uids, rest)) if isinstance(returned, tuple) else made
 
@@ -64,7 +64,7 @@ def jit(heur_modes: Sequence[Any] | Any = (heur_mode.A,), **kwargs: Any) -> Any:
 
 
 def _uids(returned: Any) -> Any:
-    """The uids of a list of tensors; anything else as it is."""
+    """The uids of a list of tensors; other values are returned unchanged."""
     is_list = isinstance(returned, list) and all(isinstance(each, Tensor) for each in returned)
     return [tensor.get_uid() for tensor in returned] if is_list else returned
 

@@ -25,7 +25,7 @@ from weft.plan import Plan
 
 @dataclass
 class GraphContext:
-    """What a graph gives tensors and operations that do not say."""
+    """Defaults of a graph for tensors and operations that do not set them."""
 
     name: str = ""
     io_data_type: Any = None
@@ -36,7 +36,7 @@ class GraphContext:
 
 
 class pygraph(Attention, Plans):
-    """A computation: tensors and operations on them, then plans that run them.
+    """A computation: tensors, operations on them, and the plans that run them.
 
     >>> import numpy as np, weft.cudnn as cudnn
     >>> g = cudnn.pygraph(io_data_type=cudnn.data_type.FLOAT, handle=cudnn.create_handle("cpu"))
@@ -72,10 +72,10 @@ class pygraph(Attention, Plans):
         is_cuda_graph_replay_expected: bool = False,
         **kwargs: Any,
     ) -> None:
-        """Makes an empty graph. sm_version is what the device says, cuda_graph_retention what
-        get_cuda_graph_retention() gives back: Weft keeps no CUDA graph of its own beside a plan, and each of
-        its plans may be captured, so is_cuda_graph_replay_expected changes nothing either. Further keywords
-        are those of weft.Graph: inputs, outputs, heuristics, device."""
+        """Creates an empty graph. sm_version is determined by the device. cuda_graph_retention is only stored
+        for get_cuda_graph_retention(): Weft keeps no CUDA graph in addition to a plan, and all its plans may
+        be captured, so is_cuda_graph_replay_expected has no effect, either. Further keywords are those of
+        weft.Graph: inputs, outputs, heuristics, device."""
         io, intermediate = enums.weft_type(io_data_type), enums.weft_type(intermediate_data_type)
         super().__init__(
             name or "", io, intermediate, enums.weft_type(compute_data_type), handle, sm_count, sm_version,
@@ -106,9 +106,9 @@ class pygraph(Attention, Plans):
         alignment_value: int = 1,
         **kwargs: Any,
     ) -> Tensor:
-        """Adds a tensor: extents, elements between neighbours along each dimension, type of the elements.
-        ragged_offset: where batch entries start; alignment_value: bytes that its addresses are multiples
-        of, where a script promises more than Weft expects."""
+        """Adds a tensor: extents, distance between consecutive elements along each dimension, type of the
+        elements. ragged_offset: the offsets at which batch entries start. alignment_value: the alignment of
+        its addresses in bytes, if a script guarantees more than Weft expects."""
         if kwargs:
             raise BadParameterError(f"tensor: {', '.join(kwargs)} is no argument of it. Leave it out.")
         made = super().tensor(
@@ -126,7 +126,7 @@ class pygraph(Attention, Plans):
     def tensor_like(  # type: ignore[override]
         self, template: Any, name: str = "", is_virtual: bool = False
     ) -> Tensor:
-        """Adds a tensor of the shape, strides and type of another tensor or of an array; an array of one
+        """Adds a tensor with the shape, strides and type of another tensor or an array; an array of one
         element on the host becomes a by-value scalar."""
         made = super().tensor_like(template, name or "")
         assert isinstance(made, Tensor)
@@ -139,8 +139,9 @@ class pygraph(Attention, Plans):
         scalar_type: Any,
         name: str = "",
     ) -> Tensor:
-        """Adds a scalar: COMPILE_TIME_CONST makes its value part of the plan, RUNTIME_PARAM the value that is
-        read when a variant pack has no other. A float is FLOAT, rounded to it; an int is INT64."""
+        """Adds a scalar. With COMPILE_TIME_CONST its value is part of the plan; with RUNTIME_PARAM it is a
+        default, used if the variant pack has no value for it. A float is rounded to FLOAT; an int is
+        INT64."""
         if isinstance(value, float) and abs(value) > _LARGEST_FLOAT:
             value = float("inf") if value > 0 else float("-inf")
         made = super().tensor_scalar(value, enums.to_weft(scalar_type), name=name or "")
@@ -171,12 +172,12 @@ class pygraph(Attention, Plans):
 
     @property
     def is_built(self) -> bool:
-        """Whether the operation graph is built, or a plan loaded: tensors cannot change any more."""
+        """True if the operation graph is built or a plan is loaded: tensors can no longer change."""
         return self._made_planner is not None or self._plan is not None
 
     def validate(self) -> None:
-        """Checks every operation and infers what was left unset of their results. Tensors may still be set;
-        the next step then validates anew."""
+        """Checks every operation and infers unset properties of the results. Tensors may still be changed;
+        the next step then validates again."""
         if self.is_validated:
             return
         self._before = {
@@ -196,7 +197,7 @@ class pygraph(Attention, Plans):
         self._is_stale = False
 
     def _infer_dims(self, with_strides: Mapping[Any, Any]) -> None:
-        """Gives dims to results of which strides alone were set."""
+        """Infers dims of results for which only strides were set."""
         for tensor in with_strides:
             tensor._strides = ()
         super().validate()
@@ -206,26 +207,26 @@ class pygraph(Attention, Plans):
             tensor._dims = dims[tensor]
 
     def _restore(self) -> None:
-        """Takes back what validation inferred."""
+        """Reverts what validation inferred."""
         for tensor, (dims, strides, kind, is_virtual, constant) in self._before.items():
             tensor._dims, tensor._strides, tensor._data_type = dims, strides, kind
             tensor._is_virtual, tensor.constant = is_virtual, constant
         self.is_validated = False
 
     def _reopen(self) -> None:
-        """Lets tensors change after validate()."""
+        """Allows tensors to change after validate()."""
         if self.is_validated and not self.is_built:
             self._restore()
             self._is_stale = True
 
     def _revalidate(self) -> None:
-        """Infers anew before a getter, when a tensor was set after validate()."""
+        """Infers again before a getter if a tensor was changed after validate()."""
         if self._is_stale and not self.is_validated:
             self.validate()
 
     def _use(self, plan: Plan) -> None:
         super()._use(plan)
-        self._keys[None] = None  # scripts name an optional tensor that they did not make
+        self._keys[None] = None  # scripts use None as the key of an optional tensor that they did not create
 
     # ---- Execution ----
 
@@ -239,9 +240,9 @@ class pygraph(Attention, Plans):
         override_strides: Any = None,
         tensor_uids: Sequence[int] | None = None,
     ) -> None:
-        """Runs the chosen plan. tensor_dict: memory by tensor, uid or name, or with tensor_uids a list of
-        memory in their order. A key None, a uid that no tensor uses and a virtual tensor are skipped, and a
-        tensor of another graph stands for its uid. The rest is as for weft.Graph.execute."""
+        """Runs the selected plan. tensor_dict: memory by tensor, uid or name, or with tensor_uids a list of
+        memory in their order. A key of None, a uid that no tensor has and a virtual tensor are skipped, and a
+        tensor of another graph is identified by its uid. Everything else is as for weft.Graph.execute."""
         if override_uids is None and tensor_uids is None:
             try:
                 self._execute(self._plan or self.plan, tensor_dict, workspace, handle, None)
@@ -257,10 +258,10 @@ class pygraph(Attention, Plans):
     def _with_other_booleans(
         self, error: OtherBooleans | None, run: Callable[[Plan], Any], flipped: frozenset[int] = frozenset()
     ) -> Any:
-        """Runs a plan in which BOOLEAN tensors have a bit or a byte per element, as their memory does. The
-        plan is built once for each combination. flipped: uids of tensors of which this is known."""
+        """Runs a plan in which BOOLEAN tensors have a bit or a byte per element, to match their memory. The
+        plan is built once for each combination. flipped: uids of tensors for which the match is known."""
         if error is not None and not self._operations:
-            raise error  # a saved plan does not know its operations
+            raise error  # the operations of a saved plan are unknown
         while True:
             flipped ^= {error.uid} if error is not None else set()
             if flipped not in self._boolean_plans:
@@ -280,7 +281,7 @@ class pygraph(Attention, Plans):
         )
 
     def _room(self, plan: Plan, workspace: Any) -> Any:
-        """The caller's workspace, if it is large enough for another plan."""
+        """The caller's workspace if it is large enough for another plan."""
         return workspace if plan.workspace_size <= self.plan.workspace_size else None
 
     def _plan_with_other_booleans(self, uids: frozenset[int]) -> Plan:
@@ -302,7 +303,8 @@ class pygraph(Attention, Plans):
         return plan
 
     def _slot_of_unknown(self, plan: Plan, key: Any) -> int | None:
-        """As in cuDNN, a tensor stands for its uid, and memory for a uid that no tensor uses is ignored."""
+        """As in cuDNN, a tensor is identified by its uid, and memory for a uid that no tensor has is
+        ignored."""
         if isinstance(key, weft_tensor.Tensor):
             return plan.index.get(self._adopted.get(key, key).get_uid())
         return None if isinstance(key, int) else super()._slot_of_unknown(plan, key)
@@ -317,7 +319,7 @@ class pygraph(Attention, Plans):
         tensor_uids: Sequence[int] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Runs one of the built plans; arguments as for execute, overrides by name or behind the handle."""
+        """Runs one of the built plans; arguments as for execute, overrides by name or after the handle."""
         if tensor_uids is not None or args or kwargs:
             pack = _pack(tensor_dict, tensor_uids)
             super().execute_plan_at_index(pack, workspace, index, handle, *args, **kwargs)
@@ -327,8 +329,8 @@ class pygraph(Attention, Plans):
     def __call__(
         self, *arrays: Any, handle: Handle | None = None, workspace: Any = None, **named: Any
     ) -> Any:
-        """Builds the graph if need be and runs it: arrays by position or by name, or a dict of them. Returns
-        the output, or a tuple of the outputs; a workspace that is not given is allocated."""
+        """Builds the graph if necessary and runs it: arrays by position or by name, or a dict of them.
+        Returns the output, or a tuple of the outputs. The workspace is allocated if none is passed."""
         from weft.memory import stream_of
 
         if self._plan is None:
@@ -353,7 +355,7 @@ class pygraph(Attention, Plans):
 
     @property
     def context(self) -> GraphContext:
-        """What the graph gives tensors and operations that do not say."""
+        """The graph's defaults for tensors and operations."""
         return GraphContext(
             self.name,
             enums.cudnn_type(self._io_type),
@@ -370,11 +372,11 @@ class pygraph(Attention, Plans):
 
     @property
     def tensors(self) -> list[Any]:
-        """The graph's tensors, in the order in which they were made."""
+        """The graph's tensors in the order of their creation."""
         return list(self._tensors)
 
     def get_node(self, name: str) -> Node:
-        """The operation of a name."""
+        """The operation with a name."""
         found = next((node for node in self._nodes if node.name == name), None)
         if found is None:
             names = ", ".join(node.name for node in self._nodes)
@@ -382,7 +384,7 @@ class pygraph(Attention, Plans):
         return found
 
     def find_tensor(self, name_or_uid: str | int) -> Any:
-        """The tensor of a name, of "operation::operand" or of a uid."""
+        """The tensor with a name, for "operation::operand", or with a uid."""
         return self._find(name_or_uid)
 
     def _find(self, key: Any) -> Any:
@@ -398,7 +400,7 @@ class pygraph(Attention, Plans):
         return super()._find(key) if found is None else found
 
     def get_inputs(self) -> list[Any]:
-        """Tensors that no operation makes, and that some read."""
+        """Tensors without a producer that an operation reads."""
         return [t for t in self._tensors if t.producer is None and t.is_read and not t.is_constant]
 
     def get_outputs(self) -> list[Any]:
@@ -406,7 +408,7 @@ class pygraph(Attention, Plans):
         return [t for t in self._results() if t._output or (self.is_validated and not t._is_virtual)]
 
     def get_cuda_graph_retention(self) -> Any:
-        """What the graph was made with; see there."""
+        """The value passed to the constructor."""
         return self._retention
 
     # ---- Saving ----
@@ -414,7 +416,7 @@ class pygraph(Attention, Plans):
     def serialize(  # type: ignore[override]
         self, *, as_bytes: bool = False, include_kernels: bool = True
     ) -> Any:
-        """The chosen plan as a list of numbers, or as bytes. include_kernels: with the machine code of its
+        """The selected plan as a list of numbers, or as bytes. include_kernels: with the machine code of its
         kernels."""
         data = super().serialize(code=include_kernels)
         return data if as_bytes else list(data)
@@ -423,8 +425,8 @@ class pygraph(Attention, Plans):
         self, *args: Any, handle: Handle | None = None, enforce_precompiled: bool = False, **kwargs: Any
     ) -> pygraph:
         """Loads a saved plan: deserialize(data) or deserialize(handle, data). enforce_precompiled: use the
-        machine code that it carries; do so only with plans from people you trust. Without, kernels are
-        compiled anew. run_warmup is taken and not needed: nothing is left for a first run."""
+        machine code in the data; do so only with plans from people you trust. Otherwise kernels are compiled
+        again. run_warmup is accepted and not needed: nothing is deferred to the first run."""
         unknown = set(kwargs) - {"run_warmup"}
         if unknown:
             raise BadParameterError(f"deserialize: {', '.join(unknown)} is no argument of it. Leave it out.")
@@ -433,7 +435,7 @@ class pygraph(Attention, Plans):
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles as the chosen plan, with the values of constants."""
+        """Pickles the selected plan with the values of constants."""
         return pygraph._loaded, (Graph.serialize(self), self.plan.values)
 
     @staticmethod
@@ -443,7 +445,7 @@ class pygraph(Attention, Plans):
         return made
 
     def populate_cuda_graph(self, handle: Any, variant_pack: Any, workspace: Any, cuda_graph: Any) -> None:
-        """Not offered, as of weft.Graph: capture the stream of execute()."""
+        """Not supported, as in weft.Graph: capture the stream of execute() instead."""
         raise NotSupportedError(
             f"{self._label}: plans are not written into CUDA graphs directly. Capture the stream of "
             "execute() instead.",
@@ -456,7 +458,7 @@ class pygraph(Attention, Plans):
         return "pygraph" + super().__repr__().removeprefix("Graph")
 
 
-_LARGEST_FLOAT = 3.4028235677973366e38  # what rounds to more is infinite
+_LARGEST_FLOAT = 3.4028235677973366e38  # larger values round to infinity
 
 
 def _own_keywords(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,5 +1,5 @@
-"""Operations on groups of neighbouring rows, spelled in Weft's: reductions of each group, quantising by
-groups, and products of experts whose results are summed for each token."""
+"""Operations on groups of consecutive rows, expressed as Weft's operations: reductions of each group,
+quantization by groups, and expert matmuls whose results are summed for each token."""
 
 from __future__ import annotations
 
@@ -24,19 +24,20 @@ _IDENTITY = {
     reduction_mode.MUL: 1.0,
     reduction_mode.MUL_NO_ZEROS: 1.0,
 }
-"""What stands for a row of another group, where each group looks at all rows. Sums are products instead."""
+"""The neutral element that replaces the rows of other groups, because each group reads all rows. Sums use
+matmuls instead."""
 
 
 def known_dims(graph: Graph, tensor: Tensor) -> tuple[int, ...]:
-    """The dims of a tensor, inferred where no one set them."""
+    """The dims of a tensor, inferred if they are not set."""
     if not tensor._dims:
         graph.validate()
     return tensor._dims
 
 
 def reshaped(graph: Graph, tensor: Tensor, dims: Sequence[int], name: str = "") -> Tensor:
-    """A packed tensor with other dims. The strides are set, because the default ones are channels last and
-    the default mode reinterprets the storage."""
+    """A contiguous tensor with other dims. The strides are set, because the default is channels last and the
+    default mode reinterprets the storage."""
     return Graph.reshape(graph, tensor, name=name).set_dim(dims).set_stride(packed_strides(list(dims)))
 
 
@@ -48,9 +49,9 @@ def reduction(
     compute_data_type: data_type | None = None,
     name: str = "",
 ) -> Tensor:
-    """Combines elements: over the dimensions in which the result has the extent 1. With group_offset,
-    [E, 1, 1], rows of input, [1, M, N], are E groups: group e begins at row group_offset[e] and ends where
-    the next one begins, the last one at M. The result is [E, 1, N], or [E, 1, 1] where its dims say so."""
+    """Reduces over the dimensions in which the result has extent 1. With group_offset, [E, 1, 1], rows of
+    input, [1, M, N], form E groups: group e begins at row group_offset[e] and ends where the next one begins,
+    the last one at M. The result is [E, 1, N], or [E, 1, 1] if its dims are set so."""
     if group_offset is None:
         return Graph.reduction(graph, input, mode, compute_data_type=compute_data_type, name=name)
     dims, offsets = known_dims(graph, input), known_dims(graph, group_offset)
@@ -73,8 +74,8 @@ def sliced(
     compute_data_type: data_type | None = None,
     name: str = "",
 ) -> Tensor:
-    """A box, with steps, cut out of a tensor, by Python's rules: a start or stop that is missing is the end,
-    a negative one counts from there. A dimension without a slice stays whole."""
+    """A strided slice of a tensor by Python's rules: a missing start or stop is the end of the range, a
+    negative one counts from the end. A dimension without a slice is unchanged."""
     boxes = list(slices or ())
     ends = [end for box in boxes if isinstance(box, slice) for end in (box.start, box.stop)]
     is_complete = boxes and all(end is not None and end >= 0 for end in ends)
@@ -87,27 +88,28 @@ def sliced(
 
 
 def _numbers(graph: Graph, input: Tensor) -> Tensor:
-    """The number of each row, [1, M, 1]."""
+    """The index of each row, [1, M, 1]."""
     dims = input._dims
     column = Graph.slice(graph, input, [slice(0, 1), slice(0, dims[1]), slice(0, 1)])
     return Graph.gen_index(graph, column, 1)
 
 
 def _members(graph: Graph, input: Tensor, group_offset: Tensor) -> Tensor:
-    """Whether a row is of a group, [E, M, 1]: how many groups have begun says of which."""
+    """Whether a row belongs to a group, [E, M, 1]: the number of groups that have begun identifies its
+    group."""
     has_begun = Graph.cmp_ge(graph, _numbers(graph, input), group_offset)
     begun = Graph.reduction(graph, has_begun, reduction_mode.ADD, dims=[0])
     return Graph.cmp_eq(graph, begun, Graph.add(graph, Graph.gen_index(graph, group_offset, 0), 1))
 
 
 def _chosen(graph: Graph, input: Tensor, mode: reduction_mode, group_offset: Tensor) -> Tensor:
-    """All rows for each group, those of others as what changes nothing, [E, M, N]."""
+    """All rows for each group, with the rows of other groups replaced by the neutral element, [E, M, N]."""
     return Graph.binary_select(graph, input, _IDENTITY[mode], _members(graph, input, group_offset))
 
 
 def _sums(graph: Graph, input: Tensor, mode: reduction_mode, group_offset: Tensor) -> Tensor:
-    """What a reduction of the same mode goes on with: a row for each group, [E, 1, N], of the sums over its
-    rows as a product with a row of ones."""
+    """The input of a further reduction with the same mode: a row for each group, [E, 1, N], with the sums
+    over its rows computed as a matmul with a row of ones."""
     ones = Graph.cmp_ge(graph, _numbers(graph, input), 0)
     ones = Graph.binary_select(graph, 1.0, 0.0, ones)
     summed = input
@@ -134,8 +136,9 @@ def block_scale_quantize(
     compute_data_type: data_type | None = None,
     name: str = "",
 ) -> tuple[Tensor, Tensor]:
-    """Quantises blocks of neighbours with a scale each. group_offset says where groups of rows, dimension 1,
-    begin: blocks along the last dimension lie within a row, so that groups change nothing of them."""
+    """Quantizes blocks of consecutive elements with a scale each. group_offset holds the first row of each
+    group along dimension 1. Blocks along the last dimension stay within a row, so that groups do not affect
+    them."""
     if group_offset is not None:
         last = len(known_dims(graph, input)) - 1
         if axis not in (None, -1, last):
@@ -149,7 +152,7 @@ def block_scale_quantize(
 
 
 def check_scales(nodes: Iterable[Node]) -> None:
-    """Refuses scales of groups in tiles, whose order no one has written down."""
+    """Rejects scales of groups in tiles, because their order is undocumented."""
     for node in nodes:
         if node.method != "block_scale_quantize" or "group_offset" not in node.inputs:
             continue
@@ -174,12 +177,14 @@ def moe_grouped_matmul(
     compute_data_type: data_type | None = None,
     name: str = "",
 ) -> Tensor:
-    """Each expert's rows times its weight. Mode COMBINE sums the results of each token, times its scores:
+    """Multiplies each expert's rows by its weight. Mode COMBINE sums the results of each token, multiplied by
+    its scores:
 
         output[t] = sum_k top_k_scores[t, k] (row of token t's k-th expert)
 
-    token_index and token_ks say of each row its t and k, as for SCATTER; top_k_scores has S top_k numbers,
-    token by token: [1, S, top_k], [S, top_k, 1] or the like, and without it each is 1. output: [1, S, N]."""
+    token_index and token_ks contain t and k of each row, as for SCATTER; top_k_scores has S top_k numbers,
+    token by token: [1, S, top_k], [S, top_k, 1] or similar; without it, each score is 1. output: [1, S, N].
+    """
     if mode is moe_grouped_matmul_mode.COMBINE:
         operands = token, weight, first_token_offset, token_index, token_ks
         return _combined(graph, operands, top_k, top_k_scores, compute_data_type, name)
@@ -227,4 +232,4 @@ METHODS: dict[str, Callable[..., Any]] = {
     "block_scale_quantize": block_scale_quantize,
     "moe_grouped_matmul": moe_grouped_matmul,
 }
-"""Methods that have an argument which Weft's lack."""
+"""Methods with an argument that Weft's own methods lack."""

@@ -1,4 +1,4 @@
-"""Handles, streams, caches of kernels, and what a device is and can do."""
+"""Handles, streams, kernel caches, and the properties and capabilities of devices."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ get_last_error_string = frontend.get_last_error_string
 
 
 def create_handle(device: int | str | None = None, ordinal: int | None = None) -> Handle:
-    """Opens a device. Without arguments, as cuDNN's, the GPU that is current in torch, else the first one,
-    and the CPU where there is none. device, ordinal: as of weft.create_handle."""
+    """Opens a device. Without arguments, as in cuDNN, the GPU that is current in torch, otherwise the first
+    one, and the CPU if there is no GPU. device, ordinal: as for weft.create_handle."""
     if device is not None or ordinal is not None:
         return frontend.create_handle(device, ordinal or 0)
     handle, current = frontend.create_handle(), _current_ordinal()
@@ -30,7 +30,7 @@ def create_handle(device: int | str | None = None, ordinal: int | None = None) -
 
 
 def _current_ordinal() -> int | None:
-    """The GPU that is current in torch; None where torch has touched none."""
+    """The GPU that is current in torch; None if torch has not initialized CUDA."""
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     if cuda is None or not cuda.is_initialized():
         return None
@@ -38,15 +38,15 @@ def _current_ordinal() -> int | None:
 
 
 class DeviceInfo(NamedTuple):
-    """A device as scripts ask for it; numbers that a CPU lacks are 0."""
+    """The properties of a device that scripts query; numbers that a CPU lacks are 0."""
 
     ordinal: int
     device_name: str
     compute_capability: tuple[int, int]
     sm_count: int
-    """Multiprocessors; of a CPU threads."""
+    """Multiprocessors; for a CPU, threads."""
     shared_memory_per_block_optin: int
-    """Bytes."""
+    """In bytes."""
     l2_cache_bytes: int
 
     @property
@@ -56,7 +56,7 @@ class DeviceInfo(NamedTuple):
 
     @classmethod
     def of(cls, device: Handle | DeviceProperties | None = None) -> DeviceInfo:
-        """The device of a handle, or one that is described; default that of create_handle().
+        """The device of a handle, or a described one; by default that of create_handle().
 
         >>> import weft, weft.cudnn as cudnn
         >>> cudnn.DeviceInfo.of(weft.compile_for("sm_90")).compute_capability
@@ -77,8 +77,8 @@ class DeviceInfo(NamedTuple):
 
 
 def sdpa_capabilities(handle: Handle | None = None) -> dict[str, Any]:
-    """What attention takes on a device. Weft refuses no valid shape: what kernels do not serve runs as other
-    operations, slower, and explain() says so."""
+    """The capabilities of attention on a device. Weft supports every valid shape: if no fused kernel supports
+    it, slower separate operations run, as explain() reports."""
     device = DeviceInfo.of(handle)
     return {
         "device": device,

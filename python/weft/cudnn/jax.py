@@ -1,4 +1,5 @@
-"""cuDNN's own functions for JAX, for which Weft has weft.jax: each name refuses when it is called."""
+"""cuDNN's own functions for JAX; use weft.jax instead. Each raises an error that names it when it is
+called."""
 
 from weft.cudnn.absent import attribute_of
 

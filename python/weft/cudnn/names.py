@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from weft.cudnn.enums import NodeType
 from weft.tensor import Tensor
 
-# Other names of a result, in small letters: what frontends of different years call it.
+# Aliases of results, in lower case, from different versions of the frontend.
 _ALIASES = {
     "inv_variance": "inv_var",
     "next_running_variance": "next_running_var",
@@ -19,7 +19,7 @@ _ALIASES = {
 
 
 class Node(NamedTuple):
-    """An operation of a graph by cuDNN's names."""
+    """An operation of a graph with cuDNN's names."""
 
     name: str
     node_type: NodeType
@@ -29,10 +29,10 @@ class Node(NamedTuple):
     outputs: dict[str, Tensor]
     attributes: dict[str, Any]
     wefts_name: str = ""
-    """The name in Weft's messages, which names what has no name otherwise than cuDNN."""
+    """The name in Weft's messages, which differs from cuDNN's for operations without a name."""
 
     def find(self, port: str) -> Tensor | None:
-        """An operand or result: by its argument, its name in any case, or by position: OUT_0, IN_1, 1."""
+        """An operand or result by its argument, its name in any case, or its position: OUT_0, IN_1, 1."""
         for ports in (self.inputs, self.outputs):
             if isinstance(ports.get(port), Tensor):
                 found: Tensor = ports[port]
@@ -58,7 +58,7 @@ def name_of(nodes: Iterable[Node], method: str) -> str:
 
 
 def find_tensor(nodes: Iterable[Node], key: str) -> Tensor | None:
-    """What "operation::operand" names; None if nothing has the name."""
+    """The tensor for "operation::operand"; None if it does not exist."""
     owner, _, port = key.partition("::")
     found = (node.find(port) for node in nodes if owner in (node.name, node.wefts_name))
     return next((tensor for tensor in found if tensor is not None), None)

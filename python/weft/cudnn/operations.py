@@ -1,5 +1,5 @@
-"""The methods that add operations to a graph, made of the rows of table.py: arguments are bound as cuDNN
-binds them, enumerations become Weft's, and Weft's own method of the same name does the rest."""
+"""The methods that add operations to a graph, generated from the rows of table.py: arguments are bound as in
+cuDNN, enumerations are converted to Weft's, and Weft's method of the same name is called."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Operations(Graph):
     _adopted: dict[Tensor, Tensor]
 
     def _own(self, value: Any, where: str, key: str) -> Any:
-        """A tensor of another graph as one of this graph, by its uid: the tensor that has the uid here, or a
-        new input like it. Anything else as it is."""
+        """Converts a tensor of another graph to one of this graph with the same uid: an existing tensor, or a
+        new input like it. Other values are returned unchanged."""
         if not isinstance(value, Tensor) or value.graph is self:
             return value
         found = self._adopted.get(value)
@@ -45,7 +45,7 @@ class Operations(Graph):
         return found
 
     def _copy_of(self, tensor: Tensor, where: str, key: str) -> Tensor:
-        """A new input with all that is set of a tensor."""
+        """A new input with all properties that are set for a tensor."""
         made = self.tensor_like(tensor, tensor._name)
         for name in ("_uid", "_alignment", "_vector", "_reordering", "_ragged_multiplier"):
             setattr(made, name, getattr(tensor, name))
@@ -63,7 +63,7 @@ class Operations(Graph):
         compute_data_type: Any,
         out_dims: Any = None,
     ) -> Any:
-        """Adds an operation by Weft's method, and remembers it by cuDNN's names."""
+        """Adds an operation with Weft's method, and records it with cuDNN's names."""
         where = label(method, name)
         values = {
             key: self._operand(where, key, value, row) for key, value in given.items() if value is not None
@@ -83,7 +83,7 @@ class Operations(Graph):
         return made
 
     def _parameters_of_full_rank(self, values: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Scale and bias with the rank of the input, where theirs is less: [C] becomes [1, 1, C]."""
+        """Scale and bias with the rank of the input if theirs is lower: [C] becomes [1, 1, C]."""
         found = {}
         for key in ("scale", "bias"):
             tensor = values.get(key)
@@ -94,7 +94,7 @@ class Operations(Graph):
         return found
 
     def _operands_of_full_rank(self, values: Mapping[str, Any], row: Row) -> dict[str, Tensor]:
-        """Pointwise operands of fewer dimensions than the others have: [C] becomes [1, 1, C]."""
+        """Pointwise operands of lower rank than the others: [C] becomes [1, 1, C]."""
         operands = {
             key: t for key in row.operands if isinstance(t := values.get(key), Tensor) and not t.is_constant
         }
@@ -109,7 +109,8 @@ class Operations(Graph):
         return found
 
     def _operand(self, where: str, key: str, value: Any, row: Row) -> Any:
-        """An array as a tensor of the graph, so that the node can name it; anything else as it is."""
+        """Converts an array to a tensor of the graph, so that the node can refer to it; other values are
+        returned unchanged."""
         if key in row.lists:
             return [self._operand(where, key, item, row._replace(lists=())) for item in value]
         value = self._own(value, where, key)
@@ -125,7 +126,7 @@ class Operations(Graph):
         names: tuple[str, str],
         out_dims: Any,
     ) -> None:
-        """Remembers what the last operation reads and makes, and gives its results dims."""
+        """Records operands and results of the last operation, and sets the dims of the results."""
         results = made if isinstance(made, tuple) else (made,)
         outputs = {key: t for key, t in zip(row.results, results, strict=True) if t is not None}
         inputs = {key: v for key, v in values.items() if key in row.operands or isinstance(v, Tensor)}
@@ -138,8 +139,8 @@ class Operations(Graph):
     def matmul(  # type: ignore[override]
         self, A: Any, B: Any, compute_data_type: Any = None, padding: float = 0.0, name: str = ""
     ) -> Tensor:
-        """C = A B, of the last two dimensions; padding is what stands for elements beyond an extent that a
-        run shortens."""
+        """C = A B over the last two dimensions. padding is the value of elements beyond an extent that a run
+        shortens."""
         made: Tensor = self._add(
             "matmul", MATMUL, {"A": A, "B": B, "padding": padding}, name or "", compute_data_type
         )
@@ -147,26 +148,27 @@ class Operations(Graph):
 
 
 _ROW_NORMS = ("layernorm", "rmsnorm", "layernorm_backward", "rmsnorm_backward")
-"""Norms whose parameters may have fewer dimensions than the input."""
+"""Norms whose parameters may have a lower rank than the input."""
 
 
 def _converted(value: Any) -> Any:
-    """An argument as Weft's methods take it; the one mode that Weft lacks stays, for who spells it."""
+    """Converts an argument to the form of Weft's methods; the one mode that Weft lacks is kept for the
+    function that decomposes it."""
     return value if value is moe_grouped_matmul_mode.COMBINE else to_weft(value)
 
 
 def _rank_of(tensor: Tensor, known: dict[Tensor, int]) -> int:
-    """How many dims a tensor has, or will have: as many as what it is made of. 0: nothing says it."""
+    """The present or future rank of a tensor, which is that of its operands; 0 if it is unknown."""
     if tensor._dims or tensor.producer is None:
         return len(tensor._dims)
     if tensor not in known:
-        known[tensor] = 0  # against cycles
+        known[tensor] = 0  # terminates cycles
         known[tensor] = max((_rank_of(each, known) for each in tensor.producer.operands()), default=0)
     return known[tensor]
 
 
 def set_dims(outputs: Mapping[str, Tensor], out_dims: Any) -> None:
-    """Gives results dims. out_dims: those of the first, of each in order, or by name."""
+    """Sets the dims of results. out_dims: those of the first result, of each in order, or by name."""
     if out_dims is None:
         return
     if not isinstance(out_dims, Mapping):
@@ -178,7 +180,7 @@ def set_dims(outputs: Mapping[str, Tensor], out_dims: Any) -> None:
 
 
 def bind(method: str, row: Row, arguments: Sequence[Any], named: dict[str, Any]) -> dict[str, Any]:
-    """Arguments by name. A norm's phase may stand anywhere among those by position."""
+    """Binds arguments to names. A norm's phase may be anywhere among the positional arguments."""
     given, rest = dict(named), list(arguments)
     for phase in [a for a in rest if isinstance(a, (norm_forward_phase, enums.norm_forward_phase))]:
         if "norm_forward_phase" in row.attributes:
@@ -208,7 +210,7 @@ _TAIL = {"name": "", "compute_data_type": None, "out_dims": None}
 
 
 def signature_of(row: Row, tail: Sequence[str]) -> Signature:
-    """What help() shows, and the test compares."""
+    """The signature for help(), which the test compares."""
     optional = dict.fromkeys(row.optional) | dict(row.attributes)
     optional |= {key: _TAIL[key] for key in ("name", "compute_data_type") if row.is_plain}
     parameters = [Parameter("self", Parameter.POSITIONAL_OR_KEYWORD)]
@@ -230,7 +232,7 @@ def _method(method: str, row: Row, tail: Sequence[str]) -> Callable[..., Any]:
     def add(self: Operations, *arguments: Any, **named: Any) -> Any:
         out_dims = named.pop("out_dims", None) if takes_dims else None
         tail = {key: named.pop(key) for key in ("name", "compute_data_type") if key in named}
-        # Releases before 1.32 have compute_data_type by position, among the attributes.
+        # Releases before 1.32 accept compute_data_type by position, among the attributes.
         for kind in [a for a in arguments if isinstance(a, (cudnn_data_type, enums.data_type))]:
             if not row.is_plain:
                 arguments, tail["compute_data_type"] = tuple(a for a in arguments if a is not kind), kind
@@ -243,7 +245,7 @@ def _method(method: str, row: Row, tail: Sequence[str]) -> Callable[..., Any]:
 
 
 def _described(method: str) -> Any:
-    """The function whose description a method has."""
+    """The function from which a method's docstring is taken."""
     return METHODS.get(method) or getattr(Graph, method, None) or COMPOSED[method]
 
 
@@ -255,7 +257,7 @@ def _dressed(function: Callable[..., Any], name: str, signature: Signature, like
 
 
 def _sentence(name: str, like: Any) -> str:
-    """Weft's own description without the arguments."""
+    """Weft's own docstring without the arguments."""
     text = (like.__doc__ or "") if like is not None else f"{name}: an operation that Weft has not."
     first: str = text.split("\n\n        Args:")[0]
     return first

@@ -1,5 +1,5 @@
-"""cudnn.ops: causal convolutions of sequences, on torch tensors of a GPU or of the CPU. They are torch's
-operator weft::causal_conv1d: autograd and torch.compile see it."""
+"""cudnn.ops: causal convolutions of sequences on torch tensors of a GPU or the CPU. They call the torch
+operator weft::causal_conv1d, so autograd and torch.compile support them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from weft.errors import UnavailableError
 
 TAPS_MOST = {"causal_conv1d": 256, "causal_conv1d_nwh": 128, "b2b_causal_conv1d": 32}
-"""The largest filters that cuDNN takes. Weft's operation has no limit."""
+"""The largest filters that cuDNN accepts. Weft's operation has no limit."""
 
 
 def _torch() -> Any:
@@ -22,7 +22,7 @@ def _torch() -> Any:
 
 
 def _check(name: str, x: Any, weight: Any, bias: Any, activation: str, taps: int) -> None:
-    """What cuDNN refuses, with the exceptions that it raises."""
+    """Rejects what cuDNN rejects, with the same exceptions."""
     if activation not in ("identity", "silu"):
         raise ValueError(f"cudnn.ops.{name}: activation is {activation!r}. Use 'identity' or 'silu'.")
     others = [weight] if bias is None else [weight, bias]
@@ -51,7 +51,7 @@ def causal_conv1d(x: Any, weight: Any, bias: Any = None, activation: str = "iden
 
     Args:
         x: [B, D, L].
-        weight: [D, K], of the type of x, as bias; K is 2 to 256.
+        weight: [D, K], of the type of x, like bias; K is 2 to 256.
         bias: [D]; None adds nothing.
         activation: "identity" or "silu".
     """
@@ -62,11 +62,11 @@ def causal_conv1d(x: Any, weight: Any, bias: Any = None, activation: str = "iden
 
 
 def causal_conv1d_nwh(x: Any, weight: Any, bias: Any = None, activation: str = "identity") -> Any:
-    """The same of sequences with channels last.
+    """causal_conv1d for sequences with channels last.
 
     Args:
         x: [B, L, D].
-        weight: [K, D], of the type of x, as bias; K is 2 to 128.
+        weight: [K, D], of the type of x, like bias; K is 2 to 128.
         bias: [D]; None adds nothing.
         activation: "identity" or "silu".
     """
@@ -78,13 +78,13 @@ def causal_conv1d_nwh(x: Any, weight: Any, bias: Any = None, activation: str = "
 
 
 def b2b_causal_conv1d(x: Any, weights_proj: Any, weights_mixer: Any, skip_bias: Any) -> Any:
-    """A convolution of three channels for each of the result's, a gate of two of them, a second convolution
-    beside which the gated skip it, and a gate by the third. Weft composes it of two convolutions and torch's
-    products: several kernels where cuDNN has one.
+    """A convolution of three channels for each channel of the result, a product of two of them, a second
+    convolution with a skip connection around it, and a product with the third. Weft composes it of two
+    convolutions and torch's multiplications: several kernels, where cuDNN has one.
 
     Args:
-        x: [B, 3 D, L], the three channels of a result side by side.
-        weights_proj: [3 D, K], K 2 to 32, of the type of x, as the others.
+        x: [B, 3 D, L], the three channels of a result adjacent.
+        weights_proj: [3 D, K], K 2 to 32, of the type of x, like the others.
         weights_mixer: [D, K], K 2 to 256.
         skip_bias: [D].
     """

@@ -1,4 +1,4 @@
-"""Plans of a graph as cuDNN's scripts list, choose and filter them."""
+"""Plans of a graph, with cuDNN's methods to list, select and filter them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from weft.slots import Slot
 
 
 class OtherBooleans(BadParameterError):
-    """Memory of a BOOLEAN tensor has bits where the plan reads bytes, or bytes where it reads bits."""
+    """The memory of a BOOLEAN tensor has bits but the plan reads bytes, or vice versa."""
 
     def __init__(self, slot: Slot) -> None:
         is_bytes = slot.data_type is data_type.BYTE_BOOLEAN
@@ -29,7 +29,7 @@ class OtherBooleans(BadParameterError):
 
 
 def _has_other_booleans(slot: Slot, memory: buffers.Memory) -> bool:
-    """Whether memory has as many bytes as the tensor has bits, or the other way round."""
+    """True if the memory has as many bytes as the tensor has bits, or vice versa."""
     elements = math.prod(slot.dims)
     if slot.data_type is data_type.BYTE_BOOLEAN:
         return memory.size == (elements + 7) // 8 < elements
@@ -38,8 +38,8 @@ def _has_other_booleans(slot: Slot, memory: buffers.Memory) -> bool:
 
 
 class ScriptPlan(Plan):
-    """A plan that rounds numbers to the type of a by-value scalar, whatever library they come from, and
-    takes torch's parameters as memory, as cuDNN does. execute() reads memory as the tensor says, whatever the
+    """A plan that rounds numbers of any library to the type of a by-value scalar, and accepts torch
+    parameters as memory, as cuDNN does. execute() interprets memory according to the tensor, whatever the
     type, dims and strides of the array."""
 
     def _checked_address(
@@ -67,7 +67,8 @@ class ScriptPlan(Plan):
 
 
 def _rounded(slot: Slot, value: Any) -> bytes | None:
-    """A number in the slot's type; None for what is no number or what a whole type cannot reach."""
+    """A number in the slot's type; None for other values and for numbers outside the range of an integer
+    type."""
     try:
         number = float(value) if isinstance(value, (int, float)) else float(_item(value))
         if not dtypes.is_floating(slot.data_type):
@@ -78,7 +79,7 @@ def _rounded(slot: Slot, value: Any) -> bytes | None:
 
 
 def _item(value: Any) -> Any:
-    """The one number of an array, a NumPy scalar or a described buffer."""
+    """The single number of an array, a NumPy scalar or a described buffer."""
     owner = value.owner if isinstance(value, buffers.Buffer) else value
     return owner.item() if hasattr(owner, "item") else owner
 
@@ -87,7 +88,7 @@ class PlanEntry(NamedTuple):
     """A plan in a graph's list."""
 
     position: int
-    """What calls take as index."""
+    """The index that calls accept."""
     name: str
     engine_id: int
     engine: str
@@ -104,7 +105,7 @@ class Plans(Operations):
     # ---- Creating and filtering ----
 
     def create_execution_plans(self, heuristics: Any = None) -> None:
-        """Asks heuristics for plans, best first."""
+        """Asks the heuristics for plans, best first."""
         super().create_execution_plans(_modes(heuristics))
 
     def create_execution_plan(self, engine_id: int, knobs: Mapping[Any, int] | None = None) -> None:
@@ -113,21 +114,21 @@ class Plans(Operations):
         super().create_execution_plan(engine_id, converted)
 
     def build_plans(self, *args: Any, ctx: Any = None, policy: Any = None) -> None:
-        """Builds the best plan that can be built, or with build_plan_policy.ALL every one. ctx is taken as it
-        is: plans are made for the graph's own device."""
+        """Builds the best plan that can be built, or with build_plan_policy.ALL every one. ctx is ignored:
+        plans are built for the graph's own device."""
         given = [*args, policy] if policy is not None else list(args)
         policies = [a for a in given if isinstance(a, (enums.build_plan_policy, int))]
         chosen = policies[0] if policies else enums.build_plan_policy.HEURISTICS_CHOICE
         super().build_plans(enums.to_weft(enums.build_plan_policy(int(chosen))))
 
     def build(self, heuristics: Any = None, ctx: Any = None) -> Plans:  # type: ignore[override]
-        """All steps at once: validate, build_operation_graph, create_execution_plans, check_support,
+        """All steps in one call: validate, build_operation_graph, create_execution_plans, check_support,
         build_plans."""
         super().build(_modes(heuristics))
         return self
 
     def select_numeric_notes(self, notes: Iterable[Any]) -> Plans:
-        """Keeps only plans that have all of these notes; call it before check_support, like all filters."""
+        """Keeps only plans that have all of these notes. Like all filters, call it before check_support."""
         super().select_numeric_notes(map(enums.to_weft, notes))
         return self
 
@@ -147,14 +148,14 @@ class Plans(Operations):
         return self
 
     def deselect_engines(self, engine_names: Iterable[str]) -> Plans:
-        """Drops plans whose name, as weft0_k2=3, or engine contains one of these texts. Names of cuDNN's own
-        engines, as eng0, are none of Weft's."""
+        """Drops plans whose name (weft0_k2=3) or engine contains one of these strings. Names of cuDNN's own
+        engines, such as eng0, match none of Weft's."""
         texts = list(engine_names)
         self._filter(lambda c: "its name" if any(t in _name(c.tag) or t in c.name for t in texts) else "")
         return self
 
     def deselect_workspace_greater_than(self, workspace_limit: int) -> Plans:
-        """Drops plans that need more bytes of workspace, unless slower kernels take less."""
+        """Drops plans that need more bytes of workspace, unless slower kernels need less."""
         super().deselect_workspace_greater_than(workspace_limit)
         return self
 
@@ -178,21 +179,21 @@ class Plans(Operations):
         ]
 
     def backend_plan_entries(self) -> list[PlanEntry]:
-        """The same: every plan of Weft is one of its library."""
+        """Equal to `plans`: every plan of Weft comes from its library."""
         return self.plans
 
     def get_engine_and_knobs_at_index(self, index: int) -> tuple[int, dict[Any, int]]:
-        """A plan's engine and its knobs, as create_execution_plan takes them."""
+        """A plan's engine and its knobs, in the form that create_execution_plan accepts."""
         candidate = self._candidate(index)
         return candidate.engine_id, _knobs(candidate.knobs)
 
     def get_knobs_for_engine(self, engine_id: int) -> list[Any]:
-        """The numbers by which an engine can be tuned."""
+        """The tuning parameters of an engine."""
         found = super().get_knobs_for_engine(engine_id)
         return [knob(enums.from_weft(k.type), k.max, k.min, k.stride) for k in found]
 
     def select_plan(self, index: int) -> None:
-        """Makes a plan of the list the one that execute runs; builds it if need be."""
+        """Selects a plan of the list for execute; builds it if necessary."""
         self.build_plan_at_index(index)
 
     @property
@@ -209,7 +210,7 @@ class Plans(Operations):
         return _name(super().get_plan_name_at_index(index))
 
     def inspect(self) -> dict[str, Any]:
-        """The graph and its plans as a dict: nodes, tensors, plans, and what runs where."""
+        """The graph and its plans as a dict: nodes, tensors, plans and the steps of the selected plan."""
         return {
             "name": self.name,
             "nodes": [(node.name, node.node_type.name) for node in self._nodes],
@@ -220,16 +221,16 @@ class Plans(Operations):
         }
 
     def get_behavior_notes(self) -> list[Any]:
-        """What the chosen plan does or needs besides arithmetic."""
+        """Effects and requirements of the selected plan other than arithmetic."""
         return [enums.from_weft(note) for note in super().get_behavior_notes()]
 
     def get_behavior_notes_for_plan_at_index(self, index: int) -> list[Any]:
-        """What a plan does or needs besides arithmetic."""
+        """Effects and requirements of a plan other than arithmetic."""
         return [enums.from_weft(note) for note in super().get_behavior_notes_for_plan_at_index(index)]
 
 
 class knob(NamedTuple):
-    """A number by which an engine can be tuned, and its legal values."""
+    """A tuning parameter of an engine and its legal values."""
 
     type: Any
     max_value: int
@@ -238,7 +239,7 @@ class knob(NamedTuple):
 
 
 def _name(tag: str) -> str:
-    """What a plan is called here. Weft's tag begins as cuDNN's engines do, which scripts deselect."""
+    """The plan's name in this module. Weft's tag begins like cuDNN's engine names, which scripts deselect."""
     return f"weft{tag.removeprefix('eng')}"
 
 

@@ -1,4 +1,4 @@
-"""Rotary embedding, spelled in Weft's operations where Weft has none for it."""
+"""Rotary embedding, expressed as Weft's operations."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ def rope(
     compute_data_type: data_type | None = None,
     name: str = "",
 ) -> Tensor:
-    """Rotates the last rope_dim elements of each head by the angles freqs, halves against each other, and
-    multiplies all by output_scale:
+    """Rotates the last rope_dim elements of each head by the angles freqs, the first half with the second,
+    and multiplies everything by output_scale:
 
         y = output_scale (x cos(freqs) + (-x2, x1) sin(freqs)),  x1 and x2 the halves of x
 
-    input: [B, H, S, D], or [S, B, H, D]. freqs: [S, 1, 1, rope_dim], in radians."""
+    input: [B, H, S, D], or [S, B, H, D]. freqs: [S, 1, 1, rope_dim], in radians.
+    """
     return _rotated(graph, input, freqs, 1.0, output_scale, rope_dim, compute_data_type, name)
 
 
@@ -39,7 +40,7 @@ def rope_backward(
     compute_data_type: data_type | None = None,
     name: str = "",
 ) -> Tensor:
-    """The gradient of rope: the rotation by the opposite angles."""
+    """The gradient of rope: the rotation by the negative angles."""
     return _rotated(graph, dY, freqs, -1.0, output_scale, rope_dim, compute_data_type, name)
 
 
@@ -82,7 +83,7 @@ def _rotated(
 
 
 def _is_along_front(dims: tuple[int, ...], angles: tuple[int, ...]) -> bool:
-    """Whether positions are x's first dimension, as those of the angles are, and not its last but one."""
+    """True if positions are x's first dimension, like that of the angles, rather than the last but one."""
     if angles[0] not in (dims[0], dims[-2]):
         raise BadParameterError(
             f"rope: freqs has {angles[0]} positions, x is {list(dims)}. Give [B, H, S, D] or [S, B, H, D], "
@@ -92,4 +93,4 @@ def _is_along_front(dims: tuple[int, ...], angles: tuple[int, ...]) -> bool:
 
 
 COMPOSED: dict[str, Callable[..., Any]] = {"rope": rope, "rope_backward": rope_backward}
-"""Methods that Weft's graph lacks, by their names."""
+"""Methods that Weft's graph lacks, by name."""

@@ -1,5 +1,5 @@
-"""Attention with all of cuDNN's keywords. What Weft's own methods spell otherwise is brought into their form
-here: lengths of one dimension, boolean masks, statistics to base 2."""
+"""Attention with all of cuDNN's keywords. Arguments that Weft's methods represent differently are converted:
+one-dimensional lengths, boolean masks, statistics to base 2."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ _ORDER = {
     ),
 }
 ARGUMENTS = {method: tuple(words.split()) for method, words in _ORDER.items()}
-"""Arguments of each method in the order in which they may be given by position."""
+"""Positional arguments of each method, in order."""
 
 EXTRA = {
     "sdpa": ("kv_mask", "softmax_precision", "attn_scale_prefolded"),
@@ -81,7 +81,7 @@ EXTRA = {
     "sdpa_mxfp8": ("softmax_precision", "attn_scale_prefolded", "sf_o"),
     "sdpa_mxfp8_backward": ("softmax_precision", "attn_scale_prefolded"),
 }
-"""Arguments by name alone."""
+"""Keyword-only arguments."""
 
 REQUIRED = {
     "sdpa": 3,
@@ -91,7 +91,7 @@ REQUIRED = {
     "sdpa_mxfp8": 6,
     "sdpa_mxfp8_backward": 17,
 }
-"""How many of them must be given."""
+"""The number of required arguments."""
 
 RESULTS: dict[str, tuple[str, ...]] = {
     "sdpa": ("O", "Stats"),
@@ -104,14 +104,15 @@ RESULTS: dict[str, tuple[str, ...]] = {
 
 _FLAGS = ("use_", "is_", "unfuse_", "stats_use_", "attn_scale_prefolded")
 _BOUNDS = ("max_total_seq_len_q", "max_total_seq_len_kv", "implementation")
-"""Promises and hints that change no result: taken, and passed on where Weft's method has them."""
+"""Guarantees and hints that do not change results: accepted, and passed on if Weft's method supports them."""
 
 
 class Attention(Operations):
     """The attention methods of a graph."""
 
     def _attend(self, method: str, arguments: Sequence[Any], named: Mapping[str, Any], out_dims: Any) -> Any:
-        """Adds an attention operation: arguments bound, brought into Weft's form, and named."""
+        """Adds an attention operation: binds the arguments, converts them to Weft's form, and names the
+        node."""
         given = _bind(method, arguments, named)
         name, compute = given.pop("name", None) or "", given.pop("compute_data_type", None)
         where = label(method, name)
@@ -133,9 +134,10 @@ class Attention(Operations):
         return made
 
     def _call(self, method: str, where: str, values: Mapping[str, Any], compute: Any, name: str) -> Any:
-        """Weft's method, and what its operation has besides."""
+        """Calls Weft's method, and sets the attributes that only the operation has."""
         if mask_of(values) is not None:
-            values = {**values, "dropout": values["dropout"][:2]}  # gradients have the scale's inverse, too
+            # gradients also receive the inverse of the scale
+            values = {**values, "dropout": values["dropout"][:2]}
         known, rows = _known(method, where, values)
         made = getattr(Graph, method)(self, **known, compute_data_type=compute, name=name)
         operation = next(o for o in reversed(self._operations) if o.kind.startswith("sdpa"))
@@ -145,14 +147,15 @@ class Attention(Operations):
         return made
 
     def _drops_by_numbers(self, values: Mapping[str, Any]) -> bool:
-        """Whether dropout is a mask of floating numbers, and all of what is wanted can be spelled with it."""
+        """True if dropout is a floating-point mask and all requested results can be computed with it."""
         mask = mask_of(values)
         return mask is not None and "dBias" not in values and not self._is_boolean(mask)
 
     def _call_dropped(
         self, method: str, where: str, values: Mapping[str, Any], compute: Any, name: str
     ) -> Any:
-        """The same with dropout by numbers; the result has q's type where nothing else says one."""
+        """The call for dropout by a floating-point mask; the result has q's type unless another one is
+        set."""
 
         def attend(given: dict[str, Any]) -> Any:
             return self._call(method, where, given, compute, "")
@@ -171,7 +174,7 @@ class Attention(Operations):
         return self._as_tensor(value, where, key) if is_array else value
 
     def _in_wefts_form(self, where: str, values: dict[str, Any]) -> dict[str, Any]:
-        """Arguments as Weft's methods take them."""
+        """Converts arguments to the form of Weft's methods."""
         _set_scale(where, values)
         self._promote_lengths(values)
         if "kv_mask" in values:
@@ -180,7 +183,7 @@ class Attention(Operations):
         return {key: to_weft(value) for key, value in values.items()}
 
     def _promote_lengths(self, values: dict[str, Any]) -> None:
-        """Lengths and their running sums of one dimension get four."""
+        """One-dimensional lengths and cumulative lengths get four dimensions."""
         for key in ("seq_len_q", "seq_len_kv", "cu_seq_len_q", "cu_seq_len_kv"):
             length = values.get(key)
             if isinstance(length, Tensor) and len(length._dims) == 1:
@@ -189,7 +192,7 @@ class Attention(Operations):
                 values[key] = column
 
     def _key_mask(self, where: str, mask: Tensor) -> Tensor:
-        """Whether each key of a batch is seen: [B, Skv] gets four dimensions."""
+        """A boolean mask of the keys of each batch entry: [B, Skv] gets four dimensions."""
         dims = mask._dims
         if len(dims) == 2:
             row = reshaped(self, mask, [dims[0], 1, 1, dims[1]])
@@ -203,7 +206,7 @@ class Attention(Operations):
         return mask
 
     def _add_masks(self, values: dict[str, Any]) -> None:
-        """Masks of truth values become biases."""
+        """Converts boolean masks to biases."""
         bias, mask = values.get("bias"), values.pop("kv_mask", None)
         if bias is not None and self._is_boolean(bias):
             bias = values["bias"] = self._masked(bias)
@@ -219,16 +222,16 @@ class Attention(Operations):
         return any(node.method.startswith(BOOLEAN_RESULTS) for node in makers)
 
     def _masked(self, mask: Tensor) -> Tensor:
-        """What is added to scores where a mask of truth values holds: 0, and minus infinity elsewhere."""
+        """The bias for a boolean mask: 0 where it is true, minus infinity elsewhere."""
         return Graph.binary_select(self, 0.0, -inf, mask)
 
     def _to_base_2(self, made: Sequence[Any]) -> tuple[Any, ...]:
-        """Statistics as logarithms to base 2."""
+        """Converts statistics to logarithms to base 2."""
         return made[0], Graph.mul(self, made[1], log2(e)), *made[2:]
 
 
 def mask_of(values: Mapping[str, Any]) -> Tensor | None:
-    """The mask that dropout is given by; None where it is drawn, or there is none."""
+    """The mask of a dropout argument; None if the mask is drawn, or without dropout."""
     dropout = values.get("dropout")
     return dropout[0] if isinstance(dropout, tuple) and dropout and isinstance(dropout[0], Tensor) else None
 
@@ -248,7 +251,8 @@ _KINDS = ("sdpa_fwd", "sdpa_bwd")
 
 
 def _set_scale(where: str, values: dict[str, Any]) -> None:
-    """The scale where q has it already, and log2(e) with it; refuses a softmax that is not of FLOAT."""
+    """Sets attn_scale to ln 2 if q already includes the scale and log2(e); rejects a softmax precision other
+    than FLOAT."""
     precision = weft_type(values.pop("softmax_precision", None))
     if precision is not None and precision is not enums.data_type.FLOAT:
         raise NotSupportedError(
@@ -269,8 +273,8 @@ def _parameters(method: str) -> Mapping[str, Parameter]:
 
 
 def _known(method: str, where: str, values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The arguments that Weft's method has, and those that its operation has besides; refuses by name what
-    neither has."""
+    """Splits the arguments into those of Weft's method and those that only its operation has; rejects others
+    by name."""
     known, rows = _parameters(method), operations()[_KINDS[_NODES[method].endswith("BWD")]].rows
     lacking = {
         key: v for key, v in values.items() if key not in known and key not in _BOUNDS and v is not False
@@ -280,7 +284,7 @@ def _known(method: str, where: str, values: Mapping[str, Any]) -> tuple[dict[str
             raise NotSupportedError(f"{where}: {key} is given, which Weft has nothing for. Leave it out.")
     taken = {key: value for key, value in values.items() if key in known}
     if any(key.startswith("cu_seq_len") for key in lacking):
-        taken["use_padding_mask"] = False  # which Weft's method would hold against the other lengths
+        taken["use_padding_mask"] = False  # which Weft's method would check against the other lengths
     return taken, lacking
 
 

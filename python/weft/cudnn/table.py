@@ -1,5 +1,5 @@
 """The operations of cuDNN's Python frontend as data: operands, attributes with their defaults, results, and
-what is otherwise in Weft. Methods are made of these rows in operations.py; attention is in sdpa.py."""
+differences from Weft. operations.py generates methods from these rows; attention is in sdpa.py."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 REQUIRED = object()
-"""The default of an attribute that must be given."""
+"""The default of a required attribute."""
 
 
 class Row(NamedTuple):
@@ -20,15 +20,15 @@ class Row(NamedTuple):
     lists: tuple[str, ...] = ()
     """Operands that are lists of tensors."""
     optional: tuple[str, ...] = ()
-    """Operands that may be left out."""
+    """Optional operands."""
     node: str = ""
     """Its member of NodeType."""
     is_plain: bool = False
-    """Whether name and compute_data_type may be given by position, behind the attributes."""
+    """True if name and compute_data_type may be positional, after the attributes."""
 
     @property
     def positional(self) -> tuple[str, ...]:
-        """Arguments in the order in which they may be given by position."""
+        """Positional arguments, in order."""
         attributes = (key for key in self.attributes if key not in self.first)
         plain = ("name", "compute_data_type") if self.is_plain else ()
         return (*self.first, *self.operands, *attributes, *plain)
@@ -42,7 +42,7 @@ def _row(
     *,
     first: str = "",
 ) -> Row:
-    """A row from words. An operand with a question mark may be left out, one with a star is a list."""
+    """A row from words. An operand with a question mark is optional, one with a star is a list."""
     words = operands.split()
     names = [word.strip("?*") for word in words]
     marked = {mark: tuple(n for n, w in zip(names, words, strict=True) if mark in w) for mark in "?*"}
@@ -81,16 +81,16 @@ POINTWISE: dict[str, Row] = {
     "swish_backward": _pointwise("loss input", {"swish_beta": None}),
     "gen_index": _pointwise("input", {"axis": REQUIRED}),
 }
-"""Elementwise operations, one result each."""
+"""Elementwise operations with one result each."""
 
 _NORMS = ("batchnorm", "layernorm", "adalayernorm", "instancenorm", "rmsnorm")
 BIT_MASKS = {"conv_fprop", "conv_dgrad", "conv_wgrad", "matmul", "genstats", "batchnorm_inference"}
 BIT_MASKS |= {f"{name}{suffix}" for name in _NORMS for suffix in ("", "_backward")}
-"""Operations in whose graphs BOOLEAN is a bit per element, as in cuDNN's engines for them. Engines that
-only move or map elements have a byte for each."""
+"""Operations for which BOOLEAN is a bit per element in the graph, as in cuDNN's engines for them. Engines
+that only copy or map elements have a byte for each."""
 
 BOOLEAN_RESULTS = ("cmp_", "logical_")
-"""How methods begin whose results are truth values."""
+"""Prefixes of methods with boolean results."""
 
 _WINDOW = dict.fromkeys(("padding", "pre_padding", "post_padding", "stride", "dilation"), None)
 _WINDOW["convolution_mode"] = None
@@ -156,4 +156,4 @@ LINEAR_ATTENTION = tuple(
     for name in ("gdn", "gdn2", "kda", "gdp", "mamba2")
     for suffix in ("", "_bwd", "_summary", "_summary_bwd")
 )
-"""Recurrent attention, which cuDNN's frontend runs by kernels of its own and Weft has not."""
+"""Recurrent attention, for which cuDNN's frontend has its own kernels and which Weft does not implement."""

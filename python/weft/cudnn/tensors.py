@@ -1,5 +1,5 @@
-"""Tensors with cuDNN's properties: they may be set until the operation graph is built, also after
-validate(), which is then done anew."""
+"""Tensors with cuDNN's properties: they may be set until the operation graph is built, even after validate(),
+which is then repeated."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Tensor(tensor.Tensor):
-    """An operand of a graph, made by pygraph.tensor and by operations; setters chain."""
+    """An operand of a graph, created by pygraph.tensor and by operations; setters can be chained."""
 
     __slots__ = ("has_boolean_of_graph", "is_late")
 
@@ -23,15 +23,16 @@ class Tensor(tensor.Tensor):
 
     def __init__(self, graph: pygraph, name: str = "", producer: Any = None) -> None:
         super().__init__(graph, name, producer)
-        self.is_late = False  # made when the graph was built already: no operation knows it
+        self.is_late = False  # created after the graph was built: no operation uses it
         self.has_boolean_of_graph = (
-            False  # BOOLEAN, of which the operations say whether it is a bit or a byte
+            False  # BOOLEAN; the operations determine whether it is a bit or a byte
         )
 
     # ---- Setters ----
 
     def set_uid(self, uid: Any) -> Tensor:
-        """Gives the tensor its number, unique in the graph: an int, or a member of an enumeration of them."""
+        """Sets the tensor's number, which must be unique in the graph: an int, or a member of an enumeration
+        of ints."""
         super().set_uid(int(uid) if isinstance(uid, IntEnum) else uid)
         return self
 
@@ -56,7 +57,7 @@ class Tensor(tensor.Tensor):
         return self
 
     def set_is_virtual(self, value: bool) -> Tensor:
-        """Says whether the tensor only passes between operations and has no memory."""
+        """Sets whether the tensor is only passed between operations and has no memory."""
         super().set_is_virtual(value)
         return self
 
@@ -66,13 +67,13 @@ class Tensor(tensor.Tensor):
         return self
 
     def set_reordering_type(self, reordering_type: Any) -> Tensor:
-        """Sets the shuffle of the storage beyond strides."""
+        """Sets the reordering of the storage beyond strides."""
         super().set_reordering_type(enums.to_weft(reordering_type or enums.tensor_reordering.NONE))
         return self
 
     def set_alignment_value(self, value: int) -> Tensor:
-        """Promises that addresses are multiples of so many bytes; 1 promises nothing beyond what Weft
-        expects, and memory that is aligned to its elements alone runs in any case."""
+        """Guarantees an alignment of all addresses, in bytes. 1 guarantees nothing beyond Weft's own
+        expectation; memory that is aligned only to its elements is always accepted."""
         if value != 1:
             self.set_alignment(value)
         return self
@@ -85,7 +86,7 @@ class Tensor(tensor.Tensor):
         return super().get_dim()
 
     def get_stride(self) -> list[int]:
-        """Elements between neighbours along each dimension; empty until set or inferred."""
+        """Distance between consecutive elements along each dimension; empty until set or inferred."""
         self.graph._revalidate()
         return super().get_stride()
 
@@ -96,21 +97,21 @@ class Tensor(tensor.Tensor):
 
     @property
     def data_type(self) -> Any:
-        """The same."""
+        """Equivalent to get_data_type()."""
         return self.get_data_type()
 
     def get_reordering_type(self) -> Any:
-        """The shuffle of the storage beyond strides."""
+        """The reordering of the storage beyond strides."""
         return enums.from_weft(self._reordering)
 
     @property
     def reordering_type(self) -> Any:
-        """The same."""
+        """Equivalent to get_reordering_type()."""
         return self.get_reordering_type()
 
     @property
     def alignment_value(self) -> int:
-        """Bytes that every address bound to the tensor is a multiple of."""
+        """The alignment in bytes of every address bound to the tensor."""
         return self.get_alignment()
 
     @property
@@ -120,22 +121,22 @@ class Tensor(tensor.Tensor):
 
     @property
     def ragged_offset_multiplier(self) -> int:
-        """The factor on every ragged offset."""
+        """The factor by which ragged offsets are multiplied."""
         return self._ragged_multiplier
 
     @property
     def is_pass_by_value(self) -> bool:
-        """Whether the tensor is a scalar on the host."""
+        """True if the tensor is a scalar on the host."""
         return self._by_value
 
     @property
     def pass_by_value(self) -> Any:
-        """The value that the scalar was made from; None without one."""
+        """The value from which the scalar was created; None without one."""
         return self.value if self._by_value else None
 
     @property
     def scalar_type(self) -> Any:
-        """When the value is known; None for what is no scalar."""
+        """When the value is known; None for other tensors."""
         if not self._by_value and self.constant is None:
             return None
         is_constant = self.constant is not None or self.number is not None
@@ -143,26 +144,26 @@ class Tensor(tensor.Tensor):
 
     @property
     def dim_assigned(self) -> bool:
-        """Whether the tensor has dims."""
+        """True if the tensor has dims."""
         return bool(self._dims)
 
     @property
     def stride_assigned(self) -> bool:
-        """Whether the tensor has strides."""
+        """True if the tensor has strides."""
         return bool(self._strides)
 
     @property
     def uid_assigned(self) -> bool:
-        """Whether the tensor has a uid."""
+        """True if the tensor has a uid."""
         return self._uid is not None
 
     @property
     def owner(self) -> pygraph:
-        """The graph that it belongs to."""
+        """The graph to which it belongs."""
         return self.graph
 
     def validate(self) -> None:
-        """Checks that dims, strides and type agree."""
+        """Checks that dims, strides and type are consistent."""
         if self._dims and self._strides and len(self._dims) != len(self._strides):
             raise BadParameterError(
                 f"{self.label}: {len(self._dims)} dims {list(self._dims)} and {len(self._strides)} strides "

@@ -1,4 +1,5 @@
-"""cuDNN's own functions for torch, for which Weft has weft.torch: each name refuses when it is called."""
+"""cuDNN's own functions for torch; use weft.torch instead. Each raises an error that names it when it is
+called."""
 
 from weft.cudnn.absent import attribute_of
 

@@ -1,30 +1,30 @@
-"""The version of cuDNN whose rules this face follows. weft.backend_version() is Weft's own."""
+"""The version of cuDNN whose behaviour this module follows. weft.backend_version() is Weft's own."""
 
 from __future__ import annotations
 
 from weft.errors import BadParameterError
 
 FRONTEND = "1.32.0"
-"""The release of cuDNN's Python frontend whose names these are."""
+"""The release of cuDNN's Python frontend whose names are implemented."""
 
 _DEFAULT = 92800
-_BYTE_BOOLEANS = 92500  # from here on BOOLEAN is a byte per element, before it was a bit
+_BYTE_BOOLEANS = 92500  # since this version BOOLEAN is a byte per element, before it was a bit
 _version = _DEFAULT
 
 
 def backend_version() -> int:
-    """The version of cuDNN whose rules are followed: MAJOR * 10000 + MINOR * 100 + PATCHLEVEL."""
+    """The cuDNN version whose behaviour is followed: MAJOR * 10000 + MINOR * 100 + PATCHLEVEL."""
     return _version
 
 
 def backend_version_string() -> str:
-    """The same as text, such as "9.28.0"."""
+    """backend_version() as text, such as "9.28.0"."""
     return f"{_version // 10000}.{_version // 100 % 100}.{_version % 100}"
 
 
 def set_backend_version(version: int | None = None) -> None:
-    """Follows the rules of another version, for graphs that are made from now on; None: 9.28.0. Weft's own:
-    cuDNN has no such function.
+    """Follows the behaviour of another cuDNN version in graphs created after the call; None: 9.28.0. This
+    function is Weft's own; cuDNN does not have it.
 
     >>> import weft.cudnn as cudnn
     >>> cudnn.set_backend_version(91400)
@@ -45,5 +45,5 @@ def set_backend_version(version: int | None = None) -> None:
 
 
 def are_booleans_bytes() -> bool:
-    """Whether BOOLEAN has a byte per element."""
+    """True if BOOLEAN has a byte per element."""
     return _version >= _BYTE_BOOLEANS

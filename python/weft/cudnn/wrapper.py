@@ -1,5 +1,5 @@
-"""Graph: cuDNN's short way. Operations take arrays, the graph is built on leaving the block, and calling it
-with arrays returns arrays."""
+"""Graph: cuDNN's convenience interface. Operations accept arrays, the graph is built at the end of the with
+block, and calling it with arrays returns arrays."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class Graph(pygraph):
         workspace_alloc: bool = True,
         **kwargs: Any,
     ) -> None:
-        """Makes an empty graph. inputs, outputs: what calls take and return, as "conv::image". handle: None
-        or "auto" is the device of the arrays. workspace_alloc: whether calls allocate the workspace that
-        they are not given. The rest is pygraph's."""
+        """Creates an empty graph. inputs, outputs: the tensors that calls accept and return, such as
+        "conv::image". handle: None or "auto" means the device of the arrays. workspace_alloc: whether calls
+        allocate the workspace if none is passed. Everything else is as for pygraph."""
         kwargs |= {"inputs": inputs, "outputs": outputs, "heuristics": heuristics}
         super().__init__(handle=handle, **kwargs)
         self._allocates = workspace_alloc
@@ -45,9 +45,9 @@ class Graph(pygraph):
     def __call__(
         self, *arrays: Any, handle: Handle | None = None, workspace: Any = None, **named: Any
     ) -> Any:
-        """Runs the graph: arrays by position in the order of inputs, which returns the outputs, or a dict of
-        arrays by name, which returns the dict with the outputs added. Outputs are torch tensors, or the
-        arrays of pygraph's calls where torch cannot hold them."""
+        """Runs the graph: with arrays by position in the order of inputs, it returns the outputs; with a dict
+        of arrays by name, it returns the dict with the outputs added. Outputs are torch tensors, or the
+        arrays of pygraph's calls if torch does not support their type."""
         if not self._allocates and workspace is None and self._plan is not None and self.plan.workspace_size:
             raise BadParameterError(
                 f"{self._label}: it was made with workspace_alloc=False and needs {self.plan.workspace_size} "
@@ -61,7 +61,7 @@ class Graph(pygraph):
         return results if isinstance(returned, tuple) else results[0]
 
     def _output_names(self) -> list[str]:
-        """What the outputs are called: as in outputs or set_io_tuples, else "conv::Y"."""
+        """The names of the outputs: those of outputs or set_io_tuples, otherwise "conv::Y"."""
         given = [name for name in self._io_names[1] if isinstance(name, str)]
         if given and len(given) == len(self._io_names[1]):
             return given
@@ -73,8 +73,8 @@ class Graph(pygraph):
 
 
 def _as_torch(result: Any) -> Any:
-    """An output as a torch tensor on the same memory; itself where torch, or this build of it, cannot hold
-    it."""
+    """An output as a torch tensor on the same memory; unchanged if torch, or this build of it, does not
+    support it."""
     try:
         import numpy as np
         import torch
@@ -86,5 +86,5 @@ def _as_torch(result: Any) -> Any:
         return torch.from_dlpack(result) if torch.cuda.is_available() else result
     if result.dtype.isbuiltin == 1:
         return torch.from_numpy(result)
-    whole = np.dtype(f"i{result.dtype.itemsize}")  # types of ml_dtypes, which torch does not read
+    whole = np.dtype(f"i{result.dtype.itemsize}")  # types of ml_dtypes, which torch does not support
     return torch.from_numpy(result.view(whole)).view(getattr(torch, result.dtype.name))
