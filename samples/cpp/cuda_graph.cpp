@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Captures a plan into a CUDA graph, and launches the graph on other numbers. The program loads the driver's functions,
-   so it needs no CUDA headers; with them, call cudaStreamBeginCapture() and so on. Without a GPU it prints a message. */
+/* Captures a plan into a CUDA graph, and launches the graph on other numbers. The program loads the driver's
+   functions, so it needs no CUDA headers; with them, call cudaStreamBeginCapture() etc. Without a GPU it prints a
+   message. */
 #include <cmath>
 #include <dlfcn.h>
 #include <iostream>
