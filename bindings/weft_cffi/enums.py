@@ -5,13 +5,13 @@ from enum import IntEnum
 
 
 class status(IntEnum):
-    """What every function returns. 0 is success; the thousands digit tells the family: 1xxx the library could
-    not start or load something, 2xxx the caller passed something wrong, 3xxx the request is sound but cannot
-    be served here, 4xxx the library failed, 5xxx the device failed; 12xxx are Weft's own caller errors. The
-    text of weftGetLastErrorString says where and why."""
+    """Status that every function returns. 0 is success; the thousands digit is the category: 1xxx the library
+    could not start or load something, 2xxx the caller passed an invalid argument, 3xxx the request is valid
+    but not supported, 4xxx the library failed, 5xxx the device failed; 12xxx are Weft's own caller errors.
+    The text of weftGetLastErrorString describes where and why."""
 
     SUCCESS = 0
-    """The call did what was asked."""
+    """The call succeeded."""
     NOT_INITIALIZED = 1001
     """The library or the handle is not ready, for example because no driver could be loaded."""
     SUBLIBRARY_VERSION_MISMATCH = 1002
@@ -21,104 +21,104 @@ class status(IntEnum):
     DEPRECATED = 1004
     """The function or value is no longer offered; the message names its successor."""
     LICENSE_ERROR = 1005
-    """Kept for its number: Weft asks for no licence and never returns it."""
+    """Reserved: Weft requires no licence and never returns it."""
     RUNTIME_IN_PROGRESS = 1006
-    """Work enqueued earlier has not finished, so its outcome is not known yet."""
+    """Work enqueued earlier has not finished, so its result is not known yet."""
     RUNTIME_FP_OVERFLOW = 1007
     """A kernel reported a floating-point overflow."""
     SUBLIBRARY_LOADING_FAILED = 1008
     """A library needed at run time, such as libcuda or libnvrtc, was not found or did not load."""
     BAD_PARAM = 2000
-    """An argument is wrong in a way that no narrower code describes."""
+    """An argument is invalid in a way that no more specific code describes."""
     BAD_PARAM_NULL_POINTER = 2002
     """A pointer that must not be null is null."""
     BAD_PARAM_MISALIGNED_POINTER = 2003
-    """A data pointer is less aligned than its tensor's BYTE_ALIGNMENT promises."""
+    """A data pointer is less aligned than its tensor's BYTE_ALIGNMENT requires."""
     BAD_PARAM_NOT_FINALIZED = 2004
     """A descriptor was used before weftBackendFinalize succeeded on it."""
     BAD_PARAM_OUT_OF_BOUND = 2005
-    """A number or an index lies outside its allowed range."""
+    """A number or an index is outside of its legal range."""
     BAD_PARAM_SIZE_INSUFFICIENT = 2006
     """A buffer, an array or the workspace is smaller than needed."""
     BAD_PARAM_STREAM_MISMATCH = 2007
     """The stream belongs to another device or context than the handle."""
     BAD_PARAM_SHAPE_MISMATCH = 2008
-    """Extents of two tensors, or of a tensor and an attribute, do not fit together."""
+    """Extents of two tensors, or of a tensor and an attribute, do not match."""
     BAD_PARAM_DUPLICATED_ENTRIES = 2009
     """Something that must be unique, such as a tensor's uid, occurs twice."""
     BAD_PARAM_ATTRIBUTE_TYPE = 2010
-    """The attribute does not take elements of the given type."""
+    """The attribute does not accept elements of the given type."""
     BAD_PARAM_CUDA_GRAPH_MISMATCH = 2011
     """The CUDA graph to update was not populated from this plan."""
     BAD_PARAM_DESCRIPTOR_TYPE = 2012
     """A descriptor of another kind was expected, or the descriptor has no such attribute."""
     NOT_SUPPORTED = 3000
-    """Nothing here can serve the request, for a reason that no narrower code describes."""
+    """The request is not supported, for a reason that no more specific code describes."""
     NOT_SUPPORTED_GRAPH_PATTERN = 3001
-    """The engine does not serve this combination of operations."""
+    """The engine does not support this combination of operations."""
     NOT_SUPPORTED_SHAPE = 3002
-    """The engine does not serve these extents."""
+    """The engine does not support these extents."""
     NOT_SUPPORTED_DATA_TYPE = 3003
-    """The engine does not serve this data type or this mix of types."""
+    """The engine does not support this data type or this combination of types."""
     NOT_SUPPORTED_LAYOUT = 3004
-    """The engine does not serve these strides."""
+    """The engine does not support these strides."""
     NOT_SUPPORTED_INCOMPATIBLE_CUDA_DRIVER = 3005
-    """The installed CUDA driver is too old for what was asked."""
+    """The installed CUDA driver is too old for the request."""
     NOT_SUPPORTED_INCOMPATIBLE_CUDART = 3006
-    """The CUDA run-time component in use is too old for what was asked."""
+    """The CUDA run-time component in use is too old for the request."""
     NOT_SUPPORTED_ARCH_MISMATCH = 3007
-    """The device is of a generation that the engine or the saved plan was not made for."""
+    """The device is of a generation that the engine or the saved plan does not support."""
     NOT_SUPPORTED_RUNTIME_PREREQUISITE_MISSING = 3008
     """A component needed at run time, such as the run-time compiler, is absent."""
     NOT_SUPPORTED_SUBLIBRARY_UNAVAILABLE = 3009
-    """The part of the library that would serve the request is not installed."""
+    """The part of the library that the request needs is not installed."""
     NOT_SUPPORTED_SHARED_MEMORY_INSUFFICIENT = 3010
     """The kernel needs more shared memory than the device, or the set limit, allows."""
     NOT_SUPPORTED_PADDING = 3011
-    """The engine does not serve this padding."""
+    """The engine does not support this padding."""
     NOT_SUPPORTED_BAD_LAUNCH_PARAM = 3012
-    """The problem would need a launch grid or block that the device cannot start."""
+    """The problem would need a launch grid or block that the device does not support."""
     NOT_SUPPORTED_CUDA_GRAPH_NATIVE_API = 3013
     """The plan cannot be written into a CUDA graph directly; capture its stream instead."""
     NOT_SUPPORTED_INVALID_DYNAMIC_SHAPE = 3014
-    """A shape given at run time is not one that the plan can take."""
+    """The plan does not support a shape given at run time."""
     INTERNAL_ERROR = 4000
-    """A check inside the library failed: a defect worth reporting, with the message."""
+    """A check inside the library failed: a bug; please report it with the message."""
     INTERNAL_ERROR_COMPILATION_FAILED = 4001
-    """The run-time compiler rejected a kernel; the message names the kept log and program."""
+    """The run-time compiler rejected a kernel; the message names the saved log and program."""
     INTERNAL_ERROR_UNEXPECTED_VALUE = 4002
-    """A value inside the library is not one that it can have."""
+    """A value inside the library is invalid."""
     INTERNAL_ERROR_HOST_ALLOCATION_FAILED = 4003
     """Host memory ran out."""
     INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED = 4004
     """Device memory ran out."""
     INTERNAL_ERROR_BAD_LAUNCH_PARAM = 4005
-    """A kernel was given launch numbers that the driver refused."""
+    """The driver rejected the launch parameters of a kernel."""
     INTERNAL_ERROR_TEXTURE_CREATION_FAILED = 4006
-    """A texture or tensor-map object could not be made."""
+    """A texture or tensor-map object could not be created."""
     EXECUTION_FAILED = 5000
-    """The work could not be started or did not finish, for a reason that no narrower code describes."""
+    """The work could not be started or did not finish, for a reason that no more specific code describes."""
     EXECUTION_FAILED_CUDA_DRIVER = 5001
-    """A call into the CUDA driver failed; the message carries the driver's own error."""
+    """A call of the CUDA driver failed; the message contains the driver's own error."""
     EXECUTION_FAILED_CUBLAS = 5002
-    """Kept for its number: Weft does not call cuBLAS and never returns it."""
+    """Reserved: Weft does not call cuBLAS and never returns it."""
     EXECUTION_FAILED_CUDART = 5003
-    """Kept for its number: Weft does not call the CUDA run-time library and never returns it."""
+    """Reserved: Weft does not call the CUDA run-time library and never returns it."""
     EXECUTION_FAILED_CURAND = 5004
-    """Kept for its number: Weft does not call cuRAND and never returns it."""
+    """Reserved: Weft does not call cuRAND and never returns it."""
     BAD_PARAM_ALREADY_FINALIZED_EXT = 12001
-    """The descriptor is finalized and can no longer change; make a new one."""
+    """The descriptor is finalized and cannot change any more; create a new one."""
     BAD_PARAM_CYCLE_EXT = 12002
-    """The operations feed each other in a circle, so no order can run them."""
+    """The operations form a cycle, so they cannot be ordered."""
     BAD_PARAM_DAMAGED_BLOB_EXT = 12003
-    """A saved plan or cache is cut short or altered; nothing of it was used."""
+    """A saved plan or cache is truncated or modified; no part of it was used."""
 
 
 class data_type(IntEnum):
-    """How one element of a tensor is stored, or in which type an operation calculates."""
+    """How an element of a tensor is stored, or the type in which an operation calculates."""
 
     FLOAT = 0
-    """IEEE float, 32 bits; the usual type to calculate in."""
+    """IEEE float, 32 bits; the usual type for calculations."""
     DOUBLE = 1
     """IEEE float, 64 bits."""
     HALF = 2
@@ -128,13 +128,13 @@ class data_type(IntEnum):
     INT32 = 4
     """Signed integer, 32 bits."""
     INT8x4 = 5
-    """Four INT8 in one element; kept for its number, tensors use INT8 with a vector count of 4."""
+    """Four INT8 in one element; reserved; tensors use INT8 with a vector count of 4."""
     UINT8 = 6
     """Unsigned integer, 8 bits."""
     UINT8x4 = 7
-    """Four UINT8 in one element; kept for its number, tensors use UINT8 with a vector count of 4."""
+    """Four UINT8 in one element; reserved; tensors use UINT8 with a vector count of 4."""
     INT8x32 = 8
-    """Thirty-two INT8 in one element; kept for its number, tensors use INT8 with a vector count of 32."""
+    """Thirty-two INT8 in one element; reserved; tensors use INT8 with a vector count of 32."""
     BFLOAT16 = 9
     """The upper half of a FLOAT, 16 bits: 8 exponent and 7 fraction bits."""
     INT64 = 10
@@ -146,7 +146,7 @@ class data_type(IntEnum):
     FP8_E5M2 = 13
     """Float of 8 bits: 5 exponent and 2 fraction bits, largest finite value 57344."""
     FAST_FLOAT_FOR_FP8 = 14
-    """Only to calculate in: FP8 products are summed faster and with fewer bits than in FLOAT."""
+    """Only for calculations: sums of FP8 products are faster and less precise than in FLOAT."""
     FP8_E8M0 = 15
     """A power of two in 8 bits, 2^(bits - 127), no sign and no zero; the block scale of the MX formats."""
     FP4_E2M1 = 16
@@ -204,7 +204,7 @@ class attribute_type(IntEnum):
     POINTWISE_MODE = 14
     """weftPointwiseMode_t."""
     BACKEND_DESCRIPTOR = 15
-    """weftBackendDescriptor_t, a pointer; the attribute says of which kind."""
+    """weftBackendDescriptor_t, a pointer; the attribute determines the kind."""
     GENSTATS_MODE = 16
     """weftGenStatsMode_t."""
     BN_FINALIZE_STATS_MODE = 17
@@ -244,21 +244,22 @@ class attribute_type(IntEnum):
 
 
 class descriptor_type(IntEnum):
-    """Kind of a descriptor, chosen once in weftBackendCreateDescriptor. A tensor is an operand; an operation
-    joins tensors; an operation graph joins operations; an engine, its configuration and a plan say how the
-    graph is run; a variant pack says on which memory. Operations with many numbers keep them in a parameter
-    descriptor of the same name without OPERATION_."""
+    """Kind of a descriptor, chosen in weftBackendCreateDescriptor. A tensor is an operand; an operation
+    computes tensors from tensors; an operation graph contains operations that share tensors; an engine, its
+    configuration and a plan determine how the graph is executed; a variant pack determines the memory.
+    Operations with many parameters have them in a parameter descriptor of the same name without
+    OPERATION_."""
 
     TENSOR_DESCRIPTOR = 17
     """An operand: data type, extents, strides and uid; holds no data."""
     OPERATIONGRAPH_DESCRIPTOR = 15
-    """The computation: a set of operations joined by the tensors that they share."""
+    """The computation: a set of operations that share tensors."""
     POINTWISE_DESCRIPTOR = 0
     """Parameters of a pointwise operation: mode, clips, slopes."""
     OPERATION_POINTWISE_DESCRIPTOR = 13
     """One function applied to each element of one, two or three tensors."""
     MATMUL_DESCRIPTOR = 18
-    """Parameters of a matrix product: the type to calculate in, the padding value."""
+    """Parameters of a matrix product: compute type and padding value."""
     OPERATION_MATMUL_DESCRIPTOR = 19
     """Batched matrix product, C = A B."""
     CONVOLUTION_DESCRIPTOR = 1
@@ -270,7 +271,7 @@ class descriptor_type(IntEnum):
     OPERATION_CONVOLUTION_BACKWARD_FILTER_DESCRIPTOR = 11
     """Gradient of a convolution with respect to its filters."""
     REDUCTION_DESCRIPTOR = 21
-    """Parameters of a reduction: the operator and the type to calculate in."""
+    """Parameters of a reduction: operator and compute type."""
     OPERATION_REDUCTION_DESCRIPTOR = 22
     """Sum, maximum or another reduction over each dimension that the output shrinks."""
     RESAMPLE_DESCRIPTOR = 24
@@ -282,15 +283,15 @@ class descriptor_type(IntEnum):
     OPERATION_GEN_STATS_DESCRIPTOR = 14
     """Sum and sum of squares of each channel."""
     OPERATION_BN_FINALIZE_STATISTICS_DESCRIPTOR = 20
-    """Turns the sums of each channel into batch-norm statistics and one scale and bias."""
+    """Computes batch-norm statistics and an equivalent scale and bias from the sums of each channel."""
     OPERATION_BN_BWD_WEIGHTS_DESCRIPTOR = 23
-    """Gradients of batch norm's scale and bias, and the factors that give the gradient of x."""
+    """Gradients of batch norm's scale and bias, and the coefficients of the gradient of x."""
     OPERATION_NORM_FORWARD_DESCRIPTOR = 29
     """A normalisation: layer, instance, batch, group, RMS or adaptive layer norm."""
     OPERATION_NORM_BACKWARD_DESCRIPTOR = 30
     """Gradients of a normalisation."""
     OPERATION_SOFTMAX_DESCRIPTOR = 45
-    """Softmax along one dimension, with its row statistics on request."""
+    """Softmax along one dimension, with optional row statistics."""
     OPERATION_DIAGONAL_BAND_MASK_DESCRIPTOR = 44
     """Replaces the scores outside a diagonal band by a fill value."""
     OPERATION_SDPA_FWD_DESCRIPTOR = 41
@@ -300,21 +301,21 @@ class descriptor_type(IntEnum):
     RNG_DESCRIPTOR = 32
     """Parameters of a random distribution."""
     OPERATION_RNG_DESCRIPTOR = 33
-    """Fills a tensor with random numbers that depend on seed and offset alone."""
+    """Fills a tensor with random numbers that depend on only seed and offset."""
     OPERATION_RESHAPE_DESCRIPTOR = 31
-    """The same elements under other extents."""
+    """The same elements with other extents."""
     OPERATION_TRANSPOSE_DESCRIPTOR = 46
     """Permutes dimensions."""
     OPERATION_SLICE_DESCRIPTOR = 47
-    """Cuts a box, with steps, out of a tensor."""
+    """Extracts a box, optionally with steps, from a tensor."""
     OPERATION_CONCAT_DESCRIPTOR = 27
-    """Joins tensors along one dimension."""
+    """Concatenates tensors along one dimension."""
     OPERATION_PAGED_CACHE_LOAD_DESCRIPTOR = 35
     """Gathers the keys or values of each sequence from pages."""
     OPERATION_BLOCK_SCALE_QUANTIZE_DESCRIPTOR = 36
-    """Narrows a tensor to few bits with one scale per block."""
+    """Quantises a tensor to a narrow type with one scale per block."""
     OPERATION_BLOCK_SCALE_DEQUANTIZE_DESCRIPTOR = 37
-    """Widens a tensor that carries one scale per block."""
+    """Dequantises a tensor with one scale per block."""
     OPERATION_MOE_GROUPED_MATMUL_DESCRIPTOR = 42
     """Multiplies each expert's tokens by that expert's weight."""
     OPERATION_MOE_GROUPED_MATMUL_BWD_DESCRIPTOR = 48
@@ -324,15 +325,15 @@ class descriptor_type(IntEnum):
     OPERATION_ROPE_BWD_DESCRIPTOR = 50
     """Gradient of the rotary position embedding."""
     OPERATION_EXPAND_BAND_MATRIX_DESCRIPTOR = 39
-    """Spreads a compactly stored band into a full matrix."""
+    """Expands a compactly stored band to a full matrix."""
     OPERATION_CONTRACT_BAND_MATRIX_DESCRIPTOR = 40
     """Gathers the band of a full matrix into compact storage."""
     OPERATION_SIGNAL_DESCRIPTOR = 28
     """Sets a flag, or waits for one, between graphs or devices."""
     ENGINE_DESCRIPTOR = 2
-    """One way to run a given graph."""
+    """A kernel selection strategy for a graph."""
     KNOB_INFO_DESCRIPTOR = 8
-    """The values that one knob of an engine may take; filled by the library."""
+    """The legal values of a knob of an engine; filled by the library."""
     KNOB_CHOICE_DESCRIPTOR = 7
     """The value chosen for one knob."""
     LAYOUT_INFO_DESCRIPTOR = 9
@@ -340,89 +341,90 @@ class descriptor_type(IntEnum):
     ENGINECFG_DESCRIPTOR = 3
     """An engine together with its knob choices."""
     INTERMEDIATE_INFO_DESCRIPTOR = 6
-    """Kept for its number: facts about an intermediate buffer, which no engine gives."""
+    """Reserved: information about an intermediate buffer; no engine has any."""
     ENGINEHEUR_DESCRIPTOR = 4
     """A query for engine configurations, best first."""
     EXECUTION_PLAN_DESCRIPTOR = 5
-    """A graph made ready to run: kernels compiled, workspace known, immutable."""
+    """A graph prepared for execution: kernels compiled, workspace known, immutable."""
     VARIANT_PACK_DESCRIPTOR = 16
-    """The memory for one run: a pointer for each uid, and the workspace."""
+    """The memory for one execution: a pointer for each uid, and the workspace."""
     KERNEL_CACHE_DESCRIPTOR = 34
     """Compiled kernels that plans of the same topology share; can be saved."""
     DEVICEPROP_DESCRIPTOR = 38
-    """The device to plan for; need not be present."""
+    """The device to plan for; it need not be present."""
     OPERATION_CAUSAL_CONV1D_FWD_DESCRIPTOR_EXT = 10001
-    """Convolution of sequences that sees nothing later, each channel alone."""
+    """Causal convolution of sequences, separately for each channel."""
     OPERATION_CAUSAL_CONV1D_BWD_DESCRIPTOR_EXT = 10002
     """Gradients of a causal convolution."""
 
 
 class attribute_name(IntEnum):
-    """One property of a descriptor. Each sentence starts with the element type of the attribute (the names of
-    weftBackendAttributeType_t) and its count in brackets, 1 where there are none. "TENSOR descriptor" and the
-    like stand for type BACKEND_DESCRIPTOR, holding a descriptor of that kind. An attribute is needed before
-    finalize unless its sentence says optional, names a default or says get only; one that is get only is
-    filled by the library. spatial is the number of spatial dimensions, rank that of all dimensions. A host
-    scalar is a TENSOR descriptor with IS_BY_VALUE set, all extents 1. Sizes are in elements unless another
-    unit is named."""
+    """An attribute of a descriptor. Each sentence starts with the element type of the attribute (the names of
+    weftBackendAttributeType_t) and the number of elements in brackets; without brackets it is 1. "TENSOR
+    descriptor" and the like stand for type BACKEND_DESCRIPTOR with a descriptor of that kind. An attribute is
+    required before finalize unless its sentence contains optional, a default or get only; the library fills
+    those that are get only. spatial is the number of spatial dimensions, rank that of all dimensions. A host
+    scalar is a TENSOR descriptor with IS_BY_VALUE set and all extents 1. Sizes are in elements unless another
+    unit is given."""
 
     NAME_EXT = 10000
-    """CHAR[n], optional: the user's name for the descriptor, shown in messages and pictures."""
+    """CHAR[n], optional: the user's name for the descriptor, shown in messages and drawings."""
     TENSOR_BYTE_ALIGNMENT = 900
-    """INT64: a power of two that divides every address bound to the tensor, in bytes; default 16. Kernels of
-    a GPU rely on it; the CPU takes addresses that are multiples of an element."""
+    """INT64: a power of two that divides every address bound to the tensor, in bytes; default 16. GPU kernels
+    rely on it; the CPU accepts addresses that are multiples of the element size."""
     TENSOR_DATA_TYPE = 901
     """DATA_TYPE: how each element is stored."""
     TENSOR_DIMENSIONS = 902
-    """INT64[rank]: extent of each dimension, in elements; inferred for an operation's output left unset."""
+    """INT64[rank]: extent of each dimension, in elements; inferred for outputs of operations if unset."""
     TENSOR_STRIDES = 903
-    """INT64[rank]: distance between neighbours along each dimension, in elements; packed for an operation's
-    output left unset."""
+    """INT64[rank]: distance between adjacent elements along each dimension, in elements; packed for outputs
+    of operations if unset."""
     TENSOR_VECTOR_COUNT = 904
-    """INT64: elements stored side by side as one vector along VECTORIZED_DIMENSION; default 1."""
+    """INT64: number of adjacent elements stored as one vector along VECTORIZED_DIMENSION; default 1."""
     TENSOR_VECTORIZED_DIMENSION = 905
-    """INT64: index of the dimension that is cut into vectors; default -1, none."""
+    """INT64: index of the dimension that is split into vectors; default -1, none."""
     TENSOR_UNIQUE_ID = 906
     """INT64: the number by which a variant pack binds memory to the tensor; unique in its graph."""
     TENSOR_IS_VIRTUAL = 907
-    """BOOLEAN: whether the tensor only passes between operations and has no memory; default false."""
+    """BOOLEAN: true if the tensor is an intermediate result without memory; default false."""
     TENSOR_IS_BY_VALUE = 908
-    """BOOLEAN: whether the tensor is a scalar that the variant pack points to on the host; default false."""
+    """BOOLEAN: true if the tensor is a scalar in host memory that the variant pack points to; default
+    false."""
     TENSOR_REORDERING_MODE = 909
-    """TENSOR_REORDERING_MODE: shuffle of the storage beyond strides; default NONE."""
+    """TENSOR_REORDERING_MODE: order of the storage that strides do not express; default NONE."""
     TENSOR_CONSTANT_VALUE = 910
-    """VOID_PTR, optional: address of one element on the host; makes the tensor a constant known at build."""
+    """VOID_PTR, optional: address of one element on the host; makes the tensor a constant known when the plan
+    is built."""
     TENSOR_RAGGED_OFFSET_DESC = 913
     """TENSOR descriptor, optional: INT32 or INT64 [batch + 1, 1, 1, 1], element offset at which each sequence
     starts."""
     TENSOR_RAGGED_OFFSET_MULTIPLIER = 914
     """INT64: factor applied to every ragged offset; default 1."""
     TENSOR_CUDNN_STRIDES_EXT = 10035
-    """BOOLEAN: whether strides that an operation's output leaves unset are those that cuDNN's frontend gives
-    it; default false, Weft's own rule."""
+    """BOOLEAN: true to give an operation's output with unset strides those of cuDNN's frontend; default
+    false, which follows Weft's own rule."""
     OPERATIONGRAPH_HANDLE = 800
-    """HANDLE, optional: the handle whose device the graph is meant for; none in a sub-graph."""
+    """HANDLE, optional: the handle whose device the graph is built for; none in a sub-graph."""
     OPERATIONGRAPH_OPS = 801
     """OPERATION descriptors[n]: the operations, finalized, in any order."""
     OPERATIONGRAPH_ENGINE_GLOBAL_COUNT = 802
     """INT64, get only: number of engines; ENGINE_GLOBAL_INDEX runs from 0 to one less."""
     OPERATIONGRAPH_IS_DYNAMIC_SHAPE_ENABLED = 803
-    """BOOLEAN: whether kernels are to be shared between graphs that differ in extents alone; default
-    false."""
+    """BOOLEAN: true to share kernels between graphs that differ only in extents; default false."""
     OPERATIONGRAPH_IS_SAME_TOPOLOGY = 804
-    """BOOLEAN, get only: whether the graph equals the one given, extents aside."""
+    """BOOLEAN, get only: true if the graph equals the given one, except for extents."""
     OPERATIONGRAPH_IS_OVERRIDE_SHAPE_ENABLED = 805
-    """BOOLEAN: whether a variant pack may bring other extents than the graph's; default false."""
+    """BOOLEAN: true if variant packs may override the graph's extents; default false."""
     OPERATIONGRAPH_MODE = 806
-    """OPERATIONGRAPH_MODE: the class of the graph, as a hint; default AUTO, found by the library."""
+    """OPERATIONGRAPH_MODE: the class of the graph, as a hint; default AUTO, which the library determines."""
     POINTWISE_MODE = 0
     """POINTWISE_MODE: the function."""
     POINTWISE_MATH_PREC = 1
-    """DATA_TYPE: type to calculate in; default FLOAT, for integers INT64 where the mode is exact in them."""
+    """DATA_TYPE: compute type; default FLOAT, or INT64 for integers if the mode is exact for them."""
     POINTWISE_NAN_PROPAGATION = 2
-    """NAN_PROPOGATION, optional: accepted so that old code runs, and ignored."""
+    """NAN_PROPOGATION, optional: accepted for compatibility, and ignored."""
     POINTWISE_RELU_LOWER_CLIP = 3
-    """DOUBLE or FLOAT: input below which ReLU stops following x; default 0."""
+    """DOUBLE or FLOAT: input below which the slope applies; default 0."""
     POINTWISE_RELU_UPPER_CLIP = 4
     """DOUBLE or FLOAT: largest value that ReLU returns; default the largest finite number."""
     POINTWISE_RELU_LOWER_CLIP_SLOPE = 5
@@ -454,7 +456,7 @@ class attribute_name(IntEnum):
     OPERATION_POINTWISE_TDESC = 758
     """TENSOR descriptor: third operand, the condition of BINARY_SELECT."""
     MATMUL_COMP_TYPE = 1500
-    """DATA_TYPE: type in which products are summed; default FLOAT, for integers INT32 or INT64."""
+    """DATA_TYPE: accumulation type; default FLOAT, for integers INT32 or INT64."""
     MATMUL_PADDING_VALUE = 1503
     """DOUBLE: value read beyond the per-batch sizes of the override tensors; default 0."""
     OPERATION_MATMUL_ADESC = 1520
@@ -466,7 +468,7 @@ class attribute_name(IntEnum):
     OPERATION_MATMUL_DESC = 1523
     """MATMUL descriptor: parameters."""
     OPERATION_MATMUL_IRREGULARLY_STRIDED_BATCH_COUNT = 1524
-    """INT64, optional: accepted so that old code runs, and ignored: batch strides may be any."""
+    """INT64, optional: accepted for compatibility and ignored; batch strides are arbitrary."""
     OPERATION_MATMUL_GEMM_M_OVERRIDE_DESC = 1525
     """TENSOR descriptor, optional: INT32 or INT64 [batch, 1, 1..], rows of A and C in use per batch."""
     OPERATION_MATMUL_GEMM_N_OVERRIDE_DESC = 1526
@@ -474,9 +476,9 @@ class attribute_name(IntEnum):
     OPERATION_MATMUL_GEMM_K_OVERRIDE_DESC = 1527
     """TENSOR descriptor, optional: INT32 or INT64 [batch, 1, 1..], summed length in use per batch."""
     CONVOLUTION_COMP_TYPE = 100
-    """DATA_TYPE: type in which products are summed; default FLOAT, for integers INT32 or INT64."""
+    """DATA_TYPE: accumulation type; default FLOAT, for integers INT32 or INT64."""
     CONVOLUTION_CONV_MODE = 101
-    """CONVOLUTION_MODE: whether the filter is flipped; default CROSS_CORRELATION."""
+    """CONVOLUTION_MODE: CONVOLUTION flips the filter; default CROSS_CORRELATION."""
     CONVOLUTION_DILATIONS = 102
     """INT64[spatial]: distance between filter taps, in elements of the image."""
     CONVOLUTION_FILTER_STRIDES = 103
@@ -490,7 +492,7 @@ class attribute_name(IntEnum):
     OPERATION_CONVOLUTION_FORWARD_ALPHA = 700
     """FLOAT or DOUBLE: factor of the convolution."""
     OPERATION_CONVOLUTION_FORWARD_BETA = 701
-    """FLOAT or DOUBLE: factor of the value that y already holds."""
+    """FLOAT or DOUBLE: factor of the value of y before the operation."""
     OPERATION_CONVOLUTION_FORWARD_CONV_DESC = 702
     """CONVOLUTION descriptor: geometry."""
     OPERATION_CONVOLUTION_FORWARD_W = 703
@@ -502,34 +504,35 @@ class attribute_name(IntEnum):
     OPERATION_CONVOLUTION_BWD_DATA_ALPHA = 706
     """FLOAT or DOUBLE: factor of the gradient."""
     OPERATION_CONVOLUTION_BWD_DATA_BETA = 707
-    """FLOAT or DOUBLE: factor of the value that dx already holds."""
+    """FLOAT or DOUBLE: factor of the value of dx before the operation."""
     OPERATION_CONVOLUTION_BWD_DATA_CONV_DESC = 708
     """CONVOLUTION descriptor: geometry of the forward operation."""
     OPERATION_CONVOLUTION_BWD_DATA_W = 709
     """TENSOR descriptor: filters, [K, C / groups, spatial..]."""
     OPERATION_CONVOLUTION_BWD_DATA_DX = 710
-    """TENSOR descriptor: gradient of the image, [N, C, spatial..]; several extents can fit, so set them."""
+    """TENSOR descriptor: gradient of the image, [N, C, spatial..]; set its extents, because several are
+    valid."""
     OPERATION_CONVOLUTION_BWD_DATA_DY = 711
     """TENSOR descriptor: gradient of the result, [N, K, spatial..]."""
     OPERATION_CONVOLUTION_BWD_FILTER_ALPHA = 712
     """FLOAT or DOUBLE: factor of the gradient."""
     OPERATION_CONVOLUTION_BWD_FILTER_BETA = 713
-    """FLOAT or DOUBLE: factor of the value that dw already holds."""
+    """FLOAT or DOUBLE: factor of the value of dw before the operation."""
     OPERATION_CONVOLUTION_BWD_FILTER_CONV_DESC = 714
     """CONVOLUTION descriptor: geometry of the forward operation."""
     OPERATION_CONVOLUTION_BWD_FILTER_DW = 715
-    """TENSOR descriptor: gradient of the filters, [K, C / groups, spatial..]; several extents can fit, so set
-    them."""
+    """TENSOR descriptor: gradient of the filters, [K, C / groups, spatial..]; set its extents, because
+    several are valid."""
     OPERATION_CONVOLUTION_BWD_FILTER_X = 716
     """TENSOR descriptor: image, [N, C, spatial..]."""
     OPERATION_CONVOLUTION_BWD_FILTER_DY = 717
     """TENSOR descriptor: gradient of the result, [N, K, spatial..]."""
     REDUCTION_OPERATOR = 1600
-    """REDUCTION_OPERATOR_TYPE: how elements are combined."""
+    """REDUCTION_OPERATOR_TYPE: the operator."""
     REDUCTION_COMP_TYPE = 1601
-    """DATA_TYPE: type to combine in; default FLOAT, for integers INT64 except in AVG and NORM2."""
+    """DATA_TYPE: compute type; default FLOAT, or INT64 for integers except in AVG and NORM2."""
     REDUCTION_IS_DETERMINISTIC = 1602
-    """BOOLEAN: whether two runs must agree to the bit; default false."""
+    """BOOLEAN: true to make results bitwise reproducible; default false."""
     OPERATION_REDUCTION_XDESC = 1610
     """TENSOR descriptor: input."""
     OPERATION_REDUCTION_YDESC = 1611
@@ -540,7 +543,7 @@ class attribute_name(IntEnum):
     """TENSOR descriptor, optional: index at which each segment of a packed dimension starts; reduces per
     segment."""
     OPERATION_REDUCTION_DIMS = 1640
-    """INT64[n], optional: the dimensions to reduce, where the extents of y leave it open."""
+    """INT64[n], optional: the dimensions to reduce, if y has no extents."""
     OPERATION_REDUCTION_INIT_VALUES = 1641
     """VOID_PTR[n], optional: address on the host of each output's start value; set YDESC first."""
     OPERATION_REDUCTION_SUBGRAPH = 1642
@@ -553,11 +556,11 @@ class attribute_name(IntEnum):
     OPERATION_REDUCTION_SUBGRAPH_OUTPUT_UIDS = 1645
     """INT64[n], optional: uids, in the sub-graph, of the new accumulators."""
     OPERATION_REDUCTION_SUBGRAPH_COMPUTE_TYPES = 1646
-    """DATA_TYPE[n], optional: type in which each accumulator is kept."""
+    """DATA_TYPE[n], optional: type of each accumulator."""
     RESAMPLE_MODE = 1700
-    """RESAMPLE_MODE: how the window becomes one value; default NEAREST."""
+    """RESAMPLE_MODE: the reduction of a window; default NEAREST."""
     RESAMPLE_COMP_TYPE = 1701
-    """DATA_TYPE: type to calculate in; default FLOAT."""
+    """DATA_TYPE: compute type; default FLOAT."""
     RESAMPLE_SPATIAL_DIMS = 1702
     """INT64: number of spatial dimensions."""
     RESAMPLE_POST_PADDINGS = 1703
@@ -569,11 +572,11 @@ class attribute_name(IntEnum):
     RESAMPLE_WINDOW_DIMS = 1706
     """INT64 or FRACTION[spatial]: extent of the window, in elements."""
     RESAMPLE_NAN_PROPAGATION = 1707
-    """NAN_PROPOGATION, optional: whether max pooling returns NaN for a window that holds one."""
+    """NAN_PROPOGATION, optional: whether max pooling returns NaN for a window that contains one."""
     RESAMPLE_PADDING_MODE = 1708
     """PADDING_MODE: value of the padding; default ZERO_PAD."""
     RESAMPLE_DILATIONS_EXT = 10130
-    """INT64[spatial]: distance between the elements that a window takes; pooling only, default 1."""
+    """INT64[spatial]: distance between the elements of a window; pooling only, default 1."""
     OPERATION_RESAMPLE_FWD_XDESC = 1710
     """TENSOR descriptor: input, [N, C, spatial..]."""
     OPERATION_RESAMPLE_FWD_YDESC = 1711
@@ -583,7 +586,7 @@ class attribute_name(IntEnum):
     OPERATION_RESAMPLE_FWD_ALPHA = 1713
     """DOUBLE: factor of the result; default 1."""
     OPERATION_RESAMPLE_FWD_BETA = 1714
-    """DOUBLE: factor of the value that y already holds; default 0."""
+    """DOUBLE: factor of the value of y before the operation; default 0."""
     OPERATION_RESAMPLE_FWD_DESC = 1716
     """RESAMPLE descriptor: geometry."""
     OPERATION_RESAMPLE_BWD_DXDESC = 1720
@@ -595,7 +598,7 @@ class attribute_name(IntEnum):
     OPERATION_RESAMPLE_BWD_ALPHA = 1723
     """DOUBLE: factor of the gradient; default 1."""
     OPERATION_RESAMPLE_BWD_BETA = 1724
-    """DOUBLE: factor of the value that dx already holds; default 0."""
+    """DOUBLE: factor of the value of dx before the operation; default 0."""
     OPERATION_RESAMPLE_BWD_DESC = 1725
     """RESAMPLE descriptor: geometry of the forward operation."""
     OPERATION_RESAMPLE_BWD_XDESC = 1726
@@ -603,9 +606,9 @@ class attribute_name(IntEnum):
     OPERATION_RESAMPLE_BWD_YDESC = 1727
     """TENSOR descriptor, optional: forward result, to find maxima without the index."""
     OPERATION_GENSTATS_MODE = 770
-    """GENSTATS_MODE: which statistics."""
+    """GENSTATS_MODE: the statistics to compute."""
     OPERATION_GENSTATS_MATH_PREC = 771
-    """DATA_TYPE: type to sum in; default FLOAT."""
+    """DATA_TYPE: accumulation type; default FLOAT."""
     OPERATION_GENSTATS_XDESC = 772
     """TENSOR descriptor: input, [N, C, spatial..]."""
     OPERATION_GENSTATS_SUMDESC = 773
@@ -613,9 +616,9 @@ class attribute_name(IntEnum):
     OPERATION_GENSTATS_SQSUMDESC = 774
     """TENSOR descriptor: sum of x^2, [1, C, 1..]."""
     OPERATION_BN_FINALIZE_STATS_MODE = 780
-    """BN_FINALIZE_STATS_MODE: take statistics from the sums or from the running values."""
+    """BN_FINALIZE_STATS_MODE: computes statistics from the sums, or uses the running values."""
     OPERATION_BN_FINALIZE_MATH_PREC = 781
-    """DATA_TYPE: type to calculate in; default FLOAT."""
+    """DATA_TYPE: compute type; default FLOAT."""
     OPERATION_BN_FINALIZE_Y_SUM_DESC = 782
     """TENSOR descriptor: sum of each channel."""
     OPERATION_BN_FINALIZE_Y_SQ_SUM_DESC = 783
@@ -631,7 +634,7 @@ class attribute_name(IntEnum):
     OPERATION_BN_FINALIZE_UPDATED_RUNNING_MEAN_DESC = 788
     """TENSOR descriptor, optional: output, running mean after this step."""
     OPERATION_BN_FINALIZE_UPDATED_RUNNING_VAR_DESC = 789
-    """TENSOR descriptor, optional: output, running variance after this step; takes in the unbiased
+    """TENSOR descriptor, optional: output, running variance after this step; updated with the unbiased
     variance."""
     OPERATION_BN_FINALIZE_SAVED_MEAN_DESC = 790
     """TENSOR descriptor, optional: output, mean of this batch."""
@@ -647,9 +650,9 @@ class attribute_name(IntEnum):
     """TENSOR descriptor: host scalar, added to the variance."""
     OPERATION_BN_FINALIZE_EXP_AVERATE_FACTOR_DESC = 796
     """TENSOR descriptor, optional: host scalar f, running = (1 - f) running + f batch; the name is misspelt
-    on purpose."""
+    in cuDNN, too."""
     OPERATION_BN_BWD_WEIGHTS_MATH_PREC = 1620
-    """DATA_TYPE: type to calculate in; default FLOAT."""
+    """DATA_TYPE: compute type; default FLOAT."""
     OPERATION_BN_BWD_WEIGHTS_MEAN_DESC = 1621
     """TENSOR descriptor: saved mean, [1, C, 1..]."""
     OPERATION_BN_BWD_WEIGHTS_INVSTD_DESC = 1622
@@ -671,9 +674,9 @@ class attribute_name(IntEnum):
     OPERATION_BN_BWD_WEIGHTS_EQ_BIAS = 1630
     """TENSOR descriptor: output, addend in dx, [1, C, 1..]."""
     OPERATION_NORM_FWD_MODE = 2000
-    """NORM_MODE: which elements share their statistics."""
+    """NORM_MODE: which elements share statistics."""
     OPERATION_NORM_FWD_PHASE = 2001
-    """NORM_FWD_PHASE: whether statistics are kept for the backward pass."""
+    """NORM_FWD_PHASE: TRAINING writes statistics for the backward pass."""
     OPERATION_NORM_FWD_XDESC = 2002
     """TENSOR descriptor: input."""
     OPERATION_NORM_FWD_MEAN_DESC = 2003
@@ -683,12 +686,12 @@ class attribute_name(IntEnum):
     """TENSOR descriptor, optional: 1 / sqrt(variance + epsilon), written in training, read by batch norm's
     inference."""
     OPERATION_NORM_FWD_SCALE_DESC = 2005
-    """TENSOR descriptor, optional: gamma; in layer and RMS norm its extents above 1 name the normalised
+    """TENSOR descriptor, optional: gamma; in layer and RMS norm its extents above 1 define the normalised
     dimensions."""
     OPERATION_NORM_FWD_BIAS_DESC = 2006
-    """TENSOR descriptor, optional: beta, shaped as the scale."""
+    """TENSOR descriptor, optional: beta, with the dims of the scale."""
     OPERATION_NORM_FWD_EPSILON_DESC = 2007
-    """TENSOR descriptor: host scalar, added to the variance; batch norm's inference does without."""
+    """TENSOR descriptor: host scalar, added to the variance; not needed in batch norm's inference."""
     OPERATION_NORM_FWD_EXP_AVG_FACTOR_DESC = 2008
     """TENSOR descriptor, optional: host scalar f, running = (1 - f) running + f batch."""
     OPERATION_NORM_FWD_INPUT_RUNNING_MEAN_DESC = 2009
@@ -700,28 +703,28 @@ class attribute_name(IntEnum):
     OPERATION_NORM_FWD_OUTPUT_RUNNING_VAR_DESC = 2012
     """TENSOR descriptor, optional: output, running variance after this step, [1, C, 1..]."""
     OPERATION_NORM_FWD_YDESC = 2013
-    """TENSOR descriptor: result, shaped as x."""
+    """TENSOR descriptor: result, with the dims of x."""
     OPERATION_NORM_FWD_PEER_STAT_DESCS = 2014
-    """TENSOR descriptors[n], optional: one buffer in each device's memory through which batch norm shares
+    """TENSOR descriptors[n], optional: one buffer in each device's memory with which batch norm shares
     sums."""
     OPERATION_NORM_FWD_GROUPS_EXT = 10040
-    """INT64: number of groups into which GROUP_NORM cuts the channels; other modes ignore it."""
+    """INT64: number of channel groups of GROUP_NORM; other modes ignore it."""
     OPERATION_NORM_FWD_COMP_TYPE_EXT = 10042
-    """DATA_TYPE: type to calculate in; default FLOAT."""
+    """DATA_TYPE: compute type; default FLOAT."""
     OPERATION_NORM_BWD_MODE = 2100
     """NORM_MODE: the mode of the forward operation."""
     OPERATION_NORM_BWD_XDESC = 2101
     """TENSOR descriptor: forward input."""
     OPERATION_NORM_BWD_MEAN_DESC = 2102
-    """TENSOR descriptor, optional: mean that the forward pass kept; none for RMS norm."""
+    """TENSOR descriptor, optional: mean of the forward pass; none for RMS norm."""
     OPERATION_NORM_BWD_INV_VARIANCE_DESC = 2103
-    """TENSOR descriptor, optional: 1 / sqrt(variance + epsilon) that the forward pass kept."""
+    """TENSOR descriptor, optional: 1 / sqrt(variance + epsilon) of the forward pass."""
     OPERATION_NORM_BWD_DYDESC = 2104
     """TENSOR descriptor: gradient of the result."""
     OPERATION_NORM_BWD_SCALE_DESC = 2105
     """TENSOR descriptor, optional: gamma of the forward operation."""
     OPERATION_NORM_BWD_EPSILON_DESC = 2106
-    """TENSOR descriptor, optional: host scalar, used where statistics are calculated anew."""
+    """TENSOR descriptor, optional: host scalar, used if statistics are recomputed."""
     OPERATION_NORM_BWD_DSCALE_DESC = 2107
     """TENSOR descriptor, optional: output, gradient of the scale."""
     OPERATION_NORM_BWD_DBIAS_DESC = 2108
@@ -729,16 +732,16 @@ class attribute_name(IntEnum):
     OPERATION_NORM_BWD_DXDESC = 2109
     """TENSOR descriptor: output, gradient of x."""
     OPERATION_NORM_BWD_PEER_STAT_DESCS = 2110
-    """TENSOR descriptors[n], optional: one buffer in each device's memory through which batch norm shares
+    """TENSOR descriptors[n], optional: one buffer in each device's memory with which batch norm shares
     sums."""
     OPERATION_NORM_BWD_GROUPS_EXT = 10041
     """INT64: number of channel groups of GROUP_NORM; other modes ignore it."""
     OPERATION_NORM_BWD_COMP_TYPE_EXT = 10043
-    """DATA_TYPE: type to calculate in; default FLOAT."""
+    """DATA_TYPE: compute type; default FLOAT."""
     OPERATION_SOFTMAX_XDESC = 3100
     """TENSOR descriptor: input."""
     OPERATION_SOFTMAX_YDESC = 3101
-    """TENSOR descriptor: result, shaped as x."""
+    """TENSOR descriptor: result, with the dims of x."""
     OPERATION_SOFTMAX_STATS_DESC = 3102
     """TENSOR descriptor, optional: output, max + ln(sum) of each row."""
     OPERATION_SOFTMAX_MAX_DESC = 3103
@@ -746,15 +749,16 @@ class attribute_name(IntEnum):
     OPERATION_SOFTMAX_SUM_EXP_DESC = 3104
     """TENSOR descriptor, optional: output, sum of e^(x - max) of each row."""
     OPERATION_SOFTMAX_SINK_DESC = 3105
-    """TENSOR descriptor, optional: [1, H, 1, 1], a score per head that joins the sum but has no column."""
+    """TENSOR descriptor, optional: [1, H, 1, 1], a score per head that is included in the sum but has no
+    column."""
     OPERATION_SOFTMAX_STATS_LOG2 = 3106
-    """BOOLEAN: whether STATS is given in base 2, times 1 / ln 2; default false."""
+    """BOOLEAN: true if STATS is a base-2 logarithm, times 1 / ln 2; default false."""
     OPERATION_SOFTMAX_COMP_TYPE_EXT = 10090
-    """DATA_TYPE: type to calculate in; default FLOAT."""
+    """DATA_TYPE: compute type; default FLOAT."""
     OPERATION_SOFTMAX_AXIS_EXT = 10091
     """INT64: the dimension whose elements sum to 1; default the last."""
     OPERATION_SOFTMAX_INFINITE_IS_NAN_EXT = 10321
-    """BOOLEAN: whether y is NaN in rows whose largest element is infinite; default false."""
+    """BOOLEAN: true if y is NaN in rows whose largest element is infinite; default false."""
     OPERATION_DIAGONAL_BAND_MASK_XDESC = 3000
     """TENSOR descriptor: scores, [B, H, Sq, Skv]."""
     OPERATION_DIAGONAL_BAND_MASK_SEQ_LEN_KVDESC = 3001
@@ -768,16 +772,15 @@ class attribute_name(IntEnum):
     OPERATION_DIAGONAL_BAND_MASK_SHIFT_RIGHT_BOUND_DESC = 3004
     """TENSOR descriptor, optional: scalar r; compares row + r with col."""
     OPERATION_DIAGONAL_BAND_MASK_BDESC = 3005
-    """TENSOR descriptor: scalar that fills the masked places."""
+    """TENSOR descriptor: scalar that fills masked positions."""
     OPERATION_DIAGONAL_BAND_MASK_YDESC = 3006
-    """TENSOR descriptor: result, shaped as x."""
+    """TENSOR descriptor: result, with the dims of x."""
     OPERATION_DIAGONAL_BAND_MASK_COMPARISON_MODE = 3007
-    """POINTWISE_MODE: one of the CMP_ modes; x is kept where it holds."""
+    """POINTWISE_MODE: one of the CMP_ modes; x is kept where it is true."""
     OPERATION_DIAGONAL_BAND_MASK_CU_SEQ_LEN_KVDESC = 3008
-    """TENSOR descriptor, optional: running sum of key counts, [B + 1, 1, 1, 1], instead of SEQ_LEN_KVDESC."""
+    """TENSOR descriptor, optional: cumulative key counts, [B + 1, 1, 1, 1], instead of SEQ_LEN_KVDESC."""
     OPERATION_DIAGONAL_BAND_MASK_CU_SEQ_LEN_QDESC = 3009
-    """TENSOR descriptor, optional: running sum of query counts, [B + 1, 1, 1, 1], instead of
-    SEQ_LEN_QDESC."""
+    """TENSOR descriptor, optional: cumulative query counts, [B + 1, 1, 1, 1], instead of SEQ_LEN_QDESC."""
     OPERATION_SDPA_FWD_QDESC = 2800
     """TENSOR descriptor: queries, [B, Hq, Sq, Dqk]."""
     OPERATION_SDPA_FWD_KDESC = 2801
@@ -792,23 +795,21 @@ class attribute_name(IntEnum):
     OPERATION_SDPA_FWD_SCALEDESC = 2805
     """TENSOR descriptor, optional: FLOAT scalar, factor of q k^T; otherwise SCALE_VALUE_EXT."""
     OPERATION_SDPA_FWD_BLOCK_MASK_DESC = 2806
-    """TENSOR descriptor, optional: which tiles of 128 x 128 scores take part, [B, Hq, ceil(Sq / 128),
-    ceil(Skv / 128)] of INT8 or BYTE_BOOLEAN (not 0: they do), or of UINT8 with eight tiles of keys in a byte,
-    the first one in the lowest bit. The first two extents may be 1. Tiles that do not take part cost
-    nothing."""
+    """TENSOR descriptor, optional: the tiles of 128 x 128 scores that are computed, [B, Hq, ceil(Sq / 128),
+    ceil(Skv / 128)] of INT8 or BYTE_BOOLEAN (nonzero: computed), or of UINT8 with eight key tiles per byte,
+    lowest bit first. The first two extents may be 1. Other tiles are skipped at no cost."""
     OPERATION_SDPA_FWD_PAGE_TABLE_KDESC = 2807
     """TENSOR descriptor, optional: INT32 or INT64 [B, 1, pages, 1], page of each block of keys; k is then
-    [container, Hk, page size, Dqk]. Needs SEQ_LEN_KVDESC. An index outside of the container counts as the
-    nearest inside."""
+    [container, Hk, page size, Dqk]. Needs SEQ_LEN_KVDESC. Indices outside of the container are clamped."""
     OPERATION_SDPA_FWD_PAGE_TABLE_VDESC = 2808
     """TENSOR descriptor, optional: INT32 or INT64 [B, 1, pages, 1], page of each block of values; v is then
-    [container, Hv, page size, Dv]. As PAGE_TABLE_KDESC."""
+    [container, Hv, page size, Dv]. Otherwise like PAGE_TABLE_KDESC."""
     OPERATION_SDPA_FWD_SEQ_LEN_QDESC = 2809
     """TENSOR descriptor, optional: INT32 or INT64 [B, 1, 1, 1], queries in use per batch; 0 is allowed."""
     OPERATION_SDPA_FWD_SEQ_LEN_KVDESC = 2810
     """TENSOR descriptor, optional: INT32 or INT64 [B, 1, 1, 1], keys in use per batch; 0 is allowed."""
     OPERATION_SDPA_FWD_SUBGRAPH = 2811
-    """OPERATIONGRAPH descriptor, optional: pointwise operations that the scaled scores pass through before
+    """OPERATIONGRAPH descriptor, optional: pointwise operations that are applied to the scaled scores before
     bias and masks, finalized without a handle. It may read tensors that broadcast to the scores; a score of
     -inf hides the key."""
     OPERATION_SDPA_FWD_SUBGRAPH_INPUT_UID = 2812
@@ -816,38 +817,35 @@ class attribute_name(IntEnum):
     OPERATION_SDPA_FWD_SUBGRAPH_OUTPUT_UID = 2813
     """INT64: uid of the sub-graph's virtual tensor that is the modified scores."""
     OPERATION_SDPA_FWD_SOFTMAX_DESC = 2814
-    """OPERATION_SOFTMAX descriptor, optional: names the softmax's statistics and sink."""
+    """OPERATION_SOFTMAX descriptor, optional: the softmax's statistics and sink."""
     OPERATION_SDPA_FWD_DROPOUT_SEED_DESC = 2815
     """TENSOR descriptor, optional: INT64 or INT32 scalar, seed of dropout."""
     OPERATION_SDPA_FWD_DROPOUT_OFFSET_DESC = 2816
     """TENSOR descriptor, optional: INT64 or INT32 scalar, offset into dropout's random sequence."""
     OPERATION_SDPA_FWD_DROPOUT_RNG_DUMP_DESC = 2817
-    """TENSOR descriptor, optional: output, [B, Hq, Sq, Skv], the dropout mask, to check against."""
+    """TENSOR descriptor, optional: output, [B, Hq, Sq, Skv], the dropout mask, for tests."""
     OPERATION_SDPA_FWD_DROPOUT_PROBABILITY = 2818
-    """FLOAT: chance that a weight is dropped, 0 <= p < 1; default 0."""
+    """FLOAT: probability that a weight is dropped, 0 <= p < 1; default 0."""
     OPERATION_SDPA_FWD_UNFUSE_FMA = 2819
-    """BOOLEAN: whether scores are scaled, rounded and then shifted, instead of in one fused step; default
-    false."""
+    """BOOLEAN: true to scale, round and then shift scores, instead of a fused multiply-add; default false."""
     OPERATION_SDPA_FWD_CU_SEQ_LEN_QDESC = 2820
-    """TENSOR descriptor, optional: running sum of query counts, [B + 1, 1, 1, 1], instead of
-    SEQ_LEN_QDESC."""
+    """TENSOR descriptor, optional: cumulative query counts, [B + 1, 1, 1, 1], instead of SEQ_LEN_QDESC."""
     OPERATION_SDPA_FWD_CU_SEQ_LEN_KVDESC = 2821
-    """TENSOR descriptor, optional: running sum of key counts, [B + 1, 1, 1, 1], instead of SEQ_LEN_KVDESC."""
+    """TENSOR descriptor, optional: cumulative key counts, [B + 1, 1, 1, 1], instead of SEQ_LEN_KVDESC."""
     OPERATION_SDPA_FWD_DESCALE_QDESC = 2822
-    """TENSOR descriptor, optional: what q, of few bits, is multiplied by to give its true value: [1, 1, 1,
-    1], or one for each batch entry, each head, [B, Hq, 1, 1]."""
+    """TENSOR descriptor, optional: factor that gives q, of a narrow type, its true value: [1, 1, 1, 1], or
+    one per batch entry or head, [B, Hq, 1, 1]."""
     OPERATION_SDPA_FWD_DESCALE_KDESC = 2823
-    """TENSOR descriptor, optional: what k is multiplied by to give its true value: [1, 1, 1, 1], or one for
-    each batch entry, head or key, [B, Hk, Skv, 1], each of them or 1; with pages [container, Hk, page size,
-    1]."""
+    """TENSOR descriptor, optional: factor that gives k its true value: [1, 1, 1, 1], or one per batch entry,
+    head or key, [B, Hk, Skv, 1] with any extent 1; with pages [container, Hk, page size, 1]."""
     OPERATION_SDPA_FWD_DESCALE_VDESC = 2824
-    """TENSOR descriptor, optional: the same of v."""
+    """TENSOR descriptor, optional: the same for v."""
     OPERATION_SDPA_FWD_DESCALE_SDESC = 2825
-    """TENSOR descriptor, optional: scalar that undoes SCALE_SDESC after the second product."""
+    """TENSOR descriptor, optional: scalar applied after the second product to undo SCALE_SDESC."""
     OPERATION_SDPA_FWD_SCALE_SDESC = 2826
-    """TENSOR descriptor, optional: scalar applied to the softmax before it may become FP8."""
+    """TENSOR descriptor, optional: scalar applied to the softmax before it is rounded to FP8, if it is."""
     OPERATION_SDPA_FWD_SCALE_ODESC = 2827
-    """TENSOR descriptor, optional: scalar applied to the result before it becomes o."""
+    """TENSOR descriptor, optional: scalar applied to the result before it is stored as o."""
     OPERATION_SDPA_FWD_AMAX_SDESC = 2828
     """TENSOR descriptor, optional: output, one FLOAT, largest softmax value before SCALE_SDESC."""
     OPERATION_SDPA_FWD_AMAX_ODESC = 2829
@@ -863,29 +861,29 @@ class attribute_name(IntEnum):
     OPERATION_SDPA_FWD_ALIGNMENT_EXT = 10053
     """INT64, a weftDiagonalAlignment_t: the shift that both bounds count from; default TOP_LEFT."""
     OPERATION_SDPA_FWD_ALIBI_EXT = 10054
-    """BOOLEAN: whether ALiBi adds slope (col - row) to the scores, slopes falling from head to head in the
-    usual series; default false."""
+    """BOOLEAN: true to add ALiBi, slope (col - row), to the scores, with the usual series of slopes over the
+    heads; default false."""
     OPERATION_SDPA_FWD_MAX_DESC_EXT = 10055
     """TENSOR descriptor, optional: output, FLOAT [B, Hq, Sq, 1], largest score of each row."""
     OPERATION_SDPA_FWD_SUM_EXP_DESC_EXT = 10056
     """TENSOR descriptor, optional: output, FLOAT [B, Hq, Sq, 1], sum of e^(score - max) of each row."""
     OPERATION_SDPA_FWD_SINK_DESC_EXT = 10057
-    """TENSOR descriptor, optional: FLOAT [1, Hq, 1, 1], a score per head that joins the softmax's sum but has
-    no value row."""
+    """TENSOR descriptor, optional: FLOAT [1, Hq, 1, 1], a score per head that is included in the softmax's
+    sum but has no value row."""
     OPERATION_SDPA_FWD_SCALE_VALUE_EXT = 10058
-    """DOUBLE: factor of q k^T when SCALEDESC is not set; default 1."""
+    """DOUBLE: factor of q k^T if SCALEDESC is not set; default 1."""
     OPERATION_SDPA_FWD_COMP_TYPE_EXT = 10059
     """DATA_TYPE: type in which products and softmax are calculated; default FLOAT."""
     OPERATION_SDPA_FWD_MAX_SEQ_LEN_KV_EXT = 10060
-    """INT64, optional: Skv where page tables say where keys are; unset: all that these reach."""
+    """INT64, optional: Skv, if page tables are used; unset: all keys that the tables reach."""
     OPERATION_SDPA_FWD_SUBGRAPH_OPERANDS_EXT = 10065
-    """TENSOR descriptors: what the sub-graph reads beside the scores. Found by itself."""
+    """TENSOR descriptors: operands of the sub-graph other than the scores. Determined by the library."""
     OPERATION_SDPA_FWD_DROPOUT_MASK_DESC_EXT = 10066
-    """TENSOR descriptor, optional: what weights are multiplied by, [B, Hq, Sq, Skv] with any extent 1,
-    instead of a mask that DROPOUT_SEED_DESC draws: numbers, or booleans, which are 1 and 0."""
+    """TENSOR descriptor, optional: factors of the weights, [B, Hq, Sq, Skv] with any extent 1, instead of the
+    random mask of DROPOUT_SEED_DESC: numbers, or booleans, which are 1 and 0."""
     OPERATION_SDPA_FWD_DROPOUT_SCALE_DESC_EXT = 10067
-    """TENSOR descriptor, optional: scalar, not negative, that weights which dropout keeps are multiplied by;
-    otherwise 1 / (1 - DROPOUT_PROBABILITY)."""
+    """TENSOR descriptor, optional: non-negative scalar, the factor of weights that dropout keeps; otherwise 1
+    / (1 - DROPOUT_PROBABILITY)."""
     OPERATION_SDPA_BWD_QDESC = 2851
     """TENSOR descriptor: queries, [B, Hq, Sq, Dqk]."""
     OPERATION_SDPA_BWD_KDESC = 2852
@@ -919,23 +917,22 @@ class attribute_name(IntEnum):
     OPERATION_SDPA_BWD_MAX_TOTAL_SEQ_LEN_KV = 2866
     """INT64, optional: upper bound of the keys of all batches together, to size ragged workspace."""
     OPERATION_SDPA_BWD_SUBGRAPH = 2867
-    """OPERATIONGRAPH descriptor, optional: the sub-graph of the forward pass, and, where the gradient is not
-    to be derived, the operations that carry it back; finalized without a handle."""
+    """OPERATIONGRAPH descriptor, optional: the sub-graph of the forward pass, and, unless the gradient is to
+    be derived, the operations that compute it; finalized without a handle."""
     OPERATION_SDPA_BWD_SUBGRAPH_INPUT_UID = 2868
     """INT64: uid of the sub-graph's tensor that is the scaled scores."""
     OPERATION_SDPA_BWD_SUBGRAPH_OUTPUT_UID = 2869
     """INT64: uid of the sub-graph's tensor that is the modified scores."""
     OPERATION_SDPA_BWD_CU_SEQ_LEN_QDESC = 2870
-    """TENSOR descriptor, optional: running sum of query counts, [B + 1, 1, 1, 1], instead of
-    SEQ_LEN_QDESC."""
+    """TENSOR descriptor, optional: cumulative query counts, [B + 1, 1, 1, 1], instead of SEQ_LEN_QDESC."""
     OPERATION_SDPA_BWD_CU_SEQ_LEN_KVDESC = 2871
-    """TENSOR descriptor, optional: running sum of key counts, [B + 1, 1, 1, 1], instead of SEQ_LEN_KVDESC."""
+    """TENSOR descriptor, optional: cumulative key counts, [B + 1, 1, 1, 1], instead of SEQ_LEN_KVDESC."""
     OPERATION_SDPA_BWD_DROPOUT_SEED_DESC = 2872
     """TENSOR descriptor, optional: seed that the forward pass used."""
     OPERATION_SDPA_BWD_DROPOUT_OFFSET_DESC = 2873
     """TENSOR descriptor, optional: offset that the forward pass used."""
     OPERATION_SDPA_BWD_DROPOUT_PROBABILITY = 2874
-    """FLOAT: chance that a weight was dropped, 0 <= p < 1; default 0."""
+    """FLOAT: probability that a weight was dropped, 0 <= p < 1; default 0."""
     OPERATION_SDPA_BWD_DBIAS_DESC = 2875
     """TENSOR descriptor, optional: output, gradient of the bias, summed over its extents of 1."""
     OPERATION_SDPA_BWD_BIAS_DESC_EXT = 10070
@@ -947,47 +944,47 @@ class attribute_name(IntEnum):
     OPERATION_SDPA_BWD_ALIGNMENT_EXT = 10073
     """INT64, a weftDiagonalAlignment_t: the alignment of the forward pass; default TOP_LEFT."""
     OPERATION_SDPA_BWD_ALIBI_EXT = 10074
-    """BOOLEAN: whether the forward pass added ALiBi; default false."""
+    """BOOLEAN: true if the forward pass added ALiBi; default false."""
     OPERATION_SDPA_BWD_IS_DETERMINISTIC_EXT = 10077
-    """BOOLEAN, default false: two runs agree to the bit."""
+    """BOOLEAN, default false: results are bitwise reproducible."""
     OPERATION_SDPA_BWD_SCALE_VALUE_EXT = 10078
-    """DOUBLE: factor of q k^T when SCALEDESC is not set; default 1."""
+    """DOUBLE: factor of q k^T if SCALEDESC is not set; default 1."""
     OPERATION_SDPA_BWD_COMP_TYPE_EXT = 10079
     """DATA_TYPE: type in which products and softmax are calculated; default FLOAT."""
     OPERATION_SDPA_BWD_SUBGRAPH_OPERANDS_EXT = 10080
-    """TENSOR descriptors: what the sub-graph reads beside the scores. Found by itself."""
+    """TENSOR descriptors: operands of the sub-graph other than the scores. Determined by the library."""
     OPERATION_SDPA_BWD_SUBGRAPH_GRADIENT_INPUT_UID_EXT = 10081
-    """INT64, optional: uid of the sub-graph's tensor that is the gradient of the modified scores. Unset, the
-    gradient is derived."""
+    """INT64, optional: uid of the sub-graph's tensor that is the gradient of the modified scores. If unset,
+    the gradient is derived."""
     OPERATION_SDPA_BWD_SUBGRAPH_GRADIENT_OUTPUT_UID_EXT = 10082
     """INT64, optional: uid of the sub-graph's tensor that is the gradient of the scaled scores."""
     OPERATION_SDPA_BWD_SUBGRAPH_GRADIENT_UIDS_EXT = 10083
-    """INT64s, optional: uids of tensors that the sub-graph reads, whose gradients are wanted."""
+    """INT64s, optional: uids of tensors that the sub-graph reads and whose gradients are requested."""
     OPERATION_SDPA_BWD_SUBGRAPH_GRADIENTS_EXT = 10084
     """TENSOR descriptors, optional: outputs, these gradients, each summed over its extents of 1."""
     OPERATION_SDPA_BWD_BLOCK_MASK_DESC_EXT = 10085
     """TENSOR descriptor, optional: the block mask of the forward pass."""
     OPERATION_SDPA_BWD_DROPOUT_MASK_DESC_EXT = 10086
-    """TENSOR descriptor, optional: what the forward pass multiplied weights by, instead of a seed."""
+    """TENSOR descriptor, optional: the factors of the weights in the forward pass, instead of a seed."""
     OPERATION_SDPA_BWD_DROPOUT_SCALE_DESC_EXT = 10087
-    """TENSOR descriptor, optional: scalar that the forward pass multiplied kept weights by."""
+    """TENSOR descriptor, optional: the factor of kept weights in the forward pass."""
     OPERATION_SDPA_BWD_DESCALE_QDESC_EXT = 10200
-    """TENSOR descriptor, optional: what q is multiplied by first: as in the forward pass, or one for each
-    block of 32 elements, [B, Hq, Sq, ceil(Dqk / 32)]."""
+    """TENSOR descriptor, optional: factor that gives q its true value: as in the forward pass, or one for
+    each block of 32 elements, [B, Hq, Sq, ceil(Dqk / 32)]."""
     OPERATION_SDPA_BWD_DESCALE_KDESC_EXT = 10201
-    """TENSOR descriptor, optional: the same of k."""
+    """TENSOR descriptor, optional: the same for k."""
     OPERATION_SDPA_BWD_DESCALE_VDESC_EXT = 10202
-    """TENSOR descriptor, optional: the same of v, in blocks along Dv."""
+    """TENSOR descriptor, optional: the same for v, in blocks along Dv."""
     OPERATION_SDPA_BWD_DESCALE_ODESC_EXT = 10203
-    """TENSOR descriptor, optional: the same of o."""
+    """TENSOR descriptor, optional: the same for o."""
     OPERATION_SDPA_BWD_DESCALE_DODESC_EXT = 10204
-    """TENSOR descriptor, optional: the same of dO, in blocks along Dv."""
+    """TENSOR descriptor, optional: the same for dO, in blocks along Dv."""
     OPERATION_SDPA_BWD_DESCALE_SDESC_EXT = 10205
-    """TENSOR descriptor, optional: scalar that undoes SCALE_SDESC behind the product."""
+    """TENSOR descriptor, optional: scalar applied after the product to undo SCALE_SDESC."""
     OPERATION_SDPA_BWD_DESCALE_DPDESC_EXT = 10206
-    """TENSOR descriptor, optional: scalar that undoes SCALE_DPDESC behind the products."""
+    """TENSOR descriptor, optional: scalar applied after the products to undo SCALE_DPDESC."""
     OPERATION_SDPA_BWD_SCALE_SDESC_EXT = 10207
-    """TENSOR descriptor, optional: scalar applied to the softmax before it becomes q's type, where that is
+    """TENSOR descriptor, optional: scalar applied to the softmax before it is rounded to q's type if that is
     FP8."""
     OPERATION_SDPA_BWD_SCALE_DQDESC_EXT = 10208
     """TENSOR descriptor, optional: scalar applied to dQ before it is stored."""
@@ -996,43 +993,43 @@ class attribute_name(IntEnum):
     OPERATION_SDPA_BWD_SCALE_DVDESC_EXT = 10210
     """TENSOR descriptor, optional: scalar applied to dV before it is stored."""
     OPERATION_SDPA_BWD_SCALE_DPDESC_EXT = 10211
-    """TENSOR descriptor, optional: scalar applied to the gradient of q k^T before it becomes dO's type, where
-    that is FP8."""
+    """TENSOR descriptor, optional: scalar applied to the gradient of q k^T before it is rounded to dO's type
+    if that is FP8."""
     OPERATION_SDPA_BWD_AMAX_DQDESC_EXT = 10212
     """TENSOR descriptor, optional: output, one FLOAT, largest magnitude of dQ before SCALE_DQDESC."""
     OPERATION_SDPA_BWD_AMAX_DKDESC_EXT = 10213
-    """TENSOR descriptor, optional: output, the same of dK."""
+    """TENSOR descriptor, optional: output, the same for dK."""
     OPERATION_SDPA_BWD_AMAX_DVDESC_EXT = 10214
-    """TENSOR descriptor, optional: output, the same of dV."""
+    """TENSOR descriptor, optional: output, the same for dV."""
     OPERATION_SDPA_BWD_AMAX_DPDESC_EXT = 10215
     """TENSOR descriptor, optional: output, one FLOAT, largest magnitude of the gradient of q k^T before
     SCALE_DPDESC."""
     OPERATION_SDPA_BWD_Q_TDESC_EXT = 10216
-    """TENSOR descriptor, optional: q once more for dK, whose scales are of blocks along Sq; unset: q."""
+    """TENSOR descriptor, optional: second copy of q, for dK, with block scales along Sq; unset: q."""
     OPERATION_SDPA_BWD_K_TDESC_EXT = 10217
-    """TENSOR descriptor, optional: k once more for dQ, whose scales are of blocks along Skv; unset: k."""
+    """TENSOR descriptor, optional: second copy of k, for dQ, with block scales along Skv; unset: k."""
     OPERATION_SDPA_BWD_DO_TDESC_EXT = 10218
-    """TENSOR descriptor, optional: dO once more for dV, whose scales are of blocks along Sq; unset: dO."""
+    """TENSOR descriptor, optional: second copy of dO, for dV, with block scales along Sq; unset: dO."""
     OPERATION_SDPA_BWD_DO_F16DESC_EXT = 10219
-    """TENSOR descriptor, optional: dO once more, not quantised, for its products with o; unset: dO."""
+    """TENSOR descriptor, optional: copy of dO that is not quantised, for its products with o; unset: dO."""
     OPERATION_SDPA_BWD_DESCALE_Q_TDESC_EXT = 10220
-    """TENSOR descriptor, optional: what Q_TDESC is multiplied by first, [B, Hq, ceil(Sq / 32), Dqk]."""
+    """TENSOR descriptor, optional: block scales of Q_TDESC, [B, Hq, ceil(Sq / 32), Dqk]."""
     OPERATION_SDPA_BWD_DESCALE_K_TDESC_EXT = 10221
-    """TENSOR descriptor, optional: what K_TDESC is multiplied by first, [B, Hk, ceil(Skv / 32), Dqk]."""
+    """TENSOR descriptor, optional: block scales of K_TDESC, [B, Hk, ceil(Skv / 32), Dqk]."""
     OPERATION_SDPA_BWD_DESCALE_DO_TDESC_EXT = 10222
-    """TENSOR descriptor, optional: what DO_TDESC is multiplied by first, [B, Hq, ceil(Sq / 32), Dv]."""
+    """TENSOR descriptor, optional: block scales of DO_TDESC, [B, Hq, ceil(Sq / 32), Dv]."""
     RNG_DISTRIBUTION = 2300
-    """RNG_DISTRIBUTION: which one; default BERNOULLI."""
+    """RNG_DISTRIBUTION: the distribution; default BERNOULLI."""
     RNG_NORMAL_DIST_MEAN = 2301
     """DOUBLE, optional: mean of NORMAL."""
     RNG_NORMAL_DIST_STANDARD_DEVIATION = 2302
     """DOUBLE, optional: standard deviation of NORMAL."""
     RNG_UNIFORM_DIST_MAXIMUM = 2303
-    """DOUBLE, optional: upper end of UNIFORM, not reached."""
+    """DOUBLE, optional: exclusive upper end of UNIFORM."""
     RNG_UNIFORM_DIST_MINIMUM = 2304
     """DOUBLE, optional: lower end of UNIFORM."""
     RNG_BERNOULLI_DIST_PROBABILITY = 2305
-    """DOUBLE, optional: chance that BERNOULLI gives 1."""
+    """DOUBLE, optional: probability that BERNOULLI yields 1."""
     OPERATION_RNG_YDESC = 2310
     """TENSOR descriptor: result."""
     OPERATION_RNG_SEED = 2311
@@ -1040,13 +1037,14 @@ class attribute_name(IntEnum):
     OPERATION_RNG_DESC = 2312
     """RNG descriptor: the distribution."""
     OPERATION_RNG_OFFSET_DESC = 2313
-    """TENSOR descriptor: offset into the sequence of the seed, a scalar with all extents and strides 1."""
+    """TENSOR descriptor: offset into the sequence of the seed, a scalar whose extents and strides are all
+    1."""
     OPERATION_RESHAPE_XDESC = 2200
     """TENSOR descriptor: input."""
     OPERATION_RESHAPE_YDESC = 2201
-    """TENSOR descriptor: result, of as many elements."""
+    """TENSOR descriptor: result, with the same number of elements."""
     OPERATION_RESHAPE_MODE = 2202
-    """RESHAPE_MODE: a view of the storage or a new order of the elements; default VIEW_ONLY."""
+    """RESHAPE_MODE: a view of the storage, or the elements in logical order; default VIEW_ONLY."""
     OPERATION_TRANSPOSE_XDESC = 3200
     """TENSOR descriptor: input."""
     OPERATION_TRANSPOSE_YDESC = 3201
@@ -1058,17 +1056,17 @@ class attribute_name(IntEnum):
     OPERATION_SLICE_YDESC = 3301
     """TENSOR descriptor: result, of the same data type and rank."""
     OPERATION_SLICE_START_INDICES = 3302
-    """INT64[rank]: first index taken in each dimension."""
+    """INT64[rank]: first index in each dimension."""
     OPERATION_SLICE_LIMIT_INDICES = 3303
-    """INT64[rank]: index that ends each dimension, itself not taken."""
+    """INT64[rank]: exclusive last index in each dimension."""
     OPERATION_SLICE_STRIDES = 3304
-    """INT64[rank]: step in each dimension, above 0; default all 1."""
+    """INT64[rank]: step in each dimension, greater than 0; default all 1."""
     OPERATION_CONCAT_AXIS = 1800
-    """INT64: the dimension along which the inputs are joined."""
+    """INT64: the dimension along which the inputs are concatenated."""
     OPERATION_CONCAT_INPUT_DESCS = 1801
     """TENSOR descriptors[n]: the inputs, equal in every other extent."""
     OPERATION_CONCAT_INPLACE_INDEX = 1802
-    """INT64, optional: index of the input that already lies in its place in the output."""
+    """INT64, optional: index of the input that is already stored inside the output."""
     OPERATION_CONCAT_OUTPUT_DESC = 1803
     """TENSOR descriptor: result."""
     OPERATION_PAGED_CACHE_LOAD_CONTAINER_DESC = 1950
@@ -1078,7 +1076,7 @@ class attribute_name(IntEnum):
     OPERATION_PAGED_CACHE_LOAD_SEQUENCE_DESC = 1952
     """TENSOR descriptor: tokens in use per batch, [B, 1, 1, 1]."""
     OPERATION_PAGED_CACHE_LOAD_PAGE_TABLE_DESC = 1953
-    """TENSOR descriptor: INT32 [B, 1, pages per sequence, 1], which page holds each block of tokens."""
+    """TENSOR descriptor: INT32 [B, 1, pages per sequence, 1], the page of each block of tokens."""
     OPERATION_BLOCK_SCALE_QUANTIZE_XDESC = 2500
     """TENSOR descriptor: input, a float type."""
     OPERATION_BLOCK_SCALE_QUANTIZE_YDESC = 2501
@@ -1086,30 +1084,29 @@ class attribute_name(IntEnum):
     OPERATION_BLOCK_SCALE_QUANTIZE_SCALE_DESC = 2502
     """TENSOR descriptor: output, one scale per block: largest magnitude / largest value of y's type."""
     OPERATION_BLOCK_SCALE_QUANTIZE_MATH_PREC = 2503
-    """DATA_TYPE: type to calculate in; default FLOAT."""
+    """DATA_TYPE: compute type; default FLOAT."""
     OPERATION_BLOCK_SCALE_QUANTIZE_BLOCK_SIZE = 2504
     """INT32: elements that share a scale, 32 in the MX formats, 16 in NVFP4."""
     OPERATION_BLOCK_SCALE_QUANTIZE_AXIS_EXT = 10120
-    """INT64: the dimension that blocks lie along; default the last."""
+    """INT64: the dimension along which blocks run; default the last."""
     OPERATION_BLOCK_SCALE_QUANTIZE_TRANSPOSE_EXT = 10121
-    """BOOLEAN: whether strides of y and its scales that are unset exchange the last two dimensions; default
-    false."""
+    """BOOLEAN: true to swap the last two dimensions in unset strides of y and its scales; default false."""
     OPERATION_BLOCK_SCALE_DEQUANTIZE_XDESC = 2600
     """TENSOR descriptor: input, FP8, FP4 or integers of 4 or 8 bits."""
     OPERATION_BLOCK_SCALE_DEQUANTIZE_SCALE_DESC = 2601
     """TENSOR descriptor: one scale per block."""
     OPERATION_BLOCK_SCALE_DEQUANTIZE_YDESC = 2602
-    """TENSOR descriptor: result, shaped as x."""
+    """TENSOR descriptor: result, with the dims of x."""
     OPERATION_BLOCK_SCALE_DEQUANTIZE_MATH_PREC = 2603
-    """DATA_TYPE: type to calculate in; default FLOAT."""
+    """DATA_TYPE: compute type; default FLOAT."""
     OPERATION_BLOCK_SCALE_DEQUANTIZE_BLOCK_SIZE = 2604
     """INT32[n]: extent of a block in each of the last n dimensions, such as {1, 32}."""
     OPERATION_BLOCK_SCALE_DEQUANTIZE_NEG_SCALE = 2605
-    """BOOLEAN: whether scales are stored negated, so that y = -x scale; default false."""
+    """BOOLEAN: true if scales are stored negated, so that y = -x scale; default false."""
     OPERATION_MOE_GROUPED_MATMUL_MODE = 2900
-    """MOE_GROUPED_MATMUL_MODE: whether rows are gathered before or scattered after the product."""
+    """MOE_GROUPED_MATMUL_MODE: gathers rows before the product, or scatters them after it, or neither."""
     OPERATION_MOE_GROUPED_MATMUL_MATH_PREC = 2901
-    """DATA_TYPE: type in which products are summed; default FLOAT, for integers INT32 or INT64."""
+    """DATA_TYPE: accumulation type; default FLOAT, for integers INT32 or INT64."""
     OPERATION_MOE_GROUPED_MATMUL_TOKEN_DESC = 2902
     """TENSOR descriptor: tokens, [1, M, K]."""
     OPERATION_MOE_GROUPED_MATMUL_WEIGHT_DESC = 2903
@@ -1121,11 +1118,11 @@ class attribute_name(IntEnum):
     OPERATION_MOE_GROUPED_MATMUL_TOKEN_INDEX_DESC = 2906
     """TENSOR descriptor, optional: INT32 [1, rows, 1], the token of each row; for GATHER and SCATTER."""
     OPERATION_MOE_GROUPED_MATMUL_TOKEN_KS_DESC = 2907
-    """TENSOR descriptor, optional: INT32 [1, M, 1], which of its top-k slots each row fills; for SCATTER."""
+    """TENSOR descriptor, optional: INT32 [1, M, 1], the top-k slot of each row; for SCATTER."""
     OPERATION_MOE_GROUPED_MATMUL_TOP_K = 2908
     """INT32, optional: experts per token; for SCATTER."""
     OPERATION_MOE_GROUPED_MATMUL_BWD_MATH_PREC = 2951
-    """DATA_TYPE: type in which products are summed; default FLOAT, for integers INT32 or INT64."""
+    """DATA_TYPE: accumulation type; default FLOAT, for integers INT32 or INT64."""
     OPERATION_MOE_GROUPED_MATMUL_BWD_TOKEN_DESC = 2952
     """TENSOR descriptor: tokens of the forward pass, [1, M, K]."""
     OPERATION_MOE_GROUPED_MATMUL_BWD_DWEIGHT_DESC = 2953
@@ -1137,15 +1134,15 @@ class attribute_name(IntEnum):
     OPERATION_CAUSAL_CONV1D_FWD_XDESC_EXT = 10300
     """TENSOR descriptor: sequences, [B, D, L]."""
     OPERATION_CAUSAL_CONV1D_FWD_WEIGHT_DESC_EXT = 10301
-    """TENSOR descriptor: a filter per channel, [D, K]; its last tap meets x[l]."""
+    """TENSOR descriptor: a filter per channel, [D, K]; its last tap multiplies x[l]."""
     OPERATION_CAUSAL_CONV1D_FWD_BIAS_DESC_EXT = 10302
     """TENSOR descriptor, optional: added to each channel before the activation, [D]."""
     OPERATION_CAUSAL_CONV1D_FWD_YDESC_EXT = 10303
     """TENSOR descriptor: result, [B, D, L]."""
     OPERATION_CAUSAL_CONV1D_FWD_ACTIVATION_EXT = 10304
-    """POINTWISE_MODE: what follows, IDENTITY or SWISH_FWD; default IDENTITY."""
+    """POINTWISE_MODE: the activation, IDENTITY or SWISH_FWD; default IDENTITY."""
     OPERATION_CAUSAL_CONV1D_FWD_COMP_TYPE_EXT = 10305
-    """DATA_TYPE: type in which products are summed; default FLOAT."""
+    """DATA_TYPE: accumulation type; default FLOAT."""
     OPERATION_CAUSAL_CONV1D_BWD_DYDESC_EXT = 10310
     """TENSOR descriptor: gradient of the result, [B, D, L]."""
     OPERATION_CAUSAL_CONV1D_BWD_XDESC_EXT = 10311
@@ -1161,19 +1158,19 @@ class attribute_name(IntEnum):
     OPERATION_CAUSAL_CONV1D_BWD_DBIAS_DESC_EXT = 10316
     """TENSOR descriptor, optional: output, gradient of the bias, [D]."""
     OPERATION_CAUSAL_CONV1D_BWD_ACTIVATION_EXT = 10317
-    """POINTWISE_MODE: what followed, IDENTITY or SWISH_FWD; default IDENTITY."""
+    """POINTWISE_MODE: the activation of the forward pass, IDENTITY or SWISH_FWD; default IDENTITY."""
     OPERATION_CAUSAL_CONV1D_BWD_COMP_TYPE_EXT = 10318
-    """DATA_TYPE: type in which products are summed; default FLOAT."""
+    """DATA_TYPE: accumulation type; default FLOAT."""
     OPERATION_ROPE_FWD_XDESC = 3400
-    """TENSOR descriptor: input; the last dimension is the head's."""
+    """TENSOR descriptor: input; its last dimension has the elements of a head."""
     OPERATION_ROPE_FWD_YDESC = 3401
-    """TENSOR descriptor: result, shaped as x."""
+    """TENSOR descriptor: result, with the dims of x."""
     OPERATION_ROPE_FWD_FREQSDESC = 3402
     """TENSOR descriptor: angle of each position and element, [S, 1, 1, D], in radians."""
     OPERATION_ROPE_FWD_OUTPUT_SCALE = 3403
     """FLOAT: factor of the result; default 1."""
     OPERATION_ROPE_FWD_ROPE_DIM = 3404
-    """INT64: how many elements of each head are rotated; default all."""
+    """INT64: number of elements of each head that are rotated; default all."""
     OPERATION_ROPE_BWD_DYDESC = 3410
     """TENSOR descriptor: gradient of the result."""
     OPERATION_ROPE_BWD_DXDESC = 3411
@@ -1183,9 +1180,9 @@ class attribute_name(IntEnum):
     OPERATION_ROPE_BWD_OUTPUT_SCALE = 3413
     """FLOAT: factor of the forward result; default 1."""
     OPERATION_ROPE_BWD_ROPE_DIM = 3414
-    """INT64: how many elements of each head were rotated; default all."""
+    """INT64: number of elements of each head that were rotated; default all."""
     OPERATION_EXPAND_BAND_MATRIX_XDESC = 2250
-    """TENSOR descriptor: the band, its diagonals side by side along the axis."""
+    """TENSOR descriptor: the band, its diagonals adjacent along the axis."""
     OPERATION_EXPAND_BAND_MATRIX_YDESC = 2251
     """TENSOR descriptor: the full matrix."""
     OPERATION_EXPAND_BAND_MATRIX_LOWER_BANDWIDTH = 2252
@@ -1203,7 +1200,7 @@ class attribute_name(IntEnum):
     OPERATION_CONTRACT_BAND_MATRIX_XDESC = 2270
     """TENSOR descriptor: the full matrix."""
     OPERATION_CONTRACT_BAND_MATRIX_YDESC = 2271
-    """TENSOR descriptor: the band, its diagonals side by side along the axis."""
+    """TENSOR descriptor: the band, its diagonals adjacent along the axis."""
     OPERATION_CONTRACT_BAND_MATRIX_LOWER_BANDWIDTH = 2272
     """INT64: number of diagonals below the main one."""
     OPERATION_CONTRACT_BAND_MATRIX_UPPER_BANDWIDTH = 2273
@@ -1211,14 +1208,13 @@ class attribute_name(IntEnum):
     OPERATION_CONTRACT_BAND_MATRIX_AXIS = 2274
     """INT64: the dimension that is contracted."""
     OPERATION_CONTRACT_BAND_MATRIX_PAD_VALUE = 2275
-    """DOUBLE: value where the band leaves the matrix; default 0."""
+    """DOUBLE: value where the band exceeds the matrix; default 0."""
     OPERATION_CONTRACT_BAND_MAX_TOKEN_VALUE = 2276
-    """INT64, optional: largest token index that the band may hold; the name lacks MATRIX as in the mirrored
-    interface."""
+    """INT64, optional: largest token index in the band; the name lacks MATRIX in cuDNN, too."""
     OPERATION_SIGNAL_MODE = 1900
-    """SIGNAL_MODE: set the flag or wait for it."""
+    """SIGNAL_MODE: sets the flag or waits for it."""
     OPERATION_SIGNAL_FLAGDESC = 1901
-    """TENSOR descriptor: the flag, an INT32 scalar that all parties can reach."""
+    """TENSOR descriptor: the flag, an INT32 scalar that all participants can access."""
     OPERATION_SIGNAL_VALUE = 1902
     """INT64: the value to set or to wait for."""
     OPERATION_SIGNAL_XDESC = 1903
@@ -1228,7 +1224,7 @@ class attribute_name(IntEnum):
     ENGINE_OPERATION_GRAPH = 1300
     """OPERATIONGRAPH descriptor: the graph to run."""
     ENGINE_GLOBAL_INDEX = 1301
-    """INT64: which engine, 0 to the graph's ENGINE_GLOBAL_COUNT - 1."""
+    """INT64: index of the engine, 0 to the graph's ENGINE_GLOBAL_COUNT - 1."""
     ENGINE_KNOB_INFO = 1302
     """KNOB_INFO descriptors[n], get only: the knobs and their ranges."""
     ENGINE_NUMERICAL_NOTE = 1303
@@ -1236,21 +1232,21 @@ class attribute_name(IntEnum):
     ENGINE_LAYOUT_INFO = 1304
     """LAYOUT_INFO descriptors[n], get only: preferred layouts."""
     ENGINE_BEHAVIOR_NOTE = 1305
-    """BEHAVIOR_NOTE[n], get only: what the engine does or needs besides arithmetic."""
+    """BEHAVIOR_NOTE[n], get only: requirements and side effects of the engine."""
     ENGINE_SM_COUNT_TARGET = 1306
-    """INT32, optional: multiprocessors to use at most; unset uses all."""
+    """INT32, optional: maximum number of multiprocessors; unset uses all."""
     ENGINE_DEVICEPROP = 1307
     """DEVICEPROP descriptor, optional: the device to plan for, instead of the handle's."""
     ENGINE_DISABLE_CLUSTER_COOPERATIVE = 1308
-    """BOOLEAN: whether kernels whose blocks cooperate in clusters are ruled out; default false."""
+    """BOOLEAN: true to exclude kernels whose blocks cooperate in clusters; default false."""
     ENGINE_SHARED_MEMORY_LIMIT = 1309
-    """INT32, optional: shared memory that a block may use at most, in bytes."""
+    """INT32, optional: maximum shared memory per block, in bytes."""
     ENGINE_NAME_EXT = 10010
     """CHAR[n], get only: the engine's name."""
     ENGINE_FAMILIES_EXT = 10012
-    """CHAR[n], get only: the names of its kernel families, with spaces between them."""
+    """CHAR[n], get only: the names of its kernel families, separated by spaces."""
     KNOB_INFO_TYPE = 1200
-    """KNOB_TYPE, get only: which knob."""
+    """KNOB_TYPE, get only: the knob."""
     KNOB_INFO_MAXIMUM_VALUE = 1201
     """INT64, get only: largest legal value."""
     KNOB_INFO_MINIMUM_VALUE = 1202
@@ -1258,7 +1254,7 @@ class attribute_name(IntEnum):
     KNOB_INFO_STRIDE = 1203
     """INT64, get only: distance between legal values."""
     KNOB_CHOICE_KNOB_TYPE = 600
-    """KNOB_TYPE: which knob."""
+    """KNOB_TYPE: the knob."""
     KNOB_CHOICE_KNOB_VALUE = 601
     """INT64: the value, within the range of the engine's KNOB_INFO."""
     LAYOUT_INFO_TENSOR_UID = 1100
@@ -1266,15 +1262,15 @@ class attribute_name(IntEnum):
     LAYOUT_INFO_TYPES = 1101
     """LAYOUT_TYPE[n], get only: the preferred layouts, best first."""
     ENGINECFG_ENGINE = 300
-    """ENGINE descriptor: the engine; read back into a descriptor that the caller made."""
+    """ENGINE descriptor: the engine; get copies it into a descriptor that the caller created."""
     ENGINECFG_INTERMEDIATE_INFO = 301
     """INTERMEDIATE_INFO descriptors[n], get only: always empty."""
     ENGINECFG_KNOB_CHOICES = 302
-    """KNOB_CHOICE descriptors[n]: chosen values; default none, the engine chooses."""
+    """KNOB_CHOICE descriptors[n]: chosen values; by default, the engine chooses."""
     ENGINECFG_WORKSPACE_SIZE = 303
     """INT64, get only: workspace that a plan of this configuration needs, in bytes."""
     ENGINECFG_SHARED_MEMORY_USED = 304
-    """INT32, get only: shared memory that a block uses, in bytes."""
+    """INT32, get only: shared memory per block, in bytes."""
     ENGINECFG_PREDICTED_SECONDS_EXT = 10011
     """DOUBLE, get only: time of one run as predicted from the device's limits, in seconds."""
     INTERMEDIATE_INFO_UNIQUE_ID = 500
@@ -1286,24 +1282,24 @@ class attribute_name(IntEnum):
     INTERMEDIATE_INFO_DEPENDENT_ATTRIBUTES = 503
     """ATTRIB_NAME[n], get only: the attributes that it depends on."""
     ENGINEHEUR_MODE = 200
-    """HEUR_MODE: how to rank."""
+    """HEUR_MODE: the ranking method."""
     ENGINEHEUR_OPERATION_GRAPH = 201
     """OPERATIONGRAPH descriptor: the graph to run."""
     ENGINEHEUR_RESULTS = 202
-    """ENGINECFG descriptors[n], get only: finalized configurations, best first, into descriptors that the
-    caller made."""
+    """ENGINECFG descriptors[n], get only: finalized configurations, best first; get copies them into
+    descriptors that the caller created."""
     ENGINEHEUR_SM_COUNT_TARGET = 203
     """INT32, optional: multiprocessors to plan for; unset plans for all."""
     ENGINEHEUR_DEVICEPROP = 204
     """DEVICEPROP descriptor, optional: the device to plan for, instead of the handle's."""
     ENGINEHEUR_SHARED_MEMORY_LIMIT = 205
-    """INT32, optional: shared memory that a block may use at most, in bytes."""
+    """INT32, optional: maximum shared memory per block, in bytes."""
     EXECUTION_PLAN_HANDLE = 400
     """HANDLE, optional: the handle to build for; needed to load a saved plan."""
     EXECUTION_PLAN_ENGINE_CONFIG = 401
-    """ENGINECFG descriptor: what to build, unless JSON_REPRESENTATION is set instead."""
+    """ENGINECFG descriptor: the configuration, unless JSON_REPRESENTATION is set instead."""
     EXECUTION_PLAN_WORKSPACE_SIZE = 402
-    """INT64, get only: device memory that a run needs beside its tensors, in bytes."""
+    """INT64, get only: device memory that an execution needs in addition to its tensors, in bytes."""
     EXECUTION_PLAN_COMPUTED_INTERMEDIATE_UIDS = 403
     """INT64[n], get only: uids of intermediate buffers that the plan fills; always empty."""
     EXECUTION_PLAN_RUN_ONLY_INTERMEDIATE_UIDS = 404
@@ -1311,79 +1307,78 @@ class attribute_name(IntEnum):
     EXECUTION_PLAN_JSON_REPRESENTATION = 405
     """CHAR[n]: get saves the plan, set before finalize loads one; set this or ENGINE_CONFIG."""
     EXECUTION_PLAN_KERNEL_CACHE = 406
-    """KERNEL_CACHE descriptor, optional: where to look for compiled kernels and leave new ones."""
+    """KERNEL_CACHE descriptor, optional: the cache that compiled kernels are read from and added to."""
     EXECUTION_PLAN_DEVICEPROP = 407
     """DEVICEPROP descriptor, optional: the device to build for, instead of the handle's."""
     EXECUTION_PLAN_CUDA_GRAPH_RETENTION = 408
-    """CUDA_GRAPH_RETENTION: how long resources of populated CUDA graphs are kept; default PER_GRAPH."""
+    """CUDA_GRAPH_RETENTION: how long resources of populated CUDA graphs are retained; default PER_GRAPH."""
     EXECUTION_PLAN_SLOT_UNIQUE_IDS_EXT = 10020
-    """INT64[n], get only: uids in the order in which weftExecute takes pointers."""
+    """INT64[n], get only: uids in the order in which weftExecute expects pointers."""
     EXECUTION_PLAN_REPORT_EXT = 10021
-    """CHAR[n], get only: what runs where and why, as JSON."""
+    """CHAR[n], get only: the steps of the plan and the reasons for them, as JSON."""
     EXECUTION_PLAN_WORKSPACE_LIMIT_EXT = 10022
     """INT64: cap on WORKSPACE_SIZE, in bytes; default none."""
     EXECUTION_PLAN_OPERATION_GRAPH_EXT = 10024
-    """OPERATIONGRAPH descriptor, optional: plan it on the engine that is predicted to be fastest, instead of
-    naming one with ENGINE_CONFIG."""
+    """OPERATIONGRAPH descriptor, optional: plans it on the engine with the shortest predicted time, instead
+    of that of ENGINE_CONFIG."""
     EXECUTION_PLAN_TAG_EXT = 10023
     """CHAR[n], get only: short name of engine and knobs, such as eng0_k2=3."""
     EXECUTION_PLAN_WITH_CODE_EXT = 10026
-    """BOOLEAN: whether JSON_REPRESENTATION carries machine code, so that the plan loads where there is no
-    run-time compiler; default false. Set it when saving, and again when loading to use what is carried: do so
-    only with plans from people you trust."""
+    """BOOLEAN: true to include machine code in JSON_REPRESENTATION, so that the plan can be loaded without a
+    run-time compiler; default false. Set it when saving, and again when loading to use that code: do so only
+    with plans from trusted sources."""
     EXECUTION_PLAN_KERNELS_EXT = 10027
-    """CHAR[n], get only: the kernels of the plan as they were compiled, as JSON: "kernels", a list with
-    family, step, file, entry, grid, block, cluster, shared_bytes, log, text and headers of each, and
-    "headers", the texts of the files that they include, by name."""
+    """CHAR[n], get only: the kernels of the plan as compiled, as JSON: "kernels", a list with family, step,
+    file, entry, grid, block, cluster, shared_bytes, log, text and headers of each, and "headers", the texts
+    of the files that they include, by name."""
     EXECUTION_PLAN_ELEMENT_ALIGNED_EXT = 10028
-    """BOOLEAN: whether runs take any address that is a multiple of its tensor's element, whatever
-    BYTE_ALIGNMENT the tensors promise; kernels may be slower. Default false."""
+    """BOOLEAN: true to accept any address that is a multiple of the tensor's element size, regardless of the
+    tensors' BYTE_ALIGNMENT; kernels may be slower. Default false."""
     EXECUTION_PLAN_SLOTS_EXT = 10029
-    """CHAR[n], get only: what REPORT_EXT says of engine, device and the tensors of SLOT_UNIQUE_IDS_EXT, in
-    their order, as JSON: all that a frontend needs to run."""
+    """CHAR[n], get only: the part of REPORT_EXT about engine, device and the tensors of SLOT_UNIQUE_IDS_EXT,
+    in their order, as JSON: all that a frontend needs for execution."""
     EXECUTION_PLAN_CUDA_GRAPH_EXT = 10033
-    """BOOLEAN: whether an execution on a GPU launches all kernels as one CUDA graph, which costs the host
-    about as much as one kernel. The graph is made by the first execution and serves those on the same memory;
-    others change its arguments. Kernels are launched one by one while the stream is captured, and where more
-    than 8 threads run the plan at once. Not saved with the plan. Default false."""
+    """BOOLEAN: true to launch all kernels of an execution on a GPU as one CUDA graph, which costs the host
+    about as much as one kernel. The first execution creates the graph, and executions with the same memory
+    reuse it; others update its arguments. Kernels are launched one by one while the stream is captured, and
+    if more than 8 threads execute the plan at once. Not saved with the plan. Default false."""
     VARIANT_PACK_UNIQUE_IDS = 1000
     """INT64[n]: uids of the tensors that have memory."""
     VARIANT_PACK_DATA_POINTERS = 1001
-    """VOID_PTR[n]: their addresses in the same order; a by-value tensor's is on the host."""
+    """VOID_PTR[n]: their addresses in the same order; those of by-value tensors are on the host."""
     VARIANT_PACK_INTERMEDIATES = 1002
-    """VOID_PTR, get only: kept for its number, always null."""
+    """VOID_PTR, get only: reserved, always null."""
     VARIANT_PACK_WORKSPACE = 1003
     """VOID_PTR: memory of the plan's WORKSPACE_SIZE bytes; null if that is 0."""
     VARIANT_PACK_OVERRIDE_UNIQUE_IDS = 1010
-    """INT64[n], optional: uids of the tensors that run with other extents than the graph's."""
+    """INT64[n], optional: uids of the tensors whose extents are overridden."""
     VARIANT_PACK_OVERRIDE_SHAPES = 1011
-    """INT64[sum of ranks], optional: their extents, tensor after tensor in the order of
-    OVERRIDE_UNIQUE_IDS."""
+    """INT64[sum of ranks], optional: their extents, concatenated in the order of OVERRIDE_UNIQUE_IDS."""
     VARIANT_PACK_OVERRIDE_STRIDES = 1012
-    """INT64[sum of ranks], optional: their strides, in elements, laid out as OVERRIDE_SHAPES."""
+    """INT64[sum of ranks], optional: their strides, in elements, in the same order as OVERRIDE_SHAPES."""
     VARIANT_PACK_WORKSPACE_SIZE_EXT = 10025
-    """INT64, optional: bytes at WORKSPACE; when set, execute checks that they suffice."""
+    """INT64, optional: bytes at WORKSPACE; if set, execute checks that it is large enough."""
     KERNEL_CACHE_OPERATION_GRAPH = 2400
-    """OPERATIONGRAPH descriptor, optional: the topology whose kernels the cache holds."""
+    """OPERATIONGRAPH descriptor, optional: the topology whose kernels the cache contains."""
     KERNEL_CACHE_IS_ENGINECFG_KERNEL_CACHED = 2401
-    """BOOLEAN, get only: whether the kernels of the ENGINECFG passed in the array are present; 0 or 1 comes
-    back as the count."""
+    """BOOLEAN, get only: true if the kernels of the ENGINECFG passed in the array are present; 0 or 1 is
+    returned as the count."""
     KERNEL_CACHE_JSON_REPRESENTATION = 2402
     """CHAR[n], optional: get saves the cache, set before finalize loads one."""
     KERNEL_CACHE_REVISION = 2403
-    """INT64, get only: grows with each change, so that unchanged caches need not be saved again."""
+    """INT64, get only: increases with each change, so that unchanged caches need not be saved again."""
     KERNEL_CACHE_ENTRY_COUNT = 2404
-    """INT64, get only: number of kernels held."""
+    """INT64, get only: number of kernels in the cache."""
     DEVICEPROP_DEVICE_ID = 2700
     """INT32, optional: ordinal of a CUDA device that is present."""
     DEVICEPROP_HANDLE = 2701
-    """HANDLE, optional: takes the device of this handle."""
+    """HANDLE, optional: selects the device of this handle."""
     DEVICEPROP_JSON_REPRESENTATION = 2702
-    """CHAR[n], optional: get saves the properties, set describes a device that need not be present."""
+    """CHAR[n], optional: get saves the properties, set defines a device that need not be present."""
     DEVICEPROP_KIND_EXT = 10030
-    """INT64, a weftDeviceKind_t, optional: the kind of device; CUDA when a CUDA device is named."""
+    """INT64, a weftDeviceKind_t, optional: the kind of device; CUDA if a CUDA device is named."""
     DEVICEPROP_NAME_EXT = 10031
-    """CHAR[n], get only: the device's name as its maker gives it."""
+    """CHAR[n], get only: the device's name as reported by its manufacturer."""
     DEVICEPROP_THREADS_EXT = 10032
     """INT64, get only: number of CPU threads that Weft uses on a CPU device."""
 
@@ -1403,7 +1398,7 @@ class pointwise_mode(IntEnum):
     MIN = 2
     """The smaller of x and b."""
     MOD = 7
-    """Remainder of x / b with the sign of x, as C's fmod."""
+    """Remainder of x / b with the sign of x, like C's fmod."""
     MUL = 1
     """x times b."""
     POW = 8
@@ -1413,13 +1408,13 @@ class pointwise_mode(IntEnum):
     ABS = 10
     """Magnitude of x."""
     CEIL = 11
-    """Smallest integer not below x."""
+    """Smallest integer greater than or equal to x."""
     COS = 12
     """Cosine of x, x in radians."""
     EXP = 13
     """e^x."""
     FLOOR = 14
-    """Largest integer not above x."""
+    """Largest integer less than or equal to x."""
     LOG = 15
     """Natural logarithm of x."""
     NEG = 16
@@ -1493,7 +1488,7 @@ class pointwise_mode(IntEnum):
     LOGICAL_NOT = 402
     """1 where x is 0, else 0."""
     GEN_INDEX = 501
-    """The element's own index along the axis; x gives the shape alone."""
+    """The index of the element along the axis; x only provides the shape."""
     BINARY_SELECT = 601
     """x where t is not 0, else b."""
 
@@ -1527,35 +1522,35 @@ class resample_mode(IntEnum):
     NEAREST = 0
     """The nearest element."""
     BILINEAR = 1
-    """The neighbours on either side, weighted by their distance."""
+    """The adjacent elements on either side, weighted by their distance."""
     AVGPOOL = 2
     """Another name for AVGPOOL_INCLUDE_PADDING."""
     AVGPOOL_INCLUDE_PADDING = 2
     """Mean of the window; padding counts as elements."""
     AVGPOOL_EXCLUDE_PADDING = 4
-    """Mean of those elements of the window that are not padding."""
+    """Mean of the window without padding."""
     MAXPOOL = 3
     """Largest element of the window."""
 
 
 class padding_mode(IntEnum):
-    """What pooling and interpolation read outside the tensor."""
+    """The values that pooling and interpolation read outside of the tensor."""
 
     ZERO_PAD = 0
     """Zeros."""
     NEG_INF_PAD = 1
-    """The lowest value of the data type, so that a maximum never picks padding."""
+    """The lowest value of the data type, so that a maximum never selects padding."""
     EDGE_VAL_PAD = 2
     """The nearest element at the edge."""
 
 
 class nan_propagation(IntEnum):
-    """Whether NaN among the operands must come out as NaN."""
+    """Whether NaN operands must yield NaN."""
 
     NOT_PROPAGATE_NAN = 0
-    """NaN may be dropped, as by C's fmax."""
+    """NaN may be ignored, like by C's fmax."""
     PROPAGATE_NAN = 1
-    """NaN comes out as NaN."""
+    """NaN operands yield NaN."""
 
 
 class convolution_mode(IntEnum):
@@ -1571,7 +1566,7 @@ class norm_mode(IntEnum):
     """Which elements of a normalisation share mean and variance, for x of [N, C, spatial..]."""
 
     LAYER_NORM = 0
-    """The trailing dimensions that the scale spans, for each leading index."""
+    """The trailing dimensions that the scale covers, for each leading index."""
     INSTANCE_NORM = 1
     """The spatial dimensions, for each n and c."""
     BATCH_NORM = 2
@@ -1579,13 +1574,13 @@ class norm_mode(IntEnum):
     GROUP_NORM = 3
     """The channels of a group and the spatial dimensions, for each n and group."""
     RMS_NORM = 4
-    """As LAYER_NORM, without a mean: x is divided by its root mean square."""
+    """Like LAYER_NORM, but without a mean: x is divided by its root mean square."""
     ADA_LAYER_NORM = 5
-    """As LAYER_NORM, with a scale and a bias of their own for each n."""
+    """Like LAYER_NORM, but with a separate scale and bias for each n."""
 
 
 class norm_forward_phase(IntEnum):
-    """What a forward normalisation is for."""
+    """Purpose of a forward normalisation."""
 
     INFERENCE = 0
     """Only y is written; batch norm uses given statistics."""
@@ -1595,14 +1590,14 @@ class norm_forward_phase(IntEnum):
 
 
 class gen_stats_mode(IntEnum):
-    """Which statistics OPERATION_GEN_STATS takes."""
+    """Statistics that OPERATION_GEN_STATS computes."""
 
     SUM_SQSUM = 0
     """Sum and sum of squares of each channel."""
 
 
 class bn_finalize_stats_mode(IntEnum):
-    """Where batch norm's statistics come from."""
+    """Source of batch norm's statistics."""
 
     TRAINING = 0
     """From the sums of this batch; running values are updated."""
@@ -1616,62 +1611,62 @@ class rng_distribution(IntEnum):
     BERNOULLI = 0
     """1 with the given probability, else 0."""
     UNIFORM = 1
-    """Every number from minimum up to, not including, maximum is equally likely."""
+    """Uniform from minimum (inclusive) to maximum (exclusive)."""
     NORMAL = 2
     """Gaussian with the given mean and standard deviation."""
 
 
 class signal_mode(IntEnum):
-    """What OPERATION_SIGNAL does with its flag."""
+    """Action of OPERATION_SIGNAL on its flag."""
 
     SET = 0
     """Writes the value to the flag once x is ready."""
     WAIT = 1
-    """Holds back y until the flag has the value."""
+    """Delays y until the flag has the value."""
 
 
 class moe_grouped_matmul_mode(IntEnum):
-    """How tokens reach their experts in a grouped matrix product."""
+    """Assignment of tokens to experts in a grouped matrix product."""
 
     NONE = 0
     """Tokens are already sorted by expert."""
     GATHER = 1
-    """Row i takes token TOKEN_INDEX[i] before the product."""
+    """Row i is token TOKEN_INDEX[i], gathered before the product."""
     SCATTER = 2
-    """Each row of the product goes to the place of its token and top-k slot."""
+    """Each row of the product is written to the position of its token and top-k slot."""
 
 
 class reshape_mode(IntEnum):
-    """What OPERATION_RESHAPE keeps."""
+    """What OPERATION_RESHAPE preserves."""
 
     VIEW_ONLY = 0
-    """The storage: y reads the same memory through its own extents and strides."""
+    """The storage: y views the same memory with its own extents and strides."""
     LOGICAL = 1
-    """The order of the elements, last dimension fastest; copies where the storage does not allow a view."""
+    """The order of the elements, last dimension fastest; copies if the storage does not allow a view."""
 
 
 class tensor_reordering(IntEnum):
-    """A shuffle of the storage that strides cannot express."""
+    """An order of the storage that strides cannot express."""
 
     NONE = 0
     """Storage follows the strides."""
     INT8x32 = 1
-    """Filters and biases of INT8 convolution, shuffled for tensor cores in units of 32 channels."""
+    """Filters and biases of INT8 convolution, reordered for tensor cores in units of 32 channels."""
     F16x16 = 2
-    """16-bit elements, shuffled for tensor cores in units of 16."""
+    """16-bit elements, reordered for tensor cores in units of 16."""
     F8_128x4 = 3
     """Block scales in tiles of 128 x 4, 512 bytes each; extents are padded to whole tiles."""
 
 
 class heur_mode(IntEnum):
-    """How engine configurations are ranked."""
+    """Ranking of engine configurations."""
 
     INSTANT = 0
-    """As A: ranked at once, by predicted time."""
+    """Like A: ranked immediately, by predicted time."""
     B = 1
-    """As A, but may look longer for a better ranking."""
+    """Like A, but may search longer for a better ranking."""
     FALLBACK = 2
-    """The configurations that take any valid graph, for when no faster one can."""
+    """The configurations that support any valid graph, for use if no faster one supports it."""
     A = 3
     """Ranked by predicted time; the usual choice."""
     OPENSOURCE = -1
@@ -1679,18 +1674,18 @@ class heur_mode(IntEnum):
 
 
 class numerical_note(IntEnum):
-    """How an engine's arithmetic differs from the plain formula."""
+    """Difference between an engine's arithmetic and the plain formula."""
 
     TENSOR_CORE = 0
     """Uses tensor cores."""
     DOWN_CONVERT_INPUTS = 1
     """Narrows the inputs, for example FLOAT to TF32."""
     REDUCED_PRECISION_REDUCTION = 2
-    """Sums in fewer bits than the type to calculate in."""
+    """Accumulates in a narrower type than the compute type."""
     FFT = 3
     """Multiplies in the frequency domain."""
     NONDETERMINISTIC = 4
-    """Two runs on the same data may differ in the last bits."""
+    """Two executions on the same data may differ in the last bits."""
     WINOGRAD = 5
     """Uses a Winograd transform."""
     WINOGRAD_TILE_4x4 = 6
@@ -1700,22 +1695,22 @@ class numerical_note(IntEnum):
     WINOGRAD_TILE_13x13 = 8
     """Uses Winograd tiles of 13 x 13."""
     STRICT_NAN_PROP = 9
-    """NaN in always gives NaN out, also in maxima and minima."""
+    """NaN operands always yield NaN, even in maxima and minima."""
 
 
 class behavior_note(IntEnum):
-    """What an engine does or needs besides arithmetic."""
+    """Requirements and side effects of an engine."""
 
     RUNTIME_COMPILATION = 0
     """Compiles kernels while the plan is built."""
     REQUIRES_FILTER_INT8x32_REORDER = 1
-    """Wants filters in the INT8x32 order."""
+    """Requires filters in the INT8x32 order."""
     REQUIRES_BIAS_INT8x32_REORDER = 2
-    """Wants biases in the INT8x32 order."""
+    """Requires biases in the INT8x32 order."""
     SUPPORTS_CUDA_GRAPH_NATIVE_API = 3
-    """Can write itself into a CUDA graph without stream capture."""
+    """Can be added to a CUDA graph without stream capture."""
     CUBLASLT_DEPENDENCY = 4
-    """Calls cuBLASLt; kept for its number, no engine of Weft does."""
+    """Calls cuBLASLt; reserved, no engine of Weft does."""
 
 
 class layout_type(IntEnum):
@@ -1732,15 +1727,15 @@ class layout_type(IntEnum):
 
 
 class knob_type(IntEnum):
-    """A number by which an engine can be tuned. An engine offers few of these; KNOB_INFO tells which, and the
-    range of each. Many are kept for their numbers."""
+    """A tuning parameter of an engine. An engine has only some of these; KNOB_INFO lists them with their
+    ranges. Many are reserved."""
 
     SPLIT_K = 0
-    """Parts into which the summed dimension is cut, each summed on its own."""
+    """Number of parts into which the summed dimension is split, each summed separately."""
     SWIZZLE = 1
     """Order in which tiles are visited, for reuse in cache."""
     TILE_SIZE = 2
-    """Row of the engine's tile table."""
+    """Index in the engine's tile table."""
     USE_TEX = 3
     """Whether operands are read through textures."""
     EDGE = 4
@@ -1752,13 +1747,13 @@ class knob_type(IntEnum):
     LDGB = 7
     """Width of the loads of operand B."""
     CHUNK_K = 8
-    """Length of the summed dimension that is handled in one piece."""
+    """Length of the summed dimension that is processed at once."""
     SPLIT_H = 9
-    """Parts into which the height is cut."""
+    """Number of parts into which the height is split."""
     WINO_TILE = 10
     """Extent of the Winograd tile."""
     MULTIPLY = 11
-    """Which multiply instruction is used."""
+    """The multiply instruction."""
     SPLIT_K_BUF = 12
     """Whether the parts of SPLIT_K are summed through a buffer in the workspace."""
     TILEK = 13
@@ -1766,11 +1761,11 @@ class knob_type(IntEnum):
     STAGES = 14
     """Depth of the load pipeline, in tiles."""
     REDUCTION_MODE = 15
-    """How partial sums are brought together."""
+    """How partial sums are combined."""
     CTA_SPLIT_K_MODE = 16
     """How the blocks of SPLIT_K share their work."""
     SPLIT_K_SLC = 17
-    """Parts into which a block's own share of the summed dimension is cut."""
+    """Number of parts into which a block's share of the summed dimension is split."""
     IDX_MODE = 18
     """How addresses are calculated."""
     SLICED = 19
@@ -1786,35 +1781,35 @@ class knob_type(IntEnum):
     KERNEL_CFG = 24
     """Variant of the kernel."""
     WORKSPACE = 25
-    """Bytes of workspace at most; slower kernels serve where fast ones take more."""
+    """Limit of the workspace in bytes; slower kernels are used if fast ones need more."""
     TILE_CGA = 26
-    """Blocks in a cluster."""
+    """Blocks per cluster."""
     TILE_CGA_M = 27
-    """Blocks in a cluster along M."""
+    """Blocks per cluster along M."""
     TILE_CGA_N = 28
-    """Blocks in a cluster along N."""
+    """Blocks per cluster along N."""
     BLOCK_SIZE = 29
-    """Threads in a block."""
+    """Threads per block."""
     OCCUPANCY = 30
-    """Blocks that are resident on a multiprocessor."""
+    """Resident blocks per multiprocessor."""
     ARRAY_SIZE_PER_THREAD = 31
-    """Elements that a thread keeps in registers."""
+    """Elements that a thread holds in registers."""
     NUM_C_PER_BLOCK = 32
-    """Channels that a block handles."""
+    """Channels per block."""
     SPLIT_COLS = 33
-    """Parts into which the columns are cut."""
+    """Number of parts into which the columns are split."""
     TILE_ROWS = 34
     """Rows of a tile."""
     TILE_COLS = 35
     """Columns of a tile."""
     LOAD_SIZE = 36
-    """Elements that one load brings in."""
+    """Elements per load."""
     CTA_COUNT = 37
     """Blocks launched."""
     STREAM_K = 38
-    """Whether blocks share the summed dimension in even streams instead of whole tiles."""
+    """Whether blocks share the summed dimension evenly (stream-K) instead of in whole tiles."""
     SPLIT_P_SLC = 39
-    """Parts into which a block's own share of the output positions is cut."""
+    """Number of parts into which a block's share of the output positions is split."""
     TILE_M = 40
     """Extent of a tile along M, in elements."""
     TILE_N = 41
@@ -1822,20 +1817,20 @@ class knob_type(IntEnum):
     WARP_SPEC_CFG = 42
     """Which warps of a block load and which calculate."""
     SWAP_AB = 43
-    """Whether A and B change places, so that N fills the tile's longer side."""
+    """Whether A and B are swapped, so that N has the longer side of the tile."""
     INPUT_TMA_ENABLE = 44
     """Whether inputs are loaded by the tensor memory accelerator."""
     OUTPUT_TMA_ENABLE = 45
     """Whether outputs are stored by the tensor memory accelerator."""
     WITHOUT_FAMILIES_EXT = 10001
-    """Kernel families that are not to be used: bit i is the i-th of ENGINE_FAMILIES_EXT."""
+    """Kernel families to exclude: bit i is the i-th of ENGINE_FAMILIES_EXT."""
 
 
 class operation_graph_mode(IntEnum):
-    """Class of an operation graph, given as a hint so that the library need not find it."""
+    """Class of an operation graph, as a hint that saves the library the analysis."""
 
     AUTO = -1
-    """Found by the library; the default."""
+    """Determined by the library; the default."""
     CONV_FORWARD = 0
     """One forward convolution."""
     CONV_BWD_DATA = 1
@@ -1855,15 +1850,15 @@ class operation_graph_mode(IntEnum):
     RESAMPLE_BWD = 23
     """One gradient of pooling or interpolation."""
     BLAS_MATMUL = 25
-    """One matrix product, with no more than a usual epilogue."""
+    """One matrix product, with at most a common epilogue."""
     GENERIC_MATMUL_FUSION = 26
     """A matrix product with operations before and after it."""
     GENERIC_POINTWISE_FUSION = 27
-    """Pointwise operations and reductions alone."""
+    """Only pointwise operations and reductions."""
     SDPA_FWD = 28
-    """Attention spelt out in primitive operations."""
+    """Attention composed of primitive operations."""
     SDPA_BWD = 29
-    """Gradients of attention spelt out in primitive operations."""
+    """Gradients of attention composed of primitive operations."""
     UNIFIED_SDPA_FWD = 30
     """Attention as one operation."""
     UNIFIED_SDPA_BWD = 31
@@ -1871,7 +1866,7 @@ class operation_graph_mode(IntEnum):
 
 
 class cuda_graph_retention(IntEnum):
-    """How long a plan's resources live on for the CUDA graphs made from it."""
+    """Lifetime of a plan's resources for the CUDA graphs created from it."""
 
     PER_GRAPH = 0
     """As long as any such graph: the plan may be destroyed first."""
@@ -1880,7 +1875,7 @@ class cuda_graph_retention(IntEnum):
 
 
 class device_kind(IntEnum):
-    """What kind of device a handle or a plan runs on."""
+    """Kind of the device that a handle or a plan uses."""
 
     CPU = 0
     """The host's processor; data pointers are host addresses."""
@@ -1889,26 +1884,26 @@ class device_kind(IntEnum):
 
 
 class diagonal_alignment(IntEnum):
-    """Where the diagonal of an attention mask lies when there are more keys than queries, or fewer. It is the
-    shift in the rule of the left and right bound."""
+    """Alignment of the diagonal of an attention mask if the numbers of queries and keys differ. It determines
+    the shift in the rules of the left and right bound."""
 
     TOP_LEFT = 0
-    """Query 0 is level with key 0: the shift is 0."""
+    """Query 0 is aligned with key 0: the shift is 0."""
     BOTTOM_RIGHT = 1
-    """The last query is level with the last key: the shift is keys - queries in use, per batch."""
+    """The last query is aligned with the last key: the shift is keys - queries in use, per batch."""
 
 
 class severity(IntEnum):
-    """How serious a logged message is."""
+    """Severity of a log message."""
 
     FATAL = 0
-    """The process cannot go on."""
+    """The process cannot continue."""
     ERROR = 1
     """The call failed."""
     WARNING = 2
-    """The call succeeded, but not as well as it could have."""
+    """The call succeeded, but not in the best possible way."""
     INFO = 3
-    """What the library does, for the curious."""
+    """Activity of the library, for information."""
 
 
 ENUM_OF_TYPE: dict[str, type[IntEnum]] = {

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* weft.hpp: Weft for C++17 and newer, header only, over weft.h.
  *
- * Classes, methods and enumerations have the names of cuDNN's C++ frontend, so that a program that uses it is carried
- * over with
+ * Classes, methods and enumerations have the names of cuDNN's C++ frontend, so that a program that uses it is ported
+ * with
  *
  *   namespace fe = weft::frontend;
  *
- * and with weft for cudnn in what it calls of the C API. The short way, with shapes inferred and memory of the host:
+ * and by replacing cudnn by weft in its calls of the C API. A minimal program, with inferred shapes and host memory:
  *
  *   weft::Graph g(weft::DataType_t::FLOAT);
  *   auto x = g.tensor({1, 16, 32, 32}), w = g.tensor({16, 16, 3, 3});
@@ -14,9 +14,9 @@
  *   g.build().or_throw();
  *   g.execute({{x, image}, {w, filters}, {y, result}}).or_throw();
  *
- * Errors are values: methods that can fail return error_t, whose message says where, which rule, what was expected and
- * came, and what to do; or_throw() throws it as weft::Error. Methods that add operations return tensors; what is wrong
- * with them is said by validate() or build().
+ * Errors are values: methods that can fail return error_t, whose message contains the location, the rule, the expected
+ * and the actual value, and the fix; or_throw() throws it as weft::Error. Methods that add operations return tensors;
+ * validate() or build() reports their errors.
  *
  * Threads: a graph belongs to one thread until it is built; then execute() may run on many at once, each call with its
  * own workspace. docs/cpp.md is the manual. */
@@ -65,16 +65,16 @@ inline weftStatus_t weftGetStream(weftHandle_t handle, CUstream_st **stream) {
     return status;
 }
 
-/** The CUDA version that ported programs compare with, MAJOR * 1000 + MINOR * 10: the newest whose types and chips
-    Weft knows. Which CUDA the driver has is another number. */
+/** The CUDA version that ported programs compare with, MAJOR * 1000 + MINOR * 10: the newest one whose types and chips
+    Weft supports. It is independent of the driver's CUDA version. */
 inline std::size_t weftGetCudartVersion() { return 13000; }
 
-/** The version of cuDNN whose rules weft.hpp follows, MAJOR * 10000 + MINOR * 100 + PATCHLEVEL, which ported programs
-    compare with where they had CUDNN_VERSION and cudnnGetVersion(). weftGetVersion() is Weft's own. */
+/** The version of cuDNN whose rules weft.hpp follows, MAJOR * 10000 + MINOR * 100 + PATCHLEVEL. Ported programs compare
+    with it instead of CUDNN_VERSION and cudnnGetVersion(). weftGetVersion() returns the version of Weft. */
 #define WEFT_CUDNN_VERSION 92800
 inline std::size_t weftGetCudnnVersion() { return WEFT_CUDNN_VERSION; }
 
-/** The release of cuDNN's frontend whose names these are, as its macros have it. */
+/** The release of cuDNN's frontend whose names are used here, in the form of its macros. */
 #define WEFT_FRONTEND_MAJOR_VERSION 1
 #define WEFT_FRONTEND_MINOR_VERSION 32
 #define WEFT_FRONTEND_PATCH_VERSION 0
@@ -85,7 +85,7 @@ namespace weft::frontend {
 
 /* ---- Errors ------------------------------------------------------------------------------------------------------ */
 
-/** What went wrong, as programs tell it apart. */
+/** Categories of errors. */
 enum class error_code_t {
     OK,
     ATTRIBUTE_NOT_SET,
@@ -107,24 +107,24 @@ enum class error_code_t {
 
 class Error;
 
-/** The result of a call: a code, and if it is not OK a sentence. */
+/** The result of a call: a code, and a message unless it is OK. */
 struct [[nodiscard]] error_object {
-    error_code_t code = error_code_t::OK;              /**< What went wrong. */
-    std::string err_msg = {};                          /**< Where, the rule, expected and got, the fix. */
-    weftStatus_t backend_status = WEFT_STATUS_SUCCESS; /**< What the C API returned, if it was asked. */
+    error_code_t code = error_code_t::OK;              /**< Category of the error. */
+    std::string err_msg = {};                          /**< Where, the rule, expected and actual value, the fix. */
+    weftStatus_t backend_status = WEFT_STATUS_SUCCESS; /**< Status of the C API, if it was called. */
 
     bool is_good() const { return code == error_code_t::OK; }
     bool is_bad() const { return !is_good(); }
     error_code_t get_code() const { return code; }
     const std::string &get_message() const { return err_msg; }
-    /** Throws weft::Error unless all is well; where exceptions are off the process ends. */
+    /** Throws weft::Error on failure; terminates the process if exceptions are disabled. */
     void or_throw() const;
     bool operator==(error_code_t other) const { return code == other; }
     bool operator!=(error_code_t other) const { return code != other; }
 };
 using error_t = error_object;
 
-/** An error as an exception, which or_throw() throws. */
+/** The exception that or_throw() throws. */
 class Error : public std::runtime_error {
   public:
     explicit Error(error_t error) : std::runtime_error(error.err_msg), error_(std::move(error)) {}
@@ -163,7 +163,7 @@ using Tensor = std::shared_ptr<graph::Tensor_attributes>;
 
 namespace detail {
 
-/** The error of a status; other: its code where the status has none of its own. */
+/** The error of a status; other: the code for statuses without a code of their own. */
 inline error_t error_of(weftStatus_t status, error_code_t other) {
     if (status == WEFT_STATUS_SUCCESS)
         return {};
@@ -191,12 +191,13 @@ inline std::string list_text(const std::vector<std::int64_t> &values) {
 
 /* ---- Handles and descriptors of the C API ------------------------------------------------------------------------ */
 
-/** A device opened for use, closed with its owner. One that could not be opened is null, and status() says why. */
+/** Owns an opened device and closes it. If the device could not be opened the handle is null, and status() has the
+    error. */
 class Handle {
   public:
-    /** Opens the default device: the first NVIDIA GPU that Weft can use, else the CPU. */
+    /** Opens the default device: the first NVIDIA GPU that Weft can use, otherwise the CPU. */
     Handle() : status_(detail::error_of(weftCreate(&raw_), error_code_t::HANDLE_ERROR)) {}
-    /** Opens a device of a kind. ordinal: 0-based index among its kind. */
+    /** Opens a device of a kind. ordinal: 0-based index among devices of that kind. */
     explicit Handle(weftDeviceKind_t kind, std::int32_t ordinal = 0)
         : status_(detail::error_of(weftCreateForDevice(&raw_, kind, ordinal), error_code_t::HANDLE_ERROR)) {}
     Handle(Handle &&other) noexcept : raw_(std::exchange(other.raw_, nullptr)), status_(std::move(other.status_)) {}
@@ -218,15 +219,14 @@ class Handle {
 
 namespace detail {
 
-/** The handle of graphs that are built without one. */
+/** The handle for graphs that are built without one. */
 inline weftHandle_t default_handle(error_t &status) {
     static const Handle handle;
     status = handle.status();
     return handle;
 }
 
-/** A descriptor of the C API, destroyed with its last owner. Setting goes on after a failure; finalize() returns the
-    first one. */
+/** Owns a descriptor of the C API. After a failure, setters have no effect; finalize() returns the first error. */
 class Descriptor {
   public:
     Descriptor() = default;
@@ -313,10 +313,10 @@ class Descriptor {
 
 } // namespace detail
 
-/* ---- What operations are made of --------------------------------------------------------------------------------- */
+/* ---- Parts of operations ----------------------------------------------------------------------------------------- */
 
-/** What an operation reads: a tensor, nothing (nullptr), or a number, which becomes a constant of the graph whose type
-    is that of the operands beside it. */
+/** An operand: a tensor, nothing (nullptr), or a number, which becomes a constant of the graph with the type of the
+    other operands. */
 class Operand {
   public:
     Operand(std::nullptr_t = nullptr) {}
@@ -334,7 +334,7 @@ class Operand {
 
 namespace detail {
 
-/** An operand of an operation: the attribute that it fills, its word in messages, and what is given. */
+/** An operand of an operation: its attribute, its name in messages, and its value. */
 struct Input {
     Input(weftBackendAttributeName_t attribute, const char *word, const Operand &operand, bool is_needed)
         : name(attribute), key(word), tensors{operand.tensor()}, needed(is_needed) {}
@@ -351,13 +351,13 @@ struct Input {
 struct Result {
     weftBackendAttributeName_t name;
     const char *key;
-    bool is_inferred; /**< Its type is the library's to infer: a statistic or an index. */
+    bool is_inferred; /**< The library infers its type: a statistic or an index. */
     bool is_computed;
     bool needed;
     Tensor tensor = {};
 };
 
-/** An option of an operation: an attribute's elements. */
+/** An option of an operation: the elements of an attribute. */
 struct Setting {
     weftBackendAttributeName_t name;
     weftBackendAttributeType_t type;
@@ -371,7 +371,7 @@ class Lowering;
 class Saving;
 struct Node;
 
-/** What the attributes of any operation keep. */
+/** State of the attributes of any operation. */
 class Settings {
   public:
     const std::string &get_name() const { return name_; }
@@ -385,7 +385,7 @@ class Settings {
         return std::any_of(settings_.begin(), settings_.end(), is_it) ||
                std::any_of(inputs_.begin(), inputs_.end(), is_it);
     }
-    /** The elements of an option; none where it was not set. */
+    /** The elements of an option; empty if it was not set. */
     template <class T> std::vector<T> get_list(weftBackendAttributeName_t name) const {
         std::vector<T> found;
         for (const Setting &setting : settings_)
@@ -393,7 +393,7 @@ class Settings {
                 found.push_back(element<T>(setting, i));
         return found;
     }
-    /** The value of an option of one element. */
+    /** The value of an option with one element. */
     template <class T> std::optional<T> get_value(weftBackendAttributeName_t name) const {
         const std::vector<T> found = get_list<T>(name);
         return found.empty() ? std::nullopt : std::optional<T>(found.front());
@@ -455,7 +455,7 @@ class Settings {
     std::string name_, refusal_;
     DataType_t compute_type_ = static_cast<DataType_t>(-1);
     bool has_statistics_ = true;
-    bool has_groups_ = false; /**< Rows of the operand are in groups. */
+    bool has_groups_ = false; /**< The operand has groups of rows. */
     std::vector<std::int64_t> dims_, strides_;
     std::vector<Setting> settings_;
     std::vector<Input> inputs_;
@@ -469,7 +469,7 @@ class Settings {
     friend class graph::Graph;
 };
 
-/** The base of all classes of attributes; their setters return themselves. */
+/** The base of all attribute classes; setters return the object itself. */
 template <class Self> class Attributes : public Settings {
   public:
     /** The operation's name in messages. */
@@ -477,7 +477,7 @@ template <class Self> class Attributes : public Settings {
         this->name_ = name;
         return self();
     }
-    /** The type to calculate in; default the graph's. */
+    /** The compute type; default the graph's. */
     Self &set_compute_data_type(DataType_t type) {
         this->compute_type_ = type;
         return self();
@@ -487,16 +487,16 @@ template <class Self> class Attributes : public Settings {
     Self &self() { return static_cast<Self &>(*this); }
 };
 
-/** Pointwise operations on the scores of an attention, as a part of it. */
+/** Pointwise operations on the scores of attention, which become part of it. */
 struct Part {
     std::vector<Node> nodes;
     Tensor queries, keys, scores, result;
-    Tensor slope, slope_result; /**< The gradients of result and of scores, where the user says how. */
+    Tensor slope, slope_result; /**< The gradients of result and scores, if the user defines them. */
     bool is_paged = false;
     std::int64_t paged_keys = 0;
 };
 
-/** An operation as it was asked for. */
+/** An operation as the user added it. */
 struct Node {
     std::string method;
     weftBackendDescriptorType_t kind;
@@ -509,7 +509,7 @@ struct Node {
     std::string label() const { return method + " '" + settings.name_ + "'"; }
 };
 
-/** Keeps operations in the order in which they are added. */
+/** Stores operations in the order in which they are added. */
 class Recorder {
   protected:
     template <class Any>
@@ -528,7 +528,7 @@ class Recorder {
     }
 
     std::vector<Node> nodes_;
-    std::shared_ptr<char> mark_ = std::make_shared<char>(); /**< Says which graph made a tensor. */
+    std::shared_ptr<char> mark_ = std::make_shared<char>(); /**< Identifies the graph that created a tensor. */
 };
 
 } // namespace detail
@@ -540,7 +540,7 @@ namespace weft::frontend {
 
 namespace detail {
 
-/** weftGetCudnnVersion() by the names of cuDNN's frontend: of the library, and of the header. */
+/** weftGetCudnnVersion() under the names of cuDNN's frontend: of the library, and of the header. */
 inline std::size_t get_backend_version() { return weftGetCudnnVersion(); }
 inline std::size_t get_compiled_version() { return WEFT_CUDNN_VERSION; }
 inline std::string get_backend_version_string() {
@@ -549,7 +549,7 @@ inline std::string get_backend_version_string() {
            std::to_string(version % 100);
 }
 
-/** Bits of an element in memory; 0 for types that are only calculated in. */
+/** Bits of an element in memory; 0 for types that have no storage. */
 inline std::size_t get_element_size_in_bits(DataType_t type) {
     switch (type) {
     case DataType_t::DOUBLE:
@@ -578,7 +578,7 @@ inline std::size_t get_element_size_in_bits(DataType_t type) {
         return 0;
     }
 }
-/** Bytes of an element; of 4 bits 1, as cuDNN's frontend has it. */
+/** Bytes of an element; 1 for elements of 4 bits, as in cuDNN's frontend. */
 inline std::int64_t get_data_type_size(DataType_t type) {
     return static_cast<std::int64_t>((get_element_size_in_bits(type) + 7) / 8);
 }
@@ -589,7 +589,7 @@ using detail::get_element_size_in_bits;
 
 namespace detail {
 
-/** Numbers that a scalar can be made of. */
+/** Types of numbers that a scalar can be created from. */
 template <class Number>
 inline constexpr bool is_scalar_v =
     std::is_arithmetic_v<Number> || std::is_same_v<Number, __half> || std::is_same_v<Number, __nv_bfloat16>;
@@ -610,16 +610,16 @@ inline float float_of_half(std::uint16_t bits) {
 
 } // namespace detail
 
-/** Which plans build_plans() builds. */
+/** The plans that build_plans() builds. */
 enum class BuildPlanPolicy_t {
-    HEURISTICS_CHOICE, /**< The first that can be built. */
+    HEURISTICS_CHOICE, /**< The first one that can be built. */
     ALL,               /**< All that can be built. */
 };
 
-/** How attention is to be computed: accepted, as Weft chooses itself. */
+/** How attention is computed: accepted, but Weft makes its own choice. */
 enum class AttentionImplementation_t { AUTO, COMPOSITE, UNIFIED };
 
-/** A number by which an engine can be tuned, and its legal values. */
+/** A tuning parameter of an engine, and its legal values. */
 struct Knob {
     KnobType_t type;
     std::int64_t maxValue, minValue, stride;
@@ -631,20 +631,20 @@ namespace graph {
 
 /** When the value of a scalar is known. */
 enum class ScalarType {
-    RUNTIME_PARAM,      /**< When a plan is executed: the value is a default. */
-    COMPILE_TIME_CONST, /**< When it is built. */
+    RUNTIME_PARAM,      /**< At execution; the given value is a default. */
+    COMPILE_TIME_CONST, /**< When the plan is built. */
 };
 
-/** What a tensor is. An operation's result may leave everything unset; an input needs dims and a data type. */
+/** Properties of a tensor. All of them are optional for an operation's result; an input needs dims and a data type. */
 class Tensor_attributes {
   public:
     using uid_t = std::int64_t;
-    /** A scalar; HALF and BFLOAT16 are shown as floats. */
+    /** A scalar; HALF and BFLOAT16 are returned as floats. */
     using pass_by_values_t = std::variant<std::int64_t, std::int32_t, float, double>;
     static constexpr std::int64_t default_alignment = 16;
 
     Tensor_attributes() = default;
-    /** A scalar: its value is a part of the plan, or what is read where a variant pack has no other. */
+    /** A scalar: its value is part of the plan, or a default for variant packs that do not override it. */
     template <class Number, class = std::enable_if_t<detail::is_scalar_v<Number>>>
     explicit Tensor_attributes(Number value, ScalarType kind = ScalarType::COMPILE_TIME_CONST) {
         set_compile_time_constant(value);
@@ -666,24 +666,24 @@ class Tensor_attributes {
         dims_ = dims;
         return *this;
     }
-    /** Distances in elements between neighbours along each dimension; default packed. */
+    /** Distances in elements between adjacent elements along each dimension; default packed. */
     Tensor_attributes &set_stride(const std::vector<std::int64_t> &strides) {
         strides_ = strides;
         return *this;
     }
-    /** Whether it lives inside the graph only and gets no memory. */
+    /** True for an intermediate result, which has no memory. */
     Tensor_attributes &set_is_virtual(bool is_virtual) {
         virtual_ = is_virtual;
         return *this;
     }
-    /** Whether a result gets memory. */
+    /** True for a result that gets memory. */
     Tensor_attributes &set_output(bool is_output) { return set_is_virtual(!is_output); }
-    /** Whether its one element is read from host memory when a plan is executed. */
+    /** True if its only element is read from host memory at execution. */
     Tensor_attributes &set_is_pass_by_value(bool is_by_value) {
         by_value_ = is_by_value;
         return *this;
     }
-    /** A scalar whose value is a part of the plan. */
+    /** A scalar whose value is part of the plan. */
     template <class Number> Tensor_attributes &set_compile_time_constant(Number value) {
         static_assert(sizeof value <= 8, "a scalar of at most 8 bytes");
         constant_.emplace();
@@ -699,13 +699,13 @@ class Tensor_attributes {
         return std::visit([this](auto number) -> Tensor_attributes & { return set_compile_time_constant(number); },
                           value);
     }
-    /** The opposite: a scalar whose value is read from host memory when a plan is executed. */
+    /** The opposite: a scalar whose value is read from host memory at execution. */
     Tensor_attributes &set_as_runtime_parameter() {
         constant_.reset();
         is_runtime_ = false;
         return set_is_pass_by_value(true);
     }
-    /** A number of the user's for this tensor in variant packs; default the next free one. */
+    /** The number of this tensor in variant packs; default the next free one. */
     Tensor_attributes &set_uid(uid_t uid) {
         uid_ = uid;
         return *this;
@@ -714,12 +714,12 @@ class Tensor_attributes {
         uid_.reset();
         return *this;
     }
-    /** Bytes that addresses are multiples of; default 16. */
+    /** Alignment of addresses in bytes; default 16. */
     Tensor_attributes &set_alignment(std::int64_t bytes) {
         alignment_ = bytes;
         return *this;
     }
-    /** count elements of a dimension lie side by side. */
+    /** `count` elements of a dimension are adjacent in memory, as one vector. */
     Tensor_attributes &set_vector_count_and_dimension(std::int64_t count, std::int64_t dimension) {
         vector_ = {count, dimension};
         return *this;
@@ -733,14 +733,14 @@ class Tensor_attributes {
         ragged_offset_ = offset;
         return *this;
     }
-    /** Elements that one unit of the ragged offsets counts; default 1. */
+    /** Number of elements per unit of the ragged offsets; default 1. */
     Tensor_attributes &set_ragged_offset_multiplier(std::int64_t elements) {
         ragged_multiplier_ = elements;
         return *this;
     }
 
     const std::string &get_name() const { return name_; }
-    /** As it was set, else as it was inferred by validate(). */
+    /** As set by the user, otherwise as inferred by validate(). */
     DataType_t get_data_type() const { return type_ == DataType_t::NOT_SET ? inferred_type_ : type_; }
     const std::vector<std::int64_t> &get_dim() const { return dims_.empty() ? inferred_dims_ : dims_; }
     const std::vector<std::int64_t> &get_stride() const { return strides_.empty() ? inferred_strides_ : strides_; }
@@ -766,7 +766,7 @@ class Tensor_attributes {
     std::optional<pass_by_values_t> get_compile_time_constant() const {
         return get_has_compile_time_constant() ? value() : std::nullopt;
     }
-    /** The value that is read where a variant pack has no other. */
+    /** The default value, for variant packs that do not override it. */
     std::optional<pass_by_values_t> get_pass_by_value() const { return is_runtime_ ? value() : std::nullopt; }
 
   private:
@@ -795,7 +795,7 @@ class Tensor_attributes {
     inline std::optional<pass_by_values_t> value() const;
     bool is_virtual() const { return virtual_ ? *virtual_ : is_result() && !is_chosen_ && !is_given_; }
     bool is_result() const { return mark_ != nullptr; }
-    /** True if strides are set whose dims are still to be inferred. */
+    /** True if strides are set, but dims are still to be inferred. */
     bool lacks_dims() const { return dims_.empty() && !strides_.empty(); }
     std::string label() const {
         std::string number = uid_ ? "uid " + std::to_string(*uid_) : "no uid yet";
@@ -806,20 +806,21 @@ class Tensor_attributes {
     DataType_t type_ = DataType_t::NOT_SET, inferred_type_ = DataType_t::NOT_SET;
     std::vector<std::int64_t> dims_, strides_, inferred_dims_, inferred_strides_;
     std::optional<bool> virtual_;
-    bool is_chosen_ = false; /**< An output because nothing reads it and the user named none. */
-    bool is_given_ = false;  /**< A result that the user made and gave to the operation, as set_dbias() does. */
+    bool is_chosen_ = false; /**< An output because nothing reads it and the user declared no outputs. */
+    bool is_given_ = false;  /**< A result that the user created and passed to the operation, for example with
+                                  set_dbias(). */
     bool by_value_ = false;
-    bool is_runtime_ = false; /**< The constant is a default, which a variant pack may replace. */
+    bool is_runtime_ = false; /**< The constant is a default that a variant pack may override. */
     std::optional<std::array<unsigned char, 8>> constant_;
-    std::optional<double> number_; /**< A constant whose type is that of its neighbours. */
-    bool is_integer_ = false;      /**< The number was one. */
+    std::optional<double> number_; /**< A constant with the type of the other operands. */
+    bool is_integer_ = false;      /**< The number was an integer. */
     std::optional<uid_t> uid_;
     std::int64_t alignment_ = 0;
     std::pair<std::int64_t, std::int64_t> vector_{1, -1};
     TensorReordering_t reordering_ = TensorReordering_t::NONE;
     Tensor ragged_offset_;
     std::int64_t ragged_multiplier_ = 1;
-    std::shared_ptr<char> mark_; /**< Of the graph whose operation makes it. */
+    std::shared_ptr<char> mark_; /**< Identifies the graph whose operation computes it. */
 
     friend class Graph;
     friend class weft::frontend::Operand;
@@ -828,7 +829,7 @@ class Tensor_attributes {
     friend class detail::Saving;
 };
 
-/** The constant as C++ has it. */
+/** The constant as a C++ value. */
 inline std::optional<Tensor_attributes::pass_by_values_t> Tensor_attributes::value() const {
     switch (type_) {
     case DataType_t::INT64:
@@ -862,7 +863,7 @@ inline Operand::Operand(double number, bool is_integer) : tensor_(std::make_shar
 
 /* ---- Devices ----------------------------------------------------------------------------------------------------- */
 
-/** A device to plan for, which need not be on this machine. */
+/** A device to plan for, which need not be present. */
 class DeviceProperties {
   public:
     DeviceProperties &set_device_id(std::int32_t id) {
@@ -882,7 +883,7 @@ class DeviceProperties {
                                                      "build() was not called. Call it first."};
         return {};
     }
-    /** Takes what serialize() gave; builds. */
+    /** Reads the output of serialize(), and builds. */
     error_t deserialize(const std::vector<std::uint8_t> &data) {
         made_ = detail::Descriptor(WEFT_BACKEND_DEVICEPROP_DESCRIPTOR);
         made_.set(WEFT_ATTR_DEVICEPROP_JSON_REPRESENTATION, WEFT_TYPE_CHAR, data);
@@ -894,7 +895,7 @@ class DeviceProperties {
     friend class graph::Graph;
 };
 
-/** Kernels to share between graphs that differ in shape alone. */
+/** Kernels to share between graphs that differ only in shape. */
 class KernelCache {
   public:
     bool is_finalized() const { return is_built_; }
@@ -919,13 +920,13 @@ class KernelCache {
     friend class graph::Graph;
 };
 
-/* ---- Attributes that say more than one option -------------------------------------------------------------------- */
+/* ---- Attributes whose setters set more than one option ----------------------------------------------------------- */
 
 namespace graph {
 
 class Slice_attributes : public Strided_slice_options<Slice_attributes> {
   public:
-    /** First element and the one behind the last, for each dimension. */
+    /** First index and exclusive last index, for each dimension. */
     Slice_attributes &set_slices(const std::vector<std::pair<std::int64_t, std::int64_t>> &slices) {
         std::vector<std::int64_t> starts, limits;
         for (const auto &[start, limit] : slices) {
@@ -940,12 +941,12 @@ class Slice_attributes : public Strided_slice_options<Slice_attributes> {
 
 class Resample_attributes : public Resample_options<Resample_attributes> {
   public:
-    /** Whether max pooling returns the index of each maximum; default no. Other modes have no index. */
+    /** Whether max pooling returns the index of each maximum; default false. Other modes have no index. */
     Resample_attributes &set_generate_index(bool generates) {
         generates_index_ = generates;
         return *this;
     }
-    /** The same the other way round. */
+    /** The inverse. */
     Resample_attributes &set_is_inference(bool is_inference) { return set_generate_index(!is_inference); }
 
   private:
@@ -955,7 +956,7 @@ class Resample_attributes : public Resample_options<Resample_attributes> {
 
 class Rmsnorm_backward_attributes : public Rmsnorm_backward_options<Rmsnorm_backward_attributes> {
   public:
-    /** Whether the gradient of a bias is computed; default yes. */
+    /** Whether the gradient of a bias is computed; default true. */
     Rmsnorm_backward_attributes &has_dbias(bool has) {
         has_dbias_ = has;
         return *this;
@@ -966,44 +967,44 @@ class Rmsnorm_backward_attributes : public Rmsnorm_backward_options<Rmsnorm_back
     friend class Graph;
 };
 
-/** Adds pointwise operations to a graph, on the scores of an attention; returns the last one's result. */
+/** Adds pointwise operations on the scores of attention to a graph, and returns the result of the last one. */
 using Score_modifier = std::function<Tensor(std::shared_ptr<Graph>, Tensor)>;
 
-/** What attention and its gradient share: masks and dropout by the words of users. */
+/** Common to attention and its gradient: masks and dropout. */
 template <class Self, template <class> class Options> class Attention_attributes : public Options<Self> {
   public:
     using Options<Self>::set_attn_scale;
-    /** Factor on the scores; default 1. */
+    /** Factor of the scores; default 1. */
     template <class Number, class = std::enable_if_t<std::is_arithmetic_v<Number>>>
     Self &set_attn_scale(Number factor) {
         return this->set_attn_scale_value(static_cast<double>(factor));
     }
-    /** Queries see no later keys, counted from the first. */
+    /** Hides later keys; queries and keys are aligned at the first one. */
     Self &set_causal_mask(bool is_causal) {
         is_causal_ = is_causal;
         return this->self();
     }
-    /** Queries see no later keys, counted from the last. */
+    /** Hides later keys; queries and keys are aligned at the last one. */
     Self &set_causal_mask_bottom_right(bool is_causal) {
         is_bottom_right_ = is_causal;
         return this->self();
     }
-    /** Keys that a query sees at most, itself included. */
+    /** Maximum number of keys that a query sees, including its own. */
     Self &set_sliding_window_length(std::int64_t keys) { return this->set_diagonal_band_left_bound(keys); }
-    /** Whether set_seq_len_q and set_seq_len_kv say how much of each sequence there is. */
+    /** Whether set_seq_len_q and set_seq_len_kv define the lengths in use. */
     Self &set_padding_mask(bool is_padded) {
         is_padded_ = is_padded;
         return this->self();
     }
-    /** Dropout by the library's generator. seed, offset: scalars of INT32 or INT64. */
+    /** Dropout with the library's generator. seed, offset: scalars of INT32 or INT64. */
     template <class Number, class = std::enable_if_t<std::is_arithmetic_v<Number>>>
     Self &set_dropout(Number probability, const Operand &seed, const Operand &offset) {
         return this->set_dropout_probability(static_cast<float>(probability))
             .set_dropout_seed(seed)
             .set_dropout_offset(offset);
     }
-    /** A mask that the caller draws, [B, Hq, Sq, Skv] or 1s, and a scalar by which weights grow that are kept; of
-        gradients its inverse may be given, too, and is not read. */
+    /** Dropout with the user's mask, [B, Hq, Sq, Skv] or 1s, and a scalar factor of kept weights; for gradients, its
+        inverse may also be given, but is not read. */
     Self &set_dropout(const Tensor &mask, const Operand &scale, const Tensor & = nullptr) {
         return this->set_dropout_mask(mask).set_dropout_scale(scale);
     }
@@ -1014,7 +1015,7 @@ template <class Self, template <class> class Options> class Attention_attributes
     }
 
   protected:
-    /** Masks as bounds. */
+    /** Converts masks to bounds. */
     void resolve() {
         if (is_causal_ || is_bottom_right_)
             this->set_diagonal_band_right_bound(0);
@@ -1029,19 +1030,19 @@ template <class Self, template <class> class Options> class Attention_attributes
 
 class SDPA_attributes : public Attention_attributes<SDPA_attributes, Sdpa_fwd_options> {
   public:
-    /** Whether the statistics that gradients need are computed; default no. */
+    /** Whether to compute the statistics that gradients need; default false. */
     SDPA_attributes &set_generate_stats(bool generates) {
         keep_statistics(generates);
         return *this;
     }
-    /** The same the other way round. */
+    /** The inverse. */
     SDPA_attributes &set_is_inference(bool is_inference) { return set_generate_stats(!is_inference); }
-    /** Whether the statistics are logarithms to base 2; default no. */
+    /** Whether the statistics are base-2 logarithms; default false. */
     SDPA_attributes &set_stats_use_log2(bool uses) {
         has_stats_of_base_2_ = uses;
         return *this;
     }
-    /** Upper bounds of the queries and keys of all batches together: hints, which Weft does not need. */
+    /** Upper bounds of the total numbers of queries and keys: hints, which Weft does not need. */
     SDPA_attributes &set_max_total_seq_len_q(std::int64_t) { return *this; }
     SDPA_attributes &set_max_total_seq_len_kv(std::int64_t) { return *this; }
     SDPA_attributes() { keep_statistics(false); }
@@ -1055,7 +1056,7 @@ using SDPA_mxfp8_attributes = SDPA_attributes;
 
 class SDPA_backward_attributes : public Attention_attributes<SDPA_backward_attributes, Sdpa_bwd_options> {
   public:
-    /** How the gradient passes back through the score modifier; default it is derived. */
+    /** The gradient of the score modifier; by default it is derived. */
     SDPA_backward_attributes &set_score_mod_bprop(Score_modifier modifier) {
         gradient_modifier_ = std::move(modifier);
         return *this;
@@ -1067,10 +1068,10 @@ using Scaled_dot_product_flash_attention_attributes = SDPA_attributes;
 using Scaled_dot_product_flash_attention_backward_attributes = SDPA_backward_attributes;
 using Matmul_fp8_attributes = Matmul_attributes;
 
-/** What reductions and quantizing of groups of rows share. */
+/** Common to reductions and quantisation of groups of rows. */
 template <class Self, template <class> class Options> class Grouped_attributes : public Options<Self> {
   public:
-    /** Where groups of the rows of [1, M, N] begin, [E, 1, 1]; group e ends where the next one begins. */
+    /** First row of each group of the rows of [1, M, N], [E, 1, 1]; a group ends where the next one begins. */
     Self &set_group_offset(Tensor offset) {
         group_offset_ = std::move(offset);
         this->has_groups_ = group_offset_ != nullptr;
@@ -1085,15 +1086,15 @@ class Reduction_attributes : public Grouped_attributes<Reduction_attributes, Red
 class Block_scale_quantize_attributes
     : public Grouped_attributes<Block_scale_quantize_attributes, Block_scale_quantize_options> {};
 
-/** What rotary position embedding and its gradient share. */
+/** Common to rotary position embedding and its gradient. */
 template <class Self> class Rotary_attributes : public detail::Attributes<Self> {
   public:
-    /** Factor on the result; default 1. */
+    /** Factor of the result; default 1. */
     Self &set_output_scale(float factor) {
         output_scale = factor;
         return this->self();
     }
-    /** How many of the last elements of each head are rotated; 0, the default: all. */
+    /** Number of elements at the end of each head that are rotated; 0, the default, means all. */
     Self &set_rope_dim(std::int64_t elements) {
         rope_dim = elements;
         return this->self();
@@ -1108,7 +1109,7 @@ class RoPE_backward_attributes : public Rotary_attributes<RoPE_backward_attribut
 /** Attributes of diagonal_band_mask: which scores are kept. */
 class DiagonalBandMask_attributes : public detail::Attributes<DiagonalBandMask_attributes> {
   public:
-    /** How positions of rows and columns are compared; default CMP_GT. */
+    /** Comparison of row and column indices; default CMP_GT. */
     DiagonalBandMask_attributes &set_comparison_mode(PointwiseMode_t mode) {
         comparison_mode_ = mode;
         return *this;
@@ -1143,7 +1144,7 @@ inline std::vector<Tensor> Recorder::keep(Node node) {
     }
     node.results.insert(node.results.end(), settings.results_.begin(), settings.results_.end());
     for (const Result &result : settings.results_)
-        result.tensor->is_given_ = true; /* it has memory, as a tensor() has in cuDNN's frontend */
+        result.tensor->is_given_ = true; /* it has memory, like a tensor() in cuDNN's frontend */
     for (const Result &result : node.results)
         if (result.tensor)
             result.tensor->mark_ = mark_;
@@ -1174,8 +1175,8 @@ inline Tensor Recorder::record_pointwise(const char *method, std::vector<Operand
     return keep(std::move(node))[0];
 }
 
-/** Whether truth values of a graph have a bit each: cuDNN's engines for products and norms read and write bit masks,
-    and those for operations that only move or map elements have a byte for each. */
+/** Whether booleans of a graph have one bit each: cuDNN's engines for products and norms use bit masks, those for
+    operations that only move or map elements use bytes. */
 inline bool have_bit_masks(const std::vector<Node> &nodes) {
     static const std::set<weftBackendDescriptorType_t> kinds = {
         WEFT_BACKEND_OPERATION_MATMUL_DESCRIPTOR,
@@ -1190,7 +1191,7 @@ inline bool have_bit_masks(const std::vector<Node> &nodes) {
     return std::any_of(nodes.begin(), nodes.end(), [](const Node &node) { return kinds.count(node.kind) > 0; });
 }
 
-/** Makes the descriptors of a graph's tensors and operations. */
+/** Creates the descriptors of a graph's tensors and operations. */
 class Lowering {
   public:
     Lowering(std::string where, DataType_t io, DataType_t intermediate, DataType_t compute, bool are_booleans_bits,
@@ -1198,7 +1199,7 @@ class Lowering {
         : where_(std::move(where)), io_type_(io), intermediate_type_(intermediate), compute_type_(compute),
           are_booleans_bits_(are_booleans_bits), mark_(mark) {}
 
-    /** Decides which tensors are outputs, their numbers and types. */
+    /** Determines which tensors are outputs, their uids and types. */
     error_t prepare(const std::vector<Node> &nodes, const std::vector<Tensor> &declared) {
         for (const Node &node : nodes)
             WEFT_HPP_TRY(visit(node));
@@ -1210,7 +1211,7 @@ class Lowering {
         return {};
     }
     error_t operation(const Node &node, Descriptor &made);
-    /** Writes what was inferred into the tensors. */
+    /** Copies inferred properties to the tensors. */
     void read_back() const {
         for (const auto &[tensor, made] : made_) {
             tensor->inferred_dims_ = made.get_all<std::int64_t>(WEFT_ATTR_TENSOR_DIMENSIONS, WEFT_TYPE_INT64);
@@ -1218,7 +1219,7 @@ class Lowering {
             tensor->inferred_type_ = type_of(made);
         }
     }
-    /** Every tensor that operations name, in that order. */
+    /** All tensors of the operations, in the order of their first use. */
     const std::vector<Tensor> &tensors() const { return order_; }
 
   private:
@@ -1252,7 +1253,8 @@ class Lowering {
     bool are_booleans_bits_;
     std::shared_ptr<char> mark_;
     std::set<const graph::Tensor_attributes *> known_, read_, inferred_, statistics_;
-    std::set<const graph::Tensor_attributes *> scales_; /**< of attention, where cuDNN's frontend takes dims {1}, too */
+    std::set<const graph::Tensor_attributes *> scales_; /**< of attention, for which cuDNN's frontend also accepts dims
+                                                             {1} */
     std::vector<Tensor> order_;
     std::map<graph::Tensor_attributes *, Descriptor> made_;
 };
@@ -1322,7 +1324,7 @@ inline error_t Lowering::check_input(const Node &node, const Input &input, const
     return {};
 }
 
-/** Results that nothing reads become outputs where the user named none. */
+/** Results that nothing reads become outputs if the user declared none. */
 inline void Lowering::choose_outputs(const std::vector<Node> &nodes) {
     bool is_named = false;
     for (const Node &node : nodes)
@@ -1352,8 +1354,8 @@ inline error_t Lowering::number() {
     return {};
 }
 
-/** A tensor without a type takes the graph's, if it has one. As in cuDNN's frontend, a slice has the type of its input,
-    and the statistics of attention are FLOAT; the library infers both, and the types of indices. */
+/** A tensor without a type gets the graph's type, if that is set. As in cuDNN's frontend, a slice has the type of its
+    input, and the statistics of attention are FLOAT; the library infers both, as well as the types of indices. */
 inline void Lowering::inherit_types() {
     for (const Tensor &tensor : order_) {
         const bool is_virtual = tensor->is_virtual();
@@ -1425,7 +1427,7 @@ inline error_t Lowering::tensor(const Tensor &tensor, Descriptor &made) {
     return {};
 }
 
-/** Gives the numbers among the operands the type of their neighbours. */
+/** Gives numeric operands the type of the other operands. */
 inline void Lowering::type_numbers(const Node &node) {
     DataType_t beside = DataType_t::NOT_SET;
     for (const Input &input : node.inputs)
@@ -1485,7 +1487,7 @@ inline error_t Lowering::operation(const Node &node, Descriptor &made) {
     return {};
 }
 
-/** The shape and type of an attention's scores, which a modifier takes. */
+/** The shape and type of the scores that a modifier reads. */
 inline error_t Lowering::score_shape(const Node &node, graph::Tensor_attributes &scores) {
     Descriptor queries, keys;
     WEFT_HPP_TRY(tensor(node.part->queries, queries));
@@ -1530,7 +1532,7 @@ inline error_t Lowering::part(const Node &node, Descriptor &made) {
     return {};
 }
 
-/** An engine with its knobs set, and its plan once it is built. */
+/** An engine with knob settings, and its plan once it is built. */
 struct Candidate {
     Descriptor config, engine;
     std::int64_t id = 0;
@@ -1557,29 +1559,29 @@ namespace graph {
 class Graph : public detail::Operations {
   public:
     Graph() = default;
-    /** io: type of tensors with memory that have none of their own. */
+    /** io: type of tensors in memory whose type is not set. */
     explicit Graph(DataType_t io) : io_type_(io) {}
     Graph(Graph &&) = default;
     Graph &operator=(Graph &&) = default;
-    /** A copy shares the tensors, and plans that are built. */
+    /** A copy shares the tensors and the plans. */
     Graph(const Graph &) = default;
     Graph &operator=(const Graph &) = default;
 
-    /* What holds for all of it. */
+    /* Settings of the whole graph. */
     Graph &set_name(const std::string &name) { return name_ = name, *this; }
-    /** Type of tensors with memory that have none of their own. */
+    /** Type of tensors in memory whose type is not set. */
     Graph &set_io_data_type(DataType_t type) { return io_type_ = type, *this; }
-    /** Type of virtual tensors that have none of their own; default free: exact within a kernel. */
+    /** Type of virtual tensors whose type is not set; the default is free: exact within a kernel. */
     Graph &set_intermediate_data_type(DataType_t type) { return intermediate_type_ = type, *this; }
-    /** Type to calculate in of operations that have none of their own. */
+    /** Compute type of operations whose compute type is not set. */
     Graph &set_compute_data_type(DataType_t type) { return compute_type_ = type, *this; }
     Graph &set_sm_count(std::int32_t count) { return sm_count_ = count, *this; }
-    /** Accepted for ported programs: populate_cuda_graph() is not offered. */
+    /** Accepted for compatibility: populate_cuda_graph() is not available. */
     Graph &set_cuda_graph_retention(CudaGraphRetention_t) { return *this; }
-    /** Accepted for ported programs: the handle, or set_device_properties(), says which chip it is. */
+    /** Accepted for compatibility: the handle or set_device_properties() determines the chip. */
     Graph &set_sm_version(std::int32_t) { return *this; }
-    /** Whether DataType_t::BOOLEAN is a bit per element. By default the operations decide, as in cuDNN: it is a bit in
-        a graph with a convolution, a matrix product, a norm or its statistics, and else a byte. */
+    /** Whether DataType_t::BOOLEAN is one bit per element. By default this depends on the operations, as in cuDNN: one
+        bit in a graph with a convolution, a matrix product, a norm or its statistics, otherwise one byte. */
     Graph &set_booleans_are_bits(bool are_bits) { return are_booleans_bits_ = are_bits, *this; }
     Graph &set_dynamic_shape_enabled(bool is_enabled) { return is_dynamic_ = is_enabled, *this; }
     Graph &set_override_shape_enabled(bool is_enabled) { return is_override_ = is_enabled, *this; }
@@ -1597,12 +1599,12 @@ class Graph : public detail::Operations {
                   DataType_t type = DataType_t::NOT_SET) {
         return tensor(Tensor_attributes().set_dim(dims).set_name(name).set_data_type(type));
     }
-    /** A scalar: its value is a part of the plan, or what is read where a variant pack has no other. */
+    /** A scalar: its value is part of the plan, or a default for variant packs that do not override it. */
     template <class Number, class = std::enable_if_t<detail::is_scalar_v<Number>>>
     Tensor tensor(Number value, ScalarType kind = ScalarType::COMPILE_TIME_CONST) {
         return tensor(Tensor_attributes(value, kind));
     }
-    /** A tensor of the same shape and type, with a uid of its own. */
+    /** A tensor of the same shape and type, with its own uid. */
     Tensor tensor_like(const Tensor &like, const std::string &name = "") {
         Tensor_attributes made;
         made.set_name(name).set_dim(like->get_dim()).set_stride(like->get_stride());
@@ -1610,26 +1612,26 @@ class Graph : public detail::Operations {
         return tensor(made);
     }
 
-    /* Operations that are more than one row each. */
+    /* Operations with arguments of their own. */
     Tensor slice(const Operand &input, const Slice_attributes &attributes);
-    /** Pooling or interpolation. Returns y, and the index of max pooling where set_generate_index() asks for it. */
+    /** Pooling or interpolation. Returns y, and the index of max pooling if set_generate_index() requests it. */
     std::array<Tensor, 2> resample(const Operand &input, Resample_attributes attributes);
     std::array<Tensor, 3> rmsnorm_backward(const Operand &grad, const Operand &input, const Operand &scale,
                                            const Operand &inv_variance, Rmsnorm_backward_attributes attributes = {});
-    /** Scaled dot-product attention. Returns o, and where set_generate_stats() asks for it the statistics. */
+    /** Scaled dot-product attention. Returns o, and the statistics if set_generate_stats() requests them. */
     std::array<Tensor, 2> sdpa(const Operand &q, const Operand &k, const Operand &v, SDPA_attributes attributes = {}) {
         auto made = attention("sdpa", q, k, v, attributes, {});
         return {made[0], made[1]};
     }
-    /** Attention of FP8 with a scale per tensor. Returns o, statistics, amax of the probabilities, amax of o. */
+    /** FP8 attention with a scale per tensor. Returns o, statistics, amax of the probabilities, amax of o. */
     std::array<Tensor, 4> sdpa_fp8(const Operand &q, const Operand &k, const Operand &v, const Operand &descale_q,
                                    const Operand &descale_k, const Operand &descale_v, const Operand &descale_s,
                                    const Operand &scale_s, const Operand &scale_o, SDPA_fp8_attributes attributes = {});
-    /** Attention of MXFP8: a scale for each block of 32. Returns o, statistics, amax of o. */
+    /** MXFP8 attention, with a scale per block of 32. Returns o, statistics, amax of o. */
     std::array<Tensor, 3> sdpa_mxfp8(const Operand &q, const Operand &k, const Operand &v, const Operand &descale_q,
                                      const Operand &descale_k, const Operand &descale_v,
                                      SDPA_mxfp8_attributes attributes = {});
-    /** The same by the name that it has in cuDNN. */
+    /** The same under cuDNN's name. */
     std::array<Tensor, 3> sdpa_fp8(const Operand &q, const Operand &k, const Operand &v, const Operand &descale_q,
                                    const Operand &descale_k, const Operand &descale_v,
                                    SDPA_mxfp8_attributes attributes = {}) {
@@ -1639,7 +1641,7 @@ class Graph : public detail::Operations {
     std::array<Tensor, 3> sdpa_backward(const Operand &q, const Operand &k, const Operand &v, const Operand &o,
                                         const Operand &dO, const Operand &stats,
                                         SDPA_backward_attributes attributes = {});
-    /** Gradients of attention of FP8. Returns dQ, dK, dV, and the amax of dQ, dK, dV and dP. */
+    /** Gradients of FP8 attention. Returns dQ, dK, dV, and the amax of dQ, dK, dV and dP. */
     std::array<Tensor, 7> sdpa_fp8_backward(const Operand &q, const Operand &k, const Operand &v, const Operand &o,
                                             const Operand &dO, const Operand &stats, const Operand &descale_q,
                                             const Operand &descale_k, const Operand &descale_v,
@@ -1647,8 +1649,8 @@ class Graph : public detail::Operations {
                                             const Operand &descale_s, const Operand &descale_dP, const Operand &scale_s,
                                             const Operand &scale_dQ, const Operand &scale_dK, const Operand &scale_dV,
                                             const Operand &scale_dP, SDPA_fp8_backward_attributes attributes = {});
-    /** Gradients of attention of MXFP8: q, k and dO with scales along their rows, and again along the sequence (_T).
-        Returns dQ, dK, dV, and the amax of each. */
+    /** Gradients of MXFP8 attention: q, k and dO have scales along their rows, and a second copy along the sequence
+        (_T). Returns dQ, dK, dV, and the amax of each. */
     std::array<Tensor, 6> sdpa_mxfp8_backward(const Operand &q, const Operand &q_T, const Operand &k,
                                               const Operand &k_T, const Operand &v, const Operand &o_f16,
                                               const Operand &dO_f16, const Operand &dO, const Operand &dO_T,
@@ -1657,7 +1659,7 @@ class Graph : public detail::Operations {
                                               const Operand &descale_k_T, const Operand &descale_v,
                                               const Operand &descale_dO, const Operand &descale_dO_T,
                                               SDPA_mxfp8_backward_attributes attributes = {});
-    /** The same by the name that it has in cuDNN. */
+    /** The same under cuDNN's name. */
     std::array<Tensor, 6> sdpa_fp8_backward(const Operand &q, const Operand &q_T, const Operand &k, const Operand &k_T,
                                             const Operand &v, const Operand &o_f16, const Operand &dO_f16,
                                             const Operand &dO, const Operand &dO_T, const Operand &stats,
@@ -1669,47 +1671,48 @@ class Graph : public detail::Operations {
         return sdpa_mxfp8_backward(q, q_T, k, k_T, v, o_f16, dO_f16, dO, dO_T, stats, descale_q, descale_q_T, descale_k,
                                    descale_k_T, descale_v, descale_dO, descale_dO_T, std::move(attributes));
     }
-    /** Combines the elements of whole dimensions: of those in which the result has the extent 1. */
+    /** Reduces the dimensions in which the result has the extent 1. */
     Tensor reduction(const Operand &input, const Reduction_attributes &attributes = {});
-    /** Numbers of few bits with a scale per block. Returns y and the scales. */
+    /** Quantises to a narrow type with a scale per block. Returns y and the scales. */
     std::array<Tensor, 2> block_scale_quantize(const Operand &input, Block_scale_quantize_attributes attributes = {});
-    /** Rotates the last elements of each head by the angles freqs, [S, 1, 1, rope_dim], in radians, the second half
-        against the first. input: [B, H, S, D] or [S, B, H, D]. */
+    /** Rotates the last elements of each head by the angles freqs, [S, 1, 1, rope_dim], in radians; pairs consist of an
+        element of either half. input: [B, H, S, D] or [S, B, H, D]. */
     Tensor rope(const Tensor &input, const Tensor &freqs, const RoPE_attributes &attributes = {});
     /** The gradient of rope: the rotation by the opposite angles. */
     Tensor rope_backward(const Tensor &dY, const Tensor &freqs, const RoPE_backward_attributes &attributes = {});
-    /** Scores x, [B, H, Sq, Skv], on one side of a diagonal, and b elsewhere. With left_bound it keeps
-        col + left_bound - shift > row, else row + shift_right_bound + shift >= col, by the comparison of the
-        attributes; shift is seq_len_kv - seq_len_q, and 0 without them. */
+    /** Scores x, [B, H, Sq, Skv], on one side of a diagonal, and b elsewhere. With left_bound, keeps col + left_bound -
+        shift > row, otherwise row + shift_right_bound + shift >= col, where the comparison is that of the attributes;
+        shift is seq_len_kv - seq_len_q, or 0 without them. */
     Tensor diagonal_band_mask(const Tensor &x, const Operand &b, const Tensor &seq_len_q, const Tensor &seq_len_kv,
                               const Tensor &left_bound, const Tensor &shift_right_bound,
                               const DiagonalBandMask_attributes &attributes);
-    /** The same; running sums of lengths are refused. */
+    /** The same; cumulative lengths are not supported. */
     Tensor diagonal_band_mask(const Tensor &x, const Operand &b, const Tensor &seq_len_q, const Tensor &seq_len_kv,
                               const Tensor &cu_seq_len_q, const Tensor &cu_seq_len_kv, const Tensor &left_bound,
                               const Tensor &shift_right_bound, DiagonalBandMask_attributes attributes);
-    /** Not offered: attention reads pages itself. */
+    /** Not supported: attention reads pages directly. */
     Tensor paged_cache_load(const Tensor &container, const Tensor &seq_len, const Tensor &page_table,
                             PagedCacheLoad_attributes attributes = {});
-    /** C = scale_c descale_a descale_b A B, of the last two dimensions. Returns C, and the amax of C before scale_c. */
+    /** C = scale_c descale_a descale_b A B, over the last two dimensions. Returns C, and the amax of C before
+        scale_c. */
     std::array<Tensor, 2> matmul_fp8(const Tensor &A, const Tensor &B, const Operand &descale_a,
                                      const Operand &descale_b, const Operand &scale_c,
                                      const Matmul_fp8_attributes &attributes = {});
 
     /* From the graph to plans. */
-    /** Checks every operation, and infers what was left unset. */
+    /** Checks every operation, and infers unset properties. */
     error_t validate();
-    /** Joins the operations and checks the whole. Without a handle it is for set_device_properties(), or the default
+    /** Creates the graph and checks it as a whole. Without a handle, for set_device_properties() or the default
         device. */
     error_t build_operation_graph(weftHandle_t handle);
     error_t build_operation_graph();
-    /** Asks for engine configurations, best first. */
+    /** Queries engine configurations, best first. */
     error_t create_execution_plans(const std::vector<HeurMode_t> &modes = {HeurMode_t::A});
-    /** Adds an engine with knobs set by hand. */
+    /** Adds an engine with explicit knob settings. */
     error_t create_execution_plan(std::int64_t engine, const std::unordered_map<KnobType_t, std::int64_t> &knobs);
     error_t get_engine_count(std::int64_t &count) const;
     error_t get_knobs_for_engine(std::int64_t engine, std::vector<Knob> &knobs) const;
-    /** Drops what the filters below refuse; fails when nothing is left. */
+    /** Drops plans that the filters below exclude; fails if none is left. */
     error_t check_support();
     error_t check_support(weftHandle_t) { return check_support(); }
     error_t build_plans(BuildPlanPolicy_t policy = BuildPlanPolicy_t::HEURISTICS_CHOICE, bool multithread = false);
@@ -1719,7 +1722,7 @@ class Graph : public detail::Operations {
     }
     error_t build_plan_at_index(std::int64_t index);
     error_t build_plan_at_index(weftHandle_t, std::int64_t index) { return build_plan_at_index(index); }
-    /** Accepted for ported programs: the first execution loads nothing that build() did not. */
+    /** Accepted for compatibility: build() has loaded everything already. */
     error_t warmup(weftHandle_t) const {
         return need_plan([] {});
     }
@@ -1727,7 +1730,7 @@ class Graph : public detail::Operations {
     error_t build(weftHandle_t handle, const std::vector<HeurMode_t> &modes = {HeurMode_t::A},
                   BuildPlanPolicy_t policy = BuildPlanPolicy_t::HEURISTICS_CHOICE, bool multithread = false);
     error_t build(const std::vector<HeurMode_t> &modes = {HeurMode_t::A});
-    /** On a handle of the graph's own, of the first device of a kind. */
+    /** On the graph's own handle of the first device of a kind. */
     error_t build(weftDeviceKind_t kind) {
         own_handle_ = std::make_shared<Handle>(kind);
         WEFT_HPP_TRY(own_handle_->status());
@@ -1739,20 +1742,20 @@ class Graph : public detail::Operations {
     Graph &select_behavior_notes(const std::vector<BehaviorNote_t> &notes);
     Graph &deselect_behavior_notes(const std::vector<BehaviorNote_t> &notes);
     Graph &deselect_engines(const std::vector<std::string> &names);
-    /** Plans are held to so many bytes of workspace; those that cannot be are dropped. */
+    /** Limits the workspace of plans to `bytes`; drops plans that need more. */
     Graph &deselect_workspace_greater_than(std::int64_t bytes) { return most_workspace_ = bytes, *this; }
-    /** Accepted for ported programs: no kernel of Weft needs more shared memory than the chip has. */
+    /** Accepted for compatibility: no kernel of Weft needs more shared memory than the chip has. */
     Graph &deselect_shared_mem_greater_than(std::int64_t) { return *this; }
 
     /* Asking. */
     std::int64_t get_execution_plan_count() const { return static_cast<std::int64_t>(candidates_.size()); }
-    /** Bytes for execute(); memory of any alignment will do. */
+    /** Size of the workspace for execute(), in bytes; its memory may have any alignment. */
     std::int64_t get_workspace_size() const { return padded(plan_.get_int(WEFT_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE)); }
     error_t get_workspace_size(std::int64_t &bytes) const {
         return need_plan([&] { bytes = get_workspace_size(); });
     }
     std::int64_t get_workspace_size_plan_at_index(std::int64_t index) const;
-    /** Enough for any plan that is built. */
+    /** Sufficient for all plans that have been built. */
     std::int64_t get_autotune_workspace_size() const;
     error_t get_plan_name(std::string &name) const {
         return need_plan([&] { name = plan_.get_text(WEFT_ATTR_EXECUTION_PLAN_TAG_EXT); });
@@ -1763,35 +1766,36 @@ class Graph : public detail::Operations {
     }
     error_t get_behavior_notes_for_plan_at_index(std::int64_t index, std::vector<BehaviorNote_t> &notes) const;
     error_t query_tensor_attributes_of_uid(std::int64_t uid, Tensor_attributes &found) const;
-    /** The engine of a plan and its knobs, as create_execution_plan() takes them. */
+    /** The engine of a plan and its knobs, in the form of create_execution_plan(). */
     error_t get_engine_and_knobs_at_index(std::int64_t index, std::int64_t &engine,
                                           std::unordered_map<KnobType_t, std::int64_t> &knobs) const;
-    /** The graph as JSON, or why it cannot be written: the text of serialize(). Stream output prints the same. */
+    /** The graph as JSON, the output of serialize(), or the reason why it cannot be written. Stream output prints the
+        same. */
     std::string print() const {
         std::string text;
         const error_t done = serialize(text);
         return done.is_good() ? text : done.get_message();
     }
     friend std::ostream &operator<<(std::ostream &out, const Graph &graph) { return out << graph.print(); }
-    /** A number that equal graphs share: to look up plans by. Names and uids count. */
+    /** A hash that equal graphs share, for looking up plans. Includes names and uids. */
     std::size_t key() const { return std::hash<std::string>()(print()); }
-    /** What runs where and why, as JSON. */
+    /** The steps of the plan and the reasons for them, as JSON. */
     std::string report() const { return plan_.get_text(WEFT_ATTR_EXECUTION_PLAN_REPORT_EXT); }
 
     /* Running. */
     using Pointers = std::unordered_map<Tensor, void *>;
     using Pointers_by_uid = std::unordered_map<std::int64_t, void *>;
-    /** Enqueues the plan on the handle's stream, or computes it on the CPU before it returns. */
+    /** Enqueues the plan on the handle's stream; on the CPU, computes it before returning. */
     error_t execute(weftHandle_t handle, const Pointers &memory, void *workspace) const {
         return run(handle, plan_, uids_of(memory), workspace);
     }
     error_t execute(weftHandle_t handle, const Pointers_by_uid &memory, void *workspace) const {
         return run(handle, plan_, memory, workspace);
     }
-    /** On the handle that the graph was built with, with workspace of the device's memory. */
+    /** On the handle that the graph was built with, with a workspace in the device's memory. */
     error_t execute(const Pointers &memory) const { return run_alone(uids_of(memory)); }
     error_t execute(const Pointers_by_uid &memory) const { return run_alone(memory); }
-    /** With other shapes, of tensors of a graph with set_override_shape_enabled(). */
+    /** With other shapes, for tensors of a graph with set_override_shape_enabled(). */
     error_t execute(weftHandle_t handle, const Pointers_by_uid &memory, void *workspace,
                     const std::vector<std::int64_t> &override_uids,
                     const std::vector<std::vector<std::int64_t>> &override_shapes,
@@ -1802,15 +1806,16 @@ class Graph : public detail::Operations {
     }
     error_t execute_plan_at_index(weftHandle_t handle, const Pointers_by_uid &memory, void *workspace,
                                   std::int64_t index) const;
-    /** Freezes inputs of the chosen plan, as weftFreeze does: packs them once, for executions with these addresses. */
+    /** Declares inputs of the chosen plan constant, like weftFreeze: packs them once, for executions with these
+        addresses. */
     error_t freeze(const Pointers &memory) const { return freeze(uids_of(memory)); }
     error_t freeze(const Pointers_by_uid &memory) const;
-    /** Runs every plan that is built some times, and chooses the fastest. */
+    /** Runs all plans that have been built several times, and chooses the fastest. */
     error_t autotune(weftHandle_t handle, const Pointers &memory, void *workspace, void * = nullptr) {
         return autotune(handle, uids_of(memory), workspace);
     }
     error_t autotune(weftHandle_t handle, const Pointers_by_uid &memory, void *workspace, void * = nullptr);
-    /** Not offered: execute() may run while its stream is captured, which does the same. */
+    /** Not supported: capture a stream during execute() instead. */
     template <class Memory, class Cuda_graph>
     error_t populate_cuda_graph(weftHandle_t, const Memory &, void *, Cuda_graph) const {
         return fail(error_code_t::GRAPH_NOT_SUPPORTED, "plans are not written into CUDA graphs directly. Capture the "
@@ -1822,15 +1827,15 @@ class Graph : public detail::Operations {
     }
 
     /* Saving. */
-    /** with_code: the machine code of the plan's kernels, too, so that loading compiles nothing. */
+    /** with_code: includes the machine code of the plan's kernels, so that loading compiles nothing. */
     error_t serialize(std::vector<std::uint8_t> &data, bool with_code = false) const;
-    /** A graph that runs a saved plan; memory is then given by uid. with_code: runs the code that is saved. */
+    /** A graph that executes a saved plan; memory is then identified by uid. with_code: uses the saved machine code. */
     error_t deserialize(weftHandle_t handle, const std::vector<std::uint8_t> &data, bool with_code = false);
-    /** The graph itself as JSON: its tensors, operations and types, no plan. */
+    /** The graph itself as JSON: its tensors, operations and types, without a plan. */
     error_t serialize(std::string &json) const;
-    /** Becomes the graph that was written; its tensors are known by uid after validate(). */
+    /** Replaces the graph by one that was written; its tensors can be looked up by uid after validate(). */
     error_t deserialize(const std::string &json);
-    /** The same with the values of a library for JSON, which has parse() and dump(). */
+    /** The same with the value types of a JSON library that has parse() and dump(). */
     template <class Json> auto serialize(Json &json) const -> decltype(Json::parse(std::string()), error_t()) {
         std::string text;
         WEFT_HPP_TRY(serialize(text));
@@ -1905,7 +1910,7 @@ class Graph : public detail::Operations {
         return reinterpret_cast<void *>((address + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT);
     }
 
-    static constexpr std::uintptr_t ALIGNMENT = 64;      /**< Bytes, of a workspace. */
+    static constexpr std::uintptr_t ALIGNMENT = 64;      /**< In bytes, of a workspace. */
     static constexpr std::int64_t NO_TENSOR = INT64_MIN; /**< The uid of nullptr. */
 
     std::string name_;
@@ -1927,7 +1932,7 @@ class Graph : public detail::Operations {
     std::vector<Filter> filters_;
     std::int64_t chosen_ = -1;
     bool is_filtered_ = false;
-    std::shared_ptr<std::set<std::string>> words_; /**< Of a graph that was read, what its nodes point to. */
+    std::shared_ptr<std::set<std::string>> words_; /**< The strings that nodes of a deserialized graph point to. */
 };
 
 /* ---- Operations -------------------------------------------------------------------------------------------------- */
@@ -2007,7 +2012,7 @@ std::vector<Tensor> Graph::attention(const char *method, const Operand &q, const
     return made;
 }
 
-/** What score modifiers add. */
+/** Adds the operations of score modifiers. */
 template <class Attributes>
 std::shared_ptr<detail::Part> Graph::modify(const Tensor &q, const Tensor &k, const Attributes &attributes) {
     if (!attributes.modifier_)
@@ -2123,7 +2128,7 @@ inline std::array<Tensor, 6> Graph::sdpa_mxfp8_backward(
     return {made[0], made[1], made[2], made[3], made[4], made[5]};
 }
 
-/** The amax is over all dimensions, as many as A has. */
+/** The amax is over all dimensions; it has the rank of A. */
 inline std::array<Tensor, 2> Graph::matmul_fp8(const Tensor &A, const Tensor &B, const Operand &descale_a,
                                                const Operand &descale_b, const Operand &scale_c,
                                                const Matmul_fp8_attributes &attributes) {
@@ -2142,7 +2147,7 @@ inline std::array<Tensor, 2> Graph::matmul_fp8(const Tensor &A, const Tensor &B,
 inline error_t Graph::lower(std::vector<detail::Descriptor> &operations) {
     if (nodes_.empty())
         return fail(error_code_t::INVALID_VALUE, "it has no operations. Add one, for example matmul(a, b).");
-    /* Descriptors take strides together with dims: where a result has only strides, its dims are inferred first. */
+    /* Descriptors need dims to accept strides: if a result has only strides, its dims are inferred first. */
     bool has_incomplete = false;
     for (const detail::Node &node : nodes_)
         for (const detail::Result &result : node.results)
@@ -2344,7 +2349,7 @@ inline Graph &Graph::deselect_behavior_notes(const std::vector<BehaviorNote_t> &
                         "deselect_behavior_notes()");
 }
 
-/** Drops plans whose tag (eng0_k2=3) or engine name (cpu.fast) contains one of these texts. */
+/** Drops plans whose tag (eng0_k2=3) or engine name (cpu.fast) contains one of these strings. */
 inline Graph &Graph::deselect_engines(const std::vector<std::string> &names) {
     filters_.push_back([names](const detail::Candidate &candidate) {
         const std::string label = candidate.label();
@@ -2393,7 +2398,7 @@ inline error_t Graph::check_support() {
     return candidates_.empty() ? none_left() : error_t{};
 }
 
-/** Why no plan is left: what was tried, each with its reason. */
+/** The error if no plan is left: all attempts with their reasons. */
 inline error_t Graph::none_left() const {
     std::string reasons;
     for (const std::string &failure : failures_)
@@ -2479,7 +2484,7 @@ inline error_t Graph::build(const std::vector<HeurMode_t> &modes) {
     return build(handle, modes);
 }
 
-/* ---- Asking ------------------------------------------------------------------------------------------------------ */
+/* ---- Queries ----------------------------------------------------------------------------------------------------- */
 
 inline std::int64_t Graph::get_workspace_size_plan_at_index(std::int64_t index) const {
     if (at(index).is_bad())
@@ -2531,10 +2536,10 @@ inline error_t Graph::query_tensor_attributes_of_uid(std::int64_t uid, Tensor_at
     return {};
 }
 
-/* ---- Running ----------------------------------------------------------------------------------------------------- */
+/* ---- Execution --------------------------------------------------------------------------------------------------- */
 
-/** Refuses memory that a plan would not use although the caller relies on it: of a constant, or of a result that is
-    not computed. Memory for virtual tensors, and for uids that no tensor has, is ignored. */
+/** Rejects memory that a plan would not use although the caller relies on it: for a constant, or for a result that is
+    not computed. Memory for virtual tensors and for unknown uids is ignored. */
 inline error_t Graph::refuse_memory(std::int64_t uid) const {
     if (uid == NO_TENSOR)
         return fail(error_code_t::INVALID_VARIANT_PACK, "execute: memory is given for nullptr, a result that is not "
@@ -2548,7 +2553,7 @@ inline error_t Graph::refuse_memory(std::int64_t uid) const {
     return {};
 }
 
-/** The addresses of a plan's tensors, in its order. */
+/** The addresses of a plan's tensors, in the plan's order. */
 inline error_t Graph::slots(const detail::Descriptor &plan, const Pointers_by_uid &memory,
                             std::vector<std::uint64_t> &found) const {
     auto uids = plan.get_all<std::int64_t>(WEFT_ATTR_EXECUTION_PLAN_SLOT_UNIQUE_IDS_EXT, WEFT_TYPE_INT64);
@@ -2669,7 +2674,7 @@ inline error_t Graph::autotune(weftHandle_t handle, const Pointers_by_uid &memor
         std::vector<std::uint64_t> found;
         WEFT_HPP_TRY(slots(plan, memory, found));
         const auto count = static_cast<std::int64_t>(found.size());
-        for (std::int64_t repeats : {1, 10}) { /* the first run warms up */
+        for (std::int64_t repeats : {1, 10}) { /* the first run is a warm-up */
             double seconds = 0;
             WEFT_HPP_TRY(placed(detail::error_of(
                 weftMeasure(plan.get(), count, found.data(), aligned(workspace), stream, repeats, &seconds),
@@ -2682,7 +2687,7 @@ inline error_t Graph::autotune(weftHandle_t handle, const Pointers_by_uid &memor
     return {};
 }
 
-/* ---- Saving ------------------------------------------------------------------------------------------------------ */
+/* ---- Serialization ----------------------------------------------------------------------------------------------- */
 
 inline error_t Graph::serialize(std::vector<std::uint8_t> &data, bool with_code) const {
     WEFT_HPP_TRY(need_plan([] {}));
@@ -2718,7 +2723,7 @@ inline error_t Graph::deserialize(weftHandle_t handle, const std::vector<std::ui
 
 #undef WEFT_HPP_TRY
 
-/* The same, in short. */
+/* Short names. */
 namespace weft {
 using namespace frontend;
 using namespace frontend::graph;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The part of weft.hpp with operations of cuDNN's frontend that are composed of several of Weft's. */
+/* The part of weft.hpp with operations of cuDNN's frontend that consist of several operations of Weft. */
 #ifndef WEFT_COMPOSED_HPP
 #define WEFT_COMPOSED_HPP
 
@@ -9,8 +9,8 @@
 
 namespace weft::frontend::graph {
 
-/** Infers dims and strides of tensors that earlier operations make, and leaves everything else as it was: uids are
-    given when the graph is built. What is wrong with the graph is reported then, too. */
+/** Infers dims and strides of results of earlier operations, and leaves everything else unchanged: uids are assigned
+    when the graph is built, and errors are reported then, too. */
 inline void Graph::infer(const std::vector<Tensor> &tensors) {
     auto is_known = [](const Tensor &tensor) { return tensor && (!tensor->is_result() || !tensor->get_dim().empty()); };
     if (std::all_of(tensors.begin(), tensors.end(), is_known))
@@ -40,7 +40,7 @@ inline void Graph::infer(const std::vector<Tensor> &tensors) {
         tensor->clear_uid();
 }
 
-/** An operation that validate() and build() refuse, by its name. */
+/** An operation that validate() and build() reject by name. */
 template <class Attributes> Tensor Graph::refused(const char *method, Attributes attributes, const std::string &rule) {
     attributes.refuse(rule);
     return record(method, WEFT_BACKEND_OPERATION_POINTWISE_DESCRIPTOR, attributes, std::nullopt, {},
@@ -56,7 +56,8 @@ inline Tensor Graph::paged_cache_load(const Tensor &, const Tensor &, const Tens
 
 /* ---- Rotary position embedding ----------------------------------------------------------------------------------- */
 
-/** y = output_scale (x cos + turned sin), turned the halves of the rotated elements, (-second, first). */
+/** y = output_scale (x cos + turned sin), where turned consists of the halves of the rotated elements, (-second,
+    first). */
 template <class Attributes>
 Tensor Graph::rotated(const char *method, const Tensor &x, const Tensor &freqs, double sign,
                       const Attributes &attributes) {
@@ -107,7 +108,7 @@ inline Tensor Graph::rope_backward(const Tensor &dY, const Tensor &freqs, const 
 
 /* ---- Groups of rows ---------------------------------------------------------------------------------------------- */
 
-/** The number of each row of [1, M, N], [1, M, 1]. */
+/** The index of each row of [1, M, N], as [1, M, 1]. */
 inline Tensor Graph::row_numbers(const Tensor &input) {
     return gen_index(slice(input, Slice_attributes().set_slices({{0, 1}, {0, input->get_dim()[1]}, {0, 1}})), 1);
 }
@@ -126,8 +127,8 @@ inline Tensor Graph::group_sums(const Tensor &input, ReductionMode_t mode, const
     return total;
 }
 
-/** Without groups one operation. Modes that have no sum look at all rows for each group, those of others as the number
-    that changes nothing. */
+/** Without groups, a single operation. Modes other than sums reduce all rows for each group, with rows of other groups
+    replaced by the identity. */
 inline Tensor Graph::reduction(const Operand &operand, const Reduction_attributes &attributes) {
     auto reduce = [&](const Operand &input) {
         return record("reduction", WEFT_BACKEND_OPERATION_REDUCTION_DESCRIPTOR, attributes,
@@ -164,7 +165,7 @@ inline Tensor Graph::reduction(const Operand &operand, const Reduction_attribute
     return made;
 }
 
-/** Blocks along the last dimension lie within a row, so that groups of rows change nothing of them. */
+/** Blocks along the last dimension do not cross rows, so groups of rows do not affect them. */
 inline std::array<Tensor, 2> Graph::block_scale_quantize(const Operand &input,
                                                          Block_scale_quantize_attributes attributes) {
     const Tensor &x = input.tensor();

@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Weft's enumerations: statuses, data types, descriptor kinds, attributes and modes, each name with
-   one sentence on what it means. A name that cuDNN's backend API also has carries cuDNN's public
-   number, so that porting is a rename; a name of Weft's own ends in _EXT or belongs to an
-   enumeration that cuDNN lacks. Tools read this file too: explicit decimal values, one enumerator
-   per line, its sentence right behind it, no macro but the guard. The formatter stays off: aligned
-   behind the longest name, the sentences would be a few words wide. */
+   one sentence that explains it. Names that also exist in cuDNN's backend API have cuDNN's public
+   numbers, so that porting is a rename; a name of Weft's own ends in _EXT or belongs to an
+   enumeration that cuDNN does not have. Tools parse this file: explicit decimal values, one
+   enumerator per line, followed by its sentence, no macro except the guard. The formatter is off,
+   because sentences aligned after the longest name would be a few words wide. */
 /* clang-format off */
 #ifndef WEFT_ENUMS_H
 #define WEFT_ENUMS_H
 
-/** What every function returns. 0 is success; the thousands digit tells the family: 1xxx the
-    library could not start or load something, 2xxx the caller passed something wrong, 3xxx the
-    request is sound but cannot be served here, 4xxx the library failed, 5xxx the device failed;
-    12xxx are Weft's own caller errors. The text of weftGetLastErrorString says where and why. */
+/** Status that every function returns. 0 is success; the thousands digit is the category: 1xxx the
+    library could not start or load something, 2xxx the caller passed an invalid argument, 3xxx the
+    request is valid but not supported, 4xxx the library failed, 5xxx the device failed; 12xxx are
+    Weft's own caller errors. The text of weftGetLastErrorString describes where and why. */
 typedef enum {
-    WEFT_STATUS_SUCCESS = 0, /**< The call did what was asked. */
+    WEFT_STATUS_SUCCESS = 0, /**< The call succeeded. */
     WEFT_STATUS_NOT_INITIALIZED = 1001,
         /**< The library or the handle is not ready, for example because no driver could be
              loaded. */
@@ -25,112 +25,110 @@ typedef enum {
     WEFT_STATUS_DEPRECATED = 1004,
         /**< The function or value is no longer offered; the message names its successor. */
     WEFT_STATUS_LICENSE_ERROR = 1005,
-        /**< Kept for its number: Weft asks for no licence and never returns it. */
+        /**< Reserved: Weft requires no licence and never returns it. */
     WEFT_STATUS_RUNTIME_IN_PROGRESS = 1006,
-        /**< Work enqueued earlier has not finished, so its outcome is not known yet. */
+        /**< Work enqueued earlier has not finished, so its result is not known yet. */
     WEFT_STATUS_RUNTIME_FP_OVERFLOW = 1007, /**< A kernel reported a floating-point overflow. */
     WEFT_STATUS_SUBLIBRARY_LOADING_FAILED = 1008,
         /**< A library needed at run time, such as libcuda or libnvrtc, was not found or did not
              load. */
     WEFT_STATUS_BAD_PARAM = 2000,
-        /**< An argument is wrong in a way that no narrower code describes. */
+        /**< An argument is invalid in a way that no more specific code describes. */
     WEFT_STATUS_BAD_PARAM_NULL_POINTER = 2002, /**< A pointer that must not be null is null. */
     WEFT_STATUS_BAD_PARAM_MISALIGNED_POINTER = 2003,
-        /**< A data pointer is less aligned than its tensor's BYTE_ALIGNMENT promises. */
+        /**< A data pointer is less aligned than its tensor's BYTE_ALIGNMENT requires. */
     WEFT_STATUS_BAD_PARAM_NOT_FINALIZED = 2004,
         /**< A descriptor was used before weftBackendFinalize succeeded on it. */
     WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND = 2005,
-        /**< A number or an index lies outside its allowed range. */
+        /**< A number or an index is outside of its legal range. */
     WEFT_STATUS_BAD_PARAM_SIZE_INSUFFICIENT = 2006,
         /**< A buffer, an array or the workspace is smaller than needed. */
     WEFT_STATUS_BAD_PARAM_STREAM_MISMATCH = 2007,
         /**< The stream belongs to another device or context than the handle. */
     WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH = 2008,
-        /**< Extents of two tensors, or of a tensor and an attribute, do not fit together. */
+        /**< Extents of two tensors, or of a tensor and an attribute, do not match. */
     WEFT_STATUS_BAD_PARAM_DUPLICATED_ENTRIES = 2009,
         /**< Something that must be unique, such as a tensor's uid, occurs twice. */
     WEFT_STATUS_BAD_PARAM_ATTRIBUTE_TYPE = 2010,
-        /**< The attribute does not take elements of the given type. */
+        /**< The attribute does not accept elements of the given type. */
     WEFT_STATUS_BAD_PARAM_CUDA_GRAPH_MISMATCH = 2011,
         /**< The CUDA graph to update was not populated from this plan. */
     WEFT_STATUS_BAD_PARAM_DESCRIPTOR_TYPE = 2012,
         /**< A descriptor of another kind was expected, or the descriptor has no such attribute. */
     WEFT_STATUS_NOT_SUPPORTED = 3000,
-        /**< Nothing here can serve the request, for a reason that no narrower code describes. */
+        /**< The request is not supported, for a reason that no more specific code describes. */
     WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN = 3001,
-        /**< The engine does not serve this combination of operations. */
-    WEFT_STATUS_NOT_SUPPORTED_SHAPE = 3002, /**< The engine does not serve these extents. */
+        /**< The engine does not support this combination of operations. */
+    WEFT_STATUS_NOT_SUPPORTED_SHAPE = 3002, /**< The engine does not support these extents. */
     WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE = 3003,
-        /**< The engine does not serve this data type or this mix of types. */
-    WEFT_STATUS_NOT_SUPPORTED_LAYOUT = 3004, /**< The engine does not serve these strides. */
+        /**< The engine does not support this data type or this combination of types. */
+    WEFT_STATUS_NOT_SUPPORTED_LAYOUT = 3004, /**< The engine does not support these strides. */
     WEFT_STATUS_NOT_SUPPORTED_INCOMPATIBLE_CUDA_DRIVER = 3005,
-        /**< The installed CUDA driver is too old for what was asked. */
+        /**< The installed CUDA driver is too old for the request. */
     WEFT_STATUS_NOT_SUPPORTED_INCOMPATIBLE_CUDART = 3006,
-        /**< The CUDA run-time component in use is too old for what was asked. */
+        /**< The CUDA run-time component in use is too old for the request. */
     WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH = 3007,
-        /**< The device is of a generation that the engine or the saved plan was not made for. */
+        /**< The device is of a generation that the engine or the saved plan does not support. */
     WEFT_STATUS_NOT_SUPPORTED_RUNTIME_PREREQUISITE_MISSING = 3008,
         /**< A component needed at run time, such as the run-time compiler, is absent. */
     WEFT_STATUS_NOT_SUPPORTED_SUBLIBRARY_UNAVAILABLE = 3009,
-        /**< The part of the library that would serve the request is not installed. */
+        /**< The part of the library that the request needs is not installed. */
     WEFT_STATUS_NOT_SUPPORTED_SHARED_MEMORY_INSUFFICIENT = 3010,
         /**< The kernel needs more shared memory than the device, or the set limit, allows. */
-    WEFT_STATUS_NOT_SUPPORTED_PADDING = 3011, /**< The engine does not serve this padding. */
+    WEFT_STATUS_NOT_SUPPORTED_PADDING = 3011, /**< The engine does not support this padding. */
     WEFT_STATUS_NOT_SUPPORTED_BAD_LAUNCH_PARAM = 3012,
-        /**< The problem would need a launch grid or block that the device cannot start. */
+        /**< The problem would need a launch grid or block that the device does not support. */
     WEFT_STATUS_NOT_SUPPORTED_CUDA_GRAPH_NATIVE_API = 3013,
         /**< The plan cannot be written into a CUDA graph directly; capture its stream instead. */
     WEFT_STATUS_NOT_SUPPORTED_INVALID_DYNAMIC_SHAPE = 3014,
-        /**< A shape given at run time is not one that the plan can take. */
+        /**< The plan does not support a shape given at run time. */
     WEFT_STATUS_INTERNAL_ERROR = 4000,
-        /**< A check inside the library failed: a defect worth reporting, with the message. */
+        /**< A check inside the library failed: a bug; please report it with the message. */
     WEFT_STATUS_INTERNAL_ERROR_COMPILATION_FAILED = 4001,
-        /**< The run-time compiler rejected a kernel; the message names the kept log and program. */
+        /**< The run-time compiler rejected a kernel; the message names the saved log and
+             program. */
     WEFT_STATUS_INTERNAL_ERROR_UNEXPECTED_VALUE = 4002,
-        /**< A value inside the library is not one that it can have. */
+        /**< A value inside the library is invalid. */
     WEFT_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED = 4003, /**< Host memory ran out. */
     WEFT_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED = 4004, /**< Device memory ran out. */
     WEFT_STATUS_INTERNAL_ERROR_BAD_LAUNCH_PARAM = 4005,
-        /**< A kernel was given launch numbers that the driver refused. */
+        /**< The driver rejected the launch parameters of a kernel. */
     WEFT_STATUS_INTERNAL_ERROR_TEXTURE_CREATION_FAILED = 4006,
-        /**< A texture or tensor-map object could not be made. */
+        /**< A texture or tensor-map object could not be created. */
     WEFT_STATUS_EXECUTION_FAILED = 5000,
-        /**< The work could not be started or did not finish, for a reason that no narrower code
-             describes. */
+        /**< The work could not be started or did not finish, for a reason that no more specific
+             code describes. */
     WEFT_STATUS_EXECUTION_FAILED_CUDA_DRIVER = 5001,
-        /**< A call into the CUDA driver failed; the message carries the driver's own error. */
+        /**< A call of the CUDA driver failed; the message contains the driver's own error. */
     WEFT_STATUS_EXECUTION_FAILED_CUBLAS = 5002,
-        /**< Kept for its number: Weft does not call cuBLAS and never returns it. */
+        /**< Reserved: Weft does not call cuBLAS and never returns it. */
     WEFT_STATUS_EXECUTION_FAILED_CUDART = 5003,
-        /**< Kept for its number: Weft does not call the CUDA run-time library and never returns
-             it. */
+        /**< Reserved: Weft does not call the CUDA run-time library and never returns it. */
     WEFT_STATUS_EXECUTION_FAILED_CURAND = 5004,
-        /**< Kept for its number: Weft does not call cuRAND and never returns it. */
+        /**< Reserved: Weft does not call cuRAND and never returns it. */
     WEFT_STATUS_BAD_PARAM_ALREADY_FINALIZED_EXT = 12001,
-        /**< The descriptor is finalized and can no longer change; make a new one. */
+        /**< The descriptor is finalized and cannot change any more; create a new one. */
     WEFT_STATUS_BAD_PARAM_CYCLE_EXT = 12002,
-        /**< The operations feed each other in a circle, so no order can run them. */
+        /**< The operations form a cycle, so they cannot be ordered. */
     WEFT_STATUS_BAD_PARAM_DAMAGED_BLOB_EXT = 12003
-        /**< A saved plan or cache is cut short or altered; nothing of it was used. */
+        /**< A saved plan or cache is truncated or modified; no part of it was used. */
 } weftStatus_t;
 
-/** How one element of a tensor is stored, or in which type an operation calculates. */
+/** How an element of a tensor is stored, or the type in which an operation calculates. */
 typedef enum {
-    WEFT_DATA_FLOAT = 0, /**< IEEE float, 32 bits; the usual type to calculate in. */
+    WEFT_DATA_FLOAT = 0, /**< IEEE float, 32 bits; the usual type for calculations. */
     WEFT_DATA_DOUBLE = 1, /**< IEEE float, 64 bits. */
     WEFT_DATA_HALF = 2, /**< IEEE float, 16 bits: 5 exponent and 10 fraction bits. */
     WEFT_DATA_INT8 = 3, /**< Signed integer, 8 bits. */
     WEFT_DATA_INT32 = 4, /**< Signed integer, 32 bits. */
     WEFT_DATA_INT8x4 = 5,
-        /**< Four INT8 in one element; kept for its number, tensors use INT8 with a vector count
-             of 4. */
+        /**< Four INT8 in one element; reserved; tensors use INT8 with a vector count of 4. */
     WEFT_DATA_UINT8 = 6, /**< Unsigned integer, 8 bits. */
     WEFT_DATA_UINT8x4 = 7,
-        /**< Four UINT8 in one element; kept for its number, tensors use UINT8 with a vector
-             count of 4. */
+        /**< Four UINT8 in one element; reserved; tensors use UINT8 with a vector count of 4. */
     WEFT_DATA_INT8x32 = 8,
-        /**< Thirty-two INT8 in one element; kept for its number, tensors use INT8 with a vector
-             count of 32. */
+        /**< Thirty-two INT8 in one element; reserved; tensors use INT8 with a vector count of
+             32. */
     WEFT_DATA_BFLOAT16 = 9,
         /**< The upper half of a FLOAT, 16 bits: 8 exponent and 7 fraction bits. */
     WEFT_DATA_INT64 = 10, /**< Signed integer, 64 bits. */
@@ -141,7 +139,7 @@ typedef enum {
     WEFT_DATA_FP8_E5M2 = 13,
         /**< Float of 8 bits: 5 exponent and 2 fraction bits, largest finite value 57344. */
     WEFT_DATA_FAST_FLOAT_FOR_FP8 = 14,
-        /**< Only to calculate in: FP8 products are summed faster and with fewer bits than in
+        /**< Only for calculations: sums of FP8 products are faster and less precise than in
              FLOAT. */
     WEFT_DATA_FP8_E8M0 = 15,
         /**< A power of two in 8 bits, 2^(bits - 127), no sign and no zero; the block scale of
@@ -183,7 +181,7 @@ typedef enum {
     WEFT_TYPE_ATTRIB_NAME = 13, /**< weftBackendAttributeName_t. */
     WEFT_TYPE_POINTWISE_MODE = 14, /**< weftPointwiseMode_t. */
     WEFT_TYPE_BACKEND_DESCRIPTOR = 15,
-        /**< weftBackendDescriptor_t, a pointer; the attribute says of which kind. */
+        /**< weftBackendDescriptor_t, a pointer; the attribute determines the kind. */
     WEFT_TYPE_GENSTATS_MODE = 16, /**< weftGenStatsMode_t. */
     WEFT_TYPE_BN_FINALIZE_STATS_MODE = 17, /**< weftBnFinalizeStatsMode_t. */
     WEFT_TYPE_REDUCTION_OPERATOR_TYPE = 18, /**< weftReduceTensorOp_t. */
@@ -204,21 +202,22 @@ typedef enum {
     WEFT_TYPE_CUDA_GRAPH_RETENTION = 33 /**< weftCudaGraphRetention_t. */
 } weftBackendAttributeType_t;
 
-/** Kind of a descriptor, chosen once in weftBackendCreateDescriptor. A tensor is an operand; an
-    operation joins tensors; an operation graph joins operations; an engine, its configuration and a
-    plan say how the graph is run; a variant pack says on which memory. Operations with many numbers
-    keep them in a parameter descriptor of the same name without OPERATION_. */
+/** Kind of a descriptor, chosen in weftBackendCreateDescriptor. A tensor is an operand; an
+    operation computes tensors from tensors; an operation graph contains operations that share
+    tensors; an engine, its configuration and a plan determine how the graph is executed; a variant
+    pack determines the memory. Operations with many parameters have them in a parameter descriptor
+    of the same name without OPERATION_. */
 typedef enum {
     WEFT_BACKEND_TENSOR_DESCRIPTOR = 17,
         /**< An operand: data type, extents, strides and uid; holds no data. */
     WEFT_BACKEND_OPERATIONGRAPH_DESCRIPTOR = 15,
-        /**< The computation: a set of operations joined by the tensors that they share. */
+        /**< The computation: a set of operations that share tensors. */
     WEFT_BACKEND_POINTWISE_DESCRIPTOR = 0,
         /**< Parameters of a pointwise operation: mode, clips, slopes. */
     WEFT_BACKEND_OPERATION_POINTWISE_DESCRIPTOR = 13,
         /**< One function applied to each element of one, two or three tensors. */
     WEFT_BACKEND_MATMUL_DESCRIPTOR = 18,
-        /**< Parameters of a matrix product: the type to calculate in, the padding value. */
+        /**< Parameters of a matrix product: compute type and padding value. */
     WEFT_BACKEND_OPERATION_MATMUL_DESCRIPTOR = 19, /**< Batched matrix product, C = A B. */
     WEFT_BACKEND_CONVOLUTION_DESCRIPTOR = 1,
         /**< Parameters of a convolution: strides, dilations, paddings. */
@@ -229,7 +228,7 @@ typedef enum {
     WEFT_BACKEND_OPERATION_CONVOLUTION_BACKWARD_FILTER_DESCRIPTOR = 11,
         /**< Gradient of a convolution with respect to its filters. */
     WEFT_BACKEND_REDUCTION_DESCRIPTOR = 21,
-        /**< Parameters of a reduction: the operator and the type to calculate in. */
+        /**< Parameters of a reduction: operator and compute type. */
     WEFT_BACKEND_OPERATION_REDUCTION_DESCRIPTOR = 22,
         /**< Sum, maximum or another reduction over each dimension that the output shrinks. */
     WEFT_BACKEND_RESAMPLE_DESCRIPTOR = 24,
@@ -240,15 +239,15 @@ typedef enum {
     WEFT_BACKEND_OPERATION_GEN_STATS_DESCRIPTOR = 14,
         /**< Sum and sum of squares of each channel. */
     WEFT_BACKEND_OPERATION_BN_FINALIZE_STATISTICS_DESCRIPTOR = 20,
-        /**< Turns the sums of each channel into batch-norm statistics and one scale and bias. */
+        /**< Computes batch-norm statistics and an equivalent scale and bias from the sums of each
+             channel. */
     WEFT_BACKEND_OPERATION_BN_BWD_WEIGHTS_DESCRIPTOR = 23,
-        /**< Gradients of batch norm's scale and bias, and the factors that give the gradient of
-             x. */
+        /**< Gradients of batch norm's scale and bias, and the coefficients of the gradient of x. */
     WEFT_BACKEND_OPERATION_NORM_FORWARD_DESCRIPTOR = 29,
         /**< A normalisation: layer, instance, batch, group, RMS or adaptive layer norm. */
     WEFT_BACKEND_OPERATION_NORM_BACKWARD_DESCRIPTOR = 30, /**< Gradients of a normalisation. */
     WEFT_BACKEND_OPERATION_SOFTMAX_DESCRIPTOR = 45,
-        /**< Softmax along one dimension, with its row statistics on request. */
+        /**< Softmax along one dimension, with optional row statistics. */
     WEFT_BACKEND_OPERATION_DIAGONAL_BAND_MASK_DESCRIPTOR = 44,
         /**< Replaces the scores outside a diagonal band by a fill value. */
     WEFT_BACKEND_OPERATION_SDPA_FWD_DESCRIPTOR = 41, /**< Scaled dot-product attention. */
@@ -256,17 +255,18 @@ typedef enum {
         /**< Gradients of scaled dot-product attention. */
     WEFT_BACKEND_RNG_DESCRIPTOR = 32, /**< Parameters of a random distribution. */
     WEFT_BACKEND_OPERATION_RNG_DESCRIPTOR = 33,
-        /**< Fills a tensor with random numbers that depend on seed and offset alone. */
-    WEFT_BACKEND_OPERATION_RESHAPE_DESCRIPTOR = 31, /**< The same elements under other extents. */
+        /**< Fills a tensor with random numbers that depend on only seed and offset. */
+    WEFT_BACKEND_OPERATION_RESHAPE_DESCRIPTOR = 31, /**< The same elements with other extents. */
     WEFT_BACKEND_OPERATION_TRANSPOSE_DESCRIPTOR = 46, /**< Permutes dimensions. */
-    WEFT_BACKEND_OPERATION_SLICE_DESCRIPTOR = 47, /**< Cuts a box, with steps, out of a tensor. */
-    WEFT_BACKEND_OPERATION_CONCAT_DESCRIPTOR = 27, /**< Joins tensors along one dimension. */
+    WEFT_BACKEND_OPERATION_SLICE_DESCRIPTOR = 47, /**< Extracts a box, optionally with steps, from a
+                                                       tensor. */
+    WEFT_BACKEND_OPERATION_CONCAT_DESCRIPTOR = 27, /**< Concatenates tensors along one dimension. */
     WEFT_BACKEND_OPERATION_PAGED_CACHE_LOAD_DESCRIPTOR = 35,
         /**< Gathers the keys or values of each sequence from pages. */
     WEFT_BACKEND_OPERATION_BLOCK_SCALE_QUANTIZE_DESCRIPTOR = 36,
-        /**< Narrows a tensor to few bits with one scale per block. */
+        /**< Quantises a tensor to a narrow type with one scale per block. */
     WEFT_BACKEND_OPERATION_BLOCK_SCALE_DEQUANTIZE_DESCRIPTOR = 37,
-        /**< Widens a tensor that carries one scale per block. */
+        /**< Dequantises a tensor with one scale per block. */
     WEFT_BACKEND_OPERATION_MOE_GROUPED_MATMUL_DESCRIPTOR = 42,
         /**< Multiplies each expert's tokens by that expert's weight. */
     WEFT_BACKEND_OPERATION_MOE_GROUPED_MATMUL_BWD_DESCRIPTOR = 48,
@@ -275,116 +275,116 @@ typedef enum {
     WEFT_BACKEND_OPERATION_ROPE_BWD_DESCRIPTOR = 50,
         /**< Gradient of the rotary position embedding. */
     WEFT_BACKEND_OPERATION_EXPAND_BAND_MATRIX_DESCRIPTOR = 39,
-        /**< Spreads a compactly stored band into a full matrix. */
+        /**< Expands a compactly stored band to a full matrix. */
     WEFT_BACKEND_OPERATION_CONTRACT_BAND_MATRIX_DESCRIPTOR = 40,
         /**< Gathers the band of a full matrix into compact storage. */
     WEFT_BACKEND_OPERATION_SIGNAL_DESCRIPTOR = 28,
         /**< Sets a flag, or waits for one, between graphs or devices. */
-    WEFT_BACKEND_ENGINE_DESCRIPTOR = 2, /**< One way to run a given graph. */
+    WEFT_BACKEND_ENGINE_DESCRIPTOR = 2, /**< A kernel selection strategy for a graph. */
     WEFT_BACKEND_KNOB_INFO_DESCRIPTOR = 8,
-        /**< The values that one knob of an engine may take; filled by the library. */
+        /**< The legal values of a knob of an engine; filled by the library. */
     WEFT_BACKEND_KNOB_CHOICE_DESCRIPTOR = 7, /**< The value chosen for one knob. */
     WEFT_BACKEND_LAYOUT_INFO_DESCRIPTOR = 9,
         /**< The layouts that an engine prefers for one tensor; filled by the library. */
     WEFT_BACKEND_ENGINECFG_DESCRIPTOR = 3, /**< An engine together with its knob choices. */
     WEFT_BACKEND_INTERMEDIATE_INFO_DESCRIPTOR = 6,
-        /**< Kept for its number: facts about an intermediate buffer, which no engine gives. */
+        /**< Reserved: information about an intermediate buffer; no engine has any. */
     WEFT_BACKEND_ENGINEHEUR_DESCRIPTOR = 4, /**< A query for engine configurations, best first. */
     WEFT_BACKEND_EXECUTION_PLAN_DESCRIPTOR = 5,
-        /**< A graph made ready to run: kernels compiled, workspace known, immutable. */
+        /**< A graph prepared for execution: kernels compiled, workspace known, immutable. */
     WEFT_BACKEND_VARIANT_PACK_DESCRIPTOR = 16,
-        /**< The memory for one run: a pointer for each uid, and the workspace. */
+        /**< The memory for one execution: a pointer for each uid, and the workspace. */
     WEFT_BACKEND_KERNEL_CACHE_DESCRIPTOR = 34,
         /**< Compiled kernels that plans of the same topology share; can be saved. */
-    WEFT_BACKEND_DEVICEPROP_DESCRIPTOR = 38, /**< The device to plan for; need not be present. */
+    WEFT_BACKEND_DEVICEPROP_DESCRIPTOR = 38, /**< The device to plan for; it need not be present. */
     WEFT_BACKEND_OPERATION_CAUSAL_CONV1D_FWD_DESCRIPTOR_EXT = 10001,
-        /**< Convolution of sequences that sees nothing later, each channel alone. */
+        /**< Causal convolution of sequences, separately for each channel. */
     WEFT_BACKEND_OPERATION_CAUSAL_CONV1D_BWD_DESCRIPTOR_EXT = 10002
         /**< Gradients of a causal convolution. */
 } weftBackendDescriptorType_t;
 
-/** One property of a descriptor. Each sentence starts with the element type of the attribute (the
-    names of weftBackendAttributeType_t) and its count in brackets, 1 where there are none. "TENSOR
-    descriptor" and the like stand for type BACKEND_DESCRIPTOR, holding a descriptor of that kind.
-    An attribute is needed before finalize unless its sentence says optional, names a default or
-    says get only; one that is get only is filled by the library. spatial is the number of spatial
+/** An attribute of a descriptor. Each sentence starts with the element type of the attribute (the
+    names of weftBackendAttributeType_t) and the number of elements in brackets; without brackets it
+    is 1. "TENSOR descriptor" and the like stand for type BACKEND_DESCRIPTOR with a descriptor of
+    that kind. An attribute is required before finalize unless its sentence contains optional, a
+    default or get only; the library fills those that are get only. spatial is the number of spatial
     dimensions, rank that of all dimensions. A host scalar is a TENSOR descriptor with IS_BY_VALUE
-    set, all extents 1. Sizes are in elements unless another unit is named. */
+    set and all extents 1. Sizes are in elements unless another unit is given. */
 typedef enum {
     /* Every descriptor. */
     WEFT_ATTR_NAME_EXT = 10000,
         /**< CHAR[n], optional: the user's name for the descriptor, shown in messages and
-             pictures. */
+             drawings. */
 
     /* TENSOR: an operand of up to 8 dimensions, in the logical order batch, channels, spatial. */
     WEFT_ATTR_TENSOR_BYTE_ALIGNMENT = 900,
-        /**< INT64: a power of two that divides every address bound to the tensor, in bytes;
-             default 16. Kernels of a GPU rely on it; the CPU takes addresses that are multiples
-             of an element. */
+        /**< INT64: a power of two that divides every address bound to the tensor, in bytes; default
+             16. GPU kernels rely on it; the CPU accepts addresses that are multiples of the element
+             size. */
     WEFT_ATTR_TENSOR_DATA_TYPE = 901, /**< DATA_TYPE: how each element is stored. */
     WEFT_ATTR_TENSOR_DIMENSIONS = 902,
-        /**< INT64[rank]: extent of each dimension, in elements; inferred for an operation's
-             output left unset. */
+        /**< INT64[rank]: extent of each dimension, in elements; inferred for outputs of operations
+             if unset. */
     WEFT_ATTR_TENSOR_STRIDES = 903,
-        /**< INT64[rank]: distance between neighbours along each dimension, in elements; packed
-             for an operation's output left unset. */
+        /**< INT64[rank]: distance between adjacent elements along each dimension, in elements;
+             packed for outputs of operations if unset. */
     WEFT_ATTR_TENSOR_VECTOR_COUNT = 904,
-        /**< INT64: elements stored side by side as one vector along VECTORIZED_DIMENSION;
+        /**< INT64: number of adjacent elements stored as one vector along VECTORIZED_DIMENSION;
              default 1. */
     WEFT_ATTR_TENSOR_VECTORIZED_DIMENSION = 905,
-        /**< INT64: index of the dimension that is cut into vectors; default -1, none. */
+        /**< INT64: index of the dimension that is split into vectors; default -1, none. */
     WEFT_ATTR_TENSOR_UNIQUE_ID = 906,
         /**< INT64: the number by which a variant pack binds memory to the tensor; unique in its
              graph. */
     WEFT_ATTR_TENSOR_IS_VIRTUAL = 907,
-        /**< BOOLEAN: whether the tensor only passes between operations and has no memory;
-             default false. */
+        /**< BOOLEAN: true if the tensor is an intermediate result without memory; default false. */
     WEFT_ATTR_TENSOR_IS_BY_VALUE = 908,
-        /**< BOOLEAN: whether the tensor is a scalar that the variant pack points to on the host;
+        /**< BOOLEAN: true if the tensor is a scalar in host memory that the variant pack points to;
              default false. */
     WEFT_ATTR_TENSOR_REORDERING_MODE = 909,
-        /**< TENSOR_REORDERING_MODE: shuffle of the storage beyond strides; default NONE. */
+        /**< TENSOR_REORDERING_MODE: order of the storage that strides do not express; default
+             NONE. */
     WEFT_ATTR_TENSOR_CONSTANT_VALUE = 910,
         /**< VOID_PTR, optional: address of one element on the host; makes the tensor a constant
-             known at build. */
+             known when the plan is built. */
     WEFT_ATTR_TENSOR_RAGGED_OFFSET_DESC = 913,
         /**< TENSOR descriptor, optional: INT32 or INT64 [batch + 1, 1, 1, 1], element offset at
              which each sequence starts. */
     WEFT_ATTR_TENSOR_RAGGED_OFFSET_MULTIPLIER = 914,
         /**< INT64: factor applied to every ragged offset; default 1. */
     WEFT_ATTR_TENSOR_CUDNN_STRIDES_EXT = 10035,
-        /**< BOOLEAN: whether strides that an operation's output leaves unset are those that
-             cuDNN's frontend gives it; default false, Weft's own rule. */
+        /**< BOOLEAN: true to give an operation's output with unset strides those of cuDNN's
+             frontend; default false, which follows Weft's own rule. */
 
     /* OPERATIONGRAPH: the computation. */
     WEFT_ATTR_OPERATIONGRAPH_HANDLE = 800,
-        /**< HANDLE, optional: the handle whose device the graph is meant for; none in a
+        /**< HANDLE, optional: the handle whose device the graph is built for; none in a
              sub-graph. */
     WEFT_ATTR_OPERATIONGRAPH_OPS = 801,
         /**< OPERATION descriptors[n]: the operations, finalized, in any order. */
     WEFT_ATTR_OPERATIONGRAPH_ENGINE_GLOBAL_COUNT = 802,
         /**< INT64, get only: number of engines; ENGINE_GLOBAL_INDEX runs from 0 to one less. */
     WEFT_ATTR_OPERATIONGRAPH_IS_DYNAMIC_SHAPE_ENABLED = 803,
-        /**< BOOLEAN: whether kernels are to be shared between graphs that differ in extents
-             alone; default false. */
-    WEFT_ATTR_OPERATIONGRAPH_IS_SAME_TOPOLOGY = 804,
-        /**< BOOLEAN, get only: whether the graph equals the one given, extents aside. */
-    WEFT_ATTR_OPERATIONGRAPH_IS_OVERRIDE_SHAPE_ENABLED = 805,
-        /**< BOOLEAN: whether a variant pack may bring other extents than the graph's; default
+        /**< BOOLEAN: true to share kernels between graphs that differ only in extents; default
              false. */
+    WEFT_ATTR_OPERATIONGRAPH_IS_SAME_TOPOLOGY = 804,
+        /**< BOOLEAN, get only: true if the graph equals the given one, except for extents. */
+    WEFT_ATTR_OPERATIONGRAPH_IS_OVERRIDE_SHAPE_ENABLED = 805,
+        /**< BOOLEAN: true if variant packs may override the graph's extents; default false. */
     WEFT_ATTR_OPERATIONGRAPH_MODE = 806,
-        /**< OPERATIONGRAPH_MODE: the class of the graph, as a hint; default AUTO, found by the
-             library. */
+        /**< OPERATIONGRAPH_MODE: the class of the graph, as a hint; default AUTO, which the library
+             determines. */
 
-    /* POINTWISE: parameters of a pointwise operation. Those that the mode does not use are
+    /* POINTWISE: parameters of a pointwise operation. Parameters that the mode does not use are
        ignored. */
     WEFT_ATTR_POINTWISE_MODE = 0, /**< POINTWISE_MODE: the function. */
     WEFT_ATTR_POINTWISE_MATH_PREC = 1,
-        /**< DATA_TYPE: type to calculate in; default FLOAT, for integers INT64 where the mode is exact in them. */
+        /**< DATA_TYPE: compute type; default FLOAT, or INT64 for integers if the mode is exact for
+             them. */
     WEFT_ATTR_POINTWISE_NAN_PROPAGATION = 2,
-        /**< NAN_PROPOGATION, optional: accepted so that old code runs, and ignored. */
+        /**< NAN_PROPOGATION, optional: accepted for compatibility, and ignored. */
     WEFT_ATTR_POINTWISE_RELU_LOWER_CLIP = 3,
-        /**< DOUBLE or FLOAT: input below which ReLU stops following x; default 0. */
+        /**< DOUBLE or FLOAT: input below which the slope applies; default 0. */
     WEFT_ATTR_POINTWISE_RELU_UPPER_CLIP = 4,
         /**< DOUBLE or FLOAT: largest value that ReLU returns; default the largest finite number. */
     WEFT_ATTR_POINTWISE_RELU_LOWER_CLIP_SLOPE = 5,
@@ -422,7 +422,7 @@ typedef enum {
 
     /* MATMUL: parameters of a matrix product. */
     WEFT_ATTR_MATMUL_COMP_TYPE = 1500,
-        /**< DATA_TYPE: type in which products are summed; default FLOAT, for integers INT32 or INT64. */
+        /**< DATA_TYPE: accumulation type; default FLOAT, for integers INT32 or INT64. */
     WEFT_ATTR_MATMUL_PADDING_VALUE = 1503,
         /**< DOUBLE: value read beyond the per-batch sizes of the override tensors; default 0. */
 
@@ -436,8 +436,8 @@ typedef enum {
              is repeated. */
     WEFT_ATTR_OPERATION_MATMUL_DESC = 1523, /**< MATMUL descriptor: parameters. */
     WEFT_ATTR_OPERATION_MATMUL_IRREGULARLY_STRIDED_BATCH_COUNT = 1524,
-        /**< INT64, optional: accepted so that old code runs, and ignored: batch strides may be
-             any. */
+        /**< INT64, optional: accepted for compatibility and ignored; batch strides are
+             arbitrary. */
     WEFT_ATTR_OPERATION_MATMUL_GEMM_M_OVERRIDE_DESC = 1525,
         /**< TENSOR descriptor, optional: INT32 or INT64 [batch, 1, 1..], rows of A and C in use
              per batch. */
@@ -450,9 +450,9 @@ typedef enum {
 
     /* CONVOLUTION: geometry shared by the three convolution operations. */
     WEFT_ATTR_CONVOLUTION_COMP_TYPE = 100,
-        /**< DATA_TYPE: type in which products are summed; default FLOAT, for integers INT32 or INT64. */
+        /**< DATA_TYPE: accumulation type; default FLOAT, for integers INT32 or INT64. */
     WEFT_ATTR_CONVOLUTION_CONV_MODE = 101,
-        /**< CONVOLUTION_MODE: whether the filter is flipped; default CROSS_CORRELATION. */
+        /**< CONVOLUTION_MODE: CONVOLUTION flips the filter; default CROSS_CORRELATION. */
     WEFT_ATTR_CONVOLUTION_DILATIONS = 102,
         /**< INT64[spatial]: distance between filter taps, in elements of the image. */
     WEFT_ATTR_CONVOLUTION_FILTER_STRIDES = 103,
@@ -468,7 +468,7 @@ typedef enum {
     WEFT_ATTR_OPERATION_CONVOLUTION_FORWARD_ALPHA = 700,
         /**< FLOAT or DOUBLE: factor of the convolution. */
     WEFT_ATTR_OPERATION_CONVOLUTION_FORWARD_BETA = 701,
-        /**< FLOAT or DOUBLE: factor of the value that y already holds. */
+        /**< FLOAT or DOUBLE: factor of the value of y before the operation. */
     WEFT_ATTR_OPERATION_CONVOLUTION_FORWARD_CONV_DESC = 702,
         /**< CONVOLUTION descriptor: geometry. */
     WEFT_ATTR_OPERATION_CONVOLUTION_FORWARD_W = 703,
@@ -482,14 +482,14 @@ typedef enum {
     WEFT_ATTR_OPERATION_CONVOLUTION_BWD_DATA_ALPHA = 706,
         /**< FLOAT or DOUBLE: factor of the gradient. */
     WEFT_ATTR_OPERATION_CONVOLUTION_BWD_DATA_BETA = 707,
-        /**< FLOAT or DOUBLE: factor of the value that dx already holds. */
+        /**< FLOAT or DOUBLE: factor of the value of dx before the operation. */
     WEFT_ATTR_OPERATION_CONVOLUTION_BWD_DATA_CONV_DESC = 708,
         /**< CONVOLUTION descriptor: geometry of the forward operation. */
     WEFT_ATTR_OPERATION_CONVOLUTION_BWD_DATA_W = 709,
         /**< TENSOR descriptor: filters, [K, C / groups, spatial..]. */
     WEFT_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DX = 710,
-        /**< TENSOR descriptor: gradient of the image, [N, C, spatial..]; several extents can
-             fit, so set them. */
+        /**< TENSOR descriptor: gradient of the image, [N, C, spatial..]; set its extents, because
+             several are valid. */
     WEFT_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DY = 711,
         /**< TENSOR descriptor: gradient of the result, [N, K, spatial..]. */
 
@@ -497,26 +497,27 @@ typedef enum {
     WEFT_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_ALPHA = 712,
         /**< FLOAT or DOUBLE: factor of the gradient. */
     WEFT_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_BETA = 713,
-        /**< FLOAT or DOUBLE: factor of the value that dw already holds. */
+        /**< FLOAT or DOUBLE: factor of the value of dw before the operation. */
     WEFT_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_CONV_DESC = 714,
         /**< CONVOLUTION descriptor: geometry of the forward operation. */
     WEFT_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DW = 715,
-        /**< TENSOR descriptor: gradient of the filters, [K, C / groups, spatial..]; several
-             extents can fit, so set them. */
+        /**< TENSOR descriptor: gradient of the filters, [K, C / groups, spatial..]; set its
+             extents, because several are valid. */
     WEFT_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_X = 716,
         /**< TENSOR descriptor: image, [N, C, spatial..]. */
     WEFT_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DY = 717,
         /**< TENSOR descriptor: gradient of the result, [N, K, spatial..]. */
 
     /* REDUCTION: parameters of a reduction. */
-    WEFT_ATTR_REDUCTION_OPERATOR = 1600, /**< REDUCTION_OPERATOR_TYPE: how elements are combined. */
+    WEFT_ATTR_REDUCTION_OPERATOR = 1600, /**< REDUCTION_OPERATOR_TYPE: the operator. */
     WEFT_ATTR_REDUCTION_COMP_TYPE = 1601,
-        /**< DATA_TYPE: type to combine in; default FLOAT, for integers INT64 except in AVG and NORM2. */
+        /**< DATA_TYPE: compute type; default FLOAT, or INT64 for integers except in AVG and
+             NORM2. */
     WEFT_ATTR_REDUCTION_IS_DETERMINISTIC = 1602,
-        /**< BOOLEAN: whether two runs must agree to the bit; default false. */
+        /**< BOOLEAN: true to make results bitwise reproducible; default false. */
 
-    /* OPERATION_REDUCTION: y has, per dimension, the extent of x, 1, or a divisor that sums
-       neighbours in groups. */
+    /* OPERATION_REDUCTION: per dimension, y has the extent of x, 1, or a divisor of it, which
+       reduces groups of adjacent elements. */
     WEFT_ATTR_OPERATION_REDUCTION_XDESC = 1610, /**< TENSOR descriptor: input. */
     WEFT_ATTR_OPERATION_REDUCTION_YDESC = 1611,
         /**< TENSOR descriptor: result; several (TENSOR descriptors[n]) with a user-defined
@@ -526,7 +527,7 @@ typedef enum {
         /**< TENSOR descriptor, optional: index at which each segment of a packed dimension
              starts; reduces per segment. */
     WEFT_ATTR_OPERATION_REDUCTION_DIMS = 1640,
-        /**< INT64[n], optional: the dimensions to reduce, where the extents of y leave it open. */
+        /**< INT64[n], optional: the dimensions to reduce, if y has no extents. */
     WEFT_ATTR_OPERATION_REDUCTION_INIT_VALUES = 1641,
         /**< VOID_PTR[n], optional: address on the host of each output's start value; set YDESC
              first. */
@@ -540,12 +541,12 @@ typedef enum {
     WEFT_ATTR_OPERATION_REDUCTION_SUBGRAPH_OUTPUT_UIDS = 1645,
         /**< INT64[n], optional: uids, in the sub-graph, of the new accumulators. */
     WEFT_ATTR_OPERATION_REDUCTION_SUBGRAPH_COMPUTE_TYPES = 1646,
-        /**< DATA_TYPE[n], optional: type in which each accumulator is kept. */
+        /**< DATA_TYPE[n], optional: type of each accumulator. */
 
     /* RESAMPLE: geometry of pooling and interpolation. */
     WEFT_ATTR_RESAMPLE_MODE = 1700,
-        /**< RESAMPLE_MODE: how the window becomes one value; default NEAREST. */
-    WEFT_ATTR_RESAMPLE_COMP_TYPE = 1701, /**< DATA_TYPE: type to calculate in; default FLOAT. */
+        /**< RESAMPLE_MODE: the reduction of a window; default NEAREST. */
+    WEFT_ATTR_RESAMPLE_COMP_TYPE = 1701, /**< DATA_TYPE: compute type; default FLOAT. */
     WEFT_ATTR_RESAMPLE_SPATIAL_DIMS = 1702, /**< INT64: number of spatial dimensions. */
     WEFT_ATTR_RESAMPLE_POST_PADDINGS = 1703,
         /**< INT64 or FRACTION[spatial]: padding after the end of each spatial dimension, in
@@ -559,13 +560,12 @@ typedef enum {
     WEFT_ATTR_RESAMPLE_WINDOW_DIMS = 1706,
         /**< INT64 or FRACTION[spatial]: extent of the window, in elements. */
     WEFT_ATTR_RESAMPLE_NAN_PROPAGATION = 1707,
-        /**< NAN_PROPOGATION, optional: whether max pooling returns NaN for a window that holds
+        /**< NAN_PROPOGATION, optional: whether max pooling returns NaN for a window that contains
              one. */
     WEFT_ATTR_RESAMPLE_PADDING_MODE = 1708,
         /**< PADDING_MODE: value of the padding; default ZERO_PAD. */
     WEFT_ATTR_RESAMPLE_DILATIONS_EXT = 10130,
-        /**< INT64[spatial]: distance between the elements that a window takes; pooling only,
-             default 1. */
+        /**< INT64[spatial]: distance between the elements of a window; pooling only, default 1. */
 
     /* OPERATION_RESAMPLE_FWD: y from x. */
     WEFT_ATTR_OPERATION_RESAMPLE_FWD_XDESC = 1710,
@@ -577,7 +577,7 @@ typedef enum {
              window. */
     WEFT_ATTR_OPERATION_RESAMPLE_FWD_ALPHA = 1713, /**< DOUBLE: factor of the result; default 1. */
     WEFT_ATTR_OPERATION_RESAMPLE_FWD_BETA = 1714,
-        /**< DOUBLE: factor of the value that y already holds; default 0. */
+        /**< DOUBLE: factor of the value of y before the operation; default 0. */
     WEFT_ATTR_OPERATION_RESAMPLE_FWD_DESC = 1716, /**< RESAMPLE descriptor: geometry. */
 
     /* OPERATION_RESAMPLE_BWD: dx from dy; max pooling also needs the index, or x and y. */
@@ -590,7 +590,7 @@ typedef enum {
     WEFT_ATTR_OPERATION_RESAMPLE_BWD_ALPHA = 1723,
         /**< DOUBLE: factor of the gradient; default 1. */
     WEFT_ATTR_OPERATION_RESAMPLE_BWD_BETA = 1724,
-        /**< DOUBLE: factor of the value that dx already holds; default 0. */
+        /**< DOUBLE: factor of the value of dx before the operation; default 0. */
     WEFT_ATTR_OPERATION_RESAMPLE_BWD_DESC = 1725,
         /**< RESAMPLE descriptor: geometry of the forward operation. */
     WEFT_ATTR_OPERATION_RESAMPLE_BWD_XDESC = 1726,
@@ -599,19 +599,21 @@ typedef enum {
         /**< TENSOR descriptor, optional: forward result, to find maxima without the index. */
 
     /* OPERATION_GEN_STATS: sums of each channel over batch and space. */
-    WEFT_ATTR_OPERATION_GENSTATS_MODE = 770, /**< GENSTATS_MODE: which statistics. */
-    WEFT_ATTR_OPERATION_GENSTATS_MATH_PREC = 771, /**< DATA_TYPE: type to sum in; default FLOAT. */
+    WEFT_ATTR_OPERATION_GENSTATS_MODE = 770, /**< GENSTATS_MODE: the statistics to compute. */
+    WEFT_ATTR_OPERATION_GENSTATS_MATH_PREC = 771, /**< DATA_TYPE: accumulation type; default
+                                                       FLOAT. */
     WEFT_ATTR_OPERATION_GENSTATS_XDESC = 772, /**< TENSOR descriptor: input, [N, C, spatial..]. */
     WEFT_ATTR_OPERATION_GENSTATS_SUMDESC = 773, /**< TENSOR descriptor: sum of x, [1, C, 1..]. */
     WEFT_ATTR_OPERATION_GENSTATS_SQSUMDESC = 774,
         /**< TENSOR descriptor: sum of x^2, [1, C, 1..]. */
 
-    /* OPERATION_BN_FINALIZE_STATISTICS: from the sums to batch norm's statistics. Tensors are
+    /* OPERATION_BN_FINALIZE_STATISTICS: computes batch norm's statistics from the sums. Tensors are
        [1, C, 1..]. */
     WEFT_ATTR_OPERATION_BN_FINALIZE_STATS_MODE = 780,
-        /**< BN_FINALIZE_STATS_MODE: take statistics from the sums or from the running values. */
+        /**< BN_FINALIZE_STATS_MODE: computes statistics from the sums, or uses the running
+             values. */
     WEFT_ATTR_OPERATION_BN_FINALIZE_MATH_PREC = 781,
-        /**< DATA_TYPE: type to calculate in; default FLOAT. */
+        /**< DATA_TYPE: compute type; default FLOAT. */
     WEFT_ATTR_OPERATION_BN_FINALIZE_Y_SUM_DESC = 782,
         /**< TENSOR descriptor: sum of each channel. */
     WEFT_ATTR_OPERATION_BN_FINALIZE_Y_SQ_SUM_DESC = 783,
@@ -627,7 +629,7 @@ typedef enum {
     WEFT_ATTR_OPERATION_BN_FINALIZE_UPDATED_RUNNING_MEAN_DESC = 788,
         /**< TENSOR descriptor, optional: output, running mean after this step. */
     WEFT_ATTR_OPERATION_BN_FINALIZE_UPDATED_RUNNING_VAR_DESC = 789,
-        /**< TENSOR descriptor, optional: output, running variance after this step; takes in the
+        /**< TENSOR descriptor, optional: output, running variance after this step; updated with the
              unbiased variance. */
     WEFT_ATTR_OPERATION_BN_FINALIZE_SAVED_MEAN_DESC = 790,
         /**< TENSOR descriptor, optional: output, mean of this batch. */
@@ -643,12 +645,12 @@ typedef enum {
         /**< TENSOR descriptor: host scalar, added to the variance. */
     WEFT_ATTR_OPERATION_BN_FINALIZE_EXP_AVERATE_FACTOR_DESC = 796,
         /**< TENSOR descriptor, optional: host scalar f, running = (1 - f) running + f batch; the
-             name is misspelt on purpose. */
+             name is misspelt in cuDNN, too. */
 
     /* OPERATION_BN_BWD_WEIGHTS: gradients of batch norm, dx = EQ_DY_SCALE dy + EQ_X_SCALE x +
        EQ_BIAS. */
     WEFT_ATTR_OPERATION_BN_BWD_WEIGHTS_MATH_PREC = 1620,
-        /**< DATA_TYPE: type to calculate in; default FLOAT. */
+        /**< DATA_TYPE: compute type; default FLOAT. */
     WEFT_ATTR_OPERATION_BN_BWD_WEIGHTS_MEAN_DESC = 1621,
         /**< TENSOR descriptor: saved mean, [1, C, 1..]. */
     WEFT_ATTR_OPERATION_BN_BWD_WEIGHTS_INVSTD_DESC = 1622,
@@ -672,9 +674,9 @@ typedef enum {
 
     /* OPERATION_NORM_FORWARD: y = scale (x - mean) / sqrt(variance + epsilon) + bias. */
     WEFT_ATTR_OPERATION_NORM_FWD_MODE = 2000,
-        /**< NORM_MODE: which elements share their statistics. */
+        /**< NORM_MODE: which elements share statistics. */
     WEFT_ATTR_OPERATION_NORM_FWD_PHASE = 2001,
-        /**< NORM_FWD_PHASE: whether statistics are kept for the backward pass. */
+        /**< NORM_FWD_PHASE: TRAINING writes statistics for the backward pass. */
     WEFT_ATTR_OPERATION_NORM_FWD_XDESC = 2002, /**< TENSOR descriptor: input. */
     WEFT_ATTR_OPERATION_NORM_FWD_MEAN_DESC = 2003,
         /**< TENSOR descriptor, optional: mean, written in training, read by batch norm's
@@ -683,13 +685,13 @@ typedef enum {
         /**< TENSOR descriptor, optional: 1 / sqrt(variance + epsilon), written in training, read
              by batch norm's inference. */
     WEFT_ATTR_OPERATION_NORM_FWD_SCALE_DESC = 2005,
-        /**< TENSOR descriptor, optional: gamma; in layer and RMS norm its extents above 1 name
+        /**< TENSOR descriptor, optional: gamma; in layer and RMS norm its extents above 1 define
              the normalised dimensions. */
     WEFT_ATTR_OPERATION_NORM_FWD_BIAS_DESC = 2006,
-        /**< TENSOR descriptor, optional: beta, shaped as the scale. */
+        /**< TENSOR descriptor, optional: beta, with the dims of the scale. */
     WEFT_ATTR_OPERATION_NORM_FWD_EPSILON_DESC = 2007,
-        /**< TENSOR descriptor: host scalar, added to the variance; batch norm's inference does
-             without. */
+        /**< TENSOR descriptor: host scalar, added to the variance; not needed in batch norm's
+             inference. */
     WEFT_ATTR_OPERATION_NORM_FWD_EXP_AVG_FACTOR_DESC = 2008,
         /**< TENSOR descriptor, optional: host scalar f, running = (1 - f) running + f batch. */
     WEFT_ATTR_OPERATION_NORM_FWD_INPUT_RUNNING_MEAN_DESC = 2009,
@@ -700,46 +702,45 @@ typedef enum {
         /**< TENSOR descriptor, optional: output, running mean after this step, [1, C, 1..]. */
     WEFT_ATTR_OPERATION_NORM_FWD_OUTPUT_RUNNING_VAR_DESC = 2012,
         /**< TENSOR descriptor, optional: output, running variance after this step, [1, C, 1..]. */
-    WEFT_ATTR_OPERATION_NORM_FWD_YDESC = 2013, /**< TENSOR descriptor: result, shaped as x. */
+    WEFT_ATTR_OPERATION_NORM_FWD_YDESC = 2013, /**< TENSOR descriptor: result, with the dims of
+                                                    x. */
     WEFT_ATTR_OPERATION_NORM_FWD_PEER_STAT_DESCS = 2014,
-        /**< TENSOR descriptors[n], optional: one buffer in each device's memory through which
-             batch norm shares sums. */
+        /**< TENSOR descriptors[n], optional: one buffer in each device's memory with which batch
+             norm shares sums. */
     WEFT_ATTR_OPERATION_NORM_FWD_GROUPS_EXT = 10040,
-        /**< INT64: number of groups into which GROUP_NORM cuts the channels; other modes ignore
-             it. */
+        /**< INT64: number of channel groups of GROUP_NORM; other modes ignore it. */
     WEFT_ATTR_OPERATION_NORM_FWD_COMP_TYPE_EXT = 10042,
-        /**< DATA_TYPE: type to calculate in; default FLOAT. */
+        /**< DATA_TYPE: compute type; default FLOAT. */
 
     /* OPERATION_NORM_BACKWARD: gradients of x, scale and bias. */
     WEFT_ATTR_OPERATION_NORM_BWD_MODE = 2100, /**< NORM_MODE: the mode of the forward operation. */
     WEFT_ATTR_OPERATION_NORM_BWD_XDESC = 2101, /**< TENSOR descriptor: forward input. */
     WEFT_ATTR_OPERATION_NORM_BWD_MEAN_DESC = 2102,
-        /**< TENSOR descriptor, optional: mean that the forward pass kept; none for RMS norm. */
+        /**< TENSOR descriptor, optional: mean of the forward pass; none for RMS norm. */
     WEFT_ATTR_OPERATION_NORM_BWD_INV_VARIANCE_DESC = 2103,
-        /**< TENSOR descriptor, optional: 1 / sqrt(variance + epsilon) that the forward pass
-             kept. */
+        /**< TENSOR descriptor, optional: 1 / sqrt(variance + epsilon) of the forward pass. */
     WEFT_ATTR_OPERATION_NORM_BWD_DYDESC = 2104, /**< TENSOR descriptor: gradient of the result. */
     WEFT_ATTR_OPERATION_NORM_BWD_SCALE_DESC = 2105,
         /**< TENSOR descriptor, optional: gamma of the forward operation. */
     WEFT_ATTR_OPERATION_NORM_BWD_EPSILON_DESC = 2106,
-        /**< TENSOR descriptor, optional: host scalar, used where statistics are calculated anew. */
+        /**< TENSOR descriptor, optional: host scalar, used if statistics are recomputed. */
     WEFT_ATTR_OPERATION_NORM_BWD_DSCALE_DESC = 2107,
         /**< TENSOR descriptor, optional: output, gradient of the scale. */
     WEFT_ATTR_OPERATION_NORM_BWD_DBIAS_DESC = 2108,
         /**< TENSOR descriptor, optional: output, gradient of the bias. */
     WEFT_ATTR_OPERATION_NORM_BWD_DXDESC = 2109, /**< TENSOR descriptor: output, gradient of x. */
     WEFT_ATTR_OPERATION_NORM_BWD_PEER_STAT_DESCS = 2110,
-        /**< TENSOR descriptors[n], optional: one buffer in each device's memory through which
-             batch norm shares sums. */
+        /**< TENSOR descriptors[n], optional: one buffer in each device's memory with which batch
+             norm shares sums. */
     WEFT_ATTR_OPERATION_NORM_BWD_GROUPS_EXT = 10041,
         /**< INT64: number of channel groups of GROUP_NORM; other modes ignore it. */
     WEFT_ATTR_OPERATION_NORM_BWD_COMP_TYPE_EXT = 10043,
-        /**< DATA_TYPE: type to calculate in; default FLOAT. */
+        /**< DATA_TYPE: compute type; default FLOAT. */
 
     /* OPERATION_SOFTMAX: y = e^(x - max) / sum of e^(x - max). Row statistics have extent 1 on
        the axis. */
     WEFT_ATTR_OPERATION_SOFTMAX_XDESC = 3100, /**< TENSOR descriptor: input. */
-    WEFT_ATTR_OPERATION_SOFTMAX_YDESC = 3101, /**< TENSOR descriptor: result, shaped as x. */
+    WEFT_ATTR_OPERATION_SOFTMAX_YDESC = 3101, /**< TENSOR descriptor: result, with the dims of x. */
     WEFT_ATTR_OPERATION_SOFTMAX_STATS_DESC = 3102,
         /**< TENSOR descriptor, optional: output, max + ln(sum) of each row. */
     WEFT_ATTR_OPERATION_SOFTMAX_MAX_DESC = 3103,
@@ -747,16 +748,16 @@ typedef enum {
     WEFT_ATTR_OPERATION_SOFTMAX_SUM_EXP_DESC = 3104,
         /**< TENSOR descriptor, optional: output, sum of e^(x - max) of each row. */
     WEFT_ATTR_OPERATION_SOFTMAX_SINK_DESC = 3105,
-        /**< TENSOR descriptor, optional: [1, H, 1, 1], a score per head that joins the sum but
-             has no column. */
+        /**< TENSOR descriptor, optional: [1, H, 1, 1], a score per head that is included in the sum
+             but has no column. */
     WEFT_ATTR_OPERATION_SOFTMAX_STATS_LOG2 = 3106,
-        /**< BOOLEAN: whether STATS is given in base 2, times 1 / ln 2; default false. */
+        /**< BOOLEAN: true if STATS is a base-2 logarithm, times 1 / ln 2; default false. */
     WEFT_ATTR_OPERATION_SOFTMAX_COMP_TYPE_EXT = 10090,
-        /**< DATA_TYPE: type to calculate in; default FLOAT. */
+        /**< DATA_TYPE: compute type; default FLOAT. */
     WEFT_ATTR_OPERATION_SOFTMAX_AXIS_EXT = 10091,
         /**< INT64: the dimension whose elements sum to 1; default the last. */
     WEFT_ATTR_OPERATION_SOFTMAX_INFINITE_IS_NAN_EXT = 10321,
-        /**< BOOLEAN: whether y is NaN in rows whose largest element is infinite; default false. */
+        /**< BOOLEAN: true if y is NaN in rows whose largest element is infinite; default false. */
 
     /* OPERATION_DIAGONAL_BAND_MASK: y = x where the comparison holds, else the fill value. Set
        one bound: row + r with col, or col + l with row. */
@@ -773,20 +774,20 @@ typedef enum {
     WEFT_ATTR_OPERATION_DIAGONAL_BAND_MASK_SHIFT_RIGHT_BOUND_DESC = 3004,
         /**< TENSOR descriptor, optional: scalar r; compares row + r with col. */
     WEFT_ATTR_OPERATION_DIAGONAL_BAND_MASK_BDESC = 3005,
-        /**< TENSOR descriptor: scalar that fills the masked places. */
+        /**< TENSOR descriptor: scalar that fills masked positions. */
     WEFT_ATTR_OPERATION_DIAGONAL_BAND_MASK_YDESC = 3006,
-        /**< TENSOR descriptor: result, shaped as x. */
+        /**< TENSOR descriptor: result, with the dims of x. */
     WEFT_ATTR_OPERATION_DIAGONAL_BAND_MASK_COMPARISON_MODE = 3007,
-        /**< POINTWISE_MODE: one of the CMP_ modes; x is kept where it holds. */
+        /**< POINTWISE_MODE: one of the CMP_ modes; x is kept where it is true. */
     WEFT_ATTR_OPERATION_DIAGONAL_BAND_MASK_CU_SEQ_LEN_KVDESC = 3008,
-        /**< TENSOR descriptor, optional: running sum of key counts, [B + 1, 1, 1, 1], instead of
+        /**< TENSOR descriptor, optional: cumulative key counts, [B + 1, 1, 1, 1], instead of
              SEQ_LEN_KVDESC. */
     WEFT_ATTR_OPERATION_DIAGONAL_BAND_MASK_CU_SEQ_LEN_QDESC = 3009,
-        /**< TENSOR descriptor, optional: running sum of query counts, [B + 1, 1, 1, 1], instead
-             of SEQ_LEN_QDESC. */
+        /**< TENSOR descriptor, optional: cumulative query counts, [B + 1, 1, 1, 1], instead of
+             SEQ_LEN_QDESC. */
 
-    /* OPERATION_SDPA_FWD: o = dropout(softmax(mask(scale q k^T + bias))) v. Fully masked rows
-       give 0. */
+    /* OPERATION_SDPA_FWD: o = dropout(softmax(mask(scale q k^T + bias))) v. Fully masked rows yield
+       0. */
     WEFT_ATTR_OPERATION_SDPA_FWD_QDESC = 2800, /**< TENSOR descriptor: queries, [B, Hq, Sq, Dqk]. */
     WEFT_ATTR_OPERATION_SDPA_FWD_KDESC = 2801,
         /**< TENSOR descriptor: keys, [B, Hk, Skv, Dqk], not transposed; Hk divides Hq. */
@@ -800,17 +801,17 @@ typedef enum {
         /**< TENSOR descriptor, optional: FLOAT scalar, factor of q k^T; otherwise
              SCALE_VALUE_EXT. */
     WEFT_ATTR_OPERATION_SDPA_FWD_BLOCK_MASK_DESC = 2806,
-        /**< TENSOR descriptor, optional: which tiles of 128 x 128 scores take part, [B, Hq,
-             ceil(Sq / 128), ceil(Skv / 128)] of INT8 or BYTE_BOOLEAN (not 0: they do), or of UINT8
-             with eight tiles of keys in a byte, the first one in the lowest bit. The first two
-             extents may be 1. Tiles that do not take part cost nothing. */
+        /**< TENSOR descriptor, optional: the tiles of 128 x 128 scores that are computed, [B, Hq,
+             ceil(Sq / 128), ceil(Skv / 128)] of INT8 or BYTE_BOOLEAN (nonzero: computed), or of
+             UINT8 with eight key tiles per byte, lowest bit first. The first two extents may be 1.
+             Other tiles are skipped at no cost. */
     WEFT_ATTR_OPERATION_SDPA_FWD_PAGE_TABLE_KDESC = 2807,
         /**< TENSOR descriptor, optional: INT32 or INT64 [B, 1, pages, 1], page of each block of
-             keys; k is then [container, Hk, page size, Dqk]. Needs SEQ_LEN_KVDESC. An index
-             outside of the container counts as the nearest inside. */
+             keys; k is then [container, Hk, page size, Dqk]. Needs SEQ_LEN_KVDESC. Indices outside
+             of the container are clamped. */
     WEFT_ATTR_OPERATION_SDPA_FWD_PAGE_TABLE_VDESC = 2808,
         /**< TENSOR descriptor, optional: INT32 or INT64 [B, 1, pages, 1], page of each block of
-             values; v is then [container, Hv, page size, Dv]. As PAGE_TABLE_KDESC. */
+             values; v is then [container, Hv, page size, Dv]. Otherwise like PAGE_TABLE_KDESC. */
     WEFT_ATTR_OPERATION_SDPA_FWD_SEQ_LEN_QDESC = 2809,
         /**< TENSOR descriptor, optional: INT32 or INT64 [B, 1, 1, 1], queries in use per batch;
              0 is allowed. */
@@ -818,50 +819,51 @@ typedef enum {
         /**< TENSOR descriptor, optional: INT32 or INT64 [B, 1, 1, 1], keys in use per batch; 0
              is allowed. */
     WEFT_ATTR_OPERATION_SDPA_FWD_SUBGRAPH = 2811,
-        /**< OPERATIONGRAPH descriptor, optional: pointwise operations that the scaled scores pass
-             through before bias and masks, finalized without a handle. It may read tensors that
-             broadcast to the scores; a score of -inf hides the key. */
+        /**< OPERATIONGRAPH descriptor, optional: pointwise operations that are applied to the
+             scaled scores before bias and masks, finalized without a handle. It may read tensors
+             that broadcast to the scores; a score of -inf hides the key. */
     WEFT_ATTR_OPERATION_SDPA_FWD_SUBGRAPH_INPUT_UID = 2812,
         /**< INT64: uid of the sub-graph's virtual tensor, [B, Hq, Sq, Skv], that is the scaled
              scores. */
     WEFT_ATTR_OPERATION_SDPA_FWD_SUBGRAPH_OUTPUT_UID = 2813,
         /**< INT64: uid of the sub-graph's virtual tensor that is the modified scores. */
     WEFT_ATTR_OPERATION_SDPA_FWD_SOFTMAX_DESC = 2814,
-        /**< OPERATION_SOFTMAX descriptor, optional: names the softmax's statistics and sink. */
+        /**< OPERATION_SOFTMAX descriptor, optional: the softmax's statistics and sink. */
     WEFT_ATTR_OPERATION_SDPA_FWD_DROPOUT_SEED_DESC = 2815,
         /**< TENSOR descriptor, optional: INT64 or INT32 scalar, seed of dropout. */
     WEFT_ATTR_OPERATION_SDPA_FWD_DROPOUT_OFFSET_DESC = 2816,
         /**< TENSOR descriptor, optional: INT64 or INT32 scalar, offset into dropout's random
              sequence. */
     WEFT_ATTR_OPERATION_SDPA_FWD_DROPOUT_RNG_DUMP_DESC = 2817,
-        /**< TENSOR descriptor, optional: output, [B, Hq, Sq, Skv], the dropout mask, to check
-             against. */
+        /**< TENSOR descriptor, optional: output, [B, Hq, Sq, Skv], the dropout mask, for tests. */
     WEFT_ATTR_OPERATION_SDPA_FWD_DROPOUT_PROBABILITY = 2818,
-        /**< FLOAT: chance that a weight is dropped, 0 <= p < 1; default 0. */
+        /**< FLOAT: probability that a weight is dropped, 0 <= p < 1; default 0. */
     WEFT_ATTR_OPERATION_SDPA_FWD_UNFUSE_FMA = 2819,
-        /**< BOOLEAN: whether scores are scaled, rounded and then shifted, instead of in one
-             fused step; default false. */
+        /**< BOOLEAN: true to scale, round and then shift scores, instead of a fused multiply-add;
+             default false. */
     WEFT_ATTR_OPERATION_SDPA_FWD_CU_SEQ_LEN_QDESC = 2820,
-        /**< TENSOR descriptor, optional: running sum of query counts, [B + 1, 1, 1, 1], instead
-             of SEQ_LEN_QDESC. */
+        /**< TENSOR descriptor, optional: cumulative query counts, [B + 1, 1, 1, 1], instead of
+             SEQ_LEN_QDESC. */
     WEFT_ATTR_OPERATION_SDPA_FWD_CU_SEQ_LEN_KVDESC = 2821,
-        /**< TENSOR descriptor, optional: running sum of key counts, [B + 1, 1, 1, 1], instead of
+        /**< TENSOR descriptor, optional: cumulative key counts, [B + 1, 1, 1, 1], instead of
              SEQ_LEN_KVDESC. */
     WEFT_ATTR_OPERATION_SDPA_FWD_DESCALE_QDESC = 2822,
-        /**< TENSOR descriptor, optional: what q, of few bits, is multiplied by to give its true
-             value: [1, 1, 1, 1], or one for each batch entry, each head, [B, Hq, 1, 1]. */
+        /**< TENSOR descriptor, optional: factor that gives q, of a narrow type, its true value: [1,
+             1, 1, 1], or one per batch entry or head, [B, Hq, 1, 1]. */
     WEFT_ATTR_OPERATION_SDPA_FWD_DESCALE_KDESC = 2823,
-        /**< TENSOR descriptor, optional: what k is multiplied by to give its true value:
-             [1, 1, 1, 1], or one for each batch entry, head or key, [B, Hk, Skv, 1], each of them or
-             1; with pages [container, Hk, page size, 1]. */
+        /**< TENSOR descriptor, optional: factor that gives k its true value: [1, 1, 1, 1], or one
+             per batch entry, head or key, [B, Hk, Skv, 1] with any extent 1; with pages [container,
+             Hk, page size, 1]. */
     WEFT_ATTR_OPERATION_SDPA_FWD_DESCALE_VDESC = 2824,
-        /**< TENSOR descriptor, optional: the same of v. */
+        /**< TENSOR descriptor, optional: the same for v. */
     WEFT_ATTR_OPERATION_SDPA_FWD_DESCALE_SDESC = 2825,
-        /**< TENSOR descriptor, optional: scalar that undoes SCALE_SDESC after the second product. */
+        /**< TENSOR descriptor, optional: scalar applied after the second product to undo
+             SCALE_SDESC. */
     WEFT_ATTR_OPERATION_SDPA_FWD_SCALE_SDESC = 2826,
-        /**< TENSOR descriptor, optional: scalar applied to the softmax before it may become FP8. */
+        /**< TENSOR descriptor, optional: scalar applied to the softmax before it is rounded to FP8,
+             if it is. */
     WEFT_ATTR_OPERATION_SDPA_FWD_SCALE_ODESC = 2827,
-        /**< TENSOR descriptor, optional: scalar applied to the result before it becomes o. */
+        /**< TENSOR descriptor, optional: scalar applied to the result before it is stored as o. */
     WEFT_ATTR_OPERATION_SDPA_FWD_AMAX_SDESC = 2828,
         /**< TENSOR descriptor, optional: output, one FLOAT, largest softmax value before
              SCALE_SDESC. */
@@ -881,8 +883,8 @@ typedef enum {
         /**< INT64, a weftDiagonalAlignment_t: the shift that both bounds count from; default
              TOP_LEFT. */
     WEFT_ATTR_OPERATION_SDPA_FWD_ALIBI_EXT = 10054,
-        /**< BOOLEAN: whether ALiBi adds slope (col - row) to the scores, slopes falling from
-             head to head in the usual series; default false. */
+        /**< BOOLEAN: true to add ALiBi, slope (col - row), to the scores, with the usual series of
+             slopes over the heads; default false. */
     WEFT_ATTR_OPERATION_SDPA_FWD_MAX_DESC_EXT = 10055,
         /**< TENSOR descriptor, optional: output, FLOAT [B, Hq, Sq, 1], largest score of each
              row. */
@@ -890,24 +892,25 @@ typedef enum {
         /**< TENSOR descriptor, optional: output, FLOAT [B, Hq, Sq, 1], sum of e^(score - max) of
              each row. */
     WEFT_ATTR_OPERATION_SDPA_FWD_SINK_DESC_EXT = 10057,
-        /**< TENSOR descriptor, optional: FLOAT [1, Hq, 1, 1], a score per head that joins the
-             softmax's sum but has no value row. */
+        /**< TENSOR descriptor, optional: FLOAT [1, Hq, 1, 1], a score per head that is included in
+             the softmax's sum but has no value row. */
     WEFT_ATTR_OPERATION_SDPA_FWD_SCALE_VALUE_EXT = 10058,
-        /**< DOUBLE: factor of q k^T when SCALEDESC is not set; default 1. */
+        /**< DOUBLE: factor of q k^T if SCALEDESC is not set; default 1. */
     WEFT_ATTR_OPERATION_SDPA_FWD_COMP_TYPE_EXT = 10059,
         /**< DATA_TYPE: type in which products and softmax are calculated; default FLOAT. */
     WEFT_ATTR_OPERATION_SDPA_FWD_MAX_SEQ_LEN_KV_EXT = 10060,
-        /**< INT64, optional: Skv where page tables say where keys are; unset: all that these
+        /**< INT64, optional: Skv, if page tables are used; unset: all keys that the tables
              reach. */
     WEFT_ATTR_OPERATION_SDPA_FWD_SUBGRAPH_OPERANDS_EXT = 10065,
-        /**< TENSOR descriptors: what the sub-graph reads beside the scores. Found by itself. */
+        /**< TENSOR descriptors: operands of the sub-graph other than the scores. Determined by the
+             library. */
     WEFT_ATTR_OPERATION_SDPA_FWD_DROPOUT_MASK_DESC_EXT = 10066,
-        /**< TENSOR descriptor, optional: what weights are multiplied by, [B, Hq, Sq, Skv] with any
-             extent 1, instead of a mask that DROPOUT_SEED_DESC draws: numbers, or booleans, which
-             are 1 and 0. */
+        /**< TENSOR descriptor, optional: factors of the weights, [B, Hq, Sq, Skv] with any extent
+             1, instead of the random mask of DROPOUT_SEED_DESC: numbers, or booleans, which are 1
+             and 0. */
     WEFT_ATTR_OPERATION_SDPA_FWD_DROPOUT_SCALE_DESC_EXT = 10067,
-        /**< TENSOR descriptor, optional: scalar, not negative, that weights which dropout keeps are
-             multiplied by; otherwise 1 / (1 - DROPOUT_PROBABILITY). */
+        /**< TENSOR descriptor, optional: non-negative scalar, the factor of weights that dropout
+             keeps; otherwise 1 / (1 - DROPOUT_PROBABILITY). */
 
     /* OPERATION_SDPA_BWD: gradients of attention. */
     WEFT_ATTR_OPERATION_SDPA_BWD_QDESC = 2851, /**< TENSOR descriptor: queries, [B, Hq, Sq, Dqk]. */
@@ -944,25 +947,25 @@ typedef enum {
         /**< INT64, optional: upper bound of the keys of all batches together, to size ragged
              workspace. */
     WEFT_ATTR_OPERATION_SDPA_BWD_SUBGRAPH = 2867,
-        /**< OPERATIONGRAPH descriptor, optional: the sub-graph of the forward pass, and, where the
-             gradient is not to be derived, the operations that carry it back; finalized without a
+        /**< OPERATIONGRAPH descriptor, optional: the sub-graph of the forward pass, and, unless the
+             gradient is to be derived, the operations that compute it; finalized without a
              handle. */
     WEFT_ATTR_OPERATION_SDPA_BWD_SUBGRAPH_INPUT_UID = 2868,
         /**< INT64: uid of the sub-graph's tensor that is the scaled scores. */
     WEFT_ATTR_OPERATION_SDPA_BWD_SUBGRAPH_OUTPUT_UID = 2869,
         /**< INT64: uid of the sub-graph's tensor that is the modified scores. */
     WEFT_ATTR_OPERATION_SDPA_BWD_CU_SEQ_LEN_QDESC = 2870,
-        /**< TENSOR descriptor, optional: running sum of query counts, [B + 1, 1, 1, 1], instead
-             of SEQ_LEN_QDESC. */
+        /**< TENSOR descriptor, optional: cumulative query counts, [B + 1, 1, 1, 1], instead of
+             SEQ_LEN_QDESC. */
     WEFT_ATTR_OPERATION_SDPA_BWD_CU_SEQ_LEN_KVDESC = 2871,
-        /**< TENSOR descriptor, optional: running sum of key counts, [B + 1, 1, 1, 1], instead of
+        /**< TENSOR descriptor, optional: cumulative key counts, [B + 1, 1, 1, 1], instead of
              SEQ_LEN_KVDESC. */
     WEFT_ATTR_OPERATION_SDPA_BWD_DROPOUT_SEED_DESC = 2872,
         /**< TENSOR descriptor, optional: seed that the forward pass used. */
     WEFT_ATTR_OPERATION_SDPA_BWD_DROPOUT_OFFSET_DESC = 2873,
         /**< TENSOR descriptor, optional: offset that the forward pass used. */
     WEFT_ATTR_OPERATION_SDPA_BWD_DROPOUT_PROBABILITY = 2874,
-        /**< FLOAT: chance that a weight was dropped, 0 <= p < 1; default 0. */
+        /**< FLOAT: probability that a weight was dropped, 0 <= p < 1; default 0. */
     WEFT_ATTR_OPERATION_SDPA_BWD_DBIAS_DESC = 2875,
         /**< TENSOR descriptor, optional: output, gradient of the bias, summed over its extents
              of 1. */
@@ -976,52 +979,53 @@ typedef enum {
         /**< INT64, a weftDiagonalAlignment_t: the alignment of the forward pass; default
              TOP_LEFT. */
     WEFT_ATTR_OPERATION_SDPA_BWD_ALIBI_EXT = 10074,
-        /**< BOOLEAN: whether the forward pass added ALiBi; default false. */
+        /**< BOOLEAN: true if the forward pass added ALiBi; default false. */
     WEFT_ATTR_OPERATION_SDPA_BWD_IS_DETERMINISTIC_EXT = 10077,
-        /**< BOOLEAN, default false: two runs agree to the bit. */
+        /**< BOOLEAN, default false: results are bitwise reproducible. */
     WEFT_ATTR_OPERATION_SDPA_BWD_SCALE_VALUE_EXT = 10078,
-        /**< DOUBLE: factor of q k^T when SCALEDESC is not set; default 1. */
+        /**< DOUBLE: factor of q k^T if SCALEDESC is not set; default 1. */
     WEFT_ATTR_OPERATION_SDPA_BWD_COMP_TYPE_EXT = 10079,
         /**< DATA_TYPE: type in which products and softmax are calculated; default FLOAT. */
     WEFT_ATTR_OPERATION_SDPA_BWD_SUBGRAPH_OPERANDS_EXT = 10080,
-        /**< TENSOR descriptors: what the sub-graph reads beside the scores. Found by itself. */
+        /**< TENSOR descriptors: operands of the sub-graph other than the scores. Determined by the
+             library. */
     WEFT_ATTR_OPERATION_SDPA_BWD_SUBGRAPH_GRADIENT_INPUT_UID_EXT = 10081,
         /**< INT64, optional: uid of the sub-graph's tensor that is the gradient of the modified
-             scores. Unset, the gradient is derived. */
+             scores. If unset, the gradient is derived. */
     WEFT_ATTR_OPERATION_SDPA_BWD_SUBGRAPH_GRADIENT_OUTPUT_UID_EXT = 10082,
         /**< INT64, optional: uid of the sub-graph's tensor that is the gradient of the scaled
              scores. */
     WEFT_ATTR_OPERATION_SDPA_BWD_SUBGRAPH_GRADIENT_UIDS_EXT = 10083,
-        /**< INT64s, optional: uids of tensors that the sub-graph reads, whose gradients are
-             wanted. */
+        /**< INT64s, optional: uids of tensors that the sub-graph reads and whose gradients are
+             requested. */
     WEFT_ATTR_OPERATION_SDPA_BWD_SUBGRAPH_GRADIENTS_EXT = 10084,
         /**< TENSOR descriptors, optional: outputs, these gradients, each summed over its extents
              of 1. */
     WEFT_ATTR_OPERATION_SDPA_BWD_BLOCK_MASK_DESC_EXT = 10085,
         /**< TENSOR descriptor, optional: the block mask of the forward pass. */
     WEFT_ATTR_OPERATION_SDPA_BWD_DROPOUT_MASK_DESC_EXT = 10086,
-        /**< TENSOR descriptor, optional: what the forward pass multiplied weights by, instead of a
-             seed. */
+        /**< TENSOR descriptor, optional: the factors of the weights in the forward pass, instead of
+             a seed. */
     WEFT_ATTR_OPERATION_SDPA_BWD_DROPOUT_SCALE_DESC_EXT = 10087,
-        /**< TENSOR descriptor, optional: scalar that the forward pass multiplied kept weights by. */
+        /**< TENSOR descriptor, optional: the factor of kept weights in the forward pass. */
     WEFT_ATTR_OPERATION_SDPA_BWD_DESCALE_QDESC_EXT = 10200,
-        /**< TENSOR descriptor, optional: what q is multiplied by first: as in the forward pass, or one for
-             each block of 32 elements, [B, Hq, Sq, ceil(Dqk / 32)]. */
+        /**< TENSOR descriptor, optional: factor that gives q its true value: as in the forward
+             pass, or one for each block of 32 elements, [B, Hq, Sq, ceil(Dqk / 32)]. */
     WEFT_ATTR_OPERATION_SDPA_BWD_DESCALE_KDESC_EXT = 10201,
-        /**< TENSOR descriptor, optional: the same of k. */
+        /**< TENSOR descriptor, optional: the same for k. */
     WEFT_ATTR_OPERATION_SDPA_BWD_DESCALE_VDESC_EXT = 10202,
-        /**< TENSOR descriptor, optional: the same of v, in blocks along Dv. */
+        /**< TENSOR descriptor, optional: the same for v, in blocks along Dv. */
     WEFT_ATTR_OPERATION_SDPA_BWD_DESCALE_ODESC_EXT = 10203,
-        /**< TENSOR descriptor, optional: the same of o. */
+        /**< TENSOR descriptor, optional: the same for o. */
     WEFT_ATTR_OPERATION_SDPA_BWD_DESCALE_DODESC_EXT = 10204,
-        /**< TENSOR descriptor, optional: the same of dO, in blocks along Dv. */
+        /**< TENSOR descriptor, optional: the same for dO, in blocks along Dv. */
     WEFT_ATTR_OPERATION_SDPA_BWD_DESCALE_SDESC_EXT = 10205,
-        /**< TENSOR descriptor, optional: scalar that undoes SCALE_SDESC behind the product. */
+        /**< TENSOR descriptor, optional: scalar applied after the product to undo SCALE_SDESC. */
     WEFT_ATTR_OPERATION_SDPA_BWD_DESCALE_DPDESC_EXT = 10206,
-        /**< TENSOR descriptor, optional: scalar that undoes SCALE_DPDESC behind the products. */
+        /**< TENSOR descriptor, optional: scalar applied after the products to undo SCALE_DPDESC. */
     WEFT_ATTR_OPERATION_SDPA_BWD_SCALE_SDESC_EXT = 10207,
-        /**< TENSOR descriptor, optional: scalar applied to the softmax before it becomes q's type,
-             where that is FP8. */
+        /**< TENSOR descriptor, optional: scalar applied to the softmax before it is rounded to q's
+             type if that is FP8. */
     WEFT_ATTR_OPERATION_SDPA_BWD_SCALE_DQDESC_EXT = 10208,
         /**< TENSOR descriptor, optional: scalar applied to dQ before it is stored. */
     WEFT_ATTR_OPERATION_SDPA_BWD_SCALE_DKDESC_EXT = 10209,
@@ -1029,43 +1033,47 @@ typedef enum {
     WEFT_ATTR_OPERATION_SDPA_BWD_SCALE_DVDESC_EXT = 10210,
         /**< TENSOR descriptor, optional: scalar applied to dV before it is stored. */
     WEFT_ATTR_OPERATION_SDPA_BWD_SCALE_DPDESC_EXT = 10211,
-        /**< TENSOR descriptor, optional: scalar applied to the gradient of q k^T before it becomes dO's
-             type, where that is FP8. */
+        /**< TENSOR descriptor, optional: scalar applied to the gradient of q k^T before it is
+             rounded to dO's type if that is FP8. */
     WEFT_ATTR_OPERATION_SDPA_BWD_AMAX_DQDESC_EXT = 10212,
         /**< TENSOR descriptor, optional: output, one FLOAT, largest magnitude of dQ before SCALE_DQDESC. */
     WEFT_ATTR_OPERATION_SDPA_BWD_AMAX_DKDESC_EXT = 10213,
-        /**< TENSOR descriptor, optional: output, the same of dK. */
+        /**< TENSOR descriptor, optional: output, the same for dK. */
     WEFT_ATTR_OPERATION_SDPA_BWD_AMAX_DVDESC_EXT = 10214,
-        /**< TENSOR descriptor, optional: output, the same of dV. */
+        /**< TENSOR descriptor, optional: output, the same for dV. */
     WEFT_ATTR_OPERATION_SDPA_BWD_AMAX_DPDESC_EXT = 10215,
         /**< TENSOR descriptor, optional: output, one FLOAT, largest magnitude of the gradient of q k^T
              before SCALE_DPDESC. */
     WEFT_ATTR_OPERATION_SDPA_BWD_Q_TDESC_EXT = 10216,
-        /**< TENSOR descriptor, optional: q once more for dK, whose scales are of blocks along Sq; unset: q. */
+        /**< TENSOR descriptor, optional: second copy of q, for dK, with block scales along Sq;
+             unset: q. */
     WEFT_ATTR_OPERATION_SDPA_BWD_K_TDESC_EXT = 10217,
-        /**< TENSOR descriptor, optional: k once more for dQ, whose scales are of blocks along Skv; unset: k. */
+        /**< TENSOR descriptor, optional: second copy of k, for dQ, with block scales along Skv;
+             unset: k. */
     WEFT_ATTR_OPERATION_SDPA_BWD_DO_TDESC_EXT = 10218,
-        /**< TENSOR descriptor, optional: dO once more for dV, whose scales are of blocks along Sq; unset:
-             dO. */
+        /**< TENSOR descriptor, optional: second copy of dO, for dV, with block scales along Sq;
+             unset: dO. */
     WEFT_ATTR_OPERATION_SDPA_BWD_DO_F16DESC_EXT = 10219,
-        /**< TENSOR descriptor, optional: dO once more, not quantised, for its products with o; unset: dO. */
+        /**< TENSOR descriptor, optional: copy of dO that is not quantised, for its products with o;
+             unset: dO. */
     WEFT_ATTR_OPERATION_SDPA_BWD_DESCALE_Q_TDESC_EXT = 10220,
-        /**< TENSOR descriptor, optional: what Q_TDESC is multiplied by first, [B, Hq, ceil(Sq / 32), Dqk]. */
+        /**< TENSOR descriptor, optional: block scales of Q_TDESC, [B, Hq, ceil(Sq / 32), Dqk]. */
     WEFT_ATTR_OPERATION_SDPA_BWD_DESCALE_K_TDESC_EXT = 10221,
-        /**< TENSOR descriptor, optional: what K_TDESC is multiplied by first, [B, Hk, ceil(Skv / 32), Dqk]. */
+        /**< TENSOR descriptor, optional: block scales of K_TDESC, [B, Hk, ceil(Skv / 32), Dqk]. */
     WEFT_ATTR_OPERATION_SDPA_BWD_DESCALE_DO_TDESC_EXT = 10222,
-        /**< TENSOR descriptor, optional: what DO_TDESC is multiplied by first, [B, Hq, ceil(Sq / 32), Dv]. */
+        /**< TENSOR descriptor, optional: block scales of DO_TDESC, [B, Hq, ceil(Sq / 32), Dv]. */
 
-    /* RNG: the distribution. Those parameters that it does not use are ignored. */
-    WEFT_ATTR_RNG_DISTRIBUTION = 2300, /**< RNG_DISTRIBUTION: which one; default BERNOULLI. */
+    /* RNG: the distribution. Parameters that it does not use are ignored. */
+    WEFT_ATTR_RNG_DISTRIBUTION = 2300, /**< RNG_DISTRIBUTION: the distribution; default
+                                            BERNOULLI. */
     WEFT_ATTR_RNG_NORMAL_DIST_MEAN = 2301, /**< DOUBLE, optional: mean of NORMAL. */
     WEFT_ATTR_RNG_NORMAL_DIST_STANDARD_DEVIATION = 2302,
         /**< DOUBLE, optional: standard deviation of NORMAL. */
     WEFT_ATTR_RNG_UNIFORM_DIST_MAXIMUM = 2303,
-        /**< DOUBLE, optional: upper end of UNIFORM, not reached. */
+        /**< DOUBLE, optional: exclusive upper end of UNIFORM. */
     WEFT_ATTR_RNG_UNIFORM_DIST_MINIMUM = 2304, /**< DOUBLE, optional: lower end of UNIFORM. */
     WEFT_ATTR_RNG_BERNOULLI_DIST_PROBABILITY = 2305,
-        /**< DOUBLE, optional: chance that BERNOULLI gives 1. */
+        /**< DOUBLE, optional: probability that BERNOULLI yields 1. */
 
     /* OPERATION_RNG: random numbers by the counter-based Philox generator. */
     WEFT_ATTR_OPERATION_RNG_YDESC = 2310, /**< TENSOR descriptor: result. */
@@ -1073,15 +1081,15 @@ typedef enum {
         /**< INT64 or TENSOR descriptor: the seed, as a number or as a scalar tensor; default 0. */
     WEFT_ATTR_OPERATION_RNG_DESC = 2312, /**< RNG descriptor: the distribution. */
     WEFT_ATTR_OPERATION_RNG_OFFSET_DESC = 2313,
-        /**< TENSOR descriptor: offset into the sequence of the seed, a scalar with all extents
-             and strides 1. */
+        /**< TENSOR descriptor: offset into the sequence of the seed, a scalar whose extents and
+             strides are all 1. */
 
-    /* OPERATION_RESHAPE: the elements of x under the extents of y. */
+    /* OPERATION_RESHAPE: the elements of x with the extents of y. */
     WEFT_ATTR_OPERATION_RESHAPE_XDESC = 2200, /**< TENSOR descriptor: input. */
     WEFT_ATTR_OPERATION_RESHAPE_YDESC = 2201,
-        /**< TENSOR descriptor: result, of as many elements. */
+        /**< TENSOR descriptor: result, with the same number of elements. */
     WEFT_ATTR_OPERATION_RESHAPE_MODE = 2202,
-        /**< RESHAPE_MODE: a view of the storage or a new order of the elements; default
+        /**< RESHAPE_MODE: a view of the storage, or the elements in logical order; default
              VIEW_ONLY. */
 
     /* OPERATION_TRANSPOSE: dimension i of y is dimension PERMUTATION[i] of x. */
@@ -1096,19 +1104,19 @@ typedef enum {
     WEFT_ATTR_OPERATION_SLICE_YDESC = 3301,
         /**< TENSOR descriptor: result, of the same data type and rank. */
     WEFT_ATTR_OPERATION_SLICE_START_INDICES = 3302,
-        /**< INT64[rank]: first index taken in each dimension. */
+        /**< INT64[rank]: first index in each dimension. */
     WEFT_ATTR_OPERATION_SLICE_LIMIT_INDICES = 3303,
-        /**< INT64[rank]: index that ends each dimension, itself not taken. */
+        /**< INT64[rank]: exclusive last index in each dimension. */
     WEFT_ATTR_OPERATION_SLICE_STRIDES = 3304,
-        /**< INT64[rank]: step in each dimension, above 0; default all 1. */
+        /**< INT64[rank]: step in each dimension, greater than 0; default all 1. */
 
-    /* OPERATION_CONCAT: the inputs one after the other. */
+    /* OPERATION_CONCAT: concatenation of the inputs. */
     WEFT_ATTR_OPERATION_CONCAT_AXIS = 1800,
-        /**< INT64: the dimension along which the inputs are joined. */
+        /**< INT64: the dimension along which the inputs are concatenated. */
     WEFT_ATTR_OPERATION_CONCAT_INPUT_DESCS = 1801,
         /**< TENSOR descriptors[n]: the inputs, equal in every other extent. */
     WEFT_ATTR_OPERATION_CONCAT_INPLACE_INDEX = 1802,
-        /**< INT64, optional: index of the input that already lies in its place in the output. */
+        /**< INT64, optional: index of the input that is already stored inside the output. */
     WEFT_ATTR_OPERATION_CONCAT_OUTPUT_DESC = 1803, /**< TENSOR descriptor: result. */
 
     /* OPERATION_PAGED_CACHE_LOAD: y[b, h, s] = container[table[b, s / page], h, s % page]. */
@@ -1119,8 +1127,8 @@ typedef enum {
     WEFT_ATTR_OPERATION_PAGED_CACHE_LOAD_SEQUENCE_DESC = 1952,
         /**< TENSOR descriptor: tokens in use per batch, [B, 1, 1, 1]. */
     WEFT_ATTR_OPERATION_PAGED_CACHE_LOAD_PAGE_TABLE_DESC = 1953,
-        /**< TENSOR descriptor: INT32 [B, 1, pages per sequence, 1], which page holds each block
-             of tokens. */
+        /**< TENSOR descriptor: INT32 [B, 1, pages per sequence, 1], the page of each block of
+             tokens. */
 
     /* OPERATION_BLOCK_SCALE_QUANTIZE: y = x / scale, with one scale per block. */
     WEFT_ATTR_OPERATION_BLOCK_SCALE_QUANTIZE_XDESC = 2500,
@@ -1131,14 +1139,14 @@ typedef enum {
         /**< TENSOR descriptor: output, one scale per block: largest magnitude / largest value of
              y's type. */
     WEFT_ATTR_OPERATION_BLOCK_SCALE_QUANTIZE_MATH_PREC = 2503,
-        /**< DATA_TYPE: type to calculate in; default FLOAT. */
+        /**< DATA_TYPE: compute type; default FLOAT. */
     WEFT_ATTR_OPERATION_BLOCK_SCALE_QUANTIZE_BLOCK_SIZE = 2504,
         /**< INT32: elements that share a scale, 32 in the MX formats, 16 in NVFP4. */
     WEFT_ATTR_OPERATION_BLOCK_SCALE_QUANTIZE_AXIS_EXT = 10120,
-        /**< INT64: the dimension that blocks lie along; default the last. */
+        /**< INT64: the dimension along which blocks run; default the last. */
     WEFT_ATTR_OPERATION_BLOCK_SCALE_QUANTIZE_TRANSPOSE_EXT = 10121,
-        /**< BOOLEAN: whether strides of y and its scales that are unset exchange the last two
-             dimensions; default false. */
+        /**< BOOLEAN: true to swap the last two dimensions in unset strides of y and its scales;
+             default false. */
 
     /* OPERATION_BLOCK_SCALE_DEQUANTIZE: y = x scale, with one scale per block. */
     WEFT_ATTR_OPERATION_BLOCK_SCALE_DEQUANTIZE_XDESC = 2600,
@@ -1146,21 +1154,21 @@ typedef enum {
     WEFT_ATTR_OPERATION_BLOCK_SCALE_DEQUANTIZE_SCALE_DESC = 2601,
         /**< TENSOR descriptor: one scale per block. */
     WEFT_ATTR_OPERATION_BLOCK_SCALE_DEQUANTIZE_YDESC = 2602,
-        /**< TENSOR descriptor: result, shaped as x. */
+        /**< TENSOR descriptor: result, with the dims of x. */
     WEFT_ATTR_OPERATION_BLOCK_SCALE_DEQUANTIZE_MATH_PREC = 2603,
-        /**< DATA_TYPE: type to calculate in; default FLOAT. */
+        /**< DATA_TYPE: compute type; default FLOAT. */
     WEFT_ATTR_OPERATION_BLOCK_SCALE_DEQUANTIZE_BLOCK_SIZE = 2604,
         /**< INT32[n]: extent of a block in each of the last n dimensions, such as {1, 32}. */
     WEFT_ATTR_OPERATION_BLOCK_SCALE_DEQUANTIZE_NEG_SCALE = 2605,
-        /**< BOOLEAN: whether scales are stored negated, so that y = -x scale; default false. */
+        /**< BOOLEAN: true if scales are stored negated, so that y = -x scale; default false. */
 
     /* OPERATION_MOE_GROUPED_MATMUL: rows of expert e are FIRST_TOKEN_OFFSET[e] up to
        FIRST_TOKEN_OFFSET[e + 1]. */
     WEFT_ATTR_OPERATION_MOE_GROUPED_MATMUL_MODE = 2900,
-        /**< MOE_GROUPED_MATMUL_MODE: whether rows are gathered before or scattered after the
-             product. */
+        /**< MOE_GROUPED_MATMUL_MODE: gathers rows before the product, or scatters them after it, or
+             neither. */
     WEFT_ATTR_OPERATION_MOE_GROUPED_MATMUL_MATH_PREC = 2901,
-        /**< DATA_TYPE: type in which products are summed; default FLOAT, for integers INT32 or INT64. */
+        /**< DATA_TYPE: accumulation type; default FLOAT, for integers INT32 or INT64. */
     WEFT_ATTR_OPERATION_MOE_GROUPED_MATMUL_TOKEN_DESC = 2902,
         /**< TENSOR descriptor: tokens, [1, M, K]. */
     WEFT_ATTR_OPERATION_MOE_GROUPED_MATMUL_WEIGHT_DESC = 2903,
@@ -1174,15 +1182,15 @@ typedef enum {
         /**< TENSOR descriptor, optional: INT32 [1, rows, 1], the token of each row; for GATHER
              and SCATTER. */
     WEFT_ATTR_OPERATION_MOE_GROUPED_MATMUL_TOKEN_KS_DESC = 2907,
-        /**< TENSOR descriptor, optional: INT32 [1, M, 1], which of its top-k slots each row
-             fills; for SCATTER. */
+        /**< TENSOR descriptor, optional: INT32 [1, M, 1], the top-k slot of each row; for
+             SCATTER. */
     WEFT_ATTR_OPERATION_MOE_GROUPED_MATMUL_TOP_K = 2908,
         /**< INT32, optional: experts per token; for SCATTER. */
 
     /* OPERATION_MOE_GROUPED_MATMUL_BWD: gradient of expert e's weight is its tokens, transposed,
        times its doutput rows. */
     WEFT_ATTR_OPERATION_MOE_GROUPED_MATMUL_BWD_MATH_PREC = 2951,
-        /**< DATA_TYPE: type in which products are summed; default FLOAT, for integers INT32 or INT64. */
+        /**< DATA_TYPE: accumulation type; default FLOAT, for integers INT32 or INT64. */
     WEFT_ATTR_OPERATION_MOE_GROUPED_MATMUL_BWD_TOKEN_DESC = 2952,
         /**< TENSOR descriptor: tokens of the forward pass, [1, M, K]. */
     WEFT_ATTR_OPERATION_MOE_GROUPED_MATMUL_BWD_DWEIGHT_DESC = 2953,
@@ -1192,22 +1200,22 @@ typedef enum {
     WEFT_ATTR_OPERATION_MOE_GROUPED_MATMUL_BWD_DOUTPUT_DESC = 2955,
         /**< TENSOR descriptor: gradient of the result, [1, M, N]. */
 
-    /* OPERATION_CAUSAL_CONV1D_FWD: y = activation(bias + x filtered along L), where step l sees
+    /* OPERATION_CAUSAL_CONV1D_FWD: y = activation(bias + x filtered along L), where step l reads
        x[l - K + 1] to x[l]. */
     WEFT_ATTR_OPERATION_CAUSAL_CONV1D_FWD_XDESC_EXT = 10300,
         /**< TENSOR descriptor: sequences, [B, D, L]. */
     WEFT_ATTR_OPERATION_CAUSAL_CONV1D_FWD_WEIGHT_DESC_EXT = 10301,
-        /**< TENSOR descriptor: a filter per channel, [D, K]; its last tap meets x[l]. */
+        /**< TENSOR descriptor: a filter per channel, [D, K]; its last tap multiplies x[l]. */
     WEFT_ATTR_OPERATION_CAUSAL_CONV1D_FWD_BIAS_DESC_EXT = 10302,
         /**< TENSOR descriptor, optional: added to each channel before the activation, [D]. */
     WEFT_ATTR_OPERATION_CAUSAL_CONV1D_FWD_YDESC_EXT = 10303,
         /**< TENSOR descriptor: result, [B, D, L]. */
     WEFT_ATTR_OPERATION_CAUSAL_CONV1D_FWD_ACTIVATION_EXT = 10304,
-        /**< POINTWISE_MODE: what follows, IDENTITY or SWISH_FWD; default IDENTITY. */
+        /**< POINTWISE_MODE: the activation, IDENTITY or SWISH_FWD; default IDENTITY. */
     WEFT_ATTR_OPERATION_CAUSAL_CONV1D_FWD_COMP_TYPE_EXT = 10305,
-        /**< DATA_TYPE: type in which products are summed; default FLOAT. */
+        /**< DATA_TYPE: accumulation type; default FLOAT. */
 
-    /* OPERATION_CAUSAL_CONV1D_BWD: gradients, of which those that are set are made. */
+    /* OPERATION_CAUSAL_CONV1D_BWD: gradients; only those that are set are computed. */
     WEFT_ATTR_OPERATION_CAUSAL_CONV1D_BWD_DYDESC_EXT = 10310,
         /**< TENSOR descriptor: gradient of the result, [B, D, L]. */
     WEFT_ATTR_OPERATION_CAUSAL_CONV1D_BWD_XDESC_EXT = 10311,
@@ -1223,21 +1231,23 @@ typedef enum {
     WEFT_ATTR_OPERATION_CAUSAL_CONV1D_BWD_DBIAS_DESC_EXT = 10316,
         /**< TENSOR descriptor, optional: output, gradient of the bias, [D]. */
     WEFT_ATTR_OPERATION_CAUSAL_CONV1D_BWD_ACTIVATION_EXT = 10317,
-        /**< POINTWISE_MODE: what followed, IDENTITY or SWISH_FWD; default IDENTITY. */
+        /**< POINTWISE_MODE: the activation of the forward pass, IDENTITY or SWISH_FWD; default
+             IDENTITY. */
     WEFT_ATTR_OPERATION_CAUSAL_CONV1D_BWD_COMP_TYPE_EXT = 10318,
-        /**< DATA_TYPE: type in which products are summed; default FLOAT. */
+        /**< DATA_TYPE: accumulation type; default FLOAT. */
 
     /* OPERATION_ROPE_FWD: rotates the last ROPE_DIM elements of each head; the others are only
        scaled. */
     WEFT_ATTR_OPERATION_ROPE_FWD_XDESC = 3400,
-        /**< TENSOR descriptor: input; the last dimension is the head's. */
-    WEFT_ATTR_OPERATION_ROPE_FWD_YDESC = 3401, /**< TENSOR descriptor: result, shaped as x. */
+        /**< TENSOR descriptor: input; its last dimension has the elements of a head. */
+    WEFT_ATTR_OPERATION_ROPE_FWD_YDESC = 3401, /**< TENSOR descriptor: result, with the dims of
+                                                    x. */
     WEFT_ATTR_OPERATION_ROPE_FWD_FREQSDESC = 3402,
         /**< TENSOR descriptor: angle of each position and element, [S, 1, 1, D], in radians. */
     WEFT_ATTR_OPERATION_ROPE_FWD_OUTPUT_SCALE = 3403,
         /**< FLOAT: factor of the result; default 1. */
     WEFT_ATTR_OPERATION_ROPE_FWD_ROPE_DIM = 3404,
-        /**< INT64: how many elements of each head are rotated; default all. */
+        /**< INT64: number of elements of each head that are rotated; default all. */
 
     /* OPERATION_ROPE_BWD: the rotation by the opposite angle. */
     WEFT_ATTR_OPERATION_ROPE_BWD_DYDESC = 3410, /**< TENSOR descriptor: gradient of the result. */
@@ -1248,11 +1258,11 @@ typedef enum {
     WEFT_ATTR_OPERATION_ROPE_BWD_OUTPUT_SCALE = 3413,
         /**< FLOAT: factor of the forward result; default 1. */
     WEFT_ATTR_OPERATION_ROPE_BWD_ROPE_DIM = 3414,
-        /**< INT64: how many elements of each head were rotated; default all. */
+        /**< INT64: number of elements of each head that were rotated; default all. */
 
     /* OPERATION_EXPAND_BAND_MATRIX: compact band to full matrix. */
     WEFT_ATTR_OPERATION_EXPAND_BAND_MATRIX_XDESC = 2250,
-        /**< TENSOR descriptor: the band, its diagonals side by side along the axis. */
+        /**< TENSOR descriptor: the band, its diagonals adjacent along the axis. */
     WEFT_ATTR_OPERATION_EXPAND_BAND_MATRIX_YDESC = 2251, /**< TENSOR descriptor: the full matrix. */
     WEFT_ATTR_OPERATION_EXPAND_BAND_MATRIX_LOWER_BANDWIDTH = 2252,
         /**< INT64: number of diagonals below the main one. */
@@ -1271,7 +1281,7 @@ typedef enum {
     WEFT_ATTR_OPERATION_CONTRACT_BAND_MATRIX_XDESC = 2270,
         /**< TENSOR descriptor: the full matrix. */
     WEFT_ATTR_OPERATION_CONTRACT_BAND_MATRIX_YDESC = 2271,
-        /**< TENSOR descriptor: the band, its diagonals side by side along the axis. */
+        /**< TENSOR descriptor: the band, its diagonals adjacent along the axis. */
     WEFT_ATTR_OPERATION_CONTRACT_BAND_MATRIX_LOWER_BANDWIDTH = 2272,
         /**< INT64: number of diagonals below the main one. */
     WEFT_ATTR_OPERATION_CONTRACT_BAND_MATRIX_UPPER_BANDWIDTH = 2273,
@@ -1279,25 +1289,25 @@ typedef enum {
     WEFT_ATTR_OPERATION_CONTRACT_BAND_MATRIX_AXIS = 2274,
         /**< INT64: the dimension that is contracted. */
     WEFT_ATTR_OPERATION_CONTRACT_BAND_MATRIX_PAD_VALUE = 2275,
-        /**< DOUBLE: value where the band leaves the matrix; default 0. */
+        /**< DOUBLE: value where the band exceeds the matrix; default 0. */
     WEFT_ATTR_OPERATION_CONTRACT_BAND_MAX_TOKEN_VALUE = 2276,
-        /**< INT64, optional: largest token index that the band may hold; the name lacks MATRIX
-             as in the mirrored interface. */
+        /**< INT64, optional: largest token index in the band; the name lacks MATRIX in cuDNN,
+             too. */
 
     /* OPERATION_SIGNAL: order between graphs or devices, with x passed through to y. */
-    WEFT_ATTR_OPERATION_SIGNAL_MODE = 1900, /**< SIGNAL_MODE: set the flag or wait for it. */
+    WEFT_ATTR_OPERATION_SIGNAL_MODE = 1900, /**< SIGNAL_MODE: sets the flag or waits for it. */
     WEFT_ATTR_OPERATION_SIGNAL_FLAGDESC = 1901,
-        /**< TENSOR descriptor: the flag, an INT32 scalar that all parties can reach. */
+        /**< TENSOR descriptor: the flag, an INT32 scalar that all participants can access. */
     WEFT_ATTR_OPERATION_SIGNAL_VALUE = 1902, /**< INT64: the value to set or to wait for. */
     WEFT_ATTR_OPERATION_SIGNAL_XDESC = 1903,
         /**< TENSOR descriptor: the tensor whose use is ordered by the signal. */
     WEFT_ATTR_OPERATION_SIGNAL_YDESC = 1904,
         /**< TENSOR descriptor, optional: x, as seen after the signal. */
 
-    /* ENGINE: one way to run a graph. */
+    /* ENGINE: a kernel selection strategy for a graph. */
     WEFT_ATTR_ENGINE_OPERATION_GRAPH = 1300, /**< OPERATIONGRAPH descriptor: the graph to run. */
     WEFT_ATTR_ENGINE_GLOBAL_INDEX = 1301,
-        /**< INT64: which engine, 0 to the graph's ENGINE_GLOBAL_COUNT - 1. */
+        /**< INT64: index of the engine, 0 to the graph's ENGINE_GLOBAL_COUNT - 1. */
     WEFT_ATTR_ENGINE_KNOB_INFO = 1302,
         /**< KNOB_INFO descriptors[n], get only: the knobs and their ranges. */
     WEFT_ATTR_ENGINE_NUMERICAL_NOTE = 1303,
@@ -1305,28 +1315,27 @@ typedef enum {
     WEFT_ATTR_ENGINE_LAYOUT_INFO = 1304,
         /**< LAYOUT_INFO descriptors[n], get only: preferred layouts. */
     WEFT_ATTR_ENGINE_BEHAVIOR_NOTE = 1305,
-        /**< BEHAVIOR_NOTE[n], get only: what the engine does or needs besides arithmetic. */
+        /**< BEHAVIOR_NOTE[n], get only: requirements and side effects of the engine. */
     WEFT_ATTR_ENGINE_SM_COUNT_TARGET = 1306,
-        /**< INT32, optional: multiprocessors to use at most; unset uses all. */
+        /**< INT32, optional: maximum number of multiprocessors; unset uses all. */
     WEFT_ATTR_ENGINE_DEVICEPROP = 1307,
         /**< DEVICEPROP descriptor, optional: the device to plan for, instead of the handle's. */
     WEFT_ATTR_ENGINE_DISABLE_CLUSTER_COOPERATIVE = 1308,
-        /**< BOOLEAN: whether kernels whose blocks cooperate in clusters are ruled out; default
-             false. */
+        /**< BOOLEAN: true to exclude kernels whose blocks cooperate in clusters; default false. */
     WEFT_ATTR_ENGINE_SHARED_MEMORY_LIMIT = 1309,
-        /**< INT32, optional: shared memory that a block may use at most, in bytes. */
+        /**< INT32, optional: maximum shared memory per block, in bytes. */
     WEFT_ATTR_ENGINE_NAME_EXT = 10010, /**< CHAR[n], get only: the engine's name. */
     WEFT_ATTR_ENGINE_FAMILIES_EXT = 10012,
-        /**< CHAR[n], get only: the names of its kernel families, with spaces between them. */
+        /**< CHAR[n], get only: the names of its kernel families, separated by spaces. */
 
-    /* KNOB_INFO: the values that a knob may take. */
-    WEFT_ATTR_KNOB_INFO_TYPE = 1200, /**< KNOB_TYPE, get only: which knob. */
+    /* KNOB_INFO: the legal values of a knob. */
+    WEFT_ATTR_KNOB_INFO_TYPE = 1200, /**< KNOB_TYPE, get only: the knob. */
     WEFT_ATTR_KNOB_INFO_MAXIMUM_VALUE = 1201, /**< INT64, get only: largest legal value. */
     WEFT_ATTR_KNOB_INFO_MINIMUM_VALUE = 1202, /**< INT64, get only: smallest legal value. */
     WEFT_ATTR_KNOB_INFO_STRIDE = 1203, /**< INT64, get only: distance between legal values. */
 
     /* KNOB_CHOICE: one knob and its value. */
-    WEFT_ATTR_KNOB_CHOICE_KNOB_TYPE = 600, /**< KNOB_TYPE: which knob. */
+    WEFT_ATTR_KNOB_CHOICE_KNOB_TYPE = 600, /**< KNOB_TYPE: the knob. */
     WEFT_ATTR_KNOB_CHOICE_KNOB_VALUE = 601,
         /**< INT64: the value, within the range of the engine's KNOB_INFO. */
 
@@ -1337,19 +1346,20 @@ typedef enum {
 
     /* ENGINECFG: an engine and its knob values. */
     WEFT_ATTR_ENGINECFG_ENGINE = 300,
-        /**< ENGINE descriptor: the engine; read back into a descriptor that the caller made. */
+        /**< ENGINE descriptor: the engine; get copies it into a descriptor that the caller
+             created. */
     WEFT_ATTR_ENGINECFG_INTERMEDIATE_INFO = 301,
         /**< INTERMEDIATE_INFO descriptors[n], get only: always empty. */
     WEFT_ATTR_ENGINECFG_KNOB_CHOICES = 302,
-        /**< KNOB_CHOICE descriptors[n]: chosen values; default none, the engine chooses. */
+        /**< KNOB_CHOICE descriptors[n]: chosen values; by default, the engine chooses. */
     WEFT_ATTR_ENGINECFG_WORKSPACE_SIZE = 303,
         /**< INT64, get only: workspace that a plan of this configuration needs, in bytes. */
     WEFT_ATTR_ENGINECFG_SHARED_MEMORY_USED = 304,
-        /**< INT32, get only: shared memory that a block uses, in bytes. */
+        /**< INT32, get only: shared memory per block, in bytes. */
     WEFT_ATTR_ENGINECFG_PREDICTED_SECONDS_EXT = 10011,
         /**< DOUBLE, get only: time of one run as predicted from the device's limits, in seconds. */
 
-    /* INTERMEDIATE_INFO: kept for its numbers; no engine gives any. */
+    /* INTERMEDIATE_INFO: reserved; no engine has any. */
     WEFT_ATTR_INTERMEDIATE_INFO_UNIQUE_ID = 500,
         /**< INT64, get only: uid of an intermediate buffer. */
     WEFT_ATTR_INTERMEDIATE_INFO_SIZE = 501, /**< INT64, get only: its size, in bytes. */
@@ -1359,25 +1369,26 @@ typedef enum {
         /**< ATTRIB_NAME[n], get only: the attributes that it depends on. */
 
     /* ENGINEHEUR: a query for the best configurations. */
-    WEFT_ATTR_ENGINEHEUR_MODE = 200, /**< HEUR_MODE: how to rank. */
+    WEFT_ATTR_ENGINEHEUR_MODE = 200, /**< HEUR_MODE: the ranking method. */
     WEFT_ATTR_ENGINEHEUR_OPERATION_GRAPH = 201, /**< OPERATIONGRAPH descriptor: the graph to run. */
     WEFT_ATTR_ENGINEHEUR_RESULTS = 202,
-        /**< ENGINECFG descriptors[n], get only: finalized configurations, best first, into
-             descriptors that the caller made. */
+        /**< ENGINECFG descriptors[n], get only: finalized configurations, best first; get copies
+             them into descriptors that the caller created. */
     WEFT_ATTR_ENGINEHEUR_SM_COUNT_TARGET = 203,
         /**< INT32, optional: multiprocessors to plan for; unset plans for all. */
     WEFT_ATTR_ENGINEHEUR_DEVICEPROP = 204,
         /**< DEVICEPROP descriptor, optional: the device to plan for, instead of the handle's. */
     WEFT_ATTR_ENGINEHEUR_SHARED_MEMORY_LIMIT = 205,
-        /**< INT32, optional: shared memory that a block may use at most, in bytes. */
+        /**< INT32, optional: maximum shared memory per block, in bytes. */
 
-    /* EXECUTION_PLAN: a graph made ready to run, from a configuration or from saved text. */
+    /* EXECUTION_PLAN: a graph prepared for execution, from a configuration or from saved text. */
     WEFT_ATTR_EXECUTION_PLAN_HANDLE = 400,
         /**< HANDLE, optional: the handle to build for; needed to load a saved plan. */
     WEFT_ATTR_EXECUTION_PLAN_ENGINE_CONFIG = 401,
-        /**< ENGINECFG descriptor: what to build, unless JSON_REPRESENTATION is set instead. */
+        /**< ENGINECFG descriptor: the configuration, unless JSON_REPRESENTATION is set instead. */
     WEFT_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE = 402,
-        /**< INT64, get only: device memory that a run needs beside its tensors, in bytes. */
+        /**< INT64, get only: device memory that an execution needs in addition to its tensors, in
+             bytes. */
     WEFT_ATTR_EXECUTION_PLAN_COMPUTED_INTERMEDIATE_UIDS = 403,
         /**< INT64[n], get only: uids of intermediate buffers that the plan fills; always empty. */
     WEFT_ATTR_EXECUTION_PLAN_RUN_ONLY_INTERMEDIATE_UIDS = 404,
@@ -1386,92 +1397,94 @@ typedef enum {
         /**< CHAR[n]: get saves the plan, set before finalize loads one; set this or
              ENGINE_CONFIG. */
     WEFT_ATTR_EXECUTION_PLAN_KERNEL_CACHE = 406,
-        /**< KERNEL_CACHE descriptor, optional: where to look for compiled kernels and leave new
-             ones. */
+        /**< KERNEL_CACHE descriptor, optional: the cache that compiled kernels are read from and
+             added to. */
     WEFT_ATTR_EXECUTION_PLAN_DEVICEPROP = 407,
         /**< DEVICEPROP descriptor, optional: the device to build for, instead of the handle's. */
     WEFT_ATTR_EXECUTION_PLAN_CUDA_GRAPH_RETENTION = 408,
-        /**< CUDA_GRAPH_RETENTION: how long resources of populated CUDA graphs are kept; default
+        /**< CUDA_GRAPH_RETENTION: how long resources of populated CUDA graphs are retained; default
              PER_GRAPH. */
     WEFT_ATTR_EXECUTION_PLAN_SLOT_UNIQUE_IDS_EXT = 10020,
-        /**< INT64[n], get only: uids in the order in which weftExecute takes pointers. */
+        /**< INT64[n], get only: uids in the order in which weftExecute expects pointers. */
     WEFT_ATTR_EXECUTION_PLAN_REPORT_EXT = 10021,
-        /**< CHAR[n], get only: what runs where and why, as JSON. */
+        /**< CHAR[n], get only: the steps of the plan and the reasons for them, as JSON. */
     WEFT_ATTR_EXECUTION_PLAN_WORKSPACE_LIMIT_EXT = 10022,
         /**< INT64: cap on WORKSPACE_SIZE, in bytes; default none. */
     WEFT_ATTR_EXECUTION_PLAN_OPERATION_GRAPH_EXT = 10024,
-        /**< OPERATIONGRAPH descriptor, optional: plan it on the engine that is predicted to be
-             fastest, instead of naming one with ENGINE_CONFIG. */
+        /**< OPERATIONGRAPH descriptor, optional: plans it on the engine with the shortest predicted
+             time, instead of that of ENGINE_CONFIG. */
     WEFT_ATTR_EXECUTION_PLAN_TAG_EXT = 10023,
         /**< CHAR[n], get only: short name of engine and knobs, such as eng0_k2=3. */
     WEFT_ATTR_EXECUTION_PLAN_WITH_CODE_EXT = 10026,
-        /**< BOOLEAN: whether JSON_REPRESENTATION carries machine code, so that the plan loads where
-             there is no run-time compiler; default false. Set it when saving, and again when loading
-             to use what is carried: do so only with plans from people you trust. */
+        /**< BOOLEAN: true to include machine code in JSON_REPRESENTATION, so that the plan can be
+             loaded without a run-time compiler; default false. Set it when saving, and again when
+             loading to use that code: do so only with plans from trusted sources. */
     WEFT_ATTR_EXECUTION_PLAN_KERNELS_EXT = 10027,
-        /**< CHAR[n], get only: the kernels of the plan as they were compiled, as JSON: "kernels", a
-             list with family, step, file, entry, grid, block, cluster, shared_bytes, log, text and
-             headers of each, and "headers", the texts of the files that they include, by name. */
+        /**< CHAR[n], get only: the kernels of the plan as compiled, as JSON: "kernels", a list with
+             family, step, file, entry, grid, block, cluster, shared_bytes, log, text and headers of
+             each, and "headers", the texts of the files that they include, by name. */
     WEFT_ATTR_EXECUTION_PLAN_ELEMENT_ALIGNED_EXT = 10028,
-        /**< BOOLEAN: whether runs take any address that is a multiple of its tensor's element,
-             whatever BYTE_ALIGNMENT the tensors promise; kernels may be slower. Default false. */
+        /**< BOOLEAN: true to accept any address that is a multiple of the tensor's element size,
+             regardless of the tensors' BYTE_ALIGNMENT; kernels may be slower. Default false. */
     WEFT_ATTR_EXECUTION_PLAN_SLOTS_EXT = 10029,
-        /**< CHAR[n], get only: what REPORT_EXT says of engine, device and the tensors of
-             SLOT_UNIQUE_IDS_EXT, in their order, as JSON: all that a frontend needs to run. */
+        /**< CHAR[n], get only: the part of REPORT_EXT about engine, device and the tensors of
+             SLOT_UNIQUE_IDS_EXT, in their order, as JSON: all that a frontend needs for
+             execution. */
     WEFT_ATTR_EXECUTION_PLAN_CUDA_GRAPH_EXT = 10033,
-        /**< BOOLEAN: whether an execution on a GPU launches all kernels as one CUDA graph, which
-             costs the host about as much as one kernel. The graph is made by the first execution and
-             serves those on the same memory; others change its arguments. Kernels are launched one by
-             one while the stream is captured, and where more than 8 threads run the plan at once.
-             Not saved with the plan. Default false. */
+        /**< BOOLEAN: true to launch all kernels of an execution on a GPU as one CUDA graph, which
+             costs the host about as much as one kernel. The first execution creates the graph, and
+             executions with the same memory reuse it; others update its arguments. Kernels are
+             launched one by one while the stream is captured, and if more than 8 threads execute
+             the plan at once. Not saved with the plan. Default false. */
 
-    /* VARIANT_PACK: the memory for one run. */
+    /* VARIANT_PACK: the memory for one execution. */
     WEFT_ATTR_VARIANT_PACK_UNIQUE_IDS = 1000,
         /**< INT64[n]: uids of the tensors that have memory. */
     WEFT_ATTR_VARIANT_PACK_DATA_POINTERS = 1001,
-        /**< VOID_PTR[n]: their addresses in the same order; a by-value tensor's is on the host. */
+        /**< VOID_PTR[n]: their addresses in the same order; those of by-value tensors are on the
+             host. */
     WEFT_ATTR_VARIANT_PACK_INTERMEDIATES = 1002,
-        /**< VOID_PTR, get only: kept for its number, always null. */
+        /**< VOID_PTR, get only: reserved, always null. */
     WEFT_ATTR_VARIANT_PACK_WORKSPACE = 1003,
         /**< VOID_PTR: memory of the plan's WORKSPACE_SIZE bytes; null if that is 0. */
     WEFT_ATTR_VARIANT_PACK_OVERRIDE_UNIQUE_IDS = 1010,
-        /**< INT64[n], optional: uids of the tensors that run with other extents than the
-             graph's. */
+        /**< INT64[n], optional: uids of the tensors whose extents are overridden. */
     WEFT_ATTR_VARIANT_PACK_OVERRIDE_SHAPES = 1011,
-        /**< INT64[sum of ranks], optional: their extents, tensor after tensor in the order of
+        /**< INT64[sum of ranks], optional: their extents, concatenated in the order of
              OVERRIDE_UNIQUE_IDS. */
     WEFT_ATTR_VARIANT_PACK_OVERRIDE_STRIDES = 1012,
-        /**< INT64[sum of ranks], optional: their strides, in elements, laid out as
+        /**< INT64[sum of ranks], optional: their strides, in elements, in the same order as
              OVERRIDE_SHAPES. */
     WEFT_ATTR_VARIANT_PACK_WORKSPACE_SIZE_EXT = 10025,
-        /**< INT64, optional: bytes at WORKSPACE; when set, execute checks that they suffice. */
+        /**< INT64, optional: bytes at WORKSPACE; if set, execute checks that it is large enough. */
 
     /* KERNEL_CACHE: compiled kernels shared by plans. */
     WEFT_ATTR_KERNEL_CACHE_OPERATION_GRAPH = 2400,
-        /**< OPERATIONGRAPH descriptor, optional: the topology whose kernels the cache holds. */
+        /**< OPERATIONGRAPH descriptor, optional: the topology whose kernels the cache contains. */
     WEFT_ATTR_KERNEL_CACHE_IS_ENGINECFG_KERNEL_CACHED = 2401,
-        /**< BOOLEAN, get only: whether the kernels of the ENGINECFG passed in the array are
-             present; 0 or 1 comes back as the count. */
+        /**< BOOLEAN, get only: true if the kernels of the ENGINECFG passed in the array are
+             present; 0 or 1 is returned as the count. */
     WEFT_ATTR_KERNEL_CACHE_JSON_REPRESENTATION = 2402,
         /**< CHAR[n], optional: get saves the cache, set before finalize loads one. */
     WEFT_ATTR_KERNEL_CACHE_REVISION = 2403,
-        /**< INT64, get only: grows with each change, so that unchanged caches need not be saved
+        /**< INT64, get only: increases with each change, so that unchanged caches need not be saved
              again. */
-    WEFT_ATTR_KERNEL_CACHE_ENTRY_COUNT = 2404, /**< INT64, get only: number of kernels held. */
+    WEFT_ATTR_KERNEL_CACHE_ENTRY_COUNT = 2404, /**< INT64, get only: number of kernels in the
+                                                    cache. */
 
     /* DEVICEPROP: the device to plan for; set one of DEVICE_ID, HANDLE, JSON_REPRESENTATION or
        KIND_EXT. */
     WEFT_ATTR_DEVICEPROP_DEVICE_ID = 2700,
         /**< INT32, optional: ordinal of a CUDA device that is present. */
-    WEFT_ATTR_DEVICEPROP_HANDLE = 2701, /**< HANDLE, optional: takes the device of this handle. */
+    WEFT_ATTR_DEVICEPROP_HANDLE = 2701, /**< HANDLE, optional: selects the device of this handle. */
     WEFT_ATTR_DEVICEPROP_JSON_REPRESENTATION = 2702,
-        /**< CHAR[n], optional: get saves the properties, set describes a device that need not be
+        /**< CHAR[n], optional: get saves the properties, set defines a device that need not be
              present. */
     WEFT_ATTR_DEVICEPROP_KIND_EXT = 10030,
-        /**< INT64, a weftDeviceKind_t, optional: the kind of device; CUDA when a CUDA device is
+        /**< INT64, a weftDeviceKind_t, optional: the kind of device; CUDA if a CUDA device is
              named. */
     WEFT_ATTR_DEVICEPROP_NAME_EXT = 10031,
-        /**< CHAR[n], get only: the device's name as its maker gives it. */
+        /**< CHAR[n], get only: the device's name as reported by its manufacturer. */
     WEFT_ATTR_DEVICEPROP_THREADS_EXT = 10032
         /**< INT64, get only: number of CPU threads that Weft uses on a CPU device. */
 } weftBackendAttributeName_t;
@@ -1484,15 +1497,15 @@ typedef enum {
     WEFT_POINTWISE_DIV = 6, /**< x / b. */
     WEFT_POINTWISE_MAX = 3, /**< The larger of x and b. */
     WEFT_POINTWISE_MIN = 2, /**< The smaller of x and b. */
-    WEFT_POINTWISE_MOD = 7, /**< Remainder of x / b with the sign of x, as C's fmod. */
+    WEFT_POINTWISE_MOD = 7, /**< Remainder of x / b with the sign of x, like C's fmod. */
     WEFT_POINTWISE_MUL = 1, /**< x times b. */
     WEFT_POINTWISE_POW = 8, /**< x to the power b. */
     WEFT_POINTWISE_SUB = 9, /**< x - b. */
     WEFT_POINTWISE_ABS = 10, /**< Magnitude of x. */
-    WEFT_POINTWISE_CEIL = 11, /**< Smallest integer not below x. */
+    WEFT_POINTWISE_CEIL = 11, /**< Smallest integer greater than or equal to x. */
     WEFT_POINTWISE_COS = 12, /**< Cosine of x, x in radians. */
     WEFT_POINTWISE_EXP = 13, /**< e^x. */
-    WEFT_POINTWISE_FLOOR = 14, /**< Largest integer not above x. */
+    WEFT_POINTWISE_FLOOR = 14, /**< Largest integer less than or equal to x. */
     WEFT_POINTWISE_LOG = 15, /**< Natural logarithm of x. */
     WEFT_POINTWISE_NEG = 16, /**< -x. */
     WEFT_POINTWISE_RSQRT = 17, /**< 1 / sqrt(x). */
@@ -1535,7 +1548,7 @@ typedef enum {
     WEFT_POINTWISE_LOGICAL_OR = 401, /**< 1 where x or b is not 0, else 0. */
     WEFT_POINTWISE_LOGICAL_NOT = 402, /**< 1 where x is 0, else 0. */
     WEFT_POINTWISE_GEN_INDEX = 501,
-        /**< The element's own index along the axis; x gives the shape alone. */
+        /**< The index of the element along the axis; x only provides the shape. */
     WEFT_POINTWISE_BINARY_SELECT = 601 /**< x where t is not 0, else b. */
 } weftPointwiseMode_t;
 
@@ -1555,27 +1568,28 @@ typedef enum {
 /** How pooling or interpolation turns a window into one value. */
 typedef enum {
     WEFT_RESAMPLE_NEAREST = 0, /**< The nearest element. */
-    WEFT_RESAMPLE_BILINEAR = 1, /**< The neighbours on either side, weighted by their distance. */
+    WEFT_RESAMPLE_BILINEAR = 1, /**< The adjacent elements on either side, weighted by their
+                                     distance. */
     WEFT_RESAMPLE_AVGPOOL = 2, /**< Another name for AVGPOOL_INCLUDE_PADDING. */
     WEFT_RESAMPLE_AVGPOOL_INCLUDE_PADDING = 2,
         /**< Mean of the window; padding counts as elements. */
     WEFT_RESAMPLE_AVGPOOL_EXCLUDE_PADDING = 4,
-        /**< Mean of those elements of the window that are not padding. */
+        /**< Mean of the window without padding. */
     WEFT_RESAMPLE_MAXPOOL = 3 /**< Largest element of the window. */
 } weftResampleMode_t;
 
-/** What pooling and interpolation read outside the tensor. */
+/** The values that pooling and interpolation read outside of the tensor. */
 typedef enum {
     WEFT_ZERO_PAD = 0, /**< Zeros. */
     WEFT_NEG_INF_PAD = 1,
-        /**< The lowest value of the data type, so that a maximum never picks padding. */
+        /**< The lowest value of the data type, so that a maximum never selects padding. */
     WEFT_EDGE_VAL_PAD = 2 /**< The nearest element at the edge. */
 } weftPaddingMode_t;
 
-/** Whether NaN among the operands must come out as NaN. */
+/** Whether NaN operands must yield NaN. */
 typedef enum {
-    WEFT_NOT_PROPAGATE_NAN = 0, /**< NaN may be dropped, as by C's fmax. */
-    WEFT_PROPAGATE_NAN = 1 /**< NaN comes out as NaN. */
+    WEFT_NOT_PROPAGATE_NAN = 0, /**< NaN may be ignored, like by C's fmax. */
+    WEFT_PROPAGATE_NAN = 1 /**< NaN operands yield NaN. */
 } weftNanPropagation_t;
 
 /** Whether a convolution flips its filter. */
@@ -1589,16 +1603,17 @@ typedef enum {
 /** Which elements of a normalisation share mean and variance, for x of [N, C, spatial..]. */
 typedef enum {
     WEFT_LAYER_NORM = 0,
-        /**< The trailing dimensions that the scale spans, for each leading index. */
+        /**< The trailing dimensions that the scale covers, for each leading index. */
     WEFT_INSTANCE_NORM = 1, /**< The spatial dimensions, for each n and c. */
     WEFT_BATCH_NORM = 2, /**< Batch and spatial dimensions, for each channel. */
     WEFT_GROUP_NORM = 3,
         /**< The channels of a group and the spatial dimensions, for each n and group. */
-    WEFT_RMS_NORM = 4, /**< As LAYER_NORM, without a mean: x is divided by its root mean square. */
-    WEFT_ADA_LAYER_NORM = 5 /**< As LAYER_NORM, with a scale and a bias of their own for each n. */
+    WEFT_RMS_NORM = 4, /**< Like LAYER_NORM, but without a mean: x is divided by its root mean
+                            square. */
+    WEFT_ADA_LAYER_NORM = 5 /**< Like LAYER_NORM, but with a separate scale and bias for each n. */
 } weftBackendNormMode_t;
 
-/** What a forward normalisation is for. */
+/** Purpose of a forward normalisation. */
 typedef enum {
     WEFT_NORM_FWD_INFERENCE = 0, /**< Only y is written; batch norm uses given statistics. */
     WEFT_NORM_FWD_TRAINING = 1
@@ -1606,12 +1621,12 @@ typedef enum {
              updates its running values. */
 } weftBackendNormFwdPhase_t;
 
-/** Which statistics OPERATION_GEN_STATS takes. */
+/** Statistics that OPERATION_GEN_STATS computes. */
 typedef enum {
     WEFT_GENSTATS_SUM_SQSUM = 0 /**< Sum and sum of squares of each channel. */
 } weftGenStatsMode_t;
 
-/** Where batch norm's statistics come from. */
+/** Source of batch norm's statistics. */
 typedef enum {
     WEFT_BN_FINALIZE_STATISTICS_TRAINING = 0,
         /**< From the sums of this batch; running values are updated. */
@@ -1623,83 +1638,85 @@ typedef enum {
 typedef enum {
     WEFT_RNG_DISTRIBUTION_BERNOULLI = 0, /**< 1 with the given probability, else 0. */
     WEFT_RNG_DISTRIBUTION_UNIFORM = 1,
-        /**< Every number from minimum up to, not including, maximum is equally likely. */
+        /**< Uniform from minimum (inclusive) to maximum (exclusive). */
     WEFT_RNG_DISTRIBUTION_NORMAL = 2 /**< Gaussian with the given mean and standard deviation. */
 } weftRngDistribution_t;
 
-/** What OPERATION_SIGNAL does with its flag. */
+/** Action of OPERATION_SIGNAL on its flag. */
 typedef enum {
     WEFT_SIGNAL_SET = 0, /**< Writes the value to the flag once x is ready. */
-    WEFT_SIGNAL_WAIT = 1 /**< Holds back y until the flag has the value. */
+    WEFT_SIGNAL_WAIT = 1 /**< Delays y until the flag has the value. */
 } weftSignalMode_t;
 
-/** How tokens reach their experts in a grouped matrix product. */
+/** Assignment of tokens to experts in a grouped matrix product. */
 typedef enum {
     WEFT_MOE_GROUPED_MATMUL_MODE_NONE = 0, /**< Tokens are already sorted by expert. */
     WEFT_MOE_GROUPED_MATMUL_MODE_GATHER = 1,
-        /**< Row i takes token TOKEN_INDEX[i] before the product. */
+        /**< Row i is token TOKEN_INDEX[i], gathered before the product. */
     WEFT_MOE_GROUPED_MATMUL_MODE_SCATTER = 2
-        /**< Each row of the product goes to the place of its token and top-k slot. */
+        /**< Each row of the product is written to the position of its token and top-k slot. */
 } weftMoeGroupedMatmulMode_t;
 
-/** What OPERATION_RESHAPE keeps. */
+/** What OPERATION_RESHAPE preserves. */
 typedef enum {
     WEFT_RESHAPE_VIEW_ONLY = 0,
-        /**< The storage: y reads the same memory through its own extents and strides. */
+        /**< The storage: y views the same memory with its own extents and strides. */
     WEFT_RESHAPE_LOGICAL = 1
-        /**< The order of the elements, last dimension fastest; copies where the storage does not
-             allow a view. */
+        /**< The order of the elements, last dimension fastest; copies if the storage does not allow
+             a view. */
 } weftBackendReshapeMode_t;
 
-/** A shuffle of the storage that strides cannot express. */
+/** An order of the storage that strides cannot express. */
 typedef enum {
     WEFT_TENSOR_REORDERING_NONE = 0, /**< Storage follows the strides. */
     WEFT_TENSOR_REORDERING_INT8x32 = 1,
-        /**< Filters and biases of INT8 convolution, shuffled for tensor cores in units of 32
+        /**< Filters and biases of INT8 convolution, reordered for tensor cores in units of 32
              channels. */
     WEFT_TENSOR_REORDERING_F16x16 = 2,
-        /**< 16-bit elements, shuffled for tensor cores in units of 16. */
+        /**< 16-bit elements, reordered for tensor cores in units of 16. */
     WEFT_TENSOR_REORDERING_F8_128x4 = 3
         /**< Block scales in tiles of 128 x 4, 512 bytes each; extents are padded to whole tiles. */
 } weftBackendTensorReordering_t;
 
-/** How engine configurations are ranked. */
+/** Ranking of engine configurations. */
 typedef enum {
-    WEFT_HEUR_MODE_INSTANT = 0, /**< As A: ranked at once, by predicted time. */
-    WEFT_HEUR_MODE_B = 1, /**< As A, but may look longer for a better ranking. */
+    WEFT_HEUR_MODE_INSTANT = 0, /**< Like A: ranked immediately, by predicted time. */
+    WEFT_HEUR_MODE_B = 1, /**< Like A, but may search longer for a better ranking. */
     WEFT_HEUR_MODE_FALLBACK = 2,
-        /**< The configurations that take any valid graph, for when no faster one can. */
+        /**< The configurations that support any valid graph, for use if no faster one supports
+             it. */
     WEFT_HEUR_MODE_A = 3 /**< Ranked by predicted time; the usual choice. */
 } weftBackendHeurMode_t;
 
-/** How an engine's arithmetic differs from the plain formula. */
+/** Difference between an engine's arithmetic and the plain formula. */
 typedef enum {
     WEFT_NUMERICAL_NOTE_TENSOR_CORE = 0, /**< Uses tensor cores. */
     WEFT_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS = 1,
         /**< Narrows the inputs, for example FLOAT to TF32. */
     WEFT_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION = 2,
-        /**< Sums in fewer bits than the type to calculate in. */
+        /**< Accumulates in a narrower type than the compute type. */
     WEFT_NUMERICAL_NOTE_FFT = 3, /**< Multiplies in the frequency domain. */
     WEFT_NUMERICAL_NOTE_NONDETERMINISTIC = 4,
-        /**< Two runs on the same data may differ in the last bits. */
+        /**< Two executions on the same data may differ in the last bits. */
     WEFT_NUMERICAL_NOTE_WINOGRAD = 5, /**< Uses a Winograd transform. */
     WEFT_NUMERICAL_NOTE_WINOGRAD_TILE_4x4 = 6, /**< Uses Winograd tiles of 4 x 4. */
     WEFT_NUMERICAL_NOTE_WINOGRAD_TILE_6x6 = 7, /**< Uses Winograd tiles of 6 x 6. */
     WEFT_NUMERICAL_NOTE_WINOGRAD_TILE_13x13 = 8, /**< Uses Winograd tiles of 13 x 13. */
     WEFT_NUMERICAL_NOTE_STRICT_NAN_PROP = 9
-        /**< NaN in always gives NaN out, also in maxima and minima. */
+        /**< NaN operands always yield NaN, even in maxima and minima. */
 } weftBackendNumericalNote_t;
 
-/** What an engine does or needs besides arithmetic. */
+/** Requirements and side effects of an engine. */
 typedef enum {
     WEFT_BEHAVIOR_NOTE_RUNTIME_COMPILATION = 0, /**< Compiles kernels while the plan is built. */
     WEFT_BEHAVIOR_NOTE_REQUIRES_FILTER_INT8x32_REORDER = 1,
-        /**< Wants filters in the INT8x32 order. */
-    WEFT_BEHAVIOR_NOTE_REQUIRES_BIAS_INT8x32_REORDER = 2, /**< Wants biases in the INT8x32 order. */
+        /**< Requires filters in the INT8x32 order. */
+    WEFT_BEHAVIOR_NOTE_REQUIRES_BIAS_INT8x32_REORDER = 2, /**< Requires biases in the INT8x32
+                                                               order. */
     WEFT_BEHAVIOR_NOTE_SUPPORTS_CUDA_GRAPH_NATIVE_API = 3,
-        /**< Can write itself into a CUDA graph without stream capture. */
+        /**< Can be added to a CUDA graph without stream capture. */
     WEFT_BEHAVIOR_NOTE_CUBLASLT_DEPENDENCY = 4
-        /**< Calls cuBLASLt; kept for its number, no engine of Weft does. */
+        /**< Calls cuBLASLt; reserved, no engine of Weft does. */
 } weftBackendBehaviorNote_t;
 
 /** A storage order that an engine prefers for a tensor. */
@@ -1711,30 +1728,30 @@ typedef enum {
     WEFT_LAYOUT_TYPE_PREFERRED_PAD8CK = 3 /**< Channels padded to a multiple of 8. */
 } weftBackendLayoutType_t;
 
-/** A number by which an engine can be tuned. An engine offers few of these; KNOB_INFO tells which,
-    and the range of each. Many are kept for their numbers. */
+/** A tuning parameter of an engine. An engine has only some of these; KNOB_INFO lists them with
+    their ranges. Many are reserved. */
 typedef enum {
     WEFT_KNOB_TYPE_SPLIT_K = 0,
-        /**< Parts into which the summed dimension is cut, each summed on its own. */
+        /**< Number of parts into which the summed dimension is split, each summed separately. */
     WEFT_KNOB_TYPE_SWIZZLE = 1, /**< Order in which tiles are visited, for reuse in cache. */
-    WEFT_KNOB_TYPE_TILE_SIZE = 2, /**< Row of the engine's tile table. */
+    WEFT_KNOB_TYPE_TILE_SIZE = 2, /**< Index in the engine's tile table. */
     WEFT_KNOB_TYPE_USE_TEX = 3, /**< Whether operands are read through textures. */
     WEFT_KNOB_TYPE_EDGE = 4, /**< How tiles at the edge of the problem are handled. */
     WEFT_KNOB_TYPE_KBLOCK = 5, /**< Blocking of the summed dimension. */
     WEFT_KNOB_TYPE_LDGA = 6, /**< Width of the loads of operand A. */
     WEFT_KNOB_TYPE_LDGB = 7, /**< Width of the loads of operand B. */
-    WEFT_KNOB_TYPE_CHUNK_K = 8, /**< Length of the summed dimension that is handled in one piece. */
-    WEFT_KNOB_TYPE_SPLIT_H = 9, /**< Parts into which the height is cut. */
+    WEFT_KNOB_TYPE_CHUNK_K = 8, /**< Length of the summed dimension that is processed at once. */
+    WEFT_KNOB_TYPE_SPLIT_H = 9, /**< Number of parts into which the height is split. */
     WEFT_KNOB_TYPE_WINO_TILE = 10, /**< Extent of the Winograd tile. */
-    WEFT_KNOB_TYPE_MULTIPLY = 11, /**< Which multiply instruction is used. */
+    WEFT_KNOB_TYPE_MULTIPLY = 11, /**< The multiply instruction. */
     WEFT_KNOB_TYPE_SPLIT_K_BUF = 12,
         /**< Whether the parts of SPLIT_K are summed through a buffer in the workspace. */
     WEFT_KNOB_TYPE_TILEK = 13, /**< Extent of a tile along the summed dimension, in elements. */
     WEFT_KNOB_TYPE_STAGES = 14, /**< Depth of the load pipeline, in tiles. */
-    WEFT_KNOB_TYPE_REDUCTION_MODE = 15, /**< How partial sums are brought together. */
+    WEFT_KNOB_TYPE_REDUCTION_MODE = 15, /**< How partial sums are combined. */
     WEFT_KNOB_TYPE_CTA_SPLIT_K_MODE = 16, /**< How the blocks of SPLIT_K share their work. */
     WEFT_KNOB_TYPE_SPLIT_K_SLC = 17,
-        /**< Parts into which a block's own share of the summed dimension is cut. */
+        /**< Number of parts into which a block's share of the summed dimension is split. */
     WEFT_KNOB_TYPE_IDX_MODE = 18, /**< How addresses are calculated. */
     WEFT_KNOB_TYPE_SLICED = 19, /**< Whether the warps of a block split the summed dimension. */
     WEFT_KNOB_TYPE_SPLIT_RS = 20, /**< Whether the filter's extents are split between blocks. */
@@ -1743,39 +1760,41 @@ typedef enum {
     WEFT_KNOB_TYPE_LDGC = 22, /**< Width of the loads of operand C. */
     WEFT_KNOB_TYPE_SPECFILT = 23, /**< Whether a kernel for a special filter extent is used. */
     WEFT_KNOB_TYPE_KERNEL_CFG = 24, /**< Variant of the kernel. */
-    WEFT_KNOB_TYPE_WORKSPACE = 25, /**< Bytes of workspace at most; slower kernels serve where fast ones take more. */
-    WEFT_KNOB_TYPE_TILE_CGA = 26, /**< Blocks in a cluster. */
-    WEFT_KNOB_TYPE_TILE_CGA_M = 27, /**< Blocks in a cluster along M. */
-    WEFT_KNOB_TYPE_TILE_CGA_N = 28, /**< Blocks in a cluster along N. */
-    WEFT_KNOB_TYPE_BLOCK_SIZE = 29, /**< Threads in a block. */
-    WEFT_KNOB_TYPE_OCCUPANCY = 30, /**< Blocks that are resident on a multiprocessor. */
-    WEFT_KNOB_TYPE_ARRAY_SIZE_PER_THREAD = 31, /**< Elements that a thread keeps in registers. */
-    WEFT_KNOB_TYPE_NUM_C_PER_BLOCK = 32, /**< Channels that a block handles. */
-    WEFT_KNOB_TYPE_SPLIT_COLS = 33, /**< Parts into which the columns are cut. */
+    WEFT_KNOB_TYPE_WORKSPACE = 25, /**< Limit of the workspace in bytes; slower kernels are used if
+                                        fast ones need more. */
+    WEFT_KNOB_TYPE_TILE_CGA = 26, /**< Blocks per cluster. */
+    WEFT_KNOB_TYPE_TILE_CGA_M = 27, /**< Blocks per cluster along M. */
+    WEFT_KNOB_TYPE_TILE_CGA_N = 28, /**< Blocks per cluster along N. */
+    WEFT_KNOB_TYPE_BLOCK_SIZE = 29, /**< Threads per block. */
+    WEFT_KNOB_TYPE_OCCUPANCY = 30, /**< Resident blocks per multiprocessor. */
+    WEFT_KNOB_TYPE_ARRAY_SIZE_PER_THREAD = 31, /**< Elements that a thread holds in registers. */
+    WEFT_KNOB_TYPE_NUM_C_PER_BLOCK = 32, /**< Channels per block. */
+    WEFT_KNOB_TYPE_SPLIT_COLS = 33, /**< Number of parts into which the columns are split. */
     WEFT_KNOB_TYPE_TILE_ROWS = 34, /**< Rows of a tile. */
     WEFT_KNOB_TYPE_TILE_COLS = 35, /**< Columns of a tile. */
-    WEFT_KNOB_TYPE_LOAD_SIZE = 36, /**< Elements that one load brings in. */
+    WEFT_KNOB_TYPE_LOAD_SIZE = 36, /**< Elements per load. */
     WEFT_KNOB_TYPE_CTA_COUNT = 37, /**< Blocks launched. */
     WEFT_KNOB_TYPE_STREAM_K = 38,
-        /**< Whether blocks share the summed dimension in even streams instead of whole tiles. */
+        /**< Whether blocks share the summed dimension evenly (stream-K) instead of in whole
+             tiles. */
     WEFT_KNOB_TYPE_SPLIT_P_SLC = 39,
-        /**< Parts into which a block's own share of the output positions is cut. */
+        /**< Number of parts into which a block's share of the output positions is split. */
     WEFT_KNOB_TYPE_TILE_M = 40, /**< Extent of a tile along M, in elements. */
     WEFT_KNOB_TYPE_TILE_N = 41, /**< Extent of a tile along N, in elements. */
     WEFT_KNOB_TYPE_WARP_SPEC_CFG = 42, /**< Which warps of a block load and which calculate. */
     WEFT_KNOB_TYPE_SWAP_AB = 43,
-        /**< Whether A and B change places, so that N fills the tile's longer side. */
+        /**< Whether A and B are swapped, so that N has the longer side of the tile. */
     WEFT_KNOB_TYPE_INPUT_TMA_ENABLE = 44,
         /**< Whether inputs are loaded by the tensor memory accelerator. */
     WEFT_KNOB_TYPE_OUTPUT_TMA_ENABLE = 45,
         /**< Whether outputs are stored by the tensor memory accelerator. */
     WEFT_KNOB_TYPE_WITHOUT_FAMILIES_EXT = 10001
-        /**< Kernel families that are not to be used: bit i is the i-th of ENGINE_FAMILIES_EXT. */
+        /**< Kernel families to exclude: bit i is the i-th of ENGINE_FAMILIES_EXT. */
 } weftBackendKnobType_t;
 
-/** Class of an operation graph, given as a hint so that the library need not find it. */
+/** Class of an operation graph, as a hint that saves the library the analysis. */
 typedef enum {
-    WEFT_OPERATIONGRAPH_MODE_AUTO = -1, /**< Found by the library; the default. */
+    WEFT_OPERATIONGRAPH_MODE_AUTO = -1, /**< Determined by the library; the default. */
     WEFT_OPERATIONGRAPH_MODE_CONV_FORWARD = 0, /**< One forward convolution. */
     WEFT_OPERATIONGRAPH_MODE_CONV_BWD_DATA = 1, /**< One gradient with respect to the image. */
     WEFT_OPERATIONGRAPH_MODE_CONV_BWD_FILTER = 2, /**< One gradient with respect to the filters. */
@@ -1787,46 +1806,46 @@ typedef enum {
     WEFT_OPERATIONGRAPH_MODE_RESAMPLE_FWD = 22, /**< One pooling or interpolation. */
     WEFT_OPERATIONGRAPH_MODE_RESAMPLE_BWD = 23, /**< One gradient of pooling or interpolation. */
     WEFT_OPERATIONGRAPH_MODE_BLAS_MATMUL = 25,
-        /**< One matrix product, with no more than a usual epilogue. */
+        /**< One matrix product, with at most a common epilogue. */
     WEFT_OPERATIONGRAPH_MODE_GENERIC_MATMUL_FUSION = 26,
         /**< A matrix product with operations before and after it. */
     WEFT_OPERATIONGRAPH_MODE_GENERIC_POINTWISE_FUSION = 27,
-        /**< Pointwise operations and reductions alone. */
-    WEFT_OPERATIONGRAPH_MODE_SDPA_FWD = 28, /**< Attention spelt out in primitive operations. */
+        /**< Only pointwise operations and reductions. */
+    WEFT_OPERATIONGRAPH_MODE_SDPA_FWD = 28, /**< Attention composed of primitive operations. */
     WEFT_OPERATIONGRAPH_MODE_SDPA_BWD = 29,
-        /**< Gradients of attention spelt out in primitive operations. */
+        /**< Gradients of attention composed of primitive operations. */
     WEFT_OPERATIONGRAPH_MODE_UNIFIED_SDPA_FWD = 30, /**< Attention as one operation. */
     WEFT_OPERATIONGRAPH_MODE_UNIFIED_SDPA_BWD = 31 /**< Gradients of attention as one operation. */
 } weftBackendOperationGraphMode_t;
 
-/** How long a plan's resources live on for the CUDA graphs made from it. */
+/** Lifetime of a plan's resources for the CUDA graphs created from it. */
 typedef enum {
     WEFT_CUDA_GRAPH_RETENTION_PER_GRAPH = 0,
         /**< As long as any such graph: the plan may be destroyed first. */
     WEFT_CUDA_GRAPH_RETENTION_NONE = 1 /**< As long as the plan: destroy the graphs first. */
 } weftCudaGraphRetention_t;
 
-/** What kind of device a handle or a plan runs on. */
+/** Kind of the device that a handle or a plan uses. */
 typedef enum {
     WEFT_DEVICE_CPU = 0, /**< The host's processor; data pointers are host addresses. */
     WEFT_DEVICE_CUDA = 1 /**< An NVIDIA GPU; data pointers are device addresses. */
 } weftDeviceKind_t;
 
-/** Where the diagonal of an attention mask lies when there are more keys than queries, or fewer. It
-    is the shift in the rule of the left and right bound. */
+/** Alignment of the diagonal of an attention mask if the numbers of queries and keys differ. It
+    determines the shift in the rules of the left and right bound. */
 typedef enum {
-    WEFT_DIAGONAL_TOP_LEFT = 0, /**< Query 0 is level with key 0: the shift is 0. */
+    WEFT_DIAGONAL_TOP_LEFT = 0, /**< Query 0 is aligned with key 0: the shift is 0. */
     WEFT_DIAGONAL_BOTTOM_RIGHT = 1
-        /**< The last query is level with the last key: the shift is keys - queries in use, per
+        /**< The last query is aligned with the last key: the shift is keys - queries in use, per
              batch. */
 } weftDiagonalAlignment_t;
 
-/** How serious a logged message is. */
+/** Severity of a log message. */
 typedef enum {
-    WEFT_SEV_FATAL = 0, /**< The process cannot go on. */
+    WEFT_SEV_FATAL = 0, /**< The process cannot continue. */
     WEFT_SEV_ERROR = 1, /**< The call failed. */
-    WEFT_SEV_WARNING = 2, /**< The call succeeded, but not as well as it could have. */
-    WEFT_SEV_INFO = 3 /**< What the library does, for the curious. */
+    WEFT_SEV_WARNING = 2, /**< The call succeeded, but not in the best possible way. */
+    WEFT_SEV_INFO = 3 /**< Activity of the library, for information. */
 } weftSeverity_t;
 
 #endif

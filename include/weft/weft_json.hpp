@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The part of weft.hpp that writes graphs as JSON and reads them: what was asked for, no plan. Tensors and words of
-   enumerations are numbers, those of the C API; a tensor is named by its place in the list of tensors, -1: none. */
+/* The part of weft.hpp that writes graphs as JSON and reads them: the operations as added, without plans. Tensors and
+   enumerators are numbers, those of the C API; a tensor is identified by its index in the list of tensors, or -1 for
+   none. */
 #ifndef WEFT_JSON_HPP
 #define WEFT_JSON_HPP
 
@@ -10,14 +11,14 @@
 
 namespace weft::frontend::detail {
 
-/** A value of a JSON text. */
+/** A JSON value. */
 struct Json {
     enum Kind { NOTHING, NUMBER, TEXT, LIST, MAP } kind = NOTHING;
     double number = 0;        /**< true is 1 */
-    std::int64_t integer = 0; /**< the same, exact where it is whole */
+    std::int64_t integer = 0; /**< the same, exact if it is an integer */
     std::string text;
     std::vector<Json> items;
-    std::vector<std::string> keys; /**< of a map, as many as items */
+    std::vector<std::string> keys; /**< for a map, as many as items */
 
     const Json &operator[](const char *key) const {
         static const Json nothing;
@@ -28,7 +29,7 @@ struct Json {
     }
 };
 
-/** Reads a text; where it is none, `wrong` says where and what was expected. */
+/** Parses a text; on failure, `wrong` has the position and what was expected. */
 class Json_reader {
   public:
     explicit Json_reader(const std::string &text) : at_(text.c_str()), begin_(at_), end_(at_ + text.size()) {}
@@ -117,7 +118,7 @@ class Json_reader {
             expect("'\"'");
         return made;
     }
-    /** Of \u the last byte: control characters are written so, and no others. */
+    /** The last byte of \u: only control characters are written in this form. */
     char escaped() {
         static const char letters[] = "ntrbf", meant[] = "\n\t\r\b\f";
         if (++at_ == end_)
@@ -146,11 +147,11 @@ class Json_reader {
     const char *at_, *begin_, *end_;
 };
 
-/** Writes and reads what a graph is made of. */
+/** Writes and reads the parts of a graph. */
 class Saving {
   public:
     explicit Saving(std::shared_ptr<char> mark) : mark_(std::move(mark)) {}
-    std::string wrong; /**< why the graph cannot be written, or the text not be read */
+    std::string wrong; /**< why the graph cannot be written, or the text cannot be read */
 
     /* ---- Writing ---- */
 
@@ -193,11 +194,11 @@ class Saving {
             if (!tensor->is_result() && !tensor->number_)
                 declared.push_back(tensor);
     }
-    /** Words of operands and results, which the nodes point to. */
+    /** Names of operands and results, which the nodes point to. */
     std::shared_ptr<std::set<std::string>> words = std::make_shared<std::set<std::string>>();
 
   private:
-    /* What the bits of these enumerations hold. */
+    /* Bits that these enumerations can represent. */
     enum : std::int64_t { ATTRIBUTE_MOST = 16383, TYPE_MOST = 63, KIND_MOST = 63 };
 
     void fail(const std::string &what) {
@@ -243,7 +244,7 @@ class Saving {
                    nullptr;
         return place.integer < 0 ? nullptr : tensors_[static_cast<std::size_t>(place.integer)];
     }
-    /** A number that an enumeration of C can hold; which of them it has, the library says. */
+    /** A number that the C enumeration can represent; the library checks whether it is an enumerator. */
     template <class Enum> Enum named(const Json &text, std::int64_t most) {
         const bool fits = text.integer >= 0 && text.integer <= most;
         if (!fits)
@@ -253,7 +254,7 @@ class Saving {
     }
     const char *word(const Json &text) const { return words->insert(text.text).first->c_str(); }
 
-    /** Bytes of an element of an attribute, or of each half of a fraction; 0: it cannot be saved. */
+    /** Bytes of an element of an attribute, or of each half of a fraction; 0 if it cannot be saved. */
     static std::size_t unit(int type) {
         switch (type) {
         case WEFT_TYPE_BOOLEAN:
@@ -335,7 +336,7 @@ class Saving {
         made += t.is_integer_ ? ", \"is_integer\": true" : "";
         made += t.number_ ? ", \"number\": " + figure(*t.number_) : "";
         made += t.alignment_ ? ", \"alignment\": " + std::to_string(t.alignment_) : "";
-        if (t.constant_ && !t.number_) /* that of a number is made anew */
+        if (t.constant_ && !t.number_) /* that of a number is created again */
             made += ", \"constant\": " +
                     list(*t.constant_, [](unsigned char byte) { return std::to_string(static_cast<int>(byte)); });
         if (t.vector_.first != 1)
@@ -467,7 +468,7 @@ class Saving {
 
 namespace weft::frontend::graph {
 
-/** Takes the tensors of a plan that was loaded, for query_tensor_attributes_of_uid(). */
+/** Reads the tensors of a loaded plan, for query_tensor_attributes_of_uid(). */
 inline void Graph::read_slots() {
     static const std::map<std::string, DataType_t> types = {
         {"f32", DataType_t::FLOAT},     {"f64", DataType_t::DOUBLE},        {"f16", DataType_t::HALF},

@@ -10,9 +10,9 @@
 
 namespace weft::frontend {
 
-/** How one element of a tensor is stored, or in which type an operation calculates. */
+/** How an element of a tensor is stored, or the type in which an operation calculates. */
 enum class DataType_t : int {
-    /** IEEE float, 32 bits; the usual type to calculate in. */
+    /** IEEE float, 32 bits; the usual type for calculations. */
     FLOAT = 0,
     /** IEEE float, 64 bits. */
     DOUBLE = 1,
@@ -22,13 +22,13 @@ enum class DataType_t : int {
     INT8 = 3,
     /** Signed integer, 32 bits. */
     INT32 = 4,
-    /** Four INT8 in one element; kept for its number, tensors use INT8 with a vector count of 4. */
+    /** Four INT8 in one element; reserved; tensors use INT8 with a vector count of 4. */
     INT8x4 = 5,
     /** Unsigned integer, 8 bits. */
     UINT8 = 6,
-    /** Four UINT8 in one element; kept for its number, tensors use UINT8 with a vector count of 4. */
+    /** Four UINT8 in one element; reserved; tensors use UINT8 with a vector count of 4. */
     UINT8x4 = 7,
-    /** Thirty-two INT8 in one element; kept for its number, tensors use INT8 with a vector count of 32. */
+    /** Thirty-two INT8 in one element; reserved; tensors use INT8 with a vector count of 32. */
     INT8x32 = 8,
     /** The upper half of a FLOAT, 16 bits: 8 exponent and 7 fraction bits. */
     BFLOAT16 = 9,
@@ -40,7 +40,7 @@ enum class DataType_t : int {
     FP8_E4M3 = 12,
     /** Float of 8 bits: 5 exponent and 2 fraction bits, largest finite value 57344. */
     FP8_E5M2 = 13,
-    /** Only to calculate in: FP8 products are summed faster and with fewer bits than in FLOAT. */
+    /** Only for calculations: sums of FP8 products are faster and less precise than in FLOAT. */
     FAST_FLOAT_FOR_FP8 = 14,
     /** A power of two in 8 bits, 2^(bits - 127), no sign and no zero; the block scale of the MX formats. */
     FP8_E8M0 = 15,
@@ -76,7 +76,7 @@ enum class PointwiseMode_t : int {
     MAX = 3,
     /** The smaller of x and b. */
     MIN = 2,
-    /** Remainder of x / b with the sign of x, as C's fmod. */
+    /** Remainder of x / b with the sign of x, like C's fmod. */
     MOD = 7,
     /** x times b. */
     MUL = 1,
@@ -86,13 +86,13 @@ enum class PointwiseMode_t : int {
     SUB = 9,
     /** Magnitude of x. */
     ABS = 10,
-    /** Smallest integer not below x. */
+    /** Smallest integer greater than or equal to x. */
     CEIL = 11,
     /** Cosine of x, x in radians. */
     COS = 12,
     /** e^x. */
     EXP = 13,
-    /** Largest integer not above x. */
+    /** Largest integer less than or equal to x. */
     FLOOR = 14,
     /** Natural logarithm of x. */
     LOG = 15,
@@ -166,7 +166,7 @@ enum class PointwiseMode_t : int {
     LOGICAL_OR = 401,
     /** 1 where x is 0, else 0. */
     LOGICAL_NOT = 402,
-    /** The element's own index along the axis; x gives the shape alone. */
+    /** The index of the element along the axis; x only provides the shape. */
     GEN_INDEX = 501,
     /** x where t is not 0, else b. */
     BINARY_SELECT = 601,
@@ -200,35 +200,35 @@ enum class ReductionMode_t : int {
 enum class ResampleMode_t : int {
     /** The nearest element. */
     NEAREST = 0,
-    /** The neighbours on either side, weighted by their distance. */
+    /** The adjacent elements on either side, weighted by their distance. */
     BILINEAR = 1,
     /** Another name for AVGPOOL_INCLUDE_PADDING. */
     AVGPOOL = 2,
     /** Mean of the window; padding counts as elements. */
     AVGPOOL_INCLUDE_PADDING = 2,
-    /** Mean of those elements of the window that are not padding. */
+    /** Mean of the window without padding. */
     AVGPOOL_EXCLUDE_PADDING = 4,
     /** Largest element of the window. */
     MAXPOOL = 3,
     /** Nothing is said: the default. */
     NOT_SET = -1,
 };
-/** What pooling and interpolation read outside the tensor. */
+/** The values that pooling and interpolation read outside of the tensor. */
 enum class PaddingMode_t : int {
     /** Zeros. */
     ZERO_PAD = 0,
-    /** The lowest value of the data type, so that a maximum never picks padding. */
+    /** The lowest value of the data type, so that a maximum never selects padding. */
     NEG_INF_PAD = 1,
     /** The nearest element at the edge. */
     EDGE_VAL_PAD = 2,
     /** Nothing is said: the default. */
     NOT_SET = -1,
 };
-/** Whether NaN among the operands must come out as NaN. */
+/** Whether NaN operands must yield NaN. */
 enum class NanPropagation_t : int {
-    /** NaN may be dropped, as by C's fmax. */
+    /** NaN may be ignored, like by C's fmax. */
     NOT_PROPAGATE_NAN = 0,
-    /** NaN comes out as NaN. */
+    /** NaN operands yield NaN. */
     PROPAGATE_NAN = 1,
     /** Nothing is said: the default. */
     NOT_SET = -1,
@@ -244,7 +244,7 @@ enum class ConvolutionMode_t : int {
 };
 /** Which elements of a normalisation share mean and variance, for x of [N, C, spatial..]. */
 enum class NormMode_t : int {
-    /** The trailing dimensions that the scale spans, for each leading index. */
+    /** The trailing dimensions that the scale covers, for each leading index. */
     LAYER_NORM = 0,
     /** The spatial dimensions, for each n and c. */
     INSTANCE_NORM = 1,
@@ -252,14 +252,14 @@ enum class NormMode_t : int {
     BATCH_NORM = 2,
     /** The channels of a group and the spatial dimensions, for each n and group. */
     GROUP_NORM = 3,
-    /** As LAYER_NORM, without a mean: x is divided by its root mean square. */
+    /** Like LAYER_NORM, but without a mean: x is divided by its root mean square. */
     RMS_NORM = 4,
-    /** As LAYER_NORM, with a scale and a bias of their own for each n. */
+    /** Like LAYER_NORM, but with a separate scale and bias for each n. */
     ADA_LAYER_NORM = 5,
     /** Nothing is said: the default. */
     NOT_SET = -1,
 };
-/** What a forward normalisation is for. */
+/** Purpose of a forward normalisation. */
 enum class NormFwdPhase_t : int {
     /** Only y is written; batch norm uses given statistics. */
     INFERENCE = 0,
@@ -269,14 +269,14 @@ enum class NormFwdPhase_t : int {
     /** Nothing is said: the default. */
     NOT_SET = -1,
 };
-/** Which statistics OPERATION_GEN_STATS takes. */
+/** Statistics that OPERATION_GEN_STATS computes. */
 enum class GenStatsMode_t : int {
     /** Sum and sum of squares of each channel. */
     SUM_SQSUM = 0,
     /** Nothing is said: the default. */
     NOT_SET = -1,
 };
-/** Where batch norm's statistics come from. */
+/** Source of batch norm's statistics. */
 enum class BnFinalizeStatsMode_t : int {
     /** From the sums of this batch; running values are updated. */
     TRAINING = 0,
@@ -289,79 +289,79 @@ enum class BnFinalizeStatsMode_t : int {
 enum class RngDistribution_t : int {
     /** 1 with the given probability, else 0. */
     BERNOULLI = 0,
-    /** Every number from minimum up to, not including, maximum is equally likely. */
+    /** Uniform from minimum (inclusive) to maximum (exclusive). */
     UNIFORM = 1,
     /** Gaussian with the given mean and standard deviation. */
     NORMAL = 2,
     /** Nothing is said: the default. */
     NOT_SET = -1,
 };
-/** What OPERATION_SIGNAL does with its flag. */
+/** Action of OPERATION_SIGNAL on its flag. */
 enum class SignalMode_t : int {
     /** Writes the value to the flag once x is ready. */
     SET = 0,
-    /** Holds back y until the flag has the value. */
+    /** Delays y until the flag has the value. */
     WAIT = 1,
     /** Nothing is said: the default. */
     NOT_SET = -1,
 };
-/** How tokens reach their experts in a grouped matrix product. */
+/** Assignment of tokens to experts in a grouped matrix product. */
 enum class MoeGroupedMatmulMode_t : int {
     /** Tokens are already sorted by expert. */
     NONE = 0,
-    /** Row i takes token TOKEN_INDEX[i] before the product. */
+    /** Row i is token TOKEN_INDEX[i], gathered before the product. */
     GATHER = 1,
-    /** Each row of the product goes to the place of its token and top-k slot. */
+    /** Each row of the product is written to the position of its token and top-k slot. */
     SCATTER = 2,
     /** Nothing is said: the default. */
     NOT_SET = -1,
 };
-/** What OPERATION_RESHAPE keeps. */
+/** What OPERATION_RESHAPE preserves. */
 enum class ReshapeMode_t : int {
-    /** The storage: y reads the same memory through its own extents and strides. */
+    /** The storage: y views the same memory with its own extents and strides. */
     VIEW_ONLY = 0,
-    /** The order of the elements, last dimension fastest; copies where the storage does not allow a view. */
+    /** The order of the elements, last dimension fastest; copies if the storage does not allow a view. */
     LOGICAL = 1,
     /** Nothing is said: the default. */
     NOT_SET = -1,
 };
-/** A shuffle of the storage that strides cannot express. */
+/** An order of the storage that strides cannot express. */
 enum class TensorReordering_t : int {
     /** Storage follows the strides. */
     NONE = 0,
-    /** Filters and biases of INT8 convolution, shuffled for tensor cores in units of 32 channels. */
+    /** Filters and biases of INT8 convolution, reordered for tensor cores in units of 32 channels. */
     INT8x32 = 1,
-    /** 16-bit elements, shuffled for tensor cores in units of 16. */
+    /** 16-bit elements, reordered for tensor cores in units of 16. */
     F16x16 = 2,
     /** Block scales in tiles of 128 x 4, 512 bytes each; extents are padded to whole tiles. */
     F8_128x4 = 3,
     /** Nothing is said: the default. */
     NOT_SET = -1,
 };
-/** How engine configurations are ranked. */
+/** Ranking of engine configurations. */
 enum class HeurMode_t : int {
-    /** As A: ranked at once, by predicted time. */
+    /** Like A: ranked immediately, by predicted time. */
     INSTANT = 0,
-    /** As A, but may look longer for a better ranking. */
+    /** Like A, but may search longer for a better ranking. */
     B = 1,
-    /** The configurations that take any valid graph, for when no faster one can. */
+    /** The configurations that support any valid graph, for use if no faster one supports it. */
     FALLBACK = 2,
     /** Ranked by predicted time; the usual choice. */
     A = 3,
     /** Frontends only: engines with open source, which all are here: as A. */
     OPENSOURCE = -1,
 };
-/** How an engine's arithmetic differs from the plain formula. */
+/** Difference between an engine's arithmetic and the plain formula. */
 enum class NumericalNote_t : int {
     /** Uses tensor cores. */
     TENSOR_CORE = 0,
     /** Narrows the inputs, for example FLOAT to TF32. */
     DOWN_CONVERT_INPUTS = 1,
-    /** Sums in fewer bits than the type to calculate in. */
+    /** Accumulates in a narrower type than the compute type. */
     REDUCED_PRECISION_REDUCTION = 2,
     /** Multiplies in the frequency domain. */
     FFT = 3,
-    /** Two runs on the same data may differ in the last bits. */
+    /** Two executions on the same data may differ in the last bits. */
     NONDETERMINISTIC = 4,
     /** Uses a Winograd transform. */
     WINOGRAD = 5,
@@ -371,22 +371,22 @@ enum class NumericalNote_t : int {
     WINOGRAD_TILE_6x6 = 7,
     /** Uses Winograd tiles of 13 x 13. */
     WINOGRAD_TILE_13x13 = 8,
-    /** NaN in always gives NaN out, also in maxima and minima. */
+    /** NaN operands always yield NaN, even in maxima and minima. */
     STRICT_NAN_PROP = 9,
     /** Nothing is said: the default. */
     NOT_SET = -1,
 };
-/** What an engine does or needs besides arithmetic. */
+/** Requirements and side effects of an engine. */
 enum class BehaviorNote_t : int {
     /** Compiles kernels while the plan is built. */
     RUNTIME_COMPILATION = 0,
-    /** Wants filters in the INT8x32 order. */
+    /** Requires filters in the INT8x32 order. */
     REQUIRES_FILTER_INT8x32_REORDER = 1,
-    /** Wants biases in the INT8x32 order. */
+    /** Requires biases in the INT8x32 order. */
     REQUIRES_BIAS_INT8x32_REORDER = 2,
-    /** Can write itself into a CUDA graph without stream capture. */
+    /** Can be added to a CUDA graph without stream capture. */
     SUPPORTS_CUDA_GRAPH_NATIVE_API = 3,
-    /** Calls cuBLASLt; kept for its number, no engine of Weft does. */
+    /** Calls cuBLASLt; reserved, no engine of Weft does. */
     CUBLASLT_DEPENDENCY = 4,
     /** Nothing is said: the default. */
     NOT_SET = -1,
@@ -404,14 +404,14 @@ enum class LayoutType_t : int {
     /** Nothing is said: the default. */
     NOT_SET = -1,
 };
-/** A number by which an engine can be tuned. An engine offers few of these; KNOB_INFO tells which, and
-    the range of each. Many are kept for their numbers. */
+/** A tuning parameter of an engine. An engine has only some of these; KNOB_INFO lists them with their
+    ranges. Many are reserved. */
 enum class KnobType_t : int {
-    /** Parts into which the summed dimension is cut, each summed on its own. */
+    /** Number of parts into which the summed dimension is split, each summed separately. */
     SPLIT_K = 0,
     /** Order in which tiles are visited, for reuse in cache. */
     SWIZZLE = 1,
-    /** Row of the engine's tile table. */
+    /** Index in the engine's tile table. */
     TILE_SIZE = 2,
     /** Whether operands are read through textures. */
     USE_TEX = 3,
@@ -423,13 +423,13 @@ enum class KnobType_t : int {
     LDGA = 6,
     /** Width of the loads of operand B. */
     LDGB = 7,
-    /** Length of the summed dimension that is handled in one piece. */
+    /** Length of the summed dimension that is processed at once. */
     CHUNK_K = 8,
-    /** Parts into which the height is cut. */
+    /** Number of parts into which the height is split. */
     SPLIT_H = 9,
     /** Extent of the Winograd tile. */
     WINO_TILE = 10,
-    /** Which multiply instruction is used. */
+    /** The multiply instruction. */
     MULTIPLY = 11,
     /** Whether the parts of SPLIT_K are summed through a buffer in the workspace. */
     SPLIT_K_BUF = 12,
@@ -437,11 +437,11 @@ enum class KnobType_t : int {
     TILEK = 13,
     /** Depth of the load pipeline, in tiles. */
     STAGES = 14,
-    /** How partial sums are brought together. */
+    /** How partial sums are combined. */
     REDUCTION_MODE = 15,
     /** How the blocks of SPLIT_K share their work. */
     CTA_SPLIT_K_MODE = 16,
-    /** Parts into which a block's own share of the summed dimension is cut. */
+    /** Number of parts into which a block's share of the summed dimension is split. */
     SPLIT_K_SLC = 17,
     /** How addresses are calculated. */
     IDX_MODE = 18,
@@ -457,35 +457,35 @@ enum class KnobType_t : int {
     SPECFILT = 23,
     /** Variant of the kernel. */
     KERNEL_CFG = 24,
-    /** Bytes of workspace at most; slower kernels serve where fast ones take more. */
+    /** Limit of the workspace in bytes; slower kernels are used if fast ones need more. */
     WORKSPACE = 25,
-    /** Blocks in a cluster. */
+    /** Blocks per cluster. */
     TILE_CGA = 26,
-    /** Blocks in a cluster along M. */
+    /** Blocks per cluster along M. */
     TILE_CGA_M = 27,
-    /** Blocks in a cluster along N. */
+    /** Blocks per cluster along N. */
     TILE_CGA_N = 28,
-    /** Threads in a block. */
+    /** Threads per block. */
     BLOCK_SIZE = 29,
-    /** Blocks that are resident on a multiprocessor. */
+    /** Resident blocks per multiprocessor. */
     OCCUPANCY = 30,
-    /** Elements that a thread keeps in registers. */
+    /** Elements that a thread holds in registers. */
     ARRAY_SIZE_PER_THREAD = 31,
-    /** Channels that a block handles. */
+    /** Channels per block. */
     NUM_C_PER_BLOCK = 32,
-    /** Parts into which the columns are cut. */
+    /** Number of parts into which the columns are split. */
     SPLIT_COLS = 33,
     /** Rows of a tile. */
     TILE_ROWS = 34,
     /** Columns of a tile. */
     TILE_COLS = 35,
-    /** Elements that one load brings in. */
+    /** Elements per load. */
     LOAD_SIZE = 36,
     /** Blocks launched. */
     CTA_COUNT = 37,
-    /** Whether blocks share the summed dimension in even streams instead of whole tiles. */
+    /** Whether blocks share the summed dimension evenly (stream-K) instead of in whole tiles. */
     STREAM_K = 38,
-    /** Parts into which a block's own share of the output positions is cut. */
+    /** Number of parts into which a block's share of the output positions is split. */
     SPLIT_P_SLC = 39,
     /** Extent of a tile along M, in elements. */
     TILE_M = 40,
@@ -493,20 +493,20 @@ enum class KnobType_t : int {
     TILE_N = 41,
     /** Which warps of a block load and which calculate. */
     WARP_SPEC_CFG = 42,
-    /** Whether A and B change places, so that N fills the tile's longer side. */
+    /** Whether A and B are swapped, so that N has the longer side of the tile. */
     SWAP_AB = 43,
     /** Whether inputs are loaded by the tensor memory accelerator. */
     INPUT_TMA_ENABLE = 44,
     /** Whether outputs are stored by the tensor memory accelerator. */
     OUTPUT_TMA_ENABLE = 45,
-    /** Kernel families that are not to be used: bit i is the i-th of ENGINE_FAMILIES_EXT. */
+    /** Kernel families to exclude: bit i is the i-th of ENGINE_FAMILIES_EXT. */
     WITHOUT_FAMILIES_EXT = 10001,
     /** Nothing is said: the default. */
     NOT_SET = -1,
 };
-/** Class of an operation graph, given as a hint so that the library need not find it. */
+/** Class of an operation graph, as a hint that saves the library the analysis. */
 enum class OperationGraphMode_t : int {
-    /** Found by the library; the default. */
+    /** Determined by the library; the default. */
     AUTO = -1,
     /** One forward convolution. */
     CONV_FORWARD = 0,
@@ -526,22 +526,22 @@ enum class OperationGraphMode_t : int {
     RESAMPLE_FWD = 22,
     /** One gradient of pooling or interpolation. */
     RESAMPLE_BWD = 23,
-    /** One matrix product, with no more than a usual epilogue. */
+    /** One matrix product, with at most a common epilogue. */
     BLAS_MATMUL = 25,
     /** A matrix product with operations before and after it. */
     GENERIC_MATMUL_FUSION = 26,
-    /** Pointwise operations and reductions alone. */
+    /** Only pointwise operations and reductions. */
     GENERIC_POINTWISE_FUSION = 27,
-    /** Attention spelt out in primitive operations. */
+    /** Attention composed of primitive operations. */
     SDPA_FWD = 28,
-    /** Gradients of attention spelt out in primitive operations. */
+    /** Gradients of attention composed of primitive operations. */
     SDPA_BWD = 29,
     /** Attention as one operation. */
     UNIFIED_SDPA_FWD = 30,
     /** Gradients of attention as one operation. */
     UNIFIED_SDPA_BWD = 31,
 };
-/** How long a plan's resources live on for the CUDA graphs made from it. */
+/** Lifetime of a plan's resources for the CUDA graphs created from it. */
 enum class CudaGraphRetention_t : int {
     /** As long as any such graph: the plan may be destroyed first. */
     PER_GRAPH = 0,
@@ -550,7 +550,7 @@ enum class CudaGraphRetention_t : int {
     /** Nothing is said: the default. */
     NOT_SET = -1,
 };
-/** What kind of device a handle or a plan runs on. */
+/** Kind of the device that a handle or a plan uses. */
 enum class DeviceKind_t : int {
     /** The host's processor; data pointers are host addresses. */
     CPU = 0,
@@ -559,12 +559,12 @@ enum class DeviceKind_t : int {
     /** Nothing is said: the default. */
     NOT_SET = -1,
 };
-/** Where the diagonal of an attention mask lies when there are more keys than queries, or fewer. It is
-    the shift in the rule of the left and right bound. */
+/** Alignment of the diagonal of an attention mask if the numbers of queries and keys differ. It
+    determines the shift in the rules of the left and right bound. */
 enum class DiagonalAlignment_t : int {
-    /** Query 0 is level with key 0: the shift is 0. */
+    /** Query 0 is aligned with key 0: the shift is 0. */
     TOP_LEFT = 0,
-    /** The last query is level with the last key: the shift is keys - queries in use, per batch. */
+    /** The last query is aligned with the last key: the shift is keys - queries in use, per batch. */
     BOTTOM_RIGHT = 1,
     /** Nothing is said: the default. */
     NOT_SET = -1,

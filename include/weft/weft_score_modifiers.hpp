@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The part of weft.hpp with ready-made score modifiers of attention, for set_score_mod(), by the names that cuDNN's
-   frontend has. */
+/* The part of weft.hpp with predefined score modifiers of attention, for set_score_mod(), under the names of cuDNN's
+   frontend. */
 #ifndef WEFT_SCORE_MODIFIERS_HPP
 #define WEFT_SCORE_MODIFIERS_HPP
 
@@ -10,12 +10,12 @@
 
 namespace weft::frontend::graph::attn::score_modifiers {
 
-/** The score of a key that is not seen. */
+/** The score of a hidden key. */
 inline float get_negative_inf_value() { return -std::numeric_limits<float>::infinity(); }
 
-/** Hides keys outside a band along the diagonal: those with col > row + right_bound + shift, and those with
-    col + left_bound - shift <= row. shift is 0 for TOP_LEFT; for BOTTOM_RIGHT it is the number of keys minus that of
-    queries: of each batch where the tensors are given, else s_kv - s_q. Running sums of lengths are refused. */
+/** Hides keys outside of a band along the diagonal: those with col > row + right_bound + shift, and those with col +
+    left_bound - shift <= row. shift is 0 for TOP_LEFT; for BOTTOM_RIGHT it is the number of keys minus that of queries:
+    of each batch if the tensors are given, otherwise s_kv - s_q. Cumulative lengths are not supported. */
 inline Tensor sliding_window_mask(std::shared_ptr<Graph> graph, Tensor scores, DiagonalAlignment_t alignment,
                                   std::optional<std::int64_t> left_bound, std::optional<std::int64_t> right_bound,
                                   std::int64_t s_q, std::int64_t s_kv, Tensor seq_len_q, Tensor seq_len_kv,
@@ -44,28 +44,28 @@ inline Tensor sliding_window_mask(std::shared_ptr<Graph> graph, Tensor scores, D
     return scores;
 }
 
-/** Queries see no later keys, counted from the first. */
+/** Hides later keys; queries and keys are aligned at the first one. */
 inline Tensor causal_mask(std::shared_ptr<Graph> graph, Tensor scores) {
     return sliding_window_mask(std::move(graph), std::move(scores), DiagonalAlignment_t::TOP_LEFT, std::nullopt, 0, 0,
                                0, nullptr, nullptr);
 }
 
-/** Queries see no later keys, counted from the last. */
+/** Hides later keys; queries and keys are aligned at the last one. */
 inline Tensor causal_mask_bottom_right(std::shared_ptr<Graph> graph, Tensor scores, std::int64_t s_q, std::int64_t s_kv,
                                        Tensor seq_len_q, Tensor seq_len_kv) {
     return sliding_window_mask(std::move(graph), std::move(scores), DiagonalAlignment_t::BOTTOM_RIGHT, std::nullopt, 0,
                                s_q, s_kv, std::move(seq_len_q), std::move(seq_len_kv));
 }
 
-/** Hides scores behind the lengths of each batch, [B, 1, 1, 1]. */
+/** Hides scores after the lengths of each batch, [B, 1, 1, 1]. */
 inline Tensor padding_mask(std::shared_ptr<Graph> graph, Tensor scores, Tensor seq_len_kv, Tensor seq_len_q) {
     Tensor is_query = graph->cmp_lt(graph->gen_index(scores, 2), seq_len_q);
     Tensor is_key = graph->cmp_lt(graph->gen_index(scores, 3), seq_len_kv);
     return graph->binary_select(scores, get_negative_inf_value(), graph->logical_and(is_query, is_key));
 }
 
-/** Adds slope (col - row). slopes: becomes an input, [1, H, 1, 1] of FLOAT, whose memory the caller gives. size:
-    receives its bytes. */
+/** Adds slope (col - row). slopes: receives a new input, [1, H, 1, 1] of FLOAT, whose memory the caller provides. size:
+    receives its size in bytes. */
 inline Tensor alibi_mask(std::shared_ptr<Graph> graph, Tensor scores, Tensor &slopes, std::int64_t heads,
                          std::int64_t &size) {
     slopes = std::make_shared<Tensor_attributes>();
@@ -77,10 +77,10 @@ inline Tensor alibi_mask(std::shared_ptr<Graph> graph, Tensor scores, Tensor &sl
 
 inline Tensor bias(std::shared_ptr<Graph> graph, Tensor scores, Tensor bias) { return graph->add(scores, bias); }
 
-/** Nothing is left to build: a modifier becomes a part of the attention. */
+/** Does nothing: a modifier becomes a part of the attention. */
 inline error_t build_operation_subgraph(std::shared_ptr<Graph>) { return {}; }
 
-/** cap tanh(scores / cap), and how its gradient passes back. */
+/** cap tanh(scores / cap), and its gradient. */
 class Softcap {
   public:
     Tensor forward(std::shared_ptr<Graph> graph, Tensor scores, Tensor cap) {

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Programs for cuDNN's C++ frontend compile unchanged against Weft with the folder of this header among the include
- * folders: `#include <cudnn.h>` and `#include <cudnn_frontend.h>` then find Weft's. This header has what such programs
- * call of the C API: handles, streams, versions and errors. docs/cpp.md says what differs. */
+/* Programs for cuDNN's C++ frontend compile unchanged against Weft if the folder of this header is an include folder:
+ * `#include <cudnn.h>` and `#include <cudnn_frontend.h>` then find Weft's headers. This one has the functions of the C
+ * API that such programs use: handles, streams, versions and errors. docs/cpp.md lists the differences. */
 #ifndef WEFT_CUDNN_CUDNN_H
 #define WEFT_CUDNN_CUDNN_H
 
-/* As cuDNN's headers do, for programs that rely on it. */
+/* Like cuDNN's headers, for programs that rely on it. */
 #if __has_include(<cuda_runtime.h>)
 #include <cuda_runtime.h>
 #endif

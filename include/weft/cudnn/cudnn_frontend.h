@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cuDNN's C++ frontend by its own name: weft.hpp. See cudnn.h. */
+/* cuDNN's C++ frontend under its own name: weft.hpp. See cudnn.h. */
 #ifndef WEFT_CUDNN_CUDNN_FRONTEND_H
 #define WEFT_CUDNN_CUDNN_FRONTEND_H
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The namespace of cuDNN's C++ frontend, and what programs use of its utilities. */
+/* The namespace of cuDNN's C++ frontend, and the part of its utilities that programs use. */
 #ifndef WEFT_CUDNN_CUDNN_FRONTEND_UTILS_H
 #define WEFT_CUDNN_CUDNN_FRONTEND_UTILS_H
 

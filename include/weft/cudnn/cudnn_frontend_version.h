@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The release of cuDNN's frontend whose names weft.hpp has. */
+/* The release of cuDNN's frontend whose names weft.hpp uses. */
 #ifndef WEFT_CUDNN_CUDNN_FRONTEND_VERSION_H
 #define WEFT_CUDNN_CUDNN_FRONTEND_VERSION_H
 
