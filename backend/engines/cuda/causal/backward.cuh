@@ -1,15 +1,15 @@
-/* causal_backward: the gradients of a causal convolution, from one reading of X and dY
+/* causal_backward: the gradients of a causal convolution, reading X and dY once
    Types     any float types, [B, D, L], any chip
-   Formula   dS = dY * activation'(S), S made again; dX[b,d,l] = sum over k of W[d,k] * dS[b, d, l + K - 1 - k];
+   Formula   dS = dY * activation'(S), with S recomputed; dX[b,d,l] = sum over k of W[d,k] * dS[b, d, l + K - 1 - k];
              dW[d,k] = sum over b, l of dS[b,d,l] * X[b, d, l - K + 1 + k], dB[d] = sum over b, l of dS
-   Tile      as forward.cuh; dS is made for the K - 1 steps behind a strip, too, which its neighbour makes again
-   Order     steps of a strip, strips of a thread, threads of a block, then, in combine.cuh, blocks: the same bits in
-             every run
-   Memory    partial sums [part][K + 1][channel], dB behind dW
-   Limits    2 * TAPS + 1 numbers per channel in registers beside two windows
+   Tile      as forward.cuh; dS is also computed for the K - 1 steps after a strip, which the next strip recomputes
+   Order     steps of a strip, strips of a thread, threads of a block, then, in combine.cuh, blocks: every run gives the
+             same bits
+   Memory    partial sums [part][K + 1][channel], dB after dW
+   Limits    2 * TAPS + 1 numbers per channel in registers in addition to two windows
    Measured  2026-11-26, H100, 8 x 4096 x 2048 of 4 taps, SiLU: bf16 150 us, 2.7 TB/s, float 291 us, 2.8 TB/s, where
-             copies reach 2.9 and torch's convolution of groups takes 1566 us of bf16; of 2047 steps 227
-   Tried     three blocks for four: 162 us; five, and strips of one access: 160
+             copies reach 2.9 and torch's grouped convolution takes 1566 us in bf16; with 2047 steps 227
+   Tried     three blocks instead of four: 162 us; five, and strips of one access: 160
    Params    TAPS HAS_DX HAS_BIAS IS_SILU x_t dy_t dx_t and those of strips.cuh */
 #include "causal/strips.cuh"
 
@@ -18,9 +18,9 @@ constexpr int LAG = TAPS - 1, AHEAD = whole(LAG);
 using x_window = window<x_t, HEAD + STRIP + AHEAD>;
 using dy_window = window<dy_t, STRIP + AHEAD>;
 
-/* A channel's strip: dS of its steps and of the TAPS - 1 behind them, what they add to the filter's sums, the last of
-   which is the bias's, and dX, step by step. Outside of the sequence dS is 0 and adds nothing, not even 0 times what is
-   not finite. */
+/* Processes a channel's strip: computes dS of its steps and of the TAPS - 1 after them, adds their contributions to the
+   filter's sums (the bias comes last), and computes dX step by step. Outside the sequence dS is 0 and contributes
+   nothing, not even 0 times a non-finite number. */
 DEVICE void make_strip(sum_t (&dx)[STRIP], sum_t (&sums)[TAPS + 1], const x_window &x, const dy_window &dy,
                        const sum_t (&taps)[TAPS], sum_t bias, int c, i32 first, i32 steps) {
     sum_t ds[STRIP + LAG];

@@ -1,23 +1,23 @@
-/* causal_backward_channels: backward.cuh of neighbouring channels
+/* causal_backward_channels: backward.cuh for channels-last sequences
    Types     any float types, [B, L, D], any chip
    Formula   as backward.cuh
-   Tile      a thread goes along p.length steps of CHANNELS channels, STRIP at a time. The last K - 1 steps of X and of
-             dS stay in registers, so that neither is read or made twice but at the ends; dX follows K - 1 steps behind
+   Tile      a thread iterates over p.length steps of CHANNELS channels, STRIP at a time. The last K - 1 steps of X and
+             of dS stay in registers, so that both are read or computed twice only at the ends; dX is K - 1 steps late
    Order     as backward.cuh
-   Limits    4 * TAPS numbers per channel in registers beside what is under way
+   Limits    4 * TAPS numbers per channel in registers in addition to the loads in flight
    Measured  2026-11-26, H100, 8 x 4096 x 2048 of 4 taps, SiLU: bf16 181 us, 2.2 TB/s, float 303 us, 2.7 TB/s, where
              copies reach 2.9
-   Tried     strips as backward.cuh's, read and made twice at their ends: bf16 274 us; two blocks for three: 222; strips
-             of 4 steps: 202; 4 channels a thread: 212; all of dX before any of it leaves: three blocks spill
+   Tried     strips as in backward.cuh, read and computed twice at their ends: bf16 274 us; two blocks instead of three:
+             222; strips of 4 steps: 202; 4 channels per thread: 212; all of dX before any store: three blocks spill
    Params    as backward.cuh */
 #include "causal/strips.cuh"
 
 constexpr int LAG = TAPS - 1;
 
-/* Steps of each channel, those before a strip first. */
+/* Steps of each channel; those before a strip come first. */
 using history = sum_t[CHANNELS][LAG + STRIP];
 
-/* Where a thread is: the strip's first step, and the segment that it makes. */
+/* The position of a thread: the strip's first step, and the segment of the sequence that it computes. */
 struct segment {
     i32 begin, end, steps;
 };
@@ -40,9 +40,9 @@ DEVICE void move_history(history &x) {
             x[c][t] = x[c][STRIP + t];
 }
 
-/* A step of one channel, t of a strip: dS, what it adds to the filter's sums, the last of which is the bias's, and dX
-   of LAG steps before. Behind the sequence dS is 0. Steps behind the segment add nothing, not even 0 times what is not
-   finite. */
+/* Computes step t of a strip in one channel: dS, its contributions to the filter's sums (the bias comes last), and dX
+   of LAG steps before. After the sequence dS is 0. Steps after the segment contribute nothing, not even 0 times a
+   non-finite number. */
 DEVICE sum_t make_step(sum_t (&sums)[TAPS + 1], sum_t (&ds)[LAG + STRIP], const sum_t (&x)[LAG + STRIP], sum_t dy,
                        const sum_t (&taps)[TAPS], sum_t bias, int t, i32 step, const segment &s) {
     sum_t sum = bias;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The causal family: causal convolutions of sequences and their gradients. The host half says how threads share out
-   the sequences and prints where these lie; the device files beside it calculate:
-     forward          forward.cuh
-     gradients        backward.cuh or, where channels are neighbours, backward_channels.cuh, which make all from one
-                      reading, and combine.cuh
-     of long filters  forward.cuh for dS and for dX, filter.cuh, combine.cuh */
+/* Causal family: causal convolutions of sequences and their gradients. The host code assigns the sequences to threads
+   and emits their layouts; the device files in this folder compute:
+     forward               forward.cuh
+     gradients             backward.cuh or, for channels-last sequences, backward_channels.cuh, which read everything
+                           once, and combine.cuh
+     with long filters     forward.cuh for dS and for dX, filter.cuh, combine.cuh */
 #include "graph/ops/causal_conv.h"
 #include "base/number.h"
 #include "engines/cuda/core/kernel.h"
@@ -15,28 +15,28 @@
 
 enum {
     WARP = 32,
-    THREADS_LEAST = 64, /* of a block */
+    THREADS_LEAST = 64, /* minimum per block */
     THREADS_MOST = 256,
     ACCESS_BYTES = 16,
-    TAPS_SHORT = 16,       /* the most that stay in registers; longer filters are taken in chunks */
-    TAPS_FEW = 4,          /* so few that many threads fit */
-    TAPS_SHORT_DOUBLE = 4, /* the same of doubles */
-    CHUNK = 8,             /* taps of a long filter at a time */
+    TAPS_SHORT = 16,       /* maximum that stays in registers; longer filters are processed in chunks */
+    TAPS_FEW = 4,          /* few enough for many threads */
+    TAPS_SHORT_DOUBLE = 4, /* TAPS_SHORT for doubles */
+    CHUNK = 8,             /* taps of a long filter per chunk */
     TAPS_RUN = 32,         /* taps of all channels of a thread */
-    LAST_BYTES = 4,        /* of neighbouring channels that a thread takes, so that a warp reads 128 */
-    STRIPS_EACH = 2,       /* of a thread, where there are enough: taps are loaded once for all of them */
-    STRIPS_MORE = 4,       /* the same of gradients, whose sums are stored once for all, and of more taps */
-    SEGMENT_STRIPS = 4,    /* of a thread that goes along the steps */
-    WARPS_WANTED = 24,     /* of a multiprocessor */
-    BLOCKS_WANTED = 16,    /* of a multiprocessor */
+    LAST_BYTES = 4,        /* of adjacent channels per thread, so that a warp reads 128 */
+    STRIPS_EACH = 2,       /* per thread, if there are enough: taps are loaded once for all of them */
+    STRIPS_MORE = 4,       /* the same for gradients, whose sums are stored once for all, and for longer filters */
+    SEGMENT_STRIPS = 4,    /* per thread that iterates over the steps */
+    WARPS_WANTED = 24,     /* per multiprocessor */
+    BLOCKS_WANTED = 16,    /* per multiprocessor */
     PARTS_MOST = 65535,    /* blocks along y */
-    PITCH = 8,             /* elements that rows in scratch are multiples of */
+    PITCH = 8,             /* elements that row strides in scratch are a multiple of */
 };
 
-/* What forward.cuh makes. */
+/* The results of forward.cuh. */
 enum result { RESULT_Y, RESULT_DS, RESULT_DX };
 
-/* Where steps of sequences lie, in elements: a tensor, or (NULL) scratch of the sums' type. */
+/* Strides of a sequence in elements, of a tensor or, if NULL, of scratch in the type of the sums. */
 struct sequence {
     const struct tensor *tensor;
     int64_t batch, channel, step;
@@ -47,23 +47,23 @@ struct causal {
     const struct region *region;
     bool is_backward, is_double, is_last, is_long, has_dx, has_dweight, has_dbias;
     int64_t batch, channels, steps, taps;
-    int64_t chunk, chunks;              /* taps in registers, and how often */
-    bool shifts;                        /* sequences begin anywhere, and strips where accesses are aligned */
-    bool walks;                         /* goes along the steps, whose last ones stay in registers */
-    int64_t run, strip, length, strips; /* elements of an access; steps at a time, and in all; parts of a sequence */
-    int blocks;                         /* of a multiprocessor */
-    int64_t threads, groups;            /* of a block; blocks that share out channels */
-    int64_t parts, strips_each;         /* blocks that share out strips, and strips of each */
+    int64_t chunk, chunks;              /* taps in registers, and number of chunks */
+    bool shifts;                        /* sequences are unaligned, and strips begin at aligned accesses */
+    bool walks;                         /* iterates over the steps, the last of which stay in registers */
+    int64_t run, strip, length, strips; /* elements per access; steps per strip, and in total; parts of a sequence */
+    int blocks;                         /* per multiprocessor */
+    int64_t threads, groups;            /* threads of a block; number of blocks along the channels */
+    int64_t parts, strips_each;         /* number of blocks along the strips, and strips of each */
     int64_t ds_bytes, ds_row;           /* dS in scratch */
 };
 
-/* ---- Accepting --------------------------------------------------------------------------------------------------- */
+/* ---- Supported operations ---------------------------------------------------------------------------------------- */
 
 static bool is_wanted(const struct region *region, const struct tensor *tensor) {
     return tensor && !value_is_dead(&region->graph->values[graph_find_value(region->graph, tensor)]);
 }
 
-/* Sums are taken in double where anything is double. */
+/* Sums are computed in double if any tensor is double. */
 static bool needs_double(const struct causal_conv_op *op) {
     const struct tensor *tensors[] = {op->x, op->weight, op->bias, op->y, op->dy, op->dx, op->dweight, op->dbias};
     bool found = op->math == WEFT_DATA_DOUBLE;
@@ -82,7 +82,7 @@ static int sequences_of(const struct causal *c, const struct tensor **found) {
     return count;
 }
 
-/* Whether each run of neighbours along a dim is one aligned access, or several whole ones. */
+/* True if each run of adjacent elements along a dim is one aligned access, or several whole ones. */
 static bool is_whole(const struct tensor *tensor, int dim, int64_t run) {
     int64_t bytes = min64(run * dtype_bytes((weftDataType_t)tensor->type, 1), ACCESS_BYTES);
     bool whole = tensor->strides.at[dim] == 1 && tensor->alignment % bytes == 0;
@@ -91,8 +91,7 @@ static bool is_whole(const struct tensor *tensor, int dim, int64_t run) {
     return whole;
 }
 
-/* Whether accesses to all sequences can be made whole by beginning each at a step before its first one, the same one in
-   all. */
+/* True if accesses to all sequences become aligned by starting each of them the same number of steps early. */
 static bool can_shift(const struct tensor *const *tensors, int count, int64_t run) {
     for (int i = 0; i < count; i++) {
         const int64_t *strides = tensors[i]->strides.at, *first = tensors[0]->strides.at;
@@ -105,8 +104,8 @@ static bool can_shift(const struct tensor *const *tensors, int count, int64_t ru
     return true;
 }
 
-/* As many neighbours as one access takes of all sequences, or fewer where the taps of as many channels would fill the
-   registers. */
+/* As many adjacent elements as one access to all sequences can load, or fewer if the taps of as many channels would
+   fill the registers. */
 static void choose_run(struct causal *c) {
     const struct tensor *tensors[4];
     int count = sequences_of(c, tensors), dim = c->is_last ? CAUSAL_CHANNEL : CAUSAL_TIME;
@@ -126,8 +125,8 @@ static void choose_run(struct causal *c) {
     c->run = c->shifts ? most : c->run;
 }
 
-/* Blocks of a multiprocessor, that the compiler leaves registers for: as many as it spills none for. For other chips
-   than Hopper it takes a few more of the gradients of 16 bits. */
+/* Blocks per multiprocessor that the compiler must leave registers for: the maximum without spills. For devices other
+   than Hopper, it uses a few more registers for 16-bit gradients. */
 static int blocks_of(const struct causal *c, const struct device *device) {
     bool is_hopper = device->cuda.major == 9;
     if (c->is_double || c->taps > TAPS_FEW)
@@ -137,8 +136,8 @@ static int blocks_of(const struct causal *c, const struct device *device) {
     return c->is_backward ? (is_hopper || c->run < 8 ? 4 : 2) : c->is_last ? 5 : 8;
 }
 
-/* Steps at a time. An access of each lane is all of a strip, so that lanes read side by side; gradients and filters of
-   more taps, whose windows are wider, take two. */
+/* Steps per strip. One access per lane covers a whole strip, so that lanes read adjacent memory; gradients and longer
+   filters, whose windows are wider, use two. */
 static int64_t strip_of(const struct causal *c) {
     int64_t accesses = c->is_backward || c->taps > TAPS_FEW ? 2 : 1;
     if (c->is_double || c->walks)
@@ -146,8 +145,8 @@ static int64_t strip_of(const struct causal *c) {
     return c->is_last ? 8 * accesses : max64(c->run, 4) * accesses;
 }
 
-/* Threads that go along the steps make some twice, those between two threads, but shall be enough to load the chip;
-   others make a strip. */
+/* Threads that iterate over the steps compute those at their boundaries twice, but must be numerous enough to fill the
+   device; other threads compute one strip. */
 static void choose_length(struct causal *c, const struct device *device) {
     int64_t lag = c->taps - 1, groups = divide_up(c->channels, WARP * c->run), strips = SEGMENT_STRIPS;
     int64_t least = max64(divide_up(4 * lag, c->strip), 1),
@@ -158,7 +157,7 @@ static void choose_length(struct causal *c, const struct device *device) {
     c->strips = c->steps ? divide_up(c->steps + (c->shifts ? c->run - 1 : 0), c->length) : 0;
 }
 
-/* Blocks for every multiprocessor where the strips suffice, else a strip for each thread. */
+/* Enough blocks for every multiprocessor if the strips suffice, else one strip per thread. */
 static void choose_blocks(struct causal *c, const struct device *device) {
     int64_t all = c->batch * c->strips, lanes = c->is_last ? WARP : 1;
     c->threads = THREADS_MOST;
@@ -169,7 +168,7 @@ static void choose_blocks(struct causal *c, const struct device *device) {
     c->groups = divide_up(c->channels, lanes * (c->is_last ? c->run : 1));
     int64_t wanted = divide_up((int64_t)device->cuda.multiprocessors * BLOCKS_WANTED, max64(c->groups, 1));
     int64_t parts = max64(divide_up(all, workers * strips_each), min64(wanted, divide_up(all, workers)));
-    /* Whole rounds of the workers: in one that is begun most would wait. */
+    /* A multiple of the number of workers: in a partial round most of them would wait. */
     c->strips_each = max64(divide_up(all, min64(max64(parts, 1), PARTS_MOST) * workers), 1) * workers;
     c->parts = divide_up(all, c->strips_each);
 }
@@ -195,7 +194,7 @@ static weftStatus_t read_op(struct causal *c, const struct region *region) {
 static weftStatus_t analyse(struct causal *c, const struct region *region, const struct device *device) {
     TRY(read_op(c, region));
     c->is_double = needs_double(c->op);
-    /* Of one step any layout is one of channels. */
+    /* With a single step, any layout is channels-last. */
     c->is_last = c->steps == 1 || c->op->x->strides.at[CAUSAL_TIME] != 1;
     c->is_long = c->taps > (c->is_double ? TAPS_SHORT_DOUBLE : TAPS_SHORT);
     c->chunk = c->is_long ? CHUNK : c->taps;
@@ -214,7 +213,7 @@ static weftStatus_t analyse(struct causal *c, const struct region *region, const
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Memory once, or products at half the rate of the chip, whichever takes longer. */
+/* The larger of the time to access memory once, and the products at half of the device's rate. */
 static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
     struct causal c;
     const struct tensor *tensors[4];
@@ -230,7 +229,7 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
     return WEFT_STATUS_SUCCESS;
 }
 
-/* ---- Printing ---------------------------------------------------------------------------------------------------- */
+/* ---- Code generation --------------------------------------------------------------------------------------------- */
 
 struct name {
     char text[24];
@@ -248,7 +247,7 @@ static struct sequence sequence_of(const struct tensor *t) {
              : (struct sequence){0};
 }
 
-/* dS, at the begin of scratch: in the order of x. */
+/* dS, at the beginning of scratch, in the layout of x. */
 static struct sequence scratch_of(const struct causal *c) {
     return c->is_last ? (struct sequence){NULL, c->steps * c->ds_row, 1, c->ds_row}
                       : (struct sequence){NULL, c->channels * c->ds_row, c->ds_row, 1};
@@ -256,7 +255,7 @@ static struct sequence scratch_of(const struct causal *c) {
 
 static const char *sums_type(const struct causal *c) { return c->is_double ? "double" : "float"; }
 
-/* A type and a pointer. NULL: one of scratch, or, where nothing is there, one that the kernel leaves alone. */
+/* Emits a type and a pointer. NULL: scratch, or a pointer that the kernel does not use. */
 static void emit_memory(struct kernel_source *source, const struct causal *c, const struct tensor *tensor,
                         const char *name, const char *type) {
     if (tensor) {
@@ -275,7 +274,7 @@ static void emit_sequence(struct kernel_source *source, const struct causal *c, 
     emit_number(source, s.step, named(name, "l").text);
 }
 
-/* What all of the kernels over strips take. */
+/* Emits what all kernels over strips need. */
 static void emit_common(struct kernel_source *source, const struct causal *c, bool has_bias, bool is_reversed) {
     const struct tensor *weight = c->op->weight, *bias = has_bias ? c->op->bias : NULL;
     text_add(&source->constants, "using sum_t = %s;\n", sums_type(c));
@@ -310,7 +309,7 @@ static void emit_common(struct kernel_source *source, const struct causal *c, bo
     emit_number(source, bias ? bias->strides.at[0] : 0, "bias_c");
 }
 
-/* `partial`: where sums of blocks lie in scratch. */
+/* Emits `partial`: the location of the blocks' sums in scratch. */
 static void emit_partial(struct kernel_source *source, const struct causal *c, int64_t offset) {
     emit_scratch(source, sums_type(c), offset, "partial");
 }
@@ -342,7 +341,7 @@ static weftStatus_t add_forward(struct cuda_step *state, const struct causal *c,
     return WEFT_STATUS_SUCCESS;
 }
 
-/* All gradients at once, or the sums alone. */
+/* Adds the kernel that computes all gradients at once, or only the sums. */
 static weftStatus_t add_sums(struct cuda_step *state, const struct causal *c, int64_t partial, struct arena *arena) {
     struct kernel_source source;
     const struct tensor *dx = c->has_dx ? c->op->dx : NULL;
@@ -389,10 +388,10 @@ static weftStatus_t add_combine(struct cuda_step *state, const struct causal *c,
     return WEFT_STATUS_SUCCESS;
 }
 
-/* ---- Building ---------------------------------------------------------------------------------------------------- */
+/* ---- Building steps ---------------------------------------------------------------------------------------------- */
 
-/* Scratch holds dS of long filters and, behind it, partial sums. Of empty sequences the sums are 0, which combine.cuh
-   makes of no parts. */
+/* Scratch holds dS of long filters, followed by partial sums. For empty sequences the sums are 0: combine.cuh adds zero
+   parts. */
 static weftStatus_t add_gradients(struct step *step, struct cuda_step *state, const struct causal *c,
                                   struct arena *arena) {
     int64_t partial = c->is_long ? divide_up(c->ds_bytes, 64) * 64 : 0;

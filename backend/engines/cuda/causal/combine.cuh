@@ -1,5 +1,5 @@
 /* causal_combine: adds the partial sums of blocks, from the first to the last, and stores dW and dB
-   Tile      a thread makes one sum of one channel; neighbours have neighbouring channels
+   Tile      a thread computes one sum of one channel; adjacent threads have adjacent channels
    Params    THREADS HAS_DW HAS_DB sum_t dw_t db_t */
 
 extern "C" __global__ void __launch_bounds__(THREADS) causal_combine(const __grid_constant__ arguments p) {

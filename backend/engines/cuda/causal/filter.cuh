@@ -1,6 +1,6 @@
-/* causal_filter: sums of the gradient of long filters, from dS as it was stored
+/* causal_filter: partial sums of the gradient of long filters, from stored dS
    Formula   dW[d,k] = sum over b, l of dS[b,d,l] * X[b, d, l - K + 1 + k], dB[d] = sum over b, l of dS
-   Tile      as forward.cuh; a block makes one chunk of TAPS taps, those of blockIdx.z
+   Tile      as forward.cuh; a block computes one chunk of TAPS taps, chunk blockIdx.z
    Order     as backward.cuh
    Params    TAPS x_t dy_t and those of strips.cuh; dy is dS */
 #include "causal/strips.cuh"

@@ -1,18 +1,18 @@
 /* causal_forward: Y[b,d,l] = epilogue(sum over k of W[d,k] * X[b, d, l - K + 1 + k])
    Types     any float types, [B, D, L] and [B, L, D], any chip
-   Formula   RESULT: the bias and the activation (0); of dy and the sum the gradient of the sum (1); nothing (2), with
-             IS_REVERSED the gradient of x, which meets the taps in reverse and what comes later
-   Tile      a thread makes a strip at a time: STRIP steps of CHANNELS channels, see strips.cuh. Windows of neighbours
-             overlap in the first-level cache
-   Limits    TAPS taps in registers; IS_LONG: filters are taken in chunks of as many, each with a window of its own
+   Formula   RESULT selects the epilogue: bias and activation (0); the gradient of the sum, from dy and the sum (1);
+             none (2), with IS_REVERSED the gradient of x, which uses the taps in reverse and later steps
+   Tile      a thread computes one strip at a time: STRIP steps of CHANNELS channels, see strips.cuh. The windows of
+             adjacent strips overlap in L1
+   Limits    TAPS taps in registers; IS_LONG: filters are processed in chunks of TAPS, each with its own window
    Measured  2026-11-26, H100, 8 x 4096 x 2048 of 4 taps, SiLU: bf16 97 us, 2.8 TB/s in both layouts, float 185 us,
-             2.9 TB/s, where copies reach 2.9 and torch's convolution of groups and SiLU take 875 us of bf16; of 2047
+             2.9 TB/s, where copies reach 2.9 and torch's grouped convolution and SiLU take 875 us in bf16; with 2047
              steps 110
-   Tried     two accesses a strip: 110 us, float 232; of sequences that begin anywhere elements one by one: 357
+   Tried     two accesses per strip: 110 us, float 232; unaligned sequences element by element: 357
    Params    RESULT IS_REVERSED IS_LONG TAPS HAS_BIAS IS_SILU x_t y_t dy_t and those of strips.cuh */
 #include "causal/strips.cuh"
 
-/* Adds what a chunk's taps make. */
+/* Adds the products of a chunk's taps. */
 DEVICE void add_products(sum_t (&sums)[CHANNELS][STRIP], const window<x_t, HEAD + STRIP> &x, const filters &taps,
                          const arguments &p, i32 chunk) {
 #pragma unroll

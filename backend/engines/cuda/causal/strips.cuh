@@ -1,11 +1,10 @@
-/* strips: how threads of the causal convolution share out sequences, and what they read and write of them
-   Layout    CHANNELS_LAST: lanes of a warp have neighbouring channels, RUN each, and read a step in one access; else a
-             block has one channel, and RUN neighbouring steps are an access. RUN is 1 where memory is not like that
+/* strips: assigns sequences to the threads of a causal convolution, and reads and writes them
+   Layout    CHANNELS_LAST: lanes of a warp have adjacent channels, RUN each, and read a step in one access; else a
+             block has one channel, and an access is RUN adjacent steps. RUN is 1 for other layouts
    Strip     STRIP steps of CHANNELS channels, all of whose values are in registers; the strips of a block's channels
-             are dealt to its WORKERS in turn
-   Shift     where sequences begin anywhere in memory, SHIFTS, their first strips begin before them, so that accesses
-             are aligned
-   Window    the steps that a strip sees. Before a sequence and behind it values are 0
+             are assigned to its WORKERS round-robin
+   Shift     SHIFTS: if sequences are unaligned, their first strips begin before them, so that accesses are aligned
+   Window    the steps that a strip reads. Before and after a sequence, values are 0
    Params    CHANNELS_LAST RUN STRIP SHIFTS THREADS TAPS IS_LONG IS_REVERSED HAS_BIAS IS_SILU x_t sum_t */
 #include "core/gather.cuh"
 #include "core/stream.cuh"
@@ -16,7 +15,7 @@ constexpr int CHANNELS = CHANNELS_LAST ? RUN : 1, LANES = CHANNELS_LAST ? 32 : 1
               WARPS = THREADS / 32;
 static_assert(THREADS % 32 == 0, "a block is whole warps");
 
-/* Of a thread: its first channel, and how many from there on exist, at most CHANNELS; none may. */
+/* A thread's first channel, and how many channels from there on exist: 0 to CHANNELS. */
 DEVICE int lane() { return (int)threadIdx.x % LANES; }
 DEVICE int worker() { return (int)threadIdx.x / LANES; }
 DEVICE i64 first_channel() { return ((i64)blockIdx.x * LANES + lane()) * CHANNELS; }
@@ -25,7 +24,7 @@ DEVICE int count_channels(const arguments &p) {
     return left < 0 ? 0 : left < CHANNELS ? (int)left : CHANNELS;
 }
 
-/* Calls f(batch entry, first step) for each strip of this thread. The step is negative where strips are shifted. */
+/* Calls f(batch entry, first step) for each strip of this thread. The step is negative if strips are shifted. */
 template <class F> DEVICE void for_each_strip(const arguments &p, F f) {
     const u32 begin = blockIdx.y * (u32)p.strips_each, most = (u32)p.strips_all,
               end = begin + (u32)p.strips_each < most ? begin + (u32)p.strips_each : most;
@@ -44,7 +43,7 @@ template <class T> struct sequence {
     i64 channel, step;
 };
 
-/* STEPS steps of each channel, in whole accesses, as they lie in memory. */
+/* STEPS steps of each channel, in whole accesses, in their stored form. */
 template <class T, int STEPS> struct window {
     static constexpr int PIECES = CHANNELS_LAST ? STEPS : STEPS / RUN;
     static_assert(CHANNELS_LAST || STEPS % RUN == 0, "windows are whole accesses");
@@ -54,8 +53,8 @@ template <class T, int STEPS> struct window {
         return as<sum_t>::of(CHANNELS_LAST ? pieces[step].at(channel) : pieces[step / RUN].at(step % RUN));
     }
 
-    /* From step `begin` on, of a sequence of `steps`. Accesses are whole but at the edges, so that no branch is between
-       them and all are under way at once. */
+    /* Loads from step `begin` on, of a sequence of `steps`. Accesses are whole except at the edges, so that no branch
+       separates them and all are in flight at once. */
     DEVICE void load(const sequence<const T> &source, i32 begin, i32 steps, int channels) {
         const bool ends_before = begin + STEPS <= steps;
         const bool is_whole =
@@ -93,7 +92,7 @@ template <class T, int STEPS> struct window {
     }
 };
 
-/* An access of results at p, its first one that of `step`: those from step `least` to before `steps` are stored. */
+/* Stores one access of results at p, beginning with step `step`, for the steps from `least` to before `steps`. */
 template <class T>
 DEVICE void store_piece(T *p, const sequence<T> &to, const run<T, RUN> &out, i32 step, i32 least, i32 steps,
                         int channels) {
@@ -109,7 +108,7 @@ DEVICE void store_piece(T *p, const sequence<T> &to, const run<T, RUN> &out, i32
     }
 }
 
-/* A strip of results. */
+/* Stores a strip of results. */
 template <class T>
 DEVICE void store_strip(const sequence<T> &to, i32 begin, i32 steps, int channels,
                         const sum_t (&values)[CHANNELS][STRIP]) {
@@ -128,12 +127,12 @@ DEVICE void store_strip(const sequence<T> &to, i32 begin, i32 steps, int channel
 
 /* ---- Filters ---- */
 
-/* Taps of each channel in registers. Where filters are shorter than TAPS times p.chunks, the first taps are missing:
-   they are 0, and has_tap() keeps them from meeting what is not finite. */
+/* Taps of each channel in registers. If filters are shorter than TAPS times p.chunks, the first taps are missing: they
+   are 0, and has_tap() prevents products with non-finite numbers. */
 using filters = sum_t[CHANNELS][TAPS];
 
-/* Of tap k of a chunk: its number in the filter, negative where it is missing. IS_REVERSED: as the gradient of x meets
-   them, the last one first. */
+/* The number of tap k of a chunk within the filter; negative if it is missing. IS_REVERSED: in the order of the
+   gradient of x, the last tap first. */
 DEVICE i32 tap_number(const arguments &p, i32 chunk, int k) {
     const i32 at = chunk * TAPS + k;
     if constexpr (IS_REVERSED)
@@ -160,21 +159,21 @@ DEVICE void load_bias(sum_t (&bias)[CHANNELS], const arguments &p, int channels)
         bias[c] = HAS_BIAS && c < channels ? as<sum_t>::of((p.bias + 0)[(first_channel() + c) * p.bias_c]) : (sum_t)0;
 }
 
-/* Steps of a window before the first one of its strip, and behind its last one. */
+/* Steps of a window before the first step of its strip, and after its last one. */
 constexpr DEVICE int whole(int steps) { return CHANNELS_LAST ? steps : (steps + RUN - 1) / RUN * RUN; }
 constexpr int HEAD = whole(TAPS - 1), BEFORE = HEAD - (TAPS - 1);
 
-/* Of sequences of 16 bits the approximation is as good: these round away more. */
+/* The approximation is good enough for 16-bit sequences, whose rounding is coarser. */
 DEVICE sum_t share(sum_t s) { return sizeof(x_t) > 2 ? logistic(s) : logistic_approx(s); }
-/* Infinity times a share of 0 does not become NaN: the factor is limited. */
+/* The factor is clamped, so that infinity times a share of 0 does not become NaN. */
 DEVICE sum_t activate(sum_t s) { return IS_SILU ? at_least(s, (sum_t)-3.4028234663852886e38) * share(s) : s; }
-/* With one exponential: the cancellation in 1 - share(s) is of the order of a rounding of the derivative. */
+/* Uses a single exponential: the cancellation in 1 - share(s) is on the order of a rounding of the derivative. */
 DEVICE sum_t differentiate(sum_t dy, sum_t s) {
     const sum_t part = share(s), bounded = fabs(s) < (sum_t)10000 ? s : (sum_t)0;
     return IS_SILU ? dy * part * (1 + bounded * (1 - part)) : dy;
 }
 
-/* The gradient of x at a step, from dS there and of the TAPS - 1 steps behind. */
+/* The gradient of x at a step, from dS at this step and the TAPS - 1 steps after it. */
 DEVICE sum_t correlate(const sum_t *ds, const sum_t (&taps)[TAPS]) {
     sum_t dx = 0;
 #pragma unroll
@@ -185,9 +184,9 @@ DEVICE sum_t correlate(const sum_t *ds, const sum_t (&taps)[TAPS]) {
 
 /* ---- Sums of a block ---- */
 
-/* SUMS sums of each channel, over all strips of a block, to its part of the partial sums [part][sum][channel]; in the
-   same order in every run. `number`: of the first sum. Sums below 0, and those of channels that do not exist, are left
-   out. */
+/* Adds SUMS sums of each channel over all strips of a block, in a fixed order, and stores them in the block's part of
+   the partial sums [part][sum][channel]. `number` is the index of the first sum. Sums with negative indices, and those
+   of channels that do not exist, are skipped. */
 template <int SUMS>
 DEVICE void store_sums(const arguments &p, const sum_t (&sums)[CHANNELS][SUMS], i32 number, i32 numbers) {
     __shared__ sum_t s_sums[WARPS][SUMS][LANES * CHANNELS];

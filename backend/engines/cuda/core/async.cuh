@@ -1,19 +1,19 @@
-/* async: copies from global to shared memory that pass by the registers, sm_80 and newer. A thread groups its copies
-   with commit_copies; await_copies returns when at most PENDING of its latest groups are still under way. Other threads
-   see what was copied after the next barrier. */
+/* async: copies from global to shared memory without registers (cp.async), sm_80 and newer. commit_copies closes a
+   group of a thread's copies; await_copies returns when at most the latest PENDING groups are still in flight. Other
+   threads see the copied data after the next barrier. */
 
-/* 4, 8 or 16 bytes, both sides aligned to as many; zeros when not `take`, and nothing is read. */
+/* 4, 8 or 16 bytes, both sides aligned to the size. Without `take` it writes zeros and reads nothing. */
 template <int BYTES> DEVICE void copy_async(void *shared, const void *global, bool take) {
     if constexpr (BYTES == 16)
         ptx::cp_async_cg(ptx::shared_address(shared), global, take ? 16 : 0);
     else
         ptx::cp_async_ca<BYTES>(ptx::shared_address(shared), global, take ? BYTES : 0);
 }
-/* 16 bytes that nobody else reads: their neighbours come into L2, too. */
+/* 16 bytes that no other thread reads: also prefetches the adjacent ones into L2. */
 DEVICE void copy_async_once(void *shared, const void *global, bool take) {
     ptx::cp_async_cg_256(ptx::shared_address(shared), global, take ? 16 : 0);
 }
-/* 16 bytes that other warps soon read: they come into the first-level cache, too. */
+/* 16 bytes that other warps read soon: also cached in L1. */
 DEVICE void copy_async_often(void *shared, const void *global, bool take) {
     ptx::cp_async_ca<16>(ptx::shared_address(shared), global, take ? 16 : 0);
 }

@@ -1,7 +1,6 @@
-/* chunks: elements that are only moved, 16 bytes at a time, by address in global memory. `element` has the size of
-   their type. */
+/* chunks: copies of elements, 16 bytes at a time, by global address. `element` has the size of the elements' type. */
 
-/* An element into a chunk, whose bytes are 0 there. */
+/* Inserts an element into a chunk whose bytes are 0 there. */
 template <int BYTES> DEVICE void put_element(chunk<BYTES> &to, int e, element x) {
     constexpr int SIZE = (int)sizeof(element);
     if constexpr (SIZE < 4)
@@ -20,8 +19,8 @@ template <int BYTES> DEVICE element element_of(const chunk<BYTES> &r, int e) {
         return (element)((u64)r.words[e * 2 + 1] << 32 | r.words[e * 2]);
 }
 
-/* A position in a row of one of several packed memories: its address, how many elements of its row there are from it
-   on, and where the memory begins and ends. */
+/* A position in a row of one of several packed tensors: its address, the number of elements left in its row, and the
+   bounds of the tensor. */
 struct piece {
     u64 at;
     i64 left;
@@ -35,7 +34,7 @@ DEVICE piece piece_of(const void *x, i64 row, i64 left, i64 count, i64 elements)
                  begin + (u64)elements * sizeof(element)};
 }
 
-/* The bytes from p on, out of the one or two aligned chunks of 16 in which they lie. */
+/* Loads the bytes at p from the one or two aligned 16-byte chunks that contain them. */
 template <int BYTES> DEVICE chunk<BYTES> load_shifted(u64 p) {
     const u32 phase = (u32)p % 16;
     const chunk<16> low = load_global<16>(p - phase), high = load_global<16>((p + BYTES - 1) / 16 * 16);

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Compiling what the steps of a plan need, several programs at a time: a program takes tens to hundreds of
-   milliseconds, and the compiler runs well on many threads. It loads nothing, so that it serves devices that are
-   elsewhere too. */
+/* Compiles the programs of a plan's steps, several at a time: each takes tens to hundreds of milliseconds, and the
+   compiler scales with threads. Nothing is loaded, so that plans for devices that are not present compile as well. */
 #include "engines/cuda/core/kernel.h"
 
 #include <pthread.h>
@@ -10,13 +9,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { COMPILERS_MAX = 8 }; /* each takes some hundred MiB while it works */
+enum { COMPILERS_MAX = 8 }; /* each uses some hundred MiB while it runs */
 
-/* Part of a program's identity. if constexpr and inline variables need C++17; there is no option that trades exactness
-   for speed, as fast math would. */
+/* Part of a program's identity. if constexpr and inline variables need C++17. No option trades exactness for speed, as
+   fast math would. */
 static const char *const options[] = {"-std=c++17"};
 
-/* Linear: a saved plan carries some dozen programs, each of which compiles for far longer. */
+/* Linear search: a saved plan carries some dozen programs, each of which takes far longer to compile. */
 static const struct carried_code *find_carried(const struct carried_codes *carried, const uint8_t identity[32]) {
     for (int i = 0; carried && i < carried->count; i++)
         if (memcmp(carried->items[i].identity, identity, 32) == 0)
@@ -29,7 +28,7 @@ weftStatus_t kernel_compile(struct cuda_kernel *kernel, const struct device *dev
     struct program_header headers[DEVICE_FILES_MAX];
     uint8_t headers_digest[32];
     char name[64], arch[16];
-    /* Named for its entry, which compiler messages and dumps show. */
+    /* Named after its entry, which compiler messages and dumps show. */
     snprintf(name, sizeof name, "%s.cu", kernel->entry);
     device_arch(arch, device);
     struct program program = {.name = name,
@@ -39,7 +38,8 @@ weftStatus_t kernel_compile(struct cuda_kernel *kernel, const struct device *dev
                               .headers_digest = headers_digest,
                               .option_count = sizeof options / sizeof *options,
                               .options = options};
-    /* By what goes in and the architecture, not by the compiler: a plan saved elsewhere finds its code again. */
+    /* Identifies code by its inputs and the architecture, not by the compiler, so that a plan saved elsewhere finds its
+       code. */
     cache_identify(kernel->identity, &program, arch);
     program.identity = kernel->identity;
     const struct carried_code *found = find_carried(carried, kernel->identity);
@@ -50,35 +50,35 @@ weftStatus_t kernel_compile(struct cuda_kernel *kernel, const struct device *dev
 
 /* ---- In parallel ------------------------------------------------------------------------------------------------- */
 
-/* What threads share. `next` is the one thing they contend for: all else is read only, or belongs to kernel i, which
-   one thread takes. */
+/* State shared by the threads. They contend only for `next`: everything else is read-only or belongs to kernel i, which
+   only one thread compiles. */
 struct compilation {
     const struct device *device;
     const struct carried_codes *carried;
     int count;
     struct cuda_kernel **kernels;
     atomic_int next;
-    pthread_mutex_t lock; /* guards the two below */
-    weftStatus_t status;  /* of the first failure; its text, as each thread has its own */
+    pthread_mutex_t lock; /* guards the next two */
+    weftStatus_t status;  /* status of the first failure, and its text, since each thread has its own */
     char text[STATUS_TEXT_BYTES];
 };
 
-/* The first failure is kept: those of other threads are mostly the same. */
+/* Keeps the first failure: other threads mostly fail for the same reason. */
 static void note_failure(struct compilation *all, weftStatus_t status) {
     pthread_mutex_lock(&all->lock);
     if (!all->status) {
         all->status = status;
         snprintf(all->text, sizeof all->text, "%s", status_text());
     }
-    atomic_store(&all->next, all->count); /* nothing more is begun */
+    atomic_store(&all->next, all->count); /* no further compilation starts */
     pthread_mutex_unlock(&all->lock);
 }
 
-/* Of each thread: programs until none is left. */
+/* Thread function: compiles programs until none is left. */
 static void *work(void *compilation) {
     struct compilation *all = compilation;
     int i;
-    /* Programs differ tenfold in time, so threads take the next one when they are free. */
+    /* Compile times differ tenfold, so each thread takes the next program when it is free. */
     while ((i = atomic_fetch_add(&all->next, 1)) < all->count) {
         weftStatus_t status = kernel_compile(all->kernels[i], all->device, all->carried);
         if (status)
@@ -87,11 +87,11 @@ static void *work(void *compilation) {
     return NULL;
 }
 
-/* This thread works too; helpers that cannot be made are done without. */
+/* The calling thread works too; helpers that cannot be started are not needed. */
 static weftStatus_t compile_all(struct compilation *all) {
     pthread_t helpers[COMPILERS_MAX];
     int wanted = device_host_threads(), helper_count = 0;
-    /* This thread is one of them: wanted - 1 helpers, none for one program. */
+    /* The calling thread is one of them: wanted - 1 helpers, none for a single program. */
     wanted = wanted < all->count ? wanted : all->count;
     wanted = wanted < COMPILERS_MAX ? wanted : COMPILERS_MAX;
     pthread_mutex_init(&all->lock, NULL);
@@ -106,7 +106,7 @@ static weftStatus_t compile_all(struct compilation *all) {
 
 weftStatus_t cuda_compile(struct step *steps, int count, const struct device *device,
                           const struct carried_codes *carried) {
-    /* On the heap for its size: a text of a few KiB. */
+    /* On the heap because it contains a text of a few KiB. */
     struct compilation *all = calloc(1, sizeof *all);
     if (!all)
         return status_no_memory(sizeof *all);
@@ -127,7 +127,7 @@ weftStatus_t cuda_compile(struct step *steps, int count, const struct device *de
     return status;
 }
 
-/* Static shared memory is known when a kernel is loaded (kernel_load), which has the same limit. */
+/* Static shared memory is known only when a kernel is loaded (kernel_load), which checks the same limit. */
 weftStatus_t cuda_keeps(const struct step *step, const struct device *device) {
     const struct cuda_step *state = step->state;
     const struct cuda_properties *cuda = &device->cuda;
@@ -145,7 +145,7 @@ weftStatus_t cuda_keeps(const struct step *step, const struct device *device) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The image belongs to the kernel's code, which the plan holds: the caller copies it before the plan goes. */
+/* The image belongs to the kernel's code, which the plan owns: the caller copies it before the plan is destroyed. */
 bool cuda_code(const struct step *step, int i, struct carried_code *code) {
     const struct cuda_step *state = step->state;
     if (i >= state->count)

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-/* NULL: a value that keeps its number. Linear: a kernel has some dozen arguments. */
+/* NULL: the value keeps its number. Linear search: a kernel has some dozen arguments. */
 static const struct kernel_place *find_place(const struct kernel_place *places, int count, int of) {
     for (int k = 0; k < count; k++)
         if (places[k].of == of)
@@ -11,9 +11,8 @@ static const struct kernel_place *find_place(const struct kernel_place *places, 
     return NULL;
 }
 
-/* An argument that is a value, or the map of one. A constant of the other graph becomes a number, its first word:
-   constants are scalars of 8 bytes at most. An address in the workspace keeps the bytes that the argument added to
-   it. */
+/* Redirects an argument that is a value, or a tensor map of one. A constant of the other graph becomes a number:
+   constants are scalars of at most 8 bytes, one word. An address in the workspace keeps the argument's own offset. */
 static void send(struct argument *argument, struct cuda_map *maps, const struct kernel_place *place) {
     if (place->value >= 0) {
         argument->value = place->value;
@@ -28,8 +27,8 @@ static void send(struct argument *argument, struct cuda_map *maps, const struct 
     }
 }
 
-/* Copies the arguments and maps, as the other step's arena and graph end before this plan does; text and names are
-   shared. Scratch of the other step moves by `scratch` as a whole, which `places` do not concern. */
+/* Copies arguments and maps, because the other step's arena and graph are destroyed before this plan; text and names
+   are shared. All scratch of the other step moves by `scratch`, independent of `places`. */
 weftStatus_t kernels_take(struct cuda_step *state, const struct cuda_step *from, const struct kernel_place *places,
                           int count, int64_t scratch, struct arena *arena) {
     if (state->count + from->count > KERNELS_MAX)
@@ -38,7 +37,7 @@ weftStatus_t kernels_take(struct cuda_step *state, const struct cuda_step *from,
         struct cuda_kernel *kernel = &state->kernels[state->count++];
         struct argument *arguments;
         struct cuda_map *maps;
-        /* Grid, block and flags are taken as they are. */
+        /* Grid, block and flags stay unchanged. */
         *kernel = from->kernels[i];
         TRY(arena_copy(arena, &arguments, kernel->arguments, (size_t)kernel->argument_count * sizeof *arguments));
         TRY(arena_copy(arena, &maps, kernel->maps, (size_t)kernel->map_count * sizeof *maps));

@@ -1,12 +1,12 @@
-/* dependent_launch: programmatic dependent launch, the start of a kernel while the one before it ends, which hides most
-   of a short kernel's launch. Chips before sm_90 have no such thing, and start kernels one after the other. */
+/* dependent_launch: programmatic dependent launch starts a kernel while the preceding one ends, which hides most of a
+   short kernel's launch latency. Devices before sm_90 lack it and run kernels one after another. */
 
-/* Asks for memory that will be read, in units of 16 bytes, before what writes it may have ended: all writing goes
-   through L2, so what waits there is never old. One thread of a block asks for all of it; asked one by
-   one, lines come late. */
+/* Prefetches memory to L2, in units of 16 bytes, possibly before its writer has ended: all writes go through L2, so
+   prefetched lines never become stale. One thread of a block requests everything; line by line, requests arrive
+   late. */
 DEVICE void expect(const void *p, u32 bytes) { ptx::prefetch_l2(p, bytes); }
 
-/* Waits for what the kernel before has written, then lets the next one start, which waits here in turn. */
+/* Waits for the preceding kernel's writes, then lets the next kernel start, which waits here in turn. */
 DEVICE void begin_overlapped() {
     if constexpr (CHIP >= 900) {
         ptx::griddepcontrol_wait();

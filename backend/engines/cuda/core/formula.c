@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A node becomes a block that names its operands as its formula does (x, b, t, dy, lower, ...) and evaluates the
-   formula of the mode table as it stands there. */
+/* A node becomes a block that names its operands as its formula does (x, b, t, dy, lower, ...) and evaluates the mode
+   table's formula unchanged. */
 #include "engines/cuda/core/formula.h"
 
 #include <ctype.h>
 #include <math.h>
 #include <string.h>
 
-/* Prices alone: an operator with its conversion; a function as exp or tanh, by polynomials or the special function unit
-   and what goes around it. A few of either change no choice of family. */
+/* Only for cost estimates: an operator including its conversion; a function such as exp or tanh, by polynomials or the
+   special function unit, including its surroundings. Small errors do not change the choice of a family. */
 enum { OPERATOR_INSTRUCTIONS = 2, FUNCTION_INSTRUCTIONS = 10 };
 
 const char *formula_type(const struct pointwise_op *op) {
@@ -21,7 +21,7 @@ const char *formula_type(const struct pointwise_op *op) {
     return math == WEFT_DATA_DOUBLE ? "double" : dtype_is_float(math) ? "float" : "i64";
 }
 
-/* Every mode has a formula; only types can be unknown. */
+/* Every mode has a formula; only types can be unsupported. */
 weftStatus_t formula_accepts(const struct descriptor *op) {
     const struct pointwise_operands operands = pointwise_operands((const struct pointwise_op *)op);
     const struct tensor *all[] = {operands.x, operands.b, operands.t, operands.out};
@@ -32,8 +32,8 @@ weftStatus_t formula_accepts(const struct descriptor *op) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* A double in CUDA text, exactly. %a is hexadecimal and so loses no bit; infinities and NaN have no literal, but a
-   pattern of bits. */
+/* Emits a double exactly. %a is hexadecimal and loses no bit; infinities and NaN have no literal, so their bit pattern
+   is emitted. */
 static void emit_real(struct text *code, double number) {
     unsigned long long bits;
     memcpy(&bits, &number, sizeof bits);
@@ -43,14 +43,14 @@ static void emit_real(struct text *code, double number) {
         text_add(code, "%a", number);
 }
 
-/* Those parameters of a mode that its formula names. */
+/* Emits the mode parameters that the formula uses. */
 static void emit_parameters(struct text *code, const char *type, const char *formula, struct pointwise_parameters p) {
     const struct {
         const char *name;
         double number;
     } all[] = {{"lower", p.lower}, {"upper", p.upper}, {"slope", p.slope}, {"alpha", p.alpha}, {"beta", p.beta}};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-        /* A name within another would declare a constant too many, never one too few. */
+        /* A name that is part of another one would declare an unneeded constant, never omit one. */
         if (strstr(formula, all[i].name)) {
             text_add(code, " const %s %s = (%s)", type, all[i].name, type);
             emit_real(code, all[i].number);
@@ -58,8 +58,8 @@ static void emit_parameters(struct text *code, const char *type, const char *for
         }
 }
 
-/* An operand under the name of the formula, in the type of arithmetic; factor: alpha1 or alpha2. NULL: the mode
-   has none. */
+/* Declares an operand under its name in the formula, in the compute type; factor: alpha1 or alpha2. NULL: the mode has
+   no such operand. */
 static void emit_operand(struct text *code, const char *type, const char *name, const struct graph *graph,
                          const struct tensor *tensor, double factor) {
     if (!tensor)
@@ -72,15 +72,15 @@ static void emit_operand(struct text *code, const char *type, const char *name, 
     text_add(code, ";");
 }
 
-/* Whether a mask is set: a fraction is, too, which integer arithmetic would round to 0. */
+/* Tests whether a mask is set. A fraction counts as set, which integer arithmetic would round to 0. */
 static void emit_mask(struct text *code, const struct graph *graph, const struct tensor *mask) {
     weftDataType_t stored = (weftDataType_t)mask->type;
     const char *type = stored == WEFT_DATA_DOUBLE ? "double" : dtype_is_float(stored) ? "float" : "i64";
     text_add(code, " const i64 t = as<%s>::of(v%d) != 0;", type, graph_find_value(graph, mask));
 }
 
-/* The storage type that a value must be rounded to because it is narrower than its arithmetic; NULL: none. Float in
-   float needs no rounding, and double is never narrower; all else that is not the arithmetic type is. */
+/* The storage type that a value must be rounded to because it is narrower than the compute type, or NULL. Float to
+   float needs no rounding, and double is never narrower; every other type that differs from the compute type is. */
 static const char *narrower_type(const struct tensor *tensor, const char *type) {
     weftDataType_t stored = tensor_type_inside(tensor);
     const char *name = cuda_element_name(stored);
@@ -90,7 +90,7 @@ static const char *narrower_type(const struct tensor *tensor, const char *type) 
                : name;
 }
 
-/* A call is a lower-case name before a parenthesis: C( , the constant, is none. */
+/* A call is a lower-case name before a parenthesis; C(, the constant, is not one. */
 double formula_instructions(const struct pointwise_op *op) {
     const char *formula = pointwise_find_mode(op->pw->mode)->formula;
     for (const char *call = strchr(formula, '('); call; call = strchr(call + 1, '('))
@@ -99,8 +99,8 @@ double formula_instructions(const struct pointwise_op *op) {
     return OPERATOR_INSTRUCTIONS;
 }
 
-/* The formula of a mode over a type; relu as it mostly is, in one instruction. With a slope or an upper bound relu
-   keeps its formula. at_least passes NaN on as the formula does. */
+/* The formula of a mode in a type. The usual relu is a single instruction; with a slope or an upper bound it keeps its
+   formula. at_least propagates NaN as the formula does. */
 static const char *formula_over(const struct pointwise_mode *mode, const char *type, struct pointwise_parameters p) {
     if (strcmp(type, "i64") == 0)
         return pointwise_integer_formula(mode->mode);
@@ -108,7 +108,7 @@ static const char *formula_over(const struct pointwise_mode *mode, const char *t
     return is_plain && strcmp(type, "float") == 0 ? "at_least(x, lower)" : mode->formula;
 }
 
-/* A node's operands, and the constants that formulas with these letters name, in scope. */
+/* Declares a node's operands, and the constants that formulas use by these letters. */
 static void emit_scope(struct text *code, const struct graph *graph, const struct pointwise_op *op,
                        const char *formula) {
     const struct pointwise_mode *mode = pointwise_find_mode(op->pw->mode);
@@ -126,7 +126,7 @@ static void emit_scope(struct text *code, const struct graph *graph, const struc
         text_add(code, " auto C = [](double c) { return (%s)c; };", type);
 }
 
-/* One block, so that the names of its operands meet no others. */
+/* One block, so that the names of its operands do not conflict with others. */
 void formula_emit_exact(struct text *code, const struct graph *graph, const struct node *node) {
     const struct pointwise_op *op = (const struct pointwise_op *)node->op;
     const struct pointwise_mode *mode = pointwise_find_mode(op->pw->mode);
@@ -140,7 +140,7 @@ void formula_emit_exact(struct text *code, const struct graph *graph, const stru
     text_add(code, " v%d = (%s)(%s); }\n", out, type, formula);
 }
 
-/* narrow: NULL where the tensor holds all that the type of arithmetic does. */
+/* narrow: NULL if the tensor can hold every value of the compute type. */
 void formula_emit_rounded(struct text *code, const struct graph *graph, const struct node *node) {
     const struct pointwise_op *op = (const struct pointwise_op *)node->op;
     struct pointwise_operands operands = pointwise_operands(op);
@@ -151,14 +151,14 @@ void formula_emit_rounded(struct text *code, const struct graph *graph, const st
         text_add(code, "    v%d = rounded<%s>(v%d);\n", out, narrow, out);
 }
 
-/* What nobody reads is stored at once, and storing rounds it. */
+/* A value without readers is stored at once, which rounds it. */
 void formula_emit(struct text *code, const struct graph *graph, const struct node *node) {
     const struct pointwise_op *op = (const struct pointwise_op *)node->op;
     bool is_read = graph->values[graph_find_value(graph, pointwise_operands(op).out)].readers > 0;
     (is_read ? formula_emit_rounded : formula_emit_exact)(code, graph, node);
 }
 
-/* g<operand> += factor * formula, of one operand. Formulas of derivatives also name y and dy. */
+/* Emits g<operand> += factor * formula for one operand. Formulas of derivatives also use y and dy. */
 static void emit_derivative(struct text *code, const struct graph *graph, const struct node *node, bool of_b) {
     const struct pointwise_op *op = (const struct pointwise_op *)node->op;
     const struct pointwise_operands operands = pointwise_operands(op);

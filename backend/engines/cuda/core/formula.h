@@ -1,31 +1,31 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Printing the pointwise nodes of a region as CUDA statements. Values are named v<index in the graph>. */
+/* Emits the pointwise nodes of a region as CUDA statements. Values are named v<index in the graph>. */
 #ifndef WEFT_ENGINES_CUDA_FORMULA_H
 #define WEFT_ENGINES_CUDA_FORMULA_H
 
 #include "engines/cuda/core/kernel.h"
 #include "graph/ops/pointwise.h"
 
-/* The arithmetic type of a node: "float", "double" or "i64". Where an operand is DOUBLE, float arithmetic is double. */
+/* The compute type of a node: "float", "double" or "i64". Float arithmetic becomes double if an operand is DOUBLE. */
 const char *formula_type(const struct pointwise_op *op);
 
-/* Whether kernels can evaluate the node; NOT_SUPPORTED and a sentence if not. */
+/* Succeeds if kernels can evaluate the node; otherwise NOT_SUPPORTED with a message. */
 weftStatus_t formula_accepts(const struct descriptor *op);
 
-/* Instructions of a chip that a node takes, roughly. */
+/* Approximate number of instructions per element. */
 double formula_instructions(const struct pointwise_op *op);
 
-/* "const float v7 = ...;" for a node whose inputs are in scope under their names, converted and, when nodes read the
-   output and it is narrower, rounded to its type: they see what memory would hold. GEN_INDEX is not printed here: it is
-   its family's to know coordinates. */
+/* Emits "const float v7 = ...;" for a node whose inputs are in scope under their names, converted. If other nodes read
+   the output and its type is narrower, it is rounded to that type, so that they see the stored value. GEN_INDEX is not
+   supported here, because only its family knows the coordinates. */
 void formula_emit(struct text *code, const struct graph *graph, const struct node *node);
-/* The same, rounded whoever reads it. */
+/* The same, but always rounded. */
 void formula_emit_rounded(struct text *code, const struct graph *graph, const struct node *node);
-/* The same, never rounded. */
+/* The same, but never rounded. */
 void formula_emit_exact(struct text *code, const struct graph *graph, const struct node *node);
 
-/* "g3 += ...;" for the operands that `takes` marks, of a node of which g<out> is the gradient and whose operands and
-   result are in scope. Its mode has a derivative. */
+/* Emits "g3 += ...;" for the operands that `takes` marks. g<out> is the gradient of the node, whose operands and result
+   are in scope. Its mode must have a derivative. */
 void formula_emit_gradient(struct text *code, const struct graph *graph, const struct node *node, const bool *takes);
 
 #endif

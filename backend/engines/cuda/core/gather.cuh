@@ -1,10 +1,10 @@
-/* gather: what coordinates are computed from: indices in mixed radix, the taps that a phase of a strided convolution
-   sees, and elements converted to the type that products are made of. */
+/* gather: building blocks of coordinates: mixed-radix indices, the taps that a phase of a strided convolution uses, and
+   elements converted to the operand type of products. */
 
-/* The offset of coordinates outside the index; sums with it stay below 0. */
+/* The offset of out-of-bounds coordinates; sums with it stay negative. */
 constexpr i64 NOWHERE = -(1ll << 62);
 
-/* Takes the fastest coordinate off an index in mixed radix. */
+/* Splits the fastest coordinate off a mixed-radix index. */
 DEVICE u32 split(u32 &rest, const divisor &d) {
     const u32 whole = divide(rest, d), coordinate = rest - whole * d.value;
     rest = whole;
@@ -22,7 +22,7 @@ DEVICE i64 split(i64 &rest, const divisor &d) {
     return coordinate;
 }
 
-/* The divisor that the host would have sent. */
+/* Computes a divisor on the device as the host would. */
 DEVICE divisor make_divisor(u32 value) {
     u32 bits = 0;
     while ((1ull << bits) < value)
@@ -31,7 +31,7 @@ DEVICE divisor make_divisor(u32 value) {
     return divisor{value, (u32)magic, bits ? bits - 1 : 0, 0};
 }
 
-/* The first tap r for which coordinate - r * dilation is a multiple of the stride; taps when there is none. */
+/* The first tap r for which coordinate - r * dilation is a multiple of the stride, or taps if there is no such tap. */
 DEVICE i32 first_tap(i32 coordinate, i32 taps, i32 dilation, i32 stride) {
     i32 r = 0;
     while (r < taps && (coordinate - r * dilation) % stride != 0)
@@ -40,7 +40,7 @@ DEVICE i32 first_tap(i32 coordinate, i32 taps, i32 dilation, i32 stride) {
 }
 DEVICE u32 count_taps(i32 first, i32 taps, i32 step) { return first < taps ? (u32)((taps - 1 - first) / step + 1) : 0; }
 
-/* An element of storage type T as an operand of type S. */
+/* Converts an element of storage type T to an operand of type S. */
 template <class S> struct staged_as {
     static DEVICE S of(S x) { return x; }
     template <class T> static DEVICE S of(T x) { return from<S>::number(to_float(x)); }

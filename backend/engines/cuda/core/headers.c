@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which device files a program reaches by its includes: only these are compiled with it, hashed into its identity and
-   shown beside it, so that a change of one family's files leaves the kernels of the others in the cache. Each file is
-   read and hashed once per process. */
+/* Determines which device files a program includes, directly or not. Only these are compiled with it, hashed into its
+   identity and listed with it, so that changing one family's files keeps the kernels of other families in the cache.
+   Each file is read and hashed once per process. */
 #include "base/hash.h"
 #include "engines/cuda/core/kernel.h"
 
 #include <pthread.h>
 #include <string.h>
 
-/* A bit for each device file, by its index in device_files. */
+/* One bit per device file, by its index in device_files. */
 struct file_set {
     uint64_t words[DEVICE_FILES_MAX / 64];
 };
 
-/* Filled once, under pthread_once, and only read afterwards: no lock guards it. */
+/* Filled once, under pthread_once, and read-only afterwards: no lock is needed. */
 static struct {
-    struct file_set reached; /* the file itself, what it includes, and what that reaches */
+    struct file_set reached; /* the file itself and all files that it includes, directly or not */
     uint8_t digest[32];
     bool is_read;
 } known[DEVICE_FILES_MAX];
@@ -23,7 +23,7 @@ static struct {
 /* Adds to a set the files that a text includes, directly or not. */
 static void add_included(struct file_set *set, const char *text);
 
-/* By text and length, as the name stands between quotes. The list is short (below DEVICE_FILES_MAX) and is searched
+/* By pointer and length, because the name is not terminated. The list is short (below DEVICE_FILES_MAX) and is searched
    once per include line and program. */
 static int find_file(const char *name, size_t length) {
     int count;
@@ -34,7 +34,7 @@ static int find_file(const char *name, size_t length) {
     return -1;
 }
 
-/* Includes form no circle (tools/check_floors.py), so that this ends. */
+/* Includes form no cycle (tools/check_floors.py), so this terminates. */
 static void read_file(int i) {
     int count;
     const struct program_header *file = &device_files(&count)[i];
@@ -52,7 +52,7 @@ static void add_included(struct file_set *set, const char *text) {
         at += sizeof include - 1;
         int i = find_file(at, strcspn(at, "\"\n"));
         if (i < 0)
-            continue; /* the compiler will say so */
+            continue; /* the compiler will report it */
         read_file(i);
         for (size_t w = 0; w < sizeof set->words / sizeof *set->words; w++)
             set->words[w] |= known[i].reached.words[w];
@@ -66,7 +66,7 @@ static void read_all(void) {
         read_file(i);
 }
 
-/* The digest goes over the files' digests in the order of the list, so that the order of includes does not matter. */
+/* The digest covers the files' digests in the order of the list, so the order of includes does not matter. */
 int kernel_headers(struct program_header headers[DEVICE_FILES_MAX], uint8_t digest[32], const char *text) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     struct file_set set = {{0}};

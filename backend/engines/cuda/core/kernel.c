@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Printing kernels: constants, argument fields and code are collected apart and joined in front of the kernel's
-   file. */
+/* Assembles kernel sources: constants, argument fields and code are collected separately and placed before the kernel's
+   device file. */
 #include "base/bytes.h"
 #include "engines/cuda/core/kernel.h"
 
@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Texts belong to the print until kernel_finish, which must be called. */
+/* The texts belong to the kernel_source until kernel_finish, which must be called. */
 void kernel_source_init(struct kernel_source *source, const struct region *region) {
     source->region = region;
     source->graph = region->graph;
@@ -19,7 +19,7 @@ void kernel_source_init(struct kernel_source *source, const struct region *regio
     source->argument_count = source->map_count = 0;
 }
 
-/* Designated, so that types without an address are NULL as those that are unknown. */
+/* Designated initializers, so that types without an address are NULL like unknown ones. */
 const char *cuda_type_name(weftDataType_t type) {
     static const char *const names[] = {
         [WEFT_DATA_FLOAT] = "float",   [WEFT_DATA_DOUBLE] = "double", [WEFT_DATA_HALF] = "f16",
@@ -46,7 +46,7 @@ const char *cuda_element_name(weftDataType_t type) {
     }
 }
 
-/* inline: the compiler warns of other constants that a variant of the kernel does not use. */
+/* inline, because the compiler warns of other constants that a variant of the kernel does not use. */
 void emit_constant(struct kernel_source *source, const char *name, int64_t value) {
     text_add(&source->constants, "inline constexpr int %s = %lld;\n", name, (long long)value);
 }
@@ -55,8 +55,8 @@ void emit_type(struct kernel_source *source, const char *name, weftDataType_t ty
     text_add(&source->constants, "using %s = %s;\n", name, cuda_element_name(type));
 }
 
-/* A field, with a comment that says what it is of. value: -1 of the workspace. No user's names: graphs share
-   kernels. */
+/* Adds a field with a comment that names its origin. value: -1 for the workspace. Users' names are omitted, so that
+   graphs share kernels. */
 static void add_field(struct kernel_source *source, int value, const char *type, const char *name) {
     text_add(&source->fields, "    %s %s; // ", type, name);
     if (value < 0)
@@ -66,9 +66,9 @@ static void add_field(struct kernel_source *source, int value, const char *type,
     text_add(&source->fields, "\n");
 }
 
-/* In step with the printed fields: word i of the arguments is field i, of 8 bytes, of the struct. */
+/* Must match the emitted fields: word i of the arguments is field i of the struct, 8 bytes each. */
 static void add_argument(struct kernel_source *source, struct argument argument) {
-    /* Counted on beyond what fits, so that kernel_finish can say how many there would be. */
+    /* Continues counting beyond the capacity, so that kernel_finish can report the number. */
     if (source->argument_count < ARGUMENTS_MAX)
         source->arguments[source->argument_count] = argument;
     source->argument_count++;
@@ -77,9 +77,9 @@ static void add_argument(struct kernel_source *source, struct argument argument)
 void emit_pointer(struct kernel_source *source, weftDataType_t type, int value, int64_t offset_bytes,
                   const char *name) {
     const struct tensor *tensor = source->graph->values[value].tensor;
-    /* A kernel may not follow a pointer into host memory: such a scalar travels in the arguments. */
+    /* Kernels cannot dereference host memory: such a scalar is passed in the arguments. */
     bool is_by_value = tensor->is_by_value || tensor->is_constant;
-    const char *element = cuda_element_name(type); /* families ask before they print */
+    const char *element = cuda_element_name(type); /* families check the type before they emit code */
     char field[32];
     snprintf(field, sizeof field,
              is_by_value            ? "by_value<%s>"
@@ -103,14 +103,14 @@ void emit_scratch(struct kernel_source *source, const char *type, int64_t offset
 
 void emit_map(struct kernel_source *source, int value, const struct cuda_map *map, const char *name) {
     if (source->map_count == 0)
-        /* Only programs with maps pay for compiling what sm_90 has. */
+        /* Only programs with maps pay for compiling the sm_90 instructions. */
         text_add(&source->constants, "#include \"core/ptx_sm90.cuh\"\n");
     add_field(source, value, "tensor_map", name);
     add_argument(source, (struct argument){ARGUMENT_MAP, value, source->map_count});
-    /* Room for the rest of the map, which is encoded at each launch; see core/load.c. */
+    /* Reserves words for the rest of the map, which is encoded at each launch; see core/load.c. */
     for (int i = 1; i < MAP_WORDS; i++)
         add_argument(source, (struct argument){ARGUMENT_NUMBER, -1, 0});
-    /* Counted on beyond what fits, as arguments are. */
+    /* Continues counting beyond the capacity, as for arguments. */
     if (source->map_count < MAPS_MAX)
         source->maps[source->map_count] = *map;
     source->map_count++;
@@ -121,7 +121,7 @@ void emit_number(struct kernel_source *source, int64_t number, const char *name)
     add_argument(source, (struct argument){ARGUMENT_NUMBER, -1, number});
 }
 
-/* Three words: the address of the values, the step from one to the next, and what they are multiplied by. */
+/* Three words: the address of the offsets, the step from one to the next, and their multiplier. */
 void emit_ragged(struct kernel_source *source, weftDataType_t type, int value, int64_t step, int64_t multiplier,
                  const char *name) {
     text_add(&source->fields, "    ragged<%s> %s;\n", cuda_element_name(type), name);
@@ -142,13 +142,13 @@ void emit_ragged_limit(struct kernel_source *source, const struct ragged_limit *
         add_argument(source, (struct argument){ARGUMENT_NUMBER, -1, numbers[i]});
 }
 
-/* magic = ceil(2^(31 + bits) / value), where 2^bits is the first power of two not below value: 32 bits, and exact for
-   n < 2^31. */
+/* magic = ceil(2^(31 + bits) / value), where 2^bits is the smallest power of two that is at least value: 32 bits, and
+   exact for n < 2^31. */
 void emit_divisor(struct kernel_source *source, int64_t value, const char *name) {
     uint64_t bits = 0, divisor = value > 0 ? (uint64_t)value : 1;
     while (UINT64_C(1) << bits < divisor)
         bits++;
-    /* A divisor of 1 has no such form: the device code asks for it. */
+    /* A divisor of 1 has no such representation: device code tests for it. */
     uint64_t magic = divisor == 1 ? 0 : ((UINT64_C(1) << (31 + bits)) + divisor - 1) / divisor;
     uint64_t shift = bits ? bits - 1 : 0;
     text_add(&source->fields, "    divisor %s;\n", name);
@@ -156,16 +156,17 @@ void emit_divisor(struct kernel_source *source, int64_t value, const char *name)
     add_argument(source, (struct argument){ARGUMENT_NUMBER, -1, (int64_t)shift});
 }
 
-/* ---- The whole text ---------------------------------------------------------------------------------------------- */
+/* ---- The whole program ------------------------------------------------------------------------------------------- */
 
-/* The values that a text names, in the order in which they come. */
+/* The values that a text names, in the order of their first occurrence. */
 struct named_values {
     int *numbers;
     size_t bytes;
     int count;
 };
 
-/* A value's place among them, the last if it is new; -1: out of memory. Linear: a program names some dozen values. */
+/* Index of a value in this list, to which it is appended if it is new; -1: out of memory. Linear search: a program
+   names some dozen values. */
 static int place_of(struct named_values *named, int number) {
     for (int i = 0; i < named->count; i++)
         if (named->numbers[i] == number)
@@ -180,8 +181,8 @@ static int place_of(struct named_values *named, int number) {
 
 static bool is_in_name(char c) { return isalnum((unsigned char)c) || c == '_'; }
 
-/* Families name values by their numbers in the graph, v17. The program numbers them as they come in its text, so that
-   layers of a graph that do the same share a program. */
+/* Families name values by their numbers in the graph, such as v17. The program renumbers them in the order of
+   occurrence, so that equal layers of a graph share a program. */
 static void add_code(struct text *to, const char *code) {
     struct named_values named = {0};
     const char *rest = code; /* not yet copied */
@@ -203,15 +204,15 @@ static void add_code(struct text *to, const char *code) {
     free(named.numbers);
 }
 
-/* The texts are freed whatever happens; the kernel keeps nothing of the print. */
+/* Frees the texts in every case; the kernel keeps no reference to the kernel_source. */
 weftStatus_t kernel_finish(struct kernel_source *source, struct cuda_kernel *kernel, const char *file,
                            const char *entry, struct arena *arena) {
     struct text whole;
     while (source->map_count &&
-           source->argument_count % (MAP_WORDS / 2) != 0) /* the struct is aligned as its maps are */
+           source->argument_count % (MAP_WORDS / 2) != 0) /* the struct has the alignment of its maps */
         add_argument(source, (struct argument){ARGUMENT_NUMBER, -1, 0});
-    /* Types first, then constants, which kernels and headers name; arguments; printed functions; the kernel's
-       file last. */
+    /* Types first, then constants, which kernels and headers use; arguments; generated functions; the kernel's file
+       last. */
     text_init(&whole);
     text_add(&whole, "#include \"core/types.cuh\"\n#include \"core/index.cuh\"\n#include \"core/math.cuh\"\n\n");
     text_add_chars(&whole, text_string(&source->constants), source->constants.length);
@@ -220,7 +221,7 @@ weftStatus_t kernel_finish(struct kernel_source *source, struct cuda_kernel *ker
     text_add(&whole, "};\n\n");
     add_code(&whole, text_string(&source->code));
     text_add(&whole, "\n#include \"%s\"\n\n} // namespace weft\n", file);
-    /* Texts that ran out of memory say so here, once. */
+    /* Checks once whether any text ran out of memory. */
     bool failed = whole.failed || source->constants.failed || source->fields.failed || source->code.failed;
     weftStatus_t status = failed ? status_no_memory(whole.capacity) : WEFT_STATUS_SUCCESS;
     if (!status && source->argument_count > ARGUMENTS_MAX)
@@ -229,7 +230,7 @@ weftStatus_t kernel_finish(struct kernel_source *source, struct cuda_kernel *ker
     if (!status && source->map_count > MAPS_MAX)
         status = status_fail(WEFT_STATUS_NOT_SUPPORTED, "the kernel would take %d tensor maps, at most %d fit",
                              source->map_count, MAPS_MAX);
-    /* Not copied: paths and names of entries are literals, or in the arena already. */
+    /* Not copied: paths and entry names are literals, or already in the arena. */
     kernel->file = file;
     kernel->entry = entry;
     kernel->argument_count = source->argument_count;

@@ -1,23 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The kernels of a plan as JSON, for reading: each one's own text, how it is launched, what the compiler said, and the
-   names of the device files that it reaches; these files' texts stand once, behind all kernels. */
+/* The kernels of a plan as JSON, for readers: the source of each kernel, its launch configuration, the compiler's log,
+   and the names of the device files that it includes. The texts of these files follow once, after all kernels. */
 #include "engines/cuda/core/kernel.h"
 
-/* Which files any kernel shown so far reaches, by their index in device_files. */
+/* Marks the device files that any kernel so far includes, by their index in device_files. */
 struct shown {
     bool is_needed[DEVICE_FILES_MAX];
     int count;
 };
 
-/* "key":"value", with the comma behind it: never the last field of an object. */
+/* Emits "key":"value", with a trailing comma: never the last field of an object. */
 static void show_field(struct text *json, const char *key, const char *value) {
     text_add(json, "\"%s\":", key);
     text_json_string(json, value);
     text_add(json, ",");
 }
 
-/* Both lists are in the same order and share their names' addresses: one pass finds all. Marks the files that the
-   kernel reaches. */
+/* Both lists are in the same order and share the addresses of names, so one pass suffices. Marks the files that the
+   kernel includes. */
 static void show_headers(struct text *json, struct shown *shown, const char *program) {
     struct program_header headers[DEVICE_FILES_MAX];
     uint8_t digest[32];
@@ -33,7 +33,7 @@ static void show_headers(struct text *json, struct shown *shown, const char *pro
     text_add(json, "]");
 }
 
-/* One object; `number` is the step's. The kernel must be compiled. */
+/* Emits one object; `number` is the index of the step. The kernel must be compiled. */
 static void show_kernel(struct text *json, struct shown *shown, int number, const struct step *step,
                         const struct cuda_kernel *kernel) {
     text_add(json, shown->count++ ? ",{" : "{");

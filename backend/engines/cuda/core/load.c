@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Loading and launching the kernels of a step: the same for every family. Running writes addresses into a copy
-   of the arguments on the stack and launches; it allocates nothing, takes no lock and does not wait. */
+/* Loads and launches the kernels of a step, for every family. Running writes addresses into a copy of the arguments on
+   the stack and launches; it allocates nothing, takes no lock and does not wait. */
 #include "base/trace.h"
 #include "engines/cuda/core/kernel.h"
 #include "runtime/launch.h"
 
 #include <string.h>
 
-/* Code that a saved plan carried is compiled here after all when the driver takes it for no code of this chip. */
+/* If the driver rejects the code of a saved plan for this device, it is compiled here. */
 static weftStatus_t load_kernel(struct cuda_kernel *kernel, const struct device *device) {
-    /* What a function must be allowed before its first launch: shared memory above 48 KB, clusters. */
+    /* Functions must opt in to shared memory above 48 KB and to clusters before their first launch. */
     struct kernel_needs needs = {.shared_bytes = (int)kernel->shared_bytes,
                                  .cluster = (int)kernel->cluster,
                                  .argument_bytes = (size_t)kernel->argument_count * sizeof(uint64_t)};
@@ -24,7 +24,7 @@ static weftStatus_t load_kernel(struct cuda_kernel *kernel, const struct device 
     return kernel_load(&kernel->loaded, device, kernel->code, kernel->entry, &needs);
 }
 
-/* Blocks that wait for each other must all fit on the chip. A plan for a described one may come to one of its kind that
+/* Blocks that wait for each other must all be resident. A plan for a described device may run on one of its kind that
    has fewer multiprocessors. */
 static weftStatus_t check_residence(const struct cuda_kernel *kernel, const struct device *device) {
     struct device_scope scope;
@@ -43,10 +43,10 @@ static weftStatus_t check_residence(const struct cuda_kernel *kernel, const stru
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Once per plan, at finalize: the only place where a step's kernels are changed after compile. */
+/* Runs once per plan, at finalize: the only place that changes a step's kernels after compile. */
 weftStatus_t cuda_load(struct step *step, const struct device *device) {
     struct cuda_step *state = step->state;
-    /* Of a plan for a described chip, now the one that is here. */
+    /* A plan for a described device now gets the actual one. */
     state->device = *device;
     for (int i = 0; i < state->count; i++) {
         TRY(load_kernel(&state->kernels[i], device));
@@ -56,8 +56,8 @@ weftStatus_t cuda_load(struct step *step, const struct device *device) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* A by-value scalar is read anew at every run: the caller may change it between runs. Its bytes come first in the word,
-   where by_value<T> looks for them. */
+/* A by-value scalar is read at every run, because the caller may change it between runs. Its bytes come first in the
+   word, where by_value<T> expects them. */
 static uint64_t argument_word(const struct argument *argument, void *const *values, const char *workspace) {
     uint64_t word = 0;
     switch (argument->kind) {
@@ -70,14 +70,14 @@ static uint64_t argument_word(const struct argument *argument, void *const *valu
         return word;
     case ARGUMENT_NUMBER:
         return (uint64_t)argument->number;
-    case ARGUMENT_MAP: /* encode_maps puts it there */
+    case ARGUMENT_MAP: /* encode_maps stores it */
         break;
     }
     return word;
 }
 
-/* Encoding is arithmetic on the host, a few hundred nanoseconds. A map holds its address, which each execution may
-   change; so no map is kept from one run to the next. */
+/* Encoding is host arithmetic, a few hundred nanoseconds. A map contains its address, which may change at each run, so
+   maps are not cached. */
 static weftStatus_t encode_maps(uint64_t *words, const struct cuda_kernel *kernel, void *const *values,
                                 const void *workspace) {
     for (int i = 0; i < kernel->argument_count; i += MAP_WORDS) {
@@ -96,8 +96,8 @@ static weftStatus_t encode_maps(uint64_t *words, const struct cuda_kernel *kerne
 
 static weftStatus_t run_kernel(const struct cuda_kernel *kernel, void *const *values, const void *workspace,
                                weftStream_t stream) {
-    /* On the stack, so that threads run one plan at the same time. Maps need 64 bytes of alignment, which the kernel's
-       struct has too. */
+    /* On the stack, so that threads can run one plan concurrently. Maps need 64-byte alignment, which the kernel's
+       struct has, too. */
     _Alignas(struct cuda_tensor_map) uint64_t words[ARGUMENTS_MAX + 1];
     for (int i = 0; i < kernel->argument_count; i++)
         words[i] = argument_word(&kernel->arguments[i], values, workspace);
@@ -113,22 +113,22 @@ static weftStatus_t run_kernel(const struct cuda_kernel *kernel, void *const *va
     return launch_kernel(&launch, stream);
 }
 
-/* values: by the graph's numbers, device addresses, or host addresses of by-value scalars. workspace: the
+/* values: device addresses, or host addresses of by-value scalars, indexed by the graph's numbers. workspace: the
    step's own. */
 weftStatus_t cuda_run(const struct step *step, void *const *values, void *workspace, weftStream_t stream) {
     const struct cuda_step *state = step->state;
     struct device_scope scope;
     TRY(device_enter(&scope, &state->device));
     weftStatus_t status = WEFT_STATUS_SUCCESS;
-    /* In one stream, so that each kernel finds what the one before wrote. */
+    /* All in one stream, so that each kernel sees the writes of the preceding one. */
     for (int i = 0; i < state->count && !status; i++)
         status = run_kernel(&state->kernels[i], values, workspace, stream);
     device_leave(&scope);
     return status;
 }
 
-/* Also of a step whose build, compile or load failed half way: what is not there yet is NULL, and releasing that does
-   nothing. */
+/* Also releases a step whose build, compile or load failed: members that are not set yet are NULL, and releasing them
+   has no effect. */
 void cuda_release(struct step *step) {
     struct cuda_step *state = step->state;
     for (int i = 0; state && i < state->count; i++) {

@@ -1,12 +1,12 @@
-/* mma: tensor core products of one warp, C += A * B with C of 16 x 8, and the loads that bring A and B from shared
-   memory into the places where the product wants them.
+/* mma: tensor core products of one warp, C += A * B with C of 16 x 8, and the loads that bring fragments of A and B
+   from shared memory into registers.
      A   16 x 32 bytes, four registers: rows 0-7 and 8-15 of the first 16 bytes, then of the last 16
      B   8 columns x 32 bytes, two registers: the first and the last 16 bytes of each column
      C   four registers: lane l has columns 2 (l % 4) and the next one of row l / 4, then of row l / 4 + 8 */
 
 #include "core/ptx_mma.cuh"
 
-/* Each lane gives the address of one row of 16 bytes; lanes 8 q .. 8 q + 7 those of block q, 8 x 8 halves. Register q
+/* Each lane passes the address of one row of 16 bytes; lanes 8 q .. 8 q + 7 those of block q, 8 x 8 halves. Register q
    of lane l becomes halves 2 (l % 4) and the next one of row l / 4 of block q; transposed: of column l / 4. */
 DEVICE void load_blocks(u32 (&r)[4], const void *row) { ldmatrix_x4(r, ptx::shared_address(row)); }
 DEVICE void load_blocks_transposed(u32 (&r)[4], const void *row) { ldmatrix_x4_trans(r, ptx::shared_address(row)); }

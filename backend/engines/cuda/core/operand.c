@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Index spaces: made from tensors, ordered and merged so that kernels loop over as few dimensions as memory allows. */
+/* Index spaces: built from tensors, ordered and merged so that kernels loop over as few dimensions as memory layouts
+   allow. */
 #include "engines/cuda/core/operand.h"
 #include "base/number.h"
 
-/* Elements: 16 bytes of the smallest type with an address. */
+/* In elements: 16 bytes of the smallest addressable type. */
 enum { LONGEST_RUN = 16 };
 
 /* A tensor of one element broadcasts whatever its rank: it may have fewer dims than the space, and is not indexed by
@@ -18,7 +19,7 @@ void operand_of_tensor(struct operand *operand, const struct graph *graph, int v
         operand->strides[i] = tensor->dims.at[i] == 1 ? 0 : tensor->strides.at[i];
 }
 
-/* 1 of a space without dims. */
+/* 1 for a space without dims. */
 int64_t space_elements(const struct space *space) {
     int64_t elements = 1;
     for (int i = 0; i < space->rank; i++)
@@ -26,7 +27,7 @@ int64_t space_elements(const struct space *space) {
     return elements;
 }
 
-/* Positions stay, their order changes. */
+/* Changes the order of positions, but not the set. */
 static void swap_dims(struct space *space, struct operand *operands, int count, int a, int b) {
     int64_t extent = space->extents[a];
     space->extents[a] = space->extents[b];
@@ -38,7 +39,7 @@ static void swap_dims(struct space *space, struct operand *operands, int count, 
     }
 }
 
-/* Of one element, or merged with the next. */
+/* For dims of extent 1, or merged with the next one. */
 static void remove_dim(struct space *space, struct operand *operands, int count, int dim) {
     space->rank--;
     for (int i = dim; i < space->rank; i++) {
@@ -48,8 +49,8 @@ static void remove_dim(struct space *space, struct operand *operands, int count,
     }
 }
 
-/* Whether dims `dim` and the next are one to all operands. Broadcast along both (strides 0 and 0) merges too; broadcast
-   along one alone never does. */
+/* True if dims `dim` and the next one are a single dim to all operands. Broadcasting along both (strides 0 and 0)
+   merges too; broadcasting along only one never does. */
 static bool merges(const struct space *space, const struct operand *operands, int count, int dim) {
     for (int k = 0; k < count; k++)
         if (operands[k].strides[dim] != operands[k].strides[dim + 1] * space->extents[dim + 1])
@@ -57,10 +58,9 @@ static bool merges(const struct space *space, const struct operand *operands, in
     return true;
 }
 
-/* Sorting and merging change the order in which positions are counted, never which positions there are. First dims of
-   one element go, whose strides mean nothing, but for the last one left: a space has a rank of 1 at least. Then an
-   insertion sort, stable, for ranks of at most WEFT_DIM_MAX. Merging runs from the last dim forwards, so that what was
-   merged merges again. */
+/* Sorting and merging change the order of positions, never the set. Dims of extent 1, whose strides have no meaning,
+   are removed first, except the last one left, because a space has rank 1 at least. The stable insertion sort suits
+   ranks of at most WEFT_DIM_MAX. Merging runs from the last dim forwards, so that merged dims can merge again. */
 void space_coalesce(struct space *space, struct operand *operands, int count, int lead) {
     for (int i = space->rank; i-- > 0;)
         if (space->extents[i] == 1 && space->rank > 1)
@@ -75,7 +75,7 @@ void space_coalesce(struct space *space, struct operand *operands, int count, in
         }
 }
 
-/* The power of two that divides an operand's memory wherever a run along `dim` may begin, `length` at most. */
+/* The largest power of two, at most `length`, to which an operand is aligned wherever a run along `dim` may begin. */
 static int64_t common_length(const struct space *space, const struct operand *operand, int dim, int64_t length) {
     length = gcd64(length, operand->offset);
     for (int i = 0; i < space->rank; i++)
@@ -83,7 +83,7 @@ static int64_t common_length(const struct space *space, const struct operand *op
     return length;
 }
 
-/* How many elements an aligned access of up to 16 bytes holds. */
+/* Number of elements in an aligned access of up to 16 bytes. */
 static int64_t elements_per_access(const struct operand *operand, const struct graph *graph) {
     int64_t bits = gcd64(graph->values[operand->memory].tensor->alignment, 16) * 8;
     int64_t fits = bits / dtype_of(operand->type)->bits;
@@ -91,8 +91,8 @@ static int64_t elements_per_access(const struct operand *operand, const struct g
 }
 
 int operand_run_length(const struct space *space, const struct operand *operand, int dim, const struct graph *graph) {
-    /* Every row begins aligned only if the extent is a multiple, too: gcd of powers of two and anything is a power of
-       two. */
+    /* Every row begins aligned only if the extent is a multiple, too. The gcd of a power of two and any number is a
+       power of two. */
     int64_t length = gcd64(elements_per_access(operand, graph), space->extents[dim]);
     return (int)common_length(space, operand, dim, length);
 }
@@ -105,15 +105,15 @@ bool operand_is_dense(const struct space *space, const struct operand *operand) 
     return true;
 }
 
-/* The most that an access to the operand may take, of runs of up to `length`; `byte` elements must fit. A wide type
-   takes several accesses for them, which its alignment must allow. */
+/* The longest run, of up to `length`, that the operand's alignment allows; at least `byte` elements. Wide types take
+   several accesses per run, which their alignment must allow. */
 static int64_t limit_length(int64_t length, const struct operand *operand, int64_t byte, const struct graph *graph) {
     int64_t fits = elements_per_access(operand, graph);
     bool is_aligned = graph->values[operand->memory].tensor->alignment >= 16;
     return gcd64(length, is_aligned && fits < byte ? byte : fits);
 }
 
-/* How many elements of the smallest type fill a byte. */
+/* Elements of the smallest type per byte. */
 static int64_t elements_per_byte(const struct operand *operands, int count) {
     int64_t most = 1;
     for (int k = 0; k < count; k++) {
@@ -127,7 +127,7 @@ int space_run_length(const struct space *space, const struct operand *operands, 
     int last = space->rank - 1;
     int64_t length = last ? gcd64(LONGEST_RUN, space->extents[last]) : LONGEST_RUN;
     for (int k = 0; k < count; k++) {
-        /* Coordinates, and what broadcasts or is strided along the run, go one by one. */
+        /* Coordinates, and operands that broadcast or are strided along the run, are accessed one by one. */
         if (operands[k].memory < 0 || operands[k].strides[last] != 1)
             continue;
         length = limit_length(length, &operands[k], elements_per_byte(operands, count), graph);
@@ -136,7 +136,7 @@ int space_run_length(const struct space *space, const struct operand *operands, 
     return (int)length;
 }
 
-/* Dense operands have no rows: their offset alone counts. */
+/* Dense operands have no rows: only their offset counts. */
 int space_flat_length(const struct space *space, const struct operand *operands, int count, const struct graph *graph) {
     int64_t length = LONGEST_RUN;
     for (int k = 0; k < count; k++)

@@ -1,13 +1,13 @@
-/* ptx_base: single instructions that kernels of all chips use, one per function and named after it, in namespace ptx. A
-   comment names the oldest chip that has an instruction where that is not sm_75; whoever calls it asks CHIP. Those that
-   only Hopper has are in ptx_sm90.cuh, products of a warp in ptx_mma.cuh. Addresses of shared memory have 32 bits.
-   Volatile ones stay in their order among each other; those that clobber memory also among all accesses. */
+/* ptx_base: single instructions that kernels of all devices use, one per function and named after it, in namespace ptx.
+   A comment names the oldest architecture that has an instruction unless it is sm_75; callers check CHIP. Instructions
+   of Hopper only are in ptx_sm90.cuh, products of a warp in ptx_mma.cuh. Shared memory addresses have 32 bits. Volatile
+   instructions keep their order relative to each other; those that clobber memory also relative to all accesses. */
 
 namespace ptx {
 
 DEVICE u32 shared_address(const void *p) { return (u32)__cvta_generic_to_shared(p); }
 
-/* ---- Conversions; of a pair the first argument becomes the upper half ---- */
+/* ---- Conversions; the first argument of a pair becomes the upper half ---- */
 
 DEVICE float cvt_f32_f16(u16 x) {
     float y;
@@ -75,7 +75,7 @@ DEVICE u32 cvt_f16x2_e5m2x2(u16 x) { /* sm_89 */
     return y;
 }
 
-/* ---- Arithmetic; approximations are off by 2 units of the last place at most ---- */
+/* ---- Arithmetic; approximations have at most 2 units in the last place of error ---- */
 
 DEVICE float ex2(float x) {
     float y;
@@ -92,13 +92,13 @@ DEVICE float rsqrt(float x) {
     asm("rsqrt.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
-/* Off by 2^-11 of itself. */
+/* Relative error 2^-11. */
 DEVICE float tanh(float x) { /* sm_75 */
     float y;
     asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
-/* NaN if one of them is. */
+/* NaN if either is. */
 DEVICE float max_nan(float a, float b) { /* sm_80 */
     float y;
     asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
@@ -118,7 +118,7 @@ DEVICE u32 shift_carry_in(u32 bits, u32 a, u32 b) {
     asm("{ .reg .u32 sum; add.cc.u32 sum, %2, %3; addc.u32 %0, %1, %1; }" : "=r"(y) : "r"(bits), "r"(a), "r"(b));
     return y;
 }
-/* Digit 8 + i of CHOICE: a byte whose bits are all as the sign of byte i. */
+/* Digit 8 + i of CHOICE selects a byte whose bits all equal the sign of byte i. */
 template <u32 CHOICE> DEVICE u32 spread_signs(u32 x) {
     u32 y;
     asm("prmt.b32 %0, %1, 0, %2;" : "=r"(y) : "r"(x), "n"(CHOICE));
@@ -168,7 +168,7 @@ DEVICE u32 fma_bf16x2(u32 a, u32 b, u32 c) {
     asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(a), "r"(b), "r"(c));
     return y;
 }
-/* All bits of a half where the comparison holds: a > b or one of them NaN; NaN; equal. */
+/* Sets all bits of a half if the comparison holds: a > b or unordered; NaN; equal. */
 DEVICE u32 set_gtu_f16x2(u32 a, u32 b) {
     u32 mask;
     asm("set.gtu.u32.f16x2 %0, %1, %2;" : "=r"(mask) : "r"(a), "r"(b));
@@ -194,8 +194,8 @@ DEVICE u32 set_eq_f16x2(u32 a, u32 b) {
     asm("set.eq.u32.f16x2 %0, %1, %2;" : "=r"(mask) : "r"(a), "r"(b));
     return mask;
 }
-/* Two instructions each, as the predicates of a pair cannot leave the text: half(0) and half(1) where the halves of a
-   and b are equal, else 0; and added to what is there. */
+/* Two instructions each, because predicates cannot leave the asm statement: half(0) and half(1) where the halves of a
+   and b are equal, else 0; and the same added to the current values. */
 template <class F> DEVICE void select_where_equal(float &low, float &high, u32 a, u32 b, const F &half) {
     asm("{\n.reg .pred p, q;\nsetp.eq.f16x2 p|q, %2, %3;\nselp.f32 %0, %4, 0f00000000, p;\nselp.f32 %1, %5, "
         "0f00000000, q;\n}"
@@ -216,26 +216,26 @@ DEVICE u64 mul_wide(u32 a, u32 b) {
     return y;
 }
 
-/* The float that two halves are, the lower one first. */
+/* The float that consists of two halves, the lower one first. */
 DEVICE float mov_pair(u16 low, u16 high) {
     float y;
     asm("mov.b32 %0, {%1, %2};" : "=f"(y) : "h"(low), "h"(high));
     return y;
 }
-/* Four of the eight bytes of two words, each named by a digit, the lowest first. */
+/* Four of the eight bytes of two words, each selected by a digit, the lowest first. */
 DEVICE u32 prmt(u32 a, u32 b, u32 digits) {
     u32 y;
     asm("prmt.b32 %0, %1, %2, %3;" : "=r"(y) : "r"(a), "r"(b), "r"(digits));
     return y;
 }
-/* Any function of three bits, at each bit: the table has its value for 0xf0, 0xcc and 0xaa as a, b and c. */
+/* Any function of three bits, bit by bit: the table is its value for 0xf0, 0xcc and 0xaa as a, b and c. */
 template <u32 TABLE> DEVICE u32 lop3(u32 a, u32 b, u32 c) {
     u32 y;
     asm("lop3.b32 %0, %1, %2, %3, %4;" : "=r"(y) : "r"(a), "r"(b), "r"(c), "n"(TABLE));
     return y;
 }
-/* No instruction at all: the compiler takes what it knows of a word for lost. Of forget it is also told that something
-   happens, in order with what is volatile. */
+/* No instruction: makes the compiler forget what it knows of a word. forget is also ordered with volatile
+   statements. */
 DEVICE void hide(u32 &x) { asm("" : "+r"(x)); }
 DEVICE void forget(u32 &x) { asm volatile("" : "+r"(x)); }
 
@@ -253,7 +253,7 @@ DEVICE void st_global_v4(u64 p, const u32 (&r)[4]) {
 DEVICE void st_global_v2(u64 p, const u32 (&r)[2]) {
     asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(p), "r"(r[0]), "r"(r[1]));
 }
-/* Past the first-level cache; .cs: what caches give up first. */
+/* Bypasses L1; .cs: evicted first by all caches. */
 DEVICE void ld_global_no_allocate_v4(u32 (&r)[4], const void *p) {
     asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -280,13 +280,13 @@ DEVICE void ld_shared_v2(u32 (&r)[2], u32 address) {
 DEVICE void st_relaxed_shared(u32 address, u32 x) {
     asm volatile("st.relaxed.cta.shared.u32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
 }
-/* Counts up to `most` and then from 0 again; what threads did before is seen by those that count later. */
+/* Counts up to `most` and then restarts from 0. Earlier writes of a thread are visible to those that count later. */
 DEVICE u32 atom_inc_shared(u32 address, u32 most) {
     u32 before;
     asm volatile("atom.acq_rel.cta.shared.inc.u32 %0, [%1], %2;" : "=r"(before) : "r"(address), "r"(most) : "memory");
     return before;
 }
-/* The same between all blocks. */
+/* The same across all blocks. */
 DEVICE void red_release_add(u32 *p, u32 x) {
     asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(p), "r"(x) : "memory");
 }
@@ -301,17 +301,17 @@ DEVICE u32 atom_add(u32 *p, u32 x) {
     return before;
 }
 
-/* ---- Copies from global to shared memory past the registers, sm_80; of BYTES or 16, the first `bytes`, then zeros
+/* ---- Copies from global to shared memory without registers, sm_80; of BYTES or 16, the first `bytes`, then zeros
    ---- */
 
-/* .ca: by way of the first-level cache; .cg: past it. */
+/* .ca: caches in L1; .cg: bypasses L1. */
 template <int BYTES> DEVICE void cp_async_ca(u32 to, const void *p, u32 bytes) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(p), "n"(BYTES), "r"(bytes) : "memory");
 }
 DEVICE void cp_async_cg(u32 to, const void *p, u32 bytes) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(p), "r"(bytes) : "memory");
 }
-/* The 256 bytes around them come into L2. */
+/* Also prefetches the surrounding 256 bytes into L2. */
 DEVICE void cp_async_cg_256(u32 to, const void *p, u32 bytes) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(p), "r"(bytes) : "memory");
 }
@@ -319,7 +319,7 @@ DEVICE void cp_async_commit_group() { asm volatile("cp.async.commit_group;" ::: 
 template <int PENDING> DEVICE void cp_async_wait_group() {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
-/* What copies are told of L2: their lines leave first, or last. */
+/* L2 policies of copies: their lines are evicted first, or last. */
 DEVICE u64 createpolicy_evict_first() {
     u64 policy;
     asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
@@ -333,14 +333,14 @@ DEVICE u64 createpolicy_evict_last() {
 
 /* ---- Barriers and launches ---- */
 
-/* Waits for `threads` threads of a block, whole warps, that name the same barrier, 0 .. 15. */
+/* Waits for `threads` threads of a block, in whole warps, that name the same barrier, 0 .. 15. */
 DEVICE void bar_sync(u32 barrier, u32 threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
-/* Programmatic dependent launch, sm_90: waits for the grid before, and lets the grid behind start. */
+/* Programmatic dependent launch, sm_90: waits for the preceding grid, and lets the next grid start. */
 DEVICE void griddepcontrol_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 DEVICE void griddepcontrol_launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
-/* Asks for memory, in multiples of 16 bytes, to come into L2; sm_90. */
+/* Prefetches memory to L2, in multiples of 16 bytes; sm_90. */
 DEVICE void prefetch_l2(const void *p, u32 bytes) {
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"((u64)p), "r"(bytes) : "memory");
 }

@@ -1,9 +1,9 @@
-/* ptx_mma: products of one warp by its tensor core, c += a * b, and the loads of their operands from shared
-   memory. Which lane has what, and what the types are: mma.cuh. */
+/* ptx_mma: products of one warp on its tensor core, c += a * b, and the loads of their operands from shared memory.
+   mma.cuh documents the types and the fragment of each lane. */
 
 #pragma once
 
-/* Four blocks of 8 x 8 halves, of which each lane holds two of a row, or, transposed, of a column. */
+/* Four blocks of 8 x 8 halves, of which each lane holds two of a row or, transposed, of a column. */
 DEVICE void ldmatrix_x4(u32 (&r)[4], u32 address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])

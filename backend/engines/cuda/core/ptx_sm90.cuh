@@ -1,6 +1,6 @@
-/* ptx_sm90: the instructions that only Hopper has, one per function, named after what it does: barriers in shared
-   memory, bulk tensor copies (TMA), clusters, and the asynchronous tensor core product (wgmma), whose text is printed
-   with the tile's width. Addresses in shared memory are 32 bits wide. */
+/* ptx_sm90: instructions of Hopper only, one per function, named after what it does: barriers in shared memory, bulk
+   tensor copies (TMA), clusters, and the asynchronous tensor core product (wgmma), whose text is generated for the
+   tile's width. Shared memory addresses have 32 bits. */
 
 #pragma once
 
@@ -8,13 +8,13 @@
 
 struct alignas(64) tensor_map {
     u64 words[16];
-}; /* made on the host */
+}; /* encoded on the host */
 
-/* ---- Who am I ---- */
+/* ---- Thread and block indices ---- */
 
 DEVICE u32 warp_index() {
     return __shfl_sync(~0u, threadIdx.x >> 5, 0);
-} /* the shuffle tells the compiler: one number per warp */
+} /* the shuffle marks the index as uniform within the warp for the compiler */
 DEVICE u32 lane_index() { return threadIdx.x & 31; }
 DEVICE u32 cluster_rank() {
     u32 r;
@@ -42,20 +42,20 @@ DEVICE void arrive_expecting(u32 barrier, u32 bytes) {
 DEVICE void arrive(u32 barrier, u32 count = 1) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
 }
-/* The same by threads that are told to, without a branch: ptxas may lose sight of warps that stay together by one. */
+/* The same with a predicate instead of a branch, after which ptxas may no longer know that the warp is converged. */
 DEVICE void arrive_where(u32 barrier, bool arrives) {
     asm volatile("{ .reg .pred p; setp.ne.b32 p, %1, 0; @p mbarrier.arrive.shared::cta.b64 _, [%0]; }" ::"r"(barrier),
                  "r"((u32)arrives)
                  : "memory");
 }
-/* In the shared memory of block `rank` of the cluster what lies at `address` in this one's. */
+/* The address in block `rank` of the cluster that corresponds to `address` in this block. */
 DEVICE u32 peer_address(u32 address, u32 rank) {
     u32 r;
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(address), "r"(rank));
     return r;
 }
-/* Without .release.cluster, which would put a fence before every arrival and halve the speed of a product; what wgmma
-   read is over at mma_wait. Two instructions, so that the address takes no register before and behind. */
+/* Without .release.cluster, which would put a fence before every arrival and halve the speed of a product; mma_wait
+   already completes what wgmma read. The address is computed here, so that it occupies a register only briefly. */
 DEVICE void arrive_at_peer(u32 barrier, u32 rank) {
     asm volatile("{ .reg .b32 peer; mapa.shared::cluster.u32 peer, %0, %1; "
                  "mbarrier.arrive.shared::cluster.b64 _, [peer]; }" ::"r"(barrier),
@@ -75,7 +75,7 @@ DEVICE void wait(u32 barrier, u32 phase) {
     }
 } /* try_wait sleeps in hardware */
 
-/* The same as one loop of two instructions, which the compiler leaves as it is. */
+/* The same as one loop of two instructions, which the compiler does not transform. */
 DEVICE void wait_in_place(u32 barrier, u32 phase) {
     asm volatile("{\n.reg .pred there;\nAGAIN:\nmbarrier.try_wait.parity.shared::cta.b64 there, [%0], %1;\n"
                  "@!there bra AGAIN;\n}" ::"r"(barrier),
@@ -83,10 +83,9 @@ DEVICE void wait_in_place(u32 barrier, u32 phase) {
                  : "memory");
 }
 
-/* ---- Clusters, named barriers, registers, launches that overlap ---- */
+/* ---- Clusters, named barriers, registers, overlapping launches ---- */
 
-/* Relaxed is enough to publish barriers after barrier_init_fence; a releasing arrival costs a fence of the whole
-   device. */
+/* Relaxed is enough to publish barriers after barrier_init_fence; a release would cost a fence of the whole device. */
 DEVICE void cluster_arrive_relaxed() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
@@ -105,8 +104,7 @@ template <u32 COUNT> DEVICE void grow_registers() { asm volatile("setmaxnreg.inc
 DEVICE void wait_for_previous_kernel() { ptx::griddepcontrol_wait(); }
 DEVICE void let_next_kernel_start() { ptx::griddepcontrol_launch_dependents(); }
 
-/* ---- TMA: copies of boxes; coordinates are element indices, innermost first, and may lie outside the tensor, where
-   zeros are ---- */
+/* ---- TMA: box copies; coordinates are element indices, innermost first; out-of-bounds elements read as zero ---- */
 
 DEVICE void prefetch_map(const tensor_map &map) { asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory"); }
 
@@ -140,7 +138,8 @@ DEVICE void load_box(u32 dst, const tensor_map &map, u32 barrier, i32 x, i32 y, 
                  "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(u), "r"(v)
                  : "memory");
 }
-/* The same offsets in every block of `peers` receive the box, and the barrier at the same offset counts its bytes. */
+/* Multicast: the same offsets in every block of `peers` receive the box, and the barrier at the same offset counts its
+   bytes. */
 DEVICE void share_box(u16 peers, u32 dst, const tensor_map &map, u32 barrier, i32 x, i32 y) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
                  "[%0], [%1, {%3, %4}], [%2], %5;" ::"r"(dst),
@@ -165,8 +164,8 @@ DEVICE void share_box(u16 peers, u32 dst, const tensor_map &map, u32 barrier, i3
                  "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(u), "r"(v), "h"(peers)
                  : "memory");
 }
-/* Rows of a convolution: pixels from (w, h, n) on in the order of the map's positions, each read at (+tap_w, +tap_h).
-   */
+/* Rows of a convolution (im2col): pixels from (w, h, n) on in the order of the map's positions, each read at (+tap_w,
+   +tap_h). */
 DEVICE void load_pixels(u32 dst, const tensor_map &map, u32 barrier, i32 c, i32 w, i32 h, i32 n, i32 tap_w, i32 tap_h) {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes [%0], [%1, {%3, "
                  "%4, %5, %6}], [%2], {%7, %8};" ::"r"(dst),
@@ -203,13 +202,14 @@ DEVICE void store_box(const tensor_map &map, u32 src, i32 x, i32 y, i32 z, i32 u
         "r"(src), "r"(x), "r"(y), "r"(z), "r"(u), "r"(v)
         : "memory");
 }
-/* Rows of bytes without a map: addresses and sizes are multiples of 16. */
+/* Bytes without a map: addresses and sizes are multiples of 16. */
 DEVICE void load_bytes(u32 dst, const void *src, u32 bytes, u32 barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(dst),
                  "l"(src), "r"(bytes), "r"(barrier)
                  : "memory");
 }
-/* Adds floats to global memory, each by itself, in any order with what other blocks add; waited for as stores are. */
+/* Adds floats to global memory, each atomically, in any order relative to other blocks; completion is awaited as for
+   stores. */
 DEVICE void add_bytes(float *dst, u32 src, u32 bytes) {
     asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(dst), "r"(src),
                  "r"(bytes)
@@ -221,9 +221,9 @@ template <int PENDING> DEVICE void wait_stores_read() {
 }
 DEVICE void publish_to_async_proxy() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-} /* what threads stored, before TMA reads it */
+} /* makes the threads' stores visible to TMA */
 
-/* Four blocks of 8 x 8 halves, of which each lane holds two of a row; lane l gives the address of row l % 8 of block l
+/* Four blocks of 8 x 8 halves, of which each lane holds two of a row; lane l passes the address of row l % 8 of block l
    / 8. */
 DEVICE void store_matrices(u32 address, const u32 (&r)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r[0]),
@@ -231,11 +231,11 @@ DEVICE void store_matrices(u32 address, const u32 (&r)[4]) {
                  : "memory");
 }
 
-/* The same blocks, read. */
+/* Reads the same blocks. */
 DEVICE void load_matrices(u32 (&r)[4], u32 address) { ldmatrix_x4(r, address); }
 DEVICE void load_matrices_transposed(u32 (&r)[4], u32 address) { ldmatrix_x4_trans(r, address); }
 
-/* The same blocks turned over: each lane holds two of a column. */
+/* The same blocks, transposed: each lane holds two of a column. */
 DEVICE void store_matrices_transposed(u32 address, const u32 (&r)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r[0]),
                  "r"(r[1]), "r"(r[2]), "r"(r[3])
@@ -271,18 +271,18 @@ DEVICE void store_words(u32 address, const words &r) {
 DEVICE void store_quad(u32 address, float a, float b, float c, float d) {
     asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
 }
-/* Not ordered with other accesses: the barrier before it is, and what it reads stays until another one. */
+/* Not ordered with other accesses; only valid between barriers that order it, while the memory does not change. */
 DEVICE void load_pair(float (&r)[2], u32 address) {
     asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(r[0]), "=f"(r[1]) : "r"(address));
 }
-/* The same as store_words, where other warps may write the same to the same words at once. */
+/* As store_words, but other warps may write the same values to the same words concurrently. */
 DEVICE void store_words_of_many(u32 address, const words &r) {
     asm volatile("st.relaxed.cta.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r.at[0]), "r"(r.at[1]),
                  "r"(r.at[2]), "r"(r.at[3])
                  : "memory");
 }
 
-/* Shared memory of another block of the cluster, by its peer_address; there a barrier counts the bytes that come. */
+/* Writes to shared memory of another block of the cluster, at its peer_address; a barrier there counts the bytes. */
 DEVICE void send_to_peer(u32 address, u32 barrier, const words &r) {
     asm volatile(
         "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%2, %3, %4, %5}, [%1];" ::"r"(
@@ -320,7 +320,7 @@ DEVICE void store_shared(u32 address, float x) {
     asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(x) : "memory");
 }
 
-/* ---- wgmma: order of use is fence, products, commit, wait ---- */
+/* ---- wgmma: use in the order fence, products, commit, wait ---- */
 
 DEVICE void mma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 DEVICE void mma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
@@ -328,12 +328,12 @@ template <int PENDING> DEVICE void mma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
-/* For the compiler, which may not see that a wait makes registers valid: nothing that reads them moves above this
-   line, and what it knew of the value is forgotten. */
+/* For the compiler, which may not see that a wait makes registers valid: reads of them do not move above this line, and
+   previous knowledge of the value is discarded. */
 DEVICE void fence_register(float &r) { asm volatile("" : "+f"(r)::"memory"); }
 DEVICE void fence_register(i32 &r) { asm volatile("" : "+r"(r)::"memory"); }
 DEVICE void fence_register(u32 &r) { asm volatile("" : "+r"(r)::"memory"); }
-/* Both are read here, whatever the compiler knows of what becomes of the result. */
+/* Reads both operands here, whatever the compiler knows of the uses of the result. */
 DEVICE u32 select(bool is_first, u32 x, u32 y) {
     u32 r;
     asm volatile("{ .reg .pred p; setp.ne.u32 p, %3, 0; selp.b32 %0, %1, %2, p; }"
@@ -341,16 +341,16 @@ DEVICE u32 select(bool is_first, u32 x, u32 y) {
                  : "r"(x), "r"(y), "r"((u32)is_first));
     return r;
 }
-/* The assembler puts an arrival off behind hundreds of instructions that do not wait for it, but not behind a branch:
-   this one, which is hardly ever taken. */
+/* The assembler delays an arrival past hundreds of independent instructions, but not past a branch such as this one,
+   which is hardly ever taken. */
 DEVICE void stay_in_order() {
     asm volatile("{ .reg .pred p; .reg .u32 now; again: mov.u32 now, %clock; setp.eq.u32 p, now, 0; @p bra again; }" ::
                      : "memory");
 }
 
-/* A wgmma operand in rows of 128, 64 or 32 bytes with the swizzle of as many: along k (K-major), rows one after
-   another; or, with `panel_bytes` not 0, along the other index (MN-major), panels of a row's elements so far apart. It
-   may start at any row. */
+/* Descriptor of a wgmma operand in rows of 128, 64 or 32 bytes with the swizzle of that size: K-major, with rows one
+   after another; or, if `panel_bytes` is not 0, MN-major, in panels at this distance in bytes. It may start at any
+   row. */
 template <u32 ROW_BYTES = 128> DEVICE u64 operand(u32 address, u32 panel_bytes) {
     constexpr u64 SWIZZLE = (u64)(ROW_BYTES == 128  ? 1
                                   : ROW_BYTES == 64 ? 2

@@ -1,6 +1,6 @@
-/* reduce: combining elements to totals. An accumulator takes chunks of elements in (added) and ends as a total
-   (finished); a total has an identity (none) and joins with another one. All threads that join the same totals agree to
-   the bit: either the order of the two makes no difference (COMMUTES), or it is kept. NaN wins. */
+/* reduce: combines elements to totals. An accumulator adds chunks of elements (added) and converts to a total
+   (finished); a total has an identity (none) and combines with another one. All threads that combine the same totals
+   get the same bits: either the operation commutes (COMMUTES), or the order is fixed. NaN propagates. */
 
 namespace weft {
 
@@ -21,7 +21,7 @@ template <class T> DEVICE T shuffle_xor(const T &x, int mask) {
     return both.number;
 }
 
-/* A lane's numbers. */
+/* Reads another lane's value. */
 template <class T> DEVICE T shuffle_from(const T &x, int lane) {
     union {
         u32 words[(sizeof(T) + 3) / 4];
@@ -34,7 +34,8 @@ template <class T> DEVICE T shuffle_from(const T &x, int lane) {
     return both.numbers;
 }
 
-/* Lanes whose numbers differ in the bits FIRST .. LAST get the total of all of them: P::joined, lower lanes first. */
+/* Combines lanes whose indices differ in the bits FIRST .. LAST; all of them get the total: P::joined, lower lanes
+   first. */
 template <class P, int FIRST, int LAST, class T> DEVICE T reduce_lanes(T x) {
 #pragma unroll
     for (int mask = FIRST; mask <= LAST; mask *= 2) {
@@ -56,8 +57,7 @@ DEVICE float times(float a, float b) { return a * b; }
 DEVICE double times(double a, double b) { return a * b; }
 DEVICE i64 times(i64 a, i64 b) { return (i64)((u64)a * (u64)b); }
 
-/* A number and the sum of some more, in two chains where they are many: where these are products, each takes one
-   instruction. */
+/* Adds several numbers to one, in two chains if there are many; products are fused into single instructions. */
 template <class A, int N> DEVICE A plus_all(A number, const A (&x)[N]) {
     A odd = (A)0;
 #pragma unroll
@@ -154,13 +154,13 @@ template <class A> struct least {
 
 /* ---- Mean and squared deviations ---- */
 
-/* 1 / sqrt(x), and part / whole where that need not be exact to the last bit. */
+/* 1 / sqrt(x), and part / whole, not necessarily exact to the last bit. */
 DEVICE float inverse_root(float x) { return ptx::rsqrt(x); }
 DEVICE double inverse_root(double x) { return 1 / ::sqrt(x); }
 DEVICE float share(float part, float whole) { return part * reciprocal_approx(whole); }
 DEVICE double share(double part, double whole) { return part / whole; }
 
-/* The mean of some elements: what sums of all of them may be taken around. */
+/* The mean of some elements, around which sums of all elements can be computed. */
 template <class T, int N> DEVICE T mean_of(const T (&some)[N]) {
     float mean = 0;
 #pragma unroll
@@ -169,7 +169,7 @@ template <class T, int N> DEVICE T mean_of(const T (&some)[N]) {
     return from<T>::number(mean);
 }
 
-/* That of elements that lie `step` apart. */
+/* The mean of elements at a stride of `step`. */
 template <class T> DEVICE T sample(const T *p, i64 step) {
     constexpr int SAMPLES = 16;
     T some[SAMPLES];
@@ -179,7 +179,7 @@ template <class T> DEVICE T sample(const T *p, i64 step) {
     return mean_of(some);
 }
 
-/* Chan's formula joins what was measured around different means, so that nothing large cancels. */
+/* Chan's formula combines moments around different means without cancellation of large numbers. */
 template <class A> struct moments {
     A count, number, squares; /* number: the mean */
     static constexpr bool COMMUTES = false;
@@ -191,8 +191,8 @@ template <class A> struct moments {
                 a.squares + b.squares + distance * distance * a.count * weight};
     }
 
-    /* Measures around its first element: that is at most sqrt(count) deviations off, so that what cancels in the end is
-       no more than count units of the last place. */
+    /* Sums around the first element, which is at most sqrt(count) standard deviations from the mean, so that at most
+       count units in the last place cancel in the end. */
     struct accumulator {
         A count, shift, sum, squares;
         static DEVICE accumulator none() { return {(A)0, (A)0, (A)0, (A)0}; }
@@ -217,7 +217,7 @@ template <class A> struct moments {
 
 /* ---- Weights of softmax ---- */
 
-/* e^-distance's zero: what scores are compared with; finite where there is no score above -inf. */
+/* The reference point of the exponentials; finite even if all scores are -inf. */
 template <class A> DEVICE A shift_of(A most) { return most == ends<A>::low() ? (A)0 : most; }
 
 /* e^(score - shift), where score <= shift; 1 for infinity minus itself. */
@@ -230,14 +230,14 @@ DEVICE float weight(float score, float shift) {
 }
 DEVICE double weight(double score, double shift) { return score == shift ? 1.0 : ::exp(score - shift); }
 
-/* The same to 20 bits near the maximum, for results of 16 bits, up to a factor that all weights of a shift share.
-   Whoever finds the largest score knows of NaN; here infinity minus itself is, and counts as 0. */
+/* The same to 20 bits near the maximum, for 16-bit results, up to a factor that all weights of a shift share. NaN is
+   detected with the largest score; here it results from infinity minus itself and counts as 0. */
 DEVICE float brief_weight(float score, float shift) {
     return exp2_approx(fminf(fmaf(score, 1.44269504f, shift * -1.44269504f), 0.0f));
 }
 DEVICE double brief_weight(double score, double shift) { return weight(score, shift); }
 
-/* The largest score so far and the sum of weights relative to it; the first tells of NaN. */
+/* The largest score so far and the sum of weights relative to it; the former propagates NaN. */
 template <class A, bool IS_BRIEF> struct weights {
     A number, sum;
     using accumulator = weights;
@@ -263,8 +263,8 @@ template <class A, bool IS_BRIEF> struct weights {
     }
 };
 
-/* As for other totals, but with one exponential for each lane: the largest score first, then the sums relative to it.
-   */
+/* As for other totals, but with a single exponential per lane: the largest score first, then the sums relative to
+   it. */
 template <class P, int FIRST, int LAST, class A, bool IS_BRIEF>
 DEVICE weights<A, IS_BRIEF> reduce_lanes(weights<A, IS_BRIEF> x) {
     A most = x.number;

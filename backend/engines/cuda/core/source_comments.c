@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Where printed text comes from, in the comments beside it: kinds of operations and the names of their operands, never
-   the user's names or sizes, so that graphs that differ in these alone share their kernels. */
+/* Comments in generated source that name its origin: kinds of operations and names of their operands, never the user's
+   names or sizes, so that graphs that differ only in these share their kernels. */
 #include "engines/cuda/core/kernel.h"
 #include "graph/descriptor.h"
 #include "graph/ops/pointwise.h"
 
 #include <ctype.h>
 
-/* Pointwise operations by their mode, in lower case; others by their schema. */
+/* Pointwise operations are named by their mode, in lower case; others by their schema. */
 void emit_operation(struct text *text, const struct node *node) {
     if (!node_is_pointwise(node)) {
         text_add(text, "%s", node->op->schema->name);
@@ -18,13 +18,13 @@ void emit_operation(struct text *text, const struct node *node) {
         text_add(text, "%c", tolower((unsigned char)*at));
 }
 
-/* The operand that is looked for, and its name once it is found. */
+/* The operand to find, and its name once found. */
 struct operand_search {
-    int operand; /* how many come before it, in the order of the node's operands */
+    int operand; /* number of preceding operands, in the order of the node's operands */
     const char *key;
 };
 
-/* Called for the operands in the order in which node->operands has them. */
+/* Called for the operands in the order of node->operands. */
 static weftStatus_t note_key(void *search, const struct row *row, struct tensor *tensor) {
     struct operand_search *wanted = search;
     (void)tensor;
@@ -33,7 +33,7 @@ static weftStatus_t note_key(void *search, const struct row *row, struct tensor 
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Prints "image of conv_fprop" if the node writes the value, or reads it. */
+/* Emits "image of conv_fprop" if the node writes the value (or reads it), otherwise returns false. */
 static bool emit_role(struct text *text, const struct node *node, int value, bool writes) {
     for (int k = 0; k < node->operand_count; k++) {
         struct operand_search search = {.operand = k};
@@ -47,7 +47,7 @@ static bool emit_role(struct text *text, const struct node *node, int value, boo
     return false;
 }
 
-/* Who writes a value says more than who reads it, so outputs are asked first. */
+/* The writer of a value is more informative than its readers, so outputs are searched first. */
 void emit_origin(struct text *text, const struct region *region, int value) {
     for (int writes = 1; writes >= 0; writes--)
         for (int i = 0; i < region->count; i++)

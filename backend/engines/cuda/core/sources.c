@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The device files (.cuh) of all families, embedded without their comments: the assembler copies each between two
-   labels. cmake/embed.cmake finds them and lists them in device_files.h; a new file needs no entry anywhere. Files
+   labels. cmake/embed.cmake finds them and lists them in device_files.h; a new file needs no registration. Files
    include each other by their paths from engines/cuda. */
 #include <device_files.h> /* generated */
 #include "engines/cuda/core/kernel.h"
 
-/* .incbin copies the bytes as they are, and a zero after them ends the text. The symbols are hidden, so that the
+/* .incbin copies the bytes unchanged, and a zero after them terminates the text. The symbols are hidden, so that the
    library does not export them. The assembler's -I is the folder that cmake/embed.cmake writes. */
 #define EMBED(symbol, name)                                                                                            \
     __asm__(".pushsection .rodata\n.global weft_kernel_" #symbol "\n.hidden weft_kernel_" #symbol                      \

@@ -1,6 +1,6 @@
-/* stream: memory that is touched once passes by the first-level cache, 16 bytes at a time; barriers of a part of a
-   block and of several blocks; and the launches before and after. Pointers must be to global memory, but for those of
-   peers. */
+/* stream: accesses to memory that is used only once, bypassing L1, 16 bytes at a time; barriers of parts of a block and
+   of several blocks; and synchronization with the preceding and following launch. Pointers must be to global memory,
+   except those to peers. */
 
 #include "core/ptx_sm90.cuh"
 
@@ -17,8 +17,8 @@ DEVICE words4 load_words(const void *p) {
 }
 DEVICE void store_words(void *p, const words4 &w) { ptx::st_global_no_allocate_v4(p, w.at); }
 
-/* A run in registers as it lies in memory, in whole words. Where elements were taken apart as they are loaded, a thread
-   would wait for them there; this waits where at() is called. */
+/* A run of elements in registers in its stored form, in whole words. Converting elements when they are loaded would
+   make a thread wait there; this waits where at() is called. */
 template <class T, int N> struct raw {
     static constexpr int BYTES = sizeof(T) * N, WORDS = (BYTES + 3) / 4, BITS = 8 * sizeof(T);
     u32 words[WORDS];
@@ -36,7 +36,7 @@ template <class T, int N> struct raw {
         return one.number;
     }
 
-    /* Each element once, the first of a word first. */
+    /* Must be called once per element, the first of a word first. */
     DEVICE void put(int e, T x) {
         union {
             u32 words[(sizeof(T) + 3) / 4];
@@ -51,7 +51,7 @@ template <class T, int N> struct raw {
                 words[e * BITS / 32 + w] = one.words[w];
     }
 
-    /* ONCE: nobody reads it again soon. COUNT: how many elements there are. */
+    /* ONCE: the data is not read again soon. COUNT: number of elements. */
     template <bool ONCE, int COUNT = N> static DEVICE raw load(const T *p) {
         raw r;
         if constexpr (COUNT < N) {
@@ -80,7 +80,7 @@ template <class T, int N> struct raw {
         return r;
     }
 
-    /* One by one, wherever they lie. */
+    /* One by one, at any alignment. */
     template <int COUNT> static DEVICE raw load_each(const T *p) {
         raw r;
 #pragma unroll
@@ -89,8 +89,8 @@ template <class T, int N> struct raw {
         return r;
     }
 
-    /* Elements that begin `head` elements, or so many and some 16 bytes, behind aligned memory: out of the 16 bytes in
-       which they lie. */
+    /* Loads elements that begin `head` elements (plus a multiple of 16 bytes) after an aligned address, from the
+       aligned 16-byte words that contain them. */
     template <int COUNT = N, bool EACH = false> static DEVICE raw load_across(const T *p, int head) {
         if constexpr (COUNT < N || EACH)
             return load_each<COUNT>(p);
@@ -118,7 +118,7 @@ template <class T, int N> struct raw {
         return r;
     }
 
-    /* Makes the compiler take it for new, so that it converts it again rather than keep what it made of it. */
+    /* Makes the compiler treat it as new data, so that it converts again instead of holding converted values. */
     DEVICE void forget() {
 #pragma unroll
         for (int w = 0; w < WORDS; w++)
@@ -126,7 +126,7 @@ template <class T, int N> struct raw {
     }
 };
 
-/* By words of 16 bytes where a run has them. IS_LAST: the cache shall give it up first. */
+/* In 16-byte words if the run's size allows. IS_LAST: the cache may evict it first. */
 template <bool IS_LAST, class T, int N> DEVICE void store_by_words(T *p, const run<T, N> &r) {
     if constexpr (sizeof(run<T, N>) % 16 == 0) {
         union {
@@ -149,10 +149,10 @@ template <class T, int N> DEVICE void put_away(T *p, const run<T, N> &r) { store
 
 /* ---- Barriers ---- */
 
-/* Waits for `threads` threads, whole warps, that name the same barrier, 1 .. 15. */
+/* Waits for `threads` threads, in whole warps, that name the same barrier, 1 .. 15. */
 DEVICE void team_barrier(int barrier, int threads) { ptx::bar_sync(barrier, threads); }
 
-/* Copies to shared memory that pass by the registers, 16 bytes at a time where there are as many. */
+/* Copies to shared memory without registers, 16 bytes at a time if possible. */
 template <int BYTES> DEVICE void copy_pieces(char *shared, const void *p) {
     constexpr int PIECE = BYTES < 16 ? BYTES : 16;
 #pragma unroll
@@ -160,51 +160,51 @@ template <int BYTES> DEVICE void copy_pieces(char *shared, const void *p) {
         copy_async<PIECE>(shared + i, (const char *)p + i, true);
 }
 
-/* How long L2 keeps what a copy reads (sm_80 on): what is not read again leaves first. */
+/* L2 policies of copies (sm_80 on): evict data first that is not read again, or retain it. */
 DEVICE u64 policy_to_leave() { return ptx::createpolicy_evict_first(); }
 DEVICE u64 policy_to_stay() { return ptx::createpolicy_evict_last(); }
 
-/* Whether a thread is the last of `count` to come by, after which the count in shared memory is 0 again; it sees what
-   the others did before. */
+/* True for the last of `count` threads to arrive, after which the count in shared memory is 0 again; that thread sees
+   what the others did before. */
 DEVICE bool is_last(u32 *arrived, u32 count) {
     return ptx::atom_inc_shared(ptx::shared_address(arrived), count - 1) == count - 1;
 }
 
-/* ---- Copies by the copy engine (sm_90 on) ---- */
+/* ---- TMA copies (sm_90 on) ---- */
 
-/* One thread makes an arrival of `count` threads; all threads may use it after the next barrier. */
+/* One thread initializes a barrier of `count` arrivals; all threads may use it after the next __syncthreads(). */
 DEVICE void make_arrival(u64 *arrival, int count = 1) {
     barrier_init(shared_address(arrival), count);
     barrier_init_fence();
 }
 
-/* Those that wait see what the thread stored before. */
+/* Waiting threads see what the thread stored before. */
 DEVICE void count_arrival(u64 *arrival) { arrive(shared_address(arrival)); }
 
-/* One thread announces how many bytes arrive next, and then copies them; both sides are multiples of 16 bytes. */
+/* One thread announces how many bytes will arrive, and then copies them; both sides are multiples of 16 bytes. */
 DEVICE void expect_bytes(u64 *arrival, u32 bytes) { arrive_expecting(shared_address(arrival), bytes); }
 DEVICE void copy_bulk(void *shared, const void *p, u32 bytes, u64 *arrival) {
     if (bytes > 0)
         load_bytes(shared_address(shared), p, bytes, shared_address(arrival));
 }
 
-/* What this thread has loaded from shared memory is in its registers before the copy engine, which goes by another way
-   to memory, may be let at the same place: neither __syncwarp nor an arrival waits for loads that are under way. */
+/* Completes this thread's loads from shared memory before the async proxy may overwrite the same addresses: neither
+   __syncwarp nor an arrival waits for loads in flight. */
 DEVICE void loads_before_copies() { publish_to_async_proxy(); }
 
-/* Every thread waits until the bytes of this turn (0, 1, 0, ...) are there, and sees them. */
+/* Every thread waits until the bytes of this phase (0, 1, 0, ...) have arrived, and sees them. */
 DEVICE void await_arrival(u64 *arrival, u32 turn) { wait_in_place(shared_address(arrival), turn); }
 
-/* ---- Blocks that run at once ---- */
+/* ---- Cooperating blocks ---- */
 
-/* Adds to a counter what other blocks wait for; they see what was written before. */
+/* Adds to a counter that other blocks wait for; they see what was written before. */
 DEVICE void add_released(u32 *counter, u32 number) { ptx::red_release_add(counter, number); }
 DEVICE u32 load_acquired(const u32 *counter) { return ptx::ld_acquire(counter); }
 DEVICE u32 fetch_and_add(u32 *counter, u32 number) { return ptx::atom_add(counter, number); }
 
 /* ---- Clusters of blocks (sm_90 on) ---- */
 
-/* Writes a number of whole words to where it lies in this block, but in the shared memory of block `peer`. */
+/* Writes whole words to the same location in the shared memory of block `peer`. */
 template <class T> DEVICE void store_to_peer(T *shared, int peer, const T &number) {
     union {
         u32 words[sizeof(T) / 4];
@@ -217,7 +217,7 @@ template <class T> DEVICE void store_to_peer(T *shared, int peer, const T &numbe
         store_at_peer(at + 4 * i, both.words[i]);
 }
 
-/* The same, and no barrier after it: the arrival of that block counts the bytes, for those that wait there. */
+/* The same without a barrier afterwards: the peer's mbarrier counts the bytes for the threads that wait on it. */
 template <class T> DEVICE void send_to_peer(T *shared, u64 *arrival, int peer, const T &number) {
     union {
         u32 words[sizeof(T) / 4];
@@ -241,14 +241,15 @@ DEVICE void await_cluster() {
     cluster_wait();
 }
 
-/* ---- Launches that overlap (sm_90 on) ---- */
+/* ---- Overlapping launches (sm_90 on) ---- */
 
-/* Until the launch before has ended and its memory is seen; the one after may start, and waits likewise. */
+/* The first waits until the preceding launch has ended and its writes are visible; the second lets the next launch
+   start, which waits in turn. */
 DEVICE void await_launch_before() { ptx::griddepcontrol_wait(); }
 DEVICE void allow_launch_after() { ptx::griddepcontrol_launch_dependents(); }
 
-/* The same, as a launch begins. The one after may start at once, or when this one begins to work, or when it says so.
-   */
+/* The same at the start of a kernel. The next launch may start at once, when this one begins to work, or when this one
+   allows it. */
 enum { AT_ONCE, WHEN_BEGUN, WHEN_DONE };
 template <int LETS_NEXT> DEVICE void begin_launch() {
     if constexpr (CHIP >= 900) {

@@ -1,5 +1,5 @@
 /* types: integers of known size, and the storage types of tensors with their conversions to and from float and double.
-   NVRTC compiles this text alone: no CUDA header. Conversions round to nearest even; integers and fp8 saturate, NaN
+   NVRTC compiles this without any CUDA header. Conversions round to nearest even; integers and fp8 saturate, and NaN
    becomes 0 in integers. */
 
 using i8 = signed char;
@@ -13,7 +13,7 @@ using u64 = unsigned long long;
 
 #define DEVICE __device__ __forceinline__
 
-constexpr int CHIP = __CUDA_ARCH__; /* 900 for sm_90: whether an instruction exists */
+constexpr int CHIP = __CUDA_ARCH__; /* 900 for sm_90: tests whether an instruction exists */
 
 #include "core/ptx_base.cuh"
 
@@ -37,9 +37,9 @@ struct bool8 {
 };
 struct tf32 {
     u32 bits;
-}; /* a float of 10 bits of fraction, in registers and shared memory alone */
+}; /* a float with a 10-bit fraction, only in registers and shared memory */
 
-/* Types below a byte: a byte each in registers, packed from the lowest bits on in memory (see packed). Conversions mind
+/* Types below a byte: one byte each in registers, packed from the lowest bits in memory (see packed). Conversions use
    only the bits that belong to the element. */
 struct e2m1 {
     u8 bits;
@@ -60,9 +60,9 @@ DEVICE float to_float(float x) { return x; }
 DEVICE float to_float(double x) { return (float)x; }
 DEVICE float to_float(f16 x) { return ptx::cvt_f32_f16(x.bits); }
 DEVICE float to_float(bf16 x) { return __uint_as_float((u32)x.bits << 16); }
-/* The same, but not before it is used: what is read ahead would take twice the registers. */
+/* The same, but not before it is used: converting data that is loaded ahead would take twice the registers. */
 DEVICE float to_float_late(bf16 x) { return ptx::mov_pair(0, x.bits); }
-/* Of two in a word, which stays whole until then: apart, each would be cut out of what was read. */
+/* One of two elements in a word, which stays whole until then; otherwise each would be extracted when it is loaded. */
 DEVICE float to_float_late(u32 pair, int e) { return __uint_as_float(ptx::prmt(pair, 0, e ? 0x3244 : 0x1044)); }
 DEVICE float to_float(i8 x) { return (float)x; }
 DEVICE float to_float(u8 x) { return (float)x; }
@@ -77,8 +77,8 @@ DEVICE float to_float(e8m0 x) {
     return __uint_as_float(x.bits == 0 ? 1u << 22 : x.bits == 255 ? 0x7fc00000u : (u32)x.bits << 23);
 }
 
-/* fp8 by shifting exponent and fraction into float's places and scaling away the difference of the biases: right on
-   every chip, subnormals included. */
+/* fp8 by shifting exponent and fraction into the float fields and scaling by the difference of the biases: correct on
+   every device, including subnormals. */
 DEVICE float to_float(e4m3 x) {
     u32 magnitude = x.bits & 0x7f, sign = (u32)(x.bits & 0x80) << 24;
     float y = __uint_as_float(magnitude << 20) * 1.329227995784916e36f; /* 2^120 */
@@ -121,7 +121,7 @@ template <> DEVICE i64 to_integer(bool1 x) { return x.bits & 1; }
 template <> DEVICE i64 to_integer(u4 x) { return x.bits & 15; }
 template <> DEVICE i64 to_integer(i4 x) { return (i32)((u32)x.bits << 28) >> 28; }
 
-/* Any arithmetic type from any storage type. */
+/* Any compute type from any storage type. */
 template <class A> struct as;
 template <> struct as<float> {
     template <class T> static DEVICE float of(T x) { return to_float(x); }
@@ -143,7 +143,7 @@ DEVICE u8 pack_fp8(double x, int fraction_bits, int bias, u32 largest, u32 nan) 
     int exponent = (__double2hiint(magnitude) >> 20) - 1023;
     if (exponent < 1 - bias)
         exponent = 1 - bias;
-    /* In units of the last place at this exponent; rounding up may carry into the exponent, as it should. */
+    /* In units in the last place at this exponent; rounding up may carry into the exponent, as it should. */
     double scale = __hiloint2double((1023 + fraction_bits - exponent) << 20, 0);
     if (exponent > 40)
         return (u8)(sign | largest);
@@ -165,7 +165,8 @@ template <> struct from<f16> {
     static DEVICE f16 number(double x) { return f16{ptx::cvt_f16(x)}; }
     static DEVICE f16 number(i64 x) { return number((double)x); }
 };
-/* Where chips convert in one instruction, the assembler joins those of neighbours to one of two numbers. */
+/* If the device has a conversion instruction, the assembler merges conversions of adjacent elements into one of a
+   pair. */
 template <> struct from<bf16> {
     static DEVICE bf16 number(float x) {
         if constexpr (CHIP >= 800)
@@ -175,7 +176,7 @@ template <> struct from<bf16> {
             return bf16{(u16)(bits >> 16 | 0x40)};
         return bf16{(u16)((bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
     }
-    /* Rounds to odd first, so that the second rounding sees which way the first one went. */
+    /* Rounds to odd first, so that the second rounding sees the direction of the first one. */
     static DEVICE bf16 number(double x) {
         float y = __double2float_rz(x);
         u32 inexact = (double)y != x && x == x;
@@ -205,7 +206,7 @@ template <> struct from<e5m2> {
         return e5m2{(u8)ptx::cvt_e5m2x2(0.0f, x)};
     }
 };
-/* An exponent alone: no zero and no sign; half way between two powers the upper one is even. */
+/* Only an exponent: no zero and no sign. Halfway between two powers, the upper one is even. */
 template <> struct from<e8m0> {
     template <class A> static DEVICE e8m0 number(A number) {
         const double x = (double)number;
@@ -219,7 +220,7 @@ template <> struct from<e8m0> {
         return e8m0{(u8)((rebased + (1ull << 51)) >> 52)};
     }
 };
-/* Without a NaN: it becomes the largest number. */
+/* Has no NaN, which becomes the largest number. */
 template <> struct from<e2m1> {
     template <class A> static DEVICE e2m1 number(A x) {
         const u8 code = pack_fp8((double)x, 1, 1, 7, 7);
@@ -258,7 +259,7 @@ template <> struct from<bool8> {
     template <class A> static DEVICE bool8 number(A x) { return bool8{(u8)(x != (A)0)}; }
 };
 
-/* The arithmetic type that holds every number of a storage type that matters: whole ones in i64. */
+/* The compute type that represents every relevant number of a storage type: integers use i64. */
 template <class T> struct wide {
     using type = double;
 };
@@ -293,7 +294,7 @@ template <> struct wide<u4> {
     using type = i64;
 };
 
-/* Storage type T from anything, storage or arithmetic; from itself to the bit. */
+/* Storage type T from any storage or compute type; from itself, bit by bit. */
 template <class T, class S> struct conversion {
     static DEVICE T of(S x) { return from<T>::number(as<typename wide<S>::type>::of(x)); }
 };
@@ -309,14 +310,14 @@ template <class A> struct same<A, A> {
     static constexpr bool value = true;
 };
 
-/* The value that storage of type T keeps of an arithmetic value. */
+/* A compute value rounded to storage type T. */
 template <class T, class A> DEVICE A rounded(A x) { return as<A>::of(from<T>::number(x)); }
-/* In pairs: conversions of one number are slow, and where it is one of wgmma's sums, ptxas takes one there and back for
-   a read of what is not made yet, and serialises the products. */
+/* In pairs, because conversions of single numbers are slow, and ptxas mistakes one of a wgmma accumulator for a read of
+   an unfinished result, and serializes the products. */
 template <class T> DEVICE u32 rounded_pair(float low, float high);
 template <> DEVICE u32 rounded_pair<bf16>(float low, float high) { return ptx::cvt_bf16x2(high, low); }
 template <> DEVICE u32 rounded_pair<f16>(float low, float high) { return ptx::cvt_f16x2(high, low); }
-/* Four of 8 bits, the first of which is the lowest; sm_89. */
+/* Four of 8 bits, the first in the lowest byte; sm_89. */
 template <class T> DEVICE u32 rounded_four(float a, float b, float c, float d) {
     if constexpr (same<T, e4m3>::value)
         return (u32)ptx::cvt_e4m3x2(b, a) | (u32)ptx::cvt_e4m3x2(d, c) << 16;
@@ -341,7 +342,7 @@ template <class T, int N> struct alignas(sizeof(T) * N <= 16 ? sizeof(T) * N : 1
 };
 
 template <class T, int N> DEVICE run<T, N> load_run(const T *p) { return *(const run<T, N> *)p; }
-/* What memory of type T keeps of a run of numbers, and what is read there then. */
+/* The stored form of a run in memory of type T, and the values that are read back. */
 template <class T, int N> struct kept_run {
     run<T, N> stored;
     run<float, N> number;
@@ -368,7 +369,7 @@ template <class T, int N> DEVICE kept_run<T, N> keep_run(const run<float, N> &x)
     return kept;
 }
 
-/* By words: the compiler takes runs of bytes apart where it copies them. */
+/* In words: the compiler splits copies of byte runs. */
 template <int BYTES> struct alignas(BYTES < 16 ? BYTES : 16) chunk {
     u32 words[BYTES / 4];
 };
@@ -380,7 +381,7 @@ template <class T, int N> DEVICE void store_run(T *p, const run<T, N> &r) {
 }
 template <class T, int N> DEVICE void copy_run(run<T, N> &to, const run<T, N> &r) { store_run<T, N>(to.at, r); }
 
-/* One access to global memory, spelled out: the compiler makes several of some. */
+/* One access to global memory, as inline assembly: the compiler splits some accesses. */
 template <int BYTES> DEVICE chunk<BYTES> load_global(u64 p) {
     chunk<BYTES> r;
     if constexpr (BYTES == 16)
@@ -413,7 +414,7 @@ template <> constexpr int BITS<i4> = 4;
 template <> constexpr int BITS<u4> = 4;
 template <> constexpr int BITS<bool1> = 1;
 
-/* A pointer to an element that may begin within a byte; what is added counts elements. */
+/* A pointer to an element that may begin within a byte; offsets count elements. */
 template <class T> struct packed_pointer {
     u8 *base;
     i64 index;
@@ -421,14 +422,14 @@ template <class T> struct packed_pointer {
     DEVICE u8 *byte() const { return base + index * BITS<T> / 8; }
     DEVICE int shift() const { return (int)(index * BITS<T>)&7; }
 };
-/* The first element, whose byte it begins: what arguments hold. */
+/* A pointer to the first element, which begins a byte: the form of arguments. */
 template <class T> struct packed {
     u8 *base;
     DEVICE packed_pointer<T> operator+(i64 n) const { return {base, n}; }
     DEVICE operator packed_pointer<T>() const { return {base, 0}; }
 };
 
-/* N neighbours; where they fill bytes they must begin at a multiple of N, and go in one access. */
+/* N adjacent elements; if they fill bytes, they must begin at a multiple of N and are loaded in one access. */
 template <class T, int N> DEVICE run<T, N> load_run(packed_pointer<T> p) {
     constexpr u32 MASK = (1u << BITS<T>)-1;
     run<T, N> r;
@@ -463,7 +464,7 @@ template <class T, int N> DEVICE void store_run(packed_pointer<T> p, const run<T
     }
 }
 
-/* A scalar that came with the arguments, where kernels expect a pointer. */
+/* A scalar that is passed in the arguments, usable where kernels expect a pointer. */
 template <class T> struct by_value {
     u64 word;
     DEVICE operator const T *() const { return (const T *)&word; }

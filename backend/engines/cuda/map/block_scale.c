@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The block_scale family: quantising to few bits with a scale per block, and back. Scales are made by one kernel,
-   elements by another, which reads the scales as they were stored. The host half prints where blocks and elements lie;
-   map/block_scales.cuh and map/block_values.cuh calculate. */
+/* Block-scale family: quantization to few bits with a scale per block, and dequantization. One kernel computes the
+   scales, another the elements, from the scales as stored. The host code emits the layouts of blocks and elements;
+   map/block_scales.cuh and map/block_values.cuh compute. */
 #include "graph/ops/block_scale.h"
 #include "base/number.h"
 #include "engines/cuda/core/kernel.h"
@@ -10,26 +10,26 @@
 
 #include <stdio.h>
 
-enum { THREADS = 256, WARP = 32 }; /* threads of a block, of a warp */
+enum { THREADS = 256, WARP = 32 }; /* threads per block, and per warp */
 
-/* Either operation. */
+/* Quantization or dequantization. */
 struct scaling {
     const struct descriptor *op;
     const struct region *region;
     const struct graph *graph;
     const struct tensor *x, *y, *scale;
-    const struct block_scale_quantize_op *quantize; /* NULL: dequantises */
+    const struct block_scale_quantize_op *quantize; /* NULL: dequantizes */
     struct dims block;
     int32_t math;
-    bool is_negative, has_scale; /* whether scales are in memory of the graph's, not in scratch */
+    bool is_negative, has_scale; /* has_scale: the scales are in a tensor of the graph, not in scratch */
 };
 
-/* Whether anybody reads it or sees it in memory. */
+/* True if it is read or visible in memory. */
 static bool is_needed(const struct graph *graph, const struct tensor *tensor) {
     return !value_is_dead(&graph->values[graph_find_value(graph, tensor)]);
 }
 
-/* From either operation to the same fields. */
+/* Fills the fields from either operation. */
 static weftStatus_t read_op(struct scaling *s, const struct region *region) {
     *s = (struct scaling){.op = region_node(region, 0)->op, .region = region, .graph = region->graph};
     if (op_of(s->op) == &block_scale_quantize_op) {
@@ -47,8 +47,8 @@ static weftStatus_t read_op(struct scaling *s, const struct region *region) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Coordinates are u32 in kernels; positions widen to i64 where there are more elements. Types below a byte are stored
-   by whole bytes. */
+/* Coordinates are u32 in kernels; positions are i64 if there are more elements. Types below a byte are stored by whole
+   bytes. */
 static weftStatus_t check_tensor(const struct scaling *s, const struct tensor *tensor) {
     if (!cuda_element_name((weftDataType_t)tensor->type))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: %s has data type %s, which kernels cannot store",
@@ -60,7 +60,7 @@ static weftStatus_t check_tensor(const struct scaling *s, const struct tensor *t
     return WEFT_STATUS_SUCCESS;
 }
 
-/* One node alone; where it lies is printed for any strides. */
+/* A single node; the layouts may have any strides. */
 static weftStatus_t analyse(struct scaling *s, const struct region *region) {
     TRY(read_op(s, region));
     if (region->count > 1)
@@ -75,16 +75,16 @@ static weftStatus_t analyse(struct scaling *s, const struct region *region) {
 static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
     struct scaling s;
     TRY(analyse(&s, region));
-    /* Quantising reads x twice: for the scales, and by them. */
+    /* Quantization reads x twice: for the scales, and for the elements. */
     double bytes = (double)(tensor_bytes(s.x) * (s.quantize ? 2 : 1) + tensor_bytes(s.scale) + tensor_bytes(s.y));
     *seconds = (s.quantize ? 2 : 1) * PRICE_LAUNCH_SECONDS + price_moving(bytes, device);
     return WEFT_STATUS_SUCCESS;
 }
 
-/* ---- Printing ---------------------------------------------------------------------------------------------------- */
+/* ---- Code generation --------------------------------------------------------------------------------------------- */
 
-/* The dims whose extents exceed 1, in the order of the strides of `like`, slowest first. Dims of one element take no
-   part in counting. */
+/* The dims whose extents exceed 1, in the order of the strides of `like`, slowest first. Dims of extent 1 need no
+   coordinates. */
 static int order_dims(const struct dims *extents, const struct tensor *like, int *order) {
     int count = 0;
     for (int i = 0; i < (int)extents->count; i++) {
@@ -99,8 +99,8 @@ static int order_dims(const struct dims *extents, const struct tensor *like, int
     return count;
 }
 
-/* i<dim>: the index along a dim, taken off `rest`; the slowest is what is left. Divisors are arguments: sizes are
-   never text. */
+/* Emits i<dim>: the index along a dim, split off `rest`; the slowest is what remains. Divisors are arguments: sizes are
+   never part of the text. */
 static void emit_coordinate(struct kernel_source *source, int dim, int64_t extent, bool is_slowest) {
     char text[32];
     if (is_slowest) {
@@ -112,7 +112,7 @@ static void emit_coordinate(struct kernel_source *source, int dim, int64_t exten
     text_add(&source->code, "    const u32 i%d = (u32)split(rest, p.%s);\n", dim, text);
 }
 
-/* Moves one of the places (x, y or scale) along a dim by an index, which is an expression. */
+/* Advances one of the positions (of x, y or scale) along a dim by an index expression. */
 static void emit_advance(struct kernel_source *source, const char *name, int dim, const char *index, int64_t stride) {
     char text[32];
     snprintf(text, sizeof text, "%s_stride%d", name, dim);
@@ -120,7 +120,7 @@ static void emit_advance(struct kernel_source *source, const char *name, int dim
     text_add(&source->code, "    %s += (i64)%s * p.%s;\n", name, index, text);
 }
 
-/* Moves along the scales; in tiles their rows and columns are kept for the end. */
+/* Advances the position of the scale. For tiled scales, the row and column are collected and used at the end. */
 static void emit_scale_advance(struct kernel_source *source, const struct tensor *scale, int dim, const char *index) {
     int rank = (int)scale->dims.count;
     if (!scale_is_tiled(scale) || dim < rank - 2)
@@ -129,7 +129,7 @@ static void emit_scale_advance(struct kernel_source *source, const struct tensor
         text_add(&source->code, "    %s = %s;\n", dim == scale_column(scale) ? "column" : "row", index);
 }
 
-/* Nothing where scales have plain strides; see map/scales.cuh. */
+/* Emits nothing if scales have plain strides; see map/scales.cuh. */
 static void emit_tile(struct kernel_source *source, const struct tensor *scale) {
     if (!scale_is_tiled(scale))
         return;
@@ -137,8 +137,8 @@ static void emit_tile(struct kernel_source *source, const struct tensor *scale) 
     text_add(&source->code, "    scale += tile_offset(row, column, p.tiles);\n");
 }
 
-/* begin_block(): blocks are counted in the order of x's memory. Gives the elements of the block that exist: fewer at
-   the end of an axis, none in what only fills up a tile of scales. */
+/* Emits begin_block(): blocks are counted in x's memory order. It returns the number of elements that the block has:
+   fewer at the end of an axis, none in padding of a tile of scales. */
 static void emit_block(struct kernel_source *source, const struct scaling *s) {
     int order[WEFT_DIM_MAX], count = order_dims(&s->scale->dims, s->x, order), axis = block_scale_axis(s->quantize);
     /* `left`: elements from the block's first to the end of the axis. */
@@ -156,7 +156,7 @@ static void emit_block(struct kernel_source *source, const struct scaling *s) {
         if (dim == axis) {
             text_add(&source->code, "    left -= (i64)%s * p.block;\n", index);
             snprintf(index, sizeof index, "i%d * p.block", dim);
-        } else if (s->scale->dims.at[dim] != s->x->dims.at[dim]) { /* fills up tiles */
+        } else if (s->scale->dims.at[dim] != s->x->dims.at[dim]) { /* padding of tiles */
             snprintf(extent, sizeof extent, "x_extent%d", dim);
             emit_number(source, s->x->dims.at[dim], extent);
             text_add(&source->code, "    is_inside = is_inside && %s < p.%s;\n", index, extent);
@@ -167,7 +167,7 @@ static void emit_block(struct kernel_source *source, const struct scaling *s) {
     text_add(&source->code, "    return is_inside ? left < p.block ? left : p.block : 0;\n}\n\n");
 }
 
-/* locate(): elements are counted in the order of y's memory. order, count: of order_dims; the fastest dim comes off
+/* Emits locate(): elements are counted in y's memory order. order, count: from order_dims; the fastest dim is split off
    `rest` first. */
 static void emit_locate(struct kernel_source *source, const struct scaling *s, const int *order, int count) {
     text_add(&source->code, "DEVICE void locate(const arguments& p, position rest, i64& x, i64& scale, i64& y) {\n"
@@ -193,8 +193,8 @@ static void emit_locate(struct kernel_source *source, const struct scaling *s, c
     text_add(&source->code, "}\n\n");
 }
 
-/* find(): the element at a place of y's memory, counted as locate() does; false between elements. Used where threads
-   make whole bytes of y, whose strides may leave gaps. */
+/* Emits find(): the element at a position in y's memory, counted as in locate(); false between elements. Used if
+   threads write whole bytes of y, whose strides may leave gaps. */
 static void emit_find(struct kernel_source *source, const struct tensor *y, const int *order, int count) {
     text_add(&source->code, "DEVICE bool find(const arguments& p, i64 rest, position& at) {\n    at = 0;\n");
     for (int k = 0; k < count; k++) {
@@ -211,7 +211,7 @@ static void emit_find(struct kernel_source *source, const struct tensor *y, cons
     text_add(&source->code, "    return rest == 0;\n}\n\n");
 }
 
-/* Type and address: <name>_t and <name>; scales that nobody else wants are in the workspace. */
+/* Emits the type <name>_t and address <name>; scales that are not outputs are in the workspace. */
 static void emit_tensor(struct kernel_source *source, const struct scaling *s, const struct tensor *tensor,
                         const char *name) {
     char type[32];
@@ -223,7 +223,7 @@ static void emit_tensor(struct kernel_source *source, const struct scaling *s, c
         emit_pointer(source, (weftDataType_t)tensor->type, graph_find_value(s->graph, tensor), 0, name);
 }
 
-/* What both kernels have: positions: how many blocks, or elements, are counted. */
+/* Emits what both kernels share. positions: number of blocks, or of elements. */
 static void begin_source(struct kernel_source *source, const struct scaling *s, bool is_double, int64_t positions) {
     kernel_source_init(source, s->region);
     emit_constant(source, "THREADS", THREADS);
@@ -232,7 +232,7 @@ static void begin_source(struct kernel_source *source, const struct scaling *s, 
     text_add(&source->code, "#include \"core/gather.cuh\"\n#include \"map/scales.cuh\"\n\n");
 }
 
-/* 64 blocks for each multiprocessor are enough for any length: each goes on by the grid. */
+/* 64 blocks per multiprocessor are enough for any length: blocks loop with the grid's stride. */
 static weftStatus_t end_source(struct kernel_source *source, struct cuda_step *state, const char *file,
                                const char *entry, int64_t threads, const struct device *device, struct arena *arena) {
     struct cuda_kernel *kernel = &state->kernels[state->count++];
@@ -245,7 +245,8 @@ static weftStatus_t end_source(struct kernel_source *source, struct cuda_step *s
     return WEFT_STATUS_SUCCESS;
 }
 
-/* A warp, or its half, per block whose elements are neighbours; else neighbouring blocks go to neighbouring threads. */
+/* A warp, or half of it, per block if its elements are contiguous; otherwise adjacent threads process adjacent
+   blocks. */
 static int lanes_of(const struct scaling *s) {
     int lanes = 1;
     if (s->x->strides.at[block_scale_axis(s->quantize)] != 1)
@@ -255,7 +256,7 @@ static int lanes_of(const struct scaling *s) {
     return lanes;
 }
 
-/* The first kernel: a block's scale by lanes_of() threads, x read once. */
+/* The first kernel: lanes_of() threads compute a block's scale, reading x once. */
 static weftStatus_t add_scales(const struct scaling *s, struct cuda_step *state, const struct device *device,
                                struct arena *arena) {
     int64_t blocks = tensor_elements(s->scale);
@@ -273,7 +274,7 @@ static weftStatus_t add_scales(const struct scaling *s, struct cuda_step *state,
     return end_source(&source, state, "map/block_scales.cuh", "block_scales", blocks * lanes_of(s), device, arena);
 }
 
-/* Quotients are rounded once, as if they were exact: through float only by powers of two. Products with floats may be
+/* Quotients are rounded once, as if they were exact; float suffices only for powers of two. Products with floats may be
    rounded twice. */
 static bool is_double(const struct scaling *s) {
     bool is_wide = s->x->type == WEFT_DATA_DOUBLE || s->y->type == WEFT_DATA_DOUBLE ||
@@ -281,8 +282,8 @@ static bool is_double(const struct scaling *s) {
     return is_wide || (s->quantize && s->scale->type != WEFT_DATA_FP8_E8M0);
 }
 
-/* The second kernel, or the only one. Elements below a byte are made by whole bytes, so that no two threads store
-   to one. */
+/* The second kernel, or the only one. Elements below a byte are written by whole bytes, so that no two threads store to
+   one. */
 static weftStatus_t add_values(const struct scaling *s, struct cuda_step *state, const struct device *device,
                                struct arena *arena) {
     /* items: bytes, or elements. */
@@ -301,12 +302,12 @@ static weftStatus_t add_values(const struct scaling *s, struct cuda_step *state,
     if (is_by_byte)
         emit_find(&source, s->y, order, count);
     else
-        /* Every place of y's memory that threads count is an element. */
+        /* Every position in y's memory that threads count is an element. */
         text_add(&source.code, "DEVICE bool find(const arguments&, i64, position&) { return true; }\n\n");
     return end_source(&source, state, "map/block_values.cuh", "block_values", items, device, arena);
 }
 
-/* Scales are made first and read as they were stored, also where nobody else wants them: these lie in the workspace. */
+/* Scales are computed first and read as stored, even if they are not outputs: then they are in the workspace. */
 static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
                           struct arena *arena) {
     (void)knobs;
@@ -322,7 +323,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
         TRY(add_scales(&s, state, device, arena));
     if (is_needed(s.graph, s.y))
         TRY(add_values(&s, state, device, arena));
-    /* Scales nobody asked for are still what elements are divided by. */
+    /* Elements are divided by the scales even if these are not outputs. */
     step->workspace_bytes = s.has_scale ? 0 : tensor_bytes(s.scale);
     if (!s.quantize)
         return arena_print(arena, &step->detail, "times the scales of blocks");

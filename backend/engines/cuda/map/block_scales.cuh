@@ -1,15 +1,15 @@
 /* block_scales: the scales of blocks of elements                                                     any chip, any type
-   Formula   scale = a / MOST, a a block's largest finite magnitude; rounded up to a power of two where IS_POWER; at
-             most SCALE_MOST
-   Tile      LANES threads share a block, neighbours take neighbouring elements; no element: a is 0
-   Params    THREADS LANES IS_POWER MOST SCALE_MOST x_t scale_t math_t position, and begin_block(): where a block's
-             first element and its scale lie, and how many elements it has */
+   Formula   scale = a / MOST, a a block's largest finite magnitude; rounded up to a power of two if IS_POWER; at most
+             SCALE_MOST
+   Tile      LANES threads share a block, adjacent threads read adjacent elements; a is 0 for a block without elements
+   Params    THREADS LANES IS_POWER MOST SCALE_MOST x_t scale_t math_t position, and begin_block(): the locations of a
+             block's first element and its scale, and its number of elements */
 
 #include "core/dependent_launch.cuh"
 
 static_assert(THREADS % 32 == 0 && 32 % LANES == 0, "the lanes of a block of elements are in one warp");
 
-/* A power of two, unless the number is one already. */
+/* The next power of two, unless the number is one already. */
 DEVICE double round_up_to_power(double x) {
     constexpr u64 FRACTION = (1ull << 52) - 1;
     const u64 bits = (u64)__double_as_longlong(x);

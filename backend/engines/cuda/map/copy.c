@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The move family: one operation that only moves elements. It serves what the map family leaves: concat, reshapes of
-   what is not packed, results of another data type. The work is a list of copies ("parts"), one per input; each side of
-   a copy goes through the same positions with coordinates of its own. The host half decides and prints; map/copy.cuh
-   copies, and join.cuh where packed tensors are joined. */
+/* Copy family (cuda_move): operations that only move elements and that the map family does not support: concat,
+   reshapes of tensors that are not packed, results of another data type. The work is a list of copies ("parts"), one
+   per input. Each side of a copy maps the same positions to its own coordinates. The host code decides and emits;
+   map/copy.cuh copies, and join.cuh joins packed tensors. */
 #include "engines/cuda/map/copy.h"
 #include "base/number.h"
 #include "engines/cuda/core/price.h"
@@ -13,7 +13,7 @@
 
 enum { THREADS = 256, UNROLL = 4 }; /* UNROLL: vectors that a thread loads before it stores them */
 
-/* In the frame of accepts or build: parts refer to the operation's tensors. */
+/* On the stack of accepts or build: parts refer to the operation's tensors. */
 struct movement {
     const struct region *region;
     const struct descriptor *op;
@@ -21,9 +21,9 @@ struct movement {
     struct part parts[COPY_PARTS_MAX];
 };
 
-/* ---- Accepting --------------------------------------------------------------------------------------------------- */
+/* ---- Supported operations ---------------------------------------------------------------------------------------- */
 
-/* Vectorised tensors and unknown types are the staged family's. */
+/* Vectorized tensors and unknown types are left to the staged family. */
 static weftStatus_t check_tensors(const struct region *region, const struct node *node) {
     for (int k = 0; k < node->operand_count; k++) {
         const struct tensor *tensor = region->graph->values[node->operands[k]].tensor;
@@ -36,8 +36,8 @@ static weftStatus_t check_tensors(const struct region *region, const struct node
     return WEFT_STATUS_SUCCESS;
 }
 
-/* How many neighbours one access of a side takes. 16 bytes at most, if every row begins at a multiple of it; scratch is
-   aligned. */
+/* Number of adjacent elements in one access to a side: at most 16 bytes, provided that every row begins at a multiple
+   of it; scratch is aligned. */
 static int64_t side_run(const struct side *side) {
     const struct tensor *tensor = side->tensor;
     int last = side->rank - 1;
@@ -50,14 +50,14 @@ static int64_t side_run(const struct side *side) {
     return run;
 }
 
-/* Both sides' least. */
+/* The minimum over both sides. */
 static int64_t run_of(const struct part *part) { return gcd64(side_run(&part->from), side_run(&part->to)); }
 
-/* Where runs fill no bytes of what is written, threads take bytes of it and find the positions whose elements these
-   hold: such a part must write all of its tensor. */
+/* True if runs do not fill bytes of the destination. Then threads process bytes of it and search the positions whose
+   elements these contain, so such a part must write all of its tensor. */
 static bool is_by_byte(const struct part *part) { return run_of(part) * dtype_of(part->to.type)->bits % 8 != 0; }
 
-/* One node alone. Parts of several inputs may not share bytes of the result, as their threads would race. */
+/* A single node. Parts of several inputs must not share bytes of the result, as their threads would race. */
 static weftStatus_t analyse(struct movement *m, const struct region *region) {
     m->region = region;
     m->op = region_node(region, 0)->op;
@@ -67,7 +67,7 @@ static weftStatus_t analyse(struct movement *m, const struct region *region) {
              "%s: nothing is fused with it here, %s needs a kernel of its own.", descriptor_label(m->op),
              descriptor_label(region_node(region, 1)->op));
     TRY(check_tensors(region, region_node(region, 0)));
-    /* Parts first over the dims, then each side merged by itself. */
+    /* Parts are listed over the dims; then each side is merged separately. */
     TRY(movement_list(m->parts, COPY_PARTS_MAX, &m->count, m->op));
     for (int k = 0; k < m->count; k++)
         part_merge(&m->parts[k]);
@@ -78,17 +78,17 @@ static weftStatus_t analyse(struct movement *m, const struct region *region) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Whether neighbouring positions are apart in memory. */
+/* True if adjacent positions are not adjacent in memory. */
 static bool is_across(const struct side *side) { return side->rank > 0 && side->strides[side->rank - 1] > 1; }
 
-/* What a side takes of memory: whole sectors, where neighbours of the result are not neighbours there. In bytes;
-   elements: of the part. */
+/* Bytes that a side transfers: whole sectors if adjacent elements of the result are not adjacent there. elements: of
+   the part. */
 static double side_bytes(const struct side *side, int64_t elements) {
     double one = (double)dtype_of(side->type)->bits / 8;
     /* Each element costs a sector of its own. */
     if (is_across(side) && one < PRICE_SECTOR_BYTES)
         return (double)elements * PRICE_SECTOR_BYTES;
-    bool is_whole = elements == tensor_elements(side->tensor); /* with what lies between its rows */
+    bool is_whole = elements == tensor_elements(side->tensor); /* including the gaps between its rows */
     return (double)(is_whole ? tensor_bytes(side->tensor) : dtype_bytes(side->type, elements));
 }
 
@@ -96,7 +96,7 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
     struct movement m;
     TRY(analyse(&m, region));
     double bytes = 0;
-    int trips = 1; /* to memory: whole sectors are waited for */
+    int trips = 1; /* memory latencies: whole sectors are waited for */
     for (int k = 0; k < m.count; k++)
         trips = is_across(&m.parts[k].from) || is_across(&m.parts[k].to) ? 2 : trips;
     for (int k = 0; k < m.count; k++)
@@ -106,9 +106,9 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
     return WEFT_STATUS_SUCCESS;
 }
 
-/* ---- Printing ---------------------------------------------------------------------------------------------------- */
+/* ---- Code generation --------------------------------------------------------------------------------------------- */
 
-/* The address of a side's first element; an offset counts elements where bytes cannot. */
+/* Emits the address of a side's first element. For types below a byte, the offset is counted in elements. */
 static void emit_base(struct kernel_source *source, const struct side *side, const char *field) {
     /* Below a byte: the pointer counts elements. */
     bool is_packed = !cuda_type_name(side->type);
@@ -117,7 +117,7 @@ static void emit_base(struct kernel_source *source, const struct side *side, con
     else
         emit_pointer(source, side->type, graph_find_value(source->graph, side->tensor),
                      is_packed ? 0 : dtype_bytes(side->type, side->offset), field);
-    /* packed<T> counts elements below a byte; other pointers do anyway. */
+    /* packed<T> counts elements below a byte; other pointers count elements anyway. */
     text_add(&source->code, "        auto at = p.%s + ", field);
     if (is_packed && side->offset) {
         char text[48];
@@ -129,7 +129,7 @@ static void emit_base(struct kernel_source *source, const struct side *side, con
     }
 }
 
-/* from() or to(): the address of a position. It is split into coordinates by divisors, the fastest first. */
+/* Emits from() or to(): the address of a position, which divisors split into coordinates, fastest first. */
 static void emit_side(struct kernel_source *source, int k, const struct side *side, const char *name) {
     char text[32];
     text_add(&source->code, "    static DEVICE auto %s(const arguments& p, position rest) {\n", name);
@@ -143,7 +143,7 @@ static void emit_side(struct kernel_source *source, int k, const struct side *si
         } else {
             text_add(&source->code, "        at = at + (i64)rest");
         }
-        /* A stride of 1 is text, others are arguments. */
+        /* A stride of 1 is part of the text, others are arguments. */
         if (side->strides[i] != 1) {
             snprintf(text, sizeof text, "%s%d_stride%d", name, k, i);
             emit_number(source, side->strides[i], text);
@@ -154,7 +154,7 @@ static void emit_side(struct kernel_source *source, int k, const struct side *si
     text_add(&source->code, "        return at;\n    }\n");
 }
 
-/* The modes of a side from the longest step to the shortest. */
+/* Orders the modes of a side from the largest stride to the smallest. */
 static void order_by_stride(const struct side *side, int *order) {
     for (int i = 0; i < side->rank; i++) {
         int at = i;
@@ -164,9 +164,9 @@ static void order_by_stride(const struct side *side, int *order) {
     }
 }
 
-/* find(): the position of an element of what is written, by its place in memory; false between elements. Each division
-   by a stride, the longest first, gives one coordinate; `size` is how many positions one step of it passes over, as the
-   modes of a reshape are not in the order of memory. */
+/* Emits find(): the position of an element of the destination from its location in memory; false between elements. Each
+   division by a stride, the largest first, gives one coordinate. `size` is the number of positions per step of it,
+   since the modes of a reshape are not in memory order. */
 static void emit_find(struct kernel_source *source, int k, const struct side *to) {
     int order[SIDE_MODES];
     order_by_stride(to, order);
@@ -191,7 +191,7 @@ static void emit_find(struct kernel_source *source, int k, const struct side *to
     text_add(&source->code, "        return rest == 0;\n    }\n");
 }
 
-/* How many runs a part has, or bytes. By byte, from the first to the last that the part writes, gaps included. */
+/* Number of runs of a part, or of bytes: from the first to the last byte that the part writes, including gaps. */
 static int64_t items_of(const struct part *part) {
     int64_t span = 1;
     if (!is_by_byte(part))
@@ -201,7 +201,7 @@ static int64_t items_of(const struct part *part) {
     return dtype_bytes(part->to.type, span);
 }
 
-/* struct part<k>, the template argument of map/copy.cuh's copies. */
+/* Emits struct part<k>, the template argument of map/copy.cuh's copies. */
 static void emit_part(struct kernel_source *source, const struct part *part, int k) {
     char text[32];
     text_add(
@@ -212,7 +212,7 @@ static void emit_part(struct kernel_source *source, const struct part *part, int
         cuda_element_name(part->to.type), (int)run_of(part), k);
     snprintf(text, sizeof text, "runs%d", k);
     emit_number(source, items_of(part), text);
-    /* Threads take bytes of the result, and ask which element lies there. */
+    /* Threads process bytes of the result, and search the elements in them. */
     if (is_by_byte(part))
         emit_find(source, k, &part->to);
     emit_side(source, k, &part->from, "from");
@@ -220,15 +220,15 @@ static void emit_part(struct kernel_source *source, const struct part *part, int
     text_add(&source->code, "};\n\n");
 }
 
-/* Blocks of a part: persistent beyond 64 for each multiprocessor. */
+/* Blocks of a part; they are persistent beyond 64 per multiprocessor. */
 static int64_t blocks_of(const struct part *part, const struct device *device) {
     int64_t runs = items_of(part), each = THREADS * UNROLL, most = (int64_t)device->cuda.multiprocessors * 64;
     int64_t blocks = divide_up(runs, each);
     return blocks < most ? blocks : most;
 }
 
-/* copy_parts(): each part in blocks of its own. Gives the number of blocks. All parts share one grid: each has blocks
-   of its own, which find their part by number. `deal`: text of the function, which follows the parts that it names. */
+/* Emits copy_parts() and returns the number of blocks. All parts share one grid: each has its own blocks, which find
+   their part by number. `deal`: the text of the function, which must follow the parts that it names. */
 static int64_t emit_parts(struct kernel_source *source, const struct part *parts, int count,
                           const struct device *device) {
     struct text deal;
@@ -254,7 +254,7 @@ static int64_t emit_parts(struct kernel_source *source, const struct part *parts
     return blocks;
 }
 
-/* COPY_PARTS_PER_KERNEL at a time, as arguments of a kernel have a limit. */
+/* Launches COPY_PARTS_PER_KERNEL parts at a time, because a kernel's arguments are limited. */
 weftStatus_t copy_add_kernels(struct cuda_step *state, const struct region *region, const struct part *parts, int count,
                               const struct device *device, struct arena *arena) {
     for (int first = 0; first < count; first += COPY_PARTS_PER_KERNEL) {
@@ -262,7 +262,7 @@ weftStatus_t copy_add_kernels(struct cuda_step *state, const struct region *regi
         if (state->count == KERNELS_MAX)
             FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "the step would have more than %d kernels", KERNELS_MAX);
         struct cuda_kernel *kernel = &state->kernels[state->count++];
-        /* Arguments are printed anew for each kernel, by the numbers 0 .. here - 1. */
+        /* Arguments are emitted for each kernel separately, with the numbers 0 .. here - 1. */
         int left = count - first, here = left < COPY_PARTS_PER_KERNEL ? left : COPY_PARTS_PER_KERNEL;
         kernel_source_init(&source, region);
         emit_constant(&source, "THREADS", THREADS);
@@ -283,7 +283,7 @@ weftStatus_t copy_add_kernels(struct cuda_step *state, const struct region *regi
 
 /* ---- Joining packed tensors -------------------------------------------------------------------------------------- */
 
-/* The length of a row of what parts are written to side by side. */
+/* The length of a row of the result, to which parts contribute adjacent pieces. */
 static int64_t row_of(const struct movement *m) {
     int64_t length = 0;
     for (int k = 0; k < m->count; k++)
@@ -291,11 +291,11 @@ static int64_t row_of(const struct movement *m) {
     return length;
 }
 
-/* Whether parts are packed rows that lie side by side in packed ones, whole bytes, unchanged. The parts must be in the
-   order in which they lie in the result, without gaps. */
+/* True if the parts are packed rows that are copied unchanged, in whole bytes, to adjacent pieces of packed rows. The
+   parts must be in the order of the result, without gaps. */
 static bool is_join(const struct movement *m) {
     int64_t before = 0, length;
-    /* One kernel has to name all parts; a single one is a copy. */
+    /* One kernel has to name all parts; a single part is a plain copy. */
     if (m->count < 2 || m->count > COPY_PARTS_PER_KERNEL)
         return false;
     for (int k = 0; k < m->count; k++)
@@ -304,7 +304,7 @@ static bool is_join(const struct movement *m) {
     length = row_of(m);
     for (int k = 0; k < m->count; k++) {
         const struct side *from = &m->parts[k].from, *to = &m->parts[k].to;
-        /* A part is one row, or rows of the result's length from one to the next. */
+        /* A part is one row, or rows whose stride is one row length of the result. */
         bool is_row =
             to->rank == 1 ? part_elements(&m->parts[k]) == to->extents[0] : to->rank == 2 && to->strides[0] == length;
         if (!is_row || to->rank != m->parts[0].to.rank ||
@@ -318,10 +318,10 @@ static bool is_join(const struct movement *m) {
     return length < INT32_MAX && m->parts[0].to.tensor->alignment % 16 == 0;
 }
 
-/* find(): where a place of a row comes from. x<k>: a source, count<k> its part of a row, end<k> where that ends,
-   elements<k> all of it. */
+/* Emits find(): the source of a position in a row. x<k> is a source, count<k> its piece of a row, end<k> where that
+   ends, elements<k> its total. */
 static void emit_pieces(struct kernel_source *source, const struct movement *m) {
-    /* Elements are only moved: unsigned integers of their size. */
+    /* Elements are copied as unsigned integers of their size. */
     static const char *const bits[] = {[1] = "u8", [2] = "u16", [4] = "u32", [8] = "u64"};
     const struct side *whole = &m->parts[0].to;
     int64_t before = 0;
@@ -350,8 +350,8 @@ static void emit_pieces(struct kernel_source *source, const struct movement *m) 
     text_add(&source->code, "}\n\n");
 }
 
-/* One kernel that writes the result once, in order. each: elements of a chunk that no border of a part cuts, where that
-   is half a chunk of 16 bytes at least; else whole chunks, shifted together. */
+/* Adds one kernel that writes the result once, in order. each: elements of a chunk, such that no chunk crosses the
+   border of a part, if that is at least half a chunk of 16 bytes; else whole chunks, assembled by shifts. */
 static weftStatus_t build_join(struct step *step, struct cuda_step *state, const struct movement *m,
                                const struct device *device, struct arena *arena) {
     const struct side *whole = &m->parts[0].to;
@@ -359,7 +359,7 @@ static weftStatus_t build_join(struct step *step, struct cuda_step *state, const
     struct cuda_kernel *kernel = &state->kernels[state->count++];
     struct kernel_source source;
     for (int k = 0; k < m->count; k++) {
-        /* No chunk crosses from one input into the next. */
+        /* No chunk spans two inputs. */
         each = gcd64(each, run_of(&m->parts[k]));
         elements += part_elements(&m->parts[k]);
     }
@@ -367,7 +367,8 @@ static weftStatus_t build_join(struct step *step, struct cuda_step *state, const
     each = is_aligned ? each : 16 / bytes;
     kernel_source_init(&source, &step->region);
     emit_constant(&source, "THREADS", THREADS);
-    int unroll = is_aligned ? UNROLL : 1; /* shifted chunks hold many registers: more threads beat more loads */
+    /* shifted chunks need many registers: more threads are better than more loads */
+    int unroll = is_aligned ? UNROLL : 1;
     emit_constant(&source, "UNROLL", unroll);
     emit_constant(&source, "EACH", each);
     emit_constant(&source, "IS_ALIGNED", is_aligned);
@@ -386,7 +387,7 @@ static weftStatus_t build_join(struct step *step, struct cuda_step *state, const
     return arena_print(arena, &step->detail, "%d tensors joined, %lld elements at once", m->count, (long long)each);
 }
 
-/* A join where tensors are packed: by parts, short pieces of rows would be short accesses. */
+/* Packed tensors are joined: copying part by part, short pieces of rows would be short accesses. */
 static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
                           struct arena *arena) {
     (void)knobs;

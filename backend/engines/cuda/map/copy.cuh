@@ -1,10 +1,10 @@
-/* copy: elements copied to other places, converted where the types differ                            any chip, any type
-   Formula   a part is one copy: from() and to(), printed, give the addresses of a position; copy_parts(), printed,
-             deals out the blocks
-   Tile      a thread takes UNROLL runs of RUN neighbours, THREADS runs apart, persistent over the rest; loads before
-             stores
-   Limits    RUN is what strides, extents and alignment of both sides allow, 16 bytes at most; where no run fills bytes,
-             a thread takes bytes of what is written and finds the positions in them
+/* copy: copies elements to other positions, converted if the types differ                            any chip, any type
+   Formula   a part is one copy: the emitted from() and to() give the addresses of a position; the emitted copy_parts()
+             assigns the blocks
+   Tile      a thread copies UNROLL runs of RUN adjacent elements, THREADS runs apart, and loops over the rest; loads
+             precede stores
+   Limits    RUN is what strides, extents and alignment of both sides allow, at most 16 bytes; if no run fills bytes, a
+             thread processes bytes of the destination and finds the positions in them
    Params    THREADS UNROLL, and of each part from_t to_t RUN position find() */
 
 #include "core/dependent_launch.cuh"
@@ -34,7 +34,7 @@ template <class part> DEVICE void copy_part(const arguments &p, i64 block, i64 b
     }
 }
 
-/* Each byte of what is written by one thread, which leaves the bits between elements as they are. */
+/* One thread writes each byte of the destination, and leaves the bits between elements unchanged. */
 template <class part> DEVICE void copy_bytes(const arguments &p, i64 block, i64 blocks) {
     using position = typename part::position;
     using from_t = typename part::from_t;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The staged family: operations on tensors that kernels cannot address, of types below a byte or in vectors, or that
-   some do not take, as a row of softmax that is one element. They are copied to plain tensors in the workspace, another
-   family computes there, and results are copied back. */
+/* Staged family: a fallback for tensors that kernels cannot address, because their types are below a byte or in
+   vectors, or that some kernels do not accept, such as softmax rows of one element. They are copied to plain tensors in
+   the workspace, another family computes there, and results are copied back. */
 #include "engines/cuda/map/copy_fallback.h"
 #include "engines/cuda/core/price.h"
 #include "engines/cuda/families.h"
@@ -9,16 +9,16 @@
 
 #include <string.h>
 
-enum { SCRATCH_ALIGNMENT = 256 }; /* bytes: lines of L2, and more than any access */
+enum { SCRATCH_ALIGNMENT = 256 }; /* bytes: a multiple of L2 lines, and larger than any access */
 
-/* Who may compute on plain tensors: not at the cost of bits, and without more copies. */
+/* True for families that may compute on plain tensors: those that neither reduce precision nor copy more. */
 static bool computes(const struct family *family) {
     return !family->wants_boxes && !family->narrows && !family->reorders;
 }
 
 /* ---- Plain tensors ----------------------------------------------------------------------------------------------- */
 
-/* Whether an element of memory is seen at many places. */
+/* True if several positions share an element of memory. */
 static bool repeats(const struct tensor *tensor) {
     for (int64_t i = 0; i < tensor->strides.count; i++)
         if (tensor->strides.at[i] == 0 && tensor->dims.at[i] > 1)
@@ -26,14 +26,14 @@ static bool repeats(const struct tensor *tensor) {
     return false;
 }
 
-/* A stride of 0 is no place to write results to, and some kernels refuse it. */
+/* Results cannot be written with a stride of 0, and some kernels reject it. */
 static bool is_plain(const struct tensor *tensor) {
     return tensor->vector_count == 1 && cuda_type_name((weftDataType_t)tensor->type) && !repeats(tensor);
 }
 
-/* A type that kernels address and that holds what `type` holds; where it is written, one from which a number is rounded
-   to `type` as it would have been at once: saturated integers saturate further, float is exact before the one
-   rounding. */
+/* A type that kernels can address and that represents every value of `type`. If it is written, rounding from it to
+   `type` must give the same result as rounding once: integers that saturate can saturate again, and float is exact
+   before the only rounding. */
 static weftDataType_t plain_type(weftDataType_t type, bool is_written) {
     switch (type) {
     case WEFT_DATA_BOOLEAN:
@@ -49,7 +49,7 @@ static weftDataType_t plain_type(weftDataType_t type, bool is_written) {
     }
 }
 
-/* Strides in the order of the tensor's own, packed. It lives in `arena`, as a copy of the descriptor, so that errors
+/* Packed strides in the order of the tensor's own. Allocated in `arena` and copied from the descriptor, so that errors
    name it as the user did. */
 static weftStatus_t make_plain(struct tensor **made, const struct tensor *tensor, bool is_written,
                                struct arena *arena) {
@@ -59,10 +59,10 @@ static weftStatus_t make_plain(struct tensor **made, const struct tensor *tensor
     plain->vector_count = 1;
     /* The copy is in memory, wherever its source was. */
     plain->is_by_value = plain->is_constant = false;
-    /* SCRATCH_ALIGNMENT keeps that. */
+    /* SCRATCH_ALIGNMENT guarantees this. */
     plain->alignment = 16;
     plain->strides.count = 0;
-    if (tensor->vector_count > 1) /* lanes stay neighbours */
+    if (tensor->vector_count > 1) /* lanes stay adjacent */
         like.strides.at[tensor->vector_dim] = 0;
     tensor_infer_strides(plain, &like);
     *made = plain;
@@ -71,7 +71,7 @@ static weftStatus_t make_plain(struct tensor **made, const struct tensor *tensor
 
 /* ---- The graph with plain tensors -------------------------------------------------------------------------------- */
 
-/* Which one a value is; -1: none. */
+/* Index of a value in the list; -1: not found. */
 static int find_staged(const struct staged *staged, int value) {
     for (int k = 0; k < staged->count; k++)
         if (staged->at[k].value == value)
@@ -79,7 +79,7 @@ static int find_staged(const struct staged *staged, int value) {
     return -1;
 }
 
-/* Its place is behind all that were added before. */
+/* Its scratch follows all values added before. */
 struct staged_value *staged_add(struct staged *staged, int value, const struct tensor *tensor,
                                 const struct tensor *plain) {
     struct staged_value *added = &staged->at[staged->count++];
@@ -88,8 +88,8 @@ struct staged_value *staged_add(struct staged *staged, int value, const struct t
     return added;
 }
 
-/* Whether an operation reads what its output holds before. beta times the old result: then the copy must have it
-   before. */
+/* True if an operation reads the previous contents of its output (beta times the old result): the copy must contain
+   them. */
 static bool reads_outputs(const struct descriptor *op) {
     for (int i = 0; i < op->schema->row_count; i++) {
         const struct row *row = &op->schema->rows[i];
@@ -99,8 +99,8 @@ static bool reads_outputs(const struct descriptor *op) {
     return false;
 }
 
-/* Adds operand k of a node, unless it is plain. What stays within the region has no memory to copy, and its type is
-   part of what the region means. */
+/* Adds operand k of a node, unless it is plain. Values inside the region have no memory to copy, and their type is part
+   of the region's semantics. */
 static weftStatus_t note_operand(struct staged *staged, const struct region *region, const struct node *node, int k,
                                  struct arena *arena) {
     const struct value *value = &region->graph->values[node->operands[k]];
@@ -125,7 +125,7 @@ static weftStatus_t note_operand(struct staged *staged, const struct region *reg
     return WEFT_STATUS_SUCCESS;
 }
 
-/* For op_exchange: the plain tensor in the place of a staged one. */
+/* For op_exchange: replaces a staged tensor by its plain one. */
 static struct tensor *exchange(const void *context, struct tensor *tensor) {
     const struct staged *staged = context;
     for (int k = 0; k < staged->count; k++)
@@ -134,8 +134,8 @@ static struct tensor *exchange(const void *context, struct tensor *tensor) {
     return tensor;
 }
 
-/* A copy of an operation on the plain tensors. By the schema's rows: every operation's tensors are found without
-   knowing it. */
+/* Copies an operation with the plain tensors as operands. Uses the schema's rows, which list every operation's
+   tensors. */
 static weftStatus_t exchange_operands(const struct staged *staged, struct node *node, struct arena *arena) {
     struct descriptor *op;
     TRY(op_exchange(&op, node->op, exchange, staged, arena));
@@ -143,7 +143,7 @@ static weftStatus_t exchange_operands(const struct staged *staged, struct node *
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Values keep their uids, and `outer` says which they are in the whole graph. */
+/* Values keep their uids, and `outer` maps them to the whole graph. */
 weftStatus_t staged_exchange(struct staged *staged, const struct region *region, struct arena *arena) {
     TRY(region_extract(&staged->region, &staged->outer, region, arena));
     for (int v = 0; v < staged->region.graph->value_count; v++) {
@@ -156,8 +156,8 @@ weftStatus_t staged_exchange(struct staged *staged, const struct region *region,
     return WEFT_STATUS_SUCCESS;
 }
 
-/* copying: what the copies take. Each copy is read and written once, whence the factor 2; what it is copied from is
-   smaller or as large. */
+/* copying: the cost of the copies. Each copy is written and read once, hence the factor 2; its source is at most as
+   large. */
 static weftStatus_t analyse(struct staged *staged, const struct region *region, const struct device *device,
                             double *copying, struct arena *arena) {
     struct offer offer;
@@ -168,7 +168,7 @@ static weftStatus_t analyse(struct staged *staged, const struct region *region, 
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: all of its tensors are plain already",
              descriptor_label(region_node(region, 0)->op));
     TRY(staged_exchange(staged, region, arena));
-    /* The cheapest of the engine's families that may. */
+    /* The cheapest of the engine's families that qualify. */
     TRY(engine_offer(&offer, region->engine, &staged->region, device, computes));
     staged->inner = offer.family;
     staged->seconds = offer.seconds;
@@ -183,22 +183,22 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
     struct arena arena = {0};
     double copying = 0;
     weftStatus_t status = analyse(&staged, region, device, &copying, &arena);
-    /* Nothing of the analysis is kept: build repeats it in the plan's arena. */
+    /* The analysis is discarded: build repeats it in the plan's arena. */
     *seconds = copying + staged.seconds;
     arena_free(&arena);
     return status;
 }
 
-/* ---- Building ---------------------------------------------------------------------------------------------------- */
+/* ---- Building steps ---------------------------------------------------------------------------------------------- */
 
-/* A memory over the modes of the vectorised tensor: its dims, the lanes right after the dim that they split. */
+/* A side over the modes of the vectorized tensor: its dims, with the lanes right after the dim that they split. */
 static struct side side_of(const struct staged_value *value, bool is_scratch) {
     const struct tensor *held = is_scratch ? value->plain : value->tensor;
     int64_t lanes = value->tensor->vector_count, own = held->vector_count;
     struct side side = {
         .tensor = held, .type = (weftDataType_t)held->type, .is_scratch = is_scratch, .scratch = value->scratch};
     for (int64_t i = 0; i < held->dims.count; i++) {
-        /* Lanes are a mode of both sides: side by side in vectors, along the dim in the plain tensor. */
+        /* Lanes are a mode of both sides: contiguous in vectors, along the dim in the plain tensor. */
         bool splits = lanes > 1 && i == value->tensor->vector_dim;
         side.extents[side.rank] = held->dims.at[i] / (splits ? lanes : 1);
         side.strides[side.rank++] = held->strides.at[i] * (splits ? lanes : own);
@@ -210,7 +210,7 @@ static struct side side_of(const struct staged_value *value, bool is_scratch) {
     return side;
 }
 
-/* Kernels that copy what is read to the workspace, or what is written from there. `back`: from the workspace. */
+/* Adds kernels that copy inputs to the workspace or, with `back`, results from there. */
 static weftStatus_t add_copies(struct cuda_step *state, const struct staged *staged, const struct region *region,
                                bool back, const struct device *device, struct arena *arena) {
     struct part parts[STAGED_MAX];
@@ -227,8 +227,8 @@ static weftStatus_t add_copies(struct cuda_step *state, const struct staged *sta
     return copy_add_kernels(state, region, parts, count, device, arena);
 }
 
-/* The inner step's workspace begins behind the copies. Each value of the small graph is one of the whole graph, or a
-   place in the workspace (-1). */
+/* The inner step's workspace begins after the copies. Each value of the small graph is one of the whole graph, or an
+   offset in the workspace (-1). */
 weftStatus_t staged_build_inner(struct cuda_step *state, const struct staged *staged, const struct device *device,
                                 const struct knob_choices *knobs, struct step *inner, struct arena *arena) {
     struct kernel_place *places;
@@ -253,7 +253,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     step->state = state;
     TRY(analyse(staged, &step->region, device, &copying, arena));
     struct step inner;
-    /* The kernels of all three run one after another, as one step. */
+    /* The kernels of all three phases run one after another, as one step. */
     TRY(add_copies(state, staged, &step->region, false, device, arena));
     TRY(staged_build_inner(state, staged, device, knobs, &inner, arena));
     TRY(add_copies(state, staged, &step->region, true, device, arena));

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The graphs of copies. Their operations are made here and not by descriptors, as all of it is known to hold. */
+/* Builds graphs of copies. Operations are created directly, without descriptors, because all their properties are
+   known. */
 #include "engines/cuda/map/copy_region.h"
 #include "graph/ops/pointwise.h"
 #include "graph/ops/transpose.h"
 
-enum { NODES_MAX = 5, VALUES_MAX = 6, OPERANDS_MAX = 4 }; /* of the small graphs that are made here */
+enum { NODES_MAX = 5, VALUES_MAX = 6, OPERANDS_MAX = 4 }; /* limits of the graphs that are built here */
 
-/* All in one allocation, pointers into itself: it must not be moved. */
+/* A single allocation with pointers into itself: it must not be moved. */
 struct small_graph {
     struct graph graph;
     struct value values[VALUES_MAX];
@@ -20,18 +21,18 @@ struct small_graph {
     struct pointwise modes[NODES_MAX];
 };
 
-/* A value after `tensor`; values are told apart, and sorted, by uids. Returns its number. */
+/* Adds a value like `tensor` and returns its number. Values are identified and sorted by uids. */
 static int add_value(struct small_graph *small, const struct tensor *tensor) {
     int value = small->graph.value_count++;
     small->tensors[value] = tensor_mirror(tensor);
     small->tensors[value].uid = value + 1;
-    /* Readers come with add_node. */
+    /* add_node adds its readers. */
     small->values[value] =
         (struct value){.tensor = &small->tensors[value], .producer = -1, .read_by = small->readers[value]};
     return value;
 }
 
-/* A float that stays in registers. */
+/* Adds a float that stays in registers. */
 static int add_between(struct small_graph *small, const struct tensor *like) {
     int value = add_value(small, like);
     struct tensor *tensor = &small->tensors[value];
@@ -40,7 +41,7 @@ static int add_between(struct small_graph *small, const struct tensor *like) {
     return value;
 }
 
-/* The last operand is the output. Nodes are added in the order in which they run. */
+/* The last operand is the output. Nodes are added in execution order. */
 static void add_node(struct small_graph *small, const struct descriptor *op, int count, const int operands[]) {
     int n = small->graph.node_count++;
     small->numbers[n] = n;
@@ -56,7 +57,7 @@ static void add_node(struct small_graph *small, const struct descriptor *op, int
     }
 }
 
-/* Operands are x and y; x, b and y; or x, b, t and y: what is read, then what is made. axis: of GEN_INDEX. */
+/* Operands are x and y; x, b and y; or x, b, t and y: the inputs and then the output. axis: for GEN_INDEX. */
 static void add_pointwise(struct small_graph *small, weftPointwiseMode_t mode, int64_t axis, int count,
                           const int operands[]) {
     int n = small->graph.node_count;
@@ -78,7 +79,7 @@ static void add_pointwise(struct small_graph *small, weftPointwiseMode_t mode, i
     add_node(small, &small->ops[n].base, count, operands);
 }
 
-/* A graph of the two tensors that kernels see, without nodes; it lives in `arena`. */
+/* Creates a graph of the two tensors that kernels see, without nodes, in `arena`. */
 static weftStatus_t make_graph(struct small_graph **made, const struct tensor *from, const struct tensor *to,
                                struct arena *arena) {
     TRY(arena_alloc(arena, made, sizeof **made));
@@ -96,16 +97,17 @@ static void finish_graph(struct region *region, struct small_graph *small) {
     *region = (struct region){.graph = &small->graph, .count = small->graph.node_count, .nodes = small->numbers};
 }
 
-/* A transpose that permutes nothing moves bits; identity would pass numbers through arithmetic, and quiet NaNs. */
+/* A transpose without permutation copies bits; identity would convert numbers through the compute type, and quiet
+   NaNs. */
 weftStatus_t copy_region(struct region *region, const struct tensor *from, const struct tensor *to,
                          struct arena *arena) {
     static const int both[] = {COPY_FROM, COPY_TO};
     struct small_graph *small;
     TRY(make_graph(&small, from, to, arena));
-    /* Converts as pointwise operations do. */
+    /* Converts like pointwise operations. */
     if (from->type != to->type) {
         add_pointwise(small, WEFT_POINTWISE_IDENTITY, 0, 2, both);
-    } else { /* which leaves bits alone */
+    } else { /* copies bits unchanged */
         /* Dimension i of the result is dimension i of the source. */
         small->move = (struct transpose_op){
             .base.schema = &transpose_op.schema, .x = &small->tensors[COPY_FROM], .y = &small->tensors[COPY_TO]};
@@ -118,12 +120,12 @@ weftStatus_t copy_region(struct region *region, const struct tensor *from, const
     return WEFT_STATUS_SUCCESS;
 }
 
-/* y = row == column ? x : 0, by coordinates along dims 1 and 3; zero is made as row - row. */
+/* y = row == column ? x : 0, by coordinates along dims 1 and 3; zero is computed as row - row. */
 weftStatus_t copy_diagonal_region(struct region *region, const struct tensor *from, const struct tensor *to,
                                   struct arena *arena) {
     struct small_graph *small;
     TRY(make_graph(&small, from, to, arena));
-    /* Coordinates as floats, which count merged groups exactly. */
+    /* Coordinates as floats, which represent the numbers of merged groups exactly. */
     int row = add_between(small, to), column = add_between(small, to), equal = add_between(small, to),
         zero = add_between(small, to);
     add_pointwise(small, WEFT_POINTWISE_GEN_INDEX, 1, 2, (const int[]){COPY_FROM, row});

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Copies between tensors of the same dims and of any strides and types, as regions that the map family serves: small
-   graphs that nobody but an engine sees. */
+/* Copies between tensors of the same dims, with any strides and types, as regions for the map family: small graphs that
+   only engines see. */
 #ifndef WEFT_ENGINES_CUDA_COPY_REGION_H
 #define WEFT_ENGINES_CUDA_COPY_REGION_H
 
@@ -12,7 +12,7 @@ enum { COPY_FROM, COPY_TO };
 weftStatus_t copy_region(struct region *region, const struct tensor *from, const struct tensor *to,
                          struct arena *arena);
 
-/* Only elements whose coordinates along dims 1 and 3 are equal are read; the others become zeros. */
+/* Reads only elements whose coordinates along dims 1 and 3 are equal; the others become zeros. */
 weftStatus_t copy_diagonal_region(struct region *region, const struct tensor *from, const struct tensor *to,
                                   struct arena *arena);
 

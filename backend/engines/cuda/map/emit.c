@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The text of the map family's kernels: how coordinates in the space are found, and how a run of operands is loaded
-   there, computed and stored. The dims of the space are c0 .., the operands p0 .., as they stand in struct map. */
+/* Emits the map family's kernels: how coordinates in the space are computed, and how a run of elements is loaded,
+   computed and stored. The dims of the space are c0 .., the operands p0 .., in the order of struct map. */
 #include "base/number.h"
 #include "engines/cuda/core/formula.h"
 #include "engines/cuda/map/map.h"
 
 #include <stdio.h>
 
-/* A name of an argument, by numbers of an operand and a dim; lives for the expression that makes it. */
+/* The name of an argument, from the numbers of an operand and a dim; lives until the end of the expression. */
 struct name {
     char text[32];
 };
@@ -18,22 +18,22 @@ static struct name named(const char *format, int k, int dim) {
     return name;
 }
 
-/* The dim along which runs lie. */
+/* The dim along which runs are contiguous. */
 static int last_of(const struct map *map) { return map->space.rank - 1; }
 
-/* Of a type below a byte: it is addressed by element, not by byte. */
+/* True for types below a byte, which are addressed by element. */
 static bool is_packed(const struct operand *operand) { return !cuda_type_name(operand->type); }
 
-/* Goes through shared memory, see struct map_tile. */
+/* True for operands that go through shared memory, see struct map_tile. */
 static bool is_staged(const struct map *map, int k) { return map->tile.axis >= 0 && map->tile.width[k]; }
 
-/* Read from memory: neither stored nor a coordinate. */
+/* True for operands that are read from memory: neither stored nor a coordinate. */
 static bool is_loaded(const struct map *map, int k) {
     return !map->operands[k].is_store && map->operands[k].memory >= 0;
 }
 
-/* Whether an operand is taken one by one because runs pass from row to row and it does not. Scalars need no coordinates
-   and stay one load. */
+/* True if an operand is loaded element by element, because runs cross rows and it is not dense. Scalars need no
+   coordinates and stay one load. */
 static bool goes_by_element(const struct map *map, int k) {
     const struct operand *operand = &map->operands[k];
     bool is_scalar = true;
@@ -42,7 +42,7 @@ static bool goes_by_element(const struct map *map, int k) {
     return map->is_flat && last_of(map) > 0 && !is_scalar && !operand_is_dense(&map->space, operand);
 }
 
-/* Whether a block reads one aligned segment of an operand, which can be asked for as a whole. */
+/* True if a block reads one aligned segment of an operand, which can be prefetched as a whole. */
 static bool is_expected(const struct map *map, int k) {
     const struct operand *operand = &map->operands[k];
     const struct tensor *tensor = operand->memory >= 0 ? map->region->graph->values[operand->memory].tensor : NULL;
@@ -50,23 +50,23 @@ static bool is_expected(const struct map *map, int k) {
            !tensor->is_constant && tensor->alignment % 16 == 0 && dtype_bytes(operand->type, operand->offset) % 16 == 0;
 }
 
-/* How many elements a thread loads of an operand: broadcast along the run, it is one. */
+/* Number of elements that a thread loads of an operand: one if it is broadcast along the run. */
 static const char *loaded_count(const struct map *map, int k) {
     return map->operands[k].strides[last_of(map)] || goes_by_element(map, k) ? "N" : "1";
 }
 
-/* Strides are arguments, but for the 0 and 1 along the last dim, which are structure. An index has no memory, so its
-   stride 1 along the last dim is an argument as well. */
+/* Strides are arguments, except 0 and 1 along the last dim, which are structure. An index has no memory, so its stride
+   1 along the last dim is an argument as well. */
 static bool has_stride(const struct map *map, int k, int dim) {
     const struct operand *operand = &map->operands[k];
     int64_t stride = operand->strides[dim];
     return stride > 1 || (stride == 1 && (dim != last_of(map) || operand->memory < 0));
 }
 
-/* ---- Places ------------------------------------------------------------------------------------------------------ */
+/* ---- Addresses --------------------------------------------------------------------------------------------------- */
 
-/* Fields of the arguments: addresses p<operand>, strides s<operand>_<dim> in elements. Offsets are part of the address
-   where elements are whole bytes. */
+/* Emits the fields of the arguments: addresses p<operand>, strides s<operand>_<dim> in elements. Offsets are included
+   in the address if elements are whole bytes. */
 static void emit_operands(struct kernel_source *source, const struct map *map) {
     for (int k = 0; k < map->count; k++) {
         const struct operand *operand = &map->operands[k];
@@ -81,7 +81,7 @@ static void emit_operands(struct kernel_source *source, const struct map *map) {
     }
 }
 
-/* The address of an operand's element, by the name of coordinates. */
+/* Emits the address of an operand's element at the named coordinates. */
 static void emit_address(struct text *code, const struct map *map, int k, const char *at) {
     const struct operand *operand = &map->operands[k];
     text_add(code, "a.p%d", k);
@@ -95,9 +95,9 @@ static void emit_address(struct text *code, const struct map *map, int k, const 
     }
 }
 
-/* The dims in the order in which their coordinates come off the number of a run or tile, and the length of each one's
-   step: tiles are counted along the last dim, then along the axis, then along the others. dims and steps: one for each
-   dim of the space. */
+/* The order in which coordinates are split off the number of a run or tile, and the step of each: tiles are counted
+   along the last dim, then along the axis, then along the others. dims and steps have one entry per dim of the
+   space. */
 static void find_coordinates(const struct map *map, int *dims, int64_t *steps) {
     const struct map_tile *tile = &map->tile;
     int count = 0, last = last_of(map);
@@ -114,7 +114,7 @@ static void find_coordinates(const struct map *map, int *dims, int64_t *steps) {
         steps[1] = tile->along_axis;
 }
 
-/* advance(): to the next element. Counts up with carry: cheaper than a division for each element. */
+/* Emits advance(): moves to the next element. Incrementing with carry is cheaper than a division per element. */
 static void emit_advance(struct text *code, const struct map *map) {
     text_add(code, "DEVICE void advance(const arguments& a, coordinates& to) {\n");
     for (int i = last_of(map); i > 0; i--)
@@ -122,15 +122,15 @@ static void emit_advance(struct text *code, const struct map *map) {
     text_add(code, "    to.c0++;\n}\n\n");
 }
 
-/* struct coordinates, and locate(): those of a run, or of the first element of a tile, by its number; element(): those
-   of an element of a flat space. Sizes are arguments, so that other extents compile nothing new. */
+/* Emits struct coordinates; locate(), the coordinates of a run, or of the first element of a tile, by number; and
+   element(), those of an element of a flat space. Sizes are arguments, so that other extents need no compilation. */
 static void emit_locate(struct kernel_source *source, const struct map *map) {
     struct text *code = &source->code;
     int dims[WEFT_DIM_MAX], last = last_of(map);
     int64_t steps[WEFT_DIM_MAX], count = map->tile.axis >= 0 ? map_tiles(map) : map_runs(map);
     if (map->is_flat)
         count = space_elements(&map->space);
-    /* Divisions of 32 bits are several times faster, and nearly all spaces are that small. */
+    /* 32-bit divisions are several times faster, and nearly all spaces are that small. */
     const char *type = count < INT32_MAX ? "u32" : "i64";
     find_coordinates(map, dims, steps);
     text_add(code, "struct coordinates { i64 c0");
@@ -158,7 +158,7 @@ static void emit_locate(struct kernel_source *source, const struct map *map) {
 
 /* ---- Runs -------------------------------------------------------------------------------------------------------- */
 
-/* Operands that go by element, all in one loop, as each step of it carries coordinates along. */
+/* Loads all element-wise operands in one loop, because each step advances the coordinates. */
 static void emit_element_loads(struct text *code, const struct map *map) {
     bool has_any = false;
     for (int k = 0; k < map->count; k++)
@@ -175,8 +175,8 @@ static void emit_element_loads(struct text *code, const struct map *map) {
     text_add(code, "        advance(a, at);\n    }\n");
 }
 
-/* inputs and load_inputs(): the runs that a thread reads, all before it computes. N: RUN, or 1 for the rest of a flat
-   space. */
+/* Emits struct inputs and load_inputs(): the runs that a thread reads, all before it computes. N: RUN, or 1 for the
+   rest of a flat space. */
 static void emit_loads(struct text *code, const struct map *map) {
     text_add(code, "template <int N> struct inputs {\n");
     for (int k = 0; k < map->count; k++)
@@ -189,7 +189,7 @@ static void emit_loads(struct text *code, const struct map *map) {
         const char *type = cuda_element_name(map->operands[k].type);
         if (!is_loaded(map, k) || is_staged(map, k) || goes_by_element(map, k))
             continue;
-        /* Contiguous or the same along the run: one access. */
+        /* Contiguous or constant along the run: one access. */
         if (!has_stride(map, k, last_of(map))) {
             text_add(code, "    in.r%d = load_run<%s, %s>(", k, type, loaded_count(map, k));
             emit_address(code, map, k, "to");
@@ -205,7 +205,7 @@ static void emit_loads(struct text *code, const struct map *map) {
     text_add(code, "}\n\n");
 }
 
-/* expect_inputs(): asks for what a block reads of dense operands, from its first run on. */
+/* Emits expect_inputs(): prefetches what a block reads of dense operands, from its first run on. */
 static void emit_expected(struct text *code, const struct map *map) {
     text_add(code, "DEVICE void expect(const void* p, u32 bytes);\n\n"
                    "DEVICE void expect_inputs(const arguments& a, const coordinates& to) {\n");
@@ -218,7 +218,7 @@ static void emit_expected(struct text *code, const struct map *map) {
     text_add(code, "}\n\n");
 }
 
-/* The coordinate as a value; along the last dim elements of a run are e apart. */
+/* Emits the coordinate as a value; along the last dim, element e of a run adds e. */
 static void emit_index(struct text *code, const struct map *map, int k) {
     text_add(code, "        const i64 v%d = 0", map->operands[k].value);
     for (int i = 0; i <= last_of(map); i++)
@@ -227,8 +227,8 @@ static void emit_index(struct text *code, const struct map *map, int k) {
     text_add(code, ";\n");
 }
 
-/* The loaded operand that a store only copies, or -1: whole runs of it go as words, not element by element. Only runs:
-   a broadcast element would have to be repeated. Types must be equal, as nothing is converted. */
+/* The loaded operand that a store only copies, or -1: whole runs of it are copied as words, not element by element.
+   Only runs: a broadcast element would have to be repeated. Types must be equal, as nothing is converted. */
 static int copied_operand(const struct map *map, int store) {
     const struct operand *to = &map->operands[store];
     for (int k = 0; k < map->count; k++) {
@@ -239,7 +239,7 @@ static int copied_operand(const struct map *map, int store) {
     return -1;
 }
 
-/* Whether single elements of a loaded operand are needed: elements taken apart are slow to put together. */
+/* True if single elements of a loaded operand are needed: reassembling elements into words is slow. */
 static bool is_taken_apart(const struct map *map, int k) {
     int value = map->operands[k].value;
     for (int i = 0; i < map->region->count; i++) {
@@ -254,7 +254,8 @@ static bool is_taken_apart(const struct map *map, int k) {
     return false;
 }
 
-/* v<value>, element e of a run: what is loaded, then what each node makes, in the order of the region. */
+/* Emits v<value>, element e of a run: loaded operands first, then the result of each node, in the order of the
+   region. */
 static void emit_values(struct text *code, const struct map *map) {
     for (int k = 0; k < map->count; k++) {
         const struct operand *operand = &map->operands[k];
@@ -271,8 +272,8 @@ static void emit_values(struct text *code, const struct map *map) {
     }
 }
 
-/* A run in one access where it is contiguous in the result, else element by element. Elements below a byte are joined
-   by store_run. */
+/* Stores a run in one access if it is contiguous in the result, else element by element. store_run packs elements below
+   a byte. */
 static void emit_store(struct text *code, const struct map *map, int k) {
     const char *type = cuda_element_name(map->operands[k].type);
     bool is_run = map->operands[k].strides[last_of(map)] == 1;
@@ -289,7 +290,7 @@ static void emit_store(struct text *code, const struct map *map, int k) {
         text_add(code, ", {w%d.at[e]});\n", k);
 }
 
-/* compute(): the region's nodes for one run, and the stores. */
+/* Emits compute(): the region's nodes for one run, and the stores. */
 static void emit_compute(struct text *code, const struct map *map) {
     text_add(
         code,
@@ -315,14 +316,14 @@ static void emit_compute(struct text *code, const struct map *map) {
 
 /* ---- Tiles ------------------------------------------------------------------------------------------------------- */
 
-/* along_axis() and along_last(): the two coordinates that a tile spreads over. */
+/* Emits along_axis() and along_last(): the two coordinates along which a tile extends. */
 static void emit_sides(struct text *code, const struct map *map) {
     text_add(code, "DEVICE i64& along_axis(coordinates& to) { return to.c%d; }\n", map->tile.axis);
     text_add(code, "DEVICE i64& along_last(coordinates& to) { return to.c%d; }\n\n", last_of(map));
 }
 
-/* staged, stage_inputs() and take_inputs(): the operands that go through shared memory. left_axis, left_last: what the
-   space has left for a tile at its end. */
+/* Emits staged, stage_inputs() and take_inputs(): the operands that go through shared memory. left_axis, left_last: the
+   extents of the space left for a tile at its end. */
 static void emit_stages(struct text *code, const struct map *map) {
     int last = last_of(map);
     emit_sides(code, map);
@@ -350,8 +351,8 @@ static void emit_stages(struct text *code, const struct map *map) {
     text_add(code, "}\n\n");
 }
 
-/* How many elements of the narrowest staged operand fill a word, or lie along the axis of a tile. Elements of several
-   rows that a thread takes together, so that shared memory is read in whole words. */
+/* Number of elements of the narrowest staged operand per word, which are adjacent along the axis of a tile: a thread
+   processes elements of that many rows together, so that it reads whole words of shared memory. */
 static int64_t group_of(const struct map *map) {
     int64_t group = 1;
     for (int k = 0; k < map->count; k++)
@@ -368,8 +369,7 @@ void map_emit(struct kernel_source *source, const struct map *map) {
     text_add(&source->code, "#include \"core/gather.cuh\"\n");
     if (is_tiled) {
         emit_constant(source, "GROUP", group_of(map));
-        /* Resident blocks that registers allow: five, or four where a thread holds more; map/map_tiled.cuh measured
-           them. */
+        /* Resident blocks that registers allow: five, or four if a thread holds more; measured in map/map_tiled.cuh. */
         emit_constant(source, "BLOCKS", group_of(map) > 2 || map->count > 2 ? 4 : 5);
         emit_constant(source, "TILE_AXIS", map->tile.along_axis);
         emit_constant(source, "TILE_LAST", map->tile.along_last);
@@ -389,7 +389,7 @@ void map_emit(struct kernel_source *source, const struct map *map) {
     if (map->is_flat && last_of(map) > 0)
         emit_advance(&source->code, map);
     emit_loads(&source->code, map);
-    /* Tiles are large enough to keep loads under way by themselves. */
+    /* Tiles are large enough to keep loads in flight by themselves. */
     if (!is_tiled)
         emit_expected(&source->code, map);
     if (is_tiled)
@@ -397,7 +397,8 @@ void map_emit(struct kernel_source *source, const struct map *map) {
     emit_compute(&source->code, map);
 }
 
-/* from_address() or to_address(): an operand of a transpose at coordinates, as bits: nothing is converted. */
+/* Emits from_address() or to_address(): an operand of a transpose at coordinates, as bits, because nothing is
+   converted. */
 static void emit_side(struct text *code, const struct map *map, int k, const char *name, const char *type) {
     text_add(code, "DEVICE %s* %s_address(const arguments& a, const coordinates& to) { return (%s*)(", type, name,
              type);
@@ -405,8 +406,8 @@ static void emit_side(struct text *code, const struct map *map, int k, const cha
     text_add(code, "); }\n");
 }
 
-/* `from_span`: elements from the first to the last of the source; chunks that are shifted must not be read beyond.
-   Operand 0 is the result, 1 the source. */
+/* `from_span`: elements from the first to the last of the source, beyond which shifted chunks must not be read. Operand
+   0 is the result, 1 the source. */
 void map_emit_transpose(struct kernel_source *source, const struct map *map) {
     static const char *const bits[] = {[1] = "u8", [2] = "u16", [4] = "u32", [8] = "u64"};
     const struct map_tile *tile = &map->tile;

@@ -1,13 +1,13 @@
-/* exchange: a tile that is read along one dim ("axis") and taken along another ("last"), through shared memory.
-   Rows follow the last dim, the axis lies along a row. Rows are an odd number of words, so that loads write them
-   without conflicts, and each RUN of rows starts one word later, so that lanes, which take rows RUN apart, meet in no
-   bank. */
+/* exchange: a tile in shared memory that is loaded along one dim ("axis") and read along another ("last").
+   Rows correspond to the last dim; the axis is along a row. Rows are an odd number of words, so that loads write them
+   without bank conflicts, and every RUN rows start one word later, so that lanes, which read every RUN-th row, have no
+   conflicts either. */
 
-/* Four of the eight bytes of two words, each named by a digit, the lowest first. Spelled out, because the compiler
-   makes shifts of what it sees through. */
+/* Four of the eight bytes of two words, each selected by a digit, the lowest first. Inline assembly, because the
+   compiler would turn it into shifts. */
 template <u32 DIGITS> DEVICE u32 pick_bytes(u32 a, u32 b) { return ptx::prmt(a, b, DIGITS); }
 
-/* Word i gets part i of every word: squares of 16-bit and of 8-bit elements. */
+/* Word i gets part i of every word: transposes squares of 16-bit and of 8-bit elements. */
 DEVICE void transpose_words(u32 (&w)[2]) {
     const u32 low = pick_bytes<0x5410>(w[0], w[1]);
     w[1] = pick_bytes<0x7632>(w[0], w[1]);
@@ -22,8 +22,7 @@ DEVICE void transpose_words(u32 (&w)[4]) {
     w[3] = pick_bytes<0x7632>(c, d);
 }
 
-/* A run as it is read, in whole words where it fills such: the compiler takes runs of bytes apart where it copies them.
-   */
+/* A loaded run, in whole words if it fills them: the compiler splits copies of byte runs. */
 template <class T, int N, bool HAS_WORDS = sizeof(run<T, N>) % 4 == 0> struct read_run {
     using type = chunk<(int)sizeof(run<T, N>)>;
 };
@@ -37,7 +36,7 @@ template <class T> struct exchange {
 
     static DEVICE int row_of(int last) { return last * PITCH + (RUN > 1 ? last / RUN : 0); }
 
-    /* N neighbours along the axis, from a multiple of N on: whole words, or what fits into one. */
+    /* N adjacent elements along the axis, from a multiple of N on: whole words, or what fits into one. */
     template <int N> DEVICE run<T, N> take(int last, int axis) const {
         const u32 *row = words + row_of(last);
         if constexpr (sizeof(run<T, N>) < 4)
@@ -52,7 +51,8 @@ template <class T> struct exchange {
         return both.elements;
     }
 
-    /* COUNT neighbours along the last dim at each of N along the axis: as many words, whose bytes are dealt out. */
+    /* COUNT adjacent elements along the last dim at each of N positions along the axis: as many words, whose bytes are
+       permuted. */
     template <int COUNT, int N> DEVICE void transposed(run<T, COUNT> (&out)[N], int last, int axis) const {
         if constexpr (sizeof(run<T, N>) == 4 && N > 1 && COUNT % N == 0) {
 #pragma unroll
@@ -88,7 +88,8 @@ template <class T> struct exchange {
             ((T *)(words + row_of(last)))[axis + e] = r.at[e];
     }
 
-    /* Reads the tile at `from`, whose neighbours along the last dim are `stride` apart, as far as the tensor goes. */
+    /* Loads the tile at `from`, whose elements along the last dim have stride `stride`, within the tensor's
+       bounds. */
     template <int N> DEVICE void fill(const T *from, i64 stride, i64 left_axis, i64 left_last) {
         constexpr int PER_ROW = TILE_AXIS / N, ALL = TILE_LAST * PER_ROW, EACH = (ALL + THREADS - 1) / THREADS;
         constexpr int AT_ONCE = EACH < 8 ? EACH : 8;

@@ -1,17 +1,18 @@
-/* join: packed tensors side by side in a packed one                                      any chip, types of whole bytes
+/* join: concatenates rows of packed tensors                                              any chip, types of whole bytes
    Formula   row r of y is row r of each source, one after another
-   Tile      a thread takes UNROLL chunks of EACH elements of y, THREADS chunks apart, persistent over the rest; loads
-             before stores: y is written once and in order, whatever the lengths of rows are
-   Memory    where rows are whole chunks (IS_ALIGNED), a chunk is one load; else what two aligned loads hold, shifted.
-             Chunks in which two rows meet, and those at the ends of a source, are copied by elements
-   Tried     several shifted chunks of a thread at once (10 % slower for 4)
-   Params    element, which has a type's size, EACH THREADS UNROLL IS_ALIGNED position, and find(), printed */
+   Tile      a thread copies UNROLL chunks of EACH elements of y, THREADS chunks apart, and loops over the rest; loads
+             precede stores: y is written once and in order, whatever the lengths of rows
+   Memory    if rows are whole chunks (IS_ALIGNED), a chunk is one load; else it is extracted from two aligned loads.
+             Chunks that contain the end of a row, and those at the ends of a source, are copied element by element
+   Tried     several shifted chunks per thread at once (10 % slower for 4)
+   Params    element, which has a type's size, EACH THREADS UNROLL IS_ALIGNED position, and the emitted find() */
 
 #include "core/dependent_launch.cuh"
 
 constexpr int BYTES = EACH * (int)sizeof(element);
 
-/* Whether a chunk lies in one row of its source, and the aligned ones that hold it in the source's memory. */
+/* True if a chunk is within one row of its source, and the aligned chunks that contain it are within the source's
+   memory. */
 DEVICE bool is_whole(const piece &from) {
     const u64 first = from.at - from.at % 16;
     return from.left >= EACH && first >= from.begin && first + 32 <= from.end;

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The map family: a connected group of pointwise operations and data movement of one shape, in one sweep over the
-   memory of its result. Each thread takes runs of neighbours; what lives inside the region stays in registers. plan.c
-   decides what is swept, emit.c prints it, map.cuh and map_tiled.cuh loop over it. */
+/* Map family: a connected group of pointwise operations and data movement of one shape, in one sweep over the memory of
+   its result. Each thread processes runs of adjacent elements; values inside the region stay in registers. plan.c plans
+   the sweep, emit.c emits it, map.cuh and map_tiled.cuh loop over it. */
 #include "engines/cuda/map/map.h"
 #include "engines/cuda/core/price.h"
 #include "engines/cuda/families.h"
 
-/* Every tensor is read or written once. A tiled sweep is priced as a launch more: blocks wait for whole tiles. */
+/* Every tensor is read or written once. A tiled sweep costs an additional launch, because blocks wait for whole
+   tiles. */
 static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
     struct map map;
     TRY(map_analyse(&map, region));
@@ -41,7 +42,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     const char *file = map.tile.is_transpose ? "map/transpose.cuh" : is_tiled ? "map/map_tiled.cuh" : "map/map.cuh";
     const char *entry = map.tile.is_transpose ? "transpose" : is_tiled ? "map_tile" : "map";
     TRY(kernel_finish(&source, kernel, file, entry, arena));
-    /* A flat space shorter than a run has no run, but a rest, for which there is one block. */
+    /* A flat space shorter than a run has only a rest, for which there is one block. */
     kernel->grid[0] = blocks ? (uint32_t)blocks : 1;
     kernel->grid[1] = kernel->grid[2] = 1;
     kernel->block = map.tile.is_transpose ? TRANSPOSE_THREADS : MAP_THREADS;
@@ -57,8 +58,8 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
                        map.space.rank);
 }
 
-/* Reads of a run come before its writes, and a thread writes only what it alone reads. Moved values are read elsewhere
-   than their place is written. */
+/* Reads of a run precede its writes, and no other thread reads what a thread writes. Moved values are read at other
+   positions than they are written. */
 static bool may_alias(const struct step *step, int in, int out) {
     const struct region *region = &step->region;
     return tensor_same_layout(region->graph->values[in].tensor, region->graph->values[out].tensor) &&

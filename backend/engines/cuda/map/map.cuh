@@ -1,19 +1,20 @@
 /* map: a sweep over one index space                                                                  any chip, any type
-   Formula   printed from the graph: compute() evaluates its nodes on a run of RUN neighbours and stores the results
-   Tile      a thread takes UNROLL runs, THREADS runs apart, so that a warp touches whole lines; persistent over the
+   Formula   emitted from the graph: compute() evaluates its nodes on a run of RUN adjacent elements and stores the
+             results
+   Tile      a thread processes UNROLL runs, THREADS runs apart, so that a warp accesses whole lines; it loops over the
              rest
    Memory    all loads of a thread are issued before its first arithmetic; nothing is shared
-   Start     where all blocks run at once (EXPECTS), what they read is on its way to L2 before the kernel
-             before ends
-   Limits    RUN divides the last extent, but in flat spaces, whose rest goes one by one: to a thread each, or all to
-             one thread where results share bytes (SHARES_BYTES)
-   Params    RUN THREADS UNROLL HAS_REST SHARES_BYTES EXPECTS, and locate(), load_inputs(), expect_inputs(), compute(),
-             printed */
+   Start     if all blocks are resident at once (EXPECTS), their inputs are prefetched to L2 before the preceding kernel
+             ends
+   Limits    RUN divides the last extent, except in flat spaces, whose rest is processed by element: one per thread, or
+             all by one thread if results share bytes (SHARES_BYTES)
+   Params    RUN THREADS UNROLL HAS_REST SHARES_BYTES EXPECTS, and the emitted locate(), load_inputs(), expect_inputs(),
+             compute() */
 
 #include "core/dependent_launch.cuh"
 
-/* The elements after the last whole run of a flat space. A template, so that element() is looked up where it is
-   printed. */
+/* The elements after the last whole run of a flat space. A template, so that element() is looked up only if it was
+   emitted. */
 template <class A> DEVICE void sweep_rest(const A &a, i64 first) {
     constexpr int EACH = SHARES_BYTES ? RUN : 1;
     if (blockIdx.x > 0 || threadIdx.x >= RUN / EACH)

@@ -1,15 +1,16 @@
-/* map_tile: map.cuh in tiles, for operands that lie across the result's memory order                 any chip, any type
-   Formula   as map.cuh: compute(), printed, evaluates the nodes on a run of RUN neighbours and stores the results
-   Tile      TILE_AXIS x TILE_LAST places: staged operands are read along the axis, results are written along the last
-             dim
-   Pipeline  stage_inputs | take_inputs, load_inputs, compute: blocks of one multiprocessor overlap each other's halves
-   Memory    one exchange per staged operand, of which a thread takes GROUP neighbours along the axis at a time, a word
-             of the narrowest: they become parts of as many runs
-   Tried     two runs of a thread at once (4 blocks fit where 5 do: 3 to 7 % slower), 6 blocks (spills); other orders of
-             tiles where four dims turn around (nothing)
+/* map_tile: map.cuh in tiles, for operands that are transposed relative to the result                any chip, any type
+   Formula   as map.cuh: the emitted compute() evaluates the nodes on a run of RUN adjacent elements and stores the
+             results
+   Tile      TILE_AXIS x TILE_LAST positions: staged operands are read along the axis, results are written along the
+             last dim
+   Pipeline  stage_inputs | take_inputs, load_inputs, compute: blocks of a multiprocessor overlap each other's halves
+   Memory    one exchange per staged operand, of which a thread reads GROUP adjacent elements along the axis at a time,
+             a word of the narrowest: they become parts of as many runs
+   Tried     two runs per thread at once (4 resident blocks instead of 5: 3 to 7 % slower), 6 blocks (spills); other
+             orders of tiles if four dims are permuted (no effect)
    Limits    RUN divides the last extent, and the width of each staged load the axis
-   Params    RUN GROUP THREADS BLOCKS TILE_AXIS TILE_LAST, and locate(), stage_inputs(), take_inputs(), load_inputs(),
-             compute(), printed */
+   Params    RUN GROUP THREADS BLOCKS TILE_AXIS TILE_LAST, and the emitted locate(), stage_inputs(), take_inputs(),
+             load_inputs(), compute() */
 
 #include "core/dependent_launch.cuh"
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What is swept, and how: a region's operands in one space, runs, tiles. */
+/* Plans a sweep: a region's operands in one space, runs, tiles. */
 #include "base/number.h"
 #include "engines/cuda/core/formula.h"
 #include "engines/cuda/map/map.h"
@@ -10,7 +10,7 @@
 
 #include <string.h>
 
-enum { SHORT_RUN = 2 }; /* elements of an access, at most, where a flat space may have longer ones */
+enum { SHORT_RUN = 2 }; /* elements of an access above which flat spaces are not considered */
 
 static bool is_op(const struct node *node, const struct op *op) { return op_of(node->op) == op; }
 
@@ -18,10 +18,11 @@ static const struct tensor *tensor_at(const struct map *map, int value) {
     return map->region->graph->values[value].tensor;
 }
 
-/* ---- What a region is made of ------------------------------------------------------------------------------------ */
+/* ---- Contents of a region ---------------------------------------------------------------------------------------- */
 
-/* The result whose dims and memory order lead: the first that leaves the region, of the most elements. A region of dead
-   ends has none that leaves; its first output stands in. -1: the region has no output at all. */
+/* The result whose dims and memory order determine the space: the one with the most elements that is read outside the
+   region, the first of equals. A region without such a result uses its first output. -1: the region has no output at
+   all. */
 static int leading_value(const struct region *region) {
     int found = -1;
     for (int i = 0; i < region->count; i++) {
@@ -39,8 +40,8 @@ static int leading_value(const struct region *region) {
     return found;
 }
 
-/* The movement node that makes a value inside the region, or NULL. Such a value is loaded from its source's memory by
-   other strides. */
+/* The movement node that produces a value inside the region, or NULL. Such a value is loaded from its source's memory
+   with other strides. */
 static const struct node *movement_of(const struct region *region, int value) {
     if (!region_makes(region, value))
         return NULL;
@@ -48,7 +49,7 @@ static const struct node *movement_of(const struct region *region, int value) {
     return is_op(node, &transpose_op) || is_op(node, &slice_op) || is_op(node, &reshape_op) ? node : NULL;
 }
 
-/* Whether a movement node of the region reads a value. */
+/* True if a movement node of the region reads a value. */
 bool map_moves(const struct region *region, int value) {
     for (int i = 0; i < region->count; i++) {
         const struct node *node = region_node(region, i);
@@ -59,8 +60,8 @@ bool map_moves(const struct region *region, int value) {
     return false;
 }
 
-/* A moved tensor's source as an operand over the moved tensor's own dims. Gives the value whose memory is read. A
-   reshape that is not logical keeps y's strides, as x's memory is y's. `operand` has no strides yet. */
+/* The source of a moved tensor as an operand over the moved tensor's own dims. Returns the value whose memory is read.
+   A reshape that is not logical keeps y's strides, as x's memory is y's. `operand` has no strides yet. */
 static int movement_strides(const struct node *node, struct operand *operand) {
     if (is_op(node, &transpose_op)) {
         const struct transpose_op *op = (const struct transpose_op *)node->op;
@@ -74,7 +75,7 @@ static int movement_strides(const struct node *node, struct operand *operand) {
         }
     } else {
         const struct reshape_op *op = (const struct reshape_op *)node->op;
-        /* Of a logical reshape x is packed: the order of elements is that of y's dims. */
+        /* For a logical reshape x is packed: the order of elements is that of y's dims. */
         int64_t packed = 1;
         for (int64_t i = op->y->dims.count; i-- > 0; packed *= op->y->dims.at[i])
             operand->strides[i] = op->mode == WEFT_RESHAPE_LOGICAL ? packed : op->y->strides.at[i];
@@ -96,7 +97,7 @@ static weftStatus_t add_index(struct map *map, const struct node *node) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Each value once, however many nodes read it; a value may be loaded and stored, as one that is updated in place is. */
+/* Adds each value once, however many nodes read it; a value that is updated in place is both loaded and stored. */
 static weftStatus_t add_operand(struct map *map, int value, bool is_store) {
     for (int k = 0; k < map->count; k++)
         if (map->operands[k].value == value && map->operands[k].is_store == is_store)
@@ -107,9 +108,9 @@ static weftStatus_t add_operand(struct map *map, int value, bool is_store) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* ---- Accepting --------------------------------------------------------------------------------------------------- */
+/* ---- Supported regions ------------------------------------------------------------------------------------------- */
 
-/* Outputs have all dims: what broadcasts would be stored by many threads. Inputs of one element or with dims of 1
+/* Outputs have all dims, because many threads would store a broadcast one. Inputs of one element or with dims of 1
    broadcast. */
 static weftStatus_t check_shape(const struct map *map, const struct descriptor *op, const struct tensor *tensor,
                                 bool is_output) {
@@ -130,7 +131,7 @@ static weftStatus_t check_shape(const struct map *map, const struct descriptor *
 static weftStatus_t check_movement(const struct map *map, const struct node *node) {
     const struct tensor *x = tensor_at(map, node->operands[0]), *y = tensor_at(map, node->operands[1]);
     if (region_makes(map->region, node->operands[0]))
-        /* What is in registers of one thread cannot be read by another where it is wanted. */
+        /* A value in the registers of one thread cannot be read by another. */
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s moves what this sweep computes; it needs a sweep of its own",
              descriptor_label(node->op));
     if (x->vector_count != 1 || !cuda_element_name((weftDataType_t)x->type) || x->type != y->type)
@@ -143,7 +144,7 @@ static weftStatus_t check_movement(const struct map *map, const struct node *nod
     return check_shape(map, node->op, y, true);
 }
 
-/* Pointwise operations need a formula; the types of all operands an element that kernels know. */
+/* Pointwise operations need a formula; all operands need a type that kernels support. */
 static weftStatus_t check_node(const struct map *map, const struct node *node) {
     if (is_op(node, &transpose_op) || is_op(node, &slice_op) || is_op(node, &reshape_op))
         return check_movement(map, node);
@@ -156,8 +157,8 @@ static weftStatus_t check_node(const struct map *map, const struct node *node) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The lead's store is operand 0, by whose memory the space is ordered. A moved value is loaded under its own number
-   from another's memory. */
+/* The leading store is operand 0, whose memory order determines the space's. A moved value is loaded under its own
+   number from another value's memory. */
 static weftStatus_t add_operands(struct map *map, const struct region *region) {
     const struct graph *graph = region->graph;
     int lead = leading_value(region);
@@ -177,7 +178,7 @@ static weftStatus_t add_operands(struct map *map, const struct region *region) {
             bool is_load = !node->is_output[k] && node_is_pointwise(node) && !map_is_index(node);
             if (is_store || (is_load && !region_makes(region, value)))
                 TRY(add_operand(map, value, is_store));
-            /* operand_of_tensor gave it the strides of y, which is nowhere in memory, unless it is stored. */
+            /* operand_of_tensor gave it the strides of y, which is not in memory unless it is stored. */
             if (node->is_output[k] && movement_of(region, value)) {
                 TRY(add_operand(map, value, false));
                 struct operand *operand = &map->operands[map->count - 1];
@@ -189,7 +190,7 @@ static weftStatus_t add_operands(struct map *map, const struct region *region) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* By type: elements below a byte. */
+/* True for types below a byte. */
 bool map_shares_bytes(const struct map *map) {
     for (int k = 0; k < map->count; k++)
         if (map->operands[k].is_store && !cuda_type_name(map->operands[k].type))
@@ -197,8 +198,8 @@ bool map_shares_bytes(const struct map *map) {
     return false;
 }
 
-/* No two threads store to one byte. Elements below a byte share one; runs that begin and end at bytes keep threads
-   apart. */
+/* No two threads may store to one byte. Elements below a byte share one; runs that begin and end at bytes keep threads
+   separate. */
 static weftStatus_t check_bytes(const struct map *map) {
     for (int k = 0; k < map->count; k++) {
         const struct operand *operand = &map->operands[k];
@@ -210,8 +211,8 @@ static weftStatus_t check_bytes(const struct map *map) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The dim along which an operand lies in memory, where it is not the last; -1: none, or it cannot be staged. Stores are
-   never staged: the space follows the memory of the lead. */
+/* The dim along which an operand is contiguous, if it is not the last; -1: none, or it cannot be staged. Stores are
+   never staged: the space follows the memory of the leading result. */
 static int axis_across(const struct map *map, const struct operand *operand) {
     int last = map->space.rank - 1;
     if (operand->is_store || operand->memory < 0 || operand->strides[last] <= 1 || !cuda_type_name(operand->type))
@@ -222,10 +223,10 @@ static int axis_across(const struct map *map, const struct operand *operand) {
     return -1;
 }
 
-/* Rows of odd lengths leave but short runs, unless what is dense is swept as one row. What is tiled is not swept flat:
-   its gain is larger. */
+/* Rows of odd lengths allow only short runs, unless dense operands are swept as one row. Tiled spaces are not swept
+   flat: tiles gain more. */
 static void find_flat(struct map *map) {
-    /* Coordinates of an index would have to be found per element, and staged operands go by tiles. */
+    /* Coordinates of an index would have to be computed per element, and staged operands use tiles. */
     bool may = true;
     map->is_flat = map->space.rank == 1;
     for (int k = 0; k < map->count; k++) {
@@ -233,9 +234,9 @@ static void find_flat(struct map *map) {
         may = may && operand->memory >= 0 && axis_across(map, operand) < 0 &&
               (!operand->is_store || operand_is_dense(&map->space, operand));
     }
-    /* 1: nothing is gained. */
+    /* 1: no gain. */
     int flat = may ? space_flat_length(&map->space, map->operands, map->count, map->region->graph) : 1;
-    /* Finding a row's end costs instructions for each access: only where accesses grow a lot do they pay. */
+    /* Detecting the end of a row costs instructions per access, which pays off only if accesses get much longer. */
     if (map->run > SHORT_RUN || flat <= 2 * map->run)
         return;
     map->is_flat = true;
@@ -244,8 +245,8 @@ static void find_flat(struct map *map) {
 
 weftStatus_t map_analyse(struct map *map, const struct region *region) {
     *map = (struct map){.region = region};
-    /* Strides first, as the dims stand; then dims that all operands go through alike become one, and vectors get
-       longer. */
+    /* Strides first, for the original dims; then dims that all operands step through alike are merged, which makes
+       vectors longer. */
     TRY(add_operands(map, region));
     space_coalesce(&map->space, map->operands, map->count, 0);
     map->run = space_run_length(&map->space, map->operands, map->count, region->graph);
@@ -253,19 +254,19 @@ weftStatus_t map_analyse(struct map *map, const struct region *region) {
     return check_bytes(map);
 }
 
-/* ---- Choosing --------------------------------------------------------------------------------------------------- */
+/* ---- Choosing tiles and launches -------------------------------------------------------------------------------- */
 
 enum {
-    SHORT_ROW_BYTES = 512,       /* of a row that is copied together with those beside it */
+    SHORT_ROW_BYTES = 512,       /* of a row that is copied together with adjacent ones */
     TILE_BYTES = 16384,          /* of all staged operands */
-    LEAST_TILE_BYTES = 4096,     /* below which tiles are not halved to occupy more multiprocessors */
-    LINE_BYTES = 128,            /* of memory: what each side of a tile should be whole lines of */
-    STAGED_BYTES_MAX = 46 << 10, /* of the 48 KiB of shared memory that a block has without asking */
+    LEAST_TILE_BYTES = 4096,     /* below this, tiles are not halved to occupy more multiprocessors */
+    LINE_BYTES = 128,            /* cache line: each side of a tile should be whole lines */
+    STAGED_BYTES_MAX = 46 << 10, /* of the 48 KiB of shared memory that a block has without opting in */
     TILE_UNIT = 16,              /* elements, a multiple of every vector */
     BLOCKS_AT_ONCE = 8
 };
 
-/* The least power of two that is not below the number. */
+/* The smallest power of two that is at least the number. */
 static int64_t power_from(int64_t number) {
     int64_t power = 1;
     while (power < number)
@@ -273,8 +274,8 @@ static int64_t power_from(int64_t number) {
     return power;
 }
 
-/* The side of a tile: an even part of an extent, of at most `most` elements. All runs divide TILE_UNIT. Short extents
-   are rounded up to a power of two, which runs divide. */
+/* The side of a tile: an even share of an extent, at most `most` elements. All runs divide TILE_UNIT. Short extents are
+   rounded up to a power of two, which runs divide. */
 static int64_t side_of(int64_t extent, int64_t most) {
     if (extent < TILE_UNIT)
         return power_from(extent);
@@ -283,9 +284,8 @@ static int64_t side_of(int64_t extent, int64_t most) {
     return round_up(part, TILE_UNIT);
 }
 
-/* Whether a region changes no element: it moves them, or takes over what no arithmetic would round. Whole numbers of 32
-   bits and more pass through i64 formulas and are no plain copy here; halves and floats are, as identity rounds
-   nothing. */
+/* True if a region only moves elements, or copies them without rounding. Integers of 32 bits and more go through i64
+   formulas and are not plain copies here; halves and floats are, because identity rounds nothing. */
 static bool is_copy(const struct map *map) {
     const struct node *node = region_node(map->region, 0);
     weftDataType_t type = map->operands[0].type;
@@ -300,9 +300,9 @@ static bool is_copy(const struct map *map) {
             (dtype_is_float(type) && dtype_is_float(pointwise_math(op))));
 }
 
-/* Whether an operand of a transpose begins, in all rows of all tiles, at multiples of `each` elements, so that chunks
-   of 16 bytes are loaded or stored without shifting: it lies along `dim`, and rows of a tile are `other` ones, of which
-   `steps` are taken at a time where they are one. */
+/* True if an operand of a transpose begins, in all rows of all tiles, at multiples of `each` elements, so that chunks
+   of 16 bytes need no shifting. It is contiguous along `dim`, rows of a tile are along `other`, and `steps` of them are
+   accessed at a time if they are merged into one. */
 static bool begins_at(const struct map *map, const struct operand *operand, int dim, int other, int64_t steps,
                       int64_t each) {
     int64_t alignment = map->region->graph->values[operand->memory].tensor->alignment;
@@ -312,8 +312,8 @@ static bool begins_at(const struct map *map, const struct operand *operand, int 
     return begins;
 }
 
-/* The side of a transpose's tile: whole lines of memory, an even part of an extent of at most `most` elements. `line`:
-   elements in a line. */
+/* The side of a transpose's tile: whole cache lines, an even share of an extent, at most `most` elements. `line`:
+   elements per line. */
 static int64_t lines_of(int64_t extent, int64_t line, int64_t most) {
     if (extent < line)
         return side_of(extent, extent);
@@ -322,9 +322,9 @@ static int64_t lines_of(int64_t extent, int64_t line, int64_t most) {
     return divide_up(lines, parts) * line;
 }
 
-/* The tile of a copy whose rows fit no accesses of 16 bytes, or only in part. Short rows that follow one another in
-   memory are taken whole, and as one. `area`: elements of a tile, about. Leaves is_transpose false where tiles of
-   map_tiled.cuh serve: their accesses are full already, or the region computes. */
+/* The tile of a copy whose rows are not, or only partly, suited to 16-byte accesses. Short rows that are contiguous in
+   memory are merged into one. `area`: approximate elements of a tile. Leaves is_transpose false if the tiles of
+   map_tiled.cuh suffice: their accesses are full already, or the region computes. */
 static void find_transpose(struct map *map, int64_t area) {
     struct map_tile *tile = &map->tile;
     const struct operand *to = &map->operands[0], *from = &map->operands[1];
@@ -334,10 +334,11 @@ static void find_transpose(struct map *map, int64_t area) {
             along = map->space.extents[last];
     if (!is_copy(map) || to->strides[last] != 1 || (tile->width[1] >= each && map->run >= each))
         return;
-    /* Rows of the source without gaps between them, of 512 bytes at most. */
+    /* Rows of the source without gaps between them, at most 512 bytes long. */
     bool is_short = from->strides[last] == across && across <= SHORT_ROW_BYTES / 16 * each;
     tile->is_flat_to = to->strides[tile->axis] == along && along <= SHORT_ROW_BYTES / 16 * each;
-    if (is_short && tile->is_flat_to && across * along > 2 * area) { /* rows that are no whole chunks stay whole */
+    /* rows that are not a multiple of chunks stay whole */
+    if (is_short && tile->is_flat_to && across * along > 2 * area) {
         is_short = across % each != 0;
         tile->is_flat_to = !is_short;
     }
@@ -345,9 +346,9 @@ static void find_transpose(struct map *map, int64_t area) {
         return;
     tile->is_transpose = true;
     int64_t line = LINE_BYTES / 16 * each, whole = tile->is_flat_to ? along : is_short ? across : 1;
-    tile->is_flat_from = is_short && across <= line; /* longer ones stand apart, so that lanes meet in no bank */
+    tile->is_flat_from = is_short && across <= line; /* longer rows are padded, which avoids bank conflicts */
     area /= 2;
-    bool begins = tile->is_flat_to || to->strides[tile->axis] % each == 0; /* else half a line more is read */
+    bool begins = tile->is_flat_to || to->strides[tile->axis] % each == 0; /* otherwise half a line more is read */
     line = begins && area / whole < line ? line / 2 : line;
     tile->along_last = tile->is_flat_to ? along : lines_of(along, line, line);
     tile->along_axis = is_short ? across : lines_of(across, line, area / tile->along_last);
@@ -360,7 +361,7 @@ static void find_transpose(struct map *map, int64_t area) {
     tile->shifts_to = !begins_at(map, to, last, tile->axis, rows_to, each);
 }
 
-/* Before a tile is chosen, which takes the device; after, tile.axis says it. */
+/* For use before a tile is chosen, which requires the device; afterwards, tile.axis is set. */
 bool map_is_tiled(const struct map *map) {
     for (int k = 0; k < map->count; k++)
         if (axis_across(map, &map->operands[k]) >= 0)
@@ -368,9 +369,9 @@ bool map_is_tiled(const struct map *map) {
     return false;
 }
 
-/* Tiles pay where an operand lies across; the largest type decides along which axis. They are smaller where that gives
-   work to all multiprocessors. Tiles halve until there are four for each multiprocessor, or they reach
-   LEAST_TILE_BYTES. Operands that find no room in shared memory are loaded across, as ever. */
+/* Tiles are worthwhile if an operand is transposed; the largest type determines along which axis. Tiles are halved
+   until there are four per multiprocessor, or they reach LEAST_TILE_BYTES. Operands that do not fit in shared memory
+   are loaded directly, with strides. */
 static void find_tile(struct map *map, const struct device *device) {
     struct map_tile *tile = &map->tile;
     const int64_t *extents = map->space.extents;
@@ -397,12 +398,12 @@ static void find_tile(struct map *map, const struct device *device) {
     find_transpose(map, area);
     if (tile->is_transpose)
         return;
-    /* Whole lines are written, longer ones read; what one dim is short of, the other gets. */
+    /* Whole lines are written, longer ones read; if one dim is short, the other gets more. */
     tile->along_last = side_of(extents[last], LINE_BYTES / bytes);
     tile->along_axis = side_of(extents[tile->axis], area / tile->along_last);
     tile->along_last = side_of(extents[last], area / tile->along_axis);
     for (int k = 0; k < map->count; k++) {
-        /* One element more in a row moves neighbouring rows to other banks. */
+        /* One additional element per row moves adjacent rows to other banks. */
         int64_t row = (tile->along_axis + 1) * dtype_bytes(map->operands[k].type, 1) + 8,
                 needs = row * tile->along_last;
         shared += tile->width[k] ? needs : 0;
@@ -413,7 +414,7 @@ static void find_tile(struct map *map, const struct device *device) {
     }
 }
 
-/* Along dims that tiles do not spread over each coordinate has its own. */
+/* Each coordinate of the dims that tiles do not cover has its own tiles. */
 int64_t map_tiles(const struct map *map) {
     int64_t tiles = 1;
     for (int i = 0; i < map->space.rank; i++) {
@@ -423,15 +424,15 @@ int64_t map_tiles(const struct map *map) {
     return tiles;
 }
 
-/* How many runs a thread has in flight: more of short ones, fewer where that would leave multiprocessors idle, and one
-   where that is all a thread reads: more threads beat more loads. Halves for each thread until all multiprocessors have
-   two full blocks. */
+/* Number of runs that a thread has in flight: more of short ones, fewer if that would leave multiprocessors idle, and
+   one if that is all a thread reads, because more threads are better than more loads. Halved until all multiprocessors
+   have two full blocks. */
 static int choose_unroll(const struct map *map, const struct device *device) {
     int64_t widest = 0, threads = (int64_t)device->cuda.multiprocessors * MAP_THREADS;
     int loads = 0, unroll;
     for (int k = 0; k < map->count; k++) {
         bool is_run = map->operands[k].memory >= 0 && map->operands[k].strides[map->space.rank - 1];
-        /* Broadcast along the run, an operand is one element and counts for nothing. */
+        /* Broadcast along the run, an operand is one element and is not counted. */
         int64_t bytes = is_run ? dtype_bytes(map->operands[k].type, map->run) : 0;
         widest = bytes > widest ? bytes : widest;
         loads += is_run && !map->operands[k].is_store;
@@ -444,14 +445,14 @@ static int choose_unroll(const struct map *map, const struct device *device) {
     return unroll;
 }
 
-/* Whether so many blocks all run at once; what fewer read is there soon anyway, or was left in L2. From sm_90 on, where
-   kernels can start before those in front of them end. */
+/* True if this number of blocks is resident at once. Smaller inputs arrive soon anyway, or are in L2. Requires sm_90,
+   where kernels can start before the preceding ones end. */
 static bool expects(int64_t blocks, const struct device *device) {
     int64_t each = blocks / device->cuda.multiprocessors;
     return device->cuda.major >= 9 && each > 2 && each < BLOCKS_AT_ONCE;
 }
 
-/* More tiles than a grid holds fall back to a plain sweep, whose blocks go on. */
+/* If there are more tiles than a grid allows, falls back to a plain sweep, whose blocks loop. */
 int64_t map_choose(struct map *map, const struct device *device) {
     map->unroll = choose_unroll(map, device);
     find_tile(map, device);
@@ -459,7 +460,7 @@ int64_t map_choose(struct map *map, const struct device *device) {
         map->tile = (struct map_tile){.axis = -1};
     bool is_tiled = map->tile.axis >= 0;
     int64_t blocks = is_tiled ? map_tiles(map) : divide_up(map_runs(map), (int64_t)MAP_THREADS * map->unroll);
-    /* CUDA's limit along x; blocks go on by the grid. */
+    /* CUDA's limit along x; blocks loop with the grid's stride. */
     blocks = min64(blocks, INT32_MAX);
     map->expects = !is_tiled && expects(blocks, device);
     return blocks;

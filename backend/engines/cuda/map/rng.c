@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The rng family: one operation that makes random numbers, the same ones on every engine. The host half prints
-   constants and the row's address; map/rng.cuh draws. */
+/* RNG family: one operation that generates random numbers, identical on every engine. The host code emits constants and
+   the row's address; map/rng.cuh generates. */
 #include "graph/ops/rng.h"
 #include "base/number.h"
 #include "base/philox.h"
@@ -11,24 +11,24 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { THREADS = 256, WORDS = 4 }; /* WORDS: random 32-bit words that one call of Philox gives */
+enum { THREADS = 256, WORDS = 4 }; /* WORDS: random 32-bit words per call of Philox */
 
 static const struct rng_op *op_at(const struct region *region) {
     return (const struct rng_op *)region_node(region, 0)->op;
 }
 
-/* The last dim's extent; rows are all others. */
+/* The last dim's extent; rows are all other dims. */
 static int64_t columns_of(const struct tensor *y) { return y->dims.at[y->dims.count - 1]; }
 
-/* A row begins with a new block, so that what is drawn depends on seed, offset, row and column, never on strides. */
+/* A row begins with a new block, so that results depend only on seed, offset, row and column, never on strides. */
 static int64_t blocks_per_row(const struct tensor *y) { return divide_up(columns_of(y), WORDS); }
 
-/* Blocks of random words, and as many items of work for threads. */
+/* Number of blocks of random words; threads process one at a time. */
 static int64_t blocks_of(const struct tensor *y) {
     return columns_of(y) ? tensor_elements(y) / columns_of(y) * blocks_per_row(y) : 0;
 }
 
-/* Generation is priced as its stores: Philox takes fewer instructions than memory takes time. */
+/* The cost is that of the stores: Philox takes less time than memory. */
 static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
     const struct descriptor *op = region_node(region, 0)->op;
     if (op_of(op) != &rng_op)
@@ -47,8 +47,8 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Whether every four neighbours leave in one aligned store. Of 16 bytes at most: the alignment of four elements, or of
-   an access. */
+/* True if every four adjacent elements are one aligned store: the alignment of four elements, or of an access, at most
+   16 bytes. */
 static bool is_whole(const struct tensor *y) {
     int64_t last = y->dims.count - 1, bytes = dtype_bytes((weftDataType_t)y->type, WORDS);
     bool whole = y->strides.at[last] == 1 && y->dims.at[last] % WORDS == 0 &&
@@ -58,8 +58,8 @@ static bool is_whole(const struct tensor *y) {
     return whole;
 }
 
-/* seed_of() and offset_of(): a number, or what a tensor holds. NULL: a number; a tensor is read on the device, at each
-   run. */
+/* Emits seed_of() and offset_of(): a number (tensor is NULL), or the contents of a tensor, which is read on the device
+   at each run. */
 static void emit_scalar(struct kernel_source *source, const struct tensor *tensor, int64_t number, const char *name) {
     if (tensor)
         emit_pointer(source, (weftDataType_t)tensor->type, graph_find_value(source->graph, tensor), 0, name);
@@ -69,7 +69,7 @@ static void emit_scalar(struct kernel_source *source, const struct tensor *tenso
              tensor ? "to_integer(*(p." : "p.", name, tensor ? " + 0))" : "");
 }
 
-/* row_of(): the first element of a row, rows counted in row-major order. Dims of one element take no part. */
+/* Emits row_of(): the first element of a row; rows are counted in row-major order. Dims of extent 1 are skipped. */
 static void emit_row(struct kernel_source *source, const struct tensor *y) {
     text_add(&source->code, "DEVICE y_t* row_of(const arguments& p, position rest) {\n    y_t* at = p.y;\n");
     for (int64_t i = y->dims.count - 1; i-- > 0;) {
@@ -86,14 +86,14 @@ static void emit_row(struct kernel_source *source, const struct tensor *y) {
     text_add(&source->code, "    return at;\n}\n\n");
 }
 
-/* Arguments are 64-bit integers: kernels take the double back by its bits. */
+/* Arguments are 64-bit integers: kernels reinterpret the bits of the double. */
 static int64_t bits_of(double number) {
     int64_t bits;
     memcpy(&bits, &number, sizeof bits);
     return bits;
 }
 
-/* Two numbers say all of each distribution: a threshold; least and range; mean and deviation. In the order of
+/* Two numbers define each distribution: a threshold; minimum and range; mean and deviation. In the order of
    DISTRIBUTION in map/rng.cuh. */
 static void emit_distribution(struct kernel_source *source, const struct rng *rng) {
     int kind = rng->distribution == WEFT_RNG_DISTRIBUTION_BERNOULLI ? 0
@@ -117,13 +117,13 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     TRY(arena_alloc(arena, &state, sizeof *state));
     step->state = state;
     int64_t blocks = blocks_of(y), grid = divide_up(blocks, THREADS);
-    /* 64 blocks for each multiprocessor are enough for any length: each goes on by the grid. */
+    /* 64 blocks per multiprocessor are enough for any length: blocks loop with the grid's stride. */
     int64_t most = (int64_t)device->cuda.multiprocessors * 64;
     if (blocks == 0)
         return arena_print(arena, &step->detail, "nothing to compute");
     kernel_source_init(&source, &step->region);
     emit_constant(&source, "THREADS", THREADS);
-    /* Constants are structure; sizes and strides follow as arguments. */
+    /* Constants are structure; sizes and strides are arguments. */
     emit_constant(&source, "IS_WHOLE", is_whole(y));
     emit_type(&source, "y_t", (weftDataType_t)y->type);
     text_add(&source.constants, "using math_t = %s;\nusing position = %s;\n",

@@ -1,18 +1,18 @@
-/* rng: random numbers that depend on seed, offset and place alone                                    any chip, any type
-   Formula   base/philox.h: rows of the last dimension are cut into blocks of four neighbours, which share one Philox
-             block
-   Tile      a thread makes one block of four
-   Limits    IS_WHOLE: rows are whole blocks, side by side in memory and aligned, and leave in one store
+/* rng: random numbers that depend only on seed, offset and position                                  any chip, any type
+   Formula   base/philox.h: rows of the last dimension are split into blocks of four adjacent elements, which share one
+             Philox block
+   Tile      a thread generates one block of four
+   Limits    IS_WHOLE: rows are whole blocks, contiguous in memory and aligned, and are written in one store
    Params    THREADS DISTRIBUTION (0 Bernoulli, 1 uniform, 2 normal) IS_WHOLE y_t math_t position, and row_of(),
              seed_of(), offset_of() */
 
-/* Box and Muller: r cos(t) and r sin(t) of two words. Near 1 the logarithm is taken of the distance to 1, which float
-   holds. */
+/* Box-Muller: r cos(t) and r sin(t) from two words. Near 1, the logarithm is computed from the distance to 1, which
+   float represents. */
 DEVICE void make_pair(u32 a, u32 b, float &x, float &y) {
     const float log_u = a >> 31 ? log1pf((float)(0xffffffffu - a) * -2.3283064365386963e-10f)
                                 : logf(((float)a + 1.0f) * 2.3283064365386963e-10f);
     const float radius = sqrtf(-2.0f * log_u);
-    sincospif((float)(b >> 8) * 1.1920928955078125e-7f, &y, &x); /* 2 (b >> 8) / 2^24 turns of half a circle */
+    sincospif((float)(b >> 8) * 1.1920928955078125e-7f, &y, &x); /* 2 (b >> 8) / 2^24 half turns */
     x *= radius;
     y *= radius;
 }

@@ -1,45 +1,46 @@
-/* transpose: a copy between memories that lie along different dims                       any chip, types of whole bytes
-   Formula   to(axis, last) = from(axis, last): "axis" is the dim along which `from` lies in memory, "last" the one of
+/* transpose: a copy between tensors that are contiguous along different dims             any chip, types of whole bytes
+   Formula   to(axis, last) = from(axis, last): "axis" is the dim along which `from` is contiguous, "last" the one of
              `to`
-   Tile      TILE_AXIS x TILE_LAST places through shared memory. Both memories are touched in aligned chunks of 16
-             bytes: rows of `from` keep their phase, where in its first chunk a row begins, in shared memory; a sector
-             of `to`, 32 bytes, belongs to the tile in which it begins, which therefore reads HALO rows more. A block
-             takes one tile, blocks overlap their halves
-   Memory    rows as `from` has them, an odd number of words apart; where the tile holds all of the axis and short rows
-             of `from` follow one another (IS_FLAT_FROM), they are one; where it holds all of the last dim and rows of
-             `to` do (IS_FLAT_TO), elements lie as `to` has them, and leave as whole chunks
-   Limits    TILE_LAST is a multiple of a chunk unless IS_FLAT_TO, and of a sector where there are more tiles along the
+   Tile      TILE_AXIS x TILE_LAST positions through shared memory. Both tensors are accessed in aligned chunks of 16
+             bytes: rows of `from` keep their phase, the offset of a row in its first chunk, in shared memory; a sector
+             of `to`, 32 bytes, belongs to the tile in which it begins, which therefore reads HALO more rows. A block
+             processes one tile, and blocks overlap their halves
+   Memory    rows as in `from`, at a pitch of an odd number of words. If the tile contains all of the axis and short
+             rows of `from` are contiguous (IS_FLAT_FROM), they are one row; if it contains all of the last dim and rows
+             of `to` are contiguous (IS_FLAT_TO), elements are in the order of `to`, and are stored in whole chunks
+   Limits    TILE_LAST is a multiple of a chunk unless IS_FLAT_TO, and of a sector if there are several tiles along the
              last dim
-   Tried     a place between every 8 rows, as where no row shifts, for tiles that are one row of `to` or shift there
-             (addresses: 10 % slower); lines of 128 bytes that belong to one tile (a third more rows to read: slower);
-             tiles of 32 KB (fewer blocks: slower); blocks of 256 threads (tiles of as many bytes a thread: 1 to 5 %
-             slower); rows as `from` has them for a flat `to`, too, whose chunks are then put together element by
-             element (7x7 images: 15.4 us for 14.1, three channels of float: 189 for 75)
+   Tried     padding after every 8 rows, as if no row shifts, for tiles that are one row of `to` or shift there
+             (addresses: 10 % slower); 128-byte lines that belong to one tile (a third more rows to read: slower);
+             tiles of 32 KB (fewer blocks: slower); blocks of 256 threads (tiles with the same bytes per thread: 1 to
+             5 % slower); rows in the order of `from` for a flat `to`, too, whose chunks are then assembled element by
+             element (7x7 images: 15.4 us instead of 14.1, three channels of float: 189 instead of 75)
    Params    element, which has a type's size, THREADS TILE_AXIS TILE_LAST SHIFTS_FROM SHIFTS_TO (rows may begin inside
-             of chunks) IS_FLAT_FROM IS_FLAT_TO, and locate(), from_memory(), from_address(), to_address(),
-             along_axis(), along_last(), printed */
+             of chunks) IS_FLAT_FROM IS_FLAT_TO, and the emitted locate(), from_memory(), from_address(), to_address(),
+             along_axis(), along_last() */
 
 #include "core/dependent_launch.cuh"
 
 constexpr int SIZE = (int)sizeof(element), EACH = 16 / SIZE, WORD = SIZE < 4 ? 4 / SIZE : 1;
 constexpr int OWNED = 32 / SIZE, HALO = SHIFTS_TO && !IS_FLAT_TO ? OWNED - 1 : 0, ROWS = TILE_LAST + HALO;
-/* In elements: from row to row, and what each chunk's worth of rows starts later, so that lanes meet in no bank. */
+/* In elements: the row pitch, and the additional offset after each chunk's worth of rows, which avoids bank
+   conflicts. */
 constexpr int LONGEST_ROW = (TILE_AXIS + EACH - 1) / EACH * EACH + (SHIFTS_FROM ? EACH : 0);
 constexpr int PITCH = IS_FLAT_FROM ? TILE_AXIS : (LONGEST_ROW / WORD | (SIZE <= 4)) * WORD;
 constexpr int SKEW = IS_FLAT_FROM || SHIFTS_TO || EACH < 8 ? 0 : WORD;
 constexpr int PLACES = IS_FLAT_TO ? TILE_AXIS * TILE_LAST + EACH : ROWS * PITCH + ROWS / EACH * SKEW + EACH;
 constexpr int SKIPPED = -(1 << 30), TILE_WORDS = (PLACES * SIZE + 3) / 4 + 4;
-/* A warp fills the tile of a flat `to` by ACROSS chunks side by side of as many rows as meet in no bank. */
+/* For a flat `to`, a warp fills the tile with ACROSS adjacent chunks of as many rows as avoid bank conflicts. */
 constexpr int ACROSS = TILE_LAST % 2 ? 8 : TILE_LAST % 4 ? 4 : 2, DOWN = 32 / ACROSS;
 static_assert(IS_FLAT_TO || TILE_LAST % EACH == 0, "rows of the tile are whole chunks");
 
 DEVICE int phase_of(const element *p) { return (int)((u64)p / SIZE % EACH); }
 
-/* Where in their chunks rows begin: row 0 of `from`, each further row after it, and the tile's part of a flat `to`. */
+/* Offsets of rows in their chunks: of row 0 of `from`, the increment per row, and of the tile's part of a flat `to`. */
 struct phases {
     int from, step, to;
     DEVICE int of_row(int row) const { return SHIFTS_FROM ? (int)((u32)(from + row * step) % EACH) : 0; }
-    /* Where in the tile an element of `from` lies. */
+    /* The location in the tile of an element of `from`. */
     DEVICE int offset(int last, int axis) const {
         if (IS_FLAT_TO)
             return to + axis * TILE_LAST + last;
@@ -47,7 +48,7 @@ struct phases {
     }
 };
 
-/* Chunks that reach over an end of the memory are cut: their elements come one by one. */
+/* Chunks that extend beyond the tensor's memory are loaded element by element. */
 DEVICE bool is_cut(const arguments &a, const element *p) {
     return p < from_memory(a) || p + EACH > from_memory(a) + a.from_span;
 }
@@ -66,16 +67,17 @@ DEVICE void fill_cut(u32 *tile, const arguments &a, const element *from, const p
     }
 }
 
-/* How much nearer an element lies in the tile than its row's first ones say, where rows follow one another. */
+/* If rows are contiguous, how much closer to the start an element is in the tile than the row's first elements
+   indicate. */
 DEVICE int wrapped_by(int axis) {
     return IS_FLAT_FROM ? (int)((u32)axis / TILE_AXIS) * (TILE_AXIS * TILE_LAST - 1) : 0;
 }
 
-/* Whether chunks may lie in their rows in part: what else lies in them would be put elsewhere. */
+/* True if chunks may be only partly in their rows: the other elements belong elsewhere. */
 constexpr bool HAS_PARTS = SHIFTS_FROM || IS_FLAT_FROM || TILE_AXIS % EACH;
 
-/* Puts a chunk into the tile at place `to`. It begins at element `axis` of its row, of which those before 0 and from
-   `length` on are not ours. */
+/* Stores a chunk in the tile at `to`. It begins at element `axis` of its row, of which elements before 0 and from
+   `length` on are skipped. */
 DEVICE void put_chunk(u32 *tile, const chunk<16> &in, int to, int axis, int length) {
     if constexpr (!IS_FLAT_TO) {
 #pragma unroll
@@ -125,7 +127,7 @@ DEVICE void fill_tile(u32 *tile, const arguments &a, const element *from, const 
     }
 }
 
-/* A chunk of which the first `skipped` elements are not ours, and neither are those from `count` on. */
+/* Stores a chunk except the first `skipped` elements and those from `count` on. */
 DEVICE void store_chunk(element *p, const chunk<16> &r, int skipped, int count) {
     if (skipped == 0 && count >= EACH) {
         store_global((u64)p, r);
@@ -137,7 +139,7 @@ DEVICE void store_chunk(element *p, const chunk<16> &r, int skipped, int count) 
             p[e] = element_of(r, e);
 }
 
-/* Rows of `to` one after another, as they lie in the tile. */
+/* Stores rows of `to` one after another, in the order of the tile. */
 DEVICE void empty_flat(const u32 *tile, element *to, const phases &at, int axis_left) {
     const int length = axis_left * TILE_LAST;
     for (int first = (int)threadIdx.x * EACH - at.to; first < length; first += THREADS * EACH)
@@ -145,7 +147,7 @@ DEVICE void empty_flat(const u32 *tile, element *to, const phases &at, int axis_
                     length - first);
 }
 
-/* The chunk of a row of `to` that begins at `last`, before which `skipped` elements are another tile's. */
+/* Stores the chunk of a row of `to` that begins at `last`; the first `skipped` elements belong to another tile. */
 DEVICE void empty_chunk(const u32 *tile, element *row, int axis, int last, int skipped, const phases &at,
                         int last_left) {
     chunk<16> out = {};
@@ -156,7 +158,7 @@ DEVICE void empty_chunk(const u32 *tile, element *row, int axis, int last, int s
     store_chunk(row + last, out, skipped, last_left - last);
 }
 
-/* What lies before the first whole chunk of each row, which no tile to the left of this one takes. */
+/* Stores what precedes the first whole chunk of each row, which no tile to the left stores. */
 DEVICE void empty_heads(const u32 *tile, const arguments &a, element *to, const phases &at, int axis_left,
                         int last_left) {
     for (int n = threadIdx.x; n < TILE_AXIS * (OWNED / EACH); n += THREADS) {
@@ -189,7 +191,7 @@ DEVICE void empty_rows(const u32 *tile, const arguments &a, element *to, const p
             empty_heads(tile, a, to, at, axis_left, last_left);
 }
 
-/* Blocks whose registers a multiprocessor holds at once; chunks of bytes need more of them. */
+/* Resident blocks per multiprocessor that registers allow; chunks of bytes need more of them. */
 constexpr int BLOCKS = SIZE == 1 ? 6 : CHIP < 800 ? 8 : 9;
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) transpose(const __grid_constant__ arguments a) {

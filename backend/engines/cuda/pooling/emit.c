@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The text of the window family's kernels: constants, operands, and how a thread finds what it makes by the number of
-   its item. plan.c has decided all of it. */
+/* Emits the kernels of the pooling family: constants, operands, and how a thread finds its result from the number of an
+   item. plan.c has made all decisions. */
 #include "base/number.h"
 #include "engines/cuda/pooling/pooling.h"
 
@@ -9,22 +9,22 @@
 #include <string.h>
 
 enum {
-    THREADS = 256,       /* of a block of the kernels for all geometries */
-    UNROLLED_TAPS = 16,  /* of their windows, at most */
-    COORDINATES_MAX = 6, /* of an item */
-    AHEAD = 528, /* blocks by which one asks for memory before it is read: four for each multiprocessor of an H200 */
+    THREADS = 256,       /* per block of the general kernels */
+    UNROLLED_TAPS = 16,  /* maximum taps of the general kernels that are unrolled */
+    COORDINATES_MAX = 6, /* per item */
+    AHEAD = 528,         /* distance in blocks of L2 prefetches: four per multiprocessor of an H200 */
 };
 
-/* ---- Printing ---------------------------------------------------------------------------------------------------- */
+/* ---- Code generation --------------------------------------------------------------------------------------------- */
 
-/* Arguments are whole numbers: kernels take the double back by its bits. */
+/* Arguments are integers: kernels reinterpret the bits of the double. */
 static void emit_bits(struct kernel_source *source, double number, const char *name) {
     int64_t bits;
     memcpy(&bits, &number, sizeof bits);
     emit_number(source, bits, name);
 }
 
-/* One number for each axis: <name>0, <name>1, <name>2. */
+/* One number per axis: <name>0, <name>1, <name>2. */
 static void emit_numbered(struct kernel_source *source, const int64_t *numbers, const char *name) {
     char text[32];
     for (int i = 0; i < 3; i++) {
@@ -33,8 +33,8 @@ static void emit_numbered(struct kernel_source *source, const int64_t *numbers, 
     }
 }
 
-/* Type, strides and, where it is used, pointer of an operand. An absent operand has a type all the same: kernels name
-   it. name: of its strides; pointer: of the field and, with _t, of the type. */
+/* Emits the type, the strides and, if it is used, the pointer of an operand. An absent operand also has a type, because
+   kernels name it. name: of its strides; pointer: of the field and, with _t, of the type. */
 static void emit_operand(struct kernel_source *source, const struct pooling *w, const struct resample_operand *operand,
                          const char *name, const char *pointer) {
     char text[32];
@@ -52,20 +52,20 @@ static void emit_operand(struct kernel_source *source, const struct pooling *w, 
     emit_numbered(source, operand->size_stride, name);
 }
 
-/* A mode of the number of an item: which coordinate it adds to, and how much each. */
+/* A mode of an item's number: the coordinate that it contributes to, and its step there. */
 struct item_mode {
     const char *name;
     int64_t extent, stride, times;
 };
 
 /* The modes of an item, slowest first in memory: the result's image, run of channels, and position or patch along each
-   axis. Rows of patches that neighbours take come right before the channels. The made-up strides -1 and -2 sort
-   channels last and their rows before them, whatever memory says. */
+   axis. Rows of patches that adjacent threads share come right before the channels. The artificial strides -1 and -2
+   sort channels last and their rows before them, whatever the layout. */
 static int list_modes(const struct pooling *w, struct item_mode *modes) {
     const struct resample_operand *result = pooling_result(w);
     int64_t step1 = w->kernel >= POOL && !w->g.backward ? w->patch[1] : 1,
             step2 = w->kernel >= POOL && !w->g.backward ? w->patch[2] : 1;
-    /* Slowest first as NCDHW has them; the sort by strides below decides. */
+    /* Slowest first for NCDHW; the sort by strides below decides. */
     const struct item_mode all[] = {
         {"n", w->g.n, result->batch_stride, 1},
         {"at[0]", pooling_patches(w, 0), result->size_stride[0], 1},
@@ -87,7 +87,8 @@ static int list_modes(const struct pooling *w, struct item_mode *modes) {
     return count;
 }
 
-/* locate(): the coordinates of an item by its number, the fastest mode first. times: positions of a patch, as text. */
+/* Emits locate(): the coordinates of an item from its number, the fastest mode first. times: positions of a patch, as
+   text. */
 static void emit_locate(struct kernel_source *source, const struct pooling *w) {
     struct item_mode modes[COORDINATES_MAX];
     int count = list_modes(w, modes);
@@ -105,8 +106,8 @@ static void emit_locate(struct kernel_source *source, const struct pooling *w) {
     text_add(&source->code, "    return to;\n}\n\n");
 }
 
-/* float holds whole numbers to 2^24, so wider ones are compared and summed in double; interpolated ones as well, whose
-   halves must round as they should. */
+/* float represents integers up to 2^24, so wider ones are compared and summed in double; so are interpolated ones,
+   which must round halves correctly. */
 static bool computes_in_double(const struct pooling *w) {
     const struct resample *p = ((const struct resample_op *)w->op)->parameters;
     const struct tensor *tensors[] = {w->g.x.tensor, w->g.y.tensor, w->g.saved.tensor};
@@ -119,20 +120,20 @@ static bool computes_in_double(const struct pooling *w) {
     return is_double;
 }
 
-/* A team: a warp for each row of a window. */
+/* A team has one warp per row of a window. */
 static int threads_of(const struct pooling *w) {
     return w->kernel == POOL_TEAM ? 32 * (int)w->g.taps[1] : w->kernel >= POOL ? POOL_THREADS : THREADS;
 }
 
 static bool is_tma(const struct pooling *w) { return w->kernel == POOL_TMA || w->kernel == POOL_TMA_BWD; }
 
-/* Whether blocks go over the result as often as it takes. Blocks of the others make one tile each. */
+/* True if blocks loop over the result. Blocks of the other kernels compute one tile each. */
 static bool takes_items(const struct pooling *w) { return w->kernel < POOL_TMA; }
 
 static bool is_nchw(const struct pooling *w) { return w->kernel == POOL_NCHW || w->kernel == POOL_NCHW_BWD; }
 
-/* Whether maxima are found of pairs as they lie in memory: with their numbers where chips compare pairs, and where a
-   NaN is above all. */
+/* True if maxima are computed in pairs of 16 bits in their stored form: also with indices if the device compares pairs
+   and NaN wins. */
 static bool is_paired(const struct pooling *w) {
     weftDataType_t type = (weftDataType_t)w->g.x.tensor->type;
     bool finds = !w->has_index || (w->g.propagates_nan && (type == WEFT_DATA_HALF || w->device->cuda.major >= 9));
@@ -140,8 +141,8 @@ static bool is_paired(const struct pooling *w) {
            finds && (w->run % 2 == 0 || w->run == 1) && dtype_is_half(type) && w->device->cuda.major >= 8;
 }
 
-/* How many blocks a multiprocessor's registers must hold at once. Launch bounds, from which the compiler derives
-   registers; the first condition that holds decides. */
+/* Resident blocks per multiprocessor that registers must allow: the launch bounds from which the compiler derives
+   registers. The first condition that holds decides. */
 static int blocks_of(const struct pooling *w) {
     bool is_mean = w->g.mode != WEFT_RESAMPLE_MAXPOOL, is_small = w->patch[1] * w->patch[2] <= 2;
     if (w->kernel == POOL_TEAM)
@@ -165,8 +166,8 @@ static int blocks_of(const struct pooling *w) {
     return is_mean || is_paired(w) || is_small ? 5 : 4;
 }
 
-/* Whether places in memory pass 31 bits. POOL_TAPS more than the size: windows reach past the image before they are
-   clipped. */
+/* True if offsets in memory exceed 31 bits. POOL_TAPS more than the size, because windows extend beyond the image
+   before they are clipped. */
 static bool has_far_elements(const struct pooling *w) {
     const struct resample_operand *operands[] = {&w->g.x, &w->g.y, &w->g.index, &w->g.saved};
     double farthest = 0;
@@ -180,14 +181,14 @@ static bool has_far_elements(const struct pooling *w) {
     return farthest >= INT32_MAX;
 }
 
-/* Of kernels that go on by the grid. */
+/* Maximum for kernels that loop with the grid's stride. */
 static int64_t most_blocks(const struct device *device) { return (int64_t)device->cuda.multiprocessors * 256; }
 
-/* Of POOL_UNALIGNED: tiles of a row, and rows of them. */
+/* For POOL_UNALIGNED: tiles per row, and rows of tiles. */
 static int64_t unaligned_tiles(const struct pooling *w) { return divide_up(w->g.y.size[2], w->tile_columns); }
 static int64_t unaligned_tile_rows(const struct pooling *w) { return divide_up(w->g.y.size[1], w->patch[1]); }
 
-/* Blocks that take a tile each, or one item per thread. A team's warps make 32 items together. */
+/* Blocks with one tile each, or one item per thread. The warps of a team compute 32 items together. */
 static int64_t blocks_at_all(const struct pooling *w) {
     int64_t each = w->kernel == POOL_TEAM ? 32 : threads_of(w);
     if (w->kernel >= POOL_NCHW)
@@ -199,8 +200,8 @@ static int64_t blocks_at_all(const struct pooling *w) {
     return divide_up(pooling_items(w), each);
 }
 
-/* How many of the first blocks ask for what they read before the kernel before has ended: those that run at once, where
-   each warp reads one segment per tap, or each block one. 0: none does. */
+/* How many of the first blocks prefetch their inputs before the preceding kernel ends: the resident ones, if each warp
+   reads one segment per tap, or each block one. 0: none. */
 static int64_t expects(const struct pooling *w) {
     int64_t at_once = 8 * (int64_t)w->device->cuda.multiprocessors;
     bool is_team = w->kernel == POOL_TEAM && w->g.c / w->run % 32 == 0 && w->g.taps[2] <= 32 &&
@@ -210,8 +211,7 @@ static int64_t expects(const struct pooling *w) {
     return (is_team || is_segment) && w->device->cuda.major >= 9 ? at_once : 0;
 }
 
-/* How many blocks ahead of its own a block asks for what is read, where arithmetic leaves loads waiting. 0: none is
-   asked for. */
+/* Distance in blocks of L2 prefetches, for kernels in which arithmetic delays loads. 0: no prefetches. */
 static int ahead_of(const struct pooling *w) {
     const struct resample_operand *read = pooling_source(w);
     return w->kernel == POOL_BWD && w->device->cuda.major >= 9 && w->run > 1 && pooling_is_packed_last(&w->g, read) &&
@@ -220,10 +220,10 @@ static int ahead_of(const struct pooling *w) {
                : 0;
 }
 
-/* All kernels have the same ones, those that they do not name too: they share headers. */
+/* All kernels get the same constants, even those that they do not use, because they share headers. */
 static void emit_constants(struct kernel_source *source, const struct pooling *w) {
     const struct resample_geometry *g = &w->g;
-    /* Taps are unrolled where they are few: 0 stands for a number that is an argument. */
+    /* Few taps are unrolled; 0 means that the number is an argument. */
     bool is_maximum = g->mode == WEFT_RESAMPLE_MAXPOOL, excludes = g->mode == WEFT_RESAMPLE_AVGPOOL_EXCLUDE_PADDING;
     bool is_pool = w->kernel >= POOL, unrolls = is_pool || pooling_product(g->taps) <= UNROLLED_TAPS;
     const struct {
@@ -268,7 +268,7 @@ static void emit_constants(struct kernel_source *source, const struct pooling *w
         {"HAS_SAVED", pooling_uses(w, &g->saved)},
         {"HAS_OLD", g->beta != 0},
     };
-    /* Those that copy to shared memory. */
+    /* Kernels that copy to shared memory. */
     if (w->kernel >= POOL_TMA)
         text_add(&source->constants, "#include \"core/async.cuh\"\n#include \"core/stream.cuh\"\n\n");
     for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)
@@ -280,8 +280,8 @@ static void emit_constants(struct kernel_source *source, const struct pooling *w
         pooling_items(w) < INT32_MAX ? "u32" : "i64");
 }
 
-/* What blocks ask L2 for ahead: equal parts of the memory that is read, one for each block. In whole chunks of 16
-   bytes, which prefetching wants. */
+/* Emits what blocks prefetch to L2: equal shares of the source's memory, one per block, in whole chunks of 16 bytes, as
+   prefetches require. */
 static void emit_ahead(struct kernel_source *source, const struct pooling *w) {
     const struct resample_operand *read = pooling_source(w);
     int64_t bytes = tensor_bytes(read->tensor), parts = blocks_at_all(w);
@@ -294,7 +294,7 @@ static void emit_ahead(struct kernel_source *source, const struct pooling *w) {
 /* Arguments: sizes, strides, addresses, factors. */
 static void emit_geometry(struct kernel_source *source, const struct pooling *w) {
     const struct resample_geometry *g = &w->g;
-    /* What maxima are found of: `lowest` is the least number of its type. */
+    /* The tensor whose maxima are computed: `lowest` is the lowest number of its type. */
     const struct tensor *compared = g->backward && g->saved.tensor ? g->saved.tensor : g->x.tensor;
     const struct dtype *type = dtype_of((weftDataType_t)compared->type);
     emit_numbered(source, g->x.size, "x");
@@ -318,7 +318,7 @@ static void emit_geometry(struct kernel_source *source, const struct pooling *w)
     emit_ahead(source, w);
 }
 
-/* Functions, each in a file of its name. */
+/* Kernel functions, each in a file of its name. */
 const char *const pooling_entries[] = {
     [RESAMPLE] = "resample",           [RESAMPLE_BWD] = "resample_bwd",     [POOL] = "pool",
     [POOL_BWD] = "pool_bwd",           [POOL_TEAM] = "pool_team",           [POOL_TMA] = "pool_tma",
@@ -326,7 +326,7 @@ const char *const pooling_entries[] = {
     [POOL_NCHW_BWD] = "pool_nchw_bwd", [POOL_WHOLE] = "pool_whole",
 };
 
-/* POOL_LINE more: a tile begins where its memory does within a line. Gives the bytes of shared memory. */
+/* Adds POOL_LINE, because a tile keeps its memory's offset within a line. Returns the bytes of shared memory. */
 static uint32_t emit_unaligned(struct kernel_source *source, const struct pooling *w) {
     emit_number(source, w->tile_columns, "tile_columns");
     emit_number(source, w->pitch, "pitch");
@@ -336,8 +336,8 @@ static uint32_t emit_unaligned(struct kernel_source *source, const struct poolin
     return (uint32_t)pooling_bytes(&w->g.x, ((w->patch[1] - 1) * w->g.step[1] + w->g.taps[1]) * w->pitch) + POOL_LINE;
 }
 
-/* How a kernel finds its places; gives the shared memory of a block. Kernels of tiles have coordinates of their own;
-   all others locate(). */
+/* Emits how a kernel finds its positions; returns the shared memory of a block. Tiled kernels have their own
+   coordinates; all others use locate(). */
 static uint32_t emit_places(struct kernel_source *source, const struct pooling *w) {
     if (w->kernel >= POOL_NCHW)
         return pooling_emit_nchw(source, w);
@@ -349,7 +349,7 @@ static uint32_t emit_places(struct kernel_source *source, const struct pooling *
     return 0;
 }
 
-/* Maps come first, as emit_map wants. */
+/* Maps come first, as emit_map requires. */
 weftStatus_t pooling_build_kernel(struct cuda_kernel *kernel, const struct pooling *w, struct arena *arena) {
     const char *file;
     TRY(arena_print(arena, &file, "pooling/%s.cuh", pooling_entries[w->kernel]));

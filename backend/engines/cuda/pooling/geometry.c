@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the kernels of windows ask of the geometry: padding, empty windows, and patches. */
+/* Properties of the geometry that kernels depend on: padding, empty windows, and patches. */
 #include "base/number.h"
 #include "engines/cuda/pooling/pooling.h"
 
@@ -19,8 +19,8 @@ bool pooling_has_padding(const struct resample_geometry *g) {
     return has;
 }
 
-/* The first window ends before the image, the last begins after it, or one has the image between two taps; fractions of
-   a step are not looked at closer. */
+/* The first window ends before the image, the last one begins after it, or the image is between two taps of one;
+   fractions of a step are treated conservatively. */
 bool pooling_may_be_empty(const struct resample_geometry *g) {
     bool may = false;
     for (int i = 0; i < 3; i++) {
@@ -31,8 +31,8 @@ bool pooling_may_be_empty(const struct resample_geometry *g) {
     return may;
 }
 
-/* Elements of a patch's side along one axis, and the number of the first patch that has any: both count from the start
-   of the padding. Planes of the first axis go one by one. */
+/* Elements of a patch's side along one axis. Patches are counted from the start of the padding; along the first axis
+   they are one plane. */
 static int64_t side_of(const struct pooling *w, int axis) { return axis ? w->patch[axis] * w->g.step[axis] : 1; }
 
 /* Rounded towards minus infinity: offsets may be negative. */
@@ -41,7 +41,7 @@ int64_t pooling_first_patch(const struct pooling *w, int axis) {
     return axis ? offset / side - (offset % side < 0) : 0;
 }
 
-/* A kernel for all geometries has no patches: each result is one. */
+/* The general kernels have no patches: each result is one. */
 int64_t pooling_patches(const struct pooling *w, int axis) {
     const struct resample_operand *result = pooling_result(w);
     int64_t size = result->size[axis], side = side_of(w, axis);

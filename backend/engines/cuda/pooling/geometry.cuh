@@ -7,7 +7,7 @@ struct axis {
     offset_t x_stride, y_stride, index_stride, saved_stride;
 };
 
-/* Of a position: image, channel (the first of RUN), and the number along each axis. */
+/* The image, the channel (the first of RUN), and the index along each axis of a position. */
 struct coordinates {
     offset_t n, c;
     length_t at[3];
@@ -49,7 +49,7 @@ template <class P> DEVICE void read_axes(axis (&axes)[3], const P &p) {
                (offset_t)p.saved_stride2};
 }
 
-/* Quotients rounded down and up, for divisors above 0. */
+/* Quotients rounded down and up, for positive divisors. */
 DEVICE length_t floor_of(length_t a, length_t b) { return a / b - (a % b < 0); }
 DEVICE length_t ceil_of(length_t a, length_t b) { return a / b + (a % b > 0); }
 
@@ -58,14 +58,14 @@ DEVICE length_t first_of(const axis &a, length_t o) {
     return IS_WHOLE ? scaled : floor_of(scaled, a.denominator);
 }
 
-/* The element that tap t of a window from `first` on reads: outside, or the nearest one inside. */
+/* The element that tap t of a window from `first` on reads: out of bounds, or the nearest one inside. */
 DEVICE length_t element_of(const axis &a, length_t first, length_t t) {
     const length_t at = first + t * a.dilation;
     return !CLAMPS ? at : at < 0 ? 0 : at >= a.x ? a.x - 1 : at;
 }
 DEVICE bool is_inside(const axis &a, length_t at) { return at >= 0 && at < a.x; }
 
-/* Linear interpolation along one axis; a dimension that stands in front has one tap with all the weight. */
+/* Weight in linear interpolation along one axis; leading dims have one tap with all the weight. */
 DEVICE math_t weight_of(const axis &a, length_t o, length_t first, length_t t) {
     if (!IS_LINEAR || a.taps != 2)
         return 1;
@@ -73,7 +73,7 @@ DEVICE math_t weight_of(const axis &a, length_t o, length_t first, length_t t) {
     return t ? fraction : 1 - fraction;
 }
 
-/* How many taps a mean counts. */
+/* Number of taps that a mean counts. */
 DEVICE length_t counted_of(const axis &a, length_t first) {
     if (!EXCLUDES_PADDING)
         return a.taps;
@@ -82,16 +82,17 @@ DEVICE length_t counted_of(const axis &a, length_t first) {
     return until > before ? until - before : 0;
 }
 
-/* True if a value replaces the best so far: the first of the largest wins; the last NaN does, or none. */
+/* True if a value replaces the best so far: of equal maxima the first wins; NaN never wins or, if it propagates, the
+   last one does. */
 DEVICE bool beats(math_t value, math_t best) {
     return PROPAGATES_NAN ? value > best || value != value : !(value <= best) && value == value;
 }
 
-/* Runs along the channels where they lie side by side. */
+/* Runs of contiguous channels. */
 template <class T> DEVICE run<T, RUN> load_channels(const T *p) { return load_run<T, RUN>(p); }
 
-/* The largest of each channel's window and its number among the taps, -1 where there is nothing but padding that never
-   wins. `x` is the image's first element of these channels. */
+/* The maximum of each channel's window and its tap, -1 if there is only padding that never wins. `x` is the image's
+   first element of these channels. */
 template <class T> struct maximum {
     math_t best[RUN];
     i32 where[RUN];

@@ -1,23 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Windows over images that lie in memory as planes. Parts of planes, or a few of them, pass through shared memory,
-   whose rows have room for the padding around them: pooling/pool_nchw.cuh, pool_nchw_bwd.cuh and pool_whole.cuh. */
+/* Pooling of NCHW images. Parts of a plane, or several planes, go through shared memory, whose rows have room for
+   padding: pooling/pool_nchw.cuh, pool_nchw_bwd.cuh and pool_whole.cuh. */
 #include "base/number.h"
 #include "engines/cuda/pooling/pooling.h"
 
 #include <string.h>
 
 enum {
-    CHUNK = 16,            /* bytes of one access */
-    WORD = 4,              /* bytes of a bank of shared memory */
-    ALONG = 4,             /* results side by side that a thread makes */
-    WHOLE_UNIT = 16,       /* planes, so many of which are whole chunks whatever the type */
-    TILE_BYTES = 14 << 10, /* of shared memory, at most, so that many blocks fit on a multiprocessor */
-    WHOLE_BYTES = 6 << 10, /* of a tile of whole planes: pooling/pool_whole.cuh says what others took */
+    CHUNK = 16,            /* bytes per access */
+    WORD = 4,              /* bytes per bank of shared memory */
+    ALONG = 4,             /* adjacent results per thread */
+    WHOLE_UNIT = 16,       /* this number of planes is a multiple of chunks whatever the type */
+    TILE_BYTES = 14 << 10, /* maximum shared memory, so that many blocks are resident */
+    WHOLE_BYTES = 6 << 10, /* of a tile of whole planes: pooling/pool_whole.cuh lists other sizes that were tried */
 };
 
-static const int64_t BLOCKS_EACH = 8; /* of a multiprocessor, before tiles take more planes */
+static const int64_t BLOCKS_EACH = 8; /* per multiprocessor, before tiles get more planes */
 
-/* Images, channels, rows and columns without gaps, in this order. */
+/* Packed NCHW: images, channels, rows and columns without gaps. */
 bool pooling_is_planes(const struct resample_geometry *g, const struct resample_operand *operand) {
     const int64_t *size = operand->size, *stride = operand->size_stride, plane = size[1] * size[2];
     return plane < INT32_MAX && size[0] == 1 && (size[2] == 1 || stride[2] == 1) &&
@@ -26,7 +26,7 @@ bool pooling_is_planes(const struct resample_geometry *g, const struct resample_
            operand->tensor->alignment % pooling_bytes(operand, 1) == 0 && CHUNK % pooling_bytes(operand, 1) == 0;
 }
 
-/* Whether shared memory can hold what padding reads: zero, or a number that never wins. */
+/* True if shared memory can represent padding: zero, or a number that never wins. */
 static bool padding_has_number(const struct pooling *w) {
     weftDataType_t type = (weftDataType_t)w->g.x.tensor->type;
     return w->g.mode != WEFT_RESAMPLE_MAXPOOL || w->g.padding != WEFT_NEG_INF_PAD || !pooling_has_padding(&w->g) ||
@@ -34,8 +34,8 @@ static bool padding_has_number(const struct pooling *w) {
            (!w->has_index && (type == WEFT_DATA_INT8 || type == WEFT_DATA_UINT8));
 }
 
-/* How many elements are read at once of rows that begin anywhere, or else at multiples of so many. Below half a chunk,
-   shifting whole chunks is cheaper than short accesses. True: they are shifted. *fill: elements. */
+/* Computes *fill, the number of elements per load of rows that are aligned to a multiple of it. If that is less than
+   half a chunk, shifting whole chunks is cheaper than short accesses: returns true. */
 static bool find_fill(const struct resample_operand *operand, int64_t *fill) {
     int64_t size = pooling_bytes(operand, 1);
     *fill = gcd64(gcd64(CHUNK / size, operand->size[2]), gcd64(operand->tensor->alignment, CHUNK) / size);
@@ -44,8 +44,8 @@ static bool find_fill(const struct resample_operand *operand, int64_t *fill) {
     return shifts;
 }
 
-/* How many of `along` neighbours of a result one access takes. gcd64 with 0 leaves the number: a dimension of one
-   element limits nothing. */
+/* Number of adjacent results per store, out of `along`. gcd64 with 0 leaves the number: a dimension of one element
+   limits nothing. */
 static int64_t grain_of(const struct pooling *w, const struct resample_operand *result, int64_t along) {
     int64_t unit = gcd64(result->tensor->alignment, CHUNK), fits = unit / pooling_bytes(result, 1);
     if (result->size[2] > 1 && result->size_stride[2] != 1)
@@ -56,9 +56,9 @@ static int64_t grain_of(const struct pooling *w, const struct resample_operand *
     return gcd64(fits, result->size[1] > 1 ? result->size_stride[1] : 0);
 }
 
-/* Lays out rows of which threads, one after another, read `count` elements from `first` and each `step` further on, as
-   far as `end`; the last ones read on, what nobody needs. left: room for padding before a row, in whole units, so that
-   rows begin aligned. Lengths are elements; unit: of an aligned access. */
+/* Computes the layout of rows, of which consecutive threads read `count` elements from `first` on and each `step`
+   further, up to `end`; the last ones read further, without using it. left: space for padding before a row, in whole
+   units, so that rows are aligned. Lengths are in elements; unit: an aligned access. */
 static void lay_out(struct nchw_tile *p, int64_t end, int64_t first, int64_t step, int64_t count, int64_t unit) {
     p->seen = count;
     p->left = round_up(first < 0 ? -first : 0, unit);
@@ -66,19 +66,18 @@ static void lay_out(struct nchw_tile *p, int64_t end, int64_t first, int64_t ste
     p->first = (p->left + first) / p->vector * p->vector;
     p->phase = p->left + first - p->first;
     p->pitch = round_up(p->left + end, unit);
-    /* How far the last thread's access reaches beyond the row. */
+    /* How far the last thread's access extends beyond the row. */
     p->slack = p->first + (p->columns - 1) * step + round_up(p->phase + count, p->vector) - p->pitch;
     p->slack = p->slack > 0 ? p->slack : 0;
 }
 
-/* Whether rows are whole words, and all of the memory whole chunks. Then a tile is one copy. */
+/* True if rows are whole words, and all of the memory whole chunks. Then a tile is one copy. */
 static bool is_segment(const struct pooling *w, const struct resample_operand *o) {
     int64_t row = pooling_bytes(o, o->size[2]);
     return row % WORD == 0 && o->tensor->alignment % CHUNK == 0 && w->g.n * w->g.c * o->size[1] * row % CHUNK == 0;
 }
 
-/* Rows of `width` elements that lie as they do in memory; the first that a thread reads lies `first` after their
-   beginning. */
+/* The layout of rows of `width` elements as in memory; a thread's first element is `first` after their beginning. */
 static void lay_as_memory(struct nchw_tile *p, int64_t width, int64_t first) {
     p->vector = gcd64(p->vector, width);
     p->first = (p->left + first) / p->vector * p->vector;
@@ -86,7 +85,7 @@ static void lay_as_memory(struct nchw_tile *p, int64_t width, int64_t first) {
     p->pitch = width;
 }
 
-/* Forward: rows of x, of which a thread makes `along` results. */
+/* Forward: rows of x, from which a thread computes `along` results. */
 static void find_rows(struct pooling *w) {
     const struct resample_geometry *g = &w->g;
     struct nchw_tile *p = &w->nchw;
@@ -99,17 +98,16 @@ static void find_rows(struct pooling *w) {
     p->is_segment = is_segment(w, &g->x);
     if (p->is_segment)
         lay_as_memory(p, g->x.size[2], -g->offset[2]);
-    /* Every result that is stored must take the same accesses. */
+    /* All stored results must allow the same accesses. */
     p->grain = w->has_y ? grain_of(w, &g->y, p->along) : p->along;
     p->grain = w->has_index ? gcd64(p->grain, grain_of(w, &g->index, p->along)) : p->grain;
     p->row_bytes = pooling_bytes(&g->x, p->pitch);
 }
 
-/* Rows of x that so many rows of positions see. Consecutive ones overlap where windows do. */
+/* Rows of x that this number of rows of positions reads. Those of consecutive rows overlap if windows do. */
 static int64_t rows_seen(const struct pooling *w, int64_t rows) { return (rows - 1) * w->g.step[1] + w->g.taps[1]; }
 
-/* down: rows of results that a thread makes, as registers allow. Tiles halve until TILE_BYTES hold the rows that they
-   see. */
+/* down: rows of results per thread, as registers allow. Tiles are halved until their input rows fit in TILE_BYTES. */
 static void find_forward(struct pooling *w) {
     const struct resample_geometry *g = &w->g;
     int64_t rows = g->y.size[1], down = 4;
@@ -117,7 +115,7 @@ static void find_forward(struct pooling *w) {
         pooling_may_be_empty(g) || g->n * g->c * rows >= INT32_MAX || !padding_has_number(w))
         return;
     find_rows(w);
-    /* POOL_LOADS: what a thread holds of x in registers. */
+    /* POOL_LOADS: elements of x that a thread holds in registers. */
     while (down > 1 && (down > rows || rows_seen(w, down) * g->taps[2] > POOL_LOADS))
         down /= 2;
     rows = round_up(rows, down);
@@ -131,16 +129,16 @@ static void find_forward(struct pooling *w) {
     w->patch[2] = 1;
 }
 
-/* What reaches a run of dx, which begins as it lies in memory, somewhere between the starts of two windows. ALONG
-   positions of dy for each thread: its run of dx is as many steps long. Floor division by hand, as offsets may be
-   negative. */
+/* The layout of dy that contributes to a run of dx, which begins where it does in memory, possibly between the starts
+   of two windows. A thread has ALONG positions of dy: its run of dx is as many steps long. Floor division by hand, as
+   offsets may be negative. */
 static void find_rows_back(struct pooling *w) {
     const struct resample_geometry *g = &w->g;
     struct nchw_tile *p = &w->nchw;
     int64_t step = g->step[2], start = g->offset[2] / step - (g->offset[2] % step < 0), before;
     p->along = ALONG * step;
     p->columns = divide_up(g->x.size[2], p->along);
-    /* Elements from the last window's start to the beginning of the row, below a step. */
+    /* Elements from the last window's start to the beginning of the row, less than a step. */
     p->shift = g->offset[2] - start * step;
     before = g->taps[2] > p->shift ? (g->taps[2] - 1 - p->shift) / step : -1;
     p->before = start - before;
@@ -155,13 +153,13 @@ static void find_rows_back(struct pooling *w) {
     p->row_bytes = pooling_bytes(&g->y, p->pitch) + (w->has_index ? pooling_bytes(&g->index, p->pitch) : 0);
 }
 
-/* Rows of positions that reach so many patches below each other. */
+/* Rows of positions that contribute to this number of adjacent patches. */
 static int64_t rows_reaching(const struct pooling *w, int64_t groups) {
     return groups * w->patch[1] + (w->g.taps[1] - 1) / w->g.step[1];
 }
 
-/* pooling_patches depends on the patch, which is therefore set first, and put back where nothing fits. A thread makes
-   ALONG steps of dx side by side, of 2 elements at most. */
+/* pooling_patches depends on the patch, which is therefore set first, and restored if nothing fits. A thread computes
+   ALONG steps of dx, of at most 2 elements each. */
 static void find_backward(struct pooling *w) {
     const struct resample_geometry *g = &w->g;
     int64_t patch[3], groups;
@@ -173,7 +171,7 @@ static void find_backward(struct pooling *w) {
     memcpy(patch, w->patch, sizeof patch);
     w->patch[1] = g->step[1] == 1 ? 4 : g->step[1] == 2 ? 2 : 1;
     w->patch[2] = 1;
-    /* Halved until what reaches them fits. */
+    /* Halved until the contributing rows fit. */
     groups = pooling_patches(w, 1);
     while (groups > 1 && rows_reaching(w, groups) * w->nchw.row_bytes > TILE_BYTES)
         groups = divide_up(groups, 2);
@@ -184,8 +182,8 @@ static void find_backward(struct pooling *w) {
         memcpy(w->patch, patch, sizeof patch);
 }
 
-/* One window per plane, where some planes, and all of them, are whole chunks of memory. No number of the maximum
-   is kept. */
+/* One window per plane, if some planes, and all of them, are whole chunks of memory. The index of the maximum is not
+   stored. */
 static void find_whole(struct pooling *w) {
     const struct resample_geometry *g = &w->g;
     int64_t plane = g->x.size[1] * g->x.size[2], bytes = pooling_bytes(&g->x, plane);
@@ -199,7 +197,7 @@ static void find_whole(struct pooling *w) {
     w->nchw.tile_rows = WHOLE_UNIT * max64(1, WHOLE_BYTES / bytes / WHOLE_UNIT);
 }
 
-/* Only where channels are no runs: planes have their neighbours along rows. Takes over from the pool kernels. */
+/* Only if channels are not contiguous: in NCHW, rows are. Replaces the general pool kernels. */
 void pooling_find_nchw(struct pooling *w) {
     if (w->run > 1 || (w->kernel != POOL && w->kernel != POOL_BWD))
         return;
@@ -212,23 +210,23 @@ void pooling_find_nchw(struct pooling *w) {
         find_forward(w);
 }
 
-/* ---- Printing ---------------------------------------------------------------------------------------------------- */
+/* ---- Code generation --------------------------------------------------------------------------------------------- */
 
-/* Sizes are arguments: planes of another number compile nothing. */
+/* Sizes are arguments: another number of planes needs no compilation. */
 static void emit_whole(struct kernel_source *source, const struct pooling *w) {
     emit_number(source, w->g.n * w->g.c, "planes");
     emit_number(source, w->nchw.tile_rows, "tile_planes");
     emit_divisor(source, w->g.c, "channels");
 }
 
-/* Elements of the row of padding that threads read: as many as one of them reads, and what is left of lines. */
+/* Elements of the row of padding that threads read: as many as one thread reads, and the rest of a line. */
 static int64_t outside_of(const struct pooling *w) {
     const struct nchw_tile *p = &w->nchw;
     int64_t line = POOL_LINE / pooling_bytes(pooling_source(w), 1);
     return round_up(p->phase + p->seen + p->vector + p->left, line) - p->left;
 }
 
-/* How many of the elements that a thread reads of a row end within it, of all threads. */
+/* Number of elements, out of those that a thread reads of a row, that end within it for all threads. */
 static int64_t always_inside(const struct pooling *w) {
     const struct nchw_tile *p = &w->nchw;
     /* Elements of the source from one thread to the next. */
@@ -238,7 +236,7 @@ static int64_t always_inside(const struct pooling *w) {
     return inside < 0 ? 0 : inside < p->seen ? inside : p->seen;
 }
 
-/* Constants are what loops and accesses are made of; where a tile lies are arguments. */
+/* Loops and accesses depend on constants; the location of a tile on arguments. */
 static void emit_layout(struct kernel_source *source, const struct pooling *w) {
     const struct nchw_tile *p = &w->nchw;
     const struct resample_operand *held = pooling_source(w);
@@ -269,18 +267,18 @@ static void emit_layout(struct kernel_source *source, const struct pooling *w) {
         emit_divisor(source, p->pitch / p->index_fill, "index_row_fills");
 }
 
-/* Tiles that a plane is cut into, from top to bottom. */
+/* Tiles per plane, from top to bottom. */
 static int64_t bands_of(const struct pooling *w) {
     int64_t all = w->g.backward ? pooling_patches(w, 1) : w->g.y.size[1];
     return divide_up(all, w->nchw.tile_rows);
 }
 
-/* Tiles are bands of a plane where it is large, else as many planes as leave work to all multiprocessors. More planes
-   only where the block's last round of threads is filled at least as well as before. */
+/* Large planes are split into bands, one per tile; otherwise a tile has as many planes as leave work for all
+   multiprocessors. More planes only if the block's last round of threads is filled at least as well as before. */
 static int64_t planes_of_tile(const struct pooling *w) {
     const struct nchw_tile *p = &w->nchw;
     int64_t each = 1, rows = w->g.backward ? rows_reaching(w, p->tile_rows) : rows_seen(w, p->tile_rows);
-    /* Threads that a plane's results take. */
+    /* Threads that a plane's results occupy. */
     int64_t items = p->columns * (w->g.backward ? p->tile_rows : p->tile_rows / w->patch[1]);
     if (bands_of(w) > 1)
         return 1;
@@ -294,19 +292,20 @@ static int64_t planes_of_tile(const struct pooling *w) {
     return each;
 }
 
-/* A block makes one tile. */
+/* One tile per block. */
 int64_t pooling_blocks_of_nchw(const struct pooling *w) {
     int64_t each = w->kernel == POOL_WHOLE ? w->nchw.tile_rows : planes_of_tile(w);
     return divide_up(w->g.n * w->g.c, each) * (w->kernel == POOL_WHOLE ? 1 : bands_of(w));
 }
 
-/* Of a segment in shared memory, which begins anywhere in a line; chunks begin and end between elements. */
+/* Bytes of a segment in shared memory, which may begin anywhere in a line, and whose chunks begin and end between
+   elements. */
 static int64_t bytes_of_segment(const struct resample_operand *o, int64_t count) {
     return pooling_bytes(o, count) + POOL_LINE + CHUNK;
 }
 
-/* The shared memory of a block: rows of all planes, what the last thread reads past them, and padding on both sides of
-   a segment. */
+/* Shared memory of a block: rows of all planes, what the last thread reads after them, and padding on both sides of a
+   segment. */
 uint32_t pooling_emit_nchw(struct kernel_source *source, const struct pooling *w) {
     const struct nchw_tile *p = &w->nchw;
     int64_t plane = w->g.x.size[1] * w->g.x.size[2];

@@ -1,8 +1,8 @@
-/* planes: parts of images that lie in memory as planes, in shared memory with padding around them. Rows of shared
-   memory begin at chunks of 16 bytes. */
+/* nchw: parts of NCHW images in shared memory, surrounded by padding. Rows of shared memory begin at chunks of 16
+   bytes. */
 
-/* Fills a tile: FILL elements at once, or (SHIFTS) what two aligned chunks of memory hold of them, where rows begin
-   anywhere. A thread stays in its column, and goes down by as many rows as the threads hold. */
+/* Fills a tile: FILL elements at once or, if rows are unaligned (SHIFTS), extracted from two aligned chunks of memory.
+   A thread stays in its column, and advances by as many rows as the threads cover. */
 template <class T, int FILL, bool SHIFTS> struct plane_reader {
     using filling = chunk<FILL *(int)sizeof(T)>;
     static constexpr int AT_ONCE = 4;
@@ -11,9 +11,9 @@ template <class T, int FILL, bool SHIFTS> struct plane_reader {
     const T *memory;
     i64 elements, plane; /* of all planes, and of one */
     length_t width, height, left, top;
-    divisor fills, rows; /* of a row of shared memory, and of a plane there */
+    divisor fills, rows; /* per row of shared memory, and per plane there */
 
-    /* What lies in the middle of a row; after its end comes padding. */
+    /* Reads within a row; elements after its end are padding. */
     DEVICE filling read(const T *from, length_t count, const filling &padding) const {
         if constexpr (!SHIFTS)
             return *(const filling *)from;
@@ -28,7 +28,7 @@ template <class T, int FILL, bool SHIFTS> struct plane_reader {
                 ((T *)&r)[e] = is_between ? ((const T *)&all)[e] : from[e];
         return r;
     }
-    /* One column of chunks, `column` elements from the first of memory's. */
+    /* One column of chunks, `column` elements from the first of the memory's row. */
     DEVICE void fill_column(filling *to, const T *from, length_t column, u32 first, u32 step, u32 count,
                             const filling &padding) const {
         const bool has_column = column >= 0 && column < width;
@@ -80,7 +80,7 @@ template <class T, int FILL, bool SHIFTS> struct plane_reader {
     }
 };
 
-/* Waits for what fill() has under way. */
+/* Waits for the copies of fill(). */
 DEVICE void await_planes() {
     if constexpr (CHIP >= 800) {
         commit_copies();
@@ -89,7 +89,7 @@ DEVICE void await_planes() {
     __syncthreads();
 }
 
-/* Words of shared memory at once: left to itself, the compiler may take them apart, and lanes meet in banks. */
+/* Loads words of shared memory at once: the compiler may split such loads, which causes bank conflicts. */
 template <int COUNT> DEVICE chunk<COUNT * 4> load_words(const u32 *p) {
     const u32 at = ptx::shared_address(p);
     chunk<COUNT * 4> r;
@@ -108,7 +108,7 @@ template <int COUNT, int ALL> DEVICE void take_words(u32 (&in)[ALL], const u32 *
             in[first + i] = r.words[i];
 }
 
-/* COUNT neighbours in a row of shared memory, the first of them PHASE after `row`, which begins at a multiple of VECTOR
+/* COUNT adjacent elements of a row of shared memory, from PHASE after `row` on, which is at a multiple of VECTOR
    elements. */
 template <int VECTOR, int PHASE, int COUNT, class T> DEVICE void take_row(T (&out)[COUNT], const T *row) {
     constexpr int SIZE = (int)sizeof(T), FIRST = PHASE * SIZE / 4, ALL = ((PHASE + COUNT) * SIZE + 3) / 4,

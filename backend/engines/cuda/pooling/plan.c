@@ -1,29 +1,28 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the window family does with a pooling or an interpolation: its geometry, which kernel serves it, and what a
-   thread of that makes. It prints nothing. */
+/* Plans a pooling or an interpolation: its geometry, the kernel, and the results of a thread. It emits no code. */
 #include "base/number.h"
 #include "engines/cuda/pooling/pooling.h"
 
 #include <math.h>
 #include <string.h>
 
-enum { LONGEST_RUN = 16 }; /* channels of one access, at most */
+enum { LONGEST_RUN = 16 }; /* maximum channels per access */
 
-/* What the pool kernels are worth, of an H200; elements unless said. */
+/* Limits of the pool kernels, tuned on an H200; in elements unless noted. */
 enum {
-    POOL_RUN = 8,                   /* channels of a thread */
-    POOL_STEP = 4,                  /* of windows, along each axis, at most */
-    POOL_SIDES = 9,                 /* of dx, that a patch makes, at most */
-    POOL_REACHING = 16,             /* positions that reach into a patch of dx, at most; */
-    POOL_FOUND_AGAIN = 4,           /* the same where their maxima are searched again */
-    POOL_ROWS = 4,                  /* positions that neighbouring threads take along the second axis */
-    TEAM_MAX = 16,                  /* rows of a large window, a thread each, at most */
-    UNALIGNED_ACCESS_BYTES = 2,     /* of one access, at most: more needs no shared memory */
-    UNALIGNED_CHANNEL_BYTES = 32,   /* of all channels of a position, at least */
-    UNALIGNED_TILE_BYTES = 18 << 10 /* of a tile in shared memory, at most */
+    POOL_RUN = 8,                   /* channels per thread */
+    POOL_STEP = 4,                  /* maximum step of windows, along each axis */
+    POOL_SIDES = 9,                 /* maximum elements of dx per patch */
+    POOL_REACHING = 16,             /* maximum positions that contribute to a patch of dx */
+    POOL_FOUND_AGAIN = 4,           /* the same if their maxima are recomputed */
+    POOL_ROWS = 4,                  /* positions along the second axis that adjacent threads share */
+    TEAM_MAX = 16,                  /* maximum rows of a large window, one warp each */
+    UNALIGNED_ACCESS_BYTES = 2,     /* maximum bytes per access: wider ones need no shared memory */
+    UNALIGNED_CHANNEL_BYTES = 32,   /* minimum bytes of all channels of a position */
+    UNALIGNED_TILE_BYTES = 18 << 10 /* maximum bytes of a tile in shared memory */
 };
 
-/* Half of 31 bits: sums of two such numbers stay in 32. */
+/* Half of 31 bits: sums of two such numbers fit in 32 bits. */
 static const double INT32_REACH = 1 << 30;
 
 /* ---- Operands ---------------------------------------------------------------------------------------------------- */
@@ -38,9 +37,9 @@ static weftStatus_t check_tensor(const struct pooling *w, const struct tensor *t
     return WEFT_STATUS_SUCCESS;
 }
 
-/* How many channels of an operand one access takes. */
+/* Number of channels of an operand per access. */
 static int64_t channels_per_access(const struct resample_operand *operand) {
-    /* Only neighbours in memory go in one access; all positions must keep to its multiples. */
+    /* Only contiguous elements can share an access; all positions must be multiples of it. */
     if (operand->channel_stride != 1)
         return 1;
     int64_t fits = gcd64(operand->tensor->alignment, 16) / dtype_bytes((weftDataType_t)operand->tensor->type, 1);
@@ -50,14 +49,14 @@ static int64_t channels_per_access(const struct resample_operand *operand) {
     return run;
 }
 
-/* Whether anybody reads it or sees it in memory. */
+/* True if it is read or visible in memory. */
 static bool is_stored(const struct region *region, const struct tensor *tensor) {
     int value = tensor ? graph_find_value(region->graph, tensor) : -1;
     return value >= 0 && !value_is_dead(&region->graph->values[value]);
 }
 
-/* The gradient of a mean whose windows go step by step is such a mean itself, of dy. Each output has the same weight,
-   which padding of zeros does not change; so the forward kernels make the gradient as well. */
+/* The gradient of a mean whose windows have step one is such a mean itself, of dy. Each output has the same weight, and
+   padding of zeros does not change that, so the forward kernels compute the gradient as well. */
 static void make_forward_mean(struct pooling *w) {
     struct resample_geometry *g = &w->g;
     bool is_mean = (g->mode == WEFT_RESAMPLE_AVGPOOL_INCLUDE_PADDING && g->padding != WEFT_EDGE_VAL_PAD) ||
@@ -74,16 +73,16 @@ static void make_forward_mean(struct pooling *w) {
     g->y = dx;
     g->saved.tensor = NULL;
     for (int i = 0; i < 3; i++)
-        /* Element x of dx is under the windows at x + offset - span + 1 .. x + offset, a dilation apart: a window of as
-           many taps over dy. */
+        /* Element x of dx is in the windows at x + offset - span + 1 .. x + offset, a dilation apart: a window with the
+           same number of taps over dy. */
         g->offset[i] = resample_span(g, i) - 1 - g->offset[i];
 }
 
-/* Whether coordinates, times steps and denominators, pass 32 bits. */
+/* Computes whether coordinates, times steps and denominators, exceed 32 bits. */
 static void find_reach(struct pooling *w) {
     const struct resample_geometry *g = &w->g;
     for (int i = 0; i < 3; i++) {
-        /* As double, since the products themselves may pass 64 bits. */
+        /* As double, since the products themselves may exceed 64 bits. */
         double y = ((double)g->y.size[i] + 1) * (double)g->step[i] + fabs((double)g->offset[i]);
         double x = ((double)g->x.size[i] + (double)resample_span(g, i) + 1) * (double)g->denominator[i];
         w->is_wide = w->is_wide || x + y > INT32_REACH;
@@ -92,13 +91,13 @@ static void find_reach(struct pooling *w) {
 
 /* ---- Patches ----------------------------------------------------------------------------------------------------- */
 
-/* Positions that reach into a patch of dx, along one axis. */
+/* Positions that contribute to a patch of dx, along one axis. */
 static int64_t reaching(const struct pooling *w, int axis) {
     return (w->g.taps[axis] - 1) / w->g.step[axis] + w->patch[axis];
 }
 
-/* What a thread holds of x is unrolled into registers: all planes of a window, and rows and columns of all of its
-   patch. */
+/* True if the elements of x that a thread unrolls into registers fit: all planes of a window, and the rows and columns
+   of its patch. */
 static bool forward_fits(const struct pooling *w) {
     int64_t loads = w->g.taps[0];
     for (int i = 1; i < 3; i++)
@@ -106,14 +105,14 @@ static bool forward_fits(const struct pooling *w) {
     return loads <= POOL_LOADS;
 }
 
-/* A maximum that is searched again holds a window for each position, whence the lower bound. */
+/* A recomputed maximum needs a window per position, hence the lower limit. */
 static bool backward_fits(const struct pooling *w) {
     int64_t sides = w->patch[1] * w->g.step[1] * w->patch[2] * w->g.step[2], all = reaching(w, 1) * reaching(w, 2);
     return sides <= POOL_SIDES && all <= (pooling_uses(w, &w->g.saved) ? POOL_FOUND_AGAIN : POOL_REACHING);
 }
 
-/* Whether windows without gaps go in whole steps, few enough, over what padding does not change. Padding by the edge's
-   value, and means with a padding of minus infinity, change numbers at the border. */
+/* True if windows have no gaps, whole steps and few taps, and padding does not change results. Edge padding, and means
+   with padding of minus infinity, change numbers at the border. */
 bool pooling_is_pool(const struct pooling *w) {
     const struct resample_geometry *g = &w->g;
     bool excludes = g->mode == WEFT_RESAMPLE_AVGPOOL_EXCLUDE_PADDING;
@@ -126,9 +125,9 @@ bool pooling_is_pool(const struct pooling *w) {
     return is;
 }
 
-/* Windows that overlap share what a thread loads; those of rows two steps apart share it through L1. Two results along
-   an axis share all but a step of their windows. The third axis always pays where windows are small; the second only
-   where they go one by one. */
+/* Overlapping windows share what a thread loads; windows two rows further share it through L1. Two adjacent
+   results share all but a step of their windows. Patches along the third axis always pay off if windows are small;
+   along the second only if they have step one. */
 static void find_patch(struct pooling *w) {
     const struct resample_geometry *g = &w->g;
     bool is_small = pooling_product(g->taps) <= POOL_SHARED_TAPS;
@@ -150,7 +149,7 @@ static void find_patch(struct pooling *w) {
     w->rows = w->run > 1 && pooling_patches(w, 1) >= rows ? rows : 1;
 }
 
-/* Windows that hardly share elements, and are so large that a thread each would be few. */
+/* Windows that hardly overlap, and are so large that one thread per window would leave too few threads. */
 static void find_team(struct pooling *w) {
     const struct resample_geometry *g = &w->g;
     if (w->kernel == POOL && w->run > 1 && pooling_product(g->taps) > POOL_SHARED_TAPS && g->taps[0] == 1 &&
@@ -158,7 +157,7 @@ static void find_team(struct pooling *w) {
         w->kernel = POOL_TEAM;
 }
 
-/* Whether the channels of all positions lie in one segment. */
+/* True if the channels of all positions are contiguous. */
 bool pooling_is_packed_last(const struct resample_geometry *g, const struct resample_operand *operand) {
     int64_t stride = g->c;
     bool is_packed = operand->channel_stride == 1 && operand->tensor->alignment % 16 == 0;
@@ -167,9 +166,9 @@ bool pooling_is_packed_last(const struct resample_geometry *g, const struct resa
     return is_packed && (g->n == 1 || operand->batch_stride == stride);
 }
 
-/* Positions of a row whose windows a block takes in shared memory, where accesses would be short: an even part of the
-   row. Rows of all channels are copied to shared memory whole, in chunks shifted to where they begin; what is read
-   there needs no alignment. */
+/* The positions of a row whose windows a block computes from shared memory, if accesses would be short: an even share
+   of the row. Rows of all channels are copied whole, in chunks that keep their offset; reads from shared memory need no
+   alignment. */
 static void find_unaligned(struct pooling *w) {
     const struct resample_geometry *g = &w->g;
     int64_t size = pooling_bytes(&g->x, 1), row = g->y.size[2], most;
@@ -193,20 +192,20 @@ static void find_unaligned(struct pooling *w) {
     w->patch[2] = row > 1 ? 2 : 1;
     w->tile_columns = round_up(divide_up(row, tiles), w->patch[2]);
     w->pitch = ((w->tile_columns - 1) * g->step[2] + g->taps[2]) * g->c + 16 / size;
-    /* From row to row as many bytes of a line as in memory, so that all rows begin alike in both. */
+    /* The row pitch is congruent to that of memory modulo a line, so that all rows have the same offset in both. */
     while ((g->x.size[2] * g->c - w->pitch) % (POOL_LINE / size) != 0)
         w->pitch++;
 }
 
-/* How many channels go at once, and what a thread makes of them. run: what every operand allows in one access. */
+/* Chooses how many channels are processed at once, and the results of a thread. run: what every operand allows in one
+   access. */
 static void choose_kernel(struct pooling *w) {
     const struct resample_operand *operands[] = {&w->g.x, &w->g.y, &w->g.index, &w->g.saved};
     int64_t run = gcd64(LONGEST_RUN, w->g.c);
     for (int k = 0; k < 4; k++)
         if (pooling_uses(w, operands[k]))
             run = gcd64(run, channels_per_access(operands[k]));
-    /* Each of the following takes over from the one before where it serves better; the order is from general to
-       special. */
+    /* Each of the following replaces the preceding choice if it is better; they are ordered from general to special. */
     w->run = (int)run;
     find_reach(w);
     find_patch(w);
@@ -218,7 +217,7 @@ static void choose_kernel(struct pooling *w) {
 
 /* ---- Analysis ---------------------------------------------------------------------------------------------------- */
 
-/* One node alone. The geometry is changed here where that makes another kernel serve; the operation is not. */
+/* A single node. The geometry is changed here if that allows another kernel; the operation is not. */
 weftStatus_t pooling_analyse(struct pooling *w, const struct region *region, const struct device *device) {
     *w = (struct pooling){.region = region, .device = device, .op = region_node(region, 0)->op};
     bool is_resample = op_of(w->op) == &resample_op || op_of(w->op) == &resample_backward_op;
@@ -241,13 +240,13 @@ weftStatus_t pooling_analyse(struct pooling *w, const struct region *region, con
     make_forward_mean(w);
     for (int i = 0; i < 3 && !w->g.backward; i++)
         if (w->g.y.size[i] == 1 && w->g.denominator[i] == 1)
-            w->g.step[i] = 1; /* a single position takes none */
+            w->g.step[i] = 1; /* a single position has no step */
     choose_kernel(w);
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Whether a gradient finds its maxima in a kernel of its own: windows that share elements would each be searched by all
-   patches that they reach, and planes are read with their numbers. */
+/* True if a gradient finds its maxima in a separate kernel: overlapping windows would each be searched by all patches
+   that they contribute to, and NCHW tiles are read with their indices. */
 bool pooling_finds_first(const struct pooling *w) {
     bool overlaps = false;
     for (int i = 0; i < 3; i++)
@@ -256,7 +255,7 @@ bool pooling_finds_first(const struct pooling *w) {
            (overlaps || (w->run == 1 && pooling_is_planes(&w->g, &w->g.saved)));
 }
 
-/* An element for each of dy's, without gaps, in the order of dx: dy itself may have one element for all. */
+/* The layout of indices: one per element of dy, without gaps, in the order of dx; dy itself may be broadcast. */
 static void pack_numbers(struct resample_operand *numbers, struct tensor *tensor, const struct resample_geometry *g) {
     int64_t *const strides[] = {&numbers->channel_stride, &numbers->size_stride[2], &numbers->size_stride[1],
                                 &numbers->size_stride[0], &numbers->channel_stride};
@@ -274,12 +273,12 @@ static void pack_numbers(struct resample_operand *numbers, struct tensor *tensor
         tensor->strides.at[2 + i] = numbers->size_stride[3 - g->spatial + i];
 }
 
-/* The two passes: a forward one that leaves nothing but numbers of taps, and the gradient by them. The first pass is
-   the forward pool without y; taps fit INT8, as pooling_finds_first asks. */
+/* The two passes: a forward one that writes only tap indices, and the gradient that uses them. The first pass is the
+   forward pool without y; taps fit INT8, as pooling_finds_first ensures. */
 weftStatus_t pooling_split(struct pooling passes[2], const struct pooling *w, struct arena *arena) {
     struct tensor *numbers;
     TRY(arena_copy(arena, &numbers, w->g.y.tensor, sizeof *numbers));
-    /* A tap's number: windows have fewer than INT8_MAX taps here, see pooling_finds_first. */
+    /* Tap indices: windows have fewer than INT8_MAX taps here, see pooling_finds_first. */
     numbers->type = WEFT_DATA_INT8;
     numbers->alignment = 16;
     struct resample_operand index = w->g.y;
@@ -301,7 +300,7 @@ weftStatus_t pooling_split(struct pooling passes[2], const struct pooling *w, st
     return WEFT_STATUS_SUCCESS;
 }
 
-/* What threads take one by one: patches of runs of channels. */
+/* Number of work items of threads: patches of runs of channels. */
 int64_t pooling_items(const struct pooling *w) {
     const struct resample_operand *result = pooling_result(w);
     if (result->size[0] * result->size[1] * result->size[2] == 0)

@@ -1,11 +1,11 @@
 /* pool: y[n,c,o] = the maximum or mean of a small window of x, as resample.cuh      any type, any strides, sm_75 and up
-   Formula   pooling/pool_common.cuh finds the windows of a patch of positions, so that what they share is read once
-   Tile      a thread makes RUN channels of PATCH1 x PATCH2 positions along the last two axes; threads go along memory
-   Limits    whole steps and taps, few of them; edges are padded with zeros or with what never wins
-   Tried     asking ahead for what later blocks read (maxima 5 to 15 % slower); threads that walk down columns and keep
-             what rows leave, a row ahead under way (3x3 steps of one: 33 us for 27, means 43 for 34); blocks of more
-             positions and fewer channels, which read less from L2 (30 us for 27, means 36 for 30: in most
-             warps some lane is near an edge)
+   Formula   pooling/pool_common.cuh computes the windows of a patch of positions, so that shared elements are read once
+   Tile      a thread computes RUN channels of PATCH1 x PATCH2 positions along the last two axes; threads follow memory
+   Limits    few taps and whole steps; edges are padded with zeros or with a number that never wins
+   Tried     prefetching the inputs of later blocks (maxima 5 to 15 % slower); threads that iterate down columns and
+             keep the overlap of rows, with a row of loads in flight (3x3 with steps of one: 33 us instead of 27, means
+             43 instead of 34); blocks of more positions and fewer channels, which read less from L2 (30 us instead of
+             27, means 36 instead of 30: in most warps some lane is near an edge)
    Params    as resample.cuh, and BLOCKS STEP0-2 PATCH1 PATCH2 WANTS_WHERE IS_PAIRED (pairs of 16-bit channels)
              IS_SCALED */
 

@@ -1,22 +1,23 @@
 /* pool_bwd: dx of a maximum or mean of small windows, as resample_bwd.cuh           any type, any strides, sm_75 and up
    Formula   gathers: element i + offset = b * SIDE + e of patch b is tap e - k * STEP of the position k after the
              patch's first
-   Tile      a thread makes RUN channels of SIDE1 x SIDE2 elements of dx, whole steps of the windows, so that which tap
-             meets which element is known to the compiler; it adds in the order of memory: every run gives the same bits
-   Ahead     a block asks for dy that the block AHEAD after it will read
+   Tile      a thread computes RUN channels of SIDE1 x SIDE2 elements of dx, whole steps of the windows, so that the
+             compiler knows which tap contributes to which element; it adds in the order of memory: every run gives the
+             same bits
+   Ahead     a block prefetches the part of dy that the block AHEAD after it will read
    Limits    as pool.cuh
-   Tried     numbers one by one, and all sums of floats (3x3 steps of two: 86 us for 73, of one: 71 for 54); masks where
-             sums are floats (of one: 56); a bit of each number, tested per tap (as many steps); numbers found just
-             before kept in L2 by priority (nothing)
+   Tried     indices one by one, and all sums in float (3x3 with steps of two: 86 us instead of 73, of one: 71 instead
+             of 54); masks where sums are floats (of one: 56); one bit per index, tested per tap (as many steps);
+             indices found just before retained in L2 by priority (no effect)
    Params    as pool.cuh, and AHEAD HAS_SAVED; PATCH1 and PATCH2 count steps per side */
 
 #include "pooling/pool_gradient.cuh"
 
 DEVICE length_t nearest_position(const axis &a, length_t o) { return o < 0 ? 0 : o < a.y ? o : a.y - 1; }
 
-/* Adds what position (k1, k2) of those that reach the patch gives back. From position `first` on, inner steps are the
-   same for all threads; `again`, where maxima are found again, has their numbers. Templates, so that what was not
-   printed is not looked up. */
+/* Adds the contribution of position (k1, k2) among those that reach the patch. From position `first` on, inner steps
+   are the same for all threads; `again` has the indices of recomputed maxima. Templates, so that names are looked up
+   only if they were emitted. */
 template <bool IS_INTERIOR, class P, class A>
 DEVICE void add_position(gathered &all, const P &p, const axis (&axes)[3], const coordinates &at,
                          const length_t (&first)[3], length_t t0, int k1, int k2, const A &again) {
@@ -82,8 +83,8 @@ DEVICE void add_plane(gathered &all, const P &p, const axis (&axes)[3], const co
     }
 }
 
-/* A block asks L2 for the part of memory that a block AHEAD after it reads, the first blocks for their own, too. A
-   template, so that what was not printed is not looked up. */
+/* A block prefetches the memory that the block AHEAD after it reads; the first blocks also their own. A template, so
+   that names are looked up only if they were emitted. */
 template <class P> DEVICE void expect_ahead(const P &p, const void *memory) {
     if constexpr (AHEAD > 0) {
 #pragma unroll

@@ -1,11 +1,10 @@
-/* pool: windows of a patch of neighbouring positions at once. Steps and taps are constants, so each element of x that
-   the patch sees is loaded once, and loads wait for no branch: at the edges, places outside are loaded from the nearest
-   one inside and replaced by what padding reads. Rows come first, then rows are combined: the first of the largest
-   stays the first. */
+/* pool_common: windows of a patch of adjacent positions at once. Steps and taps are constants, so each element of x is
+   loaded once per patch, and loads wait for no branch: at the edges, positions outside are loaded from the nearest one
+   inside and replaced by padding. Rows are reduced first, then combined: of equal maxima the first one wins. */
 
 #include "core/dependent_launch.cuh"
 
-/* The larger of two numbers; a NaN wins, or never does. */
+/* The larger of two numbers; NaN propagates, or never wins. */
 DEVICE double larger(double a, double b) { return PROPAGATES_NAN ? a != a || a > b ? a : b : ::fmax(a, b); }
 DEVICE float larger(float a, float b) {
     if constexpr (PROPAGATES_NAN && CHIP >= 800)
@@ -15,7 +14,7 @@ DEVICE float larger(float a, float b) {
     return a;
 }
 
-/* Two neighbouring channels of 16 bits, whose larger ones one instruction finds; a single one has zeros above it. */
+/* Two adjacent 16-bit channels, whose maxima one instruction computes; a single one has zeros above it. */
 struct pair {
     u32 bits;
 };
@@ -30,19 +29,19 @@ DEVICE pair larger(pair a, pair b) {
         return pair{ptx::max_f16x2(a.bits, b.bits)};
 }
 
-/* All bits of each half where it is above its neighbour's, or one of them is NaN; where it is NaN. */
+/* Sets all bits of each half where it is larger than the other operand's or either is NaN; and where it is NaN. */
 DEVICE u32 exceeds(pair a, pair b) {
     return same<x_t, bf16>::value ? ptx::set_gtu_bf16x2(a.bits, b.bits) : ptx::set_gtu_f16x2(a.bits, b.bits);
 }
 DEVICE u32 is_nan(pair a) { return same<x_t, bf16>::value ? ptx::set_nan_bf16x2(a.bits) : ptx::set_nan_f16x2(a.bits); }
 
-/* One of two neighbouring halves, taken out of their word: out of elements, the compiler would take two steps for the
+/* One of two adjacent halves, extracted from their word: from elements, the compiler would need two steps for the
    second one. */
 template <class T> DEVICE float half_of(u32 pair, int e) {
     return same<T, bf16>::value ? __uint_as_float(e ? pair & 0xffff0000u : pair << 16)
                                 : to_float(f16{(u16)(pair >> e * 16)});
 }
-template <class T> struct taken_from { /* what runs hold as numbers of the arithmetic */
+template <class T> struct taken_from { /* elements of runs, converted to the compute type */
     static constexpr bool WORDS = same<T, bf16>::value && same<math_t, float>::value && RUN % 2 == 0 && !ALONG_ROWS;
     static DEVICE math_t number(const run<T, RUN> &r, int e) {
         if constexpr (WORDS)
@@ -52,8 +51,8 @@ template <class T> struct taken_from { /* what runs hold as numbers of the arith
     }
 };
 
-/* What windows are made of: numbers of the arithmetic, or pairs as they lie in memory. none() is what no number of a
-   window has to beat: a NaN where it never wins, else -infinity. */
+/* The values that windows combine: numbers of the compute type, or pairs in their stored form. none() is the initial
+   value that every number of a window replaces: NaN if NaN never wins, else -infinity. */
 template <bool PAIRED> struct units {
     using type = math_t;
     static constexpr int COUNT = RUN;
@@ -93,8 +92,8 @@ using unit_t = made_of::type;
 constexpr int UNITS = made_of::COUNT;
 DEVICE unit_t padding() { return IS_MAXIMUM && SKIPS_PADDING ? made_of::none() : unit_t{}; }
 
-/* What windows combine: a channel's best or sum, and the number of the best among the taps; a pair has two such numbers
-   in a word, of which that of a NaN is the window's last: correct_numbers() finds the NaN's. */
+/* The result of a window: a channel's best or sum, and the tap of the best. A pair has two tap indices in a word; for
+   NaN, this is the window's last tap, and correct_numbers() finds the NaN's. */
 struct found {
     unit_t value[UNITS];
     i32 where[UNITS];
@@ -106,14 +105,14 @@ struct found {
             where[e] = number * made_of::EACH;
         }
     }
-    /* Takes a part of the window that begins at tap `number`. */
+    /* Combines a part of the window that begins at tap `number`. */
     DEVICE void combine(const found &part, i32 number) {
 #pragma unroll
         for (int e = 0; e < UNITS; e++)
             take(e, part.value[e], number * made_of::EACH + part.where[e]);
     }
     DEVICE void add(const found &part) { combine(part, 0); }
-    /* A template, so that what a kind of unit cannot do is not looked up. */
+    /* A template, so that operations that a kind of unit lacks are not looked up. */
     template <class U> DEVICE void take(int e, U other, i32 number) {
         const U best = value[e];
         if constexpr (!IS_MAXIMUM)
@@ -133,7 +132,7 @@ struct found {
     }
 };
 
-/* Two neighbouring windows add up what they share once, where that is more than an element. */
+/* Two adjacent windows add up their overlap once, if it is more than one element. */
 constexpr bool SHARES_COLUMNS = !IS_MAXIMUM && TAPS2 > STEP2 + 1, SHARES_ROWS = !IS_MAXIMUM && TAPS1 > STEP1 + 1;
 
 template <int FROM, int UNTIL, int COUNT> DEVICE void add_values(found &sum, const unit_t (&values)[COUNT][UNITS]) {
@@ -145,8 +144,8 @@ template <int FROM, int UNTIL, int COUNT> DEVICE void add_values(found &sum, con
             sum.take(e, values[i][e], 0);
 }
 
-/* What padding reads, as it lies in memory: zeros, or what never wins, four bytes of it. Where the nearest element
-   inside changes no maximum, it stands for padding; a few types have no number that never wins. */
+/* The value of padding in its stored form: zeros, or a number that never wins, repeated to four bytes. If repeating the
+   nearest element inside changes no maximum, it replaces padding; a few types have no number that never wins. */
 constexpr bool PADS_ZEROS = !IS_MAXIMUM || !SKIPS_PADDING,
                REPEATS_EDGES = IS_MAXIMUM && SKIPS_PADDING && !WANTS_WHERE && !MAY_BE_EMPTY;
 template <class T> struct padding_of {
@@ -174,8 +173,8 @@ template <> struct padding_of<float> {
     static constexpr u32 WORD = PADS_ZEROS ? 0 : PROPAGATES_NAN ? 0xff800000u : 0x7fffffffu;
 };
 
-/* All bits, or none. The compiler is not told which two: it would ask before each load, and loads would wait for one
-   another. */
+/* All bits, or none. Opaque to the compiler, which would otherwise branch before each load, and loads would wait for
+   one another. */
 DEVICE u32 mask_of(bool is_set) {
     u32 mask = is_set ? ~0u : 0;
     ptx::hide(mask);
@@ -197,7 +196,7 @@ template <class T> DEVICE void mask_run(run<T, RUN> &r, u32 mask, u32 padding) {
 
 DEVICE length_t nearest_inside(const axis &a, length_t at) { return at < 0 ? 0 : at < a.x ? at : a.x - 1; }
 
-/* Elements of one row of x, from column `first` on; S is a type that holds places in the memory. */
+/* Loads elements of one row of x, from column `first` on; S is a type for offsets in memory. */
 template <bool COLUMNS_INSIDE, int COLUMNS, class T, class S>
 DEVICE void load_row(run<T, RUN> (&loaded)[COLUMNS], const T *x, const axis &a, length_t first, S stride) {
 #pragma unroll
@@ -206,7 +205,7 @@ DEVICE void load_row(run<T, RUN> (&loaded)[COLUMNS], const T *x, const axis &a, 
             load_channels(x + (COLUMNS_INSIDE ? first * stride + i * stride : nearest_inside(a, first + i) * stride));
 }
 
-/* What a row leaves: a found for each of COUNT positions. The masks say which elements lie inside, where not all do. */
+/* The results of a row: one per position, COUNT in all. The masks select the elements inside, if some are not. */
 template <bool ROWS_INSIDE, bool COLUMNS_INSIDE, int COUNT, int COLUMNS, class T>
 DEVICE void find_in_row(found (&row)[COUNT], run<T, RUN> (&loaded)[COLUMNS], const u32 (&columns)[COLUMNS],
                         u32 row_mask) {
@@ -250,7 +249,7 @@ DEVICE i32 first_counted(const axis &a, length_t o) {
     return SKIPS_PADDING && first < 0 ? (i32)-first : 0;
 }
 
-/* Before anything is found: the number of the first tap that counts. */
+/* Initializes the indices to the first tap that counts. */
 DEVICE void start_numbers(found &made, const axis (&axes)[3], const length_t (&o)[3]) {
 #pragma unroll
     for (int e = 0; e < UNITS; e++) {
@@ -265,15 +264,15 @@ DEVICE void start_numbers(found &made, const axis (&axes)[3], const length_t (&o
     }
 }
 
-/* Whether `count` elements from the first tap of position o on lie inside. */
+/* True if `count` elements from the first tap of position o on are inside. */
 DEVICE bool lies_inside(const axis &a, length_t o, int count) {
     const length_t first = first_of(a, o);
     return first >= 0 && first + count <= a.x;
 }
 
-/* The windows of ROWS x COLUMNS positions from `o` on; x is the image's first element of these channels. Where no edge
-   is near, a path of its own asks for none; where lanes go along rows, some of a warp are always near the ends of
-   these. */
+/* The windows of ROWS x COLUMNS positions from `o` on; x is the image's first element of these channels. A separate
+   path without edge checks is used away from edges; if lanes follow rows, some lanes of a warp are always near the ends
+   of these. */
 template <int ROWS, int COLUMNS, bool GOES_ALONG_ROWS = false> struct patch {
     static constexpr int HEIGHT = (ROWS - 1) * STEP1 + TAPS1, WIDTH = (COLUMNS - 1) * STEP2 + TAPS2;
     found at[ROWS][COLUMNS];
@@ -352,21 +351,21 @@ template <int ROWS, int COLUMNS, bool GOES_ALONG_ROWS = false> struct patch {
     }
 };
 
-/* How many of a window's taps lie inside along one axis. */
+/* Number of a window's taps that are inside along one axis. */
 DEVICE length_t taps_inside(const axis &a, length_t o) {
     const length_t first = first_of(a, o), from = first > 0 ? first : 0,
                    until = first + a.taps < a.x ? first + a.taps : a.x;
     return until > from ? until - from : 0;
 }
 
-/* One part of what a mean of `counted` taps sums. Narrow types do not see that the reciprocal is rounded. */
+/* One term of the mean of `counted` taps. Narrow types hide the rounding of the reciprocal. */
 template <class T> DEVICE math_t share(math_t x, length_t counted) {
     if (counted == 0)
         return 0;
     return sizeof(T) < 4 ? x * ((math_t)1 / (math_t)counted) : x / (math_t)counted;
 }
 
-/* Where runs do not fit rows of the result, they go GRAIN by GRAIN, as many as there are. */
+/* If runs do not fit rows of the result, stores GRAIN elements at a time, as many as exist. */
 template <class T> DEVICE void store_results(T *to, const run<T, RUN> &out, offset_t stride, length_t left) {
     if constexpr (GRAIN == RUN) {
         store_run<T, RUN>(to, out);

@@ -1,19 +1,19 @@
-/* pool_gradient: what windows of a maximum or mean give back to a patch of SIDE1 x SIDE2 elements of dx, RUN channels
-   of each. Steps and taps are constants, so that which tap of which position meets which element is known to the
-   compiler. */
+/* pool_gradient: the contributions of windows of a maximum or mean to a patch of SIDE1 x SIDE2 elements of dx, RUN
+   channels each. Steps and taps are constants, so that the compiler knows which tap of which position contributes to
+   which element. */
 
 constexpr int SIDE1 = PATCH1 * STEP1, SIDE2 = PATCH2 * STEP2;
-/* Positions before the patch's own that reach it, and all that do. */
+/* Positions before the patch's own that contribute to it, and all that do. */
 constexpr int BEFORE1 = (TAPS1 - 1) / STEP1, BEFORE2 = (TAPS2 - 1) / STEP2;
 constexpr int REACHING1 = BEFORE1 + PATCH1, REACHING2 = BEFORE2 + PATCH2;
 
-/* How many windows element e of a side lies in. */
+/* Number of windows that contain element e of a side. */
 constexpr DEVICE int windows_over(int e, int taps, int step) {
     return e % step < taps ? (taps - 1 - e % step) / step + 1 : 0;
 }
 
-/* Gradients of maxima of 16 bits stay in pairs as they lie in memory: numbers are compared two at once, and two
-   elements have a sum that rounds as it would by way of floats. Where more windows meet, sums are floats. */
+/* Gradients of 16-bit maxima stay in pairs in their stored form: indices are compared two at a time, and a sum of two
+   elements rounds as it would in float. If more windows overlap, sums are floats. */
 constexpr int PAIRS = (RUN + 1) / 2;
 constexpr bool IS_BF16 = same<x_t, bf16>::value, IS_HALF = IS_BF16 || same<x_t, f16>::value;
 constexpr bool KEEPS_PAIRS = IS_MAXIMUM && TAPS0 == 1 && RUN % 2 == 0 && CHIP >= 800 && IS_HALF &&
@@ -26,10 +26,10 @@ DEVICE u32 add_pair(u32 a, u32 b) {
         return ptx::add_f16x2(a, b);
 }
 
-/* All bits of each half where two numbers are the same: those below 2^10 compare as halves do. */
+/* Sets all bits of each half where two indices are equal: integers below 2^10 compare like halves. */
 DEVICE u32 mask_of_same(u32 a, u32 b) { return ptx::set_eq_f16x2(a, b); }
 
-/* Adds a pair to two sums, each where the numbers are the same; the first one is taken as it is. */
+/* Adds a pair to two sums, each where the indices are equal; the first contribution initializes the sum. */
 template <class M> DEVICE void add_where_same(M &low, M &high, u32 pair, u32 a, u32 b, bool is_first) {
     const auto half = [&](int e) { return half_of<x_t>(pair, e); };
     if (is_first)
@@ -38,8 +38,7 @@ template <class M> DEVICE void add_where_same(M &low, M &high, u32 pair, u32 a, 
         ptx::add_where_equal(low, high, a, b, half);
 }
 
-/* The numbers of RUN maxima, in pairs: 16 bits each, and what is no tap's number stays none. Bytes are loaded as words.
-   */
+/* The indices of RUN maxima, in pairs of 16 bits; an invalid index stays invalid. Bytes are loaded as words. */
 template <class T> DEVICE void load_pairs(u32 (&pairs)[PAIRS], const T *from) {
     if constexpr (sizeof(T) == 1 && RUN % 4 == 0) {
         const run<u32, (RUN + 3) / 4> words = load_run<u32, (RUN + 3) / 4>((const u32 *)from);
@@ -56,7 +55,8 @@ template <class T> DEVICE void load_pairs(u32 (&pairs)[PAIRS], const T *from) {
     }
 }
 
-/* What elements of dx have got. Which of the two is in use is known for each element; the other one is nowhere. */
+/* Accumulators of elements of dx. Which of the two forms is in use is known at compile time for each element; the other
+   one is eliminated. */
 struct gathered {
     math_t sum[SIDE1][SIDE2][RUN];
     u32 pairs[SIDE1][SIDE2][PAIRS];
@@ -75,7 +75,8 @@ struct gathered {
                     pairs[e1][e2][e / 2] = 0;
                 }
     }
-    /* What one more window gives back to an element, the first or not, where its numbers are the tap's. */
+    /* Adds the contribution of one more window to an element, where its indices equal the tap; is_first: the first
+       one. */
     DEVICE void add(int e1, int e2, int pair, u32 given, u32 numbers, u32 tap, bool is_first) {
         if (is_pair(e1, e2)) {
             const u32 taken = given & mask_of_same(numbers, tap);
@@ -86,8 +87,8 @@ struct gathered {
     }
 };
 
-/* What a position gives back: gradients as they lie in memory, and the numbers of its maxima, in pairs or one by one.
-   */
+/* The contribution of a position: gradients in their stored form, and the indices of its maxima, in pairs or one by
+   one. */
 struct given {
     run<y_t, RUN> dy;
     u32 pairs[PAIRS];
@@ -113,8 +114,8 @@ struct given {
     }
 };
 
-/* Adds what position (k1, k2) of those that reach the patch gives back; its mean counts `counted` taps, of which those
-   that meet the patch begin at number `plane_tap`. */
+/* Adds the contribution of position (k1, k2) among those that reach the patch; its mean counts `counted` taps, and its
+   taps in the patch begin at index `plane_tap`. */
 DEVICE void add_given(gathered &all, const given &from, length_t counted, int plane_tap, int k1, int k2) {
     math_t back[RUN];
 #pragma unroll

@@ -1,17 +1,16 @@
-/* pool_nchw: pool.cuh for images that lie in memory as planes (NCHW)                           any type, sm_75 and up
+/* pool_nchw: pool.cuh for NCHW images                                                          any type, sm_75 and up
    Formula   as pool.cuh
-   Tile      tile_planes whole planes of x, or what tile_rows rows of positions see of one, pass through shared memory.
-             Where rows are whole words (IS_SEGMENT), a tile is one segment of memory (pooling/segment.cuh): rows
-             outside the image are read from a row of padding, and elements beside it are replaced. Other tiles have
-             padding around them, so that no window asks where an edge is (pooling/nchw.cuh). A thread makes RUN
-             positions side by side of PATCH1 rows. A block takes one tile; blocks of one multiprocessor overlap their
-             halves
-   Limits    x is packed; every window sees more than padding; padding has a number
-   Tried     padding around all tiles (3x3 steps of one: maxima 35 us for 31, means 37 for 31; of two: 67 for 60), whose
-             chunks cost 40 instructions each; eight positions side by side where windows go one by one (maxima 3 us
-             more, means 13); asking ahead for what later blocks read (8 us more); tiles of 5, 7, 9 or 22 KiB for 14 (3
-             to 16 us more); seven rows of positions for four (3x3 steps of one: 4 us more); means that share what two
-             windows sum (nothing)
+   Tile      tile_planes whole planes of x, or the input of tile_rows rows of positions of one plane, go through shared
+             memory. If rows are whole words (IS_SEGMENT), a tile is one segment of memory (pooling/segment.cuh): rows
+             outside the image are read from a row of padding, and elements beyond its sides are replaced. Other tiles
+             are surrounded by padding, so that no window checks edges (pooling/nchw.cuh). A thread computes RUN
+             adjacent positions of PATCH1 rows. A block has one tile; blocks of one multiprocessor overlap their halves
+   Limits    x is packed; every window contains more than padding; padding has a number
+   Tried     padding around all tiles (3x3 with steps of one: maxima 35 us instead of 31, means 37 instead of 31; of
+             two: 67 instead of 60), whose chunks cost 40 instructions each; eight adjacent positions with steps of one
+             (maxima 3 us more, means 13); prefetching the inputs of later blocks (8 us more); tiles of 5, 7, 9 or 22
+             KiB instead of 14 (3 to 16 us more); seven rows of positions instead of four (3x3 with steps of one: 4 us
+             more); means that share the sums of two windows (no effect)
    Params    as pool.cuh, and EXPECTS LINE IS_SEGMENT OUTSIDE LEFT_OUT RIGHT_IN, FILL SHIFTS VECTOR PHASE
              (pooling/nchw.cuh), GRAIN; RUN counts positions, PATCH2 is 1 */
 
@@ -23,10 +22,10 @@ extern __shared__ __align__(128) u8 shared[];
 
 constexpr int HEIGHT = (PATCH1 - 1) * STEP1 + TAPS1, WIDTH = (RUN - 1) * STEP2 + TAPS2;
 
-/* Replaces elements beside the image, where rows lie as they do in memory: the first LEFT_OUT and those from RIGHT_IN
-   on may be. */
+/* Replaces elements beyond the sides of the image, if rows are stored as in memory: the first LEFT_OUT and those from
+   RIGHT_IN on may be outside. */
 struct edges {
-    length_t first, end; /* column of the first element, and how many there are */
+    length_t first, end; /* column of the first element, and number of columns */
     DEVICE x_t of(const x_t &x, int i) const {
         if (i >= LEFT_OUT && i < RIGHT_IN)
             return x;
@@ -38,7 +37,7 @@ struct edges {
     }
 };
 
-/* What a row of the tile leaves of RUN windows side by side. */
+/* Reduces a row of the tile for RUN adjacent windows. */
 DEVICE void find_along(found (&row)[1], const x_t *from, const edges &near) {
     x_t in[WIDTH];
     run<x_t, RUN> taps[TAPS2];
@@ -98,7 +97,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) pool_nchw(const __
     x_t *tile = (x_t *)shared;
     const x_t *outside = tile;
     if constexpr (IS_SEGMENT) {
-        /* A row of padding, then the tile; `tile` is where the row `top` of the first plane would begin. */
+        /* A row of padding, then the tile; `tile` is where row `top` of the first plane would begin. */
         const length_t from = top > 0 ? top : 0, until = top + (length_t)p.rows_seen.value < axes[1].x
                                                              ? top + (length_t)p.rows_seen.value
                                                              : axes[1].x;

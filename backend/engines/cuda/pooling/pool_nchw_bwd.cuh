@@ -1,18 +1,18 @@
-/* pool_nchw_bwd: pool_bwd.cuh for images that lie in memory as planes (NCHW)                   any type, sm_75 and up
-   Formula   as pool_bwd.cuh: down, elements count from the start of the padding, so that which tap meets which is known
-             to the compiler; along rows they count as they lie in memory, and the first of RUN lies SHIFT after the
-             start of a window
-   Tile      what reaches tile_rows groups of rows of a plane of dx, or tile_planes whole planes, passes through shared
-             memory: dy, and the numbers of maxima. Where rows are whole words (IS_SEGMENT), each is one segment of
-             memory (pooling/segment.cuh): rows outside are read from a row of zeros, and elements beside the image
-             count as zero; else there are zeros around dy (pooling/nchw.cuh). A thread makes RUN elements side by side
-             of SIDE1 rows
-   Limits    dy and the numbers are packed; steps of 1 or 2 along rows
-   Tried     zeros around all tiles (3x3 steps of one: 126 us for 55); eight elements side by side where windows go one
-             by one (55 for 50)
+/* pool_nchw_bwd: pool_bwd.cuh for NCHW images                                                  any type, sm_75 and up
+   Formula   as pool_bwd.cuh: along columns, elements are counted from the start of the padding, so that the compiler
+             knows which tap contributes to which element; along rows they are counted as in memory, and the first of
+             RUN is SHIFT after the start of a window
+   Tile      the inputs of tile_rows groups of rows of a plane of dx, or of tile_planes whole planes, go through shared
+             memory: dy, and the indices of maxima. If rows are whole words (IS_SEGMENT), each input is one segment of
+             memory (pooling/segment.cuh): rows outside are read from a row of zeros, and elements beyond the sides of
+             the image count as zero; else dy is surrounded by zeros (pooling/nchw.cuh). A thread computes RUN adjacent
+             elements of SIDE1 rows
+   Limits    dy and the indices are packed; steps of 1 or 2 along rows
+   Tried     zeros around all tiles (3x3 with steps of one: 126 us instead of 55); eight adjacent elements with steps of
+             one (55 instead of 50)
    Params    as pool_bwd.cuh, and LINE IS_SEGMENT OUTSIDE LEFT_OUT RIGHT_IN, VECTOR PHASE FILL SHIFTS
-             (pooling/nchw.cuh) of dy, INDEX_FILL INDEX_SHIFTS, SHIFT GRAIN; RUN counts elements of a row, PATCH2 is 1
-             */
+             (pooling/nchw.cuh) of dy, INDEX_FILL INDEX_SHIFTS, SHIFT GRAIN; RUN counts elements of a row, PATCH2 is
+             1 */
 
 #include "pooling/nchw.cuh"
 #include "pooling/segment.cuh"
@@ -20,14 +20,14 @@
 extern __shared__ __align__(128) u8 shared[];
 
 constexpr int SIDE1 = PATCH1 * STEP1;
-/* Positions before the first element's own that reach it, and all that reach some element. */
+/* Positions before the first element's own that contribute to it, and all that contribute to some element. */
 constexpr int BEFORE1 = (TAPS1 - 1) / STEP1, REACHING1 = BEFORE1 + PATCH1;
 constexpr int BEFORE2 = TAPS2 > SHIFT ? (TAPS2 - 1 - SHIFT) / STEP2 : -1,
               REACHING2 = BEFORE2 + (RUN - 1 + SHIFT) / STEP2 + 1;
 
 DEVICE bool is_position(const axis &a, length_t o) { return o >= 0 && o < a.y; }
 
-/* Adds what a row of positions gives back, the first of them o; `j` counts rows that reach the patch. */
+/* Adds the contributions of a row of positions, beginning with o; `j` counts rows that contribute to the patch. */
 DEVICE void add_row(math_t (&sum)[SIDE1][RUN], const axis (&axes)[3], const length_t (&o)[3],
                     const y_t (&dy)[REACHING2], const index_t (&where)[REACHING2], int j) {
 #pragma unroll
@@ -65,7 +65,8 @@ DEVICE void store_row(const arguments &p, x_t *dx, const math_t (&sum)[RUN], off
     store_results(dx, out, stride, left);
 }
 
-/* Fills the tile; gives where its numbers begin. A template, so that what was not printed is not looked up. */
+/* Fills the tile; returns where its indices begin. A template, so that names are looked up only if they were
+   emitted. */
 template <class P>
 DEVICE const index_t *fill_tile(const P &p, const axis (&axes)[3], i64 plane, u32 planes, length_t top) {
     const plane_reader<y_t, FILL, SHIFTS> reader = {
@@ -80,7 +81,7 @@ DEVICE const index_t *fill_tile(const P &p, const axis (&axes)[3], i64 plane, u3
     return (const index_t *)numbers;
 }
 
-/* The same where rows are whole words: two segments of memory, from element `first` on, behind a row of zeros. */
+/* The same if rows are whole words: two segments of memory, from element `first` on, after a row of zeros. */
 template <class P> DEVICE const index_t *fill_segments(const P &p, i64 first, int count, u64 *arrival) {
     y_t *const dy = (y_t *)shared;
     const index_t *numbers = (const index_t *)shared;

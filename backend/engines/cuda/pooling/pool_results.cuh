@@ -1,14 +1,14 @@
-/* pool_results: what a pooling leaves of a position: the maximum or mean, and the number of the maximum among the taps.
-   Templates, so that what was not printed is not looked up. */
+/* pool_results: stores the results of a pooling: the maximum or mean, and the tap of the maximum. Templates, so that
+   names are looked up only if they were emitted. */
 
-/* Runs are channels of one position, or (ALONG_ROWS) positions side by side. */
+/* Runs are channels of one position or, with ALONG_ROWS, adjacent positions. */
 DEVICE length_t counted_inside(const axis (&axes)[3], const length_t (&o)[3], int e) {
     return taps_inside(axes[0], o[0]) * taps_inside(axes[1], o[1]) * taps_inside(axes[2], o[2] + (ALONG_ROWS ? e : 0));
 }
 
 constexpr bool COPIES_PAIRS = IS_PAIRED && same<x_t, y_t>::value && !IS_SCALED && !HAS_OLD && !MAY_BE_EMPTY;
 
-/* What y holds of the positions from `o` on, where it held `old`. */
+/* The new value of y for the positions from `o` on; `old` is the previous one. */
 template <class P>
 DEVICE run<y_t, RUN> values_of(const P &p, const axis (&axes)[3], const length_t (&o)[3], const found &made,
                                const run<y_t, RUN> &old) {
@@ -67,7 +67,7 @@ DEVICE void store_numbers(const P &p, const axis (&axes)[3], const coordinates &
     }
 }
 
-/* Where a maximum of pairs is NaN, its number: the last NaN's. Rare, so short rather than fast. */
+/* If a maximum of pairs is NaN, finds its index: that of the last NaN. Rare, so optimized for size. */
 template <class P, class F>
 DEVICE void correct_numbers(const P &p, const axis (&axes)[3], const coordinates &to, const length_t (&o)[3],
                             const F &made) {

@@ -1,7 +1,7 @@
 /* pool_team: pool.cuh for few large windows, such as those of whole images          any type, any strides, sm_75 and up
    Formula   as pool.cuh
-   Tile      a warp makes 32 runs of RUN channels, neighbours in memory, of one row of taps; TAPS1 warps make a window,
-             and the first of them puts their parts together. So each thread loads TAPS2 runs at once, and there are
+   Tile      a warp processes 32 runs of RUN channels, adjacent in memory, of one row of taps; TAPS1 warps compute a
+             window, and the first of them combines their parts. So each thread has TAPS2 loads in flight, and there are
              enough threads
    Limits    windows of one plane
    Params    as pool.cuh; PATCH1 and PATCH2 are 1, THREADS is 32 TAPS1 */
@@ -47,8 +47,8 @@ DEVICE void find_row(found (&row)[1], const arguments &p, const axis (&axes)[3],
     find_in_row<false, false>(row, loaded, columns, row_mask);
 }
 
-/* Asks for what a warp reads first, where it is one segment per tap. A template, so that what was not printed is not
-   looked up. */
+/* Prefetches what a warp reads first, if it is one segment per tap. A template, so that names are looked up only if
+   they were emitted. */
 template <class P>
 DEVICE void expect_row(const P &p, const axis (&axes)[3], const coordinates &to, int lane, length_t t) {
     const length_t row = first_of(axes[1], to.at[1]) + t, column = first_of(axes[2], to.at[2]) + lane;

@@ -1,12 +1,12 @@
-/* pool_tma: pool.cuh for windows that go one by one over channels that lie side by side               any type, sm_90
+/* pool_tma: pool.cuh for channels-last windows with steps of one                                       any type, sm_90
    Formula   as pool.cuh
-   Tile      a block makes `below` x `along` patches of PATCH1 x PATCH2 positions, of LANES runs of channels. What they
-             see comes in one box by the copy engine, with zeros around the image, so that means ask for no edge; maxima
-             look at the nearest element inside. A thread goes down a patch, and loads and converts each element once:
-             neighbours alone see it again
-   Limits    steps of one; no numbers of maxima; padding reads zeros, or repeats edges and changes no maximum
-   Tried     patches of 7 rows (means of 3x3: 27.9 us for 26.9, maxima 27.3 for 26.7), of 14 (77); boxes of 64 bytes of
-             channels (29.3 for 27.9)
+   Tile      a block computes `below` x `along` patches of PATCH1 x PATCH2 positions, of LANES runs of channels. TMA
+             loads their inputs in one box, with zeros around the image, so that means check no edges; maxima read the
+             nearest element inside. A thread iterates down a patch, and loads and converts each element once: only
+             adjacent patches read it again
+   Limits    steps of one; no indices of maxima; padding is zero, or repeats edges and changes no maximum
+   Tried     patches of 7 rows (means of 3x3: 27.9 us instead of 26.9, maxima 27.3 instead of 26.7), of 14 (77); boxes
+             of 64 bytes of channels (29.3 instead of 27.9)
    Params    as pool.cuh, and LANES */
 
 #include "pooling/tma.cuh"
@@ -16,13 +16,13 @@ extern __shared__ __align__(128) u8 shared[];
 
 constexpr int HEIGHT = PATCH1 + TAPS1 - 1, WIDTH = PATCH2 + TAPS2 - 1;
 
-/* Where element `at` along an axis lies in a box that begins at `first`. */
+/* The offset of element `at` along an axis in a box that begins at `first`. */
 DEVICE int offset_in_box(const axis &a, length_t at, length_t first) {
     return (int)((REPEATS_EDGES ? nearest_inside(a, at) : at) - first);
 }
 
-/* The windows of a patch, whose elements are WIDTH columns of the box, and rows of `pitch` elements: stored as soon as
-   they are whole. */
+/* The windows of a patch, whose elements are WIDTH columns of the box, with rows of `pitch` elements; stored as soon as
+   they are complete. */
 DEVICE void go_down(const arguments &p, const axis (&axes)[3], const coordinates &to,
                     const x_t *const (&columns)[WIDTH], length_t top, int pitch) {
     const u32 all[WIDTH] = {};

@@ -1,10 +1,10 @@
-/* pool_tma_bwd: pool_bwd.cuh for windows that go one by one over channels that lie side by side       any type, sm_90
+/* pool_tma_bwd: pool_bwd.cuh for channels-last windows with steps of one                               any type, sm_90
    Formula   as pool_bwd.cuh
-   Tile      a block makes `below` x `along` patches of PATCH1 x PATCH2 elements of dx, of LANES runs of channels. What
-             reaches them comes in two boxes by the copy engine, of dy and of the numbers of maxima, with zeros around
-             the image, which give back nothing. A thread goes down a patch, and loads and converts what a position
-             gives once for all that it reaches
-   Limits    steps of one; maxima with numbers
+   Tile      a block computes `below` x `along` patches of PATCH1 x PATCH2 elements of dx, of LANES runs of channels.
+             TMA loads their inputs in two boxes, of dy and of the indices of maxima, with zeros around the image, which
+             contribute nothing. A thread iterates down a patch, and loads and converts each position's gradients once
+             for all elements that they contribute to
+   Limits    steps of one; maxima with indices
    Tried     3x3, 36.6 us (pool_bwd.cuh: 54): patches of 7 rows, which read less (38.5); 64 channels (37.6); blocks of
              256 threads (37.0, of 7 rows 39.7)
    Params    as pool_bwd.cuh, and LANES */
@@ -14,8 +14,8 @@
 
 extern __shared__ __align__(128) u8 shared[];
 
-/* The patch whose elements begin at `at`; `dy` and `numbers` are what the first position of those that reach it gives,
-   in boxes whose rows lie `pitch` elements apart. Elements are stored as soon as they are whole. */
+/* The patch whose elements begin at `at`; `dy` and `numbers` are those of the first position that contributes to it, in
+   boxes with a row pitch of `pitch` elements. Elements are stored as soon as they are complete. */
 DEVICE void go_down(const arguments &p, const axis (&axes)[3], const coordinates &at, const y_t *dy,
                     const index_t *numbers, int pitch) {
     x_t *const dx = p.x + (at.n * (offset_t)p.x_n + at.c * (offset_t)p.x_c + at.at[1] * axes[1].x_stride +

@@ -1,11 +1,11 @@
-/* pool_unaligned: pool.cuh for channels side by side whose number fits no wide accesses          any type, sm_75 and up
+/* pool_unaligned: pool.cuh for channels-last images without wide aligned accesses                any type, sm_75 and up
    Formula   as pool.cuh
-   Tile      what PATCH1 rows of tile_columns positions see passes through shared memory: a segment of each row of x
-             (pooling/segment.cuh). A thread makes one channel of PATCH1 x PATCH2 positions, and lanes go along channels
-   Limits    x is packed, and whole chunks of 16 bytes; every window sees more than padding
-   Tried     3x3 maxima of 63 channels, 67 us: single elements from global memory (107); runs of eight channels out of
-             two chunks each, shifted in registers (90); copies by threads (83), of which each row cost as much as its
-             maxima; one row of positions (77); asking ahead for what later blocks read (11 more); tiles of 9 or 28 KiB
+   Tile      the inputs of PATCH1 rows of tile_columns positions go through shared memory: a segment of each row of x
+             (pooling/segment.cuh). A thread computes one channel of PATCH1 x PATCH2 positions, lanes follow channels
+   Limits    x is packed, and whole chunks of 16 bytes; every window contains more than padding
+   Tried     3x3 maxima of 63 channels, 67 us: single elements from global memory (107); runs of eight channels from two
+             chunks each, shifted in registers (90); copies by threads (83), each row of which cost as much as its
+             maxima; one row of positions (77); prefetching the inputs of later blocks (11 more); tiles of 9 or 28 KiB
              (4 and 2 more)
    Params    as pool.cuh, and LINE; RUN is 1 */
 
@@ -31,7 +31,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) pool_unaligned(con
     const length_t left = nearest_inside(axes[2], before),
                    right = nearest_inside(axes[2], before + (columns - 1) * STEP2 + TAPS2 - 1);
     const u32 channels = p.channels.value;
-    /* Rows lie as far apart as keeps their phases; `tile` is where the image's first element would lie. */
+    /* The row pitch preserves the rows' offsets; `tile` is where the image's first element would be. */
     const x_t *const image = p.x + (offset_t)rest * (offset_t)p.x_n;
     const length_t pitch = (length_t)p.pitch, top = nearest_inside(axes[1], above);
     const int phase = phase_of(image + top * axes[1].x_stride + left * axes[2].x_stride);

@@ -1,11 +1,11 @@
 /* pool_whole: the maximum or mean of whole planes of images (NCHW)                               any type, sm_75 and up
    Formula   y[n,c] = f over all elements of plane n, c: a row of PLANE elements
-   Tile      tile_planes planes pass through shared memory as one segment (pooling/segment.cuh); LANES lanes side by
-             side share a plane
-   Limits    x is packed, and tile_planes planes are whole chunks, as all of them are; one result, of the maximum no
-             number
-   Tried     means of 7x7, 8.3 us: copies by threads (10.5), tiles of 2, 3 or 6 KiB for 5 (20.8, 10.8, 8.7), asking for
-             tiles before the kernel before has ended (0.6 more)
+   Tile      tile_planes planes go through shared memory as one segment (pooling/segment.cuh); LANES adjacent lanes
+             share a plane
+   Limits    x is packed, and tile_planes planes are whole chunks, as all of them are; one result, without the index of
+             the maximum
+   Tried     means of 7x7, 8.3 us: copies by threads (10.5), tiles of 2, 3 or 6 KiB instead of 5 (20.8, 10.8, 8.7),
+             prefetching tiles before the preceding kernel ends (0.6 more)
    Params    as pool.cuh, and LINE; RUN is 1 */
 
 #include "pooling/segment.cuh"

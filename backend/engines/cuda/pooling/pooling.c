@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The window family: one pooling or interpolation, or its gradient, in one sweep over its result. Small windows in
-   whole steps are the pool kernels' (pooling.h), all others resample.cuh and resample_bwd.cuh;
-   pooling/geometry.cuh knows the geometry. plan.c decides, emit.c prints. */
+/* Pooling family (cuda_window): one pooling or interpolation, or its gradient, in one sweep over its result. The pool
+   kernels (pooling.h) compute small windows with whole steps, resample.cuh and resample_bwd.cuh all others;
+   pooling/geometry.cuh defines the geometry. plan.c plans, emit.c emits the kernels. */
 #include "engines/cuda/pooling/pooling.h"
 #include "engines/cuda/core/price.h"
 #include "engines/cuda/families.h"
 
-/* Of a launch with the first trips to memory. */
+/* Cost of a launch, including its first memory latencies. */
 static const double LAUNCH_SECONDS = 2e-6;
 
 static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
@@ -17,8 +17,8 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
     for (int k = 0; k < 4; k++)
         if (pooling_uses(&w, operands[k]))
             bytes += (double)tensor_bytes(operands[k]->tensor);
-    /* Each tensor once: windows that overlap meet in L1 and L2. What kernels of small windows take beside that is not
-       priced. */
+    /* Counts each tensor once: overlapping windows hit L1 and L2. Other costs of the kernels of small windows are not
+       modeled. */
     *seconds = LAUNCH_SECONDS + price_moving(bytes, device);
     return WEFT_STATUS_SUCCESS;
 }
@@ -34,7 +34,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     step->state = state;
     if (pooling_items(&passes[0]) == 0)
         return arena_print(arena, &step->detail, "nothing to compute");
-    /* The numbers of maxima pass from one kernel to the other through the workspace. */
+    /* The indices of maxima pass from one kernel to the other through the workspace. */
     if (pooling_finds_first(&passes[0])) {
         struct pooling whole = passes[0];
         TRY(pooling_split(passes, &whole, arena));

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the parts of the window family share: pooling.c serves, plan.c decides, emit.c prints; nchw.c does both for
-   images that lie in memory as planes, tma.c for windows that go one by one. */
+/* Interface of the files of the pooling family: pooling.c implements the family, plan.c plans, emit.c emits the
+   kernels; nchw.c does both for NCHW images, tma.c for windows with steps of one. */
 #ifndef WEFT_ENGINES_CUDA_POOLING_H
 #define WEFT_ENGINES_CUDA_POOLING_H
 
@@ -9,53 +9,54 @@
 
 enum {
     POOL_THREADS = 128,
-    POOL_LOADS = 64,       /* elements of x that a thread holds, at most */
-    POOL_TAPS = 64,        /* of a window that the pool kernels serve, at most: they are unrolled */
-    POOL_SHARED_TAPS = 25, /* of windows whose overlaps a thread shares, at most */
-    POOL_LINE = 128        /* bytes of a line of memory */
+    POOL_LOADS = 64,       /* maximum elements of x that a thread holds */
+    POOL_TAPS = 64,        /* maximum taps of the pool kernels, which unroll them */
+    POOL_SHARED_TAPS = 25, /* maximum taps of windows whose overlaps a thread shares */
+    POOL_LINE = 128        /* bytes of a cache line */
 };
 
-/* The kernels; from POOL on, those of windows that go in whole steps and that registers hold. */
+/* The kernels; from POOL on, those of windows with whole steps that fit in registers. */
 enum pooling_kernel {
     RESAMPLE,
     RESAMPLE_BWD,
     POOL,
     POOL_BWD,
     POOL_TEAM,      /* few large windows */
-    POOL_TMA,       /* windows that go one by one over channels side by side */
+    POOL_TMA,       /* channels-last windows with steps of one */
     POOL_TMA_BWD,   /* the gradient of their maxima */
-    POOL_UNALIGNED, /* channels whose number fits no wide accesses */
-    POOL_NCHW,      /* images that lie as planes: parts of them */
+    POOL_UNALIGNED, /* channels-last images without wide aligned accesses */
+    POOL_NCHW,      /* parts of NCHW images */
     POOL_NCHW_BWD,  /* the gradient of these */
     POOL_WHOLE,     /* one window per plane */
 };
 
-/* How planes go through shared memory, in elements of x, or of dy for gradients: rows lie `pitch` apart, the memory's
-   begin at `left`, and what a thread reads first of a row lies `phase` after `first`, `seen` of them. Chosen by
-   nchw.c, printed as constants and arguments; of the other kernels all 0. */
+/* Layout of NCHW tiles in shared memory, in elements of x, or of dy for gradients: rows have a pitch of `pitch`, the
+   image's rows begin at `left`, and a thread's first element of a row is `phase` after `first`; it reads `seen`
+   elements. Chosen by nchw.c, emitted as constants and arguments; all 0 for other kernels. */
 struct nchw_tile {
-    int64_t tile_rows; /* rows of positions, or of patches of dx, that a tile makes; of whole planes, planes */
-    int64_t along;     /* results side by side that a thread makes, and how many threads a row takes */
+    int64_t tile_rows; /* rows of positions, or of patches of dx, per tile; with whole planes, planes */
+    int64_t along;     /* adjacent results per thread, and threads per row */
     int64_t columns;
     int64_t left, pitch, first, phase, seen;
-    int64_t row_bytes;     /* of all that is held of a row */
-    int64_t vector;        /* neighbours that a thread reads at once of shared memory */
-    int64_t fill;          /* and of memory; `shifts`: from between chunks, where rows begin anywhere */
-    int64_t shift, before; /* how far after a window's start a run of dx begins, the first position that reaches it */
+    int64_t row_bytes; /* of a row in shared memory */
+    int64_t vector;    /* adjacent elements per load from shared memory */
+    int64_t fill;      /* and from global memory; `shifts`: from two chunks, if rows are unaligned */
+    /* offset of a run of dx from a window's start, and the first position that contributes to it */
+    int64_t shift, before;
     int64_t index_fill;
-    bool is_segment; /* the tile lies in shared memory as it does in memory, without padding */
+    bool is_segment; /* the tile is stored as in memory, without padding */
     bool shifts, index_shifts;
-    int64_t grain; /* results side by side that one access takes */
+    int64_t grain; /* adjacent results per store */
     int64_t slack; /* elements that the last threads of a row may read after the last row */
 };
 
-/* How boxes of an image become windows, or those of dy their gradient: a block's threads. */
+/* How the threads of a block share TMA boxes of an image or, for gradients, of dy. */
 struct tma_tile {
-    int64_t lanes;        /* runs of channels side by side */
+    int64_t lanes;        /* runs of contiguous channels */
     int64_t along, below; /* patches of results */
 };
 
-/* g and the flags come from the operation; kernel, run, patch and what follows from choose_kernel. */
+/* g and the flags come from the operation; choose_kernel sets kernel, run, patch and what follows. */
 struct pooling {
     const struct region *region;
     const struct device *device;
@@ -63,44 +64,44 @@ struct pooling {
     struct resample_geometry g;
     enum pooling_kernel kernel;
     int run;
-    bool is_wide; /* numbers of the geometry pass 32 bits */
+    bool is_wide; /* numbers of the geometry exceed 32 bits */
     bool has_y, has_index;
-    bool index_is_scratch; /* between the two kernels of a gradient that finds its maxima first */
-    int64_t patch[3];      /* positions along each axis that a thread makes; of dx, steps of windows */
-    int64_t rows;          /* patches along the second axis that neighbouring threads take: POOL_ROWS positions */
-    int64_t tile_columns;  /* of POOL_UNALIGNED: positions of a row that a block makes of all channels, */
-    int64_t pitch;         /* and from row to row of x in shared memory */
+    bool index_is_scratch; /* passed between the two kernels of a gradient that finds its maxima first */
+    int64_t patch[3];      /* positions per thread along each axis; for dx, steps of windows */
+    int64_t rows;          /* patches along the second axis that adjacent threads share: POOL_ROWS positions */
+    int64_t tile_columns;  /* for POOL_UNALIGNED: positions of a row that a block computes for all channels, */
+    int64_t pitch;         /* and row pitch of x in shared memory */
     struct nchw_tile nchw;
     struct tma_tile tma;
 };
 
-/* Bytes of so many elements of an operand. */
+/* Bytes of `count` elements of an operand. */
 static inline int64_t pooling_bytes(const struct resample_operand *operand, int64_t count) {
     return dtype_bytes((weftDataType_t)operand->tensor->type, count);
 }
 
-/* The tensor that is made. */
+/* The tensor that is computed. */
 static inline const struct resample_operand *pooling_result(const struct pooling *w) {
     return w->g.backward ? &w->g.x : &w->g.y;
 }
 
-/* What it is made of, beside numbers of maxima: x, or dy. */
+/* The tensor that it is computed from, besides indices of maxima: x, or dy. */
 static inline const struct resample_operand *pooling_source(const struct pooling *w) {
     return w->g.backward ? &w->g.y : &w->g.x;
 }
 
-/* Whether an operand is read or written. */
+/* True if an operand is read or written. */
 bool pooling_uses(const struct pooling *w, const struct resample_operand *operand);
 
-/* Whether a window may see padding, and nothing but padding. */
+/* True if a window may contain padding; and if one may contain only padding. */
 bool pooling_has_padding(const struct resample_geometry *g);
 bool pooling_may_be_empty(const struct resample_geometry *g);
 
-/* How many patches there are along an axis, and the number of the first one, which may lie in the padding. */
+/* Number of patches along an axis, and the index of the first one, which may be in the padding. */
 int64_t pooling_patches(const struct pooling *w, int axis);
 int64_t pooling_first_patch(const struct pooling *w, int axis);
 
-/* Whether an operand lies as packed planes. */
+/* True if an operand is packed in NCHW order. */
 bool pooling_is_planes(const struct resample_geometry *g, const struct resample_operand *operand);
 
 static inline double pooling_product(const int64_t *numbers) {
@@ -109,16 +110,16 @@ static inline double pooling_product(const int64_t *numbers) {
 
 /* ---- plan.c ---- */
 
-/* Fills the geometry and chooses the kernel, or says why the region is none of ours. */
+/* Fills the geometry and chooses the kernel, or reports why the region is not supported. */
 weftStatus_t pooling_analyse(struct pooling *w, const struct region *region, const struct device *device);
-/* Whether a gradient finds its maxima in a kernel of its own, and the two passes that it then takes. */
+/* True if a gradient finds its maxima in a separate kernel; and the two passes that it then consists of. */
 bool pooling_finds_first(const struct pooling *w);
 weftStatus_t pooling_split(struct pooling passes[2], const struct pooling *w, struct arena *arena);
-/* What threads take one by one: patches of runs of channels. */
+/* Number of work items of threads: patches of runs of channels. */
 int64_t pooling_items(const struct pooling *w);
-/* Whether windows without gaps go in whole steps, few enough, over what padding does not change. */
+/* True if windows have no gaps, whole steps and few taps, and padding does not change results. */
 bool pooling_is_pool(const struct pooling *w);
-/* Whether the channels of all positions lie in one segment. */
+/* True if the channels of all positions are contiguous. */
 bool pooling_is_packed_last(const struct resample_geometry *g, const struct resample_operand *operand);
 
 /* ---- emit.c ---- */
@@ -129,7 +130,7 @@ weftStatus_t pooling_build_kernel(struct cuda_kernel *kernel, const struct pooli
 
 /* ---- nchw.c, tma.c ---- */
 
-/* Choose a kernel of planes, or of boxes, if one serves. */
+/* Choose an NCHW kernel, or a TMA kernel, if one applies. */
 void pooling_find_nchw(struct pooling *w);
 void pooling_find_tma(struct pooling *w);
 
@@ -137,7 +138,7 @@ void pooling_find_tma(struct pooling *w);
 int64_t pooling_blocks_of_nchw(const struct pooling *w);
 int64_t pooling_blocks_of_tma(const struct pooling *w);
 
-/* Print what they need beyond the others, and give the shared memory of a block. */
+/* Emit what they need in addition to other kernels, and return the shared memory of a block. */
 uint32_t pooling_emit_nchw(struct kernel_source *source, const struct pooling *w);
 uint32_t pooling_emit_tma(struct kernel_source *source, const struct pooling *w);
 void pooling_emit_maps(struct kernel_source *source, const struct pooling *w);

@@ -1,14 +1,14 @@
 /* resample: y[n,c,o] = the maximum, mean or weighted sum of a window of x          any type, any strides, sm_75 and up
-   Formula   pooling/geometry.cuh says which elements; the mode is constants, so that small windows unroll and load all
-             at once
-   Tile      a thread makes RUN channels of one position; threads go along memory, so that windows of a block overlap in
-             L1
-   Limits    RUN above 1 where channels lie side by side
+   Formula   pooling/geometry.cuh defines the window; the mode is constants, so that small windows unroll and load
+             everything at once
+   Tile      a thread computes RUN channels of one position; threads follow memory, so that windows of a block overlap
+             in L1
+   Limits    RUN above 1 only for contiguous channels
    Params    RUN THREADS TAPS0-2 DILATION0-2 IS_MAXIMUM IS_LINEAR IS_POOL IS_WHOLE CLAMPS SKIPS_PADDING EXCLUDES_PADDING
-             PROPAGATES_NAN HAS_Y HAS_INDEX HAS_OLD math_t length_t index x_t y_t index_t, and locate(), printed */
+             PROPAGATES_NAN HAS_Y HAS_INDEX HAS_OLD math_t length_t index x_t y_t index_t, and the emitted locate() */
 
-/* Sums of many numbers: of RUN_TAPS of them at a time, which are added with compensation for what roundings lose.
-   Windows of few taps, which are constants, are added as they come. */
+/* Sums of many numbers: RUN_TAPS of them at a time, whose sums are added with compensation of rounding errors. Windows
+   of few taps, which are constants, are added directly. */
 struct long_sum {
     static constexpr int RUN_TAPS = 64;
     math_t total = 0, lost = 0, part = 0;
@@ -20,7 +20,7 @@ struct long_sum {
     }
 };
 
-/* Every mode but the maximum. Taps of weight 0 are not read, and a mean of nothing is 0. */
+/* Every mode but the maximum. Taps of weight 0 are not read, and the mean of no elements is 0. */
 struct weighted {
     static constexpr bool IS_LONG = TAPS0 == 0;
     math_t sum[RUN];
@@ -79,7 +79,7 @@ struct weighted {
     }
 };
 
-/* Templates, so that what was not printed is not looked up. */
+/* Templates, so that names are looked up only if they were emitted. */
 template <class P>
 DEVICE void store_y(const P &p, const axis (&axes)[3], const coordinates &to, const math_t (&value)[RUN]) {
     if constexpr (HAS_Y) {

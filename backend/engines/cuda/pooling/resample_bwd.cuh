@@ -1,13 +1,12 @@
-/* resample_bwd: dx[n,c,i] = sum of dy[n,c,o] by the weight that x[n,c,i] has in y[n,c,o]         any type, any strides,
-   sm_75 and up
-   Formula   gathers: the positions o whose windows reach i form a box, and what i weighs in o is a product over the
-             axes; for a maximum dy counts where the window's maximum is i, as the index says or as x shows
-   Tile      a thread makes RUN channels of one element of dx, adding in the order of memory: every run gives the same
-             bits
-   Limits    RUN above 1 where channels lie side by side
+/* resample_bwd: dx[n,c,i] = sum of dy[n,c,o] times the weight of x[n,c,i] in y[n,c,o]   any type, any strides, sm_75 on
+   Formula   gathers: the positions o whose windows contain i form a box, and the weight of i in o is a product over the
+             axes; for a maximum, dy counts if the window's maximum is i, according to the index or to x
+   Tile      a thread computes RUN channels of one element of dx, adding in the order of memory: every run gives the
+             same bits
+   Limits    RUN above 1 only for contiguous channels
    Params    as resample.cuh, and IS_DILATED HAS_SAVED saved_t */
 
-/* The positions whose windows reach element i along one axis. */
+/* The positions whose windows contain element i along one axis. */
 struct reach {
     length_t from, until;
 };
@@ -18,8 +17,8 @@ DEVICE reach reach_of(const axis &a, length_t i) {
     return reach{from > 0 ? from : 0, last < a.y - 1 ? last + 1 : a.y};
 }
 
-/* What element i weighs in position o along one axis: clamped taps may meet in it. A window with gaps may reach over i
-   and count nothing. */
+/* The weight of element i in position o along one axis; several clamped taps may read it. A window with gaps may span i
+   without reading it. */
 DEVICE math_t share_of(const axis &a, length_t o, length_t i) {
     const length_t first = first_of(a, o);
     math_t sum = 0;
@@ -34,7 +33,7 @@ DEVICE math_t share_of(const axis &a, length_t o, length_t i) {
     return IS_POOL && sum != 0 ? sum / (math_t)counted_of(a, first) : sum;
 }
 
-/* The number, among the taps of position o, of a maximum that lies at element i. */
+/* True if the maximum with this tap index of position o is element i. */
 template <class W> DEVICE bool hits(const axis (&axes)[3], const length_t (&o)[3], const length_t (&i)[3], W where) {
     if (where < 0 || where >= (W)(axes[0].taps * axes[1].taps * axes[2].taps))
         return false;
@@ -47,8 +46,8 @@ template <class W> DEVICE bool hits(const axis (&axes)[3], const length_t (&o)[3
     return same;
 }
 
-/* Adds what position o gives back to element i of a maximum. Templates, so that what was not printed is not looked up.
-   */
+/* Adds the contribution of position o to element i of a maximum. Templates, so that names are looked up only if they
+   were emitted. */
 template <class P>
 DEVICE void add_maximum(math_t (&sum)[RUN], const P &p, const axis (&axes)[3], const coordinates &at,
                         const length_t (&o)[3], const run<y_t, RUN> &dy) {
@@ -103,7 +102,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) resample_bwd(const __gr
                 for (length_t o2 = r2.from; o2 < r2.until; o2++) {
                     const length_t o[3] = {o0, o1, o2};
                     math_t share = 1;
-                    /* Of windows with gaps, not all that reach over i take it. */
+                    /* Windows with gaps may span i without reading it. */
                     if (!IS_MAXIMUM || IS_DILATED) {
 #pragma unroll
                         for (int d = 0; d < 3; d++)

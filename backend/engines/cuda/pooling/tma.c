@@ -1,24 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Windows that go one by one over channels that lie side by side. Each element is in so many of them that it pays to
-   have it in shared memory, where Hopper's copy engine copies boxes of the image: pooling/pool_tma.cuh. */
+/* Channels-last windows with steps of one. Each element is in several windows, so it pays off to load boxes of the
+   image into shared memory with TMA: pooling/pool_tma.cuh. */
 #include "base/number.h"
 #include "engines/cuda/pooling/pooling.h"
 
 enum {
-    ACCESS = 16, /* bytes: what a thread takes of a pixel, and what the copy engine wants strides to be multiples of */
-    LANES_MOST = 16, /* threads side by side along the channels */
+    ACCESS = 16,     /* bytes: what a thread reads per pixel, and the multiple that TMA requires of strides */
+    LANES_MOST = 16, /* adjacent threads along the channels */
     LANES_LEAST = 4, /* 64 bytes of channels */
     DOWN = 4,        /* rows of a thread's patch */
 };
 
-/* Whether neighbouring windows along an axis share all but one row of elements. */
+/* True if adjacent windows along an axis share all but one row of elements. */
 static bool is_dense(const struct pooling *w, int axis) {
     return w->g.step[axis] == 1 && w->g.taps[axis] > 1 && pooling_result(w)->size[axis] > 1;
 }
 
-/* Whether the copy engine can copy boxes of an operand: its strides are whole accesses, and so is a box's row of
-   `channels`. Elements of 8 bytes have no map type here; multiples of 16 bytes are the copy engine's. images: their
-   number, as the stride of a single one means nothing. */
+/* True if TMA can load boxes of an operand: its strides are multiples of 16 bytes, and so is a box's row of `channels`.
+   Elements of 8 bytes have no map type here. images: their number; the stride of a single one has no meaning. */
 static bool has_strides(const struct resample_operand *o, int64_t images, int64_t channels) {
     int64_t size = pooling_bytes(o, 1);
     bool has = size <= 4 && channels * size % ACCESS == 0 && o->tensor->alignment % ACCESS == 0 &&
@@ -28,14 +27,15 @@ static bool has_strides(const struct resample_operand *o, int64_t images, int64_
     return has;
 }
 
-/* A block has at most POOL_THREADS: lanes over channels, the rest over patches along and below, in equal shares. */
+/* A block has at most POOL_THREADS: lanes along channels, the rest along patches in both directions, in equal
+   shares. */
 void pooling_find_tma(struct pooling *w) {
     const struct resample_geometry *g = &w->g;
     const struct resample_operand *read = pooling_source(w), *result = pooling_result(w);
-    /* Runs of channels, in equal slices of LANES_MOST at most, each a block's. */
+    /* Runs of channels, in equal slices of at most LANES_MOST, each for one block. */
     int64_t groups = g->c / w->run, slices = divide_up(groups, LANES_MOST),
             lanes = groups ? divide_up(groups, slices) : 0;
-    /* Gradients go by the numbers of their maxima; forward none are found, and no window of a maximum may be empty. */
+    /* Gradients use the indices of their maxima; forward computes none, and no window of a maximum may be empty. */
     bool serves = g->backward ? w->kernel == POOL_BWD && w->has_index
                               : w->kernel == POOL && !w->has_index &&
                                     !(g->mode == WEFT_RESAMPLE_MAXPOOL && pooling_may_be_empty(g));
@@ -56,7 +56,7 @@ void pooling_find_tma(struct pooling *w) {
     b->below = threads / b->along < heights ? threads / b->along : heights;
 }
 
-/* Of a block: results across and down, and what their windows see of the source. */
+/* Per block: results in both directions, and the extents of the source that their windows read. */
 static int64_t columns_of(const struct pooling *w) { return w->tma.along * w->patch[2]; }
 static int64_t rows_of(const struct pooling *w) { return w->tma.below * w->patch[1]; }
 static int64_t columns_seen(const struct pooling *w) { return columns_of(w) + w->g.taps[2] - 1; }
@@ -67,16 +67,16 @@ static int64_t bands_of(const struct pooling *w) { return divide_up(pooling_resu
 
 int64_t pooling_blocks_of_tma(const struct pooling *w) { return w->g.n * bands_of(w) * slices_of(w) * tiles_of(w); }
 
-/* Of one box, in bytes: [rows_seen][columns_seen][channels]. */
+/* Bytes of one box: [rows_seen][columns_seen][channels]. */
 static int64_t bytes_of_box(const struct pooling *w, const struct resample_operand *o) {
     return pooling_bytes(o, columns_seen(w) * rows_seen(w) * w->tma.lanes * w->run);
 }
 
-/* Only sizes matter to a copy: bf16 stands for all of 2 bytes, i32 for all of 4. */
+/* A copy depends only on sizes: bf16 stands for all types of 2 bytes, i32 for all of 4. */
 static void emit_map_of(struct kernel_source *source, const struct pooling *w, const struct resample_operand *o,
                         const char *name) {
     int64_t size = pooling_bytes(o, 1), strides[] = {o->size_stride[2], o->size_stride[1], o->batch_stride};
-    /* Channels, columns, rows, images, the contiguous dim first. Where no box ends, reads are zeros. */
+    /* Channels, columns, rows, images, the contiguous dim first. Out-of-bounds elements read as zero. */
     int64_t dims[] = {w->g.c, o->size[2], o->size[1], w->g.n};
     int64_t box[] = {w->tma.lanes * w->run, columns_seen(w), rows_seen(w), 1};
     bool is_scratch = o == &w->g.index && w->index_is_scratch;
@@ -89,20 +89,20 @@ static void emit_map_of(struct kernel_source *source, const struct pooling *w, c
         map.form.dims[i] = (uint64_t)dims[i];
         map.form.box[i] = (uint32_t)box[i];
         if (i > 0)
-            /* The driver refuses strides that are no multiples of 16 bytes, also where nobody takes a step. */
+            /* The driver rejects strides that are not multiples of 16 bytes, even along dims of one element. */
             map.form.strides[i - 1] = dims[i] > 1 ? (uint64_t)(strides[i - 1] * size) : ACCESS;
     }
     emit_map(source, is_scratch ? -1 : graph_find_value(w->region->graph, o->tensor), &map, name);
 }
 
-/* Prints the maps, which come before all else. */
+/* Emits the maps, which come before all other fields. */
 void pooling_emit_maps(struct kernel_source *source, const struct pooling *w) {
     emit_map_of(source, w, pooling_source(w), w->g.backward ? "y_map" : "x_map");
     if (w->g.backward)
         emit_map_of(source, w, &w->g.index, "index_map");
 }
 
-/* Numbers of maxima lie behind dy, from a line of memory on. Gives the bytes of shared memory. */
+/* The indices of maxima follow dy, beginning at a cache line. Returns the bytes of shared memory. */
 uint32_t pooling_emit_tma(struct kernel_source *source, const struct pooling *w) {
     int64_t first = bytes_of_box(w, pooling_source(w)), second = w->g.backward ? bytes_of_box(w, &w->g.index) : 0;
     int64_t numbers_at = round_up(first, POOL_LINE);

@@ -1,5 +1,5 @@
-/* box: what a block makes where pixels come in boxes by the copy engine: `below` x `along` patches of PATCH1 x PATCH2
-   results, of LANES vectors of channels. A box holds all pixels that they see, `columns_seen` in a row. */
+/* tma: the results of a block whose pixels TMA loads in boxes: `below` x `along` patches of PATCH1 x PATCH2 results, of
+   LANES vectors of channels. A box contains all pixels that they read, `columns_seen` per row. */
 
 /* Elements from one pixel of a box to the next. */
 constexpr int PIXEL = LANES * RUN;
@@ -18,11 +18,11 @@ DEVICE box_tile tile_of_block(const arguments &p) {
     return {rest, column, row, slice};
 }
 
-/* A thread's patch: its first result and channel, counted from the block's. */
+/* A thread's patch: its first result and channel, relative to the block's. */
 struct box_patch {
     length_t right, down;
     i32 lane;
-    u32 row; /* of patches; threads may be left over, behind the last */
+    u32 row; /* of patches; surplus threads come after the last one */
 };
 DEVICE box_patch patch_of_thread(const arguments &p) {
     u32 rest = threadIdx.x / LANES;

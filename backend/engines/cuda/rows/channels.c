@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The channels family: batch norm of channels that lie side by side in memory, forward in training and backward, with
-   the pointwise operations around it, in one launch whose blocks wait for each other between statistics and results.
-   What was read for the statistics stays on chip as far as it fits. The row program is that of the rows family; this is
+/* Channels family: training-mode batch norm of channels-last tensors, forward and backward, fused with adjacent
+   pointwise operations. It is one cooperative launch: blocks synchronize between the statistics and the results. Data
+   that was read for the statistics stays on chip as far as it fits. The row program is that of the rows family; this is
    another schedule of it (rows/channels.cuh). */
 #include "base/number.h"
 #include "engines/cuda/core/price.h"
@@ -13,32 +13,33 @@
 #include <string.h>
 
 enum {
-    THREADS = 512,       /* that calculate */
-    PRODUCER = 32,       /* threads beside these, of which one asks for copies */
-    LINE_VECTORS = 8,    /* of 16 bytes: a line of memory */
-    BOX_POSITIONS = 256, /* of one copy, at most */
-    STAGES_LEAST = 3,    /* the same, at least */
-    STAGES_MOST = 32,    /* batches in shared memory */
-    OTHER_BYTES = 1024,  /* of shared memory: barriers and partial results */
+    THREADS = 512,       /* consumer threads of a block */
+    PRODUCER = 32,       /* extra warp, one thread of which issues the TMA copies */
+    LINE_VECTORS = 8,    /* 16-byte vectors per cache line */
+    BOX_POSITIONS = 256, /* maximum per copy */
+    STAGES_LEAST = 3,    /* minimum number of stages */
+    STAGES_MOST = 32,    /* maximum number of batches in shared memory */
+    OTHER_BYTES = 1024,  /* shared memory for barriers and partial results */
 };
 
-/* Of a launch with a barrier among all blocks; of L2, what may be counted on to stay from one pass to the next. */
+/* Cost of a launch with a grid-wide barrier, and the share of L2 that can be expected to survive from one pass to the
+   next. */
 static const double LAUNCH_SECONDS = 5e-6, CACHED_SHARE = 0.5;
 
-/* A tile is `across` vectors of channels; its positions are cut into batches, which its blocks share and copy one at a
-   time. Blocks of a tile are as many as multiprocessors allow. */
+/* A tile is `across` vectors of channels. Its positions are split into batches, which its blocks share and copy one at
+   a time. Each tile gets as many blocks as the multiprocessors allow. */
 struct channels {
     struct rows rows;
     struct schedule schedule;
-    int64_t tiles, blocks; /* blocks: of each tile */
-    int64_t batches;       /* of a tile */
-    int64_t stay;          /* batches of a block that the cache is asked to keep */
+    int64_t tiles, blocks; /* `blocks` counts the blocks of each tile */
+    int64_t batches;       /* per tile */
+    int64_t stay;          /* batches of a block that the copies ask L2 to retain */
     int stages;
 };
 
-/* ---- What is served ---------------------------------------------------------------------------------------------- */
+/* ---- Supported regions ------------------------------------------------------------------------------------------- */
 
-/* Inference takes no statistics and is no business of this family. */
+/* Inference computes no statistics and is left to other families. */
 static bool is_batch_norm(const struct node *node) {
     if (op_of(node->op) == &norm_backward_op)
         return ((const struct norm_backward *)node->op)->mode == WEFT_BATCH_NORM;
@@ -48,7 +49,7 @@ static bool is_batch_norm(const struct node *node) {
     return op->mode == WEFT_BATCH_NORM && !norm_is_inference_of_batch(op);
 }
 
-/* One norm, since all blocks wait at one barrier between its two passes. */
+/* Exactly one norm, since the blocks synchronize only once, between its two passes. */
 static weftStatus_t check_region(const struct region *region, const struct device *device) {
     int norms = 0;
     for (int i = 0; i < region->count; i++)
@@ -63,9 +64,9 @@ static weftStatus_t check_region(const struct region *region, const struct devic
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Operands that reductions depend on. A bit for each: these are read in both passes and stay on chip. */
+/* Bit mask of the operands that reductions depend on. They are read in both passes and stay on chip. */
 static uint32_t counted_operands(const struct schedule *s) {
-    /* Pass 0 takes statistics, see check_schedule. */
+    /* Pass 0 computes the statistics, see check_schedule. */
     bool takes_part[TERMS_MAX];
     uint32_t counted = 0;
     schedule_terms_of_pass(s, 0, takes_part);
@@ -77,7 +78,7 @@ static uint32_t counted_operands(const struct schedule *s) {
     return counted;
 }
 
-/* Whether the copy engine can fetch what stays: neighbours in memory, in pieces of 16 bytes. */
+/* True if TMA can load the resident operands: contiguous vectors in multiples of 16 bytes. */
 static bool can_copy(const struct schedule *s) {
     int copies = 0;
     bool can = true;
@@ -94,7 +95,7 @@ static bool can_copy(const struct schedule *s) {
     return can && copies > 0 && copies <= MAPS_MAX;
 }
 
-/* What rows/channels.cuh asserts or assumes. */
+/* Preconditions that rows/channels.cuh asserts or assumes. */
 static weftStatus_t check_schedule(const struct schedule *s) {
     if (!s->nest.is_columns || s->nest.row_dims != 1 || s->nest.rank != 2)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
@@ -116,15 +117,15 @@ static weftStatus_t check_schedule(const struct schedule *s) {
 
 /* ---- The schedule ------------------------------------------------------------------------------------------------ */
 
-/* The share of all threads' work that counts, when tiles are `across` vectors wide. Of channels that fill their tiles,
-   times of multiprocessors that have a tile: each tile gets equally many. */
+/* Fraction of the threads that do useful work if tiles are `across` vectors wide: the share of channels that fill their
+   tiles, times the share of multiprocessors that have a tile. Each tile gets the same number of blocks. */
 static double worth_of(const struct schedule *s, int64_t across, const struct device *device) {
     int64_t tiles = divide_up(s->vectors.strips, across), multiprocessors = device->cuda.multiprocessors;
     return (double)s->vectors.strips / (double)(tiles * across) * (double)(multiprocessors / tiles * tiles) /
            (double)multiprocessors;
 }
 
-/* Bytes that are read again from memory: what stayed neither in shared memory nor in the cache. */
+/* Bytes that pass 1 reads again from memory because neither shared memory nor the cache holds them. */
 static double bytes_again(const struct schedule *s, const struct device *device) {
     double bytes = 0, shared = (double)device->cuda.multiprocessors * (double)device->cuda.shared_per_block;
     for (int k = 0; k < s->rows->operand_count; k++)
@@ -134,8 +135,8 @@ static double bytes_again(const struct schedule *s, const struct device *device)
     return bytes > 0 ? bytes : 0;
 }
 
-/* A line of memory, two where memory is what counts; or what wastes clearly less, which half a line then does not:
-   batch norm's gradient of 128x144x56x56 took 314 us with tiles of 32 channels, for 130 predicted (H200). */
+/* Tiles are one cache line wide, or two if memory bandwidth dominates. Half a line is chosen only if it wastes clearly
+   less: the batch norm gradient of 128x144x56x56 took 314 us with tiles of 32 channels, predicted 130 us (H200). */
 static int choose_across(const struct schedule *s, const struct device *device) {
     bool is_far = bytes_again(s, device) > 0;
     int usual = is_far ? 2 * LINE_VECTORS : LINE_VECTORS, least = is_far ? LINE_VECTORS : LINE_VECTORS / 2, across = 1;
@@ -147,12 +148,12 @@ static int choose_across(const struct schedule *s, const struct device *device) 
     return across;
 }
 
-/* A stage of shared memory: UNROLL positions of each group, of all operands that stay. */
+/* Bytes of one stage in shared memory: UNROLL positions per group, for all resident operands. */
 static int64_t batch_bytes(const struct schedule *s) {
     return schedule_row_bytes(s) * s->threads.across * s->memory.unroll;
 }
 
-/* Bytes of the numbers of a channel, at most. */
+/* Maximum bytes of the per-channel numbers. */
 static int64_t row_bytes(const struct schedule *s) {
     int64_t bytes = 8;
     for (int i = 0; i < s->rows->term_count; i++) {
@@ -163,7 +164,7 @@ static int64_t row_bytes(const struct schedule *s) {
     return bytes;
 }
 
-/* One block on each multiprocessor at most: they wait for each other, so all must be resident. */
+/* At most one block per multiprocessor: blocks wait for each other, so all must be resident. */
 static weftStatus_t place(struct channels *c, const struct device *device) {
     struct schedule *s = &c->schedule;
     int64_t multiprocessors = device->cuda.multiprocessors;
@@ -177,17 +178,17 @@ static weftStatus_t place(struct channels *c, const struct device *device) {
     if (!can_copy(s))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "the copy engine fetches up to %d tensors in pieces of 16 bytes",
              MAPS_MAX);
-    /* tiles * blocks <= multiprocessors: the barrier needs all blocks at once. */
+    /* tiles * blocks <= multiprocessors, because the barrier needs all blocks to be resident. */
     c->tiles = divide_up(s->vectors.strips, s->threads.across);
     c->batches = divide_up(s->vectors.per_row, (int64_t)s->threads.group * s->memory.unroll);
     c->blocks = c->tiles ? min64(multiprocessors / c->tiles, c->batches) : 0;
-    /* Fewer blocks could run beside others of their kind, and would share their counters. */
+    /* A smaller grid could run concurrently with another launch of the same kernel, which would share its counters. */
     if (2 * c->tiles * c->blocks <= multiprocessors)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
              "%lld tiles of %d channels with %lld batches of %d positions would not keep %lld multiprocessors busy",
              (long long)c->tiles, s->threads.across * s->vectors.width, (long long)c->batches,
              s->threads.group * s->memory.unroll, (long long)multiprocessors);
-    /* Partial results of warps, and numbers of channels, lie in shared memory beside the stages. */
+    /* The partial results of the warps and the per-channel numbers are in shared memory, after the stages. */
     int64_t numbers =
         s->threads.across * s->vectors.width * (s->threads.block / 32 * schedule_partial_bytes(s) + row_bytes(s));
     c->stages = (int)min64((device->cuda.shared_per_block - OTHER_BYTES - numbers) / batch_bytes(s), STAGES_MOST);
@@ -198,7 +199,7 @@ static weftStatus_t place(struct channels *c, const struct device *device) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Bytes of what is read, or stored, of all elements. Numbers of channels are few and not counted. */
+/* Bytes read (or stored) for all elements. Per-channel numbers are few and not counted. */
 static double bytes_of(const struct schedule *s, bool is_store) {
     double bytes = 0;
     for (int k = 0; k < s->rows->operand_count; k++) {
@@ -210,17 +211,17 @@ static double bytes_of(const struct schedule *s, bool is_store) {
     return bytes;
 }
 
-/* Read once for statistics; what neither shared memory nor L2 kept is read a second time. */
+/* The statistics read everything once; pass 1 reads again what neither shared memory nor L2 holds. */
 static void predict(struct channels *c, const struct device *device) {
     struct schedule *s = &c->schedule;
     double again = bytes_again(s, device), stored = bytes_of(s, true);
-    /* Where more is read again than the cache holds, what is asked to stay there is in the way of results. */
+    /* If pass 1 reads more again than the cache holds, data retained in L2 would displace results. */
     c->stay = again > 0 ? 0 : divide_up(c->batches, c->blocks);
     s->memory.stores_evict_first = stored > CACHED_SHARE * (double)device->cuda.l2_bytes;
     s->seconds = LAUNCH_SECONDS + price_moving(bytes_of(s, false) + again + stored, device);
 }
 
-/* Statistics in one pass around a sample of each channel: blocks join sums, not elements. */
+/* Compute the statistics in one pass around a sample of each channel, so that blocks combine plain sums. */
 static weftStatus_t plan(struct channels *c, const struct region *region, const struct device *device) {
     TRY(check_region(region, device));
     TRY(rows_analyse(&c->rows, region, STATISTICS_SHIFTED, true));
@@ -231,9 +232,9 @@ static weftStatus_t plan(struct channels *c, const struct region *region, const 
     return WEFT_STATUS_SUCCESS;
 }
 
-/* ---- Printing ---------------------------------------------------------------------------------------------------- */
+/* ---- Code generation --------------------------------------------------------------------------------------------- */
 
-/* Names that rows/channels.cuh and the headers of rows ask for. */
+/* Constants that rows/channels.cuh and the headers of rows require. */
 static void emit_constants(struct kernel_source *source, const struct channels *c) {
     const struct schedule *s = &c->schedule;
     const struct {
@@ -248,7 +249,7 @@ static void emit_constants(struct kernel_source *source, const struct channels *
         {"UNROLL", s->memory.unroll},
         {"STAGES", c->stages},
         {"REFILLED", c->stages / 2},
-        {"SLOT_VECTORS", (int64_t)s->memory.unroll * s->threads.block}, /* vectors of a stage */
+        {"SLOT_VECTORS", (int64_t)s->memory.unroll * s->threads.block}, /* vectors per stage */
         {"KEPT_BYTES", schedule_row_bytes(s) / s->threads.group},
         {"VECTOR_STEP", s->threads.group},
         {"COLUMN_SUMS", 0},
@@ -260,13 +261,13 @@ static void emit_constants(struct kernel_source *source, const struct channels *
     text_add(&source->constants, "using position = int;\nusing column_t = float;\n\n#include \"rows/program.cuh\"\n");
 }
 
-/* Only the size of an element matters to a copy: bf16 stands for all of 16 bits. */
+/* A copy depends only on the element size: bf16 stands for all 16-bit types. */
 static enum tensor_map_type map_type(weftDataType_t type) {
     int64_t bytes = dtype_bytes(type, 1);
     return bytes == 1 ? TENSOR_MAP_U8 : bytes == 2 ? TENSOR_MAP_BF16 : TENSOR_MAP_F32;
 }
 
-/* Maps of the operands that stay: positions by channels. */
+/* Tensor maps of the resident operands: positions by channels. */
 static void emit_maps(struct kernel_source *source, const struct schedule *s) {
     for (int k = 0; k < s->rows->operand_count; k++) {
         const struct operand *operand = &s->nest.operands[k];
@@ -276,7 +277,7 @@ static void emit_maps(struct kernel_source *source, const struct schedule *s) {
         struct cuda_map map = {.form = {.type = map_type(operand->type), .rank = 2, .promotion = TENSOR_MAP_L2_128B},
                                .offset = operand->offset * bytes};
         char name[16];
-        /* Channels are the contiguous dim, positions the other; what is outside reads as zero. */
+        /* Channels are the contiguous dim, positions the other; elements out of bounds read as zero. */
         map.form.dims[0] = (uint64_t)(s->vectors.strips * s->vectors.width);
         map.form.dims[1] = (uint64_t)s->vectors.per_row;
         map.form.strides[0] = (uint64_t)(operand->strides[1] * bytes);
@@ -287,8 +288,9 @@ static void emit_maps(struct kernel_source *source, const struct schedule *s) {
     }
 }
 
-/* copy_batch(): one batch of all of them, each behind the other, as read_kept() looks for them. Boxes have 256
-   positions at most, so a batch may take several. `policy`: of L2, as batches stay in the cache or leave it first. */
+/* copy_batch(): copies one batch of all resident operands, one after another, in the layout that read_kept() expects. A
+   TMA box has at most 256 positions, so a batch may need several. `policy` is the L2 policy: retain the batch or evict
+   it first. */
 static void emit_copy_batch(struct text *code, const struct schedule *s) {
     int64_t at = 0;
     text_add(code,
@@ -332,18 +334,18 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     emit_constants(&source, &c);
     emit_maps(&source, s);
     emit_number(&source, c.tiles, "channel_tiles");
-    /* Sizes are arguments, never text. */
+    /* Sizes are arguments, never source text. */
     emit_number(&source, c.stay, "stay");
     rows_emit_functions(&source, s);
     emit_copy_batch(&source.code, s);
     kernel->grid[0] = (uint32_t)(c.tiles * c.blocks);
     kernel->grid[1] = kernel->grid[2] = 1;
-    /* A warp more than what GROUP and ACROSS count. */
+    /* One warp more than GROUP and ACROSS account for: the producer. */
     kernel->block = (uint32_t)s->threads.block + PRODUCER;
     kernel->shared_bytes = (uint32_t)(batch_bytes(s) * c.stages);
-    /* Cooperative: the driver refuses to start fewer blocks than all, which would wait forever. */
+    /* Cooperative: the driver refuses to start fewer than all blocks, which would deadlock. */
     kernel->is_dependent = kernel->is_cooperative = true;
-    /* One partial result of every channel for each block of a tile. */
+    /* One partial result per channel from each block of a tile. */
     step->workspace_bytes = c.tiles * c.blocks * s->threads.across * s->vectors.width * schedule_partial_bytes(s);
     TRY(kernel_finish(&source, kernel, "rows/channels.cuh", "channels", arena));
     int64_t batches = divide_up(c.batches, c.blocks);

@@ -1,29 +1,30 @@
-/* channels: statistics of channels that lie side by side, and what is made of elements with them   sm_90 on, float sums
-   Formula   printed from the graph as for registers.cuh, a row being the positions of a channel: pass<0>::elements
-             takes vectors of WIDTH neighbouring channels into their reductions, pass<1>::elements stores results
-   Tile      a tile is ACROSS vectors of channels, a batch UNROLL * GROUP positions of it; the blocks of a tile take its
-             batches by turns, so that all of them read neighbours at a time. A multiprocessor has one block
-   Roles     THREADS consumers calculate; a producer, one thread of another warp, asks the copy engine for batches
-   Pipeline  pass 0    STAGES batches at a time, from the last position to the first; what it ends with stays
-             meet      the tile's blocks leave partial results in the workspace, wait for all, and join them in order
-             pass 1    what stayed; the stages of the first REFILLED of it take the other batches, the latest first, and
-                       what is left of it comes between these, so that memory reads and writes at once
-   Rows      numbers of a channel are made by one thread and handed on in shared memory: code that runs once costs more
-             by being fetched than by being run
-   L2        copies leave it first, but for a.stay batches that pass 1 begins with
-   Meeting   counters live in the module and are 0 between launches: a cooperative launch runs all its blocks at once or
-             none, and takes more than half of the multiprocessors, so no two of them overlap
-   Limits    ACROSS is a power of two up to 32; a vector has 4 channels at least; pass 0 ends in all reductions
+/* channels: statistics of channels-last channels, and elementwise results from them                sm_90 on, float sums
+   Formula   emitted from the graph as for registers.cuh, where a row is the positions of a channel: pass<0>::elements
+             adds vectors of WIDTH adjacent channels to their reductions, pass<1>::elements stores the results
+   Tile      a tile is ACROSS vectors of channels, a batch UNROLL * GROUP positions of it. The blocks of a tile take
+             batches round-robin, so that they read adjacent memory at any time. One block per multiprocessor
+   Roles     THREADS consumers compute; the producer, one thread of another warp, issues TMA copies of batches
+   Pipeline  pass 0    STAGES batches at a time, from the last position to the first; the last batches stay
+             meet      the tile's blocks write partial results to the workspace, wait for all, and combine them in order
+             pass 1    processes the resident batches; the stages of the first REFILLED of them load the other batches,
+                       the latest first, and the rest of the resident ones come in between, so that reads and writes
+                       of memory overlap
+   Rows      the per-channel numbers are computed by one thread and shared through shared memory: for code that runs
+             once, fetching instructions costs more than executing them
+   L2        copies use evict-first, except for the a.stay batches that pass 1 begins with
+   Meeting   the counters are module globals and are 0 between launches. A cooperative launch runs all blocks at once or
+             none and occupies more than half of the multiprocessors, so two of them never overlap
+   Limits    ACROSS is a power of two up to 32; a vector has at least 4 channels; pass 0 closes all reductions
    Params    WIDTH ACROSS GROUP THREADS UNROLL STAGES REFILLED SLOT_VECTORS KEPT_BYTES VECTOR_STEP
-   Measured  docs/kernels.md, with what was tried */
+   Measured  docs/kernels.md, including the alternatives that were tried */
 
-constexpr int CHANNELS = ACROSS * WIDTH; // channels of a tile
-constexpr int WARPS = THREADS / 32;      // that calculate; one more copies
-constexpr int BATCH = UNROLL * GROUP;    // positions
+constexpr int CHANNELS = ACROSS * WIDTH; // channels per tile
+constexpr int WARPS = THREADS / 32;      // consumer warps; the producer is one more
+constexpr int BATCH = UNROLL * GROUP;    // positions per batch
 constexpr int BATCH_BYTES = SLOT_VECTORS * KEPT_BYTES;
 constexpr int SPARE = THREADS / CHANNELS;
-constexpr int JOINERS = SPARE < 1 ? 1 : SPARE > WARPS ? WARPS : SPARE; // threads that join one channel
-constexpr int MEETINGS = 256;                                          // tiles, at most
+constexpr int JOINERS = SPARE < 1 ? 1 : SPARE > WARPS ? WARPS : SPARE; // threads that combine one channel
+constexpr int MEETINGS = 256;                                          // maximum number of tiles
 
 static_assert(THREADS == GROUP * ACROSS && 32 % ACROSS == 0, "a thread keeps to a vector of channels");
 static_assert(SLOT_VECTORS == UNROLL * THREADS && (BATCH <= 256 || BATCH % 256 == 0),
@@ -45,13 +46,13 @@ struct alignas(128) line {
 extern __shared__ line s_stages[];
 __shared__ row s_rows[CHANNELS];
 __shared__ summed::total s_partials[WARPS][CHANNELS];
-__shared__ u64 s_arrived[2][STAGES], s_freed[2][STAGES]; // by pass
+__shared__ u64 s_arrived[2][STAGES], s_freed[2][STAGES]; // indexed by pass
 
 __device__ u32 arrived[MEETINGS], gone[MEETINGS];
 
-/* What a block works on, and in it a thread: a vector of channels of a tile, in some batches of positions. */
+/* The tile that a block works on, and the thread's part of it: one vector of channels, in some batches of positions. */
 struct work_tile {
-    int tile, block, blocks; // blocks of the tile
+    int tile, block, blocks; // number of blocks of the tile
     int batches;
     int lane, across;
     bool inside;
@@ -72,22 +73,23 @@ DEVICE work_tile work_of(const arguments &a) {
     return s;
 }
 
-/* The first position of the i-th batch of the block. Positions are counted from the end, which was written
-   last: the last batch may begin before the first position. */
+/* First position of the block's i-th batch. Positions are counted from the end, which was written last, so the last
+   batch may begin before the first position. */
 DEVICE int first_position(const work_tile &s, const arguments &a, int i) {
     return (int)a.vectors - (i * s.blocks + s.block + 1) * BATCH;
 }
 
 /* ---- The order of pass 1 ----------------------------------------------------------------------------------------- */
 
-/* Batches that stayed in shared memory, from the last one back. The stages of the first REFILLED of them then take the
-   others, between which those that are left are spread. */
+/* Pass 1 visits the batches that stayed in shared memory, from the last one backwards. The stages of the first REFILLED
+   of them then load the other batches, and the remaining resident batches are spread between those. */
 struct order {
-    int stayed, flowed; // so far
-    int stage, phase;   // of the next that flows: how far back, and how often it was filled
+    int stayed, flowed; // batches taken so far: resident ones, and loaded ones
+    // of the next loaded batch: its stage, counted backwards from the last one, and how often it was filled
+    int stage, phase;
 };
 struct step {
-    int batch, stage, phase; // phase -1: it stayed
+    int batch, stage, phase; // phase -1: the batch is resident
 };
 
 DEVICE int stage_back(const work_tile &s, int k) {
@@ -119,7 +121,7 @@ DEVICE void fetch(const work_tile &s, const arguments &a, int pass, int stage, i
                policy);
 }
 
-/* One thread asks for all batches. A stage is filled anew when all warps have read what is in it. */
+/* One thread issues the copies of all batches. A stage is refilled once all warps have read its contents. */
 DEVICE void fetch_all(const work_tile &s, const arguments &a) {
     const u64 leaves = policy_to_leave(), stays = policy_to_stay();
     const int last = s.batches - 1, flows = s.batches - STAGES;
@@ -152,7 +154,7 @@ DEVICE void load_batch(typename P::inputs (&in)[UNROLL], const work_tile &s, con
             P::load(in[u], a, s.at, q + u * GROUP);
 }
 
-/* Takes a batch from shared memory to registers, which makes room for the next one. */
+/* Loads a batch from shared memory into registers, which frees its stage for the next one. */
 DEVICE void take(kept (&own)[UNROLL], int pass, int stage) {
 #pragma unroll
     for (int u = 0; u < UNROLL; u++)
@@ -226,7 +228,7 @@ DEVICE void use_up(const row *now, const work_tile &s, const arguments &a) {
 
 DEVICE void sync_workers() { team_barrier(1, THREADS); }
 
-/* The block's partial results of the tile's channels go to the workspace. */
+/* Writes the block's partial results of the tile's channels to the workspace. */
 DEVICE void leave_partials(const summed::accumulators (&sums)[WIDTH], const work_tile &s, const arguments &a) {
 #pragma unroll
     for (int l = 0; l < WIDTH; l++) {
@@ -247,7 +249,7 @@ DEVICE void leave_partials(const summed::accumulators (&sums)[WIDTH], const work
     }
 }
 
-/* Until all blocks of the tile have left theirs. */
+/* Waits until all blocks of the tile have written their partial results. */
 DEVICE void meet(const work_tile &s) {
     sync_workers();
     if (threadIdx.x == 0) {
@@ -258,13 +260,13 @@ DEVICE void meet(const work_tile &s) {
     sync_workers();
 }
 
-/* The last block to have seen that all have arrived makes ready for the next launch. */
+/* The last block that has seen all arrivals resets the counters for the next launch. */
 DEVICE void part(const work_tile &s) {
     if (threadIdx.x == 0 && fetch_and_add(&gone[s.tile], 1) == (u32)s.blocks - 1)
         arrived[s.tile] = gone[s.tile] = 0;
 }
 
-/* The channels that threads open and close, one for each; false: there is none. */
+/* True if thread c has a channel to open and close; each thread handles at most one. */
 DEVICE bool has_channel(const work_tile &s, const arguments &a, int c, base &at) {
     const i64 strip = (i64)s.tile * ACROSS + c / WIDTH;
     if (c >= CHANNELS || strip >= a.strips)
@@ -280,9 +282,9 @@ DEVICE void open_rows(const work_tile &s, const arguments &a) {
     sync_workers();
 }
 
-/* Joins what all blocks left, in one order whatever their order of arrival. */
+/* Combines the partial results of all blocks in a fixed order, independent of their arrival. */
 DEVICE void close_rows(const work_tile &s, const arguments &a) {
-    constexpr int EACH = 4; // partial results under way at once
+    constexpr int EACH = 4; // partial results in flight at once
     const summed::total *left = (const summed::total *)a.left + s.tile * s.blocks * CHANNELS;
     const int joiner = threadIdx.x / CHANNELS, c = threadIdx.x % CHANNELS;
     base at;

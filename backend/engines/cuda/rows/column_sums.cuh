@@ -1,6 +1,6 @@
-/* column_sums: sums over rows for every position in a row, which a block's threads have in registers, to the workspace
-   Another launch adds up what blocks leave. Groups of a warp join by shuffles, then warps (or larger groups) through
-   shared memory, vector by vector, each added up by another. Behind strip.cuh */
+/* column_sums: writes sums over rows, for each position in a row, from the registers of a block to the workspace.
+   Another launch adds up the blocks. Groups within a warp combine by shuffles, then warps (or larger groups) through
+   shared memory, one vector at a time, each added up by different threads. Include after strip.cuh */
 
 DEVICE void clear_columns(column (&columns)[OWN]) {
 #pragma unroll
@@ -9,7 +9,8 @@ DEVICE void clear_columns(column (&columns)[OWN]) {
 }
 
 DEVICE void leave_columns(const column (&columns)[OWN], const span &s, const arguments &a) {
-    constexpr int JOINED = GROUP < 32 ? 32 : GROUP, JOINERS = THREADS / JOINED; // threads with one sum; and such sums
+    // threads that hold one sum, and the number of such sums
+    constexpr int JOINED = GROUP < 32 ? 32 : GROUP, JOINERS = THREADS / JOINED;
     static_assert(THREADS % JOINED == 0 && (GROUP % 32 == 0 || 32 % GROUP == 0), "groups do not straddle warps");
     using sums = run<column_t, WIDTH>;
     const int lane = threadIdx.x % GROUP, joiner = threadIdx.x / JOINED;
@@ -47,7 +48,7 @@ DEVICE void leave_columns(const column (&columns)[OWN], const span &s, const arg
     }
 }
 
-/* After a block's last tile. Where rows begin anywhere, its columns are those of its first rows. */
+/* Called after a block's last tile. If rows are unaligned, its columns are aligned like those of its first rows. */
 DEVICE void end_tiles(const column (&columns)[OWN], int rank, const arguments &a) {
     if constexpr (TRIGGER == WHEN_DONE)
         allow_launch_after();

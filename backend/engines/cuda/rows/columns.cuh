@@ -1,9 +1,9 @@
-/* columns: elements in, reductions of rows, elements out; rows side by side, in registers            any chip, any type
+/* columns: elements in, reductions of rows, elements out; rows interleaved in memory, in registers   any chip, any type
    Formula   as registers.cuh
-   Tile      a strip is WIDTH rows that are neighbours in memory; GROUP threads along the rows' other dims share it, and
-             neighbouring threads have neighbouring strips, ACROSS of them in a block
-   Memory    a thread loads its STEPS vectors once and keeps them through all passes; between these they are converted
-             again
+   Tile      a strip is WIDTH rows that are adjacent in memory. GROUP threads along the rows' other dims share it, and
+             adjacent threads have adjacent strips, ACROSS of them per block
+   Memory    a thread loads its STEPS vectors once and holds them through all passes. They stay in their stored type and
+             are converted again in each pass
    Limits    WIDTH divides the number of rows; GROUP and ACROSS are powers of two
    Params    WIDTH GROUP ACROSS THREADS MIN_BLOCKS STEPS PASSES IS_WHOLE TRIGGER position */
 
@@ -25,7 +25,8 @@ template <class P> DEVICE void reduce_strip(typename P::total (&sum)[WIDTH], con
 
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) rows_columns(const __grid_constant__ arguments a) {
     begin_launch<TRIGGER>();
-    for (i64 tile = blockIdx.x; tile < a.jobs; tile += gridDim.x) { // once, but for more tiles than a grid has blocks
+    // runs once unless there are more tiles than a grid has blocks
+    for (i64 tile = blockIdx.x; tile < a.jobs; tile += gridDim.x) {
         const span s = span_of(a, tile, 0, 0);
         const base at = base_of(a, s.inside ? s.strip : 0);
         row now[WIDTH];

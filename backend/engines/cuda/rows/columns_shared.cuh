@@ -1,12 +1,12 @@
-/* columns_shared: as columns.cuh, for rows that are longer than registers hold                          sm_80 and newer
+/* columns_shared: as columns.cuh, for rows that do not fit in registers                                 sm_80 and newer
    Formula   as registers.cuh
-   Tile      as columns.cuh, GROUP threads of each of CLUSTER blocks to a strip
-   Memory    each thread copies its own STEPS vectors to shared memory (cp.async), KEPT_BYTES for each; UNROLL at a time
-             go through a pass. SLOT_VECTORS are in shared memory
-   Limits    as columns.cuh; vectors of an operand have 4 bytes or more
+   Tile      as columns.cuh, GROUP threads of each of CLUSTER blocks per strip
+   Memory    each thread copies its own STEPS vectors to shared memory (cp.async), KEPT_BYTES each; UNROLL at a time
+             go through a pass. Shared memory holds SLOT_VECTORS vectors
+   Limits    as columns.cuh; vectors of an operand have at least 4 bytes
    Params    WIDTH GROUP ACROSS CLUSTER THREADS MIN_BLOCKS STEPS UNROLL PASSES IS_WHOLE SLOT_VECTORS KEPT_BYTES TRIGGER
              position
-   Measured  H200: half a line of memory for a block: 25 us, a line: 37 (batch norm of 128x2048x7x7) */
+   Measured  H200, batch norm of 128x2048x7x7: half a cache line per block 25 us, a full line 37 */
 
 static_assert(COLUMNS && COLUMN_SUMS == 0 && STEPS > 0, "rows side by side, which nobody sums");
 
@@ -75,7 +75,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
         row now[WIDTH];
         row_inputs numbers;
         load_row_inputs(numbers, a, at);
-        if (CLUSTER > 1 && tile == blockIdx.x / CLUSTER) // all blocks run before one writes to another
+        if (CLUSTER > 1 && tile == blockIdx.x / CLUSTER) // all blocks must run before one writes to another
             await_cluster();
         copy_own(a, s, at);
         await_copies<0>();

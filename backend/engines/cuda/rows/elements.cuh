@@ -1,7 +1,7 @@
-/* elements: U vectors of a strip through one pass. Behind printed code
-   P::element takes one element, the e-th of a vector: its values for the pass's reductions and its results. A row's are
-   taken in at once, N of a vector (WIDTH, or 1 of head and tail), and so are those of rows side by side, U of the
-   thread
+/* elements: runs U vectors of a strip through one pass. Include after the emitted code
+   P::element processes the e-th element of a vector: it computes the inputs of the pass's reductions, and its results.
+   A row's elements are accumulated N at a time, those of one vector (WIDTH, or 1 for head and tail); those of
+   interleaved rows U at a time, one from each vector of the thread
    Params    WIDTH COLUMNS VECTOR_STEP */
 
 template <class P, int U, int N = WIDTH>

@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The kernels of a row program: constants, arguments and printed functions in front of the file of their memory
-   scheme. */
+/* Emits the kernels of a row program: constants, arguments and generated functions, followed by the device file of the
+   memory scheme. */
 #include "engines/cuda/rows/emit.h"
 #include "base/number.h"
 
 #include <stdio.h>
 
-/* Elements of a row that lie as far apart as SAMPLES of them would (core/reduce.cuh takes all), of which ROW_SAMPLES
-   are taken: more are as many reads again. */
+/* SAMPLES evenly spaced elements of a row are defined (core/reduce.cuh uses all of them), of which ROW_SAMPLES are used
+   here, because every sample is an extra read. */
 enum { SAMPLES = 16, ROW_SAMPLES = 4 };
 
 /* ---- Arguments --------------------------------------------------------------------------------------------------- */
 
-/* The addresses at which the first part would begin that the others belong to, and the coordinates from which on they
-   do. */
+/* Emits the start addresses of the first part as seen from the other parts, and the coordinates at which those
+   begin. */
 static void emit_parts(struct emitter *p, int k) {
     const struct operand *operand = operand_at(p, k);
     const struct concat_op *parts = operand->parts;
@@ -31,7 +31,7 @@ static void emit_parts(struct emitter *p, int k) {
     }
 }
 
-/* Strides 0 and, along the fast dim, 1 are text. */
+/* Strides 0 and, along the fast dim, 1 are constants in the source text. */
 static void emit_operand_fields(struct emitter *p, int k) {
     const struct operand *operand = operand_at(p, k);
     char name[32];
@@ -53,13 +53,13 @@ static void emit_operand_fields(struct emitter *p, int k) {
     }
 }
 
-/* The extent along which positions count, in runs. */
+/* Extent of a dim in units that positions count: vectors along the fast dim. */
 static int64_t extent_in_runs(const struct schedule *s, int dim) {
     return dim == schedule_fast_dim(s) ? s->nest.extents[dim] / s->vectors.width : s->nest.extents[dim];
 }
 
-/* Samples lie as far apart as the row's last dim allows. The sampled operand has strides 0 within the row, so the step
-   is that of the one that reads the same memory. In elements. */
+/* Samples are spread over the row's last dim. The sampled operand has stride 0 within the row, so the
+   step is taken from the operand that reads the same memory. In elements. */
 static int64_t sample_step(const struct schedule *s) {
     int last = s->nest.rank - 1, memory = s->nest.operands[s->rows->sampled].memory;
     int64_t step = 0;
@@ -69,7 +69,7 @@ static int64_t sample_step(const struct schedule *s) {
     return s->nest.extents[last] / SAMPLES * step;
 }
 
-/* Fields of the arguments that all kernels of rows share; sizes are never text. */
+/* Arguments that all row kernels share; sizes are never constants in the text. */
 static void emit_fields(struct emitter *p) {
     const struct schedule *s = p->s;
     const struct {
@@ -92,7 +92,7 @@ static void emit_fields(struct emitter *p) {
         emit_number(p->source, s->overlap.elements, "overlap");
         emit_number(p->source, s->overlap.last, "last_run");
     }
-    /* Jobs are split by it into tile and split; so many tiles are never split. */
+    /* Divisor that splits a job into tile and split; larger numbers of tiles are never split. */
     emit_divisor(p->source, s->grid.tiles < INT32_MAX ? s->grid.tiles : 1, "tiles");
     emit_scratch(p->source, "char", p->stage->left >= 0 ? p->stage->left : 0, "left");
     for (int pass = 0; pass < p->stage->closed; pass++) {
@@ -103,7 +103,7 @@ static void emit_fields(struct emitter *p) {
     }
     for (int i = 0; i < s->nest.rank; i++) {
         snprintf(name, sizeof name, "extent%d", i);
-        /* The slowest dim of each kind is what divisions leave. */
+        /* The slowest dim of each kind is what remains after the divisions. */
         if (i != 0 && i != s->nest.row_dims)
             emit_divisor(p->source, extent_in_runs(s, i), name);
     }
@@ -112,12 +112,12 @@ static void emit_fields(struct emitter *p) {
             emit_operand_fields(p, k);
 }
 
-/* The last pass of split rows, when all reductions are known. */
+/* True for the last pass of split rows, when all reductions are known. */
 static bool stores_only(const struct stage *stage) { return stage->is_split && stage->left < 0; }
 
 /* ---- Constants --------------------------------------------------------------------------------------------------- */
 
-/* The kernels, by the scheme of their schedule; and the launch that joins splits. */
+/* The kernels, indexed by memory scheme, and the launch that joins splits. */
 enum { JOIN = MEMORY_CHANNELS + 1 };
 
 static const struct {
@@ -133,12 +133,12 @@ static const struct {
     [JOIN] = {"rows/join_splits.cuh", "rows_join_splits"},
 };
 
-/* Row of `files`. */
+/* Index into `files`. */
 static int file_of(const struct schedule *s, const struct stage *stage) {
     return stage->joins ? JOIN : (int)s->memory.scheme;
 }
 
-/* Vectors of an operand in one stage of shared memory. */
+/* Vectors of one operand in one stage of shared memory. */
 static int64_t slot_vectors(const struct schedule *s) {
     int threads = s->memory.scheme == MEMORY_PIPELINED        ? 32 * s->memory.warps_per_group
                   : s->memory.scheme == MEMORY_COLUMNS_SHARED ? s->threads.block
@@ -146,8 +146,7 @@ static int64_t slot_vectors(const struct schedule *s) {
     return (int64_t)s->memory.steps * threads;
 }
 
-/* A constant is printed only for the kernels that name it: an unused one would make programs differ that are the
-   same. */
+/* A constant is emitted only for kernels that use it: an unused one would make identical programs differ. */
 static void emit_constants(struct emitter *p) {
     enum {
         STREAMED = 1 << MEMORY_STREAMED,
@@ -159,15 +158,15 @@ static void emit_constants(struct emitter *p) {
         SHARED = 1 << MEMORY_COLUMNS_SHARED,
         JOINING = 1 << JOIN,
         IN_SLOTS = STAGED | PIPELINED | SHARED,
-        ANYWHERE = STREAMED | REGISTERS | PERSISTENT | STAGED, /* rows may begin anywhere */
+        ANYWHERE = STREAMED | REGISTERS | PERSISTENT | STAGED, /* rows may be unaligned */
         ON_CHIP = REGISTERS | PERSISTENT | IN_SLOTS | COLUMNS,
         ALL = ON_CHIP | STREAMED | JOINING,
     };
     const struct schedule *s = p->s;
     const struct stage *stage = p->stage;
-    bool goes_on = stage->is_split && stage->closed > 0; /* from the end, which L2 still has */
+    bool goes_on = stage->is_split && stage->closed > 0; /* starts at the end of the rows, which L2 still holds */
     const struct {
-        int files; /* that have it */
+        int files; /* bit mask of the kernels that use it */
         const char *name;
         int64_t value;
     } constants[] = {
@@ -213,7 +212,7 @@ static void emit_constants(struct emitter *p) {
             emit_constant(p->source, constants[i].name, constants[i].value);
 }
 
-/* What not every program has, and the types; the row program of the library is read behind them. */
+/* Emits optional definitions and types; the device library's row program is included after them. */
 static void emit_types(struct emitter *p) {
     const struct schedule *s = p->s;
     if (s->unaligned.most)
@@ -227,7 +226,7 @@ static void emit_types(struct emitter *p) {
 
 /* ---- Launches ---------------------------------------------------------------------------------------------------- */
 
-/* What kernels have in front of them, but for their constants. In the order in which they use each other. */
+/* Emits the source that precedes a kernel, except its constants, in the order of use. */
 static void emit_functions(struct emitter *p) {
     emit_fields(p);
     rows_emit_base(p);
@@ -238,7 +237,7 @@ static void emit_functions(struct emitter *p) {
     rows_emit_row_stores(p);
 }
 
-/* One unsplit launch, for rows/channels.cuh. */
+/* A single unsplit launch, for rows/channels.cuh. */
 void rows_emit_functions(struct kernel_source *source, const struct schedule *s) {
     const struct stage stage = {
         .passes_end = s->passes.count, .splits = 1, .joined = -1, .has_row_stores = true, .left = -1};
@@ -246,7 +245,7 @@ void rows_emit_functions(struct kernel_source *source, const struct schedule *s)
     emit_functions(&p);
 }
 
-/* Prints one launch. On a copy of the schedule, since joins and stores change it. */
+/* Emits one launch. Works on a copy of the schedule, since joins and stores change it. */
 static weftStatus_t emit_launch(const struct schedule *planned, const struct stage *stage, struct cuda_step *state,
                                 struct arena *arena) {
     struct schedule adapted = *planned, *s = &adapted;
@@ -263,7 +262,7 @@ static weftStatus_t emit_launch(const struct schedule *planned, const struct sta
     emit_types(&p);
     emit_functions(&p);
     struct cuda_kernel *kernel = &state->kernels[state->count++];
-    /* Persistent blocks take tile after tile, others one job each. */
+    /* Persistent blocks loop over tiles; other blocks take one job each. */
     int64_t jobs = s->grid.tiles * stage->splits;
     int64_t most = schedule_is_persistent(s) ? s->grid.blocks : INT32_MAX / s->threads.cluster;
     kernel->grid[0] = (uint32_t)(min64(jobs, most) * s->threads.cluster);
@@ -276,19 +275,19 @@ static weftStatus_t emit_launch(const struct schedule *planned, const struct sta
     return kernel_finish(&source, kernel, files[file].file, files[file].entry, arena);
 }
 
-/* Bytes from the start of the workspace. */
+/* Offset in bytes from the start of the workspace. */
 static int64_t take_scratch(int64_t *scratch_bytes, int64_t bytes) {
     int64_t at = *scratch_bytes;
     *scratch_bytes += round_up(bytes, 256);
     return at;
 }
 
-/* Joins what the splits left in a pass, where many blocks would. Later launches then find one partial result for each
-   row, at `at`. */
+/* Emits a launch that combines the splits' partial results of a pass, so that the many blocks of later launches read
+   only one per row, at offset `at`. */
 static weftStatus_t emit_join(const struct schedule *s, struct stage *stage, int pass, int64_t at,
                               struct cuda_step *state, struct arena *arena) {
     struct stage join = *stage;
-    /* Reads the splits' results of this pass, and leaves one for each row. */
+    /* Reads the splits' partial results of this pass and writes one per row. */
     join.joins = true;
     join.joined = pass;
     join.is_split = false;
@@ -301,18 +300,18 @@ static weftStatus_t emit_join(const struct schedule *s, struct stage *stage, int
     return WEFT_STATUS_SUCCESS;
 }
 
-/* A launch for each pass that ends in reductions, and one behind them: it stores elements, or joins the last. Launches
-   follow each other in one stream, so what one leaves the next finds. Passes after the first go from the end of a row
-   to its beginning (VECTOR_STEP), which L2 still has. */
+/* Emits one launch for each pass that ends in reductions, and a final one that stores elements or joins the last
+   partial results. Launches of a stream run in order, so each sees what the previous one wrote. Passes after the first
+   run from the end of a row to its beginning (VECTOR_STEP), because L2 still holds the end. */
 static weftStatus_t emit_split(const struct schedule *s, struct stage stage, struct cuda_step *state,
                                int64_t *scratch_bytes, struct arena *arena) {
-    /* Of one split of all rows. */
+    /* Bytes of one split of all rows. */
     int64_t bytes = schedule_slots(s) * schedule_partial_bytes(s);
     stage.is_split = true;
     stage.has_row_stores = false;
     stage.splits = s->grid.splits;
     for (int pass = 0; pass < s->passes.closed; pass++) {
-        /* The passes before this one have left partial results. */
+        /* Earlier passes have written their partial results. */
         stage.closed = pass;
         stage.passes_end = pass + 1;
         stage.left = take_scratch(scratch_bytes, bytes * s->grid.splits);
@@ -322,8 +321,8 @@ static weftStatus_t emit_split(const struct schedule *s, struct stage stage, str
         if (schedule_joins(s, pass))
             TRY(emit_join(s, &stage, pass, take_scratch(scratch_bytes, bytes), state, arena));
     }
-    /* The launch behind the last reduction: elements are stored, by as many splits as that takes, or partial results
-       end as numbers of rows. */
+    /* The launch after the last reduction: it stores elements, with as many splits as that needs, or turns partial
+       results into numbers of rows. */
     stage.is_split = s->passes.storing >= s->passes.closed;
     stage.joins = !stage.is_split;
     stage.splits = stage.is_split ? s->grid.store_splits : 1;

@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Where the operands of a row program lie, and how vectors of them are loaded and stored, as CUDA text. */
+/* Emits the addresses of a row program's operands, and their vector loads and stores. */
 #include "engines/cuda/rows/emit.h"
 
 #include <stdio.h>
 
-/* Others are numbers of rows, or coordinates. */
+/* Other operands are numbers of rows, or coordinates. */
 bool rows_is_element_load(const struct emitter *p, int k) {
     const struct operand *operand = operand_at(p, k);
     const struct term *term = rows_find(p->rows, operand->value);
     return !operand->is_store && operand->memory != MEMORY_INDEX && term->is_needed && term->spans;
 }
 
-/* ---- Places ------------------------------------------------------------------------------------------------------ */
+/* ---- Addresses --------------------------------------------------------------------------------------------------- */
 
-/* Coordinates c<first> .. of a position that counts through dims first .. end; runs along the fast dim count as one. N
-   is the length of a vector: WIDTH, or 1 of unaligned elements. 32 bits where all positions fit: a division by
-   multiplication. Vectors count as one along the fast dim, hence * WIDTH. */
+/* Emits coordinates c<first> .. of a position that counts through dims first .. end - 1. Positions count vectors along
+   the fast dim, hence * WIDTH. N is the vector length: WIDTH, or 1 for unaligned elements. If all positions fit in 32
+   bits, divisions are multiplications. */
 void rows_emit_coordinates(struct emitter *p, int first, int end, const char *position) {
     const struct schedule *s = p->s;
     int64_t count = 1;
@@ -27,7 +27,7 @@ void rows_emit_coordinates(struct emitter *p, int first, int end, const char *po
         text_add(p->code, "    [[maybe_unused]] const i64 c%d = element_of<N>(at, %s);\n", first, position);
         return;
     }
-    if (s->threads.segment && first == s->nest.row_dims) { /* the place in its segment is the thread's */
+    if (s->threads.segment && first == s->nest.row_dims) { /* the thread fixes the position within the segment */
         text_add(p->code, "    [[maybe_unused]] const i64 c%d = at.place;\n", --end);
     }
     if (end - first == 1) {
@@ -59,7 +59,7 @@ bool rows_depends_on(const struct operand *operand, int first, int end) {
     return false;
 }
 
-/* The part of an operand's offset that dims first .. end give. */
+/* Emits the contribution of dims first .. end - 1 to an operand's offset. */
 void rows_emit_offset(struct emitter *p, int k, int first, int end) {
     const struct operand *operand = operand_at(p, k);
     bool any = false;
@@ -77,8 +77,8 @@ void rows_emit_offset(struct emitter *p, int k, int first, int end) {
         text_add(p->code, "0");
 }
 
-/* Vectors of a row; and where it has unaligned elements, the coordinate in the row of one of them, or of a vector.
-   Elements of head and tail are counted through: those past the head lie behind all vectors. */
+/* Emits the number of vectors of a row. If rows have unaligned elements, also emits the coordinate of one of them, or
+   of a vector, within the row. Head and tail share one numbering: tail elements come after all vectors. */
 static void emit_runs(struct emitter *p) {
     text_add(p->code, "DEVICE i64 vectors_of(const arguments& a, i64 strip) { return %s; }\n\n",
              p->s->unaligned.most ? "base_of(a, strip).vectors" : "a.vectors");
@@ -94,8 +94,9 @@ bool rows_is_located(const struct emitter *p, int k) {
     return operand->is_store || rows_find(p->rows, operand->value)->is_needed || schedule_is_part(p->s, k);
 }
 
-/* Where rows begin: offsets that all elements of a row share; and the unaligned elements before the first vector. head:
-   elements to the next multiple of WIDTH, from the leader's offset, which is negative modulo a power of two. */
+/* Emits where rows begin, as offsets that all elements of a row share, and the number of unaligned elements before the
+   first vector. head: elements up to the next multiple of WIDTH, that is the negated offset of the leading operand
+   modulo a power of two. */
 void rows_emit_base(struct emitter *p) {
     const struct schedule *s = p->s;
     text_add(p->code, "struct base {\n    i64 strip;\n%s%s", s->unaligned.most ? "    position head, vectors;\n" : "",
@@ -127,7 +128,8 @@ void rows_emit_base(struct emitter *p) {
     emit_runs(p);
 }
 
-/* The coordinate along which a value has parts, of a row's first element or of the one at the coordinates in scope. */
+/* Emits the coordinate along which a value is split into parts, of a row's first element or at the coordinates in
+   scope. */
 static void emit_part_coordinate(struct emitter *p, int k, bool of_row) {
     const struct schedule *s = p->s;
     if (rows_depends_on(operand_at(p, k), 0, s->nest.row_dims))
@@ -138,7 +140,7 @@ static void emit_part_coordinate(struct emitter *p, int k, bool of_row) {
         rows_emit_offset(p, k, s->nest.row_dims, s->nest.rank);
 }
 
-/* From an operand's memory to a row's first element, or to the element at the coordinates in scope. */
+/* Emits the offset from an operand's base to a row's first element, or to the element at the coordinates in scope. */
 static void emit_place(struct emitter *p, int k, bool of_row) {
     const struct schedule *s = p->s;
     if (rows_depends_on(operand_at(p, k), 0, s->nest.row_dims))
@@ -149,7 +151,7 @@ static void emit_place(struct emitter *p, int k, bool of_row) {
     }
 }
 
-/* Of the parts, the one that ends behind the coordinate. */
+/* Selects the part that contains the coordinate: the first one that ends beyond it. */
 static void emit_part(struct emitter *p, int k, bool of_row) {
     const struct operand *operand = operand_at(p, k);
     int last = (int)operand->parts->inputs.count - 1;
@@ -165,7 +167,7 @@ static void emit_part(struct emitter *p, int k, bool of_row) {
     }
 }
 
-/* The address of a row's first element, or of the element at the coordinates in scope. */
+/* Emits the address of a row's first element, or of the element at the coordinates in scope. */
 void rows_emit_address(struct emitter *p, int k, bool of_row) {
     if (operand_at(p, k)->parts) {
         emit_part(p, k, of_row);
@@ -185,8 +187,8 @@ bool rows_is_broadcast_to_rows(const struct emitter *p, int k) {
     return !rows_depends_on(operand_at(p, k), 0, p->s->nest.row_dims);
 }
 
-/* A run that begins anywhere: at.head elements behind whole 16 bytes, or as many as its offset says. Aligned words
-   around the run are read, and shifted. */
+/* Loads a vector at an unaligned address: at.head elements after a multiple of 16 bytes, or at the operand's own
+   offset. Reads the aligned words around the vector and shifts them. */
 static void emit_load_across(struct emitter *p, int k, const char *into) {
     text_add(p->code, "    %sr%d = raw<%s, WIDTH>::load_across<N%s>(", into, k, type_of(p, k),
              p->s->overlap.is_used ? ", IS_LAST" : "");
@@ -201,8 +203,8 @@ static void emit_load_across(struct emitter *p, int k, const char *into) {
     text_add(p->code, "));\n");
 }
 
-/* One run of an operand: neighbours at once, a single one, or one by one. What rows that begin anywhere read alike lies
-   otherwise than these. */
+/* Loads one vector of an operand: as one access, as one broadcast element, or element by element. Operands that all
+   rows share have their own alignment if rows are unaligned. */
 void rows_emit_load(struct emitter *p, int k, const char *into, bool once) {
     int64_t stride = fast_stride(p, k);
     if (stride > 1) {
@@ -222,7 +224,8 @@ void rows_emit_load(struct emitter *p, int k, const char *into, bool once) {
     text_add(p->code, ");\n");
 }
 
-/* `from`: a run in scope. Neighbours in one access by `function`, unless runs overlap or are apart. */
+/* Stores `from`, a vector in scope. Contiguous elements are stored in one access by `function`, unless vectors overlap
+   or elements are strided. */
 void rows_emit_store(struct emitter *p, int k, const char *from, bool of_row, const char *function) {
     int64_t stride = fast_stride(p, k);
     if (stride == 1 && !p->s->overlap.is_used) {
@@ -243,17 +246,18 @@ void rows_emit_store(struct emitter *p, int k, const char *from, bool of_row, co
     text_add(p->code, "] = %s.at[e];\n", from);
 }
 
-/* Loaded once for all passes. */
+/* True for operands that are loaded once for all passes. */
 static bool stays(const struct emitter *p, int k) { return schedule_keeps(p->s, k) && rows_is_element_load(p, k); }
 
-/* What every row reads alike, at the same places; or what a thread reads alike of all of a row. */
+/* True for operands that all rows read at the same positions, or of which a thread needs the same vector throughout a
+   row. */
 static bool is_broadcast(const struct emitter *p, int k) {
     bool is = p->s->memory.keeps_broadcast && !schedule_keeps(p->s, k);
     return (is || schedule_is_steady(p->s, k)) && rows_is_element_load(p, k);
 }
 
-/* struct <name> and load_<name>(): one vector of each operand that `takes`; `row` is the parameter that says
-   which row. */
+/* Emits struct <name> and load_<name>(): one vector of each operand that `takes` selects. `row` is the parameter that
+   identifies the row. */
 static void emit_loader(struct emitter *p, const char *name, bool (*takes)(const struct emitter *, int),
                         const char *row, bool once) {
     text_add(p->code, "struct %s {\n", name);
@@ -266,7 +270,7 @@ static void emit_loader(struct emitter *p, const char *name, bool (*takes)(const
     text_add(p->code,
              "};\n\ntemplate <int N = WIDTH> DEVICE void load_%s(%s& in, const arguments& a, %s, position q) {\n", name,
              name, row);
-    /* What all rows share is shifted to where this row's vectors begin. */
+    /* Operands shared by all rows are shifted to the start of this row's vectors. */
     if (p->s->unaligned.most && takes == is_broadcast)
         text_add(p->code, "    const base at = base_of(a, strip);\n");
     rows_emit_coordinates(p, p->s->nest.row_dims, p->s->nest.rank, "q");
@@ -276,12 +280,12 @@ static void emit_loader(struct emitter *p, const char *name, bool (*takes)(const
     text_add(p->code, "}\n\n");
 }
 
-/* Shared memory: a slot has the vectors of one operand behind those of another, SLOT_VECTORS each. `line` is printed
-   for each operand: # its number, $ its type, @ where it begins in a slot, % bytes of a vector, ^ the address of its
-   first vector in the row, ~ the address at the coordinates in scope. A template of one letter for each thing that
-   varies; none of these letters occurs in CUDA text otherwise. */
+/* Shared memory layout: a slot holds the vectors of one operand after those of another, SLOT_VECTORS each. `line` is a
+   template that is expanded for each operand: # is its number, $ its type, @ its offset in the slot, % the bytes of a
+   vector, ^ the address of its first vector in the row, ~ the address at the coordinates in scope. None of these
+   characters occurs in CUDA code otherwise. */
 static void emit_slots(struct emitter *p, const char *line) {
-    /* Bytes of a vector of all operands before this one. */
+    /* Bytes of one vector of all preceding operands. */
     int64_t at = 0;
     for (int k = 0; k < p->rows->operand_count; k++) {
         if (!stays(p, k))
@@ -305,8 +309,8 @@ static void emit_slots(struct emitter *p, const char *line) {
     }
 }
 
-/* To shared memory: the copy engine's way for part of a row, or a thread's own for one vector. Only schemes with stages
-   have any. */
+/* Emits copies to shared memory: TMA copies of part of a row, or a thread's own copy (cp.async) of one vector. Only
+   schemes with stages use them. */
 static void emit_copies(struct emitter *p) {
     if (p->s->memory.scheme == MEMORY_STAGED || p->s->memory.scheme == MEMORY_PIPELINED) {
         text_add(p->code, "DEVICE void copy_kept(char* slot, u64* arrival, const arguments& a, const base& at, "
@@ -323,7 +327,8 @@ static void emit_copies(struct emitter *p) {
     }
 }
 
-/* Part of a row, as far as L2. Always there, as kernels call it; empty where nothing is asked for. */
+/* Emits the L2 prefetch of part of a row. The function always exists because kernels call it; it is empty if nothing is
+   prefetched. */
 static void emit_prefetch(struct emitter *p) {
     text_add(p->code, "DEVICE void prefetch_kept(const arguments& a, const base& at, position first, "
                       "position vectors) {\n");
@@ -332,7 +337,7 @@ static void emit_prefetch(struct emitter *p) {
     text_add(p->code, "}\n\n");
 }
 
-/* forget_conversions: makes the compiler convert again in the next pass, instead of keeping converted numbers in
+/* forget_conversions makes the compiler convert again in the next pass instead of holding converted numbers in
    registers. */
 void rows_emit_kept(struct emitter *p) {
     emit_loader(p, "kept", stays, "const base& at", true);

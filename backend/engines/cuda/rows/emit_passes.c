@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The passes over the elements of a row as CUDA text: what every pass takes in, and what it stores. */
+/* Emits the passes over the elements of a row: what each pass accumulates, and what it stores. */
 #include "engines/cuda/rows/emit.h"
 
 #include <stdio.h>
 
-/* Names of core/reduce.cuh, by opcode. */
+/* Names in core/reduce.cuh, by opcode. */
 static const struct {
     const char *type;
-    const char *second; /* name of its second number's field */
+    const char *second; /* field name of its second number */
 } combinations[] = {
     [OPCODE_SUM] = {"sum", NULL},
     [OPCODE_PRODUCT] = {"product", NULL},
@@ -24,7 +24,7 @@ static bool closes(const struct term *term, int pass) {
 
 /* ---- Reductions -------------------------------------------------------------------------------------------------- */
 
-/* "sum<float>"; weights also say whether their exponential may be short. */
+/* Emits "sum<float>"; the reduction of softmax weights also states whether it may use the fast exponential. */
 static void emit_reduction(struct emitter *p, const struct term *term) {
     text_add(p->code, "%s<%s%s>", combinations[term->opcode].type, term->type,
              term->opcode != OPCODE_WEIGHTS ? ""
@@ -32,7 +32,7 @@ static void emit_reduction(struct emitter *p, const struct term *term) {
                                             : ", false");
 }
 
-/* "reductions<sum<float>, largest<float>>" of a pass. */
+/* Emits "reductions<sum<float>, largest<float>>" for a pass. */
 static void emit_reductions(struct emitter *p, int pass) {
     bool any = false;
     text_add(p->code, "reductions<");
@@ -46,9 +46,9 @@ static void emit_reductions(struct emitter *p, int pass) {
     text_add(p->code, ">");
 }
 
-/* From the reductions of a pass to the numbers of a row that they make known. member<i> counts the reductions of this
-   pass alone, in the order of terms, as emit_reductions lists them. Moments and weights make two numbers, the second
-   under the next name. */
+/* Emits the computation of a row's numbers from the reductions of a pass. member<i> counts only the reductions of this
+   pass, in the order of terms, as emit_reductions lists them. Moments and weights give two numbers, the second under
+   the next name. */
 static void emit_close(struct emitter *p, int pass) {
     text_add(p->code, "    static DEVICE void close(const total& t, row& r, const arguments& a) {\n");
     for (int i = 0, member = 0; i < p->rows->term_count; i++) {
@@ -65,7 +65,7 @@ static void emit_close(struct emitter *p, int pass) {
     text_add(p->code, "    }\n");
 }
 
-/* What the launches before left of a pass. IS_JOINED: one partial result for each row. */
+/* Emits access to the partial results that earlier launches wrote for a pass. IS_JOINED: one partial result per row. */
 static void emit_left(struct emitter *p, int pass) {
     if (pass < p->stage->closed)
         text_add(
@@ -78,13 +78,13 @@ static void emit_left(struct emitter *p, int pass) {
 
 /* ---- Elements ---------------------------------------------------------------------------------------------------- */
 
-/* What stays on chip is not loaded again. */
+/* Resident operands are not loaded again. */
 static bool is_loaded_by_pass(const struct emitter *p, int k, const bool *takes_part) {
     return rows_is_element_load(p, k) && !schedule_keeps(p->s, k) && !schedule_is_steady(p->s, k) &&
            takes_part[rows_find(p->rows, operand_at(p, k)->value) - p->rows->terms];
 }
 
-/* `once`: streamed elements are not worth a place in L1. The coordinates are those of vector q of the row. */
+/* `once`: streamed elements are not worth caching in L1. The coordinates are those of vector q of the row. */
 static void emit_inputs(struct emitter *p, const bool *takes_part) {
     text_add(p->code, "    struct inputs {\n");
     for (int k = 0; k < p->rows->operand_count; k++)
@@ -102,14 +102,14 @@ static void emit_inputs(struct emitter *p, const bool *takes_part) {
     text_add(p->code, "    }\n");
 }
 
-/* From where a pass has it: what stays, what all rows read, or what it loaded itself. */
+/* Reads an element from its source: resident data, data shared by all rows, or what the pass loaded itself. */
 static void emit_element_load(struct emitter *p, const struct term *term) {
     int k = term->operand;
     const struct operand *operand = operand_at(p, k);
     const struct schedule *s = p->s;
     bool is_broadcast = s->memory.keeps_broadcast || schedule_is_steady(s, k);
     const char *from = schedule_keeps(s, k) ? "own" : is_broadcast ? "all" : "in";
-    /* A coordinate: the row's part, the vector's, and e. */
+    /* A coordinate: the row's contribution, the vector's, and e. */
     if (operand->memory == MEMORY_INDEX) {
         text_add(p->code, "    const i64 v%d = ", term->name);
         if (rows_depends_on(operand, 0, s->nest.row_dims))
@@ -157,14 +157,14 @@ static void emit_places(struct emitter *p, const bool *takes_part) {
     text_add(p->code, "    }\n");
 }
 
-/* Only the storing pass does. */
+/* Only the storing pass stores elements. */
 static bool stores_elements(const struct emitter *p, int k, int pass) {
     const struct operand *operand = operand_at(p, k);
     return pass == p->s->passes.storing && operand->is_store && rows_find(p->rows, operand->value)->spans;
 }
 
-/* Where an element goes: to reductions, to sums of columns, to the results of its vector. `inner` counts the elements
-   that are taken in at once. */
+/* Emits where an element goes: into reductions, into sums of columns, and into the results of its vector. `inner`
+   indexes the elements that are accumulated together. */
 static void emit_element_results(struct emitter *p, int pass) {
     const struct rows *rows = p->rows;
     for (int i = 0, member = 0; i < rows->term_count; i++)
@@ -180,11 +180,11 @@ static void emit_element_results(struct emitter *p, int pass) {
         else if (stores_elements(p, k, pass))
             text_add(p->code, "    w.w%d.at[e] = from<%s>::number(as_number(v%d));\n", k, type_of(p, k),
                      operand->value);
-        column += is_summed; /* those of other passes count, too */
+        column += is_summed; /* sums of other passes count, too */
     }
 }
 
-/* Terms come in the order of evaluation, so that each finds those that it uses in scope. */
+/* Terms are emitted in the order of evaluation, so that each finds its operands in scope. */
 static void emit_element(struct emitter *p, int pass, const bool *takes_part) {
     text_add(
         p->code,
@@ -195,11 +195,11 @@ static void emit_element(struct emitter *p, int pass, const bool *takes_part) {
         const struct term *term = &p->rows->terms[i];
         if (!takes_part[i])
             continue;
-        /* Numbers of the row, under the names that formulas know. */
+        /* Numbers of the row, under the names that formulas use. */
         for (int n = 0; n < term->names && !term->spans; n++)
             text_add(p->code, "    [[maybe_unused]] const %s v%d = r.v%d;\n", term->type, term->name + n,
                      term->name + n);
-        /* Computed in one pass, read in those after it. */
+        /* Computed in one pass and read in later ones. */
         bool stays = schedule_keeps_term(p->s, term);
         if (stays && term->stage < pass)
             text_add(p->code, "    const float v%d = own->e%d[e];\n", term->name, term->name);
@@ -214,9 +214,9 @@ static void emit_element(struct emitter *p, int pass, const bool *takes_part) {
     text_add(p->code, "    }\n");
 }
 
-/* The results of a vector, and where they go. One access where neighbours are contiguous. */
+/* Emits the results of a vector and their stores: one access if the elements are contiguous. */
 static void emit_results(struct emitter *p, int pass) {
-    /* N: WIDTH, or 1 of an element of head or tail. */
+    /* N: WIDTH, or 1 in head and tail. */
     text_add(p->code, "    template <int N> struct results {\n");
     for (int k = 0; k < p->rows->operand_count; k++)
         if (stores_elements(p, k, pass))
@@ -236,8 +236,8 @@ static void emit_results(struct emitter *p, int pass) {
     text_add(p->code, "    }\n");
 }
 
-/* What a pass is for: "pass 1 of 3; v6 = sum<float>; stores y of softmax". A comment in the kernel's text, for readers
-   of WEFT_DUMP_DIR. */
+/* Describes a pass: "pass 1 of 3; v6 = sum<float>; stores y of softmax". A comment in the kernel source for readers of
+   WEFT_DUMP_DIR. */
 static void emit_purpose(struct emitter *p, int pass) {
     text_add(p->code, "// pass %d of %d", pass, p->s->passes.count);
     for (int i = 0; i < p->rows->term_count; i++)
@@ -253,11 +253,11 @@ static void emit_purpose(struct emitter *p, int pass) {
     text_add(p->code, "\n");
 }
 
-/* Each pass is a specialisation that derives from its reductions: kernels are templates over it. */
+/* Each pass is a specialization that derives from its reductions: kernels are templates over it. */
 void rows_emit_passes(struct emitter *p) {
     text_add(p->code, "template <int P> struct pass;\n\n");
     for (int pass = 0; pass < p->s->passes.count; pass++) {
-        /* By term. */
+        /* Indexed by term. */
         bool takes_part[TERMS_MAX];
         schedule_terms_of_pass(p->s, pass, takes_part);
         emit_purpose(p, pass);
@@ -276,8 +276,8 @@ void rows_emit_passes(struct emitter *p) {
 
 /* ---- Sums of columns --------------------------------------------------------------------------------------------- */
 
-/* Each block writes sums of its own, `block` elements after those of the block before: no atomics, and the same order
-   in every run. k counts the sums, in the order of their stores. */
+/* Each block writes its own sums, `block` elements after those of the previous block: no atomics, so every run adds in
+   the same order. k counts the sums in the order of their stores. */
 void rows_emit_columns(struct emitter *p) {
     text_add(p->code, "template <int N = WIDTH>\nDEVICE void store_column(int k, const run<column_t, WIDTH>& from, "
                       "const arguments& a, i64 strip, position q) {\n");

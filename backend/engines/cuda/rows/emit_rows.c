@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Numbers of rows as CUDA text: what is loaded once for a row, what passes make of it, and what is stored of it. */
+/* Emits the numbers of rows: what is loaded once per row, computed from the passes, and stored. */
 #include "engines/cuda/rows/emit.h"
 
 #include <stdio.h>
@@ -7,7 +7,7 @@
 
 /* ---- Numbers of the row ------------------------------------------------------------------------------------------ */
 
-/* struct row: the numbers of one row that passes or stores ask for. */
+/* Emits struct row: the numbers of one row that passes or stores read. */
 static void emit_row_struct(struct emitter *p) {
     text_add(p->code, "struct row {\n");
     for (int i = 0; i < p->rows->term_count; i++)
@@ -16,8 +16,8 @@ static void emit_row_struct(struct emitter *p) {
     text_add(p->code, "};\n\n");
 }
 
-/* Formulas as CUDA text: A, B, C and D are arguments, T is the type of arithmetic, S the one of memory. Letters within
-   function names must be lower case: A to D, S and T are replaced wherever they stand. */
+/* Formulas as CUDA text: A, B, C and D are arguments, T is the compute type, S the storage type. Function names must be
+   in lower case, because the letters A to D, S and T are replaced wherever they occur. */
 static const char *const formulas[] = {
     [OPCODE_COPY] = "A",
     [OPCODE_ADD] = "A + B",
@@ -40,7 +40,7 @@ static const char *const formulas[] = {
     [ROWS_ROUND] = "rounded<S>(A)",
 };
 
-/* Integers wrap around, and their functions are exact. The other formulas are those of floats. */
+/* Integer arithmetic wraps around, and its functions are exact. All other formulas are the same as for floats. */
 static const char *integer_formula(int opcode) {
     return opcode == OPCODE_MULTIPLY   ? "(i64)((u64)A * (u64)B)"
            : opcode == OPCODE_ABSOLUTE ? "magnitude(A)"
@@ -48,7 +48,7 @@ static const char *integer_formula(int opcode) {
                                        : formulas[opcode];
 }
 
-/* %.17g is a double's shortest exact width. Lengths are arguments, as sizes are no part of the text. */
+/* %.17g is exact for every double. Lengths are arguments, because sizes are not part of the text. */
 static void emit_argument(struct emitter *p, const char *type, const struct term_argument *argument) {
     if (argument->name >= 0)
         text_add(p->code, "v%d", argument->name);
@@ -60,7 +60,7 @@ static void emit_argument(struct emitter *p, const char *type, const struct term
         text_add(p->code, "(%s)(a.length ? a.length : 1)", type);
 }
 
-/* is_brief: results of 16 bits or fewer show none of what the short exponential loses. */
+/* is_brief: results have at most 16 bits, which hide the error of the fast exponential. */
 void rows_emit_term(struct emitter *p, const struct term *term) {
     if (term->kind == TERM_NODE) {
         formula_emit(p->code, p->rows->graph, term->node);
@@ -71,7 +71,7 @@ void rows_emit_term(struct emitter *p, const struct term *term) {
     if (term->opcode == OPCODE_WEIGHT && p->rows->is_brief)
         formula = "brief_weight(A, B)";
     text_add(p->code, "    const %s v%d = ", term->type, term->name);
-    /* Letters are replaced one by one; all else is copied. */
+    /* Placeholder letters are replaced; all other characters are copied. */
     for (const char *at = formula; *at; at++)
         if (*at >= 'A' && *at <= 'D')
             emit_argument(p, term->type, &term->arguments[*at - 'A']);
@@ -82,8 +82,8 @@ void rows_emit_term(struct emitter *p, const struct term *term) {
     text_add(p->code, ";\n");
 }
 
-/* Terms of the row that become known at a stage, from the fields of those before. Fields are copied into scope, each
-   once, and what others ask for is put back. */
+/* Emits the row's terms that become known at a stage, from the fields of earlier stages. Each field is copied into
+   scope once, and the terms that are fields themselves are written back. */
 void rows_emit_row_terms(struct emitter *p, int stage) {
     const struct rows *rows = p->rows;
     bool in_scope[TERMS_MAX] = {false};
@@ -92,7 +92,7 @@ void rows_emit_row_terms(struct emitter *p, int stage) {
         bool is_formula = term->kind == TERM_NODE || term->kind == TERM_FORMULA;
         if (!term->is_needed || term->spans || term->stage != stage || !is_formula)
             continue;
-        /* What it reads of the row, once for all formulas of this stage. */
+        /* Reads a row's field once for all formulas of this stage. */
         for (int u = 0; u < term->use_count; u++) {
             const struct term *used = &rows->terms[term->uses[u]];
             for (int n = 0; n < used->names && !in_scope[term->uses[u]]; n++)
@@ -106,22 +106,22 @@ void rows_emit_row_terms(struct emitter *p, int stage) {
     }
 }
 
-/* A number that each row loads once, before its elements. */
+/* True for a number that is loaded once per row, before its elements. */
 static bool is_entry(const struct emitter *p, const struct term *term) {
     return rows_is_field(p->rows, term) && term->kind == TERM_LOAD &&
            operand_at(p, term->operand)->memory != MEMORY_INDEX;
 }
 
-/* Rows side by side have a run of numbers where these are neighbours, and one number where all share it. Other numbers
-   are loaded once for the strip. */
+/* Interleaved rows have a vector of numbers if these are contiguous, and a single number if all rows share it. Other
+   numbers are loaded once per strip. */
 static bool has_number_for_each(const struct emitter *p, int k) { return p->s->nest.is_columns && fast_stride(p, k); }
 
 static const char *input_width(const struct emitter *p, int k) { return has_number_for_each(p, k) ? "WIDTH" : "1"; }
 
-/* What the rows' own numbers are loaded to, before they are worked on. Loads first, conversions later (open_rows): all
-   loads of a strip are under way at once. */
+/* Emits struct row_inputs, the raw numbers of the rows. Loads come first and conversions later (open_rows), so that all
+   loads of a strip are in flight at once. */
 static void emit_entry(struct emitter *p) {
-    /* raw<> is what memory holds, unconverted. */
+    /* raw<> holds the stored representation, without conversion. */
     text_add(p->code, "struct row_inputs {\n");
     for (int i = 0; i < p->rows->term_count; i++)
         if (is_entry(p, &p->rows->terms[i])) {
@@ -134,14 +134,14 @@ static void emit_entry(struct emitter *p) {
         int k = p->rows->terms[i].operand;
         if (!is_entry(p, &p->rows->terms[i]))
             continue;
-        /* Rows side by side whose numbers are apart: one by one. */
+        /* Interleaved rows with strided numbers: one by one. */
         if (p->s->nest.is_columns && fast_stride(p, k) > 1) {
             text_add(p->code, "    for (int l = 0; l < WIDTH; l++) in.r%d.put(l, (", k);
             rows_emit_address(p, k, true);
             text_add(p->code, ")[l * a.s%d_%d]);\n", k, schedule_fast_dim(p->s));
             continue;
         }
-        /* SAMPLES elements of the row, sample_step apart. */
+        /* SAMPLES elements of the row at intervals of sample_step. */
         if (k == p->rows->sampled)
             text_add(p->code,
                      "    #pragma unroll\n    for (int i = 0; i < SAMPLES; i++) in.r%d[i] = raw<%s, 1>::load<false>(",
@@ -154,8 +154,8 @@ static void emit_entry(struct emitter *p) {
     text_add(p->code, "}\n\n");
 }
 
-/* From the first of rows side by side to the l-th. Nothing where all of them share the number, or rows do not lie side
-   by side. */
+/* Emits the step from the first of the interleaved rows to the l-th. Empty if they share the number, or if rows are not
+   interleaved. */
 static void emit_step(struct emitter *p, int k) {
     if (p->s->nest.is_columns && fast_stride(p, k) == 1)
         text_add(p->code, " + l");
@@ -163,7 +163,7 @@ static void emit_step(struct emitter *p, int k) {
         text_add(p->code, " + l * a.s%d_%d", k, schedule_fast_dim(p->s));
 }
 
-/* A coordinate of the row, as a number. */
+/* Emits a coordinate of the row as a number. */
 static void emit_row_index(struct emitter *p, const struct term *term) {
     int k = term->operand;
     text_add(p->code, "    r.v%d = 0", term->name);
@@ -173,7 +173,7 @@ static void emit_row_index(struct emitter *p, const struct term *term) {
     text_add(p->code, ";\n");
 }
 
-/* open_rows(): from what was loaded to the fields that need no pass. */
+/* Emits open_rows(): computes the fields that need no pass from the loaded numbers. */
 static void emit_open(struct emitter *p) {
     text_add(p->code, "DEVICE void open_rows(row* now, const row_inputs& in, const arguments& a, const base& at) {\n"
                       "    #pragma unroll\n    for (int l = 0; l < (COLUMNS ? WIDTH : 1); l++) {\n"
@@ -185,7 +185,7 @@ static void emit_open(struct emitter *p) {
                      "    %s some[SAMPLES];\n    for (int i = 0; i < SAMPLES; i++) some[i] = in.r%d[i].at(0);\n"
                      "    r.v%d = mean_of(some);\n",
                      type_of(p, term->operand), term->operand, term->name);
-        /* Converted where it is used; fields keep the type of memory. */
+        /* Fields keep the storage type; they are converted where they are used. */
         else if (is_entry(p, term))
             text_add(p->code, "    r.v%d = in.r%d.at(%s);\n", term->name, term->operand,
                      has_number_for_each(p, term->operand) ? "l" : "0");
@@ -196,9 +196,9 @@ static void emit_open(struct emitter *p) {
     text_add(p->code, "    }\n}\n\n");
 }
 
-/* store_rows(): a run for rows side by side; channels have store_row(). */
+/* Emits store_rows(): one vector for interleaved rows; the channels scheme has store_row(). */
 void rows_emit_row_stores(struct emitter *p) {
-    /* These are stored one by one, see emit_one_row. */
+    /* The channels scheme stores rows one by one, see emit_one_row. */
     if (p->s->memory.scheme == MEMORY_CHANNELS)
         return;
     text_add(p->code, "DEVICE void store_rows(const row* now, const arguments& a, const base& at) {\n");
@@ -224,8 +224,8 @@ void rows_emit_row_stores(struct emitter *p) {
     text_add(p->code, "}\n\n");
 }
 
-/* The same of the row with which a run of rows side by side begins, or of the l-th after it. Channels are opened one by
-   one: a thread makes the numbers of one and hands them on in shared memory. */
+/* Emits the same for a single row: the first of a vector of interleaved rows, or the l-th after it. Channels are opened
+   one by one: each thread computes the numbers of one and shares them through shared memory. */
 static void emit_one_row(struct emitter *p) {
     text_add(p->code, "DEVICE void open_row(row& r, const arguments& a, const base& at, int l) {\n");
     for (int i = 0; i < p->rows->term_count; i++) {

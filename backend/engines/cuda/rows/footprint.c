@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What of a row stays on chip between its passes, in bytes, and what copies can fetch of it. */
+/* On-chip footprint of a row schedule: which operands stay resident between passes, how many bytes they occupy, and
+   which of them asynchronous copies can load. */
 #include "base/number.h"
 #include "engines/cuda/rows/schedule.h"
 
 #include <string.h>
 
-enum { EXCHANGE_BYTES = 40960 }; /* of a block's partial results, of the 48 KiB that a kernel has without asking */
+enum { EXCHANGE_BYTES = 40960 }; /* partial results per block; a kernel has 48 KiB of shared memory without opting in */
 
-/* ---- What stays -------------------------------------------------------------------------------------------------- */
+/* ---- Residency --------------------------------------------------------------------------------------------------- */
 
-/* Elements that differ from row to row: what all rows read alike is loaded again, or stays by keeps_broadcast. Indices
-   and stores have nothing to stay. */
+/* Only operands that differ between rows can be resident: operands that all rows share are loaded again (or kept by
+   keeps_broadcast). Indices and stored results never qualify. */
 bool schedule_keeps(const struct schedule *s, int k) {
     const struct operand *operand = &s->nest.operands[k];
     if (s->memory.scheme == MEMORY_STREAMED || operand->is_store || !schedule_moves(s, k) ||
@@ -24,7 +25,7 @@ bool schedule_keeps(const struct schedule *s, int k) {
     return s->nest.is_columns;
 }
 
-/* Only what a later pass than the first needs again. */
+/* Only terms that a pass after the first reads again. */
 bool schedule_keeps_term(const struct schedule *s, const struct term *term) {
     return s->memory.keeps_weights && term->opcode == OPCODE_WEIGHT && term->kind == TERM_FORMULA &&
            term->stage < s->passes.storing;
@@ -32,13 +33,13 @@ bool schedule_keeps_term(const struct schedule *s, const struct term *term) {
 
 /* ---- Bytes ------------------------------------------------------------------------------------------------------- */
 
-/* Operands that broadcast along the fast dim have one element in a vector. */
+/* An operand that broadcasts along the contiguous dim contributes one element per vector. */
 int64_t schedule_vector_bytes(const struct schedule *s, int k) {
     const struct operand *operand = &s->nest.operands[k];
     return dtype_bytes(operand->type, 1) * (operand->strides[schedule_fast_dim(s)] ? s->vectors.width : 1);
 }
 
-/* 1 where nothing stays: callers divide by it. */
+/* At least 1, because callers divide by the result. */
 int64_t schedule_kept_bytes(const struct schedule *s) {
     int64_t bytes = 0;
     for (int k = 0; k < s->rows->operand_count; k++)
@@ -46,7 +47,7 @@ int64_t schedule_kept_bytes(const struct schedule *s) {
     return bytes ? bytes : 1;
 }
 
-/* Scale and bias, for instance: elements of the row that all rows share. */
+/* Bytes of one vector of the operands that all rows share, such as scale and bias. */
 int64_t schedule_broadcast_bytes(const struct schedule *s) {
     int64_t bytes = 0;
     for (int k = 0; k < s->rows->operand_count; k++)
@@ -60,18 +61,18 @@ int64_t schedule_row_bytes(const struct schedule *s) {
     return schedule_kept_bytes(s) * s->memory.steps * s->threads.group;
 }
 
-/* 0 where the scheme has no stages. */
+/* 0 if the scheme has no stages. */
 int64_t schedule_shared_bytes(const struct schedule *s) {
     int64_t before = s->memory.scheme == MEMORY_STAGED ? STAGES_BEGIN : 0;
     return schedule_row_bytes(s) * s->threads.across * s->memory.stages + before;
 }
 
-/* Bytes of a reduction's partial result, as core/reduce.cuh has it: moments count elements beside their two numbers. */
+/* Bytes of a reduction's partial result, as declared in core/reduce.cuh: moments also count elements. */
 static int64_t partial_bytes(const struct term *term) {
     return (strcmp(term->type, "float") == 0 ? 4 : 8) * (term->opcode == OPCODE_MOMENTS ? 3 : term->names);
 }
 
-/* Of the pass whose reductions take most: passes reuse the same memory. */
+/* Maximum over the passes; all passes share the same memory. */
 int64_t schedule_partial_bytes(const struct schedule *s) {
     int64_t most = 0;
     for (int pass = 0; pass < s->passes.closed; pass++) {
@@ -83,13 +84,13 @@ int64_t schedule_partial_bytes(const struct schedule *s) {
         }
         most = bytes > most ? bytes : most;
     }
-    return round_up(most, 8); /* doubles among them are aligned */
+    return round_up(most, 8); /* keeps doubles aligned */
 }
 
 int64_t schedule_slots(const struct schedule *s) { return row_space_rows(&s->rows->space) + s->overlap.elements; }
 
-/* Groups of more than a warp leave theirs for each row, and the joined ones beside them. Rows one behind the other
-   reduce in a few numbers for each warp, which always fit. */
+/* A group wider than a warp stores one partial result per warp and row, plus the combined results. Rows that are not
+   interleaved need only a few numbers per warp, which always fit. */
 bool schedule_exchange_fits(const struct schedule *s) {
     if (!s->nest.is_columns)
         return true;
@@ -100,8 +101,8 @@ bool schedule_exchange_fits(const struct schedule *s) {
 
 /* ---- Copies ------------------------------------------------------------------------------------------------------ */
 
-/* Each row whole in memory, in pieces of 16 bytes. Bulk copies (cp.async.bulk) are of sm_90 and up, and move multiples
-   of 16 bytes between multiples of 16. */
+/* True if each row is contiguous in memory and a multiple of 16 bytes. Bulk copies (cp.async.bulk) need sm_90;
+   addresses and sizes must be multiples of 16 bytes. */
 bool schedule_copies_rows(const struct schedule *s, const struct device *device) {
     bool can = device->cuda.major >= 9 && s->nest.rank == s->nest.row_dims + 1 && s->passes.closed > 0, any = false;
     for (int k = 0; k < s->rows->operand_count; k++)
@@ -115,7 +116,7 @@ bool schedule_copies_rows(const struct schedule *s, const struct device *device)
     return can && any;
 }
 
-/* In pieces of 4 bytes or more. cp.async is of sm_80 and up, and moves 4, 8 or 16 bytes. */
+/* True if all vectors have at least 4 bytes. cp.async needs sm_80 and copies 4, 8 or 16 bytes. */
 bool schedule_copies_vectors(const struct schedule *s, const struct device *device) {
     bool can = device->cuda.major >= 8 && s->nest.rank == s->nest.row_dims + 1;
     for (int k = 0; k < s->rows->operand_count; k++)

@@ -1,18 +1,18 @@
-/* interleaved: rows that lie in memory SEGMENT vectors of each in turn: threads of a block lie as memory does, ACROSS
-   vectors of ACROSS / SEGMENT rows side by side, GROUP times. A thread keeps its place in the segment, and a row is as
-   long as it has segments. Behind strip.cuh
-   Demands   SEGMENT divides ACROSS, and ACROSS / SEGMENT the rows
-   Measured  H100, group norm and swish of channels last, and each row by itself: 2x640x64x64 19 us and not 49,
-             2x320x128x128 33 and not 88, 1x128x512x512 81 and not 678
-   Tried     partial results joined by a launch of their own, two waves of blocks to store: 30 us (2x640x64x64)
-             1024 threads and not 768: 7 to 10 % faster in vectors of 4 bytes; in longer ones they spill, 10 % slower */
+/* interleaved: rows stored in alternating segments of SEGMENT vectors. The threads of a block are arranged like memory:
+   ACROSS vectors of ACROSS / SEGMENT adjacent rows, GROUP times. A thread keeps its position within the segment, and a
+   row has one step per segment. Include after strip.cuh
+   Requires  SEGMENT divides ACROSS, and ACROSS / SEGMENT divides the rows
+   Measured  H100, group norm and swish of channels-last images, compared with reading each row separately:
+             2x640x64x64 19 us (49), 2x320x128x128 33 (88), 1x128x512x512 81 (678)
+   Tried     a separate launch that joins partial results, two waves of blocks that store: 30 us (2x640x64x64)
+             1024 threads instead of 768: 7 to 10 % faster for 4-byte vectors; wider ones spill, 10 % slower */
 
 constexpr int SEGMENT_VECTORS = SEGMENT > 0 ? SEGMENT : 1,
-              ROWS = ACROSS / SEGMENT_VECTORS; // vectors of a row side by side, rows of a block
+              ROWS = ACROSS / SEGMENT_VECTORS; // vectors per segment, rows per block
 
 static_assert(SEGMENT <= 0 || ACROSS % SEGMENT_VECTORS == 0, "a block has whole rows");
 
-/* In place of span_of's rows of neighbouring threads. */
+/* Replaces span_of's assignment of rows to adjacent threads. */
 DEVICE void place_interleaved(span &s, const arguments &a, i64 tile) {
     s.lane = (int)threadIdx.x / ACROSS;
     s.across = (int)threadIdx.x % ACROSS;
@@ -22,7 +22,7 @@ DEVICE void place_interleaved(span &s, const arguments &a, i64 tile) {
 
 DEVICE void set_place(base &at, const span &s) { at.place = s.across % SEGMENT_VECTORS * WIDTH; }
 
-/* One for each vector that goes through a pass at once, all alike. */
+/* Loads one vector and replicates it for all vectors that go through a pass together, because they are equal. */
 template <int U> DEVICE void load_steady(broadcast (&all)[U], const arguments &a, const base &at) {
     load_broadcast(all[0], a, at, 0);
 #pragma unroll
@@ -30,7 +30,7 @@ template <int U> DEVICE void load_steady(broadcast (&all)[U], const arguments &a
         all[u] = all[0];
 }
 
-/* A warp for each row, in a fixed order. */
+/* One warp reduces each row, in a fixed order. */
 template <class P> DEVICE void reduce_interleaved(typename P::total &sum, const span &s) {
     __shared__ typename P::total s_threads[ROWS][GROUP * SEGMENT_VECTORS], s_rows[ROWS];
     s_threads[s.across / SEGMENT_VECTORS][s.lane * SEGMENT_VECTORS + s.across % SEGMENT_VECTORS] = sum;
@@ -47,7 +47,7 @@ template <class P> DEVICE void reduce_interleaved(typename P::total &sum, const 
     sum = s_rows[s.across / SEGMENT_VECTORS];
 }
 
-/* The partial results that splits left, joined. */
+/* Combines the partial results of the splits. */
 template <int P> DEVICE void gather_interleaved(typename pass<P>::total &sum, const span &s, const arguments &a) {
     const auto *left = pass<P>::left_by_splits(a) + s.strip;
     sum = pass<P>::none();

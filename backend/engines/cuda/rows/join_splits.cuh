@@ -1,8 +1,8 @@
-/* join_splits: the partial results of few rows, many splits of each, to one                          any chip, any type
-   Beside streamed.cuh. JOINED: the partial results of this pass become one for each row, which the blocks of the next
+/* join_splits: combines the partial results of few rows with many splits each                        any chip, any type
+   Used with streamed.cuh. JOINED: the partial results of this pass become one per row, which the blocks of the next
    pass read; -1: those of all CLOSED passes become numbers of the rows, which are stored
-   Tile      GROUP threads have a row, ACROSS groups in a block
-   Limits    GROUP is whole warps
+   Tile      GROUP threads per row, ACROSS groups per block
+   Limits    GROUP is a multiple of the warp size
    Params    GROUP ACROSS THREADS CLOSED JOINED TRIGGER position */
 
 static_assert(WIDTH == 1 && !COLUMNS && COLUMN_SUMS == 0, "one row after the other, whatever they were before");

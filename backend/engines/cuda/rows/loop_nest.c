@@ -1,17 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The loop nest of a row program, its passes, and the vectors that threads load. It knows neither threads nor chips. */
+/* Builds the loop nest of a row program, its passes, and the vectors that threads load. Independent of thread mapping
+   and device. */
 #include "base/number.h"
 #include "engines/cuda/rows/schedule.h"
 
 #include <string.h>
 
 enum {
-    ACCESS_BYTES = 16,    /* of one access to memory, at most */
-    ROW_REGISTERS = 40,   /* per thread, of a pass's numbers of all its rows side by side */
-    UNALIGNED_LEAST = 32, /* vectors of a row that may have a head and a tail */
-    OVERLAP_LEAST = 4,    /* vectors of rows side by side that may overlap */
-    SEGMENT_BYTES = 256,  /* of interleaved rows; longer ones fill lines of memory by themselves */
-    WIDENS = 4,           /* times that vectors must grow for what unaligned rows and overlaps cost */
+    ACCESS_BYTES = 16,    /* maximum size of one memory access */
+    ROW_REGISTERS = 40,   /* registers per thread for the pass results of all its interleaved rows */
+    UNALIGNED_LEAST = 32, /* minimum vectors in a row that may have a head and a tail */
+    OVERLAP_LEAST = 4,    /* minimum number of vectors of interleaved rows that may overlap */
+    SEGMENT_BYTES = 256,  /* of interleaved rows; longer segments fill cache lines by themselves */
+    WIDENS = 4,           /* factor by which vectors must grow to pay for unaligned rows and overlaps */
 };
 
 /* ---- Dims -------------------------------------------------------------------------------------------------------- */
@@ -38,7 +39,7 @@ bool schedule_is_part(const struct schedule *s, int k) {
     return false;
 }
 
-/* The operand that most bytes belong to: its memory order leads. */
+/* The operand with the most bytes; its memory order determines the order of dims. */
 static int leading_operand(const struct schedule *s) {
     int found = 0;
     double most = -1;
@@ -50,7 +51,7 @@ static int leading_operand(const struct schedule *s) {
     return found;
 }
 
-/* The dims of one kind, ordered and merged, behind those that the nest has already. */
+/* Appends the dims of one kind, ordered and merged, to those already in the nest. */
 static void append_dims(struct loop_nest *nest, const struct rows *rows, bool is_reduced, int lead) {
     struct space space = {0};
     struct operand part[ROWS_OPERANDS_MAX];
@@ -64,7 +65,7 @@ static void append_dims(struct loop_nest *nest, const struct rows *rows, bool is
             part[k].strides[space.rank] = rows->operands[k].strides[i];
         space.extents[space.rank++] = rows->space.axes[i].extent;
     }
-    if (space.rank == 0) /* one row, or rows of one element: printed code counts through a dim of each kind */
+    if (space.rank == 0) /* one row, or rows of one element: the generated code needs one dim of each kind */
         space.extents[space.rank++] = 1;
     space_coalesce(&space, part, rows->operand_count, lead);
     for (int i = 0; i < space.rank; i++) {
@@ -74,7 +75,7 @@ static void append_dims(struct loop_nest *nest, const struct rows *rows, bool is
     }
 }
 
-/* Each kind has one dim at least, so the two counts are at least 1 each. */
+/* Each kind has at least one dim, so both counts are at least 1. */
 static weftStatus_t order_dims(struct schedule *s) {
     const struct rows *rows = s->rows;
     struct loop_nest *nest = &s->nest;
@@ -90,7 +91,7 @@ static weftStatus_t order_dims(struct schedule *s) {
     append_dims(nest, rows, false, lead);
     nest->row_dims = nest->rank;
     append_dims(nest, rows, true, lead);
-    /* Rows lie side by side where the leading operand's neighbours in memory belong to different rows. */
+    /* Rows are interleaved if adjacent elements of the leading operand belong to different rows. */
     const int64_t *strides = nest->operands[lead].strides;
     int64_t of_rows = strides[nest->row_dims - 1], of_row = strides[nest->rank - 1];
     nest->is_columns = of_rows && (of_rows < of_row || !of_row);
@@ -99,7 +100,7 @@ static weftStatus_t order_dims(struct schedule *s) {
 
 /* ---- Passes ------------------------------------------------------------------------------------------------------ */
 
-/* A term's stage counts the passes whose reductions it needs: a store of elements falls into the pass of its stage, and
+/* A term's stage is the number of passes whose reductions it needs: elements are stored in the pass of their stage, and
    a reduction of stage n closes pass n - 1. */
 static void count_passes(struct schedule *s) {
     const struct rows *rows = s->rows;
@@ -125,8 +126,8 @@ static void count_passes(struct schedule *s) {
     passes->count = passes->closed > passes->storing + 1 ? passes->closed : passes->storing + 1;
 }
 
-/* Terms of the row are marked too where elements use them, but not what they depend on. Recursion is as deep as
-   formulas nest; marks end it. */
+/* Also marks row terms that elements read, but not what those depend on. Recursion is bounded by the nesting of
+   formulas; marks end it. */
 static void take_part(const struct schedule *s, int pass, int index, bool *takes_part) {
     const struct term *term = &s->rows->terms[index];
     if (takes_part[index])
@@ -137,8 +138,8 @@ static void take_part(const struct schedule *s, int pass, int index, bool *takes
         take_part(s, pass, term->uses[i], takes_part);
 }
 
-/* A pass evaluates what its reductions take in, and the storing pass what is stored; a term that two passes need is
-   evaluated in both, unless it is kept. */
+/* A pass evaluates the inputs of its reductions, and the storing pass what it stores. A term that two passes need is
+   evaluated in both unless it is kept. */
 void schedule_terms_of_pass(const struct schedule *s, int pass, bool *takes_part) {
     const struct rows *rows = s->rows;
     memset(takes_part, 0, TERMS_MAX * sizeof *takes_part);
@@ -168,7 +169,8 @@ int schedule_segment(const struct schedule *s) {
     return is_interleaved ? (int)(nest->extents[last] / s->vectors.width) : 0;
 }
 
-/* What differs along the fast dim alone, as scale and bias: the vectors of a thread are whole segments apart. */
+/* True for operands that vary only along the fast dim, such as scale and bias: the distance between the vectors of a
+   thread is a multiple of segments. */
 bool schedule_is_steady(const struct schedule *s, int k) {
     const struct operand *operand = &s->nest.operands[k];
     bool is = s->threads.segment && operand->memory != MEMORY_INDEX && !operand->is_store && !operand->parts &&
@@ -187,7 +189,7 @@ bool schedule_calculates_in_double(const struct schedule *s) {
 
 /* ---- Vectors ----------------------------------------------------------------------------------------------------- */
 
-/* Bytes, at most 16: of what is scratch, which is aligned as a whole, the offset alone counts. */
+/* Alignment in bytes, at most 16. Scratch memory as a whole is aligned, so only the offset counts. */
 static int64_t operand_alignment(const struct rows *rows, const struct operand *operand) {
     int64_t offset = dtype_bytes(operand->type, operand->offset);
     return operand->memory < 0
@@ -195,7 +197,7 @@ static int64_t operand_alignment(const struct rows *rows, const struct operand *
                : gcd64(gcd64(ACCESS_BYTES, offset), rows->graph->values[operand->memory].tensor->alignment);
 }
 
-/* Neighbours that lie in one part of a value, wherever vectors of them begin: `length` at most. */
+/* Largest vector, at most `length`, that never crosses the boundary between parts of a value. */
 static int64_t whole_in_parts(const struct loop_nest *nest, const struct operand *operand, int fast, int64_t length) {
     const int64_t *steps = nest->operands[operand->coordinate].strides;
     int64_t before = 0;
@@ -210,9 +212,9 @@ static int64_t whole_in_parts(const struct loop_nest *nest, const struct operand
     return steps[fast] == 1 ? length : 1;
 }
 
-/* Neighbours that one access may take of every operand: what moves most bytes per element gets up to 16 bytes, and
-   every vector of an operand begins at a multiple of its size, or of 16 bytes. All are powers of two, as gcd64 of a
-   power of two is one. */
+/* Number of adjacent elements per access of every operand: the operand with the most bytes per element gets up to 16
+   bytes, and every vector of an operand is aligned to its size or to 16 bytes. All of these are powers of two, since
+   the gcd with a power of two is one. */
 static int vector_width(const struct schedule *s) {
     const struct loop_nest *nest = &s->nest;
     int fast = schedule_fast_dim(s);
@@ -223,12 +225,12 @@ static int vector_width(const struct schedule *s) {
         if ((!schedule_moves(s, k) && !schedule_is_part(s, k)) || operand->strides[fast] != 1)
             continue;
         int64_t bytes = dtype_bytes(operand->type, 1), fits = operand_alignment(s->rows, operand);
-        bool is_whole = true; /* as many elements as the index space: broadcast operands move little */
+        bool is_whole = true; /* as many elements as the index space: broadcast operands transfer little */
         for (int i = 0; i < nest->rank; i++) {
             fits = i == fast ? fits : gcd64(fits, operand->strides[i] * bytes);
             is_whole = is_whole && (operand->strides[i] || nest->extents[i] == 1);
         }
-        /* An operand whose rows begin at multiples of 16 bytes takes any width that is a power of two. */
+        /* An operand whose rows are aligned to 16 bytes allows any power-of-two width. */
         if (fits < ACCESS_BYTES)
             length = gcd64(length, fits > bytes ? fits / bytes : 1);
         if (is_whole && bytes > widest)
@@ -237,7 +239,7 @@ static int vector_width(const struct schedule *s) {
     return (int)gcd64(length, ACCESS_BYTES / widest);
 }
 
-/* Rows side by side each have their own mean, scale, ...; where these are many, a thread takes fewer rows. */
+/* Interleaved rows each have their own mean, scale and so on; if these are many, a thread processes fewer rows. */
 static void narrow_vectors(struct schedule *s) {
     int most = 0;
     for (int pass = 0; pass < s->passes.count && s->nest.is_columns; pass++) {
@@ -248,12 +250,12 @@ static void narrow_vectors(struct schedule *s) {
             numbers += takes_part[i] && !s->rows->terms[i].spans;
         most = numbers > most ? numbers : most;
     }
-    /* Halving the width doubles the threads that share the same rows; below 4 accesses get too narrow. */
+    /* Halving the width doubles the threads that share the same rows; below 4, accesses get too narrow. */
     while (s->vectors.width > 4 && s->vectors.width * most > ROW_REGISTERS)
         s->vectors.width /= 2;
 }
 
-/* ---- Rows that begin anywhere ------------------------------------------------------------------------------------ */
+/* ---- Unaligned rows ---------------------------------------------------------------------------------------------- */
 
 bool schedule_reads_parts(const struct schedule *s) {
     for (int k = 0; k < s->rows->operand_count; k++)
@@ -262,9 +264,8 @@ bool schedule_reads_parts(const struct schedule *s) {
     return false;
 }
 
-/* Whether operand k begins in memory, row by row, as the leader does: both at multiples of 16 bytes. Both begin at a
-   multiple of 16 bytes and move alike from row to row, in elements: an element that begins a vector of one, a multiple
-   of the width, begins one of the other. */
+/* True if rows of operand k have the same alignment as those of the leader: both operands begin at a multiple of 16
+   bytes and have the same row stride in elements, so that vectors of both begin at the same elements. */
 static bool begins_as(const struct schedule *s, int k, int leader) {
     const struct loop_nest *nest = &s->nest;
     const struct operand *operand = &nest->operands[k];
@@ -275,7 +276,7 @@ static bool begins_as(const struct schedule *s, int k, int leader) {
     return is;
 }
 
-/* What all rows read alike: no dim of the rows moves it. */
+/* True for operands that all rows share: no dim of the rows has a stride. */
 static bool is_broadcast(const struct schedule *s, const struct operand *operand) {
     bool is = s->vectors.strips > 1;
     for (int i = 0; i < s->nest.row_dims; i++)
@@ -283,15 +284,15 @@ static bool is_broadcast(const struct schedule *s, const struct operand *operand
     return is;
 }
 
-/* Sums of columns are stored one by one where rows begin anywhere, see rows_emit_columns. */
+/* Sums of columns of unaligned rows are stored element by element, see rows_emit_columns. */
 static bool is_column_sum(const struct schedule *s, const struct operand *operand) {
     const struct term *term = rows_find(s->rows, operand->value);
     return operand->is_store && term_is_column_sum(term);
 }
 
-/* Finds the operand that heads are counted by, the widest type of those that lead, and the margin; false: operands
-   begin differently. Of operands that all rows share the margin is kept: their 16 bytes are read around a vector,
-   beyond it too. */
+/* Finds the operand that determines heads, the widest type of the operands that are aligned like it, and the margin;
+   false if operands are aligned differently. The margin applies to operands that all rows share: 16-byte loads around a
+   vector also read beyond it. */
 static bool find_leader(const struct schedule *s, int *leader, int64_t *widest, int64_t *margin) {
     *leader = -1;
     for (int k = 0; k < s->rows->operand_count; k++) {
@@ -309,8 +310,8 @@ static bool find_leader(const struct schedule *s, int *leader, int64_t *widest, 
     return *leader >= 0;
 }
 
-/* Broadcast operands are shifted to where the vectors of rows begin. Below WIDENS times the width the head and tail
-   cost more than wider vectors save. */
+/* Broadcast operands are shifted to the start of the rows' vectors. Unless vectors grow by the factor WIDENS, head and
+   tail cost more than wider vectors save. */
 void schedule_allow_unaligned(struct schedule *s) {
     int64_t widest = 1, margin = 0;
     bool is_one_dim = !s->nest.is_columns && s->nest.rank == s->nest.row_dims + 1 && !schedule_reads_parts(s);
@@ -321,14 +322,14 @@ void schedule_allow_unaligned(struct schedule *s) {
     if (s->vectors.width * WIDENS > width || length < UNALIGNED_LEAST * width)
         return;
     s->vectors.width = (int)width;
-    /* At least so many whole vectors, wherever a row begins. */
+    /* Minimum number of whole vectors, whatever a row's alignment. */
     s->vectors.per_row = (length - margin) / width;
-    /* Up to width - 1 elements before the first vector, as many behind the last, and the margin. */
+    /* Up to width - 1 elements before the first vector, the same number after the last, and the margin. */
     s->unaligned.most = (int)(2 * width - 2 + margin);
     s->unaligned.margin = (int)margin;
 }
 
-/* Whether vectors of rows side by side can begin at any row: what is shifted is in memory. */
+/* True if vectors of interleaved rows may begin at any row: only operands in memory can be shifted. */
 static bool may_overlap(const struct schedule *s, const struct operand *operand) {
     bool may = operand->memory >= 0 && operand->strides[0] == 1 && operand_alignment(s->rows, operand) == ACCESS_BYTES;
     for (int i = 1; i < s->nest.rank; i++)
@@ -336,8 +337,8 @@ static bool may_overlap(const struct schedule *s, const struct operand *operand)
     return may;
 }
 
-/* Only where reductions alone are wanted: two threads may not store one row's elements. All vectors are shifted to
-   where they begin; whoever stops before the last row of memory stays within it. */
+/* Only for pure reductions: two threads must not store elements of the same row. All vectors are shifted to where they
+   begin, and loads stop before the last row in memory. */
 void schedule_allow_overlap(struct schedule *s) {
     int64_t widest = 1, rows = s->nest.extents[0];
     bool can = s->nest.is_columns && s->nest.row_dims == 1 && s->passes.count == 1 && s->passes.storing < 0 &&
@@ -363,7 +364,7 @@ void schedule_allow_overlap(struct schedule *s) {
 
 /* ---- All --------------------------------------------------------------------------------------------------------- */
 
-/* Neighbours of a vector are as far apart in one part as in another. */
+/* Vector elements have the same stride in every part. */
 static weftStatus_t check_parts(const struct schedule *s) {
     int fast = schedule_fast_dim(s);
     for (int k = 0; k < s->rows->operand_count; k++) {

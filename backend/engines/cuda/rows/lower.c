@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From the expansions of operations (graph/expansion.h) to terms: instructions become formulas and reductions, and sums
-   over other things than rows find a way of their own. Softmax that is spelt out in five nodes is made of the parts of
-   softmax's own expansion. */
+/* Lowers expansions of operations (graph/expansion.h) to terms: instructions become formulas and reductions. Sums over
+   dims other than the row's need their own treatment. Softmax written as five nodes uses the parts of softmax's own
+   expansion. */
 #include "engines/cuda/rows/plan.h"
 #include "graph/ops/norm.h"
 #include "graph/ops/pointwise.h"
@@ -10,13 +10,13 @@
 
 #include <string.h>
 
-/* An expansion on its way to terms: what its values have become. values[i]: the term that instruction i came to, or a
-   literal, whose name is -1. `done` lets an expansion be written in steps. */
+/* An expansion that is being lowered. values[i]: the term of instruction i, or a literal, whose name is -1. `done`
+   allows an expansion to be written in steps. */
 struct lowering {
     struct rows *rows;
     struct expansion e;
-    const char *type; /* of arithmetic */
-    int done;         /* instructions */
+    const char *type; /* compute type */
+    int done;         /* number of lowered instructions */
     struct term_argument values[INSTRUCTIONS_MAX];
 };
 
@@ -26,7 +26,7 @@ static bool is_made_inside(const void *context, const struct tensor *tensor) {
     return region_producer(((const struct rows *)context)->region, tensor) != NULL;
 }
 
-/* An empty expansion that knows how statistics are taken and what the region makes. */
+/* Starts an empty expansion with the method of statistics and the values that the region produces. */
 static void begin(struct lowering *l, struct rows *rows) {
     l->rows = rows;
     l->done = l->e.count = 0;
@@ -37,7 +37,7 @@ static void begin(struct lowering *l, struct rows *rows) {
 
 /* ---- Gradients of scale and bias --------------------------------------------------------------------------------- */
 
-/* Statistics that have no memory of their own are left in the workspace. */
+/* Statistics without a tensor of their own are stored in the workspace. */
 static void keep_statistics(struct lowering *l, const struct norm_backward *op) {
     struct rows *rows = l->rows;
     if (!op->inv_variance || region_producer(rows->region, op->inv_variance))
@@ -46,14 +46,14 @@ static void keep_statistics(struct lowering *l, const struct norm_backward *op) 
         rows->follow.at_mean = rows_keep(rows, l->type, l->values[l->e.mean].name, false);
 }
 
-/* Each block's sums of a term for each position in the row, left to a second program. */
+/* Per-block sums of a term for each position in the row, combined by a second program. */
 static weftStatus_t sum_columns(struct rows *rows, const struct tensor *sum, weftDataType_t math, int element) {
     int term = rows_reduce(rows, ROWS_COLUMN_SUM, math_name(math), element);
     rows_keep(rows, math_name(math), term, true);
     return rows->trouble ? rows->trouble : follow_add_column(&rows->follow, sum, term, math);
 }
 
-/* The same of a node's own. */
+/* The same for a reduction node over columns. */
 static weftStatus_t expand_column_sum(struct rows *rows, const struct node *node) {
     const struct reduction_op *op = (const struct reduction_op *)node->op;
     weftDataType_t math = reduction_math(op);
@@ -68,7 +68,7 @@ static weftStatus_t expand_column_sum(struct rows *rows, const struct node *node
     return sum_columns(rows, op->y, math, element);
 }
 
-/* A sum over everything that shares an element of the tensor: the row's own, or left to a second program. */
+/* A sum over all elements that share an element of the tensor: computed within the row, or left to a second program. */
 static weftStatus_t lower_sum_to(struct lowering *l, const struct node *node, const struct instruction *at) {
     const struct norm_backward *op = (const struct norm_backward *)node->op;
     struct rows *rows = l->rows;
@@ -76,7 +76,7 @@ static weftStatus_t lower_sum_to(struct lowering *l, const struct node *node, co
     bool is_first;
     if (!row_space_wants_sum(rows->region, at->tensor))
         return WEFT_STATUS_SUCCESS;
-    /* What an element adds, and the row's own sum of it, -1 where the expansion has none. */
+    /* The element's contribution, and the row's own sum of it, or -1 if the expansion has none. */
     int element = l->values[at->arguments[0]].name, row = at->arguments[1] < 0 ? -1 : l->values[at->arguments[1]].name;
     enum follow_kind kind = row_space_sum_kind(&rows->space, at->tensor, rows->sums_apart);
     if (kind == FOLLOW_NOTHING) {
@@ -96,7 +96,7 @@ static weftStatus_t lower_sum_to(struct lowering *l, const struct node *node, co
 
 /* ---- Instructions ------------------------------------------------------------------------------------------------ */
 
-/* The term of a value, also of one that needs none. */
+/* The term of a value; creates one for literals. */
 static int name_of(struct lowering *l, int value) {
     if (l->values[value].name >= 0)
         return l->values[value].name;
@@ -112,7 +112,7 @@ static int lower_formula(struct lowering *l, const struct instruction *at) {
     return rows_formula(l->rows, l->type, at->opcode, arguments, count);
 }
 
-/* The reader's sums are around what it has sampled. rows_first appended the sampled operand last, if it did at all. */
+/* The reader computes its sums around the sample. If rows_first appended the sampled operand, it is the last one. */
 static int lower_sample(struct lowering *l, const struct tensor *tensor) {
     int name = rows_first(l->rows, tensor, l->type);
     if (l->rows->method == STATISTICS_SHIFTED)
@@ -130,14 +130,14 @@ static weftStatus_t lower_instruction(struct lowering *l, const struct node *nod
     case OPCODE_NUMBER:
     case OPCODE_LENGTH:
     case OPCODE_COUNT:
-        break; /* no term: whoever takes them prints them */
+        break; /* no term: users emit literals inline */
     case OPCODE_INPUT:
         value->name = rows_input(rows, at->tensor, l->type);
         break;
     case OPCODE_SAMPLE:
         value->name = lower_sample(l, at->tensor);
         break;
-    /* A term of a former expansion, by its name. */
+    /* A term of an earlier expansion, by its name. */
     case OPCODE_GIVEN:
         value->name = (int)at->number;
         break;
@@ -164,7 +164,7 @@ static weftStatus_t lower_instruction(struct lowering *l, const struct node *nod
     return rows->trouble;
 }
 
-/* The instructions that were written since the last call. An expansion can be continued after its terms are known. */
+/* Lowers the instructions written since the last call. An expansion can be continued once its terms are known. */
 static weftStatus_t lower(struct lowering *l, const struct node *node) {
     l->type = math_name(l->e.math);
     for (; l->done < l->e.count; l->done++)
@@ -172,7 +172,7 @@ static weftStatus_t lower(struct lowering *l, const struct node *node) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The same expansion of a weighted dy as the first program's, here summed over what is outside of the scale. */
+/* The first program's expansion of a weighted dy, here summed over the dims outside the scale. */
 weftStatus_t rows_expand_apart(struct rows *rows, const struct follow *follow, int mean, int inv) {
     const struct norm_backward *op = (const struct norm_backward *)follow->node->op;
     struct lowering l;
@@ -183,9 +183,9 @@ weftStatus_t rows_expand_apart(struct rows *rows, const struct follow *follow, i
     return lower(&l, follow->node);
 }
 
-/* ---- Softmax in five nodes --------------------------------------------------------------------------------------- */
+/* ---- Softmax as five nodes --------------------------------------------------------------------------------------- */
 
-/* The operands of a pointwise operation of floats as it stands in the mode's formula; x NULL: it is another. */
+/* The operands of a pointwise float operation in the order of the mode's formula; x is NULL if the node is not one. */
 static struct pointwise_operands operands_of(const struct node *node, weftPointwiseMode_t mode) {
     const struct pointwise_op *op = node && is_op(node, &pointwise_op) ? (const struct pointwise_op *)node->op : NULL;
     bool is = op && op->pw->mode == (int32_t)mode && strcmp(formula_type(op), "float") == 0 && op->alpha1 == 1 &&
@@ -193,7 +193,7 @@ static struct pointwise_operands operands_of(const struct node *node, weftPointw
     return is ? pointwise_operands(op) : (struct pointwise_operands){0};
 }
 
-/* The reduction in float that a node is, or NULL. */
+/* The float reduction that a node computes, or NULL. */
 static const struct reduction_op *reduction_of(const struct node *node, weftReduceTensorOp_t mode) {
     const struct reduction_op *op = node && is_op(node, &reduction_op) ? (const struct reduction_op *)node->op : NULL;
     if (!op || op->parameters->mode != (int32_t)mode)
@@ -203,15 +203,15 @@ static const struct reduction_op *reduction_of(const struct node *node, weftRedu
     return e.math == WEFT_DATA_FLOAT ? op : NULL;
 }
 
-/* Whether a value is a float that nobody sees but so many nodes of the region. Two readers of the exponential, sum and
-   quotient, and one of the others: then no result but the quotient is lost. */
+/* True if a value is an internal float with exactly this number of readers in the region. The exponential has two (sum
+   and quotient), the others one: then only the quotient is visible outside. */
 static bool is_inner(const struct rows *rows, const struct tensor *tensor, int readers) {
     int value = graph_find_value(rows->graph, tensor);
     return tensor_type_inside(tensor) == WEFT_DATA_FLOAT && rows->graph->values[value].readers == readers &&
            !region_exports(rows->region, value);
 }
 
-/* Looks from the quotient backwards. The last match wins: one softmax for each region has this form. */
+/* Matches backwards from the quotient. The last match wins: one softmax per region is matched. */
 void rows_find_softmax(struct rows *rows) {
     rows->softmax = (struct softmax_nodes){.peak = -1, .weight = -1, .total = -1};
     for (int i = 0; i < rows->region->count; i++) {
@@ -222,7 +222,7 @@ void rows_find_softmax(struct rows *rows) {
             !(sum = region_producer(rows->region, share.b)))
             continue;
         const struct reduction_op *total = reduction_of(sum, WEFT_REDUCE_TENSOR_ADD);
-        /* sum and exponential are of one tensor; */
+        /* the sum is over this exponential; */
         e = operands_of(exponential, WEFT_POINTWISE_EXP);
         if (!e.x || !total || total->x != share.x || !(difference = region_producer(rows->region, e.x)))
             continue;
@@ -236,14 +236,15 @@ void rows_find_softmax(struct rows *rows) {
     }
 }
 
-/* Difference and exponential are no parts: they are terms of the sum's formula, and pointwise nodes that nobody
-   needs. */
+/* Difference and exponential are not parts: they are terms of the sum's formula, and pointwise nodes without
+   readers. */
 static bool is_softmax_node(const struct rows *rows, const struct node *node) {
     return node == rows->softmax.most || node == rows->softmax.sum || node == rows->softmax.quotient;
 }
 
-/* Each node writes its part of one formula. A row with an infinite score or NaN is NaN throughout, as infinity minus
-   itself is. peak - peak is 0, or NaN where the peak is infinite or NaN; added to the sum it spreads to the row. */
+/* Each node emits its part of one formula. A row with an infinite score or NaN is NaN throughout, because infinity
+   minus itself is. peak - peak is 0, or NaN if the peak is infinite or NaN; adding it to the sum propagates NaN to the
+   row. */
 static weftStatus_t expand_softmax_node(struct rows *rows, const struct node *node) {
     struct softmax_nodes *parts = &rows->softmax;
     const struct tensor *score = rows->graph->values[parts->score].tensor;
@@ -275,7 +276,7 @@ static weftStatus_t expand_softmax_node(struct rows *rows, const struct node *no
 
 /* ---- All --------------------------------------------------------------------------------------------------------- */
 
-/* Whatever has an expansion; other nodes are pointwise. */
+/* True for nodes that are lowered from an expansion; all others are pointwise. */
 bool rows_expands(const struct rows *rows, const struct node *node) {
     return op_expands(node->op) || is_softmax_node(rows, node);
 }

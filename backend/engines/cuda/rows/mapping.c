@@ -1,53 +1,53 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rows given to threads and memory: how many vectors a thread keeps, and in which of the schemes. All of it is bound by
-   memory: what counts is that enough bytes are under way (threads times bytes that each requests at once), that lines
-   are touched whole, and that memory is read as rarely as may be. */
+/* Maps rows to threads and memory: how many vectors a thread holds, and in which memory scheme. Row programs are
+   memory-bound: enough bytes must be in flight (threads times bytes that each requests at once), whole cache lines must
+   be read, and memory should be read as few times as possible. */
 #include "base/number.h"
 #include "engines/cuda/rows/schedule.h"
 
-/* Where no chip or format sets the number it was measured on an H200; times are in the headers of the kernels (Tried).
-   */
+/* Numbers that no device or format determines were measured on an H200; times are in the headers of the kernels
+   (Tried). */
 enum {
-    /* Bytes of a thread. */
-    WANTED_BYTES = 64,    /* requested at once, where rows stay in registers */
-    KEPT_BYTES = 128,     /* in registers, of one row, at most */
-    SUMMED_BYTES = 256,   /* in registers, with the next row's and sums of columns */
-    BROADCAST_BYTES = 32, /* in registers, of what all rows read alike, where blocks have few rows */
-    STREAMED_BYTES = 32,  /* requested at once by streams, which keep twice as many */
+    /* Bytes per thread. */
+    WANTED_BYTES = 64,    /* requested at once if rows are held in registers */
+    KEPT_BYTES = 128,     /* maximum of one row in registers */
+    SUMMED_BYTES = 256,   /* in registers, including the next row and sums of columns */
+    BROADCAST_BYTES = 32, /* in registers, of operands that all rows share, if blocks have few rows */
+    STREAMED_BYTES = 32,  /* requested at once by streaming kernels, which have two such sets in flight */
 
-    /* Vectors of a thread, threads of a block, blocks of a cluster. */
+    /* Vectors per thread, threads per block, blocks per cluster. */
     STEPS_MOST = 8,
     STREAM_THREADS = 256,
-    SHORT_THREADS = 128,      /* where a warp or less has a row */
-    PERSISTENT_THREADS = 512, /* more leave no registers for the next row and sums of columns */
+    SHORT_THREADS = 128,      /* if a row has at most a warp */
+    PERSISTENT_THREADS = 512, /* larger blocks leave no registers for the next row and sums of columns */
     SHARED_THREADS = 512,     /* MEMORY_COLUMNS_SHARED */
-    NARROW_THREADS = 256,     /* rows side by side that only give reductions */
-    MOST_THREADS = 1024,      /* what chips allow */
-    CLUSTER_MOST = 8,         /* what chips of compute capability 9.0 promise */
-    LINE_VECTORS = 8,         /* of 16 bytes in a line of memory of 128 */
-    ACROSS_MOST = 16,         /* strips of a block, of rows side by side */
-    /* Of interleaved rows: few blocks, as each leaves partial results of all rows; more threads would spill, but in
-       vectors of one or two elements of one operand (4 bytes). */
+    NARROW_THREADS = 256,     /* interleaved rows that are only reduced */
+    MOST_THREADS = 1024,      /* device limit */
+    CLUSTER_MOST = 8,         /* guaranteed for compute capability 9.0 */
+    LINE_VECTORS = 8,         /* 16-byte vectors in a 128-byte cache line */
+    ACROSS_MOST = 16,         /* strips of interleaved rows per block */
+    /* Interleaved rows: few blocks, as each writes partial results of all rows. More threads would spill, except for
+       vectors of one or two elements of a single operand (4 bytes). */
     INTERLEAVED_THREADS = 768,
     INTERLEAVED_THREADS_NARROW = 1024,
     NARROW_BYTES = 4,
 
     /* Shared memory, in bytes. */
-    COLUMN_SUM_BYTES = 40960, /* sums that groups exchange, of the 48 KiB that a kernel has without asking */
-    OTHER_BYTES = 1536,       /* barriers and partial results beside stages */
+    COLUMN_SUM_BYTES = 40960, /* sums that groups exchange, out of the 48 KiB that a kernel has without opting in */
+    OTHER_BYTES = 1536,       /* barriers and partial results in addition to stages */
     BARRIER_BYTES = 3072,     /* barriers of MEMORY_PIPELINED */
 
     /* Stages: rows of a group in shared memory. */
     STAGES_LEAST = 3,
     STAGES_MOST = 4,
-    STAGED_THREADS = 256,   /* smaller groups load their rows sooner by themselves */
-    PIPELINED_WARPS = 32,   /* of a block */
-    PIPELINED_OPEN = 4,     /* rows whose partial results are under way: OPEN of rows/pipelined.cuh */
-    LASTING_REGISTERS = 40, /* per thread, for what lasts from row to row */
-    LASTING_FEWER = 24,     /* where compilers take more registers for the rest: sm_100 and sm_120 */
+    STAGED_THREADS = 256,   /* smaller groups load their rows faster without staging */
+    PIPELINED_WARPS = 32,   /* per block */
+    PIPELINED_OPEN = 4,     /* rows with pending partial results: OPEN in rows/pipelined.cuh */
+    LASTING_REGISTERS = 40, /* per thread, for data that persists across rows */
+    LASTING_FEWER = 24,     /* if the compiler uses more registers for the rest: sm_100 and sm_120 */
 };
 
-/* The least power of two that is not below n, or `most`, a power of two. */
+/* The smallest power of two that is at least n, but no more than `most`, a power of two. */
 static int power_above(int64_t n, int most) {
     int power = 1;
     while (power < n && power < most)
@@ -57,48 +57,49 @@ static int power_above(int64_t n, int most) {
 
 /* ---- Rows in registers ------------------------------------------------------------------------------------------- */
 
-/* Vectors of a thread, of which rows without elements have one, too: it is not there. */
+/* Vectors per thread; at least 1 even if rows have no elements. */
 static int steps_of(const struct schedule *s, int64_t threads) {
     int64_t steps = divide_up(s->vectors.per_row, threads);
     return steps ? (int)steps : 1;
 }
 
-/* A part of a warp, or whole warps: shuffles reduce the one, an exchange between warps the other. */
+/* Rounds a group to part of a warp, which reduces by shuffles, or to whole warps, which exchange through shared
+   memory. */
 static void round_group(struct schedule *s, int64_t threads) {
     s->threads.group = threads <= 32 ? power_above(threads, 32) : (int)(divide_up(threads, 32) * 32);
 }
 
-/* Vectors that a thread may keep: they take registers, and so do the next row's and the sums of their columns. Doubles
-   take two registers each in arithmetic, whatever their storage. 0: not even one has room. */
+/* Maximum number of vectors that a thread can hold in registers, together with the next row's and the sums of their
+   columns. Doubles take two registers each in arithmetic, whatever their storage type. 0: not even one fits. */
 static int64_t most_steps(const struct schedule *s) {
     int64_t bytes = schedule_kept_bytes(s), most = min64(KEPT_BYTES / bytes > 0 ? KEPT_BYTES / bytes : 1, STEPS_MOST);
-    /* The row's vectors, the next row's, and a float for each column that is summed. */
+    /* The row's vectors, the next row's, and a float for each summed column. */
     if (s->passes.column_sums)
         most = min64(most, SUMMED_BYTES / (2 * bytes + 4 * s->passes.column_sums * s->vectors.width));
     return schedule_calculates_in_double(s) && most > 2 ? most / 2 : most;
 }
 
-/* Vectors of a thread: fewer, so that more threads ask, where rows are short or few. */
+/* Vectors per thread: fewer if rows are short or few, so that more threads issue loads. */
 static int64_t wanted_steps(const struct schedule *s, const struct device *device) {
     int64_t steps = divide_up(WANTED_BYTES, schedule_kept_bytes(s));
-    /* Threads that keep the memory busy: 512 for each multiprocessor. */
+    /* Threads that saturate memory: 512 per multiprocessor. */
     int64_t resident = (int64_t)device->cuda.multiprocessors * 512;
     while (steps > 1 && s->vectors.strips * divide_up(s->vectors.per_row, steps) < resident)
         steps--;
     return min64(steps, most_steps(s));
 }
 
-/* The smallest cluster whose threads keep a row in `most` vectors each. Clusters cost a barrier between blocks for each
-   reduction: rows of a single pass are streamed instead. Sets cluster, group and steps, and on failure leaves the
-   cluster at 1. A group has 8 threads at least, or as many as the row has vectors. */
+/* Finds the smallest cluster whose threads hold a row in at most `most` vectors each. Clusters cost a barrier between
+   blocks per reduction, so rows with a single pass are streamed instead. Sets cluster, group and steps; on failure the
+   cluster is 1. A group has at least 8 threads, or one per vector of the row. */
 static bool fit_rows(struct schedule *s, const struct device *device, int64_t widest, int64_t most) {
     int64_t wanted = min64(wanted_steps(s, device), most), vectors = s->vectors.per_row;
     int clusters = s->passes.count > 1 ? (int)min64(CLUSTER_MOST, device->cuda.cluster_most) : 1;
     for (s->threads.cluster = 1; s->threads.cluster <= clusters; s->threads.cluster *= 2) {
         int64_t group = divide_up(vectors, wanted * s->threads.cluster);
-        if (group > widest) /* as few steps as the widest group needs, in equal shares */
+        if (group > widest) /* as few steps as the widest group needs, distributed evenly */
             group = divide_up(vectors, divide_up(vectors, widest * s->threads.cluster) * s->threads.cluster);
-        if (s->unaligned.most) /* a thread for each element of head and tail, and no other group in its warp */
+        if (s->unaligned.most) /* one thread for each element of head and tail, and no second group in its warp */
             group = group < s->unaligned.most || group < 32 ? 32 * divide_up(s->unaligned.most, 32) : group;
         round_group(s, group < 8 ? min64(8, power_above(vectors, 8)) : group);
         s->memory.steps = steps_of(s, (int64_t)s->threads.group * s->threads.cluster);
@@ -109,15 +110,15 @@ static bool fit_rows(struct schedule *s, const struct device *device, int64_t wi
     return false;
 }
 
-/* ---- Blocks that take row after row ------------------------------------------------------------------------------ */
+/* ---- Persistent blocks ------------------------------------------------------------------------------------------- */
 
-/* Bytes of the sums of one vector's columns. */
+/* Bytes of the column sums of one vector. */
 static int64_t column_sum_bytes(const struct schedule *s) {
     return s->vectors.width * (schedule_calculates_in_double(s) ? 8 : 4);
 }
 
-/* Rows of a group in shared memory at a time, one of them worked on; 0: too few to be worth it. Sums that groups of a
-   block exchange lie in shared memory, too. */
+/* Rows of a group in shared memory at a time, one of which is being processed; 0 if too few to be worthwhile. The sums
+   that the groups of a block exchange are in shared memory, too. */
 static int stage_count(const struct schedule *s, const struct device *device) {
     if (!schedule_copies_rows(s, device))
         return 0;
@@ -128,15 +129,15 @@ static int stage_count(const struct schedule *s, const struct device *device) {
     return is_worth_it ? (int)stages : 0;
 }
 
-/* Columns summed over all rows: few blocks, since each leaves sums of every column, that take row after row and have
-   the next ones on their way. */
+/* Column sums over all rows: few blocks, since each writes sums of every column. They iterate over rows and prefetch
+   the next ones. */
 static bool place_persistent(struct schedule *s, const struct device *device) {
-    s->memory.scheme = MEMORY_PERSISTENT; /* which says what a thread keeps */
+    s->memory.scheme = MEMORY_PERSISTENT; /* determines what a thread holds */
     int64_t most = most_steps(s);
     if (!most || !fit_rows(s, device, PERSISTENT_THREADS, most))
         return false;
-    /* Rows of a block begin alike, so that their columns do, and the number of blocks is a multiple of the width:
-       larger clusters would leave many multiprocessors idle. */
+    /* The rows of a block must have the same alignment, so that their columns do, and the number of blocks is a
+       multiple of the width: larger clusters would leave many multiprocessors idle. */
     if (s->unaligned.most &&
         (s->threads.cluster > 2 || device->cuda.multiprocessors < s->threads.cluster * s->vectors.width))
         return false;
@@ -151,22 +152,22 @@ static bool place_persistent(struct schedule *s, const struct device *device) {
     return true;
 }
 
-/* ---- One row behind the other ------------------------------------------------------------------------------------ */
+/* ---- Pipelined rows ---------------------------------------------------------------------------------------------- */
 
-/* Registers of a thread for one vector of what lasts from row to row: sums of columns, and what all rows read alike. 4
-   bytes a register; 1 where nothing lasts, so that it divides. */
+/* Registers per thread and vector for data that persists across rows: column sums and operands that all rows share. 4
+   bytes per register; at least 1, because callers divide by it. */
 static int64_t lasting_registers(const struct schedule *s) {
     int64_t registers = s->passes.column_sums * s->vectors.width + divide_up(schedule_broadcast_bytes(s), 4);
     return registers ? registers : 1;
 }
 
-/* Blocks that share a row and sum columns are as fast with few stages: the more rows are under way, the further some
-   multiprocessors run ahead of others, which end last. */
+/* Blocks that share a row and sum columns are as fast with few stages: with more rows in flight, some multiprocessors
+   run further ahead of others, and the last ones finish late. */
 static int64_t most_stages(const struct schedule *s) {
     return s->passes.column_sums && s->threads.cluster > 1 ? STAGES_LEAST : STAGES_MOST;
 }
 
-/* Stages in what barriers and partial results of rows under way leave of shared memory. */
+/* Fits the stages into the shared memory that barriers and partial results of pending rows leave. */
 static bool fit_stages(struct schedule *s, const struct device *device) {
     int64_t warps = (int64_t)s->threads.block / 32 * s->threads.cluster;
     int64_t room = device->cuda.shared_per_block - BARRIER_BYTES - PIPELINED_OPEN * warps * schedule_partial_bytes(s);
@@ -174,8 +175,8 @@ static bool fit_stages(struct schedule *s, const struct device *device) {
     return s->memory.stages >= STAGES_LEAST;
 }
 
-/* Groups of a block of so many warps: as many as there is work for. From as many groups as warps give down to the first
-   whose stages fit. */
+/* Chooses the groups of a block with this number of warps: starts with one group per unit of work and reduces the
+   number until the stages fit. */
 static bool fit_warps(struct schedule *s, const struct device *device, int64_t warps, int64_t registers) {
     int64_t most = min64(STEPS_MOST, registers / lasting_registers(s)), lanes = 32 * s->threads.cluster;
     int64_t groups = most ? warps / divide_up(s->vectors.per_row, lanes * most) : 0;
@@ -191,7 +192,7 @@ static bool fit_warps(struct schedule *s, const struct device *device, int64_t w
     return false;
 }
 
-/* Half the warps with twice the registers of each are faster where these are enough; samples take some, too. */
+/* Half the warps with twice the registers each are faster if these suffice; samples need some, too. */
 static bool fit_pipelined(struct schedule *s, const struct device *device) {
     if (device->cuda.major != 9)
         return fit_warps(s, device, PIPELINED_WARPS, LASTING_FEWER);
@@ -199,10 +200,11 @@ static bool fit_pipelined(struct schedule *s, const struct device *device) {
            fit_warps(s, device, PIPELINED_WARPS, LASTING_REGISTERS);
 }
 
-/* Two blocks or more share rows whose columns are summed: these sums leave one block few registers for the rest. */
+/* At least two blocks share rows whose columns are summed: these sums would leave a single block few registers for the
+   rest. */
 static bool place_pipelined(struct schedule *s, const struct device *device) {
     s->memory.scheme = MEMORY_PIPELINED;
-    s->memory.steps = 1; /* of copies, before the number is known */
+    s->memory.steps = 1; /* as in copies, until the number is known */
     bool has_passes = s->passes.count == 2 && s->passes.closed == 1 && s->passes.storing == 1;
     bool has_rows = s->vectors.per_row > 0 && s->vectors.strips > 0;
     if (!has_passes || s->unaligned.most || !has_rows || schedule_calculates_in_double(s) ||
@@ -220,15 +222,15 @@ static bool place_pipelined(struct schedule *s, const struct device *device) {
     return false;
 }
 
-/* Long rows go through shared memory where they can. The persistent placing is asked again at last, as the pipelined
-   one has overwritten what it had set. */
+/* Long rows go through shared memory if they can. Persistent mapping runs again at the end, because the pipelined
+   attempt has overwritten its results. */
 static bool place_summed(struct schedule *s, const struct device *device) {
     bool is_short = place_persistent(s, device) && s->threads.cluster == 1;
     return is_short || place_pipelined(s, device) || place_persistent(s, device);
 }
 
-/* Rows in registers, a group of neighbouring threads for each; long ones are shared by the blocks of a cluster. Half of
-   what threads may keep lets two blocks live side by side, one loading while the other computes. */
+/* Rows in registers, one group of adjacent threads per row; long rows are shared by the blocks of a cluster. Half the
+   registers that a thread may use lets two blocks be resident, one loading while the other computes. */
 static bool place_registers(struct schedule *s, const struct device *device) {
     s->memory.scheme = MEMORY_REGISTERS;
     int64_t widest = device->cuda.major >= 9 && s->passes.count > 1 ? 512 : MOST_THREADS, most = most_steps(s);
@@ -242,9 +244,9 @@ static bool place_registers(struct schedule *s, const struct device *device) {
     return true;
 }
 
-/* ---- Rows side by side ------------------------------------------------------------------------------------------- */
+/* ---- Interleaved rows -------------------------------------------------------------------------------------------- */
 
-/* Rows that only give reductions: tiles as narrow as it takes for work on all multiprocessors. */
+/* Interleaved rows that are only reduced: tiles are narrow enough to occupy all multiprocessors. */
 static bool place_narrow(struct schedule *s, const struct device *device) {
     int64_t most = min64(KEPT_BYTES / schedule_kept_bytes(s), STEPS_MOST);
     int64_t busy = device->cuda.multiprocessors * 3 / 4;
@@ -261,8 +263,8 @@ static bool place_narrow(struct schedule *s, const struct device *device) {
     return s->memory.steps <= most && s->threads.block >= SHORT_THREADS;
 }
 
-/* In registers: few threads for a row, as far as they keep it and blocks have SHORT_THREADS. `across` grows at last,
-   beyond the strips there are: surplus groups idle, and a block has its SHORT_THREADS. */
+/* In registers: few threads per row, as long as they can hold it and blocks have SHORT_THREADS. `across` grows last,
+   beyond the number of strips: surplus groups are idle, and a block still has SHORT_THREADS. */
 static bool place_columns(struct schedule *s, const struct device *device) {
     s->memory.scheme = MEMORY_COLUMNS;
     if (s->passes.count == 1 && s->passes.storing < 0 && place_narrow(s, device))
@@ -286,13 +288,13 @@ static bool place_columns(struct schedule *s, const struct device *device) {
     return true;
 }
 
-/* In shared memory of one block or of a cluster, where that keeps most multiprocessors busy. Half a line of memory
-   leaves smaller clusters than a line: 25 us, not 37, for 128x2048x7x7 (H200). Two operands were measured with lines
-   alone. */
+/* In shared memory of a block or cluster, if that occupies most multiprocessors. Half a cache line allows smaller
+   clusters than a full line: 25 us instead of 37 for 128x2048x7x7 (H200). For two operands, only full lines were
+   measured. */
 static bool place_columns_shared(struct schedule *s, const struct device *device) {
     int64_t multiprocessors = device->cuda.multiprocessors;
     s->memory.scheme = MEMORY_COLUMNS_SHARED;
-    /* Each row has numbers of every pass: more passes than two want too many registers. */
+    /* Every pass adds numbers per row: more than two passes need too many registers. */
     if (s->passes.count != 2 || s->vectors.per_row == 0 || !schedule_copies_vectors(s, device))
         return false;
     s->threads.block = SHARED_THREADS;
@@ -316,7 +318,7 @@ static bool place_columns_shared(struct schedule *s, const struct device *device
 
 /* ---- Streamed ---------------------------------------------------------------------------------------------------- */
 
-/* Bytes that a thread asks for with one vector of each operand that elements read. */
+/* Bytes that a thread requests with one vector of each operand that elements read. */
 static int64_t streamed_bytes(const struct schedule *s) {
     int64_t bytes = 0;
     for (int k = 0; k < s->rows->operand_count; k++) {
@@ -328,8 +330,8 @@ static int64_t streamed_bytes(const struct schedule *s) {
     return bytes ? bytes : 1;
 }
 
-/* Moments and weights of rows side by side are taken from all that a thread has under way, and cost less when that is
-   more. */
+/* Moments and weights of interleaved rows are computed from all elements that a thread has in flight, and cost less per
+   element the more these are. */
 static int stream_unroll(const struct schedule *s) {
     int64_t unroll = min64(4, STREAMED_BYTES * (s->nest.is_columns ? 2 : 1) / streamed_bytes(s));
     if (s->nest.is_columns && s->passes.count > 2)
@@ -347,8 +349,9 @@ static void stream_columns(struct schedule *s) {
     }
 }
 
-/* Interleaved rows, all or as many as divide them: threads lie as memory does, those of one segment of each row,
-   of the next ones, and so on. A row is as long as it has segments. False: lines of memory would not be read whole. */
+/* Segmented rows, all of them or a divisor of their number: threads are arranged like memory, first those of one
+   segment of each row, then those of the next segments. A row has one step per segment. False if cache lines would not
+   be read whole. */
 static bool stream_interleaved(struct schedule *s) {
     int64_t segment = schedule_segment(s), rows = s->nest.extents[s->nest.row_dims - 1];
     bool is_narrow = s->vectors.width <= 2 && streamed_bytes(s) <= NARROW_BYTES;
@@ -371,7 +374,7 @@ static bool stream_interleaved(struct schedule *s) {
     return false;
 }
 
-/* Larger blocks where strips are few: a row's threads ask for more at once. */
+/* Larger blocks if strips are few: then more of a row's loads are in flight. */
 void schedule_place_streamed(struct schedule *s, const struct device *device) {
     bool is_few = s->vectors.strips < 3 * device->cuda.multiprocessors;
     s->memory = (struct memory){.scheme = MEMORY_STREAMED, .unroll = stream_unroll(s)};
@@ -385,13 +388,13 @@ void schedule_place_streamed(struct schedule *s, const struct device *device) {
     s->threads.block = s->threads.group = is_few ? 2 * STREAM_THREADS : STREAM_THREADS;
     while (s->passes.storing < 0 && s->passes.count == 1 && s->memory.unroll < 8 &&
            s->vectors.per_row >= 8 * s->memory.unroll * s->threads.group)
-        s->memory.unroll *= 2; /* nothing but reads */
+        s->memory.unroll *= 2; /* reads only */
 }
 
 /* ---- All --------------------------------------------------------------------------------------------------------- */
 
-/* Those that lie side by side want their statistics in one pass when they go through shared memory, as streamed ones
-   do. Rows side by side have no sums of columns here: their columns are other rows. */
+/* Interleaved rows that go through shared memory or are streamed compute their statistics in one pass. They have no
+   column sums here: their columns are other rows. */
 bool schedule_place_resident(struct schedule *s, const struct device *device, bool must_stream) {
     if (s->nest.is_columns && s->passes.column_sums)
         return false;

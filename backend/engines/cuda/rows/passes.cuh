@@ -1,6 +1,6 @@
 /* passes: how a pass over the elements of a strip begins and ends
-   A pass takes elements into accumulators of each thread; these end as partial results, which the strip's threads
-   reduce; close() makes numbers of the rows of them. Behind strip.cuh and a file that reduces strips: reduce_strip() */
+   Each thread accumulates elements; the accumulators become partial results, which the threads of the strip reduce;
+   close() computes numbers of the rows from them. Include after strip.cuh and a file that defines reduce_strip() */
 
 #include "rows/elements.cuh"
 

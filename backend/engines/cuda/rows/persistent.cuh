@@ -1,15 +1,16 @@
-/* persistent: as registers.cuh, where columns are summed over rows                                   any chip, any type
-   Formula   as registers.cuh; and COLUMN_SUMS sums over all rows, for each position in a row
-   Tile      as registers.cuh; a block takes tile after tile, and loads the next one before it works on one
-   Memory    as registers.cuh. What all rows read stays in registers, and so do the columns' sums, which a block leaves
-             in the workspace at its end; another launch adds up the blocks. Between passes vectors are converted again
-   Unaligned as registers.cuh. Rows of a block begin alike, so that their columns do: WIDTH rows lie between those of
-             neighbouring groups, and the number of blocks is a multiple of WIDTH
-   Trigger   WHEN_DONE: others in the multiprocessors while columns are summed from registers cost 1 to 4 %
+/* persistent: as registers.cuh, with column sums over rows                                           any chip, any type
+   Formula   as registers.cuh, plus COLUMN_SUMS sums over all rows, for each position in a row
+   Tile      as registers.cuh; a block iterates over tiles and loads the next one before it processes the current one
+   Memory    as registers.cuh. Operands that all rows share stay in registers, and so do the column sums, which a block
+             writes to the workspace at its end; another launch adds up the blocks. Vectors stay in their stored type
+             and are converted again in each pass
+   Unaligned as registers.cuh. The rows of a block have the same alignment, so that their columns do: WIDTH rows are
+             between those of adjacent groups, and the number of blocks is a multiple of WIDTH
+   Trigger   WHEN_DONE: other blocks on the multiprocessors while columns are summed from registers cost 1 to 4 %
    Limits    as registers.cuh
    Params    WIDTH GROUP ACROSS CLUSTER THREADS MIN_BLOCKS STEPS PASSES IS_WHOLE UNALIGNED MARGIN GUARANTEED SAMPLES
              COLUMN_SUMS PREFETCHES_EARLY TRIGGER position
-   Measured  docs/kernels.md, with what was tried */
+   Measured  docs/kernels.md, including the alternatives that were tried */
 
 static_assert(!COLUMNS && STEPS > 0, "rows in registers");
 

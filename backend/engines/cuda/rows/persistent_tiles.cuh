@@ -1,5 +1,5 @@
-/* persistent_tiles: which tiles of rows a block takes, one after another, and what it asks for before it may read.
-   With what passes over rows need */
+/* persistent_tiles: which tiles of rows a persistent block processes, and what it prefetches before it may read.
+   Includes what passes over rows need */
 
 #include "rows/strip.cuh"
 
@@ -11,11 +11,11 @@ template <class P> DEVICE void reduce_strip(typename P::total (&sum)[1], const s
 #include "rows/row_operands.cuh"
 
 struct persistent_tiles {
-    int rank;        // of the block in its cluster
-    i64 step, first; // blocks of a cluster share their tiles
+    int rank;        // rank of the block in its cluster
+    i64 step, first; // the blocks of a cluster share their tiles
 };
 
-/* The first two tiles are on their way to L2 before the launch ends that this one depends on. */
+/* Prefetches the first two tiles to L2 before the preceding launch ends. */
 DEVICE persistent_tiles begin_tiles(const arguments &a) {
     const int rank = CLUSTER > 1 ? (int)(blockIdx.x % CLUSTER) : 0;
     const i64 step = gridDim.x / CLUSTER;
@@ -26,7 +26,7 @@ DEVICE persistent_tiles begin_tiles(const arguments &a) {
     return {rank, step, first};
 }
 
-/* All blocks run before one writes to another's shared memory. */
+/* All blocks must run before one writes to another's shared memory. */
 DEVICE void await_cluster_once(i64 tile) {
     if (CLUSTER > 1 && tile == blockIdx.x / CLUSTER)
         await_cluster();

@@ -1,33 +1,33 @@
-/* pipelined: elements in, reductions of rows, elements out, one row behind the other                    sm_90 and newer
-   Formula   printed from the graph as for registers.cuh, in two passes: pass<0> takes the elements into the row's
+/* pipelined: elements in, reductions of rows, elements out, with overlapping rows                       sm_90 and newer
+   Formula   emitted from the graph as for registers.cuh, in two passes: pass<0> accumulates the elements into the row's
              reductions, pass<1> stores results
-   Tile      GROUP threads of each of CLUSTER blocks have a row; ACROSS groups in a block, which do not wait for each
-             other. A warp has STEPS * 32 neighbouring vectors of every row, lane i vectors i, i + 32, ...
+   Tile      GROUP threads of each of CLUSTER blocks share a row. A block has ACROSS groups, which do not wait for each
+             other. A warp has STEPS * 32 adjacent vectors of every row, lane i vectors i, i + 32, ...
    Pipeline  warp     | 0 of row 1 | 0 of row 2 | 1 of row 1 | 0 of row 3 | 1 of row 2 | ...
              partials              | row 1 joins            | row 2 joins            |
-             pass<1> of a row comes after pass<0> of the next one: nobody waits while a row's partial results meet
-   Memory    WARPS_PER_STAGE warps have STAGES stages of SLOT_VECTORS vectors in shared memory, KEPT_BYTES for each, and
-             the copy engine fetches their part of the rows, STAGES - 1 rows early; the last of them to be done with a
-             stage fills it again, and asks L2 for the row behind that. What all rows read (scale) stays in registers
-   L2        PREFETCHES_EARLY: asked for the first rows before the launch before has ended, some of whose blocks are
-             through long before others
-   Reduce    shuffles within a warp; warps leave partial results in shared memory, in that of every block of a cluster,
-             and each warp joins them, in the order of the row
-   Numbers   what a row brings along (mean, scale of its own) is loaded for 32 rows at a time, one in each lane, and 32
-             rows early
-   Columns   COLUMN_SUMS sums over rows for every position in a row stay in registers of a cluster, which leaves them in
-             the workspace; another launch adds up the clusters
-   Limits    WIDTH divides the extent that vectors lie along; GROUP is whole warps; CLUSTER > 1 wants one group
+             pass<1> of a row runs after pass<0> of the next one, so that no warp waits while partial results combine
+   Memory    WARPS_PER_STAGE warps share STAGES stages of SLOT_VECTORS vectors in shared memory, KEPT_BYTES each. TMA
+             loads their part of the rows, STAGES - 1 rows early; the last warp to finish a stage refills it and
+             prefetches the row after that to L2. Operands that all rows share (scale) stay in registers
+   L2        PREFETCHES_EARLY: the first rows are prefetched before the preceding launch ends, because some of its
+             blocks finish long before others
+   Reduce    shuffles within a warp; each warp writes its partial result to the shared memory of every block of the
+             cluster, and each warp combines them, in the order of the row
+   Numbers   per-row inputs (mean, scale) are loaded for 32 rows at a time, one per lane, and 32 rows early
+   Columns   COLUMN_SUMS sums over rows for every position in a row stay in the registers of a cluster, which writes
+             them to the workspace; another launch adds up the clusters
+   Limits    WIDTH divides the extent along which vectors are loaded; GROUP is a multiple of the warp size; CLUSTER > 1
+             requires a single group
    Params    WIDTH GROUP ACROSS CLUSTER THREADS MIN_BLOCKS STEPS PASSES IS_WHOLE STAGES WARPS_PER_STAGE SLOT_VECTORS
              KEPT_BYTES SAMPLES PREFETCHES_EARLY TRIGGER COLUMN_SUMS position
-   Measured  docs/kernels.md, with what was tried */
+   Measured  docs/kernels.md, including the alternatives that were tried */
 
-constexpr int WARPS = GROUP / 32;                       // of a group
-constexpr int PARTIALS = WARPS * CLUSTER;               // of a row
-constexpr int FILLERS = THREADS / 32 / WARPS_PER_STAGE; // sets of warps with stages of their own
+constexpr int WARPS = GROUP / 32;                       // per group
+constexpr int PARTIALS = WARPS * CLUSTER;               // per row
+constexpr int FILLERS = THREADS / 32 / WARPS_PER_STAGE; // sets of warps with their own stages
 constexpr int STAGE_BYTES = SLOT_VECTORS * KEPT_BYTES;
-/* Rows whose partial results are under way. A warp that leaves those of row r has seen all of row r - 2, so that no
-   other is behind the joining of row r - 3. */
+/* Rows with pending partial results. A warp that writes those of row r has processed all of row r - 2, so no other warp
+   is still combining row r - 3. */
 constexpr int OPEN = 4;
 
 static_assert(!COLUMNS && GROUP % 32 == 0 && THREADS == GROUP * ACROSS, "a row is whole warps");
@@ -42,16 +42,16 @@ static_assert(WARPS % WARPS_PER_STAGE == 0, "warps that share stages are of one 
 using total = pass<0>::total;
 
 extern __shared__ __align__(128) char s_stages[]; // [FILLERS][STAGES] of STAGE_BYTES
-__shared__ u64 s_arrived[FILLERS][STAGES];        // a filler's part of a row is there
-__shared__ u32 s_readers[FILLERS][STAGES];        // warps that are done with it
-__shared__ u64 s_closed[ACROSS][OPEN];            // all partial results of a row are there
+__shared__ u64 s_arrived[FILLERS][STAGES];        // a filler's part of a row has arrived
+__shared__ u32 s_readers[FILLERS][STAGES];        // warps that have finished reading
+__shared__ u64 s_closed[ACROSS][OPEN];            // all partial results of a row have arrived
 __shared__ total s_partials[ACROSS][OPEN][PARTIALS];
 
-/* Who a thread is. */
+/* Position of a thread in the hierarchy. */
 struct worker {
     int lane, warp, filler, group; // of the warp, of the filler, of the block, of the block
-    int part;                      // of a row: the warp's
-    i64 stride;                    // from one of its rows to the next
+    int part;                      // part of a row that the warp has
+    i64 stride;                    // distance between its rows
 };
 
 DEVICE position vector_of(const worker &w, int step) { return (w.part * STEPS + step) * 32 + w.lane; }
@@ -60,26 +60,26 @@ DEVICE bool has_vector(const worker &w, const arguments &a, int step) {
 }
 DEVICE char *stage_of(const worker &w, int stage) { return s_stages + (w.filler * STAGES + stage) * STAGE_BYTES; }
 
-/* The filler's part of a row: its first vector, and how many there are; the last ones may have none. */
+/* The filler's part of a row: its first vector and their number. The last fillers may have none. */
 DEVICE position first_of(const worker &w) { return w.part / WARPS_PER_STAGE * SLOT_VECTORS; }
 DEVICE position vectors_of(const worker &w, const arguments &a) {
     const position rest = (position)a.vectors - first_of(w);
     return IS_WHOLE ? SLOT_VECTORS : rest < 0 ? 0 : rest < SLOT_VECTORS ? rest : SLOT_VECTORS;
 }
 
-/* One lane asks for it. */
+/* One lane issues the copy. */
 DEVICE void fill_stage(const worker &w, const arguments &a, i64 strip, int stage) {
     if (w.lane == 0 && strip < a.strips)
         copy_kept(stage_of(w, stage), &s_arrived[w.filler][stage], a, base_of(a, strip), first_of(w), vectors_of(w, a));
 }
 
-/* The same as far as L2, where it may be before what writes it has ended. */
+/* Prefetches the same part to L2, even before the launch that writes it has ended. */
 DEVICE void prefetch_part(const worker &w, const arguments &a, i64 strip) {
     if (w.lane == 0 && strip < a.strips && vectors_of(w, a) > 0)
         prefetch_kept(a, base_of(a, strip), first_of(w), vectors_of(w, a));
 }
 
-/* The last warp to be done with a stage fills it with the row STAGES of them later. */
+/* The last warp to finish a stage refills it with the row that is STAGES rows later. */
 DEVICE void pass_on(const worker &w, const arguments &a, i64 strip, int stage) {
     loads_before_copies();
     __syncwarp(); // all lanes have read the stage
@@ -167,7 +167,7 @@ DEVICE void make_barriers() {
 DEVICE worker this_worker() {
     worker w;
     w.lane = threadIdx.x % 32;
-    const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0); // tells the compiler that lanes agree
+    const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0); // marks it as uniform within the warp for the compiler
     w.warp = warp % WARPS_PER_STAGE;
     w.filler = warp / WARPS_PER_STAGE;
     w.group = warp / WARPS;
@@ -184,7 +184,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) rows_pipelined
         for (int stage = 0; stage < STAGES; stage++)
             prefetch_part(w, a, strip + stage * w.stride);
     begin_launch<TRIGGER>();
-    row_inputs numbers, next_numbers; // of 32 rows, one in each lane; before the rows, which would be in their way
+    // of 32 rows, one per lane; loaded before the rows, so as not to wait for them
+    row_inputs numbers, next_numbers;
     if (strip + w.lane * w.stride < a.strips)
         load_row_inputs(next_numbers, a, base_of(a, strip + w.lane * w.stride));
     if (w.warp == 0)

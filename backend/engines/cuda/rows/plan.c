@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From the nodes of a region to a row program: the row space, operands with strides over it, and terms. It must not
-   know how rows are given to threads. */
+/* Lowers the nodes of a region to a row program: the row space, operands with strides over it, and terms. Independent
+   of how rows are mapped to threads. */
 #include "engines/cuda/rows/plan.h"
 #include "base/number.h"
 #include "graph/views.h"
 
 #include <string.h>
 
-/* A tensor has all elements of a dimension, one, or one for each group. */
+/* Along each dimension, a tensor has all elements, one, or one per group. */
 static weftStatus_t check_tensor(const struct rows *rows, const struct descriptor *op, const struct tensor *tensor,
                                  bool is_output) {
     TRY(row_space_check(&rows->space, op, tensor, is_output));
@@ -20,7 +20,8 @@ static weftStatus_t check_tensor(const struct rows *rows, const struct descripto
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Only what stores depend on is computed, and only that is loaded. A value that spans the row is stored whole. */
+/* Only terms that stores depend on are computed, and only their inputs are loaded. A value that spans the row is stored
+   in full. */
 static weftStatus_t finish(struct rows *rows) {
     TRY(rows->trouble);
     rows->is_brief = true;
@@ -29,7 +30,7 @@ static weftStatus_t finish(struct rows *rows) {
         if (!operand->is_store)
             continue;
         const struct term *term = rows_find(rows, operand->value);
-        /* Results of 16 bits or fewer show nothing of short exponentials, see rows_emit_term. */
+        /* Results of at most 16 bits hide the error of the fast exponential, see rows_emit_term. */
         if (term->spans && dtype_bytes(operand->type, 1) > 2)
             rows->is_brief = false;
         rows_need(rows, operand->value);
@@ -39,7 +40,7 @@ static weftStatus_t finish(struct rows *rows) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Names of new terms begin behind the values of the graph, which keep their numbers. */
+/* Names of new terms begin after the values of the graph, which keep their numbers. */
 static void start(struct rows *rows, const struct region *region) {
     memset(rows, 0, sizeof *rows);
     rows->region = region;
@@ -54,7 +55,7 @@ weftStatus_t rows_analyse(struct rows *rows, const struct region *region, enum s
     rows->method = method;
     rows->sums_apart = sums_apart;
     TRY(row_space_find(&rows->space, region));
-    /* Before any node is lowered: its parts are lowered otherwise than the nodes that spell it. */
+    /* Must precede the lowering of nodes: parts of a softmax are lowered differently from the same nodes elsewhere. */
     rows_find_softmax(rows);
     for (int i = 0; i < region->count; i++) {
         const struct node *node = region_node(region, i);
@@ -71,10 +72,10 @@ weftStatus_t rows_analyse(struct rows *rows, const struct region *region, enum s
     return finish(rows);
 }
 
-/* ---- What is left over ------------------------------------------------------------------------------------------- */
+/* ---- The second program ------------------------------------------------------------------------------------------ */
 
-/* FOLLOW_FOLD and FOLLOW_COLUMNS: the first program left partial sums at `at`, which become one tensor; NULL: it is not
-   wanted. */
+/* FOLLOW_FOLD and FOLLOW_COLUMNS: the first program wrote partial sums at `at`, which are added up into one tensor;
+   NULL if it is not requested. */
 static void sum_kept(struct rows *rows, const struct follow *follow, const struct tensor *tensor, int64_t at,
                      const int64_t *strides) {
     const char *type = math_name(follow->math);
@@ -82,7 +83,7 @@ static void sum_kept(struct rows *rows, const struct follow *follow, const struc
         rows_result(rows, tensor, type, rows_reduce(rows, OPCODE_SUM, type, rows_kept(rows, type, at, strides)));
 }
 
-/* FOLLOW_APART: the elements are read again; statistics come from the workspace or, -1, from the graph. */
+/* FOLLOW_APART: reads the elements again; statistics come from the workspace or, if -1, from the graph. */
 static weftStatus_t sum_apart(struct rows *rows, const struct follow *follow, const int64_t *strides) {
     const char *type = math_name(follow->math);
     int mean = follow->at_mean < 0 ? -1 : rows_kept(rows, type, follow->at_mean, strides);
@@ -90,7 +91,7 @@ static weftStatus_t sum_apart(struct rows *rows, const struct follow *follow, co
     return rows_expand_apart(rows, follow, mean, inv);
 }
 
-/* Names begin anew: programs share no code. The workspace does not: what the first one took stays taken. */
+/* Names start over, because programs share no code. Workspace does not: the first program's allocations remain. */
 weftStatus_t rows_follow(struct rows *rows, const struct rows *first) {
     const struct follow *follow = &first->follow;
     int64_t strides[WEFT_DIM_MAX];

@@ -1,14 +1,14 @@
-/* program: what every printed row program is made of. It is in front of the printed code, which is in front of the
+/* program: definitions that all generated row programs use. Included before the generated code, which precedes the
    kernel
-   Printed code has struct arguments; struct base and what loads and stores vectors; struct row, the numbers of one row;
-   and pass<P>, one for each pass, which says by reductions<...> what elements are taken into
+   Generated code defines struct arguments; struct base and the functions that load and store vectors; struct row, the
+   numbers of one row; and pass<P> for each pass, which lists its reductions as reductions<...>
    Params    WIDTH COLUMN_SUMS column_t */
 
 namespace weft {
 
 /* ---- Numbers ----------------------------------------------------------------------------------------------------- */
 
-/* What storage types are stored from. */
+/* Converts to a type that can be stored as any storage type. */
 DEVICE float as_number(float x) { return x; }
 DEVICE double as_number(double x) { return x; }
 DEVICE i64 as_number(i64 x) { return x; }
@@ -22,7 +22,7 @@ template <int... I> struct count_to<0, I...> {
     using type = indices<I...>;
 };
 
-/* Several of different types, one behind the other: member<I>(x) is the I-th. */
+/* A tuple of values of different types: member<I>(x) is the I-th. */
 template <class... T> struct tuple {};
 template <class T> struct tuple<T> {
     T first;
@@ -38,14 +38,14 @@ template <int I, class T> DEVICE auto &member(T &t) {
         return member<I - 1>(t.rest);
 }
 
-/* What elements are taken into in one pass, R... being of core/reduce.cuh: accumulators of each thread, which
-   become partial results, which join. */
+/* The reductions of one pass, R... being types of core/reduce.cuh: accumulators of each thread, which become partial
+   results, which combine. */
 template <class I, class... R> struct reductions_of;
 template <int... I, class... R> struct reductions_of<indices<I...>, R...> {
     static constexpr bool CLOSES = sizeof...(R) > 0, COMMUTES = (true && ... && R::COMMUTES);
     using accumulators = tuple<typename R::accumulator...>;
     using total = tuple<R...>;
-    /* Elements to be taken in at once. */
+    /* Elements that are accumulated together. */
     template <int N> struct values {
         tuple<decltype(R::number)[N]...> of;
     };
@@ -73,7 +73,7 @@ template <int... I, class... R> struct reductions_of<indices<I...>, R...> {
         ((member<I>(t) = R::joined(member<I>(a), member<I>(b))), ...);
         return t;
     }
-    /* Of lanes that differ in the bits FIRST .. LAST. */
+    /* Combines lanes that differ in the bits FIRST .. LAST. */
     template <int FIRST, int LAST> static DEVICE total of_lanes(const total &a) {
         total t;
         ((member<I>(t) = reduce_lanes<R, FIRST, LAST>(member<I>(a))), ...);
@@ -84,7 +84,7 @@ template <class... R> using reductions = reductions_of<typename count_to<sizeof.
 
 /* ---- Sums of columns --------------------------------------------------------------------------------------------- */
 
-/* Of the positions of one vector, over rows. */
+/* Sums over rows for the positions of one vector. */
 struct column {
     run<column_t, WIDTH> at[COLUMN_SUMS > 0 ? COLUMN_SUMS : 1];
 };

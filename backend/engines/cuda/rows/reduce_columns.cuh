@@ -1,12 +1,12 @@
-/* reduce_columns: the partial results of rows side by side, neighbouring strips of which neighbouring threads have
+/* reduce_columns: combines the partial results of interleaved rows; adjacent threads have adjacent strips
    Shuffles within a warp, then exchanges through the shared memory of the block and of all blocks that share the rows;
-   in a fixed order. Behind strip.cuh */
+   in a fixed order. Include after strip.cuh */
 
-/* What the warps of a block have of each row, combined, to all blocks that share the rows. */
+/* Combines the warps' results of each row and sends them to all blocks that share the rows. */
 template <class P, int WARPS, int ROWS>
 DEVICE void join_warps(const typename P::total (&s_warps)[WARPS][ROWS], typename P::total (&s_blocks)[CLUSTER][ROWS],
                        u32 rank) {
-    constexpr int SPARE = THREADS / ROWS, JOINERS = SPARE < 1 ? 1 : SPARE > 32 ? 32 : SPARE; // threads for each row
+    constexpr int SPARE = THREADS / ROWS, JOINERS = SPARE < 1 ? 1 : SPARE > 32 ? 32 : SPARE; // threads per row
     static_assert(THREADS % JOINERS == 0 && (JOINERS & (JOINERS - 1)) == 0,
                   "threads of a row exchange values in pairs");
     static_assert(ROWS * JOINERS % 32 == 0, "all lanes of a warp exchange values");
@@ -30,7 +30,8 @@ DEVICE void join_warps(const typename P::total (&s_warps)[WARPS][ROWS], typename
 }
 
 template <class P> DEVICE void reduce_columns(typename P::total (&sum)[LANES], const span &s) {
-    constexpr int IN_WARP = ACROSS >= 32 ? 1 : GROUP * ACROSS >= 32 ? 32 / ACROSS : GROUP; // threads with one strip
+    // threads of a warp with the same strip
+    constexpr int IN_WARP = ACROSS >= 32 ? 1 : GROUP * ACROSS >= 32 ? 32 / ACROSS : GROUP;
     constexpr int WARPS = GROUP / IN_WARP, ROWS = LANES * ACROSS;
     static_assert(GROUP % IN_WARP == 0 && (IN_WARP & (IN_WARP - 1)) == 0,
                   "threads of a strip exchange values in pairs");

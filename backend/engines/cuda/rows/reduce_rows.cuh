@@ -1,8 +1,8 @@
-/* reduce_rows: the partial results of a row, which neighbouring threads have, to one that all of them get
+/* reduce_rows: combines the partial results of a row, held by adjacent threads, and returns the result to all of them
    Shuffles within a warp, then one exchange through the shared memory of all blocks that share the row; in a fixed
-   order. Behind strip.cuh */
+   order. Include after strip.cuh */
 
-/* What warps left. */
+/* Combines the partial results of the warps. */
 template <class P, int WARPS> DEVICE typename P::total join_warps(const typename P::total (&partials)[WARPS]) {
     typename P::total sum = partials[0];
     if constexpr (WARPS <= 8) {

@@ -1,7 +1,7 @@
-/* resident: the passes of a strip whose vectors a thread has in registers
-   CONVERTS_AGAIN: between passes vectors stay as they are stored, and are converted again. Behind passes.cuh */
+/* resident: the passes of a strip whose vectors are in a thread's registers
+   CONVERTS_AGAIN: vectors stay in their stored type between passes and are converted again. Include after passes.cuh */
 
-/* What a strip needs from memory, all requested before any is used. */
+/* All data that a strip reads from memory, requested before any of it is used. */
 struct loaded {
     kept vectors[OWN];
     row_inputs numbers;

@@ -1,6 +1,6 @@
-/* row_operands: what blocks of rows ask for ahead of their vectors. Behind strip.cuh */
+/* row_operands: L2 prefetches of the blocks of row kernels. Include after strip.cuh */
 
-/* One block asks L2 for its part of a strip, by one thread of each group. */
+/* Prefetches the block's part of a strip to L2; one thread per group issues it. */
 DEVICE void prefetch_strip(const arguments &a, i64 tile, int rank) {
     const span s = span_of(a, tile, rank, 0);
     const position first = rank * (KEPT * GROUP), rest = (position)vectors_of(a, s.strip) - first;

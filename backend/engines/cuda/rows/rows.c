@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The rows family: reductions, softmax and every norm, forward and backward, with the pointwise operations around them,
-   in one sweep over memory where rows fit on chip. A region becomes a row program (plan.c, lower.c), the program a
-   schedule (schedule.c), the schedule kernels (emit.c, one .cuh file for each memory scheme). Gradients of scale and
-   bias may take a second program. */
+/* Rows family: reductions, softmax and every norm, forward and backward, fused with adjacent pointwise operations, in
+   one sweep over memory if rows fit on chip. A region becomes a row program (plan.c, lower.c), the program a schedule
+   (schedule.c), the schedule kernels (emit.c, one .cuh file per memory scheme). Gradients of scale and bias may need a
+   second program. */
 #include "base/number.h"
 #include "engines/cuda/families.h"
 #include "engines/cuda/rows/schedule.h"
 #include "graph/ops/norm.h"
 
-enum { LARGE_GROUP = 256 }; /* threads, of which one pass over plain sums is faster than two */
+enum { LARGE_GROUP = 256 }; /* threads above which one pass over plain sums is faster than two */
 
-/* The program of the region, and the one that does what it left over, if there is any. */
+/* The program of the region, and a second one that finishes its sums if needed. */
 struct sweep {
     struct rows rows[2];
     struct schedule schedules[2];
@@ -24,9 +24,9 @@ static weftStatus_t try_schedule(struct sweep *sweep, const struct region *regio
     return schedule_plan(&sweep->schedules[0], &sweep->rows[0], device, must_stream);
 }
 
-/* Statistics in one pass. Samples of a row are read before anything of it is stored, which parts of rows cannot
-   promise, and where rows lie side by side they would be as many reads as the row is long. Where no samples can be,
-   moments of parts are joined. */
+/* Tries statistics in one pass. The samples of a row must be read before any of the row is stored, which parts of rows
+   cannot guarantee, and for interleaved rows they would cost as many reads as the row has elements. Without samples,
+   moments of the parts are combined instead. */
 static weftStatus_t try_at_once(struct sweep *sweep, const struct region *region, const struct device *device,
                                 bool must_stream, bool apart) {
     const struct schedule *s = &sweep->schedules[0];
@@ -37,8 +37,8 @@ static weftStatus_t try_at_once(struct sweep *sweep, const struct region *region
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Interleaved rows in memory: blocks that read all of them as they lie, where that is faster than what was planned.
-   No schedule but a streamed one does. */
+/* Segmented rows in memory: tries blocks that read all rows in memory order, and keeps that if it is faster. Only
+   streamed schedules can do that. */
 static weftStatus_t try_interleaved(struct sweep *sweep, const struct region *region, const struct device *device) {
     struct sweep other;
     if (schedule_segment(&sweep->schedules[0]) == 0)
@@ -49,16 +49,16 @@ static weftStatus_t try_interleaved(struct sweep *sweep, const struct region *re
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Rows in registers with sums of columns beside them, or without, or through shared memory, or streamed. Blocks that
-   share rows wait for each other less where these go through shared memory, and large groups where one pass takes
-   plain sums. Each try plans anew and overwrites the last: what is planned when it returns is what runs. */
+/* Tries rows in registers with column sums, without them, through shared memory, and streamed. Blocks that share rows
+   wait less for each other if rows go through shared memory, and large groups if one pass computes plain sums. Each
+   attempt plans from scratch and overwrites the last one: the plan at return is the one that runs. */
 static weftStatus_t first_program(struct sweep *sweep, const struct region *region, const struct device *device) {
     const struct schedule *s = &sweep->schedules[0];
     TRY(try_schedule(sweep, region, device, STATISTICS_IN_TURN, false, false));
     bool apart = s->memory.scheme == MEMORY_STREAMED && sweep->rows[0].follow.kind == FOLLOW_COLUMNS;
     if (apart)
         TRY(try_schedule(sweep, region, device, STATISTICS_IN_TURN, false, true));
-    /* What the schedule of the last try says; each is asked before the next one overwrites it. */
+    /* Properties of the last attempt; they are read before the next one overwrites it. */
     bool is_shared = s->threads.cluster > 1 && s->memory.scheme != MEMORY_PIPELINED;
     bool is_streamed = s->memory.scheme == MEMORY_STREAMED;
     bool is_large = s->memory.scheme != MEMORY_STREAMED && s->threads.group >= LARGE_GROUP && s->passes.closed > 1 &&
@@ -74,7 +74,7 @@ static weftStatus_t first_program(struct sweep *sweep, const struct region *regi
     return try_interleaved(sweep, region, device);
 }
 
-/* Of the term that an operand stores. */
+/* The column sum whose term an operand stores. */
 static struct column_sum *find_column(struct follow *follow, int term) {
     int i = 0;
     while (follow->columns[i].term != term)
@@ -82,8 +82,8 @@ static struct column_sum *find_column(struct follow *follow, int term) {
     return &follow->columns[i];
 }
 
-/* The blocks' sums of each column lie one block after the other. 256: those of each tensor begin at a line. The
-   schedule copied its operands before, so plan() copies the offsets after it. */
+/* Reserves memory for the blocks' sums of each column, one block after another, each tensor aligned to 256 bytes. The
+   schedule copied its operands before this, so plan() copies the offsets after it. */
 static void place_columns(struct rows *rows, const struct schedule *s) {
     rows->follow.partial_sums = s->grid.blocks;
     for (int k = 0; k < rows->operand_count; k++) {
@@ -111,22 +111,22 @@ static weftStatus_t plan(struct sweep *sweep, const struct region *region, const
         TRY(rows_follow(&sweep->rows[1], first));
         TRY(schedule_plan(&sweep->schedules[1], &sweep->rows[1], device, false));
         if (first->follow.kind == FOLLOW_COLUMNS)
-            /* The second program only adds up sums: whoever follows may begin at once. */
+            /* The second program only adds up sums, so the next launch may begin at once. */
             sweep->schedules[1].grid.trigger = TRIGGER_AT_ONCE;
         sweep->programs = 2;
     }
-    /* A program may take several launches: joins of splits, stores, sums of columns. */
+    /* A program may need several launches: joins of splits, stores, column sums. */
     int kernels = 0;
     for (int i = 0; i < sweep->programs; i++)
         kernels += schedule_kernel_count(&sweep->schedules[i]);
-    /* As many as struct cuda_step has room for. */
+    /* The capacity of struct cuda_step. */
     if (kernels > KERNELS_MAX)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "the region would take %d launches, at most %d fit", kernels,
              KERNELS_MAX);
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Pure, and the same plan as build's. */
+/* Has no side effects, and makes the same plan as build. */
 static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
     struct sweep sweep;
     TRY(plan(&sweep, region, device));
@@ -152,7 +152,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     const char *shape = s->nest.is_columns ? "rows side by side" : s->threads.segment ? "rows interleaved," : "rows";
     const char *rest = s->unaligned.most ? ", unaligned head and tail" : "";
     if (s->memory.scheme == MEMORY_STREAMED)
-        /* Detail of the first program; launches count all. */
+        /* The description covers the first program; the launch count covers both. */
         return arena_print(arena, &step->detail,
                            "%s streamed in %d passes: %d threads each, vectors of %d%s, %lld splits; %d launches",
                            shape, s->passes.count, s->threads.block / schedule_rows_across(s), s->vectors.width, rest,
@@ -163,8 +163,8 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
                        s->memory.steps, s->vectors.width, rest, s->passes.count, state->count);
 }
 
-/* Whether elements, or reductions of them, depend on a value. Terms lie in the order of evaluation, so one sweep sees
-   all that depends. name: a value that differs from row to row. */
+/* True if elements, or reductions of them, depend on a value that differs from row to row. Terms are in the order of
+   evaluation, so one sweep over them suffices. */
 static bool elements_depend_on(const struct rows *rows, int name) {
     bool depends[TERMS_MAX] = {false};
     for (int i = 0; i < rows->term_count; i++) {
@@ -178,7 +178,8 @@ static bool elements_depend_on(const struct rows *rows, int name) {
     return false;
 }
 
-/* A second launch reads the elements again that sums were taken around, when others may lie there. */
+/* True if a second launch reads again the elements that samples were taken from, which a result may have overwritten by
+   then. */
 static bool starts_anew_at_elements(const struct step *step) {
     bool has_statistics = false;
     for (int i = 0; i < step->region.count; i++)
@@ -186,9 +187,9 @@ static bool starts_anew_at_elements(const struct step *step) {
     return has_statistics && ((const struct cuda_step *)step->state)->count > 1;
 }
 
-/* Elements are stored in the last reading of them, by the thread that read them; a number of a row that only numbers of
-   the row depend on is read and stored by one thread. A second program reads everything again. An element that is read
-   again in a later stage than the one that stores it must not be gone by then. */
+/* Elements are stored the last time they are read, by the thread that read them. A number of a row that only other
+   numbers of the row depend on is read and stored by one thread. A second program reads everything again. An element
+   that is read in a later stage than its store must not be overwritten. */
 bool rows_may_alias(const struct step *step, int in, int out) {
     const struct region *region = &step->region;
     struct rows rows;
@@ -206,7 +207,7 @@ bool rows_may_alias(const struct step *step, int in, int out) {
     return true;
 }
 
-/* In any of its operations: what they read, vectors are loaded of. */
+/* Any operation can gather: vectors are loaded of whatever it reads. */
 static bool gathers(const struct graph *graph, int node, int value) {
     (void)value;
     return node_is_pointwise(&graph->nodes[node]) || op_of(graph->nodes[node].op)->expand;

@@ -1,58 +1,61 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From a row program to its schedule: the phases in their order, and at the end the grid. */
+/* Schedules a row program: runs the phases in order, and finally chooses the grid. */
 #include "engines/cuda/rows/schedule.h"
 #include "base/number.h"
 #include "engines/cuda/core/price.h"
 
 #include <stdint.h>
 
-/* Where no chip or format sets the number it was measured on an H200; times are in the headers of the kernels (Tried).
-   */
+/* Numbers that no device or format determines were measured on an H200; times are in the headers of the kernels
+   (Tried). */
 enum {
-    /* Threads on a multiprocessor that registers are to suffice for, by what elements are put through. */
-    THREADS_HEAVY = 512,    /* doubles, rows side by side, several dims within a row, sums of columns */
-    THREADS_USUAL = 768,    /* formulas of the graph, or rows that are streamed */
-    THREADS_REDUCING = 896, /* a few registers more for a second reduction */
+    /* Threads per multiprocessor that the registers must suffice for, by the work per element. */
+    THREADS_HEAVY = 512,    /* doubles, interleaved rows, several dims within a row, or column sums */
+    THREADS_USUAL = 768,    /* formulas of the graph, or streamed rows */
+    THREADS_REDUCING = 896, /* a few more registers for a second reduction */
     THREADS_LIGHT = 1024,
-    REDUCING_BLOCK = 256, /* threads of a block, at most, whose second reduction takes these */
-    MUCH_BYTES = 96,      /* of a thread's row, above which it is no longer light */
+    REDUCING_BLOCK = 256, /* maximum block size whose second reduction gets these */
+    MUCH_BYTES = 96,      /* bytes of a thread's row above which it is no longer light */
 
-    JOIN_THREADS = 256,         /* of a block that joins partial results */
-    SPLITS_MOST = 1024,         /* of a row */
-    UNJOINED_SPLITS = 4,        /* more are joined by a launch of their own before many blocks read them */
-    UNJOINED_INTERLEAVED = 160, /* of interleaved rows, whose blocks are few */
-    STORE_UNROLL = 4,           /* vectors of a thread, at least, in a launch that only stores */
+    JOIN_THREADS = 256,         /* block size for joining partial results */
+    SPLITS_MOST = 1024,         /* per row */
+    UNJOINED_SPLITS = 4,        /* beyond this, a separate launch joins them before many blocks read them */
+    UNJOINED_INTERLEAVED = 160, /* of segmented rows, whose blocks are few */
+    STORE_UNROLL = 4,           /* minimum vectors per thread in a launch that only stores */
     NO_CLUSTER = 12,            /* multiprocessors that clusters of 4 and 8 leave idle: 30 and 15 of them fit on 132 */
 };
 
 static const double LAUNCH_SECONDS = 2e-6;
-/* Interleaved rows. Read each by itself: bytes a second of a multiprocessor, of pieces of lines in vectors of 16
-   bytes; of less half as many (H100). Read as they lie: what waves that end together add (H100: 4.2 to 5.8 us). */
+/* Segmented rows. Read separately: bytes per second per multiprocessor for partial cache lines in vectors of 16 bytes;
+   half of that for smaller ones (H100). Read in memory order: additional time of waves that end together (H100: 4.2 to
+   5.8 us). */
 static const double PIECES_RATE = 6.8e9, INTERLEAVED_SECONDS = 4.5e-6;
-static const double SIDE_BY_SIDE_SHARE = 0.55; /* of memory's rate, that clusters holding rows side by side reach */
+/* fraction of the memory rate that clusters holding interleaved rows reach */
+static const double SIDE_BY_SIDE_SHARE = 0.55;
 
 static bool is_streamed(const struct schedule *s) { return s->memory.scheme == MEMORY_STREAMED; }
 
 /* ---- The grid ---------------------------------------------------------------------------------------------------- */
 
-/* Steps in which every thread has a vector, however many elements head and tail have. width - 1: the longest head. The
-   last block of a cluster has the fewest vectors, so what it has is what all have. */
+/* Number of steps in which every thread has a vector, for any number of elements in head and tail. width - 1 is the
+   longest head. The last block of a cluster has the fewest vectors, so it sets the bound. */
 static int guaranteed_steps(const struct schedule *s) {
     const struct threads *threads = &s->threads;
-    int64_t of_others = (int64_t)threads->group * s->memory.steps * (threads->cluster - 1); /* than the last block */
+    /* vectors before those of the last block */
+    int64_t of_others = (int64_t)threads->group * s->memory.steps * (threads->cluster - 1);
     int64_t length = s->nest.extents[s->nest.row_dims] - s->unaligned.margin - (s->vectors.width - 1);
     int64_t vectors = length / s->vectors.width - of_others;
     bool has_all = s->vectors.strips == s->grid.tiles * threads->across;
     return s->unaligned.most && vectors > 0 && has_all ? (int)(vectors / threads->group) : 0;
 }
 
-/* How many strips blocks take, and whether every thread and group has all of its own. */
+/* Counts the tiles, and checks whether every thread and group has a full share. */
 static void count_tiles(struct schedule *s) {
     const struct threads *threads = &s->threads;
     int64_t room = (int64_t)s->memory.steps * threads->group * threads->cluster;
     s->grid.tiles = divide_up(s->vectors.strips, schedule_rows_across(s));
     if (s->unaligned.most &&
-        s->passes.column_sums) /* as many rows as a vector has elements are between those of groups */
+        s->passes.column_sums) /* between the rows of adjacent groups there are as many rows as a vector has elements */
         s->grid.tiles = divide_up(s->vectors.strips, threads->across * s->vectors.width) * s->vectors.width;
     s->grid.splits = s->grid.store_splits = 1;
     s->memory.is_whole = s->memory.steps && !s->unaligned.most && s->vectors.per_row == room &&
@@ -60,7 +63,7 @@ static void count_tiles(struct schedule *s) {
     s->unaligned.guaranteed = s->memory.steps ? guaranteed_steps(s) : 0;
 }
 
-/* Whether pointwise nodes of the graph are evaluated per element. */
+/* True if pointwise nodes of the graph are evaluated per element. */
 static bool has_formulas(const struct schedule *s) {
     for (int i = 0; i < s->rows->term_count; i++) {
         const struct term *term = &s->rows->terms[i];
@@ -70,7 +73,7 @@ static bool has_formulas(const struct schedule *s) {
     return false;
 }
 
-/* Threads that registers shall suffice for: launch bounds, from which the compiler derives registers per thread. 64
+/* Threads that registers must suffice for; the launch bounds from which the compiler derives registers per thread: 64
    registers at THREADS_LIGHT, 85 at THREADS_USUAL, 128 at THREADS_HEAVY, of the 65,536 of a multiprocessor. */
 static int resident_threads(const struct schedule *s, const struct device *device) {
     bool is_double = schedule_calculates_in_double(s), only_reduces = s->passes.count == 1 && s->passes.storing < 0;
@@ -81,7 +84,7 @@ static int resident_threads(const struct schedule *s, const struct device *devic
     int threads = is_heavy ? THREADS_HEAVY : !is_streamed(s) && !keeps_much ? THREADS_LIGHT : THREADS_USUAL;
     bool is_narrow = s->nest.is_columns && !is_streamed(s) && only_reduces && !is_double;
     if (is_narrow && s->grid.tiles > device->cuda.multiprocessors)
-        threads = THREADS_LIGHT; /* tiles side by side, which would wait for each other else */
+        threads = THREADS_LIGHT; /* adjacent tiles would otherwise wait for each other */
     if (threads == THREADS_LIGHT && has_formulas(s))
         threads = THREADS_USUAL;
     int64_t wave = (int64_t)device->cuda.multiprocessors * (THREADS_LIGHT / s->threads.block);
@@ -91,44 +94,44 @@ static int resident_threads(const struct schedule *s, const struct device *devic
     return threads;
 }
 
-/* Blocks that fill shared memory are alone on their multiprocessor. */
+/* A block that fills shared memory has a multiprocessor to itself. */
 static void allot_registers(struct schedule *s, const struct device *device) {
     bool is_alone = s->memory.scheme == MEMORY_PIPELINED || s->memory.scheme == MEMORY_COLUMNS_SHARED;
     int blocks = resident_threads(s, device) / s->threads.block;
     s->threads.min_blocks = blocks > 0 && !is_alone ? blocks : 1;
 }
 
-/* Streams whose rows are too few for the chip are split. With reductions, rows that fill half of a wave are left whole:
-   joining is a launch of its own, and every split reads the row's results again. */
+/* Splits streamed rows that are too few for the device. With reductions, rows that fill half a wave stay whole: joining
+   takes a launch of its own, and every split reads the row's results again. */
 static void split_rows(struct schedule *s, const struct device *device) {
-    /* One wave of blocks; each split reads at least `smallest` vectors, below which joining costs more than it saves.
-       */
+    /* One wave of blocks. Each split reads at least `smallest` vectors, below which joining costs more than it
+       saves. */
     int64_t wanted = (int64_t)device->cuda.multiprocessors * s->threads.min_blocks;
     int64_t smallest = (int64_t)s->threads.group * s->memory.unroll;
     int64_t splits = divide_up(wanted, s->grid.tiles ? s->grid.tiles : 1);
     splits = min64(splits, min64(divide_up(s->vectors.per_row, smallest), SPLITS_MOST));
     if (splits <= 1 || (s->passes.closed && s->grid.tiles * 2 >= wanted))
         return;
-    if (s->threads.segment) { /* one wave, and no more: the last blocks would be as long as all others */
+    if (s->threads.segment) { /* exactly one wave: the last blocks would take as long as all others */
         s->grid.splits = s->grid.store_splits = min64(splits, wanted / s->grid.tiles);
         return;
     }
     s->grid.splits = splits;
-    /* Threads that read several operands last longer, and are fewer. */
+    /* Threads that read several operands run longer, and are fewer. */
     s->grid.store_splits =
         divide_up(s->vectors.per_row, smallest * (s->memory.unroll < STORE_UNROLL ? STORE_UNROLL : 1));
 }
 
-/* Blocks, or clusters of them, that are all on the chip at once. Never 0: a chip with fewer multiprocessors than
-   NO_CLUSTER runs one cluster after the other. */
+/* Blocks, or clusters, that are resident at once. Never 0: a device with fewer multiprocessors than NO_CLUSTER runs one
+   cluster after another. */
 static int64_t blocks_at_once(const struct schedule *s, const struct device *device) {
     int64_t multiprocessors = device->cuda.multiprocessors - (s->threads.cluster <= 2 ? 0 : NO_CLUSTER);
     int64_t blocks = multiprocessors / s->threads.cluster * s->threads.min_blocks;
     return blocks > 1 ? blocks : 1;
 }
 
-/* No more blocks sum columns than share the rows evenly, as each leaves sums of its own: 132 of 4096 rows would wait
-   for 4. Where rows begin anywhere, all rows of a block begin alike. */
+/* At most as many blocks sum columns as share the rows evenly, since each writes its own sums: of 4096 rows, 132 blocks
+   would wait for the last 4. If rows are unaligned, all rows of a block have the same alignment. */
 static void count_blocks(struct schedule *s, const struct device *device) {
     struct row_grid *grid = &s->grid;
     bool is_persistent = schedule_is_persistent(s);
@@ -142,9 +145,9 @@ static void count_blocks(struct schedule *s, const struct device *device) {
     grid->trigger = is_late ? TRIGGER_WHEN_DONE : TRIGGER_WHEN_BEGUN;
 }
 
-/* What L2 is asked for ahead: rows before the launch before ends, where that hides its end, as blocks of few rows or of
-   long ones end one by one; and where no more than two blocks are side by side, rows of blocks to come, as nobody else
-   asks while one of them begins. */
+/* Chooses L2 prefetches: of rows before the preceding launch ends, if that hides its tail (blocks with few or with long
+   rows finish at different times); and of rows of later blocks if at most two blocks are resident, because no other
+   block issues loads while one of them starts. */
 static void prefetch_l2(struct schedule *s, const struct device *device) {
     bool is_persistent = schedule_is_persistent(s);
     int64_t at_once = (int64_t)device->cuda.multiprocessors * s->threads.min_blocks / s->threads.cluster;
@@ -162,7 +165,7 @@ bool schedule_joins(const struct schedule *s, int pass) {
     return s->grid.splits > (s->threads.segment ? UNJOINED_INTERLEAVED : UNJOINED_SPLITS) && is_read_by_many;
 }
 
-/* Unsplit, all passes are one launch; split, each pass that closes ends one, and joins come between. */
+/* Unsplit, all passes are one launch; split, each pass that closes ends one, with joins in between. */
 int schedule_kernel_count(const struct schedule *s) {
     if (s->vectors.strips == 0)
         return 0;
@@ -172,7 +175,7 @@ int schedule_kernel_count(const struct schedule *s) {
     return kernels;
 }
 
-/* Each row's splits are few and rows are many: a warp or a few for each. Four partial results a thread. */
+/* For many rows with few splits each: one warp or a few per row, four partial results per thread. */
 void schedule_for_joining(struct schedule *s, int64_t splits) {
     int64_t group = 32;
     while (group < divide_up(splits, 4) && group < JOIN_THREADS)
@@ -192,9 +195,9 @@ void schedule_for_storing(struct schedule *s) {
         s->threads.min_blocks = threads / s->threads.block;
 }
 
-/* ---- Price ------------------------------------------------------------------------------------------------------- */
+/* ---- Cost -------------------------------------------------------------------------------------------------------- */
 
-/* Streamed rows are read once for each pass: that L2 may hold them is not counted on. */
+/* Streamed rows are read once per pass; L2 hits are not assumed. */
 static double bytes_moved(const struct schedule *s) {
     double bytes = 0;
     for (int k = 0; k < s->rows->operand_count; k++) {
@@ -205,7 +208,7 @@ static double bytes_moved(const struct schedule *s) {
     return bytes;
 }
 
-/* What interleaved rows in memory take at least, where each is read by itself. */
+/* Minimum time for segmented rows if each is read separately. */
 static double pieces_seconds(const struct schedule *s, const struct device *device) {
     int64_t widest = 0;
     for (int k = 0; k < s->rows->operand_count; k++)
@@ -215,7 +218,7 @@ static double pieces_seconds(const struct schedule *s, const struct device *devi
     return s->threads.segment || !schedule_segment(s) ? 0 : bytes_moved(s) / rate;
 }
 
-/* Half of the multiprocessors keep memory busy. */
+/* Half of the multiprocessors saturate memory. */
 static void predict(struct schedule *s, const struct device *device) {
     int64_t blocks = s->grid.blocks * s->threads.cluster, multiprocessors = device->cuda.multiprocessors;
     double busy = 2 * (double)blocks / (double)multiprocessors;
@@ -232,7 +235,7 @@ static bool place_resident(struct schedule *s, const struct device *device, bool
     return s->passes.count > 0 && schedule_place_resident(s, device, must_stream) && schedule_exchange_fits(s);
 }
 
-/* Rows that begin anywhere want a number of blocks that sums of columns may not leave: these begin at vectors then. */
+/* Unaligned rows require a number of blocks that column sums may not allow; rows then begin at vectors. */
 static weftStatus_t place(struct schedule *s, const struct device *device, bool must_stream) {
     schedule_allow_unaligned(s);
     if (place_resident(s, device, must_stream))
@@ -247,8 +250,8 @@ static weftStatus_t place(struct schedule *s, const struct device *device, bool 
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Phases in this order, each from those before: nest and vectors, place, tiles, registers, splits, blocks, what L2 is
-   asked for. Halving `across` halves what groups exchange. */
+/* Runs the phases in order, each based on the earlier ones: nest and vectors, mapping, tiles, registers, splits,
+   blocks, L2 prefetches. Halving `across` halves the exchange buffer. */
 weftStatus_t schedule_plan(struct schedule *s, const struct rows *rows, const struct device *device, bool must_stream) {
     TRY(schedule_begin(s, rows));
     TRY(place(s, device, must_stream));

@@ -1,8 +1,7 @@
-/* splits: the partial results that splits of rows left in the workspace, for each pass. Behind strip.cuh and a file
-   that
-   reduces strips: reduce_strip() */
+/* splits: reads the partial results that splits of rows wrote to the workspace, for each pass. Include after strip.cuh
+   and a file that defines reduce_strip() */
 
-/* Those of pass P, joined. */
+/* Combines the splits' results of pass P. */
 template <int P> DEVICE void gather(typename pass<P>::total (&sum)[LANES], const span &s, const arguments &a) {
     const auto *left = pass<P>::left_by_splits(a) + (s.inside ? s.strip : 0) * LANES;
     if constexpr (pass<P>::IS_JOINED) {

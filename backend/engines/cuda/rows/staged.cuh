@@ -1,19 +1,19 @@
 /* staged: as persistent.cuh, with rows in shared memory                                                 sm_90 and newer
    Formula   as persistent.cuh
    Tile      as persistent.cuh
-   Memory    each group has STAGES rows in shared memory: the copy engine fetches a row STAGES - 1 rows early, in
-             vectors of KEPT_BYTES, SLOT_VECTORS of them to a stage, and every pass reads them there. An element of head
-             or tail is in a register
-   Pipeline  copy    | row 1 | row 2 | row 3 | ...         arrived[stage]: the group's part of the row is there
+   Memory    each group has STAGES rows in shared memory: TMA loads a row STAGES - 1 rows early, in vectors of
+             KEPT_BYTES, SLOT_VECTORS of them per stage, and every pass reads them there. An element of head or tail is
+             in a register
+   Pipeline  copy    | row 1 | row 2 | row 3 | ...         arrived[stage]: the group's part of the row has arrived
              threads         | row 1 | row 2 | ...         after a reduction of row n all are done with row n - 1:
-                                                           its stage takes row n + STAGES - 1
+                                                           its stage loads row n + STAGES - 1
    Unaligned as persistent.cuh
-   Limits    rows are whole in memory, in pieces of 16 bytes; else as persistent.cuh
+   Limits    rows are contiguous and a multiple of 16 bytes; otherwise as persistent.cuh
    Params    WIDTH GROUP ACROSS CLUSTER THREADS MIN_BLOCKS STEPS PASSES IS_WHOLE UNALIGNED MARGIN GUARANTEED SAMPLES
              COLUMN_SUMS STAGES STAGES_BEGIN SLOT_VECTORS KEPT_BYTES PREFETCHES_EARLY TRIGGER position
    Tried     all on an H200, gradient of RMS norm of 16384x4096
-             two rows on their way for three of them there: 121 us
-             one row more asked of L2 behind the stages: 102 us for 99 */
+             two rows in flight per three resident ones: 121 us
+             prefetching one more row to L2 after the stages: 102 us instead of 99 */
 
 static_assert(!COLUMNS && STEPS > 0 && STAGES > 1, "one row is worked on, another on its way");
 
@@ -37,7 +37,7 @@ DEVICE char *stage_of(const span &s, int stage) {
     return (char *)s_stages + STAGES_BEGIN + (s.across * STAGES + stage) * (SLOT_VECTORS * KEPT_BYTES);
 }
 
-/* One thread of a group asks for the block's part of a row. */
+/* One thread of a group issues the copy of the block's part of a row. */
 DEVICE void fill_stage(const arguments &a, i64 tile, int rank, int stage) {
     const span s = span_of(a, tile, rank, 0);
     const position first = rank * SLOT_VECTORS;
@@ -47,7 +47,7 @@ DEVICE void fill_stage(const arguments &a, i64 tile, int rank, int stage) {
         copy_kept(stage_of(s, stage), &s_arrived[s.across][stage], a, base_of(a, s.strip), first, vectors);
 }
 
-/* The stage of the row before takes the row that is STAGES - 1 rows on. */
+/* The stage of the previous row loads the row STAGES - 1 later. */
 DEVICE void refill_stage(const span &s, const arguments &a, i64 tile, int stage) {
     if (s.lane == 0)
         loads_before_copies();
@@ -94,7 +94,7 @@ DEVICE void run_passes(const span &s, i64 tile, int stage, kept *unaligned, cons
         if constexpr (pass<P>::CLOSES)
             reduce<pass<P>>(sum, sums, s);
         if constexpr (P == 0)
-            refill_stage(s, a, tile, stage); // all threads are done with the row before
+            refill_stage(s, a, tile, stage); // all threads are done with the previous row
         if constexpr (pass<P>::CLOSES)
             close<pass<P>>(sum, now, a);
         run_passes<P + 1>(s, tile, stage, unaligned, all, now, columns, a, at);

@@ -1,21 +1,21 @@
 /* streamed: elements in, reductions of rows, elements out; every pass reads the rows from memory     any chip, any type
    Formula   as registers.cuh
-   Tile      GROUP threads have a row; COLUMNS: a strip of WIDTH rows that are neighbours in memory, and neighbouring
-             threads neighbouring strips. ACROSS groups in a block; UNROLL vectors of a thread at a time
-   Pipeline  the next UNROLL vectors are on their way while these are worked on
-   Segments  of interleaved rows SEGMENT vectors of one lie before those of the next: a block reads them as they lie,
-             and what a thread reads alike of all of its row, as it keeps its place in the segment, is loaded once
-   Splits    rows too few to fill the chip are split, by turns, so that all blocks read neighbours at a time: one launch
-             for each pass leaves the splits' partial results in the workspace, the next joins those of the CLOSED
-             passes before and goes on, from the end (VECTOR_STEP < 0), which L2 still has. IS_SINGLE: no more than
-             UNROLL vectors for each thread
-   Unaligned as registers.cuh: of the UNALIGNED elements in head and tail, each thread has one
-   Overlap   OVERLAPS: an odd number of rows side by side, of which reductions alone are wanted: loads across, and the
-             last vector has some rows of the one before. In the last row of memory elements are loaded one by one
+   Tile      GROUP threads share a row; COLUMNS: they share a strip of WIDTH rows that are adjacent in memory, and
+             adjacent threads have adjacent strips. ACROSS groups per block; UNROLL vectors of a thread at a time
+   Pipeline  the next UNROLL vectors are in flight while the current ones are processed
+   Segments  rows stored in alternating segments of SEGMENT vectors: a block reads them in memory order. A thread keeps
+             its position in the segment, so operands that depend only on it are loaded once
+   Splits    rows too few to fill the device are split round-robin, so that all blocks read adjacent memory: one launch
+             per pass writes the splits' partial results to the workspace; the next one joins those of the CLOSED
+             earlier passes and continues from the end (VECTOR_STEP < 0), which L2 still holds. IS_SINGLE: at most
+             UNROLL vectors per thread
+   Unaligned as registers.cuh: each thread has one of the UNALIGNED elements in head and tail
+   Overlap   OVERLAPS: an odd number of interleaved rows that are only reduced: loads are unaligned, and the last vector
+             repeats some rows of the one before. The last row in memory is loaded element by element
    Limits    as registers.cuh and columns.cuh
    Params    WIDTH COLUMNS GROUP ACROSS THREADS MIN_BLOCKS UNROLL PASSES CLOSED SEGMENT IS_SPLIT IS_SINGLE VECTOR_STEP
              UNALIGNED MARGIN OVERLAPS SAMPLES HAS_ROW_STORES TRIGGER position
-   Tried     H200: splits as adjoining chunks: 3 % slower forward */
+   Tried     H200: splits as contiguous chunks: forward 3 % slower */
 
 static_assert(COLUMN_SUMS == 0, "sums of columns need rows that stay");
 
@@ -49,7 +49,7 @@ DEVICE void load_block(typename P::inputs (&in)[UNROLL], const arguments &a, con
         P::load(in[u], a, at, q + u * VECTOR_STEP);
 }
 
-/* The vectors at the end of a thread's, fewer than UNROLL, all asked for before one is worked on. */
+/* The last vectors of a thread, fewer than UNROLL, all requested before one is processed. */
 template <class P>
 DEVICE void accumulate_rest(typename P::accumulators (&sums)[LANES], const row *now, const broadcast *all,
                             const arguments &a, const base &at, position q, int vectors) {
@@ -64,7 +64,7 @@ DEVICE void accumulate_rest(typename P::accumulators (&sums)[LANES], const row *
             elements<P, 1>(nullptr, all, in + u, now, sums, nullptr, a, at, q + u * VECTOR_STEP);
 }
 
-/* All vectors of a thread through one pass. */
+/* Runs all vectors of a thread through one pass. */
 template <class P>
 DEVICE void accumulate(typename P::accumulators (&sums)[LANES], const span &s, const row *now, const arguments &a,
                        const base &at) {
@@ -110,7 +110,7 @@ DEVICE void accumulate(typename P::accumulators (&sums)[LANES], const span &s, c
             elements<P, 1, 1>(nullptr, nullptr, unaligned_in, now, sums, nullptr, a, at, s.lane);
 }
 
-/* The passes of this launch, behind those whose reductions the launches before left. */
+/* Runs the passes of this launch, which follow the passes that earlier launches have reduced. */
 template <int P> DEVICE void run_passes(const span &s, row *now, const arguments &a, const base &at) {
     if constexpr (P < PASSES) {
         typename pass<P>::total sum[LANES];
@@ -140,8 +140,9 @@ template <int P> DEVICE void run_passes(const span &s, row *now, const arguments
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) rows_streamed(const __grid_constant__ arguments a) {
     begin_launch<TRIGGER>();
     int buffer = 0;
-    for (i64 job = blockIdx.x; job < a.jobs; job += gridDim.x, buffer ^= 1) { // once, but for more than a grid's blocks
-        const i64 split = IS_SPLIT ? divide((u32)job, a.tiles) : 0;           // a grid has fewer than 2^31 blocks
+    // runs once unless there are more jobs than a grid has blocks
+    for (i64 job = blockIdx.x; job < a.jobs; job += gridDim.x, buffer ^= 1) {
+        const i64 split = IS_SPLIT ? divide((u32)job, a.tiles) : 0; // a grid has fewer than 2^31 blocks
         span s = span_of(a, job - split * a.tiles.value, 0, buffer);
         if constexpr (SEGMENT > 0)
             place_interleaved(s, a, job - split * a.tiles.value);

@@ -1,14 +1,14 @@
-/* strip: which strip of rows a thread works on, and which of its vectors the thread has
-   A strip is a row, or COLUMNS: WIDTH rows that are neighbours in memory. GROUP threads of each of CLUSTER blocks share
-   it, and a block has ACROSS groups. Thread i of a block has vectors i, i + GROUP, ... of the block's part of the
-   strip. Of the
-   UNALIGNED elements at most before and behind vectors, each thread has one, as a vector of 1
+/* strip: which strip of rows a thread processes, and which of its vectors the thread has
+   A strip is a row or, with COLUMNS, WIDTH rows that are adjacent in memory. GROUP threads of each of CLUSTER blocks
+   share it, and a block has ACROSS groups. Thread i of a block has vectors i, i + GROUP, ... of the block's part of the
+   strip. Each thread has at most one of the UNALIGNED elements before and after the vectors, in a vector of 1
    Params    WIDTH COLUMNS GROUP ACROSS CLUSTER THREADS STEPS IS_WHOLE UNALIGNED GUARANTEED COLUMN_SUMS position */
 
-constexpr int LANES = COLUMNS ? WIDTH : 1;  // rows of a strip
-constexpr int KEPT = STEPS > 0 ? STEPS : 1; // vectors of a thread
-constexpr int OWN = KEPT + (UNALIGNED > 0); // and its element of head or tail
-/* Columns are summed where rows begin alike: WIDTH rows lie between those of neighbouring groups. */
+constexpr int LANES = COLUMNS ? WIDTH : 1;  // rows per strip
+constexpr int KEPT = STEPS > 0 ? STEPS : 1; // vectors per thread
+constexpr int OWN = KEPT + (UNALIGNED > 0); // including its element of head or tail
+/* Columns of unaligned rows are summed over rows of equal alignment: WIDTH rows are between those of adjacent
+   groups. */
 constexpr bool IS_SPACED = UNALIGNED > 0 && COLUMN_SUMS > 0;
 
 static_assert(THREADS == GROUP * ACROSS && THREADS % 32 == 0, "a block is whole warps");
@@ -18,8 +18,8 @@ static_assert(CLUSTER == 1 || COLUMNS || (ACROSS == 1 && GROUP % 32 == 0), "bloc
 struct span {
     i64 strip, split;
     int lane, across, rank; // of the group, of the block, of the cluster
-    int buffer;             // of what groups exchange: by turns, as the next strip may be ahead of readers of this one
-    bool inside;            // there is such a strip
+    int buffer;             // exchange buffer of the groups: alternates, since the last one may still be read
+    bool inside;            // the strip exists
 };
 
 DEVICE span span_of(const arguments &a, i64 tile, int rank, int buffer) {
@@ -38,7 +38,7 @@ DEVICE span span_of(const arguments &a, i64 tile, int rank, int buffer) {
 
 DEVICE position vector_of(const span &s, int step) { return (s.rank * KEPT + step) * GROUP + s.lane; }
 
-/* Known beforehand where all rows fill all threads. */
+/* Known at compile time if all rows fill all threads. */
 DEVICE bool has_vector(const arguments &a, const span &s, int step) {
     return IS_WHOLE || step < GUARANTEED || (s.inside && vector_of(s, step) < vectors_of(a, s.strip));
 }
@@ -48,5 +48,5 @@ DEVICE bool has_unaligned(const arguments &a, const span &s) {
     return s.inside && s.rank == 0 && s.split == 0 && s.lane < unaligned_of(a, s.strip);
 }
 
-/* The thread that stores the strip's numbers. */
+/* True for the thread that stores the strip's numbers. */
 DEVICE bool is_leader(const span &s) { return (IS_WHOLE || s.inside) && s.lane == 0 && s.rank == 0; }

@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Writes a row program: its operands and terms. */
+/* Builds a row program: its operands and terms. */
 #include "base/number.h"
 #include "engines/cuda/rows/plan.h"
 #include "graph/views.h"
 
 #include <string.h>
 
-/* Bytes: what the driver gives allocations; vectors of 16 bytes and lines of L2 begin there. */
+/* Bytes: the alignment of driver allocations, which suits 16-byte vectors and L2 lines. */
 enum { SCRATCH_ALIGNMENT = 256 };
 
-/* Building a program asks no status at each step: the first failure stays, and is asked for once at the end. */
+/* Building a program checks no status at each step: the first failure is kept and checked once at the end. */
 static void keep_trouble(struct rows *rows, weftStatus_t status) {
     if (!rows->trouble)
         rows->trouble = status;
 }
 
-/* 0 after a failure: a valid index, so that callers go on without asking. */
+/* 0 after a failure: a valid index, so that callers can continue without checks. */
 static int add_operand(struct rows *rows, struct operand operand) {
     if (rows->operand_count == ROWS_OPERANDS_MAX) {
         keep_trouble(rows, status_fail(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
@@ -26,7 +26,7 @@ static int add_operand(struct rows *rows, struct operand operand) {
     return rows->operand_count++;
 }
 
-/* What has the coordinate along a dimension; it has no memory. */
+/* An operand whose elements are the coordinate along a dimension; it has no memory. */
 static struct operand coordinate_along(const struct rows *rows, int64_t dim) {
     struct operand operand = {.memory = MEMORY_INDEX, .type = WEFT_DATA_INT64};
     for (int i = 0; i < rows->space.axis_count; i++)
@@ -34,7 +34,7 @@ static struct operand coordinate_along(const struct rows *rows, int64_t dim) {
     return operand;
 }
 
-/* Whether it differs from element to element of a row. */
+/* True if it differs from element to element of a row. */
 static bool operand_spans(const struct rows *rows, int operand) {
     for (int i = 0; i < rows->space.axis_count; i++)
         if (rows->space.axes[i].is_reduced && rows->operands[operand].strides[i])
@@ -42,19 +42,19 @@ static bool operand_spans(const struct rows *rows, int operand) {
     return false;
 }
 
-/* Behind all terms that it uses: the order of terms is that of evaluation. */
+/* Must come after the terms that it reads: terms are stored in the order of evaluation. */
 static struct term *new_term(struct rows *rows, struct term term) {
     if (rows->term_count == TERMS_MAX) {
         keep_trouble(rows, status_fail(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
                                        "the region would take more than %d terms", TERMS_MAX));
-        /* The last term is overwritten: the program is given up anyway, and writing stays within the array. */
+        /* Overwrite the last term: the program is rejected anyway, and writes stay within the array. */
         rows->term_count--;
     }
     rows->terms[rows->term_count] = term;
     return &rows->terms[rows->term_count++];
 }
 
-/* An operand that addresses need and no term does. */
+/* Adds an operand that addresses need but no term reads. */
 static int add_unread(struct rows *rows, struct operand operand) {
     struct term term = {.kind = TERM_LOAD, .name = rows->next_name++, .names = 1, .type = "i64"};
     operand.value = term.name;
@@ -68,8 +68,8 @@ static void set_strides(const struct rows *rows, struct operand *operand, const 
         operand->strides[i] = row_space_stride(&rows->space, tensor, i);
 }
 
-/* The coordinate by which parts are told apart, and behind it the parts after the first, each as if all of the value
-   lay where it does. */
+/* Adds the coordinate that selects a part and, after it, the parts after the first, each with the strides of the whole
+   value. */
 static int add_parts(struct rows *rows, const struct concat_op *parts, const struct tensor *whole) {
     int coordinate = add_unread(rows, coordinate_along(rows, concat_axis(parts)));
     for (int64_t k = 1; k < parts->inputs.count; k++) {
@@ -94,7 +94,7 @@ static int add_value(struct rows *rows, int value, bool is_store) {
     return add_operand(rows, operand);
 }
 
-/* Linear, over at most TERMS_MAX terms. */
+/* Linear search, over at most TERMS_MAX terms. */
 static int find_index(const struct rows *rows, int name) {
     for (int i = 0; i < rows->term_count; i++)
         if (name >= rows->terms[i].name && name < rows->terms[i].name + rows->terms[i].names)
@@ -105,7 +105,7 @@ static int find_index(const struct rows *rows, int name) {
 /* Precondition: a term of this name exists. */
 const struct term *rows_find(const struct rows *rows, int name) { return &rows->terms[find_index(rows, name)]; }
 
-/* Notes that `term`, which is not in the program yet, reads a name. */
+/* Records that `term`, which is not in the program yet, reads a name. */
 static void use(struct rows *rows, struct term *term, int name) {
     int index = find_index(rows, name);
     if (index < 0 || term->use_count == TERM_USES)
@@ -115,12 +115,12 @@ static void use(struct rows *rows, struct term *term, int name) {
     const struct term *used = &rows->terms[index];
     term->uses[term->use_count++] = index;
     term->spans = term->spans || used->spans;
-    /* The stage counts reductions that must be complete before: that of the latest operand. */
+    /* The stage is the number of reductions that must be complete first: the maximum over the operands. */
     term->stage = used->stage > term->stage ? used->stage : term->stage;
 }
 
-/* A value that terms may use from here on. Loaded once, at the first use, unless a node of the region makes it: as a
-   term, or as a sum of columns, which is known when the last row is done. */
+/* Makes a value available to later terms. It is loaded once, at its first use, unless a node of the region produces it:
+   as a term, or as a column sum, which is known only after the last row. */
 static void need_value(struct rows *rows, int value) {
     if (find_index(rows, value) >= 0)
         return;
@@ -135,7 +135,7 @@ static void need_value(struct rows *rows, int value) {
     new_term(rows, term);
 }
 
-/* Arguments without a name are literals and no uses. */
+/* Arguments without a name are literals, not uses. */
 int rows_formula(struct rows *rows, const char *type, int opcode, const struct term_argument *arguments, int count) {
     struct term term = {.kind = TERM_FORMULA, .opcode = opcode, .name = rows->next_name++, .names = 1, .type = type};
     for (int i = 0; i < count; i++) {
@@ -146,7 +146,7 @@ int rows_formula(struct rows *rows, const char *type, int opcode, const struct t
     return new_term(rows, term)->name;
 }
 
-/* A load in the type of arithmetic. */
+/* A load converted to the compute type. */
 static int convert(struct rows *rows, const char *type, int name) {
     return rows_formula(rows, type, ROWS_CONVERT, &(struct term_argument){.name = name}, 1);
 }
@@ -161,11 +161,11 @@ int rows_input(struct rows *rows, const struct tensor *tensor, const char *type)
     return convert(rows, type, value);
 }
 
-/* Strides 0 within the row: the operand moves from row to row alone. The operand has a name of its own, as the same
-   value is loaded per element, too. */
+/* The operand has stride 0 within the row, so it changes only from row to row. It gets a name of its own, because the
+   same value is also loaded per element. */
 int rows_first(struct rows *rows, const struct tensor *tensor, const char *type) {
     int value = graph_find_value(rows->graph, tensor);
-    /* Values that the region makes are not in memory yet, and rows without elements have no first one. */
+    /* Values that the region produces are not in memory yet, and rows without elements have no first one. */
     if (region_makes(rows->region, value) || row_space_length(&rows->space) == 0)
         return -1;
     struct term term = {.kind = TERM_LOAD, .name = rows->next_name++, .names = 1};
@@ -179,19 +179,19 @@ int rows_first(struct rows *rows, const struct tensor *tensor, const char *type)
 }
 
 int rows_reduce(struct rows *rows, int opcode, const char *type, int of) {
-    /* Moments and weights are two numbers: mean and squares, maximum and sum; the second has the next name. */
+    /* Moments (mean and squares) and weights (maximum and sum) are two numbers; the second has the next name. */
     int names = opcode == OPCODE_MOMENTS || opcode == OPCODE_WEIGHTS ? 2 : 1;
     struct term term = {
         .kind = TERM_REDUCTION, .opcode = opcode, .name = rows->next_name, .names = names, .type = type};
     rows->next_name += names;
     use(rows, &term, of);
     term.spans = false;
-    /* What needs a sum of the row waits for the next pass; nothing in the kernel reads sums of columns. */
+    /* A term that needs a sum of the row waits for the next pass; nothing in the kernel reads column sums. */
     term.stage += opcode != ROWS_COLUMN_SUM;
     return new_term(rows, term)->name;
 }
 
-/* Whether it is stored: somebody outside the region reads it. */
+/* True if a value is stored, because it is read outside the region. */
 static bool is_wanted(const struct rows *rows, int value) {
     return region_exports(rows->region, value) && !value_is_dead(&rows->graph->values[value]);
 }
@@ -200,7 +200,7 @@ void rows_result(struct rows *rows, const struct tensor *tensor, const char *typ
     int value = graph_find_value(rows->graph, tensor);
     struct term term = {.kind = TERM_FORMULA, .name = value, .names = 1, .type = type, .argument_count = 1};
     const char *stored = cuda_type_name((weftDataType_t)tensor->type);
-    /* Nodes that read it see what memory would hold. */
+    /* Readers of the node see the stored value. */
     bool is_narrower = rows->graph->values[value].readers && strcmp(stored, type) != 0 && !tensor->is_free &&
                        tensor->type != WEFT_DATA_DOUBLE &&
                        !(tensor->type == WEFT_DATA_FLOAT && strcmp(type, "i64") == 0);
@@ -213,31 +213,31 @@ void rows_result(struct rows *rows, const struct tensor *tensor, const char *typ
         add_value(rows, value, true);
 }
 
-/* What is left between programs keeps the width of its arithmetic: rounding it would show in gradients. */
+/* Values passed between programs keep the width of the compute type: rounding them would show in gradients. */
 static weftDataType_t scratch_type(const char *type) {
     return strcmp(type, "double") == 0 ? WEFT_DATA_DOUBLE : WEFT_DATA_FLOAT;
 }
 
-/* Bytes from the start of the workspace. */
+/* Offset in bytes from the start of the workspace. */
 static int64_t reserve(struct rows *rows, int64_t bytes) {
     int64_t at = rows->scratch_bytes;
     rows->scratch_bytes += round_up(bytes, SCRATCH_ALIGNMENT);
     return at;
 }
 
-/* By place: rows share the element, and each block stores sums of its own (place_columns of rows.c). */
+/* by_place: all rows share the element, and each block stores its own sums (place_columns in rows.c). */
 int64_t rows_keep(struct rows *rows, const char *type, int name, bool by_place) {
     weftDataType_t stored = scratch_type(type);
     struct operand operand = {.value = name, .memory = MEMORY_SCRATCH, .is_store = true, .type = stored};
     row_space_pack(&rows->space, operand.strides, by_place);
-    /* Sums of places have one copy for each block, and their size is not known yet. */
+    /* Sums by position have one copy per block, so their size is not known yet. */
     int64_t at = by_place ? 0 : reserve(rows, dtype_bytes(stored, row_space_rows(&rows->space)));
     operand.offset = at / dtype_bytes(stored, 1);
     add_operand(rows, operand);
     return at;
 }
 
-/* The load of what rows_keep left, by strides over the axes of this program. */
+/* Loads what rows_keep stored, by strides over the axes of this program. */
 int rows_kept(struct rows *rows, const char *type, int64_t at, const int64_t *strides) {
     weftDataType_t stored = scratch_type(type);
     struct term term = {.kind = TERM_LOAD, .name = rows->next_name++, .names = 1, .type = type};
@@ -249,7 +249,7 @@ int rows_kept(struct rows *rows, const char *type, int64_t at, const int64_t *st
     return new_term(rows, term)->name;
 }
 
-/* GEN_INDEX: an operand whose offset is the coordinate; `inner` is what a step of the axis adds to it. */
+/* GEN_INDEX: an operand whose offset is the coordinate; `inner` is its increment per step of the axis. */
 static void add_index(struct rows *rows, const struct node *node) {
     const struct pointwise_op *op = (const struct pointwise_op *)node->op;
     int value = node->operands[node->is_output[0] ? 0 : 1];
@@ -263,7 +263,7 @@ static void add_index(struct rows *rows, const struct node *node) {
         add_value(rows, value, true);
 }
 
-/* Operands first, so that they are terms before the node is. */
+/* Operands first, so that their terms exist before the node's. */
 void rows_pointwise(struct rows *rows, const struct node *node) {
     const struct pointwise_op *op = (const struct pointwise_op *)node->op;
     if (op->pw->mode == WEFT_POINTWISE_GEN_INDEX) {
@@ -284,7 +284,7 @@ void rows_pointwise(struct rows *rows, const struct node *node) {
         add_value(rows, term.name, true);
 }
 
-/* Ends: uses point backwards. A term that is marked has marked its uses already. */
+/* Terminates, because terms only read earlier ones. The operands of a marked term are already marked. */
 static void mark_needed(struct rows *rows, int index) {
     struct term *term = &rows->terms[index];
     if (term->is_needed)
@@ -296,7 +296,8 @@ static void mark_needed(struct rows *rows, int index) {
 
 void rows_need(struct rows *rows, int name) { mark_needed(rows, find_index(rows, name)); }
 
-/* Loads and reductions are opened and closed as fields; formulas are only where others look for them. */
+/* Loads and reductions are fields, set when rows are opened or passes closed; formulas are fields only if other code
+   reads them. */
 bool rows_is_field(const struct rows *rows, const struct term *term) {
     if (!term->is_needed || term->spans || term_is_column_sum(term))
         return false;
