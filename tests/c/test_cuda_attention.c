@@ -459,7 +459,7 @@ static const struct attention_case decode_cases[] = {
     {"decode of 64 rows, heads of 256, pages of 1", BF16, BF16, 0, 4, 16, 2, 2, 64, 4096, 256, 256, .is_padded = true,
      .page = 1, .forward = "bf16 on tensor cores, 64 rows", .forward_kernels = 1},
     {"decode of FP8", BF16, BF16, 0, 64, 32, 8, 8, 1, 4096, 128, 128, .shared_type = E4M3, .scales = SCALES,
-     .forward = "bf16 on tensor cores, 16 rows, 8 groups of warps with 6 slices of 16 keys in boxes",
+     .forward = "bf16 on tensor cores, 16 rows, 8 groups of warps with 6 slices of 16 keys by TMA",
      .forward_kernels = 1},
     {"decode of INT8, scales of rows, pages of 16", F16, F16, 0, 64, 32, 8, 8, 1, 4096, 96, 64, .is_padded = true,
      .page = 16, .shared_type = WEFT_DATA_INT8, .scales = ROW_SCALES, .forward = "f16 on tensor cores, 16 rows",
@@ -560,26 +560,25 @@ static void decoding_declines(void) {
         const char *text;
     } declined[] = {
         {{"", BF16, BF16, 0, 1, 4, 2, 2, 65, 512, 64, 64, .dropout = 0},
-         "sdpa_fwd: there are more than 64 queries; the portable attention family takes it."},
+         "sdpa_fwd: there are more than 64 queries; the portable attention family handles it."},
         {{"", BF16, BF16, 0, 1, 4, 2, 1, 1, 512, 64, 64, .dropout = 0},
-         "sdpa_fwd: decoding wants as many heads of k as of v; the portable attention family takes it."},
+         "sdpa_fwd: decoding requires equal numbers of k and v heads; the portable attention family handles it."},
         {{"", BF16, BF16, 0, 1, 4, 2, 2, 1, 512, 264, 64, .dropout = 0},
-         "sdpa_fwd: decoding has heads of up to 256; the portable attention family takes it."},
+         "sdpa_fwd: decoding supports head dimensions up to 256; the portable attention family handles it."},
         {{"", BF16, BF16, 0, 1, 4, 2, 2, 1, 512, 64, 257, .dropout = 0},
-         "sdpa_fwd: decoding has heads of up to 256; the portable attention family takes it."},
+         "sdpa_fwd: decoding supports head dimensions up to 256; the portable attention family handles it."},
         {{"", BF16, BF16, 0, 1, 4, 2, 2, 1, 512, 60, 64, .dropout = 0},
-         "sdpa_fwd: tensor (uid 2) is not of type bf16, FP8 or INT8 with rows side by side in memory of whole 16 "
-         "bytes; the "
-         "portable attention family takes it."},
+         "sdpa_fwd: tensor (uid 2) must be of type bf16, FP8 or INT8 with contiguous rows, aligned to 16 bytes; the "
+         "portable attention family handles it."},
         {{"", F32, F32, 0, 1, 4, 2, 2, 1, 512, 64, 64, .dropout = 0},
-         "sdpa_fwd: decoding multiplies f16 or bf16 on compute capability 8.0 or newer; the portable attention family "
-         "takes it."},
+         "sdpa_fwd: decoding requires f16 or bf16 and compute capability 8.0 or newer; the portable attention family "
+         "handles it."},
         {{"", BF16, BF16, 0, 1, 4, 2, 2, 1, 512, 64, 64, .dropout = 0.5f},
-         "sdpa_fwd: decoding drops no weights; the portable attention family takes it."},
+         "sdpa_fwd: decoding does not support dropout; the portable attention family handles it."},
         {{"", E4M3, BF16, 0, 1, 4, 2, 2, 1, 512, 64, 64, .is_mxfp8 = true},
-         "sdpa_fwd: decoding reads no scales of blocks; the portable attention family takes it."},
+         "sdpa_fwd: decoding does not support block scales; the portable attention family handles it."},
         {{"", BF16, BF16, 0, 1, 4, 2, 2, 1, 0, 64, 64, .dropout = 0},
-         "sdpa_fwd: there is nothing to multiply; the portable attention family takes it."},
+         "sdpa_fwd: a matrix operand is empty; the portable attention family handles it."},
     };
     wanted_case = taken;
     struct built built;
@@ -666,45 +665,47 @@ static void narrow_rows_of_fp8(struct model *m) {
 
 static const struct refused_case refusals[] = {
     {&cuda_attention_hopper, scaled_gradients,
-     "sdpa_bwd: Hopper's backward kernel has scales where q, k, v and dO are FP8; the portable attention family takes "
-     "it."},
-    {&cuda_attention, double_largest, "sdpa_bwd: tensor (uid 100) has data type f64. Kernels make FLOAT."},
+     "sdpa_bwd: Hopper's backward kernel supports scales only if q, k, v and dO are FP8; the portable attention family "
+     "handles it."},
+    {&cuda_attention, double_largest, "sdpa_bwd: tensor (uid 100) has data type f64. Kernels compute FLOAT."},
     {&cuda_attention_hopper, scaled_keys,
-     "sdpa_fwd: Hopper's forward kernel multiplies FP8 alone by scales; the portable attention family takes it."},
+     "sdpa_fwd: Hopper's forward kernel supports scales only with FP8; the portable attention family handles it."},
     {&cuda_attention_hopper, scaled_rows,
-     "sdpa_fwd: Hopper's forward kernel has a scale of a head, not of a row or a block; the portable attention family "
-     "takes it."},
-    {&cuda_attention_hopper, wide_result_of_fp8, "sdpa_fwd: o has data type f32; of FP8 it is FP8, f16 or bf16 here."},
+     "sdpa_fwd: Hopper's forward kernel supports scales per head, not per row or block; the portable attention family "
+     "handles it."},
+    {&cuda_attention_hopper, wide_result_of_fp8,
+     "sdpa_fwd: o has data type f32; with FP8 operands it must be FP8, f16 or bf16."},
     {&cuda_attention_hopper, narrow_rows_of_fp8,
-     "sdpa_fwd: tensor (uid 3) does not have rows side by side in memory of whole 16 bytes, as Hopper's copy engine "
-     "wants them."},
+     "sdpa_fwd: tensor (uid 3) must have contiguous rows, and strides and alignment of multiples of 16 bytes, for "
+     "TMA."},
     {&cuda_attention_hopper, wide_result,
-     "sdpa_fwd: tensor (uid 4) has data type f32, q bf16; here all are f16 or all bf16."},
+     "sdpa_fwd: tensor (uid 4) has data type f32, q has bf16; all must be f16 or all bf16."},
     {&cuda_attention_hopper, odd_strides,
-     "sdpa_fwd: tensor (uid 1) does not have rows side by side in memory of whole 16 bytes, as Hopper's copy engine "
-     "wants them."},
+     "sdpa_fwd: tensor (uid 1) must have contiguous rows, and strides and alignment of multiples of 16 bytes, for "
+     "TMA."},
     {&cuda_attention_hopper, wide_batches,
-     "sdpa_fwd: tensor (uid 1) does not have rows side by side in memory of whole 16 bytes, as Hopper's copy engine "
-     "wants them."},
+     "sdpa_fwd: tensor (uid 1) must have contiguous rows, and strides and alignment of multiples of 16 bytes, for "
+     "TMA."},
     {&cuda_attention_hopper, wide_heads,
-     "sdpa_fwd: tensor (uid 1) does not have rows side by side in memory of whole 16 bytes, as Hopper's copy engine "
-     "wants them."},
+     "sdpa_fwd: tensor (uid 1) must have contiguous rows, and strides and alignment of multiples of 16 bytes, for "
+     "TMA."},
     {&cuda_attention_hopper, wide_rows,
-     "sdpa_fwd: tensor (uid 1) does not have rows side by side in memory of whole 16 bytes, as Hopper's copy engine "
-     "wants them."},
+     "sdpa_fwd: tensor (uid 1) must have contiguous rows, and strides and alignment of multiples of 16 bytes, for "
+     "TMA."},
     {&cuda_attention_hopper, elements_apart,
-     "sdpa_fwd: tensor (uid 1) does not have rows side by side in memory of whole 16 bytes, as Hopper's copy engine "
-     "wants them."},
+     "sdpa_fwd: tensor (uid 1) must have contiguous rows, and strides and alignment of multiples of 16 bytes, for "
+     "TMA."},
     {&cuda_attention_hopper, less_alignment,
-     "sdpa_fwd: tensor (uid 1) does not have rows side by side in memory of whole 16 bytes, as Hopper's copy engine "
-     "wants them."},
+     "sdpa_fwd: tensor (uid 1) must have contiguous rows, and strides and alignment of multiples of 16 bytes, for "
+     "TMA."},
     {&cuda_attention_hopper, odd_depth,
-     "sdpa_fwd: tensor (uid 1) does not have rows side by side in memory of whole 16 bytes, as Hopper's copy engine "
-     "wants them."},
+     "sdpa_fwd: tensor (uid 1) must have contiguous rows, and strides and alignment of multiples of 16 bytes, for "
+     "TMA."},
     {&cuda_attention_hopper, paged,
-     "sdpa_fwd: Hopper's forward kernel reads no pages; the portable attention family takes it."},
+     "sdpa_fwd: Hopper's forward kernel does not support paged K and V; the portable attention family handles it."},
     {&cuda_attention_hopper, decode,
-     "sdpa_fwd: few queries of many keys are better split by keys; the portable attention family takes it."},
+     "sdpa_fwd: with few queries and many keys, splitting the keys is faster; the portable attention family handles "
+     "it."},
     {&cuda_attention, four_bits, "sdpa_fwd: tensor (uid 1) has data type i4, which kernels cannot store."},
     {&cuda_attention, addition, "pointwise: this family serves one sdpa_fwd or sdpa_bwd at a time."},
 };
@@ -723,7 +724,7 @@ static void memory_may_be_too_small(void) {
     CHECK(build_attention(&built, &c, forward_of, &device) == WEFT_STATUS_NOT_SUPPORTED_SHARED_MEMORY_INSUFFICIENT,
           "it fits");
     EXACTLY(status_text(), "%s",
-            "sdpa_fwd: the smallest tile takes 17696 bytes of shared memory, T4 (described) has 16384. Use a narrower "
+            "sdpa_fwd: the smallest tile needs 17696 bytes of shared memory, T4 (described) has 16384. Use a narrower "
             "data type.");
     status_clear();
     release(&built);

@@ -22,14 +22,20 @@ def test_a_new_length_builds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"rng_dump": ((2, 4, 2000, 2000), "f32")}, "dumps no dropout mask"),
-        ({"dropout_mask": ((2, 1, 2000, 2000), "bf16")}, "drops weights by a mask of booleans alone"),
-        ({"q_type": "f16"}, "has data type bf16, q f16; here all are f16 or all bf16"),
-        ({"descale_q": ((1, 1, 1, 1), "f32")}, "multiplies FP8 alone by scales"),
-        ({"dtype": "e4m3", "descale_k": ((1, 1, 2000, 1), "f32")}, "has a scale of a head, not of a row"),
-        ({"dtype": "e4m3", "out": "f32"}, "o has data type f32; of FP8 it is FP8, f16 or bf16 here"),
-        ({"dtype": "e4m3", "depth": 72}, "does not have rows side by side in memory of whole 16 bytes"),
-        ({"depth": 264}, "heads of up to 256"),
+        ({"rng_dump": ((2, 4, 2000, 2000), "f32")}, "does not output the dropout mask"),
+        ({"dropout_mask": ((2, 1, 2000, 2000), "bf16")}, "supports only boolean dropout masks"),
+        ({"q_type": "f16"}, "has data type bf16, q has f16; all must be f16 or all bf16"),
+        ({"descale_q": ((1, 1, 1, 1), "f32")}, "supports scales only with FP8"),
+        ({"dtype": "e4m3", "descale_k": ((1, 1, 2000, 1), "f32")}, "supports scales per head, not per row"),
+        (
+            {"dtype": "e4m3", "out": "f32"},
+            "o has data type f32; with FP8 operands it must be FP8, f16 or bf16",
+        ),
+        (
+            {"dtype": "e4m3", "depth": 72},
+            "must have contiguous rows, and strides and alignment of multiples of 16 bytes",
+        ),
+        ({"depth": 264}, "head dimensions up to 256"),
     ],
 )
 def test_what_forward_declines(options: dict[str, Any], sentence: str) -> None:
@@ -66,11 +72,17 @@ def test_few_queries_are_decoding() -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"depth": 72}, "does not have rows side by side in memory of whole 16 bytes"),
-        ({"types": {"k": "bf16"}}, "has scales where q, k, v and dO are FP8"),
-        ({"lacks": {"scale_dP"}}, "makes factors of FP8 with scale_s and scale_dP alone"),
-        ({"descale_v": ((2, 4, 1, 1), "f32")}, "has one scale of an operand, or those of all blocks"),
-        ({"bias": ((1, 4, 2000, 2000), "bf16")}, "a bias, a score modifier and dropout take more registers"),
+        ({"depth": 72}, "must have contiguous rows, and strides and alignment of multiples of 16 bytes"),
+        ({"types": {"k": "bf16"}}, "supports scales only if q, k, v and dO are FP8"),
+        ({"lacks": {"scale_dP"}}, "requires scale_s and scale_dP with FP8"),
+        (
+            {"descale_v": ((2, 4, 1, 1), "f32")},
+            "supports one scale per operand, or block scales of all operands",
+        ),
+        (
+            {"bias": ((1, 4, 2000, 2000), "bf16")},
+            "there are too few registers for a bias, a score modifier or dropout",
+        ),
     ],
 )
 def test_what_gradients_of_fp8_decline(options: dict[str, Any], sentence: str) -> None:
@@ -82,5 +94,5 @@ def test_what_gradients_of_fp8_decline(options: dict[str, Any], sentence: str) -
 def test_what_gradients_of_mxfp8_decline() -> None:
     family, reasons = mxfp8_backward(64, 64, "f32")
     assert family == "cuda.attention"
-    assert "of scales of blocks makes results of 16 bits or less" in reasons
-    assert "heads of 256 and 64 columns are more than" in mxfp8_backward(256, 64)[1]
+    assert "supports only results of 16 bits or fewer" in reasons
+    assert "head dimensions 256 and 64 are too large for" in mxfp8_backward(256, 64)[1]

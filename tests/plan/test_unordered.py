@@ -58,8 +58,8 @@ def test_who_wants_the_same_bits_gets_them() -> None:
     g = gradient(use_deterministic_algorithm=True)
     assert plans(g) == ["eng0"]
     assert answer(g)["reason"] == (
-        "sdpa_bwd 'a': two runs shall agree to the bit, and here blocks add to dQ in any order; the portable "
-        "attention family takes it."
+        "sdpa_bwd 'a': a deterministic result is required, and this kernel adds dQ in any order; the "
+        "portable attention family handles it."
     )
 
 
@@ -82,20 +82,20 @@ def sink(g: weft.Graph) -> Any:
     return g.tensor([1, 4, 1, 1], data_type="f32", name="sink")
 
 
-NOT_BOXED = "does not have rows side by side in memory of whole 16 bytes, as Hopper's copy engine wants them."
+NO_TMA_ROWS = "must have contiguous rows, and strides and alignment of multiples of 16 bytes, for TMA."
 REFUSALS: list[tuple[dict[str, Any], str]] = [
     (
         {"bias": bias, "dropout": drawn},
-        "dropout and a bias take more registers than there are beside the sums of dQ",
+        "with the sums of dQ there are too few registers for dropout with a bias or a score modifier",
     ),
     (
         {"dtype": "f16", "dropout": drawn},
-        "dropout of f16 takes more registers than there are beside the sums of dQ",
+        "with the sums of dQ there are too few registers for dropout of f16",
     ),
-    ({"values": 4}, "here dK and dV are made together, and k and v have other numbers of heads"),
+    ({"values": 4}, "this kernel computes dK and dV together, and k and v have different numbers of heads"),
     (
         {"depth": 136},
-        "heads of 136 and 136 columns are more than Hopper's backward kernel makes all gradients of",
+        "head dimensions 136 and 136 are too large for Hopper's backward kernel to compute all gradients",
     ),
 ]
 
@@ -103,13 +103,13 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("options", "reason"), REFUSALS)
 def test_what_the_kernel_does_not_do(options: dict[str, Any], reason: str) -> None:
     g = gradient(**options)
-    assert answer(g)["reason"] == f"sdpa_bwd 'a': {reason}; the portable attention family takes it."
+    assert answer(g)["reason"] == f"sdpa_bwd 'a': {reason}; the portable attention family handles it."
     assert plans(g)[0] == "eng0"
 
 
 def test_layouts_and_types_that_it_does_not_take() -> None:
-    assert answer(gradient(depth=68))["reason"] == f"sdpa_bwd 'a': tensor 'q' (uid 1) {NOT_BOXED}"
-    reason = "sdpa_bwd 'a': tensor 'q' (uid 1) has data type f32, q f32; here all are f16 or all bf16."
+    assert answer(gradient(depth=68))["reason"] == f"sdpa_bwd 'a': tensor 'q' (uid 1) {NO_TMA_ROWS}"
+    reason = "sdpa_bwd 'a': tensor 'q' (uid 1) has data type f32, q has f32; all must be f16 or all bf16."
     assert answer(gradient(dtype="f32"))["reason"] == reason
 
 
@@ -118,8 +118,8 @@ def test_gradients_that_are_wanted_alone() -> None:
     passes = {("dQ",): "dQ, 128 x 128 tiles", ("dK", "dV"): "dK and dV, 128 x 128 tiles"}
     for wanted, words in passes.items():
         g = gradient(wanted=wanted)
-        reason = "sdpa_bwd 'a': here dQ, dK and dV are made together, and not all are wanted; the portable "
-        assert answer(g)["reason"] == reason + "attention family takes it."
+        reason = "sdpa_bwd 'a': this kernel computes dQ, dK and dV together, and not all are requested; "
+        assert answer(g)["reason"] == reason + "the portable attention family handles it."
         g.build()
         assert words in g.explain()
 
@@ -133,7 +133,7 @@ def test_terms_that_it_takes(options: dict[str, Any], depth: int) -> None:
 @pytest.mark.parametrize("device", ["sm_80", "sm_100", "sm_120"])
 def test_other_chips_do_not_have_it(device: str) -> None:
     said = answer(gradient(device=device))["reason"]
-    assert said.startswith("Hopper's attention kernels run on compute capability 9.0, ")
+    assert said.startswith("Hopper's attention kernels require compute capability 9.0, ")
 
 
 def test_shapes_that_the_engine_declines_run_on_the_one_that_takes_all() -> None:
@@ -142,7 +142,7 @@ def test_shapes_that_the_engine_declines_run_on_the_one_that_takes_all() -> None
     g.create_execution_plan(2)
     g.build_plan_at_index(0)
     wide = {"q": 4, "k": 2, "v": 2, "o": 4, "dO": 4, "a::dQ": 4, "a::dK": 2, "a::dV": 2}  # heads
-    assert "heads of 256" in answer(gradient(depth=256))["reason"]
+    assert "head dimensions 256" in answer(gradient(depth=256))["reason"]
     pack = backend.Descriptor(descriptor_type.VARIANT_PACK_DESCRIPTOR)
     slots = {slot.name: slot.uid for slot in g.plan.slots}
     strides = [n for heads in wide.values() for n in (heads * 512 * 256, 512 * 256, 256, 1)]

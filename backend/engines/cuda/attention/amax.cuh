@@ -2,7 +2,7 @@
 
 /* Called by a whole warp. Non-negative floats compare as integers. Most warps do not raise the maximum, which a load
    shows without an atomic. */
-DEVICE void raise_largest(float *to, float x) {
+DEVICE void raise_amax(float *to, float x) {
 #pragma unroll
     for (int lanes = 16; lanes > 0; lanes /= 2)
         x = fmax(x, __shfl_xor_sync(0xffffffffu, x, lanes));

@@ -5,5 +5,5 @@
 
 extern "C" __global__ void __launch_bounds__(32, 1) attention_amax_clear(const __grid_constant__ arguments a) {
     begin_overlapped();
-    clear_largest(a);
+    clear_amax(a);
 }

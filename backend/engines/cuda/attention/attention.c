@@ -7,7 +7,7 @@
 
 #include <stdio.h>
 
-/* most_columns: limited by the registers of an accumulator element. */
+/* max_columns: limited by the registers of an accumulator element. */
 static const struct attention_arithmetic mma_f16 = {WEFT_DATA_HALF,       "f16", "float", 2, 4, true, 256,
                                                     "f16 on tensor cores"};
 static const struct attention_arithmetic mma_bf16 = {WEFT_DATA_BFLOAT16,    "bf16", "float", 2, 4, true, 256,
@@ -72,13 +72,13 @@ bool attention_has_ragged_rows(const struct cuda_attention *c) {
 }
 
 /* Half if scores need registers, too. */
-int attention_most_columns(const struct cuda_attention *c, int parts) {
+int attention_max_columns(const struct cuda_attention *c, int parts) {
     bool is_short = c->arithmetic->is_mma && attention_is_rich(c, parts);
-    return is_short ? c->arithmetic->most_columns / 2 : c->arithmetic->most_columns;
+    return is_short ? c->arithmetic->max_columns / 2 : c->arithmetic->max_columns;
 }
 
-/* One scale per head is a constant of the block, unless rows of several heads share a tile; then it is a value per row.
-   */
+/* One scale per head is a constant of the block, unless rows of several heads share a tile; then it is a value per
+   row. */
 int attention_query_scales(const struct cuda_attention *c, bool is_packed) {
     const struct tensor *scales = c->a->descale_q;
     if (!scales)
@@ -147,9 +147,9 @@ struct attention_depth attention_depth_of(int64_t depth, int most) {
     return found;
 }
 
-weftStatus_t attention_refuse(const struct cuda_attention *c, int64_t shared_bytes) {
+weftStatus_t attention_decline(const struct cuda_attention *c, int64_t shared_bytes) {
     FAIL(WEFT_STATUS_NOT_SUPPORTED_SHARED_MEMORY_INSUFFICIENT,
-         "%s: the smallest tile takes %lld bytes of shared memory, %s has %lld. Use a narrower data type.",
+         "%s: the smallest tile needs %lld bytes of shared memory, %s has %lld. Use a narrower data type.",
          descriptor_label(region_node(c->region, 0)->op), (long long)shared_bytes, c->device->name,
          (long long)c->device->cuda.shared_per_block);
 }
@@ -157,7 +157,7 @@ weftStatus_t attention_refuse(const struct cuda_attention *c, int64_t shared_byt
 /* The grid has one dimension; kernels decompose the block index. */
 weftStatus_t attention_grid(struct cuda_kernel *kernel, const struct cuda_attention *c, int64_t blocks, int warps) {
     if (blocks > INT32_MAX)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: %lld blocks of %s are more than a grid holds. Split the batch.",
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: %lld blocks of %s exceed the size of a grid. Split the batch.",
              descriptor_label(region_node(c->region, 0)->op), (long long)blocks, kernel->entry);
     kernel->grid[0] = (uint32_t)blocks;
     kernel->grid[1] = kernel->grid[2] = 1;
@@ -177,20 +177,21 @@ static weftStatus_t check_operand(const struct descriptor *op, const struct tens
     TRY(tensor_check_plain(tensor, op));
     for (int64_t i = 0; i < tensor->dims.count; i++)
         if (tensor->dims.at[i] >= INT32_MAX / 2)
-            FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: %s has dims %s; an extent may be %d at most here.",
-                 descriptor_label(op), descriptor_label(&tensor->base), tensor_dims_text(tensor), INT32_MAX / 2 - 1);
+            FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: %s has dims %s; the maximum extent is %d.", descriptor_label(op),
+                 descriptor_label(&tensor->base), tensor_dims_text(tensor), INT32_MAX / 2 - 1);
     return WEFT_STATUS_SUCCESS;
 }
 
 /* 8-bit types, which f16 and bf16 represent exactly. */
-static bool is_eight(int32_t type) {
+static bool is_8bit(int32_t type) {
     return dtype_is_fp8((weftDataType_t)type) || type == WEFT_DATA_INT8 || type == WEFT_DATA_UINT8;
 }
 
 /* Elements that are multiplied by row or block scales as they are loaded may exceed the range of f16. */
 static bool has_row_scales(const struct attention *a) {
-    bool has_own = a->descale_q && (a->descale_q->dims.at[1] > 1 || attention_blocks_of(a->descale_q, a->q).are_blocks);
-    return has_own || attention_key_scales(a->descale_k, a->k_table) >= ATTENTION_SCALES_ROWS ||
+    bool has_q_scales =
+        a->descale_q && (a->descale_q->dims.at[1] > 1 || attention_blocks_of(a->descale_q, a->q).are_blocks);
+    return has_q_scales || attention_key_scales(a->descale_k, a->k_table) >= ATTENTION_SCALES_ROWS ||
            attention_key_scales(a->descale_v, a->v_table) >= ATTENTION_SCALES_ROWS;
 }
 
@@ -224,7 +225,7 @@ static const struct attention_arithmetic *choose_arithmetic(const struct cuda_at
         int32_t type = factors[i]->type;
         halves += type == WEFT_DATA_HALF;
         bfloats += type == WEFT_DATA_BFLOAT16;
-        eights += is_eight(type);
+        eights += is_8bit(type);
         wide |= is_wide(type);
         count++;
     }
@@ -244,11 +245,12 @@ static weftStatus_t check_amax(const struct cuda_attention *c) {
     int count = attention_amax_outputs(c, outputs);
     for (int i = 0; i < count; i++)
         if (outputs[i]->type != WEFT_DATA_FLOAT)
-            FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: %s has data type %s. Kernels make FLOAT.",
+            FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: %s has data type %s. Kernels compute FLOAT.",
                  descriptor_label(region_node(c->region, 0)->op), descriptor_label(&outputs[i]->base),
                  dtype_of((weftDataType_t)outputs[i]->type)->name);
     if (c->forward && c->forward->amax_s && attention_drops(c->a))
-        FAIL(WEFT_STATUS_NOT_SUPPORTED, "%s: amax_s of a softmax with dropout; the reference family takes it.",
+        FAIL(WEFT_STATUS_NOT_SUPPORTED,
+             "%s: amax_s of a softmax with dropout is not supported; the reference family handles it.",
              descriptor_label(region_node(c->region, 0)->op));
     return WEFT_STATUS_SUCCESS;
 }
@@ -284,25 +286,25 @@ weftStatus_t attention_analyse(struct cuda_attention *c, const struct region *re
     c->value_depth = c->a->v->dims.at[3];
     c->lines = c->batches * c->heads * c->queries;
     if (c->keys >= INT32_MAX / 2)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: page tables reach %lld keys; an extent may be %d at most here.",
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: the page tables address %lld keys; the maximum extent is %d.",
              descriptor_label(node->op), (long long)c->keys, INT32_MAX / 2 - 1);
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Samples at most PIECES_MOST blocks of queries at equal distances: exact for short sequences, accurate for long ones,
+/* Samples at most PIECES_MAX blocks of queries at equal distances: exact for short sequences, accurate for long ones,
    and of bounded cost. */
-double attention_seen_share(const struct cuda_attention *c) {
-    enum { TILE_ROWS = 128, PIECES_MOST = 256 };
+double attention_visible_fraction(const struct cuda_attention *c) {
+    enum { TILE_ROWS = 128, PIECES_MAX = 256 };
     /* offset from a query's index to its last visible key, before bounds */
     int64_t shift = c->a->alignment == WEFT_DIAGONAL_BOTTOM_RIGHT ? c->keys - c->queries : 0;
-    int64_t pieces = min64(divide_up(c->queries, TILE_ROWS), PIECES_MOST), seen = 0;
+    int64_t pieces = min64(divide_up(c->queries, TILE_ROWS), PIECES_MAX), visible = 0;
     for (int64_t i = 0; i < pieces; i++) {
         int64_t first = c->queries * i / pieces, last = c->queries * (i + 1) / pieces - 1;
         int64_t from = max64(first + shift - c->a->left_bound + 1, 0);
         int64_t to = min64(last + shift + c->a->right_bound, c->keys - 1);
-        seen += max64(to - from + 1, 0);
+        visible += max64(to - from + 1, 0);
     }
-    return pieces && c->keys ? (double)seen / ((double)pieces * (double)c->keys) : 1;
+    return pieces && c->keys ? (double)visible / ((double)pieces * (double)c->keys) : 1;
 }
 
 /* 2: a multiply-add is two operations. Doubles are at half the rate of floats here. */
@@ -333,19 +335,19 @@ static double predict_merge(const struct cuda_attention *c, double blocks) {
 static double predict(const struct cuda_attention *c) {
     const struct node *node = region_node(c->region, 0);
     const struct cuda_properties *cuda = &c->device->cuda;
-    double bytes = 0, again = c->backward ? 7.0 / 5 : 1; /* dQ recomputes the scores */
+    double bytes = 0, recomputation = c->backward ? 7.0 / 5 : 1; /* dQ recomputes the scores */
     /* Blocks of BLOCK_QUERIES, about the size of forward tiles; `waves`: total time in units of a block's time. */
     double blocks = (double)(c->batches * c->heads * divide_up(c->queries, BLOCK_QUERIES));
     double waves = blocks > 0 ? (double)divide_up((int64_t)blocks, cuda->multiprocessors) / blocks : 0;
     for (int i = 0; i < node->operand_count; i++)
         bytes += (double)tensor_own_bytes(c->graph->values[node->operands[i]].tensor);
     double moving = bytes / ((double)cuda->bandwidth * MEMORY_EFFICIENCY);
-    double multiplying = attention_predict_flops(c, op_flops(node->op) * attention_seen_share(c) * again);
+    double multiplying = attention_predict_flops(c, op_flops(node->op) * attention_visible_fraction(c) * recomputation);
     if (dtype_is_fp8((weftDataType_t)c->a->q->type))
         multiplying *= FP8_COST;
     /* the backward pass computes scores twice */
     double scores = (double)(c->batches * c->heads * c->queries) * (double)c->keys * (c->backward ? 2 : 1);
-    multiplying += predict_terms(c, scores * attention_seen_share(c));
+    multiplying += predict_terms(c, scores * attention_visible_fraction(c));
     double starting = blocks * (c->backward ? BACKWARD_BLOCK_SECONDS : BLOCK_SECONDS);
     double computing = (multiplying * cuda->multiprocessors + starting) * waves;
     /* other kernels of the step */

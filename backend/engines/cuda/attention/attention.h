@@ -14,7 +14,7 @@ struct attention_arithmetic {
     const char *staged_name, *sum_name;
     int bytes, sum_bytes;
     bool is_mma;
-    int most_columns; /* columns of results that a block can accumulate in registers */
+    int max_columns; /* columns of results that a block can accumulate in registers */
     const char *doc;
 };
 
@@ -37,7 +37,7 @@ struct cuda_attention {
    memory, including the one being multiplied. */
 struct attention_tile {
     int warps, m_tiles, columns, stages;
-    bool is_held; /* resident rows stay in registers */
+    bool in_registers; /* resident rows stay in registers */
 };
 
 /* Analyses a region of one sdpa_fwd or sdpa_bwd whose tensors kernels can access. */
@@ -48,7 +48,7 @@ weftStatus_t attention_analyse(struct cuda_attention *c, const struct region *re
 bool attention_is_rich(const struct cuda_attention *c, int parts);
 
 /* Fraction of the scores that are in tiles which a block processes; bounds hide the others. */
-double attention_seen_share(const struct cuda_attention *c);
+double attention_visible_fraction(const struct cuda_attention *c);
 /* Granularity of an operand's scales; kernels use these values. */
 enum { ATTENTION_SCALES_NONE, ATTENTION_SCALES_HEAD, ATTENTION_SCALES_ROWS, ATTENTION_SCALES_BLOCKS };
 int attention_query_scales(const struct cuda_attention *c, bool is_packed);
@@ -67,7 +67,7 @@ bool attention_is_ragged(const struct cuda_attention *c);
 bool attention_has_ragged_rows(const struct cuda_attention *c);
 
 /* Columns of results that a block can accumulate in registers. */
-int attention_most_columns(const struct cuda_attention *c, int parts);
+int attention_max_columns(const struct cuda_attention *c, int parts);
 
 /* True if an output is present and used. */
 bool attention_wants(const struct cuda_attention *c, const struct tensor *output);
@@ -80,7 +80,7 @@ struct attention_depth {
 struct attention_depth attention_depth_of(int64_t depth, int most);
 
 /* Fails because the device has less shared memory than the smallest tile requires. */
-weftStatus_t attention_refuse(const struct cuda_attention *c, int64_t shared_bytes);
+weftStatus_t attention_decline(const struct cuda_attention *c, int64_t shared_bytes);
 
 /* Sets a kernel's grid, or fails if the number of blocks exceeds the limit. */
 weftStatus_t attention_grid(struct cuda_kernel *kernel, const struct cuda_attention *c, int64_t blocks, int warps);

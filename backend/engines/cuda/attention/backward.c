@@ -6,11 +6,11 @@
 
 #include <stdio.h>
 
-/* Tiles, best first, for results, and rows in registers, of up to `most_columns` columns in total. is_lean: registers
+/* Tiles, best first, for results, and rows in registers, of up to `max_columns` columns in total. is_lean: registers
    suffice only without the features of attention_is_rich. */
 static const struct {
     bool is_mma, is_lean;
-    int most_columns;
+    int max_columns;
     struct attention_tile tile;
 } tiles[] = {
     {true, true, 96, {4, 2, 32, 2, false}},    {true, true, 128, {4, 1, 64, 2, true}},
@@ -28,10 +28,10 @@ enum { ROW_WARPS = 4, SINK_WARPS = 8 };
 /* One launch of attention_bwd or attention_bwd_bias. kv_resident: whether K and V are resident while the other side is
    streamed. dqk: dK or dQ, as wide as the depth; dv: dV, as wide as the values. */
 struct pass {
-    bool own_is_key, makes_first, makes_second, is_bias, is_sliced;
+    bool kv_resident, has_dqk, has_dv, is_bias, is_sliced;
     int64_t operand; /* is_bias: index of the score modifier operand whose gradient is computed; -1: the bias */
-    const struct tensor *first, *second;
-    bool notes_ds;                             /* computes the amax of the gradient of Q K^T */
+    const struct tensor *dqk, *dv;
+    bool tracks_ds;                            /* computes the amax of the gradient of Q K^T */
     struct attention_depth depth, value_depth; /* with the chunks in which results are computed and slices are loaded */
     const struct attention_tile *tile;
     int64_t shared_bytes;
@@ -39,7 +39,7 @@ struct pass {
 };
 
 /* Columns of a depth that are in shared memory at once. */
-static int64_t held_columns(const struct pass *p, const struct attention_depth *depth) {
+static int64_t columns_in_smem(const struct pass *p, const struct attention_depth *depth) {
     return p->is_sliced ? depth->chunk : depth->padded;
 }
 
@@ -48,14 +48,14 @@ static int64_t held_columns(const struct pass *p, const struct attention_depth *
 static int64_t shared_bytes(const struct cuda_attention *c, const struct pass *p, const struct attention_tile *t) {
     int64_t bytes = c->arithmetic->bytes, sum = c->arithmetic->sum_bytes, pad = 16 / bytes;
     int64_t rows = t->warps * t->m_tiles * 16;
-    int64_t depth = held_columns(p, &p->depth) + pad, value_depth = held_columns(p, &p->value_depth) + pad;
-    int64_t passing = t->columns * (depth + value_depth) * bytes + (p->own_is_key ? 2 * t->columns * sum : 32);
+    int64_t depth = columns_in_smem(p, &p->depth) + pad, value_depth = columns_in_smem(p, &p->value_depth) + pad;
+    int64_t streamed = t->columns * (depth + value_depth) * bytes + (p->kv_resident ? 2 * t->columns * sum : 32);
     int64_t slice = p->is_sliced ? t->columns * max64(depth, value_depth) : pad;
-    int64_t owned = (rows * depth + (p->makes_first ? rows * value_depth : pad) + slice) * bytes;
+    int64_t resident = (rows * depth + (p->has_dqk ? rows * value_depth : pad) + slice) * bytes;
     if (p->is_bias)
-        return passing + owned + rows * (t->columns + 1) * sum;
+        return streamed + resident + rows * (t->columns + 1) * sum;
     int64_t weights = c->arithmetic->is_mma ? pad : rows * (t->columns + pad);
-    return t->stages * passing + owned + weights * bytes + t->stages * t->columns * 4;
+    return t->stages * streamed + resident + weights * bytes + t->stages * t->columns * 4;
 }
 
 /* True for a FLOAT result of 16-bit MMAs: its operands have two parts, the second of which is the rounding error of the
@@ -68,21 +68,20 @@ static bool is_wide(const struct cuda_attention *c, const struct tensor *tensor)
    memory latency. Columns that a block accumulates in registers must fit the tile; other columns may be whole in shared
    memory. */
 static bool choose_tile(struct pass *p, const struct cuda_attention *c, bool is_sliced) {
-    int limit = attention_most_columns(c, p->parts), widest = is_sliced ? c->arithmetic->most_columns : INT32_MAX;
-    bool sums_first = p->makes_first && !p->is_bias;
+    int limit = attention_max_columns(c, p->parts), widest = is_sliced ? c->arithmetic->max_columns : INT32_MAX;
+    bool sums_first = p->has_dqk && !p->is_bias;
     p->is_sliced = is_sliced;
     p->depth = attention_depth_of(c->depth, sums_first ? limit : widest);
-    p->value_depth = attention_depth_of(c->value_depth, p->makes_second ? limit : widest);
-    int64_t columns = (sums_first ? p->depth.chunk : 0) + (p->makes_second ? p->value_depth.chunk : 0);
+    p->value_depth = attention_depth_of(c->value_depth, p->has_dv ? limit : widest);
+    int64_t columns = (sums_first ? p->depth.chunk : 0) + (p->has_dv ? p->value_depth.chunk : 0);
     for (size_t i = 0; i < sizeof tiles / sizeof *tiles; i++) {
         const struct attention_tile *t = &tiles[i].tile;
         bool has_no_registers = tiles[i].is_lean && (p->is_bias || attention_is_rich(c, p->parts));
-        int64_t held = t->is_held ? p->depth.padded + p->value_depth.padded : 0;
-        if (tiles[i].is_mma != c->arithmetic->is_mma || has_no_registers ||
-            max64(columns, held) > tiles[i].most_columns)
+        int64_t held = t->in_registers ? p->depth.padded + p->value_depth.padded : 0;
+        if (tiles[i].is_mma != c->arithmetic->is_mma || has_no_registers || max64(columns, held) > tiles[i].max_columns)
             continue;
         /* slices cannot stay in registers; whole rows require more than one warp, see above */
-        if (is_sliced ? t->is_held : t->warps == 1)
+        if (is_sliced ? t->in_registers : t->warps == 1)
             continue;
         p->tile = t;
         p->shared_bytes = shared_bytes(c, p, p->tile);
@@ -99,9 +98,9 @@ static bool has_copies(const struct cuda_attention *c) {
 
 /* Separate copies only fit next to the operands of the scores in slices. */
 static weftStatus_t plan_pass(struct pass *p, const struct cuda_attention *c) {
-    p->parts = !p->is_bias && (is_wide(c, p->first) || is_wide(c, p->second)) ? 2 : 1;
+    p->parts = !p->is_bias && (is_wide(c, p->dqk) || is_wide(c, p->dv)) ? 2 : 1;
     bool found = ((p->is_bias || !has_copies(c)) && choose_tile(p, c, false)) || choose_tile(p, c, true);
-    return found ? WEFT_STATUS_SUCCESS : attention_refuse(c, p->shared_bytes);
+    return found ? WEFT_STATUS_SUCCESS : attention_decline(c, p->shared_bytes);
 }
 
 enum { PASSES_MAX = 4 + SCORE_MODIFIER_GRADIENTS_MAX };
@@ -109,22 +108,21 @@ enum { PASSES_MAX = 4 + SCORE_MODIFIER_GRADIENTS_MAX };
 /* Adds the passes for gradients of the bias and of the score modifier's operands. */
 static void add_biases(struct pass passes[PASSES_MAX], int *count, const struct cuda_attention *c) {
     if (attention_wants(c, c->backward->dbias))
-        passes[(*count)++] =
-            (struct pass){.makes_first = true, .is_bias = true, .operand = -1, .first = c->backward->dbias};
+        passes[(*count)++] = (struct pass){.has_dqk = true, .is_bias = true, .operand = -1, .dqk = c->backward->dbias};
     for (int64_t i = 0; i < c->a->modifier.gradients.count; i++)
         if (attention_wants(c, c->a->modifier.gradients.tensors[i]))
             passes[(*count)++] = (struct pass){
-                .makes_first = true, .is_bias = true, .operand = i, .first = c->a->modifier.gradients.tensors[i]};
+                .has_dqk = true, .is_bias = true, .operand = i, .dqk = c->a->modifier.gradients.tensors[i]};
 }
 
 /* The first pass that computes the gradient of Q K^T also computes its amax. */
-static weftStatus_t note_ds(struct pass *passes, int count, const struct cuda_attention *c) {
+static weftStatus_t track_ds(struct pass *passes, int count, const struct cuda_attention *c) {
     for (int i = 0; i < count; i++)
-        if (passes[i].makes_first) {
-            passes[i].notes_ds = true;
+        if (passes[i].has_dqk) {
+            passes[i].tracks_ds = true;
             return WEFT_STATUS_SUCCESS;
         }
-    FAIL(WEFT_STATUS_NOT_SUPPORTED, "%s: amax_dP is wanted, and neither dQ nor dK; the reference family takes it.",
+    FAIL(WEFT_STATUS_NOT_SUPPORTED, "%s: amax_dP is requested without dQ and dK; the reference family handles it.",
          descriptor_label(region_node(c->region, 0)->op));
 }
 
@@ -135,20 +133,20 @@ static weftStatus_t plan_backward(struct pass passes[PASSES_MAX], int *count, co
     bool wants_k = attention_wants(c, op->dk), wants_v = attention_wants(c, op->dv);
     int64_t both = round_up(max64(c->depth, 1), 16) + round_up(max64(c->value_depth, 1), 16);
     int parts = is_wide(c, op->dk) || is_wide(c, op->dv) ? 2 : 1;
-    bool is_together = wants_k && wants_v && c->key_heads == c->value_heads && both <= attention_most_columns(c, parts);
+    bool is_together = wants_k && wants_v && c->key_heads == c->value_heads && both <= attention_max_columns(c, parts);
     *count = 0;
     if (wants_k)
-        passes[(*count)++] = (struct pass){.own_is_key = true,
-                                           .makes_first = true,
-                                           .makes_second = is_together,
-                                           .first = op->dk,
-                                           .second = is_together ? op->dv : NULL};
+        passes[(*count)++] = (struct pass){.kv_resident = true,
+                                           .has_dqk = true,
+                                           .has_dv = is_together,
+                                           .dqk = op->dk,
+                                           .dv = is_together ? op->dv : NULL};
     if (wants_v && !is_together)
-        passes[(*count)++] = (struct pass){.own_is_key = true, .makes_second = true, .second = op->dv};
+        passes[(*count)++] = (struct pass){.kv_resident = true, .has_dv = true, .dv = op->dv};
     if (attention_wants(c, op->dq))
-        passes[(*count)++] = (struct pass){.makes_first = true, .first = op->dq};
+        passes[(*count)++] = (struct pass){.has_dqk = true, .dqk = op->dq};
     if (attention_wants(c, op->amax_dp))
-        TRY(note_ds(passes, *count, c));
+        TRY(track_ds(passes, *count, c));
     add_biases(passes, count, c);
     for (int i = 0; i < *count; i++)
         TRY(plan_pass(&passes[i], c));
@@ -190,8 +188,8 @@ static void emit_numbers(struct kernel_source *source, const struct cuda_attenti
 }
 
 /* Emits the scales of an operand that multiply its elements as they are loaded. */
-static void emit_loaded(struct kernel_source *source, const struct cuda_attention *c, const struct tensor *scales,
-                        const struct tensor *operand, const char *name) {
+static void emit_element_scales(struct kernel_source *source, const struct cuda_attention *c,
+                                const struct tensor *scales, const struct tensor *operand, const char *name) {
     attention_emit_element_scales(source, c, is_one(scales) ? NULL : scales, operand, name);
 }
 
@@ -219,8 +217,8 @@ static weftStatus_t build_rows(struct step *step, const struct cuda_attention *c
     attention_emit_tensor(&source, c, op->stats, "stats", NULL);
     emit_numbers(&source, c, scales, 2);
     emit_product(&source, "dot_descale", scales, 2);
-    emit_loaded(&source, c, op->descale_o, op->o, "o");
-    emit_loaded(&source, c, descale_do, d_o, "d_o");
+    emit_element_scales(&source, c, op->descale_o, op->o, "o");
+    emit_element_scales(&source, c, descale_do, d_o, "d_o");
     step->workspace_bytes = c->rows_at + emit_rows(&source, c);
     TRY(kernel_finish(&source, kernel, "attention/backward_rows.cuh", "attention_bwd_rows", arena));
     return attention_grid(kernel, c, divide_up(c->lines, ROW_WARPS), ROW_WARPS);
@@ -241,17 +239,17 @@ static void emit_operands(struct kernel_source *source, const struct cuda_attent
     emit_constant(source, "HAS_DP_DESCALE", is_one(c->a->descale_v) || is_one(op->descale_do));
     emit_product(source, "score_descale", scales, 2);
     emit_product(source, "dp_descale", scales + 2, 2);
-    emit_loaded(source, c, c->a->descale_q, c->a->q, "q");
-    emit_loaded(source, c, c->a->descale_k, c->a->k, "k");
-    emit_loaded(source, c, c->a->descale_v, c->a->v, "v");
-    emit_loaded(source, c, op->descale_do, op->d_o, "d_o");
+    emit_element_scales(source, c, c->a->descale_q, c->a->q, "q");
+    emit_element_scales(source, c, c->a->descale_k, c->a->k, "k");
+    emit_element_scales(source, c, c->a->descale_v, c->a->v, "v");
+    emit_element_scales(source, c, op->descale_do, op->d_o, "d_o");
 }
 
 /* Operands that are given a second time for the gradients; absent ones are never referenced. */
 static void emit_copies(struct kernel_source *source, const struct cuda_attention *c) {
     const struct sdpa_bwd_op *op = c->backward;
     const struct {
-        const struct tensor *tensor, *scales, *first;
+        const struct tensor *tensor, *scales, *original;
         const char *name, *flag, *run;
     } copies[] = {{op->q_t, op->descale_q_t, c->a->q, "q_t", "HAS_Q_T", "Q_T_RUN"},
                   {op->k_t, op->descale_k_t, c->a->k, "k_t", "HAS_K_T", "K_T_RUN"},
@@ -259,11 +257,11 @@ static void emit_copies(struct kernel_source *source, const struct cuda_attentio
     for (size_t i = 0; i < sizeof copies / sizeof *copies; i++) {
         emit_constant(source, copies[i].flag, copies[i].tensor != NULL);
         if (!copies[i].tensor) {
-            emit_constant(source, copies[i].run, attention_run(copies[i].first));
+            emit_constant(source, copies[i].run, attention_run(copies[i].original));
             continue;
         }
         attention_emit_operand(source, c, copies[i].tensor, copies[i].name, copies[i].run);
-        emit_loaded(source, c, copies[i].scales, copies[i].tensor, copies[i].name);
+        emit_element_scales(source, c, copies[i].scales, copies[i].tensor, copies[i].name);
     }
 }
 
@@ -271,23 +269,23 @@ static void emit_copies(struct kernel_source *source, const struct cuda_attentio
 static void emit_pass(struct kernel_source *source, const struct cuda_attention *c, const struct pass *p) {
     attention_emit_scores(source, c);
     attention_emit_tile(source, p->tile, "COLUMNS", p->shared_bytes);
-    emit_constant(source, "OWN_IS_KEY", p->own_is_key);
+    emit_constant(source, "KV_RESIDENT", p->kv_resident);
     emit_constant(source, "IS_SLICED", p->is_sliced);
-    emit_constant(source, "DEPTH", held_columns(p, &p->depth));
-    emit_constant(source, "VALUE_DEPTH", held_columns(p, &p->value_depth));
-    emit_constant(source, "FIRST", p->depth.chunk);
-    emit_constant(source, "SECOND", p->value_depth.chunk);
+    emit_constant(source, "DEPTH", columns_in_smem(p, &p->depth));
+    emit_constant(source, "VALUE_DEPTH", columns_in_smem(p, &p->value_depth));
+    emit_constant(source, "DQK", p->depth.chunk);
+    emit_constant(source, "DV", p->value_depth.chunk);
     emit_constant(source, "PARTS", p->parts);
     emit_operands(source, c);
     emit_copies(source, c);
-    emit_number(source, c->heads / max64(c->key_heads, 1), "key_share");
-    emit_number(source, c->heads / max64(c->value_heads, 1), "value_share");
+    emit_number(source, c->heads / max64(c->key_heads, 1), "k_group_size");
+    emit_number(source, c->heads / max64(c->value_heads, 1), "v_group_size");
     emit_rows(source, c);
 }
 
 /* Emits the storage type NAME of an operand of gradients; sum_t if it is not rounded. */
-static void emit_factor_type(struct kernel_source *source, const struct tensor *scale, const struct tensor *like,
-                             const char *name) {
+static void emit_operand_type(struct kernel_source *source, const struct tensor *scale, const struct tensor *like,
+                              const char *name) {
     int32_t type = attention_factor_type(scale, like);
     if (type == TENSOR_NO_TYPE)
         text_add(&source->constants, "using %s = sum_t;\n", name);
@@ -296,26 +294,26 @@ static void emit_factor_type(struct kernel_source *source, const struct tensor *
 }
 
 /* The scales of an operand of a gradient: those of the copy if there is one, otherwise those of the original. */
-static struct numbers scales_of_factor(const struct tensor *again, struct numbers of_again, struct numbers of_first) {
-    return again ? of_again : of_first;
+static struct numbers scales_of_operand(const struct tensor *copy, struct numbers of_copy, struct numbers of_original) {
+    return copy ? of_copy : of_original;
 }
 
 /* Emits the factors of a pass's results: each scale that is a single number. */
 static void emit_result_descales(struct kernel_source *source, const struct cuda_attention *c, const struct pass *p) {
     const struct sdpa_bwd_op *op = c->backward;
-    const struct tensor *first_again = p->own_is_key ? op->q_t : op->k_t;
-    struct numbers first = p->own_is_key ? scales_of_factor(op->q_t, (struct numbers){op->descale_q_t, "descale_q_t"},
+    const struct tensor *qk_copy = p->kv_resident ? op->q_t : op->k_t;
+    struct numbers dqk = p->kv_resident ? scales_of_operand(op->q_t, (struct numbers){op->descale_q_t, "descale_q_t"},
                                                             (struct numbers){c->a->descale_q, "descale_q"})
-                                         : scales_of_factor(op->k_t, (struct numbers){op->descale_k_t, "descale_k_t"},
+                                        : scales_of_operand(op->k_t, (struct numbers){op->descale_k_t, "descale_k_t"},
                                                             (struct numbers){c->a->descale_k, "descale_k"});
-    struct numbers second = scales_of_factor(op->do_t, (struct numbers){op->descale_do_t, "descale_d_o_t"},
-                                             (struct numbers){op->descale_do, "descale_d_o"});
-    const struct numbers own[] = {{op->descale_dp, "descale_dp"}, {op->descale_s, "descale_s"}};
-    emit_numbers(source, c, own, 2);
-    emit_numbers(source, c, &first, first_again != NULL); /* those of the original operand already have fields */
-    emit_numbers(source, c, &second, op->do_t != NULL);
-    emit_product(source, "first_descale", (const struct numbers[]){first, own[0]}, 2);
-    emit_product(source, "second_descale", (const struct numbers[]){second, own[1]}, 2);
+    struct numbers dv = scales_of_operand(op->do_t, (struct numbers){op->descale_do_t, "descale_d_o_t"},
+                                          (struct numbers){op->descale_do, "descale_d_o"});
+    const struct numbers descales[] = {{op->descale_dp, "descale_dp"}, {op->descale_s, "descale_s"}};
+    emit_numbers(source, c, descales, 2);
+    emit_numbers(source, c, &dqk, qk_copy != NULL); /* those of the original operand already have fields */
+    emit_numbers(source, c, &dv, op->do_t != NULL);
+    emit_product(source, "dqk_descale", (const struct numbers[]){dqk, descales[0]}, 2);
+    emit_product(source, "dv_descale", (const struct numbers[]){dv, descales[1]}, 2);
 }
 
 /* Emits the scales of P and dS as operands, and of the stored results. */
@@ -323,39 +321,39 @@ static void emit_result_scales(struct kernel_source *source, const struct cuda_a
     const struct sdpa_bwd_op *op = c->backward;
     const struct numbers scales[] = {{op->scale_s, "scale_s"},
                                      {op->scale_dp, "scale_dp"},
-                                     {p->own_is_key ? op->scale_dk : op->scale_dq, "scale_first"},
-                                     {op->scale_dv, "scale_second"}};
+                                     {p->kv_resident ? op->scale_dk : op->scale_dq, "scale_dqk"},
+                                     {op->scale_dv, "scale_dv"}};
     emit_numbers(source, c, scales, 4);
-    emit_product(source, "weight_scale", &scales[0], 1);
+    emit_product(source, "p_scale", &scales[0], 1);
     emit_product(source, "ds_scale", &scales[1], 1);
-    emit_product(source, "first_scale", &scales[2], 1);
-    emit_product(source, "second_scale", &scales[3], 1);
-    emit_constant(source, "HAS_WEIGHT_SCALE", op->scale_s != NULL);
+    emit_product(source, "dqk_scale", &scales[2], 1);
+    emit_product(source, "dv_scale", &scales[3], 1);
+    emit_constant(source, "HAS_P_SCALE", op->scale_s != NULL);
     emit_constant(source, "HAS_DS_SCALE", op->scale_dp != NULL);
-    emit_factor_type(source, op->scale_s, c->a->q, "weight_factor_t");
-    emit_factor_type(source, op->scale_dp, op->d_o, "ds_factor_t");
+    emit_operand_type(source, op->scale_s, c->a->q, "p_operand_t");
+    emit_operand_type(source, op->scale_dp, op->d_o, "ds_operand_t");
 }
 
 /* Emits the amax outputs of a pass. */
-static void emit_largest(struct kernel_source *source, const struct cuda_attention *c, const struct pass *p) {
+static void emit_amax(struct kernel_source *source, const struct cuda_attention *c, const struct pass *p) {
     const struct sdpa_bwd_op *op = c->backward;
-    const struct tensor *first = p->own_is_key ? op->amax_dk : op->amax_dq;
-    bool has_first = p->makes_first && attention_wants(c, first);
-    bool has_second = p->makes_second && attention_wants(c, op->amax_dv);
-    attention_emit_scale(source, c, has_first ? first : NULL, "amax_first", "HAS_AMAX_FIRST");
-    attention_emit_scale(source, c, has_second ? op->amax_dv : NULL, "amax_second", "HAS_AMAX_SECOND");
-    attention_emit_scale(source, c, p->notes_ds ? op->amax_dp : NULL, "amax_ds", "HAS_AMAX_DS");
+    const struct tensor *dqk = p->kv_resident ? op->amax_dk : op->amax_dq;
+    bool has_amax_dqk = p->has_dqk && attention_wants(c, dqk);
+    bool has_amax_dv = p->has_dv && attention_wants(c, op->amax_dv);
+    attention_emit_scale(source, c, has_amax_dqk ? dqk : NULL, "amax_dqk", "HAS_AMAX_DQK");
+    attention_emit_scale(source, c, has_amax_dv ? op->amax_dv : NULL, "amax_dv", "HAS_AMAX_DV");
+    attention_emit_scale(source, c, p->tracks_ds ? op->amax_dp : NULL, "amax_ds", "HAS_AMAX_DS");
 }
 
 /* chunks: blocks that share rows and compute different columns of the gradients. */
 static weftStatus_t build_pass(const struct cuda_attention *c, const struct pass *p, struct cuda_step *state,
                                struct arena *arena) {
-    int64_t own_heads = !p->own_is_key ? c->heads : p->makes_first ? c->key_heads : c->value_heads;
-    int64_t extent = p->own_is_key ? c->keys : c->queries, rows = p->tile->warps * p->tile->m_tiles * 16;
-    int64_t chunks = p->makes_first ? p->depth.chunks : p->value_depth.chunks;
-    if (p->makes_second && p->value_depth.chunks > chunks)
+    int64_t resident_heads = !p->kv_resident ? c->heads : p->has_dqk ? c->key_heads : c->value_heads;
+    int64_t extent = p->kv_resident ? c->keys : c->queries, rows = p->tile->warps * p->tile->m_tiles * 16;
+    int64_t chunks = p->has_dqk ? p->depth.chunks : p->value_depth.chunks;
+    if (p->has_dv && p->value_depth.chunks > chunks)
         chunks = p->value_depth.chunks;
-    int64_t blocks = c->batches * own_heads * divide_up(extent, rows) * chunks;
+    int64_t blocks = c->batches * resident_heads * divide_up(extent, rows) * chunks;
     if (!blocks)
         return WEFT_STATUS_SUCCESS;
     struct kernel_source source;
@@ -363,14 +361,14 @@ static weftStatus_t build_pass(const struct cuda_attention *c, const struct pass
     emit_pass(&source, c, p);
     emit_result_descales(&source, c, p);
     emit_result_scales(&source, c, p);
-    emit_largest(&source, c, p);
+    emit_amax(&source, c, p);
     attention_emit_modifier_gradient(&source, c);
-    attention_emit_wanted(&source, c, p->first, "first", "MAKES_FIRST");
-    attention_emit_wanted(&source, c, p->second, "second", "MAKES_SECOND");
-    emit_constant(&source, "FIRST_IS_PAIR", p->first && attention_run(p->first) % 2 == 0);
-    emit_constant(&source, "SECOND_IS_PAIR", p->second && attention_run(p->second) % 2 == 0);
-    emit_number(&source, own_heads, "own_heads");
-    emit_number(&source, c->heads / max64(own_heads, 1), "own_share");
+    attention_emit_wanted(&source, c, p->dqk, "dqk", "HAS_DQK");
+    attention_emit_wanted(&source, c, p->dv, "dv", "HAS_DV");
+    emit_constant(&source, "DQK_IS_PAIR", p->dqk && attention_run(p->dqk) % 2 == 0);
+    emit_constant(&source, "DV_IS_PAIR", p->dv && attention_run(p->dv) % 2 == 0);
+    emit_number(&source, resident_heads, "resident_heads");
+    emit_number(&source, c->heads / max64(resident_heads, 1), "resident_group_size");
     emit_number(&source, divide_up(extent, rows), "tiles");
     emit_number(&source, chunks, "chunks");
     struct cuda_kernel *kernel = &state->kernels[state->count++];
@@ -393,16 +391,16 @@ static struct tensor as_scores(const struct tensor *tensor) {
    loop. */
 static void emit_bias(struct kernel_source *source, const struct cuda_attention *c, const struct pass *p) {
     static const char *const axes[] = {"batch", "head", "query", "key"};
-    struct tensor bias = as_scores(p->first);
+    struct tensor bias = as_scores(p->dqk);
     emit_type(source, "dbias_t", (weftDataType_t)bias.type);
-    emit_pointer(source, (weftDataType_t)bias.type, graph_find_value(c->graph, p->first), 0, "dbias");
+    emit_pointer(source, (weftDataType_t)bias.type, graph_find_value(c->graph, p->dqk), 0, "dbias");
     for (int i = 0; i < 4; i++) {
         char field[32];
         snprintf(field, sizeof field, "dbias_%s", axes[i]);
         emit_number(source, bias.dims.at[i] == 1 ? 0 : bias.strides.at[i], field);
     }
-    emit_constant(source, "MAKES_FIRST", 1);
-    emit_constant(source, "MAKES_SECOND", 0);
+    emit_constant(source, "HAS_DQK", 1);
+    emit_constant(source, "HAS_DV", 0);
     emit_constant(source, "IS_OPERAND", p->operand >= 0);
     emit_constant(source, "ONE_QUERY", bias.dims.at[2] == 1);
     emit_constant(source, "ONE_KEY", bias.dims.at[3] == 1);
@@ -416,7 +414,7 @@ static void emit_bias(struct kernel_source *source, const struct cuda_attention 
    atomics are needed. */
 static weftStatus_t build_bias(const struct cuda_attention *c, const struct pass *p, struct cuda_step *state,
                                struct arena *arena) {
-    struct tensor bias = as_scores(p->first);
+    struct tensor bias = as_scores(p->dqk);
     int64_t rows = p->tile->warps * p->tile->m_tiles * 16;
     int64_t query_tiles = divide_up(bias.dims.at[2], rows), key_tiles = divide_up(bias.dims.at[3], p->tile->columns);
     int64_t blocks = bias.dims.at[0] * bias.dims.at[1] * query_tiles * key_tiles;
@@ -493,15 +491,15 @@ double attention_backward_predict_biases(const struct cuda_attention *c) {
 /* Uses a copy of the analysis, whose statistics follow the caller's part of the workspace. */
 weftStatus_t attention_backward_build_biases(struct step *step, const struct cuda_attention *c, int64_t workspace_at,
                                              struct cuda_step *state, struct arena *arena) {
-    struct cuda_attention behind = *c;
+    struct cuda_attention after = *c;
     struct pass passes[PASSES_MAX];
     int count = 0;
-    behind.rows_at = workspace_at;
-    add_biases(passes, &count, &behind);
-    TRY(build_rows(step, &behind, &state->kernels[state->count++], arena));
+    after.rows_at = workspace_at;
+    add_biases(passes, &count, &after);
+    TRY(build_rows(step, &after, &state->kernels[state->count++], arena));
     for (int i = 0; i < count; i++) {
-        TRY(plan_pass(&passes[i], &behind));
-        TRY(build_bias(&behind, &passes[i], state, arena));
+        TRY(plan_pass(&passes[i], &after));
+        TRY(build_bias(&after, &passes[i], state, arena));
     }
     return WEFT_STATUS_SUCCESS;
 }

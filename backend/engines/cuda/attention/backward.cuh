@@ -26,19 +26,18 @@
 #include "attention/gradient.cuh"
 #include "attention/amax.cuh"
 
-static_assert(DEPTH % FIRST == 0 && (!MAKES_SECOND || VALUE_DEPTH % SECOND == 0),
-              "a block makes whole columns of a tile");
+static_assert(DEPTH % DQK == 0 && (!HAS_DV || VALUE_DEPTH % DV == 0), "a block computes whole columns of a tile");
 
 struct alignas(16) memory {
-    passing stages[STAGES];
-    owned own;
-    staged_t weights[tiles::NEEDS_SCRATCH ? ROWS * (COLUMNS + PAD) : PAD];
+    streamed_tile stages[STAGES];
+    resident_tile resident;
+    staged_t p[tiles::NEEDS_SCRATCH ? ROWS * (COLUMNS + PAD) : PAD];
     int non_finite[STAGES][COLUMNS];
 };
-static_assert(sizeof(memory) == SHARED_BYTES, "the host asks for as much");
+static_assert(sizeof(memory) == SHARED_BYTES, "must agree with the host");
 
 struct position {
-    i64 batch, own_head;
+    i64 batch, resident_head;
     int first, chunk;
 };
 
@@ -48,83 +47,82 @@ template <class P> DEVICE position locate(const P &a) {
     at.chunk = (int)(unit % a.chunks), unit /= a.chunks;
     const int tile = (int)(unit % a.tiles);
     unit /= a.tiles;
-    at.first = (OWN_IS_KEY ? tile : (int)a.tiles - 1 - tile) * ROWS; /* tiles with most visible pairs first, if causal
-                                                                        */
-    at.own_head = unit % a.own_heads, at.batch = unit / a.own_heads;
+    at.first = (KV_RESIDENT ? tile : (int)a.tiles - 1 - tile) * ROWS; /* tiles with most visible pairs first, if
+                                                                         causal */
+    at.resident_head = unit % a.resident_heads, at.batch = unit / a.resident_heads;
     return at;
 }
 
 /* Accumulators of a thread: gradients of its rows. */
 struct gradients {
-    sum_t first[M_TILES][FIRST / 8][4], second[M_TILES][SECOND / 8][4];
+    sum_t dqk[M_TILES][DQK / 8][4], dv[M_TILES][DV / 8][4];
 };
 
 /* The largest magnitudes that this thread computed. */
 struct largest {
-    sum_t first, second, ds;
+    sum_t dqk, dv, ds;
     template <class P> DEVICE void store(const P &a) const {
-        if constexpr (HAS_AMAX_FIRST)
-            raise_largest(a.amax_first, (float)first);
-        if constexpr (HAS_AMAX_SECOND)
-            raise_largest(a.amax_second, (float)second);
+        if constexpr (HAS_AMAX_DQK)
+            raise_amax(a.amax_dqk, (float)dqk);
+        if constexpr (HAS_AMAX_DV)
+            raise_amax(a.amax_dv, (float)dv);
         if constexpr (HAS_AMAX_DS)
-            raise_largest(a.amax_ds, (float)(ds * fabs(scale_of(a))));
+            raise_amax(a.amax_ds, (float)(ds * fabs(scale_of(a))));
     }
 };
 
 /* Stores two adjacent elements of a gradient's row times `scale`; the amax is of the unscaled values. */
 template <bool IS_PAIR, bool HAS_AMAX, class T>
-DEVICE void store_gradient(T *row, i64 step, int column, int columns, sum_t x, sum_t y, sum_t scale, sum_t &most) {
+DEVICE void store_gradient(T *row, i64 step, int column, int columns, sum_t x, sum_t y, sum_t scale,
+                           sum_t &amax_value) {
     if constexpr (HAS_AMAX)
-        most = fmax(most, fmax(fabs(x), fabs(y)));
+        amax_value = fmax(amax_value, fmax(fabs(x), fabs(y)));
     store_two<IS_PAIR>(row, step, column, columns, x * scale, y * scale);
 }
 
 template <class P>
-DEVICE void store_gradients(const P &a, const position &at, const lengths &used, const gradients &made, int first,
+DEVICE void store_gradients(const P &a, const position &at, const lengths &used, const gradients &grads, int first,
                             largest &amax) {
 #pragma unroll
     for (int m = 0; m < M_TILES; m++)
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             const int row = first + 16 * m + lane() / 4 + 8 * h;
-            if (row >= (OWN_IS_KEY ? a.keys : a.queries))
+            if (row >= (KV_RESIDENT ? a.keys : a.queries))
                 continue;
-            const bool is_used = row < own_in_use(used); /* ragged rows past the end belong to other entries */
-            if constexpr (MAKES_FIRST)
-                if (is_used || !is_ragged(a.first_batch)) {
-                    const sum_t scale = (HAS_DS_SCALE ? (sum_t)1 : scale_of(a)) * first_descale(a);
-                    first_t *to = a.first + at.batch * a.first_batch + at.own_head * a.first_head + row * a.first_row;
+            const bool is_used = row < resident_in_use(used); /* ragged rows past the end belong to other entries */
+            if constexpr (HAS_DQK)
+                if (is_used || !is_ragged(a.dqk_batch)) {
+                    const sum_t scale = (HAS_DS_SCALE ? (sum_t)1 : scale_of(a)) * dqk_descale(a);
+                    dqk_t *to = a.dqk + at.batch * a.dqk_batch + at.resident_head * a.dqk_head + row * a.dqk_row;
 #pragma unroll
-                    for (int j = 0; j < FIRST / 8; j++)
-                        store_gradient<FIRST_IS_PAIR, HAS_AMAX_FIRST>(
-                            to, a.first_column, at.chunk * FIRST + tiles::result_column(j), (int)a.depth,
-                            made.first[m][j][2 * h] * scale, made.first[m][j][2 * h + 1] * scale, first_scale(a),
-                            amax.first);
+                    for (int j = 0; j < DQK / 8; j++)
+                        store_gradient<DQK_IS_PAIR, HAS_AMAX_DQK>(
+                            to, a.dqk_column, at.chunk * DQK + tiles::result_column(j), (int)a.depth,
+                            grads.dqk[m][j][2 * h] * scale, grads.dqk[m][j][2 * h + 1] * scale, dqk_scale(a), amax.dqk);
                 }
-            if constexpr (MAKES_SECOND)
-                if (is_used || !is_ragged(a.second_batch)) {
-                    const sum_t growth = (HAS_WEIGHT_SCALE ? (sum_t)1 : growth_of<sum_t>(a)) * second_descale(a);
-                    second_t *to =
-                        a.second + at.batch * a.second_batch + at.own_head * a.second_head + row * a.second_row;
+            if constexpr (HAS_DV)
+                if (is_used || !is_ragged(a.dv_batch)) {
+                    const sum_t keep_scale = (HAS_P_SCALE ? (sum_t)1 : dropout_scale_of<sum_t>(a)) * dv_descale(a);
+                    dv_t *to = a.dv + at.batch * a.dv_batch + at.resident_head * a.dv_head + row * a.dv_row;
 #pragma unroll
-                    for (int j = 0; j < SECOND / 8; j++)
-                        store_gradient<SECOND_IS_PAIR, HAS_AMAX_SECOND>(
-                            to, a.second_column, at.chunk * SECOND + tiles::result_column(j), (int)a.value_depth,
-                            made.second[m][j][2 * h] * growth, made.second[m][j][2 * h + 1] * growth, second_scale(a),
-                            amax.second);
+                    for (int j = 0; j < DV / 8; j++)
+                        store_gradient<DV_IS_PAIR, HAS_AMAX_DV>(
+                            to, a.dv_column, at.chunk * DV + tiles::result_column(j), (int)a.value_depth,
+                            grads.dv[m][j][2 * h] * keep_scale, grads.dv[m][j][2 * h + 1] * keep_scale, dv_scale(a),
+                            amax.dv);
                 }
         }
 }
 
 /* Scales and rounds P, or dS, for the gradients. */
-template <class P> DEVICE sum_t as_weight_factor(const P &a, sum_t p) {
-    if constexpr (HAS_WEIGHT_SCALE)
-        return rounded<weight_factor_t>(p * growth_of<sum_t>(a) * weight_scale(a));
+template <class P> DEVICE sum_t scale_p_operand(const P &a, sum_t p) {
+    if constexpr (HAS_P_SCALE)
+        return rounded<p_operand_t>(p * dropout_scale_of<sum_t>(a) * p_scale(a));
     else
         return p;
 }
-template <class P> DEVICE void make_ds_factors(const P &a, sum_t (&ds)[N][4], largest &amax) {
+template <class P> DEVICE void scale_ds_operands(const P &a, sum_t (&ds)[N][4], largest &amax) {
 #pragma unroll
     for (int j = 0; j < N; j++)
 #pragma unroll
@@ -132,88 +130,91 @@ template <class P> DEVICE void make_ds_factors(const P &a, sum_t (&ds)[N][4], la
             if constexpr (HAS_AMAX_DS)
                 amax.ds = fmax(amax.ds, fabs(ds[j][e]));
             if constexpr (HAS_DS_SCALE)
-                ds[j][e] = rounded<ds_factor_t>(ds[j][e] * scale_of(a) * ds_scale(a));
+                ds[j][e] = rounded<ds_operand_t>(ds[j][e] * scale_of(a) * ds_scale(a));
         }
 }
 
 /* Adds the contribution of one streamed tile. */
 template <class P>
-DEVICE void add_tile(const P &a, const position &at, const scores_of_rows &rows, passing &now, const int *non_finite,
+DEVICE void add_tile(const P &a, const position &at, const score_rows &rows, streamed_tile &now, const int *non_finite,
                      int mark, bool is_non_finite, bool is_whole, int first, staged_t *scratch,
-                     sum_t (&s)[M_TILES][N][4], sum_t (&g)[M_TILES][N][4], gradients &made, largest &amax) {
-    u32 kept[M_TILES][KEPT_WORDS];
-    typename tiles::weights<M_TILES, N, PARTS> weights;
+                     sum_t (&s)[M_TILES][N][4], sum_t (&g)[M_TILES][N][4], gradients &grads, largest &amax) {
+    u32 keep_mask[M_TILES][KEEP_WORDS];
+    typename tiles::p_operand<M_TILES, N, PARTS> p;
     scaled_products products[M_TILES];
     if constexpr (!IS_SLICED)
-        tiles::scores(s, rows.first, now.first);
+        tiles::scores(s, rows.qk, now.qk);
 #pragma unroll
     for (int m = 0; m < M_TILES; m++) {
         products[m].keep(s[m], rows.scale);
-        score_tile(a, rows.own[m], first, is_whole, rows.scale, s[m]);
+        score_tile(a, rows.resident[m], first, is_whole, rows.scale, s[m]);
         if (is_non_finite) {
             sum_t nan_or_zero[2];
             find_non_finite(non_finite, mark, s[m], nan_or_zero);
-            for (int j = 0; MAKES_FIRST && j < FIRST / 8; j++)
+            for (int j = 0; HAS_DQK && j < DQK / 8; j++)
                 for (int e = 0; e < 4; e++)
-                    made.first[m][j][e] += nan_or_zero[e / 2];
-            for (int j = 0; MAKES_SECOND && j < SECOND / 8; j++)
+                    grads.dqk[m][j][e] += nan_or_zero[e / 2];
+            for (int j = 0; HAS_DV && j < DV / 8; j++)
                 for (int e = 0; e < 4; e++)
-                    made.second[m][j][e] += nan_or_zero[e / 2];
+                    grads.dv[m][j][e] += nan_or_zero[e / 2];
         }
-        find_probabilities(rows, m, now, s[m]);
-        find_kept(a, rows, m, first, kept[m]);
+        compute_p(rows, m, now, s[m]);
+        compute_keep_mask(a, rows, m, first, keep_mask[m]);
     }
-    if constexpr (MAKES_SECOND) {
-        sum_t left[M_TILES][N][4];
+    if constexpr (HAS_DV) {
+        sum_t dropped_p[M_TILES][N][4];
 #pragma unroll
         for (int m = 0; m < M_TILES; m++)
 #pragma unroll
             for (int j = 0; j < N; j++)
 #pragma unroll
                 for (int e = 0; e < 4; e++)
-                    left[m][j][e] =
-                        as_weight_factor(a, dropped(a, rows, m, first, kept[m], j, e, s[m][j][e], s[m][j][e]));
-        weights.set(left, scratch);
-        tiles::template results<VALUE_DEPTH + PAD, SECOND>(made.second, weights,
-                                                           now.second + (IS_SLICED ? 0 : at.chunk * SECOND));
+                    dropped_p[m][j][e] =
+                        scale_p_operand(a, dropped(a, rows, m, first, keep_mask[m], j, e, s[m][j][e], s[m][j][e]));
+        p.set(dropped_p, scratch);
+        tiles::template results<VALUE_DEPTH + PAD, DV>(grads.dv, p, now.vdo + (IS_SLICED ? 0 : at.chunk * DV));
     }
-    if constexpr (MAKES_FIRST) {
+    if constexpr (HAS_DQK) {
         if constexpr (!IS_SLICED)
-            tiles::scores(g, rows.second, now.second);
+            tiles::scores(g, rows.vdo, now.vdo);
 #pragma unroll
         for (int m = 0; m < M_TILES; m++) {
-            find_score_gradients(a, rows, m, first, now, kept[m], s[m], g[m]);
-            carry_back(a, products[m], rows.own[m], first, g[m]);
-            make_ds_factors(a, g[m], amax);
+            compute_ds(a, rows, m, first, now, keep_mask[m], s[m], g[m]);
+            backpropagate(a, products[m], rows.resident[m], first, g[m]);
+            scale_ds_operands(a, g[m], amax);
         }
-        weights.set(g, scratch);
-        tiles::template results<DEPTH + PAD, FIRST>(made.first, weights,
-                                                    now.first + (IS_SLICED ? 0 : at.chunk * FIRST));
+        p.set(g, scratch);
+        tiles::template results<DEPTH + PAD, DQK>(grads.dqk, p, now.qk + (IS_SLICED ? 0 : at.chunk * DQK));
     }
 }
 
-template <class P> DEVICE void make_gradients(const P &a, memory &shared) {
+template <class P> DEVICE void compute_gradients(const P &a, memory &shared) {
     const position at = locate(a);
     const lengths used = lengths_of(a, at.batch);
-    const int extent = (int)(OWN_IS_KEY ? a.keys : a.queries), last = min(at.first + ROWS, extent);
+    const int extent = (int)(KV_RESIDENT ? a.keys : a.queries), last = min(at.first + ROWS, extent);
     const int warp_first = (int)threadIdx.x / 32 * M_TILES * 16;
-    const span others = seen_by_any(a, used, at.first, last), common = seen_by_each(a, used, at.first, last);
-    const span own = span{at.first, others.first < others.last ? max(min(last, own_in_use(used)), at.first) : at.first};
+    const span others = visible_to_any(a, used, at.first, last), common = visible_to_each(a, used, at.first, last);
+    const span resident =
+        span{at.first, others.first < others.last ? max(min(last, resident_in_use(used)), at.first) : at.first};
     const int begin = others.first / COLUMNS,
               end = others.first < others.last ? (others.last + COLUMNS - 1) / COLUMNS : begin;
-    const int each = end - begin, steps = each * (OWN_IS_KEY ? (int)a.own_share : 1);
+    const int each = end - begin, steps = each * (KV_RESIDENT ? (int)a.resident_group_size : 1);
 
-    gradients made = {};
+    gradients grads = {};
     largest amax = {};
-    scores_of_rows rows;
-    rows.start(a, shared.own, warp_first);
-    const auto head_of = [&](int step) { return OWN_IS_KEY ? at.own_head * a.own_share + step / each : at.own_head; };
+    score_rows rows;
+    rows.start(a, shared.resident, warp_first);
+    const auto head_of = [&](int step) {
+        return KV_RESIDENT ? at.resident_head * a.resident_group_size + step / each : at.resident_head;
+    };
     /* The first step from this one on whose tile is active; a tile is within one tile of the block mask. */
-    static_assert(!HAS_BLOCK_MASK || (MASK_TILE % ROWS == 0 && MASK_TILE % COLUMNS == 0), "tiles do not straddle");
-    const auto kept_from = [&](int step) {
+    static_assert(!HAS_BLOCK_MASK || (MASK_TILE % ROWS == 0 && MASK_TILE % COLUMNS == 0),
+                  "a tile is within one tile of the block mask");
+    const auto next_active = [&](int step) {
         for (; HAS_BLOCK_MASK && step < steps; step++) {
             const int other = (begin + step % each) * COLUMNS;
-            if (keeps_tile(a, at.batch, head_of(step), OWN_IS_KEY ? other : at.first, OWN_IS_KEY ? at.first : other))
+            if (is_active_tile(a, at.batch, head_of(step), KV_RESIDENT ? other : at.first,
+                               KV_RESIDENT ? at.first : other))
                 break;
         }
         return step;
@@ -221,29 +222,30 @@ template <class P> DEVICE void make_gradients(const P &a, memory &shared) {
     for (int i = threadIdx.x; i < STAGES * COLUMNS; i += THREADS)
         shared.non_finite[i / COLUMNS][i % COLUMNS] = -1;
     __syncthreads();
-    const auto bring = [&](int step, passing &to) {
-        bring_passing(a, at.batch, head_of(step), others, (begin + step % each) * COLUMNS, at.chunk, to);
+    const auto load = [&](int step, streamed_tile &to) {
+        load_streamed(a, at.batch, head_of(step), others, (begin + step % each) * COLUMNS, at.chunk, to);
         commit_tiles();
     };
-    const int first_step = kept_from(0);
+    const int first_step = next_active(0);
     if (first_step < steps)
-        bring(first_step, shared.stages[0]);
+        load(first_step, shared.stages[0]);
     int turn = 0; /* index of the current stage */
     i64 last_head = -1;
 #pragma unroll 1
     for (int step = first_step, next; step < steps; step = next, turn = (turn + 1) % STAGES) {
-        passing &now = shared.stages[turn];
+        streamed_tile &now = shared.stages[turn];
         const i64 head = head_of(step);
-        next = kept_from(step + 1);
+        next = next_active(step + 1);
         const int first = (begin + step % each) * COLUMNS;
         const bool is_whole = !MAY_HIDE && common.covers(first, first + COLUMNS);
         const bool has_new_head = head != last_head;
-        const bool has_new_own = !IS_SLICED && (step == first_step || (has_new_head && !same_own(a, head, last_head)));
+        const bool has_new_resident =
+            !IS_SLICED && (step == first_step || (has_new_head && !same_resident_tiles(a, head, last_head)));
         last_head = head;
-        if (has_new_own) {
+        if (has_new_resident) {
             if (step != first_step)
                 __syncthreads();
-            bring_owned(a, at.batch, head, own, at.first, shared.own);
+            load_resident(a, at.batch, head, resident, at.first, shared.resident);
             commit_tiles();
         }
         if (has_new_head)
@@ -253,27 +255,28 @@ template <class P> DEVICE void make_gradients(const P &a, memory &shared) {
         if (!is_whole)
             is_non_finite = clear_non_finite_rows(now, shared.non_finite[turn], step);
         is_non_finite = __syncthreads_or(is_non_finite);
-        if (has_new_own)
+        if (has_new_resident)
             rows.load();
         if (STAGES > 1 && next < steps)
-            bring(next, shared.stages[(turn + 1) % STAGES]);
-        const bool meets = rows.meets(first);
+            load(next, shared.stages[(turn + 1) % STAGES]);
+        const bool overlaps = rows.overlaps(first);
         sum_t s[M_TILES][N][4] = {}, g[M_TILES][N][4] = {};
         if constexpr (IS_SLICED)
-            add_all_slices(a, meeting{at.batch, head, own, others, at.first, first}, rows, shared.own, meets, s, g);
-        if (meets)
+            add_all_slices(a, tile_pair{at.batch, head, resident, others, at.first, first}, rows, shared.resident,
+                           overlaps, s, g);
+        if (overlaps)
             add_tile(a, at, rows, now, shared.non_finite[turn], step, is_non_finite, is_whole, first,
-                     shared.weights + warp_first * (COLUMNS + PAD), s, g, made, amax);
+                     shared.p + warp_first * (COLUMNS + PAD), s, g, grads, amax);
         if (STAGES == 1 && next < steps) {
             __syncthreads();
-            bring(next, now);
+            load(next, now);
         }
     }
-    store_gradients(a, at, used, made, at.first + warp_first, amax);
+    store_gradients(a, at, used, grads, at.first + warp_first, amax);
     amax.store(a);
 }
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) attention_bwd(const __grid_constant__ arguments a) {
     extern __shared__ __align__(16) u8 shared[];
-    make_gradients(a, *(memory *)shared);
+    compute_gradients(a, *(memory *)shared);
 }

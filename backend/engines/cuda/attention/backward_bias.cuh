@@ -16,11 +16,11 @@
 constexpr int SUM_PITCH = COLUMNS + 1;
 
 struct alignas(16) memory {
-    passing other;
-    owned own;
+    streamed_tile other;
+    resident_tile resident;
     sum_t sums[ROWS * SUM_PITCH];
 };
-static_assert(sizeof(memory) == SHARED_BYTES, "the host asks for as much");
+static_assert(sizeof(memory) == SHARED_BYTES, "must agree with the host");
 
 /* Coordinates of a tile in dBias; 0 along extents of 1. */
 struct position {
@@ -47,45 +47,46 @@ DEVICE void add_tile(const P &a, i64 batch, i64 head, int query, int key, memory
                      sum_t (&sums)[M_TILES][N][4]) {
     const lengths used = lengths_of(a, batch);
     const int last = min(query + ROWS, (int)a.queries), warp_first = (int)threadIdx.x / 32 * M_TILES * 16;
-    const span keys = seen_by_any(a, used, query, last);
-    if (!keys.meets(key, key + COLUMNS) || !keeps_tile(a, batch, head, query, key))
+    const span keys = visible_to_any(a, used, query, last);
+    if (!keys.overlaps(key, key + COLUMNS) || !is_active_tile(a, batch, head, query, key))
         return;
-    const meeting at{batch, head, span{query, max(min(last, used.queries), query)}, keys, query, key};
-    scores_of_rows rows;
-    rows.start(a, shared.own, warp_first);
+    const tile_pair at{batch, head, span{query, max(min(last, used.queries), query)}, keys, query, key};
+    score_rows rows;
+    rows.start(a, shared.resident, warp_first);
     __syncthreads();
     if constexpr (!IS_SLICED) {
-        bring_owned(a, batch, head, at.own, query, shared.own);
-        bring_passing(a, batch, head, keys, key, 0, shared.other);
+        load_resident(a, batch, head, at.resident, query, shared.resident);
+        load_streamed(a, batch, head, keys, key, 0, shared.other);
         commit_tiles();
     }
     rows.find(a, used, batch, head, query + warp_first, last - 1);
     await_tiles();
     __syncthreads();
     rows.load();
-    const bool meets = rows.meets(key);
+    const bool overlaps = rows.overlaps(key);
     sum_t s[M_TILES][N][4] = {}, g[M_TILES][N][4] = {};
     if constexpr (IS_SLICED)
-        add_all_slices(a, at, rows, shared.own, meets, s, g);
-    if (!meets)
+        add_all_slices(a, at, rows, shared.resident, overlaps, s, g);
+    if (!overlaps)
         return;
     if constexpr (!IS_SLICED) {
-        tiles::scores(s, rows.first, shared.other.first);
-        tiles::scores(g, rows.second, shared.other.second);
+        tiles::scores(s, rows.qk, shared.other.qk);
+        tiles::scores(g, rows.vdo, shared.other.vdo);
     }
 #pragma unroll
     for (int m = 0; m < M_TILES; m++) {
-        u32 kept[KEPT_WORDS];
+        u32 keep_mask[KEEP_WORDS];
         scaled_products products;
         products.keep(s[m], rows.scale);
-        score_tile(a, rows.own[m], key, false, rows.scale, s[m]);
-        find_probabilities(rows, m, shared.other, s[m]);
-        find_kept(a, rows, m, key, kept);
-        find_score_gradients(a, rows, m, key, shared.other, kept, s[m], g[m]);
+        score_tile(a, rows.resident[m], key, false, rows.scale, s[m]);
+        compute_p(rows, m, shared.other, s[m]);
+        compute_keep_mask(a, rows, m, key, keep_mask);
+        compute_ds(a, rows, m, key, shared.other, keep_mask, s[m], g[m]);
         if constexpr (IS_OPERAND)
-            products.carry(rows.own[m], key, g[m], [&](const own_row &row, int i, int j, sum_t product, sum_t ds) {
-                return operand_gradient(a, row.batch, row.head, i, j, product, ds);
-            });
+            products.propagate(rows.resident[m], key, g[m],
+                               [&](const resident_row &row, int i, int j, sum_t product, sum_t ds) {
+                                   return operand_gradient(a, row.batch, row.head, i, j, product, ds);
+                               });
 #pragma unroll
         for (int j = 0; j < N; j++)
 #pragma unroll
@@ -108,7 +109,7 @@ template <class P> DEVICE void store_tile(const P &a, const position &at, memory
     }
 }
 
-template <class P> DEVICE void make_bias(const P &a, memory &shared) {
+template <class P> DEVICE void compute_bias(const P &a, memory &shared) {
     const position at = locate(a);
     sum_t sums[M_TILES][N][4] = {};
 #pragma unroll 1
@@ -135,5 +136,5 @@ template <class P> DEVICE void make_bias(const P &a, memory &shared) {
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) attention_bwd_bias(const __grid_constant__ arguments a) {
     extern __shared__ __align__(16) u8 shared[];
-    make_bias(a, *(memory *)shared);
+    compute_bias(a, *(memory *)shared);
 }

@@ -3,7 +3,7 @@
    Tile      a warp computes one row
    Params    sum_t, features */
 
-constexpr bool OWN_IS_KEY = false;
+constexpr bool KV_RESIDENT = false;
 
 #include "core/async.cuh"
 #include "core/mma.cuh"
@@ -20,12 +20,12 @@ template <class T, class S> DEVICE sum_t scaled(T x, const S &scales, int row, i
         return as<sum_t>::of(x) * scales.of(row, column);
 }
 
-template <class P> DEVICE void make_row(const P &a, i64 line) {
+template <class P> DEVICE void compute_row(const P &a, i64 line) {
     const i64 query = line % a.queries, head = line / a.queries % a.heads, batch = line / a.queries / a.heads;
-    sum_t stats = unseen();
+    sum_t stats = hidden_score();
     if (query < lengths_of(a, batch).queries)
         stats = as<sum_t>::of(a.stats[batch * a.stats_batch + head * a.stats_head + query * a.stats_row]);
-    const bool has_gradient = stats != unseen();
+    const bool has_gradient = stats != hidden_score();
     sum_t dot = 0;
     if (has_gradient) {
         const o_t *o = a.o + batch * a.o_batch + head * a.o_head + query * a.o_row;
@@ -41,10 +41,10 @@ template <class P> DEVICE void make_row(const P &a, i64 line) {
     for (int mask = 16; mask > 0; mask /= 2)
         dot += __shfl_xor_sync(0xffffffffu, dot, mask);
     if (lane() == 0)
-        a.dots[line] = dot, a.shifts[line] = has_gradient ? in_units(stats) : -unseen();
+        a.dots[line] = dot, a.shifts[line] = has_gradient ? to_score_units(stats) : -hidden_score();
 }
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) attention_bwd_rows(const __grid_constant__ arguments a) {
     for (i64 line = (i64)blockIdx.x * WARPS + threadIdx.x / 32; line < a.lines; line += (i64)gridDim.x * WARPS)
-        make_row(a, line);
+        compute_row(a, line);
 }

@@ -2,7 +2,7 @@
    Tile      a block computes one head: each thread sums every THREADS-th row, followed by a pairwise reduction
    Params    sum_t, features */
 
-constexpr bool OWN_IS_KEY = false;
+constexpr bool KV_RESIDENT = false;
 
 #include "core/async.cuh"
 #include "core/mma.cuh"
@@ -12,14 +12,14 @@ constexpr bool OWN_IS_KEY = false;
 
 static_assert((THREADS & (THREADS - 1)) == 0, "sums are added in pairs");
 
-template <class P> DEVICE void make_head(const P &a, i64 head) {
+template <class P> DEVICE void compute_head(const P &a, i64 head) {
     __shared__ sum_t sums[THREADS];
-    const sum_t sink = in_units(as<sum_t>::of(a.sink[head * a.sink_step]));
+    const sum_t sink = to_score_units(as<sum_t>::of(a.sink[head * a.sink_step]));
     sum_t sum = 0;
     for (i64 i = threadIdx.x; i < a.batches * a.queries; i += THREADS) {
         const i64 line = (i / a.queries * a.heads + head) * a.queries + i % a.queries;
         const sum_t distance = sink - a.shifts[line],
-                    p = sink == unseen() ? (sum_t)0 : power(distance > 0 ? (sum_t)0 : distance);
+                    p = sink == hidden_score() ? (sum_t)0 : power(distance > 0 ? (sum_t)0 : distance);
         sum -= p == 0 ? (sum_t)0 : p * a.dots[line];
     }
     sums[threadIdx.x] = sum;
@@ -33,5 +33,5 @@ template <class P> DEVICE void make_head(const P &a, i64 head) {
 }
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) attention_bwd_sink(const __grid_constant__ arguments a) {
-    make_head(a, blockIdx.x);
+    compute_head(a, blockIdx.x);
 }

@@ -8,9 +8,9 @@
 #include <math.h>
 
 /* Limits: queries per head, columns of a head, CTAs that split the keys, rows of a tile, bytes of an access. */
-enum { QUERIES_MOST = 64, DEPTH_MOST = 256, SPLITS_MAX = 128, ROWS_MOST = 64, RUN_BYTES = 16 };
-/* Keys per slice; key heads per CTA; portable cluster size; bytes per row of a TMA box; alignment of a swizzled slice.
-   */
+enum { QUERIES_MAX = 64, DEPTH_MAX = 256, SPLITS_MAX = 128, ROWS_MAX = 64, RUN_BYTES = 16 };
+/* Keys per slice; key heads per CTA; portable cluster size; bytes per row of a TMA box; alignment of a swizzled
+   slice. */
 enum { KEYS = 16, HEADS_MAX = 4, CLUSTER_MAX = 8, BOX_BYTES = 128, SLICE_ALIGNMENT = 1024 };
 
 /* A CTA has 16 row_warps rows. key_groups: warp groups that process slices of keys in turn, each with `stages` slices
@@ -22,7 +22,7 @@ static const struct decode_tile {
 enum { TILE_COUNT = sizeof tiles / sizeof *tiles };
 
 /* The knob INPUT_TMA_ENABLE: how keys and values are loaded. */
-enum { LOADS_CHOSEN, LOADS_BY_THREADS, LOADS_BY_BOXES };
+enum { LOADS_CHOSEN, LOADS_BY_THREADS, LOADS_BY_TMA };
 
 /* How the CTAs that split the keys combine their sums; the kernel uses these values. */
 enum split { SPLIT_NONE, SPLIT_CLUSTER, SPLIT_WORKSPACE };
@@ -59,7 +59,7 @@ struct decode {
     int64_t splits, split_slices;
     double reading; /* seconds to read all keys and values */
     int parts;
-    bool has_boxes;
+    bool uses_tma;
 };
 
 static int tile_rows(const struct decode_tile *t) { return 16 * t->row_warps; }
@@ -84,13 +84,13 @@ static int stages_of(const struct decode *d, const struct decode_tile *t) {
 /* Rows copied by threads are padded by 16 bytes against bank conflicts; TMA boxes are swizzled instead. */
 static int64_t row_bytes(const struct decode *d, int64_t columns) {
     int64_t bytes = columns * key_bytes(d);
-    return d->has_boxes ? round_up(bytes, BOX_BYTES) : bytes + RUN_BYTES;
+    return d->uses_tma ? round_up(bytes, BOX_BYTES) : bytes + RUN_BYTES;
 }
 
 /* Keys and values together. */
 static int64_t slice_bytes(const struct decode *d) {
     int64_t bytes = KEYS * (row_bytes(d, d->depth.padded) + row_bytes(d, d->value_depth.padded));
-    return d->has_boxes ? round_up(bytes, SLICE_ALIGNMENT) : bytes;
+    return d->uses_tma ? round_up(bytes, SLICE_ALIGNMENT) : bytes;
 }
 
 /* The groups' sums are exchanged after the stages are no longer needed, so they share memory. In addition, each slice
@@ -100,13 +100,13 @@ static int64_t shared_bytes(const struct decode *d, const struct decode_tile *t,
     int64_t slices = (int64_t)t->key_groups * stages_of(d, t);
     int64_t rings = slices * slice_bytes(d) + heads * rows * depth * 2;
     int64_t sums = t->key_groups * rows * (values + 2) * 4;
-    int64_t beside = slices * ((has_row_scales(d) ? KEYS * 8 : 16) + KEYS * 4 + 8);
-    return round_up(round_up(max64(rings, sums), SLICE_ALIGNMENT) + beside, SLICE_ALIGNMENT);
+    int64_t extra = slices * ((has_row_scales(d) ? KEYS * 8 : 16) + KEYS * 4 + 8);
+    return round_up(round_up(max64(rings, sums), SLICE_ALIGNMENT) + extra, SLICE_ALIGNMENT);
 }
 
 /* If the rows fill half a tile or less, a smaller tile is used. */
 static bool tile_fits(const struct decode *d, const struct decode_tile *t) {
-    int64_t rows = tile_rows(t), wanted = d->rows < ROWS_MOST ? d->rows : ROWS_MOST;
+    int64_t rows = tile_rows(t), wanted = d->rows < ROWS_MAX ? d->rows : ROWS_MAX;
     return rows >= wanted && (rows == 16 || rows / 2 < wanted) &&
            shared_bytes(d, t, 1) <= d->c->device->cuda.shared_per_block;
 }
@@ -125,20 +125,20 @@ static int64_t resident_ctas(const struct decode *d, const struct decode_tile *t
     enum { REGISTERS = 168, COPYING_REGISTERS = 176 };
     const struct cuda_properties *cuda = &d->c->device->cuda;
     int64_t by_memory = cuda->shared_per_multiprocessor / (shared + 1024);
-    int64_t registers = d->has_boxes ? REGISTERS : COPYING_REGISTERS;
+    int64_t registers = d->uses_tma ? REGISTERS : COPYING_REGISTERS;
     int64_t by_registers = cuda->registers_per_multiprocessor / (tile_warps(t) * 32 * registers);
     return max64(1, by_memory < by_registers ? by_memory : by_registers);
 }
 
 /* The maximum number of key slices that one row sees. With both bounds, the visible window moves with the query, so its
    length is that of both bounds and the queries together. */
-static int64_t most_slices(const struct decode *d) {
+static int64_t max_slices(const struct decode *d) {
     const struct cuda_attention *c = d->c;
     const struct attention *a = c->a;
     bool has_both = a->left_bound < c->keys && a->right_bound < c->keys;
-    int64_t seen = has_both ? a->left_bound + a->right_bound + c->queries : c->keys;
-    seen = seen < 0 ? 0 : seen < c->keys ? seen : c->keys;
-    return divide_up(seen, KEYS) + (seen < c->keys); /* the first key may be in the middle of a slice */
+    int64_t visible = has_both ? a->left_bound + a->right_bound + c->queries : c->keys;
+    visible = visible < 0 ? 0 : visible < c->keys ? visible : c->keys;
+    return divide_up(visible, KEYS) + (visible < c->keys); /* the first key may be in the middle of a slice */
 }
 
 /* A cluster combines sums in shared memory; more CTAs than a cluster allows use the workspace. */
@@ -213,7 +213,7 @@ static void consider(struct decode *d, const struct division *w) {
 /* Tries all numbers of splits for the given heads per CTA, or only the one that a knob requests. With `each` slices per
    split, fewer splits may be enough. Stops when a split no longer keeps all groups busy. */
 static void consider_splits(struct decode *d, const struct decode_tile *t, int64_t heads, int64_t asked) {
-    int64_t slices = max64(most_slices(d), 1), shared = shared_bytes(d, t, heads),
+    int64_t slices = max64(max_slices(d), 1), shared = shared_bytes(d, t, heads),
             resident = resident_ctas(d, t, shared);
     for (int64_t splits = asked > 0 ? asked : 1; splits <= SPLITS_MAX; splits++) {
         int64_t each = divide_up(slices, splits), needed = divide_up(slices, each);
@@ -230,7 +230,7 @@ static void consider_splits(struct decode *d, const struct decode_tile *t, int64
 /* Maximum key heads per CTA. Sharing pays off for short rows: the heads of a key are adjacent in memory, and the start
    of a wave costs a larger share of its time. Rows of LONG_ROW bytes are read as fast by CTAs of one head, which finish
    independently. */
-static int64_t heads_most(const struct decode *d, const struct decode_tile *t) {
+static int64_t max_heads(const struct decode *d, const struct decode_tile *t) {
     enum { LONG_ROW = 256 };
     return key_bytes(d) * d->c->depth >= LONG_ROW ? 1 : t->key_groups < HEADS_MAX ? t->key_groups : HEADS_MAX;
 }
@@ -239,7 +239,7 @@ static int64_t heads_most(const struct decode *d, const struct decode_tile *t) {
 static void consider_heads(struct decode *d, const struct decode_tile *t, int64_t asked, int64_t splits) {
     bool is_served = false;
     for (int64_t heads = 1; heads <= HEADS_MAX; heads *= 2) {
-        bool is_wanted = asked ? heads == asked : heads <= heads_most(d, t);
+        bool is_wanted = asked ? heads == asked : heads <= max_heads(d, t);
         if (!is_wanted || d->c->key_heads % heads || t->key_groups % heads ||
             shared_bytes(d, t, heads) > d->c->device->cuda.shared_per_block)
             continue;
@@ -250,9 +250,9 @@ static void consider_heads(struct decode *d, const struct decode_tile *t, int64_
         consider_splits(d, t, 1, splits);
 }
 
-static weftStatus_t refuse(const struct cuda_attention *c, const char *what) {
-    FAIL(WEFT_STATUS_NOT_SUPPORTED, "%s: %s; the portable attention family takes it.",
-         descriptor_label(region_node(c->region, 0)->op), what);
+static weftStatus_t decline(const struct cuda_attention *c, const char *reason) {
+    FAIL(WEFT_STATUS_NOT_SUPPORTED, "%s: %s; the portable attention family handles it.",
+         descriptor_label(region_node(c->region, 0)->op), reason);
 }
 
 /* Tries the three largest tiles that fit; variants with fewer stages only if more do not fit. Smaller tiles are not
@@ -280,7 +280,7 @@ static weftStatus_t divide_work(struct decode *d, const struct knob_choices *kno
     if (!d->tile)
         consider_tiles(d, heads, splits);
     if (!d->tile)
-        return refuse(d->c, "the smallest tile of few queries takes more shared memory than there is");
+        return decline(d->c, "the smallest decoding tile needs more shared memory than the device has");
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -293,7 +293,7 @@ static bool has_positive_strides(const struct tensor *tensor) {
 }
 
 /* True if TMA can load the slices: none crosses a page, and strides are positive multiples of 16 bytes. */
-static bool can_box(const struct cuda_attention *c) {
+static bool can_use_tma(const struct cuda_attention *c) {
     const struct attention *a = c->a;
     return c->device->cuda.major >= 9 && (!a->k_table || a->k->dims.at[2] % KEYS == 0) &&
            (!a->v_table || a->v->dims.at[2] % KEYS == 0) && has_positive_strides(a->k) && has_positive_strides(a->v);
@@ -303,15 +303,15 @@ static bool can_box(const struct cuda_attention *c) {
 static weftStatus_t plan_decode(struct decode *d, const struct cuda_attention *c, const struct knob_choices *knobs) {
     *d = (struct decode){.c = c, .group = c->heads / max64(c->key_heads, 1)};
     d->rows = d->group * c->queries;
-    d->depth = attention_depth_of(c->depth, DEPTH_MOST);
-    d->value_depth = attention_depth_of(c->value_depth, DEPTH_MOST);
+    d->depth = attention_depth_of(c->depth, DEPTH_MAX);
+    d->value_depth = attention_depth_of(c->value_depth, DEPTH_MAX);
     if (key_bytes(d) == 1) { /* an 8-bit load covers 32 columns */
         d->depth.padded = round_up(d->depth.padded, 32);
         d->value_depth.padded = round_up(d->value_depth.padded, 32);
     }
     /* FLOAT results expose the rounding of P to 16 bits, so P gets a second part */
     d->parts = c->forward->o->type == WEFT_DATA_FLOAT ? 2 : 1;
-    d->has_boxes = can_box(c) && knob_value(knobs, WEFT_KNOB_TYPE_INPUT_TMA_ENABLE) != LOADS_BY_THREADS;
+    d->uses_tma = can_use_tma(c) && knob_value(knobs, WEFT_KNOB_TYPE_INPUT_TMA_ENABLE) != LOADS_BY_THREADS;
     return divide_work(d, knobs);
 }
 
@@ -327,8 +327,8 @@ static weftStatus_t check_operand(const struct cuda_attention *c, const struct t
     bool is_served = type == c->arithmetic->staged || is_byte(type);
     if (!is_served || attention_run(tensor) * dtype_bytes(type, 1) < RUN_BYTES)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
-             "%s: %s is not of type %s, FP8 or INT8 with rows side by side in memory of whole %d bytes; the portable "
-             "attention family takes it.",
+             "%s: %s must be of type %s, FP8 or INT8 with contiguous rows, aligned to %d bytes; the portable "
+             "attention family handles it.",
              descriptor_label(region_node(c->region, 0)->op), descriptor_label(&tensor->base),
              c->arithmetic->staged_name, RUN_BYTES);
     return WEFT_STATUS_SUCCESS;
@@ -342,41 +342,41 @@ static weftStatus_t check_scales(const struct cuda_attention *c) {
     if (attention_query_scales(c, false) == ATTENTION_SCALES_BLOCKS ||
         attention_key_scales(a->descale_k, a->k_table) == ATTENTION_SCALES_BLOCKS ||
         attention_key_scales(a->descale_v, a->v_table) == ATTENTION_SCALES_BLOCKS)
-        return refuse(c, "decoding reads no scales of blocks");
+        return decline(c, "decoding does not support block scales");
     if (k_is_byte != v_is_byte)
-        return refuse(c, "decoding wants k and v both of 8 bits, or neither");
+        return decline(c, "decoding requires that both k and v have 8 bits, or neither");
     if (k_is_byte && cuda->major * 10 + cuda->minor < 89)
-        return refuse(c, "decoding multiplies k and v of 8 bits on compute capability 8.9 or newer");
+        return decline(c, "decoding with 8-bit k and v requires compute capability 8.9 or newer");
     if (!k_is_byte && (a->descale_k || a->descale_v))
-        return refuse(c, "decoding multiplies k and v of 8 bits by scales, no others");
+        return decline(c, "decoding supports scales only with 8-bit k and v");
     if ((a->descale_k && a->descale_k->type != WEFT_DATA_FLOAT) ||
         (a->descale_v && a->descale_v->type != WEFT_DATA_FLOAT))
-        return refuse(c, "decoding wants scales of k and v of type FLOAT");
+        return decline(c, "decoding requires scales of k and v of type FLOAT");
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Each error names one unsupported feature. The remaining cases have pages or tensors with at most one scale per row.
-   */
+/* Each error names one unsupported feature. The remaining cases have pages or tensors with at most one scale per
+   row. */
 static weftStatus_t check_decode(const struct cuda_attention *c) {
     if (!c->forward)
-        return refuse(c, "decoding has no gradients");
-    if (c->queries > QUERIES_MOST)
-        return refuse(c, "there are more than 64 queries");
+        return decline(c, "decoding has no backward pass");
+    if (c->queries > QUERIES_MAX)
+        return decline(c, "there are more than 64 queries");
     if (!c->has_async || !c->arithmetic->is_mma)
-        return refuse(c, "decoding multiplies f16 or bf16 on compute capability 8.0 or newer");
+        return decline(c, "decoding requires f16 or bf16 and compute capability 8.0 or newer");
     TRY(check_scales(c));
     if (attention_drops(c->a) || attention_wants(c, c->forward->rng_dump))
-        return refuse(c, "decoding drops no weights");
+        return decline(c, "decoding does not support dropout");
     if (attention_has_ragged_rows(c))
-        return refuse(c, "decoding reads no ragged offsets but those of page tables");
+        return decline(c, "decoding supports ragged offsets only for page tables");
     if (c->a->block_mask)
-        return refuse(c, "decoding reads no block mask");
+        return decline(c, "decoding does not support a block mask");
     if (c->key_heads != c->value_heads)
-        return refuse(c, "decoding wants as many heads of k as of v");
-    if (c->depth > DEPTH_MOST || c->value_depth > DEPTH_MOST)
-        return refuse(c, "decoding has heads of up to 256");
+        return decline(c, "decoding requires equal numbers of k and v heads");
+    if (c->depth > DEPTH_MAX || c->value_depth > DEPTH_MAX)
+        return decline(c, "decoding supports head dimensions up to 256");
     if (!c->lines || !c->keys || !c->depth || !c->value_depth)
-        return refuse(c, "there is nothing to multiply");
+        return decline(c, "a matrix operand is empty");
     TRY(check_operand(c, c->a->k));
     return check_operand(c, c->a->v);
 }
@@ -393,7 +393,7 @@ static weftStatus_t analyse(struct decode *d, struct cuda_attention *c, const st
 static double predict(const struct decode *d) {
     const struct cuda_attention *c = d->c;
     const struct cuda_properties *cuda = &c->device->cuda;
-    double keys = (double)(most_slices(d) * KEYS), heads = (double)(c->batches * c->key_heads);
+    double keys = (double)(max_slices(d) * KEYS), heads = (double)(c->batches * c->key_heads);
     double rows = (double)(d->row_tiles * tile_rows(d->tile)), columns = (double)(c->depth + c->value_depth);
     double rate = PRODUCTS_PER_CLOCK * cuda->clock_khz * 1e3 * cuda->multiprocessors * EFFICIENCY;
     double computing = heads * rows * keys * columns / rate;
@@ -413,7 +413,7 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
 /* ---- Building ---- */
 
 /* The type of P. f16 has more precision than bf16, but not the range of P times row scales of V. */
-static const char *weight_name(const struct decode *d) {
+static const char *p_type_name(const struct decode *d) {
     const struct attention *a = d->c->a;
     if (key_bytes(d) > 1)
         return d->c->arithmetic->staged_name;
@@ -427,14 +427,14 @@ static void emit_tile(struct kernel_source *source, const struct decode *d) {
     emit_constant(source, "HEADS", d->heads);
     emit_constant(source, "KEYS", KEYS);
     emit_constant(source, "STAGES", stages_of(d, d->tile));
-    emit_constant(source, "HAS_BOXES", d->has_boxes);
+    emit_constant(source, "USES_TMA", d->uses_tma);
     emit_constant(source, "SPLIT", split_of(d, d->splits));
     emit_constant(source, "DEPTH", d->depth.padded);
     emit_constant(source, "VALUES", d->value_depth.padded);
     emit_constant(source, "PARTS", d->parts);
-    text_add(&source->constants, "using weight_t = %s;\n", weight_name(d));
+    text_add(&source->constants, "using p_t = %s;\n", p_type_name(d));
     /* queries of deeper heads would need too many registers */
-    emit_constant(source, "IS_HELD", d->depth.padded <= 128);
+    emit_constant(source, "ROWS_IN_REGISTERS", d->depth.padded <= 128);
     emit_constant(source, "CTAS", d->ctas);
     emit_constant(source, "SHARED_BYTES", d->shared_bytes);
 }
@@ -466,7 +466,7 @@ static weftStatus_t build_main(struct step *step, const struct decode *d, struct
     const struct cuda_attention *c = d->c;
     struct kernel_source source;
     kernel_source_init(&source, c->region);
-    if (d->has_boxes) {
+    if (d->uses_tma) {
         emit_map_of(&source, c, c->a->k, "k_map");
         emit_map_of(&source, c, c->a->v, "v_map");
     } else {
@@ -515,7 +515,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     return arena_print(arena, &step->detail,
                        "%s, %d rows, %d groups of warps with %d slices of %d keys%s, %lld heads, %lld splits",
                        c.arithmetic->doc, tile_rows(d.tile), d.tile->key_groups, stages_of(&d, d.tile), KEYS,
-                       d.has_boxes ? " in boxes" : "", (long long)d.heads, (long long)d.splits);
+                       d.uses_tma ? " by TMA" : "", (long long)d.heads, (long long)d.splits);
 }
 
 static const struct knob knobs[] = {
@@ -523,15 +523,15 @@ static const struct knob knobs[] = {
      "warps over rows x groups over keys x slices in flight: 1 1x8x3, 2 1x8x2, 3 1x4x3, 4 1x4x2, 5 1x2x3, 6 1x2x2, "
      "7 2x4x4, 8 2x4x2, 9 2x2x3, 10 2x2x2, 11 4x2x5, 12 4x2x3, 13 4x1x4, 14 4x1x2; 0 chooses"},
     {WEFT_KNOB_TYPE_SLICED, 0, HEADS_MAX, 1, 0, "key heads that share a CTA: 1, 2 or 4; 0 chooses"},
-    {WEFT_KNOB_TYPE_INPUT_TMA_ENABLE, 0, LOADS_BY_BOXES, 1, 0,
-     "who loads keys and values: 1 threads, 2 the copy engine where it can; 0 chooses"},
+    {WEFT_KNOB_TYPE_INPUT_TMA_ENABLE, 0, LOADS_BY_TMA, 1, 0,
+     "loads of keys and values: 1 by threads, 2 by TMA if possible; 0 chooses"},
     {WEFT_KNOB_TYPE_SPLIT_K, 0, SPLITS_MAX, 1, 0, "parts that the keys are split into; 0 chooses"},
     {0},
 };
 
 const struct family cuda_attention_decode = {
     .name = "cuda.attention_decode",
-    .doc = "attention of few queries against many keys, at the speed of memory",
+    .doc = "attention of few queries and many keys, at memory bandwidth",
     .knobs = knobs,
     .accepts = accepts,
     .build = build,

@@ -31,11 +31,11 @@ DEVICE u32 keep_bits(const rng_state &c, u64 block) {
 }
 
 /* The factor of kept elements. */
-template <class N, class P> DEVICE N growth_of(const P &a) {
+template <class N, class P> DEVICE N dropout_scale_of(const P &a) {
     if constexpr (!HAS_DROPOUT)
         return 1;
     else if constexpr (HAS_DROPOUT_SCALE)
         return as<N>::of(*a.dropout_scale);
     else
-        return (N)__longlong_as_double(a.growth);
+        return (N)__longlong_as_double(a.keep_scale);
 }

@@ -2,7 +2,7 @@
    Tile      a thread generates one Philox block and stores its four adjacent elements
    Params    dump_t HAS_DROPOUT HAS_DROPOUT_OFFSET */
 
-constexpr bool OWN_IS_KEY = false;
+constexpr bool KV_RESIDENT = false;
 
 #include "core/async.cuh"
 #include "core/mma.cuh"
@@ -16,12 +16,12 @@ template <class P> DEVICE void dump(const P &a) {
     for (i64 block = (i64)blockIdx.x * THREADS + threadIdx.x; block < blocks; block += (i64)gridDim.x * THREADS) {
         const i64 line = block / across, query = line % a.queries, head = line / a.queries % a.heads,
                   batch = line / a.queries / a.heads;
-        const u32 kept = DRAWS_DROPOUT ? keep_bits(rng, (u64)block) : 15u;
+        const u32 keep_mask = DRAWS_DROPOUT ? keep_bits(rng, (u64)block) : 15u;
         for (int i = 0; i < 4; i++) {
             const i64 key = block % across * 4 + i;
             if (key < a.keys)
                 a.dump[batch * a.dump_batch + head * a.dump_head + query * a.dump_row + key * a.dump_column] =
-                    from<dump_t>::number((float)(kept >> i & 1));
+                    from<dump_t>::number((float)(keep_mask >> i & 1));
         }
     }
 }

@@ -81,7 +81,7 @@ void attention_emit_tile(struct kernel_source *source, const struct attention_ti
     emit_constant(source, "M_TILES", tile->m_tiles);
     emit_constant(source, columns_name, tile->columns);
     emit_constant(source, "STAGES", tile->stages);
-    emit_constant(source, "IS_HELD", tile->is_held);
+    emit_constant(source, "ROWS_IN_REGISTERS", tile->in_registers);
     emit_constant(source, "SHARED_BYTES", shared_bytes);
 }
 
@@ -198,8 +198,8 @@ void attention_emit_scales(struct kernel_source *source, const struct cuda_atten
     attention_emit_scale(source, c, op->scale_o, "scale_o", "HAS_SCALE_O");
     attention_emit_amax(source, c);
     /* query heads that share a head of K, and of V */
-    emit_number(source, c->heads / max64(c->key_heads, 1), "key_share");
-    emit_number(source, c->heads / max64(c->value_heads, 1), "value_share");
+    emit_number(source, c->heads / max64(c->key_heads, 1), "k_group_size");
+    emit_number(source, c->heads / max64(c->value_heads, 1), "v_group_size");
 }
 
 /* The mask's type, address and strides. DROPOUT_MASK_IN_WORDS: the bytes of four adjacent keys are an aligned word. */
@@ -224,7 +224,7 @@ void attention_emit_dropout(struct kernel_source *source, const struct cuda_atte
     attention_emit_scale(source, c, a->dropout_scale, "dropout_scale", "HAS_DROPOUT_SCALE");
     emit_dropout_mask(source, c);
     if (attention_drops(a) && !a->dropout_scale)
-        attention_emit_real(source, attention_growth(a), "growth");
+        attention_emit_real(source, attention_growth(a), "keep_scale");
     if (!attention_draws(a))
         return;
     emit_pointer(source, (weftDataType_t)a->dropout_seed->type, graph_find_value(c->graph, a->dropout_seed), 0,

@@ -5,11 +5,11 @@
 
 #include <stdio.h>
 
-/* Tiles, best first, for results, and queries in registers, of up to `most_columns` columns; the first that fits the
+/* Tiles, best first, for results, and queries in registers, of up to `max_columns` columns; the first that fits the
    device is used. is_lean: registers suffice only without the features of attention_is_rich. */
 static const struct {
     bool is_mma, is_lean;
-    int most_columns;
+    int max_columns;
     struct attention_tile tile;
 } tiles[] = {
     {true, true, 64, {4, 2, 64, 2, true}},     {true, true, 96, {4, 2, 64, 2, false}},
@@ -23,9 +23,9 @@ static const struct {
     {false, false, 128, {1, 1, 8, 1, false}},
 };
 
-/* SPLITS_MAX: key splits that one kernel merges; PACKED_QUERIES_MOST: queries per head up to which heads share a tile;
+/* SPLITS_MAX: key splits that one kernel merges; PACKED_QUERIES_MAX: queries per head up to which heads share a tile;
    warps per block of the small kernels. */
-enum { SPLITS_MAX = 64, PACKED_QUERIES_MOST = 64, MERGE_WARPS = 4, DUMP_WARPS = 8 };
+enum { SPLITS_MAX = 64, PACKED_QUERIES_MAX = 64, MERGE_WARPS = 4, DUMP_WARPS = 8 };
 
 struct forward {
     const struct attention_tile *tile;
@@ -50,11 +50,11 @@ static int64_t shared_bytes(const struct cuda_attention *c, const struct attenti
 /* is_sliced: queries and keys may be loaded in slices. An unsliced tile that leaves room for only one warp would always
    be bound by memory latency. */
 static bool choose_tile(struct forward *f, const struct cuda_attention *c, bool is_sliced) {
-    f->depth = attention_depth_of(c->depth, is_sliced ? c->arithmetic->most_columns : INT32_MAX);
+    f->depth = attention_depth_of(c->depth, is_sliced ? c->arithmetic->max_columns : INT32_MAX);
     for (size_t i = 0; i < sizeof tiles / sizeof *tiles; i++) {
         const struct attention_tile *t = &tiles[i].tile;
         if (tiles[i].is_mma != c->arithmetic->is_mma || (tiles[i].is_lean && attention_is_rich(c, f->parts)) ||
-            f->value_depth.chunk > tiles[i].most_columns || (t->is_held && f->depth.padded > tiles[i].most_columns))
+            f->value_depth.chunk > tiles[i].max_columns || (t->in_registers && f->depth.padded > tiles[i].max_columns))
             continue;
         if (t->warps == 1 && !is_sliced)
             continue;
@@ -83,15 +83,15 @@ static int64_t count_splits(const struct cuda_attention *c, const struct forward
 static weftStatus_t plan_forward(struct forward *f, const struct cuda_attention *c) {
     int64_t share = c->heads / max64(c->key_heads, 1);
     bool is_packed =
-        c->key_heads == c->value_heads && share > 1 && c->queries <= PACKED_QUERIES_MOST && !c->a->block_mask;
+        c->key_heads == c->value_heads && share > 1 && c->queries <= PACKED_QUERIES_MAX && !c->a->block_mask;
     const struct tensor *o = c->forward->o;
     *f = (struct forward){.pack = is_packed ? share : 1};
     f->groups = c->heads / f->pack;
     f->rows = c->queries * f->pack;
     f->parts = c->arithmetic->is_mma && o->type == WEFT_DATA_FLOAT ? 2 : 1;
-    f->value_depth = attention_depth_of(c->value_depth, attention_most_columns(c, f->parts));
+    f->value_depth = attention_depth_of(c->value_depth, attention_max_columns(c, f->parts));
     if (!choose_tile(f, c, false) && !choose_tile(f, c, true))
-        return attention_refuse(c, f->shared_bytes);
+        return attention_decline(c, f->shared_bytes);
     f->tiles = divide_up(f->rows, tile_rows(f->tile));
     f->splits = count_splits(c, f);
     return WEFT_STATUS_SUCCESS;
@@ -119,7 +119,7 @@ int64_t attention_emit_splits(struct kernel_source *source, const struct cuda_at
     int64_t o_bytes = round_up(lines * c->value_depth * bytes, 64), line_bytes = round_up(lines * bytes, 64);
     emit_number(source, splits, "splits");
     emit_scratch(source, c->arithmetic->sum_name, 0, "split_o");
-    emit_scratch(source, c->arithmetic->sum_name, o_bytes, "split_most");
+    emit_scratch(source, c->arithmetic->sum_name, o_bytes, "split_max");
     emit_scratch(source, c->arithmetic->sum_name, o_bytes + line_bytes, "split_sum");
     return splits > 1 ? o_bytes + 2 * line_bytes : 0;
 }
@@ -181,7 +181,7 @@ weftStatus_t attention_build_amax_clear(const struct cuda_attention *c, struct c
     struct kernel_source source;
     struct cuda_kernel *kernel = &state->kernels[state->count++];
     kernel_source_init(&source, c->region);
-    text_add(&source.code, "template <class P> DEVICE void clear_largest(const P &a) {\n");
+    text_add(&source.code, "template <class P> DEVICE void clear_amax(const P &a) {\n");
     for (int i = 0; i < count; i++) {
         char name[16];
         snprintf(name, sizeof name, "amax%d", i);

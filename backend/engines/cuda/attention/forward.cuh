@@ -13,10 +13,10 @@
              in order
    Pages     K_PAGE, V_PAGE: each row of a tile looks up its page in the table
    Packed    IS_PACKED: the queries of all heads that share a key head are rows of one tile
-   Params    staged_t sum_t WARPS M_TILES KEYS DEPTH VALUES STAGES PARTS Q_IN_REGISTERS IS_SLICED IS_SPLIT IS_PACKED,
+   Params    staged_t sum_t WARPS M_TILES KEYS DEPTH VALUES STAGES PARTS ROWS_IN_REGISTERS IS_SLICED IS_SPLIT IS_PACKED,
              runs and features */
 
-constexpr bool OWN_IS_KEY = false;
+constexpr bool KV_RESIDENT = false;
 
 #include "core/async.cuh"
 #include "core/mma.cuh"
@@ -31,7 +31,7 @@ constexpr bool OWN_IS_KEY = false;
 
 constexpr int ROWS = WARPS * M_TILES * 16, N = KEYS / 8;
 static_assert(KEYS % (tiles::NEEDS_SCRATCH ? 8 : 16) == 0 && DEPTH % 16 == 0 && VALUES % 16 == 0,
-              "products go by 16, multiply-adds by 8 rows of the other side");
+              "MMAs need multiples of 16 rows of the other side, FMAs of 8");
 
 struct alignas(16) stage {
     staged_t k[KEYS * (DEPTH + PAD)];  // [KEYS, DEPTH]
@@ -40,14 +40,14 @@ struct alignas(16) stage {
 struct alignas(16) memory {
     stage stages[STAGES];
     staged_t q[ROWS * (DEPTH + PAD)]; // [ROWS, DEPTH]
-    staged_t weights[tiles::NEEDS_SCRATCH ? ROWS * (KEYS + PAD) : PAD];
+    staged_t p[tiles::NEEDS_SCRATCH ? ROWS * (KEYS + PAD) : PAD];
     int non_finite[STAGES][KEYS];
 };
-static_assert(sizeof(memory) == SHARED_BYTES, "the host asks for as much");
+static_assert(sizeof(memory) == SHARED_BYTES, "must agree with the host");
 
-using query_carrier = carrier<ROWS, DEPTH, Q_RUN, q_t>;
-using key_carrier = carrier<KEYS, DEPTH, K_RUN, k_t>;
-using value_carrier = carrier<KEYS, VALUES, V_RUN, v_t>;
+using q_loader = tile_loader<ROWS, DEPTH, Q_RUN, q_t>;
+using k_loader = tile_loader<KEYS, DEPTH, K_RUN, k_t>;
+using v_loader = tile_loader<KEYS, VALUES, V_RUN, v_t>;
 
 /* ---- Position of a block ---- */
 
@@ -69,56 +69,55 @@ template <class P> DEVICE position locate(const P &a) {
 }
 
 /* Head and query of a row of the group. */
-struct row_place {
+struct query_row {
     i64 head;
     int query;
 };
-template <class P> DEVICE row_place row_of(const P &a, const position &at, int row) {
+template <class P> DEVICE query_row row_of(const P &a, const position &at, int row) {
     if constexpr (IS_PACKED)
-        return row_place{at.group * a.pack + row / (int)a.queries, row % (int)a.queries};
+        return query_row{at.group * a.pack + row / (int)a.queries, row % (int)a.queries};
     else
-        return row_place{at.group, row};
+        return query_row{at.group, row};
 }
 
 /* ---- Loading ---- */
 
 /* Loads rows whose elements have block scales; S is element_scales. */
 template <class C, class S, class T, class F, class G>
-DEVICE void bring_by_blocks(staged_t *to, const T *any, int columns, i64 step, F place, G scale) {
-    C::template bring<S::IS_BY_ELEMENT>(to, any, columns, step, place, scale);
+DEVICE void load_by_blocks(staged_t *to, const T *any, int columns, i64 step, F row_address, G scale) {
+    C::template load<S::IS_BY_ELEMENT>(to, any, columns, step, row_address, scale);
 }
 
 /* Columns `column` .. column + DEPTH - 1. */
-template <class P>
-DEVICE void bring_queries(const P &a, const position &at, const lengths &used, int column, memory &shared) {
-    const auto place = [&](int i) -> const q_t * {
+template <class P> DEVICE void load_q(const P &a, const position &at, const lengths &used, int column, memory &shared) {
+    const auto row_address = [&](int i) -> const q_t * {
         if (at.first + i >= a.rows)
             return nullptr;
-        const row_place row = row_of(a, at, at.first + i);
+        const query_row row = row_of(a, at, at.first + i);
         return row.query < used.queries
                    ? a.q + at.batch * a.q_batch + row.head * a.q_head + row.query * a.q_row + column * a.q_column
                    : nullptr;
     };
     if constexpr (Q_SCALES == 2)
-        query_carrier::bring(shared.q, a.q, (int)a.depth - column, a.q_column, place,
-                             [&](int i, int) { return query_scale_of(a, at.batch, row_of(a, at, at.first + i).head); });
+        q_loader::load(shared.q, a.q, (int)a.depth - column, a.q_column, row_address,
+                       [&](int i, int) { return query_scale_of(a, at.batch, row_of(a, at, at.first + i).head); });
     else if constexpr (Q_SCALES == 3)
-        bring_by_blocks<query_carrier, decltype(q_scales(a, 0, 0))>(
-            shared.q, a.q, (int)a.depth - column, a.q_column, place, [&](int i, int j) {
-                const row_place row = row_of(a, at, at.first + i);
+        load_by_blocks<q_loader, decltype(q_scales(a, 0, 0))>(
+            shared.q, a.q, (int)a.depth - column, a.q_column, row_address, [&](int i, int j) {
+                const query_row row = row_of(a, at, at.first + i);
                 return q_scales(a, at.batch, row.head).of(row.query, column + j);
             });
     else
-        query_carrier::bring(shared.q, a.q, (int)a.depth - column, a.q_column, place);
+        q_loader::load(shared.q, a.q, (int)a.depth - column, a.q_column, row_address);
 }
 
 /* The same columns of K. */
 template <class P>
-DEVICE void bring_keys(const P &a, const position &at, const span &keys, int first, int column, stage &to) {
+DEVICE void load_k(const P &a, const position &at, const span &keys, int first, int column, stage &to) {
     const i64 head = at.group * (IS_PACKED ? a.pack : 1);
-    const k_t *k = a.k + (K_PAGE ? 0 : at.batch * a.k_batch) + head / a.key_share * a.k_head + column * a.k_column;
+    const k_t *k = a.k + (K_PAGE ? 0 : at.batch * a.k_batch) + head / a.k_group_size * a.k_head + column * a.k_column;
     const auto pages = k_pages_of(a, at.batch);
-    const auto place = [&](int i) -> const k_t * {
+    const auto row_address = [&](int i) -> const k_t * {
         if (!keys.has(first + i))
             return nullptr;
         if constexpr (K_PAGE > 0)
@@ -127,25 +126,25 @@ DEVICE void bring_keys(const P &a, const position &at, const span &keys, int fir
             return k + (first + i) * a.k_row;
     };
     if constexpr (K_SCALES == 2)
-        key_carrier::bring(to.k, k, (int)a.depth - column, a.k_column, place,
-                           [&](int i, int) { return key_scale_of(a, at.batch, head, pages, first + i); });
+        k_loader::load(to.k, k, (int)a.depth - column, a.k_column, row_address,
+                       [&](int i, int) { return key_scale_of(a, at.batch, head, pages, first + i); });
     else if constexpr (K_SCALES == 3)
-        bring_by_blocks<key_carrier, decltype(k_scales(a, 0, 0))>(
-            to.k, k, (int)a.depth - column, a.k_column, place, [&](int i, int j) {
+        load_by_blocks<k_loader, decltype(k_scales(a, 0, 0))>(
+            to.k, k, (int)a.depth - column, a.k_column, row_address, [&](int i, int j) {
                 const i64 page = K_PAGE ? pages.page_of(first + i) : at.batch;
                 const int row = K_PAGE ? (first + i) % max(K_PAGE, 1) : first + i;
-                return k_scales(a, page, head / a.key_share).of(row, column + j);
+                return k_scales(a, page, head / a.k_group_size).of(row, column + j);
             });
     else
-        key_carrier::bring(to.k, k, (int)a.depth - column, a.k_column, place);
+        k_loader::load(to.k, k, (int)a.depth - column, a.k_column, row_address);
 }
 
-template <class P> DEVICE void bring_values(const P &a, const position &at, const span &keys, int first, stage &to) {
+template <class P> DEVICE void load_v(const P &a, const position &at, const span &keys, int first, stage &to) {
     const i64 head = at.group * (IS_PACKED ? a.pack : 1);
     const v_t *v =
-        a.v + (V_PAGE ? 0 : at.batch * a.v_batch) + head / a.value_share * a.v_head + at.chunk * VALUES * a.v_column;
+        a.v + (V_PAGE ? 0 : at.batch * a.v_batch) + head / a.v_group_size * a.v_head + at.chunk * VALUES * a.v_column;
     const auto pages = v_pages_of(a, at.batch);
-    const auto place = [&](int i) -> const v_t * {
+    const auto row_address = [&](int i) -> const v_t * {
         if (!keys.has(first + i))
             return nullptr;
         if constexpr (V_PAGE > 0)
@@ -155,23 +154,23 @@ template <class P> DEVICE void bring_values(const P &a, const position &at, cons
     };
     const int columns = (int)a.value_depth - at.chunk * VALUES;
     if constexpr (V_SCALES == 2)
-        value_carrier::bring(to.v, v, columns, a.v_column, place,
-                             [&](int i, int) { return value_row_scale_of(a, at.batch, head, pages, first + i); });
+        v_loader::load(to.v, v, columns, a.v_column, row_address,
+                       [&](int i, int) { return value_row_scale_of(a, at.batch, head, pages, first + i); });
     else if constexpr (V_SCALES == 3)
-        bring_by_blocks<value_carrier, decltype(v_scales(a, 0, 0))>(
-            to.v, v, columns, a.v_column, place, [&](int i, int j) {
+        load_by_blocks<v_loader, decltype(v_scales(a, 0, 0))>(
+            to.v, v, columns, a.v_column, row_address, [&](int i, int j) {
                 const i64 page = V_PAGE ? pages.page_of(first + i) : at.batch;
                 const int row = V_PAGE ? (first + i) % max(V_PAGE, 1) : first + i;
-                return v_scales(a, page, head / a.value_share).of(row, at.chunk * VALUES + j);
+                return v_scales(a, page, head / a.v_group_size).of(row, at.chunk * VALUES + j);
             });
     else
-        value_carrier::bring(to.v, v, columns, a.v_column, place);
+        v_loader::load(to.v, v, columns, a.v_column, row_address);
 }
 
-template <class P> DEVICE void bring_tile(const P &a, const position &at, const span &keys, int first, stage &to) {
+template <class P> DEVICE void load_tile(const P &a, const position &at, const span &keys, int first, stage &to) {
     if constexpr (!IS_SLICED)
-        bring_keys(a, at, keys, first, 0, to);
-    bring_values(a, at, keys, first, to);
+        load_k(a, at, keys, first, 0, to);
+    load_v(a, at, keys, first, to);
     commit_tiles();
 }
 
@@ -183,24 +182,24 @@ DEVICE void store_rows(const P &a, const position &at, const lengths &used, row_
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         const int row = first + lane() / 4 + 8 * h;
-        const sum_t sum = row_sum(rows.sum[h]);
+        const sum_t sum = quad_sum(rows.row_sum[h]);
         if (row >= a.rows)
             continue;
-        const row_place to = row_of(a, at, row);
+        const query_row to = row_of(a, at, row);
         const bool leads = lane() % 4 == 0 && at.chunk == 0;
         const int columns = (int)a.value_depth - at.chunk * VALUES;
         if constexpr (IS_SPLIT) {
             const i64 line = (i64)at.split * a.lines + (at.batch * a.heads + to.head) * a.queries + to.query;
             if (leads)
-                a.split_most[line] = rows.maximum[h], a.split_sum[line] = sum;
+                a.split_max[line] = rows.row_max[h], a.split_sum[line] = sum;
 #pragma unroll
             for (int j = 0; j < VALUES / 8; j++)
                 store_two<false>(a.split_o + line * a.value_depth + at.chunk * VALUES, 1, tiles::result_column(j),
                                  columns, o[j][2 * h], o[j][2 * h + 1]);
         } else {
-            sum_t factor = end_row(a, at.batch, to.head, to.query, used, rows.maximum[h], sum, leads);
+            sum_t factor = end_row(a, at.batch, to.head, to.query, used, rows.row_max[h], sum, leads);
             amax.note_row(factor);
-            factor *= value_scale_of(a, at.batch, to.head) * growth_of<sum_t>(a);
+            factor *= value_scale_of(a, at.batch, to.head) * dropout_scale_of<sum_t>(a);
 #pragma unroll
             for (int j = 0; j < VALUES / 8; j++)
                 amax.note(o[j][2 * h] * factor), amax.note(o[j][2 * h + 1] * factor);
@@ -208,11 +207,11 @@ DEVICE void store_rows(const P &a, const position &at, const lengths &used, row_
             if constexpr (HAS_O) {
                 if (is_ragged(a.o_batch) && to.query >= used.queries)
                     continue; /* the row belongs to another entry */
-                o_t *place = a.o + at.batch * a.o_batch + to.head * a.o_head + to.query * a.o_row +
+                o_t *o_row = a.o + at.batch * a.o_batch + to.head * a.o_head + to.query * a.o_row +
                              at.chunk * VALUES * a.o_column;
 #pragma unroll
                 for (int j = 0; j < VALUES / 8; j++)
-                    store_two<O_IS_PAIR>(place, a.o_column, tiles::result_column(j), columns, o[j][2 * h] * factor,
+                    store_two<O_IS_PAIR>(o_row, a.o_column, tiles::result_column(j), columns, o[j][2 * h] * factor,
                                          o[j][2 * h + 1] * factor);
             }
         }
@@ -224,8 +223,8 @@ DEVICE void store_rows(const P &a, const position &at, const lengths &used, row_
 /* The first active tile of keys in `tile` .. until - 1; a tile is within one tile of the block mask. */
 template <class P> DEVICE int next_tile(const P &a, const position &at, int tile, int until) {
     static_assert(!HAS_BLOCK_MASK || (!IS_PACKED && MASK_TILE % ROWS == 0 && MASK_TILE % KEYS == 0),
-                  "tiles of one head");
-    while (HAS_BLOCK_MASK && tile < until && !keeps_tile(a, at.batch, at.group, at.first, tile * KEYS))
+                  "block masks need tiles of one head");
+    while (HAS_BLOCK_MASK && tile < until && !is_active_tile(a, at.batch, at.group, at.first, tile * KEYS))
         tile++;
     return tile;
 }
@@ -233,10 +232,11 @@ template <class P> DEVICE int next_tile(const P &a, const position &at, int tile
 template <class P> DEVICE void attend(const P &a, memory &shared) {
     const position at = locate(a);
     const lengths used = lengths_of(a, at.batch);
-    const int last = min(at.first + ROWS, (int)a.rows), own_first = at.first + (int)threadIdx.x / 32 * M_TILES * 16;
+    const int last = min(at.first + ROWS, (int)a.rows),
+              resident_first = at.first + (int)threadIdx.x / 32 * M_TILES * 16;
     const int query_first = IS_PACKED ? 0 : at.first, query_last = IS_PACKED ? (int)a.queries : last;
-    const span keys = seen_by_any(a, used, query_first, query_last),
-               common = seen_by_each(a, used, query_first, query_last);
+    const span keys = visible_to_any(a, used, query_first, query_last),
+               common = visible_to_each(a, used, query_first, query_last);
     const int begin = keys.first / KEYS, end = keys.first < keys.last ? (keys.last + KEYS - 1) / KEYS : begin;
     const int share = (end - begin + (int)a.splits - 1) / (int)a.splits;
     const int until = min(begin + (at.split + 1) * share, end);
@@ -247,18 +247,18 @@ template <class P> DEVICE void attend(const P &a, memory &shared) {
     for (int m = 0; m < M_TILES; m++)
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            const int i = own_first + 16 * m + lane() / 4 + 8 * h;
-            const row_place row = row_of(a, at, min(i, last - 1));
-            rows[m].own[h] = own_row_of(a, used, at.batch, row.head, row.query);
+            const int i = resident_first + 16 * m + lane() / 4 + 8 * h;
+            const query_row row = row_of(a, at, min(i, last - 1));
+            rows[m].resident[h] = resident_row_of(a, used, at.batch, row.head, row.query);
             if (i >= last)
-                rows[m].own[h].seen = span{0, 0};
+                rows[m].resident[h].visible = span{0, 0};
             rows[m].clear(h);
         }
     sum_t o[M_TILES][VALUES / 8][4] = {};
-    const sum_t scale = in_units(score_scale_of(a, at.batch, at.group * (IS_PACKED ? a.pack : 1)));
+    const sum_t scale = to_score_units(score_scale_of(a, at.batch, at.group * (IS_PACKED ? a.pack : 1)));
     const rng_state rng = rng_state_of(a);
-    tiles::rows<DEPTH, M_TILES, IS_HELD> q;
-    typename tiles::weights<M_TILES, N, PARTS> weights;
+    tiles::rows<DEPTH, M_TILES, ROWS_IN_REGISTERS> q;
+    typename tiles::p_operand<M_TILES, N, PARTS> p;
     q.point(shared.q + (int)threadIdx.x / 32 * M_TILES * 16 * (DEPTH + PAD));
 
     for (int i = threadIdx.x; i < STAGES * KEYS; i += THREADS)
@@ -266,8 +266,8 @@ template <class P> DEVICE void attend(const P &a, memory &shared) {
     __syncthreads();
     if (from < until) {
         if constexpr (!IS_SLICED)
-            bring_queries(a, at, used, 0, shared);
-        bring_tile(a, at, keys, from * KEYS, shared.stages[0]);
+            load_q(a, at, used, 0, shared);
+        load_tile(a, at, keys, from * KEYS, shared.stages[0]);
     }
     int turn = 0; /* index of the current stage */
 #pragma unroll 1
@@ -279,31 +279,31 @@ template <class P> DEVICE void attend(const P &a, memory &shared) {
         await_tiles();
         bool is_non_finite = false;
         if (!is_whole)
-            is_non_finite = value_carrier::clear_non_finite_rows(now.v, shared.non_finite[turn], tile);
+            is_non_finite = v_loader::clear_non_finite_rows(now.v, shared.non_finite[turn], tile);
         is_non_finite = __syncthreads_or(is_non_finite);
         if (tile == from)
             q.load();
         if (STAGES > 1 && next < until)
-            bring_tile(a, at, keys, next * KEYS, shared.stages[(turn + 1) % STAGES]);
-        bool meets = false;
+            load_tile(a, at, keys, next * KEYS, shared.stages[(turn + 1) % STAGES]);
+        bool overlaps = false;
 #pragma unroll
         for (int m = 0; m < M_TILES; m++)
-            meets = meets || rows[m].own[0].seen.meets(first, first + KEYS) ||
-                    rows[m].own[1].seen.meets(first, first + KEYS);
-        meets = __any_sync(0xffffffffu, meets);
+            overlaps = overlaps || rows[m].resident[0].visible.overlaps(first, first + KEYS) ||
+                       rows[m].resident[1].visible.overlaps(first, first + KEYS);
+        overlaps = __any_sync(0xffffffffu, overlaps);
         sum_t s[M_TILES][N][4] = {};
         if constexpr (IS_SLICED)
-            add_slices<DEPTH>(s, q, now.k, a.depth, meets, [&](int column) {
-                bring_queries(a, at, used, column, shared);
-                bring_keys(a, at, keys, first, column, now);
+            add_slices<DEPTH>(s, q, now.k, a.depth, overlaps, [&](int column) {
+                load_q(a, at, used, column, shared);
+                load_k(a, at, keys, first, column, now);
             });
-        if (meets) {
+        if (overlaps) {
             if constexpr (!IS_SLICED)
                 tiles::scores(s, q, now.k);
 #pragma unroll
             for (int m = 0; m < M_TILES; m++) {
                 sum_t nan_or_zero[2];
-                score_tile(a, rows[m].own, first, is_whole, scale, s[m]);
+                score_tile(a, rows[m].resident, first, is_whole, scale, s[m]);
                 if (is_non_finite)
                     find_non_finite(shared.non_finite[turn], tile, s[m], nan_or_zero);
                 online_softmax(rows[m], s[m], o[m]);
@@ -314,18 +314,18 @@ template <class P> DEVICE void attend(const P &a, memory &shared) {
                 if constexpr (HAS_DROPOUT)
                     drop(a, rng, rows[m], first, s[m]);
             }
-            weights.set(s, shared.weights + (int)threadIdx.x / 32 * M_TILES * 16 * (KEYS + PAD));
-            tiles::template results<VALUES + PAD, VALUES>(o, weights, now.v);
+            p.set(s, shared.p + (int)threadIdx.x / 32 * M_TILES * 16 * (KEYS + PAD));
+            tiles::template results<VALUES + PAD, VALUES>(o, p, now.v);
         }
         if (STAGES == 1 && next < until) {
             __syncthreads();
-            bring_tile(a, at, keys, next * KEYS, now);
+            load_tile(a, at, keys, next * KEYS, now);
         }
     }
     largest amax{};
 #pragma unroll
     for (int m = 0; m < M_TILES; m++)
-        store_rows(a, at, used, rows[m], o[m], own_first + 16 * m, amax);
+        store_rows(a, at, used, rows[m], o[m], resident_first + 16 * m, amax);
     amax.store(a);
 }
 

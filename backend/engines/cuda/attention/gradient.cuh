@@ -8,19 +8,19 @@
 
 #include "attention/element_scales.cuh"
 
-constexpr int ROWS = WARPS * M_TILES * 16, N = COLUMNS / 8, KEPT_WORDS = (N + 7) / 8;
+constexpr int ROWS = WARPS * M_TILES * 16, N = COLUMNS / 8, KEEP_WORDS = (N + 7) / 8;
 static_assert(COLUMNS % (tiles::NEEDS_SCRATCH ? 8 : 16) == 0 && DEPTH % 16 == 0 && VALUE_DEPTH % 16 == 0,
-              "products go by 16, multiply-adds by 8 rows of the other side");
+              "MMAs need multiples of 16 rows of the other side, FMAs of 8");
 
-struct alignas(16) passing {
-    staged_t first[COLUMNS * (DEPTH + PAD)];
-    staged_t second[COLUMNS * (VALUE_DEPTH + PAD)];
-    sum_t shifts[OWN_IS_KEY ? COLUMNS : 16 / sizeof(sum_t)],
-        dots[OWN_IS_KEY ? COLUMNS : 16 / sizeof(sum_t)]; /* of queries */
+struct alignas(16) streamed_tile {
+    staged_t qk[COLUMNS * (DEPTH + PAD)];
+    staged_t vdo[COLUMNS * (VALUE_DEPTH + PAD)];
+    sum_t shifts[KV_RESIDENT ? COLUMNS : 16 / sizeof(sum_t)],
+        dots[KV_RESIDENT ? COLUMNS : 16 / sizeof(sum_t)]; /* of queries */
 };
-struct alignas(16) owned {
-    staged_t first[ROWS * (DEPTH + PAD)];
-    staged_t second[MAKES_FIRST ? ROWS * (VALUE_DEPTH + PAD) : PAD];
+struct alignas(16) resident_tile {
+    staged_t qk[ROWS * (DEPTH + PAD)];
+    staged_t vdo[HAS_DQK ? ROWS * (VALUE_DEPTH + PAD) : PAD];
     staged_t
         slice[IS_SLICED ? COLUMNS * ((DEPTH > VALUE_DEPTH ? DEPTH : VALUE_DEPTH) + PAD) : PAD]; /* slice of the streamed
                                                                                                    side */
@@ -45,12 +45,12 @@ template <class P> DEVICE auto q_of(const P &a, i64 batch, i64 head) {
                                   q_scales(a, batch, head));
 }
 template <class P> DEVICE auto k_of(const P &a, i64 batch, i64 head) {
-    const i64 shared = head / a.key_share;
+    const i64 shared = head / a.k_group_size;
     return head_operand_at<K_RUN>(a.k + batch * a.k_batch + shared * a.k_head, a.k_row, a.k_column,
                                   k_scales(a, batch, shared));
 }
 template <class P> DEVICE auto v_of(const P &a, i64 batch, i64 head) {
-    const i64 shared = head / a.value_share;
+    const i64 shared = head / a.v_group_size;
     return head_operand_at<V_RUN>(a.v + batch * a.v_batch + shared * a.v_head, a.v_row, a.v_column,
                                   v_scales(a, batch, shared));
 }
@@ -68,7 +68,7 @@ template <class P> DEVICE auto q_for_dk(const P &a, i64 batch, i64 head) {
         return q_of(a, batch, head);
 }
 template <class P> DEVICE auto k_for_dq(const P &a, i64 batch, i64 head) {
-    const i64 shared = head / a.key_share;
+    const i64 shared = head / a.k_group_size;
     if constexpr (HAS_K_T)
         return head_operand_at<K_T_RUN>(a.k_t + batch * a.k_t_batch + shared * a.k_t_head, a.k_t_row, a.k_t_column,
                                         k_t_scales(a, batch, shared));
@@ -88,52 +88,53 @@ constexpr int SCALED_AT_ONCE = CHIP < 890 ? 1 : 2;
 
 /* Loads COUNT rows from `first` on, zeros for those outside `rows`, and WIDTH columns from `column` on. */
 template <int COUNT, int WIDTH, int RUN, class T, class S>
-DEVICE void bring_rows(staged_t *to, const head_operand<RUN, T, S> &from, const span &rows, int first, int column,
-                       i64 columns) {
-    using rows_carrier = carrier<COUNT, WIDTH, RUN, T>;
-    const auto place = [&](int i) -> const T * {
+DEVICE void load_rows(staged_t *to, const head_operand<RUN, T, S> &from, const span &rows, int first, int column,
+                      i64 columns) {
+    using loader = tile_loader<COUNT, WIDTH, RUN, T>;
+    const auto row_address = [&](int i) -> const T * {
         return rows.has(first + i) ? from.at + (first + i) * from.row_step + column * from.column_step : nullptr;
     };
     if constexpr (same<S, no_scales>::value)
-        rows_carrier::bring(to, from.at, (int)columns - column, from.column_step, place);
+        loader::load(to, from.at, (int)columns - column, from.column_step, row_address);
     else
-        rows_carrier::template bring<S::IS_BY_ELEMENT, SCALED_AT_ONCE>(
-            to, from.at, (int)columns - column, from.column_step, place,
+        loader::template load<S::IS_BY_ELEMENT, SCALED_AT_ONCE>(
+            to, from.at, (int)columns - column, from.column_step, row_address,
             [&](int i, int j) { return from.scales.of(first + i, column + j); });
 }
 /* IS_OPERAND_OF_GRADIENT: loads the copy that the gradient's matmul reads. */
-template <bool IS_KEY, int COUNT, bool IS_FACTOR = false, class P>
-DEVICE void bring_first(const P &a, i64 batch, i64 head, const span &rows, int first, int column, staged_t *to) {
-    if constexpr (IS_KEY && IS_FACTOR)
-        bring_rows<COUNT, DEPTH>(to, k_for_dq(a, batch, head), rows, first, column, a.depth);
+template <bool IS_KEY, int COUNT, bool IS_OPERAND_OF_GRADIENT = false, class P>
+DEVICE void load_qk(const P &a, i64 batch, i64 head, const span &rows, int first, int column, staged_t *to) {
+    if constexpr (IS_KEY && IS_OPERAND_OF_GRADIENT)
+        load_rows<COUNT, DEPTH>(to, k_for_dq(a, batch, head), rows, first, column, a.depth);
     else if constexpr (IS_KEY)
-        bring_rows<COUNT, DEPTH>(to, k_of(a, batch, head), rows, first, column, a.depth);
-    else if constexpr (IS_FACTOR)
-        bring_rows<COUNT, DEPTH>(to, q_for_dk(a, batch, head), rows, first, column, a.depth);
+        load_rows<COUNT, DEPTH>(to, k_of(a, batch, head), rows, first, column, a.depth);
+    else if constexpr (IS_OPERAND_OF_GRADIENT)
+        load_rows<COUNT, DEPTH>(to, q_for_dk(a, batch, head), rows, first, column, a.depth);
     else
-        bring_rows<COUNT, DEPTH>(to, q_of(a, batch, head), rows, first, column, a.depth);
+        load_rows<COUNT, DEPTH>(to, q_of(a, batch, head), rows, first, column, a.depth);
 }
-template <bool IS_KEY, int COUNT, bool IS_FACTOR = false, class P>
-DEVICE void bring_second(const P &a, i64 batch, i64 head, const span &rows, int first, int column, staged_t *to) {
+template <bool IS_KEY, int COUNT, bool IS_OPERAND_OF_GRADIENT = false, class P>
+DEVICE void load_vdo(const P &a, i64 batch, i64 head, const span &rows, int first, int column, staged_t *to) {
     if constexpr (IS_KEY)
-        bring_rows<COUNT, VALUE_DEPTH>(to, v_of(a, batch, head), rows, first, column, a.value_depth);
-    else if constexpr (IS_FACTOR)
-        bring_rows<COUNT, VALUE_DEPTH>(to, d_o_for_dv(a, batch, head), rows, first, column, a.value_depth);
+        load_rows<COUNT, VALUE_DEPTH>(to, v_of(a, batch, head), rows, first, column, a.value_depth);
+    else if constexpr (IS_OPERAND_OF_GRADIENT)
+        load_rows<COUNT, VALUE_DEPTH>(to, d_o_for_dv(a, batch, head), rows, first, column, a.value_depth);
     else
-        bring_rows<COUNT, VALUE_DEPTH>(to, d_o_of(a, batch, head), rows, first, column, a.value_depth);
+        load_rows<COUNT, VALUE_DEPTH>(to, d_o_of(a, batch, head), rows, first, column, a.value_depth);
 }
 
-template <class P> DEVICE void bring_owned(const P &a, i64 batch, i64 head, const span &rows, int first, owned &to) {
-    bring_first<OWN_IS_KEY, ROWS>(a, batch, head, rows, first, 0, to.first);
-    if constexpr (MAKES_FIRST)
-        bring_second<OWN_IS_KEY, ROWS>(a, batch, head, rows, first, 0, to.second);
+template <class P>
+DEVICE void load_resident(const P &a, i64 batch, i64 head, const span &rows, int first, resident_tile &to) {
+    load_qk<KV_RESIDENT, ROWS>(a, batch, head, rows, first, 0, to.qk);
+    if constexpr (HAS_DQK)
+        load_vdo<KV_RESIDENT, ROWS>(a, batch, head, rows, first, 0, to.vdo);
 }
 /* True if two query heads have the same resident tiles. */
-template <class P> DEVICE bool same_own(const P &a, i64 head, i64 other) {
-    return OWN_IS_KEY && head / a.key_share == other / a.key_share &&
-           (!MAKES_FIRST || head / a.value_share == other / a.value_share);
+template <class P> DEVICE bool same_resident_tiles(const P &a, i64 head, i64 other) {
+    return KV_RESIDENT && head / a.k_group_size == other / a.k_group_size &&
+           (!HAS_DQK || head / a.v_group_size == other / a.v_group_size);
 }
-template <class P> DEVICE void bring_statistics(const P &a, i64 batch, i64 head, int first, passing &to) {
+template <class P> DEVICE void load_statistics(const P &a, i64 batch, i64 head, int first, streamed_tile &to) {
     const i64 line = (batch * a.heads + head) * a.queries;
     for (int i = threadIdx.x; i < COLUMNS; i += THREADS) {
         const i64 query = min((i64)(first + i), a.queries - 1);
@@ -148,53 +149,53 @@ template <class P> DEVICE void bring_statistics(const P &a, i64 batch, i64 head,
 }
 /* If sliced, only loads the columns of `chunk`, which the gradient's matmul reads. */
 template <class P>
-DEVICE void bring_passing(const P &a, i64 batch, i64 head, const span &seen, int first, int chunk, passing &to) {
-    if constexpr (!IS_SLICED || MAKES_FIRST)
-        bring_first<!OWN_IS_KEY, COLUMNS, IS_SLICED>(a, batch, head, seen, first, IS_SLICED ? chunk * DEPTH : 0,
-                                                     to.first);
-    if constexpr (!IS_SLICED || MAKES_SECOND)
-        bring_second<!OWN_IS_KEY, COLUMNS, IS_SLICED>(a, batch, head, seen, first, IS_SLICED ? chunk * VALUE_DEPTH : 0,
-                                                      to.second);
-    if constexpr (OWN_IS_KEY)
-        bring_statistics(a, batch, head, first, to);
+DEVICE void load_streamed(const P &a, i64 batch, i64 head, const span &visible, int first, int chunk,
+                          streamed_tile &to) {
+    if constexpr (!IS_SLICED || HAS_DQK)
+        load_qk<!KV_RESIDENT, COLUMNS, IS_SLICED>(a, batch, head, visible, first, IS_SLICED ? chunk * DEPTH : 0, to.qk);
+    if constexpr (!IS_SLICED || HAS_DV)
+        load_vdo<!KV_RESIDENT, COLUMNS, IS_SLICED>(a, batch, head, visible, first, IS_SLICED ? chunk * VALUE_DEPTH : 0,
+                                                   to.vdo);
+    if constexpr (KV_RESIDENT)
+        load_statistics(a, batch, head, first, to);
 }
 
 /* For the tiles that gradients are computed from. */
-DEVICE bool clear_non_finite_rows(passing &tile, int *non_finite, int mark) {
+DEVICE bool clear_non_finite_rows(streamed_tile &tile, int *non_finite, int mark) {
     bool found = false;
-    if constexpr (!OWN_IS_KEY)
-        found = carrier < COLUMNS, DEPTH, HAS_K_T ? K_T_RUN : K_RUN,
-        k_t > ::clear_non_finite_rows(tile.first, non_finite, mark);
-    else if constexpr (!IS_SLICED || MAKES_FIRST)
-        found = carrier < COLUMNS, DEPTH, HAS_Q_T ? Q_T_RUN : Q_RUN,
-        q_t > ::clear_non_finite_rows(tile.first, non_finite, mark);
-    if constexpr (OWN_IS_KEY && (!IS_SLICED || MAKES_SECOND))
-        found = carrier < COLUMNS, VALUE_DEPTH, HAS_D_O_T ? D_O_T_RUN : D_O_RUN,
-        d_o_t > ::clear_non_finite_rows(tile.second, non_finite, mark) || found;
+    if constexpr (!KV_RESIDENT)
+        found = tile_loader < COLUMNS, DEPTH, HAS_K_T ? K_T_RUN : K_RUN,
+        k_t > ::clear_non_finite_rows(tile.qk, non_finite, mark);
+    else if constexpr (!IS_SLICED || HAS_DQK)
+        found = tile_loader < COLUMNS, DEPTH, HAS_Q_T ? Q_T_RUN : Q_RUN,
+        q_t > ::clear_non_finite_rows(tile.qk, non_finite, mark);
+    if constexpr (KV_RESIDENT && (!IS_SLICED || HAS_DV))
+        found = tile_loader < COLUMNS, VALUE_DEPTH, HAS_D_O_T ? D_O_T_RUN : D_O_RUN,
+        d_o_t > ::clear_non_finite_rows(tile.vdo, non_finite, mark) || found;
     return found;
 }
 
 /* ---- Scores of resident rows ---- */
 
-struct scores_of_rows {
-    own_row own[M_TILES][2];
+struct score_rows {
+    resident_row resident[M_TILES][2];
     sum_t shift[M_TILES][2], dot[M_TILES][2]; /* of resident queries */
-    sum_t scale, growth;
+    sum_t scale, keep_scale;
     sum_t dp_scale; /* factor of dO V^T */
     rng_state rng;
     u64 blocks_per_query;
-    tiles::rows<DEPTH, M_TILES, IS_HELD> first;
-    tiles::rows<VALUE_DEPTH, M_TILES, IS_HELD> second;
+    tiles::rows<DEPTH, M_TILES, ROWS_IN_REGISTERS> qk;
+    tiles::rows<VALUE_DEPTH, M_TILES, ROWS_IN_REGISTERS> vdo;
 
-    template <class P> DEVICE void start(const P &a, const owned &tile, int warp_first) {
-        scale = in_units(scale_of(a) * score_descale(a));
-        growth = growth_of<sum_t>(a);
-        dp_scale = growth * dp_descale(a);
+    template <class P> DEVICE void start(const P &a, const resident_tile &tile, int warp_first) {
+        scale = to_score_units(scale_of(a) * score_descale(a));
+        keep_scale = dropout_scale_of<sum_t>(a);
+        dp_scale = keep_scale * dp_descale(a);
         rng = rng_state_of(a);
         blocks_per_query = (u64)((a.keys + 3) / 4);
-        first.point(tile.first + warp_first * (DEPTH + PAD));
-        if constexpr (MAKES_FIRST)
-            second.point(tile.second + warp_first * (VALUE_DEPTH + PAD));
+        qk.point(tile.qk + warp_first * (DEPTH + PAD));
+        if constexpr (HAS_DQK)
+            vdo.point(tile.vdo + warp_first * (VALUE_DEPTH + PAD));
     }
     template <class P> DEVICE void find(const P &a, const lengths &used, i64 batch, i64 head, int from, int last) {
 #pragma unroll
@@ -202,95 +203,97 @@ struct scores_of_rows {
 #pragma unroll
             for (int h = 0; h < 2; h++) {
                 const int i = from + 16 * m + lane() / 4 + 8 * h, row = min(i, last);
-                own[m][h] = own_row_of(a, used, batch, head, row);
+                resident[m][h] = resident_row_of(a, used, batch, head, row);
                 if (i > last)
-                    own[m][h].seen = span{0, 0};
-                if constexpr (!OWN_IS_KEY) {
+                    resident[m][h].visible = span{0, 0};
+                if constexpr (!KV_RESIDENT) {
                     shift[m][h] = a.shifts[(batch * a.heads + head) * a.queries + row];
                     dot[m][h] = a.dots[(batch * a.heads + head) * a.queries + row];
                 }
             }
     }
     DEVICE void load() {
-        first.load();
-        if constexpr (MAKES_FIRST)
-            second.load();
+        qk.load();
+        if constexpr (HAS_DQK)
+            vdo.load();
     }
     /* True if any pair of the warp's rows and the tile is visible. */
-    DEVICE bool meets(int from) const {
+    DEVICE bool overlaps(int from) const {
         bool found = false;
 #pragma unroll
         for (int m = 0; m < M_TILES; m++)
-            found = found || own[m][0].seen.meets(from, from + COLUMNS) || own[m][1].seen.meets(from, from + COLUMNS);
+            found = found || resident[m][0].visible.overlaps(from, from + COLUMNS) ||
+                    resident[m][1].visible.overlaps(from, from + COLUMNS);
         return __any_sync(0xffffffffu, found);
     }
 };
 
 /* The pair of tiles: resident rows from resident_first on, and streamed rows from `first` on. */
-struct meeting {
+struct tile_pair {
     i64 batch, head;
-    span own, others;
-    int own_first, first;
+    span resident, others;
+    int resident_first, first;
 };
 
 /* Computes Q K^T and dO V^T by slices. */
 template <class P>
-DEVICE void add_all_slices(const P &a, const meeting &at, const scores_of_rows &rows, owned &tile, bool takes,
+DEVICE void add_all_slices(const P &a, const tile_pair &at, const score_rows &rows, resident_tile &tile, bool takes,
                            sum_t (&s)[M_TILES][N][4], sum_t (&g)[M_TILES][N][4]) {
-    add_slices<DEPTH>(s, rows.first, tile.slice, a.depth, takes, [&](int column) {
-        bring_first<OWN_IS_KEY, ROWS>(a, at.batch, at.head, at.own, at.own_first, column, tile.first);
-        bring_first<!OWN_IS_KEY, COLUMNS>(a, at.batch, at.head, at.others, at.first, column, tile.slice);
+    add_slices<DEPTH>(s, rows.qk, tile.slice, a.depth, takes, [&](int column) {
+        load_qk<KV_RESIDENT, ROWS>(a, at.batch, at.head, at.resident, at.resident_first, column, tile.qk);
+        load_qk<!KV_RESIDENT, COLUMNS>(a, at.batch, at.head, at.others, at.first, column, tile.slice);
     });
-    if constexpr (MAKES_FIRST)
-        add_slices<VALUE_DEPTH>(g, rows.second, tile.slice, a.value_depth, takes, [&](int column) {
-            bring_second<OWN_IS_KEY, ROWS>(a, at.batch, at.head, at.own, at.own_first, column, tile.second);
-            bring_second<!OWN_IS_KEY, COLUMNS>(a, at.batch, at.head, at.others, at.first, column, tile.slice);
+    if constexpr (HAS_DQK)
+        add_slices<VALUE_DEPTH>(g, rows.vdo, tile.slice, a.value_depth, takes, [&](int column) {
+            load_vdo<KV_RESIDENT, ROWS>(a, at.batch, at.head, at.resident, at.resident_first, column, tile.vdo);
+            load_vdo<!KV_RESIDENT, COLUMNS>(a, at.batch, at.head, at.others, at.first, column, tile.slice);
         });
 }
 
 /* P = e^(S - stats). Exact stats are not less than S; rounded ones may be. */
-DEVICE void find_probabilities(const scores_of_rows &rows, int m, const passing &now, sum_t (&s)[N][4]) {
+DEVICE void compute_p(const score_rows &rows, int m, const streamed_tile &now, sum_t (&s)[N][4]) {
 #pragma unroll
     for (int j = 0; j < N; j++)
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            const sum_t distance = s[j][e] - (OWN_IS_KEY ? now.shifts[score_column(j) + e % 2] : rows.shift[m][e / 2]);
-            s[j][e] = s[j][e] == unseen() ? (sum_t)0 : power(distance > 0 ? (sum_t)0 : distance);
+            const sum_t distance = s[j][e] - (KV_RESIDENT ? now.shifts[score_column(j) + e % 2] : rows.shift[m][e / 2]);
+            s[j][e] = s[j][e] == hidden_score() ? (sum_t)0 : power(distance > 0 ? (sum_t)0 : distance);
         }
 }
 
 template <class P>
-DEVICE void find_kept(const P &a, const scores_of_rows &rows, int m, int first, u32 (&kept)[KEPT_WORDS]) {
+DEVICE void compute_keep_mask(const P &a, const score_rows &rows, int m, int first, u32 (&keep_mask)[KEEP_WORDS]) {
 #pragma unroll
-    for (int w = 0; w < KEPT_WORDS; w++)
-        kept[w] = DRAWS_DROPOUT ? 0 : 0xffffffffu;
+    for (int w = 0; w < KEEP_WORDS; w++)
+        keep_mask[w] = DRAWS_DROPOUT ? 0 : 0xffffffffu;
     if constexpr (DRAWS_DROPOUT) {
 #pragma unroll
         for (int j = 0; j < N; j++)
-            kept[j / 8] |= kept_of(rows.rng, rows.own[m], first + 8 * j, rows.blocks_per_query) << j % 8 * 4;
+            keep_mask[j / 8] |= keep_bits_of(rows.rng, rows.resident[m], first + 8 * j, rows.blocks_per_query)
+                                << j % 8 * 4;
     }
 }
 /* Applies dropout to x, which belongs to P[j][e], without the dropout scale. A mask is read only if P is not 0. */
 template <class P>
-DEVICE sum_t dropped(const P &a, const scores_of_rows &rows, int m, int first, const u32 (&kept)[KEPT_WORDS], int j,
+DEVICE sum_t dropped(const P &a, const score_rows &rows, int m, int first, const u32 (&keep_mask)[KEEP_WORDS], int j,
                      int e, sum_t p, sum_t x) {
     if constexpr (HAS_DROPOUT_MASK)
-        return p == 0 ? (sum_t)0 : x * mask_of(a, rows.own[m][e / 2], first + score_column(j) + e % 2);
+        return p == 0 ? (sum_t)0 : x * mask_of(a, rows.resident[m][e / 2], first + score_column(j) + e % 2);
     else
-        return !HAS_DROPOUT || (kept[j / 8] >> (j % 8 * 4 + e) & 1) ? x : (sum_t)0;
+        return !HAS_DROPOUT || (keep_mask[j / 8] >> (j % 8 * 4 + e) & 1) ? x : (sum_t)0;
 }
 
 /* Converts dP to dS. */
 template <class P>
-DEVICE void find_score_gradients(const P &a, const scores_of_rows &rows, int m, int first, const passing &now,
-                                 const u32 (&kept)[KEPT_WORDS], const sum_t (&p)[N][4], sum_t (&g)[N][4]) {
+DEVICE void compute_ds(const P &a, const score_rows &rows, int m, int first, const streamed_tile &now,
+                       const u32 (&keep_mask)[KEEP_WORDS], const sum_t (&p)[N][4], sum_t (&g)[N][4]) {
 #pragma unroll
     for (int j = 0; j < N; j++)
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            const sum_t dot = OWN_IS_KEY ? now.dots[score_column(j) + e % 2] : rows.dot[m][e / 2];
-            const sum_t grown = HAS_DROPOUT || HAS_DP_DESCALE ? g[j][e] * rows.dp_scale : g[j][e];
-            const sum_t dp = dropped(a, rows, m, first, kept, j, e, p[j][e], grown);
+            const sum_t dot = KV_RESIDENT ? now.dots[score_column(j) + e % 2] : rows.dot[m][e / 2];
+            const sum_t scaled_dp = HAS_DROPOUT || HAS_DP_DESCALE ? g[j][e] * rows.dp_scale : g[j][e];
+            const sum_t dp = dropped(a, rows, m, first, keep_mask, j, e, p[j][e], scaled_dp);
             g[j][e] = p[j][e] == 0 ? (sum_t)0 : p[j][e] * (dp - dot);
         }
 }
@@ -309,26 +312,28 @@ struct scaled_products {
                     at[j][e] = s[j][e] * scale;
     }
     /* Replaces each dS that is not 0 by propagate(row, query, key, product, dS). */
-    template <class F> DEVICE void carry(const own_row (&own)[2], int first, sum_t (&g)[N][4], F carry) const {
+    template <class F>
+    DEVICE void propagate(const resident_row (&resident)[2], int first, sum_t (&g)[N][4], F propagate) const {
         if constexpr (HAS_MODIFIER)
 #pragma unroll
             for (int j = 0; j < N; j++)
 #pragma unroll
                 for (int e = 0; e < 4; e++) {
-                    const own_row &row = own[e / 2];
+                    const resident_row &row = resident[e / 2];
                     const int other = first + score_column(j) + e % 2;
                     if (g[j][e] != 0)
-                        g[j][e] = carry(row, query_of(row, other), key_of(row, other), at[j][e], g[j][e]);
+                        g[j][e] = propagate(row, query_of(row, other), key_of(row, other), at[j][e], g[j][e]);
                 }
     }
 };
 
 /* Converts dS of the scores to that of the scaled products. */
 template <class P>
-DEVICE void carry_back(const P &a, const scaled_products &products, const own_row (&own)[2], int first,
-                       sum_t (&g)[N][4]) {
+DEVICE void backpropagate(const P &a, const scaled_products &products, const resident_row (&resident)[2], int first,
+                          sum_t (&g)[N][4]) {
     if constexpr (HAS_MODIFIER)
-        products.carry(own, first, g, [&](const own_row &row, int query, int key, sum_t product, sum_t ds) {
-            return modified_gradient(a, row.batch, row.head, query, key, product, ds);
-        });
+        products.propagate(resident, first, g,
+                           [&](const resident_row &row, int query, int key, sum_t product, sum_t ds) {
+                               return modified_gradient(a, row.batch, row.head, query, key, product, ds);
+                           });
 }

@@ -4,7 +4,7 @@
    Tile      a warp computes one row. Partial O of splits that saw no key is not read
    Params    sum_t, features */
 
-constexpr bool OWN_IS_KEY = false;
+constexpr bool KV_RESIDENT = false;
 
 #include "core/async.cuh"
 #include "core/dependent_launch.cuh"
@@ -16,24 +16,24 @@ constexpr bool OWN_IS_KEY = false;
 #include "attention/scales.cuh"
 
 template <class P> DEVICE sum_t rescale_of(const P &a, i64 line, int split, sum_t shift) {
-    return power(a.split_most[split * a.lines + line] - shift);
+    return power(a.split_max[split * a.lines + line] - shift);
 }
 
 template <class P> DEVICE void merge(const P &a, i64 line, largest &amax) {
     const int query = (int)(line % a.queries), splits = (int)a.splits;
     const i64 head = line / a.queries % a.heads, batch = line / a.queries / a.heads;
     const lengths used = lengths_of(a, batch);
-    sum_t most = unseen(), sum = 0;
+    sum_t row_max = hidden_score(), sum = 0;
 #pragma unroll 8
     for (int s = 0; s < splits; s++)
-        most = fmax(most, a.split_most[s * a.lines + line]);
-    const sum_t shift = most == unseen() ? (sum_t)0 : most;
+        row_max = fmax(row_max, a.split_max[s * a.lines + line]);
+    const sum_t shift = row_max == hidden_score() ? (sum_t)0 : row_max;
 #pragma unroll 8
     for (int s = 0; s < splits; s++)
         sum += a.split_sum[s * a.lines + line] * rescale_of(a, line, s, shift);
-    sum_t factor = end_row(a, batch, head, query, used, most, sum, lane() == 0);
+    sum_t factor = end_row(a, batch, head, query, used, row_max, sum, lane() == 0);
     amax.note_row(factor);
-    factor *= value_scale_of(a, batch, head) * growth_of<sum_t>(a);
+    factor *= value_scale_of(a, batch, head) * dropout_scale_of<sum_t>(a);
     if constexpr (HAS_O)
         if (is_ragged(a.o_batch) && query >= used.queries)
             return; /* the row belongs to another entry */

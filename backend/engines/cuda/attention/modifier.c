@@ -91,7 +91,7 @@ static void emit_node(struct text *code, const struct graph *graph, const struct
 }
 
 /* The value that a node computes. */
-static int made_by(const struct graph *graph, const struct node *node) {
+static int output_of(const struct graph *graph, const struct node *node) {
     return graph_find_value(graph, pointwise_operands((const struct pointwise_op *)node->op).out);
 }
 
@@ -110,8 +110,8 @@ static void emit_values_from(struct text *code, const struct cuda_attention *c, 
         if (needed[value_of_operand(c, i)])
             emit_load(code, c, i);
     for (int n = 0; n < m->graph->node_count; n++) {
-        int made = made_by(m->graph, &m->graph->nodes[n]);
-        if (needed[made] && made != from)
+        int output = output_of(m->graph, &m->graph->nodes[n]);
+        if (needed[output] && output != from)
             emit_node(code, m->graph, &m->graph->nodes[n]);
     }
 }
@@ -179,13 +179,13 @@ static struct factors find_factors(const struct cuda_attention *c) {
     struct factors f = {m->input, m->output, -1, -1};
     for (int n = m->graph->node_count; n-- > 0;) {
         const struct node *node = &m->graph->nodes[n];
-        int other = -1, factor = factor_of(c, node, &other), made = made_by(m->graph, node);
+        int other = -1, factor = factor_of(c, node, &other), output = output_of(m->graph, node);
         if (factor < 0)
             continue;
-        if (made == m->output)
+        if (output == m->output)
             f.after = factor, f.output = other;
         else if (other == m->input && readers_of(m->graph, m->input) == 1)
-            f.before = factor, f.input = made;
+            f.before = factor, f.input = output;
     }
     return f;
 }
@@ -197,7 +197,7 @@ bool attention_is_soft_cap(const struct cuda_attention *c) {
     struct factors f = find_factors(c);
     for (int n = 0; n < graph->node_count; n++) {
         const struct pointwise_op *op = (const struct pointwise_op *)graph->nodes[n].op;
-        if (made_by(graph, &graph->nodes[n]) == f.output)
+        if (output_of(graph, &graph->nodes[n]) == f.output)
             return op->pw->mode == WEFT_POINTWISE_TANH_FWD && is_of_floats(op) &&
                    graph_find_value(graph, pointwise_operands(op).x) == f.input;
     }
@@ -218,13 +218,13 @@ void attention_emit_soft_cap(struct kernel_source *source, const struct cuda_att
     emit_constant(source, "SOFT_CAP_TERMS", !attention_is_soft_cap(c) ? 0 : is_rounded ? 3 : 5);
 }
 
-/* modified(score) is factor_after * modified_between(factor_before * score): kernels fold both factors into their own.
-   */
+/* modified(score) is factor_after * modified_between(factor_before * score): kernels fold both factors into their
+   own. */
 void attention_emit_modifier_factors(struct kernel_source *source, const struct cuda_attention *c) {
     if (!c->a->modifier.graph)
         return;
     struct factors f = find_factors(c);
-    text_add(&source->code, "/* The same without constants that multiply, and these. */\n");
+    text_add(&source->code, "/* The modifier without its constant factors, and these factors. */\n");
     emit_head(&source->code, c, "modified_between", "");
     emit_values_from(&source->code, c, f.input, f.output);
     text_add(&source->code, "    return as<T>::of(v%d);\n}\n", f.output);
@@ -252,7 +252,7 @@ static void emit_derived_from(struct text *code, const struct cuda_attention *c,
         if (needed[v] && dependent[v])
             text_add(code, "    T g%d = %s;\n", v, v == output ? "gradient" : "T{}");
     for (int n = m->graph->node_count; n-- > 0;) {
-        int out = made_by(m->graph, &m->graph->nodes[n]);
+        int out = output_of(m->graph, &m->graph->nodes[n]);
         if (needed[out] && dependent[out] && out != from)
             formula_emit_gradient(code, m->graph, &m->graph->nodes[n], dependent);
     }
@@ -274,7 +274,7 @@ void attention_emit_modifier_gradient(struct kernel_source *source, const struct
     const struct score_modifier *m = &c->a->modifier;
     if (!m->graph)
         return;
-    text_add(&source->code, "/* Its gradient. */\n");
+    text_add(&source->code, "/* The score modifier's gradient. */\n");
     emit_head(&source->code, c, "modified_gradient", ", T gradient");
     if (m->gradient_output < 0) {
         emit_derived(&source->code, c, m->input);
@@ -286,7 +286,7 @@ void attention_emit_modifier_gradient(struct kernel_source *source, const struct
 
 /* i: index into the operation's gradients, not its operands. */
 void attention_emit_operand_gradient(struct kernel_source *source, const struct cuda_attention *c, int64_t i) {
-    text_add(&source->code, "/* The gradient of an operand of it. */\n");
+    text_add(&source->code, "/* The gradient of an operand of the score modifier. */\n");
     emit_head(&source->code, c, "operand_gradient", ", T gradient");
     emit_derived(&source->code, c, score_modifier_source(&c->a->modifier, i));
 }

@@ -16,7 +16,7 @@ template <class P> DEVICE sum_t score_scale_of(const P &a, i64 batch, i64 head) 
     if constexpr (Q_SCALES == 1)
         scale *= query_scale_of(a, batch, head);
     if constexpr (K_SCALES == 1)
-        scale *= as<sum_t>::of(a.descale_k[batch * a.descale_k_batch + head / a.key_share * a.descale_k_head]);
+        scale *= as<sum_t>::of(a.descale_k[batch * a.descale_k_batch + head / a.k_group_size * a.descale_k_head]);
     return scale;
 }
 
@@ -24,12 +24,12 @@ template <class P> DEVICE sum_t score_scale_of(const P &a, i64 batch, i64 head) 
 template <class P, class T> DEVICE sum_t key_scale_of(const P &a, i64 batch, i64 head, const T &pages, int key) {
     const i64 page = K_PAGE ? pages.page_of(key) : batch, row = K_PAGE ? key % max(K_PAGE, 1) : key;
     return as<sum_t>::of(
-        a.descale_k[page * a.descale_k_batch + head / a.key_share * a.descale_k_head + row * a.descale_k_row]);
+        a.descale_k[page * a.descale_k_batch + head / a.k_group_size * a.descale_k_head + row * a.descale_k_row]);
 }
 template <class P, class T> DEVICE sum_t value_row_scale_of(const P &a, i64 batch, i64 head, const T &pages, int key) {
     const i64 page = V_PAGE ? pages.page_of(key) : batch, row = V_PAGE ? key % max(V_PAGE, 1) : key;
     return as<sum_t>::of(
-        a.descale_v[page * a.descale_v_batch + head / a.value_share * a.descale_v_head + row * a.descale_v_row]);
+        a.descale_v[page * a.descale_v_batch + head / a.v_group_size * a.descale_v_head + row * a.descale_v_row]);
 }
 
 /* ---- Results ---- */
@@ -38,7 +38,7 @@ template <class P, class T> DEVICE sum_t value_row_scale_of(const P &a, i64 batc
 template <class P> DEVICE sum_t value_scale_of(const P &a, i64 batch, i64 head) {
     sum_t scale = 1;
     if constexpr (V_SCALES == 1)
-        scale *= as<sum_t>::of(a.descale_v[batch * a.descale_v_batch + head / a.value_share * a.descale_v_head]);
+        scale *= as<sum_t>::of(a.descale_v[batch * a.descale_v_batch + head / a.v_group_size * a.descale_v_head]);
     if constexpr (HAS_SCALE_S)
         scale *= as<sum_t>::of(*a.scale_s);
     if constexpr (HAS_DESCALE_S)
@@ -67,8 +67,8 @@ struct largest {
     /* Called by a whole warp. */
     template <class P> DEVICE void store(const P &a) {
         if constexpr (HAS_AMAX_S)
-            raise_largest(a.amax_s, (float)s);
+            raise_amax(a.amax_s, (float)s);
         if constexpr (HAS_AMAX_O)
-            raise_largest(a.amax_o, (float)o);
+            raise_amax(a.amax_o, (float)o);
     }
 };

@@ -16,7 +16,7 @@ constexpr int PAD = tiles::PAD, THREADS = WARPS * 32;
 struct span {
     int first, last;
     DEVICE bool has(int i) const { return (u32)(i - first) < (u32)(last - first); }
-    DEVICE bool meets(int from, int until) const { return first < until && last > from && first < last; }
+    DEVICE bool overlaps(int from, int until) const { return first < until && last > from && first < last; }
     DEVICE bool covers(int from, int until) const { return first <= from && last >= until; }
 };
 
@@ -36,12 +36,12 @@ DEVICE span span_of(i64 first, i64 last, int all) {
     return span{from, (int)max(min(last, (i64)all), (i64)from)};
 }
 
-template <class P> DEVICE span keys_seen(const P &a, const lengths &used, int query) {
+template <class P> DEVICE span visible_keys(const P &a, const lengths &used, int query) {
     if (query >= used.queries)
         return span{0, 0};
     return span_of(query + used.shift - a.left + 1, query + used.shift + a.right + 1, used.keys);
 }
-template <class P> DEVICE span queries_seeing(const P &a, const lengths &used, int key) {
+template <class P> DEVICE span visible_queries(const P &a, const lengths &used, int key) {
     if (key >= used.keys)
         return span{0, 0};
     return span_of(key - used.shift - a.right, key - used.shift + a.left, used.queries);
@@ -49,21 +49,22 @@ template <class P> DEVICE span queries_seeing(const P &a, const lengths &used, i
 
 /* The span of the other side that is visible from a resident query or, with KV_RESIDENT, from a resident key. Both ends
    grow with the index. */
-template <class P> DEVICE span seen_by(const P &a, const lengths &used, int own) {
-    if constexpr (OWN_IS_KEY)
-        return queries_seeing(a, used, own);
+template <class P> DEVICE span visible_to(const P &a, const lengths &used, int resident) {
+    if constexpr (KV_RESIDENT)
+        return visible_queries(a, used, resident);
     else
-        return keys_seen(a, used, own);
+        return visible_keys(a, used, resident);
 }
-DEVICE int own_in_use(const lengths &used) { return OWN_IS_KEY ? used.keys : used.queries; }
+DEVICE int resident_in_use(const lengths &used) { return KV_RESIDENT ? used.keys : used.queries; }
 
 /* The span that any, and that each, of first .. last - 1 sees. */
-template <class P> DEVICE span seen_by_any(const P &a, const lengths &used, int first, int last) {
-    last = min(last, own_in_use(used));
-    return first < last ? span{seen_by(a, used, first).first, seen_by(a, used, last - 1).last} : span{0, 0};
+template <class P> DEVICE span visible_to_any(const P &a, const lengths &used, int first, int last) {
+    last = min(last, resident_in_use(used));
+    return first < last ? span{visible_to(a, used, first).first, visible_to(a, used, last - 1).last} : span{0, 0};
 }
-template <class P> DEVICE span seen_by_each(const P &a, const lengths &used, int first, int last) {
-    return last <= own_in_use(used) ? span{seen_by(a, used, last - 1).first, seen_by(a, used, first).last} : span{0, 0};
+template <class P> DEVICE span visible_to_each(const P &a, const lengths &used, int first, int last) {
+    return last <= resident_in_use(used) ? span{visible_to(a, used, last - 1).first, visible_to(a, used, first).last}
+                                         : span{0, 0};
 }
 
 /* ---- Scores: in natural units, or times log2(e) if that saves an operation and cannot overflow ---- */
@@ -76,11 +77,11 @@ constexpr float LOG2_E = 1.44269504f, LN_2 = 0.693147181f;
 DEVICE float low_of(float) { return __int_as_float(0xff800000); }
 DEVICE double low_of(double) { return (double)low_of(0.0f); }
 /* The score of a hidden key. */
-DEVICE sum_t unseen() { return low_of((sum_t)0); }
+DEVICE sum_t hidden_score() { return low_of((sum_t)0); }
 DEVICE sum_t not_a_number() { return (sum_t)__int_as_float(0x7fffffff); }
 
-DEVICE sum_t in_units(sum_t natural) { return IS_LOG2 ? natural * (sum_t)LOG2_E : natural; }
-DEVICE sum_t in_nature(sum_t score) { return IS_LOG2 ? score * (sum_t)LN_2 : score; }
+DEVICE sum_t to_score_units(sum_t natural) { return IS_LOG2 ? natural * (sum_t)LOG2_E : natural; }
+DEVICE sum_t to_natural(sum_t score) { return IS_LOG2 ? score * (sum_t)LN_2 : score; }
 /* e^x, or 2^x, of a difference of scores. */
 DEVICE float power(float x) { return exp2_approx(IS_LOG2 ? x : x * LOG2_E); }
 DEVICE double power(double x) { return ::exp(x); }
@@ -93,93 +94,95 @@ template <class P> DEVICE sum_t scale_of(const P &a) {
 }
 
 /* A row of scores, as seen by the thread that holds it: a query over keys, or a key over queries. */
-struct own_row {
+struct resident_row {
     i64 batch, head;
     int index;
-    span seen;
+    span visible;
     sum_t slope;
     i64 bias; /* offset of the bias of its first score */
     u64 line; /* of a query: index of its first Philox block; of a key: that of query 0 */
     i64 mask; /* offset of the dropout mask of its first score */
 };
 
-template <class P> DEVICE own_row own_row_of(const P &a, const lengths &used, i64 batch, i64 head, int index) {
-    own_row own{batch, head, index, seen_by(a, used, index), 0, 0, 0, 0};
+template <class P>
+DEVICE resident_row resident_row_of(const P &a, const lengths &used, i64 batch, i64 head, int index) {
+    resident_row resident{batch, head, index, visible_to(a, used, index), 0, 0, 0, 0};
     if constexpr (HAS_ALIBI)
-        own.slope = in_units(alibi_slope<sum_t>((int)head, (int)a.heads));
+        resident.slope = to_score_units(alibi_slope<sum_t>((int)head, (int)a.heads));
     if constexpr (BIAS != 0)
-        own.bias = batch * a.bias_batch + head * a.bias_head + index * (OWN_IS_KEY ? a.bias_key : a.bias_query);
+        resident.bias = batch * a.bias_batch + head * a.bias_head + index * (KV_RESIDENT ? a.bias_key : a.bias_query);
     if constexpr (HAS_DROPOUT_MASK)
-        own.mask = batch * a.dropout_mask_batch + head * a.dropout_mask_head +
-                   index * (OWN_IS_KEY ? a.dropout_mask_key : a.dropout_mask_query);
+        resident.mask = batch * a.dropout_mask_batch + head * a.dropout_mask_head +
+                        index * (KV_RESIDENT ? a.dropout_mask_key : a.dropout_mask_query);
     if constexpr (DRAWS_DROPOUT)
-        own.line = (u64)((batch * a.heads + head) * a.queries + (OWN_IS_KEY ? 0 : index)) * ((a.keys + 3) / 4);
-    return own;
+        resident.line = (u64)((batch * a.heads + head) * a.queries + (KV_RESIDENT ? 0 : index)) * ((a.keys + 3) / 4);
+    return resident;
 }
 
-DEVICE int query_of(const own_row &own, int other) { return OWN_IS_KEY ? other : own.index; }
-DEVICE int key_of(const own_row &own, int other) { return OWN_IS_KEY ? own.index : other; }
+DEVICE int query_of(const resident_row &resident, int other) { return KV_RESIDENT ? other : resident.index; }
+DEVICE int key_of(const resident_row &resident, int other) { return KV_RESIDENT ? resident.index : other; }
 
 /* Score of a scaled product. */
-template <class P> DEVICE sum_t score_of(const P &a, const own_row &own, int other, sum_t score) {
+template <class P> DEVICE sum_t score_of(const P &a, const resident_row &resident, int other, sum_t score) {
     if constexpr (HAS_MODIFIER) {
-        score = modified(a, own.batch, own.head, query_of(own, other), key_of(own, other), score);
-        if (score == unseen())
+        score = modified(a, resident.batch, resident.head, query_of(resident, other), key_of(resident, other), score);
+        if (score == hidden_score())
             return score;
     }
     if constexpr (BIAS != 0) {
-        const i64 place = own.bias + other * (OWN_IS_KEY ? a.bias_query : a.bias_key);
-        const sum_t number = as<sum_t>::of(load_run<bias_t, 1>(a.bias + place).at[0]);
-        if (BIAS == 1 ? number == unseen() : number == 0)
-            return unseen();
+        const i64 offset = resident.bias + other * (KV_RESIDENT ? a.bias_query : a.bias_key);
+        const sum_t number = as<sum_t>::of(load_run<bias_t, 1>(a.bias + offset).at[0]);
+        if (BIAS == 1 ? number == hidden_score() : number == 0)
+            return hidden_score();
         if constexpr (BIAS == 1)
             score += number;
     }
     if constexpr (HAS_ALIBI)
-        score += own.slope * (sum_t)(OWN_IS_KEY ? own.index - other : other - own.index);
+        score += resident.slope * (sum_t)(KV_RESIDENT ? resident.index - other : other - resident.index);
     return score;
 }
 
 /* Transforms the products of 16 rows with columns `first` .. into scores. is_whole: every row sees every column. */
 template <int N, class P>
-DEVICE void score_tile(const P &a, const own_row (&own)[2], int first, bool is_whole, sum_t scale, sum_t (&s)[N][4]) {
+DEVICE void score_tile(const P &a, const resident_row (&resident)[2], int first, bool is_whole, sum_t scale,
+                       sum_t (&s)[N][4]) {
 #pragma unroll
     for (int j = 0; j < N; j++)
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            const own_row &row = own[e / 2];
+            const resident_row &row = resident[e / 2];
             const int other = first + score_column(j) + e % 2;
-            const bool is_seen = is_whole || row.seen.has(other);
+            const bool is_visible = is_whole || row.visible.has(other);
             sum_t score = s[j][e] * scale;
             if constexpr (MAY_HIDE || HAS_ALIBI)
-                if (is_seen)
+                if (is_visible)
                     score = score_of(a, row, other, score);
-            s[j][e] = is_seen ? score : unseen();
+            s[j][e] = is_visible ? score : hidden_score();
         }
 }
 
 /* ---- Dropout: a Philox block serves four adjacent keys of a query; or a mask is multiplied ---- */
 
 /* The mask of a visible score. */
-template <class P> DEVICE sum_t mask_of(const P &a, const own_row &own, int other) {
-    const i64 place = own.mask + other * (OWN_IS_KEY ? a.dropout_mask_query : a.dropout_mask_key);
-    return as<sum_t>::of(load_run<dropout_mask_t, 1>(a.dropout_mask + place).at[0]);
+template <class P> DEVICE sum_t mask_of(const P &a, const resident_row &resident, int other) {
+    const i64 offset = resident.mask + other * (KV_RESIDENT ? a.dropout_mask_query : a.dropout_mask_key);
+    return as<sum_t>::of(load_run<dropout_mask_t, 1>(a.dropout_mask + offset).at[0]);
 }
 
 /* Bit e: dropout keeps s[j][e], for the block of 8 columns from `first`. Each lane generates one Philox block, and
    exchanges its bits with the lanes that need them. */
-DEVICE u32 kept_of(const rng_state &c, const own_row (&own)[2], int first, u64 blocks_per_query) {
+DEVICE u32 keep_bits_of(const rng_state &c, const resident_row (&resident)[2], int first, u64 blocks_per_query) {
     const int t = lane() % 4, w = lane() / 4 % 4;
-    if constexpr (!OWN_IS_KEY) {
+    if constexpr (!KV_RESIDENT) {
         /* two lanes share the words of both their rows: the even lane generates the upper row */
-        const u32 drawn = keep_bits(c, (t % 2 ? own[1].line : own[0].line) + (u64)(first / 4 + t / 2));
+        const u32 drawn = keep_bits(c, (t % 2 ? resident[1].line : resident[0].line) + (u64)(first / 4 + t / 2));
         const u32 other = __shfl_xor_sync(0xffffffffu, drawn, 1);
         const u32 upper = t % 2 ? other : drawn, lower = t % 2 ? drawn : other;
         return (upper >> t % 2 * 2 & 3) | (lower >> t % 2 * 2 & 3) << 2;
     } else {
         /* four lanes share the words of their four elements: the lane of key w (mod 4) generates element w */
-        const u32 drawn = keep_bits(c, own[0].line + (u64)(first + 2 * t + w % 2) * blocks_per_query +
-                                           (u64)((w / 2 ? own[1].index : own[0].index) / 4));
+        const u32 drawn = keep_bits(c, resident[0].line + (u64)(first + 2 * t + w % 2) * blocks_per_query +
+                                           (u64)((w / 2 ? resident[1].index : resident[0].index) / 4));
         u32 bits = 0;
 #pragma unroll
         for (int e = 0; e < 4; e++)
@@ -205,7 +208,7 @@ DEVICE void store_same(int *to, int value) { ptx::st_relaxed_shared(ptx::shared_
 struct no_scales {};
 
 /* Loads ROWS rows of WIDTH elements, RUN adjacent elements at a time, by a group of GROUP threads, whole warps. */
-template <int ROWS, int WIDTH, int RUN, class T, int GROUP = THREADS> struct carrier {
+template <int ROWS, int WIDTH, int RUN, class T, int GROUP = THREADS> struct tile_loader {
     static constexpr int PITCH = WIDTH + PAD, ACROSS = WIDTH / RUN, RUNS = ROWS * ACROSS,
                          EACH = (RUNS + GROUP - 1) / GROUP;
     static constexpr bool IS_ASYNC = HAS_ASYNC && same<T, staged_t>::value && RUN * sizeof(T) >= 4;
@@ -217,14 +220,14 @@ template <int ROWS, int WIDTH, int RUN, class T, int GROUP = THREADS> struct car
        instead. scale(row, column) multiplies an element; the RUN elements of an access share a scale unless
        IS_BY_ELEMENT. AT_ONCE: loads in flight. */
     template <bool IS_BY_ELEMENT = false, int AT_ONCE = BATCH, class F, class S = no_scales>
-    static DEVICE void bring(staged_t *tile, const T *any, int columns, i64 step, F place, S scale = {}) {
+    static DEVICE void load(staged_t *tile, const T *any, int columns, i64 step, F row_address, S scale = {}) {
         if constexpr (IS_ASYNC && same<S, no_scales>::value) {
 #pragma unroll 4
             for (int u = 0; u < EACH; u++) {
                 const int i = rank() + u * GROUP, row = i / ACROSS, column = i % ACROSS * RUN;
                 if (RUNS % GROUP != 0 && i >= RUNS)
                     break;
-                const T *from = place(row);
+                const T *from = row_address(row);
                 const bool take = from && column < columns;
                 copy_async<RUN *(int)sizeof(T)>(tile + row * PITCH + column,
                                                 take ? from + column * (RUN == 1 ? step : 1) : any, take);
@@ -232,23 +235,24 @@ template <int ROWS, int WIDTH, int RUN, class T, int GROUP = THREADS> struct car
         } else {
 #pragma unroll 1
             for (int u = 0; u < EACH; u += AT_ONCE) {
-                run<T, RUN> kept[AT_ONCE];
+                run<T, RUN> loaded[AT_ONCE];
 #pragma unroll
                 for (int b = 0; b < AT_ONCE; b++) {
                     const int i = rank() + (u + b) * GROUP, row = i / ACROSS, column = i % ACROSS * RUN;
-                    kept[b] = run<T, RUN>{};
+                    loaded[b] = run<T, RUN>{};
                     if (i >= RUNS)
                         continue;
-                    const T *from = place(row);
+                    const T *from = row_address(row);
                     if (from && column < columns)
-                        kept[b] = load_run<T, RUN>(from + column * (RUN == 1 ? step : 1));
+                        loaded[b] = load_run<T, RUN>(from + column * (RUN == 1 ? step : 1));
                 }
 #pragma unroll
                 for (int b = 0; b < AT_ONCE; b++) {
                     const int i = rank() + (u + b) * GROUP, row = i / ACROSS, column = i % ACROSS * RUN;
-                    run<staged_t, RUN> turned;
+                    run<staged_t, RUN> converted;
                     sum_t factor = 1;
-                    const bool is_there = !same<S, no_scales>::value && i < RUNS && column < columns && place(row);
+                    const bool is_there =
+                        !same<S, no_scales>::value && i < RUNS && column < columns && row_address(row);
                     if constexpr (!same<S, no_scales>::value && !IS_BY_ELEMENT)
                         if (is_there)
                             factor = scale(row, column);
@@ -257,15 +261,15 @@ template <int ROWS, int WIDTH, int RUN, class T, int GROUP = THREADS> struct car
                         if constexpr (IS_BY_ELEMENT)
                             if (is_there && column + e < columns)
                                 factor = scale(row, column + e);
-                        turned.at[e] = turn<S>(kept[b].at[e], factor);
+                        converted.at[e] = convert<S>(loaded[b].at[e], factor);
                     }
                     if (i < RUNS)
-                        store_run<staged_t, RUN>(tile + row * PITCH + column, turned);
+                        store_run<staged_t, RUN>(tile + row * PITCH + column, converted);
                 }
             }
         }
     }
-    template <class S> static DEVICE staged_t turn(T x, sum_t factor) {
+    template <class S> static DEVICE staged_t convert(T x, sum_t factor) {
         if constexpr (!same<S, no_scales>::value)
             return from<staged_t>::number(as<sum_t>::of(x) * factor);
         else if constexpr (same<T, staged_t>::value)
@@ -316,16 +320,16 @@ DEVICE void await_tiles() {
 /* Products of rows that are too deep for shared memory: load(column) loads slices of WIDTH columns of both sides. The
    whole block executes this; `takes` is true if this warp needs the sums. */
 template <int WIDTH, int M, int N, class R, class F>
-DEVICE void add_slices(sum_t (&s)[M][N][4], const R &own, const staged_t *other, i64 depth, bool takes, F bring) {
+DEVICE void add_slices(sum_t (&s)[M][N][4], const R &resident, const staged_t *other, i64 depth, bool takes, F load) {
 #pragma unroll 1
     for (int column = 0; column < depth; column += WIDTH) {
         __syncthreads();
-        bring(column);
+        load(column);
         commit_tiles();
         await_tiles();
         __syncthreads();
         if (takes)
-            tiles::scores(s, own, other);
+            tiles::scores(s, resident, other);
     }
 }
 
@@ -340,18 +344,18 @@ DEVICE void find_non_finite(const int *non_finite, int mark, const sum_t (&s)[N]
 #pragma unroll
             for (int e = 0; e < 2; e++)
                 is_non_finite =
-                    is_non_finite || (non_finite[score_column(j) + e] == mark && s[j][2 * h + e] != unseen());
+                    is_non_finite || (non_finite[score_column(j) + e] == mark && s[j][2 * h + e] != hidden_score());
         const u32 quad = 0xfu << lane() / 4 * 4;
         nan_or_zero[h] = __ballot_sync(0xffffffffu, is_non_finite) & quad ? not_a_number() : (sum_t)0;
     }
 }
 
 /* Sums and maxima over the four lanes that share a row. */
-DEVICE sum_t row_sum(sum_t x) {
+DEVICE sum_t quad_sum(sum_t x) {
     x += __shfl_xor_sync(0xffffffffu, x, 1);
     return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
-DEVICE sum_t row_most(sum_t x) {
+DEVICE sum_t quad_max(sum_t x) {
     x = fmax(x, __shfl_xor_sync(0xffffffffu, x, 1));
     return fmax(x, __shfl_xor_sync(0xffffffffu, x, 2));
 }

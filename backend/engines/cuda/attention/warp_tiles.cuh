@@ -31,35 +31,36 @@ template <class S> struct warp_tiles {
     static DEVICE int result_column(int j) { return 8 * j + lane() % 4 * 2; }
 
     /* 16 M rows of a left operand in shared memory; IN_REGISTERS: stays in registers once loaded. */
-    template <int DEPTH, int M, bool HELD> struct rows {
+    template <int DEPTH, int M, bool IN_REGISTERS> struct rows {
         const S *at;
-        u32 held[HELD ? M : 1][HELD ? DEPTH / 16 : 1][4];
+        u32 registers[IN_REGISTERS ? M : 1][IN_REGISTERS ? DEPTH / 16 : 1][4];
         DEVICE void point(const S *tile) { at = tile + lane() % 16 * (DEPTH + PAD) + lane() / 16 * 8; }
         DEVICE void load() {
-            if constexpr (HELD) {
+            if constexpr (IN_REGISTERS) {
 #pragma unroll
                 for (int m = 0; m < M; m++)
 #pragma unroll
                     for (int k = 0; k < DEPTH / 16; k++)
-                        load_blocks(held[m][k], at + m * 16 * (DEPTH + PAD) + k * 16);
+                        load_blocks(registers[m][k], at + m * 16 * (DEPTH + PAD) + k * 16);
             }
         }
         DEVICE void get(u32 (&left)[4], int m, int k) const {
-            if constexpr (HELD) {
+            if constexpr (IN_REGISTERS) {
 #pragma unroll
                 for (int i = 0; i < 4; i++)
-                    left[i] = held[m][k][i];
+                    left[i] = registers[m][k][i];
             } else {
                 load_blocks(left, at + m * 16 * (DEPTH + PAD) + k * 16);
             }
         }
     };
 
-    template <int DEPTH, int M, int N, bool HELD>
-    static DEVICE void scores(float (&s)[M][N][4], const rows<DEPTH, M, HELD> &a, const S *b) {
+    template <int DEPTH, int M, int N, bool IN_REGISTERS>
+    static DEVICE void scores(float (&s)[M][N][4], const rows<DEPTH, M, IN_REGISTERS> &a, const S *b) {
         const S *from = b + (lane() % 8 + lane() / 16 * 8) * (DEPTH + PAD) + lane() / 8 % 2 * 8;
-        constexpr int UNROLL = HELD || DEPTH <= 128 ? DEPTH / 16 : 4; /* with all loads of a deep tile in flight,
-                                                                         registers would spill */
+        constexpr int UNROLL =
+            IN_REGISTERS || DEPTH <= 128 ? DEPTH / 16 : 4; /* with all loads of a deep tile in flight, registers would
+                                                              spill */
 #pragma unroll UNROLL
         for (int k = 0; k < DEPTH / 16; k++) {
             u32 left[M][4];
@@ -81,7 +82,7 @@ template <class S> struct warp_tiles {
 
     /* Columns 16 k .. 16 k + 15 of the accumulators are the registers of left operand k. PARTS 2: also holds the
        rounding error of the first part. */
-    template <int M, int N, int PARTS> struct weights {
+    template <int M, int N, int PARTS> struct p_operand {
         u32 at[PARTS][M][N / 2][4];
         DEVICE void set(const float (&s)[M][N][4], S *) {
 #pragma unroll
@@ -102,7 +103,7 @@ template <class S> struct warp_tiles {
 
     /* `v`: the first of WIDTH columns, with a row stride of PITCH elements. */
     template <int PITCH, int WIDTH, int M, int N, int PARTS>
-    static DEVICE void results(float (&o)[M][WIDTH / 8][4], const weights<M, N, PARTS> &w, const S *v) {
+    static DEVICE void results(float (&o)[M][WIDTH / 8][4], const p_operand<M, N, PARTS> &w, const S *v) {
         const S *from = v + lane() % 16 * PITCH + lane() / 16 * 8;
 #pragma unroll
         for (int k = 0; k < N / 2; k++)
@@ -130,14 +131,14 @@ template <class S> struct fma_tiles {
     /* Four adjacent columns of a pair of blocks, so that a row of V is read 16 bytes at a time. */
     static DEVICE int result_column(int j) { return j / 2 * 16 + lane() % 4 * 4 + j % 2 * 2; }
 
-    template <int DEPTH, int M, bool HELD> struct rows {
+    template <int DEPTH, int M, bool IN_REGISTERS> struct rows {
         const S *at;
         DEVICE void point(const S *tile) { at = tile + lane() / 4 * (DEPTH + PAD); }
         DEVICE void load() {}
     };
 
-    template <int DEPTH, int M, int N, bool HELD>
-    static DEVICE void scores(S (&s)[M][N][4], const rows<DEPTH, M, HELD> &a, const S *b) {
+    template <int DEPTH, int M, int N, bool IN_REGISTERS>
+    static DEVICE void scores(S (&s)[M][N][4], const rows<DEPTH, M, IN_REGISTERS> &a, const S *b) {
         const S *from = b + lane() % 4 * 2 * (DEPTH + PAD);
 #pragma unroll 1
         for (int k = 0; k < DEPTH; k += RUN) {
@@ -164,7 +165,7 @@ template <class S> struct fma_tiles {
     }
 
     /* P passes through the warp's own shared memory, since four lanes hold the P of a row. */
-    template <int M, int N, int PARTS> struct weights {
+    template <int M, int N, int PARTS> struct p_operand {
         const S *at;
         DEVICE void set(const S (&s)[M][N][4], S *scratch) {
             __syncwarp();
@@ -182,7 +183,7 @@ template <class S> struct fma_tiles {
     };
 
     template <int PITCH, int WIDTH, int M, int N, int PARTS>
-    static DEVICE void results(S (&o)[M][WIDTH / 8][4], const weights<M, N, PARTS> &w, const S *v) {
+    static DEVICE void results(S (&o)[M][WIDTH / 8][4], const p_operand<M, N, PARTS> &w, const S *v) {
         const S *from = v + lane() % 4 * 4;
 #pragma unroll 1
         for (int k = 0; k < 8 * N; k += RUN) {

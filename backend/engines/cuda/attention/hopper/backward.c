@@ -10,7 +10,7 @@
 #include "engines/cuda/attention/hopper/hopper.h"
 
 enum {
-    BLOCK_OWN = 128,
+    BLOCK_RESIDENT = 128,
     DS_STAGES = 2,
     THREADS = 384,
     ROWS_THREADS = 256,
@@ -33,52 +33,52 @@ static const double PRODUCTS_PER_CLOCK = 2048, EFFICIENCY = 0.55, START_SECONDS 
 static const double BLOCK_SECONDS = 6.5e-6; /* prologue of a CTA, and storing its gradients */
 
 /* Gradients that a pass computes, and its share of the multiply-adds of the operation, which has five matmuls. */
-enum makes { MAKES_ALL, MAKES_KEYS, MAKES_DK, MAKES_DV, MAKES_QUERIES };
+enum grads { GRADS_ALL, GRADS_DKV, GRADS_DK, GRADS_DV, GRADS_DQ };
 static const struct {
     const char *name;
     double share;
-    bool own_is_key, makes_first, makes_second;
+    bool kv_resident, has_dqk, has_dv;
 } kinds[] = {
-    [MAKES_ALL] = {"all gradients", 1, true, true, true}, [MAKES_KEYS] = {"dK and dV", 0.8, true, true, true},
-    [MAKES_DK] = {"dK", 0.6, true, true, false},          [MAKES_DV] = {"dV", 0.4, true, false, true},
-    [MAKES_QUERIES] = {"dQ", 0.6, false, true, false},
+    [GRADS_ALL] = {"all gradients", 1, true, true, true}, [GRADS_DKV] = {"dK and dV", 0.8, true, true, true},
+    [GRADS_DK] = {"dK", 0.6, true, true, false},          [GRADS_DV] = {"dV", 0.4, true, false, true},
+    [GRADS_DQ] = {"dQ", 0.6, false, true, false},
 };
 
 /* By padded depth, smallest first, then fastest first. stages: of streamed Q or K, and of V or dO; two leave room for
    bias boxes. Registers: per thread of the two consumers, and of the producer, after reallocation. has_derivatives:
    they suffice for the derivatives of a score modifier, too. */
 static const struct backward_tile {
-    enum makes makes;
-    bool has_slopes;
-    int head, value_head, block_pass, stages, second_stages, consumer_registers, producer_registers;
+    enum grads grads;
+    bool has_derivatives;
+    int head, value_head, block_streamed, stages, vdo_stages, consumer_registers, producer_registers;
 } tiles[] = {
-    {MAKES_ALL, false, 64, 64, 128, 3, 3, 216, 72},     {MAKES_ALL, false, 64, 64, 128, 2, 2, 216, 72},
-    {MAKES_ALL, true, 64, 64, 64, 3, 3, 216, 72},       {MAKES_ALL, false, 128, 128, 64, 3, 3, 208, 88},
-    {MAKES_ALL, true, 128, 128, 64, 3, 3, 216, 72},     {MAKES_KEYS, false, 64, 64, 128, 4, 4, 240, 24},
-    {MAKES_KEYS, true, 64, 64, 64, 4, 4, 240, 24},      {MAKES_KEYS, true, 128, 128, 64, 4, 4, 240, 24},
-    {MAKES_KEYS, false, 192, 128, 64, 3, 3, 240, 24},   {MAKES_DK, true, 64, 64, 64, 4, 4, 240, 24},
-    {MAKES_DK, true, 128, 128, 64, 4, 4, 240, 24},      {MAKES_DK, true, 192, 128, 64, 3, 3, 240, 24},
-    {MAKES_DK, true, 192, 192, 64, 3, 2, 240, 24},      {MAKES_DK, true, 256, 256, 64, 2, 1, 240, 24},
-    {MAKES_DV, true, 64, 64, 64, 4, 4, 240, 24},        {MAKES_DV, true, 128, 128, 64, 4, 4, 240, 24},
-    {MAKES_DV, true, 192, 128, 64, 4, 4, 240, 24},      {MAKES_DV, true, 192, 192, 64, 3, 3, 240, 24},
-    {MAKES_DV, true, 256, 256, 64, 2, 2, 240, 24},      {MAKES_QUERIES, false, 64, 64, 128, 4, 4, 240, 24},
-    {MAKES_QUERIES, true, 64, 64, 64, 4, 4, 240, 24},   {MAKES_QUERIES, false, 128, 128, 128, 2, 2, 240, 24},
-    {MAKES_QUERIES, true, 128, 128, 64, 4, 4, 240, 24}, {MAKES_QUERIES, true, 192, 128, 64, 3, 3, 240, 24},
-    {MAKES_QUERIES, true, 192, 192, 64, 3, 2, 240, 24}, {MAKES_QUERIES, true, 256, 256, 64, 2, 1, 240, 24},
+    {GRADS_ALL, false, 64, 64, 128, 3, 3, 216, 72},  {GRADS_ALL, false, 64, 64, 128, 2, 2, 216, 72},
+    {GRADS_ALL, true, 64, 64, 64, 3, 3, 216, 72},    {GRADS_ALL, false, 128, 128, 64, 3, 3, 208, 88},
+    {GRADS_ALL, true, 128, 128, 64, 3, 3, 216, 72},  {GRADS_DKV, false, 64, 64, 128, 4, 4, 240, 24},
+    {GRADS_DKV, true, 64, 64, 64, 4, 4, 240, 24},    {GRADS_DKV, true, 128, 128, 64, 4, 4, 240, 24},
+    {GRADS_DKV, false, 192, 128, 64, 3, 3, 240, 24}, {GRADS_DK, true, 64, 64, 64, 4, 4, 240, 24},
+    {GRADS_DK, true, 128, 128, 64, 4, 4, 240, 24},   {GRADS_DK, true, 192, 128, 64, 3, 3, 240, 24},
+    {GRADS_DK, true, 192, 192, 64, 3, 2, 240, 24},   {GRADS_DK, true, 256, 256, 64, 2, 1, 240, 24},
+    {GRADS_DV, true, 64, 64, 64, 4, 4, 240, 24},     {GRADS_DV, true, 128, 128, 64, 4, 4, 240, 24},
+    {GRADS_DV, true, 192, 128, 64, 4, 4, 240, 24},   {GRADS_DV, true, 192, 192, 64, 3, 3, 240, 24},
+    {GRADS_DV, true, 256, 256, 64, 2, 2, 240, 24},   {GRADS_DQ, false, 64, 64, 128, 4, 4, 240, 24},
+    {GRADS_DQ, true, 64, 64, 64, 4, 4, 240, 24},     {GRADS_DQ, false, 128, 128, 128, 2, 2, 240, 24},
+    {GRADS_DQ, true, 128, 128, 64, 4, 4, 240, 24},   {GRADS_DQ, true, 192, 128, 64, 3, 3, 240, 24},
+    {GRADS_DQ, true, 192, 192, 64, 3, 2, 240, 24},   {GRADS_DQ, true, 256, 256, 64, 2, 1, 240, 24},
 };
 
 /* dK and dQ of MXFP8: streamed rows are loaded twice, for S and for the gradient. */
-static const struct backward_tile copied_tiles[] = {
-    {MAKES_DK, false, 64, 64, 64, 4, 4, 240, 24},        {MAKES_DK, false, 128, 128, 64, 3, 3, 240, 24},
-    {MAKES_DK, false, 192, 128, 64, 2, 2, 240, 24},      {MAKES_DK, false, 192, 192, 64, 2, 1, 240, 24},
-    {MAKES_QUERIES, false, 64, 64, 64, 4, 4, 240, 24},   {MAKES_QUERIES, false, 128, 128, 64, 3, 3, 240, 24},
-    {MAKES_QUERIES, false, 192, 128, 64, 2, 2, 240, 24}, {MAKES_QUERIES, false, 192, 192, 64, 2, 1, 240, 24},
+static const struct backward_tile mxfp8_tiles[] = {
+    {GRADS_DK, false, 64, 64, 64, 4, 4, 240, 24},   {GRADS_DK, false, 128, 128, 64, 3, 3, 240, 24},
+    {GRADS_DK, false, 192, 128, 64, 2, 2, 240, 24}, {GRADS_DK, false, 192, 192, 64, 2, 1, 240, 24},
+    {GRADS_DQ, false, 64, 64, 64, 4, 4, 240, 24},   {GRADS_DQ, false, 128, 128, 64, 3, 3, 240, 24},
+    {GRADS_DQ, false, 192, 128, 64, 2, 2, 240, 24}, {GRADS_DQ, false, 192, 192, 64, 2, 1, 240, 24},
 };
 
 /* All FP8 gradients in one pass. The scales need registers, which leaves too few for longer steps with heads of 64
    columns. */
-static const struct backward_tile fp8_tiles[] = {{MAKES_ALL, false, 64, 64, 64, 4, 4, 216, 72},
-                                                 {MAKES_ALL, false, 128, 128, 64, 3, 3, 216, 72}};
+static const struct backward_tile fp8_tiles[] = {{GRADS_ALL, false, 64, 64, 64, 4, 4, 216, 72},
+                                                 {GRADS_ALL, false, 128, 128, 64, 3, 3, 216, 72}};
 
 enum { PASSES_MAX = 3 };
 
@@ -88,15 +88,15 @@ struct backward {
     const struct sdpa_bwd_op *op;
     const struct backward_tile *passes[PASSES_MAX];
     int pass_count;
-    bool has_sums, has_slopes;
-    bool stores_queries; /* reduces_dq, and each query sees only the keys of one CTA, so nothing is added */
+    bool reduces_dq, has_derivatives;
+    bool stores_dq; /* reduces_dq, and each query sees only the keys of one CTA, so nothing is added */
     int head, value_head, block_q;
     int64_t q_blocks, tiles; /* tiles: blocks of queries, over all heads */
     int64_t key_blocks;
     weftDataType_t type;                /* of MMA operands */
     bool is_fp8;                        /* c is `wide`, whose operands are converted */
-    bool has_copies;                    /* MXFP8: all scales are block scales */
-    bool has_bytes;                     /* S, dP and dQ use FP8 MMAs, and streamed rows are loaded twice */
+    bool is_mxfp8;                      /* MXFP8: all scales are block scales */
+    bool has_fp8_mma;                   /* S, dP and dQ use FP8 MMAs, and streamed rows are loaded twice */
     const struct cuda_attention *given; /* c before conversion */
     struct cuda_attention wide;
     struct attention_widened widened;
@@ -104,30 +104,29 @@ struct backward {
 
 /* ---- Accepting ---- */
 
-/* The portable family handles what is declined here, or Hopper's deterministic family what the unordered one declines.
-   */
-static weftStatus_t refuse(const struct cuda_attention *c, const char *what) {
-    FAIL(WEFT_STATUS_NOT_SUPPORTED, "%s: %s; the portable attention family takes it.",
-         descriptor_label(region_node(c->region, 0)->op), what);
+/* The portable family handles what is declined here, or Hopper's deterministic family what the unordered one
+   declines. */
+static weftStatus_t decline(const struct cuda_attention *c, const char *reason) {
+    FAIL(WEFT_STATUS_NOT_SUPPORTED, "%s: %s; the portable attention family handles it.",
+         descriptor_label(region_node(c->region, 0)->op), reason);
 }
 
 /* Checks for features that no pass supports, whatever the tile. */
 static weftStatus_t check_features(const struct cuda_attention *c) {
     if (c->a->modifier.gradient_output >= 0 && !score_modifier_gradient_is_linear(&c->a->modifier))
-        return refuse(c,
-                      "Hopper's backward kernel multiplies gradients by slopes, and the score modifier's gradient that "
-                      "is given is no multiple of what it takes");
+        return decline(c, "Hopper's backward kernel requires that the score modifier's given gradient is linear in "
+                          "the incoming gradient");
     if (!c->lines || !c->keys || !c->depth || !c->value_depth)
-        return refuse(c, "there is nothing to multiply");
+        return decline(c, "a matrix operand is empty");
     if (attention_hopper_multiplies_by_mask(c))
-        return refuse(c, "Hopper's backward kernel drops weights by a mask of booleans alone");
+        return decline(c, "Hopper's backward kernel supports only boolean dropout masks");
     if (c->backward->stats->type != WEFT_DATA_FLOAT)
-        return refuse(c, "Hopper's backward kernel reads statistics as float");
+        return decline(c, "Hopper's backward kernel requires statistics of type FLOAT");
     return WEFT_STATUS_SUCCESS;
 }
 
-/* True for MXFP8: all operands, both copies of them, and the two of dO have block scales, and nothing else has a scale.
-   */
+/* True for MXFP8: all operands, both copies of them, and the two of dO have block scales, and nothing else has a
+   scale. */
 static bool has_block_scales(const struct cuda_attention *c) {
     const struct sdpa_bwd_op *op = c->backward;
     const struct tensor *pairs[][2] = {
@@ -159,61 +158,61 @@ static bool is_fp8(int32_t type) { return dtype_is_fp8((weftDataType_t)type); }
 /* MXFP8: results of type FLOAT need more than one rounding of their operands. */
 static weftStatus_t check_copies(const struct cuda_attention *c) {
     const struct sdpa_bwd_op *op = c->backward;
-    const struct tensor *made[] = {op->dq, op->dk, op->dv};
+    const struct tensor *outputs[] = {op->dq, op->dk, op->dv};
     if (!is_fp8(op->q_t->type) || !is_fp8(op->k_t->type) || !is_fp8(op->do_t->type))
-        return refuse(c, "Hopper's backward kernel has scales of blocks where q_T, k_T and dO_T are FP8");
-    for (size_t i = 0; i < sizeof made / sizeof *made; i++)
-        if (attention_wants(c, made[i]) && dtype_bytes((weftDataType_t)made[i]->type, 1) > 2)
-            return refuse(c, "Hopper's backward kernel of scales of blocks makes results of 16 bits or less");
+        return decline(c, "with block scales, Hopper's backward kernel requires q_T, k_T and dO_T of FP8");
+    for (size_t i = 0; i < sizeof outputs / sizeof *outputs; i++)
+        if (attention_wants(c, outputs[i]) && dtype_bytes((weftDataType_t)outputs[i]->type, 1) > 2)
+            return decline(c, "with block scales, Hopper's backward kernel supports only results of 16 bits or fewer");
     return WEFT_STATUS_SUCCESS;
 }
 
 /* has_copies: MXFP8. */
-static weftStatus_t check_fp8(const struct cuda_attention *c, bool has_copies) {
+static weftStatus_t check_fp8(const struct cuda_attention *c, bool is_mxfp8) {
     const struct sdpa_bwd_op *op = c->backward;
     if (!is_fp8(c->a->q->type) || !is_fp8(c->a->k->type) || !is_fp8(c->a->v->type) || !is_fp8(op->d_o->type))
-        return refuse(c, "Hopper's backward kernel has scales where q, k, v and dO are FP8");
-    if (has_copies)
+        return decline(c, "Hopper's backward kernel supports scales only if q, k, v and dO are FP8");
+    if (is_mxfp8)
         TRY(check_copies(c));
-    if (!has_copies && !has_plain_scales(c))
-        return refuse(c, "Hopper's backward kernel has one scale of an operand, or those of all blocks");
-    if (!has_copies && (!op->scale_s || !op->scale_dp))
-        return refuse(c, "Hopper's backward kernel makes factors of FP8 with scale_s and scale_dP alone");
+    if (!is_mxfp8 && !has_plain_scales(c))
+        return decline(c, "Hopper's backward kernel supports one scale per operand, or block scales of all operands");
+    if (!is_mxfp8 && (!op->scale_s || !op->scale_dp))
+        return decline(c, "Hopper's backward kernel requires scale_s and scale_dP with FP8");
     if (c->a->bias || c->a->modifier.graph || attention_drops(c->a))
-        return refuse(c, "a bias, a score modifier and dropout take more registers than there are beside FP8's scales");
+        return decline(c, "with FP8 scales there are too few registers for a bias, a score modifier or dropout");
     if (attention_wants(c, op->dsink))
-        return refuse(c, "Hopper's backward kernel makes no gradient of the sink with FP8's scales");
+        return decline(c, "Hopper's backward kernel does not compute the gradient of the sink with FP8 scales");
     if (attention_is_ragged(c))
-        return refuse(c, "Hopper's backward kernel widens FP8 of whole tensors, not of ragged ones");
+        return decline(c, "Hopper's backward kernel does not support ragged FP8 tensors");
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Checks the converted operands, and o and the results, which may have any type, in rows that are accessed in vectors.
-   */
+/* Checks the converted operands, and o and the results, which may have any type, in rows that are accessed in
+   vectors. */
 static weftStatus_t check_fp8_operands(const struct cuda_attention *c) {
     const struct sdpa_bwd_op *op = c->backward;
-    const struct tensor *read[] = {op->o, op->do_f16, c->a->k, c->a->v}, *made[] = {op->dq, op->dk, op->dv};
+    const struct tensor *read[] = {op->o, op->do_f16, c->a->k, c->a->v}, *outputs[] = {op->dq, op->dk, op->dv};
     TRY(attention_hopper_check_widened(c));
     for (size_t i = 0; i < sizeof read / sizeof *read; i++)
         if (read[i])
-            TRY(attention_hopper_check_rows(c, read[i]));
-    for (size_t i = 0; i < sizeof made / sizeof *made; i++)
-        if (attention_wants(c, made[i]))
-            TRY(attention_hopper_check_rows(c, made[i]));
+            TRY(attention_hopper_check_tma_rows(c, read[i]));
+    for (size_t i = 0; i < sizeof outputs / sizeof *outputs; i++)
+        if (attention_wants(c, outputs[i]))
+            TRY(attention_hopper_check_tma_rows(c, outputs[i]));
     return WEFT_STATUS_SUCCESS;
 }
 
 /* o and dO are read by rows only, but must have the TMA layout. */
 static weftStatus_t check_operands(const struct cuda_attention *c) {
     const struct sdpa_bwd_op *op = c->backward;
-    const struct tensor *read[] = {c->a->q, c->a->k, c->a->v, op->o, op->d_o}, *made[] = {op->dq, op->dk, op->dv};
+    const struct tensor *read[] = {c->a->q, c->a->k, c->a->v, op->o, op->d_o}, *outputs[] = {op->dq, op->dk, op->dv};
     if (c->widened)
         return check_fp8_operands(c);
     for (size_t i = 0; i < sizeof read / sizeof *read; i++)
-        TRY(attention_hopper_check_boxed(c, read[i]));
-    for (size_t i = 0; i < sizeof made / sizeof *made; i++)
-        if (attention_wants(c, made[i]))
-            TRY(attention_hopper_check_boxed(c, made[i]));
+        TRY(attention_hopper_check_tma_16bit(c, read[i]));
+    for (size_t i = 0; i < sizeof outputs / sizeof *outputs; i++)
+        if (attention_wants(c, outputs[i]))
+            TRY(attention_hopper_check_tma_16bit(c, outputs[i]));
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -224,84 +223,86 @@ static weftStatus_t check_ragged(const struct backward *b) {
     if (!attention_is_ragged(b->c))
         return WEFT_STATUS_SUCCESS;
     if (has_outer)
-        return refuse(b->c, "Hopper's backward kernel pads these heads by 64 columns or more, ragged ones by fewer");
+        return decline(
+            b->c, "Hopper's backward kernel supports ragged tensors only if it pads heads by fewer than 64 columns");
     if (b->head > DEPTH_OF_MASK && b->c->a->block_mask)
-        return refuse(b->c, "a block mask of ragged tensors with such heads takes more registers than there are");
+        return decline(b->c, "with such heads there are too few registers for a block mask with ragged tensors");
     return WEFT_STATUS_SUCCESS;
 }
 
 /* True if streamed `qk` rows are loaded twice. */
-static bool is_copied(const struct backward *b, const struct backward_tile *t) {
-    return b->has_bytes || (b->has_copies && kinds[t->makes].makes_first);
+static bool loads_twice(const struct backward *b, const struct backward_tile *t) {
+    return b->has_fp8_mma || (b->is_mxfp8 && kinds[t->grads].has_dqk);
 }
 
 /* True if TMA loads the bias: in passes that reduce dQ, if there is room. */
-static bool has_boxes(const struct backward *b, const struct backward_tile *t) {
-    return t->makes == MAKES_ALL && !b->is_fp8 && attention_hopper_has_boxed_bias(b->c);
+static bool has_tma_bias(const struct backward *b, const struct backward_tile *t) {
+    return t->grads == GRADS_ALL && !b->is_fp8 && attention_hopper_has_tma_bias(b->c);
 }
 
 /* Must agree with backward_sm90.cuh. */
 static int64_t shared_bytes(const struct backward *b, const struct backward_tile *t) {
     int64_t first = 2 * t->head, second = 2 * t->value_head; /* bytes per row */
-    int64_t own = b->has_bytes ? 2 * BYTE_ROW + t->head : first + (kinds[t->makes].makes_first ? second : 0);
-    int64_t statistics = kinds[t->makes].own_is_key ? 2 * t->block_pass * 4 : 0;
+    int64_t resident = b->has_fp8_mma ? 2 * BYTE_ROW + t->head : first + (kinds[t->grads].has_dqk ? second : 0);
+    int64_t statistics = kinds[t->grads].kv_resident ? 2 * t->block_streamed * 4 : 0;
     int64_t barriers =
-        8 * (3 + 2 * t->stages + 2 * t->second_stages + 2 * DS_STAGES + (has_boxes(b, t) ? 2 : b->has_bytes));
-    int64_t parts_staged = t->block_pass > 64 || has_boxes(b, t) || b->has_bytes ? 1 : 2;
-    int64_t sums = DS_STAGES * BLOCK_OWN * t->block_pass * (b->has_bytes ? 1 : 2) + parts_staged * PART_BYTES;
-    int64_t bias = has_boxes(b, t) ? BLOCK_OWN * t->block_pass * 2 : 0;
-    int64_t passes = b->has_bytes ? BYTE_ROW + first : is_copied(b, t) ? 2 * first : first;
-    second += b->has_bytes ? BYTE_ROW : 0;
-    return BLOCK_OWN * own + t->stages * (t->block_pass * passes + statistics) +
-           t->second_stages * t->block_pass * second + (t->makes == MAKES_ALL ? sums : 0) + bias + barriers;
+        8 * (3 + 2 * t->stages + 2 * t->vdo_stages + 2 * DS_STAGES + (has_tma_bias(b, t) ? 2 : b->has_fp8_mma));
+    int64_t parts_staged = t->block_streamed > 64 || has_tma_bias(b, t) || b->has_fp8_mma ? 1 : 2;
+    int64_t sums =
+        DS_STAGES * BLOCK_RESIDENT * t->block_streamed * (b->has_fp8_mma ? 1 : 2) + parts_staged * PART_BYTES;
+    int64_t bias = has_tma_bias(b, t) ? BLOCK_RESIDENT * t->block_streamed * 2 : 0;
+    int64_t passes = b->has_fp8_mma ? BYTE_ROW + first : loads_twice(b, t) ? 2 * first : first;
+    second += b->has_fp8_mma ? BYTE_ROW : 0;
+    return BLOCK_RESIDENT * resident + t->stages * (t->block_streamed * passes + statistics) +
+           t->vdo_stages * t->block_streamed * second + (t->grads == GRADS_ALL ? sums : 0) + bias + barriers;
 }
 
 /* If queries fill only half of a step, the tile with steps half as long is used. */
 static bool fits(const struct backward_tile *t, const struct backward *b) {
-    bool is_half_empty = t->makes == MAKES_ALL && t->block_pass > 64 && b->c->queries <= 64;
-    return !is_half_empty && t->has_slopes >= b->has_slopes && t->head >= b->c->depth &&
+    bool is_half_empty = t->grads == GRADS_ALL && t->block_streamed > 64 && b->c->queries <= 64;
+    return !is_half_empty && t->has_derivatives >= b->has_derivatives && t->head >= b->c->depth &&
            t->value_head >= b->c->value_depth && shared_bytes(b, t) <= SHARED_MAX;
 }
 
 /* The first tile that fits, or NULL. Tables are ordered by depth, so it is the best. */
-static const struct backward_tile *find_tile(const struct backward *b, enum makes makes) {
-    bool is_copied = b->has_copies && kinds[makes].makes_first;
-    const struct backward_tile *from = b->has_bytes ? fp8_tiles : is_copied ? copied_tiles : tiles;
-    size_t count = b->has_bytes ? sizeof fp8_tiles / sizeof *fp8_tiles
-                   : is_copied  ? sizeof copied_tiles / sizeof *copied_tiles
-                                : sizeof tiles / sizeof *tiles;
+static const struct backward_tile *find_tile(const struct backward *b, enum grads grads) {
+    bool loads_twice = b->is_mxfp8 && kinds[grads].has_dqk;
+    const struct backward_tile *from = b->has_fp8_mma ? fp8_tiles : loads_twice ? mxfp8_tiles : tiles;
+    size_t count = b->has_fp8_mma ? sizeof fp8_tiles / sizeof *fp8_tiles
+                   : loads_twice  ? sizeof mxfp8_tiles / sizeof *mxfp8_tiles
+                                  : sizeof tiles / sizeof *tiles;
     for (size_t i = 0; i < count; i++)
-        if (from[i].makes == makes && fits(&from[i], b))
+        if (from[i].grads == grads && fits(&from[i], b))
             return &from[i];
     return NULL;
 }
 
 /* Adds a pass with the best tile, or fails with the depth that is not supported. */
-static weftStatus_t add_pass(struct backward *b, enum makes makes) {
-    const struct backward_tile *tile = find_tile(b, makes);
+static weftStatus_t add_pass(struct backward *b, enum grads grads) {
+    const struct backward_tile *tile = find_tile(b, grads);
     if (tile) {
         b->passes[b->pass_count++] = tile;
         return WEFT_STATUS_SUCCESS;
     }
     FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
-         "%s: heads of %lld and %lld columns are more than Hopper's backward kernel makes %s of; the portable "
-         "attention family takes it.",
+         "%s: head dimensions %lld and %lld are too large for Hopper's backward kernel to compute %s; the "
+         "portable attention family handles it.",
          descriptor_label(region_node(b->c->region, 0)->op), (long long)b->c->depth, (long long)b->c->value_depth,
-         kinds[makes].name);
+         kinds[grads].name);
 }
 
-/* Two passes if k and v have different numbers of heads, registers do not hold both gradients, or one is not requested.
-   */
+/* Two passes if k and v have different numbers of heads, registers do not hold both gradients, or one is not
+   requested. */
 static weftStatus_t add_passes_of_keys(struct backward *b, bool wants_k, bool wants_v) {
     const struct attention *a = b->c->a;
     /* With dropout, f16, a bias or a block mask uses the registers that the second gradient would need. */
     bool is_rich = attention_drops(a) && (a->q->type == WEFT_DATA_HALF || a->bias || a->block_mask);
-    bool is_together = wants_k && wants_v && b->c->key_heads == b->c->value_heads && !b->has_copies;
-    if (is_together && !(is_rich && b->c->depth > DEPTH_OF_BOTH) && find_tile(b, MAKES_KEYS))
-        return add_pass(b, MAKES_KEYS);
+    bool is_together = wants_k && wants_v && b->c->key_heads == b->c->value_heads && !b->is_mxfp8;
+    if (is_together && !(is_rich && b->c->depth > DEPTH_OF_BOTH) && find_tile(b, GRADS_DKV))
+        return add_pass(b, GRADS_DKV);
     if (wants_k)
-        TRY(add_pass(b, MAKES_DK));
-    return wants_v ? add_pass(b, MAKES_DV) : WEFT_STATUS_SUCCESS;
+        TRY(add_pass(b, GRADS_DK));
+    return wants_v ? add_pass(b, GRADS_DV) : WEFT_STATUS_SUCCESS;
 }
 
 /* One pass for all gradients, which adds dQ in any order, or a pass for keys followed by one for queries. If the first
@@ -309,42 +310,43 @@ static weftStatus_t add_passes_of_keys(struct backward *b, bool wants_k, bool wa
 static weftStatus_t plan_passes(struct backward *b) {
     bool wants_q = attention_wants(b->c, b->op->dq), wants_k = attention_wants(b->c, b->op->dk);
     bool wants_v = attention_wants(b->c, b->op->dv);
-    if (b->has_sums && b->op->is_deterministic)
-        return refuse(b->c, "two runs shall agree to the bit, and here blocks add to dQ in any order");
-    if (b->has_sums && !(wants_q && wants_k && wants_v))
-        return refuse(b->c, "here dQ, dK and dV are made together, and not all are wanted");
-    if (b->has_sums && b->has_copies)
-        return refuse(b->c, "here dQ, dK and dV are made together, and of MXFP8 from copies of their own");
-    if (b->has_sums && b->c->key_heads != b->c->value_heads)
-        return refuse(b->c, "here dK and dV are made together, and k and v have other numbers of heads");
-    if (b->has_sums && attention_drops(b->c->a) && b->c->a->q->type == WEFT_DATA_HALF)
-        return refuse(b->c, "dropout of f16 takes more registers than there are beside the sums of dQ");
-    if (b->has_sums && attention_drops(b->c->a) && (b->c->a->bias || b->c->a->modifier.graph))
-        return refuse(b->c, "dropout and a bias take more registers than there are beside the sums of dQ");
-    if (b->has_sums)
-        return add_pass(b, MAKES_ALL);
+    if (b->reduces_dq && b->op->is_deterministic)
+        return decline(b->c, "a deterministic result is required, and this kernel adds dQ in any order");
+    if (b->reduces_dq && !(wants_q && wants_k && wants_v))
+        return decline(b->c, "this kernel computes dQ, dK and dV together, and not all are requested");
+    if (b->reduces_dq && b->is_mxfp8)
+        return decline(b->c, "this kernel computes dQ, dK and dV together, and MXFP8 needs separate operands for each");
+    if (b->reduces_dq && b->c->key_heads != b->c->value_heads)
+        return decline(b->c, "this kernel computes dK and dV together, and k and v have different numbers of heads");
+    if (b->reduces_dq && attention_drops(b->c->a) && b->c->a->q->type == WEFT_DATA_HALF)
+        return decline(b->c, "with the sums of dQ there are too few registers for dropout of f16");
+    if (b->reduces_dq && attention_drops(b->c->a) && (b->c->a->bias || b->c->a->modifier.graph))
+        return decline(b->c,
+                       "with the sums of dQ there are too few registers for dropout with a bias or a score modifier");
+    if (b->reduces_dq)
+        return add_pass(b, GRADS_ALL);
     TRY(add_passes_of_keys(b, wants_k, wants_v));
     if (wants_q)
-        TRY(add_pass(b, MAKES_QUERIES));
-    return b->pass_count ? WEFT_STATUS_SUCCESS : refuse(b->c, "no gradient is wanted");
+        TRY(add_pass(b, GRADS_DQ));
+    return b->pass_count ? WEFT_STATUS_SUCCESS : decline(b->c, "no gradient is requested");
 }
 
 /* Sets b->c to a copy of the operation whose operands are in the workspace: elsewhere in this file, only b->is_fp8
    shows FP8. */
 static weftStatus_t widen_operands(struct backward *b) {
     const struct cuda_attention *c = b->c;
-    b->has_copies = has_block_scales(c);
-    TRY(check_fp8(c, b->has_copies));
+    b->is_mxfp8 = has_block_scales(c);
+    TRY(check_fp8(c, b->is_mxfp8));
     b->is_fp8 = true;
-    b->has_bytes = b->has_sums;
-    b->type = b->widened.type = b->has_copies ? WEFT_DATA_BFLOAT16 : WEFT_DATA_HALF;
+    b->has_fp8_mma = b->reduces_dq;
+    b->type = b->widened.type = b->is_mxfp8 ? WEFT_DATA_BFLOAT16 : WEFT_DATA_HALF;
     attention_hopper_widen(&b->widened, c->a->q, c->a->descale_q);
     attention_hopper_widen(&b->widened, b->op->d_o, b->op->descale_do);
-    if (!b->has_bytes) {
+    if (!b->has_fp8_mma) {
         attention_hopper_widen(&b->widened, c->a->k, c->a->descale_k);
         attention_hopper_widen(&b->widened, c->a->v, c->a->descale_v);
     }
-    if (b->has_copies) {
+    if (b->is_mxfp8) {
         attention_hopper_widen(&b->widened, b->op->q_t, b->op->descale_q_t);
         attention_hopper_widen(&b->widened, b->op->k_t, b->op->descale_k_t);
         attention_hopper_widen(&b->widened, b->op->do_t, b->op->descale_do_t);
@@ -358,7 +360,7 @@ static weftStatus_t widen_operands(struct backward *b) {
 /* The first pass that computes dS, which also computes amax_dP; or NULL. */
 static const struct backward_tile *first_of_ds(const struct backward *b) {
     for (int i = 0; i < b->pass_count; i++)
-        if (kinds[b->passes[i]->makes].makes_first)
+        if (kinds[b->passes[i]->grads].has_dqk)
             return b->passes[i];
     return NULL;
 }
@@ -366,7 +368,7 @@ static const struct backward_tile *first_of_ds(const struct backward *b) {
 /* amax_dP is computed with dS. */
 static weftStatus_t check_amax(const struct backward *b) {
     if (attention_wants(b->c, b->op->amax_dp) && !first_of_ds(b))
-        return refuse(b->c, "amax_dP is wanted, and neither dQ nor dK");
+        return decline(b->c, "amax_dP is requested without dQ and dK");
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -376,19 +378,19 @@ static bool is_one_block(const struct cuda_attention *c) {
     const struct attention *a = c->a;
     bool has_lengths = a->seq_len_q || a->seq_len_kv || a->cu_seq_len_q || a->cu_seq_len_kv || attention_is_ragged(c);
     bool sees_first_key = a->alignment == WEFT_DIAGONAL_TOP_LEFT || c->keys >= c->queries;
-    return c->keys <= BLOCK_OWN && !has_lengths && !a->block_mask && a->left_bound == ATTENTION_UNBOUNDED &&
+    return c->keys <= BLOCK_RESIDENT && !has_lengths && !a->block_mask && a->left_bound == ATTENTION_UNBOUNDED &&
            a->right_bound >= 0 && sees_first_key;
 }
 
 /* Statistics are stored by blocks of queries. The first pass determines the block size: its streamed rows, or its
    resident rows if it computes dQ. */
-static weftStatus_t plan_backward(struct backward *b, const struct cuda_attention *c, bool has_sums) {
+static weftStatus_t plan_backward(struct backward *b, const struct cuda_attention *c, bool reduces_dq) {
     *b = (struct backward){
-        .c = c, .given = c, .op = c->backward, .has_sums = has_sums, .type = (weftDataType_t)c->a->q->type};
+        .c = c, .given = c, .op = c->backward, .reduces_dq = reduces_dq, .type = (weftDataType_t)c->a->q->type};
     if (attention_is_scaled(c))
         TRY(widen_operands(b));
     c = b->c;
-    b->has_slopes =
+    b->has_derivatives =
         c->a->modifier.graph && (c->a->modifier.gradient_output >= 0 || !score_modifier_is_shift(&c->a->modifier));
     TRY(check_features(c));
     TRY(check_operands(c));
@@ -396,11 +398,11 @@ static weftStatus_t plan_backward(struct backward *b, const struct cuda_attentio
     TRY(check_amax(b));
     b->head = b->passes[0]->head;
     b->value_head = b->passes[0]->value_head;
-    b->block_q = !kinds[b->passes[0]->makes].own_is_key ? BLOCK_OWN : b->passes[0]->block_pass;
+    b->block_q = !kinds[b->passes[0]->grads].kv_resident ? BLOCK_RESIDENT : b->passes[0]->block_streamed;
     b->q_blocks = divide_up(c->queries, b->block_q);
     b->tiles = c->batches * c->heads * b->q_blocks;
-    b->key_blocks = divide_up(c->keys, BLOCK_OWN);
-    b->stores_queries = has_sums && !b->is_fp8 && is_one_block(c);
+    b->key_blocks = divide_up(c->keys, BLOCK_RESIDENT);
+    b->stores_dq = reduces_dq && !b->is_fp8 && is_one_block(c);
     return check_ragged(b);
 }
 
@@ -408,14 +410,14 @@ static weftStatus_t plan_backward(struct backward *b, const struct cuda_attentio
 
 /* Two floats per query: lse2 and delta. */
 static int64_t statistics_bytes(const struct backward *b) { return round_up(b->tiles * 2 * b->block_q * 4, 64); }
-static bool adds_queries(const struct backward *b) { return b->has_sums && !b->stores_queries; }
-static int64_t sums_bytes(const struct backward *b) {
-    return adds_queries(b) ? b->tiles * b->block_q * b->head * 4 : 0;
+static bool needs_dq_sums(const struct backward *b) { return b->reduces_dq && !b->stores_dq; }
+static int64_t dq_sums_bytes(const struct backward *b) {
+    return needs_dq_sums(b) ? b->tiles * b->block_q * b->head * 4 : 0;
 }
 
 /* Heads of the resident side: a CTA with resident keys iterates over the queries of all heads that share them. */
-static int64_t own_heads(const struct cuda_attention *c, enum makes makes) {
-    return makes == MAKES_QUERIES ? c->heads : makes == MAKES_DV ? c->value_heads : c->key_heads;
+static int64_t resident_heads(const struct cuda_attention *c, enum grads grads) {
+    return grads == GRADS_DQ ? c->heads : grads == GRADS_DV ? c->value_heads : c->key_heads;
 }
 
 /* True if bounds cause CTAs of unequal length. */
@@ -425,12 +427,13 @@ static bool has_bounds(const struct cuda_attention *c) {
 
 /* Query heads that a CTA with resident keys processes, of those that share its head. Few if CTAs drift out of step
    while they add dQ, or if there are too few CTAs for the device and enough steps. */
-static int64_t heads_per_part(const struct backward *b, enum makes makes) {
+static int64_t heads_per_part(const struct backward *b, enum grads grads) {
     const struct cuda_attention *c = b->c;
-    int64_t own = own_heads(c, makes), group = c->heads / own, blocks = c->batches * own * b->key_blocks;
+    int64_t kv_heads = resident_heads(c, grads), group = c->heads / kv_heads,
+            blocks = c->batches * kv_heads * b->key_blocks;
     /* CTAs of unequal length need a second wave for balance. */
     int64_t enough = c->device->cuda.multiprocessors * (has_bounds(c) ? 2 : 1);
-    int64_t heads = b->has_sums && has_bounds(c) ? min64(group, HEADS_PER_PART) : group;
+    int64_t heads = b->reduces_dq && has_bounds(c) ? min64(group, HEADS_PER_PART) : group;
     while (heads > 1 && heads * b->q_blocks > STEPS_PER_PART && blocks * divide_up(group, heads) < enough)
         heads = divide_up(heads, 2);
     return divide_up(group, divide_up(group, heads));
@@ -438,24 +441,25 @@ static int64_t heads_per_part(const struct backward *b, enum makes makes) {
 
 /* Number of partial gradients of a key head, each over heads_per_part query heads; 1: the pass stores the gradient
    itself. */
-static int64_t part_count(const struct backward *b, enum makes makes) {
-    return kinds[makes].own_is_key ? divide_up(b->c->heads / own_heads(b->c, makes), heads_per_part(b, makes)) : 1;
+static int64_t part_count(const struct backward *b, enum grads grads) {
+    return kinds[grads].kv_resident ? divide_up(b->c->heads / resident_heads(b->c, grads), heads_per_part(b, grads))
+                                    : 1;
 }
 
 /* Bytes of the partial gradients of k, or v. */
 static int64_t parts_bytes(const struct backward *b, bool of_values) {
     for (int i = 0; i < b->pass_count; i++) {
-        enum makes makes = b->passes[i]->makes;
-        int64_t parts = part_count(b, makes), width = of_values ? b->value_head : b->head;
-        if (kinds[makes].own_is_key && (of_values ? kinds[makes].makes_second : kinds[makes].makes_first) && parts > 1)
-            return b->c->batches * own_heads(b->c, makes) * parts * b->key_blocks * BLOCK_OWN * width * 4;
+        enum grads grads = b->passes[i]->grads;
+        int64_t parts = part_count(b, grads), width = of_values ? b->value_head : b->head;
+        if (kinds[grads].kv_resident && (of_values ? kinds[grads].has_dv : kinds[grads].has_dqk) && parts > 1)
+            return b->c->batches * resident_heads(b->c, grads) * parts * b->key_blocks * BLOCK_RESIDENT * width * 4;
     }
     return 0;
 }
 
 /* Offset in the workspace, after the statistics and the sums of dQ. */
 static int64_t parts_offset(const struct backward *b, bool of_values) {
-    return statistics_bytes(b) + sums_bytes(b) + (of_values ? parts_bytes(b, false) : 0);
+    return statistics_bytes(b) + dq_sums_bytes(b) + (of_values ? parts_bytes(b, false) : 0);
 }
 
 /* Emits NAME_of(arguments) for each scale; it returns 1 if the scale is absent or already applied to the elements. */
@@ -470,7 +474,7 @@ static void emit_scales(struct kernel_source *source, const struct backward *b) 
                   {op->descale_dp, "descale_dp"}, {op->scale_s, "scale_s"},        {op->scale_dp, "scale_dp"},
                   {op->scale_dq, "scale_dq"},     {op->scale_dk, "scale_dk"},      {op->scale_dv, "scale_dv"}};
     for (size_t i = 0; i < sizeof scales / sizeof *scales; i++) {
-        const struct tensor *scale = b->has_copies ? NULL : scales[i].tensor;
+        const struct tensor *scale = b->is_mxfp8 ? NULL : scales[i].tensor;
         text_add(&source->code, "template <class P> DEVICE float %s_of(const P &p) {\n    return ", scales[i].name);
         text_add(&source->code, scale ? "to_float(*p.%s);\n}\n\n" : "1;\n}\n\n", scales[i].name);
         if (scale)
@@ -479,15 +483,15 @@ static void emit_scales(struct kernel_source *source, const struct backward *b) 
 }
 
 /* Emits what FP8 adds: scales, operand types, and whether the pass computes the amax of dS. */
-static void emit_fp8(struct kernel_source *source, const struct backward *b, bool notes_ds) {
-    bool has_amax = notes_ds && attention_wants(b->c, b->op->amax_dp);
+static void emit_fp8(struct kernel_source *source, const struct backward *b, bool tracks_ds) {
+    bool has_amax = tracks_ds && attention_wants(b->c, b->op->amax_dp);
     emit_constant(source, "IS_FP8", b->is_fp8);
     attention_emit_scale(source, b->c, has_amax ? b->op->amax_dp : NULL, "amax_ds", "HAS_AMAX_DS");
     if (b->is_fp8)
         emit_scales(source, b);
-    bool rounds = b->is_fp8 && !b->has_copies;
-    emit_type(source, "weight_factor_t", rounds ? (weftDataType_t)b->c->a->q->type : b->type);
-    emit_type(source, "ds_factor_t", rounds ? (weftDataType_t)b->op->d_o->type : b->type);
+    bool rounds = b->is_fp8 && !b->is_mxfp8;
+    emit_type(source, "p_operand_t", rounds ? (weftDataType_t)b->c->a->q->type : b->type);
+    emit_type(source, "ds_operand_t", rounds ? (weftDataType_t)b->op->d_o->type : b->type);
 }
 
 /* Emits what all kernels need. */
@@ -499,20 +503,22 @@ static void emit_shared(struct kernel_source *source, const struct backward *b) 
     emit_constant(source, "VALUE_HEAD", b->value_head);
     emit_constant(source, "BLOCK_Q", b->block_q);
     emit_scratch(source, "float", 0, "statistics");
-    if (adds_queries(b))
+    if (needs_dq_sums(b))
         emit_scratch(source, "float", statistics_bytes(b), "dq_sum");
 }
 
 /* Emits how dropout changes the statistics: see backward_rows_sm90.cuh. */
-static void emit_kept_share(struct kernel_source *source, const struct backward *b) {
+static void emit_keep_probability(struct kernel_source *source, const struct backward *b) {
     emit_constant(source, "HAS_DROPOUT", attention_drops(b->c->a));
     attention_emit_scale(source, b->c, b->c->a->dropout_scale, "dropout_scale", "HAS_DROPOUT_SCALE");
     if (attention_drops(b->c->a) && !b->c->a->dropout_scale)
-        attention_emit_real(source, 1 - b->c->a->dropout_probability, "kept_share");
+        attention_emit_real(source, 1 - b->c->a->dropout_probability, "keep_probability");
 }
 
 /* True if constant factors of all scores are known separately: if the modifier's gradient is derived. */
-static bool has_factors(const struct backward *b) { return b->has_slopes && b->c->a->modifier.gradient_output < 0; }
+static bool has_factors(const struct backward *b) {
+    return b->has_derivatives && b->c->a->modifier.gradient_output < 0;
+}
 static bool is_soft_cap(const struct backward *b) { return has_factors(b) && attention_is_soft_cap(b->c); }
 
 /* True if a single-instruction tanh, with an error of 2^-11 of a score, is accurate enough; P of f16 has that many
@@ -521,8 +527,9 @@ static bool is_rounded(const struct cuda_attention *c) { return c->a->q->type !=
 
 /* Emits derivative_factor_of(arguments): the constant factor of all derivatives, which is multiplied into the scale of
    dQ and dK instead. For a soft cap, it is the product of both factors. */
-static void emit_slope_factor(struct kernel_source *source, bool has_both) {
-    text_add(&source->code, "template <class P> DEVICE float slope_factor_of(const P &%s) {\n    return %s;\n}\n\n",
+static void emit_derivative_factor(struct kernel_source *source, bool has_both) {
+    text_add(&source->code,
+             "template <class P> DEVICE float derivative_factor_of(const P &%s) {\n    return %s;\n}\n\n",
              has_both ? "p" : "", has_both ? "factor_before(p) * factor_after(p)" : "1.0f");
 }
 
@@ -533,8 +540,8 @@ static weftStatus_t build_rows(const struct backward *b, struct cuda_kernel *ker
     text_add(&source.constants, "#include \"core/ptx_sm90.cuh\"\n");
     emit_shared(&source, b);
     emit_fp8(&source, b, false);
-    emit_constant(&source, "HAS_SUMS", adds_queries(b));
-    emit_kept_share(&source, b);
+    emit_constant(&source, "REDUCES_DQ", needs_dq_sums(b));
+    emit_keep_probability(&source, b);
     emit_constant(&source, "THREADS", ROWS_THREADS);
     emit_divisor(&source, b->q_blocks, "q_blocks");
     emit_divisor(&source, b->c->heads, "heads");
@@ -561,12 +568,12 @@ struct gradient_sums {
 
 static void emit_results_of_fp8(struct kernel_source *source, const struct backward *b, const struct gradient_sums *s) {
     const struct tensor *amax = b->is_fp8 && attention_wants(b->c, s->amax) ? s->amax : NULL;
-    attention_emit_scale(source, b->c, amax, "amax_first", "HAS_AMAX_FIRST");
+    attention_emit_scale(source, b->c, amax, "amax_dqk", "HAS_AMAX_DQK");
     if (!b->is_fp8)
         return;
     text_add(&source->code, "template <class P> DEVICE float sums_scale_of(const P &p) {\n    return %s;\n}\n\n",
              s->descales);
-    text_add(&source->code, "template <class P> DEVICE float memory_scale_of(const P &p) {\n    return %s;\n}\n\n",
+    text_add(&source->code, "template <class P> DEVICE float output_scale_of(const P &p) {\n    return %s;\n}\n\n",
              s->scale);
 }
 
@@ -586,7 +593,7 @@ static weftStatus_t build_gradient(const struct backward *b, const struct gradie
     emit_constant(&source, "IS_OF_KEYS", s->is_of_keys);
     emit_constant(&source, "HAS_PARTS", s->parts > 1);
     emit_constant(&source, "SCALES", s->scales);
-    emit_slope_factor(&source, s->scales && is_soft_cap(b));
+    emit_derivative_factor(&source, s->scales && is_soft_cap(b));
     if (s->scales && is_soft_cap(b)) {
         attention_emit_modifier(&source, b->c, true);
         attention_emit_modifier_factors(&source, b->c);
@@ -622,15 +629,15 @@ static weftStatus_t build_queries(const struct backward *b, struct cuda_kernel *
 /* dK and dV, whose parts include all factors. */
 static weftStatus_t build_parts(const struct backward *b, const struct backward_tile *t, struct cuda_step *state,
                                 struct arena *arena) {
-    int64_t parts = part_count(b, t->makes);
+    int64_t parts = part_count(b, t->grads);
     for (int of_values = 0; of_values < 2 && parts > 1; of_values++) {
-        if (!(of_values ? kinds[t->makes].makes_second : kinds[t->makes].makes_first))
+        if (!(of_values ? kinds[t->grads].has_dv : kinds[t->grads].has_dqk))
             continue;
         struct gradient_sums sums = {of_values ? b->op->dv : b->op->dk,
-                                     BLOCK_OWN / 2,
+                                     BLOCK_RESIDENT / 2,
                                      of_values ? b->value_head : b->head,
                                      parts_offset(b, of_values),
-                                     own_heads(b->c, t->makes),
+                                     resident_heads(b->c, t->grads),
                                      2 * b->key_blocks,
                                      parts,
                                      .is_of_keys = true,
@@ -659,7 +666,7 @@ static weftStatus_t build_sink(const struct backward *b, struct cuda_kernel *ker
     emit_number(&source, b->c->heads, "heads");
     emit_number(&source, b->q_blocks, "q_blocks");
     emit_scratch(&source, "float", 0, "statistics");
-    emit_kept_share(&source, b);
+    emit_keep_probability(&source, b);
     TRY(kernel_finish(&source, kernel, "attention/hopper/backward_sink_sm90.cuh", "attention_backward_sink_sm90",
                       arena));
     return attention_grid(kernel, b->c, b->c->heads, SINK_THREADS / 32);
@@ -672,144 +679,143 @@ static void emit_maps(struct kernel_source *source, const struct backward *b, co
     enum { BOXES = 7, GRADIENTS = 4 };
     /* is_absent: a gradient that this pass does not compute, or does not store by TMA, has no map and no coordinate
        function. With FP8 MMAs, S and dP read the original operands. */
-    bool own_is_key = kinds[t->makes].own_is_key, has_parts = part_count(b, t->makes) > 1, lacks[BOXES] = {0};
-    const struct tensor *d_o = b->has_copies && t->makes == MAKES_DV ? b->op->do_t : b->op->d_o;
+    bool kv_resident = kinds[t->grads].kv_resident, has_parts = part_count(b, t->grads) > 1, is_absent[BOXES] = {0};
+    const struct tensor *d_o = b->is_mxfp8 && t->grads == GRADS_DV ? b->op->do_t : b->op->d_o;
     const struct {
         const struct tensor *tensor;
         int rows;
         const char *map, *entry;
     } boxes[] = {
-        {own_is_key ? c->a->k : c->a->q, BLOCK_OWN, "own_first_map", "own_first"},
-        {own_is_key ? c->a->v : b->op->d_o, BLOCK_OWN, "own_second_map", "own_second"},
-        {own_is_key ? c->a->q : c->a->k, t->block_pass, "first_map", "first"},
-        {own_is_key ? d_o : c->a->v, t->block_pass, "second_map", "second"},
-        {own_is_key ? b->op->dk : b->op->dq, BLOCK_OWN / 2, "first_gradient_map", "first_gradient"},
-        {b->op->dv, BLOCK_OWN / 2, "second_gradient_map", "second_gradient"},
-        {b->has_bytes ? c->a->q
-         : own_is_key ? b->op->q_t
-                      : b->op->k_t,
-         t->block_pass, "again_map", "again"},
+        {kv_resident ? c->a->k : c->a->q, BLOCK_RESIDENT, "resident_qk_map", "resident_qk"},
+        {kv_resident ? c->a->v : b->op->d_o, BLOCK_RESIDENT, "resident_vdo_map", "resident_vdo"},
+        {kv_resident ? c->a->q : c->a->k, t->block_streamed, "streamed_qk_map", "streamed_qk"},
+        {kv_resident ? d_o : c->a->v, t->block_streamed, "streamed_vdo_map", "streamed_vdo"},
+        {kv_resident ? b->op->dk : b->op->dq, BLOCK_RESIDENT / 2, "dqk_map", "dqk"},
+        {b->op->dv, BLOCK_RESIDENT / 2, "dv_map", "dv"},
+        {b->has_fp8_mma ? c->a->q
+         : kv_resident  ? b->op->q_t
+                        : b->op->k_t,
+         t->block_streamed, "dqk_operand_map", "dqk_operand"},
     };
-    bool makes_used_alone = true;
-    lacks[4] = !kinds[t->makes].makes_first || has_parts || b->is_fp8;
-    lacks[5] = !kinds[t->makes].makes_second || has_parts || b->is_fp8;
-    lacks[6] = !is_copied(b, t);
-    emit_constant(source, "HAS_AGAIN", is_copied(b, t));
+    bool skips_unused_tiles = true;
+    is_absent[4] = !kinds[t->grads].has_dqk || has_parts || b->is_fp8;
+    is_absent[5] = !kinds[t->grads].has_dv || has_parts || b->is_fp8;
+    is_absent[6] = !loads_twice(b, t);
+    emit_constant(source, "LOADS_TWICE", loads_twice(b, t));
     for (int i = 0; i < BOXES; i++)
-        if (!lacks[i])
-            attention_hopper_emit_map(source, i < GRADIENTS && b->has_bytes ? b->given : c, boxes[i].tensor,
+        if (!is_absent[i])
+            attention_hopper_emit_map(source, i < GRADIENTS && b->has_fp8_mma ? b->given : c, boxes[i].tensor,
                                       boxes[i].rows, boxes[i].map);
-    if (b->has_bytes) {
-        attention_hopper_emit_map(source, c, b->op->d_o, t->block_pass, "second_again_map");
-        attention_hopper_emit_box_map(source, c, c->a->k, SQUARE, SQUARE, "own_turned_map");
+    if (b->has_fp8_mma) {
+        attention_hopper_emit_map(source, c, b->op->d_o, t->block_streamed, "dv_operand_map");
+        attention_hopper_emit_box_map(source, c, c->a->k, FP8_TILE, FP8_TILE, "kt_map");
     }
-    if (b->stores_queries)
+    if (b->stores_dq)
         attention_hopper_emit_map(source, c, b->op->dq, PART_ROWS, "dq_map");
-    emit_constant(source, "HAS_BOXED_BIAS", has_boxes(b, t));
-    if (has_boxes(b, t))
-        attention_hopper_emit_map(source, c, c->a->bias, t->block_pass, "bias_map");
+    emit_constant(source, "HAS_TMA_BIAS", has_tma_bias(b, t));
+    if (has_tma_bias(b, t))
+        attention_hopper_emit_map(source, c, c->a->bias, t->block_streamed, "bias_map");
     for (int i = 0; i < BOXES; i++)
-        if (!lacks[i])
+        if (!is_absent[i])
             attention_hopper_emit_entry(source, c, boxes[i].tensor, boxes[i].entry);
     for (int i = 4; i < 6; i++)
-        if (lacks[i])
-            emit_constant(source, i == 4 ? "FIRST_GRADIENT_IS_RAGGED" : "SECOND_GRADIENT_IS_RAGGED", 0);
+        if (is_absent[i])
+            emit_constant(source, i == 4 ? "DQK_IS_RAGGED" : "DV_IS_RAGGED", 0);
         else
-            makes_used_alone = makes_used_alone && boxes[i].tensor->ragged_offset;
-    emit_constant(source, "MAKES_USED_ALONE", makes_used_alone && !b->is_fp8);
+            skips_unused_tiles = skips_unused_tiles && boxes[i].tensor->ragged_offset;
+    emit_constant(source, "SKIPS_UNUSED_TILES", skips_unused_tiles && !b->is_fp8);
 }
 
 /* Type of an operand of S, dP and dQ. */
 static const char *factor_type(const struct backward *b, const struct tensor *tensor) {
-    return cuda_type_name(b->has_bytes ? (weftDataType_t)tensor->type : b->type);
+    return cuda_type_name(b->has_fp8_mma ? (weftDataType_t)tensor->type : b->type);
 }
 
 /* S and dP: resident rows x streamed rows, both K-major. dQ or dK, and dV: P or dS from registers times streamed rows,
    which are MN-major. mma_dq: dQ of 64 x 64, with dS from shared memory, transposed. FP8: all but dK and dV, whose sums
    FP8 accumulators cannot represent; dS and K are K-major. */
-static void emit_products(struct text *code, const struct backward *b, const struct backward_tile *t) {
+static void emit_mmas(struct text *code, const struct backward *b, const struct backward_tile *t) {
     const char *type = cuda_type_name(b->type);
     const char *q = factor_type(b, b->c->a->q), *k = factor_type(b, b->c->a->k), *v = factor_type(b, b->c->a->v);
     const char *d_o = factor_type(b, b->op->d_o);
-    bool is_fp8 = b->has_bytes;
-    int dq_a = is_fp8 ? PRODUCT_A_K : PRODUCT_A_MN;
-    const struct attention_product products[] = {
-        {"multiply_scores", k, t->block_pass, .b_type = q, .is_fp8 = is_fp8, .adds = PRODUCT_ADDS},
-        {"multiply_scores_first", k, t->block_pass, .b_type = q, .is_fp8 = is_fp8, .is_fresh = true},
-        {"multiply_dp", v, t->block_pass, .b_type = d_o, .is_fp8 = is_fp8, .adds = PRODUCT_ADDS},
-        {"multiply_dp_first", v, t->block_pass, .b_type = d_o, .is_fp8 = is_fp8, .is_fresh = true},
-        {"multiply_first", type, t->head, .a = PRODUCT_A_REGISTERS, .b_is_mn = true, .adds = PRODUCT_ADDS},
-        {"multiply_second", type, t->value_head, .a = PRODUCT_A_REGISTERS, .b_is_mn = true, .adds = PRODUCT_ADDS},
-        {"multiply_sums", d_o, 64, .b_type = k, .is_fp8 = is_fp8, .a = dq_a, .b_is_mn = !is_fp8, .b_is_narrow = is_fp8,
-         .adds = PRODUCT_ADDS},
-        {"multiply_sums_first", d_o, 64, .b_type = k, .is_fp8 = is_fp8, .a = dq_a, .b_is_mn = !is_fp8,
-         .b_is_narrow = is_fp8},
+    bool is_fp8 = b->has_fp8_mma;
+    int dq_a = is_fp8 ? MMA_A_K : MMA_A_MN;
+    const struct attention_mma products[] = {
+        {"mma_s", k, t->block_streamed, .b_type = q, .is_fp8 = is_fp8, .adds = MMA_ADDS},
+        {"mma_s_first", k, t->block_streamed, .b_type = q, .is_fp8 = is_fp8, .is_fresh = true},
+        {"mma_dp", v, t->block_streamed, .b_type = d_o, .is_fp8 = is_fp8, .adds = MMA_ADDS},
+        {"mma_dp_first", v, t->block_streamed, .b_type = d_o, .is_fp8 = is_fp8, .is_fresh = true},
+        {"mma_dqk", type, t->head, .a = MMA_A_REGISTERS, .b_is_mn = true, .adds = MMA_ADDS},
+        {"mma_dv", type, t->value_head, .a = MMA_A_REGISTERS, .b_is_mn = true, .adds = MMA_ADDS},
+        {"mma_dq", d_o, 64, .b_type = k, .is_fp8 = is_fp8, .a = dq_a, .b_is_mn = !is_fp8, .b_is_narrow = is_fp8,
+         .adds = MMA_ADDS},
+        {"mma_dq_first", d_o, 64, .b_type = k, .is_fp8 = is_fp8, .a = dq_a, .b_is_mn = !is_fp8, .b_is_narrow = is_fp8},
     };
     for (size_t i = 0; i < sizeof products / sizeof *products; i++)
-        attention_hopper_emit_product(code, &products[i]);
+        attention_hopper_emit_mma(code, &products[i]);
 }
 
 static void emit_tile(struct kernel_source *source, const struct backward *b, const struct backward_tile *t) {
-    emit_constant(source, "OWN_IS_KEY", kinds[t->makes].own_is_key);
-    emit_constant(source, "MAKES_FIRST", kinds[t->makes].makes_first);
-    emit_constant(source, "MAKES_SECOND", kinds[t->makes].makes_second);
-    emit_constant(source, "BLOCK_OWN", BLOCK_OWN);
-    emit_constant(source, "BLOCK_PASS", t->block_pass);
+    emit_constant(source, "KV_RESIDENT", kinds[t->grads].kv_resident);
+    emit_constant(source, "HAS_DQK", kinds[t->grads].has_dqk);
+    emit_constant(source, "HAS_DV", kinds[t->grads].has_dv);
+    emit_constant(source, "BLOCK_RESIDENT", BLOCK_RESIDENT);
+    emit_constant(source, "BLOCK_STREAMED", t->block_streamed);
     emit_constant(source, "STAGES", t->stages);
-    emit_constant(source, "SECOND_STAGES", t->second_stages);
+    emit_constant(source, "VDO_STAGES", t->vdo_stages);
     emit_constant(source, "CONSUMER_REGISTERS", t->consumer_registers);
     emit_constant(source, "PRODUCER_REGISTERS", t->producer_registers);
     emit_constant(source, "SHARED_BYTES", shared_bytes(b, t));
 }
 
 /* The tensor, or NULL if it is not requested or another pass computes it. */
-static const struct tensor *wanted(const struct backward *b, const struct tensor *tensor, bool is_made) {
-    return is_made && attention_wants(b->c, tensor) ? tensor : NULL;
+static const struct tensor *wanted(const struct backward *b, const struct tensor *tensor, bool is_computed) {
+    return is_computed && attention_wants(b->c, tensor) ? tensor : NULL;
 }
 
 /* FP8: gradients and amax outputs that a pass stores itself. */
 static void emit_results(struct kernel_source *source, const struct backward *b, const struct backward_tile *t) {
-    bool own_is_key = kinds[t->makes].own_is_key, stores_first = kinds[t->makes].makes_first;
-    bool stores_second = kinds[t->makes].makes_second;
-    const struct tensor *amax_first = own_is_key ? b->op->amax_dk : b->op->amax_dq;
-    stores_first = stores_first && part_count(b, t->makes) == 1;
-    stores_second = stores_second && part_count(b, t->makes) == 1;
-    attention_emit_scale(source, b->c, wanted(b, amax_first, stores_first), "amax_first", "HAS_AMAX_FIRST");
-    attention_emit_scale(source, b->c, wanted(b, b->op->amax_dv, stores_second), "amax_second", "HAS_AMAX_SECOND");
+    bool kv_resident = kinds[t->grads].kv_resident, stores_dqk = kinds[t->grads].has_dqk;
+    bool stores_dv = kinds[t->grads].has_dv;
+    const struct tensor *amax_dqk = kv_resident ? b->op->amax_dk : b->op->amax_dq;
+    stores_dqk = stores_dqk && part_count(b, t->grads) == 1;
+    stores_dv = stores_dv && part_count(b, t->grads) == 1;
+    attention_emit_scale(source, b->c, wanted(b, amax_dqk, stores_dqk), "amax_dqk", "HAS_AMAX_DQK");
+    attention_emit_scale(source, b->c, wanted(b, b->op->amax_dv, stores_dv), "amax_dv", "HAS_AMAX_DV");
     if (!b->is_fp8)
         return;
     emit_number(source, b->c->depth, "depth");
     emit_number(source, b->c->value_depth, "value_depth");
-    if (stores_first)
-        attention_emit_tensor(source, b->c, own_is_key ? b->op->dk : b->op->dq, "first_gradient", NULL);
-    if (stores_second)
-        attention_emit_tensor(source, b->c, b->op->dv, "second_gradient", NULL);
+    if (stores_dqk)
+        attention_emit_tensor(source, b->c, kv_resident ? b->op->dk : b->op->dq, "dqk", NULL);
+    if (stores_dv)
+        attention_emit_tensor(source, b->c, b->op->dv, "dv", NULL);
 }
 
 /* If CTAs have unequal length, several heads are interleaved, and the CTAs with most steps come first. */
-static int64_t heads_per_set(const struct cuda_attention *c, int64_t own_blocks) {
-    return has_bounds(c) && own_blocks < BLOCKS_PER_SET ? BLOCKS_PER_SET / own_blocks : 1;
+static int64_t heads_per_set(const struct cuda_attention *c, int64_t resident_blocks) {
+    return has_bounds(c) && resident_blocks < BLOCKS_PER_SET ? BLOCKS_PER_SET / resident_blocks : 1;
 }
 
 /* Emits how a CTA with resident keys finds its query heads, and where its partial gradients are stored. */
 static void emit_parts(struct kernel_source *source, const struct backward *b, const struct backward_tile *t) {
-    int64_t parts = part_count(b, t->makes);
+    int64_t parts = part_count(b, t->grads);
     emit_constant(source, "HAS_PARTS", parts > 1);
     if (parts == 1)
         return;
     emit_number(source, parts, "parts");
-    emit_number(source, heads_per_part(b, t->makes), "heads_per_part");
-    if (kinds[t->makes].makes_first)
-        emit_scratch(source, "float", parts_offset(b, false), "first_parts");
-    if (kinds[t->makes].makes_second)
-        emit_scratch(source, "float", parts_offset(b, true), "second_parts");
+    emit_number(source, heads_per_part(b, t->grads), "heads_per_part");
+    if (kinds[t->grads].has_dqk)
+        emit_scratch(source, "float", parts_offset(b, false), "dqk_parts");
+    if (kinds[t->grads].has_dv)
+        emit_scratch(source, "float", parts_offset(b, true), "dv_parts");
 }
 
 /* Constant factors of all scores are multiplied into those of the kernel. */
 static void emit_factors(struct kernel_source *source, const struct backward *b) {
     emit_constant(source, "HAS_FACTORS", has_factors(b));
     emit_constant(source, "IS_SOFT_CAP", is_soft_cap(b));
-    emit_slope_factor(source, is_soft_cap(b));
+    emit_derivative_factor(source, is_soft_cap(b));
     if (!has_factors(b))
         return;
     attention_emit_modifier_factors(source, b->c);
@@ -820,9 +826,9 @@ static void emit_factors(struct kernel_source *source, const struct backward *b)
 static weftStatus_t build_pass(const struct backward *b, const struct backward_tile *t, struct cuda_kernel *kernel,
                                struct arena *arena) {
     const struct cuda_attention *c = b->c;
-    bool own_is_key = kinds[t->makes].own_is_key;
-    int64_t own_blocks = divide_up(own_is_key ? c->keys : c->queries, BLOCK_OWN), heads = own_heads(c, t->makes),
-            outer = heads * part_count(b, t->makes);
+    bool kv_resident = kinds[t->grads].kv_resident;
+    int64_t resident_blocks = divide_up(kv_resident ? c->keys : c->queries, BLOCK_RESIDENT),
+            heads = resident_heads(c, t->grads), outer = heads * part_count(b, t->grads);
     struct kernel_source source;
     kernel_source_init(&source, c->region);
     emit_maps(&source, b, t);
@@ -830,28 +836,28 @@ static weftStatus_t build_pass(const struct backward *b, const struct backward_t
     emit_tile(&source, b, t);
     emit_fp8(&source, b, t == first_of_ds(b));
     emit_results(&source, b, t);
-    emit_constant(&source, "HAS_SUMS", b->has_sums);
-    emit_constant(&source, "STORES_QUERIES", b->stores_queries);
-    emit_constant(&source, "HAS_SLOPES", b->has_slopes);
+    emit_constant(&source, "REDUCES_DQ", b->reduces_dq);
+    emit_constant(&source, "STORES_DQ", b->stores_dq);
+    emit_constant(&source, "HAS_DERIVATIVES", b->has_derivatives);
     attention_hopper_emit_terms(&source, c, is_rounded(c));
     attention_emit_modifier_gradient(&source, c);
     emit_factors(&source, b);
     attention_emit_block_mask(&source, c);
     attention_emit_dropout(&source, c);
     emit_number(&source, c->heads, "heads");
-    emit_number(&source, outer, "own_heads");
-    emit_number(&source, c->heads / (own_is_key ? heads : c->key_heads), "group");
+    emit_number(&source, outer, "resident_heads");
+    emit_number(&source, c->heads / (kv_resident ? heads : c->key_heads), "group");
     emit_number(&source, b->q_blocks, "q_blocks");
-    emit_number(&source, own_blocks, "own_blocks");
-    emit_number(&source, heads_per_set(c, own_blocks), "heads_per_set");
+    emit_number(&source, resident_blocks, "resident_blocks");
+    emit_number(&source, heads_per_set(c, resident_blocks), "heads_per_set");
     emit_parts(&source, b, t);
-    emit_constant(&source, "HAS_OTHER_GROUP", c->key_heads != c->value_heads);
+    emit_constant(&source, "KV_HEADS_DIFFER", c->key_heads != c->value_heads);
     if (c->key_heads != c->value_heads)
-        emit_number(&source, c->heads / (t->makes == MAKES_DV ? c->key_heads : c->value_heads), "other_group");
-    emit_products(&source.code, b, t);
+        emit_number(&source, c->heads / (t->grads == GRADS_DV ? c->key_heads : c->value_heads), "other_group_size");
+    emit_mmas(&source.code, b, t);
     TRY(kernel_finish(&source, kernel, "attention/hopper/backward_sm90.cuh", "attention_backward_sm90", arena));
     kernel->shared_bytes = (uint32_t)shared_bytes(b, t);
-    return attention_grid(kernel, c, c->batches * outer * own_blocks, THREADS / 32);
+    return attention_grid(kernel, c, c->batches * outer * resident_blocks, THREADS / 32);
 }
 
 /* ---- Entry points of the families ---- */
@@ -859,35 +865,36 @@ static weftStatus_t build_pass(const struct backward *b, const struct backward_t
 /* CTAs of a pass. */
 static int64_t blocks_of(const struct backward *b, const struct backward_tile *t) {
     const struct cuda_attention *c = b->c;
-    return c->batches * own_heads(c, t->makes) * part_count(b, t->makes) *
-           divide_up(kinds[t->makes].own_is_key ? c->keys : c->queries, BLOCK_OWN);
+    return c->batches * resident_heads(c, t->grads) * part_count(b, t->grads) *
+           divide_up(kinds[t->grads].kv_resident ? c->keys : c->queries, BLOCK_RESIDENT);
 }
 
-/* MMA time at the rate of long sequences, prologue and epilogue per wave of CTAs, and memory traffic between kernels.
-   */
+/* MMA time at the rate of long sequences, prologue and epilogue per wave of CTAs, and memory traffic between
+   kernels. */
 static double predict(const struct backward *b) {
     const struct cuda_properties *cuda = &b->c->device->cuda;
     double rate = PRODUCTS_PER_CLOCK * 2.0 * cuda->clock_khz * 1e3 * cuda->multiprocessors * EFFICIENCY;
-    double flops = op_flops(region_node(b->c->region, 0)->op) * attention_seen_share(b->c), seconds = START_SECONDS;
+    double flops = op_flops(region_node(b->c->region, 0)->op) * attention_visible_fraction(b->c),
+           seconds = START_SECONDS;
     for (int i = 0; i < b->pass_count; i++)
-        seconds += flops * kinds[b->passes[i]->makes].share / rate +
+        seconds += flops * kinds[b->passes[i]->grads].share / rate +
                    BLOCK_SECONDS * (double)divide_up(blocks_of(b, b->passes[i]), cuda->multiprocessors);
     seconds += attention_backward_predict_biases(b->c) + attention_hopper_predict_widening(b->c);
-    seconds += 3.0 * (double)sums_bytes(b) / (double)cuda->bandwidth; /* cleared, added to and read */
+    seconds += 3.0 * (double)dq_sums_bytes(b) / (double)cuda->bandwidth; /* cleared, added to and read */
     return seconds + 2.0 * (double)(parts_bytes(b, false) + parts_bytes(b, true)) / (double)cuda->bandwidth;
 }
 
-weftStatus_t attention_hopper_backward_accepts(const struct cuda_attention *c, bool has_sums, double *seconds) {
+weftStatus_t attention_hopper_backward_accepts(const struct cuda_attention *c, bool reduces_dq, double *seconds) {
     struct backward b;
-    TRY(plan_backward(&b, c, has_sums));
+    TRY(plan_backward(&b, c, reduces_dq));
     *seconds = predict(&b);
     return WEFT_STATUS_SUCCESS;
 }
 
-weftStatus_t attention_hopper_backward_build(struct step *step, const struct cuda_attention *c, bool has_sums,
+weftStatus_t attention_hopper_backward_build(struct step *step, const struct cuda_attention *c, bool reduces_dq,
                                              struct cuda_step *state, struct arena *arena) {
     struct backward b;
-    TRY(plan_backward(&b, c, has_sums));
+    TRY(plan_backward(&b, c, reduces_dq));
     /* Workspace: statistics, sums of dQ, partial dK and dV, converted operands; the rest is for the gradients of
        biases. */
     b.widened.workspace_at = parts_offset(&b, true) + parts_bytes(&b, true);
@@ -896,7 +903,7 @@ weftStatus_t attention_hopper_backward_build(struct step *step, const struct cud
     TRY(build_rows(&b, &state->kernels[state->count++], arena));
     for (int i = 0; i < b.pass_count; i++)
         TRY(build_pass(&b, b.passes[i], &state->kernels[state->count++], arena));
-    if (adds_queries(&b))
+    if (needs_dq_sums(&b))
         TRY(build_queries(&b, &state->kernels[state->count++], arena));
     for (int i = 0; i < b.pass_count; i++)
         TRY(build_parts(&b, b.passes[i], state, arena));
@@ -909,9 +916,10 @@ weftStatus_t attention_hopper_backward_build(struct step *step, const struct cud
         TRY(attention_backward_build_biases(step, c, step->workspace_bytes, state, arena));
     const char *names[PASSES_MAX] = {"", "", ""};
     for (int i = 0; i < b.pass_count; i++)
-        names[i] = kinds[b.passes[i]->makes].name;
+        names[i] = kinds[b.passes[i]->grads].name;
     return arena_print(arena, &step->detail, "%swgmma of %s%s, heads of %d and %d, %s%s%s%s%s, %d x %d tiles",
-                       b.is_fp8 && !b.has_bytes ? "FP8 widened, then " : "", b.has_bytes ? "FP8 and " : "",
+                       b.is_fp8 && !b.has_fp8_mma ? "FP8 widened, then " : "", b.has_fp8_mma ? "FP8 and " : "",
                        cuda_type_name(b.type), b.head, b.value_head, names[0], b.pass_count > 1 ? ", then " : "",
-                       names[1], b.pass_count > 2 ? ", then " : "", names[2], BLOCK_OWN, b.passes[0]->block_pass);
+                       names[1], b.pass_count > 2 ? ", then " : "", names[2], BLOCK_RESIDENT,
+                       b.passes[0]->block_streamed);
 }

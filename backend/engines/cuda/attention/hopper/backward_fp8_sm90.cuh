@@ -52,10 +52,10 @@ template <class F> DEVICE u32 factor_pair(u32 pair) {
 
 /* Factors of dS', and the largest |dS'| of this thread. */
 struct score_factors {
-    float of_dp = 1, largest = 0;
+    float dp_factor = 1, largest = 0;
     template <class P> DEVICE explicit score_factors(const P &p) {
         if constexpr (IS_FP8)
-            of_dp = slope_scale_of(p) * descale_v_of(p);
+            dp_factor = slope_scale_of(p) * descale_v_of(p);
     }
     DEVICE void note(float low, float high) {
         if constexpr (HAS_AMAX_DS)
@@ -63,7 +63,7 @@ struct score_factors {
     }
     template <class P> DEVICE void store(const P &p) const {
         if constexpr (HAS_AMAX_DS)
-            raise_largest(p.amax_ds, largest / scale_dp_of(p));
+            raise_amax(p.amax_ds, largest / scale_dp_of(p));
     }
 };
 

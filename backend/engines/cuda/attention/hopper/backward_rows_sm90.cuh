@@ -12,7 +12,7 @@
 
 #include "attention/hopper/backward_scores_sm90.cuh"
 #include "attention/hopper/backward_fp8_sm90.cuh"
-#include "attention/hopper/kept_share_sm90.cuh"
+#include "attention/hopper/keep_probability_sm90.cuh"
 
 constexpr int LANES = VALUE_HEAD <= 64    ? 8
                       : VALUE_HEAD <= 128 ? 16
@@ -29,7 +29,7 @@ template <class P> DEVICE float finish_row(const P &p, i32 batch, i32 head, i32 
     if constexpr (IS_FP8)
         lse2 -= log2f(scale_s_of(p)), dot *= delta_scale_of(p);
     if constexpr (HAS_DROPOUT) {
-        const float share = kept_share_of(p);
+        const float share = keep_probability_of(p);
         lse2 = share > 0 ? lse2 + log2f(share) : infinite, dot *= share;
     }
     return stats == -infinite ? 0.0f : dot;
@@ -84,7 +84,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         a[t] = *(const eight<o_t> *)(o + query * p.o_row);
         b[t] = *(const eight<d_o_t> *)(d_o + query * p.d_o_row);
     }
-    if constexpr (HAS_SUMS)
+    if constexpr (REDUCES_DQ)
         if (!is_ragged(p.o_batch) || (i32)m * BLOCK_Q < used.queries) /* no CTA adds to the others */
             clear_sums(p);
 #pragma unroll

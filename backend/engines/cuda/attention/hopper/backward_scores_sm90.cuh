@@ -44,7 +44,7 @@ struct band {
 
 /* Offset of a thread's four elements of octet `octet` of columns in the float sums of 64 rows: [8 columns][thread][4].
    With FP8, each warp adds its own sums: [64 columns][warp][8 columns][lane][4]. */
-DEVICE u32 place_in_sums(int octet, u32 warp) {
+DEVICE u32 sums_offset(int octet, u32 warp) {
     return IS_FP8 ? ((octet / 8 * 4 + warp) * 8 + octet % 8) * 128 + lane_index() * 4
                   : (octet * 128 + threadIdx.x % 128) * 4;
 }

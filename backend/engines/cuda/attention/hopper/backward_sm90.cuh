@@ -51,73 +51,81 @@
 #include "attention/hopper/score_terms_sm90.cuh"
 #include "attention/hopper/backward_scores_sm90.cuh"
 #include "attention/hopper/backward_fp8_sm90.cuh"
-#include "attention/hopper/byte_squares_sm90.cuh"
+#include "attention/hopper/fp8_transpose_sm90.cuh"
 
-constexpr bool HAS_BYTES = IS_FP8 && HAS_SUMS;
-constexpr int STEP = HAS_BYTES ? 32 : 16;          /* k extent of the MMAs of S and dP: 32 bytes */
-constexpr int THREADS = 384, HALF = BLOCK_OWN / 2; /* HALF: resident rows per consumer */
+constexpr bool HAS_FP8_MMA = IS_FP8 && REDUCES_DQ;
+constexpr int STEP = HAS_FP8_MMA ? 32 : 16;             /* k extent of the MMAs of S and dP: 32 bytes */
+constexpr int THREADS = 384, HALF = BLOCK_RESIDENT / 2; /* HALF: resident rows per consumer */
 constexpr int PANELS = HEAD / 64, VALUE_PANELS = VALUE_HEAD / 64,
-              PASS_PANELS = BLOCK_PASS / 64; /* panels of 64 columns, 128 bytes */
-constexpr u32 OWN_PANEL = BLOCK_OWN * 128, PASS_PANEL = BLOCK_PASS * 128, DS_PANEL = BLOCK_OWN * 128;
-constexpr int ONCE_PANELS = HAS_BYTES ? 1 : PANELS, SECOND_ONCE_PANELS = HAS_BYTES ? 1 : VALUE_PANELS; /* panels that S
-                                                                                                          and dP read */
-constexpr u32 OWN_FIRST_BYTES = ONCE_PANELS * OWN_PANEL;
-constexpr u32 OWN_SECOND_BYTES = MAKES_FIRST ? SECOND_ONCE_PANELS * OWN_PANEL : 0;
-constexpr u32 OWN_TURNED_BYTES = HAS_BYTES ? BLOCK_OWN / 64 * PANELS * SQUARE_BYTES : 0;
-constexpr u32 ONCE_BYTES = ONCE_PANELS * PASS_PANEL, AGAIN_BYTES = HAS_AGAIN ? PANELS * PASS_PANEL : 0;
-constexpr u32 SECOND_ONCE_BYTES = SECOND_ONCE_PANELS * PASS_PANEL;
-constexpr u32 SECOND_AGAIN_BYTES = HAS_BYTES ? VALUE_PANELS * PASS_PANEL : 0;
-constexpr u32 FIRST_BYTES = ONCE_BYTES + AGAIN_BYTES, SECOND_BYTES = SECOND_ONCE_BYTES + SECOND_AGAIN_BYTES;
-constexpr u32 STATISTICS_BYTES = OWN_IS_KEY ? 2 * BLOCK_PASS * 4 : 0; /* per stage */
-constexpr int DS_STAGES = 2, PARTS = PANELS * PASS_PANELS,
-              PARTS_STAGED = PASS_PANELS > 1 || HAS_BOXED_BIAS || HAS_BYTES ? 1 : 2; /* PARTS: number of 64 x 64 parts
-                                                                                        of dQ per step */
-constexpr u32 DS_BYTES = HAS_BYTES ? PASS_PANEL : PASS_PANELS * DS_PANEL, PART_BYTES = 64 * 64 * 4;
-constexpr u32 SUMS_BYTES = HAS_SUMS ? DS_STAGES * DS_BYTES + PARTS_STAGED * PART_BYTES : 0;
-constexpr u32 BIAS_PANEL = BLOCK_PASS * 128, BIAS_BYTES = HAS_BOXED_BIAS ? 2 * BIAS_PANEL : 0; /* per consumer */
+              STREAMED_PANELS = BLOCK_STREAMED / 64; /* panels of 64 columns, 128 bytes */
+constexpr u32 RESIDENT_PANEL = BLOCK_RESIDENT * 128, STREAMED_PANEL = BLOCK_STREAMED * 128,
+              DS_PANEL = BLOCK_RESIDENT * 128;
+constexpr int S_PANELS = HAS_FP8_MMA ? 1 : PANELS, DP_PANELS = HAS_FP8_MMA ? 1 : VALUE_PANELS; /* panels that S and dP
+                                                                                                  read */
+constexpr u32 RESIDENT_QK_BYTES = S_PANELS * RESIDENT_PANEL;
+constexpr u32 RESIDENT_VDO_BYTES = HAS_DQK ? DP_PANELS * RESIDENT_PANEL : 0;
+constexpr u32 KT_BYTES = HAS_FP8_MMA ? BLOCK_RESIDENT / 64 * PANELS * FP8_TILE_BYTES : 0;
+constexpr u32 S_OPERAND_BYTES = S_PANELS * STREAMED_PANEL,
+              DQK_OPERAND_BYTES = LOADS_TWICE ? PANELS * STREAMED_PANEL : 0;
+constexpr u32 DP_OPERAND_BYTES = DP_PANELS * STREAMED_PANEL;
+constexpr u32 DV_OPERAND_BYTES = HAS_FP8_MMA ? VALUE_PANELS * STREAMED_PANEL : 0;
+constexpr u32 QK_BYTES = S_OPERAND_BYTES + DQK_OPERAND_BYTES, VDO_BYTES = DP_OPERAND_BYTES + DV_OPERAND_BYTES;
+constexpr u32 STATISTICS_BYTES = KV_RESIDENT ? 2 * BLOCK_STREAMED * 4 : 0; /* per stage */
+constexpr int DS_STAGES = 2, PARTS = PANELS * STREAMED_PANELS,
+              PARTS_STAGED =
+                  STREAMED_PANELS > 1 || HAS_TMA_BIAS || HAS_FP8_MMA ? 1 : 2; /* PARTS: number of 64 x 64 parts of dQ
+                                                                                 per step */
+constexpr u32 DS_BYTES = HAS_FP8_MMA ? STREAMED_PANEL : STREAMED_PANELS * DS_PANEL, PART_BYTES = 64 * 64 * 4;
+constexpr u32 SUMS_BYTES = REDUCES_DQ ? DS_STAGES * DS_BYTES + PARTS_STAGED * PART_BYTES : 0;
+constexpr u32 BIAS_PANEL = BLOCK_STREAMED * 128, BIAS_BYTES = HAS_TMA_BIAS ? 2 * BIAS_PANEL : 0; /* per consumer */
 
-constexpr u32 OWN_FIRST = 0, OWN_SECOND = OWN_FIRST + OWN_FIRST_BYTES, OWN_TURNED = OWN_SECOND + OWN_SECOND_BYTES;
-constexpr u32 FIRST = OWN_TURNED + OWN_TURNED_BYTES;
-constexpr u32 SECOND = FIRST + STAGES * FIRST_BYTES, DS = SECOND + SECOND_STAGES * SECOND_BYTES;
-constexpr u32 DQ = DS + DS_STAGES * DS_BYTES, BIAS_BOXES = DS + SUMS_BYTES, STATISTICS = BIAS_BOXES + BIAS_BYTES;
+constexpr u32 RESIDENT_QK = 0, RESIDENT_VDO = RESIDENT_QK + RESIDENT_QK_BYTES, KT = RESIDENT_VDO + RESIDENT_VDO_BYTES;
+constexpr u32 STREAMED_QK = KT + KT_BYTES;
+constexpr u32 STREAMED_VDO = STREAMED_QK + STAGES * QK_BYTES, DS = STREAMED_VDO + VDO_STAGES * VDO_BYTES;
+constexpr u32 DQ = DS + DS_STAGES * DS_BYTES, BIAS_TILES = DS + SUMS_BYTES, STATISTICS = BIAS_TILES + BIAS_BYTES;
 constexpr u32 BARRIERS = STATISTICS + STAGES * STATISTICS_BYTES,
               BARRIER_COUNT =
-                  3 + 2 * STAGES + 2 * SECOND_STAGES + 2 * DS_STAGES + (HAS_BOXED_BIAS ? 2 : 0) + (HAS_BYTES ? 1 : 0);
+                  3 + 2 * STAGES + 2 * VDO_STAGES + 2 * DS_STAGES + (HAS_TMA_BIAS ? 2 : 0) + (HAS_FP8_MMA ? 1 : 0);
 
 /* ---- Requirements ---- */
 
-static_assert(BLOCK_OWN == 128 && BLOCK_PASS % 64 == 0 && HEAD % 64 == 0 && VALUE_HEAD % 64 == 0, "panels of 64 rows");
-static_assert(!HAS_SUMS || (OWN_IS_KEY && PARTS <= 2), "warpgroup 0 has registers for two parts, in turn");
-static_assert(!HAS_SUMS || (MAKES_FIRST && MAKES_SECOND && STAGES == SECOND_STAGES), "it follows one count of stages");
-static_assert(SECOND_STAGES == STAGES || !MAKES_SECOND, "else they are read to the end of a step");
-static_assert(!HAS_BOXED_BIAS || (HAS_SUMS && sizeof(bias_t) == 2), "who makes dQ loads the bias of the next step");
-static_assert(MAKES_FIRST || HEAD >= VALUE_HEAD, "dV leaves through own K");
-static_assert(!HAS_AGAIN || !HAS_SUMS || HAS_BYTES, "dQ of the same dS would want own K twice");
-static_assert(!HAS_BYTES || (HAS_AGAIN && PANELS <= 2 && VALUE_PANELS <= 2 && BLOCK_OWN == 128),
-              "panels of bytes have 128 columns; dS has as many keys");
-static_assert(!HAS_PARTS || OWN_IS_KEY, "a head of queries has one of keys");
-static_assert(!HAS_OTHER_GROUP || !(MAKES_FIRST && MAKES_SECOND), "a block sums for one number of heads");
-static_assert(BARRIERS + BARRIER_COUNT * 8 == SHARED_BYTES && SHARED_BYTES <= 232448, "227 KB is all a block can have");
-static_assert(2 * CONSUMER_REGISTERS + PRODUCER_REGISTERS <= 3 * 168, "growing beyond what the launch gave would hang");
-static_assert(!OWN_IS_KEY || BLOCK_PASS == BLOCK_Q, "statistics lie by blocks of queries");
-static_assert(MASK_TILE % BLOCK_OWN == 0 && MASK_TILE % BLOCK_PASS == 0, "a step lies in one tile of a block mask");
+static_assert(BLOCK_RESIDENT == 128 && BLOCK_STREAMED % 64 == 0 && HEAD % 64 == 0 && VALUE_HEAD % 64 == 0,
+              "panels have 64 rows");
+static_assert(!REDUCES_DQ || (KV_RESIDENT && PARTS <= 2), "warpgroup 0 has registers for two parts, one at a time");
+static_assert(!REDUCES_DQ || (HAS_DQK && HAS_DV && STAGES == VDO_STAGES),
+              "dQ needs both gradients and uses one stage counter");
+static_assert(VDO_STAGES == STAGES || !HAS_DV, "V and dO are read until the end of a step");
+static_assert(!HAS_TMA_BIAS || (REDUCES_DQ && sizeof(bias_t) == 2), "the warpgroup that computes dQ loads the bias");
+static_assert(HAS_DQK || HEAD >= VALUE_HEAD, "dV is staged in the buffer of K");
+static_assert(!LOADS_TWICE || !REDUCES_DQ || HAS_FP8_MMA, "dQ would need a second copy of the resident K");
+static_assert(!HAS_FP8_MMA || (LOADS_TWICE && PANELS <= 2 && VALUE_PANELS <= 2 && BLOCK_RESIDENT == 128),
+              "FP8 panels have 128 columns; dS has 128 keys");
+static_assert(!HAS_PARTS || KV_RESIDENT, "a query head has only one key head");
+static_assert(!KV_HEADS_DIFFER || !(HAS_DQK && HAS_DV), "a CTA accumulates over one group of heads");
+static_assert(BARRIERS + BARRIER_COUNT * 8 == SHARED_BYTES && SHARED_BYTES <= 232448,
+              "the maximum of a block is 227 KB");
+static_assert(2 * CONSUMER_REGISTERS + PRODUCER_REGISTERS <= 3 * 168,
+              "setmaxnreg would hang beyond the launch's registers");
+static_assert(!KV_RESIDENT || BLOCK_STREAMED == BLOCK_Q, "statistics are stored by blocks of queries");
+static_assert(MASK_TILE % BLOCK_RESIDENT == 0 && MASK_TILE % BLOCK_STREAMED == 0,
+              "a step is within one tile of a block mask");
 
 extern __shared__ __align__(1024) unsigned char s_memory[];
 
 /* GRADIENT_STAGED and RESIDENT_CLEARED are the first of one barrier per consumer. */
-enum named_barrier : u32 { ALL_THREADS, PART_STAGED, GRADIENT_STAGED, PASS_CLEARED = 4, OWN_CLEARED };
+enum named_barrier : u32 { ALL_THREADS, PART_STAGED, GRADIENT_STAGED, STREAMED_CLEARED = 4, RESIDENT_CLEARED };
 
 /* Addresses of the mbarriers. */
 struct barriers {
-    u32 own_first, own_second, first_full, first_empty, second_full, second_empty, ds_full, ds_empty, own_empty;
+    u32 resident_qk, resident_vdo, qk_full, qk_empty, vdo_full, vdo_empty, ds_full, ds_empty, resident_empty;
     u32 bias_full, bias_empty; /* HAS_TMA_BIAS */
-    u32 own_turned;            /* HAS_FP8_MMA, which excludes HAS_TMA_BIAS */
+    u32 kt_full;               /* HAS_FP8_MMA, which excludes HAS_TMA_BIAS */
     DEVICE barriers(u32 base)
-        : own_first(base + BARRIERS), own_second(own_first + 8), first_full(own_second + 8),
-          first_empty(first_full + 8 * STAGES), second_full(first_empty + 8 * STAGES),
-          second_empty(second_full + 8 * SECOND_STAGES), ds_full(second_empty + 8 * SECOND_STAGES),
-          ds_empty(ds_full + 8 * DS_STAGES), own_empty(ds_empty + 8 * DS_STAGES), bias_full(own_empty + 8),
-          bias_empty(bias_full + 8), own_turned(bias_full) {}
+        : resident_qk(base + BARRIERS), resident_vdo(resident_qk + 8), qk_full(resident_vdo + 8),
+          qk_empty(qk_full + 8 * STAGES), vdo_full(qk_empty + 8 * STAGES), vdo_empty(vdo_full + 8 * VDO_STAGES),
+          ds_full(vdo_empty + 8 * VDO_STAGES), ds_empty(ds_full + 8 * DS_STAGES),
+          resident_empty(ds_empty + 8 * DS_STAGES), bias_full(resident_empty + 8), bias_empty(bias_full + 8),
+          kt_full(bias_full) {}
 };
 
 template <int N> DEVICE void fence_registers(float (&r)[N]) {
@@ -139,30 +147,32 @@ DEVICE constexpr u32 mn_major(u32 panel_bytes) { return panel_bytes >> 4 << 16; 
 /* ---- Work of a CTA ---- */
 
 struct work {
-    band seen;
-    i32 own, head, batch;          /* the first resident row, and its head in the resident tensors */
-    i32 part;                      /* HAS_PARTS: index over all resident heads of the batch entry */
-    i32 first, last;               /* range of streamed blocks, per head */
-    i32 steps;                     /* over all heads */
-    box_entry first_at, second_at; /* TMA coordinates of the streamed tensors */
+    band visible;
+    i32 resident, head, batch; /* the first resident row, and its head in the resident tensors */
+    i32 part;                  /* HAS_PARTS: index over all resident heads of the batch entry */
+    i32 first, last;           /* range of streamed blocks, per head */
+    i32 steps;                 /* over all heads */
+    box_origin qk_at, vdo_at;  /* TMA coordinates of the streamed tensors */
 
-    DEVICE i32 own_used() const { return OWN_IS_KEY ? seen.keys : seen.queries; }
-    DEVICE i32 pass_used() const { return OWN_IS_KEY ? seen.queries : seen.keys; }
+    DEVICE i32 resident_used() const { return KV_RESIDENT ? visible.keys : visible.queries; }
+    DEVICE i32 streamed_used() const { return KV_RESIDENT ? visible.queries : visible.keys; }
     /* Streamed rows that are visible to a resident row, or that see it: low .. high - 1. Both grow with the row. */
-    DEVICE i32 low(i32 row) const { return OWN_IS_KEY ? row + seen.first : row - seen.last + 1; }
-    DEVICE i32 high(i32 row) const { return OWN_IS_KEY ? row + seen.last : min(row - seen.first + 1, seen.keys); }
+    DEVICE i32 low(i32 row) const { return KV_RESIDENT ? row + visible.first : row - visible.last + 1; }
+    DEVICE i32 high(i32 row) const {
+        return KV_RESIDENT ? row + visible.last : min(row - visible.first + 1, visible.keys);
+    }
 };
-constexpr bool HAS_LOW = OWN_IS_KEY ? HAS_RIGHT : HAS_LEFT, HAS_HIGH = OWN_IS_KEY ? HAS_LEFT : true;
+constexpr bool HAS_LOW = KV_RESIDENT ? HAS_RIGHT : HAS_LEFT, HAS_HIGH = KV_RESIDENT ? HAS_LEFT : true;
 
 /* Range of query heads: those that share the resident keys, or the head of the resident queries. */
 template <class P> DEVICE i32 first_head(const P &p, const work &w) {
-    i32 head = OWN_IS_KEY ? w.head * (i32)p.group : w.head;
+    i32 head = KV_RESIDENT ? w.head * (i32)p.group : w.head;
     if constexpr (HAS_PARTS)
         head += (w.part - w.head * (i32)p.parts) * (i32)p.heads_per_part;
     return head;
 }
 template <class P> DEVICE i32 last_head(const P &p, const work &w) {
-    const i32 last = OWN_IS_KEY ? (w.head + 1) * (i32)p.group : w.head + 1;
+    const i32 last = KV_RESIDENT ? (w.head + 1) * (i32)p.group : w.head + 1;
     if constexpr (HAS_PARTS)
         return min(first_head(p, w) + (i32)p.heads_per_part, last);
     else
@@ -170,13 +180,13 @@ template <class P> DEVICE i32 last_head(const P &p, const work &w) {
 }
 
 /* True if a streamed block is in an active tile of the block mask; head: of the queries. */
-template <class P> DEVICE bool takes_part(const P &p, const work &w, i32 head, i32 block) {
-    const i32 pass = block * BLOCK_PASS;
-    return keeps_tile(p, w.batch, head, OWN_IS_KEY ? pass : w.own, OWN_IS_KEY ? w.own : pass);
+template <class P> DEVICE bool is_active_block(const P &p, const work &w, i32 head, i32 block) {
+    const i32 streamed = block * BLOCK_STREAMED;
+    return is_active_tile(p, w.batch, head, KV_RESIDENT ? streamed : w.resident, KV_RESIDENT ? w.resident : streamed);
 }
 /* For a whole warp: the shuffle shows the compiler that the result is warp-uniform. */
-template <class P> DEVICE bool warp_takes_part(const P &p, const work &w, i32 head, i32 block) {
-    return __shfl_sync(~0u, takes_part(p, w, head, block), 0);
+template <class P> DEVICE bool is_active_for_warp(const P &p, const work &w, i32 head, i32 block) {
+    return __shfl_sync(~0u, is_active_block(p, w, head, block), 0);
 }
 /* Counts the active steps, by whole warps. */
 template <class P> DEVICE i32 count_steps(const P &p, const work &w) {
@@ -184,7 +194,7 @@ template <class P> DEVICE i32 count_steps(const P &p, const work &w) {
     for (i32 head = first_head(p, w), last = last_head(p, w); head < last; ++head)
         for (i32 from = w.first; from < w.last; from += 32) {
             const i32 block = from + (i32)lane_index();
-            count += __popc(__ballot_sync(~0u, block < w.last && takes_part(p, w, head, block)));
+            count += __popc(__ballot_sync(~0u, block < w.last && is_active_block(p, w, head, block)));
         }
     return count;
 }
@@ -196,26 +206,27 @@ template <class P> DEVICE void find_part(const P &p, work &w) {
 }
 
 /* The CTA's resident rows. Their order puts those with most steps first: the first keys, or the last queries. */
-DEVICE work find_own(const arguments &p) {
-    const u32 blocks = (u32)p.own_blocks, set_heads = (u32)p.heads_per_set, set = blockIdx.x / (blocks * set_heads);
+DEVICE work find_resident_rows(const arguments &p) {
+    const u32 blocks = (u32)p.resident_blocks, set_heads = (u32)p.heads_per_set,
+              set = blockIdx.x / (blocks * set_heads);
     const u32 within = blockIdx.x - set * blocks * set_heads,
               heads = min(gridDim.x / blocks - set * set_heads, set_heads);
     const u32 number = within / heads, outer = set * set_heads + within - number * heads;
-    const u32 block = OWN_IS_KEY ? number : blocks - 1 - number, batch = outer / (u32)p.own_heads;
-    work w{band(p, (i32)batch), (i32)block * BLOCK_OWN, (i32)(outer - batch * (u32)p.own_heads), (i32)batch};
+    const u32 block = KV_RESIDENT ? number : blocks - 1 - number, batch = outer / (u32)p.resident_heads;
+    work w{band(p, (i32)batch), (i32)block * BLOCK_RESIDENT, (i32)(outer - batch * (u32)p.resident_heads), (i32)batch};
     if constexpr (HAS_PARTS)
         find_part(p, w);
     return w;
 }
 DEVICE work find_work(const arguments &p) {
-    work w = find_own(p);
-    w.first_at = first_entry(p, w.batch, w.pass_used());
-    w.second_at = second_entry(p, w.batch, w.pass_used());
-    const i32 last_own = min(w.own + BLOCK_OWN, w.own_used()) - 1;
-    if (last_own < w.own)
+    work w = find_resident_rows(p);
+    w.qk_at = streamed_qk_entry(p, w.batch, w.streamed_used());
+    w.vdo_at = streamed_vdo_entry(p, w.batch, w.streamed_used());
+    const i32 last_resident = min(w.resident + BLOCK_RESIDENT, w.resident_used()) - 1;
+    if (last_resident < w.resident)
         return w;
-    w.first = max(w.low(w.own), 0) / BLOCK_PASS;
-    w.last = max((min(w.high(last_own), w.pass_used()) + BLOCK_PASS - 1) / BLOCK_PASS, w.first);
+    w.first = max(w.low(w.resident), 0) / BLOCK_STREAMED;
+    w.last = max((min(w.high(last_resident), w.streamed_used()) + BLOCK_STREAMED - 1) / BLOCK_STREAMED, w.first);
     w.steps = HAS_BLOCK_MASK ? count_steps(p, w) : (w.last - w.first) * (last_head(p, w) - first_head(p, w));
     return w;
 }
@@ -224,14 +235,14 @@ DEVICE work find_work(const arguments &p) {
 struct cursor {
     i32 block, head;
     DEVICE explicit cursor(const arguments &p, const work &w)
-        : block(w.first), head(OWN_IS_KEY ? first_head(p, w) : w.head / (i32)p.group) {
+        : block(w.first), head(KV_RESIDENT ? first_head(p, w) : w.head / (i32)p.group) {
         if (HAS_BLOCK_MASK && w.steps > 0)
-            pass_over_hidden(p, w);
+            skip_inactive(p, w);
     }
     DEVICE void advance(const arguments &p, const work &w, bool is_last = false) {
         step(w);
         if (HAS_BLOCK_MASK && !is_last)
-            pass_over_hidden(p, w);
+            skip_inactive(p, w);
     }
     DEVICE void step(const work &w) {
         if (++block < w.last)
@@ -239,8 +250,8 @@ struct cursor {
         block = w.first;
         ++head;
     }
-    DEVICE void pass_over_hidden(const arguments &p, const work &w) {
-        while (!takes_part(p, w, OWN_IS_KEY ? head : w.head, block))
+    DEVICE void skip_inactive(const arguments &p, const work &w) {
+        while (!is_active_block(p, w, KV_RESIDENT ? head : w.head, block))
             step(w);
     }
 };
@@ -248,18 +259,19 @@ struct cursor {
 /* ---- Loads ---- */
 
 template <u32 BYTES>
-DEVICE void load_own(const tensor_map &map, u32 dst, u32 full, const work &w, i32 head, const box_entry &entry) {
+DEVICE void load_resident(const tensor_map &map, u32 dst, u32 full, const work &w, i32 head, const box_origin &entry) {
     arrive_expecting(full, BYTES);
 #pragma unroll
-    for (u32 i = 0; i < BYTES / OWN_PANEL; ++i)
-        load_box(dst + i * OWN_PANEL, map, full, i * 64, entry.row + w.own, head, entry.place);
+    for (u32 i = 0; i < BYTES / RESIDENT_PANEL; ++i)
+        load_box(dst + i * RESIDENT_PANEL, map, full, i * 64, entry.row + w.resident, head, entry.outer);
 }
 
 template <u32 BYTES>
-DEVICE void load_pass(const tensor_map &map, u32 dst, u32 full, const cursor &at, i32 head, const box_entry &entry) {
+DEVICE void load_streamed(const tensor_map &map, u32 dst, u32 full, const cursor &at, i32 head,
+                          const box_origin &entry) {
 #pragma unroll
-    for (u32 i = 0; i < BYTES / PASS_PANEL; ++i)
-        load_box(dst + i * PASS_PANEL, map, full, i * 64, entry.row + at.block * BLOCK_PASS, head, entry.place);
+    for (u32 i = 0; i < BYTES / STREAMED_PANEL; ++i)
+        load_box(dst + i * STREAMED_PANEL, map, full, i * 64, entry.row + at.block * BLOCK_STREAMED, head, entry.outer);
 }
 
 /* Index of a block of BLOCK_Q queries over all heads. */
@@ -268,55 +280,57 @@ DEVICE i64 q_tile(const arguments &p, i32 batch, i32 head, i32 block) {
 }
 
 /* Head of the streamed V or dO. */
-template <class P> DEVICE i32 second_head(const P &p, const work &w, const cursor &at) {
-    if constexpr (!OWN_IS_KEY && HAS_OTHER_GROUP)
-        return w.head / (i32)p.other_group;
+template <class P> DEVICE i32 vdo_head(const P &p, const work &w, const cursor &at) {
+    if constexpr (!KV_RESIDENT && KV_HEADS_DIFFER)
+        return w.head / (i32)p.other_group_size;
     else
         return at.head;
 }
 /* KV_HEADS_DIFFER: for a query head, the head of the resident tensor whose gradient this CTA does not compute. */
 template <class P> DEVICE i32 other_head(const P &p, i32 head) {
-    if constexpr (HAS_OTHER_GROUP)
-        return head / (i32)p.other_group;
+    if constexpr (KV_HEADS_DIFFER)
+        return head / (i32)p.other_group_size;
     else
         return 0;
 }
-constexpr bool RELOADS = OWN_IS_KEY && HAS_OTHER_GROUP;
+constexpr bool RELOADS = KV_RESIDENT && KV_HEADS_DIFFER;
 
 /* LOADS_TWICE: the streamed operand of dQ or dK. */
-template <class P> DEVICE void load_again(const P &p, u32 dst, u32 full, const cursor &at, const work &w) {
-    load_pass<AGAIN_BYTES>(p.again_map, dst, full, at, at.head, again_entry(p, w.batch, w.pass_used()));
+template <class P> DEVICE void load_dqk_operand(const P &p, u32 dst, u32 full, const cursor &at, const work &w) {
+    load_streamed<DQK_OPERAND_BYTES>(p.dqk_operand_map, dst, full, at, at.head,
+                                     dqk_operand_entry(p, w.batch, w.streamed_used()));
 }
 
 /* HAS_FP8_MMA: dO in the version that dV reads. */
-template <class P> DEVICE void load_second_again(const P &p, u32 dst, u32 full, const cursor &at, const work &w) {
-    load_pass<SECOND_AGAIN_BYTES>(p.second_again_map, dst, full, at, second_head(p, w, at), w.second_at);
+template <class P> DEVICE void load_dv_operand(const P &p, u32 dst, u32 full, const cursor &at, const work &w) {
+    load_streamed<DV_OPERAND_BYTES>(p.dv_operand_map, dst, full, at, vdo_head(p, w, at), w.vdo_at);
 }
 
 /* Loads step i after the consumers have released its stages. */
 DEVICE void load_step(const arguments &p, const work &w, u32 base, const barriers &b, const cursor &at, i32 i,
                       i32 stage) {
-    const i32 second_stage = SECOND_STAGES == STAGES ? stage : i % SECOND_STAGES;
-    const u32 first_full = b.first_full + 8 * stage, second_full = b.second_full + 8 * second_stage;
+    const i32 vdo_stage = VDO_STAGES == STAGES ? stage : i % VDO_STAGES;
+    const u32 qk_full = b.qk_full + 8 * stage, vdo_full = b.vdo_full + 8 * vdo_stage;
     if (i >= STAGES) {
-        wait(b.first_empty + 8 * stage, i / STAGES & 1 ^ 1);
-        if (SECOND_STAGES == STAGES)
-            wait(b.second_empty + 8 * stage, i / STAGES & 1 ^ 1);
+        wait(b.qk_empty + 8 * stage, i / STAGES & 1 ^ 1);
+        if (VDO_STAGES == STAGES)
+            wait(b.vdo_empty + 8 * stage, i / STAGES & 1 ^ 1);
     }
-    arrive_expecting(first_full, FIRST_BYTES + STATISTICS_BYTES);
-    load_pass<ONCE_BYTES>(p.first_map, base + FIRST + stage * FIRST_BYTES, first_full, at, at.head, w.first_at);
-    if constexpr (HAS_AGAIN)
-        load_again(p, base + FIRST + stage * FIRST_BYTES + ONCE_BYTES, first_full, at, w);
-    if constexpr (OWN_IS_KEY)
+    arrive_expecting(qk_full, QK_BYTES + STATISTICS_BYTES);
+    load_streamed<S_OPERAND_BYTES>(p.streamed_qk_map, base + STREAMED_QK + stage * QK_BYTES, qk_full, at, at.head,
+                                   w.qk_at);
+    if constexpr (LOADS_TWICE)
+        load_dqk_operand(p, base + STREAMED_QK + stage * QK_BYTES + S_OPERAND_BYTES, qk_full, at, w);
+    if constexpr (KV_RESIDENT)
         load_bytes(base + STATISTICS + stage * STATISTICS_BYTES,
-                   p.statistics + q_tile(p, w.batch, at.head, at.block) * 2 * BLOCK_Q, STATISTICS_BYTES, first_full);
-    if (SECOND_STAGES != STAGES && i >= SECOND_STAGES)
-        wait(b.second_empty + 8 * second_stage, i / SECOND_STAGES & 1 ^ 1);
-    arrive_expecting(second_full, SECOND_BYTES);
-    load_pass<SECOND_ONCE_BYTES>(p.second_map, base + SECOND + second_stage * SECOND_BYTES, second_full, at,
-                                 second_head(p, w, at), w.second_at);
-    if constexpr (HAS_BYTES)
-        load_second_again(p, base + SECOND + second_stage * SECOND_BYTES + SECOND_ONCE_BYTES, second_full, at, w);
+                   p.statistics + q_tile(p, w.batch, at.head, at.block) * 2 * BLOCK_Q, STATISTICS_BYTES, qk_full);
+    if (VDO_STAGES != STAGES && i >= VDO_STAGES)
+        wait(b.vdo_empty + 8 * vdo_stage, i / VDO_STAGES & 1 ^ 1);
+    arrive_expecting(vdo_full, VDO_BYTES);
+    load_streamed<DP_OPERAND_BYTES>(p.streamed_vdo_map, base + STREAMED_VDO + vdo_stage * VDO_BYTES, vdo_full, at,
+                                    vdo_head(p, w, at), w.vdo_at);
+    if constexpr (HAS_FP8_MMA)
+        load_dv_operand(p, base + STREAMED_VDO + vdo_stage * VDO_BYTES + DP_OPERAND_BYTES, vdo_full, at, w);
 }
 
 /* HAS_TMA_BIAS: loads each consumer's bias of a step: its keys of the streamed queries. */
@@ -324,8 +338,8 @@ template <class P> DEVICE void load_bias(const P &p, const work &w, u32 base, co
     arrive_expecting(b.bias_full, BIAS_BYTES);
 #pragma unroll
     for (int half = 0; half < 2; ++half)
-        load_box(base + BIAS_BOXES + half * BIAS_PANEL, p.bias_map, b.bias_full, w.own + half * HALF,
-                 at.block * BLOCK_PASS, p.bias_head ? at.head : 0, p.bias_batch ? w.batch : 0);
+        load_box(base + BIAS_TILES + half * BIAS_PANEL, p.bias_map, b.bias_full, w.resident + half * HALF,
+                 at.block * BLOCK_STREAMED, p.bias_head ? at.head : 0, p.bias_batch ? w.batch : 0);
 }
 /* Loads the bias of step i + 1 after the consumers have read that of step i. */
 template <class P>
@@ -338,36 +352,36 @@ DEVICE void load_next_bias(const P &p, const work &w, u32 base, const barriers &
 }
 
 /* HAS_FP8_MMA: loads the resident K in tiles, to be transposed for dQ. */
-template <class P> DEVICE void load_turned(const P &p, const work &w, u32 base, const barriers &b) {
-    arrive_expecting(b.own_turned, OWN_TURNED_BYTES);
+template <class P> DEVICE void load_kt(const P &p, const work &w, u32 base, const barriers &b) {
+    arrive_expecting(b.kt_full, KT_BYTES);
 #pragma unroll
-    for (u32 i = 0; i < OWN_TURNED_BYTES / SQUARE_BYTES; ++i)
-        load_box(base + OWN_TURNED + i * SQUARE_BYTES, p.own_turned_map, b.own_turned, i % PANELS * 64,
-                 w.own + i / PANELS * 64, w.head, w.batch);
+    for (u32 i = 0; i < KT_BYTES / FP8_TILE_BYTES; ++i)
+        load_box(base + KT + i * FP8_TILE_BYTES, p.kt_map, b.kt_full, i % PANELS * 64, w.resident + i / PANELS * 64,
+                 w.head, w.batch);
 }
 /* By warpgroup 0. */
-DEVICE void turn_own(const work &w, u32 base, const barriers &b) {
-    wait(b.own_turned, 0);
+DEVICE void transpose_k(const work &w, u32 base, const barriers &b) {
+    wait(b.kt_full, 0);
 #pragma unroll 1
-    for (i32 i = (i32)warp_index(); i < (i32)(2 * OWN_TURNED_BYTES / SQUARE_BYTES); i += 4)
-        transpose_pair<true>(base + OWN_TURNED + i / 2 * SQUARE_BYTES, i % 2,
-                             w.seen.keys - w.own - i / 2 / PANELS * 64);
+    for (i32 i = (i32)warp_index(); i < (i32)(2 * KT_BYTES / FP8_TILE_BYTES); i += 4)
+        transpose_pair<true>(base + KT + i / 2 * FP8_TILE_BYTES, i % 2,
+                             w.visible.keys - w.resident - i / 2 / PANELS * 64);
     publish_to_async_proxy();
     sync_threads(PART_STAGED, 128);
 }
 
 DEVICE void load_first_steps(const arguments &p, const work &w, u32 base, const barriers &b) {
     cursor at(p, w);
-    load_own<OWN_FIRST_BYTES>(p.own_first_map, base + OWN_FIRST, b.own_first, w, w.head,
-                              own_first_entry(p, w.batch, w.own_used()));
+    load_resident<RESIDENT_QK_BYTES>(p.resident_qk_map, base + RESIDENT_QK, b.resident_qk, w, w.head,
+                                     resident_qk_entry(p, w.batch, w.resident_used()));
     load_step(p, w, base, b, at, 0, 0);
-    if constexpr (HAS_BOXED_BIAS)
+    if constexpr (HAS_TMA_BIAS)
         load_bias(p, w, base, b, at);
-    if constexpr (MAKES_FIRST)
-        load_own<OWN_SECOND_BYTES>(p.own_second_map, base + OWN_SECOND, b.own_second, w, w.head,
-                                   own_second_entry(p, w.batch, w.own_used()));
-    if constexpr (HAS_BYTES)
-        load_turned(p, w, base, b);
+    if constexpr (HAS_DQK)
+        load_resident<RESIDENT_VDO_BYTES>(p.resident_vdo_map, base + RESIDENT_VDO, b.resident_vdo, w, w.head,
+                                          resident_vdo_entry(p, w.batch, w.resident_used()));
+    if constexpr (HAS_FP8_MMA)
+        load_kt(p, w, base, b);
 #pragma unroll 1
     for (i32 i = 1; i < STAGES && i < w.steps; ++i) {
         at.advance(p, w);
@@ -389,28 +403,29 @@ DEVICE void load_next_step(const arguments &p, const work &w, u32 base, const ba
 
 /* Reloads the resident tensor whose gradient this CTA does not compute, after the consumers have released the previous
    head; `i` counts the reloads. */
-template <class P> DEVICE void reload_own(const P &p, const work &w, u32 base, const barriers &b, i32 head, i32 i) {
-    wait(b.own_empty, i & 1);
-    if constexpr (MAKES_FIRST)
-        load_own<OWN_SECOND_BYTES>(p.own_second_map, base + OWN_SECOND, b.own_second, w, head,
-                                   own_second_entry(p, w.batch, w.own_used()));
+template <class P>
+DEVICE void reload_resident(const P &p, const work &w, u32 base, const barriers &b, i32 head, i32 i) {
+    wait(b.resident_empty, i & 1);
+    if constexpr (HAS_DQK)
+        load_resident<RESIDENT_VDO_BYTES>(p.resident_vdo_map, base + RESIDENT_VDO, b.resident_vdo, w, head,
+                                          resident_vdo_entry(p, w.batch, w.resident_used()));
     else
-        load_own<OWN_FIRST_BYTES>(p.own_first_map, base + OWN_FIRST, b.own_first, w, head,
-                                  own_first_entry(p, w.batch, w.own_used()));
+        load_resident<RESIDENT_QK_BYTES>(p.resident_qk_map, base + RESIDENT_QK, b.resident_qk, w, head,
+                                         resident_qk_entry(p, w.batch, w.resident_used()));
 }
 
 /* RELOADS: one thread loads in the order of use. */
 DEVICE void load_steps_of_heads(const arguments &p, const work &w, u32 base, const barriers &b) {
     cursor at(p, w);
-    i32 own = other_head(p, at.head), reloads = 0;
-    load_own<OWN_FIRST_BYTES>(p.own_first_map, base + OWN_FIRST, b.own_first, w, MAKES_FIRST ? w.head : own,
-                              own_first_entry(p, w.batch, w.own_used()));
-    if constexpr (MAKES_FIRST)
-        load_own<OWN_SECOND_BYTES>(p.own_second_map, base + OWN_SECOND, b.own_second, w, own,
-                                   own_second_entry(p, w.batch, w.own_used()));
+    i32 resident = other_head(p, at.head), reloads = 0;
+    load_resident<RESIDENT_QK_BYTES>(p.resident_qk_map, base + RESIDENT_QK, b.resident_qk, w,
+                                     HAS_DQK ? w.head : resident, resident_qk_entry(p, w.batch, w.resident_used()));
+    if constexpr (HAS_DQK)
+        load_resident<RESIDENT_VDO_BYTES>(p.resident_vdo_map, base + RESIDENT_VDO, b.resident_vdo, w, resident,
+                                          resident_vdo_entry(p, w.batch, w.resident_used()));
     for (i32 i = 0; i < w.steps; ++i) {
-        if (const i32 now = other_head(p, at.head); now != own)
-            reload_own(p, w, base, b, own = now, reloads++);
+        if (const i32 now = other_head(p, at.head); now != resident)
+            reload_resident(p, w, base, b, resident = now, reloads++);
         load_step(p, w, base, b, at, i, i % STAGES);
         at.advance(p, w, i + 1 == w.steps);
     }
@@ -439,26 +454,26 @@ DEVICE void load_steps(const arguments &p, u32 base) {
 /* ---- Warpgroup 0, REDUCES_DQ: dQ ---- */
 
 /* 64 queries x 64 columns of dS K with FP8 operands, from transposed K. */
-DEVICE void multiply_part_of_bytes(float (&dq)[32], u32 base, u32 slot, int part) {
-    const u32 ds = k_major(base + DS + slot * DS_BYTES), keys = k_major(base + OWN_TURNED + part * SQUARE_BYTES);
-    multiply_sums_first(dq, ds, keys);
+DEVICE void issue_dq_fp8(float (&dq)[32], u32 base, u32 slot, int part) {
+    const u32 ds = k_major(base + DS + slot * DS_BYTES), keys = k_major(base + KT + part * FP8_TILE_BYTES);
+    mma_dq_first(dq, ds, keys);
 #pragma unroll
-    for (int k = 1; k < BLOCK_OWN / 32; ++k)
-        multiply_sums(dq, ds + k * 2, keys + k / 2 * (PANELS * SQUARE_BYTES >> 4) + k % 2 * 2);
+    for (int k = 1; k < BLOCK_RESIDENT / 32; ++k)
+        mma_dq(dq, ds + k * 2, keys + k / 2 * (PANELS * FP8_TILE_BYTES >> 4) + k % 2 * 2);
 }
 /* 64 queries x 64 columns of dS K. */
-DEVICE void multiply_part(float (&dq)[32], u32 base, u32 slot, int part) {
+DEVICE void issue_dq(float (&dq)[32], u32 base, u32 slot, int part) {
     const u32 ds = k_major(base + DS + slot * DS_BYTES + part / PANELS * DS_PANEL) + mn_major(DS_PANEL);
-    const u32 keys = k_major(base + OWN_FIRST + part % PANELS * OWN_PANEL) + mn_major(OWN_PANEL);
-    multiply_sums_first(dq, ds, keys);
+    const u32 keys = k_major(base + RESIDENT_QK + part % PANELS * RESIDENT_PANEL) + mn_major(RESIDENT_PANEL);
+    mma_dq_first(dq, ds, keys);
 #pragma unroll
-    for (int k = 1; k < BLOCK_OWN / 16; ++k)
-        multiply_sums(dq, ds + k * 128, keys + k * 128);
+    for (int k = 1; k < BLOCK_RESIDENT / 16; ++k)
+        mma_dq(dq, ds + k * 128, keys + k * 128);
 }
 
 /* STORES_DQ: stores 64 columns from `column` on of rows of the gradient's type. */
-DEVICE void store_part_of_queries(const float (&dq)[32], float scale, u32 s_part, const tensor_map &map, i32 column,
-                                  i32 row, i32 head, i32 batch) {
+DEVICE void store_dq_part(const float (&dq)[32], float scale, u32 s_part, const tensor_map &map, i32 column, i32 row,
+                          i32 head, i32 batch) {
     const u32 lane = lane_index(), to = s_part + (16 * warp_index() + lane % 16) * 128;
 #pragma unroll
     for (int c = 0; c < 8; c += 2) {
@@ -480,10 +495,10 @@ DEVICE void store_part_of_queries(const float (&dq)[32], float scale, u32 s_part
 DEVICE void stage_part(const float (&dq)[32], u32 s_part, u32 warp) {
 #pragma unroll
     for (int c = 0; c < 8; ++c)
-        store_quad(s_part + place_in_sums(c, warp) * 4, dq[4 * c], dq[4 * c + 1], dq[4 * c + 2], dq[4 * c + 3]);
+        store_quad(s_part + sums_offset(c, warp) * 4, dq[4 * c], dq[4 * c + 1], dq[4 * c + 2], dq[4 * c + 3]);
     publish_to_async_proxy();
 }
-DEVICE void add_part(const float (&dq)[32], u32 s_part, float *sum) {
+DEVICE void reduce_part(const float (&dq)[32], u32 s_part, float *sum) {
     stage_part(dq, s_part, 0);
     sync_threads(PART_STAGED, 128);
     if (threadIdx.x != 0)
@@ -492,7 +507,7 @@ DEVICE void add_part(const float (&dq)[32], u32 s_part, float *sum) {
     commit_stores();
 }
 /* HAS_FP8_MMA: each warp adds its own rows. This is slower with 16-bit operands. */
-DEVICE void add_part_of_warp(const float (&dq)[32], u32 s_part, float *sum) {
+DEVICE void reduce_warp_part(const float (&dq)[32], u32 s_part, float *sum) {
     constexpr u32 WARP_BYTES = PART_BYTES / 4;
     const u32 warp = warp_index();
     stage_part(dq, s_part, warp);
@@ -505,7 +520,7 @@ DEVICE void add_part_of_warp(const float (&dq)[32], u32 s_part, float *sum) {
 }
 /* Waits until TMA has read the previous contents of the staging buffer. */
 DEVICE void await_staging(int staged) {
-    if constexpr (HAS_BYTES) {
+    if constexpr (HAS_FP8_MMA) {
         if (lane_index() == 0)
             wait_stores_read<0>();
         __syncwarp();
@@ -517,36 +532,36 @@ DEVICE void await_staging(int staged) {
     }
 }
 
-template <class P> DEVICE void sum_query_gradients(const P &p, u32 base) {
+template <class P> DEVICE void compute_dq(const P &p, u32 base) {
     const work w = find_work(p);
     const barriers b(base);
     cursor at(p, w);
     float dq[32];
-    [[maybe_unused]] const float scale = STORES_QUERIES ? scale_of(p) * slope_factor_of(p) : 1.0f;
+    [[maybe_unused]] const float scale = STORES_DQ ? scale_of(p) * derivative_factor_of(p) : 1.0f;
     if (threadIdx.x == 0 && w.steps > 0)
         load_first_steps(p, w, base, b);
     __syncwarp();
-    if (HAS_BYTES && w.steps > 0)
-        turn_own(w, base, b);
+    if (HAS_FP8_MMA && w.steps > 0)
+        transpose_k(w, base, b);
     i32 stage = 0; /* of step i */
     for (i32 i = 0; i < w.steps; ++i) {
         const u32 slot = i % DS_STAGES;
-        if constexpr (HAS_BOXED_BIAS) {
+        if constexpr (HAS_TMA_BIAS) {
             if (threadIdx.x == 0)
                 load_next_bias(p, w, base, b, at, i);
             __syncwarp();
         }
         wait(b.ds_full + 8 * slot, i / DS_STAGES & 1);
-        if (!HAS_BYTES && i == 0)
-            wait(b.own_first, 0);
+        if (!HAS_FP8_MMA && i == 0)
+            wait(b.resident_qk, 0);
 #pragma unroll
         for (int part = 0; part < PARTS; ++part) {
             const int staged = part % PARTS_STAGED;
             mma_fence();
-            if constexpr (HAS_BYTES)
-                multiply_part_of_bytes(dq, base, slot, part);
+            if constexpr (HAS_FP8_MMA)
+                issue_dq_fp8(dq, base, slot, part);
             else
-                multiply_part(dq, base, slot, part);
+                issue_dq(dq, base, slot, part);
             mma_commit();
             if (part == 0 && threadIdx.x == 0)
                 load_next_step(p, w, base, b, at, i, stage);
@@ -555,79 +570,81 @@ template <class P> DEVICE void sum_query_gradients(const P &p, u32 base) {
             fence_registers(dq);
             if (part == PARTS - 1 && lane_index() == 0)
                 arrive(b.ds_empty + 8 * slot);
-            if constexpr (STORES_QUERIES)
-                store_part_of_queries(dq, scale, base + DQ + staged * PART_BYTES, p.dq_map, part % PANELS * 64,
-                                      at.block * BLOCK_PASS + part / PANELS * 64, at.head, w.batch);
+            if constexpr (STORES_DQ)
+                store_dq_part(dq, scale, base + DQ + staged * PART_BYTES, p.dq_map, part % PANELS * 64,
+                              at.block * BLOCK_STREAMED + part / PANELS * 64, at.head, w.batch);
             else {
                 float *const sum = p.dq_sum + (q_tile(p, w.batch, at.head, at.block) * PARTS + part) * (PART_BYTES / 4);
-                if constexpr (HAS_BYTES)
-                    add_part_of_warp(dq, base + DQ + staged * PART_BYTES, sum);
+                if constexpr (HAS_FP8_MMA)
+                    reduce_warp_part(dq, base + DQ + staged * PART_BYTES, sum);
                 else
-                    add_part(dq, base + DQ + staged * PART_BYTES, sum);
+                    reduce_part(dq, base + DQ + staged * PART_BYTES, sum);
             }
         }
         at.advance(p, w, i + 1 == w.steps);
         if (++stage == STAGES)
             stage = 0;
     }
-    if (HAS_BYTES ? lane_index() == 0 : threadIdx.x == 0)
+    if (HAS_FP8_MMA ? lane_index() == 0 : threadIdx.x == 0)
         wait_stores_read<0>();
 }
 
 /* ---- Consumers: P, dS, and the gradients of resident rows ---- */
 
 /* S and dP: resident rows x streamed rows. */
-DEVICE void multiply_first_tile(float (&s)[BLOCK_PASS / 2], u32 own, u32 pass) {
-    multiply_scores_first(s, own, pass);
+DEVICE void issue_s_tile(float (&s)[BLOCK_STREAMED / 2], u32 resident, u32 streamed) {
+    mma_s_first(s, resident, streamed);
 #pragma unroll
     for (int k = 1; k < HEAD / STEP; ++k)
-        multiply_scores(s, own + k / 4 * (OWN_PANEL >> 4) + k % 4 * 2, pass + k / 4 * (PASS_PANEL >> 4) + k % 4 * 2);
+        mma_s(s, resident + k / 4 * (RESIDENT_PANEL >> 4) + k % 4 * 2,
+              streamed + k / 4 * (STREAMED_PANEL >> 4) + k % 4 * 2);
 }
-DEVICE void multiply_second_tile(float (&dp)[BLOCK_PASS / 2], u32 own, u32 pass) {
-    multiply_dp_first(dp, own, pass);
+DEVICE void issue_dp_tile(float (&dp)[BLOCK_STREAMED / 2], u32 resident, u32 streamed) {
+    mma_dp_first(dp, resident, streamed);
 #pragma unroll
     for (int k = 1; k < VALUE_HEAD / STEP; ++k)
-        multiply_dp(dp, own + k / 4 * (OWN_PANEL >> 4) + k % 4 * 2, pass + k / 4 * (PASS_PANEL >> 4) + k % 4 * 2);
+        mma_dp(dp, resident + k / 4 * (RESIDENT_PANEL >> 4) + k % 4 * 2,
+               streamed + k / 4 * (STREAMED_PANEL >> 4) + k % 4 * 2);
 }
-DEVICE void add_first(float (&sum)[HEAD / 2], const u32 (&factor)[BLOCK_PASS / 4], u32 pass) {
+DEVICE void issue_dqk(float (&sum)[HEAD / 2], const u32 (&operand)[BLOCK_STREAMED / 4], u32 streamed) {
 #pragma unroll
-    for (int k = 0; k < BLOCK_PASS / 16; ++k)
-        multiply_first(sum, factor + 4 * k, pass + mn_major(PASS_PANEL) + k * 128);
+    for (int k = 0; k < BLOCK_STREAMED / 16; ++k)
+        mma_dqk(sum, operand + 4 * k, streamed + mn_major(STREAMED_PANEL) + k * 128);
 }
-DEVICE void add_second(float (&sum)[VALUE_HEAD / 2], const u32 (&factor)[BLOCK_PASS / 4], u32 pass) {
+DEVICE void issue_dv(float (&sum)[VALUE_HEAD / 2], const u32 (&operand)[BLOCK_STREAMED / 4], u32 streamed) {
 #pragma unroll
-    for (int k = 0; k < BLOCK_PASS / 16; ++k)
-        multiply_second(sum, factor + 4 * k, pass + mn_major(PASS_PANEL) + k * 128);
+    for (int k = 0; k < BLOCK_STREAMED / 16; ++k)
+        mma_dv(sum, operand + 4 * k, streamed + mn_major(STREAMED_PANEL) + k * 128);
 }
 
 /* Position of a thread's elements: 4c + e is resident row + 8 (e / 2), streamed row 8c + column + e % 2. */
-struct tile_place {
+struct fragment_position {
     i32 row, column;
-    DEVICE tile_place() : row(16 * (warp_index() & 3) + lane_index() / 4), column(2 * (lane_index() & 3)) {}
+    DEVICE fragment_position() : row(16 * (warp_index() & 3) + lane_index() / 4), column(2 * (lane_index() & 3)) {}
 };
 
 /* lse2 and delta of queries: in shared memory if queries are streamed, in registers if they are resident. */
-struct statistics_of_rows {
+struct row_statistics {
     float lse2[2] = {}, delta[2] = {};
-    DEVICE statistics_of_rows(const arguments &p, const work &w, i32 own) {
-        if constexpr (!OWN_IS_KEY) {
-            const tile_place at;
+    DEVICE row_statistics(const arguments &p, const work &w, i32 resident) {
+        if constexpr (!KV_RESIDENT) {
+            const fragment_position at;
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
-                const i32 row = own + at.row + 8 * h, block = min(row / BLOCK_Q, (i32)p.q_blocks - 1);
+                const i32 row = resident + at.row + 8 * h, block = min(row / BLOCK_Q, (i32)p.q_blocks - 1);
                 const float *const tile = p.statistics + q_tile(p, w.batch, w.head, block) * 2 * BLOCK_Q;
                 lse2[h] = tile[row % BLOCK_Q];
                 delta[h] = tile[BLOCK_Q + row % BLOCK_Q];
             }
         }
     }
-    static DEVICE void load(float (&four)[4], u32 s_pair, const float (&own)[2]) {
+    static DEVICE void load(float (&four)[4], u32 s_pair, const float (&resident)[2]) {
         float pair[2];
-        if constexpr (OWN_IS_KEY)
+        if constexpr (KV_RESIDENT)
             load_pair(pair, s_pair);
 #pragma unroll
         for (int e = 0; e < 4; ++e)
-            four[e] = OWN_IS_KEY ? pair[e % 2] : own[e / 2];
+            four[e] = KV_RESIDENT ? pair[e % 2] : resident[e / 2];
     }
 };
 
@@ -637,27 +654,27 @@ DEVICE float slope2_of(const arguments &p, i32 head) {
 }
 
 /* P = 2^(scale2 S + slope2 (key - query) - lse2); resident and streamed: the tile's first rows. */
-DEVICE void make_weights(float (&s)[BLOCK_PASS / 2], const statistics_of_rows &own_statistics, u32 s_lse2, float scale2,
-                         float slope2, i32 own, i32 pass) {
-    const tile_place at;
-    const float distance = (float)(pass + at.column - own - at.row); /* streamed row minus resident row */
-    const float growth = OWN_IS_KEY ? slope2 : -slope2;              /* of lse2 minus ALiBi per unit of distance */
+DEVICE void compute_p(float (&s)[BLOCK_STREAMED / 2], const row_statistics &resident_statistics, u32 s_lse2,
+                      float scale2, float slope2, i32 resident, i32 streamed) {
+    const fragment_position at;
+    const float distance = (float)(streamed + at.column - resident - at.row); /* streamed row minus resident row */
+    const float alibi_step = KV_RESIDENT ? slope2 : -slope2; /* of lse2 minus ALiBi per unit of distance */
 #pragma unroll
-    for (int c = 0; c < BLOCK_PASS / 8; ++c) {
+    for (int c = 0; c < BLOCK_STREAMED / 8; ++c) {
         float lse2[4];
-        statistics_of_rows::load(lse2, s_lse2 + c * 32, own_statistics.lse2);
+        row_statistics::load(lse2, s_lse2 + c * 32, resident_statistics.lse2);
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
             float shift = lse2[e];
             if constexpr (HAS_ALIBI)
-                shift += growth * (distance + (8 * c + e % 2 - e / 2 * 8));
+                shift += alibi_step * (distance + (8 * c + e % 2 - e / 2 * 8));
             s[4 * c + e] = exp2_approx(s[4 * c + e] * scale2 - shift);
         }
     }
 }
 
 /* Derivatives of the score modifier, in pairs. */
-using slope_pairs = u32[HAS_SLOPES ? BLOCK_PASS / 4 : 1];
+using derivative_pairs = u32[HAS_DERIVATIVES ? BLOCK_STREAMED / 4 : 1];
 constexpr bool HAS_SCORES = HAS_MODIFIER || BIAS != 0; /* scores are computed per element, in natural units */
 
 /* HAS_FACTORS: constant factors of all inputs of the modifier, and of all its outputs; otherwise 1. */
@@ -674,12 +691,12 @@ template <class P> DEVICE float last_factor(const P &p) {
         return 1.0f;
 }
 /* Without a bias, the last factor is folded into log2(e). */
-constexpr bool FACTOR_IS_LEFT = HAS_FACTORS && BIAS == 0;
+constexpr bool FUSES_LAST_FACTOR = HAS_FACTORS && BIAS == 0;
 
 /* Score without ALiBi, from the product times the scale and first_factor. */
 template <class P>
-DEVICE float changed_score(const P &p, i32 batch, i32 head, i32 query, i32 key, float scaled, float bias) {
-    if constexpr (FACTOR_IS_LEFT)
+DEVICE float transform_score(const P &p, i32 batch, i32 head, i32 query, i32 key, float scaled, float bias) {
+    if constexpr (FUSES_LAST_FACTOR)
         return modified_between(p, batch, head, query, key, scaled);
     else if constexpr (HAS_FACTORS)
         return with_bias<true>(modified_between(p, batch, head, query, key, scaled) * last_factor(p), bias);
@@ -688,11 +705,11 @@ DEVICE float changed_score(const P &p, i32 batch, i32 head, i32 query, i32 key, 
 }
 /* IS_SOFT_CAP: a tanh between two factors, whose derivative is always finite, so it is multiplied into P, in pairs. Not
    with dropout, which needs P itself. */
-constexpr bool SLOPES_JOIN = IS_SOFT_CAP && !HAS_DROPOUT;
+constexpr bool FUSES_DERIVATIVES = IS_SOFT_CAP && !HAS_DROPOUT;
 
-/* Derivative of the score, without derivative_factor_of. If the score hides a key it is arbitrary, because P is 0 then.
-   */
-template <class P> DEVICE float slope_at(const P &p, i32 batch, i32 head, i32 query, i32 key, float scaled) {
+/* Derivative of the score, without derivative_factor_of. If the score hides a key it is arbitrary, because P is 0
+   then. */
+template <class P> DEVICE float derivative_at(const P &p, i32 batch, i32 head, i32 query, i32 key, float scaled) {
     if constexpr (IS_SOFT_CAP) {
         const float tanh = modified_between(p, batch, head, query, key, scaled);
         return fmaf(-tanh, tanh, 1.0f);
@@ -703,7 +720,7 @@ template <class P> DEVICE float slope_at(const P &p, i32 batch, i32 head, i32 qu
 }
 
 /* Bias of 16 queries from 8c on, in pairs in accumulator order; s_bias: this consumer's box. */
-DEVICE void load_boxed_bias(u32 (&pairs)[4], u32 s_bias, int c) {
+DEVICE void load_bias_fragment(u32 (&pairs)[4], u32 s_bias, int c) {
     const u32 lane = lane_index(), key = 2 * (warp_index() & 3) + lane / 8 % 2; /* in units of eight keys */
     load_matrices_transposed(pairs, s_bias + (lane / 16 * 8 + lane % 8) * 128 + (key ^ lane % 8) * 16 + c * 1024);
 }
@@ -711,157 +728,160 @@ DEVICE void load_boxed_bias(u32 (&pairs)[4], u32 s_bias, int c) {
 /* P with a modifier or a bias. Indices beyond the tensors are clamped; such elements are masked, or their statistics
    are +inf. head: of the queries. */
 template <class P>
-DEVICE void make_weights_of_scores(float (&s)[BLOCK_PASS / 2], slope_pairs &slopes, const P &p, i32 batch, i32 head,
-                                   const statistics_of_rows &own_statistics, u32 s_lse2, u32 s_bias, float scale,
-                                   float slope2, i32 own, i32 pass) {
-    const tile_place at;
-    [[maybe_unused]] const float distance = (float)(pass + at.column - own - at.row);
-    [[maybe_unused]] const float growth = OWN_IS_KEY ? slope2 : -slope2;
-    const i32 last_row = (i32)(OWN_IS_KEY ? p.keys : p.queries) - 1,
-              last_column = (i32)(OWN_IS_KEY ? p.queries : p.keys) - 1;
-    const float to_exponent = FACTOR_IS_LEFT ? last_factor(p) * 1.44269504f : 1.44269504f;
+DEVICE void compute_p_with_terms(float (&s)[BLOCK_STREAMED / 2], derivative_pairs &derivatives, const P &p, i32 batch,
+                                 i32 head, const row_statistics &resident_statistics, u32 s_lse2, u32 s_bias,
+                                 float scale, float slope2, i32 resident, i32 streamed) {
+    const fragment_position at;
+    [[maybe_unused]] const float distance = (float)(streamed + at.column - resident - at.row);
+    [[maybe_unused]] const float alibi_step = KV_RESIDENT ? slope2 : -slope2;
+    const i32 last_row = (i32)(KV_RESIDENT ? p.keys : p.queries) - 1,
+              last_column = (i32)(KV_RESIDENT ? p.queries : p.keys) - 1;
+    const float to_exponent = FUSES_LAST_FACTOR ? last_factor(p) * 1.44269504f : 1.44269504f;
     scale *= first_factor(p);
     i32 rows[2];
     bias_offset bias[2];
     [[maybe_unused]] u32 pairs[4];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-        rows[h] = min(own + at.row + 8 * h, last_row);
-        bias[h] = bias_row(p, batch, head, rows[h], OWN_IS_KEY);
+        rows[h] = min(resident + at.row + 8 * h, last_row);
+        bias[h] = bias_row(p, batch, head, rows[h], KV_RESIDENT);
     }
 #pragma unroll
-    for (int c = 0; c < BLOCK_PASS / 8; ++c) {
+    for (int c = 0; c < BLOCK_STREAMED / 8; ++c) {
         float lse2[4];
-        [[maybe_unused]] float slope[4];
-        [[maybe_unused]] float boxed[2][2];
-        if constexpr (HAS_BOXED_BIAS) {
+        [[maybe_unused]] float derivative[4];
+        [[maybe_unused]] float tma_bias[2][2];
+        if constexpr (HAS_TMA_BIAS) {
             if (c % 2 == 0)
-                load_boxed_bias(pairs, s_bias, c);
+                load_bias_fragment(pairs, s_bias, c);
 #pragma unroll
             for (int h = 0; h < 2; ++h)
-                unpack_bias(boxed[h], pairs[c % 2 * 2 + h]);
+                unpack_bias(tma_bias[h], pairs[c % 2 * 2 + h]);
         }
-        statistics_of_rows::load(lse2, s_lse2 + c * 32, own_statistics.lse2);
+        row_statistics::load(lse2, s_lse2 + c * 32, resident_statistics.lse2);
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-            const i32 column = min(pass + at.column + 8 * c + e % 2, last_column);
-            const i32 query = OWN_IS_KEY ? column : rows[e / 2], key = OWN_IS_KEY ? rows[e / 2] : column;
+            const i32 column = min(streamed + at.column + 8 * c + e % 2, last_column);
+            const i32 query = KV_RESIDENT ? column : rows[e / 2], key = KV_RESIDENT ? rows[e / 2] : column;
             const float scaled = s[4 * c + e] * scale;
-            const float joins = HAS_BOXED_BIAS ? boxed[e / 2][e % 2] : bias_at<OWN_IS_KEY>(p, bias[e / 2], column);
-            const float score = changed_score(p, batch, head, query, key, scaled, joins);
-            if constexpr (HAS_SLOPES)
-                slope[e] = slope_at(p, batch, head, query, key, scaled);
+            const float bias_value =
+                HAS_TMA_BIAS ? tma_bias[e / 2][e % 2] : bias_at<KV_RESIDENT>(p, bias[e / 2], column);
+            const float score = transform_score(p, batch, head, query, key, scaled, bias_value);
+            if constexpr (HAS_DERIVATIVES)
+                derivative[e] = derivative_at(p, batch, head, query, key, scaled);
             float shift = lse2[e];
             if constexpr (HAS_ALIBI)
-                shift += growth * (distance + (8 * c + e % 2 - e / 2 * 8));
+                shift += alibi_step * (distance + (8 * c + e % 2 - e / 2 * 8));
             s[4 * c + e] = exp2_approx(score * to_exponent - shift);
         }
-        if constexpr (HAS_SLOPES)
+        if constexpr (HAS_DERIVATIVES)
 #pragma unroll
             for (int h = 0; h < 2; ++h)
-                slopes[2 * c + h] = rounded_pair<in_t>(slope[2 * h], slope[2 * h + 1]);
+                derivatives[2 * c + h] = rounded_pair<in_t>(derivative[2 * h], derivative[2 * h + 1]);
     }
 }
 
 /* Products of pairs, rounded to the operand type. */
 DEVICE u32 multiply_pairs(u32 a, u32 b) {
-    constexpr u32 NOTHING = 0x80008000; /* -0, the neutral addend */
-    return IS_BF16 ? ptx::fma_bf16x2(a, b, NOTHING) : ptx::fma_f16x2(a, b, NOTHING);
+    constexpr u32 NEGATIVE_ZERO = 0x80008000; /* -0, the neutral addend */
+    return IS_BF16 ? ptx::fma_bf16x2(a, b, NEGATIVE_ZERO) : ptx::fma_f16x2(a, b, NEGATIVE_ZERO);
 }
 
-constexpr int KEPT_WORDS = BLOCK_PASS / 64;
+constexpr int KEEP_WORDS = BLOCK_STREAMED / 64;
 
 /* P is rounded after dS has been computed from it. Otherwise it is unpacked for dS, which costs an instruction per
    element but needs fewer registers. */
-constexpr bool ROUNDS_LAST = MAKES_FIRST && !HAS_SLOPES && !HAS_DROPOUT && (!HAS_SUMS || HAS_BYTES);
+constexpr bool ROUNDS_P_LAST = HAS_DQK && !HAS_DERIVATIVES && !HAS_DROPOUT && (!REDUCES_DQ || HAS_FP8_MMA);
 
 /* True if the tile of HALF resident and BLOCK_STREAMED streamed rows needs masking. */
-DEVICE bool needs_mask(const work &w, i32 own, i32 pass) {
-    return (OWN_IS_KEY && own + HALF > w.seen.keys) || (HAS_LOW && w.low(own + HALF - 1) > pass) ||
-           (HAS_HIGH && w.high(own) < pass + BLOCK_PASS);
+DEVICE bool needs_mask(const work &w, i32 resident, i32 streamed) {
+    return (KV_RESIDENT && resident + HALF > w.visible.keys) || (HAS_LOW && w.low(resident + HALF - 1) > streamed) ||
+           (HAS_HIGH && w.high(resident) < streamed + BLOCK_STREAMED);
 }
 /* Zeroes P of invisible pairs. */
-DEVICE void mask_weights(float (&s)[BLOCK_PASS / 2], const work &w, i32 own, i32 pass) {
-    const tile_place at;
+DEVICE void mask_p(float (&s)[BLOCK_STREAMED / 2], const work &w, i32 resident, i32 streamed) {
+    const fragment_position at;
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-        const i32 row = own + at.row + e / 2 * 8, column = pass + at.column + e % 2;
-        const i32 low = OWN_IS_KEY && row >= w.seen.keys ? BLOCK_PASS : HAS_LOW ? w.low(row) - column : -BLOCK_PASS;
-        const i32 high = HAS_HIGH ? w.high(row) - column : BLOCK_PASS;
+        const i32 row = resident + at.row + e / 2 * 8, column = streamed + at.column + e % 2;
+        const i32 low = KV_RESIDENT && row >= w.visible.keys ? BLOCK_STREAMED
+                        : HAS_LOW                            ? w.low(row) - column
+                                                             : -BLOCK_STREAMED;
+        const i32 high = HAS_HIGH ? w.high(row) - column : BLOCK_STREAMED;
 #pragma unroll
-        for (int c = 0; c < BLOCK_PASS / 8; ++c)
+        for (int c = 0; c < BLOCK_STREAMED / 8; ++c)
             if (8 * c < low || (HAS_HIGH && 8 * c >= high))
                 s[4 * c + e] = 0;
     }
 }
 
 /* HAS_FP8_MMA: dS as FP8, as it is published: per 8 columns, two elements of a row and two of the row 8 below. */
-using byte_words = u32[HAS_BYTES ? BLOCK_PASS / 8 : 1];
-DEVICE void widen_score_gradients(u32 (&ds)[BLOCK_PASS / 4], const byte_words &bytes) {
+using fp8_words = u32[HAS_FP8_MMA ? BLOCK_STREAMED / 8 : 1];
+DEVICE void widen_ds(u32 (&ds)[BLOCK_STREAMED / 4], const fp8_words &ds_fp8) {
 #pragma unroll
-    for (int i = 0; i < BLOCK_PASS / 4; ++i)
-        ds[i] = widened_pair<ds_factor_t>((u16)(bytes[i / 2] >> i % 2 * 16));
+    for (int i = 0; i < BLOCK_STREAMED / 4; ++i)
+        ds[i] = widened_pair<ds_operand_t>((u16)(ds_fp8[i / 2] >> i % 2 * 16));
 }
 
 /* dS = P (dP - delta), from rounded P, or from exact P with ROUNDS_P_LAST. HAS_DROPOUT: computes P' dP - P delta, where
    P' is P with dropped elements zeroed, and replaces P by P'; the statistics include the keep probability, see
    backward_rows. */
-DEVICE void make_score_gradients(u32 (&ds)[BLOCK_PASS / 4], byte_words &bytes, u32 (&weights)[BLOCK_PASS / 4],
-                                 const float (&exact)[BLOCK_PASS / 2], const slope_pairs &slopes,
-                                 const float (&dp)[BLOCK_PASS / 2], const statistics_of_rows &own, u32 s_delta,
-                                 const u32 (&kept)[KEPT_WORDS], score_factors &factors) {
+DEVICE void compute_ds(u32 (&ds)[BLOCK_STREAMED / 4], fp8_words &ds_fp8, u32 (&p_pairs)[BLOCK_STREAMED / 4],
+                       const float (&p_exact)[BLOCK_STREAMED / 2], const derivative_pairs &derivatives,
+                       const float (&dp)[BLOCK_STREAMED / 2], const row_statistics &resident, u32 s_delta,
+                       const u32 (&keep_mask)[KEEP_WORDS], score_factors &factors) {
 #pragma unroll
-    for (int c = 0; c < BLOCK_PASS / 8; ++c) {
+    for (int c = 0; c < BLOCK_STREAMED / 8; ++c) {
         float delta[4];
-        statistics_of_rows::load(delta, s_delta + c * 32, own.delta);
-        const auto grown = [&](int i) { return IS_FP8 ? dp[i] * factors.of_dp : dp[i]; };
+        row_statistics::load(delta, s_delta + c * 32, resident.delta);
+        const auto scaled_dp = [&](int i) { return IS_FP8 ? dp[i] * factors.dp_factor : dp[i]; };
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            const u32 pair = weights[2 * c + h];
+            const u32 pair = p_pairs[2 * c + h];
             const int i = 4 * c + 2 * h;
             float low, high;
             if constexpr (HAS_DROPOUT) {
-                drop_pair(weights[2 * c + h], kept, i);
-                const u32 left = weights[2 * c + h];
-                low = low_half(left) * dp[i] - low_half(pair) * delta[2 * h];
-                high = high_half(left) * dp[i + 1] - high_half(pair) * delta[2 * h + 1];
-            } else if constexpr (ROUNDS_LAST) {
-                low = exact[i] * (grown(i) - delta[2 * h]);
-                high = exact[i + 1] * (grown(i + 1) - delta[2 * h + 1]);
+                drop_pair(p_pairs[2 * c + h], keep_mask, i);
+                const u32 p_pair = p_pairs[2 * c + h];
+                low = low_half(p_pair) * dp[i] - low_half(pair) * delta[2 * h];
+                high = high_half(p_pair) * dp[i + 1] - high_half(pair) * delta[2 * h + 1];
+            } else if constexpr (ROUNDS_P_LAST) {
+                low = p_exact[i] * (scaled_dp(i) - delta[2 * h]);
+                high = p_exact[i + 1] * (scaled_dp(i + 1) - delta[2 * h + 1]);
             } else {
-                const u32 left = SLOPES_JOIN ? slopes[2 * c + h] : pair;
-                low = low_half(left) * (grown(i) - delta[2 * h]);
-                high = high_half(left) * (grown(i + 1) - delta[2 * h + 1]);
+                const u32 p_pair = FUSES_DERIVATIVES ? derivatives[2 * c + h] : pair;
+                low = low_half(p_pair) * (scaled_dp(i) - delta[2 * h]);
+                high = high_half(p_pair) * (scaled_dp(i + 1) - delta[2 * h + 1]);
             }
-            if constexpr (HAS_SLOPES && !SLOPES_JOIN) { /* derivatives may be infinite or NaN if P is 0 */
-                low = low == 0 ? 0.0f : low * low_half(slopes[2 * c + h]);
-                high = high == 0 ? 0.0f : high * high_half(slopes[2 * c + h]);
+            if constexpr (HAS_DERIVATIVES && !FUSES_DERIVATIVES) { /* derivatives may be infinite or NaN if P is 0 */
+                low = low == 0 ? 0.0f : low * low_half(derivatives[2 * c + h]);
+                high = high == 0 ? 0.0f : high * high_half(derivatives[2 * c + h]);
             }
             factors.note(low, high);
-            if constexpr (HAS_BYTES)
-                bytes[c] = (h == 0 ? 0 : bytes[c]) | (u32)byte_pair<ds_factor_t>(low, high) << 16 * h;
+            if constexpr (HAS_FP8_MMA)
+                ds_fp8[c] = (h == 0 ? 0 : ds_fp8[c]) | (u32)byte_pair<ds_operand_t>(low, high) << 16 * h;
             else
-                ds[2 * c + h] = IS_FP8 ? factor_pair<ds_factor_t>(low, high) : rounded_pair<in_t>(low, high);
+                ds[2 * c + h] = IS_FP8 ? factor_pair<ds_operand_t>(low, high) : rounded_pair<in_t>(low, high);
         }
     }
 }
 
 /* Stores the dS of this warp's 16 keys, transposed for dQ. */
-DEVICE void store_score_gradients(const u32 (&ds)[BLOCK_PASS / 4], u32 s_row) {
+DEVICE void store_ds(const u32 (&ds)[BLOCK_STREAMED / 4], u32 s_row) {
 #pragma unroll
-    for (int c = 0; c < BLOCK_PASS / 16; ++c) {
+    for (int c = 0; c < BLOCK_STREAMED / 16; ++c) {
         const u32 four[4] = {ds[4 * c], ds[4 * c + 1], ds[4 * c + 2], ds[4 * c + 3]};
         store_matrices(s_row + c / 4 * DS_PANEL + ((2 * (c & 3) + lane_index() / 16) ^ (lane_index() & 7)) * 16, four);
     }
 }
 
 /* FP8 version, K-major: rows are queries, and keys r and r + 8 of a warp are adjacent, in the order of transpose_k. */
-DEVICE void store_score_bytes(const byte_words &bytes, u32 s_ds, int half) {
+DEVICE void store_ds_fp8(const fp8_words &ds_fp8, u32 s_ds, int half) {
     const u32 lane = lane_index(), chunk = (u32)half * 4 + (warp_index() & 3);
 #pragma unroll
-    for (int c = 0; c < BLOCK_PASS / 8; c += 4) {
-        const u32 four[4] = {__byte_perm(bytes[c], 0, 0x3120), __byte_perm(bytes[c + 1], 0, 0x3120),
-                             __byte_perm(bytes[c + 2], 0, 0x3120), __byte_perm(bytes[c + 3], 0, 0x3120)};
+    for (int c = 0; c < BLOCK_STREAMED / 8; c += 4) {
+        const u32 four[4] = {__byte_perm(ds_fp8[c], 0, 0x3120), __byte_perm(ds_fp8[c + 1], 0, 0x3120),
+                             __byte_perm(ds_fp8[c + 2], 0, 0x3120), __byte_perm(ds_fp8[c + 3], 0, 0x3120)};
         store_matrices_transposed(s_ds + (c * 8 + lane) * 128 + (chunk ^ lane & 7) * 16, four);
     }
 }
@@ -874,47 +894,48 @@ template <int COUNT> DEVICE void clear_rows(u32 s_tile, i32 from, i32 last, u32 
             store_words(s_tile + s * panel + i * 16, words{});
 }
 /* Clears resident rows past the length in use. */
-DEVICE void clear_own(const work &w, u32 base, int half) {
-    const i32 used = w.own_used() - w.own - half * HALF;
+DEVICE void clear_resident(const work &w, u32 base, int half) {
+    const i32 used = w.resident_used() - w.resident - half * HALF;
     if (used >= HALF)
         return;
-    clear_rows<ONCE_PANELS>(base + OWN_FIRST + half * HALF * 128, max(used, 0), HALF, OWN_PANEL, threadIdx.x & 127,
-                            128);
-    if constexpr (MAKES_FIRST)
-        clear_rows<SECOND_ONCE_PANELS>(base + OWN_SECOND + half * HALF * 128, max(used, 0), HALF, OWN_PANEL,
-                                       threadIdx.x & 127, 128);
+    clear_rows<S_PANELS>(base + RESIDENT_QK + half * HALF * 128, max(used, 0), HALF, RESIDENT_PANEL, threadIdx.x & 127,
+                         128);
+    if constexpr (HAS_DQK)
+        clear_rows<DP_PANELS>(base + RESIDENT_VDO + half * HALF * 128, max(used, 0), HALF, RESIDENT_PANEL,
+                              threadIdx.x & 127, 128);
     publish_to_async_proxy();
-    sync_threads(OWN_CLEARED + half, 128);
+    sync_threads(RESIDENT_CLEARED + half, 128);
 }
 /* Clears streamed rows past the length in use. Both consumers execute this for such a step. */
-DEVICE void clear_pass(const work &w, u32 base, const barriers &b, i32 pass, i32 stage, i32 second_stage,
-                       i32 second_phase) {
-    const i32 used = w.pass_used() - pass;
-    if (used >= BLOCK_PASS)
+DEVICE void clear_streamed(const work &w, u32 base, const barriers &b, i32 streamed, i32 stage, i32 vdo_stage,
+                           i32 vdo_phase) {
+    const i32 used = w.streamed_used() - streamed;
+    if (used >= BLOCK_STREAMED)
         return;
-    wait(b.second_full + 8 * second_stage, second_phase);
-    clear_rows<FIRST_BYTES / PASS_PANEL>(base + FIRST + stage * FIRST_BYTES, used, BLOCK_PASS, PASS_PANEL,
-                                         threadIdx.x - 128, 256);
-    clear_rows<SECOND_BYTES / PASS_PANEL>(base + SECOND + second_stage * SECOND_BYTES, used, BLOCK_PASS, PASS_PANEL,
+    wait(b.vdo_full + 8 * vdo_stage, vdo_phase);
+    clear_rows<QK_BYTES / STREAMED_PANEL>(base + STREAMED_QK + stage * QK_BYTES, used, BLOCK_STREAMED, STREAMED_PANEL,
                                           threadIdx.x - 128, 256);
+    clear_rows<VDO_BYTES / STREAMED_PANEL>(base + STREAMED_VDO + vdo_stage * VDO_BYTES, used, BLOCK_STREAMED,
+                                           STREAMED_PANEL, threadIdx.x - 128, 256);
     publish_to_async_proxy();
-    sync_threads(PASS_CLEARED, 256);
+    sync_threads(STREAMED_CLEARED, 256);
 }
-constexpr bool CLEARS_OWN =
-    (OWN_IS_KEY ? HAS_SEQ_LEN_KV : HAS_SEQ_LEN_Q) && !(OWN_FIRST_IS_RAGGED && OWN_SECOND_IS_RAGGED);
-constexpr bool CLEARS_PASS = (OWN_IS_KEY ? HAS_SEQ_LEN_Q : HAS_SEQ_LEN_KV) && !(FIRST_IS_RAGGED && SECOND_IS_RAGGED);
+constexpr bool CLEARS_RESIDENT =
+    (KV_RESIDENT ? HAS_SEQ_LEN_KV : HAS_SEQ_LEN_Q) && !(RESIDENT_QK_IS_RAGGED && RESIDENT_VDO_IS_RAGGED);
+constexpr bool CLEARS_STREAMED =
+    (KV_RESIDENT ? HAS_SEQ_LEN_Q : HAS_SEQ_LEN_KV) && !(STREAMED_QK_IS_RAGGED && STREAMED_VDO_IS_RAGGED);
 
 /* True if nothing in this step is visible to the second consumer. The first step can be such a step if streamed blocks
    are half as long as resident ones. A step whose rows must be cleared needs both consumers. */
-DEVICE bool hides_all(const work &w, i32 own, i32 pass) {
-    const bool is_whole = !CLEARS_PASS || pass + BLOCK_PASS <= w.pass_used();
-    return OWN_IS_KEY && HAS_LOW && BLOCK_PASS <= HALF && is_whole && w.low(own) >= pass + BLOCK_PASS;
+DEVICE bool is_step_hidden(const work &w, i32 resident, i32 streamed) {
+    const bool is_whole = !CLEARS_STREAMED || streamed + BLOCK_STREAMED <= w.streamed_used();
+    return KV_RESIDENT && HAS_LOW && BLOCK_STREAMED <= HALF && is_whole && w.low(resident) >= streamed + BLOCK_STREAMED;
 }
 
 /* Stores a gradient through this consumer's resident rows. */
 template <bool IS_RAGGED, int N>
 DEVICE void store_gradient(const float (&sum)[N], float scale, u32 s_rows, const tensor_map &map, const work &w,
-                           const box_entry &entry, int half) {
+                           const box_origin &entry, int half) {
     const u32 lane = lane_index(), to = s_rows + (16 * (warp_index() & 3) + lane % 16) * 128;
 #pragma unroll
     for (int c = 0; c < N / 4; c += 2) {
@@ -922,93 +943,93 @@ DEVICE void store_gradient(const float (&sum)[N], float scale, u32 s_rows, const
         const u32 four[4] = {
             rounded_pair<in_t>(x[0] * scale, x[1] * scale), rounded_pair<in_t>(x[2] * scale, x[3] * scale),
             rounded_pair<in_t>(x[4] * scale, x[5] * scale), rounded_pair<in_t>(x[6] * scale, x[7] * scale)};
-        store_matrices(to + c / 8 * OWN_PANEL + ((c % 8 + lane / 16) ^ (lane & 7)) * 16, four);
+        store_matrices(to + c / 8 * RESIDENT_PANEL + ((c % 8 + lane / 16) ^ (lane & 7)) * 16, four);
     }
     publish_to_async_proxy();
     if (half == 0)
         sync_threads(GRADIENT_STAGED, 128);
     else
         sync_threads(GRADIENT_STAGED + 1, 128);
-    if ((threadIdx.x & 127) != 0 || (IS_RAGGED && w.own + half * HALF >= w.own_used()))
+    if ((threadIdx.x & 127) != 0 || (IS_RAGGED && w.resident + half * HALF >= w.resident_used()))
         return;
 #pragma unroll
     for (int s = 0; s < N / 32; ++s)
-        store_box(map, s_rows + s * OWN_PANEL, s * 64, entry.row + w.own + half * HALF, w.head, entry.place);
+        store_box(map, s_rows + s * RESIDENT_PANEL, s * 64, entry.row + w.resident + half * HALF, w.head, entry.outer);
     commit_stores();
 }
 
 /* Releases a stage of streamed qk and its statistics. Every lane has read statistics, so every lane arrives unless
    another barrier follows: an arrival orders only the reads of its own thread. */
-constexpr bool LANES_ARRIVE = OWN_IS_KEY && !HAS_SUMS;
-DEVICE void leave_first(u32 first_empty) {
+constexpr bool LANES_ARRIVE = KV_RESIDENT && !REDUCES_DQ;
+DEVICE void release_qk(u32 qk_empty) {
     if (LANES_ARRIVE || lane_index() == 0)
-        arrive(first_empty);
+        arrive(qk_empty);
 }
 
 struct gradients {
-    float first[HEAD / 2], second[VALUE_HEAD / 2]; /* HAS_DQK, HAS_DV */
+    float dqk[HEAD / 2], dv[VALUE_HEAD / 2]; /* HAS_DQK, HAS_DV */
 };
 
 /* A consumer's step: its number, first streamed row, query head, and stage. */
 struct consumer_step {
-    i32 pass, stage = 0, phase = 0, number = 0, head;
+    i32 streamed, stage = 0, phase = 0, number = 0, head;
 
     template <class P>
-    DEVICE consumer_step(const P &p, const work &w) : pass(w.first * BLOCK_PASS), head(first_head(p, w)) {
+    DEVICE consumer_step(const P &p, const work &w) : streamed(w.first * BLOCK_STREAMED), head(first_head(p, w)) {
         if constexpr (HAS_BLOCK_MASK)
-            if (!warp_takes_part(p, w, head, w.first)) {
+            if (!is_active_for_warp(p, w, head, w.first)) {
                 advance(p, w);
                 stage = phase = number = 0;
             }
     }
     template <class P> DEVICE void advance(const P &p, const work &w) {
         do {
-            pass += BLOCK_PASS;
-            if (pass == w.last * BLOCK_PASS) {
-                pass = w.first * BLOCK_PASS;
+            streamed += BLOCK_STREAMED;
+            if (streamed == w.last * BLOCK_STREAMED) {
+                streamed = w.first * BLOCK_STREAMED;
                 ++head;
             }
-        } while (HAS_BLOCK_MASK && !warp_takes_part(p, w, head, pass / BLOCK_PASS));
+        } while (HAS_BLOCK_MASK && !is_active_for_warp(p, w, head, streamed / BLOCK_STREAMED));
         if (++stage == STAGES)
             stage = 0, phase ^= 1;
         ++number;
     }
-    DEVICE i32 second_stage() const { return SECOND_STAGES == STAGES ? stage : number % SECOND_STAGES; }
-    DEVICE i32 second_phase() const { return SECOND_STAGES == STAGES ? phase : number / SECOND_STAGES & 1; }
+    DEVICE i32 vdo_stage() const { return VDO_STAGES == STAGES ? stage : number % VDO_STAGES; }
+    DEVICE i32 vdo_phase() const { return VDO_STAGES == STAGES ? phase : number / VDO_STAGES & 1; }
 };
 
 /* RELOADS: the current head of the resident tensor whose gradient this CTA does not compute. */
-struct own_head {
+struct resident_head {
     i32 head, phase = 0;
 
-    DEVICE explicit own_head(i32 first) : head(first) {}
+    DEVICE explicit resident_head(i32 first) : head(first) {}
     /* Releases the current head and waits for the next one. */
     DEVICE void follow(i32 now, const work &w, u32 base, const barriers &b, int half) {
         if (!RELOADS || now == head)
             return;
         head = now, phase ^= 1;
         if (lane_index() == 0)
-            arrive(b.own_empty);
-        wait(MAKES_FIRST ? b.own_second : b.own_first, phase);
-        if (CLEARS_OWN)
-            clear_own(w, base, half);
+            arrive(b.resident_empty);
+        wait(HAS_DQK ? b.resident_vdo : b.resident_qk, phase);
+        if (CLEARS_RESIDENT)
+            clear_resident(w, base, half);
     }
 };
 
-DEVICE void await_own(const work &w, u32 base, const barriers &b, int half) {
-    wait(b.own_first, 0);
-    if constexpr (MAKES_FIRST)
-        wait(b.own_second, 0);
-    if (CLEARS_OWN)
-        clear_own(w, base, half);
+DEVICE void await_resident(const work &w, u32 base, const barriers &b, int half) {
+    wait(b.resident_qk, 0);
+    if constexpr (HAS_DQK)
+        wait(b.resident_vdo, 0);
+    if (CLEARS_RESIDENT)
+        clear_resident(w, base, half);
 }
 
 /* Publishes dS of a step for dQ; s_ds: this warp's address. */
-DEVICE void hand_over(const u32 (&ds)[BLOCK_PASS / 4], const byte_words &bytes, u32 s_ds, int half, u32 full) {
-    if constexpr (HAS_BYTES)
-        store_score_bytes(bytes, s_ds, half);
+DEVICE void publish_ds(const u32 (&ds)[BLOCK_STREAMED / 4], const fp8_words &ds_fp8, u32 s_ds, int half, u32 full) {
+    if constexpr (HAS_FP8_MMA)
+        store_ds_fp8(ds_fp8, s_ds, half);
     else
-        store_score_gradients(ds, s_ds);
+        store_ds(ds, s_ds);
     publish_to_async_proxy();
     __syncwarp();
     if (lane_index() == 0)
@@ -1016,181 +1037,183 @@ DEVICE void hand_over(const u32 (&ds)[BLOCK_PASS / 4], const byte_words &bytes, 
 }
 
 /* Skips the first step, which is hidden from this consumer. */
-DEVICE void pass_over_first_step(u32 s_ds, int half, const barriers &b) {
-    wait(b.second_full, 0);
-    if constexpr (HAS_BOXED_BIAS)
+DEVICE void skip_first_step(u32 s_ds, int half, const barriers &b) {
+    wait(b.vdo_full, 0);
+    if constexpr (HAS_TMA_BIAS)
         wait(b.bias_full, 0);
     if (lane_index() == 0) {
-        if constexpr (HAS_BOXED_BIAS)
+        if constexpr (HAS_TMA_BIAS)
             arrive(b.bias_empty);
-        arrive(b.second_empty);
+        arrive(b.vdo_empty);
     }
-    if constexpr (HAS_SUMS)
-        hand_over({}, {}, s_ds, half, b.ds_full);
-    leave_first(b.first_empty);
+    if constexpr (REDUCES_DQ)
+        publish_ds({}, {}, s_ds, half, b.ds_full);
+    release_qk(b.qk_empty);
 }
 
 /* Issues S of a step whose qk operands have arrived. */
-DEVICE void start_scores(float (&s)[BLOCK_PASS / 2], const work &w, u32 base, const barriers &b, u32 own_rows,
-                         const consumer_step &at) {
-    if (CLEARS_PASS)
-        clear_pass(w, base, b, at.pass, at.stage, at.second_stage(), at.second_phase());
+DEVICE void start_s(float (&s)[BLOCK_STREAMED / 2], const work &w, u32 base, const barriers &b, u32 resident_rows,
+                    const consumer_step &at) {
+    if (CLEARS_STREAMED)
+        clear_streamed(w, base, b, at.streamed, at.stage, at.vdo_stage(), at.vdo_phase());
     mma_fence();
-    multiply_first_tile(s, own_rows + (OWN_FIRST >> 4), k_major(base + FIRST + at.stage * FIRST_BYTES));
+    issue_s_tile(s, resident_rows + (RESIDENT_QK >> 4), k_major(base + STREAMED_QK + at.stage * QK_BYTES));
     mma_commit();
 }
 
-DEVICE void round_weights(u32 (&weights)[BLOCK_PASS / 4], const float (&s)[BLOCK_PASS / 2]) {
+DEVICE void round_p(u32 (&p_pairs)[BLOCK_STREAMED / 4], const float (&s)[BLOCK_STREAMED / 2]) {
 #pragma unroll
-    for (int c = 0; c < BLOCK_PASS / 4; ++c)
-        weights[c] = rounded_pair<in_t>(s[2 * c], s[2 * c + 1]);
+    for (int c = 0; c < BLOCK_STREAMED / 4; ++c)
+        p_pairs[c] = rounded_pair<in_t>(s[2 * c], s[2 * c + 1]);
 }
 
 /* Computes rounded P of a step from S. FUSES_DERIVATIVES: multiplies `derivatives` by P. */
 template <class P>
-DEVICE void finish_weights(u32 (&weights)[BLOCK_PASS / 4], float (&s)[BLOCK_PASS / 2], slope_pairs &slopes, const P &p,
-                           const work &w, const consumer_step &at, const statistics_of_rows &statistics,
-                           u32 s_statistics, u32 s_bias, const barriers &b, float scale2, i32 own) {
-    if constexpr (HAS_BOXED_BIAS)
+DEVICE void finish_p(u32 (&p_pairs)[BLOCK_STREAMED / 4], float (&s)[BLOCK_STREAMED / 2], derivative_pairs &derivatives,
+                     const P &p, const work &w, const consumer_step &at, const row_statistics &statistics,
+                     u32 s_statistics, u32 s_bias, const barriers &b, float scale2, i32 resident) {
+    if constexpr (HAS_TMA_BIAS)
         wait(b.bias_full, at.number & 1);
     if constexpr (HAS_SCORES)
-        make_weights_of_scores(s, slopes, p, w.batch, at.head, statistics, s_statistics, s_bias, score_scale_of(p),
-                               slope2_of(p, at.head), own, at.pass);
+        compute_p_with_terms(s, derivatives, p, w.batch, at.head, statistics, s_statistics, s_bias, score_scale_of(p),
+                             slope2_of(p, at.head), resident, at.streamed);
     else
-        make_weights(s, statistics, s_statistics, scale2, slope2_of(p, at.head), own, at.pass);
-    if constexpr (HAS_BOXED_BIAS) {
+        compute_p(s, statistics, s_statistics, scale2, slope2_of(p, at.head), resident, at.streamed);
+    if constexpr (HAS_TMA_BIAS) {
         publish_to_async_proxy(); /* order these reads before the TMA load that overwrites them */
         arrive_where(b.bias_empty, lane_index() == 0);
     }
-    if (needs_mask(w, own, at.pass))
-        mask_weights(s, w, own, at.pass);
-    if constexpr (!ROUNDS_LAST)
-        round_weights(weights, s);
-    if constexpr (SLOPES_JOIN)
+    if (needs_mask(w, resident, at.streamed))
+        mask_p(s, w, resident, at.streamed);
+    if constexpr (!ROUNDS_P_LAST)
+        round_p(p_pairs, s);
+    if constexpr (FUSES_DERIVATIVES)
 #pragma unroll
-        for (int c = 0; c < BLOCK_PASS / 4; ++c)
-            slopes[c] = multiply_pairs(weights[c], slopes[c]);
+        for (int c = 0; c < BLOCK_STREAMED / 4; ++c)
+            derivatives[c] = multiply_pairs(p_pairs[c], derivatives[c]);
 }
 
 /* Fully unrolled, so that round keys are in uniform registers and nothing is spilled. */
 template <class P>
-DEVICE void find_all_kept(u32 (&kept)[KEPT_WORDS], const P &p, const work &w, const consumer_step &at, i32 own) {
-    const tile_place place; /* recomputed here; keeping it would cost registers */
+DEVICE void compute_all_keep_masks(u32 (&keep_mask)[KEEP_WORDS], const P &p, const work &w, const consumer_step &at,
+                                   i32 resident) {
+    const fragment_position position; /* recomputed here; keeping it would cost registers */
 #pragma unroll
-    for (int i = 0; i < KEPT_WORDS; ++i)
-        kept[i] = find_kept<OWN_IS_KEY, 8>(p, w.batch, at.head, own + place.row, at.pass + place.column + 64 * i);
+    for (int i = 0; i < KEEP_WORDS; ++i)
+        keep_mask[i] = compute_keep_mask<KV_RESIDENT, 8>(p, w.batch, at.head, resident + position.row,
+                                                         at.streamed + position.column + 64 * i);
 }
 
 /* Keeps the compiler from moving the computation of these operands across the next MMA. */
-DEVICE void fence_factors(u32 (&weights)[BLOCK_PASS / 4], slope_pairs &slopes, float (&dp)[BLOCK_PASS / 2],
-                          u32 (&kept)[KEPT_WORDS]) {
-    if constexpr (HAS_SLOPES)
-        fence_registers(slopes);
+DEVICE void fence_factors(u32 (&p_pairs)[BLOCK_STREAMED / 4], derivative_pairs &derivatives,
+                          float (&dp)[BLOCK_STREAMED / 2], u32 (&keep_mask)[KEEP_WORDS]) {
+    if constexpr (HAS_DERIVATIVES)
+        fence_registers(derivatives);
     if constexpr (HAS_DROPOUT) { /* otherwise both are unpacked earlier, which needs more registers */
-        fence_registers(weights);
-        fence_registers(kept);
+        fence_registers(p_pairs);
+        fence_registers(keep_mask);
     }
     fence_registers(dp);
 }
 
 /* Releases both stages after the MMAs have read them. */
-DEVICE void leave_step(u32 first_empty, u32 second_empty) {
+DEVICE void release_step(u32 qk_empty, u32 vdo_empty) {
     if constexpr (LANES_ARRIVE) /* order the reads of the statistics before the TMA load that overwrites them */
         publish_to_async_proxy();
-    if (lane_index() == 0 && (SECOND_STAGES == STAGES || !MAKES_FIRST))
-        arrive(second_empty);
-    leave_first(first_empty);
+    if (lane_index() == 0 && (VDO_STAGES == STAGES || !HAS_DQK))
+        arrive(vdo_empty);
+    release_qk(qk_empty);
 }
 
 template <class P>
-DEVICE void sum_gradients(const P &p, const work &w, u32 base, const barriers &b, int half, gradients &sum,
-                          score_factors &factors) {
-    const i32 own = w.own + half * HALF;
-    const u32 lane = lane_index(), own_rows = k_major(base + half * HALF * 128);
-    const u32 s_ds = base + DS + (HAS_BYTES ? 0 : (half * HALF + 16 * (warp_index() & 3) + lane % 16) * 128);
-    const statistics_of_rows statistics(p, w, own);
+DEVICE void accumulate_gradients(const P &p, const work &w, u32 base, const barriers &b, int half, gradients &sum,
+                                 score_factors &factors) {
+    const i32 resident = w.resident + half * HALF;
+    const u32 lane = lane_index(), resident_rows = k_major(base + half * HALF * 128);
+    const u32 s_ds = base + DS + (HAS_FP8_MMA ? 0 : (half * HALF + 16 * (warp_index() & 3) + lane % 16) * 128);
+    const row_statistics statistics(p, w, resident);
     const float scale2 = score_scale_of(p) * 1.44269504f;
-    float s[BLOCK_PASS / 2];
-    u32 weights[BLOCK_PASS / 4], ds[BLOCK_PASS / 4];
-    [[maybe_unused]] byte_words bytes;
-    [[maybe_unused]] float dp[BLOCK_PASS / 2];
-    [[maybe_unused]] u32 kept[KEPT_WORDS] = {};
-    slope_pairs slopes = {};
+    float s[BLOCK_STREAMED / 2];
+    u32 p_pairs[BLOCK_STREAMED / 4], ds[BLOCK_STREAMED / 4];
+    [[maybe_unused]] fp8_words ds_fp8;
+    [[maybe_unused]] float dp[BLOCK_STREAMED / 2];
+    [[maybe_unused]] u32 keep_mask[KEEP_WORDS] = {};
+    derivative_pairs derivatives = {};
     consumer_step at(p, w);
-    own_head other(other_head(p, at.head));
-    await_own(w, base, b, half);
-    wait(b.first_full, 0);
-    if (half == 1 && w.steps > 1 && hides_all(w, own, at.pass)) {
-        pass_over_first_step(s_ds, half, b);
+    resident_head other(other_head(p, at.head));
+    await_resident(w, base, b, half);
+    wait(b.qk_full, 0);
+    if (half == 1 && w.steps > 1 && is_step_hidden(w, resident, at.streamed)) {
+        skip_first_step(s_ds, half, b);
         at.advance(p, w);
         other.follow(other_head(p, at.head), w, base, b, half);
-        wait(b.first_full + 8 * at.stage, at.phase);
+        wait(b.qk_full + 8 * at.stage, at.phase);
     }
-    start_scores(s, w, base, b, own_rows, at);
+    start_s(s, w, base, b, resident_rows, at);
     for (;;) {
-        const u32 first_empty = b.first_empty + 8 * at.stage, second_empty = b.second_empty + 8 * at.second_stage();
-        const u32 first = k_major(base + FIRST + at.stage * FIRST_BYTES),
-                  second = k_major(base + SECOND + at.second_stage() * SECOND_BYTES);
+        const u32 qk_empty = b.qk_empty + 8 * at.stage, vdo_empty = b.vdo_empty + 8 * at.vdo_stage();
+        const u32 qk = k_major(base + STREAMED_QK + at.stage * QK_BYTES),
+                  vdo = k_major(base + STREAMED_VDO + at.vdo_stage() * VDO_BYTES);
         const u32 s_statistics = base + STATISTICS + at.stage * STATISTICS_BYTES + (lane & 3) * 8;
         mma_wait<0>();
         fence_registers(s);
-        finish_weights(weights, s, slopes, p, w, at, statistics, s_statistics, base + BIAS_BOXES + half * BIAS_PANEL, b,
-                       scale2, own);
-        wait(b.second_full + 8 * at.second_stage(), at.second_phase());
-        if constexpr (MAKES_FIRST) {
+        finish_p(p_pairs, s, derivatives, p, w, at, statistics, s_statistics, base + BIAS_TILES + half * BIAS_PANEL, b,
+                 scale2, resident);
+        wait(b.vdo_full + 8 * at.vdo_stage(), at.vdo_phase());
+        if constexpr (HAS_DQK) {
             mma_fence();
-            multiply_second_tile(dp, own_rows + (OWN_SECOND >> 4), second);
+            issue_dp_tile(dp, resident_rows + (RESIDENT_VDO >> 4), vdo);
             mma_commit();
         }
         if constexpr (HAS_DROPOUT)
-            find_all_kept(kept, p, w, at, own);
-        if constexpr (MAKES_FIRST) {
+            compute_all_keep_masks(keep_mask, p, w, at, resident);
+        if constexpr (HAS_DQK) {
             mma_wait<0>();
-            fence_factors(weights, slopes, dp, kept);
-            if (SECOND_STAGES != STAGES && lane == 0) /* vdo has been read, and the next step needs this stage */
-                arrive(second_empty);
-            make_score_gradients(ds, bytes, weights, s, slopes, dp, statistics, s_statistics + BLOCK_PASS * 4, kept,
-                                 factors);
+            fence_factors(p_pairs, derivatives, dp, keep_mask);
+            if (VDO_STAGES != STAGES && lane == 0) /* vdo has been read, and the next step needs this stage */
+                arrive(vdo_empty);
+            compute_ds(ds, ds_fp8, p_pairs, s, derivatives, dp, statistics, s_statistics + BLOCK_STREAMED * 4,
+                       keep_mask, factors);
         }
-        if constexpr (HAS_DROPOUT && !MAKES_FIRST)
+        if constexpr (HAS_DROPOUT && !HAS_DQK)
 #pragma unroll
-            for (int k = 0; k < BLOCK_PASS / 4; ++k)
-                drop_pair(weights[k], kept, 2 * k);
+            for (int k = 0; k < BLOCK_STREAMED / 4; ++k)
+                drop_pair(p_pairs[k], keep_mask, 2 * k);
         if constexpr (IS_FP8)
 #pragma unroll
-            for (int k = 0; k < BLOCK_PASS / 4; ++k)
-                weights[k] = ROUNDS_LAST ? factor_pair<weight_factor_t>(s[2 * k], s[2 * k + 1])
-                                         : factor_pair<weight_factor_t>(weights[k]);
-        else if constexpr (ROUNDS_LAST)
-            round_weights(weights, s);
-        if constexpr (MAKES_SECOND) {
+            for (int k = 0; k < BLOCK_STREAMED / 4; ++k)
+                p_pairs[k] = ROUNDS_P_LAST ? factor_pair<p_operand_t>(s[2 * k], s[2 * k + 1])
+                                           : factor_pair<p_operand_t>(p_pairs[k]);
+        else if constexpr (ROUNDS_P_LAST)
+            round_p(p_pairs, s);
+        if constexpr (HAS_DV) {
             mma_fence();
-            add_second(sum.second, weights, HAS_BYTES ? second + (SECOND_ONCE_BYTES >> 4) : second);
+            issue_dv(sum.dv, p_pairs, HAS_FP8_MMA ? vdo + (DP_OPERAND_BYTES >> 4) : vdo);
             mma_commit();
         }
-        if constexpr (HAS_SUMS) {
+        if constexpr (REDUCES_DQ) {
             const u32 slot = at.number % DS_STAGES;
             wait(b.ds_empty + 8 * slot, at.number / DS_STAGES & 1 ^ 1);
-            hand_over(ds, bytes, s_ds + slot * DS_BYTES, half, b.ds_full + 8 * slot);
+            publish_ds(ds, ds_fp8, s_ds + slot * DS_BYTES, half, b.ds_full + 8 * slot);
         }
-        if constexpr (HAS_BYTES)
-            widen_score_gradients(ds, bytes);
-        if constexpr (MAKES_FIRST) {
+        if constexpr (HAS_FP8_MMA)
+            widen_ds(ds, ds_fp8);
+        if constexpr (HAS_DQK) {
             mma_fence();
-            add_first(sum.first, ds, HAS_AGAIN ? first + (ONCE_BYTES >> 4) : first);
+            issue_dqk(sum.dqk, ds, LOADS_TWICE ? qk + (S_OPERAND_BYTES >> 4) : qk);
             mma_commit();
         }
         if (at.number + 1 == w.steps)
             break;
         at.advance(p, w);
         mma_wait<0>();
-        fence_registers(weights);
-        if constexpr (MAKES_FIRST)
+        fence_registers(p_pairs);
+        if constexpr (HAS_DQK)
             fence_registers(ds);
-        leave_step(first_empty, second_empty);
+        release_step(qk_empty, vdo_empty);
         other.follow(other_head(p, at.head), w, base, b, half);
-        wait(b.first_full + 8 * at.stage, at.phase);
-        start_scores(s, w, base, b, own_rows, at);
+        wait(b.qk_full + 8 * at.stage, at.phase);
+        start_s(s, w, base, b, resident_rows, at);
     }
     mma_wait<0>();
 }
@@ -1201,33 +1224,33 @@ template <int N> DEVICE void store_accumulators(float *to, const float (&sum)[N]
     for (int c = 0; c < N / 4; ++c) {
         const float *const x = sum + 4 * c;
         const run<float, 4> four = {{x[0] * scale, x[1] * scale, x[2] * scale, x[3] * scale}};
-        store_run(to + place_in_sums(c, warp_index() % 4), four);
+        store_run(to + sums_offset(c, warp_index() % 4), four);
     }
 }
 template <class P> DEVICE void store_part(const P &p, const work &w, int half, const gradients &sum) {
-    const i64 tile = ((i64)(w.batch * (i32)p.own_heads + w.part) * (i32)p.own_blocks * 2) + w.own / HALF + half;
-    if constexpr (MAKES_FIRST)
-        store_accumulators(p.first_parts + tile * HALF * HEAD, sum.first,
-                           IS_FP8 ? 1.0f : scale_of(p) * slope_factor_of(p));
-    if constexpr (MAKES_SECOND)
-        store_accumulators(p.second_parts + tile * HALF * VALUE_HEAD, sum.second, 1.0f);
+    const i64 tile =
+        ((i64)(w.batch * (i32)p.resident_heads + w.part) * (i32)p.resident_blocks * 2) + w.resident / HALF + half;
+    if constexpr (HAS_DQK)
+        store_accumulators(p.dqk_parts + tile * HALF * HEAD, sum.dqk,
+                           IS_FP8 ? 1.0f : scale_of(p) * derivative_factor_of(p));
+    if constexpr (HAS_DV)
+        store_accumulators(p.dv_parts + tile * HALF * VALUE_HEAD, sum.dv, 1.0f);
 }
 
 /* Stores rows of the gradients' type, staged in the buffers of the resident rows. */
 template <class P>
 DEVICE void store_gradients(const P &p, const work &w, u32 base, const barriers &b, int half, const gradients &sum) {
-    constexpr u32 SECOND_LEAVES = MAKES_FIRST ? OWN_SECOND : OWN_FIRST;
-    if constexpr (MAKES_SECOND)
-        store_gradient<SECOND_GRADIENT_IS_RAGGED>(sum.second, 1.0f, base + SECOND_LEAVES + half * HALF * 128,
-                                                  p.second_gradient_map, w,
-                                                  second_gradient_entry(p, w.batch, w.own_used()), half);
+    constexpr u32 DV_STAGING = HAS_DQK ? RESIDENT_VDO : RESIDENT_QK;
+    if constexpr (HAS_DV)
+        store_gradient<DV_IS_RAGGED>(sum.dv, 1.0f, base + DV_STAGING + half * HALF * 128, p.dv_map, w,
+                                     dv_entry(p, w.batch, w.resident_used()), half);
     const i32 last = w.steps - 1;
-    if (HAS_SUMS && w.steps > 0)
+    if (REDUCES_DQ && w.steps > 0)
         wait(b.ds_empty + 8 * (last % DS_STAGES), last / DS_STAGES & 1); /* K has been read */
-    if constexpr (MAKES_FIRST)
-        store_gradient<FIRST_GRADIENT_IS_RAGGED>(sum.first, scale_of(p) * slope_factor_of(p),
-                                                 base + OWN_FIRST + half * HALF * 128, p.first_gradient_map, w,
-                                                 first_gradient_entry(p, w.batch, w.own_used()), half);
+    if constexpr (HAS_DQK)
+        store_gradient<DQK_IS_RAGGED>(sum.dqk, scale_of(p) * derivative_factor_of(p),
+                                      base + RESIDENT_QK + half * HALF * 128, p.dqk_map, w,
+                                      dqk_entry(p, w.batch, w.resident_used()), half);
     if ((threadIdx.x & 127) == 0)
         wait_stores_read<0>();
 }
@@ -1236,59 +1259,57 @@ DEVICE void store_gradients(const P &p, const work &w, u32 base, const barriers 
 template <bool HAS_AMAX, class T, int N>
 DEVICE float store_scaled(const float (&sum)[N], float scale, float to_memory, T *at, i64 row_step, i32 first, i32 rows,
                           i32 columns) {
-    const tile_place place;
+    const fragment_position position;
     float largest = 0;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-        const i32 row = first + place.row + 8 * h;
+        const i32 row = first + position.row + 8 * h;
         if (row >= rows)
             continue;
 #pragma unroll
         for (int c = 0; c < N / 4; ++c)
-            if (8 * c + place.column < columns)
-                store_scaled_pair<HAS_AMAX>(at + row * row_step + 8 * c + place.column, sum[4 * c + 2 * h] * scale,
+            if (8 * c + position.column < columns)
+                store_scaled_pair<HAS_AMAX>(at + row * row_step + 8 * c + position.column, sum[4 * c + 2 * h] * scale,
                                             sum[4 * c + 2 * h + 1] * scale, to_memory, largest);
     }
     return largest;
 }
 template <class P> DEVICE void store_scaled_gradients(const P &p, const work &w, const gradients &sum, int half) {
-    const i32 rows = (i32)(OWN_IS_KEY ? p.keys : p.queries), own = w.own + half * HALF;
-    if constexpr (MAKES_SECOND) {
-        const float largest = store_scaled<HAS_AMAX_SECOND>(
-            sum.second, descale_s_of(p) * descale_d_o_of(p), scale_dv_of(p),
-            p.second_gradient + w.batch * p.second_gradient_batch + w.head * p.second_gradient_head,
-            p.second_gradient_row, own, rows, (i32)p.value_depth);
-        if constexpr (HAS_AMAX_SECOND)
-            raise_largest(p.amax_second, largest);
+    const i32 rows = (i32)(KV_RESIDENT ? p.keys : p.queries), resident = w.resident + half * HALF;
+    if constexpr (HAS_DV) {
+        const float largest = store_scaled<HAS_AMAX_DV>(sum.dv, descale_s_of(p) * descale_d_o_of(p), scale_dv_of(p),
+                                                        p.dv + w.batch * p.dv_batch + w.head * p.dv_head, p.dv_row,
+                                                        resident, rows, (i32)p.value_depth);
+        if constexpr (HAS_AMAX_DV)
+            raise_amax(p.amax_dv, largest);
     }
-    if constexpr (MAKES_FIRST) {
-        const float largest = store_scaled<HAS_AMAX_FIRST>(
-            sum.first, descale_dp_of(p) * (OWN_IS_KEY ? descale_q_of(p) : descale_k_of(p)),
-            OWN_IS_KEY ? scale_dk_of(p) : scale_dq_of(p),
-            p.first_gradient + w.batch * p.first_gradient_batch + w.head * p.first_gradient_head, p.first_gradient_row,
-            own, rows, (i32)p.depth);
-        if constexpr (HAS_AMAX_FIRST)
-            raise_largest(p.amax_first, largest);
+    if constexpr (HAS_DQK) {
+        const float largest = store_scaled<HAS_AMAX_DQK>(
+            sum.dqk, descale_dp_of(p) * (KV_RESIDENT ? descale_q_of(p) : descale_k_of(p)),
+            KV_RESIDENT ? scale_dk_of(p) : scale_dq_of(p), p.dqk + w.batch * p.dqk_batch + w.head * p.dqk_head,
+            p.dqk_row, resident, rows, (i32)p.depth);
+        if constexpr (HAS_AMAX_DQK)
+            raise_amax(p.amax_dqk, largest);
     }
 }
 
-template <class P> DEVICE void make_gradients(const P &p, u32 base, int half) {
+template <class P> DEVICE void compute_gradients(const P &p, u32 base, int half) {
     const work w = find_work(p);
     const barriers b(base);
     gradients sum;
     score_factors factors(p);
 #pragma unroll
     for (int i = 0; i < HEAD / 2; ++i)
-        sum.first[i] = 0;
+        sum.dqk[i] = 0;
 #pragma unroll
     for (int i = 0; i < VALUE_HEAD / 2; ++i)
-        sum.second[i] = 0;
+        sum.dv[i] = 0;
     if (w.steps > 0)
-        sum_gradients(p, w, base, b, half, sum, factors);
-    if constexpr (MAKES_FIRST)
-        fence_registers(sum.first);
-    if constexpr (MAKES_SECOND)
-        fence_registers(sum.second);
+        accumulate_gradients(p, w, base, b, half, sum, factors);
+    if constexpr (HAS_DQK)
+        fence_registers(sum.dqk);
+    if constexpr (HAS_DV)
+        fence_registers(sum.dv);
     if constexpr (HAS_PARTS)
         store_part(p, w, half, sum);
     else if constexpr (IS_FP8)
@@ -1303,25 +1324,25 @@ template <class P> DEVICE void make_gradients(const P &p, u32 base, int half) {
 
 DEVICE void init_barriers(const barriers &b) {
     constexpr int CONSUMER_WARPS = 8, PRODUCER_WARPS = 4;
-    barrier_init(b.own_first, 1);
-    barrier_init(b.own_second, 1);
+    barrier_init(b.resident_qk, 1);
+    barrier_init(b.resident_vdo, 1);
     for (int i = 0; i < STAGES; ++i) {
-        barrier_init(b.first_full + 8 * i, 1);
-        if (i < SECOND_STAGES)
-            barrier_init(b.second_full + 8 * i, 1);
-        barrier_init(b.first_empty + 8 * i, CONSUMER_WARPS * (LANES_ARRIVE ? 32 : 1));
-        if (i < SECOND_STAGES)
-            barrier_init(b.second_empty + 8 * i, CONSUMER_WARPS);
+        barrier_init(b.qk_full + 8 * i, 1);
+        if (i < VDO_STAGES)
+            barrier_init(b.vdo_full + 8 * i, 1);
+        barrier_init(b.qk_empty + 8 * i, CONSUMER_WARPS * (LANES_ARRIVE ? 32 : 1));
+        if (i < VDO_STAGES)
+            barrier_init(b.vdo_empty + 8 * i, CONSUMER_WARPS);
     }
     for (int i = 0; i < DS_STAGES; ++i) {
         barrier_init(b.ds_full + 8 * i, CONSUMER_WARPS);
         barrier_init(b.ds_empty + 8 * i, PRODUCER_WARPS);
     }
     if (RELOADS)
-        barrier_init(b.own_empty, CONSUMER_WARPS);
-    if (HAS_BYTES)
-        barrier_init(b.own_turned, 1);
-    if (HAS_BOXED_BIAS) {
+        barrier_init(b.resident_empty, CONSUMER_WARPS);
+    if (HAS_FP8_MMA)
+        barrier_init(b.kt_full, 1);
+    if (HAS_TMA_BIAS) {
         barrier_init(b.bias_full, 1);
         barrier_init(b.bias_empty, CONSUMER_WARPS);
     }
@@ -1330,28 +1351,28 @@ DEVICE void init_barriers(const barriers &b) {
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_backward_sm90(const __grid_constant__ arguments p) {
     const u32 base = shared_address(s_memory);
-    if constexpr (MAKES_USED_ALONE) {
-        const work w = find_own(p);
-        if (w.own >= w.own_used())
+    if constexpr (SKIPS_UNUSED_TILES) {
+        const work w = find_resident_rows(p);
+        if (w.resident >= w.resident_used())
             return;
     }
     if (threadIdx.x == 0) {
-        prefetch_map(p.own_first_map);
-        prefetch_map(p.own_second_map);
-        prefetch_map(p.first_map);
-        prefetch_map(p.second_map);
+        prefetch_map(p.resident_qk_map);
+        prefetch_map(p.resident_vdo_map);
+        prefetch_map(p.streamed_qk_map);
+        prefetch_map(p.streamed_vdo_map);
         init_barriers(barriers(base));
     }
     __syncthreads();
     const int warpgroup = warp_index() / 4;
     if (warpgroup == 0) {
         shrink_registers<PRODUCER_REGISTERS>();
-        if constexpr (HAS_SUMS)
-            sum_query_gradients(p, base);
+        if constexpr (REDUCES_DQ)
+            compute_dq(p, base);
         else
             load_steps(p, base);
     } else {
         grow_registers<CONSUMER_REGISTERS>();
-        make_gradients(p, base, warpgroup - 1);
+        compute_gradients(p, base, warpgroup - 1);
     }
 }

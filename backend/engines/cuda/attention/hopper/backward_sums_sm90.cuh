@@ -36,12 +36,12 @@ template <class P> DEVICE void load_sums(run<float, 4> (&x)[OCTETS], const P &p,
     const float *const sums = p.sums + outer * parts * step + (i64)block * ROWS * WIDTH;
 #pragma unroll
     for (int i = 0; i < OCTETS; ++i)
-        x[i] = load_run<float, 4>(sums + place_in_sums(i, warp_index()));
+        x[i] = load_run<float, 4>(sums + sums_offset(i, warp_index()));
 #pragma unroll 1
     for (i32 part = 1; part < parts; ++part)
 #pragma unroll
         for (int i = 0; i < OCTETS; ++i) {
-            const run<float, 4> more = load_run<float, 4>(sums + part * step + place_in_sums(i, warp_index()));
+            const run<float, 4> more = load_run<float, 4>(sums + part * step + sums_offset(i, warp_index()));
 #pragma unroll
             for (int e = 0; e < 4; ++e)
                 x[i].at[e] += more.at[e];
@@ -53,7 +53,7 @@ template <class P, class T>
 DEVICE void store_scaled(const P &p, const run<float, 4> (&x)[OCTETS], T *at, i32 first, i32 used, i32 rows) {
     constexpr i32 CHUNK = 16 / sizeof(T), OF_ROW = 64 / CHUNK; /* elements in 16 bytes, and chunks per row of a panel */
     __shared__ alignas(16) T tile[ROWS][64 + CHUNK];
-    const float scale = sums_scale_of(p), to_memory = memory_scale_of(p);
+    const float scale = sums_scale_of(p), to_memory = output_scale_of(p);
     float largest = 0;
 #pragma unroll
     for (int panel = 0; panel < PANELS; ++panel) {
@@ -62,9 +62,9 @@ DEVICE void store_scaled(const P &p, const run<float, 4> (&x)[OCTETS], T *at, i3
             const int octet = i / 2 % 8, h = i % 2;
             const i32 row = i / 16 * 64 + warp_index() * 16 + lane_index() / 4 + 8 * h;
             const run<float, 4> &four = x[(i / 16 * PANELS + panel) * 8 + octet];
-            const float shown = first + row < used ? scale : 0.0f;
-            store_scaled_pair<HAS_AMAX_FIRST>(&tile[row][octet * 8 + 2 * (lane_index() & 3)], four.at[2 * h] * shown,
-                                              four.at[2 * h + 1] * shown, to_memory, largest);
+            const float factor = first + row < used ? scale : 0.0f;
+            store_scaled_pair<HAS_AMAX_DQK>(&tile[row][octet * 8 + 2 * (lane_index() & 3)], four.at[2 * h] * factor,
+                                            four.at[2 * h + 1] * factor, to_memory, largest);
         }
         __syncthreads();
 #pragma unroll
@@ -75,15 +75,15 @@ DEVICE void store_scaled(const P &p, const run<float, 4> (&x)[OCTETS], T *at, i3
         }
         __syncthreads();
     }
-    if constexpr (HAS_AMAX_FIRST)
-        raise_largest(p.amax_first, largest);
+    if constexpr (HAS_AMAX_DQK)
+        raise_amax(p.amax_dqk, largest);
 }
 
 /* Stores rows of 16-bit types. */
 template <class P, class T>
 DEVICE void store_staged(const P &p, const run<float, 4> (&x)[OCTETS], T *gradient, i32 first, i32 used, i32 rows) {
     __shared__ alignas(1024) unsigned char tile[PANELS * PANEL];
-    const float scale = SCALES ? scale_of(p) * slope_factor_of(p) : 1.0f;
+    const float scale = SCALES ? scale_of(p) * derivative_factor_of(p) : 1.0f;
 #pragma unroll
     for (int i = 0; i < OCTETS; i += 2)
         stage_octets(shared_address(tile), i, x[i], x[i + 1], scale);
@@ -100,11 +100,11 @@ DEVICE void store_staged(const P &p, const run<float, 4> (&x)[OCTETS], T *gradie
     }
 }
 
-template <class P> DEVICE void make_rows(const P &p) {
+template <class P> DEVICE void store_gradient_rows(const P &p) {
     const u32 outer = divide(blockIdx.x, p.blocks), m = blockIdx.x - outer * p.blocks.value;
     const i32 batch = (i32)divide(outer, p.heads), head = (i32)(outer - batch * p.heads.value), first = (i32)m * ROWS;
-    const band seen(p, batch);
-    const i32 used = IS_OF_KEYS ? seen.keys : seen.queries, rows = (i32)(IS_OF_KEYS ? p.keys : p.queries);
+    const band visible(p, batch);
+    const i32 used = IS_OF_KEYS ? visible.keys : visible.queries, rows = (i32)(IS_OF_KEYS ? p.keys : p.queries);
     if (is_ragged(p.gradient_batch) && first >= used)
         return;
     run<float, 4> x[OCTETS];
@@ -118,5 +118,5 @@ template <class P> DEVICE void make_rows(const P &p) {
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     attention_backward_sums_sm90(const __grid_constant__ arguments p) {
-    make_rows(p);
+    store_gradient_rows(p);
 }

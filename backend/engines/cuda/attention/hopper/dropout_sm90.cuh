@@ -86,7 +86,7 @@ DEVICE u32 read_words(const P &p, i32 batch, i32 head, i32 row, i32 column) {
 template <bool ROWS_ARE_KEYS, int COLUMNS, class P>
 DEVICE u32 read_elements(const P &p, i32 batch, i32 head, i32 row, i32 column) {
     const dropout_mask_t *mask = p.dropout_mask + (batch * p.dropout_mask_batch + head * p.dropout_mask_head);
-    u32 kept = 0;
+    u32 keep_mask = 0;
 #pragma unroll 4
     for (int c = 0; c < COLUMNS / 8; ++c)
 #pragma unroll
@@ -96,9 +96,9 @@ DEVICE u32 read_elements(const P &p, i32 batch, i32 head, i32 row, i32 column) {
             const i32 key = min(ROWS_ARE_KEYS ? across : along, (i32)p.keys - 1);
             const auto one =
                 load_run<dropout_mask_t, 1>(mask + query * p.dropout_mask_query + key * p.dropout_mask_key);
-            kept |= (u32)(to_float(one.at[0]) != 0) << (2 * c + e / 2 + 16 * (e % 2));
+            keep_mask |= (u32)(to_float(one.at[0]) != 0) << (2 * c + e / 2 + 16 * (e % 2));
         }
-    return kept;
+    return keep_mask;
 }
 
 /* UNROLLED: larger values need more registers, smaller ones more branches. */
@@ -116,7 +116,7 @@ DEVICE u32 draw_words(const P &p, i32 batch, i32 head, i32 row, i32 column) {
 
 /* Keep mask of 32 elements, the first of which is at (row, column), over COLUMNS columns. */
 template <bool ROWS_ARE_KEYS, int UNROLLED, int COLUMNS = 64, class P>
-DEVICE u32 find_kept(const P &p, i32 batch, i32 head, i32 row, i32 column) {
+DEVICE u32 compute_keep_mask(const P &p, i32 batch, i32 head, i32 row, i32 column) {
     if constexpr (HAS_DROPOUT_MASK && !DROPOUT_MASK_IN_WORDS) {
         return read_elements<ROWS_ARE_KEYS, COLUMNS>(p, batch, head, row, column);
     } else {
@@ -131,15 +131,15 @@ DEVICE u32 find_kept(const P &p, i32 batch, i32 head, i32 row, i32 column) {
 
 DEVICE constexpr int bit_of(int i) { return i / 2 % 16 + i % 2 * 16; }
 
-template <int WORDS> DEVICE bool is_kept(const u32 (&kept)[WORDS], int i) {
-    return !HAS_DROPOUT || (kept[i / 32] >> bit_of(i) & 1);
+template <int WORDS> DEVICE bool is_kept(const u32 (&keep_mask)[WORDS], int i) {
+    return !HAS_DROPOUT || (keep_mask[i / 32] >> bit_of(i) & 1);
 }
 /* Clears the dropped elements of a pair; i is its first element. */
-template <int WORDS> DEVICE void drop_pair(u32 &weights, const u32 (&kept)[WORDS], int i) {
-    weights &= ptx::spread_signs<0xbb99>(kept[i / 32] << (15 - bit_of(i)));
+template <int WORDS> DEVICE void drop_pair(u32 &p_pair, const u32 (&keep_mask)[WORDS], int i) {
+    p_pair &= ptx::spread_signs<0xbb99>(keep_mask[i / 32] << (15 - bit_of(i)));
 }
 /* Clears the dropped elements of four 8-bit ones: i, i + 1, i + 4 and i + 5. */
-template <int WORDS> DEVICE void drop_four(u32 &weights, const u32 (&kept)[WORDS], int i) {
-    weights &= (is_kept(kept, i) ? 0xffu : 0u) | (is_kept(kept, i + 1) ? 0xff00u : 0u) |
-               (is_kept(kept, i + 4) ? 0xff0000u : 0u) | (is_kept(kept, i + 5) ? 0xff000000u : 0u);
+template <int WORDS> DEVICE void drop_four(u32 &p_pair, const u32 (&keep_mask)[WORDS], int i) {
+    p_pair &= (is_kept(keep_mask, i) ? 0xffu : 0u) | (is_kept(keep_mask, i + 1) ? 0xff00u : 0u) |
+              (is_kept(keep_mask, i + 4) ? 0xff0000u : 0u) | (is_kept(keep_mask, i + 5) ? 0xff000000u : 0u);
 }

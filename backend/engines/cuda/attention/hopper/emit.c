@@ -5,13 +5,13 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { PLACES_MOST = INT32_MAX, PLACE_BYTES = 16 }; /* of ragged entries, see varlen_sm90.cuh */
+enum { OUTER_MAX = INT32_MAX, OUTER_BYTES = 16 }; /* of ragged entries, see varlen_sm90.cuh */
 
 /* These kernels use wgmma of sm_90a, which Blackwell does not have. */
 weftStatus_t attention_hopper_check_device(const struct device *device) {
     if (device->cuda.major != 9 || device->cuda.minor != 0)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH,
-             "Hopper's attention kernels run on compute capability 9.0, '%s' has %d.%d", device->name,
+             "Hopper's attention kernels require compute capability 9.0, '%s' has %d.%d", device->name,
              device->cuda.major, device->cuda.minor);
     return WEFT_STATUS_SUCCESS;
 }
@@ -23,7 +23,7 @@ static int64_t bytes_of(const struct tensor *tensor, int64_t elements) {
 
 /* TMA requires strides and addresses that are multiples of 16 bytes, and positive strides for extents above 1. A ragged
    tensor is one dimension of tokens, so its batch stride is ignored. */
-weftStatus_t attention_hopper_check_rows(const struct cuda_attention *c, const struct tensor *tensor) {
+weftStatus_t attention_hopper_check_tma_rows(const struct cuda_attention *c, const struct tensor *tensor) {
     bool fits = tensor->strides.at[3] == 1 && tensor->alignment % 16 == 0;
     fits = fits && bytes_of(tensor, tensor->dims.at[3]) % 16 == 0;
     for (int i = tensor->ragged_offset ? 1 : 0; i < 3; i++) {
@@ -32,18 +32,18 @@ weftStatus_t attention_hopper_check_rows(const struct cuda_attention *c, const s
     }
     if (!fits) /* a tensor of one element always fails, so no operand here is passed by value */
         FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
-             "%s: %s does not have rows side by side in memory of whole 16 bytes, as Hopper's copy engine wants them.",
+             "%s: %s must have contiguous rows, and strides and alignment of multiples of 16 bytes, for TMA.",
              descriptor_label(region_node(c->region, 0)->op), descriptor_label(&tensor->base));
     return WEFT_STATUS_SUCCESS;
 }
 
 /* Also checks that the tensor has q's type, which must be f16 or bf16. */
-weftStatus_t attention_hopper_check_boxed(const struct cuda_attention *c, const struct tensor *tensor) {
+weftStatus_t attention_hopper_check_tma_16bit(const struct cuda_attention *c, const struct tensor *tensor) {
     if (tensor->type != c->a->q->type || !dtype_is_half((weftDataType_t)tensor->type))
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: %s has data type %s, q %s; here all are f16 or all bf16.",
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: %s has data type %s, q has %s; all must be f16 or all bf16.",
              descriptor_label(region_node(c->region, 0)->op), descriptor_label(&tensor->base),
              dtype_of((weftDataType_t)tensor->type)->name, dtype_of((weftDataType_t)c->a->q->type)->name);
-    return attention_hopper_check_rows(c, tensor);
+    return attention_hopper_check_tma_rows(c, tensor);
 }
 
 /* A ragged tensor has one map for all entries. Its batch dimension has steps of 16 bytes, which reach the first row of
@@ -67,15 +67,14 @@ void attention_hopper_emit_box_map(struct kernel_source *source, const struct cu
         if (i > 0) /* the stride is unused if there is only one row, head or batch entry */
             map.form.strides[i - 1] = tensor->dims.at[dim] == 1 ? 16 : (uint64_t)(tensor->strides.at[dim] * bytes);
     }
-    if (tensor->ragged_offset) { /* the base of the map is the extent of the rows before the tensor, see varlen_sm90.cuh
-                                    */
-        map.form.dims[3] = PLACES_MOST;
-        map.form.strides[2] = PLACE_BYTES;
+    if (tensor->ragged_offset) { /* the base of the map is the extent of the rows before the tensor, see
+                                    varlen_sm90.cuh */
+        map.form.dims[3] = OUTER_MAX;
+        map.form.strides[2] = OUTER_BYTES;
         map.offset = -(int64_t)(map.form.dims[1] * map.form.strides[0]);
     }
     if (source->map_count == 0)
-        text_add(&source->constants,
-                 "#include \"core/ptx_sm90.cuh\"\n#include \"attention/hopper/entries_sm90.cuh\"\n");
+        text_add(&source->constants, "#include \"core/ptx_sm90.cuh\"\n#include \"attention/hopper/varlen_sm90.cuh\"\n");
     emit_map(source, wide ? -1 : graph_find_value(c->graph, narrow), &map, name);
 }
 
@@ -88,7 +87,7 @@ bool attention_hopper_multiplies_by_mask(const struct cuda_attention *c) {
     return c->a->dropout_mask && !dtype_is_boolean((weftDataType_t)c->a->dropout_mask->type);
 }
 
-bool attention_hopper_has_boxed_bias(const struct cuda_attention *c) {
+bool attention_hopper_has_tma_bias(const struct cuda_attention *c) {
     const struct tensor *bias = c->a->bias;
     if (!bias || !dtype_is_half((weftDataType_t)bias->type))
         return false;
@@ -104,8 +103,8 @@ bool attention_hopper_has_boxed_bias(const struct cuda_attention *c) {
 static void emit_offsets(struct kernel_source *source, const struct cuda_attention *c, const struct tensor *tensor,
                          const char *name) {
     const struct tensor *offsets = tensor->ragged_offset;
-    int64_t row = tensor->dims.at[2] == 1 ? PLACE_BYTES / bytes_of(tensor, 1) : tensor->strides.at[2]; /* as in the map
-                                                                                                          */
+    int64_t row = tensor->dims.at[2] == 1 ? OUTER_BYTES / bytes_of(tensor, 1) : tensor->strides.at[2]; /* as in the
+                                                                                                          map */
     char field[48];
     snprintf(field, sizeof field, "%s_offsets", name);
     emit_ragged(source, (weftDataType_t)offsets->type, graph_find_value(c->graph, offsets), offsets->strides.at[0],
@@ -125,14 +124,14 @@ void attention_hopper_emit_entry(struct kernel_source *source, const struct cuda
     for (char *at = flag; *at; at++)
         *at = (char)(*at >= 'a' && *at <= 'z' ? *at - 'a' + 'A' : *at);
     emit_constant(source, flag, is_ragged);
-    text_add(&source->code, "template <class P> DEVICE box_entry %s_entry(const P &p, i32 batch, i32 used) {\n", name);
+    text_add(&source->code, "template <class P> DEVICE box_origin %s_entry(const P &p, i32 batch, i32 used) {\n", name);
     if (!is_ragged) {
-        text_add(&source->code, "    return box_entry{0, batch};\n}\n\n");
+        text_add(&source->code, "    return box_origin{0, batch};\n}\n\n");
         return;
     }
     emit_offsets(source, c, tensor, name);
     text_add(&source->code, "    return ragged_entry<%d>(batch * p.%s_offsets, p.%s_row, p.%s_rows, used);\n}\n\n",
-             (int)(PLACE_BYTES / bytes_of(tensor, 1)), name, name, name);
+             (int)(OUTER_BYTES / bytes_of(tensor, 1)), name, name, name);
 }
 
 /* Kernels omit the test of a bound that is ATTENTION_UNBOUNDED. */
@@ -175,10 +174,10 @@ void attention_hopper_emit_terms(struct kernel_source *source, const struct cuda
 
 /* The high word of a descriptor is constant: the stride between groups of eight rows, 1,024 bytes (0x40 in units of 16
    bytes) for 128-byte rows or 512 (0x20) for 64-byte rows, and the swizzle mode (bits 30 and 31). */
-void attention_hopper_emit_product(struct text *code, const struct attention_product *product) {
+void attention_hopper_emit_mma(struct text *code, const struct attention_mma *product) {
     /* Operands of the asm statement, in order: the accumulators, A (a low word, or four registers), B, and the
        predicate. */
-    bool in_registers = product->a == PRODUCT_A_REGISTERS, asks = product->adds == PRODUCT_ADDS_AT_RUN_TIME;
+    bool in_registers = product->a == MMA_A_REGISTERS, asks = product->adds == MMA_ADDS_AT_RUN_TIME;
     int count = product->columns / 2, b = count + (in_registers ? 4 : 1);
     text_add(
         code, "DEVICE void %s(float (&d)[%d], %s a, u32 b%s) {\n    asm volatile(\"{ .reg .pred p; .reg .b64 %sb; ",
@@ -186,7 +185,7 @@ void attention_hopper_emit_product(struct text *code, const struct attention_pro
     if (asks)
         text_add(code, "setp.ne.b32 p, %%%d, 0; ", b + 1);
     else
-        text_add(code, "setp.ne.b32 p, %d, 0; ", product->adds == PRODUCT_ADDS);
+        text_add(code, "setp.ne.b32 p, %d, 0; ", product->adds == MMA_ADDS);
     if (!in_registers)
         text_add(code, "mov.b64 a, {%%%d, 0x40000040}; ", count);
     text_add(code, "mov.b64 b, {%%%d, %s};\"\n        \" wgmma.mma_async.sync.aligned.m64n%dk%d.f32.%s.%s {", b,
@@ -201,7 +200,7 @@ void attention_hopper_emit_product(struct text *code, const struct attention_pro
         text_add(code, "a");
     text_add(code, ", b, p, 1, 1%s%s; }\"\n        : ",
              in_registers || product->is_fp8 ? ""
-             : product->a == PRODUCT_A_MN    ? ", 1"
+             : product->a == MMA_A_MN        ? ", 1"
                                              : ", 0",
              product->is_fp8    ? ""
              : product->b_is_mn ? ", 1"

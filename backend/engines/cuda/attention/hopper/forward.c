@@ -14,11 +14,11 @@ enum {
     TILES_IN_FLIGHT = 2,
     TILE_BYTES = 32,
     BIAS_ELEMENT_BYTES = 2,
-    BIAS_STAGES_MOST = 2,
+    BIAS_STAGES_MAX = 2,
     BARRIER_BYTES = 8,
     ONES = 8,            /* an MMA's columns are a multiple of this */
     USED_BYTES = 16,     /* the number of keys in use of a stage's V */
-    PARKED_BYTES = 2,    /* per element of a spilled FP8 accumulator */
+    SPILLED_BYTES = 2,   /* per element of a spilled FP8 accumulator */
     CROWDED_DEPTH = 192, /* deepest V head of FP8 that leaves registers for a bias */
     DECODE_QUERIES = 16, /* with at most this number of queries, most of a tile is empty and one SM reads all keys */
     DECODE_KEYS = 256,
@@ -34,7 +34,7 @@ static const double FLOPS_PER_CLOCK = 4096, EFFICIENCY = 0.6, START_SECONDS = 4e
 /* FP8, relative to the same rate: exponentials take as long as MMAs at twice that rate, and twice as long if heads are
    half as deep. */
 static const double FP8_EFFICIENCY = 0.8, FP8_THREE_EFFICIENCY = 0.88, FP8_SHALLOW_EFFICIENCY = 0.52;
-static const double SHORT_EFFICIENCY = 0.4, CROWDED_EFFICIENCY = 0.5, THREE_EFFICIENCY = 0.64;
+static const double SHORT_EFFICIENCY = 0.4, FOUR_CONSUMER_EFFICIENCY = 0.5, THREE_EFFICIENCY = 0.64;
 /* Cycles of an SM per score for each term; the same for all head depths (H100, 4096 keys). */
 static const double BIAS_CLOCKS = 0.03, MODIFIER_CLOCKS = 0.04, ALIBI_CLOCKS = 0.006;
 static const double DRAWN_CLOCKS = 0.25, MASK_CLOCKS = 0.14;
@@ -48,9 +48,9 @@ static const struct forward_tile {
     int depth, value_depth; /* maximum */
     int keys, groups, stages, o_stages, consumer_registers, producer_registers;
     bool ping_pong;
-    int ctas;  /* per SM */
-    int kept;  /* k-steps of Q in registers, which halves the shared memory traffic of their MMAs */
-    int early; /* scores of a thread that are exponentiated during the last MMA, without a bias or dropout */
+    int ctas;             /* per SM */
+    int q_register_steps; /* k-steps of Q in registers, which halves the shared memory traffic of their MMAs */
+    int early_exps;       /* scores of a thread that are exponentiated during the last MMA, without a bias or dropout */
 } tiles[] = {
     {0, 64, 64, 128, 3, 4, 0, 160, 32, false, 1, 0, 0},   {1, 64, 64, 128, 3, 4, 0, 160, 32, false, 1, 0, 0},
     {1, 64, 64, 128, 2, 3, 0, 232, 40, true, 1, 0, 0},    {5, 64, 64, 96, 2, 3, 0, 232, 40, true, 1, 0, 0},
@@ -91,8 +91,8 @@ static const struct forward_tile bias_tile = {1, 128, 128, 128, 2, 2, 0, 232, 40
 
 /* Without score terms: three consumers read K and V two thirds as often, and their prologues and epilogues overlap with
    each other's MMAs. FP8 is faster only if MMAs compute the row sums. */
-static const struct forward_tile three_tile = {0, 128, 128, 64, 3, 4, 0, 160, 32, false, 1, 4, 0};
-static const struct forward_tile fp8_three_tile = {0, 128, 128, 64, 3, 6, 0, 152, 56, false, 1, 0, 0};
+static const struct forward_tile three_consumer_tile = {0, 128, 128, 64, 3, 4, 0, 160, 32, false, 1, 4, 0};
+static const struct forward_tile fp8_three_consumer_tile = {0, 128, 128, 64, 3, 6, 0, 152, 56, false, 1, 0, 0};
 
 struct forward {
     const struct cuda_attention *c;
@@ -152,9 +152,9 @@ static const struct tensor *as_read(const struct cuda_attention *c, const struct
 }
 
 /* The portable family handles everything that is declined here, so no case fails because of it. */
-static weftStatus_t refuse(const struct cuda_attention *c, const char *what) {
-    FAIL(WEFT_STATUS_NOT_SUPPORTED, "%s: %s; the portable attention family takes it.",
-         descriptor_label(region_node(c->region, 0)->op), what);
+static weftStatus_t decline(const struct cuda_attention *c, const char *reason) {
+    FAIL(WEFT_STATUS_NOT_SUPPORTED, "%s: %s; the portable attention family handles it.",
+         descriptor_label(region_node(c->region, 0)->op), reason);
 }
 
 /* True if an operand has scales that are neither one number per head nor, for converted operands, block scales. */
@@ -171,23 +171,23 @@ static bool has_other_scales(const struct cuda_attention *c) {
 static weftStatus_t check_features(const struct cuda_attention *c) {
     const struct sdpa_fwd_op *op = c->forward;
     if (c->a->k_table || c->a->v_table)
-        return refuse(c, "Hopper's forward kernel reads no pages");
+        return decline(c, "Hopper's forward kernel does not support paged K and V");
     if (attention_is_scaled(c) && !are_fp8(c))
-        return refuse(c, "Hopper's forward kernel multiplies FP8 alone by scales");
+        return decline(c, "Hopper's forward kernel supports scales only with FP8");
     if (has_other_scales(c))
-        return refuse(c, "Hopper's forward kernel has a scale of a head, not of a row or a block");
+        return decline(c, "Hopper's forward kernel supports scales per head, not per row or block");
     if (attention_wants(c, op->rng_dump))
-        return refuse(c, "Hopper's forward kernel dumps no dropout mask");
+        return decline(c, "Hopper's forward kernel does not output the dropout mask");
     if (attention_hopper_multiplies_by_mask(c))
-        return refuse(c, "Hopper's forward kernel drops weights by a mask of booleans alone");
+        return decline(c, "Hopper's forward kernel supports only boolean dropout masks");
     if (!attention_wants(c, op->o))
-        return refuse(c, "Hopper's forward kernel makes o, which is not wanted");
+        return decline(c, "Hopper's forward kernel always computes o, which is not requested");
     if (c->depth > DEPTH_MAX || c->value_depth > DEPTH_MAX)
-        return refuse(c, "Hopper's forward kernel has heads of up to 256");
+        return decline(c, "Hopper's forward kernel supports head dimensions up to 256");
     if (!c->lines || !c->keys || !c->depth || !c->value_depth)
-        return refuse(c, "there is nothing to multiply");
+        return decline(c, "a matrix operand is empty");
     if (c->queries <= DECODE_QUERIES && c->keys > DECODE_KEYS)
-        return refuse(c, "few queries of many keys are better split by keys");
+        return decline(c, "with few queries and many keys, splitting the keys is faster");
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -197,14 +197,15 @@ static weftStatus_t check_all(const struct cuda_attention *c) {
     weftDataType_t out = (weftDataType_t)c->forward->o->type;
     TRY(check_features(c));
     if (are_fp8(c) && !dtype_is_fp8(out) && !dtype_is_half(out))
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: o has data type %s; of FP8 it is FP8, f16 or bf16 here.",
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE,
+             "%s: o has data type %s; with FP8 operands it must be FP8, f16 or bf16.",
              descriptor_label(region_node(c->region, 0)->op), dtype_of(out)->name);
     if (c->widened) {
-        TRY(attention_hopper_check_rows(c, c->forward->o));
+        TRY(attention_hopper_check_tma_rows(c, c->forward->o));
         return attention_hopper_check_widened(c);
     }
     for (size_t i = 0; i < sizeof boxed / sizeof *boxed; i++)
-        TRY(is_fp8(c) ? attention_hopper_check_rows(c, boxed[i]) : attention_hopper_check_boxed(c, boxed[i]));
+        TRY(is_fp8(c) ? attention_hopper_check_tma_rows(c, boxed[i]) : attention_hopper_check_tma_16bit(c, boxed[i]));
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -227,7 +228,7 @@ static int64_t shared_bytes(const struct forward *f) {
     int64_t stage = k + v + ones + (f->is_fp8 ? 5 * BARRIER_BYTES + USED_BYTES : 4 * BARRIER_BYTES);
     int64_t barriers = 2 * (f->q_stages + f->bias_stages) * t->groups;
     int64_t bias = (int64_t)f->bias_stages * t->groups * GROUP_QUERIES * t->keys * BIAS_ELEMENT_BYTES;
-    int64_t sums = f->is_fp8 ? (int64_t)GROUP_QUERIES * t->groups * f->value_depth * PARKED_BYTES : 0;
+    int64_t sums = f->is_fp8 ? (int64_t)GROUP_QUERIES * t->groups * f->value_depth * SPILLED_BYTES : 0;
     return f->q_stages * q + t->stages * stage + o + sums + bias + TILES_IN_FLIGHT * t->groups * TILE_BYTES +
            barriers * BARRIER_BYTES;
 }
@@ -254,17 +255,17 @@ static int64_t raster_heads(const struct forward *f) {
 
 /* Fraction of the peak MMA rate with long rows of tiles. */
 static double efficiency(const struct forward *f) {
-    return f->tile->ctas > 1            ? SHORT_EFFICIENCY
-           : f->tile->groups > 3        ? CROWDED_EFFICIENCY
-           : f->tile == &three_tile     ? THREE_EFFICIENCY
-           : f->tile == &fp8_three_tile ? FP8_THREE_EFFICIENCY
-           : !f->is_fp8                 ? EFFICIENCY
-           : f->value_depth <= 64       ? FP8_SHALLOW_EFFICIENCY
-                                        : FP8_EFFICIENCY;
+    return f->tile->ctas > 1                     ? SHORT_EFFICIENCY
+           : f->tile->groups > 3                 ? FOUR_CONSUMER_EFFICIENCY
+           : f->tile == &three_consumer_tile     ? THREE_EFFICIENCY
+           : f->tile == &fp8_three_consumer_tile ? FP8_THREE_EFFICIENCY
+           : !f->is_fp8                          ? EFFICIENCY
+           : f->value_depth <= 64                ? FP8_SHALLOW_EFFICIENCY
+                                                 : FP8_EFFICIENCY;
 }
 
 static double tile_seconds(const struct forward *f) {
-    return f->tile == &three_tile || f->tile == &fp8_three_tile ? THREE_TILE_SECONDS : TILE_SECONDS;
+    return f->tile == &three_consumer_tile || f->tile == &fp8_three_consumer_tile ? THREE_TILE_SECONDS : TILE_SECONDS;
 }
 
 static double term_clocks(const struct attention *a) {
@@ -280,10 +281,11 @@ static double predict(const struct forward *f, int64_t multiprocessors) {
     double rate = FLOPS_PER_CLOCK * c->device->cuda.clock_khz * 1e3 * efficiency(f);
     double bytes = 0;
     double rows = (double)(f->tiles * GROUP_QUERIES * f->tile->groups) / (double)c->queries;
-    int64_t each = divide_up(f->all_tiles, multiprocessors);             /* tiles per SM, which run one after another */
-    double seen = attention_seen_share(c) * rows / (double)f->all_tiles; /* share of all scores that a tile sees */
-    double flops = op_flops(node->op) * seen;
-    double scores = (double)(c->batches * c->heads * c->queries) * (double)c->keys * seen;
+    int64_t each = divide_up(f->all_tiles, multiprocessors); /* tiles per SM, which run one after another */
+    double visible =
+        attention_visible_fraction(c) * rows / (double)f->all_tiles; /* share of all scores that a tile sees */
+    double flops = op_flops(node->op) * visible;
+    double scores = (double)(c->batches * c->heads * c->queries) * (double)c->keys * visible;
     double terms = scores * term_clocks(c->a) / (c->device->cuda.clock_khz * 1e3);
     for (int i = 0; i < node->operand_count; i++)
         bytes += (double)tensor_own_bytes(c->graph->values[node->operands[i]].tensor);
@@ -294,8 +296,8 @@ static double predict(const struct forward *f, int64_t multiprocessors) {
 }
 
 /* True if a block of keys is a whole number of bias boxes. */
-static bool has_boxed_bias(const struct forward *f, const struct forward_tile *t) {
-    return !f->is_fp8 && t->keys % 64 == 0 && attention_hopper_has_boxed_bias(f->c);
+static bool has_tma_bias(const struct forward *f, const struct forward_tile *t) {
+    return !f->is_fp8 && t->keys % 64 == 0 && attention_hopper_has_tma_bias(f->c);
 }
 
 /* True if everything computed from the scores has 16 bits or fewer: P, but no statistics, which are floats. */
@@ -310,13 +312,13 @@ static bool fits(const struct forward_tile *t, const struct forward *f, int term
     const struct attention *a = f->c->a;
     bool is_inside = t->ping_pong && ATTENTION_MASK_TILE % t->keys == 0;
     return t->depth >= f->depth && t->value_depth >= f->value_depth && t->terms >= terms &&
-           (is_inside || !a->block_mask) && (t->groups < 3 || !a->bias || has_boxed_bias(f, t)) &&
+           (is_inside || !a->block_mask) && (t->groups < 3 || !a->bias || has_tma_bias(f, t)) &&
            (t->groups < 3 || !a->modifier.graph || is_rounded(f));
 }
 
 /* As many stages as fit into the remaining shared memory. */
 static int bias_stages(struct forward *f) {
-    int stages = has_boxed_bias(f, f->tile) ? BIAS_STAGES_MOST : 0;
+    int stages = has_tma_bias(f, f->tile) ? BIAS_STAGES_MAX : 0;
     for (f->bias_stages = stages; stages > 0 && shared_bytes(f) > SHARED_MAX; f->bias_stages = stages)
         stages--;
     return stages;
@@ -332,7 +334,7 @@ static int count_terms(const struct attention *a, bool is_fp8) {
    columns at most. With a modifier, such as a soft cap, which checks the sums, they are computed in registers. */
 static bool has_ones(const struct forward *f) {
     const struct attention *a = f->c->a;
-    return f->is_fp8 && is_rounded(f) && !attention_drops(a) && !a->modifier.graph && f->value_depth % SQUARE == 0 &&
+    return f->is_fp8 && is_rounded(f) && !attention_drops(a) && !a->modifier.graph && f->value_depth % FP8_TILE == 0 &&
            f->value_depth < DEPTH_MAX;
 }
 
@@ -367,8 +369,9 @@ static void consider_others(struct forward *f, int terms) {
     if (f->all_tiles <= c->device->cuda.multiprocessors)
         return;
     bool is_short = c->keys <= SHORT_KEYS;
-    if (!is_short && c->a->left_bound == ATTENTION_UNBOUNDED && f->depth == three_tile.depth && (!f->is_fp8 || f->ones))
-        consider(f, f->is_fp8 ? &fp8_three_tile : &three_tile, terms);
+    if (!is_short && c->a->left_bound == ATTENTION_UNBOUNDED && f->depth == three_consumer_tile.depth &&
+        (!f->is_fp8 || f->ones))
+        consider(f, f->is_fp8 ? &fp8_three_consumer_tile : &three_consumer_tile, terms);
     for (int i = 0; is_short && !f->is_fp8 && i < SHORT_TILE_COUNT; i++)
         if (short_tiles[i].groups == 1 || c->queries <= GROUP_QUERIES * short_tiles[i].groups)
             consider(f, &short_tiles[i], terms);
@@ -390,14 +393,14 @@ static weftStatus_t plan_forward(struct forward *f) {
     for (int i = 0; attention_is_soft_cap(c) && !f->is_fp8 && i < SOFT_CAP_TILE_COUNT; i++)
         if (tile->depth == soft_cap_tiles[i].depth && fits(&soft_cap_tiles[i], f, terms))
             tile = &soft_cap_tiles[i];
-    bool is_boxed_bias = has_boxed_bias(f, &bias_tile) && tile->depth == bias_tile.depth;
-    if (is_boxed_bias && fits(&bias_tile, f, terms))
+    bool is_tma_bias = has_tma_bias(f, &bias_tile) && tile->depth == bias_tile.depth;
+    if (is_tma_bias && fits(&bias_tile, f, terms))
         tile = &bias_tile;
     plan_tile(f, tile);
     consider_others(f, terms);
     f->raster_heads = raster_heads(f);
     if (f->all_tiles > INT32_MAX / 2)
-        return refuse(c, "Hopper's forward kernel counts tiles in 31 bits");
+        return decline(c, "Hopper's forward kernel supports fewer than 2^30 tiles");
     f->is_dynamic = f->all_tiles > DYNAMIC_ROUNDS * multiprocessors * f->tile->ctas &&
                     f->seconds > (is_bounded(c->a) ? BOUNDED_DYNAMIC_SECONDS : DYNAMIC_SECONDS);
     return WEFT_STATUS_SUCCESS;
@@ -431,7 +434,7 @@ static void emit_maps(struct kernel_source *source, const struct forward *f) {
     attention_hopper_emit_map(source, f->c, a->q, GROUP_QUERIES, "q_map");
     attention_hopper_emit_map(source, f->c, a->k, f->tile->keys, "k_map");
     if (f->is_fp8)
-        attention_hopper_emit_box_map(source, f->c, a->v, SQUARE, SQUARE, "v_map");
+        attention_hopper_emit_box_map(source, f->c, a->v, FP8_TILE, FP8_TILE, "v_map");
     else
         attention_hopper_emit_map(source, f->c, a->v, f->tile->keys, "v_map");
     attention_hopper_emit_map(source, f->c, f->op->o, 16, "o_map");
@@ -444,14 +447,14 @@ static void emit_maps(struct kernel_source *source, const struct forward *f) {
 }
 
 /* Heads that are shallower than their tile have fewer k-steps, of 32 bytes. */
-static int kept_steps(const struct forward *f) {
+static int count_q_register_steps(const struct forward *f) {
     int steps = f->depth / (f->is_fp8 ? 32 : 16);
-    return f->tile->kept < steps ? f->tile->kept : steps;
+    return f->tile->q_register_steps < steps ? f->tile->q_register_steps : steps;
 }
 
 /* With a bias or dropout, their computation overlaps the MMA and needs the registers. */
-static int early_scores(const struct forward *f) {
-    return f->c->a->bias || attention_drops(f->c->a) ? 0 : f->tile->early;
+static int count_early_exps(const struct forward *f) {
+    return f->c->a->bias || attention_drops(f->c->a) ? 0 : f->tile->early_exps;
 }
 
 static void emit_tile(struct kernel_source *source, const struct forward *f) {
@@ -472,18 +475,18 @@ static void emit_tile(struct kernel_source *source, const struct forward *f) {
     emit_constant(source, "BIAS_STAGES", f->bias_stages);
     emit_constant(source, "CTAS", f->tile->ctas);
     emit_constant(source, "PING_PONG", t->ping_pong);
-    emit_constant(source, "KEPT_STEPS", kept_steps(f));
-    emit_constant(source, "EARLY", early_scores(f));
+    emit_constant(source, "Q_REGISTER_STEPS", count_q_register_steps(f));
+    emit_constant(source, "EARLY_EXPS", count_early_exps(f));
     emit_constant(source, "CONSUMER_REGISTERS", t->consumer_registers);
     emit_constant(source, "PRODUCER_REGISTERS", t->producer_registers);
     emit_constant(source, "SHARED_BYTES", shared_bytes(f));
 }
 
 /* True if no output has rows past the queries in use. */
-static bool makes_used_alone(const struct forward *f) {
-    const struct tensor *made[] = {f->op->o, f->op->stats, f->op->max, f->op->sum_exp};
-    for (size_t i = 0; i < sizeof made / sizeof *made; i++)
-        if (attention_wants(f->c, made[i]) && !made[i]->ragged_offset)
+static bool skips_unused_tiles(const struct forward *f) {
+    const struct tensor *outputs[] = {f->op->o, f->op->stats, f->op->max, f->op->sum_exp};
+    for (size_t i = 0; i < sizeof outputs / sizeof *outputs; i++)
+        if (attention_wants(f->c, outputs[i]) && !outputs[i]->ragged_offset)
             return false;
     return true;
 }
@@ -491,7 +494,7 @@ static bool makes_used_alone(const struct forward *f) {
 /* Outputs other than O, each only if requested, and the sink, which is added to the row sums. */
 static void emit_outputs(struct kernel_source *source, const struct forward *f) {
     const struct tensor *sink = f->c->a->sink;
-    emit_constant(source, "MAKES_USED_ALONE", makes_used_alone(f));
+    emit_constant(source, "SKIPS_UNUSED_TILES", skips_unused_tiles(f));
     attention_emit_wanted(source, f->c, f->op->stats, "stats", "HAS_STATS");
     attention_emit_wanted(source, f->c, f->op->max, "max", "HAS_MAX");
     attention_emit_wanted(source, f->c, f->op->sum_exp, "sum_exp", "HAS_SUM_EXP");
@@ -518,26 +521,30 @@ static void emit_schedule(struct kernel_source *source, const struct forward *f)
 
 /* S = Q K^T with Q from shared memory or registers; the first k-step overwrites the accumulators. O += P V with P from
    registers. P of FP8 is E4M3, with values in 0 .. 448. */
-static void emit_products(struct text *code, const struct forward *f) {
+static void emit_mmas(struct text *code, const struct forward *f) {
     const char *type = cuda_type_name((weftDataType_t)as_read(f->c, f->c->a->q)->type);
     const char *k_type = cuda_type_name((weftDataType_t)as_read(f->c, f->c->a->k)->type);
     const char *v_type = cuda_type_name((weftDataType_t)as_read(f->c, f->c->a->v)->type);
-    struct attention_product scores = {"multiply_scores",   type, f->tile->keys, .is_fp8 = f->is_fp8, .b_type = k_type,
-                                       .adds = PRODUCT_ADDS};
-    struct attention_product first = {
-        "multiply_scores_first", type, f->tile->keys, .is_fresh = true, .is_fp8 = f->is_fp8, .b_type = k_type};
-    struct attention_product kept = scores, kept_first = first;
-    kept.name = "multiply_kept", kept_first.name = "multiply_kept_first";
-    kept.a = kept_first.a = PRODUCT_A_REGISTERS;
-    struct attention_product values = {
-        "multiply_values",        f->is_fp8 ? "e4m3" : type, f->value_depth + f->ones,
-        .a = PRODUCT_A_REGISTERS, .b_is_mn = !f->is_fp8,     .is_fp8 = f->is_fp8,
-        .b_is_narrow = f->is_fp8, .b_type = v_type,          .adds = PRODUCT_ADDS_AT_RUN_TIME};
-    attention_hopper_emit_product(code, &scores);
-    attention_hopper_emit_product(code, &first);
-    attention_hopper_emit_product(code, &kept);
-    attention_hopper_emit_product(code, &kept_first);
-    attention_hopper_emit_product(code, &values);
+    struct attention_mma s = {"mma_s", type, f->tile->keys, .is_fp8 = f->is_fp8, .b_type = k_type, .adds = MMA_ADDS};
+    struct attention_mma s_first = {"mma_s_first",   type, f->tile->keys, .is_fresh = true, .is_fp8 = f->is_fp8,
+                                    .b_type = k_type};
+    struct attention_mma s_registers = s, s_registers_first = s_first;
+    s_registers.name = "mma_s_registers", s_registers_first.name = "mma_s_registers_first";
+    s_registers.a = s_registers_first.a = MMA_A_REGISTERS;
+    struct attention_mma o = {"mma_o",
+                              f->is_fp8 ? "e4m3" : type,
+                              f->value_depth + f->ones,
+                              .a = MMA_A_REGISTERS,
+                              .b_is_mn = !f->is_fp8,
+                              .is_fp8 = f->is_fp8,
+                              .b_is_narrow = f->is_fp8,
+                              .b_type = v_type,
+                              .adds = MMA_ADDS_AT_RUN_TIME};
+    attention_hopper_emit_mma(code, &s);
+    attention_hopper_emit_mma(code, &s_first);
+    attention_hopper_emit_mma(code, &s_registers);
+    attention_hopper_emit_mma(code, &s_registers_first);
+    attention_hopper_emit_mma(code, &o);
 }
 
 /* Persistent: launches at most as many CTAs as fit on the device. */
@@ -555,7 +562,7 @@ static weftStatus_t build_main(const struct forward *f, struct cuda_kernel *kern
     emit_tile(&source, f);
     emit_outputs(&source, f);
     emit_schedule(&source, f);
-    emit_products(&source.code, f);
+    emit_mmas(&source.code, f);
     TRY(kernel_finish(&source, kernel, "attention/hopper/forward_sm90.cuh", "attention_forward_sm90", arena));
     kernel->shared_bytes = (uint32_t)shared_bytes(f);
     kernel->is_dependent = true;

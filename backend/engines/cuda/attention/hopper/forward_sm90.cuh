@@ -36,14 +36,14 @@
    Params    in_t v_t out_t IS_BF16 HEAD_QK HEAD_V BLOCK_K GROUPS STAGES Q_STAGES O_STAGES PING_PONG BIAS_STAGES
              Q_REGISTER_STEPS EARLY_EXPS ONES CTAS CONSUMER_REGISTERS PRODUCER_REGISTERS SHARED_BYTES, those of scores,
              terms, dropout, scales and outputs; emitted coordinate functions of q, k, v and o; emitted MMAs:
-             mma_qk(_first), mma_qk_registers(_first), mma_pv
+             mma_s(_first), mma_s_registers(_first), mma_o
    Measured  docs/kernels.md, with bounds and alternatives that were tried */
 
-#include "attention/hopper/byte_squares_sm90.cuh"
+#include "attention/hopper/fp8_transpose_sm90.cuh"
 
 constexpr bool IS_FP8 = sizeof(in_t) == 1;
-constexpr u32 ROW_BYTES = 128;                                                    /* bytes per row of a swizzled panel
-                                                                                     */
+constexpr u32 ROW_BYTES = 128;                                                    /* bytes per row of a swizzled
+                                                                                     panel */
 constexpr i32 PANEL_COLUMNS = ROW_BYTES / sizeof(in_t), STEP = 32 / sizeof(in_t); /* STEP: extent of an MMA along k */
 constexpr i32 GROUP_Q = 64, BLOCK_Q = GROUP_Q * GROUPS, THREADS = 128 * (GROUPS + 1);
 constexpr i32 V_BOX = IS_FP8 ? 64 : BLOCK_K; /* keys per TMA box of V, which has 64 columns */
@@ -51,10 +51,10 @@ constexpr int QK_PANELS = (HEAD_QK + PANEL_COLUMNS - 1) / PANEL_COLUMNS, V_PANEL
 constexpr int O_PANELS = (HEAD_V * (int)sizeof(out_t) + 127) / 128;
 constexpr u32 Q_PANEL = BLOCK_Q * ROW_BYTES, K_PANEL = BLOCK_K * ROW_BYTES, WARP_PANEL = 16 * ROW_BYTES;
 constexpr u32 V_PANEL = BLOCK_K * 64 * sizeof(in_t), ONES_BYTES = ONES * 64;
-constexpr u32 SQUARES_BYTES = V_PANELS * SQUARE_BYTES + ONES_BYTES; /* FP8: V^T of 64 keys */
+constexpr u32 VT_BYTES = V_PANELS * FP8_TILE_BYTES + ONES_BYTES; /* FP8: V^T of 64 keys */
 constexpr u32 Q_BYTES = QK_PANELS * Q_PANEL, K_BYTES = QK_PANELS * K_PANEL;
-constexpr u32 V_BYTES = IS_FP8 ? BLOCK_K / 64 * SQUARES_BYTES : V_PANELS * V_PANEL;
-constexpr bool O_LEAVES_THROUGH_Q = O_STAGES == 0;
+constexpr u32 V_BYTES = IS_FP8 ? BLOCK_K / 64 * VT_BYTES : V_PANELS * V_PANEL;
+constexpr bool STAGES_O_IN_Q = O_STAGES == 0;
 constexpr u32 K_AT = Q_STAGES * Q_BYTES, O_AT = K_AT + STAGES * K_BYTES;
 constexpr u32 V_AT = O_AT + 4 * GROUPS * O_STAGES * WARP_PANEL, MEANS_AT = V_AT + STAGES * V_BYTES;
 constexpr u32 BIAS_PANEL = GROUP_Q * ROW_BYTES, BIAS_BYTES = BLOCK_K / 64 * BIAS_PANEL; /* per consumer */
@@ -68,22 +68,22 @@ constexpr u32 BARRIERS = KV_BARRIERS * STAGES + 2 * (Q_STAGES + BIAS_STAGES) * G
 /* ---- Requirements ---- */
 
 static_assert(BARRIERS_AT + BARRIERS * 8 == SHARED_BYTES && SHARED_BYTES <= 232448,
-              "the host asks for as much; 227 KB is all a block can have");
+              "must agree with the host; the maximum of a block is 227 KB");
 static_assert(PRODUCER_REGISTERS + GROUPS * CONSUMER_REGISTERS <= (GROUPS + 1) * (65536 / CTAS / THREADS / 8 * 8),
-              "growing beyond what the launch gave would hang");
-static_assert(BLOCK_K % STEP == 0 && HEAD_QK % STEP == 0 && HEAD_V % STEP == 0, "products go by 16, or 32");
-static_assert(!IS_FP8 || BLOCK_K % 64 == 0, "V is turned over in squares");
-static_assert(O_LEAVES_THROUGH_Q ? Q_STAGES == 2 && O_PANELS <= QK_PANELS : Q_STAGES == 1,
-              "O fits where Q was, while the next Q is there; two tiles are known at a time");
-static_assert(!PING_PONG || GROUPS == 2, "a turn is handed to the other one");
+              "setmaxnreg would hang beyond the launch's registers");
+static_assert(BLOCK_K % STEP == 0 && HEAD_QK % STEP == 0 && HEAD_V % STEP == 0, "an MMA's k is 16, or 32 for FP8");
+static_assert(!IS_FP8 || BLOCK_K % 64 == 0, "V is transposed in tiles of 64 x 64");
+static_assert(STAGES_O_IN_Q ? Q_STAGES == 2 && O_PANELS <= QK_PANELS : Q_STAGES == 1,
+              "O is staged in its Q stage while the next Q is loaded; two tiles are known at a time");
+static_assert(!PING_PONG || GROUPS == 2, "ping-pong alternates between two consumers");
 static_assert(!HAS_BLOCK_MASK || (PING_PONG && BLOCK_Q == 128 && 128 % BLOCK_K == 0),
-              "a block lies in one of its tiles");
+              "a block is within one tile of the block mask");
 static_assert(BIAS_STAGES == 0 || (BLOCK_K % 64 == 0 && !IS_FP8 && sizeof(bias_t) == 2),
-              "a bias has whole panels, and the warps that load it nothing else to do");
+              "bias boxes are whole panels, and their loading warps have no other role");
 
-constexpr int QUERY_REGISTERS = 4 * KEPT_STEPS;
+constexpr int Q_REGISTERS = 4 * Q_REGISTER_STEPS;
 constexpr bool HAS_HEAD_SCALES = Q_SCALES == 1 || K_SCALES == 1;
-constexpr i32 PROMOTED_BLOCKS = 768 / BLOCK_K; /* K blocks that one FP8 accumulator may sum */
+constexpr i32 PROMOTION_BLOCKS = 768 / BLOCK_K; /* K blocks that one FP8 accumulator may sum */
 
 using sum_t = float;
 constexpr int K_PAGE = 0, V_PAGE = 0; /* no paged KV cache */
@@ -98,14 +98,14 @@ constexpr int K_PAGE = 0, V_PAGE = 0; /* no paged KV cache */
 extern __shared__ __align__(1024) unsigned char s_memory[];
 
 /* MMA_SECTION and V_CLEARED are the first of one barrier per consumer. */
-enum named_barrier : u32 { ALL_THREADS, TURN, VALUES_CLEARED = 4 };
+enum named_barrier : u32 { ALL_THREADS, MMA_SECTION, V_CLEARED = 4 };
 
 DEVICE u32 barrier_at(u32 i) { return shared_address(s_memory) + BARRIERS_AT + i * 8; }
 DEVICE u32 k_full(u32 stage) { return barrier_at(stage); }
 DEVICE u32 k_empty(u32 stage) { return barrier_at(STAGES + stage); }
 DEVICE u32 v_full(u32 stage) { return barrier_at(2 * STAGES + stage); }
 DEVICE u32 v_empty(u32 stage) { return barrier_at(3 * STAGES + stage); }
-DEVICE u32 values_loaded(u32 stage) {
+DEVICE u32 v_loaded(u32 stage) {
     return barrier_at((IS_FP8 ? 4 : 2) * STAGES + stage);
 } /* FP8: loaded, not yet
                                                                                                  transposed */
@@ -155,7 +155,7 @@ DEVICE void release(u32 barrier) {
 /* Loads a block of K or V in boxes of KEYS x COLUMNS. MAY_LACK: boxes without any row in use are not requested; `there`
    counts the rows in use from the block's first one. GAP: bytes between rows of boxes. */
 template <int PANELS, i32 KEYS, i32 COLUMNS, bool MAY_LACK, u32 GAP>
-DEVICE void load_block(const tensor_map &map, u32 to, u32 full, i32 block, i32 head, const box_entry &entry,
+DEVICE void load_block(const tensor_map &map, u32 to, u32 full, i32 block, i32 head, const box_origin &entry,
                        i32 there) {
     constexpr u32 BOX_BYTES = KEYS * COLUMNS * sizeof(in_t);
     constexpr i32 ROWS = BLOCK_K / KEYS; /* number of boxes along the keys */
@@ -169,11 +169,11 @@ DEVICE void load_block(const tensor_map &map, u32 to, u32 full, i32 block, i32 h
     for (int i = 0; i < ROWS * PANELS; ++i)
         if (!MAY_LACK || i / PANELS < rows)
             load_box(to + i * BOX_BYTES + i / PANELS * GAP, map, full, i % PANELS * COLUMNS,
-                     entry.row + block * BLOCK_K + i / PANELS * KEYS, head, entry.place);
+                     entry.row + block * BLOCK_K + i / PANELS * KEYS, head, entry.outer);
 }
 
-DEVICE void load_queries(const arguments &a, const tile &t, cursor<Q_STAGES> q, u32 parity) {
-    const box_entry entry = q_entry(a, t.batch, t.queries);
+DEVICE void load_q(const arguments &a, const tile &t, cursor<Q_STAGES> q, u32 parity) {
+    const box_origin entry = q_entry(a, t.batch, t.queries);
 #pragma unroll
     for (u32 group = 0; group < GROUPS; ++group) {
         const u32 full = q_full(q.stage, group), to = q_at(q.stage) + group * GROUP_Q * ROW_BYTES;
@@ -187,7 +187,7 @@ DEVICE void load_queries(const arguments &a, const tile &t, cursor<Q_STAGES> q, 
 #pragma unroll
         for (int i = 0; i < QK_PANELS; ++i)
             load_box(to + i * Q_PANEL, a.q_map, full, i * PANEL_COLUMNS, entry.row + t.row + (i32)group * GROUP_Q,
-                     t.head, entry.place);
+                     t.head, entry.outer);
     }
 }
 
@@ -196,49 +196,49 @@ DEVICE void load_tiles(const arguments &a) {
     cursor<Q_STAGES> q;
     u32 parity = 0;
     for (u32 index = blockIdx.x;; q.advance(), parity ^= 1) {
-        if constexpr (MAKES_USED_ALONE)
-            index = pass_over_empty(a, index);
+        if constexpr (SKIPS_UNUSED_TILES)
+            index = skip_empty_tiles(a, index);
         const bool is_tile = index < (u32)a.all_tiles;
         const u32 next = is_tile ? next_index(a, index) : 0;
         const tile t = is_tile ? find_tile(a, index) : tile{};
-        load_queries(a, t, q, parity);
+        load_q(a, t, q, parity);
         if (!is_tile)
             break;
-        const i32 k_head = t.head / (i32)a.key_share, v_head = t.head / (i32)a.value_share;
-        const auto load_keys = [&](i32 block) {
+        const i32 k_head = t.head / (i32)a.k_group_size, v_head = t.head / (i32)a.v_group_size;
+        const auto load_k = [&](i32 block) {
             wait(k_empty(k.stage), k.phase ^ 1);
             load_block<QK_PANELS, BLOCK_K, PANEL_COLUMNS, K_IS_RAGGED, 0>(a.k_map, k_at(k.stage), k_full(k.stage),
                                                                           block, k_head, k_entry(a, t.batch, t.keys),
                                                                           t.keys - block * BLOCK_K);
             k.advance();
         };
-        const auto load_values = [&](i32 block) {
+        const auto load_v = [&](i32 block) {
             wait(v_empty(v.stage), v.phase ^ 1);
             const i32 used = t.keys - block * BLOCK_K;
             if constexpr (IS_FP8)
                 store_words(used_at(v.stage), words{{(u32)used}});
-            load_block<V_PANELS, V_BOX, 64, V_IS_RAGGED, ONES_BYTES>(a.v_map, v_at(v.stage), values_loaded(v.stage),
-                                                                     block, v_head, v_entry(a, t.batch, t.keys), used);
+            load_block<V_PANELS, V_BOX, 64, V_IS_RAGGED, ONES_BYTES>(a.v_map, v_at(v.stage), v_loaded(v.stage), block,
+                                                                     v_head, v_entry(a, t.batch, t.keys), used);
             v.advance();
         };
         i32 block = t.blocks.last - 1;
-        load_keys(block);
+        load_k(block);
 #pragma unroll 1
         while (block > t.blocks.first) {
-            const i32 below = block_below(a, t, block);
-            load_keys(below);
-            load_values(block);
+            const i32 below = next_active_block(a, t, block);
+            load_k(below);
+            load_v(block);
             block = below;
         }
-        load_values(block);
+        load_v(block);
         index = next;
     }
     if constexpr (IS_FP8)
-        end_values(v);
+        end_v(v);
 }
 
-/* Loads the bias of one consumer's queries. One thread runs this; it learns of tiles in the same way as the consumer.
-   */
+/* Loads the bias of one consumer's queries. One thread runs this; it learns of tiles in the same way as the
+   consumer. */
 template <class P> DEVICE void load_biases(const P &a, u32 group) {
     cursor<Q_STAGES> q;
     cursor<BIAS_STAGES> at;
@@ -247,8 +247,8 @@ template <class P> DEVICE void load_biases(const P &a, u32 group) {
         const tile t = read_tile(tile_at(parity, group));
         if (t.blocks.last == 0)
             break;
-        const range own = own_blocks(a, t, group);
-        for (i32 block = own.last - 1; block >= own.first; block = block_below(a, t, block), at.advance()) {
+        const range active = group_blocks(a, t, group);
+        for (i32 block = active.last - 1; block >= active.first; block = next_active_block(a, t, block), at.advance()) {
             const u32 full = bias_full(at.stage, group);
             wait(bias_empty(at.stage, group), at.phase ^ 1);
             publish_to_async_proxy(); /* the consumers' reads of this stage; doing it here does not delay their MMAs */
@@ -302,12 +302,11 @@ struct soft_cap {
         least = exp2_approx(15 - edge) / 4;
         if (farthest < 4) /* only rows whose exponents are relative to 0 */
             farthest = IS_FP8 || !(edge >= LEAST_EDGE) ? -1 : 0, largest = fminf(LARGEST_SUM, exp2_approx(edge));
-        if (!(fabsf(by) > 1e-4f && fabsf(by) < 1e3f)) /* the powers must be representable in float; typically by = 1e-3
-                                                         */
+        if (!(fabsf(by) > 1e-4f && fabsf(by) < 1e3f)) /* powers must fit float; typically 1e-3 */
             farthest = -1;
     }
     DEVICE bool holds(const row_pair &rows) const {
-        return !__any_sync(~0u, fmaxf(fabsf(rows.maximum[0]), fabsf(rows.maximum[1])) > farthest);
+        return !__any_sync(~0u, fmaxf(fabsf(rows.row_max[0]), fabsf(rows.row_max[1])) > farthest);
     }
 };
 
@@ -322,31 +321,31 @@ struct consumer {
     u32 parity;                                 /* parity of the next tile's coordinates */
     cursor<BIAS_STAGES ? BIAS_STAGES : 1> bias; /* stage of the next block's bias */
     largest amax;
-    u32 queries[QUERY_REGISTERS ? QUERY_REGISTERS : 1]; /* Q fragments of the first Q_REGISTER_STEPS */
-    scores s;
-    weights p;
-    results o;
+    u32 q_registers[Q_REGISTERS ? Q_REGISTERS : 1]; /* Q fragments of the first Q_REGISTER_STEPS */
+    s_tile s;
+    p_tile p;
+    o_tile o;
     row_pair rows;
-    i32 summed;      /* FP8: K blocks summed in o since the last spill */
-    bool is_parked;  /* means of earlier blocks are stored in shared memory */
-    float parked[2]; /* the row sums of the spilled blocks */
+    i32 summed;           /* FP8: K blocks summed in o since the last spill */
+    bool has_spill;       /* means of earlier blocks are stored in shared memory */
+    float spilled_sum[2]; /* the row sums of the spilled blocks */
 };
 
 /* ---- Promotion: spill FP8 accumulators before truncation loses what is added. Each thread spills its own elements, 8
    at a time, divided by the row sums so far. The results are means of V, which are no larger than V and fit f16 ---- */
 
-DEVICE u32 parked_at(const consumer &c, int eight) {
+DEVICE u32 spill_at(const consumer &c, int eight) {
     return shared_address(s_memory) + MEANS_AT + ((c.group * (HEAD_V / 16) + eight) * 128 + threadIdx.x % 128) * 16;
 }
-DEVICE void add_parked(consumer &c) {
+DEVICE void add_spilled(consumer &c) {
     fence_registers(c.o);
 #pragma unroll
     for (int i = 0; i < HEAD_V / 16; ++i) {
-        const words means = load_words(parked_at(c, i));
+        const words means = load_words(spill_at(c, i));
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
             const f16 mean{(u16)(means.at[j / 2] >> j % 2 * 16)};
-            c.o[8 * i + j] = fmaf(to_float(mean), c.parked[j / 2 % 2], c.o[8 * i + j]);
+            c.o[8 * i + j] = fmaf(to_float(mean), c.spilled_sum[j / 2 % 2], c.o[8 * i + j]);
         }
     }
     fence_registers(c.o);
@@ -355,46 +354,46 @@ DEVICE void add_parked(consumer &c) {
 DEVICE float sum_of_accumulator(const consumer &c, int h) { return c.o[HEAD_V / 2 + 2 * h]; }
 
 /* ONES: the final row sums of a tile; every lane gets the sums of its whole rows. */
-DEVICE void take_sums(consumer &c) {
+DEVICE void read_row_sums(consumer &c) {
 #pragma unroll
     for (int h = 0; h < 2; ++h)
-        c.rows.sum[h] = (c.parked[h] + sum_of_accumulator(c, h)) / 4;
+        c.rows.row_sum[h] = (c.spilled_sum[h] + sum_of_accumulator(c, h)) / 4;
 }
 
 /* Spills o; the next MMA overwrites it. */
 DEVICE void promote(consumer &c) {
     float by[2];
-    u32 kept[2]; /* weight of the previous means, in both halves */
+    u32 old_weight[2]; /* weight of the previous means, in both halves */
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-        const float sum = ONES > 0 ? c.parked[h] + sum_of_accumulator(c, h) : sum_of_quad(c.rows.sum[h]);
+        const float sum = ONES > 0 ? c.spilled_sum[h] + sum_of_accumulator(c, h) : quad_sum(c.rows.row_sum[h]);
         by[h] = sum > 0 ? reciprocal_approx(sum) : 1.0f; /* 0: no key was visible */
-        kept[h] = rounded_pair<f16>(c.parked[h] * by[h], c.parked[h] * by[h]);
-        c.parked[h] = sum;
+        old_weight[h] = rounded_pair<f16>(c.spilled_sum[h] * by[h], c.spilled_sum[h] * by[h]);
+        c.spilled_sum[h] = sum;
     }
     fence_registers(c.o);
 #pragma unroll
     for (int i = 0; i < HEAD_V / 16; ++i) {
         words means{};
-        if (c.is_parked)
-            means = load_words(parked_at(c, i));
+        if (c.has_spill)
+            means = load_words(spill_at(c, i));
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
             const float *x = c.o + 8 * i + 2 * j, to = by[j % 2];
-            means.at[j] = ptx::fma_f16x2(means.at[j], kept[j % 2], rounded_pair<f16>(x[0] * to, x[1] * to));
+            means.at[j] = ptx::fma_f16x2(means.at[j], old_weight[j % 2], rounded_pair<f16>(x[0] * to, x[1] * to));
         }
-        store_words_of_many(parked_at(c, i), means);
+        store_words_of_many(spill_at(c, i), means);
     }
-    c.is_parked = true, c.summed = 0;
+    c.has_spill = true, c.summed = 0;
 }
 
-DEVICE void take_turn(const consumer &c) {
+DEVICE void enter_mma_section(const consumer &c) {
     if constexpr (PING_PONG)
-        sync_threads(TURN + c.group, 256);
+        sync_threads(MMA_SECTION + c.group, 256);
 }
-DEVICE void pass_turn(const consumer &c) {
+DEVICE void leave_mma_section(const consumer &c) {
     if constexpr (PING_PONG)
-        arrive_threads(TURN + 1 - c.group, 256);
+        arrive_threads(MMA_SECTION + 1 - c.group, 256);
 }
 
 DEVICE tile await_tile(const consumer &c) {
@@ -403,55 +402,55 @@ DEVICE tile await_tile(const consumer &c) {
 }
 
 /* Offset of a lane's ldmatrix address for the first 32 bytes of its row in a panel of a consumer's rows. */
-DEVICE u32 place_in_panel() {
+DEVICE u32 ldmatrix_offset() {
     const u32 lane = lane_index(), row = warp_index() % 4 * 16 + lane % 16;
     return row * ROW_BYTES + (lane / 16 ^ row % 8) * 16;
 }
 
 /* Loads the first k-steps of Q into registers. No MMA may be reading these registers. */
-DEVICE void keep_queries(consumer &c) {
-    if constexpr (KEPT_STEPS > 0) {
-        const u32 first = q_at(c.q.stage) + c.group * GROUP_Q * ROW_BYTES + place_in_panel();
+DEVICE void load_q_registers(consumer &c) {
+    if constexpr (Q_REGISTER_STEPS > 0) {
+        const u32 first = q_at(c.q.stage) + c.group * GROUP_Q * ROW_BYTES + ldmatrix_offset();
 #pragma unroll
-        for (int k = 0; k < KEPT_STEPS; ++k) {
+        for (int k = 0; k < Q_REGISTER_STEPS; ++k) {
             u32 four[4];
             load_matrices(four, (first ^ k % 4 * 32) + k / 4 * Q_PANEL);
 #pragma unroll
             for (int i = 0; i < 4; ++i)
-                c.queries[4 * k + i] = four[i];
+                c.q_registers[4 * k + i] = four[i];
         }
         publish_to_async_proxy(); /* order these reads before the TMA load that overwrites them */
     }
 }
 
 /* S = Q K^T. */
-DEVICE void issue_scores(consumer &c) {
+DEVICE void issue_s(consumer &c) {
     const u32 queries = k_major(q_at(c.q.stage) + c.group * GROUP_Q * ROW_BYTES), keys = k_major(k_at(c.block.stage));
     mma_fence();
 #pragma unroll
     for (int k = 0; k < HEAD_QK / STEP; ++k) {
         const u32 q = queries + k / 4 * (Q_PANEL >> 4) + k % 4 * 2, keys_at = keys + k / 4 * (K_PANEL >> 4) + k % 4 * 2;
-        if (k < KEPT_STEPS && k == 0)
-            multiply_kept_first(c.s, c.queries, keys_at);
-        else if (k < KEPT_STEPS)
-            multiply_kept(c.s, c.queries + 4 * k, keys_at);
+        if (k < Q_REGISTER_STEPS && k == 0)
+            mma_s_registers_first(c.s, c.q_registers, keys_at);
+        else if (k < Q_REGISTER_STEPS)
+            mma_s_registers(c.s, c.q_registers + 4 * k, keys_at);
         else if (k == 0)
-            multiply_scores_first(c.s, q, keys_at);
+            mma_s_first(c.s, q, keys_at);
         else
-            multiply_scores(c.s, q, keys_at);
+            mma_s(c.s, q, keys_at);
     }
     mma_commit();
 }
 
 /* O += P V, of the block before the next one. */
-DEVICE void issue_values(consumer &c, u32 stage, bool is_first) {
+DEVICE void issue_o(consumer &c, u32 stage, bool is_first) {
     const bool replaces = IS_FP8 ? c.summed == 0 : is_first;
     const u32 values = IS_FP8 ? k_major(v_at(stage)) : mn_major(v_at(stage), V_PANEL);
     mma_fence();
 #pragma unroll
     for (int k = 0; k < BLOCK_K / STEP; ++k) {
-        const u32 at = IS_FP8 ? k / 2 * (SQUARES_BYTES >> 4) + k % 2 * 2 : k * (16 * ROW_BYTES >> 4);
-        multiply_values(c.o, c.p + 4 * k, values + at, !replaces || k > 0);
+        const u32 at = IS_FP8 ? k / 2 * (VT_BYTES >> 4) + k % 2 * 2 : k * (16 * ROW_BYTES >> 4);
+        mma_o(c.o, c.p + 4 * k, values + at, !replaces || k > 0);
     }
     mma_commit();
     ++c.summed;
@@ -459,7 +458,7 @@ DEVICE void issue_values(consumer &c, u32 stage, bool is_first) {
 
 /* Clears V rows past the length in use. Both consumers do, since both write zeros. Ragged V was padded with zeros by
    TMA, or not loaded at all. */
-DEVICE void clear_values(const consumer &c, const tile &t, i32 block) {
+DEVICE void clear_v(const consumer &c, const tile &t, i32 block) {
     const cursor<STAGES> at = c.block.before();
     const i32 used = t.keys - block * BLOCK_K;
     if (used >= (V_IS_RAGGED ? 1 : BLOCK_K))
@@ -470,12 +469,12 @@ DEVICE void clear_values(const consumer &c, const tile &t, i32 block) {
         for (int panel = 0; panel < V_PANELS; ++panel)
             store_words_of_many(v_at(at.stage) + panel * V_PANEL + i * 16, words{});
     publish_to_async_proxy();
-    sync_threads(VALUES_CLEARED + c.group, 128);
+    sync_threads(V_CLEARED + c.group, 128);
 }
 
 /* Bias of 16 keys from 16 i on, as pairs of adjacent keys in the order of the accumulators. `first` includes the
    address of the box. */
-DEVICE void load_boxed_bias(u32 (&pairs)[4], u32 first, int i) {
+DEVICE void load_bias_fragment(u32 (&pairs)[4], u32 first, int i) {
     load_matrices(pairs, (first ^ i % 4 * 32) + i / 4 * BIAS_PANEL);
 }
 DEVICE void release_bias(consumer &c) {
@@ -485,10 +484,10 @@ DEVICE void release_bias(consumer &c) {
 
 /* True if each bias element is tested for -inf. Otherwise, -inf plus NaN or +inf gives NaN, which shows in the block's
    row sum; the softmax then takes its slow path, which tests each element. */
-constexpr bool GUARDS_HIDDEN = IS_FP8 || HAS_MODIFIER;
+constexpr bool CHECKS_BIAS_MASK = IS_FP8 || HAS_MODIFIER;
 
 /* True if a modifier or a bias transforms the products in registers. ALiBi is added to the exponents instead. */
-constexpr bool CHANGES_SCORES = HAS_MODIFIER || BIAS != 0;
+constexpr bool TRANSFORMS_SCORES = HAS_MODIFIER || BIAS != 0;
 
 /* The factor that remains for the exponent: the constant by which all modified scores are multiplied. */
 template <class P> DEVICE float factor_of_scores(const P &a) {
@@ -500,13 +499,14 @@ template <class P> DEVICE float factor_of_scores(const P &a) {
 
 /* Score of a product, without ALiBi and factor_of_scores. `scale` includes the modifier's factor_before. */
 template <class P>
-DEVICE float changed(const P &a, i32 batch, i32 head, i32 query, i32 key, float product, float scale, float bias) {
+DEVICE float transform_score(const P &a, i32 batch, i32 head, i32 query, i32 key, float product, float scale,
+                             float bias) {
     float score = product * scale;
     if constexpr (HAS_MODIFIER)
         score = modified_between(a, batch, head, query, key, score);
     if constexpr (HAS_MODIFIER && BIAS != 0)
         score *= factor_after(a);
-    return with_bias<GUARDS_HIDDEN>(score, bias);
+    return with_bias<CHECKS_BIAS_MASK>(score, bias);
 }
 
 /* Query index and bias offset of one of a thread's rows. */
@@ -541,7 +541,7 @@ template <class P> DEVICE void add_terms(consumer &c, const P &a, const tile &t,
     for (int i = 0; i < BLOCK_K / 8; ++i) {
         if constexpr (BIAS_STAGES > 0)
             if (i % 2 == 0)
-                load_boxed_bias(pairs, bias_first, i / 2);
+                load_bias_fragment(pairs, bias_first, i / 2);
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             float bias[2];
@@ -555,7 +555,7 @@ template <class P> DEVICE void add_terms(consumer &c, const P &a, const tile &t,
                 if constexpr (BIAS != 0 && !BIAS_IS_PAIR && BIAS_STAGES == 0)
                     bias[e] = bias_at<false>(a, rows[h].bias, key);
                 float &x = c.s[4 * i + 2 * h + e];
-                x = changed(a, t.batch, t.head, rows[h].query, key, x, c.product_scale, bias[e]);
+                x = transform_score(a, t.batch, t.head, rows[h].query, key, x, c.product_scale, bias[e]);
             }
         }
     }
@@ -564,14 +564,14 @@ template <class P> DEVICE void add_terms(consumer &c, const P &a, const tile &t,
     fence_registers(c.s);
 }
 
-/* ---- Soft cap fused into the exponent: its FMAs overlap with MUFU.EX2 (issue interval: 8 cycles), whereas a
-   separate pass over the scores would add to the critical path ---- */
+/* ---- Soft cap fused into the exponent: its FMAs overlap with MUFU.EX2 (issue interval: 8 cycles), whereas a separate
+   pass over the scores would add to the critical path ---- */
 
 /* With ALiBi, a score beyond the polynomial's range could still make a P that fits. */
-constexpr bool JOINS_SOFT_CAP = SOFT_CAP_TERMS > 0 && BIAS == 0 && !HAS_ALIBI && !ALWAYS_FINDS_MAXIMUM;
+constexpr bool FUSES_SOFT_CAP = SOFT_CAP_TERMS > 0 && BIAS == 0 && !HAS_ALIBI && !ALWAYS_FINDS_ROW_MAX;
 
 struct capped_exponent {
-    const scores &s;
+    const s_tile &s;
     const soft_cap &cap;
     DEVICE float operator()(int i, float first) const {
         if constexpr (soft_cap::TERMS == 3) { /* the same number of instructions as Horner's scheme, with fewer register
@@ -588,13 +588,13 @@ struct capped_exponent {
     }
     /* True if a score may have been outside of the polynomial's range. `sum`: row sums of this block. */
     DEVICE bool loses(const float (&sum)[2], const row_pair &rows) const {
-        bool is_lost = false;
+        bool is_inaccurate_score = false;
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            is_lost |= !(sum[h] < cap.largest);
-            is_lost |= rows.maximum[h] == 0 && !(rows.sum[h] + sum[h] > cap.least);
+            is_inaccurate_score |= !(sum[h] < cap.largest);
+            is_inaccurate_score |= rows.row_max[h] == 0 && !(rows.row_sum[h] + sum[h] > cap.least);
         }
-        return is_lost;
+        return is_inaccurate_score;
     }
 };
 
@@ -606,7 +606,7 @@ DEVICE alibi_of_rows find_alibi(float slope, i32 first_query, i32 block) {
 }
 
 /* Applies -inf biases that add_terms did not test for: there, a score that was NaN or +inf became NaN. */
-template <class P> DEVICE void hide_by_bias(scores &s, const P &a, const tile &t, i32 first_query, i32 block) {
+template <class P> DEVICE void hide_by_bias(s_tile &s, const P &a, const tile &t, i32 first_query, i32 block) {
     const i32 column = block * BLOCK_K + (i32)(lane_index() % 4 * 2);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -622,32 +622,32 @@ template <class P> DEVICE void hide_by_bias(scores &s, const P &a, const tile &t
     }
 }
 
-constexpr int KEPT_WORDS = HAS_DROPOUT ? (BLOCK_K + 63) / 64 : 1;
+constexpr int KEEP_WORDS = HAS_DROPOUT ? (BLOCK_K + 63) / 64 : 1;
 
 /* Computes which elements of a block dropout keeps. */
 template <class P>
-DEVICE void find_block_kept(u32 (&kept)[KEPT_WORDS], const P &a, const tile &t, i32 query, i32 block) {
+DEVICE void compute_block_keep_mask(u32 (&keep_mask)[KEEP_WORDS], const P &a, const tile &t, i32 query, i32 block) {
     const i32 row = query + (i32)(warp_index() % 4 * 16 + lane_index() / 4);
     const i32 key = block * BLOCK_K + (i32)(lane_index() % 4 * 2);
     constexpr int REST = BLOCK_K % 64;
 #pragma unroll
     for (int i = 0; i < BLOCK_K / 64; ++i)
-        kept[i] = find_kept<false, 8>(a, t.batch, t.head, row, key + i * 64);
+        keep_mask[i] = compute_keep_mask<false, 8>(a, t.batch, t.head, row, key + i * 64);
     if constexpr (REST)
-        kept[BLOCK_K / 64] = find_kept<false, 8, REST>(a, t.batch, t.head, row, key + BLOCK_K / 64 * 64);
+        keep_mask[BLOCK_K / 64] = compute_keep_mask<false, 8, REST>(a, t.batch, t.head, row, key + BLOCK_K / 64 * 64);
 #pragma unroll
-    for (int i = 0; i < KEPT_WORDS; ++i)
-        fence_register(kept[i]);
+    for (int i = 0; i < KEEP_WORDS; ++i)
+        fence_register(keep_mask[i]);
 }
 
 /* Zeroes dropped elements of P. The row sums still include them. */
-DEVICE void drop(weights &p, const u32 (&kept)[KEPT_WORDS]) {
+DEVICE void drop(p_tile &p, const u32 (&keep_mask)[KEEP_WORDS]) {
 #pragma unroll
     for (int k = 0; HAS_DROPOUT && k < BLOCK_K * (int)sizeof(in_t) / 8; ++k)
         if constexpr (IS_FP8)
-            drop_four(p[k], kept, k / 2 * 8 + k % 2 * 2);
+            drop_four(p[k], keep_mask, k / 2 * 8 + k % 2 * 2);
         else
-            drop_pair(p[k], kept, 2 * k);
+            drop_pair(p[k], keep_mask, 2 * k);
 }
 
 /* True if some query of the group does not see some key of the block. */
@@ -657,7 +657,7 @@ DEVICE bool is_masked(const bounds &b, i32 first_query, i32 block) {
            (HAS_SEQ_LEN_Q && last_query >= b.queries);
 }
 /* `hidden` times the scale is -inf. */
-DEVICE void mask(scores &s, const bounds &b, i32 first_query, i32 block, float hidden) {
+DEVICE void mask(s_tile &s, const bounds &b, i32 first_query, i32 block, float hidden) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
         const i32 query = first_query + (i32)(warp_index() % 4 * 16 + lane_index() / 4) + 8 * h;
@@ -676,11 +676,11 @@ DEVICE void mask(scores &s, const bounds &b, i32 first_query, i32 block, float h
 
 /* Issues the first S of a tile and waits for it. */
 DEVICE void start_tile(consumer &c) {
-    keep_queries(c);
+    load_q_registers(c);
     wait(k_full(c.block.stage), c.block.phase);
-    take_turn(c);
-    issue_scores(c);
-    pass_turn(c);
+    enter_mma_section(c);
+    issue_s(c);
+    leave_mma_section(c);
     c.block.advance();
     mma_wait<0>();
     fence_registers(c.s);
@@ -688,7 +688,7 @@ DEVICE void start_tile(consumer &c) {
 
 /* Skips blocks that this consumer's queries do not see. It still waits for each, because an mbarrier wait distinguishes
    only two phases. */
-DEVICE void pass_over(consumer &c, i32 blocks) {
+DEVICE void skip_blocks(consumer &c, i32 blocks) {
     for (; blocks > 0; --blocks) {
         wait(k_full(c.block.stage), c.block.phase);
         release(k_empty(c.block.stage));
@@ -699,7 +699,7 @@ DEVICE void pass_over(consumer &c, i32 blocks) {
 }
 
 /* The Q buffer doubles as O staging: release it after the TMA store has read it. */
-DEVICE void release_queries(const consumer &c) {
+DEVICE void release_q(const consumer &c) {
     const cursor<Q_STAGES> before = c.q.before();
     if (lane_index() != 0)
         return;
@@ -707,35 +707,35 @@ DEVICE void release_queries(const consumer &c) {
     arrive(q_empty(before.stage, c.group));
 }
 
-/* Converts a factor of natural scores to base 2. The result is never 0, because 0 times a hidden score (-inf) is NaN.
-   */
-DEVICE float in_units(float scale) {
+/* Converts a factor of natural scores to base 2. The result is never 0, because 0 times a hidden score (-inf) is
+   NaN. */
+DEVICE float to_log2_scale(float scale) {
     scale *= 1.44269504f;
     return scale == 0 ? 1e-45f : scale;
 }
 
-DEVICE void multiply_tiles(const arguments &a, u32 group) {
+DEVICE void consume_tiles(const arguments &a, u32 group) {
     consumer c;
-    c.group = group, c.parity = 0, c.amax = largest{}, c.bias_first = place_in_panel();
-    c.scale = in_units(CHANGES_SCORES ? factor_of_scores(a) : scale_of(a));
+    c.group = group, c.parity = 0, c.amax = largest{}, c.bias_first = ldmatrix_offset();
+    c.scale = to_log2_scale(TRANSFORMS_SCORES ? factor_of_scores(a) : scale_of(a));
     float hidden_score = c.scale < 0 ? infinity() : -infinity();
     /* A 32-bit flag that is assigned in one place: with a bool, ptxas duplicated the code after it and treated the
        warps of the loop as divergent, in a third of the variants. */
-    i32 is_scored = false;
-    bool holds_queries = false;
-    i32 behind = 0;
+    i32 has_scores = false;
+    bool holds_q = false;
+    i32 blocks_to_skip = 0;
     tile t = await_tile(c);
     if (group == GROUPS - 1)
-        pass_turn(c);
+        leave_mma_section(c);
     while (t.blocks.last) {
-        const range own = own_blocks(a, t, group);
-        if (!is_scored) {
-            if (holds_queries)
-                release_queries(c);
-            holds_queries = false;
-            pass_over(c, behind + t.blocks.last - own.last);
-            behind = 0;
-            if (own.first == own.last) { /* this consumer has no queries in the tile */
+        const range active = group_blocks(a, t, group);
+        if (!has_scores) {
+            if (holds_q)
+                release_q(c);
+            holds_q = false;
+            skip_blocks(c, blocks_to_skip + t.blocks.last - active.last);
+            blocks_to_skip = 0;
+            if (active.first == active.last) { /* this consumer has no queries in the tile */
                 release(q_empty(c.q.stage, group));
                 c.q.advance(), c.parity ^= 1;
                 t = await_tile(c);
@@ -744,125 +744,124 @@ DEVICE void multiply_tiles(const arguments &a, u32 group) {
             start_tile(c);
         }
         start_rows(c.rows);
-        c.summed = 0, c.is_parked = false, c.parked[0] = c.parked[1] = 0;
-        if constexpr (CHANGES_SCORES) {
+        c.summed = 0, c.has_spill = false, c.spilled_sum[0] = c.spilled_sum[1] = 0;
+        if constexpr (TRANSFORMS_SCORES) {
             c.product_scale = scale_of_products(a, t);
             fence_register(c.product_scale); /* otherwise it is converted from double in every step */
         }
-        if constexpr (JOINS_SOFT_CAP)
+        if constexpr (FUSES_SOFT_CAP)
             c.cap.set(c.product_scale, c.scale);
-        i32 joins_cap = JOINS_SOFT_CAP && c.cap.holds(c.rows); /* until a row maximum exceeds cap.farthest */
-        if constexpr ((IS_FP8 || HAS_HEAD_SCALES) && !CHANGES_SCORES) {
-            c.scale = in_units(score_scale_of(a, t.batch, t.head));
+        i32 fuses_cap = FUSES_SOFT_CAP && c.cap.holds(c.rows); /* until a row maximum exceeds cap.farthest */
+        if constexpr ((IS_FP8 || HAS_HEAD_SCALES) && !TRANSFORMS_SCORES) {
+            c.scale = to_log2_scale(score_scale_of(a, t.batch, t.head));
             hidden_score = c.scale < 0 ? infinity() : -infinity();
         }
         const bounds b(a, t.queries, t.keys);
         const i32 first_query = t.row + (i32)group * GROUP_Q;
         const float slope = slope_of(a, t.head) * 1.44269504f;
         bool is_first = true;
-        i32 block = own.last - 1;
+        i32 block = active.last - 1;
         [[maybe_unused]] u32
-            kept[KEPT_WORDS]; /* keep mask of the current block; computed while the MMA of its scores runs */
+            keep_mask[KEEP_WORDS]; /* of the current block; computed while the MMA of its scores runs */
         if constexpr (HAS_DROPOUT)
-            find_block_kept(kept, a, t, first_query, block);
+            compute_block_keep_mask(keep_mask, a, t, first_query, block);
         if constexpr (HAS_SEQ_LEN_KV && !IS_FP8)
-            clear_values(c, t, block);
+            clear_v(c, t, block);
 #pragma unroll 1
-        for (;; block = HAS_BLOCK_MASK ? uniform((u32)block_below(a, t, block)) : block - 1) {
+        for (;; block = HAS_BLOCK_MASK ? uniform((u32)next_active_block(a, t, block)) : block - 1) {
             release(k_empty(c.block.before().stage));
-            const bool is_cut = is_masked(b, first_query, block);
-            const bool is_made = is_cut || !joins_cap;
-            if (CHANGES_SCORES && is_made)
+            const bool needs_masking = is_masked(b, first_query, block);
+            const bool scores_complete = needs_masking || !fuses_cap;
+            if (TRANSFORMS_SCORES && scores_complete)
                 add_terms(c, a, t, first_query, block);
-            if (is_cut)
+            if (needs_masking)
                 mask(c.s, b, first_query, block, hidden_score);
             const capped_exponent capped{c.s, c.cap};
-            i32 found_maximum = false;
-            const auto await_products = [&] {
+            i32 found_row_max = false;
+            const auto await_mma = [&] {
                 mma_wait<0>();
                 if (!is_first)
                     release(v_empty(c.block.before().before().stage));
-                if (IS_FP8 && c.summed == PROMOTED_BLOCKS)
+                if (IS_FP8 && c.summed == PROMOTION_BLOCKS)
                     promote(c);
             };
             const auto complete_scores = [&] {
-                found_maximum = true;
-                if (!is_made)
+                found_row_max = true;
+                if (!scores_complete)
                     add_terms(c, a, t, first_query, block);
-                if constexpr (BIAS == 1 && !GUARDS_HIDDEN)
+                if constexpr (BIAS == 1 && !CHECKS_BIAS_MASK)
                     hide_by_bias(c.s, a, t, first_query, block);
             };
             alibi_of_rows alibi{};
             if constexpr (HAS_ALIBI)
                 alibi = find_alibi(slope, first_query, block);
-            softmax(c.p, c.rows, c.o, c.s, c.scale, alibi, is_first, is_made, capped, await_products, complete_scores,
-                    [&](const float (&by)[2]) {
+            softmax(c.p, c.rows, c.o, c.s, c.scale, alibi, is_first, scores_complete, capped, await_mma,
+                    complete_scores, [&](const float (&by)[2]) {
                         if constexpr (IS_FP8)
-                            c.parked[0] *= by[0], c.parked[1] *= by[1];
+                            c.spilled_sum[0] *= by[0], c.spilled_sum[1] *= by[1];
                     });
-            if (JOINS_SOFT_CAP && found_maximum)
-                joins_cap = c.cap.holds(c.rows);
-            drop(c.p, kept);
-            if (O_LEAVES_THROUGH_Q && is_first && holds_queries)
-                release_queries(c);
-            if (block == own.first)
+            if (FUSES_SOFT_CAP && found_row_max)
+                fuses_cap = c.cap.holds(c.rows);
+            drop(c.p, keep_mask);
+            if (STAGES_O_IN_Q && is_first && holds_q)
+                release_q(c);
+            if (block == active.first)
                 break;
             const cursor<STAGES> now = c.block.before();
             wait(k_full(c.block.stage), c.block.phase);
             wait(v_full(now.stage), now.phase);
-            take_turn(c);
-            issue_scores(c);
-            issue_values(c, now.stage, is_first);
-            pass_turn(c);
+            enter_mma_section(c);
+            issue_s(c);
+            issue_o(c, now.stage, is_first);
+            leave_mma_section(c);
             c.block.advance();
             if constexpr (HAS_DROPOUT)
-                find_block_kept(kept, a, t, first_query, HAS_BLOCK_MASK ? block_below(a, t, block) : block - 1);
+                compute_block_keep_mask(keep_mask, a, t, first_query,
+                                        HAS_BLOCK_MASK ? next_active_block(a, t, block) : block - 1);
             mma_wait<1>();
             fence_registers(c.s);
             is_first = false;
         }
-        if (!O_LEAVES_THROUGH_Q)
+        if (!STAGES_O_IN_Q)
             release(q_empty(c.q.stage, group));
         const cursor<STAGES> now = c.block.before();
-        const u32 o_at = O_LEAVES_THROUGH_Q
-                             ? q_at(c.q.stage) + group * GROUP_Q * ROW_BYTES + warp_index() % 4 * WARP_PANEL
-                             : shared_address(s_memory) + O_AT + (warp_index() - 4) * O_STAGES * WARP_PANEL;
+        const u32 o_at = STAGES_O_IN_Q ? q_at(c.q.stage) + group * GROUP_Q * ROW_BYTES + warp_index() % 4 * WARP_PANEL
+                                       : shared_address(s_memory) + O_AT + (warp_index() - 4) * O_STAGES * WARP_PANEL;
         const u32 t_at = tile_at(c.parity, group);
         c.q.advance(), c.parity ^= 1;
-        behind = own.first - t.blocks.first;
+        blocks_to_skip = active.first - t.blocks.first;
         t = await_tile(c);
-        is_scored = t.blocks.last && behind == 0 && own_blocks(a, t, group).last == t.blocks.last;
-        fence_register(is_scored);
+        has_scores = t.blocks.last && blocks_to_skip == 0 && group_blocks(a, t, group).last == t.blocks.last;
+        fence_register(has_scores);
         wait(v_full(now.stage), now.phase);
-        if (is_scored) {
-            keep_queries(c);
+        if (has_scores) {
+            load_q_registers(c);
             wait(k_full(c.block.stage), c.block.phase);
-            take_turn(c);
-            issue_scores(c);
-            issue_values(c, now.stage, is_first);
-            pass_turn(c);
+            enter_mma_section(c);
+            issue_s(c);
+            issue_o(c, now.stage, is_first);
+            leave_mma_section(c);
             c.block.advance();
             mma_wait<0>();
             fence_registers(c.s);
         } else {
-            take_turn(c);
-            issue_values(c, now.stage, is_first);
+            enter_mma_section(c);
+            issue_o(c, now.stage, is_first);
             if (group + 1 < GROUPS)
-                pass_turn(c);
+                leave_mma_section(c);
             mma_wait<0>();
         }
         fence_registers(c.o);
         release(v_empty(now.stage));
         if constexpr (IS_FP8)
-            mma_wait<0>(); /* redundant, but ptxas does not see the waits in the branches and would serialise all MMAs
-                              */
-        if (IS_FP8 && c.is_parked)
-            add_parked(c);
+            mma_wait<0>(); /* redundant, but ptxas does not see the waits in the branches and would serialise MMAs */
+        if (IS_FP8 && c.has_spill)
+            add_spilled(c);
         if constexpr (ONES > 0)
-            take_sums(c);
-        store_tile(a, receive_tile(t_at), c.o, c.rows, first_row_of(group), o_at,
-                   O_LEAVES_THROUGH_Q ? Q_PANEL : WARP_PANEL, c.amax);
-        holds_queries = O_LEAVES_THROUGH_Q;
+            read_row_sums(c);
+        store_tile(a, receive_tile(t_at), c.o, c.rows, first_row_of(group), o_at, STAGES_O_IN_Q ? Q_PANEL : WARP_PANEL,
+                   c.amax);
+        holds_q = STAGES_O_IN_Q;
     }
     if (lane_index() == 0)
         wait_stores_read<0>(); /* shared memory must outlive the TMA stores */
@@ -876,7 +875,7 @@ DEVICE void init_barriers() {
         barrier_init(k_full(i), 1);
         barrier_init(v_full(i), IS_FP8 ? TRANSPOSERS : 1);
         if (IS_FP8)
-            barrier_init(values_loaded(i), 1);
+            barrier_init(v_loaded(i), 1);
         barrier_init(k_empty(i), 4 * GROUPS);
         barrier_init(v_empty(i), 4 * GROUPS);
     }
@@ -912,12 +911,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS)
         if (warp == 0 && elect_one())
             load_tiles(a);
         if (IS_FP8 && warp > 0)
-            transpose_values(warp - 1);
+            transpose_v(warp - 1);
         if constexpr (BIAS_STAGES > 0)
             if (warp > 0 && warp <= GROUPS && elect_one())
                 load_biases(a, warp - 1);
     } else {
         grow_registers<CONSUMER_REGISTERS>();
-        multiply_tiles(a, warp / 4 - 1);
+        consume_tiles(a, warp / 4 - 1);
     }
 }

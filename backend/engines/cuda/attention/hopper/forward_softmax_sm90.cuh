@@ -11,15 +11,15 @@
                wait
    Layout      element [4j + 2h + e] of an accumulator is row 16 warp + lane / 4 + 8h, column 8j + 2 (lane % 4) + e */
 
-using scores = float[BLOCK_K / 2];
-using weights = u32[BLOCK_K * sizeof(in_t) / 8]; /* A operand fragments of 16 or 32 keys */
-using results = float[(HEAD_V + ONES) / 2];
+using s_tile = float[BLOCK_K / 2];
+using p_tile = u32[BLOCK_K * sizeof(in_t) / 8]; /* A operand fragments of 16 or 32 keys */
+using o_tile = float[(HEAD_V + ONES) / 2];
 
 /* If the row sum of a block is within these bounds, all its P fit. */
 constexpr float LARGEST_SUM = IS_BF16 ? 65536.0f : 32768.0f, LEAST_SUM = IS_BF16 ? 1.0f / 65536 : 1.0f / 16;
-constexpr bool ALWAYS_FINDS_MAXIMUM = !IS_FP8 && (HAS_MAX || HAS_SUM_EXP);
+constexpr bool ALWAYS_FINDS_ROW_MAX = !IS_FP8 && (HAS_MAX || HAS_SUM_EXP);
 constexpr float LARGEST_E4M3 = 448, HEADROOM = IS_FP8 ? 6 : 0;
-constexpr bool NOTES_TOP = IS_FP8 || HAS_AMAX_S;
+constexpr bool TRACKS_LARGEST_P = IS_FP8 || HAS_AMAX_S;
 
 template <class P> DEVICE float scale_of(const P &a) {
     if constexpr (HAS_SCALE)
@@ -32,10 +32,10 @@ DEVICE float infinity() { return __int_as_float(0x7f800000); }
 
 /* A thread's two rows, in base 2: scores are multiplied by log2(e). */
 struct row_pair {
-    float maximum[2]; /* reference of the exponents; -inf: no key was visible */
-    float sum[2];     /* over this thread's columns */
+    float row_max[2]; /* reference of the exponents; -inf: no key was visible */
+    float row_sum[2]; /* over this thread's columns */
     float top[2];     /* TRACKS_LARGEST_P: the largest P of this thread's columns */
-    bool finds_maximum;
+    bool finds_row_max;
 };
 
 /* ALiBi terms of a thread's exponents, times log2(e): `first` for a block's first column in each row, `slope` per
@@ -46,7 +46,7 @@ struct alibi_of_rows {
 };
 
 /* The part of exponent i that does not depend on the score; `first`: ALiBi of the row's first column minus row_max. */
-DEVICE float joined(float slope, int i, float first) {
+DEVICE float alibi_term(float slope, int i, float first) {
     return HAS_ALIBI ? fmaf(slope, (float)(i / 4 * 8 + i % 2), first) : first;
 }
 
@@ -57,24 +57,24 @@ template <class T, int N> DEVICE void fence_registers(T (&r)[N]) {
 }
 
 /* Hides a constant from the compiler, which would otherwise duplicate the loop for each value known at its start. */
-DEVICE bool hidden(bool x) {
+DEVICE bool opaque(bool x) {
     i32 y = x;
     fence_register(y);
     return y;
 }
 
-DEVICE float sum_of_quad(float x) {
+DEVICE float quad_sum(float x) {
     x += __shfl_xor_sync(~0u, x, 1);
     return x + __shfl_xor_sync(~0u, x, 2);
 }
-DEVICE float maximum_of_quad(float x) {
+DEVICE float quad_max(float x) {
     x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
     return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
 }
 
 /* Sets elements i and i + 1 of an accumulator. FP8: a word holds keys 2t, 2t + 1, 2t + 8 and 2t + 9 of 16, t = lane %
    4, where the MMA expects 4t .. 4t + 3. V^T uses the same permutation. */
-template <class T> DEVICE void set_weights(weights &p, int i, float low, float high) {
+template <class T> DEVICE void set_weights(p_tile &p, int i, float low, float high) {
     if constexpr (!IS_FP8)
         p[i / 2] = rounded_pair<T>(low, high);
     else if (i / 4 % 2 == 0)
@@ -83,8 +83,8 @@ template <class T> DEVICE void set_weights(weights &p, int i, float low, float h
         p[i / 8 * 2 + i / 2 % 2] |= (u32)ptx::cvt_e4m3x2(high, low) << 16;
 }
 
-/* P is not negative, so its bits compare as integers, and Hopper has a three-input integer maximum. NaN is the largest.
-   */
+/* P is not negative, so its bits compare as integers, and Hopper has a three-input integer maximum. NaN is the
+   largest. */
 DEVICE float largest_weight(float x, float y, float z) {
     return __int_as_float(max(max(__float_as_int(x), __float_as_int(y)), __float_as_int(z)));
 }
@@ -92,69 +92,69 @@ DEVICE float largest_weight(float x, float y, float z) {
 /* Computes elements FROM to TO - 1 of P, and updates the row sums and the largest P. exponent(i, first) returns
    exponent i. */
 template <int FROM, int TO, class S>
-DEVICE void exponentiate(weights &p, float (&sum)[2], float (&top)[2], S &exponent, const alibi_of_rows &alibi,
-                         const float (&maximum)[2]) {
-    const float first[2] = {HAS_ALIBI ? alibi.first[0] - maximum[0] : -maximum[0],
-                            HAS_ALIBI ? alibi.first[1] - maximum[1] : -maximum[1]};
+DEVICE void exponentiate(p_tile &p, float (&sum)[2], float (&top)[2], S &exponent, const alibi_of_rows &alibi,
+                         const float (&row_max)[2]) {
+    const float first[2] = {HAS_ALIBI ? alibi.first[0] - row_max[0] : -row_max[0],
+                            HAS_ALIBI ? alibi.first[1] - row_max[1] : -row_max[1]};
 #pragma unroll
     for (int i = FROM; i < TO; i += 2) {
         const int h = i / 2 % 2;
-        const float low = exp2_approx(exponent(i, joined(alibi.slope, i, first[h])));
-        const float high = exp2_approx(exponent(i + 1, joined(alibi.slope, i + 1, first[h])));
+        const float low = exp2_approx(exponent(i, alibi_term(alibi.slope, i, first[h])));
+        const float high = exp2_approx(exponent(i + 1, alibi_term(alibi.slope, i + 1, first[h])));
         if constexpr (ONES == 0) {
             sum[h] += low;
             sum[h] += high;
         }
-        if constexpr (NOTES_TOP)
+        if constexpr (TRACKS_LARGEST_P)
             top[h] = largest_weight(top[h], low, high);
         set_weights<in_t>(p, i, low, high);
     }
 }
 
 /* True if some P of the warp does not fit, or if the caller detected an inaccurate one (is_lost). */
-DEVICE bool is_beyond(const float (&sum)[2], const float (&top)[2], bool is_first, bool is_lost) {
+DEVICE bool is_inaccurate(const float (&sum)[2], const float (&top)[2], bool is_first, bool is_inaccurate_score) {
     if constexpr (IS_FP8)
         return __any_sync(~0u, fmaxf(top[0], top[1]) > LARGEST_E4M3);
-    bool beyond = is_lost || !(sum[0] < LARGEST_SUM && sum[1] < LARGEST_SUM);
+    bool beyond = is_inaccurate_score || !(sum[0] < LARGEST_SUM && sum[1] < LARGEST_SUM);
     if (is_first)
-        beyond |= !(fminf(sum_of_quad(sum[0]), sum_of_quad(sum[1])) > LEAST_SUM);
+        beyond |= !(fminf(quad_sum(sum[0]), quad_sum(sum[1])) > LEAST_SUM);
     return __any_sync(~0u, beyond);
 }
 
 /* Updates the row maximum and rescales the statistics; O is to be multiplied by `rescale`. */
-DEVICE void find_maximum(row_pair &rows, float (&maximum)[2], float (&rescale)[2], const scores &s, float scale,
+DEVICE void find_row_max(row_pair &rows, float (&row_max)[2], float (&rescale)[2], const s_tile &s, float scale,
                          const alibi_of_rows &alibi) {
     float largest[2] = {-infinity(), -infinity()};
 #pragma unroll
     for (int i = 0; i < BLOCK_K / 2; ++i) {
         const int h = i / 2 % 2;
-        const float exponent = HAS_ALIBI ? fmaf(s[i], scale, joined(alibi.slope, i, alibi.first[h])) : s[i] * scale;
+        const float exponent = HAS_ALIBI ? fmaf(s[i], scale, alibi_term(alibi.slope, i, alibi.first[h])) : s[i] * scale;
         largest[h] = fmaxf(largest[h], exponent);
     }
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-        const float now = fmaxf(rows.maximum[h], maximum_of_quad(largest[h]) - HEADROOM);
-        maximum[h] = now == -infinity() ? 0.0f : now;
-        rescale[h] = exp2_approx(rows.maximum[h] - maximum[h]);
-        rows.maximum[h] = now;
-        rows.sum[h] *= rescale[h];
+        const float now = fmaxf(rows.row_max[h], quad_max(largest[h]) - HEADROOM);
+        row_max[h] = now == -infinity() ? 0.0f : now;
+        rescale[h] = exp2_approx(rows.row_max[h] - row_max[h]);
+        rows.row_max[h] = now;
+        rows.row_sum[h] *= rescale[h];
         rows.top[h] *= rescale[h];
     }
 }
 
 DEVICE void start_rows(row_pair &rows) {
-    constexpr bool FINDS_MAXIMUM = ALWAYS_FINDS_MAXIMUM || IS_FP8;
-    rows.finds_maximum = hidden(FINDS_MAXIMUM);
+    constexpr bool FINDS_ROW_MAX = ALWAYS_FINDS_ROW_MAX || IS_FP8;
+    rows.finds_row_max = opaque(FINDS_ROW_MAX);
 #pragma unroll
     for (int h = 0; h < 2; ++h)
-        rows.maximum[h] = FINDS_MAXIMUM ? -infinity() : 0.0f, rows.sum[h] = rows.top[h] = 0;
+        rows.row_max[h] = FINDS_ROW_MAX ? -infinity() : 0.0f, rows.row_sum[h] = rows.top[h] = 0;
 }
 
 /* Merges the early elements into P. ptxas considers the registers of an operand free once its MMA is issued, so P is
    read again after the wait. keeps: true if the content of p still matters. */
-DEVICE void take_early(weights &p, const weights &early, bool keeps) {
+DEVICE void merge_early(p_tile &p, const p_tile &early, bool keeps) {
 #pragma unroll
-    for (int i = 0; i < EARLY * (int)sizeof(in_t) / 4; ++i)
+    for (int i = 0; i < EARLY_EXPS * (int)sizeof(in_t) / 4; ++i)
         p[i] = select(keeps, p[i], early[i]);
 }
 
@@ -162,44 +162,44 @@ DEVICE void take_early(weights &p, const weights &early, bool keeps) {
    complete_scores() transforms products into scores and applies the terms of the slow path. rescale_rest(rescale)
    rescales further per-row sums. */
 template <class J, class W, class S, class F>
-DEVICE void softmax(weights &p, row_pair &rows, results &o, const scores &s, float scale, const alibi_of_rows &alibi,
-                    bool is_first, bool is_made, J &exponent, const W &await_products, const S &complete_scores,
+DEVICE void softmax(p_tile &p, row_pair &rows, o_tile &o, const s_tile &s, float scale, const alibi_of_rows &alibi,
+                    bool is_first, bool scores_complete, J &exponent, const W &await_mma, const S &complete_scores,
                     const F &rescale_rest) {
     float sum[2] = {}, top[2] = {rows.top[0], rows.top[1]};
-    weights early;
-    const auto made_exponent = [&](int i, float first) { return fmaf(s[i], scale, first); };
-    if (EARLY > 0 && !rows.finds_maximum) {
-        if (is_made)
-            exponentiate<0, EARLY>(early, sum, top, made_exponent, alibi, rows.maximum);
+    p_tile early;
+    const auto score_exponent = [&](int i, float first) { return fmaf(s[i], scale, first); };
+    if (EARLY_EXPS > 0 && !rows.finds_row_max) {
+        if (scores_complete)
+            exponentiate<0, EARLY_EXPS>(early, sum, top, score_exponent, alibi, rows.row_max);
         else
-            exponentiate<0, EARLY>(early, sum, top, exponent, alibi, rows.maximum);
+            exponentiate<0, EARLY_EXPS>(early, sum, top, exponent, alibi, rows.row_max);
 #pragma unroll
-        for (int i = 0; i < EARLY * (int)sizeof(in_t) / 4; ++i)
+        for (int i = 0; i < EARLY_EXPS * (int)sizeof(in_t) / 4; ++i)
             fence_register(early[i]);
         fence_registers(sum);
     }
-    await_products();
-    take_early(p, early, rows.finds_maximum);
-    if (!rows.finds_maximum) {
-        if (is_made)
-            exponentiate<EARLY, BLOCK_K / 2>(p, sum, top, made_exponent, alibi, rows.maximum);
+    await_mma();
+    merge_early(p, early, rows.finds_row_max);
+    if (!rows.finds_row_max) {
+        if (scores_complete)
+            exponentiate<EARLY_EXPS, BLOCK_K / 2>(p, sum, top, score_exponent, alibi, rows.row_max);
         else
-            exponentiate<EARLY, BLOCK_K / 2>(p, sum, top, exponent, alibi, rows.maximum);
-        rows.finds_maximum = is_beyond(sum, top, is_first, !is_made && exponent.loses(sum, rows));
-        if (rows.finds_maximum && is_first)
-            rows.maximum[0] = rows.maximum[1] = -infinity();
-        if (!rows.finds_maximum) {
-            rows.sum[0] += sum[0], rows.sum[1] += sum[1];
+            exponentiate<EARLY_EXPS, BLOCK_K / 2>(p, sum, top, exponent, alibi, rows.row_max);
+        rows.finds_row_max = is_inaccurate(sum, top, is_first, !scores_complete && exponent.loses(sum, rows));
+        if (rows.finds_row_max && is_first)
+            rows.row_max[0] = rows.row_max[1] = -infinity();
+        if (!rows.finds_row_max) {
+            rows.row_sum[0] += sum[0], rows.row_sum[1] += sum[1];
             rows.top[0] = top[0], rows.top[1] = top[1];
         }
     }
-    if (rows.finds_maximum) {
-        float maximum[2], rescale[2];
+    if (rows.finds_row_max) {
+        float row_max[2], rescale[2];
         complete_scores();
-        find_maximum(rows, maximum, rescale, s, scale, alibi);
+        find_row_max(rows, row_max, rescale, s, scale, alibi);
         sum[0] = sum[1] = 0;
-        exponentiate<0, BLOCK_K / 2>(p, sum, rows.top, made_exponent, alibi, maximum);
-        rows.sum[0] += sum[0], rows.sum[1] += sum[1];
+        exponentiate<0, BLOCK_K / 2>(p, sum, rows.top, score_exponent, alibi, row_max);
+        rows.row_sum[0] += sum[0], rows.row_sum[1] += sum[1];
         if (!is_first) {
             fence_registers(o);
 #pragma unroll
@@ -208,7 +208,7 @@ DEVICE void softmax(weights &p, row_pair &rows, results &o, const scores &s, flo
             fence_registers(o);
             rescale_rest(rescale);
         }
-        const bool is_unseen = rows.maximum[0] == -infinity() || rows.maximum[1] == -infinity();
-        rows.finds_maximum = ALWAYS_FINDS_MAXIMUM || __any_sync(~0u, is_unseen);
+        const bool is_fully_hidden = rows.row_max[0] == -infinity() || rows.row_max[1] == -infinity();
+        rows.finds_row_max = ALWAYS_FINDS_ROW_MAX || __any_sync(~0u, is_fully_hidden);
     }
 }

@@ -34,9 +34,9 @@ struct range {
     i32 first, last;
 };
 
-/* Blocks that queries from .. until - 1 see. If they see none, one (masked) block, so that the same code yields zeros.
-   */
-DEVICE range blocks_seen(const bounds &b, i32 from, i32 until) {
+/* Blocks that queries from .. until - 1 see. If they see none, one (masked) block, so that the same code yields
+   zeros. */
+DEVICE range visible_blocks(const bounds &b, i32 from, i32 until) {
     const i32 first = b.first_key(from) / BLOCK_K, last = (b.last_key(until - 1) + BLOCK_K - 1) / BLOCK_K;
     return from < until && first < last ? range{first, last} : range{0, 1};
 }
@@ -47,41 +47,41 @@ struct tile {
     i32 row, head, batch;
     range blocks; /* visible to any query of the tile; last == 0: no more tiles */
     i32 queries, keys;
-    i32 o_place; /* O_IS_RAGGED: TMA coordinate of the entry */
+    i32 o_outer; /* O_IS_RAGGED: TMA coordinate of the entry */
 };
 
 /* Blocks visible to one consumer's queries; empty if it has none. With PING_PONG, both consumers process the same
    blocks. */
-DEVICE range own_blocks(const arguments &a, const tile &t, u32 group) {
+DEVICE range group_blocks(const arguments &a, const tile &t, u32 group) {
     const i32 from = t.row + (i32)group * GROUP_Q;
     if constexpr (PING_PONG)
         return t.blocks;
-    if (from >= (MAKES_USED_ALONE ? t.queries : (i32)a.queries))
+    if (from >= (SKIPS_UNUSED_TILES ? t.queries : (i32)a.queries))
         return range{t.blocks.first, t.blocks.first};
-    const range seen = blocks_seen(bounds(a, t.queries, t.keys), from, min(from + GROUP_Q, t.queries));
-    const i32 last = min(max(seen.last, t.blocks.first + 1), t.blocks.last);
-    return range{min(max(seen.first, t.blocks.first), last - 1), last};
+    const range visible = visible_blocks(bounds(a, t.queries, t.keys), from, min(from + GROUP_Q, t.queries));
+    const i32 last = min(max(visible.last, t.blocks.first + 1), t.blocks.last);
+    return range{min(max(visible.first, t.blocks.first), last - 1), last};
 }
 
 /* ---- Block mask: a block of keys is within one tile of the mask ---- */
 
-template <class P> DEVICE bool takes_part(const P &a, const tile &t, i32 block) {
-    return keeps_tile(a, t.batch, t.head, t.row, block * BLOCK_K);
+template <class P> DEVICE bool is_active_block(const P &a, const tile &t, i32 block) {
+    return is_active_tile(a, t.batch, t.head, t.row, block * BLOCK_K);
 }
 /* Trims the range to the first and last active blocks. If none is active, the range is one block whose keys are all
    hidden. */
 template <class P> DEVICE void trim(const P &a, tile &t) {
-    while (t.blocks.first < t.blocks.last && !takes_part(a, t, t.blocks.last - 1))
+    while (t.blocks.first < t.blocks.last && !is_active_block(a, t, t.blocks.last - 1))
         --t.blocks.last;
-    while (t.blocks.first < t.blocks.last && !takes_part(a, t, t.blocks.first))
+    while (t.blocks.first < t.blocks.last && !is_active_block(a, t, t.blocks.first))
         ++t.blocks.first;
     if (t.blocks.first == t.blocks.last)
         t.blocks = range{0, 1}, t.keys = 0;
 }
 /* The next active block below `block`, which must not be the first. */
-template <class P> DEVICE i32 block_below(const P &a, const tile &t, i32 block) {
+template <class P> DEVICE i32 next_active_block(const P &a, const tile &t, i32 block) {
     --block;
-    while (HAS_BLOCK_MASK && block > t.blocks.first && !takes_part(a, t, block))
+    while (HAS_BLOCK_MASK && block > t.blocks.first && !is_active_block(a, t, block))
         --block;
     return block;
 }
@@ -99,8 +99,8 @@ DEVICE tile find_tile(const arguments &a, u32 index) {
            keys_in_use(a, batch),
            0};
     if constexpr (O_IS_RAGGED)
-        t.o_place = o_entry(a, t.batch, t.queries).place;
-    t.blocks = blocks_seen(bounds(a, t.queries, t.keys), t.row, min(t.row + BLOCK_Q, t.queries));
+        t.o_outer = o_entry(a, t.batch, t.queries).outer;
+    t.blocks = visible_blocks(bounds(a, t.queries, t.keys), t.row, min(t.row + BLOCK_Q, t.queries));
     if constexpr (HAS_BLOCK_MASK)
         trim(a, t);
     return t;
@@ -112,7 +112,7 @@ DEVICE u32 next_index(const arguments &a, u32 index) {
 }
 
 /* The first tile from `index` on, in this CTA's order, that has queries in use. */
-DEVICE u32 pass_over_empty(const arguments &a, u32 index) {
+DEVICE u32 skip_empty_tiles(const arguments &a, u32 index) {
     while (index < (u32)a.all_tiles) {
         const tile t = find_tile(a, index);
         if (t.row < t.queries)
@@ -125,7 +125,7 @@ DEVICE u32 pass_over_empty(const arguments &a, u32 index) {
 /* The producer passes tiles to the consumers through shared memory. */
 DEVICE void send_tile(u32 address, const tile &t) {
     store_words(address, words{{(u32)t.row, (u32)t.head, (u32)t.batch, (u32)t.queries}});
-    store_words(address + 16, words{{(u32)t.blocks.first, (u32)t.blocks.last, (u32)t.keys, (u32)t.o_place}});
+    store_words(address + 16, words{{(u32)t.blocks.first, (u32)t.blocks.last, (u32)t.keys, (u32)t.o_outer}});
 }
 DEVICE tile read_tile(u32 address) {
     const words a = load_words(address), b = load_words(address + 16);

@@ -8,18 +8,18 @@ constexpr i32 NO_MORE_VALUES = -1;
 DEVICE u32 used_at(u32 stage) { return shared_address(s_memory) + USED_AT + stage * USED_BYTES; }
 
 /* Tells the transposing warps that no more V follows. */
-template <class C> DEVICE void end_values(const C &v) {
+template <class C> DEVICE void end_v(const C &v) {
     wait(v_empty(v.stage), v.phase ^ 1);
     store_words(used_at(v.stage), words{{(u32)NO_MORE_VALUES}});
-    arrive(values_loaded(v.stage));
+    arrive(v_loaded(v.stage));
 }
 
 /* `warp` is less than TRANSPOSERS. */
-DEVICE void transpose_values(u32 warp) {
+DEVICE void transpose_v(u32 warp) {
     constexpr u32 PAIRS = 2 * V_PANELS * (BLOCK_K / 64);
     cursor<STAGES> v;
     for (;; v.advance()) {
-        wait(values_loaded(v.stage), v.phase);
+        wait(v_loaded(v.stage), v.phase);
         /* Only the lane that arrives below reads this word: its arrival orders the read before the producer's next
            write. */
         const i32 used = uniform(lane_index() == 0 ? load_words(used_at(v.stage)).at[0] : 0u);
@@ -27,7 +27,7 @@ DEVICE void transpose_values(u32 warp) {
             break;
 #pragma unroll 1
         for (u32 i = warp; i < PAIRS; i += TRANSPOSERS)
-            transpose_pair<false>(v_at(v.stage) + i / 2 / V_PANELS * SQUARES_BYTES + i / 2 % V_PANELS * SQUARE_BYTES,
+            transpose_pair<false>(v_at(v.stage) + i / 2 / V_PANELS * VT_BYTES + i / 2 % V_PANELS * FP8_TILE_BYTES,
                                   i % 2, used - (i32)(i / 2 / V_PANELS * 64));
         publish_to_async_proxy();
         __syncwarp();
@@ -40,7 +40,7 @@ DEVICE void write_ones() {
     const u32 four = rounded_four<v_t>(1, 1, 1, 1), first = threadIdx.x * 16;
     for (u32 square = 0; square < STAGES * (BLOCK_K / 64); ++square)
         if ((i32)first < (i32)ONES_BYTES)
-            store_words(v_at(0) + square * SQUARES_BYTES + V_PANELS * SQUARE_BYTES + first,
+            store_words(v_at(0) + square * VT_BYTES + V_PANELS * FP8_TILE_BYTES + first,
                         words{{four, four, four, four}});
     publish_to_async_proxy();
 }

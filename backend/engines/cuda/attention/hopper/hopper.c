@@ -4,8 +4,8 @@
 #include "engines/cuda/attention/hopper/hopper.h"
 #include "engines/cuda/families.h"
 
-/* Analyses the operation. is_unordered: for the family whose dQ depends on the order of CTAs; it has no forward pass.
-   */
+/* Analyses the operation. is_unordered: for the family whose dQ depends on the order of CTAs; it has no forward
+   pass. */
 static weftStatus_t analyse(struct cuda_attention *c, const struct region *region, const struct device *device,
                             bool is_unordered) {
     TRY(attention_hopper_check_device(device));
@@ -66,8 +66,7 @@ static const struct knob knobs[] = {
 
 const struct family cuda_attention_hopper = {
     .name = "cuda.attention_hopper",
-    .doc = "scaled dot-product attention of 16 bits and of FP8, and its gradients, on Hopper, by its copy engine and "
-           "wgmma",
+    .doc = "scaled dot-product attention of 16 bits and FP8, and its gradients, on Hopper, by TMA and wgmma",
     .knobs = knobs,
     .accepts = accepts,
     .build = build,
@@ -75,7 +74,7 @@ const struct family cuda_attention_hopper = {
 
 const struct family cuda_attention_hopper_unordered = {
     .name = "cuda.attention_hopper_unordered",
-    .doc = "its gradients, those of queries summed by blocks in any order",
+    .doc = "its gradients, with dQ summed by blocks in any order",
     .accepts = accepts_unordered,
     .build = build_unordered,
     .reorders = reorders,

@@ -34,17 +34,17 @@ weftStatus_t attention_hopper_build_widening(const struct cuda_attention *c, str
 
 enum {
     SHARED_MAX = 232448, /* maximum of a block, with opt-in */
-    SQUARE = 64,         /* keys and columns of an FP8 tile that is transposed as a unit: see fp8_transpose_sm90.cuh */
+    FP8_TILE = 64,       /* keys and columns of an FP8 tile that is transposed as a unit: see fp8_transpose_sm90.cuh */
 };
 
 weftStatus_t attention_hopper_check_device(const struct device *device);
 
 /* Checks that TMA can load the tensor: contiguous rows, strides and addresses that are multiples of 16 bytes, and q's
    16-bit type. */
-weftStatus_t attention_hopper_check_boxed(const struct cuda_attention *c, const struct tensor *tensor);
+weftStatus_t attention_hopper_check_tma_16bit(const struct cuda_attention *c, const struct tensor *tensor);
 
 /* Checks the same for any type. */
-weftStatus_t attention_hopper_check_rows(const struct cuda_attention *c, const struct tensor *tensor);
+weftStatus_t attention_hopper_check_tma_rows(const struct cuda_attention *c, const struct tensor *tensor);
 
 /* Emits a tensor map of a [B, H, S, D] tensor, padded or ragged: boxes of `rows` rows of 128 or 64 bytes, with a
    swizzle of the same size. */
@@ -60,7 +60,7 @@ void attention_hopper_emit_entry(struct kernel_source *source, const struct cuda
 
 /* True if TMA can load the bias in boxes of 64 keys: 16-bit, one element per query and key, rows of a multiple of 16
    bytes. TMA has no broadcast: a stride of 0 is not supported. */
-bool attention_hopper_has_boxed_bias(const struct cuda_attention *c);
+bool attention_hopper_has_tma_bias(const struct cuda_attention *c);
 
 /* True if the dropout mask is numeric rather than boolean. */
 bool attention_hopper_multiplies_by_mask(const struct cuda_attention *c);
@@ -75,26 +75,26 @@ void attention_hopper_emit_terms(struct kernel_source *source, const struct cuda
    operands are K-major. Signature: NAME(d, a, b). Shared memory operands are given by the low words of their
    descriptors, because 64-bit additions would cost registers. is_fresh: d is write-only, so that the compiler knows its
    old value is dead. b_is_narrow: B has 64-byte rows. b_type: NULL if it is the type of A. */
-struct attention_product {
+struct attention_mma {
     const char *name, *type;
     int columns;
-    enum { PRODUCT_A_K, PRODUCT_A_MN, PRODUCT_A_REGISTERS } a; /* K-major, MN-major, or in registers */
+    enum { MMA_A_K, MMA_A_MN, MMA_A_REGISTERS } a; /* K-major, MN-major, or in registers */
     bool b_is_mn, is_fresh, is_fp8, b_is_narrow;
     const char *b_type;
-    enum { PRODUCT_REPLACES, PRODUCT_ADDS, PRODUCT_ADDS_AT_RUN_TIME } adds; /* at run time: NAME(d, a, b, adds) */
+    enum { MMA_REPLACES, MMA_ADDS, MMA_ADDS_AT_RUN_TIME } adds; /* at run time: NAME(d, a, b, adds) */
 };
-void attention_hopper_emit_product(struct text *code, const struct attention_product *product);
+void attention_hopper_emit_mma(struct text *code, const struct attention_mma *product);
 
 /* ---- backward.c; reduces_dq: one pass computes all gradients and adds dQ in any order ---- */
 
-weftStatus_t attention_hopper_backward_accepts(const struct cuda_attention *c, bool has_sums, double *seconds);
-weftStatus_t attention_hopper_backward_build(struct step *step, const struct cuda_attention *c, bool has_sums,
+weftStatus_t attention_hopper_backward_accepts(const struct cuda_attention *c, bool reduces_dq, double *seconds);
+weftStatus_t attention_hopper_backward_build(struct step *step, const struct cuda_attention *c, bool reduces_dq,
                                              struct cuda_step *state, struct arena *arena);
 
 /* ---- forward.c ---- */
 
-/* Values of the knob KERNEL_CFG: tile scheduler. Static: a fixed assignment; dynamic: an idle CTA takes the next tile.
-   */
+/* Values of the knob KERNEL_CFG: tile scheduler. Static: a fixed assignment; dynamic: an idle CTA takes the next
+   tile. */
 enum { ATTENTION_SCHEDULE_CHOSEN, ATTENTION_SCHEDULE_STATIC, ATTENTION_SCHEDULE_DYNAMIC };
 
 weftStatus_t attention_hopper_forward_accepts(const struct cuda_attention *c, double *seconds);

@@ -55,8 +55,8 @@ template <class P> DEVICE void load_bias_pair(float (&pair)[2], const P &a, bias
 
 /* Adds the bias to a modified score. CHECKS_BIAS_MASK: a bias of -inf hides any score; otherwise, -inf plus NaN or +inf
    gives NaN. */
-template <bool GUARDS_HIDDEN> DEVICE float with_bias(float scaled, float bias) {
-    if constexpr (BIAS == 1 && !GUARDS_HIDDEN)
+template <bool CHECKS_BIAS_MASK> DEVICE float with_bias(float scaled, float bias) {
+    if constexpr (BIAS == 1 && !CHECKS_BIAS_MASK)
         return scaled + bias;
     if constexpr (BIAS == 1)
         return bias == minus_infinity() || (HAS_MODIFIER && scaled == minus_infinity()) ? minus_infinity()
@@ -66,9 +66,9 @@ template <bool GUARDS_HIDDEN> DEVICE float with_bias(float scaled, float bias) {
     return scaled;
 }
 /* Score of a scaled product, without ALiBi. */
-template <bool GUARDS_HIDDEN, class P>
+template <bool CHECKS_BIAS_MASK, class P>
 DEVICE float score_of(const P &a, i32 batch, i32 head, i32 query, i32 key, float scaled, float bias) {
     if constexpr (HAS_MODIFIER)
         scaled = modified(a, batch, head, query, key, scaled);
-    return with_bias<GUARDS_HIDDEN>(scaled, bias);
+    return with_bias<CHECKS_BIAS_MASK>(scaled, bias);
 }

@@ -44,12 +44,12 @@ weftStatus_t attention_hopper_check_widened(const struct cuda_attention *c) {
         const struct tensor *narrow = c->widened->operands[i].narrow;
         if (narrow->ragged_offset)
             FAIL(WEFT_STATUS_NOT_SUPPORTED,
-                 "%s: %s is ragged, and of FP8 that is widened none is here; the portable attention family takes it.",
+                 "%s: %s is ragged, and ragged FP8 cannot be converted; the portable attention family handles it.",
                  descriptor_label(region_node(c->region, 0)->op), descriptor_label(&narrow->base));
         if (tensor_elements(narrow) / WIDEN_CHUNK > INT32_MAX)
-            FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: %s has too many elements to be widened. Split the batch.",
+            FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: %s has too many elements to be converted. Split the batch.",
                  descriptor_label(region_node(c->region, 0)->op), descriptor_label(&narrow->base));
-        TRY(attention_hopper_check_rows(c, narrow));
+        TRY(attention_hopper_check_tma_rows(c, narrow));
     }
     return WEFT_STATUS_SUCCESS;
 }

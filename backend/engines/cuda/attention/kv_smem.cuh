@@ -1,7 +1,7 @@
 /* kv_smem: slices of KEYS keys and values in shared memory, and their products with 16 rows of a decoding warp, with
      accumulators in the layout of warp_tiles:
      scores    S += Q K^T       results   O += P V
-   Rows are padded by 16 bytes. With HAS_BOXES, TMA loads them as panels of 128 bytes per row, in which 16-byte chunks
+   Rows are padded by 16 bytes. With USES_TMA, TMA loads them as panels of 128 bytes per row, in which 16-byte chunks
    have index ^ row % 8. Either way, the 8 rows of a column are in different banks.
    8-bit numbers are converted to f16 or bf16, which represent them exactly, on their way to the tensor cores:
      scores    a block of 16 columns is in the order byte_position(0) .. byte_position(15), and so is Q's, so that a
@@ -12,22 +12,22 @@
 /* ---- Location of rows ---- */
 
 template <class T, int WIDTH> struct slice_rows {
-    static constexpr int BYTES = WIDTH * (int)sizeof(T), PITCH = HAS_BOXES ? 128 : BYTES + 16;
-    static constexpr int PANEL = KEYS * PITCH, PANELS = HAS_BOXES ? (BYTES + 127) / 128 : 1, SIZE = PANEL * PANELS;
-    static constexpr int RUN = 16 / (int)sizeof(T), ACROSS = HAS_BOXES ? PITCH / 16 : BYTES / 16;
+    static constexpr int BYTES = WIDTH * (int)sizeof(T), PITCH = USES_TMA ? 128 : BYTES + 16;
+    static constexpr int PANEL = KEYS * PITCH, PANELS = USES_TMA ? (BYTES + 127) / 128 : 1, SIZE = PANEL * PANELS;
+    static constexpr int RUN = 16 / (int)sizeof(T), ACROSS = USES_TMA ? PITCH / 16 : BYTES / 16;
     static constexpr int RUNS = KEYS * ACROSS * PANELS; /* 16-byte chunks, without the padding */
     const char *row;
     u32 swizzle;
 
     /* For a lane that reads the first or the second half of 32 bytes of row r. */
     DEVICE slice_rows(const void *rows, int r, int half)
-        : row((const char *)rows + r * PITCH + (HAS_BOXES ? 0 : half * 16)),
-          swizzle(HAS_BOXES ? (half ^ r % 8) * 16 : 0) {}
+        : row((const char *)rows + r * PITCH + (USES_TMA ? 0 : half * 16)),
+          swizzle(USES_TMA ? (half ^ r % 8) * 16 : 0) {}
     DEVICE const void *at(int i) const {
-        return HAS_BOXES ? row + i / 4 * PANEL + (i % 4 * 32 ^ swizzle) : row + i * 32;
+        return USES_TMA ? row + i / 4 * PANEL + (i % 4 * 32 ^ swizzle) : row + i * 32;
     }
     static DEVICE int row_of_run(int i) { return i / ACROSS % KEYS; }
-    static DEVICE int place_of_run(int i) { return (i / ACROSS * PITCH + i % ACROSS * 16) / (int)sizeof(T); }
+    static DEVICE int offset_of_run(int i) { return (i / ACROSS * PITCH + i % ACROSS * 16) / (int)sizeof(T); }
 };
 
 /* An MMA multiplies every element, including values of hidden keys by a P of 0, and 0 x NaN is NaN. So if a row may be
@@ -36,7 +36,7 @@ template <class T, int WIDTH> struct slice_rows {
 template <class L, int GROUP, class T> DEVICE void clear_non_finite(T *rows, int *non_finite, int mark) {
 #pragma unroll 2
     for (int i = (int)threadIdx.x % GROUP; i < L::RUNS; i += GROUP) {
-        run<T, L::RUN> some = load_run<T, L::RUN>(rows + L::place_of_run(i));
+        run<T, L::RUN> some = load_run<T, L::RUN>(rows + L::offset_of_run(i));
         bool is_clean = true;
 #pragma unroll
         for (int e = 0; e < L::RUN; e++)
@@ -47,7 +47,7 @@ template <class L, int GROUP, class T> DEVICE void clear_non_finite(T *rows, int
         for (int e = 0; e < L::RUN; e++)
             if (!is_finite(some.at[e]))
                 some.at[e] = T{};
-        store_run<T, L::RUN>(rows + L::place_of_run(i), some);
+        store_run<T, L::RUN>(rows + L::offset_of_run(i), some);
         store_same(non_finite + L::row_of_run(i), mark);
     }
 }
@@ -55,7 +55,7 @@ template <class L, int GROUP, class T> DEVICE void clear_non_finite(T *rows, int
 /* ---- Conversion of two bytes to two 16-bit numbers ---- */
 
 /* Position of column i in a block of 16: columns 4 t .. 4 t + 3 are the MMA's 2 t, 2 t + 1, 2 t + 8 and 2 t + 9. */
-DEVICE int byte_place(int i) { return i % 16 / 4 * 2 + i % 2 + i % 4 / 2 * 8 + i / 16 * 16; }
+DEVICE int byte_position(int i) { return i % 16 / 4 * 2 + i % 2 + i % 4 / 2 * 8 + i / 16 * 16; }
 
 template <class E> struct byte_pair;
 template <> struct byte_pair<e4m3> {
@@ -90,8 +90,7 @@ template <> struct two_bytes<bf16, i8> {
 /* ---- Products ---- */
 
 /* S: type of the MMA's operands. */
-template <class S, int WIDTH, class Q, class T>
-DEVICE void multiply_keys(float (&s)[1][2][4], const Q &q, const T *keys) {
+template <class S, int WIDTH, class Q, class T> DEVICE void multiply_k(float (&s)[1][2][4], const Q &q, const T *keys) {
     constexpr bool IS_BYTES = sizeof(T) == 1;
     /* 8 x 8 matrices: both halves of 8 keys, then of the next 8; for bytes, the first halves of 16 keys, then the
        second. */
@@ -124,7 +123,7 @@ DEVICE void multiply_keys(float (&s)[1][2][4], const Q &q, const T *keys) {
 }
 
 template <class S, int WIDTH, int PARTS, class W, class T>
-DEVICE void multiply_values(float (&o)[1][WIDTH / 8][4], const W &weights, const T *values) {
+DEVICE void multiply_v(float (&o)[1][WIDTH / 8][4], const W &p, const T *values) {
     const slice_rows<T, WIDTH> rows(values, lane() % 16, lane() / 16);
 #pragma unroll
     for (int i = 0; i < WIDTH * (int)sizeof(T) / 32; i++) {
@@ -132,9 +131,9 @@ DEVICE void multiply_values(float (&o)[1][WIDTH / 8][4], const W &weights, const
         load_blocks_transposed(blocks, rows.at(i));
         if constexpr (sizeof(T) > 1) {
 #pragma unroll
-            for (int p = 0; p < PARTS; p++) {
-                product<S, S>::template add<true>(o[0][2 * i], weights.at[p][0][0], blocks);
-                product<S, S>::template add<true>(o[0][2 * i + 1], weights.at[p][0][0], blocks + 2);
+            for (int part = 0; part < PARTS; part++) {
+                product<S, S>::template add<true>(o[0][2 * i], p.at[part][0][0], blocks);
+                product<S, S>::template add<true>(o[0][2 * i + 1], p.at[part][0][0], blocks + 2);
             }
         } else {
 #pragma unroll
@@ -144,9 +143,9 @@ DEVICE void multiply_values(float (&o)[1][WIDTH / 8][4], const W &weights, const
                 const u32 even[2] = {two_bytes<S, T>::number(first), two_bytes<S, T>::number(last)};
                 const u32 odd[2] = {two_bytes<S, T>::number(first >> 16), two_bytes<S, T>::number(last >> 16)};
 #pragma unroll
-                for (int p = 0; p < PARTS; p++) {
-                    product<S, S>::template add<true>(o[0][4 * i + 2 * c], weights.at[p][0][0], even);
-                    product<S, S>::template add<true>(o[0][4 * i + 2 * c + 1], weights.at[p][0][0], odd);
+                for (int part = 0; part < PARTS; part++) {
+                    product<S, S>::template add<true>(o[0][4 * i + 2 * c], p.at[part][0][0], even);
+                    product<S, S>::template add<true>(o[0][4 * i + 2 * c + 1], p.at[part][0][0], odd);
                 }
             }
         }
@@ -154,7 +153,7 @@ DEVICE void multiply_values(float (&o)[1][WIDTH / 8][4], const W &weights, const
 }
 
 /* Stores a lane's results of one of its rows, contiguously. */
-template <class T, int WIDTH> DEVICE void keep_results(float *row, const float (&o)[WIDTH / 8][4], int h) {
+template <class T, int WIDTH> DEVICE void store_results(float *row, const float (&o)[WIDTH / 8][4], int h) {
     if constexpr (sizeof(T) > 1)
 #pragma unroll
         for (int j = 0; j < WIDTH / 8; j++)

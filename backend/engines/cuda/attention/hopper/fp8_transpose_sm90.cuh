@@ -8,9 +8,9 @@
    Cleared   keys past the length in use
    Params    HAS_SEQ_LEN_KV */
 
-constexpr u32 SQUARE_BYTES = 64 * 64;
+constexpr u32 FP8_TILE_BYTES = 64 * 64;
 
-DEVICE u32 place_in_square(u32 row, u32 chunk) { return row * 64 + (chunk ^ row / 2 % 4) * 16; }
+DEVICE u32 fp8_tile_offset(u32 row, u32 chunk) { return row * 64 + (chunk ^ row / 2 % 4) * 16; }
 
 /* Byte mask of a word: the keys in use. `key`: the first one. */
 template <bool BY_EIGHTS> DEVICE u32 bytes_in_use(i32 key, i32 used) {
@@ -22,11 +22,11 @@ template <bool BY_EIGHTS> DEVICE u32 bytes_in_use(i32 key, i32 used) {
 /* 32 keys x 32 columns in registers: four words per 16 columns. */
 using byte_block = u32[8];
 
-template <bool BY_EIGHTS> DEVICE void load_byte_block(byte_block &b, u32 square, u32 keys, u32 columns) {
+template <bool BY_EIGHTS> DEVICE void load_byte_block(byte_block &b, u32 tile, u32 keys, u32 columns) {
 #pragma unroll
     for (u32 i = 0; i < 2; ++i) {
         u32 pairs[4];
-        load_matrices_transposed(pairs, square + place_in_square(keys * 32 + lane_index(), columns * 2 + i));
+        load_matrices_transposed(pairs, tile + fp8_tile_offset(keys * 32 + lane_index(), columns * 2 + i));
 #pragma unroll
         for (int half = 0; half < 2; ++half) { /* even and odd columns of 16 keys */
             b[4 * i + 2 * half] = __byte_perm(pairs[2 * half], pairs[2 * half + 1], BY_EIGHTS ? 0x6240 : 0x6420);
@@ -34,12 +34,12 @@ template <bool BY_EIGHTS> DEVICE void load_byte_block(byte_block &b, u32 square,
         }
     }
 }
-template <bool BY_EIGHTS> DEVICE void store_byte_block(u32 square, u32 keys, u32 columns, const byte_block &b) {
+template <bool BY_EIGHTS> DEVICE void store_byte_block(u32 tile, u32 keys, u32 columns, const byte_block &b) {
     const u32 lane = lane_index(), row = BY_EIGHTS ? lane % 8 * 2 + lane / 8 % 2 : lane % 16;
 #pragma unroll
     for (u32 i = 0; i < 2; ++i) {
         const u32 four[4] = {b[4 * i], b[4 * i + 1], b[4 * i + 2], b[4 * i + 3]};
-        store_matrices(square + place_in_square(columns * 32 + i * 16 + row, keys * 2 + lane / 16), four);
+        store_matrices(tile + fp8_tile_offset(columns * 32 + i * 16 + row, keys * 2 + lane / 16), four);
     }
 }
 /* used: keys in use, counted from the block's first one. */
@@ -50,15 +50,15 @@ template <bool BY_EIGHTS> DEVICE void clear_unused(byte_block &b, i32 used) {
 }
 
 /* Transposes the diagonal blocks, or the off-diagonal ones. used: counted from the tile's first key. */
-template <bool BY_EIGHTS> DEVICE void transpose_pair(u32 square, u32 is_beside, i32 used) {
+template <bool BY_EIGHTS> DEVICE void transpose_pair(u32 tile, u32 is_off_diagonal, i32 used) {
     byte_block first, second;
-    load_byte_block<BY_EIGHTS>(first, square, 0, is_beside);
-    load_byte_block<BY_EIGHTS>(second, square, 1, 1 - is_beside);
+    load_byte_block<BY_EIGHTS>(first, tile, 0, is_off_diagonal);
+    load_byte_block<BY_EIGHTS>(second, tile, 1, 1 - is_off_diagonal);
     if (HAS_SEQ_LEN_KV && used < 64) {
         clear_unused<BY_EIGHTS>(first, used);
         clear_unused<BY_EIGHTS>(second, used - 32);
     }
     __syncwarp();
-    store_byte_block<BY_EIGHTS>(square, 0, is_beside, first);
-    store_byte_block<BY_EIGHTS>(square, 1, 1 - is_beside, second);
+    store_byte_block<BY_EIGHTS>(tile, 0, is_off_diagonal, first);
+    store_byte_block<BY_EIGHTS>(tile, 1, 1 - is_off_diagonal, second);
 }

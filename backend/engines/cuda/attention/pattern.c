@@ -21,55 +21,56 @@ struct spelled {
     struct offer offers[OPERATIONS_MAX];
 };
 
-/* ---- Matching ------------------------------------------------------------------------------------------------------
-   */
+/* ---- Matching
+   ------------------------------------------------------------------------------------------------------ */
 
 /* True if the region is exactly the matched set, so that attempts to grow a region by adjacent nodes are declined. Both
    lists are in graph order. */
 static bool covers(const struct attention_pattern *a, const struct region *region) {
-    bool is = a->count == region->count;
-    for (int i = 0; is && i < a->count; i++)
-        is = a->nodes[i].node == region->nodes[i];
-    return is;
+    bool is_match = a->count == region->count;
+    for (int i = 0; is_match && i < a->count; i++)
+        is_match = a->nodes[i].node == region->nodes[i];
+    return is_match;
 }
 
 /* Matches the pattern around a matmul: gradients, in which it is dO V^T, or attention, in which it is the last matmul.
    If neither matches, the error is that of the closer pattern. */
-static weftStatus_t find_around(struct attention_pattern *found, const struct graph *graph, int node) {
-    weftStatus_t status = attention_pattern_match_gradient(found, graph, node);
-    return status && !found->is_gradient ? attention_pattern_match(found, graph, node) : status;
+static weftStatus_t find_around(struct attention_pattern *match, const struct graph *graph, int node) {
+    weftStatus_t status = attention_pattern_match_gradient(match, graph, node);
+    return status && !match->is_gradient ? attention_pattern_match(match, graph, node) : status;
 }
 
 /* Searches from the last matmul backwards: in attention, it is P V. */
-static weftStatus_t find(struct attention_pattern *found, const struct region *region) {
+static weftStatus_t find(struct attention_pattern *match, const struct region *region) {
     for (int i = region->count; i-- > 0;) {
         if (op_of(region_node(region, i)->op) != &matmul_op)
             continue;
-        weftStatus_t status = find_around(found, region->graph, region->nodes[i]);
-        if (!status && covers(found, region))
+        weftStatus_t status = find_around(match, region->graph, region->nodes[i]);
+        if (!status && covers(match, region))
             return WEFT_STATUS_SUCCESS;
         /* a single matmul was asked about: report the reason */
         if (status && region->count == 1)
             return status;
     }
-    FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: spells no attention together with what goes with it",
+    FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
+         "%s: is not part of an attention pattern that matches the whole region",
          descriptor_label(region_node(region, 0)->op));
 }
 
 /* A plan asks at each node. The node that answers is P V in the forward pass, and dO V^T for gradients. */
 static int companions(const struct graph *graph, int node, int *nodes) {
-    struct attention_pattern found;
+    struct attention_pattern match;
     int count = 0;
-    if (op_of(graph->nodes[node].op) != &matmul_op || find_around(&found, graph, node))
+    if (op_of(graph->nodes[node].op) != &matmul_op || find_around(&match, graph, node))
         return 0;
-    for (int i = 0; i < found.count; i++)
-        if (found.nodes[i].node != node)
-            nodes[count++] = found.nodes[i].node;
+    for (int i = 0; i < match.count; i++)
+        if (match.nodes[i].node != node)
+            nodes[count++] = match.nodes[i].node;
     return count;
 }
 
-/* ---- Analysis ------------------------------------------------------------------------------------------------------
-   */
+/* ---- Analysis
+   ------------------------------------------------------------------------------------------------------ */
 
 /* All memory is in the arena: accepts frees it at once, a step keeps it. Each operation is offered separately, because
    different families may be the fastest for them. */
@@ -98,38 +99,39 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
     return status;
 }
 
-/* ---- Unordered sums ------------------------------------------------------------------------------------------------
-   */
+/* ---- Unordered sums
+   ------------------------------------------------------------------------------------------------ */
 
 /* Inexpensive: most matmuls do not feed the gradient of a softmax. */
 static bool reorders(const struct graph *graph, int node) {
-    struct attention_pattern found;
-    bool is = op_of(graph->nodes[node].op) == &matmul_op && !attention_pattern_match_gradient(&found, graph, node);
+    struct attention_pattern match;
+    bool is_match =
+        op_of(graph->nodes[node].op) == &matmul_op && !attention_pattern_match_gradient(&match, graph, node);
     status_clear();
-    return is;
+    return is_match;
 }
 
 /* Accepts only if some kernel sums in arbitrary order. Everything else is left to the other family, so that a plan with
    this family actually uses the relaxation. */
-static weftStatus_t accepts_reordered(const struct region *region, const struct device *device, double *seconds) {
+static weftStatus_t accepts_unordered(const struct region *region, const struct device *device, double *seconds) {
     struct spelled s = {0};
     struct arena arena = {0};
     weftStatus_t status = analyse(&s, region, device, &arena);
-    bool is_reordered = false;
+    bool is_unordered = false;
     *seconds = 0;
     for (int i = 0; i < s.count && !status; i++) {
-        is_reordered = is_reordered || s.offers[i].family->reorders;
+        is_unordered = is_unordered || s.offers[i].family->reorders;
         *seconds += s.offers[i].seconds;
     }
-    if (!status && !is_reordered)
-        status = status_fail(WEFT_STATUS_NOT_SUPPORTED, "%s: no kernel of the gradient is faster in any order",
+    if (!status && !is_unordered)
+        status = status_fail(WEFT_STATUS_NOT_SUPPORTED, "%s: no unordered kernel of the gradient is faster",
                              descriptor_label(region_node(region, 0)->op));
     arena_free(&arena);
     return status;
 }
 
-/* ---- Building ------------------------------------------------------------------------------------------------------
-   */
+/* ---- Building
+   ------------------------------------------------------------------------------------------------------ */
 
 /* Describes what the operations on the scores became: "sdpa_fwd of 9 operations, causal, with a score modifier". */
 static weftStatus_t describe(const char **detail, const struct spelled *s, struct arena *arena) {
@@ -159,8 +161,8 @@ static int64_t bytes_of(const struct tensor *tensor) {
 
 /* Locates the values: those of the whole graph where they are, and intermediate or unused values at the start of the
    workspace, of which *bytes are used. */
-static weftStatus_t place_values(struct kernel_place **made, int64_t *bytes, const struct spelled *s,
-                                 struct arena *arena) {
+static weftStatus_t locate_values(struct kernel_place **result, int64_t *bytes, const struct spelled *s,
+                                  struct arena *arena) {
     struct kernel_place *places;
     TRY(arena_alloc(arena, &places, (size_t)s->graph->value_count * sizeof *places));
     *bytes = 0;
@@ -171,7 +173,7 @@ static weftStatus_t place_values(struct kernel_place **made, int64_t *bytes, con
         if (s->outer[v] < 0 && !is_constant)
             *bytes += bytes_of(tensor);
     }
-    *made = places;
+    *result = places;
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -181,17 +183,17 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     struct spelled *s;
     struct cuda_step *state;
     struct kernel_place *places;
-    int64_t passed, scratch = 0;
+    int64_t intermediate_bytes, scratch = 0;
     TRY(arena_alloc(arena, &s, sizeof *s));
     TRY(arena_alloc(arena, &state, sizeof *state));
     TRY(analyse(s, &step->region, device, arena));
-    TRY(place_values(&places, &passed, s, arena));
+    TRY(locate_values(&places, &intermediate_bytes, s, arena));
     TRY(describe(&step->detail, s, arena));
     step->seconds = 0;
     for (int i = 0; i < s->count; i++) {
         struct step inner = {.family = s->offers[i].family, .region = s->regions[i], .seconds = s->offers[i].seconds};
         TRY(inner.family->build(&inner, device, knobs, arena));
-        TRY(kernels_take(state, inner.state, places, s->graph->value_count, passed, arena));
+        TRY(kernels_take(state, inner.state, places, s->graph->value_count, intermediate_bytes, arena));
         scratch = max64(scratch, inner.workspace_bytes);
         step->seconds += inner.seconds;
         TRY(arena_print(arena, &step->detail, "%s%s %s: %s", step->detail, i ? ";" : ",", inner.family->name,
@@ -199,15 +201,14 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     }
     step->state = state;
     /* the operations run one after another, so they share scratch memory */
-    step->workspace_bytes = passed + scratch;
+    step->workspace_bytes = intermediate_bytes + scratch;
     return WEFT_STATUS_SUCCESS;
 }
 
 const struct family cuda_spelled_attention = {
     .name = "cuda.spelled_attention",
-    .doc =
-        "attention spelled out of products, pointwise operations and a softmax, and its gradients, as the operations "
-        "that they are",
+    .doc = "attention matched from matmuls, pointwise operations and a softmax, and its gradients, served as single "
+           "operations",
     .combines = true,
     .accepts = accepts,
     .companions = companions,
@@ -216,9 +217,9 @@ const struct family cuda_spelled_attention = {
 
 const struct family cuda_spelled_attention_unordered = {
     .name = "cuda.spelled_attention_unordered",
-    .doc = "the same of gradients, by kernels that sum in any order",
+    .doc = "matched attention gradients, by kernels that sum in any order",
     .combines = true,
-    .accepts = accepts_reordered,
+    .accepts = accepts_unordered,
     .companions = companions,
     .build = build,
     .reorders = reorders,
