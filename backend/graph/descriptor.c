@@ -18,7 +18,7 @@ const struct row name_row = {
     .type = WEFT_TYPE_CHAR,
     .storage = STORE_LIST,
     .offset = offsetof(struct descriptor, label),
-    .doc = "the user's name of the object, for messages and pictures",
+    .doc = "the user's name of the object, for messages and drawings",
 };
 
 /* ---- Attribute types --------------------------------------------------------------------------------------------- */

@@ -589,7 +589,7 @@ class Pointwise_attributes : public detail::Attributes<Pointwise_attributes> {
     std::optional<float> get_alpha2() const {
         return this->template get_value<float>(WEFT_ATTR_OPERATION_POINTWISE_ALPHA2);
     }
-    /** what is computed: weftPointwiseMode_t */
+    /** the function: weftPointwiseMode_t */
     Pointwise_attributes &set_mode(PointwiseMode_t values) {
         this->put(WEFT_ATTR_POINTWISE_MODE, WEFT_TYPE_POINTWISE_MODE, values);
         return this->self();
@@ -701,7 +701,7 @@ class Conv_fprop_attributes : public detail::Attributes<Conv_fprop_attributes> {
     std::vector<std::int64_t> get_pre_padding() const {
         return this->template get_list<std::int64_t>(WEFT_ATTR_CONVOLUTION_PRE_PADDINGS);
     }
-    /** zeros after the end of each spatial dimension; unset: as pre_padding */
+    /** zeros after the end of each spatial dimension; unset: pre_padding */
     Conv_fprop_attributes &set_post_padding(const std::vector<std::int64_t> &values) {
         this->put(WEFT_ATTR_CONVOLUTION_POST_PADDINGS, WEFT_TYPE_INT64, values);
         return this->self();
@@ -717,7 +717,7 @@ class Conv_fprop_attributes : public detail::Attributes<Conv_fprop_attributes> {
     std::vector<std::int64_t> get_stride() const {
         return this->template get_list<std::int64_t>(WEFT_ATTR_CONVOLUTION_FILTER_STRIDES);
     }
-    /** distance in elements between neighbouring filter taps, per spatial dimension; unset: 1 */
+    /** distance in elements between adjacent filter taps, per spatial dimension; unset: 1 */
     Conv_fprop_attributes &set_dilation(const std::vector<std::int64_t> &values) {
         this->put(WEFT_ATTR_CONVOLUTION_DILATIONS, WEFT_TYPE_INT64, values);
         return this->self();
@@ -725,7 +725,7 @@ class Conv_fprop_attributes : public detail::Attributes<Conv_fprop_attributes> {
     std::vector<std::int64_t> get_dilation() const {
         return this->template get_list<std::int64_t>(WEFT_ATTR_CONVOLUTION_DILATIONS);
     }
-    /** whether the filter is flipped; CROSS_CORRELATION does not */
+    /** whether the filter is flipped; CROSS_CORRELATION does not flip it */
     Conv_fprop_attributes &set_convolution_mode(ConvolutionMode_t values) {
         this->put(WEFT_ATTR_CONVOLUTION_CONV_MODE, WEFT_TYPE_CONVOLUTION_MODE, values);
         return this->self();
@@ -755,7 +755,7 @@ class Conv_dgrad_attributes : public detail::Attributes<Conv_dgrad_attributes> {
     std::vector<std::int64_t> get_pre_padding() const {
         return this->template get_list<std::int64_t>(WEFT_ATTR_CONVOLUTION_PRE_PADDINGS);
     }
-    /** zeros after the end of each spatial dimension; unset: as pre_padding */
+    /** zeros after the end of each spatial dimension; unset: pre_padding */
     Conv_dgrad_attributes &set_post_padding(const std::vector<std::int64_t> &values) {
         this->put(WEFT_ATTR_CONVOLUTION_POST_PADDINGS, WEFT_TYPE_INT64, values);
         return this->self();
@@ -771,7 +771,7 @@ class Conv_dgrad_attributes : public detail::Attributes<Conv_dgrad_attributes> {
     std::vector<std::int64_t> get_stride() const {
         return this->template get_list<std::int64_t>(WEFT_ATTR_CONVOLUTION_FILTER_STRIDES);
     }
-    /** distance in elements between neighbouring filter taps, per spatial dimension; unset: 1 */
+    /** distance in elements between adjacent filter taps, per spatial dimension; unset: 1 */
     Conv_dgrad_attributes &set_dilation(const std::vector<std::int64_t> &values) {
         this->put(WEFT_ATTR_CONVOLUTION_DILATIONS, WEFT_TYPE_INT64, values);
         return this->self();
@@ -779,7 +779,7 @@ class Conv_dgrad_attributes : public detail::Attributes<Conv_dgrad_attributes> {
     std::vector<std::int64_t> get_dilation() const {
         return this->template get_list<std::int64_t>(WEFT_ATTR_CONVOLUTION_DILATIONS);
     }
-    /** whether the filter is flipped; CROSS_CORRELATION does not */
+    /** whether the filter is flipped; CROSS_CORRELATION does not flip it */
     Conv_dgrad_attributes &set_convolution_mode(ConvolutionMode_t values) {
         this->put(WEFT_ATTR_CONVOLUTION_CONV_MODE, WEFT_TYPE_CONVOLUTION_MODE, values);
         return this->self();
@@ -809,7 +809,7 @@ class Conv_wgrad_attributes : public detail::Attributes<Conv_wgrad_attributes> {
     std::vector<std::int64_t> get_pre_padding() const {
         return this->template get_list<std::int64_t>(WEFT_ATTR_CONVOLUTION_PRE_PADDINGS);
     }
-    /** zeros after the end of each spatial dimension; unset: as pre_padding */
+    /** zeros after the end of each spatial dimension; unset: pre_padding */
     Conv_wgrad_attributes &set_post_padding(const std::vector<std::int64_t> &values) {
         this->put(WEFT_ATTR_CONVOLUTION_POST_PADDINGS, WEFT_TYPE_INT64, values);
         return this->self();
@@ -825,7 +825,7 @@ class Conv_wgrad_attributes : public detail::Attributes<Conv_wgrad_attributes> {
     std::vector<std::int64_t> get_stride() const {
         return this->template get_list<std::int64_t>(WEFT_ATTR_CONVOLUTION_FILTER_STRIDES);
     }
-    /** distance in elements between neighbouring filter taps, per spatial dimension; unset: 1 */
+    /** distance in elements between adjacent filter taps, per spatial dimension; unset: 1 */
     Conv_wgrad_attributes &set_dilation(const std::vector<std::int64_t> &values) {
         this->put(WEFT_ATTR_CONVOLUTION_DILATIONS, WEFT_TYPE_INT64, values);
         return this->self();
@@ -833,7 +833,7 @@ class Conv_wgrad_attributes : public detail::Attributes<Conv_wgrad_attributes> {
     std::vector<std::int64_t> get_dilation() const {
         return this->template get_list<std::int64_t>(WEFT_ATTR_CONVOLUTION_DILATIONS);
     }
-    /** whether the filter is flipped; CROSS_CORRELATION does not */
+    /** whether the filter is flipped; CROSS_CORRELATION does not flip it */
     Conv_wgrad_attributes &set_convolution_mode(ConvolutionMode_t values) {
         this->put(WEFT_ATTR_CONVOLUTION_CONV_MODE, WEFT_TYPE_CONVOLUTION_MODE, values);
         return this->self();
@@ -852,7 +852,7 @@ class Conv_wgrad_attributes : public detail::Attributes<Conv_wgrad_attributes> {
         return this->template get_list<std::int64_t>(WEFT_ATTR_CONVOLUTION_PRE_PADDINGS);
     }
 };
-/** Attributes of causal_conv1d: convolution of sequences that sees nothing later, each channel alone. */
+/** Attributes of causal_conv1d: causal convolution of sequences, separately for each channel. */
 class Causal_conv1d_attributes : public detail::Attributes<Causal_conv1d_attributes> {
   public:
     /** added to each channel before the activation; unset: 0 */
@@ -860,7 +860,7 @@ class Causal_conv1d_attributes : public detail::Attributes<Causal_conv1d_attribu
         this->give(WEFT_ATTR_OPERATION_CAUSAL_CONV1D_FWD_BIAS_DESC_EXT, "bias", values);
         return this->self();
     }
-    /** what follows: IDENTITY, or SWISH_FWD, which is SiLU */
+    /** activation: IDENTITY, or SWISH_FWD, which is SiLU */
     Causal_conv1d_attributes &set_activation(PointwiseMode_t values) {
         this->put(WEFT_ATTR_OPERATION_CAUSAL_CONV1D_FWD_ACTIVATION_EXT, WEFT_TYPE_POINTWISE_MODE, values);
         return this->self();
@@ -879,7 +879,7 @@ class Causal_conv1d_backward_attributes : public detail::Attributes<Causal_conv1
         this->give(WEFT_ATTR_OPERATION_CAUSAL_CONV1D_BWD_BIAS_DESC_EXT, "bias", values);
         return this->self();
     }
-    /** what followed: IDENTITY, or SWISH_FWD, which is SiLU */
+    /** activation of the forward pass: IDENTITY, or SWISH_FWD, which is SiLU */
     Causal_conv1d_backward_attributes &set_activation(PointwiseMode_t values) {
         this->put(WEFT_ATTR_OPERATION_CAUSAL_CONV1D_BWD_ACTIVATION_EXT, WEFT_TYPE_POINTWISE_MODE, values);
         return this->self();
@@ -920,7 +920,7 @@ template <class Self> class Resample_options : public detail::Attributes<Self> {
         this->put(WEFT_ATTR_RESAMPLE_PRE_PADDINGS, WEFT_TYPE_INT64, values);
         return this->self();
     }
-    /** elements after the end of each spatial dimension that windows may reach; unset: as pre_padding */
+    /** elements after the end of each spatial dimension that windows may reach; unset: pre_padding */
     Self &set_post_padding(const std::vector<weftFraction_t> &values) {
         this->put(WEFT_ATTR_RESAMPLE_POST_PADDINGS, WEFT_TYPE_FRACTION, values);
         return this->self();
@@ -929,7 +929,7 @@ template <class Self> class Resample_options : public detail::Attributes<Self> {
         this->put(WEFT_ATTR_RESAMPLE_POST_PADDINGS, WEFT_TYPE_INT64, values);
         return this->self();
     }
-    /** how the window becomes one value: weftResampleMode_t */
+    /** reduction of a window: weftResampleMode_t */
     Self &set_resampling_mode(ResampleMode_t values) {
         this->put(WEFT_ATTR_RESAMPLE_MODE, WEFT_TYPE_RESAMPLE_MODE, values);
         return this->self();
@@ -937,8 +937,8 @@ template <class Self> class Resample_options : public detail::Attributes<Self> {
     ResampleMode_t get_resampling_mode() const {
         return this->template get_value<ResampleMode_t>(WEFT_ATTR_RESAMPLE_MODE).value_or(ResampleMode_t::NOT_SET);
     }
-    /** what lies outside x; unset: NEG_INF_PAD for MAXPOOL, ZERO_PAD for AVGPOOL, EDGE_VAL_PAD for NEAREST
-    and BILINEAR */
+    /** values outside x; unset: NEG_INF_PAD for MAXPOOL, ZERO_PAD for AVGPOOL, EDGE_VAL_PAD for NEAREST and
+    BILINEAR */
     Self &set_padding_mode(PaddingMode_t values) {
         this->put(WEFT_ATTR_RESAMPLE_PADDING_MODE, WEFT_TYPE_PADDING_MODE, values);
         return this->self();
@@ -958,7 +958,7 @@ template <class Self> class Resample_options : public detail::Attributes<Self> {
         this->put(WEFT_ATTR_RESAMPLE_POST_PADDINGS, WEFT_TYPE_INT64, values);
         return this->self();
     }
-    /** distance in elements between those that a window takes, per spatial dimension, of pooling; unset: 1 */
+    /** distance between the elements of a pooling window, per spatial dimension; unset: 1 */
     Self &set_dilation(const std::vector<std::int64_t> &values) {
         this->put(WEFT_ATTR_RESAMPLE_DILATIONS_EXT, WEFT_TYPE_INT64, values);
         return this->self();
@@ -975,7 +975,7 @@ class Resample_backward_attributes : public detail::Attributes<Resample_backward
         this->give(WEFT_ATTR_OPERATION_RESAMPLE_BWD_IDXDESC, "index", values);
         return this->self();
     }
-    /** MAXPOOL without index: the forward input, whose first maximum, or last NaN, takes the gradient */
+    /** MAXPOOL without index: the forward input, whose first maximum, or last NaN, receives the gradient */
     Resample_backward_attributes &set_input(const Operand &values) {
         this->give(WEFT_ATTR_OPERATION_RESAMPLE_BWD_XDESC, "x", values);
         return this->self();
@@ -1013,7 +1013,7 @@ class Resample_backward_attributes : public detail::Attributes<Resample_backward
         this->put(WEFT_ATTR_RESAMPLE_PRE_PADDINGS, WEFT_TYPE_INT64, values);
         return this->self();
     }
-    /** elements after the end of each spatial dimension that windows may reach; unset: as pre_padding */
+    /** elements after the end of each spatial dimension that windows may reach; unset: pre_padding */
     Resample_backward_attributes &set_post_padding(const std::vector<weftFraction_t> &values) {
         this->put(WEFT_ATTR_RESAMPLE_POST_PADDINGS, WEFT_TYPE_FRACTION, values);
         return this->self();
@@ -1022,7 +1022,7 @@ class Resample_backward_attributes : public detail::Attributes<Resample_backward
         this->put(WEFT_ATTR_RESAMPLE_POST_PADDINGS, WEFT_TYPE_INT64, values);
         return this->self();
     }
-    /** how the window becomes one value: weftResampleMode_t */
+    /** reduction of a window: weftResampleMode_t */
     Resample_backward_attributes &set_mode(ResampleMode_t values) {
         this->put(WEFT_ATTR_RESAMPLE_MODE, WEFT_TYPE_RESAMPLE_MODE, values);
         return this->self();
@@ -1030,8 +1030,8 @@ class Resample_backward_attributes : public detail::Attributes<Resample_backward
     ResampleMode_t get_mode() const {
         return this->template get_value<ResampleMode_t>(WEFT_ATTR_RESAMPLE_MODE).value_or(ResampleMode_t::NOT_SET);
     }
-    /** what lies outside x; unset: NEG_INF_PAD for MAXPOOL, ZERO_PAD for AVGPOOL, EDGE_VAL_PAD for NEAREST
-    and BILINEAR */
+    /** values outside x; unset: NEG_INF_PAD for MAXPOOL, ZERO_PAD for AVGPOOL, EDGE_VAL_PAD for NEAREST and
+    BILINEAR */
     Resample_backward_attributes &set_padding_mode(PaddingMode_t values) {
         this->put(WEFT_ATTR_RESAMPLE_PADDING_MODE, WEFT_TYPE_PADDING_MODE, values);
         return this->self();
@@ -1051,7 +1051,7 @@ class Resample_backward_attributes : public detail::Attributes<Resample_backward
         this->put(WEFT_ATTR_RESAMPLE_POST_PADDINGS, WEFT_TYPE_INT64, values);
         return this->self();
     }
-    /** distance in elements between those that a window takes, per spatial dimension, of pooling; unset: 1 */
+    /** distance between the elements of a pooling window, per spatial dimension; unset: 1 */
     Resample_backward_attributes &set_dilation(const std::vector<std::int64_t> &values) {
         this->put(WEFT_ATTR_RESAMPLE_DILATIONS_EXT, WEFT_TYPE_INT64, values);
         return this->self();
@@ -1060,10 +1060,10 @@ class Resample_backward_attributes : public detail::Attributes<Resample_backward
         return this->template get_list<std::int64_t>(WEFT_ATTR_RESAMPLE_DILATIONS_EXT);
     }
 };
-/** Attributes of layernorm: norm over the dimensions that the scale spans. */
+/** Attributes of layernorm: norm over the dimensions that the scale covers. */
 class Layernorm_attributes : public detail::Attributes<Layernorm_attributes> {
   public:
-    /** INFERENCE: batch norm takes its statistics from its operands */
+    /** INFERENCE: batch norm uses statistics from its operands */
     Layernorm_attributes &set_forward_phase(NormFwdPhase_t values) {
         this->keep_statistics(values == NormFwdPhase_t::TRAINING);
         this->put(WEFT_ATTR_OPERATION_NORM_FWD_PHASE, WEFT_TYPE_NORM_FWD_PHASE, values);
@@ -1073,16 +1073,16 @@ class Layernorm_attributes : public detail::Attributes<Layernorm_attributes> {
         return this->template get_value<NormFwdPhase_t>(WEFT_ATTR_OPERATION_NORM_FWD_PHASE)
             .value_or(NormFwdPhase_t::NOT_SET);
     }
-    /** scalar added to the variance; not used where inv_variance is given */
+    /** scalar added to the variance; not used if inv_variance is given */
     Layernorm_attributes &set_epsilon(const Operand &values) {
         this->give(WEFT_ATTR_OPERATION_NORM_FWD_EPSILON_DESC, "epsilon", values);
         return this->self();
     }
 };
-/** Attributes of adalayernorm: layer norm with a scale and a bias for each batch entry. */
+/** Attributes of adalayernorm: layer norm with a separate scale and bias for each batch entry. */
 class AdaLayernorm_attributes : public detail::Attributes<AdaLayernorm_attributes> {
   public:
-    /** INFERENCE: batch norm takes its statistics from its operands */
+    /** INFERENCE: batch norm uses statistics from its operands */
     AdaLayernorm_attributes &set_forward_phase(NormFwdPhase_t values) {
         this->keep_statistics(values == NormFwdPhase_t::TRAINING);
         this->put(WEFT_ATTR_OPERATION_NORM_FWD_PHASE, WEFT_TYPE_NORM_FWD_PHASE, values);
@@ -1092,7 +1092,7 @@ class AdaLayernorm_attributes : public detail::Attributes<AdaLayernorm_attribute
         return this->template get_value<NormFwdPhase_t>(WEFT_ATTR_OPERATION_NORM_FWD_PHASE)
             .value_or(NormFwdPhase_t::NOT_SET);
     }
-    /** scalar added to the variance; not used where inv_variance is given */
+    /** scalar added to the variance; not used if inv_variance is given */
     AdaLayernorm_attributes &set_epsilon(const Operand &values) {
         this->give(WEFT_ATTR_OPERATION_NORM_FWD_EPSILON_DESC, "epsilon", values);
         return this->self();
@@ -1101,7 +1101,7 @@ class AdaLayernorm_attributes : public detail::Attributes<AdaLayernorm_attribute
 /** Attributes of instancenorm: norm of each channel of each batch entry. */
 class Instancenorm_attributes : public detail::Attributes<Instancenorm_attributes> {
   public:
-    /** INFERENCE: batch norm takes its statistics from its operands */
+    /** INFERENCE: batch norm uses statistics from its operands */
     Instancenorm_attributes &set_forward_phase(NormFwdPhase_t values) {
         this->keep_statistics(values == NormFwdPhase_t::TRAINING);
         this->put(WEFT_ATTR_OPERATION_NORM_FWD_PHASE, WEFT_TYPE_NORM_FWD_PHASE, values);
@@ -1111,7 +1111,7 @@ class Instancenorm_attributes : public detail::Attributes<Instancenorm_attribute
         return this->template get_value<NormFwdPhase_t>(WEFT_ATTR_OPERATION_NORM_FWD_PHASE)
             .value_or(NormFwdPhase_t::NOT_SET);
     }
-    /** scalar added to the variance; not used where inv_variance is given */
+    /** scalar added to the variance; not used if inv_variance is given */
     Instancenorm_attributes &set_epsilon(const Operand &values) {
         this->give(WEFT_ATTR_OPERATION_NORM_FWD_EPSILON_DESC, "epsilon", values);
         return this->self();
@@ -1120,7 +1120,7 @@ class Instancenorm_attributes : public detail::Attributes<Instancenorm_attribute
 /** Attributes of groupnorm: norm of each group of channels of each batch entry. */
 class Groupnorm_attributes : public detail::Attributes<Groupnorm_attributes> {
   public:
-    /** INFERENCE: batch norm takes its statistics from its operands */
+    /** INFERENCE: batch norm uses statistics from its operands */
     Groupnorm_attributes &set_forward_phase(NormFwdPhase_t values) {
         this->keep_statistics(values == NormFwdPhase_t::TRAINING);
         this->put(WEFT_ATTR_OPERATION_NORM_FWD_PHASE, WEFT_TYPE_NORM_FWD_PHASE, values);
@@ -1130,12 +1130,12 @@ class Groupnorm_attributes : public detail::Attributes<Groupnorm_attributes> {
         return this->template get_value<NormFwdPhase_t>(WEFT_ATTR_OPERATION_NORM_FWD_PHASE)
             .value_or(NormFwdPhase_t::NOT_SET);
     }
-    /** scalar added to the variance; not used where inv_variance is given */
+    /** scalar added to the variance; not used if inv_variance is given */
     Groupnorm_attributes &set_epsilon(const Operand &values) {
         this->give(WEFT_ATTR_OPERATION_NORM_FWD_EPSILON_DESC, "epsilon", values);
         return this->self();
     }
-    /** GROUP_NORM: number of groups that the channels are cut into */
+    /** GROUP_NORM: number of groups into which the channels are split */
     Groupnorm_attributes &set_groups(std::int64_t values) {
         this->put(WEFT_ATTR_OPERATION_NORM_FWD_GROUPS_EXT, WEFT_TYPE_INT64, values);
         return this->self();
@@ -1147,7 +1147,7 @@ class Groupnorm_attributes : public detail::Attributes<Groupnorm_attributes> {
 /** Attributes of rmsnorm: division by the root mean square. */
 class Rmsnorm_attributes : public detail::Attributes<Rmsnorm_attributes> {
   public:
-    /** INFERENCE: batch norm takes its statistics from its operands */
+    /** INFERENCE: batch norm uses statistics from its operands */
     Rmsnorm_attributes &set_forward_phase(NormFwdPhase_t values) {
         this->keep_statistics(values == NormFwdPhase_t::TRAINING);
         this->put(WEFT_ATTR_OPERATION_NORM_FWD_PHASE, WEFT_TYPE_NORM_FWD_PHASE, values);
@@ -1157,12 +1157,12 @@ class Rmsnorm_attributes : public detail::Attributes<Rmsnorm_attributes> {
         return this->template get_value<NormFwdPhase_t>(WEFT_ATTR_OPERATION_NORM_FWD_PHASE)
             .value_or(NormFwdPhase_t::NOT_SET);
     }
-    /** beta, 0 when absent */
+    /** beta, 0 if absent */
     Rmsnorm_attributes &set_bias(const Operand &values) {
         this->give(WEFT_ATTR_OPERATION_NORM_FWD_BIAS_DESC, "bias", values);
         return this->self();
     }
-    /** scalar added to the variance; not used where inv_variance is given */
+    /** scalar added to the variance; not used if inv_variance is given */
     Rmsnorm_attributes &set_epsilon(const Operand &values) {
         this->give(WEFT_ATTR_OPERATION_NORM_FWD_EPSILON_DESC, "epsilon", values);
         return this->self();
@@ -1181,7 +1181,7 @@ class Batchnorm_attributes : public detail::Attributes<Batchnorm_attributes> {
         this->give(WEFT_ATTR_OPERATION_NORM_FWD_INPUT_RUNNING_VAR_DESC, "in_running_var", values);
         return this->self();
     }
-    /** scalar added to the variance; not used where inv_variance is given */
+    /** scalar added to the variance; not used if inv_variance is given */
     Batchnorm_attributes &set_epsilon(const Operand &values) {
         this->give(WEFT_ATTR_OPERATION_NORM_FWD_EPSILON_DESC, "epsilon", values);
         return this->self();
@@ -1229,7 +1229,7 @@ class Batchnorm_inference_attributes : public detail::Attributes<Batchnorm_infer
         this->give(WEFT_ATTR_OPERATION_NORM_FWD_INPUT_RUNNING_VAR_DESC, "in_running_var", values);
         return this->self();
     }
-    /** scalar added to the variance; not used where inv_variance is given */
+    /** scalar added to the variance; not used if inv_variance is given */
     Batchnorm_inference_attributes &set_epsilon(const Operand &values) {
         this->give(WEFT_ATTR_OPERATION_NORM_FWD_EPSILON_DESC, "epsilon", values);
         return this->self();
@@ -1238,17 +1238,17 @@ class Batchnorm_inference_attributes : public detail::Attributes<Batchnorm_infer
 /** Attributes of layernorm_backward: gradients of layernorm. */
 class Layernorm_backward_attributes : public detail::Attributes<Layernorm_backward_attributes> {
   public:
-    /** mean that the forward pass kept; RMS_NORM has none */
+    /** mean of the forward pass; RMS_NORM has none */
     Layernorm_backward_attributes &set_mean(const Operand &values) {
         this->give(WEFT_ATTR_OPERATION_NORM_BWD_MEAN_DESC, "mean", values);
         return this->self();
     }
-    /** 1 / sqrt(variance + epsilon) that the forward pass kept; absent: calculated anew from x and epsilon */
+    /** 1 / sqrt(variance + epsilon) of the forward pass; absent: recomputed from x and epsilon */
     Layernorm_backward_attributes &set_inv_variance(const Operand &values) {
         this->give(WEFT_ATTR_OPERATION_NORM_BWD_INV_VARIANCE_DESC, "inv_variance", values);
         return this->self();
     }
-    /** scalar added to the variance where statistics are calculated anew */
+    /** scalar added to the variance if statistics are recomputed */
     Layernorm_backward_attributes &set_epsilon(const Operand &values) {
         this->give(WEFT_ATTR_OPERATION_NORM_BWD_EPSILON_DESC, "epsilon", values);
         return this->self();
@@ -1263,17 +1263,17 @@ class Layernorm_backward_attributes : public detail::Attributes<Layernorm_backwa
 /** Attributes of adalayernorm_backward: gradients of adalayernorm. */
 class AdaLayernorm_backward_attributes : public detail::Attributes<AdaLayernorm_backward_attributes> {
   public:
-    /** mean that the forward pass kept; RMS_NORM has none */
+    /** mean of the forward pass; RMS_NORM has none */
     AdaLayernorm_backward_attributes &set_mean(const Operand &values) {
         this->give(WEFT_ATTR_OPERATION_NORM_BWD_MEAN_DESC, "mean", values);
         return this->self();
     }
-    /** 1 / sqrt(variance + epsilon) that the forward pass kept; absent: calculated anew from x and epsilon */
+    /** 1 / sqrt(variance + epsilon) of the forward pass; absent: recomputed from x and epsilon */
     AdaLayernorm_backward_attributes &set_inv_variance(const Operand &values) {
         this->give(WEFT_ATTR_OPERATION_NORM_BWD_INV_VARIANCE_DESC, "inv_variance", values);
         return this->self();
     }
-    /** scalar added to the variance where statistics are calculated anew */
+    /** scalar added to the variance if statistics are recomputed */
     AdaLayernorm_backward_attributes &set_epsilon(const Operand &values) {
         this->give(WEFT_ATTR_OPERATION_NORM_BWD_EPSILON_DESC, "epsilon", values);
         return this->self();
@@ -1289,17 +1289,17 @@ class AdaLayernorm_backward_attributes : public detail::Attributes<AdaLayernorm_
 /** Attributes of instancenorm_backward: gradients of instancenorm. */
 class Instancenorm_backward_attributes : public detail::Attributes<Instancenorm_backward_attributes> {
   public:
-    /** mean that the forward pass kept; RMS_NORM has none */
+    /** mean of the forward pass; RMS_NORM has none */
     Instancenorm_backward_attributes &set_mean(const Operand &values) {
         this->give(WEFT_ATTR_OPERATION_NORM_BWD_MEAN_DESC, "mean", values);
         return this->self();
     }
-    /** 1 / sqrt(variance + epsilon) that the forward pass kept; absent: calculated anew from x and epsilon */
+    /** 1 / sqrt(variance + epsilon) of the forward pass; absent: recomputed from x and epsilon */
     Instancenorm_backward_attributes &set_inv_variance(const Operand &values) {
         this->give(WEFT_ATTR_OPERATION_NORM_BWD_INV_VARIANCE_DESC, "inv_variance", values);
         return this->self();
     }
-    /** scalar added to the variance where statistics are calculated anew */
+    /** scalar added to the variance if statistics are recomputed */
     Instancenorm_backward_attributes &set_epsilon(const Operand &values) {
         this->give(WEFT_ATTR_OPERATION_NORM_BWD_EPSILON_DESC, "epsilon", values);
         return this->self();
@@ -1315,22 +1315,22 @@ class Instancenorm_backward_attributes : public detail::Attributes<Instancenorm_
 /** Attributes of groupnorm_backward: gradients of groupnorm. */
 class Groupnorm_backward_attributes : public detail::Attributes<Groupnorm_backward_attributes> {
   public:
-    /** mean that the forward pass kept; RMS_NORM has none */
+    /** mean of the forward pass; RMS_NORM has none */
     Groupnorm_backward_attributes &set_mean(const Operand &values) {
         this->give(WEFT_ATTR_OPERATION_NORM_BWD_MEAN_DESC, "mean", values);
         return this->self();
     }
-    /** 1 / sqrt(variance + epsilon) that the forward pass kept; absent: calculated anew from x and epsilon */
+    /** 1 / sqrt(variance + epsilon) of the forward pass; absent: recomputed from x and epsilon */
     Groupnorm_backward_attributes &set_inv_variance(const Operand &values) {
         this->give(WEFT_ATTR_OPERATION_NORM_BWD_INV_VARIANCE_DESC, "inv_variance", values);
         return this->self();
     }
-    /** scalar added to the variance where statistics are calculated anew */
+    /** scalar added to the variance if statistics are recomputed */
     Groupnorm_backward_attributes &set_epsilon(const Operand &values) {
         this->give(WEFT_ATTR_OPERATION_NORM_BWD_EPSILON_DESC, "epsilon", values);
         return this->self();
     }
-    /** GROUP_NORM: number of groups that the channels are cut into */
+    /** GROUP_NORM: number of groups into which the channels are split */
     Groupnorm_backward_attributes &set_groups(std::int64_t values) {
         this->put(WEFT_ATTR_OPERATION_NORM_BWD_GROUPS_EXT, WEFT_TYPE_INT64, values);
         return this->self();
@@ -1348,7 +1348,7 @@ class Groupnorm_backward_attributes : public detail::Attributes<Groupnorm_backwa
 /** Attributes of rmsnorm_backward: gradients of rmsnorm. */
 template <class Self> class Rmsnorm_backward_options : public detail::Attributes<Self> {
   public:
-    /** scalar added to the variance where statistics are calculated anew */
+    /** scalar added to the variance if statistics are recomputed */
     Self &set_epsilon(const Operand &values) {
         this->give(WEFT_ATTR_OPERATION_NORM_BWD_EPSILON_DESC, "epsilon", values);
         return this->self();
@@ -1357,12 +1357,12 @@ template <class Self> class Rmsnorm_backward_options : public detail::Attributes
 /** Attributes of batchnorm_backward: gradients of batchnorm. */
 class Batchnorm_backward_attributes : public detail::Attributes<Batchnorm_backward_attributes> {
   public:
-    /** mean that the forward pass kept; RMS_NORM has none */
+    /** mean of the forward pass; RMS_NORM has none */
     Batchnorm_backward_attributes &set_mean(const Operand &values) {
         this->give(WEFT_ATTR_OPERATION_NORM_BWD_MEAN_DESC, "mean", values);
         return this->self();
     }
-    /** 1 / sqrt(variance + epsilon) that the forward pass kept; absent: calculated anew from x and epsilon */
+    /** 1 / sqrt(variance + epsilon) of the forward pass; absent: recomputed from x and epsilon */
     Batchnorm_backward_attributes &set_inv_variance(const Operand &values) {
         this->give(WEFT_ATTR_OPERATION_NORM_BWD_INV_VARIANCE_DESC, "inv_variance", values);
         return this->self();
@@ -1372,7 +1372,7 @@ class Batchnorm_backward_attributes : public detail::Attributes<Batchnorm_backwa
         this->give(WEFT_ATTR_OPERATION_NORM_BWD_PEER_STAT_DESCS, "peer_stats", values);
         return this->self();
     }
-    /** scalar added to the variance where statistics are calculated anew */
+    /** scalar added to the variance if statistics are recomputed */
     Batchnorm_backward_attributes &set_epsilon(const Operand &values) {
         this->give(WEFT_ATTR_OPERATION_NORM_BWD_EPSILON_DESC, "epsilon", values);
         return this->self();
@@ -1431,7 +1431,7 @@ class DBN_weight_attributes : public detail::Attributes<DBN_weight_attributes> {
 /** Attributes of softmax: weights that sum to 1 along one dimension. */
 class Softmax_attributes : public detail::Attributes<Softmax_attributes> {
   public:
-    /** dimension whose elements sum to 1; negative counts from the last */
+    /** dimension whose elements sum to 1; negative values count from the last */
     Softmax_attributes &set_axis(std::int64_t values) {
         this->put(WEFT_ATTR_OPERATION_SOFTMAX_AXIS_EXT, WEFT_TYPE_INT64, values);
         return this->self();
@@ -1439,12 +1439,12 @@ class Softmax_attributes : public detail::Attributes<Softmax_attributes> {
     std::optional<std::int64_t> get_axis() const {
         return this->template get_value<std::int64_t>(WEFT_ATTR_OPERATION_SOFTMAX_AXIS_EXT);
     }
-    /** score that takes part in each row's maximum and sum but has no element of y */
+    /** score that is included in each row's maximum and sum but has no element of y */
     Softmax_attributes &set_sink(const Operand &values) {
         this->give(WEFT_ATTR_OPERATION_SOFTMAX_SINK_DESC, "sink", values);
         return this->self();
     }
-    /** true: stats is a logarithm to base 2 */
+    /** true: stats is a base-2 logarithm */
     Softmax_attributes &set_stats_use_log2(bool values) {
         this->put(WEFT_ATTR_OPERATION_SOFTMAX_STATS_LOG2, WEFT_TYPE_BOOLEAN, values);
         return this->self();
@@ -1462,10 +1462,10 @@ class Softmax_attributes : public detail::Attributes<Softmax_attributes> {
         return this->template get_value<bool>(WEFT_ATTR_OPERATION_SOFTMAX_INFINITE_IS_NAN_EXT).value_or(false);
     }
 };
-/** Attributes of reduction: reduction of whole dimensions or of groups of neighbours. */
+/** Attributes of reduction: reduction of whole dimensions or of groups of adjacent elements. */
 template <class Self> class Reduction_options : public detail::Attributes<Self> {
   public:
-    /** how elements are combined: weftReduceTensorOp_t */
+    /** the operator: weftReduceTensorOp_t */
     Self &set_mode(ReductionMode_t values) {
         this->put(WEFT_ATTR_REDUCTION_OPERATOR, WEFT_TYPE_REDUCTION_OPERATOR_TYPE, values);
         return this->self();
@@ -1473,7 +1473,7 @@ template <class Self> class Reduction_options : public detail::Attributes<Self> 
     std::optional<ReductionMode_t> get_mode() const {
         return this->template get_value<ReductionMode_t>(WEFT_ATTR_REDUCTION_OPERATOR);
     }
-    /** dimensions to reduce where y's dims are unset; negative ones count from the last */
+    /** dimensions to reduce if y's dims are unset; negative ones count from the last */
     Self &set_dims(const std::vector<std::int64_t> &values) {
         this->put(WEFT_ATTR_OPERATION_REDUCTION_DIMS, WEFT_TYPE_INT64, values);
         return this->self();
@@ -1481,7 +1481,7 @@ template <class Self> class Reduction_options : public detail::Attributes<Self> 
     std::vector<std::int64_t> get_dims() const {
         return this->template get_list<std::int64_t>(WEFT_ATTR_OPERATION_REDUCTION_DIMS);
     }
-    /** true: two runs agree to the bit */
+    /** true: results are bitwise reproducible */
     Self &set_is_deterministic(bool values) {
         this->put(WEFT_ATTR_REDUCTION_IS_DETERMINISTIC, WEFT_TYPE_BOOLEAN, values);
         return this->self();
@@ -1490,10 +1490,10 @@ template <class Self> class Reduction_options : public detail::Attributes<Self> 
         return this->template get_value<bool>(WEFT_ATTR_REDUCTION_IS_DETERMINISTIC).value_or(false);
     }
 };
-/** Attributes of reshape: other extents for the same elements; set the result's dims. */
+/** Attributes of reshape: the same elements with other extents; set the result's dims. */
 class Reshape_attributes : public detail::Attributes<Reshape_attributes> {
   public:
-    /** what is kept: the storage or the order of the elements */
+    /** what is preserved: the storage or the order of the elements */
     Reshape_attributes &set_reshape_mode(ReshapeMode_t values) {
         this->put(WEFT_ATTR_OPERATION_RESHAPE_MODE, WEFT_TYPE_RESHAPE_MODE, values);
         return this->self();
@@ -1515,7 +1515,7 @@ class Reshape_attributes : public detail::Attributes<Reshape_attributes> {
     std::vector<std::int64_t> get_dim() const { return this->dims_; }
     std::vector<std::int64_t> get_stride() const { return this->strides_; }
 };
-/** Attributes of transpose: dimensions in another order. */
+/** Attributes of transpose: permutation of the dimensions. */
 class Transpose_attributes : public detail::Attributes<Transpose_attributes> {
   public:
     /** each dimension of x once, in the order of y */
@@ -1527,10 +1527,10 @@ class Transpose_attributes : public detail::Attributes<Transpose_attributes> {
         return this->template get_list<std::int64_t>(WEFT_ATTR_OPERATION_TRANSPOSE_PERMUTATION);
     }
 };
-/** Attributes of strided_slice: a box, with steps, cut out of a tensor. */
+/** Attributes of strided_slice: a box of a tensor, optionally with steps. */
 template <class Self> class Strided_slice_options : public detail::Attributes<Self> {
   public:
-    /** first index taken in each dimension */
+    /** first index in each dimension */
     Self &set_start(const std::vector<std::int64_t> &values) {
         this->put(WEFT_ATTR_OPERATION_SLICE_START_INDICES, WEFT_TYPE_INT64, values);
         return this->self();
@@ -1538,7 +1538,7 @@ template <class Self> class Strided_slice_options : public detail::Attributes<Se
     std::vector<std::int64_t> get_start() const {
         return this->template get_list<std::int64_t>(WEFT_ATTR_OPERATION_SLICE_START_INDICES);
     }
-    /** index that ends each dimension, itself not taken */
+    /** exclusive last index in each dimension */
     Self &set_limit(const std::vector<std::int64_t> &values) {
         this->put(WEFT_ATTR_OPERATION_SLICE_LIMIT_INDICES, WEFT_TYPE_INT64, values);
         return this->self();
@@ -1555,10 +1555,10 @@ template <class Self> class Strided_slice_options : public detail::Attributes<Se
         return this->template get_list<std::int64_t>(WEFT_ATTR_OPERATION_SLICE_STRIDES);
     }
 };
-/** Attributes of concatenate: tensors one after the other along an axis. */
+/** Attributes of concatenate: concatenation of tensors along an axis. */
 class Concatenate_attributes : public detail::Attributes<Concatenate_attributes> {
   public:
-    /** the dimension along which the inputs are joined; a negative one counts from the last */
+    /** the dimension along which the inputs are concatenated; negative values count from the last */
     Concatenate_attributes &set_axis(std::int64_t values) {
         this->put(WEFT_ATTR_OPERATION_CONCAT_AXIS, WEFT_TYPE_INT64, values);
         return this->self();
@@ -1566,7 +1566,7 @@ class Concatenate_attributes : public detail::Attributes<Concatenate_attributes>
     std::optional<std::int64_t> get_axis() const {
         return this->template get_value<std::int64_t>(WEFT_ATTR_OPERATION_CONCAT_AXIS);
     }
-    /** index of the input that already lies in its place in y; -1: none */
+    /** index of the input that is already stored inside y; -1: none */
     Concatenate_attributes &set_in_place_index(std::int64_t values) {
         this->put(WEFT_ATTR_OPERATION_CONCAT_INPLACE_INDEX, WEFT_TYPE_INT64, values);
         return this->self();
@@ -1595,7 +1595,7 @@ class Rng_attributes : public detail::Attributes<Rng_attributes> {
         return this->template get_value<RngDistribution_t>(WEFT_ATTR_RNG_DISTRIBUTION)
             .value_or(RngDistribution_t::NOT_SET);
     }
-    /** BERNOULLI: chance of 1 */
+    /** BERNOULLI: probability of 1 */
     Rng_attributes &set_bernoulli_probability(double values) {
         this->put(WEFT_ATTR_RNG_BERNOULLI_DIST_PROBABILITY, WEFT_TYPE_DOUBLE, values);
         return this->self();
@@ -1611,7 +1611,7 @@ class Rng_attributes : public detail::Attributes<Rng_attributes> {
     std::optional<double> get_uniform_minimum() const {
         return this->template get_value<double>(WEFT_ATTR_RNG_UNIFORM_DIST_MINIMUM);
     }
-    /** UNIFORM: upper end, reached only by rounding to y's type */
+    /** UNIFORM: exclusive upper end, reached only by rounding to y's type */
     Rng_attributes &set_uniform_maximum(double values) {
         this->put(WEFT_ATTR_RNG_UNIFORM_DIST_MAXIMUM, WEFT_TYPE_DOUBLE, values);
         return this->self();
@@ -1648,7 +1648,8 @@ class Rng_attributes : public detail::Attributes<Rng_attributes> {
     std::vector<std::int64_t> get_dim() const { return this->dims_; }
     std::vector<std::int64_t> get_stride() const { return this->strides_; }
 };
-/** Attributes of block_scale_quantize: numbers of few bits with a scale per block; set y's type. */
+/** Attributes of block_scale_quantize: quantisation to a narrow type with a scale per block; set y's
+    type. */
 template <class Self> class Block_scale_quantize_options : public detail::Attributes<Self> {
   public:
     /** elements along the axis that share a scale */
@@ -1659,7 +1660,7 @@ template <class Self> class Block_scale_quantize_options : public detail::Attrib
     std::optional<std::int32_t> get_block_size() const {
         return this->template get_value<std::int32_t>(WEFT_ATTR_OPERATION_BLOCK_SCALE_QUANTIZE_BLOCK_SIZE);
     }
-    /** dimension that blocks lie along; negative counts from the last */
+    /** dimension along which blocks run; negative values count from the last */
     Self &set_axis(std::int64_t values) {
         this->put(WEFT_ATTR_OPERATION_BLOCK_SCALE_QUANTIZE_AXIS_EXT, WEFT_TYPE_INT64, values);
         return this->self();
@@ -1667,7 +1668,7 @@ template <class Self> class Block_scale_quantize_options : public detail::Attrib
     std::optional<std::int64_t> get_axis() const {
         return this->template get_value<std::int64_t>(WEFT_ATTR_OPERATION_BLOCK_SCALE_QUANTIZE_AXIS_EXT);
     }
-    /** true: unset strides of y and scale have the last two dimensions in the other order than x */
+    /** true: unset strides of y and scale have the last two dimensions swapped compared with x */
     Self &set_transpose(bool values) {
         this->put(WEFT_ATTR_OPERATION_BLOCK_SCALE_QUANTIZE_TRANSPOSE_EXT, WEFT_TYPE_BOOLEAN, values);
         return this->self();
@@ -1676,10 +1677,10 @@ template <class Self> class Block_scale_quantize_options : public detail::Attrib
         return this->template get_value<bool>(WEFT_ATTR_OPERATION_BLOCK_SCALE_QUANTIZE_TRANSPOSE_EXT).value_or(false);
     }
 };
-/** Attributes of block_scale_dequantize: numbers from those of few bits and a scale per block. */
+/** Attributes of block_scale_dequantize: dequantisation of a narrow type with a scale per block. */
 class Block_scale_dequantize_attributes : public detail::Attributes<Block_scale_dequantize_attributes> {
   public:
-    /** extents of a block in the last dimensions; 1 in those before */
+    /** extents of a block in the last dimensions; 1 in all others */
     Block_scale_dequantize_attributes &set_block_size(const std::vector<std::int32_t> &values) {
         this->put(WEFT_ATTR_OPERATION_BLOCK_SCALE_DEQUANTIZE_BLOCK_SIZE, WEFT_TYPE_INT32, values);
         return this->self();
@@ -1700,7 +1701,7 @@ class Block_scale_dequantize_attributes : public detail::Attributes<Block_scale_
         return this->template get_value<bool>(WEFT_ATTR_OPERATION_BLOCK_SCALE_DEQUANTIZE_NEG_SCALE).value_or(false);
     }
 };
-/** Attributes of sdpa_fwd: attention with every attribute by its name. */
+/** Attributes of sdpa_fwd: attention, with every attribute under its own name. */
 template <class Self> class Sdpa_fwd_options : public detail::Attributes<Self> {
   public:
     /** factor of q k^T; unset: attn_scale_value */
@@ -1716,7 +1717,7 @@ template <class Self> class Sdpa_fwd_options : public detail::Attributes<Self> {
     std::optional<double> get_attn_scale_value() const {
         return this->template get_value<double>(WEFT_ATTR_OPERATION_SDPA_FWD_SCALE_VALUE_EXT);
     }
-    /** added to the scaled scores; a boolean one keeps where true */
+    /** added to the scaled scores; a boolean bias keeps scores where it is true */
     Self &set_bias(const Operand &values) {
         this->give(WEFT_ATTR_OPERATION_SDPA_FWD_BIAS_DESC_EXT, "bias", values);
         return this->self();
@@ -1731,7 +1732,7 @@ template <class Self> class Sdpa_fwd_options : public detail::Attributes<Self> {
         this->give(WEFT_ATTR_OPERATION_SDPA_FWD_SEQ_LEN_KVDESC, "seq_len_kv", values);
         return this->self();
     }
-    /** sees col > row + shift - bound; unset: all on the left */
+    /** keeps col > row + shift - bound; unset: all on the left */
     Self &set_diagonal_band_left_bound(std::int64_t values) {
         this->put(WEFT_ATTR_OPERATION_SDPA_FWD_LEFT_BOUND_EXT, WEFT_TYPE_INT64, values);
         return this->self();
@@ -1739,7 +1740,7 @@ template <class Self> class Sdpa_fwd_options : public detail::Attributes<Self> {
     std::optional<std::int64_t> get_diagonal_band_left_bound() const {
         return this->template get_value<std::int64_t>(WEFT_ATTR_OPERATION_SDPA_FWD_LEFT_BOUND_EXT);
     }
-    /** sees col <= row + shift + bound; 0: causal; unset: all on the right */
+    /** keeps col <= row + shift + bound; 0: causal; unset: all on the right */
     Self &set_diagonal_band_right_bound(std::int64_t values) {
         this->put(WEFT_ATTR_OPERATION_SDPA_FWD_RIGHT_BOUND_EXT, WEFT_TYPE_INT64, values);
         return this->self();
@@ -1764,12 +1765,12 @@ template <class Self> class Sdpa_fwd_options : public detail::Attributes<Self> {
     bool get_alibi_mask() const {
         return this->template get_value<bool>(WEFT_ATTR_OPERATION_SDPA_FWD_ALIBI_EXT).value_or(false);
     }
-    /** a score per head that joins the softmax's sum and has no value */
+    /** a score per head that is included in the softmax's sum and has no value */
     Self &set_sink_token(const Operand &values) {
         this->give(WEFT_ATTR_OPERATION_SDPA_FWD_SINK_DESC_EXT, "sink_token", values);
         return this->self();
     }
-    /** chance that a weight is dropped, 0..1; the others grow by 1 / (1 - p) */
+    /** probability that a weight is dropped, 0..1; the others are multiplied by 1 / (1 - p) */
     Self &set_dropout_probability(float values) {
         this->put(WEFT_ATTR_OPERATION_SDPA_FWD_DROPOUT_PROBABILITY, WEFT_TYPE_FLOAT, values);
         return this->self();
@@ -1782,22 +1783,22 @@ template <class Self> class Sdpa_fwd_options : public detail::Attributes<Self> {
         this->give(WEFT_ATTR_OPERATION_SDPA_FWD_DROPOUT_SEED_DESC, "dropout_seed", values);
         return this->self();
     }
-    /** which of the seed's sequences, INT32 or INT64; unset: 0 */
+    /** selects one of the seed's sequences, INT32 or INT64; unset: 0 */
     Self &set_dropout_offset(const Operand &values) {
         this->give(WEFT_ATTR_OPERATION_SDPA_FWD_DROPOUT_OFFSET_DESC, "dropout_offset", values);
         return this->self();
     }
-    /** what weights are multiplied by, instead of a seed; a boolean one keeps where true */
+    /** factor of each weight, instead of a seed; a boolean mask keeps weights where it is true */
     Self &set_dropout_mask(const Operand &values) {
         this->give(WEFT_ATTR_OPERATION_SDPA_FWD_DROPOUT_MASK_DESC_EXT, "dropout_mask", values);
         return this->self();
     }
-    /** what kept weights are multiplied by, not negative; unset: 1 / (1 - p) */
+    /** factor of kept weights, not negative; unset: 1 / (1 - p) */
     Self &set_dropout_scale(const Operand &values) {
         this->give(WEFT_ATTR_OPERATION_SDPA_FWD_DROPOUT_SCALE_DESC_EXT, "dropout_scale", values);
         return this->self();
     }
-    /** 1 where dropout keeps a weight, else 0 */
+    /** 1 if dropout keeps a weight, otherwise 0 */
     Self &set_rng_dump(const Tensor &values) {
         this->receive(WEFT_ATTR_OPERATION_SDPA_FWD_DROPOUT_RNG_DUMP_DESC, "rng_dump", values);
         return this->self();
@@ -1812,7 +1813,7 @@ template <class Self> class Sdpa_fwd_options : public detail::Attributes<Self> {
         this->receive(WEFT_ATTR_OPERATION_SDPA_FWD_SUM_EXP_DESC_EXT, "score_sum_exp", values);
         return this->self();
     }
-    /** true: scores are scaled, rounded and then shifted, instead of in one fused step */
+    /** true: scores are scaled, rounded and then shifted, instead of in a fused multiply-add */
     Self &set_unfuse_fma(bool values) {
         this->put(WEFT_ATTR_OPERATION_SDPA_FWD_UNFUSE_FMA, WEFT_TYPE_BOOLEAN, values);
         return this->self();
@@ -1820,24 +1821,24 @@ template <class Self> class Sdpa_fwd_options : public detail::Attributes<Self> {
     bool get_unfuse_fma() const {
         return this->template get_value<bool>(WEFT_ATTR_OPERATION_SDPA_FWD_UNFUSE_FMA).value_or(false);
     }
-    /** which tiles of 128 x 128 scores take part: INT8 or BYTE_BOOLEAN; UINT8 has 8 tiles of keys a byte,
-    lowest bit first; the first two extents may be 1 */
+    /** tiles of 128 x 128 scores to compute: INT8 or BYTE_BOOLEAN; UINT8 has 8 key tiles per byte, lowest bit
+    first; the first two extents may be 1 */
     Self &set_block_mask(const Operand &values) {
         this->give(WEFT_ATTR_OPERATION_SDPA_FWD_BLOCK_MASK_DESC, "block_mask", values);
         return this->self();
     }
-    /** which page of k, then [container, Hk, page size, Dqk], has each block of keys, INT32 or INT64; may be
-    ragged; needs seq_len_kv */
+    /** page of each block of keys, INT32 or INT64; k is then [container, Hk, page size, Dqk]; may be ragged;
+    requires seq_len_kv */
     Self &set_paged_attention_k_table(const Operand &values) {
         this->give(WEFT_ATTR_OPERATION_SDPA_FWD_PAGE_TABLE_KDESC, "paged_attention_k_table", values);
         return this->self();
     }
-    /** the same of v, then [container, Hv, page size, Dv] */
+    /** the same for v, which is then [container, Hv, page size, Dv] */
     Self &set_paged_attention_v_table(const Operand &values) {
         this->give(WEFT_ATTR_OPERATION_SDPA_FWD_PAGE_TABLE_VDESC, "paged_attention_v_table", values);
         return this->self();
     }
-    /** Skv with page tables; unset: all keys that these reach */
+    /** Skv, if there are page tables; unset: all keys that the tables reach */
     Self &set_paged_attention_max_seq_len_kv(std::int64_t values) {
         this->put(WEFT_ATTR_OPERATION_SDPA_FWD_MAX_SEQ_LEN_KV_EXT, WEFT_TYPE_INT64, values);
         return this->self();
@@ -1845,32 +1846,32 @@ template <class Self> class Sdpa_fwd_options : public detail::Attributes<Self> {
     std::optional<std::int64_t> get_paged_attention_max_seq_len_kv() const {
         return this->template get_value<std::int64_t>(WEFT_ATTR_OPERATION_SDPA_FWD_MAX_SEQ_LEN_KV_EXT);
     }
-    /** what q is multiplied by first */
+    /** factor of q, applied first */
     Self &set_descale_q(const Operand &values) {
         this->give(WEFT_ATTR_OPERATION_SDPA_FWD_DESCALE_QDESC, "descale_q", values);
         return this->self();
     }
-    /** what k is multiplied by first */
+    /** factor of k, applied first */
     Self &set_descale_k(const Operand &values) {
         this->give(WEFT_ATTR_OPERATION_SDPA_FWD_DESCALE_KDESC, "descale_k", values);
         return this->self();
     }
-    /** what v is multiplied by first */
+    /** factor of v, applied first */
     Self &set_descale_v(const Operand &values) {
         this->give(WEFT_ATTR_OPERATION_SDPA_FWD_DESCALE_VDESC, "descale_v", values);
         return this->self();
     }
-    /** what the softmax, times scale_s, is multiplied by */
+    /** factor of the softmax after scale_s */
     Self &set_descale_s(const Operand &values) {
         this->give(WEFT_ATTR_OPERATION_SDPA_FWD_DESCALE_SDESC, "descale_s", values);
         return this->self();
     }
-    /** what the softmax is multiplied by before it may become FP8 */
+    /** factor of the softmax before it is rounded to FP8, if it is */
     Self &set_scale_s(const Operand &values) {
         this->give(WEFT_ATTR_OPERATION_SDPA_FWD_SCALE_SDESC, "scale_s", values);
         return this->self();
     }
-    /** what the result is multiplied by before it becomes o */
+    /** factor of the result before it is stored as o */
     Self &set_scale_o(const Operand &values) {
         this->give(WEFT_ATTR_OPERATION_SDPA_FWD_SCALE_ODESC, "scale_o", values);
         return this->self();
@@ -1885,12 +1886,12 @@ template <class Self> class Sdpa_fwd_options : public detail::Attributes<Self> {
         this->receive(WEFT_ATTR_OPERATION_SDPA_FWD_AMAX_ODESC, "amax_o", values);
         return this->self();
     }
-    /** running sum of queries in use, INT32 or INT64, instead of seq_len_q */
+    /** cumulative number of queries in use, INT32 or INT64, instead of seq_len_q */
     Self &set_cu_seq_len_q(const Operand &values) {
         this->give(WEFT_ATTR_OPERATION_SDPA_FWD_CU_SEQ_LEN_QDESC, "cu_seq_len_q", values);
         return this->self();
     }
-    /** running sum of keys in use, INT32 or INT64, instead of seq_len_kv */
+    /** cumulative number of keys in use, INT32 or INT64, instead of seq_len_kv */
     Self &set_cu_seq_len_kv(const Operand &values) {
         this->give(WEFT_ATTR_OPERATION_SDPA_FWD_CU_SEQ_LEN_KVDESC, "cu_seq_len_kv", values);
         return this->self();
@@ -1975,7 +1976,7 @@ template <class Self> class Sdpa_bwd_options : public detail::Attributes<Self> {
         this->receive(WEFT_ATTR_OPERATION_SDPA_BWD_DSINK_DESC, "dSink_token", values);
         return this->self();
     }
-    /** chance that the forward pass dropped a weight, 0..1 */
+    /** probability with which the forward pass dropped a weight, 0..1 */
     Self &set_dropout_probability(float values) {
         this->put(WEFT_ATTR_OPERATION_SDPA_BWD_DROPOUT_PROBABILITY, WEFT_TYPE_FLOAT, values);
         return this->self();
@@ -2003,7 +2004,7 @@ template <class Self> class Sdpa_bwd_options : public detail::Attributes<Self> {
         this->give(WEFT_ATTR_OPERATION_SDPA_BWD_DROPOUT_SCALE_DESC_EXT, "dropout_scale", values);
         return this->self();
     }
-    /** upper bound of the queries of all batches together, a hint */
+    /** upper bound of the total number of queries, a hint */
     Self &set_max_total_seq_len_q(std::int64_t values) {
         this->put(WEFT_ATTR_OPERATION_SDPA_BWD_MAX_TOTAL_SEQ_LEN_Q, WEFT_TYPE_INT64, values);
         return this->self();
@@ -2011,7 +2012,7 @@ template <class Self> class Sdpa_bwd_options : public detail::Attributes<Self> {
     std::optional<std::int64_t> get_max_total_seq_len_q() const {
         return this->template get_value<std::int64_t>(WEFT_ATTR_OPERATION_SDPA_BWD_MAX_TOTAL_SEQ_LEN_Q);
     }
-    /** upper bound of the keys of all batches together, a hint */
+    /** upper bound of the total number of keys, a hint */
     Self &set_max_total_seq_len_kv(std::int64_t values) {
         this->put(WEFT_ATTR_OPERATION_SDPA_BWD_MAX_TOTAL_SEQ_LEN_KV, WEFT_TYPE_INT64, values);
         return this->self();
@@ -2019,7 +2020,7 @@ template <class Self> class Sdpa_bwd_options : public detail::Attributes<Self> {
     std::optional<std::int64_t> get_max_total_seq_len_kv() const {
         return this->template get_value<std::int64_t>(WEFT_ATTR_OPERATION_SDPA_BWD_MAX_TOTAL_SEQ_LEN_KV);
     }
-    /** true: two runs agree to the bit */
+    /** true: results are bitwise reproducible */
     Self &set_deterministic_algorithm(bool values) {
         this->put(WEFT_ATTR_OPERATION_SDPA_BWD_IS_DETERMINISTIC_EXT, WEFT_TYPE_BOOLEAN, values);
         return this->self();
@@ -2032,72 +2033,72 @@ template <class Self> class Sdpa_bwd_options : public detail::Attributes<Self> {
         this->give(WEFT_ATTR_OPERATION_SDPA_BWD_BLOCK_MASK_DESC_EXT, "block_mask", values);
         return this->self();
     }
-    /** running sum of queries in use, INT32 or INT64, instead of seq_len_q */
+    /** cumulative number of queries in use, INT32 or INT64, instead of seq_len_q */
     Self &set_cu_seq_len_q(const Operand &values) {
         this->give(WEFT_ATTR_OPERATION_SDPA_BWD_CU_SEQ_LEN_QDESC, "cu_seq_len_q", values);
         return this->self();
     }
-    /** running sum of keys in use, INT32 or INT64, instead of seq_len_kv */
+    /** cumulative number of keys in use, INT32 or INT64, instead of seq_len_kv */
     Self &set_cu_seq_len_kv(const Operand &values) {
         this->give(WEFT_ATTR_OPERATION_SDPA_BWD_CU_SEQ_LEN_KVDESC, "cu_seq_len_kv", values);
         return this->self();
     }
-    /** what q is multiplied by first */
+    /** factor of q, applied first */
     Self &set_descale_q(const Operand &values) {
         this->give(WEFT_ATTR_OPERATION_SDPA_BWD_DESCALE_QDESC_EXT, "descale_q", values);
         return this->self();
     }
-    /** what k is multiplied by first */
+    /** factor of k, applied first */
     Self &set_descale_k(const Operand &values) {
         this->give(WEFT_ATTR_OPERATION_SDPA_BWD_DESCALE_KDESC_EXT, "descale_k", values);
         return this->self();
     }
-    /** what v is multiplied by first */
+    /** factor of v, applied first */
     Self &set_descale_v(const Operand &values) {
         this->give(WEFT_ATTR_OPERATION_SDPA_BWD_DESCALE_VDESC_EXT, "descale_v", values);
         return this->self();
     }
-    /** what o is multiplied by first */
+    /** factor of o, applied first */
     Self &set_descale_o(const Operand &values) {
         this->give(WEFT_ATTR_OPERATION_SDPA_BWD_DESCALE_ODESC_EXT, "descale_o", values);
         return this->self();
     }
-    /** what dO is multiplied by first */
+    /** factor of dO, applied first */
     Self &set_descale_dO(const Operand &values) {
         this->give(WEFT_ATTR_OPERATION_SDPA_BWD_DESCALE_DODESC_EXT, "descale_dO", values);
         return this->self();
     }
-    /** what the softmax, times scale_s, is multiplied by */
+    /** factor of the softmax after scale_s */
     Self &set_descale_s(const Operand &values) {
         this->give(WEFT_ATTR_OPERATION_SDPA_BWD_DESCALE_SDESC_EXT, "descale_s", values);
         return this->self();
     }
-    /** what the gradient of q k^T, times scale_dP, is multiplied by */
+    /** factor of the gradient of q k^T after scale_dP */
     Self &set_descale_dP(const Operand &values) {
         this->give(WEFT_ATTR_OPERATION_SDPA_BWD_DESCALE_DPDESC_EXT, "descale_dP", values);
         return this->self();
     }
-    /** what the softmax is multiplied by before it becomes q's type where that is FP8 */
+    /** factor of the softmax before it is rounded to q's type if that is FP8 */
     Self &set_scale_s(const Operand &values) {
         this->give(WEFT_ATTR_OPERATION_SDPA_BWD_SCALE_SDESC_EXT, "scale_s", values);
         return this->self();
     }
-    /** what the gradient is multiplied by before it becomes dQ */
+    /** factor of the gradient before it is stored as dQ */
     Self &set_scale_dQ(const Operand &values) {
         this->give(WEFT_ATTR_OPERATION_SDPA_BWD_SCALE_DQDESC_EXT, "scale_dQ", values);
         return this->self();
     }
-    /** what the gradient is multiplied by before it becomes dK */
+    /** factor of the gradient before it is stored as dK */
     Self &set_scale_dK(const Operand &values) {
         this->give(WEFT_ATTR_OPERATION_SDPA_BWD_SCALE_DKDESC_EXT, "scale_dK", values);
         return this->self();
     }
-    /** what the gradient is multiplied by before it becomes dV */
+    /** factor of the gradient before it is stored as dV */
     Self &set_scale_dV(const Operand &values) {
         this->give(WEFT_ATTR_OPERATION_SDPA_BWD_SCALE_DVDESC_EXT, "scale_dV", values);
         return this->self();
     }
-    /** what the gradient of q k^T is multiplied by before it becomes dO's type where that is FP8 */
+    /** factor of the gradient of q k^T before it is rounded to dO's type if that is FP8 */
     Self &set_scale_dP(const Operand &values) {
         this->give(WEFT_ATTR_OPERATION_SDPA_BWD_SCALE_DPDESC_EXT, "scale_dP", values);
         return this->self();
@@ -2122,37 +2123,37 @@ template <class Self> class Sdpa_bwd_options : public detail::Attributes<Self> {
         this->receive(WEFT_ATTR_OPERATION_SDPA_BWD_AMAX_DPDESC_EXT, "amax_dP", values);
         return this->self();
     }
-    /** q once more, for dK; unset: q */
+    /** second copy of q, for dK; unset: q */
     Self &set_q_T(const Operand &values) {
         this->give(WEFT_ATTR_OPERATION_SDPA_BWD_Q_TDESC_EXT, "q_T", values);
         return this->self();
     }
-    /** k once more, for dQ; unset: k */
+    /** second copy of k, for dQ; unset: k */
     Self &set_k_T(const Operand &values) {
         this->give(WEFT_ATTR_OPERATION_SDPA_BWD_K_TDESC_EXT, "k_T", values);
         return this->self();
     }
-    /** dO once more, for dV; unset: dO */
+    /** second copy of dO, for dV; unset: dO */
     Self &set_dO_T(const Operand &values) {
         this->give(WEFT_ATTR_OPERATION_SDPA_BWD_DO_TDESC_EXT, "dO_T", values);
         return this->self();
     }
-    /** dO once more, for its products with o; unset: dO */
+    /** second copy of dO, for its products with o; unset: dO */
     Self &set_dO_f16(const Operand &values) {
         this->give(WEFT_ATTR_OPERATION_SDPA_BWD_DO_F16DESC_EXT, "dO_f16", values);
         return this->self();
     }
-    /** what q_T is multiplied by first */
+    /** factor of q_T, applied first */
     Self &set_descale_q_T(const Operand &values) {
         this->give(WEFT_ATTR_OPERATION_SDPA_BWD_DESCALE_Q_TDESC_EXT, "descale_q_T", values);
         return this->self();
     }
-    /** what k_T is multiplied by first */
+    /** factor of k_T, applied first */
     Self &set_descale_k_T(const Operand &values) {
         this->give(WEFT_ATTR_OPERATION_SDPA_BWD_DESCALE_K_TDESC_EXT, "descale_k_T", values);
         return this->self();
     }
-    /** what dO_T is multiplied by first */
+    /** factor of dO_T, applied first */
     Self &set_descale_dO_T(const Operand &values) {
         this->give(WEFT_ATTR_OPERATION_SDPA_BWD_DESCALE_DO_TDESC_EXT, "descale_dO_T", values);
         return this->self();
@@ -2161,7 +2162,7 @@ template <class Self> class Sdpa_bwd_options : public detail::Attributes<Self> {
 /** Attributes of moe_grouped_matmul: product of each expert's rows with its weight. */
 class Moe_grouped_matmul_attributes : public detail::Attributes<Moe_grouped_matmul_attributes> {
   public:
-    /** whether rows are gathered before or scattered after the product */
+    /** gathers rows before the product, or scatters them after it, or neither */
     Moe_grouped_matmul_attributes &set_mode(MoeGroupedMatmulMode_t values) {
         this->put(WEFT_ATTR_OPERATION_MOE_GROUPED_MATMUL_MODE, WEFT_TYPE_MOE_GROUPED_MATMUL_MODE, values);
         return this->self();
@@ -2170,7 +2171,7 @@ class Moe_grouped_matmul_attributes : public detail::Attributes<Moe_grouped_matm
         return this->template get_value<MoeGroupedMatmulMode_t>(WEFT_ATTR_OPERATION_MOE_GROUPED_MATMUL_MODE)
             .value_or(MoeGroupedMatmulMode_t::NOT_SET);
     }
-    /** places per token; SCATTER */
+    /** positions per token; SCATTER */
     Moe_grouped_matmul_attributes &set_top_k(std::int32_t values) {
         this->put(WEFT_ATTR_OPERATION_MOE_GROUPED_MATMUL_TOP_K, WEFT_TYPE_INT32, values);
         return this->self();
@@ -2293,12 +2294,12 @@ class Operations : public Recorder {
         attributes.set_mode(PointwiseMode_t::ADD_SQUARE);
         return record_pointwise("add_square", {a, b}, attributes);
     }
-    /** larger operand; NaN wins; of zeros of both signs, either: (x > b || x != x) ? x : b. */
+    /** larger operand; NaN wins; either one of +0.0 and -0.0: (x > b || x != x) ? x : b. */
     Tensor max(const Operand &input0, const Operand &input1, graph::Pointwise_attributes attributes = {}) {
         attributes.set_mode(PointwiseMode_t::MAX);
         return record_pointwise("max", {input0, input1}, attributes);
     }
-    /** smaller operand; NaN wins; of zeros of both signs, either: (x < b || x != x) ? x : b. */
+    /** smaller operand; NaN wins; either one of +0.0 and -0.0: (x < b || x != x) ? x : b. */
     Tensor min(const Operand &input0, const Operand &input1, graph::Pointwise_attributes attributes = {}) {
         attributes.set_mode(PointwiseMode_t::MIN);
         return record_pointwise("min", {input0, input1}, attributes);
@@ -2329,12 +2330,12 @@ class Operations : public Recorder {
         attributes.set_mode(PointwiseMode_t::ABS);
         return record_pointwise("abs", {input}, attributes);
     }
-    /** smallest whole number that is not less: ceil(x). */
+    /** smallest integer that is not less: ceil(x). */
     Tensor ceil(const Operand &input, graph::Pointwise_attributes attributes = {}) {
         attributes.set_mode(PointwiseMode_t::CEIL);
         return record_pointwise("ceil", {input}, attributes);
     }
-    /** largest whole number that is not greater: floor(x). */
+    /** largest integer that is not greater: floor(x). */
     Tensor floor(const Operand &input, graph::Pointwise_attributes attributes = {}) {
         attributes.set_mode(PointwiseMode_t::FLOOR);
         return record_pointwise("floor", {input}, attributes);
@@ -2394,8 +2395,8 @@ class Operations : public Recorder {
         attributes.set_mode(PointwiseMode_t::IDENTITY);
         return record_pointwise("identity", {input}, attributes);
     }
-    /** rectifier with clips and a slope below the lower one; of -0.0, without a slope, the clip: +0.0: slope
-    == C(0) && x <= lower ? lower : x < lower ? lower + slope * (x - lower) : x > upper ? upper : x. */
+    /** rectifier with clips and a slope below the lower one; without a slope, -0.0 gives the clip, +0.0:
+    slope == C(0) && x <= lower ? lower : x < lower ? lower + slope * (x - lower) : x > upper ? upper : x. */
     Tensor relu(const Operand &input, graph::Pointwise_attributes attributes = {}) {
         attributes.set_mode(PointwiseMode_t::RELU_FWD);
         return record_pointwise("relu", {input}, attributes);
@@ -2549,7 +2550,7 @@ class Operations : public Recorder {
         attributes.set_mode(PointwiseMode_t::MUL);
         return record_pointwise("scale", {input, scale}, attributes);
     }
-    /** rectifier with a slope for negative input: x < 0 ? slope * x : x. */
+    /** rectifier with a slope for negative inputs: x < 0 ? slope * x : x. */
     Tensor leaky_relu(const Operand &input, double negative_slope, graph::Pointwise_attributes attributes = {}) {
         attributes.set_relu_lower_clip_slope(negative_slope);
         attributes.set_mode(PointwiseMode_t::RELU_FWD);
@@ -2597,7 +2598,7 @@ class Operations : public Recorder {
                            {{WEFT_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DW, "DW", false, true, true}});
         return made[0];
     }
-    /** convolution of sequences that sees nothing later, each channel alone. Returns y. */
+    /** causal convolution of sequences, separately for each channel. Returns y. */
     Tensor causal_conv1d(const Operand &input, const Operand &weight, graph::Causal_conv1d_attributes attributes = {}) {
         auto made = record("causal_conv1d", WEFT_BACKEND_OPERATION_CAUSAL_CONV1D_FWD_DESCRIPTOR_EXT, attributes,
                            WEFT_ATTR_OPERATION_CAUSAL_CONV1D_FWD_COMP_TYPE_EXT,
@@ -2627,7 +2628,7 @@ class Operations : public Recorder {
                    {{WEFT_ATTR_OPERATION_RESAMPLE_BWD_DXDESC, "DX", false, true, true}});
         return made[0];
     }
-    /** norm over the dimensions that the scale spans. Returns y, mean, inv_variance. */
+    /** norm over the dimensions that the scale covers. Returns y, mean, inv_variance. */
     std::array<Tensor, 3> layernorm(const Operand &input, const Operand &scale, const Operand &bias,
                                     graph::Layernorm_attributes attributes = {}) {
         attributes.put(WEFT_ATTR_OPERATION_NORM_FWD_MODE, WEFT_TYPE_NORM_MODE, NormMode_t::LAYER_NORM);
@@ -2642,7 +2643,7 @@ class Operations : public Recorder {
                              attributes.has_statistics(), false}});
         return to_array<3>(made);
     }
-    /** layer norm with a scale and a bias for each batch entry. Returns y, mean, inv_variance. */
+    /** layer norm with a separate scale and bias for each batch entry. Returns y, mean, inv_variance. */
     std::array<Tensor, 3> adalayernorm(const Operand &input, const Operand &scale, const Operand &bias,
                                        graph::AdaLayernorm_attributes attributes = {}) {
         attributes.put(WEFT_ATTR_OPERATION_NORM_FWD_MODE, WEFT_TYPE_NORM_MODE, NormMode_t::ADA_LAYER_NORM);
@@ -2869,21 +2870,21 @@ class Operations : public Recorder {
                             {WEFT_ATTR_OPERATION_SOFTMAX_SUM_EXP_DESC, "SUM_EXP", false, true, false}});
         return to_array<4>(made);
     }
-    /** other extents for the same elements; set the result's dims. Returns y. */
+    /** the same elements with other extents; set the result's dims. Returns y. */
     Tensor reshape(const Operand &input, graph::Reshape_attributes attributes = {}) {
         auto made = record("reshape", WEFT_BACKEND_OPERATION_RESHAPE_DESCRIPTOR, attributes, std::nullopt,
                            {{WEFT_ATTR_OPERATION_RESHAPE_XDESC, "input", input, true}},
                            {{WEFT_ATTR_OPERATION_RESHAPE_YDESC, "Y", false, true, true}});
         return made[0];
     }
-    /** dimensions in another order. Returns y. */
+    /** permutation of the dimensions. Returns y. */
     Tensor transpose(const Operand &input, graph::Transpose_attributes attributes = {}) {
         auto made = record("transpose", WEFT_BACKEND_OPERATION_TRANSPOSE_DESCRIPTOR, attributes, std::nullopt,
                            {{WEFT_ATTR_OPERATION_TRANSPOSE_XDESC, "input", input, true}},
                            {{WEFT_ATTR_OPERATION_TRANSPOSE_YDESC, "Y", false, true, true}});
         return made[0];
     }
-    /** tensors one after the other along an axis. Returns y. */
+    /** concatenation of tensors along an axis. Returns y. */
     Tensor concatenate(const std::vector<Tensor> &inputs, graph::Concatenate_attributes attributes = {}) {
         auto made = record("concatenate", WEFT_BACKEND_OPERATION_CONCAT_DESCRIPTOR, attributes, std::nullopt,
                            {{WEFT_ATTR_OPERATION_CONCAT_INPUT_DESCS, "inputs", inputs, true}},
@@ -2898,7 +2899,7 @@ class Operations : public Recorder {
                            {{WEFT_ATTR_OPERATION_RNG_YDESC, "Y", false, true, true}});
         return made[0];
     }
-    /** numbers from those of few bits and a scale per block. Returns y. */
+    /** dequantisation of a narrow type with a scale per block. Returns y. */
     Tensor block_scale_dequantize(const Operand &input, const Operand &descale,
                                   graph::Block_scale_dequantize_attributes attributes = {}) {
         auto made = record("block_scale_dequantize", WEFT_BACKEND_OPERATION_BLOCK_SCALE_DEQUANTIZE_DESCRIPTOR,

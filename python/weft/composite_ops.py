@@ -123,13 +123,13 @@ class CompositeOps(Ops):
         Args:
             input: scores, [d..].
             axis: the dimension along which weights sum to 1; default the last.
-            sink: score that takes part in each row's maximum and sum but has no element of y, as stats, or
+            sink: score that is included in each row's maximum and sum but has no element of y, like stats, or
                 1s: [1,H,1,1]; optional.
-            stats_log2: true: stats is a logarithm to base 2; default False.
-            stats: receives: max + ln(sum_exp), the logarithm of the sum of e^x, as x, 1 along the axis;
+            stats_log2: true: stats is a base-2 logarithm; default False.
+            stats: receives: max + ln(sum_exp), the logarithm of the sum of e^x, like x, 1 along the axis;
                 optional.
-            max: receives: largest score of the row, the sink included, as x, 1 along the axis; optional.
-            sum_exp: receives: sum of e^(x - max), the sink included, as x, 1 along the axis; optional.
+            max: receives: largest score of the row, the sink included, like x, 1 along the axis; optional.
+            sum_exp: receives: sum of e^(x - max), the sink included, like x, 1 along the axis; optional.
             compute_data_type: type to compute in; by default the graph's, otherwise FLOAT.
             name: the operation's name in messages and diagrams.
             infinite_is_nan: true: y is NaN in rows whose largest element is infinite, of either sign;
@@ -165,7 +165,7 @@ class CompositeOps(Ops):
         compute_data_type: DataTypeLike | None = None,
         name: str = "",
     ) -> Tensor:
-        """A box, with steps, cut out of a tensor.
+        """A box of a tensor, optionally with steps.
 
             y[i] = x[start + i * step]
 
@@ -235,18 +235,18 @@ class CompositeOps(Ops):
                 for interpolation only; one number applies to all.
             pre_padding: elements before the start of each spatial dimension where the first window begins;
                 unset: 0; one number applies to all.
-            post_padding: elements after the end of each spatial dimension that windows may reach; unset: as
+            post_padding: elements after the end of each spatial dimension that windows may reach; unset:
                 pre_padding; one number applies to all.
-            mode: how the window becomes one value; default MAXPOOL.
-            padding_mode: what lies outside x; unset: NEG_INF_PAD for MAXPOOL, ZERO_PAD for AVGPOOL,
-                EDGE_VAL_PAD for NEAREST and BILINEAR.
+            mode: reduction of a window; default MAXPOOL.
+            padding_mode: values outside x; unset: NEG_INF_PAD for MAXPOOL, ZERO_PAD for AVGPOOL, EDGE_VAL_PAD
+                for NEAREST and BILINEAR.
             padding: pre_padding and post_padding in one; optional.
             generate_index: whether max pooling returns the position of each maximum in its window; default
                 False.
             compute_data_type: type to compute in; by default the graph's, otherwise FLOAT.
             name: the operation's name in messages and diagrams.
-            dilation: distance in elements between those that a window takes, per spatial dimension, of
-                pooling; unset: 1; one number applies to all.
+            dilation: distance between the elements of a pooling window, per spatial dimension; unset: 1; one
+                number applies to all.
         Returns:
             y: result, [N, C, 1 + (x + pre + post - dilation * (window - 1) - 1) / stride..].
             index: position of each maximum in its window; None unless generate_index.
@@ -292,16 +292,15 @@ class CompositeOps(Ops):
         Args:
             grad: gradient of the result, as x.
             input: forward input, [N, C, spatial..] or [batch.., normalised..].
-            scale: gamma, 1 when absent; layer norms normalise the dimensions where its extent is not 1, or
-                when it is absent those where inv_variance's is, [1,C,1..]; layer norms: x's extents on the
-                normalised dimensions; optional.
-            inv_variance: 1 / sqrt(variance + epsilon) that the forward pass kept; absent: calculated anew
-                from x and epsilon, x's extents, 1 on the normalised dimensions; GROUP_NORM: [N,groups,1..];
-                optional.
+            scale: gamma, 1 if absent; layer norms normalise the dimensions in which its extent is not 1; if
+                it is absent, those in which inv_variance has extent 1, [1,C,1..]; layer norms: x's extents on
+                the normalised dimensions; optional.
+            inv_variance: 1 / sqrt(variance + epsilon) of the forward pass; absent: recomputed from x and
+                epsilon, x's extents, 1 on the normalised dimensions; GROUP_NORM: [N,groups,1..]; optional.
             has_dbias: whether to compute the gradient of the forward operation's bias; default True.
             compute_data_type: type to compute in; by default the graph's, otherwise FLOAT.
             name: the operation's name in messages and diagrams.
-            epsilon: scalar added to the variance where statistics are calculated anew, [1..]; optional.
+            epsilon: scalar added to the variance if statistics are recomputed, [1..]; optional.
         Returns:
             dx: gradient of x, as x.
             dscale: gradient of the scale, [1,C,1..]; layer norms: x's extents on the normalised dimensions.
@@ -382,11 +381,11 @@ class CompositeOps(Ops):
             v: values, [B, Hv, Skv, Dv], Hv divides Hq.
             is_inference: the opposite of generate_stats.
             attn_scale: factor of q k^T, a number or a scalar tensor; default 1.
-            bias: added to the scaled scores; a boolean one keeps where true, [B, Hq, Sq, Skv] or 1s;
-                optional.
-            block_mask: which tiles of 128 x 128 scores take part: INT8 or BYTE_BOOLEAN; UINT8 has 8 tiles of
-                keys a byte, lowest bit first; the first two extents may be 1, [B, Hq, ceil(Sq / 128),
-                ceil(Skv / 128)]; optional.
+            bias: added to the scaled scores; a boolean bias keeps scores where it is true, [B, Hq, Sq, Skv]
+                or 1s; optional.
+            block_mask: tiles of 128 x 128 scores to compute: INT8 or BYTE_BOOLEAN; UINT8 has 8 key tiles per
+                byte, lowest bit first; the first two extents may be 1, [B, Hq, ceil(Sq / 128), ceil(Skv /
+                128)]; optional.
             use_alibi_mask: true: adds slope (col - row) to the scores; default False.
             use_padding_mask: whether seq_len_q and seq_len_kv cut the sequences; default False.
             seq_len_q: queries in use of each batch, INT32 or INT64; unset: all, [B, 1, 1, 1].
@@ -395,15 +394,16 @@ class CompositeOps(Ops):
             use_causal_mask_bottom_right: keep col <= row + keys - queries; default False.
             sliding_window_length: alias of diagonal_band_left_bound.
             diagonal_alignment: the diagonal to which the bounds refer: shift 0, or keys - queries in use.
-            diagonal_band_left_bound: sees col > row + shift - bound; unset: all on the left.
-            diagonal_band_right_bound: sees col <= row + shift + bound; 0: causal; unset: all on the right.
+            diagonal_band_left_bound: keeps col > row + shift - bound; unset: all on the left.
+            diagonal_band_right_bound: keeps col <= row + shift + bound; 0: causal; unset: all on the right.
             dropout: (probability, seed tensor, offset tensor); optional.
-            rng_dump: receives: 1 where dropout keeps a weight, else 0, [B, Hq, Sq, Skv]; optional.
-            paged_attention_k_table: which page of k, then [container, Hk, page size, Dqk], has each block of
-                keys, INT32 or INT64; may be ragged; needs seq_len_kv, [B, 1, pages, 1]; optional.
-            paged_attention_v_table: the same of v, then [container, Hv, page size, Dv], [B, 1, pages, 1];
-                optional.
-            paged_attention_max_seq_len_kv: Skv with page tables; unset: all keys that these reach.
+            rng_dump: receives: 1 if dropout keeps a weight, otherwise 0, [B, Hq, Sq, Skv]; optional.
+            paged_attention_k_table: page of each block of keys, INT32 or INT64; k is then [container, Hk,
+                page size, Dqk]; may be ragged; requires seq_len_kv, [B, 1, pages, 1]; optional.
+            paged_attention_v_table: the same for v, which is then [container, Hv, page size, Dv], [B, 1,
+                pages, 1]; optional.
+            paged_attention_max_seq_len_kv: Skv, if there are page tables; unset: all keys that the tables
+                reach.
             compute_data_type: type to compute in; by default the graph's, otherwise FLOAT.
             name: the operation's name in messages and diagrams.
             score_mod: a function of the graph and the tensor of scaled scores, [B, Hq, Sq, Skv], that applies
@@ -414,20 +414,20 @@ class CompositeOps(Ops):
             score_max: receives: largest score of each row, sink included, [B, Hq, Sq, 1]; optional.
             score_sum_exp: receives: sum of e^(score - score_max) of each row, sink included, [B, Hq, Sq, 1];
                 optional.
-            sink_token: a score per head that joins the softmax's sum and has no value, [1, Hq, 1, 1];
-                optional.
-            unfuse_fma: true: scores are scaled, rounded and then shifted, instead of in one fused step;
+            sink_token: a score per head that is included in the softmax's sum and has no value, [1, Hq, 1,
+                1]; optional.
+            unfuse_fma: true: scores are scaled, rounded and then shifted, instead of in a fused multiply-add;
                 default False.
-            cu_seq_len_q: running sum of queries in use, INT32 or INT64, instead of seq_len_q, [B + 1, 1, 1,
-                1]; optional.
-            cu_seq_len_kv: running sum of keys in use, INT32 or INT64, instead of seq_len_kv, [B + 1, 1, 1,
-                1]; optional.
-            descale_q: what q is multiplied by first, [B, Hq, 1, 1] or 1s; of blocks [B, Hq, Sq, ceil(Dqk /
+            cu_seq_len_q: cumulative number of queries in use, INT32 or INT64, instead of seq_len_q, [B + 1,
+                1, 1, 1]; optional.
+            cu_seq_len_kv: cumulative number of keys in use, INT32 or INT64, instead of seq_len_kv, [B + 1, 1,
+                1, 1]; optional.
+            descale_q: factor of q, applied first, [B, Hq, 1, 1] or 1s; block scales: [B, Hq, Sq, ceil(Dqk /
                 32)]; optional.
-            descale_k: what k is multiplied by first, [B, Hk, Skv, 1] or 1s; of blocks [B, Hk, Skv, ceil(Dqk /
-                32)]; of pages [container, Hk, page size, ..]; optional.
-            descale_v: what v is multiplied by first, [B, Hv, Skv, 1] or 1s; of blocks [B, Hv, ceil(Skv / 32),
-                Dv]; of pages [container, Hv, page size, ..]; optional.
+            descale_k: factor of k, applied first, [B, Hk, Skv, 1] or 1s; block scales: [B, Hk, Skv, ceil(Dqk
+                / 32)]; pages: [container, Hk, page size, ..]; optional.
+            descale_v: factor of v, applied first, [B, Hv, Skv, 1] or 1s; block scales: [B, Hv, ceil(Skv /
+                32), Dv]; pages: [container, Hv, page size, ..]; optional.
         Returns:
             o: result, [B, Hq, Sq, Dv].
             stats: natural log of each row's sum of exponentials, sink included, [B, Hq, Sq, 1]; None unless
@@ -516,19 +516,19 @@ class CompositeOps(Ops):
             q: queries, [B, Hq, Sq, Dqk].
             k: keys, [B, Hk, Skv, Dqk], Hk divides Hq.
             v: values, [B, Hv, Skv, Dv], Hv divides Hq.
-            descale_q: what q is multiplied by first, [B, Hq, 1, 1] or 1s; of blocks [B, Hq, Sq, ceil(Dqk /
+            descale_q: factor of q, applied first, [B, Hq, 1, 1] or 1s; block scales: [B, Hq, Sq, ceil(Dqk /
                 32)].
-            descale_k: what k is multiplied by first, [B, Hk, Skv, 1] or 1s; of blocks [B, Hk, Skv, ceil(Dqk /
-                32)]; of pages [container, Hk, page size, ..].
-            descale_v: what v is multiplied by first, [B, Hv, Skv, 1] or 1s; of blocks [B, Hv, ceil(Skv / 32),
-                Dv]; of pages [container, Hv, page size, ..].
-            descale_s: what the softmax, times scale_s, is multiplied by, [1, 1, 1, 1].
-            scale_s: what the softmax is multiplied by before it may become FP8, [1, 1, 1, 1].
-            scale_o: what the result is multiplied by before it becomes o, [1, 1, 1, 1].
+            descale_k: factor of k, applied first, [B, Hk, Skv, 1] or 1s; block scales: [B, Hk, Skv, ceil(Dqk
+                / 32)]; pages: [container, Hk, page size, ..].
+            descale_v: factor of v, applied first, [B, Hv, Skv, 1] or 1s; block scales: [B, Hv, ceil(Skv /
+                32), Dv]; pages: [container, Hv, page size, ..].
+            descale_s: factor of the softmax after scale_s, [1, 1, 1, 1].
+            scale_s: factor of the softmax before it is rounded to FP8, if it is, [1, 1, 1, 1].
+            scale_o: factor of the result before it is stored as o, [1, 1, 1, 1].
             is_inference: the opposite of generate_stats.
             attn_scale: factor of q k^T, a number or a scalar tensor; default 1.
-            bias: added to the scaled scores; a boolean one keeps where true, [B, Hq, Sq, Skv] or 1s;
-                optional.
+            bias: added to the scaled scores; a boolean bias keeps scores where it is true, [B, Hq, Sq, Skv]
+                or 1s; optional.
             use_alibi_mask: true: adds slope (col - row) to the scores; default False.
             use_padding_mask: whether seq_len_q and seq_len_kv cut the sequences; default False.
             seq_len_q: queries in use of each batch, INT32 or INT64; unset: all, [B, 1, 1, 1].
@@ -537,15 +537,16 @@ class CompositeOps(Ops):
             use_causal_mask_bottom_right: keep col <= row + keys - queries; default False.
             sliding_window: alias of left_bound.
             diagonal_alignment: the diagonal to which the bounds refer: shift 0, or keys - queries in use.
-            left_bound: sees col > row + shift - bound; unset: all on the left.
-            right_bound: sees col <= row + shift + bound; 0: causal; unset: all on the right.
+            left_bound: keeps col > row + shift - bound; unset: all on the left.
+            right_bound: keeps col <= row + shift + bound; 0: causal; unset: all on the right.
             dropout: (probability, seed tensor, offset tensor); optional.
-            rng_dump: receives: 1 where dropout keeps a weight, else 0, [B, Hq, Sq, Skv]; optional.
-            paged_attention_k_table: which page of k, then [container, Hk, page size, Dqk], has each block of
-                keys, INT32 or INT64; may be ragged; needs seq_len_kv, [B, 1, pages, 1]; optional.
-            paged_attention_v_table: the same of v, then [container, Hv, page size, Dv], [B, 1, pages, 1];
-                optional.
-            paged_attention_max_seq_len_kv: Skv with page tables; unset: all keys that these reach.
+            rng_dump: receives: 1 if dropout keeps a weight, otherwise 0, [B, Hq, Sq, Skv]; optional.
+            paged_attention_k_table: page of each block of keys, INT32 or INT64; k is then [container, Hk,
+                page size, Dqk]; may be ragged; requires seq_len_kv, [B, 1, pages, 1]; optional.
+            paged_attention_v_table: the same for v, which is then [container, Hv, page size, Dv], [B, 1,
+                pages, 1]; optional.
+            paged_attention_max_seq_len_kv: Skv, if there are page tables; unset: all keys that the tables
+                reach.
             compute_data_type: type to compute in; by default the graph's, otherwise FLOAT.
             name: the operation's name in messages and diagrams.
             fn: a function of the graph and the tensor of scaled scores, like score_mod of sdpa; optional.
@@ -553,8 +554,8 @@ class CompositeOps(Ops):
             score_max: receives: largest score of each row, sink included, [B, Hq, Sq, 1]; optional.
             score_sum_exp: receives: sum of e^(score - score_max) of each row, sink included, [B, Hq, Sq, 1];
                 optional.
-            sink_token: a score per head that joins the softmax's sum and has no value, [1, Hq, 1, 1];
-                optional.
+            sink_token: a score per head that is included in the softmax's sum and has no value, [1, Hq, 1,
+                1]; optional.
         Returns:
             o: result, [B, Hq, Sq, Dv].
             stats: natural log of each row's sum of exponentials, sink included, [B, Hq, Sq, 1]; None unless
@@ -650,14 +651,14 @@ class CompositeOps(Ops):
             stats: statistics that the forward pass wrote, [B, Hq, Sq, 1].
             attn_scale: factor of q k^T, a number or a scalar tensor; default 1.
             bias: the bias of the forward pass, [B, Hq, Sq, Skv] or 1s; optional.
-            dBias: receives: gradient of the bias, summed over its extents of 1, [B, Hq, Sq, Skv] or 1s, as
+            dBias: receives: gradient of the bias, summed over its extents of 1, [B, Hq, Sq, Skv] or 1s, like
                 bias; optional.
             use_alibi_mask: true: the forward pass added slope (col - row) to the scores; default False.
             use_padding_mask: whether seq_len_q and seq_len_kv cut the sequences; default False.
             seq_len_q: queries in use of each batch, INT32 or INT64; unset: all, [B, 1, 1, 1].
             seq_len_kv: keys in use of each batch, INT32 or INT64; unset: all, [B, 1, 1, 1].
-            max_total_seq_len_q: upper bound of the queries of all batches together, a hint; optional.
-            max_total_seq_len_kv: upper bound of the keys of all batches together, a hint; optional.
+            max_total_seq_len_q: upper bound of the total number of queries, a hint; optional.
+            max_total_seq_len_kv: upper bound of the total number of keys, a hint; optional.
             use_causal_mask: keep col <= row; default False.
             use_causal_mask_bottom_right: keep col <= row + keys - queries; default False.
             sliding_window_length: alias of diagonal_band_left_bound.
@@ -680,10 +681,10 @@ class CompositeOps(Ops):
                 each summed over its extents of 1; optional.
             block_mask: the block mask of the forward pass, [B, Hq, ceil(Sq / 128), ceil(Skv / 128)];
                 optional.
-            cu_seq_len_q: running sum of queries in use, INT32 or INT64, instead of seq_len_q, [B + 1, 1, 1,
-                1]; optional.
-            cu_seq_len_kv: running sum of keys in use, INT32 or INT64, instead of seq_len_kv, [B + 1, 1, 1,
-                1]; optional.
+            cu_seq_len_q: cumulative number of queries in use, INT32 or INT64, instead of seq_len_q, [B + 1,
+                1, 1, 1]; optional.
+            cu_seq_len_kv: cumulative number of keys in use, INT32 or INT64, instead of seq_len_kv, [B + 1, 1,
+                1, 1]; optional.
         Returns:
             dQ: gradient of q, [B, Hq, Sq, Dqk].
             dK: gradient of k, summed over the query heads that share it, [B, Hk, Skv, Dqk].
@@ -775,25 +776,24 @@ class CompositeOps(Ops):
             o: forward result, [B, Hq, Sq, Dv].
             dO: gradient of the forward result, [B, Hq, Sq, Dv].
             stats: statistics that the forward pass wrote, [B, Hq, Sq, 1].
-            descale_q: what q is multiplied by first, [B, Hq, 1, 1] or 1s; of blocks [B, Hq, Sq, ceil(Dqk /
+            descale_q: factor of q, applied first, [B, Hq, 1, 1] or 1s; block scales: [B, Hq, Sq, ceil(Dqk /
                 32)].
-            descale_k: what k is multiplied by first, [B, Hk, Skv, 1] or 1s; of blocks [B, Hk, Skv, ceil(Dqk /
+            descale_k: factor of k, applied first, [B, Hk, Skv, 1] or 1s; block scales: [B, Hk, Skv, ceil(Dqk
+                / 32)].
+            descale_v: factor of v, applied first, [B, Hv, Skv, 1] or 1s; block scales: [B, Hv, Skv, ceil(Dv /
                 32)].
-            descale_v: what v is multiplied by first, [B, Hv, Skv, 1] or 1s; of blocks [B, Hv, Skv, ceil(Dv /
+            descale_o: factor of o, applied first, [B, Hq, Sq, 1] or 1s; block scales: [B, Hq, Sq, ceil(Dv /
                 32)].
-            descale_o: what o is multiplied by first, [B, Hq, Sq, 1] or 1s; of blocks [B, Hq, Sq, ceil(Dv /
+            descale_dO: factor of dO, applied first, [B, Hq, Sq, 1] or 1s; block scales: [B, Hq, Sq, ceil(Dv /
                 32)].
-            descale_dO: what dO is multiplied by first, [B, Hq, Sq, 1] or 1s; of blocks [B, Hq, Sq, ceil(Dv /
-                32)].
-            descale_s: what the softmax, times scale_s, is multiplied by, [1, 1, 1, 1].
-            descale_dP: what the gradient of q k^T, times scale_dP, is multiplied by, [1, 1, 1, 1].
-            scale_s: what the softmax is multiplied by before it becomes q's type where that is FP8, [1, 1, 1,
-                1].
-            scale_dQ: what the gradient is multiplied by before it becomes dQ, [1, 1, 1, 1].
-            scale_dK: what the gradient is multiplied by before it becomes dK, [1, 1, 1, 1].
-            scale_dV: what the gradient is multiplied by before it becomes dV, [1, 1, 1, 1].
-            scale_dP: what the gradient of q k^T is multiplied by before it becomes dO's type where that is
-                FP8, [1, 1, 1, 1].
+            descale_s: factor of the softmax after scale_s, [1, 1, 1, 1].
+            descale_dP: factor of the gradient of q k^T after scale_dP, [1, 1, 1, 1].
+            scale_s: factor of the softmax before it is rounded to q's type if that is FP8, [1, 1, 1, 1].
+            scale_dQ: factor of the gradient before it is stored as dQ, [1, 1, 1, 1].
+            scale_dK: factor of the gradient before it is stored as dK, [1, 1, 1, 1].
+            scale_dV: factor of the gradient before it is stored as dV, [1, 1, 1, 1].
+            scale_dP: factor of the gradient of q k^T before it is rounded to dO's type if that is FP8, [1, 1,
+                1, 1].
             attn_scale: factor of q k^T, a number or a scalar tensor; default 1.
             use_padding_mask: whether seq_len_q and seq_len_kv cut the sequences; default False.
             seq_len_q: queries in use of each batch, INT32 or INT64; unset: all, [B, 1, 1, 1].
@@ -903,14 +903,14 @@ class CompositeOps(Ops):
             use_causal_mask: keep col <= row; default False.
             use_causal_mask_bottom_right: keep col <= row + keys - queries; default False.
             diagonal_alignment: the diagonal to which the bounds refer: shift 0, or keys - queries in use.
-            diagonal_band_left_bound: sees col > row + shift - bound; unset: all on the left.
-            diagonal_band_right_bound: sees col <= row + shift + bound; 0: causal; unset: all on the right.
+            diagonal_band_left_bound: keeps col > row + shift - bound; unset: all on the left.
+            diagonal_band_right_bound: keeps col <= row + shift + bound; 0: causal; unset: all on the right.
             compute_data_type: type to compute in; by default the graph's, otherwise FLOAT.
             name: the operation's name in messages and diagrams.
             generate_stats: whether to return the statistics for the backward pass.
-            sink_token: a score per head that joins the softmax's sum and has no value, [1, Hq, 1, 1];
-                optional.
-            unfuse_fma: true: scores are scaled, rounded and then shifted, instead of in one fused step;
+            sink_token: a score per head that is included in the softmax's sum and has no value, [1, Hq, 1,
+                1]; optional.
+            unfuse_fma: true: scores are scaled, rounded and then shifted, instead of in a fused multiply-add;
                 default False.
             use_padding_mask: whether seq_len_q and seq_len_kv cut the sequences; default False.
             seq_len_q: queries in use of each batch, INT32 or INT64; unset: all, [B, 1, 1, 1].

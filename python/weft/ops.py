@@ -54,7 +54,7 @@ class Ops:
                 the mode is exact in them, FLOAT for others.
             name: the operation's name in messages and diagrams.
         Returns:
-            y: result, [d..], the operands' broadcast.
+            y: result, [d..], the broadcast extents of the operands.
         Data types:
             operands: any, also mixed, unless stated above.
             results, unless set for the tensor or the graph: the promoted type of the operands, where scalars
@@ -99,7 +99,7 @@ class Ops:
                 the mode is exact in them, FLOAT for others.
             name: the operation's name in messages and diagrams.
         Returns:
-            y: result, [d..], the operands' broadcast.
+            y: result, [d..], the broadcast extents of the operands.
         Data types:
             operands: any, also mixed, unless stated above.
             results, unless set for the tensor or the graph: the promoted type of the operands, where scalars
@@ -143,7 +143,7 @@ class Ops:
                 the mode is exact in them, FLOAT for others.
             name: the operation's name in messages and diagrams.
         Returns:
-            y: result, [d..], the operands' broadcast.
+            y: result, [d..], the broadcast extents of the operands.
         Data types:
             operands: any, also mixed, unless stated above.
             results, unless set for the tensor or the graph: the promoted type of the operands, where scalars
@@ -187,7 +187,7 @@ class Ops:
                 the mode is exact in them, FLOAT for others.
             name: the operation's name in messages and diagrams.
         Returns:
-            y: result, [d..], the operands' broadcast.
+            y: result, [d..], the broadcast extents of the operands.
         Data types:
             operands: any, also mixed, unless stated above.
             results, unless set for the tensor or the graph: the promoted type of the operands, where scalars
@@ -231,7 +231,7 @@ class Ops:
                 the mode is exact in them, FLOAT for others.
             name: the operation's name in messages and diagrams.
         Returns:
-            y: result, [d..], the operands' broadcast.
+            y: result, [d..], the broadcast extents of the operands.
         Data types:
             operands: any, also mixed, unless stated above.
             results, unless set for the tensor or the graph: the promoted type of the operands, where scalars
@@ -264,7 +264,7 @@ class Ops:
         compute_data_type: DataTypeLike | None = None,
         name: str = "",
     ) -> Tensor:
-        """Larger operand; NaN wins; of zeros of both signs, either.
+        """Larger operand; NaN wins; either one of +0.0 and -0.0.
 
             (x > b || x != x) ? x : b
 
@@ -275,7 +275,7 @@ class Ops:
                 the mode is exact in them, FLOAT for others.
             name: the operation's name in messages and diagrams.
         Returns:
-            y: result, [d..], the operands' broadcast.
+            y: result, [d..], the broadcast extents of the operands.
         Data types:
             operands: any, also mixed, unless stated above.
             results, unless set for the tensor or the graph: the promoted type of the operands, where scalars
@@ -308,7 +308,7 @@ class Ops:
         compute_data_type: DataTypeLike | None = None,
         name: str = "",
     ) -> Tensor:
-        """Smaller operand; NaN wins; of zeros of both signs, either.
+        """Smaller operand; NaN wins; either one of +0.0 and -0.0.
 
             (x < b || x != x) ? x : b
 
@@ -319,7 +319,7 @@ class Ops:
                 the mode is exact in them, FLOAT for others.
             name: the operation's name in messages and diagrams.
         Returns:
-            y: result, [d..], the operands' broadcast.
+            y: result, [d..], the broadcast extents of the operands.
         Data types:
             operands: any, also mixed, unless stated above.
             results, unless set for the tensor or the graph: the promoted type of the operands, where scalars
@@ -363,7 +363,7 @@ class Ops:
                 the mode is exact in them, FLOAT for others.
             name: the operation's name in messages and diagrams.
         Returns:
-            y: result, [d..], the operands' broadcast.
+            y: result, [d..], the broadcast extents of the operands.
         Data types:
             operands: any, also mixed, unless stated above.
             results, unless set for the tensor or the graph: the promoted type of the operands, where scalars
@@ -407,7 +407,7 @@ class Ops:
                 the mode is exact in them, FLOAT for others.
             name: the operation's name in messages and diagrams.
         Returns:
-            y: result, [d..], the operands' broadcast.
+            y: result, [d..], the broadcast extents of the operands.
         Data types:
             operands: any, also mixed, unless stated above.
             results, unless set for the tensor or the graph: the promoted type of the operands, where scalars
@@ -451,7 +451,7 @@ class Ops:
                 the mode is exact in them, FLOAT for others.
             name: the operation's name in messages and diagrams.
         Returns:
-            y: result, [d..], the operands' broadcast.
+            y: result, [d..], the broadcast extents of the operands.
         Data types:
             operands: any, also mixed, unless stated above.
             results, unless set for the tensor or the graph: the promoted type of the operands, where scalars
@@ -495,7 +495,7 @@ class Ops:
                 the mode is exact in them, FLOAT for others.
             name: the operation's name in messages and diagrams.
         Returns:
-            y: result, [d..], the operands' broadcast.
+            y: result, [d..], the broadcast extents of the operands.
         Data types:
             operands: any, also mixed, unless stated above.
             results, unless set for the tensor or the graph: the promoted type of the operands, where scalars
@@ -537,7 +537,7 @@ class Ops:
                 the mode is exact in them, FLOAT for others.
             name: the operation's name in messages and diagrams.
         Returns:
-            y: result, [d..], the operands' broadcast.
+            y: result, [d..], the broadcast extents of the operands.
         Data types:
             operands: any, also mixed, unless stated above.
             results, unless set for the tensor or the graph: the promoted type of the operands, where scalars
@@ -568,7 +568,7 @@ class Ops:
         compute_data_type: DataTypeLike | None = None,
         name: str = "",
     ) -> Tensor:
-        """Smallest whole number that is not less.
+        """Smallest integer that is not less.
 
             ceil(x)
 
@@ -578,7 +578,7 @@ class Ops:
                 the mode is exact in them, FLOAT for others.
             name: the operation's name in messages and diagrams.
         Returns:
-            y: result, [d..], the operands' broadcast.
+            y: result, [d..], the broadcast extents of the operands.
         Data types:
             operands: any, also mixed, unless stated above.
             results, unless set for the tensor or the graph: the promoted type of the operands, where scalars
@@ -609,7 +609,7 @@ class Ops:
         compute_data_type: DataTypeLike | None = None,
         name: str = "",
     ) -> Tensor:
-        """Largest whole number that is not greater.
+        """Largest integer that is not greater.
 
             floor(x)
 
@@ -619,7 +619,7 @@ class Ops:
                 the mode is exact in them, FLOAT for others.
             name: the operation's name in messages and diagrams.
         Returns:
-            y: result, [d..], the operands' broadcast.
+            y: result, [d..], the broadcast extents of the operands.
         Data types:
             operands: any, also mixed, unless stated above.
             results, unless set for the tensor or the graph: the promoted type of the operands, where scalars
@@ -660,7 +660,7 @@ class Ops:
                 the mode is exact in them, FLOAT for others.
             name: the operation's name in messages and diagrams.
         Returns:
-            y: result, [d..], the operands' broadcast.
+            y: result, [d..], the broadcast extents of the operands.
         Data types:
             operands: any, also mixed, unless stated above.
             results, unless set for the tensor or the graph: the promoted type of the operands, where scalars
@@ -701,7 +701,7 @@ class Ops:
                 the mode is exact in them, FLOAT for others.
             name: the operation's name in messages and diagrams.
         Returns:
-            y: result, [d..], the operands' broadcast.
+            y: result, [d..], the broadcast extents of the operands.
         Data types:
             operands: any, also mixed, unless stated above.
             results, unless set for the tensor or the graph: the promoted type of the operands, where scalars
@@ -742,7 +742,7 @@ class Ops:
                 the mode is exact in them, FLOAT for others.
             name: the operation's name in messages and diagrams.
         Returns:
-            y: result, [d..], the operands' broadcast.
+            y: result, [d..], the broadcast extents of the operands.
         Data types:
             operands: any, also mixed, unless stated above.
             results, unless set for the tensor or the graph: the promoted type of the operands, where scalars
@@ -783,7 +783,7 @@ class Ops:
                 the mode is exact in them, FLOAT for others.
             name: the operation's name in messages and diagrams.
         Returns:
-            y: result, [d..], the operands' broadcast.
+            y: result, [d..], the broadcast extents of the operands.
         Data types:
             operands: any, also mixed, unless stated above.
             results, unless set for the tensor or the graph: the promoted type of the operands, where scalars
@@ -824,7 +824,7 @@ class Ops:
                 the mode is exact in them, FLOAT for others.
             name: the operation's name in messages and diagrams.
         Returns:
-            y: result, [d..], the operands' broadcast.
+            y: result, [d..], the broadcast extents of the operands.
         Data types:
             operands: any, also mixed, unless stated above.
             results, unless set for the tensor or the graph: the promoted type of the operands, where scalars
@@ -865,7 +865,7 @@ class Ops:
                 the mode is exact in them, FLOAT for others.
             name: the operation's name in messages and diagrams.
         Returns:
-            y: result, [d..], the operands' broadcast.
+            y: result, [d..], the broadcast extents of the operands.
         Data types:
             operands: any, also mixed, unless stated above.
             results, unless set for the tensor or the graph: the promoted type of the operands, where scalars
@@ -906,7 +906,7 @@ class Ops:
                 the mode is exact in them, FLOAT for others.
             name: the operation's name in messages and diagrams.
         Returns:
-            y: result, [d..], the operands' broadcast.
+            y: result, [d..], the broadcast extents of the operands.
         Data types:
             operands: any, also mixed, unless stated above.
             results, unless set for the tensor or the graph: the promoted type of the operands, where scalars
@@ -947,7 +947,7 @@ class Ops:
                 the mode is exact in them, FLOAT for others.
             name: the operation's name in messages and diagrams.
         Returns:
-            y: result, [d..], the operands' broadcast.
+            y: result, [d..], the broadcast extents of the operands.
         Data types:
             operands: any, also mixed, unless stated above.
             results, unless set for the tensor or the graph: the promoted type of the operands, where scalars
@@ -988,7 +988,7 @@ class Ops:
                 the mode is exact in them, FLOAT for others.
             name: the operation's name in messages and diagrams.
         Returns:
-            y: result, [d..], the operands' broadcast.
+            y: result, [d..], the broadcast extents of the operands.
         Data types:
             operands: any, also mixed, unless stated above.
             results, unless set for the tensor or the graph: the promoted type of the operands, where scalars
@@ -1029,7 +1029,7 @@ class Ops:
                 the mode is exact in them, FLOAT for others.
             name: the operation's name in messages and diagrams.
         Returns:
-            y: result, [d..], the operands' broadcast.
+            y: result, [d..], the broadcast extents of the operands.
         Data types:
             operands: any, also mixed, unless stated above.
             results, unless set for the tensor or the graph: the promoted type of the operands, where scalars
@@ -1070,7 +1070,7 @@ class Ops:
                 the mode is exact in them, FLOAT for others.
             name: the operation's name in messages and diagrams.
         Returns:
-            y: result, [d..], the operands' broadcast.
+            y: result, [d..], the broadcast extents of the operands.
         Data types:
             operands: any, also mixed, unless stated above.
             results, unless set for the tensor or the graph: the promoted type of the operands, where scalars
@@ -1104,7 +1104,7 @@ class Ops:
         compute_data_type: DataTypeLike | None = None,
         name: str = "",
     ) -> Tensor:
-        """Rectifier with clips and a slope below the lower one; of -0.0, without a slope, the clip: +0.0.
+        """Rectifier with clips and a slope below the lower one; without a slope, -0.0 gives the clip, +0.0.
 
             slope == 0 && x <= lower ? lower : x < lower ? lower + slope * (x - lower) : x > upper ? upper : x
 
@@ -1117,7 +1117,7 @@ class Ops:
                 the mode is exact in them, FLOAT for others.
             name: the operation's name in messages and diagrams.
         Returns:
-            y: result, [d..], the operands' broadcast.
+            y: result, [d..], the broadcast extents of the operands.
         Data types:
             operands: any, also mixed, unless stated above.
             results, unless set for the tensor or the graph: the promoted type of the operands, where scalars
@@ -1162,7 +1162,7 @@ class Ops:
                 the mode is exact in them, FLOAT for others.
             name: the operation's name in messages and diagrams.
         Returns:
-            y: result, [d..], the operands' broadcast.
+            y: result, [d..], the broadcast extents of the operands.
         Data types:
             operands: any, also mixed, unless stated above.
             results, unless set for the tensor or the graph: the promoted type of the operands, where scalars
@@ -1203,7 +1203,7 @@ class Ops:
                 the mode is exact in them, FLOAT for others.
             name: the operation's name in messages and diagrams.
         Returns:
-            y: result, [d..], the operands' broadcast.
+            y: result, [d..], the broadcast extents of the operands.
         Data types:
             operands: any, also mixed, unless stated above.
             results, unless set for the tensor or the graph: the promoted type of the operands, where scalars
@@ -1247,7 +1247,7 @@ class Ops:
             name: the operation's name in messages and diagrams.
             elu_alpha: limit of -y for large negative x; default 1.
         Returns:
-            y: result, [d..], the operands' broadcast.
+            y: result, [d..], the broadcast extents of the operands.
         Data types:
             operands: any, also mixed, unless stated above.
             results, unless set for the tensor or the graph: the promoted type of the operands, where scalars
@@ -1289,7 +1289,7 @@ class Ops:
                 the mode is exact in them, FLOAT for others.
             name: the operation's name in messages and diagrams.
         Returns:
-            y: result, [d..], the operands' broadcast.
+            y: result, [d..], the broadcast extents of the operands.
         Data types:
             operands: any, also mixed, unless stated above.
             results, unless set for the tensor or the graph: the promoted type of the operands, where scalars
@@ -1333,7 +1333,7 @@ class Ops:
             name: the operation's name in messages and diagrams.
             softplus_beta: sharpness; default 1.
         Returns:
-            y: result, [d..], the operands' broadcast.
+            y: result, [d..], the broadcast extents of the operands.
         Data types:
             operands: any, also mixed, unless stated above.
             results, unless set for the tensor or the graph: the promoted type of the operands, where scalars
@@ -1378,7 +1378,7 @@ class Ops:
                 the mode is exact in them, FLOAT for others.
             name: the operation's name in messages and diagrams.
         Returns:
-            y: result, [d..], the operands' broadcast.
+            y: result, [d..], the broadcast extents of the operands.
         Data types:
             operands: any, also mixed, unless stated above.
             results, unless set for the tensor or the graph: the promoted type of the operands, where scalars
@@ -1421,7 +1421,7 @@ class Ops:
                 the mode is exact in them, FLOAT for others.
             name: the operation's name in messages and diagrams.
         Returns:
-            y: result, [d..], the operands' broadcast.
+            y: result, [d..], the broadcast extents of the operands.
         Data types:
             operands: any, also mixed, unless stated above.
             results, unless set for the tensor or the graph: the promoted type of the operands, where scalars
@@ -1471,7 +1471,7 @@ class Ops:
                 the mode is exact in them, FLOAT for others.
             name: the operation's name in messages and diagrams.
         Returns:
-            dx: gradient of the operand, [d..], the operands' broadcast.
+            dx: gradient of the operand, [d..], the broadcast extents of the operands.
         Data types:
             operands: any, also mixed, unless stated above.
             results, unless set for the tensor or the graph: the promoted type of the operands, where scalars
@@ -1519,7 +1519,7 @@ class Ops:
                 the mode is exact in them, FLOAT for others.
             name: the operation's name in messages and diagrams.
         Returns:
-            dx: gradient of the operand, [d..], the operands' broadcast.
+            dx: gradient of the operand, [d..], the broadcast extents of the operands.
         Data types:
             operands: any, also mixed, unless stated above.
             results, unless set for the tensor or the graph: the promoted type of the operands, where scalars
@@ -1563,7 +1563,7 @@ class Ops:
                 the mode is exact in them, FLOAT for others.
             name: the operation's name in messages and diagrams.
         Returns:
-            dx: gradient of the operand, [d..], the operands' broadcast.
+            dx: gradient of the operand, [d..], the broadcast extents of the operands.
         Data types:
             operands: any, also mixed, unless stated above.
             results, unless set for the tensor or the graph: the promoted type of the operands, where scalars
@@ -1610,7 +1610,7 @@ class Ops:
             name: the operation's name in messages and diagrams.
             elu_alpha: limit of -y for large negative x; default 1.
         Returns:
-            dx: gradient of the operand, [d..], the operands' broadcast.
+            dx: gradient of the operand, [d..], the broadcast extents of the operands.
         Data types:
             operands: any, also mixed, unless stated above.
             results, unless set for the tensor or the graph: the promoted type of the operands, where scalars
@@ -1655,7 +1655,7 @@ class Ops:
                 the mode is exact in them, FLOAT for others.
             name: the operation's name in messages and diagrams.
         Returns:
-            dx: gradient of the operand, [d..], the operands' broadcast.
+            dx: gradient of the operand, [d..], the broadcast extents of the operands.
         Data types:
             operands: any, also mixed, unless stated above.
             results, unless set for the tensor or the graph: the promoted type of the operands, where scalars
@@ -1702,7 +1702,7 @@ class Ops:
             name: the operation's name in messages and diagrams.
             softplus_beta: sharpness; default 1.
         Returns:
-            dx: gradient of the operand, [d..], the operands' broadcast.
+            dx: gradient of the operand, [d..], the broadcast extents of the operands.
         Data types:
             operands: any, also mixed, unless stated above.
             results, unless set for the tensor or the graph: the promoted type of the operands, where scalars
@@ -1750,7 +1750,7 @@ class Ops:
             swish_beta: sharpness; default 1.
             name: the operation's name in messages and diagrams.
         Returns:
-            dx: gradient of the operand, [d..], the operands' broadcast.
+            dx: gradient of the operand, [d..], the broadcast extents of the operands.
         Data types:
             operands: any, also mixed, unless stated above.
             results, unless set for the tensor or the graph: the promoted type of the operands, where scalars
@@ -1797,7 +1797,7 @@ class Ops:
                 the mode is exact in them, FLOAT for others.
             name: the operation's name in messages and diagrams.
         Returns:
-            dx: gradient of the operand, [d..], the operands' broadcast.
+            dx: gradient of the operand, [d..], the broadcast extents of the operands.
         Data types:
             operands: any, also mixed, unless stated above.
             results, unless set for the tensor or the graph: the promoted type of the operands, where scalars
@@ -1843,7 +1843,7 @@ class Ops:
                 the mode is exact in them, FLOAT for others.
             name: the operation's name in messages and diagrams.
         Returns:
-            y: result, [d..], the operands' broadcast.
+            y: result, [d..], the broadcast extents of the operands.
         Data types:
             operands: any, also mixed, unless stated above.
             results, unless set for the tensor or the graph: BYTE_BOOLEAN.
@@ -1885,7 +1885,7 @@ class Ops:
                 the mode is exact in them, FLOAT for others.
             name: the operation's name in messages and diagrams.
         Returns:
-            y: result, [d..], the operands' broadcast.
+            y: result, [d..], the broadcast extents of the operands.
         Data types:
             operands: any, also mixed, unless stated above.
             results, unless set for the tensor or the graph: BYTE_BOOLEAN.
@@ -1927,7 +1927,7 @@ class Ops:
                 the mode is exact in them, FLOAT for others.
             name: the operation's name in messages and diagrams.
         Returns:
-            y: result, [d..], the operands' broadcast.
+            y: result, [d..], the broadcast extents of the operands.
         Data types:
             operands: any, also mixed, unless stated above.
             results, unless set for the tensor or the graph: BYTE_BOOLEAN.
@@ -1969,7 +1969,7 @@ class Ops:
                 the mode is exact in them, FLOAT for others.
             name: the operation's name in messages and diagrams.
         Returns:
-            y: result, [d..], the operands' broadcast.
+            y: result, [d..], the broadcast extents of the operands.
         Data types:
             operands: any, also mixed, unless stated above.
             results, unless set for the tensor or the graph: BYTE_BOOLEAN.
@@ -2011,7 +2011,7 @@ class Ops:
                 the mode is exact in them, FLOAT for others.
             name: the operation's name in messages and diagrams.
         Returns:
-            y: result, [d..], the operands' broadcast.
+            y: result, [d..], the broadcast extents of the operands.
         Data types:
             operands: any, also mixed, unless stated above.
             results, unless set for the tensor or the graph: BYTE_BOOLEAN.
@@ -2053,7 +2053,7 @@ class Ops:
                 the mode is exact in them, FLOAT for others.
             name: the operation's name in messages and diagrams.
         Returns:
-            y: result, [d..], the operands' broadcast.
+            y: result, [d..], the broadcast extents of the operands.
         Data types:
             operands: any, also mixed, unless stated above.
             results, unless set for the tensor or the graph: BYTE_BOOLEAN.
@@ -2095,7 +2095,7 @@ class Ops:
                 the mode is exact in them, FLOAT for others.
             name: the operation's name in messages and diagrams.
         Returns:
-            y: result, [d..], the operands' broadcast.
+            y: result, [d..], the broadcast extents of the operands.
         Data types:
             operands: any, also mixed, unless stated above.
             results, unless set for the tensor or the graph: BYTE_BOOLEAN.
@@ -2137,7 +2137,7 @@ class Ops:
                 the mode is exact in them, FLOAT for others.
             name: the operation's name in messages and diagrams.
         Returns:
-            y: result, [d..], the operands' broadcast.
+            y: result, [d..], the broadcast extents of the operands.
         Data types:
             operands: any, also mixed, unless stated above.
             results, unless set for the tensor or the graph: BYTE_BOOLEAN.
@@ -2177,7 +2177,7 @@ class Ops:
                 the mode is exact in them, FLOAT for others.
             name: the operation's name in messages and diagrams.
         Returns:
-            y: result, [d..], the operands' broadcast.
+            y: result, [d..], the broadcast extents of the operands.
         Data types:
             operands: any, also mixed, unless stated above.
             results, unless set for the tensor or the graph: BYTE_BOOLEAN.
@@ -2220,7 +2220,7 @@ class Ops:
                 the mode is exact in them, FLOAT for others.
             name: the operation's name in messages and diagrams.
         Returns:
-            y: result, [d..], the operands' broadcast.
+            y: result, [d..], the broadcast extents of the operands.
         Data types:
             operands: any, also mixed, unless stated above.
             results, unless set for the tensor or the graph: the promoted type of the operands, where scalars
@@ -2265,7 +2265,7 @@ class Ops:
                 the mode is exact in them, FLOAT for others.
             name: the operation's name in messages and diagrams.
         Returns:
-            y: result, [d..], the operands' broadcast.
+            y: result, [d..], the broadcast extents of the operands.
         Data types:
             operands: any, also mixed, unless stated above.
             results, unless set for the tensor or the graph: INT32.
@@ -2302,13 +2302,13 @@ class Ops:
             x + b
 
         Args:
-            input: first operand; of a backward mode the forward input, [d..] or 1s.
+            input: first operand; for a backward mode the forward input, [d..] or 1s.
             bias: second operand of binary modes and of BINARY_SELECT, [d..] or 1s.
             compute_data_type: type to compute in; by default the graph's, otherwise INT64 for integers where
                 the mode is exact in them, FLOAT for others.
             name: the operation's name in messages and diagrams.
         Returns:
-            y: result of forward modes, [d..], the operands' broadcast.
+            y: result of forward modes, [d..], the broadcast extents of the operands.
         Data types:
             operands: any, also mixed, unless stated above.
             results, unless set for the tensor or the graph: the promoted type of the operands, where scalars
@@ -2347,13 +2347,13 @@ class Ops:
             x * b
 
         Args:
-            input: first operand; of a backward mode the forward input, [d..] or 1s.
+            input: first operand; for a backward mode the forward input, [d..] or 1s.
             scale: second operand of binary modes and of BINARY_SELECT, [d..] or 1s.
             compute_data_type: type to compute in; by default the graph's, otherwise INT64 for integers where
                 the mode is exact in them, FLOAT for others.
             name: the operation's name in messages and diagrams.
         Returns:
-            y: result of forward modes, [d..], the operands' broadcast.
+            y: result of forward modes, [d..], the broadcast extents of the operands.
         Data types:
             operands: any, also mixed, unless stated above.
             results, unless set for the tensor or the graph: the promoted type of the operands, where scalars
@@ -2386,18 +2386,18 @@ class Ops:
         compute_data_type: DataTypeLike | None = None,
         name: str = "",
     ) -> Tensor:
-        """Rectifier with a slope for negative input.
+        """Rectifier with a slope for negative inputs.
 
             x < 0 ? slope * x : x
 
         Args:
-            input: first operand; of a backward mode the forward input, [d..] or 1s.
+            input: first operand; for a backward mode the forward input, [d..] or 1s.
             negative_slope: slope below the lower clip.
             compute_data_type: type to compute in; by default the graph's, otherwise INT64 for integers where
                 the mode is exact in them, FLOAT for others.
             name: the operation's name in messages and diagrams.
         Returns:
-            y: result of forward modes, [d..], the operands' broadcast.
+            y: result of forward modes, [d..], the broadcast extents of the operands.
         Data types:
             operands: any, also mixed, unless stated above.
             results, unless set for the tensor or the graph: the promoted type of the operands, where scalars
@@ -2436,14 +2436,14 @@ class Ops:
             x <= 0 ? dy * slope : dy
 
         Args:
-            loss: gradient of the output, of backward modes, [d..] or 1s.
-            input: first operand; of a backward mode the forward input, [d..] or 1s.
+            loss: gradient of the output, for backward modes, [d..] or 1s.
+            input: first operand; for a backward mode the forward input, [d..] or 1s.
             negative_slope: slope below the lower clip.
             compute_data_type: type to compute in; by default the graph's, otherwise INT64 for integers where
                 the mode is exact in them, FLOAT for others.
             name: the operation's name in messages and diagrams.
         Returns:
-            dx: gradient of the input, of backward modes, [d..], the operands' broadcast.
+            dx: gradient of the input, for backward modes, [d..], the broadcast extents of the operands.
         Data types:
             operands: any, also mixed, unless stated above.
             results, unless set for the tensor or the graph: the promoted type of the operands, where scalars
@@ -2549,13 +2549,13 @@ class Ops:
             weight: filters, [K, C / groups, w..].
             pre_padding: zeros before the start of each spatial dimension; unset: 0; one number applies to
                 all.
-            post_padding: zeros after the end of each spatial dimension; unset: as pre_padding; one number
+            post_padding: zeros after the end of each spatial dimension; unset: pre_padding; one number
                 applies to all.
             stride: step of the filter in elements, per spatial dimension; unset: 1; one number applies to
                 all.
-            dilation: distance in elements between neighbouring filter taps, per spatial dimension; unset: 1;
-                one number applies to all.
-            convolution_mode: whether the filter is flipped; CROSS_CORRELATION does not; default
+            dilation: distance in elements between adjacent filter taps, per spatial dimension; unset: 1; one
+                number applies to all.
+            convolution_mode: whether the filter is flipped; CROSS_CORRELATION does not flip it; default
                 CROSS_CORRELATION.
             compute_data_type: type to compute in; by default the graph's, otherwise INT32 for integers of 8
                 bits, INT64 for wider ones, FLOAT for others.
@@ -2615,20 +2615,20 @@ class Ops:
             filter: filters, [K, C / groups, w..].
             pre_padding: zeros before the start of each spatial dimension; unset: 0; one number applies to
                 all.
-            post_padding: zeros after the end of each spatial dimension; unset: as pre_padding; one number
+            post_padding: zeros after the end of each spatial dimension; unset: pre_padding; one number
                 applies to all.
             stride: step of the filter in elements, per spatial dimension; unset: 1; one number applies to
                 all.
-            dilation: distance in elements between neighbouring filter taps, per spatial dimension; unset: 1;
-                one number applies to all.
-            convolution_mode: whether the filter is flipped; CROSS_CORRELATION does not; default
+            dilation: distance in elements between adjacent filter taps, per spatial dimension; unset: 1; one
+                number applies to all.
+            convolution_mode: whether the filter is flipped; CROSS_CORRELATION does not flip it; default
                 CROSS_CORRELATION.
             compute_data_type: type to compute in; by default the graph's, otherwise INT32 for integers of 8
                 bits, INT64 for wider ones, FLOAT for others.
             name: the operation's name in messages and diagrams.
             padding: pre_padding and post_padding in one; one number applies to all; optional.
         Returns:
-            dx: gradient of the image, [N, C, x..]; unset: one group, and the least x.. that makes y...
+            dx: gradient of the image, [N, C, x..]; unset: one group, and the smallest x.. that yields y...
         Data types:
             operands: any, also mixed, unless stated above.
             results, unless set for the tensor or the graph: the type of dy, for integers the compute type;
@@ -2681,13 +2681,13 @@ class Ops:
             loss: gradient of the result, [N, K, y..].
             pre_padding: zeros before the start of each spatial dimension; unset: 0; one number applies to
                 all.
-            post_padding: zeros after the end of each spatial dimension; unset: as pre_padding; one number
+            post_padding: zeros after the end of each spatial dimension; unset: pre_padding; one number
                 applies to all.
             stride: step of the filter in elements, per spatial dimension; unset: 1; one number applies to
                 all.
-            dilation: distance in elements between neighbouring filter taps, per spatial dimension; unset: 1;
-                one number applies to all.
-            convolution_mode: whether the filter is flipped; CROSS_CORRELATION does not; default
+            dilation: distance in elements between adjacent filter taps, per spatial dimension; unset: 1; one
+                number applies to all.
+            convolution_mode: whether the filter is flipped; CROSS_CORRELATION does not flip it; default
                 CROSS_CORRELATION.
             compute_data_type: type to compute in; by default the graph's, otherwise INT32 for integers of 8
                 bits, INT64 for wider ones, FLOAT for others.
@@ -2733,15 +2733,15 @@ class Ops:
         compute_data_type: DataTypeLike | None = None,
         name: str = "",
     ) -> Tensor:
-        """Convolution of sequences that sees nothing later, each channel alone.
+        """Causal convolution of sequences, separately for each channel.
 
             y[b,d,l] = activation(bias[d] + sum_k weight[d,k] * x[b, d, l - K + 1 + k])
 
         Args:
             input: sequences, [B, D, L].
-            weight: a filter per channel; its last tap meets x[l], [D, K].
+            weight: a filter per channel; its last tap multiplies x[l], [D, K].
             bias: added to each channel before the activation; unset: 0, [D].
-            activation: what follows: IDENTITY, or SWISH_FWD, which is SiLU; default IDENTITY.
+            activation: activation: IDENTITY, or SWISH_FWD, which is SiLU; default IDENTITY.
             compute_data_type: type to compute in; by default the graph's, otherwise FLOAT.
             name: the operation's name in messages and diagrams.
         Returns:
@@ -2791,7 +2791,8 @@ class Ops:
             input: sequences, [B, D, L].
             weight: a filter per channel, [D, K].
             bias: added to each channel before the activation; unset: 0, [D].
-            activation: what followed: IDENTITY, or SWISH_FWD, which is SiLU; default IDENTITY.
+            activation: activation of the forward pass: IDENTITY, or SWISH_FWD, which is SiLU; default
+                IDENTITY.
             compute_data_type: type to compute in; by default the graph's, otherwise FLOAT.
             name: the operation's name in messages and diagrams.
         Returns:
@@ -2852,7 +2853,7 @@ class Ops:
         Args:
             loss: gradient of the result, [N, C, y..].
             index: the positions that the forward operation wrote, [N, C, y..]; optional.
-            input: MAXPOOL without index: the forward input, whose first maximum, or last NaN, takes the
+            input: MAXPOOL without index: the forward input, whose first maximum, or last NaN, receives the
                 gradient, [N, C, x..]; optional.
             output: the forward result; accepted, not needed, [N, C, y..]; optional.
             window: extents of the window in elements; interpolation uses it only to infer the extents of y,
@@ -2861,18 +2862,18 @@ class Ops:
                 for interpolation only; one number applies to all.
             pre_padding: elements before the start of each spatial dimension where the first window begins;
                 unset: 0; one number applies to all.
-            post_padding: elements after the end of each spatial dimension that windows may reach; unset: as
+            post_padding: elements after the end of each spatial dimension that windows may reach; unset:
                 pre_padding; one number applies to all.
-            mode: how the window becomes one value; default MAXPOOL.
-            padding_mode: what lies outside x; unset: NEG_INF_PAD for MAXPOOL, ZERO_PAD for AVGPOOL,
-                EDGE_VAL_PAD for NEAREST and BILINEAR.
+            mode: reduction of a window; default MAXPOOL.
+            padding_mode: values outside x; unset: NEG_INF_PAD for MAXPOOL, ZERO_PAD for AVGPOOL, EDGE_VAL_PAD
+                for NEAREST and BILINEAR.
             padding: pre_padding and post_padding in one; one number applies to all; optional.
             compute_data_type: type to compute in; by default the graph's, otherwise FLOAT.
             name: the operation's name in messages and diagrams.
-            dilation: distance in elements between those that a window takes, per spatial dimension, of
-                pooling; unset: 1; one number applies to all.
+            dilation: distance between the elements of a pooling window, per spatial dimension; unset: 1; one
+                number applies to all.
         Returns:
-            dx: gradient of the input, [N, C, x..]; unset: as x, or the least that makes y...
+            dx: gradient of the input, [N, C, x..]; unset: those of x, or the smallest that yield y...
         Data types:
             operands: any, also mixed, unless stated above.
             results, unless set for the tensor or the graph: the type of dy; virtual results have the compute
@@ -2918,19 +2919,19 @@ class Ops:
         compute_data_type: DataTypeLike | None = None,
         name: str = "",
     ) -> tuple[Tensor, Tensor | Any, Tensor | Any]:
-        """Norm over the dimensions that the scale spans.
+        """Norm over the dimensions that the scale covers.
 
             y = scale * (x - mean) * inv_variance + bias
 
         Args:
-            norm_forward_phase: batch norm takes its statistics from its operands.
+            norm_forward_phase: batch norm uses statistics from its operands.
             input: input, [N, C, spatial..] or [batch.., normalised..].
-            scale: gamma, 1 when absent; layer norms normalise the dimensions where its extent is not 1, or
-                when it is absent all but the first, [1,C,1..]; layer norms: x's extents on the normalised
+            scale: gamma, 1 if absent; layer norms normalise the dimensions in which its extent is not 1; if
+                it is absent, all except the first, [1,C,1..]; layer norms: x's extents on the normalised
                 dimensions; optional.
-            bias: beta, 0 when absent, [1,C,1..]; layer norms: x's extents on the normalised dimensions;
+            bias: beta, 0 if absent, [1,C,1..]; layer norms: x's extents on the normalised dimensions;
                 optional.
-            epsilon: scalar added to the variance; not used where inv_variance is given, [1..]; optional.
+            epsilon: scalar added to the variance; not used if inv_variance is given, [1..]; optional.
             compute_data_type: type to compute in; by default the graph's, otherwise FLOAT.
             name: the operation's name in messages and diagrams.
         Returns:
@@ -2980,19 +2981,19 @@ class Ops:
         compute_data_type: DataTypeLike | None = None,
         name: str = "",
     ) -> tuple[Tensor, Tensor | Any, Tensor | Any]:
-        """Layer norm with a scale and a bias for each batch entry.
+        """Layer norm with a separate scale and bias for each batch entry.
 
             y = scale * (x - mean) * inv_variance + bias
 
         Args:
-            norm_forward_phase: batch norm takes its statistics from its operands.
+            norm_forward_phase: batch norm uses statistics from its operands.
             input: input, [N, C, spatial..] or [batch.., normalised..].
-            scale: gamma, 1 when absent; layer norms normalise the dimensions where its extent is not 1, or
-                when it is absent all but the first, [1,C,1..]; layer norms: x's extents on the normalised
+            scale: gamma, 1 if absent; layer norms normalise the dimensions in which its extent is not 1; if
+                it is absent, all except the first, [1,C,1..]; layer norms: x's extents on the normalised
                 dimensions; optional.
-            bias: beta, 0 when absent, [1,C,1..]; layer norms: x's extents on the normalised dimensions;
+            bias: beta, 0 if absent, [1,C,1..]; layer norms: x's extents on the normalised dimensions;
                 optional.
-            epsilon: scalar added to the variance; not used where inv_variance is given, [1..]; optional.
+            epsilon: scalar added to the variance; not used if inv_variance is given, [1..]; optional.
             compute_data_type: type to compute in; by default the graph's, otherwise FLOAT.
             name: the operation's name in messages and diagrams.
         Returns:
@@ -3046,14 +3047,14 @@ class Ops:
             y = scale * (x - mean) * inv_variance + bias
 
         Args:
-            norm_forward_phase: batch norm takes its statistics from its operands.
+            norm_forward_phase: batch norm uses statistics from its operands.
             input: input, [N, C, spatial..] or [batch.., normalised..].
-            scale: gamma, 1 when absent; layer norms normalise the dimensions where its extent is not 1, or
-                when it is absent all but the first, [1,C,1..]; layer norms: x's extents on the normalised
+            scale: gamma, 1 if absent; layer norms normalise the dimensions in which its extent is not 1; if
+                it is absent, all except the first, [1,C,1..]; layer norms: x's extents on the normalised
                 dimensions; optional.
-            bias: beta, 0 when absent, [1,C,1..]; layer norms: x's extents on the normalised dimensions;
+            bias: beta, 0 if absent, [1,C,1..]; layer norms: x's extents on the normalised dimensions;
                 optional.
-            epsilon: scalar added to the variance; not used where inv_variance is given, [1..]; optional.
+            epsilon: scalar added to the variance; not used if inv_variance is given, [1..]; optional.
             compute_data_type: type to compute in; by default the graph's, otherwise FLOAT.
             name: the operation's name in messages and diagrams.
         Returns:
@@ -3109,15 +3110,15 @@ class Ops:
             y = scale * (x - mean) * inv_variance + bias
 
         Args:
-            norm_forward_phase: batch norm takes its statistics from its operands.
+            norm_forward_phase: batch norm uses statistics from its operands.
             input: input, [N, C, spatial..] or [batch.., normalised..].
-            scale: gamma, 1 when absent; layer norms normalise the dimensions where its extent is not 1, or
-                when it is absent all but the first, [1,C,1..]; layer norms: x's extents on the normalised
+            scale: gamma, 1 if absent; layer norms normalise the dimensions in which its extent is not 1; if
+                it is absent, all except the first, [1,C,1..]; layer norms: x's extents on the normalised
                 dimensions; optional.
-            bias: beta, 0 when absent, [1,C,1..]; layer norms: x's extents on the normalised dimensions;
+            bias: beta, 0 if absent, [1,C,1..]; layer norms: x's extents on the normalised dimensions;
                 optional.
-            epsilon: scalar added to the variance; not used where inv_variance is given, [1..]; optional.
-            groups: number of groups that the channels are cut into; optional.
+            epsilon: scalar added to the variance; not used if inv_variance is given, [1..]; optional.
+            groups: number of groups into which the channels are split; optional.
             compute_data_type: type to compute in; by default the graph's, otherwise FLOAT.
             name: the operation's name in messages and diagrams.
         Returns:
@@ -3173,14 +3174,14 @@ class Ops:
             y = scale * x * inv_variance + bias
 
         Args:
-            norm_forward_phase: batch norm takes its statistics from its operands.
+            norm_forward_phase: batch norm uses statistics from its operands.
             input: input, [N, C, spatial..] or [batch.., normalised..].
-            scale: gamma, 1 when absent; layer norms normalise the dimensions where its extent is not 1, or
-                when it is absent all but the first, [1,C,1..]; layer norms: x's extents on the normalised
+            scale: gamma, 1 if absent; layer norms normalise the dimensions in which its extent is not 1; if
+                it is absent, all except the first, [1,C,1..]; layer norms: x's extents on the normalised
                 dimensions; optional.
-            bias: beta, 0 when absent, [1,C,1..]; layer norms: x's extents on the normalised dimensions;
+            bias: beta, 0 if absent, [1,C,1..]; layer norms: x's extents on the normalised dimensions;
                 optional.
-            epsilon: scalar added to the variance; not used where inv_variance is given, [1..]; optional.
+            epsilon: scalar added to the variance; not used if inv_variance is given, [1..]; optional.
             compute_data_type: type to compute in; by default the graph's, otherwise FLOAT.
             name: the operation's name in messages and diagrams.
         Returns:
@@ -3236,14 +3237,14 @@ class Ops:
 
         Args:
             input: input, [N, C, spatial..] or [batch.., normalised..].
-            scale: gamma, 1 when absent; layer norms normalise the dimensions where its extent is not 1, or
-                when it is absent all but the first, [1,C,1..]; layer norms: x's extents on the normalised
+            scale: gamma, 1 if absent; layer norms normalise the dimensions in which its extent is not 1; if
+                it is absent, all except the first, [1,C,1..]; layer norms: x's extents on the normalised
                 dimensions; optional.
-            bias: beta, 0 when absent, [1,C,1..]; layer norms: x's extents on the normalised dimensions;
+            bias: beta, 0 if absent, [1,C,1..]; layer norms: x's extents on the normalised dimensions;
                 optional.
             in_running_mean: batch norm: running mean before this step, [1,C,1..]; optional.
             in_running_var: batch norm: running variance before this step, [1,C,1..]; optional.
-            epsilon: scalar added to the variance; not used where inv_variance is given, [1..]; optional.
+            epsilon: scalar added to the variance; not used if inv_variance is given, [1..]; optional.
             momentum: scalar f of batch norm: running = (1 - f) * running + f * batch, [1..]; optional.
             peer_stats: buffers to share sums with other devices; must be empty; optional.
             compute_data_type: type to compute in; by default the graph's, otherwise FLOAT.
@@ -3255,10 +3256,10 @@ class Ops:
             inv_variance: 1 / sqrt(variance + epsilon), RMS_NORM: 1 / sqrt(mean of x^2 + epsilon); an input of
                 batch norm's inference, x's extents, 1 on the normalised dimensions; GROUP_NORM:
                 [N,groups,1..]; None if not computed.
-            out_mean: batch norm's training: running mean after this step; the batch's own where there was
-                none before, [1,C,1..]; None if not computed.
-            out_var: batch norm's training: running variance after this step; takes in the unbiased variance,
-                [1,C,1..]; None if not computed.
+            out_mean: batch norm's training: running mean after this step; that of the batch if there was none
+                before, [1,C,1..]; None if not computed.
+            out_var: batch norm's training: running variance after this step, updated with the unbiased
+                variance, [1,C,1..]; None if not computed.
         Data types:
             operands: any, also mixed, unless stated above.
             results, unless set for the tensor or the graph: y the type of x; virtual results have the compute
@@ -3320,16 +3321,16 @@ class Ops:
             inv_variance: 1 / sqrt(variance + epsilon), RMS_NORM: 1 / sqrt(mean of x^2 + epsilon); an input of
                 batch norm's inference, x's extents, 1 on the normalised dimensions; GROUP_NORM:
                 [N,groups,1..]; optional.
-            scale: gamma, 1 when absent; layer norms normalise the dimensions where its extent is not 1, or
-                when it is absent all but the first, [1,C,1..]; layer norms: x's extents on the normalised
+            scale: gamma, 1 if absent; layer norms normalise the dimensions in which its extent is not 1; if
+                it is absent, all except the first, [1,C,1..]; layer norms: x's extents on the normalised
                 dimensions; optional.
-            bias: beta, 0 when absent, [1,C,1..]; layer norms: x's extents on the normalised dimensions;
+            bias: beta, 0 if absent, [1,C,1..]; layer norms: x's extents on the normalised dimensions;
                 optional.
             compute_data_type: type to compute in; by default the graph's, otherwise FLOAT.
             name: the operation's name in messages and diagrams.
             in_running_mean: batch norm: running mean before this step, [1,C,1..]; optional.
             in_running_var: batch norm: running variance before this step, [1,C,1..]; optional.
-            epsilon: scalar added to the variance; not used where inv_variance is given, [1..]; optional.
+            epsilon: scalar added to the variance; not used if inv_variance is given, [1..]; optional.
         Returns:
             y: result, as x.
         Data types:
@@ -3385,17 +3386,16 @@ class Ops:
         Args:
             grad: gradient of the result, as x.
             input: forward input, [N, C, spatial..] or [batch.., normalised..].
-            scale: gamma, 1 when absent; layer norms normalise the dimensions where its extent is not 1, or
-                when it is absent those where inv_variance's is, [1,C,1..]; layer norms: x's extents on the
-                normalised dimensions; optional.
-            mean: mean that the forward pass kept; RMS_NORM has none, x's extents, 1 on the normalised
-                dimensions; GROUP_NORM: [N,groups,1..]; optional.
-            inv_variance: 1 / sqrt(variance + epsilon) that the forward pass kept; absent: calculated anew
-                from x and epsilon, x's extents, 1 on the normalised dimensions; GROUP_NORM: [N,groups,1..];
-                optional.
+            scale: gamma, 1 if absent; layer norms normalise the dimensions in which its extent is not 1; if
+                it is absent, those in which inv_variance has extent 1, [1,C,1..]; layer norms: x's extents on
+                the normalised dimensions; optional.
+            mean: mean of the forward pass; RMS_NORM has none, x's extents, 1 on the normalised dimensions;
+                GROUP_NORM: [N,groups,1..]; optional.
+            inv_variance: 1 / sqrt(variance + epsilon) of the forward pass; absent: recomputed from x and
+                epsilon, x's extents, 1 on the normalised dimensions; GROUP_NORM: [N,groups,1..]; optional.
             compute_data_type: type to compute in; by default the graph's, otherwise FLOAT.
             name: the operation's name in messages and diagrams.
-            epsilon: scalar added to the variance where statistics are calculated anew, [1..]; optional.
+            epsilon: scalar added to the variance if statistics are recomputed, [1..]; optional.
         Returns:
             dx: gradient of x, as x.
             dscale: gradient of the scale, [1,C,1..]; layer norms: x's extents on the normalised dimensions;
@@ -3455,17 +3455,16 @@ class Ops:
         Args:
             grad: gradient of the result, as x.
             input: forward input, [N, C, spatial..] or [batch.., normalised..].
-            scale: gamma, 1 when absent; layer norms normalise the dimensions where its extent is not 1, or
-                when it is absent those where inv_variance's is, [1,C,1..]; layer norms: x's extents on the
-                normalised dimensions; optional.
-            mean: mean that the forward pass kept; RMS_NORM has none, x's extents, 1 on the normalised
-                dimensions; GROUP_NORM: [N,groups,1..]; optional.
-            inv_variance: 1 / sqrt(variance + epsilon) that the forward pass kept; absent: calculated anew
-                from x and epsilon, x's extents, 1 on the normalised dimensions; GROUP_NORM: [N,groups,1..];
-                optional.
+            scale: gamma, 1 if absent; layer norms normalise the dimensions in which its extent is not 1; if
+                it is absent, those in which inv_variance has extent 1, [1,C,1..]; layer norms: x's extents on
+                the normalised dimensions; optional.
+            mean: mean of the forward pass; RMS_NORM has none, x's extents, 1 on the normalised dimensions;
+                GROUP_NORM: [N,groups,1..]; optional.
+            inv_variance: 1 / sqrt(variance + epsilon) of the forward pass; absent: recomputed from x and
+                epsilon, x's extents, 1 on the normalised dimensions; GROUP_NORM: [N,groups,1..]; optional.
             compute_data_type: type to compute in; by default the graph's, otherwise FLOAT.
             name: the operation's name in messages and diagrams.
-            epsilon: scalar added to the variance where statistics are calculated anew, [1..]; optional.
+            epsilon: scalar added to the variance if statistics are recomputed, [1..]; optional.
         Returns:
             dx: gradient of x, as x.
             dscale: gradient of the scale, [1,C,1..]; layer norms: x's extents on the normalised dimensions;
@@ -3525,17 +3524,16 @@ class Ops:
         Args:
             grad: gradient of the result, as x.
             input: forward input, [N, C, spatial..] or [batch.., normalised..].
-            scale: gamma, 1 when absent; layer norms normalise the dimensions where its extent is not 1, or
-                when it is absent those where inv_variance's is, [1,C,1..]; layer norms: x's extents on the
-                normalised dimensions; optional.
-            mean: mean that the forward pass kept; RMS_NORM has none, x's extents, 1 on the normalised
-                dimensions; GROUP_NORM: [N,groups,1..]; optional.
-            inv_variance: 1 / sqrt(variance + epsilon) that the forward pass kept; absent: calculated anew
-                from x and epsilon, x's extents, 1 on the normalised dimensions; GROUP_NORM: [N,groups,1..];
-                optional.
+            scale: gamma, 1 if absent; layer norms normalise the dimensions in which its extent is not 1; if
+                it is absent, those in which inv_variance has extent 1, [1,C,1..]; layer norms: x's extents on
+                the normalised dimensions; optional.
+            mean: mean of the forward pass; RMS_NORM has none, x's extents, 1 on the normalised dimensions;
+                GROUP_NORM: [N,groups,1..]; optional.
+            inv_variance: 1 / sqrt(variance + epsilon) of the forward pass; absent: recomputed from x and
+                epsilon, x's extents, 1 on the normalised dimensions; GROUP_NORM: [N,groups,1..]; optional.
             compute_data_type: type to compute in; by default the graph's, otherwise FLOAT.
             name: the operation's name in messages and diagrams.
-            epsilon: scalar added to the variance where statistics are calculated anew, [1..]; optional.
+            epsilon: scalar added to the variance if statistics are recomputed, [1..]; optional.
         Returns:
             dx: gradient of x, as x.
             dscale: gradient of the scale, [1,C,1..]; layer norms: x's extents on the normalised dimensions;
@@ -3596,18 +3594,17 @@ class Ops:
         Args:
             grad: gradient of the result, as x.
             input: forward input, [N, C, spatial..] or [batch.., normalised..].
-            scale: gamma, 1 when absent; layer norms normalise the dimensions where its extent is not 1, or
-                when it is absent those where inv_variance's is, [1,C,1..]; layer norms: x's extents on the
-                normalised dimensions; optional.
-            mean: mean that the forward pass kept; RMS_NORM has none, x's extents, 1 on the normalised
-                dimensions; GROUP_NORM: [N,groups,1..]; optional.
-            inv_variance: 1 / sqrt(variance + epsilon) that the forward pass kept; absent: calculated anew
-                from x and epsilon, x's extents, 1 on the normalised dimensions; GROUP_NORM: [N,groups,1..];
-                optional.
+            scale: gamma, 1 if absent; layer norms normalise the dimensions in which its extent is not 1; if
+                it is absent, those in which inv_variance has extent 1, [1,C,1..]; layer norms: x's extents on
+                the normalised dimensions; optional.
+            mean: mean of the forward pass; RMS_NORM has none, x's extents, 1 on the normalised dimensions;
+                GROUP_NORM: [N,groups,1..]; optional.
+            inv_variance: 1 / sqrt(variance + epsilon) of the forward pass; absent: recomputed from x and
+                epsilon, x's extents, 1 on the normalised dimensions; GROUP_NORM: [N,groups,1..]; optional.
             compute_data_type: type to compute in; by default the graph's, otherwise FLOAT.
             name: the operation's name in messages and diagrams.
-            epsilon: scalar added to the variance where statistics are calculated anew, [1..]; optional.
-            groups: number of groups that the channels are cut into; optional.
+            epsilon: scalar added to the variance if statistics are recomputed, [1..]; optional.
+            groups: number of groups into which the channels are split; optional.
         Returns:
             dx: gradient of x, as x.
             dscale: gradient of the scale, [1,C,1..]; layer norms: x's extents on the normalised dimensions;
@@ -3670,18 +3667,17 @@ class Ops:
         Args:
             grad: gradient of the result, as x.
             input: forward input, [N, C, spatial..] or [batch.., normalised..].
-            scale: gamma, 1 when absent; layer norms normalise the dimensions where its extent is not 1, or
-                when it is absent those where inv_variance's is, [1,C,1..]; layer norms: x's extents on the
-                normalised dimensions; optional.
-            mean: mean that the forward pass kept; RMS_NORM has none, x's extents, 1 on the normalised
-                dimensions; GROUP_NORM: [N,groups,1..]; optional.
-            inv_variance: 1 / sqrt(variance + epsilon) that the forward pass kept; absent: calculated anew
-                from x and epsilon, x's extents, 1 on the normalised dimensions; GROUP_NORM: [N,groups,1..];
-                optional.
+            scale: gamma, 1 if absent; layer norms normalise the dimensions in which its extent is not 1; if
+                it is absent, those in which inv_variance has extent 1, [1,C,1..]; layer norms: x's extents on
+                the normalised dimensions; optional.
+            mean: mean of the forward pass; RMS_NORM has none, x's extents, 1 on the normalised dimensions;
+                GROUP_NORM: [N,groups,1..]; optional.
+            inv_variance: 1 / sqrt(variance + epsilon) of the forward pass; absent: recomputed from x and
+                epsilon, x's extents, 1 on the normalised dimensions; GROUP_NORM: [N,groups,1..]; optional.
             peer_stats: buffers to share sums with other devices; must be empty; optional.
             compute_data_type: type to compute in; by default the graph's, otherwise FLOAT.
             name: the operation's name in messages and diagrams.
-            epsilon: scalar added to the variance where statistics are calculated anew, [1..]; optional.
+            epsilon: scalar added to the variance if statistics are recomputed, [1..]; optional.
         Returns:
             dx: gradient of x, as x.
             dscale: gradient of the scale, [1,C,1..]; layer norms: x's extents on the normalised dimensions;
@@ -3783,12 +3779,12 @@ class Ops:
             eq_scale = scale * inv_variance, eq_bias = bias - mean * eq_scale
 
         Args:
-            sum: sum of each channel; training needs it, [1, C, 1..].
-            sq_sum: sum of squares of each channel; training needs it, [1, C, 1..].
-            scale: gamma, 1 when absent, [1, C, 1..].
-            bias: beta, 0 when absent, [1, C, 1..].
+            sum: sum of each channel; required in training, [1, C, 1..].
+            sq_sum: sum of squares of each channel; required in training, [1, C, 1..].
+            scale: gamma, 1 if absent, [1, C, 1..].
+            bias: beta, 0 if absent, [1, C, 1..].
             epsilon: scalar added to the variance, [1..].
-            accum_count: scalar n, the number of elements in each sum; training needs it, [1..].
+            accum_count: scalar n, the number of elements in each sum; required in training, [1..].
             in_running_mean: running mean before this step, [1, C, 1..]; optional.
             in_running_var: running variance before this step, [1, C, 1..]; optional.
             momentum: scalar f: running = (1 - f) * running + f * batch, [1..]; optional.
@@ -3801,10 +3797,10 @@ class Ops:
             saved_mean: mean that the norm uses, [1, C, 1..]; None if not computed.
             saved_inv_variance: 1 / sqrt(variance + epsilon) that the norm uses, [1, C, 1..]; None if not
                 computed.
-            out_mean: running mean after this step; the batch's own where there was none before; unchanged by
+            out_mean: running mean after this step; that of the batch if there was none before; unchanged in
                 inference, [1, C, 1..]; None if not computed.
-            out_var: running variance after this step; the batch's own where there was none before; unchanged
-                by inference, [1, C, 1..]; None if not computed.
+            out_var: running variance after this step; that of the batch if there was none before; unchanged
+                in inference, [1, C, 1..]; None if not computed.
         Data types:
             operands: any, also mixed, unless stated above.
             results, unless set for the tensor or the graph: FLOAT, or DOUBLE for DOUBLE operands.
@@ -3856,7 +3852,7 @@ class Ops:
             x: the norm's input, [N, C, spatial..].
             mean: mean that the norm used, [1, C, 1..].
             inv_variance: 1 / sqrt(variance + epsilon) that the norm used, [1, C, 1..].
-            scale: gamma, 1 when absent, [1, C, 1..].
+            scale: gamma, 1 if absent, [1, C, 1..].
             compute_data_type: type to compute in; by default the graph's, otherwise FLOAT.
             name: the operation's name in messages and diagrams.
         Returns:
@@ -3902,18 +3898,18 @@ class Ops:
         dims: Sequence[int] | None = None,
         is_deterministic: bool | None = None,
     ) -> Tensor:
-        """Reduction of whole dimensions or of groups of neighbours.
+        """Reduction of whole dimensions or of groups of adjacent elements.
 
             y[i] = op over the x that belong to i
 
         Args:
             input: input, [d..].
-            mode: how elements are combined.
+            mode: the operator.
             compute_data_type: type to compute in; by default the graph's, otherwise INT64 for integers and
                 booleans, FLOAT for others and for AVG and NORM2.
             name: the operation's name in messages and diagrams.
-            dims: dimensions to reduce where y's dims are unset; negative ones count from the last.
-            is_deterministic: true: two runs agree to the bit; optional.
+            dims: dimensions to reduce if y's dims are unset; negative ones count from the last.
+            is_deterministic: true: results are bitwise reproducible; optional.
         Returns:
             y: result, [d.. with reduced extents 1 or a divisor].
         Data types:
@@ -3950,14 +3946,14 @@ class Ops:
         reshape_mode: enums.reshape_mode | str = enums.reshape_mode.VIEW_ONLY,
         compute_data_type: DataTypeLike | None = None,
     ) -> Tensor:
-        """Other extents for the same elements; set the result's dims.
+        """The same elements with other extents; set the result's dims.
 
             y = x
 
         Args:
             input: input, [d..].
             name: the operation's name in messages and diagrams.
-            reshape_mode: what is kept: the storage or the order of the elements; default VIEW_ONLY.
+            reshape_mode: what is preserved: the storage or the order of the elements; default VIEW_ONLY.
             compute_data_type: accepted and ignored.
         Returns:
             y: result, [e..], dims must be set.
@@ -3992,7 +3988,7 @@ class Ops:
         compute_data_type: DataTypeLike | None = None,
         name: str = "",
     ) -> Tensor:
-        """Dimensions in another order.
+        """Permutation of the dimensions.
 
             y[i[p[0]], i[p[1]], ..] = x[i[0], i[1], ..]
 
@@ -4036,14 +4032,14 @@ class Ops:
         compute_data_type: DataTypeLike | None = None,
         name: str = "",
     ) -> Tensor:
-        """A box, with steps, cut out of a tensor.
+        """A box of a tensor, optionally with steps.
 
             y[i] = x[start + i * step]
 
         Args:
             input: input, [d..].
-            start: first index taken in each dimension.
-            limit: index that ends each dimension, itself not taken.
+            start: first index in each dimension.
+            limit: exclusive last index in each dimension.
             steps: step in each dimension, 1 or more; unset: all 1.
             compute_data_type: accepted and ignored.
             name: the operation's name in messages and diagrams.
@@ -4075,19 +4071,19 @@ class Ops:
         compute_data_type: DataTypeLike | None = None,
         name: str = "",
     ) -> Tensor:
-        """Tensors one after the other along an axis.
+        """Concatenation of tensors along an axis.
 
             y = [inputs[0], inputs[1], ..]
 
         Args:
-            inputs: the parts, in order, [d..], equal but along the axis.
-            axis: the dimension along which the inputs are joined; a negative one counts from the last.
-            in_place_index: index of the input that already lies in its place in y; -1: none; optional.
+            inputs: inputs, in order, [d..], equal except along the axis.
+            axis: the dimension along which the inputs are concatenated; negative values count from the last.
+            in_place_index: index of the input that is already stored inside y; -1: none; optional.
             compute_data_type: accepted and ignored.
             name: the operation's name in messages and diagrams.
         Returns:
-            y: result; its data type by default the narrowest that holds the values of all inputs: DOUBLE for
-                INT32 or INT64 beside floats, FLOAT for HALF beside BFLOAT16, [d..], along the axis the sum.
+            y: result; default data type: the narrowest that represents the values of all inputs, DOUBLE for
+                INT32 or INT64 with floats, FLOAT for HALF with BFLOAT16, [d..], the sum along the axis.
         Data types:
             operands: any, also mixed, unless stated above.
             results, unless set for the tensor or the graph: the narrowest type that represents all values of
@@ -4132,17 +4128,17 @@ class Ops:
 
         Args:
             seed: the seed as a number; default 0.
-            offset: which of the seed's sequences, INT32 or INT64; unset: 0, [1..].
+            offset: selects one of the seed's sequences, INT32 or INT64; unset: 0, [1..].
             distribution: which distribution; default BERNOULLI.
-            bernoulli_probability: chance of 1; default 0.5.
+            bernoulli_probability: probability of 1; default 0.5.
             uniform_minimum: lower end; default 0.
-            uniform_maximum: upper end, reached only by rounding to y's type; default 1.
+            uniform_maximum: exclusive upper end, reached only by rounding to y's type; default 1.
             normal_mean: mean; default 0.
             normal_standard_deviation: standard deviation; default 1.
             compute_data_type: accepted and ignored.
             name: the operation's name in messages and diagrams.
         Returns:
-            y: result, FLOAT unless set, [d..], dims must be set.
+            y: result; default type FLOAT, [d..], dims must be set.
         Data types:
             operands: any, also mixed, unless stated above.
             results, unless set for the tensor or the graph: FLOAT.
@@ -4180,22 +4176,22 @@ class Ops:
         compute_data_type: DataTypeLike | None = None,
         name: str = "",
     ) -> tuple[Tensor, Tensor]:
-        """Numbers of few bits with a scale per block; set y's type.
+        """Quantisation to a narrow type with a scale per block; set y's type.
 
             scale = max|x| / max(type), y = x / scale
 
         Args:
             input: input, a float type of 16 bits or more, [d..].
             block_size: elements along the axis that share a scale.
-            axis: dimension that blocks lie along; negative counts from the last; optional.
-            transpose: true: unset strides of y and scale have the last two dimensions in the other order than
+            axis: dimension along which blocks run; negative values count from the last; optional.
+            transpose: true: unset strides of y and scale have the last two dimensions swapped compared with
                 x; default False.
             compute_data_type: type to compute in; by default the graph's, otherwise FLOAT.
             name: the operation's name in messages and diagrams.
         Returns:
             y: result, FP8, FP4, INT8 or INT4; its type must be set, as x.
-            scale: one scale per block; unless set E8M0 in blocks of 32, E4M3 in blocks of 16 of FP4, else
-                FLOAT, as x, blocks along the axis.
+            scale: one scale per block; default E8M0 in blocks of 32, E4M3 in blocks of 16 of FP4, otherwise
+                FLOAT, like x, with blocks along the axis.
         Data types:
             operands: any, also mixed, unless stated above.
             results, unless set for the tensor or the graph: y has no default and must be set; scale FP8_E8M0
@@ -4233,19 +4229,19 @@ class Ops:
         compute_data_type: DataTypeLike | None = None,
         name: str = "",
     ) -> Tensor:
-        """Numbers from those of few bits and a scale per block.
+        """Dequantisation of a narrow type with a scale per block.
 
             y = x scale
 
         Args:
             input: input, FP8, FP4 or integers of 4 or 8 bits, [d..].
-            descale: one scale per block, as x, in blocks.
-            block_size: extents of a block in the last dimensions; 1 in those before.
+            descale: one scale per block, like x, in blocks.
+            block_size: extents of a block in the last dimensions; 1 in all others.
             is_negative_scale: true: scales are stored negated, y = -x scale; default False.
             compute_data_type: type to compute in; by default the graph's, otherwise FLOAT.
             name: the operation's name in messages and diagrams.
         Returns:
-            y: result, the compute type unless set, as x.
+            y: result; default type: the compute type, as x.
         Data types:
             operands: any, also mixed, unless stated above.
             results, unless set for the tensor or the graph: the compute type.
@@ -4318,7 +4314,7 @@ class Ops:
         compute_data_type: DataTypeLike | None = None,
         name: str = "",
     ) -> tuple[Tensor, Tensor | Any]:
-        """Attention with every attribute by its name.
+        """Attention, with every attribute under its own name.
 
             o = dropout(softmax(mask(scale q k^T + bias))) v
 
@@ -4328,56 +4324,56 @@ class Ops:
             v: values, [B, Hv, Skv, Dv], Hv divides Hq.
             attn_scale: factor of q k^T; unset: attn_scale_value, [1, 1, 1, 1].
             attn_scale_value: factor of q k^T as a number; default 1.
-            bias: added to the scaled scores; a boolean one keeps where true, [B, Hq, Sq, Skv] or 1s;
-                optional.
+            bias: added to the scaled scores; a boolean bias keeps scores where it is true, [B, Hq, Sq, Skv]
+                or 1s; optional.
             seq_len_q: queries in use of each batch, INT32 or INT64; unset: all, [B, 1, 1, 1].
             seq_len_kv: keys in use of each batch, INT32 or INT64; unset: all, [B, 1, 1, 1].
-            diagonal_band_left_bound: sees col > row + shift - bound; unset: all on the left.
-            diagonal_band_right_bound: sees col <= row + shift + bound; 0: causal; unset: all on the right.
+            diagonal_band_left_bound: keeps col > row + shift - bound; unset: all on the left.
+            diagonal_band_right_bound: keeps col <= row + shift + bound; 0: causal; unset: all on the right.
             diagonal_alignment: shift of the bounds; optional.
             use_alibi_mask: true: adds slope (col - row) to the scores; optional.
-            sink_token: a score per head that joins the softmax's sum and has no value, [1, Hq, 1, 1];
-                optional.
-            dropout_probability: chance that a weight is dropped, 0..1; the others grow by 1 / (1 - p);
-                default 0.
+            sink_token: a score per head that is included in the softmax's sum and has no value, [1, Hq, 1,
+                1]; optional.
+            dropout_probability: probability that a weight is dropped, 0..1; the others are multiplied by 1 /
+                (1 - p); default 0.
             dropout_seed: seed of dropout, INT32 or INT64, [1, 1, 1, 1]; optional.
-            dropout_offset: which of the seed's sequences, INT32 or INT64; unset: 0, [1, 1, 1, 1].
-            dropout_mask: what weights are multiplied by, instead of a seed; a boolean one keeps where true,
-                [B, Hq, Sq, Skv] or 1s; optional.
-            dropout_scale: what kept weights are multiplied by, not negative; unset: 1 / (1 - p), [1, 1, 1,
-                1].
-            rng_dump: 1 where dropout keeps a weight, else 0, [B, Hq, Sq, Skv]; optional.
+            dropout_offset: selects one of the seed's sequences, INT32 or INT64; unset: 0, [1, 1, 1, 1].
+            dropout_mask: factor of each weight, instead of a seed; a boolean mask keeps weights where it is
+                true, [B, Hq, Sq, Skv] or 1s; optional.
+            dropout_scale: factor of kept weights, not negative; unset: 1 / (1 - p), [1, 1, 1, 1].
+            rng_dump: 1 if dropout keeps a weight, otherwise 0, [B, Hq, Sq, Skv]; optional.
             score_max: largest score of each row, sink included, [B, Hq, Sq, 1]; optional.
             score_sum_exp: sum of e^(score - score_max) of each row, sink included, [B, Hq, Sq, 1]; optional.
-            unfuse_fma: true: scores are scaled, rounded and then shifted, instead of in one fused step;
+            unfuse_fma: true: scores are scaled, rounded and then shifted, instead of in a fused multiply-add;
                 optional.
-            block_mask: which tiles of 128 x 128 scores take part: INT8 or BYTE_BOOLEAN; UINT8 has 8 tiles of
-                keys a byte, lowest bit first; the first two extents may be 1, [B, Hq, ceil(Sq / 128),
-                ceil(Skv / 128)]; optional.
-            paged_attention_k_table: which page of k, then [container, Hk, page size, Dqk], has each block of
-                keys, INT32 or INT64; may be ragged; needs seq_len_kv, [B, 1, pages, 1]; optional.
-            paged_attention_v_table: the same of v, then [container, Hv, page size, Dv], [B, 1, pages, 1];
-                optional.
-            paged_attention_max_seq_len_kv: Skv with page tables; unset: all keys that these reach.
-            descale_q: what q is multiplied by first, [B, Hq, 1, 1] or 1s; of blocks [B, Hq, Sq, ceil(Dqk /
+            block_mask: tiles of 128 x 128 scores to compute: INT8 or BYTE_BOOLEAN; UINT8 has 8 key tiles per
+                byte, lowest bit first; the first two extents may be 1, [B, Hq, ceil(Sq / 128), ceil(Skv /
+                128)]; optional.
+            paged_attention_k_table: page of each block of keys, INT32 or INT64; k is then [container, Hk,
+                page size, Dqk]; may be ragged; requires seq_len_kv, [B, 1, pages, 1]; optional.
+            paged_attention_v_table: the same for v, which is then [container, Hv, page size, Dv], [B, 1,
+                pages, 1]; optional.
+            paged_attention_max_seq_len_kv: Skv, if there are page tables; unset: all keys that the tables
+                reach.
+            descale_q: factor of q, applied first, [B, Hq, 1, 1] or 1s; block scales: [B, Hq, Sq, ceil(Dqk /
                 32)]; optional.
-            descale_k: what k is multiplied by first, [B, Hk, Skv, 1] or 1s; of blocks [B, Hk, Skv, ceil(Dqk /
-                32)]; of pages [container, Hk, page size, ..]; optional.
-            descale_v: what v is multiplied by first, [B, Hv, Skv, 1] or 1s; of blocks [B, Hv, ceil(Skv / 32),
-                Dv]; of pages [container, Hv, page size, ..]; optional.
-            descale_s: what the softmax, times scale_s, is multiplied by, [1, 1, 1, 1]; optional.
-            scale_s: what the softmax is multiplied by before it may become FP8, [1, 1, 1, 1]; optional.
-            scale_o: what the result is multiplied by before it becomes o, [1, 1, 1, 1]; optional.
+            descale_k: factor of k, applied first, [B, Hk, Skv, 1] or 1s; block scales: [B, Hk, Skv, ceil(Dqk
+                / 32)]; pages: [container, Hk, page size, ..]; optional.
+            descale_v: factor of v, applied first, [B, Hv, Skv, 1] or 1s; block scales: [B, Hv, ceil(Skv /
+                32), Dv]; pages: [container, Hv, page size, ..]; optional.
+            descale_s: factor of the softmax after scale_s, [1, 1, 1, 1]; optional.
+            scale_s: factor of the softmax before it is rounded to FP8, if it is, [1, 1, 1, 1]; optional.
+            scale_o: factor of the result before it is stored as o, [1, 1, 1, 1]; optional.
             amax_s: largest value of the softmax, before scale_s, [1, 1, 1, 1]; optional.
             amax_o: largest magnitude of the result, before scale_o, [1, 1, 1, 1]; optional.
-            cu_seq_len_q: running sum of queries in use, INT32 or INT64, instead of seq_len_q, [B + 1, 1, 1,
-                1]; optional.
-            cu_seq_len_kv: running sum of keys in use, INT32 or INT64, instead of seq_len_kv, [B + 1, 1, 1,
-                1]; optional.
-            subgraph: score modifier: pointwise operations that the scaled scores pass through before bias and
-                masks; optional.
-            subgraph_input_uid: uid of its tensor that is the scaled scores; optional.
-            subgraph_output_uid: uid of its tensor that is the modified scores; optional.
+            cu_seq_len_q: cumulative number of queries in use, INT32 or INT64, instead of seq_len_q, [B + 1,
+                1, 1, 1]; optional.
+            cu_seq_len_kv: cumulative number of keys in use, INT32 or INT64, instead of seq_len_kv, [B + 1, 1,
+                1, 1]; optional.
+            subgraph: score modifier: pointwise operations applied to the scaled scores before bias and masks;
+                optional.
+            subgraph_input_uid: uid of its tensor with the scaled scores; optional.
+            subgraph_output_uid: uid of its tensor with the modified scores; optional.
             compute_data_type: type to compute in; by default the graph's, otherwise FLOAT.
             name: the operation's name in messages and diagrams.
         Returns:
@@ -4516,7 +4512,7 @@ class Ops:
             attn_scale: factor of q k^T; unset: attn_scale_value, [1, 1, 1, 1].
             attn_scale_value: factor of q k^T as a number; default 1.
             bias: the bias of the forward pass, [B, Hq, Sq, Skv] or 1s; optional.
-            dBias: gradient of the bias, summed over its extents of 1, [B, Hq, Sq, Skv] or 1s, as bias;
+            dBias: gradient of the bias, summed over its extents of 1, [B, Hq, Sq, Skv] or 1s, like bias;
                 optional.
             seq_len_q: queries in use of each batch, INT32 or INT64; unset: all, [B, 1, 1, 1].
             seq_len_kv: keys in use of each batch, INT32 or INT64; unset: all, [B, 1, 1, 1].
@@ -4526,63 +4522,62 @@ class Ops:
             use_alibi_mask: true: the forward pass added slope (col - row) to the scores; optional.
             sink_token: the sink of the forward pass, [1, Hq, 1, 1]; optional.
             dSink_token: gradient of the sink, [1, Hq, 1, 1]; optional.
-            dropout_probability: chance that the forward pass dropped a weight, 0..1; default 0.
+            dropout_probability: probability with which the forward pass dropped a weight, 0..1; default 0.
             dropout_seed: seed of the forward pass, INT32 or INT64, [1, 1, 1, 1]; optional.
             dropout_offset: offset of the forward pass, INT32 or INT64; unset: 0, [1, 1, 1, 1].
             dropout_mask: the mask of the forward pass, [B, Hq, Sq, Skv] or 1s; optional.
             dropout_scale: the scale of the forward pass, [1, 1, 1, 1]; optional.
-            max_total_seq_len_q: upper bound of the queries of all batches together, a hint; optional.
-            max_total_seq_len_kv: upper bound of the keys of all batches together, a hint; optional.
-            is_deterministic: true: two runs agree to the bit; optional.
-            subgraph: score modifier: pointwise operations that the scaled scores pass through before bias and
-                masks; optional.
-            subgraph_input_uid: uid of its tensor that is the scaled scores; optional.
-            subgraph_output_uid: uid of its tensor that is the modified scores; optional.
+            max_total_seq_len_q: upper bound of the total number of queries, a hint; optional.
+            max_total_seq_len_kv: upper bound of the total number of keys, a hint; optional.
+            is_deterministic: true: results are bitwise reproducible; optional.
+            subgraph: score modifier: pointwise operations applied to the scaled scores before bias and masks;
+                optional.
+            subgraph_input_uid: uid of its tensor with the scaled scores; optional.
+            subgraph_output_uid: uid of its tensor with the modified scores; optional.
             block_mask: the block mask of the forward pass, [B, Hq, ceil(Sq / 128), ceil(Skv / 128)];
                 optional.
-            cu_seq_len_q: running sum of queries in use, INT32 or INT64, instead of seq_len_q, [B + 1, 1, 1,
-                1]; optional.
-            cu_seq_len_kv: running sum of keys in use, INT32 or INT64, instead of seq_len_kv, [B + 1, 1, 1,
-                1]; optional.
-            subgraph_gradient_input_uid: uid of its tensor that is the gradient of the modified scores; unset:
+            cu_seq_len_q: cumulative number of queries in use, INT32 or INT64, instead of seq_len_q, [B + 1,
+                1, 1, 1]; optional.
+            cu_seq_len_kv: cumulative number of keys in use, INT32 or INT64, instead of seq_len_kv, [B + 1, 1,
+                1, 1]; optional.
+            subgraph_gradient_input_uid: uid of its tensor with the gradient of the modified scores; unset:
                 gradients are derived.
-            subgraph_gradient_output_uid: uid of its tensor that is the gradient of the scaled scores;
+            subgraph_gradient_output_uid: uid of its tensor with the gradient of the scaled scores; optional.
+            subgraph_gradient_uids: uids of tensors that it reads and whose gradients are requested; optional.
+            subgraph_gradients: these gradients, each summed over its extents of 1, [B, Hq, Sq, Skv] or 1s,
+                like these tensors; optional.
+            descale_q: factor of q, applied first, [B, Hq, 1, 1] or 1s; block scales: [B, Hq, Sq, ceil(Dqk /
+                32)]; optional.
+            descale_k: factor of k, applied first, [B, Hk, Skv, 1] or 1s; block scales: [B, Hk, Skv, ceil(Dqk
+                / 32)]; optional.
+            descale_v: factor of v, applied first, [B, Hv, Skv, 1] or 1s; block scales: [B, Hv, Skv, ceil(Dv /
+                32)]; optional.
+            descale_o: factor of o, applied first, [B, Hq, Sq, 1] or 1s; block scales: [B, Hq, Sq, ceil(Dv /
+                32)]; optional.
+            descale_dO: factor of dO, applied first, [B, Hq, Sq, 1] or 1s; block scales: [B, Hq, Sq, ceil(Dv /
+                32)]; optional.
+            descale_s: factor of the softmax after scale_s, [1, 1, 1, 1]; optional.
+            descale_dP: factor of the gradient of q k^T after scale_dP, [1, 1, 1, 1]; optional.
+            scale_s: factor of the softmax before it is rounded to q's type if that is FP8, [1, 1, 1, 1];
                 optional.
-            subgraph_gradient_uids: uids of tensors that it reads, whose gradients are wanted; optional.
-            subgraph_gradients: these gradients, each summed over its extents of 1, [B, Hq, Sq, Skv] or 1s, as
-                theirs; optional.
-            descale_q: what q is multiplied by first, [B, Hq, 1, 1] or 1s; of blocks [B, Hq, Sq, ceil(Dqk /
-                32)]; optional.
-            descale_k: what k is multiplied by first, [B, Hk, Skv, 1] or 1s; of blocks [B, Hk, Skv, ceil(Dqk /
-                32)]; optional.
-            descale_v: what v is multiplied by first, [B, Hv, Skv, 1] or 1s; of blocks [B, Hv, Skv, ceil(Dv /
-                32)]; optional.
-            descale_o: what o is multiplied by first, [B, Hq, Sq, 1] or 1s; of blocks [B, Hq, Sq, ceil(Dv /
-                32)]; optional.
-            descale_dO: what dO is multiplied by first, [B, Hq, Sq, 1] or 1s; of blocks [B, Hq, Sq, ceil(Dv /
-                32)]; optional.
-            descale_s: what the softmax, times scale_s, is multiplied by, [1, 1, 1, 1]; optional.
-            descale_dP: what the gradient of q k^T, times scale_dP, is multiplied by, [1, 1, 1, 1]; optional.
-            scale_s: what the softmax is multiplied by before it becomes q's type where that is FP8, [1, 1, 1,
-                1]; optional.
-            scale_dQ: what the gradient is multiplied by before it becomes dQ, [1, 1, 1, 1]; optional.
-            scale_dK: what the gradient is multiplied by before it becomes dK, [1, 1, 1, 1]; optional.
-            scale_dV: what the gradient is multiplied by before it becomes dV, [1, 1, 1, 1]; optional.
-            scale_dP: what the gradient of q k^T is multiplied by before it becomes dO's type where that is
-                FP8, [1, 1, 1, 1]; optional.
+            scale_dQ: factor of the gradient before it is stored as dQ, [1, 1, 1, 1]; optional.
+            scale_dK: factor of the gradient before it is stored as dK, [1, 1, 1, 1]; optional.
+            scale_dV: factor of the gradient before it is stored as dV, [1, 1, 1, 1]; optional.
+            scale_dP: factor of the gradient of q k^T before it is rounded to dO's type if that is FP8, [1, 1,
+                1, 1]; optional.
             amax_dQ: largest magnitude of dQ, before scale_dQ, [1, 1, 1, 1]; optional.
             amax_dK: largest magnitude of dK, before scale_dK, [1, 1, 1, 1]; optional.
             amax_dV: largest magnitude of dV, before scale_dV, [1, 1, 1, 1]; optional.
             amax_dP: largest magnitude of the gradient of q k^T, before scale_dP, [1, 1, 1, 1]; optional.
-            q_T: q once more, for dK; unset: q, [B, Hq, Sq, Dqk].
-            k_T: k once more, for dQ; unset: k, [B, Hk, Skv, Dqk].
-            dO_T: dO once more, for dV; unset: dO, [B, Hq, Sq, Dv].
-            dO_f16: dO once more, for its products with o; unset: dO, [B, Hq, Sq, Dv].
-            descale_q_T: what q_T is multiplied by first, [B, Hq, 1, 1] or 1s; of blocks [B, Hq, ceil(Sq /
+            q_T: second copy of q, for dK; unset: q, [B, Hq, Sq, Dqk].
+            k_T: second copy of k, for dQ; unset: k, [B, Hk, Skv, Dqk].
+            dO_T: second copy of dO, for dV; unset: dO, [B, Hq, Sq, Dv].
+            dO_f16: second copy of dO, for its products with o; unset: dO, [B, Hq, Sq, Dv].
+            descale_q_T: factor of q_T, applied first, [B, Hq, 1, 1] or 1s; block scales: [B, Hq, ceil(Sq /
                 32), Dqk]; optional.
-            descale_k_T: what k_T is multiplied by first, [B, Hk, Skv, 1] or 1s; of blocks [B, Hk, ceil(Skv /
+            descale_k_T: factor of k_T, applied first, [B, Hk, Skv, 1] or 1s; block scales: [B, Hk, ceil(Skv /
                 32), Dqk]; optional.
-            descale_dO_T: what dO_T is multiplied by first, [B, Hq, Sq, 1] or 1s; of blocks [B, Hq, ceil(Sq /
+            descale_dO_T: factor of dO_T, applied first, [B, Hq, Sq, 1] or 1s; block scales: [B, Hq, ceil(Sq /
                 32), Dv]; optional.
             compute_data_type: type to compute in; by default the graph's, otherwise FLOAT.
             name: the operation's name in messages and diagrams.
@@ -4683,19 +4678,19 @@ class Ops:
         Args:
             token: tokens, [1, M, K].
             weight: one matrix per expert, [E, K, N].
-            first_token_offset: first row of each expert, or of each but the first, which then is 0;
+            first_token_offset: first row of each expert, or of each except the first, which is then 0;
                 ascending, INT32 or INT64, [E, 1, 1].
-            token_index: of each row the token that it is made of (GATHER) or goes to (SCATTER), INT32 or
+            token_index: the token that each row is read from (GATHER) or belongs to (SCATTER), INT32 or
                 INT64, [1, rows, 1]; optional.
-            token_ks: which of its token's top_k places each row goes to, INT32 or INT64; SCATTER, [1, M, 1];
+            token_ks: position of each row among the top_k of its token, INT32 or INT64; SCATTER, [1, M, 1];
                 optional.
-            mode: whether rows are gathered before or scattered after the product; default NONE.
+            mode: gathers rows before the product, or scatters them after it, or neither; default NONE.
             compute_data_type: type to compute in; by default the graph's, otherwise INT32 for integers of 8
                 bits, INT64 for wider ones, FLOAT for others.
-            top_k: places per token; SCATTER; default 0.
+            top_k: positions per token; SCATTER; default 0.
             name: the operation's name in messages and diagrams.
         Returns:
-            output: product; rows are M, or those of token_index to GATHER, [1, rows, N].
+            output: product; M rows, or as many as token_index has for GATHER, [1, rows, N].
         Data types:
             operands: any, also mixed, unless stated above.
             results, unless set for the tensor or the graph: the promoted type of the operands, for integers
@@ -4743,13 +4738,13 @@ class Ops:
         Args:
             doutput: gradient of the output, [1, M, N].
             token: tokens of the forward pass, [1, M, K].
-            first_token_offset: first row of each expert, or of each but the first, which then is 0;
+            first_token_offset: first row of each expert, or of each except the first, which is then 0;
                 ascending, INT32 or INT64, [E, 1, 1].
             compute_data_type: type to compute in; by default the graph's, otherwise INT32 for integers of 8
                 bits, INT64 for wider ones, FLOAT for others.
             name: the operation's name in messages and diagrams.
         Returns:
-            dweight: gradient of the weights, packed with K fastest where no strides are set, [E, K, N].
+            dweight: gradient of the weights; default strides are packed with K contiguous, [E, K, N].
         Data types:
             operands: any, also mixed, unless stated above.
             results, unless set for the tensor or the graph: the promoted type of the operands, for integers

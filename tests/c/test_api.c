@@ -136,7 +136,8 @@ static void test_life(void) {
     drop(t);
     t = make(WEFT_BACKEND_TENSOR_DESCRIPTOR);
     REFUSED(weftBackendFinalize(t), WEFT_STATUS_BAD_PARAM,
-            "tensor: attribute uid (%d) is required and was not set. Set it: number that names the tensor in its graph "
+            "tensor: attribute uid (%d) is required and was not set. Set it: number that identifies the tensor in its "
+            "graph "
             "and in variant packs; unique in a graph.",
             WEFT_ATTR_TENSOR_UNIQUE_ID);
     MUST(set_number(t, WEFT_ATTR_TENSOR_UNIQUE_ID, 5));

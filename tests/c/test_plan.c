@@ -1449,13 +1449,12 @@ static void test_short_forms(void) {
     MUST(weftExecute(plan, 2, (uint64_t[]){(uint64_t)in, (uint64_t)out}, NULL, NULL));
     CHECK(out[0] == -1 && out[1] == 2, "got %g %g", out[0], out[1]);
 
-    REFUSED(
-        weftBackendBuildDescriptor(
-            WEFT_BACKEND_OPERATION_POINTWISE_DESCRIPTOR, 1,
-            (weftAttribute_t[]){{WEFT_ATTR_OPERATION_POINTWISE_XDESC, WEFT_TYPE_BACKEND_DESCRIPTOR, 1, &x}}, &none),
-        WEFT_STATUS_BAD_PARAM,
-        "pointwise: pointwise parameters: attribute mode (0) is required and was not set. Set it: what is computed: "
-        "weftPointwiseMode_t.");
+    REFUSED(weftBackendBuildDescriptor(
+                WEFT_BACKEND_OPERATION_POINTWISE_DESCRIPTOR, 1,
+                (weftAttribute_t[]){{WEFT_ATTR_OPERATION_POINTWISE_XDESC, WEFT_TYPE_BACKEND_DESCRIPTOR, 1, &x}}, &none),
+            WEFT_STATUS_BAD_PARAM,
+            "pointwise: pointwise parameters: attribute mode (0) is required and was not set. Set it: the function: "
+            "weftPointwiseMode_t.");
     REFUSED(
         weftBackendBuildDescriptor(WEFT_BACKEND_TENSOR_DESCRIPTOR, 1, NULL, &none), WEFT_STATUS_BAD_PARAM_NULL_POINTER,
         "weftBackendBuildDescriptor: descriptor or attributes is NULL, or count is 1. Give an address to receive the "

@@ -18,21 +18,22 @@ static const struct row quantize_rows[] = {
     TENSOR_ROW(ROLE_OUTPUT, struct block_scale_quantize_op, y, WEFT_ATTR_OPERATION_BLOCK_SCALE_QUANTIZE_YDESC, "y",
                .required = true, .shape = "as x", .doc = "result, FP8, FP4, INT8 or INT4; its type must be set"),
     TENSOR_ROW(ROLE_OUTPUT, struct block_scale_quantize_op, scale, WEFT_ATTR_OPERATION_BLOCK_SCALE_QUANTIZE_SCALE_DESC,
-               "scale", .required = true, .shape = "as x, blocks along the axis",
-               .doc = "one scale per block; unless set E8M0 in blocks of 32, E4M3 in blocks of 16 of FP4, else FLOAT"),
+               "scale", .required = true, .shape = "like x, with blocks along the axis",
+               .doc =
+                   "one scale per block; default E8M0 in blocks of 32, E4M3 in blocks of 16 of FP4, otherwise FLOAT"),
     VALUE_ROW(WEFT_TYPE_DATA_TYPE, struct block_scale_quantize_op, math,
               WEFT_ATTR_OPERATION_BLOCK_SCALE_QUANTIZE_MATH_PREC, "compute_data_type",
-              .doc = "type to calculate in, FLOAT or DOUBLE"),
+              .doc = "compute type, FLOAT or DOUBLE"),
     VALUE_ROW(WEFT_TYPE_INT32, struct block_scale_quantize_op, block_size,
               WEFT_ATTR_OPERATION_BLOCK_SCALE_QUANTIZE_BLOCK_SIZE, "block_size", .required = true, .least = 1,
               .most = INT32_MAX, .doc = "elements along the axis that share a scale"),
     /* Weft's own attributes come last. */
     VALUE_ROW(WEFT_TYPE_INT64, struct block_scale_quantize_op, axis, WEFT_ATTR_OPERATION_BLOCK_SCALE_QUANTIZE_AXIS_EXT,
               "axis", .initial = -1, .least = -WEFT_DIM_MAX, .most = WEFT_DIM_MAX - 1,
-              .doc = "dimension that blocks lie along; negative counts from the last"),
+              .doc = "dimension along which blocks run; negative values count from the last"),
     VALUE_ROW(WEFT_TYPE_BOOLEAN, struct block_scale_quantize_op, is_transposed,
               WEFT_ATTR_OPERATION_BLOCK_SCALE_QUANTIZE_TRANSPOSE_EXT, "transpose",
-              .doc = "true: unset strides of y and scale have the last two dimensions in the other order than x"),
+              .doc = "true: unset strides of y and scale have the last two dimensions swapped compared with x"),
 };
 
 static const struct row dequantize_rows[] = {
@@ -40,17 +41,17 @@ static const struct row dequantize_rows[] = {
                .required = true, .shape = "[d..]", .doc = "input, FP8, FP4 or integers of 4 or 8 bits"),
     TENSOR_ROW(ROLE_INPUT, struct block_scale_dequantize_op, scale,
                WEFT_ATTR_OPERATION_BLOCK_SCALE_DEQUANTIZE_SCALE_DESC, "scale", .required = true,
-               .shape = "as x, in blocks", .doc = "one scale per block"),
+               .shape = "like x, in blocks", .doc = "one scale per block"),
     TENSOR_ROW(ROLE_OUTPUT, struct block_scale_dequantize_op, y, WEFT_ATTR_OPERATION_BLOCK_SCALE_DEQUANTIZE_YDESC, "y",
-               .required = true, .shape = "as x", .doc = "result, the compute type unless set"),
+               .required = true, .shape = "as x", .doc = "result; default type: the compute type"),
     VALUE_ROW(WEFT_TYPE_DATA_TYPE, struct block_scale_dequantize_op, math,
               WEFT_ATTR_OPERATION_BLOCK_SCALE_DEQUANTIZE_MATH_PREC, "compute_data_type",
-              .doc = "type to calculate in, FLOAT or DOUBLE"),
+              .doc = "compute type, FLOAT or DOUBLE"),
     /* A list, because blocks may be two-dimensional: in some models 128 x 128 elements share a scale. */
     VALUE_ROW(WEFT_TYPE_INT32, struct block_scale_dequantize_op, block_size,
               WEFT_ATTR_OPERATION_BLOCK_SCALE_DEQUANTIZE_BLOCK_SIZE, "block_size", .storage = STORE_LIST,
               .required = true, .least = 1, .most = INT32_MAX,
-              .doc = "extents of a block in the last dimensions; 1 in those before"),
+              .doc = "extents of a block in the last dimensions; 1 in all others"),
     VALUE_ROW(WEFT_TYPE_BOOLEAN, struct block_scale_dequantize_op, is_negative,
               WEFT_ATTR_OPERATION_BLOCK_SCALE_DEQUANTIZE_NEG_SCALE, "negative_scale",
               .doc = "true: scales are stored negated, y = -x scale"),
@@ -58,13 +59,13 @@ static const struct row dequantize_rows[] = {
 
 static const struct method quantize_methods[] = {
     {"block_scale_quantize",
-     "numbers of few bits with a scale per block; set y's type : scale = max|x| / max(type), y = x / scale", NULL,
-     "input:x block_size axis=None transpose=false", "y scale"},
+     "quantisation to a narrow type with a scale per block; set y's type : scale = max|x| / max(type), y = x / scale",
+     NULL, "input:x block_size axis=None transpose=false", "y scale"},
     {0},
 };
 
 static const struct method dequantize_methods[] = {
-    {"block_scale_dequantize", "numbers from those of few bits and a scale per block : y = x scale", NULL,
+    {"block_scale_dequantize", "dequantisation of a narrow type with a scale per block : y = x scale", NULL,
      "input:x descale:scale block_size is_negative_scale:negative_scale=false", "y"},
     {0},
 };

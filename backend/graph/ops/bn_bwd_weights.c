@@ -15,14 +15,14 @@
    pass or the prologue of a product can compute dx. */
 static const struct row rows[] = {
     VALUE_ROW(WEFT_TYPE_DATA_TYPE, struct bn_bwd_weights_op, math, WEFT_ATTR_OPERATION_BN_BWD_WEIGHTS_MATH_PREC,
-              "compute_data_type", .doc = "type that sums are taken in"),
+              "compute_data_type", .doc = "accumulation type"),
     ROW(ROLE_INPUT, dy, DY_DESC, "dy", .required = true, .shape = "[N, C, spatial..]",
         .doc = "gradient of the norm's result"),
     ROW(ROLE_INPUT, x, X_DESC, "x", .required = true, .shape = "[N, C, spatial..]", .doc = "the norm's input"),
     ROW(ROLE_INPUT, mean, MEAN_DESC, "mean", CHANNELS, .required = true, .doc = "mean that the norm used"),
     ROW(ROLE_INPUT, inv_variance, INVSTD_DESC, "inv_variance", CHANNELS, .required = true,
         .doc = "1 / sqrt(variance + epsilon) that the norm used"),
-    ROW(ROLE_INPUT, scale, BN_SCALE_DESC, "scale", CHANNELS, .doc = "gamma, 1 when absent"),
+    ROW(ROLE_INPUT, scale, BN_SCALE_DESC, "scale", CHANNELS, .doc = "gamma, 1 if absent"),
     ROW(ROLE_OUTPUT, dscale, DBN_SCALE_DESC, "dscale", CHANNELS, .doc = "gradient of gamma"),
     ROW(ROLE_OUTPUT, dbias, DBN_BIAS_DESC, "dbias", CHANNELS, .doc = "gradient of beta"),
     ROW(ROLE_OUTPUT, eq_scale_dy, EQ_DY_SCALE_DESC, "eq_scale_dy", CHANNELS, .doc = "factor of dy in dx"),
@@ -146,7 +146,7 @@ const struct op bn_bwd_weights_op = {
         {
             .kind = WEFT_BACKEND_OPERATION_BN_BWD_WEIGHTS_DESCRIPTOR,
             .name = "dbn_weight",
-            .doc = "gradients of batch norm's scale and bias, and the factors that give that of x",
+            .doc = "gradients of batch norm's scale and bias, and the coefficients of the gradient of x",
             .size = sizeof(struct bn_bwd_weights_op),
             ROWS(rows),
             .finalize = op_finalize,

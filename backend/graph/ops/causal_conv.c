@@ -16,16 +16,17 @@ static const struct row rows[] = {
     TENSOR_ROW(ROLE_INPUT, struct causal_conv_op, x, WEFT_ATTR_OPERATION_CAUSAL_CONV1D_FWD_XDESC_EXT, "x",
                .required = true, .shape = "[B, D, L]", .doc = "sequences"),
     TENSOR_ROW(ROLE_INPUT, struct causal_conv_op, weight, WEFT_ATTR_OPERATION_CAUSAL_CONV1D_FWD_WEIGHT_DESC_EXT,
-               "weight", .required = true, .shape = "[D, K]", .doc = "a filter per channel; its last tap meets x[l]"),
+               "weight", .required = true, .shape = "[D, K]",
+               .doc = "a filter per channel; its last tap multiplies x[l]"),
     TENSOR_ROW(ROLE_INPUT, struct causal_conv_op, bias, WEFT_ATTR_OPERATION_CAUSAL_CONV1D_FWD_BIAS_DESC_EXT, "bias",
                .shape = "[D]", .doc = "added to each channel before the activation; unset: 0"),
     TENSOR_ROW(ROLE_OUTPUT, struct causal_conv_op, y, WEFT_ATTR_OPERATION_CAUSAL_CONV1D_FWD_YDESC_EXT, "y",
                .required = true, .shape = "[B, D, L]", .doc = "result"),
     VALUE_ROW(WEFT_TYPE_POINTWISE_MODE, struct causal_conv_op, activation,
               WEFT_ATTR_OPERATION_CAUSAL_CONV1D_FWD_ACTIVATION_EXT, "activation", .initial = WEFT_POINTWISE_IDENTITY,
-              .doc = "what follows: IDENTITY, or SWISH_FWD, which is SiLU"),
+              .doc = "activation: IDENTITY, or SWISH_FWD, which is SiLU"),
     VALUE_ROW(WEFT_TYPE_DATA_TYPE, struct causal_conv_op, math, WEFT_ATTR_OPERATION_CAUSAL_CONV1D_FWD_COMP_TYPE_EXT,
-              "compute_data_type", .doc = "type that products are summed in; DOUBLE operands take DOUBLE"),
+              "compute_data_type", .doc = "accumulation type; DOUBLE for DOUBLE operands"),
 };
 
 static const struct row bwd_rows[] = {
@@ -45,15 +46,15 @@ static const struct row bwd_rows[] = {
                .shape = "[D]", .doc = "gradient of the bias"),
     VALUE_ROW(WEFT_TYPE_POINTWISE_MODE, struct causal_conv_op, activation,
               WEFT_ATTR_OPERATION_CAUSAL_CONV1D_BWD_ACTIVATION_EXT, "activation", .initial = WEFT_POINTWISE_IDENTITY,
-              .doc = "what followed: IDENTITY, or SWISH_FWD, which is SiLU"),
+              .doc = "activation of the forward pass: IDENTITY, or SWISH_FWD, which is SiLU"),
     VALUE_ROW(WEFT_TYPE_DATA_TYPE, struct causal_conv_op, math, WEFT_ATTR_OPERATION_CAUSAL_CONV1D_BWD_COMP_TYPE_EXT,
-              "compute_data_type", .doc = "type that products are summed in; DOUBLE operands take DOUBLE"),
+              "compute_data_type", .doc = "accumulation type; DOUBLE for DOUBLE operands"),
 };
 
 static const struct method methods[] = {
     {"causal_conv1d",
-     "convolution of sequences that sees nothing later, each channel alone : y[b,d,l] = activation(bias[d] + sum_k "
-     "weight[d,k] * x[b, d, l - K + 1 + k])",
+     "causal convolution of sequences, separately for each channel : y[b,d,l] = activation(bias[d] + sum_k weight[d,k] "
+     "* x[b, d, l - K + 1 + k])",
      NULL, "input:x weight bias=None activation=IDENTITY", "y"},
     {0},
 };
@@ -238,7 +239,7 @@ const struct op causal_conv_op = {
         {
             .kind = WEFT_BACKEND_OPERATION_CAUSAL_CONV1D_FWD_DESCRIPTOR_EXT,
             .name = "causal_conv1d",
-            .doc = "causal convolution of sequences, each channel alone, with bias and SiLU",
+            .doc = "causal convolution of sequences, separately for each channel, with bias and SiLU",
             .size = sizeof(struct causal_conv_op),
             ROWS(rows),
             .finalize = op_finalize,

@@ -8,23 +8,23 @@
 
 static const struct row rows[] = {
     TENSOR_ROW(ROLE_INPUT, struct concat_op, inputs, WEFT_ATTR_OPERATION_CONCAT_INPUT_DESCS, "inputs",
-               .storage = STORE_LIST, .required = true, .shape = "[d..], equal but along the axis",
-               .doc = "the parts, in order"),
+               .storage = STORE_LIST, .required = true, .shape = "[d..], equal except along the axis",
+               .doc = "inputs, in order"),
     TENSOR_ROW(ROLE_OUTPUT, struct concat_op, y, WEFT_ATTR_OPERATION_CONCAT_OUTPUT_DESC, "y", .required = true,
-               .shape = "[d..], along the axis the sum",
-               .doc = "result; its data type by default the narrowest that holds the values of all inputs: DOUBLE for "
-                      "INT32 or INT64 beside floats, FLOAT for HALF beside BFLOAT16"),
+               .shape = "[d..], the sum along the axis",
+               .doc = "result; default data type: the narrowest that represents the values of all inputs, DOUBLE for "
+                      "INT32 or INT64 with floats, FLOAT for HALF with BFLOAT16"),
     VALUE_ROW(WEFT_TYPE_INT64, struct concat_op, axis, WEFT_ATTR_OPERATION_CONCAT_AXIS, "axis", .required = true,
               .least = -WEFT_DIM_MAX, .most = WEFT_DIM_MAX - 1,
-              .doc = "the dimension along which the inputs are joined; a negative one counts from the last"),
+              .doc = "the dimension along which the inputs are concatenated; negative values count from the last"),
     /* For tensors of the user that share memory; the planner finds intermediates that can be stored in y by itself. */
     VALUE_ROW(WEFT_TYPE_INT64, struct concat_op, inplace_index, WEFT_ATTR_OPERATION_CONCAT_INPLACE_INDEX,
               "in_place_index", .initial = -1, .least = -1, .most = INT32_MAX,
-              .doc = "index of the input that already lies in its place in y; -1: none"),
+              .doc = "index of the input that is already stored inside y; -1: none"),
 };
 
 static const struct method methods[] = {
-    {"concatenate", "tensors one after the other along an axis : y = [inputs[0], inputs[1], ..]", NULL,
+    {"concatenate", "concatenation of tensors along an axis : y = [inputs[0], inputs[1], ..]", NULL,
      "inputs axis in_place_index=None", "y"},
     {0},
 };
@@ -131,7 +131,7 @@ const struct op concat_op = {
         {
             .kind = WEFT_BACKEND_OPERATION_CONCAT_DESCRIPTOR,
             .name = "concat",
-            .doc = "the inputs one after the other along an axis",
+            .doc = "concatenation of the inputs along an axis",
             .size = sizeof(struct concat_op),
             ROWS(rows),
             .finalize = op_finalize,

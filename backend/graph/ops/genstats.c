@@ -8,9 +8,9 @@
 /* There is only one mode; the row exists for graphs that set it. */
 static const struct row rows[] = {
     VALUE_ROW(WEFT_TYPE_GENSTATS_MODE, struct genstats_op, mode, WEFT_ATTR_OPERATION_GENSTATS_MODE, "mode",
-              .doc = "which statistics are taken: SUM_SQSUM"),
+              .doc = "statistics to compute: SUM_SQSUM"),
     VALUE_ROW(WEFT_TYPE_DATA_TYPE, struct genstats_op, math, WEFT_ATTR_OPERATION_GENSTATS_MATH_PREC,
-              "compute_data_type", .doc = "type that sums are taken in"),
+              "compute_data_type", .doc = "accumulation type"),
     TENSOR_ROW(ROLE_INPUT, struct genstats_op, x, WEFT_ATTR_OPERATION_GENSTATS_XDESC, "x", .required = true,
                .shape = "[N, C, spatial..]", .doc = "input"),
     TENSOR_ROW(ROLE_OUTPUT, struct genstats_op, sum, WEFT_ATTR_OPERATION_GENSTATS_SUMDESC, "sum", .required = true,

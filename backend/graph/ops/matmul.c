@@ -7,10 +7,10 @@
 /* ---- The parameter descriptor ------------------------------------------------------------------------------------ */
 
 static const struct row parameter_rows[] = {
-    VALUE_ROW(
-        WEFT_TYPE_DATA_TYPE, struct matmul, math, WEFT_ATTR_MATMUL_COMP_TYPE, "compute_data_type", .keeps_fast = true,
-        .doc = "type that products are summed in; FAST_FLOAT_FOR_FP8 lets sums of FP8 keep 13 bits. Unset: INT32 for "
-               "integers of 8 bits, INT64 for wider ones, FLOAT for all others"),
+    VALUE_ROW(WEFT_TYPE_DATA_TYPE, struct matmul, math, WEFT_ATTR_MATMUL_COMP_TYPE, "compute_data_type",
+              .keeps_fast = true,
+              .doc = "accumulation type; FAST_FLOAT_FOR_FP8 permits 13-bit sums of FP8. Unset: INT32 for 8-bit "
+                     "integers, INT64 for wider ones, FLOAT for all others"),
     VALUE_ROW(WEFT_TYPE_DOUBLE, struct matmul, padding, WEFT_ATTR_MATMUL_PADDING_VALUE, "padding",
               .doc = "value of the elements of A and B outside the overrides"),
 };

@@ -25,7 +25,7 @@ static weftStatus_t check_whole_numbers(const struct descriptor *op, const char 
 }
 
 static const char offsets_doc[] =
-    "first row of each expert, or of each but the first, which then is 0; ascending, INT32 or INT64";
+    "first row of each expert, or of each except the first, which is then 0; ascending, INT32 or INT64";
 
 /* [1, rows, columns]: the leading 1 comes from cuDNN, which merges batch and sequence. */
 static weftStatus_t check_rows(const struct descriptor *op, const char *key, const struct tensor *tensor) {
@@ -107,9 +107,9 @@ static double grouped_flops(int64_t rows, int64_t depth, int64_t columns) {
    a sort by expert. */
 static const struct row rows[] = {
     VALUE_ROW(WEFT_TYPE_MOE_GROUPED_MATMUL_MODE, struct moe_op, mode, WEFT_ATTR_OPERATION_MOE_GROUPED_MATMUL_MODE,
-              "mode", .doc = "whether rows are gathered before or scattered after the product"),
+              "mode", .doc = "gathers rows before the product, or scatters them after it, or neither"),
     VALUE_ROW(WEFT_TYPE_DATA_TYPE, struct moe_op, math, WEFT_ATTR_OPERATION_MOE_GROUPED_MATMUL_MATH_PREC,
-              "compute_data_type", .doc = "type that products are summed in"),
+              "compute_data_type", .doc = "accumulation type"),
     TENSOR_ROW(ROLE_INPUT, struct moe_op, token, WEFT_ATTR_OPERATION_MOE_GROUPED_MATMUL_TOKEN_DESC, "token",
                .required = true, .shape = "[1, M, K]", .doc = "tokens"),
     TENSOR_ROW(ROLE_INPUT, struct moe_op, weight, WEFT_ATTR_OPERATION_MOE_GROUPED_MATMUL_WEIGHT_DESC, "weight",
@@ -119,16 +119,16 @@ static const struct row rows[] = {
                .shape = "[E, 1, 1]", .doc = offsets_doc),
     TENSOR_ROW(ROLE_OUTPUT, struct moe_op, output, WEFT_ATTR_OPERATION_MOE_GROUPED_MATMUL_OUTPUT_DESC, "output",
                .required = true, .shape = "[1, rows, N]",
-               .doc = "product; rows are M, or those of token_index to GATHER"),
+               .doc = "product; M rows, or as many as token_index has for GATHER"),
     /* Only for GATHER and SCATTER: NONE reads rows in their order. */
     TENSOR_ROW(ROLE_INPUT, struct moe_op, token_index, WEFT_ATTR_OPERATION_MOE_GROUPED_MATMUL_TOKEN_INDEX_DESC,
                "token_index", .shape = "[1, rows, 1]",
-               .doc = "of each row the token that it is made of (GATHER) or goes to (SCATTER), INT32 or INT64"),
+               .doc = "the token that each row is read from (GATHER) or belongs to (SCATTER), INT32 or INT64"),
     TENSOR_ROW(ROLE_INPUT, struct moe_op, token_ks, WEFT_ATTR_OPERATION_MOE_GROUPED_MATMUL_TOKEN_KS_DESC, "token_ks",
                .shape = "[1, M, 1]",
-               .doc = "which of its token's top_k places each row goes to, INT32 or INT64; SCATTER"),
+               .doc = "position of each row among the top_k of its token, INT32 or INT64; SCATTER"),
     VALUE_ROW(WEFT_TYPE_INT32, struct moe_op, top_k, WEFT_ATTR_OPERATION_MOE_GROUPED_MATMUL_TOP_K, "top_k",
-              .doc = "places per token; SCATTER"),
+              .doc = "positions per token; SCATTER"),
 };
 
 static const struct method methods[] = {
@@ -313,7 +313,7 @@ const struct op moe_op = {
 /* The gradient of token is a forward product with transposed weights, and needs no operation of its own. */
 static const struct row bwd_rows[] = {
     VALUE_ROW(WEFT_TYPE_DATA_TYPE, struct moe_bwd_op, math, WEFT_ATTR_OPERATION_MOE_GROUPED_MATMUL_BWD_MATH_PREC,
-              "compute_data_type", .doc = "type that products are summed in"),
+              "compute_data_type", .doc = "accumulation type"),
     TENSOR_ROW(ROLE_INPUT, struct moe_bwd_op, doutput, WEFT_ATTR_OPERATION_MOE_GROUPED_MATMUL_BWD_DOUTPUT_DESC,
                "doutput", .required = true, .shape = "[1, M, N]", .doc = "gradient of the output"),
     TENSOR_ROW(ROLE_INPUT, struct moe_bwd_op, token, WEFT_ATTR_OPERATION_MOE_GROUPED_MATMUL_BWD_TOKEN_DESC, "token",
@@ -323,7 +323,7 @@ static const struct row bwd_rows[] = {
                .required = true, .shape = "[E, 1, 1]", .doc = offsets_doc),
     TENSOR_ROW(ROLE_OUTPUT, struct moe_bwd_op, dweight, WEFT_ATTR_OPERATION_MOE_GROUPED_MATMUL_BWD_DWEIGHT_DESC,
                "dweight", .required = true, .shape = "[E, K, N]",
-               .doc = "gradient of the weights, packed with K fastest where no strides are set"),
+               .doc = "gradient of the weights; default strides are packed with K contiguous"),
 };
 
 static const struct method bwd_methods[] = {

@@ -25,17 +25,17 @@ static const char *const mode_names[] = {
 /* The rows declare mean and inv_variance as outputs; forward_role turns them into inputs for batch norm's inference. */
 static const struct row forward_rows[] = {
     VALUE_ROW(WEFT_TYPE_NORM_MODE, struct norm_forward, mode, WEFT_ATTR_OPERATION_NORM_FWD_MODE, "mode",
-              .required = true, .doc = "which elements share their statistics"),
+              .required = true, .doc = "which elements share statistics"),
     VALUE_ROW(WEFT_TYPE_NORM_FWD_PHASE, struct norm_forward, phase, WEFT_ATTR_OPERATION_NORM_FWD_PHASE, "phase",
-              .required = true, .doc = "INFERENCE: batch norm takes its statistics from its operands"),
+              .required = true, .doc = "INFERENCE: batch norm uses statistics from its operands"),
     ROW(ROLE_INPUT, x, XDESC, "x", .required = true, .shape = "[N, C, spatial..] or [batch.., normalised..]",
         .doc = "input"),
     ROW(ROLE_INPUT, scale, SCALE_DESC, "scale", .shape = AFFINE_SHAPE,
-        .doc = "gamma, 1 when absent; layer norms normalise the dimensions where its extent is not 1, or when it is "
-               "absent all but the first"),
-    ROW(ROLE_INPUT, bias, BIAS_DESC, "bias", .shape = AFFINE_SHAPE, .doc = "beta, 0 when absent"),
+        .doc = "gamma, 1 if absent; layer norms normalise the dimensions in which its extent is not 1; if it is "
+               "absent, all except the first"),
+    ROW(ROLE_INPUT, bias, BIAS_DESC, "bias", .shape = AFFINE_SHAPE, .doc = "beta, 0 if absent"),
     ROW(ROLE_INPUT, epsilon, EPSILON_DESC, "epsilon", .shape = "[1..]",
-        .doc = "scalar added to the variance; not used where inv_variance is given"),
+        .doc = "scalar added to the variance; not used if inv_variance is given"),
     ROW(ROLE_INPUT, momentum, EXP_AVG_FACTOR_DESC, "momentum", .shape = "[1..]",
         .doc = "scalar f of batch norm: running = (1 - f) * running + f * batch"),
     ROW(ROLE_INPUT, in_running_mean, INPUT_RUNNING_MEAN_DESC, "in_running_mean", .shape = "[1,C,1..]",
@@ -50,16 +50,16 @@ static const struct row forward_rows[] = {
                "inference"),
     ROW(ROLE_OUTPUT, out_mean, OUTPUT_RUNNING_MEAN_DESC, "out_mean", .shape = "[1,C,1..]",
         .in_place = "in_running_mean",
-        .doc = "batch norm's training: running mean after this step; the batch's own where there was none before"),
+        .doc = "batch norm's training: running mean after this step; that of the batch if there was none before"),
     ROW(ROLE_OUTPUT, out_var, OUTPUT_RUNNING_VAR_DESC, "out_var", .shape = "[1,C,1..]", .in_place = "in_running_var",
-        .doc = "batch norm's training: running variance after this step; takes in the unbiased variance"),
+        .doc = "batch norm's training: running variance after this step, updated with the unbiased variance"),
     ROW(ROLE_INPUT, peer_stats, PEER_STAT_DESCS, "peer_stats", .storage = STORE_LIST,
         .doc = "buffers to share sums with other devices; must be empty"),
     /* Weft's own attributes come last. */
     VALUE_ROW(WEFT_TYPE_INT64, struct norm_forward, groups, WEFT_ATTR_OPERATION_NORM_FWD_GROUPS_EXT, "groups",
-              .least = 1, .most = INT64_MAX, .doc = "GROUP_NORM: number of groups that the channels are cut into"),
+              .least = 1, .most = INT64_MAX, .doc = "GROUP_NORM: number of groups into which the channels are split"),
     VALUE_ROW(WEFT_TYPE_DATA_TYPE, struct norm_forward, math, WEFT_ATTR_OPERATION_NORM_FWD_COMP_TYPE_EXT,
-              "compute_data_type", .doc = "type that statistics and results are calculated in"),
+              "compute_data_type", .doc = "compute type of statistics and results"),
 };
 #undef ROW
 
@@ -73,23 +73,23 @@ static const struct row backward_rows[] = {
     ROW(ROLE_INPUT, x, XDESC, "x", .required = true, .shape = "[N, C, spatial..] or [batch.., normalised..]",
         .doc = "forward input"),
     ROW(ROLE_INPUT, scale, SCALE_DESC, "scale", .shape = AFFINE_SHAPE,
-        .doc = "gamma, 1 when absent; layer norms normalise the dimensions where its extent is not 1, or when it is "
-               "absent those where inv_variance's is"),
+        .doc = "gamma, 1 if absent; layer norms normalise the dimensions in which its extent is not 1; if it is "
+               "absent, those in which inv_variance has extent 1"),
     ROW(ROLE_INPUT, mean, MEAN_DESC, "mean", .shape = STATISTICS_SHAPE,
-        .doc = "mean that the forward pass kept; RMS_NORM has none"),
+        .doc = "mean of the forward pass; RMS_NORM has none"),
     ROW(ROLE_INPUT, inv_variance, INV_VARIANCE_DESC, "inv_variance", .shape = STATISTICS_SHAPE,
-        .doc = "1 / sqrt(variance + epsilon) that the forward pass kept; absent: calculated anew from x and epsilon"),
+        .doc = "1 / sqrt(variance + epsilon) of the forward pass; absent: recomputed from x and epsilon"),
     ROW(ROLE_INPUT, epsilon, EPSILON_DESC, "epsilon", .shape = "[1..]",
-        .doc = "scalar added to the variance where statistics are calculated anew"),
+        .doc = "scalar added to the variance if statistics are recomputed"),
     ROW(ROLE_OUTPUT, dx, DXDESC, "dx", .required = true, .shape = "as x", .in_place = "dy x", .doc = "gradient of x"),
     ROW(ROLE_OUTPUT, dscale, DSCALE_DESC, "dscale", .shape = AFFINE_SHAPE, .doc = "gradient of the scale"),
     ROW(ROLE_OUTPUT, dbias, DBIAS_DESC, "dbias", .shape = AFFINE_SHAPE, .doc = "gradient of the bias"),
     ROW(ROLE_INPUT, peer_stats, PEER_STAT_DESCS, "peer_stats", .storage = STORE_LIST,
         .doc = "buffers to share sums with other devices; must be empty"),
     VALUE_ROW(WEFT_TYPE_INT64, struct norm_backward, groups, WEFT_ATTR_OPERATION_NORM_BWD_GROUPS_EXT, "groups",
-              .least = 1, .most = INT64_MAX, .doc = "GROUP_NORM: number of groups that the channels are cut into"),
+              .least = 1, .most = INT64_MAX, .doc = "GROUP_NORM: number of groups into which the channels are split"),
     VALUE_ROW(WEFT_TYPE_DATA_TYPE, struct norm_backward, math, WEFT_ATTR_OPERATION_NORM_BWD_COMP_TYPE_EXT,
-              "compute_data_type", .doc = "type that gradients are calculated in"),
+              "compute_data_type", .doc = "compute type of gradients"),
 };
 #undef ROW
 
@@ -99,10 +99,10 @@ static const struct row backward_rows[] = {
 /* One method per mode; only rmsnorm has no mean. The methods of batch norm fix the phase, the others have it as an
    argument. */
 static const struct method forward_methods[] = {
-    {"layernorm", "norm over the dimensions that the scale spans" FORMULA, "mode=LAYER_NORM", FORWARD,
+    {"layernorm", "norm over the dimensions that the scale covers" FORMULA, "mode=LAYER_NORM", FORWARD,
      "y mean inv_variance"},
-    {"adalayernorm", "layer norm with a scale and a bias for each batch entry" FORMULA, "mode=ADA_LAYER_NORM", FORWARD,
-     "y mean inv_variance"},
+    {"adalayernorm", "layer norm with a separate scale and bias for each batch entry" FORMULA, "mode=ADA_LAYER_NORM",
+     FORWARD, "y mean inv_variance"},
     {"instancenorm", "norm of each channel of each batch entry" FORMULA, "mode=INSTANCE_NORM", FORWARD,
      "y mean inv_variance"},
     {"groupnorm", "norm of each group of channels of each batch entry" FORMULA, "mode=GROUP_NORM", FORWARD " groups",

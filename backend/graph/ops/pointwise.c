@@ -145,11 +145,10 @@ const char *pointwise_integer_formula(int mode) {
 /* As in cuDNN, the constants of single modes have rows of their own; modes ignore those of other modes. */
 static const struct row parameter_rows[] = {
     VALUE_ROW(WEFT_TYPE_POINTWISE_MODE, struct pointwise, mode, WEFT_ATTR_POINTWISE_MODE, "mode", .required = true,
-              .doc = "what is computed: weftPointwiseMode_t"),
-    VALUE_ROW(
-        WEFT_TYPE_DATA_TYPE, struct pointwise, math, WEFT_ATTR_POINTWISE_MATH_PREC, "compute_data_type",
-        .doc = "type that the formula is evaluated in; integer types compute exactly. Unset: INT64 for integers, but "
-               "FLOAT where the mode divides or has no exact meaning for them, and for all others"),
+              .doc = "the function: weftPointwiseMode_t"),
+    VALUE_ROW(WEFT_TYPE_DATA_TYPE, struct pointwise, math, WEFT_ATTR_POINTWISE_MATH_PREC, "compute_data_type",
+              .doc = "compute type; integer types are exact. Unset: INT64 for integers, except FLOAT if the mode "
+                     "divides or is not exact for them, FLOAT for all others"),
     VALUE_ROW(WEFT_TYPE_NAN_PROPOGATION, struct pointwise, nan_propagation, WEFT_ATTR_POINTWISE_NAN_PROPAGATION,
               "nan_propagation", .doc = "accepted for compatibility; NaN always propagates"),
     /* RELU: slope * (x - lower) + lower below the lower clip, at most the upper one. The defaults give max(x, 0). */
@@ -198,17 +197,18 @@ static const struct row rows[] = {
     VALUE_ROW(WEFT_TYPE_BACKEND_DESCRIPTOR, struct pointwise_op, pw, WEFT_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, "pw",
               .required = true, .target = WEFT_BACKEND_POINTWISE_DESCRIPTOR, .doc = "mode and constants"),
     TENSOR_ROW(ROLE_INPUT, struct pointwise_op, x, WEFT_ATTR_OPERATION_POINTWISE_XDESC, "x", .required = true,
-               .shape = "[d..] or 1s", .doc = "first operand; of a backward mode the forward input"),
+               .shape = "[d..] or 1s", .doc = "first operand; for a backward mode the forward input"),
     TENSOR_ROW(ROLE_INPUT, struct pointwise_op, b, WEFT_ATTR_OPERATION_POINTWISE_BDESC, "b", .shape = "[d..] or 1s",
                .doc = "second operand of binary modes and of BINARY_SELECT"),
     TENSOR_ROW(ROLE_INPUT, struct pointwise_op, t, WEFT_ATTR_OPERATION_POINTWISE_TDESC, "t", .shape = "[d..] or 1s",
                .doc = "mask of BINARY_SELECT"),
     TENSOR_ROW(ROLE_INPUT, struct pointwise_op, dy, WEFT_ATTR_OPERATION_POINTWISE_DYDESC, "dy", .shape = "[d..] or 1s",
-               .doc = "gradient of the output, of backward modes"),
+               .doc = "gradient of the output, for backward modes"),
     TENSOR_ROW(ROLE_OUTPUT, struct pointwise_op, y, WEFT_ATTR_OPERATION_POINTWISE_YDESC, "y", .in_place = "x b t",
-               .shape = "[d..], the operands' broadcast", .doc = "result of forward modes"),
+               .shape = "[d..], the broadcast extents of the operands", .doc = "result of forward modes"),
     TENSOR_ROW(ROLE_OUTPUT, struct pointwise_op, dx, WEFT_ATTR_OPERATION_POINTWISE_DXDESC, "dx", .in_place = "x dy",
-               .shape = "[d..], the operands' broadcast", .doc = "gradient of the input, of backward modes"),
+               .shape = "[d..], the broadcast extents of the operands",
+               .doc = "gradient of the input, for backward modes"),
     VALUE_ROW(WEFT_TYPE_FLOAT, struct pointwise_op, alpha1, WEFT_ATTR_OPERATION_POINTWISE_ALPHA1, "alpha1",
               .initial = 1, .doc = "factor on x"),
     VALUE_ROW(WEFT_TYPE_FLOAT, struct pointwise_op, alpha2, WEFT_ATTR_OPERATION_POINTWISE_ALPHA2, "alpha2",
@@ -219,7 +219,7 @@ static const struct row rows[] = {
 static const struct method methods[] = {
     {"bias", "sum of input and bias : x + b", "mode=ADD", "input:x bias:b", "y"},
     {"scale", "product of input and scale : x * b", "mode=MUL", "input:x scale:b", "y"},
-    {"leaky_relu", "rectifier with a slope for negative input : x < 0 ? slope * x : x", "mode=RELU_FWD",
+    {"leaky_relu", "rectifier with a slope for negative inputs : x < 0 ? slope * x : x", "mode=RELU_FWD",
      "input:x negative_slope:relu_lower_clip_slope", "y"},
     {"leaky_relu_backward", "gradient of leaky_relu : x <= 0 ? dy * slope : dy", "mode=RELU_BWD",
      "loss:dy input:x negative_slope:relu_lower_clip_slope", "dx"},

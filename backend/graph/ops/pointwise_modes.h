@@ -17,17 +17,17 @@ MODE(MUL, FORM_BINARY, x *b, "mul", "a:x b", "product")
 MODE(DIV, FORM_BINARY, x / b, "div", "a:x b", "quotient")
 MODE(ADD_SQUARE, FORM_BINARY, x + b * b, "add_square", "a:x b", "first operand plus the square of the second")
 MODE(MAX, FORM_BINARY, (x > b || x != x) ? x : b, "max", "input0:x input1:b",
-     "larger operand; NaN wins; of zeros of both signs, either")
+     "larger operand; NaN wins; either one of +0.0 and -0.0")
 MODE(MIN, FORM_BINARY, (x < b || x != x) ? x : b, "min", "input0:x input1:b",
-     "smaller operand; NaN wins; of zeros of both signs, either")
+     "smaller operand; NaN wins; either one of +0.0 and -0.0")
 MODE(MOD, FORM_BINARY, fmod(x, b), "mod", "input0:x input1:b", "remainder with the sign of the dividend")
 MODE(FLOOR_MOD, FORM_BINARY, fmod(x, b) != C(0) && (fmod(x, b) < C(0)) != (b < C(0)) ? fmod(x, b) + b : fmod(x, b),
      "floor_mod", "input0:x input1:b", "remainder with the sign of the divisor")
 MODE(POW, FORM_BINARY, pow(x, b), "pow", "input0:x input1:b", "power")
 MODE(ATAN2, FORM_BINARY, atan2(x, b), "atan2", "input0:x input1:b", "angle of the point (b, x) in radians")
 MODE(ABS, FORM_UNARY, fabs(x), "abs", "input:x", "absolute value")
-MODE(CEIL, FORM_UNARY, ceil(x), "ceil", "input:x", "smallest whole number that is not less")
-MODE(FLOOR, FORM_UNARY, floor(x), "floor", "input:x", "largest whole number that is not greater")
+MODE(CEIL, FORM_UNARY, ceil(x), "ceil", "input:x", "smallest integer that is not less")
+MODE(FLOOR, FORM_UNARY, floor(x), "floor", "input:x", "largest integer that is not greater")
 MODE(COS, FORM_UNARY, cos(x), "cos", "input:x", "cosine of an angle in radians")
 MODE(SIN, FORM_UNARY, sin(x), "sin", "input:x", "sine of an angle in radians")
 MODE(TAN, FORM_UNARY, tan(x), "tan", "input:x", "tangent of an angle in radians")
@@ -47,7 +47,7 @@ MODE(
                                 : x,
     "relu",
     "input:x negative_slope:relu_lower_clip_slope=None lower_clip:relu_lower_clip=None upper_clip:relu_upper_clip=None",
-    "rectifier with clips and a slope below the lower one; of -0.0, without a slope, the clip: +0.0")
+    "rectifier with clips and a slope below the lower one; without a slope, -0.0 gives the clip, +0.0")
 MODE(TANH_FWD, FORM_UNARY, tanh(x), "tanh", "input:x", "hyperbolic tangent")
 MODE(SIGMOID_FWD, FORM_UNARY, logistic(x), "sigmoid", "input:x", "logistic function, 1 / (1 + exp(-x))")
 MODE(ELU_FWD, FORM_UNARY, x > C(0) ? x : alpha * expm1(x), "elu", "input:x * elu_alpha=None", "exponential linear unit")

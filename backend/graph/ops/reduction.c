@@ -14,12 +14,12 @@
 
 static const struct row parameter_rows[] = {
     VALUE_ROW(WEFT_TYPE_REDUCTION_OPERATOR_TYPE, struct reduction, mode, WEFT_ATTR_REDUCTION_OPERATOR, "mode",
-              .required = true, .doc = "how elements are combined: weftReduceTensorOp_t"),
+              .required = true, .doc = "the operator: weftReduceTensorOp_t"),
     VALUE_ROW(WEFT_TYPE_DATA_TYPE, struct reduction, math, WEFT_ATTR_REDUCTION_COMP_TYPE, "compute_data_type",
-              .doc = "type that elements are combined in; integer types combine exactly. Unset: INT64 for integers and "
-                     "booleans, but FLOAT for AVG and NORM2, and for all others"),
+              .doc = "compute type; integer types are exact. Unset: INT64 for integers and booleans, except FLOAT for "
+                     "AVG and NORM2, FLOAT for all others"),
     VALUE_ROW(WEFT_TYPE_BOOLEAN, struct reduction, is_deterministic, WEFT_ATTR_REDUCTION_IS_DETERMINISTIC,
-              "is_deterministic", .doc = "true: two runs agree to the bit"),
+              "is_deterministic", .doc = "true: results are bitwise reproducible"),
 };
 
 const struct schema reduction_schema = {
@@ -44,31 +44,33 @@ static const struct row rows[] = {
     /* Weft's own attribute, named as in array libraries; the dims of y carry the same information and more. */
     VALUE_ROW(WEFT_TYPE_INT64, struct reduction_op, dims, WEFT_ATTR_OPERATION_REDUCTION_DIMS, "dims",
               .storage = STORE_DIMS, .least = -WEFT_DIM_MAX, .most = WEFT_DIM_MAX - 1,
-              .doc = "dimensions to reduce where y's dims are unset; negative ones count from the last"),
+              .doc = "dimensions to reduce if y's dims are unset; negative ones count from the last"),
     /* User-defined reducers and segments follow, which refuse_unserved rejects. */
     TENSOR_ROW(ROLE_INPUT, struct reduction_op, group_offset, WEFT_ATTR_OPERATION_REDUCTION_GROUP_OFFSET_DESC,
-               "group_offset", .shape = "[segments]", .doc = "start of each segment of a packed dimension; refused"),
+               "group_offset", .shape = "[segments]",
+               .doc = "start of each segment of a packed dimension; not supported"),
     VALUE_ROW(WEFT_TYPE_VOID_PTR, struct reduction_op, init_values, WEFT_ATTR_OPERATION_REDUCTION_INIT_VALUES,
-              "init_values", .storage = STORE_LIST, .doc = "start values of a user-defined reducer; refused"),
+              "init_values", .storage = STORE_LIST, .doc = "start values of a user-defined reducer; not supported"),
     VALUE_ROW(WEFT_TYPE_BACKEND_DESCRIPTOR, struct reduction_op, subgraph, WEFT_ATTR_OPERATION_REDUCTION_SUBGRAPH,
               "subgraph", .target = WEFT_BACKEND_OPERATIONGRAPH_DESCRIPTOR, .doc = "user-defined reducer; refused"),
     VALUE_ROW(WEFT_TYPE_INT64, struct reduction_op, accumulator_uids,
               WEFT_ATTR_OPERATION_REDUCTION_SUBGRAPH_ACCUMULATOR_UIDS, "subgraph_accumulator_uids",
-              .storage = STORE_LIST, .doc = "accumulators of a user-defined reducer; refused"),
+              .storage = STORE_LIST, .doc = "accumulators of a user-defined reducer; not supported"),
     VALUE_ROW(WEFT_TYPE_INT64, struct reduction_op, current_uids, WEFT_ATTR_OPERATION_REDUCTION_SUBGRAPH_CURRENT_UIDS,
               "subgraph_current_uids", .storage = STORE_LIST,
-              .doc = "current elements of a user-defined reducer; refused"),
+              .doc = "current elements of a user-defined reducer; not supported"),
     VALUE_ROW(WEFT_TYPE_INT64, struct reduction_op, output_uids, WEFT_ATTR_OPERATION_REDUCTION_SUBGRAPH_OUTPUT_UIDS,
               "subgraph_output_uids", .storage = STORE_LIST,
-              .doc = "new accumulators of a user-defined reducer; refused"),
+              .doc = "new accumulators of a user-defined reducer; not supported"),
     VALUE_ROW(WEFT_TYPE_DATA_TYPE, struct reduction_op, compute_types,
               WEFT_ATTR_OPERATION_REDUCTION_SUBGRAPH_COMPUTE_TYPES, "subgraph_compute_types", .storage = STORE_LIST,
-              .doc = "accumulator types of a user-defined reducer; refused"),
+              .doc = "accumulator types of a user-defined reducer; not supported"),
 };
 
 static const struct method methods[] = {
-    {"reduction", "reduction of whole dimensions or of groups of neighbours : y[i] = op over the x that belong to i",
-     NULL, "input:x mode * dims=None is_deterministic=None", "y"},
+    {"reduction",
+     "reduction of whole dimensions or of groups of adjacent elements : y[i] = op over the x that belong to i", NULL,
+     "input:x mode * dims=None is_deterministic=None", "y"},
     {0},
 };
 

@@ -32,14 +32,14 @@ static const char *mode_name(int mode) {
 /* Lengths are fractions, as in cuDNN: an image enlarged by 3/2 has a stride of 2/3. */
 static const struct row parameter_rows[] = {
     VALUE_ROW(WEFT_TYPE_RESAMPLE_MODE, struct resample, mode, WEFT_ATTR_RESAMPLE_MODE, "mode",
-              .initial = WEFT_RESAMPLE_NEAREST, .doc = "how the window becomes one value: weftResampleMode_t"),
+              .initial = WEFT_RESAMPLE_NEAREST, .doc = "reduction of a window: weftResampleMode_t"),
     VALUE_ROW(WEFT_TYPE_DATA_TYPE, struct resample, math, WEFT_ATTR_RESAMPLE_COMP_TYPE, "compute_data_type",
-              .doc = "type to calculate in"),
+              .doc = "compute type"),
     VALUE_ROW(WEFT_TYPE_INT64, struct resample, spatial, WEFT_ATTR_RESAMPLE_SPATIAL_DIMS, "spatial_dims", .least = 1,
-              .most = SPATIAL_MAX, .doc = "number of spatial dimensions; unset: as the lists or tensors have"),
+              .most = SPATIAL_MAX, .doc = "number of spatial dimensions; unset: that of the lists or tensors"),
     VALUE_ROW(WEFT_TYPE_FRACTION, struct resample, post_padding, WEFT_ATTR_RESAMPLE_POST_PADDINGS, "post_padding",
               .storage = STORE_LIST,
-              .doc = "elements after the end of each spatial dimension that windows may reach; unset: as pre_padding"),
+              .doc = "elements after the end of each spatial dimension that windows may reach; unset: pre_padding"),
     VALUE_ROW(WEFT_TYPE_FRACTION, struct resample, pre_padding, WEFT_ATTR_RESAMPLE_PRE_PADDINGS, "pre_padding",
               .storage = STORE_LIST,
               .doc = "elements before the start of each spatial dimension where the first window begins; unset: 0"),
@@ -50,15 +50,15 @@ static const struct row parameter_rows[] = {
         WEFT_TYPE_FRACTION, struct resample, window, WEFT_ATTR_RESAMPLE_WINDOW_DIMS, "window", .storage = STORE_LIST,
         .doc = "extents of the window in elements; interpolation uses it only to infer the extents of y, unset: 1"),
     VALUE_ROW(WEFT_TYPE_NAN_PROPOGATION, struct resample, nan_propagation, WEFT_ATTR_RESAMPLE_NAN_PROPAGATION,
-              "nan_propagation", .initial = WEFT_PROPAGATE_NAN, .doc = "whether the maximum over a NaN is NaN"),
+              "nan_propagation", .initial = WEFT_PROPAGATE_NAN,
+              .doc = "whether the maximum of a window with a NaN is NaN"),
     VALUE_ROW(WEFT_TYPE_PADDING_MODE, struct resample, padding_mode, WEFT_ATTR_RESAMPLE_PADDING_MODE, "padding_mode",
               .initial = PADDING_BY_MODE,
-              .doc = "what lies outside x; unset: NEG_INF_PAD for MAXPOOL, ZERO_PAD for AVGPOOL, EDGE_VAL_PAD for "
-                     "NEAREST and BILINEAR"),
+              .doc = "values outside x; unset: NEG_INF_PAD for MAXPOOL, ZERO_PAD for AVGPOOL, EDGE_VAL_PAD for NEAREST "
+                     "and BILINEAR"),
     VALUE_ROW(WEFT_TYPE_INT64, struct resample, dilation, WEFT_ATTR_RESAMPLE_DILATIONS_EXT, "dilation",
               .storage = STORE_DIMS, .least = 1, .most = INT32_MAX,
-              .doc = "distance in elements between those that a window takes, per spatial dimension, of pooling; "
-                     "unset: 1"),
+              .doc = "distance between the elements of a pooling window, per spatial dimension; unset: 1"),
 };
 
 /* The first list that is set determines the number of spatial dimensions. */
@@ -152,12 +152,11 @@ static const struct row rows[] = {
     TENSOR_ROW(ROLE_OUTPUT, struct resample_op, index, WEFT_ATTR_OPERATION_RESAMPLE_FWD_IDXDESC, "index",
                .shape = "[N, C, y..]",
                .doc = "MAXPOOL: position of the first maximum, or of the last NaN, inside its window, row-major; an "
-                      "integer type, unset: INT8 "
-                      "where it fits, else INT32"),
+                      "integer type, unset: INT8 if it fits, otherwise INT32"),
     VALUE_ROW(WEFT_TYPE_DOUBLE, struct resample_op, alpha, WEFT_ATTR_OPERATION_RESAMPLE_FWD_ALPHA, "alpha",
-              .initial = 1, .doc = "factor on the result"),
+              .initial = 1, .doc = "factor of the result"),
     VALUE_ROW(WEFT_TYPE_DOUBLE, struct resample_op, beta, WEFT_ATTR_OPERATION_RESAMPLE_FWD_BETA, "beta",
-              .doc = "factor on what y holds before; 0: it is not read"),
+              .doc = "factor of the previous value of y; 0: it is not read"),
 };
 
 /* The gradient finds the maximum by index or x; y exists only for compatibility with cuDNN. */
@@ -169,15 +168,17 @@ static const struct row backward_rows[] = {
     TENSOR_ROW(ROLE_INPUT, struct resample_op, index, WEFT_ATTR_OPERATION_RESAMPLE_BWD_IDXDESC, "index",
                .shape = "[N, C, y..]", .doc = "MAXPOOL: the positions that the forward operation wrote"),
     TENSOR_ROW(ROLE_INPUT, struct resample_op, x, WEFT_ATTR_OPERATION_RESAMPLE_BWD_XDESC, "x", .shape = "[N, C, x..]",
-               .doc = "MAXPOOL without index: the forward input, whose first maximum, or last NaN, takes the gradient"),
+               .doc =
+                   "MAXPOOL without index: the forward input, whose first maximum, or last NaN, receives the gradient"),
     TENSOR_ROW(ROLE_INPUT, struct resample_op, y, WEFT_ATTR_OPERATION_RESAMPLE_BWD_YDESC, "y", .shape = "[N, C, y..]",
                .doc = "the forward result; accepted, not needed"),
     TENSOR_ROW(ROLE_OUTPUT, struct resample_op, dx, WEFT_ATTR_OPERATION_RESAMPLE_BWD_DXDESC, "dx", .required = true,
-               .shape = "[N, C, x..]; unset: as x, or the least that makes y..", .doc = "gradient of the input"),
+               .shape = "[N, C, x..]; unset: those of x, or the smallest that yield y..",
+               .doc = "gradient of the input"),
     VALUE_ROW(WEFT_TYPE_DOUBLE, struct resample_op, alpha, WEFT_ATTR_OPERATION_RESAMPLE_BWD_ALPHA, "alpha",
-              .initial = 1, .doc = "factor on the result"),
+              .initial = 1, .doc = "factor of the result"),
     VALUE_ROW(WEFT_TYPE_DOUBLE, struct resample_op, beta, WEFT_ATTR_OPERATION_RESAMPLE_BWD_BETA, "beta",
-              .doc = "factor on what dx holds before; 0: it is not read"),
+              .doc = "factor of the previous value of dx; 0: it is not read"),
 };
 
 /* These follow the tensors of both operations. `padding` sets the same padding before and after. */

@@ -11,11 +11,11 @@ static const struct row rows[] = {
     TENSOR_ROW(ROLE_OUTPUT, struct reshape_op, y, WEFT_ATTR_OPERATION_RESHAPE_YDESC, "y", .required = true,
                .in_place = "x", .shape = "[e..], dims must be set", .doc = "result"),
     VALUE_ROW(WEFT_TYPE_RESHAPE_MODE, struct reshape_op, mode, WEFT_ATTR_OPERATION_RESHAPE_MODE, "mode",
-              .initial = WEFT_RESHAPE_VIEW_ONLY, .doc = "what is kept: the storage or the order of the elements"),
+              .initial = WEFT_RESHAPE_VIEW_ONLY, .doc = "what is preserved: the storage or the order of the elements"),
 };
 
 static const struct method methods[] = {
-    {"reshape", "other extents for the same elements; set the result's dims : y = x", NULL,
+    {"reshape", "the same elements with other extents; set the result's dims : y = x", NULL,
      "input:x name reshape_mode:mode=VIEW_ONLY", "y"},
     {0},
 };
@@ -168,7 +168,7 @@ const struct op reshape_op = {
         {
             .kind = WEFT_BACKEND_OPERATION_RESHAPE_DESCRIPTOR,
             .name = "reshape",
-            .doc = "the elements of x under the extents of y",
+            .doc = "the elements of x with the extents of y",
             .size = sizeof(struct reshape_op),
             ROWS(rows),
             .finalize = op_finalize,

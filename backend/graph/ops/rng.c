@@ -23,11 +23,11 @@ static const struct row parameter_rows[] = {
     VALUE_ROW(WEFT_TYPE_DOUBLE, struct rng, deviation, WEFT_ATTR_RNG_NORMAL_DIST_STANDARD_DEVIATION,
               "normal_standard_deviation", .initial = 1, .doc = "NORMAL: standard deviation"),
     VALUE_ROW(WEFT_TYPE_DOUBLE, struct rng, most, WEFT_ATTR_RNG_UNIFORM_DIST_MAXIMUM, "uniform_maximum", .initial = 1,
-              .doc = "UNIFORM: upper end, reached only by rounding to y's type"),
+              .doc = "UNIFORM: exclusive upper end, reached only by rounding to y's type"),
     VALUE_ROW(WEFT_TYPE_DOUBLE, struct rng, least, WEFT_ATTR_RNG_UNIFORM_DIST_MINIMUM, "uniform_minimum",
               .doc = "UNIFORM: lower end"),
     VALUE_ROW(WEFT_TYPE_DOUBLE, struct rng, probability, WEFT_ATTR_RNG_BERNOULLI_DIST_PROBABILITY,
-              "bernoulli_probability", .initial = 0.5, .doc = "BERNOULLI: chance of 1"),
+              "bernoulli_probability", .initial = 0.5, .doc = "BERNOULLI: probability of 1"),
 };
 
 /* Comparisons are negated so that NaN is rejected, too. Parameters of other distributions are also checked. */
@@ -49,7 +49,7 @@ static weftStatus_t finalize_parameters(struct descriptor *descriptor) {
 const struct schema rng_schema = {
     .kind = WEFT_BACKEND_RNG_DESCRIPTOR,
     .name = "random distribution",
-    .doc = "distribution of random numbers; those parameters that it does not use are ignored",
+    .doc = "distribution of random numbers; parameters that it does not use are ignored",
     .size = sizeof(struct rng),
     ROWS(parameter_rows),
     .finalize = finalize_parameters,
@@ -63,11 +63,11 @@ static const struct row rows[] = {
     VALUE_ROW(WEFT_TYPE_INT64, struct rng_op, seed, WEFT_ATTR_OPERATION_RNG_SEED, "seed",
               .doc = "the seed as a number"),
     TENSOR_ROW(ROLE_INPUT, struct rng_op, seed_tensor, WEFT_ATTR_OPERATION_RNG_SEED, "seed", .shape = "[1..]",
-               .doc = "the seed as a scalar tensor, INT32 or INT64; wins over a number"),
+               .doc = "the seed as a scalar tensor, INT32 or INT64; takes precedence over a number"),
     TENSOR_ROW(ROLE_INPUT, struct rng_op, offset, WEFT_ATTR_OPERATION_RNG_OFFSET_DESC, "offset", .shape = "[1..]",
-               .doc = "which of the seed's sequences, INT32 or INT64; unset: 0"),
+               .doc = "selects one of the seed's sequences, INT32 or INT64; unset: 0"),
     TENSOR_ROW(ROLE_OUTPUT, struct rng_op, y, WEFT_ATTR_OPERATION_RNG_YDESC, "y", .required = true,
-               .shape = "[d..], dims must be set", .doc = "result, FLOAT unless set"),
+               .shape = "[d..], dims must be set", .doc = "result; default type FLOAT"),
 };
 
 static const struct method methods[] = {

@@ -12,16 +12,16 @@ static const struct row rows[] = {
     TENSOR_ROW(ROLE_OUTPUT, struct slice_op, y, WEFT_ATTR_OPERATION_SLICE_YDESC, "y", .required = true,
                .shape = "[ceil((limit - start) / step)..]", .doc = "result"),
     VALUE_ROW(WEFT_TYPE_INT64, struct slice_op, start, WEFT_ATTR_OPERATION_SLICE_START_INDICES, "start",
-              .storage = STORE_DIMS, .required = true, .doc = "first index taken in each dimension"),
+              .storage = STORE_DIMS, .required = true, .doc = "first index in each dimension"),
     VALUE_ROW(WEFT_TYPE_INT64, struct slice_op, limit, WEFT_ATTR_OPERATION_SLICE_LIMIT_INDICES, "limit",
-              .storage = STORE_DIMS, .required = true, .doc = "index that ends each dimension, itself not taken"),
+              .storage = STORE_DIMS, .required = true, .doc = "exclusive last index in each dimension"),
     VALUE_ROW(WEFT_TYPE_INT64, struct slice_op, steps, WEFT_ATTR_OPERATION_SLICE_STRIDES, "steps",
               .storage = STORE_DIMS, .least = 1, .most = INT64_MAX,
               .doc = "step in each dimension, 1 or more; unset: all 1"),
 };
 
 static const struct method methods[] = {
-    {"strided_slice", "a box, with steps, cut out of a tensor : y[i] = x[start + i * step]", NULL,
+    {"strided_slice", "a box of a tensor, optionally with steps : y[i] = x[start + i * step]", NULL,
      "input:x start limit steps=None", "y"},
     {0},
 };

@@ -18,7 +18,7 @@ static const struct row rows[] = {
 
 /* The formula in terms of p, the permutation. */
 static const struct method methods[] = {
-    {"transpose", "dimensions in another order : y[i[p[0]], i[p[1]], ..] = x[i[0], i[1], ..]", NULL,
+    {"transpose", "permutation of the dimensions : y[i[p[0]], i[p[1]], ..] = x[i[0], i[1], ..]", NULL,
      "input:x permutation", "y"},
     {0},
 };
