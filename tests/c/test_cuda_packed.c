@@ -78,7 +78,7 @@ static desc open_product(const struct shape *shape, desc x, desc w, desc y) {
 }
 
 /* Calls `look` with the candidates of a convolution of packed tensors. */
-static void with_candidates(const struct shape *shape, enum writing writing,
+static void with_candidates(const struct shape *shape, enum rewrite rewrite,
                             void (*look)(const struct repack_candidates *candidates, const struct region *region,
                                          struct arena *arena)) {
     struct model m = {.next_uid = 1};
@@ -91,7 +91,7 @@ static void with_candidates(const struct shape *shape, enum writing writing,
     for (int i = 0; i < m.kept_count; i++)
         drop(m.kept[i]);
     struct region region = {.graph = (const struct graph *)graph, .count = 1, .nodes = &node};
-    MUST(repack_find(&candidates, &region, writing));
+    MUST(repack_find(&candidates, &region, rewrite));
     look(&candidates, &region, &arena);
     arena_free(&arena);
     drop(graph);
@@ -245,7 +245,7 @@ static void calculate_on_copies(const struct repack_candidates *candidates, cons
     }
     int64_t bytes = tensor_bytes(graph->values[result].tensor);
     CHECK(memcmp(expected, given[result], (size_t)bytes) == 0, "%s, written otherwise (%d), is something else",
-          descriptor_label(candidates->node->op), (int)candidates->writing);
+          descriptor_label(candidates->node->op), (int)candidates->rewrite);
 }
 
 static void products_stay(void) {
@@ -261,7 +261,7 @@ static void products_stay(void) {
         for (int direction = FORWARD; direction <= FILTER; direction++) {
             struct shape shape = shapes[i], cuts = patches[i];
             shape.direction = cuts.direction = (enum direction)direction;
-            with_candidates(&shape, AS_IT_IS, calculate_on_copies);
+            with_candidates(&shape, UNCHANGED, calculate_on_copies);
             with_candidates(&shape, MERGED, calculate_on_copies);
             if (direction != DATA)
                 with_candidates(&cuts, PATCHES, calculate_on_copies);

@@ -6,7 +6,8 @@
              Partial sums are in L2, and latency dominates: so each thread keeps many lines in flight
    Params    THREADS LANES SPAN_IS_ROW reductions index total_t conclude */
 
-constexpr int SHARES = THREADS / LANES, AT_ONCE = 16 / ((reductions::COUNT + 1) / 2); /* lines in flight per thread */
+constexpr int SHARES = THREADS / LANES,
+              LINES_IN_FLIGHT = 16 / ((reductions::COUNT + 1) / 2); /* lines in flight per thread */
 static_assert(THREADS % LANES == 0 && (SHARES & (SHARES - 1)) == 0, "shares are combined in pairs");
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) combine_partials(const __grid_constant__ arguments p) {
@@ -20,17 +21,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) combine_partials(const 
 #pragma unroll
     for (int t = 0; t < reductions::COUNT; ++t)
         total[t] = reductions::none(t);
-    for (i64 first = share; first < p.lines && at < p.along; first += AT_ONCE * SHARES) {
-        total_t part[AT_ONCE][reductions::COUNT];
+    for (i64 first = share; first < p.lines && at < p.along; first += LINES_IN_FLIGHT * SHARES) {
+        total_t part[LINES_IN_FLIGHT][reductions::COUNT];
 #pragma unroll
-        for (int i = 0; i < AT_ONCE; ++i) {
+        for (int i = 0; i < LINES_IN_FLIGHT; ++i) {
             const i64 line = first + i * SHARES;
 #pragma unroll
             for (int t = 0; t < reductions::COUNT; ++t)
                 part[i][t] = line < p.lines ? from[(t * p.entries * p.lines + line) * p.along] : reductions::none(t);
         }
 #pragma unroll
-        for (int i = 0; i < AT_ONCE; ++i)
+        for (int i = 0; i < LINES_IN_FLIGHT; ++i)
 #pragma unroll
             for (int t = 0; t < reductions::COUNT; ++t)
                 total[t] = reductions::joined(t, total[t], part[i][t]);

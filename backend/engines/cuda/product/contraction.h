@@ -14,7 +14,7 @@
 enum index { BATCH, ROW, COLUMN, K, INDICES };
 enum { OPERAND_A, OPERAND_B, OPERANDS };
 enum { COORDINATES = 3, MODES_MAX = 16, EPILOGUE_OPERANDS_MAX = 32, REDUCTIONS_MAX = 4, NO_DIM = -1, NO_PHASE = -1 };
-enum { BEFORE_MAX = 16, NOTHING_BEFORE = -1 }; /* pointwise operations before a product */
+enum { PROLOGUE_MAX = 16, NO_PROLOGUE = -1 }; /* pointwise operations before a product */
 
 struct mode {
     int64_t extent;
@@ -125,10 +125,11 @@ struct tile {
 struct contraction {
     const struct region *region;
     const struct node *node;
-    int before_count;
-    const struct node *before[BEFORE_MAX]; /* pointwise nodes, last one first; they read one tensor that has the
+    int prologue_count;
+    const struct node
+        *prologue_nodes[PROLOGUE_MAX]; /* pointwise nodes, last one first; they read one tensor that has the
                                               operand's dims */
-    bool narrows;                          /* floats may lose precision on tensor cores */
+    bool narrows;                      /* floats may lose precision on tensor cores */
     int result;
     double alpha, beta, fill;
     const struct tensor *used[3]; /* overrides of the number of rows, columns and k; NULL: no override */
@@ -163,7 +164,7 @@ weftStatus_t contraction_find(struct contraction *c, const struct region *region
    produced by pointwise operations. Such an operand is then the tensor that these operations read. */
 weftStatus_t contraction_find_prepared(struct contraction *c, const struct region *region);
 /* True if a node of the region comes after the product: it is neither the product nor part of the prologue. */
-bool contraction_is_behind(const struct contraction *c, const struct node *node);
+bool contraction_is_in_epilogue(const struct contraction *c, const struct node *node);
 static inline bool contraction_has_overrides(const struct contraction *c) {
     return c->used[0] || c->used[1] || c->used[2];
 }
@@ -241,7 +242,7 @@ static inline const struct epilogue_operand *epilogue_find_half(const struct con
 }
 /* True if operand k has the layout of `store`, so that the code that moves results can move it: 16-bit elements in
    whole 16-byte accesses. */
-bool epilogue_lies_alike(const struct contraction *c, int k, const struct epilogue_operand *store);
+bool epilogue_has_layout_of(const struct contraction *c, int k, const struct epilogue_operand *store);
 /* Emits address_of_result(p, z, i, j): the address of an element of store k, or nullptr if it does not exist. Call it
    after epilogue_emit. */
 void epilogue_emit_address(struct kernel_source *source, const struct contraction *c, int k);
@@ -250,14 +251,14 @@ void epilogue_emit_address(struct kernel_source *source, const struct contractio
 
 /* True if operand k is the same for all rows; if the phases of the result end at different positions, also for all
    phases. */
-bool epilogue_is_of_column(const struct epilogue *epilogue, int k);
+bool epilogue_is_per_column(const struct epilogue *epilogue, int k);
 /* Emits fields of the arguments: addresses, bounds, and the divisors and strides of modes. */
 void epilogue_emit_arguments(struct kernel_source *source, const struct epilogue *epilogue);
 /* Emits the modes f<index><d> of z, i and j. */
 void epilogue_emit_modes(struct kernel_source *source, const struct epilogue *epilogue);
-/* Emits the statement `out` for elements that a phase lacks. of_column selects the tests that are the same for all
+/* Emits the statement `out` for elements that a phase lacks. per_column selects the tests that are the same for all
    rows, or the others. */
-void epilogue_emit_limits(struct kernel_source *source, const struct epilogue *epilogue, bool of_column,
+void epilogue_emit_limits(struct kernel_source *source, const struct epilogue *epilogue, bool per_column,
                           const char *out);
 void epilogue_emit_all_limits(struct kernel_source *source, const struct epilogue *epilogue, const char *out);
 /* Emits the offset of operand k: the sum of modes times strides. */
@@ -265,7 +266,7 @@ void epilogue_emit_offset(struct kernel_source *source, const struct epilogue *e
 
 /* ---- reductions.c: reductions after the product ---- */
 
-bool reductions_serve(const struct node *node);
+bool reductions_support(const struct node *node);
 extern const char *const span_names[SPANS];
 /* Determines the span of a reduction. Call it before the reduction's operands are added to the epilogue. NOT_SUPPORTED,
    with a reason, for reductions that tiles cannot compute. */
@@ -280,7 +281,7 @@ void reductions_emit_elements(struct kernel_source *source, const struct contrac
    their inputs from the stored 16 bits. */
 bool reductions_read_only_value(const struct contraction *c, int value);
 /* True if all reductions are over columns and read only the single staged 16-bit result. */
-bool reductions_are_of_stored(const struct contraction *c);
+bool reductions_use_only_stored(const struct contraction *c);
 void reductions_emit_stored(struct kernel_source *source, const struct contraction *c,
                             const struct epilogue_operand *store);
 /* Emits the addresses and the number of partial sums. They are stored in the workspace, the lines of one span after

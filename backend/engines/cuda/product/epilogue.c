@@ -21,7 +21,7 @@ static weftDataType_t tensor_type(const struct contraction *c, int value) {
 }
 
 /* True if an operation of the region produces the value, so that it is in registers. */
-static bool made_inside(const struct contraction *c, int value) { return region_makes(c->region, value); }
+static bool is_produced_inside(const struct contraction *c, int value) { return region_makes(c->region, value); }
 
 /* GEN_INDEX reads no tensor: its value is a coordinate. */
 static bool is_index(const struct node *node) {
@@ -107,7 +107,8 @@ static weftStatus_t add_coordinate(struct contraction *c, enum epilogue_role rol
 /* Results of reductions are complete only after all tiles, so no other node of the region can read them. value: an
    input of `node`. */
 static weftStatus_t check_source(const struct contraction *c, const struct node *node, int value) {
-    if (made_inside(c, value) && reductions_serve(&c->region->graph->nodes[c->region->graph->values[value].producer]))
+    if (is_produced_inside(c, value) &&
+        reductions_support(&c->region->graph->nodes[c->region->graph->values[value].producer]))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s reads %s, which is complete only after the whole product.",
              descriptor_label(node->op), descriptor_label(&tensor_at(c, value)->base));
     return WEFT_STATUS_SUCCESS;
@@ -128,7 +129,7 @@ static weftStatus_t add_reducer(struct contraction *c, const struct node *node) 
         }
         TRY(check_source(c, node, value));
         TRY(check_tensor(c, node->op, tensor, is_whole));
-        if (!made_inside(c, value))
+        if (!is_produced_inside(c, value))
             TRY(add_memory(c, EPILOGUE_LOAD, value));
     }
     return WEFT_STATUS_SUCCESS;
@@ -137,14 +138,14 @@ static weftStatus_t add_reducer(struct contraction *c, const struct node *node) 
 /* Adds the operands of a node after the product: loads of its inputs, and stores of outputs that are used outside the
    region. Values that are only used inside stay in registers. */
 static weftStatus_t add_node(struct contraction *c, const struct node *node) {
-    if (reductions_serve(node))
+    if (reductions_support(node))
         return add_reducer(c, node);
     TRY(formula_accepts(node->op));
     for (int k = 0; k < node->operand_count; k++) {
         int value = node->operands[k];
         TRY(check_source(c, node, value));
         TRY(check_tensor(c, node->op, tensor_at(c, value), node->is_output[k]));
-        if (node->is_output[k] ? region_exports(c->region, value) : !made_inside(c, value) && !is_index(node))
+        if (node->is_output[k] ? region_exports(c->region, value) : !is_produced_inside(c, value) && !is_index(node))
             TRY(add_memory(c, node->is_output[k] ? EPILOGUE_STORE : EPILOGUE_LOAD, value));
     }
     if (is_index(node))
@@ -235,7 +236,7 @@ weftStatus_t epilogue_analyse(struct contraction *c) {
     if (region_exports(c->region, c->result))
         TRY(add_memory(c, EPILOGUE_STORE, c->result));
     for (int i = 0; i < c->region->count; i++)
-        if (contraction_is_behind(c, region_node(c->region, i)))
+        if (contraction_is_in_epilogue(c, region_node(c->region, i)))
             TRY(add_node(c, region_node(c->region, i)));
     if (c->beta != 0)
         TRY(add_memory(c, EPILOGUE_OLD, c->result));
@@ -268,13 +269,13 @@ static int64_t lead_stride(const struct epilogue *epilogue, const struct epilogu
 
 /* Emits the loads that are the same for all rows, or the others. A contiguous operand is loaded in one access of RUN
    elements, one that broadcasts along the run as one element, others element by element. */
-static void emit_loads(struct kernel_source *source, const struct contraction *c, bool of_column) {
+static void emit_loads(struct kernel_source *source, const struct contraction *c, bool per_column) {
     const struct epilogue *epilogue = &c->epilogue;
     for (int k = 0; k < epilogue->count; k++) {
         const struct epilogue_operand *operand = &epilogue->at[k];
         bool is_old = operand->role == EPILOGUE_OLD;
         if ((operand->role != EPILOGUE_LOAD && !is_old) || operand->is_auxiliary ||
-            epilogue_is_of_column(epilogue, k) != of_column)
+            epilogue_is_per_column(epilogue, k) != per_column)
             continue;
         const char *type = cuda_type_name(operand->type);
         int64_t stride = lead_stride(epilogue, operand);
@@ -296,7 +297,7 @@ static void emit_loads(struct kernel_source *source, const struct contraction *c
 static bool is_read_inside(const struct contraction *c, int value) {
     for (int i = 0; i < c->region->count; i++) {
         const struct node *node = region_node(c->region, i);
-        for (int k = 0; k < node->operand_count && !(c->epilogue.reduces_stored && reductions_serve(node)); k++)
+        for (int k = 0; k < node->operand_count && !(c->epilogue.reduces_stored && reductions_support(node)); k++)
             if (node->operands[k] == value && !node->is_output[k])
                 return true;
     }
@@ -305,7 +306,7 @@ static bool is_read_inside(const struct contraction *c, int value) {
 
 /* True if sums are rounded to 16 bits and read again: the run is then converted as a whole, because one instruction
    converts two floats to two halves. Readers of a free tensor see the unrounded sums. */
-static bool keeps_runs(const struct contraction *c) {
+static bool converts_runs(const struct contraction *c) {
     bool is_free = c->region->graph->values[c->result].tensor->is_free;
     return is_read_inside(c, c->result) && !is_free && c->alpha == 1 && c->beta == 0 &&
            dtype_bytes(tensor_type(c, c->result), 1) == 2 && arithmetic_rows[c->arithmetic].sum == WEFT_DATA_FLOAT;
@@ -315,8 +316,8 @@ static bool keeps_runs(const struct contraction *c) {
    formulas, and stay integers unless they are scaled: with alpha or beta they pass through double, which holds 53 bits.
    The value is rounded here only if a later operation reads it and its tensor is not free. */
 static void emit_result(struct kernel_source *source, const struct contraction *c) {
-    if (keeps_runs(c)) {
-        text_add(&source->code, "        const float v%d = kept.number.at[e];\n", c->result);
+    if (converts_runs(c)) {
+        text_add(&source->code, "        const float v%d = converted.number.at[e];\n", c->result);
         return;
     }
     bool is_scaled = c->alpha != 1 || c->beta != 0;
@@ -398,7 +399,7 @@ double epilogue_instructions(const struct contraction *c) {
             count += LOAD_INSTRUCTIONS;
     for (int i = 0; i < c->region->count; i++) {
         const struct node *node = region_node(c->region, i);
-        if (contraction_is_behind(c, node) && !reductions_serve(node) && !is_index(node))
+        if (contraction_is_in_epilogue(c, node) && !reductions_support(node) && !is_index(node))
             count += formula_instructions((const struct pointwise_op *)node->op);
     }
     for (int span = 0; span < SPANS; span++)
@@ -414,7 +415,7 @@ int epilogue_fetched_words(const struct epilogue *epilogue) {
         if ((epilogue->at[k].role == EPILOGUE_LOAD || epilogue->at[k].role == EPILOGUE_OLD) &&
             !epilogue->at[k].is_auxiliary)
             words +=
-                (int)divide_up(dtype_bytes(epilogue->at[k].type, 2), 4) * (epilogue_is_of_column(epilogue, k) ? 2 : 4);
+                (int)divide_up(dtype_bytes(epilogue->at[k].type, 2), 4) * (epilogue_is_per_column(epilogue, k) ? 2 : 4);
     return words;
 }
 
@@ -448,9 +449,9 @@ static void emit_fetch(struct kernel_source *source, const struct contraction *c
 }
 
 /* True if operand k stores the unmodified sums. keep_run has already converted that run. */
-static bool is_kept(const struct contraction *c, int k) {
+static bool is_converted_run(const struct contraction *c, int k) {
     const struct epilogue_operand *operand = &c->epilogue.at[k];
-    return keeps_runs(c) && operand->role == EPILOGUE_STORE && operand->value == c->result;
+    return converts_runs(c) && operand->role == EPILOGUE_STORE && operand->value == c->result;
 }
 
 /* True if the value is read by reductions, whose other inputs are all in memory, and by no other operation. Then its
@@ -459,14 +460,14 @@ static bool is_only_reduced(const struct contraction *c, int value) {
     bool is_read = false;
     for (int i = 0; i < c->region->count; i++) {
         const struct node *node = region_node(c->region, i);
-        if (!contraction_is_behind(c, node))
+        if (!contraction_is_in_epilogue(c, node))
             continue;
-        if (!reductions_serve(node) && node_reads(node, value))
+        if (!reductions_support(node) && node_reads(node, value))
             return false;
-        for (int k = 0; k < node->operand_count && reductions_serve(node); k++)
-            if (!node->is_output[k] && node->operands[k] != value && made_inside(c, node->operands[k]))
+        for (int k = 0; k < node->operand_count && reductions_support(node); k++)
+            if (!node->is_output[k] && node->operands[k] != value && is_produced_inside(c, node->operands[k]))
                 return false;
-        is_read = is_read || (reductions_serve(node) && node_reads(node, value));
+        is_read = is_read || (reductions_support(node) && node_reads(node, value));
     }
     return is_read;
 }
@@ -501,7 +502,7 @@ static void emit_results(struct kernel_source *source, const struct epilogue *ep
 static void emit_formulas(struct kernel_source *source, const struct contraction *c, int last) {
     for (int i = 0; i < c->region->count; i++) {
         const struct node *node = region_node(c->region, i);
-        if (!contraction_is_behind(c, node) || reductions_serve(node) || is_index(node))
+        if (!contraction_is_in_epilogue(c, node) || reductions_support(node) || is_index(node))
             continue;
         if (is_read_inside(c, output_of(node)) && output_of(node) != last)
             formula_emit(&source->code, c->region->graph, node);
@@ -515,11 +516,11 @@ static void emit_formulas(struct kernel_source *source, const struct contraction
 static void emit_reduced_run(struct kernel_source *source, const struct contraction *c, int reduced) {
     const struct epilogue_operand *operand = &c->epilogue.at[reduced];
     text_add(&source->code,
-             "        last.at[e] = (float)v%d;\n    }\n    const auto kept_last = keep_run<%s>(last);\n"
-             "    out.f%d = kept_last.stored;\n    #pragma unroll\n    for (int e = 0; e < RUN; e++) {\n",
+             "        last.at[e] = (float)v%d;\n    }\n    const auto converted_last = keep_run<%s>(last);\n"
+             "    out.f%d = converted_last.stored;\n    #pragma unroll\n    for (int e = 0; e < RUN; e++) {\n",
              operand->value, cuda_type_name(operand->type), reduced);
     emit_values(source, c);
-    text_add(&source->code, "        const float v%d = kept_last.number.at[e];\n", operand->value);
+    text_add(&source->code, "        const float v%d = converted_last.number.at[e];\n", operand->value);
 }
 
 /* Emits evaluate(), which computes the converted results from the sums: one loop over the run, or two around the
@@ -530,8 +531,8 @@ static void emit_evaluate(struct kernel_source *source, const struct contraction
     text_add(&source->code, "DEVICE results evaluate(const arguments& p, index z, index i, index j, "
                             "const run<sum_t, RUN>& sum, const fetched& in) {\n    results out;\n");
     epilogue_emit_modes(source, epilogue);
-    if (keeps_runs(c))
-        text_add(&source->code, "    const auto kept = keep_run<%s>(sum);\n",
+    if (converts_runs(c))
+        text_add(&source->code, "    const auto converted = keep_run<%s>(sum);\n",
                  cuda_type_name(tensor_type(c, c->result)));
     if (reduced >= 0)
         text_add(&source->code, "    run<float, RUN> last;\n");
@@ -540,7 +541,7 @@ static void emit_evaluate(struct kernel_source *source, const struct contraction
     emit_result(source, c);
     emit_formulas(source, c, reduced < 0 ? -1 : epilogue->at[reduced].value);
     for (int k = 0; k < epilogue->count; k++)
-        if (epilogue->at[k].role == EPILOGUE_STORE && !is_kept(c, k) && k != reduced)
+        if (epilogue->at[k].role == EPILOGUE_STORE && !is_converted_run(c, k) && k != reduced)
             text_add(&source->code, "        out.f%d.at[e] = from<%s>::number(v%d);\n", k,
                      cuda_type_name(epilogue->at[k].type), epilogue->at[k].value);
     if (reduced >= 0)
@@ -549,8 +550,8 @@ static void emit_evaluate(struct kernel_source *source, const struct contraction
         reductions_emit_elements(source, c);
     text_add(&source->code, "    }\n");
     for (int k = 0; k < epilogue->count; k++)
-        if (is_kept(c, k))
-            text_add(&source->code, "    out.f%d = kept.stored;\n", k);
+        if (is_converted_run(c, k))
+            text_add(&source->code, "    out.f%d = converted.stored;\n", k);
     text_add(&source->code, "    return out;\n}\n\n");
 }
 
@@ -597,16 +598,17 @@ void epilogue_emit_address(struct kernel_source *source, const struct contractio
 }
 
 /* Strides are multiples of 8 elements, 16 bytes: each piece of a row starts at an address that TMA accepts. */
-bool epilogue_lies_alike(const struct contraction *c, int k, const struct epilogue_operand *store) {
+bool epilogue_has_layout_of(const struct contraction *c, int k, const struct epilogue_operand *store) {
     const struct epilogue *epilogue = &c->epilogue;
     const struct epilogue_operand *operand = &epilogue->at[k];
-    bool is = (operand->role == EPILOGUE_LOAD || operand->role == EPILOGUE_OLD) && dtype_bytes(operand->type, 1) == 2 &&
-              dtype_bytes(store->type, 1) == 2 && tensor_at(c, operand->value)->alignment % 16 == 0 &&
-              !tensor_at(c, operand->value)->is_by_value && operand->strides[COLUMN][0] == 1;
+    bool is_alike = (operand->role == EPILOGUE_LOAD || operand->role == EPILOGUE_OLD) &&
+                    dtype_bytes(operand->type, 1) == 2 && dtype_bytes(store->type, 1) == 2 &&
+                    tensor_at(c, operand->value)->alignment % 16 == 0 && !tensor_at(c, operand->value)->is_by_value &&
+                    operand->strides[COLUMN][0] == 1;
     for (int index = BATCH; index <= ROW; index++)
         for (int d = 0; d < epilogue->mode_count[index]; d++)
-            is = is && operand->strides[index][d] > 0 && operand->strides[index][d] % 8 == 0;
-    return is;
+            is_alike = is_alike && operand->strides[index][d] > 0 && operand->strides[index][d] % 8 == 0;
+    return is_alike;
 }
 
 /* True if the elements that operand k stores have `bytes` bytes and its rows consist of whole 16-byte accesses. The

@@ -12,7 +12,7 @@ static bool is_limited(const struct epilogue *epilogue) {
 
 /* True if operand k is the same for all rows; if the phases of the result end at different positions, also for all
    phases. A kernel then loads it once for all rows of a tile. */
-bool epilogue_is_of_column(const struct epilogue *epilogue, int k) {
+bool epilogue_is_per_column(const struct epilogue *epilogue, int k) {
     for (int index = is_limited(epilogue) ? BATCH : ROW; index <= ROW; index++)
         for (int d = 0; d < epilogue->mode_count[index]; d++)
             if (epilogue->at[k].strides[index][d] != 0)
@@ -49,10 +49,10 @@ void epilogue_emit_modes(struct kernel_source *source, const struct epilogue *ep
 }
 
 /* The limited coordinate is the operand's offset, because its strides are coordinate increments (add_coordinate). */
-void epilogue_emit_limits(struct kernel_source *source, const struct epilogue *epilogue, bool of_column,
+void epilogue_emit_limits(struct kernel_source *source, const struct epilogue *epilogue, bool per_column,
                           const char *out) {
     for (int k = 0; k < epilogue->count; k++)
-        if (epilogue->at[k].role == EPILOGUE_LIMIT && epilogue_is_of_column(epilogue, k) == of_column) {
+        if (epilogue->at[k].role == EPILOGUE_LIMIT && epilogue_is_per_column(epilogue, k) == per_column) {
             text_add(&source->code, "    if (0");
             epilogue_emit_offset(source, epilogue, k);
             text_add(&source->code, " >= p.f%d_bound) %s;\n", k, out);

@@ -10,21 +10,21 @@ static bool is_scaling(const struct node *node) { return op_of(node->op) == &blo
 
 /* Nodes that contraction_find_prepared accepts in addition to the product. is_preparing: those of them that may precede
    the product. */
-static bool goes_around(const struct node *node) {
-    return node_is_pointwise(node) || reductions_serve(node) || is_scaling(node);
+static bool is_fusible(const struct node *node) {
+    return node_is_pointwise(node) || reductions_support(node) || is_scaling(node);
 }
 
 static bool is_preparing(const struct node *node) { return node_is_pointwise(node) || is_scaling(node); }
 
-/* Checks the tensors of the product: its inputs come from outside the region, or, if takes_prepared, from nodes that
+/* Checks the tensors of the product: its inputs come from outside the region, or, if accepts_prologue, from nodes that
    may precede it; all tensors are plain and have types that kernels can address. */
-static weftStatus_t check_operands(const struct region *region, bool takes_prepared, const struct node *node) {
+static weftStatus_t check_operands(const struct region *region, bool accepts_prologue, const struct node *node) {
     for (int i = 0; i < node->operand_count; i++) {
         const struct value *value = &region->graph->values[node->operands[i]];
         const struct tensor *tensor = value->tensor;
-        bool is_made_here = region_makes(region, node->operands[i]);
-        if (!node->is_output[i] && is_made_here &&
-            !(takes_prepared && is_preparing(&region->graph->nodes[value->producer])))
+        bool is_produced_inside = region_makes(region, node->operands[i]);
+        if (!node->is_output[i] && is_produced_inside &&
+            !(accepts_prologue && is_preparing(&region->graph->nodes[value->producer])))
             FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
                  "%s reads %s, which %s produces: only operations after a product are fused with it, not operations "
                  "before it.",
@@ -46,10 +46,10 @@ static weftStatus_t find(struct contraction *c, const struct region *region,
     /* Only the shape is determined here. How it is computed is up to contraction_plan. */
     *c = (struct contraction){.region = region};
     TRY(region_find_product(&node, region, goes_with));
-    TRY(check_operands(region, goes_with == goes_around, node));
+    TRY(check_operands(region, goes_with == is_fusible, node));
     TRY(contraction_shape(c, node));
     for (int f = 0; f < OPERANDS; f++)
-        c->operand[f].prepared = NOTHING_BEFORE;
+        c->operand[f].prepared = NO_PROLOGUE;
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -61,7 +61,7 @@ weftStatus_t contraction_find(struct contraction *c, const struct region *region
 /* Replaces an operand that the region scales by the unscaled tensor, if both have the same layout. Scales can be
    applied inside the product only if no other node reads the scaled tensor, because it is never written to memory.
    Increments *count if the operand was replaced. */
-static weftStatus_t take_scaling(struct contraction *c, struct product_operand *operand, int *count) {
+static weftStatus_t fold_scaling(struct contraction *c, struct product_operand *operand, int *count) {
     const struct graph *graph = c->region->graph;
     int producer = graph->values[operand->value].producer;
     if (producer < 0 || !region_has(c->region, producer) || !is_scaling(&graph->nodes[producer]))
@@ -83,10 +83,10 @@ static weftStatus_t take_scaling(struct contraction *c, struct product_operand *
     return WEFT_STATUS_SUCCESS;
 }
 
-/* True if find_before has already assigned the node to the prologue. */
-static bool is_before(const struct contraction *c, const struct node *node) {
-    for (int i = 0; i < c->before_count; i++)
-        if (c->before[i] == node)
+/* True if find_prologue_nodes has already assigned the node to the prologue. */
+static bool is_in_prologue(const struct contraction *c, const struct node *node) {
+    for (int i = 0; i < c->prologue_count; i++)
+        if (c->prologue_nodes[i] == node)
             return true;
     return false;
 }
@@ -94,23 +94,24 @@ static bool is_before(const struct contraction *c, const struct node *node) {
 /* Sets *is if the result of a pointwise node contributes only to the operand: it is the value `prepared`, or all its
    readers are in the prologue. Fails if another node reads it too, or if it is both operands, because it is never
    written to memory. */
-static weftStatus_t check_before(const struct contraction *c, const struct node *node, int prepared, bool *is) {
+static weftStatus_t check_prologue_node(const struct contraction *c, const struct node *node, int prepared,
+                                        bool *belongs) {
     int out = 0;
     while (!node->is_output[out])
         out++;
     out = node->operands[out];
     bool is_both = c->operand[OPERAND_A].value == c->operand[OPERAND_B].value;
     bool is_shared = region_exports(c->region, out) || (out == prepared && is_both);
-    *is = out == prepared;
+    *belongs = out == prepared;
     for (int i = 0; i < c->region->count; i++) {
         const struct node *reader = region_node(c->region, i);
         if (!node_reads(reader, out))
             continue;
-        *is = *is || is_before(c, reader);
-        is_shared = is_shared || !(is_before(c, reader) || (reader == c->node && out == prepared));
+        *belongs = *belongs || is_in_prologue(c, reader);
+        is_shared = is_shared || !(is_in_prologue(c, reader) || (reader == c->node && out == prepared));
     }
     /* Otherwise the node follows the product or is unrelated. */
-    if (*is && is_shared)
+    if (*belongs && is_shared)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
              "%s: its result must be read only by the product, as one operand.", descriptor_label(node->op));
     return WEFT_STATUS_SUCCESS;
@@ -118,25 +119,25 @@ static weftStatus_t check_before(const struct contraction *c, const struct node 
 
 /* Replaces the operand by the one tensor with the operand's dims and strides that the prologue reads. Kernels read that
    tensor with the modes of the original operand. */
-static weftStatus_t take_prepared(struct contraction *c, struct product_operand *operand) {
+static weftStatus_t use_prologue_input(struct contraction *c, struct product_operand *operand) {
     const struct graph *graph = c->region->graph;
     /* If several tensors had the operand's layout, the one to stage would be ambiguous. */
-    int input = NOTHING_BEFORE;
-    for (int b = 0; b < c->before_count; b++)
-        for (int k = 0; k < c->before[b]->operand_count; k++) {
-            int value = c->before[b]->operands[k];
+    int input = NO_PROLOGUE;
+    for (int b = 0; b < c->prologue_count; b++)
+        for (int k = 0; k < c->prologue_nodes[b]->operand_count; k++) {
+            int value = c->prologue_nodes[b]->operands[k];
             const struct tensor *tensor = graph->values[value].tensor;
-            if (c->before[b]->is_output[k] || region_makes(c->region, value) ||
+            if (c->prologue_nodes[b]->is_output[k] || region_makes(c->region, value) ||
                 !tensor_same_layout(tensor, operand->tensor) || value == input)
                 continue;
-            if (input != NOTHING_BEFORE)
+            if (input != NO_PROLOGUE)
                 FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
                      "%s: both %s and %s could replace its operand, but only one tensor may.",
                      descriptor_label(c->node->op), descriptor_label(&graph->values[input].tensor->base),
                      descriptor_label(&tensor->base));
             input = value;
         }
-    if (input == NOTHING_BEFORE)
+    if (input == NO_PROLOGUE)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
              "%s: the operations before it read no tensor with the type, dims and strides of %s that could replace it.",
              descriptor_label(c->node->op), descriptor_label(&operand->tensor->base));
@@ -148,36 +149,36 @@ static weftStatus_t take_prepared(struct contraction *c, struct product_operand 
 
 /* Finds the pointwise operations of the region that lead to an operand and appends them to the prologue, last first.
    Prologues of both operands are refused (count > 0), because kernels stage only one operand through registers. */
-static weftStatus_t find_before(struct contraction *c, struct product_operand *operand) {
-    int count = c->before_count;
+static weftStatus_t find_prologue_nodes(struct contraction *c, struct product_operand *operand) {
+    int count = c->prologue_count;
     /* Iterate backwards, so that readers are visited before their producers and chains are followed to their first
        operation. */
     for (int i = c->region->count; i-- > 0;) {
         const struct node *node = region_node(c->region, i);
-        bool is = false;
-        if (!node_is_pointwise(node) || is_before(c, node))
+        bool belongs = false;
+        if (!node_is_pointwise(node) || is_in_prologue(c, node))
             continue;
-        TRY(check_before(c, node, operand->value, &is));
-        if (!is)
+        TRY(check_prologue_node(c, node, operand->value, &belongs));
+        if (!belongs)
             continue;
-        if (count > 0 || c->before_count == BEFORE_MAX)
+        if (count > 0 || c->prologue_count == PROLOGUE_MAX)
             FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
                  "%s: at most %d operations before one of its operands are fused with it.",
-                 descriptor_label(c->node->op), BEFORE_MAX);
-        c->before[c->before_count++] = node;
+                 descriptor_label(c->node->op), PROLOGUE_MAX);
+        c->prologue_nodes[c->prologue_count++] = node;
     }
-    return c->before_count > count ? take_prepared(c, operand) : WEFT_STATUS_SUCCESS;
+    return c->prologue_count > count ? use_prologue_input(c, operand) : WEFT_STATUS_SUCCESS;
 }
 
 /* `left` is the number of scalings that became operands minus the number in the region. A remaining scaling would apply
    to something else, such as a result. */
 weftStatus_t contraction_find_prepared(struct contraction *c, const struct region *region) {
     int left = 0;
-    TRY(find(c, region, goes_around));
+    TRY(find(c, region, is_fusible));
     for (int f = 0; f < OPERANDS; f++)
-        TRY(take_scaling(c, &c->operand[f], &left));
+        TRY(fold_scaling(c, &c->operand[f], &left));
     for (int f = 0; f < OPERANDS; f++)
-        TRY(find_before(c, &c->operand[f]));
+        TRY(find_prologue_nodes(c, &c->operand[f]));
     for (int i = 0; i < region->count; i++)
         left -= is_scaling(region_node(region, i));
     if (left < 0)
@@ -187,8 +188,8 @@ weftStatus_t contraction_find_prepared(struct contraction *c, const struct regio
 }
 
 /* All other nodes of a region belong to the epilogue. */
-bool contraction_is_behind(const struct contraction *c, const struct node *node) {
-    return node != c->node && !is_scaling(node) && !is_before(c, node);
+bool contraction_is_in_epilogue(const struct contraction *c, const struct node *node) {
+    return node != c->node && !is_scaling(node) && !is_in_prologue(c, node);
 }
 
 weftStatus_t contraction_may_narrow(void) {

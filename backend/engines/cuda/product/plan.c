@@ -66,7 +66,7 @@ static int operand_run(const struct contraction *c, int f, int index) {
 
 /* Distance between consecutive elements along an index; INT64_MAX if it has no modes. gcd64(x, 0) is |x|, and strides
    may be negative. */
-static int64_t neighbour_stride(const struct contraction *c, int f, int index) {
+static int64_t inner_stride(const struct contraction *c, int f, int index) {
     const struct modes *modes = &c->modes[index];
     return modes->count ? gcd64(modes->at[modes->count - 1].stride[f], 0) : INT64_MAX;
 }
@@ -77,7 +77,7 @@ static void choose_access(struct contraction *c, int f) {
     int outer = f == OPERAND_A ? ROW : COLUMN;
     int along_outer = operand_run(c, f, outer), along_k = operand_run(c, f, K);
     c->operand[f].is_k_major =
-        along_outer == along_k ? neighbour_stride(c, f, K) <= neighbour_stride(c, f, outer) : along_k > along_outer;
+        along_outer == along_k ? inner_stride(c, f, K) <= inner_stride(c, f, outer) : along_k > along_outer;
     c->operand[f].run = along_k > along_outer ? along_k : along_outer;
 }
 
@@ -107,13 +107,13 @@ static double tiles_along(int64_t extent, int block) { return (double)divide_up(
 
 /* Share of an operand that is read. If a filter has fewer taps than its stride, some pixels of the image are skipped;
    that saves traffic if the skipped pixels or lines are at least a sector. */
-static double seen_share(const struct contraction *c, const struct product_operand *operand) {
+static double read_share(const struct contraction *c, const struct product_operand *operand) {
     double share = 1;
     if (!conv_is(c->node->op))
         return share;
     const struct conv_geometry g = conv_geometry(c->node->op);
     const struct tensor *read =
-        operand->prepared == NOTHING_BEFORE ? operand->tensor : c->region->graph->values[operand->prepared].tensor;
+        operand->prepared == NO_PROLOGUE ? operand->tensor : c->region->graph->values[operand->prepared].tensor;
     for (int i = 0; i < 3 && read == g.x.tensor; i++)
         if (g.w.size[i] < g.stride[i] &&
             dtype_bytes((weftDataType_t)read->type, g.x.size_stride[i]) >= PRICE_SECTOR_BYTES)
@@ -124,7 +124,7 @@ static double seen_share(const struct contraction *c, const struct product_opera
 double contraction_memory_seconds(const struct contraction *c, const struct device *device) {
     double bytes = 0;
     for (int f = 0; f < OPERANDS; f++)
-        bytes += (double)tensor_own_bytes(c->operand[f].tensor) * seen_share(c, &c->operand[f]);
+        bytes += (double)tensor_own_bytes(c->operand[f].tensor) * read_share(c, &c->operand[f]);
     for (int k = 0; k < c->epilogue.count; k++)
         if (c->epilogue.at[k].role != EPILOGUE_INDEX && c->epilogue.at[k].role != EPILOGUE_LIMIT)
             bytes += (double)tensor_own_bytes(c->region->graph->values[c->epilogue.at[k].value].tensor);
@@ -192,20 +192,21 @@ static void choose_tile(struct contraction *c, const struct device *device, cons
     const struct tile *tiles = arithmetic_rows[c->arithmetic].is_mma ? mma_tiles : fma_tiles;
     int64_t block = arithmetic_rows[c->arithmetic].block_k;
     int64_t steps = divide_up(modes_extent(&c->modes[K]), block);
-    int64_t chosen = knob_value(knobs, WEFT_KNOB_TYPE_TILE_SIZE), asked = knob_value(knobs, WEFT_KNOB_TYPE_SPLIT_K);
+    int64_t chosen = knob_value(knobs, WEFT_KNOB_TYPE_TILE_SIZE), requested = knob_value(knobs, WEFT_KNOB_TYPE_SPLIT_K);
     if (chosen > TILE_ROWS) /* row of another family's table */
         chosen = 0;
-    if (asked > SPLITS_MAX) /* value for another family */
-        asked = 0;
-    bool is_long = arithmetic_rows[c->arithmetic].bytes == 8; /* 8-byte elements: larger tiles do not fit in shared
+    if (requested > SPLITS_MAX) /* value for another family */
+        requested = 0;
+    bool has_long_elements =
+        arithmetic_rows[c->arithmetic].bytes == 8; /* 8-byte elements: larger tiles do not fit in shared
                                                                  memory */
     double moving = contraction_memory_seconds(c, device);
     c->tile = NULL;
     for (int t = 0; t < TILE_ROWS; t++) {
-        if (is_long ? tiles[t].rows + tiles[t].columns > 128 : chosen > 0 && chosen != t + 1)
+        if (has_long_elements ? tiles[t].rows + tiles[t].columns > 128 : chosen > 0 && chosen != t + 1)
             continue;
-        for (int64_t splits = asked > 0 ? asked : 1;
-             splits <= SPLITS_MAX && (asked > 0 || split_fits(c, (int)splits, steps));
+        for (int64_t splits = requested > 0 ? requested : 1;
+             splits <= SPLITS_MAX && (requested > 0 || split_fits(c, (int)splits, steps));
              splits += splits < 4 ? 1 : splits / 2) {
             double seconds = tile_seconds(c, device, &tiles[t], (int)splits, steps, moving);
             if (!c->tile || seconds < c->seconds) {
@@ -213,7 +214,7 @@ static void choose_tile(struct contraction *c, const struct device *device, cons
                 c->tile = &tiles[t];
                 c->splits = (int)splits;
             }
-            if (asked > 0)
+            if (requested > 0)
                 break;
         }
     }
@@ -229,7 +230,7 @@ static void choose_tile(struct contraction *c, const struct device *device, cons
 /* The direct kernel (one thread per run of results) is faster if tiles would be nearly empty: depthwise convolutions
    and batches of tiny products. `share` is the fraction of the smallest tile, 32 x 32, that the product fills; above
    1/6, tensor cores are faster. */
-static bool wants_direct(const struct contraction *c) {
+static bool prefers_direct(const struct contraction *c) {
     int64_t rows = modes_extent(&c->modes[ROW]), columns = modes_extent(&c->modes[COLUMN]);
     bool is_matmul = op_of(c->node->op) == &matmul_op;
     double share = (rows < 32 ? (double)rows / 32 : 1) * (columns < 32 ? (double)columns / 32 : 1);
@@ -262,7 +263,7 @@ static void plan_direct(struct contraction *c, const struct device *device, cons
 
 /* True if 32-bit indices suffice, so that a division is one multiplication. Computed in double because products of
    extents may overflow. */
-static bool all_small(const struct contraction *c) {
+static bool has_small_indices(const struct contraction *c) {
     bool small = true;
     for (int index = 0; index < INDICES; index++) {
         double extent = 1;
@@ -283,7 +284,7 @@ static enum arithmetic without_mma(enum arithmetic arithmetic) {
 weftStatus_t contraction_analyse(struct contraction *c, const struct device *device) {
     c->arithmetic = contraction_arithmetic(c, device);
     c->has_k16 = device->cuda.major >= 8;
-    c->is_direct = wants_direct(c);
+    c->is_direct = prefers_direct(c);
     if (c->is_direct) {
         c->arithmetic = without_mma(c->arithmetic);
         contraction_flatten(c);
@@ -292,7 +293,7 @@ weftStatus_t contraction_analyse(struct contraction *c, const struct device *dev
     bool has_overrides = contraction_has_overrides(c); /* overrides need the original batch dimensions */
     for (int index = has_overrides ? ROW : BATCH; index < INDICES && !c->is_direct; index++)
         modes_merge(&c->modes[index]);
-    c->is_small = all_small(c);
+    c->is_small = has_small_indices(c);
     return WEFT_STATUS_SUCCESS;
 }
 

@@ -7,10 +7,10 @@
    Params    THREADS RUN IS_SPLIT sum_t index operand_a operand_b */
 
 /* The operand's elements of RUN consecutive results. */
-template <class operand> struct neighbours {
+template <class operand> struct operand_run {
     using T = typename operand::stored;
     T at[RUN];
-    DEVICE neighbours(const arguments &p, const T *from) {
+    DEVICE operand_run(const arguments &p, const T *from) {
         if constexpr (operand::IS_SHARED) {
 #pragma unroll
             for (int e = 0; e < RUN; e++)
@@ -51,8 +51,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) portable_direct(const _
             const operand_b::coordinates b_step = b_k(p, g, k);
             if (!operand_a::is_inside(p, a_start, a_step) || !operand_b::is_inside(p, b_start, b_step))
                 continue;
-            const neighbours<operand_a> a(p, p.a + (a_start.offset + a_step.offset));
-            const neighbours<operand_b> b(p, p.b + (b_start.offset + b_step.offset));
+            const operand_run<operand_a> a(p, p.a + (a_start.offset + a_step.offset));
+            const operand_run<operand_b> b(p, p.b + (b_start.offset + b_step.offset));
 #pragma unroll
             for (int e = 0; e < RUN; e++)
                 sum.at[e] += (sum_t)staged_as<factor_t>::of(a.at[e]) * (sum_t)staged_as<factor_t>::of(b.at[e]);

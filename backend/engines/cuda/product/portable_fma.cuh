@@ -45,18 +45,18 @@ struct sums {
         }
     }
     static DEVICE int tile_row(int epilogue_tile, int row) { return epilogue_tile * EPILOGUE_ROWS + row; }
-    template <class F> DEVICE void each(int epilogue_tile, F keep) {
+    template <class F> DEVICE void for_each(int epilogue_tile, F visit) {
 #pragma unroll
         for (int m = 0; m < M; m++)
 #pragma unroll
             for (int n = 0; n < N; n++)
                 if (m / 4 == epilogue_tile)
-                    keep(row_of(m % 4), column_of(n), at[m][n]);
+                    visit(row_of(m % 4), column_of(n), at[m][n]);
     }
 };
 
 #include "product/tiles.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) portable_fma(const __grid_constant__ arguments p) {
-    make_tiles(p);
+    compute_tiles(p);
 }

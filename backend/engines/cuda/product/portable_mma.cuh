@@ -57,18 +57,18 @@ struct sums {
         }
     }
     static DEVICE int tile_row(int epilogue_tile, int row) { return row / 16 * WARP_M + epilogue_tile * 16 + row % 16; }
-    template <class F> DEVICE void each(int epilogue_tile, F keep) {
+    template <class F> DEVICE void for_each(int epilogue_tile, F visit) {
 #pragma unroll
         for (int n = 0; n < WARP_N / 8; n++)
 #pragma unroll
             for (int e = 0; e < 4; e++)
-                keep(warp_m() * 16 + lane() / 4 + e / 2 * 8, warp_n() * WARP_N + n * 8 + lane() % 4 * 2 + e % 2,
-                     at[epilogue_tile][n][e]);
+                visit(warp_m() * 16 + lane() / 4 + e / 2 * 8, warp_n() * WARP_N + n * 8 + lane() % 4 * 2 + e % 2,
+                      at[epilogue_tile][n][e]);
     }
 };
 
 #include "product/tiles.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) portable_mma(const __grid_constant__ arguments p) {
-    make_tiles(p);
+    compute_tiles(p);
 }

@@ -32,7 +32,7 @@ int prologue_companions(const struct graph *graph, int node, int *nodes) {
                 /* A node with two readers is added once. */
                 for (int j = 0; j < count; j++)
                     is_new = is_new && nodes[j] != producer;
-                if (is_new && count == BEFORE_MAX)
+                if (is_new && count == PROLOGUE_MAX)
                     return 0; /* more than a product accepts */
                 if (is_new)
                     nodes[count++] = producer;
@@ -83,9 +83,9 @@ static weftStatus_t add_operand(struct prologue *h, const struct node *node, int
         FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE,
              "%s: %s has data type %s, which operations before a product do not read.", descriptor_label(node->op),
              descriptor_label(&tensor->base), dtype_of(operand.type)->name);
-    if (h->operand_count == BEFORE_MAX)
+    if (h->operand_count == PROLOGUE_MAX)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: the operations before it read more than %d tensors.",
-             descriptor_label(h->c->node->op), BEFORE_MAX);
+             descriptor_label(h->c->node->op), PROLOGUE_MAX);
     if (count > 0) {
         operand.extent = tensor->dims.at[dim];
         operand.stride = tensor->strides.at[dim];
@@ -99,15 +99,15 @@ static weftStatus_t add_operand(struct prologue *h, const struct node *node, int
 weftStatus_t prologue_find(struct prologue *h) {
     const struct contraction *c = h->c;
     weftDataType_t type = (weftDataType_t)c->operand[OPERAND_A].tensor->type;
-    if (c->before_count == 0)
+    if (c->prologue_count == 0)
         return WEFT_STATUS_SUCCESS;
     /* wgmma reads A from registers, B only from shared memory; there, two 16-bit elements share a register. */
-    if (c->operand[OPERAND_A].prepared == NOTHING_BEFORE || !dtype_is_half(type))
+    if (c->operand[OPERAND_A].prepared == NO_PROLOGUE || !dtype_is_half(type))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
              "%s: operations before it are fused only on its first operand, of type half or bfloat16.",
              descriptor_label(c->node->op));
-    for (int b = 0; b < c->before_count; b++) {
-        const struct node *node = c->before[b];
+    for (int b = 0; b < c->prologue_count; b++) {
+        const struct node *node = c->prologue_nodes[b];
         if (((const struct pointwise_op *)node->op)->pw->mode == WEFT_POINTWISE_GEN_INDEX)
             FAIL(WEFT_STATUS_NOT_SUPPORTED, "%s: coordinates are not generated before a product.",
                  descriptor_label(node->op));
@@ -126,7 +126,7 @@ weftStatus_t prologue_find(struct prologue *h) {
 /* True if all elements of a vector exist and form whole accesses, so that one load without a test at the end suffices.
    `vector_length` is even and fits in 16 bytes. */
 static bool is_whole(const struct prologue *h, const struct prologue_operand *operand) {
-    return operand->stride == 1 && operand->extent % h->neighbours == 0 &&
+    return operand->stride == 1 && operand->extent % h->vector_length == 0 &&
            tensor_at(h, operand->value)->alignment % ACCESS_BYTES == 0;
 }
 
@@ -138,7 +138,7 @@ static void emit_read(struct kernel_source *source, const struct prologue *h, bo
     for (int i = 0; i < h->operand_count; i++)
         if (h->operands[i].runs_along == along)
             text_add(&source->code, "    run<%s, %d> b%d;\n", cuda_type_name(h->operands[i].type),
-                     along ? h->neighbours : 1, i);
+                     along ? h->vector_length : 1, i);
     text_add(&source->code, "};\n\nDEVICE %s_read read_%s(const arguments& p, i32 at%s) {\n    %s_read in;\n", name,
              name, along ? ", bool exist" : "", name);
     for (int i = 0; i < h->operand_count; i++) {
@@ -160,13 +160,13 @@ static void emit_read(struct kernel_source *source, const struct prologue *h, bo
                      i);
         else if (is_whole(h, operand))
             text_add(&source->code, "    in.b%d = load_run<%s, %d>(p.b%d + clamped(at, p.along_extent, %d, exist));\n",
-                     i, cuda_type_name(operand->type), h->neighbours, i, h->neighbours);
+                     i, cuda_type_name(operand->type), h->vector_length, i, h->vector_length);
         else
             text_add(&source->code,
                      "    for (int e = 0; e < %d; e++)\n        in.b%d.at[e] = (p.b%d + clamped(at + e, "
                      "p.along_extent, 1, exist) * "
                      "p.b%d_stride)[0];\n",
-                     h->neighbours, i, i, i);
+                     h->vector_length, i, i, i);
     }
     text_add(&source->code, "    return in;\n}\n\n");
 }
@@ -179,29 +179,29 @@ static void emit_prepare(struct kernel_source *source, const struct prologue *h)
     const char *type = cuda_type_name((weftDataType_t)a->tensor->type);
     text_add(&source->code,
              "DEVICE void prepare(const arguments& p, u32* r, const along_read& along, const across_read& across) {\n"
-             "    float made[%d];\n    #pragma unroll\n    for (int e = 0; e < %d; e++) {\n"
+             "    float results[%d];\n    #pragma unroll\n    for (int e = 0; e < %d; e++) {\n"
              "        const %s v%d = {(u16)(r[e / 2] >> e %% 2 * 16)};\n",
-             h->neighbours, h->neighbours, type, a->value);
+             h->vector_length, h->vector_length, type, a->value);
     for (int i = 0; i < h->operand_count; i++)
         text_add(&source->code, "        const %s v%d = %s.b%d.at[%s];\n", cuda_type_name(h->operands[i].type),
                  h->operands[i].value, h->operands[i].runs_along ? "along" : "across", i,
                  h->operands[i].runs_along ? "e" : "0");
     /* All operations except the last round to the type of their tensor. */
-    for (int b = h->c->before_count; b-- > 0;)
-        (b > 0 ? formula_emit : formula_emit_exact)(&source->code, h->c->region->graph, h->c->before[b]);
+    for (int b = h->c->prologue_count; b-- > 0;)
+        (b > 0 ? formula_emit : formula_emit_exact)(&source->code, h->c->region->graph, h->c->prologue_nodes[b]);
     text_add(&source->code,
-             "        made[e] = (float)v%d;\n    }\n    #pragma unroll\n    for (int i = 0; i < %d; i++)\n"
-             "        r[i] = rounded_pair<%s>(made[2 * i], made[2 * i + 1]);\n}\n\n",
-             a->prepared, h->neighbours / 2, type);
+             "        results[e] = (float)v%d;\n    }\n    #pragma unroll\n    for (int i = 0; i < %d; i++)\n"
+             "        r[i] = rounded_pair<%s>(results[2 * i], results[2 * i + 1]);\n}\n\n",
+             a->prepared, h->vector_length / 2, type);
 }
 
 void prologue_emit(struct kernel_source *source, const struct prologue *h) {
-    if (h->c->before_count == 0)
+    if (h->c->prologue_count == 0)
         return;
     text_add(&source->code,
              "/* Index of a vector, clamped to the last one unless it is known to exist. */\n"
-             "DEVICE i32 clamped(i32 at, i64 extent, i32 neighbours, bool exist) {\n"
-             "    return exist || at < (i32)extent - neighbours ? at : (i32)extent - neighbours;\n}\n\n");
+             "DEVICE i32 clamped(i32 at, i64 extent, i32 vector_length, bool exist) {\n"
+             "    return exist || at < (i32)extent - vector_length ? at : (i32)extent - vector_length;\n}\n\n");
     emit_read(source, h, true, "along");
     emit_read(source, h, false, "across");
     emit_prepare(source, h);

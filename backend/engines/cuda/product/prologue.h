@@ -24,11 +24,11 @@ struct prologue_operand {
    layout. The family sets it together with c and the axes; prologue_find fills in the operands. */
 struct prologue {
     const struct contraction *c;
-    int neighbours; /* even */
+    int vector_length; /* even */
     int axis_count;
     struct prologue_axis axes[2];
     int operand_count;
-    struct prologue_operand operands[BEFORE_MAX];
+    struct prologue_operand operands[PROLOGUE_MAX];
 };
 
 /* Companion nodes of a family: the pointwise operations that lead to one operand of a product, the first operand that

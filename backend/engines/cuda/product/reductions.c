@@ -45,7 +45,7 @@ const char *const span_names[SPANS] = {[SPAN_COLUMN] = "column", [SPAN_ROW] = "r
 /* ---- Spans of reductions ----------------------------------------------------------------------------------------- */
 
 /* Statistics of batch norms are two reductions each. */
-bool reductions_serve(const struct node *node) {
+bool reductions_support(const struct node *node) {
     const struct op *op = op_of(node->op);
     return op == &reduction_op || op == &genstats_op || op == &bn_bwd_weights_op;
 }
@@ -102,7 +102,7 @@ weftStatus_t reductions_add(struct contraction *c, const struct node *node) {
     const struct tensor *kept, *result = c->region->graph->values[c->result].tensor;
     const struct op *op = op_of(node->op);
     int32_t math = math_of(node, &kept), mode = WEFT_REDUCE_TENSOR_ADD;
-    bool keeps[K];
+    bool kept_indices[K];
     if (op == &reduction_op)
         mode = ((const struct reduction_op *)node->op)->parameters->mode;
     if (math == WEFT_DATA_DOUBLE || !dtype_is_float((weftDataType_t)math) || result->type == WEFT_DATA_DOUBLE ||
@@ -112,20 +112,21 @@ weftStatus_t reductions_add(struct contraction *c, const struct node *node) {
     if (kept->dims.count != result->dims.count)
         return refuse_dims(node, kept);
     for (int index = BATCH; index < K; index++)
-        TRY(find_kept(c, node, kept, (enum index)index, &keeps[index]));
+        TRY(find_kept(c, node, kept, (enum index)index, &kept_indices[index]));
     /* Either nothing would be reduced, or each batch entry to one number, which is not a span. */
-    if ((keeps[ROW] && keeps[COLUMN]) || (keeps[BATCH] && !keeps[ROW] && !keeps[COLUMN]))
+    if ((kept_indices[ROW] && kept_indices[COLUMN]) ||
+        (kept_indices[BATCH] && !kept_indices[ROW] && !kept_indices[COLUMN]))
         return refuse_dims(node, kept);
     /* The kept index determines the span. */
-    enum span span = keeps[COLUMN] ? SPAN_COLUMN : keeps[ROW] ? SPAN_ROW : SPAN_ALL;
+    enum span span = kept_indices[COLUMN] ? SPAN_COLUMN : kept_indices[ROW] ? SPAN_ROW : SPAN_ALL;
     struct reduced_span *reduced = &epilogue->spans[span];
-    if (reduced->count > 0 && reduced->keeps_batch != keeps[BATCH])
+    if (reduced->count > 0 && reduced->keeps_batch != kept_indices[BATCH])
         return refuse_dims(node, kept);
     if (epilogue->reduction_count == REDUCTIONS_MAX)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: more than %d reductions after the product.",
              descriptor_label(node->op), REDUCTIONS_MAX);
     epilogue->reductions[epilogue->reduction_count++] = (struct fused_reduction){node, span, reduced->count, mode};
-    reduced->keeps_batch = keeps[BATCH];
+    reduced->keeps_batch = kept_indices[BATCH];
     /* Number of elements per total, for means. */
     reduced->elements = tensor_elements(kept) ? tensor_elements(result) / tensor_elements(kept) : 0;
     reduced->count += op == &reduction_op ? 1 : 2;
@@ -230,17 +231,17 @@ void reductions_emit_elements(struct kernel_source *source, const struct contrac
 
 /* In that case the stored data suffices, and kernels can reduce epilogue tiles. */
 bool reductions_read_only_value(const struct contraction *c, int value) {
-    bool is = true;
+    bool reads_only_value = true;
     for (int r = 0; r < c->epilogue.reduction_count; r++) {
         const struct node *node = c->epilogue.reductions[r].node;
         for (int k = 0; k < node->operand_count; k++)
-            is = is && (node->is_output[k] || node->operands[k] == value);
+            reads_only_value = reads_only_value && (node->is_output[k] || node->operands[k] == value);
     }
-    return is;
+    return reads_only_value;
 }
 
 /* Kernels can then reduce epilogue tiles in shared memory when they are stored. */
-bool reductions_are_of_stored(const struct contraction *c) {
+bool reductions_use_only_stored(const struct contraction *c) {
     const struct epilogue_operand *store = epilogue_find_half(c);
     const struct reduced_span *spans = c->epilogue.spans;
     return store && spans[SPAN_COLUMN].count > 0 && spans[SPAN_ROW].count + spans[SPAN_ALL].count == 0 &&

@@ -57,17 +57,17 @@ static void sort_modes(struct modes *modes, int64_t (*distance)(const void *cont
         }
 }
 
-static int64_t size_of(int64_t number) { return number < 0 ? -number : number; }
+static int64_t magnitude(int64_t number) { return number < 0 ? -number : number; }
 
 /* Absolute distance between consecutive elements of a mode. */
 static int64_t distance_in_a(const void *context, const struct mode *mode) {
     (void)context;
-    return size_of(mode->stride[OPERAND_A]);
+    return magnitude(mode->stride[OPERAND_A]);
 }
 
 static int64_t distance_in_b(const void *context, const struct mode *mode) {
     (void)context;
-    return size_of(mode->stride[OPERAND_B]);
+    return magnitude(mode->stride[OPERAND_B]);
 }
 
 static int64_t distance_in_result(const void *context, const struct mode *mode) {
@@ -181,14 +181,14 @@ static void add_phase(struct contraction *c, const struct conv_geometry *g, int 
                           .b_stride = tap_stride};
     int dim = spatial_dim(g, x->tensor, i);
     int64_t phases = stride < x->size[i] ? stride : x->size[i] > 0 ? x->size[i] : 1;
-    struct mode which = result_mode(phases, 0, 0, dim, 1);
+    struct mode phase_mode = result_mode(phases, 0, 0, dim, 1);
     struct mode position = result_mode(divide_up(x->size[i], stride), y->size_stride[i], 0, dim, stride);
     struct mode tap = plain_mode(divide_up(w->size[i], tap_step), -moves * y->size_stride[i], tap_step * tap_stride);
-    which.phase = tap.phase = c->phase_count;
+    phase_mode.phase = tap.phase = c->phase_count;
     position.step[OPERAND_A][i] = 1;
     tap.step[OPERAND_A][i] = -moves;
     c->phases[c->phase_count++] = phase;
-    add_mode(c, BATCH, which);
+    add_mode(c, BATCH, phase_mode);
     add_mode(c, ROW, position);
     add_mode(c, K, tap);
 }
@@ -301,7 +301,7 @@ static weftStatus_t check_phases(const struct contraction *c) {
         const struct phase *phase = &c->phases[p];
         /* In double, because the sum itself may exceed 64 bits. */
         double reach =
-            (double)phase->stride + (double)size_of(phase->pre) + (double)phase->taps * (double)phase->dilation;
+            (double)phase->stride + (double)magnitude(phase->pre) + (double)phase->taps * (double)phase->dilation;
         if (reach > (double)COORDINATE_MAX)
             FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
                  "%s: stride, padding and filter span %g elements along one dimension; kernels support up to 2^30.",

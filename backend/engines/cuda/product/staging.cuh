@@ -17,26 +17,26 @@ template <class operand, int BLOCK> struct stage_of {
     DEVICE T *address(int outer, int k) { return at + (IS_K_MAJOR ? outer * PITCH + k : k * PITCH + outer); }
 };
 
-template <bool CONDITION, class A, class B> struct choose {
+template <bool CONDITION, class A, class B> struct conditional {
     using type = A;
 };
-template <class A, class B> struct choose<false, A, B> {
+template <class A, class B> struct conditional<false, A, B> {
     using type = B;
 };
 
 /* The elements of one step that this thread moves: fetch() loads them, put() stores them in the layout of the
    products. */
-template <class operand, int BLOCK> struct carrier {
+template <class operand, int BLOCK> struct run_loader {
     using T = typename operand::stored;
     using S = typename operand::staged;
-    using K = typename choose<HAS_FILL, S, T>::type; /* the padding value may not be representable in the tensor's
+    using K = typename conditional<HAS_FILL, S, T>::type; /* the padding value may not be representable in the tensor's
                                                         type */
     using coordinates = typename operand::coordinates;
     static constexpr int LENGTH = operand::RUN;
     static constexpr int ACROSS = (operand::IS_K_MAJOR ? BLOCK_K : BLOCK) / LENGTH;
     static constexpr int RUNS = BLOCK * BLOCK_K / LENGTH;
     static constexpr int EACH = (RUNS + THREADS - 1) / THREADS;
-    run<K, LENGTH> kept[EACH];
+    run<K, LENGTH> values[EACH];
 
     static_assert(THREADS % ACROSS == 0, "the runs of a thread differ in one of their coordinates only");
     static DEVICE bool has(int u) { return RUNS % THREADS == 0 || (int)threadIdx.x + u * THREADS < RUNS; }
@@ -54,13 +54,13 @@ template <class operand, int BLOCK> struct carrier {
             const i64 at = x.offset + y.offset;
             const bool is_inside = at >= 0 && operand::is_inside(p, x, y);
             if constexpr (HAS_FILL) {
-                kept[u].at[0] = is_inside ? staged_as<S>::of(base[at])
-                                : at >= 0 ? (S)__longlong_as_double(p.fill)
-                                          : (S)0;
+                values[u].at[0] = is_inside ? staged_as<S>::of(base[at])
+                                  : at >= 0 ? (S)__longlong_as_double(p.fill)
+                                            : (S)0;
             } else {
-                kept[u] = run<T, LENGTH>{};
+                values[u] = run<T, LENGTH>{};
                 if (is_inside)
-                    kept[u] = load_run<T, LENGTH>(base + at);
+                    values[u] = load_run<T, LENGTH>(base + at);
             }
         }
     }
@@ -73,7 +73,7 @@ template <class operand, int BLOCK> struct carrier {
             run<S, LENGTH> elements;
 #pragma unroll
             for (int e = 0; e < LENGTH; e++)
-                elements.at[e] = staged_as<S>::of(kept[u].at[e]);
+                elements.at[e] = staged_as<S>::of(values[u].at[e]);
             if constexpr (stage_of<operand, BLOCK>::IS_K_MAJOR == operand::IS_K_MAJOR) {
                 store_run<S, LENGTH>(stage.address(outer, k), elements);
             } else {

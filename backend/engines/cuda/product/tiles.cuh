@@ -1,7 +1,7 @@
 /* tiles: the loop over the tiles of a product. The kernel that includes this defines struct sums, which computes the
    sums:
    multiply  adds the products of one stage
-   each      visits all sums of one of EPILOGUE_TILES epilogue tiles, with their row in it and their column
+   for_each  visits all sums of one of EPILOGUE_TILES epilogue tiles, with their row in it and their column
    tile_row  the row of the tile for a row of an epilogue tile */
 
 /* ---- Shared memory ---- */
@@ -50,8 +50,8 @@ DEVICE void list_ks(memory &s, const arguments &p, const batch &g, i64 step) {
 /* Sums steps from .. until - 1. */
 DEVICE void multiply_tile(sums &sum, memory &s, const arguments &p, const batch &g, const tile_coordinates &at,
                           i64 from, i64 until) {
-    carrier<operand_a, BLOCK_M> a;
-    carrier<operand_b, BLOCK_N> b;
+    run_loader<operand_a, BLOCK_M> a;
+    run_loader<operand_b, BLOCK_N> b;
     for (int t = threadIdx.x; t < BLOCK_M; t += THREADS)
         s.a_outers[t] = a_outer(p, g, at.row + t);
     for (int t = threadIdx.x; t < BLOCK_N; t += THREADS)
@@ -103,7 +103,7 @@ DEVICE void run_epilogue(sums &sum, memory &s, const arguments &p, const tile_co
     static_assert((LEAD_IS_ROW ? sums::EPILOGUE_ROWS : BLOCK_N) % RUN == 0, "runs cover a line");
 #pragma unroll
     for (int epilogue_tile = 0; epilogue_tile < sums::EPILOGUE_TILES; epilogue_tile++) {
-        sum.each(epilogue_tile, [&](int row, int column, sum_t x) {
+        sum.for_each(epilogue_tile, [&](int row, int column, sum_t x) {
             s.epilogue_tile[LEAD_IS_ROW ? column * EPILOGUE_PITCH + row : row * EPILOGUE_PITCH + column] = x;
         });
         __syncthreads();
@@ -118,7 +118,7 @@ DEVICE void run_epilogue(sums &sum, memory &s, const arguments &p, const tile_co
     }
 }
 
-DEVICE void make_tiles(const arguments &p) {
+DEVICE void compute_tiles(const arguments &p) {
     __shared__ memory s;
     for (i64 tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) {
         const tile_coordinates at = locate(p, (position)tile);

@@ -136,7 +136,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) depthwise(const __
 #pragma unroll UNROLLED
         for (i32 period = 0; period < BAND_PERIODS; period++) {
             const i32 row = period * PERIOD_INPUTS, output = at.top + (k * BAND_PERIODS + period) * ENDED - BACK;
-            move_rows(sums);
+            shift_rows(sums);
 #pragma unroll
             for (int u = 0; u < PERIOD; u++) {
                 const i32 ended = output + slot_of(u, SPAN_H - 1);

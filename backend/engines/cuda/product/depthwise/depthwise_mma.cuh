@@ -82,7 +82,7 @@ DEVICE void load_filter(filter &b, memory &s, const arguments &p, i32 channel) {
 /* Offset in a band, in words, of this lane's columns of line l / 4 or l / 4 + 8. */
 DEVICE int own_inputs(int half) {
     const int line = lane() / 4 + half * 8;
-    return (input_band::place(image_of(line), 0) + (strip_of(line) * STRIP + lane() % 4) * CHANNELS) / 2 + own_pair();
+    return (input_band::offset(image_of(line), 0) + (strip_of(line) * STRIP + lane() % 4) * CHANNELS) / 2 + own_pair();
 }
 
 DEVICE void read_row(u32 (&a)[2][4], const u32 *(&inputs)[2], int row) {
@@ -117,7 +117,7 @@ DEVICE void add_row(sums (&sum)[SLOTS], const u32 (&a)[2][4], const filter &b, i
 
 /* ---- A row of outputs ---- */
 
-DEVICE void put_row(float *to, const sums &sum) {
+DEVICE void store_row(float *to, const sums &sum) {
 #pragma unroll
     for (int e = 0; e < 4; e++) {
         const int line = lane() / 4 + e / 2 * 8, q = lane() % 4 * 2 + e % 2;
@@ -127,33 +127,33 @@ DEVICE void put_row(float *to, const sums &sum) {
 }
 
 /* A run of channels of a pixel on its way from shared memory to epilogue(). */
-struct way_out {
+struct output_run {
     index position; /* of the pixel in row 0 of its image */
     i32 from, channel;
     bool inside;
 };
 
-DEVICE way_out find_way_out(const arguments &p, const patch &at, i32 channel, int e) {
+DEVICE output_run find_output_run(const arguments &p, const patch &at, i32 channel, int e) {
     constexpr int ACROSS = CHANNELS / RUN;
     static_assert(CHANNELS % RUN == 0 && LINES * STRIP * ACROSS % THREADS == 0, "the threads store all runs");
     const int c = e % ACROSS * RUN, q = e / ACROSS % STRIP, line = e / ACROSS / STRIP;
     const u32 n = at.n * IMAGES + image_of(line);
     const i32 column = at.column + strip_of(line) * STRIP + q;
-    return way_out{(index)n * (index)p.height_out * (index)p.width_out + column,
-                   (line * LINE_PITCH + q) * PIXEL_PITCH + c, channel + c,
-                   n < (u32)p.images && column < (i32)p.width_out && channel + c < (i32)p.channels};
+    return output_run{(index)n * (index)p.height_out * (index)p.width_out + column,
+                      (line * LINE_PITCH + q) * PIXEL_PITCH + c, channel + c,
+                      n < (u32)p.images && column < (i32)p.width_out && channel + c < (i32)p.channels};
 }
 
 /* `first` is this thread's first run, and its only one if runs have 8 channels; `in`: its epilogue operands. */
 DEVICE void finish_row(const float *from, const arguments &p, const patch &at, i32 channel, i32 row,
-                       const way_out &first, const fetched &in) {
+                       const output_run &first, const fetched &in) {
 #pragma unroll
     for (int e = 0; e < LINES * STRIP * CHANNELS / RUN; e += THREADS) {
-        const way_out way = e == 0 ? first : find_way_out(p, at, channel, e + threadIdx.x);
-        const index pixel = way.position + row * (index)p.width_out;
-        if (way.inside)
-            epilogue(p, 0, pixel, way.channel, load_run<float, RUN>(from + way.from),
-                     e == 0 ? in : fetch(p, 0, pixel, way.channel));
+        const output_run out = e == 0 ? first : find_output_run(p, at, channel, e + threadIdx.x);
+        const index pixel = out.position + row * (index)p.width_out;
+        if (out.inside)
+            epilogue(p, 0, pixel, out.channel, load_run<float, RUN>(from + out.from),
+                     e == 0 ? in : fetch(p, 0, pixel, out.channel));
     }
 }
 
@@ -165,7 +165,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) depthwise_mma(cons
     const i32 top = first_input_row(p, at), column = first_input_column(p, at), bands = count_bands(at);
     image<image_t> x = input_image(p, at.n * IMAGES, channel);
     x.stride_d = p.image_n; /* the images of the block take the role of planes */
-    const way_out first = find_way_out(p, at, channel, threadIdx.x);
+    const output_run first = find_output_run(p, at, channel, threadIdx.x);
     filter taps;
     sums sum[SLOTS] = {};
     load_filter(taps, s, p, channel);
@@ -187,7 +187,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) depthwise_mma(cons
 #pragma unroll UNROLLED
         for (i32 period = 0; period < BAND_PERIODS; period++) {
             const i32 row = period * PERIOD_INPUTS, begin = at.top + (k * BAND_PERIODS + period) * ENDED - BACK;
-            move_rows(sum);
+            shift_rows(sum);
 #pragma unroll
             for (int u = 0; u < PERIOD; u++) {
                 const i32 output = begin + slot_of(u, SPAN_H - 1);
@@ -203,7 +203,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) depthwise_mma(cons
                 if (!ends)
                     continue;
                 float *passing = s.rows[output & 1]; /* threads may still be reading the other one */
-                put_row(passing, sum[slot_of(u, SPAN_H - 1)]);
+                store_row(passing, sum[slot_of(u, SPAN_H - 1)]);
                 __syncthreads();
                 finish_row(passing, p, at, channel, output, first, in);
             }

@@ -77,7 +77,7 @@ DEVICE void add_patch(float (&taps)[TAPS], memory &s, const arguments &p, const 
 #pragma unroll UNROLLED
         for (i32 period = 0; period < BAND_PERIODS; period++) {
             const i32 row = period * PERIOD_INPUTS;
-            move_rows(loss);
+            shift_rows(loss);
             read_strip<STRIP, STRIP>(loss[SLOTS - 1], now.loss, 0, period);
 #pragma unroll
             for (int u = 0; u < PERIOD; u++) {

@@ -29,7 +29,7 @@ constexpr DEVICE int slot_of(int u, int distance) { return divide_down(u - dista
 
 /* Moves the rows of sums up when a period starts. If SLOTS / ENDED periods are unrolled, this only renames
    registers. */
-template <class R> DEVICE void move_rows(R (&rows)[SLOTS]) {
+template <class R> DEVICE void shift_rows(R (&rows)[SLOTS]) {
 #pragma unroll
     for (int i = 0; i < SLOTS; i++)
 #pragma unroll
@@ -108,23 +108,23 @@ template <class T, int RUN, int PLANES, int ROWS, int COLUMNS, int PAD = 0> stru
     static constexpr int ROW_PITCH = CHANNELS_LAST ? COLUMNS * CHANNELS : CHANNELS * CHANNEL_PITCH;
     alignas(16) T at[PLANES * (ROWS * ROW_PITCH + PAD)];
 
-    static DEVICE int place(int plane, int row) { return (plane * ROWS + row) * ROW_PITCH + plane * PAD; }
-    DEVICE const T *row(int plane, int row) const { return at + place(plane, row); }
+    static DEVICE int offset(int plane, int row) { return (plane * ROWS + row) * ROW_PITCH + plane * PAD; }
+    DEVICE const T *row(int plane, int row) const { return at + offset(plane, row); }
 
     /* Loads rows row .. row + ROWS - 1 from `column` on; `plane_of` returns the plane of the image, or -1. Elements
        outside are zeros. A warp loads a line at a time, which is contiguous in memory: a row of pixels, or of one
        channel. */
     template <class F> DEVICE void load(const image<T> &x, i32 row, i32 column, F plane_of) {
-        constexpr int GROUPS = CHANNELS_LAST ? CHANNELS / RUN : 1, HEAP = CHANNELS_LAST ? 1 : CHANNELS;
-        for (int line = threadIdx.x / 32; line < PLANES * ROWS * HEAP; line += THREADS / 32) {
-            const int upper = line / HEAP;
+        constexpr int GROUPS = CHANNELS_LAST ? CHANNELS / RUN : 1, LINES_PER_ROW = CHANNELS_LAST ? 1 : CHANNELS;
+        for (int line = threadIdx.x / 32; line < PLANES * ROWS * LINES_PER_ROW; line += THREADS / 32) {
+            const int upper = line / LINES_PER_ROW;
             const i32 plane = plane_of(upper / ROWS), i = row + upper % ROWS;
             const bool is_line = plane >= 0 && (u32)i < (u32)x.height;
             const T *from = x.first + (is_line ? plane * x.stride_d + i * x.stride_h + column * x.stride_w : 0);
-            T *to = at + place(upper / ROWS, upper % ROWS);
+            T *to = at + offset(upper / ROWS, upper % ROWS);
 #pragma unroll 2
             for (int e = threadIdx.x % 32; e < COLUMNS * GROUPS; e += 32) {
-                const int across = e / GROUPS, channel = CHANNELS_LAST ? e % GROUPS * RUN : line % HEAP;
+                const int across = e / GROUPS, channel = CHANNELS_LAST ? e % GROUPS * RUN : line % LINES_PER_ROW;
                 const bool inside = is_line && (u32)(column + across) < (u32)x.width && channel < x.channels;
                 copy_run(to + across * COLUMN_PITCH + channel * CHANNEL_PITCH,
                          from + (across * x.stride_w + channel * x.stride_c), inside);

@@ -8,18 +8,18 @@ enum {
     STRIP_MAX = 16,       /* adjacent outputs per thread */
     THREADS_WANTED = 256, /* per block */
     BLOCKS_MAX = 8,       /* per multiprocessor */
-    STAGES_LEAST = 2,     /* bands in shared memory */
+    STAGES_MIN = 2,       /* bands in shared memory */
     STAGES_WANTED = 3,
-    BAND_ROWS = 6,             /* rows of the image between barriers, for large filters */
-    PRODUCTS_SHORT = 1000,     /* maximum number of products in the text of an unrolled band */
-    MMA_TAPS_LEAST = 16,       /* with fewer taps, scalar products are faster */
-    PARTS_MAX = 512,           /* of a filter gradient, each summed by a separate block */
-    SPARE_REGISTERS = 16,      /* for values that are not counted: addresses, loop counters */
-    PACKED_REGISTERS = 8,      /* the same, if the channels of a block are not contiguous */
-    REGISTERS_LIGHT = 128,     /* per thread, if many threads should be resident */
-    REGISTERS_MOST = 255 - 45, /* the compiler needs some for moves */
-    MMA_REGISTERS_LIGHT = 88,  /* for sums and taps; the rest of a thread needs 40 */
-    MMA_REGISTERS_MOST = 200,
+    BAND_ROWS = 6,            /* rows of the image between barriers, for large filters */
+    PRODUCTS_SHORT = 1000,    /* maximum number of products in the text of an unrolled band */
+    MMA_TAPS_MIN = 16,        /* with fewer taps, scalar products are faster */
+    PARTS_MAX = 512,          /* of a filter gradient, each summed by a separate block */
+    SPARE_REGISTERS = 16,     /* for values that are not counted: addresses, loop counters */
+    PACKED_REGISTERS = 8,     /* the same, if the channels of a block are not contiguous */
+    REGISTERS_LIGHT = 128,    /* per thread, if many threads should be resident */
+    REGISTERS_MAX = 255 - 45, /* the compiler needs some for moves */
+    MMA_REGISTERS_LIGHT = 88, /* for sums and taps; the rest of a thread needs 40 */
+    MMA_REGISTERS_MAX = 200,
     BLOCK_RESERVE = 1024, /* bytes of shared memory that the driver reserves per block */
 };
 
@@ -146,7 +146,7 @@ static int64_t resident_blocks(const struct depthwise *d, const struct device *d
 /* Uses a third stage if two blocks stay resident with it; false: not even one block fits. */
 static bool choose_stages(struct depthwise *d, const struct device *device, int64_t registers) {
     d->stage_bytes = stage_bytes(d);
-    d->stages = resident_blocks(d, device, registers, STAGES_WANTED) >= 2 ? STAGES_WANTED : STAGES_LEAST;
+    d->stages = resident_blocks(d, device, registers, STAGES_WANTED) >= 2 ? STAGES_WANTED : STAGES_MIN;
     d->blocks = resident_blocks(d, device, registers, d->stages);
     d->shared_bytes = shared_bytes(d, d->stages);
     return d->blocks > 0;
@@ -169,13 +169,13 @@ static bool choose_band(struct depthwise *d, const struct device *device, int64_
 }
 
 /* Tensor cores are used for 16-bit images with stride 1 and filters that are large, but at most 9 columns wide. */
-static bool is_for_mma(const struct depthwise *d) {
+static bool can_use_mma(const struct depthwise *d) {
     const struct axis *depth = &d->axes[DEPTH_AXIS], *w = &d->axes[WIDTH_AXIS];
     weftDataType_t type = (weftDataType_t)d->image->tensor->type;
     bool is_half = dtype_is_half(type);
     bool is_flat = depth->taps == 1 && depth->in == 1 && depth->out == 1 && depth->pre == 0;
     return is_half && is_flat && d->is_channels_last && !is_filter(d) && (int)type == d->g.w.tensor->type &&
-           depthwise_taps(d) >= MMA_TAPS_LEAST && w->step == 1 && w->spread == 1 &&
+           depthwise_taps(d) >= MMA_TAPS_MIN && w->step == 1 && w->spread == 1 &&
            axis_span(w) <= MMA_DEPTH - MMA_STRIP + 1;
 }
 
@@ -200,7 +200,7 @@ static bool choose_mma(struct depthwise *d, const struct device *device) {
         d->images = images;
     }
     d->tiles = divide_up(across, d->strips);
-    d->is_mma = registers <= MMA_REGISTERS_MOST &&
+    d->is_mma = registers <= MMA_REGISTERS_MAX &&
                 choose_band(d, device, registers <= MMA_REGISTERS_LIGHT ? REGISTERS_LIGHT : 256);
     return d->is_mma;
 }
@@ -210,14 +210,14 @@ static bool choose_mma(struct depthwise *d, const struct device *device) {
 static weftStatus_t choose_block(struct depthwise *d, const struct device *device) {
     int64_t registers = REGISTERS_LIGHT, bytes = bytes_of(d->image->tensor);
     int64_t spare = SPARE_REGISTERS + (d->is_channels_last ? 0 : PACKED_REGISTERS);
-    if (is_for_mma(d) && choose_mma(d, device))
+    if (can_use_mma(d) && choose_mma(d, device))
         return WEFT_STATUS_SUCCESS;
     d->images = 1;
     /* A warp reads 128 bytes of adjacent channels if there are many and their elements are small. */
     d->channels = d->is_channels_last && bytes < 4 && d->g.groups > 32 ? 64 : 32;
     if (!choose_strip(d, REGISTERS_LIGHT - spare)) {
         registers = 256;
-        if (!choose_strip(d, REGISTERS_MOST))
+        if (!choose_strip(d, REGISTERS_MAX))
             FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: its %lld taps and %lld rows of sums exceed the registers",
                  descriptor_label(d->c.node->op), (long long)depthwise_taps(d), (long long)slots(d));
     }
@@ -226,7 +226,7 @@ static weftStatus_t choose_block(struct depthwise *d, const struct device *devic
         if (d->strips == 1)
             FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
                  "%s: the rows that its filter covers, %lld bytes, exceed the shared memory of a block",
-                 descriptor_label(d->c.node->op), (long long)(STAGES_LEAST * d->stage_bytes));
+                 descriptor_label(d->c.node->op), (long long)(STAGES_MIN * d->stage_bytes));
         set_strips(d, d->strips - 1);
     }
     return WEFT_STATUS_SUCCESS;

@@ -58,7 +58,7 @@ static int run_of(const struct depthwise *d, const struct conv_operand *operand)
 }
 
 /* True if elements are floats in memory. */
-static bool is_served(const struct tensor *tensor) {
+static bool is_supported(const struct tensor *tensor) {
     weftDataType_t type = (weftDataType_t)tensor->type;
     bool is_float = type == WEFT_DATA_FLOAT || dtype_is_half(type) || dtype_is_fp8(type);
     return is_float && !tensor->is_by_value && !tensor->is_constant;
@@ -76,7 +76,7 @@ static weftStatus_t check_node(const struct depthwise *d, const struct device *d
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
              "%s: its groups have %lld input and %lld output channels; expected one of each.", label, (long long)d->g.c,
              (long long)d->g.k);
-    if (!is_served(image) || !is_served(second))
+    if (!is_supported(image) || !is_supported(second))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: %s and %s must be floats of 8 to 32 bits in memory", label,
              descriptor_label(&image->base), descriptor_label(&second->base));
     if (math == WEFT_DATA_DOUBLE || !dtype_is_float(math))

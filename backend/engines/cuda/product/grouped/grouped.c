@@ -100,7 +100,7 @@ static void shape_gradient(struct grouped *g, const struct moe_bwd_op *op) {
 /* Each of the experts, and the rows before the first one, adds at most one partial tile. */
 void grouped_set_rows(struct grouped *g, int64_t rows) {
     g->rows = rows;
-    g->most = g->group_rows / rows + g->experts + 1;
+    g->max_entries = g->group_rows / rows + g->experts + 1;
 }
 
 /* Forward, by the rows of an average expert, because their actual distribution is only known on the device. */
@@ -135,7 +135,7 @@ weftStatus_t grouped_find(struct grouped *g, const struct region *region, const 
         shape_forward(g, (const struct moe_op *)g->c.node->op);
     else
         shape_gradient(g, (const struct moe_bwd_op *)g->c.node->op);
-    g->experts = g->most = g->forward ? g->forward->weight->dims.at[0] : g->y->dims.at[0];
+    g->experts = g->max_entries = g->forward ? g->forward->weight->dims.at[0] : g->y->dims.at[0];
     g->c.arithmetic = contraction_arithmetic(&g->c, device);
     return WEFT_STATUS_SUCCESS;
 }
@@ -150,7 +150,7 @@ static weftStatus_t analyse(struct grouped *g, const struct region *region, cons
     choose_access(&g->c.operand[OPERAND_B], g->b_dims, !g->forward);
     choose_tile(g);
     const int64_t most = INT32_MAX - 256; /* the last tiles extend past it */
-    g->c.is_small = g->rows < most && g->columns < most && g->k_count < most && g->most < most;
+    g->c.is_small = g->rows < most && g->columns < most && g->k_count < most && g->max_entries < most;
     g->c.seconds = predict(g, device);
     return WEFT_STATUS_SUCCESS;
 }
@@ -206,7 +206,7 @@ void grouped_emit(struct kernel_source *source, const struct grouped *g) {
 }
 
 /* Rounded up, so that gathered rows after the list are aligned. */
-int64_t grouped_list_bytes(const struct grouped *g) { return round_up(g->most * GROUP_TILE_BYTES, 64); }
+int64_t grouped_list_bytes(const struct grouped *g) { return round_up(g->max_entries * GROUP_TILE_BYTES, 64); }
 
 /* Only if rows are gathered for TMA: the addresses of tokens and of their copies, which are contiguous row by row. */
 static void emit_copies(struct kernel_source *source, const struct grouped *g) {
@@ -228,7 +228,7 @@ weftStatus_t grouped_build_list(struct cuda_kernel *kernel, const struct grouped
     emit_constant(&source, "BLOCK_M", g->rows);
     grouped_emit(&source, g);
     emit_number(&source, g->columns, "columns");
-    emit_number(&source, g->most, "most");
+    emit_number(&source, g->max_entries, "max_entries");
     emit_constant(&source, "COPIES", g->copies > 0);
     if (g->copies)
         emit_copies(&source, g);
@@ -265,7 +265,7 @@ static void emit_matrix_operand(struct kernel_source *source, const struct group
 static weftStatus_t build_product(struct cuda_kernel *kernel, const struct grouped *g, struct arena *arena) {
     struct kernel_source source;
     const struct tile *tile = g->c.tile;
-    const int64_t tiles[] = {divide_up(g->rows, tile->rows), divide_up(g->columns, tile->columns), g->most};
+    const int64_t tiles[] = {divide_up(g->rows, tile->rows), divide_up(g->columns, tile->columns), g->max_entries};
     contraction_emit_tile(&source, &g->c);
     emit_constant(&source, "FORWARD", g->forward != NULL);
     emit_constant(&source, "RUN", g->c.epilogue.run);
@@ -302,7 +302,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     TRY(build_product(&state->kernels[state->count++], &g, arena));
     return arena_print(arena, &step->detail, "%s, tiles of %dx%dx%d, at most %lld batch entries",
                        arithmetic_rows[g.c.arithmetic].is_mma ? "tensor cores" : "fused multiply-adds", g.c.tile->rows,
-                       g.c.tile->columns, arithmetic_rows[g.c.arithmetic].block_k, (long long)g.most);
+                       g.c.tile->columns, arithmetic_rows[g.c.arithmetic].block_k, (long long)g.max_entries);
 }
 
 const struct family cuda_grouped = {

@@ -13,9 +13,9 @@ struct grouped {
     struct contraction c;         /* types, tile and operands; no modes */
     const struct moe_op *forward; /* NULL: the weight gradient */
     const struct tensor *offset, *y;
-    int64_t experts, group_rows;          /* rows of all experts together */
-    int64_t rows, columns, k_count, most; /* of a batch entry; most: maximum number of entries */
-    int a_dims[2], b_dims[2];             /* the tensor's dims of the operand's own index and of k */
+    int64_t experts, group_rows;                 /* rows of all experts together */
+    int64_t rows, columns, k_count, max_entries; /* of a batch entry; max_entries: maximum number of entries */
+    int a_dims[2], b_dims[2];                    /* the tensor's dims of the operand's own index and of k */
     bool lead_is_row;
     int64_t copies; /* forward: bytes of gathered rows after the list; 0: rows are read in place */
 };

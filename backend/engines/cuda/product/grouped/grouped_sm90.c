@@ -336,7 +336,7 @@ static weftStatus_t build_product(struct cuda_kernel *kernel, const struct produ
     grouped_emit(&source, g);
     emit_number(&source, g->y->strides.at[p->y.outer], "y_line");
     emit_number(&source, p->h.steps, "steps_per_split");
-    int64_t entries = g->forward ? 1 : g->experts, rows = g->forward ? g->most * height_of(tile) : g->rows;
+    int64_t entries = g->forward ? 1 : g->experts, rows = g->forward ? g->max_entries * height_of(tile) : g->rows;
     hopper_emit_scheduler(&source, &p->h, device, entries, rows, g->columns);
     text_add(&source.code, "#include \"core/gather.cuh\"\n#include \"product/hopper/coordinates.cuh\"\n#include "
                            "\"product/grouped/grouped_sm90.cuh\"\n\n");

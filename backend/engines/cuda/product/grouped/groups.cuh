@@ -12,8 +12,8 @@ struct group_tile {
 template <class P> DEVICE i64 group_start(const P &p, i64 expert) {
     if (expert < LEFT_OUT)
         return 0;
-    const i64 place = (expert - LEFT_OUT) * p.offset_stride;
-    const i64 first = expert < p.experts ? (i64)to_integer(*(p.offset + place)) : p.group_rows;
+    const i64 offset = (expert - LEFT_OUT) * p.offset_stride;
+    const i64 first = expert < p.experts ? (i64)to_integer(*(p.offset + offset)) : p.group_rows;
     return first < 0 ? 0 : first > p.group_rows ? p.group_rows : first;
 }
 

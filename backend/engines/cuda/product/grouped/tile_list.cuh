@@ -29,12 +29,12 @@ DEVICE void list_tiles(const arguments &p) {
         const i64 until = expert < p.experts ? group_start(p, expert + 1) : first;
         const i64 tiles = until > first ? (until - first + BLOCK_M - 1) / BLOCK_M : 0;
         i64 at = listed + sum_up(sums, tiles) - tiles;
-        for (i64 row = first; row < until && at < p.most; row += BLOCK_M, at++)
+        for (i64 row = first; row < until && at < p.max_entries; row += BLOCK_M, at++)
             p.list[at] = group_tile{row, (i32)(until - row < BLOCK_M ? until - row : BLOCK_M), (i32)expert};
         listed += sums[THREADS - 1];
         __syncthreads();
     }
-    for (i64 at = listed + threadIdx.x; at < p.most; at += THREADS)
+    for (i64 at = listed + threadIdx.x; at < p.max_entries; at += THREADS)
         p.list[at] = group_tile{0, 0, -1};
 }
 

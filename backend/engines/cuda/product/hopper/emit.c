@@ -198,7 +198,7 @@ static void emit_load(struct kernel_source *source, const struct hopper *h, int 
     char letter = "ab"[operand];
     if (view->is_image && h->k_is_pixels)
         emit_split_taps(source, h);
-    if (view->is_image && h->c.before_count > 0)
+    if (view->is_image && h->c.prologue_count > 0)
         emit_is_inside(source, h);
     text_add(&source->code,
              "DEVICE void load_%c(const arguments& p, const tile_coordinates& at, const k_cursor& k, i32 outer, u32 "
@@ -412,7 +412,7 @@ void hopper_emit_operands(struct kernel_source *source, const struct hopper *h) 
         emit_constant(source, named("%c_IS_MN_MAJOR", letter).text, !h->view[f].is_k_major);
     }
     emit_constant(source, "STORED_BYTES", stored_bytes(h));
-    if (h->c.before_count > 0)
+    if (h->c.prologue_count > 0)
         emit_constant(source, "A_IS_IMAGE", h->view[OPERAND_A].is_image);
     emit_constant(source, "K_IS_PIXELS", h->k_is_pixels);
     emit_constant(source, "HAS_TAPS", h->taps[0] * h->taps[1] * h->taps[2] > 1 || h->c.phase_count > 0);

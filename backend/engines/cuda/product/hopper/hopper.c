@@ -9,14 +9,14 @@
 #include "graph/ops/matmul.h"
 
 enum {
-    WARPGROUP = 128,           /* threads */
-    BARRIER_BYTES = 16,        /* per slot */
-    STAYING_SHARE = 33,        /* at most 1 in this many multiprocessors may be idle so that blocks keep to their
+    WARPGROUP = 128,         /* threads */
+    BARRIER_BYTES = 16,      /* per slot */
+    IDLE_SHARE = 33,         /* at most 1 in this many multiprocessors may be idle so that blocks keep to their
                                   columns */
-    SKINNY_ROWS = 128,         /* results with at most this many rows are also tried with A and B swapped */
-    STAGES_LEAST = 3,          /* of 128 bytes of k */
-    SHARED_MAX = 232448,       /* shared memory limit of a block */
-    MULTIPROCESSORS_LEAST = 4, /* required by a cluster of two parts */
+    SKINNY_ROWS = 128,       /* results with at most this many rows are also tried with A and B swapped */
+    STAGES_MIN = 3,          /* of 128 bytes of k */
+    SHARED_MAX = 232448,     /* shared memory limit of a block */
+    MULTIPROCESSORS_MIN = 4, /* required by a cluster of two parts */
 };
 
 static const double REDUCTION_SECONDS = 4e-6; /* a small reduction as a separate kernel */
@@ -27,9 +27,9 @@ weftStatus_t hopper_check_device(const struct device *device, const char *family
     if (device->cuda.major != 9 || device->cuda.minor != 0)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH, "the %s runs on compute capability 9.0, '%s' has %d.%d", family,
              device->name, device->cuda.major, device->cuda.minor);
-    if (device->cuda.multiprocessors < MULTIPROCESSORS_LEAST)
+    if (device->cuda.multiprocessors < MULTIPROCESSORS_MIN)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH, "the %s requires %d multiprocessors, '%s' has %d", family,
-             MULTIPROCESSORS_LEAST, device->name, device->cuda.multiprocessors);
+             MULTIPROCESSORS_MIN, device->name, device->cuda.multiprocessors);
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -75,8 +75,9 @@ static weftStatus_t check_reductions(const struct hopper *h, const struct device
     for (int span = 0; span < SPANS; span++)
         bare.c.epilogue.spans[span].count = 0;
     hopper_plan(&bare, device, NULL);
-    double apart = bare.seconds + REDUCTION_SECONDS + (double)tensor_own_bytes(result) / (double)device->cuda.bandwidth;
-    if (apart < h->seconds)
+    double separate =
+        bare.seconds + REDUCTION_SECONDS + (double)tensor_own_bytes(result) / (double)device->cuda.bandwidth;
+    if (separate < h->seconds)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: splitting its sums %d times is faster than fusing its reductions.",
              descriptor_label(h->c.node->op), bare.splits);
     return WEFT_STATUS_SUCCESS;
@@ -86,14 +87,14 @@ static weftStatus_t check_reductions(const struct hopper *h, const struct device
    k: two 16-bit elements in a register of wgmma's A. */
 static weftStatus_t find_prologue(struct prologue *prologue, const struct hopper *h) {
     const struct map_view *view = &h->view[OPERAND_A];
-    *prologue = (struct prologue){.c = &h->c, .neighbours = 2};
-    if (h->c.before_count > 0 && h->is_by_images && !h->is_matrix)
+    *prologue = (struct prologue){.c = &h->c, .vector_length = 2};
+    if (h->c.prologue_count > 0 && h->is_by_images && !h->is_matrix)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
              "%s: operations before it are fused only if its channels are contiguous.",
              descriptor_label(h->c.node->op));
     for (int i = 0; i < view->count; i++) {
         const struct view_dim *dim = &view->dims[i];
-        if (h->c.before_count > 0 && dim->per_group > 0)
+        if (h->c.prologue_count > 0 && dim->per_group > 0)
             FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: operations before it are fused only if there is one group.",
                  descriptor_label(h->c.node->op));
         if (dim->role == ROLE_K || dim->role == ROLE_OUTER)
@@ -110,7 +111,7 @@ static weftStatus_t analyse_as(struct hopper *h, const struct region *region, co
     struct prologue prologue;
     *h = (struct hopper){0};
     TRY(contraction_find_prepared(&h->c, region));
-    h->is_swapped = is_swapped || h->c.operand[OPERAND_B].prepared != NOTHING_BEFORE;
+    h->is_swapped = is_swapped || h->c.operand[OPERAND_B].prepared != NO_PROLOGUE;
     if (h->is_swapped)
         contraction_swap(&h->c);
     hopper_order(h);
@@ -212,8 +213,8 @@ static bool fits_aux_load(struct hopper *h) {
     h->has_aux_load = true; /* affects the barriers */
     h->stages = h->tile->stages;
     h->epilogue_tiles = h->tile->row_blocks * h->tile->columns / hopper_epilogue_columns(h);
-    /* Drop stages until it fits, but not below STAGES_LEAST. */
-    while (shared_bytes(h) > SHARED_MAX && h->stages > STAGES_LEAST)
+    /* Drop stages until it fits, but not below STAGES_MIN. */
+    while (shared_bytes(h) > SHARED_MAX && h->stages > STAGES_MIN)
         h->stages--;
     return shared_bytes(h) <= SHARED_MAX;
 }
@@ -222,7 +223,7 @@ static bool fits_aux_load(struct hopper *h) {
    stored. Threads load the other operands at the positions of their sums. */
 static void plan_aux_load(struct hopper *h) {
     for (int k = 0; k < h->c.epilogue.count && h->stores_boxes && tile_splits(h->tile) == 1 && !h->second; k++) {
-        h->has_aux_load = epilogue_lies_alike(&h->c, k, h->store) && fits_aux_load(h);
+        h->has_aux_load = epilogue_has_layout_of(&h->c, k, h->store) && fits_aux_load(h);
         if (h->has_aux_load) {
             h->auxiliary = k;
             h->c.epilogue.at[k].is_auxiliary = true;
@@ -251,7 +252,7 @@ static bool stores_boxes(const struct hopper *h) {
 }
 
 /* Number of clusters that run concurrently: a multiple of the tiles of a row if each cluster keeps to its column. */
-static int64_t clusters_at_work(const struct hopper *h, const struct device *device, int64_t tiles) {
+static int64_t active_clusters(const struct hopper *h, const struct device *device, int64_t tiles) {
     int64_t clusters = hopper_clusters(h->tile, device);
     clusters = tiles < clusters ? tiles : clusters;
     return h->keeps_column ? clusters - clusters % hopper_tiles_along(h, COLUMN) : clusters;
@@ -266,8 +267,8 @@ static void plan_reductions(struct hopper *h, const struct device *device) {
     /* The number of clusters must be a multiple of the tiles of a row, so that each cluster stays in its column; some
        may then be idle. */
     h->keeps_column = spans[SPAN_COLUMN].count > 0 && !spans[SPAN_COLUMN].keeps_batch &&
-                      clusters % tiles_n * STAYING_SHARE <= clusters && tiles_n <= clusters;
-    int64_t blocks = clusters_at_work(h, device, hopper_tiles(h, h->tile)) * h->tile->cluster;
+                      clusters % tiles_n * IDLE_SHARE <= clusters && tiles_n <= clusters;
+    int64_t blocks = active_clusters(h, device, hopper_tiles(h, h->tile)) * h->tile->cluster;
     int64_t rows_of_tiles = hopper_tiles_along(h, ROW) * h->tile->cluster * batches;
     h->lines[SPAN_COLUMN] = h->keeps_column ? blocks / tiles_n * consumer_groups(h) : rows_of_tiles * tile_groups(h);
     h->lines[SPAN_ROW] = tiles_n * batches;
@@ -349,7 +350,7 @@ weftStatus_t hopper_build_kernel(struct kernel_source *source, struct cuda_kerne
     if (h->promotes)
         return kernel_finish(source, kernel, "product/hopper/product_promoted_sm90.cuh", "product_promoted_sm90",
                              arena);
-    if (h->c.before_count > 0)
+    if (h->c.prologue_count > 0)
         return kernel_finish(source, kernel, "product/hopper/product_prologue_sm90.cuh", "product_prologue_sm90",
                              arena);
     if (tile_is_pingpong(tile))
@@ -395,7 +396,7 @@ static void emit_partials(struct kernel_source *source, const struct hopper *h) 
 void hopper_launch(struct cuda_kernel *kernel, const struct hopper *h, const struct device *device, int64_t tiles) {
     const struct hopper_tile *tile = h->tile;
     /* Persistent, except for a cluster split, whose clusters compute one tile each. */
-    int64_t blocks = (int64_t)tile->cluster * tile_splits(tile), clusters = clusters_at_work(h, device, tiles);
+    int64_t blocks = (int64_t)tile->cluster * tile_splits(tile), clusters = active_clusters(h, device, tiles);
     contraction_set_launch(kernel, (tile_splits(tile) > 1 ? tiles : clusters) * blocks,
                            (1 + consumer_groups(h)) * WARPGROUP, shared_bytes(h));
     kernel->cluster = blocks > 1 ? (uint32_t)blocks : 0;
@@ -423,7 +424,7 @@ static weftStatus_t build_tiles(struct cuda_kernel *kernel, const struct hopper 
     prologue_emit(&source, &prologue);
     wgmma_emit(&source.code, h->tile->columns, (weftDataType_t)h->c.operand[OPERAND_A].tensor->type,
                (weftDataType_t)h->c.operand[OPERAND_B].tensor->type,
-               h->c.before_count > 0           ? WGMMA_A_REGISTERS
+               h->c.prologue_count > 0         ? WGMMA_A_REGISTERS
                : h->view[OPERAND_A].is_k_major ? WGMMA_A_K_MAJOR
                                                : WGMMA_A_MN_MAJOR,
                !h->view[OPERAND_B].is_k_major);
@@ -441,9 +442,9 @@ static weftStatus_t build_tiles(struct cuda_kernel *kernel, const struct hopper 
 /* The text for explain(). */
 static weftStatus_t describe(struct step *step, const struct hopper *h, struct arena *arena) {
     const struct hopper_tile *tile = h->tile;
-    int behind = 0;
+    int epilogue_count = 0;
     for (int i = 0; i < h->c.region->count; i++)
-        behind += contraction_is_behind(&h->c, region_node(h->c.region, i));
+        epilogue_count += contraction_is_in_epilogue(&h->c, region_node(h->c.region, i));
     bool has_image = h->view[OPERAND_A].is_image || h->view[OPERAND_B].is_image;
     return arena_print(
         arena, &step->detail,
@@ -453,12 +454,12 @@ static weftStatus_t describe(struct step *step, const struct hopper *h, struct a
         : tile_is_pingpong(tile) ? " in ping-pong"
                                  : "",
         h->stages, tile->cluster, h->splits, has_image ? "image" : "matrix", h->k_is_pixels ? " of pixels" : "",
-        hopper_is_scaled(h)     ? ", scaled by blocks"
-        : h->c.before_count > 0 ? ", prologue"
-        : h->promotes           ? ", promoted"
-                                : "",
+        hopper_is_scaled(h)       ? ", scaled by blocks"
+        : h->c.prologue_count > 0 ? ", prologue"
+        : h->promotes             ? ", promoted"
+                                  : "",
         h->store ? ", staged" : "", h->c.epilogue.reduction_count ? ", reductions" : "",
-        h->is_early[OPERAND_A] || h->is_early[OPERAND_B] ? ", inputs ahead" : "", behind);
+        h->is_early[OPERAND_A] || h->is_early[OPERAND_B] ? ", inputs ahead" : "", epilogue_count);
 }
 
 /* The tiled kernel, then the kernels that combine splits or partial sums of reductions. */

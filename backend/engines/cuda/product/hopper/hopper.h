@@ -54,7 +54,7 @@ struct hopper_tile {
 };
 
 static inline bool tile_is_pingpong(const struct hopper_tile *tile) { return tile->schedule == SCHEDULE_PINGPONG; }
-/* Clusters of four are only for skinny products: see pays_sharing() in plan.c. */
+/* Clusters of four are only for skinny products: see should_share() in plan.c. */
 static inline bool tile_is_skinny(const struct hopper_tile *tile) { return tile->cluster == 4; }
 /* Number of blocks of a cluster that each sum a share of k. */
 static inline int tile_splits(const struct hopper_tile *tile) {

@@ -85,10 +85,10 @@ template <class P> struct prepared_rows {
                 load(r[product][block], slot + block * 64 * 128, product);
 #pragma unroll
         for (int block = 0; block < ROW_BLOCKS; ++block) {
-            bool is_kept[2];
+            bool is_inside_image[2];
             if constexpr (HAS_PIXEL_ROWS)
                 for (int row = 0; row < 2; ++row)
-                    is_kept[row] = is_inside(p, tile, from[block][row], k.tap);
+                    is_inside_image[row] = is_inside(p, tile, from[block][row], k.tap);
 #pragma unroll
             for (int i = 0; i < PRODUCTS_PER_SLOT * 4; ++i) {
                 const int product = i / 4, h = i / 2 % 2, row = i % 2;
@@ -96,7 +96,7 @@ template <class P> struct prepared_rows {
                 u32 &pair = r[product][block][i % 4];
                 prepare(p, &pair, in[product][h], rows[block][row]);
                 if constexpr (HAS_PIXEL_ROWS)
-                    pair = is_kept[row] ? pair : 0;
+                    pair = is_inside_image[row] ? pair : 0;
                 if constexpr (!IS_WHOLE && HAS_PIXEL_K)
                     pair &=
                         mask_of(pixels[block][product / 2] >> first % 32, pixels[block][product / 2] >> first % 32 + 1);

@@ -5,12 +5,13 @@
 
 /* Clears, in rows of 128 bytes along k, everything after the first `kept` bytes; in panels, whole rows. `threads`
    threads share the work. */
-DEVICE void clear_k(u32 s, u32 panel, int lines, u32 kept, u32 thread, u32 threads) {
+DEVICE void clear_k(u32 s, u32 panel, int lines, u32 used_count, u32 thread, u32 threads) {
     const u32 rows = panel ? lines / 64 * BLOCK_K : lines;
     for (u32 row = thread; row < rows; row += threads)
-        for (u32 chunk = panel ? 0 : kept / 16; chunk < 8; ++chunk) {
+        for (u32 chunk = panel ? 0 : used_count / 16; chunk < 8; ++chunk) {
             const u32 at = s + row * 128 + (chunk ^ row % 8) * 16;
-            const i32 left = panel ? row % BLOCK_K < kept / STORED_BYTES ? 16 : 0 : (i32)(kept - chunk * 16);
+            const i32 left =
+                panel ? row % BLOCK_K < used_count / STORED_BYTES ? 16 : 0 : (i32)(used_count - chunk * 16);
             words r = load_words(at);
 #pragma unroll
             for (int i = 0; i < 4; ++i)
@@ -23,10 +24,10 @@ DEVICE void clear_k(u32 s, u32 panel, int lines, u32 kept, u32 thread, u32 threa
    step. */
 template <class P> DEVICE void clear_unused(const P &p, const tile_scheduler &tile, u32 slot, int group, i32 step) {
     constexpr u32 THREADS_OF_TILE = TILE_GROUPS * 128;
-    const i32 kept = tile.used[2] - (tile.first_step(p) + step) * BLOCK_K;
-    if (kept >= BLOCK_K || tile.used[2] >= (i32)p.channels)
+    const i32 used_count = tile.used[2] - (tile.first_step(p) + step) * BLOCK_K;
+    if (used_count >= BLOCK_K || tile.used[2] >= (i32)p.channels)
         return;
-    const u32 thread = threadIdx.x % 128, bytes = (u32)kept * STORED_BYTES;
+    const u32 thread = threadIdx.x % 128, bytes = (u32)used_count * STORED_BYTES;
     clear_k(a_slot(slot) + group * GROUP_ROWS * 128, A_PANEL, GROUP_ROWS, bytes, thread, 128);
     clear_k(b_slot(slot), B_PANEL, BLOCK_N, bytes, group * 128 + thread, THREADS_OF_TILE);
     publish_to_async_proxy();

@@ -12,8 +12,8 @@ enum {
     CONSUMER_GROUPS = 2, /* warpgroups, each with its own tile of pixels */
     THREADS = 384,
     ROWS = 64,                 /* rows of the product: filters of one slice of the result or of several */
-    CHANNELS_MOST = 64,        /* per block of channels, whose pixels are rows of 128 bytes */
-    CHANNELS_LEAST = 16,       /* or of 32 bytes */
+    CHANNELS_MAX = 64,         /* per block of channels, whose pixels are rows of 128 bytes */
+    CHANNELS_MIN = 16,         /* or of 32 bytes */
     STACK_MAX = 4,             /* slices of the result in the product's rows */
     TAPS_MAX = 49,             /* taps per slice of a filter: 7 x 7 */
     TAPS_T_MAX = 7,            /* slices of a filter */
@@ -28,7 +28,7 @@ enum {
 enum { PIXELS_MAX = 256, PIXELS_MAX_AUX = 240, PIXELS_MAX_AUX_MORE = 208, PIXELS_MAX_AUX_PREPARED = 128 };
 
 /* Slots in shared memory; slots of results are per warpgroup. */
-enum { PATCHES_LEAST = 3, PATCHES_MOST = 8, FILTERS_LEAST = 4, FILTERS_MOST = 9, RESULTS_MOST = 2 };
+enum { PATCHES_MIN = 3, PATCHES_MAX = 8, FILTERS_MIN = 4, FILTERS_MAX = 9, RESULTS_MAX = 2 };
 
 /* Size of the tile table. */
 enum { TILE_HEIGHTS = 6, TILE_WIDTHS = 12, TILES = TILE_HEIGHTS * TILE_WIDTHS };
@@ -36,15 +36,15 @@ enum { TILE_HEIGHTS = 6, TILE_WIDTHS = 12, TILES = TILE_HEIGHTS * TILE_WIDTHS };
 /* Fitted to convolutions of the benchmark on an H200; clocks are per multiprocessor. */
 static const double POWERED_CLOCK = 1.54e9; /* Hz, under the power limit, if all multiprocessors are busy */
 static const double LAUNCH_SECONDS = 1e-6;
-static const double MEMORY_SHARE = 0.85;          /* of the bandwidth that copies reach */
-static const double UNHIDDEN_SHARE = 0.2;         /* of the shorter of computing and moving */
-static const double PRODUCTS_PER_CLOCK = 2048;    /* of 16-bit operands */
-static const double EFFICIENCY = 0.97;            /* of that rate, in the main loop */
-static const double FILL_BYTES_PER_CLOCK = 76;    /* from L2 */
-static const double SHARED_BYTES_PER_CLOCK = 120; /* reads and writes of shared memory */
-static const double PREPARING_CLOCKS = 11;        /* of a prologue, for 64 channels of a pixel of both tiles */
-static const double END_CLOCKS = 400;             /* epilogue of a tile, overlapped with the next one's products */
-static const double EXPOSED_END_CLOCKS = 1800;    /* if no patch is being loaded meanwhile */
+static const double MEMORY_SHARE = 0.85;            /* of the bandwidth that copies reach */
+static const double UNHIDDEN_SHARE = 0.2;           /* of the shorter of computing and moving */
+static const double PRODUCTS_PER_CLOCK = 2048;      /* of 16-bit operands */
+static const double EFFICIENCY = 0.97;              /* of that rate, in the main loop */
+static const double FILL_BYTES_PER_CLOCK = 76;      /* from L2 */
+static const double SHARED_BYTES_PER_CLOCK = 120;   /* reads and writes of shared memory */
+static const double PROLOGUE_CLOCKS = 11;           /* of a prologue, for 64 channels of a pixel of both tiles */
+static const double EPILOGUE_CLOCKS = 400;          /* epilogue of a tile, overlapped with the next one's products */
+static const double EXPOSED_EPILOGUE_CLOCKS = 1800; /* if no patch is being loaded meanwhile */
 
 /* Lines and columns of tiles; 0 lines: as many as one product covers. */
 static const int tile_lines[TILE_HEIGHTS] = {0, 14, 7, 4, 2, 1};
@@ -52,7 +52,7 @@ static const int tile_columns[TILE_WIDTHS] = {7, 8, 14, 16, 28, 32, 43, 56, 64, 
 
 /* The taps that a phase of a spatial dimension sees: number of taps, position of the first one in the filter, and its
    offset from the corner. */
-struct seen {
+struct phase_taps {
     int64_t taps, first, offset;
 };
 
@@ -61,7 +61,7 @@ struct seen {
 struct axis {
     int64_t phases, step, move, corner, reach;
     int64_t positions; /* of the longest phase */
-    struct seen seen[PHASES_MAX];
+    struct phase_taps seen[PHASES_MAX];
 };
 
 /* Filters are the product's rows and pixels its columns, because the width of wgmma can be any multiple of 8. */
@@ -192,7 +192,7 @@ static void find_auxiliary(struct patch *h) {
     struct epilogue *epilogue = &h->c.epilogue;
     bool has_pairs = epilogue->mode_count[ROW] > 0;
     for (int k = 0; k < epilogue->count && has_pairs && h->store && !h->is_planar && !h->auxiliary; k++)
-        if (epilogue_lies_alike(&h->c, k, h->store) &&
+        if (epilogue_has_layout_of(&h->c, k, h->store) &&
             image_is_aligned(h->c.region->graph->values[epilogue->at[k].value].tensor)) {
             h->auxiliary = &epilogue->at[k];
             h->auxiliary->is_auxiliary = true;
@@ -204,21 +204,21 @@ static bool is_reduced(const struct patch *h) {
     const struct graph *graph = h->c.region->graph;
     const struct value *value = &graph->values[h->store->value];
     for (int i = 0; i < value->readers; i++)
-        if (reductions_serve(&graph->nodes[value->read_by[i]]))
+        if (reductions_support(&graph->nodes[value->read_by[i]]))
             return true;
     return false;
 }
 
 /* Other epilogue operands may depend on the filter, but not on the pixel. */
-static weftStatus_t check_end(const struct patch *h) {
+static weftStatus_t check_epilogue(const struct patch *h) {
     const struct epilogue *epilogue = &h->c.epilogue;
     for (int k = 0; k < epilogue->count; k++) {
-        bool knows_pixels = epilogue->at[k].role != EPILOGUE_LOAD && epilogue->at[k].role != EPILOGUE_REDUCED;
+        bool depends_on_pixel = epilogue->at[k].role != EPILOGUE_LOAD && epilogue->at[k].role != EPILOGUE_REDUCED;
         for (int index = BATCH; index <= ROW; index++)
             for (int d = 0; d < epilogue->mode_count[index]; d++)
-                knows_pixels = knows_pixels || epilogue->at[k].strides[index][d] != 0;
+                depends_on_pixel = depends_on_pixel || epilogue->at[k].strides[index][d] != 0;
         /* The tensor maps enforce the limits of phases. */
-        if (knows_pixels && &epilogue->at[k] != h->store && &epilogue->at[k] != h->auxiliary &&
+        if (depends_on_pixel && &epilogue->at[k] != h->store && &epilogue->at[k] != h->auxiliary &&
             epilogue->at[k].role != EPILOGUE_LIMIT)
             FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
                  "%s: only operations that read nothing else, a number per filter, or one tensor with the layout of "
@@ -233,8 +233,8 @@ static weftStatus_t check_end(const struct patch *h) {
              "the Hopper family is as fast.",
              descriptor_label(h->c.node->op));
     bool is_other = epilogue->spans[SPAN_ROW].count > 0 || h->c.phase_count > 0 || is_volume(h),
-         stays = epilogue->spans[SPAN_COLUMN].count > 0;
-    if (epilogue->reduction_count > 0 && (is_other || (stays && h->filters > KEPT_FILTER_TILES_MAX * 64)))
+         keeps_filters = epilogue->spans[SPAN_COLUMN].count > 0;
+    if (epilogue->reduction_count > 0 && (is_other || (keeps_filters && h->filters > KEPT_FILTER_TILES_MAX * 64)))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
              "%s: only reductions to one number or per filter, with at most %d filters, in one or two dimensions "
              "and with one phase, are fused after it.",
@@ -249,7 +249,7 @@ static weftStatus_t check_end(const struct patch *h) {
 static bool find_corner(struct axis *axis) {
     int64_t least = INT64_MAX, most = INT64_MIN;
     for (int64_t z = 0; z < axis->phases; z++) {
-        const struct seen *seen = &axis->seen[z];
+        const struct phase_taps *seen = &axis->seen[z];
         int64_t last = seen->offset + (seen->taps - 1) * axis->move;
         int64_t low = last < seen->offset ? last : seen->offset, high = last < seen->offset ? seen->offset : last;
         if (seen->taps == 0)
@@ -267,7 +267,7 @@ static bool find_corner(struct axis *axis) {
 /* A forward convolution has one phase, which sees all taps. */
 static void find_forward(struct axis *axis, const struct conv_geometry *g, int i) {
     *axis = (struct axis){.phases = 1, .step = 1, .move = g->dilation[i], .positions = g->y.size[i]};
-    axis->seen[0] = (struct seen){g->w.size[i], 0, -g->pre[i]};
+    axis->seen[0] = (struct phase_taps){g->w.size[i], 0, -g->pre[i]};
 }
 
 /* Elements of dx at a distance of `stride` see the same taps, in reverse order. step: the smallest number of taps after
@@ -282,8 +282,8 @@ static void find_backward(struct axis *axis, const struct conv_geometry *g, int 
         int64_t first = 0;
         while (first < taps && (z + g->pre[i] - first * dilation) % stride != 0)
             first++;
-        axis->seen[z] = (struct seen){first < taps ? (taps - 1 - first) / step + 1 : 0, first,
-                                      (z + g->pre[i] - first * dilation) / stride};
+        axis->seen[z] = (struct phase_taps){first < taps ? (taps - 1 - first) / step + 1 : 0, first,
+                                            (z + g->pre[i] - first * dilation) / stride};
     }
 }
 
@@ -329,9 +329,9 @@ static int shared_bytes(const struct patch *h) {
 /* All taps of the filters if they fit in addition to the patches, otherwise some stages of them. The number of patches
    is maximized first, then filters use the rest. False: even the minimum does not fit. */
 static bool fit_slots(struct patch *h) {
-    for (h->patches = PATCHES_MOST; h->patches >= PATCHES_LEAST; h->patches--) {
-        h->filter_slots = h->is_resident ? taps_of(h) * slices_of(h) : FILTERS_MOST;
-        while (!h->is_resident && h->filter_slots > FILTERS_LEAST && shared_bytes(h) > SHARED_MAX)
+    for (h->patches = PATCHES_MAX; h->patches >= PATCHES_MIN; h->patches--) {
+        h->filter_slots = h->is_resident ? taps_of(h) * slices_of(h) : FILTERS_MAX;
+        while (!h->is_resident && h->filter_slots > FILTERS_MIN && shared_bytes(h) > SHARED_MAX)
             h->filter_slots--;
         if (shared_bytes(h) <= SHARED_MAX)
             return true;
@@ -341,7 +341,7 @@ static bool fit_slots(struct patch *h) {
 
 /* Tiles with one block of channels are short, so copies for the next one should be under way before they end. */
 static bool fit_results(struct patch *h) {
-    for (h->result_slots = h->auxiliary && h->is_resident ? RESULTS_MOST : 1; h->result_slots > 0; h->result_slots--)
+    for (h->result_slots = h->auxiliary && h->is_resident ? RESULTS_MAX : 1; h->result_slots > 0; h->result_slots--)
         if (fit_slots(h))
             return true;
     return false;
@@ -375,9 +375,9 @@ static double predict(const struct patch *h, const struct device *device) {
     double read = CONSUMER_GROUPS * (ROWS + (double)pixels_of(h)) * pixel_bytes(h) * taps;
     double step = largest(products / PRODUCTS_PER_CLOCK / EFFICIENCY, fill / FILL_BYTES_PER_CLOCK,
                           (fill + read) / SHARED_BYTES_PER_CLOCK);
-    if (h->c.before_count > 0)
-        step += PREPARING_CLOCKS * h->patch_h * h->pitch;
-    double end = h->auxiliary || h->patches > PATCHES_LEAST ? END_CLOCKS : EXPOSED_END_CLOCKS;
+    if (h->c.prologue_count > 0)
+        step += PROLOGUE_CLOCKS * h->patch_h * h->pitch;
+    double end = h->auxiliary || h->patches > PATCHES_MIN ? EPILOGUE_CLOCKS : EXPOSED_EPILOGUE_CLOCKS;
     double computing = waves * (step * (double)h->blocks * slices_of(h) + end) / POWERED_CLOCK;
     double bytes = (double)(tensor_own_bytes(h->in->tensor) + (h->auxiliary ? 2 : 1) * tensor_own_bytes(result_of(h)));
     double moving = bytes / (double)device->cuda.bandwidth / MEMORY_SHARE;
@@ -387,7 +387,7 @@ static double predict(const struct patch *h, const struct device *device) {
 
 /* Lines of a tile with this number of columns that one product covers: the largest number for which (lines - 1) * pitch
    + columns stays within PIXELS_MAX. */
-static int most_lines(const struct patch *h, int columns) {
+static int max_lines(const struct patch *h, int columns) {
     return (PIXELS_MAX - columns) / (columns + (int)h->axis[1].reach) + 1;
 }
 
@@ -395,7 +395,7 @@ static int most_lines(const struct patch *h, int columns) {
    patch and pitch. Items are counted in 32 bits over both warpgroups and all phases. */
 static bool set_tile(struct patch *h, int tile) {
     int lines = tile_lines[tile / TILE_WIDTHS], columns = tile_columns[tile % TILE_WIDTHS];
-    lines = lines ? lines : most_lines(h, columns);
+    lines = lines ? lines : max_lines(h, columns);
     h->lines = lines;
     h->columns = columns;
     h->patch_h = lines + (int)h->axis[0].reach;
@@ -404,11 +404,11 @@ static bool set_tile(struct patch *h, int tile) {
     h->tiles_q = divide_up(h->axis[1].positions, columns);
     h->items = divide_up(h->g.n * h->tiles_o * h->tiles_p * h->tiles_q, CONSUMER_GROUPS) * h->filter_tiles;
     int most = !h->auxiliary                                            ? PIXELS_MAX
-               : h->c.before_count > 0                                  ? PIXELS_MAX_AUX_PREPARED
+               : h->c.prologue_count > 0                                ? PIXELS_MAX_AUX_PREPARED
                : h->c.epilogue.reduction_count > 0 || h->pitch % 8 != 0 ? PIXELS_MAX_AUX_MORE
                                                                         : PIXELS_MAX_AUX;
-    bool leaves = !h->is_planar || (columns % 8 == 0 && h->pitch % 2 == 0);
-    return leaves && h->patch_h <= PIXELS_MAX && h->pitch <= PIXELS_MAX && pixels_of(h) <= most && plan_slots(h) &&
+    bool can_store = !h->is_planar || (columns % 8 == 0 && h->pitch % 2 == 0);
+    return can_store && h->patch_h <= PIXELS_MAX && h->pitch <= PIXELS_MAX && pixels_of(h) <= most && plan_slots(h) &&
            h->items < INT32_MAX / CONSUMER_GROUPS / PHASES_MAX;
 }
 
@@ -417,9 +417,9 @@ static bool set_tile(struct patch *h, int tile) {
    - 1. */
 static void plan_product(struct patch *h) {
     int64_t slices = h->g.w.size[0];
-    bool is_narrow = h->c.before_count == 0, stacks = slices > 1 && (h->axis[2].move == 1 || h->axis[2].move == -1);
-    h->block = CHANNELS_MOST;
-    while (is_narrow && h->block > CHANNELS_LEAST && h->channels <= h->block / 2)
+    bool is_narrow = h->c.prologue_count == 0, stacks = slices > 1 && (h->axis[2].move == 1 || h->axis[2].move == -1);
+    h->block = CHANNELS_MAX;
+    while (is_narrow && h->block > CHANNELS_MIN && h->channels <= h->block / 2)
         h->block /= 2;
     h->stack = 1;
     while (stacks && h->stack < STACK_MAX && h->filters <= filters_of_tile(h) / 2)
@@ -450,19 +450,18 @@ static bool plan(struct patch *h, const struct device *device, const struct knob
 }
 
 /* The prologue applies to the image, whose tensor it reads: A of the product, although wgmma's A is the filter. */
-static weftStatus_t take_prologue(struct patch *h) {
+static weftStatus_t find_image_prologue(struct patch *h) {
     const struct contraction *c = &h->c;
     struct conv_operand *in = h->g.direction == CONV_DATA ? &h->g.y : &h->g.x;
-    if (c->operand[OPERAND_A].scaling || c->operand[OPERAND_B].scaling ||
-        c->operand[OPERAND_B].prepared != NOTHING_BEFORE)
+    if (c->operand[OPERAND_A].scaling || c->operand[OPERAND_B].scaling || c->operand[OPERAND_B].prepared != NO_PROLOGUE)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: operations before it may only precede its image.",
              descriptor_label(c->node->op));
     in->tensor = c->operand[OPERAND_A].tensor;
-    if (is_volume(h) && c->before_count > 0)
+    if (is_volume(h) && c->prologue_count > 0)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
              "%s: operations before it are fused only on images of one or two dimensions.",
              descriptor_label(c->node->op));
-    h->prologue = (struct prologue){.c = c, .neighbours = 8, .axis_count = 1, .axes = {{h->channels, 1, true}}};
+    h->prologue = (struct prologue){.c = c, .vector_length = 8, .axis_count = 1, .axes = {{h->channels, 1, true}}};
     return prologue_find(&h->prologue);
 }
 
@@ -482,17 +481,17 @@ static weftStatus_t analyse(struct patch *h, const struct region *region, const 
     h->channels = is_data ? h->g.k : h->g.c;
     h->filters = is_data ? h->g.c : h->g.k;
     TRY(check_shape(h));
-    TRY(take_prologue(h));
+    TRY(find_image_prologue(h));
     TRY(contraction_analyse(&h->c, device));
     h->store = epilogue_find_half(&h->c);
     h->is_planar = !h->store && find_planar(h);
     h->store = h->is_planar ? find_planar(h) : h->store;
     TRY(check_types(h));
     find_auxiliary(h);
-    TRY(check_end(h));
-    bool sees =
+    TRY(check_epilogue(h));
+    bool sees_image =
         find_axis(&h->axis[0], &h->g, 1) && find_axis(&h->axis[1], &h->g, 2) && find_axis(&h->axis[2], &h->g, 0);
-    if (contraction_elements(&h->c) == 0 || h->channels == 0 || !sees)
+    if (contraction_elements(&h->c) == 0 || h->channels == 0 || !sees_image)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: it is empty, or some positions see no element.",
              descriptor_label(h->c.node->op));
     if (!plan(h, device, knobs))
@@ -538,7 +537,7 @@ static void emit_structure(struct kernel_source *source, const struct patch *h) 
                      {g->direction == CONV_DATA, "A_IS_MN_MAJOR"},
                      {h->is_planar, "IS_PLANAR"},
                      {phases_of(h) > 1, "HAS_PHASES"},
-                     {h->c.before_count > 0, "HAS_PROLOGUE"},
+                     {h->c.prologue_count > 0, "HAS_PROLOGUE"},
                      {h->channels % 8 == 0, "CHANNELS_ARE_WHOLE"},
                      {h->auxiliary != NULL, "AUX_LOAD"},
                      {h->c.epilogue.reduces_stored, "REDUCES_STORED"}};
@@ -616,7 +615,7 @@ static void emit_phases(struct kernel_source *source, const struct patch *h, con
     for (int64_t taps = taps_of(h); taps > 0; taps--)
         for (int64_t z = 0; z < phases_of(h); z++) {
             int64_t line = z / h->axis[1].phases, column = z % h->axis[1].phases;
-            const struct seen *a = &h->axis[0].seen[line], *b = &h->axis[1].seen[column];
+            const struct phase_taps *a = &h->axis[0].seen[line], *b = &h->axis[1].seen[column];
             if (a->taps * b->taps != taps)
                 continue;
             const struct name field = named("%s%d", name, number++);
@@ -686,7 +685,7 @@ static void emit_numbers(struct kernel_source *source, const struct patch *h) {
     emit_divisor(source, h->items, "items_of_phase");
     emit_divisor(source, h->filter_tiles, "filter_tiles");
     emit_number(source, h->g.n, "images");
-    if (h->c.before_count > 0) {
+    if (h->c.prologue_count > 0) {
         emit_number(source, h->in->size[1], "x_lines");
         emit_number(source, h->in->size[2], "x_columns");
         emit_number(source, h->channels, "channels");
@@ -702,7 +701,7 @@ static void emit_numbers(struct kernel_source *source, const struct patch *h) {
 /* A block keeps the same resident filters, or the filters that it reduces, for all its items. The number of blocks is
    then a multiple of the filter tiles: item i belongs to filter tile i % filter_tiles, so a block gets the same one in
    each round. */
-static int64_t blocks_at_work(const struct patch *h, const struct device *device) {
+static int64_t active_blocks(const struct patch *h, const struct device *device) {
     int64_t blocks = device->cuda.multiprocessors, items = h->items * phases_of(h);
     if (h->is_resident || h->c.epilogue.spans[SPAN_COLUMN].count > 0)
         blocks -= blocks % h->filter_tiles;
@@ -749,9 +748,9 @@ static weftStatus_t describe(struct step *step, const struct patch *h, struct ar
         "memory%s%s%s%s, epilogue: %d operations",
         h->patch_h, h->pitch, is_volume(h) ? (const char *[]){"1x", "2x", "4x"}[h->stack / 2] : "", h->lines,
         h->columns, phases_of(h), h->patches, h->filter_slots, h->is_resident ? " resident" : "",
-        h->is_planar ? ", planar" : "", h->c.before_count > 0 ? ", prologue" : "",
+        h->is_planar ? ", planar" : "", h->c.prologue_count > 0 ? ", prologue" : "",
         h->auxiliary ? ", auxiliary load" : "", h->c.epilogue.reduction_count > 0 ? ", reductions" : "",
-        step->region.count - 1 - h->c.before_count);
+        step->region.count - 1 - h->c.prologue_count);
 }
 
 static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
@@ -759,7 +758,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     struct patch h;
     struct cuda_kernel *kernel;
     TRY(analyse(&h, &step->region, device, knobs));
-    int64_t blocks = blocks_at_work(&h, device);
+    int64_t blocks = active_blocks(&h, device);
     plan_reductions(&h, blocks);
     step->seconds = h.seconds;
     TRY(contraction_add_kernel(&kernel, step, &h.c, arena)); /* never NULL, because analyse() refuses empty results */

@@ -22,7 +22,7 @@ template <int E> struct whole_octets {
         return lane_index() & 2 ? high : low;
     }
 };
-template <class P> DEVICE bool lies_within(const P &p, const tile_coordinates &at, i32 filter) {
+template <class P> DEVICE bool is_within(const P &p, const tile_coordinates &at, i32 filter) {
     return at.image < (i32)p.images && at.line + TILE_H <= (i32)p.lines && at.column + TILE_W <= (i32)p.positions &&
            filter + 64 <= (i32)p.columns;
 }
@@ -129,7 +129,7 @@ DEVICE void write_tile(const sums &r_y, const P &p, i32 filter, u32 slot, int gr
         wait(result_ready(out), result.phase);
         read_pixels(r_pairs, s_y, lane);
     }
-    if (!register_reductions<P>::EXIST || lies_within(p, at, filter))
+    if (!register_reductions<P>::EXIST || is_within(p, at, filter))
         run_epilogue<true>(r_pairs, r_y, p, filter, at, reductions);
     else
         run_epilogue<false>(r_pairs, r_y, p, filter, at, reductions);

@@ -84,13 +84,13 @@ template <class P>
 DEVICE u32 multiply_tile(sums &r_y, const P &p, const taps &seen, const tile_coordinates &at, int group,
                          patch_cursor &patch, slot_cursor<FILTER_SLOTS> &filter, u32 number) {
     u32 last_patch = 0, last_filter = 0;
-    if (TAKES_ALL && number > 0)
+    if (USES_ALL_SLICES && number > 0)
         wait(main_loop_issued(), (number - 1) % 2); /* all patches before those of this tile have now arrived */
     for (i32 i = 0; i < patches_of(p); ++i) {
         ready_patch(p, patch, at, i * BLOCK_K, group);
-        if (IS_RESIDENT && !TAKES_ALL && number > 0)
+        if (IS_RESIDENT && !USES_ALL_SLICES && number > 0)
             wait(main_loop_issued(), (number - 1) % 2); /* there is one block */
-        if constexpr (TAKES_SLICES) {
+        if constexpr (MULTIPLIES_SLICES) {
             for (int tap = 0; tap < TAPS && number < CONSUMER_GROUPS; ++tap)
                 wait(filter_arrived(i * TAPS + tap), 0);
             multiply_slice(r_y, p, seen, filter_slot(i * TAPS), patch_slot(patch.slot), i > 0);
@@ -99,7 +99,7 @@ DEVICE u32 multiply_tile(sums &r_y, const P &p, const taps &seen, const tile_coo
                 release(patch_released(last_patch));
         }
         i32 r = 0, s = 0;
-        for (i32 tap = 0; tap < seen.rows * seen.columns && !TAKES_SLICES; ++tap) {
+        for (i32 tap = 0; tap < seen.rows * seen.columns && !MULTIPLIES_SLICES; ++tap) {
             if constexpr (IS_RESIDENT)
                 filter.slot = i % SLICES * TAPS + seen.number(p, r, s);
             wait(filter_arrived(filter.slot), filter.phase);
@@ -122,7 +122,7 @@ DEVICE u32 multiply_tile(sums &r_y, const P &p, const taps &seen, const tile_coo
                 s = 0, ++r;
         }
         last_patch = patch.slot;
-        patch.take();
+        patch.advance_patch();
     }
     patch.end_tile();
     finish_products(r_y, last_patch, last_filter);

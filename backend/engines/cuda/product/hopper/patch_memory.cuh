@@ -69,14 +69,14 @@ template <u32 SLOTS> struct slot_cursor {
 /* A tile uses `patches_of(p)` patches, one per slice and block of channels. The warpgroups use them alternately or, in
    ping-pong over several slices, all patches of a tile at once, so that the warpgroup that multiplies never waits for
    slots of the one that does not. */
-constexpr bool TAKES_ALL = IS_RESIDENT && SLICES > 1;
-constexpr bool TAKES_SLICES = IS_RESIDENT && BLOCK_K < 64 && !HAS_PHASES; /* all taps of a slice at once */
+constexpr bool USES_ALL_SLICES = IS_RESIDENT && SLICES > 1;
+constexpr bool MULTIPLIES_SLICES = IS_RESIDENT && BLOCK_K < 64 && !HAS_PHASES; /* all taps of a slice at once */
 DEVICE i32 patches_of(const arguments &p) { return (i32)p.blocks * SLICES; }
 struct patch_cursor : slot_cursor<2 * PATCH_SLOTS> {
-    DEVICE void begin(int group) { advance(group * (TAKES_ALL ? SLICES : 1)); }
-    DEVICE void take() { advance(TAKES_ALL ? 1 : CONSUMER_GROUPS); }
+    DEVICE void begin(int group) { advance(group * (USES_ALL_SLICES ? SLICES : 1)); }
+    DEVICE void advance_patch() { advance(USES_ALL_SLICES ? 1 : CONSUMER_GROUPS); }
     DEVICE void end_tile() {
-        if constexpr (TAKES_ALL)
+        if constexpr (USES_ALL_SLICES)
             advance(SLICES);
     }
 };

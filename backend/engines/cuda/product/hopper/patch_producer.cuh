@@ -16,8 +16,8 @@ DEVICE void load_patches(const arguments &p) {
     patch_cursor fill;
     for (tile_scheduler item(p); item.more(p); item.advance(p))
         for (i32 i = 0; i < CONSUMER_GROUPS * patches_of(p); ++i) {
-            const int group = TAKES_ALL ? i / SLICES : i % CONSUMER_GROUPS;
-            load_patch(p, fill.slot, TAKES_ALL ? i % SLICES : i / CONSUMER_GROUPS, item.locate(p, group));
+            const int group = USES_ALL_SLICES ? i / SLICES : i % CONSUMER_GROUPS;
+            load_patch(p, fill.slot, USES_ALL_SLICES ? i % SLICES : i / CONSUMER_GROUPS, item.locate(p, group));
             fill.advance();
         }
 }

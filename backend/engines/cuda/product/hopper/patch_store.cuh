@@ -25,7 +25,7 @@ template <class P> DEVICE void store_tiles(const P &p, int group) {
             load_aux(p, next, group, slot);
     for (tile_scheduler item(p); item.more(p); item.advance(p)) {
         for (i32 i = 1; i < patches_of(p); ++i)
-            patch.take(); /* the result is in the tile's last patch */
+            patch.advance_patch(); /* the result is in the tile's last patch */
         const tile_coordinates at = item.locate(p, group);
         const u32 out = group * RESULT_SLOTS + result.slot, s_y = AUX_LOAD ? result_slot(out) : patch_slot(patch.slot);
         wait(result_written(out), result.phase); /* TMA drops pixels outside y */
@@ -46,7 +46,7 @@ template <class P> DEVICE void store_tiles(const P &p, int group) {
             arrive(result_ready(out));
             arrive(patch_released(patch.slot), 4); /* for the four warps */
         }
-        patch.take();
+        patch.advance_patch();
         patch.end_tile();
         result.advance();
     }

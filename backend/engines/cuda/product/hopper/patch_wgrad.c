@@ -19,8 +19,8 @@ enum {
     TAPS_MAX = 18,       /* per slice */
     SUMS_MAX = 96,       /* sums per thread: 128 registers hold them and the offsets of taps */
     BOX_MAX = 256,       /* pixels along a dimension of a box */
-    STAGES_LEAST = 3,
-    STAGES_MOST = 8,
+    STAGES_MIN = 3,
+    STAGES_MAX = 8,
     SHARED_MAX = 232448, /* shared memory limit of a block, in bytes */
 };
 
@@ -112,13 +112,13 @@ static bool fit(struct patch_wgrad *h, int block, int lines, int columns) {
     h->columns = columns;
     h->patch_h = lines + (int)reach_h;
     h->pitch = columns + (int)reach_w;
-    h->stages = (int)min64(SHARED_MAX / (stage_bytes(h) + 16), STAGES_MOST);
+    h->stages = (int)min64(SHARED_MAX / (stage_bytes(h) + 16), STAGES_MAX);
     h->channel_blocks = divide_up(g->c, block);
     h->filter_tiles = divide_up(g->k, ROWS);
     h->tiles_p = divide_up(g->y.size[1], lines);
     h->tiles_q = divide_up(g->y.size[2], columns);
     h->tiles = g->n * g->y.size[0] * h->tiles_p * h->tiles_q;
-    return h->stages >= STAGES_LEAST && h->tiles <= INT32_MAX;
+    return h->stages >= STAGES_MIN && h->tiles <= INT32_MAX;
 }
 
 /* As many parts as blocks of every kind run concurrently, but at least two, because combine_splits.cuh adds them. The

@@ -95,7 +95,7 @@ static const struct hopper_tile tiles[HOPPER_TILE_ROWS] = {
 /* The chip. Clocks are per multiprocessor. Fitted, because the chip lowers its clock at its power limit, so that long
    products run slower than the nominal clock suggests. */
 static const double POWERED_CLOCK = 1.54e9; /* Hz, under the power limit, if all multiprocessors are busy */
-static const double MOST_CLOCK = 1.98e9;    /* Hz */
+static const double CLOCK_MAX = 1.98e9;     /* Hz */
 static const double IDLE_POWER = 0.4; /* share of an idle multiprocessor's power that raises the clock of the others */
 /* Multiply-adds per clock of a multiprocessor. A step is 128 bytes of k for all types: 64 halves at this rate, 128
    bytes at twice, 32 tf32 at half the rate; so every step takes the same number of clocks, and 64 represents all
@@ -122,7 +122,7 @@ static const double PINGPONG_CLOCKS = 300; /* until the other of the two warpgro
 
 /* Clocks per element that is stored individually; in part of a sector, with 8 elements of its column; in an access of
    fewer than ACCESS_BYTES; or loaded at the position of its sum. */
-static const double ALONE_CLOCKS = 3.5, SHORT_COLUMN_CLOCKS = 0.4, SHORT_CLOCKS = 0.14, LOAD_CLOCKS = 1.3;
+static const double SINGLE_CLOCKS = 3.5, SHORT_COLUMN_CLOCKS = 0.4, SHORT_CLOCKS = 0.14, LOAD_CLOCKS = 1.3;
 
 /* Factors of a tile's efficiency: with promotion, with several scales among its columns, and with block scales in
    general. */
@@ -130,16 +130,16 @@ static const double PROMOTED_SHARE = 0.95, SCALED_SHARE = 0.96, BLOCK_SCALES_SHA
 
 /* Clocks of a prologue per row of A and step, half of which overlaps with products; the second number applies if k is
    pixels of an image, which may be outside. */
-static const double PREPARING_CLOCKS_PER_ROW = 5.2, PREPARING_CLOCKS_PER_LINE = 8.8;
+static const double PROLOGUE_CLOCKS_PER_ROW = 5.2, PROLOGUE_CLOCKS_PER_LINE = 8.8;
 
 enum {
-    SECTOR_BYTES = 32,             /* in L2 */
-    ACCESS_BYTES = 16,             /* per thread, at most */
-    SPLITS_LEAST_STEPS = 4,        /* along k, that make a split worthwhile */
-    SPLITS_MOST_BYTES = 256000000, /* of partial sums in the workspace */
-    SCALES_MOST = 3,               /* along a tile's columns; along rows, each row has its scale in a register */
-    ACCUMULATORS_MOST = 256,       /* columns of all row blocks that leave registers for epilogue operands */
-    FETCHED_WORDS_MAX = 10,        /* of epilogue operands that fit in the registers of wide tiles */
+    SECTOR_BYTES = 32,           /* in L2 */
+    ACCESS_BYTES = 16,           /* per thread, at most */
+    SPLIT_STEPS_MIN = 4,         /* along k, that make a split worthwhile */
+    SPLIT_BYTES_MAX = 256000000, /* of partial sums in the workspace */
+    SCALES_MAX = 3,              /* along a tile's columns; along rows, each row has its scale in a register */
+    ACCUMULATORS_MAX = 256,      /* columns of all row blocks that leave registers for epilogue operands */
+    FETCHED_WORDS_MAX = 10,      /* of epilogue operands that fit in the registers of wide tiles */
     FETCHED_WORDS_MAX_WITH_REDUCTIONS = 2,
 };
 
@@ -211,7 +211,7 @@ double hopper_seconds(const struct hopper_tile *tile, const struct device *devic
                     (tile_is_pingpong(tile) ? waves * turn + end : waves * (summing + end));
     /* Idle multiprocessors leave power, and thus clock, to the others. */
     double idle = waves > 0 ? 1 - units / (waves * clusters) : 0, clock = POWERED_CLOCK / (1 - IDLE_POWER * idle);
-    return overlapped_seconds(tile, clocks / (clock < MOST_CLOCK ? clock : MOST_CLOCK), moving);
+    return overlapped_seconds(tile, clocks / (clock < CLOCK_MAX ? clock : CLOCK_MAX), moving);
 }
 
 /* A lower bound over all numbers of splits: all multiprocessors are busy all the time, and there is no epilogue. It
@@ -225,26 +225,26 @@ static double least_seconds(const struct hopper_tile *tile, const struct device 
 
 /* Two warpgroups with few columns each do not hide the cost of promotion, nor that of several scales among a tile's
    columns. */
-static struct hopper_tile promoted(const struct hopper *h, const struct hopper_tile *tile) {
-    struct hopper_tile made = *tile;
+static struct hopper_tile promoted_tile(const struct hopper *h, const struct hopper_tile *tile) {
+    struct hopper_tile adjusted = *tile;
     if (hopper_is_scaled(h))
-        made.efficiency *= BLOCK_SCALES_SHARE;
+        adjusted.efficiency *= BLOCK_SCALES_SHARE;
     if (tile->row_blocks == 1 && tile->rows == 128 && tile->columns <= 160)
-        made.efficiency *= PROMOTED_SHARE;
+        adjusted.efficiency *= PROMOTED_SHARE;
     if (hopper_scale_columns(h, tile) < tile->columns)
-        made.efficiency *= SCALED_SHARE;
-    return made;
+        adjusted.efficiency *= SCALED_SHARE;
+    return adjusted;
 }
 
 /* Warps that transform A cannot issue products at the same time. */
-static struct hopper_tile preparing(const struct hopper *h, const struct hopper_tile *tile) {
-    struct hopper_tile made = *tile;
+static struct hopper_tile prologue_tile(const struct hopper *h, const struct hopper_tile *tile) {
+    struct hopper_tile adjusted = *tile;
     bool by_pixels = h->k_is_pixels && h->view[OPERAND_A].is_image;
     /* Chosen so that a step takes the longer of the plain step and the prologue plus half of the products. */
     double step = (double)tile->rows * tile->columns * 64 / PRODUCTS_PER_CLOCK, bare = step / tile->efficiency;
-    double used = tile->rows * (by_pixels ? PREPARING_CLOCKS_PER_LINE : PREPARING_CLOCKS_PER_ROW) + bare / 2;
-    made.efficiency = step / (used > bare ? used : bare);
-    return made;
+    double used = tile->rows * (by_pixels ? PROLOGUE_CLOCKS_PER_LINE : PROLOGUE_CLOCKS_PER_ROW) + bare / 2;
+    adjusted.efficiency = step / (used > bare ? used : bare);
+    return adjusted;
 }
 
 /* 288: of 224 registers (pipeline.cuh), 144 are left besides addresses and those of a piece. A thread has half as many
@@ -278,7 +278,7 @@ static double scattered_seconds(const struct hopper *h, const struct device *dev
         else if (is_staged)
             continue;
         else if (operand->role == EPILOGUE_STORE && stride != 1)
-            clocks += ALONE_CLOCKS;
+            clocks += SINGLE_CLOCKS;
         else if (operand->role == EPILOGUE_STORE && epilogue->lead == ROW && !hopper_gathers_rows(h))
             clocks += 8 * dtype_bytes(operand->type, 1) < SECTOR_BYTES ? SHORT_COLUMN_CLOCKS : 0;
         else if (operand->role == EPILOGUE_STORE && epilogue->run == 1) /* one access per element, whatever the type */
@@ -291,7 +291,7 @@ static double scattered_seconds(const struct hopper *h, const struct device *dev
 
 /* The tile with its efficiency for this product. */
 static struct hopper_tile used_tile(const struct hopper *h, const struct hopper_tile *tile) {
-    return h->promotes ? promoted(h, tile) : h->c.before_count > 0 ? preparing(h, tile) : *tile;
+    return h->promotes ? promoted_tile(h, tile) : h->c.prologue_count > 0 ? prologue_tile(h, tile) : *tile;
 }
 
 /* 8: a partial sum is written and read, 4 bytes each. */
@@ -307,7 +307,7 @@ int hopper_operands(const struct hopper *h) {
 }
 
 /* True if the accumulators leave few registers for anything but the output. */
-static bool is_deep(const struct hopper_tile *tile) { return tile->row_blocks * tile->columns > ACCUMULATORS_MOST; }
+static bool is_deep(const struct hopper_tile *tile) { return tile->row_blocks * tile->columns > ACCUMULATORS_MAX; }
 
 /* Half as many registers as columns: 128 of the 160 that each of three consumer warpgroups has, 192 of the 232 of two
    (pipeline.cuh). Ping-pong has no room for two sets of sums. */
@@ -332,7 +332,7 @@ static bool is_half_empty(const struct hopper *h, const struct hopper_tile *tile
    multiprocessors would be idle, and for skinny products, whose other operand is read once anyway; with few columns,
    some multiprocessors may then compute two halves. 64 rows by 4096 x 11008: 30.5 to 27.9 us; x 16384 34.3 to 36.4, x
    57344 118 to 125 (H200). */
-static bool pays_split(const struct hopper *h, const struct device *device, const struct hopper_tile *tile) {
+static bool should_split(const struct hopper *h, const struct device *device, const struct hopper_tile *tile) {
     int64_t blocks = hopper_tiles(h, tile) * tile_splits(tile), multiprocessors = device->cuda.multiprocessors;
     bool is_image = h->view[OPERAND_A].is_image, is_narrow = !is_image && modes_extent(&h->c.modes[COLUMN]) <= 64;
     return (is_image ? h->c.phase_count == 0 : is_skinny(h, tile)) &&
@@ -343,11 +343,11 @@ static bool pays_split(const struct hopper *h, const struct device *device, cons
    other operand. The blocks of a cluster wait for each other, so each loads more slowly: nearly all multiprocessors
    must be busy, for one or two waves. 64 rows by 4096 x 14336: 33.5 to 31.1 us, by 8192 x 28672 121 to 111; with four
    waves 118 to 134 (H200). */
-static bool pays_sharing(const struct hopper *h, const struct device *device, const struct hopper_tile *tile) {
+static bool should_share(const struct hopper *h, const struct device *device, const struct hopper_tile *tile) {
     int64_t units = hopper_tiles(h, tile), clusters = hopper_clusters(tile, device);
     bool is_full = units <= 2 * clusters && 20 * units >= 17 * clusters * (units > clusters ? 2 : 1);
     return is_full && is_skinny(h, tile) && 2 * modes_extent(&h->c.modes[COLUMN]) > tile->columns && !h->promotes &&
-           h->c.before_count == 0;
+           h->c.prologue_count == 0;
 }
 
 /* Registers for epilogue operands. One with the result's layout is copied instead; 4 is the number that
@@ -356,7 +356,7 @@ static int fetched_words(const struct hopper *h) {
     const struct epilogue_operand *store = epilogue_find_half(&h->c);
     int words = epilogue_fetched_words(&h->c.epilogue);
     for (int k = 0; k < h->c.epilogue.count && store; k++)
-        if (epilogue_lies_alike(&h->c, k, store))
+        if (epilogue_has_layout_of(&h->c, k, store))
             return words - 4;
     return words;
 }
@@ -365,7 +365,7 @@ static int fetched_words(const struct hopper *h) {
    warpgroup of a ping-pong would take from the other. Without ping-pong, nothing hides the latency of shared memory,
    and it is slower. */
 static bool reduces_staged(const struct hopper *h, const struct hopper_tile *tile) {
-    return tile_is_pingpong(tile) && h->c.epilogue.spans[SPAN_COLUMN].count > 1 && reductions_are_of_stored(&h->c);
+    return tile_is_pingpong(tile) && h->c.epilogue.spans[SPAN_COLUMN].count > 1 && reductions_use_only_stored(&h->c);
 }
 
 /* Partial sums of reductions leave fewer registers for the accumulators; ping-pong prefetches less. */
@@ -394,7 +394,7 @@ static bool operands_fit(const struct hopper *h, const struct hopper_tile *tile)
 /* True if registers hold two steps of A besides the accumulators; reductions need some more. A step of A is 16
    registers per block of 64 rows, so two are 32; accumulators are columns / 2. The bound is CONSUMER_REGISTERS of
    pipeline.cuh. */
-static bool can_prepare(const struct hopper *h, const struct hopper_tile *tile) {
+static bool can_fuse_prologue(const struct hopper *h, const struct hopper_tile *tile) {
     bool is_wide = tile->rows / tile->row_blocks > 128;
     bool has_reductions = h->c.epilogue.reduction_count > 0;
     int registers = tile->row_blocks * (tile->columns / 2 + 32);
@@ -410,16 +410,16 @@ static bool panels_fit(const struct hopper *h, const struct hopper_tile *tile) {
 /* Requirements of main loop and schedule on a tile. Each half of a cluster split must have enough steps. Overrides
    change rows and k per entry, which cluster split and ping-pong do not support. */
 static bool scheme_fits(const struct hopper *h, const struct device *device, const struct hopper_tile *tile) {
-    bool has_overrides = contraction_has_overrides(&h->c), has_prologue = h->c.before_count > 0;
-    if (has_prologue && !can_prepare(h, tile))
+    bool has_overrides = contraction_has_overrides(&h->c), has_prologue = h->c.prologue_count > 0;
+    if (has_prologue && !can_fuse_prologue(h, tile))
         return false;
-    if (tile_splits(tile) > 1 && (!pays_split(h, device, tile) || h->steps < 2 * SPLITS_LEAST_STEPS || has_overrides))
+    if (tile_splits(tile) > 1 && (!should_split(h, device, tile) || h->steps < 2 * SPLIT_STEPS_MIN || has_overrides))
         return false;
     if (tile_is_pingpong(tile) && (has_prologue || has_overrides))
         return false;
     if (h->promotes && !hopper_can_promote(tile))
         return false;
-    return hopper_scale_columns(h, tile) * SCALES_MOST >= tile->columns;
+    return hopper_scale_columns(h, tile) * SCALES_MAX >= tile->columns;
 }
 
 /* True if registers hold the epilogue's operands. */
@@ -446,8 +446,8 @@ static bool fits(const struct hopper *h, const struct device *device, const stru
 }
 
 /* True if a tile that fits should be chosen without a knob. */
-static bool pays(const struct hopper *h, const struct device *device, const struct hopper_tile *tile) {
-    return !tile_is_skinny(tile) || pays_sharing(h, device, tile);
+static bool is_worthwhile(const struct hopper *h, const struct device *device, const struct hopper_tile *tile) {
+    return !tile_is_skinny(tile) || should_share(h, device, tile);
 }
 
 /* Only if useful: many splits have many blocks, so ping-pong would have no second tile. */
@@ -457,7 +457,7 @@ static bool can_split(const struct hopper_tile *tile) {
 
 static bool split_fits(const struct hopper *h, double elements, int splits) {
     return splits == 1 || (h->c.phase_count == 0 && h->c.epilogue.reduction_count == 0 &&
-                           h->steps / splits >= SPLITS_LEAST_STEPS && elements * 4 * splits < SPLITS_MOST_BYTES);
+                           h->steps / splits >= SPLIT_STEPS_MIN && elements * 4 * splits < SPLIT_BYTES_MAX);
 }
 
 /* Requirements that do not depend on the tile. */
@@ -508,35 +508,35 @@ static double share_of_phases(const struct hopper *h) {
 
 /* Slowdown of the filter gradient of a volume that does not fit in L2: each slice of taps reads pixels that the others
    read long ago. Measured on an H100: 1.98 to 2.07 for 3x3x3 at 64^3 and 128^3, none at 32^3. */
-static double far_volume(const struct hopper *h, const struct device *device) {
+static double volume_slowdown(const struct hopper *h, const struct device *device) {
     int64_t bytes = tensor_bytes(h->c.operand[OPERAND_A].tensor) + tensor_bytes(h->c.operand[OPERAND_B].tensor);
     bool is_volume = h->k_is_pixels && conv_geometry(h->c.node->op).w.size[0] > 1;
     return is_volume && bytes > device->cuda.l2_bytes ? 2 : 1;
 }
 
 void hopper_plan(struct hopper *h, const struct device *device, const struct knob_choices *knobs) {
-    int64_t chosen = knob_value(knobs, WEFT_KNOB_TYPE_TILE_SIZE), asked = knob_value(knobs, WEFT_KNOB_TYPE_SPLIT_K);
+    int64_t chosen = knob_value(knobs, WEFT_KNOB_TYPE_TILE_SIZE), requested = knob_value(knobs, WEFT_KNOB_TYPE_SPLIT_K);
     int64_t block = HOPPER_K_BYTES / dtype_bytes((weftDataType_t)h->c.operand[OPERAND_A].tensor->type, 1);
-    if (asked > HOPPER_SPLITS_MAX) /* value for another family */
-        asked = 0;
+    if (requested > HOPPER_SPLITS_MAX) /* value for another family */
+        requested = 0;
     h->steps = divide_up(h->channels, block) * h->taps[0] * h->taps[1] * h->taps[2];
     const struct demand demand = {.moving = contraction_memory_seconds(&h->c, device),
                                   .epilogue = epilogue_instructions(&h->c),
                                   .elements = (double)contraction_elements(&h->c),
                                   .steps = (double)h->steps * share_of_phases(h),
                                   /* reductions cannot use partial sums */
-                                  .splits = h->c.epilogue.reduction_count > 0 ? 0 : (int)asked};
+                                  .splits = h->c.epilogue.reduction_count > 0 ? 0 : (int)requested};
     if (chosen > HOPPER_TILE_ROWS) /* row of another family's table */
         chosen = 0;
     h->tile = NULL;
     for (int t = 0; t < HOPPER_TILE_ROWS; t++)
-        if (fits(h, device, &tiles[t]) && (chosen == 0 ? pays(h, device, &tiles[t]) : chosen == t + 1))
+        if (fits(h, device, &tiles[t]) && (chosen == 0 ? is_worthwhile(h, device, &tiles[t]) : chosen == t + 1))
             consider(h, device, &tiles[t], &demand);
     if (!h->tile)
         return;
     h->c.epilogue.reduces_stored = reduces_staged(h, h->tile);
     /* After the choice, because these are the same for every tile, but not for other families. */
-    h->seconds *= far_volume(h, device);
+    h->seconds *= volume_slowdown(h, device);
     h->seconds += scattered_seconds(h, device) + reductions_seconds(&h->c);
     h->steps_per_split = divide_up(h->steps, (int64_t)h->splits * tile_splits(h->tile));
     /* Drop splits that would have no steps. */

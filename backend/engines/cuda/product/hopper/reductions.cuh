@@ -47,15 +47,15 @@ template <class P> DEVICE i64 line_of_block(const P &p, int consumer_warp) {
 }
 
 template <class P> struct register_reductions {
-    static constexpr int UNITS_KEPT = COMBINES_LANES_LATE ? UNITS : 1;
-    float r_columns[at_least_one(COLUMN_REDUCTIONS)][UNITS_KEPT][8], r_rows[at_least_one(ROW_REDUCTIONS)][2],
+    static constexpr int RESIDENT_UNITS = COMBINES_LANES_LATE ? UNITS : 1;
+    float r_columns[at_least_one(COLUMN_REDUCTIONS)][RESIDENT_UNITS][8], r_rows[at_least_one(ROW_REDUCTIONS)][2],
         r_whole[at_least_one(WHOLE_REDUCTIONS)];
     u32 s_partials; /* [COLUMN_REDUCTIONS][BLOCK_N] of this warp */
     bool is_first = true;
 
     DEVICE register_reductions(u32 s_warp) : s_partials(s_warp) {
 #pragma unroll
-        for (int unit = 0; unit < UNITS_KEPT; ++unit)
+        for (int unit = 0; unit < RESIDENT_UNITS; ++unit)
             clear_unit(unit);
         clear_rows();
 #pragma unroll
@@ -123,11 +123,11 @@ template <class P> struct register_reductions {
     }
 
     /* Number octet % 4 * 2 + e of lane 4r + q is column 8 (octet % 4) + 2q + e of the unit. */
-    DEVICE void combine_lanes(int kept, int unit) {
+    DEVICE void combine_lanes(int resident_unit, int unit) {
         const u32 lane = lane_index(), column = unit * 32 + lane / 8 * 8 + lane % 4 * 2 + lane / 4 % 2;
 #pragma unroll
         for (int t = 0; t < COLUMN_REDUCTIONS; ++t) {
-            const float total = transpose_combine(t, r_columns[t][kept]);
+            const float total = transpose_combine(t, r_columns[t][resident_unit]);
             const u32 s = s_partials + (t * BLOCK_N + column) * 4;
             store_shared(s,
                          COMBINES_LANES_LATE || is_first ? total : column_reductions::joined(t, load_shared(s), total));
@@ -137,8 +137,8 @@ template <class P> struct register_reductions {
     /* Without this, the compiler may defer additions until the next products have started to overwrite their inputs. */
     DEVICE void fence_registers() {
 #pragma unroll
-        for (int i = 0; i < COLUMN_REDUCTIONS * UNITS_KEPT * 8; ++i)
-            fence_register(r_columns[i / 8 / UNITS_KEPT][i / 8 % UNITS_KEPT][i % 8]);
+        for (int i = 0; i < COLUMN_REDUCTIONS * RESIDENT_UNITS * 8; ++i)
+            fence_register(r_columns[i / 8 / RESIDENT_UNITS][i / 8 % RESIDENT_UNITS][i % 8]);
 #pragma unroll
         for (int i = 0; i < ROW_REDUCTIONS * 2; ++i)
             fence_register(r_rows[i / 2][i % 2]);

@@ -104,7 +104,7 @@ static void emit_absent(struct text *code, char letter) {
 
 /* Emits a_scale_at, a_scale_step and a_scale (or b_*): the offset of the scale of a row or column for a step, its
    distance to that of the next step, and the scale. Offsets have 32 bits, because there are fewer than 2^31 scales. */
-static void emit_places(struct kernel_source *source, const struct hopper *h, int f) {
+static void emit_scale_offsets(struct kernel_source *source, const struct hopper *h, int f) {
     const struct block_scales *scales = &h->scales[f];
     char letter = "ab"[f];
     const char *extent = f == OPERAND_A ? "rows" : "columns";
@@ -137,7 +137,7 @@ void hopper_emit_scales(struct kernel_source *source, const struct hopper *h) {
             continue;
         }
         emit_pointer(source, scales->type, scales->value, 0, named("%c_scales", letter).text);
-        emit_places(source, h, f);
+        emit_scale_offsets(source, h, f);
         text_add(&source->code,
                  "DEVICE float %c_scale(const arguments& p, i32 at) { return %sto_float(p.%c_scales[at]); }\n\n",
                  letter, scales->is_negative ? "-" : "", letter);

@@ -73,12 +73,12 @@ static struct view_dim dim_of(const struct contraction *c, int operand, enum ind
 
 /* True if each index is one mode and no coordinate is checked, so that tiled maps can be used. */
 static bool is_matrix(const struct contraction *c) {
-    bool is = c->modes[ROW].count <= 1 && c->modes[COLUMN].count <= 1 && c->modes[K].count <= 1 &&
-              c->modes[BATCH].count <= ENTRIES_MAX && c->phase_count == 0;
+    bool is_plain = c->modes[ROW].count <= 1 && c->modes[COLUMN].count <= 1 && c->modes[K].count <= 1 &&
+                    c->modes[BATCH].count <= ENTRIES_MAX && c->phase_count == 0;
     for (int f = 0; f < OPERANDS; f++)
         for (int i = 0; i < COORDINATES; i++)
-            is = is && !c->operand[f].is_checked[i];
-    return is;
+            is_plain = is_plain && !c->operand[f].is_checked[i];
+    return is_plain;
 }
 
 /* Batch entries are dimensions of the maps; an operand that all entries share has none. */
@@ -108,7 +108,7 @@ static struct view_dim grouped_dim(const struct conv_geometry *g, enum dim_role 
 }
 
 /* True if groups start at whole coordinates. */
-static bool lies_evenly(const struct conv_operand *operand, int64_t stride) {
+static bool has_whole_groups(const struct conv_operand *operand, int64_t stride) {
     return stride > 0 && operand->group_stride % stride == 0;
 }
 
@@ -117,9 +117,9 @@ static bool lies_evenly(const struct conv_operand *operand, int64_t stride) {
    would multiply its channels. */
 static weftStatus_t check_groups(const struct hopper *h, const struct conv_geometry *g) {
     int64_t block = HOPPER_K_BYTES / element_bytes(h, OPERAND_A), k = g->direction == CONV_DATA ? g->k : g->c;
-    bool is_even = (g->direction == CONV_DATA || lies_evenly(&g->x, g->x.channel_stride)) &&
-                   (g->direction == CONV_FILTER || lies_evenly(&g->w, g->w.outer_stride)) &&
-                   (g->direction == CONV_FORWARD || lies_evenly(&g->y, g->y.channel_stride));
+    bool is_even = (g->direction == CONV_DATA || has_whole_groups(&g->x, g->x.channel_stride)) &&
+                   (g->direction == CONV_FILTER || has_whole_groups(&g->w, g->w.outer_stride)) &&
+                   (g->direction == CONV_FORWARD || has_whole_groups(&g->y, g->y.channel_stride));
     if (g->groups > 1 && !is_even)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: its groups do not start at whole channels or filters.",
              descriptor_label(h->c.node->op));
@@ -209,8 +209,8 @@ static struct positions phase_positions(const struct conv_geometry *g, int i, co
     int64_t moves = phase->tap_step * phase->dilation / phase->stride, least = INT64_MAX, most = INT64_MIN;
     for (int64_t z = 0; z < phase->stride; z++)
         for (int64_t tap = 0; tap < phase->taps; tap++) {
-            int64_t place = z + phase->pre - tap * phase->dilation, pixel = place / phase->stride;
-            if (place % phase->stride != 0)
+            int64_t position = z + phase->pre - tap * phase->dilation, pixel = position / phase->stride;
+            if (position % phase->stride != 0)
                 continue;
             least = pixel < least ? pixel : least;
             most = pixel > most ? pixel : most;
@@ -285,7 +285,7 @@ static weftStatus_t shape_filter(struct hopper *h, const struct conv_geometry *g
     const struct conv_operand *x = &g->x, *y = &g->y;
     int64_t pixels, stride, plane = 0;
     bool is_line = is_one_line(y, g->n, &pixels, &stride);
-    bool has_planes = !is_line && h->c.before_count == 0 && is_plane(h, g, 1 - image, &plane);
+    bool has_planes = !is_line && h->c.prologue_count == 0 && is_plane(h, g, 1 - image, &plane);
     if ((!is_line && !has_planes) || g->c == 1)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
              "%s: filter gradients require more than one channel, and contiguous pixels of dy.",
@@ -339,14 +339,14 @@ static weftStatus_t shape_planes(struct hopper *h) {
    and pixels (1). */
 static bool is_planes(const struct contraction *c) {
     const struct modes *k = &c->modes[K];
-    bool is = c->before_count == 0 && op_of(c->node->op) == &conv_wgrad_op && k->count == 2 &&
-              c->modes[BATCH].count == 0 && c->modes[ROW].count <= 1 && c->modes[COLUMN].count <= 1;
+    bool is_plain = c->prologue_count == 0 && op_of(c->node->op) == &conv_wgrad_op && k->count == 2 &&
+                    c->modes[BATCH].count == 0 && c->modes[ROW].count <= 1 && c->modes[COLUMN].count <= 1;
     for (int f = 0; f < OPERANDS; f++) {
-        is = is && k->at[1].stride[f] == 1;
+        is_plain = is_plain && k->at[1].stride[f] == 1;
         for (int i = 0; i < COORDINATES; i++)
-            is = is && !c->operand[f].is_checked[i];
+            is_plain = is_plain && !c->operand[f].is_checked[i];
     }
-    return is;
+    return is_plain;
 }
 
 /* Filter gradient with contiguous images: a forward convolution of x by dy, in which channels and images swap roles.
@@ -376,8 +376,8 @@ static void sort_by_dim(struct modes *modes, int channel, bool is_last) {
     for (int i = 1; i < modes->count; i++)
         for (int at = i; at > 0; at--) {
             struct mode *left = &modes->at[at - 1], *right = &modes->at[at], moved = *right;
-            bool is_behind = is_last && left->dim == channel, is_before = is_last && right->dim == channel;
-            if (!is_behind && (is_before || left->dim < right->dim))
+            bool left_is_last = is_last && left->dim == channel, right_is_last = is_last && right->dim == channel;
+            if (!left_is_last && (right_is_last || left->dim < right->dim))
                 break;
             *right = *left;
             *left = moved;
@@ -390,7 +390,7 @@ static void separate_images(struct hopper *h) {
     struct contraction *c = &h->c;
     struct modes *pixels = &c->modes[h->is_swapped ? COLUMN : ROW], *batch = &c->modes[BATCH], merged = *pixels;
     modes_merge(&merged);
-    if (c->modes[K].count > 1 || c->phase_count > 0 || c->before_count > 0 || merged.count != 2 ||
+    if (c->modes[K].count > 1 || c->phase_count > 0 || c->prologue_count > 0 || merged.count != 2 ||
         merged.at[1].stride[h->is_swapped ? OPERAND_B : OPERAND_A] != 1 || pixels->at[0].dim != 0)
         return;
     batch->at[batch->count++] = pixels->at[0];
@@ -503,7 +503,7 @@ int64_t hopper_part_stride(const struct hopper *h, int operand, int part, int di
 }
 
 /* True if the strides of all parts meet the requirements of TMA. */
-static bool are_even(const struct hopper *h, int operand) {
+static bool has_valid_strides(const struct hopper *h, int operand) {
     const struct map_view *view = &h->view[operand];
     for (int part = 0; part < h->parts[operand]->inputs.count; part++)
         for (int i = 1; i < view->count; i++) {
@@ -523,12 +523,12 @@ static weftStatus_t check_parts(const struct hopper *h, int operand) {
     int64_t step = HOPPER_K_BYTES / element_bytes(h, operand), end = 0;
     bool is_even = view->is_k_major && k->role == ROLE_K && k->extent == whole->dims.at[concat_axis(parts)] &&
                    k->per_group == 0 && !h->k_is_pixels && !h->is_planes && parts->inputs.count <= PARTS_MAX &&
-                   are_even(h, operand);
+                   has_valid_strides(h, operand);
     for (int64_t part = 0; part + 1 < parts->inputs.count && is_even; part++) {
         end += ((const struct tensor *)parts->inputs.tensors[part])->dims.at[concat_axis(parts)];
         is_even = end % step == 0;
     }
-    if (!is_even || h->c.before_count > 0)
+    if (!is_even || h->c.prologue_count > 0)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
              "%s: %s consists of parts; this engine reads up to %d parts of whole steps of %d "
              "bytes along the summed dimension, without operations before it.",
@@ -537,7 +537,7 @@ static weftStatus_t check_parts(const struct hopper *h, int operand) {
 }
 
 /* Checks that no other operation of the region reads a value in parts. */
-static weftStatus_t check_others(const struct hopper *h) {
+static weftStatus_t check_other_readers(const struct hopper *h) {
     const struct region *region = h->c.region;
     for (int i = 0; i < region->count; i++) {
         const struct node *node = region_node(region, i);
@@ -559,5 +559,5 @@ weftStatus_t hopper_find_parts(struct hopper *h) {
             FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: the parts of %s are unknown.",
                  descriptor_label(h->c.node->op), descriptor_label(&h->c.operand[f].tensor->base));
     }
-    return check_others(h);
+    return check_other_readers(h);
 }

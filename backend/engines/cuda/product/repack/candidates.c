@@ -102,7 +102,7 @@ static weftStatus_t find_types(struct repack_candidates *candidates) {
 
 /* Sets the packed tensor's strides: `dim` is innermost, with rows padded to ROW_BYTES, and the other dims keep their
    order. The packed view gets the same strides; callers that split dims change it afterwards. */
-static weftStatus_t lay_out(struct repack_candidate *candidate, int dim) {
+static weftStatus_t set_layout(struct repack_candidate *candidate, int dim) {
     struct tensor *packed = &candidate->packed;
     const int64_t *like = candidate->tensor->strides.at, *dims = packed->dims.at;
     /* Elements per ROW_BYTES. */
@@ -129,23 +129,23 @@ static int matrix_dim(const struct repack_candidate *candidate, int k, int other
 
 /* The summed dimension becomes innermost. For a filter gradient that is the image's number, because pixels under taps
    are not contiguous; but 16-bit operands keep their channels innermost, because wgmma transposes them (MN-major). */
-static weftStatus_t lay_out_operands(struct repack_candidates *candidates) {
+static weftStatus_t set_operand_layouts(struct repack_candidates *candidates) {
     struct repack_candidate *left = &candidates->at[PACKED_A], *right = &candidates->at[PACKED_B];
     if (op_of(candidates->node->op) == &matmul_op) {
         int last = (int)left->tensor->dims.count - 1;
-        TRY(lay_out(left, matrix_dim(left, last, last - 1)));
-        return lay_out(right, matrix_dim(right, last - 1, last));
+        TRY(set_layout(left, matrix_dim(left, last, last - 1)));
+        return set_layout(right, matrix_dim(right, last - 1, last));
     }
     struct conv_geometry g = conv_geometry(candidates->node->op);
     int channel = (int)g.x.tensor->dims.count - g.spatial - 1;
     if (g.direction == CONV_FILTER && !dtype_is_half(type_of(left)))
         channel = 0;
-    TRY(lay_out(left, channel));
+    TRY(set_layout(left, channel));
     /* For a data gradient, the filters become innermost, after the group if it has a separate dimension; for 16-bit
        types the channels (NHWC). */
     bool is_swapped =
         g.direction == CONV_DATA && (!dtype_is_half(type_of(right)) || right->tensor->strides.at[channel - 1] == 1);
-    return lay_out(right, is_swapped ? channel - 1 : channel);
+    return set_layout(right, is_swapped ? channel - 1 : channel);
 }
 
 /* ---- Merged groups ----------------------------------------------------------------------------------------------- */
@@ -201,7 +201,7 @@ static weftStatus_t merge_groups(struct repack_candidates *candidates, const str
     struct repack_candidate *candidate = &candidates->at[is_result ? PACKED_RESULT : PACKED_B];
     bool is_swapped = g.direction == CONV_DATA && !dtype_is_half(type_of(candidate));
     candidate->packed.dims.at[1] = merged * g.c;
-    TRY(lay_out(candidate, is_swapped ? 0 : 1));
+    TRY(set_layout(candidate, is_swapped ? 0 : 1));
     candidate->tensor_view = filter_view(candidate->tensor, &g, merged, false, false);
     candidate->packed_view = filter_view(&candidate->packed, &g, merged, !is_result, is_result);
     candidate->is_diagonal = !is_result;
@@ -212,13 +212,13 @@ static weftStatus_t merge_groups(struct repack_candidates *candidates, const str
 /* ---- Patches ----------------------------------------------------------------------------------------------------- */
 
 /* True if each pixel is read by at most one tap, and taps tile the image from its first pixel on. */
-static bool never_overlaps(const struct conv_geometry *g) {
-    bool never = g->direction != CONV_DATA && g->groups == 1 && !g->flip && g->spatial <= 2 &&
-                 g->w.tensor->dims.count == g->spatial + 2;
+static bool has_disjoint_taps(const struct conv_geometry *g) {
+    bool is_disjoint = g->direction != CONV_DATA && g->groups == 1 && !g->flip && g->spatial <= 2 &&
+                       g->w.tensor->dims.count == g->spatial + 2;
     for (int i = 0; i < 3; i++)
-        never = never && g->stride[i] == g->w.size[i] && (g->dilation[i] == 1 || g->w.size[i] == 1) && g->pre[i] == 0 &&
-                g->y.size[i] * g->stride[i] <= g->x.size[i];
-    return never && g->w.size[0] * g->w.size[1] * g->w.size[2] > 1;
+        is_disjoint = is_disjoint && g->stride[i] == g->w.size[i] && (g->dilation[i] == 1 || g->w.size[i] == 1) &&
+                      g->pre[i] == 0 && g->y.size[i] * g->stride[i] <= g->x.size[i];
+    return is_disjoint && g->w.size[0] * g->w.size[1] * g->w.size[2] > 1;
 }
 
 /* Adds a dim to both views: strides in the tensor and in the packed one. */
@@ -240,7 +240,7 @@ static weftStatus_t make_patches(struct repack_candidate *candidate, const struc
     packed->dims.at[1] = g->c * taps;
     for (int i = first; i < 3; i++)
         packed->dims.at[2 + i - first] = is_filter ? 1 : g->y.size[i];
-    TRY(lay_out(candidate, dim));
+    TRY(set_layout(candidate, dim));
     candidate->tensor_view.dims.count = candidate->packed_view.dims.count = 0;
     add_mode(candidate, packed->dims.at[0], operand->outer_stride, packed->strides.at[0]);
     /* A channel of the packed tensor is channel * taps + tap, with the taps of the slowest dimension first. */
@@ -261,7 +261,7 @@ static weftStatus_t cut_patches(struct repack_candidates *candidates, const stru
     if (conv_is(candidates->node->op))
         g = conv_geometry(candidates->node->op);
     bool is_result = g.direction == CONV_FILTER;
-    if (!g.groups || !never_overlaps(&g) || (is_result && (region->count > 1 || g.beta != 0)))
+    if (!g.groups || !has_disjoint_taps(&g) || (is_result && (region->count > 1 || g.beta != 0)))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: it has a single tap, or its taps overlap.",
              descriptor_label(candidates->node->op));
     if (is_result)
@@ -280,7 +280,7 @@ static bool skips(const struct conv_geometry *g, int i) {
 }
 
 /* Copies only the lines of the image that are read; the convolution's stride becomes 1. */
-static weftStatus_t leave_lines_out(struct repack_candidates *candidates) {
+static weftStatus_t skip_lines(struct repack_candidates *candidates) {
     struct conv_geometry g = {.groups = 0};
     if (conv_is(candidates->node->op))
         g = conv_geometry(candidates->node->op);
@@ -288,7 +288,7 @@ static weftStatus_t leave_lines_out(struct repack_candidates *candidates) {
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: it reads all lines of the image.",
              descriptor_label(candidates->node->op));
     struct repack_candidate *image = &candidates->at[g.direction == CONV_FILTER ? PACKED_B : PACKED_A];
-    /* The dim that lay_out_operands made innermost stays innermost. */
+    /* The dim that set_operand_layouts made innermost stays innermost. */
     int inner = 0;
     while (image->packed.strides.at[inner] != 1)
         inner++;
@@ -300,7 +300,7 @@ static weftStatus_t leave_lines_out(struct repack_candidates *candidates) {
         image->tensor_view.strides.at[dim] *= g.stride[i];
     }
     image->is_needed = true;
-    return lay_out(image, inner);
+    return set_layout(image, inner);
 }
 
 /* The operation belongs to the staged graph, a copy; its parameters are shared with the user's graph, so they are
@@ -309,11 +309,11 @@ weftStatus_t repack_rewrite(const struct repack_candidates *candidates, const st
                             struct arena *arena) {
     struct conv_op *conv = (struct conv_op *)op;
     struct convolution *parameters;
-    if (candidates->writing != PATCHES && candidates->writing != LINES)
+    if (candidates->rewrite != PATCHES && candidates->rewrite != LINES)
         return WEFT_STATUS_SUCCESS;
     TRY(arena_copy(arena, &parameters, conv->parameters, sizeof *parameters));
     conv->parameters = parameters;
-    if (candidates->writing == PATCHES) {
+    if (candidates->rewrite == PATCHES) {
         parameters->stride.count = parameters->dilation.count = 0; /* default: 1 */
         parameters->pre_padding.count = parameters->post_padding.count = 0;
         return WEFT_STATUS_SUCCESS;
@@ -330,15 +330,15 @@ weftStatus_t repack_rewrite(const struct repack_candidates *candidates, const st
 /* ---- The result -------------------------------------------------------------------------------------------------- */
 
 /* True if a tensor has the dims of the product's result, but its channels are not innermost. */
-static bool is_across(const struct tensor *tensor, const struct tensor *made, int channel) {
-    return tensor_same_dims(tensor, made) && tensor->strides.at[channel] != 1;
+static bool has_other_layout(const struct tensor *tensor, const struct tensor *result_tensor, int channel) {
+    return tensor_same_dims(tensor, result_tensor) && tensor->strides.at[channel] != 1;
 }
 
 /* Adds a candidate with contiguous channels. */
 static weftStatus_t add_rows(struct repack_candidates *candidates, int at, const struct region *region, int value,
                              int channel) {
     TRY(add_candidate(candidates, at, region, region->graph->values[value].tensor));
-    return lay_out(&candidates->at[at], channel);
+    return set_layout(&candidates->at[at], channel);
 }
 
 /* Adds the only tensor of the result's size that a convolution and its epilogue store, and one that the epilogue reads:
@@ -348,15 +348,19 @@ static weftStatus_t add_result(struct repack_candidates *candidates, const struc
     if (!conv_is(candidates->node->op) || candidates->at[PACKED_RESULT].tensor)
         return WEFT_STATUS_SUCCESS;
     struct conv_geometry g = conv_geometry(candidates->node->op);
-    const struct tensor *made = (g.direction == CONV_FORWARD ? &g.y : g.direction == CONV_DATA ? &g.x : &g.w)->tensor;
-    int channel = (int)made->dims.count - g.spatial - 1, result = -1, operand = -1, results = 0;
+    const struct tensor *result_tensor = (g.direction == CONV_FORWARD ? &g.y
+                                          : g.direction == CONV_DATA  ? &g.x
+                                                                      : &g.w)
+                                             ->tensor;
+    int channel = (int)result_tensor->dims.count - g.spatial - 1, result = -1, operand = -1, results = 0;
     for (int i = 0; i < region->count; i++)
         for (int k = 0; k < region_node(region, i)->operand_count; k++) {
             const struct node *node = region_node(region, i);
             const struct value *value = &region->graph->values[node->operands[k]];
             /* The product always has a result; of the other nodes, only tensors with another innermost dimension
                count. */
-            if (node == candidates->node ? !node->is_output[k] : !is_across(value->tensor, made, channel))
+            if (node == candidates->node ? !node->is_output[k]
+                                         : !has_other_layout(value->tensor, result_tensor, channel))
                 continue;
             if (node->is_output[k] && region_exports(region, node->operands[k])) {
                 result = node->operands[k];
@@ -364,7 +368,7 @@ static weftStatus_t add_result(struct repack_candidates *candidates, const struc
             } else if (!node->is_output[k] && (value->producer < 0 || !region_has(region, value->producer)))
                 operand = node->operands[k];
         }
-    if (results != 1 || g.beta != 0 || !is_across(region->graph->values[result].tensor, made, channel))
+    if (results != 1 || g.beta != 0 || !has_other_layout(region->graph->values[result].tensor, result_tensor, channel))
         return WEFT_STATUS_SUCCESS;
     TRY(add_rows(candidates, PACKED_RESULT, region, result, channel));
     /* Operands of the product are candidates already. */
@@ -376,15 +380,15 @@ static weftStatus_t add_result(struct repack_candidates *candidates, const struc
 /* ---- All of them ------------------------------------------------------------------------------------------------- */
 
 /* Each rewrite starts from the layouts of the unchanged product. */
-weftStatus_t repack_find(struct repack_candidates *candidates, const struct region *region, enum writing writing) {
-    *candidates = (struct repack_candidates){.writing = writing};
+weftStatus_t repack_find(struct repack_candidates *candidates, const struct region *region, enum rewrite rewrite) {
+    *candidates = (struct repack_candidates){.rewrite = rewrite};
     TRY(find_product(candidates, region));
     TRY(add_operands(candidates, region));
     TRY(find_types(candidates));
-    TRY(lay_out_operands(candidates));
-    TRY(writing == MERGED    ? merge_groups(candidates, region)
-        : writing == PATCHES ? cut_patches(candidates, region)
-        : writing == LINES   ? leave_lines_out(candidates)
+    TRY(set_operand_layouts(candidates));
+    TRY(rewrite == MERGED    ? merge_groups(candidates, region)
+        : rewrite == PATCHES ? cut_patches(candidates, region)
+        : rewrite == LINES   ? skip_lines(candidates)
                              : WEFT_STATUS_SUCCESS);
     return add_result(candidates, region);
 }

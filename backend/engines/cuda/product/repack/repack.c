@@ -21,11 +21,11 @@ static const double COPY_SECONDS = 1.6e-6; /* delay until a product sees the end
 /* Families that may multiply the copies: those that use TMA, exactly or narrowed to tf32. Families that may make the
    copies: any exact one that does not use TMA and has a fixed order. */
 typedef bool multiplier(const struct family *family);
-static bool multiplies(const struct family *family) { return family->wants_boxes && !family->narrows; }
-static bool copies(const struct family *family) {
+static bool can_multiply(const struct family *family) { return family->wants_boxes && !family->narrows; }
+static bool can_copy(const struct family *family) {
     return !family->wants_boxes && !family->narrows && !family->reorders;
 }
-static bool multiplies_narrowed(const struct family *family) { return family->wants_boxes && family->narrows; }
+static bool can_multiply_narrowed(const struct family *family) { return family->wants_boxes && family->narrows; }
 
 /* The region with some of its candidates repacked, one bit of `chosen` per candidate. `staged` is the region in a
    separate graph, with packed tensors in place of the chosen ones; copier: by candidate, or NULL. */
@@ -70,7 +70,7 @@ static weftStatus_t add_copy(struct cuda_step *state, const struct packing *pack
 /* ---- Acceptance -------------------------------------------------------------------------------------------------- */
 
 /* True if the tensor already has the layout of its copy, which would then be useless. */
-static bool is_idle(const struct repack_candidate *candidate) {
+static bool is_redundant(const struct repack_candidate *candidate) {
     return !candidate->is_needed && candidate->tensor->alignment >= candidate->packed.alignment &&
            tensor_same_layout(candidate->tensor, &candidate->packed);
 }
@@ -84,7 +84,7 @@ static bool is_complete(const struct packing *packing) {
     for (int i = 0; i < REPACK_CANDIDATES; i++) {
         bool is_chosen = packing->chosen >> i & 1, is_other = is_square && packing->chosen & both && i <= PACKED_B;
         complete = complete && (at[i].tensor ? is_chosen || is_other || !at[i].is_needed : !is_chosen) &&
-                   !(is_chosen && is_idle(&at[i]));
+                   !(is_chosen && is_redundant(&at[i]));
     }
     /* An operand of the epilogue must have the layout of the result. */
     bool alike = !at[PACKED_OPERAND].tensor || packing->chosen >> PACKED_OPERAND == 0 || /* both, or neither */
@@ -101,9 +101,9 @@ static void price_copies(double seconds[REPACK_CANDIDATES], struct packing *pack
         struct region copy;
         struct offer offer = {.seconds = INFINITY};
         /* Copies that cannot be expressed as a region count as impossible. */
-        if (candidate->tensor && !is_idle(candidate) &&
+        if (candidate->tensor && !is_redundant(candidate) &&
             (make_copy(&copy, candidate, i == PACKED_RESULT, arena) ||
-             engine_offer(&offer, engine, &copy, device, copies)))
+             engine_offer(&offer, engine, &copy, device, can_copy)))
             offer.seconds = INFINITY;
         packing->copier[i] = offer.family;
         seconds[i] = offer.seconds / COPY_SHARE + COPY_SECONDS;
@@ -145,9 +145,9 @@ static weftStatus_t analyse(struct packing *best, const struct region *region, m
     double copying[REPACK_CANDIDATES];
     best->seconds = INFINITY;
     TRY(hopper_check_device(device, "packed family"));
-    for (enum writing writing = WRITINGS; writing-- > AS_IT_IS;) {
-        weftStatus_t status = repack_find(&packing.candidates, region, writing);
-        if (status && writing == AS_IT_IS)
+    for (enum rewrite rewrite = REWRITES; rewrite-- > UNCHANGED;) {
+        weftStatus_t status = repack_find(&packing.candidates, region, rewrite);
+        if (status && rewrite == UNCHANGED)
             return status;
         if (status)
             continue;
@@ -183,11 +183,11 @@ static weftStatus_t accepts_for(const struct region *region, multiplier *may, co
 }
 
 static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
-    return accepts_for(region, multiplies, device, seconds);
+    return accepts_for(region, can_multiply, device, seconds);
 }
 
 static weftStatus_t accepts_tf32(const struct region *region, const struct device *device, double *seconds) {
-    return accepts_for(region, multiplies_narrowed, device, seconds);
+    return accepts_for(region, can_multiply_narrowed, device, seconds);
 }
 
 /* ---- Building ---------------------------------------------------------------------------------------------------- */
@@ -213,18 +213,18 @@ static weftStatus_t build_for(struct step *step, multiplier *may, const struct d
     step->workspace_bytes = packing->staged.scratch_bytes + inner.workspace_bytes;
     step->seconds = packing->copying + inner.seconds;
     return arena_print(arena, &step->detail, "%d tensors repacked%s, %s: %s", packing->staged.count,
-                       words[packing->candidates.writing], packing->staged.inner->name,
+                       words[packing->candidates.rewrite], packing->staged.inner->name,
                        inner.detail ? inner.detail : "");
 }
 
 static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
                           struct arena *arena) {
-    return build_for(step, multiplies, device, knobs, arena);
+    return build_for(step, can_multiply, device, knobs, arena);
 }
 
 static weftStatus_t build_tf32(struct step *step, const struct device *device, const struct knob_choices *knobs,
                                struct arena *arena) {
-    return build_for(step, multiplies_narrowed, device, knobs, arena);
+    return build_for(step, can_multiply_narrowed, device, knobs, arena);
 }
 
 const struct family cuda_packed = {

@@ -13,7 +13,7 @@ enum { PACKED_A, PACKED_B, PACKED_OPERAND, PACKED_RESULT, REPACK_CANDIDATES };
      merged      narrow groups of a convolution become one; filters have zeros for the channels of other groups
      patches     taps that never overlap become channels: the convolution has one tap
      lines       lines of an image that no tap reads are omitted */
-enum writing { AS_IT_IS, MERGED, PATCHES, LINES, WRITINGS };
+enum rewrite { UNCHANGED, MERGED, PATCHES, LINES, REWRITES };
 
 /* A tensor that may be replaced by a packed one, and the views of both for the copy, which have the same dims. */
 struct repack_candidate {
@@ -26,12 +26,12 @@ struct repack_candidate {
 
 struct repack_candidates {
     const struct node *node;
-    enum writing writing;
+    enum rewrite rewrite;
     struct repack_candidate at[REPACK_CANDIDATES]; /* those without a tensor are unused */
 };
 
 /* NOT_SUPPORTED, with a reason, if the product of a region cannot be rewritten in this way. */
-weftStatus_t repack_find(struct repack_candidates *candidates, const struct region *region, enum writing writing);
+weftStatus_t repack_find(struct repack_candidates *candidates, const struct region *region, enum rewrite rewrite);
 
 /* Applies the rewrite to the parameters of the product's node in a graph whose tensors have been replaced. */
 weftStatus_t repack_rewrite(const struct repack_candidates *candidates, const struct descriptor *op,

@@ -7,7 +7,7 @@
 #include "engines/cuda/families.h"
 
 enum {
-    TAPS_LEAST = 2, /* a filter of one tap is a matmul */
+    TAPS_MIN = 2,   /* a filter of one tap is a matmul */
     TAPS_MAX = 128, /* all taps are unrolled */
     /* Per fragment of dx: phases times fragments, in units of four registers. */
     SUMS_MAX = 24,
@@ -42,7 +42,7 @@ static int64_t taps_of(const struct stem *s) { return s->g.w.size[HEIGHT] * s->g
 /* ---- Conditions -------------------------------------------------------------------------------------------------- */
 
 /* Kernels read operands from the caller's memory or from the workspace. */
-static bool is_served(const struct tensor *tensor, weftDataType_t type) {
+static bool is_supported(const struct tensor *tensor, weftDataType_t type) {
     return (weftDataType_t)tensor->type == type && !tensor->is_by_value && !tensor->is_constant;
 }
 
@@ -52,7 +52,8 @@ static weftStatus_t check_types(const struct stem *s) {
     const struct tensor *a = s->c.operand[OPERAND_A].tensor, *b = s->c.operand[OPERAND_B].tensor;
     weftDataType_t type = (weftDataType_t)a->type, math = math_type(op->parameters->math);
     bool is_half = dtype_is_half(type);
-    if (!is_half || !is_served(a, type) || !is_served(b, type) || !dtype_is_float(math) || math == WEFT_DATA_DOUBLE)
+    if (!is_half || !is_supported(a, type) || !is_supported(b, type) || !dtype_is_float(math) ||
+        math == WEFT_DATA_DOUBLE)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE,
              "%s: %s and %s must have the same 16-bit float type, with products summed in float",
              descriptor_label(&op->base), descriptor_label(&a->base), descriptor_label(&b->base));
@@ -69,9 +70,9 @@ static weftStatus_t check_node(const struct stem *s, const struct device *device
     if (g->groups != 1 || g->c > CHANNELS_MAX || !is_flat)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: expected one group of at most %d channels in at most two dimensions",
              label, CHANNELS_MAX);
-    if (taps_of(s) < TAPS_LEAST || taps_of(s) > TAPS_MAX)
+    if (taps_of(s) < TAPS_MIN || taps_of(s) > TAPS_MAX)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: its filters have %lld taps; expected %d to %d", label,
-             (long long)taps_of(s), TAPS_LEAST, TAPS_MAX);
+             (long long)taps_of(s), TAPS_MIN, TAPS_MAX);
     for (int i = HEIGHT; i <= WIDTH; i++) {
         /* In double, because products of 64-bit extents could overflow. */
         double span = (double)g->w.size[i] * (double)g->dilation[i], pre = (double)max64(g->pre[i], -g->pre[i]);
@@ -128,8 +129,9 @@ static int64_t shared_bytes(const struct stem *s, const struct stem_tile *tile) 
     bool lead_is_row = s->c.epilogue.lead == ROW;
     int64_t epilogue_tile =
         (lead_is_row ? s->filters : 16) * ((lead_is_row ? 16 : s->filters) + 8) * (int64_t)sizeof(float);
-    int64_t places = divide_up(divide_up(taps_of(s), 2) * 2 * (int64_t)sizeof(int32_t), PIXEL_BYTES) * PIXEL_BYTES;
-    return divide_up(taps_of(s), 2) * 2 * s->filters * PIXEL_BYTES + places +
+    int64_t offset_bytes =
+        divide_up(divide_up(taps_of(s), 2) * 2 * (int64_t)sizeof(int32_t), PIXEL_BYTES) * PIXEL_BYTES;
+    return divide_up(taps_of(s), 2) * 2 * s->filters * PIXEL_BYTES + offset_bytes +
            max64(patch_bytes(s, tile), s->warps * epilogue_tile);
 }
 
@@ -173,8 +175,8 @@ static weftStatus_t choose_tile(struct stem *s, const struct device *device) {
         double cost = (double)(p * q) * (tile->rows * tile->columns + (double)bytes / 512) /
                       (0.5 + 0.5 * (double)blocks / shapes[g->direction].blocks);
         /* True if the sums of all phases of a data gradient fit in registers. */
-        bool is_held = g->direction != CONV_DATA || fragments * phases <= SUMS_MAX;
-        if (bytes > device->cuda.shared_per_block || blocks == 0 || !is_held || (s->tile && cost >= best))
+        bool fits_registers = g->direction != CONV_DATA || fragments * phases <= SUMS_MAX;
+        if (bytes > device->cuda.shared_per_block || blocks == 0 || !fits_registers || (s->tile && cost >= best))
             continue;
         best = cost;
         s->tile = tile;

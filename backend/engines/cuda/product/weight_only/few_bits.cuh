@@ -12,7 +12,7 @@
 DEVICE u32 multiply_add(u32 x, u32 y, u32 z, f16) { return ptx::fma_f16x2(x, y, z); }
 DEVICE u32 multiply_add(u32 x, u32 y, u32 z, bf16) { return ptx::fma_bf16x2(x, y, z); }
 /* x & y ^ z. */
-DEVICE u32 mask_turn(u32 x, u32 y, u32 z) { return ptx::lop3<0x6a>(x, y, z); }
+DEVICE u32 mask_xor(u32 x, u32 y, u32 z) { return ptx::lop3<0x6a>(x, y, z); }
 
 template <class F> struct pair_numbers;
 template <> struct pair_numbers<f16> {
@@ -35,10 +35,10 @@ template <bool IS_SIGNED> struct four_bits {
     static DEVICE u32 times_unit(u32 pair, bf16) { return multiply_add(pair, 0x42804280, MINUS_ZEROS, bf16{}); }
     /* The bits of a pair at their position in the word, or eight bits to the right of it. */
     static DEVICE u32 bits(u32 word, int e, u32 others) {
-        return mask_turn(e >= 2 ? word >> 8 : word, e % 2 ? 0x00f000f0 : 0x000f000f,
-                         others | (!IS_SIGNED ? 0
-                                   : e % 2    ? 0x00800080
-                                              : 0x00080008));
+        return mask_xor(e >= 2 ? word >> 8 : word, e % 2 ? 0x00f000f0 : 0x000f000f,
+                        others | (!IS_SIGNED ? 0
+                                  : e % 2    ? 0x00800080
+                                             : 0x00080008));
     }
     static DEVICE u32 pair(u32 word, int e, f16) {
         constexpr u32 SIXTEENTH = 0x2c002c00, MINUS_64 = 0xd400d400, MINUS_72 = 0xd480d480;
@@ -75,8 +75,8 @@ template <bool IS_SIGNED> struct eight_bits {
        subtracted offset. */
     static DEVICE u32 pair(u32 word, int e, bf16) {
         const u32 two = __byte_perm(IS_SIGNED ? word : word ^ 0x80808080, 0, e ? 0x4342 : 0x4140);
-        const u32 raised = mask_turn(two, 0x007f007f, pair_numbers<bf16>::BASE),
-                  taken = mask_turn(two, 0x00800080, pair_numbers<bf16>::MINUS_BASE);
+        const u32 raised = mask_xor(two, 0x007f007f, pair_numbers<bf16>::BASE),
+                  taken = mask_xor(two, 0x00800080, pair_numbers<bf16>::MINUS_BASE);
         const u32 number = multiply_add(raised, pair_numbers<bf16>::ONE, taken, bf16{});
         return IS_SIGNED ? number : multiply_add(number, pair_numbers<bf16>::ONE, pair_numbers<bf16>::BASE, bf16{});
     }

@@ -16,7 +16,7 @@ enum {
     ROWS_OF_FRAGMENT = 8,  /* rows of A per mma.sync */
     COLUMNS_OF_BLOCK = 16, /* columns of weights per mma.sync */
     ACCESS_BYTES = 16,     /* per copy to shared memory */
-    STAGES_LEAST = 2,      /* steps in shared memory */
+    STAGES_MIN = 2,        /* steps in shared memory */
     STAGES_MAX = 3,
     FEW_TOKENS = 2,         /* up to this number, the L1 cache holds A for all warps */
     SHARED_RESERVED = 1024, /* by the driver, per block */
@@ -278,16 +278,14 @@ static int bytes_of_stage(const struct weight_only *w, bool has_a) {
 static int shared_of_block(const struct weight_only *w) { return w->shared / resident(w, w->warps) - SHARED_RESERVED; }
 
 /* True if the elements of A for a step are staged with its weights. */
-static bool stages_a(const struct weight_only *w) {
-    return shared_of_block(w) / bytes_of_stage(w, true) >= STAGES_LEAST;
-}
+static bool stages_a(const struct weight_only *w) { return shared_of_block(w) / bytes_of_stage(w, true) >= STAGES_MIN; }
 
 static int stage_bytes(const struct weight_only *w) { return bytes_of_stage(w, stages_a(w)); }
 
 /* With few rows at most two, because the remaining memory serves as L1 cache for A. */
 static int stages(const struct weight_only *w) {
     int fit = shared_of_block(w) / stage_bytes(w);
-    int most = w->tokens > FEW_TOKENS ? STAGES_MAX : STAGES_LEAST;
+    int most = w->tokens > FEW_TOKENS ? STAGES_MAX : STAGES_MIN;
     return fit < most ? fit : most;
 }
 

@@ -54,7 +54,7 @@ DEVICE chunk<16> *a_slot(int stage, int slot) {
 }
 /* Synchronises the warps along columns: their loads of A have arrived for all of them, and all have finished reading
    the previous ones. */
-DEVICE void meet() {
+DEVICE void sync_warps() {
     if constexpr (WARPS_ACROSS > 1 && STAGES_A)
         ptx::bar_sync(1 + threadIdx.x / 32 / WARPS_ACROSS, WARPS_ACROSS * 32);
 }
@@ -109,7 +109,7 @@ struct lane_loads {
 
 using sums = float[BLOCKS][TOKENS][4];
 
-DEVICE u32 twice(u16 bits) { return (IS_NEGATIVE ? bits ^ 0x8000u : (u32)bits) * 0x10001u; }
+DEVICE u32 duplicate(u16 bits) { return (IS_NEGATIVE ? bits ^ 0x8000u : (u32)bits) * 0x10001u; }
 
 /* A template, so that scales of other types are not compiled. */
 template <class S>
@@ -123,7 +123,7 @@ DEVICE void multiply(const arguments &p, const lane_loads &at, sums &r_c, int st
     for (int i = 0; i < 2 * BLOCKS; i++) {
         w[i] = *w_slot(stage, i);
         if constexpr (!SCALES_SUMS)
-            r_scale[i] = numbers::times_unit(twice(scale[i].bits), factor_t{});
+            r_scale[i] = numbers::times_unit(duplicate(scale[i].bits), factor_t{});
     }
 #pragma unroll
     for (int part = 0; part < PARTS; part++) {
@@ -175,9 +175,9 @@ DEVICE void multiply_step(const arguments &p, const lane_loads &at, sums &r_c, i
     }
 }
 
-DEVICE void end(const arguments &p, const sums &r_c, index first) {
+DEVICE void reduce_and_store(const arguments &p, const sums &r_c, index first) {
     auto &s_sums = *(float (*)[WARPS_DEEP][8][PITCH])s_memory;
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, beside = warp % WARPS_ACROSS * ROWS;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, first_column = warp % WARPS_ACROSS * ROWS;
 #pragma unroll
     for (int f = 0; f < TOKENS; f++) {
         __syncthreads();
@@ -185,7 +185,7 @@ DEVICE void end(const arguments &p, const sums &r_c, index first) {
         for (int b = 0; b < BLOCKS; b++)
 #pragma unroll
             for (int e = 0; e < 4; e++)
-                s_sums[warp / WARPS_ACROSS][lane % 4 * 2 + e % 2][beside + b * 16 + e / 2 * 8 + lane / 4] =
+                s_sums[warp / WARPS_ACROSS][lane % 4 * 2 + e % 2][first_column + b * 16 + e / 2 * 8 + lane / 4] =
                     r_c[b][f][e];
         __syncthreads();
         for (int at = threadIdx.x; at < 8 * COLUMNS / RUN; at += THREADS) {
@@ -213,19 +213,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) weight_only(cons
     sums r_c = {};
     scale_t now[2 * BLOCKS], next[2 * BLOCKS];
     at.fetch_scales(p, now);
-    int stage = 0, free = STAGES - 1;
+    int stage = 0, free_stage = STAGES - 1;
     for (index k = begin; k < (index)p.k_count; k += STRIDE) {
         await_copies<STAGES - 2>();
-        meet();
-        at.fetch(p, free);
+        sync_warps();
+        at.fetch(p, free_stage);
         at.fetch_scales(p, next);
         multiply_step(p, at, r_c, stage, now, k);
 #pragma unroll
         for (int i = 0; i < 2 * BLOCKS; i++)
             now[i] = next[i];
-        free = stage;
+        free_stage = stage;
         stage = stage + 1 == STAGES ? 0 : stage + 1;
     }
     await_copies<0>(); /* the last copies load nothing, but would write to the memory of the sums */
-    end(p, r_c, blockIdx.x * COLUMNS);
+    reduce_and_store(p, r_c, blockIdx.x * COLUMNS);
 }

@@ -21,7 +21,7 @@ enum {
     BARRIER_BYTES = 16,  /* per slot */
     SHARED_MAX = 232448, /* bytes: 227 KiB, the shared memory limit of a block on sm_90 */
     WARPGROUP = 128,
-    ORDER_THREADS = 128,
+    REPACK_THREADS = 128,
 };
 
 static const double LAUNCH_SECONDS = 2.5e-6; /* of two kernels, the first of which repacks rows */
@@ -67,8 +67,8 @@ static double predict(const struct weight_only_sm90 *w, const struct device *dev
     double a_bytes = (double)w->tokens * STEP * 2, w_bytes = (double)w->columns * STEP * weight_bits(w) / 8;
     int64_t blocks = divide_up(w->p.columns, w->columns) * divide_up(w->p.rows, w->tokens) * w->splits;
     double efficiency = w->columns > 128 ? EFFICIENCY_OF_FOUR : EFFICIENCY;
-    double found = device->cuda.multiprocessors * (w->splits > 2 ? CLUSTERED_SHARE : 1);
-    int64_t clusters = (int64_t)found / w->splits;
+    double usable = device->cuda.multiprocessors * (w->splits > 2 ? CLUSTERED_SHARE : 1);
+    int64_t clusters = (int64_t)usable / w->splits;
     /* Clusters with more blocks than the device has multiprocessors can never run. */
     if (!clusters)
         return INFINITY;
@@ -98,19 +98,21 @@ static int tile_rows(const struct weight_only_sm90 *w) {
    both; a requested number of splits takes precedence over faster ones if it leaves no block idle. */
 static void choose_tile(struct weight_only_sm90 *w, const struct device *device, const struct knob_choices *knobs) {
     struct weight_only_sm90 at = *w;
-    int64_t chosen = knob_value(knobs, WEFT_KNOB_TYPE_TILE_SIZE), asked = knob_value(knobs, WEFT_KNOB_TYPE_SPLIT_K);
+    int64_t chosen = knob_value(knobs, WEFT_KNOB_TYPE_TILE_SIZE), requested = knob_value(knobs, WEFT_KNOB_TYPE_SPLIT_K);
     int64_t clusters = min64(CLUSTER_MAX, device->cuda.cluster_most);
     at.steps = w->steps = divide_up(w->p.k_count, STEP);
     w->splits = 0;
     for (int tile = 1; tile <= TILES; tile++)
         for (at.splits = 1; at.splits <= clusters && at.splits <= at.steps; at.splits *= 2) {
-            bool is_left =
+            bool has_idle_block =
                 divide_up(at.steps, divide_up(at.steps, at.splits)) < at.splits; /* a block would have no step */
-            bool is_other = (chosen > 0 && chosen <= TILES && chosen != tile) || (asked > 0 && at.splits > asked);
+            bool is_excluded =
+                (chosen > 0 && chosen <= TILES && chosen != tile) || (requested > 0 && at.splits > requested);
             at.columns = tile * 128;
             at.tokens = tile_rows(&at);
             at.seconds = predict(&at, device);
-            if (is_left || is_other || (w->splits && at.seconds >= w->seconds && !(asked > 0 && at.splits == asked)))
+            if (has_idle_block || is_excluded ||
+                (w->splits && at.seconds >= w->seconds && !(requested > 0 && at.splits == requested)))
                 continue;
             w->columns = at.columns;
             w->tokens = at.tokens;
@@ -145,7 +147,7 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
 /* ---- Building ---------------------------------------------------------------------------------------------------- */
 
 /* Builds the kernel that repacks A in the order of k, in the workspace: [rows, steps * STEP], zeros past k. */
-static weftStatus_t build_order(struct step *step, const struct weight_only_sm90 *w, struct arena *arena) {
+static weftStatus_t build_repack(struct step *step, const struct weight_only_sm90 *w, struct arena *arena) {
     struct cuda_step *state = step->state;
     struct cuda_kernel *kernel = &state->kernels[state->count++];
     const struct tensor *a = w->p.c.operand[OPERAND_A].tensor;
@@ -154,7 +156,7 @@ static weftStatus_t build_order(struct step *step, const struct weight_only_sm90
     kernel_source_init(&source, &step->region);
     text_add(&source.constants, "using weight_t = %s;\n", cuda_element_name((weftDataType_t)w->p.weights->x->type));
     text_add(&source.code, "#include \"core/gather.cuh\"\n\n");
-    emit_constant(&source, "THREADS", ORDER_THREADS);
+    emit_constant(&source, "THREADS", REPACK_THREADS);
     emit_pointer(&source, (weftDataType_t)a->type, w->p.c.operand[OPERAND_A].value, 0, "a");
     emit_scratch(&source, "void", 0, "ordered");
     emit_number(&source, w->p.a_row, "a_row");
@@ -162,9 +164,9 @@ static weftStatus_t build_order(struct step *step, const struct weight_only_sm90
     emit_number(&source, w->p.k_count, "k_count");
     emit_divisor(&source, each, "parts");
     TRY(kernel_finish(&source, kernel, "product/weight_only/repack.cuh", "repack", arena));
-    kernel->grid[0] = (uint32_t)divide_up(threads, ORDER_THREADS);
+    kernel->grid[0] = (uint32_t)divide_up(threads, REPACK_THREADS);
     kernel->grid[1] = kernel->grid[2] = 1;
-    kernel->block = ORDER_THREADS;
+    kernel->block = REPACK_THREADS;
     /* Its reads wait for the previous kernel, but its launch does not. */
     kernel->is_dependent = true;
     step->workspace_bytes = w->p.rows * w->steps * STEP * 2;
@@ -239,7 +241,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     step->state = state;
     step->seconds = w.seconds;
     /* The kernels run in this order; the second one waits for the first one before it reads A. */
-    TRY(build_order(step, &w, arena));
+    TRY(build_repack(step, &w, arena));
     TRY(build_product(step, &w, arena));
     return arena_print(arena, &step->detail,
                        "wgmma, weights dequantised in registers, tiles of %d columns by %d rows, %d stages, %d splits, "

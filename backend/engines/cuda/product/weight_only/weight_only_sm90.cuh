@@ -75,7 +75,7 @@ struct tile {
 
 /* ---- The producer ---- */
 
-DEVICE u32 twice(u16 bits) { return (IS_NEGATIVE ? bits ^ 0x8000u : (u32)bits) * 0x10001u; }
+DEVICE u32 duplicate(u16 bits) { return (IS_NEGATIVE ? bits ^ 0x8000u : (u32)bits) * 0x10001u; }
 
 /* The scale as a float for sums, or as a pair for weights. A template, so that scales of other types are not
    compiled. */
@@ -83,7 +83,7 @@ template <class S> DEVICE u32 scale_word(S scale) {
     if constexpr (SCALES_SUMS)
         return __float_as_uint((IS_NEGATIVE ? -UNIT : UNIT) * to_float(scale));
     else
-        return numbers::times_unit(twice(scale.bits), factor_t{});
+        return numbers::times_unit(duplicate(scale.bits), factor_t{});
 }
 
 /* The scales of a step, ROWS / 128 per thread. Elements outside repeat the last one; their results are not used. */
@@ -200,7 +200,7 @@ DEVICE void unpack(pairs &r_a, const u32 (&r_w)[2][WORDS], int part, const float
         }
 }
 
-DEVICE void keep(pairs &r_a) { /* keeps the registers until the products that read them have finished */
+DEVICE void pin_registers(pairs &r_a) { /* keeps the registers until the products that read them have finished */
 #pragma unroll
     for (int i = 0; i < 8; ++i)
         fence_register(r_a[i / 4][i % 4]);
@@ -255,11 +255,11 @@ DEVICE void multiply_tile(const tile &tile, u32 warp) {
             }
             mma_wait<1>();
             if (part > 0)
-                keep(r_next);
+                pin_registers(r_next);
             unpack(r_next, r_w, (part + 1) % PARTS, r_scale);
         }
         mma_wait<0>();
-        keep(r_a[(PARTS - 1) % 2]);
+        pin_registers(r_a[(PARTS - 1) % 2]);
         __syncwarp();
         if (lane_index() == 0)
             arrive(released(slot));
@@ -303,7 +303,7 @@ DEVICE void run_epilogue(const arguments &p, const tile &tile) {
 }
 
 /* Synchronises the threads or blocks that exchange sums: all sums have been stored, or have been read. */
-DEVICE void meet() {
+DEVICE void sync_sums() {
     if constexpr (SPLITS > 1)
         cluster_sync();
     else
@@ -338,9 +338,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) weight_only_sm90(const 
         grow_registers<CONSUMER_REGISTERS>();
         multiply_tile(tile, warp - 4);
         wait_for_previous_kernel(); /* it ended long ago; required before its results are read */
-        meet();
+        sync_sums();
         run_epilogue(p, tile);
         if constexpr (SPLITS > 1)
-            meet(); /* no block may exit while a peer reads its sums */
+            sync_sums(); /* no block may exit while a peer reads its sums */
     }
 }
