@@ -93,7 +93,7 @@ TESTS = (
         [
             PRODUCTS,
             "test_cuda_contraction",
-            "test_cuda_packed",
+            "test_cuda_repack",
             "test_cuda_patches",
             "test_cuda_grouped",
             "test_cuda_block_scale",

@@ -294,7 +294,7 @@ static void emit_loads(struct kernel_source *source, const struct contraction *c
 
 /* True if evaluate() reads a value that it has computed, which therefore has to be rounded to its tensor's type.
    Reductions of the stored result read the stored data instead. */
-static bool is_read_inside(const struct contraction *c, int value) {
+static bool is_read_in_region(const struct contraction *c, int value) {
     for (int i = 0; i < c->region->count; i++) {
         const struct node *node = region_node(c->region, i);
         for (int k = 0; k < node->operand_count && !(c->epilogue.reduces_stored && reductions_support(node)); k++)
@@ -308,7 +308,7 @@ static bool is_read_inside(const struct contraction *c, int value) {
    converts two floats to two halves. Readers of a free tensor see the unrounded sums. */
 static bool converts_runs(const struct contraction *c) {
     bool is_free = c->region->graph->values[c->result].tensor->is_free;
-    return is_read_inside(c, c->result) && !is_free && c->alpha == 1 && c->beta == 0 &&
+    return is_read_in_region(c, c->result) && !is_free && c->alpha == 1 && c->beta == 0 &&
            dtype_bytes(tensor_type(c, c->result), 1) == 2 && arithmetic_rows[c->arithmetic].sum == WEFT_DATA_FLOAT;
 }
 
@@ -337,7 +337,7 @@ static void emit_result(struct kernel_source *source, const struct contraction *
                  lead_stride(&c->epilogue, &c->epilogue.at[old]) ? "e" : "0");
     }
     text_add(&source->code, ";\n");
-    if (is_read_inside(c, c->result) && !c->region->graph->values[c->result].tensor->is_free)
+    if (is_read_in_region(c, c->result) && !c->region->graph->values[c->result].tensor->is_free)
         text_add(&source->code, "        v%d = rounded<%s>(v%d);\n", c->result,
                  cuda_type_name(tensor_type(c, c->result)), c->result);
 }
@@ -504,7 +504,7 @@ static void emit_formulas(struct kernel_source *source, const struct contraction
         const struct node *node = region_node(c->region, i);
         if (!contraction_is_in_epilogue(c, node) || reductions_support(node) || is_index(node))
             continue;
-        if (is_read_inside(c, output_of(node)) && output_of(node) != last)
+        if (is_read_in_region(c, output_of(node)) && output_of(node) != last)
             formula_emit(&source->code, c->region->graph, node);
         else /* the store rounds */
             formula_emit_exact(&source->code, c->region->graph, node);

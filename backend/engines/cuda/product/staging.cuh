@@ -24,7 +24,7 @@ template <class A, class B> struct conditional<false, A, B> {
     using type = B;
 };
 
-/* The elements of one step that this thread moves: fetch() loads them, put() stores them in the layout of the
+/* The elements of one step that this thread moves: fetch() loads them, store() writes them in the layout of the
    products. */
 template <class operand, int BLOCK> struct run_loader {
     using T = typename operand::stored;
@@ -64,7 +64,7 @@ template <class operand, int BLOCK> struct run_loader {
             }
         }
     }
-    DEVICE void put(stage_of<operand, BLOCK> &stage) {
+    DEVICE void store(stage_of<operand, BLOCK> &stage) {
 #pragma unroll
         for (int u = 0; u < EACH; u++) {
             if (!has(u))

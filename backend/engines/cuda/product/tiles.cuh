@@ -61,8 +61,8 @@ DEVICE void multiply_tile(sums &sum, memory &s, const arguments &p, const batch 
     a.fetch(p, p.a, s.a_outers, s.a_ks[from % 2]);
     b.fetch(p, p.b, s.b_outers, s.b_ks[from % 2]);
     list_ks(s, p, g, from + 1);
-    a.put(s.stages[from % 2].a);
-    b.put(s.stages[from % 2].b);
+    a.store(s.stages[from % 2].a);
+    b.store(s.stages[from % 2].b);
     __syncthreads();
     for (i64 step = from; step < until; step++) {
         if (step + 1 < until) {
@@ -73,8 +73,8 @@ DEVICE void multiply_tile(sums &sum, memory &s, const arguments &p, const batch 
         }
         sum.multiply(s.stages[step % 2]);
         if (step + 1 < until) {
-            a.put(s.stages[(step + 1) % 2].a);
-            b.put(s.stages[(step + 1) % 2].b);
+            a.store(s.stages[(step + 1) % 2].a);
+            b.store(s.stages[(step + 1) % 2].b);
         }
         __syncthreads();
     }

@@ -135,7 +135,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) depthwise(const __
         load(k + STAGES - 1);
 #pragma unroll UNROLLED
         for (i32 period = 0; period < BAND_PERIODS; period++) {
-            const i32 row = period * PERIOD_INPUTS, output = at.top + (k * BAND_PERIODS + period) * ENDED - BACK;
+            const i32 row = period * PERIOD_INPUTS, output = at.top + (k * BAND_PERIODS + period) * COMPLETED - BACK;
             shift_rows(sums);
 #pragma unroll
             for (int u = 0; u < PERIOD; u++) {

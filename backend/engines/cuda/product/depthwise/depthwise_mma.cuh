@@ -186,7 +186,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) depthwise_mma(cons
                                 (const u32 *)s.bands[k % STAGES].at + own_inputs(1)};
 #pragma unroll UNROLLED
         for (i32 period = 0; period < BAND_PERIODS; period++) {
-            const i32 row = period * PERIOD_INPUTS, begin = at.top + (k * BAND_PERIODS + period) * ENDED - BACK;
+            const i32 row = period * PERIOD_INPUTS, begin = at.top + (k * BAND_PERIODS + period) * COMPLETED - BACK;
             shift_rows(sum);
 #pragma unroll
             for (int u = 0; u < PERIOD; u++) {

@@ -13,8 +13,8 @@ constexpr DEVICE int divide_down(int n, int by) { return (n - wrap(n, by)) / by;
 constexpr int SPAN_H = (TAPS_H - 1) * DILATION_H + 1, SPAN_W = (TAPS_W - 1) * DILATION_W + 1;
 constexpr int TAPS = TAPS_D * TAPS_H * TAPS_W;
 constexpr int PERIOD = STEP_H > SPREAD_H ? STEP_H : SPREAD_H;
-/* Output rows that a period completes, and those that are in progress: slot i is output period * ENDED - BACK + i. */
-constexpr int ENDED = PERIOD / STEP_H, BACK = (SPAN_H - 1 + STEP_H - 1) / STEP_H, SLOTS = BACK + ENDED;
+/* Output rows that a period completes, and those in progress: slot i is output period * COMPLETED - BACK + i. */
+constexpr int COMPLETED = PERIOD / STEP_H, BACK = (SPAN_H - 1 + STEP_H - 1) / STEP_H, SLOTS = BACK + COMPLETED;
 constexpr int PERIOD_INPUTS = PERIOD / SPREAD_H, INPUT_ROWS = PERIOD_INPUTS * BAND_PERIODS;
 /* STRIP adjacent outputs of a channel are computed together; STRIPS of them are a row of the block. */
 constexpr int TILE_W = STRIPS * STRIP;
@@ -27,14 +27,15 @@ static_assert(THREADS % 32 == 0, "a warp loads a line");
 constexpr DEVICE bool has_output(int u, int distance) { return wrap(u - distance, STEP_H) == 0; }
 constexpr DEVICE int slot_of(int u, int distance) { return divide_down(u - distance, STEP_H) + BACK; }
 
-/* Moves the rows of sums up when a period starts. If SLOTS / ENDED periods are unrolled, this only renames
+/* Moves the rows of sums up when a period starts. If SLOTS / COMPLETED periods are unrolled, this only renames
    registers. */
 template <class R> DEVICE void shift_rows(R (&rows)[SLOTS]) {
 #pragma unroll
     for (int i = 0; i < SLOTS; i++)
 #pragma unroll
         for (int e = 0; e < (int)(sizeof(R) / sizeof(float)); e++)
-            ((float *)rows[i])[e] = i + ENDED < SLOTS ? ((float *)rows[i + ENDED < SLOTS ? i + ENDED : i])[e] : 0.0f;
+            ((float *)rows[i])[e] =
+                i + COMPLETED < SLOTS ? ((float *)rows[i + COMPLETED < SLOTS ? i + COMPLETED : i])[e] : 0.0f;
 }
 
 /* The channel and the strip of this thread in the block: adjacent threads of a warp access adjacent memory. */

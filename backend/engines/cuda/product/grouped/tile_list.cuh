@@ -8,7 +8,7 @@
    Params    THREADS BLOCK_M GATHERS SCATTERS COPIES y_t */
 
 /* Inclusive prefix sum over the threads' values. */
-DEVICE i64 sum_up(i64 (&sums)[THREADS], i64 mine) {
+DEVICE i64 inclusive_scan(i64 (&sums)[THREADS], i64 mine) {
     const int t = threadIdx.x;
     sums[t] = mine;
     __syncthreads();
@@ -28,7 +28,7 @@ DEVICE void list_tiles(const arguments &p) {
         const i64 expert = base + threadIdx.x, first = group_start(p, expert);
         const i64 until = expert < p.experts ? group_start(p, expert + 1) : first;
         const i64 tiles = until > first ? (until - first + BLOCK_M - 1) / BLOCK_M : 0;
-        i64 at = listed + sum_up(sums, tiles) - tiles;
+        i64 at = listed + inclusive_scan(sums, tiles) - tiles;
         for (i64 row = first; row < until && at < p.max_entries; row += BLOCK_M, at++)
             p.list[at] = group_tile{row, (i32)(until - row < BLOCK_M ? until - row : BLOCK_M), (i32)expert};
         listed += sums[THREADS - 1];

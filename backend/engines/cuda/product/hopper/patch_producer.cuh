@@ -3,7 +3,7 @@
 template <class P> DEVICE void load_patch(const P &p, u32 fill, i32 number, const tile_coordinates &at) {
     const i32 channel = number / SLICES * BLOCK_K, column = at.column + (i32)p.corner_w,
               line = at.line + (i32)p.corner_h;
-    wait(patch_released(fill), fill < PATCH_SLOTS); /* released by the slot's previous fill */
+    wait(patch_released(fill), fill < PATCH_SLOTS); /* the parity alternates with the fills of a slot */
     arrive_expecting(patch_arrived(fill), PATCH_BYTES);
     if constexpr (IS_VOLUME)
         load_box(patch_slot(fill), p.x_map, patch_arrived(fill), channel, column, line,

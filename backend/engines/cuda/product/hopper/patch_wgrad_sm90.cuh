@@ -80,7 +80,7 @@ DEVICE i32 slice_under(const arguments &p, const share &own, const tile &at) {
 }
 
 /* False if that slice is outside the volume, where X is zero. */
-DEVICE bool is_seen(const arguments &p, const share &own, const tile &at) {
+DEVICE bool is_inside_volume(const arguments &p, const share &own, const tile &at) {
     return !IS_VOLUME || (u32)slice_under(p, own, at) < (u32)p.depth;
 }
 
@@ -104,7 +104,7 @@ DEVICE void load_tiles(const arguments &p, const share &own) {
     slot_cursor fill;
     for (u32 number = own.part; number < (u32)p.tiles; number += (u32)p.splits) {
         const tile at = find_tile(p, number);
-        if (!is_seen(p, own, at))
+        if (!is_inside_volume(p, own, at))
             continue;
         wait(released(fill.slot), fill.phase ^ 1);
         load_tile(p, own, at, fill.slot);
@@ -176,7 +176,7 @@ DEVICE void multiply_tiles(const arguments &p, const share &own, int group) {
     const u32 lane_at = lane_offset();
     slot_cursor use;
     for (u32 number = own.part; number < (u32)p.tiles; number += (u32)p.splits) {
-        if (!is_seen(p, own, find_tile(p, number)))
+        if (!is_inside_volume(p, own, find_tile(p, number)))
             continue;
         wait(arrived(use.slot), use.phase);
         multiply_tile(r_w, use.slot, taps, lane_at);

@@ -307,7 +307,9 @@ int hopper_operands(const struct hopper *h) {
 }
 
 /* True if the accumulators leave few registers for anything but the output. */
-static bool is_deep(const struct hopper_tile *tile) { return tile->row_blocks * tile->columns > ACCUMULATORS_MAX; }
+static bool has_many_accumulators(const struct hopper_tile *tile) {
+    return tile->row_blocks * tile->columns > ACCUMULATORS_MAX;
+}
 
 /* Half as many registers as columns: 128 of the 160 that each of three consumer warpgroups has, 192 of the 232 of two
    (pipeline.cuh). Ping-pong has no room for two sets of sums. */
@@ -377,7 +379,7 @@ static bool reductions_fit(const struct hopper *h, const struct hopper_tile *til
         return true;
     if (reduces_staged(h, tile))
         return tile->columns % 32 == 0;
-    if (is_deep(tile) || tile_splits(tile) > 1 || (has_columns && tile->columns % 32 != 0) ||
+    if (has_many_accumulators(tile) || tile_splits(tile) > 1 || (has_columns && tile->columns % 32 != 0) ||
         (has_columns && has_others && columns > 128) ||
         (has_columns && columns > 192 && fetched_words(h) > FETCHED_WORDS_MAX_WITH_REDUCTIONS))
         return false;
@@ -427,7 +429,7 @@ static bool epilogue_fits(const struct hopper *h, const struct hopper_tile *tile
     bool is_wide = tile->row_blocks * tile->columns > 128 || tile->rows / tile->row_blocks > 128;
     if (is_wide && fetched_words(h) > FETCHED_WORDS_MAX)
         return false;
-    if (is_deep(tile) && (hopper_operands(h) > 1 || !hopper_find_store(h)))
+    if (has_many_accumulators(tile) && (hopper_operands(h) > 1 || !hopper_find_store(h)))
         return false;
     return reductions_fit(h, tile) && operands_fit(h, tile);
 }
@@ -452,7 +454,7 @@ static bool is_worthwhile(const struct hopper *h, const struct device *device, c
 
 /* Only if useful: many splits have many blocks, so ping-pong would have no second tile. */
 static bool can_split(const struct hopper_tile *tile) {
-    return !is_deep(tile) && tile_splits(tile) == 1 && !tile_is_pingpong(tile);
+    return !has_many_accumulators(tile) && tile_splits(tile) == 1 && !tile_is_pingpong(tile);
 }
 
 static bool split_fits(const struct hopper *h, double elements, int splits) {

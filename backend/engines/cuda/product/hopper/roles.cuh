@@ -16,8 +16,8 @@ template <class P> DEVICE void consume(const P &p, const tile_scheduler &at, u32
         end_epilogue();
         reductions.end_all(p, at.column, consumer_warp);
     } else {
-        no_reductions nothing;
-        consume_tiles(p, at, consumer_warp, nothing);
+        no_reductions none;
+        consume_tiles(p, at, consumer_warp, none);
         end_epilogue();
     }
 }

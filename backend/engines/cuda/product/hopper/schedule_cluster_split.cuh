@@ -19,11 +19,12 @@ DEVICE void add_word(i32 &sum, u32 word) { sum += (i32)word; }
 DEVICE u32 exchange_address() { return shared_address(s_memory) + EXCHANGE_AT + threadIdx.x % 128 * 16; }
 
 DEVICE void send_partials(const accumulators &r_c, u32 block) {
-    const u32 there = peer_address(exchange_address(), block), full = peer_address(partials_arrived(), block);
+    const u32 peer_sums = peer_address(exchange_address(), block), full = peer_address(partials_arrived(), block);
 #pragma unroll
     for (int i = 0; i < ROW_BLOCKS * BLOCK_N / 2; i += 4) {
         const sum_t *r = &r_c[i / (BLOCK_N / 2)][i % (BLOCK_N / 2)];
-        send_to_peer(there + i / 4 * 2048, full, words{{word_of(r[0]), word_of(r[1]), word_of(r[2]), word_of(r[3])}});
+        send_to_peer(peer_sums + i / 4 * 2048, full,
+                     words{{word_of(r[0]), word_of(r[1]), word_of(r[2]), word_of(r[3])}});
     }
 }
 

@@ -93,8 +93,8 @@ static weftStatus_t find_types(struct repack_candidates *candidates) {
                                                            : dtype_is_half(b) ? b
                                                                               : WEFT_DATA_HALF);
     }
-    left->is_needed = left->packed.type != left->tensor->type;
-    right->is_needed = right->packed.type != right->tensor->type;
+    left->must_replace = left->packed.type != left->tensor->type;
+    right->must_replace = right->packed.type != right->tensor->type;
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -205,7 +205,7 @@ static weftStatus_t merge_groups(struct repack_candidates *candidates, const str
     candidate->tensor_view = filter_view(candidate->tensor, &g, merged, false, false);
     candidate->packed_view = filter_view(&candidate->packed, &g, merged, !is_result, is_result);
     candidate->is_diagonal = !is_result;
-    candidate->is_needed = true;
+    candidate->must_replace = true;
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -251,7 +251,7 @@ static weftStatus_t make_patches(struct repack_candidate *candidate, const struc
     }
     for (int i = first; i < 3 && !is_filter; i++)
         add_mode(candidate, g->y.size[i], g->stride[i] * operand->size_stride[i], packed->strides.at[2 + i - first]);
-    candidate->is_needed = true;
+    candidate->must_replace = true;
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -274,7 +274,7 @@ static weftStatus_t cut_patches(struct repack_candidates *candidates, const stru
 /* ---- Lines ------------------------------------------------------------------------------------------------------- */
 
 /* True if a convolution reads only some lines, or planes, of its image. i: 0 or 1 of the three spatial dims. */
-static bool skips(const struct conv_geometry *g, int i) {
+static bool reads_some_lines(const struct conv_geometry *g, int i) {
     return i >= 3 - g->spatial && i < 2 && g->w.size[i] == 1 && g->stride[i] > 1 && g->pre[i] == 0 &&
            (g->y.size[i] - 1) * g->stride[i] < g->x.size[i];
 }
@@ -284,7 +284,7 @@ static weftStatus_t skip_lines(struct repack_candidates *candidates) {
     struct conv_geometry g = {.groups = 0};
     if (conv_is(candidates->node->op))
         g = conv_geometry(candidates->node->op);
-    if (!g.groups || g.direction == CONV_DATA || (!skips(&g, 0) && !skips(&g, 1)))
+    if (!g.groups || g.direction == CONV_DATA || (!reads_some_lines(&g, 0) && !reads_some_lines(&g, 1)))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: it reads all lines of the image.",
              descriptor_label(candidates->node->op));
     struct repack_candidate *image = &candidates->at[g.direction == CONV_FILTER ? PACKED_B : PACKED_A];
@@ -294,12 +294,12 @@ static weftStatus_t skip_lines(struct repack_candidates *candidates) {
         inner++;
     for (int i = 0; i < 2; i++) {
         int64_t dim = image->packed.dims.count - 3 + i;
-        if (!skips(&g, i))
+        if (!reads_some_lines(&g, i))
             continue;
         image->packed.dims.at[dim] = image->tensor_view.dims.at[dim] = g.y.size[i];
         image->tensor_view.strides.at[dim] *= g.stride[i];
     }
-    image->is_needed = true;
+    image->must_replace = true;
     return set_layout(image, inner);
 }
 
@@ -320,7 +320,7 @@ weftStatus_t repack_rewrite(const struct repack_candidates *candidates, const st
     }
     struct conv_geometry g = conv_geometry(candidates->node->op);
     for (int i = 3 - g.spatial; i < 2; i++)
-        if (skips(&g, i)) {
+        if (reads_some_lines(&g, i)) {
             parameters->stride.at[i - 3 + g.spatial] = 1;
             parameters->post_padding.at[i - 3 + g.spatial] = 0;
         }

@@ -71,7 +71,7 @@ static weftStatus_t add_copy(struct cuda_step *state, const struct packing *pack
 
 /* True if the tensor already has the layout of its copy, which would then be useless. */
 static bool is_redundant(const struct repack_candidate *candidate) {
-    return !candidate->is_needed && candidate->tensor->alignment >= candidate->packed.alignment &&
+    return !candidate->must_replace && candidate->tensor->alignment >= candidate->packed.alignment &&
            tensor_same_layout(candidate->tensor, &candidate->packed);
 }
 
@@ -83,13 +83,13 @@ static bool is_complete(const struct packing *packing) {
     int both = 1 << PACKED_A | 1 << PACKED_B;
     for (int i = 0; i < REPACK_CANDIDATES; i++) {
         bool is_chosen = packing->chosen >> i & 1, is_other = is_square && packing->chosen & both && i <= PACKED_B;
-        complete = complete && (at[i].tensor ? is_chosen || is_other || !at[i].is_needed : !is_chosen) &&
+        complete = complete && (at[i].tensor ? is_chosen || is_other || !at[i].must_replace : !is_chosen) &&
                    !(is_chosen && is_redundant(&at[i]));
     }
     /* An operand of the epilogue must have the layout of the result. */
-    bool alike = !at[PACKED_OPERAND].tensor || packing->chosen >> PACKED_OPERAND == 0 || /* both, or neither */
-                 packing->chosen >> PACKED_OPERAND == 3;
-    return complete && alike && !(is_square && (packing->chosen & both) == both);
+    bool is_consistent = !at[PACKED_OPERAND].tensor || packing->chosen >> PACKED_OPERAND == 0 || /* both, or neither */
+                         packing->chosen >> PACKED_OPERAND == 3;
+    return complete && is_consistent && !(is_square && (packing->chosen & both) == both);
 }
 
 /* The time of each copy and the family that makes it; INFINITY if no family can. Computed once per candidate,
@@ -112,7 +112,7 @@ static void price_copies(double seconds[REPACK_CANDIDATES], struct packing *pack
 
 /* Finds the family that multiplies with the chosen copies, and its price, in the graph with these copies. The tensors
    live in `arena`, like the graph that references them. */
-static weftStatus_t price_chosen(struct packing *packing, const struct region *region, multiplier *may,
+static weftStatus_t price_chosen(struct packing *packing, const struct region *region, multiplier *can_use,
                                  const struct device *device, struct arena *arena) {
     struct staged *staged = &packing->staged;
     struct offer offer;
@@ -130,7 +130,7 @@ static weftStatus_t price_chosen(struct packing *packing, const struct region *r
         /* Rewrites also change parameters of the operation. */
         if (region_node(region, i) == packing->candidates.node)
             TRY(repack_rewrite(&packing->candidates, region_node(&staged->region, i)->op, arena));
-    TRY(engine_offer(&offer, region->engine, &staged->region, device, may));
+    TRY(engine_offer(&offer, region->engine, &staged->region, device, can_use));
     staged->inner = offer.family;
     staged->seconds = offer.seconds;
     packing->seconds = packing->copying + staged->seconds;
@@ -139,7 +139,7 @@ static weftStatus_t price_chosen(struct packing *packing, const struct region *r
 
 /* Chooses the fastest of all rewrites and sets of candidates, at most 4 x 15. If none is accepted, the reason is that
    for the unchanged product. Sets of operands that no family multiplies are not tried again with other results. */
-static weftStatus_t analyse(struct packing *best, const struct region *region, multiplier *may,
+static weftStatus_t analyse(struct packing *best, const struct region *region, multiplier *can_use,
                             const struct device *device, struct arena *arena) {
     struct packing packing = {0};
     double copying[REPACK_CANDIDATES];
@@ -161,7 +161,7 @@ static weftStatus_t analyse(struct packing *best, const struct region *region, m
             /* If just the copies cost more than the best choice so far, the set is skipped. */
             if (!is_complete(&packing) || declined >> operands & 1 || packing.copying >= best->seconds)
                 continue;
-            if (price_chosen(&packing, region, may, device, arena) != WEFT_STATUS_SUCCESS)
+            if (price_chosen(&packing, region, can_use, device, arena) != WEFT_STATUS_SUCCESS)
                 declined |= 1 << operands;
             else if (packing.seconds < best->seconds)
                 *best = packing;
@@ -171,11 +171,11 @@ static weftStatus_t analyse(struct packing *best, const struct region *region, m
 }
 
 /* Graphs that were tried are only needed for the duration of the query. */
-static weftStatus_t accepts_for(const struct region *region, multiplier *may, const struct device *device,
+static weftStatus_t accepts_for(const struct region *region, multiplier *can_use, const struct device *device,
                                 double *seconds) {
     struct packing packing;
     struct arena arena = {0};
-    weftStatus_t status = analyse(&packing, region, may, device, &arena);
+    weftStatus_t status = analyse(&packing, region, can_use, device, &arena);
     arena_free(&arena);
     TRY(status);
     *seconds = packing.seconds;
@@ -193,7 +193,7 @@ static weftStatus_t accepts_tf32(const struct region *region, const struct devic
 /* ---- Building ---------------------------------------------------------------------------------------------------- */
 
 /* Kernels run in this order: copies of inputs, the product, the copy of its result. */
-static weftStatus_t build_for(struct step *step, multiplier *may, const struct device *device,
+static weftStatus_t build_for(struct step *step, multiplier *can_use, const struct device *device,
                               const struct knob_choices *knobs, struct arena *arena) {
     static const char *const words[] = {"", ", narrow groups merged", ", taps as channels", ", lines omitted"};
     struct packing *packing;
@@ -203,7 +203,7 @@ static weftStatus_t build_for(struct step *step, multiplier *may, const struct d
     TRY(arena_alloc(arena, &state, sizeof *state));
     step->state = state;
     /* Repeats the analysis in the plan's arena, because the staged graph must outlive the step. */
-    TRY(analyse(packing, &step->region, may, device, arena));
+    TRY(analyse(packing, &step->region, can_use, device, arena));
     for (int i = PACKED_A; i < PACKED_RESULT; i++)
         if (packing->chosen >> i & 1)
             TRY(add_copy(state, packing, i, device, arena));

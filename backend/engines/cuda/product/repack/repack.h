@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The tensors of a product that the repack family may copy, and their layouts: the operands, the result, and an operand
    of the epilogue. */
-#ifndef WEFT_ENGINES_CUDA_PACKED_H
-#define WEFT_ENGINES_CUDA_PACKED_H
+#ifndef WEFT_ENGINES_CUDA_REPACK_H
+#define WEFT_ENGINES_CUDA_REPACK_H
 
 #include "engines/engine.h"
 
@@ -20,8 +20,8 @@ struct repack_candidate {
     int value;
     const struct tensor *tensor;
     struct tensor packed, tensor_view, packed_view;
-    bool is_needed;   /* must be replaced */
-    bool is_diagonal; /* of merged filters, only a group's own channels are copied; the others are zeros */
+    bool must_replace; /* must be replaced */
+    bool is_diagonal;  /* of merged filters, only a group's own channels are copied; the others are zeros */
 };
 
 struct repack_candidates {

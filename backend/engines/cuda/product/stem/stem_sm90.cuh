@@ -153,7 +153,7 @@ DEVICE void multiply_patches(const arguments &p, u32 consumer_warp) {
     slot_cursor use;
     use.advance(consumer_warp / 4);
     epilogue_cursor to{shared_address(s_memory) + STAGING + consumer_warp * EPILOGUE_TILES * EPILOGUE_TILE_BYTES};
-    no_reductions nothing;
+    no_reductions none;
     for (i32 tile = blockIdx.x + consumer_warp / 4 * gridDim.x; tile < (i32)p.tiles;
          tile += CONSUMER_GROUPS * gridDim.x) {
         const tile_coordinates at = find_tile(p, tile);
@@ -167,7 +167,7 @@ DEVICE void multiply_patches(const arguments &p, u32 consumer_warp) {
                 (at.image * (i32)p.lines + line) * (i32)p.positions; /* row of the product at the start of the line */
             const i32 end = line < (i32)p.lines ? first + (i32)p.positions : 0;
             operands_ahead<arguments, 1> ahead(p, 0, first + column + consumer_warp % 4 * 16, end, 0);
-            stage_block(r_y[block], p, ahead, 0, to, nothing);
+            stage_block(r_y[block], p, ahead, 0, to, none);
         }
     }
 }

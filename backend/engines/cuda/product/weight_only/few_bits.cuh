@@ -71,8 +71,8 @@ template <bool IS_SIGNED> struct eight_bits {
         const u32 raised = __byte_perm(IS_SIGNED ? word ^ 0x80808080 : word, numbers::BASE, e ? 0x5352 : 0x5150);
         return multiply_add(raised, numbers::ONE, IS_SIGNED ? numbers::MINUS_BASE_128 : numbers::MINUS_BASE, f16{});
     }
-    /* The fraction has only 7 bits. The eighth bit, worth -128 if signed and 128 otherwise, flips the sign of the
-       subtracted offset. */
+    /* The fraction has only 7 bits. The eighth bit, worth -128 if signed and 128 otherwise, changes the subtracted
+       offset from 128 to 256. */
     static DEVICE u32 pair(u32 word, int e, bf16) {
         const u32 two = __byte_perm(IS_SIGNED ? word : word ^ 0x80808080, 0, e ? 0x4342 : 0x4140);
         const u32 raised = mask_xor(two, 0x007f007f, pair_numbers<bf16>::BASE),

@@ -132,7 +132,7 @@ static int64_t stride_from_end(const struct tensor *tensor, int back) {
 
 /* Minimum block along k: the weights of a lane share a scale or, if sums are scaled, those of a step. A step is a quad
    of lanes with one access each. */
-static int64_t least_block(const struct weight_product *w) { return w->scales_sums ? 4 * w->length : w->length; }
+static int64_t min_block(const struct weight_product *w) { return w->scales_sums ? 4 * w->length : w->length; }
 
 static weftStatus_t fail_layout(const struct weight_product *w, int64_t least) {
     FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
@@ -165,9 +165,9 @@ static weftStatus_t check_layout(struct weight_product *w) {
                      w->a_row % 8 == 0 && stride_from_end(x, 1) % w->length == 0 && a->alignment % ACCESS_BYTES == 0 &&
                      x->alignment % ACCESS_BYTES == 0 && !a->is_by_value && !x->is_by_value && !a->is_constant;
     if (!are_matrices || !are_whole)
-        return fail_layout(w, least_block(w));
+        return fail_layout(w, min_block(w));
     /* A lane applies one scale to all weights of an access. */
-    return weight_product_check_blocks(w, least_block(w));
+    return weight_product_check_blocks(w, min_block(w));
 }
 
 weftStatus_t weight_product_find(struct weight_product *w, const struct region *region, const struct device *device,
@@ -197,8 +197,8 @@ weftStatus_t weight_product_find(struct weight_product *w, const struct region *
 /* ---- Tile -------------------------------------------------------------------------------------------------------- */
 
 /* True if sums leave registers for only half of the warps: one block per multiprocessor, with half as many warps. */
-static bool is_heavy(const struct weight_only *w) { return w->tokens > (w->p.scales_sums ? 2 : 4); }
-static int resident(const struct weight_only *w, int warps) { return is_heavy(w) ? 1 : WARPS / warps; }
+static bool needs_many_registers(const struct weight_only *w) { return w->tokens > (w->p.scales_sums ? 2 : 4); }
+static int resident(const struct weight_only *w, int warps) { return needs_many_registers(w) ? 1 : WARPS / warps; }
 
 /* Each block of threads reads all of A, mostly from L2; with few blocks, each gets all warps of a multiprocessor.
    `columns`: per block. */
@@ -210,8 +210,8 @@ static double predict(const struct weight_only *w, const struct device *device, 
     double waves = (double)divide_up((int64_t)blocks, slots), share = blocks / (waves * slots);
     double moving = weights / (MEMORY_SHARE * (double)device->cuda.bandwidth);
     /* A few rows stay in the L1 cache. */
-    double again = w->tokens > FEW_TOKENS ? blocks * (double)(w->p.rows * w->p.k_count * 2) : 0;
-    double filling = weights / L2_BYTES_PER_SECOND + again / AGAIN_BYTES_PER_SECOND;
+    double rereading = w->tokens > FEW_TOKENS ? blocks * (double)(w->p.rows * w->p.k_count * 2) : 0;
+    double filling = weights / L2_BYTES_PER_SECOND + rereading / AGAIN_BYTES_PER_SECOND;
     return LAUNCH_SECONDS + (moving > filling ? moving : filling) / share;
 }
 
@@ -231,7 +231,7 @@ static void choose_tile(struct weight_only *w, const struct device *device) {
     const int most = w->p.scales_sums ? SUMS_MAX / 2 : SUMS_MAX; /* a step then has separate sums */
     w->blocks = 0;
     for (int blocks = BLOCKS_MAX; blocks >= 1; blocks /= 2)
-        for (int warps = WARPS / 2; warps <= (is_heavy(w) ? WARPS / 2 : WARPS); warps *= 2)
+        for (int warps = WARPS / 2; warps <= (needs_many_registers(w) ? WARPS / 2 : WARPS); warps *= 2)
             for (int across = 1; across <= warps / 2; across *= 2) {
                 double seconds = predict(w, device, (int64_t)across * blocks * COLUMNS_OF_BLOCK, warps);
                 if (blocks * w->tokens > most || (w->blocks && seconds >= w->seconds))

@@ -113,7 +113,7 @@ static void look_at_merged(const struct repack_candidates *candidates, const str
     (void)product;
     const struct repack_candidate *candidate = &candidates->at[PACKED_B];
     struct region region;
-    CHECK(candidate->is_needed && candidate->is_diagonal && candidate->packed.dims.at[1] == FILTERS, "%s",
+    CHECK(candidate->must_replace && candidate->is_diagonal && candidate->packed.dims.at[1] == FILTERS, "%s",
           tensor_dims_text(&candidate->packed));
     MUST(copy_diagonal_region(&region, &candidate->tensor_view, &candidate->packed_view, arena));
     count_up(&region);
@@ -131,7 +131,7 @@ static void look_at_merged_result(const struct repack_candidates *candidates, co
     (void)product;
     const struct repack_candidate *candidate = &candidates->at[PACKED_RESULT];
     struct region region;
-    CHECK(candidate->is_needed, "%s", tensor_dims_text(&candidate->packed));
+    CHECK(candidate->must_replace, "%s", tensor_dims_text(&candidate->packed));
     MUST(copy_region(&region, &candidate->packed_view, &candidate->tensor_view, arena));
     count_up(&region);
     for (int k = 0; k < FILTERS; k++)
@@ -159,7 +159,7 @@ static void look_at_patches(const struct repack_candidates *candidates, const st
     (void)product;
     const struct repack_candidate *image = &candidates->at[PACKED_A], *filter = &candidates->at[PACKED_B];
     struct region region;
-    CHECK(image->is_needed && image->packed.dims.at[1] == 48 && filter->packed.dims.at[1] == 48, "%s and %s",
+    CHECK(image->must_replace && image->packed.dims.at[1] == 48 && filter->packed.dims.at[1] == 48, "%s and %s",
           tensor_dims_text(&image->packed), tensor_dims_text(&filter->packed));
     MUST(copy_region(&region, &image->tensor_view, &image->packed_view, arena));
     count_up(&region);
