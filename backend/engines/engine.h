@@ -110,10 +110,10 @@ struct engine {
     const char *name; /* "cpu.fast" */
     const char *doc;
     weftDeviceKind_t device;
-    const struct family *const *families; /* in the order in which they start regions and win ties; terminated by
-                                             NULL */
-    bool narrows, reorders;               /* also uses families that do so, and declines graphs in which none of them
-                                             serves a part */
+    /* in the order in which they start regions and win ties; terminated by NULL */
+    const struct family *const *families;
+    /* also uses families that do so, and declines graphs in which none of them serves a part */
+    bool narrows, reorders;
     const weftBackendNumericalNote_t *numerical_notes;
     int numerical_note_count;
     const weftBackendBehaviorNote_t *behavior_notes;
@@ -134,8 +134,8 @@ struct engine {
     weftStatus_t (*keeps)(const struct step *step, const struct device *device);
     /* Returns the i-th piece of code that compile produced for a step; false past the last one. */
     bool (*code)(const struct step *step, int i, struct carried_code *code);
-    /* Defaults for families without load, run or release of their own. load and release may be NULL if there is nothing
-       to do. */
+    /* Defaults for families without load, run or release of their own. load and release may be NULL if they would do
+       nothing. */
     weftStatus_t (*load)(struct step *step, const struct device *device);
     weftStatus_t (*run)(const struct step *step, void *const *values, void *workspace, weftStream_t stream);
     void (*release)(struct step *step);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Regions of a graph: operations that one family serves together, the values that they produce, and who reads these. A
+/* Regions of a graph: operations that one family serves together, the values that they produce, and their readers. A
    region borrows its graph and its list of nodes; an extract is a graph of its own. */
 #include "engines/engine.h"
 #include "graph/ops/pointwise.h"
@@ -96,7 +96,7 @@ static weftStatus_t extract_value(struct graph *graph, int v, const struct value
     *made =
         (struct value){.tensor = value->tensor, .producer = index_of(region->nodes, region->count, value->producer)};
     TRY(arena_alloc(arena, &readers, (size_t)(operands_of(region) + OUTSIDE_MOST) * sizeof *readers));
-    /* Once for each time that a node reads the value, as in the whole graph. */
+    /* Once for each time that a node reads the value, like in the whole graph. */
     for (int i = 0; i < region->count; i++)
         for (int k = 0; k < graph->nodes[i].operand_count; k++)
             if (graph->nodes[i].operands[k] == v && !graph->nodes[i].is_output[k])

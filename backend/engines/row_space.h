@@ -21,7 +21,7 @@ struct row_axis {
 
 struct row_space {
     struct dims dims;            /* of the elements */
-    int64_t parts[WEFT_DIM_MAX]; /* number of parts along each dimension, as in struct expansion */
+    int64_t parts[WEFT_DIM_MAX]; /* number of parts along each dimension (see struct expansion) */
     int axis_count;
     struct row_axis axes[WEFT_DIM_MAX]; /* axes of one element are left out */
 };
@@ -29,7 +29,8 @@ struct row_space {
 /* Finds the space that all operations of the region share, except column sums. The first operation that combines
    elements defines it. Fails with a message if there is no common space. */
 weftStatus_t row_space_find(struct row_space *space, const struct region *region);
-/* True if a node of the region sums over all rows for each position in the row, as the gradient of a bias does. */
+/* True if a node of the region sums over all rows for each position in the row: the gradient of a bias is an
+   example. */
 bool row_space_sums_columns(const struct row_space *space, const struct node *node);
 /* Makes an expansion use the elements of the space. */
 void row_space_expand_in(const struct row_space *space, struct expansion *e);

@@ -5,7 +5,7 @@
 
 #include "engines/cpu/attention/scores.h"
 
-/* What a step stores, in the plan's arena. */
+/* State of a step, in the plan's arena. */
 struct attention_plan {
     struct attention_sizes sizes;
     const struct small_kernel *kernel;

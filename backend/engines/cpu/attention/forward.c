@@ -35,13 +35,13 @@ struct key_rows {
 struct forward_buffers {
     struct panel *panels;
     struct key_rows *key_rows; /* [groups] */
-    float *q, *o;              /* [panels][depth][PANEL], packed: pairs; [panels][depth of values][PANEL]; few queries:
-                         [panels][rows] */
-    float *max, *sum;          /* [panels][PANEL] */
-    float *k, *v;              /* rows of a tile */
-    float *tile, *room;        /* [keys][PANEL] */
-    float *rows;               /* scores of a few queries, [MOST_FEW][KEY_TILE] */
-    float *columns;            /* packed: queries before packing */
+    /* [panels][depth][PANEL], packed: pairs; [panels][depth of values][PANEL]; few queries: [panels][rows] */
+    float *q, *o;
+    float *max, *sum;                         /* [panels][PANEL] */
+    float *k, *v;                             /* rows of a tile */
+    float *tile, *room;                       /* [keys][PANEL] */
+    float *rows;                              /* scores of a few queries, [MOST_FEW][KEY_TILE] */
+    float *columns;                           /* packed: queries before packing */
     uint32_t *packed_k, *packed_v, *pairs;    /* packed: a tile of keys, of values, of weights */
     float *row;                               /* PANEL queries */
     float *result;                            /* rows, [PANEL][v_row] */

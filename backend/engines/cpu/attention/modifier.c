@@ -10,7 +10,7 @@
 
 /* ---- Derivatives of modes: one loop each, from the mode table ---------------------------------------------------- */
 
-/* Of a node: scaled operands, result and its gradient; and the gradients of the operands. */
+/* Arrays of a node: scaled operands, result and its gradient, and the gradients of the operands. */
 struct slopes {
     const float *x, *b, *t, *y, *dy;
     float *dx, *db;

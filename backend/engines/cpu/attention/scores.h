@@ -9,8 +9,8 @@
 #include "engines/cpu/core/rows_columns.h"
 #include "graph/ops/attention.h"
 
-/* Sizes, as the operation has them. Query heads that share key and value heads form a group; its queries, head after
-   head, are the columns that are divided into panels. */
+/* Sizes of the operation. Query heads that share key and value heads form a group; its queries, head after head, are
+   the columns that are divided into panels. */
 struct attention_sizes {
     int64_t batches, heads, rows, keys, depth, value_depth;
     int64_t k_share, v_share;       /* query heads per key head, per value head */
@@ -69,7 +69,7 @@ void scores_finish(const struct scores *scores, const struct panel *panel, const
 void scores_find_kept(const struct scores *scores, const struct panel *panel, int64_t key, int64_t keys,
                       float *factors);
 
-/* Loads a tensor that broadcasts to the scores, or a scalar, as a tile of floats; missing columns get 0. */
+/* Loads a tensor that broadcasts to the scores, or a scalar, into a tile of floats; missing columns get 0. */
 void panel_spread(const struct panel *panel, const struct view *view, int64_t key, int64_t keys, float *to);
 
 /* Loads queries as floats with pitch ld, and transposed as [depth, PANEL]; unused ones are 0. */

@@ -15,8 +15,8 @@
 enum {
     TILE = 8192,     /* floats of a buffer: what a task reads or computes for some steps and channels */
     LANES_MOST = 64, /* adjacent channels */
-    FEW_TAPS = 6,    /* minimum ratio between the steps of a tile and the taps of a filter; otherwise lanes are
-                        reduced */
+    /* minimum ratio of the steps of a tile to the taps of a filter; otherwise lanes are reduced */
+    FEW_TAPS = 6,
 };
 
 /* Measured with two threads on an EPYC. */

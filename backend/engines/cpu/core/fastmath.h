@@ -64,7 +64,7 @@ FASTMATH float fast_reduced_expm1(float x, float shifted, int bias) {
 FASTMATH float fast_exp_of(float x, float shifted) {
     uint32_t bits = fast_bits(shifted), half = bits >> 1;
     float q = fast_reduced_expm1(x, shifted, 254);
-    /* Scales in two steps, each with half of the exponent: 2^n alone may be outside the range of float although the
+    /* Scales in two steps, each with half of the exponent: 2^n itself may be outside the range of float although the
        result is not. */
     float y = (1.0f + q) * fast_power_of_two(half) * fast_power_of_two(bits - half);
     return fast_pick(x < -105.0f, 0.0f, y);

@@ -264,8 +264,8 @@ static void add_node(struct builder *builder, const struct pointwise_op *op) {
     define_value(builder, value_of(builder, operands.out), apply->dst, is_wide, mode->is_logical);
 }
 
-/* Loads the caller's block, as the product defines its result. beta applies to the previous contents of the result's
-   memory, which each block reads before its store. */
+/* Loads the caller's block and applies the product's alpha and beta. beta applies to the previous contents of the
+   result's memory, which each block reads before its store. */
 static void add_given(struct builder *builder, const struct given *given) {
     bool is_wide = given->is_wide;
     struct instruction *take = add(builder, VERB_GIVEN, is_wide);

@@ -34,11 +34,10 @@ struct instruction {
     enum verb verb;
     bool is_wide;               /* double instead of float: for dst; for STORE: for x */
     unsigned char dst, x, b, t; /* registers, or PROGRAM_NO_REGISTER */
-    int access;           /* for LOAD, INDEX, STORE; for APPLY: the memory to which dst may be written directly, or
-                             -1 */
-    weftDataType_t type;  /* for ROUND; for GIVEN: type of the block, INT32 or that of dst */
-    double factor;        /* for SCALE */
-    pointwise_loop *loop; /* for APPLY, with its parameters */
+    int access;                 /* for LOAD, INDEX, STORE; for APPLY: memory to which dst is written directly, or -1 */
+    weftDataType_t type;        /* for ROUND; for GIVEN: type of the block, INT32 or that of dst */
+    double factor;              /* for SCALE */
+    pointwise_loop *loop;       /* for APPLY, with its parameters */
     struct pointwise_parameters parameters;
 };
 

@@ -21,7 +21,7 @@ struct run {
     const struct rows_columns *walk;
     void *const *values;
     struct block given;
-    /* Of the current block; rows * columns is at most program->block. */
+    /* Size of the current block; rows * columns is at most program->block. */
     int rows, columns;
     int64_t indices[PROGRAM_ACCESSES];  /* of the block's first element */
     void *registers[PROGRAM_REGISTERS]; /* the run's own memory, or a tensor's */
@@ -305,7 +305,7 @@ static void take_given(struct run *run, const struct instruction *instruction) {
         memcpy(dst + r * run->columns * bytes, src + r * run->given.ld * bytes, (size_t)(run->columns * bytes));
 }
 
-/* Computes alpha times x in the width of the register, as the operation defines it. */
+/* Multiplies by alpha in the width of the register, which is how the operation defines it. */
 static void scale(bool is_wide, int64_t count, void *dst, const void *src, double factor) {
     const double *wide = src;
     const float *narrow = src;

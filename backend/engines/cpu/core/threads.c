@@ -27,8 +27,8 @@
 
 enum {
     MAX_THREADS = 4096, /* fits into the door's count */
-    SPIN = 50000        /* nanoseconds to spin before sleeping, about the cost of a wake-up; by the clock, because a
-                           pause takes 10 or 50 ns */
+    /* nanoseconds to spin before sleeping, about the cost of a wake-up; timed, because a pause may take 10 or 50 ns */
+    SPIN = 50000
 };
 
 /* Tasks next .. end - 1 of a share have not been taken. Each share has a cache line of its own. */
@@ -182,8 +182,8 @@ static void share_job(int64_t tasks) {
     await_workers();
 }
 
-/* Runs on the caller only if there is nothing to share, no pool exists, or another caller holds it: neither a nested
-   loop nor a loop of another thread waits. The job is written completely before the door opens; workers read the door
+/* Runs only on the caller if only one task exists, no pool exists, or another caller holds it: neither a nested loop
+   nor a loop of another thread waits. The job is written completely before the door opens; workers read the door
    first. */
 void threads_for(int64_t tasks, void (*body)(void *context, int64_t task), void *context) {
     int team = tasks < 2 ? 1 : openmp_threads(threads_count());

@@ -44,8 +44,8 @@ __attribute__((target("avx512f"))) static inline __attribute__((always_inline)) 
     _Pragma("GCC unroll 16") for (int i = 0; i < TRANSPOSE16; i++) r[i] = t[i];
 }
 
-/* Loads up to 16 rows and columns from memory of any alignment, rows `stride` bytes apart. Reads nothing outside.
-   Missing rows repeat the last one; missing columns are 0. */
+/* Loads up to 16 rows and columns from memory of any alignment, with a row pitch of `stride` bytes. Reads nothing
+   outside. Missing rows repeat the last one; missing columns are 0. */
 TRANSPOSE16_INLINE void transpose16_load(__m512i *r, const char *from, int64_t stride, int rows, int columns) {
     __mmask16 mask = (__mmask16)(0xffff >> (TRANSPOSE16 - columns));
     _Pragma("GCC unroll 16") for (int i = 0; i < TRANSPOSE16; i++) r[i] =

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Transposes a plane in blocks of a few cache lines per read row and TRANSPOSE_BYTES per written row, whose memory is
-   prefetched during the previous block. Both memories are accessed in whole lines, once each, although these are a row
-   apart. The limit is the number of outstanding cache lines; shuffles are hidden behind them. Adjacent lines arrive
-   faster, because processors prefetch some: measured on a Xeon from the third-level cache, one line per row takes 4.8
-   to 6.7 ns, each of four takes 2.2 ns. A few rows are streams, which hardware prefetches best. */
+   prefetched during the previous block. Both memories are accessed in whole lines, once each, although consecutive
+   accesses are a row pitch from each other. The limit is the number of outstanding cache lines; shuffles take less
+   time. Adjacent lines arrive faster, because processors prefetch some: measured on a Xeon from the third-level cache,
+   one line per row takes 4.8 to 6.7 ns, each of four takes 2.2 ns. A few rows are streams, which hardware prefetches
+   best. */
 #include "engines/cpu/move/blocks.h"
 
 #include <string.h>
@@ -36,8 +37,8 @@ struct block {
     bool is_large;
 };
 
-/* Prefetches row j of the next block's input, of the same size as this block, into L2: rows that are a power of two
-   apart would evict each other from L1. */
+/* Prefetches row j of the next block's input, of the same size as this block, into L2: rows at distances of a power of
+   two would evict each other from L1. */
 static inline void fetch_read(const struct block *block, int j, int bytes) {
     for (int at = 0; at < block->rows * bytes && block->next_to; at += LINE)
         __builtin_prefetch(block->next_from + j * block->from_stride * bytes + at, 0, 2);
@@ -136,7 +137,7 @@ static void write_row(char *to, const char *row, int bytes, bool is_large) {
     memcpy(to, row, (size_t)bytes);
 }
 
-/* Number of columns that start in the same line, if they are `step` bytes apart: one prefetch serves all of them. */
+/* Number of columns that start in the same line, if their distance is `step` bytes: one prefetch serves all of them. */
 static int columns_of_line(int64_t step) { return step > 0 && step < LINE ? (int)(LINE / step) : 1; }
 
 static void block_buffered(const struct block *block, int bytes) {
@@ -154,7 +155,7 @@ static void block_buffered(const struct block *block, int bytes) {
 
 /* ---- Blocks of whole cache lines in registers -------------------------------------------------------------------- */
 
-/* Lines per row that a block reads and writes, as a power of 2; measured on a Xeon. */
+/* Lines per row that a block reads and writes (log2), measured on a Xeon. */
 static inline int block_shift(int bytes) { return bytes == 4 ? 2 : 1; }
 static inline int block_lines(int bytes) { return 1 << block_shift(bytes); }
 

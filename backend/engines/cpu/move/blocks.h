@@ -25,8 +25,7 @@ struct plane {
    is everything. Strips meet at cache lines, so that two tasks never write the same line. */
 void transpose(const struct plane *plane, bool is_rows, int64_t start, int64_t strip);
 
-/* Copies `rows` runs of `bytes` bytes, which start to_step and from_step bytes apart. A run may be copied onto
-   itself. */
+/* Copies `rows` runs of `bytes` bytes, with pitches to_step and from_step. A run may be copied onto itself. */
 void copy_runs(char *to, int64_t to_step, const char *from, int64_t from_step, int64_t rows, int64_t bytes);
 
 /* to[i] = from[2 * i] for i < count. */

@@ -53,8 +53,8 @@ struct copy {
 
 struct move {
     int count;
-    bool are_joined; /* a task copies the same rows of all copies, because these are interleaved in the written
-                        memory */
+    /* a task copies the same rows of all copies, because these are interleaved in the written memory */
+    bool are_joined;
     struct copy copies[];
 };
 
@@ -83,7 +83,7 @@ static void reverse(struct modes *modes) {
     }
 }
 
-/* Splits the modes of both sides into common extents, starting with the fastest; false if there are none, as for 6
+/* Splits the modes of both sides into common extents, starting with the fastest; false if none exist, such as for 6
    counted as 2 x 3 and 3 x 2. */
 static bool find_modes(struct modes *modes, const struct part *part) {
     int f = part->from.rank - 1, t = part->to.rank - 1;

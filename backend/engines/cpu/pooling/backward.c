@@ -236,7 +236,7 @@ static void blend_row(const struct pooling_side *dy, int64_t offset, float *blen
     }
 }
 
-/* Combines all rows of dy that read a row of dx; false if there are none. */
+/* Combines all rows of dy that read a row of dx; false if no row does. */
 static bool blend_rows(const struct box *box, const int64_t *at, float *blended) {
     const struct pooling_way *way = &box->w->gradient;
     const float *sum = NULL;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Computes lanes of outputs along a row from the taps that they read. A tap's number is its row-major index in the
-   window, as the operation defines it; taps along the outer axes are the same for all lanes. */
+   window; taps along the outer axes are the same for all lanes. */
 #include "base/dtype.h"
 #include "base/number.h"
 #include "engines/cpu/pooling/loops.h"

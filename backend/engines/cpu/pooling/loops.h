@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What pooling does with one tap: vectorized loops over lanes. x advances by `stride` elements per lane. */
+/* Pooling kernels for one tap: vectorized loops over lanes. x advances by `stride` elements per lane. */
 #ifndef WEFT_ENGINES_CPU_POOLING_LOOPS_H
 #define WEFT_ENGINES_CPU_POOLING_LOOPS_H
 
@@ -8,7 +8,7 @@
 
 enum { POOLING_RUN = 64 }; /* terms that are accumulated in float; longer sums continue in double */
 
-/* The larger of two numbers, as the operation defines it: NaN wins or loses against everything. */
+/* The larger of two numbers: NaN wins or loses against everything. */
 void tap_maximum(float *best, const float *x, int64_t stride, int64_t count, bool nan_wins);
 /* Likewise, and records the number of the tap that is the maximum so far (-1: none). The first of equal numbers
    wins. */

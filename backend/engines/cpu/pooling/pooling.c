@@ -133,8 +133,8 @@ static weftStatus_t analyse(struct pooling *w, const struct region *region) {
              "%s: neither channels nor rows are contiguous in all its tensors. Give one of the two a stride of 1.",
              descriptor_label(op));
     if (!w->is_last && g->x.size[2] > POOLING_ROW)
-        w->lanes = POOLING_LANES / 8; /* with the strides and windows of pools, a pass reads fewer than POOLING_ROW
-                                         elements */
+        /* With the strides and windows of pools, a pass reads fewer than POOLING_ROW elements. */
+        w->lanes = POOLING_LANES / 8;
     bool is_read_whole = !w->is_strided || w->lanes * g->step[2] + resample_span(g, 2) > POOLING_ROW;
     if (!w->is_last && is_read_whole && g->x.size[2] > POOLING_ROW)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: rows have %lld elements, at most %d are supported.",

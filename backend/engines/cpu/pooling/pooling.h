@@ -13,8 +13,8 @@ enum {
     POOLING_LANES = 1024,    /* per pass, so that maximum or sum, and position, stay in L1 */
     POOLING_ROW = 4096,      /* maximum elements of x that lanes along a row read, if they must be converted */
     POOLING_SUMS = 24 << 10, /* floats of a gradient's box or row, on the stack of a thread */
-    POOLING_TASK = 8 << 10,  /* approximate results per task of whole rows with channels; a quarter for rows of one
-                                channel */
+    /* approximate results per task of whole rows with channels; a quarter for rows of one channel */
+    POOLING_TASK = 8 << 10,
     POOLING_LARGE = 8 << 20, /* size in bytes from which results bypass the caches */
     POOLING_PLANES = 16,     /* planes that a task averages */
     POOLING_OUTSIDE = -1     /* the tap is in padding */
@@ -27,7 +27,7 @@ struct pooling_link {
     double weight;
 };
 
-/* Results along the last axis, one result step apart, that have the same links: one sweep computes them. */
+/* Results along the last axis, at a distance of one result step, that have the same links: one sweep computes them. */
 struct pooling_segment {
     int64_t first, positions;
 };
@@ -50,8 +50,7 @@ struct pooling_axis {
     int64_t stride;   /* for pools: distance between the first taps of consecutive output positions */
     int64_t *places;  /* [position][tap], or POOLING_OUTSIDE */
     float *weights;   /* [position][tap] for interpolation; NULL: all 1 */
-    uint64_t *masks;  /* [position]: bit mask of the window's taps that are inside along this axis, for at most 64
-                         taps */
+    uint64_t *masks;  /* [position]: bit mask of the taps that are inside along this axis, at most 64 */
     int64_t *counts;  /* [position]: number of taps that a mean counts */
     int64_t *insides; /* [position]: number of taps that are elements of x */
     int64_t *starts;  /* [tap]: the first position whose tap is inside, for pools with unclamped padding */
@@ -61,14 +60,14 @@ struct pooling_axis {
 struct pooling {
     struct resample_geometry g;
     struct pooling_axis axes[POOLING_AXES];
-    bool is_last;           /* lanes are channels */
-    bool is_max, is_mean;   /* otherwise an interpolation */
-    bool reads_zeros;       /* padding is a 0 that may be the maximum */
-    bool is_whole;          /* mean of a whole, contiguous plane */
-    bool picks;             /* interpolation along rows whose taps are all inside */
-    bool scatters;          /* gradient of a maximum that adds dy directly to planes of dx */
-    bool is_strided;        /* along a row, lanes advance through x by a constant step: no clamped taps, equal
-                               weights */
+    bool is_last;         /* lanes are channels */
+    bool is_max, is_mean; /* otherwise an interpolation */
+    bool reads_zeros;     /* padding is a 0 that may be the maximum */
+    bool is_whole;        /* mean of a whole, contiguous plane */
+    bool picks;           /* interpolation along rows whose taps are all inside */
+    bool scatters;        /* gradient of a maximum that adds dy directly to planes of dx */
+    /* along a row, lanes advance through x by a constant step: no clamped taps, equal weights */
+    bool is_strided;
     int x, y, index, saved; /* values of the graph, or -1 */
     int64_t lanes;          /* lanes of a pass */
     struct pooling_way forward, gradient;

@@ -2,7 +2,7 @@
 /* Convolution and its gradients as products of packed matrices. With t a tap index (filter tap and channel):
      forward   y[position, k]  = sum over t of patches(x)[position, t] * w[t, k]
      data      dx[position, c] = sum over t of patches(dy)[position, t] * w[t, c], by the phases of the stride: elements
-               of dx that are `stride` apart see dy through the same taps, so each phase is a convolution of stride 1
+               of dx at a distance of `stride` see dy through the same taps, so each phase is a convolution of stride 1
      filter    dw[t, k]        = sum over positions of patches(x)[position, t] * dy[position, k]
    If positions rather than channels are contiguous, or there are few channels, the first two are computed transposed,
    image by image. */

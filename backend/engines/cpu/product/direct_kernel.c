@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Products of rows behind pointers. The order of summation depends only on segments and depth. */
+/* Products of rows that are read through pointers. The order of summation depends only on segments and depth. */
 #include "engines/cpu/product/direct_kernel.h"
 
 #include "engines/cpu/core/vector.h"

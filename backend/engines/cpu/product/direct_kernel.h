@@ -12,7 +12,7 @@
 typedef void direct_multiply(int64_t segments, int64_t depth, const float *const *rows, int64_t rows_ld, int64_t step,
                              const float *b, float *c, int64_t ld, bool adds);
 
-/* Likewise with each row of B behind a pointer: b [segments, depth]. */
+/* Likewise with a pointer to each row of B: b [segments, depth]. */
 typedef void direct_multiply_seen(int64_t segments, int64_t depth, const float *const *rows, int64_t rows_ld,
                                   int64_t step, const float *const *b, float *c, int64_t ld, bool adds);
 

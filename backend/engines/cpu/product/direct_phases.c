@@ -175,7 +175,7 @@ static void make_phases(const struct task *task, const int64_t *offsets, const f
     }
 }
 
-/* Interleaves a line of a plane from lines of phases that are `floats` apart. Writes up to a vector too much; the next
+/* Interleaves a line of a plane from lines of phases with a pitch of `floats`. Writes up to a vector too much; the next
    line is written later. */
 static inline __attribute__((always_inline)) void join_line(float *to, const float *from, int64_t floats,
                                                             int64_t phases, int64_t width) {

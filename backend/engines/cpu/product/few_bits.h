@@ -16,8 +16,8 @@ enum {
     FEW_BITS_COLUMNS = 4 /* columns that are read and summed together; if fewer are left, the last one is repeated */
 };
 
-/* Columns start at whole bytes, `column_bytes` apart. Every `block` numbers of a column share a scale: scales are
-   [blocks, scale_ld]. */
+/* Columns start at whole bytes, with a pitch of `column_bytes`. Every `block` numbers of a column share a scale: scales
+   are [blocks, scale_ld]. */
 struct few_bits {
     weftDataType_t type;
     const void *numbers;

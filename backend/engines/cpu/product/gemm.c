@@ -356,8 +356,8 @@ static gemm_multiply_loose *const *loose_of(const struct gemm *gemm) {
 }
 
 /* Chooses columns to multiply in place, in whole kernels, if few rows read them: packing then costs more than it saves.
-   Sums are bit-identical. Rows a multiple of 4 KiB apart evict each other from the caches: measured on a Xeon, even
-   then 2 blocks are 1.4 times as fast in place, 12 are 1.03 times, and 20 are slower. */
+   Sums are bit-identical. Rows with a pitch that is a multiple of 4 KiB evict each other from the caches: measured on a
+   Xeon, even then 2 blocks are 1.4 times as fast in place, 12 are 1.03 times, and 20 are slower. */
 static void find_loose(const struct gemm *gemm, struct tile *tile) {
     bool is_packed = gemm->packed_b != NULL;
     tile->loose = !is_packed && tile->rows <= LOOSE_BLOCKS * gemm->kernel->rows ? loose_of(gemm) : NULL;

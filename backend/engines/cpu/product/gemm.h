@@ -44,7 +44,7 @@ enum {
    panel. */
 typedef void gemm_multiply(int64_t groups, const void *a, const void *b, void *c, int64_t ld, bool first);
 
-/* Likewise for sums of floats with B in place instead of a panel: its rows are `b_step` elements apart, at any
+/* Likewise for sums of floats with B in place instead of a panel: its row pitch is `b_step` elements, at any
    address. */
 typedef void gemm_multiply_loose(int64_t depth, const void *a, const void *b, int64_t b_step, void *c, int64_t ld,
                                  bool first);
@@ -99,8 +99,8 @@ void gemm_run(const struct gemm *gemm, int threads, void *workspace);
 int64_t gemm_packed_bytes(const struct gemm *gemm, bool is_b);
 void gemm_pack_whole(const struct gemm *gemm, bool is_b, void *packed);
 
-/* An operand in memory, as the `source` of the two functions below. Strides are in elements; 0 broadcasts. stride: for
-   A from row to row, for B from column to column. */
+/* An operand in memory: the `source` of the two functions below. Strides are in elements; 0 broadcasts. stride: for A
+   from row to row, for B from column to column. */
 struct gemm_matrix {
     const void *base;
     weftDataType_t type;

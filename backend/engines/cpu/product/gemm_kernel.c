@@ -18,9 +18,9 @@ enum { LINE = 64 }; /* bytes of a cache line */
    is a macro, because GCC splits vectors according to the enclosing function's target before it inlines, so only an
    expansion can serve several targets. width: of A's panel, of which the first `height` rows are multiplied; factor: a
    group, as large as a sum; stored: type of B in memory; ADD, LOAD: see dot.h. b_step: row pitch of B in elements.
-   fetches: prefetches the next columns of each row, because the hardware detects no stream in rows that are far apart;
-   it prefetches the end of each line, because rows are not aligned. Measured on a Xeon: 14 x 32, 8 x 48 and prefetching
-   A are no faster; from L2 this reaches 94 % of the pure FMA rate. */
+   fetches: prefetches the next columns of each row, because the hardware detects no stream in distant rows; it
+   prefetches the end of each line, because rows are not aligned. Measured on a Xeon: 14 x 32, 8 x 48 and prefetching A
+   are no faster; from L2 this reaches 94 % of the pure FMA rate. */
 #define GEMM_LOOP(function, attribute, real, lanes, width, height, factor, ADD, has_start, stored, LOAD)               \
     attribute static inline __attribute__((always_inline)) void function(                                              \
         int64_t groups, const void *a_panel, const void *b_rows, int64_t b_step, bool fetches, void *c_block,          \

@@ -243,7 +243,7 @@ static void join_pairs(uint32_t *pairs, const void *low_row, const void *high_ro
         pairs[i] = low[i] | (uint32_t)high[i] << 16;
 }
 
-/* Interleaves the bytes of two rows, as the low and high half of each item of `pairs`. */
+/* Interleaves the bytes of two rows into the low and high halves of each item of `pairs`. */
 static inline __attribute__((always_inline)) void join_bytes(halves8 *pairs, const uint8_t *low, const uint8_t *high) {
     bytes16 a = *(const bytes16 *)low, b = *(const bytes16 *)high;
     pairs[0] = (halves8)SHUFFLE(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);

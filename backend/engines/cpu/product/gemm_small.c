@@ -13,7 +13,7 @@
 #pragma GCC optimize("fp-contract=fast") /* strict C11 does not allow a * b + c to be fused */
 #endif
 
-/* Sums stay in registers for the whole depth, as in gemm_kernel.c. Elements of A are broadcast, so they may have any
+/* Sums stay in registers for the whole depth, like in gemm_kernel.c. Elements of A are broadcast, so they may have any
    strides. Measured on AVX-512: 12 rows are no faster than 8, and strided A is no slower than packed A. */
 #define SMALL_KERNEL(function, attribute, lanes, height, vectors)                                                      \
     attribute static void function(int64_t m, int64_t depth, struct small_factor factor, const float *b,               \

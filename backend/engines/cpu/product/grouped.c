@@ -156,8 +156,8 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
 /* ---- Building ---------------------------------------------------------------------------------------------------- */
 
 /* True if writing gradients takes longer than computing them. Each thread then processes whole experts, so that threads
-   write far apart: new memory of the process is mapped page by page, and threads that fault adjacent pages wait for
-   each other. */
+   write to distant pages: new memory of the process is mapped page by page, and threads that fault adjacent pages wait
+   for each other. */
 static bool goes_by_experts(const struct grouped *g) {
     return g->is_backward && g->threads > 1 && g->experts >= g->threads && g->rows <= FEW_TOKENS * g->experts;
 }

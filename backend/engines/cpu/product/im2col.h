@@ -19,7 +19,7 @@ struct im2col {
 /* Plans a copy of the image that `patches` sees. is_bordered: with zeros where taps are outside. */
 void im2col_plan(struct im2col *stage, const struct patches *patches, int64_t images, bool is_planes, bool is_bordered);
 
-/* Floats of the copy, or 0 if there is none. */
+/* Floats of the copy, or 0 without a copy. */
 int64_t im2col_floats(const struct im2col *stage);
 
 /* Copies on up to all threads of the pool; sets to.base. */

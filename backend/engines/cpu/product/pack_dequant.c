@@ -131,7 +131,7 @@ static int pack_words(const struct quantized *s, float *panel, const float *scal
     return done;
 }
 
-/* Rounds to nearest even, as a BFLOAT16 tensor stores numbers; NaN stays NaN. */
+/* Rounds to BFLOAT16, to nearest even; NaN stays NaN. */
 WIDE static void round_bf16(float *numbers, int count) {
     typedef uint32_t word __attribute__((may_alias));
     word *bits = (word *)numbers;

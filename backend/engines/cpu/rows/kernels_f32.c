@@ -34,7 +34,7 @@ WIDE void row_widen(int64_t count, double *y, const float *x) {
         y[i] = (double)x[i];
 }
 
-/* Rounds to nearest even, as a cast does. */
+/* Rounds to nearest even, like a cast. */
 WIDE void row_narrow(int64_t count, float *y, const double *x) {
     INDEPENDENT
     for (int64_t i = 0; i < count; i++)

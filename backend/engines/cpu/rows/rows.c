@@ -24,7 +24,7 @@ struct sweep {
     struct schedule_room schedule_rooms[2];
 };
 
-/* What a step retains, in the plan's arena: schedules without their room. */
+/* Programs of a step, in the plan's arena: schedules without their room. */
 struct programs {
     int count;
     int64_t scratch_bytes;

@@ -84,8 +84,8 @@ static struct place block_place(const struct run *run, int k) {
                           .columns = run->columns};
 }
 
-/* Location of the tile's row values. The rows are along one loop, so they are described as one row of a block; if each
-   row has several columns, as the rows of a block that broadcast along the columns. */
+/* Location of the tile's row values. The rows are along one loop, so they are described as one row of a block or, if
+   each row has several columns, as rows that broadcast along the columns. */
 static struct place rows_place(const struct run *run, int k) {
     const struct row_schedule *s = run->s;
     const struct row_operand *operand = &s->rows->operands[k];
@@ -130,7 +130,7 @@ static void store_run(bool is_wide, const struct place *place, int64_t index, co
         dtype_from_f32(place->type, place->base, index, src, count);
 }
 
-/* The first value of a register, as a number. */
+/* The first value of a register, in double. */
 static double first_of(bool is_wide, const void *values) {
     return is_wide ? *(const double *)values : (double)*(const float *)values;
 }
@@ -285,11 +285,8 @@ static void calculate(const struct term *term, int64_t count, char *dst, const v
 
 /* ---- Rows -------------------------------------------------------------------------------------------------------- */
 
-enum {
-    SAMPLE_SHARE = 64,
-    SAMPLE_MOST = 256
-}; /* fraction of a loop within a row that is sampled; maximum number of
-                                                  elements */
+/* Fraction of a loop within a row that is sampled, and maximum number of elements. */
+enum { SAMPLE_SHARE = 64, SAMPLE_MOST = 256 };
 
 /* The loop along which a row has the most elements, and the number of them to sample. */
 static int64_t sample_size(const struct row_schedule *s, int operand, int *along) {

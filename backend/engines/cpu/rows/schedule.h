@@ -39,14 +39,16 @@ struct row_instruction {
     int term;
     int dst, x[ROW_ARGUMENTS]; /* registers, or -1 */
     int opcode;                /* for CALCULATE of a formula: the term's opcode, or one of enum row_opcode */
-    bool is_thin;              /* for SPREAD: only formulas read it, so one chunk suffices; for LOAD: all readers step
-                                  from row to row, so it may stay in place */
-    bool is_alike;             /* for LOAD: converted, and the same for all rows, so one block serves the whole tile */
-    bool does_as_one;          /* for LOAD: only formulas and sums of products read it, so one number per row of a block
-                         suffices */
-    int operand; /* for LOAD and STORE; for CALCULATE: memory to which dst may be written directly, also if it is
-                         kept; for RECALL: that memory; otherwise -1 */
-    int slot;    /* of kept elements (LOAD, CALCULATE, RECALL; -1: none), of totals, or of sums */
+    /* for SPREAD: only formulas read it, so one chunk suffices; for LOAD: all readers step from row to row, so it may
+       stay in place */
+    bool is_thin;
+    bool is_alike; /* for LOAD: converted, and the same for all rows, so one block serves the whole tile */
+    /* for LOAD: only formulas and sums of products read it, so one number per row of a block suffices */
+    bool does_as_one;
+    /* for LOAD and STORE; for CALCULATE: memory to which dst may be written directly, also if it is kept; for RECALL:
+       that memory; otherwise -1 */
+    int operand;
+    int slot;            /* of kept elements (LOAD, CALCULATE, RECALL; -1: none), of totals, or of sums */
     int pair, pair_slot; /* for REDUCE_PAIR: the term of the product's total, and its slot */
 };
 
@@ -62,10 +64,10 @@ struct row_pass {
 struct row_loop {
     int64_t extent;
     bool is_reduced;
-    int64_t strides[ROWWISE_OPERANDS]; /* in elements; for row values, if columns are parts of rows, that of a whole
-                                          row */
-    int64_t position;                  /* elements of a column sum per iteration; 0: all iterations add to the same
-                                          one */
+    /* in elements; for row values, if columns are parts of rows, that of a whole row */
+    int64_t strides[ROWWISE_OPERANDS];
+    /* elements of a column sum per iteration; 0: all iterations add to the same one */
+    int64_t position;
 };
 
 /* Working memory for a schedule, like struct rowwise_room. */
@@ -88,11 +90,10 @@ struct row_schedule {
     int64_t tile_a;           /* extent of a tile along a, if that is a loop over rows: a multiple of the block */
     int64_t pieces[ROWWISE_LOOPS]; /* of each loop: number of tiles, or of blocks within one */
     int64_t tile_rows;             /* maximum rows of a tile; columns that are parts of rows count separately */
-    int64_t tiles, blocks,
-        splits;        /* blocks: of a tile, in the pass with the fewest; splits: parts of them, or 1 if tasks process
-                          whole tiles */
-    int64_t tasks;     /* if splits is 1: they share the tiles equally, to within one */
-    bool sums_columns; /* the layout of the rows allows column sums */
+    /* blocks: of a tile, in the pass with the fewest; splits: parts of them, or 1 if tasks process whole tiles */
+    int64_t tiles, blocks, splits;
+    int64_t tasks;          /* if splits is 1: they share the tiles equally, to within one */
+    bool sums_columns;      /* the layout of the rows allows column sums */
     int pass_count, closed; /* number of passes; how many of them, which come first, end in reductions */
     struct row_pass *passes;
     int instruction_count, register_count;
@@ -102,8 +103,8 @@ struct row_schedule {
     int *row_terms, stage_ends[ROWWISE_PASSES + 1]; /* formulas and loads of rows, stage by stage */
     int invariants;                                 /* the first `invariants` of these are the same for all rows */
     int row_slots, *slot_of;                        /* slots of row terms; -1: none */
-    int64_t row_bytes, totals_at, tile_bytes;       /* bytes of one slot; offset of the totals; bytes of all slots and
-                                                       totals */
+    /* bytes of one slot; offset of the totals; bytes of all slots and totals */
+    int64_t row_bytes, totals_at, tile_bytes;
     int kept_count, *kept;      /* slot of a term whose elements are kept between passes, or -1; NULL when running */
     int *kept_pass;             /* the pass that computes them; NULL when running */
     int *kept_home;             /* operand in whose memory they are kept, or -1; NULL when running */

@@ -15,16 +15,16 @@ enum { ROWWISE_OPERANDS = 40, ROWWISE_TERMS = 160 };
 enum { VALUE_INDEX = -1, VALUE_SCRATCH = -2 };
 
 enum term_kind {
-    TERM_CONSTANT,   /* a constant */
-    TERM_LOAD,       /* an element of an operand */
-    TERM_FORMULA,    /* an opcode applied to other terms */
-    TERM_LOOP,       /* a pointwise mode's formula applied to other terms */
-    TERM_SCALE,      /* a term times a constant */
-    TERM_ROUND,      /* a term rounded to a storage type */
-    TERM_CONVERT,    /* conversion between float and double */
-    TERM_REDUCTION,  /* all elements of a row of a term, combined by an opcode */
-    TERM_COLUMN_SUM, /* sum over everything that shares an element of a tensor, such as a position in the row; closes no
-                        pass */
+    TERM_CONSTANT,  /* a constant */
+    TERM_LOAD,      /* an element of an operand */
+    TERM_FORMULA,   /* an opcode applied to other terms */
+    TERM_LOOP,      /* a pointwise mode's formula applied to other terms */
+    TERM_SCALE,     /* a term times a constant */
+    TERM_ROUND,     /* a term rounded to a storage type */
+    TERM_CONVERT,   /* conversion between float and double */
+    TERM_REDUCTION, /* all elements of a row of a term, combined by an opcode */
+    /* sum over everything that shares an element of a tensor, such as a position in the row; closes no pass */
+    TERM_COLUMN_SUM,
 };
 
 struct term {
