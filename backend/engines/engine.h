@@ -201,6 +201,7 @@ bool region_exports(const struct region *region, int value);
 /* Extracts a region as a graph of its own, with the same uids. Producers of its inputs are left out; of the outside
    readers of a value, at most two are represented, as nodes without operands. outer: for each value of the extract, its
    index in the whole graph. */
-weftStatus_t region_extract(struct region *made, const int **outer, const struct region *region, struct arena *arena);
+weftStatus_t region_extract(struct region *extract, const int **outer, const struct region *region,
+                            struct arena *arena);
 
 #endif

@@ -75,25 +75,25 @@ static int index_of(const int *sorted, int count, int number) {
     return low < count ? low : -1;
 }
 
-static weftStatus_t extract_node(struct node *made, const struct node *node, const int *outer, int values,
+static weftStatus_t extract_node(struct node *copy, const struct node *node, const int *outer, int values,
                                  struct arena *arena) {
     /* The operation itself is shared; only the indices of its operands are new. */
-    *made = *node;
+    *copy = *node;
     /* Translates operands to the extract's indices. `outer` contains all of them, because list_values visited the same
        nodes. */
-    TRY(arena_copy(arena, &made->operands, node->operands, (size_t)node->operand_count * sizeof *node->operands));
+    TRY(arena_copy(arena, &copy->operands, node->operands, (size_t)node->operand_count * sizeof *node->operands));
     for (int k = 0; k < node->operand_count; k++)
-        made->operands[k] = index_of(outer, values, node->operands[k]);
+        copy->operands[k] = index_of(outer, values, node->operands[k]);
     return WEFT_STATUS_SUCCESS;
 }
 
 /* Lists the readers of value v: nodes of the region, and placeholders for outside readers. */
 static weftStatus_t extract_value(struct graph *graph, int v, const struct value *value, const struct region *region,
                                   struct arena *arena) {
-    struct value *made = &graph->values[v];
+    struct value *copy = &graph->values[v];
     int *readers, inside = 0, outside = 0;
     /* The producer is the node's index in the region, or -1 if it is outside: the value is an input of the extract. */
-    *made =
+    *copy =
         (struct value){.tensor = value->tensor, .producer = index_of(region->nodes, region->count, value->producer)};
     TRY(arena_alloc(arena, &readers, (size_t)(operands_of(region) + OUTSIDE_MOST) * sizeof *readers));
     /* Once for each time that a node reads the value, like in the whole graph. */
@@ -108,14 +108,15 @@ static weftStatus_t extract_value(struct graph *graph, int v, const struct value
             readers[inside + outside++] = graph->node_count;
             graph->nodes[graph->node_count++] = (struct node){.op = region->graph->nodes[value->read_by[r]].op};
         }
-    made->readers = inside + outside;
-    made->read_by = readers;
+    copy->readers = inside + outside;
+    copy->read_by = readers;
     return WEFT_STATUS_SUCCESS;
 }
 
 /* Runs in time quadratic in the region's operands, independent of the size of the whole graph. All memory is from the
    arena. */
-weftStatus_t region_extract(struct region *made, const int **outer, const struct region *region, struct arena *arena) {
+weftStatus_t region_extract(struct region *extract, const int **outer, const struct region *region,
+                            struct arena *arena) {
     struct graph *graph;
     int *values, *nodes, operands = operands_of(region);
     /* The extract has the label and handle of the whole graph, for messages. */
@@ -134,7 +135,7 @@ weftStatus_t region_extract(struct region *made, const int **outer, const struct
     }
     for (int v = 0; v < graph->value_count; v++)
         TRY(extract_value(graph, v, &region->graph->values[values[v]], region, arena));
-    *made = (struct region){.graph = graph, .count = region->count, .nodes = nodes, .engine = region->engine};
+    *extract = (struct region){.graph = graph, .count = region->count, .nodes = nodes, .engine = region->engine};
     *outer = values;
     return WEFT_STATUS_SUCCESS;
 }

@@ -30,7 +30,7 @@ static weftStatus_t add_axis(struct row_space *space, struct row_axis axis) {
 }
 
 /* parts is 0 only if the extent is 0. If parts equals the extent, each element is a row, which needs one axis. */
-static weftStatus_t make_axes(struct row_space *space) {
+static weftStatus_t build_axes(struct row_space *space) {
     for (int64_t d = 0; d < space->dims.count; d++) {
         int64_t extent = space->dims.at[d], parts = space->parts[d], inner = parts ? extent / parts : 0;
         /* parts == 1: the row contains the whole dimension. parts == extent: each element along it is a row of its
@@ -45,7 +45,7 @@ static weftStatus_t make_axes(struct row_space *space) {
 
 /* Sets the space from an operation's expansion; false if it differs from that of earlier operations. Dims of one
    element fit any row. Dims and parts are filled in before anything that may be refused. */
-static bool take_space(struct row_space *space, const struct node *node) {
+static bool set_space(struct row_space *space, const struct node *node) {
     struct expansion e = {.method = STATISTICS_IN_TURN};
     if (expansion_of(&e, node->op))
         status_clear(); /* a refused operation has a space, too; its message is produced when its terms are written */
@@ -66,11 +66,11 @@ static bool is_sum(const struct node *node) {
 }
 
 /* Plain sums come last: next to operations that have rows, they may be column sums. */
-static weftStatus_t take_spaces(struct row_space *space, const struct region *region, bool are_sums) {
+static weftStatus_t set_spaces(struct row_space *space, const struct region *region, bool are_sums) {
     for (int i = 0; i < region->count; i++) {
         const struct node *node = region_node(region, i);
         if (op_expands(node->op) && is_sum(node) == are_sums && !(are_sums && row_space_sums_columns(space, node)) &&
-            !take_space(space, node))
+            !set_space(space, node))
             FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s has different rows than the operations before it",
                  descriptor_label(node->op));
     }
@@ -85,15 +85,15 @@ weftStatus_t row_space_find(struct row_space *space, const struct region *region
             FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
                  "%s is not a pointwise operation, reduction, softmax or normalisation",
                  descriptor_label(region_node(region, i)->op));
-    TRY(take_spaces(space, region, false));
+    TRY(set_spaces(space, region, false));
     bool is_set = space->dims.count > 0;
     if (is_set)
-        TRY(make_axes(space));
-    TRY(take_spaces(space, region, true));
+        TRY(build_axes(space));
+    TRY(set_spaces(space, region, true));
     /* A region of only pointwise nodes is a map without rows. */
     if (space->dims.count == 0)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "no operation of the region combines elements of rows");
-    return is_set ? WEFT_STATUS_SUCCESS : make_axes(space);
+    return is_set ? WEFT_STATUS_SUCCESS : build_axes(space);
 }
 
 /* For expansions that are written again, such as those of the second program. */

@@ -223,16 +223,16 @@ static void less_aligned(void) {
             MUST(weftBackendFinalize(t[i]));
         }
         desc op = pointwise(WEFT_POINTWISE_RELU_FWD, t[0], NULL, t[1]), graph = graph_of(1, &op);
-        desc plan = finalized(open_gpu_plan(graph, handle)), loose = open_gpu_plan(graph, handle);
-        MUST(set_flag(loose, WEFT_ATTR_EXECUTION_PLAN_ELEMENT_ALIGNED_EXT, true));
-        MUST(weftBackendFinalize(loose));
-        desc made[] = {load_plan(handle, plan, true), load_plan(handle, loose, false)};
+        desc plan = finalized(open_gpu_plan(graph, handle)), in_place = open_gpu_plan(graph, handle);
+        MUST(set_flag(in_place, WEFT_ATTR_EXECUTION_PLAN_ELEMENT_ALIGNED_EXT, true));
+        MUST(weftBackendFinalize(in_place));
+        desc made[] = {load_plan(handle, plan, true), load_plan(handle, in_place, false)};
         if (declared != 8)
             check_alignment(plan, &m, declared, declared < 4 ? 4 : declared);
-        check_alignment(loose, &m, declared, 4);
+        check_alignment(in_place, &m, declared, 4);
         for (int i = 0; i < 2; i++)
             check_alignment(made[i], &m, declared, 4), drop(made[i]);
-        drop(t[0]), drop(t[1]), drop(plan), drop(loose), drop(graph);
+        drop(t[0]), drop(t[1]), drop(plan), drop(in_place), drop(graph);
     }
     MUST(weftDestroy(handle));
     check_clean(1);

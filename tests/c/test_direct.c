@@ -54,7 +54,7 @@ static void check_multiply_seen(const char *name, const struct direct_shape *sha
     scatter_rows();
     for (int i = 0; i < segments * depth; i++)
         b[i] = w + i * 83 % 97 * 160 + i % 5;
-    shape->multiply_seen[low](segments, depth, seen, ROWS, step, b, c, ld, adds);
+    shape->multiply_pointers[low](segments, depth, seen, ROWS, step, b, c, ld, adds);
     for (int i = 0; i < rows; i++)
         for (int j = 0; j < ld; j++) {
             double sum = adds ? UNTOUCHED : 0;

@@ -264,7 +264,7 @@ static void check_packed(const struct gemm *gemm, int threads, const struct resu
             size_t whole = (size_t)((bytes + GUARD + LINE - 1) / LINE * LINE);
             unsigned char *end = (panels[i] = aligned_alloc(LINE, whole));
             memset(panels[i], 0xff, whole);
-            gemm_pack_whole(gemm, i, panels[i]);
+            gemm_prepack(gemm, i, panels[i]);
             for (int64_t j = bytes; j < bytes + GUARD; j++)
                 CHECK(end[j] == 0xff, "packed operand overrun by %d", (int)(j - bytes) + 1);
             *(i ? &other.packed_b : &other.packed_a) = panels[i];
@@ -288,11 +288,11 @@ struct sums {
     int64_t m, ld, bytes;
 };
 
-static struct gemm_place find_sums(const void *sink, int64_t batch, int64_t row, int rows, int64_t column) {
+static struct gemm_destination find_sums(const void *sink, int64_t batch, int64_t row, int rows, int64_t column) {
     const struct sums *sums = sink;
     (void)rows;
-    return (struct gemm_place){sums->at + ((batch * sums->m + row) * sums->ld + column) * sums->bytes,
-                               sums->ld * sums->bytes, sums->bytes, true};
+    return (struct gemm_destination){sums->at + ((batch * sums->m + row) * sums->ld + column) * sums->bytes,
+                                     sums->ld * sums->bytes, sums->bytes, true};
 }
 
 static void refuse_store(const void *sink, void *block, int64_t ld, int64_t batch, int64_t row, int rows,

@@ -53,7 +53,7 @@ static const void *matrix_of(enum small_type type) {
 }
 
 static void check_few(const struct small_kernel *kernel, enum small_type type, int count, int rows, int depth) {
-    struct small_few few = {count, rows, depth, matrix_of(type), 140};
+    struct small_skinny few = {count, rows, depth, matrix_of(type), 140};
     int wrong = 0;
     for (int i = 0; i < ROOM; i++)
         c[i] = 0;

@@ -80,7 +80,7 @@ struct modifier {
 };
 
 /* Sets the access that stores the modified scores: they are stored in the tile, with a key pitch of PANEL. */
-static weftStatus_t place_result(struct program *program, const struct attention *a, const struct descriptor *op) {
+static weftStatus_t set_result_access(struct program *program, const struct attention *a, const struct descriptor *op) {
     const struct tensor *result = a->modifier.graph->values[a->modifier.output].tensor;
     if (result->type != WEFT_DATA_FLOAT)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: the result of its score modifier has type %s. Make it FLOAT.",
@@ -116,7 +116,7 @@ static weftStatus_t compile_modifier(struct modifier *modifier, const struct att
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
              "%s: its score modifier returns its input unchanged. Leave it unset.", descriptor_label(op));
     TRY(program_compile(&modifier->program, &region, &space, &(struct given){.value = m->input, .alpha = 1}));
-    TRY(place_result(&modifier->program, a, op));
+    TRY(set_result_access(&modifier->program, a, op));
     const struct axis axes[] = {{0, s.batches, 0, 1}, {1, s.heads, 0, 1}, {3, s.keys, 0, 1}, {2, s.rows, 0, 1}};
     rows_columns_plan(&modifier->walk, &modifier->program, axes, 4, false);
     return WEFT_STATUS_SUCCESS;

@@ -12,9 +12,9 @@ struct attention_plan {
     const struct program *modifier; /* and its traversal, or NULL */
     const struct rows_columns *walk;
     int threads;
-    bool is_few;    /* so few queries read the keys that copying these does not pay off */
-    bool is_packed; /* forward: its products are bf16 */
-    int64_t panels; /* maximum panels of a task, which reads keys and values once for all of them */
+    bool has_few_queries; /* so few queries read the keys that copying these does not pay off */
+    bool is_packed;       /* forward: its products are bf16 */
+    int64_t panels;       /* maximum panels of a task, which reads keys and values once for all of them */
     /* forward: adjacent groups of a task; 1 unless there are few queries: then each group is a panel */
     int64_t groups;
     int64_t blocks;          /* tasks of a group, along its columns */
@@ -48,13 +48,13 @@ struct buffers {
     char *block;
     int64_t bytes;
 };
-static inline void *buffers_take(struct buffers *buffers, int64_t bytes) {
+static inline void *buffers_alloc(struct buffers *buffers, int64_t bytes) {
     void *found = buffers->block ? buffers->block + buffers->bytes : NULL;
     buffers->bytes += (bytes + LINE - 1) / LINE * LINE;
     return found;
 }
 static inline float *buffers_floats(struct buffers *buffers, int64_t count) {
-    return buffers_take(buffers, count * (int64_t)sizeof(float));
+    return buffers_alloc(buffers, count * (int64_t)sizeof(float));
 }
 
 /* Row pitch in floats of a buffer with rows of `count` numbers, which kernels read in whole blocks. Never a power of

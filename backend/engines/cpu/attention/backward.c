@@ -25,7 +25,7 @@ enum { MOST_PANELS = 8, LEAST_SPLIT = 2 * KEY_TILE };
 /* Operands of a panel, and its part of dq. */
 struct query_panel {
     struct panel panel;
-    bool is_wild;                                     /* queries or gradients contain infinities or NaN */
+    bool has_nonfinite;                               /* queries or gradients contain infinities or NaN */
     float *q_columns, *q_rows, *do_columns, *do_rows; /* [depth][PANEL], [PANEL][row]; q is scaled */
     float *dq;                                        /* [depth][PANEL] */
     float statistics[PANEL], mean[PANEL];             /* mean: the sum of P dP */
@@ -52,7 +52,7 @@ static int64_t lay_out(struct backward_buffers *b, const struct attention_plan *
     const struct attention_sizes *s = &plan->sizes;
     struct buffers buffers = {.block = block};
     b->q_row = padded_row(s->depth), b->v_row = padded_row(s->value_depth);
-    b->panels = buffers_take(&buffers, plan->panels * (int64_t)sizeof *b->panels);
+    b->panels = buffers_alloc(&buffers, plan->panels * (int64_t)sizeof *b->panels);
     for (int64_t p = 0; p < plan->panels; p++) {
         struct query_panel none, *to = block ? &b->panels[p] : &none;
         to->q_columns = buffers_floats(&buffers, s->depth * PANEL);
@@ -80,8 +80,8 @@ static int64_t bias_sums(const struct attention_plan *plan, const struct sdpa_bw
     const int64_t *dims = op->dbias ? op->dbias->dims.at : NULL;
     if (!dims)
         return 0;
-    bool is_alone = dims[0] == plan->sizes.batches && dims[1] == plan->sizes.heads;
-    return is_alone && (dims[3] == plan->sizes.keys || plan->splits == 1) ? 1 : plan->threads;
+    bool is_exclusive = dims[0] == plan->sizes.batches && dims[1] == plan->sizes.heads;
+    return is_exclusive && (dims[3] == plan->sizes.keys || plan->splits == 1) ? 1 : plan->threads;
 }
 
 static int64_t bias_floats(const struct sdpa_bwd_op *op) {
@@ -173,8 +173,8 @@ static void load_panel(const struct backward_job *job, const struct backward_buf
                to->q_columns);
     panel_load(&to->panel, &scores->bindings, job->op->d_o, s->value_depth, 1, to->do_rows, b->v_row, to->do_columns);
     load_means(job, b, to, means);
-    to->is_wild = tile_is_wild(to->q_rows, PANEL, s->depth, b->q_row) ||
-                  tile_is_wild(to->do_rows, PANEL, s->value_depth, b->v_row);
+    to->has_nonfinite = tile_has_nonfinite(to->q_rows, PANEL, s->depth, b->q_row) ||
+                        tile_has_nonfinite(to->do_rows, PANEL, s->value_depth, b->v_row);
     memset(to->dq, 0, (size_t)(padded_rows(s->depth) * PANEL) * sizeof *to->dq);
 }
 
@@ -212,7 +212,7 @@ struct backward_task {
 struct gradient_tile {
     int64_t key, keys;
     float *dk, *dv;
-    bool is_wild;
+    bool has_nonfinite;
 };
 
 /* The bias is added after the products and the modifier: its gradient is that of the scores, summed over everything
@@ -233,15 +233,16 @@ static void add_bias_gradient(const struct backward_job *job, const struct panel
 }
 
 /* Recomputes the weights P into b->p. */
-static void make_weights(const struct backward_job *job, const struct backward_buffers *b,
-                         const struct query_panel *from, const struct gradient_tile *t, const struct seen *seen) {
+static void compute_weights(const struct backward_job *job, const struct backward_buffers *b,
+                            const struct query_panel *from, const struct gradient_tile *t,
+                            const struct visible *visible) {
     const struct attention_plan *plan = job->run->plan;
     const struct scores *scores = &job->run->scores;
     small_product(plan->kernel, t->keys, from->panel.count, plan->sizes.depth, (struct small_factor){b->k, b->q_row, 1},
                   (struct small_factor){from->q_columns, 0, PANEL}, b->p, PANEL, false);
     if (scores->modifier)
         memcpy(b->products, b->p, (size_t)(t->keys * PANEL) * sizeof *b->p);
-    scores_finish(scores, &from->panel, seen, t->key, t->keys, b->p, b->room);
+    scores_finish(scores, &from->panel, visible, t->key, t->keys, b->p, b->room);
     tile_weigh(b->p, t->keys, from->statistics);
 }
 
@@ -254,7 +255,7 @@ static void differentiate_weights(const struct backward_job *job, const struct b
                   (struct small_factor){b->v, b->v_row, 1}, (struct small_factor){from->do_columns, 0, PANEL}, b->dp,
                   PANEL, false);
     if (scores->drops) {
-        scores_find_kept(scores, &from->panel, t->key, t->keys, b->room);
+        scores_find_dropout(scores, &from->panel, t->key, t->keys, b->room);
         tile_multiply(b->dp, t->keys, b->room);
     }
 }
@@ -288,7 +289,7 @@ static void add_gradients(const struct attention_plan *plan, const struct backwa
     struct small_factor p = {b->p, PANEL, 1}, ds = {b->dp, PANEL, 1}, k = {b->k, 1, b->q_row};
     struct small_factor d_o = {from->do_rows, 0, b->v_row}, q = {from->q_rows, 0, b->q_row};
     int64_t count = from->panel.count;
-    if (from->is_wild || t->is_wild) {
+    if (from->has_nonfinite || t->has_nonfinite) {
         tile_product_of_some(t->keys, s->value_depth, count, p, d_o, t->dv, b->v_row, true);
         tile_product_of_some(t->keys, s->depth, count, ds, q, t->dk, b->q_row, true);
         tile_product_of_some(s->depth, count, t->keys, k, (struct small_factor){b->dp, 0, PANEL}, from->dq, PANEL,
@@ -304,11 +305,11 @@ static void add_gradients(const struct attention_plan *plan, const struct backwa
 /* Adds the contributions of a panel and a tile of keys to each other's gradients. */
 static void visit_tile(const struct backward_job *job, const struct backward_buffers *b, const struct query_panel *from,
                        const struct gradient_tile *t, float *bias_sums) {
-    struct seen seen;
-    panel_look(&seen, &from->panel, &job->run->scores, t->key, t->keys);
-    if (seen.is_empty)
+    struct visible visible;
+    panel_find_visible(&visible, &from->panel, &job->run->scores, t->key, t->keys);
+    if (visible.is_empty)
         return;
-    make_weights(job, b, from, t, &seen);
+    compute_weights(job, b, from, t, &visible);
     differentiate(job, b, from, t, bias_sums);
     clear_padding(job->run->plan, b, t->keys);
     add_gradients(job->run->plan, b, from, t);
@@ -336,11 +337,11 @@ static void pass_tiles(const struct backward_job *job, const struct backward_buf
         if (has_values)
             rows_load(&block->v, key, tile.keys, s->value_depth, b->v, b->v_row);
         for (int64_t p = 0; p < block->panels; p++) {
-            struct seen seen;
-            panel_look(&seen, &b->panels[p].panel, &job->run->scores, key, tile.keys);
-            if (seen.is_empty || (has_values && !block->is_saturated[p]))
+            struct visible visible;
+            panel_find_visible(&visible, &b->panels[p].panel, &job->run->scores, key, tile.keys);
+            if (visible.is_empty || (has_values && !block->is_saturated[p]))
                 continue;
-            make_weights(job, b, &b->panels[p], &tile, &seen);
+            compute_weights(job, b, &b->panels[p], &tile, &visible);
             if (has_values) {
                 differentiate_weights(job, b, &b->panels[p], &tile);
                 tile_collect(b->dp, tile.keys, b->p, block->of[p].sum);
@@ -382,7 +383,7 @@ static void sum_block(const struct backward_job *job, const struct backward_buff
     block.v = rows_of(&scores->bindings, job->op->a.v, NULL, batch, group * s->group / s->v_share);
     for (int64_t p = 0; p < block.panels; p++) {
         struct query_panel *panel = &b->panels[p];
-        panel_make(&panel->panel, scores, batch, group, column + p * PANEL);
+        panel_init(&panel->panel, scores, batch, group, column + p * PANEL);
         load_panel(job, b, panel, NULL);
         block.first = min64(block.first, panel->panel.first_key), block.last = max64(block.last, panel->panel.last_key);
     }
@@ -432,7 +433,7 @@ static void run_block(const struct backward_job *job, const struct backward_buff
     int64_t begin = task->split * plan->split_keys;
     float *bias = job->bias_sums + (job->is_fixed ? task->thread * bias_floats(job->op) : 0);
     for (int64_t p = 0; p < panels; p++) {
-        panel_make(&b->panels[p].panel, &job->run->scores, task->batch, task->group, column + p * PANEL);
+        panel_init(&b->panels[p].panel, &job->run->scores, task->batch, task->group, column + p * PANEL);
         load_panel(job, b, &b->panels[p], job->means);
         first = min64(first, b->panels[p].panel.first_key), last = max64(last, b->panels[p].panel.last_key);
     }
@@ -443,7 +444,7 @@ static void run_block(const struct backward_job *job, const struct backward_buff
         tile.dk = task->dk + (key - begin) * b->q_row, tile.dv = task->dv + (key - begin) * b->v_row;
         rows_load(&task->k, key, tile.keys, s->depth, b->k, b->q_row);
         rows_load(&task->v, key, tile.keys, s->value_depth, b->v, b->v_row);
-        tile.is_wild = tile_is_wild(b->k, tile.keys, s->depth, b->q_row);
+        tile.has_nonfinite = tile_has_nonfinite(b->k, tile.keys, s->depth, b->q_row);
         for (int64_t p = 0; p < panels; p++) {
             rows_fetch(&task->k, next, min64(KEY_TILE, last - next), s->depth, p, panels);
             rows_fetch(&task->v, next, min64(KEY_TILE, last - next), s->value_depth, p, panels);
@@ -559,7 +560,7 @@ static void store_sinks(const struct backward_job *job) {
             int64_t begin = head % s->group * s->rows;
             for (int64_t row = 0; row < s->rows; row += PANEL) {
                 struct panel *panel = &b.panels[0].panel;
-                panel_make(panel, &job->run->scores, batch, head / s->group, begin + row);
+                panel_init(panel, &job->run->scores, batch, head / s->group, begin + row);
                 load_panel(job, &b, &b.panels[0], job->means);
                 for (int c = 0; c < panel->count; c++)
                     sum += panel->head[c] == head ? sink_gradient(panel, c, &b.panels[0], score) : 0;

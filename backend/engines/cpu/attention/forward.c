@@ -52,12 +52,12 @@ static int64_t lay_out(struct forward_buffers *b, const struct attention_plan *p
     const struct attention_sizes *s = &plan->sizes;
     struct buffers buffers = {.block = block};
     b->k_row = padded_row(s->depth), b->v_row = padded_row(s->value_depth);
-    b->q_floats = plan->is_few      ? MOST_FEW * b->k_row
-                  : plan->is_packed ? packed_floats(PANEL, s->depth)
-                                    : s->depth * PANEL;
-    b->o_floats = plan->is_few ? MOST_FEW * b->v_row : packed_size(padded_rows(s->value_depth)) * PANEL;
-    b->panels = buffers_take(&buffers, plan->panels * (int64_t)sizeof *b->panels);
-    b->key_rows = buffers_take(&buffers, plan->groups * (int64_t)sizeof *b->key_rows);
+    b->q_floats = plan->has_few_queries ? MOST_FEW * b->k_row
+                  : plan->is_packed     ? packed_floats(PANEL, s->depth)
+                                        : s->depth * PANEL;
+    b->o_floats = plan->has_few_queries ? MOST_FEW * b->v_row : packed_size(padded_rows(s->value_depth)) * PANEL;
+    b->panels = buffers_alloc(&buffers, plan->panels * (int64_t)sizeof *b->panels);
+    b->key_rows = buffers_alloc(&buffers, plan->groups * (int64_t)sizeof *b->key_rows);
     b->q = buffers_floats(&buffers, plan->panels * b->q_floats);
     b->o = buffers_floats(&buffers, plan->panels * b->o_floats);
     b->max = buffers_floats(&buffers, plan->panels * PANEL);
@@ -68,10 +68,10 @@ static int64_t lay_out(struct forward_buffers *b, const struct attention_plan *p
     b->room = buffers_floats(&buffers, padded_rows(KEY_TILE) * PANEL);
     b->row = buffers_floats(&buffers, PANEL * b->k_row);
     b->columns = buffers_floats(&buffers, plan->is_packed ? packed_size(s->depth) * PANEL : 0);
-    b->packed_k = buffers_take(&buffers, plan->is_packed ? 4 * packed_floats(KEY_TILE, s->depth) : 0);
-    b->packed_v = buffers_take(&buffers, plan->is_packed ? 4 * packed_floats(s->value_depth, KEY_TILE) : 0);
-    b->pairs = buffers_take(&buffers, plan->is_packed ? 4 * packed_floats(KEY_TILE, PANEL) : 0);
-    b->rows = buffers_floats(&buffers, plan->is_few ? MOST_FEW * KEY_TILE : 0);
+    b->packed_k = buffers_alloc(&buffers, plan->is_packed ? 4 * packed_floats(KEY_TILE, s->depth) : 0);
+    b->packed_v = buffers_alloc(&buffers, plan->is_packed ? 4 * packed_floats(s->value_depth, KEY_TILE) : 0);
+    b->pairs = buffers_alloc(&buffers, plan->is_packed ? 4 * packed_floats(KEY_TILE, PANEL) : 0);
+    b->rows = buffers_floats(&buffers, plan->has_few_queries ? MOST_FEW * KEY_TILE : 0);
     b->result = buffers_floats(&buffers, PANEL * b->v_row);
     return buffers.bytes;
 }
@@ -97,13 +97,13 @@ void attention_plan_forward(struct attention_plan *plan, const struct sdpa_fwd_o
     int64_t groups = s->batches * s->groups, panels = divide_up(s->columns, PANEL);
     int64_t wanted = (int64_t)plan->threads * TASKS_PER_THREAD, most_splits = max64(1, s->keys / LEAST_SPLIT);
     struct forward_buffers buffers;
-    plan->is_few = s->columns <= MOST_FEW;
+    plan->has_few_queries = s->columns <= MOST_FEW;
     plan->is_packed = attention_is_packed(s, op);
-    plan->panels = max64(1, min64(MOST_PANELS, groups * panels * (plan->is_few ? most_splits : 1) / wanted));
-    if (plan->is_few)
+    plan->panels = max64(1, min64(MOST_PANELS, groups * panels * (plan->has_few_queries ? most_splits : 1) / wanted));
+    if (plan->has_few_queries)
         plan->panels = max64(1, min64(plan->panels, s->groups));
-    plan->groups = plan->is_few ? plan->panels : 1;
-    plan->blocks = plan->is_few ? 1 : divide_up(panels, plan->panels);
+    plan->groups = plan->has_few_queries ? plan->panels : 1;
+    plan->blocks = plan->has_few_queries ? 1 : divide_up(panels, plan->panels);
     int64_t tasks = max64(1, s->batches * group_blocks(plan) * plan->blocks);
     plan->splits = plan->threads == 1 ? 1 : min64(divide_up(wanted, tasks), most_splits);
     /* There are enough tasks without splitting. */
@@ -190,7 +190,7 @@ static void join_parts(void *context, int64_t task) {
 /* The sums of a panel as rows with pitch v_row. */
 static float *rows_of_sums(const struct attention_plan *plan, const struct forward_buffers *b, int64_t p) {
     float *o = b->o + p * b->o_floats;
-    if (plan->is_few)
+    if (plan->has_few_queries)
         return o;
     struct gemm_matrix matrix = {.base = o, .type = WEFT_DATA_FLOAT, .stride = PANEL, .depth_stride = 1};
     gemm_pack_matrix(&matrix, b->result, (int)b->v_row, 0, 0, (int)plan->sizes.value_depth, 0, PANEL);
@@ -228,37 +228,37 @@ struct forward_task {
 /* Keys and values of a tile: as floats in the thread's buffers, packed, or in place if few queries read them. */
 struct key_tile {
     int64_t key, keys;
-    struct small_few few_k, few_v;
+    struct small_skinny skinny_k, skinny_v;
     enum small_type k_type, v_type; /* types of these */
-    bool is_wild;                   /* values may contain infinities or NaN */
+    bool has_nonfinite;             /* values may contain infinities or NaN */
 };
 
 /* Rows in place in memory, or copied to the buffer. */
-static struct small_few few_rows(const struct rows *rows, int64_t key, int64_t keys, int64_t depth, float *buffer,
-                                 int64_t ld, enum small_type *type) {
+static struct small_skinny skinny_rows(const struct rows *rows, int64_t key, int64_t keys, int64_t depth, float *buffer,
+                                       int64_t ld, enum small_type *type) {
     *type = rows_are_in_place(rows) && rows->type == WEFT_DATA_BFLOAT16 ? SMALL_BF16 : SMALL_FLOAT;
     if (rows_are_in_place(rows))
-        return (struct small_few){.rows = keys, .depth = depth, .matrix = rows_at(rows, key), .ld = rows->stride};
+        return (struct small_skinny){.rows = keys, .depth = depth, .matrix = rows_at(rows, key), .ld = rows->stride};
     rows_load(rows, key, keys, depth, buffer, ld);
-    return (struct small_few){.rows = keys, .depth = depth, .matrix = buffer, .ld = ld};
+    return (struct small_skinny){.rows = keys, .depth = depth, .matrix = buffer, .ld = ld};
 }
 
 static struct key_tile load_tile(const struct attention_plan *plan, const struct forward_buffers *b,
                                  const struct key_rows *rows, int64_t key, int64_t keys) {
     const struct attention_sizes *s = &plan->sizes;
     struct key_tile t = {.key = key, .keys = keys};
-    if (plan->is_few) {
-        t.few_k = few_rows(&rows->k, key, keys, s->depth, b->k, b->k_row, &t.k_type);
-        t.few_v = few_rows(&rows->v, key, keys, s->value_depth, b->v, b->v_row, &t.v_type);
+    if (plan->has_few_queries) {
+        t.skinny_k = skinny_rows(&rows->k, key, keys, s->depth, b->k, b->k_row, &t.k_type);
+        t.skinny_v = skinny_rows(&rows->v, key, keys, s->value_depth, b->v, b->v_row, &t.v_type);
     } else if (plan->is_packed) {
         packed_rows(&rows->k, key, keys, s->depth, b->packed_k);
-        t.is_wild = packed_columns(&rows->v, key, keys, s->value_depth, b->packed_v);
-        if (t.is_wild)
+        t.has_nonfinite = packed_columns(&rows->v, key, keys, s->value_depth, b->packed_v);
+        if (t.has_nonfinite)
             rows_load(&rows->v, key, keys, s->value_depth, b->v, b->v_row);
     } else {
         rows_load(&rows->k, key, keys, s->depth, b->k, b->k_row);
         rows_load(&rows->v, key, keys, s->value_depth, b->v, b->v_row);
-        t.is_wild = tile_is_wild(b->v, keys, s->value_depth, b->v_row);
+        t.has_nonfinite = tile_has_nonfinite(b->v, keys, s->value_depth, b->v_row);
     }
     return t;
 }
@@ -269,7 +269,7 @@ static void add_values(const struct attention_plan *plan, const struct forward_b
     int64_t depth = plan->sizes.value_depth, count = b->panels[p].count;
     float *o = b->o + p * b->o_floats;
     struct small_factor values = {b->v, 1, b->v_row}, weights = {b->tile, 0, PANEL};
-    if (t->is_wild) {
+    if (t->has_nonfinite) {
         tile_product_of_some(depth, count, t->keys, values, weights, o, PANEL, false);
     } else if (plan->is_packed) {
         packed_pairs(b->tile, t->keys, b->pairs);
@@ -304,17 +304,17 @@ static void multiply_keys(const struct forward_job *job, const struct forward_bu
 
 /* Computes the scores of a panel and a tile of keys, and adds the weighted values to the panel's result. */
 static void visit_tile(const struct forward_job *job, const struct forward_buffers *b, int64_t p,
-                       const struct key_tile *t, const struct seen *seen) {
+                       const struct key_tile *t, const struct visible *visible) {
     const struct attention_plan *plan = job->run->plan;
     const struct scores *scores = &job->run->scores;
     const struct panel *panel = &b->panels[p];
     float factor[PANEL];
     multiply_keys(job, b, p, t);
-    scores_finish(scores, panel, seen, t->key, t->keys, b->tile, b->room);
+    scores_finish(scores, panel, visible, t->key, t->keys, b->tile, b->room);
     if (tile_softmax(b->tile, t->keys, b->max + p * PANEL, b->sum + p * PANEL, factor))
         tile_scale(b->o + p * b->o_floats, plan->sizes.value_depth, factor);
     if (scores->drops) {
-        scores_find_kept(scores, panel, t->key, t->keys, b->room);
+        scores_find_dropout(scores, panel, t->key, t->keys, b->room);
         tile_multiply(b->tile, t->keys, b->room);
     }
     add_values(plan, b, p, t);
@@ -323,29 +323,29 @@ static void visit_tile(const struct forward_job *job, const struct forward_buffe
 /* ---- Few queries: scores are rows, as computed by the products with keys in place ---- */
 
 static void finish_rows(const struct scores *scores, const struct forward_buffers *b, const struct panel *panel,
-                        const struct key_tile *t, const struct seen *seen) {
-    if (seen->is_whole && !scores->modifier && !scores->a->alibi && !scores->bias.data)
+                        const struct key_tile *t, const struct visible *visible) {
+    if (visible->is_whole && !scores->modifier && !scores->a->alibi && !scores->bias.data)
         return;
     for (int64_t i = 0; i < t->keys * panel->count; i++)
         b->tile[i % t->keys * PANEL + i / t->keys] = b->rows[i / t->keys * KEY_TILE + i % t->keys];
-    scores_finish(scores, panel, seen, t->key, t->keys, b->tile, b->room);
+    scores_finish(scores, panel, visible, t->key, t->keys, b->tile, b->room);
     for (int64_t i = 0; i < t->keys * panel->count; i++)
         b->rows[i / t->keys * KEY_TILE + i % t->keys] = b->tile[i % t->keys * PANEL + i / t->keys];
 }
 
 static void visit_tile_of_few(const struct forward_job *job, const struct forward_buffers *b, int64_t p,
-                              const struct key_tile *t, const struct seen *seen) {
+                              const struct key_tile *t, const struct visible *visible) {
     const struct attention_plan *plan = job->run->plan;
     const struct scores *scores = &job->run->scores;
     const struct panel *panel = &b->panels[p];
     int64_t depth = plan->sizes.value_depth;
-    struct small_few keys = t->few_k, values = t->few_v;
+    struct small_skinny keys = t->skinny_k, values = t->skinny_v;
     float *o = b->o + p * b->o_floats;
     keys.count = values.count = panel->count;
     plan->kernel->dots[t->k_type](&keys, b->q + p * b->q_floats, b->k_row, b->rows, KEY_TILE);
-    finish_rows(scores, b, panel, t, seen);
+    finish_rows(scores, b, panel, t, visible);
     if (scores->drops)
-        scores_find_kept(scores, panel, t->key, t->keys, b->room);
+        scores_find_dropout(scores, panel, t->key, t->keys, b->room);
     for (int c = 0; c < panel->count; c++) {
         float factor, *weights = b->rows + c * KEY_TILE;
         bool is_changed = row_softmax(weights, t->keys, &b->max[p * PANEL + c], &b->sum[p * PANEL + c], &factor);
@@ -364,10 +364,10 @@ static void load_queries(const struct forward_job *job, const struct forward_buf
     float *q = b->q + p * b->q_floats;
     panel_load(&b->panels[p], &scores->bindings, scores->a->q, plan->sizes.depth, scale_of_queries(plan, scores->scale),
                b->row, b->k_row,
-               plan->is_few      ? NULL
-               : plan->is_packed ? b->columns
-                                 : q);
-    if (plan->is_few)
+               plan->has_few_queries ? NULL
+               : plan->is_packed     ? b->columns
+                                     : q);
+    if (plan->has_few_queries)
         memcpy(q, b->row, (size_t)b->q_floats * sizeof *q);
     if (plan->is_packed)
         packed_pairs(b->columns, plan->sizes.depth, (uint32_t *)q);
@@ -378,11 +378,12 @@ static void start_panels(const struct forward_job *job, const struct forward_buf
     const struct attention_plan *plan = job->run->plan;
     const struct scores *scores = &job->run->scores;
     int64_t column = block * plan->panels * PANEL, first = INT64_MAX, last = 0;
-    task->panels = plan->is_few ? task->groups : min64(plan->panels, divide_up(plan->sizes.columns - column, PANEL));
+    task->panels =
+        plan->has_few_queries ? task->groups : min64(plan->panels, divide_up(plan->sizes.columns - column, PANEL));
     for (int64_t p = 0; p < task->panels; p++) {
         struct panel *panel = &b->panels[p];
-        panel_make(panel, scores, task->batch, task->group + (plan->is_few ? p : 0),
-                   column + (plan->is_few ? 0 : p * PANEL));
+        panel_init(panel, scores, task->batch, task->group + (plan->has_few_queries ? p : 0),
+                   column + (plan->has_few_queries ? 0 : p * PANEL));
         load_queries(job, b, p);
         first = min64(first, panel->first_key), last = max64(last, panel->last_key);
     }
@@ -416,15 +417,15 @@ static void visit_panels(const struct forward_job *job, const struct forward_buf
     const int64_t panels = task->panels / task->groups, next = key + KEY_TILE;
     const struct key_tile tile = load_tile(plan, b, rows, key, min64(KEY_TILE, task->last_key - key));
     for (int64_t i = 0; i < panels; i++) {
-        struct seen seen;
-        int64_t p = group * panels + i, next_keys = plan->is_few ? 0 : min64(KEY_TILE, task->last_key - next);
+        struct visible visible;
+        int64_t p = group * panels + i, next_keys = plan->has_few_queries ? 0 : min64(KEY_TILE, task->last_key - next);
         rows_fetch(&rows->k, next, next_keys, s->depth, i, panels);
         rows_fetch(&rows->v, next, next_keys, s->value_depth, i, panels);
-        panel_look(&seen, &b->panels[p], &job->run->scores, key, tile.keys);
-        if (!seen.is_empty && plan->is_few)
-            visit_tile_of_few(job, b, p, &tile, &seen);
-        else if (!seen.is_empty)
-            visit_tile(job, b, p, &tile, &seen);
+        panel_find_visible(&visible, &b->panels[p], &job->run->scores, key, tile.keys);
+        if (!visible.is_empty && plan->has_few_queries)
+            visit_tile_of_few(job, b, p, &tile, &visible);
+        else if (!visible.is_empty)
+            visit_tile(job, b, p, &tile, &visible);
     }
 }
 

@@ -38,10 +38,10 @@ WIDE static void join_rows(half *restrict low, half *restrict high, int64_t coun
 }
 
 WIDE static bool has_wild(const uint32_t *pairs, int64_t count) {
-    uint32_t wild = 0;
+    uint32_t nonfinite = 0;
     for (int64_t i = 0; i < count; i++)
-        wild |= ((pairs[i] & 0x7f80) == 0x7f80) | ((pairs[i] & 0x7f800000) == 0x7f800000);
-    return wild;
+        nonfinite |= ((pairs[i] & 0x7f80) == 0x7f80) | ((pairs[i] & 0x7f800000) == 0x7f800000);
+    return nonfinite;
 }
 
 bool packed_columns(const struct rows *rows, int64_t row, int64_t count, int64_t depth, uint32_t *to) {
@@ -49,7 +49,7 @@ bool packed_columns(const struct rows *rows, int64_t row, int64_t count, int64_t
     const int64_t lines = packed_size(count) / PACKED;
     uint32_t pairs[LINE_WORDS * PACKED];
     struct gemm_matrix matrix = {.base = pairs, .type = WEFT_DATA_FLOAT, .stride = PACKED, .depth_stride = 1};
-    bool is_wild = false;
+    bool has_nonfinite = false;
     for (int64_t j = 0; j < lines; j++)
         for (int64_t d = 0; d < depth; d += PACKED) {
             int64_t columns = depth - d < PACKED ? depth - d : PACKED;
@@ -59,12 +59,12 @@ bool packed_columns(const struct rows *rows, int64_t row, int64_t count, int64_t
                 half *high = i + 1 < count ? rows_at(rows, row + i + 1) : NULL;
                 join_rows(low ? low + d : zeros, high ? high + d : zeros, columns, pairs + p * PACKED);
             }
-            is_wild = is_wild || has_wild(pairs, LINE_WORDS * PACKED);
+            has_nonfinite = has_nonfinite || has_wild(pairs, LINE_WORDS * PACKED);
             /* Words are moved as if they were floats. */
             gemm_pack_matrix(&matrix, to + (d * lines + j * PACKED) * LINE_WORDS, LINE_WORDS, 0, 0, LINE_WORDS, 0,
                              PACKED);
         }
-    return is_wild;
+    return has_nonfinite;
 }
 
 /* ---- Products ---------------------------------------------------------------------------------------------------- */

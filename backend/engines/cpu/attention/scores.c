@@ -96,7 +96,7 @@ static void find_keys(struct panel *panel, int column, const struct attention *a
     panel->last_key = max64(panel->last_key, panel->high[column]);
 }
 
-void panel_make(struct panel *panel, const struct scores *scores, int64_t batch, int64_t group, int64_t column) {
+void panel_init(struct panel *panel, const struct scores *scores, int64_t batch, int64_t group, int64_t column) {
     const struct attention_sizes *sizes = scores->sizes;
     int64_t queries = scores_queries(scores, batch), keys = scores_keys(scores, batch);
     panel->count = (int)min64(PANEL, sizes->columns - column);
@@ -131,18 +131,19 @@ static bool keeps_tile(const struct scores *scores, const struct panel *panel, i
 
 _Static_assert((int)KEY_TILE == (int)ATTENTION_MASK_TILE, "a tile of keys has one bit of a block mask");
 
-void panel_look(struct seen *seen, const struct panel *panel, const struct scores *scores, int64_t key, int64_t keys) {
-    seen->is_whole = !scores->block_mask.data && key >= panel->all_first && key + keys <= panel->all_last;
-    seen->is_empty = !seen->is_whole;
-    if (seen->is_whole)
+void panel_find_visible(struct visible *visible, const struct panel *panel, const struct scores *scores, int64_t key,
+                        int64_t keys) {
+    visible->is_whole = !scores->block_mask.data && key >= panel->all_first && key + keys <= panel->all_last;
+    visible->is_empty = !visible->is_whole;
+    if (visible->is_whole)
         return;
-    seen->is_whole = true;
+    visible->is_whole = true;
     for (int c = 0; c < PANEL; c++) {
         bool is_there = c >= panel->count || !scores->block_mask.data || keeps_tile(scores, panel, c, key);
-        seen->low[c] = (int32_t)max64(0, min64(panel->low[c] - key, keys));
-        seen->high[c] = is_there ? (int32_t)max64(0, min64(panel->high[c] - key, keys)) : 0;
-        seen->is_whole = seen->is_whole && seen->low[c] == 0 && seen->high[c] == keys;
-        seen->is_empty = seen->is_empty && (c >= panel->count || seen->low[c] >= seen->high[c]);
+        visible->low[c] = (int32_t)max64(0, min64(panel->low[c] - key, keys));
+        visible->high[c] = is_there ? (int32_t)max64(0, min64(panel->high[c] - key, keys)) : 0;
+        visible->is_whole = visible->is_whole && visible->low[c] == 0 && visible->high[c] == keys;
+        visible->is_empty = visible->is_empty && (c >= panel->count || visible->low[c] >= visible->high[c]);
     }
 }
 
@@ -209,7 +210,7 @@ static void modify(const struct scores *scores, const struct panel *panel, int64
     }
 }
 
-void scores_finish(const struct scores *scores, const struct panel *panel, const struct seen *seen, int64_t key,
+void scores_finish(const struct scores *scores, const struct panel *panel, const struct visible *visible, int64_t key,
                    int64_t keys, float *tile, float *room) {
     if (scores->modifier)
         modify(scores, panel, key, keys, tile);
@@ -218,16 +219,16 @@ void scores_finish(const struct scores *scores, const struct panel *panel, const
     if (scores->bias.data) {
         panel_spread(panel, &scores->bias, key, keys, room);
         if (dtype_is_boolean(scores->bias.type))
-            tile_keep(tile, keys, room);
+            tile_mask(tile, keys, room);
         else
             tile_add(tile, keys, room);
     }
-    if (!seen->is_whole)
-        tile_hide(tile, keys, seen->low, seen->high);
+    if (!visible->is_whole)
+        tile_hide(tile, keys, visible->low, visible->high);
 }
 
-void scores_find_kept(const struct scores *scores, const struct panel *panel, int64_t key, int64_t keys,
-                      float *factors) {
+void scores_find_dropout(const struct scores *scores, const struct panel *panel, int64_t key, int64_t keys,
+                         float *factors) {
     const struct view *mask = &scores->dropout_mask;
     if (!mask->data) {
         tile_drop(factors, keys, &scores->dropout, panel->line, key);

@@ -52,22 +52,23 @@ int64_t scores_queries(const struct scores *scores, int64_t batch);
 int64_t scores_keys(const struct scores *scores, int64_t batch);
 
 /* Initializes the panel of a group that starts at a column. */
-void panel_make(struct panel *panel, const struct scores *scores, int64_t batch, int64_t group, int64_t column);
+void panel_init(struct panel *panel, const struct scores *scores, int64_t batch, int64_t group, int64_t column);
 
 /* Keys that the columns see, relative to a tile; a tile starts at a multiple of KEY_TILE. */
-struct seen {
+struct visible {
     int32_t low[PANEL], high[PANEL]; /* not set if each column sees all keys */
     bool is_empty, is_whole;         /* no column sees any key; each column sees all keys */
 };
-void panel_look(struct seen *seen, const struct panel *panel, const struct scores *scores, int64_t key, int64_t keys);
+void panel_find_visible(struct visible *visible, const struct panel *panel, const struct scores *scores, int64_t key,
+                        int64_t keys);
 
 /* Turns products of scaled queries and keys into scores; -inf where a key is not seen. room: another tile. */
-void scores_finish(const struct scores *scores, const struct panel *panel, const struct seen *seen, int64_t key,
+void scores_finish(const struct scores *scores, const struct panel *panel, const struct visible *visible, int64_t key,
                    int64_t keys, float *tile, float *room);
 
 /* Computes the dropout factors for the weights of a tile. */
-void scores_find_kept(const struct scores *scores, const struct panel *panel, int64_t key, int64_t keys,
-                      float *factors);
+void scores_find_dropout(const struct scores *scores, const struct panel *panel, int64_t key, int64_t keys,
+                         float *factors);
 
 /* Loads a tensor that broadcasts to the scores, or a scalar, into a tile of floats; missing columns get 0. */
 void panel_spread(const struct panel *panel, const struct view *view, int64_t key, int64_t keys, float *to);

@@ -21,7 +21,7 @@ WIDE void tile_hide(float *scores, int64_t keys, const int32_t *low, const int32
     }
 }
 
-WIDE void tile_keep(float *scores, int64_t keys, const float *keep) {
+WIDE void tile_mask(float *scores, int64_t keys, const float *keep) {
     INDEPENDENT
     for (int64_t i = 0; i < keys * PANEL; i++)
         scores[i] = fast_pick(keep[i] != 0, scores[i], -INFINITY);
@@ -197,12 +197,12 @@ void tile_drop(float *factors, int64_t keys, const struct tile_dropout *dropout,
 /* ---- Infinities and NaN ---- */
 
 /* 0 times a number is 0, of either sign, except for infinities and NaN. */
-WIDE bool tile_is_wild(const float *numbers, int64_t rows, int64_t columns, int64_t ld) {
-    uint32_t wild = 0;
+WIDE bool tile_has_nonfinite(const float *numbers, int64_t rows, int64_t columns, int64_t ld) {
+    uint32_t nonfinite = 0;
     for (int64_t i = 0; i < rows; i++, numbers += ld)
         for (int64_t j = 0; j < columns; j++)
-            wild |= (fast_bits(numbers[j]) & 0x7f800000) == 0x7f800000;
-    return wild;
+            nonfinite |= (fast_bits(numbers[j]) & 0x7f800000) == 0x7f800000;
+    return nonfinite;
 }
 
 void tile_product_of_some(int64_t m, int64_t n, int64_t depth, struct small_factor a, struct small_factor b, float *c,

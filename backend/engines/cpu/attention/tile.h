@@ -14,7 +14,7 @@ enum { PANEL = SMALL_COLUMNS, KEY_TILE = 128 }; /* maximum queries, and keys, of
 /* Sets the scores of keys outside [low, high) to -inf. */
 void tile_hide(float *scores, int64_t keys, const int32_t *low, const int32_t *high);
 /* Likewise where keep is 0. */
-void tile_keep(float *scores, int64_t keys, const float *keep);
+void tile_mask(float *scores, int64_t keys, const float *keep);
 /* Adds a tile; -inf in either operand gives -inf. */
 void tile_add(float *scores, int64_t keys, const float *bias);
 /* Adds slope (key - row); `first` is the key of the first line. */
@@ -50,7 +50,7 @@ struct tile_dropout {
 void tile_drop(float *factors, int64_t keys, const struct tile_dropout *dropout, const int64_t *line, int64_t first);
 
 /* True if [rows, columns] contains an infinity or NaN. */
-bool tile_is_wild(const float *numbers, int64_t rows, int64_t columns, int64_t ld);
+bool tile_has_nonfinite(const float *numbers, int64_t rows, int64_t columns, int64_t ld);
 
 /* small_product that skips the zeros of `weights`, whatever they would be multiplied by. Slow; for operands that
    contain NaN. The weights are A, otherwise B. */

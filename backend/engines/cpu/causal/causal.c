@@ -129,14 +129,14 @@ WIDE static float dot(int64_t count, const float *restrict x, const float *restr
 }
 
 /* Position of a task: channels [first, first + lanes) of a sequence. */
-struct place {
+struct position {
     int64_t entry, first, lanes;
 };
 
 static const int64_t *strides_of(const struct tensor *t) { return t->strides.at; }
 
 /* Loads rows of steps [begin, begin + count) into [step][lane]; 0 outside the sequence. */
-static void load(const struct job *job, int value, const struct tensor *t, struct place at, int64_t begin,
+static void load(const struct job *job, int value, const struct tensor *t, struct position at, int64_t begin,
                  int64_t count, float *tile) {
     const int64_t *strides = strides_of(t), steps = job->c->steps, lanes = at.lanes;
     int64_t from = max64(begin, 0), end = max64(min64(begin + count, steps), from);
@@ -162,7 +162,7 @@ static void load(const struct job *job, int value, const struct tensor *t, struc
 }
 
 /* The inverse of load, for `count` steps within the sequence. */
-static void store(const struct job *job, int value, const struct tensor *t, struct place at, int64_t begin,
+static void store(const struct job *job, int value, const struct tensor *t, struct position at, int64_t begin,
                   int64_t count, const float *tile) {
     const int64_t *strides = strides_of(t), lanes = at.lanes;
     int64_t origin = at.entry * strides[CAUSAL_BATCH] + at.first * strides[CAUSAL_CHANNEL];
@@ -186,7 +186,7 @@ struct filters {
     float taps[TILE / FEW_TAPS], bias[LANES_MOST];
 };
 
-static void load_filters(struct filters *f, const struct job *job, struct place at) {
+static void load_filters(struct filters *f, const struct job *job, struct position at) {
     const struct causal *c = job->c;
     const struct tensor *weight = c->op->weight, *bias = c->op->bias;
     for (int64_t d = 0; d < at.lanes; d++) {
@@ -209,8 +209,8 @@ static void add_tap(float *sums, const float *x, const float *w, int64_t count, 
 }
 
 /* sums[l] = bias + the taps applied to x[l] to x[l + taps - 1]. */
-static void make_sums(float *sums, const float *x, const struct filters *f, int64_t taps, int64_t count,
-                      int64_t lanes) {
+static void compute_sums(float *sums, const float *x, const struct filters *f, int64_t taps, int64_t count,
+                         int64_t lanes) {
     for (int64_t l = 0; l < count; l++)
         memcpy(sums + l * lanes, f->bias, (size_t)lanes * sizeof *sums);
     for (int64_t k = 0; k < taps; k++)
@@ -228,12 +228,12 @@ static void run_forward(void *context, int64_t task) {
     float x[TILE], sums[TILE];
     struct filters f;
     int64_t part = task % c->parts, block = task / c->parts % c->blocks, begin = part * c->length;
-    struct place at = {task / c->parts / c->blocks, block * c->lanes, 0};
+    struct position at = {task / c->parts / c->blocks, block * c->lanes, 0};
     at.lanes = min64(c->lanes, c->channels - at.first);
     int64_t count = min64(c->length, c->steps - begin);
     load_filters(&f, job, at);
     load(job, c->x, c->op->x, at, begin - (c->taps - 1), count + c->taps - 1, x);
-    make_sums(sums, x, &f, c->taps, count, at.lanes);
+    compute_sums(sums, x, &f, c->taps, count, at.lanes);
     if (c->is_silu)
         loop_f32(WEFT_POINTWISE_SWISH_FWD)(count * at.lanes, sums, sums, sums, sums, &silu);
     store(job, c->y, c->op->y, at, begin, count, sums);
@@ -263,13 +263,14 @@ static void add_totals(struct totals *totals, const float *ds, const float *x, i
 }
 
 /* dx[l] = sum over k of taps[taps - 1 - k] * ds[l + k]. */
-static void make_dx(float *dx, const float *ds, const struct filters *f, int64_t taps, int64_t count, int64_t lanes) {
+static void compute_dx(float *dx, const float *ds, const struct filters *f, int64_t taps, int64_t count,
+                       int64_t lanes) {
     memset(dx, 0, (size_t)(count * lanes) * sizeof *dx);
     for (int64_t k = 0; k < taps; k++)
         add_tap(dx, ds + k * lanes, f->taps + (taps - 1 - k) * lanes, count, lanes);
 }
 
-static void run_tile(const struct job *job, struct place at, int64_t begin, const struct filters *f,
+static void run_tile(const struct job *job, struct position at, int64_t begin, const struct filters *f,
                      struct totals *totals) {
     const struct causal *c = job->c;
     float x[TILE], ds[TILE], sums[TILE];
@@ -279,18 +280,18 @@ static void run_tile(const struct job *job, struct place at, int64_t begin, cons
     load(job, c->x, c->op->x, at, begin - around, count + 2 * around, x);
     load(job, c->dy, c->op->dy, at, begin, count + around, ds);
     if (c->is_silu) {
-        make_sums(sums, x, f, c->taps, there, lanes);
+        compute_sums(sums, x, f, c->taps, there, lanes);
         loop_f32(WEFT_POINTWISE_SWISH_BWD)(there * lanes, ds, sums, ds, sums, &silu);
     }
     add_totals(totals, ds, x, c->taps, count, lanes);
     if (c->dx < 0 || !job->values[c->dx])
         return;
-    make_dx(sums, ds, f, c->taps, count, lanes);
+    compute_dx(sums, ds, f, c->taps, count, lanes);
     store(job, c->dx, c->op->dx, at, begin, count, sums);
 }
 
 /* One number per tap and channel, or per channel; values without readers have no memory. */
-static void store_totals(const struct job *job, int value, const struct tensor *t, struct place at, int64_t taps,
+static void store_totals(const struct job *job, int value, const struct tensor *t, struct position at, int64_t taps,
                          const double *totals) {
     if (value < 0 || !job->values[value])
         return;
@@ -308,7 +309,7 @@ static void run_backward(void *context, int64_t task) {
     const struct causal *c = job->c;
     struct filters f;
     struct totals totals = {0};
-    struct place at = {0, task * c->lanes, min64(c->lanes, c->channels - task * c->lanes)};
+    struct position at = {0, task * c->lanes, min64(c->lanes, c->channels - task * c->lanes)};
     load_filters(&f, job, at);
     for (at.entry = 0; at.entry < c->batch; at.entry++)
         for (int64_t part = 0; part < c->parts; part++)

@@ -9,7 +9,7 @@
 enum { NONE = PROGRAM_NO_REGISTER, VALUES = 128 };
 
 /* Location of a value while instructions are generated: virtual registers, one per instruction with a result. */
-struct place {
+struct location {
     int value, bits;            /* bits: upper bound from integer arithmetic; 0: that of the type */
     unsigned char registers[2]; /* for float and for double, or NONE */
 };
@@ -20,8 +20,8 @@ struct builder {
     const struct region *region;
     const struct tensor *space;
     /* next_register counts virtual registers: one for each instruction with a result, never reused. */
-    int place_count, next_register;
-    struct place places[VALUES];
+    int location_count, next_register;
+    struct location locations[VALUES];
     /* A limit was exceeded: further writes overwrite the last entry, and the program is discarded. */
     bool is_full;
 };
@@ -50,9 +50,9 @@ static int type_bits(const struct tensor *tensor) {
    fewer bits than their type. */
 static int operand_bits(const struct builder *builder, const struct tensor *tensor) {
     int value = tensor ? value_of(builder, tensor) : -1;
-    for (int i = 0; i < builder->place_count; i++)
-        if (builder->places[i].bits && builder->places[i].value == value)
-            return builder->places[i].bits;
+    for (int i = 0; i < builder->location_count; i++)
+        if (builder->locations[i].bits && builder->locations[i].value == value)
+            return builder->locations[i].bits;
     return tensor ? type_bits(tensor) : 0;
 }
 
@@ -77,14 +77,14 @@ static int result_bits(const struct pointwise_mode *mode, int x, int b) {
 
 /* Location of a value; creates the entry on first use. If the table is full, the last entry is overwritten and is_full
    discards the program. */
-static struct place *place_of(struct builder *builder, int value) {
-    for (int i = 0; i < builder->place_count; i++)
-        if (builder->places[i].value == value)
-            return &builder->places[i];
-    builder->is_full = builder->is_full || builder->place_count == VALUES;
-    builder->place_count -= builder->is_full;
-    builder->places[builder->place_count] = (struct place){value, 0, {NONE, NONE}};
-    return &builder->places[builder->place_count++];
+static struct location *location_of(struct builder *builder, int value) {
+    for (int i = 0; i < builder->location_count; i++)
+        if (builder->locations[i].value == value)
+            return &builder->locations[i];
+    builder->is_full = builder->is_full || builder->location_count == VALUES;
+    builder->location_count -= builder->is_full;
+    builder->locations[builder->location_count] = (struct location){value, 0, {NONE, NONE}};
+    return &builder->locations[builder->location_count++];
 }
 
 /* ---- Checking regions -------------------------------------------------------------------------------------------- */
@@ -115,15 +115,17 @@ static weftStatus_t check_integers(struct builder *builder, const struct node *n
     weftDataType_t math = pointwise_math(op);
     if (mode->form == FORM_INDEX || dtype_is_float(math))
         return WEFT_STATUS_SUCCESS;
-    int x = operand_bits(builder, operands.x), b = operand_bits(builder, operands.b), made = result_bits(mode, x, b);
+    int x = operand_bits(builder, operands.x), b = operand_bits(builder, operands.b),
+        result_width = result_bits(mode, x, b);
     int stored = type_bits(operands.out);
-    bool saturates = stored <= 32 && made < UNKNOWN_BITS; /* whatever happens to the low bits of the double */
-    if (x > DOUBLE_BITS || b > DOUBLE_BITS || (made > DOUBLE_BITS && !saturates))
+    bool saturates = stored <= 32 && result_width < UNKNOWN_BITS; /* whatever happens to the low bits of the double */
+    if (x > DOUBLE_BITS || b > DOUBLE_BITS || (result_width > DOUBLE_BITS && !saturates))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE,
              "%s: %s in %s arithmetic on its operands may need more than the 53 bits of a double. Use FLOAT or smaller "
              "integers.",
              descriptor_label(node->op), mode->name, dtype_of(math)->name);
-    place_of(builder, value_of(builder, operands.out))->bits = saturates && stored < made ? stored : made;
+    location_of(builder, value_of(builder, operands.out))->bits =
+        saturates && stored < result_width ? stored : result_width;
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -174,19 +176,19 @@ static int add_tensor_access(struct builder *builder, int value, bool is_store) 
 
 /* Returns the register that holds a value in the given width; loads or converts it on first use. */
 static unsigned char read_value(struct builder *builder, int value, bool is_wide) {
-    struct place *place = place_of(builder, value);
-    if (place->registers[is_wide] != NONE)
-        return place->registers[is_wide];
+    struct location *location = location_of(builder, value);
+    if (location->registers[is_wide] != NONE)
+        return location->registers[is_wide];
     struct instruction *instruction;
     /* The value is in a register of the other width: conversion costs less than another load. */
-    if (place->registers[!is_wide] != NONE) {
+    if (location->registers[!is_wide] != NONE) {
         instruction = add(builder, VERB_CONVERT, is_wide);
-        instruction->x = place->registers[!is_wide];
+        instruction->x = location->registers[!is_wide];
     } else {
         instruction = add(builder, VERB_LOAD, is_wide);
         instruction->access = add_tensor_access(builder, value, false);
     }
-    return place->registers[is_wide] = instruction->dst;
+    return location->registers[is_wide] = instruction->dst;
 }
 
 /* Returns x itself if the factor is 1, as for nearly all operands. */
@@ -233,7 +235,7 @@ static void define_value(struct builder *builder, int value, unsigned char resul
         round->type = type;
         result = round->dst;
     }
-    place_of(builder, value)->registers[is_wide] = result;
+    location_of(builder, value)->registers[is_wide] = result;
 }
 
 /* An access without memory and with stride 1 along the axis, so that its index is the position. */
@@ -286,20 +288,20 @@ static void add_given(struct builder *builder, const struct given *given) {
 /* Stores come last: all memory of a block is read before any is written. */
 static void add_stores(struct builder *builder) {
     /* Values that the region computes and that are read outside, in the order of their computation. */
-    for (int i = 0; i < builder->place_count && !builder->is_full; i++) {
-        const struct place *place = &builder->places[i];
-        const struct value *value = &builder->region->graph->values[place->value];
+    for (int i = 0; i < builder->location_count && !builder->is_full; i++) {
+        const struct location *location = &builder->locations[i];
+        const struct value *value = &builder->region->graph->values[location->value];
         /* Skips inputs and values that only the region reads. */
         if (value->producer < 0 || !region_has(builder->region, value->producer) ||
-            !region_exports(builder->region, place->value))
+            !region_exports(builder->region, location->value))
             continue;
         /* Virtual registers count upwards, so the smaller of two was written first. A value may have been converted for
            its readers; the width in which it was computed is stored. */
-        bool is_wide =
-            place->registers[0] == NONE || (place->registers[1] != NONE && place->registers[1] < place->registers[0]);
+        bool is_wide = location->registers[0] == NONE ||
+                       (location->registers[1] != NONE && location->registers[1] < location->registers[0]);
         struct instruction *store = add(builder, VERB_STORE, is_wide);
-        store->x = place->registers[is_wide];
-        store->access = add_tensor_access(builder, place->value, true);
+        store->x = location->registers[is_wide];
+        store->access = add_tensor_access(builder, location->value, true);
         weftDataType_t type = (weftDataType_t)value->tensor->type;
         /* Elements below 8 bits share bytes, so two threads could write the same byte. */
         builder->program->shares_bytes = builder->program->shares_bytes || dtype_of(type)->bits < 8;

@@ -8,7 +8,7 @@
 #include <string.h>
 
 /* Location of a block of [rows, columns] elements in a tensor. */
-struct place {
+struct location {
     void *base;
     int64_t index, row_stride, column_stride; /* in elements */
     weftDataType_t type;
@@ -37,42 +37,42 @@ static int64_t bytes_of(bool is_wide) { return is_wide ? (int64_t)sizeof(double)
 static weftDataType_t type_of(bool is_wide) { return is_wide ? WEFT_DATA_DOUBLE : WEFT_DATA_FLOAT; }
 
 /* Rows are the inner row loop, columns the last loop. */
-static struct place place_of(const struct run *run, int access) {
+static struct location location_of(const struct run *run, int access) {
     const int64_t *strides = run->walk->strides[access];
     int column = run->walk->rank - 1;
     int value = run->program->accesses[access].value;
-    return (struct place){.base = value >= 0 ? run->values[value] : NULL,
-                          .index = run->indices[access],
-                          .row_stride = strides[column - 1],
-                          .column_stride = strides[column],
-                          .type = run->program->accesses[access].type};
+    return (struct location){.base = value >= 0 ? run->values[value] : NULL,
+                             .index = run->indices[access],
+                             .row_stride = strides[column - 1],
+                             .column_stride = strides[column],
+                             .type = run->program->accesses[access].type};
 }
 
 /* Returns the block's memory if it has the form of a register: dense and of this type. Otherwise NULL. User memory may
    be misaligned; then the block is copied. */
-static void *find_dense(const struct run *run, const struct place *place, bool is_wide) {
-    bool is_dense = (place->column_stride == 1 || run->columns == 1) &&
-                    (place->row_stride == run->columns || run->rows == 1) && place->type == type_of(is_wide) &&
-                    place->base && (uintptr_t)place->base % (uintptr_t)bytes_of(is_wide) == 0;
-    return is_dense ? (char *)place->base + place->index * bytes_of(is_wide) : NULL;
+static void *find_dense(const struct run *run, const struct location *location, bool is_wide) {
+    bool is_dense = (location->column_stride == 1 || run->columns == 1) &&
+                    (location->row_stride == run->columns || run->rows == 1) && location->type == type_of(is_wide) &&
+                    location->base && (uintptr_t)location->base % (uintptr_t)bytes_of(is_wide) == 0;
+    return is_dense ? (char *)location->base + location->index * bytes_of(is_wide) : NULL;
 }
 
 /* ---- Rows in float or double ------------------------------------------------------------------------------------- */
 
 /* Loads elements index, index + 1, ... of a tensor as float or double. dtype.h converts and rounds as every engine
    does. */
-static void load_row(bool is_wide, void *dst, const struct place *place, int64_t index, int64_t count) {
+static void load_row(bool is_wide, void *dst, const struct location *location, int64_t index, int64_t count) {
     if (is_wide)
-        dtype_to_f64(dst, place->type, place->base, index, count);
+        dtype_to_f64(dst, location->type, location->base, index, count);
     else
-        dtype_to_f32(dst, place->type, place->base, index, count);
+        dtype_to_f32(dst, location->type, location->base, index, count);
 }
 
-static void store_row(bool is_wide, const struct place *place, int64_t index, const void *src, int64_t count) {
+static void store_row(bool is_wide, const struct location *location, int64_t index, const void *src, int64_t count) {
     if (is_wide)
-        dtype_from_f64(place->type, place->base, index, src, count);
+        dtype_from_f64(location->type, location->base, index, src, count);
     else
-        dtype_from_f32(place->type, place->base, index, src, count);
+        dtype_from_f32(location->type, location->base, index, src, count);
 }
 
 /* Broadcasts the first element of a row, which is already there, to the whole row. */
@@ -101,14 +101,14 @@ static void transpose(bool is_wide, void *dst, const void *src, int rows, int co
 
 /* Copies elements one by one between a tensor and a dense block; the inner loop is the one with the smaller tensor
    stride. Memory may be misaligned. Inlined for each size, which is then a constant. */
-static inline __attribute__((always_inline)) void move_elements(const struct run *run, const struct place *place,
+static inline __attribute__((always_inline)) void move_elements(const struct run *run, const struct location *location,
                                                                 char *block, bool is_store, size_t bytes) {
-    bool is_by_row = place->column_stride < place->row_stride;
+    bool is_by_row = location->column_stride < location->row_stride;
     int outer = is_by_row ? run->rows : run->columns, inner = is_by_row ? run->columns : run->rows;
     int64_t size = (int64_t)bytes, row = is_by_row ? size : run->columns * size;
-    int64_t outer_bytes = (is_by_row ? place->row_stride : place->column_stride) * size;
-    int64_t inner_bytes = (is_by_row ? place->column_stride : place->row_stride) * size;
-    char *corner = (char *)place->base + place->index * size;
+    int64_t outer_bytes = (is_by_row ? location->row_stride : location->column_stride) * size;
+    int64_t inner_bytes = (is_by_row ? location->column_stride : location->row_stride) * size;
+    char *corner = (char *)location->base + location->index * size;
     for (int o = 0; o < outer; o++) {
         char *at = corner + o * outer_bytes, *element = block + o * (is_by_row ? run->columns * size : size);
         for (int i = 0; i < inner; i++, at += inner_bytes, element += row)
@@ -116,138 +116,141 @@ static inline __attribute__((always_inline)) void move_elements(const struct run
     }
 }
 
-static void move_scattered(const struct run *run, const struct place *place, void *block, bool is_store) {
-    switch (dtype_of(place->type)->bits) {
+static void move_scattered(const struct run *run, const struct location *location, void *block, bool is_store) {
+    switch (dtype_of(location->type)->bits) {
     case 8:
-        move_elements(run, place, block, is_store, 1);
+        move_elements(run, location, block, is_store, 1);
         break;
     case 16:
-        move_elements(run, place, block, is_store, 2);
+        move_elements(run, location, block, is_store, 2);
         break;
     case 32:
-        move_elements(run, place, block, is_store, 4);
+        move_elements(run, location, block, is_store, 4);
         break;
     default:
-        move_elements(run, place, block, is_store, 8);
+        move_elements(run, location, block, is_store, 8);
         break;
     }
 }
 
 /* Elements of whole bytes are gathered first and converted together. */
-static void load_scattered(const struct run *run, bool is_wide, char *dst, const struct place *place) {
+static void load_scattered(const struct run *run, bool is_wide, char *dst, const struct location *location) {
     unsigned char codes[PROGRAM_BLOCK * sizeof(double)];
-    if (dtype_of(place->type)->bits >= 8) {
-        bool is_same = place->type == type_of(is_wide);
-        move_scattered(run, place, is_same ? (void *)dst : codes, false);
+    if (dtype_of(location->type)->bits >= 8) {
+        bool is_same = location->type == type_of(is_wide);
+        move_scattered(run, location, is_same ? (void *)dst : codes, false);
         if (!is_same)
-            load_row(is_wide, dst, &(struct place){.base = codes, .type = place->type}, 0,
+            load_row(is_wide, dst, &(struct location){.base = codes, .type = location->type}, 0,
                      (int64_t)run->rows * run->columns);
         return;
     }
     for (int r = 0; r < run->rows; r++)
         for (int c = 0; c < run->columns; c++, dst += bytes_of(is_wide))
-            load_row(is_wide, dst, place, place->index + r * place->row_stride + c * place->column_stride, 1);
+            load_row(is_wide, dst, location, location->index + r * location->row_stride + c * location->column_stride,
+                     1);
 }
 
-static void store_scattered(const struct run *run, bool is_wide, const char *src, const struct place *place) {
+static void store_scattered(const struct run *run, bool is_wide, const char *src, const struct location *location) {
     unsigned char codes[PROGRAM_BLOCK * sizeof(double)];
-    if (dtype_of(place->type)->bits >= 8) {
-        bool is_same = place->type == type_of(is_wide);
+    if (dtype_of(location->type)->bits >= 8) {
+        bool is_same = location->type == type_of(is_wide);
         if (!is_same)
-            store_row(is_wide, &(struct place){.base = codes, .type = place->type}, 0, src,
+            store_row(is_wide, &(struct location){.base = codes, .type = location->type}, 0, src,
                       (int64_t)run->rows * run->columns);
-        move_scattered(run, place, is_same ? (void *)src : codes, true);
+        move_scattered(run, location, is_same ? (void *)src : codes, true);
         return;
     }
     for (int r = 0; r < run->rows; r++)
         for (int c = 0; c < run->columns; c++, src += bytes_of(is_wide))
-            store_row(is_wide, place, place->index + r * place->row_stride + c * place->column_stride, src, 1);
+            store_row(is_wide, location, location->index + r * location->row_stride + c * location->column_stride, src,
+                      1);
 }
 
 /* Loads column by column, then transposes. */
-static void load_columns(const struct run *run, bool is_wide, void *dst, const struct place *place) {
+static void load_columns(const struct run *run, bool is_wide, void *dst, const struct location *location) {
     double columns[PROGRAM_BLOCK];
     for (int c = 0; c < run->columns; c++)
-        load_row(is_wide, (char *)columns + c * run->rows * bytes_of(is_wide), place,
-                 place->index + c * place->column_stride, run->rows);
+        load_row(is_wide, (char *)columns + c * run->rows * bytes_of(is_wide), location,
+                 location->index + c * location->column_stride, run->rows);
     transpose(is_wide, dst, columns, run->rows, run->columns);
 }
 
 /* Loads rows into a dense dst. A row stride of 0 repeats the first row, a column stride of 0 its only element. */
-static void load_rows(const struct run *run, bool is_wide, char *dst, const struct place *place) {
+static void load_rows(const struct run *run, bool is_wide, char *dst, const struct location *location) {
     int64_t row_bytes = run->columns * bytes_of(is_wide);
     /* The rows are contiguous in memory, so one conversion serves all. */
-    bool is_run = place->column_stride == 1 && place->row_stride == run->columns;
+    bool is_run = location->column_stride == 1 && location->row_stride == run->columns;
     if (is_run) {
-        load_row(is_wide, dst, place, place->index, (int64_t)run->rows * run->columns);
+        load_row(is_wide, dst, location, location->index, (int64_t)run->rows * run->columns);
         return;
     }
     for (int r = 0; r < run->rows; r++) {
         char *row = dst + r * row_bytes;
         /* Broadcast along the rows: copied in register width instead of converted again. */
-        if (r > 0 && place->row_stride == 0) {
+        if (r > 0 && location->row_stride == 0) {
             memcpy(row, dst, (size_t)row_bytes);
             continue;
         }
-        load_row(is_wide, row, place, place->index + r * place->row_stride, place->column_stride ? run->columns : 1);
-        if (place->column_stride == 0)
+        load_row(is_wide, row, location, location->index + r * location->row_stride,
+                 location->column_stride ? run->columns : 1);
+        if (location->column_stride == 0)
             fill(is_wide, row, run->columns);
     }
 }
 
 /* Tries from fastest to slowest: in place, by rows, by columns with a transposition, element by element. */
 static void load(struct run *run, const struct instruction *instruction) {
-    struct place place = place_of(run, instruction->access);
+    struct location location = location_of(run, instruction->access);
     /* A dense block is not copied: instructions read the tensor's own memory, which this block has not written yet. */
-    void *dense = find_dense(run, &place, instruction->is_wide), *dst = run->registers[instruction->dst];
+    void *dense = find_dense(run, &location, instruction->is_wide), *dst = run->registers[instruction->dst];
     if (dense)
         run->registers[instruction->dst] = dense;
-    else if (place.column_stride == 0 || place.column_stride == 1 || run->columns == 1)
-        load_rows(run, instruction->is_wide, dst, &place);
-    else if (place.row_stride == 1)
-        load_columns(run, instruction->is_wide, dst, &place);
+    else if (location.column_stride == 0 || location.column_stride == 1 || run->columns == 1)
+        load_rows(run, instruction->is_wide, dst, &location);
+    else if (location.row_stride == 1)
+        load_columns(run, instruction->is_wide, dst, &location);
     else
-        load_scattered(run, instruction->is_wide, dst, &place);
+        load_scattered(run, instruction->is_wide, dst, &location);
 }
 
 /* Transposes first, so that each column of the tensor is contiguous. */
-static void store_columns(const struct run *run, bool is_wide, const struct place *place, const void *src) {
+static void store_columns(const struct run *run, bool is_wide, const struct location *location, const void *src) {
     double columns[PROGRAM_BLOCK];
     transpose(is_wide, columns, src, run->columns, run->rows);
     for (int c = 0; c < run->columns; c++)
-        store_row(is_wide, place, place->index + c * place->column_stride,
+        store_row(is_wide, location, location->index + c * location->column_stride,
                   (const char *)columns + c * run->rows * bytes_of(is_wide), run->rows);
 }
 
 static void store(const struct run *run, const struct instruction *instruction) {
-    struct place place = place_of(run, instruction->access);
+    struct location location = location_of(run, instruction->access);
     const char *src = run->registers[instruction->x];
     bool is_wide = instruction->is_wide;
     /* The last formula may have written directly to the tensor's memory. */
-    if (!place.base || find_dense(run, &place, is_wide) == src)
+    if (!location.base || find_dense(run, &location, is_wide) == src)
         return; /* dead, or written as it was computed */
-    if (place.row_stride == 1 && place.column_stride != 1 && run->rows > 1) {
-        store_columns(run, is_wide, &place, src);
+    if (location.row_stride == 1 && location.column_stride != 1 && run->rows > 1) {
+        store_columns(run, is_wide, &location, src);
         return;
     }
-    if (place.column_stride != 1) {
-        store_scattered(run, is_wide, src, &place);
+    if (location.column_stride != 1) {
+        store_scattered(run, is_wide, src, &location);
         return;
     }
     for (int r = 0; r < run->rows; r++, src += run->columns * bytes_of(is_wide))
-        store_row(is_wide, &place, place.index + r * place.row_stride, src, run->columns);
+        store_row(is_wide, &location, location.index + r * location.row_stride, src, run->columns);
 }
 
 /* ---- The other instructions -------------------------------------------------------------------------------------- */
 
 /* The access has no memory: its strides count indices. */
 static void count_index(const struct run *run, const struct instruction *instruction) {
-    struct place place = place_of(run, instruction->access);
+    struct location location = location_of(run, instruction->access);
     double *wide = run->registers[instruction->dst];
     float *narrow = run->registers[instruction->dst];
     for (int r = 0; r < run->rows; r++)
         for (int c = 0; c < run->columns; c++) {
-            int64_t index = place.index + r * place.row_stride + c * place.column_stride;
+            int64_t index = location.index + r * location.row_stride + c * location.column_stride;
             if (instruction->is_wide)
                 wide[r * run->columns + c] = (double)index;
             else
@@ -278,15 +281,15 @@ static bool copies_whole(const struct program *program) {
 }
 
 static void copy_whole(const struct run *run) {
-    struct place place = place_of(run, run->program->instructions[1].access);
+    struct location location = location_of(run, run->program->instructions[1].access);
     const int32_t *row = run->given.data;
-    char *to = (char *)place.base + place.index * (int64_t)sizeof *row;
-    for (int r = 0; r < run->rows && place.base;
-         r++, row += run->given.ld, to += place.row_stride * (int64_t)sizeof *row) {
-        if (place.column_stride == 1)
+    char *to = (char *)location.base + location.index * (int64_t)sizeof *row;
+    for (int r = 0; r < run->rows && location.base;
+         r++, row += run->given.ld, to += location.row_stride * (int64_t)sizeof *row) {
+        if (location.column_stride == 1)
             memcpy(to, row, (size_t)run->columns * sizeof *row);
-        for (int c = 0; c < run->columns && place.column_stride != 1; c++)
-            memcpy(to + c * place.column_stride * (int64_t)sizeof *row, row + c, sizeof *row);
+        for (int c = 0; c < run->columns && location.column_stride != 1; c++)
+            memcpy(to + c * location.column_stride * (int64_t)sizeof *row, row + c, sizeof *row);
     }
 }
 
@@ -319,9 +322,9 @@ static void scale(bool is_wide, int64_t count, void *dst, const void *src, doubl
    loaded. */
 static void round_to(bool is_wide, int64_t count, void *dst, const void *src, weftDataType_t type) {
     unsigned char memory[PROGRAM_BLOCK * sizeof(double)];
-    struct place place = {.base = memory, .type = type};
-    store_row(is_wide, &place, 0, src, count);
-    load_row(is_wide, dst, &place, 0, count);
+    struct location location = {.base = memory, .type = type};
+    store_row(is_wide, &location, 0, src, count);
+    load_row(is_wide, dst, &location, 0, count);
 }
 
 /* dst may be the same register as an operand. */
@@ -331,8 +334,8 @@ static void apply(struct run *run, const struct instruction *instruction, int64_
     /* The result's own register, even if it pointed elsewhere for an earlier block. */
     void *dst = memory_of(run, instruction->dst);
     if (instruction->access >= 0) {
-        struct place place = place_of(run, instruction->access);
-        void *dense = find_dense(run, &place, instruction->is_wide);
+        struct location location = location_of(run, instruction->access);
+        void *dense = find_dense(run, &location, instruction->is_wide);
         dst = dense ? dense : dst;
     }
     instruction->loop(count, dst, x, b, t, &instruction->parameters);
@@ -368,7 +371,7 @@ static void execute(struct run *run, const struct instruction *instruction) {
         round_to(is_wide, count, dst, x, instruction->type);
         break;
     case VERB_CONVERT: /* the source has the other width */
-        load_row(is_wide, dst, &(struct place){.base = (void *)x, .type = type_of(!is_wide)}, 0, count);
+        load_row(is_wide, dst, &(struct location){.base = (void *)x, .type = type_of(!is_wide)}, 0, count);
         break;
     case VERB_STORE:
         store(run, instruction);

@@ -37,21 +37,21 @@ static void copy_loop(struct rows_columns *walk, int accesses, int to, int from)
 /* Drops loops of one iteration and merges adjacent loops, except loop `fixed` (-1: none). Works in place: loop i is
    read before a loop at or before it is written. */
 static void merge_loops(struct rows_columns *walk, int accesses, int fixed) {
-    int kept = 0;
+    int count = 0;
     for (int i = 0; i < walk->rank; i++) {
         /* `bases` already contains the offsets of loops of one iteration. */
         if (walk->extents[i] == 1 && i != fixed)
             continue;
         /* The merged loop has the step of the inner one and the extents of both. */
-        if (kept > 0 && i != fixed && steps_as_one(walk, accesses, kept - 1, i)) {
-            int64_t outer = walk->extents[kept - 1];
-            copy_loop(walk, accesses, kept - 1, i);
-            walk->extents[kept - 1] *= outer;
+        if (count > 0 && i != fixed && steps_as_one(walk, accesses, count - 1, i)) {
+            int64_t outer = walk->extents[count - 1];
+            copy_loop(walk, accesses, count - 1, i);
+            walk->extents[count - 1] *= outer;
             continue;
         }
-        copy_loop(walk, accesses, kept++, i);
+        copy_loop(walk, accesses, count++, i);
     }
-    walk->rank = kept;
+    walk->rank = count;
 }
 
 /* Prepends loops of one iteration until rows and columns exist. */

@@ -43,7 +43,7 @@ static struct {
     pthread_cond_t opened, emptied;
     _Atomic int workers;  /* 0 until the pool is started, and in a forked child */
     _Atomic int sleepers; /* workers that wait on `opened` */
-    _Atomic bool taken;   /* a caller owns the fields below */
+    _Atomic bool is_busy; /* a caller owns the fields below */
     _Atomic uint64_t door;
     int share_count;
     void (*body)(void *context, int64_t task);
@@ -187,7 +187,7 @@ static void share_job(int64_t tasks) {
    first. */
 void threads_for(int64_t tasks, void (*body)(void *context, int64_t task), void *context) {
     int team = tasks < 2 ? 1 : openmp_threads(threads_count());
-    if (team == 1 || atomic_load(&pool.workers) == 0 || atomic_exchange(&pool.taken, true)) {
+    if (team == 1 || atomic_load(&pool.workers) == 0 || atomic_exchange(&pool.is_busy, true)) {
         for (int64_t task = 0; task < tasks; task++)
             body(context, task);
         return;
@@ -199,44 +199,44 @@ void threads_for(int64_t tasks, void (*body)(void *context, int64_t task), void 
         openmp_run(team, run_tasks);
     else
         share_job(tasks);
-    atomic_store(&pool.taken, false);
+    atomic_store(&pool.is_busy, false);
 }
 
 /* Only the forking thread exists in a child: resets the pool, so that loops run only on their caller. */
 static void forget_workers(void) {
     atomic_store(&pool.workers, 0);
     atomic_store(&pool.door, 0);
-    atomic_store(&pool.taken, false);
+    atomic_store(&pool.is_busy, false);
 }
 
 /* Workers are detached: they live as long as the process. If fewer than intended can be created, those are used, and
    the status reports it. */
-static void make_workers(void) {
+static void create_workers(void) {
     /* The caller counts as a thread. */
-    int wanted = threads_count() - 1, made = 0;
+    int wanted = threads_count() - 1, created = 0;
     sigset_t all, before;
     start_error = pthread_atfork(NULL, NULL, forget_workers);
     /* A worker inherits the signal mask of its creator. */
     sigfillset(&all); /* signals are handled by the program's own threads */
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    while (start_error == 0 && made < wanted) {
+    while (start_error == 0 && created < wanted) {
         pthread_t thread;
-        start_error = pthread_create(&thread, NULL, work, (void *)(intptr_t)(made + 1));
+        start_error = pthread_create(&thread, NULL, work, (void *)(intptr_t)(created + 1));
         if (start_error == 0) {
             pthread_detach(thread);
-            made++;
+            created++;
         }
     }
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     /* Last: from here on threads_for uses the pool. */
-    atomic_store(&pool.workers, made);
+    atomic_store(&pool.workers, created);
     if (start_error)
         start_status = WEFT_STATUS_INTERNAL_ERROR;
 }
 
 weftStatus_t threads_start(void) {
     openmp_find();
-    pthread_once(&start_once, make_workers);
+    pthread_once(&start_once, create_workers);
     if (start_status != WEFT_STATUS_SUCCESS)
         FAIL(start_status,
              "thread pool: cannot create all of its %d threads (%s). Raise the process limit (ulimit -u) or set "

@@ -52,11 +52,11 @@ static weftStatus_t analyse(struct quantizer *q, const struct region *region) {
     q->y = graph_find_value(region->graph, op->y);
     q->scale = graph_find_value(region->graph, op->scale);
     /* Lanes are along the last dim, unless the blocks are. */
-    int64_t beside = q->axis == q->last ? 1 : op->x->dims.at[q->last];
-    q->lanes = max64(1, min64(min64(LANES, NUMBERS / op->block_size), beside));
-    q->strips = divide_up(beside, q->lanes);
+    int64_t adjacent = q->axis == q->last ? 1 : op->x->dims.at[q->last];
+    q->lanes = max64(1, min64(min64(LANES, NUMBERS / op->block_size), adjacent));
+    q->strips = divide_up(adjacent, q->lanes);
     int64_t along = op->x->dims.at[q->axis], elements = tensor_elements(op->x);
-    q->tasks = elements ? elements / along / beside * q->strips : 0;
+    q->tasks = elements ? elements / along / adjacent * q->strips : 0;
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -90,15 +90,15 @@ struct job {
 };
 
 /* Offset of a task in a tensor that has x's dims except along the axis. */
-static int64_t place_of(const struct quantizer *q, const struct tensor *tensor, int64_t task) {
-    int64_t place = q->axis == q->last ? 0 : task % q->strips * q->lanes * tensor->strides.at[q->last];
+static int64_t offset_of(const struct quantizer *q, const struct tensor *tensor, int64_t task) {
+    int64_t offset = q->axis == q->last ? 0 : task % q->strips * q->lanes * tensor->strides.at[q->last];
     task /= q->strips;
     for (int i = q->last; i-- > 0;) {
         int64_t extent = i == q->axis ? 1 : q->op->x->dims.at[i];
-        place += task % extent * tensor->strides.at[i];
+        offset += task % extent * tensor->strides.at[i];
         task /= extent;
     }
-    return place;
+    return offset;
 }
 
 /* Strided runs of `count` numbers, to and from double. */
@@ -161,7 +161,7 @@ static void run_task(void *context, int64_t task) {
     const struct job *job = context;
     const struct quantizer *q = job->q;
     const struct block_scale_quantize_op *op = q->op;
-    int64_t x = place_of(q, op->x, task), y = place_of(q, op->y, task), scale = place_of(q, op->scale, task);
+    int64_t x = offset_of(q, op->x, task), y = offset_of(q, op->y, task), scale = offset_of(q, op->scale, task);
     int64_t along = op->x->dims.at[q->axis], lanes = q->lanes;
     if (q->axis != q->last)
         lanes = min64(lanes, op->x->dims.at[q->last] - task % q->strips * q->lanes);

@@ -142,14 +142,14 @@ weftStatus_t element_concat(struct element *e) {
 /* ---- Reading ----------------------------------------------------------------------------------------------------- */
 
 /* Offset of the first element of a row. */
-static int64_t place_of(const struct element_source *source, const struct element *e, int64_t row) {
-    int64_t place = source->offset;
+static int64_t offset_of(const struct element_source *source, const struct element *e, int64_t row) {
+    int64_t offset = source->offset;
     for (int64_t i = e->y->dims.count; i-- > 0;)
         if (i != e->column_dim) {
-            place += row % e->y->dims.at[i] / source->shares[i] * source->strides[i];
+            offset += row % e->y->dims.at[i] / source->shares[i] * source->strides[i];
             row /= e->y->dims.at[i];
         }
-    return place;
+    return offset;
 }
 
 static void load(bool is_wide, void *to, const struct element_source *source, const void *memory, int64_t at,
@@ -174,7 +174,7 @@ static void multiply(const struct element *e, void *to, double factor, int64_t c
 /* Applies scales block by block along the row. */
 static void apply_scales(const struct element *e, const void *scales, void *to, int64_t row, int64_t column,
                          int64_t count) {
-    int64_t share = e->scale.shares[e->column_dim], first = place_of(&e->scale, e, row);
+    int64_t share = e->scale.shares[e->column_dim], first = offset_of(&e->scale, e, row);
     for (int64_t done = 0; done < count;) {
         int64_t block = (column + done) / share, taken = min64((block + 1) * share - column - done, count - done);
         double factor = dtype_load(e->scale.type, scales, first + block * e->scale.strides[e->column_dim]);
@@ -186,7 +186,7 @@ static void apply_scales(const struct element *e, const void *scales, void *to, 
 /* Reads a run of a row within one part. */
 static void read_part(const struct element *e, const struct element_source *part, void *const *values, void *to,
                       int64_t row, int64_t column, int64_t count) {
-    int64_t step = part->strides[e->column_dim], at = place_of(part, e, row) + column * step;
+    int64_t step = part->strides[e->column_dim], at = offset_of(part, e, row) + column * step;
     if (step == 1 || count == 1)
         load(e->is_wide, to, part, values[part->value], at, count);
     for (int64_t i = 0; i < count && step != 1 && count != 1; i++)

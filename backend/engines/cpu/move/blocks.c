@@ -71,7 +71,7 @@ static inline void fetch_written(const struct block *block, int i, int bytes) {
         vector rows[count], zipped[count];                                                                             \
         _Pragma("GCC unroll 16") for (int i = 0; i < count; i++) rows[i] =                                             \
             *(const unaligned *)(from + i * from_stride);                                                              \
-        _Pragma("GCC unroll 4") for (int turn = 1; turn < count; turn *= 2) {                                          \
+        _Pragma("GCC unroll 4") for (int kernel = 1; kernel < count; kernel *= 2) {                                    \
             _Pragma("GCC unroll 8") for (int i = 0; i < count / 2; i++) {                                              \
                 zipped[2 * i] = SHUFFLE(rows[i], rows[i + count / 2], LOW_##count);                                    \
                 zipped[2 * i + 1] = SHUFFLE(rows[i], rows[i + count / 2], HIGH_##count);                               \
@@ -194,8 +194,8 @@ struct ahead {
 };
 
 /* Transposes a square of whole lines; strides in bytes. */
-WITH_AVX512 INLINE void turn_lines(char *to, int64_t to_stride, const char *from, int64_t from_stride, int bytes,
-                                   struct ahead ahead) {
+WITH_AVX512 INLINE void transpose_lines(char *to, int64_t to_stride, const char *from, int64_t from_stride, int bytes,
+                                        struct ahead ahead) {
     int parts = 4 / bytes, lane = VECTOR / bytes, lines = block_lines(bytes);
     __m512i r[4][16];
     _Pragma("GCC unroll 16") for (int k = 0; k < 16; k++) {
@@ -216,41 +216,41 @@ WITH_AVX512 INLINE void turn_lines(char *to, int64_t to_stride, const char *from
 }
 
 /* About 5 KB of code per element size. */
-typedef void turn_square(char *to, int64_t to_stride, const char *from, int64_t from_stride, struct ahead ahead);
-#define TURN_SQUARE(bytes)                                                                                             \
-    WITH_AVX512 static void turn_##bytes(char *to, int64_t to_stride, const char *from, int64_t from_stride,           \
-                                         struct ahead ahead) {                                                         \
-        turn_lines(to, to_stride, from, from_stride, bytes, ahead);                                                    \
+typedef void transpose_square(char *to, int64_t to_stride, const char *from, int64_t from_stride, struct ahead ahead);
+#define TRANSPOSE_SQUARE(bytes)                                                                                        \
+    WITH_AVX512 static void transpose_##bytes(char *to, int64_t to_stride, const char *from, int64_t from_stride,      \
+                                              struct ahead ahead) {                                                    \
+        transpose_lines(to, to_stride, from, from_stride, bytes, ahead);                                               \
     }
-TURN_SQUARE(1)
-TURN_SQUARE(2)
-TURN_SQUARE(4)
+TRANSPOSE_SQUARE(1)
+TRANSPOSE_SQUARE(2)
+TRANSPOSE_SQUARE(4)
 
 /* A mask of `count` bytes, at most a line. */
 INLINE uint64_t bytes_mask(int count) { return ~UINT64_C(0) >> (LINE - count); }
 
 /* Transposes through buffers: for squares whose rows or columns wrap, so that part of each line is stored elsewhere, or
    whose stores bypass the caches. */
-WITH_AVX512 static void turn_buffered(char *to, const char *from, const struct block *block, bool has_rows,
-                                      bool has_columns, bool is_streamed, int bytes, turn_square *turn,
-                                      struct ahead ahead) {
+WITH_AVX512 static void transpose_buffered(char *to, const char *from, const struct block *block, bool has_rows,
+                                           bool has_columns, bool is_streamed, int bytes, transpose_square *kernel,
+                                           struct ahead ahead) {
     _Alignas(LINE) char read[LINE * LINE], written[LINE * LINE];
     int64_t to_stride = block->to_stride * bytes, from_stride = block->from_stride * bytes;
     int64_t rows_back = has_rows ? block->ring_rows : 0, columns_back = has_columns ? block->ring_columns : 0;
     int side = LINE / bytes, shift = block_shift(bytes), lines = (1 << shift) - 1, k = 0;
     int rows = has_rows ? side - block->wrapped_rows : side;
     int columns = has_columns ? side - block->wrapped_columns : side;
-    __mmask64 behind = bytes_mask(rows * bytes);
+    __mmask64 mask = bytes_mask(rows * bytes);
     do {
         from -= k == columns ? columns_back * from_stride : 0;
-        __m512i line = _mm512_maskz_loadu_epi8(behind, from);
-        line = _mm512_mask_loadu_epi8(line, ~behind, from - rows_back * bytes);
+        __m512i line = _mm512_maskz_loadu_epi8(mask, from);
+        line = _mm512_mask_loadu_epi8(line, ~mask, from - rows_back * bytes);
         _mm512_store_si512(read + k * LINE, line);
         __builtin_prefetch(ahead.read + (k >> shift) * from_stride + (k & lines) * LINE, 0, 2);
         from += from_stride;
     } while (++k < side);
-    turn(written, LINE, read, LINE, (struct ahead){read, written});
-    behind = bytes_mask(columns * bytes);
+    kernel(written, LINE, read, LINE, (struct ahead){read, written});
+    mask = bytes_mask(columns * bytes);
     for (int i = 0; i < side; i++, to += to_stride) {
         to -= i == rows ? rows_back * to_stride : 0;
         __m512i line = _mm512_load_si512(written + i * LINE);
@@ -258,8 +258,8 @@ WITH_AVX512 static void turn_buffered(char *to, const char *from, const struct b
             _mm512_stream_si512((void *)to, line);
         } else {
             __builtin_prefetch(ahead.written + (i >> shift) * to_stride + (i & lines) * LINE, 1);
-            _mm512_mask_storeu_epi8(to, behind, line);
-            _mm512_mask_storeu_epi8(to - columns_back * bytes, ~behind, line);
+            _mm512_mask_storeu_epi8(to, mask, line);
+            _mm512_mask_storeu_epi8(to - columns_back * bytes, ~mask, line);
         }
     }
 }
@@ -274,7 +274,7 @@ static const char *fetch_share(const char *memory, int64_t stride, int count, in
 static void block_avx512(const struct block *block, int bytes) {
     int side = LINE / bytes, square = 0, share = side / block_lines(bytes);
     int64_t to_stride = block->to_stride * bytes, from_stride = block->from_stride * bytes;
-    turn_square *turn = bytes == 1 ? turn_1 : bytes == 2 ? turn_2 : turn_4;
+    transpose_square *kernel = bytes == 1 ? transpose_1 : bytes == 2 ? transpose_2 : transpose_4;
     for (int i = 0; i < block->rows; i += side) {
         bool is_last = i + side >= block->rows;
         const char *written = is_last ? block->next_to : block->to + (i + side) * to_stride;
@@ -291,9 +291,9 @@ static void block_avx512(const struct block *block, int bytes) {
             bool has_columns = block->wrapped_columns && j + side >= block->columns;
             bool is_streamed = block->is_large && !has_columns && ((uintptr_t)to | (uint64_t)to_stride) % LINE == 0;
             if (has_rows || has_columns || is_streamed)
-                turn_buffered(to, from, block, has_rows, has_columns, is_streamed, bytes, turn, ahead);
+                transpose_buffered(to, from, block, has_rows, has_columns, is_streamed, bytes, kernel, ahead);
             else
-                turn(to, to_stride, from, from_stride, ahead);
+                kernel(to, to_stride, from, from_stride, ahead);
         }
     }
 }
@@ -325,8 +325,10 @@ static void transpose_block(const struct block *block, bool has_square, bool is_
 }
 
 /* Address of an element of the plane. */
-static char *place_to(const struct plane *p, int64_t i, int64_t j) { return p->to + (i * p->to_stride + j) * p->bytes; }
-static const char *place_from(const struct plane *p, int64_t i, int64_t j) {
+static char *address_to(const struct plane *p, int64_t i, int64_t j) {
+    return p->to + (i * p->to_stride + j) * p->bytes;
+}
+static const char *address_from(const struct plane *p, int64_t i, int64_t j) {
     return p->from + (j * p->from_stride + i) * p->bytes;
 }
 
@@ -370,7 +372,7 @@ void transpose(const struct plane *whole, bool is_rows, int64_t start, int64_t s
                                     is_rows ? 0 : start, is_rows ? whole->columns : strip);
     bool is_narrow = min64(across.count, along.count) * bytes < LINE, has_square = has_lines && !is_narrow;
     struct plane part = *whole;
-    part.to = place_to(whole, across.first, along.first), part.from = place_from(whole, across.first, along.first);
+    part.to = address_to(whole, across.first, along.first), part.from = address_from(whole, across.first, along.first);
     part.rows = across.count, part.columns = along.count;
     if (whole->next_to) {
         part.next_to = whole->next_to + (part.to - whole->to);
@@ -401,8 +403,8 @@ void transpose(const struct plane *whole, bool is_rows, int64_t start, int64_t s
         i = i_end < part.rows ? i_end : 0, j = i ? j : j_end;
         is_last = j == part.columns, j = is_last ? 0 : j;
         i_end = block_end(&across, i, most_rows), j_end = block_end(&along, j, most_columns);
-        block.next_to = is_last ? part.next_to : place_to(&part, i, j);
-        block.next_from = is_last ? part.next_from : place_from(&part, i, j);
+        block.next_to = is_last ? part.next_to : address_to(&part, i, j);
+        block.next_from = is_last ? part.next_from : address_from(&part, i, j);
         block.next_rows = block.next_to ? (int)(i_end - i) : 0;
         block.next_columns = block.next_to ? (int)(j_end - j) : 0;
         transpose_block(&block, has_square, is_narrow, bytes);

@@ -29,12 +29,12 @@ enum {
 
 /* How elements are copied: contiguous in both memories; contiguous in each but along different modes (a block, or a few
    planes); or one by one. */
-enum way { RUNS, BLOCKS, PLANES, ELEMENTS };
+enum copy_kind { RUNS, BLOCKS, PLANES, ELEMENTS };
 
 /* One part over modes that both memories have: rows of the outer modes, each a plane of `across` x `along` elements.
    Strides in elements; extents of outer modes from the slowest to the fastest. */
 struct copy {
-    enum way way;
+    enum copy_kind copy_kind;
     int bytes, from_bytes; /* of an element as it is written and as it is read */
     weftDataType_t from_type, to_type;
     bool is_large;
@@ -143,7 +143,7 @@ static int find_across(const struct modes *modes) {
 }
 
 /* For few planes, `across` counts them, whichever memory interleaves them. */
-static void turn_joined(struct copy *copy) {
+static void orient_interleaved(struct copy *copy) {
     if (copy->along > FEW || copy->across <= FEW || copy->to_across != copy->along)
         return;
     const struct copy was = *copy;
@@ -165,11 +165,11 @@ static void choose_plane(struct copy *copy, const struct modes *modes) {
     copy->across = across < 0 ? 1 : modes->extents[across];
     copy->to_across = across < 0 ? 0 : modes->to[across];
     copy->from_across = across < 0 ? 0 : 1;
-    turn_joined(copy);
-    copy->way = is_few(copy)                                   ? PLANES
-                : across >= 0                                  ? BLOCKS
-                : copy->from_along == 1 && copy->to_along == 1 ? RUNS
-                                                               : ELEMENTS;
+    orient_interleaved(copy);
+    copy->copy_kind = is_few(copy)                                   ? PLANES
+                      : across >= 0                                  ? BLOCKS
+                      : copy->from_along == 1 && copy->to_along == 1 ? RUNS
+                                                                     : ELEMENTS;
     copy->rows = 1;
     for (int i = 0; i < last; i++) {
         if (i == across)
@@ -191,12 +191,12 @@ static int64_t pieces_of(int64_t bytes) {
 /* Several rows per task, or several tasks per row. */
 static void cut_tasks(struct copy *copy) {
     /* Bytes of the wider type; moving single elements takes about four times as long. */
-    int64_t wide = max64(copy->bytes, copy->from_bytes) * (copy->way == ELEMENTS ? 4 : 1);
+    int64_t wide = max64(copy->bytes, copy->from_bytes) * (copy->copy_kind == ELEMENTS ? 4 : 1);
     int64_t pieces = pieces_of(copy->rows * copy->along * copy->across * wide);
     int64_t side = TRANSPOSE_BYTES / copy->bytes, strips = divide_up(pieces, copy->rows);
     /* Splits the written rows, unless there are few: threads that write parts of the same rows contend for cache lines,
        because processors prefetch. */
-    copy->is_cut_across = copy->way == BLOCKS && copy->across >= min64(strips, threads_count()) * side;
+    copy->is_cut_across = copy->copy_kind == BLOCKS && copy->across >= min64(strips, threads_count()) * side;
     int64_t length = copy->is_cut_across ? copy->across : copy->along;
     copy->task_rows = divide_up(copy->rows, pieces);
     copy->strip = strips > 1 ? round_up(divide_up(length, strips), side) : length;
@@ -240,7 +240,7 @@ static weftStatus_t make_copy(struct copy *copy, const struct part *part, const 
                           .from_offset = part->from.offset,
                           .to_offset = part->to.offset};
     choose_plane(copy, &modes);
-    if (part->from.type != part->to.type && copy->way != RUNS)
+    if (part->from.type != part->to.type && copy->copy_kind != RUNS)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: it converts elements that are not contiguous in both memories.",
              descriptor_label(op));
     cut_tasks(copy);
@@ -253,7 +253,7 @@ static double predict(const struct copy *copy, const struct device *device) {
     double elements = (double)copy->rows * (double)copy->along * (double)copy->across;
     double moving = elements * (copy->bytes + copy->from_bytes) / BYTES_PER_SECOND;
     double single = elements * SECONDS_PER_ELEMENT / (device->threads > 1 ? device->threads : 1);
-    return copy->way == ELEMENTS && single > moving ? single : moving;
+    return copy->copy_kind == ELEMENTS && single > moving ? single : moving;
 }
 
 static bool is_plain(weftDataType_t type) {
@@ -325,7 +325,7 @@ static bool join(struct copy *copies, int count) {
     if (count < 2 || copies[0].rows < 2)
         return false;
     for (int k = 0; k < count; k++) {
-        if (copies[k].way != RUNS || copies[k].rows != copies[0].rows || copies[k].strips != 1)
+        if (copies[k].copy_kind != RUNS || copies[k].rows != copies[0].rows || copies[k].strips != 1)
             return false;
         bytes += copies[k].along * copies[k].bytes;
     }
@@ -356,7 +356,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     step->state = move;
     return count == 0 ? arena_print(arena, &step->detail, "no elements")
                       : arena_print(arena, &step->detail, "%d %s by %s of %d bytes", count,
-                                    count == 1 ? "copy" : "copies", ways[copies[0].way], copies[0].bytes);
+                                    count == 1 ? "copy" : "copies", ways[copies[0].copy_kind], copies[0].bytes);
 }
 
 /* ---- Running ----------------------------------------------------------------------------------------------------- */
@@ -398,7 +398,7 @@ static void cast_run(const struct copy *copy, char *to, const char *from, int64_
 static void copy_along(const struct copy *copy, char *to, const char *from, int64_t along) {
     if (copy->from_type != copy->to_type)
         cast_run(copy, to, from, along);
-    else if (copy->way == PLANES)
+    else if (copy->copy_kind == PLANES)
         interleave(to, from, copy->from_along == 1 ? copy->from_across : copy->to_across, (int)copy->across, along,
                    copy->bytes, copy->from_along == 1);
     else if (copy->from_along == 2 && copy->to_along == 1)
@@ -424,46 +424,46 @@ static void transpose_strip(const struct copy *copy, char *to, const char *from,
 }
 
 /* Position of an iteration over the outer modes. */
-struct place {
+struct cursor {
     int64_t at[2 * SIDE_MODES], from, to;
 };
 
-static struct place place_of(const struct copy *copy, int64_t row) {
-    struct place place = {.from = copy->from_offset, .to = copy->to_offset};
+static struct cursor cursor_of(const struct copy *copy, int64_t row) {
+    struct cursor cursor = {.from = copy->from_offset, .to = copy->to_offset};
     for (int i = copy->rank; i-- > 0; row /= copy->extents[i]) {
-        place.at[i] = row % copy->extents[i];
-        place.from += place.at[i] * copy->from_strides[i];
-        place.to += place.at[i] * copy->to_strides[i];
+        cursor.at[i] = row % copy->extents[i];
+        cursor.from += cursor.at[i] * copy->from_strides[i];
+        cursor.to += cursor.at[i] * copy->to_strides[i];
     }
-    return place;
+    return cursor;
 }
 
-static void advance(struct place *place, const struct copy *copy) {
+static void advance(struct cursor *cursor, const struct copy *copy) {
     for (int i = copy->rank; i-- > 0;) {
-        place->from += copy->from_strides[i];
-        place->to += copy->to_strides[i];
-        if (++place->at[i] < copy->extents[i])
+        cursor->from += copy->from_strides[i];
+        cursor->to += copy->to_strides[i];
+        if (++cursor->at[i] < copy->extents[i])
             return;
-        place->from -= copy->extents[i] * copy->from_strides[i];
-        place->to -= copy->extents[i] * copy->to_strides[i];
-        place->at[i] = 0;
+        cursor->from -= copy->extents[i] * copy->from_strides[i];
+        cursor->to -= copy->extents[i] * copy->to_strides[i];
+        cursor->at[i] = 0;
     }
 }
 
 /* Number of remaining rows along the fastest outer mode. */
-static int64_t rows_alike(const struct copy *copy, const struct place *place, int64_t left) {
+static int64_t remaining_rows(const struct copy *copy, const struct cursor *cursor, int64_t left) {
     int last = copy->rank - 1;
-    return last < 0 ? 1 : min64(left, copy->extents[last] - place->at[last]);
+    return last < 0 ? 1 : min64(left, copy->extents[last] - cursor->at[last]);
 }
 
 /* Skips all of these rows except the last one. */
-static void skip(struct place *place, const struct copy *copy, int64_t rows) {
+static void skip(struct cursor *cursor, const struct copy *copy, int64_t rows) {
     int last = copy->rank - 1;
     if (last < 0)
         return;
-    place->at[last] += rows - 1;
-    place->from += (rows - 1) * copy->from_strides[last];
-    place->to += (rows - 1) * copy->to_strides[last];
+    cursor->at[last] += rows - 1;
+    cursor->from += (rows - 1) * copy->from_strides[last];
+    cursor->to += (rows - 1) * copy->to_strides[last];
 }
 
 /* State of one execution, on the stack of `run`, which returns after all tasks. */
@@ -485,20 +485,20 @@ static void copy_rows(const struct job *job, const struct copy *copy, int64_t ro
     int64_t end = min64(row + copy->task_rows, copy->rows);
     char *to = job->values[copy->to_value];
     const char *from = job->values[copy->from_value];
-    struct place place = place_of(copy, row);
-    bool are_runs = copy->way == RUNS && copy->from_type == copy->to_type;
+    struct cursor cursor = cursor_of(copy, row);
+    bool are_runs = copy->copy_kind == RUNS && copy->from_type == copy->to_type;
     for (int64_t rows = 1; row < end; row += rows) {
-        char *row_to = to + place.to * copy->bytes;
-        const char *row_from = from + place.from * copy->from_bytes;
+        char *row_to = to + cursor.to * copy->bytes;
+        const char *row_from = from + cursor.from * copy->from_bytes;
         if (are_runs) {
-            rows = rows_alike(copy, &place, end - row);
+            rows = remaining_rows(copy, &cursor, end - row);
             copy_runs_alike(copy, row_to, row_from, rows, start);
-            skip(&place, copy, rows);
+            skip(&cursor, copy, rows);
         }
-        advance(&place, copy);
-        if (copy->way == BLOCKS)
-            transpose_strip(copy, row_to, row_from, start, row + 1 < end ? to + place.to * copy->bytes : NULL,
-                            from + place.from * copy->from_bytes);
+        advance(&cursor, copy);
+        if (copy->copy_kind == BLOCKS)
+            transpose_strip(copy, row_to, row_from, start, row + 1 < end ? to + cursor.to * copy->bytes : NULL,
+                            from + cursor.from * copy->from_bytes);
         else if (!are_runs)
             copy_along(copy, row_to + start * copy->to_along * copy->bytes,
                        row_from + start * copy->from_along * copy->from_bytes, min64(copy->strip, copy->along - start));

@@ -40,12 +40,12 @@ static float *row_of(const struct box *box, int64_t place0, int64_t place1) {
 
 static float *row_of_tap(const struct box *box, const struct pooling_lanes *lanes, int i, int j) {
     const struct pooling_axis *axes = box->w->axes;
-    return row_of(box, axes[0].places[lanes->at[0] * axes[0].taps + i],
-                  axes[1].places[lanes->at[1] * axes[1].taps + j]);
+    return row_of(box, axes[0].sources[lanes->at[0] * axes[0].taps + i],
+                  axes[1].sources[lanes->at[1] * axes[1].taps + j]);
 }
 
 static int64_t place_along(const struct pooling *w, int64_t position, int64_t tap) {
-    return w->axes[2].places[position * w->axes[2].taps + tap];
+    return w->axes[2].sources[position * w->axes[2].taps + tap];
 }
 
 /* ---- Maxima ------------------------------------------------------------------------------------------------------ */
@@ -70,8 +70,8 @@ static float *sum_of(const struct box *box, const struct pooling_lanes *lanes, i
     if (where < 0 || where >= w->axes[0].taps * across * along)
         return NULL;
     float *row = row_of_tap(box, lanes, where / along / across, where / along % across);
-    int64_t place = place_along(w, lanes->at[2] + lane, where % along);
-    return row && place != POOLING_OUTSIDE ? row + place : NULL;
+    int64_t source_index = place_along(w, lanes->at[2] + lane, where % along);
+    return row && source_index != POOLING_OUTSIDE ? row + source_index : NULL;
 }
 
 static void return_maxima(const struct box *box, const struct pooling_lanes *lanes, const float *dy) {
@@ -100,8 +100,8 @@ static void return_lanes(const struct box *box, const struct pooling_lanes *lane
 static bool reads_box(const struct box *box, int axis, int64_t position) {
     const struct pooling_axis *a = &box->w->axes[axis];
     for (int k = 0; k < a->taps; k++) {
-        int64_t at = a->places[position * a->taps + k] - box->first[axis];
-        if (a->places[position * a->taps + k] != POOLING_OUTSIDE && at >= 0 && at < box->size[axis])
+        int64_t at = a->sources[position * a->taps + k] - box->first[axis];
+        if (a->sources[position * a->taps + k] != POOLING_OUTSIDE && at >= 0 && at < box->size[axis])
             return true;
     }
     return false;
@@ -238,11 +238,11 @@ static void blend_row(const struct pooling_side *dy, int64_t offset, float *blen
 
 /* Combines all rows of dy that read a row of dx; false if no row does. */
 static bool blend_rows(const struct box *box, const int64_t *at, float *blended) {
-    const struct pooling_way *way = &box->w->gradient;
+    const struct pooling_direction *direction = &box->w->gradient;
     const float *sum = NULL;
-    for (const struct pooling_link *i = way->links[0][at[0]]; i < way->links[0][at[0] + 1]; i++)
-        for (const struct pooling_link *j = way->links[1][at[1]]; j < way->links[1][at[1] + 1]; j++) {
-            const int64_t from[] = {i->place, j->place, 0};
+    for (const struct pooling_link *i = direction->links[0][at[0]]; i < direction->links[0][at[0] + 1]; i++)
+        for (const struct pooling_link *j = direction->links[1][at[1]]; j < direction->links[1][at[1] + 1]; j++) {
+            const int64_t from[] = {i->source_index, j->source_index, 0};
             blend_row(&box->dy, pooling_offset(box->dy.operand, box->n, box->c, from), blended, sum,
                       box->w->g.alpha * i->weight * j->weight);
             sum = blended;
@@ -251,15 +251,16 @@ static bool blend_rows(const struct box *box, const int64_t *at, float *blended)
 }
 
 static void gather_row(const struct box *box, const int64_t *at) {
-    const struct pooling_way *way = &box->w->gradient;
+    const struct pooling_direction *direction = &box->w->gradient;
     float blended[POOLING_SUMS], sums[POOLING_SUMS];
     int64_t width = box->w->g.x.size[2];
     memset(sums, 0, (size_t)width * sizeof *sums);
     bool is_read = blend_rows(box, at, blended);
-    for (const struct pooling_segment *s = way->segments; is_read && s < way->segments + way->segment_count; s++)
-        for (const struct pooling_link *k = way->links[2][s->first]; k < way->links[2][s->first + 1]; k++)
-            tap_gather(sums + s->first, way->result_step, blended + k->place, way->source_step, s->positions,
-                       (float)k->weight);
+    for (const struct pooling_segment *s = direction->segments;
+         is_read && s < direction->segments + direction->segment_count; s++)
+        for (const struct pooling_link *k = direction->links[2][s->first]; k < direction->links[2][s->first + 1]; k++)
+            tap_gather(sums + s->first, direction->result_step, blended + k->source_index, direction->source_step,
+                       s->positions, (float)k->weight);
     dtype_from_f32(box->dx.type, box->dx.data, pooling_offset(box->dx.operand, box->n, box->c, at), sums, width);
 }
 

@@ -17,7 +17,7 @@ static const float zeros[POOLING_LANES];
    axis. `result`: y or dx; `index` is written by the forward operation and read by the gradient. */
 struct batch {
     const struct pooling *w;
-    const struct pooling_way *way;
+    const struct pooling_direction *direction;
     const struct sweep_kernels *kernels;
     struct pooling_side source, result, index;
     int64_t n, c, channels, at[POOLING_AXES], positions;
@@ -64,10 +64,10 @@ static void begin_channels(struct batch *b) {
         b->row_bytes[i] = bytes_of(&b->source, b->source.operand->size_stride[i]);
         b->pick_bytes[i] = s->has_picks ? bytes_of(&b->index, b->index.operand->size_stride[i]) : 0;
     }
-    s->row_step = b->way->source_step * b->row_bytes[2];
-    s->pick_step = b->way->source_step * b->pick_bytes[2];
+    s->row_step = b->direction->source_step * b->row_bytes[2];
+    s->pick_step = b->direction->source_step * b->pick_bytes[2];
     b->results = b->is_direct ? (float *)address(&b->result, b, row) : b->sums;
-    s->result_step = b->is_direct ? b->way->result_step * b->result.operand->size_stride[2] : b->channels;
+    s->result_step = b->is_direct ? b->direction->result_step * b->result.operand->size_stride[2] : b->channels;
 }
 
 /* Keeps the lists of the previous sweep: clearing them takes as long as a short sweep. */
@@ -76,7 +76,7 @@ static void begin(struct batch *b) {
     s->positions = b->positions;
     s->results = b->is_direct ? b->results + b->at[2] * b->result.operand->size_stride[2] : b->sums;
     s->count = 0, s->factor = 1;
-    s->goes_on = false;
+    s->continues = false;
     for (int64_t i = 0; i < b->positions * b->channels && b->is_long; i++)
         b->totals[i] = 0;
 }
@@ -103,7 +103,7 @@ static void sweep(struct batch *b) {
         return;
     }
     (b->finds_maximum ? b->kernels->maximum : b->kernels->sum)(&b->sweep);
-    b->sweep.goes_on = true;
+    b->sweep.continues = true;
     b->sweep.count = 0;
 }
 
@@ -138,7 +138,7 @@ static void store_where(const struct pooling_side *index, int64_t offset, const 
 static void finish(struct batch *b, float factor) {
     const struct pooling_side *result = &b->result;
     b->sweep.factor = factor;
-    if (b->finds_maximum && b->sweep.count == 0 && !b->sweep.goes_on)
+    if (b->finds_maximum && b->sweep.count == 0 && !b->sweep.continues)
         fill(b);
     else
         sweep(b);
@@ -147,7 +147,7 @@ static void finish(struct batch *b, float factor) {
     if (b->is_direct && !b->sweep.where)
         return;
     int64_t at[] = {b->at[0], b->at[1], b->at[2]};
-    for (int64_t p = 0; p < b->positions; p++, at[2] += b->way->result_step) {
+    for (int64_t p = 0; p < b->positions; p++, at[2] += b->direction->result_step) {
         if (b->sweep.where)
             store_where(&b->index, pooling_offset(b->index.operand, b->n, b->c, at), b->where + p * b->channels,
                         b->channels);
@@ -170,12 +170,12 @@ static float factor_at(const struct pooling *w, const int64_t *at) {
 /* Adds the links along the last axis at one position of the others. NULL: that position is outside, and so are all its
    taps. */
 static void add_links(struct batch *b, const char *row, const char *pick, int64_t number, double weight) {
-    struct pooling_link *const *links = &b->way->links[2][b->at[2]];
+    struct pooling_link *const *links = &b->direction->links[2][b->at[2]];
     int taps = b->w->axes[2].taps;
     for (const struct pooling_link *k = links[0]; k < links[1]; k++)
-        if (row && k->place != POOLING_OUTSIDE)
-            add(b, row + k->place * b->row_bytes[2], pick + k->place * b->pick_bytes[2], number * taps + k->tap,
-                weight * k->weight);
+        if (row && k->source_index != POOLING_OUTSIDE)
+            add(b, row + k->source_index * b->row_bytes[2], pick + k->source_index * b->pick_bytes[2],
+                number * taps + k->tap, weight * k->weight);
         else
             add(b, (const char *)zeros, NULL, number * taps + k->tap, 1);
 }
@@ -194,25 +194,28 @@ static bool is_finite(const struct batch *b) {
 /* Adds all links of the batch's first result in the order of the tap numbers, so that the first of equal maxima
    wins. */
 static void add_all(struct batch *b) {
-    struct pooling_link *const *i_links = &b->way->links[0][b->at[0]], *const *j_links = &b->way->links[1][b->at[1]];
-    double alpha = b->way->is_gradient ? b->w->g.alpha : 1;
+    struct pooling_link *const *i_links = &b->direction->links[0][b->at[0]], *const *j_links =
+                                                                                 &b->direction->links[1][b->at[1]];
+    double alpha = b->direction->is_gradient ? b->w->g.alpha : 1;
     if (b->is_blended) {
         add_links(b, b->rows, b->picks, 0, 1);
         return;
     }
     for (const struct pooling_link *i = i_links[0]; i < i_links[1]; i++)
         for (const struct pooling_link *j = j_links[0]; j < j_links[1]; j++) {
-            bool is_outside = i->place == POOLING_OUTSIDE || j->place == POOLING_OUTSIDE;
-            add_links(b, is_outside ? NULL : b->rows + i->place * b->row_bytes[0] + j->place * b->row_bytes[1],
-                      b->picks + i->place * b->pick_bytes[0] + j->place * b->pick_bytes[1],
-                      i->tap * b->w->axes[1].taps + j->tap, alpha * i->weight * j->weight);
+            bool is_outside = i->source_index == POOLING_OUTSIDE || j->source_index == POOLING_OUTSIDE;
+            add_links(
+                b, is_outside ? NULL : b->rows + i->source_index * b->row_bytes[0] + j->source_index * b->row_bytes[1],
+                b->picks + i->source_index * b->pick_bytes[0] + j->source_index * b->pick_bytes[1],
+                i->tap * b->w->axes[1].taps + j->tap, alpha * i->weight * j->weight);
         }
 }
 
 static bool reads_outside(const struct batch *b) {
     for (int i = 0; i < 2; i++)
-        for (const struct pooling_link *k = b->way->links[i][b->at[i]]; k < b->way->links[i][b->at[i] + 1]; k++)
-            if (k->place == POOLING_OUTSIDE)
+        for (const struct pooling_link *k = b->direction->links[i][b->at[i]]; k < b->direction->links[i][b->at[i] + 1];
+             k++)
+            if (k->source_index == POOLING_OUTSIDE)
                 return true;
     return false;
 }
@@ -221,7 +224,7 @@ static bool reads_outside(const struct batch *b) {
 static bool is_long(const struct batch *b) {
     int64_t count = 1;
     for (int i = b->is_blended ? 2 : 0; i < POOLING_AXES; i++)
-        count *= b->way->links[i][b->at[i] + 1] - b->way->links[i][b->at[i]];
+        count *= b->direction->links[i][b->at[i] + 1] - b->direction->links[i][b->at[i]];
     return !b->finds_maximum && count > SWEEP_TAPS;
 }
 
@@ -235,8 +238,8 @@ static int64_t most_positions(const struct batch *b) {
 static bool blends(const struct batch *b) {
     const struct resample_operand *o = b->source.operand;
     int64_t channels = b->w->g.c, row = o->size[2] * channels;
-    int64_t taps = (b->way->links[0][b->at[0] + 1] - b->way->links[0][b->at[0]]) *
-                   (b->way->links[1][b->at[1] + 1] - b->way->links[1][b->at[1]]);
+    int64_t taps = (b->direction->links[0][b->at[0] + 1] - b->direction->links[0][b->at[0]]) *
+                   (b->direction->links[1][b->at[1] + 1] - b->direction->links[1][b->at[1]]);
     return taps <= SWEEP_TAPS && !b->finds_maximum && !b->sweep.has_picks && b->source.type == WEFT_DATA_FLOAT &&
            channels <= b->w->lanes && o->size_stride[2] == channels && row <= POOLING_ROW &&
            b->w->axes[0].taps * b->w->axes[1].taps > 1;
@@ -245,13 +248,14 @@ static bool blends(const struct batch *b) {
 /* Combining rows leaves fewer taps per result. */
 static void blend_rows(struct batch *b, float *blended) {
     struct sweep *s = &b->sweep;
-    double alpha = b->way->is_gradient ? b->w->g.alpha : 1;
+    double alpha = b->direction->is_gradient ? b->w->g.alpha : 1;
     b->is_long = false;
     begin(b);
     s->channels = b->source.operand->size[2] * b->channels, s->positions = 1, s->results = blended;
-    for (const struct pooling_link *i = b->way->links[0][b->at[0]]; i < b->way->links[0][b->at[0] + 1]; i++)
-        for (const struct pooling_link *j = b->way->links[1][b->at[1]]; j < b->way->links[1][b->at[1] + 1]; j++)
-            add(b, b->rows + i->place * b->row_bytes[0] + j->place * b->row_bytes[1], NULL, 0,
+    for (const struct pooling_link *i = b->direction->links[0][b->at[0]]; i < b->direction->links[0][b->at[0] + 1]; i++)
+        for (const struct pooling_link *j = b->direction->links[1][b->at[1]]; j < b->direction->links[1][b->at[1] + 1];
+             j++)
+            add(b, b->rows + i->source_index * b->row_bytes[0] + j->source_index * b->row_bytes[1], NULL, 0,
                 alpha * i->weight * j->weight);
     sweep(b);
     s->channels = b->channels;
@@ -268,24 +272,24 @@ static bool is_staged(const struct batch *b) {
 static void make(struct batch *b) {
     begin(b);
     add_all(b);
-    finish(b, b->way->is_gradient ? 1 : factor_at(b->w, b->at));
+    finish(b, b->direction->is_gradient ? 1 : factor_at(b->w, b->at));
 }
 
 /* Recomputes a sum that overflowed in float, because its mean may be representable: each tap is a separate sweep, added
    in double. */
-static void make_again(const struct batch *b) {
+static void recompute(const struct batch *b) {
     static const int64_t origin[POOLING_AXES];
     struct batch one = *b;
     one.is_long = true, one.run = 1, one.positions = 1;
     one.is_blended = false, one.rows = address(&b->source, b, origin);
-    for (int64_t p = 0; p < b->positions; p++, one.at[2] += b->way->result_step)
+    for (int64_t p = 0; p < b->positions; p++, one.at[2] += b->direction->result_step)
         make(&one);
 }
 
 /* Computes a row of results, each with all its channels. */
 static void run_row(struct batch *b) {
     const struct pooling *w = b->w;
-    const struct pooling_way *way = b->way;
+    const struct pooling_direction *direction = b->direction;
     float sums[POOLING_LANES], partial[POOLING_LANES], row[POOLING_ROW], blended[POOLING_ROW];
     double totals[POOLING_LANES];
     int32_t where[POOLING_LANES];
@@ -301,14 +305,15 @@ static void run_row(struct batch *b) {
             blend_rows(b, blended);
         if (stages)
             b->results = row + b->c;
-        for (const struct pooling_segment *s = way->segments; s < way->segments + way->segment_count; s++)
+        for (const struct pooling_segment *s = direction->segments; s < direction->segments + direction->segment_count;
+             s++)
             for (int64_t done = 0; done < s->positions; done += b->positions) {
-                b->at[2] = s->first + done * way->result_step;
+                b->at[2] = s->first + done * direction->result_step;
                 b->is_long = is_long(b);
                 b->positions = min64(s->positions - done, most_positions(b));
                 make(b);
-                if (w->is_mean && !way->is_gradient && !is_finite(b))
-                    make_again(b);
+                if (w->is_mean && !direction->is_gradient && !is_finite(b))
+                    recompute(b);
             }
     }
     b->c = 0;
@@ -318,7 +323,8 @@ static void run_row(struct batch *b) {
 
 /* Computes the rows of a task; size: that of the results. */
 static void run_rows(struct batch *b, const int64_t *size, int64_t task) {
-    int64_t first = task * b->way->task_rows, end = min64(first + b->way->task_rows, b->w->g.n * size[0] * size[1]);
+    int64_t first = task * b->direction->task_rows,
+            end = min64(first + b->direction->task_rows, b->w->g.n * size[0] * size[1]);
     for (int64_t row = first; row < end; row++) {
         b->n = row / size[1] / size[0];
         b->at[0] = row / size[1] % size[0], b->at[1] = row % size[1];
@@ -331,7 +337,7 @@ static void run_rows(struct batch *b, const int64_t *size, int64_t task) {
 void pooling_channels_forward_task(void *context, int64_t task) {
     const struct pooling_job *job = context;
     const struct pooling *w = job->pooling;
-    struct batch b = {.w = w, .way = &w->forward, .kernels = sweep_kernels(0), .finds_maximum = w->is_max};
+    struct batch b = {.w = w, .direction = &w->forward, .kernels = sweep_kernels(0), .finds_maximum = w->is_max};
     b.source = pooling_side_of(&w->g.x, job->values[w->x]);
     b.result = pooling_side_of(&w->g.y, job->values[w->y]);
     b.index = pooling_side_of(&w->g.index, w->index < 0 ? NULL : job->values[w->index]);
@@ -341,7 +347,7 @@ void pooling_channels_forward_task(void *context, int64_t task) {
 /* ---- Gradients --------------------------------------------------------------------------------------------------- */
 
 /* Location of the recomputed maxima of a gradient without an index: packed, [n][y][c], in the workspace. */
-static struct resample_operand found_operand(const struct pooling *w) {
+static struct resample_operand recomputed_index(const struct pooling *w) {
     const int64_t *y = w->g.y.size, c = w->g.c;
     return (struct resample_operand){.size = {y[0], y[1], y[2]},
                                      .batch_stride = y[0] * y[1] * y[2] * c,
@@ -357,8 +363,8 @@ int64_t pooling_channels_workspace_bytes(const struct pooling *w) {
 void pooling_channels_find_task(void *context, int64_t task) {
     const struct pooling_job *job = context;
     const struct pooling *w = job->pooling;
-    const struct resample_operand found = found_operand(w);
-    struct batch b = {.w = w, .way = &w->forward, .kernels = sweep_kernels(0), .finds_maximum = w->is_max};
+    const struct resample_operand found = recomputed_index(w);
+    struct batch b = {.w = w, .direction = &w->forward, .kernels = sweep_kernels(0), .finds_maximum = w->is_max};
     b.source = pooling_side_of(&w->g.saved, job->values[w->saved]);
     b.result = (struct pooling_side){WEFT_DATA_FLOAT, NULL, &w->g.y};
     b.index = (struct pooling_side){WEFT_DATA_INT32, job->workspace, &found};
@@ -368,8 +374,8 @@ void pooling_channels_find_task(void *context, int64_t task) {
 void pooling_channels_backward_task(void *context, int64_t task) {
     const struct pooling_job *job = context;
     const struct pooling *w = job->pooling;
-    const struct resample_operand found = found_operand(w);
-    struct batch b = {.w = w, .way = &w->gradient, .kernels = sweep_kernels(0)};
+    const struct resample_operand found = recomputed_index(w);
+    struct batch b = {.w = w, .direction = &w->gradient, .kernels = sweep_kernels(0)};
     b.source = pooling_side_of(&w->g.y, job->values[w->y]);
     b.result = pooling_side_of(&w->g.x, job->values[w->x]);
     if (w->index >= 0)

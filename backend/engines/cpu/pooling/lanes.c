@@ -42,7 +42,7 @@ static void take(const struct pass *pass, int64_t first, int64_t count, const fl
 }
 
 /* A tap in zero padding. Sums and maxima with other padding ignore it. */
-static void take_zeros(struct pass *pass, int64_t first, int64_t count, int32_t number) {
+static void process_zeros(struct pass *pass, int64_t first, int64_t count, int32_t number) {
     static const float zero = 0;
     if (pass->w->reads_zeros)
         take(pass, first, count, &zero, 0, number, 1);
@@ -62,32 +62,32 @@ static float weight_of(const struct pooling_axis *axis, int64_t position, int ta
 
 /* Processes a tap whose position advances by a constant step per lane: lanes before and after those inside are padding.
    `row`: x at position `base`. */
-static void take_steps(struct pass *pass, int k, const float *row, int64_t base, int32_t number, float weight) {
+static void process_steps(struct pass *pass, int k, const float *row, int64_t base, int32_t number, float weight) {
     const struct pooling_axis *axis = &pass->w->axes[2];
     int64_t start = pass->lanes->at[2], end = start + pass->lanes->count;
     int64_t first = min64(max64(axis->starts[k], start), end), last = max64(min64(axis->ends[k], end), first);
-    take_zeros(pass, 0, first - start, number);
+    process_zeros(pass, 0, first - start, number);
     if (last > first)
-        take(pass, first - start, last - first, row + axis->places[first * axis->taps + k] - base, axis->stride, number,
-             weight);
-    take_zeros(pass, last - start, end - last, number);
+        take(pass, first - start, last - first, row + axis->sources[first * axis->taps + k] - base, axis->stride,
+             number, weight);
+    process_zeros(pass, last - start, end - last, number);
 }
 
 /* Processes a tap for which each lane has its own position and weight. */
-static void take_places(struct pass *pass, int k, const float *row, int32_t number, float weight) {
+static void process_positions(struct pass *pass, int k, const float *row, int32_t number, float weight) {
     const struct pooling_axis *axis = &pass->w->axes[2];
     for (int64_t i = 0; i < pass->lanes->count; i++) {
-        int64_t position = pass->lanes->at[2] + i, place = axis->places[position * axis->taps + k];
+        int64_t position = pass->lanes->at[2] + i, source_index = axis->sources[position * axis->taps + k];
         float whole = weight * weight_of(axis, position, k);
-        if (place == POOLING_OUTSIDE)
-            take_zeros(pass, i, 1, number);
+        if (source_index == POOLING_OUTSIDE)
+            process_zeros(pass, i, 1, number);
         else if (whole != 0)
-            take(pass, i, 1, row + place, 1, number, whole);
+            take(pass, i, 1, row + source_index, 1, number, whole);
     }
 }
 
 /* All elements of the row that the lanes may read are available, starting at `base`. */
-static void take_row(struct pass *pass, const int64_t *outer, int32_t number, float weight) {
+static void process_row(struct pass *pass, const int64_t *outer, int32_t number, float weight) {
     const struct pooling_lanes *lanes = pass->lanes;
     const struct pooling_axis *axis = &pass->w->axes[2];
     int64_t base = 0, end = pass->w->g.x.size[2];
@@ -100,30 +100,30 @@ static void take_row(struct pass *pass, const int64_t *outer, int32_t number, fl
     const float *row = load(pass, pooling_offset(pass->x->operand, lanes->n, lanes->c, at), end - base);
     for (int k = 0; k < axis->taps; k++, number++) {
         if (pass->w->is_strided)
-            take_steps(pass, k, row, base, number, weight);
+            process_steps(pass, k, row, base, number, weight);
         else
-            take_places(pass, k, row, number, weight);
+            process_positions(pass, k, row, number, weight);
         if (pass->totals && ++pass->pending == POOLING_RUN)
             flush(pass);
     }
 }
 
 /* Iterates over the taps of the outer axes. */
-static void take_all(struct pass *pass) {
+static void process_all(struct pass *pass) {
     const struct pooling *w = pass->w;
     const struct pooling_lanes *lanes = pass->lanes;
     int taps[] = {w->axes[0].taps, w->axes[1].taps, w->axes[2].taps};
     for (int i = 0; i < taps[0]; i++)
         for (int j = 0; j < taps[1]; j++) {
-            const int64_t outer[] = {w->axes[0].places[lanes->at[0] * taps[0] + i],
-                                     w->axes[1].places[lanes->at[1] * taps[1] + j]};
+            const int64_t outer[] = {w->axes[0].sources[lanes->at[0] * taps[0] + i],
+                                     w->axes[1].sources[lanes->at[1] * taps[1] + j]};
             float weight = weight_of(&w->axes[0], lanes->at[0], i) * weight_of(&w->axes[1], lanes->at[1], j);
             int32_t number = (i * taps[1] + j) * taps[2];
             if (outer[0] == POOLING_OUTSIDE || outer[1] == POOLING_OUTSIDE)
                 for (int k = 0; w->reads_zeros && k < taps[2]; k++)
-                    take_zeros(pass, 0, lanes->count, number + k);
+                    process_zeros(pass, 0, lanes->count, number + k);
             else if (weight != 0)
-                take_row(pass, outer, number, weight);
+                process_row(pass, outer, number, weight);
         }
 }
 
@@ -143,29 +143,30 @@ void pooling_maximum(const struct pooling *w, const struct pooling_side *x, cons
         best[i] = w->g.propagates_nan ? -INFINITY : NAN;
     for (int64_t i = 0; where && i < lanes->count; i++)
         where[i] = -1;
-    take_all(&pass);
+    process_all(&pass);
     for (int64_t i = 0; !w->reads_zeros && i < lanes->count; i++)
         if (insides_of(w, lanes, i) == 0)
             best[i] = -INFINITY;
 }
 
 /* Recomputes one lane in double, tap by tap: a sum that overflows in float may have a representable mean. */
-static double sum_again(const struct pooling *w, const struct pooling_side *x, const struct pooling_lanes *lanes,
-                        int64_t lane) {
+static double recompute_sum(const struct pooling *w, const struct pooling_side *x, const struct pooling_lanes *lanes,
+                            int64_t lane) {
     const struct pooling_axis *a = w->axes;
     const int64_t at[] = {lanes->at[0], lanes->at[1], lanes->at[2] + lane};
     double sum = 0;
     for (int i = 0; i < a[0].taps; i++)
         for (int j = 0; j < a[1].taps; j++)
             for (int k = 0; k < a[2].taps; k++) {
-                const int64_t place[] = {a[0].places[at[0] * a[0].taps + i], a[1].places[at[1] * a[1].taps + j],
-                                         a[2].places[at[2] * a[2].taps + k]};
+                const int64_t source_index[] = {a[0].sources[at[0] * a[0].taps + i],
+                                                a[1].sources[at[1] * a[1].taps + j],
+                                                a[2].sources[at[2] * a[2].taps + k]};
                 float weight = weight_of(&a[0], at[0], i) * weight_of(&a[1], at[1], j) * weight_of(&a[2], at[2], k);
                 float value;
-                if (place[0] == POOLING_OUTSIDE || place[1] == POOLING_OUTSIDE || place[2] == POOLING_OUTSIDE ||
-                    weight == 0)
+                if (source_index[0] == POOLING_OUTSIDE || source_index[1] == POOLING_OUTSIDE ||
+                    source_index[2] == POOLING_OUTSIDE || weight == 0)
                     continue;
-                dtype_to_f32(&value, x->type, x->data, pooling_offset(x->operand, lanes->n, lanes->c, place), 1);
+                dtype_to_f32(&value, x->type, x->data, pooling_offset(x->operand, lanes->n, lanes->c, source_index), 1);
                 sum += (double)weight * (double)value;
             }
     return sum;
@@ -182,7 +183,7 @@ void pooling_sum(const struct pooling *w, const struct pooling_side *x, const st
         sum[i] = 0;
     for (int64_t i = 0; i < lanes->count && is_long; i++)
         totals[i] = 0;
-    take_all(&pass);
+    process_all(&pass);
     if (is_long)
         flush(&pass);
     for (int64_t i = 0; i < lanes->count && is_long; i++)
@@ -192,7 +193,7 @@ void pooling_sum(const struct pooling *w, const struct pooling_side *x, const st
     bool is_finite = tap_is_finite(sum, lanes->count);
     for (int64_t i = 0; i < lanes->count && !is_finite; i++)
         if (!isfinite(sum[i]))
-            sum[i] = (float)(sum_again(w, x, lanes, i) * (factors ? (double)factors[i] : 1));
+            sum[i] = (float)(recompute_sum(w, x, lanes, i) * (factors ? (double)factors[i] : 1));
 }
 
 /* A row of x at positions of the outer axes, as floats. */
@@ -211,8 +212,8 @@ void pooling_interpolate(const struct pooling *w, const struct pooling_side *x, 
     int64_t width = w->g.x.size[2];
     for (int i = 0; i < a[0].taps; i++)
         for (int j = 0; j < a[1].taps; j++) {
-            int64_t place0 = a[0].places[lanes->at[0] * a[0].taps + i];
-            int64_t place1 = a[1].places[lanes->at[1] * a[1].taps + j];
+            int64_t place0 = a[0].sources[lanes->at[0] * a[0].taps + i];
+            int64_t place1 = a[1].sources[lanes->at[1] * a[1].taps + j];
             float weight = weight_of(&a[0], lanes->at[0], i) * weight_of(&a[1], lanes->at[1], j);
             if (place0 == POOLING_OUTSIDE || place1 == POOLING_OUTSIDE || weight == 0)
                 continue;
@@ -223,7 +224,7 @@ void pooling_interpolate(const struct pooling *w, const struct pooling_side *x, 
         }
     for (int64_t i = 0; !row && i < width; i++)
         blended[i] = 0;
-    tap_pick(sum, row ? row : blended, a[2].places + lanes->at[2] * a[2].taps,
+    tap_pick(sum, row ? row : blended, a[2].sources + lanes->at[2] * a[2].taps,
              a[2].weights ? a[2].weights + lanes->at[2] * a[2].taps : NULL, a[2].taps, lanes->count);
 }
 

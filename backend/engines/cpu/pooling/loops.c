@@ -81,13 +81,13 @@ WIDE void tap_blend(float *restrict y, const float *before, const float *restric
         y[i] = weight * x[i];
 }
 
-WIDE void tap_pick(float *restrict y, const float *restrict row, const int64_t *restrict places,
+WIDE void tap_pick(float *restrict y, const float *restrict row, const int64_t *restrict sources,
                    const float *restrict weights, int taps, int64_t count) {
     for (int64_t i = 0; i < count && !weights; i++)
-        y[i] = row[places[i]];
+        y[i] = row[sources[i]];
     for (int64_t i = 0; i < count && weights && taps == 2; i++) {
-        float one = weights[2 * i] != 0 ? row[places[2 * i]] * weights[2 * i] : 0;
-        float two = weights[2 * i + 1] != 0 ? row[places[2 * i + 1]] * weights[2 * i + 1] : 0;
+        float one = weights[2 * i] != 0 ? row[sources[2 * i]] * weights[2 * i] : 0;
+        float two = weights[2 * i + 1] != 0 ? row[sources[2 * i + 1]] * weights[2 * i + 1] : 0;
         y[i] = one + two;
     }
 }

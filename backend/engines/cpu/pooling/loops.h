@@ -20,9 +20,9 @@ void tap_add(float *sum, const float *x, int64_t stride, int64_t count, float we
 void tap_gather(float *sum, int64_t sum_stride, const float *x, int64_t stride, int64_t count, float weight);
 /* y = before + weight * x; before: y itself, or NULL for 0. */
 void tap_blend(float *y, const float *before, const float *x, int64_t count, float weight);
-/* y[i] = row[places[i * taps]] * weights[i * taps] + ..., with 1 or 2 taps, skipping those of weight 0. weights NULL:
+/* y[i] = row[sources[i * taps]] * weights[i * taps] + ..., with 1 or 2 taps, skipping those of weight 0. weights NULL:
    all 1. */
-void tap_pick(float *y, const float *row, const int64_t *places, const float *weights, int taps, int64_t count);
+void tap_pick(float *y, const float *row, const int64_t *sources, const float *weights, int taps, int64_t count);
 void tap_fill(float *x, int64_t count, float value);
 double tap_total(const float *x, int64_t count); /* accurate and without overflow for any count */
 bool tap_is_finite(const float *x, int64_t count);

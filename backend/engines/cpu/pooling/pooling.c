@@ -168,11 +168,12 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
 
 static void tabulate_tap(struct pooling_axis *axis, const struct resample_geometry *g, int i, int64_t position,
                          int tap) {
-    int64_t first = resample_first_tap(g, i, position), place = first + tap * g->dilation[i], last = g->x.size[i] - 1;
+    int64_t first = resample_first_tap(g, i, position), source_index = first + tap * g->dilation[i],
+            last = g->x.size[i] - 1;
     if (clamps(g))
-        place = place < 0 ? 0 : place > last ? last : place;
-    bool is_inside = place >= 0 && place <= last;
-    axis->places[position * axis->taps + tap] = is_inside ? place : POOLING_OUTSIDE;
+        source_index = source_index < 0 ? 0 : source_index > last ? last : source_index;
+    bool is_inside = source_index >= 0 && source_index <= last;
+    axis->sources[position * axis->taps + tap] = is_inside ? source_index : POOLING_OUTSIDE;
     axis->insides[position] += is_inside;
     axis->counts[position] += is_inside || g->mode != WEFT_RESAMPLE_AVGPOOL_EXCLUDE_PADDING;
     if (is_inside) {
@@ -195,97 +196,101 @@ static weftStatus_t tabulate_masks(struct pooling *w, int i, struct arena *arena
     TRY(arena_alloc(arena, &axis->masks, (size_t)positions * sizeof *axis->masks));
     for (int64_t k = 0; k < positions * taps; k++) {
         int64_t position = k / taps, tap = k % taps / inner % axis->taps;
-        bool is_inside = axis->places[position * axis->taps + tap] != POOLING_OUTSIDE;
+        bool is_inside = axis->sources[position * axis->taps + tap] != POOLING_OUTSIDE;
         axis->masks[position] |= (uint64_t)is_inside << (k % taps);
     }
     return WEFT_STATUS_SUCCESS;
 }
 
 /* The result to which tap `tap` of an output position contributes, or -1. */
-static int64_t result_of(const struct pooling *w, const struct pooling_way *way, const struct pooling_axis *axis,
-                         int64_t position, int64_t tap) {
-    int64_t place = axis->places[position * axis->taps + tap];
-    if (place == POOLING_OUTSIDE)
-        return !way->is_gradient && w->reads_zeros ? position : -1;
-    if (way->is_gradient)
-        return place;
+static int64_t result_of(const struct pooling *w, const struct pooling_direction *direction,
+                         const struct pooling_axis *axis, int64_t position, int64_t tap) {
+    int64_t source_index = axis->sources[position * axis->taps + tap];
+    if (source_index == POOLING_OUTSIDE)
+        return !direction->is_gradient && w->reads_zeros ? position : -1;
+    if (direction->is_gradient)
+        return source_index;
     return !axis->weights || axis->weights[position * axis->taps + tap] != 0 ? position : -1;
 }
 
-static struct pooling_link link_of(const struct pooling *w, const struct pooling_way *way,
+static struct pooling_link link_of(const struct pooling *w, const struct pooling_direction *direction,
                                    const struct pooling_axis *axis, int64_t position, int64_t tap) {
     double weight = axis->weights ? (double)axis->weights[position * axis->taps + tap] : 1;
-    return (struct pooling_link){.place = way->is_gradient ? position : axis->places[position * axis->taps + tap],
-                                 .tap = tap,
-                                 .weight =
-                                     way->is_gradient && w->is_mean ? weight / (double)axis->counts[position] : weight};
+    return (struct pooling_link){
+        .source_index = direction->is_gradient ? position : axis->sources[position * axis->taps + tap],
+        .tap = tap,
+        .weight = direction->is_gradient && w->is_mean ? weight / (double)axis->counts[position] : weight};
 }
 
 /* Builds the links of each result, in the order of positions and taps: counts them first, then fills them in. */
-static weftStatus_t tabulate_links(struct pooling *w, struct pooling_way *way, int i, struct arena *arena) {
+static weftStatus_t tabulate_links(struct pooling *w, struct pooling_direction *direction, int i, struct arena *arena) {
     struct pooling_axis *axis = &w->axes[i];
-    int64_t results = (way->is_gradient ? &w->g.x : &w->g.y)->size[i], taps = w->g.y.size[i] * axis->taps;
+    int64_t results = (direction->is_gradient ? &w->g.x : &w->g.y)->size[i], taps = w->g.y.size[i] * axis->taps;
     struct pooling_link *links;
     int64_t *ends;
-    TRY(arena_alloc(arena, &way->links[i], (size_t)(results + 1) * sizeof *way->links[i]));
+    TRY(arena_alloc(arena, &direction->links[i], (size_t)(results + 1) * sizeof *direction->links[i]));
     TRY(arena_alloc(arena, &links, (size_t)taps * sizeof *links));
     TRY(arena_alloc(arena, &ends, (size_t)(results + 1) * sizeof *ends));
     for (int64_t k = 0; k < taps; k++)
-        ends[result_of(w, way, axis, k / axis->taps, k % axis->taps) + 1]++;
+        ends[result_of(w, direction, axis, k / axis->taps, k % axis->taps) + 1]++;
     ends[0] = 0; /* for taps that contribute to no result */
     for (int64_t result = 0; result < results; result++)
         ends[result + 1] += ends[result];
     for (int64_t result = 0; result <= results; result++)
-        way->links[i][result] = links + ends[result];
+        direction->links[i][result] = links + ends[result];
     for (int64_t k = 0; k < taps; k++) {
-        int64_t result = result_of(w, way, axis, k / axis->taps, k % axis->taps);
+        int64_t result = result_of(w, direction, axis, k / axis->taps, k % axis->taps);
         if (result >= 0)
-            links[ends[result]++] = link_of(w, way, axis, k / axis->taps, k % axis->taps);
+            links[ends[result]++] = link_of(w, direction, axis, k / axis->taps, k % axis->taps);
     }
     return WEFT_STATUS_SUCCESS;
 }
 
 /* True if a result has the same links as the one `steps` result steps earlier, shifted by that many source steps. */
-static bool is_alike(const struct pooling *w, const struct pooling_way *way, int64_t result, int64_t steps) {
-    int64_t other = result + steps * way->result_step, *counts = w->axes[2].counts;
-    const struct pooling_link *one = way->links[2][result], *end = way->links[2][result + 1];
-    const struct pooling_link *two = way->links[2][other];
-    if (way->links[2][other + 1] - two != end - one ||
-        (!way->is_gradient && w->is_mean && counts[result] != counts[other]))
+static bool has_same_links(const struct pooling *w, const struct pooling_direction *direction, int64_t result,
+                           int64_t steps) {
+    int64_t other = result + steps * direction->result_step, *counts = w->axes[2].counts;
+    const struct pooling_link *one = direction->links[2][result], *end = direction->links[2][result + 1];
+    const struct pooling_link *two = direction->links[2][other];
+    if (direction->links[2][other + 1] - two != end - one ||
+        (!direction->is_gradient && w->is_mean && counts[result] != counts[other]))
         return false;
     for (; one < end; one++, two++)
-        if (one->place == POOLING_OUTSIDE || two->place != one->place + steps * way->source_step ||
-            two->tap != one->tap || two->weight != one->weight)
+        if (one->source_index == POOLING_OUTSIDE ||
+            two->source_index != one->source_index + steps * direction->source_step || two->tap != one->tap ||
+            two->weight != one->weight)
             return false;
     return true;
 }
 
 /* Divides a row of results into segments of every result_step-th result. */
-static weftStatus_t tabulate_segments(const struct pooling *w, struct pooling_way *way, struct arena *arena) {
-    int64_t results = (way->is_gradient ? &w->g.x : &w->g.y)->size[2];
+static weftStatus_t tabulate_segments(const struct pooling *w, struct pooling_direction *direction,
+                                      struct arena *arena) {
+    int64_t results = (direction->is_gradient ? &w->g.x : &w->g.y)->size[2];
     int64_t common = gcd64(w->g.step[2], w->g.denominator[2]), step = w->g.step[2] / common;
-    way->result_step = way->is_gradient ? step : w->g.denominator[2] / common;
-    way->source_step = way->is_gradient ? w->g.denominator[2] / common : step;
-    TRY(arena_alloc(arena, &way->segments, (size_t)results * sizeof *way->segments));
-    for (int64_t phase = 0; phase < min64(way->result_step, results); phase++)
-        for (int64_t at = phase, steps; at < results; at += steps * way->result_step) {
-            for (steps = 1; at + steps * way->result_step < results && is_alike(w, way, at, steps);)
+    direction->result_step = direction->is_gradient ? step : w->g.denominator[2] / common;
+    direction->source_step = direction->is_gradient ? w->g.denominator[2] / common : step;
+    TRY(arena_alloc(arena, &direction->segments, (size_t)results * sizeof *direction->segments));
+    for (int64_t phase = 0; phase < min64(direction->result_step, results); phase++)
+        for (int64_t at = phase, steps; at < results; at += steps * direction->result_step) {
+            for (steps = 1; at + steps * direction->result_step < results && has_same_links(w, direction, at, steps);)
                 steps++;
-            way->segments[way->segment_count++] = (struct pooling_segment){at, steps};
+            direction->segments[direction->segment_count++] = (struct pooling_segment){at, steps};
         }
     return WEFT_STATUS_SUCCESS;
 }
 
-static weftStatus_t tabulate_way(struct pooling *w, struct pooling_way *way, bool is_gradient, struct arena *arena) {
-    way->is_gradient = is_gradient;
+static weftStatus_t tabulate_direction(struct pooling *w, struct pooling_direction *direction, bool is_gradient,
+                                       struct arena *arena) {
+    direction->is_gradient = is_gradient;
     for (int i = 0; i < POOLING_AXES; i++)
-        TRY(tabulate_links(w, way, i, arena));
+        TRY(tabulate_links(w, direction, i, arena));
     const int64_t *size = (is_gradient ? &w->g.x : &w->g.y)->size;
     int64_t planes = w->is_last ? w->g.n : w->g.n * w->g.c;
     int64_t row = w->is_last ? size[2] * w->g.c : 4 * size[2];
-    way->task_rows = max64(1, POOLING_TASK / max64(1, row));
-    way->tasks = divide_up(planes * size[0] * size[1], way->task_rows);
-    return tabulate_segments(w, way, arena);
+    direction->task_rows = max64(1, POOLING_TASK / max64(1, row));
+    direction->tasks = divide_up(planes * size[0] * size[1], direction->task_rows);
+    return tabulate_segments(w, direction, arena);
 }
 
 static weftStatus_t tabulate(struct pooling *w, int i, struct arena *arena) {
@@ -294,7 +299,7 @@ static weftStatus_t tabulate(struct pooling *w, int i, struct arena *arena) {
     size_t positions = (size_t)g->y.size[i], taps = (size_t)g->taps[i];
     axis->taps = (int)g->taps[i];
     axis->stride = g->step[i];
-    TRY(arena_alloc(arena, &axis->places, positions * taps * sizeof *axis->places));
+    TRY(arena_alloc(arena, &axis->sources, positions * taps * sizeof *axis->sources));
     TRY(arena_alloc(arena, &axis->counts, positions * sizeof *axis->counts));
     TRY(arena_alloc(arena, &axis->insides, positions * sizeof *axis->insides));
     TRY(arena_alloc(arena, &axis->starts, taps * sizeof *axis->starts));
@@ -341,9 +346,9 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     for (int i = 0; w->scatters && i < POOLING_AXES; i++)
         TRY(tabulate_masks(w, i, arena));
     if (w->is_last && (!w->g.backward || pooling_channels_workspace_bytes(w)))
-        TRY(tabulate_way(w, &w->forward, false, arena));
+        TRY(tabulate_direction(w, &w->forward, false, arena));
     if (w->g.backward && (w->is_last || gathers(w)))
-        TRY(tabulate_way(w, &w->gradient, true, arena));
+        TRY(tabulate_direction(w, &w->gradient, true, arena));
     w->tasks = tasks_of(w);
     TRY(threads_start());
     step->state = w;

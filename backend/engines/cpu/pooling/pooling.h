@@ -23,7 +23,7 @@ enum {
 /* An input of a result along one axis: an element of x that y reads as tap `tap`, or, for dx, the element of dy that
    read it so. weight: for a mean's gradient, 1 / number of elements counted. */
 struct pooling_link {
-    int64_t place, tap;
+    int64_t source_index, tap;
     double weight;
 };
 
@@ -33,7 +33,7 @@ struct pooling_segment {
 };
 
 /* How rows of results, of y or of dx, are computed. */
-struct pooling_way {
+struct pooling_direction {
     bool is_gradient;
     struct pooling_link **links[POOLING_AXES]; /* [result]: its first link; one more entry for the end */
     /* Distance along the last axis between consecutive results of a segment, and between the elements that these
@@ -48,7 +48,7 @@ struct pooling_way {
 struct pooling_axis {
     int taps;
     int64_t stride;   /* for pools: distance between the first taps of consecutive output positions */
-    int64_t *places;  /* [position][tap], or POOLING_OUTSIDE */
+    int64_t *sources; /* [position][tap], or POOLING_OUTSIDE */
     float *weights;   /* [position][tap] for interpolation; NULL: all 1 */
     uint64_t *masks;  /* [position]: bit mask of the taps that are inside along this axis, at most 64 */
     int64_t *counts;  /* [position]: number of taps that a mean counts */
@@ -70,7 +70,7 @@ struct pooling {
     bool is_strided;
     int x, y, index, saved; /* values of the graph, or -1 */
     int64_t lanes;          /* lanes of a pass */
-    struct pooling_way forward, gradient;
+    struct pooling_direction forward, gradient;
     int64_t box[2]; /* for a gradient: elements of dx along the first two axes */
     int64_t tasks;
 };

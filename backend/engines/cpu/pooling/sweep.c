@@ -19,12 +19,12 @@ struct frame {
     float *results, factor;
     int32_t *where;
     int count;
-    bool goes_on;
+    bool continues;
 };
 
 static inline struct frame frame_of(const struct sweep *s) {
     return (struct frame){s->channels, s->positions, s->row_step, s->pick_step, s->result_step, s->where_step,
-                          s->results,  s->factor,    s->where,    s->count,     s->goes_on};
+                          s->results,  s->factor,    s->where,    s->count,     s->continues};
 }
 
 /* Bytes are widened to 16 bits first: GCC converts element by element from 8 to 32 bits. */

@@ -21,15 +21,15 @@ struct sweep {
     /* for a sum with has_picks: only channels whose pick equals the tap's number contribute */
     const char *picks[SWEEP_TAPS];
     int32_t numbers[SWEEP_TAPS];
-    float weights[SWEEP_TAPS];         /* for a sum */
-    int64_t row_step, pick_step;       /* in bytes */
-    int64_t result_step, where_step;   /* in elements */
-    float *results, factor;            /* results are multiplied by factor at the end */
-    int32_t *where;                    /* for a maximum: the number of the first tap that attains it, or NULL */
-    bool goes_on, has_picks, nan_wins; /* goes_on: continues from the contents of results and where */
+    float weights[SWEEP_TAPS];           /* for a sum */
+    int64_t row_step, pick_step;         /* in bytes */
+    int64_t result_step, where_step;     /* in elements */
+    float *results, factor;              /* results are multiplied by factor at the end */
+    int32_t *where;                      /* for a maximum: the number of the first tap that attains it, or NULL */
+    bool continues, has_picks, nan_wins; /* continues: continues from the contents of results and where */
 };
 
-/* One compiled version of both. count is at least 1 unless goes_on; sums accept 0. */
+/* One compiled version of both. count is at least 1 unless continues; sums accept 0. */
 struct sweep_kernels {
     const char *name;
     void (*maximum)(const struct sweep *sweep);

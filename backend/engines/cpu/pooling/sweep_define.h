@@ -56,13 +56,13 @@ INLINE void NAME(maximum_block)(const struct sweep *s, struct frame f, int64_t p
     NAME(floats) best[4];
     NAME(ints) where[4];
     for (int v = 0; v < vectors; v++) {
-        best[v] = f.goes_on ? NAME(load)(WEFT_DATA_FLOAT, (const char *)(results + v * LANES), lanes)
-                            : NAME(load)(type, s->rows[0] + offset + v * LANES * size, lanes);
+        best[v] = f.continues ? NAME(load)(WEFT_DATA_FLOAT, (const char *)(results + v * LANES), lanes)
+                              : NAME(load)(type, s->rows[0] + offset + v * LANES * size, lanes);
         where[v] = (NAME(ints)){0} + s->numbers[0];
-        if (has_where && f.goes_on)
+        if (has_where && f.continues)
             where[v] = NAME(load_pick)(WEFT_DATA_INT32, (const char *)(wheres + v * LANES), lanes);
     }
-    for (int k = !f.goes_on; k < f.count; k++) {
+    for (int k = !f.continues; k < f.count; k++) {
         const char *row = s->rows[k] + offset;
         _Pragma("GCC unroll 4") for (int v = 0; v < vectors; v++) {
             NAME(floats) value = NAME(load)(type, row + v * LANES * size, lanes);
@@ -91,7 +91,7 @@ INLINE void NAME(sum_block)(const struct sweep *s, struct frame f, int64_t posit
     NAME(floats) sum[4];
     for (int v = 0; v < vectors; v++)
         sum[v] =
-            f.goes_on ? NAME(load)(WEFT_DATA_FLOAT, (const char *)(results + v * LANES), lanes) : (NAME(floats)){0};
+            f.continues ? NAME(load)(WEFT_DATA_FLOAT, (const char *)(results + v * LANES), lanes) : (NAME(floats)){0};
     for (int k = 0; k < taps; k++) {
         _Pragma("GCC unroll 4") for (int v = 0; v < vectors; v++) {
             NAME(floats) value = NAME(load)(type, rows[k] + offset + v * LANES * size, lanes) * weights[k];
@@ -146,7 +146,7 @@ INLINE void NAME(sum_of)(const struct sweep *sweep, struct frame frame, weftData
 INLINE void NAME(sum_of_2)(const struct sweep *sweep, struct frame frame) {
     const char *const rows[] = {sweep->rows[0], sweep->rows[1]};
     const float weights[] = {sweep->weights[0], sweep->weights[1]};
-    frame.goes_on = false;
+    frame.continues = false;
     EACH_BLOCK(NAME(sum_block), WEFT_DATA_FLOAT, WEFT_DATA_FLOAT, rows, weights, 2)
 }
 
@@ -159,7 +159,7 @@ TARGET static void NAME(maximum)(const struct sweep *sweep) {
 }
 
 TARGET static void NAME(sum)(const struct sweep *sweep) {
-    if (sweep->type == WEFT_DATA_FLOAT && sweep->count == 2 && !sweep->goes_on && !sweep->has_picks)
+    if (sweep->type == WEFT_DATA_FLOAT && sweep->count == 2 && !sweep->continues && !sweep->has_picks)
         NAME(sum_of_2)(sweep, frame_of(sweep));
     else if (sweep->type == WEFT_DATA_FLOAT)
         NAME(sum_of)(sweep, frame_of(sweep), WEFT_DATA_FLOAT);

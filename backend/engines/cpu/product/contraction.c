@@ -138,7 +138,7 @@ const struct gemm_kernel *product_kernel(const struct product *product) {
     const struct gemm_kernel *kernel = NULL;
     bool is_wide = product_is_wide(product), multiplies = product->rows > 0 && product->columns > 0;
     bool are_bytes = product->a->type == WEFT_DATA_INT8 && product->b->type == WEFT_DATA_INT8;
-    if (product->takes_bytes && are_bytes && !dtype_is_float(product->math) && largest_sum(product) <= INT32_MAX)
+    if (product->packs_bytes && are_bytes && !dtype_is_float(product->math) && largest_sum(product) <= INT32_MAX)
         kernel = gemm_kernel(WEFT_DATA_INT8, 0);
     if (!kernel && multiplies && !is_wide && fits_pairs(product->a) && fits_pairs(product->b))
         kernel = gemm_kernel(WEFT_DATA_BFLOAT16, 0);
@@ -224,18 +224,19 @@ static void finish_block(const void *context, void *block, int64_t ld, int64_t b
                 batch * sink->piece->gemm.m + row, rows, column, columns);
 }
 
-struct gemm_place contraction_place(const struct program *program, const struct rows_columns *walk, void *const *values,
-                                    int64_t row, int rows, int64_t column) {
+struct gemm_destination contraction_destination(const struct program *program, const struct rows_columns *walk,
+                                                void *const *values, int64_t row, int rows, int64_t column) {
     struct stored stored = rows_columns_stored(program, walk, values, row, rows, column);
     /* User memory may be misaligned. */
     bool is_plain = stored.is_given && stored.at && (uintptr_t)stored.at % (uintptr_t)stored.column_bytes == 0;
-    return (struct gemm_place){stored.at, stored.row_bytes, stored.column_bytes, is_plain};
+    return (struct gemm_destination){stored.at, stored.row_bytes, stored.column_bytes, is_plain};
 }
 
-static struct gemm_place find_place(const void *context, int64_t batch, int64_t row, int rows, int64_t column) {
+static struct gemm_destination find_destination(const void *context, int64_t batch, int64_t row, int rows,
+                                                int64_t column) {
     const struct sink *sink = context;
-    return contraction_place(&sink->contraction->program, &sink->piece->walk, sink->values,
-                             batch * sink->piece->gemm.m + row, rows, column);
+    return contraction_destination(&sink->contraction->program, &sink->piece->walk, sink->values,
+                                   batch * sink->piece->gemm.m + row, rows, column);
 }
 
 /* Packs factors for a BFLOAT16 kernel in two steps: floats are truncated to their upper half, and groups of B are
@@ -308,7 +309,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
         struct piece *piece = &contraction->pieces[i];
         piece->gemm.kernel = kernel;
         piece->gemm.store = finish_block;
-        piece->gemm.find = find_place;
+        piece->gemm.find = find_destination;
         int64_t bytes = gemm_workspace_bytes(&piece->gemm, contraction->threads);
         if (piece->direct.is_on)
             bytes = max64(bytes, direct_workspace_bytes(&piece->direct));
@@ -335,8 +336,8 @@ static void bind(struct piece *bound, const struct piece *piece, void *const *va
     const struct gemm_kernel *kernel = bound->gemm.kernel;
     bound->gemm.pack_a = packing_of(kernel, &bound->a, kernel->group_a, &bound->gemm.a);
     bound->gemm.pack_b = packing_of(kernel, &bound->b, kernel->group_b, &bound->gemm.b);
-    bound->gemm.packed_a = prepacked_find(&bound->a.kept, bound->a.base);
-    bound->gemm.packed_b = prepacked_find(&bound->b.kept, bound->b.base);
+    bound->gemm.packed_a = prepacked_find(&bound->a.prepacked, bound->a.base);
+    bound->gemm.packed_b = prepacked_find(&bound->b.prepacked, bound->b.base);
 }
 
 static weftStatus_t run(const struct step *step, void *const *values, void *workspace, weftStream_t stream) {
@@ -366,24 +367,24 @@ static weftStatus_t run(const struct step *step, void *const *values, void *work
 static void release(struct step *step) {
     struct contraction *contraction = step->state;
     for (int i = 0; contraction && i < contraction->piece_count; i++) {
-        prepacked_free(&contraction->pieces[i].a.kept);
-        prepacked_free(&contraction->pieces[i].b.kept);
-        prepacked_free(&contraction->pieces[i].direct.kept);
+        prepacked_free(&contraction->pieces[i].a.prepacked);
+        prepacked_free(&contraction->pieces[i].b.prepacked);
+        prepacked_free(&contraction->pieces[i].direct.prepacked);
     }
 }
 
 /* Packs all panels of a constant factor, unless it is multiplied in place, or its panels repeat it: an image under many
    taps, or a matrix that the whole batch shares. Low-precision numbers are not prepacked: their panels are 4 to 8 times
    as large, and products with few rows would be limited by reading them. */
-static weftStatus_t keep_panels(struct piece *piece, const struct piece *bound, bool is_b, int64_t elements) {
+static weftStatus_t prepack_factor(struct piece *piece, const struct piece *bound, bool is_b, int64_t elements) {
     struct factor *factor = is_b ? &piece->b : &piece->a;
     int64_t bytes = gemm_packed_bytes(&bound->gemm, is_b);
     int64_t packed = bytes * 8 / dtype_of(bound->gemm.kernel->factors)->bits;
     bool stays = factor->pack == pack_dequant || gemm_skinny_accepts(&bound->gemm);
     if (bytes == 0 || packed >= 2 * elements || stays)
         return WEFT_STATUS_SUCCESS;
-    TRY(prepacked_alloc(&factor->kept, is_b ? bound->b.base : bound->a.base, bytes));
-    gemm_pack_whole(&bound->gemm, is_b, factor->kept.panels);
+    TRY(prepacked_alloc(&factor->prepacked, is_b ? bound->b.base : bound->a.base, bytes));
+    gemm_prepack(&bound->gemm, is_b, factor->prepacked.panels);
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -395,13 +396,13 @@ static weftStatus_t freeze(struct step *step, void *const *values) {
         struct direct *direct = &piece->direct;
         bind(&bound, piece, values);
         if (direct->is_on && !direct->is_filter && values[direct->other_value]) {
-            TRY(direct_keep_filter(direct, values[direct->other_value]));
+            TRY(direct_prepack_filter(direct, values[direct->other_value]));
         } else if (!direct->is_on) {
             const struct value *all = step->region.graph->values;
             if (bound.a.base)
-                TRY(keep_panels(piece, &bound, false, tensor_elements(all[bound.a.value].tensor)));
+                TRY(prepack_factor(piece, &bound, false, tensor_elements(all[bound.a.value].tensor)));
             if (bound.b.base)
-                TRY(keep_panels(piece, &bound, true, tensor_elements(all[bound.b.value].tensor)));
+                TRY(prepack_factor(piece, &bound, true, tensor_elements(all[bound.b.value].tensor)));
         }
     }
     return WEFT_STATUS_SUCCESS;

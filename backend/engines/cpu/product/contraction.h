@@ -18,7 +18,7 @@ struct factor {
        floats */
     int group;
     int value, scale_value; /* the second one is used by `scaled` */
-    struct prepacked kept;
+    struct prepacked prepacked;
     union {
         const void *base; /* must be the first field of the other structs; set when the piece runs */
         struct gemm_matrix matrix;
@@ -51,7 +51,7 @@ struct product {
     double depth;          /* maximum number of products per element */
     int64_t rows, columns; /* approximate size of one matrix product; 0: no matrix product */
     double packing;        /* cost of packing an element of a row or column, in multiplications of a FLOAT kernel */
-    bool takes_bytes;      /* its plan can pack for an INT8 kernel */
+    bool packs_bytes;      /* its plan can pack for an INT8 kernel */
     bool reads_in_place;   /* or multiplies floats without packing if that is faster */
 };
 
@@ -71,8 +71,8 @@ const struct gemm_kernel *product_kernel(const struct product *product);
 weftStatus_t product_check_exact(const struct descriptor *op, const struct product *product);
 /* The memory in which a program stores rows of the product; sums are computed there if it stores them without
    changes. */
-struct gemm_place contraction_place(const struct program *program, const struct rows_columns *walk, void *const *values,
-                                    int64_t row, int rows, int64_t column);
+struct gemm_destination contraction_destination(const struct program *program, const struct rows_columns *walk,
+                                                void *const *values, int64_t row, int rows, int64_t column);
 
 extern const struct contraction_kind matmul_contraction, conv_contraction;
 

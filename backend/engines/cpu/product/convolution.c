@@ -18,7 +18,7 @@ enum {
     FEW_POSITIONS = 128, /* per image: packing the filter for each image would cost too much */
     FEW_CHANNELS = 16,   /* half of a kernel's columns */
     FEW_GROUPS = 8,      /* too few for vectors over depthwise channels */
-    MOST_PHASES = 4096,  /* phases of a data gradient's stride, each a separate product */
+    MAX_PHASES = 4096,   /* phases of a data gradient's stride, each a separate product */
 };
 
 /* In multiplications of a FLOAT kernel, on a Sapphire Rapids. Packing an element without conversion, in two steps, or
@@ -77,11 +77,11 @@ static weftStatus_t check(const struct region *region, const struct node *node) 
     struct conv_geometry g = conv_geometry(node->op);
     int64_t phases[3];
     count_phases(&g, phases);
-    if (g.direction == CONV_DATA && (double)phases[0] * (double)phases[1] * (double)phases[2] > MOST_PHASES)
+    if (g.direction == CONV_DATA && (double)phases[0] * (double)phases[1] * (double)phases[2] > MAX_PHASES)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
              "%s: its stride %s requires more than %d products, one for each position within a step. Use a smaller "
              "stride.",
-             descriptor_label(node->op), numbers_text(g.stride + 3 - g.spatial, g.spatial), MOST_PHASES);
+             descriptor_label(node->op), numbers_text(g.stride + 3 - g.spatial, g.spatial), MAX_PHASES);
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -262,17 +262,17 @@ struct image_plan {
 };
 
 /* Positions are contiguous in memory (NCHW), so as columns they form long runs. */
-static bool lies_turned(const struct planner *planner, const struct image_plan *plan) {
+static bool has_contiguous_positions(const struct planner *planner, const struct image_plan *plan) {
     const struct tensor *image = plan->image;
     int last = (int)image->dims.count - 1, channel = channel_dim(planner, image);
     return image->strides.at[last] < image->strides.at[channel];
 }
 
 /* True if images are computed one by one, with channels as rows and positions as columns. */
-static bool image_is_turned(const struct planner *planner, const struct image_plan *plan) {
+static bool image_is_transposed(const struct planner *planner, const struct image_plan *plan) {
     int64_t positions = patches_count(plan->patches.positions);
-    bool is_turned = lies_turned(planner, plan) && positions >= FEW_POSITIONS;
-    return (is_turned || (plan->channels < FEW_CHANNELS && positions > plan->channels)) &&
+    bool is_transposed = has_contiguous_positions(planner, plan) && positions >= FEW_POSITIONS;
+    return (is_transposed || (plan->channels < FEW_CHANNELS && positions > plan->channels)) &&
            axes_merge(&planner->contraction->program, plan->axes, planner->g.spatial);
 }
 
@@ -280,14 +280,14 @@ static bool image_is_turned(const struct planner *planner, const struct image_pl
    then channels, which are the groups of a depthwise filter. The last loop must match gemm's columns, so it is not
    merged with others. */
 static void walk_image(struct planner *planner, struct rows_columns *walk, const struct image_plan *plan,
-                       bool is_turned, bool is_depthwise) {
+                       bool is_transposed, bool is_depthwise) {
     struct axis axes[ROWS_COLUMNS_AXES];
     int spatial = planner->g.spatial, count = 0;
     struct axis image = {.dim = 0, .extent = planner->g.n, .step = 1};
     struct axis group = group_axis(planner, plan->image, plan->channels);
     struct axis channel = {.dim = channel_dim(planner, plan->image), .extent = plan->channels, .step = 1};
     /* Positions form one loop with the last dimension's step: axes_merge has checked this. */
-    if (is_turned) {
+    if (is_transposed) {
         axes[count++] = image;
         axes[count++] = group;
         axes[count++] = channel;
@@ -309,18 +309,18 @@ static void walk_image(struct planner *planner, struct rows_columns *walk, const
 static void plan_direct_image(struct planner *planner, struct piece *piece, const struct image_plan *plan, int image,
                               int filter) {
     struct direct *direct = &piece->direct;
-    bool lies = lies_turned(planner, plan);
-    bool is_turned = lies && axes_merge(&planner->contraction->program, plan->axes, planner->g.spatial);
+    bool lies = has_contiguous_positions(planner, plan);
+    bool is_transposed = lies && axes_merge(&planner->contraction->program, plan->axes, planner->g.spatial);
     struct patches patches = plan->patches;
     struct filter weights = plan->filter;
     bool has_single = is_depthwise(&planner->g);
     patches.batch_has_images = false;
     patches_simplify(&patches);
-    direct->order = is_turned ? DIRECT_POSITIONS : DIRECT_CHANNELS;
-    direct->scatters = lies && !is_turned;
+    direct->order = is_transposed ? DIRECT_POSITIONS : DIRECT_CHANNELS;
+    direct->scatters = lies && !is_transposed;
     direct->image_value = image;
     direct->other_value = filter;
-    walk_image(planner, &direct->walk, plan, is_turned, has_single);
+    walk_image(planner, &direct->walk, plan, is_transposed, has_single);
     if (packs(planner, piece))
         return;
     if (has_single)
@@ -333,21 +333,21 @@ static void plan_image(struct planner *planner, struct piece *piece, struct imag
     const struct conv_geometry *g = &planner->g;
     int64_t positions = patches_count(plan->patches.positions),
             depth = plan->patches.channels * patches_count(plan->patches.taps);
-    bool is_turned = image_is_turned(planner, plan);
-    plan->patches.batch_has_images = is_turned;
+    bool is_transposed = image_is_transposed(planner, plan);
+    plan->patches.batch_has_images = is_transposed;
     struct factor read = image_factor(planner, plan->source, plan->patches);
     struct factor weights = filter_factor(planner, plan->filter);
     /* One product per group: the positions of all images x the group's channels. */
     piece->gemm = (struct gemm){.batch = g->groups, .m = g->n * positions, .n = plan->channels, .k = depth};
     piece->a = read;
     piece->b = weights;
-    if (is_turned) {
+    if (is_transposed) {
         /* Transposed, one product per image and group: channels x positions. */
         piece->gemm = (struct gemm){.batch = g->n * g->groups, .m = plan->channels, .n = positions, .k = depth};
         piece->a = weights;
         piece->b = read;
     }
-    walk_image(planner, &piece->walk, plan, is_turned, false);
+    walk_image(planner, &piece->walk, plan, is_transposed, false);
     choose_packings(planner, piece);
     plan_direct_image(planner, piece, plan, read.value, weights.value);
 }
@@ -360,7 +360,7 @@ static bool plan_planes(struct planner *planner, struct piece *piece, const stru
     const struct patches *p = &phases[0].patches;
     bool are_neighbours = p->stride[2] == 1 && p->step[0] * p->step[1] * p->step[2] == 1;
     if (!is_depthwise(&planner->g) || planner->kernel->type != WEFT_DATA_FLOAT || !are_neighbours ||
-        patches_count(whole->patches.positions) == 0 || !lies_turned(planner, whole) ||
+        patches_count(whole->patches.positions) == 0 || !has_contiguous_positions(planner, whole) ||
         !axes_merge(&planner->contraction->program, whole->axes, planner->g.spatial))
         return false;
     struct direct planned = {.order = DIRECT_POSITIONS,

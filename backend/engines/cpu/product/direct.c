@@ -49,14 +49,14 @@ static int64_t kernels_of(const struct task *task, int64_t rows) {
 }
 
 /* Prefetches `bytes` of each of some rows, spread over this number of kernel calls. */
-static struct ahead look_ahead(const void *at, int64_t row_bytes, int64_t rows, int64_t bytes, int64_t kernels) {
+static struct ahead plan_prefetch(const void *at, int64_t row_bytes, int64_t rows, int64_t bytes, int64_t kernels) {
     struct ahead ahead = {.row = at, .row_bytes = row_bytes, .rows = rows, .lines = divide_up(bytes, LINE_BYTES)};
     ahead.per_kernel = divide_up(ahead.lines * rows, max64(1, kernels));
     return ahead;
 }
 
 /* Prefetches a part of a filter; it is contiguous in each row. */
-static struct ahead look_at_filter(const struct task *task, const struct depths *depths) {
+static struct ahead prefetch_filter(const struct task *task, const struct depths *depths) {
     const struct filter *f = &task->job->direct->filter;
     int64_t taps = patches_count(f->taps), bytes = dtype_of(f->type)->bits / 8;
     int64_t index = f->first + task->group * f->group_stride + task->channel * f->row_stride;
@@ -64,50 +64,50 @@ static struct ahead look_at_filter(const struct task *task, const struct depths 
     if (task->job->direct->is_filter || task->job->direct->is_depthwise || !is_run)
         return (struct ahead){0};
     index += f->channel_stride == 1 ? depths->segment * f->channels + depths->first : depths->first * taps;
-    return look_ahead((const char *)f->base + index * bytes, f->row_stride * bytes, task->columns,
-                      depths->segments * depths->count * bytes, kernels_of(task, task->rows));
+    return plan_prefetch((const char *)f->base + index * bytes, f->row_stride * bytes, task->columns,
+                         depths->segments * depths->count * bytes, kernels_of(task, task->rows));
 }
 
 /* Prefetches a part of dy: of each channel, or of each position if channels are contiguous. Only short parts are
    prefetched, because the hardware prefetches long ones. */
-static struct ahead look_at_dy(const struct task *task, const struct depths *depths) {
+static struct ahead prefetch_dy(const struct task *task, const struct depths *depths) {
     const struct direct *d = task->job->direct;
     const struct patches *dy = &d->dy.to;
     const int64_t size = (int64_t)sizeof(float), kernels = kernels_of(task, task->rows);
     const float *at = (const float *)dy->base + task->group * dy->group_stride + depths->segment * dy->image_stride +
                       task->row * dy->channel_stride + depths->first * d->step;
     if (d->step == 1)
-        return look_ahead(at, dy->channel_stride * size, task->rows, depths->count * size, kernels);
-    return look_ahead(at, d->step * size, depths->count, task->rows * size, kernels);
+        return plan_prefetch(at, dy->channel_stride * size, task->rows, depths->count * size, kernels);
+    return plan_prefetch(at, d->step * size, depths->count, task->rows * size, kernels);
 }
 
 /* Prefetches approximately what the next strip sees of an image: at a distance equal to this strip's length. Single
    channels are processed as soon as they are loaded. */
-static struct ahead look_at_image(const struct task *task, int64_t rows, const struct depths *depths) {
+static struct ahead prefetch_image(const struct task *task, int64_t rows, const struct depths *depths) {
     const struct direct *d = task->job->direct;
-    const float *at = depths->segments > 0 ? task->seen[(depths->segments - 1) * STRIP] : direct_zeros;
+    const float *at = depths->segments > 0 ? task->pointers[(depths->segments - 1) * STRIP] : direct_zeros;
     int64_t pixel = d->image.to.stride[2] * (int64_t)sizeof(float), pixels = STRIP * d->image.to.step[2];
     if (!d->is_depthwise || d->image.is_on || at == direct_zeros)
         return (struct ahead){0};
-    return look_ahead((const char *)at + pixels * pixel, pixel, pixels, task->columns * (int64_t)sizeof(float),
-                      kernels_of(task, rows));
+    return plan_prefetch((const char *)at + pixels * pixel, pixel, pixels, task->columns * (int64_t)sizeof(float),
+                         kernels_of(task, rows));
 }
 
 /* Prefetches the destination to which a strip's sums will be transposed; for positions in several images, that of the
    first. */
-static struct ahead look_at_result(const struct task *task, int64_t row, int64_t rows) {
+static struct ahead prefetch_result(const struct task *task, int64_t row, int64_t rows) {
     const struct job *job = task->job;
     const struct direct *d = job->direct;
     int64_t ld = job->memory_ld, size = (int64_t)sizeof(float), kernels = kernels_of(task, rows);
     struct ahead ahead = {0};
     if (job->memory && d->order == DIRECT_CHANNELS_TAPS)
-        ahead = look_ahead(job->memory + (task->group * d->rows + row) * ld + task->channel * d->taps, ld * size, rows,
-                           task->columns * size, kernels);
+        ahead = plan_prefetch(job->memory + (task->group * d->rows + row) * ld + task->channel * d->taps, ld * size,
+                              rows, task->columns * size, kernels);
     if (job->memory && d->order == DIRECT_POSITIONS) {
         int64_t positions = patches_count(d->image.to.positions), image = row / positions, place = row % positions;
         int64_t first = (image * d->groups + task->group) * d->columns + task->channel;
-        ahead = look_ahead(job->memory + first * ld + place, ld * size, task->columns,
-                           min64(rows, positions - place) * size, kernels);
+        ahead = plan_prefetch(job->memory + first * ld + place, ld * size, task->columns,
+                              min64(rows, positions - place) * size, kernels);
     }
     ahead.is_written = true;
     return ahead;
@@ -123,7 +123,7 @@ static void pack(const struct task *task, const struct depths *depths) {
         panels_of_channels(&d->filter, task->panels, task->channel, task->columns, depths);
         return;
     }
-    if (d->sees_columns) {
+    if (d->reads_columns_in_place) {
         direct_set_column_pointers(task, depths);
         return;
     }
@@ -147,16 +147,17 @@ static void pack(const struct task *task, const struct depths *depths) {
 }
 
 /* Multiplies the rows of one kernel by a panel, whose columns are packed or read through pointers, depending on
-   sees_columns. */
+   reads_columns_in_place. */
 static void multiply_rows(const struct task *task, const struct direct_shape *shape, const void *panel, float *sums,
                           int64_t ld, int64_t row, int64_t rows, const struct depths *depths, bool adds) {
     bool is_low = rows - row <= shape->rows / 2;
     int64_t step = task->job->direct->step;
-    if (task->job->direct->sees_columns)
-        shape->multiply_seen[is_low](depths->segments, depths->count, task->seen + row, STRIP, step, panel, sums, ld,
-                                     adds);
+    if (task->job->direct->reads_columns_in_place)
+        shape->multiply_pointers[is_low](depths->segments, depths->count, task->pointers + row, STRIP, step, panel,
+                                         sums, ld, adds);
     else
-        shape->multiply[is_low](depths->segments, depths->count, task->seen + row, STRIP, step, panel, sums, ld, adds);
+        shape->multiply[is_low](depths->segments, depths->count, task->pointers + row, STRIP, step, panel, sums, ld,
+                                adds);
 }
 
 static void multiply_channels(const struct task *task, float *sums, int64_t ld, int64_t row, int64_t rows,
@@ -165,7 +166,7 @@ static void multiply_channels(const struct task *task, float *sums, int64_t ld, 
     for (int64_t i = row; i < rows; i += kernel->channel_rows) {
         fetch(&task->ahead[0]);
         fetch(&task->ahead[1]);
-        kernel->filter_channels(depths->segments, task->seen + i, STRIP, task->panels, sums + i * ld, ld,
+        kernel->filter_channels(depths->segments, task->pointers + i, STRIP, task->panels, sums + i * ld, ld,
                                 task->columns);
     }
 }
@@ -187,7 +188,7 @@ static void multiply(const struct task *task, float *sums, int64_t ld, int64_t r
             fetch(&task->ahead[1]);
             multiply_rows(task, shape, panel, sums + i * ld + j, ld, i, rows, depths, adds);
         }
-        int64_t row_bytes = (int64_t)(d->sees_columns ? sizeof(float *) : (size_t)width * sizeof(float));
+        int64_t row_bytes = (int64_t)(d->reads_columns_in_place ? sizeof(float *) : (size_t)width * sizeof(float));
         panel += depths->segments * depths->count * row_bytes;
     }
 }
@@ -198,8 +199,8 @@ static void multiply(const struct task *task, float *sums, int64_t ld, int64_t r
 static int64_t multiply_in_place(const struct task *task, int64_t row, int64_t rows, const struct depths *depths) {
     const struct job *job = task->job;
     const struct direct *d = job->direct;
-    bool is_turned = d->order == DIRECT_POSITIONS || d->order == DIRECT_CHANNELS_TAPS;
-    if (!job->memory || is_turned || task->columns != task->width)
+    bool is_transposed = d->order == DIRECT_POSITIONS || d->order == DIRECT_CHANNELS_TAPS;
+    if (!job->memory || is_transposed || task->columns != task->width)
         return 0;
     int64_t whole = rows - rows % DIRECT_ROWS;
     multiply(task, job->memory + (task->group * d->rows + row) * job->memory_ld + task->channel, job->memory_ld, 0,
@@ -213,12 +214,13 @@ static void store(const struct task *task, float *block, int64_t ld, int64_t row
     program_run(job->program, &job->direct->walk, job->values, (struct block){block, ld}, row, rows, column, columns);
 }
 
-/* turned[column, row] = sums[row, column]. Only a few columns at a time, because all rows of a plane may map to one
+/* transposed[column, row] = sums[row, column]. Only a few columns at a time, because all rows of a plane may map to one
    cache set. */
-static void turn(float *turned, int64_t turned_ld, const float *sums, int64_t ld, int64_t rows, int64_t columns) {
+static void transpose_sums(float *transposed, int64_t transposed_ld, const float *sums, int64_t ld, int64_t rows,
+                           int64_t columns) {
     for (int64_t j = 0; j < columns; j += FEW_COLUMNS) {
         struct gemm_matrix matrix = {.base = sums + j, .type = WEFT_DATA_FLOAT, .stride = ld, .depth_stride = 1};
-        gemm_pack_matrix(&matrix, turned + j * turned_ld, (int)turned_ld, 0, 0, (int)rows, 0,
+        gemm_pack_matrix(&matrix, transposed + j * transposed_ld, (int)transposed_ld, 0, 0, (int)rows, 0,
                          (int)min64(FEW_COLUMNS, columns - j));
     }
 }
@@ -232,10 +234,11 @@ static void store_positions(const struct task *task, const float *sums, int64_t 
         int64_t image = (row + i) / positions, position = (row + i) % positions;
         int64_t first = (image * d->groups + task->group) * d->columns + task->channel;
         count = min64(rows - i, positions - position);
-        float *place = job->memory ? job->memory + first * job->memory_ld + position : task->turned;
-        turn(place, job->memory ? job->memory_ld : count, sums + i * task->width, task->width, count, task->columns);
+        float *place = job->memory ? job->memory + first * job->memory_ld + position : task->transposed;
+        transpose_sums(place, job->memory ? job->memory_ld : count, sums + i * task->width, task->width, count,
+                       task->columns);
         if (!job->memory)
-            store(task, task->turned, count, first, task->columns, position, count);
+            store(task, task->transposed, count, first, task->columns, position, count);
     }
 }
 
@@ -244,11 +247,11 @@ static void store_channels_taps(const struct task *task, const float *sums, int6
     const struct job *job = task->job;
     int64_t taps = job->direct->taps, first = task->group * job->direct->rows + row;
     int64_t ld = job->memory ? job->memory_ld : task->columns;
-    float *place = job->memory ? job->memory + first * ld + task->channel * taps : task->turned;
+    float *place = job->memory ? job->memory + first * ld + task->channel * taps : task->transposed;
     for (int64_t i = 0; i < rows; i++)
-        turn(place + i * ld, taps, sums + i * task->width, task->channels, taps, task->channels);
+        transpose_sums(place + i * ld, taps, sums + i * task->width, task->channels, taps, task->channels);
     if (!job->memory)
-        store(task, task->turned, task->columns, first, rows, task->channel * taps, task->columns);
+        store(task, task->transposed, task->columns, first, rows, task->channel * taps, task->columns);
 }
 
 static void store_strip(const struct task *task, float *sums, int64_t row, int64_t rows) {
@@ -277,8 +280,8 @@ static void run_part(const struct task *task, const struct depths *depths, bool 
         float *sums = task->sums + (is_only ? 0 : i * task->width);
         direct_set_pointers(task, task->row + i, rows, depths);
         if (task->job->direct->is_depthwise)
-            task->ahead[0] = look_at_image(task, rows, depths);
-        task->ahead[1] = is_last ? look_at_result(task, task->row + i, rows) : (struct ahead){0};
+            task->ahead[0] = prefetch_image(task, rows, depths);
+        task->ahead[1] = is_last ? prefetch_result(task, task->row + i, rows) : (struct ahead){0};
         int64_t done = is_only ? multiply_in_place(task, task->row + i, rows, depths) : 0;
         if (done == rows)
             continue;
@@ -305,7 +308,7 @@ static int64_t parts_of(const struct direct *d) {
 }
 
 /* Location of a part's panels in a prepacked filter; tasks along the rows share them. */
-static float *kept_panels(float *panels, const struct task *task, int64_t part) {
+static float *prepacked_panels(float *panels, const struct task *task, int64_t part) {
     const struct direct *d = task->job->direct;
     int64_t tasks = task->group * d->tiling.channel_tasks + task->channel / d->tiling.channels;
     return panels + (tasks * parts_of(d) + part) * d->tiling.panels;
@@ -321,10 +324,10 @@ static void run_task(struct task *task, int64_t split) {
     for (int64_t part = first; part < end; part++) {
         struct depths depths = part_of(d, part), next = part_of(d, part + 1);
         task->ahead[0] = (struct ahead){0};
-        if (part + 1 < end && !job->kept)
-            task->ahead[0] = d->sees_columns ? look_at_dy(task, &next) : look_at_filter(task, &next);
-        if (job->kept)
-            task->panels = kept_panels(job->kept, task, part);
+        if (part + 1 < end && !job->prepacked)
+            task->ahead[0] = d->reads_columns_in_place ? prefetch_dy(task, &next) : prefetch_filter(task, &next);
+        if (job->prepacked)
+            task->panels = prepacked_panels(job->prepacked, task, part);
         else
             pack(task, &depths);
         run_part(task, &depths, part == first, part == parts - 1 && splits == 1);
@@ -346,7 +349,7 @@ static void begin_task(struct task *task, int64_t index) {
 }
 
 /* Single channels that are computed in planes need nothing: packing a task's few weights costs little in comparison. */
-weftStatus_t direct_keep_filter(struct direct *d, const void *filter) {
+weftStatus_t direct_prepack_filter(struct direct *d, const void *filter) {
     if (d->has_planes)
         return WEFT_STATUS_SUCCESS;
     const struct direct_tiling *t = &d->tiling;
@@ -355,12 +358,12 @@ weftStatus_t direct_keep_filter(struct direct *d, const void *filter) {
     bound.filter.base = filter;
     struct job job = {.direct = &bound};
     struct task task = {.job = &job};
-    TRY(prepacked_alloc(&d->kept, filter, tasks * parts * t->panels * (int64_t)sizeof(float)));
+    TRY(prepacked_alloc(&d->prepacked, filter, tasks * parts * t->panels * (int64_t)sizeof(float)));
     for (int64_t i = 0; i < tasks; i++) {
         begin_task(&task, i * t->row_tasks);
         for (int64_t part = 0; part < parts; part++) {
             struct depths depths = part_of(d, part);
-            task.panels = kept_panels(d->kept.panels, &task, part);
+            task.panels = prepacked_panels(d->prepacked.panels, &task, part);
             pack(&task, &depths);
         }
     }
@@ -374,8 +377,8 @@ static void run_tasks(void *context, int64_t thread) {
     struct ahead ahead[2];
     struct task task = {.job = job, .ahead = ahead, .panels = job->buffers + thread * direct_thread_floats(t)};
     float *sums = task.panels + t->panels;
-    task.turned = sums + t->sums;
-    task.seen = (const float **)(void *)(task.turned + t->turned);
+    task.transposed = sums + t->sums;
+    task.pointers = (const float **)(void *)(task.transposed + t->transposed);
     int64_t index, tasks = direct_tasks(d, t);
     while ((index = atomic_fetch_add(&job->next, 1)) < tasks * t->splits) {
         begin_task(&task, index % tasks);
@@ -394,7 +397,8 @@ static void add_splits(void *context, int64_t thread) {
     struct job *job = context;
     const struct direct *d = job->direct;
     const struct direct_tiling *t = &d->tiling;
-    struct task task = {.job = job, .turned = job->buffers + thread * direct_thread_floats(t) + t->panels + t->sums};
+    struct task task = {.job = job,
+                        .transposed = job->buffers + thread * direct_thread_floats(t) + t->panels + t->sums};
     int64_t index, tasks = direct_tasks(d, t), blocks = divide_up(t->rows, ADDED_ROWS);
     while ((index = atomic_fetch_add(&job->next, 1)) < tasks * blocks) {
         begin_task(&task, index / blocks);
@@ -439,7 +443,7 @@ void direct_run(const struct direct *planned, const struct program *program, voi
         im2col_run(&d.dy, values[d.other_value], copy);
     copy += round_up(im2col_floats(&d.dy), LINE);
     struct job job = {.direct = &d, .program = program, .values = values, .buffers = copy};
-    job.kept = d.is_filter ? NULL : (float *)prepacked_find(&d.kept, d.filter.base);
+    job.prepacked = d.is_filter ? NULL : (float *)prepacked_find(&d.prepacked, d.filter.base);
     if (d.is_depthwise && d.is_filter) {
         direct_run_sums(&job);
         return;
@@ -447,7 +451,7 @@ void direct_run(const struct direct *planned, const struct program *program, voi
     find_memory(&job);
     job.parts = job.buffers;
     job.buffers += direct_part_floats(&d);
-    threads_for(d.tiling.threads, d.has_planes ? direct_make_planes : run_tasks, &job);
+    threads_for(d.tiling.threads, d.has_planes ? direct_compute_planes : run_tasks, &job);
     if (d.tiling.splits == 1)
         return;
     job.next = 0;

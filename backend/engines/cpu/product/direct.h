@@ -27,8 +27,8 @@ struct direct_tiling {
     int64_t row_tasks, channel_tasks; /* per group */
     /* splits of the depth, which are separate tasks; their sums are added at the end */
     int64_t splits;
-    int64_t threads;                    /* number of threads that have buffers */
-    int64_t panels, sums, turned, seen; /* floats, and pointers of `seen`, in a thread's buffers */
+    int64_t threads;                            /* number of threads that have buffers */
+    int64_t panels, sums, transposed, pointers; /* floats, and pointers of `pointers`, in a thread's buffers */
 };
 
 /* Positions of a computed image that see the other one through the same taps: for a data gradient, those at one
@@ -50,7 +50,8 @@ struct direct_planes {
 
 struct direct {
     bool is_on, is_filter; /* is_filter: the filter gradient */
-    bool sees_columns;     /* for a filter gradient: rows of B are also read in place in the image; nothing is packed */
+    /* for a filter gradient: rows of B are also read in place in the image; nothing is packed */
+    bool reads_columns_in_place;
     /* one channel per group: the groups are the columns of one product, in the roles of channels */
     bool is_depthwise;
     bool has_planes; /* is_depthwise: positions are contiguous, and vectors run along them */
@@ -63,7 +64,7 @@ struct direct {
     struct im2col image, dy;      /* `to` is the image that is read, whether copied or not */
     struct filter filter;
     struct direct_planes planes; /* with has_planes: for a computed image */
-    struct prepacked kept;       /* the filter's panels, [groups, tasks of channels, parts of the depth] */
+    struct prepacked prepacked;  /* the filter's panels, [groups, tasks of channels, parts of the depth] */
     struct rows_columns walk;
     struct direct_tiling tiling;
 };
@@ -91,7 +92,7 @@ int64_t direct_workspace_bytes(const struct direct *direct);
 bool direct_reads(const struct direct *direct, void *const *values);
 
 /* Packs the filter once, for executions with the same address; not for a filter gradient. */
-weftStatus_t direct_keep_filter(struct direct *direct, const void *filter);
+weftStatus_t direct_prepack_filter(struct direct *direct, const void *filter);
 
 /* follows: the previous execution in this workspace used the same image. */
 void direct_run(const struct direct *direct, const struct program *program, void *const *values, void *workspace,

@@ -45,7 +45,7 @@
     {                                                                                                                  \
         vector sum[height][vectors] = {{{0}}};                                                                         \
         for (int64_t t = 0; t < taps; t++) {                                                                           \
-            const float *const *x = seen + t * seen_ld, *w = weights + t * channels + at;                              \
+            const float *const *x = pointers + t * pointers_ld, *w = weights + t * channels + at;                      \
             _Pragma("GCC unroll 16") for (int j = 0; j < vectors; j++) {                                               \
                 vector weight = *(const vector *)(w + j * lanes);                                                      \
                 _Pragma("GCC unroll 16") for (int i = 0; i < height; i++) sum[i][j] +=                                 \
@@ -64,7 +64,7 @@
             _Pragma("GCC unroll 16") for (int j = 0; j < vectors; j++) {                                               \
                 vector gradient = *(const vector *)(dy + i * dy_ld + at + j * lanes);                                  \
                 _Pragma("GCC unroll 16") for (int t = 0; t < DIRECT_TAPS; t++) sum[t][j] +=                            \
-                    gradient * *(const vector *)(seen[t * seen_ld + i] + at + j * lanes);                              \
+                    gradient * *(const vector *)(pointers[t * pointers_ld + i] + at + j * lanes);                      \
             }                                                                                                          \
         }                                                                                                              \
         _Pragma("GCC unroll 16") for (int t = 0; t < DIRECT_TAPS; t++)                                                 \
@@ -75,7 +75,7 @@
 /* Processes vectors of channels, four or two at a time as long as possible. The last one starts earlier, so that it
    ends with the channels. If there are fewer channels than lanes, they are processed one by one. */
 #define CHANNEL_KERNELS(name, attribute, lanes, height)                                                                \
-    attribute static void name##_filter_channels(int64_t taps, const float *const *seen, int64_t seen_ld,              \
+    attribute static void name##_filter_channels(int64_t taps, const float *const *pointers, int64_t pointers_ld,      \
                                                  const float *weights, float *c, int64_t ld, int64_t channels) {       \
         typedef float vector __attribute__((vector_size(lanes * sizeof(float)), may_alias, aligned(sizeof(float))));   \
         int64_t at = 0;                                                                                                \
@@ -91,11 +91,11 @@
             for (int i = 0; i < height; i++) {                                                                         \
                 float sum = 0;                                                                                         \
                 for (int64_t t = 0; t < taps; t++)                                                                     \
-                    sum += weights[t * channels + at] * seen[t * seen_ld + i][at];                                     \
+                    sum += weights[t * channels + at] * pointers[t * pointers_ld + i][at];                             \
                 c[i * ld + at] = sum;                                                                                  \
             }                                                                                                          \
     }                                                                                                                  \
-    attribute static void name##_sum_channels(int64_t rows, const float *const *seen, int64_t seen_ld,                 \
+    attribute static void name##_sum_channels(int64_t rows, const float *const *pointers, int64_t pointers_ld,         \
                                               const float *dy, int64_t dy_ld, float *c, int64_t channels) {            \
         typedef float vector __attribute__((vector_size(lanes * sizeof(float)), may_alias, aligned(sizeof(float))));   \
         int64_t at = 0;                                                                                                \
@@ -111,14 +111,14 @@
             for (int t = 0; t < DIRECT_TAPS; t++) {                                                                    \
                 float sum = 0;                                                                                         \
                 for (int64_t i = 0; i < rows; i++)                                                                     \
-                    sum += dy[i * dy_ld + at] * seen[t * seen_ld + i][at];                                             \
+                    sum += dy[i * dy_ld + at] * pointers[t * pointers_ld + i][at];                                     \
                 c[t * channels + at] = sum;                                                                            \
             }                                                                                                          \
     }
 
 /* Vectors run along lines; their lanes are added in order at the end. */
 #define PLANE_KERNEL(function, attribute, lanes)                                                                       \
-    attribute static void function(int64_t lines, int64_t width, const float *const *seen, int64_t seen_ld,            \
+    attribute static void function(int64_t lines, int64_t width, const float *const *pointers, int64_t pointers_ld,    \
                                    const float *dy, float *c) {                                                        \
         typedef float vector __attribute__((vector_size(lanes * sizeof(float)), may_alias, aligned(sizeof(float))));   \
         vector sum[DIRECT_PLANE_TAPS] = {{0}};                                                                         \
@@ -126,7 +126,7 @@
             for (int64_t j = 0; j < width; j += lanes) {                                                               \
                 vector gradient = *(const vector *)(dy + j);                                                           \
                 _Pragma("GCC unroll 16") for (int t = 0; t < DIRECT_PLANE_TAPS; t++) sum[t] +=                         \
-                    gradient * *(const vector *)(seen[t] + i * seen_ld + j);                                           \
+                    gradient * *(const vector *)(pointers[t] + i * pointers_ld + j);                                   \
             }                                                                                                          \
         float found[DIRECT_PLANE_TAPS] = {0};                                                                          \
         for (int lane = 0; lane < lanes; lane++)                                                                       \
@@ -163,15 +163,15 @@
 
 #define PACKED_KERNEL(function, attribute, lanes, height, vectors)                                                     \
     DIRECT_KERNEL(function, attribute, lanes, height, vectors, const float *, b, vectors *lanes)
-#define SEEN_KERNEL(function, attribute, lanes, height, vectors)                                                       \
+#define POINTER_KERNEL(function, attribute, lanes, height, vectors)                                                    \
     DIRECT_KERNEL(function, attribute, lanes, height, vectors, const float *const *, *b, 1)
 
 /* Kernels that are several vectors wide. */
 #define WIDE_KERNELS(name, attribute, lanes, height, vectors)                                                          \
     PACKED_KERNEL(name, attribute, lanes, height, vectors)                                                             \
     PACKED_KERNEL(name##_low, attribute, lanes, height / 2, vectors)                                                   \
-    SEEN_KERNEL(name##_seen, attribute, lanes, height, vectors)                                                        \
-    SEEN_KERNEL(name##_seen_low, attribute, lanes, height / 2, vectors)
+    POINTER_KERNEL(name##_seen, attribute, lanes, height, vectors)                                                     \
+    POINTER_KERNEL(name##_seen_low, attribute, lanes, height / 2, vectors)
 
 /* For every instruction set. */
 #define DIRECT_KERNELS(name, attribute, lanes, height)                                                                 \

@@ -13,26 +13,26 @@ typedef void direct_multiply(int64_t segments, int64_t depth, const float *const
                              const float *b, float *c, int64_t ld, bool adds);
 
 /* Likewise with a pointer to each row of B: b [segments, depth]. */
-typedef void direct_multiply_seen(int64_t segments, int64_t depth, const float *const *rows, int64_t rows_ld,
-                                  int64_t step, const float *const *b, float *c, int64_t ld, bool adds);
+typedef void direct_multiply_pointers(int64_t segments, int64_t depth, const float *const *rows, int64_t rows_ld,
+                                      int64_t step, const float *const *b, float *c, int64_t ld, bool adds);
 
-/* One channel separately: C[i][channel] = sum over taps t of seen[t * seen_ld + i][channel] * weights[t * channels +
-   channel], for channel_rows rows i. */
-typedef void direct_filter_channels(int64_t taps, const float *const *seen, int64_t seen_ld, const float *weights,
-                                    float *c, int64_t ld, int64_t channels);
+/* One channel separately: C[i][channel] = sum over taps t of pointers[t * pointers_ld + i][channel] * weights[t *
+   channels + channel], for channel_rows rows i. */
+typedef void direct_filter_channels(int64_t taps, const float *const *pointers, int64_t pointers_ld,
+                                    const float *weights, float *c, int64_t ld, int64_t channels);
 
 enum { DIRECT_TAPS = 5 }; /* taps whose gradients are summed together */
 
-/* C[t * channels + channel] = sum over rows i of seen[t * seen_ld + i][channel] * dy[i * dy_ld + channel], for
+/* C[t * channels + channel] = sum over rows i of pointers[t * pointers_ld + i][channel] * dy[i * dy_ld + channel], for
    DIRECT_TAPS taps t. */
-typedef void direct_sum_channels(int64_t rows, const float *const *seen, int64_t seen_ld, const float *dy,
+typedef void direct_sum_channels(int64_t rows, const float *const *pointers, int64_t pointers_ld, const float *dy,
                                  int64_t dy_ld, float *c, int64_t channels);
 
 enum { DIRECT_PLANE_TAPS = 9 };
 
-/* C[t] = sum over lines i and positions j of seen[t][i * seen_ld + j] * dy[i * width + j], for DIRECT_PLANE_TAPS taps
-   t. The width is a multiple of 16. */
-typedef void direct_sum_of_planes(int64_t lines, int64_t width, const float *const *seen, int64_t seen_ld,
+/* C[t] = sum over lines i and positions j of pointers[t][i * pointers_ld + j] * dy[i * width + j], for
+   DIRECT_PLANE_TAPS taps t. The width is a multiple of 16. */
+typedef void direct_sum_of_planes(int64_t lines, int64_t width, const float *const *pointers, int64_t pointers_ld,
                                   const float *dy, float *c);
 
 enum { DIRECT_VECTOR = 16 }; /* floats of the widest vector */
@@ -48,7 +48,7 @@ enum { DIRECT_ROWS = 12 }; /* a multiple of half the rows of every shape, and of
 struct direct_shape {
     int rows, columns;
     direct_multiply *multiply[2];
-    direct_multiply_seen *multiply_seen[2]; /* NULL for the narrowest panel */
+    direct_multiply_pointers *multiply_pointers[2]; /* NULL for the narrowest panel */
 };
 
 /* One compiled version. Every shape is half as wide as the previous one; the last one is one vector wide. */

@@ -58,7 +58,7 @@ static int64_t window_floats(const struct direct_planes *planes) {
     return round_up(patches_count(planes->window), LINE) + LINE;
 }
 
-static int64_t made_floats(const struct direct_planes *planes) {
+static int64_t phase_sums_floats(const struct direct_planes *planes) {
     return patches_count(planes->counts) * phase_floats(planes);
 }
 
@@ -69,7 +69,7 @@ static int64_t plane_floats(const struct direct_planes *planes) {
 
 /* Small planes with many gaps are faster with transposed channels, unless these would be stored element by element. */
 static bool is_worth(const struct direct_planes *planes) {
-    int64_t positions = patches_count(planes->size), floats = made_floats(planes);
+    int64_t positions = patches_count(planes->size), floats = phase_sums_floats(planes);
     bool is_one = patches_count(planes->counts) == 1;
     return !is_one || (positions >= LEAST_POSITIONS && 5 * floats <= 7 * positions);
 }
@@ -95,17 +95,17 @@ void direct_plan_planes(struct direct *d, int64_t images, int threads) {
     /* Extents are checked one by one, because their product may overflow. */
     d->is_on = images > 0 && planes->window[0] <= PLANE_FLOATS && planes->window[1] <= PLANE_FLOATS &&
                planes->window[2] <= PLANE_FLOATS && patches_count(planes->window) <= PLANE_FLOATS &&
-               made_floats(planes) <= PLANE_FLOATS && is_worth(planes);
-    int64_t most = min64(CHANNELS, PLANE_FLOATS / max64(1, max64(window_floats(planes), made_floats(planes))));
+               phase_sums_floats(planes) <= PLANE_FLOATS && is_worth(planes);
+    int64_t most = min64(CHANNELS, PLANE_FLOATS / max64(1, max64(window_floats(planes), phase_sums_floats(planes))));
     t->channels = max64(1, min64(most, images * channels / (TASKS * max64(1, threads))));
     t->channel_tasks = divide_up(channels, t->channels);
     t->row_tasks = images;
     t->splits = 1;
     t->threads = min64(max64(1, threads), t->row_tasks * t->channel_tasks);
     t->panels = round_up(taps_of(planes) * t->channels, LINE);
-    t->sums = t->channels * (window_floats(planes) + made_floats(planes)) + LINE;
-    t->turned = plane_floats(planes);
-    t->seen = taps_of(planes);
+    t->sums = t->channels * (window_floats(planes) + phase_sums_floats(planes)) + LINE;
+    t->transposed = plane_floats(planes);
+    t->pointers = taps_of(planes);
 }
 
 /* ---- Running ----------------------------------------------------------------------------------------------------- */
@@ -218,7 +218,7 @@ static void store_plane(const struct job *job, int64_t row, float *plane) {
 
 /* A task has some channels of an image. Each step is completed for all of them before the next one, because data that
    was just stored cannot be forwarded to whole-vector loads yet. */
-void direct_make_planes(void *context, int64_t thread) {
+void direct_compute_planes(void *context, int64_t thread) {
     struct job *job = context;
     const struct direct *d = job->direct;
     const struct direct_tiling *t = &d->tiling;
@@ -226,7 +226,7 @@ void direct_make_planes(void *context, int64_t thread) {
     int64_t index, floats = window_floats(&d->planes);
     float *windows = task.panels + t->panels, *made = windows + t->channels * floats;
     float *plane = windows + t->sums;
-    int64_t *offsets = (int64_t *)(void *)(plane + t->turned);
+    int64_t *offsets = (int64_t *)(void *)(plane + t->transposed);
     /* The zeros around the copied data remain from task to task. */
     memset(windows, 0, (size_t)(t->channels * floats) * sizeof *windows);
     find_offsets(&d->planes, offsets);
@@ -239,7 +239,7 @@ void direct_make_planes(void *context, int64_t thread) {
             copy_window(d, image, task.channel + i, windows + i * floats);
         make_phases(&task, offsets, windows, made);
         for (int64_t i = 0; i < task.channels; i++) {
-            join_phases(&d->planes, made + i * made_floats(&d->planes), plane);
+            join_phases(&d->planes, made + i * phase_sums_floats(&d->planes), plane);
             store_plane(job, image * d->columns + task.channel + i, plane);
         }
     }

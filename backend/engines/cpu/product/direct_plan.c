@@ -7,28 +7,28 @@
 #include "engines/cpu/product/direct_kernel.h"
 
 enum {
-    FILTER_DEPTH = 512,   /* depth of a part of a filter gradient */
-    SEEN_DEPTH = 128,     /* if columns are not packed: what a tap sees stays in L1 for all rows */
-    SEGMENTS = 64,        /* segments of a part of an image's depth */
-    IMAGE_COLUMNS = 128,  /* maximum columns of a task, */
-    FILTER_COLUMNS = 320, /* for one channel under many taps, */
-    SEEN_COLUMNS = 1024,  /* and for columns that are not packed */
+    FILTER_DEPTH = 512,     /* depth of a part of a filter gradient */
+    POINTER_DEPTH = 128,    /* if columns are not packed: what a tap sees stays in L1 for all rows */
+    SEGMENTS = 64,          /* segments of a part of an image's depth */
+    IMAGE_COLUMNS = 128,    /* maximum columns of a task, */
+    FILTER_COLUMNS = 320,   /* for one channel under many taps, */
+    POINTER_COLUMNS = 1024, /* and for columns that are not packed */
     DEPTHWISE_COLUMNS = 512,
-    SEEN_ROWS = 64, /* maximum rows of a filter gradient that are too few to make packing pay off */
+    POINTER_ROWS = 64, /* maximum rows of a filter gradient that are too few to make packing pay off */
     /* maximum distance between positions of dy; with larger ones their lines evict each other from the cache */
-    MOST_STEP = 1024,
-    PART_ROWS = 288,       /* minimum rows that a task sums, for a filter gradient of single channels */
-    MOST_PARTS = 16,       /* maximum number of parts of these rows */
-    MOST_SPLITS = 8,       /* maximum splits of the depth of a filter gradient */
-    SPLIT_DEPTH = 512,     /* minimum depth of a split, so that it has a part */
-    SPLIT_SUMS = 64 << 10, /* maximum elements of a split's sums */
-    SUMS = 96 << 10,       /* maximum floats of a task's sums, if the depth has several parts */
-    FEW_CHANNELS = 16,     /* below this, a border is worth a copy, because adjacent taps become one segment */
-    BROADCASTS = 4,        /* broadcasts in the time of a vector multiplication */
-    POINTER_FLOATS = 2,    /* maximum size of a pointer in floats */
-    PACK_COST = 16,        /* cost in multiplications of packing an element, */
-    SEE_COST = 4,          /* of pointing to one, */
-    POINTER_COST = 128     /* and of computing one row pointer */
+    MAX_STEP = 1024,
+    PART_ROWS = 288,          /* minimum rows that a task sums, for a filter gradient of single channels */
+    MAX_PARTS = 16,           /* maximum number of parts of these rows */
+    MAX_SPLITS = 8,           /* maximum splits of the depth of a filter gradient */
+    SPLIT_DEPTH = 512,        /* minimum depth of a split, so that it has a part */
+    SPLIT_SUMS = 64 << 10,    /* maximum elements of a split's sums */
+    SUMS = 96 << 10,          /* maximum floats of a task's sums, if the depth has several parts */
+    FEW_CHANNELS = 16,        /* below this, a border is worth a copy, because adjacent taps become one segment */
+    BROADCASTS = 4,           /* broadcasts in the time of a vector multiplication */
+    POINTER_FLOATS = 2,       /* maximum size of a pointer in floats */
+    PACK_COST = 16,           /* cost in multiplications of packing an element, */
+    ELEMENT_POINTER_COST = 4, /* of pointing to one, */
+    ROW_POINTER_COST = 128    /* and of computing one row pointer */
 };
 
 /* Slowdown of tasks that store scattered elements in the same cache lines. */
@@ -56,7 +56,7 @@ static int64_t equal_part(int64_t whole, int64_t most) { return divide_up(whole,
 static int64_t count_splits(const struct direct *d) {
     int64_t splits = 1, depth = d->segments * d->depth;
     if (d->groups * round_up(d->rows, DIRECT_ROWS) * d->columns <= SPLIT_SUMS)
-        while (2 * splits <= MOST_SPLITS && 2 * splits * SPLIT_DEPTH <= depth)
+        while (2 * splits <= MAX_SPLITS && 2 * splits * SPLIT_DEPTH <= depth)
             splits *= 2;
     return splits;
 }
@@ -67,7 +67,7 @@ static void cut_depth(const struct direct *d, struct direct_tiling *t) {
         t->segments = max64(1, d->segments);
         t->depth = 1;
     } else if (d->is_filter) {
-        int64_t most = d->sees_columns ? SEEN_DEPTH : FILTER_DEPTH;
+        int64_t most = d->reads_columns_in_place ? POINTER_DEPTH : FILTER_DEPTH;
         t->splits = count_splits(d);
         t->segments = d->depth < most ? max64(1, most / max64(1, d->depth)) : 1;
         t->depth = d->segments == 1 ? equal_part(divide_up(d->depth, t->splits), most) : most;
@@ -85,7 +85,7 @@ static void cut_depth(const struct direct *d, struct direct_tiling *t) {
 
 /* Columns of a task's widest panels. */
 static int64_t panel_columns(const struct direct *d, int64_t channels) {
-    return d->sees_columns ? min64(channels, d->image.to.channels) : direct_width(d, channels);
+    return d->reads_columns_in_place ? min64(channels, d->image.to.channels) : direct_width(d, channels);
 }
 
 /* Sets everything that follows from a task's channels and the number of tasks along the rows. */
@@ -116,8 +116,9 @@ static double predict(const struct direct *d, const struct direct_tiling *t, int
     double width = (double)direct_width(d, t->channels), rows = (double)t->rows;
     if (d->scatters && t->row_tasks > 1)
         rounds *= SHARED_LINES;
-    return rounds * (rows * row_cost(d, t->channels) + (d->sees_columns ? SEE_COST : PACK_COST) * width +
-                     rows * POINTER_COST / (double)t->depth);
+    return rounds *
+           (rows * row_cost(d, t->channels) + (d->reads_columns_in_place ? ELEMENT_POINTER_COST : PACK_COST) * width +
+            rows * ROW_POINTER_COST / (double)t->depth);
 }
 
 static bool has_parts(const struct direct *d, const struct direct_tiling *t) {
@@ -125,26 +126,26 @@ static bool has_parts(const struct direct *d, const struct direct_tiling *t) {
 }
 
 /* Minimum columns of a panel that is read in place. */
-static int64_t seen_columns(void) { return 2 * direct_kernel(0)->lanes; }
+static int64_t pointer_columns(void) { return 2 * direct_kernel(0)->lanes; }
 
 /* Maximum columns of a task. */
-static int64_t most_columns(const struct direct *d) {
+static int64_t max_columns(const struct direct *d) {
     if (d->is_depthwise)
         return DEPTHWISE_COLUMNS;
-    return d->sees_columns ? SEEN_COLUMNS : d->is_filter ? FILTER_COLUMNS : IMAGE_COLUMNS;
+    return d->reads_columns_in_place ? POINTER_COLUMNS : d->is_filter ? FILTER_COLUMNS : IMAGE_COLUMNS;
 }
 
 /* Depends only on sizes and the number of threads; the parts of the depth depend only on sizes. Tasks have whole panels
    of channels, or whole cache lines of them. */
 static void cut(struct direct *d, int threads) {
     struct direct_tiling best = {0}, t = {.splits = 1};
-    int64_t channels = d->columns / d->taps, most = min64(channels, max64(1, most_columns(d) / d->taps));
-    int64_t unit = d->taps == 1 || d->sees_columns ? seen_columns() : most < LINE ? 1 : LINE;
+    int64_t channels = d->columns / d->taps, most = min64(channels, max64(1, max_columns(d) / d->taps));
+    int64_t unit = d->taps == 1 || d->reads_columns_in_place ? pointer_columns() : most < LINE ? 1 : LINE;
     cut_depth(d, &t);
     for (int64_t some = most == channels ? most : most - most % unit; some > 0; some = (some - 1) / unit * unit) {
         /* Merged taps require all channels. */
         bool cuts_taps = d->taps > 1 && d->image.to.channels > channels && some < channels;
-        bool cuts_panels = d->sees_columns && some % seen_columns() != 0;
+        bool cuts_panels = d->reads_columns_in_place && some % pointer_columns() != 0;
         if (cuts_taps || cuts_panels)
             continue;
         int64_t least = has_parts(d, &t) ? divide_up(d->rows, max64(STRIP, SUMS / direct_width(d, some))) : 1;
@@ -156,11 +157,11 @@ static void cut(struct direct *d, int threads) {
     }
     int64_t width = direct_width(d, best.channels);
     best.threads = min64(max64(1, threads), direct_tasks(d, &best) * best.splits);
-    int64_t panels = d->sees_columns ? width / seen_columns() * POINTER_FLOATS : width;
+    int64_t panels = d->reads_columns_in_place ? width / pointer_columns() * POINTER_FLOATS : width;
     best.panels = round_up(best.segments * best.depth * panels, LINE);
     best.sums = round_up((has_parts(d, &best) ? round_up(best.rows, DIRECT_ROWS) : STRIP) * width, LINE);
-    best.turned = d->order == DIRECT_CHANNELS ? 0 : round_up(STRIP * width, LINE);
-    best.seen = best.segments * STRIP;
+    best.transposed = d->order == DIRECT_CHANNELS ? 0 : round_up(STRIP * width, LINE);
+    best.pointers = best.segments * STRIP;
     d->tiling = best;
     d->is_on = best.rows > 0; /* otherwise no such division exists, and gemm is used */
 }
@@ -214,7 +215,7 @@ static void read_dy(struct direct *d, const struct patches *dy, int64_t images) 
     d->segments = images;
     d->depth = patches_count(dy->positions);
     d->step = whole.stride[2];
-    bool are_neighbours = whole.stride[2] == 1 || (whole.channel_stride == 1 && whole.stride[2] <= MOST_STEP);
+    bool are_neighbours = whole.stride[2] == 1 || (whole.channel_stride == 1 && whole.stride[2] <= MAX_STEP);
     if (dy->type == WEFT_DATA_FLOAT && are_neighbours && whole.size[0] == 1 && whole.size[1] == 1) {
         if (whole.image_stride == d->depth * d->step) {
             d->depth *= images;
@@ -244,12 +245,12 @@ void direct_plan_filter(struct direct *d, const struct patches *x, const struct 
     if (d->image.is_bordered && (d->taps == 1 || d->columns <= FILTER_COLUMNS))
         merge_taps(&d->image.to);
     read_dy(d, dy, images);
-    d->sees_columns = d->rows <= SEEN_ROWS && d->image.to.channels % seen_columns() == 0;
+    d->reads_columns_in_place = d->rows <= POINTER_ROWS && d->image.to.channels % pointer_columns() == 0;
     cut(d, threads);
     /* With all taps at once, it may be impossible that a number of channels both forms whole panels and is small
        enough. */
-    if (d->sees_columns && !d->is_on) {
-        d->sees_columns = false;
+    if (d->reads_columns_in_place && !d->is_on) {
+        d->reads_columns_in_place = false;
         cut(d, threads);
     }
 }
@@ -284,14 +285,14 @@ static void read_channels_of_dy(struct direct *d, const struct patches *dy, int6
 /* A task sums some rows for some channels; parts of the rows are added at the end, in order. */
 static void cut_sums(struct direct *d, int threads) {
     struct direct_tiling *t = &d->tiling;
-    t->rows = max64(PART_ROWS, round_up(divide_up(d->rows, MOST_PARTS), STRIP));
+    t->rows = max64(PART_ROWS, round_up(divide_up(d->rows, MAX_PARTS), STRIP));
     t->row_tasks = divide_up(d->rows, t->rows);
     t->channels = min64(d->columns, DEPTHWISE_COLUMNS / 2);
     t->channel_tasks = divide_up(d->columns, t->channels);
     t->segments = round_up(d->segments, DIRECT_TAPS);
     t->threads = min64(max64(1, threads), t->row_tasks * t->channel_tasks);
     t->sums = round_up(DIRECT_TAPS * t->channels, LINE);
-    t->seen = t->segments * STRIP;
+    t->pointers = t->segments * STRIP;
 }
 
 /* A task has one channel of all images. */
@@ -335,7 +336,7 @@ int64_t direct_part_floats(const struct direct *d) {
 }
 
 int64_t direct_thread_floats(const struct direct_tiling *t) {
-    return t->panels + t->sums + t->turned + round_up(t->seen * POINTER_FLOATS, LINE);
+    return t->panels + t->sums + t->transposed + round_up(t->pointers * POINTER_FLOATS, LINE);
 }
 
 int64_t direct_workspace_bytes(const struct direct *d) {

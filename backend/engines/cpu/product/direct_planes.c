@@ -59,14 +59,14 @@ static void sum_planes(const struct task *task, const float *x, const float *dy,
     const struct patches *p = &d->image.to;
     int64_t width = width_of_x(p);
     for (int64_t tap = 0; tap < d->segments; tap += DIRECT_PLANE_TAPS) {
-        const float *seen[DIRECT_PLANE_TAPS];
+        const float *pointers[DIRECT_PLANE_TAPS];
         float found[DIRECT_PLANE_TAPS];
         for (int64_t i = 0, at[3]; i < DIRECT_PLANE_TAPS; i++) {
             patches_unravel(tap + i < d->segments ? tap + i : 0, p->taps, at);
             int64_t line = p->offset[1] + at[1] * p->tap_step[1] - begin_of(p, 1);
-            seen[i] = x + line * width + p->offset[2] + at[2] * p->tap_step[2] - begin_of(p, 2);
+            pointers[i] = x + line * width + p->offset[2] + at[2] * p->tap_step[2] - begin_of(p, 2);
         }
-        direct_kernel(0)->sum_planes(p->positions[1], width_of_dy(p), seen, p->step[1] * width, dy, found);
+        direct_kernel(0)->sum_planes(p->positions[1], width_of_dy(p), pointers, p->step[1] * width, dy, found);
         for (int64_t i = 0; i < DIRECT_PLANE_TAPS && tap + i < d->segments; i++) {
             float *to = sums + (tap + i) * d->columns;
             *to = is_first ? found[i] : *to + found[i];

@@ -12,7 +12,7 @@ static void sum_strip(const struct task *task, float *sums, const float *dy, int
                       bool is_first) {
     const struct direct *d = task->job->direct;
     for (int64_t tap = 0; tap < d->tiling.segments; tap += DIRECT_TAPS) {
-        direct_kernel(0)->sum_channels(rows, task->seen + tap * STRIP, STRIP, dy, dy_ld, task->sums, task->columns);
+        direct_kernel(0)->sum_channels(rows, task->pointers + tap * STRIP, STRIP, dy, dy_ld, task->sums, task->columns);
         for (int64_t i = 0; i < DIRECT_TAPS; i++) {
             float *to = sums + (tap + i) * d->columns, *from = task->sums + i * task->columns;
             for (int64_t j = 0; j < task->columns; j++)
@@ -26,7 +26,7 @@ static void sum_rows(const struct task *task, float *sums, const float *dy, int6
     const struct direct *d = task->job->direct;
     const struct depths taps = {.segments = d->segments, .count = 1};
     for (int64_t i = d->segments * STRIP; i < d->tiling.segments * STRIP; i++)
-        task->seen[i] = direct_zeros;
+        task->pointers[i] = direct_zeros;
     for (int64_t i = 0; i < task->rows; i += STRIP) {
         int64_t rows = min64(STRIP, task->rows - i);
         direct_set_pointers(task, task->row + i, rows, &taps);
@@ -40,7 +40,7 @@ static void sum_parts(void *context, int64_t thread) {
     const struct direct *d = job->direct;
     const struct direct_tiling *t = &d->tiling;
     struct task task = {.job = job, .sums = job->buffers + thread * direct_thread_floats(t)};
-    task.seen = (const float **)(void *)(task.sums + t->sums);
+    task.pointers = (const float **)(void *)(task.sums + t->sums);
     int64_t index, dy_ld = d->dy.to.stride[2];
     while ((index = atomic_fetch_add(&job->next, 1)) < t->channel_tasks * t->row_tasks) {
         int64_t part = index % t->row_tasks;

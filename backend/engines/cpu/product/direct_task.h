@@ -24,7 +24,7 @@ struct job {
     const struct program *program;
     void *const *values;
     float *buffers, *parts;
-    float *kept; /* the filter's prepacked panels, which are read instead of packing; NULL: tasks pack */
+    float *prepacked; /* the filter's prepacked panels, which are read instead of packing; NULL: tasks pack */
     /* The result's memory, if the sums are stored without changes and the traversal has rows with pitch `memory_ld`;
        otherwise NULL. */
     float *memory;
@@ -43,8 +43,8 @@ struct ahead {
 struct task {
     const struct job *job;
     int64_t group, row, rows, channel, channels, columns, width;
-    float *panels, *sums, *turned;
-    const float **seen;
+    float *panels, *sums, *transposed;
+    const float **pointers;
     struct ahead *ahead; /* [2]: the next part's filter, the strip's result */
 };
 
@@ -59,7 +59,7 @@ int64_t direct_tasks(const struct direct *direct, const struct direct_tiling *ti
 int64_t direct_thread_floats(const struct direct_tiling *tiling);
 int64_t direct_part_floats(const struct direct *direct);
 
-/* Points task->seen [segments, STRIP] to what each row sees at some depths. Rows past the last one, up to a whole
+/* Points task->pointers [segments, STRIP] to what each row sees at some depths. Rows past the last one, up to a whole
    kernel's, repeat it; taps outside an image see zeros. */
 void direct_set_pointers(const struct task *task, int64_t row, int64_t rows, const struct depths *depths);
 
@@ -81,6 +81,6 @@ void direct_sum_planes(void *job, int64_t thread);
 void direct_run_sums(struct job *job);
 
 /* Thread main loop: computes planes of single channels until none is left. */
-void direct_make_planes(void *job, int64_t thread);
+void direct_compute_planes(void *job, int64_t thread);
 
 #endif

@@ -19,12 +19,12 @@
 #include <string.h>
 
 enum {
-    BLOCK_M = 192,     /* rows of A packed at a time, before rounding to the kernel: 192 KiB of L2 */
-    TILE_M = 1152,     /* maximum tile. Packing costs 1/TILE_M + 1/TILE_N loads per multiplication; */
-    TILE_N = 960,      /* a tile's buffers occupy about 5 MiB per thread */
-    LOOSE_BLOCKS = 12, /* maximum blocks of a kernel's rows that multiply B in place */
-    LINE = 64,         /* alignment of buffers in bytes: the widest vector */
-    PACK_COST = 16     /* cost of packing a group of B, in multiplications of a FLOAT kernel */
+    BLOCK_M = 192,        /* rows of A packed at a time, before rounding to the kernel: 192 KiB of L2 */
+    TILE_M = 1152,        /* maximum tile. Packing costs 1/TILE_M + 1/TILE_N loads per multiplication; */
+    TILE_N = 960,         /* a tile's buffers occupy about 5 MiB per thread */
+    IN_PLACE_BLOCKS = 12, /* maximum blocks of a kernel's rows that multiply B in place */
+    LINE = 64,            /* alignment of buffers in bytes: the widest vector */
+    PACK_COST = 16        /* cost of packing a group of B, in multiplications of a FLOAT kernel */
 };
 /* One thread completes fewer multiplications of a FLOAT kernel than this before another one wakes up. */
 static const double ALONE = 1 << 20;
@@ -123,7 +123,7 @@ int64_t gemm_workspace_bytes(const struct gemm *gemm, int threads) {
 }
 
 /* Tiles are at most TILE_M x TILE_N, rounded to whole kernels, and panels at most GEMM_DEPTH deep. */
-int64_t gemm_workspace_most(const struct gemm *gemm, int threads) {
+int64_t gemm_workspace_max(const struct gemm *gemm, int threads) {
     int64_t size = size_of(gemm->kernel), rows = gemm->kernel->rows;
     int64_t tile_m = round_up(min64(gemm->m, TILE_M), rows);
     int64_t tile_n = round_up(min64(gemm->n, TILE_N), gemm->kernel->columns);
@@ -151,8 +151,8 @@ struct job {
 /* The part of C that a thread processes: its row and column in C, and the buffers for packed A, packed B and sums. */
 struct tile {
     int64_t batch, row, rows, column, columns;
-    int64_t loose_columns; /* the first columns, for which B is multiplied in place */
-    gemm_multiply_loose *const *loose;
+    int64_t in_place_columns; /* the first columns, for which B is multiplied in place */
+    gemm_multiply_in_place *const *in_place;
     char *a, *b, *c;
 };
 
@@ -210,7 +210,7 @@ int64_t gemm_packed_bytes(const struct gemm *gemm, bool is_b) {
     return packed_offset(gemm, &operand, &(struct part){.batch = gemm->batch});
 }
 
-void gemm_pack_whole(const struct gemm *gemm, bool is_b, void *packed) {
+void gemm_prepack(const struct gemm *gemm, bool is_b, void *packed) {
     struct operand operand = operand_of(gemm, is_b);
     int64_t depth = panel_groups(gemm) * gemm->kernel->group_b;
     for (int64_t i = 0; i < gemm->batch; i++)
@@ -240,43 +240,44 @@ struct panels {
    the memory of C. */
 struct block_of_c {
     const char *a, *b;
-    gemm_multiply_loose *const *loose; /* NULL: b is a panel */
-    int64_t b_step;                    /* row pitch of B in memory, in elements */
+    gemm_multiply_in_place *const *in_place; /* NULL: b is a panel */
+    int64_t b_step;                          /* row pitch of B in memory, in elements */
     char *sums;
-    struct gemm_place place;
+    struct gemm_destination destination;
     int64_t rows, columns;
 };
 
-static void fetch(const struct gemm_place *place, int64_t rows, int64_t columns) {
+static void fetch(const struct gemm_destination *destination, int64_t rows, int64_t columns) {
     for (int64_t i = 0; i < rows; i++)
-        for (int64_t line = 0; line < columns * place->column_bytes; line += LINE)
-            __builtin_prefetch(place->at + i * place->row_bytes + line, 1);
+        for (int64_t line = 0; line < columns * destination->column_bytes; line += LINE)
+            __builtin_prefetch(destination->at + i * destination->row_bytes + line, 1);
 }
 
 /* Adds the product of two panels to the sums. These are C itself if that is allowed and the kernel's block is not
    clipped. */
 static void multiply_part(const struct job *job, const struct block_of_c *block, int64_t groups, bool first) {
     const struct gemm_kernel *kernel = job->gemm->kernel;
-    const struct gemm_place *place = &block->place;
+    const struct gemm_destination *destination = &block->destination;
     bool is_few = block->rows <= kernel->few_rows;
     bool is_whole = block->columns == kernel->columns && block->rows == (is_few ? kernel->few_rows : kernel->rows);
-    bool is_in_place = place->takes_sums && is_whole;
-    char *sums = is_in_place ? place->at : block->sums;
-    int64_t ld = is_in_place ? place->row_bytes / job->size : job->tiling.tile_n;
-    if (place->at)
-        fetch(place, block->rows, block->columns);
-    if (block->loose)
-        block->loose[is_few](groups, block->a, block->b, block->b_step, sums, ld, first);
+    bool is_in_place = destination->accepts_sums && is_whole;
+    char *sums = is_in_place ? destination->at : block->sums;
+    int64_t ld = is_in_place ? destination->row_bytes / job->size : job->tiling.tile_n;
+    if (destination->at)
+        fetch(destination, block->rows, block->columns);
+    if (block->in_place)
+        block->in_place[is_few](groups, block->a, block->b, block->b_step, sums, ld, first);
     else
         (is_few ? kernel->multiply_few : kernel->multiply)(groups, block->a, block->b, sums, ld, first);
-    for (int64_t i = 0; i < block->rows && place->takes_sums && !is_whole; i++)
-        memcpy(place->at + i * place->row_bytes, sums + i * ld * job->size, (size_t)(block->columns * job->size));
+    for (int64_t i = 0; i < block->rows && destination->accepts_sums && !is_whole; i++)
+        memcpy(destination->at + i * destination->row_bytes, sums + i * ld * job->size,
+               (size_t)(block->columns * job->size));
 }
 
 /* Adds packed A [rows, depth] times packed B [depth, columns of the tile] to the rows from `row` on. Columns are the
    outer loop: the panel of B stays in L1 for all rows of A. */
 static void multiply_block(const struct job *job, const struct tile *tile, const struct panels *panels, int64_t row,
-                           int64_t rows, struct gemm_place place) {
+                           int64_t rows, struct gemm_destination destination) {
     const struct gemm_kernel *kernel = job->gemm->kernel;
     int64_t ld = job->tiling.tile_n, groups = groups_of(kernel, panels->depth), b_depth = groups + starts_of(kernel);
     /* Columns past the tile's are also computed, from zeros: the buffer has room for whole kernels. */
@@ -285,29 +286,29 @@ static void multiply_block(const struct job *job, const struct tile *tile, const
             struct block_of_c block = {.a = panels->a + i * groups * job->size,
                                        .b = panels->b + j * b_depth * job->size,
                                        .sums = tile->c + ((row + i) * ld + j) * job->size,
-                                       .place = place,
+                                       .destination = destination,
                                        .rows = min64(kernel->rows, rows - i),
                                        .columns = min64(kernel->columns, tile->columns - j)};
-            if (j < tile->loose_columns) {
+            if (j < tile->in_place_columns) {
                 block.b = gemm_corner(job->gemm->b, tile->batch, tile->column + j, panels->k0);
                 block.b_step = ((const struct gemm_matrix *)job->gemm->b)->depth_stride;
-                block.loose = tile->loose;
+                block.in_place = tile->in_place;
             }
-            if (place.at)
-                block.place.at += i * place.row_bytes + j * place.column_bytes;
+            if (destination.at)
+                block.destination.at += i * destination.row_bytes + j * destination.column_bytes;
             multiply_part(job, &block, groups, panels->k0 == 0);
         }
     }
 }
 
 /* Destination of rows. Incomplete sums are stored there only if they may be computed in place. */
-static struct gemm_place find_rows(const struct job *job, const struct tile *tile, int64_t row, int64_t rows,
-                                   bool is_last) {
+static struct gemm_destination find_rows(const struct job *job, const struct tile *tile, int64_t row, int64_t rows,
+                                         bool is_last) {
     const struct gemm *gemm = job->gemm;
-    struct gemm_place place = {0};
+    struct gemm_destination destination = {0};
     if (gemm->find)
-        place = gemm->find(gemm->sink, tile->batch, tile->row + row, (int)rows, tile->column);
-    return is_last || place.takes_sums ? place : (struct gemm_place){0};
+        destination = gemm->find(gemm->sink, tile->batch, tile->row + row, (int)rows, tile->column);
+    return is_last || destination.accepts_sums ? destination : (struct gemm_destination){0};
 }
 
 /* Stores complete rows of the tile, starting at `row`; the sink may change them in place. */
@@ -328,40 +329,42 @@ static void run_tile(const struct job *job, const struct tile *tile) {
     }
     for (int64_t k0 = 0; k0 < gemm->k; k0 += job->tiling.depth) {
         int depth = (int)min64(job->tiling.depth, gemm->k - k0);
-        int64_t loose = tile->loose_columns * (groups_of(kernel, depth) + starts_of(kernel)) * job->size;
-        struct part columns = {tile->batch, tile->column + tile->loose_columns, tile->columns - tile->loose_columns, k0,
-                               depth};
-        struct panels panels = {.b = panels_of(gemm, true, tile->b + loose, columns) - loose, .k0 = k0, .depth = depth};
+        int64_t in_place = tile->in_place_columns * (groups_of(kernel, depth) + starts_of(kernel)) * job->size;
+        struct part columns = {tile->batch, tile->column + tile->in_place_columns,
+                               tile->columns - tile->in_place_columns, k0, depth};
+        struct panels panels = {
+            .b = panels_of(gemm, true, tile->b + in_place, columns) - in_place, .k0 = k0, .depth = depth};
         for (int64_t row = 0; row < tile->rows; row += job->tiling.block_m) {
             int64_t rows = min64(job->tiling.block_m, tile->rows - row);
             panels.a = panels_of(gemm, false, tile->a, (struct part){tile->batch, tile->row + row, rows, k0, depth});
             bool is_last = k0 + depth == gemm->k;
-            struct gemm_place place = find_rows(job, tile, row, rows, is_last);
+            struct gemm_destination destination = find_rows(job, tile, row, rows, is_last);
             /* The first panel overwrites the previous tile's sums in the buffer. */
-            multiply_block(job, tile, &panels, row, rows, place);
-            if (is_last && !place.takes_sums)
+            multiply_block(job, tile, &panels, row, rows, destination);
+            if (is_last && !destination.accepts_sums)
                 store_block(job, tile, row, rows);
         }
     }
 }
 
 /* The function that multiplies B in place, or NULL if B must be packed. */
-static gemm_multiply_loose *const *loose_of(const struct gemm *gemm) {
+static gemm_multiply_in_place *const *in_place_kernels_of(const struct gemm *gemm) {
     const struct gemm_kernel *kernel = gemm->kernel;
     const struct gemm_matrix *b = gemm->b;
     if (gemm->pack_b != gemm_pack_matrix || b->stride != 1)
         return NULL;
-    gemm_multiply_loose *const *loose = b->type == WEFT_DATA_HALF ? kernel->loose_halves : kernel->loose;
-    return loose[0] && (gemm_has_floats(b) || b->type == WEFT_DATA_HALF) ? loose : NULL;
+    gemm_multiply_in_place *const *in_place = b->type == WEFT_DATA_HALF ? kernel->in_place_halves : kernel->in_place;
+    return in_place[0] && (gemm_has_floats(b) || b->type == WEFT_DATA_HALF) ? in_place : NULL;
 }
 
 /* Chooses columns to multiply in place, in whole kernels, if few rows read them: packing then costs more than it saves.
    Sums are bit-identical. Rows with a pitch that is a multiple of 4 KiB evict each other from the caches: measured on a
    Xeon, even then 2 blocks are 1.4 times as fast in place, 12 are 1.03 times, and 20 are slower. */
-static void find_loose(const struct gemm *gemm, struct tile *tile) {
+static void choose_in_place_columns(const struct gemm *gemm, struct tile *tile) {
     bool is_packed = gemm->packed_b != NULL;
-    tile->loose = !is_packed && tile->rows <= LOOSE_BLOCKS * gemm->kernel->rows ? loose_of(gemm) : NULL;
-    tile->loose_columns = tile->loose ? tile->columns / gemm->kernel->columns * gemm->kernel->columns : 0;
+    tile->in_place =
+        !is_packed && tile->rows <= IN_PLACE_BLOCKS * gemm->kernel->rows ? in_place_kernels_of(gemm) : NULL;
+    tile->in_place_columns = tile->in_place ? tile->columns / gemm->kernel->columns * gemm->kernel->columns : 0;
 }
 
 /* Thread main loop: processes tiles until none is left. `thread` is the index of a set of buffers, independent of the
@@ -383,7 +386,7 @@ static void run_tiles(void *context, int64_t thread) {
         tile.column = index % t->tiles_n * t->tile_n;
         tile.rows = min64(t->tile_m, gemm->m - tile.row);
         tile.columns = min64(t->tile_n, gemm->n - tile.column);
-        find_loose(gemm, &tile);
+        choose_in_place_columns(gemm, &tile);
         run_tile(job, &tile);
     }
     if (gemm->kernel->end)

@@ -22,18 +22,18 @@ typedef void gemm_pack(const void *source, void *panel, int width, int64_t batch
 
 /* Receives a finished part of C: `block` is [rows, columns] of the kernel's type, row-major with a row pitch of `ld`
    elements, and its first element is C[batch, row, column]. It may be changed in place. Each element of C is passed
-   once, or, unless k is 0, is computed in place (takes_sums). Several threads call it concurrently. */
+   once, or, unless k is 0, is computed in place (accepts_sums). Several threads call it concurrently. */
 typedef void gemm_store(const void *sink, void *block, int64_t ld, int64_t batch, int64_t row, int rows, int64_t column,
                         int columns);
 
 /* Memory to which rows of C from [row, column] on will be stored: it is prefetched while they are computed. */
-struct gemm_place {
+struct gemm_destination {
     char *at; /* NULL if unknown */
     int64_t row_bytes, column_bytes;
     /* C has the kernel's type and contiguous columns: sums are computed in place instead of being passed to the sink */
-    bool takes_sums;
+    bool accepts_sums;
 };
-typedef struct gemm_place gemm_find(const void *sink, int64_t batch, int64_t row, int rows, int64_t column);
+typedef struct gemm_destination gemm_find(const void *sink, int64_t batch, int64_t row, int rows, int64_t column);
 
 enum {
     GEMM_DEPTH = 384, /* maximum groups in a panel of B: a sliver of it is as large as a Xeon's L1 cache */
@@ -46,8 +46,8 @@ typedef void gemm_multiply(int64_t groups, const void *a, const void *b, void *c
 
 /* Likewise for sums of floats with B in place instead of a panel: its row pitch is `b_step` elements, at any
    address. */
-typedef void gemm_multiply_loose(int64_t depth, const void *a, const void *b, int64_t b_step, void *c, int64_t ld,
-                                 bool first);
+typedef void gemm_multiply_in_place(int64_t depth, const void *a, const void *b, int64_t b_step, void *c, int64_t ld,
+                                    bool first);
 
 /* One compiled version of the innermost loop. */
 struct gemm_kernel {
@@ -60,7 +60,8 @@ struct gemm_kernel {
     int speed;                              /* multiplications of a column in the time of one in a FLOAT kernel */
     int rows, few_rows, columns;            /* block of C: rows and columns are the widths of A's and B's panels */
     gemm_multiply *multiply, *multiply_few; /* for all rows of A's panel, or for its first few_rows */
-    gemm_multiply_loose *loose[2], *loose_halves[2]; /* the same two with B in place, FLOAT or HALF; NULL: none */
+    gemm_multiply_in_place *in_place[2],
+        *in_place_halves[2]; /* the same two with B in place, FLOAT or HALF; NULL: none */
     /* fills an extra row at the start of B's panel with the initial values of sums; NULL: none */
     void (*start)(int64_t groups, void *b);
     /* called before and after a thread's multiplications; NULL: nothing to do */
@@ -78,8 +79,8 @@ struct gemm {
     gemm_store *store;
     gemm_find *find;          /* or NULL */
     const void *a, *b, *sink; /* first arguments of the four callbacks */
-    /* All panels of an operand, packed by gemm_pack_whole for this kernel and these sizes; NULL: packed on demand.
-       Ignored if gemm_skinny_accepts the product (gemm_skinny.h). */
+    /* All panels of an operand, packed by gemm_prepack for this kernel and these sizes; NULL: packed on demand. Ignored
+       if gemm_skinny_accepts the product (gemm_skinny.h). */
     const void *packed_a, *packed_b;
 };
 
@@ -87,7 +88,7 @@ struct gemm {
 int64_t gemm_workspace_bytes(const struct gemm *gemm, int threads);
 
 /* Likewise for any m and k up to the given ones, for sizes that are known only at run time. */
-int64_t gemm_workspace_most(const struct gemm *gemm, int threads);
+int64_t gemm_workspace_max(const struct gemm *gemm, int threads);
 
 /* Computes C on up to `threads` threads of the pool (threads_count() for all). Each element is summed in a fixed order,
    which depends on k, the kernel and gemm_skinny_accepts, but not on the number of threads. Stores zeros if k is 0.
@@ -97,7 +98,7 @@ void gemm_run(const struct gemm *gemm, int threads, void *workspace);
 /* Size in bytes of all panels of A or of B, and packing them on the calling thread. `packed` must be aligned to a cache
    line. */
 int64_t gemm_packed_bytes(const struct gemm *gemm, bool is_b);
-void gemm_pack_whole(const struct gemm *gemm, bool is_b, void *packed);
+void gemm_prepack(const struct gemm *gemm, bool is_b, void *packed);
 
 /* An operand in memory: the `source` of the two functions below. Strides are in elements; 0 broadcasts. stride: for A
    from row to row, for B from column to column. */

@@ -73,7 +73,7 @@ enum { LINE = 64 }; /* bytes of a cache line */
     GEMM_PACKED(multiply_few_##name, loop_few_##name, attribute, lanes)
 
 /* With B in place. */
-#define GEMM_LOOSE(name, attribute)                                                                                    \
+#define GEMM_IN_PLACE(name, attribute)                                                                                 \
     attribute static void loose_##name(int64_t depth, const void *a, const void *b, int64_t b_step, void *c,           \
                                        int64_t ld, bool first) {                                                       \
         loop_##name(depth, a, b, b_step, true, c, ld, first);                                                          \
@@ -96,17 +96,17 @@ GEMM_KERNELS(avx512_bf16, AVX512_PAIRS, float, 16, 12, 4, uint32_t, ADD_PAIRS_AV
 GEMM_KERNELS(avx512_i8, AVX512_BYTES, uint32_t, 16, 12, 4, uint32_t, ADD_BYTES_AVX512, true)
 GEMM_KERNELS(avx2_f32, AVX2, float, 8, 6, 2, float, ADD_PRODUCT, false)
 GEMM_KERNELS(avx2_f64, AVX2, double, 4, 6, 2, double, ADD_PRODUCT, false)
-GEMM_LOOSE(avx512_f32, AVX512)
-GEMM_LOOSE(avx2_f32, AVX2)
+GEMM_IN_PLACE(avx512_f32, AVX512)
+GEMM_IN_PLACE(avx2_f32, AVX2)
 GEMM_LOOPS(avx512_f16, AVX512, float, 16, 12, 4, float, ADD_PRODUCT, false, uint16_t, LOAD_HALVES_AVX512)
 GEMM_LOOPS(avx2_f16, AVX2, float, 8, 6, 2, float, ADD_PRODUCT, false, uint16_t, LOAD_HALVES_AVX2)
-GEMM_LOOSE(avx512_f16, AVX512)
-GEMM_LOOSE(avx2_f16, AVX2)
+GEMM_IN_PLACE(avx512_f16, AVX512)
+GEMM_IN_PLACE(avx2_f16, AVX2)
 #endif
 /* 16-byte vectors: SSE2, NEON, or whatever the compiler lowers them to */
 GEMM_KERNELS(plain_f32, , float, 4, 6, 2, float, ADD_PRODUCT, false)
 GEMM_KERNELS(plain_f64, , double, 2, 6, 2, double, ADD_PRODUCT, false)
-GEMM_LOOSE(plain_f32, )
+GEMM_IN_PLACE(plain_f32, )
 
 #if defined(__x86_64__)
 /* The CPU multiplies unsigned by signed bytes, so 128 is added to the bytes of A, and sums start from B's own sums
@@ -140,13 +140,14 @@ static const struct gemm_kernel kernels[] = {
     {"avx512bf16 12x32", WEFT_DATA_BFLOAT16, WEFT_DATA_FLOAT, 2, 2, 1, 12, 4, 32, MULTIPLY(avx512_bf16)},
 #endif
     {"avx512 12x32", WEFT_DATA_FLOAT, WEFT_DATA_FLOAT, 1, 1, 1, 12, 4, 32, MULTIPLY(avx512_f32),
-     .loose = LOOSE(avx512_f32), .loose_halves = LOOSE(avx512_f16)},
+     .in_place = LOOSE(avx512_f32), .in_place_halves = LOOSE(avx512_f16)},
     {"avx512 12x16", WEFT_DATA_DOUBLE, WEFT_DATA_DOUBLE, 1, 1, 1, 12, 4, 16, MULTIPLY(avx512_f64)},
-    {"avx2 6x16", WEFT_DATA_FLOAT, WEFT_DATA_FLOAT, 1, 1, 1, 6, 2, 16, MULTIPLY(avx2_f32), .loose = LOOSE(avx2_f32),
-     .loose_halves = LOOSE(avx2_f16)},
+    {"avx2 6x16", WEFT_DATA_FLOAT, WEFT_DATA_FLOAT, 1, 1, 1, 6, 2, 16, MULTIPLY(avx2_f32), .in_place = LOOSE(avx2_f32),
+     .in_place_halves = LOOSE(avx2_f16)},
     {"avx2 6x8", WEFT_DATA_DOUBLE, WEFT_DATA_DOUBLE, 1, 1, 1, 6, 2, 8, MULTIPLY(avx2_f64)},
 #endif
-    {"plain 6x8", WEFT_DATA_FLOAT, WEFT_DATA_FLOAT, 1, 1, 1, 6, 2, 8, MULTIPLY(plain_f32), .loose = LOOSE(plain_f32)},
+    {"plain 6x8", WEFT_DATA_FLOAT, WEFT_DATA_FLOAT, 1, 1, 1, 6, 2, 8, MULTIPLY(plain_f32),
+     .in_place = LOOSE(plain_f32)},
     {"plain 6x4", WEFT_DATA_DOUBLE, WEFT_DATA_DOUBLE, 1, 1, 1, 6, 2, 4, MULTIPLY(plain_f64)},
 };
 

@@ -89,12 +89,12 @@ struct job {
 
 /* Passes columns to the sink, or copies them to their destination. */
 static void store(const struct gemm *gemm, float *block, int64_t batch, int64_t column, int64_t columns) {
-    struct gemm_place place = {0};
+    struct gemm_destination destination = {0};
     if (gemm->find)
-        place = gemm->find(gemm->sink, batch, 0, (int)gemm->m, column);
-    for (int64_t i = 0; i < gemm->m && place.takes_sums; i++)
-        memcpy(place.at + i * place.row_bytes, block + i * COLUMNS, (size_t)columns * sizeof *block);
-    if (!place.takes_sums)
+        destination = gemm->find(gemm->sink, batch, 0, (int)gemm->m, column);
+    for (int64_t i = 0; i < gemm->m && destination.accepts_sums; i++)
+        memcpy(destination.at + i * destination.row_bytes, block + i * COLUMNS, (size_t)columns * sizeof *block);
+    if (!destination.accepts_sums)
         gemm->store(gemm->sink, block, COLUMNS, batch, 0, (int)gemm->m, column, (int)columns);
 }
 
@@ -103,11 +103,11 @@ static void run_part(const struct job *job, struct rows a, float *block, int64_t
     const struct gemm *gemm = job->gemm;
     const struct gemm_matrix *b = gemm->b;
     for (; column < end; column += COLUMNS) {
-        struct small_few few = {.count = (int)gemm->m,
-                                .rows = min64(COLUMNS, end - column),
-                                .depth = gemm->k,
-                                .matrix = gemm_corner(b, batch, column, 0),
-                                .ld = b->stride};
+        struct small_skinny few = {.count = (int)gemm->m,
+                                   .rows = min64(COLUMNS, end - column),
+                                   .depth = gemm->k,
+                                   .matrix = gemm_corner(b, batch, column, 0),
+                                   .ld = b->stride};
         job->dots(&few, a.at, a.ld, block, COLUMNS);
         store(gemm, block, batch, column, few.rows);
     }

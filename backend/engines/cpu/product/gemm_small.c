@@ -113,7 +113,7 @@ static inline __attribute__((always_inline)) four sum_lanes(four a, four b, four
 #define SMALL_DOTS(function, attribute, lanes, height, element)                                                        \
     DOTS_BLOCK(block_##function, attribute, lanes, height, element)                                                    \
     DOTS_BLOCK(line_##function, attribute, lanes, 1, element)                                                          \
-    attribute static void function(const struct small_few *few, const float *vectors, int64_t vector_ld,               \
+    attribute static void function(const struct small_skinny *few, const float *vectors, int64_t vector_ld,            \
                                    float *products, int64_t product_ld) {                                              \
         const element *matrix = few->matrix;                                                                           \
         for (int64_t row = 0; row < few->rows; row += 4, products += 4) {                                              \
@@ -132,8 +132,8 @@ static inline __attribute__((always_inline)) four sum_lanes(four a, four b, four
 
 /* Sums of four vectors stay in registers for all rows; the remaining depth is processed one by one. */
 #define SMALL_COMBINE(function, attribute, lanes, element)                                                             \
-    attribute static void function(const struct small_few *few, const float *weights, int64_t weight_ld, float *sums,  \
-                                   int64_t sum_ld) {                                                                   \
+    attribute static void function(const struct small_skinny *few, const float *weights, int64_t weight_ld,            \
+                                   float *sums, int64_t sum_ld) {                                                      \
         VECTOR_TYPES(lanes)                                                                                            \
         const int64_t whole = few->depth - few->depth % (4 * lanes);                                                   \
         const element *matrix = few->matrix;                                                                           \

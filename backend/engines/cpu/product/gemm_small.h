@@ -23,15 +23,15 @@ typedef void small_multiply(int64_t m, int64_t depth, struct small_factor a, con
 enum small_type { SMALL_FLOAT, SMALL_BF16, SMALL_HALF, SMALL_TYPES };
 
 /* A few vectors of floats and a matrix with a row pitch of `ld` elements; each row is read once, in place. */
-struct small_few {
+struct small_skinny {
     int count;
     int64_t rows, depth;
     const void *matrix;
     int64_t ld;
 };
-typedef void small_dots(const struct small_few *few, const float *vectors, int64_t vector_ld, float *products,
+typedef void small_dots(const struct small_skinny *few, const float *vectors, int64_t vector_ld, float *products,
                         int64_t product_ld);
-typedef void small_combine(const struct small_few *few, const float *weights, int64_t weight_ld, float *sums,
+typedef void small_combine(const struct small_skinny *few, const float *weights, int64_t weight_ld, float *sums,
                            int64_t sum_ld);
 
 /* One compiled version of the innermost loops: of products, for blocks of C with `columns` columns and with half as

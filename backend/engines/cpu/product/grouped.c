@@ -158,7 +158,7 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
 /* True if writing gradients takes longer than computing them. Each thread then processes whole experts, so that threads
    write to distant pages: new memory of the process is mapped page by page, and threads that fault adjacent pages wait
    for each other. */
-static bool goes_by_experts(const struct grouped *g) {
+static bool splits_by_expert(const struct grouped *g) {
     return g->is_backward && g->threads > 1 && g->experts >= g->threads && g->rows <= FEW_TOKENS * g->experts;
 }
 
@@ -182,8 +182,8 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     g->threads = g->program.shares_bytes ? 1 : threads_count();
     g->pack_a = gemm_pack_of_a(g->kernel), g->pack_b = gemm_pack_of_b(g->kernel);
     struct gemm most = {.kernel = g->kernel, .m = g->is_backward ? g->m : g->rows, .n = g->n, .k = g->k};
-    g->thread_bytes = gemm_workspace_most(&most, 1);
-    step->workspace_bytes = goes_by_experts(g) ? g->threads * g->thread_bytes : gemm_workspace_most(&most, g->threads);
+    g->thread_bytes = gemm_workspace_max(&most, 1);
+    step->workspace_bytes = splits_by_expert(g) ? g->threads * g->thread_bytes : gemm_workspace_max(&most, g->threads);
     TRY(threads_start());
     step->state = g;
     return arena_print(arena, &step->detail, "%s, a product for each of %lld experts, %d fused operations",
@@ -251,7 +251,7 @@ static void pack_rows(const void *source, void *panel, int width, int64_t batch,
 }
 
 /* The row to which SCATTER stores a row, or -1 if it is out of range. */
-static int64_t place_of(const struct job *job, int64_t row) {
+static int64_t scatter_row(const struct job *job, int64_t row) {
     const struct grouped *g = job->g;
     int64_t token = number_at(job, &g->index, row * g->index.rows), k = number_at(job, &g->place, row * g->place.rows);
     bool fits = token >= 0 && k >= 0 && k < g->top_k && k < g->result_rows;
@@ -263,13 +263,14 @@ static int64_t result_row(const struct job *job, int64_t row) {
     return job->g->is_backward ? job->expert * job->g->m + row : job->first + row;
 }
 
-static struct gemm_place find_place(const void *sink, int64_t batch, int64_t row, int rows, int64_t column) {
+static struct gemm_destination find_destination(const void *sink, int64_t batch, int64_t row, int rows,
+                                                int64_t column) {
     (void)batch;
     const struct job *job = sink;
     const struct grouped *g = job->g;
     if (g->mode == WEFT_MOE_GROUPED_MATMUL_MODE_SCATTER)
-        return (struct gemm_place){0};
-    return contraction_place(&g->program, &g->walk, job->values, result_row(job, row), rows, column);
+        return (struct gemm_destination){0};
+    return contraction_destination(&g->program, &g->walk, job->values, result_row(job, row), rows, column);
 }
 
 static void store(const void *sink, void *block, int64_t ld, int64_t batch, int64_t row, int rows, int64_t column,
@@ -281,7 +282,7 @@ static void store(const void *sink, void *block, int64_t ld, int64_t batch, int6
     int64_t first = result_row(job, row),
             size = g->kernel->type == WEFT_DATA_DOUBLE ? (int64_t)sizeof(double) : (int64_t)sizeof(float);
     for (int i = 0; i < (scatters ? rows : 1); i++) {
-        int64_t place = scatters ? place_of(job, first + i) : first;
+        int64_t place = scatters ? scatter_row(job, first + i) : first;
         struct block part = {(char *)block + i * ld * size, ld};
         if (place >= 0)
             program_run(&g->program, &g->walk, job->values, part, place, scatters ? 1 : rows, column, columns);
@@ -317,7 +318,7 @@ static void multiply(struct job *job, int threads, void *workspace) {
     struct gemm gemm = {.kernel = g->kernel, .batch = 1, .m = g->is_backward ? g->m : count, .n = g->n};
     gemm.k = g->is_backward ? count : g->k;
     gemm.pack_a = g->is_backward ? g->pack_a : pack_rows;
-    gemm.pack_b = g->pack_b, gemm.store = store, gemm.find = find_place;
+    gemm.pack_b = g->pack_b, gemm.store = store, gemm.find = find_destination;
     gemm.a = g->is_backward ? (const void *)&a : job, gemm.b = &b, gemm.sink = job;
     gemm_run(&gemm, threads, workspace);
 }
@@ -345,7 +346,7 @@ static weftStatus_t run(const struct step *step, void *const *values, void *work
     struct job job = {.g = step->state, .values = values};
     if (!job.g->is_backward && !reaches_all(&job))
         store_zeros(&job);
-    if (goes_by_experts(job.g)) {
+    if (splits_by_expert(job.g)) {
         struct experts all = {.g = job.g, .values = values, .workspace = workspace};
         threads_for(job.g->threads, take_experts, &all);
         return WEFT_STATUS_SUCCESS;

@@ -22,7 +22,7 @@ static bool is_transposed(const struct matmul_op *op) {
 static struct product product(const struct node *node) {
     const struct matmul_op *op = op_at(node);
     int64_t last = op->c->dims.count - 1, m = op->c->dims.at[last - 1], n = op->c->dims.at[last];
-    return (struct product){.takes_bytes = true,
+    return (struct product){.packs_bytes = true,
                             .a = op->a,
                             .b = op->b,
                             .math = matmul_math(op),

@@ -6,8 +6,8 @@
 #include "base/number.h"
 #include "engines/cpu/core/threads.h"
 #include "engines/cpu/core/vector.h"
-#include "engines/cpu/product/few_bits.h"
 #include "engines/cpu/product/gemm_small.h"
+#include "engines/cpu/product/low_bits.h"
 
 #include <string.h>
 
@@ -21,7 +21,7 @@
 enum {
     WORD = 32,                /* in bits */
     ROUNDED = 1024,           /* elements that are rounded at a time */
-    DOT_ROWS = FEW_BITS_ROWS, /* maximum rows of A for dot products */
+    DOT_ROWS = LOW_BITS_ROWS, /* maximum rows of A for dot products */
     DOT_COLUMNS = 64,         /* columns per task */
     DOT_BLOCKS = 32,          /* maximum blocks whose scales are floats at a time */
     DOT_FLOATS = 6 << 10,     /* floats of A in addition to them: 24 KiB */
@@ -191,14 +191,14 @@ int64_t dequant_dots_bytes(const struct gemm *gemm) {
     return gemm->batch * gemm->m * gemm->k * (int64_t)sizeof(float) + (int64_t)sizeof(float);
 }
 
-/* True if few_bits.h supports the type, blocks have whole groups, and columns start at whole bytes. */
+/* True if low_bits.h supports the type, blocks have whole groups, and columns start at whole bytes. */
 static bool has_groups(const struct gemm *gemm, const struct quantized *b) {
     const struct gemm_matrix *matrix = &b->matrix;
     bool are_bytes = matrix->stride % 2 == 0;
     for (int i = 0; i < matrix->batch_rank; i++)
         are_bytes = are_bytes && matrix->batch_strides[i] % 2 == 0;
-    return few_bits_takes(matrix->type) && (are_bytes || dtype_of(matrix->type)->bits == 8) &&
-           gemm->k % FEW_BITS_GROUP == 0 && min64(b->depth_block, gemm->k) % FEW_BITS_GROUP == 0;
+    return low_bits_supports(matrix->type) && (are_bytes || dtype_of(matrix->type)->bits == 8) &&
+           gemm->k % LOW_BITS_GROUP == 0 && min64(b->depth_block, gemm->k) % LOW_BITS_GROUP == 0;
 }
 
 static void unpack_row(const struct dots *dots, int64_t row) {
@@ -207,7 +207,7 @@ static void unpack_row(const struct dots *dots, int64_t row) {
     for (int64_t k0 = 0; k0 < gemm->k; k0 += GEMM_DEPTH)
         gemm->pack_a(gemm->a, to + k0, 1, row / gemm->m, row % gemm->m, 1, k0, (int)min64(GEMM_DEPTH, gemm->k - k0));
     if (dots->is_whole)
-        few_bits_arrange(dots->b->matrix.type, to, gemm->k);
+        low_bits_arrange(dots->b->matrix.type, to, gemm->k);
 }
 
 /* Adds the products with part of a block, for `columns` columns from `first` on; sums are [m, DOT_COLUMNS]. */
@@ -216,7 +216,7 @@ static void add_dots(const struct dots *dots, float *sums, int64_t batch, int64_
     const struct gemm_matrix *matrix = &dots->b->matrix;
     const struct gemm *gemm = dots->gemm;
     float numbers[DOT_LINES][GEMM_DEPTH], scales[DOT_LINES], products[DOT_ROWS * DOT_LINES];
-    struct small_few few = {(int)gemm->m, columns, depth, numbers, GEMM_DEPTH};
+    struct small_skinny few = {(int)gemm->m, columns, depth, numbers, GEMM_DEPTH};
     for (int i = 0; i < columns; i++)
         dtype_to_f32(numbers[i], matrix->type, matrix->base, gemm_index(matrix, batch, first + i, k0), depth);
     load_scales(dots->b, scales, DOT_LINES, batch, first, columns, k0);
@@ -233,7 +233,7 @@ static void add_groups(const struct dots *dots, float *sums, int64_t batch, int6
     const struct gemm_matrix *matrix = &dots->b->matrix;
     int64_t block = dots->b->depth_block;
     float scales[DOT_BLOCKS][DOT_COLUMNS];
-    struct few_bits few = {.type = matrix->type,
+    struct low_bits few = {.type = matrix->type,
                            .numbers = gemm_corner(matrix, batch, first, k0),
                            .column_bytes = dtype_bytes(matrix->type, matrix->stride),
                            .depth = depth,
@@ -242,7 +242,7 @@ static void add_groups(const struct dots *dots, float *sums, int64_t batch, int6
                            .scale_ld = DOT_COLUMNS};
     for (int64_t i = 0; i * block < depth; i++)
         load_scales(dots->b, scales[i], DOT_COLUMNS, batch, first, columns, k0 + i * block);
-    few_bits_dots(&few, columns, dots->rows + batch * gemm->m * gemm->k + k0, gemm->k, (int)gemm->m, sums, DOT_COLUMNS);
+    low_bits_dots(&few, columns, dots->rows + batch * gemm->m * gemm->k + k0, gemm->k, (int)gemm->m, sums, DOT_COLUMNS);
 }
 
 /* Depth of as many whole blocks as fit into the L1 cache together with the rows of A. */

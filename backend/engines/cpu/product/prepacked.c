@@ -9,17 +9,17 @@
 
 enum { LINE = 64 }; /* bytes of a cache line */
 
-weftStatus_t prepacked_alloc(struct prepacked *kept, const void *of, int64_t bytes) {
-    prepacked_free(kept);
+weftStatus_t prepacked_alloc(struct prepacked *prepacked, const void *of, int64_t bytes) {
+    prepacked_free(prepacked);
     size_t whole = (size_t)round_up(bytes, LINE);
-    kept->panels = aligned_alloc(LINE, whole);
-    if (!kept->panels)
+    prepacked->panels = aligned_alloc(LINE, whole);
+    if (!prepacked->panels)
         return status_no_memory(whole);
-    kept->of = of;
+    prepacked->of = of;
     return WEFT_STATUS_SUCCESS;
 }
 
-void prepacked_free(struct prepacked *kept) {
-    free(kept->panels);
-    *kept = (struct prepacked){0};
+void prepacked_free(struct prepacked *prepacked) {
+    free(prepacked->panels);
+    *prepacked = (struct prepacked){0};
 }

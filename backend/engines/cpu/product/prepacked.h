@@ -15,12 +15,12 @@ struct prepacked {
 };
 
 /* Allocates panels for the operand at an address, which the caller then packs; frees the previous panels. */
-weftStatus_t prepacked_alloc(struct prepacked *kept, const void *of, int64_t bytes);
-void prepacked_free(struct prepacked *kept);
+weftStatus_t prepacked_alloc(struct prepacked *prepacked, const void *of, int64_t bytes);
+void prepacked_free(struct prepacked *prepacked);
 
 /* The panels of the operand at an address, or NULL if they are not cached. */
-static inline const void *prepacked_find(const struct prepacked *kept, const void *address) {
-    return kept->of == address ? kept->panels : NULL;
+static inline const void *prepacked_find(const struct prepacked *prepacked, const void *address) {
+    return prepacked->of == address ? prepacked->panels : NULL;
 }
 
 #endif

@@ -106,7 +106,7 @@ static void price_terms(const struct row_schedule *s, double *nanoseconds) {
 
 /* True if a reduction of the later pass, or one of its terms that the earlier pass does not evaluate, reads this term.
    If only terms of the earlier pass read it, keeping it is useless: the later pass reads those. */
-static bool is_frontier(const struct row_schedule *s, int term, const bool *earlier, const bool *later, int pass) {
+static bool is_reused_later(const struct row_schedule *s, int term, const bool *earlier, const bool *later, int pass) {
     for (int i = term + 1; i < s->rows->term_count; i++)
         for (int k = 0; k < term_at(s, i)->argument_count; k++)
             if (term_at(s, i)->arguments[k] == term && ((later[i] && !earlier[i]) || closes(term_at(s, i), pass)))
@@ -122,12 +122,12 @@ static bool is_converted(const struct row_schedule *s, int term) {
 }
 
 /* True if a load reads the same elements for all rows. */
-static bool is_alike(const struct row_schedule *s, int term) {
-    bool is_alike = true;
+static bool is_row_invariant(const struct row_schedule *s, int term) {
+    bool is_row_invariant = true;
     for (int i = 0; i < s->rows->space.axis_count; i++)
-        is_alike = is_alike &&
-                   (s->rows->space.axes[i].is_reduced || s->rows->operands[term_at(s, term)->operand].strides[i] == 0);
-    return is_alike;
+        is_row_invariant = is_row_invariant && (s->rows->space.axes[i].is_reduced ||
+                                                s->rows->operands[term_at(s, term)->operand].strides[i] == 0);
+    return is_row_invariant;
 }
 
 /* Keeps expensive terms that both passes evaluate, at most KEPT of them: each needs memory for all rows of a tile. */
@@ -138,20 +138,21 @@ static void keep_between(struct row_schedule *s, int earlier, int later, const d
     mark_pass(s, later, after);
     for (int i = 0; i < s->rows->term_count && s->kept_count < KEPT; i++)
         if (before[i] && after[i] && s->kept[i] < 0 && term_at(s, i)->spans &&
-            (nanoseconds[i] >= KEEPS || (keeping == KEEP_CONVERTED_LOADS && is_converted(s, i) && !is_alike(s, i))) &&
-            is_frontier(s, i, before, after, later)) {
+            (nanoseconds[i] >= KEEPS ||
+             (keeping == KEEP_CONVERTED_LOADS && is_converted(s, i) && !is_row_invariant(s, i))) &&
+            is_reused_later(s, i, before, after, later)) {
             s->kept[i] = s->kept_count++;
             s->kept_pass[i] = earlier;
         }
 }
 
-/* Fills in s->kept: slot of each term, or -1; kept_pass: the pass that fills it; kept_home: set by keep_in_place. */
+/* Fills in s->kept: slot of each term, or -1; kept_pass: the pass that fills it; kept_operand: set by keep_in_place. */
 static void choose_kept(struct row_schedule *s, enum row_keeping keeping) {
     double nanoseconds[ROWWISE_TERMS];
     price_terms(s, nanoseconds);
     s->kept_count = 0;
     for (int i = 0; i < s->rows->term_count; i++)
-        s->kept[i] = s->kept_home[i] = -1;
+        s->kept[i] = s->kept_operand[i] = -1;
     for (int later = 1; keeping != KEEP_NOTHING && later < s->pass_count; later++)
         for (int earlier = 0; earlier < later; earlier++)
             keep_between(s, earlier, later, nanoseconds, keeping);
@@ -168,7 +169,7 @@ struct listing {
     struct {
         int opcode, count, x[ROW_ARGUMENTS]; /* a formula after merging with its arguments */
     } formulas[ROWWISE_TERMS];
-    bool is_taken_in[ROWWISE_TERMS];
+    bool is_merged[ROWWISE_TERMS];
     bool is_product[ROWWISE_TERMS]; /* in a pair of sums, the sum of products */
     int pair_of[ROWWISE_TERMS]; /* the sum that is computed together with a sum of products, and vice versa; -1: none */
     bool is_full;
@@ -181,7 +182,7 @@ static void begin_listing(struct listing *l, struct row_schedule *s, int pass) {
     l->is_full = false;
     for (int i = 0; i < s->rows->term_count; i++) {
         l->at[i] = l->pair_of[i] = -1;
-        l->is_taken_in[i] = l->is_product[i] = false;
+        l->is_merged[i] = l->is_product[i] = false;
     }
 }
 
@@ -191,15 +192,15 @@ static struct row_instruction *add(struct listing *l, enum row_verb verb, int te
     struct row_schedule *s = l->s;
     l->is_full = l->is_full || s->instruction_count == ROWWISE_INSTRUCTIONS;
     s->instruction_count -= l->is_full;
-    struct row_instruction *made = &s->instructions[s->instruction_count++];
-    *made = (struct row_instruction){verb, term, -1, {0}, -1, false, false, false, -1, -1, -1, -1};
+    struct row_instruction *instruction = &s->instructions[s->instruction_count++];
+    *instruction = (struct row_instruction){verb, term, -1, {0}, -1, false, false, false, -1, -1, -1, -1};
     for (int i = 0; i < ROW_ARGUMENTS; i++)
-        made->x[i] = -1;
+        instruction->x[i] = -1;
     if (verb <= ROW_CALCULATE) {
-        made->dst = s->instruction_count - 1; /* its own index, until registers are assigned */
-        l->at[term] = made->dst;
+        instruction->dst = s->instruction_count - 1; /* its own index, until registers are assigned */
+        l->at[term] = instruction->dst;
     }
-    return made;
+    return instruction;
 }
 
 /* Registers an operand whose address is updated from block to block. */
@@ -241,23 +242,26 @@ static bool is_recalled(const struct listing *l, int term) {
 /* Generates no instruction for a product that is only summed or for a formula that was merged into another. */
 static void add_element(struct listing *l, int term) {
     const struct term *at = term_at(l->s, term);
-    if (!at->spans || is_only_summed(l, term) || l->is_taken_in[term])
+    if (!at->spans || is_only_summed(l, term) || l->is_merged[term])
         return;
     /* The verb depends on the source of the elements. */
-    struct row_instruction *made = add(l,
-                                       is_recalled(l, term)    ? ROW_RECALL
-                                       : at->kind == TERM_LOAD ? ROW_LOAD
-                                                               : ROW_CALCULATE,
-                                       term);
-    made->slot = l->s->kept[term];
-    made->is_alike = made->verb == ROW_LOAD && is_converted(l->s, term) && is_alike(l->s, term);
-    made->operand = made->verb == ROW_LOAD ? at->operand : made->verb == ROW_RECALL ? l->s->kept_home[term] : -1;
+    struct row_instruction *instruction = add(l,
+                                              is_recalled(l, term)    ? ROW_RECALL
+                                              : at->kind == TERM_LOAD ? ROW_LOAD
+                                                                      : ROW_CALCULATE,
+                                              term);
+    instruction->slot = l->s->kept[term];
+    instruction->is_row_invariant =
+        instruction->verb == ROW_LOAD && is_converted(l->s, term) && is_row_invariant(l->s, term);
+    instruction->operand = instruction->verb == ROW_LOAD     ? at->operand
+                           : instruction->verb == ROW_RECALL ? l->s->kept_operand[term]
+                                                             : -1;
     /* The formula's own opcode, or that of several merged formulas. */
-    made->opcode = made->verb == ROW_CALCULATE ? l->formulas[term].opcode : -1;
-    for (int i = 0; i < l->formulas[term].count && made->verb == ROW_CALCULATE; i++)
-        made->x[i] = l->at[l->formulas[term].x[i]];
-    if (made->operand >= 0)
-        add_use(&l->s->passes[l->pass], made->operand);
+    instruction->opcode = instruction->verb == ROW_CALCULATE ? l->formulas[term].opcode : -1;
+    for (int i = 0; i < l->formulas[term].count && instruction->verb == ROW_CALCULATE; i++)
+        instruction->x[i] = l->at[l->formulas[term].x[i]];
+    if (instruction->operand >= 0)
+        add_use(&l->s->passes[l->pass], instruction->operand);
 }
 
 /* Generates the pair once both sums are known. Its factors are p (optional) and x - m. */
@@ -267,16 +271,16 @@ static void add_pair(struct listing *l, int product) {
     int sum = l->pair_of[product];
     const struct term *of = term_at(l->s, term_at(l->s, product)->arguments[0]);
     bool is_square = of->arguments[0] == of->arguments[1];
-    const struct term *deviation = term_at(l->s, of->arguments[is_square || l->is_taken_in[of->arguments[1]]]);
-    struct row_instruction *made = add(l, ROW_REDUCE_PAIR, sum);
-    made->pair = product;
-    made->slot = pass->totals++;
-    made->pair_slot = pass->totals++;
-    made->opcode = OPCODE_SUM; /* accepts row values as formulas do */
+    const struct term *deviation = term_at(l->s, of->arguments[is_square || l->is_merged[of->arguments[1]]]);
+    struct row_instruction *instruction = add(l, ROW_REDUCE_PAIR, sum);
+    instruction->pair = product;
+    instruction->slot = pass->totals++;
+    instruction->pair_slot = pass->totals++;
+    instruction->opcode = OPCODE_SUM; /* accepts row values as formulas do */
     /* x - m has no register: the kernel computes the difference itself. */
-    made->x[0] = l->at[deviation->arguments[0]];
-    made->x[1] = l->at[deviation->arguments[1]];
-    made->x[2] = is_square ? -1 : l->at[of->arguments[!l->is_taken_in[of->arguments[1]] ? 1 : 0]];
+    instruction->x[0] = l->at[deviation->arguments[0]];
+    instruction->x[1] = l->at[deviation->arguments[1]];
+    instruction->x[2] = is_square ? -1 : l->at[of->arguments[!l->is_merged[of->arguments[1]] ? 1 : 0]];
 }
 
 /* If the product has no register, its two factors are reduced: x[0] * x[1]. A pair is generated at its second sum, when
@@ -288,14 +292,14 @@ static void add_reduction(struct listing *l, int term) {
             add_pair(l, l->is_product[term] ? term : l->pair_of[term]);
         return;
     }
-    struct row_instruction *made = add(l, at->kind == TERM_REDUCTION ? ROW_REDUCE : ROW_SUM_COLUMN, term);
+    struct row_instruction *instruction = add(l, at->kind == TERM_REDUCTION ? ROW_REDUCE : ROW_SUM_COLUMN, term);
     /* Totals are numbered from 0 in each pass. */
-    made->slot = at->kind == TERM_REDUCTION ? l->s->passes[l->pass].totals++ : l->s->sum_count++;
-    made->x[0] = l->at[at->arguments[0]];
-    if (made->x[0] >= 0)
+    instruction->slot = at->kind == TERM_REDUCTION ? l->s->passes[l->pass].totals++ : l->s->sum_count++;
+    instruction->x[0] = l->at[at->arguments[0]];
+    if (instruction->x[0] >= 0)
         return;
-    made->x[0] = l->at[of->arguments[0]];
-    made->x[1] = l->at[of->arguments[1]];
+    instruction->x[0] = l->at[of->arguments[0]];
+    instruction->x[1] = l->at[of->arguments[1]];
 }
 
 /* Stores come last in a pass. */
@@ -304,9 +308,9 @@ static void add_stores(struct listing *l) {
     for (int k = 0; k < rows->operand_count; k++) {
         if (!stores_elements(l->s, &rows->operands[k]) || l->pass != storing_pass(l->s))
             continue;
-        struct row_instruction *made = add(l, ROW_STORE, rows->operands[k].term);
-        made->x[0] = l->at[made->term];
-        made->operand = k;
+        struct row_instruction *instruction = add(l, ROW_STORE, rows->operands[k].term);
+        instruction->x[0] = l->at[instruction->term];
+        instruction->operand = k;
         add_use(&l->s->passes[l->pass], k);
     }
 }
@@ -341,11 +345,11 @@ static bool reads_later(const struct row_schedule *s, int pass) {
 }
 
 /* Returns an operand of this type to which elements are stored at the end and which holds no kept term yet, or -1. */
-static int find_home(const struct row_schedule *s, weftDataType_t type) {
+static int find_kept_operand(const struct row_schedule *s, weftDataType_t type) {
     for (int k = 0; k < s->rows->operand_count; k++) {
         bool is_free = stores_elements(s, &s->rows->operands[k]) && s->rows->operands[k].type == type;
         for (int i = 0; i < s->rows->term_count; i++)
-            is_free = is_free && s->kept_home[i] != k;
+            is_free = is_free && s->kept_operand[i] != k;
         if (is_free)
             return k;
     }
@@ -370,10 +374,10 @@ static void keep_in_place(struct row_schedule *s, int number) {
     for (int i = at + 1; i < pass->first + pass->count; i++)
         if (s->instructions[i].x[0] != at || (s->instructions[i].x[1] >= 0 && s->instructions[i].x[1] != at))
             return;
-    int home = find_home(s, term_at(s, formula->term)->is_wide ? WEFT_DATA_DOUBLE : WEFT_DATA_FLOAT);
-    formula->operand = s->kept_home[formula->term] = home;
-    if (home >= 0)
-        add_use(pass, home);
+    int kept_register = find_kept_operand(s, term_at(s, formula->term)->is_wide ? WEFT_DATA_DOUBLE : WEFT_DATA_FLOAT);
+    formula->operand = s->kept_operand[formula->term] = kept_register;
+    if (kept_register >= 0)
+        add_use(pass, kept_register);
 }
 
 /* ---- Merging formulas -------------------------------------------------------------------------------------------- */
@@ -393,16 +397,16 @@ static int count_readers(const struct listing *l, int term) {
 
 /* True if a formula of elements has this opcode and exactly one reader. A formula that is kept or read twice needs its
    own result. */
-static bool may_take_in(const struct listing *l, int term, int opcode) {
+static bool can_merge(const struct listing *l, int term, int opcode) {
     const struct term *at = term_at(l->s, term);
     return at->kind == TERM_FORMULA && at->spans && l->formulas[term].opcode == opcode && l->s->kept[term] < 0 &&
-           !l->is_taken_in[term] && count_readers(l, term) == 1;
+           !l->is_merged[term] && count_readers(l, term) == 1;
 }
 
 /* Ordered so that later rows can match formulas that earlier rows merged. */
 static const struct {
-    int outer, inner, made; /* opcodes of a formula, of its argument, and of the merged formula */
-    int first, last;        /* positions of the argument; any of them matches */
+    int outer, inner, instruction; /* opcodes of a formula, of its argument, and of the merged formula */
+    int first, last;               /* positions of the argument; any of them matches */
 } merges[] = {
     {OPCODE_MULTIPLY, OPCODE_SUBTRACT, ROW_SUBTRACT_MULTIPLY, 0, 1},
     {OPCODE_ADD, ROW_SUBTRACT_MULTIPLY, ROW_SUBTRACT_MULTIPLY_ADD, 0, 1},
@@ -423,7 +427,7 @@ static const struct {
 static void merge(struct listing *l, int term, int k, int opcode) {
     int others[ROW_ARGUMENTS], inner = l->formulas[term].x[k], outers = l->formulas[term].count;
     int count = l->formulas[inner].count;
-    l->is_taken_in[inner] = true;
+    l->is_merged[inner] = true;
     memcpy(others, l->formulas[term].x, sizeof others);
     memcpy(l->formulas[term].x, l->formulas[inner].x, sizeof others);
     for (int i = 0; i < outers; i++)
@@ -434,19 +438,19 @@ static void merge(struct listing *l, int term, int k, int opcode) {
 }
 
 /* True if the second argument is the maximum of the first one's row. */
-static bool is_beside_largest(const struct listing *l, int term) {
+static bool is_row_maximum(const struct listing *l, int term) {
     const int *x = l->formulas[term].x;
     const struct term *second = term_at(l->s, x[1]);
     return second->kind == TERM_REDUCTION && second->opcode == OPCODE_LARGEST && second->arguments[0] == x[0];
 }
 
 /* Applies the table in order. A merged formula may be merged again, such as (a - b) * c + d. */
-static void take_in(struct listing *l, int term) {
+static void merge_arguments(struct listing *l, int term) {
     for (size_t m = 0; m < sizeof merges / sizeof *merges; m++)
         for (int k = merges[m].first; k <= merges[m].last && l->formulas[term].opcode == merges[m].outer; k++)
-            if (may_take_in(l, l->formulas[term].x[k], merges[m].inner))
-                merge(l, term, k, merges[m].made);
-    if (l->formulas[term].opcode == ROW_SUBTRACT_EXPONENTIAL && is_beside_largest(l, term))
+            if (can_merge(l, l->formulas[term].x[k], merges[m].inner))
+                merge(l, term, k, merges[m].instruction);
+    if (l->formulas[term].opcode == ROW_SUBTRACT_EXPONENTIAL && is_row_maximum(l, term))
         l->formulas[term].opcode = ROW_LARGEST_EXPONENTIAL;
 }
 
@@ -487,7 +491,7 @@ static void pair_sums(struct listing *l, int product) {
             continue;
         l->pair_of[product] = other;
         l->pair_of[other] = product;
-        l->is_product[product] = l->is_taken_in[deviation] = true;
+        l->is_product[product] = l->is_merged[deviation] = true;
         return;
     }
 }
@@ -501,36 +505,37 @@ static void merge_formulas(struct listing *l) {
         memcpy(l->formulas[i].x, at->arguments, sizeof at->arguments);
         /* Only formulas with an instruction in this pass can absorb others; the deviation of a pair has none. */
         if (at->kind == TERM_FORMULA && at->spans && l->is_marked[i] && !is_recalled(l, i) && !is_only_summed(l, i) &&
-            !l->is_taken_in[i])
-            take_in(l, i);
+            !l->is_merged[i])
+            merge_arguments(l, i);
     }
 }
 
 /* True if the reader accepts a single chunk of row values, or an operand in place in memory. Formulas repeat one chunk
    for a whole row; formulas, reductions and sums step from row to row; other instructions need every element. */
-static bool takes_thin(const struct row_instruction *reader, enum row_verb made) {
-    return reader->opcode >= 0 || (made == ROW_LOAD && (reader->verb == ROW_REDUCE || reader->verb == ROW_SUM_COLUMN));
+static bool accepts_compact(const struct row_instruction *reader, enum row_verb instruction) {
+    return reader->opcode >= 0 ||
+           (instruction == ROW_LOAD && (reader->verb == ROW_REDUCE || reader->verb == ROW_SUM_COLUMN));
 }
 
 /* True if the reader accepts one number per row of a block: formulas repeat the chunk, a sum of products multiplies the
    sum of the other factor. */
-static bool takes_one(const struct row_instruction *reader) {
+static bool accepts_row_constant(const struct row_instruction *reader) {
     bool is_product = reader->x[1] >= 0 && reader->x[0] != reader->x[1];
     return (reader->verb == ROW_CALCULATE && reader->opcode >= 0) || (reader->verb == ROW_REDUCE && is_product);
 }
 
 /* Here x still holds instruction indices, not registers. */
-static void find_thin(struct row_schedule *s, const struct row_pass *pass) {
+static void mark_compact(struct row_schedule *s, const struct row_pass *pass) {
     for (int i = pass->first; i < pass->first + pass->count; i++) {
         struct row_instruction *at = &s->instructions[i];
-        at->is_thin = at->verb == ROW_SPREAD || at->verb == ROW_LOAD;
-        at->does_as_one = at->verb == ROW_LOAD;
+        at->is_compact = at->verb == ROW_SPREAD || at->verb == ROW_LOAD;
+        at->is_row_constant = at->verb == ROW_LOAD;
         for (int j = pass->first + pass->spreads; j < pass->first + pass->count; j++) {
             const struct row_instruction *reader = &s->instructions[j];
             for (int k = 0; k < ROW_ARGUMENTS; k++)
                 if (reader->x[k] == i) {
-                    at->is_thin = at->is_thin && takes_thin(reader, at->verb);
-                    at->does_as_one = at->does_as_one && takes_one(reader);
+                    at->is_compact = at->is_compact && accepts_compact(reader, at->verb);
+                    at->is_row_constant = at->is_row_constant && accepts_row_constant(reader);
                 }
         }
     }
@@ -583,7 +588,7 @@ static void list_pass(struct row_schedule *s, int number, bool *is_full) {
     *is_full = *is_full || l.is_full;
     store_directly(s, pass);
     keep_in_place(s, number);
-    find_thin(s, pass);
+    mark_compact(s, pass);
     find_reducing(s, pass);
 }
 
@@ -596,7 +601,8 @@ static bool works_in_place(const struct row_schedule *s, const struct row_instru
 
 /* Assigns a register that has no later readers to an instruction's result; false if none is left. Row values stay until
    the end of the pass, because every block reads them. */
-static bool take_register(struct row_schedule *s, const struct row_pass *pass, int index, int *free_from, int *home) {
+static bool take_register(struct row_schedule *s, const struct row_pass *pass, int index, int *free_from,
+                          int *kept_register) {
     struct row_instruction *at = &s->instructions[index];
     /* The last instruction that reads the result. */
     int end = pass->first + pass->count, last = index;
@@ -605,18 +611,18 @@ static bool take_register(struct row_schedule *s, const struct row_pass *pass, i
             if (s->instructions[i].x[k] == index)
                 last = i;
     /* Every block of the pass reads it. */
-    if (at->verb == ROW_SPREAD || at->is_alike)
+    if (at->verb == ROW_SPREAD || at->is_row_invariant)
         last = end;
     /* One chunk may represent the whole load, so its last reader must not write there. */
-    last += at->does_as_one;
+    last += at->is_row_constant;
     int r = 0;
     /* A value that the next block reuses needs a register that no earlier instruction of the pass has used. */
-    while (r < ROWWISE_REGISTERS && free_from[r] > (at->is_alike ? -1 : index - !works_in_place(s, at)))
+    while (r < ROWWISE_REGISTERS && free_from[r] > (at->is_row_invariant ? -1 : index - !works_in_place(s, at)))
         r++;
     if (r == ROWWISE_REGISTERS)
         return false;
     free_from[r] = last;
-    home[index - pass->first] = r;
+    kept_register[index - pass->first] = r;
     s->register_count = r >= s->register_count ? r + 1 : s->register_count;
     return true;
 }
@@ -624,18 +630,18 @@ static bool take_register(struct row_schedule *s, const struct row_pass *pass, i
 /* Assigns registers to the results of a pass, in order. free_from: the last instruction that reads a register's value.
    Instructions that work in place may write where they read. False if registers run out. */
 static bool assign_registers(struct row_schedule *s, const struct row_pass *pass) {
-    int free_from[ROWWISE_REGISTERS], home[ROWWISE_INSTRUCTIONS];
+    int free_from[ROWWISE_REGISTERS], kept_register[ROWWISE_INSTRUCTIONS];
     for (int r = 0; r < ROWWISE_REGISTERS; r++)
         free_from[r] = -1;
     for (int i = pass->first; i < pass->first + pass->count; i++)
-        if (s->instructions[i].dst >= 0 && !take_register(s, pass, i, free_from, home))
+        if (s->instructions[i].dst >= 0 && !take_register(s, pass, i, free_from, kept_register))
             return false;
     /* From here on dst and x are registers. */
     for (int i = pass->first; i < pass->first + pass->count; i++) {
         struct row_instruction *at = &s->instructions[i];
-        at->dst = at->dst >= 0 ? home[at->dst - pass->first] : -1;
+        at->dst = at->dst >= 0 ? kept_register[at->dst - pass->first] : -1;
         for (int k = 0; k < ROW_ARGUMENTS; k++)
-            at->x[k] = at->x[k] >= 0 ? home[at->x[k] - pass->first] : -1;
+            at->x[k] = at->x[k] >= 0 ? kept_register[at->x[k] - pass->first] : -1;
     }
     return true;
 }

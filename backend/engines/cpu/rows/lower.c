@@ -21,7 +21,7 @@ struct lowering {
 };
 
 /* Callback of struct expansion; `context` is the program. */
-static bool is_made_inside(const void *context, const struct tensor *tensor) {
+static bool is_internal(const void *context, const struct tensor *tensor) {
     return region_producer(((const struct rowwise *)context)->region, tensor) != NULL;
 }
 
@@ -34,7 +34,7 @@ static void begin(struct lowering *l, struct rowwise *rows, const struct node *n
     l->rows = rows;
     l->done = l->e.count = 0;
     l->e.method = is_norm(node) ? rows->method : STATISTICS_IN_TURN;
-    l->e.is_made_inside = is_made_inside;
+    l->e.is_made_inside = is_internal;
     l->e.context = rows;
 }
 
@@ -45,23 +45,23 @@ static void keep_statistics(struct lowering *l, const struct norm_backward *op) 
     /* inv_variance and mean are operands of the node, or were computed by its expansion. */
     struct rowwise *rows = l->rows;
     if (!op->inv_variance || region_producer(rows->region, op->inv_variance))
-        rows->follow.at_inv = rowwise_keep(rows, l->terms[l->e.inv]);
+        rows->follow.at_inv = rowwise_save(rows, l->terms[l->e.inv]);
     if (l->e.mean >= 0 && (!op->mean || region_producer(rows->region, op->mean)))
-        rows->follow.at_mean = rowwise_keep(rows, l->terms[l->e.mean]);
+        rows->follow.at_mean = rowwise_save(rows, l->terms[l->e.mean]);
 }
 
 /* True if two tensors have the same axes. */
-static bool lie_alike(const struct row_space *space, const struct tensor *a, const struct tensor *b) {
-    bool are_alike = true;
+static bool have_same_axes(const struct row_space *space, const struct tensor *a, const struct tensor *b) {
+    bool are_same = true;
     for (int i = 0; i < space->axis_count; i++)
-        are_alike = are_alike && row_space_has_axis(space, a, i) == row_space_has_axis(space, b, i);
-    return are_alike;
+        are_same = are_same && row_space_has_axis(space, a, i) == row_space_has_axis(space, b, i);
+    return are_same;
 }
 
 /* Accumulates a term per element of a tensor in each task; a second program adds the tasks' sums. */
 static weftStatus_t sum_columns(struct rowwise *rows, const struct tensor *sum, weftDataType_t math, int element) {
     const struct follow *follow = &rows->follow;
-    if (follow->column_count && !lie_alike(&rows->space, follow->columns[0].tensor, sum))
+    if (follow->column_count && !have_same_axes(&rows->space, follow->columns[0].tensor, sum))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s and %s sum different elements, which needs two passes",
              descriptor_label(&follow->columns[0].tensor->base), descriptor_label(&sum->base));
     int term = rowwise_reduce(rows, TERM_COLUMN_SUM, OPCODE_SUM, element, math == WEFT_DATA_DOUBLE);
@@ -99,7 +99,7 @@ static weftStatus_t sum_in_follow(struct lowering *l, const struct node *node, c
         return sum_columns(rows, at->tensor, l->e.math, l->terms[at->arguments[0]]);
     follow->math = l->e.math;
     if (kind == FOLLOW_FOLD)
-        *(is_scale ? &follow->at_scale : &follow->at_bias) = rowwise_keep(rows, l->terms[at->arguments[1]]);
+        *(is_scale ? &follow->at_scale : &follow->at_bias) = rowwise_save(rows, l->terms[at->arguments[1]]);
     else if (is_first)
         keep_statistics(l, op);
     return WEFT_STATUS_SUCCESS;
@@ -244,8 +244,11 @@ static weftStatus_t check_pointwise(const struct node *node) {
 
 /* Lists are stored in the room, which is large enough for any program. */
 static void start(struct rowwise *rows, struct rowwise_room *room, const struct region *region) {
-    *rows = (struct rowwise){
-        .region = region, .graph = region->graph, .operands = room->operands, .made = room->made, .terms = room->terms};
+    *rows = (struct rowwise){.region = region,
+                             .graph = region->graph,
+                             .operands = room->operands,
+                             .values = room->values,
+                             .terms = room->terms};
 }
 
 weftStatus_t rowwise_analyse(struct rowwise *rows, struct rowwise_room *room, const struct region *region,
@@ -274,21 +277,21 @@ weftStatus_t rowwise_analyse(struct rowwise *rows, struct rowwise_room *room, co
 /* ---- The second program ------------------------------------------------------------------------------------------ */
 
 /* Sums what the first program stored for each element of this program's rows; tensor NULL: not needed. */
-static void sum_kept(struct rowwise *rows, const struct follow *follow, const struct tensor *tensor, int64_t at,
-                     const int64_t *strides) {
+static void sum_saved(struct rowwise *rows, const struct follow *follow, const struct tensor *tensor, int64_t at,
+                      const int64_t *strides) {
     bool is_wide = follow->math == WEFT_DATA_DOUBLE;
     if (tensor)
         rowwise_result(
             rows, tensor,
-            rowwise_reduce(rows, TERM_REDUCTION, OPCODE_SUM, rowwise_kept(rows, at, strides, is_wide), is_wide));
+            rowwise_reduce(rows, TERM_REDUCTION, OPCODE_SUM, rowwise_load_saved(rows, at, strides, is_wide), is_wide));
 }
 
 /* Reads statistics from scratch memory if they were stored there, otherwise from the node's operands. */
 static weftStatus_t sum_apart(struct rowwise *rows, const struct follow *follow, const int64_t *strides) {
     const struct norm_backward *op = (const struct norm_backward *)follow->node->op;
     bool is_wide = follow->math == WEFT_DATA_DOUBLE;
-    int mean = follow->at_mean < 0 ? -1 : rowwise_kept(rows, follow->at_mean, strides, is_wide);
-    int inv = follow->at_inv < 0 ? -1 : rowwise_kept(rows, follow->at_inv, strides, is_wide);
+    int mean = follow->at_mean < 0 ? -1 : rowwise_load_saved(rows, follow->at_mean, strides, is_wide);
+    int inv = follow->at_inv < 0 ? -1 : rowwise_load_saved(rows, follow->at_inv, strides, is_wide);
     struct lowering l;
     begin(&l, rows, follow->node);
     expansion_begin(&l.e, op->math, op->x);
@@ -309,13 +312,13 @@ weftStatus_t rowwise_follow(struct rowwise *rows, struct rowwise_room *room, con
         return rowwise_finish(rows);
     }
     if (follow->kind == FOLLOW_FOLD) {
-        sum_kept(rows, follow, follow->scale, follow->at_scale, strides);
-        sum_kept(rows, follow, follow->bias, follow->at_bias, strides);
+        sum_saved(rows, follow, follow->scale, follow->at_scale, strides);
+        sum_saved(rows, follow, follow->bias, follow->at_bias, strides);
         return rowwise_finish(rows);
     }
     /* strides[0] is along the partial sums: a task stores all its sums next to each other. */
     strides[0] *= follow->column_count;
     for (int i = 0; i < follow->column_count; i++)
-        sum_kept(rows, follow, follow->columns[i].tensor, follow->columns[i].at, strides);
+        sum_saved(rows, follow, follow->columns[i].tensor, follow->columns[i].at, strides);
     return rowwise_finish(rows);
 }

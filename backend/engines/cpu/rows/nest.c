@@ -129,7 +129,7 @@ static int64_t equal_pieces(int64_t extent, int64_t most) {
 }
 
 /* Maximum number of rows of a tile. */
-static int64_t most_rows(const struct row_schedule *s) {
+static int64_t max_rows(const struct row_schedule *s) {
     /* For each row, a tile holds a slot for each row term and a double for each total. */
     int64_t totals = 0, width = s->has_wide ? (int64_t)sizeof(double) : (int64_t)sizeof(float);
     for (int p = 0; p < s->pass_count; p++)
@@ -141,7 +141,7 @@ static int64_t most_rows(const struct row_schedule *s) {
 
 /* Maximum elements of a register in whole vectors; registers share ROWWISE_REGISTER_BYTES. 64 bytes per register are
    reserved for alignment. */
-static int64_t most_elements(const struct row_schedule *s) {
+static int64_t max_elements(const struct row_schedule *s) {
     int64_t width = s->has_wide ? (int64_t)sizeof(double) : (int64_t)sizeof(float);
     int64_t elements = (ROWWISE_REGISTER_BYTES / max64(s->register_count, 1) - REGISTER_GAP - 64) / width;
     return min64(elements - elements % LANES, ROWWISE_BLOCK);
@@ -165,7 +165,7 @@ static void join_parts(struct row_schedule *s, int lead) {
     while (outer + 1 < s->loop_count && !s->loops[outer + 1].is_reduced)
         outer++;
     struct row_loop *rows = &s->loops[outer], parts = s->loops[inner];
-    int64_t most = min64(min64(most_elements(s), most_rows(s)), LONG_PART - 1);
+    int64_t most = min64(min64(max_elements(s), max_rows(s)), LONG_PART - 1);
     s->span = 1;
     if (inner < outer + 2 || rows->extent < 2 || parts.extent < 2 || parts.extent > most || parts.strides[lead] != 1 ||
         !steps_through(s, rows, &parts))
@@ -193,7 +193,7 @@ void row_schedule_nest(struct row_schedule *s) {
    complete: columns then have no gaps, and the block is contiguous. */
 static void cut_block(struct row_schedule *s) {
     const struct row_loop *a = &s->loops[s->a], *b = &s->loops[s->b];
-    int64_t elements = most_elements(s), rows = most_rows(s);
+    int64_t elements = max_elements(s), rows = max_rows(s);
     /* If columns are rows, their values must also fit into the tile. */
     s->block_b = piece_of(b->extent, b->is_reduced ? elements : min64(elements, rows));
     if (s->span > 1) /* complete rows only */
@@ -258,7 +258,7 @@ static int64_t rows_of_tile(const struct row_schedule *s) {
                      : 0;
     /* LEAST_TILES: minimum number of tiles to leave for the threads. */
     int64_t rows = (int64_t)(TILE_BYTES / bytes), most = row_space_rows(&s->rows->space) / LEAST_TILES;
-    rows = min64(min64(rows, most_rows(s)), min64(most, a->extent));
+    rows = min64(min64(rows, max_rows(s)), min64(most, a->extent));
     int64_t kept = s->kept_count * row_space_length(&s->rows->space) * width;
     if (kept)
         rows = min64(rows, ROWWISE_KEPT_BYTES / kept);

@@ -34,9 +34,9 @@ struct programs {
 
 /* Schedules the first program with this method of computing statistics and sums. */
 static weftStatus_t try_schedule(struct sweep *sweep, const struct region *region, int threads,
-                                 enum statistics_method method, bool apart) {
-    TRY(rowwise_analyse(&sweep->rows[0], &sweep->rooms[0], region, method, apart, sweep->is_wide));
-    return row_schedule_make(&sweep->schedules[0], &sweep->schedule_rooms[0], &sweep->rows[0], threads);
+                                 enum statistics_method method, bool separate) {
+    TRY(rowwise_analyse(&sweep->rows[0], &sweep->rooms[0], region, method, separate, sweep->is_wide));
+    return row_schedule_plan(&sweep->schedules[0], &sweep->schedule_rooms[0], &sweep->rows[0], threads);
 }
 
 /* True if a second pass would read rows from memory rather than the cache: tasks share them, or tiles are large. */
@@ -46,24 +46,25 @@ static bool rereads_memory(const struct sweep *sweep) {
 }
 
 /* True if column sums are needed, but the layout of the rows does not allow tasks to accumulate them. */
-static bool needs_apart(const struct sweep *sweep) {
+static bool needs_separate_pass(const struct sweep *sweep) {
     return sweep->schedules[0].sum_count && !sweep->schedules[0].sums_columns;
 }
 
 /* Computes statistics of long rows in one pass if a sample of the row is in memory. Each attempt overwrites the
    previous one; if the one-pass form is refused, the region is not. */
 static weftStatus_t first_program(struct sweep *sweep, const struct region *region, int threads) {
-    bool apart = false;
-    TRY(try_schedule(sweep, region, threads, STATISTICS_IN_TURN, apart));
-    if (needs_apart(sweep))
-        TRY(try_schedule(sweep, region, threads, STATISTICS_IN_TURN, apart = true));
+    bool separate = false;
+    TRY(try_schedule(sweep, region, threads, STATISTICS_IN_TURN, separate));
+    if (needs_separate_pass(sweep))
+        TRY(try_schedule(sweep, region, threads, STATISTICS_IN_TURN, separate = true));
     /* With fewer than two dependent reductions, one pass suffices anyway. */
     if (sweep->schedules[0].closed < 2 || !rereads_memory(sweep))
         return WEFT_STATUS_SUCCESS;
-    if (try_schedule(sweep, region, threads, STATISTICS_SHIFTED, apart) == WEFT_STATUS_SUCCESS && !needs_apart(sweep))
+    if (try_schedule(sweep, region, threads, STATISTICS_SHIFTED, separate) == WEFT_STATUS_SUCCESS &&
+        !needs_separate_pass(sweep))
         return WEFT_STATUS_SUCCESS;
     status_clear();
-    return try_schedule(sweep, region, threads, STATISTICS_IN_TURN, apart);
+    return try_schedule(sweep, region, threads, STATISTICS_IN_TURN, separate);
 }
 
 /* Index of a term's sums within a task's sums, in units of a sum's length. */
@@ -76,7 +77,7 @@ static int64_t slot_of_sum(const struct row_schedule *s, int term) {
 
 /* Column sums are stored task by task; within a task, those of all tensors are adjacent. Locations in `follow` are in
    elements, those of the schedule in bytes. 64: each program's part starts at a cache line. */
-static void place_sums(struct sweep *sweep) {
+static void locate_sums(struct sweep *sweep) {
     struct rowwise *rows = &sweep->rows[0];
     struct row_schedule *s = &sweep->schedules[0];
     struct follow *follow = &rows->follow;
@@ -96,11 +97,11 @@ static weftStatus_t plan(struct sweep *sweep, const struct region *region, const
     TRY(first_program(sweep, region, device->threads));
     sweep->programs = 1;
     if (first->follow.kind == FOLLOW_COLUMNS)
-        place_sums(sweep);
+        locate_sums(sweep);
     /* The second program runs after the first has completed all rows. */
     if (first->follow.kind != FOLLOW_NOTHING) {
         TRY(rowwise_follow(&sweep->rows[1], &sweep->rooms[1], first));
-        TRY(row_schedule_make(&sweep->schedules[1], &sweep->schedule_rooms[1], &sweep->rows[1], device->threads));
+        TRY(row_schedule_plan(&sweep->schedules[1], &sweep->schedule_rooms[1], &sweep->rows[1], device->threads));
         sweep->programs = 2;
     }
     sweep->scratch_bytes = first->scratch_bytes;
@@ -149,28 +150,29 @@ static bool may_leave_range(const struct region *region) {
 
 /* Copies the programs into the step. They run one after the other and share the memory after the scratch memory, whose
    size is the larger requirement. */
-static weftStatus_t keep(struct programs **kept, const struct sweep *sweep, struct step *step, struct arena *arena) {
-    TRY(arena_alloc(arena, kept, sizeof **kept));
+static weftStatus_t copy_programs(struct programs **programs, const struct sweep *sweep, struct step *step,
+                                  struct arena *arena) {
+    TRY(arena_alloc(arena, programs, sizeof **programs));
     int64_t memory = 0;
     for (int i = 0; i < sweep->programs; i++) {
-        TRY(row_schedule_keep(&(*kept)->schedules[i], &sweep->schedules[i], arena));
+        TRY(row_schedule_copy(&(*programs)->schedules[i], &sweep->schedules[i], arena));
         memory = max64(memory, row_schedule_bytes(&sweep->schedules[i]));
     }
-    (*kept)->count = sweep->programs;
-    (*kept)->scratch_bytes = sweep->scratch_bytes;
+    (*programs)->count = sweep->programs;
+    (*programs)->scratch_bytes = sweep->scratch_bytes;
     step->workspace_bytes = max64(step->workspace_bytes, sweep->scratch_bytes + memory);
     return WEFT_STATUS_SUCCESS;
 }
 
 /* Adds the same programs in double; none if double is refused, for example because registers run out. */
-static weftStatus_t keep_wide(struct programs *narrow, struct sweep *sweep, struct step *step,
-                              const struct device *device, struct arena *arena) {
+static weftStatus_t add_wide_programs(struct programs *narrow, struct sweep *sweep, struct step *step,
+                                      const struct device *device, struct arena *arena) {
     struct programs *wide;
     if (plan(sweep, &step->region, device, true)) {
         status_clear();
         return WEFT_STATUS_SUCCESS;
     }
-    TRY(keep(&wide, sweep, step, arena));
+    TRY(copy_programs(&wide, sweep, step, arena));
     narrow->wide = wide;
     return WEFT_STATUS_SUCCESS;
 }
@@ -179,13 +181,13 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
                           struct arena *arena) {
     (void)knobs;
     struct sweep sweep;
-    struct programs *kept;
+    struct programs *programs;
     TRY(plan(&sweep, &step->region, device, false));
     TRY(threads_start());
     sweep.schedules[0].watched = inverse_of(&sweep.rows[0]);
     step->workspace_bytes = 0;
-    TRY(keep(&kept, &sweep, step, arena));
-    step->state = kept;
+    TRY(copy_programs(&programs, &sweep, step, arena));
+    step->state = programs;
     const struct row_schedule *s = &sweep.schedules[0];
     const char *way = s->splits > 1 ? "long rows in parts" : s->loops[s->b].is_reduced ? "rows" : "adjacent rows";
     TRY(arena_print(arena, &step->detail, "%s: %d passes on blocks of %lld x %lld, %lld tasks%s", way, s->pass_count,
@@ -193,7 +195,8 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
                     (long long)(s->splits > 1 ? s->tiles * s->splits : s->tasks),
                     sweep.programs > 1 ? "; then sums of their partial results" : ""));
     /* Comes last, because it overwrites the sweep. */
-    return may_leave_range(&step->region) ? keep_wide(kept, &sweep, step, device, arena) : WEFT_STATUS_SUCCESS;
+    return may_leave_range(&step->region) ? add_wide_programs(programs, &sweep, step, device, arena)
+                                          : WEFT_STATUS_SUCCESS;
 }
 
 /* Workspace: scratch memory first, then the memory of the running program. */

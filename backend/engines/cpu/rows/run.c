@@ -16,15 +16,15 @@ struct job {
     const struct row_schedule *s;
     void *const *values;
     char *scratch, *memory;
-    int pass;               /* current pass, if tasks share tiles */
-    _Atomic bool is_beyond; /* see row_schedule_run */
+    int pass;                     /* current pass, if tasks share tiles */
+    _Atomic bool is_out_of_range; /* see row_schedule_run */
 };
 
 /* State of a thread that runs tiles, on its stack: registers, and the position in the nest. */
 struct run {
     const struct row_schedule *s;
     void *const *values;
-    _Atomic bool *is_beyond; /* that of the job */
+    _Atomic bool *is_out_of_range; /* that of the job */
     char *scratch;
     char *rows;                         /* values of the tile's rows, by slot */
     double *totals;                     /* of the current pass, by slot */
@@ -59,7 +59,7 @@ static double *totals_of(const struct run *run, int slot) { return run->totals +
 /* ---- Memory ------------------------------------------------------------------------------------------------------ */
 
 /* A [rows, columns] block of an operand in memory. */
-struct place {
+struct location {
     char *base;
     weftDataType_t type;
     int64_t index, row_stride, column_stride; /* in elements */
@@ -72,62 +72,62 @@ static char *base_of(const struct run *run, const struct row_operand *operand) {
 }
 
 /* Rows and columns are those of the block; strides are those of its two loops. */
-static struct place block_place(const struct run *run, int k) {
+static struct location block_location(const struct run *run, int k) {
     const struct row_schedule *s = run->s;
     const struct row_operand *operand = &s->rows->operands[k];
-    return (struct place){.base = base_of(run, operand),
-                          .type = operand->type,
-                          .index = run->at[k],
-                          .row_stride = s->loops[s->a].strides[k],
-                          .column_stride = s->loops[s->b].strides[k],
-                          .rows = run->rows_here,
-                          .columns = run->columns};
+    return (struct location){.base = base_of(run, operand),
+                             .type = operand->type,
+                             .index = run->at[k],
+                             .row_stride = s->loops[s->a].strides[k],
+                             .column_stride = s->loops[s->b].strides[k],
+                             .rows = run->rows_here,
+                             .columns = run->columns};
 }
 
 /* Location of the tile's row values. The rows are along one loop, so they are described as one row of a block or, if
    each row has several columns, as rows that broadcast along the columns. */
-static struct place rows_place(const struct run *run, int k) {
+static struct location row_location(const struct run *run, int k) {
     const struct row_schedule *s = run->s;
     const struct row_operand *operand = &s->rows->operands[k];
     int64_t stride = s->loops[s->loops[s->b].is_reduced ? s->a : s->b].strides[k];
-    struct place place = {.base = base_of(run, operand), .type = operand->type, .index = run->first[k]};
-    place.row_stride = s->span > 1 ? stride : 0;
-    place.column_stride = s->span > 1 ? 0 : stride;
-    place.rows = s->span > 1 ? run->tile_rows / s->span : 1;
-    place.columns = run->tile_rows / place.rows;
-    return place;
+    struct location location = {.base = base_of(run, operand), .type = operand->type, .index = run->first[k]};
+    location.row_stride = s->span > 1 ? stride : 0;
+    location.column_stride = s->span > 1 ? 0 : stride;
+    location.rows = s->span > 1 ? run->tile_rows / s->span : 1;
+    location.columns = run->tile_rows / location.rows;
+    return location;
 }
 
 /* Returns the block's memory if it has the form of a register: dense and of this type. Otherwise NULL. */
-static char *find_dense(const struct place *place, bool is_wide) {
-    bool is_dense = (place->column_stride == 1 || place->columns == 1) &&
-                    (place->row_stride == place->columns || place->rows == 1) &&
-                    place->type == (is_wide ? WEFT_DATA_DOUBLE : WEFT_DATA_FLOAT) && place->base &&
-                    (uintptr_t)place->base % (uintptr_t)width_of(is_wide) == 0;
-    return is_dense ? place->base + place->index * width_of(is_wide) : NULL;
+static char *dense_memory(const struct location *location, bool is_wide) {
+    bool is_dense = (location->column_stride == 1 || location->columns == 1) &&
+                    (location->row_stride == location->columns || location->rows == 1) &&
+                    location->type == (is_wide ? WEFT_DATA_DOUBLE : WEFT_DATA_FLOAT) && location->base &&
+                    (uintptr_t)location->base % (uintptr_t)width_of(is_wide) == 0;
+    return is_dense ? location->base + location->index * width_of(is_wide) : NULL;
 }
 
 /* Likewise, but allows gaps between rows if each row is dense: formulas that step from row to row use the operand in
    place. */
-static char *find_rows(const struct place *place, bool is_wide) {
-    struct place row = *place;
+static char *dense_rows(const struct location *location, bool is_wide) {
+    struct location row = *location;
     row.rows = 1;
-    return find_dense(&row, is_wide);
+    return dense_memory(&row, is_wide);
 }
 
 /* Loads elements index, index + 1, ... in the program's arithmetic type. */
-static void load_run(bool is_wide, void *dst, const struct place *place, int64_t index, int64_t count) {
+static void load_run(bool is_wide, void *dst, const struct location *location, int64_t index, int64_t count) {
     if (is_wide)
-        dtype_to_f64(dst, place->type, place->base, index, count);
+        dtype_to_f64(dst, location->type, location->base, index, count);
     else
-        dtype_to_f32(dst, place->type, place->base, index, count);
+        dtype_to_f32(dst, location->type, location->base, index, count);
 }
 
-static void store_run(bool is_wide, const struct place *place, int64_t index, const void *src, int64_t count) {
+static void store_run(bool is_wide, const struct location *location, int64_t index, const void *src, int64_t count) {
     if (is_wide)
-        dtype_from_f64(place->type, place->base, index, src, count);
+        dtype_from_f64(location->type, location->base, index, src, count);
     else
-        dtype_from_f32(place->type, place->base, index, src, count);
+        dtype_from_f32(location->type, location->base, index, src, count);
 }
 
 /* The first value of a register, in double. */
@@ -136,44 +136,44 @@ static double first_of(bool is_wide, const void *values) {
 }
 
 /* The index is the position: strides count it, starting from `index`. */
-static void count_indices(bool is_wide, char *dst, const struct place *place) {
-    for (int64_t r = 0; r < place->rows; r++)
-        for (int64_t c = 0; c < place->columns; c++) {
-            int64_t index = place->index + r * place->row_stride + c * place->column_stride;
+static void count_indices(bool is_wide, char *dst, const struct location *location) {
+    for (int64_t r = 0; r < location->rows; r++)
+        for (int64_t c = 0; c < location->columns; c++) {
+            int64_t index = location->index + r * location->row_stride + c * location->column_stride;
             if (is_wide)
-                ((double *)dst)[r * place->columns + c] = (double)index;
+                ((double *)dst)[r * location->columns + c] = (double)index;
             else
-                ((float *)dst)[r * place->columns + c] = (float)index;
+                ((float *)dst)[r * location->columns + c] = (float)index;
         }
 }
 
 /* Loads a row of strided elements; floats are copied in place without a function call each. */
-static void gather(bool is_wide, char *dst, const struct place *place, int64_t index) {
-    const float *floats = (const float *)place->base;
-    bool is_plain = place->type == WEFT_DATA_FLOAT && !is_wide && (uintptr_t)floats % sizeof(float) == 0;
-    for (int64_t c = 0; c < place->columns; c++, index += place->column_stride)
+static void gather(bool is_wide, char *dst, const struct location *location, int64_t index) {
+    const float *floats = (const float *)location->base;
+    bool is_plain = location->type == WEFT_DATA_FLOAT && !is_wide && (uintptr_t)floats % sizeof(float) == 0;
+    for (int64_t c = 0; c < location->columns; c++, index += location->column_stride)
         if (is_plain)
             ((float *)dst)[c] = floats[index];
         else
-            load_run(is_wide, dst + c * width_of(is_wide), place, index, 1);
+            load_run(is_wide, dst + c * width_of(is_wide), location, index, 1);
 }
 
 /* Contiguous elements need one conversion; broadcast elements are loaded once and repeated. */
-static void load_row(bool is_wide, char *dst, const struct place *place, int64_t index) {
-    if (place->column_stride == 1) {
-        load_run(is_wide, dst, place, index, place->columns);
-    } else if (place->column_stride == 0) {
-        load_run(is_wide, dst, place, index, 1);
-        kernels_of(is_wide)->fill(place->columns, dst, first_of(is_wide, dst));
+static void load_row(bool is_wide, char *dst, const struct location *location, int64_t index) {
+    if (location->column_stride == 1) {
+        load_run(is_wide, dst, location, index, location->columns);
+    } else if (location->column_stride == 0) {
+        load_run(is_wide, dst, location, index, 1);
+        kernels_of(is_wide)->fill(location->columns, dst, first_of(is_wide, dst));
     } else {
-        gather(is_wide, dst, place, index);
+        gather(is_wide, dst, location, index);
     }
 }
 
 /* True if memory has the arithmetic type, so that contiguous rows are copied without conversion. */
-static bool is_copied(const struct place *place, bool is_wide) {
-    return place->base && place->type == (is_wide ? WEFT_DATA_DOUBLE : WEFT_DATA_FLOAT) &&
-           (place->column_stride == 1 || place->columns == 1);
+static bool is_copied(const struct location *location, bool is_wide) {
+    return location->base && location->type == (is_wide ? WEFT_DATA_DOUBLE : WEFT_DATA_FLOAT) &&
+           (location->column_stride == 1 || location->columns == 1);
 }
 
 /* Copies rows of `bytes` bytes with pitches ld_to and ld_from. A few channels per pixel are one or two vectors: copies
@@ -191,50 +191,50 @@ static void copy_rows(char *to, int64_t ld_to, const char *from, int64_t ld_from
 }
 
 /* dst is dense. */
-static void load(bool is_wide, char *dst, const struct place *place) {
-    int64_t bytes = place->columns * width_of(is_wide);
-    if (!place->base) {
-        count_indices(is_wide, dst, place);
+static void load(bool is_wide, char *dst, const struct location *location) {
+    int64_t bytes = location->columns * width_of(is_wide);
+    if (!location->base) {
+        count_indices(is_wide, dst, location);
         return;
     }
     /* Rows are contiguous: one conversion for the whole block. */
-    if (place->column_stride == 1 && place->row_stride == place->columns) {
-        load_run(is_wide, dst, place, place->index, place->rows * place->columns);
+    if (location->column_stride == 1 && location->row_stride == location->columns) {
+        load_run(is_wide, dst, location, location->index, location->rows * location->columns);
         return;
     }
-    if (is_copied(place, is_wide)) {
-        const char *from = place->base + place->index * width_of(is_wide);
-        copy_rows(dst, bytes, from, place->row_stride * width_of(is_wide), place->rows, bytes);
+    if (is_copied(location, is_wide)) {
+        const char *from = location->base + location->index * width_of(is_wide);
+        copy_rows(dst, bytes, from, location->row_stride * width_of(is_wide), location->rows, bytes);
         return;
     }
     /* Broadcast over rows: copied after the first conversion. */
-    for (int64_t r = 0; r < place->rows; r++)
-        if (r > 0 && place->row_stride == 0)
+    for (int64_t r = 0; r < location->rows; r++)
+        if (r > 0 && location->row_stride == 0)
             memcpy(dst + r * bytes, dst, (size_t)bytes);
         else
-            load_row(is_wide, dst + r * bytes, place, place->index + r * place->row_stride);
+            load_row(is_wide, dst + r * bytes, location, location->index + r * location->row_stride);
 }
 
 /* ld: row pitch of src in elements. */
-static void store(bool is_wide, const struct place *place, const char *src, int64_t ld) {
+static void store(bool is_wide, const struct location *location, const char *src, int64_t ld) {
     int64_t width = width_of(is_wide);
     /* A column with one element is contiguous. */
-    bool is_run = place->column_stride == 1 || place->columns == 1;
-    if (is_run && ((place->row_stride == place->columns && ld == place->columns) || place->rows == 1)) {
-        store_run(is_wide, place, place->index, src, place->rows * place->columns);
+    bool is_run = location->column_stride == 1 || location->columns == 1;
+    if (is_run && ((location->row_stride == location->columns && ld == location->columns) || location->rows == 1)) {
+        store_run(is_wide, location, location->index, src, location->rows * location->columns);
         return;
     }
-    if (is_copied(place, is_wide)) {
-        char *to = place->base + place->index * width;
-        copy_rows(to, place->row_stride * width, src, ld * width, place->rows, place->columns * width);
+    if (is_copied(location, is_wide)) {
+        char *to = location->base + location->index * width;
+        copy_rows(to, location->row_stride * width, src, ld * width, location->rows, location->columns * width);
         return;
     }
-    for (int64_t r = 0; r < place->rows; r++, src += ld * width) {
-        int64_t index = place->index + r * place->row_stride;
+    for (int64_t r = 0; r < location->rows; r++, src += ld * width) {
+        int64_t index = location->index + r * location->row_stride;
         if (is_run)
-            store_run(is_wide, place, index, src, place->columns);
-        for (int64_t c = 0; c < place->columns && !is_run; c++)
-            store_run(is_wide, place, index + c * place->column_stride, src + c * width, 1);
+            store_run(is_wide, location, index, src, location->columns);
+        for (int64_t c = 0; c < location->columns && !is_run; c++)
+            store_run(is_wide, location, index + c * location->column_stride, src + c * width, 1);
     }
 }
 
@@ -244,11 +244,11 @@ static void store(bool is_wide, const struct place *place, const char *src, int6
 static void round_to(bool is_wide, int64_t count, char *dst, const char *src, weftDataType_t type) {
     enum { PART = 512 };
     char stored[PART * sizeof(double)];
-    struct place place = {.base = stored, .type = type};
+    struct location location = {.base = stored, .type = type};
     for (int64_t done = 0; done < count; done += PART) {
         int64_t part = min64(count - done, PART);
-        store_run(is_wide, &place, 0, src + done * width_of(is_wide), part);
-        load_run(is_wide, dst + done * width_of(is_wide), &place, 0, part);
+        store_run(is_wide, &location, 0, src + done * width_of(is_wide), part);
+        load_run(is_wide, dst + done * width_of(is_wide), &location, 0, part);
     }
 }
 
@@ -315,19 +315,19 @@ static void shorten(int64_t count, float *values) {
 static void sample_rows(struct run *run, int index) {
     const struct term *term = term_at(run, index);
     const struct row_kernels *kernels = kernels_of(term->is_wide);
-    struct place place = rows_place(run, term->operand);
+    struct location location = row_location(run, term->operand);
     int along, sampled = run->s->rows->operands[term->operand].sampled;
     int64_t count = sample_size(run->s, sampled, &along), rows = run->tile_rows;
     int64_t stride = run->s->loops[along].strides[sampled];
     double *totals = totals_of(run, 0), elements[SAMPLE_MOST];
     row_kernels_f64.fill(rows, totals, 0);
     if (rows == 1) {
-        place.columns = count, place.column_stride = stride;
-        load(term->is_wide, (char *)elements, &place);
+        location.columns = count, location.column_stride = stride;
+        load(term->is_wide, (char *)elements, &location);
         kernels->of_rows(OPCODE_SUM)(1, count, totals, elements, 0, NULL, 0);
     }
-    for (int64_t i = 0; i < count && rows > 1; i++, place.index += stride) {
-        load(term->is_wide, row_values(run, index), &place);
+    for (int64_t i = 0; i < count && rows > 1; i++, location.index += stride) {
+        load(term->is_wide, row_values(run, index), &location);
         kernels->of_columns(OPCODE_SUM)(1, rows, totals, row_values(run, index), rows, NULL, 0);
     }
     row_kernels_f64.scale(rows, totals, totals, 1 / (double)count);
@@ -353,12 +353,12 @@ static void watch_inverse(struct run *run, int index) {
     bool is_inverse = index == run->s->watched ||
                       (term->kind == TERM_FORMULA && term->opcode == OPCODE_INVERSE_ROOT && !term->is_wide);
     if (is_inverse && any_outside(run->tile_rows, (const float *)row_values(run, index), 0x1p-62f, 0x1p62f))
-        atomic_store_explicit(run->is_beyond, true, memory_order_relaxed);
+        atomic_store_explicit(run->is_out_of_range, true, memory_order_relaxed);
 }
 
 static void watch_sum(struct run *run, int index) {
     if (any_outside(run->tile_rows, (const float *)row_values(run, index), 0, FLT_MAX))
-        atomic_store_explicit(run->is_beyond, true, memory_order_relaxed);
+        atomic_store_explicit(run->is_out_of_range, true, memory_order_relaxed);
 }
 
 /* Evaluates one term for all rows of the tile. Missing arguments repeat the first; constants have none. */
@@ -370,8 +370,8 @@ static void evaluate_row(struct run *run, int index) {
     if (term->kind == TERM_LOAD && run->s->rows->operands[term->operand].is_sample) {
         sample_rows(run, index);
     } else if (term->kind == TERM_LOAD) {
-        struct place place = rows_place(run, term->operand);
-        load(term->is_wide, row_values(run, index), &place);
+        struct location location = row_location(run, term->operand);
+        load(term->is_wide, row_values(run, index), &location);
     } else {
         calculate(term, run->tile_rows, row_values(run, index), x);
     }
@@ -399,13 +399,13 @@ static void store_rows(const struct run *run) {
     const struct rowwise *rows = run->s->rows;
     for (int k = 0; k < rows->operand_count; k++) {
         const struct row_operand *operand = &rows->operands[k];
-        struct place place = rows_place(run, k);
+        struct location location = row_location(run, k);
         /* Once per row, even if it has several columns. */
-        place.columns = run->s->span > 1 ? 1 : place.columns;
-        int64_t ld = run->tile_rows / place.rows;
+        location.columns = run->s->span > 1 ? 1 : location.columns;
+        int64_t ld = run->tile_rows / location.rows;
         /* base is NULL for a dead result. */
-        if (operand->is_store && !rows->terms[operand->term].spans && place.base)
-            store(rows->terms[operand->term].is_wide, &place, row_values(run, operand->term), ld);
+        if (operand->is_store && !rows->terms[operand->term].spans && location.base)
+            store(rows->terms[operand->term].is_wide, &location, row_values(run, operand->term), ld);
     }
 }
 
@@ -476,17 +476,17 @@ static void join_totals(struct run *run, const struct row_pass *pass, const doub
 static char *register_memory(struct run *run, int reg) { return run->memory + reg * run->s->register_bytes; }
 
 /* True if a register holds one number for the whole block or for each of its rows. */
-static bool is_level(const struct run *run, int reg) { return run->steps[reg].chunk == 0; }
+static bool is_row_value(const struct run *run, int reg) { return run->steps[reg].chunk == 0; }
 
 /* Sums products in which one or both factors are one number per row of the block. */
 static void sum_multiples(const struct run *run, const struct row_instruction *at, bool is_wide, double *totals) {
     int64_t width = width_of(is_wide);
-    int factor = is_level(run, at->x[0]) ? 0 : 1, other = at->x[!factor], level = at->x[factor];
+    int factor = is_row_value(run, at->x[0]) ? 0 : 1, other = at->x[!factor], level = at->x[factor];
     for (int64_t r = 0; r < run->rows_here; r++) {
         const char *elements = run->registers[other] + r * run->steps[other].row * width;
         const char *number = run->registers[level] + r * run->steps[level].row * width;
         double sum = 0;
-        if (is_level(run, other))
+        if (is_row_value(run, other))
             sum = (double)run->columns * first_of(is_wide, elements);
         else
             kernels_of(is_wide)->of_rows(OPCODE_SUM)(1, run->columns, &sum, elements, 0, NULL, 0);
@@ -504,7 +504,7 @@ static void reduce(struct run *run, const struct row_instruction *at) {
     double *totals = totals_of(run, at->slot) + run->row;
     /* 0 if b is absent. */
     int64_t ld_x = run->steps[at->x[0]].row, ld_b = b ? run->steps[at->x[1]].row : 0;
-    if (b && (is_level(run, at->x[0]) || is_level(run, at->x[1])))
+    if (b && (is_row_value(run, at->x[0]) || is_row_value(run, at->x[1])))
         sum_multiples(run, at, term->is_wide, totals);
     else if (!s->loops[s->b].is_reduced)
         kernels->of_columns(term->opcode)(rows, columns, totals, x, ld_x, b, ld_b);
@@ -576,12 +576,12 @@ static void sum_column(struct run *run, const struct row_instruction *at) {
 
 /* Location of a kept term's elements for the block: the memory of a result if it has the form of a register, otherwise
    the block's part of the slot. */
-static char *kept_place(const struct run *run, const struct row_instruction *at) {
+static char *kept_location(const struct run *run, const struct row_instruction *at) {
     bool is_wide = term_at(run, at->term)->is_wide;
     char *found = NULL;
     if (at->operand >= 0) {
-        struct place place = block_place(run, at->operand);
-        found = find_dense(&place, is_wide);
+        struct location location = block_location(run, at->operand);
+        found = dense_memory(&location, is_wide);
     }
     return found ? found : run->kept + at->slot * run->s->kept_bytes + run->done * width_of(is_wide);
 }
@@ -599,14 +599,14 @@ static void calculate_block(struct run *run, const struct row_instruction *at) {
     }
     char *dst = register_memory(run, at->dst);
     if (at->slot >= 0) {
-        dst = kept_place(run, at);
+        dst = kept_location(run, at);
     } else if (at->operand >= 0) {
-        struct place place = block_place(run, at->operand);
+        struct location location = block_location(run, at->operand);
         /* Kernels that step over rows allow gaps; loops and conversions do not. */
         bool may_gap = run->s->steps_rows && at->opcode >= 0;
-        char *found = may_gap ? find_rows(&place, term->is_wide) : find_dense(&place, term->is_wide);
+        char *found = may_gap ? dense_rows(&location, term->is_wide) : dense_memory(&location, term->is_wide);
         dst = found ? found : dst;
-        ld = found && may_gap ? place.row_stride : ld;
+        ld = found && may_gap ? location.row_stride : ld;
     }
     /* Row by row if arguments or dst have gaps or represent whole rows. */
     if (at->opcode >= 0 && run->s->steps_rows)
@@ -627,14 +627,14 @@ static int64_t tile_ahead(const struct run *run, const struct row_pass *pass, in
 }
 
 /* One number per row of a block: a chunk of it represents the row. Blocks of few columns have no room for a chunk. */
-static void load_levels(struct run *run, const struct row_instruction *at, struct place place) {
+static void load_levels(struct run *run, const struct row_instruction *at, struct location location) {
     bool is_wide = term_at(run, at->term)->is_wide;
     const struct row_kernels *kernels = kernels_of(is_wide);
     char values[ROWWISE_BLOCK / ROW_CHUNK * sizeof(double)] __attribute__((aligned(64)));
     char *dst = run->registers[at->dst] = register_memory(run, at->dst);
-    int64_t rows = place.rows;
-    place.columns = rows, place.column_stride = place.row_stride, place.rows = 1;
-    load(is_wide, values, &place);
+    int64_t rows = location.rows;
+    location.columns = rows, location.column_stride = location.row_stride, location.rows = 1;
+    load(is_wide, values, &location);
     if (rows == 1)
         kernels->fill(min64(run->columns, ROW_CHUNK), dst, first_of(is_wide, values));
     else
@@ -644,36 +644,36 @@ static void load_levels(struct run *run, const struct row_instruction *at, struc
 
 static void load_block(struct run *run, const struct row_pass *pass, const struct row_instruction *at) {
     bool is_wide = term_at(run, at->term)->is_wide;
-    if (at->is_alike && pass->blocks == 1 && run->row > 0)
+    if (at->is_row_invariant && pass->blocks == 1 && run->row > 0)
         return;
-    struct place place = block_place(run, at->operand);
-    if (at->does_as_one && run->s->loops[run->s->b].is_reduced && place.column_stride == 0 && place.base &&
-        (place.rows == 1 || (run->s->steps_rows && !pass->only_reduces))) {
-        load_levels(run, at, place);
+    struct location location = block_location(run, at->operand);
+    if (at->is_row_constant && run->s->loops[run->s->b].is_reduced && location.column_stride == 0 && location.base &&
+        (location.rows == 1 || (run->s->steps_rows && !pass->only_reduces))) {
+        load_levels(run, at, location);
         return;
     }
     /* Totals would then reduce the block as one run including its gaps, so it must have none. */
     bool is_run = run->s->loops[run->s->a].is_reduced && run->s->loops[run->s->b].is_reduced;
-    bool may_gap = (pass->only_reduces && !is_run) || (run->s->steps_rows && at->is_thin);
-    char *found = may_gap ? find_rows(&place, is_wide) : find_dense(&place, is_wide);
-    run->registers[at->dst] = found ? found : at->slot >= 0 ? kept_place(run, at) : register_memory(run, at->dst);
+    bool may_gap = (pass->only_reduces && !is_run) || (run->s->steps_rows && at->is_compact);
+    char *found = may_gap ? dense_rows(&location, is_wide) : dense_memory(&location, is_wide);
+    run->registers[at->dst] = found ? found : at->slot >= 0 ? kept_location(run, at) : register_memory(run, at->dst);
     /* One row for all; formulas repeat it. */
-    if (!found && place.row_stride == 0 && run->s->steps_rows && at->is_thin)
-        place.rows = 1;
-    int64_t row = found && may_gap ? place.row_stride : place.rows == 1 && run->rows_here > 1 ? 0 : run->columns;
+    if (!found && location.row_stride == 0 && run->s->steps_rows && at->is_compact)
+        location.rows = 1;
+    int64_t row = found && may_gap ? location.row_stride : location.rows == 1 && run->rows_here > 1 ? 0 : run->columns;
     run->steps[at->dst] = (struct row_steps){ROW_CHUNK, row, found ? tile_ahead(run, pass, at->operand) : 0};
     if (!found)
-        load(is_wide, run->registers[at->dst], &place);
+        load(is_wide, run->registers[at->dst], &location);
 }
 
 /* Compares addresses to detect that the last formula has already written to memory. */
 static void store_block(struct run *run, const struct row_instruction *at) {
     bool is_wide = term_at(run, at->term)->is_wide;
-    struct place place = block_place(run, at->operand);
+    struct location location = block_location(run, at->operand);
     const char *src = run->registers[at->x[0]];
-    if (!place.base || find_rows(&place, is_wide) == src) /* dead, or written as it was computed */
+    if (!location.base || dense_rows(&location, is_wide) == src) /* dead, or written as it was computed */
         return;
-    store(is_wide, &place, src, run->steps[at->x[0]].row);
+    store(is_wide, &location, src, run->steps[at->x[0]].row);
 }
 
 static void execute(struct run *run, const struct row_pass *pass, const struct row_instruction *at) {
@@ -682,7 +682,7 @@ static void execute(struct run *run, const struct row_pass *pass, const struct r
         load_block(run, pass, at);
         break;
     case ROW_RECALL:
-        run->registers[at->dst] = kept_place(run, at);
+        run->registers[at->dst] = kept_location(run, at);
         run->steps[at->dst] = (struct row_steps){ROW_CHUNK, run->columns, 0};
         break;
     case ROW_CALCULATE:
@@ -716,22 +716,22 @@ static void spread(struct run *run, const struct row_pass *pass, const struct ro
     /* True if all elements of the block belong to one row. */
     bool is_one = s->loops[s->b].is_reduced && (s->loops[s->a].is_reduced || s->block_a == 1);
     bool are_columns = !s->loops[s->b].is_reduced;
-    bool is_thin = at->is_thin && s->steps_rows;
-    if (pass->only_reduces || (are_columns && is_thin)) { /* in place: one for each column or row */
+    bool is_compact = at->is_compact && s->steps_rows;
+    if (pass->only_reduces || (are_columns && is_compact)) { /* in place: one for each column or row */
         run->registers[at->dst] = (char *)values;
         run->steps[at->dst].chunk = are_columns ? ROW_CHUNK : 0;
         run->steps[at->dst].row = are_columns || s->loops[s->a].is_reduced ? 0 : 1;
         return;
     }
     /* One chunk per row, which formulas repeat. */
-    if (is_thin) {
+    if (is_compact) {
         run->steps[at->dst] = (struct row_steps){0, ROW_CHUNK, 0};
         kernels_of(term->is_wide)->fill_chunks(run->rows_here, dst, values);
         return;
     }
     /* As large as any block of the pass: later blocks may have fewer columns, never more. */
-    int64_t count = at->is_thin ? min64(ROW_CHUNK, s->block_a * s->block_b) : s->block_a * s->block_b;
-    run->steps[at->dst] = (struct row_steps){is_one && at->is_thin ? 0 : ROW_CHUNK, is_one ? 0 : run->columns, 0};
+    int64_t count = at->is_compact ? min64(ROW_CHUNK, s->block_a * s->block_b) : s->block_a * s->block_b;
+    run->steps[at->dst] = (struct row_steps){is_one && at->is_compact ? 0 : ROW_CHUNK, is_one ? 0 : run->columns, 0};
     if (is_one)
         kernels_of(term->is_wide)->fill(count, dst, first_of(term->is_wide, values));
     /* Repeats a value along its row. */
@@ -866,7 +866,7 @@ static void start(struct run *run, struct job *job) {
     run->s = job->s;
     run->values = job->values;
     run->scratch = job->scratch;
-    run->is_beyond = &job->is_beyond;
+    run->is_out_of_range = &job->is_out_of_range;
 }
 
 /* Resets the column sums of a task, or of a part of a tile, before its first pass. */
@@ -960,7 +960,7 @@ bool row_schedule_run(const struct row_schedule *s, void *const *values, void *s
     struct job job = {s, values, scratch, memory, 0, false};
     if (s->splits == 1) {
         threads_for(s->tasks, run_task, &job);
-        return !job.is_beyond;
+        return !job.is_out_of_range;
     }
     threads_for(s->tiles, begin_rows, &job);
     for (job.pass = 0; job.pass < s->pass_count; job.pass++) {
@@ -968,5 +968,5 @@ bool row_schedule_run(const struct row_schedule *s, void *const *values, void *s
         threads_for(s->tiles, end_pass, &job);
     }
     threads_for(s->tiles, end_rows, &job);
-    return !job.is_beyond;
+    return !job.is_out_of_range;
 }

@@ -69,7 +69,7 @@ static void cut_tasks(struct row_schedule *s) {
 
 /* Column sums are private to a task, or to a part if there are few parts and short sums. They accumulate a block's
    columns side by side, or each of its rows as one. */
-static void place_sums(struct row_schedule *s) {
+static void plan_sums(struct row_schedule *s) {
     s->partial_sums = s->splits > 1 ? s->tiles * s->splits : s->tasks;
     bool are_short = s->partial_sums * s->sum_length * (int64_t)sizeof(float) <= PART_SUMS_BYTES;
     s->sums_columns = s->loops[s->b].position <= 1 && (s->splits == 1 || are_short);
@@ -101,9 +101,9 @@ static bool keeps_too_much(const struct row_schedule *s, enum row_keeping keepin
 }
 
 /* If the kept elements do not fit, instructions are generated again with less keeping. */
-weftStatus_t row_schedule_make(struct row_schedule *s, struct schedule_room *room, const struct rowwise *rows,
+weftStatus_t row_schedule_plan(struct row_schedule *s, struct schedule_room *room, const struct rowwise *rows,
                                int threads) {
-    /* Lists are stored in the room; row_schedule_keep copies them. */
+    /* Lists are stored in the room; row_schedule_copy copies them. */
     *s = (struct row_schedule){.rows = rows,
                                .loops = room->loops,
                                .passes = room->passes,
@@ -112,7 +112,7 @@ weftStatus_t row_schedule_make(struct row_schedule *s, struct schedule_room *roo
                                .slot_of = room->slot_of,
                                .kept = room->kept,
                                .kept_pass = room->kept_pass,
-                               .kept_home = room->kept_home,
+                               .kept_operand = room->kept_operand,
                                .watched = -1};
     bool is_done = false;
     for (int keeping = KEEP_CONVERTED_LOADS; keeping >= KEEP_NOTHING && !is_done; keeping--) {
@@ -123,41 +123,41 @@ weftStatus_t row_schedule_make(struct row_schedule *s, struct schedule_room *roo
         is_done = !keeps_too_much(s, keeping);
     }
     cut_tasks(s);
-    place_sums(s);
+    plan_sums(s);
     predict(s, threads);
     return WEFT_STATUS_SUCCESS;
 }
 
 /* Replaces a list by a copy of its items. `list` is the address of the pointer to them, of any type. */
-static weftStatus_t keep_list(struct arena *arena, void *list, int count, size_t item_bytes) {
+static weftStatus_t copy_list(struct arena *arena, void *list, int count, size_t item_bytes) {
     void *items;
     memcpy(&items, list, sizeof items);
     return arena_copy(arena, list, items, (size_t)count * item_bytes);
 }
 
-/* Running needs operands and terms. `made` is needed only while terms are written. */
-static weftStatus_t keep_rows(const struct rowwise **kept, const struct rowwise *rows, struct arena *arena) {
-    struct rowwise *own;
-    TRY(arena_copy(arena, &own, rows, sizeof *rows));
-    own->made = NULL;
-    TRY(keep_list(arena, &own->operands, rows->operand_count, sizeof *rows->operands));
-    TRY(keep_list(arena, &own->terms, rows->term_count, sizeof *rows->terms));
-    *kept = own;
+/* Running needs operands and terms. `values` is needed only while terms are written. */
+static weftStatus_t copy_program(const struct rowwise **kept, const struct rowwise *rows, struct arena *arena) {
+    struct rowwise *copy;
+    TRY(arena_copy(arena, &copy, rows, sizeof *rows));
+    copy->values = NULL;
+    TRY(copy_list(arena, &copy->operands, rows->operand_count, sizeof *rows->operands));
+    TRY(copy_list(arena, &copy->terms, rows->term_count, sizeof *rows->terms));
+    *kept = copy;
     return WEFT_STATUS_SUCCESS;
 }
 
 /* Running does not need the data for decisions about kept terms. */
-weftStatus_t row_schedule_keep(const struct row_schedule **kept, const struct row_schedule *s, struct arena *arena) {
-    struct row_schedule *own;
-    TRY(arena_copy(arena, &own, s, sizeof *s));
-    own->kept = own->kept_pass = own->kept_home = NULL;
-    TRY(keep_rows(&own->rows, s->rows, arena));
-    TRY(keep_list(arena, &own->loops, s->loop_count, sizeof *s->loops));
-    TRY(keep_list(arena, &own->passes, s->pass_count, sizeof *s->passes));
-    TRY(keep_list(arena, &own->instructions, s->instruction_count, sizeof *s->instructions));
-    TRY(keep_list(arena, &own->row_terms, s->stage_ends[ROWWISE_PASSES], sizeof *s->row_terms));
-    TRY(keep_list(arena, &own->slot_of, s->rows->term_count, sizeof *s->slot_of));
-    *kept = own;
+weftStatus_t row_schedule_copy(const struct row_schedule **kept, const struct row_schedule *s, struct arena *arena) {
+    struct row_schedule *copy;
+    TRY(arena_copy(arena, &copy, s, sizeof *s));
+    copy->kept = copy->kept_pass = copy->kept_operand = NULL;
+    TRY(copy_program(&copy->rows, s->rows, arena));
+    TRY(copy_list(arena, &copy->loops, s->loop_count, sizeof *s->loops));
+    TRY(copy_list(arena, &copy->passes, s->pass_count, sizeof *s->passes));
+    TRY(copy_list(arena, &copy->instructions, s->instruction_count, sizeof *s->instructions));
+    TRY(copy_list(arena, &copy->row_terms, s->stage_ends[ROWWISE_PASSES], sizeof *s->row_terms));
+    TRY(copy_list(arena, &copy->slot_of, s->rows->term_count, sizeof *s->slot_of));
+    *kept = copy;
     return WEFT_STATUS_SUCCESS;
 }
 

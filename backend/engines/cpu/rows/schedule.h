@@ -41,10 +41,10 @@ struct row_instruction {
     int opcode;                /* for CALCULATE of a formula: the term's opcode, or one of enum row_opcode */
     /* for SPREAD: only formulas read it, so one chunk suffices; for LOAD: all readers step from row to row, so it may
        stay in place */
-    bool is_thin;
-    bool is_alike; /* for LOAD: converted, and the same for all rows, so one block serves the whole tile */
+    bool is_compact;
+    bool is_row_invariant; /* for LOAD: converted, and the same for all rows, so one block serves the whole tile */
     /* for LOAD: only formulas and sums of products read it, so one number per row of a block suffices */
-    bool does_as_one;
+    bool is_row_constant;
     /* for LOAD and STORE; for CALCULATE: memory to which dst may be written directly, also if it is kept; for RECALL:
        that memory; otherwise -1 */
     int operand;
@@ -76,7 +76,7 @@ struct schedule_room {
     struct row_pass passes[ROWWISE_PASSES];
     struct row_instruction instructions[ROWWISE_INSTRUCTIONS];
     int row_terms[ROWWISE_TERMS], slot_of[ROWWISE_TERMS];
-    int kept[ROWWISE_TERMS], kept_pass[ROWWISE_TERMS], kept_home[ROWWISE_TERMS];
+    int kept[ROWWISE_TERMS], kept_pass[ROWWISE_TERMS], kept_operand[ROWWISE_TERMS];
 };
 
 struct row_schedule {
@@ -107,7 +107,7 @@ struct row_schedule {
     int64_t row_bytes, totals_at, tile_bytes;
     int kept_count, *kept;      /* slot of a term whose elements are kept between passes, or -1; NULL when running */
     int *kept_pass;             /* the pass that computes them; NULL when running */
-    int *kept_home;             /* operand in whose memory they are kept, or -1; NULL when running */
+    int *kept_operand;          /* operand in whose memory they are kept, or -1; NULL when running */
     int64_t kept_bytes;         /* of one slot */
     int sum_count;              /* number of column sums */
     int64_t sum_length;         /* elements of one sum */
@@ -119,10 +119,10 @@ struct row_schedule {
 };
 
 /* Schedules a program, or fails with a message. */
-weftStatus_t row_schedule_make(struct row_schedule *s, struct schedule_room *room, const struct rowwise *rows,
+weftStatus_t row_schedule_plan(struct row_schedule *s, struct schedule_room *room, const struct rowwise *rows,
                                int threads);
 /* Copies a schedule and its program into an arena, for running. */
-weftStatus_t row_schedule_keep(const struct row_schedule **kept, const struct row_schedule *s, struct arena *arena);
+weftStatus_t row_schedule_copy(const struct row_schedule **kept, const struct row_schedule *s, struct arena *arena);
 
 /* Memory of a run. All users share the first part; it consists of tiles and parts of tiles if splits > 1, otherwise of
    tasks. */

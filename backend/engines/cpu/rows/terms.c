@@ -93,17 +93,17 @@ static int in_width(struct rowwise *rows, int term, bool is_wide) {
    checked first. */
 static int *term_of(struct rowwise *rows, int value) {
     static _Thread_local int none; /* after a failure */
-    for (int i = 0; i < rows->made_count; i++)
-        if (rows->made[i].value == value)
-            return &rows->made[i].term;
-    if (rows->made_count == ROWWISE_TERMS)
+    for (int i = 0; i < rows->value_count; i++)
+        if (rows->values[i].value == value)
+            return &rows->values[i].term;
+    if (rows->value_count == ROWWISE_TERMS)
         fail(rows,
              status_fail(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "the region has more than %d values", ROWWISE_TERMS));
     if (rows->trouble)
         return &none;
-    rows->made[rows->made_count].value = value;
-    rows->made[rows->made_count].term = -1;
-    return &rows->made[rows->made_count++].term;
+    rows->values[rows->value_count].value = value;
+    rows->values[rows->value_count].term = -1;
+    return &rows->values[rows->value_count++].term;
 }
 
 /* A value of the graph, in the width in which it was computed or that its type requires. Loaded on first use. */
@@ -183,19 +183,19 @@ int rowwise_formula(struct rowwise *rows, int opcode, const int *arguments, int 
 
 /* A row value, one stage later than its argument: its pass must be closed before it is known. */
 int rowwise_reduce(struct rowwise *rows, enum term_kind kind, enum opcode opcode, int of, bool is_wide) {
-    int made = unary(rows, kind, of, (struct term){.opcode = opcode, .is_wide = is_wide});
-    if (made >= 0) {
-        rows->terms[made].spans = false;
+    int term = unary(rows, kind, of, (struct term){.opcode = opcode, .is_wide = is_wide});
+    if (term >= 0) {
+        rows->terms[term].spans = false;
         /* A column sum closes no pass, and nothing in the program reads it. */
-        rows->terms[made].stage += kind == TERM_REDUCTION;
+        rows->terms[term].stage += kind == TERM_REDUCTION;
     }
-    return made;
+    return term;
 }
 
 /* ---- Results ----------------------------------------------------------------------------------------------------- */
 
 /* The value is read outside the region, and the readers' results reach the user. */
-static bool is_wanted(const struct rowwise *rows, int value) {
+static bool is_needed_outside(const struct rowwise *rows, int value) {
     return region_exports(rows->region, value) && !value_is_dead(&rows->graph->values[value]);
 }
 
@@ -221,7 +221,7 @@ void rowwise_result(struct rowwise *rows, const struct tensor *tensor, int term)
     if (!is_kept && is_read_inside(rows, value)) /* readers see the stored value */
         term = unary(rows, TERM_ROUND, term, (struct term){.type = type, .is_wide = is_wide});
     *term_of(rows, value) = term;
-    if (is_wanted(rows, value) && term >= 0)
+    if (is_needed_outside(rows, value) && term >= 0)
         add_value(rows, value, term, true);
 }
 
@@ -231,7 +231,7 @@ static int64_t scratch_bytes_of(bool is_wide) { return is_wide ? (int64_t)sizeof
 static weftDataType_t scratch_type(bool is_wide) { return is_wide ? WEFT_DATA_DOUBLE : WEFT_DATA_FLOAT; }
 
 /* Counted in elements of its own width from the start of scratch memory, whose parts are multiples of 64 bytes. */
-int64_t rowwise_keep(struct rowwise *rows, int term) {
+int64_t rowwise_save(struct rowwise *rows, int term) {
     if (term < 0)
         return -1;
     bool is_wide = rows->terms[term].is_wide;
@@ -244,8 +244,8 @@ int64_t rowwise_keep(struct rowwise *rows, int term) {
     return at;
 }
 
-/* The counterpart of rowwise_keep: strides locate each row's number along the axes of this program's space. */
-int rowwise_kept(struct rowwise *rows, int64_t at, const int64_t *strides, bool is_wide) {
+/* The counterpart of rowwise_save: strides locate each row's number along the axes of this program's space. */
+int rowwise_load_saved(struct rowwise *rows, int64_t at, const int64_t *strides, bool is_wide) {
     struct row_operand operand = {.value = VALUE_SCRATCH, .term = -1, .type = scratch_type(is_wide), .offset = at};
     for (int i = 0; i < rows->space.axis_count; i++)
         operand.strides[i] = strides[i];

@@ -62,7 +62,7 @@ struct row_value {
 /* Working memory for a program; need not be cleared. A step copies the part that was used. */
 struct rowwise_room {
     struct row_operand operands[ROWWISE_OPERANDS];
-    struct row_value made[ROWWISE_TERMS];
+    struct row_value values[ROWWISE_TERMS];
     struct term terms[ROWWISE_TERMS];
 };
 
@@ -74,9 +74,9 @@ struct rowwise {
     bool sums_apart;               /* no column sums: gradients of scale and bias are computed by a separate pass */
     bool is_wide;                  /* everything is computed in double, whatever the operations request */
     struct row_space space;
-    int operand_count, made_count, term_count;
+    int operand_count, value_count, term_count;
     struct row_operand *operands;
-    struct row_value *made;
+    struct row_value *values;
     struct term *terms;
     struct follow follow;
     int64_t scratch_bytes; /* for the second program */
@@ -96,9 +96,9 @@ void rowwise_pointwise(struct rowwise *rows, const struct node *node);
 /* Makes a term the value of a tensor (NULL: none), rounded as the tensor's type requires, and stores it if it is read
    outside the region. */
 void rowwise_result(struct rowwise *rows, const struct tensor *tensor, int term);
-/* Stores a row value in scratch memory and returns its location; rowwise_kept loads such a location as a term. */
-int64_t rowwise_keep(struct rowwise *rows, int term);
-int rowwise_kept(struct rowwise *rows, int64_t at, const int64_t *strides, bool is_wide);
+/* Stores a row value in scratch memory and returns its location; rowwise_load_saved loads such a location as a term. */
+int64_t rowwise_save(struct rowwise *rows, int term);
+int rowwise_load_saved(struct rowwise *rows, int64_t at, const int64_t *strides, bool is_wide);
 /* Marks everything that stores depend on, and refuses stores that are not possible. */
 weftStatus_t rowwise_finish(struct rowwise *rows);
 

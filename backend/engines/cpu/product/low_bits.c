@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Bytes are widened by conversion instructions; 4-bit numbers are looked up in a register that contains all sixteen
    values of the type. */
-#include "engines/cpu/product/few_bits.h"
+#include "engines/cpu/product/low_bits.h"
 
 #include "base/dtype.h"
 #include "base/number.h"
@@ -9,15 +9,15 @@
 
 #include <string.h>
 
-enum { LANES = FEW_BITS_GROUP / 2, LINE = 64 }; /* LINE: in bytes */
+enum { LANES = LOW_BITS_GROUP / 2, LINE = 64 }; /* LINE: in bytes */
 
 static bool are_nibbles(weftDataType_t type) { return dtype_of(type)->bits == 4; }
 
 /* Within a group of nibbles, the lower ones come first, then the upper ones. */
-void few_bits_arrange(weftDataType_t type, float *row, int64_t depth) {
-    float group[FEW_BITS_GROUP];
-    for (int64_t d = 0; d < depth && are_nibbles(type); d += FEW_BITS_GROUP) {
-        for (int i = 0; i < FEW_BITS_GROUP; i++)
+void low_bits_arrange(weftDataType_t type, float *row, int64_t depth) {
+    float group[LOW_BITS_GROUP];
+    for (int64_t d = 0; d < depth && are_nibbles(type); d += LOW_BITS_GROUP) {
+        for (int i = 0; i < LOW_BITS_GROUP; i++)
             group[i % 2 * LANES + i / 2] = row[d + i];
         memcpy(row + d, group, sizeof group);
     }
@@ -38,7 +38,7 @@ static enum kind kind_of(weftDataType_t type) {
     return are_nibbles(type) ? NIBBLES : type == WEFT_DATA_INT8 ? SIGNED_BYTES : UNSIGNED_BYTES;
 }
 
-bool few_bits_takes(weftDataType_t type) {
+bool low_bits_supports(weftDataType_t type) {
     bool is_known = type == WEFT_DATA_INT8 || type == WEFT_DATA_UINT8 || type == WEFT_DATA_INT4 ||
                     type == WEFT_DATA_UINT4 || type == WEFT_DATA_FP4_E2M1;
     return is_known && __builtin_cpu_supports("avx512f");
@@ -63,7 +63,7 @@ INLINE void widen(enum kind kind, __m512 *numbers, const uint8_t *column, int64_
 }
 
 /* Multiplies `height` rows and `width` columns, and prefetches the columns after these, line by line. */
-INLINE void add_columns(int height, int width, enum kind kind, const struct few_bits *few, const uint8_t *const *column,
+INLINE void add_columns(int height, int width, enum kind kind, const struct low_bits *few, const uint8_t *const *column,
                         const float *const *row, const float *scales, __m512 table, float *sums, int64_t sum_ld) {
     const int64_t ahead = width * few->column_bytes, line = kind == NIBBLES ? 2 * LINE : LINE;
     __m512 totals[4][4];
@@ -72,7 +72,7 @@ INLINE void add_columns(int height, int width, enum kind kind, const struct few_
         int64_t end = min64(first + few->block, few->depth);
         __m512 sum[4][4];
         EACH(i, height) EACH(j, width) sum[i][j] = _mm512_setzero_ps();
-        for (int64_t d = first; d < end; d += FEW_BITS_GROUP) {
+        for (int64_t d = first; d < end; d += LOW_BITS_GROUP) {
             for (int j = 0; j < width && d % line == 0; j++)
                 __builtin_prefetch(column[j] + ahead + d * LINE / line, 0, 2);
             EACH(j, width) {
@@ -91,32 +91,32 @@ INLINE void add_columns(int height, int width, enum kind kind, const struct few_
 }
 
 /* More rows leave registers for fewer columns. */
-INLINE void add_some(enum kind kind, const struct few_bits *few, int count, const uint8_t *const *column,
+INLINE void add_some(enum kind kind, const struct low_bits *few, int count, const uint8_t *const *column,
                      const float *const *row, const float *scales, __m512 table, float *sums, int64_t sum_ld) {
     if (count == 1)
         add_columns(1, 4, kind, few, column, row, scales, table, sums, sum_ld);
     else if (count == 2)
         add_columns(2, 4, kind, few, column, row, scales, table, sums, sum_ld);
     else
-        for (int j = 0; j < FEW_BITS_COLUMNS; j += 2)
+        for (int j = 0; j < LOW_BITS_COLUMNS; j += 2)
             add_columns(4, 2, kind, few, column + j, row, scales + j, table, sums + j, sum_ld);
 }
 
-AVX512 void few_bits_dots(const struct few_bits *few, int columns, const float *rows, int64_t row_ld, int count,
+AVX512 void low_bits_dots(const struct low_bits *few, int columns, const float *rows, int64_t row_ld, int count,
                           float *sums, int64_t sum_ld) {
     enum kind kind = kind_of(few->type);
-    const float *row[FEW_BITS_ROWS];
+    const float *row[LOW_BITS_ROWS];
     float codes[LANES] = {0};
-    for (int i = 0; i < FEW_BITS_ROWS; i++)
+    for (int i = 0; i < LOW_BITS_ROWS; i++)
         row[i] = rows + (i < count ? i : count - 1) * row_ld;
     for (int i = 0; i < LANES && kind == NIBBLES; i++) {
         uint8_t code = (uint8_t)i;
         dtype_to_f32(codes + i, few->type, &code, 0, 1);
     }
     __m512 table = _mm512_loadu_ps(codes);
-    for (int j = 0; j < columns; j += FEW_BITS_COLUMNS) {
-        const uint8_t *column[FEW_BITS_COLUMNS];
-        for (int i = 0; i < FEW_BITS_COLUMNS; i++)
+    for (int j = 0; j < columns; j += LOW_BITS_COLUMNS) {
+        const uint8_t *column[LOW_BITS_COLUMNS];
+        for (int i = 0; i < LOW_BITS_COLUMNS; i++)
             column[i] = (const uint8_t *)few->numbers + min64(j + i, columns - 1) * few->column_bytes;
         if (kind == NIBBLES)
             add_some(NIBBLES, few, count, column, row, few->scales + j, table, sums + j, sum_ld);
@@ -127,9 +127,9 @@ AVX512 void few_bits_dots(const struct few_bits *few, int columns, const float *
     }
 }
 #else
-bool few_bits_takes(weftDataType_t type) { return (void)type, false; }
+bool low_bits_supports(weftDataType_t type) { return (void)type, false; }
 
-void few_bits_dots(const struct few_bits *few, int columns, const float *rows, int64_t row_ld, int count, float *sums,
+void low_bits_dots(const struct low_bits *few, int columns, const float *rows, int64_t row_ld, int count, float *sums,
                    int64_t sum_ld) {
     (void)few, (void)columns, (void)rows, (void)row_ld, (void)count, (void)sums, (void)sum_ld;
 }
