@@ -100,7 +100,7 @@ static void check(const struct sweep_kernels *kernels, struct sweep s, bool is_m
     list(&s, &m, 0, 4);
     run(&s);
     list(&s, &m, 4, TAPS);
-    s.goes_on = true, s.factor = 0.5f;
+    s.continues = true, s.factor = 0.5f;
     run(&s);
     list(&s, &m, 0, TAPS);
     for (int64_t i = 0; i < POSITIONS * CHANNELS; i++) {

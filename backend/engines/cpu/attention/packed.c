@@ -84,10 +84,10 @@ __attribute__((target("avx512bf16,avx512bw"))) static inline __m512i pair(__m512
 }
 
 __attribute__((target("avx512bf16,avx512bw"))) void packed_pairs(const float *columns, int64_t depth, uint32_t *to) {
-    int16_t places[PACKED]; /* 0, 16, 1, 17, ...: interleaves the lower and the upper half */
+    int16_t indices[PACKED]; /* 0, 16, 1, 17, ...: interleaves the lower and the upper half */
     for (int i = 0; i < PACKED; i++)
-        places[i] = (int16_t)(i / 2 + i % 2 * 16);
-    const __m512i order = _mm512_loadu_si512(places);
+        indices[i] = (int16_t)(i / 2 + i % 2 * 16);
+    const __m512i order = _mm512_loadu_si512(indices);
     for (int64_t d = 0; d < packed_size(depth); d += 2, columns += 2 * PANEL)
         for (int i = 0; i < PANEL; i += 16, to += 16) {
             __m512 low = d < depth ? _mm512_loadu_ps(columns + i) : _mm512_setzero_ps();

@@ -26,7 +26,7 @@ struct sweep {
     int64_t result_step, where_step;     /* in elements */
     float *results, factor;              /* results are multiplied by factor at the end */
     int32_t *where;                      /* for a maximum: the number of the first tap that attains it, or NULL */
-    bool continues, has_picks, nan_wins; /* continues: continues from the contents of results and where */
+    bool continues, has_picks, nan_wins; /* continues: starts from the contents of results and where */
 };
 
 /* One compiled version of both. count is at least 1 unless continues; sums accept 0. */

@@ -282,14 +282,14 @@ static weftStatus_t describe(struct step *step, const struct contraction *contra
     const struct direct *direct = &contraction->pieces[0].direct;
     const struct gemm *gemm = &contraction->pieces[0].gemm;
     const char *packed = has_dots(&contraction->pieces[0]) ? "dot products" : kernel->name;
-    int behind = -1, pieces = contraction->piece_count;
+    int fused = -1, pieces = contraction->piece_count;
     for (int i = 0; i < step->region.count; i++)
-        behind += !node_is_dequantize(region_node(&step->region, i));
+        fused += !node_is_dequantize(region_node(&step->region, i));
     if (direct->is_on && direct->is_depthwise)
-        return arena_print(arena, &step->detail, "depthwise, %d fused operations", behind);
+        return arena_print(arena, &step->detail, "depthwise, %d fused operations", fused);
     return arena_print(arena, &step->detail, "%s, %d x %lld products of [%lld,%lld] x [%lld,%lld], %d fused operations",
                        direct->is_on ? direct_kernel(0)->name : packed, pieces, (long long)gemm->batch,
-                       (long long)gemm->m, (long long)gemm->k, (long long)gemm->k, (long long)gemm->n, behind);
+                       (long long)gemm->m, (long long)gemm->k, (long long)gemm->k, (long long)gemm->n, fused);
 }
 
 static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,

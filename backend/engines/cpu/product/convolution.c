@@ -435,16 +435,16 @@ static struct image_plan data_plan(const struct planner *planner) {
     return plan;
 }
 
-/* The part of dx at these positions within a step of the stride; places: one along each dimension. */
-static struct image_plan phase_plan(const struct planner *planner, const int64_t *places) {
+/* The part of dx at these positions within a step of the stride; origins: one along each dimension. */
+static struct image_plan phase_plan(const struct planner *planner, const int64_t *origins) {
     const struct conv_geometry *g = &planner->g;
     struct image_plan plan = data_plan(planner);
     struct patches *patches = &plan.patches;
     struct filter *filter = &plan.filter;
     for (int i = 0; i < 3; i++) {
-        struct phase phase = phase_of(g, i, places[i]);
+        struct phase phase = phase_of(g, i, origins[i]);
         /* Number of elements of dx along the dimension that belong to the phase. */
-        int64_t count = divide_up(g->x.size[i] - places[i], g->stride[i]);
+        int64_t count = divide_up(g->x.size[i] - origins[i], g->stride[i]);
         patches->positions[i] = count;
         patches->taps[i] = filter->taps[i] = phase.count;
         patches->offset[i] = phase.offset;
@@ -454,7 +454,7 @@ static struct image_plan phase_plan(const struct planner *planner, const int64_t
         filter->tap_stride[i] *= phase.step;
         if (i >= 3 - g->spatial) {
             struct axis *axis = &plan.axes[i - 3 + g->spatial];
-            axis->extent = count, axis->first = places[i], axis->step = g->stride[i];
+            axis->extent = count, axis->first = origins[i], axis->step = g->stride[i];
         }
     }
     return plan;
@@ -467,20 +467,20 @@ static weftStatus_t plan_data(struct planner *planner, struct arena *arena) {
     struct contraction *contraction = planner->contraction;
     struct image_plan whole = data_plan(planner);
     struct direct_phase *all;
-    int64_t phases[3], places[3], count = 0;
+    int64_t phases[3], origins[3], count = 0;
     count_phases(g, phases);
     TRY(arena_alloc(arena, &contraction->pieces, (size_t)patches_count(phases) * sizeof(struct piece)));
     TRY(arena_alloc(arena, &all, (size_t)patches_count(phases) * sizeof *all));
-    for (bool more = index_begin(places, 3, phases); more; more = index_next(places, 3, phases)) {
-        struct image_plan plan = phase_plan(planner, places);
+    for (bool more = index_begin(origins, 3, phases); more; more = index_next(origins, 3, phases)) {
+        struct image_plan plan = phase_plan(planner, origins);
         all[count++] = (struct direct_phase){plan.patches, plan.filter};
     }
     if (plan_planes(planner, contraction->pieces, &whole, all, phases)) {
         contraction->piece_count = 1;
         return WEFT_STATUS_SUCCESS;
     }
-    for (bool more = index_begin(places, 3, phases); more; more = index_next(places, 3, phases)) {
-        struct image_plan plan = phase_plan(planner, places);
+    for (bool more = index_begin(origins, 3, phases); more; more = index_next(origins, 3, phases)) {
+        struct image_plan plan = phase_plan(planner, origins);
         plan_image(planner, &contraction->pieces[contraction->piece_count++], &plan);
     }
     return WEFT_STATUS_SUCCESS;

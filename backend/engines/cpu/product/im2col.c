@@ -17,10 +17,10 @@ enum {
 };
 
 /* Number of positions before and after the image that taps see. */
-static void border_of(const struct patches *p, int i, int64_t *before, int64_t *behind) {
+static void border_of(const struct patches *p, int i, int64_t *before, int64_t *after) {
     int64_t reach = (p->taps[i] - 1) * p->tap_step[i], last = (p->positions[i] - 1) * p->step[i];
     *before = max64(0, -(p->offset[i] + min64(0, reach)));
-    *behind = max64(0, last + p->offset[i] + max64(0, reach) - (p->size[i] - 1));
+    *after = max64(0, last + p->offset[i] + max64(0, reach) - (p->size[i] - 1));
 }
 
 /* Merges contiguous dimensions of the image into dimension 2. */
@@ -44,17 +44,19 @@ static void merge_groups(struct patches *image) {
 }
 
 /* Rounds up to an odd number of cache lines: rows with such a pitch map to different cache sets. */
-static int64_t spread(int64_t floats) { return floats < LINE ? floats : LINE * (divide_up(floats, LINE) | 1); }
+static int64_t round_to_odd_lines(int64_t floats) {
+    return floats < LINE ? floats : LINE * (divide_up(floats, LINE) | 1);
+}
 
 /* Chooses the layout of the copy. */
 static void lay_out(struct im2col *stage) {
     struct patches *to = &stage->to;
     int64_t positions = patches_count(to->size), all = to->groups * to->channels;
     to->type = WEFT_DATA_FLOAT;
-    to->channel_stride = stage->is_planes ? spread(stage->images * positions) : 1;
+    to->channel_stride = stage->is_planes ? round_to_odd_lines(stage->images * positions) : 1;
     to->group_stride = to->channels * to->channel_stride;
     /* With a border, adjacent positions must be contiguous for taps. */
-    to->stride[2] = stage->is_planes ? 1 : stage->is_bordered ? all : spread(all);
+    to->stride[2] = stage->is_planes ? 1 : stage->is_bordered ? all : round_to_odd_lines(all);
     to->image_stride = positions * to->stride[2];
     to->stride[1] = to->stride[2] * to->size[2];
     to->stride[0] = to->stride[1] * to->size[1];
@@ -69,9 +71,9 @@ void im2col_plan(struct im2col *stage, const struct patches *patches, int64_t im
                              .from = *patches,
                              .to = *patches};
     for (int i = 0; i < 3 && is_bordered; i++) {
-        int64_t behind;
-        border_of(patches, i, &stage->before[i], &behind);
-        stage->to.size[i] += stage->before[i] + behind;
+        int64_t after;
+        border_of(patches, i, &stage->before[i], &after);
+        stage->to.size[i] += stage->before[i] + after;
         stage->to.offset[i] += stage->before[i];
     }
     lay_out(stage);
@@ -134,14 +136,14 @@ static void fetch_channels(const struct im2col *stage, int64_t index, const floa
 }
 
 /* Copies all channels at `count` positions of a line, starting at `first`. */
-static void copy_places(const struct im2col *stage, float *copy, int64_t image, int64_t line, int64_t first,
-                        int count) {
+static void copy_positions(const struct im2col *stage, float *copy, int64_t image, int64_t line, int64_t first,
+                           int count) {
     const struct patches *from = &stage->from, *to = &stage->to;
-    int64_t place[3] = {line / from->size[1], line % from->size[1], first}, index = image * from->image_stride;
+    int64_t position[3] = {line / from->size[1], line % from->size[1], first}, index = image * from->image_stride;
     int64_t at = image * to->image_stride;
     for (int i = 0; i < 3; i++) {
-        index += place[i] * from->stride[i];
-        at += stage->is_bordered ? (place[i] + stage->before[i]) * to->stride[i] : 0;
+        index += position[i] * from->stride[i];
+        at += stage->is_bordered ? (position[i] + stage->before[i]) * to->stride[i] : 0;
     }
     /* Without a border, the copy's positions are contiguous, whatever was merged. */
     if (!stage->is_bordered)
@@ -164,8 +166,8 @@ static void copy_part(void *context, int64_t task) {
     const struct job *job = context;
     const struct im2col *stage = job->stage;
     int64_t first = task % job->parts * RUN, line = task / job->parts;
-    copy_places(stage, job->copy, line / job->lines, line % job->lines, first,
-                (int)min64(RUN, stage->from.size[2] - first));
+    copy_positions(stage, job->copy, line / job->lines, line % job->lines, first,
+                   (int)min64(RUN, stage->from.size[2] - first));
 }
 
 /* A copy with a border is cleared completely first: such images have few channels. */

@@ -374,10 +374,10 @@ static void keep_in_place(struct row_schedule *s, int number) {
     for (int i = at + 1; i < pass->first + pass->count; i++)
         if (s->instructions[i].x[0] != at || (s->instructions[i].x[1] >= 0 && s->instructions[i].x[1] != at))
             return;
-    int kept_register = find_kept_operand(s, term_at(s, formula->term)->is_wide ? WEFT_DATA_DOUBLE : WEFT_DATA_FLOAT);
-    formula->operand = s->kept_operand[formula->term] = kept_register;
-    if (kept_register >= 0)
-        add_use(pass, kept_register);
+    int operand = find_kept_operand(s, term_at(s, formula->term)->is_wide ? WEFT_DATA_DOUBLE : WEFT_DATA_FLOAT);
+    formula->operand = s->kept_operand[formula->term] = operand;
+    if (operand >= 0)
+        add_use(pass, operand);
 }
 
 /* ---- Merging formulas -------------------------------------------------------------------------------------------- */
@@ -601,8 +601,8 @@ static bool works_in_place(const struct row_schedule *s, const struct row_instru
 
 /* Assigns a register that has no later readers to an instruction's result; false if none is left. Row values stay until
    the end of the pass, because every block reads them. */
-static bool take_register(struct row_schedule *s, const struct row_pass *pass, int index, int *free_from,
-                          int *kept_register) {
+static bool assign_register(struct row_schedule *s, const struct row_pass *pass, int index, int *free_from,
+                            int *register_of) {
     struct row_instruction *at = &s->instructions[index];
     /* The last instruction that reads the result. */
     int end = pass->first + pass->count, last = index;
@@ -622,7 +622,7 @@ static bool take_register(struct row_schedule *s, const struct row_pass *pass, i
     if (r == ROWWISE_REGISTERS)
         return false;
     free_from[r] = last;
-    kept_register[index - pass->first] = r;
+    register_of[index - pass->first] = r;
     s->register_count = r >= s->register_count ? r + 1 : s->register_count;
     return true;
 }
@@ -630,18 +630,18 @@ static bool take_register(struct row_schedule *s, const struct row_pass *pass, i
 /* Assigns registers to the results of a pass, in order. free_from: the last instruction that reads a register's value.
    Instructions that work in place may write where they read. False if registers run out. */
 static bool assign_registers(struct row_schedule *s, const struct row_pass *pass) {
-    int free_from[ROWWISE_REGISTERS], kept_register[ROWWISE_INSTRUCTIONS];
+    int free_from[ROWWISE_REGISTERS], register_of[ROWWISE_INSTRUCTIONS];
     for (int r = 0; r < ROWWISE_REGISTERS; r++)
         free_from[r] = -1;
     for (int i = pass->first; i < pass->first + pass->count; i++)
-        if (s->instructions[i].dst >= 0 && !take_register(s, pass, i, free_from, kept_register))
+        if (s->instructions[i].dst >= 0 && !assign_register(s, pass, i, free_from, register_of))
             return false;
     /* From here on dst and x are registers. */
     for (int i = pass->first; i < pass->first + pass->count; i++) {
         struct row_instruction *at = &s->instructions[i];
-        at->dst = at->dst >= 0 ? kept_register[at->dst - pass->first] : -1;
+        at->dst = at->dst >= 0 ? register_of[at->dst - pass->first] : -1;
         for (int k = 0; k < ROW_ARGUMENTS; k++)
-            at->x[k] = at->x[k] >= 0 ? kept_register[at->x[k] - pass->first] : -1;
+            at->x[k] = at->x[k] >= 0 ? register_of[at->x[k] - pass->first] : -1;
     }
     return true;
 }

@@ -242,18 +242,18 @@ static weftStatus_t check_pointwise(const struct node *node) {
     FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s computes in integers", descriptor_label(node->op));
 }
 
-/* Lists are stored in the room, which is large enough for any program. */
-static void start(struct rowwise *rows, struct rowwise_room *room, const struct region *region) {
+/* Lists are stored in the storage, which is large enough for any program. */
+static void start(struct rowwise *rows, struct rowwise_storage *storage, const struct region *region) {
     *rows = (struct rowwise){.region = region,
                              .graph = region->graph,
-                             .operands = room->operands,
-                             .values = room->values,
-                             .terms = room->terms};
+                             .operands = storage->operands,
+                             .values = storage->values,
+                             .terms = storage->terms};
 }
 
-weftStatus_t rowwise_analyse(struct rowwise *rows, struct rowwise_room *room, const struct region *region,
+weftStatus_t rowwise_analyse(struct rowwise *rows, struct rowwise_storage *storage, const struct region *region,
                              enum statistics_method method, bool sums_apart, bool is_wide) {
-    start(rows, room, region);
+    start(rows, storage, region);
     rows->method = method;
     rows->sums_apart = sums_apart;
     rows->is_wide = is_wide;
@@ -301,10 +301,10 @@ static weftStatus_t sum_apart(struct rowwise *rows, const struct follow *follow,
 }
 
 /* Reads what the first program stored in scratch memory; its space differs, see follow_space. */
-weftStatus_t rowwise_follow(struct rowwise *rows, struct rowwise_room *room, const struct rowwise *first) {
+weftStatus_t rowwise_follow(struct rowwise *rows, struct rowwise_storage *storage, const struct rowwise *first) {
     const struct follow *follow = &first->follow;
     int64_t strides[WEFT_DIM_MAX];
-    start(rows, room, first->region);
+    start(rows, storage, first->region);
     rows->is_wide = first->is_wide;
     TRY(follow_space(follow, &first->space, &rows->space, strides));
     if (follow->kind == FOLLOW_APART) {

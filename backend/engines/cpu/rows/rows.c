@@ -12,7 +12,7 @@
 
 enum { LONG_ROW = 1 << 20 }; /* bytes of a row above which its second pass misses a typical L2 */
 
-/* Both programs of a region and the room for them, on the stack of accepts and build. */
+/* Both programs of a region and their storage, on the stack of accepts and build. */
 struct sweep {
     bool is_wide; /* computes in double, whatever the operations request */
     struct rowwise rows[2];
@@ -20,11 +20,11 @@ struct sweep {
     int programs;
     /* Bytes of workspace that the programs access through scratch operands. */
     int64_t scratch_bytes; /* for both; followed by the memory of each program */
-    struct rowwise_room rooms[2];
-    struct schedule_room schedule_rooms[2];
+    struct rowwise_storage storages[2];
+    struct schedule_storage schedule_storages[2];
 };
 
-/* Programs of a step, in the plan's arena: schedules without their room. */
+/* Programs of a step, in the plan's arena: schedules without their storage. */
 struct programs {
     int count;
     int64_t scratch_bytes;
@@ -35,8 +35,8 @@ struct programs {
 /* Schedules the first program with this method of computing statistics and sums. */
 static weftStatus_t try_schedule(struct sweep *sweep, const struct region *region, int threads,
                                  enum statistics_method method, bool separate) {
-    TRY(rowwise_analyse(&sweep->rows[0], &sweep->rooms[0], region, method, separate, sweep->is_wide));
-    return row_schedule_plan(&sweep->schedules[0], &sweep->schedule_rooms[0], &sweep->rows[0], threads);
+    TRY(rowwise_analyse(&sweep->rows[0], &sweep->storages[0], region, method, separate, sweep->is_wide));
+    return row_schedule_plan(&sweep->schedules[0], &sweep->schedule_storages[0], &sweep->rows[0], threads);
 }
 
 /* True if a second pass would read rows from memory rather than the cache: tasks share them, or tiles are large. */
@@ -100,8 +100,8 @@ static weftStatus_t plan(struct sweep *sweep, const struct region *region, const
         locate_sums(sweep);
     /* The second program runs after the first has completed all rows. */
     if (first->follow.kind != FOLLOW_NOTHING) {
-        TRY(rowwise_follow(&sweep->rows[1], &sweep->rooms[1], first));
-        TRY(row_schedule_plan(&sweep->schedules[1], &sweep->schedule_rooms[1], &sweep->rows[1], device->threads));
+        TRY(rowwise_follow(&sweep->rows[1], &sweep->storages[1], first));
+        TRY(row_schedule_plan(&sweep->schedules[1], &sweep->schedule_storages[1], &sweep->rows[1], device->threads));
         sweep->programs = 2;
     }
     sweep->scratch_bytes = first->scratch_bytes;

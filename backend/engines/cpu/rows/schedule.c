@@ -101,18 +101,18 @@ static bool keeps_too_much(const struct row_schedule *s, enum row_keeping keepin
 }
 
 /* If the kept elements do not fit, instructions are generated again with less keeping. */
-weftStatus_t row_schedule_plan(struct row_schedule *s, struct schedule_room *room, const struct rowwise *rows,
+weftStatus_t row_schedule_plan(struct row_schedule *s, struct schedule_storage *storage, const struct rowwise *rows,
                                int threads) {
-    /* Lists are stored in the room; row_schedule_copy copies them. */
+    /* Lists are stored in the storage; row_schedule_copy copies them. */
     *s = (struct row_schedule){.rows = rows,
-                               .loops = room->loops,
-                               .passes = room->passes,
-                               .instructions = room->instructions,
-                               .row_terms = room->row_terms,
-                               .slot_of = room->slot_of,
-                               .kept = room->kept,
-                               .kept_pass = room->kept_pass,
-                               .kept_operand = room->kept_operand,
+                               .loops = storage->loops,
+                               .passes = storage->passes,
+                               .instructions = storage->instructions,
+                               .row_terms = storage->row_terms,
+                               .slot_of = storage->slot_of,
+                               .kept = storage->kept,
+                               .kept_pass = storage->kept_pass,
+                               .kept_operand = storage->kept_operand,
                                .watched = -1};
     bool is_done = false;
     for (int keeping = KEEP_CONVERTED_LOADS; keeping >= KEEP_NOTHING && !is_done; keeping--) {

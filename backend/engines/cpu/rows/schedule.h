@@ -70,8 +70,8 @@ struct row_loop {
     int64_t position;
 };
 
-/* Working memory for a schedule, like struct rowwise_room. */
-struct schedule_room {
+/* Working memory for a schedule, like struct rowwise_storage. */
+struct schedule_storage {
     struct row_loop loops[ROWWISE_LOOPS];
     struct row_pass passes[ROWWISE_PASSES];
     struct row_instruction instructions[ROWWISE_INSTRUCTIONS];
@@ -119,7 +119,7 @@ struct row_schedule {
 };
 
 /* Schedules a program, or fails with a message. */
-weftStatus_t row_schedule_plan(struct row_schedule *s, struct schedule_room *room, const struct rowwise *rows,
+weftStatus_t row_schedule_plan(struct row_schedule *s, struct schedule_storage *storage, const struct rowwise *rows,
                                int threads);
 /* Copies a schedule and its program into an arena, for running. */
 weftStatus_t row_schedule_copy(const struct row_schedule **kept, const struct row_schedule *s, struct arena *arena);

@@ -60,7 +60,7 @@ struct row_value {
 };
 
 /* Working memory for a program; need not be cleared. A step copies the part that was used. */
-struct rowwise_room {
+struct rowwise_storage {
     struct row_operand operands[ROWWISE_OPERANDS];
     struct row_value values[ROWWISE_TERMS];
     struct term terms[ROWWISE_TERMS];
@@ -105,9 +105,9 @@ weftStatus_t rowwise_finish(struct rowwise *rows);
 /* ---- lower.c ---- */
 
 /* Lowers a region to a program, or fails with a message. Pure. */
-weftStatus_t rowwise_analyse(struct rowwise *rows, struct rowwise_room *room, const struct region *region,
+weftStatus_t rowwise_analyse(struct rowwise *rows, struct rowwise_storage *storage, const struct region *region,
                              enum statistics_method method, bool sums_apart, bool is_wide);
 /* Generates the program that completes what the first one left over. */
-weftStatus_t rowwise_follow(struct rowwise *rows, struct rowwise_room *room, const struct rowwise *first);
+weftStatus_t rowwise_follow(struct rowwise *rows, struct rowwise_storage *storage, const struct rowwise *first);
 
 #endif
