@@ -178,7 +178,7 @@ def enums(frame: Frame) -> Iterator[str]:
             continue
         members = frame.short_members(enum)
         if not any(name == "NOT_SET" or value == -1 for name, value, _ in members):
-            members.append(("NOT_SET", -1, "Nothing is said: the default."))
+            members.append(("NOT_SET", -1, "Not set: the default."))
         yield from comment(enum["doc"])
         yield f"enum class {enum_name(enum['name'])} : int {{"
         for name, value, doc in members:

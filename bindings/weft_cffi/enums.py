@@ -166,7 +166,7 @@ class data_type(IntEnum):
     FP8_E5M3 = 23
     """Float of 8 bits without a sign: 5 exponent and 3 fraction bits; a block scale."""
     NOT_SET = -1
-    """Frontends only: no type said; it is inherited or inferred."""
+    """Frontends only: no type set; it is inherited or inferred."""
 
 
 class attribute_type(IntEnum):
@@ -1670,7 +1670,7 @@ class heur_mode(IntEnum):
     A = 3
     """Ranked by predicted time; the usual choice."""
     OPENSOURCE = -1
-    """Frontends only: engines with open source, which all are here: as A."""
+    """Frontends only: open-source engines, as all of Weft's are. Equals A."""
 
 
 class numerical_note(IntEnum):
@@ -1932,4 +1932,4 @@ ENUM_OF_TYPE: dict[str, type[IntEnum]] = {
     "OPERATIONGRAPH_MODE": operation_graph_mode,
     "CUDA_GRAPH_RETENTION": cuda_graph_retention,
 }
-"""The enumeration that attributes of a type take, by attribute_type."""
+"""The enumeration that attributes of a type accept, by attribute_type."""

@@ -60,7 +60,7 @@ enum class DataType_t : int {
     BYTE_BOOLEAN = 22,
     /** Float of 8 bits without a sign: 5 exponent and 3 fraction bits; a block scale. */
     FP8_E5M3 = 23,
-    /** Frontends only: no type said; it is inherited or inferred. */
+    /** Frontends only: no type set; it is inherited or inferred. */
     NOT_SET = -1,
 };
 /** The function of a pointwise operation. x, b and t are the first, second and third operand; dy is the
@@ -170,7 +170,7 @@ enum class PointwiseMode_t : int {
     GEN_INDEX = 501,
     /** x where t is not 0, else b. */
     BINARY_SELECT = 601,
-    /** Nothing is said: the default. */
+    /** Not set: the default. */
     NOT_SET = -1,
 };
 /** How a reduction combines elements. */
@@ -193,7 +193,7 @@ enum class ReductionMode_t : int {
     NORM2 = 7,
     /** Product of the elements that are not 0. */
     MUL_NO_ZEROS = 8,
-    /** Nothing is said: the default. */
+    /** Not set: the default. */
     NOT_SET = -1,
 };
 /** How pooling or interpolation turns a window into one value. */
@@ -210,7 +210,7 @@ enum class ResampleMode_t : int {
     AVGPOOL_EXCLUDE_PADDING = 4,
     /** Largest element of the window. */
     MAXPOOL = 3,
-    /** Nothing is said: the default. */
+    /** Not set: the default. */
     NOT_SET = -1,
 };
 /** The values that pooling and interpolation read outside of the tensor. */
@@ -221,7 +221,7 @@ enum class PaddingMode_t : int {
     NEG_INF_PAD = 1,
     /** The nearest element at the edge. */
     EDGE_VAL_PAD = 2,
-    /** Nothing is said: the default. */
+    /** Not set: the default. */
     NOT_SET = -1,
 };
 /** Whether NaN operands must yield NaN. */
@@ -230,7 +230,7 @@ enum class NanPropagation_t : int {
     NOT_PROPAGATE_NAN = 0,
     /** NaN operands yield NaN. */
     PROPAGATE_NAN = 1,
-    /** Nothing is said: the default. */
+    /** Not set: the default. */
     NOT_SET = -1,
 };
 /** Whether a convolution flips its filter. */
@@ -239,7 +239,7 @@ enum class ConvolutionMode_t : int {
     CONVOLUTION = 0,
     /** The filter is used as stored, as deep-learning frameworks do; the default. */
     CROSS_CORRELATION = 1,
-    /** Nothing is said: the default. */
+    /** Not set: the default. */
     NOT_SET = -1,
 };
 /** Which elements of a normalisation share mean and variance, for x of [N, C, spatial..]. */
@@ -256,7 +256,7 @@ enum class NormMode_t : int {
     RMS_NORM = 4,
     /** Like LAYER_NORM, but with a separate scale and bias for each n. */
     ADA_LAYER_NORM = 5,
-    /** Nothing is said: the default. */
+    /** Not set: the default. */
     NOT_SET = -1,
 };
 /** Purpose of a forward normalisation. */
@@ -266,14 +266,14 @@ enum class NormFwdPhase_t : int {
     /** Mean and inverse standard deviation are written for the backward pass; batch norm updates its running
     values. */
     TRAINING = 1,
-    /** Nothing is said: the default. */
+    /** Not set: the default. */
     NOT_SET = -1,
 };
 /** Statistics that OPERATION_GEN_STATS computes. */
 enum class GenStatsMode_t : int {
     /** Sum and sum of squares of each channel. */
     SUM_SQSUM = 0,
-    /** Nothing is said: the default. */
+    /** Not set: the default. */
     NOT_SET = -1,
 };
 /** Source of batch norm's statistics. */
@@ -282,7 +282,7 @@ enum class BnFinalizeStatsMode_t : int {
     TRAINING = 0,
     /** From the running values; only the equivalent scale and bias are written. */
     INFERENCE = 1,
-    /** Nothing is said: the default. */
+    /** Not set: the default. */
     NOT_SET = -1,
 };
 /** Distribution of random numbers. */
@@ -293,7 +293,7 @@ enum class RngDistribution_t : int {
     UNIFORM = 1,
     /** Gaussian with the given mean and standard deviation. */
     NORMAL = 2,
-    /** Nothing is said: the default. */
+    /** Not set: the default. */
     NOT_SET = -1,
 };
 /** Action of OPERATION_SIGNAL on its flag. */
@@ -302,7 +302,7 @@ enum class SignalMode_t : int {
     SET = 0,
     /** Delays y until the flag has the value. */
     WAIT = 1,
-    /** Nothing is said: the default. */
+    /** Not set: the default. */
     NOT_SET = -1,
 };
 /** Assignment of tokens to experts in a grouped matrix product. */
@@ -313,7 +313,7 @@ enum class MoeGroupedMatmulMode_t : int {
     GATHER = 1,
     /** Each row of the product is written to the position of its token and top-k slot. */
     SCATTER = 2,
-    /** Nothing is said: the default. */
+    /** Not set: the default. */
     NOT_SET = -1,
 };
 /** What OPERATION_RESHAPE preserves. */
@@ -322,7 +322,7 @@ enum class ReshapeMode_t : int {
     VIEW_ONLY = 0,
     /** The order of the elements, last dimension fastest; copies if the storage does not allow a view. */
     LOGICAL = 1,
-    /** Nothing is said: the default. */
+    /** Not set: the default. */
     NOT_SET = -1,
 };
 /** An order of the storage that strides cannot express. */
@@ -335,7 +335,7 @@ enum class TensorReordering_t : int {
     F16x16 = 2,
     /** Block scales in tiles of 128 x 4, 512 bytes each; extents are padded to whole tiles. */
     F8_128x4 = 3,
-    /** Nothing is said: the default. */
+    /** Not set: the default. */
     NOT_SET = -1,
 };
 /** Ranking of engine configurations. */
@@ -348,7 +348,7 @@ enum class HeurMode_t : int {
     FALLBACK = 2,
     /** Ranked by predicted time; the usual choice. */
     A = 3,
-    /** Frontends only: engines with open source, which all are here: as A. */
+    /** Frontends only: open-source engines, as all of Weft's are. Equals A. */
     OPENSOURCE = -1,
 };
 /** Difference between an engine's arithmetic and the plain formula. */
@@ -373,7 +373,7 @@ enum class NumericalNote_t : int {
     WINOGRAD_TILE_13x13 = 8,
     /** NaN operands always yield NaN, even in maxima and minima. */
     STRICT_NAN_PROP = 9,
-    /** Nothing is said: the default. */
+    /** Not set: the default. */
     NOT_SET = -1,
 };
 /** Requirements and side effects of an engine. */
@@ -388,7 +388,7 @@ enum class BehaviorNote_t : int {
     SUPPORTS_CUDA_GRAPH_NATIVE_API = 3,
     /** Calls cuBLASLt; reserved, no engine of Weft does. */
     CUBLASLT_DEPENDENCY = 4,
-    /** Nothing is said: the default. */
+    /** Not set: the default. */
     NOT_SET = -1,
 };
 /** A storage order that an engine prefers for a tensor. */
@@ -401,7 +401,7 @@ enum class LayoutType_t : int {
     PAD4CK = 2,
     /** Channels padded to a multiple of 8. */
     PAD8CK = 3,
-    /** Nothing is said: the default. */
+    /** Not set: the default. */
     NOT_SET = -1,
 };
 /** A tuning parameter of an engine. An engine has only some of these; KNOB_INFO lists them with their
@@ -501,7 +501,7 @@ enum class KnobType_t : int {
     OUTPUT_TMA_ENABLE = 45,
     /** Kernel families to exclude: bit i is the i-th of ENGINE_FAMILIES_EXT. */
     WITHOUT_FAMILIES_EXT = 10001,
-    /** Nothing is said: the default. */
+    /** Not set: the default. */
     NOT_SET = -1,
 };
 /** Class of an operation graph, as a hint that saves the library the analysis. */
@@ -547,7 +547,7 @@ enum class CudaGraphRetention_t : int {
     PER_GRAPH = 0,
     /** As long as the plan: destroy the graphs first. */
     NONE = 1,
-    /** Nothing is said: the default. */
+    /** Not set: the default. */
     NOT_SET = -1,
 };
 /** Kind of the device that a handle or a plan uses. */
@@ -556,7 +556,7 @@ enum class DeviceKind_t : int {
     CPU = 0,
     /** An NVIDIA GPU; data pointers are device addresses. */
     CUDA = 1,
-    /** Nothing is said: the default. */
+    /** Not set: the default. */
     NOT_SET = -1,
 };
 /** Alignment of the diagonal of an attention mask if the numbers of queries and keys differ. It
@@ -566,7 +566,7 @@ enum class DiagonalAlignment_t : int {
     TOP_LEFT = 0,
     /** The last query is aligned with the last key: the shift is keys - queries in use, per batch. */
     BOTTOM_RIGHT = 1,
-    /** Nothing is said: the default. */
+    /** Not set: the default. */
     NOT_SET = -1,
 };
 namespace graph {

@@ -113,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if not _is_expected(error):
             raise
-        print(f"{error}\n`python -m weft doctor` examines the installation.", file=sys.stderr)
+        print(f"{error}\n`python -m weft doctor` checks the installation.", file=sys.stderr)
         return 1
 
 

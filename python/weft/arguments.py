@@ -21,7 +21,7 @@ def whole(value: Any, what: str) -> int:
     if number is None:
         raise BadParameterError(f"{what} is {shown(value)}. Give a whole number.")
     if not _fits(number):
-        raise BadParameterError(f"{what} is {number}, more than 64 bits hold. Give a smaller one.")
+        raise BadParameterError(f"{what} is {number}, which does not fit into 64 bits. Give a smaller one.")
     return number
 
 

@@ -38,7 +38,7 @@ def library() -> Any:
             raise OSError("the file is cut off: its headers describe more bytes than it has")
         opened = ffi.dlopen(path)
     except OSError as error:
-        asked = "WEFT_LIBRARY names it" if chosen else f"{bundled} is not there either"
+        asked = "WEFT_LIBRARY names it" if chosen else f"{bundled} does not exist, either"
         raise UnavailableError(
             f"weft: the library {path} cannot be opened ({error}); {asked}. Build it with `make build`, or "
             "set WEFT_LIBRARY to its path."
@@ -47,8 +47,8 @@ def library() -> Any:
         opened.weftSetSearchPaths(":".join(_nvidia_places()).encode())
     except ffi.error:
         raise UnavailableError(
-            f"weft: the library {path} is older than this package, whose functions it lacks. Build both with "
-            "`make build`, or set WEFT_LIBRARY to a newer one."
+            f"weft: the library {path} is older than this package and lacks functions that it needs. Build "
+            "both with `make build`, or set WEFT_LIBRARY to a newer one."
         ) from None
     return opened
 
@@ -121,7 +121,8 @@ def handle_of(value: Handle | int | None) -> Handle | None:
         return value
     found = _open_handles.get(value) if isinstance(value, int) else None
     if found is None and value != 0:
-        raise BadParameterError(f"handle: {value!r} is no open handle. Give what create_handle() returns.")
+        raise BadParameterError(f"handle: {value!r} is not an open handle. Give what create_handle() "
+            "returns.")
     return found
 
 
@@ -150,7 +151,7 @@ class Handle:
         """The C handle."""
         if self._pointer is None:
 
-            raise BadParameterError("handle: it was destroyed. Make a new one with create_handle().")
+            raise BadParameterError("handle: it was destroyed. Create a new one with create_handle().")
         return self._pointer
 
     def set_stream(self, stream: int | None) -> None:
@@ -237,7 +238,8 @@ class Descriptor:
             text = values.encode() if isinstance(values, str) else bytes(values)
             if isinstance(values, str) and "\0" in values:
                 raise BadParameterError(
-                    f"text {values!r:.80} has a NUL, which ends texts in C. Leave it out."
+                    f"text {values!r:.80} contains a NUL character, which terminates strings in C. Leave it "
+                    "out."
                 )
             elements, count = ffi.from_buffer("char[]", text), len(text)
         else:

@@ -146,7 +146,7 @@ def _refuse_lazy(value: Any) -> None:
     if value.untyped_storage().nbytes() < _torch_reach(value):
         raise BadParameterError(
             f"buffer: the torch tensor's elements reach to byte {_torch_reach(value)} of its storage, which "
-            f"has {value.untyped_storage().nbytes()}. Give the storage its memory back."
+            f"has {value.untyped_storage().nbytes()}. Resize the storage."
         )
     lazy = (
         (value.is_conj(), "a conjugate view", "Give tensor.resolve_conj()."),
@@ -247,7 +247,7 @@ def _describe_interface(
     type_ = _interface_type(interface.get("typestr"), dtype)
     if interface.get("mask") is not None:
         raise BadParameterError(
-            "buffer: the array has a mask, which would be lost. Fill it in, or give the data alone."
+            "buffer: the array has a mask, which would be lost. Fill it, or give only the data."
         )
     shape: Any = interface.get("shape")
     steps: Any = interface.get("strides")
@@ -272,7 +272,7 @@ def _interface_type(said: Any, dtype: Any) -> data_type:
     bits = 0 if type_ is None else dtypes.of(type_).bits
     if type_ is None or told not in (None, type_) or (bits >= 8 and bits != 8 * int(said[2:])):
         raise BadParameterError(
-            f"buffer: the array's typestr is {said!r}, its dtype {dtype!r}. Let them agree."
+            f"buffer: the array's typestr is {said!r}, its dtype {dtype!r}. Make them match."
         )
     return type_
 
@@ -309,14 +309,14 @@ def _check_claim(pointer: int, dims: Sequence[int], steps: Sequence[int] | None,
         trouble = f"dims {list(dims)}, which reach past the end of memory"
     if trouble:
         raise BadParameterError(
-            f"buffer: the array claims {trouble}. Give an array that has the memory it shows."
+            f"buffer: the array reports {trouble}. Give an array whose memory matches its shape."
         )
 
 
 def _in_elements(dims: tuple[int, ...], steps: tuple[int, ...], item: int) -> tuple[int, ...]:
     if any(step % item for step, extent in zip(steps, dims, strict=True) if extent > 1):
         raise BadParameterError(
-            f"buffer: strides of {list(steps)} bytes are no multiples of {item} bytes per element. Copy the "
+            f"buffer: strides of {list(steps)} bytes are not multiples of {item} bytes per element. Copy the "
             "array with numpy.ascontiguousarray."
         )
     return tuple(step // item for step in steps)
@@ -384,7 +384,7 @@ def _capsule_of(value: Any, stream: int | None) -> Any:
     device = value.__dlpack_device__() if hasattr(value, "__dlpack_device__") else (1, 0)
     if not isinstance(device, (tuple, list)) or len(device) != 2:
         raise BadParameterError(
-            f"buffer: __dlpack_device__() gave {device!r}. Give a pair, the device's type and its number."
+            f"buffer: __dlpack_device__() returned {device!r}. Give a pair, the device's type and its number."
         )
     asked: dict[str, Any] = {}
     # torch returns an enumeration member
@@ -406,14 +406,14 @@ def _read_capsule(capsule: Any) -> tuple[_DLTensor, bool]:
         whole = _DLManagedTensorVersioned.from_address(read(capsule, b"dltensor_versioned"))
         if whole.major != 1:
             raise BadParameterError(
-                f"buffer: the array speaks DLPack {whole.major}.{whole.minor}, which Weft does not read. "
+                f"buffer: the array uses DLPack {whole.major}.{whole.minor}, which Weft does not support. "
                 "Convert it to a NumPy array or a torch tensor."
             )
         return whole.tensor, not whole.flags & _READ_ONLY
     if is_valid(capsule, b"dltensor"):
         return _DLTensor.from_address(read(capsule, b"dltensor")), True
     raise BadParameterError(
-        "buffer: __dlpack__() gave no capsule that is named dltensor or dltensor_versioned. Give an array "
+        "buffer: __dlpack__() returned no capsule named dltensor or dltensor_versioned. Give an array "
         "that was not consumed, or one of another library."
     )
 
@@ -425,13 +425,13 @@ def _describe_dlpack(value: Any, stream: int | None) -> Buffer:
     if device is None or type_ is None or tensor.lanes != 1:
         raise BadParameterError(
             f"buffer: the DLPack tensor has device type {tensor.device_type}, type code {tensor.code}, "
-            f"{tensor.bits} bits and {tensor.lanes} lanes, which Weft does not read. Convert it, or move it "
-            "to the CPU or a CUDA device."
+            f"{tensor.bits} bits and {tensor.lanes} lanes, which Weft does not support. Convert it, or move "
+            "it to the CPU or a CUDA device."
         )
     if not 0 <= tensor.ndim <= _RANK_MAX or (tensor.ndim and not tensor.shape):
         raise BadParameterError(
-            f"buffer: the DLPack tensor claims {tensor.ndim} dims, {'with' if tensor.shape else 'without'} a "
-            "shape. Give an array that has the memory it shows."
+            f"buffer: the DLPack tensor reports {tensor.ndim} dims, {'with' if tensor.shape else 'without'} "
+            "a shape. Give an array whose memory matches its shape."
         )
     dims = tuple(tensor.shape[i] for i in range(tensor.ndim))
     strides = tuple(tensor.strides[i] for i in range(tensor.ndim)) if tensor.strides else packed_strides(dims)

@@ -45,7 +45,7 @@ def _refuse(operation: str, features: Mapping[str, Any]) -> None:
     for name, value in features.items():
         if value is not None and value is not False:
             raise NotSupportedError(
-                f"{operation}: {name} is given, a feature of attention that does not exist yet. Leave it out."
+                f"{operation}: {name} is given, an attention feature that is not supported yet. Leave it out."
             )
 
 

@@ -85,7 +85,7 @@ def device_of(name: str) -> Handle | DeviceProperties:
     found = re.fullmatch(r"(cpu|cuda)(?::(\d+))?", name)
     if found is None:
         raise BadParameterError(
-            f"device: {name!r} is no device. Give 'cpu', 'cuda', 'cuda:1', or an architecture such as "
+            f"device: {name!r} is not a device. Give 'cpu', 'cuda', 'cuda:1', or an architecture such as "
             "'sm_90' to compile for."
         )
     return default_handle(device_kind[found[1].upper()], int(found[2] or 0))

@@ -220,7 +220,7 @@ def _default_device(problems: list[Problem]) -> str | None:
         handle = weft.create_handle()
     except weft.WeftError as error:
         asked = f"WEFT_DEVICE={os.environ.get('WEFT_DEVICE', '')}"
-        what = f"{asked} opens no device, so every graph fails that names none: {error}"
+        what = f"{asked} opens no device, so every graph that names no device fails: {error}"
         problems.append(Problem(what, "unset WEFT_DEVICE (the first GPU that works, else the CPU)"))
         return None
     return f"{handle.device.name.lower()}:{handle.ordinal}"
@@ -267,14 +267,14 @@ def _environment_problems() -> list[Problem]:
     levels = ("error", "warn", "info", "plan", "exec")
     log, threads = os.environ.get("WEFT_LOG"), os.environ.get("WEFT_THREADS")
     if log and log not in levels:
-        what = f"WEFT_LOG={log} is no level of the log"
+        what = f"WEFT_LOG={log} is not a log level"
         problems.append(Problem(what, f"export WEFT_LOG=warn (or one of {', '.join(levels)})"))
     if threads and not (threads.isdigit() and int(threads) > 0):
-        problems.append(Problem(f"WEFT_THREADS={threads} is no number of threads", "unset WEFT_THREADS"))
+        problems.append(Problem(f"WEFT_THREADS={threads} is not a number of threads", "unset WEFT_THREADS"))
     for name in ("WEFT_NVRTC", "WEFT_LIBCUDA"):
         places = [place for place in os.environ.get(name, "").split(":") if place]
         if places and not any(Path(place).exists() for place in places):
-            problems.append(Problem(f"{name} names nothing that exists: {':'.join(places)}", f"unset {name}"))
+            problems.append(Problem(f"{name} names no existing path: {':'.join(places)}", f"unset {name}"))
     return problems
 
 

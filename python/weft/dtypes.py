@@ -81,8 +81,8 @@ def data_type_of(value: DataTypeLike | None) -> data_type | None:
         return _look_up(value)
     except (TypeError, KeyError):
         raise BadParameterError(
-            f"data type: {value!r} is none that Weft knows. Give a data_type, a dtype of NumPy, ml_dtypes or "
-            f"torch, or one of {', '.join(row.name for row in _TABLE)}."
+            f"data type: {value!r} is not supported by Weft. Give a data_type, a dtype of NumPy, ml_dtypes "
+            f"or torch, or one of {', '.join(row.name for row in _TABLE)}."
         ) from None
 
 

@@ -50,4 +50,4 @@ def member(enum: type[_Enum], value: object) -> _Enum:
     from weft.errors import BadParameterError
 
     names = ", ".join(enum.__members__)
-    raise BadParameterError(f"{enum.__name__}: {value!r} is none of its members. Give one of {names}.")
+    raise BadParameterError(f"{enum.__name__}: {value!r} is not a member. Give one of {names}.")

@@ -97,7 +97,7 @@ def _views(tensors: Sequence[Mapping[str, Any]]) -> list[str]:
             lines += _wrapped(f"{names[tensor['uid']]} {dims} is {whole}, strides {strides}", "  ")
         elif tensor["parts"]:
             parts = ", ".join(names[uid] for uid in tensor["parts"])
-            lines += _wrapped(f"{names[tensor['uid']]} is read where its parts lie: {parts}", "  ")
+            lines += _wrapped(f"{names[tensor['uid']]} is read in place from its parts: {parts}", "  ")
     return lines
 
 
@@ -218,7 +218,7 @@ def explain_text(
     ]
     sections = {
         "how": _details(steps),
-        "views, which run nothing": _views(report["tensors"]),
+        "views (no kernels)": _views(report["tensors"]),
         "intermediates whose type is unset": _free(report["tensors"]),
         "families that declined": _declined(steps) if all_refusals else _grouped(steps),
         "other engines": _engines(support, report["engine"]),

@@ -54,7 +54,7 @@ def examine(machine: Found, hardware: bool, problem: Report) -> None:
         repair = "export WEFT_CACHE_DIR=<a folder of your own>"
         if disk["folder"]:  # without HOME the directory is unknown
             repair = f"chmod -R u=rwX,go= '{disk['folder']}', or {repair}"
-        problem(f"the kernel cache does not serve as it could: {disk['problem']}", repair)
+        problem(f"the kernel cache does not work fully: {disk['problem']}", repair)
     if disk["damaged"]:
         problem(f"{disk['damaged']} entries of the kernel cache were damaged", f"rm -r '{disk['folder']}'")
 
@@ -64,13 +64,13 @@ def _examine_compilers(machine: Found, problem: Report) -> None:
     if chosen is None:
         reasons = "; ".join(f"{copy['path']}: {copy['verdict']}" for copy in machine["compilers"])
         missing = f"no copy of NVRTC can compile for {machine['arch']} ({reasons})"
-        what = missing if reasons else "NVRTC, the run-time compiler, is nowhere on this machine"
+        what = missing if reasons else "NVRTC, the run-time compiler, was not found on this machine"
         repair = INSTALL.format(upgrade="--upgrade " if reasons else "", major=major)
         if reasons and all(copy["found_by"] == "WEFT_NVRTC" for copy in machine["compilers"]):
-            repair = f"unset WEFT_NVRTC, which names what was found; if nothing else serves, {repair}"
+            repair = f"unset WEFT_NVRTC, which names that library; if no other one works, {repair}"
         problem(what, repair)
     elif not chosen["builtins"] and chosen["found_by"] != "WEFT_NVRTC":
-        what = f"{chosen['path']} has no libnvrtc-builtins beside it"
+        what = f"{chosen['path']} has no libnvrtc-builtins next to it"
         problem(what, INSTALL.format(upgrade="--force-reinstall ", major=chosen["version"].split(".")[0]))
 
 

@@ -258,7 +258,7 @@ class Graph(CompositeOps):
     def _new_tensor(self, name: str, producer: Any = None) -> Tensor:
         if self.is_validated:
             raise BadParameterError(
-                f"{self._label}: it is validated and takes no more tensors. Make another graph."
+                f"{self._label}: it is validated and accepts no more tensors. Create another graph."
             )
         tensor = self.tensor_type(self, name, producer)
         self._tensors.append(tensor)
@@ -353,7 +353,7 @@ class Graph(CompositeOps):
         part of attention."""
         if score_mod is None:
             if score_mod_bprop is not None or gradients:
-                raise BadParameterError(f"{where}: there is no score_mod. Give the one of the forward pass.")
+                raise BadParameterError(f"{where}: score_mod is missing. Give the one of the forward pass.")
             return {}
         q, k = (self._as_tensor(values[key], where, key) for key in ("q", "k"))
         nested = Nested([], {}, list(gradients or ()), q, k, values.get("paged_attention_k_table"))
@@ -951,7 +951,8 @@ class Graph(CompositeOps):
         ignored."""
         raise BadParameterError(
             self.plan.shared_name(self._label, key)
-            or f"{self._label}: the variant pack names {key!r}, which is no tensor of it. Use its tensors, "
+            or f"{self._label}: the variant pack names {key!r}, which is not one of its tensors. Use its "
+                "tensors, "
             "uids or names."
         )
 

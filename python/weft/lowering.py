@@ -174,8 +174,8 @@ class Lowering:
         dims = self.tensor(tensor).get(attribute_name.TENSOR_DIMENSIONS, "INT64")
         if len(dims) != 4:
             raise BadParameterError(
-                f"{tensor.label}: it has {len(dims)} dims, and attention with score_mod takes [B, H, S, D]. "
-                "Reshape it."
+                f"{tensor.label}: it has {len(dims)} dims, and attention with score_mod expects [B, H, S, "
+                "D]. Reshape it."
             )
         return list(dims)
 

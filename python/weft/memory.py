@@ -117,7 +117,7 @@ class DeviceArray:
         if offset < 0 or made._address + made._size > last:
             raise BadParameterError(
                 f"device array: a view of {list(made.dims)} at element {offset} takes {made._size} bytes, "
-                f"{max(last - made._address, 0)} are there. Give a smaller one."
+                f"{max(last - made._address, 0)} are available. Give a smaller one."
             )
         return made
 

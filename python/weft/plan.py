@@ -110,8 +110,8 @@ class Plan:
             return self._handle
         if self._is_elsewhere:
             raise BadParameterError(
-                f"plan: it was made for a described device, {self.report['device']['name']}, and runs on one "
-                "that is here. Save it with graph.serialize(code=True), and load it with "
+                f"plan: it was built for a described device, {self.report['device']['name']}, and runs on "
+                "one that is here. Save it with graph.serialize(code=True), and load it with "
                 "Graph().deserialize(data, code=True) where the device is."
             )
         self._handle = default_handle(self.device, self.ordinal)
@@ -292,7 +292,7 @@ class Plan:
                 slot = self.slots[loose]
                 raise type(error)(
                     f"plan: the address of {slot} is no multiple of its alignment, {slot.alignment} bytes, "
-                    f"and no plan for such memory can be made: {error}",
+                    f"and no plan for such memory can be built: {error}",
                     error.status,
                 ) from None
         return self._loose
@@ -528,7 +528,7 @@ class Plan:
         type; numbers of other libraries, which have types of their own, must be exactly representable."""
         if not slot.is_by_value:
             raise BadParameterError(
-                f"{where}: {slot} is no by-value scalar, its buffer is {value!r}. Give an array."
+                f"{where}: {slot} is not a by-value scalar, but its buffer is {value!r}. Give an array."
             )
         if type(value) is float and slot.data_type is data_type.FLOAT:
             address = state.float_scalar(i, value)
@@ -539,7 +539,7 @@ class Plan:
         packed = dtypes.fitting_bytes(slot.data_type, number, is_exact)
         if packed is None:
             raise BadParameterError(
-                f"{where}: {slot} is {dtypes.of(slot.data_type).name}, which does not hold its value "
+                f"{where}: {slot} is {dtypes.of(slot.data_type).name}, which cannot represent its value "
                 f"{number!r}. Give a value of that type, or declare the tensor with another."
             )
         return state.scalar(i, packed)

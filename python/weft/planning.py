@@ -265,5 +265,5 @@ class Planner:
         """The exception to raise when no candidate is left, with every engine's reason."""
         reasons = list(self.failures)
         reasons = reasons or [f"{a['engine']}: {a['reason']}" for a in self.support() if not a["supported"]]
-        listed = " ".join(reasons) or "No engine serves this device."
+        listed = " ".join(reasons) or "No engine supports this device."
         return NotSupportedError(f"{self.label}: no engine can run it. {listed}", reasons=reasons)

@@ -92,12 +92,12 @@ def checked_address(where: str, slot: Slot, address: int) -> int:
     """Checks an integer that was passed as an address."""
     if not 0 <= address < 2**64:
         raise BadParameterError(
-            f"{where}: the buffer of {slot} is {address}, which is no address. Give 0 .. 2^64 - 1, or an "
+            f"{where}: the buffer of {slot} is {address}, which is not an address. Give 0 .. 2^64 - 1, or an "
             "array."
         )
     if slot.is_by_value and address < 4096:
         raise BadParameterError(
-            f"{where}: {slot} is by value and its buffer is {address}, which is no address. Give "
+            f"{where}: {slot} is by value and its buffer is {address}, which is not an address. Give "
             f"{address}.0, or an array."
         )
     return address
@@ -152,7 +152,7 @@ def check_writable(where: str, slot: Slot, is_writable: bool) -> None:
     """Checks that an output's memory may be written."""
     if slot.is_output and not is_writable:
         raise BadParameterError(
-            f"{where}: {slot} is written, its buffer is read-only. Give a writable array."
+            f"{where}: {slot} has a read-only buffer. Give a writable array."
         )
 
 

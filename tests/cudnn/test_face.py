@@ -122,7 +122,7 @@ def test_wrong_arguments(call: Any, sentence: str) -> None:
     [
         (
             lambda g, x: g.sdpa(x, x, x, softmax_precision=T.HALF, name="attn"),
-            "sdpa 'attn': softmax_precision is HALF, and Weft's softmax is of FLOAT. Leave it out.",
+            "sdpa 'attn': softmax_precision is HALF, and Weft's softmax computes in FLOAT. Leave it out.",
         ),
         (lambda g, x: g.gdn(x, name="net"), "gdn 'net': Weft has no such operation."),
     ],

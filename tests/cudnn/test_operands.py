@@ -265,7 +265,7 @@ def test_block_scaled_results_of_attention_are_refused_by_name() -> None:
     g = cudnn.pygraph(handle=cudnn.create_handle("cpu"))
     q = g.tensor([1, 1, 4, 16], [64, 64, 16, 1], T.FP8_E4M3)
     one = g.tensor([1, 1, 1, 1], [1, 1, 1, 1], T.FLOAT)
-    message = "sdpa_fp8 'att': sf_o is given, which Weft has nothing for. Leave it out."
+    message = "sdpa_fp8 'att': sf_o is given, which Weft does not support. Leave it out."
     with pytest.raises(cudnn.cudnnGraphNotSupportedError, match=re.escape(message)):
         g.sdpa_fp8(q, q, q, one, one, one, one, one, one, sf_o=g.tensor([1], [1], T.FP8_E8M0), name="att")
 

@@ -47,7 +47,7 @@ def test_io_tuples_take_arrays(place: Any) -> None:
     g, x, w, y, want = convolution(place, 2)
     g.set_io_tuples([w, x], [y])
     place.close(g(w, x), want)
-    with pytest.raises(weft.BadParameterError, match="an array is named that is no operand of an operation"):
+    with pytest.raises(weft.BadParameterError, match="the array is not an operand of an operation"):
         g.set_io_tuples([place.random((2,))], [y])
 
 

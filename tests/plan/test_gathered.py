@@ -137,7 +137,7 @@ def test_parts_are_explained() -> None:
     g = weft.Graph(device="sm_90", io_data_type="bf16", intermediate_data_type="bf16")
     a, b = (g.tensor([1, 512, 128], name=name) for name in "ab")
     product(g, a, b, g.tensor([1, 256, 64])).set_output(True)
-    assert "  joined::y is read where its parts lie: a, b\n" in g.build().explain()
+    assert "  joined::y is read in place from its parts: a, b\n" in g.build().explain()
 
 
 # ---- Values ------------------------------------------------------------------------------------------------

@@ -135,7 +135,9 @@ def test_arrays_that_do_not_fit_are_refused() -> None:
     array = weft.DeviceArray([2, 3])
     with refusal("device array: it is float32[2, 3], the array float64[2, 3]. Convert or reshape the array."):
         array.copy_from(X.astype("f8"))
-    with refusal("device array: a view of [3] at element 4 takes 12 bytes, 8 are there. Give a smaller one."):
+    with refusal(
+        "device array: a view of [3] at element 4 takes 12 bytes, 8 are available. Give a smaller one."
+    ):
         array.view(4, [3])
 
 
@@ -595,7 +597,7 @@ def test_what_is_said_when_no_plan_for_it_can_be_made(monkeypatch: pytest.Monkey
         return real(self)
 
     monkeypatch.setattr(backend.Descriptor, "finalize", finalize)
-    words = "its alignment, 16 bytes, and no plan for such memory can be made: there is no compiler."
+    words = "its alignment, 16 bytes, and no plan for such memory can be built: there is no compiler."
     with pytest.raises(weft.NotSupportedError) as failed:
         g.execute({"x": on_device(X), "y": whole.view(1, [2, 3])})
     assert str(failed.value) == f"plan: the address of output 'y' (uid 2) is no multiple of {words}"

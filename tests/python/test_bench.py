@@ -894,7 +894,7 @@ def test_from(table: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -
     assert main(["bench", "--from", str(table), str(strange)]) == 0
     said = capsys.readouterr()
     assert said.out == TEXT
-    assert said.err == "left out, for want of a definition: matmul/new\n"
+    assert said.err == "omitted, because they are not defined here: matmul/new\n"
     assert main(["bench", "norm", "--from", str(table), "--svg", str(tmp_path / "out.svg")]) == 0
     assert ">norm, bf16<" in (tmp_path / "out.svg").read_text()
 
@@ -907,7 +907,7 @@ def test_from(table: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -
             "bench: there is no group 'dance'. Use some of matmul, conv, fused, norm, mem, rows, move, pool, "
             "sdpa, blocks.",
         ),
-        (["--only", "("], "bench: --only '(' is no regular expression: "),
+        (["--only", "("], "bench: --only '(' is not a valid regular expression: "),
         (["--only", "dance"], "bench: no case is left. --list without other words shows all cases."),
         (
             ["--device", "cpu", "--peer", "cudnn"],
@@ -920,11 +920,11 @@ def test_from(table: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -
         ),
         (
             ["--families", "--device", "cpu", "--svg", "x"],
-            "bench: --families times Weft alone. Leave --peer and --svg out.",
+            "bench: --families times only Weft. Leave --peer and --svg out.",
         ),
         (
             ["--tiles", "--device", "cpu", "--peer", "cudnn"],
-            "bench: --tiles times Weft alone. Leave --peer and --svg out.",
+            "bench: --tiles times only Weft. Leave --peer and --svg out.",
         ),
     ],
 )
@@ -963,7 +963,7 @@ def test_missing_peer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "torch", None)
-    wanted = "bench: torch is not installed, and gives memory on a GPU, streams and the oracle. Install it: "
+    wanted = "bench: torch is not installed, but provides memory on a GPU, streams and the oracle. Install it"
     with pytest.raises(weft.UnavailableError, match=re.escape(wanted)):
         machine("cuda")
 

@@ -59,7 +59,8 @@ def test_data_types_by_any_name(name: Any, expected: str) -> None:
 @pytest.mark.parametrize("name", ["float31", object(), [1], np.dtype("c8")])
 def test_unknown_data_types_are_refused(name: Any) -> None:
     message = (
-        f"data type: {name!r} is none that Weft knows. Give a data_type, a dtype of NumPy, ml_dtypes or torch"
+        f"data type: {name!r} is not supported by Weft. Give a data_type, a dtype of NumPy, ml_dtypes or "
+        "torch"
     )
     with pytest.raises(weft.BadParameterError, match=re.escape(message)):
         dtypes.data_type_of(name)
@@ -134,7 +135,7 @@ def test_read_only_arrays_are_known() -> None:
 def test_strides_between_elements_are_refused() -> None:
     array = np.zeros(3, np.dtype([("a", "f4"), ("b", "u1")]))["a"]
     with refusal(
-        "buffer: strides of [5] bytes are no multiples of 4 bytes per element. Copy the array with "
+        "buffer: strides of [5] bytes are not multiples of 4 bytes per element. Copy the array with "
         "numpy.ascontiguousarray."
     ):
         buffers.describe(array)

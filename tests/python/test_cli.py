@@ -78,7 +78,7 @@ def test_missing_library_is_a_sentence() -> None:
     assert done.returncode == 1
     assert done.stdout == ""
     assert done.stderr.startswith("weft: the library /nowhere/libweft.so.1 cannot be opened")
-    assert done.stderr.endswith("`python -m weft doctor` examines the installation.\n")
+    assert done.stderr.endswith("`python -m weft doctor` checks the installation.\n")
 
 
 # ---- Doctor ----
@@ -149,28 +149,28 @@ def test_doctor_text(capsys: pytest.CaptureFixture[str]) -> None:
         ),
         (
             {"WEFT_LOG": "loud"},
-            "WEFT_LOG=loud is no level of the log",
+            "WEFT_LOG=loud is not a log level",
             "repair        export WEFT_LOG=warn (or one of error, warn, info, plan, exec)",
         ),
         (
             {"WEFT_THREADS": "many"},
-            "WEFT_THREADS=many is no number of threads",
+            "WEFT_THREADS=many is not a number of threads",
             "repair        unset WEFT_THREADS",
         ),
         (
             {"WEFT_NVRTC": "/nowhere/libnvrtc.so.13"},
-            "WEFT_NVRTC names nothing that exists: /nowhere/libnvrtc.so.13",
+            "WEFT_NVRTC names no existing path: /nowhere/libnvrtc.so.13",
             "repair        unset WEFT_NVRTC",
         ),
         (
             {"WEFT_DEVICE": "gpu"},
-            "WEFT_DEVICE=gpu opens no device, so every graph fails that names none: WEFT_DEVICE is 'gpu'; it "
-            "must be cpu, cuda or cuda:N.",
+            "WEFT_DEVICE=gpu opens no device, so every graph that names no device fails: WEFT_DEVICE is "
+            "'gpu'; it must be cpu, cuda or cuda:N.",
             "repair        unset WEFT_DEVICE (the first GPU that works, else the CPU)",
         ),
         (
             {"WEFT_DEVICE": "cuda:99"},
-            "WEFT_DEVICE=cuda:99 opens no device, so every graph fails that names none: ",
+            "WEFT_DEVICE=cuda:99 opens no device, so every graph that names no device fails: ",
             "repair        unset WEFT_DEVICE (the first GPU that works, else the CPU)",
         ),
     ],

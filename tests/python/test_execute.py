@@ -81,7 +81,7 @@ def test_arrays_are_checked_when_they_change() -> None:
         g.execute({x: given, y: out})
     out.flags.writeable = False
     locked = out.view()
-    with refusal("execute: output 'y' (uid 2) is written, its buffer is read-only. Give a writable array."):
+    with refusal("execute: output 'y' (uid 2) has a read-only buffer. Give a writable array."):
         g.execute({x: torch.ones(2, 3), y: locked})
 
 
@@ -136,7 +136,7 @@ def test_a_read_only_output_is_refused() -> None:
     g, x, y = doubled()
     out = np.empty((2, 3), "f4")
     out.flags.writeable = False
-    with refusal("execute: output 'y' (uid 2) is written, its buffer is read-only. Give a writable array."):
+    with refusal("execute: output 'y' (uid 2) has a read-only buffer. Give a writable array."):
         g.execute({x: X, y: out})
 
 
@@ -175,7 +175,7 @@ def test_an_array_whose_flag_is_cleared_later_is_not_written() -> None:
     out = np.zeros((2, 3), "f4")
     g.execute({x: np.ones((2, 3), "f4"), y: out})
     out.flags.writeable = False
-    with refusal("execute: output 'y' (uid 2) is written, its buffer is read-only. Give a writable array."):
+    with refusal("execute: output 'y' (uid 2) has a read-only buffer. Give a writable array."):
         g.execute({x: np.zeros((2, 3), "f4"), y: out})
     np.testing.assert_array_equal(out, 2)
 
@@ -245,15 +245,15 @@ def test_scalars_that_would_change_are_refused() -> None:
     for value, shown in ((np.array([0.1]), "0.1"), (np.float64([1e300]), "1e+300"), (1e300, "1e+300")):
         g, x, s, y = scaled()
         message = (
-            f"input 's' (uid 2) is f32, which does not hold its value {shown}. Give a value of that type, or "
-            "declare the tensor with another."
+            f"input 's' (uid 2) is f32, which cannot represent its value {shown}. Give a value of that "
+            "type, or declare the tensor with another."
         )
         with refusal(f"execute: {message}"):
             g.execute({x: VALUES, s: value, y: np.empty(3, "f4")})
         with refusal(f"plan: {message}"):
             g.plan(x=VALUES, s=value)
     g, x, s, y = scaled("i32")
-    with pytest.raises(weft.BadParameterError, match=r"is i32, which does not hold its value 2\.5\."):
+    with pytest.raises(weft.BadParameterError, match=r"is i32, which cannot represent its value 2\.5\."):
         g.execute({x: VALUES, s: 2.5, y: np.empty(3, "f4")})
 
 
@@ -384,7 +384,7 @@ def test_an_array_that_was_checked_and_changed_in_place_is_checked_again() -> No
     changes: Any = (
         (torch.ones(2, 2), turn, 0, f"{x} has strides [2, 1], its buffer [1, 2] for dims [2, 2]."),
         (np.ones((2, 2), "f4"), swap, 0, f"{x}: the array's bytes are not in this machine's order."),
-        (np.ones((2, 2), "f4"), lock, 1, f"{y} is written, its buffer is read-only."),
+        (np.ones((2, 2), "f4"), lock, 1, f"{y} has a read-only buffer."),
         (torch.ones(2, 2), track, 0, f"the tensor of {x} requires grad,"),
     )
     for array, change, i, message in changes:
@@ -533,7 +533,7 @@ def test_addresses_in_the_order_of_uids() -> None:
     assert y.uid == 20
     with refusal("graph 'g': 2 addresses, it takes 3. Give one for each uid of 10, 20, 30, in this order."):
         g._execute_with_ptrs(ptrs[:2], 0, handle)
-    with refusal("handle: 12345 is no open handle. Give what create_handle() returns."):
+    with refusal("handle: 12345 is not an open handle. Give what create_handle() returns."):
         g._execute_with_ptrs(ptrs, 0, 12345)
 
 

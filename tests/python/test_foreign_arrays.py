@@ -94,11 +94,11 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "interface of split elements": (
         lambda: Says(strides=(3,)),
-        "strides of [3] bytes are no multiples of 4",
+        "strides of [3] bytes are not multiples of 4",
     ),
     "capsule of another name": (
         lambda: Dlpack(lambda: named_capsule(b"used_dltensor")),
-        "__dlpack__() gave no capsule that is named dltensor or dltensor_versioned.",
+        "__dlpack__() returned no capsule named dltensor or dltensor_versioned.",
     ),
     "no capsule": (lambda: Dlpack(lambda: 5), "__dlpack__() gave no capsule"),
 }
@@ -181,7 +181,7 @@ def test_dlpack_tells_what_is_read_only() -> None:
     locked.flags.writeable = False
     g.execute({x: Exports(np.ones(6, "f4")), y: Exports(out)})
     np.testing.assert_array_equal(out, 2)
-    message = r"execute: output 'y' \(uid 2\) is written, its buffer is read-only\. Give a writable array\."
+    message = r"execute: output 'y' \(uid 2\) has a read-only buffer\. Give a writable array\."
     with pytest.raises(weft.BadParameterError, match=message):
         g.execute({x: np.ones(6, "f4"), y: Exports(locked)})
     assert not buffers.describe(Exports(locked)).is_writable
@@ -240,7 +240,7 @@ def test_arrays_of_jax_are_read_and_never_written(monkeypatch: pytest.MonkeyPatc
     assert plain.tolist() == [2] * 6
     assert g.plan(x=array) == g(x=array) == ("of JAX", [2] * 6)
     assert g.plan(x=array, out={"y": plain}) is plain
-    message = r"output 'y' \(uid 2\) is written, its buffer is read-only\. Give a writable array\."
+    message = r"output 'y' \(uid 2\) has a read-only buffer\. Give a writable array\."
     for way in (
         lambda: g.execute({x: plain, y: array}),
         lambda: g.plan(x=plain, out={"y": array}),
@@ -395,10 +395,10 @@ def dl_capsule(**said: Any) -> Any:
 
 NO_SHAPE = ctypes.POINTER(ctypes.c_int64)()
 DLPACK: list[tuple[dict[str, Any], str]] = [
-    ({"ndim": -1}, "the DLPack tensor claims -1 dims, with a shape."),
-    ({"ndim": 65}, "the DLPack tensor claims 65 dims, with a shape."),
-    ({"ndim": 2**31 - 1}, "the DLPack tensor claims 2147483647 dims, with a shape."),
-    ({"shape": NO_SHAPE}, "the DLPack tensor claims 1 dims, without a shape."),
+    ({"ndim": -1}, "the DLPack tensor reports -1 dims, with a shape."),
+    ({"ndim": 65}, "the DLPack tensor reports 65 dims, with a shape."),
+    ({"ndim": 2**31 - 1}, "the DLPack tensor reports 2147483647 dims, with a shape."),
+    ({"shape": NO_SHAPE}, "the DLPack tensor reports 1 dims, without a shape."),
     ({"extent": -6}, "the array claims dims [-6], which are negative."),
     ({"extent": 2**62}, f"the array claims dims [{2**62}], which reach past the end of memory."),
     ({"stride": 2**61}, "the array claims dims [6], which reach past the end of memory."),
@@ -421,7 +421,7 @@ def test_capsules_that_lie_are_refused_everywhere(said: dict[str, Any], message:
 def test_a_dlpack_device_that_is_none(device: Any) -> None:
     producer = Dlpack(dl_capsule)
     producer.__class__ = type("Odd", (Dlpack,), {"__dlpack_device__": lambda _: device})
-    refused_everywhere(producer, f"__dlpack_device__() gave {device!r}. Give a pair")
+    refused_everywhere(producer, f"__dlpack_device__() returned {device!r}. Give a pair")
 
 
 def test_a_capsule_serves_once_consumed_no_more() -> None:
@@ -435,7 +435,7 @@ def test_a_capsule_serves_once_consumed_no_more() -> None:
     rename = ctypes.pythonapi.PyCapsule_SetName
     rename.argtypes = (ctypes.py_object, ctypes.c_char_p)
     rename(capsule, b"used_dltensor")
-    refused_everywhere(Dlpack(lambda: capsule), "__dlpack__() gave no capsule that is named dltensor")
+    refused_everywhere(Dlpack(lambda: capsule), "__dlpack__() returned no capsule named dltensor")
 
 
 # ---- Objects that change, raise, or are something else -----------------------------------------------------

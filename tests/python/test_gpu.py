@@ -106,8 +106,8 @@ def test_plans_for_a_described_gpu_are_explained(tmp_path: Path, capsys: pytest.
 
 def test_a_plan_for_a_described_gpu_does_not_run_here() -> None:
     message = (
-        r"^plan: it was made for a described device, H200 \(described\), and runs on one that is here\. Save "
-        r"it with graph\.serialize\(code=True\), and load it with Graph\(\)\.deserialize\(data, code=True\) "
+        r"^plan: it was built for a described device, H200 \(described\), and runs on one that is here\. "
+        r"Save it with graph\.serialize\(code=True\), and load it with Graph\(\)\.deserialize\(data, code=True\) "
         r"where the device is\.$"
     )
     with pytest.raises(weft.BadParameterError, match=message):
@@ -170,7 +170,7 @@ def test_no_compiler(driver: str, extra: str) -> None:
     said = machine(compilers=[], driver={"version": driver, "gpus": 1, "problem": None})
     (problem,) = problems(said)
     assert problem == (
-        "NVRTC, the run-time compiler, is nowhere on this machine",
+        "NVRTC, the run-time compiler, was not found on this machine",
         f"python -m pip install 'weft[{extra}]'",
     )
 
@@ -298,5 +298,5 @@ def test_the_doctor_reports_gpus(fakes: dict[str, str]) -> None:
 def test_the_doctor_sees_that_the_compiler_is_missing(fakes: dict[str, str]) -> None:
     broken = {"WEFT_NVRTC": "/nowhere", "FAKE_CUDA_VERSION": "12040"}
     text = python("-m", "weft", "doctor", **fakes | broken).stdout
-    assert "\nPROBLEM       NVRTC, the run-time compiler, is nowhere on this machine\n" in text
+    assert "\nPROBLEM       NVRTC, the run-time compiler, was not found on this machine\n" in text
     assert "\nrepair        python -m pip install 'weft[cu12]'\n" in text

@@ -270,11 +270,12 @@ def test_epsilons_stay_precise() -> None:
         (lambda g: g.tensor(5), "tensor: dim is 5. Give a list of whole numbers."),
         (
             lambda g: g.tensor([2], uid=2**63),
-            f"tensor: uid is {2**63}, more than 64 bits hold. Give a smaller one.",
+            f"tensor: uid is {2**63}, which does not fit into 64 bits. Give a smaller one.",
         ),
         (
             lambda g: g.tensor([2**64]),
-            f"tensor: dim [{2**64}]: number 0 is {2**64}, more than 64 bits hold. Give a smaller one.",
+            f"tensor: dim [{2**64}]: number 0 is {2**64}, which does not fit into 64 bits. Give a smaller "
+            "one.",
         ),
         (lambda g: g.tensor([2]).set_alignment("a"), "tensor: alignment is 'a'. Give a whole number."),
         (
@@ -573,8 +574,8 @@ def test_numbers_of_numpy_are_scalars() -> None:
     np.testing.assert_array_equal(out, [2, 4, 6])
     np.testing.assert_array_equal(g.plan(x=values, s=np.float16(3)), [3, 6, 9])
     with refusal(
-        "execute: input 's' (uid 2) is by value and its buffer is 3, which is no address. Give 3.0, or an "
-        "array."
+        "execute: input 's' (uid 2) is by value and its buffer is 3, which is not an address. Give 3.0, or "
+        "an array."
     ):
         g.execute({x: values, s: 3, y: out})
     with refusal(
@@ -792,7 +793,8 @@ def test_a_foreign_buffer_is_named() -> None:
     g, *_ = small(name="mlp")
     g.build()
     with refusal(
-        "graph 'mlp': the variant pack names 99, which is no tensor of it. Use its tensors, uids or names."
+        "graph 'mlp': the variant pack names 99, which is not one of its tensors. Use its tensors, "
+        "uids or names."
     ):
         g.execute({99: X})
 
@@ -841,7 +843,7 @@ def test_a_validated_graph_does_not_change() -> None:
         "validate() or build()."
     ):
         x.set_dim([4, 3])
-    with refusal("graph 'mlp': it is validated and takes no more tensors. Make another graph."):
+    with refusal("graph 'mlp': it is validated and accepts no more tensors. Create another graph."):
         g.tensor([2])
 
 
@@ -947,7 +949,7 @@ def test_members_of_enumerations_are_no_numbers() -> None:
 
 def test_unknown_members_are_refused() -> None:
     g = weft.Graph()
-    message = r"^reduction 'r': mode: reduction_mode: 'SUM' is none of its members. Give one of ADD, MUL, MIN"
+    message = r"^reduction 'r': mode: reduction_mode: 'SUM' is not a member. Give one of ADD, MUL, MIN"
     with pytest.raises(weft.BadParameterError, match=message):
         g.reduction(g.tensor([2], data_type="f32"), "SUM", name="r")
 

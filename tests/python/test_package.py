@@ -171,7 +171,7 @@ def test_handles() -> None:
     weft.destroy_handle(handle)
     with pytest.raises(
         weft.BadParameterError,
-        match=re.escape("handle: it was destroyed. Make a new one with create_handle()."),
+        match=re.escape("handle: it was destroyed. Create a new one with create_handle()."),
     ):
         int(handle)
 

@@ -168,7 +168,7 @@ def test_wrong_strides() -> None:
 def test_read_only_output() -> None:
     out = np.empty_like(X)
     out.flags.writeable = False
-    with refusal("plan: output 'y' (uid 2) is written, its buffer is read-only. Give a writable array."):
+    with refusal("plan: output 'y' (uid 2) has a read-only buffer. Give a writable array."):
         plan_of()(x=X, out={"y": out})
 
 
@@ -179,7 +179,7 @@ def test_read_only_input_is_fine() -> None:
 
 
 def test_numbers_are_no_tensors() -> None:
-    with refusal("plan: input 'x' (uid 1) is no by-value scalar, its buffer is 2.0. Give an array."):
+    with refusal("plan: input 'x' (uid 1) is not a by-value scalar, but its buffer is 2.0. Give an array."):
         plan_of()(x=2.0)
 
 
@@ -267,5 +267,5 @@ def test_a_graph_without_a_plan_is_not_pickled() -> None:
 def test_names_with_a_nul_are_refused() -> None:
     g = weft.Graph("a\0b", handle=weft.create_handle("cpu"))
     g.neg(g.tensor([2], data_type="f32"))
-    with refusal(r"text 'a\x00b' has a NUL, which ends texts in C. Leave it out."):
+    with refusal(r"text 'a\x00b' contains a NUL character, which terminates strings in C. Leave it out."):
         g.build()

@@ -70,7 +70,7 @@ def test_sides_are_timed_in_turn(monkeypatch):
 def test_options_that_models_do_not_take():
     with pytest.raises(BadParameterError, match="models take --only, --list, --device, --peer and --csv"):
         bench.run(bench.Options(groups=("models",), quick=True))
-    with pytest.raises(BadParameterError, match=r"--only '\(' is no regular expression"):
+    with pytest.raises(BadParameterError, match=r"--only '\(' is not a valid regular expression"):
         bench.run(bench.Options(groups=("models",), only="("))
     with pytest.raises(BadParameterError, match="--peer cudnn trains no models"):
         bench.run(bench.Options(groups=("models",), peer="cudnn"))

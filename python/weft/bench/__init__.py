@@ -86,7 +86,7 @@ def _pattern(options: Options) -> re.Pattern[str]:
         return re.compile(options.only)
     except re.error as error:
         raise BadParameterError(
-            f"bench: --only '{options.only}' is no regular expression: {error}. Correct it."
+            f"bench: --only '{options.only}' is not a valid regular expression: {error}. Correct it."
         ) from None
 
 
@@ -125,7 +125,7 @@ def _measure_choice(kind: str, chosen: Mapping[str, Case], options: Options) -> 
     what: Any = tiles if options.tiles else families
     if options.peer or options.svg:
         word = "tiles" if options.tiles else "families"
-        raise BadParameterError(f"bench: --{word} times Weft alone. Leave --peer and --svg out.")
+        raise BadParameterError(f"bench: --{word} times only Weft. Leave --peer and --svg out.")
     bench = Bench(machine(kind), (), QUICK_ROUNDS if options.quick else ROUNDS)
     print("\n".join([bench.device, what.header()]), flush=True)
     bench.compile(chosen.values(), what.build)
@@ -142,7 +142,7 @@ def _measure_choice(kind: str, chosen: Mapping[str, Case], options: Options) -> 
 def _measure_blocks(kind: str, chosen: Mapping[str, Case], options: Options) -> int:
     """Prints the plans of whole blocks and torch's times."""
     if options.svg:
-        raise BadParameterError("bench: blocks have no place under a roofline. Leave --svg out.")
+        raise BadParameterError("bench: blocks have no roofline. Leave --svg out.")
     bench = Bench(machine(kind), (), QUICK_ROUNDS if options.quick else ROUNDS)
     blocks = whole.Blocks(bench, options.peer)
     print("\n".join([bench.device, whole.header(chosen)]), flush=True)
@@ -165,8 +165,8 @@ def _measure_models(options: Options) -> int:
         )
     if options.peer not in training.PEERS:
         raise BadParameterError(
-            f"bench: --peer {options.peer} trains no models. Use torch, which is eager and compiled, or one "
-            "of the two."
+            f"bench: --peer {options.peer} cannot train models. Use torch, which is eager and compiled, or "
+            "one of the two."
         )
     chosen = [name for name in training.names() if _pattern(options).search(name)]
     if options.list:
@@ -242,7 +242,7 @@ def _show(options: Options) -> int:
     print("\n".join(lines.line(row, chosen[row.case]) for row in kept))
     print("\n".join(["", *results.summary(kept, chosen, "peer")]).rstrip())
     if strange:
-        print(f"left out, for want of a definition: {', '.join(strange)}", file=sys.stderr)
+        print(f"omitted, because they are not defined here: {', '.join(strange)}", file=sys.stderr)
     _draw(kept, chosen, roof, options.svg)
     return 0
 

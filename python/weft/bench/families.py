@@ -37,7 +37,7 @@ class Rivalry(Chosen):
 
 def measure(bench: Bench, case: Case) -> Rivalry:
     """Times the selected plan and those without its families, in alternation."""
-    with named(f"{case.name} failed before a plan ran"):
+    with named(f"{case.name} failed before running a plan"):
         side, sets = bench.side(case), bench.sets(case, bench.inputs(case))
         plans, predicted = build(side.graph)
     seconds = clock(bench, case, side, sets, plans)

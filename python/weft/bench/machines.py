@@ -331,7 +331,7 @@ def _module(name: str, use: str) -> Any:
         return importlib.import_module(name)
     except ImportError:
         raise UnavailableError(
-            f"bench: {name} is not installed, and gives {use}. Install it: python -m pip install {name}"
+            f"bench: {name} is not installed, but provides {use}. Install it: python -m pip install {name}"
         ) from None
 
 

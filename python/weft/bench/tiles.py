@@ -34,7 +34,7 @@ class Choice(Chosen):
 
 def measure(bench: Bench, case: Case) -> Choice:
     """Times the selected plan and every other tile, first once each, then the fastest several times."""
-    with named(f"{case.name} failed before a tile ran"):
+    with named(f"{case.name} failed before running a tile"):
         side, sets = bench.side(case), bench.sets(case, bench.inputs(case))
         plans = build(side.graph)
     seconds = clock(bench, case, side, sets, plans)

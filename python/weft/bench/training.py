@@ -96,7 +96,7 @@ def _torch() -> Any:
     try:
         return importlib.import_module("torch")
     except ImportError:
-        raise UnavailableError("bench: models train in PyTorch, and there is none. Install torch.") from None
+        raise UnavailableError("bench: training needs PyTorch. Install torch.") from None
 
 
 def measure(name: str, kind: str, sides: Sequence[str] = SIDES) -> Trained:

@@ -94,7 +94,7 @@ class Blocks:
     def __init__(self, bench: Bench, peer: str) -> None:
         if peer and peer not in PEERS:
             raise BadParameterError(
-                f"bench: --peer {peer} runs no whole blocks. Use torch, which is the better of eager and "
+                f"bench: --peer {peer} cannot run whole blocks. Use torch, which is the better of eager and "
                 "compiled, or one of these two, or leave --peer out."
             )
         self.bench, self.peers = bench, PEERS.get(peer, ())
@@ -137,7 +137,7 @@ class Blocks:
         if name == "eager":
             return _Side(name, same, program.ready(torch))
         if self._compiled > COMPILE_SECONDS:
-            raise TimeoutError(f"torch.compile has taken its {COMPILE_SECONDS:.0f} s")
+            raise TimeoutError(f"torch.compile has used its {COMPILE_SECONDS:.0f} s")
         torch._dynamo.reset()  # blocks share code, and torch limits the number of variants that it caches
         torch._functorch.config.donated_buffer = False  # a gradient is computed many times
         return _Side(name, same, program.ready(torch, {"mode": MODE, "dynamic": False}))

@@ -24,7 +24,7 @@ def _refusing(name: str, module: str = "cudnn") -> Any:
     def refuse(*args: Any, **kwargs: Any) -> Any:
         raise NotSupportedError(f"{module}.{name}: Weft has no such function.")
 
-    refuse.__name__, refuse.__doc__ = name, "Not there: says so."
+    refuse.__name__, refuse.__doc__ = name, "Not implemented: raises an error."
     return refuse
 
 

@@ -23,21 +23,21 @@ DIFFERENCES = {
     "pygraph.block_scale_quantize: positional (input block_size axis transpose group_offset), "
     "cuDNN (input group_offset block_size axis transpose)": _GROUPS,
     "pygraph.get_behavior_notes_for_plan_at_index(index): cuDNN (index, *args, **kwargs)": (
-        "Weft knows no further argument, and takes none in silence."
+        "Weft has no further arguments and does not ignore any silently."
     ),
 }
 """Differences as the test prints them, and their reasons."""
 
 EXTRAS = {
-    "Graph": "The short way, which cuDNN's package loads when it is asked for.",
-    "ops": "Functions on torch tensors, which cuDNN's package loads when they are asked for.",
-    "install": "Makes `import cudnn` find this module.",
-    "set_backend_version": "Follows the rules of another version.",
+    "Graph": "The convenience interface, which cuDNN's package loads on demand.",
+    "ops": "Functions on torch tensors, which cuDNN's package loads on demand.",
+    "install": "Makes `import cudnn` import this module.",
+    "set_backend_version": "Follows the behaviour of another version.",
 }
 """Names that the recorded list lacks, and the reasons for them."""
 
 NOT_THERE = {
-    **{f"cudnn.{name}": "A kernel by itself, no graph." for name in absent.NAMES},
+    **{f"cudnn.{name}": "An individual kernel, not a graph." for name in absent.NAMES},
     **{f"pygraph.{name}": "Recurrent attention." for name in LINEAR_ATTENTION},
     "pygraph.populate_cuda_graph": "Capture the stream of execute() instead.",
     "pygraph.update_cuda_graph": "Capture the stream of execute() instead.",

@@ -110,7 +110,7 @@ class pygraph(Attention, Plans):
         elements. ragged_offset: the offsets at which batch entries start. alignment_value: the alignment of
         its addresses in bytes, if a script guarantees more than Weft expects."""
         if kwargs:
-            raise BadParameterError(f"tensor: {', '.join(kwargs)} is no argument of it. Leave it out.")
+            raise BadParameterError(f"tensor: {', '.join(kwargs)} is not one of its arguments. Leave it out.")
         made = super().tensor(
             dim, stride, enums.weft_type(data_type), is_virtual, is_pass_by_value, ragged_offset,
             enums.to_weft(reordering_type) or weft_enums.tensor_reordering.NONE, name or "",
@@ -151,7 +151,7 @@ class pygraph(Attention, Plans):
     def _new_tensor(self, name: str, producer: Any = None) -> Tensor:
         if self.is_built and producer is not None:
             raise BadParameterError(
-                f"{self._label}: its operation graph is built and takes no more operations. Make another."
+                f"{self._label}: its operation graph is built and accepts no more operations. Create another."
             )
         if not self.is_built:
             self._reopen()
@@ -392,7 +392,7 @@ class pygraph(Attention, Plans):
             tensor = next((tensor for tensor in self._tensors if tensor.value is key), None)
             if tensor is None:
                 raise BadParameterError(
-                    f"{self._label}: an array is named that is no operand of an operation. Give an operand, "
+                    f"{self._label}: the array is not an operand of an operation. Give an operand, "
                     'or a name such as "conv::image".'
                 )
             return tensor
@@ -429,7 +429,8 @@ class pygraph(Attention, Plans):
         again. run_warmup is accepted and not needed: nothing is deferred to the first run."""
         unknown = set(kwargs) - {"run_warmup"}
         if unknown:
-            raise BadParameterError(f"deserialize: {', '.join(unknown)} is no argument of it. Leave it out.")
+            raise BadParameterError(f"deserialize: {', '.join(unknown)} is not one of its arguments. Leave "
+                "it out.")
         *before, data = args
         Graph.deserialize(self, *before, bytes(data), handle=handle, code=enforce_precompiled)
         return self
@@ -465,7 +466,7 @@ def _own_keywords(given: Mapping[str, Any]) -> dict[str, Any]:
     known = {"inputs", "outputs", "heuristics", "workspace_alloc", "device"}
     unknown = sorted(set(given) - known)
     if unknown:
-        raise BadParameterError(f"pygraph: {', '.join(unknown)} is no argument of it. Leave it out.")
+        raise BadParameterError(f"pygraph: {', '.join(unknown)} is not one of its arguments. Leave it out.")
     kept = {key: value for key, value in given.items() if value is not None}
     if "heuristics" in kept:
         kept["heuristics"] = [enums.to_weft(mode) for mode in kept["heuristics"]]

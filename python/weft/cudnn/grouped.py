@@ -144,7 +144,8 @@ def block_scale_quantize(
         if axis not in (None, -1, last):
             raise NotSupportedError(
                 f"{label('block_scale_quantize', name)}: group_offset is given, and blocks along dimension "
-                f"{axis} would cross groups of rows. Quantise along the last dimension, or each group alone."
+                f"{axis} would cross groups of rows. Quantize along the last dimension, or each group "
+                "separately."
             )
     return Graph.block_scale_quantize(
         graph, input, block_size, axis, transpose, compute_data_type=compute_data_type, name=name
@@ -158,9 +159,9 @@ def check_scales(nodes: Iterable[Node]) -> None:
             continue
         if node.outputs["scale"]._reordering is not tensor_reordering.NONE:
             raise NotSupportedError(
-                f"{label(node.method, node.name)}: group_offset is given, and its scales lie in tiles "
-                "(reordering_type), which Weft does not lay out for each group. Let scales lie in order, or "
-                "quantise each group alone."
+                f"{label(node.method, node.name)}: group_offset is given, and its scales are stored in tiles "
+                "(reordering_type), which Weft does not support for groups. Store the scales in order, or "
+                "quantize each group separately."
             )
 
 
@@ -191,7 +192,7 @@ def moe_grouped_matmul(
     if top_k_scores is not None:
         raise BadParameterError(
             f"{label('moe_grouped_matmul', name)}: top_k_scores is given, and mode "
-            f"{(mode or weft_mode.NONE).name} sums nothing. Choose mode COMBINE, or leave it out."
+            f"{(mode or weft_mode.NONE).name} computes no sum. Choose mode COMBINE, or leave it out."
         )
     return Graph.moe_grouped_matmul(
         graph, token, weight, first_token_offset, token_index, token_ks, mode or weft_mode.NONE,

@@ -258,7 +258,7 @@ def _dressed(function: Callable[..., Any], name: str, signature: Signature, like
 
 def _sentence(name: str, like: Any) -> str:
     """Weft's own docstring without the arguments."""
-    text = (like.__doc__ or "") if like is not None else f"{name}: an operation that Weft has not."
+    text = (like.__doc__ or "") if like is not None else f"{name}: an operation that Weft does not implement."
     first: str = text.split("\n\n        Args:")[0]
     return first
 

@@ -200,8 +200,8 @@ class Attention(Operations):
             return row
         if len(dims) not in (0, 4) or dims[1:3] not in ((), (1, 1)):
             raise BadParameterError(
-                f"{where}: kv_mask is {list(dims)}, and says of each key whether it is seen. Give "
-                "[B, 1, 1, Skv] or [B, Skv]; what differs by head or query is a bias."
+                f"{where}: kv_mask is {list(dims)}, but must contain one value per key. Give "
+                "[B, 1, 1, Skv] or [B, Skv]; use a bias for masks that differ by head or query."
             )
         return mask
 
@@ -256,13 +256,14 @@ def _set_scale(where: str, values: dict[str, Any]) -> None:
     precision = weft_type(values.pop("softmax_precision", None))
     if precision is not None and precision is not enums.data_type.FLOAT:
         raise NotSupportedError(
-            f"{where}: softmax_precision is {precision.name}, and Weft's softmax is of FLOAT. Leave it out."
+            f"{where}: softmax_precision is {precision.name}, and Weft's softmax computes in FLOAT. Leave "
+            "it out."
         )
     if values.pop("attn_scale_prefolded", False):
         if "attn_scale" in values:
             raise BadParameterError(
-                f"{where}: attn_scale and attn_scale_prefolded are given. Give the one, or say by the other "
-                "that q has it already."
+                f"{where}: attn_scale and attn_scale_prefolded are given. Give only the former, or the "
+                "latter if q includes the scale."
             )
         values["attn_scale"] = log(2)
 
@@ -281,7 +282,7 @@ def _known(method: str, where: str, values: Mapping[str, Any]) -> tuple[dict[str
     }
     for key in lacking:
         if key not in rows:
-            raise NotSupportedError(f"{where}: {key} is given, which Weft has nothing for. Leave it out.")
+            raise NotSupportedError(f"{where}: {key} is given, which Weft does not support. Leave it out.")
     taken = {key: value for key, value in values.items() if key in known}
     if any(key.startswith("cu_seq_len") for key in lacking):
         taken["use_padding_mask"] = False  # which Weft's method would check against the other lengths

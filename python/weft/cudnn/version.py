@@ -38,8 +38,8 @@ def set_backend_version(version: int | None = None) -> None:
     wanted = _DEFAULT if version is None else int(version)
     if not 90000 <= wanted < 100000:
         raise BadParameterError(
-            f"backend version: {wanted} is none of cuDNN 9. Give MAJOR * 10000 + MINOR * 100 + PATCHLEVEL, "
-            "such as 92800."
+            f"backend version: {wanted} is not a version of cuDNN 9. Give MAJOR * 10000 + MINOR * 100 + "
+            "PATCHLEVEL, such as 92800."
         )
     _version = wanted
 

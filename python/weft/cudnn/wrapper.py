@@ -50,8 +50,8 @@ class Graph(pygraph):
         arrays of pygraph's calls if torch does not support their type."""
         if not self._allocates and workspace is None and self._plan is not None and self.plan.workspace_size:
             raise BadParameterError(
-                f"{self._label}: it was made with workspace_alloc=False and needs {self.plan.workspace_size} "
-                "bytes of workspace. Give workspace=."
+                f"{self._label}: it was created with workspace_alloc=False and needs "
+                f"{self.plan.workspace_size} bytes of workspace. Give workspace=."
             )
         returned = super().__call__(*arrays, handle=handle, workspace=workspace, **named)
         results = tuple(map(_as_torch, returned if isinstance(returned, tuple) else (returned,)))

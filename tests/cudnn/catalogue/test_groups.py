@@ -128,7 +128,7 @@ def test_blocks_and_tiles_across_groups_are_refused(place: Any) -> None:
     Y, scale = g.block_scale_quantize(X, block_size=32, group_offset=S)
     Y.set_output(True).set_data_type(T.FP8_E4M3)
     scale.set_output(True).set_data_type(T.FP8_E8M0).set_reordering_type(cudnn.tensor_reordering.F8_128x4)
-    with pytest.raises(cudnn.cudnnGraphNotSupportedError, match="its scales lie in tiles"):
+    with pytest.raises(cudnn.cudnnGraphNotSupportedError, match="its scales are stored in tiles"):
         g.validate()
 
 
