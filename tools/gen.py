@@ -304,7 +304,7 @@ def parse_arguments(method: Json, rows: dict[str, list[Json]]) -> list[Json]:
         name, _, given = head.partition(":")
         keys = (given or name).split("+")
         if missing := [key for key in keys if key not in rows]:
-            raise SystemExit(f"method {method['name']}: argument {name} names no row '{missing[0]}'")
+            raise SystemExit(f"method {method['name']}: argument {name} names no attribute '{missing[0]}'")
         optional = optional or bool(has_default)
         found.append({"name": name, "keys": keys, "rows": rows[keys[0]], "by_name": is_by_name})
         found[-1]["default"] = default if has_default else "None" if optional else None
@@ -870,7 +870,7 @@ def main() -> int:
     parser.add_argument("--library", type=Path, default=default, help="the built library")
     options = parser.parse_args()
     if not Path(options.library).exists():
-        parser.error(f"{options.library} is not there. Build the library first: make build")
+        parser.error(f"{options.library} does not exist. Build the library first: make build")
     stale = []
     for path, text in generate(Path(options.library)).items():
         file = ROOT / path

@@ -243,18 +243,18 @@ def host_cost(given: argparse.Namespace) -> Iterator[Result]:
 def arguments() -> argparse.Namespace:
     """The parsed command line."""
     ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ask.add_argument("--quick", action="store_true", help="the tests alone, without slow and large ones")
+    ask.add_argument("--quick", action="store_true", help="only the tests, without slow and large ones")
     ask.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
-    ask.add_argument("--paths", nargs="*", help="of tests")
-    ask.add_argument("--only", default="", help="tests whose names match, as pytest -k")
+    ask.add_argument("--paths", nargs="*", help="paths of tests")
+    ask.add_argument("--only", default="", help="tests whose names match, like pytest -k")
     ask.add_argument("--jobs", type=int, default=min(os.cpu_count() or 1, 14))
-    ask.add_argument("--tools", nargs="+", choices=TOOLS, default=list(TOOLS), help="of compute-sanitizer")
+    ask.add_argument("--tools", nargs="+", choices=TOOLS, default=list(TOOLS), help="compute-sanitizer tools")
     ask.add_argument("--suite", type=Path, help="the file of the suite")
-    ask.add_argument("--cases", default=".", help="of the suite, a regular expression")
+    ask.add_argument("--cases", default=".", help="regular expression for cases of the suite")
     ask.add_argument("--mods", default="cudnn,weft", help="modules that the suite compares")
-    ask.add_argument("--csv", default="", help="where the suite writes its table")
-    ask.add_argument("--seconds", type=float, default=600, help="for each part")
-    ask.add_argument("--logs", type=Path, help="folder that receives the whole output of each part")
+    ask.add_argument("--csv", default="", help="output file of the suite's table")
+    ask.add_argument("--seconds", type=float, default=600, help="time limit of each part")
+    ask.add_argument("--logs", type=Path, help="directory for the complete output of each part")
     ask.add_argument("--campaign", type=float, default=0, help="only random cases, for this many seconds")
     ask.add_argument("--seed", type=int, default=0, help="number of the campaign's first case")
     return ask.parse_args()
@@ -270,7 +270,7 @@ def main() -> int:
     results = [
         found for part in (["tests"] if given.quick else given.parts) for found in run_part[part](given)
     ]
-    print(f"\n{'part':<15}{'result':<9}{'seconds':>8}  what it says")
+    print(f"\n{'part':<15}{'result':<9}{'seconds':>8}  result")
     for title, passed, seconds, note in results:
         word = "not run" if passed is None else "passed" if passed else "FAILED"
         print(f"{title:<15}{word:<9}{seconds:8.1f}  {note}")

@@ -101,7 +101,7 @@ def main() -> int:
     """Prints the report; returns 1 if the coverage is below the limit."""
     ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ask.add_argument("--missing", nargs="?", const="", help="print lines that did not run (of these paths)")
-    ask.add_argument("--least", type=float, default=0, help="percentage of lines that must be reached")
+    ask.add_argument("--least", type=float, default=0, help="required percentage of executed lines")
     ask.add_argument("--write", action="store_true", help="write the table into docs/testing.md")
     given = ask.parse_args()
     if not BUILD.exists():

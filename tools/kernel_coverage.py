@@ -345,8 +345,8 @@ def main() -> int:
     """Runs a subcommand."""
     ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ask.add_argument("command", choices=["report", "programs", "write", "check", "choose"])
-    ask.add_argument("folder", type=Path, nargs="*", help="default: those of emulated_parts.py")
-    ask.add_argument("--missing", nargs="?", const="", help="print what was not reached (of files so named)")
+    ask.add_argument("folder", type=Path, nargs="*", help="by default those of emulated_parts.py")
+    ask.add_argument("--missing", nargs="?", const="", help="print uncovered lines (of matching files)")
     ask.add_argument("--seconds", type=float, default=240, help="time of the chosen tests; default 240")
     given = ask.parse_args()
     records = read(given.folder or part_folders())
@@ -360,7 +360,7 @@ def main() -> int:
         write_table(records)
     elif given.command == "check":
         found = faults(records)
-        print("\n".join(found) or "all kernel files are reached as docs/testing.md says")
+        print("\n".join(found) or "all kernel files are covered as recorded in docs/testing.md")
         return 1 if found else 0
     else:
         write_chosen(chosen := choose(records, given.seconds))

@@ -257,7 +257,7 @@ def tests_of(path: str) -> list[str]:
         if path.startswith(prefix):
             more = [GENERATED] if path.startswith("backend/graph/") else []
             return [command_of(test, Path(path).stem) for test in more + tests]
-    sys.exit(f"{path}: no tests are known for it. Add its folder to the table in tools/mutants.py.")
+    sys.exit(f"{path}: no tests are listed for it. Add its directory to the table in tools/mutants.py.")
 
 
 def state_of_tests() -> str:
@@ -350,9 +350,9 @@ def report(seen: Iterable[tuple[str, str]]) -> bool:
 def main() -> int:
     """Runs a sample; returns 1 if too few changes were detected."""
     ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ask.add_argument("path", nargs="*", default=EVERYWHERE, help="files or folders; default: all sources")
-    ask.add_argument("--sample", type=int, default=20, help="how many that compile; 0: all; default 20")
-    ask.add_argument("--seed", type=int, default=1, help="which ones; default 1")
+    ask.add_argument("path", nargs="*", default=EVERYWHERE, help="files or directories; default: all")
+    ask.add_argument("--sample", type=int, default=20, help="number of changes; 0: all; default 20")
+    ask.add_argument("--seed", type=int, default=1, help="seed of the sample; default 1")
     ask.add_argument("--list", action="store_true", help="print the changes without testing them")
     given = ask.parse_args()
     paths = list(files_under(given.path))

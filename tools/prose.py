@@ -145,7 +145,7 @@ def main() -> int:
     """Prints shares or findings; returns 1 if --check finds a share above its limit."""
     ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ask.add_argument("--check", action="store_true", help="list the classes above their limits, and fail")
-    ask.add_argument("--list", metavar="PATH", help="list the findings in files whose paths begin so")
+    ask.add_argument("--list", metavar="PATH", help="list the findings in files whose paths begin with PATH")
     given = ask.parse_args()
     shares = {kind: measure(kind) for kind in FILES}
     everything = [finding for share in shares.values() for finding in share.findings]

@@ -285,8 +285,8 @@ def examine(name: str, only: str) -> dict[str, Any]:
 def main() -> int:
     """Prints the differences; returns 1 if it finds one."""
     ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ask.add_argument("before", nargs="?", default="HEAD", help="a commit or a folder; default: HEAD")
-    ask.add_argument("after", nargs="?", default=str(ROOT), help="the same; default: the working tree")
+    ask.add_argument("before", nargs="?", default="HEAD", help="a commit or a directory; by default HEAD")
+    ask.add_argument("after", nargs="?", default=str(ROOT), help="the same; by default the working tree")
     ask.add_argument("--only", default="", help="small cases whose names match this regular expression")
     ask.add_argument("--collect", action="store_true", help=argparse.SUPPRESS)
     given = ask.parse_args()

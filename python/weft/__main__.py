@@ -12,10 +12,10 @@ from pathlib import Path
 DESCRIPTION = "Weft: deep-learning primitives as graphs, planned and run on CPUs and NVIDIA GPUs."
 EPILOG = """examples:
   python -m weft demo                    train a small network, compare attention, draw the graphs
-  python -m weft doctor                  is everything installed, and does it compute?
-  python -m weft explain plan.weft       what a saved plan (Graph.serialize) does, step by step
-  python -m weft support                 which kernel family serves which operation
-  python -m weft bench --quick           times of some cases, and the share of what the device could do
+  python -m weft doctor                  check that everything is installed and computes correctly
+  python -m weft explain plan.weft       show the steps of a saved plan (Graph.serialize)
+  python -m weft support                 list the kernel family that runs each operation
+  python -m weft bench --quick           time some cases, and compare them with the device's limits
 """
 
 
@@ -27,27 +27,27 @@ def parser() -> argparse.ArgumentParser:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    main_parser.add_argument("--version", action="store_true", help="print the version and stop")
+    main_parser.add_argument("--version", action="store_true", help="print the version and exit")
     commands = main_parser.add_subparsers(dest="command", metavar="command")
 
-    demo = commands.add_parser("demo", help="train a small network through graphs, and show what ran")
-    demo.add_argument("--out", type=Path, default=Path("build/demo"), help="folder for pictures (build/demo)")
+    demo = commands.add_parser("demo", help="train a small network with graphs, and show the plans")
+    demo.add_argument("--out", type=Path, default=Path("build/demo"), help="folder for figures (build/demo)")
     demo.add_argument("--epochs", type=int, default=None, help="passes over the training images")
 
-    doctor = commands.add_parser("doctor", help="examine the installation, and say how to repair it")
+    doctor = commands.add_parser("doctor", help="check the installation, and show how to repair it")
     doctor.add_argument("--json", action="store_true", help="print JSON")
 
-    explain = commands.add_parser("explain", help="print what a saved plan does")
-    explain.add_argument("file", type=Path, help="the bytes that Graph.serialize gave")
-    explain.add_argument("--all", action="store_true", help="name every kernel family that declined")
-    explain.add_argument("--svg", type=Path, help="also draw the plan into this file")
-    explain.add_argument("--device", help="what it was made for, as sm_90, when that is not here")
+    explain = commands.add_parser("explain", help="print the steps of a saved plan")
+    explain.add_argument("file", type=Path, help="the output of Graph.serialize")
+    explain.add_argument("--all", action="store_true", help="list every kernel family that declined")
+    explain.add_argument("--svg", type=Path, help="also write a diagram of the plan to this file")
+    explain.add_argument("--device", help="the plan's device if it is not present, such as sm_90")
 
-    support = commands.add_parser("support", help="print which kernel family serves which operation")
-    support.add_argument("--markdown", action="store_true", help="as docs/support.md has it")
+    support = commands.add_parser("support", help="print the kernel family that runs each operation")
+    support.add_argument("--markdown", action="store_true", help="in the format of docs/support.md")
 
     _add_bench(
-        commands.add_parser("bench", help="time cases of networks' sizes, under the device's roofline")
+        commands.add_parser("bench", help="time cases with sizes of networks, relative to the roofline")
     )
     return main_parser
 
@@ -62,25 +62,25 @@ def _add_bench(bench: argparse.ArgumentParser) -> None:
         "torch trains",
     )
     bench.add_argument("--only", default="", metavar="REGEX", help="cases whose names match")
-    bench.add_argument("--list", action="store_true", help="print the cases and their work, and stop")
+    bench.add_argument("--list", action="store_true", help="print the cases and their work, and exit")
     bench.add_argument("--quick", action="store_true", help="the smallest case of each group, fewer rounds")
     bench.add_argument("--device", choices=("cpu", "cuda"), default="", help="default: the first usable GPU")
     bench.add_argument(
         "--peer",
         default="",
         metavar="MODULES",
-        help="time these beside: cudnn, torch or cudnn,torch; bare: of fused cases the bare product; "
-        "of blocks torch, eager or compiled",
+        help="also time these: cudnn, torch or cudnn,torch; for fused cases also bare, the unfused case; "
+        "for blocks torch, eager or compiled",
     )
-    tiles = "instead, how near the chosen tiles come to the best ones"
+    tiles = "instead, compare the selected tiles with the best ones"
     bench.add_argument("--tiles", action="store_true", help=tiles)
-    families = "instead, whether other kernel families would be faster than the chosen ones"
+    families = "instead, check whether other kernel families are faster than the selected ones"
     bench.add_argument("--families", action="store_true", help=families)
-    predicted = "instead, predicted beside measured times: --from tables, else here; without a GPU, an H200's"
+    predicted = "instead, compare predicted and measured times: those of --from, or new ones; without a GPU, an H200's"
     bench.add_argument("--predict", action="store_true", help=predicted)
-    bench.add_argument("--csv", type=Path, help="write the table into this file")
-    bench.add_argument("--svg", type=Path, help="draw the roofline into this file")
-    shown = "show tables that --csv wrote instead of measuring; groups stand before it"
+    bench.add_argument("--csv", type=Path, help="write the table to this file")
+    bench.add_argument("--svg", type=Path, help="write the roofline plot to this file")
+    shown = "show tables that --csv wrote instead of measuring; must follow the groups"
     bench.add_argument("--from", dest="tables", nargs="+", type=Path, default=(), metavar="CSV", help=shown)
 
 

@@ -171,7 +171,8 @@ def _engines(support: Sequence[Mapping[str, Any]], chosen: str) -> list[str]:
             continue
         if answer["supported"]:
             steps = len(answer["families"])
-            text = f"{answer['engine']}: could, in {amount(answer['seconds'], 's')} predicted, {steps} steps"
+            seconds = amount(answer["seconds"], "s")
+            text = f"{answer['engine']}: supported, predicted {seconds} in {steps} steps"
         else:
             text = f"{answer['engine']}: {answer['reason']}"
         lines += _wrapped(text, "  ")

@@ -279,5 +279,5 @@ def test_graph_and_jit_take_further_keywords() -> None:
     g, uids = negate()
     assert g.is_built
     assert uids == [g.get_outputs()[0].get_uid()]
-    with pytest.raises(weft.BadParameterError, match="colour is no argument of it"), cudnn.graph(colour=1):
+    with pytest.raises(weft.BadParameterError, match="colour is not one of its"), cudnn.graph(colour=1):
         pass

@@ -80,7 +80,7 @@ def test_gpus_by_name() -> None:
     assert repr(weft.create_handle("cuda:1")) == repr(weft.Graph(device="cuda:1").handle) == "Handle(cuda:1)"
     with pytest.raises(weft.BadParameterError, match="no device cuda:2 on this machine"):
         weft.create_handle("cuda:2")
-    with pytest.raises(weft.BadParameterError, match="'gpu:1' is no device"):
+    with pytest.raises(weft.BadParameterError, match="'gpu:1' is not a device"):
         weft.create_handle("gpu:1")
 
 

@@ -424,7 +424,7 @@ def test_a_wrong_block_has_no_time() -> None:
 
 
 def test_blocks_have_peers_of_their_own() -> None:
-    message = r"^bench: --peer cudnn runs no whole blocks\. Use torch, "
+    message = r"^bench: --peer cudnn cannot run whole blocks\. Use torch, "
     with pytest.raises(weft.BadParameterError, match=message):
         blocks("cudnn")
 
@@ -908,14 +908,14 @@ def test_from(table: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -
             "sdpa, blocks.",
         ),
         (["--only", "("], "bench: --only '(' is not a valid regular expression: "),
-        (["--only", "dance"], "bench: no case is left. --list without other words shows all cases."),
+        (["--only", "dance"], "bench: no case matches. --list without other options shows all cases."),
         (
             ["--device", "cpu", "--peer", "cudnn"],
             "bench: --peer cudnn runs on NVIDIA GPUs, this is the CPU. Use torch, or --device cuda.",
         ),
         (
             ["--csv", "x", "--from", "y"],
-            "bench: --from shows tables; --csv, --peer, --list, --tiles and --families have no use with it. "
+            "bench: --from shows tables; it excludes --csv, --peer, --list, --tiles and --families. "
             "Leave them or it out.",
         ),
         (

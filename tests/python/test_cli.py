@@ -27,11 +27,11 @@ Weft: deep-learning primitives as graphs, planned and run on CPUs and NVIDIA GPU
 
 positional arguments:
   command
-    demo      train a small network through graphs, and show what ran
-    doctor    examine the installation, and say how to repair it
-    explain   print what a saved plan does
-    support   print which kernel family serves which operation
-    bench     time cases of networks' sizes, under the device's roofline
+    demo      train a small network with graphs, and show the plans
+    doctor    check the installation, and show how to repair it
+    explain   print the steps of a saved plan
+    support   print the kernel family that runs each operation
+    bench     time cases with sizes of networks, relative to the roofline
 
 """
 
@@ -300,7 +300,7 @@ families that declined
   cpu.map (step 2): softmax is not a pointwise operation.
 
 other engines
-  cpu.reference: could, in 2 ms predicted, 3 steps
+  cpu.reference: supported, predicted 2 ms in 3 steps
   cpu.small: it takes 3 dims at most."""
 
 

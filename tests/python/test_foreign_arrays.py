@@ -100,7 +100,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: Dlpack(lambda: named_capsule(b"used_dltensor")),
         "__dlpack__() returned no capsule named dltensor or dltensor_versioned.",
     ),
-    "no capsule": (lambda: Dlpack(lambda: 5), "__dlpack__() gave no capsule"),
+    "no capsule": (lambda: Dlpack(lambda: 5), "__dlpack__() returned no capsule"),
 }
 
 
@@ -312,11 +312,11 @@ HUGE = 2**80
 CLAIMS: dict[str, tuple[dict[str, Any], str]] = {
     "no data": ({"data": None}, "the array's data is None. Give a pair"),
     "half of the data": ({"data": (5,)}, "the array's data is (5,). Give a pair"),
-    "no address": ({"data": (None, False)}, "the array claims no address, but dims [6]."),
-    "address 0": ({"data": (0, False)}, "the array claims no address, but dims [6]."),
-    "negative address": ({"data": (-8, False)}, "the array claims the address -8."),
-    "huge address": ({"data": (HUGE, False)}, f"the array's address is {HUGE}, more than 64 bits hold."),
-    "last address": ({"data": (2**63 - 24, False)}, "the array claims dims [6], which reach past the end of"),
+    "no address": ({"data": (None, False)}, "the array reports no address, but dims [6]."),
+    "address 0": ({"data": (0, False)}, "the array reports no address, but dims [6]."),
+    "negative address": ({"data": (-8, False)}, "the array reports the address -8."),
+    "huge address": ({"data": (HUGE, False)}, f"the array's address is {HUGE}, which does not fit into 64"),
+    "last address": ({"data": (2**63 - 24, False)}, "the array reports dims [6], which reach past the end"),
     "fraction as address": ({"data": (1.5, False)}, "the array's address is 1.5. Give a whole number."),
     "text as address": ({"data": ("x", False)}, "the array's address is 'x'. Give a whole number."),
     "no shape": ({"shape": None}, "the array's shape is None. Give a list of whole numbers."),
@@ -324,20 +324,20 @@ CLAIMS: dict[str, tuple[dict[str, Any], str]] = {
     "text as shape": ({"shape": "ab"}, "the array's shape ['a', 'b']: number 0 is 'a'. Give a whole number."),
     "fraction in shape": ({"shape": (6.0,)}, "the array's shape [6.0]: number 0 is 6.0. Give a whole"),
     "no number in shape": ({"shape": (float("nan"),)}, "the array's shape [nan]: number 0 is nan."),
-    "negative extent": ({"shape": (-6,)}, "the array claims dims [-6], which are negative."),
-    "huge extent": ({"shape": (HUGE,)}, f"the array's shape [{HUGE}]: number 0 is {HUGE}, more than 64 bits"),
-    "extent past memory": ({"shape": (2**61,)}, f"the array claims dims [{2**61}], which reach past the end"),
-    "many dims": ({"shape": (1,) * 65}, "the array claims 65 dims, more than 64."),
-    "strides of another rank": ({"strides": (4, 4)}, "the array claims 1 dims and 2 strides."),
+    "negative extent": ({"shape": (-6,)}, "the array reports dims [-6], which are negative."),
+    "huge extent": ({"shape": (HUGE,)}, f"the array's shape [{HUGE}]: number 0 is {HUGE}, which does"),
+    "extent past memory": ({"shape": (2**61,)}, f"the array reports dims [{2**61}], which reach past"),
+    "many dims": ({"shape": (1,) * 65}, "the array reports 65 dims, more than 64."),
+    "strides of another rank": ({"strides": (4, 4)}, "the array reports 1 dims and 2 strides."),
     "text as strides": ({"strides": "a"}, "the array's strides ['a']: number 0 is 'a'. Give a whole number."),
     "no number in strides": ({"strides": (float("nan"),)}, "the array's strides [nan]: number 0 is nan."),
     "huge strides": ({"strides": (HUGE,)}, f"the array's strides [{HUGE}]: number 0 is {HUGE}, more than"),
     "no typestr": ({"typestr": None}, "the array's typestr is None. Give one such as '<f4'."),
     "empty typestr": ({"typestr": ""}, "the array's typestr is ''. Give one such as '<f4'."),
     "number as typestr": ({"typestr": 5}, "the array's typestr is 5. Give one such as '<f4'."),
-    "wider typestr": ({"typestr": "<f8"}, "the array's typestr is '<f8', its dtype dtype('float32'). Let"),
-    "other typestr": ({"typestr": "<i4"}, "the array's typestr is '<i4', its dtype dtype('float32'). Let"),
-    "complex typestr": ({"typestr": "<c8"}, "the array's typestr is '<c8', its dtype dtype('float32'). Let"),
+    "wider typestr": ({"typestr": "<f8"}, "the array's typestr is '<f8', its dtype dtype('float32'). Make"),
+    "other typestr": ({"typestr": "<i4"}, "the array's typestr is '<i4', its dtype dtype('float32'). Make"),
+    "complex typestr": ({"typestr": "<c8"}, "the array's typestr is '<c8', its dtype dtype('float32'). Make"),
 }
 
 
@@ -376,7 +376,7 @@ def test_a_dtype_that_is_none(dtype: Any) -> None:
     said = Says()
     said.dtype = dtype
     for _, way in ways(said):
-        with pytest.raises(weft.BadParameterError, match=r"^data type: .* is none that Weft knows\."):
+        with pytest.raises(weft.BadParameterError, match=r"^data type: .* is not supported by Weft\."):
             way()
 
 
@@ -399,12 +399,12 @@ DLPACK: list[tuple[dict[str, Any], str]] = [
     ({"ndim": 65}, "the DLPack tensor reports 65 dims, with a shape."),
     ({"ndim": 2**31 - 1}, "the DLPack tensor reports 2147483647 dims, with a shape."),
     ({"shape": NO_SHAPE}, "the DLPack tensor reports 1 dims, without a shape."),
-    ({"extent": -6}, "the array claims dims [-6], which are negative."),
-    ({"extent": 2**62}, f"the array claims dims [{2**62}], which reach past the end of memory."),
-    ({"stride": 2**61}, "the array claims dims [6], which reach past the end of memory."),
-    ({"byte_offset": 2**64 - 1}, "the array claims dims [6], which reach past the end of memory."),
-    ({"data": None}, "the array claims no address, but dims [6]."),
-    ({"data": None, "byte_offset": 64}, "the array claims no address, but dims [6]."),
+    ({"extent": -6}, "the array reports dims [-6], which are negative."),
+    ({"extent": 2**62}, f"the array reports dims [{2**62}], which reach past the end of memory."),
+    ({"stride": 2**61}, "the array reports dims [6], which reach past the end of memory."),
+    ({"byte_offset": 2**64 - 1}, "the array reports dims [6], which reach past the end of memory."),
+    ({"data": None}, "the array reports no address, but dims [6]."),
+    ({"data": None, "byte_offset": 64}, "the array reports no address, but dims [6]."),
     ({"device_type": 99}, "the DLPack tensor has device type 99, type code 2, 32 bits and 1 lanes"),
     ({"bits": 33}, "the DLPack tensor has device type 1, type code 2, 33 bits and 1 lanes"),
     ({"lanes": 4}, "the DLPack tensor has device type 1, type code 2, 32 bits and 4 lanes"),
@@ -524,7 +524,7 @@ def test_what_is_no_array_is_refused(other: Any) -> None:
 @pytest.mark.parametrize("address", [-1, 2**64, HUGE])
 def test_numbers_that_are_no_addresses(address: int) -> None:
     g, x, y = doubled()
-    message = rf"the buffer of input 'x' \(uid 1\) is {address}, which is no address\."
+    message = rf"the buffer of input 'x' \(uid 1\) is {address}, which is not an address\."
     for name, way in (
         ("execute", lambda: g.execute({x: address, y: np.zeros(6, "f4")})),
         ("plan", lambda: g.plan(x=address)),

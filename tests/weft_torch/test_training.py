@@ -72,7 +72,7 @@ def test_options_that_models_do_not_take():
         bench.run(bench.Options(groups=("models",), quick=True))
     with pytest.raises(BadParameterError, match=r"--only '\(' is not a valid regular expression"):
         bench.run(bench.Options(groups=("models",), only="("))
-    with pytest.raises(BadParameterError, match="--peer cudnn trains no models"):
+    with pytest.raises(BadParameterError, match="--peer cudnn cannot train models"):
         bench.run(bench.Options(groups=("models",), peer="cudnn"))
 
 

@@ -125,7 +125,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     has_gpu = torch.cuda.is_available()
     ask.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if has_gpu else "cpu")
     ask.add_argument("--only", nargs="*", default=[], help="operators of the table")
-    ask.add_argument("--split", action="store_true", help="also the forward pass of training alone")
+    ask.add_argument("--split", action="store_true", help="also the forward pass of training by itself")
     ask.add_argument("--csv", type=Path)
     given = ask.parse_args(arguments)
     torch.set_num_threads(1)

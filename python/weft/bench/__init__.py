@@ -71,7 +71,7 @@ def select(known: Mapping[str, Case], options: Options) -> dict[str, Case]:
         if case.group in (options.groups or GROUPS) and pattern.search(name)
     }
     if not chosen:
-        raise BadParameterError("bench: no case is left. --list without other words shows all cases.")
+        raise BadParameterError("bench: no case matches. --list without other options shows all cases.")
     if options.quick:
         smallest: dict[str, Case] = {}
         for case in sorted(chosen.values(), key=lambda case: case.bytes):
@@ -190,8 +190,8 @@ def _predict(options: Options) -> int:
     without a GPU, those of this repository's tables."""
     if options.peer or options.svg or options.list or options.tiles or options.families:
         raise BadParameterError(
-            "bench: --predict stands beside Weft's own times; --peer, --svg, --list, --tiles and --families "
-            "have no use with it. Leave them or it out."
+            "bench: --predict uses only Weft's own times; it excludes --peer, --svg, --list, "
+            "--tiles and --families. Leave them or it out."
         )
     kind = options.device or weft.create_handle().device.name.lower()
     rows: Iterable[Row]
@@ -225,7 +225,7 @@ def _show(options: Options) -> int:
     """Shows tables that were measured earlier, on any machine."""
     if options.csv or options.peer or options.list or options.tiles or options.families:
         raise BadParameterError(
-            "bench: --from shows tables; --csv, --peer, --list, --tiles and --families have no use with it. "
+            "bench: --from shows tables; it excludes --csv, --peer, --list, --tiles and --families. "
             "Leave them or it out."
         )
     rows = [row for path in options.tables for row in results.read_csv(path)]

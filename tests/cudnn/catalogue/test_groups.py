@@ -175,7 +175,7 @@ def test_what_combining_needs(place: Any) -> None:
     refusals = [
         (
             lambda: g.moe_grouped_matmul(R, W, starts_of(g), mode=mode.NONE, top_k_scores=C),
-            "mode NONE sums nothing",
+            "mode NONE computes no sum",
         ),
         (
             lambda: g.moe_grouped_matmul(R, W, starts_of(g), mode=mode.COMBINE, top_k=2),
