@@ -833,7 +833,7 @@ def test_a_tile_that_fails_is_named(
     monkeypatch.setattr(tiles, "measure", measured)
     monkeypatch.setattr(machines._Cpu, where, broken)
     assert main(["bench", "--device", "cpu", "--only", names, "--tiles", "--csv", str(written)]) == 1
-    failure = "with '" if where == "timer" else "before a tile ran: "
+    failure = "with '" if where == "timer" else "before running a tile: "
     said = capsys.readouterr().err
     assert said.startswith(f"bench: {second} failed {failure}")
     assert "CUDA error: an illegal memory access was encountered\n" in said
