@@ -76,7 +76,7 @@ def _add_bench(bench: argparse.ArgumentParser) -> None:
     bench.add_argument("--tiles", action="store_true", help=tiles)
     families = "instead, check whether other kernel families are faster than the selected ones"
     bench.add_argument("--families", action="store_true", help=families)
-    predicted = "instead, compare predicted and measured times: of --from, else new ones; without a GPU, an H200's"
+    predicted = "instead, compare predicted and measured times, of --from if given; without a GPU, an H200's"
     bench.add_argument("--predict", action="store_true", help=predicted)
     bench.add_argument("--csv", type=Path, help="write the table to this file")
     bench.add_argument("--svg", type=Path, help="write the roofline plot to this file")
