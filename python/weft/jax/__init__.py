@@ -1,5 +1,5 @@
-"""Weft for JAX: graphs of Weft's as functions of JAX's arrays, and operators with gradients, under jit, grad,
-vmap and shard_map, on CPUs and NVIDIA GPUs.
+"""Weft for JAX: Weft graphs as functions of JAX arrays, and operators with gradients, under jit, grad, vmap
+and shard_map, on CPUs and NVIDIA GPUs.
 
     import jax, weft.jax
 

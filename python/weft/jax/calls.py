@@ -1,5 +1,5 @@
-"""Calls of Weft's operators in JAX's programs: primitives with their rules for tracing, vmap, jax.checkpoint
-and lowering. Each becomes a call of the library's handler, on the CPU and on CUDA."""
+"""JAX primitives for Weft's operators, with their rules for tracing, vmap, jax.checkpoint and lowering. Each
+is lowered to a call of the library's FFI handler, on the CPU and on CUDA."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from weft.jax.drawing import Call, Form, Operator, Prepared, prepare, results_of
 from weft.plan import Plan
 
 TARGET = "weft"
-"""The name of the handler in XLA's programs."""
+"""The name of the handler in XLA programs."""
 PLATFORMS = {"cpu": device_kind.CPU, "cuda": device_kind.CUDA}
-"""JAX's platforms and what Weft calls them."""
+"""JAX's platforms and the corresponding Weft device kinds."""
 
 
 def call(operator: Operator, *arrays: Any, attributes: tuple[Any, ...] = ()) -> list[Any]:
-    """The results of an operator on JAX's arrays."""
+    """Returns the results of an operator on JAX arrays."""
     return _bind(arrays, Call(operator, attributes, _wants_all_bits()))
 
 
@@ -44,7 +44,8 @@ def _bind(arrays: Sequence[Any], call: Call) -> list[Any]:
 
 @cache
 def _primitive(name: str) -> Primitive:
-    """The primitive of all operators of a name: XLA's instructions, and so profiles, have this name."""
+    """Returns the primitive shared by all operators of a name. The name appears in XLA programs and
+    profiles."""
     primitive = Primitive("weft_" + re.sub(r"\W", "_", name))
     primitive.multiple_results = True
     primitive.def_abstract_eval(_trace)
@@ -58,7 +59,7 @@ def _primitive(name: str) -> Primitive:
 
 
 def _wants_all_bits() -> bool:
-    """Whether JAX is told to multiply floats as floats; by itself it lets a GPU narrow them."""
+    """True if JAX is set to full float32 precision in products; by default it allows TF32 on a GPU."""
     return jax.config.jax_default_matmul_precision in ("highest", "float32", "high", "bfloat16_3x")
 
 
@@ -70,35 +71,35 @@ def _forms(avals: Sequence[Any]) -> tuple[Form, ...]:
 
 
 def _trace(*avals: Any, call: Call) -> list[Any]:
-    """The results are of the arguments' mesh, and vary over its axes as these do."""
+    """The results are on the mesh of the arguments and vary over the same axes."""
     forms = results_of(call, _forms(avals))
     return [resized(avals[0], f.shape).update(dtype=f.dtype, weak_type=False) for f in forms]
 
 
 def resized(aval: Any, shape: tuple[int, ...]) -> Any:
-    """An abstract array of another shape, on the same mesh."""
+    """Returns an abstract array of another shape on the same mesh."""
     place = jax.sharding.NamedSharding(aval.sharding.mesh, jax.sharding.PartitionSpec())
     return aval.update(shape=shape, sharding=place)
 
 
 def _axes(value: Any) -> frozenset[str]:
-    """The axes of a mesh over which a value varies within shard_map; newer versions of JAX tell it of another
-    object."""
+    """Returns the mesh axes over which a value varies within shard_map. Newer versions of JAX store them in
+    another object."""
     type_ = jax.typeof(value)
     of: Any = getattr(type_, "mat", None)
     return frozenset(of.varying if of is not None else getattr(type_, "vma", ()))
 
 
 def alike(*values: Any) -> list[Any]:
-    """Values as arrays that vary over the same axes of a mesh, so that gradients are summed over those along
-    which one did not; None stays."""
+    """Converts values to arrays that vary over the same mesh axes, so that the gradient of a value that does
+    not vary over an axis is summed over it. None stays None."""
     arrays = [None if each is None else jnp.asarray(each) for each in values]
     every = frozenset[str]().union(*(_axes(each) for each in arrays if each is not None))
     return [None if x is None else _vary(x, tuple(sorted(every - _axes(x)))) for x in arrays]
 
 
 def vary_like(value: Any, other: Any) -> Any:
-    """A value that varies over the axes of a mesh over which another one does."""
+    """Makes a value vary over the mesh axes over which another one varies."""
     return _vary(value, tuple(sorted(_axes(other) - _axes(value))))
 
 
@@ -121,7 +122,8 @@ def _no_gradient(_: Any, __: Any, *, call: Call) -> Any:
 
 
 def _batch(arrays: Sequence[Any], dims: Sequence[Any], *, call: Call) -> Any:
-    """One call of more rows where only rows are mapped, or of a batch; else one call after another."""
+    """If only row arguments are mapped, calls the operator once with more rows; if it supports a batch, once
+    with the batch; otherwise once per element in a loop."""
     mapped = [i for i, dim in enumerate(dims) if isinstance(dim, int)]
     if arrays[mapped[0]].shape[dims[mapped[0]]] == 0:
         return _batch_of_none(arrays, dims, call)
@@ -140,7 +142,7 @@ def _batch(arrays: Sequence[Any], dims: Sequence[Any], *, call: Call) -> Any:
 
 
 def _batch_of_none(arrays: Sequence[Any], dims: Sequence[Any], call: Call) -> Any:
-    """The results of no calls, which have no elements."""
+    """Returns the results for a mapped dimension of extent 0; they have no elements."""
     shapes = [
         x.shape if not isinstance(dim, int) else x.shape[:dim] + x.shape[dim + 1 :]
         for x, dim in zip(arrays, dims, strict=True)
@@ -151,13 +153,14 @@ def _batch_of_none(arrays: Sequence[Any], dims: Sequence[Any], call: Call) -> An
 
 
 def _more_rows(value: Any, size: int, is_mapped: bool) -> Any:
-    """Rows of all `size` calls, one call's after another's."""
+    """Concatenates the rows of all `size` calls."""
     whole = value if is_mapped else jnp.broadcast_to(value, (size, *value.shape))
     return whole.reshape(size * whole.shape[1], *whole.shape[2:])
 
 
 def _with_batch(arrays: Sequence[Any], moved: Sequence[Any], mapped: Sequence[int]) -> list[Any]:
-    """What is mapped with its batch in front of all other dimensions; what is not, as it is."""
+    """Moves the batch of mapped arguments to the front of all other dimensions; other arguments are
+    unchanged."""
     rank = 1 + max(x.ndim - (i in mapped) for i, x in enumerate(arrays))
     whole = list(moved)
     for i in mapped:
@@ -175,8 +178,8 @@ def _one(arrays: Sequence[Any], mapped: Sequence[int], call: Call, own: Sequence
 
 
 def _save_or_recompute(saveable: Any, unknown: Sequence[bool], at_hand: Sequence[bool], eqn: Any) -> Any:
-    """What a policy of jax.checkpoint does with a call. Policies such as dots_saveable recognize JAX's
-    primitives, so they are also asked about the one that the operator stands for."""
+    """Applies a policy of jax.checkpoint to a call. Policies such as dots_saveable recognize JAX's
+    primitives, so they are also asked about the primitive that the operator replaces."""
     count = len(eqn.outvars)
     pairs = zip(eqn.invars, at_hand, strict=True)
     missing = [x for x, is_there in pairs if isinstance(x, Var) and not is_there]
@@ -196,11 +199,12 @@ def _save_or_recompute(saveable: Any, unknown: Sequence[bool], at_hand: Sequence
 
 
 def _register(platform: str) -> None:
-    """Tells XLA of the handler; on a GPU it is called before the first run, too, to load a plan's kernels."""
+    """Registers the handler with XLA. On a GPU XLA also calls it before the first run, to load a plan's
+    kernels."""
     address = int(ffi.cast("uintptr_t", ffi.addressof(backend.library(), "weftXlaExecute")))
     handler = jax.ffi.pycapsule(ctypes.c_void_p(address))
     stages = handler if platform == "cpu" else {"initialize": handler, "execute": handler}
-    # Plugins keep handlers under XLA's name of the platform; "cuda" would wait there for ever.
+    # Plugins look handlers up by XLA's platform name "CUDA"; one registered as "cuda" would never be found.
     jax.ffi.register_ffi_target(TARGET, stages, platform="CUDA" if platform == "cuda" else platform)
 
 
@@ -209,7 +213,8 @@ _arch: ContextVar[str] = ContextVar("weft.jax arch", default="sm_90")
 
 @contextmanager
 def export_for(arch: str) -> Iterator[None]:
-    """Names the GPU for which programs are exported on a machine without one; by default "sm_90", an H200.
+    """Selects the GPU architecture for exporting programs on a machine without a GPU; the default is "sm_90",
+    an H200.
 
     Plans load on other GPUs as well, unless they need more workspace there: then the call fails and reports
     both sizes.
@@ -229,7 +234,7 @@ _watched: ContextVar[list[Lowered] | None] = ContextVar("weft.jax lowered", defa
 
 
 class Lowered(NamedTuple):
-    """A call in a program that was lowered."""
+    """A call in a lowered program."""
 
     call: Call
     arguments: tuple[Form, ...]
@@ -240,8 +245,8 @@ class Lowered(NamedTuple):
 
 
 def plans(function: Callable[..., Any], *arguments: Any) -> list[Lowered]:
-    """The calls of Weft in a program, in order, each with its plan; printed, it tells what runs and why. The
-    program is lowered for JAX's default device, and not run.
+    """Returns the Weft calls of a program, in order, each with its plan; str() of a call explains what runs
+    and why. The program is lowered for JAX's default device but not run.
 
     >>> import jax.numpy as jnp, weft.jax
     >>> made = weft.jax.plans(lambda x: weft.jax.softmax(x) + 1, jnp.ones((2, 3)))

@@ -1,5 +1,5 @@
-"""Operators: what draws one as a graph of Weft's, and what is known of it once it is drawn or planned. No
-word here of JAX's tracing; arrays are packed, the last dimension fastest, as XLA hands them over."""
+"""Operators: how each is drawn as a Weft graph, the forms of its results, and its plans. Nothing here depends
+on JAX's tracing. Arrays are packed with the last dimension fastest, as XLA passes them."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ from weft.slots import Slot
 from weft.tensor import Tensor
 
 Place = Handle | DeviceProperties
-"""What a plan is made for: a device, or the description of one."""
+"""The target of a plan: a device, or the description of one."""
 CAPACITY = 4096
-"""Operators on types and shapes whose plans are kept; the one that was used longest ago goes first."""
+"""The number of operators on types and shapes whose plans are cached. The least recently used is evicted
+first."""
 
 
 class Form(NamedTuple):
@@ -38,7 +39,7 @@ class Form(NamedTuple):
 
 
 class Operator:
-    """What can be called on JAX's arrays: a name, what draws it, and how vmap may spare itself a loop."""
+    """An operation on JAX arrays: its name, the function that draws it, and how vmap can avoid a loop."""
 
     def __init__(
         self,
@@ -48,16 +49,18 @@ class Operator:
         is_batched: bool = False,
         stands_for: tuple[Any, dict[str, Any]] | None = None,
     ) -> None:
-        """Makes an operator.
+        """Creates an operator.
 
         Args:
             name: for messages and pictures.
             draw: takes a Drawing, then the attributes.
-            rows: which arguments have rows of data along their first dimension, as all results then have:
-                what is mapped of these alone is a matter of more rows.
-            is_batched: whether more dimensions may lead in all arguments and results, 1 where they are alike.
-            stands_for: the primitive of JAX that the operator stands for, and its parameters, as far as
-                policies of jax.checkpoint read them; None for an operator that they do not know.
+            rows: the arguments whose first dimension is rows of data, as in all results. If only these
+                arguments are
+                mapped, vmap adds rows.
+            is_batched: whether all arguments and results accept leading batch dimensions, 1 in arguments
+                without one.
+            stands_for: the JAX primitive that the operator replaces, with the parameters that policies of
+                jax.checkpoint read; None for an operator that no policy recognizes.
         """
         self.name, self.draw, self.rows, self.is_batched = name, draw, frozenset(rows), is_batched
         self.stands_for = stands_for
@@ -65,8 +68,8 @@ class Operator:
     def drawn(
         self, call: Call, arguments: Sequence[Form], results: Sequence[Form] = (), place: Place | None = None
     ) -> Drawing:
-        """The operator on such arguments as a graph. results: their forms, where they are known; place: what
-        to plan for."""
+        """Draws the operator on such arguments. results: their forms, if known; place: the device to plan
+        for."""
         type_ = data_type.DOUBLE if is_double(arguments) else data_type.FLOAT
         graph = Graph(self.name, compute_data_type=type_, device=place)
         if call.is_exact:
@@ -76,7 +79,7 @@ class Operator:
         return drawing
 
     def results(self, call: Call, arguments: Sequence[Form]) -> tuple[Form, ...]:
-        """The forms of its results. Raises WeftError where it makes no sense."""
+        """Returns the forms of the results. Raises WeftError if the arguments are invalid."""
         drawing = self.drawn(call, arguments)
         if None in drawing.results:
             drawing.graph.validate()
@@ -85,8 +88,8 @@ class Operator:
         return tuple(form or _form_of(ends[i], is_scalar) for i, form in enumerate(drawing.results))
 
     def prepared(self, call: Call, arguments: tuple[Form, ...], kind: device_kind, arch: str) -> Prepared:
-        """Its plan for a kind of device. arch: of a GPU that is not on this machine. Raises WeftError if Weft
-        refuses."""
+        """Returns the plan for a kind of device. arch: of a GPU that is not on this machine. Raises WeftError
+        if Weft refuses the call."""
         results = results_of(call, arguments)
         drawing = self.drawn(call, arguments, results, _place(kind, arch))
         plan = drawing.graph.build().plan
@@ -103,23 +106,23 @@ class Call(NamedTuple):
     operator: Operator
     attributes: tuple[Hashable, ...] = ()
     is_exact: bool = False
-    """Whether products of floats keep all their bits on a GPU."""
+    """Whether float products keep full precision on a GPU."""
 
 
 class Drawing:
-    """A graph under construction, beside the forms of the arguments that it reads."""
+    """A graph under construction, with the forms of the arguments that it reads."""
 
     def __init__(self, graph: Graph, arguments: Sequence[Form], results: Sequence[Form] = ()) -> None:
-        """Starts a drawing. results: their forms, where an earlier drawing found them."""
+        """Starts a drawing. results: their forms, if an earlier drawing has inferred them."""
         self.graph, self.arguments = graph, arguments
         self.ends: list[tuple[Tensor, int]] = []
-        """Each end's tensor, and which argument it is, or ~i for result i."""
+        """Each graph input or output, with the index i of its argument, or ~i for result i."""
         self.results: list[Form | None] = []
         self._known = results
 
     def read(self, i: int, dims: Sequence[int] | None = None, steps: Sequence[int] | None = None) -> Tensor:
-        """Argument i as a tensor. dims, steps: of the same elements where they are shown in another shape,
-        packed unless strides are given. Raises BadParameterError if the numbers of elements differ."""
+        """Reads argument i. dims, steps: another shape of the same elements, packed unless strides are given.
+        Raises BadParameterError if the numbers of elements differ."""
         form = self.arguments[i]
         shape = (form.shape or (1,)) if dims is None else dims
         if math.prod(shape) != math.prod(form.shape):
@@ -138,14 +141,15 @@ class Drawing:
         dims: Sequence[int] | None = None,
         steps: Sequence[int] | None = None,
     ) -> None:
-        """Makes a tensor the next result. dims, steps: as it is drawn, where that is another shape."""
+        """Declares a tensor as the next result. dims, steps: the shape in which it is drawn, if it
+        differs."""
         shape = (form.shape or (1,)) if dims is None else tuple(dims)
         result.set_output(True).set_data_type(form.dtype).set_dim(shape)
         result.set_stride(buffers.packed_strides(shape) if steps is None else steps)
         self._end(result, form)
 
     def write_inferred(self, result: Tensor) -> None:
-        """Makes a tensor the next result, of the shape and type that Weft infers."""
+        """Declares a tensor as the next result, with the shape and type that Weft infers."""
         i = len(self.results)
         if i < len(self._known):
             self.write(result, self._known[i])
@@ -157,25 +161,25 @@ class Drawing:
         self.results.append(form)
 
     def number(self, value: float) -> Tensor:
-        """A constant of the type that the graph computes in."""
+        """Adds a constant of the graph's compute type."""
         type_ = data_type.DOUBLE if is_double(self.arguments) else data_type.FLOAT
         return self.graph.tensor_scalar(value, scalar_type.COMPILE_TIME_CONST, type_)
 
 
 def is_double(arguments: Sequence[Form]) -> bool:
-    """Whether an operator computes in double precision."""
+    """True if an operator computes in double precision."""
     return any(each.dtype == np.float64 for each in arguments)
 
 
 @lru_cache(CAPACITY)
 def results_of(call: Call, arguments: tuple[Form, ...]) -> tuple[Form, ...]:
-    """The forms of a call's results, kept."""
+    """Returns the forms of a call's results, cached."""
     return call.operator.results(call, arguments)
 
 
 def _form_of(tensor: Tensor, is_scalar: bool) -> Form:
-    """The form of a result. is_scalar: the arguments have no dimensions; they are drawn as [1], and so are
-    results without dimensions."""
+    """Returns the form of a result. is_scalar: the arguments have no dimensions; they, and results without
+    dimensions, are drawn as [1]."""
     assert tensor.dtype is not None
     shape = () if is_scalar and tensor.dims == (1,) else tensor.dims
     return Form(shape, dtypes.numpy_dtype(tensor.dtype))
@@ -185,7 +189,7 @@ def _form_of(tensor: Tensor, is_scalar: bool) -> Form:
 
 
 class Prepared(NamedTuple):
-    """A call's plan as the handler in the library reads it from attributes; they have its names."""
+    """A call's plan as the attributes of the FFI handler, with the handler's names."""
 
     device: int
     key: int
@@ -193,19 +197,19 @@ class Prepared(NamedTuple):
     places: tuple[int, ...]
     scalars: tuple[int, ...]
     workspace: int
-    """Bytes; the call has a result more where it needs some."""
+    """Workspace size in bytes. If it is not 0, the call has the workspace as an additional result."""
     source: Plan
-    """The plan itself, which tells what runs where."""
+    """The plan itself, for explanations."""
 
 
 @lru_cache(CAPACITY)
 def prepare(call: Call, arguments: tuple[Form, ...], kind: device_kind, arch: str) -> Prepared:
-    """A call's plan for a kind of device, kept. arch: of a GPU that is not on this machine."""
+    """Returns a call's plan for a kind of device, cached. arch: of a GPU that is not on this machine."""
     return call.operator.prepared(call, arguments, kind, arch)
 
 
 def _place(kind: device_kind, arch: str) -> Place:
-    """The device of a kind; without a GPU, a described one, for programs that are exported."""
+    """Returns a device of this kind, or without a GPU the description of one, for exported programs."""
     try:
         return default_handle(kind)
     except NotSupportedError:
@@ -222,16 +226,16 @@ def prepared(
     kind: device_kind,
     words: Mapping[int, Any] | None = None,
 ) -> Prepared:
-    """What the handler needs of a plan: its bytes, and where each slot's address comes from. Arguments are
-    numbered first, then results, the workspace as the last of them, then by-value scalars.
+    """Returns what the handler needs of a plan: its serialized form and the source of each slot's address.
+    Sources are numbered in this order: arguments, results (the workspace is the last one), by-value scalars.
 
     Args:
-        plan: what is to run.
-        at: for each slot's uid which argument it is, or ~i for result i.
-        arguments: how many there are.
-        results: the same.
+        plan: the plan to run.
+        at: the argument index of each slot's uid, or ~i for result i.
+        arguments: the number of arguments.
+        results: the number of results.
         kind: of the device that it runs on.
-        words: the bytes of by-value scalars by uid; else the plan's own.
+        words: the bytes of by-value scalars by uid; default the plan's own.
     """
     results += plan.workspace_size > 0
     places: list[int] = []
@@ -245,12 +249,12 @@ def prepared(
             places.append(place if place >= 0 else arguments + ~place)
     data = plan.serialize()
     key = int.from_bytes(hashlib.sha256(data).digest()[:8], "little", signed=True)
-    numbers = tuple(scalars) or (0,)  # an array of no elements is no attribute
+    numbers = tuple(scalars) or (0,)  # XLA rejects empty array attributes
     return Prepared(int(kind), key, data.hex(), tuple(places), numbers, plan.workspace_size, plan)
 
 
 def _scalar_word(plan: Plan, slot: Slot) -> int:
-    """The bytes of a number that the plan reads on the host."""
+    """Returns the bytes of a number that the plan reads on the host."""
     value = plan.values.get(slot.uid)
     if not slot.is_by_value or not isinstance(value, (int, float)):
         raise NotSupportedError(

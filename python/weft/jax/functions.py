@@ -1,6 +1,6 @@
 """Operators as functions of JAX arrays that can be differentiated any number of times, forward and reverse.
 
-The value and the first gradient are calls of Weft. Tangents and all higher derivatives come from `plain`, the
+Weft computes the value and the first gradient. Tangents and all higher derivatives come from `plain`, the
 same operator in JAX's own operations."""
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Function(ABC):
         self._run = jax.jit(traced, static_argnums=0, inline=True)
 
     def __call__(self, options: Hashable, *arrays: Any) -> Any:
-        """The result for arrays, and for options that are part of the program."""
+        """Returns the result. options: part of the compiled program."""
         given = (x if x is None or isinstance(x, jax.Array) else jnp.asarray(x) for x in arrays)
         return self._run(options, *given)
 
@@ -57,19 +57,20 @@ class Function(ABC):
 
     @abstractmethod
     def check(self, options: Any, *arrays: Any) -> tuple[Any, Arrays]:
-        """Checks the arguments: shapes, types and options. Returns the options, as far as they are
-        known after this, and the arrays, converted where JAX would promote them."""
+        """Checks shapes, types and options. Returns the options, completed with what the arrays determine,
+        and the arrays, converted as JAX would promote them."""
 
     def labels(self, options: Any, *arrays: Any) -> sharding.Labels:
-        """Which dimensions may stay sharded over a mesh; by default none."""
+        """Returns which dimensions may stay sharded over a mesh; by default none."""
         raise NotImplementedError
 
     @abstractmethod
     def local(self, options: Any, *arrays: Any) -> Any:
-        """The result on one shard."""
+        """Returns the result on one shard."""
 
     def apply(self, how: Hashable, *arrays: Any) -> Any:
-        """The result, by Weft if all arrays have elements and floating-point types, and by JAX otherwise."""
+        """Returns the result, by Weft if all arrays have elements and floating-point types, and by JAX
+        otherwise."""
         present = [x for x in arrays if x is not None]
         if not all(x.size and jnp.issubdtype(x.dtype, jnp.floating) for x in present):
             return self.plain(how, *arrays)
@@ -77,22 +78,23 @@ class Function(ABC):
 
     @abstractmethod
     def forward(self, how: Any, is_training: bool, *arrays: Any) -> tuple[Any, Arrays]:
-        """The result by Weft, and, in training, what `backward` reuses of it."""
+        """Computes the result with Weft and, in training, the values that `backward` reuses."""
 
     @abstractmethod
     def backward(self, how: Any, wanted: Wanted, arrays: Arrays, saved: Arrays, dy: Any) -> list[Any]:
-        """The gradient to each array by Weft, of the array's type. Those that are not wanted may be None."""
+        """Computes the gradients of the arrays with Weft, in the arrays' types. Those that are not wanted may
+        be None."""
 
     @abstractmethod
     def plain(self, how: Any, *arrays: Any) -> Any:
-        """The same result in JAX's operations, which JAX differentiates."""
+        """Computes the same result in JAX's operations, which JAX differentiates."""
 
     def __repr__(self) -> str:
         return f"weft.jax.{self.name}"
 
 
 def _strong(x: Any) -> Any:
-    """An array whose type does not depend on what it is combined with, as that of a Python number does."""
+    """Converts to an array that is not weakly typed, unlike one from a Python number."""
     return jax.lax.convert_element_type(x, x.dtype) if x.weak_type else x
 
 
@@ -106,7 +108,7 @@ def _value(function: Function, how: Any, arrays: Arrays) -> Any:
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 def _attached(function: Function, how: Any, arrays: Arrays, saved: Arrays, result: Any) -> Any:
-    """A result that Weft computed, with the derivative of the function of the arrays."""
+    """Attaches the derivative of the function of the arrays to a result that Weft computed."""
     return result
 
 
@@ -119,8 +121,8 @@ def _gradients(
 
 
 def _value_jvp(function: Function, how: Any, primals: Any, tangents: Any) -> Any:
-    """Weft's call is bound here as it is, not within another custom_jvp, so that a policy of jax.checkpoint
-    sees it. To JAX it is constant, and its derivative is attached."""
+    """Binds Weft's call directly instead of in another custom_jvp, so that a policy of jax.checkpoint sees
+    it. The call is constant to JAX, and its derivative is attached."""
     (arrays,), (changes,) = primals, tangents
     result, saved = function.forward(how, True, *jax.tree.map(jax.lax.stop_gradient, arrays))
     return _attached_jvp(function, how, (arrays, saved, result), (changes,))
@@ -141,7 +143,7 @@ def _attached_jvp(function: Function, how: Any, primals: Any, tangents: Any) -> 
 
 
 def _gradients_jvp(function: Function, how: Any, wanted: Any, primals: Any, tangents: Any) -> Any:
-    """By JAX, from the arrays and the gradient of the result."""
+    """Differentiates the gradients with JAX, from the arrays and the gradient of the result."""
     arrays, saved, dy = primals
     value = _gradients(function, how, wanted, arrays, saved, dy)
 
@@ -171,13 +173,13 @@ def _zeros(x: Any) -> Any:
 
 
 def _merged(arrays: Sequence[Any], replaced: Sequence[bool], chosen: Sequence[Any]) -> list[Any]:
-    """The arrays, with the chosen ones in place of those that are replaced."""
+    """Returns the arrays with the chosen ones inserted where `replaced` is True."""
     each = iter(chosen)
     return [next(each) if is_replaced else x for x, is_replaced in zip(arrays, replaced, strict=True)]
 
 
 def _pushed(function: Any, given: Sequence[Any], changes: Sequence[Any]) -> Any:
-    """The tangent of a function's result."""
+    """Returns the tangent of a function's result."""
     active = [_is_active(change) for change in changes]
     chosen = [x for x, is_active in zip(given, active, strict=True) if is_active]
     pushed = [x for x, is_active in zip(changes, active, strict=True) if is_active]
@@ -188,8 +190,8 @@ def _pushed(function: Any, given: Sequence[Any], changes: Sequence[Any]) -> Any:
 
 # ---- Tangents ----------------------------------------------------------------------------------------------
 
-# A tangent is linear in the tangents of the arrays. This primitive computes it in JAX's operations, unless
-# JAX transposes it for a gradient: then it becomes a call of the operator's `backward`.
+# A tangent is linear in the tangents of the arrays. This primitive computes it in JAX's operations. When JAX
+# transposes it for a gradient, it becomes a call of the operator's `backward`.
 tangent_primitive = Primitive("weft_tangent")
 tangent_primitive.multiple_results = True
 
@@ -219,7 +221,7 @@ class _Link(NamedTuple):
 
 
 class _Mapped(NamedTuple):
-    """A link under vmap: tangents are mapped along their first dimension, leaves as `dims` says."""
+    """A link under vmap: tangents are mapped along their first dimension, leaves as in `dims`."""
 
     link: Any
     dims: tuple[int | None, ...]

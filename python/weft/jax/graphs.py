@@ -1,4 +1,4 @@
-"""Graphs of Weft's as functions of JAX's arrays."""
+"""Weft graphs as functions of JAX arrays."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from weft.tensor import Tensor
 
 
 def graph(source: Callable[..., Any] | Graph) -> Callable[..., Any]:
-    """Makes a graph a function of JAX's arrays, for jit, vmap and shard_map.
+    """Turns a graph into a function of JAX arrays that works under jit, vmap and shard_map.
 
     Args:
         source: a function of a weft.Graph, then a tensor for each array, then options by keyword, which
-            returns the results: a tensor, or a tuple or list of them. Or a graph, with shapes of its own.
+            returns the results: a tensor, or a tuple or list of them. Or a graph, whose shapes are fixed.
     Returns:
-        A function of the arrays, and of options by keyword, which must be hashable. A plan is made for each
-        set of types, shapes and options when a program is lowered. vmap runs one call after another. It has
-        no gradient: jax.custom_vjp gives it one. The arrays of a graph come in the order of its tensors.
+        A function of the arrays, and of options by keyword, which must be hashable. Lowering a program builds
+        a plan for each set of types, shapes and options. vmap runs one call after another. The function has
+        no gradient: define one with jax.custom_vjp. For a graph, the arrays are in the order of its tensors.
 
     >>> import jax.numpy as jnp, weft.jax
     >>> @weft.jax.graph
@@ -49,14 +49,14 @@ def graph(source: Callable[..., Any] | Graph) -> Callable[..., Any]:
 
 
 class Drawn(Operator):
-    """A function that draws."""
+    """An operator that a user's function draws."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__(getattr(function, "__name__", "graph"), self._draw)
         self._function, self._singles = function, dict[Any, bool]()
 
     def is_single(self, options: tuple[tuple[str, Hashable], ...]) -> bool:
-        """Whether the function returned a tensor by itself, with such options."""
+        """True if the function returned a single tensor with these options."""
         return self._singles[options]
 
     def _draw(self, d: Drawing, *options: tuple[str, Hashable]) -> None:
@@ -71,14 +71,14 @@ class Drawn(Operator):
                     f"weft.jax.graph: {self.name} returned {type(each).__name__} among its results. Return "
                     "the tensors that its operations make, one, or a tuple or list of them."
                 )
-            # An argument, and a tensor that is returned again, is a result of its own memory.
+            # An argument, or a tensor that is returned twice, is copied into a result of its own.
             is_used = any(each is tensor for tensor in used)
             used.append(each)
             d.write_inferred(d.graph.identity(each) if is_used else each)
 
 
 class Given(Operator):
-    """A graph that was drawn before."""
+    """An operator from a graph that already exists."""
 
     def __init__(self, made: Graph) -> None:
         super().__init__(made.name or "graph", self._refuse)
@@ -88,7 +88,7 @@ class Given(Operator):
         self._outputs = [t for t in made._results() if not t.is_virtual]
 
     def is_single(self, options: tuple[tuple[str, Hashable], ...]) -> bool:
-        """Whether there is one result."""
+        """True if the graph has one result."""
         return len(self._outputs) == 1
 
     def _refuse(self, *_: Any) -> None:
@@ -97,7 +97,7 @@ class Given(Operator):
     def drawn(
         self, call: Call, arguments: Sequence[Form], results: Sequence[Form] = (), place: Place | None = None
     ) -> Drawing:
-        """The graph itself, if it is of these shapes."""
+        """Returns the graph itself if it has these shapes."""
         drawing = Drawing(self._graph, arguments)
         if call.attributes or list(map(_form, self._inputs)) != list(arguments):
             wanted, got = (", ".join(map(str, each)) for each in (map(_form, self._inputs), arguments))

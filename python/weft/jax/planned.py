@@ -1,5 +1,5 @@
-"""Plans called with JAX's arrays of a GPU. XLA runs such a call on its own stream, behind the work that its
-arguments wait for, and allocates the results, which so are JAX's as any others."""
+"""Plan calls with JAX arrays on a GPU. XLA orders such a call on its own stream after the work that produces
+the arguments, and allocates the results, so these are ordinary JAX arrays."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from weft.run_state import RunState
 
 
 class Places(NamedTuple):
-    """A plan's slots by what XLA has of them."""
+    """A plan's slots, grouped by how XLA provides them."""
 
     arguments: tuple[int, ...]
     results: tuple[int, ...]
-    """All that the plan writes: first what a call returns, in its order."""
+    """All slots that the plan writes; those that a call returns come first, in its order."""
     numbers: tuple[int, ...]
-    """By-value scalars, which are part of XLA's program."""
+    """By-value scalars, which are constants of the XLA program."""
 
 
 class Planned(Operator):
-    """A plan as an operator: its attributes are the words of its by-value scalars."""
+    """A plan as an operator whose attributes are the values of its by-value scalars."""
 
     def __init__(self, plan: Plan) -> None:
         super().__init__("plan", self._refuse)
@@ -43,12 +43,12 @@ class Planned(Operator):
         raise AssertionError("a plan is not drawn again")
 
     def results(self, call: Call, arguments: Sequence[Form]) -> tuple[Form, ...]:
-        """What the plan's slots say."""
+        """Returns the forms of the slots that the plan writes."""
         of = [self._plan.slots[i] for i in self.places.results]
         return tuple(Form(slot.dims, dtypes.numpy_dtype(slot.data_type)) for slot in of)
 
     def prepared(self, call: Call, arguments: Sequence[Form], kind: device_kind, arch: str) -> Prepared:
-        """The plan itself."""
+        """Returns the plan itself."""
         uids = [slot.uid for slot in self._plan.slots]
         at = {uids[i]: place for place, i in enumerate(self.places.arguments)}
         at |= {uids[i]: ~place for place, i in enumerate(self.places.results)}
@@ -57,7 +57,7 @@ class Planned(Operator):
 
 
 def run(plan: Plan, given: Mapping[int, Any]) -> list[Any]:
-    """The outputs of a call, in the plan's order. given: arrays and numbers by slot."""
+    """Returns the outputs of a call, in the plan's order. given: arrays and numbers by slot."""
     operator = plan._for_jax = plan._for_jax or Planned(plan)
     places = operator.places
     words = tuple(_word(plan, i, given) for i in places.numbers)
@@ -68,12 +68,13 @@ def run(plan: Plan, given: Mapping[int, Any]) -> list[Any]:
 
 
 def _devices(value: Any) -> list[Any]:
-    """What has an array of JAX's."""
+    """Returns the devices of a JAX array; empty for other values."""
     return list(value.devices()) if buffers.is_jax(value) else []
 
 
 def _array(plan: Plan, i: int, given: Mapping[int, Any], device: Any) -> Any:
-    """An argument as an array of JAX's, which is checked as for any call. device: for those of the host."""
+    """Returns an argument as a JAX array, after the usual checks of a call. device: where to move host
+    arrays."""
     slot = plan.slots[i]
     if i not in given:
         raise slots.no_buffer("plan", slot)
@@ -101,7 +102,7 @@ def _array(plan: Plan, i: int, given: Mapping[int, Any], device: Any) -> Any:
 
 
 def _word(plan: Plan, i: int, given: Mapping[int, Any]) -> int:
-    """The bytes of a by-value scalar."""
+    """Returns the bytes of a by-value scalar."""
     state, slot, owners = RunState(len(plan.slots)), plan.slots[i], list[Any]()
     plan._fill_slot(state, i, slot, dict(given), 0, None, owners)
     size = dtypes.of(slot.data_type).bits // 8

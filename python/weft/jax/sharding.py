@@ -12,8 +12,8 @@ Spec = jax.sharding.PartitionSpec
 
 
 class Labels(NamedTuple):
-    """A label for each dimension of each array and of the result. Dimensions with the same label are
-    sharded alike; those labelled None are whole on each device."""
+    """A label for each dimension of each array and of the result. Dimensions with the same label are sharded
+    alike; those labelled None are whole on each device."""
 
     arrays: Sequence[Sequence[Hashable] | None]
     result: Sequence[Hashable]
@@ -46,13 +46,13 @@ def run(function: Callable[..., Any], labels: Labels, arrays: Sequence[Any]) -> 
 
 
 def _sharding(x: Any) -> Any:
-    """How an array is sharded over explicit axes of a mesh; None if it is not."""
+    """Returns the sharding of an array over explicit mesh axes, or None."""
     found = None if x is None else getattr(jax.typeof(x), "sharding", None)
     return found if found is not None and any(axes is not None for axes in found.spec) else None
 
 
 def _axes_of_labels(labels: Labels, arrays: Sequence[Any], sizes: dict[str, int]) -> dict[Hashable, Any]:
-    """The axes of the mesh over which the dimensions of each label are sharded."""
+    """Returns the mesh axes over which the dimensions of each label are sharded."""
     shapes: dict[Hashable, list[int]] = {}
     for names, x in zip(labels.arrays, arrays, strict=True):
         for label, n in zip(names or (), () if x is None else x.shape, strict=x is not None):
@@ -72,7 +72,8 @@ def _axes_of_labels(labels: Labels, arrays: Sequence[Any], sizes: dict[str, int]
 
 
 def _spec(labels: Sequence[Hashable] | None, shape: Sequence[int], axes: dict[Hashable, Any]) -> Any:
-    """The part of an array that each device needs; dimensions of extent 1 are repeated along a label."""
+    """Returns the part of an array that each device needs; dimensions of extent 1 are replicated along a
+    label."""
     pairs = zip(labels or (), shape, strict=True)
     return Spec(*(None if n == 1 else axes.get(label) for label, n in pairs))
 
@@ -80,6 +81,6 @@ def _spec(labels: Sequence[Hashable] | None, shape: Sequence[int], axes: dict[Ha
 def _reshard(x: Any, sharding: Any) -> Any:
     if hasattr(jax.sharding, "reshard"):
         return jax.sharding.reshard(x, sharding)
-    from jax.experimental.shard import reshard  # before it had its place in jax.sharding
+    from jax.experimental.shard import reshard  # its location before JAX moved it to jax.sharding
 
     return reshard(x, sharding)

@@ -1,4 +1,5 @@
-"""Weft for PyTorch: operators of torch.library in namespace weft, and Weft under torch's own operators.
+"""Weft for PyTorch: torch.library operators in the namespace weft, and Weft kernels for torch's own
+operators.
 
     import torch, weft.torch
     with weft.torch.enable() as weft_under:
@@ -29,7 +30,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """backend and explain, which import torch's compiler: a second that nobody else waits for."""
+    """Loads backend and explain on first use: they import torch's compiler, which takes about a second."""
     if name not in ("backend", "explain"):
         raise AttributeError(f"module 'weft.torch' has no attribute {name!r}")
     from weft.torch import compile

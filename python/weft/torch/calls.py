@@ -1,5 +1,6 @@
-"""Calls of operators in libweft: of one that was made before, Python does nothing. Where the process has no
-interpreter or torch that the library knows, calls stay Python's."""
+"""Operator calls served by libweft: a repeated call with the same kind of arguments runs without any Python
+code. If the library does not support the interpreter or the torch version of the process, calls run in
+Python."""
 
 from __future__ import annotations
 
@@ -17,31 +18,34 @@ from weft.memory import current_stream
 
 current_gpu = getattr(torch._C, "_cuda_getDevice", None) or torch.cuda.current_device
 stream_of = getattr(torch._C, "_cuda_getCurrentRawStream", None) or current_stream
-"""As torch's compiler's code asks for them, at a third or a tenth of the cost of the public functions."""
+"""The private functions that torch.compile's generated code uses. They cost a third and a tenth of the public
+ones."""
 
 FLAGS = (
     torch._C._get_cudnn_deterministic, torch._C._get_deterministic_algorithms,
     torch._C._get_cudnn_allow_tf32, torch._C._get_cublas_allow_tf32,
 )  # fmt: skip
-"""What tells whether convolutions, and whether all operators are to be deterministic, whether convolutions,
-and whether matrix products may narrow floats; where torch's properties read it, at a tenth of their cost."""
+"""Getters of the flags that decide whether convolutions and whether all operators must be deterministic, and
+whether convolutions and whether matrix products may use TF32. torch's properties call these functions;
+calling them directly costs a tenth."""
 
 
 class Functions(NamedTuple):
-    """What libweft gives; see backend/torch/calls.c."""
+    """The functions that libweft exports; see backend/torch/calls.c."""
 
     prepare: Callable[..., Any]
-    """Makes a plan with all that a run needs of it: (plan, places, results, allocate, workspace, ordinal,
-    owner). None if it has too many tensors."""
+    """Prepares a plan for execution from (plan, places, results, allocate, workspace, ordinal, owner).
+    Returns None if the plan has too many tensors."""
     operator: Callable[..., Any]
-    """A function that stands for another: (find, slow). find: of a call's arguments what prepare made, or a
-    function that does it, of no more than what a key tells; None leaves it to slow."""
+    """Wraps a function: (find, slow). find maps the arguments of a call to the result of prepare, or to
+    another function to call; it may depend only on what the cache key contains. If it returns None, slow is
+    called."""
     served: Callable[[Any], int]
-    """How many calls of what operator made ran in libweft."""
+    """The number of calls of a wrapped function that ran in libweft."""
     found: Callable[[], int]
-    """How often a plan was found there, of all."""
+    """The number of plan lookups, over all operators, that hit libweft's cache."""
     forget: Callable[[], None]
-    """Plans that were cleared are found no more."""
+    """Drops the cached plans from libweft."""
 
 
 def _functions() -> Functions | None:
@@ -49,7 +53,7 @@ def _functions() -> Functions | None:
         return None
     try:
         address = ffi.addressof(backend.library(), "weftTorchFunctions")
-    except UnavailableError:  # who calls an operator hears why
+    except UnavailableError:  # calling an operator raises the reason
         return None
     tensor = torch.empty(2, 3)
     types = torch.Tensor, torch.nn.Parameter, torch.dtype
@@ -60,4 +64,4 @@ def _functions() -> Functions | None:
 
 
 FUNCTIONS = _functions()
-"""None: calls stay Python's."""
+"""None if calls run in Python."""

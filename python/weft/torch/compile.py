@@ -1,8 +1,8 @@
-"""torch.compile(model, backend="weft"): the ATen graphs of forward and backward, covered by Weft's graphs.
+"""torch.compile(model, backend="weft"): covers the ATen graphs of forward and backward with Weft graphs.
 
-AOTAutograd makes the graphs; torch's partitioner gathers what Weft draws into regions, each of which becomes
-one graph of Weft's for each set of shapes it meets. What is left is Inductor's to compile, or runs as eager
-torch runs it.
+AOTAutograd produces the graphs. torch's partitioner groups the operators that Weft supports into regions,
+each of which becomes one Weft graph per set of shapes. The remaining operators are compiled by Inductor or
+run eagerly.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from weft.torch.rewrites import recompute_widened, rewrite
 
 
 def _tensors_of(value: Any) -> list[torch.Tensor]:
-    """The tensors of what a node makes."""
+    """Returns the tensors among the results of a node."""
     several = value if isinstance(value, (tuple, list)) else [value]
     return [each for each in several if isinstance(each, torch.Tensor)]
 
 
 def _tensors(node: torch.fx.Node) -> list[torch.Tensor]:
-    """The fake tensors that a node takes and gives; of an element taken out of a tuple, the element."""
+    """Returns the fake tensors that a node reads and writes; for a getitem, only the element."""
     takes = () if node.target in GETS else node.all_input_nodes
     return [tensor for each in (node, *takes) for tensor in _tensors_of(each.meta["val"])]
 
 
 def refusal(node: torch.fx.Node) -> str:
-    """Why a node is torch's to compute; empty if it is not."""
+    """Returns why torch computes the node, or an empty string if Weft can."""
     if node.target not in DRAWN:
         return "no operator of Weft's"
     if any("val" not in each.meta for each in (node, *node.all_input_nodes)):
@@ -58,20 +58,21 @@ def refusal(node: torch.fx.Node) -> str:
 
 
 def _others(node: torch.fx.Node) -> Sequence[torch.dtype]:
-    """Types beside floats that an operator of Weft's own takes and gives."""
+    """Returns the non-float data types that one of Weft's own operators reads and writes."""
     made = node.args[0] if node.target in GETS else node
     return INDICES if isinstance(made, torch.fx.Node) and made.target in OWN else ()
 
 
 def _is_blank(node: torch.fx.Node) -> bool:
-    """Whether this takes an element out of such results, or is a gradient, which reads none of them."""
+    """True if the node takes an element of a result that may be blank, or is a gradient that reads none of
+    them."""
     source = node.args[0] if node.target in GETS else None
     is_element = isinstance(source, torch.fx.Node) and source.target in BLANK
     return is_element or str(node.target).startswith("aten._scaled_dot_product")
 
 
 def _draw_refusal(node: torch.fx.Node) -> str:
-    """Why Weft refuses to draw the node alone; empty if it does not, or if sizes are symbols."""
+    """Returns why Weft refuses to draw the node by itself; empty if it does not, or if sizes are symbolic."""
     inputs = [n.meta["val"] for n in node.all_input_nodes if isinstance(n.meta["val"], torch.Tensor)]
     if node.target in GETS or any(_is_symbolic(value) for value in (*inputs, node.meta["val"])):
         return ""
@@ -105,32 +106,34 @@ class _Support(OperatorSupportBase):  # type: ignore[misc]
 
 
 def _covered(module: torch.fx.GraphModule, cover: Cover) -> tuple[torch.fx.GraphModule, int]:
-    """The module with regions in place of what Weft draws, and how many operators it leaves."""
+    """Returns the module with Weft's operators replaced by regions, and the number of operators left to
+    torch."""
     covered, regions = partition(module, _Support(cover), cover)
     cover.regions += regions
     return covered, sum(_is_left(node) for node in covered.graph.nodes)
 
 
 def _is_left(node: torch.fx.Node) -> bool:
-    """Whether torch computes a node, whose results are tensors and no views."""
+    """True if torch computes the node and its results are tensors, not views."""
     is_view = node.target in SHOWS or node.target in GETS
     is_torchs = node.op == "call_function" and not isinstance(node.target, inductor.Standing)
     return is_torchs and not is_view and bool(_tensors_of(node.meta.get("val")))
 
 
 _WORTH = 2
-"""Inductor compiles what is left of at least so many operators: one alone has none to be fused with."""
+"""The minimum number of remaining operators for which Inductor is used: a single one has nothing to fuse
+with."""
 
 
 def _compiled(
     module: torch.fx.GraphModule, given: Sequence[Any], cover: Cover, how: Mapping[str, Any]
 ) -> Any:
-    """A graph of ATen's, covered, as a function of a list of arguments."""
+    """Covers an ATen graph and returns it as a function of a list of arguments."""
     covered, left = _covered(module, cover)
     if left >= _WORTH and how.get("inductor", True):
         try:
             compiled = inductor.compile(covered, given, how["mode"])
-        except Exception as refusal:  # Inductor's are of any kind
+        except Exception as refusal:  # Inductor may raise anything
             words = textwrap.shorten(str(refusal), 300, placeholder=" ...")
             cover.apart.append(f"{type(refusal).__name__}: {words}")
         else:
@@ -146,10 +149,12 @@ def backend(
     """A backend of torch.compile.
 
     Args:
-        module, examples: what torch.compile gives it.
-        cover: where to note what becomes of the graphs.
-        options: those of torch.compile. "inductor": whether Inductor compiles what Weft leaves, default True.
-        mode: one of torch.compile. It applies to what Inductor compiles, without CUDA graphs.
+        module, examples: the arguments that torch.compile passes.
+        cover: records how each graph is covered.
+        options: the options of torch.compile. "inductor": whether Inductor compiles the operators that Weft
+            does
+            not support; default True.
+        mode: the mode of torch.compile. It applies to the code that Inductor compiles, without CUDA graphs.
     """
     noted, how = Cover() if cover is None else cover, dict(options or {})
     if unknown := how.keys() - {"inductor"}:
@@ -168,7 +173,7 @@ def backend(
         return compile_one(rewrite(graph), given)
 
     def split(joint: torch.fx.GraphModule, *given: Any, **named: Any) -> Any:
-        # Rematerialising keeps no copies of what views show.
+        # Rematerialization does not save a copy of a tensor that is a view.
         rewritten = rewrite(joint)
         recompute_widened(rewritten.graph)
         return min_cut_rematerialization_partition(rewritten, *given, **named)
@@ -181,14 +186,14 @@ def explain(
     model: Callable[..., Any], *arguments: Any, backward: bool = True,
     options: Mapping[str, Any] | None = None, mode: str | None = None, **named: Any,
 ) -> Cover:  # fmt: skip
-    """How Weft covers a model on these arguments: str() of it is the text, `graphs` can be plotted.
+    """Reports how Weft covers a model: str() of the result is the text, and its `graphs` can be plotted.
 
     Args:
         model: a module or a function of tensors. Its result may be a tensor, or tuples, mappings and data
             classes of tensors, such as ModelOutput of transformers.
-        arguments, named: what it is called with.
-        backward: whether gradients are covered too, of the sum of the results.
-        options, mode: as backend's.
+        arguments, named: the arguments of the call.
+        backward: whether to run the backward pass, on the sum of the results, and cover it too.
+        options, mode: as for backend.
     """
     cover = Cover()
     torch._dynamo.reset()
@@ -204,7 +209,7 @@ def explain(
 
 
 def _all_tensors(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors of a model's result."""
+    """Yields the tensors in a model's result."""
     if isinstance(value, torch.Tensor):
         yield value
         return

@@ -1,4 +1,5 @@
-"""Weft under torch's own operators: what it serves is computed by Weft, the rest falls through to torch."""
+"""Replaces torch's own operators by Weft's kernels; calls that Weft does not support fall through to
+torch."""
 
 from __future__ import annotations
 
@@ -22,13 +23,13 @@ _SERVED = "served"
 
 
 class _Measured:
-    """Computing operators that were measured, and those of them that Weft served: calls and seconds."""
+    """Calls and seconds of the measured compute operators, in total and of those that Weft served."""
 
     def __init__(self) -> None:
         self.calls, self.seconds = [0, 0], [0.0, 0.0]
 
     def add(self, seconds: float, is_served: bool) -> None:
-        """Counts a call."""
+        """Records a call."""
         for i in range(1 + is_served):
             self.calls[i] += 1
             self.seconds[i] += seconds
@@ -56,7 +57,7 @@ class Report(dict[str, dict[str, int]]):
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[misc]
-    """Measures operators that compute: no views, and no allocations."""
+    """Measures the operators that compute, skipping views and allocations."""
 
     def __init__(self, enabled: Enabled) -> None:
         super().__init__()
@@ -82,7 +83,7 @@ def _wait() -> None:
 
 
 class Enabled:
-    """What enable() returns: a context, and a report of what was served."""
+    """The result of enable(): a context manager that also reports which calls Weft served."""
 
     def __init__(self, operators: Sequence[Operator], places: Sequence[str]) -> None:
         self._counts: Counter[tuple[str, str]] = Counter()
@@ -97,7 +98,7 @@ class Enabled:
 
     def _put(self, operator: Operator | StandIn, key: str) -> None:
         name = operator.twin._schema.name
-        # Kernels of a device look at no keys, nor does what torch composes.
+        # Kernels of a device and composite operators do not read the dispatch keys.
         keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
         own = functools.partial(torch.library.get_kernel(operator.twin, key).call_boxed, keys)
         serve = operator if isinstance(operator, StandIn) else operator.in_torchs_place
@@ -114,12 +115,12 @@ class Enabled:
         if operator.twin is torch.ops.aten.convolution.default:
             call = _unless_traced(call, own)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # that a kernel is overridden, as it is meant to be
+            warnings.simplefilter("ignore", UserWarning)  # the override is intended
             self._library.impl(operator.twin, call, key, allow_override=True)
 
     def report(self) -> Report:
-        """Of each operator of torch's, how often Weft served it, and how often it did not, by reason. As text
-        it is one line."""
+        """Counts, for each torch operator, the calls that Weft served and those that it did not, by reason.
+        As text the report is one line."""
         counts = self._counts.copy()
         if calls.FUNCTIONS:
             for name, call in self._servers:
@@ -132,17 +133,17 @@ class Enabled:
 
     @contextmanager
     def measure(self) -> Iterator[None]:
-        """Measures what share of all computing operators, and of their time, Weft serves in a with block, for
-        report(). Each operator takes some microseconds more, and on a GPU waits for its end."""
+        """Measures, within a with block, Weft's share of all compute operators and of their time for
+        report(). It adds some microseconds to each operator, and on a GPU it synchronizes after each."""
         with _Watch(self):
             yield
 
     def _served(self) -> int:
-        """How many calls Weft has served."""
+        """Returns the number of calls that Weft has served."""
         return sum(outcomes.get(_SERVED, 0) for outcomes in self.report().values())
 
     def disable(self) -> None:
-        """Gives torch its own operators back."""
+        """Restores torch's own operators."""
         if self._library is not None:
             self._library._destroy()
         self._library = None
@@ -157,7 +158,8 @@ class Enabled:
 def _server(
     name: str, operator: Callable[..., Any], own: Callable[..., Any], counts: Counter[tuple[str, str]]
 ) -> Callable[..., Any]:
-    """What stands for one of torch's operators on one device, in Python. own: torch's."""
+    """Returns the Python implementation that replaces one torch operator on one device. own: torch's
+    kernel."""
     served = name, _SERVED
 
     def serve(*arguments: Any, **named: Any) -> Any:
@@ -173,7 +175,8 @@ def _server(
 
 
 def _unless_traced(call: Callable[..., Any], own: Callable[..., Any]) -> Callable[..., Any]:
-    """For an operator that torch.jit.trace does not record: it records what torch's own calls."""
+    """Lets torch.jit.trace record torch's kernel, because it does not record a replacement of this
+    operator."""
     tracing_state = torch._C._get_tracing_state
 
     def serve(*arguments: Any) -> Any:
@@ -185,7 +188,7 @@ def _unless_traced(call: Callable[..., Any], own: Callable[..., Any]) -> Callabl
 def _counted(
     own: Callable[..., Any], counts: Counter[tuple[str, str]], outcome: tuple[str, str]
 ) -> Callable[..., Any]:
-    """One of torch's operators, whose calls are counted."""
+    """Wraps a torch operator so that its calls are counted."""
 
     def call(*arguments: Any, **named: Any) -> Any:
         counts[outcome] += 1
@@ -195,7 +198,7 @@ def _counted(
 
 
 _PARTS = dict.fromkeys(("linear", "linear_backward"), ("mm", "addmm", "bmm"))
-"""What torch composes an operator of, whose parts Weft replaces."""
+"""The operators that torch decomposes an operator into. Weft replaces these parts."""
 
 
 def _refuse_name(name: str) -> None:
@@ -213,16 +216,17 @@ def _refuse_name(name: str) -> None:
 def enable(
     ops: Sequence[str] | str | None = None, where: Sequence[str] | str = ("cpu", "cuda")
 ) -> Enabled:
-    """Puts Weft under torch's operators until disable(), or the end of a with block.
+    """Replaces torch's operators by Weft's until disable() or the end of a with block.
 
     Args:
-        ops: names in weft.torch.OPERATORS, or one name; default all of them. Gradients are operators of
-            their own, "conv_backward" for "conv". "linear" enables the products that torch computes
-            linear layers of: "mm", "addmm" and "bmm".
+        ops: names in weft.torch.OPERATORS, or one name; default all of them. Gradients are separate
+            operators,
+            such as "conv_backward" for "conv". "linear" enables the products into which torch decomposes
+            linear layers: "mm", "addmm" and "bmm".
         where: devices, "cpu" and "cuda", or one of them.
 
     Raises:
-        ValueError: for a name or device that does not exist, and for operators that replace none of torch's.
+        ValueError: a name or device does not exist, or an operator replaces none of torch's.
     """
     asked = list(OPERATORS) if ops is None else [ops] if isinstance(ops, str) else list(ops)
     for name in asked if ops is not None else ():

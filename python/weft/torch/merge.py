@@ -1,4 +1,5 @@
-"""Attention over keys that lie apart, as on several devices: each part alone, then merged by statistics."""
+"""Merges attention computed separately over parts of the keys, such as the parts on several devices, using
+the softmax statistics."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from weft.torch.ops import OPERATORS, differentiable, gradients, operator
 from weft.torch.plans import Drawing
 
 LOWEST = -3e38
-"""Below every statistic that a float holds but -inf, which rows have that saw no key."""
+"""A finite lower bound for the statistics. A row without visible keys has the statistic -inf."""
 
 
 class _Part(NamedTuple):
@@ -46,7 +47,7 @@ def _merge(d: Drawing, o1: Any, lse1: Any, o2: Any, lse2: Any) -> None:
     most = g.max(g.max(one.lse, two.lse), d.number(LOWEST))
     weight1, weight2 = (g.exp(g.sub(part.lse, most)) for part in (one, two))
     total = g.add(weight1, weight2)
-    # One of the weights is 1, or both are 0 and so is the result.
+    # Either the larger weight is 1, or both weights are 0 and the result is 0.
     share = g.reciprocal(g.max(total, d.number(0.5)))
     d.write(0, g.add(g.mul(one.o, g.mul(weight1, share)), g.mul(two.o, g.mul(weight2, share))))
     d.write(1, g.add(most, g.log(total)), *_rows(d.outputs[1]))
@@ -98,14 +99,15 @@ differentiable("merge", _keep, _grad, _reference, _backward_reference)
 def merge(
     output1: torch.Tensor, logsumexp1: torch.Tensor, output2: torch.Tensor, logsumexp2: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention over the keys of two parts, from that over each.
+    """Combines the attention results of two disjoint sets of keys.
 
     Args:
         output1, output2: results, [.., rows, elements].
         logsumexp1, logsumexp2: statistics, [.., rows], as torch.ops.weft.sdpa returns them.
 
     Returns:
-        The result and the statistics over all keys; a part whose rows saw no key adds nothing.
+        The result and the statistics over all keys. A part in which a row sees no key does not contribute to
+        that row.
     """
     merged: tuple[torch.Tensor, torch.Tensor] = torch.ops.weft.merge(output1, logsumexp1, output2, logsumexp2)
     return merged

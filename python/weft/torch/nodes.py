@@ -1,5 +1,5 @@
-"""What a compiled graph has beside the operators: pointwise operations, products, views and reductions of
-torch, each as a few lines that draw it."""
+"""How to draw the torch operators of compiled graphs that weft.torch.operators does not define: pointwise
+operations, products, views and reductions."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from weft.torch.plans import Draw, Drawing
 aten = torch.ops.aten
 
 DIMENSIONS = 8
-"""Of a tensor, at most."""
+"""The maximum rank of a tensor."""
 
 OWN = {getattr(torch.ops.weft, name).default: each for name, each in OPERATORS.items()}
 OWN |= {each.twin: each for each in OPERATORS.values() if each.twin is not None}
 OWN |= {aten._grouped_mm.default: GROUPED_MM_OF_ENDS}
-"""Weft's operators, by their own overloads and those of torch's that are the same."""
+"""Weft's operators, by their own overloads and by equivalent torch overloads."""
 
 DRAWN: dict[Any, Draw] = {overload: each.draw for overload, each in OWN.items()}
-"""How each torch operator is drawn, by overload."""
+"""The function that draws each torch operator, by overload."""
 
 
 def _draws(*targets: Any) -> Callable[[Draw], Draw]:
@@ -45,7 +45,7 @@ def _draws(*targets: Any) -> Callable[[Draw], Draw]:
 
 
 def _apply(d: Any, method: str, *values: Any) -> None:
-    """A pointwise operation, which broadcasts as torch does."""
+    """Draws a pointwise operation with torch's broadcasting rules."""
     dims = d.space(values)
     d.write(0, getattr(d.graph, method)(*(d.operand(each, dims) for each in values)), dims)
 
@@ -118,7 +118,8 @@ def _leaky_relu(d: Any, x: Any, slope: float = 0.01) -> None:
 
 @_draws(aten.leaky_relu_backward.default)
 def _leaky_relu_backward(d: Any, dy: Any, x: Any, slope: float, is_result: bool) -> None:
-    """is_result: x is what came out, whose sign is what went in's where the slope is no negative one."""
+    """is_result: x is the output of the forward pass, which has the sign of the input if the slope is not
+    negative."""
     if is_result and slope < 0:
         raise NotSupportedError("leaky_relu_backward: a negative slope, of the result.")
     _apply_sloped(d, "leaky_relu_backward", float(slope), dy, x)
@@ -159,16 +160,16 @@ def _to_copy(d: Any, x: Any, *_: Any) -> None:
 
 
 def widens(before: torch.dtype, after: torch.dtype) -> bool:
-    """Whether a conversion of floats keeps all bits and adds some."""
+    """True if a conversion between floating-point types widens: it keeps every bit and adds some."""
     return bool(before.is_floating_point and after.is_floating_point and before.itemsize < after.itemsize)
 
 
-# ---- Softmax of rows that may be masked whole ----
+# ---- Softmax of rows that may be fully masked ----
 
 
 @_draws(aten._safe_softmax.default)
 def _safe_softmax(d: Drawing, x: Any, dim: int, _: Any = None) -> None:
-    """A row of -inf gives zeros, as the graph's own softmax does."""
+    """A row of -inf gives zeros. The graph's own softmax has the same rule."""
     d.write(0, d.graph.softmax(d.read(x), axis=dim % max(x.ndim, 1)))
 
 
@@ -215,7 +216,7 @@ def _expand(d: Any, x: Any, *_: Any) -> None:
 
 @_draws(aten.repeat.default)
 def _repeat(d: Any, x: Any, times: Sequence[int]) -> None:
-    """Broadcasts: of several elements over a dimension before theirs, of one over its own."""
+    """Broadcasts a dimension: one of extent 1 directly, a larger one by a new dimension before it."""
     pairs = list(zip(times, [*[1] * (len(times) - x.ndim), *x.shape], strict=True))
     parts = [([1, n], [k, n]) if k > 1 and n > 1 else ([n], [k * n]) for k, n in pairs]
     before, after = ([n for part in parts for n in part[i]] for i in (0, 1))
@@ -270,7 +271,7 @@ def _stack(d: Drawing, parts: Sequence[Any], dim: int = 0) -> None:
 
 @_draws(aten.cat.default)
 def _cat(d: Any, parts: Sequence[Any], dim: int = 0) -> None:
-    """Parts without elements add nothing; torch also allows such vectors next to parts of more dimensions."""
+    """Skips parts without elements. torch allows an empty vector next to parts of a higher rank."""
     full = [each for each in parts if each.numel()]
     if len(full) > 1:
         d.write(0, d.graph.concatenate([d.read(each) for each in full], dim % full[0].ndim))
@@ -280,7 +281,7 @@ def _cat(d: Any, parts: Sequence[Any], dim: int = 0) -> None:
 
 @_draws(operator.getitem)
 def _getitem(_: Drawing, __: Any, ___: int) -> None:
-    """The element is known already, as one of its operator's results."""
+    """Draws nothing: the element is already known as a result of its operator."""
 
 
 # ---- Reductions ----
@@ -304,7 +305,7 @@ DRAWN |= {aten.amax.default: _reduce("MAX"), aten.amin.default: _reduce("MIN")}
 
 
 
-# ---- Batch norm, as functional graphs have it ----
+# ---- Batch norm in functional graphs ----
 
 DRAWN[aten._native_batch_norm_legit_functional.default] = OPERATORS["batch_norm"].draw
 DRAWN[aten._native_batch_norm_legit.no_stats] = draw_without_running
@@ -315,12 +316,12 @@ def _batch_norm_inference(d: Drawing, *given: Any) -> None:
     OPERATORS["batch_norm"].draw(d, *given[:5], False, *given[5:])
 
 
-# ---- Attention, as each device has it ----
+# ---- Attention operators of each device ----
 
 
 def _attend(d: Drawing, q: Any, k: Any, v: Any, mask: Any, dropout: float, causal: bool, scale: Any) -> None:
-    """Statistics stand as [batch, heads, queries]; some have a dimension of 1 behind it, some infinities up
-    to a multiple of 32 queries, and some are left out."""
+    """The statistics have the shape [batch, heads, queries]. Some operators append a dimension of 1, some pad
+    the queries with infinities to a multiple of 32, and some return no statistics."""
     results = d.outputs
     statistics = results[1].squeeze(-1) if results[1].ndim == 4 else results[1]
     own = statistics[:, :, : q.shape[2]]
@@ -349,7 +350,7 @@ def _attend_backward(d: Any, *ends: Any) -> None:
 _FLASH, _CUDNN = aten._scaled_dot_product_flash_attention, aten._scaled_dot_product_cudnn_attention
 _EFFICIENT = aten._scaled_dot_product_efficient_attention
 BLANK = {_FLASH.default, _CUDNN.default, _EFFICIENT.default}
-"""Operators some of whose results nobody reads where there is no dropout: seeds, lengths, masks."""
+"""Operators with results that are unused without dropout: seeds, lengths and masks."""
 
 
 @_draws(_FLASH.default)

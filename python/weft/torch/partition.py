@@ -1,4 +1,4 @@
-"""Gathers operators of a graph into regions, and replaces each by a call of its region."""
+"""Groups operators of a graph into regions, and replaces each group by a call of its region."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from weft.torch.regions import GETS, MOVES, Cover, Region
 def partition(
     module: torch.fx.GraphModule, support: OperatorSupportBase, cover: Cover
 ) -> tuple[torch.fx.GraphModule, list[Region]]:
-    """Gathers the operators that are supported into regions as large as dependencies allow.
+    """Groups the supported operators into regions as large as dependencies allow.
 
     Args:
-        module: a graph of ATen operators. It is changed.
-        support: which of its nodes may be in a region.
-        cover: where the regions note what becomes of them.
+        module: a graph of ATen operators. It is modified.
+        support: decides which nodes may be in a region.
+        cover: where the regions record how they are computed.
 
     Returns:
         The module, which calls the regions, and the regions. No region contains only views.
@@ -46,7 +46,7 @@ def _computes(nodes: Any) -> bool:
 
 
 def _place(node: torch.fx.Node, region: Region) -> None:
-    """Replaces the module that a node calls by a call of the region and the views of what it computes."""
+    """Replaces a call of the fused module by a call of the region, followed by the views of its results."""
     graph = node.graph
     given = [each for each in region.module.graph.nodes if each.op == "placeholder"]
     with graph.inserting_before(node):
@@ -67,7 +67,7 @@ def _place(node: torch.fx.Node, region: Region) -> None:
 
 
 class _Others(OperatorSupportBase):  # type: ignore[misc]
-    """Supports all operators but some nodes."""
+    """Supports all operators except the given nodes."""
 
     def __init__(self, refused: set[torch.fx.Node]) -> None:
         self._refused = refused
@@ -77,7 +77,8 @@ class _Others(OperatorSupportBase):  # type: ignore[misc]
 
 
 def cut_around(region: Region, refused: set[torch.fx.Node], cover: Cover) -> torch.fx.GraphModule:
-    """A module that computes what a region does: refused nodes in torch, the others in smaller regions."""
+    """Splits a region: returns a module in which torch computes the refused nodes and smaller regions the
+    others."""
     graph, copies = torch.fx.Graph(), dict[torch.fx.Node, torch.fx.Node]()
     graph.output(graph.graph_copy(region.module.graph, copies))
     copy = torch.fx.GraphModule(region.module, graph)

@@ -1,5 +1,5 @@
-"""Plans for torch tensors: built once per operator, attributes, and the tensors' types, shapes, strides and
-devices; kept in a bounded cache that threads share."""
+"""Plans for torch tensors. A plan is built once per operator, attributes, and types, shapes, strides and
+devices of the tensors, and stored in a bounded cache that all threads share."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from weft.torch import calls
 from weft.torch.result_rules import Rule
 
 Draw = Callable[..., None]
-"""Draws an operator's graph: takes a Drawing and the operator's arguments."""
+"""Draws an operator's graph from a Drawing and the operator's arguments."""
 
 
 class Drawing:
-    """A graph under construction, beside the torch tensors that its ends stand for."""
+    """A graph under construction, with the torch tensors that its inputs and outputs represent."""
 
     def __init__(self, graph: Graph, inputs: Sequence[torch.Tensor], outputs: Sequence[Any]) -> None:
         self.graph, self.outputs = graph, outputs
         self._inputs = list(inputs)
         self.ends: list[tuple[Tensor, int]] = []
-        """Each end's tensor, and which argument it is, or ~i for result i."""
+        """Each graph input or output, with the index i of its argument, or ~i for result i."""
 
     def read(
         self, value: torch.Tensor, dims: Sequence[int] | None = None, steps: Sequence[int] | None = None
     ) -> Tensor:
-        """An argument as a tensor of the graph. dims, steps: of the same elements where they are shown in
-        another shape, packed unless strides are given."""
+        """Adds an argument as a graph tensor. dims, steps: another shape of the same elements, packed unless
+        strides are given."""
         at = next(i for i, each in enumerate(self._inputs) if each is value)
         if steps is None and (dims is None or not value.is_contiguous()):
             steps = _strides(value) if dims is None else _steps_in(value, dims)
@@ -50,31 +50,33 @@ class Drawing:
         return made
 
     def read_broadcast(self, value: torch.Tensor, rank: int) -> Tensor:
-        """An argument with 1s before its extents, and in place of those whose elements are all one."""
+        """Adds an argument for broadcasting: extents are padded with 1 in front, and expanded dimensions
+        become 1."""
         pairs = zip(value.shape, value.stride(), strict=True)
         shown = [(n, step) if step else (1, 1) for n, step in pairs]
         shown = [(1, 1)] * (rank - len(shown)) + shown
         return self.read(value, [n for n, _ in shown], [max(step, 1) for _, step in shown])
 
     def read_permuted(self, value: Any, order: Sequence[int], rank: int = 0) -> Tensor:
-        """A value with its dimensions in another order, and as many of 1 before them as rank requires."""
+        """Adds a value with permuted dimensions, padded with 1 in front up to the given rank."""
         steps = _strides(value)
         dims, steps = zip(*((value.shape[i], steps[i]) for i in order), strict=True)
         before = rank - len(order)
         return self.read(value, [*[1] * before, *dims], [*[value.numel()] * before, *steps])
 
     def is_spread(self, value: Any, dim: int) -> bool:
-        """Whether all elements along a dimension are one in memory."""
+        """True if a dimension has stride 0: all its elements share one address."""
         return not value.stride(dim)
 
     def exact(self, value: Any) -> Any:
-        """A value with the same numbers in the narrowest type, for operators that compute in float anyway."""
+        """Returns an equal value in the narrowest type, for operators that compute in float anyway."""
         return value
 
     def write(
         self, i: int, result: Tensor, dims: Sequence[int] | None = None, steps: Sequence[int] | None = None
     ) -> None:
-        """Makes a tensor of the graph the operator's result i, of the type and layout that torch expects."""
+        """Declares a graph tensor as result i of the operator, with the type and layout that torch
+        expects."""
         value = self.outputs[i]
         result.set_output(True).set_data_type(value.dtype)
         if dims is None:
@@ -86,13 +88,15 @@ class Drawing:
         self.ends.append((result, ~i))
 
     def overwrite(self, value: torch.Tensor, result: Tensor, dims: Sequence[int]) -> None:
-        """Makes a tensor of the graph what is in an argument's memory after; it was read in these dims."""
+        """Declares a graph tensor as the new contents of an argument's memory, which was read with these
+        dims."""
         at = next(i for i, each in enumerate(self._inputs) if each is value)
         result.set_output(True).set_data_type(value.dtype).set_dim(dims).set_stride(_steps_in(value, dims))
         self.ends.append((result, at))
 
     def read_as(self, value: torch.Tensor, dims: Sequence[int]) -> Tensor:
-        """An argument in another shape of the same order; moves elements only where strides do not do."""
+        """Reads an argument with another shape in the same order. Copies elements only if no strides describe
+        it."""
         steps = steps_in(value, dims)
         if steps is not None:
             return self.read(value, dims, steps)
@@ -100,7 +104,8 @@ class Drawing:
         return moved.set_dim(dims)
 
     def write_as(self, i: int, result: Tensor, dims: Sequence[int]) -> None:
-        """Makes a tensor of these dims result i, which torch expects in another shape of the same order."""
+        """Writes a tensor with these dims as result i, whose shape in torch differs but has the same
+        order."""
         steps = steps_in(self.outputs[i], dims)
         if steps is not None:
             self.write(i, result, dims, steps)
@@ -108,32 +113,33 @@ class Drawing:
             self.write(i, self.graph.reshape(result.set_dim(dims), reshape_mode=reshape_mode.LOGICAL))
 
     def number(self, value: float) -> Tensor:
-        """A constant of the type that the graph computes in."""
+        """Adds a constant of the graph's compute type."""
         type_ = torch.float64 if self.is_double else torch.float32
         return self.graph.tensor_scalar(value, scalar_type.COMPILE_TIME_CONST, type_)
 
     @property
     def is_double(self) -> bool:
-        """Whether the operator computes in double precision."""
+        """True if the operator computes in double precision."""
         return any(each.dtype == torch.float64 for each in self._inputs)
 
 
 def _strides(value: torch.Tensor) -> tuple[int, ...]:
-    """Strides as Weft takes them: an extent of 1 may have any in torch."""
+    """Returns strides in Weft's convention. torch allows any stride for an extent of 1; Weft needs at least
+    1."""
     steps = zip(value.shape, value.stride(), strict=True)
     return tuple(max(step, 1) if n == 1 else step for n, step in steps) or (1,)
 
 
 def steps_in(value: torch.Tensor, dims: Sequence[int]) -> tuple[int, ...] | None:
-    """Strides of a tensor's elements in another shape of the same order; None where it has none."""
+    """Returns the strides that show a tensor's elements in another shape of the same order, or None."""
     try:
         return _strides(value.view(dims))
-    except (RuntimeError, ValueError):  # ValueError: of a fake tensor
+    except (RuntimeError, ValueError):  # fake tensors raise ValueError
         return None
 
 
 def _steps_in(value: torch.Tensor, dims: Sequence[int]) -> tuple[int, ...]:
-    """The same where it has some."""
+    """Like steps_in, but raises NotSupportedError instead of returning None."""
     steps = steps_in(value, dims)
     if steps is None:
         raise NotSupportedError(f"a tensor of strides {list(value.stride())}. Make it contiguous.")
@@ -141,7 +147,7 @@ def _steps_in(value: torch.Tensor, dims: Sequence[int]) -> tuple[int, ...]:
 
 
 class Result(NamedTuple):
-    """A result's shape, strides and type; None where the operator has none."""
+    """A result's shape, strides and data type."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -161,7 +167,7 @@ class Empty:
         self._results, self._device = _results_of(outputs), device
 
     def __call__(self, arguments: Sequence[Any]) -> tuple[Any, ...]:
-        """The results, of zeros where they have elements."""
+        """Returns the results, filled with zeros."""
         return tuple(
             None if r is None else torch.empty_strided(*r[:2], dtype=r.dtype, device=self._device).zero_()
             for r in self._results
@@ -169,16 +175,17 @@ class Empty:
 
 
 class Prepared:
-    """An operator on tensors of one kind, ready to run on any such tensors."""
+    """An operator prepared for tensors of one kind: it runs on any tensors of that kind."""
 
     def __init__(
         self, plan: Plan, ends: Sequence[tuple[Tensor, int]], outputs: Sequence[Any], arguments: Sequence[Any]
     ) -> None:
-        """arguments: such as it is called with; ends count the tensors among them."""
+        """arguments: example arguments of the call; the indices in `ends` count only the tensors among
+        them."""
         self.plan = plan
         tensors = [i for i, each in enumerate(arguments) if isinstance(each, torch.Tensor)]
         uids = ((end.get_uid(), at) for end, at in ends)
-        # An input that was drawn and that no result depends on has no slot.
+        # An input that was drawn but that no result depends on has no slot.
         slots = {plan.index[uid]: at for uid, at in uids if at < 0 or uid in plan.index}
         self._inputs = [(slot, tensors[at]) for slot, at in slots.items() if at >= 0]
         self._outputs = [(slot, ~at) for slot, at in slots.items() if at < 0]
@@ -189,10 +196,10 @@ class Prepared:
         self._here = _QUICK[kind] or self._elsewhere
         self._workspace = plan.workspace_size if self._ordinal is not None else 0
         self.in_c: Any = self._in_c() if calls.FUNCTIONS else None
-        """The same for libweft; None where it is Python's."""
+        """The plan prepared for libweft; None if it runs in Python."""
 
     def __call__(self, arguments: Sequence[Any]) -> tuple[Any, ...]:
-        """Runs on torch's current stream; nothing waits."""
+        """Launches the plan on torch's current stream, without waiting."""
         ordinal = self._ordinal
         allocate = self._here if ordinal is None or calls.current_gpu() == ordinal else self._elsewhere
         made: list[Any] = [None if r is None else allocate(*r) for r in self._results]
@@ -202,7 +209,8 @@ class Prepared:
             pointers[slot] = arguments[at].data_ptr()
         for slot, at in self._outputs:
             pointers[slot] = made[at].data_ptr()
-        # torch's allocator has the workspace back after the call, for what comes behind it on the stream.
+        # The workspace returns to torch's caching allocator after the call; later work on the stream may
+        # reuse it.
         held = allocate((self._workspace,), (1,), torch.uint8) if self._workspace else None
         stream = 0 if ordinal is None else calls.stream_of(ordinal)
         self.plan.launch(state, None if held is None else held.data_ptr(), stream)
@@ -224,14 +232,14 @@ class Prepared:
 
 
 def _scratch(plan: Plan) -> int:
-    """The address of a plan's workspace in this thread's memory of the host."""
+    """Returns the address of a plan's workspace in the scratch memory of this thread."""
     return int(ffi.cast("uintptr_t", plan.thread.state.scratch.on_host(plan.workspace_size)))
 
 
 _QUICK = {
     kind: getattr(torch._C._dynamo.guards, f"_empty_strided_{kind}", None) for kind in ("cpu", "cuda")
 }
-"""What makes tensors of a shape, strides and a type; on the current GPU."""
+"""Fast allocation functions (shape, strides, data type) for the CPU and the current GPU."""
 
 
 def _empty_on(device: torch.device, shape: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
@@ -239,16 +247,16 @@ def _empty_on(device: torch.device, shape: Any, stride: Any, dtype: torch.dtype)
 
 
 Ready = Callable[[Sequence[Any]], tuple[Any, ...]]
-"""What runs on arguments of one kind, such as Prepared and Empty, and gives the results."""
+"""Runs on arguments of one kind and returns the results, such as Prepared and Empty."""
 
 
 # ---- Which plan ----
 
 
 class Cache:
-    """What was built, or the refusal, by what it depends on. Threads share it, and a hit costs one look-up:
-    nothing notes which plan was used last. When one half is full it becomes the older half, of which what is
-    used again comes back and the rest is forgotten."""
+    """Plans, or the errors that building them raised, by key. Threads share the cache, and a hit costs one
+    lookup, because no use is recorded. When the newer half is full it becomes the older half; entries that
+    are used again move back, and the rest of the older half is dropped."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity, self.hits, self.misses = capacity, 0, 0
@@ -260,23 +268,23 @@ class Cache:
         return len(self._younger) + len(self._older)
 
     def clear(self) -> None:
-        """Forgets all plans."""
+        """Drops all plans."""
         with self._lock:
             self._younger, self._older = {}, {}
 
     def find(self, key: Any, make: Callable[[], Ready]) -> Ready:
-        """What stands for a key, made where nothing does; raises the refusal."""
+        """Returns the entry of a key and creates it if necessary; raises a cached error."""
         found = self._younger.get(key)
         if found is None:
             found = self._recall(key, make)
         else:
             self.hits += 1
         if isinstance(found, WeftError):
-            raise found.with_traceback(None)  # which would keep what each call held
+            raise found.with_traceback(None)  # a traceback would keep the arguments of each call alive
         return found
 
     def _recall(self, key: Any, make: Callable[[], Ready]) -> Ready | WeftError:
-        with self._lock:  # so that one of several threads builds
+        with self._lock:  # only one of several threads builds
             found = self._younger.get(key) or self._older.pop(key, None)
             if found is None:
                 self.misses += 1
@@ -295,28 +303,29 @@ def _made(make: Callable[[], Ready]) -> Ready | WeftError:
 
 
 PLANS = Cache(4096)
-"""Of all operators."""
+"""The plans of all operators."""
 
 
 def cache_info() -> dict[str, int]:
-    """How often a plan was found, how often one was built, and how many are kept."""
+    """Returns the numbers of cache hits, of plans built, and of plans in the cache."""
     hits = PLANS.hits + (calls.FUNCTIONS.found() if calls.FUNCTIONS else 0)
     return {"hits": hits, "misses": PLANS.misses, "size": len(PLANS), "capacity": PLANS.capacity}
 
 
 def clear_cache() -> None:
-    """Forgets all plans."""
+    """Drops all plans."""
     PLANS.clear()
     if calls.FUNCTIONS:
         calls.FUNCTIONS.forget()
 
 
-_TENSOR, _PARAMETER = torch.Tensor, torch.nn.Parameter  # read eight times a call
+_TENSOR, _PARAMETER = torch.Tensor, torch.nn.Parameter  # read eight times per call
 
 
 def key_of(name: str, leading: torch.Tensor, arguments: Sequence[Any]) -> tuple[Any, ...]:
-    """What a plan depends on: an operator, numbers, the tensors' kinds, and torch's flags where the leading
-    one is on a GPU. The type that a tensor's part begins with tells it from what else may stand there."""
+    """Returns the cache key of a call: the operator, numbers, the kinds of the tensors and, if the leading
+    one is on a GPU, torch's flags. A tensor's part of the key begins with its type, so it cannot be confused
+    with a number."""
     key: list[Any] = [name, flags() if leading.is_cuda else None]
     for each in arguments:
         kind = type(each)
@@ -331,11 +340,11 @@ def key_of(name: str, leading: torch.Tensor, arguments: Sequence[Any]) -> tuple[
     return tuple(key)
 
 
-# ---- What torch's flags forbid ----
+# ---- Restrictions from torch's flags ----
 
 
 def flags() -> tuple[bool, ...]:
-    """What torch's flags say now."""
+    """Returns the current values of torch's flags."""
     return tuple(flag() for flag in calls.FLAGS)
 
 
@@ -343,18 +352,18 @@ _NARROWED, _UNORDERED = numerical_note.DOWN_CONVERT_INPUTS, numerical_note.NONDE
 
 
 CONVOLVES = {"conv", "conv_backward"}
-"""Operators that narrow floats where torch's convolutions may."""
+"""Operators that may use TF32 if torch's flag for convolutions allows it."""
 
 MULTIPLIES = {"mm", "bmm", "addmm", "linear", "grouped_mm", "quantized_linear", "sdpa"}
 MULTIPLIES |= {f"{name}_backward" for name in MULTIPLIES}
-"""Operators that narrow floats where torch's matrix products may."""
+"""Operators that may use TF32 if torch's flag for matrix products allows it."""
 
 REDUCES_NOTHING = {"sdpa_varlen"}
-"""Operators whose graph also gives results over no elements: attention without keys is 0."""
+"""Operators whose graph also supports empty reductions: attention without keys is 0."""
 
 
 def unwanted(flags: Sequence[bool], convolves: bool, multiplies: bool) -> tuple[numerical_note, ...]:
-    """What flags forbid on a GPU: products of narrowed floats, sums in no certain order."""
+    """Returns what the flags forbid on a GPU: TF32 products, and sums in nondeterministic order."""
     *is_ordered, may_convolve, may_multiply = flags
     is_exact = (convolves and not may_convolve) or (multiplies and not may_multiply)
     return (*((_NARROWED,) if is_exact else ()), *((_UNORDERED,) if any(is_ordered) else ()))
@@ -366,9 +375,9 @@ def unwanted(flags: Sequence[bool], convolves: bool, multiplies: bool) -> tuple[
 def prepare(
     name: str, expected: Callable[..., Any], rule: Rule | None, draw: Draw, arguments: Sequence[Any]
 ) -> Ready:
-    """Builds an operator's plan. expected: computes the results of tensors without memory; rule: does so for
-    usual tensors. Raises WeftError where Weft refuses the operator on such tensors."""
-    # An argument is known by its object: each is one of its own, also where a caller gives one tensor twice.
+    """Builds an operator's plan. expected: computes the results on tensors without memory; rule: does so
+    faster for common tensors. Raises WeftError if Weft refuses the operator on such tensors."""
+    # Arguments are identified by object: detach gives each its own, even if a caller passes one tensor twice.
     arguments = [each.detach() if isinstance(each, torch.Tensor) else each for each in arguments]
     tensors = [each for each in arguments if isinstance(each, torch.Tensor)]
     device = tensors[0].device
@@ -392,14 +401,14 @@ def prepare(
 
 
 def _has_nothing(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether there is nothing to compute. Beside others a vector of no elements stands for one that is not
-    there, as the statistics of a batch norm in use."""
+    """True if there is nothing to compute. An empty vector next to other tensors represents an absent
+    operand, such as the statistics of a batch norm in inference."""
     first, *others = (each for each in tensors if each.is_floating_point())
     return not first.numel() or any(each.ndim > 1 and not each.numel() for each in others)
 
 
 def _prepare_empty(name: str, outputs: Sequence[Any], device: torch.device) -> Empty:
-    """What stands for a plan where there is nothing to compute. Gradients are sums: 0 over nothing."""
+    """Returns the entry for a call with nothing to compute. Gradients are sums: 0 over no elements."""
     is_gradient = name.endswith("_backward")
     if not is_gradient and any(each is not None and each.numel() for each in outputs):
         raise NotSupportedError(f"{name}: a tensor without elements.")
@@ -410,9 +419,9 @@ _META = torch.device("meta")
 
 
 def _depends_on_device(name: str, tensors: Sequence[torch.Tensor]) -> bool:
-    """True if the results have other layouts or types on the device in torch than on the meta device, which
-    stands for the CPU in the fakes of operators: layouts of convolutions, types of the statistics of 16-bit
-    inputs, and on a GPU also what torch's kernels lay out otherwise than those for the CPU."""
+    """True if torch gives the results other layouts or types on the device than on the meta device, which
+    represents the CPU in fake kernels: layouts of convolutions, types of the statistics of 16-bit inputs, and
+    on a GPU also the results that torch's CUDA kernels lay out differently from the CPU kernels."""
     if tensors[0].is_cuda and any(part in name for part in ("sdpa", "batch_norm", "rms_norm", "softmax")):
         return True
     has_statistics = name == "layer_norm" or "batch_norm" in name
@@ -424,8 +433,8 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 @contextmanager
 def untraced() -> Iterator[None]:
-    """Hides from torch.jit.trace how a plan is found and built: that is no part of the call, and a tracer
-    makes tensors of sizes."""
+    """Hides plan lookup and building from torch.jit.trace: they are not part of the call, and a tracer turns
+    sizes into tensors."""
     state = torch._C._get_tracing_state()
     if state is None:
         yield
@@ -439,7 +448,8 @@ def untraced() -> Iterator[None]:
 
 @contextmanager
 def _unlogged() -> Iterator[None]:
-    """Keeps torch from logging what fake kernels raise in this thread: the caller gets it as an error."""
+    """Suppresses torch's logging of exceptions in fake kernels in this thread: the caller gets them as
+    errors."""
     logger, thread = logging.getLogger("torch._subclasses.fake_tensor"), threading.get_ident()
 
     def is_of_others(record: logging.LogRecord) -> bool:
@@ -455,7 +465,7 @@ def _unlogged() -> Iterator[None]:
 def expected_of(
     expected: Callable[..., Any], arguments: Sequence[Any], device: torch.device
 ) -> list[torch.Tensor | None]:
-    """The results that torch itself would give, as tensors without memory.
+    """Returns the results that torch itself would give, as tensors without memory.
 
     Args:
         expected: the operator, which torch can run on such tensors.
@@ -479,9 +489,9 @@ def expected_of(
                 results = run()
     except WeftError:
         raise
-    except Exception as refusal:  # of any kind
+    except Exception as refusal:  # torch raises many types
         words = str(refusal) or type(refusal).__name__
-    if words:  # here, so that the error, which is cached, does not hold the other one's frames
+    if words:  # raised outside the handler, so that the cached error does not hold torch's frames
         raise NotSupportedError(f"torch refuses it: {words.splitlines()[0]}")
     return list(results) if isinstance(results, (tuple, list)) else [results]
 

@@ -1,4 +1,4 @@
-"""A region: torch operators that lie together in a compiled graph, drawn as one graph of Weft's."""
+"""A region: connected torch operators of a compiled graph, drawn as one Weft graph."""
 
 from __future__ import annotations
 
@@ -27,46 +27,47 @@ from weft.torch.plans import CONVOLVES, MULTIPLIES, Cache, Drawing, Prepared, Re
 aten = torch.ops.aten
 
 CAPACITY = 64
-"""Plans that a region keeps, one for each set of shapes."""
+"""The number of plans that a region caches, one per set of shapes."""
 
 _NARROW = (torch.bfloat16, torch.float16)
 
 GETS = {operator.getitem}
-"""What takes one result of several."""
+"""Operators that take one result out of a tuple."""
 
 SHOWS = {*VIEWS, aten.permute.default, aten.t.default, aten.transpose.int, aten.expand.default}
 SHOWS |= {aten.slice.Tensor, aten.select.int, aten.unbind.int, aten.split.Tensor}
 SHOWS |= {aten.split_with_sizes.default, aten.detach.default, aten.alias.default}
-"""What shows memory in another way."""
+"""Operators whose result is a view of their input."""
 
 MOVES = {*SHOWS, aten.clone.default}
-"""What computes nothing."""
+"""Operators that compute nothing: views and copies."""
 
 
 def name_of(target: Any) -> str:
-    """An operator's name, without its namespace."""
+    """Returns an operator's name without its namespace."""
     return str(target).removeprefix("aten.") if hasattr(target, "_schema") else target.__name__
 
 
 class RegionDrawing(Drawing):
-    """One graph for many of torch's operators: what one writes another reads, by the fake tensor that stands
-    for it."""
+    """One graph for many torch operators. The fake tensors connect them: an operator reads the graph tensor
+    that an earlier operator wrote for the same fake tensor."""
 
     def __init__(self, graph: Graph, inputs: Sequence[Any]) -> None:
         super().__init__(graph, inputs, ())
         self._made: dict[int, Tensor] = {}
-        """What stands for a value: elements in its order, perhaps of other dims."""
+        """The graph tensor of each value. It has the value's elements in the same order, but may have other
+        dims."""
         self._shown: dict[tuple[int, tuple[int, ...]], Tensor] = {}
-        """What is made, in other dims."""
+        """Reshaped graph tensors, by tensor and dims."""
         self._permuted: dict[int, tuple[Any, Sequence[int]]] = {}
-        """What shows another value in another order: that value, and the order."""
+        """Values that are permutations of other values: the source and the order."""
         self._narrow: dict[int, Any] = {}
-        """Of what value of a narrower type a value is a copy."""
-        self._values: list[Any] = []  # whose ids are keys, so they must live
+        """The narrower source of each value that is a copy in a wider type."""
+        self._values: list[Any] = []  # kept alive because their ids are keys
         self._blank: set[int] = set()
 
     def read(self, value: Any, dims: Any = None, steps: Any = None) -> Tensor:
-        """As Drawing's, of an input or of what an operator before has written."""
+        """Reads an input, or a value that an earlier operator has written."""
         shape = list(dims) if dims is not None else list(value.shape) or [1]
         made = self._made[id(value)] if self._is_made(value) else None
         if made is None:
@@ -88,7 +89,8 @@ class RegionDrawing(Drawing):
         return super().read_broadcast(value, rank)
 
     def read_permuted(self, value: Any, order: Sequence[int], rank: int = 0) -> Tensor:
-        """As Drawing's; what the region makes in another order is read as it was before."""
+        """Like Drawing's; a value that the region permutes is read from its source with the composed
+        order."""
         source, before = self._permuted.get(id(value), (value, range(value.ndim)))
         composed = [before[i] for i in order]
         if not self._is_made(source):
@@ -99,19 +101,19 @@ class RegionDrawing(Drawing):
         return self._reshaped(made, [1] * (rank - len(order)) + made.get_dim()) if rank else made
 
     def permute(self, value: Any, source: Any, order: Sequence[int]) -> None:
-        """Lets a value be another one with its dimensions in another order."""
+        """Defines a value as another one with its dimensions permuted."""
         self._keep(value, self.graph.transpose(self.read(source), order).set_dim([*value.shape]))
         self._permuted[id(value)] = source, list(order)
 
     def write(self, i: int, result: Tensor, dims: Any = None, steps: Any = None) -> None:
-        """Result i of the operator, which others may read; its layout is Weft's to choose."""
+        """Defines result i of the operator for later operators to read; Weft chooses its layout."""
         value = self.outputs[i]
         _check_elements(value)
         shape = list(dims) if dims is not None else list(value.shape) or [1]
         self._keep(value, result.set_data_type(value.dtype).set_dim(shape))
 
     def show(self, value: Any, source: Any) -> None:
-        """Lets a value be what another is, in another shape of the same order."""
+        """Defines a value as a reshaped view of another one, with its elements in the same order."""
         if id(source) in self._narrow and id(source) not in self._made:
             narrow = self._narrow[id(source)]
             shown = narrow.new_empty(value.shape)
@@ -124,8 +126,8 @@ class RegionDrawing(Drawing):
             self._keep(value, self.read(source, list(value.shape) or [1]))
 
     def show_part(self, value: Any, source: Any) -> None:
-        """Lets a value be a part of another from its first element on: of an input, whose strides it has, or
-        copied out of what is made."""
+        """Defines a value as the part of another one that starts at its first element. A part of an input is
+        read in place with the value's strides; a part of a computed tensor is copied."""
         shape = list(value.shape)
         if not self._is_made(source):
             self._keep(value, self.read(source, shape, value.stride()))
@@ -134,8 +136,9 @@ class RegionDrawing(Drawing):
             self._keep(value, self.graph.slice(self.read(source), parts).set_dim(shape))
 
     def space(self, values: Sequence[Any]) -> list[int]:
-        """Dims in which the operator's result is computed from these: those of what is made already, where
-        all can be read so, that no reshape parts what belongs together; else the result's own."""
+        """Returns the dims in which to compute the operator's result from these values: those of a computed
+        operand if all operands can be read with them, which avoids a reshape that prevents fusion; else the
+        result's own."""
         shape = list(self.outputs[0].shape) or [1]
         values = [self.exact(each) for each in values]
         for each in values:
@@ -148,15 +151,16 @@ class RegionDrawing(Drawing):
         return shape
 
     def operand(self, value: Any, dims: Sequence[int]) -> Tensor:
-        """A tensor or a number as an operand of an operation over dims, which space() told."""
+        """Reads a tensor or a number as an operand of an operation over the dims that space() returned."""
         if not isinstance(value, torch.Tensor):
             return self.number(float(value))
         value, shape = self.exact(value), list(self.outputs[0].shape) or [1]
         return self.read(value, _shape_in(dims, shape, value))
 
     def finish(self, i: int, value: Any, layout: Any) -> None:
-        """Makes a value result i of the region. What its operator left undrawn nobody reads, such as the seed
-        of a dropout that is not there. layout: a tensor with the strides that it gets."""
+        """Declares a value as result i of the region. Results that the operator left blank are unused, such
+        as the seed of a dropout that is not applied. layout: a tensor with the strides that the result
+        gets."""
         if id(value) in self._blank:
             return
         is_packed = layout.is_contiguous() and self._is_made(value)
@@ -164,13 +168,13 @@ class RegionDrawing(Drawing):
         if any(result is end for end, _ in self.ends):
             result = self.graph.identity(result).set_dim(result.get_dim())
         result.set_output(True).set_data_type(value.dtype)
-        # Set in any case: by itself a result lies as what it is made of.
+        # Set explicitly: by default a result would inherit the layout of its source.
         result.set_stride(packed_strides(result.get_dim()) if layout.is_contiguous() else _strides(layout))
         self.ends.append((result, ~i))
 
     def leave_blank(self, may_lack: bool) -> None:
-        """Notes which results of the operator it has not drawn: what has elements may lack only where nobody
-        reads it."""
+        """Records which results of the operator are not drawn. may_lack: whether such a result may have
+        elements, because it is unused."""
         blank = [e for e in self.outputs if id(e) not in self._made and id(e) not in self._narrow]
         lacking = [each for each in blank if isinstance(each, torch.Tensor) and each.numel()]
         if lacking and not may_lack:
@@ -179,21 +183,21 @@ class RegionDrawing(Drawing):
         self._blank |= set(map(id, blank))
 
     def is_spread(self, value: Any, dim: int) -> bool:
-        """As Drawing's; strides of what the region makes are Weft's to choose."""
+        """Like Drawing's; False for computed tensors, whose strides Weft chooses."""
         return not self._is_made(value) and super().is_spread(value, dim)
 
     def exact(self, value: Any) -> Any:
-        """As Drawing's: the value of which this one is a copy in a wider type."""
+        """Like Drawing's: returns the value of which this one is a copy in a wider type."""
         return self._narrow.get(id(value), value)
 
     def widen(self, value: Any, source: Any) -> None:
-        """Lets a value be a copy of another one in a wider type. It is stored only if an operator requires
+        """Defines a value as a copy of another one in a wider type. It is stored only if an operator requires
         the wider type, or if it is a result of the region."""
         self._narrow[id(value)] = self.exact(source)
         self._values += [value, source]
 
     def _is_made(self, value: Any) -> bool:
-        """Whether the graph has a tensor that stands for the value; creates the one of a copy."""
+        """True if the graph has a tensor for the value. Creates the tensor of a widened copy."""
         if id(value) not in self._made and id(value) in self._narrow:
             copy = self.graph.identity(self.read(self._narrow[id(value)]))
             self._keep(value, copy.set_data_type(value.dtype).set_dim(list(value.shape) or [1]))
@@ -217,7 +221,8 @@ def _check_elements(value: torch.Tensor) -> None:
 
 
 def _shape_in(dims: Sequence[int], shape: Sequence[int], value: Any) -> list[int] | None:
-    """The dims of an operand of a result of this shape where the result has other dims; None: it has none."""
+    """Returns the dims with which to read an operand if the result has `dims` instead of `shape`, or None if
+    none fit."""
     if not isinstance(value, torch.Tensor):
         return []
     own = list(value.shape) or [1]
@@ -233,7 +238,7 @@ def _shape_in(dims: Sequence[int], shape: Sequence[int], value: Any) -> list[int
 
 
 def draw(drawing: RegionDrawing, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Draws one operator; what torch left out has its default value."""
+    """Draws one operator, with the defaults of arguments that torch omitted."""
     if hasattr(target, "_schema"):
         rest = target._schema.arguments[len(args) :]
         args = (*args, *(kwargs.get(each.name, each.default_value) for each in rest))
@@ -241,7 +246,7 @@ def draw(drawing: RegionDrawing, target: Any, args: Sequence[Any], kwargs: Mappi
 
 
 class _Refusal(NotSupportedError):
-    """Says which node of a region Weft refuses, and why."""
+    """Names the node of a region that Weft refuses, and the reason."""
 
     def __init__(self, node: torch.fx.Node, why: str) -> None:
         super().__init__(why)
@@ -249,12 +254,12 @@ class _Refusal(NotSupportedError):
 
 
 class _Drawer(torch.fx.Interpreter):  # type: ignore[misc]
-    """Runs a region's operators on fake tensors, and draws each. Raises _Refusal."""
+    """Runs a region's operators on fake tensors and draws each. Raises _Refusal."""
 
     def __init__(self, module: torch.fx.GraphModule, drawing: RegionDrawing) -> None:
         super().__init__(module, garbage_collect_values=False)
         self._drawing = drawing
-        self.extra_traceback = False  # which would add torch's words to a refusal
+        self.extra_traceback = False  # torch would append its own text to a refusal
 
     def run_node(self, node: torch.fx.Node) -> Any:
         try:
@@ -273,19 +278,19 @@ class _Drawer(torch.fx.Interpreter):  # type: ignore[misc]
 
 @dataclass
 class Cover:
-    """What became of the graphs that were compiled."""
+    """Reports how the compiled graphs are covered."""
 
     regions: list[Region] = field(default_factory=list)
     left: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """Nodes that torch computes, by operator and reason."""
+    """The numbers of nodes that torch computes, by operator and reason."""
     refused: list[tuple[list[str], str]] = field(default_factory=list)
-    """Operators of regions that torch computes because Weft refuses them for their arguments, and why."""
+    """Operators of regions that torch computes because Weft refuses their arguments, with the reasons."""
     graphs: list[Graph] = field(default_factory=list)
-    """Weft's graphs, built."""
+    """The Weft graphs that were built."""
     compiled: int = 0
-    """In how many graphs Inductor compiles what Weft leaves."""
+    """The number of graphs of which Inductor compiles the remaining operators."""
     apart: list[str] = field(default_factory=list)
-    """Why in others, each with several such operators, these run one by one."""
+    """The reasons why the remaining operators of other graphs run one by one."""
 
     def __str__(self) -> str:
         count = sum(len(each.operators()) for each in self.regions)
@@ -299,7 +304,8 @@ class Cover:
 
 
 class _Again:
-    """Whether arguments are such as a region's first, told by torch in one call; mostly all are."""
+    """Checks in one call to torch whether arguments are of the same kind as a region's first ones; usually
+    they are."""
 
     def __init__(self, arguments: Sequence[torch.Tensor], prepared: Ready) -> None:
         self.prepared, self._flags = prepared, _flags_of(arguments)
@@ -311,7 +317,7 @@ class _Again:
         self._are_such: Callable[..., bool] = guards.check
 
     def fits(self, arguments: Sequence[Any]) -> bool:
-        """Whether these are what the first were in all that a plan's key has of them."""
+        """True if the arguments have the same cache key as the first ones."""
         return self._are_such(*arguments) and (self._flags is None or self._flags == plans.flags())
 
 
@@ -320,24 +326,25 @@ def _flags_of(tensors: Sequence[torch.Tensor]) -> tuple[bool, ...] | None:
 
 
 class Region:
-    """A part of a graph that Weft covers. Views of what it computes are no part of it: torch shows them for
-    nothing."""
+    """A part of a graph that Weft covers. It does not contain the views of its results: torch creates these
+    at no cost."""
 
     def __init__(self, module: torch.fx.GraphModule, cover: Cover) -> None:
         self.module, self._cover = module, cover
-        """The part, of which only what Weft has to compute is left."""
+        """The operators of the region, reduced to the results that Weft has to compute."""
         self.bases, self.views, self.ends = _views_apart(module)
-        """What it computes, what is shown of that and of its arguments, and which of all the graph reads."""
+        """The computed results, the views of these and of the arguments, and the structure of what the graph
+        reads."""
         given = [each for each in module.graph.nodes if each.op == "placeholder"]
         self.numbers = [not isinstance(each.meta.get("val", _TENSOR), torch.Tensor) for each in given]
-        """Whether an argument is a number, a size that is a symbol, instead of a tensor."""
+        """For each argument, whether it is a number (a symbolic size) instead of a tensor."""
         names = {_own_name(each.target) for each in module.graph.nodes if each.op == "call_function"}
         self._products = bool(names & CONVOLVES), bool(names & MULTIPLIES)
         self._plans = Cache(CAPACITY)
         self._first: _Again | None = None
 
     def __call__(self, *arguments: Any) -> Any:
-        """What it computes, one tensor or several; torch's own where Weft builds no graph."""
+        """Returns the results, one tensor or a tuple. If Weft builds no graph, torch computes them."""
         first = self._first
         if first is not None and first.fits(arguments):
             return self._alone(first.prepared(arguments))
@@ -350,11 +357,11 @@ class Region:
         return results[0] if len(self.bases) == 1 else results
 
     def quick(self) -> Callable[..., Any]:
-        """The same in libweft, where that can."""
+        """Returns the region as a function that runs in libweft if possible."""
         return calls.FUNCTIONS.operator(self._find, self) if calls.FUNCTIONS else self
 
     def _find(self, *arguments: Any) -> Any:
-        """What runs on such arguments, for libweft; None where that is Python's."""
+        """Returns the prepared plan for such arguments for libweft; None if it runs in Python."""
         ready = self._ready(arguments)
         return ready.in_c if isinstance(ready, Prepared) else None
 
@@ -375,8 +382,8 @@ class Region:
             return _InParts(self, set().union(*refused.values()), self._cover, arguments)
 
     def _refused(self, error: WeftError, arguments: Sequence[Any]) -> dict[str, list[torch.fx.Node]]:
-        """The nodes that Weft refuses, by reason: those that it refuses alone, or the one that it refuses in
-        the region, or all of them."""
+        """Returns the nodes that Weft refuses, by reason: those that it refuses one at a time, or else the
+        one that it refuses in the region, or else all of them."""
         is_drawn = not isinstance(error, _Refusal)
         with FakeTensorMode(allow_non_fake_inputs=True) as mode:
             alone = _Alone(self.module, self._products, is_drawn)
@@ -385,14 +392,14 @@ class Region:
         return alone.refused or {str(error): refused}
 
     def operators(self) -> list[str]:
-        """The names of the operators that compute, in order."""
+        """Returns the names of the operators that compute, in order."""
         return [name_of(each.target) for each in self._computing()]
 
     def _computing(self) -> list[torch.fx.Node]:
         return [each for each in self.module.graph.nodes if _computes(each)]
 
     def expected(self, *arguments: Any) -> list[Any]:
-        """What it computes of fake tensors; None where that is no tensor, as of operators that tell sizes."""
+        """Computes the results on fake tensors; None for results that are not tensors, such as sizes."""
         return _layouts(self.module(*arguments))
 
     def _prepare(self, arguments: Sequence[Any]) -> Prepared:
@@ -413,7 +420,7 @@ class Region:
 
 @functools.cache
 def _warn(name: str, why: str) -> None:
-    """Warns once about an operator that Weft draws and refuses for its arguments."""
+    """Warns once about an operator that Weft supports, but not with these arguments."""
     warnings.warn(
         f'torch.compile(backend="weft"): torch computes {name}: {why} weft.torch.explain() lists all '
         "operators that it computes.",
@@ -422,14 +429,14 @@ def _warn(name: str, why: str) -> None:
 
 
 class _Alone(torch.fx.Interpreter):  # type: ignore[misc]
-    """Runs a region's operators on fake tensors, and draws each alone. builds: whether it also builds the
-    graph of each that computes."""
+    """Runs a region's operators on fake tensors and draws each in a graph of its own. builds: whether to also
+    build the graphs of those that compute."""
 
     def __init__(self, module: torch.fx.GraphModule, products: tuple[bool, bool], builds: bool) -> None:
         super().__init__(module, garbage_collect_values=False)
         self._products, self._builds = products, builds
         self.refused: dict[str, list[torch.fx.Node]] = {}
-        """The nodes of which Weft builds no graph, by reason."""
+        """The nodes whose graphs Weft does not build, by reason."""
 
     def run_node(self, node: torch.fx.Node) -> Any:
         result = super().run_node(node)
@@ -454,7 +461,7 @@ def _computes(node: torch.fx.Node) -> bool:
 def draw_alone(
     target: Any, args: Any, kwargs: Any, results: Any, products: tuple[bool, bool] = (False, False)
 ) -> RegionDrawing:
-    """Draws one operator on fake tensors. Raises WeftError where Weft refuses it.
+    """Draws one operator on fake tensors. Raises WeftError if Weft refuses it.
 
     Args:
         target, args, kwargs: the operator and its arguments.
@@ -470,13 +477,13 @@ def draw_alone(
 
 
 class _InParts:
-    """A region of which Weft refuses some operators: torch computes these, and the others are smaller
-    regions. Results have the strides that the region's would have."""
+    """A region of which Weft refuses some operators. torch computes these; smaller regions compute the
+    others. The results get the strides that the whole region would give them."""
 
     def __init__(
         self, region: Region, refused: set[torch.fx.Node], cover: Cover, arguments: Sequence[Any]
     ) -> None:
-        from weft.torch.partition import cut_around  # which needs this module
+        from weft.torch.partition import cut_around  # not at the top: partition imports this module
 
         self._module = cut_around(region, refused, cover)
         with FakeTensorMode(allow_non_fake_inputs=True) as mode:
@@ -503,19 +510,20 @@ def _fakes(mode: FakeTensorMode, arguments: Sequence[Any]) -> list[Any]:
 
 
 def _own_name(target: Any) -> str:
-    """The name of the operator of Weft's that stands for one of torch's; empty where none does."""
+    """Returns the name of Weft's operator for a torch operator, or an empty string."""
     if "scaled_dot_product" in str(target):
         return "sdpa"
     return OWN[target].name if target in OWN else ""
 
 
 def _leading(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The tensor whose device counts: seeds of dropouts may lie on the CPU beside tensors of a GPU."""
+    """Returns the tensor that determines the device: dropout seeds may be on the CPU next to tensors on a
+    GPU."""
     return next((each for each in tensors if each.is_cuda), tensors[0])
 
 
 def _graph_of(tensors: Sequence[torch.Tensor], products: tuple[bool, bool]) -> Graph:
-    """An empty graph for tensors of these types, on their device."""
+    """Returns an empty graph for tensors of these types, on their device."""
     device = _leading(tensors).device
     kind = device_kind.CUDA if device.type == "cuda" else device_kind.CPU
     is_double = any(each.dtype == torch.float64 for each in tensors)
@@ -530,8 +538,8 @@ def _graph_of(tensors: Sequence[torch.Tensor], products: tuple[bool, bool]) -> G
 
 
 def _views_apart(module: torch.fx.GraphModule) -> tuple[list[Any], list[Any], Any]:
-    """Has a region's module give what Weft has to compute: that, the views of it and of arguments, in the
-    order of the graph, and what the module gave before."""
+    """Changes the output of a region's module to the tensors that Weft has to compute. Returns these tensors,
+    the views of them and of arguments in graph order, and the previous output."""
     bases: dict[Any, None] = {}
     views: dict[Any, None] = {}
     output = next(each for each in module.graph.nodes if each.op == "output")
@@ -552,7 +560,7 @@ def _views_apart(module: torch.fx.GraphModule) -> tuple[list[Any], list[Any], An
 
 
 _TENSOR = torch.empty(0)
-"""Stands for what a node makes where nobody noted it."""
+"""The default for a node without a recorded value."""
 
 
 def _is_view(node: torch.fx.Node) -> bool:
@@ -562,7 +570,8 @@ def _is_view(node: torch.fx.Node) -> bool:
 
 
 def _unshared(value: torch.Tensor) -> torch.Tensor:
-    """A tensor as that one, whose elements have a place each."""
+    """Returns a contiguous copy if the tensor has expanded dimensions, so that no elements share memory; else
+    the tensor."""
     pairs = zip(value.shape, value.stride(), strict=True)
     is_spread = any(n > 1 and step == 0 for n, step in pairs)
     return value.contiguous() if is_spread else value

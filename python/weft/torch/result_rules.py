@@ -1,7 +1,7 @@
-"""The results of operators, by rules of a few lines, where torch computes them in Python step by step, which
-costs more than all else of a plan. Each rule serves the tensors that networks have, in torch's usual layouts.
-For all others, and for arguments that torch may refuse, it returns None: torch's own fake kernel computes
-those."""
+"""Rules that compute the shapes, strides and types of an operator's results. torch's fake kernels compute
+these step by step in Python, which costs more than the rest of building a plan. Each rule covers the tensors
+that are common in networks, in torch's usual layouts. For other tensors, and for arguments that torch may
+refuse, a rule returns None, and torch's fake kernel is used."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ import torch
 from torch._prims_common import suggest_memory_format
 
 Rule = Callable[..., Sequence[Any] | None]
-"""Of an operator's arguments, its results as tensors without memory, None where it has none; or None."""
+"""Maps an operator's arguments to its results as tensors without memory (None for an absent result), or to
+None if the rule does not apply."""
 
 _FLOATS = (torch.float32, torch.float64)
 
 
 def _is_packed(value: torch.Tensor) -> bool:
-    """True if a tensor has elements and the strides that torch gives a new one."""
+    """True if a tensor has elements and the strides that torch gives a new tensor."""
     step = 1
     for extent, stride in zip(reversed(value.shape), reversed(value.stride()), strict=True):
         if stride != step or not extent:
@@ -29,7 +30,8 @@ def _is_packed(value: torch.Tensor) -> bool:
 
 
 def _are_plain(x: torch.Tensor, *others: torch.Tensor | None) -> bool:
-    """True if all have one type, which is neither narrowed nor widened in between, and elements."""
+    """True if the tensors have elements and the same type, float32 or float64, so that torch does not convert
+    in between."""
     return x.dtype in _FLOATS and x.numel() > 0 and all(e is None or e.dtype == x.dtype for e in others)
 
 
@@ -58,7 +60,7 @@ def _wanted(wanted: Sequence[bool], gradients: Sequence[Any]) -> Sequence[Any]:
 
 
 def layer_norm(x: Any, shape: Sequence[int], weight: Any, bias: Any, _: float) -> Sequence[Any] | None:
-    """Of a packed input."""
+    """For a packed input."""
     if not (_are_plain(x, weight, bias) and _is_normalized(x, shape, weight, bias)):
         return None
     return _new(x, x.shape), _statistics(x, shape), _statistics(x, shape)
@@ -74,7 +76,7 @@ def layer_norm_backward(
     bias: Any,
     wanted: Sequence[bool],
 ) -> Sequence[Any] | None:
-    """Of a packed input."""
+    """For a packed input."""
     given = dy, mean, rstd, weight, bias
     is_usual = _are_plain(x, *given) and _is_normalized(x, shape, weight, bias) and dy.shape == x.shape
     if not is_usual or mean.numel() != rstd.numel() or mean.numel() * math.prod(shape) != x.numel():
@@ -85,7 +87,7 @@ def layer_norm_backward(
 
 
 def rms_norm(x: Any, shape: Sequence[int], weight: Any, _: float | None) -> Sequence[Any] | None:
-    """Of a packed input."""
+    """For a packed input."""
     if not (_are_plain(x, weight) and _is_normalized(x, shape, weight)):
         return None
     return _new(x, x.shape), _statistics(x, shape)
@@ -99,7 +101,7 @@ def _are_channels(x: torch.Tensor, n: int, c: int, hw: int, groups: int, *parame
 def group_norm(
     x: Any, weight: Any, bias: Any, n: int, c: int, hw: int, groups: int, _: float
 ) -> Sequence[Any] | None:
-    """Of an input in any layout."""
+    """For an input in any layout."""
     if not (_are_plain(x, weight, bias) and _are_channels(x, n, c, hw, groups, weight, bias)):
         return None
     return _like(x), _new(x, (n, groups)), _new(x, (n, groups))
@@ -109,7 +111,7 @@ def group_norm_backward(
     dy: Any, x: Any, mean: Any, rstd: Any, weight: Any, n: int, c: int, hw: int, groups: int,
     wanted: Sequence[bool],
 ) -> Sequence[Any] | None:  # fmt: skip
-    """Of a packed gradient and an input in any layout."""
+    """For a packed gradient and an input in any layout."""
     is_usual = _are_plain(x, dy, mean, rstd, weight) and _is_packed(dy) and dy.shape == x.shape
     has_statistics = tuple(mean.shape) == tuple(rstd.shape) == (n, groups)
     if not (is_usual and has_statistics and _are_channels(x, n, c, hw, groups, weight)):
@@ -129,7 +131,7 @@ def _like_images(x: torch.Tensor) -> torch.Tensor:
 def batch_norm(
     x: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, _: float, __: float
 ) -> Sequence[Any] | None:
-    """Of an input in any layout, with all parameters of its type."""
+    """For an input in any layout, with all parameters of its type."""
     has_running = mean is not None
     if not _has_channels(x, weight, bias, mean, variance) or has_running != (variance is not None):
         return None
@@ -143,13 +145,13 @@ def batch_norm(
 
 
 def batch_norm_in_place(*arguments: Any) -> Sequence[Any] | None:
-    """The same without the running statistics."""
+    """Like batch_norm, without the running statistics among the results."""
     made = batch_norm(*arguments)
     return made if made is None else made[:3]
 
 
 def batch_norm_without_running(x: Any, weight: Any, bias: Any, *how: Any) -> Sequence[Any] | None:
-    """The same of an operator that has none."""
+    """Like batch_norm_in_place, for the operator without running statistics."""
     return batch_norm_in_place(x, weight, bias, None, None, *how)
 
 
@@ -157,7 +159,7 @@ def batch_norm_backward(
     dy: Any, x: Any, weight: Any, mean: Any, variance: Any, saved: Any, rstd: Any, training: bool, _: float,
     wanted: Sequence[bool],
 ) -> Sequence[Any] | None:  # fmt: skip
-    """Of an input in any layout, with all parameters of its type."""
+    """For an input in any layout, with all parameters of its type."""
     used = (saved, rstd) if training else (mean, variance)
     is_usual = _has_channels(x, weight, *used) and dy.dtype == x.dtype and dy.shape == x.shape
     if not is_usual or any(each is None for each in used):
@@ -173,8 +175,8 @@ def _each(values: Sequence[int], count: int) -> Sequence[int]:
 
 
 def _format(x: Any, w: Any, backend: Any) -> Any:
-    """The layout of a convolution's results, by torch."""
-    if x.ndim == 3:  # torch computes one dimension as two, of a packed input
+    """Returns the memory format that torch gives the results of a convolution."""
+    if x.ndim == 3:  # torch computes a 1-D convolution as a 2-D one with a packed input
         x, w = _new(x, x.shape).unsqueeze(2), w.unsqueeze(2)
     return torch._C._conv_determine_backend_memory_format(x, w, backend)
 
@@ -197,7 +199,7 @@ def convolution(
     more: Any,
     groups: int,
 ) -> Sequence[Any] | None:
-    """Of inputs in any layout."""
+    """For inputs in any layout."""
     count = x.ndim - 2
     if not (_are_plain(x, w, bias) and x.ndim == w.ndim and 1 <= count <= 3 and w.numel()):
         return None
@@ -222,7 +224,7 @@ def convolution_backward(
     dy: Any, x: Any, w: Any, bias_sizes: Any, stride: Any, padding: Any, dilation: Any, transposed: bool,
     more: Any, groups: int, wanted: Sequence[bool],
 ) -> Sequence[Any] | None:  # fmt: skip
-    """Of inputs in any layout, for a gradient of the forward pass's result."""
+    """For inputs in any layout, if the gradient has the forward result's shape."""
     result = convolution(x, w, None, stride, padding, dilation, transposed, more, groups)
     if result is None or dy.dtype != x.dtype or dy.shape != result[0].shape or (wanted[2] and not bias_sizes):
         return None
@@ -236,7 +238,7 @@ def convolution_backward(
 
 
 def addmm(bias: Any, a: Any, b: Any, _: float = 1, __: float = 1) -> Sequence[Any] | None:
-    """Of matrices in any layout."""
+    """For matrices in any layout."""
     if not (_are_plain(a, b, bias) and a.ndim == b.ndim == 2 and a.shape[1] == b.shape[0] and b.numel()):
         return None
     shape = (a.shape[0], b.shape[1])

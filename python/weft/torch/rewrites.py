@@ -1,6 +1,6 @@
-"""What a compiled graph says in pieces that torch has no shorter word for, said shorter before it is covered.
+"""Rewrites that replace several ATen nodes by one operator before a compiled graph is covered.
 
-Each rewrite looks at one node and puts others in its place, or leaves it; what nobody reads any more goes."""
+Each rewrite examines one node and replaces it or leaves it. Nodes that become unused are removed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Rewrite = Callable[[Any], None]
 
 
 def rewrite(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """Rewrites a graph of forward and backward, or of either."""
+    """Rewrites a forward graph, a backward graph, or a joint graph of both."""
     graph = module.graph
     _keep_channels_last(graph)
     for node in list(graph.nodes):
@@ -37,7 +37,7 @@ def rewrite(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
 
 
 def _is_dynamic(node: Any) -> bool:
-    """Whether a size is a symbol."""
+    """True if a size is symbolic."""
     values = (each.meta.get("val") for each in (node, *node.all_input_nodes))
     return any(isinstance(e, torch.Tensor) and e._has_symbolic_sizes_strides for e in values) or any(
         isinstance(e, torch.SymInt) for e in values
@@ -45,12 +45,12 @@ def _is_dynamic(node: Any) -> bool:
 
 
 def _call(node: Any, target: Any, *args: Any, **named: Any) -> Any:
-    """A node before another one, and what it makes of fake tensors."""
+    """Inserts a node before another one, with its value on fake tensors."""
     made = node.graph.call_function(target, args, named)
     plain, also = torch.fx.map_arg((args, named), lambda each: each.meta["val"])
     with _mode_of(node.graph):
         made.meta["val"] = target(*plain, **also)
-    if "partitioner_tag" in node.meta:  # where the graph has both ways, which one it is
+    if "partitioner_tag" in node.meta:  # a joint graph marks nodes as forward or backward
         made.meta["partitioner_tag"] = node.meta["partitioner_tag"]
     return made
 
@@ -61,16 +61,16 @@ def _value(node: Any) -> Any:
 
 
 def _given(node: Any) -> list[Any]:
-    """All arguments; what torch left out has its default value."""
+    """Returns all arguments, with the defaults of those that torch omitted."""
     rest = node.target._schema.arguments[len(node.args) :]
     return [*node.args, *(node.kwargs.get(each.name, each.default_value) for each in rest)]
 
 
-# ---- Gradients of parts, whose sum is all parts side by side ----
+# ---- Sums of gradients of adjacent parts, replaced by a concatenation ----
 
 
 def _part(node: Any) -> Any:
-    """The gradient of a part, as sizes, dimension, begin and end; None: it is none."""
+    """Returns the sizes, dimension, begin and end of a part of which the node is the gradient, or None."""
     if node.target == aten.select_backward.default:
         _, sizes, dim, at = node.args
         dim, at = dim % len(sizes), at % sizes[dim]
@@ -84,7 +84,7 @@ def _part(node: Any) -> Any:
 
 
 def _terms(node: Any) -> list[Any]:
-    """What a sum is of, sums that nobody else reads taken apart."""
+    """Returns the terms of a sum, flattening nested sums that have no other consumer."""
     found: list[Any] = []
     for each in node.args[:2]:
         is_sum = isinstance(each, Node) and each.target == aten.add.Tensor and len(each.users) == 1
@@ -93,7 +93,7 @@ def _terms(node: Any) -> list[Any]:
 
 
 def _are_side_by_side(parts: Sequence[Any]) -> bool:
-    """Whether parts, in their order, are all of something, and nothing twice."""
+    """True if the parts, in this order, cover the dimension without gaps or overlaps."""
     sizes, dim = parts[0][:2]
     begins, ends = [part[2] for part in parts], [part[3] for part in parts]
     is_one = all(part[:2] == (sizes, dim) for part in parts)
@@ -124,12 +124,12 @@ def _join_parts(node: Any) -> None:
     node.replace_all_uses_with(_call(node, aten.cat.default, whole, dim))
 
 
-# ---- Sums with what is shown in another order ----
+# ---- Sums with permuted operands ----
 
 
 def _sum_as_made(node: Any) -> None:
-    """Sums in the order in which one term was made, as a product that makes it can, and shows the sum in the
-    other."""
+    """Computes the sum in the original layout of a permuted term and permutes the result, so that it can be
+    the epilogue of the product that computes the term."""
     both = [*node.args[:2]]
     are_tensors = all(isinstance(e, Node) and isinstance(_value(e), torch.Tensor) for e in both)
     if node.kwargs or not are_tensors:
@@ -149,18 +149,18 @@ def _is_shown_once(node: Any) -> bool:
 
 
 def _as_made(node: Any, value: Any, order: Sequence[int]) -> Any:
-    """What a value shows in this order."""
+    """Returns the value before a permutation by `order`: its source, or an inverse permutation of it."""
     is_shown = value.target == aten.permute.default
     if is_shown and [i % len(order) for i in value.args[1]] == [*order]:
         return value.args[0]
     return _call(node, aten.permute.default, value, [order.index(i) for i in range(len(order))])
 
 
-# ---- Nearest neighbours: elements again and again ----
+# ---- Nearest upsampling: repeated elements ----
 
 
 def _constant(node: Any) -> torch.Tensor | None:
-    """What a node is that reads no argument of the graph; None: it does."""
+    """Evaluates a node that depends on no graph input; returns None if it does."""
     if not isinstance(node, Node):
         return None
     known: dict[Any, Any] = {}
@@ -181,7 +181,8 @@ def _constant(node: Any) -> torch.Tensor | None:
 
 
 def _repeats(indices: Sequence[Any], extents: Sequence[int]) -> list[int] | None:
-    """How often each element along the last dimensions is read, one after another; None: not so."""
+    """Returns how many times each element of the last dimensions is repeated consecutively, or None if the
+    index does something else."""
     if len(indices) <= 2 or any(each is not None for each in indices[:2]) or len(indices) != len(extents):
         return None
     found = []
@@ -197,7 +198,7 @@ def _repeats(indices: Sequence[Any], extents: Sequence[int]) -> list[int] | None
 
 
 def _apart(shape: Sequence[int], times: Sequence[int]) -> list[int]:
-    """A shape with each of the last dimensions as two: elements, and how often."""
+    """Returns a shape with each of the last dimensions split into elements and repetitions."""
     return [*shape[:2], *(n for pair in zip(shape[2:], times, strict=True) for n in pair)]
 
 
@@ -232,7 +233,7 @@ def _index_put(node: Any) -> None:
     node.replace_all_uses_with(_call(node, aten.sum.dim_IntList, apart, over))
 
 
-# ---- The gradient of silu, of which torch makes pieces, one of them a tensor of ones ----
+# ---- Gradient of silu, which torch decomposes, including a tensor of ones ----
 
 
 def _product(node: Any) -> None:
@@ -242,7 +243,7 @@ def _product(node: Any) -> None:
 
 
 def _input_of_silu(slope: Any) -> Any:
-    """The x of sigmoid(x) (1 + x (1 - sigmoid(x))), as torch writes it; None: it is none."""
+    """Matches sigmoid(x) (1 + x (1 - sigmoid(x))), as torch decomposes it, and returns x, or None."""
     match slope:
         case Node(
             target=aten.mul.Tensor,
@@ -270,7 +271,7 @@ def _input_of_silu(slope: Any) -> Any:
     return None
 
 
-# ---- Group norms, after which torch puts channels first on a GPU ----
+# ---- Group norms: torch converts their input to channels first on a GPU ----
 
 _NORMS = {
     aten.native_group_norm.default: torch.ops.weft.group_norm.default,
@@ -279,8 +280,8 @@ _NORMS = {
 
 
 def _keep_channels_last(graph: torch.fx.Graph) -> None:
-    """Weft's norms leave images as they lie, and so does what follows, up to a view that wants them
-    otherwise. What the graph gives lies as before."""
+    """Lets images stay channels last through group norms and the operators after them, up to a view that
+    requires another layout. The results of the graph keep their layout."""
     norms = [each for each in graph.nodes if each.target in _NORMS and not _is_dynamic(each)]
     images = {each: [i for i in (0, 1) if _lies_last(each.args[i])] for each in norms}
     if not any(images.values()):
@@ -296,13 +297,13 @@ def _keep_channels_last(graph: torch.fx.Graph) -> None:
 
 
 def _is_last(value: torch.Tensor) -> bool:
-    """Whether an image lies with its channels last, and in that way alone."""
+    """True if an image is stored channels last and is not contiguous as well."""
     order = [0, *range(2, value.ndim), 1]
     return value.ndim > 3 and not value.is_contiguous() and value.permute(order).is_contiguous()
 
 
 def _unmoved(image: Any) -> Any:
-    """An image before torch put its channels first."""
+    """Returns an image before torch's conversion to channels first."""
     is_moved = image.target == aten.clone.default and _value(image).is_contiguous()
     return image.args[0] if is_moved and _is_last(_value(image.args[0])) else image
 
@@ -312,7 +313,8 @@ def _lies_last(image: Any) -> bool:
 
 
 def _propagate(graph: torch.fx.Graph) -> None:
-    """Finds anew what each node makes; before a view that other strides do not have stands a copy."""
+    """Recomputes the values of all nodes. Inserts a copy before a view that is impossible with the new
+    strides."""
     for node in graph.nodes:
         if node.op != "call_function":
             continue
@@ -351,11 +353,11 @@ def _lay_as_before(graph: torch.fx.Graph, before: dict[Any, Any]) -> None:
         ends.args = torch.fx.map_arg(ends.args, lay)
 
 
-# ---- Maxima whose places nobody asks for, dropouts whose choice follows from a seed ----
+# ---- Max pooling with unused indices, dropout with a mask that follows from a seed ----
 
 
 def _parts_of(node: Any) -> list[Any]:
-    """Who takes each result out of the two that a node has."""
+    """Returns the getitem nodes of a node's two results, or None for a result without one."""
     found: list[Any] = [None, None]
     for each in node.users:
         found[each.args[1]] = each
@@ -407,7 +409,7 @@ _LOSSES = {
 
 
 def _readers(node: Any) -> list[Any]:
-    """The nodes that read a value, directly or detached."""
+    """Returns the nodes that read a value, directly or through detach."""
     found = []
     for each in node.users:
         found += _readers(each) if each.target == aten.detach.default else [each]
@@ -415,8 +417,8 @@ def _readers(node: Any) -> list[Any]:
 
 
 def _cross_entropy(node: Any) -> None:
-    """The loss and its gradient are computed from the logits and two numbers per row, so that no
-    log-probabilities are stored."""
+    """Computes the loss and its gradient from the logits and two numbers per row, without storing the
+    log-probabilities."""
     scores, *how = _given(node)
     if scores.target != aten._log_softmax.default:
         return
@@ -451,8 +453,8 @@ def _cross_entropy(node: Any) -> None:
 
 
 def recompute_widened(graph: torch.fx.Graph) -> None:
-    """Has torch's partitioner store, between forward and backward, what copies in a wider type are made of
-    instead of these: the gradient's kernel converts what it reads."""
+    """Makes torch's partitioner save the sources of widened copies for the backward pass instead of the
+    copies, because the gradient's kernel converts its input anyway."""
     widened = set()
     for node in graph.nodes:
         is_shown = node.target in _SHOWN or node.target == aten.detach.default
@@ -467,11 +469,12 @@ def _widens(node: Any) -> bool:
     return widens(_value(node.args[0]).dtype, _value(node).dtype)
 
 
-# ---- Strides that only say anew how elements lie, as a mean's over images with their channels last do ----
+# ---- as_strided that changes no layout, such as from a mean over channels-last images ----
 
 
 def _lies_so(value: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int | None) -> bool:
-    """Whether all elements, in their order, have these strides; nobody steps along an extent of 1."""
+    """True if the elements in their order already have these strides. The stride of an extent of 1 is
+    ignored."""
     steps = steps_in(value, size) if value.numel() == math.prod(size) else None
     if steps is None or offset not in (None, value.storage_offset()):
         return False
@@ -499,7 +502,7 @@ def _copy(node: Any) -> None:
         node.replace_all_uses_with(node.args[1])
 
 
-# ---- Norms whose statistics have another type in torch's fake kernels than in its kernels ----
+# ---- Norms whose statistics have another type in torch's fake kernels than in its real ones ----
 
 
 def _norm(name: str) -> Rewrite:
@@ -537,4 +540,4 @@ _REWRITES: dict[Any, Rewrite] = {
 }
 
 _OF_ANY_SIZE = {*_LOSSES}
-"""Operators that are rewritten also where a size is a symbol."""
+"""Operators that are rewritten even if a size is symbolic."""

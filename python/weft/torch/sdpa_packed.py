@@ -1,4 +1,4 @@
-"""Attention of what does not lie padded: sequences behind each other, and keys and values in pages."""
+"""Attention without padding: packed sequences of variable length, and paged keys and values."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from weft.torch.ops import OPERATORS, differentiable, gradients, operator
 from weft.torch.plans import Drawing
 
 NO_BOUND = -1
-"""A window without an end on that side."""
+"""A window that is unbounded on that side."""
 
 
 def _band(causal: bool, left: int, right: int) -> dict[str, Any]:
-    """Windows count from the last query, which sees the last key."""
+    """Returns the options of a window. Windows are aligned to the bottom right: the last query sees the last
+    key."""
     right = 0 if causal else right
     return {
         "diagonal_alignment": diagonal_alignment.BOTTOM_RIGHT,
@@ -32,31 +33,31 @@ def _scale(d: Drawing, q: Any, scale: float | None) -> Tensor:
     return d.number(1 / math.sqrt(q.shape[-1]) if scale is None else scale)
 
 
-# ---- Sequences behind each other ----
+# ---- Packed sequences ----
 
 
 class _Side:
-    """Queries or keys of all sequences: where each begins, and how long one can be."""
+    """The queries or the keys of all packed sequences: their offsets and their maximum length."""
 
     def __init__(self, d: Drawing, starts: Any, longest: int) -> None:
         self.d, self.count, self.longest = d, starts.numel() - 1, longest
         self.starts = d.read(starts, [starts.numel(), 1, 1, 1])
 
     def shape(self, value: Any) -> tuple[list[int], list[int]]:
-        """Dims and strides of tokens, [tokens, heads, elements], as batches of sequences."""
+        """Returns dims and strides of tokens [tokens, heads, elements] as a batch of sequences."""
         tokens, heads, size = value.shape
         token, head, element = value.stride()
         longest = min(self.longest, tokens)
-        # Offsets say where a sequence begins; the stride between them describes all tokens.
+        # The offsets locate the sequences; the batch stride only has to span all tokens.
         each = max(longest, -(-tokens // max(self.count, 1)))
         return [self.count, heads, longest, size], [max(each * token, heads * head), head, token, element]
 
     def read(self, value: Any) -> Tensor:
-        """Tokens as an operand."""
+        """Reads tokens as an operand."""
         return self._ragged(self.d.read(value, *self.shape(value)), value)
 
     def write(self, i: int, result: Tensor) -> None:
-        """A result as tokens."""
+        """Declares a tensor as result i, stored as tokens."""
         value = self.d.outputs[i]
         self.d.write(i, result, *self.shape(value))
         self._ragged(result, value)
@@ -66,12 +67,12 @@ class _Side:
 
 
 def _statistics(lse: Any) -> Any:
-    """Statistics, [heads, tokens], as tokens of one element."""
+    """Views statistics [heads, tokens] as tokens of one element."""
     return lse.t()[..., None]
 
 
 class _Tokens:
-    """What attention over packed sequences and its gradients have in common."""
+    """Options that attention over packed sequences shares with its gradient."""
 
     def __init__(
         self, d: Drawing, q: Any, starts: Any, starts_k: Any, longest: int, longest_k: int,
@@ -143,7 +144,7 @@ def _keep_varlen(ctx: Any, inputs: Any, output: Any) -> None:
 
 
 def _grad_varlen(ctx: Any, do: Any, _: Any) -> Any:
-    # Offsets count tokens of one stride: an expanded gradient has none.
+    # The offsets are multiplied by one token stride, which an expanded gradient does not have.
     ends = (do.contiguous(), *ctx.saved_tensors, *ctx.how)
     return *OPERATORS["sdpa_varlen_backward"].apply(*ends), *[None] * 8
 
@@ -151,7 +152,7 @@ def _grad_varlen(ctx: Any, do: Any, _: Any) -> Any:
 def _visible(
     starts: Any, starts_k: Any, tokens: int, tokens_k: int, causal: bool, left: int, right: int
 ) -> torch.Tensor:
-    """Which keys each query sees, [tokens, tokens of keys]."""
+    """Returns a mask of the keys that each query sees, [query tokens, key tokens]."""
     sides: list[tuple[torch.Tensor, torch.Tensor]] = []
     for bounds, count in ((starts, tokens), (starts_k, tokens_k)):
         token = torch.arange(count, device=bounds.device)
@@ -160,7 +161,7 @@ def _visible(
         is_used = sequence < bounds.numel() - 1
         sides.append((torch.where(is_used, sequence, -1 - len(sides)), token - last))
     (sequence, place), (sequence_k, place_k) = sides
-    ahead = place_k[None] - place[:, None]  # of the last key that a causal query sees
+    ahead = place_k[None] - place[:, None]  # relative to the last key that a causal query sees
     is_visible = sequence[:, None] == sequence_k[None]
     right = 0 if causal else right
     if left != NO_BOUND:
@@ -186,7 +187,7 @@ def _backward_reference(do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, *layo
 differentiable("sdpa_varlen", _keep_varlen, _grad_varlen, _reference, _backward_reference)
 
 
-# ---- Keys and values in pages ----
+# ---- Paged keys and values ----
 
 
 def _fake_paged(q: Any, k: Any, v: Any, *_: Any) -> Any:
@@ -222,7 +223,7 @@ def _sdpa_paged(
 
 
 def _keep_paged(ctx: Any, inputs: Any, output: Any) -> None:
-    """Nothing: there is no gradient."""
+    """Saves nothing, because there is no gradient."""
 
 
 def _grad_paged(ctx: Any, *_: Any) -> Any:

@@ -1,5 +1,5 @@
-"""Weft as one of the providers that torch knows for its flash attention: what torch, Inductor's code and
-torch.nn.attention.varlen call there is computed by Weft on a GPU."""
+"""Registers Weft as a flash attention provider of torch: calls to flash attention on a GPU, by torch, by
+Inductor's code and by torch.nn.attention.varlen, then run Weft's kernels."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAME = "WEFT"
 
 
 def _seed(q: Any, dropout: float) -> tuple[Any, Any]:
-    """Dropout's seed for Weft, and the state of two numbers that torch keeps for the backward pass."""
+    """Returns the dropout seed for Weft and the two-number state that torch saves for the backward pass."""
     if not dropout:
         return None, torch.zeros(2, dtype=torch.uint64, device=q.device)
     drawn = torch.randint(1 << 62, (2,), device=q.device)
@@ -30,7 +30,7 @@ def _seed_of(state: Any, dropout: float) -> Any:
 
 
 def _auxiliary(q: Any, state: Any) -> tuple[Any, Any, Any]:
-    """State, what torch leaves unused, and the mask that only debugging asks for."""
+    """Returns the state, a value that torch does not use, and the mask, which only debug mode needs."""
     unused = torch.zeros((), dtype=torch.uint64, device=q.device)
     return state, unused, q.new_empty(0)
 
@@ -42,7 +42,8 @@ def _refuse(**given: Any) -> None:
 
 
 def _refuse_uneven(q: Any, k: Any, causal: bool, rows: int) -> None:
-    """Flash attention counts from the last query, torch's causal mask from the first."""
+    """Refuses causal attention with unequal lengths: flash attention aligns the mask to the last query,
+    torch's causal mask to the first."""
     if causal and q.shape[rows] != k.shape[rows]:
         raise NotSupportedError("flash attention: causal, with more or fewer keys than queries.")
 
@@ -51,7 +52,7 @@ def _window(size: int | None) -> int:
     return -1 if size is None else size
 
 
-# ---- Heads before rows ----
+# ---- Layout [batch, heads, rows, elements] ----
 
 
 def _dense(
@@ -74,7 +75,7 @@ def _dense_backward(
     return OPERATORS["sdpa_backward"](do, q, k, v, o, lse, *how)[:3]
 
 
-# ---- Rows before heads, or packed sequences ----
+# ---- Layout [batch, rows, heads, elements], or packed sequences ----
 
 
 def _swapped(*values: Any) -> Any:
@@ -131,11 +132,11 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "_flash_attention_forward_no_dropout_inplace": _forward_into,
     "_flash_attention_backward": _backward,
 }
-"""What stands for each operator of torch's flash attention."""
+"""The replacement of each of torch's flash attention operators."""
 
 
 class Provider:
-    """Weft's kernels in torch's dispatcher, until remove()."""
+    """Installs Weft's kernels in torch's dispatcher, until remove()."""
 
     def __init__(self, key: str = "CUDA") -> None:
         self._library: Any = torch.library.Library("aten", "IMPL")
@@ -148,18 +149,18 @@ class Provider:
         has_own = torch._C._dispatch_has_kernel_for_dispatch_key(operator._schema.name, key)
         own = torch.library.get_kernel(operator, key) if has_own else None
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # that a kernel is overridden, as it is meant to be
+            warnings.simplefilter("ignore", UserWarning)  # the override is intended
             self._library.impl(name, _or_own(serve, own), key, with_keyset=True, allow_override=True)
 
     def remove(self) -> None:
-        """Gives torch its own kernels back."""
+        """Restores torch's own kernels."""
         if self._library is not None:
             self._library._destroy()
         self._library = None
 
 
 def _or_own(serve: Callable[..., Any], own: Any) -> Callable[..., Any]:
-    """Weft's answer, or that of torch's own kernel where Weft refuses."""
+    """Calls Weft, and torch's own kernel if Weft refuses the arguments."""
 
     def answer(keys: Any, *arguments: Any, **named: Any) -> Any:
         try:
@@ -173,11 +174,12 @@ def _or_own(serve: Callable[..., Any], own: Any) -> Callable[..., Any]:
 
 
 def register_sdpa(name: str = NAME) -> str:
-    """Makes Weft a provider of torch's flash attention: torch.nn.attention.activate_flash_attention_impl
-    lets torch use it, and restore_flash_attention_impl ends that.
+    """Registers Weft as a provider of torch's flash attention.
+    torch.nn.attention.activate_flash_attention_impl then selects it, and restore_flash_attention_impl
+    deselects it.
 
     Args:
-        name: what it is called there.
+        name: the name under which to register.
     """
     attention = torch.nn.attention
     if not hasattr(attention, "register_flash_attention_impl"):

@@ -1,5 +1,5 @@
-"""What torch's transforms make of the operators: types under autocast, batches under vmap, and gradients
-under torch.func."""
+"""Support for torch's transforms: data types under autocast, batching under vmap, and gradients under
+torch.func."""
 
 from __future__ import annotations
 
@@ -17,24 +17,26 @@ from weft.torch.ops import OPERATORS, PLACES, Operator, _library
 NARROW: dict[str, Sequence[int]]
 NARROW = dict.fromkeys(("conv", "linear", "mm", "bmm", "addmm", "grouped_mm", "sdpa"), ())
 NARROW |= {"quantized_linear": (0, 3)}
-"""Operators that compute in the type of autocast, as torch's products do; which arguments get it, () all."""
+"""Operators that compute in the autocast type, as torch's products do, and the positions of the arguments to
+convert; () means all."""
 
 WIDE = {
     "layer_norm", "group_norm", "rms_norm", "softmax", "log_softmax",
     "cross_entropy", "nll_loss", "nll_loss2d",
 }  # fmt: skip
-"""Operators that compute in float."""
+"""Operators that compute in float32 under autocast."""
 
 
 def _cast(value: Any, place: str, dtype: torch.dtype) -> Any:
-    """A value in another type where it is of floats of 16 or 32 bits on this device."""
+    """Converts 16-bit and 32-bit floating-point tensors on this device to another type; returns other values
+    unchanged."""
     if not isinstance(value, torch.Tensor) or value.device.type != place:
         return value
     return value.to(dtype) if value.is_floating_point() and value.element_size() in (2, 4) else value
 
 
 def _all_cast(name: str, place: str, arguments: Sequence[Any]) -> Sequence[Any]:
-    """An operator's arguments in the types that autocast gives them."""
+    """Converts an operator's arguments to the types that autocast requires."""
     if name not in NARROW and name not in WIDE:
         return arguments
     dtype, positions = torch.float32, NARROW.get(name, ())
@@ -64,10 +66,11 @@ for _place in PLACES:
         _under_autocast(_name, _place)
 
 
-# ---- vmap: a mapped dimension joins the batch where there is one, else the operator runs once for each ----
+# ---- vmap: the mapped dimension joins the batch if possible, else the operator runs once per element ----
 
 Fold = Callable[..., Any]
-"""Results for arguments whose mapped dimension is the first; None where there is no such fold."""
+"""Computes the results for arguments whose mapped dimension is the first, or returns None if it cannot be
+folded."""
 
 
 def _stacked(operator: Any, info: Any, in_dims: Sequence[Any], arguments: Sequence[Any]) -> Any:
@@ -103,7 +106,7 @@ def _with_vmap(name: str, fold: Fold | None) -> None:
 
 
 def _leading(operator: Any, is_mapped: Sequence[bool], *given: Any) -> Any:
-    """Of operators that take any dimensions before those that they are about."""
+    """For operators that accept any leading dimensions."""
     return None if any(is_mapped[1:]) else operator(*given)
 
 
@@ -118,7 +121,8 @@ def _pointwise(operator: Any, is_mapped: Sequence[bool], *given: Any) -> Any:
 
 
 def _batched(rank: int) -> Fold:
-    """Of operators on images with this many spatial dimensions, whose batch torch may leave out; 0: any."""
+    """For operators on images with this many spatial dimensions (0: any), for which torch makes the batch
+    optional."""
 
     def fold(operator: Any, is_mapped: Sequence[bool], x: Any, *rest: Any) -> Any:
         if any(is_mapped[1:]):
@@ -160,18 +164,18 @@ for _name in OPERATORS:
     _with_vmap(_name, FOLDS.get(_name))
 
 
-# ---- torch.func: gradients, of which torch.library knows outside of transforms alone ----
+# ---- torch.func: gradients within transforms, which torch.library does not support ----
 
 
 def _is_forward_mode() -> bool:
-    """Whether one of the transforms under way, the innermost or one around it, is jvp."""
+    """True if an active transform, at any level, is jvp."""
     stack = torch._C._functorch.get_interpreter_stack() or ()
     return any(each.key() == torch._C._functorch.TransformType.Jvp for each in stack)
 
 
 def _under_func(operator: Operator) -> None:
-    """Has each level of torch.func ask the Function, where torch's dispatcher first meets the levels. That is
-    before autocast, whose casts are to have gradients of their own."""
+    """Makes torch.func differentiate the operator through its Function. The kernel is installed at the front
+    of the functorch layers, before autocast, so that autocast's conversions get their own gradients."""
     apply, name = operator.transformed.apply, operator.name
 
     def compute(*arguments: Any) -> Any:

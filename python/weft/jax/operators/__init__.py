@@ -1,5 +1,5 @@
-"""The operators, a file for each family: functions of JAX's arrays, each with a gradient, and a few lines for
-each that draw it as a graph of Weft's."""
+"""The operators, one file per family: functions of JAX arrays with gradients, and the functions that draw
+them as Weft graphs."""
 
 from weft.jax.operators import attention, convolution, norms, products, softmax
 

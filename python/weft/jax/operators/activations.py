@@ -1,4 +1,4 @@
-"""Activations behind products and convolutions, and the way back through them and through the bias."""
+"""Activations after products and convolutions, and the gradients through activation and bias."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ METHODS = {
     "sigmoid": "sigmoid",
     "tanh": "tanh",
 }
-"""The graph's method of each; that of its gradient ends in _backward."""
+"""The graph method of each activation; that of its gradient ends in _backward."""
 
 
 def check(where: str, name: str | None) -> None:
-    """Refuses a name that is none of an activation."""
+    """Refuses a name that is not an activation."""
     if name is not None and name not in METHODS:
         names = ", ".join(map(repr, METHODS))
         raise arguments.refuse(
@@ -36,13 +36,14 @@ def check(where: str, name: str | None) -> None:
 
 
 def draw(g: Graph, name: str | None, x: Tensor) -> Tensor:
-    """An activation of a tensor."""
+    """Draws an activation."""
     made: Tensor = x if name is None else getattr(g, METHODS[name])(x)
     return made
 
 
 def _draw_backward(d: Drawing, name: str, has_bias: bool) -> None:
-    """Arguments: the gradient of the result, what the activation was given, [batch.., rows, channels]."""
+    """Arguments: the gradient of the result and the input of the activation, both [batch.., rows,
+    channels]."""
     shape = jnp.broadcast_shapes(*(each.shape for each in d.arguments))
     ends = (d.read(i, [*[1] * (len(shape) - len(s)), *s]) for i, (s, _) in enumerate(d.arguments))
     dz = getattr(d.graph, f"{METHODS[name]}_backward")(*ends)
@@ -58,11 +59,12 @@ _backward = Operator("activation_backward", _draw_backward, is_batched=True)
 
 
 def backward(name: str | None, dy: Any, given: Any, bias: Any, axis: int = -1) -> tuple[Any, Any]:
-    """The gradients to what comes before bias and activation, and to the bias, if there is one: one pass over
-    memory. axis: along which the bias lies."""
+    """Returns the gradients of the input of bias and activation, and of the bias if there is one, in one pass
+    over memory. axis: the dimension of the bias."""
     if name is None:
         return dy, None if bias is None else _sums(dy, bias, axis)
-    if axis % dy.ndim != dy.ndim - 1:  # columns are the last dimension's; XLA fuses what is done to others
+    # The kernel only supports a bias along the last dimension; XLA fuses the operations of the others.
+    if axis % dy.ndim != dy.ndim - 1:
         dz = jax.vjp(partial(plain, name), given)[1](dy)[0]
         return dz, None if bias is None else _sums(dz, bias, axis)
     rows = (each.reshape(-1, each.shape[-1]) for each in (dy, given))
@@ -71,7 +73,7 @@ def backward(name: str | None, dy: Any, given: Any, bias: Any, axis: int = -1) -
 
 
 def plain(name: str | None, x: Any) -> Any:
-    """The activation by JAX."""
+    """Computes the activation with JAX."""
     if name is None:
         return x
     if name.startswith("gelu"):
@@ -80,6 +82,6 @@ def plain(name: str | None, x: Any) -> Any:
 
 
 def _sums(dz: Any, bias: Any, axis: int) -> Any:
-    """Over all dimensions but one; narrow types are summed in float."""
+    """Sums over all dimensions except one; 16-bit types are summed in float."""
     others = [i for i in range(dz.ndim) if i != axis % dz.ndim]
     return dz.sum(others, dtype=arguments.wide(dz.dtype)).reshape(bias.shape).astype(bias.dtype)

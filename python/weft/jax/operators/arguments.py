@@ -1,4 +1,4 @@
-"""Checks of arguments that the operators share, and the types that they compute in."""
+"""Argument checks that the operators share, and the types in which they compute."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from weft.errors import BadParameterError
 
 
 def refuse(where: str, problem: str, expected: str, got: Any, fix: str) -> BadParameterError:
-    """The error for a bad argument, in the order of all messages of Weft."""
+    """Returns the error for a bad argument, with the parts in the order of all Weft messages."""
     return BadParameterError(f"{where}: {problem}: expected {expected}, got {got}. {fix}")
 
 
 def shown(x: Any) -> str:
-    """An array's type and shape as messages show them."""
+    """Formats an array's type and shape for messages."""
     return f"{x.dtype}[{','.join(map(str, x.shape))}]"
 
 
@@ -41,14 +41,15 @@ def check_floating(where: str, **arrays: Any) -> None:
 
 
 def to_floating(x: Any) -> Any:
-    """An array of integers or booleans in the floating-point type to which JAX's functions convert it."""
+    """Converts an array of integers or booleans to the floating-point type that JAX's functions would use."""
     if x is None or jnp.issubdtype(x.dtype, jnp.inexact):
         return x
     return x.astype(jax.eval_shape(jnp.exp, x).dtype)
 
 
 def to_common(*arrays: Any) -> list[Any]:
-    """Integers next to floating-point arrays in the type that JAX promotes them to; integers alone stay."""
+    """Converts integers next to floating-point arrays to the type of JAX's promotion; integers without these
+    stay."""
     present = [x for x in arrays if x is not None]
     if not any(jnp.issubdtype(x.dtype, jnp.inexact) for x in present):
         return list(arrays)
@@ -58,20 +59,20 @@ def to_common(*arrays: Any) -> list[Any]:
 
 
 def wide(type_: Any) -> Any:
-    """The type in which results of a type are computed: at least float32 for floating-point types."""
+    """Returns the compute type for a result type: at least float32 for floating-point types."""
     is_narrow = jnp.issubdtype(type_, jnp.floating) and jnp.dtype(type_).itemsize < 4
     return jnp.dtype(jnp.float32 if is_narrow else type_)
 
 
 def like(x: Any, other: Any) -> Any:
-    """An array in the type of another one, if both have floating-point types: JAX may be set to refuse mixed
+    """Converts an array to the type of another one if both are floating-point: JAX may be set to refuse mixed
     types."""
     is_floating = all(jnp.issubdtype(each.dtype, jnp.floating) for each in (x, other))
     return x.astype(other.dtype) if is_floating else x
 
 
 def integer(where: str, name: str, value: Any, least: int, fix: str) -> int:
-    """A Python integer from any kind of integer that is known while a program is traced."""
+    """Converts any kind of integer that is known at trace time to a Python integer."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -82,7 +83,7 @@ def integer(where: str, name: str, value: Any, least: int, fix: str) -> int:
 
 
 def number(where: str, name: str, value: Any) -> float:
-    """A Python number: part of the program, so that no traced array can be one."""
+    """Returns a Python number. It becomes part of the program, so a traced array is refused."""
     try:
         return float(value)
     except TypeError:  # JAX's error for traced arrays is a TypeError

@@ -19,7 +19,7 @@ from weft.tensor import Tensor
 
 
 class _Options(NamedTuple):
-    """What is done to the scores."""
+    """The operations on the scores."""
 
     scale: float
     is_causal: bool
@@ -31,7 +31,7 @@ class _Options(NamedTuple):
 
 
 def _turned(shape: tuple[int, ...]) -> tuple[list[int], list[int]]:
-    """Dims and strides with the heads before the sequence."""
+    """Returns dims and strides with the heads before the sequence."""
     steps = buffers.packed_strides(shape)
     order = (0, 2, 1, 3)
     return [shape[i] for i in order], [steps[i] for i in order]
@@ -42,7 +42,7 @@ def _read(d: Drawing, i: int) -> Tensor:
 
 
 def _scores(d: Drawing, i: int, how: _Options) -> dict[str, Any]:
-    """What attention and its gradient have in common; argument i is the bias, if there is one."""
+    """Returns the options that attention and its gradient share; argument i is the bias, if there is one."""
     bias = d.read(i) if how.has_bias else None
     return {"attn_scale": d.number(how.scale), "bias": bias, "use_causal_mask": how.is_causal}
 
@@ -73,8 +73,8 @@ def _draw_backward(d: Drawing, how: _Options) -> None:
         d.write(options["dBias"], d.arguments[6])
 
 
-# By whether the bias has rows of data, too: it then has the batch's extent, and is not one for all. Its
-# gradient is then rows as well; that of one for all is a sum.
+# One operator for each kind of bias: either the bias has the batch's extent and is a row argument, as is its
+# gradient, or one bias serves the whole batch and its gradient is a sum.
 _SCORES = (jax.lax.dot_general_p, {"dimension_numbers": (((3,), (3,)), ((0, 2), (0, 2)))})
 _forward = {
     has_rows: Operator("attention", _draw, range(3 + has_rows), stands_for=_SCORES)
@@ -181,8 +181,8 @@ class _Attention(Function):
 
 
 def _check_scores(where: str, name: str, x: Any, scores: tuple[int, ...]) -> None:
-    """Refuses a bias or mask that does not have four dimensions, or the last two: the first one of three
-    could be the batch or the heads."""
+    """Refuses a bias or mask that has neither all four dimensions nor only the last two: the first of three
+    dimensions could be the batch or the heads."""
     is_good = x is None or (
         x.ndim in (2, 4) and all(m in (1, n) for m, n in zip(x.shape, scores[4 - x.ndim :], strict=True))
     )
@@ -195,7 +195,8 @@ def _check_scores(where: str, name: str, x: Any, scores: tuple[int, ...]) -> Non
 
 
 def _merged(q: Any, k: Any, bias: Any, mask: Any) -> Any:
-    """Bias and mask as one array of four dimensions, the last of which is the keys; None without both."""
+    """Merges bias and mask into one array of four dimensions, the last of which is the keys; None without
+    both."""
     if bias is None and mask is None:
         return None
     if mask is None:
@@ -229,7 +230,7 @@ def attention(
         q: queries, [batch, queries, heads, features].
         k: keys, [batch, keys, key heads, features]; the heads are a multiple of the key heads.
         v: values, [batch, keys, key heads, value features].
-        bias: added to the scores, [batch, heads, queries, keys] or 1s in place of these, or [queries, keys];
+        bias: added to the scores, [batch, heads, queries, keys], each of which may be 1, or [queries, keys];
             optional.
         mask: booleans, True where a query sees a key, shaped like bias; optional. A query that sees no key
             gets 0.

@@ -1,4 +1,4 @@
-"""Convolution. Layouts are told as jax.lax tells them: a letter for each dimension."""
+"""Convolution. Layouts are strings with one letter per dimension, like those of jax.lax."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from weft.jax.sharding import Labels
 from weft.tensor import Tensor
 
 LAYOUTS = {1: ("NWC", "WIO", "NWC"), 2: ("NHWC", "HWIO", "NHWC"), 3: ("NDHWC", "DHWIO", "NDHWC")}
-"""Of image, filters and result, by the number of spatial dimensions; those that flax has."""
+"""The default layouts of image, filters and result, by the number of spatial dimensions. They match flax."""
 
 
 class _Geometry(NamedTuple):
-    """Where the filters are laid, and how arrays lie."""
+    """The geometry of the filters and the layouts of the arrays."""
 
     layouts: tuple[str, str, str]
     stride: tuple[int, ...]
@@ -31,24 +31,25 @@ class _Geometry(NamedTuple):
     dilation: tuple[int, ...]
 
     def options(self) -> dict[str, Any]:
-        """As the graph's methods have it."""
+        """Returns the keyword arguments for the graph's methods."""
         before, behind = zip(*self.padding, strict=True)
         windows = {"stride": self.stride, "dilation": self.dilation}
         return {**windows, "pre_padding": before, "post_padding": behind}
 
     def order(self, i: int) -> list[int]:
-        """The dimensions of image, filters or result in Weft's order: N C, or K C, then the spatial ones."""
+        """Returns the dimensions of image, filters or result in Weft's order: N C, or K C, then the spatial
+        ones."""
         first = "OI" if i == 1 else "NC"
         spatial = [letter for letter in self.layouts[0] if letter not in "NC"]
         return [self.layouts[i].index(letter) for letter in (*first, *spatial)]
 
     def shown(self, i: int, shape: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Dims and strides in Weft's order."""
+        """Returns dims and strides in Weft's order."""
         steps = buffers.packed_strides(tuple(shape))
         return [shape[at] for at in self.order(i)], [steps[at] for at in self.order(i)]
 
     def result_shape(self, image: Sequence[int], filters: Sequence[int]) -> tuple[int, ...]:
-        """What the result's layout makes of the arguments' shapes."""
+        """Returns the shape of the result in its layout."""
         (n, _, *sizes), (k, _, *taps) = self.shown(0, image)[0], self.shown(1, filters)[0]
         dims = [n, k]
         for i, (size, tap) in enumerate(zip(sizes, taps, strict=True)):
@@ -59,12 +60,12 @@ class _Geometry(NamedTuple):
 
 
 class _Epilogue(NamedTuple):
-    """What comes behind: y = activation(convolution + bias)."""
+    """The operations after the convolution: y = activation(convolution + bias)."""
 
     has_bias: bool = False
     activation: str | None = None
     is_kept: bool = False
-    """Whether what the activation is given is a result, too."""
+    """Whether the input of the activation is a result, too."""
 
 
 # ---- Drawing -----------------------------------------------------------------------------------------------
@@ -86,7 +87,7 @@ def _draw(d: Drawing, how: _Geometry, type_: Any, behind: _Epilogue) -> None:
 
 
 def _draw_image(d: Drawing, how: _Geometry, shape: tuple[int, ...], type_: Any) -> None:
-    """Arguments: the gradient of the result, filters. shape: the image's, of any batch."""
+    """Arguments: the gradient of the result, filters. shape: that of the image; its batch is ignored."""
     shape = (d.arguments[0].shape[0], *shape[1:])
     dx = d.graph.conv_dgrad(_read(d, 0, how, 2), _read(d, 1, how, 1), **how.options())
     d.write(dx, Form(shape, type_), *how.shown(0, shape))
@@ -107,7 +108,7 @@ _filters = Operator("conv_wgrad", _draw_filters)
 
 
 class _Options(NamedTuple):
-    """The options of conv as they were given."""
+    """The options of conv as the caller gave them."""
 
     strides: Any
     padding: Any
@@ -202,15 +203,16 @@ def conv(
     """activation(convolution + bias), in one kernel.
 
     Args:
-        x: image, [N, H, W, C]; of one to three spatial dimensions.
-        w: filters, [H, W, C / groups, O]: how many groups there are follows from the channels.
+        x: image, [N, H, W, C]; with one to three spatial dimensions.
+        w: filters, [H, W, C / groups, O]; the number of groups follows from the channels.
         bias: [O]; optional.
         strides: of the filters, one number or one for each spatial dimension.
-        padding: "SAME", "SAME_LOWER" or "VALID" as jax.lax has them, a number, or a pair (low, high) for each
-            spatial dimension.
+        padding: "SAME", "SAME_LOWER" or "VALID" as in jax.lax, a number, or a pair (low, high) for each
+            spatial
+            dimension.
         dilation: of the filters' taps.
-        dimension_numbers: layouts of x, w and the result, as ("NCHW", "OIHW", "NCHW"), with N first.
-        activation: "relu", "gelu", "gelu_tanh" (what jax.nn.gelu is by itself), "silu", "sigmoid" or "tanh".
+        dimension_numbers: layouts of x, w and the result, such as ("NCHW", "OIHW", "NCHW"), with N first.
+        activation: "relu", "gelu", "gelu_tanh" (the default of jax.nn.gelu), "silu", "sigmoid" or "tanh".
     Raises:
         BadParameterError: a shape, a layout or an option does not fit.
 
@@ -225,7 +227,7 @@ def conv(
 
 
 def _frozen(value: Any) -> Any:
-    """Lists and arrays as tuples, and NumPy's integers as Python's, so that options can be keys."""
+    """Converts lists and arrays to tuples, and NumPy's integers to Python's, so that options can be keys."""
     if isinstance(value, np.ndarray):
         value = value.tolist()
     if isinstance(value, (list, tuple)):
@@ -292,7 +294,7 @@ def _check_channels(layouts: tuple[str, str, str], x: Any, w: Any, bias: Any) ->
 def _padding(
     value: Any, image: Sequence[int], taps: Sequence[int], stride: Sequence[int], gaps: Sequence[int]
 ) -> tuple[tuple[int, int], ...]:
-    """The padding of each spatial dimension."""
+    """Returns the padding of each spatial dimension."""
     rank = len(image)
     if value in ("SAME", "SAME_LOWER", "VALID"):
         reach = [(n - 1) * gap + 1 if n else 0 for n, gap in zip(taps, gaps, strict=True)]
@@ -315,7 +317,7 @@ def _padding(
 
 
 def _each(name: str, value: Any, rank: int) -> tuple[int, ...]:
-    """One number for each spatial dimension."""
+    """Returns one number per spatial dimension."""
     fix = f"Give one integer, or one for each of the {rank} spatial dimensions."
     values = value if isinstance(value, tuple) else (value,) * rank
     if len(values) != rank:

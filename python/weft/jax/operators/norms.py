@@ -1,4 +1,4 @@
-"""Norms of rows, which are the last dimension."""
+"""Norms over the last dimension."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from weft.jax.operators import arguments
 from weft.jax.sharding import Labels
 
 STATISTICS = {"layer_norm": 2, "rms_norm": 1}
-"""How many numbers each row has that the gradient needs: mean and 1 / deviation, or the latter."""
+"""How many numbers the gradient needs per row: mean and 1 / deviation, or only the latter."""
 
 
 # ---- Drawing: x is [rows, n], scale and bias are [n], statistics [rows] ------------------------------------
@@ -28,7 +28,7 @@ def _statistics(d: Drawing) -> Form:
 
 
 def _draw(name: str, d: Drawing, given: tuple[bool, bool], epsilon: float, is_training: bool) -> None:
-    """Arguments: x, then scale and bias if there are such."""
+    """Arguments: x, then the scale and the bias if given."""
     rows, n = d.arguments[0].shape
     places = iter(range(1, 3))
     scale, bias = (d.read(next(places), [1, n]) if is_given else None for is_given in given)
@@ -41,7 +41,7 @@ def _draw(name: str, d: Drawing, given: tuple[bool, bool], epsilon: float, is_tr
 
 
 def _draw_backward(name: str, d: Drawing, given: tuple[bool, bool]) -> None:
-    """Arguments: dy, x, the statistics, then the scale if there is one."""
+    """Arguments: dy, x, the statistics, then the scale if given."""
     rows, n = d.arguments[1].shape
     count = STATISTICS[name]
     statistics = [d.read(2 + i, [rows, 1]) for i in range(count)]
@@ -61,7 +61,7 @@ def _draw_backward(name: str, d: Drawing, given: tuple[bool, bool]) -> None:
 
 _forward = {name: Operator(name, partial(_draw, name), [0]) for name in STATISTICS}
 _backward = {name: Operator(f"{name}_backward", partial(_draw_backward, name)) for name in STATISTICS}
-# Without gradients of scale and bias, all is rows.
+# Without gradients of scale and bias, every argument and result is rows.
 _backward_plain = {
     name: Operator(f"{name}_backward", partial(_draw_backward, name), range(2 + STATISTICS[name]))
     for name in STATISTICS

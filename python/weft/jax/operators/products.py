@@ -1,4 +1,4 @@
-"""Products of matrices: matmul, and linear with what may come behind it."""
+"""Matrix products: matmul, and linear with its epilogue."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from weft.tensor import Tensor
 
 
 class _Epilogue(NamedTuple):
-    """What comes behind a product: y = activation(a b + bias) + residual."""
+    """The operations after a product: y = activation(a b + bias) + residual."""
 
     has_residual: bool = False
     has_bias: bool = False
     activation: str | None = None
     is_kept: bool = False
-    """Whether what the activation is given is a result, too."""
+    """Whether the input of the activation is a result, too."""
 
 
 # ---- Drawing -----------------------------------------------------------------------------------------------
 
 
 def _matrix(d: Drawing, i: int, rank: int, is_turned: bool) -> Tensor:
-    """Argument i with 1s before its dimensions; turned, its last two change places."""
+    """Reads argument i with 1s before its dimensions, and with its last two swapped if it is transposed."""
     shape = [1] * (rank - len(d.arguments[i].shape)) + list(d.arguments[i].shape)
     steps = list(buffers.packed_strides(shape))
     if is_turned:
@@ -42,7 +42,7 @@ def _matrix(d: Drawing, i: int, rank: int, is_turned: bool) -> Tensor:
 
 
 def _draw(d: Drawing, turned: tuple[bool, bool], type_: np.dtype[Any], how: _Epilogue) -> None:
-    """Arguments: a, b, then the residual and the bias, [1, n], if there are such."""
+    """Arguments: a, b, then the residual and the bias, [1, n], if given."""
     g, rank = d.graph, max(len(each.shape) for each in d.arguments)
     a, b = (_matrix(d, i, rank, turned[i]) for i in (0, 1))
     batch = np.broadcast_shapes(*(each.shape[:-2] for each in d.arguments))
@@ -122,8 +122,8 @@ _matmul = _Matmul("matmul")
 
 
 def matmul(a: Any, b: Any) -> Any:
-    """The product of matrices [.., m, k] and [.., k, n], as jax.numpy.matmul has it of two dimensions or
-    more. Products of integers are left to JAX.
+    """The product of matrices [.., m, k] and [.., k, n], as jax.numpy.matmul computes it for two or more
+    dimensions. JAX computes products of integers.
 
     >>> import jax.numpy as jnp, weft.jax
     >>> weft.jax.matmul(jnp.ones((2, 3)), jnp.ones((3, 1)))
@@ -134,7 +134,7 @@ def matmul(a: Any, b: Any) -> Any:
 
 
 def _summed(value: Any, shape: tuple[int, ...]) -> Any:
-    """A gradient summed over the dimensions along which its operand was repeated."""
+    """Sums a gradient over the dimensions along which its operand was broadcast."""
     missing = value.ndim - len(shape)
     repeated = [missing + i for i, n in enumerate(shape) if n == 1 and value.shape[missing + i] > 1]
     return value.sum((*range(missing), *repeated)).reshape(shape)
@@ -225,8 +225,8 @@ def linear(
         x: rows, [.., k].
         w: weights, [k, n].
         bias: [n]; optional.
-        activation: "relu", "gelu", "gelu_tanh" (what jax.nn.gelu is by itself), "silu", "sigmoid" or "tanh".
-        residual: [.., n], as the result, or an array that can be broadcast to it; optional.
+        activation: "relu", "gelu", "gelu_tanh" (the default of jax.nn.gelu), "silu", "sigmoid" or "tanh".
+        residual: [.., n], the shape of the result, or an array that can be broadcast to it; optional.
     Raises:
         BadParameterError: a shape does not fit, or no activation has this name.
 

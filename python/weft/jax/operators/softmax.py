@@ -17,7 +17,7 @@ from weft.jax.operators import arguments
 from weft.jax.sharding import Labels
 
 AXIS = 1
-"""The axis of what is drawn: [before, axis, behind]."""
+"""The axis in the drawn shape [before, axis, after]."""
 
 
 def _draw(name: str, d: Drawing) -> None:

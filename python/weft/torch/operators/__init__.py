@@ -1,5 +1,5 @@
-"""The operators, a file for each family: each has the schema of the torch operator whose name it bears, or
-one of its own, and a few lines that draw it as a graph of Weft's."""
+"""The operators, one file per family. Each has the schema of the torch operator whose name it has, or one of
+its own, and a function that draws it as a Weft graph."""
 
 from weft.torch.operators import (
     attention,

@@ -1,4 +1,4 @@
-"""Attention: of padded operands, as torch.nn.functional.scaled_dot_product_attention has it."""
+"""Attention with padded operands: torch.nn.functional.scaled_dot_product_attention."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from weft.torch.plans import Drawing, _strides
 aten = torch.ops.aten
 
 HEADS = 1
-"""The dimension of heads, of four: batch, heads, rows, elements."""
+"""The index of the heads dimension in [batch, heads, rows, elements]."""
 
 
 def _refuse_unlike(q: Any, k: Any, v: Any, mask: Any, causal: bool, shares_heads: bool) -> None:
-    """Refuses what torch refuses, so that its own words are heard, and what has more than four dimensions."""
+    """Refuses what torch refuses, so that torch raises its own error, and operands of more than four
+    dimensions."""
     if not 2 <= q.ndim <= 4 or k.ndim != q.ndim or v.ndim != q.ndim:
         raise NotSupportedError("sdpa: unequal ranks, or more than 4 dimensions. Leave it to torch.")
     if not q.dtype == k.dtype == v.dtype:
@@ -32,7 +33,7 @@ def _refuse_unlike(q: Any, k: Any, v: Any, mask: Any, causal: bool, shares_heads
 
 
 def _four(value: Any) -> tuple[list[int], list[int]]:
-    """Dims and strides with 1s in front, so that there are four."""
+    """Returns dims and strides, padded with 1 in front to four dimensions."""
     missing: int = 4 - value.ndim
     return [*[1] * missing, *value.shape], [*[1] * missing, *_strides(value)]
 
@@ -42,7 +43,7 @@ def _read(d: Drawing, value: Any) -> Tensor:
 
 
 def _read_heads(d: Drawing, value: Any) -> Tensor:
-    """Keys or values, in place of heads that are all one: these share it."""
+    """Reads keys or values. Heads that were expanded from one are read as one shared head."""
     if value.ndim < 4 or value.shape[HEADS] == 1 or not d.is_spread(value, HEADS):
         return _read(d, value)
     dims, steps = _four(value)
@@ -51,13 +52,13 @@ def _read_heads(d: Drawing, value: Any) -> Tensor:
 
 
 def _write(d: Drawing, i: int, result: Tensor) -> None:
-    """Makes a tensor of four dims result i."""
+    """Declares a four-dimensional tensor as result i."""
     value = d.outputs[i]
     d.write(i, result, *(() if value.ndim == 4 else _four(value)))
 
 
 def _statistics(value: Any) -> tuple[list[int], list[int]]:
-    """Dims and strides of one number for each row of scores."""
+    """Returns dims and strides of one number per row of scores."""
     dims, steps = _four(value[..., None])
     return dims, [*steps[:3], 1]
 
@@ -65,7 +66,7 @@ def _statistics(value: Any) -> tuple[list[int], list[int]]:
 def _options(
     d: Drawing, q: Any, mask: Any, dropout: float, causal: bool, scale: float | None, seed: Any
 ) -> dict[str, Any]:
-    """What attention and its gradients have in common."""
+    """Returns the options that attention and its gradient share."""
     if dropout and seed is None:
         raise NotSupportedError("sdpa: dropout needs dropout_seed, an int64 tensor of one element.")
     factor = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
@@ -81,7 +82,7 @@ def attend(
     d: Drawing, q: Any, k: Any, v: Any, mask: Any = None, dropout: float = 0, causal: bool = False,
     scale: float | None = None, seed: Any = None, with_statistics: bool = True,
 ) -> None:
-    """Draws attention: result 0, and statistics as result 1."""
+    """Draws attention: the output as result 0 and the statistics as result 1."""
     how = _options(d, q, mask, dropout, causal, scale, seed)
     ends = (_read(d, q), _read_heads(d, k), _read_heads(d, v))
     o, statistics = d.graph.sdpa(*ends, generate_stats=with_statistics, **how)
@@ -94,7 +95,7 @@ def attend_backward(
     d: Drawing, do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, mask: Any = None, dropout: float = 0,
     causal: bool = False, scale: float | None = None, seed: Any = None, wants_mask: bool = False,
 ) -> None:
-    """Draws the gradients of q, k, v, and of the mask as result 3."""
+    """Draws the gradients of q, k and v, and that of the mask as result 3."""
     how = _options(d, q, mask, dropout, causal, scale, seed)
     how["dBias"] = d.graph.tensor(how["bias"].get_dim()) if wants_mask else None
     ends: Any = [*(_read(d, each) for each in (q, k, v, o, do)), d.read(lse, *_statistics(lse))]
@@ -108,8 +109,8 @@ def attend_backward(
 
 
 def _like(q: Any, size: int) -> Any:
-    """A result beside queries: of their layout where it is of their size. On the CPU torch packs it where
-    elements of a row are apart."""
+    """Returns an output in the layout of the queries, if it has their size. On the CPU torch packs it if the
+    elements of a row are not contiguous."""
     if q.device.type != "cuda" and q.stride(-1) != 1:
         return q.new_empty((*q.shape[:-1], size))
     return torch.empty_like(q) if size == q.shape[-1] else q.new_empty((*q.shape[:-1], size))
@@ -140,8 +141,9 @@ def _sdpa(
 
 
 def _fake_backward(do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, mask: Any, *how: Any) -> Any:
-    """The layouts of torch's. On the CPU its flash attention has rows of all heads next to each other, and
-    its products have packed results, that of keys transposed."""
+    """Returns results in torch's layouts. On the CPU, torch's flash attention stores the heads of a row next
+    to each other; its decomposition into products returns packed results, with the gradient of the keys
+    transposed."""
     dmask = torch.empty_like(mask) if how[-1] else None
     if q.device.type == "cuda":
         return (*map(torch.empty_like, (q, k, v)), dmask)
@@ -170,9 +172,10 @@ def _keep_sdpa(ctx: Any, inputs: Any, output: Any) -> None:
 
 
 def _with_statistics(do: Any, dlse: Any, v: Any, o: Any) -> tuple[Any, Any, Any]:
-    """dO, values and o with columns that add the gradient of the statistics to that of the scores, which is
-    softmax * (dropped(dO v^T) - dO o): a dO of 1, values of 0, and an o that is the negated gradient. There
-    dropout does not reach it. Two columns hold what one would round, and others of 0 keep rows aligned."""
+    """Appends columns to dO, V and O that add the gradient of the statistics to that of the scores, softmax *
+    (dropped(dO v^T) - dO o). The columns are 1 in dO, 0 in V and the negated gradient in O; dropout does not
+    affect them. Two columns preserve the bits that one would round away, and zero columns keep rows
+    aligned."""
     high = dlse.to(o.dtype)
     parts = torch.stack([high, (dlse - high).to(o.dtype)], -1)
     o = torch.nn.functional.pad(torch.cat([o, -parts], -1), (0, 6))
@@ -189,14 +192,14 @@ def _grad_sdpa(ctx: Any, do: Any, dlse: Any) -> Any:
     if dlse is not None:
         do, v, o = _with_statistics(do, dlse, v, o)
     wants_mask = mask is not None and ctx.needs_input_grad[3]
-    # The gradient of an expanded mask is summed by who expanded it.
+    # The autograd node of the expand sums the gradient of an expanded mask.
     mask = mask.contiguous() if wants_mask else mask
     ends = (do, q, k, v, o, lse, mask, *ctx.how, seed, wants_mask)
     dq, dk, dv, dmask = OPERATORS["sdpa_backward"].apply(*ends)
     return dq, dk, dv if dlse is None else dv[..., :size], dmask if wants_mask else None, *[None] * 6
 
 
-# ---- The same in torch's own operators ----
+# ---- Reference in torch operators ----
 
 
 class _Scores(NamedTuple):
@@ -208,17 +211,17 @@ class _Scores(NamedTuple):
     scores: torch.Tensor
     factor: float
     repeats: int
-    """How many heads of queries share a head of keys."""
+    """The number of query heads per key head."""
 
     def shared(self, gradient: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-        """The gradient of keys or values from that for each head of queries."""
+        """Sums the gradients of the query heads that share a head of keys or values."""
         if self.repeats > 1:
             gradient = gradient.unflatten(-3, (-1, self.repeats)).sum(-3)
         return gradient.to(like.dtype)
 
 
 def scores_of(q: Any, k: Any, v: Any, mask: Any, causal: bool, scale: float | None) -> _Scores:
-    """The scores of attention as a differentiable function."""
+    """Computes the scores of attention as a differentiable function."""
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
     factor = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     repeats = q.shape[-3] // k.shape[-3] if q.ndim > 2 else 1
@@ -236,7 +239,7 @@ def scores_of(q: Any, k: Any, v: Any, mask: Any, causal: bool, scale: float | No
 
 
 def softmax_of(scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Softmax and logsumexp of rows; those without a key have 0 and -inf, and gradients of 0."""
+    """Computes softmax and logsumexp of rows. Rows without a key have 0 and -inf, and gradients of 0."""
     most = scores.detach().amax(-1, keepdim=True)
     weights = torch.exp(scores - torch.where(most == -torch.inf, 0, most))
     total = weights.sum(-1, keepdim=True)
@@ -245,8 +248,8 @@ def softmax_of(scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _kept(s: _Scores, dropout: float, seed: Any) -> torch.Tensor | float:
-    """What dropout multiplies probabilities by. The operator's own result for equal scores shows it, where
-    the values are columns of the identity."""
+    """Returns the factors by which dropout multiplies the probabilities. They are read from the operator's
+    own output for equal scores, with columns of the identity as values."""
     if not dropout:
         return 1.0
     q, k = torch.zeros_like(s.q.detach()), torch.zeros_like(s.k.detach())
@@ -273,7 +276,8 @@ def _backward_reference(
     do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, mask: Any, dropout: float, causal: bool,
     scale: float | None, seed: Any, wants_mask: bool,
 ) -> tuple[Any, ...]:
-    """o and lse are arguments like others, which are functions of q, k and v for who differentiates."""
+    """o and lse are independent arguments here; a caller that differentiates treats them as functions of q, k
+    and v."""
     s = scores_of(q, k, v, mask, causal, scale)
     p = torch.exp(s.scores - torch.where(lse == -torch.inf, 0, lse)[..., None])
     loss, used = do.to(p.dtype), p * _kept(s, dropout, seed)
@@ -287,7 +291,7 @@ def _backward_reference(
 differentiable("sdpa", _keep_sdpa, _grad_sdpa, _reference, _backward_reference)
 
 
-# ---- In place of torch's ----
+# ---- Replacement of torch's operator ----
 
 
 _KINDS = (
@@ -296,12 +300,12 @@ _KINDS = (
 
 
 def _only_spelled_out() -> bool:
-    """Whether torch may compute attention only as products and a softmax, as its caller wants it."""
+    """True if the caller allows torch only the decomposed implementation, products and a softmax."""
     return not any(is_enabled() for is_enabled in _KINDS)
 
 
 def _of_one_batch(*ends: Any) -> Sequence[Any]:
-    """Operands with the batches and heads of all, as torch's products broadcast them."""
+    """Broadcasts the batches and heads of the operands, as torch's products do."""
     q, k, v = (each.shape for each in ends)
     if q == k == v or q[:-2] == k[:-2] == v[:-2]:
         return ends

@@ -1,4 +1,4 @@
-"""Batch norm, in training and in use."""
+"""Batch norm for training and inference."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ aten = torch.ops.aten
 
 
 def _channels(x: torch.Tensor) -> list[int]:
-    """Dims of a number for each channel."""
+    """Returns the dims of one number per channel."""
     return [1, x.shape[1], *[1] * (x.ndim - 2)]
 
 
@@ -40,9 +40,10 @@ def _of_channels(d: Drawing, x: torch.Tensor, *values: Any) -> list[Any]:
 def _fake_batch_norm(
     x: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, momentum: float, epsilon: float
 ) -> Any:
-    """The layout of torch's. Without running statistics those after are empty, and in use all are."""
+    """Returns results in torch's layout. Without running statistics the updated ones are empty; in inference
+    all statistics are empty."""
     results = _fake_of_layout(x, weight, bias, mean, variance, training, momentum, epsilon)
-    # torch's fake kernels give results the strides of the input, its kernels do so on a GPU only.
+    # torch's fake kernels give the results the strides of the input; its real kernels do so only on a GPU.
     return like_images(x) if x.device.type != "cuda" else results[0], *results[1:]
 
 
@@ -81,7 +82,8 @@ def _after(
     d: Drawing, x: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, momentum: float,
     epsilon: float,
 ) -> Sequence[Tensor]:
-    """Draws results 0 to 2; all of the graph's, the running statistics behind the step last."""
+    """Draws results 0 to 2. Returns all results of the graph, ending with the updated running statistics, or
+    an empty tuple if there are no such updates."""
     scale, shift, *running = _of_channels(d, x, weight, bias, mean, variance)
     if not training:
         given = dict(zip(("in_running_mean", "in_running_var"), running, strict=True))
@@ -159,13 +161,13 @@ def _reference(
 differentiable("batch_norm", _keep_batch_norm, _grad_batch_norm, _reference)
 
 
-# ---- Under torch's own ----
+# ---- Replacements of torch's operators ----
 
 
 def _in_place(
     d: Drawing, x: Any, weight: Any, bias: Any, mean: Any, variance: Any, *how: Any
 ) -> None:
-    """As native_batch_norm: the running statistics are updated where they are."""
+    """Updates the running statistics in place, as native_batch_norm does."""
     after = _after(d, x, weight, bias, mean, variance, *how)
     if after:
         d.overwrite(mean, after[3], _channels(x))
@@ -173,7 +175,8 @@ def _in_place(
 
 
 def draw_without_running(d: Drawing, x: Any, weight: Any, bias: Any, *how: Any) -> None:
-    """As torch composes instance norm: the batch's own statistics, which nothing keeps."""
+    """Draws instance norm as torch decomposes it: batch norm with the batch's own statistics, which are not
+    stored."""
     _after(d, x, weight, bias, None, None, *how)
 
 
@@ -203,13 +206,14 @@ def _check(
         raise NotSupportedError("batch_norm: parameters or statistics of another number of channels.")
 
 
-# torch composes batch norm on a GPU of cuDNN's, whose gradient reads what cuDNN alone writes: in cuDNN's own
-# place Weft could not serve a forward pass whose gradient is asked for after disable().
+# On a GPU torch composes batch norm from cuDNN's operator, whose gradient reads data that only cuDNN writes.
+# If Weft replaced cuDNN's operator, a backward pass after disable() would fail, so Weft replaces the
+# composite.
 @stands_for(
     "batch_norm", aten.batch_norm.default, ("cuda",), is_composite=True, others=None, check=_check
 )
 def _own_batch_norm(*arguments: Any) -> Any:
-    """torch's own operator and not cuDNN's, which Weft stands for."""
+    """Calls torch's native operator, which Weft replaces, instead of cuDNN's."""
     return _NATIVE(*arguments[:8])[0]
 
 

@@ -1,4 +1,4 @@
-"""Causal convolutions of sequences, each channel alone, as Mamba and its kin have them."""
+"""Causal depthwise convolutions of sequences (Mamba)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from weft.torch.plans import Drawing
 F = torch.nn.functional
 
 ACTIVATIONS = {"identity": pointwise_mode.IDENTITY, "silu": pointwise_mode.SWISH_FWD}
-"""Weft's modes by the names that the operator takes."""
+"""Weft's modes, by the operator's activation names."""
 
 
 def _refuse(x: Any, weight: Any, bias: Any, activation: str) -> None:
@@ -80,7 +80,7 @@ def _keep(ctx: Any, inputs: Any, output: Any) -> None:
 
 
 def _grad(ctx: Any, dy: Any) -> Any:
-    needs = ctx.needs_input_grad  # as long as the call was
+    needs = ctx.needs_input_grad  # one per argument that the call passed
     wanted = [*needs, False][:3]
     gradients = torch.ops.weft.causal_conv1d_backward(dy, *ctx.saved_tensors, ctx.activation, wanted)
     found = [g if is_wanted else None for g, is_wanted in zip(gradients, wanted, strict=True)]

@@ -15,15 +15,16 @@ aten = torch.ops.aten
 
 
 def spatial(x: torch.Tensor, values: Sequence[int]) -> list[int]:
-    """One number for each spatial dimension; torch also takes one for all."""
+    """Returns one number per spatial dimension; torch also accepts a single number for all."""
     return list(values) * (x.ndim - 2) if len(values) == 1 else list(values)
 
 
 def _geometry(
     x: torch.Tensor, stride: Any, padding: Any, dilation: Any, output_padding: Any
 ) -> dict[str, Any]:
-    """output_padding: of a transposed convolution. A window that moves over its result would take one more
-    step for each whole stride of it, so that there is less padding at that end, perhaps a negative one."""
+    """output_padding: that of a transposed convolution. If it reached a whole stride, the filter would fit
+    one step more often, so the padding after the data is reduced by each whole stride and may become
+    negative."""
     padding, steps = spatial(x, padding), spatial(x, stride)
     beyond = zip(padding, spatial(x, output_padding), steps, strict=True)
     after = [pad - more // step * step for pad, more, step in beyond]

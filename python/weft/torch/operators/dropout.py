@@ -1,4 +1,4 @@
-"""Dropout: what is kept follows from a seed, so that nothing of it is stored for the gradient."""
+"""Dropout with a mask that is computed from a seed, so that no mask is stored for the gradient."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _fake_dropout(x: Any, p: float, seed: Any) -> Any:
     return torch.empty_like(x)
 
 
-# The gradient is the operator itself, of the same seed.
+# The gradient is the operator itself with the same seed.
 @operator("dropout", schema="(Tensor input, float p, Tensor seed) -> Tensor", fake=_fake_dropout)
 def _dropout(d: Drawing, x: Any, p: float, seed: Any) -> None:
     g, image = d.graph, d.read(x)
@@ -39,7 +39,7 @@ def _grad_dropout(ctx: Any, dy: Any) -> Any:
 
 
 def _reference(x: Any, p: float, seed: Any) -> Any:
-    """A product with the mask, which is the operator's own result for ones and has no derivatives."""
+    """Multiplies by the mask, which is the operator's own result for ones and is not differentiated."""
     return x * OPERATORS["dropout"].transformed.apply(torch.ones_like(x.detach()), p, seed)
 
 
@@ -47,8 +47,8 @@ differentiable("dropout", _keep_dropout, _grad_dropout, _reference)
 
 
 def dropout(x: torch.Tensor, p: float = 0.5, training: bool = True) -> torch.Tensor:
-    """x / (1 - p) with chance 1 - p, else 0; x itself where it is not trained. The seed is drawn from torch's
-    generator of the device, so that torch.manual_seed gives the same again."""
+    """Returns x / (1 - p) with probability 1 - p, else 0; returns x itself if not training. The seed is drawn
+    from torch's generator of the device, so torch.manual_seed makes the result reproducible."""
     if not training or not p:
         return x
     result: torch.Tensor = torch.ops.weft.dropout(x, p, _seed(x))

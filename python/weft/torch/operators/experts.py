@@ -1,4 +1,4 @@
-"""Products of groups of rows, each with a weight of its own, as mixtures of experts have them."""
+"""Grouped matrix products for mixtures of experts: each group of rows has its own weight."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _grad_grouped(ctx: Any, dy: Any) -> Any:
 
 
 def _reference(tokens: Any, weight: Any, first: Any) -> Any:
-    starts = first.tolist()[first.shape[0] + 1 - weight.shape[0] :]  # of all groups but the first
+    starts = first.tolist()[first.shape[0] + 1 - weight.shape[0] :]  # starts of all groups except the first
     bounds = [0, *starts, tokens.shape[0]]
     parts = (tokens[start:end] for start, end in itertools.pairwise(bounds))
     return torch.cat([part @ matrix for part, matrix in zip(parts, weight.unbind(), strict=True)])
@@ -105,7 +105,7 @@ def _backward_reference(dy: Any, tokens: Any, weight: Any, first: Any, wanted: S
 differentiable("grouped_mm", _keep_grouped, _grad_grouped, _reference, _backward_reference)
 
 
-# ---- torch's own, which is told where groups end ----
+# ---- torch's own operator, which receives the ends of the groups ----
 
 
 def _check_ends(a: Any, b: Any, ends: Any, bias: Any, out_dtype: Any) -> None:
@@ -128,7 +128,7 @@ def _fake_of_ends(a: Any, b: Any, ends: Any = None, bias: Any = None, out_dtype:
 
 
 def _of_ends(d: Drawing, a: Any, b: Any, ends: Any, bias: Any = None, out_dtype: Any = None) -> None:
-    """All groups but the first begin where one ends."""
+    """Each group except the first begins where the previous one ends."""
     _check_ends(a, b, ends, bias, out_dtype)
     first = d.read(ends, [ends.numel() - 1, 1, 1], [*_strides(ends), 1, 1])
     if b.ndim == 3:

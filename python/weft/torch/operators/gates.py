@@ -1,4 +1,4 @@
-"""What feed-forward layers and attention have between their products: swiglu, geglu, rope."""
+"""Operations between the products of feed-forward layers and attention: swiglu, geglu and rope."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ F = torch.nn.functional
 # ---- Gated units: activation(gate) * up ----
 
 GELU = {"none": "gelu", "tanh": "gelu_approx_tanh"}
-"""Weft's names by torch's."""
+"""Weft's names, by torch's."""
 
 
 def _fake_gated(gate: Any, up: Any, *_: Any) -> Any:
@@ -113,7 +113,7 @@ differentiable("swiglu", _keep_gated, _grad_swiglu, _swiglu_reference, _swiglu_b
 differentiable("geglu", _keep_gated, _grad_geglu, _geglu_reference, _geglu_backward_reference)
 
 
-# ---- Rotary positions: pairs of a row, which are its halves or neighbours, are turned by an angle ----
+# ---- Rotary embeddings: rotate pairs of a row, which are its two halves or adjacent elements ----
 
 
 def _fake_rope(x: Any, cos: Any, sin: Any, interleaved: bool = False, inverse: bool = False) -> Any:
@@ -126,7 +126,7 @@ def _fake_rope(x: Any, cos: Any, sin: Any, interleaved: bool = False, inverse: b
     return x.new_empty(x.shape)
 
 
-# The gradient is the operator itself, turning back.
+# The gradient is the operator itself with the inverse rotation.
 @operator(
     "rope",
     schema="(Tensor x, Tensor cos, Tensor sin, bool interleaved=False, bool inverse=False) -> Tensor",
@@ -152,7 +152,7 @@ def _at(rank: int, axis: int, i: int) -> list[slice]:
 
 
 def _angles(d: Drawing, value: torch.Tensor, rank: int, axis: int) -> Tensor:
-    """Cosines or sines [.., half] beside members of pairs."""
+    """Reads cosines or sines [.., half] so that they broadcast over the two members of each pair."""
     shown = value.unsqueeze(axis - rank - 1)
     before = [1] * (rank + 1 - shown.ndim)
     return d.read(value, [*before, *shown.shape], [*before, *_strides(shown)])

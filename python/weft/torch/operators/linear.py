@@ -1,4 +1,4 @@
-"""Products: linear with its epilogue, and mm, addmm, bmm as torch has them."""
+"""Matrix products: linear with its epilogue, and torch's mm, addmm and bmm."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from weft.torch.plans import Drawing, _strides
 aten, F = torch.ops.aten, torch.nn.functional
 
 ACTIVATIONS = {"none": "", "relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu_approx_tanh", "silu": "swish"}
-"""Weft's names by those that linear takes."""
+"""Weft's names, by the activation names of linear."""
 
 
 def transposed(d: Drawing, weight: torch.Tensor) -> Tensor:
-    """A weight [N, K] as an operand [K, N]."""
+    """Reads a weight [N, K] as an operand [K, N]."""
     return d.graph.transpose(d.read(weight), [1, 0])
 
 
@@ -80,7 +80,7 @@ def _fake_linear_backward(dy: Any, x: Any, weight: Any, bias: Any, _: str, wante
     return tuple(each if is_wanted else None for each, is_wanted in zip(like, wanted, strict=True))
 
 
-# What the activation was given is computed anew: a product more, and no memory between the passes.
+# The input of the activation is recomputed: one more product, but no memory between the passes.
 @operator(
     "linear_backward",
     schema="(Tensor grad_output, Tensor input, Tensor weight, Tensor? bias, str activation, "
@@ -109,7 +109,7 @@ def _keep_linear(ctx: Any, inputs: Any, output: Any) -> None:
 
 
 def _grad_linear(ctx: Any, dy: Any) -> Any:
-    needs = [*ctx.needs_input_grad, False, False, False]  # as long as the call was
+    needs = [*ctx.needs_input_grad, False, False, False]  # one per argument that the call passed
     wanted = needs[:3]
     grads = OPERATORS["linear_backward"].apply(dy, *ctx.saved_tensors, ctx.activation, wanted)
     given = (g if is_wanted else None for g, is_wanted in zip(grads, wanted, strict=True))
@@ -139,7 +139,7 @@ def _backward_reference(
 differentiable("linear", _keep_linear, _grad_linear, _reference, _backward_reference)
 
 
-# ---- Products as torch has them ----
+# ---- torch's products ----
 
 
 @operator("mm", aten.mm.default)
@@ -166,7 +166,7 @@ def _keep_product(ctx: Any, inputs: Any, output: Any) -> None:
 
 
 def _factors(multiply: Any, dy: Any, factors: Sequence[Any], wanted: Sequence[bool]) -> Any:
-    """The gradients of a product's factors."""
+    """Computes the gradients of a product's factors."""
     a, b = factors
     da = multiply(dy, b.transpose(-2, -1)) if wanted[0] else None
     return da, multiply(a.transpose(-2, -1), dy) if wanted[1] else None

@@ -1,5 +1,5 @@
-"""Losses of classes: cross_entropy of logits, nll_loss of log-probabilities. Classes are compared, not looked
-up: a row is read whole."""
+"""Losses of class labels: cross_entropy of logits and nll_loss of log-probabilities. Rows are read whole and
+class indices are compared with the labels instead of gathered."""
 
 from __future__ import annotations
 
@@ -17,33 +17,34 @@ from weft.torch.plans import Drawing, _strides
 aten, F = torch.ops.aten, torch.nn.functional
 
 NONE, MEAN, SUM = range(3)
-"""Reductions, as torch numbers them."""
+"""Reductions, with torch's numbers."""
 
 CLASS = 1
-"""The dimension of classes, once there is one of rows before it."""
+"""The class dimension. Scores without a rows dimension get one in front."""
 
 
 class _Rows(NamedTuple):
-    """Class indices and weights beside scores, [N, C, d..]."""
+    """Label comparisons and class weights for scores [N, C, d..]."""
 
     hit: Tensor
-    """Whether a class is the row's own, [N, C, d..]."""
+    """True where a class is the row's own, [N, C, d..]."""
     kept: Tensor
-    """Whether a row counts, [N, 1, d..]."""
+    """True where a row counts because its label is not the ignored one, [N, 1, d..]."""
     is_known: Tensor
-    """Whether the row's label names a class, [N, 1, d..]. The loss and the gradient of other rows are NaN."""
+    """True where the row's label is a valid class, [N, 1, d..]. The loss and gradient of other rows are
+    NaN."""
     weights: Tensor | None
     """[1, C, 1..]"""
 
 
 def _shown(value: Any) -> tuple[list[int], list[int]]:
-    """Dims and strides of scores with rows first."""
+    """Returns dims and strides of scores, with a rows dimension added in front if necessary."""
     dims, steps = list(value.shape), list(_strides(value))
     return (dims, steps) if value.ndim > 1 else ([1, *dims], [1, *steps])
 
 
 def _of_rows(value: Any) -> tuple[list[int], list[int]]:
-    """Dims and strides of one number for each row."""
+    """Returns dims and strides of one number per row."""
     if value.ndim == 0:
         return [1, 1], [1, 1]
     (n, *dims), (step, *steps) = value.shape, _strides(value)
@@ -70,20 +71,20 @@ def _rows(d: Drawing, scores: Tensor, x: Any, target: Any, weight: Any, ignored:
 
 
 def _counted(d: Drawing, row: Tensor, rows: _Rows) -> Tensor:
-    """A number of each row: 0 where the row does not count, NaN where its label names no class."""
+    """Masks one number per row: 0 if the row does not count, NaN if its label is not a valid class."""
     known = d.graph.binary_select(row, d.number(torch.nan), rows.is_known)
     return d.graph.binary_select(known, d.number(0), rows.kept)
 
 
 def _weight_of_row(d: Drawing, rows: _Rows) -> Tensor | float:
-    """The weight of each row's own class."""
+    """Returns the weight of each row's own class."""
     if rows.weights is None:
         return 1.0
     return d.graph.reduction(d.graph.binary_select(rows.weights, d.number(0), rows.hit), "ADD", dims=[CLASS])
 
 
 def _write_loss(d: Drawing, row: Tensor, rows: _Rows, reduction: int, target: Any) -> None:
-    """Results 0, the loss, and 1, what its mean is divided by."""
+    """Writes results 0, the loss, and 1, the divisor of the mean."""
     g, rank = d.graph, max(target.ndim + 1, 2)
     every, one = [i for i in range(rank) if i != CLASS], [1] * rank
     loss = _counted(d, row, rows)
@@ -99,7 +100,7 @@ def _write_loss(d: Drawing, row: Tensor, rows: _Rows, reduction: int, target: An
 
 
 def _factor(d: Drawing, dloss: Any, total: Any, rows: _Rows, reduction: int, x: Any) -> Tensor:
-    """What each row's gradient is multiplied by: 0 where it does not count."""
+    """Returns the factor of each row's gradient: 0 for rows that do not count."""
     g, one = d.graph, [1] * max(x.ndim, 2)
     factor = d.read(dloss, *(_of_rows(dloss) if reduction == NONE else (one,)))
     if reduction == MEAN:
@@ -128,9 +129,9 @@ def _fake(
 def _cross_entropy(
     d: Drawing, x: Any, target: Any, weight: Any, reduction: int, ignored: int, smoothing: float
 ) -> None:
-    """The maximum is subtracted from the logits first: their logsumexp, rounded to float, would be off by a
-    rounding of the largest logit. The gradient takes the maximum and the logarithm of the sum of
-    exponentials as two numbers for the same reason."""
+    """Subtracts the maximum from the logits first: rounding their logsumexp to float would cause an error as
+    large as the rounding of the largest logit. For the same reason the maximum and the logarithm of the sum
+    of exponentials are passed to the gradient as two numbers."""
     x = d.exact(x)
     g, scores = d.graph, d.read(x, *_shown(x))
     rows = _rows(d, scores, x, target, weight, ignored)
@@ -201,7 +202,7 @@ def _grad_cross_entropy(ctx: Any, dloss: Any, *_: Any) -> Any:
 def _reference(
     x: Any, target: Any, weight: Any, reduction: int, ignored: int, smoothing: float
 ) -> tuple[Any, Any, Any, Any]:
-    """In the steps of torch's own composite operator, which `enable` replaces."""
+    """Follows the steps of torch's own composite operator, which `enable` replaces."""
     _refuse_probabilities(target)
     wide = x if x.dtype == torch.float64 else x.float()
     rows, scores = (target[None], wide[None]) if x.ndim == 1 else (target, wide)
@@ -246,14 +247,14 @@ def _check(
 @stands_for("cross_entropy", aten.cross_entropy_loss.default, is_composite=True, check=_check)
 def _serve_cross_entropy(x: Any, target: Any, *how: Any) -> Any:
     loss = OPERATORS["cross_entropy"].apply(x, target, *how)[0]
-    # On a GPU a look at the loss would wait for it.
+    # On a GPU, reading the loss would synchronize.
     if loss.device.type == "cpu" and not is_watched(loss) and torch._C._get_tracing_state() is None:
         _refuse_unknown(loss, target, _classes(x), how[2] if len(how) > 2 else -100)
     return loss
 
 
 def _refuse_unknown(loss: Any, target: Any, classes: int, ignored: int) -> None:
-    """Leaves labels that name no class to torch, which raises an IndexError. Their loss is NaN."""
+    """Leaves invalid labels, whose loss is NaN, to torch, which raises an IndexError."""
     if not math.isnan((loss if loss.ndim == 0 else loss.sum()).item()):
         return
     labels = target[target != ignored]
@@ -262,7 +263,8 @@ def _refuse_unknown(loss: Any, target: Any, classes: int, ignored: int) -> None:
 
 
 # ---- Negative log-likelihood ----
-# It stands for torch's nowhere: torch looks up one number of each row. In a graph it joins what made rows.
+# It replaces no torch operator under enable(), because torch reads only one number per row. In a graph it is
+# fused with the operations that compute the rows.
 
 
 def _nll_loss(d: Drawing, x: Any, target: Any, weight: Any, reduction: int, ignored: int) -> None:

@@ -18,7 +18,7 @@ aten = torch.ops.aten
 
 
 class _Rows(NamedTuple):
-    """Dims in which a norm sees its input, its parameters and its statistics."""
+    """The dims with which a norm reads its input, its parameters and its statistics."""
 
     x: list[int]
     parameters: list[int]
@@ -26,7 +26,7 @@ class _Rows(NamedTuple):
 
 
 def _rows(x: torch.Tensor, shape: Sequence[int]) -> _Rows:
-    """Of an input whose last dimensions, of this shape, are normalised."""
+    """Returns the dims of a norm over the last dimensions, which have this shape."""
     length = math.prod(shape)
     count = x.numel() // length
     return _Rows([count, length], [1, length], [count, 1])
@@ -72,14 +72,15 @@ def _layer_norm_backward(
 def _write_gradients(
     d: Drawing, results: Sequence[Tensor], x: Any, parameters: Sequence[int], wanted: Sequence[bool]
 ) -> None:
-    """Those that are wanted of the gradients of x, a scale and a bias."""
+    """Writes the requested gradients of x, the scale and the bias."""
     for i, is_wanted in enumerate(wanted):
         if is_wanted and d.outputs[i] is not None:
             d.write_as(i, results[i], parameters if i else x)
 
 
 def _of_groups(x: Any, c: int, groups: int, hw: int) -> _Rows:
-    """Dims of an image whose groups of channels are normalised: its own where dimension 1 is channels."""
+    """Returns the dims of a norm over groups of channels: those of the image itself if its dimension 1 is the
+    channels."""
     tail = [1] * (x.ndim - 2)
     if x.ndim > 2 and x.shape[1] == c:
         return _Rows([*x.shape], [1, c, *tail], [x.shape[0], groups, *tail])
@@ -88,7 +89,8 @@ def _of_groups(x: Any, c: int, groups: int, hw: int) -> _Rows:
 
 
 def _fake_group_norm(x: Any, weight: Any, bias: Any, *given: Any) -> Any:
-    """Results lie as images do, on GPUs, too, where torch's own puts channels first."""
+    """The results keep the layout of the image, even on GPUs, where torch's own kernel returns channels
+    first."""
     results = torch.empty_like(x), *aten.native_group_norm.default(x, weight, bias, *given)[1:]
     return with_torchs_types(results, x, weight, bias)
 
@@ -118,7 +120,7 @@ def _group_norm_backward(
     d: Drawing, dy: Any, x: Any, mean: Any, rstd: Any, weight: Any, n: int, c: int, hw: int, groups: int,
     wanted: Sequence[bool],
 ) -> None:
-    if x.device.type == "cpu":  # all three in one sweep; a GPU would read both images again for the sums
+    if x.device.type == "cpu":  # one sweep for all three; a GPU would read both images again for the sums
         shown = _of_groups(x, c, groups, hw)
         scale = None if weight is None else d.read(weight, shown.parameters)
         ends: Any = [d.read_as(dy, shown.x), d.read_as(x, shown.x), scale]
@@ -142,7 +144,8 @@ def _group_norm_backward(
 
 
 def _epsilon(x: torch.Tensor, epsilon: float | None) -> float:
-    """torch's default is the epsilon of the type that the norm computes in, which is not that of 16 bits."""
+    """Returns the epsilon. torch's default is that of the type in which the norm computes, which is never a
+    16-bit type."""
     return torch.finfo(_wide(x)).eps if epsilon is None else epsilon
 
 
@@ -163,7 +166,7 @@ def _rms_norm_alone(x: Any, shape: Sequence[int], weight: Any = None, eps: float
 
 def _fake_rms_norm_backward(dy: Any, x: Any, _: Any, __: Any, weight: Any, wanted: Sequence[bool]) -> Any:
     """torch's own fake kernel gives the weight's gradient the type of x. The gradient of x has the layout of
-    dy on the CPU, where torch composes it of operators, and is contiguous on a GPU."""
+    dy on the CPU, where torch decomposes the operator, and is contiguous on a GPU."""
     layout = torch.contiguous_format if x.device.type == "cuda" else torch.preserve_format
     dx = torch.empty_like(dy, dtype=x.dtype, memory_format=layout) if wanted[0] else None
     return dx, torch.empty_like(weight) if wanted[1] else None
@@ -207,7 +210,7 @@ def _grad_group_norm(ctx: Any, dy: Any, dmean: Any, drstd: Any) -> Any:
     wanted = [*ctx.needs_input_grad[:3]]
     grads = OPERATORS["group_norm_backward"].apply(dy, x, mean, rstd, weight, *ctx.sizes, wanted)
     dx, dweight, dbias = (g if w else None for g, w in zip(grads, wanted, strict=True))
-    # The statistics are functions of x, whose gradients only second derivatives ask for.
+    # The statistics depend on x; only second derivatives need the gradients of that.
     image, count = x.reshape(*mean.shape, -1), x.numel() // mean.numel()
     if dx is not None and dmean is not None:
         dx = dx + (dmean / count)[..., None].expand(image.shape).reshape(x.shape).to(x.dtype)
@@ -220,7 +223,7 @@ def _grad_group_norm(ctx: Any, dy: Any, dmean: Any, drstd: Any) -> Any:
 def _group_norm_reference(
     x: Any, weight: Any, bias: Any, n: int, c: int, hw: int, groups: int, epsilon: float
 ) -> tuple[Any, ...]:
-    """torch's own has no derivative in forward mode where channels are last."""
+    """torch's own operator has no forward-mode derivative for channels-last images."""
     image = x.reshape(n, groups, c // groups, hw).to(_wide(x))
     variance, mean = torch.var_mean(image, (2, 3), correction=0, keepdim=True)
     rstd = torch.rsqrt(variance + epsilon)
@@ -248,7 +251,7 @@ def _group_norm_backward_reference(
 
 
 def _wide(x: torch.Tensor) -> torch.dtype:
-    """The type in which a norm computes."""
+    """Returns the type in which a norm computes."""
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
@@ -266,7 +269,7 @@ def _grad_rms_norm(ctx: Any, dy: Any, drstd: Any) -> Any:
     wanted = [ctx.needs_input_grad[0], ctx.needs_input_grad[2]]
     grads = OPERATORS["rms_norm_backward"].apply(dy, x, ctx.shape, rstd, weight, wanted)
     dx, dweight = (g if w else None for g, w in zip(grads, wanted, strict=True))
-    # The statistic is a function of x, whose gradient only second derivatives ask for.
+    # The statistic depends on x; only second derivatives need the gradient of that.
     if dx is not None and drstd is not None:
         dx = dx - (drstd * rstd**3 / math.prod(ctx.shape) * x).to(x.dtype)
     return dx, None, dweight, None

@@ -1,4 +1,4 @@
-"""Pooling: of planes (max_pool, avg_pool), of volumes (max_pool3d, avg_pool3d). torch makes lines planes."""
+"""Pooling in 2-D (max_pool, avg_pool) and 3-D (max_pool3d, avg_pool3d). torch maps 1-D pooling to 2-D."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ aten = torch.ops.aten
 
 
 def _each(values: Sequence[int], rank: int) -> list[int]:
-    """One number for each spatial dimension; torch also takes one for all."""
+    """Returns one number per spatial dimension; torch also accepts a single number for all."""
     return list(values) * rank if len(values) == 1 else list(values)
 
 
 def _batched(value: Any, rank: int) -> tuple[list[int], list[int]]:
-    """Dims and strides with a batch, which torch may leave out."""
+    """Returns dims and strides with a batch dimension, which torch makes optional."""
     missing = [1] * (rank + 2 - value.ndim)
     return [*missing, *value.shape], [*missing, *_strides(value)]
 
@@ -32,7 +32,7 @@ def _batched(value: Any, rank: int) -> tuple[list[int], list[int]]:
 def _windows(
     x: Any, y: Any, rank: int, window: Any, stride: Any, padding: Any, dilation: Any = (1,)
 ) -> dict[str, Any]:
-    """Where the windows are. Those of ceil_mode may reach beyond the padding."""
+    """Returns the geometry of the windows. With ceil_mode, they may extend beyond the padding."""
     window, padding, gaps = (_each(given, rank) for given in (window, padding, dilation))
     step = _each(stride, rank) if stride else window
     axes = zip(x.shape[-rank:], y.shape[-rank:], window, step, padding, gaps, strict=True)
@@ -56,8 +56,8 @@ def _max_pool(rank: int, d: Drawing, x: Any, *how: Any) -> None:
 
 
 def _position(d: Drawing, index: Tensor, extents: Sequence[int], geometry: dict[str, Any]) -> Tensor:
-    """Where in its plane a maximum is, from where in its window: row-major, both."""
-    # Floats hold whole numbers up to 2^24, and are quicker where there are vectors of them alone.
+    """Converts the index of a maximum within its window to the index within its plane; both are row-major."""
+    # Floats represent integers exactly up to 2^24, and are faster as long as all vectors are floats.
     g, whole = d.graph, {"compute_data_type": torch.float32 if math.prod(extents) <= 2**24 else torch.float64}
     window, gaps, rank = geometry["window"], geometry["dilation"], len(extents)
     place: Tensor | None = None
@@ -74,7 +74,7 @@ def _position(d: Drawing, index: Tensor, extents: Sequence[int], geometry: dict[
 
 
 def _max_pool_backward(rank: int, d: Drawing, dy: Any, x: Any, *how: Any) -> None:
-    # torch's indices are of the plane, so that the first maximum is found anew.
+    # torch's indices refer to the plane, so the first maximum is recomputed.
     geometry = _maximum(x, dy, rank, how[:-1])
     loss, image = (d.read(each, *_batched(each, rank)) for each in (dy, x))
     d.write(0, d.graph.resample_backward(loss, input=image, **geometry), *_batched(d.outputs[0], rank))
@@ -91,7 +91,7 @@ def _grad_max_pool(backward: Any, ctx: Any, dy: Any, _: Any) -> Any:
     return backward(dy, x, *ctx.how, indices), *[None] * 5
 
 
-# ---- The maximum without its place ----
+# ---- The maximum without its index ----
 
 _HOW = "int[] kernel_size, int[] stride, int[] padding, int[] dilation, bool ceil_mode"
 
@@ -115,7 +115,7 @@ def _grad_values(backward: Any, ctx: Any, dy: Any) -> Any:
 
 
 def _define_values(rank: int, name: str) -> None:
-    """The operator and its gradient of one number of spatial dimensions."""
+    """Defines the operator and its gradient for one number of spatial dimensions."""
     both, gradient = getattr(aten, f"max_pool{rank}d_with_indices").default, f"{name}_backward"
     schema = f"(Tensor input, {_HOW}) -> Tensor"
 
@@ -138,7 +138,7 @@ def _of_composite(
     name: str, x: Any, window: Any, stride: Any = (), padding: Any = (0,), dilation: Any = (1,),
     ceil: bool = False,
 ) -> Any:  # fmt: skip
-    """torch's own has the places, too, which only the other gradient reads."""
+    """Replaces torch's operator, which also computes the indices; only its own gradient reads these."""
     return OPERATORS[name].apply(x, window, stride, padding, dilation, ceil)
 
 
@@ -150,7 +150,7 @@ def _like_input(_: Any, x: Any, *__: Any) -> Any:
 
 
 def _mean(x: Any, y: Any, rank: int, how: Sequence[Any]) -> tuple[dict[str, Any], float]:
-    """How Weft says a mean, and what it is multiplied by."""
+    """Returns Weft's options for the mean, and the factor to multiply it by."""
     window, stride, padding, _, whole, divisor = how
     geometry, padding = _windows(x, y, rank, window, stride, padding), _each(padding, rank)
     factor = 1.0 if divisor is None else math.prod(geometry["window"]) / divisor
@@ -184,7 +184,7 @@ def _grad_avg_pool(backward: Any, ctx: Any, dy: Any) -> Any:
 
 
 def _define(name: str, twin: str, rank: int, draws: Sequence[Draw], keep: Any, grad: Any) -> None:
-    """The operator and its gradient of one number of spatial dimensions."""
+    """Defines the operator and its gradient for one number of spatial dimensions."""
     for draw, ending in zip(draws, ("", "_backward"), strict=True):
         operator(name + ending, getattr(aten, twin + ending).default)(partial(draw, rank))
     differentiable(name, keep, partial(grad, OPERATORS[f"{name}_backward"].apply))

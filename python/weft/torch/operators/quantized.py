@@ -1,4 +1,4 @@
-"""Linear layers whose weights are codes of few bits with scales of blocks."""
+"""Linear layers with quantized weights: codes of few bits with a scale per block."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _fake_quantized(x: Any, weight: Any, scale: Any, bias: Any = None) -> Any:
 
 
 def _weight(d: Drawing, weight: Any, scale: Any, k: int) -> Tensor:
-    """The weight [K, N] in numbers."""
+    """Draws the dequantized weight [K, N]."""
     if not weight.is_contiguous():
         raise NotSupportedError("quantized_linear: the weight is not contiguous. Give weight.contiguous().")
     n, blocks = scale.shape
@@ -81,7 +81,7 @@ def _keep_quantized(ctx: Any, inputs: Any, output: Any) -> None:
 
 
 def _grad_quantized(ctx: Any, dy: Any) -> Any:
-    needs = [*ctx.needs_input_grad, False]  # as long as the call was
+    needs = [*ctx.needs_input_grad, False]  # one per argument that the call passed
     if needs[2]:
         raise NotSupportedError("quantized_linear: the scale has no gradient. Detach it.")
     dx = OPERATORS["quantized_linear_backward"].apply(dy, *ctx.saved_tensors) if needs[0] else None
@@ -90,7 +90,7 @@ def _grad_quantized(ctx: Any, dy: Any) -> Any:
 
 
 def _numbers(codes: Any, scale: Any) -> Any:
-    """The weight [N, K] in the type of its scale."""
+    """Returns the dequantized weight [N, K] in the type of its scale."""
     if codes.dtype == torch.uint8:
         codes = torch.stack([codes & 15, codes >> 4], -1).flatten(-2).to(scale.dtype)
         codes = torch.where(codes > 7, codes - 16, codes)
