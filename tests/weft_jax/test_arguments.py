@@ -22,7 +22,7 @@ X, K, Q = np.ones((1, 5, 5, 3)), np.ones((3, 3, 3, 4)), np.random.default_rng(0)
 
 MESSAGES = {
     "linear: activation is unknown: expected None or one of 'relu', 'gelu', 'gelu_tanh', 'silu', "
-    "'sigmoid', 'tanh', got 'mish'. Apply another one yourself.":
+    "'sigmoid', 'tanh', got 'mish'. Apply other functions to the result.":
         lambda: weft_jax.linear(normal(2, 2), normal(2, 2), activation="mish"),
     "matmul: an operand is not a matrix: expected a: [.., m, k] and b: [.., k, n], got a: float64[2] and "
     "b: float64[2,2]. Reshape or transpose one of them.":
@@ -104,7 +104,7 @@ MESSAGES = {
     "attention: the shape of v does not fit: expected [2, 3, 2, 4], got [2, 4, 2, 4]. k is "
     "float64[2,3,2,4].":
         lambda: weft_jax.attention(Q, Q, normal(2, 4, 2, 4)),
-    "attention: the heads of q and k do not fit: expected a number of heads of q that those of k divide, "
+    "attention: the heads of q and k do not fit: expected heads of q that are a multiple of those of k, "
     "got 2 and 3. Give k and v as many heads as q, or a divisor of them.":
         lambda: weft_jax.attention(Q, normal(2, 3, 3, 4), normal(2, 3, 3, 4)),
     "attention: the type of mask is wrong: expected bool, True where a query sees a key, got float64. "

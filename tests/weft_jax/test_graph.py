@@ -47,8 +47,8 @@ def test_a_graph_that_was_drawn_before() -> None:
     with pytest.raises(weft.BadParameterError) as refused:
         run(normal(4, 3))
     assert str(refused.value) == (
-        "weft.jax.graph: negated takes float64[3,4], and got float64[4,3]. Give such arrays, or make a graph "
-        "of the function that draws it, which serves all shapes."
+        "weft.jax.graph: the arrays for negated do not fit: expected float64[3,4], got float64[4,3]. Pass "
+        "such arrays, or wrap the function that draws the graph, which supports all shapes."
     )
 
 
@@ -63,7 +63,7 @@ def test_a_graph_of_other_strides_is_refused() -> None:
     g.neg(g.tensor([3, 4], stride=[1, 3], data_type="f32", name="x", uid=1))
     with pytest.raises(weft.BadParameterError) as refused:
         weft_jax.graph(g)(jnp.zeros((3, 4), jnp.float32))
-    assert "has strides [1, 3], and JAX's arrays are packed" in str(refused.value)
+    assert "has strides [1, 3], and JAX arrays are packed" in str(refused.value)
 
 
 def test_a_number_that_is_read_on_the_host() -> None:

@@ -92,12 +92,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "other library": (
         {"w": weft.DeviceArray([4, 5], "f64", handle=weft.create_handle("cpu"))},
-        "plan: input 'w' (uid 2) comes as DeviceArray beside arrays of JAX's. Give "
+        "plan: input 'w' (uid 2) is a DeviceArray but other buffers are JAX arrays. Pass "
         "jax.dlpack.from_dlpack(array), or the memory of all outputs as out={name: buffer}.",
     ),
     "several devices": (
         {"w": both},
-        "plan: input 'w' (uid 2) lies on 2 devices, and a plan runs on one. Give one shard, or call "
+        "plan: input 'w' (uid 2) is on 2 devices, but a plan runs on one. Pass one shard, or call "
         "weft.jax.graph inside jax.shard_map.",
     ),
 }

@@ -138,7 +138,7 @@ def test_tensors_of_a_class_that_computes_are_torchs() -> None:
         torch.softmax(x, 1)  # of the same shape, whose plan does not serve the other
         torch.softmax(x.as_subclass(Counting), 1)
         torch.softmax(x.as_subclass(type("Plain", (torch.Tensor,), {})), 1)
-    refused = "a tensor of class Counting, which computes by itself. Leave it to torch."
+    refused = "a tensor of subclass Counting, which overrides operators. Leave it to torch."
     assert enabled.report() == {"aten::_softmax": {"served": 2, refused: 1}}
 
 
@@ -286,9 +286,9 @@ def test_models_are_traced(name: str, has_plan: bool, requires_grad: bool) -> No
 
 
 def test_names_that_do_not_exist_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"no operator is named 'convolution'\. Use some of .*conv, "):
+    with pytest.raises(ValueError, match=r"unknown operator 'convolution'\. Use some of .*conv, "):
         weft_torch.enable(["convolution"])
-    with pytest.raises(ValueError, match=r"where has 'tpu'\. Use 'cpu' and 'cuda'\."):
+    with pytest.raises(ValueError, match=r"unknown device 'tpu' in where\. Use 'cpu' and 'cuda'\."):
         weft_torch.enable(where=["tpu"])
     with pytest.raises(ValueError, match=r"'swiglu' replaces none of .*\. Call torch\.ops\.weft\.swiglu\."):
         weft_torch.enable(["swiglu"])
@@ -339,10 +339,10 @@ def test_the_report_states_the_share_of_all_operators() -> None:
     with weft_torch.enable(["softmax", "softmax_backward", "mm"]) as enabled:
         step()
         line = str(enabled.report())
-        assert line.startswith("Weft served 5 of 5 calls of operators that it stands for. Run a step under")
+        assert line.startswith("Weft served 5 of 5 calls of the operators that it replaces. Run a step under")
         with enabled.measure():
             step()
-    pattern = r"Weft served 5 of (\d+) computing operators \((\d+)%\) and (\d+)% of their time\."
+    pattern = r"Weft served 5 of (\d+) compute operators \((\d+)%\) and (\d+)% of their time\."
     found = re.fullmatch(pattern, str(enabled.report()))
     assert found is not None, str(enabled.report())
     count, share, part = map(int, found.groups())

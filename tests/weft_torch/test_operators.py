@@ -571,9 +571,9 @@ def test_a_refusal_is_said() -> None:
     x, weight = normal(3, 5, grad=False), normal(4, 5, grad=False)
     with pytest.raises(Exception, match=r"activation 'tanh'\. Use one of none, relu, gelu, gelu_tanh, silu"):
         weft.linear(x, weight, None, "tanh")
-    with pytest.raises(Exception, match=r"the weight has to be \[N, 5\] for this input, it is \[5, 4\]"):
+    with pytest.raises(Exception, match=r"weight does not fit the input: expected \[N, 5\], got \[5, 4\]"):
         weft.linear(x, weight.t())
-    with pytest.raises(Exception, match=r"the residual has to be \[3, 4\] as the result, it is \[4\]"):
+    with pytest.raises(Exception, match=r"residual does not fit the result: expected \[3, 4\], got \[4\]"):
         weft.linear(x, weight, None, "none", x.new_ones(4))
 
 

@@ -21,7 +21,7 @@ def test_the_example_runs_on_weft(capsys) -> None:
     names: dict[str, Any] = {}
     exec(program, names)
     assert names["weft_under"].report()["aten::convolution_backward"] == {"served": 1}
-    assert capsys.readouterr().out.startswith("Weft served 4 of 4 calls of operators that it stands for.")
+    assert capsys.readouterr().out.startswith("Weft served 4 of 4 calls of the operators that it replaces.")
 
 
 def test_the_page_names_every_operator() -> None:

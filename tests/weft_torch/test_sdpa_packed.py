@@ -150,7 +150,7 @@ def test_a_part_without_keys_adds_nothing() -> None:
 
 def test_refusals() -> None:
     x, at = normal(6, 2, 4).detach(), starts((4, 2))
-    with pytest.raises(Exception, match=r"sdpa_varlen: query has to be .* got \[6, 2, 4\], 3 and 2 elements"):
+    with pytest.raises(Exception, match=r"sdpa_varlen: expected query .* got \[6, 2, 4\], 3 and 2 elements"):
         weft.sdpa_varlen(x, x, x, at, at[:2], 4, 4)
     with pytest.raises(Exception, match="operands do not broadcast"):
         weft_torch.merge(x, x[0, :, 0], x, x[..., 0])

@@ -69,7 +69,7 @@ class Drawn(Operator):
             if not isinstance(each, Tensor):
                 raise BadParameterError(
                     f"weft.jax.graph: {self.name} returned {type(each).__name__} among its results. Return "
-                    "the tensors that its operations make, one, or a tuple or list of them."
+                    "a tensor, or a tuple or list of tensors, that the graph's operations return."
                 )
             # An argument, or a tensor that is returned twice, is copied into a result of its own.
             is_used = any(each is tensor for tensor in used)
@@ -92,7 +92,7 @@ class Given(Operator):
         return len(self._outputs) == 1
 
     def _refuse(self, *_: Any) -> None:
-        raise AssertionError("a graph is not drawn again")
+        raise AssertionError("an existing graph is not drawn")
 
     def drawn(
         self, call: Call, arguments: Sequence[Form], results: Sequence[Form] = (), place: Place | None = None
@@ -102,9 +102,9 @@ class Given(Operator):
         if call.attributes or list(map(_form, self._inputs)) != list(arguments):
             wanted, got = (", ".join(map(str, each)) for each in (map(_form, self._inputs), arguments))
             raise BadParameterError(
-                f"weft.jax.graph: {self.name} takes {wanted}, and got {got}"
-                f"{' and options' if call.attributes else ''}. Give such arrays, or make a graph of the "
-                "function that draws it, which serves all shapes."
+                f"weft.jax.graph: the arrays for {self.name} do not fit: expected {wanted}, got {got}"
+                f"{' and options' if call.attributes else ''}. Pass such arrays, or wrap the function "
+                "that draws the graph, which supports all shapes."
             )
         if place is not None and place not in (self._graph._handle, self._graph._device_property):
             self._graph = self._placed(place)
@@ -116,8 +116,8 @@ class Given(Operator):
     def _placed(self, place: Place) -> Graph:
         if self._graph._made_planner is not None:
             raise BadParameterError(
-                f"weft.jax.graph: {self.name} was planned for another device than {place!r}. Make a graph of "
-                "the function that draws it, which serves all devices."
+                f"weft.jax.graph: {self.name} was planned for another device than {place!r}. Wrap the "
+                "function that draws the graph, which supports all devices."
             )
         self._graph._handle = None if isinstance(place, DeviceProperties) else place
         self._graph._device_property = place if isinstance(place, DeviceProperties) else None
@@ -128,7 +128,7 @@ def _form(tensor: Tensor) -> Form:
     assert tensor.dtype is not None
     if tuple(tensor.strides) != tuple(buffers.packed_strides(tensor.dims)):
         raise BadParameterError(
-            f"weft.jax.graph: {tensor!r} has strides {list(tensor.strides)}, and JAX's arrays are packed, "
+            f"weft.jax.graph: {tensor!r} has strides {list(tensor.strides)}, and JAX arrays are packed, "
             "the last dimension fastest. Declare it without strides."
         )
     return Form(tensor.dims, dtypes.numpy_dtype(tensor.dtype))

@@ -40,7 +40,7 @@ class Planned(Operator):
         self.places = Places(tuple(arguments), tuple(results), tuple(numbers))
 
     def _refuse(self, *_: Any) -> None:
-        raise AssertionError("a plan is not drawn again")
+        raise AssertionError("a plan is not drawn")
 
     def results(self, call: Call, arguments: Sequence[Form]) -> tuple[Form, ...]:
         """Returns the forms of the slots that the plan writes."""
@@ -83,12 +83,12 @@ def _array(plan: Plan, i: int, given: Mapping[int, Any], device: Any) -> Any:
         value = jax.device_put(value, device)
     if not buffers.is_jax(value):
         raise BadParameterError(
-            f"plan: {slot} comes as {type(value).__name__} beside arrays of JAX's. Give "
+            f"plan: {slot} is a {type(value).__name__} but other buffers are JAX arrays. Pass "
             "jax.dlpack.from_dlpack(array), or the memory of all outputs as out={name: buffer}."
         )
     if len(value.devices()) > 1:
         raise BadParameterError(
-            f"plan: {slot} lies on {len(value.devices())} devices, and a plan runs on one. Give one shard, "
+            f"plan: {slot} is on {len(value.devices())} devices, but a plan runs on one. Pass one shard, "
             "or call weft.jax.graph inside jax.shard_map."
         )
     (place,) = value.devices()

@@ -47,7 +47,7 @@ def _tensors(node: torch.fx.Node) -> list[torch.Tensor]:
 def refusal(node: torch.fx.Node) -> str:
     """Returns why torch computes the node, or an empty string if Weft can."""
     if node.target not in DRAWN:
-        return "no operator of Weft's"
+        return "not supported by Weft"
     if any("val" not in each.meta for each in (node, *node.all_input_nodes)):
         return "a value of unknown type"
     if node.target not in BLANK and not _is_blank(node):
@@ -158,7 +158,9 @@ def backend(
     """
     noted, how = Cover() if cover is None else cover, dict(options or {})
     if unknown := how.keys() - {"inductor"}:
-        raise ValueError(f'backend "weft": no option is named {min(unknown)!r}. There is "inductor".')
+        raise ValueError(
+            f'backend "weft": unknown option: expected "inductor", got {min(unknown)!r}. Remove it.'
+        )
     if mode not in (None, *inductor.MODES):
         modes = ", ".join(map(repr, inductor.MODES))
         raise ValueError(

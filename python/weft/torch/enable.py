@@ -46,13 +46,13 @@ class Report(dict[str, dict[str, int]]):
         count, served = self._calls
         if count:
             part = self._seconds[1] / max(self._seconds[0], 1e-9)
-            share = f"{served} of {count} computing operators ({served / count:.0%})"
+            share = f"{served} of {count} compute operators ({served / count:.0%})"
             return f"Weft served {share} and {part:.0%} of their time."
         calls_ = sum(sum(outcomes.values()) for outcomes in self.values())
         served = sum(outcomes.get(_SERVED, 0) for outcomes in self.values())
         return (
-            f"Weft served {served} of {calls_} calls of operators that it stands for. Run a step under "
-            "measure() for its share of all operators and of their time."
+            f"Weft served {served} of {calls_} calls of the operators that it replaces. Run a step under "
+            "measure() to see its share of all operators and of their time."
         )
 
 
@@ -203,7 +203,7 @@ _PARTS = dict.fromkeys(("linear", "linear_backward"), ("mm", "addmm", "bmm"))
 
 def _refuse_name(name: str) -> None:
     if name not in OPERATORS:
-        raise ValueError(f"enable: no operator is named {name!r}. Use some of {', '.join(OPERATORS)}.")
+        raise ValueError(f"enable: unknown operator {name!r}. Use some of {', '.join(OPERATORS)}.")
     forward = OPERATORS[name.removesuffix("_backward")]
     replaces = forward.places or forward.stand_ins or name in _PARTS
     if not replaces:
@@ -234,7 +234,7 @@ def enable(
     devices = [where] if isinstance(where, str) else list(where)
     strange = [each for each in devices if each not in PLACES]
     if strange:
-        raise ValueError(f"enable: where has {strange[0]!r}. Use 'cpu' and 'cuda'.")
+        raise ValueError(f"enable: unknown device {strange[0]!r} in where. Use 'cpu' and 'cuda'.")
     places = [p for p in devices if p == "cpu" or torch.cuda.is_available()]
     names = dict.fromkeys(part for name in asked for part in _PARTS.get(name, (name,)))
     return Enabled([OPERATORS[name] for name in names], places)

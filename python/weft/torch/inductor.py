@@ -64,7 +64,7 @@ def _expected(tensors: Sequence[Any], numbers: Sequence[Any], which: int) -> Seq
     region = _STANDING[which].region
     results = region.expected(*_arguments(region, tensors, numbers))
     if any(each is None for each in results):
-        raise NotSupportedError("a region gives what is no tensor.")
+        raise NotSupportedError("a result of a region is not a tensor.")
     return results
 
 

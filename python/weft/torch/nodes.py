@@ -121,7 +121,7 @@ def _leaky_relu_backward(d: Any, dy: Any, x: Any, slope: float, is_result: bool)
     """is_result: x is the output of the forward pass, which has the sign of the input if the slope is not
     negative."""
     if is_result and slope < 0:
-        raise NotSupportedError("leaky_relu_backward: a negative slope, of the result.")
+        raise NotSupportedError("leaky_relu_backward: a negative slope with self_is_result.")
     _apply_sloped(d, "leaky_relu_backward", float(slope), dy, x)
 
 
@@ -221,7 +221,9 @@ def _repeat(d: Any, x: Any, times: Sequence[int]) -> None:
     parts = [([1, n], [k, n]) if k > 1 and n > 1 else ([n], [k * n]) for k, n in pairs]
     before, after = ([n for part in parts for n in part[i]] for i in (0, 1))
     if len(after) > DIMENSIONS:
-        raise NotSupportedError(f"repeat: along so many of {len(times)} dimensions. Leave it to torch.")
+        raise NotSupportedError(
+            f"repeat: needs {len(after)} dimensions, at most {DIMENSIONS} are supported. Leave it to torch."
+        )
     spread = d.graph.identity(d.read(x, before)).set_dim(after)
     joined = d.graph.reshape(spread, reshape_mode=reshape_mode.LOGICAL)
     d.write(0, joined, [k * n for k, n in pairs])

@@ -37,7 +37,7 @@ def refusal(arguments: Sequence[Any], others: Sequence[torch.dtype]) -> str:
             if each.dtype not in FLOATS and not (i and each.dtype in others):
                 return f"type {each.dtype}"
             if kind is not _TENSOR and kind.__torch_dispatch__ is not _TENSOR.__torch_dispatch__:
-                return f"a tensor of class {kind.__name__}, which computes by itself. Leave it to torch."
+                return f"a tensor of subclass {kind.__name__}, which overrides operators. Leave it to torch."
     return ""
 
 
@@ -50,7 +50,7 @@ def mixed_types(name: str, arguments: Sequence[Any]) -> str:
     first, *others = floats
     if "norm" in name and first in (torch.bfloat16, torch.float16) and set(others) == {torch.float32}:
         return ""
-    return f"operands of types {', '.join(map(str, floats))}. Leave it to torch."
+    return f"operands of different types: {', '.join(map(str, floats))}. Leave it to torch."
 
 
 def _plain_keys() -> int:

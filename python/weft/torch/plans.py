@@ -142,7 +142,7 @@ def _steps_in(value: torch.Tensor, dims: Sequence[int]) -> tuple[int, ...]:
     """Like steps_in, but raises NotSupportedError instead of returning None."""
     steps = steps_in(value, dims)
     if steps is None:
-        raise NotSupportedError(f"a tensor of strides {list(value.stride())}. Make it contiguous.")
+        raise NotSupportedError(f"a tensor with strides {list(value.stride())}. Make it contiguous.")
     return steps
 
 
@@ -382,7 +382,7 @@ def prepare(
     tensors = [each for each in arguments if isinstance(each, torch.Tensor)]
     device = tensors[0].device
     if any(each.device != device for each in tensors):
-        raise NotSupportedError(f"{name}: tensors of several devices. Move them to one.")
+        raise NotSupportedError(f"{name}: tensors on different devices. Move them to one.")
     outputs = rule(*arguments) if rule and device.type == "cpu" else None
     if outputs is None:
         outputs = expected_of(expected, arguments, device if _depends_on_device(name, tensors) else _META)
@@ -492,7 +492,7 @@ def expected_of(
     except Exception as refusal:  # torch raises many types
         words = str(refusal) or type(refusal).__name__
     if words:  # raised outside the handler, so that the cached error does not hold torch's frames
-        raise NotSupportedError(f"torch refuses it: {words.splitlines()[0]}")
+        raise NotSupportedError(f"torch refuses the arguments: {words.splitlines()[0]}")
     return list(results) if isinstance(results, (tuple, list)) else [results]
 
 

@@ -72,9 +72,9 @@ class RegionDrawing(Drawing):
         made = self._made[id(value)] if self._is_made(value) else None
         if made is None:
             if not any(each is value for each in self._inputs):
-                raise NotSupportedError("a value that no operator of the region has drawn.")
+                raise NotSupportedError("a value that no operator of the region computes.")
             if value.device != _leading(self._inputs).device:
-                raise NotSupportedError("tensors of several devices.")
+                raise NotSupportedError("tensors on different devices.")
             _check_elements(value)
             if dims is not None and (steps is not None or value.is_contiguous()):
                 return super().read(value, dims, steps)
@@ -178,7 +178,7 @@ class RegionDrawing(Drawing):
         blank = [e for e in self.outputs if id(e) not in self._made and id(e) not in self._narrow]
         lacking = [each for each in blank if isinstance(each, torch.Tensor) and each.numel()]
         if lacking and not may_lack:
-            raise NotSupportedError(f"a result of shape {list(lacking[0].shape)} that is not drawn.")
+            raise NotSupportedError(f"no result of shape {list(lacking[0].shape)}: Weft does not compute it.")
         self._values += blank
         self._blank |= set(map(id, blank))
 
@@ -298,8 +298,8 @@ class Cover:
         lines += [f"  {i}: {', '.join(each.operators())}" for i, each in enumerate(self.regions)]
         lines += [f"torch computes {n} x {name}: {why}" for (name, why), n in sorted(self.left.items())]
         lines += [f"torch computes {', '.join(names)}: {why}" for names, why in self.refused]
-        lines += [f"Inductor compiles what torch computes in {self.compiled} graphs"] * bool(self.compiled)
-        lines += [f"what torch computes in a graph runs one by one: {why}" for why in self.apart]
+        lines += [f"Inductor compiles the other operators of {self.compiled} graphs"] * bool(self.compiled)
+        lines += [f"torch runs the operators of a graph one by one: {why}" for why in self.apart]
         return "\n".join([*lines, *(graph.explain() for graph in self.graphs)])
 
 

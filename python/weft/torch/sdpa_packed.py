@@ -80,7 +80,7 @@ class _Tokens:
     ) -> None:  # fmt: skip
         if q.ndim != 3 or starts.numel() != starts_k.numel():
             raise NotSupportedError(
-                "sdpa_varlen: query has to be [tokens, heads, elements], and the cu_seqlens of one length, "
+                "sdpa_varlen: expected query [tokens, heads, elements] and cu_seqlens of equal length, "
                 f"got {list(q.shape)}, {starts.numel()} and {starts_k.numel()} elements."
             )
         self.queries = _Side(d, starts, longest)

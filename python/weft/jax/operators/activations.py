@@ -31,7 +31,7 @@ def check(where: str, name: str | None) -> None:
         names = ", ".join(map(repr, METHODS))
         raise arguments.refuse(
             where, "activation is unknown", f"None or one of {names}", repr(name),
-            "Apply another one yourself.",
+            "Apply other functions to the result.",
         )  # fmt: skip
 
 

@@ -119,7 +119,7 @@ class _Attention(Function):
         arguments.check_shape(self.name, "v", v, (batch, keys, groups, v.shape[3]), fix)
         if heads and (not groups or heads % groups):
             raise arguments.refuse(
-                self.name, "the heads of q and k do not fit", "a number of heads of q that those of k divide",
+                self.name, "the heads of q and k do not fit", "heads of q that are a multiple of those of k",
                 f"{heads} and {groups}", "Give k and v as many heads as q, or a divisor of them.",
             )  # fmt: skip
         if mask is not None and mask.dtype != np.bool_:

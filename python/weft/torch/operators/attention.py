@@ -25,9 +25,9 @@ def _refuse_unlike(q: Any, k: Any, v: Any, mask: Any, causal: bool, shares_heads
     if not 2 <= q.ndim <= 4 or k.ndim != q.ndim or v.ndim != q.ndim:
         raise NotSupportedError("sdpa: unequal ranks, or more than 4 dimensions. Leave it to torch.")
     if not q.dtype == k.dtype == v.dtype:
-        raise NotSupportedError("sdpa: operands of several types. Leave it to torch.")
+        raise NotSupportedError("sdpa: operands of different types. Leave it to torch.")
     if mask is not None and (causal or mask.ndim > 4 or mask.dtype not in (q.dtype, torch.bool)):
-        raise NotSupportedError("sdpa: a mask beside is_causal, or of another type. Leave it to torch.")
+        raise NotSupportedError("sdpa: a mask with is_causal, or of an unsupported type. Leave it to torch.")
     if not shares_heads and q.ndim > 2 and not q.shape[-3] == k.shape[-3] == v.shape[-3]:
         raise NotSupportedError("sdpa: unequal heads without enable_gqa. Leave it to torch.")
 
@@ -322,7 +322,7 @@ def _serve_sdpa(
     scale: float | None = None, enable_gqa: bool = False,
 ) -> Any:  # fmt: skip
     if _only_spelled_out():
-        raise NotSupportedError("sdpa: torch's backends leave the one of products and softmax alone.")
+        raise NotSupportedError("sdpa: only torch's MATH backend is enabled. Leave it to torch.")
     q, k, v = (q, k, v) if enable_gqa else _of_one_batch(q, k, v)
     seed = torch.randint(1 << 62, (1,), device=q.device) if dropout else None
     trains = torch.is_grad_enabled() and torch._C._any_requires_grad(q, k, v, mask)

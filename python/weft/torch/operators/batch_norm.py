@@ -33,7 +33,7 @@ def _channels(x: torch.Tensor) -> list[int]:
 
 def _of_channels(d: Drawing, x: torch.Tensor, *values: Any) -> list[Any]:
     if any(each is not None and each.numel() != x.shape[1] for each in values):
-        raise NotSupportedError("batch_norm: parameters or statistics of another number of channels.")
+        raise NotSupportedError("batch_norm: parameters or statistics do not match the number of channels.")
     return [None if each is None else d.read(each, _channels(x)) for each in values]
 
 
@@ -203,7 +203,7 @@ def _check(
         raise NotSupportedError("batch_norm: a tensor without elements.")
     sizes = {each.shape for each in (weight, bias, mean, variance) if each is not None}
     if not sizes <= {x.shape[1:2]} or (mean is None and not training):
-        raise NotSupportedError("batch_norm: parameters or statistics of another number of channels.")
+        raise NotSupportedError("batch_norm: parameters or statistics do not match the number of channels.")
 
 
 # On a GPU torch composes batch norm from cuDNN's operator, whose gradient reads data that only cuDNN writes.

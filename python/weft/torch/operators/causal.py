@@ -21,11 +21,13 @@ ACTIVATIONS = {"identity": pointwise_mode.IDENTITY, "silu": pointwise_mode.SWISH
 def _refuse(x: Any, weight: Any, bias: Any, activation: str) -> None:
     if x.ndim != 3 or weight.ndim != 2 or weight.shape[0] != x.shape[1]:
         raise NotSupportedError(
-            "causal_conv1d: x has to be [B, D, L] and weight [D, K]; they are "
+            "causal_conv1d: the shapes do not fit: expected x [B, D, L] and weight [D, K], got "
             f"{[*x.shape]} and {[*weight.shape]}. Give transposed views where channels come last."
         )
     if bias is not None and bias.shape != x.shape[1:2]:
-        raise NotSupportedError(f"causal_conv1d: bias is {[*bias.shape]}, expected [{x.shape[1]}].")
+        raise NotSupportedError(
+            f"causal_conv1d: the shape of bias does not fit: expected [{x.shape[1]}], got {[*bias.shape]}."
+        )
     if activation not in ACTIVATIONS:
         raise NotSupportedError(f"causal_conv1d: activation is {activation!r}. Use 'identity' or 'silu'.")
 

@@ -16,7 +16,7 @@ aten = torch.ops.aten
 
 def _fake_dropout(x: Any, p: float, seed: Any) -> Any:
     if not 0 <= p <= 1:
-        raise NotSupportedError(f"dropout: p has to be between 0 and 1, it is {p}.")
+        raise NotSupportedError(f"dropout: p is out of range: expected 0 to 1, got {p}.")
     return torch.empty_like(x)
 
 

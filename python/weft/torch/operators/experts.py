@@ -20,7 +20,8 @@ def _fake_grouped(tokens: Any, weight: Any, first: Any) -> Any:
     is_fit = tokens.ndim == 2 and weight.ndim == 3 and first.ndim == 1
     if not is_fit or weight.shape[0] - first.shape[0] not in (0, 1):
         raise NotSupportedError(
-            "grouped_mm: tokens have to be [M, K], weight [E, K, N], first [E] or [E - 1]; they are "
+            "grouped_mm: the shapes do not fit: expected tokens [M, K], weight [E, K, N] and first [E] or "
+            "[E - 1], got "
             f"{[*tokens.shape]}, {[*weight.shape]}, {[*first.shape]}."
         )
     return tokens.new_empty([tokens.shape[0], weight.shape[2]])
@@ -111,7 +112,7 @@ differentiable("grouped_mm", _keep_grouped, _grad_grouped, _reference, _backward
 def _check_ends(a: Any, b: Any, ends: Any, bias: Any, out_dtype: Any) -> None:
     if a.ndim != 2 or b.ndim not in (2, 3) or ends is None or bias is not None:
         raise NotSupportedError(
-            "grouped_mm: not [M, K] by [E, K, N] or [K, M] by [M, N], with ends. Leave it to torch."
+            "grouped_mm: not [M, K] x [E, K, N] or [K, M] x [M, N] with offs. Leave it to torch."
         )
     if out_dtype not in (None, a.dtype):
         raise NotSupportedError(f"grouped_mm: a result of type {out_dtype}. Leave it to torch.")

@@ -22,7 +22,7 @@ GELU = {"none": "gelu", "tanh": "gelu_approx_tanh"}
 def _fake_gated(gate: Any, up: Any, *_: Any) -> Any:
     if gate.shape != up.shape:
         raise NotSupportedError(
-            f"swiglu, geglu: gate and up have to be of one shape, they are {[*gate.shape]} and {[*up.shape]}."
+            f"swiglu, geglu: gate and up have different shapes: {[*gate.shape]} and {[*up.shape]}."
         )
     return gate.new_empty(gate.shape)
 
@@ -120,8 +120,8 @@ def _fake_rope(x: Any, cos: Any, sin: Any, interleaved: bool = False, inverse: b
     half = x.shape[-1] // 2
     if x.shape[-1] % 2 or any(each.shape[-1] != half for each in (cos, sin)):
         raise NotSupportedError(
-            f"rope: rows of x have to be even, and those of cos and sin half of them; they are "
-            f"{x.shape[-1]}, {cos.shape[-1]} and {sin.shape[-1]}."
+            "rope: the last dimensions do not fit: expected an even one for x and half of it for cos and "
+            f"sin, got {x.shape[-1]}, {cos.shape[-1]} and {sin.shape[-1]}."
         )
     return x.new_empty(x.shape)
 

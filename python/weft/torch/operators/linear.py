@@ -39,11 +39,11 @@ def _fake_linear(
     y = x.new_empty([*x.shape[:-1], weight.shape[0]])
     if x.shape[-1] != weight.shape[1]:
         raise NotSupportedError(
-            f"linear: the weight has to be [N, {x.shape[-1]}] for this input, it is {[*weight.shape]}."
+            f"linear: the weight does not fit the input: expected [N, {x.shape[-1]}], got {[*weight.shape]}."
         )
     if residual is not None and residual.shape != y.shape:
         raise NotSupportedError(
-            f"linear: the residual has to be {[*y.shape]} as the result, it is {[*residual.shape]}."
+            f"linear: the residual does not fit the result: expected {[*y.shape]}, got {[*residual.shape]}."
         )
     return y
 

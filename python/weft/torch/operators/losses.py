@@ -239,7 +239,7 @@ def _check(
     if not target.is_floating_point() and target.dtype != torch.int64:
         raise NotSupportedError(f"cross_entropy: labels of type {target.dtype}. Leave it to torch.")
     if weight is not None and (weight.dtype != x.dtype or weight.shape != (_classes(x),)):
-        raise NotSupportedError("cross_entropy: weights of another type or number. Leave it to torch.")
+        raise NotSupportedError("cross_entropy: weights of another type or shape. Leave it to torch.")
     if not 0 <= smoothing <= 1:
         raise NotSupportedError(f"cross_entropy: label_smoothing is {smoothing}. Leave it to torch.")
 
@@ -259,7 +259,7 @@ def _refuse_unknown(loss: Any, target: Any, classes: int, ignored: int) -> None:
         return
     labels = target[target != ignored]
     if ((labels < 0) | (labels >= classes)).any():
-        raise NotSupportedError("cross_entropy: a label names no class. Leave it to torch.")
+        raise NotSupportedError("cross_entropy: a label is out of range. Leave it to torch.")
 
 
 # ---- Negative log-likelihood ----

@@ -23,13 +23,13 @@ def _fake_quantized(x: Any, weight: Any, scale: Any, bias: Any = None) -> Any:
     packed = k // 2 if weight.dtype == torch.uint8 else k
     if weight.shape[1] != packed or (weight.dtype == torch.uint8 and k % 2):
         raise NotSupportedError(
-            f"quantized_linear: the weight has to be [N, {packed}] for {k} columns of input, two codes of 4 "
-            f"bits to a byte in uint8; it is {[*weight.shape]}."
+            f"quantized_linear: the shape of weight does not fit: expected [N, {packed}] for {k} columns of "
+            f"input (uint8 packs two 4-bit codes per byte), got {[*weight.shape]}."
         )
     if scale.ndim != 2 or scale.shape[0] != n or not scale.shape[1] or k % scale.shape[1]:
         raise NotSupportedError(
-            f"quantized_linear: scale has to be [{n}, blocks], where blocks divide {k}; it is "
-            f"{[*scale.shape]}."
+            f"quantized_linear: scale does not fit: expected [{n}, blocks], where blocks divides "
+            f"{k}, got {[*scale.shape]}."
         )
     return x.new_empty([*x.shape[:-1], n])
 
