@@ -1,14 +1,15 @@
-"""Generated cases of attention, forward and backward, against NumPy in float64: any number makes one.
+"""Generated attention cases, forward and backward, compared with NumPy in float64. Each number is a seed of
+one case.
 
     python tests/attention_cases.py 1234                    one case, on the CPU
     WEFT_TEST_DEVICE=cuda python tests/attention_cases.py --count 3000    all of them, on the GPU
-    python tests/attention_cases.py --first 1000000 --count 300    sequences behind each other (THD)
+    python tests/attention_cases.py --first 1000000 --count 300    packed sequences (THD)
 
-Lengths at the ends of tiles, shared heads, head sizes, masks, biases, modifiers, block masks, pages, lengths
-with empty sequences and NaN behind them, scores up to +-120, any order of the dims in memory, with gaps. An
-error may be twice that of the same formula with operands, weights and gradients of scores rounded to the type
-of the operands. Numbers from RAGGED on are packed tokens with ragged offsets, some sequences empty, NaN
-between them.
+The cases cover lengths at tile boundaries, shared heads, head sizes, masks, biases, modifiers, block masks,
+pages, empty sequences, NaN after the lengths in use, scores up to +-120, and any order of the dims in memory,
+with gaps. An error may be twice that of the same formula with operands, weights and gradients of scores
+rounded to the type of the operands. Numbers from RAGGED on are packed tokens with ragged offsets, some
+sequences empty, NaN between them.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ MODIFIERS = {
 
 @dataclass
 class Made:
-    """A case, and how its operands lie."""
+    """A case, and the memory layout of its operands."""
 
     case: Case
     dtype: str
@@ -76,7 +77,7 @@ class Made:
     layout: str
     is_ragged: bool = False
     in_tokens: bool = False  # ragged offsets count tokens, not elements
-    token_gap: int = 0  # tokens of nobody behind each sequence
+    token_gap: int = 0  # unused tokens after each sequence
     padded: tuple[str, ...] = ()  # operands that are not packed
 
     def __str__(self) -> str:
@@ -185,7 +186,8 @@ def make_padded(number: int) -> Made:
 
 
 def laid_out(made: Made, inputs: dict[str, Any]) -> dict[str, Any]:
-    """Operands of four dims in an order of their own, with gaps behind rows; those in pages as they are."""
+    """Returns four-dimensional operands in permuted layouts with gaps after rows; paged operands are
+    unchanged."""
     found = dict(inputs)
     for name, array in inputs.items():
         if array.ndim != 4 or name not in ("q", "k", "v", "o", "dO", "stats", "bias"):
@@ -199,7 +201,7 @@ def laid_out(made: Made, inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 def spoil(case: Case, inputs: dict[str, Any]) -> dict[str, Any]:
-    """The operands with NaN behind the lengths in use."""
+    """Fills the operands with NaN after the lengths in use."""
     found = {name: np.array(array) for name, array in inputs.items()}
     for b, (rows, columns) in enumerate(zip(*(used.ravel() for used in case.lengths()), strict=True)):
         for name in ("q", "o", "dO", "stats"):
@@ -307,7 +309,7 @@ def wrong(
 def results(
     build: Any, made: Made, inputs: dict[str, Any], want: Any, names: Any
 ) -> dict[str, list[np.ndarray]]:
-    """What each engine makes of a case; names of results that may be packed."""
+    """Returns the results of each engine for a case. names: the results that may be packed."""
     if not made.is_ragged:
         return checks.check(build, laid_out(made, inputs), [None] * len(want), layouts=[made.layout])
     found = {}

@@ -1,5 +1,5 @@
-"""Gradients of attention that are spelled out, as a framework's autograd hands them over: as graphs and in
-NumPy's float64."""
+"""Attention gradients in primitive operations, as a framework's autograd emits them: as graphs and in NumPy
+float64."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from attention_spelling import INF, MASKS, Spelling
 
 @dataclass
 class Gradients:
-    """What goes forward, and how the way back is spelled."""
+    """The operations of the forward pass, and the decomposition of the backward pass."""
 
     forward: Spelling
     weights: str = "softmax"  # or "statistics", which are given, as o is
-    sums: str = "weights"  # of P dP; or "apart", P dP - P sums; or "o", of dO o
+    sums: str = "weights"  # of P dP; or "apart": P dP - P sums; or "o": of dO o
     o: bool = False  # is wanted, too
     transposed: bool = False  # dK and dV are made as their transposes
     direct: bool = False  # keys and values are read as they came, not by a transpose of their transposes
@@ -92,7 +92,7 @@ def _as_given(n: Gradients, g: weft.Graph, x: Any, rows: int, columns: int) -> A
 
 
 def _whole(n: Gradients, g: weft.Graph, x: Any) -> Any:
-    """What a product of three dimensions makes of scores' extents, as scores have them; and back."""
+    """Reshapes scores to the extents of a three-dimensional product, and back."""
     s = n.forward
     return spelling._reshaped(g, x, *s.dims(s.rows, s.columns, s.heads[0])) if s.batched else x
 
@@ -132,7 +132,7 @@ def _softmax_back(n: Gradients, g: weft.Graph, p: Any, dp: Any, d_o: Any, o: Any
 
 
 def _forward(n: Gradients, g: weft.Graph, q: Any, k: Any, given: dict[str, Any]) -> dict[str, Any]:
-    """What the way back reads of the scores."""
+    """Computes the scores and the values that the backward pass reads."""
     s, made = n.forward, {}
     made["q"] = g.mul(q, 0.375) if s.scale == "query" else q
     made["k"] = g.div(k, 2.0) if s.scale == "key" else k
@@ -161,7 +161,7 @@ def _forward(n: Gradients, g: weft.Graph, q: Any, k: Any, given: dict[str, Any])
 
 
 def build(n: Gradients) -> Callable[..., Any]:
-    """A graph of it: what is wanted, in order, and dBias, o and the weights behind that."""
+    """Builds the graph: returns the wanted gradients in order, then dBias, o and the weights."""
     s = n.forward
 
     def make(g: weft.Graph, q: Any, k: Any, v: Any, d_o: Any, **given: Any) -> Any:

@@ -111,7 +111,7 @@ class Case:
         return np.repeat(np.repeat(mask != 0, 128, 2), 128, 3)[..., : self.rows, : self.columns]
 
     def kept(self, inputs: dict[str, Any]) -> Any:
-        """What the mask of dropout multiplies weights by; 1 without one."""
+        """Returns the factors of the dropout mask; 1 without dropout."""
         scale = 1.0 if self.drop_scale is None else self.drop_scale
         return checks.exact(inputs["dropout_mask"]) * scale if self.drop_mask else 1.0
 
@@ -251,8 +251,9 @@ WILD = (-1, -(2**31), 2**31 - 1)  # pages that no container has
 
 
 def paged(case: Case, inputs: dict[str, Any], k_page: int = 0, v_page: int = 0) -> dict[str, Any]:
-    """The operands with keys, or values, in pages of so many (0: as they are). What no sequence uses is NaN:
-    the rests of last pages and whole pages; and the table's entries beyond a sequence are wild."""
+    """Returns the operands with keys and values in pages of the given sizes (0: not paged). Everything that
+    no sequence uses is NaN: the rest of the last pages, and whole pages. Table entries beyond a sequence are
+    invalid."""
     found = dict(inputs)
     for name, size in (("k", k_page), ("v", v_page)):
         if size:
@@ -334,8 +335,8 @@ def by_definition(
 ) -> tuple[list[np.ndarray], list[Any]]:
     """Gradients, in the order of run_backward, from the rounded result and statistics that the backward pass
     is given; and of each what is summed in magnitude, where its factors may be rounded. If o has 16 bits, a
-    weight is nearly 1 and the row has all of its weights, a CPU takes the sum of P dP from these
-    unless it contradicts o."""
+    weight is nearly 1 and the row has all of its weights, a CPU takes the sum of P dP from these unless it
+    contradicts o."""
     kept = case.kept(operands) if kept is None else kept
     hq, hk, hv = case.heads
     s, sink = case.scores(operands), case.sinks(operands)
@@ -371,7 +372,7 @@ def by_definition(
 
 
 def rounded_factors(lost: list[Any], dtype: str) -> list[Any]:
-    """What rounding factors to 16 bits may make of each result."""
+    """Bounds the effect of rounding factors to 16 bits on each result."""
     return [None if each is None else checks.roundoff(dtype) * each for each in lost]
 
 

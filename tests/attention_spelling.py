@@ -43,7 +43,8 @@ class Spelling:
     types: dict[str, str] = field(default_factory=dict)  # set for "product", "scores" and "weights"
 
     def dims(self, rows: int, columns: int, heads: int) -> tuple[int, ...]:
-        """Of a tensor with so many heads: of rank 5 those of keys stand before those that share one."""
+        """Returns the dims of a tensor with this number of heads. In rank 5 the key heads precede the query
+        heads that share one."""
         shared = min(self.heads)
         lead = {
             2: (),
@@ -233,7 +234,7 @@ def _softmax(s: Spelling, g: weft.Graph, x: Any, given: dict[str, Any]) -> tuple
 
 
 def kept_by(s: Spelling, g: weft.Graph, given: dict[str, Any]) -> tuple[Any, float]:
-    """What weights are multiplied by, and what those that are kept grow by; None: nothing drops any."""
+    """Returns the factors of the dropout mask and their scale; None without dropout."""
     if s.drop_mask:
         is_truth = s.drop_mask.startswith("bool")
         return g.identity(given["drop"]).set_data_type("f32") if is_truth else given["drop"], 1.25

@@ -1,5 +1,5 @@
-"""Graphs of attention whose sequences lie behind each other without padding (THD), by ragged offsets in
-elements or in tokens. Tokens between them are nobody's: NaN in operands, and left alone in results."""
+"""Attention graphs on packed sequences (THD), with ragged offsets in elements or in tokens. Tokens between
+sequences are unused: NaN in operands, and unchanged in results."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ CANARY = 77.0
 
 
 def starts(lengths: Sequence[int], gap: int = 0) -> np.ndarray:
-    """The first token of each sequence, and the end; three tokens before the first are nobody's, and so many
-    behind each."""
+    """Returns the first token of each sequence, and the end. Three tokens before the first sequence and `gap`
+    tokens after each are unused."""
     return np.cumsum([3, *(length + gap for length in lengths)])
 
 
 def packed(array: np.ndarray, lengths: Sequence[int], gap: int, between: float) -> np.ndarray:
-    """[B, H, S, D] as [tokens, H, D], with tokens of nobody between sequences and at both ends."""
+    """Packs [B, H, S, D] to [tokens, H, D], with unused tokens between sequences and at both ends."""
     at = starts(lengths, gap)
     found = np.full((at[-1] + 2, array.shape[1], array.shape[3]), between).astype(array.dtype)
     for b, length in enumerate(lengths):
@@ -33,7 +33,7 @@ def packed(array: np.ndarray, lengths: Sequence[int], gap: int, between: float) 
 
 
 class Tokens:
-    """A graph whose operands are packed tokens, but for those that are named as padded."""
+    """A graph whose operands are packed tokens, except those named as padded."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Tokens:
         return tensor.set_ragged_offset(self.offsets[key]).set_ragged_offset_multiplier(multiplier)
 
     def pack(self, name: str, array: np.ndarray, between: float) -> np.ndarray:
-        """An array as it lies in memory."""
+        """Returns an array in its memory layout."""
         if not self.is_ragged(name):
             return np.array(array)
         return packed(array, self.lengths(name), self.gap, between)
@@ -95,7 +95,8 @@ class Tokens:
         self.wanted[name] = tensor, want
 
     def run(self, engine: str | None = None) -> dict[str, np.ndarray]:
-        """Results as they lie in memory, by name, from an engine, or from the one that is advised."""
+        """Returns the results in their memory layout, by name, from the given engine or the recommended
+        one."""
         if engine is None:
             self.g.build()
         else:
@@ -109,8 +110,8 @@ class Tokens:
         return {name: checks.exact(self.arrays[tensor]) for name, (tensor, _) in self.wanted.items()}
 
     def unpacked(self, name: str, got: np.ndarray) -> np.ndarray:
-        """A result as [B, H, S, D], which has what is wanted where no sequence is; what lies between
-        sequences must be as it was."""
+        """Unpacks a result to [B, H, S, D], with the expected values outside of sequences; memory between
+        sequences must be unchanged."""
         found = np.array(self.wanted[name][1], np.float64)
         if not self.is_ragged(name):
             return got

@@ -68,7 +68,7 @@ class Buffer:
         return int(start) + self.first * self.type.itemsize
 
     def bytes(self) -> torch.Tensor:
-        """What the memory holds now."""
+        """Returns the current contents of the memory."""
         return torch.from_numpy(np.array(self.device.numpy())) if IS_EMULATED else self.host.clone()
 
     def outside(self, memory: torch.Tensor) -> bool:

@@ -23,7 +23,7 @@ TYPES = {
     "bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32, "i32": torch.int32, "i8": torch.int8,
     "u8": torch.uint8, "e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2,
 }  # fmt: skip
-# Largest error of a result, as a share of the element's size plus that of its row: rounding of 16-bit
+# Largest error of a result, as a share of the element's magnitude plus that of its row: rounding of 16-bit
 # operands and results, or TF32 for f32. A wrong index is off by about 1.
 TOLERANCE = {"bf16": 0.03, "f16": 0.008, "f32": 0.008, "e4m3": 0.15, "e5m2": 0.3}
 TRAINING, INFERENCE = weft.norm_forward_phase.TRAINING, weft.norm_forward_phase.INFERENCE

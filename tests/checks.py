@@ -149,7 +149,7 @@ class Memory:
         return np.ndarray(self.dims, dtype, buffer=flat.data, strides=steps)
 
     def _places(self) -> np.ndarray[Any, Any]:
-        """Of each element of fewer than 8 bits: its index in memory."""
+        """Returns the memory index of each element of fewer than 8 bits."""
         grid = np.indices(self.dims)
         return sum((g * s for g, s in zip(grid, self.strides, strict=True)), np.zeros(self.dims, int))
 
@@ -215,7 +215,7 @@ class Memory:
 
 
 def ulp(values: np.ndarray[Any, Any], type_: data_type) -> np.ndarray[Any, Any]:
-    """The distance between neighbours of a float type at each value."""
+    """Returns the distance between adjacent numbers of a float type at each value."""
     info = ml_dtypes.finfo(_array_dtype(type_))
     magnitude = np.abs(np.nan_to_num(values, posinf=0, neginf=0))
     exponent = np.floor(np.log2(np.maximum(magnitude, float(info.smallest_normal))))
@@ -223,7 +223,7 @@ def ulp(values: np.ndarray[Any, Any], type_: data_type) -> np.ndarray[Any, Any]:
 
 
 def roundoff(dtype: str) -> float:
-    """The largest relative error of rounding to a float type: half the distance of its neighbours at 1."""
+    """Returns the largest relative error of rounding to a float type: half the spacing at 1."""
     return float(ml_dtypes.finfo(_array_dtype(_type(dtype))).eps) / 2
 
 
@@ -236,18 +236,18 @@ def tolerance(
     rounded: Any = None,
     of_fp8: bool = False,
 ) -> np.ndarray[Any, Any]:
-    """What a result may be off by. The reference calculates in double and rounds once: `ulps` of the output's
-    type. Other engines may sum in float32 in any order: 32 roundings of the largest magnitude summed come on
-    top.
+    """Returns the allowed error of a result. The reference computes in double and rounds once, so it may be
+    off by `ulps` of the output's type. Other engines may sum in float32 in any order, which adds 32 roundings
+    of the largest magnitude summed.
 
-    Where one product feeds the next, as in attention, tensor cores, and a CPU's tiles in bf16, take what the
-    first made as a factor of 16 bits: instead of sum(p v) they make sum(p (1 + e) v) with |e| <= u, the
-    roundoff: 2^-11 in f16, 2^-8 in bf16. That is off by u sum(|p| |v|) at most, for each element of the
-    result, and `rounded` is this bound. It holds for results of 16 bits and less; wider ones are as exact as
-    float. The same is so of what goes through memory between kernels, of an unset type.
+    If one product feeds the next, such as in attention, tensor cores, and a CPU's tiles in bf16, convert the
+    first result to 16 bits: instead of sum(p v) they compute sum(p (1 + e) v) with |e| <= u, the roundoff:
+    2^-11 in f16, 2^-8 in bf16. The error is at most u sum(|p| |v|) for each element of the result, and
+    `rounded` is this bound. It holds for results of 16 bits and less; wider ones are as exact as float. The
+    same applies to intermediates without a declared type that kernels exchange through memory.
 
-    Hopper's tensor cores sum 128 products of FP8 with 13 bits of fraction, which drops 2^-9 of the magnitude
-    summed at most; longer sums are no worse."""
+    Hopper's tensor cores sum 128 products of FP8 with 13 bits of fraction, which loses at most 2^-9 of the
+    magnitude summed; longer sums are no worse."""
     spread = magnitude if magnitude is not None else float(np.max(np.abs(np.nan_to_num(want)), initial=0.0))
     summing = 2.0**-53 * 64 if engine == "cpu.reference" else 2.0**-24 * 32
     if type_ is data_type.DOUBLE:
@@ -335,11 +335,11 @@ def check(
     expected:  float64 array, or a sequence of them; None in it is not compared.
     out:       data type of the output, or one per output; None leaves it to inference.
     scalars:   by-value tensors by name: value and data type.
-    magnitude: the largest magnitude that is summed, where it exceeds the results' own.
-    rounded:   by output, what rounding factors to 16 bits may make of it (see tolerance); None: nothing.
+    magnitude: the largest magnitude that is summed, if it exceeds the results' own.
+    rounded:   by output, the bound for rounding factors to 16 bits (see tolerance); None: no allowance.
     of_fp8:    whether products of FP8 are summed (see tolerance).
     graph:     arguments of Graph, such as compute_data_type.
-    knobs:     what engines are told that know them and can do so; the others choose for themselves.
+    knobs:     for engines that know them and can apply them; other engines choose for themselves.
     Returns the outputs of the last layout by engine.
     """
     __tracebackhide__ = True  # pytest shows the test instead
@@ -389,7 +389,7 @@ def check_bits(build: Callable[..., Any], inputs: Mapping[str, Any], expected: A
 
 
 def first(found: Mapping[str, list[np.ndarray[Any, Any]]]) -> list[np.ndarray[Any, Any]]:
-    """Of what check returns: the outputs of the first engine, on a CPU the reference's."""
+    """Returns the outputs of the first engine in a result of check(); on a CPU this is the reference."""
     return next(iter(found.values()))
 
 
@@ -440,7 +440,7 @@ def on_device(raw: np.ndarray[Any, Any]) -> weft.DeviceArray:
 
 
 def address(array: weft.DeviceArray) -> int:
-    """Where an array lies in device memory."""
+    """Returns an array's address in device memory."""
     return int(array.__cuda_array_interface__["data"][0])
 
 
@@ -495,7 +495,7 @@ class _Case:
         return tensor
 
     def build(self, engine: str, knobs: Mapping[str, int]) -> bool:
-        """Plans the graph on one engine; False where it cannot do as it is told."""
+        """Plans the graph on one engine; returns False if it cannot apply the knobs."""
         self.is_repeatable = engine != "cuda.unordered"
         index = [answer["engine"] for answer in self.graph.support()].index(engine)
         known = {knob.type.name for knob in self.graph.get_knobs_for_engine(index)}
@@ -570,7 +570,7 @@ def refuses(
 
 
 def on_gpu(build: Callable[..., Any], *inputs: Any, out: Sequence[str] = (), **graph: Any) -> Any:
-    """What a graph of the default device makes of torch tensors. out: data types of its outputs."""
+    """Runs a graph of the default device on torch tensors. out: data types of its outputs."""
     g = weft.Graph(**graph)
     made = build(g, *(g.tensor_like(tensor, is_pass_by_value=False) for tensor in inputs))
     outputs = list(made) if isinstance(made, (list, tuple)) else [made]

@@ -1,4 +1,5 @@
-"""What every test shares. A skip is no pass: each one is named at the end of the run, with its reason."""
+"""Fixtures and hooks of all tests. A skip is not a pass: each one is listed at the end of the run, with its
+reason."""
 
 from __future__ import annotations
 

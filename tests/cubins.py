@@ -1,7 +1,7 @@
-"""What a cubin says of its kernels, read from the file itself: no tool of CUDA is needed.
+"""Reads properties of kernels from a cubin file, without CUDA tools.
 
-assert cubins.frames(code) == [0]
-assert cubins.divergent_branches(code) == 0
+    assert cubins.frames(code) == [0]
+    assert cubins.divergent_branches(code) == 0
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def divergent_branches(code: bytes) -> int:
 
 
 def check_dumped(folder: Path, diverges: bool = False) -> int:
-    """Of each program of a dump: no frame in local memory, no word of serialised products, and no divergent
-    branch unless they are allowed. How many programs there are."""
+    """Checks each program of a dump: no local memory frame, no warning of serialized products, and no
+    divergent branch unless allowed. Returns the number of programs."""
     images = sorted(folder.glob("*/*.cubin"))
     for image in images:
         sizes, name = frames(image.read_bytes()), image.parent.name

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each operation is, in NumPy and float64: an interpreter that shares no code with the library.
+"""Definitions of all operations in NumPy and float64: an interpreter that shares no code with the library.
 
     made = DEFINITIONS["softmax"]({"axis": 1}, x=array)     # {"y": .., "stats": .., "max": .., "sum_exp": ..}
 
-A definition takes the options and operands by their keys, in float64, and returns all results that it knows
-by theirs, not rounded. The dims of results that do not follow from operands come as options, under the
-result's key. Where a result is small beside what is added and subtracted to make it, that magnitude stands
-under "summed" and its key.
+A definition accepts the options and operands by their keys, in float64, and returns all results that it can
+compute by their keys, not rounded. The dims of results that do not follow from operands are passed as
+options, under the result's key. If a result is small compared with the terms of its sum, their magnitude is
+returned under "summed" and its key.
 """
 
 from __future__ import annotations
@@ -466,7 +466,7 @@ REDUCTIONS: dict[str, Callable[[Array], Array]] = {
 
 
 def reduction(o: dict[str, Any], x: Array) -> Results:
-    """Each extent of y divides that of x: neighbours form a group."""
+    """Each extent of y divides that of x: adjacent elements form a group."""
     dims, n = o["y"], x.ndim
     split = x.reshape(
         [part for whole, kept in zip(x.shape, dims, strict=True) for part in (kept, whole // kept)]
@@ -571,7 +571,7 @@ def scores_of(o: dict[str, Any], q: Array, k: Array, bias: Array | None, lengths
 
 
 def kept(weights: Array, mask: Array | None) -> Array:
-    """What a mask of dropout leaves of weights; one of 0 stays 0."""
+    """Applies a dropout mask to weights; a weight of 0 stays 0."""
     return weights if mask is None else np.where(weights == 0, 0, weights * mask)
 
 

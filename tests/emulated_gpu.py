@@ -1,16 +1,16 @@
-"""A GPU in software, for machines that have none: the fake CUDA driver, which runs kernels on the processor,
-and NVRTC behind a library that has it compile to PTX.
+"""A GPU in software, for machines without one: the fake CUDA driver, which runs kernels on the CPU, and NVRTC
+with a wrapper library that makes it compile to PTX.
 
     python tests/emulated_gpu.py python tests/small_cases.py
     python tests/emulated_gpu.py python -m pytest tests/ops/test_softmax.py
-    EMULATOR_SEED=7 python tests/emulated_gpu.py ...     # other turns of warps and copies
-    FAKE_CUDA_LARGE=16 python tests/emulated_gpu.py ...  # 16 multiprocessors for 132: more tiles for each
-    FAKE_CUDA_SHARED=64 python tests/emulated_gpu.py ... # 64 KiB of shared memory per block: less stays there
+    EMULATOR_SEED=7 python tests/emulated_gpu.py ...     # another schedule of warps and copies
+    FAKE_CUDA_LARGE=16 python tests/emulated_gpu.py ...  # 16 multiprocessors, not 132: more tiles for each
+    FAKE_CUDA_SHARED=64 python tests/emulated_gpu.py ... # 64 KiB of shared memory per block: less fits
     FAKE_CUDA_ARCH=80 python tests/emulated_gpu.py ...   # the kernels of another chip
 
-It looks like an H200. A kernel that breaks a rule of the chip (memory, alignment, barriers, what a product
-or a copy still reads, accesses to shared memory that nothing orders, a fence that is missing) fails with a
-sentence that names the block, the warp and the line of PTX. Tests run on it in CI; times mean nothing here.
+It looks like an H200. A kernel that breaks a rule of the chip (memory, alignment, barriers, operands that a
+product or a copy still reads, unordered accesses to shared memory, a missing fence) fails with a message that
+names the block, the warp and the line of PTX. CI runs tests on it; times on it mean nothing.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def compile_one(source: Path, folder: str) -> str:
 
 
 def build() -> Path:
-    """The folder of the libraries, which are made anew when a source is newer."""
+    """Returns the folder of the libraries, rebuilt if a source is newer."""
     sources_of = [*(TESTS / "emulator").iterdir(), *(TESTS / "fake_cuda").iterdir()]
     newest = max(path.stat().st_mtime for path in sources_of)
     for name, sources in LIBRARIES.items():
@@ -78,7 +78,7 @@ def find_nvrtc() -> Path:
 
 
 def environment() -> dict[str, str]:
-    """What makes a process use the emulated GPU."""
+    """Returns the environment variables that make a process use the emulated GPU."""
     folder = build()
     cache = folder / "kernels"
     cache.mkdir(mode=0o700, exist_ok=True)

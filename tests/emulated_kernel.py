@@ -32,7 +32,7 @@ class Config(ctypes.Structure):
 
 
 class Map(ctypes.Structure):
-    """A tensor map, as an argument."""
+    """A tensor map as an argument."""
 
     _fields_ = [("bytes", ctypes.c_ubyte * 128)]
 
@@ -151,7 +151,7 @@ class Gpu:
                 self.free(address)
 
     def each(self, text: str, result: str, *inputs: Any) -> Any:
-        """What the text makes of every element: "{d}" is the register of the result, "{a}", "{b}" and on are
+        """Applies the text to every element: "{d}" is the register of the result, "{a}", "{b}" and so on are
         those of the inputs."""
         letters = {1: "h", 2: "h", 4: "r", 8: "d"}
         made = np.zeros(len(inputs[0]), result)

@@ -55,7 +55,7 @@ def folder_of(chip: int, part: int) -> Path:
 
 
 def outcome(chip: int, part: int) -> dict[str, Any]:
-    """What was stored when the part last ran; empty if it never did."""
+    """Returns the stored outcome of the part's last run; empty if it never ran."""
     try:
         read: dict[str, Any] = json.loads((folder_of(chip, part) / "outcome.json").read_text())
     except (OSError, ValueError):

@@ -27,7 +27,7 @@ import numpy as np
 from commands import ROOT, run
 
 VARIABLE = "WEFT_TEST_FOREIGN_CPU"  # where plans of the CPU run, if not here
-# Of tests/c. Not that of threads: QEMU on x86 orders memory as x86 does.
+# From tests/c, without the test of threads: QEMU on x86 orders memory like x86.
 PROGRAMS = ("base", "cpu_fast", "expansions", "fastmath", "fork", "gemm", "philox", "small", "sweep")
 
 
@@ -43,7 +43,7 @@ class Processor:
 
     @property
     def missing(self) -> str:
-        """What this machine lacks, in words; empty where it has all."""
+        """Describes the tools that this machine lacks; empty if it has all."""
         if self.machine and platform.machine() != self.machine:
             return f"the library is not compiled for {self.machine} here"
         absent = [tool for tool in (self.compiler, self.emulator[0]) if not shutil.which(tool)]
@@ -52,7 +52,7 @@ class Processor:
         return f"not on this machine: {', '.join(absent)}" if absent else ""
 
     def build(self) -> Path:
-        """The folder of the programs, made anew where they are older than their sources."""
+        """Returns the folder of the programs, rebuilt if older than their sources."""
         if self.sysroot:
             run("make", "aarch64", "ONLY=serve_plans " + " ".join(f"test_{name}" for name in PROGRAMS))
         else:
@@ -93,7 +93,7 @@ class Foreign:
     def __init__(self, name: str) -> None:
         command = [*PROCESSORS[name].emulator, str(folder_of(name) / "serve_plans")]
         pipe = subprocess.PIPE
-        # QEMU tells on standard error what of a processor it leaves out.
+        # QEMU reports unsupported processor features on standard error.
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
         self._to = cast(IO[bytes], self._process.stdin)
         self._from = cast(IO[bytes], self._process.stdout)

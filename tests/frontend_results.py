@@ -1,7 +1,7 @@
 """Graphs of every operation, and the dims, strides and types that a frontend infers for their results.
 
-The graphs are built with any module that has the interface of cuDNN's Python frontend.
-`python tests/frontend_results.py [file]` builds them with the installed `cudnn` and writes
+The graphs are built with any module that has the interface of cuDNN's Python frontend. `python
+tests/frontend_results.py [file]` builds them with the installed `cudnn` and writes
 `cudnn/frontend_results.json`, which the tests compare with Weft. It needs the wheels nvidia-cudnn-frontend,
 nvidia-cudnn-cu12 and cuda-bindings, and no GPU, because the graphs are only validated."""
 
@@ -109,7 +109,7 @@ FULL, VECTOR, COLUMN, ROW = [2, 3, 4, 5], [1, 3, 1, 1], [2, 1, 4, 1], [1, 3, 1, 
 
 
 def pointwise(b: Builder, mode: str, *operands: tuple[Any, ...]) -> Any:
-    """An operation on tensors of these arguments; a number where there are none."""
+    """Adds an operation on tensors with these arguments; an operand without arguments is a number."""
     return getattr(b.graph, mode)(*[b.tensor(*each) if each else b.scalar() for each in operands])
 
 
@@ -548,7 +548,7 @@ for add in (add_pointwise, add_products, add_moves, add_norms, add_others):
     add()
 
 
-# ---- What a module infers ----
+# ---- Inferred properties ----
 
 CONTEXTS = {"in memory": ("BFLOAT16", "FLOAT", True), "virtual": ("HALF", "FLOAT", False)}
 """Type of tensors with memory, type of virtual tensors, and whether the results have memory."""
@@ -584,7 +584,7 @@ def names() -> Iterator[tuple[str, str]]:
 
 
 def facts(module: Any, handle: Any) -> dict[str, Any]:
-    """What a module infers, by "case | context"."""
+    """Returns the properties that a module infers, by "case | context"."""
     return {f"{name} | {c}": results(module, CASES[name], c, handle) for name, c in names()}
 
 

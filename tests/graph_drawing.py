@@ -738,7 +738,7 @@ class Drawing:
             self.add("sdpa_bwd", operands, results, options)
 
     def spelled_attention(self) -> None:
-        """Products around a softmax, of any rank, with what may lie between."""
+        """Draws products around a softmax, of any rank, with operations in between."""
         q = self.tensor(3, 4)
         *batch, rows, depth = self.of(q)
         k = self.like((*batch, self.r.choice([5, 8, 17]), depth), self.matching(q))
@@ -912,7 +912,7 @@ class Drawing:
         return self.close()
 
     def close(self) -> Graph:
-        """Makes outputs of what nobody reads, drops inputs that nobody does."""
+        """Turns unread values into outputs and removes unread inputs."""
         read = {v for node in self.graph.nodes for v in node.reads}
         for v, value in enumerate(self.graph.values):
             value.data = value.data if v in read else None

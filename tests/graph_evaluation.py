@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Graphs as data, and what they give in float64: their values, and how far roundings may move these.
+"""Graphs as data, evaluated in float64: their values, and the errors that rounding may cause.
 
-What a result may be off by is measured, not guessed: a graph is evaluated anew with noise of the size of
-roundings on what each inexact operation reads and writes, in the type that it calculates in and in that in
-which its result is stored. What all engines must have to the bit, moved elements and sums of few small
-numbers, gets no noise.
+The allowed error of a result is measured: a graph is evaluated again with noise of the size of rounding
+errors on the inputs and outputs of each inexact operation, in its compute type and in the type in which its
+result is stored. Results that all engines must compute exactly, such as moved elements and sums of few small
+numbers, get no noise.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Value:
     dims: Dims
     type: str
     order: Dims  # its dims from the slowest to the fastest
-    gap: int = 0  # elements that nothing owns, behind each line
+    gap: int = 0  # unused elements after each line
     is_output: bool = False
     is_laid: bool = False  # a virtual tensor whose strides are set
     still: Dims = ()  # dims along which an input has one element, at stride 0
@@ -61,7 +61,7 @@ class Value:
 
 @dataclass
 class Node:
-    """An operation: options as they are set, and as its definition needs them beside."""
+    """An operation: its options as set, and the additional ones that its definition needs."""
 
     op: str
     operands: dict[str, int | list[int]]
@@ -103,7 +103,8 @@ class Graph:
         return "\n".join(lines)
 
     def to_line(self) -> str:
-        """The graph as one line, which later versions read, too. Of large inputs the numbers change."""
+        """Formats the graph as one line, which later versions can parse. The numbers of large inputs
+        change."""
         used = sorted({v for node in self.nodes for v in [*node.reads, *node.results.values()]})
         values = {v: _said(self.values[v]) | {"data": self._kept_data(v)} for v in used}
         return json.dumps(
@@ -348,7 +349,7 @@ class Evaluation:
             run[v] = round_to(made, type_)
 
     def _type(self, node: Node, v: int) -> str:
-        """What a result is stored in: unset, what is calculated in or a half of the operands'."""
+        """Returns the storage type of a result: unset, the compute type, or a 16-bit type of the operands."""
         if self.graph.values[v].type:
             return self.graph.values[v].type
         if self.types:

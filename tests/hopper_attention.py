@@ -1,4 +1,4 @@
-"""Attention planned for a described H200, one step a graph: who serves it, and why others decline."""
+"""Attention planned for a described H200, one step per graph: the chosen family, and why others decline."""
 
 from __future__ import annotations
 
@@ -74,7 +74,8 @@ def backward(depth: int, dtype: str, deterministic: bool, **options: Any) -> lis
 
 
 def served(g: Any, made: Any, types: Sequence[str], largest: dict[str, Any]) -> tuple[str, str]:
-    """The family of gradients of these types beside their largest numbers, and why others declined."""
+    """Returns the family that computes gradients of these types with these maxima, and why others
+    declined."""
     for tensor, type_ in zip(made[:3], types, strict=True):
         tensor.set_output(True).set_data_type(type_)
     for tensor in largest.values():

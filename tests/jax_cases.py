@@ -123,7 +123,7 @@ ACTIVATIONS = {"relu": jax.nn.relu, "gelu": gelu, "gelu_tanh": jax.nn.gelu, "sil
 
 
 def functions(case: Case) -> tuple[Any, Any]:
-    """Weft's and the other, of arrays alone."""
+    """Returns Weft's function and the other one, as functions of arrays only."""
     renamed = dict(case.options)
     if "activation" in renamed:
         renamed["act"] = ACTIVATIONS[renamed.pop("activation")]

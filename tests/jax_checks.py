@@ -1,4 +1,4 @@
-"""What the tests of weft.jax share: numbers, and comparisons with jax.numpy."""
+"""Helpers of the weft.jax tests: numbers, and comparisons with jax.numpy."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def reduced(dims: tuple[int, ...], *modes: str, dtype: str = "bf16") -> Any:
 
 
 def statistics(images: int, side: int) -> Any:
-    """Of each filter; with few pixels these are the columns of a swapped product."""
+    """Statistics of each filter; with few pixels these are the columns of a transposed product."""
 
     def build(t: Maker) -> None:
         y = t.g.conv_fprop(t(images, 264, side, side, last=True), t(200, 264, 1, 1, last=True))

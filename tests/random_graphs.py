@@ -170,7 +170,8 @@ def faults(graph: Graph, names: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def confirm(graph: Graph, got: Array, v: int, types: dict[int, str]) -> str:
-    """What is wrong beside many evaluations: a comparison may turn by a rounding that few had."""
+    """Describes a mismatch with many evaluations: a comparison may flip due to a rounding that few
+    evaluations had."""
     wrong = ""
     for noise, runs in ((1, 40), (4, 40)):
         wrong = compare(got, Evaluation(graph, noise, runs, seed=1, types=types), v)

@@ -28,7 +28,7 @@ def halves(number: int) -> tuple[int, int]:
 
 
 def blocks(shape: Sequence[int], seed: int = 0, offset: int = 0) -> np.ndarray[Any, Any]:
-    """Of each row of the last dimension: its blocks of four words, [rows, blocks, 4]."""
+    """Returns the blocks of four words of each row of the last dimension, [rows, blocks, 4]."""
     rows, per_row = int(np.prod(shape[:-1])), -(-shape[-1] // 4)
     index = np.arange(rows * per_row, dtype=np.uint64).reshape(rows, per_row)
     counter = np.zeros((rows, per_row, 4), np.uint64)

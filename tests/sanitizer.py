@@ -37,7 +37,7 @@ weft.backend.synchronize(g.plan.handle, 0)
 
 
 def command(tool: str, words: Sequence[str]) -> list[str]:
-    """What runs the small cases, or the planted errors, under a tool."""
+    """Returns the command that runs the small cases, or the planted errors, under a tool."""
     program = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
     # Errors of API calls are none here: the library asks for a kernel's parameters until there is no more.
     watch = [program, "--error-exitcode", "9", "--report-api-errors", "no", "--print-limit", "200"]

@@ -1,13 +1,12 @@
-"""A small graph for every kernel of the CUDA engines: what compute-sanitizer watches (sanitizer.py).
+"""A small graph for every kernel of the CUDA engines, for compute-sanitizer (sanitizer.py).
 
     python tests/small_cases.py              all on the GPU, compared with the CPU: which kernels ran
-    python tests/small_cases.py --plan       the same, compiled for sm_90 alone: no GPU is needed
+    python tests/small_cases.py --plan       the same, only compiled for sm_90: no GPU is needed
     python tests/small_cases.py --part 3/8   every 8th case, from the 3rd on
 
-Every tensor's memory is an allocation of its own, of just its size; that of results is not written before.
-Fails where the kernels or the family that a case is for do not run it, where the compiler warns, where a
-file comes with a kernel and nothing includes it, where a result is off, and, when all run, where a kernel or
-a family has no case.
+Every tensor has its own allocation of exactly its size; that of results is not initialized. Fails if the
+kernels or the family that a case is for do not run it, if the compiler warns, if a kernel comes with a file
+that nothing includes, if a result is wrong, and, when all run, if a kernel or a family has no case.
 """
 
 from __future__ import annotations
@@ -87,7 +86,8 @@ class Case(NamedTuple):
     family: str
     build: Callable[[Maker], Any]
     engine: str = "cuda"
-    is_read_again: bool = False  # what initcheck sees nobody write is read: by a kernel, or gaps by a copy
+    # Whether a kernel, or a copy of gaps, reads memory that initcheck considers unwritten.
+    is_read_again: bool = False
     knobs: Mapping[str, int] | None = None
 
 
@@ -103,7 +103,7 @@ def matmul(m: int, n: int, k: int, dtype: str = "bf16", out: str = "", transpose
 
 
 def matmul_and_more(batches: Sequence[int], two: bool) -> Any:
-    """What is behind a product: a matrix that is brought, or a second result."""
+    """Epilogues of a product: reading another matrix, or writing a second result."""
 
     def build(t: Maker) -> None:
         product = t.g.matmul(t(*batches, 250, 136), t(*batches, 136, 200))
@@ -117,7 +117,7 @@ def matmul_and_more(batches: Sequence[int], two: bool) -> Any:
 
 
 def matmul_in_use(dims: Sequence[int], dtype: str, **overrides: Any) -> Any:
-    """Two by three entries of which sizes in use are told, each for all, or for those of one dimension."""
+    """Two by three entries with sizes in use, each for all entries or for those of one dimension."""
     rows, columns, depth = dims
 
     def build(t: Maker) -> None:
@@ -132,13 +132,13 @@ def matmul_in_use(dims: Sequence[int], dtype: str, **overrides: Any) -> Any:
 
 
 def each(*sizes: int) -> Any:
-    """Sizes in use of the three entries that lie side by side, the same for both rows of them."""
+    """Sizes in use of the three entries of a row, the same for both rows."""
     return np.reshape(sizes, (1, 3, 1, 1))
 
 
 def rounded_between(t: Maker, x: Any, like: Any = None) -> Any:
-    """What bf16 makes of a third of its step, 0, and of two thirds, a step: all that is left of x if a sum in
-    between is stored in 16 bits, and nothing like it if it is not."""
+    """Rounding to bf16 turns a third of a step into 0 and two thirds into a step. That is all that is left of
+    x if an intermediate sum is stored in 16 bits, and clearly different if it is not."""
     dims = like or x.get_dim()
     addend = np.where(np.arange(np.prod(dims)) % 2, 2.0**-7 / 3, 2.0**-7 / 1.5).astype("f4")
     more = t(*dims, dtype="f32", values=addend)
@@ -206,7 +206,8 @@ def sequences(
 
 
 def inverted(t: Maker) -> None:
-    """A convolution of 1/x, with 57 of 64 channels in memory: behind them 1/0 is no factor of any sum."""
+    """A convolution of 1/x, with 57 of 64 channels in memory: 1/0 in the missing ones must not be a factor of
+    any sum."""
     strides = [64 * 14 * 13, 1, 64 * 13, 64]
     x, w = t(2, 57, 14, 13, strides=strides, low=1), t(64, 57, 3, 3, strides=[64 * 9, 1, 64 * 3, 64])
     inverse = t.g.reciprocal(x).set_data_type("bf16").set_dim(x.get_dim()).set_stride(strides)
@@ -214,7 +215,7 @@ def inverted(t: Maker) -> None:
 
 
 def statistics_of_few(t: Maker) -> None:
-    """Of so few pixels that they are columns of narrow tiles, and channels rows."""
+    """So few pixels that they are columns of narrow tiles, and channels are rows."""
     y = t.g.conv_fprop(t(4, 72, 2, 2, last=True), t(200, 72, 1, 1, last=True))
     y = t.out(y, 4, 200, 2, 2, last=True)
     for total in t.g.genstats(y):
@@ -245,7 +246,7 @@ def some_tokens(t: Maker) -> None:
 
 
 def first_rows(t: Maker, left_out: int) -> Any:
-    """Of four experts, or of all but the first."""
+    """The first rows of four experts, or of all except the first."""
     return t(4 - left_out, 1, 1, dtype="i32", values=np.array([0, 20, 20, 61], "i4")[left_out:])
 
 
@@ -401,8 +402,8 @@ def fp8_attention(
     generate_stats: bool = True,
     **options: Any,
 ) -> Any:
-    """Operands of FP8 alone, of both kinds, with all scales and largest numbers: that of o is a value, which
-    the first query of a causal pass sees alone. Without statistics products sum the weights."""
+    """Only FP8 operands, of both kinds, with all scales and maxima: that of o is a value, which only the
+    first query of a causal pass sees. Without statistics, products sum the weights."""
 
     def build(t: Maker) -> None:
         q = t(2, 4, queries, size, dtype="e4m3")
@@ -511,7 +512,7 @@ def attention_gradient_of_boxes(
 
 
 def gradient_of_unlike_heads(size: int, queries: int, keys: int, values: int) -> Any:
-    """K and V have other numbers of heads; keys, and queries, behind the length in use."""
+    """K and V have other numbers of heads; keys and queries are longer than the length in use."""
 
     def build(t: Maker) -> None:
         q, o, d_o = (t(1, queries, 200, size) for _ in range(3))
@@ -534,8 +535,8 @@ LENGTHS = {"q": 190, "kv": 140}
 
 
 class Packed:
-    """Two sequences of tokens behind each other, the second one first: 131 queries and 150 keys end where the
-    memory does, 200 queries and 77 keys begin with it."""
+    """Two packed sequences, the second one first: 131 queries and 150 keys end at the end of the memory, 200
+    queries and 77 keys begin at its start."""
 
     def __init__(self, t: Maker) -> None:
         self.t, t.tokens = t, {200: 331, 150: 227}
@@ -737,7 +738,7 @@ def totals_of_double(t: Maker) -> None:
 
 
 def indexed_rows(t: Maker) -> None:
-    """Each element's own indices, which the largest of a row tells apart."""
+    """Each element's own indices, which the maximum of a row distinguishes."""
     x = t(3, 5, 33, dtype="i32")
     for axis, weight in enumerate((10000, 1000, 10)):
         index = t.g.gen_index(x, axis=axis).set_data_type("i32")
@@ -851,8 +852,8 @@ def pooled(dims: Sequence[int], window: int, stride: int, last: bool = True, ind
 
 
 def pooled_without_numbers(rule: str, stride: int = 3, dtype: str = "f32", last: bool = True) -> Any:
-    """Windows with no NaN, one and NaN alone, which win or are passed over. Steps of more than 4 are served
-    by the kernel for all windows."""
+    """Windows with no NaN, with one, and with only NaN, which propagate or are ignored. Steps of more than 4
+    use the kernel for all windows."""
 
     def build(t: Maker) -> None:
         size = 3 * stride + 3
@@ -888,7 +889,7 @@ def pooled_gradient(last: bool, channels: int = 16, stride: int = 2) -> Any:
 
 
 def pooled_volume_gradient(mode: str) -> Any:
-    """Every second position lies in two windows of each dimension, the others in one."""
+    """Every second position is in two windows of each dimension, the others in one."""
 
     def build(t: Maker) -> None:
         dx = t.g.resample_backward(
@@ -1724,7 +1725,7 @@ def leaves_to_copies(steps: list[dict[str, Any]]) -> bool:
 
 
 def on_gpu(slot: Any, shift: int) -> weft.DeviceArray:
-    """Memory of the GPU for a slot, which begins so many elements behind an address of 64 bytes."""
+    """Allocates GPU memory for a slot, starting this many elements after a 64-byte aligned address."""
     dims, strides, type_ = buffers.stored(slot.dims, slot.strides, slot.data_type)
     if slot.is_by_value or not shift:
         return weft.DeviceArray(slot.dims, slot.data_type, slot.strides)
@@ -1734,15 +1735,15 @@ def on_gpu(slot: Any, shift: int) -> weft.DeviceArray:
 
 def run(made: Maker, host: dict[int, Any], reads: bool, again: bool = False, shift: int = 0) -> None:
     """Runs on the GPU, on copies of arrays; copies results back if these are to be read. again: in a
-    workspace that keeps nothing of runs before; what those left elsewhere must be as they found it. shift:
-    of the arrays, in elements."""
+    workspace that keeps nothing of runs before; what those left elsewhere must be as they found it. shift: of
+    the arrays, in elements."""
     slots = [slot for slot in slots_of(made) if slot.uid in host]
     copies = {slot.uid: on_gpu(slot, shift) for slot in slots}
     for slot in slots:
-        # Bits beside an element of fewer than 8 are kept, and so read.
+        # Bits next to an element of fewer than 8 bits are preserved, and therefore read.
         if not slot.is_output or dtypes.of(slot.data_type).bits < 8:
             copies[slot.uid].copy_from(host[slot.uid])
-        elif again:  # not in the first run: initcheck watches who reads what nobody wrote
+        elif again:  # not in the first run: initcheck detects reads of unwritten memory
             fill = poison.array(host[slot.uid].nbytes).view(host[slot.uid].dtype)
             copies[slot.uid].copy_from(fill.reshape(host[slot.uid].shape))
     made.g.execute(copies, poison.on_device(made.g.get_workspace_size()) if again else None)

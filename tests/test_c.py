@@ -30,8 +30,8 @@ def test_c(sanitized: Path, name: str) -> None:
 
 @pytest.mark.slow
 def test_c_sequences_on_an_emulated_gpu(sanitized: Path) -> None:
-    """Products keep all bits of floats, as narrowing is off. AddressSanitizer's dlopen finds nothing beside
-    a library, so that NVRTC's own second library must be in the path."""
+    """Float products keep full precision, because narrowing is off. AddressSanitizer's dlopen does not search
+    next to a library, so NVRTC's own second library must be in the path."""
     there = Path(emulated_gpu.find_nvrtc()).parent
     settings = {"LD_LIBRARY_PATH": there, "NVIDIA_TF32_OVERRIDE": 0, "WEFT_TEST_ROUNDS": 4}
     run(sanitized / "tests/test_sequences", **emulated_gpu.environment(), **settings)

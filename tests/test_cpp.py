@@ -23,7 +23,7 @@ CLANG = pytest.param("clang++", marks=pytest.mark.skipif(not shutil.which("clang
 
 @pytest.mark.parametrize("compiler", [CXX, CLANG])
 def test_two_units(tmp_path: Path, compiler: str) -> None:
-    """Of two standards: what both define is the same."""
+    """Two C++ standards: definitions that both contain are the same."""
     for unit, standard in (("other_unit", "c++17"), ("test_hpp", "c++20")):
         run(compiler, f"-std={standard}", *STRICT, "-c", ROOT / f"tests/cpp/{unit}.cpp", cwd=tmp_path)
     linked = [LIBRARY, f"-Wl,-rpath,{LIBRARY.parent}"]

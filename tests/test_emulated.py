@@ -25,7 +25,7 @@ PIXELS = ["tests/ops/test_convolution.py", "-k", "no_filter_saw"]
 
 
 def run(words: list[str], settings: dict[str, object]) -> subprocess.CompletedProcess[str]:
-    """What a Python program does on the emulated GPU."""
+    """Runs a Python program on the emulated GPU."""
     env = os.environ | emulated_gpu.environment() | {name: str(value) for name, value in settings.items()}
     both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     return subprocess.run([sys.executable, *words], env=env, cwd=ROOT, **both)
@@ -52,7 +52,7 @@ def test_every_kernel() -> None:
 
 
 def test_texts_of_kernels() -> None:
-    """Of configurations that no other test compiles, on chips of each generation: a part of them."""
+    """A subset of the configurations that no other test compiles, on chips of each generation."""
     settings: dict[str, object] = {"EMULATOR_CHECKS": 1, "WEFT_CACHE": "off"}
     parts = tiers.of_today([f"{i}/64" for i in range(1, 65)], 32)
     check([["tests/kernel_texts.py", "--part", part] for part in parts], [settings] * len(parts))
@@ -87,7 +87,7 @@ def test_random_cases_of_all_families() -> None:
 
 
 def test_batch_norms_in_parts() -> None:
-    """Their sums behind products, which the other engines do not take there."""
+    """Their sums are computed after products, where the other engines do not compute them."""
     check([[*PYTEST, "tests/plan/test_batch_norms.py", "-k", "far or again-3 or residual-1"]], [{}])
 
 
@@ -131,7 +131,7 @@ def test_tiles_without_a_step() -> None:
 
 
 def test_scores_beyond_a_polynomial() -> None:
-    """Of a soft cap, where a kernel looks at weights alone, of which a mask hides some."""
+    """For a soft cap, when a kernel computes only weights, some of which a mask hides."""
     names = "low_scores or (soft_caps and bf16 and not mask0)"
     check([[*PYTEST, "tests/ops/test_attention_modifiers.py", "-k", names]], [{}])
 

@@ -62,7 +62,7 @@ def normalise(g: weft.Graph, x: Any, y: Any, scale: Any) -> list[Any]:
 
 
 def results_of(build: Any) -> list[bytes]:
-    """Of a graph on cpu.fast, of three inputs. A NaN counts as any other: processors choose its sign."""
+    """Results of a graph with three inputs on cpu.fast. All NaN are equal: processors choose their sign."""
     random = np.random.default_rng(7)
     g = weft.Graph(handle=checks.handle(), io_data_type="f32", compute_data_type="f32")
     dims = {"x": [37, 301], "y": [37, 301], "scale": [1, 301]}
@@ -92,7 +92,7 @@ def test_rows_and_maps_have_the_same_bits(
 
 # ---- Machine code ------------------------------------------------------------------------------------------
 
-# Of each: the least number of instructions on whole vectors of floats; fused ones for sums of products.
+# The minimum number of full-vector float instructions for each; fused ones for sums of products.
 NEON = {
     "attention/tile": (r"f\w+\tv\d+\.4s", 60),
     "attention/modifier": (r"f\w+\tv\d+\.4s", 40),

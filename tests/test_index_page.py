@@ -14,7 +14,8 @@ ADDRESS = "https://git.example/someone/weft"
 
 
 def page_of_index(folder: Path, text: str, address: str) -> str:
-    """What a package index shows of a tree with this README; address: the project's, or none."""
+    """Renders the page that a package index shows for a tree with this README; address: the project's, or
+    empty."""
     for name in PAGE_FILES:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, folder / name)

@@ -54,7 +54,7 @@ def test_functions_are_compared_by_their_instructions(tmp_path: Path) -> None:
 
 
 def planned(cases: dict[str, list[dict[str, Any]] | None], **header: str) -> dict[str, Any]:
-    """What a tree plans for one chip."""
+    """Returns the plans of a tree for one chip."""
     text = HEADER.format(**({"factor": "3", "comment": "a factor"} | header))
     return {"headers": {"a.cuh": text}, "cases": {"sm_80": cases}}
 

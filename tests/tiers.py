@@ -27,7 +27,7 @@ if TIER == "all":
 DAY = int(os.environ.get("WEFT_TEST_DAY", "0"))
 ALL = bool(os.environ.get("WEFT_TEST_ALL"))
 
-# By file. None: all of it; otherwise every so many tests. 20 s of two cores in all.
+# By file. None: all tests; otherwise every n-th test. 20 s on two cores in total.
 QUICK: dict[str, int | None] = {
     "tests/python/test_graph.py": None,
     "tests/python/test_plan.py": None,

@@ -1,4 +1,4 @@
-"""What execute costs on the host through weft.cudnn, beside weft's own: relu on four floats.
+"""Host cost of execute through weft.cudnn, compared with weft's own: relu on four floats.
 
 python tests/cudnn/host_cost.py [cpu|cuda] [rounds]
 """

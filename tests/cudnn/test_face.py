@@ -1,4 +1,4 @@
-"""What the face decides by itself: enumerations, arguments, refusals by name, life cycle, names."""
+"""Behaviour of weft.cudnn itself: enumerations, arguments, refusals by name, life cycle, names."""
 
 from __future__ import annotations
 
@@ -401,7 +401,8 @@ def test_pages_serve_mxfp8() -> None:
 
 
 def test_the_gpu_that_is_current_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where torch has made GPU 1 the current one, a handle opens it; told apart by what would be opened."""
+    """If torch has made GPU 1 the current one, a handle opens it; the test checks which device would be
+    opened."""
     from weft.cudnn import handles
 
     opened: list[tuple[Any, ...]] = []

@@ -30,7 +30,7 @@ def normal(x: Any) -> Any:
 
 
 def inner(x: Any) -> Any:
-    """What the approximation of gelu takes the tanh of."""
+    """The argument of tanh in the approximation of gelu."""
     return np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)
 
 

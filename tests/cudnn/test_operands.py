@@ -121,7 +121,7 @@ def test_rotated_heads_have_the_strides_of_the_input(place: Any, name: str, rope
 @pytest.mark.skipif(os.environ.get("WEFT_TEST_DEVICE", "cpu") != "cpu", reason="addresses of the host")
 @pytest.mark.parametrize("has_norm", [False, True])
 def test_operations_decide_what_a_boolean_at_an_address_is(place: Any, has_norm: bool) -> None:
-    """Bits after a norm, as in cuDNN's engines for norms; bytes where elements are only mapped."""
+    """Bits after a norm, like in cuDNN's engines for norms; bytes if elements are only mapped."""
     g = graph(place)
     x, one = g.tensor(dim=[4, 16], stride=[16, 1]), g.tensor(dim=[1, 16], stride=[16, 1])
     source = x

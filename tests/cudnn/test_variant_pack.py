@@ -1,4 +1,4 @@
-"""What a variant pack may hold: cuDNN goes by uids, and reads memory as the tensor says."""
+"""Contents of a variant pack: cuDNN identifies buffers by uid and reads memory as the tensor declares it."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ X = np.linspace(-2, 2, 24, dtype="f4").reshape(4, 6)
 
 
 class Interface:
-    """An array that offers the CUDA array interface alone."""
+    """An array that offers only the CUDA array interface."""
 
     def __init__(self, tensor: Any) -> None:
         self._tensor = tensor
@@ -34,7 +34,7 @@ class Interface:
 
 
 class Dlpack:
-    """An array that offers DLPack alone."""
+    """An array that offers only DLPack."""
 
     def __init__(self, tensor: Any) -> None:
         self._tensor = tensor

@@ -30,7 +30,7 @@ def normal(*shape: int) -> Any:
 
 
 def parts(extent: int, count: int = 16) -> Iterator[slice]:
-    """An extent in so many slices, the last one first: far elements are what this file is about."""
+    """Splits an extent into slices, the last one first, because this file tests elements at large offsets."""
     step = -(-extent // count)
     for start in reversed(range(0, extent, step)):
         yield slice(start, min(start + step, extent))
@@ -93,7 +93,7 @@ def philox(counter: list[Any], key: int) -> Any:
 
 
 def test_random_numbers() -> None:
-    """Of each row its own blocks of four words: their number passes 32 bits of elements."""
+    """Each row has its own blocks of four words; the number of elements exceeds 32 bits."""
     seed, offset = (torch.tensor([[number]], device="cuda") for number in (5, 7))
     half = {"distribution": "BERNOULLI", "bernoulli_probability": 0.5}
     y = checks.on_gpu(
@@ -130,7 +130,7 @@ def test_convolution() -> None:
 
 
 def test_attention() -> None:
-    """Of more heads than a grid has blocks in its second direction, forward and backward."""
+    """More heads than a grid has blocks in its second dimension, forward and backward."""
     q, k, v, d_o = (normal(1025, 256, 64, 128) for _ in range(4))
     o, stats = checks.on_gpu(lambda g, q, k, v: g._sdpa_fwd(q, k, v, attn_scale_value=0.1), q, k, v)
     grads = checks.on_gpu(lambda g, *t: g._sdpa_bwd(*t, attn_scale_value=0.1), q, k, v, o, d_o, stats)

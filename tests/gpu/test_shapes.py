@@ -1,5 +1,5 @@
-"""Shapes and addresses that a grid or a vector access would trip over: more batches and heads than 65535, and
-tensors that start one element behind an aligned address."""
+"""Shapes and addresses at the limits of grids and vector accesses: more than 65535 batches and heads, and
+tensors that start one element after an aligned address."""
 
 from __future__ import annotations
 
@@ -162,13 +162,13 @@ def test_attention_of_any_head_size_writes_all_rows(
 
 
 def behind(tensor: Any) -> Any:
-    """A copy that starts one element behind an aligned address, in the same strides."""
+    """Returns a copy with the same strides that starts one element after an aligned address."""
     memory = torch.empty(tensor.numel() + 1, dtype=tensor.dtype, device="cuda")
     return memory.as_strided(tensor.shape, tensor.stride(), 1).copy_(tensor)
 
 
 def run(build: Any, inputs: list[Any], is_behind: bool) -> list[Any]:
-    """The outputs, in poisoned memory that is aligned, or one element behind that."""
+    """Returns the outputs, in poisoned memory that is aligned or one element after an aligned address."""
     g = weft.Graph()
     tensors = [g.tensor_like(each, is_pass_by_value=False) for each in inputs]
     made = build(g, *tensors)
@@ -193,7 +193,7 @@ def turn(g: weft.Graph, x: Any) -> Any:
     return g.transpose(x, [0, 2, 1]).set_dim([3, 64, 40]).set_stride([2560, 40, 1])
 
 
-# What moves or compares elements must give the same bits; sums may be taken in another order.
+# Operations that move or compare elements must return the same bits; sums may use another order.
 MOVES: dict[str, tuple[Any, list[tuple[int, ...]]]] = {
     "map": (lambda g, x, b: g.relu(g.max(x, b)), [(6, 40, 64), (1, 1, 64)]),
     "transpose": (lambda g, x: turn(g, x), [(3, 40, 64)]),

@@ -1,5 +1,5 @@
-"""Plans beside PyTorch: on its streams, from several threads, in its CUDA graphs, with memory of its own.
-An execution allocates nothing, and repeats its results to the bit."""
+"""Plans together with PyTorch: on its streams, in several threads, in its CUDA graphs, and with user-provided
+memory. An execution allocates nothing and is bitwise reproducible."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def test_execute_allocates_nothing() -> None:
 
 
 def test_results_take_the_memory_of_dropped_ones() -> None:
-    """As soon as these are dropped, behind the work that still uses it."""
+    """Memory of dropped results is reused at once, ordered after the work that still uses it."""
     handle, stream = weft.create_handle("cuda"), torch.cuda.Stream()
     handle.set_stream(stream.cuda_stream)
     g = weft.Graph(handle=handle, io_data_type="f32")

@@ -1,4 +1,4 @@
-"""What tests of machine code share."""
+"""Fixtures of the machine code tests."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def packed(g: weft.Graph, tensor: weft.Tensor, dims: tuple[int, ...], offsets: weft.Tensor) -> weft.Tensor:
-    """Makes a tensor one of tokens [T, H, D] behind each other."""
+    """Declares a tensor as packed tokens [T, H, D]."""
     batch, heads, rows, depth = dims
     tensor.set_dim([batch, heads, rows, depth]).set_stride([rows * heads * depth, depth, heads * depth, 1])
     return tensor.set_ragged_offset(offsets).set_ragged_offset_multiplier(heads * depth)
@@ -88,7 +88,7 @@ TERMS = (
     "dropout",
     "dropout by a mask",
     "dropout by a mask of odd rows",
-)  # beside products, in tiles of their own
+)  # separate tiles next to the products
 VARIANTS = [(*depths, name) for name in OPTIONS if name not in TERMS for depths in DEPTHS]
 VARIANTS += [(size, size, name) for name in TERMS for size in (64, 128, 256)]
 VARIANTS += [(192, size, "alibi") for size in (128, 192)]
@@ -113,7 +113,8 @@ def test_short_variants(length: int, name: str, dump: Path) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"stats": True, "sink": True, "max": True}, OPTIONS["padding"]])
 def test_long_variants(options: dict[str, Any], dump: Path) -> None:
-    """Of three consumers; of FP8 without statistics, where products sum the weights, and of two with them."""
+    """Three consumers; FP8 without statistics, where products sum the weights, and FP8 with two consumers and
+    statistics."""
     kinds = ((128, 128, "bf16"), (120, 24, "bf16"), (128, 128, "e4m3"), (128, 64, "e4m3"))
     for *depths, dtype in kinds:
         made = forward(*depths, dtype, dims=(4, 24, 4100, 4200), out="bf16", **options)

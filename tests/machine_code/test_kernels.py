@@ -1,5 +1,5 @@
-"""Seeing a kernel: plan.kernels() and WEFT_DUMP_DIR. That no kernel is compiled with a warning, or beside a
-file that it does not reach, is seen on all small cases (test_emulated)."""
+"""Inspecting kernels: plan.kernels() and WEFT_DUMP_DIR. test_emulated checks on all small cases that no
+kernel compiles with a warning or includes an unused file."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Attention, forward and backward, against NumPy in float64: every mask alone and together, shared heads, odd
-sizes, rows without a key, types, layouts; gradients against differences and, where installed, torch."""
+"""Attention, forward and backward, against NumPy in float64: every mask separately and combined, shared
+heads, odd sizes, rows without a key, types, layouts; gradients against differences and, where installed,
+torch."""
 
 from __future__ import annotations
 
@@ -151,8 +152,8 @@ def test_block_masks(name: str) -> None:
     checks.check(run_backward(case), operands, want, rounded=rounded, magnitude=200, layouts=["packed"])
 
 
-# What weights, and gradients of scores, may be rounded to as factors, by the type of the operands: 8 bits are
-# exact in f16, but their gradients may be larger than it holds.
+# Types to which weights and gradients of scores may be rounded as factors, by the type of the operands: 8
+# bits are exact in f16, but their gradients may exceed its range.
 WEIGHTS = {"f32": "f32", "f16": "f16", "bf16": "bf16", "e4m3": "f16", "e5m2": "f16"}
 GRADIENTS = WEIGHTS | {"e4m3": "bf16"}
 
@@ -252,7 +253,7 @@ def test_rows_without_a_key() -> None:
 
 
 def test_what_is_not_seen_is_not_read() -> None:
-    """Padding may hold anything, and so may keys behind a mask or a bias of -inf."""
+    """Padding may contain anything, and so may keys that a mask or a bias of -inf hides."""
     case = Case(seq_len_q=[3, 5], seq_len_kv=[4, 6], bias=(1, 1, 1, 9))
     inputs = case.inputs()
     inputs["bias"][..., 2] = -INF
@@ -299,7 +300,7 @@ def test_a_bias_in_boxes(name: str, depth: int, dtype: str) -> None:
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])
 @pytest.mark.parametrize("name", ["of all", "of one head", "and ALiBi"])
 def test_a_bias_in_boxes_where_no_maximum_is_wanted(name: str, dtype: str) -> None:
-    """Largest scores are looked for where sums ask for it alone: where a column hides or is large."""
+    """The maximum score is computed only if sums need it: if a column is hidden or large."""
     sizes = {"rows": 150, "columns": 264, "depth": 64, "value_depth": 64}
     case = replace(BOXED[name], heads=(4, 2, 2), scale=0.1, **sizes)
     inputs = case.inputs(dtype)
@@ -376,7 +377,8 @@ def test_a_mask_of_bits(dims: tuple[int, int, int, int]) -> None:
 
 
 def test_finite_fills_and_extreme_scores() -> None:
-    """A row filled with the lowest number averages its keys; scores far apart leave only the largest."""
+    """A row filled with the lowest number averages its keys; if scores are far apart, only the largest
+    counts."""
     case = Case(bias=(1, 1, 7, 1))
     inputs = case.inputs("f32")
     inputs["bias"] = np.full((1, 1, 7, 1), np.finfo(np.float32).min)
@@ -425,7 +427,7 @@ def test_wanted_outputs_only() -> None:
 
 
 def kept_by(case: Case, seed: int, offset: int) -> np.ndarray:
-    """What the rng operation keeps, over 1 - p."""
+    """Returns the mask of the rng operation over 1 - p."""
     shape = [case.batch, case.heads[0], case.rows, case.columns]
     keep = 1 - case.dropout
 
@@ -549,7 +551,7 @@ def test_backward_types(dtype: str) -> None:
     "name", ["everything", "everything, masked", "empty sequences", "padding, causal at the end"]
 )
 def test_gradients_by_finite_differences(name: str) -> None:
-    """Of the oracle, and so of what is tested against it."""
+    """Checks the oracle, and thereby the tests that use it."""
     case = CASES[name]
     inputs = case.inputs()
     d_o = backward_inputs(case, inputs)["dO"]
@@ -682,7 +684,7 @@ LARGE_FORWARD = {
 
 
 def check_large_forward(case: Case, dtype: str, outputs: int = 2, magnitude: float = 100) -> None:
-    """On random operands; what lies beyond the lengths in use is NaN."""
+    """Random operands with NaN beyond the lengths in use."""
     inputs = case.inputs(dtype)
     rows, columns = (each.reshape(-1) for each in case.lengths())
     dirty = {key: array.copy() for key, array in inputs.items()}
@@ -701,7 +703,7 @@ def check_large_forward_of(
     magnitude: float = 100,
     operands: dict[str, Any] | None = None,
 ) -> None:
-    """o, stats and, of 4 outputs, max and sum_exp. operands: the inputs as they lie in memory."""
+    """Checks o, stats and, with 4 outputs, max and sum_exp. operands: the inputs in their memory layout."""
     want = forward(case, inputs)[:outputs]
     weights, *_ = softmax(case.scores(inputs), case.sinks(inputs))
     lost = weights @ np.abs(repeat(inputs["v"], case.heads[0]))
@@ -815,7 +817,7 @@ LARGE_TILES = {
 
 
 def spoil_padding(case: Case, operands: dict[str, Any]) -> None:
-    """What lies beyond the lengths in use may be anything."""
+    """Fills memory beyond the lengths in use with arbitrary values."""
     rows, columns = (each.reshape(-1) for each in case.lengths())
     for b in range(case.batch):
         for key in ("q", "o", "dO", "stats"):
@@ -889,7 +891,7 @@ TERMS = {
 def test_backward_of_terms_of_scores(
     name: str, depth: int, value_depth: int, rows: int, columns: int
 ) -> None:
-    """Each alone, and together."""
+    """Each term separately, and all together."""
     case = replace(TERMS[name], rows=rows, columns=columns, depth=depth, value_depth=value_depth, scale=0.1)
     if case.drop_mask:
         case = replace(case, drop_mask=(*case.drop_mask[:2], rows, columns))
@@ -960,7 +962,8 @@ def test_backward_of_strided_rows() -> None:
 
 # ---- Heads of any size -------------------------------------------------------------------------------------
 
-# Deeper than a GPU multiplies at once: both, q and k alone, v alone, and sizes that no tile divides.
+# Deeper than a GPU multiplies at once: all of q, k and v; only q and k; only v; and sizes that no tile
+# divides.
 DEEP = [(272, 272), (520, 520), (1024, 1024), (2048, 2048), (1032, 24), (24, 1032), (533, 277)]
 
 
@@ -1003,7 +1006,7 @@ def test_deep_heads_with_padding_and_dropout() -> None:
 
 Q, K, V = ([2, 4, 7, 8], "f32"), ([2, 2, 9, 8], "f32"), ([2, 2, 9, 6], "f32")
 O = ([2, 4, 7, 6], "f32")
-MISFITS = [  # operand, dimension, extent: each alone is wrong, by one where one makes it so
+MISFITS = [  # operand, dimension, extent: each one is invalid, off by one if that suffices
     *(("q", 0, 3), ("k", 0, 1), ("k", 0, 3), ("v", 0, 1), ("v", 0, 3), ("q", 3, 7), ("q", 3, 9)),
     *(("k", 3, 7), ("k", 3, 9), ("k", 2, 8), ("k", 2, 10), ("v", 2, 8), ("v", 2, 10)),
 ]

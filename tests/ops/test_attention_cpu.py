@@ -102,7 +102,7 @@ def test_queries_of_several_heads_share_keys(heads: tuple[int, int, int], dtype:
 @pytest.mark.parametrize("mask", ["bool8", "f32"])
 @pytest.mark.parametrize(("rows", "dtype"), [(1, "f32"), (2, "bf16"), (40, "f32"), (40, "bf16")])
 def test_dropout_by_a_mask(rows: int, dtype: str, mask: str) -> None:
-    """Of few queries, too, whose weights are rows."""
+    """Includes few queries, whose weights are rows."""
     case = Case(2, (4, 2, 2), rows, 300, 16, 64, drop_mask=(2, 1, rows, 300), drop_type=mask, drop_scale=2.0)
     check_forward(case, dtype, magnitude=100)
     if rows == 40:
@@ -136,7 +136,7 @@ def test_large_scores(dtype: str) -> None:
 
 @pytest.mark.parametrize(("rows", "dtype"), [(5, "f32"), (40, "f32"), (40, "bf16")])
 def test_what_one_query_does_not_see_may_be_nan(rows: int, dtype: str) -> None:
-    """Only who sees a key reads it; the tile's others are as without it."""
+    """Only queries that see a key read it; the other rows of the tile have the same results as without it."""
     case = Case(heads=(2, 2, 2), rows=rows, columns=150, right=0, seq_len_kv=[150, 9], bias=(1, 1, 1, 150))
     inputs = case.inputs(dtype)
     inputs["bias"][..., 1] = -INF

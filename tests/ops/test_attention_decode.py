@@ -105,7 +105,7 @@ WINDOWS = [(10, 3, 2), (10, 3, 3), (10, 3, 4), (28, 0, 4), (1, 1, 1)]
 @pytest.mark.parametrize(("left", "right", "queries"), WINDOWS)
 @pytest.mark.parametrize("splits", [1, 2])
 def test_windows_that_begin_within_a_slice(left: int, right: int, queries: int, splits: int) -> None:
-    """Of as many keys as slices of 16 have, and one more or less."""
+    """As many keys as slices of 16, plus or minus one."""
     for keys in (61, 64):
         case = decoding(queries, 1, keys, 32, left=left, right=right, alignment=BOTTOM_RIGHT, alibi=True)
         check_decode(case, knobs={"SPLIT_K": splits}, spoil=True)

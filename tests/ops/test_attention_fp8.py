@@ -17,8 +17,8 @@ OPERANDS = ("q", "k", "v", "o", "dO")
 SCALES = {"scale_s": 300.0, "scale_dP": 40.0, "scale_dQ": 16.0, "scale_dK": 8.0, "scale_dV": 4.0}
 SCALES |= {"descale_s": 1 / 300, "descale_dP": 1 / 40}
 DESCALES = dict(zip(OPERANDS, (0.25, 0.5, 0.125, 0.25, 0.5), strict=True))
-# What sums may be off by, of the magnitudes that are summed: floats, or Hopper's products of FP8, which keep
-# 13 bits of fraction.
+# Allowed error of sums, relative to the magnitudes summed: floats, or Hopper's FP8 products, which keep 13
+# bits of fraction.
 FEW = 2.0**-13 if checks.DEVICE == "cuda" else 2.0**-20
 FP8 = ("e4m3", "e5m2")
 
@@ -28,8 +28,8 @@ def one(value: float) -> np.ndarray:
 
 
 def fp8_inputs(case: Case, types: tuple[str, ...], kept: Any = 1.0) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The operands of a backward pass of these types, and what they stand for. Nobody reads what is behind
-    the lengths in use: it is NaN."""
+    """Returns the operands of a backward pass in these types, and their true values. Memory after the lengths
+    in use is not read: it is NaN."""
     given: dict[str, Any] = case.inputs("f32")
     true = dict(given)
     rows, columns = case.lengths()
@@ -53,7 +53,7 @@ def fp8_inputs(case: Case, types: tuple[str, ...], kept: Any = 1.0) -> tuple[dic
 
 
 def as_factor(numbers: np.ndarray, dtype: str, name: str) -> np.ndarray:
-    """A number that becomes a factor: times a scale, as a type keeps it, times what undoes the scale."""
+    """Returns a number used as a factor: scaled, rounded to the type, and unscaled."""
     scaled = numbers * SCALES[f"scale_{name}"]
     return (checks.exact(checks.narrow(scaled, dtype)) if dtype in FP8 else scaled) * SCALES[
         f"descale_{name}"

@@ -197,9 +197,9 @@ def scaled(case: Case, inputs: dict[str, Any], largest: float) -> Case:
 def test_soft_caps(
     largest: float, cap: float, off: float, mask: dict[str, Any], dtype: str, stats: bool
 ) -> None:
-    """Scores of which Hopper's kernel has a polynomial, those whose weights do not fit beside them, those
-    that are cut off, caps that it has no polynomial for, and scales below 0. off: what functions may be off
-    by, of themselves, where no statistics are wanted; blocks that a mask cuts have no polynomial."""
+    """Scores in the range of the Hopper kernel's polynomial, scores whose weights do not fit in shared
+    memory, scores that are cut off, caps without a polynomial, and negative scales. off: the allowed error of
+    the functions themselves without statistics; blocks that a mask cuts use no polynomial."""
     inputs = WIDE.inputs(dtype)
     case = capped(scaled(replace(WIDE, **mask), inputs, largest), cap)
 
@@ -323,7 +323,8 @@ def check_derivatives(modifier: Modifier, is_steep: bool = False) -> None:
     checks.check(run_backward(case), operands, list(want.values()), magnitude=1e10, layouts=["packed"])
     if is_steep:  # near a pole no digits of single precision are left
         return
-    # In single precision, by the score alone, as other families than the reference carry it back.
+    # In single precision and by the score only, because other families than the reference compute its
+    # gradient.
     case = replace(case, modifier=replace(modifier, slopes={}))
     operands = backward_inputs(case, case.inputs("f32"), "f32")
     found = checks.check(run_backward(case), operands, [None] * 3, layouts=["packed"])
@@ -427,7 +428,7 @@ def test_a_saved_plan_keeps_its_modifier() -> None:
 
 @pytest.mark.parametrize("is_backward", [False, True])
 def test_a_copied_operation_keeps_its_modifier(is_backward: bool) -> None:
-    """What a finalized graph gives back are copies, of which another graph may be made."""
+    """A finalized graph returns copies of operations, from which another graph can be built."""
     case = CASES["gates"]
     inputs = backward_inputs(case, case.inputs()) if is_backward else case.inputs()
     kind = descriptor_type[f"OPERATION_SDPA_{'BWD' if is_backward else 'FWD'}_DESCRIPTOR"]

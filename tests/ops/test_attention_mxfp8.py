@@ -23,7 +23,7 @@ from attention_oracle import (
 )
 from random_words import units
 
-AXES = {"q": 3, "k": 3, "v": 2, "q_T": 2, "k_T": 2, "dO": 3, "dO_T": 2}  # which blocks lie along
+AXES = {"q": 3, "k": 3, "v": 2, "q_T": 2, "k_T": 2, "dO": 3, "dO_T": 2}  # the axis of the blocks
 TILED = weft.tensor_reordering.F8_128x4
 BF16 = checks.roundoff("bf16")
 FEW = 2.0**-19  # what sums in float may be off by, of the magnitudes that are summed
@@ -79,8 +79,8 @@ def case(**more: Any) -> Case:
 
 
 def mx_inputs(case: Case, dtype: str = "e4m3") -> tuple[dict[str, Any], dict[str, Any]]:
-    """The operands of both passes, and what they stand for; of the backward pass with a second copy of q, k
-    and dO, whose blocks lie along the sequence."""
+    """Returns the operands of both passes, and their true values. For the backward pass, q, k and dO have a
+    second copy with blocks along the sequence."""
     rows, columns = case.lengths()
     is_query, is_key = np.arange(case.rows)[:, None] < rows, np.arange(case.columns)[:, None] < columns
     given: dict[str, Any] = case.inputs("f32")
@@ -205,7 +205,7 @@ def test_few_queries_of_heads_that_share_keys(rows: int) -> None:
 
 @pytest.mark.parametrize("size", [32, 64])
 def test_pages(size: int) -> None:
-    """Blocks of pages: scales lie in containers as their keys and values do."""
+    """Blocks of pages: scales are stored in containers like their keys and values."""
     some = case(seq_len_kv=[75, 40], options={"paged_attention_max_seq_len_kv": 75})
     given, true = mx_inputs(some)
     paged = {name: given[name] for name in ("q", "descale_q", "seq_len_kv")}

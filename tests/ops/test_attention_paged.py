@@ -1,5 +1,5 @@
-"""Attention whose keys and values lie in pages against NumPy in float64: pages of any size, each side alone,
-every mask, pages that nobody uses full of NaN, tables that point anywhere, and what is refused."""
+"""Attention with paged keys and values against NumPy in float64: pages of any size, each side separately,
+every mask, unused pages full of NaN, tables that point anywhere, and refusals."""
 
 from __future__ import annotations
 
@@ -137,8 +137,8 @@ def test_orders_of_containers() -> None:
 
 
 def packed_tables(given: dict[str, Any], used: list[int], sizes: tuple[int, int]) -> None:
-    """Moves the entries in use of all tables to their beginnings, and adds the offsets of sequences. What
-    follows the entries in use stays wild."""
+    """Moves the entries in use of all tables to their beginnings, and adds the offsets of sequences. Entries
+    after those stay invalid."""
     for name, size in zip("kv", sizes, strict=True):
         table = given[f"paged_attention_{name}_table"]
         counts = [-(-keys // size) for keys in used]
@@ -258,7 +258,7 @@ def test_skv_is_what_tables_reach(most: int | None, keys: int) -> None:
 
 @pytest.mark.parametrize("keys", [2**31 - 1, 2**31])
 def test_as_many_keys_as_32_bits_count(keys: int) -> None:
-    """Of pages of one key each."""
+    """Pages of one key each."""
     g = weft.Graph(io_data_type="f32")
     table = g.tensor([1, 1, keys, 1], data_type="i32")
     q, page, lengths = g.tensor([1, 1, 3, 8]), g.tensor([9, 1, 1, 8]), g.tensor([1, 1, 1, 1], data_type="i32")

@@ -1,5 +1,5 @@
-"""Attention on sequences that lie behind each other without padding (THD), some of them empty: every operand
-with ragged offsets, in elements or in tokens, forward and backward; what is nobody's own is left alone."""
+"""Attention on packed sequences (THD), some of them empty: every operand with ragged offsets, in elements or
+in tokens, forward and backward; unused tokens stay unchanged."""
 
 from __future__ import annotations
 

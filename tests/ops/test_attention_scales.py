@@ -51,7 +51,7 @@ def scaled_inputs(case: Case, types: tuple[str, str, str], share: str) -> dict[s
 
 
 def true_inputs(inputs: dict[str, Any]) -> dict[str, Any]:
-    """What they stand for."""
+    """Returns the values that the operands represent."""
     found = {key: value for key, value in inputs.items() if not key.startswith("descale")}
     for name in "qkv":
         found[name] = checks.exact(inputs[name]) * checks.exact(inputs.get(f"descale_{name}", 1.0))
@@ -65,13 +65,13 @@ def score_magnitudes(case: Case, true: dict[str, Any]) -> np.ndarray:
 
 
 FP8 = ("e4m3", "e5m2")
-TAIL = 2.0**-16  # of the largest weight of a row: half of what E4M3 tells apart beside it, at worst
+TAIL = 2.0**-16  # of the largest weight of a row: at worst half the spacing of E4M3 there
 
 
 def roundings(case: Case, true: dict[str, Any], rows_are_rounded: bool, is_fp8: bool = False) -> list[Any]:
-    """What rounding weights to 16 bits, and rows with scales of their own, may do to o and statistics.
-    is_fp8: weights become E4M3. Their roundings go up as often as down, so that all of a row together are off
-    by a few of the largest, unless weights are alike: then by as much of o as of each."""
+    """Bounds the error of o and statistics from rounding weights to 16 bits, with scales per row. is_fp8:
+    weights become E4M3. Rounding errors have either sign, so a row's total error is a few of the largest
+    ones; if all weights are equal it is that of each, relative to o."""
     unit, sums = checks.roundoff("bf16"), score_magnitudes(case, true)
     weights, *_ = softmax(case.scores(true), case.sinks(true))
     values = np.abs(repeat(true["v"], case.heads[0]))

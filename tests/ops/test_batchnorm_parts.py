@@ -89,7 +89,8 @@ def test_genstats_refuses_sums_of_other_dims(i: int, key: str) -> None:
 
 
 def sums_of(x: Any) -> dict[str, Any]:
-    """What bn_finalize takes from genstats, in double so that the sums' own rounding plays no part."""
+    """Returns the inputs of bn_finalize from genstats, in double so that the rounding of the sums does not
+    matter."""
     wide = exact(x)
     return {"sum": wide.sum(over(x), keepdims=True), "sq_sum": (wide**2).sum(over(x), keepdims=True)}
 
@@ -240,7 +241,8 @@ def test_dbn_weight(with_scale: bool, dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16", "f32", "f64"])
 def test_sums_are_kept_in_float_or_double(dtype: str) -> None:
-    """What has no type gets it, whatever the type of x, as sums must not be narrowed."""
+    """Sums without a type become float or double, regardless of the type of x, because they must not be
+    narrowed."""
     g = weft.Graph()
     x, one = g.tensor([2, 3, 4], data_type=dtype), g.tensor([1, 3, 1], data_type="f32")
     sums = [*g.genstats(x), *g.dbn_weight(x, x, one, one, None)]

@@ -20,7 +20,7 @@ SCALE_MOST = {"e4m3": 448.0, "f16": 65504.0, "bf16": float(ml_dtypes.finfo("bflo
 
 
 def blocks(x: Array, size: int, axis: int) -> list[tuple[tuple[Any, ...], tuple[Any, ...]]]:
-    """Of each range of blocks along the axis: where its elements are, and where its scales."""
+    """Returns, for each range of blocks along the axis, the indices of its elements and of its scales."""
     found = []
     for k in range(-(-x.shape[axis] // size)):
         place: list[Any] = [slice(None)] * x.ndim
@@ -113,7 +113,7 @@ def test_usual_scale_types() -> None:
 
 @pytest.mark.parametrize(("dtype", "scale_type"), list(itertools.product(MOST, ["e8m0", "e4m3", "f32"])))
 def test_special_values(dtype: str, scale_type: str) -> None:
-    """Zeros, infinities, NaN, magnitudes beyond and below what scales hold: none spoils its neighbours."""
+    """Zeros, infinities, NaN, and magnitudes outside the range of scales do not affect other blocks."""
     x = checks.random((7, 32), "f32", -3, 3)
     x[0] = 0
     x[1, 4], x[1, 7] = np.inf, -np.inf
@@ -243,7 +243,8 @@ def test_weights_of_4_bits_in_a_product() -> None:
 def test_products_of_scaled_blocks(
     batch: tuple[int, ...], m: int, n: int, k: int, left: list[int], right: list[int], scale_type: str
 ) -> None:
-    """Factors lie as tensor cores want them, contiguous along the summed dimension, and scales each way."""
+    """Factors are contiguous along the summed dimension, which tensor cores require; scales use either
+    order."""
     a, b = checks.random((*batch, m, k), "e4m3"), checks.random((*batch, k, n), "e5m2", seed=1)
     inputs: dict[str, Any] = {"a": a, "b": (b, (*[k * n] * len(batch), 1, k))}
     wide = [checks.exact(a), checks.exact(b)]
@@ -290,7 +291,7 @@ def test_products_of_scaled_blocks(
     ],
 )
 def test_few_rows_times_weights_of_few_bits(rows, columns, dtype, through, weights, group):
-    """Weights lie as those of linear layers do; they are rounded to `through` before they are multiplied."""
+    """Weights have the layout of linear layers; they are rounded to `through` before they are multiplied."""
     low, high = {"i4": (-8, 7), "u4": (0, 15), "i8": (-128, 127), "u8": (0, 255)}[weights]
     depth = 288 if group < 64 else 256
     x, w = checks.random((rows, depth), dtype), checks.random((depth, columns), weights, low, high, seed=1)
@@ -342,7 +343,8 @@ CODES = {"i4": (-8, 7), "u4": (0, 15), "i8": (-128, 127), "u8": (0, 255)}
 @pytest.mark.parametrize("is_left", [False, True])
 @pytest.mark.parametrize("batch", [(), (1,), (2,)])
 def test_factors_of_few_bits(weights, through, size, block, order, scale_type, is_left, batch):
-    """Of any type, blocks, order in memory and side of the product; a batch of two shares them, or not."""
+    """Any type, block size, memory order and side of the product; a batch of two shares the factors, or
+    not."""
     m, n, k = size
     x = checks.random((*(2 for _ in batch), m, k), "bf16" if through == "bf16" else "f32")
     shape = (*batch, k, n)
@@ -368,7 +370,7 @@ def test_factors_of_few_bits(weights, through, size, block, order, scale_type, i
 
 @pytest.mark.parametrize("wanted", [0, 1])
 def test_one_result_alone(wanted: int) -> None:
-    """The other is virtual and nobody reads it."""
+    """The other result is virtual and unread."""
     x = checks.random((3, 70), "bf16", -9, 9)
 
     def build(g: Any, x: Any) -> Any:

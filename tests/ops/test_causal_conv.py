@@ -117,8 +117,8 @@ def test_more_than_one_tile(size, layout):
 
 @pytest.mark.parametrize("layout", ["packed", "channels_last"])
 def test_what_is_not_finite_stays_with_what_sees_it(layout):
-    """Of a sequence alone; neighbours in memory, and steps before it, see nothing of it. Filters of 19 taps
-    are taken in chunks, whose first taps are none."""
+    """Non-finite values affect one sequence: adjacent sequences in memory, and earlier steps, do not see
+    them. Filters of 19 taps are processed in chunks, whose first taps are padding."""
     for taps in (4, 19):
         x, dy, weight, bias = (
             checks.random(s, seed=i) for i, s in enumerate([(2, 3, 45)] * 2 + [(3, taps), (3,)])

@@ -1,5 +1,5 @@
-"""Sums over all rows beside what rows compute, as the gradients of biases are: of what a norm's step reads or
-makes, taken in that step; and what reads such a sum, which is known only when the last row is done."""
+"""Column sums together with row computations, such as gradients of biases. Sums over values that a norm's
+step reads or computes are part of that step; consumers of such a sum run after the last row."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def normed(x: Array) -> tuple[Array, Array, Array]:
 
 
 def gradient(given: dict[str, Array]) -> tuple[Array, Array, Array]:
-    """Of a layer norm, by x, scale and bias; from statistics as they were rounded."""
+    """Gradient of a layer norm by x, scale and bias, from rounded statistics."""
     dy, x, scale, mean, inverse = (exact(given[name]) for name in ("dy", "x", "scale", "mean", "inverse"))
     hat = (x - mean) * inverse
     weighted = dy * scale
@@ -41,7 +41,7 @@ def gradient(given: dict[str, Array]) -> tuple[Array, Array, Array]:
 
 
 def operands(rows: int, width: int, dtype: str = "f32") -> dict[str, Array]:
-    """Of a layer norm's gradient, with what is added to it."""
+    """Operands of a layer norm's gradient, with an addend."""
     dy, x, skip = (checks.random((2, rows, width), dtype, seed=seed) for seed in range(3))
     _, mean, inverse = normed(exact(x))
     scale = checks.random((1, 1, width), dtype, seed=4)
@@ -54,7 +54,7 @@ def column(g: Any, x: Any, width: int) -> Any:
 
 
 def residual_gradient(g: Any, **t: Any) -> tuple[Any, ...]:
-    """As in a transformer's block: the biases before and behind a norm with a residual."""
+    """The biases before and after a norm with a residual, in the pattern of a transformer block."""
     width = t["x"].dims[-1]
     behind = column(g, t["skip"], width)
     dx, dscale, dbias = g.layernorm_backward(t["dy"], t["x"], t["scale"], t["mean"], t["inverse"])

@@ -100,7 +100,7 @@ def test_a_part_may_be_its_place_in_the_result():
     ],
 )
 def test_a_part_elsewhere_in_the_result_is_refused(changed):
-    """Of another type, other strides, a place beside its own, or without the index."""
+    """Another type, other strides, a different offset, or no index."""
     message = r"^output .* overlap in memory\. Give the output memory"
     with pytest.raises(weft.BadParameterError, match=message):
         aliased(**changed)

@@ -85,7 +85,7 @@ def y_dims(case: Case) -> tuple[int, ...]:
 
 
 def taps(case: Case) -> Any:
-    """Of each filter tap: its index in w, and the slice of the padded image that it reads."""
+    """Returns, for each filter tap, its index in w and the slice of the padded image that it reads."""
     for r in np.ndindex(*case.w[2:]):
         parts = zip(r, y_dims(case)[2:], case.axes, strict=True)
         where = tuple(slice(i * d, i * d + (o - 1) * s + 1, s) for i, o, (s, d, _, _) in parts)
@@ -229,8 +229,8 @@ def test_data_gradient_of_pixels_that_no_filter_saw(tile: int) -> None:
 
 @pytest.mark.parametrize("width", [5, 19, 37])
 def test_operands_behind_a_strided_data_gradient(width: int) -> None:
-    """Of the positions that a stride tells apart some lie outside an odd image: what meets the others does
-    not depend on them."""
+    """With a stride, some positions are outside an odd image: the results there do not depend on the
+    operands."""
     case = Case("", (2, 64, 6, width), (16, 64, 1, 2), {"stride": [1, 2], "post_padding": [0, 1]})
     w, dy = checks.random(case.w, "f16", seed=1), checks.random(y_dims(case), "f16", seed=2)
     bias, whole = checks.random((1, 64, 1, 1), "f16", seed=3), checks.random(case.x, "f16", seed=4)
@@ -333,7 +333,7 @@ def test_bytes_contiguous_along_channels(image: str, filters: str, stride: int) 
 @pytest.mark.parametrize("channels", [8, 24, 64])
 @pytest.mark.parametrize("intermediate", ["bf16", "f32"])
 def test_silu_written_out(channels: int, intermediate: str) -> None:
-    """Two operations behind the sum read it."""
+    """Two operations after the sum read it."""
     case = Case("silu", (3, channels, 13, 9), (40, channels, 3, 3), {"pre_padding": [1, 1]})
     x, w, _ = arrays(case, "bf16")
     rounded = (lambda values: values) if intermediate == "f32" else partial(checks.narrow, dtype="bf16")
@@ -396,7 +396,7 @@ def test_groups_in_their_own_dimension(name: str) -> None:
 
 
 def test_vectorized_channels() -> None:
-    """NC/4HW4: the channels of a group of four lie side by side."""
+    """NC/4HW4: the channels of a group of four are adjacent in memory."""
     x, w = checks.random((2, 8, 5, 4), "i8"), checks.random((8, 8, 3, 3), "i8", seed=1)
     case = Case("", x.shape, w.shape, {})
 
@@ -571,7 +571,7 @@ def test_least_image_of_a_data_gradient() -> None:
 
 
 def test_every_image_extent_that_makes_the_result() -> None:
-    """A stride of 3 leaves three extents of dx open; each is accepted, their neighbours are refused."""
+    """A stride of 3 allows three extents of dx; each is accepted, the extents next to them are refused."""
     for extent in range(9, 15):
         g = weft.Graph(handle=checks.handle())
         dy, w = g.tensor((1, 1, 4), data_type="f32"), g.tensor((1, 1, 2), data_type="f32")

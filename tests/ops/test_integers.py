@@ -102,7 +102,7 @@ def test_numbers_beside_them(number: Any) -> None:
 
 
 def rounded(number: int, bits: int) -> float:
-    """To nearest even with so many bits."""
+    """Rounds to nearest even with this number of bits."""
     drop = max(abs(number).bit_length() - bits, 0)
     whole, rest = divmod(abs(number), 1 << drop)
     up = rest * 2 > 1 << drop or (rest * 2 == 1 << drop and whole % 2)
@@ -110,7 +110,7 @@ def rounded(number: int, bits: int) -> float:
 
 
 def ties(bits: int) -> list[int]:
-    """Half way between numbers of so many bits, and one more or less: which double would make half way."""
+    """Midpoints between numbers of this many bits, plus or minus one: double rounding would produce ties."""
     middles = [(2 * n + 1) << 62 - bits - 1 for n in (1 << bits - 1, (1 << bits - 1) + 1)]
     return [sign * (m + d) for m in middles for d in (-1, 0, 1) for sign in (1, -1)]
 
@@ -231,7 +231,7 @@ def test_products_of_experts() -> None:
     checks.check(build, {"t": token, "w": weight, "f": first}, want)
 
 
-# ---- What else a user may say ------------------------------------------------------------------------------
+# ---- Other user options ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("where", ["graph", "operation"])

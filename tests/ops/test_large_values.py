@@ -13,7 +13,7 @@ from checks import DEVICE, check, narrow
 
 pytestmark = pytest.mark.skipif(DEVICE != "cpu", reason="kernels for GPUs sum in float")
 TRAINING, EPSILON, MOST = weft.norm_forward_phase.TRAINING, 1e-5, 3.4e38
-# Rows that are one block, that tasks take in parts, that are short and many, and one alone.
+# Rows that fit one block, rows that are split, many short rows, and a single row.
 SHAPES = [(4, 64), (300, 37), (3, 200000), (5000, 8), (1, 96)]
 
 
@@ -35,7 +35,8 @@ def norm(
 def compare(
     build: Any, inputs: dict[str, Any], expected: list[Any], out: Any = "f32", ulps: float = 64
 ) -> None:
-    """Relative to the largest of each result, as the results are as small as float has them."""
+    """Compares relative to the largest element of each result, because the results are as small as float
+    allows."""
     found = check(build, inputs, [None] * len(expected), out=out, layouts=["packed", "padded"])
     assert {"cpu.fast", "cpu.reference"} <= set(found)
     for engine, made in found.items():

@@ -83,7 +83,7 @@ def test_overrides(padding):
 
 
 def in_use(x, *counts):
-    """What counts of each entry's rows and columns leave in use; the rest is 0."""
+    """Keeps the rows and columns in use of each entry; the rest is 0."""
     made = checks.exact(x).copy()
     for i, (rows, columns) in enumerate(zip(*counts, strict=True)):
         made[i, max(rows, 0) :] = 0
@@ -273,7 +273,7 @@ def test_products_behind_a_step(dims, reads):
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
 @pytest.mark.parametrize("dims", [(3, 5, 7), (64, 64, 64), (128, 8, 16)])
 def test_sums_are_exact_for_what_reads_them_behind(dtype, dims):
-    """1 + 2^-12 is no number of 16 bits; with -1 behind it is 2^-12, unless it was rounded before."""
+    """1 + 2^-12 is not representable in 16 bits; adding -1 gives 2^-12, unless the sum was rounded before."""
     m, n, k = dims
     row = np.zeros(k)
     row[:2] = 1, 2**-6

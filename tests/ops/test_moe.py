@@ -18,13 +18,13 @@ def indices(rows, dtype=np.int32):
 
 
 def groups(offsets, rows):
-    """First and last row of each expert, as the definition says."""
+    """First and last row of each expert, by the definition."""
     ends = [*offsets.ravel().tolist(), rows]
     return [(min(max(a, 0), rows), min(max(b, 0), rows)) for a, b in pairwise(ends)]
 
 
 def product(token, weight, offsets):
-    """What each row makes; rows of no expert make 0."""
+    """The result of each row; rows without an expert give 0."""
     token, weight = checks.exact(token)[0], checks.exact(weight)
     made = np.zeros((len(token), weight.shape[2]))
     for expert, (first, last) in enumerate(groups(offsets, len(token))):
@@ -320,7 +320,7 @@ def test_weight_gradient_of_all_sizes(rows, depth, columns):
 
 
 def test_weight_gradient_is_the_derivative_of_the_forward_product():
-    """Central differences are exact but for rounding: the product is linear in the weights."""
+    """Central differences are exact up to rounding: the product is linear in the weights."""
     token, weight = checks.random((1, 9, 3), "f64"), checks.random((3, 3, 2), "f64", seed=1)
     doutput, starts = checks.random((1, 9, 2), "f64", seed=2), firsts(0, 4, 4)
     slopes = np.zeros(weight.shape)

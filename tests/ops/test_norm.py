@@ -77,7 +77,7 @@ class Case(NamedTuple):
         return [dx.reshape(x.shape), dscale, exact(dy).sum(rest, keepdims=True)]
 
     def options(self, phase: str | None = "TRAINING") -> dict[str, Any]:
-        """What the method takes besides tensors."""
+        """Returns the keyword arguments of the method other than tensors."""
         found: dict[str, Any] = {"groups": self.groups} if self.groups else {}
         if phase is not None and self.method != "batchnorm":
             found["norm_forward_phase"] = phase
@@ -224,7 +224,7 @@ def test_epsilon_comes_at_run_time(dtype: str) -> None:
 
 @pytest.mark.parametrize("dims", [(3, 4, 5), (25, 20, 300)])
 def test_scale_may_have_the_type_of_x(dims: tuple[int, ...]) -> None:
-    """Of many rows, too, which share what is converted of it."""
+    """Includes many rows, which share the converted scale."""
     case = Case("rmsnorm", dims, (1, 1, dims[2]), (2,))
     x = random(case.x, "bf16")
     scale, bias = random(case.affine, "bf16", seed=1), random(case.affine, "bf16", seed=2)
@@ -383,7 +383,7 @@ def test_batchnorm_inference_reads_statistics_made_in_the_graph() -> None:
 
 
 def given(case: Case, x: Any, dtype: str = "f4") -> dict[str, Any]:
-    """What the forward operation kept."""
+    """Returns the values that the forward operation saves."""
     mean, inverse = case.statistics(x)
     kept = {"mean": mean, "inv_variance": inverse} if case.has_mean else {"inv_variance": inverse}
     return {key: np.asarray(case.kept(value), dtype) for key, value in kept.items()}
@@ -491,7 +491,8 @@ def test_forward_and_backward_in_one_graph() -> None:
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_a_gradient_that_is_a_sum_of_many(dtype: str) -> None:
-    """With what is kept of each, not one vector of a row has room in registers beside the sums of columns."""
+    """If the gradient is a sum of many terms, the registers cannot hold one vector per row in addition to the
+    column sums."""
     case = Case("layernorm", (300, 1024), (1, 1024), (1,))
     x, scale = random(case.x, dtype), random(case.affine, dtype, seed=2)
     whole = np.random.default_rng(3).integers(-3, 4, (9, *case.x))  # so that their sum is exact
@@ -509,7 +510,7 @@ def test_a_gradient_that_is_a_sum_of_many(dtype: str) -> None:
     check(build, operands, expected, ulps=4, magnitude=2048)
 
 
-# ---- Batch norm of channels that are neighbours in memory --------------------------------------------------
+# ---- Batch norm of channels that are adjacent in memory ----------------------------------------------------
 
 # Large enough for a GPU's multiprocessors to share; floats of the last one are more than stays on chip.
 WIDE = [
@@ -541,7 +542,8 @@ def test_wide_forward(case: Case, dtype: str) -> None:
 
 
 def check_backward(case: Case, dtype: str, layout: str) -> None:
-    """Of many elements: dx by its roundings, the gradients of scale and bias by how many they sum up."""
+    """Many elements: dx is bounded by its roundings, the gradients of scale and bias by the number of
+    terms."""
     x, dy, scale = random(case.x, dtype), random(case.x, dtype, seed=1), random(case.affine, seed=2)
     kept = given(case, x)
     dx, *gradients = case.backward(dy, x, scale, kept)
@@ -586,7 +588,7 @@ def test_wide_mean_near_0_is_exact() -> None:
 
 
 def test_wide_with_operations_around() -> None:
-    """A residual behind the norm, which only its results read; a mask in front of its gradient."""
+    """A residual after the norm, which only its results read; a mask before its gradient."""
     case = WIDE[2]
     x, other, scale = random(case.x, "bf16"), random(case.x, "bf16", seed=1), random(case.affine, seed=2)
 

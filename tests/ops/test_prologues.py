@@ -39,7 +39,7 @@ STRIDES = {
 @pytest.mark.parametrize("along", ["depth", "rows", "both", "number"])
 @pytest.mark.parametrize("side", ["A", "B"])
 def test_matmul(size: tuple[int, ...], order: str, along: str, side: str) -> None:
-    """What is behind the depth or the rows stays out, though relu(0 * scale + bias) is no zero."""
+    """Elements beyond the depth or the rows are excluded, even though relu(0 * scale + bias) is not zero."""
     batch, m, n, k = size if LARGE else (min(size[0], 2), size[1] // 4, size[2] // 4, size[3] // 4)
     a, b = halves((batch, m, k), 0), halves((batch, k, n), 1)
     depth, rows, one = (1, 1, k), (1, m, 1), (1, 1, 1)
@@ -112,7 +112,7 @@ def sized(case: Case) -> Case:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("case", CONVOLUTIONS, ids=lambda case: case.name)
 def test_scale_bias_relu_before_a_convolution(case: Case, kind: str) -> None:
-    """Of either factor, by its channels. Padding is zeros, not what becomes of them."""
+    """Applied to either factor, per channel. Padding stays zero instead of becoming relu(bias)."""
     case = sized(case)
     x, w, dy = (halves(dims, i) for i, dims in enumerate([case.x, case.w, y_dims(case)]))
     operation = kind.split()[0]

@@ -3,9 +3,9 @@
 data types, layouts, batches that broadcast, sizes in use of each, groups, strides, dilation, asymmetric
 padding, one to three dimensions, fused operations, tiles and splits by knobs, sizes with every tail.
 
-A structure fixes what kernels are printed from; its cases differ in sizes, so that they share kernels. On a
-GPU all structures run with all their cases; on the CPU a sample of them, with small sizes. A case is a line
-of words, from which it can be made again: a failure prints the command that runs it alone.
+A structure determines the generated kernels; its cases differ only in sizes, so that they share kernels. On a
+GPU all structures run with all their cases; on the CPU a sample of them, with small sizes. A case can be
+written as a line of words and parsed again: a failure prints the command that runs only that case.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ EIGHTS = (8, 16, 24, 32, 40, 64, 72, 96, 128, 136, 160, 192, 200, 256, 264, 320,
 
 @dataclass(frozen=True)
 class Case:
-    """A product and what follows it. Its tensors are A, B, C of a matmul, x, w, y of a convolution, or
-    tokens, weights, output of experts, whose rows the seed tells."""
+    """A product and its epilogue. Its tensors are A, B, C of a matmul, x, w, y of a convolution, or tokens,
+    weights, output of experts, whose rows follow from the seed."""
 
     op: str = "matmul"
     types: tuple[str, str] = ("f32", "f32")  # of what is multiplied
@@ -50,7 +50,7 @@ class Case:
     a: Dims = ()  # dims of A or x
     b: Dims = ()  # dims of B or w
     orders: tuple[str, ...] = ()  # of each tensor: its dims from the slowest to the fastest
-    gaps: Dims = (0, 0, 0)  # of each tensor: elements that nothing owns, behind each line
+    gaps: Dims = (0, 0, 0)  # of each tensor: unused elements after each line
     stride: Dims = ()
     dilation: Dims = ()
     pre: Dims = ()
@@ -71,7 +71,7 @@ class Case:
 
     @staticmethod
     def parse(line: str) -> Case:
-        """The case that a line of words tells.
+        """Parses a line of words into a case.
 
         >>> str(Case.parse("op=fprop types=(f16,f16) a=(1,8,9)"))
         'op=fprop types=(f16,f16) a=(1,8,9)'
@@ -103,7 +103,7 @@ class Case:
 
     @property
     def first_rows(self) -> list[int]:
-        """Of each expert; some have none, and some rows have none."""
+        """Returns the first row of each expert; some experts have no rows, and some rows have no expert."""
         draw = random.Random(self.seed)
         return sorted(draw.randint(0, self.a[1]) for _ in range(self.b[0]))
 
@@ -166,7 +166,7 @@ ENDS = ["none", "none", "bias_relu", "tanh_residual", "scale", "swish", "both"]
 
 
 def draw_structure(draw: random.Random) -> Callable[[], Case]:
-    """What makes cases of one structure, each time of other sizes."""
+    """Returns a function that draws cases of one structure with different sizes."""
     make = draw.choices([_matmuls, _convolutions, _experts], [9, 9, 2])[0](draw)
     types = draw.choices(PAIRS, WEIGHTS)[0]
     wide = "f64" if types == ("f64", "f64") else "i32" if all(type_ in BYTES for type_ in types) else ""
@@ -279,7 +279,7 @@ def _experts(draw: random.Random) -> Callable[[], Case]:
 
 
 def cases_of(number: int) -> Iterator[Case]:
-    """The cases of a structure, which its number tells."""
+    """Draws the cases of the structure with this number."""
     draw, aside = random.Random(number), random.Random(f"overrides {number}")
     make = draw_structure(draw)
     has_overrides = aside.random() < 0.3
@@ -379,7 +379,7 @@ def _grouped(case: Case, i: int, tensor: Any) -> Any:
     return tensor.reshape(dims[0], groups, dims[1] // groups, *dims[2:])
 
 
-# ---- What follows a product, and whether it is right -------------------------------------------------------
+# ---- Epilogues of products, and their expected results -----------------------------------------------------
 
 VECTORS = ("bias_relu", "both", "scale", "tanh_residual")
 
@@ -395,7 +395,7 @@ def follow(case: Case, g: weft.Graph, c: Any, vector: Any, whole: Any) -> list[A
 
 
 def expect(case: Case, c: Array, vector: Array, whole: Array) -> tuple[list[Array], Any]:
-    """What the outputs are, and how they multiply an error of the product."""
+    """Returns the expected outputs and the factors by which they amplify an error of the product."""
     if case.end in ("bias_relu", "both"):
         last = np.maximum(c + vector, 0)
         return [c, last] if case.end == "both" else [last], 1.0
@@ -407,7 +407,7 @@ def expect(case: Case, c: Array, vector: Array, whole: Array) -> tuple[list[Arra
 
 
 def bound(case: Case, want: Array, magnitude: Any, type_: str, engine: str) -> Array:
-    """What a result may be off by: its own rounding, and sums of this magnitude in any order."""
+    """Returns the allowed error of a result: its own rounding, and sums of this magnitude in any order."""
     if type_ == "i32":
         return np.zeros(want.shape)
     unit = 2.0**-53 if case.out == "f64" else 2.0**-24
@@ -502,7 +502,7 @@ ALONE = os.environ.get("WEFT_TEST_CASE")
 
 
 def command(case: Case) -> str:
-    """What runs one case alone."""
+    """Returns the command that runs only this case."""
     return f"WEFT_TEST_DEVICE={checks.DEVICE} WEFT_TEST_CASE='{case}' python -m pytest {FILE}"
 
 

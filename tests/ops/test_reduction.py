@@ -42,7 +42,7 @@ def numbers(shape, dtype="f32"):
 def oracle(mode, x, dims):
     """x reduced to dims in float64, and the magnitude of what is summed."""
     pairs = [n for extent, kept in zip(x.shape, dims, strict=True) for n in (kept, extent // kept)]
-    parts = checks.exact(x).reshape(pairs)  # [d0, g0, d1, g1, ..]: groups of neighbours
+    parts = checks.exact(x).reshape(pairs)  # [d0, g0, d1, g1, ..]: groups of adjacent elements
     axes = tuple(range(1, len(pairs), 2))
     magnitude = float(np.abs(parts).sum(axis=axes).max(initial=0)) if mode in SUMS else None
     return ORACLES[mode](parts, axis=axes), magnitude

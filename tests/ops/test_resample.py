@@ -75,7 +75,7 @@ POOLS = [
 
 
 def padded(case: Pool, x: Array, fill: float | str) -> Array:
-    """What windows see: x with padding of one value, or of its edge; negative paddings crop."""
+    """Returns x with padding of one value or of its edge, as windows see it; negative paddings crop."""
     ranges = zip(case.x[2:], case.pre, case.post, strict=True)
     kept = x[(..., *(slice(max(-p, 0), n - max(-q, 0)) for n, p, q in ranges))]
     pads = [(0, 0), (0, 0)] + [(max(p, 0), max(q, 0)) for p, q in zip(case.pre, case.post, strict=True)]
@@ -561,7 +561,7 @@ def test_unset_strides_follow_from_the_extents() -> None:
 
 
 def test_a_weight_of_zero_reads_nothing() -> None:
-    """An infinity beside an exact hit does not become NaN."""
+    """An infinity next to an exact hit does not become NaN."""
     x = np.float32([[[1, INF, 2]]])
     checks.check(lambda g, x: resample(g, x, mode="BILINEAR", stride=[1]), {"x": x}, checks.exact(x))
 
@@ -580,7 +580,7 @@ def test_data_types_of_interpolation() -> None:
         )
 
 
-# ---- What all modes share ----------------------------------------------------------------------------------
+# ---- All modes ---------------------------------------------------------------------------------------------
 
 
 MODES = ["MAXPOOL", *AVERAGES, "NEAREST", "BILINEAR"]
@@ -650,7 +650,7 @@ def test_alpha_and_beta(mode: str) -> None:
 @pytest.mark.parametrize("dtype", ["i4", "i8", "f16", "e2m1"])
 @pytest.mark.parametrize("beta", [0.0, 1.0, -2.0])
 def test_beta_of_results_of_any_type(dtype: str, beta: float) -> None:
-    """What a kernel does not address is copied to memory that it does, and the old result with it."""
+    """Results that a kernel cannot address are copied to memory that it can, including the old result."""
     x = checks.narrow(np.arange(24).reshape(1, 2, 3, 4) % 5 - 2, "f32")
     old = checks.narrow(np.arange(24).reshape(1, 2, 3, 4) % 3 - 1, dtype)
     g = weft.Graph(handle=checks.handle(), compute_data_type="f32")

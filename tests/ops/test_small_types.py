@@ -63,7 +63,7 @@ def test_counting_bits(axis: int) -> None:
 @pytest.mark.parametrize("dtype", ["i4", "u4", "e2m1", "bool1"])
 @pytest.mark.parametrize("shape", [(16,), (3, 5), (7, 1, 9), (1,), (4, 40), (515,)])
 def test_conversions_there_and_back(dtype: str, shape: tuple[int, ...]) -> None:
-    """Padded layouts begin rows inside of bytes and leave bits between them alone."""
+    """In padded layouts, rows begin within bytes, and the bits between them stay unchanged."""
     x = checks.random(shape, "f32", -9, 17)
     want = checks.narrow(x, dtype)
     for layouts in (("packed", "padded"), ("channels_last",)):

@@ -232,7 +232,7 @@ def test_quotients_by_a_number_of_the_row_are_rounded_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("build", "times"),  # so many times x is added, which is read again when weights are known
+    ("build", "times"),  # how often x is added; it is read again once the weights are known
     [
         (lambda g, x: g.softmax(x), 0),
         (five_operations, 0),
@@ -255,7 +255,8 @@ def test_the_result_may_lie_where_the_operand_did(build: Callable[..., Any], tim
 
 
 def test_no_result_is_lost_to_weights_that_are_kept_in_its_memory() -> None:
-    """One that is stored before the weights are known, and the weights beside what is made of them."""
+    """Covers a result that is stored before the weights are known, and weights stored next to results
+    computed from them."""
     memory = random((37, 40), "f32")
     weights = np.exp(exact(memory) - exact(memory).max(1, keepdims=True))
     shares = weights / weights.sum(1, keepdims=True)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reductions behind products against NumPy in float64. Factors are small whole numbers, so that products and
-sums are exact in every type here, whatever the order of summing: what differs is wrong."""
+"""Reductions after products against NumPy in float64. Factors are small integers, so that products and sums
+are exact in every type here, in any order of summation: any difference is an error."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_quantised_with_its_largest() -> None:
 
 
 def test_turned_results() -> None:
-    """Results that lie along their rows are totalled as well."""
+    """Transposed results are totalled as well."""
     a, b = whole(1, 96, 64, seed=8), whole(1, 64, 136, seed=9)
     c = exact(a) @ exact(b)
 
@@ -241,7 +241,7 @@ def test_gradients_of_batch_norm_through_relu_of_what_it_made(stride: int) -> No
 
 
 def steps(build: Any) -> list[Any]:
-    """What serves what is built, on a described GPU."""
+    """Returns the families that run the steps of the graph, on a described GPU."""
     g = weft.Graph(**BF16, device_property=DeviceProperties(H200))
     for made in build(g):
         made.set_output(True)

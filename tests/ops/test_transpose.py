@@ -56,7 +56,7 @@ def test_rows_of_any_length(shape, dtype):
 @pytest.mark.parametrize("width", [3, 40, 64, 100, 300])
 @pytest.mark.parametrize("dtype", ["i8", "bf16", "f32", "f64"])
 def test_runs(width, dtype):
-    """Of heads: rows that stay whole."""
+    """Transposes heads: rows stay contiguous."""
     x = checks.random((2, 9, 5, width), dtype, -100, 100)
     checks.check_bits(
         transpose([0, 2, 1, 3]), {"x": x}, x.transpose(0, 2, 1, 3), layouts=("packed", "padded")

@@ -24,7 +24,8 @@ def handle() -> weft.Handle:
 
 
 class Shifted:
-    """An array on the device, some elements behind an address of 64 bytes, between others."""
+    """An array on the device that starts some elements after a 64-byte aligned address, within a larger
+    allocation."""
 
     def __init__(self, values: Any, shift: int = 1) -> None:
         size, self.shift = shift + values.size + 1, shift
@@ -36,7 +37,7 @@ class Shifted:
         self.address = buffers.describe(self.array).pointer
 
     def numpy(self) -> Any:
-        """The array; what lies beside it must be as it was."""
+        """Returns the array after checking that the memory around it is unchanged."""
         found = self.whole.numpy()
         assert (found[: self.shift] == GUARD).all()
         assert found[-1] == GUARD
@@ -176,7 +177,7 @@ def test_saved_plans() -> None:
 
 
 def test_workspaces() -> None:
-    """One of the size that the graph tells will do, though another plan runs."""
+    """A workspace of the size that the graph reports is sufficient, even if another plan runs."""
     g = weft.Graph(handle=handle(), io_data_type="f32")
     x = g.tensor([64, 64], name="x")
     g.matmul(g.softmax(x), x).set_output(True).set_name("y")

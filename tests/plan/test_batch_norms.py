@@ -1,6 +1,6 @@
-"""Batch norm in training between convolutions: in one node or in parts, sums are taken as the convolution
-before stores its result, and the one behind normalises what it reads, where that is cheaper. The same of its
-gradient, whose sums are taken as the data gradient before stores its own."""
+"""Batch norm in training between convolutions, in one node or in parts: the sums are computed when the
+previous convolution stores its result, and the next one normalizes its input, if that costs less. The same
+for its gradient, whose sums are computed when the previous data gradient stores its result."""
 
 from __future__ import annotations
 
@@ -246,8 +246,8 @@ def gradient_in_parts(g: Any, dy: Any, x: Any, scale: Any, mean: Any, inv: Any) 
 
 
 def behind_a_data_gradient(norm: Callable[..., Any], kind: str, g: Any, **t: Any) -> tuple[Any, ...]:
-    """relu: by its result, which lies in memory; again: by the norm's result, made of x anew; residual: of
-    what is added to, by relu's result, and read by others."""
+    """relu: by its result, which is in memory; again: by the norm's result, recomputed from x; residual: by
+    relu's result, with an addend, and read by other nodes."""
     dims, strides = (list(each) for each in (t["x"].dims, t["x"].strides))
     padding = [t["w"].dims[-1] // 2] * 2
     made = g.conv_dgrad(t["dc"], t["w"], padding=padding).set_dim(dims).set_stride(strides)
@@ -322,8 +322,8 @@ def test_sums_of_a_gradient_behind_the_product(
 @pytest.mark.parametrize(
     ("kind", "sizes", "types"),
     [
-        ("relu", (32, 64, 64, 56, 3), {}),  # two tensors behind a product of patches are one too many
-        ("residual", (32, 64, 256, 56, 1), {}),  # reads more beside the product than the sums do alone
+        ("relu", (32, 64, 64, 56, 3), {}),  # two tensors after an im2col product exceed the limit
+        ("residual", (32, 64, 256, 56, 1), {}),  # reads more in addition to the product than the sums alone
         ("relu", (32, 256, 64, 56, 1), {}),  # fits on chip, and a launch is as much as reading it again
         ("relu", (128, 256, 64, 56, 1), {"io_data_type": "f32"}),
     ],

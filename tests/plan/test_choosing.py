@@ -24,7 +24,8 @@ def families(g: weft.Graph) -> list[str]:
 
 
 def rivals(g: weft.Graph) -> Iterator[tuple[str, float, str, float]]:
-    """Of each step the families that would be dearer, their prices, the chosen one and its price; µs."""
+    """Yields, for each step, the more expensive families, their predicted times, the chosen family and its
+    time in µs."""
     for step in g.build().plan.report["steps"]:
         for refusal in step["declined"]:
             found = PRICED.search(refusal["reason"])
@@ -113,7 +114,7 @@ def test_what_others_read_of_a_region_on_copies_is_stored() -> None:
 
 @pytest.mark.parametrize("is_across_first", [True, False])
 def test_what_joins_two_data_gradients_is_behind_the_one_without_phases(is_across_first: bool) -> None:
-    """Between phases it would be read where the sums lie."""
+    """With phases, the other gradient would be read in the memory of the sums."""
     g, dims, made = graph(intermediate_data_type="bf16"), (64, 256, 56, 56), []
     for is_across in (is_across_first, not is_across_first):
         filters, side = (512, 28) if is_across else (128, 56)

@@ -1,5 +1,5 @@
-"""The CPU's fast engine: what it fuses into one step, what it leaves to whom and why, and that its numbers
-are right through the planner, on any number of threads, in place."""
+"""The CPU's fast engine: what it fuses into one step, which nodes it leaves to which engine and why, and
+correct numbers through the planner, on any number of threads, in place."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def steps_of(g: weft.Graph) -> Steps:
 
 
 def declined(g: weft.Graph, step: int) -> str:
-    """What the better families said of a step."""
+    """Returns why better families declined a step."""
     return " ".join(refusal["reason"] for refusal in g.plan.report["steps"][step]["declined"])
 
 
@@ -94,7 +94,7 @@ def test_map_takes_several_outputs_and_inputs() -> None:
 
 
 def test_small_values_are_computed_once() -> None:
-    """The reciprocal root of a variance per channel is not taken anew for every pixel."""
+    """The reciprocal root of a variance per channel is not recomputed for every pixel."""
     g = new_graph()
     x, variance = g.tensor([2, 3, 4, 4], data_type="f32"), g.tensor([1, 3, 1, 1], data_type="f32")
     g.relu(g.mul(x, g.rsqrt(variance, name="root"), name="scaled"), name="clipped")

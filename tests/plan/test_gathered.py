@@ -1,5 +1,5 @@
-"""Concatenations whose parts are read where they lie, as inputs of a graph cannot be made in place; and those
-of which some parts can."""
+"""Concatenations that are not stored: consumers read the parts in place, because graph inputs cannot be
+written into the result; and concatenations of which only some parts can be written in place."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_three_parts_of_features() -> None:
 
 
 def test_a_part_that_is_made() -> None:
-    """It lies where its producer puts it, and what is joined to it is an input."""
+    """The producer chooses its location; the other part is an input."""
 
     def build(g: Any, x: Any, w: Any, last: Any) -> Any:
         return product(g, g.matmul(x, w, name="made"), x, last)
@@ -121,7 +121,7 @@ def test_a_joined_tensor_that_is_asked_for_is_written() -> None:
 
 
 def test_the_rest_alone_is_copied() -> None:
-    """Of a concatenation that is asked for, one part is made in place."""
+    """If the concatenation itself is an output, one part is computed in place."""
 
     def build(g: Any, x: Any, w: Any) -> Any:
         return g.concatenate([g.matmul(x, w), x], 2)
@@ -144,7 +144,7 @@ def test_parts_are_explained() -> None:
 
 
 def check(build: Callable[..., Any], arrays: dict[str, Array], expected: Any, **how: Any) -> None:
-    """Images lie channels last."""
+    """Images are stored channels last."""
     inputs = {
         name: (a, checks.strides_of(a.shape, "channels_last")) if a.ndim == 4 else a
         for name, a in arrays.items()
@@ -169,7 +169,7 @@ def draw(*shapes: Sequence[int]) -> dict[str, Array]:
     ],
 )
 def test_norm_and_convolution_of_joined_channels(groups: int, channels: int, others: int, size: int) -> None:
-    """Groups that lie in one part each, some that lie in both, and channels by themselves."""
+    """Groups within one part each, groups that span both parts, and single channels."""
     whole = channels + others
     arrays = draw(
         (2, channels, 5, 7), (2, others, 5, 7), (1, whole, 1, 1), (1, whole, 1, 1), (32, whole, size, size)
@@ -208,7 +208,7 @@ def test_softmax_of_joined_features(parts: list[int]) -> None:
 
 
 def test_a_factor_whose_rows_are_joined() -> None:
-    """B [K, N] lies along N, so that its parts are boxes of their own; A along K."""
+    """B [K, N] is contiguous along N, so its parts are separate TMA boxes; A is contiguous along K."""
     arrays = draw([1, 40, 128], [1, 64, 24], [1, 64, 24])
     a, *wide = (checks.exact(array) for array in arrays.values())
 

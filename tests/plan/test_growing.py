@@ -58,15 +58,16 @@ def conv(g: weft.Graph, channels: int) -> Any:
 def test_activations_written_out_are_fused(
     end: Callable[..., Any], intermediate: str, device: str, channels: int, family: str
 ) -> None:
-    """x sigmoid(x) reads x twice: with one of its operations alone there would be two results to store."""
+    """x sigmoid(x) reads x twice: fusing only one of its operations would leave two results to store."""
     g = graph(intermediate, device)
     end(g, conv(g, channels)).set_output(True)
     assert families(g) == [f"cuda.{family}"]
 
 
 def test_what_the_user_sees_too_is_stored() -> None:
-    """Then the convolution has a result of its own, and joining its readers is no way out for patches; a
-    family that stores two results is dearer than they are, but not than they and a sweep over memory."""
+    """Then the convolution must store its own result, and fusing its readers does not help im2col products. A
+    family that stores two results is more expensive than these, but cheaper than these and another pass over
+    memory."""
     g = graph("bf16", "sm_90")
     y = conv(g, 64).set_output(True)
     assert families(g) == ["cuda.patch_sm90"]
@@ -78,8 +79,8 @@ def test_what_the_user_sees_too_is_stored() -> None:
 
 @pytest.mark.parametrize("intermediate", ["bf16", "f32"])
 def test_what_operations_behind_a_product_read_is_made_with_it(intermediate: str) -> None:
-    """The gradient through relu reads what others make of x: with them, patches take one tensor that lies
-    like their result."""
+    """The gradient through relu reads a tensor computed from x. If its producers are fused, the im2col
+    product reads only one tensor, which has the layout of the result."""
     g = graph(intermediate, "sm_90")
     of_channels = g.tensor((1, 64, 1, 1), (64, 1, 64, 64))
     x = g.tensor((8, 64, 28, 28), (64 * 784, 1, 64 * 28, 64))

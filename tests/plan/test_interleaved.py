@@ -1,5 +1,5 @@
-"""Group norm of channels that are neighbours in memory: its rows are interleaved, a few channels of each in
-every pixel. Blocks read whole pixels where rows do not fit in one block, on plans for an H200."""
+"""Group norm of channels that are adjacent in memory: its rows are interleaved, a few channels of each in
+every pixel. Blocks read whole pixels if rows do not fit in one block, on plans for an H200."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_short_rows_stay_in_registers() -> None:
 
 @pytest.mark.parametrize(("channels", "groups"), [(1280, 32), (640, 32), (320, 32), (120, 8), (2560, 32)])
 def test_threads_are_those_of_whole_segments(channels: int, groups: int) -> None:
-    """Of each group as many threads, a multiple of the vectors that its channels of a pixel are."""
+    """The number of threads per group is a multiple of the number of vectors of its channels in a pixel."""
     (step,) = steps(2, channels, 128, "channels_last", groups)
     words = step["detail"].replace(",", "").split()
     threads, width = int(words[words.index("threads") - 1]), int(words[words.index("of") + 1])

@@ -1,4 +1,4 @@
-"""What a plan is predicted to take is what it takes with its knobs."""
+"""The predicted time of a plan is that of its knobs."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def predicted(g: weft.Graph, knobs: Mapping[int | str, int]) -> float:
 
 
 def tiles_of(g: weft.Graph) -> dict[int, float]:
-    """What each tile is predicted to take that fits."""
+    """Returns the predicted time of each tile that fits."""
     found = {}
     for tile in range(1, 32):
         try:

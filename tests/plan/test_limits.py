@@ -1,5 +1,5 @@
-"""Limits of an engine are heeded: so many multiprocessors, so much shared memory for a block, no clusters.
-What kernels take is read from the plans."""
+"""Plans respect the limits of an engine: number of multiprocessors, shared memory per block, no clusters. The
+resources of kernels are read from the plans."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def plans(g: weft.Graph) -> list[str]:
 
 
 def answer(g: weft.Graph) -> dict[str, object]:
-    """What engine cuda.tf32 says."""
+    """Returns the answer of engine cuda.tf32."""
     (found,) = [each for each in g.support() if each["engine"] == "cuda.tf32"]
     return found
 

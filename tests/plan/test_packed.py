@@ -1,5 +1,5 @@
-"""Which family takes products that Hopper's copy engine cannot read as they lie: copies of their factors pay
-for large ones; and what it reads after all: groups, flipped filters, any number of channels."""
+"""Which family runs products whose operands Hopper's TMA cannot read in their layout: repacking pays for
+large ones. Operands that it can read after all: groups, flipped filters, any number of channels."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def allowed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def lying(dims: list[int], order: tuple[int, ...]) -> list[int]:
-    """Strides of a packed tensor whose dims lie in this order, slowest first."""
+    """Returns the strides of a packed tensor whose dims are stored in this order, slowest first."""
     strides, step = [0] * len(dims), 1
     for i in reversed(order):
         strides[i], step = step, step * dims[i]
@@ -74,7 +74,7 @@ def patches(kind: str, dtype: str = "bf16") -> weft.Graph:
 
 
 def families(g: weft.Graph) -> list[str]:
-    """Of the engine that is predicted to be the fastest."""
+    """Returns the families of the engine with the fastest prediction."""
     served = [each for each in g.support() if each["supported"] and each["engine"].startswith("cuda")]
     return min(served, key=lambda each: each["seconds"])["families"]
 

@@ -1,5 +1,5 @@
-"""Predicted times for an H200, beside those that were measured there: the tables of tools/bench/results.
-Plans are ranked by these predictions, so they shall not drift from what runs."""
+"""Predicted times for an H200, compared with the measured ones in tools/bench/results. Plans are ranked by
+these predictions, so they must not drift from the measurements."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from weft.bench.predict import Prediction
 
 # Cases beyond the factor, and why; docs/benchmark.md names them, too.
 EXCEPTIONS = {
-    "mem/relu_512K",  # shorter than launches are apart
+    "mem/relu_512K",  # shorter than the variation between launches
     "fused/conv_3x3_64_56_after_scale_bias_relu",  # what goes before overlaps more than is counted
     "sdpa/bwd_d64_s64_h1024_full",  # blocks of one tile overlap more than is counted
     "sdpa/bwd_d80_s4096_full",  # heads of 80 are multiplied as 128
-    "sdpa/fwd_d128_s4096_full_block_mask",  # tiles that do not take part are known at the run alone
+    "sdpa/fwd_d128_s4096_full_block_mask",  # which tiles take part is known only at run time
     "sdpa/fwd_d128_s2048_causal_ragged",  # as are lengths
     "sdpa/bwd_d128_s2048_causal_ragged",
     "sdpa/bwd_d128_s4096_causal_dropout",  # what draws take is not counted
@@ -47,7 +47,8 @@ def test_nine_of_ten_are_within_a_factor() -> None:
 
 @pytest.mark.parametrize("group", sorted({case.group for case in cases.gpu().values()}))
 def test_no_group_is_promised_more_than_it_keeps(group: str) -> None:
-    """The geometric mean of a group tells whether its families' prices compare with those of others."""
+    """The geometric mean of a group shows whether its families' predictions are comparable with those of
+    others."""
     logs = [math.log(it.ratio) for name, it in predictions().items() if name.startswith(f"{group}/")]
     assert 1 / 1.12 <= math.exp(sum(logs) / len(logs)) <= 1.12
 
@@ -60,7 +61,8 @@ def test_no_group_is_promised_more_than_it_keeps(group: str) -> None:
     ],
 )
 def test_terms_of_scores_have_prices(arch: str, family: str, expected: dict[str, float]) -> None:
-    """Times over the plain case, as an H100 takes them; as the portable family's instructions are counted."""
+    """Times relative to the plain case: measured on an H100, and from instruction counts for the portable
+    family."""
 
     def price(kind: str) -> float:
         case = cases.gpu()[f"sdpa/fwd_d128_s4096_causal_{kind}"]

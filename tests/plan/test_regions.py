@@ -35,7 +35,7 @@ def test_what_is_before_joins_wherever_it_stands(is_first: bool) -> None:
 
 @pytest.mark.parametrize("reads", ["neg", "reshape"])
 def test_what_nobody_needs_reads_nothing(reads: str) -> None:
-    """Not even the result that a product hands on to what is behind it."""
+    """Not even the result that a product passes to its epilogue."""
     g = graph(io_data_type="f32")
     product = g.matmul(g.tensor([8, 16]), g.tensor([16, 4]), name="product")
     g.relu(product, name="activated").set_output(True)
@@ -46,7 +46,7 @@ def test_what_nobody_needs_reads_nothing(reads: str) -> None:
 
 @pytest.mark.parametrize(("first", "ahead"), [("", [1]), ("empty", [1]), ("softmax", [0, 1])])
 def test_inputs_load_ahead_where_a_kernel_of_the_plan_comes_before(first: str, ahead: list[int]) -> None:
-    """What comes before the plan may write them still, and an empty step has no kernel."""
+    """Work before the plan may still write the inputs, and an empty step has no kernel."""
     g = weft.Graph(device="sm_90", io_data_type="bf16", compute_data_type="f32")
     x, w, v = g.tensor([256, 512]), g.tensor([512, 1024], [1, 512]), g.tensor([1024, 256], [1, 1024])
     if first == "empty":

@@ -1,5 +1,5 @@
-"""Plans that launch their kernels as one CUDA graph give what the same kernels give one by one; on the CPU
-there is nothing to launch. test_emulated.py runs them on the emulated GPU."""
+"""Plans that launch their kernels as one CUDA graph give the same results as separate launches; on the CPU
+nothing is launched. test_emulated.py runs them on the emulated GPU."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The small cases that sanitizers watch, planned for a described GPU: one for every kernel. What they compile
-to is seen where the emulated GPU runs them (test_emulated)."""
+"""The small cases of the sanitizer runs, planned for a described GPU: one for every kernel. The compiled code
+is checked when the emulated GPU runs them (test_emulated)."""
 
 from __future__ import annotations
 

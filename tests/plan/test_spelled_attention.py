@@ -1,4 +1,4 @@
-"""What becomes of attention that is spelled out: plans for an H200."""
+"""Plans for an H200 of attention in primitive operations."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_views_and_copies_of_heads(how: str) -> None:
 
 @pytest.mark.parametrize("name", NEAR_MISSES)
 def test_what_is_nearly_attention(name: str) -> None:
-    """Declined, with the reason, which is told when the last product is asked about alone."""
+    """Declined, with the reason that the planner reports for the last product."""
     near = NEAR_MISSES[name]
     g = graph()
     q, v = g.tensor(NEARLY), g.tensor(NEARLY)
@@ -148,7 +148,7 @@ def test_what_is_nearly_attention(name: str) -> None:
 
 
 def test_one_mask_for_several() -> None:
-    """Each knows its bounds; that the mask itself is made is for those who read it."""
+    """Each attention knows its bounds; the mask itself is computed only for its other readers."""
     g = graph()
     q, k, v = g.tensor(NEARLY), g.tensor([2, 3, 8, 16]), g.tensor(NEARLY)
     shape = g.tensor([1, 1, 16, 16])
@@ -195,7 +195,8 @@ def test_a_result_that_is_rounded_twice_is_not_rounded_once(rounds: str) -> None
     assert len(steps) == (2 if rounds == "twice" else 1)
 
 
-# Sizes, and who is faster: nobody but attention, one of the products with all else apart, several steps.
+# Sizes, and the fastest option: only attention, one of the products with everything else separate, or several
+# steps.
 PRICES = {
     "attention": (Spelling(heads=(4, 4), rows=1024, columns=1024, depth=64, value_depth=64), "bf16", None),
     "a deep head": (

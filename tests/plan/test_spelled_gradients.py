@@ -1,4 +1,4 @@
-"""What becomes of gradients of attention that are spelled out: plans for an H200."""
+"""Plans for an H200 of attention gradients in primitive operations."""
 
 from __future__ import annotations
 

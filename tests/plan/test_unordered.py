@@ -37,7 +37,7 @@ def plans(g: weft.Graph) -> list[str]:
 
 
 def answer(g: weft.Graph, engine: str = "cuda.unordered") -> dict[str, Any]:
-    """What an engine says."""
+    """Returns an engine's answer."""
     (found,) = [each for each in g.support() if each["engine"] == engine]
     return found
 

@@ -1,5 +1,5 @@
-"""Slices, transposes, reshapes and concatenations inside a graph run nothing where strides can say it: their
-results lie in the memory of inputs, or these are made where a reader wants them."""
+"""Slices, transposes, reshapes and concatenations inside a graph run no kernel if strides can express them:
+their results share the memory of inputs, or their inputs are computed where a reader needs them."""
 
 import checks
 import numpy as np
@@ -68,7 +68,7 @@ def test_what_is_made_of_a_transpose_lies_as_it_does():
 
 
 def test_a_broadcast_has_no_say_in_the_order_of_memory():
-    """Any would do for it: a sum with images whose channels lie side by side does as they do."""
+    """A broadcast operand accepts any layout: a sum with channels-last images uses theirs."""
     image, few = checks.random((2, 3, 5, 7)), checks.random((2, 3, 1, 1), seed=1)
 
     def build(g, image, few):

@@ -82,8 +82,8 @@ def test_one_rounding_between_kernels() -> None:
 
 
 def test_statistics_lend_no_type() -> None:
-    """Gradients of attention and of norms are as their operands are, those of keys that serve several heads,
-    too; the statistics beside them are floats."""
+    """Gradients of attention and of norms have the type of their operands, including those of keys shared by
+    several heads; the statistics next to them are floats."""
     g = weft.Graph(device="sm_90", io_data_type="bf16", intermediate_data_type=None, compute_data_type="f32")
     many, few = [2, 8, 256, 64], [2, 2, 256, 64]
     q, o, do = (g.tensor(many, name=name) for name in ("q", "o", "do"))
@@ -172,7 +172,7 @@ def test_sums_are_floats_whatever_their_extents_are() -> None:
 
 @pytest.mark.parametrize(("intermediate", "stored"), [(None, "f32"), ("bf16", "bf16")])
 def test_a_cpu_stores_floats_unless_told(intermediate: str | None, stored: str) -> None:
-    """And looks at slices and transposes where they lie."""
+    """It reads slices and transposes in place."""
     g = weft.Graph(
         handle=weft.create_handle("cpu"),
         io_data_type="bf16",

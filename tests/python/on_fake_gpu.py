@@ -313,7 +313,7 @@ def test_bound_plans_run_on_what_they_were_given() -> None:
     g, x, y = doubled(), on_device(X), on_device(X)
     run = g.plan.bind(x=x, out={"y": y})
     assert run() is y
-    assert run.measure(5) == pytest.approx(0.25e-3 / 5)  # the fake's events are 0.25 ms apart
+    assert run.measure(5) == pytest.approx(0.25e-3 / 5)  # the fake's events are 0.25 ms from one another
     assert run.measure_steps(5) == pytest.approx([0.25e-3])
 
 
@@ -321,7 +321,7 @@ def test_bound_plans_run_on_what_they_were_given() -> None:
 
 
 class CudaArray:
-    """What Numba and others offer: host memory, as the fake driver has no other."""
+    """The interface of Numba and others: host memory, because the fake driver has no other."""
 
     def __init__(self, array: Any, stream: int | None = None) -> None:
         self._array, interface = array, dict(array.__array_interface__)
@@ -332,7 +332,7 @@ class CudaArray:
 
 
 class DlpackGpu:
-    """An array of a GPU that offers DLPack alone."""
+    """A GPU array that offers only DLPack."""
 
     def __init__(self, array: Any) -> None:
         self.array, self.streams = array, []  # type: ignore[var-annotated]
@@ -371,7 +371,7 @@ def test_streams_that_arrays_name_are_followed(streams: list[int]) -> None:
 
 
 class JaxArray(CudaArray):
-    """An array of JAX's on a GPU, which is not ready before somebody waits."""
+    """A JAX array on a GPU, which is not ready until a caller waits."""
 
     waits = 0
 
@@ -540,7 +540,7 @@ def test_a_stream_set_on_the_handle_counts(torch: Any, streams: list[int]) -> No
 
 
 def test_torch_is_asked_once_whether_it_started(torch: Any, streams: list[int]) -> None:
-    """Afterwards its compiled code alone is asked, at a fraction of the cost."""
+    """Afterwards only its compiled function is called, at a fraction of the cost."""
     asked = []
     torch.cuda.is_initialized = lambda: not asked.append(1)
     g, x, y = doubled(), on_device(X), on_device(X)

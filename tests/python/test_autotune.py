@@ -22,7 +22,7 @@ KNOB = weft.knob_type
 
 
 class Clock:
-    """Time that stands still unless told."""
+    """A clock that advances only when the test says so."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -70,7 +70,7 @@ class Engines:
 
 
 class _Named:
-    """An engine's descriptor that knows its name alone."""
+    """An engine descriptor that knows only its name."""
 
     def __init__(self, engine_id: int) -> None:
         self._name = f"engine{engine_id}"
@@ -219,7 +219,7 @@ def test_another_graph_is_measured_anew(disk: Any, times: Any) -> None:
     ids=lambda text: text[:60],
 )
 def test_what_is_remembered_is_not_trusted(disk: Any, times: Any, text: str) -> None:
-    """It is measured anew, and what was damaged is replaced."""
+    """The engine is measured again, and damaged entries are replaced."""
     graph().autotune()
     (kept,) = Path(disk["folder"]).rglob("*.json")
     kept.write_text(text)

@@ -1,5 +1,5 @@
-"""python -m weft bench: the arithmetic of its cases, its oracle and tables, its picture and its command
-line. No time is judged."""
+"""python -m weft bench: the arithmetic of its cases, its oracle and tables, its picture and its command line.
+No time is judged."""
 
 from __future__ import annotations
 
@@ -293,7 +293,7 @@ def test_refusal_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_peers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weft's own methods, as another module would offer them, but for one; and torch, which has programs."""
+    """Weft's own methods, as if another module offered all but one of them; and torch, which has programs."""
     names = ("pygraph", "data_type", "heur_mode", "set_stream", "backend_version_string")
     twin = SimpleNamespace(**{name: getattr(weft, name) for name in names})
     torch = SimpleNamespace(sum=np.sum, float32="f4", __version__="9.9")
@@ -302,7 +302,8 @@ def test_peers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert bench.device.endswith(f", twin {weft.backend_version_string()}, torch 9.9")
     row = bench.row(products.matmul("t", "f32", 5, 7, 6))
     assert (row.weft, row.peer, row.ratio, row.notes) == (0.002, 0.002, 1.0, ())
-    assert row.device == f"{bench.machine.name}, twin {weft.backend_version_string()}"  # who ran it
+    # The device names the peer that was measured.
+    assert row.device == f"{bench.machine.name}, twin {weft.backend_version_string()}"
     lacks = "twin: 'types.SimpleNamespace' object has no attribute 'reduction_mode'"
     row = bench.row(streams.sums("rows/sum", "f32", 3, 5, 2))  # asks for reduction_mode
     assert (row.weft, row.peer, row.device) == (0.002, None, bench.machine.name)
@@ -395,7 +396,7 @@ SMALL = [case.name for case in networks.cases(networks.CPU, networks.CPU_DECODE)
 
 @pytest.mark.parametrize("name", SMALL)
 def test_a_block_and_its_gradient_are_right(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weft's graph and torch's operators, each beside torch in double precision."""
+    """Weft's graph and torch's operators, each compared with torch in double precision."""
     pytest.importorskip("torch")
     monkeypatch.setattr(whole, "CALLS", 1)
     monkeypatch.setattr(whole, "TURNS", 1)
@@ -445,7 +446,7 @@ WHOLES = [
 
 
 def test_tables_of_blocks(tmp_path: Path) -> None:
-    """The better peer is the one beside Weft."""
+    """The better peer is next to Weft."""
     whole.write_csv(tmp_path / "table.csv", WHOLES, "Chip", "2026-11-26")
     assert (tmp_path / "table.csv").read_text().splitlines()[1:] == [
         "blocks/a_fwd,10.00,12.00,1.200,2.0e-03,15.00,12.00,3.0e-03,5.00,2,10.50,4.00,90.00,30.00,"
@@ -613,7 +614,7 @@ def test_picture(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(roofline, "FEW", 0)
     text = roofline.picture(ROWS, cases.gpu(), results.roof_of(ROWS, cases.gpu()))
     points = titles(text)
-    # One per case with a time and operations, and a hollow one beside it where a peer has a time.
+    # One per case with a time and operations, and a hollow one next to it if a peer has a time.
     assert sorted(points) == [
         "matmul/bf16_8192, peer: 1.5 ms",
         "matmul/bf16_8192: 1.6 ms",
@@ -658,7 +659,7 @@ def text_boxes(text: str) -> list[tuple[float, float, float, float]]:
 
 
 def check_apart(text: str) -> int:
-    """That each text lies within the picture and over no other; how many there are."""
+    """Checks that each text is within the picture and overlaps no other; returns their number."""
     boxes = sorted(text_boxes(text), key=lambda box: box[1])
     for i, box in enumerate(boxes):
         assert box[0] >= 0
@@ -686,7 +687,7 @@ def test_the_slope_of_the_roof_has_its_name(bandwidth: float) -> None:
 
 
 def test_numbers_stand_apart() -> None:
-    """Of points in a heap, more than fit around one."""
+    """A cluster of points, more than fit around one."""
     rng = np.random.default_rng(3)
     places = [(300 + 40 * float(x), 250 + 40 * float(y)) for x, y in rng.standard_normal((40, 2))]
     taken = [(250.0, 200.0, 340.0, 215.0)]
@@ -968,11 +969,12 @@ def test_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
         machine("cuda")
 
 
-# ---- Predicted beside measured -----------------------------------------------------------------------------
+# ---- Predicted and measured --------------------------------------------------------------------------------
 
 
 def test_predictions_of_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A table beside what planning for an H200 says; ceilings and cases without a time are left out."""
+    """Compares a table with the predictions of planning for an H200; ceilings and cases without a time are
+    left out."""
     path, written = tmp_path / "table.csv", tmp_path / "predicted.csv"
     results.write_csv(path, ROWS)
     assert main(["bench", "--predict", "--csv", str(written), "--from", str(path)]) == 0

@@ -94,7 +94,7 @@ def test_scalars_in_memory(name: str, value: float) -> None:
 
 @pytest.mark.parametrize(("name", "array"), [("e2m1", "float4_e2m1fn"), ("i4", "int4"), ("u4", "uint4")])
 def test_scalars_of_4_bits(name: str, array: str) -> None:
-    """Those that arrays hold two to a byte; beyond the ends there is none."""
+    """Types that arrays pack two to a byte; reading beyond the ends fails."""
     type_ = dtypes.data_type_of(name)
     assert type_ is not None
     values = np.arange(16).astype("u1").view(getattr(ml_dtypes, array))
@@ -157,7 +157,7 @@ def test_addresses() -> None:
 
 
 class OnlyDlpack:
-    """An array that speaks DLPack alone."""
+    """An array that offers only DLPack."""
 
     def __init__(self, array: Any) -> None:
         self.array = array

@@ -27,7 +27,7 @@ def gpu() -> Gpu:
 
 
 class Fault:
-    """What a launch fails with."""
+    """The error of a launch."""
 
     def __init__(self, text: str, said: str) -> None:
         self.lines = text.splitlines()
@@ -374,7 +374,7 @@ st.global.u32 [%d7], %r2;
 
 
 def test_a_box_that_is_read_too_early(gpu: Gpu, memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What has not come is NaN, never what lay there before."""
+    """Data that has not arrived is NaN, never the previous contents."""
     source, made = memory(128), memory(128)
     values = np.arange(32, dtype="f4")
     emulated_kernel.ctypes.memmove(source, values.ctypes.data, 128)
@@ -487,7 +487,7 @@ def test_a_clusters_barrier_is_misused(fails: Any) -> None:
 def test_who_has_left_a_cluster_is_not_waited_for(
     gpu: Gpu, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Warp 0 arrives and goes; nobody gets by before the last has arrived."""
+    """Warp 0 arrives and exits; no warp passes before the last one has arrived."""
     monkeypatch.setenv("EMULATOR_SEED", str(seed))
     body = f"""{WARPS}
 barrier.cluster.arrive.release.aligned;
@@ -525,7 +525,7 @@ TURNS = {
 @pytest.mark.parametrize("turns", TURNS)
 @pytest.mark.parametrize(("first", "second"), [(PUT, TAKE), (TAKE, PUT), (PUT, PUT)])
 def test_accesses_that_nothing_orders(tries: Any, turns: str, first: str, second: str) -> None:
-    """Warp 0 should come first; whoever does, the second is told."""
+    """Warp 0 should come first; in either order the second access is reported."""
     gives, takes = TURNS[turns]
     if turns == "the wrong way round":
         gives, takes = f"@%p1 {takes}", f"@!%p1 {gives}"
@@ -609,7 +609,7 @@ def test_what_threads_wrote_goes_through_a_fence(fails: Any, tries: Any, memory:
 
 
 def test_what_threads_read_goes_through_a_fence(gpu: Gpu, fails: Any, tries: Any, memory: Any) -> None:
-    """Before the copy engine writes there; of those who read, or of who begins the copy."""
+    """Applies before the copy engine writes: to the threads that read, or to the one that starts the copy."""
     box, read = gpu.tiled(memory(128), (8, 4), (8, 4)), "ld.shared.u32 %r2, [s+128];"
     begin = f"{WARPS}{GET_BOX}{WAIT_AT_S}\n@!%p1 {read}\n"
     for fenced in ("fence.proxy.async.shared::cta;\nbar.sync 0;", "bar.sync 0;\n@%p1 fence.proxy.async;"):
@@ -727,7 +727,7 @@ def ptx_type(dtype: Any) -> str:
 
 
 def floats(dtype: Any = "f4") -> Any:
-    """Every kind of value: zeros, subnormals, what lies half way, infinities, NaN, any bits."""
+    """Every kind of value: zeros, subnormals, midpoints, infinities, NaN, any bits."""
     rng = np.random.default_rng(5)
     size = np.dtype(dtype).itemsize
     bits = rng.integers(0, 2 ** (8 * size) - 1, 2000, dtype=f"u{size}", endpoint=True).view(dtype)
@@ -803,7 +803,7 @@ def test_integers_become_others(gpu: Gpu, source: str, target: str) -> None:
 
 
 def next_to(value: Any, target: Any, way: str) -> Any:
-    """What exact values become: a nearest one is moved where it lies on the wrong side."""
+    """Moves exact values by one step if rounding to nearest went to the wrong side."""
     target = np.dtype(target)
     made = value.astype(target)
     if way == "rn":
@@ -934,7 +934,7 @@ def test_chains_of_carries(gpu: Gpu) -> None:
 
 
 def test_calls(gpu: Gpu) -> None:
-    """A function's text stands for its call, wherever it lies."""
+    """A function's body replaces its call, wherever it is stored."""
     text = module("""mul.wide.u32 %d8, %r0, 4;
 add.s64 %d8, %d8, %d0;
 ld.global.u32 %r1, [%d8];
@@ -1164,7 +1164,7 @@ def test_comparisons_of_pairs(gpu: Gpu, dtype: Any, name: str) -> None:
         assert np.array_equal(gpu.each(text, "u4", *words, c), holds[:, 0] + 2 * holds[:, 1])
 
 
-# ---- What lanes do together --------------------------------------------------------------------------------
+# ---- Warp-level operations ---------------------------------------------------------------------------------
 
 
 def shuffled(mode: str, values: Any, b: Any, clamp: int, segments: int) -> tuple[Any, Any]:
@@ -1212,7 +1212,7 @@ def test_votes(gpu: Gpu) -> None:
 
 
 def test_halves_of_a_warp_go_their_own_ways(gpu: Gpu) -> None:
-    """Both name their own members, at one instruction or apart."""
+    """Both halves name their own members, at the same instruction or at different ones."""
     values = np.arange(32, dtype="u4") * 7 % 13
     select = "and.b32 %r41, %r0, 31;\nsetp.lt.u32 %p4, %r41, 16;\nselp.b32 %r42, 0xffff, 0xffff0000, %p4;\n"
     want = np.repeat([values[:16].sum(), values[16:].sum()], 16)
@@ -1246,7 +1246,7 @@ def test_one_lane_is_elected(gpu: Gpu) -> None:
 
 
 def test_predicates_that_nobody_wants(gpu: Gpu) -> None:
-    """'_' in the place of a result leaves the first predicate alone."""
+    """'_' in place of a result leaves the first predicate unchanged."""
     values = np.arange(300, dtype="u4")
     text = "setp.lt.u32 _|%p4, {a}, 100;\nselp.u32 {d}, 1, 0, %p4;\n@%p0 mov.u32 {d}, 9;"
     assert np.array_equal(gpu.each(text, "u4", values), values >= 100)
@@ -1282,7 +1282,7 @@ shfl.sync.bfly.b32 {d}, {d}, 1, 31, -1;"""
     assert np.array_equal(gpu.each(text, "u4", values), want)
 
 
-# ---- What warps and blocks do together ---------------------------------------------------------------------
+# ---- Warps and blocks --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("space", ["global", "shared"])
@@ -1312,7 +1312,7 @@ def test_atomic_operations(gpu: Gpu, space: str) -> None:
         left, results = gpu.run(body, np.array([first], "u4"), np.zeros(64, "u4"), threads=64, shared=64)
         assert left[0] == last or last < 0, text
         assert seen is None or sorted(results.tolist()) == seen, text
-        if last < 0:  # every value comes out once, but for the one that stays
+        if last < 0:  # every value is returned once, except the one that stays
             assert sorted([*results.tolist(), left[0]]) == [*range(64), 99]
 
 

@@ -1,4 +1,4 @@
-"""Execution: what is checked of every buffer, by-value scalars, other shapes, and addresses alone."""
+"""Execution: checks of every buffer, by-value scalars, other shapes, and raw addresses."""
 
 from __future__ import annotations
 

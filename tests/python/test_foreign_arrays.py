@@ -1,5 +1,5 @@
-"""Arrays whose memory does not hold what they show, and objects that lie about their memory: refused on every
-way into a plan, never read or written as if they were plain."""
+"""Arrays whose memory does not hold the values that they show, and objects with wrong information about their
+memory: refused on every path into a plan, never read or written as if they were plain."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def torch_of(make: Callable[[Any], Any]) -> Callable[[], Any]:
 
 
 class Says:
-    """An object with memory that says what it is told to say."""
+    """An object with memory that reports whatever it is given."""
 
     dtype = np.dtype("f4")
 
@@ -163,7 +163,7 @@ def test_masked_arrays_are_not_copied_to_a_device_array() -> None:
 
 def test_dlpack_tells_what_is_read_only() -> None:
     class Exports:
-        """A NumPy array that is seen through DLPack alone."""
+        """A NumPy array that offers only DLPack."""
 
         def __init__(self, array: Any) -> None:
             self.array = array
@@ -189,11 +189,11 @@ def test_dlpack_tells_what_is_read_only() -> None:
 
 
 class JaxArray(Says):
-    """Of a class that the module jax names, with the interface of arrays."""
+    """An object of a class from the module jax, with the array interface."""
 
 
 class JaxCapsules:
-    """The same seen through DLPack alone, by a producer that knows no flag for what is read-only."""
+    """The same object, offering only DLPack, from a producer without a read-only flag."""
 
     def __init__(self) -> None:
         self.memory = np.ones(6, "f4")
@@ -553,11 +553,11 @@ def test_a_torch_tensor_whose_storage_was_cut() -> None:
     assert doubled()[0].plan(x=x.fill_(2)).tolist() == [4] * 6
 
 
-# ---- What keeps memory, and for how long -------------------------------------------------------------------
+# ---- Lifetime of memory ------------------------------------------------------------------------------------
 
 
 class Fresh:
-    """A producer whose capsule alone keeps the memory."""
+    """A producer whose capsule is the only owner of the memory."""
 
     def __init__(self, value: float) -> None:
         self.value, self.made = value, []

@@ -1,4 +1,4 @@
-"""Frozen inputs: packed once, used for the same address alone, thawed and refused."""
+"""Frozen inputs: packed once, used only for the same address, unfrozen and refused."""
 
 from __future__ import annotations
 

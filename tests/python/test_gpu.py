@@ -131,7 +131,7 @@ def test_devices_by_name() -> None:
 
 
 def machine(**changes: Any) -> dict[str, Any]:
-    """What the library says of a machine on which all is well."""
+    """The library's report of a machine without problems."""
     copy = {"path": "/p/libnvrtc.so.13", "found_by": "search paths", "version": "13.0", "builtins": True}
     copy |= {"is_chosen": True, "verdict": "chosen"}
     disk = {"folder": "/c", "mode": "rw", "problem": None, "entries": 3, "bytes": 2**20, "limit": 2**28}
@@ -214,7 +214,7 @@ def test_a_driver_that_a_variable_names_should_work() -> None:
 
 
 def cut_off(library: Path, folder: Path, name: str) -> Path:
-    """A copy that ends in the middle, as an interrupted download leaves it."""
+    """A truncated copy, like that of an interrupted download."""
     folder.mkdir()
     data = library.read_bytes()
     (folder / name).write_bytes(data[: len(data) // 2])
@@ -262,7 +262,7 @@ def test_a_driver_that_does_not_start_has_a_repair(fakes: dict[str, str], result
 
 
 def test_a_compiler_with_its_builtins_is_preferred(fakes: dict[str, str], tmp_path: Path) -> None:
-    """Of copies that are equal otherwise the first found would be chosen."""
+    """Of otherwise equal copies the first would be chosen."""
     whole = Path(fakes["WEFT_NVRTC"]).resolve()
     for folder in ("alone", "complete"):
         (tmp_path / folder).mkdir()

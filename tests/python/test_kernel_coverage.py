@@ -44,7 +44,7 @@ tool = load_tool()
 
 
 def program(body: str) -> str:
-    """A module with its source files and constants, as the library behind WEFT_NVRTC returns them."""
+    """A module with its source files and constants, as returned by the library in WEFT_NVRTC."""
     files = '\t.file\t1 "/somewhere/core/index.cuh"\n\t.file\t2 "/somewhere/k.cu"\n'
     return "// config int STAGES = 2\n" + module(body) + files + "\t.section\t.debug_str\n\t{\n.b8 95\n\t}\n"
 
@@ -116,8 +116,8 @@ def test_messages_name_the_source(records: Any, capfd: pytest.CaptureFixture[str
 
 
 def test_the_tests_that_reach_most_in_the_least_time_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two tests reach all blocks: a long one reaches both, so that two short ones are the better choice. What
-    the untimed tests reach needs no other test."""
+    """Two tests reach all blocks: a long one reaches both, so two short ones are the better choice. Blocks
+    that the untimed tests reach need no other test."""
     chip, lines = "sm_80", [(("core/index.cuh", i),) for i in range(4)]
     records = tool.Records()
     records.programs["m", "k"] = tool.Program(chip, "k", (), lines)

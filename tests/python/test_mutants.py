@@ -30,7 +30,7 @@ tool = load_tool()
 
 
 def test_every_source_has_tests() -> None:
-    """Of the library, its headers, the kernels and the faces; each row of the table is used."""
+    """Sources of the library, its headers, the kernels and the interfaces; each row of the table is used."""
     paths = list(tool.files_under(tool.EVERYWHERE))
     suffixes = {Path(path).suffix for path in paths}
     assert suffixes == {".c", ".h", ".hpp", ".cuh", ".py"}

@@ -30,7 +30,7 @@ def python(code: str, **environment: str) -> str:
 
 
 def warnings(code: str, **environment: str) -> list[str]:
-    """What a fresh interpreter says on its error stream."""
+    """Returns the error stream of a fresh interpreter."""
     inherited = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | environment
     done = subprocess.run(
         [sys.executable, "-c", code], env=inherited, capture_output=True, text=True, check=True
@@ -62,7 +62,7 @@ def test_nonsense_in_a_word_is_warned_of_once() -> None:
     assert warnings(RUN_SOME, WEFT_LOG="loud") == [said]
 
 
-# The warning of a setting, a folder that takes no files, is told at each level.
+# The warning about a setting, a folder that cannot be written, is shown at each level.
 LEVELS = {
     "": ["warning"],
     "error": ["error", "warning"],

@@ -121,7 +121,7 @@ def test_repr_and_words() -> None:
     assert slots == [("x", (2, 3), False, 24), ("y", (2, 3), True, 24)]
 
 
-# ---- What buffers must be ----------------------------------------------------------------------------------
+# ---- Requirements on buffers -------------------------------------------------------------------------------
 
 
 def test_missing_buffer() -> None:

@@ -14,7 +14,7 @@ from commands import run
 
 TESTS = Path(__file__).parents[1]
 FILLS = re.compile(r"full(_like)?\([^\n]*\b(0xFF|255)\b")
-"""What fills memory with bytes of poison."""
+"""Code that fills memory with poison bytes."""
 
 
 def test_memory_of_each_kind_holds_no_number() -> None:

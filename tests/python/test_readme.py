@@ -188,7 +188,7 @@ REFUSED: dict[str, Callable[[], weft.Graph]] = {
 
 @pytest.mark.parametrize("words", list(REFUSED))
 def test_what_methods_refuse_is_listed(words: str) -> None:
-    """And what is listed is refused: who makes it work takes it out."""
+    """Every listed method is refused, too: when one becomes supported, remove it from the list."""
     assert words in MISSING
     with pytest.raises(weft.NotSupportedError):
         REFUSED[words]().build()

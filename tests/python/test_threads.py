@@ -35,7 +35,7 @@ print(time.process_time() - before)
 
 
 def run(program: str, cpus: set[int], **environment: str) -> str:
-    """What a program prints that may run on these CPUs."""
+    """Returns the output of a program that is restricted to these CPUs."""
     done = subprocess.run(
         [sys.executable, "-c", program],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment},

@@ -1,5 +1,5 @@
-"""What weft.jax's operators refuse: the message names the argument, the rule and what was given, in the
-user's layout. Shapes that do not fit never reach a kernel."""
+"""Refusals by weft.jax's operators: the message names the argument, the rule and the value, in the user's
+layout. Shapes that do not fit never reach a kernel."""
 
 from __future__ import annotations
 
@@ -146,7 +146,8 @@ def wrong_shapes() -> list[tuple[str, int, tuple[int, ...]]]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_arrays_of_any_other_shape_are_refused_or_right(name: str) -> None:
-    """What jax.numpy refuses or broadcasts is refused with a message; all else gives its result."""
+    """Arguments that jax.numpy refuses or broadcasts are refused with a message; all others give its
+    result."""
     mine, theirs = functions(CASES[name])
     messages: list[str] = []
     for other_name, i, shape in wrong_shapes():

@@ -1,4 +1,4 @@
-"""weft.jax.graph: graphs of Weft's as functions of JAX's arrays, in double precision beside jax.numpy."""
+"""weft.jax.graph: Weft graphs as functions of JAX arrays, compared with jax.numpy in double precision."""
 
 from __future__ import annotations
 

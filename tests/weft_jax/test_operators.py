@@ -1,5 +1,5 @@
-"""The operators of weft.jax beside jax.numpy, in double precision: results, gradients, vmap of both; narrow
-types within what rounding allows."""
+"""The operators of weft.jax compared with jax.numpy in double precision: results, gradients, vmap of both;
+narrow types within rounding errors."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ MAPPED += ["softmax", "attention", "attention_bias", "attention_own_bias", "conv
 
 @pytest.mark.parametrize("name", MAPPED)
 def test_vmap(name: str) -> None:
-    """Of the first argument, whose rows are folded into the batch, and of the last, which may be weights."""
+    """vmap over the first argument, whose rows are folded into the batch, and over the last one, which may be
+    weights."""
     for at in {0, len(CASES[name].shapes) - 1}:
         given = [weights_of(name, batch=(2,)), *arguments(CASES[name])]
         given[1 + at] = normal(2, *CASES[name].shapes[at])

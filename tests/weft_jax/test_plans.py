@@ -21,7 +21,7 @@ W = np.linspace(-1, 1, 20).reshape(4, 5)
 
 @pytest.fixture(autouse=True)
 def _on_the_cpu() -> Iterator[None]:
-    """Arrays are made where the plans are, beside a GPU, too."""
+    """Allocates arrays on the device of the plans, even if the machine has a GPU."""
     with jax.default_device(jax.devices("cpu")[0]):
         yield
 
@@ -68,7 +68,7 @@ def test_types_that_jax_has_not_by_itself() -> None:
 
 
 def both() -> Any:
-    """An array that lies on two devices."""
+    """An array on two devices."""
     mesh = jax.make_mesh((2,), ("x",), devices=jax.devices("cpu")[:2])
     where = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     return jax.device_put(jnp.asarray(W), where)

@@ -120,7 +120,7 @@ def test_importing_weft_imports_no_jax() -> None:
 
 
 def losses(block, parameters, x, steps: int = 4):
-    """What plain descent makes of a block that is to return what it was given."""
+    """Losses of plain gradient descent on a block that learns to return its input."""
 
     def loss(given):
         return ((block(given, x) - x) ** 2).mean()

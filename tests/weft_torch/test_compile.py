@@ -1,4 +1,5 @@
-"""torch.compile with Weft as its backend: results and gradients beside eager torch's, and what is covered."""
+"""torch.compile with Weft as its backend: results and gradients compared with eager torch, and what is
+covered."""
 
 from __future__ import annotations
 
@@ -222,7 +223,7 @@ def test_statistics_are_padded_as_torchs_attention_of_a_gpu_has_them(rows: int) 
 
 
 def test_copies_lie_as_torch_says() -> None:
-    """Weft's results lie as what they are made of, where nobody says otherwise."""
+    """By default Weft's results have the layout of their sources."""
 
     def model(x):
         return x.clone(memory_format=torch.contiguous_format), torch.relu(x.flip(0) * 2), torch.tanh(x)
@@ -235,7 +236,7 @@ def test_copies_lie_as_torch_says() -> None:
 
 @pytest.mark.parametrize("is_last", [True, False])
 def test_a_product_ends_in_the_sum_of_what_it_shows_in_another_order(is_last: bool) -> None:
-    """Twice, where the first sum is shown so again; of channels that lie first each sum stays a step."""
+    """Fused twice, if the first sum is permuted back; with channels first each sum stays a separate step."""
 
     def model(x, w):
         for _ in range(2):
@@ -609,7 +610,7 @@ def grouped(x, weight, ends):
 
 
 def twice_grouped(x, weight, ends):
-    """Weights are views in another order, as those of transformers' experts are."""
+    """Weights are permuted views, like those of transformers' experts."""
     y = F.grouped_mm(x, weight.transpose(-2, -1), offs=ends)
     return F.grouped_mm(F.silu(y), weight.relu().transpose(-2, -1), offs=ends)
 
@@ -735,7 +736,7 @@ class Left(torch.nn.Module):
 
 
 def test_inductor_compiles_what_weft_leaves() -> None:
-    """Of batches of any size, once."""
+    """Compiled once for all batch sizes."""
     torch.manual_seed(5)
     model, cover = Left(), Cover()
     eager, run = copy.deepcopy(model), compiled(model, cover, inductor=True, dynamic=True)

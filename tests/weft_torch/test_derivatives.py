@@ -103,7 +103,8 @@ def leaves(given):
 
 
 def both(run):
-    """What run() returns under enable() and without it; types of errors in place of what raises."""
+    """Returns the results of run() under enable() and without it; error types in place of results that
+    raise."""
     results = []
     for context in (weft_torch.enable(), contextlib.nullcontext()):
         with context:
@@ -115,8 +116,8 @@ def both(run):
 
 
 def check(run) -> None:
-    """Weft's result is torch's. Where torch has none, as of the derivatives of its kernels for attention,
-    Weft leaves the refusal to torch."""
+    """Checks that Weft's result is torch's. If torch has none, such as for derivatives of its attention
+    kernels, Weft lets torch refuse."""
     found, expected = both(run)
     if isinstance(expected, type):
         assert found is expected

@@ -330,7 +330,7 @@ def test_output_padding_may_lie_between_stride_and_dilation(
 
 
 def test_the_report_states_the_share_of_all_operators() -> None:
-    """Of about ten operators that compute, forward and backward, Weft serves five; views are not counted."""
+    """Weft serves five of about ten compute operators, forward and backward; views are not counted."""
     x, w = torch.randn(8, 16, requires_grad=True), torch.randn(16, 4, requires_grad=True)
 
     def step():

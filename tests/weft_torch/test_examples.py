@@ -17,7 +17,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 @pytest.fixture
 def example(monkeypatch):
-    """Imports one. Such small sums are done sooner by one thread."""
+    """Imports an example. One thread is faster for such small sums."""
     monkeypatch.syspath_prepend(str(EXAMPLES))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -56,7 +56,8 @@ def test_graph_by_hand(example, capsys) -> None:
 
 
 def test_several_processes_learn_what_one_learns(example, tmp_path) -> None:
-    """On GPUs, whose convolutions are of TF32, beside one: all statistics of batch norm are its own there."""
+    """Several processes match a single one. On GPUs convolutions use TF32, and each process has its own batch
+    norm statistics."""
     several, results = example("several_gpus"), tmp_path / "state.pt"
     several.main("ddp", "fsdp", results=str(results))
     on_gpus = torch.cuda.is_available()

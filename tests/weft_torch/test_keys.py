@@ -23,7 +23,7 @@ class Other(Plain):
 
 
 def tensor(shape=(2, 3, 4), dtype=torch.float32, order=(0, 1, 2), step=1, device=None):
-    """Elements in another order, and `step` apart."""
+    """A tensor with permuted dimensions and elements `step` positions from one another."""
     lies = [shape[i] for i in order]
     there = torch.zeros([*lies[:-1], lies[-1] * step], dtype=dtype, device=device)
     return there[..., ::step].permute([order.index(i) for i in range(len(order))])
@@ -51,7 +51,7 @@ ONE_FIELD = {
     "none": lambda: None,
     "a number": lambda: 1.5,
 }
-"""What differs from tensor() in one field, each from all others."""
+"""Tensors that differ from tensor() in one field, each from all others."""
 
 NUMBERS = {
     "number": [0, 1, 2, -1, 2**40, 0.5, 1e-5, 1.1e-5, float("inf"), -float("inf"), None],
@@ -69,8 +69,8 @@ def in_python(*arguments):
 
 
 def check_in_libweft(different, again) -> None:
-    """Of calls whose keys differ libweft has met none; it knows each of them the next time. That is at once,
-    as others may take its place later."""
+    """Calls with different keys miss in libweft the first time and hit the next time. The second call follows
+    at once, because other entries may evict it later."""
     asked: list[int] = []
     found = lambda *_: asked.append(1) or (lambda *_: None)  # noqa: E731
     operator = calls.FUNCTIONS.operator(found, lambda *_: asked.append(2))
@@ -152,11 +152,11 @@ def test_layouts_of_one_shape_are_told_apart_in_calls(kind) -> None:
     for _ in range(2):
         for x in (base, base.t(), wide[:, :8], wide[:, ::2], base[:1].expand(8, 8), base.flip(0)):
             torch.testing.assert_close(weft.softmax(as_class(x, kind), 1, False), torch.softmax(x, 1))
-    assert weft_torch.cache_info()["misses"] - before == 5  # what is flipped is packed anew
+    assert weft_torch.cache_info()["misses"] - before == 5  # flipped tensors are packed again
 
 
 class OnGpu:
-    """What a key asks of a leading tensor: only on a GPU do flags matter."""
+    """A stand-in for a leading tensor: flags matter only on a GPU."""
 
     is_cuda = True
 

@@ -183,7 +183,7 @@ def segformer() -> Made:
     return transformers.SegformerForSemanticSegmentation(config), given
 
 
-# ---- What they are compared in ----
+# ---- Comparison ----
 
 
 def floats(value: Any) -> list[Any]:

@@ -39,8 +39,8 @@ OPERATORS = {
 
 
 def refuses(call, *given) -> bool:
-    """Whether torch's own kernel refuses arguments. Those of layer and group norm for GPUs want parameters of
-    the input's type; those for the CPU also take parameters of float beside 16 bits."""
+    """True if torch's own kernel refuses the arguments. Those of layer and group norm for GPUs require
+    parameters of the input's type; those for the CPU also accept float parameters with 16-bit inputs."""
     try:
         call(*given)
     except RuntimeError as error:

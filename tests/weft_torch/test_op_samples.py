@@ -1,6 +1,5 @@
-"""The samples that torch tests its own operators with, forward and gradient, through weft.torch.enable(),
-beside torch's own results. What Weft leaves to torch is no test of Weft: each operator must serve
-some."""
+"""torch's own operator samples, forward and gradient, through weft.torch.enable(), compared with torch's
+results. A sample that Weft leaves to torch does not test Weft: each operator must serve some."""
 
 from __future__ import annotations
 
@@ -76,7 +75,7 @@ def flash(q, k, v, *rest, **how):
 
 
 TORCHS = {"scaled_dot_product_attention": flash}
-"""What torch's own error is taken of, where it is not the operator as it is called."""
+"""The function whose error is torch's own, if it is not the operator that is called."""
 
 
 def is_random(sample) -> bool:

@@ -35,12 +35,12 @@ def distinct(*shape: int):
 
 
 def transposed(*shape: int):
-    """Rows that lie apart: the first two dimensions have changed places."""
+    """A tensor with its first two dimensions swapped, so that rows are not adjacent."""
     return normal(*shape).detach().transpose(0, 1).requires_grad_()
 
 
 def channels_last(*shape: int):
-    """[B, D, L], whose channels are neighbours."""
+    """[B, D, L] with adjacent channels."""
     return normal(shape[0], shape[2], shape[1]).detach().transpose(1, 2).requires_grad_()
 
 
@@ -211,7 +211,7 @@ def torch_grouped(tokens, weight, first):
 
 
 def numbers_of(codes):
-    """What codes stand for; two of 4 bits lie in a byte, the lower bits first."""
+    """Decodes numbers; two 4-bit codes share a byte, the lower bits first."""
     if codes.dtype != torch.uint8:
         return codes.double()
     pairs = torch.stack([codes & 15, codes >> 4], -1).flatten(-2).double()
@@ -323,7 +323,8 @@ PLANES = {(4096, 4096): "FLOAT", (4096, 4097): "DOUBLE", (4100, 4100): "DOUBLE",
 
 @pytest.mark.parametrize("shape", PLANES)
 def test_positions_are_counted_in_a_type_that_holds_them(shape) -> None:
-    """Floats hold whole numbers up to 2^24. Next to INT64 a CPU calculates in double, a GPU as it is told."""
+    """Floats represent integers up to 2^24. Next to INT64 a CPU computes in double, a GPU in the declared
+    type."""
     rank = len(shape)
     window, none, one = [2] * rank, [0] * rank, [1] * rank
     x = torch.empty(1, 1, *shape, device="meta")
@@ -523,7 +524,7 @@ def differentiable(results):
 
 @pytest.mark.parametrize("case", CASES)
 def test_second_derivatives_are_those_of_differences(case: str) -> None:
-    """Of all results that have gradients, statistics included."""
+    """All results that have gradients, including statistics."""
     operator, arguments = case_of(case)
     assert torch.autograd.gradgradcheck(
         lambda *a: differentiable(operator(*a)), arguments, fast_mode=True, nondet_tol=1e-10

@@ -1,6 +1,6 @@
 """torch's scaled_dot_product_attention through weft.torch.enable(): masks, shared heads, dropout, gradients,
-those of masks and statistics too, beside products and a softmax in double precision. WEFT_TEST_DEVICE=cuda
-runs it on a GPU."""
+including those of masks and statistics, compared with products and a softmax in double precision.
+WEFT_TEST_DEVICE=cuda runs it on a GPU."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_shapes(heads: int, rows: int, keys: int, size: int, value_size: int, ca
 
 
 def test_ranks_layouts_and_views() -> None:
-    packed = normal(2, 6, 3, 4, 8)  # rows of q, k, v side by side, as a projection gives them
+    packed = normal(2, 6, 3, 4, 8)  # rows of q, k, v interleaved, the output of one projection
     q, k, v = packed.permute(2, 0, 3, 1, 4)
     wide = normal(2, 1, 6, 8).expand(2, 4, 6, 8)
     cases = [(q, k, v), (q, wide, v), (q, k, wide), (q[0], k[0], v[0]), (q[0, 0], k[0, 0], v[0, 0])]

@@ -1,5 +1,5 @@
-"""Attention over packed sequences, over pages, and merged from parts, beside torch's attention over each
-sequence in double precision. WEFT_TEST_DEVICE=cuda runs it on a GPU."""
+"""Attention over packed sequences, over pages, and merged from parts, compared with torch's attention over
+each sequence in double precision. WEFT_TEST_DEVICE=cuda runs it on a GPU."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def starts(lengths, dtype=torch.int32):
 )
 def test_packed_sequences(band, as_band, dtype) -> None:
     q = normal(sum(LENGTHS), 4, 16, dtype=dtype)
-    kv = normal(sum(KEYS), 2, 2, 16, dtype=dtype)  # keys beside values: tokens have gaps
+    kv = normal(sum(KEYS), 2, 2, 16, dtype=dtype)  # keys interleaved with values: tokens have gaps
     do = normal(sum(LENGTHS), 4, 16, dtype=dtype, seed=1).detach()
     expected = [
         sequence(*each, *as_band)
@@ -123,7 +123,7 @@ def test_parts_merge_to_the_whole_and_so_do_their_gradients() -> None:
     given = (q, k, v)
     gradients = torch.autograd.grad(merged, given, (do, dlse), retain_graph=True)
     close(gradients, torch.autograd.grad(whole, given, (do, dlse)))
-    # What a ring of devices does: each part's gradients, from what is known of the whole.
+    # As on a ring of devices: each part's gradients are computed from the merged results.
     o, lse = (each.detach() for each in merged)
     plain = torch.autograd.grad(expected, given, do)
     dq = torch.zeros_like(q)

@@ -1,5 +1,5 @@
-"""Weft as a provider of torch's flash attention. Torch has it on GPUs alone: elsewhere Weft's kernels are put
-where a CPU would look, and torch's own derivatives call them. WEFT_TEST_DEVICE=cuda runs it on a GPU."""
+"""Weft as a provider of torch's flash attention. torch has it only on GPUs: elsewhere Weft's kernels are
+registered for the CPU, and torch's own derivatives call them. WEFT_TEST_DEVICE=cuda runs it on a GPU."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_packed_sequences_as_torch_calls_them(active) -> None:
 
 def test_registry_names_it_and_refusals_are_said(active) -> None:
     assert weft_torch.register_sdpa("ANOTHER") in attention.list_flash_attention_impls()
-    if DEVICE == "cpu":  # a GPU has torch's own kernel behind it
+    if DEVICE == "cpu":  # on a GPU, torch's own kernel is the fallback
         q = normal(1, 2, 4, 8)
         with pytest.raises(Exception, match="causal, with more or fewer keys than queries"):
             aten._scaled_dot_product_flash_attention(q[:, :, :2], q, q, 0.0, True)

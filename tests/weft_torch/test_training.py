@@ -47,7 +47,7 @@ def test_what_a_side_refuses_is_told(monkeypatch):
 
 
 def test_sides_are_timed_in_turn(monkeypatch):
-    """One that fails on the way is left out and told, and the others go on."""
+    """A side that fails is left out and reported, and the others continue."""
     calls = []
 
     def fail():

@@ -1,4 +1,4 @@
-"""Operators under torch's transforms: the types that autocast gives, and vmap beside a loop."""
+"""Operators under torch's transforms: autocast types, and vmap compared with a loop."""
 
 from __future__ import annotations
 

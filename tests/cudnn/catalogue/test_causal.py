@@ -17,7 +17,7 @@ def logistic(s: Any) -> Any:
 
 
 def sums(x: Any, weight: Any, bias: Any) -> Any:
-    """Of x [B, D, L] and weight [D, K], in double precision."""
+    """Computes the convolution of x [B, D, L] and weight [D, K] in double precision."""
     taps = weight.shape[1]
     padded = np.pad(x, ((0, 0), (0, 0), (taps - 1, 0)))
     windows = np.lib.stride_tricks.sliding_window_view(padded, taps, axis=2)

@@ -1,4 +1,4 @@
-"""Scripts in the manner of cuDNN's samples: matrix products, what goes before them and behind."""
+"""Scripts in the style of cuDNN's samples: matrix products with prologues and epilogues."""
 
 from __future__ import annotations
 
