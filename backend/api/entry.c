@@ -8,12 +8,13 @@ static weftStatus_t check_descriptor(struct descriptor **out, weftBackendDescrip
     struct descriptor *descriptor = (struct descriptor *)given;
     if (!descriptor)
         FAIL(WEFT_STATUS_BAD_PARAM_NULL_POINTER,
-             "%s: the descriptor is NULL. Make one with weftBackendCreateDescriptor.", where);
+             "%s: the descriptor is NULL. Create one with weftBackendCreateDescriptor.", where);
     /* A destroyed descriptor has no magic number, as long as its memory is not reused: this helps to find bugs, but is
        no protection. */
     if (descriptor->magic != DESCRIPTOR_MAGIC)
         FAIL(WEFT_STATUS_BAD_PARAM,
-             "%s: this is no live descriptor. Use one that weftBackendCreateDescriptor made and that is not destroyed.",
+             "%s: this is not a valid descriptor. Use one that weftBackendCreateDescriptor created and that is not "
+             "destroyed.",
              where);
     *out = descriptor;
     return WEFT_STATUS_SUCCESS;
@@ -24,8 +25,9 @@ static weftStatus_t check_finalized(struct descriptor **out, weftBackendDescript
                                     const char *where) {
     TRY(check_descriptor(out, given, where));
     if ((*out)->schema != schema)
-        FAIL(WEFT_STATUS_BAD_PARAM_DESCRIPTOR_TYPE, "%s: expected a descriptor of kind %s, got %s. Give the right one.",
-             where, schema->name, descriptor_label(*out));
+        FAIL(WEFT_STATUS_BAD_PARAM_DESCRIPTOR_TYPE,
+             "%s: expected a descriptor of kind %s, got %s. Pass one of that kind.", where, schema->name,
+             descriptor_label(*out));
     if (!(*out)->finalized)
         FAIL(WEFT_STATUS_BAD_PARAM_NOT_FINALIZED, "%s: %s is not finalized. Call weftBackendFinalize on it first.",
              where, descriptor_label(*out));

@@ -67,7 +67,7 @@ static weftStatus_t check(const char *where, int64_t repeats, const double *seco
         FAIL(WEFT_STATUS_BAD_PARAM_NULL_POINTER, "%s: seconds is NULL. Give the address of a double.", where);
     if (repeats < 1)
         FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
-             "%s: repeats is %lld; it must be 1 or more. Give how often to run the plan.", where, (long long)repeats);
+             "%s: repeats is %lld; it must be 1 or more. Pass the number of executions.", where, (long long)repeats);
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -177,12 +177,12 @@ static weftStatus_t mark_steps(double *seconds, const struct driver *driver, con
 static weftStatus_t check_steps(const struct plan *plan, int64_t repeats, int64_t steps) {
     if (steps != plan->draft.cover.count)
         FAIL(WEFT_STATUS_BAD_PARAM_SIZE_INSUFFICIENT,
-             "weftMeasureSteps: room for %lld steps, the plan has %d. Give one number per step, as attribute report "
-             "lists them.",
+             "weftMeasureSteps: capacity is %lld steps, but the plan has %d. Pass one number per step, in the order of "
+             "attribute report.",
              (long long)steps, plan->draft.cover.count);
     if (repeats > (MARKS_MAX - 1) / (steps + 1))
         FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
-             "weftMeasureSteps: %lld runs of %lld steps take more than %d marks. Give fewer repeats.",
+             "weftMeasureSteps: %lld runs of %lld steps need more than %d marks. Use fewer repeats.",
              (long long)repeats, (long long)steps, MARKS_MAX);
     return WEFT_STATUS_SUCCESS;
 }

@@ -24,13 +24,13 @@ int64_t environment_number(const char *variable, int64_t otherwise) {
     /* The whole text must be a number: "8 threads" or "0x8" cause a warning. */
     if (!errno && !*end && number > 0)
         return number;
-    environment_warn(variable, text, "which is no whole number of 1 or more. It is taken as unset.");
+    environment_warn(variable, text, "which is not an integer of at least 1. It is ignored.");
     return otherwise;
 }
 
 bool environment_flag(const char *variable) {
     const char *text = getenv(variable);
     if (text && *text && strcmp(text, "0") != 0 && strcmp(text, "1") != 0)
-        environment_warn(variable, text, "which is neither 0 nor 1. It is taken as unset.");
+        environment_warn(variable, text, "which is neither 0 nor 1. It is ignored.");
     return text && !strcmp(text, "1");
 }

@@ -93,7 +93,7 @@ weftStatus_t status_fail(weftStatus_t status, const char *format, ...) {
 /* The only message without a user-defined name, because the allocator knows none. Callers may add a prefix. */
 weftStatus_t status_no_memory(size_t bytes) {
     FAIL(WEFT_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED,
-         "out of memory: the host could not give %zu bytes. Free memory or build a smaller graph.", bytes);
+         "out of memory: the host could not allocate %zu bytes. Free memory or build a smaller graph.", bytes);
 }
 
 weftStatus_t status_prefix(weftStatus_t status, const char *format, ...) {

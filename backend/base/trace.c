@@ -52,7 +52,7 @@ static void read_environment(void) {
             atomic_store(&mask_bits, levels[i].mask);
             return;
         }
-    environment_warn("WEFT_LOG", word, "which is no level. Set it to error, warn, info, plan or exec.");
+    environment_warn("WEFT_LOG", word, "which is not a log level. Set it to error, warn, info, plan or exec.");
 }
 
 /* The order of loads does not matter: during a change, one line more or less is acceptable. */

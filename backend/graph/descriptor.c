@@ -426,13 +426,14 @@ static weftStatus_t check_held(const struct descriptor *descriptor, const struct
     /* Freed memory can be detected only until it is reused: this helps to find bugs, but is no protection. */
     if (held->magic != DESCRIPTOR_MAGIC)
         FAIL(WEFT_STATUS_BAD_PARAM,
-             "%s: attribute %s: element %lld is no live descriptor. Give one made by weftBackendCreateDescriptor.",
+             "%s: attribute %s: element %lld is not a valid descriptor. Pass one created by "
+             "weftBackendCreateDescriptor.",
              descriptor_label(descriptor), row->key, (long long)i);
     /* A graph accepts all operations; all other rows name the kind. */
     bool fits = row->target == TARGET_ANY_OPERATION ? held->schema->op != NULL : (int)held->schema->kind == row->target;
     if (!fits)
         FAIL(WEFT_STATUS_BAD_PARAM_DESCRIPTOR_TYPE,
-             "%s: attribute %s takes %s, got %s of kind %d. Give a descriptor of the kind asked for.",
+             "%s: attribute %s expects %s, got %s of kind %d. Pass a descriptor of the expected kind.",
              descriptor_label(descriptor), row->key, target_text(row), descriptor_label(held), held->schema->kind);
     if (!held->finalized)
         FAIL(WEFT_STATUS_BAD_PARAM_NOT_FINALIZED, "%s: attribute %s: %s is not finalized. Finalize it first.",
@@ -447,7 +448,7 @@ static weftStatus_t check_element(const struct descriptor *descriptor, const str
         return check_held(descriptor, row, *(struct descriptor *const *)stored, i);
     const struct shared *handle = row->type == WEFT_TYPE_HANDLE ? *(struct shared *const *)stored : NULL;
     if (handle && handle->magic != SHARED_MAGIC)
-        FAIL(WEFT_STATUS_BAD_PARAM, "%s: attribute %s is no live handle. Give one that weftCreate made.",
+        FAIL(WEFT_STATUS_BAD_PARAM, "%s: attribute %s is not a valid handle. Pass one created by weftCreate.",
              descriptor_label(descriptor), row->key);
     if (row->type == WEFT_TYPE_FRACTION && ((const weftFraction_t *)stored)->denominator < 1)
         FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
@@ -462,13 +463,14 @@ static weftStatus_t check_element(const struct descriptor *descriptor, const str
     int64_t low = row->most > row->least ? row->least : attribute_types[row->type].low;
     int64_t high = row->most > row->least ? row->most : attribute_types[row->type].high;
     if (value < low || value > high)
-        FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND, "%s: attribute %s is %lld, legal are %lld..%lld. Give one of these.",
-             descriptor_label(descriptor), row->key, (long long)value, (long long)low, (long long)high);
+        FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
+             "%s: attribute %s is %lld, expected %lld..%lld. Set a value in that range.", descriptor_label(descriptor),
+             row->key, (long long)value, (long long)low, (long long)high);
     /* Data types have gaps, in which the table of dtypes has no row. */
     bool is_fast = row->keeps_fast && value == WEFT_DATA_FAST_FLOAT_FOR_FP8;
     if (row->type == WEFT_TYPE_DATA_TYPE && !is_fast && !dtype_of((weftDataType_t)value))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE,
-             "%s: attribute %s: Weft stores no data type %lld. Use one of the types that weftDescribe lists.",
+             "%s: attribute %s: data type %lld is not supported. Use one of the types that weftDescribe lists.",
              descriptor_label(descriptor), row->key, (long long)value);
     return WEFT_STATUS_SUCCESS;
 }
@@ -484,13 +486,13 @@ static weftStatus_t check_set(const struct descriptor *descriptor, const struct 
         FAIL(WEFT_STATUS_BAD_PARAM, "%s: attribute %s is a result. Read it with weftBackendGetAttribute.",
              descriptor_label(descriptor), row->key);
     if (!type_is_known(type) || !converts(row->type, type))
-        FAIL(WEFT_STATUS_BAD_PARAM_ATTRIBUTE_TYPE, "%s: attribute %s takes elements %s, got %s. Give that type.",
+        FAIL(WEFT_STATUS_BAD_PARAM_ATTRIBUTE_TYPE, "%s: attribute %s expects elements %s, got %s. Pass that type.",
              descriptor_label(descriptor), row->key, attribute_type_name(row->type), attribute_type_name(type));
     int64_t most = row->storage == STORE_VALUE ? 1 : row->storage == STORE_DIMS ? WEFT_DIM_MAX : INT32_MAX;
     int64_t least = row->storage == STORE_VALUE ? 1 : 0;
     if (count < least || count > most)
         FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
-             "%s: attribute %s takes %lld..%lld elements, got %lld. Give a count in that range.",
+             "%s: attribute %s expects %lld..%lld elements, got %lld. Pass a count in that range.",
              descriptor_label(descriptor), row->key, (long long)least, (long long)most, (long long)count);
     if (count && !elements)
         FAIL(WEFT_STATUS_BAD_PARAM_NULL_POINTER,
@@ -517,7 +519,7 @@ weftStatus_t descriptor_set(struct descriptor *descriptor, weftBackendAttributeN
     const struct row *row = find_row_of_type(descriptor->schema, name, type);
     if (descriptor->finalized)
         FAIL(WEFT_STATUS_BAD_PARAM_ALREADY_FINALIZED_EXT,
-             "%s is finalized: its attributes cannot change. Make a new descriptor.", descriptor_label(descriptor));
+             "%s is finalized: its attributes cannot change. Create a new descriptor.", descriptor_label(descriptor));
     struct descriptor *parameters = NULL;
     if (!row)
         TRY(find_parameters(descriptor, name, &parameters));
@@ -567,16 +569,17 @@ static weftStatus_t convert_out(const struct descriptor *descriptor, const struc
     } else if (row->type == WEFT_TYPE_FRACTION && wanted == WEFT_TYPE_INT64) {
         const weftFraction_t *fraction = (const weftFraction_t *)stored;
         if (fraction->numerator % fraction->denominator)
-            FAIL(WEFT_STATUS_BAD_PARAM_ATTRIBUTE_TYPE, "%s: attribute %s is %lld/%lld, no whole number. Get FRACTION.",
-                 descriptor_label(descriptor), row->key, (long long)fraction->numerator,
-                 (long long)fraction->denominator);
+            FAIL(WEFT_STATUS_BAD_PARAM_ATTRIBUTE_TYPE,
+                 "%s: attribute %s is %lld/%lld, not an integer. Request FRACTION.", descriptor_label(descriptor),
+                 row->key, (long long)fraction->numerator, (long long)fraction->denominator);
         int64_t value = fraction->numerator / fraction->denominator;
         memcpy(element, &value, sizeof value);
     } else if (row->type == WEFT_TYPE_INT64 && wanted == WEFT_TYPE_INT32) {
         int64_t whole = *(const int64_t *)stored;
         int32_t value = (int32_t)whole;
         if (value != whole)
-            FAIL(WEFT_STATUS_BAD_PARAM_ATTRIBUTE_TYPE, "%s: attribute %s is %lld, which INT32 cannot hold. Get INT64.",
+            FAIL(WEFT_STATUS_BAD_PARAM_ATTRIBUTE_TYPE,
+                 "%s: attribute %s is %lld, which does not fit into INT32. Request INT64.",
                  descriptor_label(descriptor), row->key, (long long)whole);
         memcpy(element, &value, sizeof value);
     } else if (row->type == WEFT_TYPE_BACKEND_DESCRIPTOR) {
@@ -585,7 +588,7 @@ static weftStatus_t convert_out(const struct descriptor *descriptor, const struc
         memcpy(&target, element, sizeof target);
         if (!target || target->magic != DESCRIPTOR_MAGIC)
             FAIL(WEFT_STATUS_BAD_PARAM_NULL_POINTER,
-                 "%s: attribute %s is copied into descriptors that you make. Fill the array with fresh ones.",
+                 "%s: attribute %s is copied into descriptors of the caller. Fill the array with newly created ones.",
                  descriptor_label(descriptor), row->key);
         return descriptor_copy(target, *(struct descriptor *const *)stored);
     } else {
@@ -610,7 +613,7 @@ static weftStatus_t give_row(const struct descriptor *descriptor, const struct r
     else if (requested != 1)
         FAIL(WEFT_STATUS_BAD_PARAM_NULL_POINTER,
              "%s: attribute %s: the address of the count is NULL and %lld elements are requested. It may be NULL only "
-             "when one is.",
+             "if one element is requested.",
              descriptor_label(descriptor), row->key, (long long)requested);
     for (int64_t i = 0; elements && i < held && i < requested; i++)
         TRY(convert_out(descriptor, row, type, (const char *)items + (size_t)i * stored_bytes(row->type),
@@ -635,7 +638,7 @@ weftStatus_t descriptor_get(const struct descriptor *descriptor, weftBackendAttr
         FAIL(WEFT_STATUS_BAD_PARAM_NOT_FINALIZED, "%s is not finalized: attribute %s cannot be read yet. Finalize it.",
              descriptor_label(descriptor), row->key);
     if (!type_is_known(type) || !converts(row->type, type))
-        FAIL(WEFT_STATUS_BAD_PARAM_ATTRIBUTE_TYPE, "%s: attribute %s has elements %s, got %s. Ask for that type.",
+        FAIL(WEFT_STATUS_BAD_PARAM_ATTRIBUTE_TYPE, "%s: attribute %s has elements %s, got %s. Request that type.",
              descriptor_label(descriptor), row->key, attribute_type_name(row->type), attribute_type_name(type));
     if (requested < 0)
         FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND, "%s: attribute %s: %lld elements requested. Request 0 or more.",
@@ -682,11 +685,11 @@ static weftStatus_t copy_row(struct descriptor *target, const struct descriptor 
 /* The target becomes an independent finalized descriptor; both own references to the same elements. */
 weftStatus_t descriptor_copy(struct descriptor *target, const struct descriptor *source) {
     if (target->schema != source->schema)
-        FAIL(WEFT_STATUS_BAD_PARAM_DESCRIPTOR_TYPE, "cannot copy %s into %s. Make the target of the same kind.",
+        FAIL(WEFT_STATUS_BAD_PARAM_DESCRIPTOR_TYPE, "cannot copy %s into %s. Create the target with the same kind.",
              descriptor_label(source), descriptor_label(target));
     if (target->finalized)
         FAIL(WEFT_STATUS_BAD_PARAM_ALREADY_FINALIZED_EXT,
-             "%s is finalized and cannot receive a copy. Make a fresh one.", descriptor_label(target));
+             "%s is finalized and cannot receive a copy. Create a new one.", descriptor_label(target));
     for (int i = 0; i < source->schema->row_count; i++)
         TRY(copy_row(target, source, &source->schema->rows[i]));
     TRY(copy_row(target, source, &name_row));

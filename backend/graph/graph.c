@@ -103,8 +103,8 @@ static weftStatus_t collect_values(struct graph *graph) {
             continue;
         if (kept && graph->values[kept - 1].tensor->uid == graph->values[i].tensor->uid)
             FAIL(WEFT_STATUS_BAD_PARAM_DUPLICATED_ENTRIES,
-                 "%s: %s and %s are two descriptors with one uid. Use one descriptor per tensor, or give each its own "
-                 "uid.",
+                 "%s: %s and %s are two descriptors with the same uid. Use one descriptor per tensor, or give each its "
+                 "own uid.",
                  descriptor_label(&graph->base), descriptor_label(&graph->values[kept - 1].tensor->base),
                  descriptor_label(&graph->values[i].tensor->base));
         graph->values[kept++] = graph->values[i];

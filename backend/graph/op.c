@@ -92,7 +92,7 @@ static weftStatus_t refuse_ragged(void *context, const struct row *row, struct t
     const struct descriptor *op = context;
     if (tensor->ragged_offset && !op_of(op)->takes_ragged)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
-             "%s: %s, %s, has ragged offsets, which this operation does not read. Give a padded tensor.",
+             "%s: %s, %s, has ragged offsets, which this operation does not support. Give a padded tensor.",
              descriptor_label(op), row->key, descriptor_label(&tensor->base));
     return WEFT_STATUS_SUCCESS;
 }
@@ -101,8 +101,8 @@ static weftStatus_t refuse_reordered(void *context, const struct row *row, struc
     const struct descriptor *op = context;
     if (tensor->reordering != WEFT_TENSOR_REORDERING_NONE && !op_of(op)->takes_reordered)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
-             "%s: %s, %s, has reordering_type %d, which this operation does not read. Undo the shuffle and set NONE "
-             "(0).",
+             "%s: %s, %s, has reordering_type %d, which this operation does not support. Undo the reordering and set "
+             "NONE (0).",
              descriptor_label(op), row->key, descriptor_label(&tensor->base), tensor->reordering);
     return WEFT_STATUS_SUCCESS;
 }
@@ -119,7 +119,7 @@ static weftStatus_t resolve_input(void *context, const struct row *row, struct t
     const char *missing = tensor->dims.count == 0 ? "dims" : tensor->type == TENSOR_NO_TYPE ? "data type" : NULL;
     if (missing)
         FAIL(WEFT_STATUS_BAD_PARAM,
-             "%s: input %s, %s, has no %s yet. Set it, or finalize the operation that makes the tensor first.",
+             "%s: input %s, %s, has no %s yet. Set it, or finalize the operation that computes the tensor first.",
              descriptor_label(op), row->key, descriptor_label(&tensor->base), missing);
     tensor_infer_strides(tensor, NULL);
     return WEFT_STATUS_SUCCESS;
@@ -238,9 +238,9 @@ static weftStatus_t check_places(const struct descriptor *op, const struct row *
         return WEFT_STATUS_SUCCESS;
     FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
          is_decided
-             ? "%s: output %s, %s, overlaps itself: dims %s with strides %s. Give each element its own place."
-             : "%s: output %s, %s, may overlap itself: strides that interleave are decided up to 65536 elements, "
-               "not for dims %s with strides %s. Let each stride reach past all faster dimensions.",
+             ? "%s: output %s, %s, overlaps itself: dims %s with strides %s. Give each element its own location."
+             : "%s: output %s, %s, may overlap itself: interleaved strides are checked only up to 65536 elements, not "
+               "for dims %s with strides %s. Make each stride exceed the extent of all faster dimensions.",
          descriptor_label(op), row->key, descriptor_label(&tensor->base), tensor_dims_text(tensor),
          numbers_text(tensor->strides.at, tensor->strides.count));
 }

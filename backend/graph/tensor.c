@@ -114,9 +114,10 @@ static weftStatus_t check_vectors(const struct tensor *t) {
              label, (long long)t->vector_count, (long long)t->vector_dim, tensor_dims_text(t));
     /* Vectors must be complete: kernels do not check for the end of a dimension inside of a vector. */
     if (t->dims.at[t->vector_dim] % t->vector_count)
-        FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
-             "%s: dimension %lld has %lld elements, no multiple of vector_count %lld. Pad it to a multiple.", label,
-             (long long)t->vector_dim, (long long)t->dims.at[t->vector_dim], (long long)t->vector_count);
+        FAIL(
+            WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
+            "%s: dimension %lld has %lld elements, which is not a multiple of vector_count %lld. Pad it to a multiple.",
+            label, (long long)t->vector_dim, (long long)t->dims.at[t->vector_dim], (long long)t->vector_count);
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -162,15 +163,15 @@ static weftStatus_t finalize_tensor(struct descriptor *descriptor) {
              descriptor_label(&t->ragged_offset->base));
     /* A power of two has one bit set. */
     if (t->alignment & (t->alignment - 1))
-        FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND, "%s: alignment is %lld bytes, no power of two. Use 1, 2, 4 ... 4096.",
-             label, (long long)t->alignment);
+        FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
+             "%s: alignment is %lld bytes, which is not a power of two. Use 1, 2, 4 ... 4096.", label,
+             (long long)t->alignment);
     /* The orders of cuDNN that Weft supports; operations check which tensors may have one. */
     if (t->reordering != WEFT_TENSOR_REORDERING_NONE && t->reordering != WEFT_TENSOR_REORDERING_F8_128x4)
-        FAIL(
-            WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
-            "%s: reordering_type is %d; Weft reads plain order, and block scales in F8_128x4 (3). Undo the shuffle and "
-            "set NONE (0).",
-            label, t->reordering);
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
+             "%s: reordering_type is %d; Weft supports plain order, and block scales in F8_128x4 (3). Undo the "
+             "reordering and set NONE (0).",
+             label, t->reordering);
     if (t->is_by_value && t->is_virtual)
         FAIL(WEFT_STATUS_BAD_PARAM, "%s is both virtual and by value. A by-value scalar comes from the variant pack.",
              label);

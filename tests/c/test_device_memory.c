@@ -262,7 +262,7 @@ static void measuring(void) {
     MUST(weftMeasure(plan, 2, slots, NULL, NULL, 3, &seconds));
     CHECK(seconds > 0 && seconds < 1 && y[3] == -4, "%g s, %g", seconds, (double)y[3]);
     REFUSED(weftMeasure(plan, 2, slots, NULL, NULL, 0, &seconds), WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
-            "weftMeasure: repeats is 0; it must be 1 or more. Give how often to run the plan.");
+            "weftMeasure: repeats is 0; it must be 1 or more. Pass the number of executions.");
     REFUSED(weftMeasure(plan, 2, slots, NULL, NULL, 1, NULL), WEFT_STATUS_BAD_PARAM_NULL_POINTER,
             "weftMeasure: seconds is NULL. Give the address of a double.");
     REFUSED(weftMeasure(plan, 1, slots, NULL, NULL, 1, &seconds), WEFT_STATUS_BAD_PARAM_SIZE_INSUFFICIENT,
@@ -271,12 +271,12 @@ static void measuring(void) {
     MUST(weftMeasureSteps(plan, 2, slots, NULL, NULL, 3, 1, &seconds));
     CHECK(seconds > 0 && seconds < 1 && y[3] == -4, "%g s, %g", seconds, (double)y[3]);
     REFUSED(weftMeasureSteps(plan, 2, slots, NULL, NULL, 0, 1, &seconds), WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
-            "weftMeasureSteps: repeats is 0; it must be 1 or more. Give how often to run the plan.");
+            "weftMeasureSteps: repeats is 0; it must be 1 or more. Pass the number of executions.");
     REFUSED(weftMeasureSteps(plan, 2, slots, NULL, NULL, 1, 2, &seconds), WEFT_STATUS_BAD_PARAM_SIZE_INSUFFICIENT,
-            "weftMeasureSteps: room for 2 steps, the plan has 1. Give one number per step, as attribute report lists "
-            "them.");
+            "weftMeasureSteps: capacity is 2 steps, but the plan has 1. Pass one number per step, in the order of "
+            "attribute report.");
     REFUSED(weftMeasureSteps(plan, 2, slots, NULL, NULL, 65536, 1, &seconds), WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
-            "weftMeasureSteps: 65536 runs of 1 steps take more than 65536 marks. Give fewer repeats.");
+            "weftMeasureSteps: 65536 runs of 1 steps need more than 65536 marks. Use fewer repeats.");
     drop(plan);
     MUST(weftDestroy(handle));
 }

@@ -29,21 +29,22 @@ static void test_tensor_rules(void) {
     MUST(set_numbers(t, WEFT_ATTR_TENSOR_STRIDES, 2, (int64_t[]){3, 1}));
     MUST(set_number(t, WEFT_ATTR_TENSOR_BYTE_ALIGNMENT, 24));
     REFUSED(weftBackendFinalize(t), WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
-            "tensor (uid 1): alignment is 24 bytes, no power of two. Use 1, 2, 4 ... 4096.");
+            "tensor (uid 1): alignment is 24 bytes, which is not a power of two. Use 1, 2, 4 ... 4096.");
     MUST(set_number(t, WEFT_ATTR_TENSOR_BYTE_ALIGNMENT, 32));
     MUST(set_number(t, WEFT_ATTR_TENSOR_VECTOR_COUNT, 2));
     REFUSED(weftBackendFinalize(t), WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
             "tensor (uid 1): vector_count is 2 and vectorized_dimension -1, but the tensor has dims [2,3]. Name one of "
             "them.");
     MUST(set_number(t, WEFT_ATTR_TENSOR_VECTORIZED_DIMENSION, 1));
-    REFUSED(weftBackendFinalize(t), WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
-            "tensor (uid 1): dimension 1 has 3 elements, no multiple of vector_count 2. Pad it to a multiple.");
+    REFUSED(
+        weftBackendFinalize(t), WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
+        "tensor (uid 1): dimension 1 has 3 elements, which is not a multiple of vector_count 2. Pad it to a multiple.");
     MUST(set_number(t, WEFT_ATTR_TENSOR_VECTORIZED_DIMENSION, 0));
     MUST(
         set_enum(t, WEFT_ATTR_TENSOR_REORDERING_MODE, WEFT_TYPE_TENSOR_REORDERING_MODE, WEFT_TENSOR_REORDERING_F16x16));
     REFUSED(weftBackendFinalize(t), WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
-            "tensor (uid 1): reordering_type is 2; Weft reads plain order, and block scales in F8_128x4 (3). Undo the "
-            "shuffle and set NONE (0).");
+            "tensor (uid 1): reordering_type is 2; Weft supports plain order, and block scales in F8_128x4 (3). Undo "
+            "the reordering and set NONE (0).");
     MUST(set_enum(t, WEFT_ATTR_TENSOR_REORDERING_MODE, WEFT_TYPE_TENSOR_REORDERING_MODE, WEFT_TENSOR_REORDERING_NONE));
     MUST(weftBackendFinalize(t));
     drop(t);
@@ -144,9 +145,9 @@ static void test_ragged(void) {
     REFUSED(weftBackendFinalize(twice), WEFT_STATUS_BAD_PARAM,
             "tensor (uid 3): ragged_offset, tensor (uid 2), has ragged offsets of its own. Give plain offsets.");
     desc op = open_pointwise(WEFT_POINTWISE_RELU_FWD, ragged, NULL, y);
-    REFUSED(
-        weftBackendFinalize(op), WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
-        "pointwise: x, tensor (uid 2), has ragged offsets, which this operation does not read. Give a padded tensor.");
+    REFUSED(weftBackendFinalize(op), WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
+            "pointwise: x, tensor (uid 2), has ragged offsets, which this operation does not support. Give a padded "
+            "tensor.");
     drop(offsets), drop(ragged), drop(twice), drop(y), drop(op);
 }
 
@@ -193,10 +194,9 @@ static void test_failed_finalize_is_repaired(void) {
 static void test_operation_rules(void) {
     desc x = tensor(1, DIMS(2, 3)), unknown = virtual_tensor(2), y = tensor(3, UNSET);
     desc op = open_pointwise(WEFT_POINTWISE_ADD, x, unknown, y);
-    REFUSED(
-        weftBackendFinalize(op), WEFT_STATUS_BAD_PARAM,
-        "pointwise: input b, tensor (uid 2), has no dims yet. Set it, or finalize the operation that makes the tensor "
-        "first.");
+    REFUSED(weftBackendFinalize(op), WEFT_STATUS_BAD_PARAM,
+            "pointwise: input b, tensor (uid 2), has no dims yet. Set it, or finalize the operation that computes the "
+            "tensor first.");
     drop(op);
     op = open_pointwise(WEFT_POINTWISE_ADD, x, NULL, y);
     REFUSED(weftBackendFinalize(op), WEFT_STATUS_BAD_PARAM,
@@ -211,20 +211,18 @@ static void test_operation_rules(void) {
     MUST(set_numbers(untyped, WEFT_ATTR_TENSOR_DIMENSIONS, 2, (int64_t[]){2, 3}));
     MUST(weftBackendFinalize(untyped));
     op = open_pointwise(WEFT_POINTWISE_EXP, untyped, NULL, y);
-    REFUSED(
-        weftBackendFinalize(op), WEFT_STATUS_BAD_PARAM,
-        "pointwise: input x, tensor (uid 4), has no data type yet. Set it, or finalize the operation that makes the "
-        "tensor first.");
+    REFUSED(weftBackendFinalize(op), WEFT_STATUS_BAD_PARAM,
+            "pointwise: input x, tensor (uid 4), has no data type yet. Set it, or finalize the operation that computes "
+            "the tensor first.");
     drop(op);
 
     desc overlapping = open_tensor(5, DIMS(2, 3));
     MUST(set_numbers(overlapping, WEFT_ATTR_TENSOR_STRIDES, 2, (int64_t[]){2, 1}));
     MUST(weftBackendFinalize(overlapping));
     op = open_pointwise(WEFT_POINTWISE_EXP, x, NULL, overlapping);
-    REFUSED(
-        weftBackendFinalize(op), WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
-        "pointwise: output y, tensor (uid 5), overlaps itself: dims [2,3] with strides [2,1]. Give each element its "
-        "own place.");
+    REFUSED(weftBackendFinalize(op), WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
+            "pointwise: output y, tensor (uid 5), overlaps itself: dims [2,3] with strides [2,1]. Give each element "
+            "its own location.");
     drop(op);
     desc broadcast = open_tensor(6, DIMS(2, 3));
     MUST(set_numbers(broadcast, WEFT_ATTR_TENSOR_STRIDES, 2, (int64_t[]){0, 1}));
@@ -284,10 +282,9 @@ static void test_graph_rules(void) {
     MUST(weftBackendFinalize(graph)); /* other_y alone is uid 2 here */
     drop(graph);
     graph = open_graph(2, (desc[]){xy, xo});
-    REFUSED(
-        weftBackendFinalize(graph), WEFT_STATUS_BAD_PARAM_DUPLICATED_ENTRIES,
-        "graph: tensor (uid 2) and tensor (uid 2) are two descriptors with one uid. Use one descriptor per tensor, or "
-        "give each its own uid.");
+    REFUSED(weftBackendFinalize(graph), WEFT_STATUS_BAD_PARAM_DUPLICATED_ENTRIES,
+            "graph: tensor (uid 2) and tensor (uid 2) are two descriptors with the same uid. Use one descriptor per "
+            "tensor, or give each its own uid.");
     drop(graph);
     drop(x), drop(y), drop(z), drop(other_y), drop(xy), drop(yx), drop(xz), drop(zy), drop(xo), drop(xx);
 }

@@ -44,7 +44,7 @@ void *__wrap_realloc(void *old, size_t bytes) { return fails_now() ? NULL : __re
             break;                                                                                                     \
         CHECK(has_failed && step_status == WEFT_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED, "%s: %s: %s", #call,     \
               weftGetErrorString(step_status), last_error());                                                          \
-        CHECK(strstr(last_error(), "out of memory: the host could not give "), "%s: '%s'", #call, last_error());       \
+        CHECK(strstr(last_error(), "out of memory: the host could not allocate "), "%s: '%s'", #call, last_error());   \
         if (way != TRIES_AGAIN)                                                                                        \
             return false;                                                                                              \
         MUST(call);                                                                                                    \

@@ -204,7 +204,7 @@ static void test_heuristics(void) {
     desc graph = mlp_graph(NULL);
     desc h = make(WEFT_BACKEND_ENGINEHEUR_DESCRIPTOR);
     REFUSED(set_enum(h, WEFT_ATTR_ENGINEHEUR_MODE, WEFT_TYPE_HEUR_MODE, 4), WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
-            "heuristics: attribute mode is 4, legal are 0..3. Give one of these.");
+            "heuristics: attribute mode is 4, expected 0..3. Set a value in that range.");
     drop(h);
     for (int32_t mode = WEFT_HEUR_MODE_INSTANT; mode <= WEFT_HEUR_MODE_A; mode++) {
         h = make(WEFT_BACKEND_ENGINEHEUR_DESCRIPTOR);
@@ -243,8 +243,9 @@ static void test_workspace_limit(void) {
     REFUSED(weftBackendFinalize(plan), WEFT_STATUS_BAD_PARAM,
             "execution plan: none of engine_config, operation_graph and json is set. Set one of them.");
     MUST(set_held(plan, WEFT_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, config));
-    REFUSED(set_number(plan, WEFT_ATTR_EXECUTION_PLAN_WORKSPACE_LIMIT_EXT, -1), WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
-            "execution plan: attribute workspace_limit is -1, legal are 0..9223372036854775807. Give one of these.");
+    REFUSED(
+        set_number(plan, WEFT_ATTR_EXECUTION_PLAN_WORKSPACE_LIMIT_EXT, -1), WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
+        "execution plan: attribute workspace_limit is -1, expected 0..9223372036854775807. Set a value in that range.");
     MUST(set_number(plan, WEFT_ATTR_EXECUTION_PLAN_WORKSPACE_LIMIT_EXT, needed - 1));
     REFUSED(
         weftBackendFinalize(plan), WEFT_STATUS_NOT_SUPPORTED,
@@ -1364,7 +1365,7 @@ static void test_device_properties(void) {
             "no device cpu:1: a machine is one cpu, cpu:0, and as many cuda devices as it has GPUs. Ask for cpu:0 or "
             "cuda:0.");
     REFUSED(set_number(gpu, WEFT_ATTR_DEVICEPROP_KIND_EXT, 2), WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
-            "device properties: attribute kind is 2, legal are 0..1. Give one of these.");
+            "device properties: attribute kind is 2, expected 0..1. Set a value in that range.");
     drop(gpu);
 }
 

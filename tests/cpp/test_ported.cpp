@@ -373,9 +373,9 @@ static void operations_that_are_refused() {
     auto peer = graph.tensor(described({2, 32, 1, 1})), other = graph.tensor(described({2, 32, 1, 1}));
     graph.batchnorm(
         x, s, s, fe::graph::Batchnorm_attributes().set_epsilon(epsilon).set_peer_stats({peer, other}).set_name("bn"));
-    HOLDS(
-        graph.validate().get_message().find("'bn': peer_stats lists 2 buffers, but a norm takes its statistics on one "
-                                            "device.") != std::string::npos);
+    HOLDS(graph.validate().get_message().find(
+              "'bn': peer_stats lists 2 buffers, but a norm computes its statistics on one device.") !=
+          std::string::npos);
     fe::graph::Graph paged = floats();
     paged.paged_cache_load(x, s, s, fe::graph::PagedCacheLoad_attributes().set_name("load"));
     FAILS(paged.validate(), INVALID_VALUE,

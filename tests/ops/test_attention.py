@@ -494,7 +494,10 @@ def test_a_mask_that_is_given_is_not_dumped() -> None:
         return g._sdpa_fwd(**tensors, rng_dump=g.tensor(name="dump"), name="a")
 
     tensors = {"q": Q, "k": K, "v": V, "dropout_mask": ([2, 4, 7, 9], "bool8")}
-    sentence = "sdpa_fwd 'a': rng_dump is what is drawn, and dropout_mask is given. Leave one out."
+    sentence = (
+        "sdpa_fwd 'a': rng_dump returns random numbers, but dropout_mask replaces these. "
+        "Set only one of them."
+    )
     checks.refuses(build, tensors, sentence, weft.BadParameterError)
 
 
@@ -1090,7 +1093,7 @@ def test_refusals_of_values() -> None:
         "sdpa_fwd 'a': dropout_scale is set, but no weight is dropped. Leave it unset.", dropout_scale=one
     )
     refuse(
-        "sdpa_fwd 'a': attribute diagonal_alignment is 2, legal are 0..1. Give one of these.",
+        "sdpa_fwd 'a': attribute diagonal_alignment is 2, expected 0..1. Set a value in that range.",
         options={"diagonal_alignment": 2},
     )
 

@@ -292,8 +292,8 @@ FIX = "Make each of its dims 1 or equal, of the same rank."
         ("descale_q", [2, 4, 7, 1], "f32",
          f"descale_q with dims [2,4,7,1] does not broadcast to [2,4,1,1]. {FIX}"),
         ("descale_dO", [2, 2, 7, 1], "f32",
-         "descale_dO has dims [2,2,7,1]; of blocks of 32 elements of [2,4,7,6] along its last dimension they "
-         "are [2,4,7,1], along the one before [2,4,1,6]. Give one of these."),
+         "descale_dO has dims [2,2,7,1]; for blocks of 32 elements of [2,4,7,6], expected [2,4,7,1] along "
+         "its last dimension, or [2,4,1,6] along the one before. Use one of these."),
         ("descale_o", [1, 1, 1, 1], "i32", "descale_o has data type i32. Use a floating type."),
         ("scale_dP", [1, 4, 1, 1], "f32",
          f"scale_dP with dims [1,4,1,1] does not broadcast to [1,1,1,1]. {FIX}"),

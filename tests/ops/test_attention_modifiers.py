@@ -526,7 +526,7 @@ def test_a_graph_shows_what_the_modifier_reads() -> None:
         (lambda g, s: None, "score_mod returned None. Return the tensor that its last operation makes."),
         (
             lambda g, s: g.reduction(s, "ADD").set_dim([1, 2, 4, 1]),
-            "can be modified by pointwise operations alone",
+            "can be modified only by pointwise operations",
         ),
         (lambda g, s: g.add(s, g.tensor([1, 2, 3, 5])), "do not broadcast"),
         (lambda g, s: g.tensor([1, 2, 4, 5]), "graph has no operations"),

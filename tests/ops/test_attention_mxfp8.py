@@ -363,19 +363,19 @@ def test_the_quantiser_makes_what_attention_takes() -> None:
 # ---- Refusals ----------------------------------------------------------------------------------------------
 
 PLAIN = {"q": ([2, 4, 7, 80], "e4m3"), "k": ([2, 2, 90, 80], "e4m3"), "v": ([2, 2, 90, 48], "e4m3")}
-OF_K = "of blocks of 32 elements of [2,2,90,80] along its last dimension they are"
-UNTILED = "has reordering_type F8_128x4, which is for scales of blocks. Set NONE (0)."
+OF_K = "for blocks of 32 elements of [2,2,90,80], expected"
+UNTILED = "has reordering_type F8_128x4, which is for block scales. Set NONE (0)."
 
 
 @pytest.mark.parametrize(
     ("name", "dims", "strides", "sentence"),
     [
         ("descale_k", [2, 2, 90, 2], None,
-         f"descale_k has dims [2,2,90,2]; {OF_K} [2,2,90,3], along the one before [2,2,3,80]. Give one of "
-         "these."),
+         f"descale_k has dims [2,2,90,2]; {OF_K} [2,2,90,3] along its last dimension, or [2,2,3,80] along "
+         "the one before. Use one of these."),
         ("descale_k", [2, 2, 90, 3], (),
-         f"descale_k, in tiles (F8_128x4), has dims [2,2,90,3]; {OF_K} [2,2,128,4], along the one before "
-         "[2,2,4,128]. Give one of these."),
+         f"descale_k, in tiles (F8_128x4), has dims [2,2,90,3]; {OF_K} [2,2,128,4] along its last "
+         "dimension, or [2,2,4,128] along the one before. Use one of these."),
         ("descale_k", [2, 2, 128, 4], (2048, 1024, 8, 1),
          "descale_k has reordering_type F8_128x4, dims [2,2,128,4] and strides [2048,1024,8,1]. Tiles need "
          "the last two dims packed: one of stride 1, the other of its extent."),

@@ -311,8 +311,8 @@ def test_refusals() -> None:
         paged_attention_k_table=([2, 1, 3, 1], "f32"),
     )
     refuse(
-        "paged_attention_k_table is [2,1,3,1]: pages of 16 keys that hold fewer than the 49 of a sequence. "
-        "Give it more pages.",
+        "paged_attention_k_table is [2,1,3,1]: its pages of 16 keys hold fewer than the 49 keys of a "
+        "sequence. Give it more pages.",
         49,
     )
     refuse(
@@ -330,8 +330,8 @@ def test_refusals() -> None:
         paged_attention_v_table=None,
     )
     refuse(
-        "k is [0,2,16,8], [container, heads, page size, depth], without a page or with empty ones. Give it "
-        "one page at least, of one key at least.",
+        "k is [0,2,16,8], [container, heads, page size, depth], without pages, or with empty ones. Give it "
+        "at least one page with at least one key.",
         k=([0, 2, 16, 8], "f32"),
     )
     refuse("v is [9,2,0,6], [container, heads, page size, depth], without", 40, v=([9, 2, 0, 6], "f32"))

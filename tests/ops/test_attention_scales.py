@@ -351,8 +351,8 @@ def test_refusals() -> None:
         ([2, 4, 1, 1], "f32"),
     )
     refuse(
-        "descale_v has dims [2,2,9,6]; of blocks of 32 elements of [2,2,9,6] along its last dimension they "
-        "are [2,2,9,1], along the one before [2,2,1,6]. Give one of these.",
+        "descale_v has dims [2,2,9,6]; for blocks of 32 elements of [2,2,9,6], expected [2,2,9,1] along its "
+        "last dimension, or [2,2,1,6] along the one before. Use one of these.",
         "descale_v",
         ([2, 2, 9, 6], "f32"),
     )

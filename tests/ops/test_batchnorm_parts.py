@@ -167,7 +167,7 @@ NUMBERS: dict[str, Any] = {"epsilon": 1e-5, "accum_count": 4}
 
 
 def test_bn_finalize_refuses_missing_sums() -> None:
-    start = "bn_finalize 'op': mode TRAINING takes statistics from sum, sq_sum and accum_count; "
+    start = "bn_finalize 'op': mode TRAINING computes statistics from sum, sq_sum and accum_count; "
     build = built("bn_finalize", epsilon=1e-5, accum_count=None)
     refuses(build, COMPLETE, start + "accum_count is not set. Set all three.")
     build = built("bn_finalize", **NUMBERS, sq_sum=None)
@@ -176,7 +176,7 @@ def test_bn_finalize_refuses_missing_sums() -> None:
 
 
 def test_bn_finalize_refuses_missing_running_values() -> None:
-    message = "bn_finalize 'op': mode INFERENCE takes statistics from in_running_mean and in_running_var; "
+    message = "bn_finalize 'op': mode INFERENCE uses statistics from in_running_mean and in_running_var; "
     build = built("bn_finalize", **NUMBERS, stats_mode="INFERENCE")
     refuses(build, COMPLETE, message + "in_running_mean is not set. Set both.")
     refuses(build, COMPLETE | {"in_running_mean": ROW}, message + "in_running_var is not set. Set both.")

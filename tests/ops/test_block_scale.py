@@ -569,9 +569,8 @@ def test_refusals(build: Any, inputs: dict[str, Any], message: str) -> None:
         (
             lambda g, x: g.identity(x.set_reordering_type(TILED), name="i").set_output(True),
             X,
-            "pointwise 'i': x, tensor 'x' (uid 1), has reordering_type 3, which this operation does "
-            "not read. Undo the "
-            "shuffle and set NONE (0).",
+            "pointwise 'i': x, tensor 'x' (uid 1), has reordering_type 3, which this operation does not "
+            "support. Undo the reordering and set NONE (0).",
         ),
     ],
 )

@@ -183,7 +183,7 @@ def test_without_bias_and_in_another_layout():
         ),
         (
             lambda g: g.causal_conv1d(g.tensor([2, 3, 8]), g.tensor([3, 0]), name="mix"),
-            "causal_conv1d 'mix': weight is [3,0], without taps. Give filters at least one.",
+            "causal_conv1d 'mix': weight is [3,0], without taps. Give filters at least one tap.",
         ),
     ],
 )

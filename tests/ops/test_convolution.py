@@ -675,13 +675,14 @@ def gradient(kind: str, **options: Any) -> Any:
         (
             conv(stride=[1, 0]),
             {"x": X, "w": W},
-            "convolution parameters: attribute stride is 0, legal are 1..2147483647. Give one of these.",
+            "convolution parameters: attribute stride is 0, expected 1..2147483647. Set a value in that "
+            "range.",
         ),
         (
             gradient("conv_wgrad"),
             {"a": X, "b": ((2, 4, 6, 6), "f32")},
-            "conv_wgrad 'c': dw has no dims, and filters of several sizes take x [2,3,8,8] to dy [2,4,6,6]. "
-            "Set its dims: [K, C / groups, w..].",
+            "conv_wgrad 'c': dw has no dims, and filters of several sizes are consistent with x "
+            "[2,3,8,8] and dy [2,4,6,6]. Set its dims: [K, C / groups, w..].",
         ),
         (
             gradient("conv_wgrad", dims=(4, 3, 3, 2)),

@@ -248,7 +248,7 @@ def test_offsets_beyond_the_rows_end_with_them():
         ("NONE", {"f": firsts(4, 3)}, "entry 1 of first_token_offset, tensor 'f' (uid 3), is out of range: "
          "expected 4..6, got 3."),
         ("GATHER", {"i": indices([0, 1, 2, 6, -1, 0])}, "entry 3 of token_index, tensor 'i' (uid 4), is "
-         "out of range: expected -1..5, got 6. Correct the contents of the tensor; -1 leaves a row out."),
+         "out of range: expected -1..5, got 6. Correct the contents of the tensor; -1 skips a row."),
         ("SCATTER", {"k": indices([0, 1, 2, 0, 0, 0])}, "entry 2 of token_ks, tensor 'k' (uid 5), is out of "
          "range: expected -1..1, got 2."),
         ("SCATTER", {"i": indices([0, 0, 1, 1, 2, 3])}, "entry 5 of token_index, tensor 'i' (uid 4), is "
@@ -440,12 +440,12 @@ def forward(g, t, w, f, **rest):
         (
             {"i": INDEX["i"]},
             {},
-            "mode NONE has no use for token_index. Leave it out or choose mode GATHER or SCATTER.",
+            "mode NONE does not use token_index. Omit it or choose mode GATHER or SCATTER.",
         ),
         (
             INDEX,
             {"mode": "GATHER"},
-            "mode GATHER has no use for token_ks. Leave it out or choose mode SCATTER.",
+            "mode GATHER does not use token_ks. Omit it or choose mode SCATTER.",
         ),
         (
             INDEX,
@@ -477,5 +477,5 @@ def test_refusals_of_the_gradient():
         lambda g, d, t, f: g.moe_grouped_matmul_bwd(d, t, f, name="m"),
         {"d": ([1, 7, 3], "f32"), "t": ([1, 8, 5], "f32"), "f": ([2, 1, 1], "i32")},
         "moe_grouped_matmul_bwd 'm': token is [1,8,5] (M=8), doutput is [1,7,3] (M=7). Give both the same "
-        "rows, gathered before if need be.",
+        "number of rows; gather them first if necessary.",
     )

@@ -724,8 +724,8 @@ def test_batchnorm_refuses_peers() -> None:
         g.batchnorm(x, epsilon=0.1, peer_stats=[a, b], name="n")
 
     rule = (
-        "peer_stats lists 2 buffers, but a norm takes its statistics on one device. Leave the list empty; "
-        "to join devices, add up what genstats gives and go on with bn_finalize."
+        "peer_stats lists 2 buffers, but a norm computes its statistics on one device. Leave the list empty;"
+        " to combine devices, add up the results of genstats and continue with bn_finalize."
     )
     peers = {"a": ((8,), "f32"), "b": ((8,), "f32")}
     refuses(build, {"x": X} | peers, f"norm 'n': {rule}", weft.NotSupportedError)
@@ -736,8 +736,8 @@ def test_batchnorm_refuses_peers() -> None:
     [
         (
             {"mean": C},
-            "mode BATCH_NORM: inference needs statistics, and none are complete. Set mean and inv_variance, "
-            "or in_running_mean, in_running_var and epsilon.",
+            "mode BATCH_NORM: inference needs statistics, but they are incomplete. Set mean and "
+            "inv_variance, or in_running_mean, in_running_var and epsilon.",
         ),
         (
             {"mean": C, "inv_variance": C, "in_running_var": C},
@@ -770,8 +770,8 @@ def test_batchnorm_inference_refusals(operands: dict[str, Any], rule: str) -> No
         (
             "rmsnorm_backward",
             {},
-            "mode RMS_NORM: statistics are neither given nor can they be calculated. Set epsilon, or what "
-            "the forward operation kept.",
+            "mode RMS_NORM: statistics are neither given nor computable. Set epsilon, or the statistics of "
+            "the forward operation.",
         ),
         (
             "batchnorm_backward",
@@ -800,14 +800,14 @@ def test_backward_refusals(method: str, operands: dict[str, Any], rule: str) -> 
         (
             {"mode": "LAYER_NORM", "phase": "TRAINING"},
             "out_var",
-            "mode LAYER_NORM: running statistics are set, which only BATCH_NORM keeps. Leave "
+            "mode LAYER_NORM: running statistics are set, which only BATCH_NORM has. Leave "
             "in_running_mean, in_running_var, out_mean and out_var unset.",
         ),
         (
             {"mode": "BATCH_NORM", "phase": "INFERENCE"},
             "out_mean",
-            "mode BATCH_NORM: inference updates no running statistics, but out_mean or out_var is set. Leave "
-            "them unset, or set phase TRAINING.",
+            "mode BATCH_NORM: inference does not update running statistics, but out_mean or out_var is set. "
+            "Leave them unset, or set phase TRAINING.",
         ),
     ],
 )

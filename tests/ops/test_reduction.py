@@ -159,8 +159,8 @@ def refuse(sentence, y_dims=None, **options):
 
 def test_refusals():
     refuse(
-        "reduction 'r': nothing says which dimensions of x [3,4,5] to reduce. Set y's dims, with 1 where x "
-        "is reduced, or attribute dims."
+        "reduction 'r': it is not specified which dimensions of x [3,4,5] to reduce. Set y's dims, with 1 "
+        "where x is reduced, or attribute dims."
     )
     refuse(
         "reduction 'r': dimension 1 is 4 in x [3,4,5] and 3 in y [3,3,1]. In y make it equal, "

@@ -780,20 +780,20 @@ MAX = {"mode": "MAXPOOL", "window": [2, 2], "stride": [2, 2]}
         (
             {"mode": "MAXPOOL", "window": [2, 2]},
             (),
-            "resample parameters: mode MAXPOOL has no stride. Set it: one whole number per spatial "
-            "dimension, in elements.",
+            "resample parameters: mode MAXPOOL has no stride. Set it: one integer per spatial dimension, in "
+            "elements.",
         ),
         (
             {"mode": "AVGPOOL_INCLUDE_PADDING", "stride": [1, 1]},
             (),
-            "resample parameters: mode AVGPOOL_INCLUDE_PADDING has no window. Set it: one whole number per "
+            "resample parameters: mode AVGPOOL_INCLUDE_PADDING has no window. Set it: one integer per "
             "spatial dimension, in elements.",
         ),
         (
             {**MAX, "stride": [1, Fraction(3, 2)]},
             (),
-            "resample parameters: stride[1] is 3/2; mode MAXPOOL takes whole numbers. Use one, or mode "
-            "NEAREST or BILINEAR.",
+            "resample parameters: stride[1] is 3/2; mode MAXPOOL requires integers. Use one, or mode NEAREST"
+            " or BILINEAR.",
         ),
         (
             {**MAX, "stride": [1]},
@@ -858,13 +858,14 @@ MAX = {"mode": "MAXPOOL", "window": [2, 2], "stride": [2, 2]}
         (
             {**MAX, "dilation": [1, 0]},
             (),
-            "resample parameters: attribute dilation is 0, legal are 1..2147483647. Give one of these.",
+            "resample parameters: attribute dilation is 0, expected 1..2147483647. Set a value in that "
+            "range.",
         ),
         (
             {"mode": "BILINEAR", "stride": [1, 1], "dilation": [1, 2]},
             (),
-            "resample parameters: dilation[1] is 2, expected 1: mode BILINEAR interpolates between "
-            "neighbours. Leave dilation unset, or use a mode that pools.",
+            "resample parameters: dilation[1] is 2, expected 1: mode BILINEAR interpolates between adjacent "
+            "elements. Leave dilation unset, or use a mode that pools.",
         ),
         (
             {"mode": "NEAREST"},
@@ -875,8 +876,8 @@ MAX = {"mode": "MAXPOOL", "window": [2, 2], "stride": [2, 2]}
         (
             {"mode": "NEAREST"},
             (2, 4, 4, 5),
-            "resample 'r': y is [2,4,4,5], x is [2,3,8,8]: batch and channels stay as they are. Make rank, "
-            "N and C equal.",
+            "resample 'r': y is [2,4,4,5], x is [2,3,8,8]: batch and channels must be equal. Make rank, N "
+            "and C equal.",
         ),
         (
             {"mode": "MAXPOOL", "window": [2], "stride": [2]},
@@ -912,7 +913,7 @@ def test_fractions_that_64_bits_do_not_hold() -> None:
         ),
         (
             lambda g, x: g.resample(x, **MAX, generate_index=True, name="r")[1].set_data_type("f32"),
-            "resample 'r': index has data type f32, which does not hold the window's positions 0..3. Use "
+            "resample 'r': index has data type f32, which cannot represent the window's positions 0..3. Use "
             "INT8 or INT32.",
         ),
         (
@@ -927,7 +928,7 @@ def test_fractions_that_64_bits_do_not_hold() -> None:
         ),
         (
             lambda g, x: g.resample_backward(x, mode="BILINEAR", stride=[2, 2], name="r"),
-            "resample_backward 'r': dx has no dims, and mode BILINEAR makes dy [2,3,8,8] from inputs of "
+            "resample_backward 'r': dx has no dims, and mode BILINEAR yields dy [2,3,8,8] for inputs of "
             "several sizes. Set the dims of dx, or x.",
         ),
         (
@@ -938,7 +939,7 @@ def test_fractions_that_64_bits_do_not_hold() -> None:
         ),
         (
             lambda g, x: g.resample_backward(x, index=x, **MAX, name="r"),
-            "resample_backward 'r': index has data type f32, which does not hold the window's positions "
+            "resample_backward 'r': index has data type f32, which cannot represent the window's positions "
             "0..3. Use INT8 or INT32.",
         ),
         (

@@ -80,7 +80,7 @@ def test_refusals():
     checks.refuses(
         lambda g, x: g.reshape(x, name="r"),
         x,
-        "reshape 'r': y has no dims; x [3,4] can take many shapes. Set y's dims.",
+        "reshape 'r': y has no dims; x [3,4] can be reshaped in many ways. Set y's dims.",
     )
     checks.refuses(
         logical([5, 2]),

@@ -109,7 +109,9 @@ def test_refusals():
     def refuse(build, sentence, **inputs):
         checks.refuses(build, inputs, sentence)
 
-    refuse(lambda g: g.rng(name="r"), "rng 'r': y has no dims, and no input to take them from. Set y's dims.")
+    refuse(
+        lambda g: g.rng(name="r"), "rng 'r': y has no dims, and no input to infer them from. Set y's dims."
+    )
     refuse(
         draw([3], bernoulli_probability=1.5),
         "random distribution: bernoulli_probability is 1.5. Give one in 0..1.",

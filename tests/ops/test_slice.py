@@ -81,5 +81,5 @@ def test_refusals():
     checks.refuses(
         cut([0, 0], [3, 4], [1, 0]),
         x,
-        "slice 's': attribute steps is 0, legal are 1..9223372036854775807. Give one of these.",
+        "slice 's': attribute steps is 0, expected 1..9223372036854775807. Set a value in that range.",
     )

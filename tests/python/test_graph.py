@@ -137,7 +137,7 @@ def test_uids_are_kept_and_the_others_avoid_them() -> None:
 def test_duplicate_uids_are_refused() -> None:
     g = weft.Graph()
     g.add(g.tensor([2], data_type="f32", uid=1, name="a"), g.tensor([2], data_type="f32", uid=1, name="b"))
-    with pytest.raises(weft.BadParameterError, match="are two descriptors with one uid"):
+    with pytest.raises(weft.BadParameterError, match="are two descriptors with the same uid"):
         g.build()
 
 
@@ -1041,7 +1041,7 @@ def test_outputs_overlap_where_two_elements_share_a_place() -> None:
         if is_distinct:
             build_output(dims, strides)
             continue
-        message = r"overlaps itself: .* Give each element its own place\.$"
+        message = r"overlaps itself: .* Give each element its own location\.$"
         with pytest.raises(weft.BadParameterError, match=message):
             build_output(dims, strides)
     assert min(seen.values()) > 50
@@ -1049,7 +1049,7 @@ def test_outputs_overlap_where_two_elements_share_a_place() -> None:
 
 def test_interleaved_outputs_are_decided_up_to_a_size() -> None:
     build_output([256, 256], [2, 509])  # 65536 elements, distinct: 2 i = 509 j has no solution in reach
-    message = r"may overlap itself: strides that interleave are decided up to 65536 elements, not for dims"
+    message = r"may overlap itself: interleaved strides are checked only up to 65536 elements, not for dims"
     with pytest.raises(weft.BadParameterError, match=message):
         build_output([257, 256], [2, 511])
     with pytest.raises(weft.BadParameterError, match="overlaps itself"):

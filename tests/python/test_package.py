@@ -51,14 +51,17 @@ weft.backend.describe_machine()
 @pytest.mark.parametrize("value", ["many", "0", "-3", "1.5", "3x", "99999999999999999999"])
 @pytest.mark.parametrize("variable", ["WEFT_THREADS", "WEFT_CACHE_BYTES"])
 def test_nonsense_in_a_number_is_warned_of_once(variable: str, value: str) -> None:
-    rule = "which is no whole number of 1 or more. It is taken as unset."
+    rule = "which is not an integer of at least 1. It is ignored."
     assert warnings(RUN_SOME, **{variable: value}) == [f"weft warning: {variable} is '{value}', {rule}"]
 
 
 def test_nonsense_in_a_word_is_warned_of_once() -> None:
     said = "weft warning: WEFT_CACHE is 'always', which is not rw, ro or off. It is taken as rw."
     assert warnings(RUN_SOME, WEFT_CACHE="always") == [said]
-    said = "weft warning: WEFT_LOG is 'loud', which is no level. Set it to error, warn, info, plan or exec."
+    said = (
+        "weft warning: WEFT_LOG is 'loud', which is not a log level. "
+        "Set it to error, warn, info, plan or exec."
+    )
     assert warnings(RUN_SOME, WEFT_LOG="loud") == [said]
 
 

@@ -379,7 +379,7 @@ static const struct {
 static weftStatus_t refuse_unserved(const struct descriptor *op) {
     for (size_t i = 0; i < sizeof unserved / sizeof *unserved; i++)
         if (descriptor_row_is_set(op, unserved[i].name))
-            FAIL(WEFT_STATUS_NOT_SUPPORTED, "%s: attribute %s is set, which attention does not serve yet. %s.",
+            FAIL(WEFT_STATUS_NOT_SUPPORTED, "%s: attribute %s is set, which attention does not support yet. %s.",
                  descriptor_label(op), schema_find_row(op->schema, unserved[i].name)->key, unserved[i].instead);
     return WEFT_STATUS_SUCCESS;
 }
@@ -437,14 +437,13 @@ static weftStatus_t check_pages(const struct descriptor *op, const struct attent
     /* Kernels clamp entries outside of the container to a valid page, so at least one page must exist. */
     if (container->dims.at[0] < 1 || size < 1)
         FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
-             "%s: %s is %s, [container, heads, page size, depth], without a page or with empty ones. Give it one page "
-             "at "
-             "least, of one key at least.",
+             "%s: %s is %s, [container, heads, page size, depth], without pages, or with empty ones. Give it at least "
+             "one page with at least one key.",
              descriptor_label(op), key, tensor_dims_text(container));
     /* Kernels look up a page for every key in use. */
     if (table_reach(table, container) < keys)
         FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
-             "%s: %s is %s: pages of %lld keys that hold fewer than the %lld of a sequence. Give it more pages.",
+             "%s: %s is %s: its pages of %lld keys hold fewer than the %lld keys of a sequence. Give it more pages.",
              descriptor_label(op), table_key, tensor_dims_text(table), (long long)size, (long long)keys);
     if (keys > INT32_MAX)
         FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
@@ -525,8 +524,8 @@ static weftStatus_t refuse_tiles(void *context, const struct row *row, struct te
     const struct descriptor *op = context;
     if (tensor->reordering != WEFT_TENSOR_REORDERING_NONE && strncmp(row->key, "descale_", 8) != 0)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
-             "%s: %s, %s, has reordering_type F8_128x4, which is for scales of blocks. Set NONE (0).",
-             descriptor_label(op), row->key, descriptor_label(&tensor->base));
+             "%s: %s, %s, has reordering_type F8_128x4, which is for block scales. Set NONE (0).", descriptor_label(op),
+             row->key, descriptor_label(&tensor->base));
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -670,7 +669,8 @@ static weftStatus_t check_forward(const struct descriptor *descriptor) {
     TRY(check_scalar(descriptor, "amax_s", op->amax_s));
     TRY(check_scalar(descriptor, "amax_o", op->amax_o));
     if (op->rng_dump && op->a.dropout_mask)
-        FAIL(WEFT_STATUS_BAD_PARAM, "%s: rng_dump is what is drawn, and dropout_mask is given. Leave one out.",
+        FAIL(WEFT_STATUS_BAD_PARAM,
+             "%s: rng_dump returns random numbers, but dropout_mask replaces these. Set only one of them.",
              descriptor_label(descriptor));
     return check_dims(descriptor, "rng_dump", op->rng_dump, 4,
                       (const int64_t[]){q[0], q[1], q[2], attention_keys(&op->a)});

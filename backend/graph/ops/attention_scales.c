@@ -70,8 +70,8 @@ static weftStatus_t refuse_blocks(const struct descriptor *op, const char *key, 
         block_extents(along[i] + 2, operand, i == 1, scale_is_tiled(scales));
     }
     FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
-         "%s: %s%s has dims %s; of blocks of 32 elements of %s along its last dimension they are %s, along the one "
-         "before %s. Give one of these.",
+         "%s: %s%s has dims %s; for blocks of 32 elements of %s, expected %s along its last dimension, or %s along the "
+         "one before. Use one of these.",
          descriptor_label(op), key, scale_is_tiled(scales) ? ", in tiles (F8_128x4)," : "", tensor_dims_text(scales),
          tensor_dims_text(operand), numbers_text(along[0], 4), numbers_text(along[1], 4));
 }
@@ -113,9 +113,8 @@ weftStatus_t attention_check_scales(const struct descriptor *op, const char *key
     TRY(means_blocks ? check_blocks(op, key, scales, operand) : check_broadcasts(op, key, scales, &most));
     if (scale_is_tiled(scales) && !means_blocks)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
-             "%s: %s has reordering_type F8_128x4, which is for scales of blocks. Set "
-             "NONE (0).",
-             descriptor_label(op), key);
+             "%s: %s has reordering_type F8_128x4, which is for block scales. Set NONE (0).", descriptor_label(op),
+             key);
     if (scales->ragged_offset)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: %s has ragged offsets. Give a padded tensor.", descriptor_label(op),
              key);

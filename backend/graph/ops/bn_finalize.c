@@ -66,14 +66,14 @@ static weftStatus_t check_sources(const struct bn_finalize_op *op) {
     const char *label = descriptor_label(&op->base);
     if (is_training(op) && !(op->sum && op->sq_sum && op->accum_count))
         FAIL(WEFT_STATUS_BAD_PARAM,
-             "%s: mode TRAINING takes statistics from sum, sq_sum and accum_count; %s is not set. Set all three.",
+             "%s: mode TRAINING computes statistics from sum, sq_sum and accum_count; %s is not set. Set all three.",
              label,
              !op->sum      ? "sum"
              : !op->sq_sum ? "sq_sum"
                            : "accum_count");
     if (!is_training(op) && !(op->in_running_mean && op->in_running_var))
         FAIL(WEFT_STATUS_BAD_PARAM,
-             "%s: mode INFERENCE takes statistics from in_running_mean and in_running_var; %s is not set. Set both.",
+             "%s: mode INFERENCE uses statistics from in_running_mean and in_running_var; %s is not set. Set both.",
              label, op->in_running_mean ? "in_running_var" : "in_running_mean");
     /* Without previous values, the statistics of the batch become the running ones; no factor is needed. */
     bool updates = (op->in_running_mean && op->out_mean) || (op->in_running_var && op->out_var);

@@ -82,7 +82,7 @@ static weftStatus_t check_inputs(const struct causal_conv_op *op) {
              descriptor_label(descriptor), tensor_dims_text(op->x), (long long)op->x->dims.at[CAUSAL_CHANNEL],
              tensor_dims_text(op->weight));
     if (causal_conv_taps(op) == 0)
-        FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH, "%s: weight is %s, without taps. Give filters at least one.",
+        FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH, "%s: weight is %s, without taps. Give filters at least one tap.",
              descriptor_label(descriptor), tensor_dims_text(op->weight));
     TRY(check_dims(descriptor, "bias", op->bias, 1, op->x->dims.at + CAUSAL_CHANNEL));
     return WEFT_STATUS_SUCCESS;

@@ -294,7 +294,8 @@ static weftStatus_t infer(struct descriptor *descriptor) {
     TRY(check_ranks(op));
     if (out->dims.count == 0 && direction_of(descriptor) == CONV_FILTER)
         FAIL(WEFT_STATUS_BAD_PARAM,
-             "%s: dw has no dims, and filters of several sizes take x %s to dy %s. Set its dims: [K, C / groups, w..].",
+             "%s: dw has no dims, and filters of several sizes are consistent with x %s and dy %s. Set its dims: [K, C "
+             "/ groups, w..].",
              descriptor_label(descriptor), tensor_dims_text(op->x), tensor_dims_text(op->y));
     if (out->dims.count == 0)
         infer_dims(op);

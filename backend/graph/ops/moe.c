@@ -167,7 +167,7 @@ static weftStatus_t check_indices(const struct moe_op *op) {
             FAIL(WEFT_STATUS_BAD_PARAM, "%s: mode %s needs %s, which is unset. Set it.", descriptor_label(&op->base),
                  names[op->mode], keys[i]);
         if (!wants[i] && indices[i])
-            FAIL(WEFT_STATUS_BAD_PARAM, "%s: mode %s has no use for %s. Leave it out or choose mode %s.",
+            FAIL(WEFT_STATUS_BAD_PARAM, "%s: mode %s does not use %s. Omit it or choose mode %s.",
                  descriptor_label(&op->base), names[op->mode], keys[i], i ? "SCATTER" : "GATHER or SCATTER");
         TRY(check_whole_numbers(&op->base, keys[i], indices[i]));
     }
@@ -207,7 +207,7 @@ static weftStatus_t check_index(const struct moe_op *op, const char *key, const 
     if (index < -1 || index > most)
         FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
              "%s: entry %lld of %s, %s, is out of range: expected -1..%lld, got %lld. Correct the contents of the "
-             "tensor; -1 leaves a row out.",
+             "tensor; -1 skips a row.",
              descriptor_label(&op->base), (long long)row, key, descriptor_label(&indices->base), (long long)most,
              (long long)index);
     return WEFT_STATUS_SUCCESS;
@@ -347,7 +347,8 @@ static weftStatus_t bwd_infer(struct descriptor *descriptor) {
     TRY(check_offsets(descriptor, op->first_token_offset));
     if (token->dims.at[1] != doutput->dims.at[1])
         FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
-             "%s: token is %s (M=%lld), doutput is %s (M=%lld). Give both the same rows, gathered before if need be.",
+             "%s: token is %s (M=%lld), doutput is %s (M=%lld). Give both the same number of rows; gather them first "
+             "if necessary.",
              descriptor_label(descriptor), tensor_dims_text(token), (long long)token->dims.at[1],
              tensor_dims_text(doutput), (long long)doutput->dims.at[1]);
     int64_t depth = token->dims.at[2];

@@ -269,8 +269,8 @@ static weftStatus_t check_evidence(const struct descriptor *op, const struct evi
        user. */
     if (peer_stats->count)
         FAIL(WEFT_STATUS_NOT_SUPPORTED,
-             "%s: peer_stats lists %lld buffers, but a norm takes its statistics on one device. Leave the list empty; "
-             "to join devices, add up what genstats gives and go on with bn_finalize.",
+             "%s: peer_stats lists %lld buffers, but a norm computes its statistics on one device. Leave the list "
+             "empty; to combine devices, add up the results of genstats and continue with bn_finalize.",
              descriptor_label(op), (long long)peer_stats->count);
     /* Layer norms support a single row of one dimension; instance norm requires spatial dimensions after N and C. */
     bool any_rank = of->mode == WEFT_LAYER_NORM || of->mode == WEFT_RMS_NORM;
@@ -318,17 +318,14 @@ static weftStatus_t check_forward_rules(const struct norm_forward *op) {
     /* The rules are independent: the user gets the message of the first one that is violated. */
     const struct rule rules[] = {
         {op->mean && !norm_has_mean(op->mode), "there is no mean, but one is set. Leave mean unset."},
-        {touches_running && !batch,
-         "running statistics are set, which only BATCH_NORM keeps. Leave in_running_mean, in_running_var, out_mean and "
-         "out_var unset."},
-        {inference && !given && !running,
-         "inference needs statistics, and none are complete. Set mean and inv_variance, or in_running_mean, "
-         "in_running_var and epsilon."},
+        {touches_running && !batch, "running statistics are set, which only BATCH_NORM has. Leave in_running_mean, "
+                                    "in_running_var, out_mean and out_var unset."},
+        {inference && !given && !running, "inference needs statistics, but they are incomplete. Set mean and "
+                                          "inv_variance, or in_running_mean, in_running_var and epsilon."},
         {inference && (op->mean || op->inv_variance) && (op->in_running_mean || op->in_running_var),
          "inference got two sources of statistics. Set mean and inv_variance, or in_running_mean and in_running_var."},
-        {inference && (op->out_mean || op->out_var),
-         "inference updates no running statistics, but out_mean or out_var is set. Leave them unset, or set phase "
-         "TRAINING."},
+        {inference && (op->out_mean || op->out_var), "inference does not update running statistics, but out_mean or "
+                                                     "out_var is set. Leave them unset, or set phase TRAINING."},
         {!op->epsilon && !(inference && given), "epsilon is required and was not set. Set it to a scalar tensor."},
         {!inference && !op->momentum && ((op->in_running_mean && op->out_mean) || (op->in_running_var && op->out_var)),
          "running statistics are updated by a factor, which was not set. Set momentum to a scalar tensor."},
@@ -427,7 +424,7 @@ static weftStatus_t infer_backward(struct descriptor *descriptor) {
         {norm_has_mean(op->mode) && !op->mean != !op->inv_variance,
          "mean and inv_variance go together, but one of them is missing. Set both, or neither and epsilon."},
         {!op->inv_variance && !op->epsilon,
-         "statistics are neither given nor can they be calculated. Set epsilon, or what the forward operation kept."},
+         "statistics are neither given nor computable. Set epsilon, or the statistics of the forward operation."},
     };
     TRY(check_rules(descriptor, op->mode, rules, COUNT(rules)));
     struct norm_shape shape = shape_of(&evidence);

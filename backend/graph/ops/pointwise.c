@@ -173,7 +173,7 @@ static weftStatus_t finalize_parameters(struct descriptor *descriptor) {
     const struct pointwise *pw = (const struct pointwise *)descriptor;
     if (!pointwise_find_mode(pw->mode))
         FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
-             "%s: mode is %d, which is no weftPointwiseMode_t. Use one of its values.", descriptor_label(descriptor),
+             "%s: mode is %d, which is not a weftPointwiseMode_t. Use one of its values.", descriptor_label(descriptor),
              pw->mode);
     if (pw->softplus_beta == 0)
         FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND, "%s: softplus_beta is 0, which divides by zero. Use another value.",

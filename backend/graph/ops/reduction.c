@@ -131,7 +131,7 @@ static weftStatus_t infer(struct descriptor *descriptor) {
     /* Without dims of y and without the attribute, all dimensions would be kept, which is no reduction. */
     if (op->y->dims.count == 0 && !descriptor_row_is_set(descriptor, WEFT_ATTR_OPERATION_REDUCTION_DIMS))
         FAIL(WEFT_STATUS_BAD_PARAM,
-             "%s: nothing says which dimensions of x %s to reduce. Set y's dims, with 1 where x is reduced, or "
+             "%s: it is not specified which dimensions of x %s to reduce. Set y's dims, with 1 where x is reduced, or "
              "attribute dims.",
              descriptor_label(descriptor), tensor_dims_text(op->x));
     /* If y has no dims, reduced dimensions become 1; only y's dims can express groups. */

@@ -85,7 +85,7 @@ static weftStatus_t check_list(struct resample *p, const char *key, const struct
                  small ? "above 0" : "of which both parts are below 2^31");
         if (is_pool(p->mode) && f.numerator % f.denominator)
             FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
-                 "%s: %s[%lld] is %lld/%lld; mode %s takes whole numbers. Use one, or mode NEAREST or BILINEAR.",
+                 "%s: %s[%lld] is %lld/%lld; mode %s requires integers. Use one, or mode NEAREST or BILINEAR.",
                  descriptor_label(&p->base), key, (long long)i, (long long)f.numerator, (long long)f.denominator,
                  mode_name(p->mode));
     }
@@ -98,8 +98,8 @@ static weftStatus_t check_dilation(struct resample *p) {
     for (int64_t i = 0; i < p->dilation.count; i++)
         if (p->dilation.at[i] != 1 && !is_pool(p->mode))
             FAIL(WEFT_STATUS_BAD_PARAM,
-                 "%s: dilation[%lld] is %lld, expected 1: mode %s interpolates between neighbours. Leave dilation "
-                 "unset, or use a mode that pools.",
+                 "%s: dilation[%lld] is %lld, expected 1: mode %s interpolates between adjacent elements. Leave "
+                 "dilation unset, or use a mode that pools.",
                  descriptor_label(&p->base), (long long)i, (long long)p->dilation.at[i], mode_name(p->mode));
     return WEFT_STATUS_SUCCESS;
 }
@@ -114,8 +114,7 @@ static weftStatus_t finalize_parameters(struct descriptor *descriptor) {
     TRY(check_dilation(p));
     /* For interpolation, the stride follows from the extents, and no window is needed. */
     if (is_pool(p->mode) && (p->window.count == 0 || p->stride.count == 0))
-        FAIL(WEFT_STATUS_BAD_PARAM,
-             "%s: mode %s has no %s. Set it: one whole number per spatial dimension, in elements.",
+        FAIL(WEFT_STATUS_BAD_PARAM, "%s: mode %s has no %s. Set it: one integer per spatial dimension, in elements.",
              descriptor_label(descriptor), mode_name(p->mode), p->window.count ? "stride" : "window");
     if (p->padding_mode == PADDING_BY_MODE)
         p->padding_mode = p->mode == WEFT_RESAMPLE_MAXPOOL ? WEFT_NEG_INF_PAD
@@ -305,7 +304,7 @@ static weftStatus_t check_inferable(const struct resample_op *op) {
     /* Because of rounding, the extent of x is ambiguous; pools infer the smallest one, interpolation cannot. */
     if (is_backward(op) && !op->x && !is_pool(op->parameters->mode))
         FAIL(WEFT_STATUS_BAD_PARAM,
-             "%s: dx has no dims, and mode %s makes dy %s from inputs of several sizes. Set the dims of dx, or x.",
+             "%s: dx has no dims, and mode %s yields dy %s for inputs of several sizes. Set the dims of dx, or x.",
              descriptor_label(&op->base), mode, tensor_dims_text(op->dy));
     return WEFT_STATUS_SUCCESS;
 }
@@ -413,7 +412,7 @@ static weftStatus_t check_index(const struct resample_op *op) {
     TRY(check_dims(&op->base, "index", op->index, narrow_of(op)->dims.count, narrow_of(op)->dims.at));
     if (!dtype_is_integer((weftDataType_t)op->index->type) || (double)(positions - 1) > type->max)
         FAIL(WEFT_STATUS_BAD_PARAM,
-             "%s: index has data type %s, which does not hold the window's positions 0..%lld. Use %s.",
+             "%s: index has data type %s, which cannot represent the window's positions 0..%lld. Use %s.",
              descriptor_label(&op->base), type->name, (long long)positions - 1,
              positions <= INT8_MAX + 1 ? "INT8 or INT32" : "INT32");
     return WEFT_STATUS_SUCCESS;
@@ -426,7 +425,7 @@ static weftStatus_t check(const struct descriptor *descriptor) {
     struct dims dims = out->dims, given = is_backward(op) ? op->dy->dims : op->x->dims;
     if (dims.count != given.count || dims.at[0] != given.at[0] || dims.at[1] != given.at[1])
         FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
-             "%s: %s is %s, %s is %s: batch and channels stay as they are. Make rank, N and C equal.",
+             "%s: %s is %s, %s is %s: batch and channels must be equal. Make rank, N and C equal.",
              descriptor_label(descriptor), is_backward(op) ? "dx" : "y", numbers_text(dims.at, dims.count),
              is_backward(op) ? "dy" : "x", numbers_text(given.at, given.count));
     for (int i = 0; i < spatial_of(op); i++)

@@ -124,7 +124,7 @@ static void infer_strides(struct reshape_op *op) {
 static weftStatus_t infer(struct descriptor *descriptor) {
     struct reshape_op *op = (struct reshape_op *)descriptor;
     if (op->y->dims.count == 0)
-        FAIL(WEFT_STATUS_BAD_PARAM, "%s: y has no dims; x %s can take many shapes. Set y's dims.",
+        FAIL(WEFT_STATUS_BAD_PARAM, "%s: y has no dims; x %s can be reshaped in many ways. Set y's dims.",
              descriptor_label(descriptor), tensor_dims_text(op->x));
     infer_strides(op);
     tensor_infer_type(op->y, (weftDataType_t)op->x->type);

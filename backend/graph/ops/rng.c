@@ -91,7 +91,7 @@ static weftStatus_t check_integer(const struct descriptor *op, const char *key, 
 static weftStatus_t infer(struct descriptor *descriptor) {
     struct rng_op *op = (struct rng_op *)descriptor;
     if (op->y->dims.count == 0)
-        FAIL(WEFT_STATUS_BAD_PARAM, "%s: y has no dims, and no input to take them from. Set y's dims.",
+        FAIL(WEFT_STATUS_BAD_PARAM, "%s: y has no dims, and no input to infer them from. Set y's dims.",
              descriptor_label(descriptor));
     /* The check of outputs sets packed strides, because no input determines another order. */
     tensor_infer_type(op->y, WEFT_DATA_FLOAT);

@@ -157,7 +157,7 @@ static weftStatus_t find_value(int *value, const struct score_modifier *m, const
     /* The result may be the input itself: the identity modifier. */
     bool has_producer = m->graph->values[*value].producer >= 0;
     if (is_made ? !has_producer && *value != m->input : has_producer)
-        FAIL(WEFT_STATUS_BAD_PARAM, "%s: %s names %s, which %s operation of the sub-graph makes. Name another.",
+        FAIL(WEFT_STATUS_BAD_PARAM, "%s: %s names %s, which %s operation of the sub-graph computes. Use another one.",
              descriptor_label(op), key, descriptor_label(&m->graph->values[*value].tensor->base),
              has_producer ? "an" : "no");
     return WEFT_STATUS_SUCCESS;
@@ -172,7 +172,7 @@ static weftStatus_t check_nodes(const struct score_modifier *m, const struct des
         /* Scores are never stored as a whole: each element must be computed separately. */
         if (op_of(m->graph->nodes[n].op) != &pointwise_op)
             FAIL(WEFT_STATUS_BAD_PARAM,
-                 "%s: the sub-graph has %s; scores can be modified by pointwise operations alone. Put it before the "
+                 "%s: the sub-graph has %s; scores can be modified only by pointwise operations. Put it before the "
                  "attention.",
                  descriptor_label(op), descriptor_label(m->graph->nodes[n].op));
     for (int v = 0; v < m->graph->value_count; v++) {
@@ -197,8 +197,8 @@ static weftStatus_t check_derivatives(const struct score_modifier *m, const stru
         bool reads = dependent[value_of(m, operands.x)] || (operands.b && dependent[value_of(m, operands.b)]);
         if (reads && needed[value_of(m, operands.out)] && pointwise_find_mode(node->pw->mode)->form == FORM_BACKWARD)
             FAIL(WEFT_STATUS_NOT_SUPPORTED,
-                 "%s: the score modifier takes mode %s, whose own derivative is not known. Give the operations that "
-                 "carry the gradient back.",
+                 "%s: the score modifier contains mode %s, whose own derivative is not known. Set the operations that "
+                 "compute the gradient.",
                  descriptor_label(op), pointwise_find_mode(node->pw->mode)->name);
     }
     return WEFT_STATUS_SUCCESS;
@@ -305,7 +305,7 @@ weftStatus_t score_modifier_check(const struct score_modifier *m, const struct d
     /* Broadcasting the scores would be ambiguous; only operands broadcast. */
     if (!tensor_same_dims(input, scores))
         FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
-             "%s: the sub-graph takes scores of dims %s, those of this attention are %s. Give %s these dims.",
+             "%s: the sub-graph expects scores of dims %s, but those of this attention are %s. Give %s these dims.",
              descriptor_label(op), tensor_dims_text(input), tensor_dims_text(scores), descriptor_label(&input->base));
     for (int v = 0; v < m->graph->value_count; v++) {
         const struct tensor *tensor = m->graph->values[v].tensor;
