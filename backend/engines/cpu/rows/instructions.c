@@ -46,10 +46,10 @@ static bool stores_elements(const struct row_schedule *s, const struct row_opera
 
 /* True if a term is stored without conversion. */
 static bool is_stored(const struct row_schedule *s, int term) {
-    bool is = false;
+    bool stored = false;
     for (int k = 0; k < s->rows->operand_count; k++)
-        is = is || (s->rows->operands[k].is_store && s->rows->operands[k].term == term);
-    return is;
+        stored = stored || (s->rows->operands[k].is_store && s->rows->operands[k].term == term);
+    return stored;
 }
 
 /* The pass that stores elements: the last one that any of them needs, so that outputs may overwrite inputs. -1 if no
