@@ -52,14 +52,14 @@ def main(device: str = "cpu", tokens: int = 40, heads: int = 8, groups: int = 2,
         q = torch.randn(sequences, heads, size, device=device, dtype=dtype)
         k, v = torch.randn(2, sequences, groups, size, device=device, dtype=dtype)
         cache.append(k, v)
-        found = cache.attend(q)
+        results = cache.attend(q)
         for i, history in enumerate(seen):
             history.append((k[i], v[i]))
             keys, values = (torch.stack(each, 1) for each in zip(*history, strict=True))
-            whole = torch.nn.functional.scaled_dot_product_attention(
+            full = torch.nn.functional.scaled_dot_product_attention(
                 q[i][None, :, None], keys[None], values[None], enable_gqa=True
             )
-            worst = max(worst, (found[i] - whole[0, :, 0]).abs().max().item())
+            worst = max(worst, (results[i] - full[0, :, 0]).abs().max().item())
     print(f"{sequences} sequences, pages of {PAGE}: differs by {worst:.1e} from keys together")
     return worst
 

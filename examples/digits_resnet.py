@@ -52,10 +52,10 @@ def digits(device: str) -> tuple[torch.Tensor, torch.Tensor]:
     """1797 images, [N, 1, 8, 8], and their labels."""
     from sklearn.datasets import load_digits
 
-    found = load_digits()
-    images = torch.from_numpy(found.images).float()[:, None] / 16
+    results = load_digits()
+    images = torch.from_numpy(results.images).float()[:, None] / 16
     order = torch.randperm(len(images), generator=torch.Generator("cpu").manual_seed(SEED), device="cpu")
-    return images[order].to(device), torch.from_numpy(found.target)[order].to(device)
+    return images[order].to(device), torch.from_numpy(results.target)[order].to(device)
 
 
 def train(

@@ -20,8 +20,8 @@ def initial(key: jax.Array) -> dict[str, jax.Array]:
     shapes |= {"letters": (128, WIDTH), "places": (LENGTH, WIDTH)}
     keys = jax.random.split(key, len(shapes))
     named = zip(keys, shapes.items(), strict=True)
-    made = {name: 0.1 * jax.random.normal(k, shape) for k, (name, shape) in named}
-    return made | {"norm_1": jnp.ones(WIDTH), "norm_2": jnp.ones(WIDTH)}
+    outputs = {name: 0.1 * jax.random.normal(k, shape) for k, (name, shape) in named}
+    return outputs | {"norm_1": jnp.ones(WIDTH), "norm_2": jnp.ones(WIDTH)}
 
 
 def model(p: dict[str, jax.Array], text: jax.Array) -> jax.Array:

@@ -82,11 +82,11 @@ def work(rank: int, world: int, meeting: str, kinds: Sequence[str], results: str
     torch.set_num_threads(1)
     if gpus:
         torch.cuda.set_device(rank)
-    backend, place = "nccl" if gpus else "gloo", f"file://{meeting}"
-    dist.init_process_group(backend, init_method=place, rank=rank, world_size=world)
-    found = {kind: train_by(kind, rank, world, device) for kind in kinds}
+    backend, location = "nccl" if gpus else "gloo", f"file://{meeting}"
+    dist.init_process_group(backend, init_method=location, rank=rank, world_size=world)
+    values = {kind: train_by(kind, rank, world, device) for kind in kinds}
     if rank == 0:
-        torch.save(found, results)
+        torch.save(values, results)
     dist.destroy_process_group()
 
 

@@ -73,12 +73,12 @@ class Source(NamedTuple):
 def included(path: str, text: str, backend: Path) -> list[str]:
     """The files that a file includes or emits includes of; device files use paths relative to
     engines/cuda/."""
-    found: list[str] = INCLUDE.findall(text)
+    results: list[str] = INCLUDE.findall(text)
     if path.endswith(".c") and path not in LISTS:
-        found += [f"engines/cuda/{name}" for name in PRINTED.findall(text)]
+        results += [f"engines/cuda/{name}" for name in PRINTED.findall(text)]
     if path.endswith(".cuh"):
-        found = [name if (backend / name).exists() else f"engines/cuda/{name}" for name in found]
-    return found
+        results = [name if (backend / name).exists() else f"engines/cuda/{name}" for name in results]
+    return results
 
 
 def sources(backend: Path) -> list[Source]:

@@ -66,8 +66,8 @@ def scan_docs(text: str) -> dict[str, str]:
         doc, head, end = match.groups()
         if end == ";":
             name = re.search(r"(\w+)\s*\(", head.replace("(*", "").replace("typedef", ""))
-            found = name.group(1) if name and "(*" not in head else re.findall(r"\w+", head.split(")")[0])[-1]
-            docs[found] = doc.strip()
+            word = name.group(1) if name and "(*" not in head else re.findall(r"\w+", head.split(")")[0])[-1]
+            docs[word] = doc.strip()
             continue
         body = re.compile(r"(.*?)\n\}\s*(\w*);", flags=re.S).match(text, match.end())
         assert body, head
@@ -93,13 +93,13 @@ def parse_headers() -> Json:
     api: Json = {"functions": [], "handles": [], "callbacks": [], "enums": [], "structs": []}
 
     def arguments(function: Any) -> list[Json]:
-        found = []
+        results = []
         for p in function.args.params if function.args else []:
             if p.name:
                 spelled = spell(p.type)
                 kind = re.sub(rf"\b{p.name}\b", "", spelled).strip() if p.name in spelled else spelled
-                found.append({"name": p.name, "type": re.sub(r"\s+\*", " *", kind)})
-        return found
+                results.append({"name": p.name, "type": re.sub(r"\s+\*", " *", kind)})
+        return results
 
     def enum(node: Any, name: str) -> None:
         members = [
@@ -162,8 +162,8 @@ def member_prefix(enum: Json) -> str:
     names = [member["name"] for member in enum["members"]]
     if len(names) == 1:
         parts, kind = names[0].split("_"), enum["name"].lower()
-        kept = next(i for i, part in enumerate(parts) if part.lower() not in kind)
-        return "_".join(parts[:kept]) + "_"
+        selected = next(i for i, part in enumerate(parts) if part.lower() not in kind)
+        return "_".join(parts[:selected]) + "_"
     parts = list(zip(*(name.split("_") for name in names), strict=False))
     shared = next(i for i, part in enumerate(parts) if len(set(part)) > 1)
     return "_".join(part[0] for part in parts[:shared]) + "_"
@@ -197,8 +197,8 @@ def split_tables(module: str) -> str:
     characters."""
 
     def pieces(literal: re.Match[str]) -> str:
-        found = re.findall(r"(?:\\x..){1,24}|[^\\]{1,95}(?:,|(?=\\)|$)", literal[1])
-        return " " + " ".join(f"b'{piece}'" for piece in found)
+        results = re.findall(r"(?:\\x..){1,24}|[^\\]{1,95}(?:,|(?=\\)|$)", literal[1])
+        return " " + " ".join(f"b'{piece}'" for piece in results)
 
     lines = []
     for line in module.splitlines():
@@ -359,12 +359,12 @@ def python_default(argument: Json, names: Names) -> str:
 
 def fixed_values(method: Json, rows: dict[str, list[Json]], names: Names) -> list[tuple[str, str]]:
     """The options that a method sets itself, as Python expressions."""
-    found = []
+    results = []
     for word in (method["fixed"] or "").split():
         key, _, value = word.partition("=")
         argument = {"default": value, "rows": rows[key]}
-        found.append((key, python_default(argument, names)))
-    return found
+        results.append((key, python_default(argument, names)))
+    return results
 
 
 def argument_doc(argument: Json, names: Names, doc: str) -> str:
@@ -492,7 +492,7 @@ def write_docstring(
 ) -> list[str]:
     """The docstring of a method: summary, formula, arguments, results, data types, errors, example. `unsaid`
     is the default compute type."""
-    docs, said = POINTWISE_DOCS.get(method.get("form"), {}), method.get("said", {})
+    docs, setting = POINTWISE_DOCS.get(method.get("form"), {}), method.get("said", {})
     may_lack = "said" not in method and " " in method["results"]
     text = method["doc"][0].upper() + method["doc"][1:]
     lines = [*wrapped(f'"""{text}.', 8), ""]
@@ -508,8 +508,8 @@ def write_docstring(
     for a in arguments:
         if a["name"] in common:
             lines += wrapped(f"{a['name']}: {common[a['name']]}.", 12, 4)
-        elif a["name"] in said:
-            lines += wrapped(f"{a['name']}: {said[a['name']]}.", 12, 4)
+        elif a["name"] in setting:
+            lines += wrapped(f"{a['name']}: {setting[a['name']]}.", 12, 4)
         else:
             doc = docs.get(a["keys"][0]) or a["rows"][0]["doc"]
             lines += wrapped(argument_doc(a, names, doc), 12, 4)
@@ -518,7 +518,7 @@ def write_docstring(
         row = rows[key][0]
         shape = f", {row['shape']}" if row["shape"] else ""
         none = "; None if not computed" if may_lack and not row["required"] else ""
-        text = said.get(f"-> {key}") or f"{docs.get(key) or row['doc']}{shape}{none}"
+        text = setting.get(f"-> {key}") or f"{docs.get(key) or row['doc']}{shape}{none}"
         lines += wrapped(f"{key}: {text}.", 12, 4)
     lines += ["        Data types:"]
     lines += ["            operands: any, also mixed, unless stated above."]
@@ -544,10 +544,10 @@ def write_method(
     keys = ", ".join(f'"{key}"' for key in results) + ("," if len(results) == 1 else "")
     lines += ["        values = {", *pairs, "        }", f"        results = ({keys})"]
     call = f'"{method["name"].lstrip("_")}", "{op["name"]}", values, results, compute_data_type, name'
-    lines += [f"        made = self._operation({call})"]
+    lines += [f"        outputs = self._operation({call})"]
     if len(lines[-1]) > 110:
-        lines[-1:] = ["        made = self._operation(", f"            {call}", "        )"]
-    return [*lines, f"        return {', '.join(f'made[{i}]' for i in range(len(results)))}", ""]
+        lines[-1:] = ["        outputs = self._operation(", f"            {call}", "        )"]
+    return [*lines, f"        return {', '.join(f'outputs[{i}]' for i in range(len(results)))}", ""]
 
 
 def rows_by_key(op: Json, library: Json) -> dict[str, list[Json]]:
@@ -576,8 +576,8 @@ def hand_written() -> set[str]:
 
 def wrapped_methods() -> dict[str, str]:
     """The methods that a method in python/weft/composite_ops.py wraps, and its name; they are not public."""
-    found = re.search(r"^WRAPPED = (\{.*?\})", composite_text(), flags=re.M)
-    return dict(ast.literal_eval(found.group(1))) if found else {}
+    results = re.search(r"^WRAPPED = (\{.*?\})", composite_text(), flags=re.M)
+    return dict(ast.literal_eval(results.group(1))) if results else {}
 
 
 def examples() -> dict[str, str]:
@@ -585,16 +585,16 @@ def examples() -> dict[str, str]:
     with the names of its columns, one of which is "method", and has one line per method below "--"."""
     text = (ROOT / "tools/op_examples.txt").read_text()
     parts = re.split(r"^== (.+)\n", text, flags=re.M)[1:]
-    found = {}
+    results = {}
     for head, body in zip(parts[::2], parts[1::2], strict=True):
         if "|" not in head:
-            found[head] = body.strip()
+            results[head] = body.strip()
             continue
         template, _, lines = body.partition("\n--\n")
         for line in lines.strip().splitlines():
             cells = dict(zip(cells_of(head), cells_of(line), strict=True))
-            found[cells["method"]] = template.format(**cells)
-    return found
+            results[cells["method"]] = template.format(**cells)
+    return results
 
 
 def cells_of(line: str) -> list[str]:
@@ -604,8 +604,8 @@ def cells_of(line: str) -> list[str]:
 
 def statistics() -> set[str]:
     """The results whose types the library infers, as listed in python/weft/composite_ops.py."""
-    found = re.search(r"^_STATISTICS = (\{.*?\})", composite_text(), flags=re.M)
-    return set(ast.literal_eval(found.group(1))) if found else set()
+    results = re.search(r"^_STATISTICS = (\{.*?\})", composite_text(), flags=re.M)
+    return set(ast.literal_eval(results.group(1))) if results else set()
 
 
 def is_statistic(key: str) -> bool:
@@ -698,18 +698,18 @@ def own_words() -> dict[str, dict[str, str]]:
 
 def rows_filled(function: ast.FunctionDef) -> dict[str, str]:
     """The attribute that each argument sets, from the dicts in a method's body: {"x": input}."""
-    found = {}
+    results = {}
     for node in ast.walk(function):
         for key, value in zip(node.keys, node.values, strict=True) if isinstance(node, ast.Dict) else ():
             value = value.values[0] if isinstance(value, ast.BoolOp) else value  # is_causal or None
             if isinstance(key, ast.Constant) and isinstance(value, ast.Name):
-                found[value.id] = key.value
-    return found
+                results[value.id] = key.value
+    return results
 
 
 def signature_of(function: ast.FunctionDef, rows: dict[str, list[Json]], words: dict[str, str]) -> list[Json]:
     """The arguments of a hand-written method in the form of parse_arguments."""
-    filled, found = rows_filled(function), []
+    filled, results = rows_filled(function), []
     positional, by_name = function.args.args[1:], function.args.kwonlyargs
     without = [None] * (len(positional) - len(function.args.defaults))
     defaults = [*without, *function.args.defaults, *function.args.kw_defaults]
@@ -723,9 +723,9 @@ def signature_of(function: ast.FunctionDef, rows: dict[str, list[Json]], words: 
         default = {"False": "false", "True": "true", "()": "[]"}.get(text or "", text)
         default = default.rpartition(".")[2] if default and default.startswith("enums.") else default
         receives = argument.annotation is not None and ast.unparse(argument.annotation) == "Tensor | None"
-        found.append({"name": name, "keys": [key], "rows": rows.get(key, [])})
-        found[-1] |= {"default": default, "receives": receives}
-    return found
+        results.append({"name": name, "keys": [key], "rows": rows.get(key, [])})
+        results[-1] |= {"default": default, "receives": receives}
+    return results
 
 
 def composite_docstring(function: ast.FunctionDef, library: Json, names: Names) -> list[str]:

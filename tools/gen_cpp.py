@@ -193,8 +193,8 @@ def enum_of(frame: Frame, kind: str) -> str:
     types = next(e for e in frame.manifest["enums"] if e["name"] == "weftBackendAttributeType_t")
     doc = next(m["doc"] for m in types["members"] if m["name"] == f"WEFT_TYPE_{kind}")
     named = {e["name"] for e in frame.manifest["enums"]}
-    found = re.search(r"weft\w+_t", doc)
-    return enum_name(found[0]) if found and found[0] in named else ""
+    results = re.search(r"weft\w+_t", doc)
+    return enum_name(results[0]) if results and results[0] in named else ""
 
 
 # ---- Attributes --------------------------------------------------------------------------------------------
@@ -295,13 +295,13 @@ def setters(frame: Frame, op: Json, method: Json, of: str) -> Iterator[str]:
         name, keys = argument["name"], argument["keys"]
         if not keys or name.startswith("subgraph"):  # score modifiers are functions in C++
             continue
-        said = SETTERS.get(f"{method['name']}.{name}", SETTERS.get(name, name))
+        text = SETTERS.get(f"{method['name']}.{name}", SETTERS.get(name, name))
         shown = operand_names(method, op, frame)
         per_key = [rows_of(frame, op, key) for key in keys]
         for rows in zip(*per_key, strict=True):
             if name not in shown or rows[0]["role"] != "input":
-                yield from setter(frame, said, list(rows), of)
-                yield from getter(frame, said, rows[0], method["name"])
+                yield from setter(frame, text, list(rows), of)
+                yield from getter(frame, text, rows[0], method["name"])
     optional = {a["name"]: a for a in method["arguments"] if a["keys"]}
     for name, parts in TOGETHER.items():
         if not set(parts.split()) <= set(optional) - set(operand_names(method, op, frame)):
@@ -372,13 +372,13 @@ def pointwise_operands(frame: Frame, op: Json) -> Iterator[str]:
 
 def method_of_any_mode() -> list[str]:
     """The methods for which the mode of a pointwise operation is an attribute."""
-    found = []
+    results = []
     for count, words in enumerate(("a", "a b", "a b c"), 1):
         parameters = ", ".join(f"const Operand &{word}" for word in words.split())
-        found += comment(f"A pointwise operation of {count} operands; its mode is an attribute.")
-        found += [f"Tensor pointwise({parameters}, const graph::Pointwise_attributes &attributes) {{"]
-        found += [f"return record_pointwise(\"pointwise\", {{{', '.join(words.split())}}}, attributes); }}"]
-    return found
+        results += comment(f"A pointwise operation of {count} operands; its mode is an attribute.")
+        results += [f"Tensor pointwise({parameters}, const graph::Pointwise_attributes &attributes) {{"]
+        results += [f"return record_pointwise(\"pointwise\", {{{', '.join(words.split())}}}, attributes); }}"]
+    return results
 
 
 def pointwise_method(frame: Frame, op: Json, method: Json) -> Iterator[str]:

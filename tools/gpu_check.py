@@ -93,14 +93,14 @@ def shortened(text: str) -> Iterator[str]:
 def findings(text: str) -> Iterator[str]:
     """The sanitizer's reports, one line per kind and kernel."""
     lines = [line.removeprefix("========= ") for line in text.splitlines() if line.startswith("=========")]
-    found = Counter[str]()
+    results = Counter[str]()
     for line, place in pairwise([*lines, ""]):
         if re.match(
             r"(Error: |Warning: )?(Invalid|Uninitialized|Race|Potential|Barrier|Misaligned|Host API)", line
         ):
             where = re.search(r"at (?:void )?(\w+)", place)
-            found[f"{line[:150]} in {where[1] if where else '?'}"] += 1
-    for kind, count in found.most_common(30):
+            results[f"{line[:150]} in {where[1] if where else '?'}"] += 1
+    for kind, count in results.most_common(30):
         yield f"{count:4} x {kind}"
 
 
@@ -174,10 +174,10 @@ def sanitizers(given: argparse.Namespace) -> Iterator[Result]:
     def sees(tool: str) -> Result:
         start = time.perf_counter()
         _, text = execute([sys.executable, SANITIZER, tool, "--planted"], given.seconds, {})
-        found = next(findings(text), "").strip()[:90]
-        if not found:
+        results = next(findings(text), "").strip()[:90]
+        if not results:
             print(f"== {tool} sees nothing of what was planted:\n{text[-2000:]}", flush=True)
-        return Result(f"{tool} sees", bool(found), time.perf_counter() - start, found or "nothing of it")
+        return Result(f"{tool} sees", bool(results), time.perf_counter() - start, results or "nothing of it")
 
     with ThreadPoolExecutor(given.jobs) as pool:
         planted = pool.map(sees, [tool for tool in given.tools if tool in ("memcheck", "initcheck")])

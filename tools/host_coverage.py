@@ -106,11 +106,11 @@ def main() -> int:
     given = ask.parse_args()
     if not BUILD.exists():
         sys.exit("build/coverage does not exist. Run make coverage.")
-    found = sources()
-    text, reached = table(found)
+    results = sources()
+    text, reached = table(results)
     print(text)
     if given.missing is not None:
-        print_missing(found, given.missing)
+        print_missing(results, given.missing)
     if given.write:
         page = TABLE.read_text()
         start = page.index(HEAD)

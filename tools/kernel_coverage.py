@@ -141,10 +141,10 @@ def outcomes() -> list[Path]:
     """The parts that tests/emulated_parts.py ran with the current kernels; other kernels have other lines."""
     paths = sorted(PARTS.glob("*/*/outcome.json"))
     current = emulated_parts.digest(emulated_parts.KERNELS)
-    kept = [path for path in paths if json.loads(path.read_text()).get("kernels") == current]
-    if len(kept) < len(paths):
-        print(f"{len(paths) - len(kept)} parts ran with other kernels and do not count", file=sys.stderr)
-    return kept
+    selected = [path for path in paths if json.loads(path.read_text()).get("kernels") == current]
+    if len(selected) < len(paths):
+        print(f"{len(paths) - len(selected)} parts ran with other kernels and do not count", file=sys.stderr)
+    return selected
 
 
 def part_folders() -> list[Path]:
@@ -301,11 +301,11 @@ def chip_of(target: str) -> str:
 
 def times() -> dict[tuple[str, str], float]:
     """Seconds of each chip and test that tests/emulated_parts.py ran."""
-    found = {}
+    results = {}
     for path in outcomes():
         for test, seconds in json.loads(path.read_text())["times"].items():
-            found[path.parts[-3], test] = seconds
-    return found
+            results[path.parts[-3], test] = seconds
+    return results
 
 
 def choose(records: Records, seconds: float) -> list[tuple[str, str]]:
@@ -359,9 +359,9 @@ def main() -> int:
     elif given.command == "write":
         write_table(records)
     elif given.command == "check":
-        found = faults(records)
-        print("\n".join(found) or "all kernel files are covered as recorded in docs/testing.md")
-        return 1 if found else 0
+        results = faults(records)
+        print("\n".join(results) or "all kernel files are covered as recorded in docs/testing.md")
+        return 1 if results else 0
     else:
         write_chosen(chosen := choose(records, given.seconds))
         print(f"{CHOSEN.relative_to(ROOT)}: {len(chosen)} tests")

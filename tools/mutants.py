@@ -178,12 +178,12 @@ def mutants_of(path: str, lines: Iterable[int]) -> list[Mutant]:
     program = Path(sys.executable).parent / "mutate"
     words = [program, path, LANGUAGES[source.suffix], "--noCheck", "--mutantDir", folder, "--lines", chosen]
     subprocess.run(words, cwd=ROOT, stdout=subprocess.DEVNULL, check=True)
-    own, found = without_words(source.read_text(), source.suffix), []
+    own, results = without_words(source.read_text(), source.suffix), []
     for made in sorted(folder.iterdir()):
         text = without_words(made.read_text(), source.suffix)
         if text and text != own:
-            found.append(Mutant(path, made))
-    return found
+            results.append(Mutant(path, made))
+    return results
 
 
 def draw(paths: Iterable[str], chance: random.Random) -> Iterator[Mutant]:
@@ -210,8 +210,8 @@ def all_changes(paths: Iterable[str]) -> Iterator[Mutant]:
 def files_under(names: Iterable[str]) -> Iterator[str]:
     """The files of directories that can be changed, by their paths from the root."""
     for name in names:
-        place = ROOT / name
-        for path in sorted(place.rglob("*")) if place.is_dir() else [place]:
+        location = ROOT / name
+        for path in sorted(location.rglob("*")) if location.is_dir() else [location]:
             if path.suffix in LANGUAGES and "/lib/" not in str(path):
                 yield str(path.relative_to(ROOT))
 
@@ -243,11 +243,11 @@ def run(command: str, log: Path | None = None) -> bool:
 
 def command_of(test: str, stem: str) -> str:
     """The command that runs a test of the table."""
-    kind, _, what = test.format(stem=stem).partition(" ")
+    kind, _, argument = test.format(stem=stem).partition(" ")
     if kind == "pytest":
-        return f"python -m pytest -x -q -p no:cacheprovider {what}"
+        return f"python -m pytest -x -q -p no:cacheprovider {argument}"
     if kind == "small":
-        return f"python tests/emulated_gpu.py python tests/small_cases.py --only '{what}'"
+        return f"python tests/emulated_gpu.py python tests/small_cases.py --only '{argument}'"
     return f"make sanitize ONLY={kind} && cd build/asan && ctest --no-tests=error -R '^{kind}$'"
 
 
@@ -364,18 +364,18 @@ def main() -> int:
     verdicts, seen = Verdicts(), list[tuple[str, str]]()
     whole: dict[str, bytes] = {}
     for mutant in mutants:
-        if given.sample and sum(found in ("killed", "survived") for _, found in seen) >= given.sample:
+        if given.sample and sum(results in ("killed", "survived") for _, results in seen) >= given.sample:
             break
-        found = verdicts.known.get(mutant.key, "")
-        if not found:
+        results = verdicts.known.get(mutant.key, "")
+        if not results:
             tests = str(tests_of(mutant.path))
             if tests not in whole:
                 whole[tests] = prepare({mutant.path})
-            found = verdict(mutant, whole[tests])
-            verdicts.add(mutant, found)
-        seen.append((mutant.path, found))
-        print(f"{found:<17} {mutant.path}:{mutant.line()}", flush=True)
-        if found == "survived":
+            results = verdict(mutant, whole[tests])
+            verdicts.add(mutant, results)
+        seen.append((mutant.path, results))
+        print(f"{results:<17} {mutant.path}:{mutant.line()}", flush=True)
+        if results == "survived":
             print(mutant.change(), flush=True)
     return 0 if report(seen) else 1
 

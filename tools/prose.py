@@ -99,10 +99,10 @@ def blocks(path: Path) -> Iterator[Block]:
     """The prose of a file, except blocks of three words or fewer."""
     text = path.read_text()
     if path.suffix == ".md":
-        found = sentences(text)
+        results = sentences(text)
     else:
-        found = comments(text, PYTHON_TEXT if path.suffix == ".py" else C_COMMENT)
-    return (block for block in found if len(re.findall(r"[A-Za-z']+", block.text)) > 3)
+        results = comments(text, PYTHON_TEXT if path.suffix == ".py" else C_COMMENT)
+    return (block for block in results if len(re.findall(r"[A-Za-z']+", block.text)) > 3)
 
 
 def findings(path: Path, block: Block) -> Iterator[Finding]:
@@ -137,8 +137,8 @@ def files(kind: str) -> list[Path]:
 def measure(kind: str) -> Share:
     """The share of a class."""
     paths = files(kind)
-    found = [list(findings(path, block)) for path in paths for block in blocks(path)]
-    return Share(len(found), sum(map(bool, found)), [finding for block in found for finding in block])
+    results = [list(findings(path, block)) for path in paths for block in blocks(path)]
+    return Share(len(results), sum(map(bool, results)), [finding for block in results for finding in block])
 
 
 def main() -> int:

@@ -94,14 +94,14 @@ def build(source: Path) -> Path:
 def functions(folder: Path) -> dict[str, str]:
     """A digest of each function's instructions, by object and section. The directory may contain objects of
     other trees; only those in the compile commands count."""
-    found = {}
+    results = {}
     commands = json.loads((folder / "compile_commands.json").read_text())
     for path in sorted(folder / command["output"] for command in commands):
         source = path.relative_to(folder / "CMakeFiles/weft_objects.dir").with_suffix("").as_posix()
         for section in cubins.all_sections(path.read_bytes()):
             if section.name.startswith(".text") and section.content:
-                found[f"{source}: {section.name.removeprefix('.text.')}"] = digest(section.content)
-    return found
+                results[f"{source}: {section.name.removeprefix('.text.')}"] = digest(section.content)
+    return results
 
 
 def digest(content: bytes) -> str:
@@ -132,15 +132,15 @@ def collect(only: str) -> None:
 
     def kernels(case: Any, arch: str) -> list[Program] | None:
         try:
-            found = small_cases.build(case, case.engine, device=arch).g.plan.kernels()
+            results = small_cases.build(case, case.engine, device=arch).g.plan.kernels()
         except Exception:  # no engine for it on this chip
             return None
-        for kernel in found:
+        for kernel in results:
             headers.update(kernel.headers)
         return [
             {"text": kernel.text, "headers": sorted(kernel.headers), "entry": kernel.entry}
             | {"launch": [*kernel.grid, kernel.block, kernel.cluster, kernel.shared_bytes]}
-            for kernel in found
+            for kernel in results
         ]
 
     cases = {name: case for name, case in small_cases.CASES.items() if re.search(only, name)}
@@ -153,11 +153,11 @@ def collect(only: str) -> None:
 @functools.cache
 def compiled(source: str, *flags: str) -> Path:
     """Compiles a C file of tests/fake_cuda into a program or library."""
-    made = FOLDER / source
+    outputs = FOLDER / source
     file = ROOT / "tests/fake_cuda" / f"{source}.c"
-    command = [*emulated_gpu.compiler(), "-O1", *flags, file, "-o", made, "-ldl", "-lpthread"]
+    command = [*emulated_gpu.compiler(), "-O1", *flags, file, "-o", outputs, "-ldl", "-lpthread"]
     subprocess.run(command, check=True)
-    return made
+    return outputs
 
 
 def plan(source: Path, library: Path, only: str) -> dict[str, Any]:
@@ -198,10 +198,10 @@ class Compiler:
         strings = [program["text"], *own, *own.values(), *OPTIONS, target]
         parts = [part for text in strings for part in (struct.pack("<Q", len(text.encode())), text.encode())]
         request = struct.pack("<QQ", len(own), len(OPTIONS) + 1) + b"".join(parts)
-        kept = self.folder / digest(request + self.library.encode())
-        if not kept.exists():
-            kept.write_text(self.compile(request, program["entry"]))
-        return kept.read_text()
+        selected = self.folder / digest(request + self.library.encode())
+        if not selected.exists():
+            selected.write_text(self.compile(request, program["entry"]))
+        return selected.read_text()
 
     def compile(self, request: bytes, entry: str) -> str:
         """A digest of the code that NVRTC generates for a request in the format of plain_nvrtc.c."""
@@ -270,15 +270,15 @@ def examine(name: str, only: str) -> dict[str, Any]:
     tree = identify(name)
     # results of another version of this program do not count
     key = f"{tree} {only} ".encode() + Path(__file__).read_bytes()
-    kept = FOLDER / f"{digest(key)}.json"
-    if not kept.exists():
+    selected = FOLDER / f"{digest(key)}.json"
+    if not selected.exists():
         print(f"{name}: building and planning tree {tree[:12]}", file=sys.stderr)
         source = check_out(tree)
         folder = build(source)
-        found = {"functions": functions(folder), "kernels": plan(source, folder / "libweft.so", only)}
-        kept.with_suffix(".new").write_text(json.dumps(found))
-        kept.with_suffix(".new").replace(kept)
-    examined: dict[str, Any] = json.loads(kept.read_text())
+        results = {"functions": functions(folder), "kernels": plan(source, folder / "libweft.so", only)}
+        selected.with_suffix(".new").write_text(json.dumps(results))
+        selected.with_suffix(".new").replace(selected)
+    examined: dict[str, Any] = json.loads(selected.read_text())
     return examined
 
 

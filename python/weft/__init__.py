@@ -143,10 +143,10 @@ def __getattr__(name: str) -> Any:
     """Imports a public name at its first use."""
     if name in __all__:
         for module in _MODULES:
-            found = getattr(import_module(f"weft.{module}"), _ALIASES.get(name, name), None)
-            if found is not None:
-                globals()[name] = found
-                return found
+            attribute = getattr(import_module(f"weft.{module}"), _ALIASES.get(name, name), None)
+            if attribute is not None:
+                globals()[name] = attribute
+                return attribute
     raise AttributeError(f"module 'weft' has no attribute '{name}'")
 
 

@@ -58,24 +58,24 @@ def time_plan(plan: Plan, arrays: Mapping[int, Any]) -> float:
     return min(run.measure(repeats) for _ in range(ROUNDS))
 
 
-def made_up_arrays(plan: Plan, known: Mapping[int, Any]) -> dict[int, Any]:
+def generated_arrays(plan: Plan, known: Mapping[int, Any]) -> dict[int, Any]:
     """Allocates memory for the inputs of a plan that the caller did not pass. Floating-point inputs hold
     numbers around zero; integer inputs, which may be lengths or indices, are all zero."""
     import numpy as np
 
-    random, made = np.random.default_rng(0), dict(known)
+    random, arrays = np.random.default_rng(0), dict(known)
     for slot in plan.slots:
-        if slot.is_output or slot.uid in made or slot.uid in plan.values:
+        if slot.is_output or slot.uid in arrays or slot.uid in plan.values:
             continue
         if slot.is_by_value:
-            made[slot.uid] = 1.0 if dtypes.is_floating(slot.data_type) else 1
+            arrays[slot.uid] = 1.0 if dtypes.is_floating(slot.data_type) else 1
             continue
         array = DeviceArray(slot.dims, slot.data_type, slot.strides, plan.handle)
         values: Any = np.zeros(array.dims)
         if dtypes.is_floating(slot.data_type) and array.dims == slot.dims:
             values = random.normal(0, 0.5, array.dims)
-        made[slot.uid] = array.copy_from(values.astype(dtypes.numpy_dtype(array.dtype)))
-    return made
+        arrays[slot.uid] = array.copy_from(values.astype(dtypes.numpy_dtype(array.dtype)))
+    return arrays
 
 
 # ---- Searching ---------------------------------------------------------------------------------------------
@@ -93,8 +93,8 @@ class Search:
     @property
     def trials(self) -> list[Trial]:
         """The timed plans, fastest first."""
-        made = [Trial(self._planner.candidates[i].tag, each) for i, each in self._seconds.items()]
-        return sorted(made, key=lambda trial: trial.seconds)
+        trials = [Trial(self._planner.candidates[i].tag, each) for i, each in self._seconds.items()]
+        return sorted(trials, key=lambda trial: trial.seconds)
 
     def run(self) -> int:
         """Runs the search and returns the index of the fastest candidate."""
@@ -176,8 +176,9 @@ class Memory:
         if self._mode == "off":
             return None
         try:
-            kept = json.loads(self._path.read_text())
-            return str(kept["engine"]), {int(knob): _setting(value) for knob, value in kept["knobs"].items()}
+            entry = json.loads(self._path.read_text())
+            knobs = {int(knob): _setting(value) for knob, value in entry["knobs"].items()}
+            return str(entry["engine"]), knobs
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None
 
@@ -186,12 +187,12 @@ class Memory:
         be written, nothing is stored."""
         if self._mode != "rw":
             return
-        kept = {"engine": engine, "knobs": knobs, "seconds": seconds}
+        entry = {"engine": engine, "knobs": knobs, "seconds": seconds}
         with contextlib.suppress(OSError):
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             file, name = tempfile.mkstemp(dir=self._path.parent)
             with os.fdopen(file, "w") as stream:
-                json.dump(kept, stream)
+                json.dump(entry, stream)
             os.replace(name, self._path)
 
 
@@ -231,7 +232,7 @@ def tune(
 
     def build_and_time(index: int) -> float:
         plan = build(index)
-        return time_plan(plan, made_up_arrays(plan, arrays))
+        return time_plan(plan, generated_arrays(plan, arrays))
 
     search = Search(planner, build_and_time, seconds)
     index = search.run()

@@ -44,7 +44,7 @@ def library() -> Any:
             "set WEFT_LIBRARY to its path."
         ) from None
     try:
-        opened.weftSetSearchPaths(":".join(_nvidia_places()).encode())
+        opened.weftSetSearchPaths(":".join(_nvidia_folders()).encode())
     except ffi.error:
         raise UnavailableError(
             f"weft: the library {path} is older than this package and lacks functions that it needs. Build "
@@ -75,7 +75,7 @@ def _is_cut_off(path: str) -> bool:
         return os.fstat(file.fileno()).st_size < max(ends)
 
 
-def _nvidia_places() -> list[str]:
+def _nvidia_folders() -> list[str]:
     """The directories of installed NVIDIA packages, which may contain the run-time compiler."""
     places = [os.path.abspath(place) for place in sys.path]
     return [place for place in places if ":" not in place and os.path.isdir(os.path.join(place, "nvidia"))]
@@ -119,11 +119,11 @@ def handle_of(value: Handle | int | None) -> Handle | None:
     """The handle for a Handle or an int(handle); None for None and 0."""
     if value is None or isinstance(value, Handle):
         return value
-    found = _open_handles.get(value) if isinstance(value, int) else None
-    if found is None and value != 0:
+    known = _open_handles.get(value) if isinstance(value, int) else None
+    if known is None and value != 0:
         raise BadParameterError(f"handle: {value!r} is not an open handle. Give what create_handle() "
             "returns.")
-    return found
+    return known
 
 
 class Handle:
@@ -295,11 +295,11 @@ class Descriptor:
 
     def get_descriptors(self, name: int, kind: int) -> list[Descriptor]:
         """The descriptors of the given kind that an attribute contains."""
-        made = [Descriptor(kind) for _ in range(self.count(name, "BACKEND_DESCRIPTOR"))]
-        if made:
-            array = ffi.new("weftBackendDescriptor_t[]", [d.pointer for d in made])
-            self._read(name, "BACKEND_DESCRIPTOR", len(made), array)
-        return made
+        descriptors = [Descriptor(kind) for _ in range(self.count(name, "BACKEND_DESCRIPTOR"))]
+        if descriptors:
+            array = ffi.new("weftBackendDescriptor_t[]", [d.pointer for d in descriptors])
+            self._read(name, "BACKEND_DESCRIPTOR", len(descriptors), array)
+        return descriptors
 
 
 # ---- Execution ---------------------------------------------------------------------------------------------
@@ -451,7 +451,7 @@ def operations() -> dict[str, Operation]:
     """The operations of the loaded library by name."""
     described = describe()
     parameters = {d["kind"]: d["rows"] for d in described["descriptors"]}
-    found = {}
+    by_name = {}
     for op in described["operations"]:
         rows: dict[str, list[Row]] = {}
         own = [(row, False) for row in op["rows"]]
@@ -460,5 +460,5 @@ def operations() -> dict[str, Operation]:
             rows.setdefault(row["key"], []).append(Row(**fields, is_parameter=is_parameter))
         kind = op["parameters"]
         holders = (row["name"] for row in op["rows"] if kind is not None and row.get("target") == kind)
-        found[op["name"]] = Operation(op["kind"], kind, next(holders, None), rows)
-    return found
+        by_name[op["name"]] = Operation(op["kind"], kind, next(holders, None), rows)
+    return by_name

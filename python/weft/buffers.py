@@ -88,8 +88,8 @@ def describe(value: Any, stream: int | None = None) -> Buffer:
         if is_jax(value):
             value.block_until_ready()  # JAX's interface names no stream to wait for
         dtype = getattr(value, "dtype", None)
-        told = getattr(getattr(value, "device", None), "id", SOME_GPU)
-        ordinal = arguments.whole(told, "buffer: the array's device.id")
+        number = getattr(getattr(value, "device", None), "id", SOME_GPU)
+        ordinal = arguments.whole(number, "buffer: the array's device.id")
         return _describe_interface(value, interface, device_kind.CUDA, dtype, ordinal)
     if hasattr(kind, "__dlpack__"):
         return _describe_dlpack(value, stream)
@@ -267,10 +267,10 @@ def _interface_type(said: Any, dtype: Any) -> data_type:
     if not isinstance(said, str) or not said[2:].isdecimal():
         raise BadParameterError(f"buffer: the array's typestr is {said!r}. Give one such as '<f4'.")
     _refuse_byte_order(said[0])
-    told = dtypes.data_type_of(_TYPESTRS.get(said[1:]))
-    type_ = dtypes.data_type_of((said if told is None else told) if dtype is None else dtype)
+    known = dtypes.data_type_of(_TYPESTRS.get(said[1:]))
+    type_ = dtypes.data_type_of((said if known is None else known) if dtype is None else dtype)
     bits = 0 if type_ is None else dtypes.of(type_).bits
-    if type_ is None or told not in (None, type_) or (bits >= 8 and bits != 8 * int(said[2:])):
+    if type_ is None or known not in (None, type_) or (bits >= 8 and bits != 8 * int(said[2:])):
         raise BadParameterError(
             f"buffer: the array's typestr is {said!r}, its dtype {dtype!r}. Make them match."
         )
@@ -403,13 +403,13 @@ def _read_capsule(capsule: Any) -> tuple[_DLTensor, bool]:
     is_valid.restype, is_valid.argtypes = ctypes.c_int, (ctypes.py_object, ctypes.c_char_p)
     read.restype, read.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
     if is_valid(capsule, b"dltensor_versioned"):
-        whole = _DLManagedTensorVersioned.from_address(read(capsule, b"dltensor_versioned"))
-        if whole.major != 1:
+        managed = _DLManagedTensorVersioned.from_address(read(capsule, b"dltensor_versioned"))
+        if managed.major != 1:
             raise BadParameterError(
-                f"buffer: the array uses DLPack {whole.major}.{whole.minor}, which Weft does not support. "
-                "Convert it to a NumPy array or a torch tensor."
+                f"buffer: the array uses DLPack {managed.major}.{managed.minor}, which Weft does not "
+                "support. Convert it to a NumPy array or a torch tensor."
             )
-        return whole.tensor, not whole.flags & _READ_ONLY
+        return managed.tensor, not managed.flags & _READ_ONLY
     if is_valid(capsule, b"dltensor"):
         return _DLTensor.from_address(read(capsule, b"dltensor")), True
     raise BadParameterError(

@@ -270,8 +270,8 @@ class CompositeOps(Ops):
         values["pre_padding"] = pre_padding if padding is None else padding
         values["post_padding"] = post_padding if padding is None else padding
         results = ("y", "index") if generate_index else ("y",)
-        made = self._operation("resample", "resample", values, results, compute_data_type, name)
-        return made[0], made[1] if generate_index else None
+        outputs = self._operation("resample", "resample", values, results, compute_data_type, name)
+        return outputs[0], outputs[1] if generate_index else None
 
     def rmsnorm_backward(
         self,
@@ -326,8 +326,8 @@ class CompositeOps(Ops):
         values = {"dy": grad, "x": input, "scale": scale, "inv_variance": inv_variance, "epsilon": epsilon}
         values["mode"] = enums.norm_mode.RMS_NORM
         results = ("dx", "dscale", "dbias") if has_dbias else ("dx", "dscale")
-        made = self._operation("rmsnorm_backward", "norm_backward", values, results, compute_data_type, name)
-        return made[0], made[1], made[2] if has_dbias else None
+        grads = self._operation("rmsnorm_backward", "norm_backward", values, results, compute_data_type, name)
+        return grads[0], grads[1], grads[2] if has_dbias else None
 
     # ---- Attention ----
 
@@ -466,8 +466,8 @@ class CompositeOps(Ops):
         values |= {"descale_q": descale_q, "descale_k": descale_k, "descale_v": descale_v}
         with_stats = is_inference is False if generate_stats is None else generate_stats
         results = ("o", "stats") if with_stats else ("o",)
-        made = self._operation("sdpa", "sdpa_fwd", values, results, compute_data_type, name)
-        return made[0], made[1] if with_stats else None
+        outputs = self._operation("sdpa", "sdpa_fwd", values, results, compute_data_type, name)
+        return outputs[0], outputs[1] if with_stats else None
 
     def sdpa_fp8(
         self,
@@ -598,8 +598,8 @@ class CompositeOps(Ops):
         values |= {"descale_s": descale_s, "scale_s": scale_s, "scale_o": scale_o}
         with_stats = is_inference is False if generate_stats is None else generate_stats
         results = ("o", "stats", "amax_s", "amax_o") if with_stats else ("o", "amax_s", "amax_o")
-        made = self._operation("sdpa_fp8", "sdpa_fwd", values, results, compute_data_type, name)
-        return made[0], made[1] if with_stats else None, made[-2], made[-1]
+        outputs = self._operation("sdpa_fp8", "sdpa_fwd", values, results, compute_data_type, name)
+        return outputs[0], outputs[1] if with_stats else None, outputs[-2], outputs[-1]
 
     def sdpa_backward(
         self,
@@ -723,8 +723,8 @@ class CompositeOps(Ops):
         values |= {"dSink_token": dSink_token, "is_deterministic": use_deterministic_algorithm or None}
         values |= self._modified_scores(where, values, score_mod, score_mod_bprop, score_mod_gradients)
         results = ("dQ", "dK", "dV")
-        made = self._operation("sdpa_backward", "sdpa_bwd", values, results, compute_data_type, name)
-        return made[0], made[1], made[2]
+        outputs = self._operation("sdpa_backward", "sdpa_bwd", values, results, compute_data_type, name)
+        return outputs[0], outputs[1], outputs[2]
 
     def sdpa_fp8_backward(
         self,
@@ -858,8 +858,8 @@ class CompositeOps(Ops):
         values |= {"scale_dQ": scale_dQ, "scale_dK": scale_dK, "scale_dV": scale_dV}
         values |= {"dSink_token": dSink_token, "is_deterministic": use_deterministic_algorithm or None}
         results = ("dQ", "dK", "dV", "amax_dQ", "amax_dK", "amax_dV", "amax_dP")
-        made = self._operation("sdpa_fp8_backward", "sdpa_bwd", values, results, compute_data_type, name)
-        return made[0], made[1], made[2], made[3], made[4], made[5], made[6]
+        outputs = self._operation("sdpa_fp8_backward", "sdpa_bwd", values, results, compute_data_type, name)
+        return outputs[0], outputs[1], outputs[2], outputs[3], outputs[4], outputs[5], outputs[6]
 
     def sdpa_mxfp8(
         self,
@@ -949,8 +949,8 @@ class CompositeOps(Ops):
         values |= {"descale_q": descale_q, "descale_k": descale_k, "descale_v": descale_v}
         values |= {"unfuse_fma": unfuse_fma or None}
         results = ("o", "stats", "amax_o") if generate_stats else ("o", "amax_o")
-        made = self._operation("sdpa_mxfp8", "sdpa_fwd", values, results, compute_data_type, name)
-        return made[0], made[1] if generate_stats else None, made[-1]
+        outputs = self._operation("sdpa_mxfp8", "sdpa_fwd", values, results, compute_data_type, name)
+        return outputs[0], outputs[1] if generate_stats else None, outputs[-1]
 
     def sdpa_mxfp8_backward(
         self,
@@ -1078,8 +1078,8 @@ class CompositeOps(Ops):
         values |= {"descale_dO": descale_dO, "descale_dO_T": descale_dO_T}
         values |= {"dSink_token": dSink_token, "is_deterministic": use_deterministic_algorithm or None}
         results = ("dQ", "dK", "dV", "amax_dQ", "amax_dK", "amax_dV")
-        made = self._operation("sdpa_mxfp8_backward", "sdpa_bwd", values, results, compute_data_type, name)
-        return made[0], made[1], made[2], made[3], made[4], made[5]
+        outputs = self._operation("sdpa_mxfp8_backward", "sdpa_bwd", values, results, compute_data_type, name)
+        return outputs[0], outputs[1], outputs[2], outputs[3], outputs[4], outputs[5]
 
     scaled_dot_product_flash_attention = sdpa
     scaled_dot_product_flash_attention_backward = sdpa_backward

@@ -206,8 +206,8 @@ def load_digits() -> tuple[Array, Array, Array, Array]:
     images = (digits.images[:, None] / 16).astype(np.float32)
     labels = digits.target.astype(np.int32)[:, None]
     order = np.random.default_rng(SEED).permutation(len(images))
-    held, kept = order[::3], np.delete(order, np.s_[::3])
-    return images[kept], labels[kept], images[held], labels[held]
+    test, training = order[::3], np.delete(order, np.s_[::3])
+    return images[training], labels[training], images[test], labels[test]
 
 
 def train(epochs: int = EPOCHS) -> tuple[Training, dict[str, list[float]]]:

@@ -41,25 +41,25 @@ class DeviceProperties:
         return self.descriptor.get_text(attribute_name.DEVICEPROP_JSON_REPRESENTATION)
 
     def __repr__(self) -> str:
-        said = json.loads(self.serialize())
-        if said["kind"] == "cpu":
-            return f"DeviceProperties(cpu: {said['name']}, {said['threads']} threads)"
-        return f"DeviceProperties({said['arch']}: {said['name']}, {said['multiprocessors']} multiprocessors)"
+        info = json.loads(self.serialize())
+        if info["kind"] == "cpu":
+            return f"DeviceProperties(cpu: {info['name']}, {info['threads']} threads)"
+        return f"DeviceProperties({info['arch']}: {info['name']}, {info['multiprocessors']} multiprocessors)"
 
 
 def limited(device: DeviceProperties, multiprocessors: int) -> DeviceProperties:
     """The device as if it had only this many multiprocessors; 0 means all of them. A CPU has none and is
     returned unchanged."""
-    said = json.loads(device.serialize())
-    most = said.get("multiprocessors")
+    info = json.loads(device.serialize())
+    most = info.get("multiprocessors")
     if most is None or multiprocessors == 0:
         return device
     if not 0 < multiprocessors <= most:
         raise BadParameterError(
-            f"sm_count: {multiprocessors}, and {said['name']} has {most} multiprocessors. Give 1 to {most}, "
+            f"sm_count: {multiprocessors}, and {info['name']} has {most} multiprocessors. Give 1 to {most}, "
             "or 0."
         )
-    return DeviceProperties(json.dumps(said | {"multiprocessors": multiprocessors}))
+    return DeviceProperties(json.dumps(info | {"multiprocessors": multiprocessors}))
 
 
 def compile_for(arch: str) -> DeviceProperties:
@@ -82,13 +82,13 @@ def device_of(name: str) -> Handle | DeviceProperties:
     device, "sm_90" a described GPU."""
     if re.fullmatch(r"(sm_)?\d+[af]?", name):
         return compile_for(name)
-    found = re.fullmatch(r"(cpu|cuda)(?::(\d+))?", name)
-    if found is None:
+    match = re.fullmatch(r"(cpu|cuda)(?::(\d+))?", name)
+    if match is None:
         raise BadParameterError(
             f"device: {name!r} is not a device. Give 'cpu', 'cuda', 'cuda:1', or an architecture such as "
             "'sm_90' to compile for."
         )
-    return default_handle(device_kind[found[1].upper()], int(found[2] or 0))
+    return default_handle(device_kind[match[1].upper()], int(match[2] or 0))
 
 
 class KernelCache:

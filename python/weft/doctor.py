@@ -202,15 +202,15 @@ def _devices(problems: list[Problem]) -> list[dict[str, Any]]:
     weft: Any = import_module("weft")
     devices: Any = import_module("weft.devices")
     gpus = import_module("weft.backend").describe_machine()["driver"]["gpus"]
-    found = []
+    opened = []
     for kind, ordinal in [("cpu", 0), *(("cuda", i) for i in range(gpus))]:
         try:
             handle = weft.create_handle(kind, ordinal)
         except weft.WeftError as error:
             problems.append(Problem(str(error), "export WEFT_DEVICE=cpu, or use another GPU"))
             continue
-        found.append(json.loads(devices.DeviceProperties(handle=handle).serialize()))
-    return found
+        opened.append(json.loads(devices.DeviceProperties(handle=handle).serialize()))
+    return opened
 
 
 def _default_device(problems: list[Problem]) -> str | None:
@@ -246,7 +246,7 @@ def _smoke_test(device: dict[str, Any], problems: list[Problem]) -> dict[str, An
     weft: Any = import_module("weft")
     name = f"{device['kind']}:{device['ordinal']}"
     try:
-        found = gpu_health.smoke_test(weft.create_handle(device["kind"], device["ordinal"]))
+        result = gpu_health.smoke_test(weft.create_handle(device["kind"], device["ordinal"]))
     except weft.WeftError as error:  # the last sentence of the message is the repair
         what, repair = gpu_health.split(str(error))
         until = "" if device["kind"] == "cpu" else "; export WEFT_DEVICE=cpu until then"
@@ -255,11 +255,11 @@ def _smoke_test(device: dict[str, Any], problems: list[Problem]) -> dict[str, An
     except Exception as error:
         problems.append(Problem(f"the smoke test on {name} failed: {error}", REBUILD))
         return {"device": name, "ok": False}
-    if not found["ok"]:
-        what = f"the smoke test on {name} computed {found['got']} instead of [0, 0, 5, 0]"
+    if not result["ok"]:
+        what = f"the smoke test on {name} computed {result['got']} instead of [0, 0, 5, 0]"
         again = "WEFT_THREADS=1 WEFT_CACHE=off python -m weft doctor"
         problems.append(Problem(what, f"{again}, and report both outputs"))
-    return found
+    return result
 
 
 def _environment_problems() -> list[Problem]:
@@ -316,6 +316,6 @@ def _smoke_text(smoke: dict[str, Any]) -> str:
 
 def run(as_json: bool = False) -> int:
     """Prints the findings. The exit status is 0 if no problem was found."""
-    found = examine()
-    print(json.dumps(found, indent=2) if as_json else report(found))
-    return 1 if found["problems"] else 0
+    findings = examine()
+    print(json.dumps(findings, indent=2) if as_json else report(findings))
+    return 1 if findings["problems"] else 0

@@ -212,12 +212,12 @@ def fitting_bytes(type_: data_type, value: float, is_exact: bool = False) -> byt
     return memory if is_same or (not is_exact and is_floating(type_)) else None
 
 
-def type_beside(value: float, others: Iterable[data_type]) -> data_type:
+def type_of_number(value: float, others: Iterable[data_type]) -> data_type:
     """The type of a Python number among operands of other types: the widest floating-point type; otherwise,
     for an integer, the widest integer type. FLOAT if a fraction has no floating-point operand, or if the type
     is too small for the value.
 
-    >>> type_beside(2, [data_type.HALF, data_type.INT64]), type_beside(0.5, [data_type.INT32])
+    >>> type_of_number(2, [data_type.HALF, data_type.INT64]), type_of_number(0.5, [data_type.INT32])
     (<data_type.HALF: 2>, <data_type.FLOAT: 0>)
     """
     known = sorted(others, key=lambda type_: -of(type_).bits)
@@ -227,9 +227,9 @@ def type_beside(value: float, others: Iterable[data_type]) -> data_type:
         wanted = floating[:1] + wider
     else:
         booleans = (data_type.BOOLEAN, data_type.BYTE_BOOLEAN)
-        whole = [type_ for type_ in known if type_ not in booleans and of(type_).bits >= 8]
+        integers = [type_ for type_ in known if type_ not in booleans and of(type_).bits >= 8]
         plain = data_type.BYTE_BOOLEAN if isinstance(value, bool) else data_type.INT64
-        wanted = [*whole[:1], plain, *wider]
+        wanted = [*integers[:1], plain, *wider]
     fitting = (type_ for type_ in wanted if fitting_bytes(type_, value, of(type_).bits < 16) is not None)
     return next(fitting, wanted[0])
 

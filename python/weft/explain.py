@@ -206,8 +206,8 @@ def explain_text(
     count = device["threads"]  # on a CPU
     threads = f", {count} thread{'' if count == 1 else 's'}" if count else ""
     each = () if isinstance(measured, float) else tuple(measured)
-    whole = measured if isinstance(measured, float) else sum(each)
-    timed = f" · measured {amount(whole, 's')}" if whole else ""
+    total = measured if isinstance(measured, float) else sum(each)
+    timed = f" · measured {amount(total, 's')}" if total else ""
     lines = [f"{report['graph']} on {report['engine']} ({report['tag']})"]
     lines += _wrapped(report["engine_doc"], "  ")
     lines += [

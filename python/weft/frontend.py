@@ -92,8 +92,8 @@ def jit(heur_modes: Sequence[heur_mode] = (heur_mode.A,)) -> Callable[[_Function
         @wraps(function)
         def build(*arguments: Any, **named: Any) -> Any:
             returned = function(*arguments, **named)
-            made = returned[0] if isinstance(returned, tuple) else returned
-            made.build(heur_modes)
+            g = returned[0] if isinstance(returned, tuple) else returned
+            g.build(heur_modes)
             return returned
 
         return build  # type: ignore[return-value]

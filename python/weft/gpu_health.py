@@ -29,9 +29,9 @@ def has_hardware() -> bool:
 
 def driver_version() -> str | None:
     """The version of the kernel driver, such as 580.95.05; its CUDA version is a different number."""
-    said = Path("/proc/driver/nvidia/version")
-    found = re.search(r"\b\d{3}(\.\d+)+\b", said.read_text()) if said.exists() else None
-    return found[0] if found else None
+    file = Path("/proc/driver/nvidia/version")
+    match = re.search(r"\b\d{3}(\.\d+)+\b", file.read_text()) if file.exists() else None
+    return match[0] if match else None
 
 
 def chosen_compiler(machine: Found) -> Found | None:

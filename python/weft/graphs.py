@@ -143,11 +143,11 @@ class Graph(CompositeOps):
                 f"{self._label}: device is {device!r}, and the graph has a handle or device_property "
                 "already. Give one of them."
             )
-        found = device_of(device) if isinstance(device, str) else device
-        if isinstance(found, Handle):
-            self._handle = found
+        resolved = device_of(device) if isinstance(device, str) else device
+        if isinstance(resolved, Handle):
+            self._handle = resolved
         else:
-            self._device_property = found
+            self._device_property = resolved
 
     # ---- Tensors ----
 
@@ -203,24 +203,24 @@ class Graph(CompositeOps):
         >>> weft.Graph().tensor_like(np.zeros((4, 2), "f2").T, name="x").strides
         (1, 2)
         """
-        made = self._new_tensor(name)
+        new = self._new_tensor(name)
         if isinstance(tensor, Tensor):
-            made._dims, made._strides, made._data_type = tensor._dims, tensor._strides, tensor._data_type
-            made._by_value = tensor._by_value if is_pass_by_value is None else is_pass_by_value
-            return made
+            new._dims, new._strides, new._data_type = tensor._dims, tensor._strides, tensor._data_type
+            new._by_value = tensor._by_value if is_pass_by_value is None else is_pass_by_value
+            return new
         buffer = buffers.describe(tensor)
-        made._dims, made._strides, made._data_type = buffer.dims, buffer.strides, buffer.data_type
+        new._dims, new._strides, new._data_type = buffer.dims, buffer.strides, buffer.data_type
         if min(buffer.strides, default=0) < 0:
             raise BadParameterError(
-                f"{made.label}: strides {list(buffer.strides)} go backwards. Copy the array, for example "
+                f"{new.label}: strides {list(buffer.strides)} go backwards. Copy the array, for example "
                 "with numpy.ascontiguousarray."
             )
-        made._alignment = min(16, buffer.pointer & -buffer.pointer) if buffer.pointer else None
+        new._alignment = min(16, buffer.pointer & -buffer.pointer) if buffer.pointer else None
         is_scalar = buffer.device is device_kind.CPU and buffer.elements == 1
-        made._by_value = is_scalar if is_pass_by_value is None else is_pass_by_value
-        if not made._by_value:
+        new._by_value = is_scalar if is_pass_by_value is None else is_pass_by_value
+        if not new._by_value:
             self._note_device(buffer)
-        return made
+        return new
 
     def tensor_scalar(
         self,
@@ -369,9 +369,9 @@ class Graph(CompositeOps):
             self._operations = outer
         for key, tensor in nested.ends.items():
             if not isinstance(tensor, Tensor) or tensor.graph is not self:
-                what = "score_mod_bprop" if "gradient" in key else "score_mod"
+                hook = "score_mod_bprop" if "gradient" in key else "score_mod"
                 raise BadParameterError(
-                    f"{where}: {what} returned {arguments.shown(tensor)}. Return the tensor that its last "
+                    f"{where}: {hook} returned {arguments.shown(tensor)}. Return the tensor that its last "
                     "operation makes."
                 )
         if not nested.operations and not gradients and nested.ends["subgraph_output_uid"] is scores:
@@ -383,11 +383,11 @@ class Graph(CompositeOps):
 
     def _score_tensor(self, name: str, nested: Nested) -> Tensor:
         """A virtual tensor with the shape of the scores, as far as it is known."""
-        made = self._new_tensor(name)
-        made._is_virtual, made.is_read = True, True
+        tensor = self._new_tensor(name)
+        tensor._is_virtual, tensor.is_read = True, True
         if len(nested.queries._dims) == len(nested.keys._dims) == 4 and nested.table is None:
-            made.set_dim([*nested.queries._dims[:3], nested.keys._dims[2]])
-        return made
+            tensor.set_dim([*nested.queries._dims[:3], nested.keys._dims[2]])
+        return tensor
 
     def _as_operand(self, value: Any, rows: list[Row], operation: str, key: str) -> Any:
         """Converts a value to the form stored in its attribute; operands become tensors."""
@@ -425,15 +425,15 @@ class Graph(CompositeOps):
         self._number_tensors()
         self._inherit_types()
         lowering = Lowering(self._compute_type)
-        made = [*self._results(), *(tensor for tensor in self._tensors if tensor.is_written)]
-        self._given_shapes = {tensor: (tensor._dims, tensor._strides) for tensor in made}
+        written = [*self._results(), *(tensor for tensor in self._tensors if tensor.is_written)]
+        self._given_shapes = {tensor: (tensor._dims, tensor._strides) for tensor in written}
         self._op_descriptors = [lowering.operation(operation) for operation in self._operations]
         for tensor, descriptor in lowering.tensors.items():
             if not tensor._dims or not tensor._strides:
                 tensor._dims, tensor._strides = map(tuple, lowering.shape_of(tensor))
             if tensor._data_type is None:
-                found = descriptor.get_one(attribute_name.TENSOR_DATA_TYPE, "DATA_TYPE")
-                tensor._data_type = data_type(found)
+                inferred = descriptor.get_one(attribute_name.TENSOR_DATA_TYPE, "DATA_TYPE")
+                tensor._data_type = data_type(inferred)
         self.is_validated = True
 
     def _choose_outputs(self) -> None:
@@ -775,11 +775,11 @@ class Graph(CompositeOps):
         >>> g.query_tensor_attributes_of_uid(7) is x
         True
         """
-        found = next((tensor for tensor in self._tensors if tensor._uid == uid), None)
-        if found is None:
+        match = next((tensor for tensor in self._tensors if tensor._uid == uid), None)
+        if match is None:
             uids = ", ".join(str(tensor._uid) for tensor in self._tensors if tensor._uid is not None)
             raise BadParameterError(f"{self._label}: no tensor has uid {uid}. It has {uids}.")
-        return found
+        return match
 
     def key(self) -> int:
         """A number that is equal for graphs that compute the same on tensors of the same shapes, types and
@@ -1202,18 +1202,18 @@ class Graph(CompositeOps):
     def load(self, data: bytes, values: Mapping[int, Any], code: bool = False) -> Graph:
         """Like deserialize, on the graph's handle or described device, with the values of constants by
         uid."""
-        made = Descriptor(descriptor_type.EXECUTION_PLAN_DESCRIPTOR)
+        descriptor = Descriptor(descriptor_type.EXECUTION_PLAN_DESCRIPTOR)
         if self._handle is not None:
-            made.set(attribute_name.EXECUTION_PLAN_HANDLE, "HANDLE", [self._handle.pointer])
+            descriptor.set(attribute_name.EXECUTION_PLAN_HANDLE, "HANDLE", [self._handle.pointer])
         elif self._device_property is not None:
             properties = [self._device_property.descriptor]
-            made.set(attribute_name.EXECUTION_PLAN_DEVICEPROP, "BACKEND_DESCRIPTOR", properties)
+            descriptor.set(attribute_name.EXECUTION_PLAN_DEVICEPROP, "BACKEND_DESCRIPTOR", properties)
         if code:
-            made.set(attribute_name.EXECUTION_PLAN_WITH_CODE_EXT, "BOOLEAN", [True])
-        made.set(attribute_name.EXECUTION_PLAN_JSON_REPRESENTATION, "CHAR", bytes(data))
+            descriptor.set(attribute_name.EXECUTION_PLAN_WITH_CODE_EXT, "BOOLEAN", [True])
+        descriptor.set(attribute_name.EXECUTION_PLAN_JSON_REPRESENTATION, "CHAR", bytes(data))
         with Waiting(f"{self._label}: compiling kernels of a saved plan"):
-            made.finalize()
-        plan = self.plan_type(made, values=values, place=self._device_property or self._handle)
+            descriptor.finalize()
+        plan = self.plan_type(descriptor, values=values, place=self._device_property or self._handle)
         self._tensors = []
         for described in plan.report["tensors"]:
             tensor = self.tensor_type(self, described["name"] or "")

@@ -97,13 +97,13 @@ def _sorted_arrivals(edges: Sequence[Edge], placed: Placed) -> list[Edge]:
     arriving: dict[int, list[int]] = defaultdict(list)
     for i, edge in enumerate(edges):
         arriving[edge.target].append(i)
-    made = list(edges)
+    result = list(edges)
     for group in arriving.values():
         places = sorted(edges[i].target_at for i in group)
         comers = sorted(group, key=lambda i: placed.routes[i][-3][0])
         for i, at in zip(comers, places, strict=True):
-            made[i] = edges[i]._replace(target_at=at)
-    return made
+            result[i] = edges[i]._replace(target_at=at)
+    return result
 
 
 def _assign_layers(boxes: list[Box], edges: Sequence[Edge]) -> None:
@@ -193,15 +193,15 @@ def _order(nodes: list[Box], links: list[_Links], gap_x: float) -> list[list[int
     best, fewest = [list(layer) for layer in layers], _crossings(nodes, layers, links)
     for sweep in range(SWEEPS):
         _exchange(nodes, layers, links, gap_x)
-        found = _crossings(nodes, layers, links)
-        if found < fewest:
-            best, fewest = [list(layer) for layer in layers], found
+        crossings = _crossings(nodes, layers, links)
+        if crossings < fewest:
+            best, fewest = [list(layer) for layer in layers], crossings
         if not fewest:
             break
         downwards = sweep % 2 == 0
         for layer in layers if downwards else layers[::-1]:
-            wishes = {i: _wish(nodes, links[i], i, downwards, not downwards) for i in layer}
-            layer.sort(key=lambda i: wishes[i][0])
+            preferences = {i: _preference(nodes, links[i], i, downwards, not downwards) for i in layer}
+            layer.sort(key=lambda i: preferences[i][0])
             _pack(nodes, layer, gap_x)
     return best
 
@@ -220,15 +220,15 @@ def _exchange(nodes: list[Box], layers: list[list[int]], links: list[_Links], ga
                 layer.remove(i)
                 layer.insert(place_, i)
                 _pack(nodes, layer, gap_x)
-                found = _crossings(nodes, near, links)
-                if found < fewest:
-                    fewest = found
+                crossings = _crossings(nodes, near, links)
+                if crossings < fewest:
+                    fewest = crossings
                 else:
                     layer[:] = before
                     _pack(nodes, layer, gap_x)
 
 
-def _wish(nodes: list[Box], own: _Links, i: int, above: bool, below: bool) -> tuple[float, float]:
+def _preference(nodes: list[Box], own: _Links, i: int, above: bool, below: bool) -> tuple[float, float]:
     """The position at which a box's lines would be straight on average, and the weight of that preference."""
     lines = (own.up if above else []) + (own.down if below else [])
     total = sum(weight for *_, weight in lines)
@@ -246,11 +246,13 @@ def _align(nodes: list[Box], layers: list[list[int]], links: list[_Links], gap_x
         downwards = sweep % 2 == 0
         for layer in layers if downwards else layers[::-1]:
             above, below = downwards or is_last, not downwards or is_last
-            wishes = [_wish(nodes, links[i], i, above, below) for i in layer]
-            _spread(nodes, layer, wishes, gap_x)
+            preferences = [_preference(nodes, links[i], i, above, below) for i in layer]
+            _spread(nodes, layer, preferences, gap_x)
 
 
-def _spread(nodes: list[Box], layer: Sequence[int], wishes: list[tuple[float, float]], gap_x: float) -> None:
+def _spread(
+    nodes: list[Box], layer: Sequence[int], preferences: list[tuple[float, float]], gap_x: float
+) -> None:
     """Moves each box as close to its preferred position as the order allows, in the least-squares sense, by
     merging overlapping adjacent boxes into blocks (isotonic regression of the preferred positions minus the
     space on the left)."""
@@ -260,8 +262,8 @@ def _spread(nodes: list[Box], layer: Sequence[int], wishes: list[tuple[float, fl
             offset += (nodes[layer[k - 1]].width + nodes[i].width) / 2 + gap_x
         room.append(offset)
     blocks: list[tuple[float, float, int]] = []  # mean, weight, number of boxes
-    for (wish, weight), taken in zip(wishes, room, strict=True):
-        mean, total, count = wish - taken, weight, 1
+    for (preference, weight), taken in zip(preferences, room, strict=True):
+        mean, total, count = preference - taken, weight, 1
         while blocks and blocks[-1][0] > mean:
             before = blocks.pop()
             mean = (mean * total + before[0] * before[1]) / (total + before[1])

@@ -41,8 +41,8 @@ class Operation(NamedTuple):
     def by_position(self) -> dict[str, Tensor]:
         """Operands and results as IN_0, ..., OUT_0, ..."""
         inputs = [tensor for tensor in self.operands() if not tensor.is_written]
-        found = {f"IN_{i}": tensor for i, tensor in enumerate(inputs)}
-        return found | {f"OUT_{i}": tensor for i, tensor in enumerate(self.results.values())}
+        tensors = {f"IN_{i}": tensor for i, tensor in enumerate(inputs)}
+        return tensors | {f"OUT_{i}": tensor for i, tensor in enumerate(self.results.values())}
 
 
 @dataclass
@@ -59,9 +59,9 @@ class Nested:
 
     def operands(self) -> list[Tensor]:
         """The tensors that it reads in addition to the scores, in order."""
-        made = {tensor for operation in self.operations for tensor in operation.results.values()}
+        computed = {tensor for operation in self.operations for tensor in operation.results.values()}
         read = [tensor for operation in self.operations for tensor in operation.operands()]
-        return [tensor for tensor in dict.fromkeys(read) if tensor not in {*made, *self.ends.values()}]
+        return [tensor for tensor in dict.fromkeys(read) if tensor not in {*computed, *self.ends.values()}]
 
 
 class Lowering:
@@ -79,49 +79,49 @@ class Lowering:
         """The finalized descriptor of a tensor."""
         if tensor in self.tensors:
             return self.tensors[tensor]
-        made = Descriptor(descriptor_type.TENSOR_DESCRIPTOR)
-        made.set(attribute_name.TENSOR_UNIQUE_ID, "INT64", [tensor._uid])
+        tensor_ = Descriptor(descriptor_type.TENSOR_DESCRIPTOR)
+        tensor_.set(attribute_name.TENSOR_UNIQUE_ID, "INT64", [tensor._uid])
         if tensor._name:
-            made.set(attribute_name.NAME_EXT, "CHAR", tensor._name)
+            tensor_.set(attribute_name.NAME_EXT, "CHAR", tensor._name)
         dims, strides = self._shapes.get(tensor, (tensor._dims, tensor._strides))
         if dims:
-            made.set(attribute_name.TENSOR_DIMENSIONS, "INT64", dims)
+            tensor_.set(attribute_name.TENSOR_DIMENSIONS, "INT64", dims)
         if strides:
-            made.set(attribute_name.TENSOR_STRIDES, "INT64", strides)
+            tensor_.set(attribute_name.TENSOR_STRIDES, "INT64", strides)
         elif tensor.graph.has_cudnn_strides:
-            made.set(attribute_name.TENSOR_CUDNN_STRIDES_EXT, "BOOLEAN", [True])
+            tensor_.set(attribute_name.TENSOR_CUDNN_STRIDES_EXT, "BOOLEAN", [True])
         if tensor._data_type is not None:
-            made.set(attribute_name.TENSOR_DATA_TYPE, "DATA_TYPE", [tensor._data_type])
+            tensor_.set(attribute_name.TENSOR_DATA_TYPE, "DATA_TYPE", [tensor._data_type])
         if tensor._is_virtual:
-            made.set(attribute_name.TENSOR_IS_VIRTUAL, "BOOLEAN", [True])
+            tensor_.set(attribute_name.TENSOR_IS_VIRTUAL, "BOOLEAN", [True])
         memory = None
         if tensor.constant is not None:
             memory = ffi.new("char[16]", tensor.constant)
-            made.set(attribute_name.TENSOR_CONSTANT_VALUE, "VOID_PTR", [memory])
+            tensor_.set(attribute_name.TENSOR_CONSTANT_VALUE, "VOID_PTR", [memory])
         elif tensor._by_value:
-            made.set(attribute_name.TENSOR_IS_BY_VALUE, "BOOLEAN", [True])
+            tensor_.set(attribute_name.TENSOR_IS_BY_VALUE, "BOOLEAN", [True])
         if tensor._alignment is not None:
-            made.set(attribute_name.TENSOR_BYTE_ALIGNMENT, "INT64", [tensor._alignment])
+            tensor_.set(attribute_name.TENSOR_BYTE_ALIGNMENT, "INT64", [tensor._alignment])
         if tensor._vector is not None:
-            made.set(attribute_name.TENSOR_VECTOR_COUNT, "INT64", [tensor._vector[0]])
-            made.set(attribute_name.TENSOR_VECTORIZED_DIMENSION, "INT64", [tensor._vector[1]])
+            tensor_.set(attribute_name.TENSOR_VECTOR_COUNT, "INT64", [tensor._vector[0]])
+            tensor_.set(attribute_name.TENSOR_VECTORIZED_DIMENSION, "INT64", [tensor._vector[1]])
         if tensor._reordering:
-            made.set(attribute_name.TENSOR_REORDERING_MODE, "TENSOR_REORDERING_MODE", [tensor._reordering])
+            tensor_.set(attribute_name.TENSOR_REORDERING_MODE, "TENSOR_REORDERING_MODE", [tensor._reordering])
         if tensor._ragged_offset is not None:
             offset = self.tensor(tensor._ragged_offset)
-            made.set(attribute_name.TENSOR_RAGGED_OFFSET_DESC, "BACKEND_DESCRIPTOR", [offset])
+            tensor_.set(attribute_name.TENSOR_RAGGED_OFFSET_DESC, "BACKEND_DESCRIPTOR", [offset])
             multiplier = [tensor._ragged_multiplier]
-            made.set(attribute_name.TENSOR_RAGGED_OFFSET_MULTIPLIER, "INT64", multiplier)
-        made.finalize()
+            tensor_.set(attribute_name.TENSOR_RAGGED_OFFSET_MULTIPLIER, "INT64", multiplier)
+        tensor_.finalize()
         del memory  # finalize copied the constant
-        self.tensors[tensor] = made
-        return made
+        self.tensors[tensor] = tensor_
+        return tensor_
 
     def shape_of(self, tensor: Tensor) -> Shape:
         """The current dims and strides of a tensor, including inferred ones."""
-        made = self.tensors[tensor]
-        dims = made.get(attribute_name.TENSOR_DIMENSIONS, "INT64")
-        return tuple(dims), tuple(made.get(attribute_name.TENSOR_STRIDES, "INT64"))
+        descriptor = self.tensors[tensor]
+        dims = descriptor.get(attribute_name.TENSOR_DIMENSIONS, "INT64")
+        return tuple(dims), tuple(descriptor.get(attribute_name.TENSOR_STRIDES, "INT64"))
 
     def operation(self, operation: Operation) -> Descriptor:
         """The finalized descriptor of an operation; the library infers its results."""
@@ -162,13 +162,13 @@ class Lowering:
                 self._shapes = {**self._shapes, tensor: shape}
                 is_double = data_type.DOUBLE in self._types_of(nested.queries)
                 tensor._data_type = data_type.DOUBLE if is_double else data_type.FLOAT
-        made = Descriptor(descriptor_type.OPERATIONGRAPH_DESCRIPTOR)
+        graph = Descriptor(descriptor_type.OPERATIONGRAPH_DESCRIPTOR)
         operations = [self.operation(operation) for operation in nested.operations]
-        made.set(attribute_name.OPERATIONGRAPH_OPS, "BACKEND_DESCRIPTOR", operations)
-        made.finalize()
+        graph.set(attribute_name.OPERATIONGRAPH_OPS, "BACKEND_DESCRIPTOR", operations)
+        graph.finalize()
         ends = {key: tensor._uid for key, tensor in nested.ends.items()}
         sources = {"subgraph_gradient_uids": [tensor._uid for tensor in nested.sources]}
-        return ends | (sources if nested.sources else {}) | {"subgraph": made}
+        return ends | (sources if nested.sources else {}) | {"subgraph": graph}
 
     def _dims_of(self, tensor: Tensor) -> Sequence[int]:
         dims = self.tensor(tensor).get(attribute_name.TENSOR_DIMENSIONS, "INT64")
@@ -208,18 +208,18 @@ class Lowering:
         numbers = [(t, t.number) for t in operation.operands() if t.number is not None]
         others: list[data_type] = []
         if numbers and operation.kind == "pointwise":
-            beside = [t for key in NUMERIC_KEYS if isinstance(t := operation.values.get(key), Tensor)]
-            others = [type_ for t in beside if t.number is None for type_ in self._types_of(t)]
+            operands = [t for key in NUMERIC_KEYS if isinstance(t := operation.values.get(key), Tensor)]
+            others = [type_ for t in operands if t.number is None for type_ in self._types_of(t)]
         for tensor, number in numbers:
-            type_ = dtypes.type_beside(number, others)
+            type_ = dtypes.type_of_number(number, others)
             tensor._data_type, tensor.constant = type_, dtypes.scalar_bytes(type_, number)
 
     def _types_of(self, tensor: Tensor) -> list[data_type]:
         """The type of a tensor as a list; empty if it has none, which the library reports."""
         if tensor._data_type is not None and tensor._data_type >= 0:
             return [tensor._data_type]
-        found = self.tensor(tensor).get(attribute_name.TENSOR_DATA_TYPE, "DATA_TYPE")
-        return [data_type(number) for number in found if number >= 0]
+        types = self.tensor(tensor).get(attribute_name.TENSOR_DATA_TYPE, "DATA_TYPE")
+        return [data_type(number) for number in types if number >= 0]
 
     def _row(
         self, rows: Sequence[Row], value: Any, operation: Operation

@@ -104,22 +104,22 @@ class DeviceArray:
             dims: extent of each dimension.
             strides: in elements; contiguous by default.
         """
-        made = object.__new__(DeviceArray)
-        made.dims = arguments.wholes(dims, "device array: dims")
-        made.strides = (
-            buffers.packed_strides(made.dims)
+        view = object.__new__(DeviceArray)
+        view.dims = arguments.wholes(dims, "device array: dims")
+        view.strides = (
+            buffers.packed_strides(view.dims)
             if strides is None
             else arguments.wholes(strides, "device array: strides")
         )
-        made.dtype, made.handle, made._memory = self.dtype, self.handle, self._memory
-        made._address = self._address + arguments.whole(offset, "device array: offset") * self._item
+        view.dtype, view.handle, view._memory = self.dtype, self.handle, self._memory
+        view._address = self._address + arguments.whole(offset, "device array: offset") * self._item
         last = self._memory.address + self._memory.size
-        if offset < 0 or made._address + made._size > last:
+        if offset < 0 or view._address + view._size > last:
             raise BadParameterError(
-                f"device array: a view of {list(made.dims)} at element {offset} takes {made._size} bytes, "
-                f"{max(last - made._address, 0)} are available. Give a smaller one."
+                f"device array: a view of {list(view.dims)} at element {offset} takes {view._size} bytes, "
+                f"{max(last - view._address, 0)} are available. Give a smaller one."
             )
-        return made
+        return view
 
     @property
     def ordinal(self) -> int | None:
@@ -164,9 +164,9 @@ class DeviceArray:
 
     def __weft_buffer__(self) -> buffers.Buffer:
         """The description that buffers.describe looks up first."""
-        place = (self.handle.device, self.handle.ordinal)
+        device = (self.handle.device, self.handle.ordinal)
         return buffers.Buffer(
-            self._address, self.dims or (1,), self.strides or (1,), self.dtype, *place, True, self
+            self._address, self.dims or (1,), self.strides or (1,), self.dtype, *device, True, self
         )
 
     @property
@@ -190,12 +190,12 @@ class DeviceArray:
 
 def _result(slot: Slot, handle: backend.Handle, stream: int) -> DeviceArray:
     """A new array for the result that work on a stream writes into a slot."""
-    made = object.__new__(DeviceArray)
-    made.dims, made.strides, made.dtype = buffers.stored(slot.dims, slot.strides, slot.data_type)
-    made.handle = handle
-    made._memory = DeviceMemory(handle, slot.span, stream)
-    made._address = made._memory.address
-    return made
+    array = object.__new__(DeviceArray)
+    array.dims, array.strides, array.dtype = buffers.stored(slot.dims, slot.strides, slot.data_type)
+    array.handle = handle
+    array._memory = DeviceMemory(handle, slot.span, stream)
+    array._address = array._memory.address
+    return array
 
 
 def use_on(arrays: Iterable[Any], stream: int | None) -> None:
@@ -310,14 +310,14 @@ class Scratch:
         """The address of GPU memory for use on one stream, and the object that keeps it alive. torch's
         allocator gets it back after the run. Without torch it is kept, because a new allocation would wait
         for the device."""
-        found = torch_memory(size, handle.ordinal, stream)
-        if found is not None:
-            return found
+        pooled = torch_memory(size, handle.ordinal, stream)
+        if pooled is not None:
+            return pooled
         key = (what, stream)
         if key not in self._on_device or self._on_device[key].size < size:
             self._on_device[key] = DeviceMemory(handle, size)
-        kept = self._on_device[key]
-        return kept.address, kept
+        memory = self._on_device[key]
+        return memory.address, memory
 
 
 class Staging:

@@ -78,8 +78,8 @@ class Ops:
             "mode": enums.pointwise_mode.ADD,
         }
         results = ("y",)
-        made = self._operation("add", "pointwise", values, results, compute_data_type, name)
-        return made[0]
+        outputs = self._operation("add", "pointwise", values, results, compute_data_type, name)
+        return outputs[0]
 
     def sub(
         self,
@@ -122,8 +122,8 @@ class Ops:
             "mode": enums.pointwise_mode.SUB,
         }
         results = ("y",)
-        made = self._operation("sub", "pointwise", values, results, compute_data_type, name)
-        return made[0]
+        outputs = self._operation("sub", "pointwise", values, results, compute_data_type, name)
+        return outputs[0]
 
     def mul(
         self,
@@ -166,8 +166,8 @@ class Ops:
             "mode": enums.pointwise_mode.MUL,
         }
         results = ("y",)
-        made = self._operation("mul", "pointwise", values, results, compute_data_type, name)
-        return made[0]
+        outputs = self._operation("mul", "pointwise", values, results, compute_data_type, name)
+        return outputs[0]
 
     def div(
         self,
@@ -210,8 +210,8 @@ class Ops:
             "mode": enums.pointwise_mode.DIV,
         }
         results = ("y",)
-        made = self._operation("div", "pointwise", values, results, compute_data_type, name)
-        return made[0]
+        outputs = self._operation("div", "pointwise", values, results, compute_data_type, name)
+        return outputs[0]
 
     def add_square(
         self,
@@ -254,8 +254,8 @@ class Ops:
             "mode": enums.pointwise_mode.ADD_SQUARE,
         }
         results = ("y",)
-        made = self._operation("add_square", "pointwise", values, results, compute_data_type, name)
-        return made[0]
+        outputs = self._operation("add_square", "pointwise", values, results, compute_data_type, name)
+        return outputs[0]
 
     def max(
         self,
@@ -298,8 +298,8 @@ class Ops:
             "mode": enums.pointwise_mode.MAX,
         }
         results = ("y",)
-        made = self._operation("max", "pointwise", values, results, compute_data_type, name)
-        return made[0]
+        outputs = self._operation("max", "pointwise", values, results, compute_data_type, name)
+        return outputs[0]
 
     def min(
         self,
@@ -342,8 +342,8 @@ class Ops:
             "mode": enums.pointwise_mode.MIN,
         }
         results = ("y",)
-        made = self._operation("min", "pointwise", values, results, compute_data_type, name)
-        return made[0]
+        outputs = self._operation("min", "pointwise", values, results, compute_data_type, name)
+        return outputs[0]
 
     def mod(
         self,
@@ -386,8 +386,8 @@ class Ops:
             "mode": enums.pointwise_mode.MOD,
         }
         results = ("y",)
-        made = self._operation("mod", "pointwise", values, results, compute_data_type, name)
-        return made[0]
+        outputs = self._operation("mod", "pointwise", values, results, compute_data_type, name)
+        return outputs[0]
 
     def floor_mod(
         self,
@@ -430,8 +430,8 @@ class Ops:
             "mode": enums.pointwise_mode.FLOOR_MOD,
         }
         results = ("y",)
-        made = self._operation("floor_mod", "pointwise", values, results, compute_data_type, name)
-        return made[0]
+        outputs = self._operation("floor_mod", "pointwise", values, results, compute_data_type, name)
+        return outputs[0]
 
     def pow(
         self,
@@ -474,8 +474,8 @@ class Ops:
             "mode": enums.pointwise_mode.POW,
         }
         results = ("y",)
-        made = self._operation("pow", "pointwise", values, results, compute_data_type, name)
-        return made[0]
+        outputs = self._operation("pow", "pointwise", values, results, compute_data_type, name)
+        return outputs[0]
 
     def atan2(
         self,
@@ -518,8 +518,8 @@ class Ops:
             "mode": enums.pointwise_mode.ATAN2,
         }
         results = ("y",)
-        made = self._operation("atan2", "pointwise", values, results, compute_data_type, name)
-        return made[0]
+        outputs = self._operation("atan2", "pointwise", values, results, compute_data_type, name)
+        return outputs[0]
 
     def abs(
         self,
@@ -559,8 +559,8 @@ class Ops:
             "mode": enums.pointwise_mode.ABS,
         }
         results = ("y",)
-        made = self._operation("abs", "pointwise", values, results, compute_data_type, name)
-        return made[0]
+        outputs = self._operation("abs", "pointwise", values, results, compute_data_type, name)
+        return outputs[0]
 
     def ceil(
         self,
@@ -600,8 +600,8 @@ class Ops:
             "mode": enums.pointwise_mode.CEIL,
         }
         results = ("y",)
-        made = self._operation("ceil", "pointwise", values, results, compute_data_type, name)
-        return made[0]
+        outputs = self._operation("ceil", "pointwise", values, results, compute_data_type, name)
+        return outputs[0]
 
     def floor(
         self,
@@ -641,8 +641,8 @@ class Ops:
             "mode": enums.pointwise_mode.FLOOR,
         }
         results = ("y",)
-        made = self._operation("floor", "pointwise", values, results, compute_data_type, name)
-        return made[0]
+        outputs = self._operation("floor", "pointwise", values, results, compute_data_type, name)
+        return outputs[0]
 
     def cos(
         self,
@@ -682,8 +682,8 @@ class Ops:
             "mode": enums.pointwise_mode.COS,
         }
         results = ("y",)
-        made = self._operation("cos", "pointwise", values, results, compute_data_type, name)
-        return made[0]
+        outputs = self._operation("cos", "pointwise", values, results, compute_data_type, name)
+        return outputs[0]
 
     def sin(
         self,
@@ -723,8 +723,8 @@ class Ops:
             "mode": enums.pointwise_mode.SIN,
         }
         results = ("y",)
-        made = self._operation("sin", "pointwise", values, results, compute_data_type, name)
-        return made[0]
+        outputs = self._operation("sin", "pointwise", values, results, compute_data_type, name)
+        return outputs[0]
 
     def tan(
         self,
@@ -764,8 +764,8 @@ class Ops:
             "mode": enums.pointwise_mode.TAN,
         }
         results = ("y",)
-        made = self._operation("tan", "pointwise", values, results, compute_data_type, name)
-        return made[0]
+        outputs = self._operation("tan", "pointwise", values, results, compute_data_type, name)
+        return outputs[0]
 
     def exp(
         self,
@@ -805,8 +805,8 @@ class Ops:
             "mode": enums.pointwise_mode.EXP,
         }
         results = ("y",)
-        made = self._operation("exp", "pointwise", values, results, compute_data_type, name)
-        return made[0]
+        outputs = self._operation("exp", "pointwise", values, results, compute_data_type, name)
+        return outputs[0]
 
     def log(
         self,
@@ -846,8 +846,8 @@ class Ops:
             "mode": enums.pointwise_mode.LOG,
         }
         results = ("y",)
-        made = self._operation("log", "pointwise", values, results, compute_data_type, name)
-        return made[0]
+        outputs = self._operation("log", "pointwise", values, results, compute_data_type, name)
+        return outputs[0]
 
     def neg(
         self,
@@ -887,8 +887,8 @@ class Ops:
             "mode": enums.pointwise_mode.NEG,
         }
         results = ("y",)
-        made = self._operation("neg", "pointwise", values, results, compute_data_type, name)
-        return made[0]
+        outputs = self._operation("neg", "pointwise", values, results, compute_data_type, name)
+        return outputs[0]
 
     def sqrt(
         self,
@@ -928,8 +928,8 @@ class Ops:
             "mode": enums.pointwise_mode.SQRT,
         }
         results = ("y",)
-        made = self._operation("sqrt", "pointwise", values, results, compute_data_type, name)
-        return made[0]
+        outputs = self._operation("sqrt", "pointwise", values, results, compute_data_type, name)
+        return outputs[0]
 
     def rsqrt(
         self,
@@ -969,8 +969,8 @@ class Ops:
             "mode": enums.pointwise_mode.RSQRT,
         }
         results = ("y",)
-        made = self._operation("rsqrt", "pointwise", values, results, compute_data_type, name)
-        return made[0]
+        outputs = self._operation("rsqrt", "pointwise", values, results, compute_data_type, name)
+        return outputs[0]
 
     def reciprocal(
         self,
@@ -1010,8 +1010,8 @@ class Ops:
             "mode": enums.pointwise_mode.RECIPROCAL,
         }
         results = ("y",)
-        made = self._operation("reciprocal", "pointwise", values, results, compute_data_type, name)
-        return made[0]
+        outputs = self._operation("reciprocal", "pointwise", values, results, compute_data_type, name)
+        return outputs[0]
 
     def erf(
         self,
@@ -1051,8 +1051,8 @@ class Ops:
             "mode": enums.pointwise_mode.ERF,
         }
         results = ("y",)
-        made = self._operation("erf", "pointwise", values, results, compute_data_type, name)
-        return made[0]
+        outputs = self._operation("erf", "pointwise", values, results, compute_data_type, name)
+        return outputs[0]
 
     def identity(
         self,
@@ -1092,8 +1092,8 @@ class Ops:
             "mode": enums.pointwise_mode.IDENTITY,
         }
         results = ("y",)
-        made = self._operation("identity", "pointwise", values, results, compute_data_type, name)
-        return made[0]
+        outputs = self._operation("identity", "pointwise", values, results, compute_data_type, name)
+        return outputs[0]
 
     def relu(
         self,
@@ -1143,8 +1143,8 @@ class Ops:
             "mode": enums.pointwise_mode.RELU_FWD,
         }
         results = ("y",)
-        made = self._operation("relu", "pointwise", values, results, compute_data_type, name)
-        return made[0]
+        outputs = self._operation("relu", "pointwise", values, results, compute_data_type, name)
+        return outputs[0]
 
     def tanh(
         self,
@@ -1184,8 +1184,8 @@ class Ops:
             "mode": enums.pointwise_mode.TANH_FWD,
         }
         results = ("y",)
-        made = self._operation("tanh", "pointwise", values, results, compute_data_type, name)
-        return made[0]
+        outputs = self._operation("tanh", "pointwise", values, results, compute_data_type, name)
+        return outputs[0]
 
     def sigmoid(
         self,
@@ -1225,8 +1225,8 @@ class Ops:
             "mode": enums.pointwise_mode.SIGMOID_FWD,
         }
         results = ("y",)
-        made = self._operation("sigmoid", "pointwise", values, results, compute_data_type, name)
-        return made[0]
+        outputs = self._operation("sigmoid", "pointwise", values, results, compute_data_type, name)
+        return outputs[0]
 
     def elu(
         self,
@@ -1270,8 +1270,8 @@ class Ops:
             "mode": enums.pointwise_mode.ELU_FWD,
         }
         results = ("y",)
-        made = self._operation("elu", "pointwise", values, results, compute_data_type, name)
-        return made[0]
+        outputs = self._operation("elu", "pointwise", values, results, compute_data_type, name)
+        return outputs[0]
 
     def gelu(
         self,
@@ -1311,8 +1311,8 @@ class Ops:
             "mode": enums.pointwise_mode.GELU_FWD,
         }
         results = ("y",)
-        made = self._operation("gelu", "pointwise", values, results, compute_data_type, name)
-        return made[0]
+        outputs = self._operation("gelu", "pointwise", values, results, compute_data_type, name)
+        return outputs[0]
 
     def softplus(
         self,
@@ -1356,8 +1356,8 @@ class Ops:
             "mode": enums.pointwise_mode.SOFTPLUS_FWD,
         }
         results = ("y",)
-        made = self._operation("softplus", "pointwise", values, results, compute_data_type, name)
-        return made[0]
+        outputs = self._operation("softplus", "pointwise", values, results, compute_data_type, name)
+        return outputs[0]
 
     def swish(
         self,
@@ -1401,8 +1401,8 @@ class Ops:
             "mode": enums.pointwise_mode.SWISH_FWD,
         }
         results = ("y",)
-        made = self._operation("swish", "pointwise", values, results, compute_data_type, name)
-        return made[0]
+        outputs = self._operation("swish", "pointwise", values, results, compute_data_type, name)
+        return outputs[0]
 
     def gelu_approx_tanh(
         self,
@@ -1443,8 +1443,8 @@ class Ops:
             "mode": enums.pointwise_mode.GELU_APPROX_TANH_FWD,
         }
         results = ("y",)
-        made = self._operation("gelu_approx_tanh", "pointwise", values, results, compute_data_type, name)
-        return made[0]
+        outputs = self._operation("gelu_approx_tanh", "pointwise", values, results, compute_data_type, name)
+        return outputs[0]
 
     def relu_backward(
         self,
@@ -1498,8 +1498,8 @@ class Ops:
             "mode": enums.pointwise_mode.RELU_BWD,
         }
         results = ("dx",)
-        made = self._operation("relu_backward", "pointwise", values, results, compute_data_type, name)
-        return made[0]
+        outputs = self._operation("relu_backward", "pointwise", values, results, compute_data_type, name)
+        return outputs[0]
 
     def tanh_backward(
         self,
@@ -1542,8 +1542,8 @@ class Ops:
             "mode": enums.pointwise_mode.TANH_BWD,
         }
         results = ("dx",)
-        made = self._operation("tanh_backward", "pointwise", values, results, compute_data_type, name)
-        return made[0]
+        outputs = self._operation("tanh_backward", "pointwise", values, results, compute_data_type, name)
+        return outputs[0]
 
     def sigmoid_backward(
         self,
@@ -1586,8 +1586,8 @@ class Ops:
             "mode": enums.pointwise_mode.SIGMOID_BWD,
         }
         results = ("dx",)
-        made = self._operation("sigmoid_backward", "pointwise", values, results, compute_data_type, name)
-        return made[0]
+        outputs = self._operation("sigmoid_backward", "pointwise", values, results, compute_data_type, name)
+        return outputs[0]
 
     def elu_backward(
         self,
@@ -1634,8 +1634,8 @@ class Ops:
             "mode": enums.pointwise_mode.ELU_BWD,
         }
         results = ("dx",)
-        made = self._operation("elu_backward", "pointwise", values, results, compute_data_type, name)
-        return made[0]
+        outputs = self._operation("elu_backward", "pointwise", values, results, compute_data_type, name)
+        return outputs[0]
 
     def gelu_backward(
         self,
@@ -1678,8 +1678,8 @@ class Ops:
             "mode": enums.pointwise_mode.GELU_BWD,
         }
         results = ("dx",)
-        made = self._operation("gelu_backward", "pointwise", values, results, compute_data_type, name)
-        return made[0]
+        outputs = self._operation("gelu_backward", "pointwise", values, results, compute_data_type, name)
+        return outputs[0]
 
     def softplus_backward(
         self,
@@ -1726,8 +1726,8 @@ class Ops:
             "mode": enums.pointwise_mode.SOFTPLUS_BWD,
         }
         results = ("dx",)
-        made = self._operation("softplus_backward", "pointwise", values, results, compute_data_type, name)
-        return made[0]
+        outputs = self._operation("softplus_backward", "pointwise", values, results, compute_data_type, name)
+        return outputs[0]
 
     def swish_backward(
         self,
@@ -1774,8 +1774,8 @@ class Ops:
             "mode": enums.pointwise_mode.SWISH_BWD,
         }
         results = ("dx",)
-        made = self._operation("swish_backward", "pointwise", values, results, compute_data_type, name)
-        return made[0]
+        outputs = self._operation("swish_backward", "pointwise", values, results, compute_data_type, name)
+        return outputs[0]
 
     def gelu_approx_tanh_backward(
         self,
@@ -1820,10 +1820,10 @@ class Ops:
             "mode": enums.pointwise_mode.GELU_APPROX_TANH_BWD,
         }
         results = ("dx",)
-        made = self._operation(
+        outputs = self._operation(
             "gelu_approx_tanh_backward", "pointwise", values, results, compute_data_type, name
         )
-        return made[0]
+        return outputs[0]
 
     def cmp_eq(
         self,
@@ -1864,8 +1864,8 @@ class Ops:
             "mode": enums.pointwise_mode.CMP_EQ,
         }
         results = ("y",)
-        made = self._operation("cmp_eq", "pointwise", values, results, compute_data_type, name)
-        return made[0]
+        outputs = self._operation("cmp_eq", "pointwise", values, results, compute_data_type, name)
+        return outputs[0]
 
     def cmp_neq(
         self,
@@ -1906,8 +1906,8 @@ class Ops:
             "mode": enums.pointwise_mode.CMP_NEQ,
         }
         results = ("y",)
-        made = self._operation("cmp_neq", "pointwise", values, results, compute_data_type, name)
-        return made[0]
+        outputs = self._operation("cmp_neq", "pointwise", values, results, compute_data_type, name)
+        return outputs[0]
 
     def cmp_gt(
         self,
@@ -1948,8 +1948,8 @@ class Ops:
             "mode": enums.pointwise_mode.CMP_GT,
         }
         results = ("y",)
-        made = self._operation("cmp_gt", "pointwise", values, results, compute_data_type, name)
-        return made[0]
+        outputs = self._operation("cmp_gt", "pointwise", values, results, compute_data_type, name)
+        return outputs[0]
 
     def cmp_ge(
         self,
@@ -1990,8 +1990,8 @@ class Ops:
             "mode": enums.pointwise_mode.CMP_GE,
         }
         results = ("y",)
-        made = self._operation("cmp_ge", "pointwise", values, results, compute_data_type, name)
-        return made[0]
+        outputs = self._operation("cmp_ge", "pointwise", values, results, compute_data_type, name)
+        return outputs[0]
 
     def cmp_lt(
         self,
@@ -2032,8 +2032,8 @@ class Ops:
             "mode": enums.pointwise_mode.CMP_LT,
         }
         results = ("y",)
-        made = self._operation("cmp_lt", "pointwise", values, results, compute_data_type, name)
-        return made[0]
+        outputs = self._operation("cmp_lt", "pointwise", values, results, compute_data_type, name)
+        return outputs[0]
 
     def cmp_le(
         self,
@@ -2074,8 +2074,8 @@ class Ops:
             "mode": enums.pointwise_mode.CMP_LE,
         }
         results = ("y",)
-        made = self._operation("cmp_le", "pointwise", values, results, compute_data_type, name)
-        return made[0]
+        outputs = self._operation("cmp_le", "pointwise", values, results, compute_data_type, name)
+        return outputs[0]
 
     def logical_and(
         self,
@@ -2116,8 +2116,8 @@ class Ops:
             "mode": enums.pointwise_mode.LOGICAL_AND,
         }
         results = ("y",)
-        made = self._operation("logical_and", "pointwise", values, results, compute_data_type, name)
-        return made[0]
+        outputs = self._operation("logical_and", "pointwise", values, results, compute_data_type, name)
+        return outputs[0]
 
     def logical_or(
         self,
@@ -2158,8 +2158,8 @@ class Ops:
             "mode": enums.pointwise_mode.LOGICAL_OR,
         }
         results = ("y",)
-        made = self._operation("logical_or", "pointwise", values, results, compute_data_type, name)
-        return made[0]
+        outputs = self._operation("logical_or", "pointwise", values, results, compute_data_type, name)
+        return outputs[0]
 
     def logical_not(
         self,
@@ -2197,8 +2197,8 @@ class Ops:
             "mode": enums.pointwise_mode.LOGICAL_NOT,
         }
         results = ("y",)
-        made = self._operation("logical_not", "pointwise", values, results, compute_data_type, name)
-        return made[0]
+        outputs = self._operation("logical_not", "pointwise", values, results, compute_data_type, name)
+        return outputs[0]
 
     def binary_select(
         self,
@@ -2244,8 +2244,8 @@ class Ops:
             "mode": enums.pointwise_mode.BINARY_SELECT,
         }
         results = ("y",)
-        made = self._operation("binary_select", "pointwise", values, results, compute_data_type, name)
-        return made[0]
+        outputs = self._operation("binary_select", "pointwise", values, results, compute_data_type, name)
+        return outputs[0]
 
     def gen_index(
         self,
@@ -2287,8 +2287,8 @@ class Ops:
             "mode": enums.pointwise_mode.GEN_INDEX,
         }
         results = ("y",)
-        made = self._operation("gen_index", "pointwise", values, results, compute_data_type, name)
-        return made[0]
+        outputs = self._operation("gen_index", "pointwise", values, results, compute_data_type, name)
+        return outputs[0]
 
     def bias(
         self,
@@ -2332,8 +2332,8 @@ class Ops:
             "mode": enums.pointwise_mode.ADD,
         }
         results = ("y",)
-        made = self._operation("bias", "pointwise", values, results, compute_data_type, name)
-        return made[0]
+        outputs = self._operation("bias", "pointwise", values, results, compute_data_type, name)
+        return outputs[0]
 
     def scale(
         self,
@@ -2376,8 +2376,8 @@ class Ops:
             "mode": enums.pointwise_mode.MUL,
         }
         results = ("y",)
-        made = self._operation("scale", "pointwise", values, results, compute_data_type, name)
-        return made[0]
+        outputs = self._operation("scale", "pointwise", values, results, compute_data_type, name)
+        return outputs[0]
 
     def leaky_relu(
         self,
@@ -2420,8 +2420,8 @@ class Ops:
             "mode": enums.pointwise_mode.RELU_FWD,
         }
         results = ("y",)
-        made = self._operation("leaky_relu", "pointwise", values, results, compute_data_type, name)
-        return made[0]
+        outputs = self._operation("leaky_relu", "pointwise", values, results, compute_data_type, name)
+        return outputs[0]
 
     def leaky_relu_backward(
         self,
@@ -2467,8 +2467,10 @@ class Ops:
             "mode": enums.pointwise_mode.RELU_BWD,
         }
         results = ("dx",)
-        made = self._operation("leaky_relu_backward", "pointwise", values, results, compute_data_type, name)
-        return made[0]
+        outputs = self._operation(
+            "leaky_relu_backward", "pointwise", values, results, compute_data_type, name
+        )
+        return outputs[0]
 
     def matmul(
         self,
@@ -2523,8 +2525,8 @@ class Ops:
             "k_override": k_override,
         }
         results = ("C",)
-        made = self._operation("matmul", "matmul", values, results, compute_data_type, name)
-        return made[0]
+        outputs = self._operation("matmul", "matmul", values, results, compute_data_type, name)
+        return outputs[0]
 
     def conv_fprop(
         self,
@@ -2589,8 +2591,8 @@ class Ops:
             "convolution_mode": convolution_mode,
         }
         results = ("y",)
-        made = self._operation("conv_fprop", "conv_fprop", values, results, compute_data_type, name)
-        return made[0]
+        outputs = self._operation("conv_fprop", "conv_fprop", values, results, compute_data_type, name)
+        return outputs[0]
 
     def conv_dgrad(
         self,
@@ -2655,8 +2657,8 @@ class Ops:
             "convolution_mode": convolution_mode,
         }
         results = ("dx",)
-        made = self._operation("conv_dgrad", "conv_dgrad", values, results, compute_data_type, name)
-        return made[0]
+        outputs = self._operation("conv_dgrad", "conv_dgrad", values, results, compute_data_type, name)
+        return outputs[0]
 
     def conv_wgrad(
         self,
@@ -2721,8 +2723,8 @@ class Ops:
             "convolution_mode": convolution_mode,
         }
         results = ("dw",)
-        made = self._operation("conv_wgrad", "conv_wgrad", values, results, compute_data_type, name)
-        return made[0]
+        outputs = self._operation("conv_wgrad", "conv_wgrad", values, results, compute_data_type, name)
+        return outputs[0]
 
     def causal_conv1d(
         self,
@@ -2768,8 +2770,8 @@ class Ops:
             "activation": activation,
         }
         results = ("y",)
-        made = self._operation("causal_conv1d", "causal_conv1d", values, results, compute_data_type, name)
-        return made[0]
+        outputs = self._operation("causal_conv1d", "causal_conv1d", values, results, compute_data_type, name)
+        return outputs[0]
 
     def causal_conv1d_backward(
         self,
@@ -2823,10 +2825,10 @@ class Ops:
             "activation": activation,
         }
         results = ("dx", "dweight", "dbias")
-        made = self._operation(
+        outputs = self._operation(
             "causal_conv1d_backward", "causal_conv1d_backward", values, results, compute_data_type, name
         )
-        return made[0], made[1], made[2]
+        return outputs[0], outputs[1], outputs[2]
 
     def resample_backward(
         self,
@@ -2904,10 +2906,10 @@ class Ops:
             "dilation": dilation,
         }
         results = ("dx",)
-        made = self._operation(
+        outputs = self._operation(
             "resample_backward", "resample_backward", values, results, compute_data_type, name
         )
-        return made[0]
+        return outputs[0]
 
     def layernorm(
         self,
@@ -2968,8 +2970,8 @@ class Ops:
             "mode": enums.norm_mode.LAYER_NORM,
         }
         results = ("y", "mean", "inv_variance")
-        made = self._operation("layernorm", "norm", values, results, compute_data_type, name)
-        return made[0], made[1], made[2]
+        outputs = self._operation("layernorm", "norm", values, results, compute_data_type, name)
+        return outputs[0], outputs[1], outputs[2]
 
     def adalayernorm(
         self,
@@ -3029,8 +3031,8 @@ class Ops:
             "mode": enums.norm_mode.ADA_LAYER_NORM,
         }
         results = ("y", "mean", "inv_variance")
-        made = self._operation("adalayernorm", "norm", values, results, compute_data_type, name)
-        return made[0], made[1], made[2]
+        outputs = self._operation("adalayernorm", "norm", values, results, compute_data_type, name)
+        return outputs[0], outputs[1], outputs[2]
 
     def instancenorm(
         self,
@@ -3091,8 +3093,8 @@ class Ops:
             "mode": enums.norm_mode.INSTANCE_NORM,
         }
         results = ("y", "mean", "inv_variance")
-        made = self._operation("instancenorm", "norm", values, results, compute_data_type, name)
-        return made[0], made[1], made[2]
+        outputs = self._operation("instancenorm", "norm", values, results, compute_data_type, name)
+        return outputs[0], outputs[1], outputs[2]
 
     def groupnorm(
         self,
@@ -3156,8 +3158,8 @@ class Ops:
             "mode": enums.norm_mode.GROUP_NORM,
         }
         results = ("y", "mean", "inv_variance")
-        made = self._operation("groupnorm", "norm", values, results, compute_data_type, name)
-        return made[0], made[1], made[2]
+        outputs = self._operation("groupnorm", "norm", values, results, compute_data_type, name)
+        return outputs[0], outputs[1], outputs[2]
 
     def rmsnorm(
         self,
@@ -3215,8 +3217,8 @@ class Ops:
             "mode": enums.norm_mode.RMS_NORM,
         }
         results = ("y", "inv_variance")
-        made = self._operation("rmsnorm", "norm", values, results, compute_data_type, name)
-        return made[0], made[1]
+        outputs = self._operation("rmsnorm", "norm", values, results, compute_data_type, name)
+        return outputs[0], outputs[1]
 
     def batchnorm(
         self,
@@ -3293,8 +3295,8 @@ class Ops:
             "phase": enums.norm_forward_phase.TRAINING,
         }
         results = ("y", "mean", "inv_variance", "out_mean", "out_var")
-        made = self._operation("batchnorm", "norm", values, results, compute_data_type, name)
-        return made[0], made[1], made[2], made[3], made[4]
+        outputs = self._operation("batchnorm", "norm", values, results, compute_data_type, name)
+        return outputs[0], outputs[1], outputs[2], outputs[3], outputs[4]
 
     def batchnorm_inference(
         self,
@@ -3364,8 +3366,8 @@ class Ops:
             "phase": enums.norm_forward_phase.INFERENCE,
         }
         results = ("y",)
-        made = self._operation("batchnorm_inference", "norm", values, results, compute_data_type, name)
-        return made[0]
+        outputs = self._operation("batchnorm_inference", "norm", values, results, compute_data_type, name)
+        return outputs[0]
 
     def layernorm_backward(
         self,
@@ -3431,10 +3433,10 @@ class Ops:
             "mode": enums.norm_mode.LAYER_NORM,
         }
         results = ("dx", "dscale", "dbias")
-        made = self._operation(
+        outputs = self._operation(
             "layernorm_backward", "norm_backward", values, results, compute_data_type, name
         )
-        return made[0], made[1], made[2]
+        return outputs[0], outputs[1], outputs[2]
 
     def adalayernorm_backward(
         self,
@@ -3500,10 +3502,10 @@ class Ops:
             "mode": enums.norm_mode.ADA_LAYER_NORM,
         }
         results = ("dx", "dscale", "dbias")
-        made = self._operation(
+        outputs = self._operation(
             "adalayernorm_backward", "norm_backward", values, results, compute_data_type, name
         )
-        return made[0], made[1], made[2]
+        return outputs[0], outputs[1], outputs[2]
 
     def instancenorm_backward(
         self,
@@ -3569,10 +3571,10 @@ class Ops:
             "mode": enums.norm_mode.INSTANCE_NORM,
         }
         results = ("dx", "dscale", "dbias")
-        made = self._operation(
+        outputs = self._operation(
             "instancenorm_backward", "norm_backward", values, results, compute_data_type, name
         )
-        return made[0], made[1], made[2]
+        return outputs[0], outputs[1], outputs[2]
 
     def groupnorm_backward(
         self,
@@ -3642,10 +3644,10 @@ class Ops:
             "mode": enums.norm_mode.GROUP_NORM,
         }
         results = ("dx", "dscale", "dbias")
-        made = self._operation(
+        outputs = self._operation(
             "groupnorm_backward", "norm_backward", values, results, compute_data_type, name
         )
-        return made[0], made[1], made[2]
+        return outputs[0], outputs[1], outputs[2]
 
     def batchnorm_backward(
         self,
@@ -3714,10 +3716,10 @@ class Ops:
             "mode": enums.norm_mode.BATCH_NORM,
         }
         results = ("dx", "dscale", "dbias")
-        made = self._operation(
+        outputs = self._operation(
             "batchnorm_backward", "norm_backward", values, results, compute_data_type, name
         )
-        return made[0], made[1], made[2]
+        return outputs[0], outputs[1], outputs[2]
 
     def genstats(
         self,
@@ -3756,8 +3758,8 @@ class Ops:
             "mode": enums.gen_stats_mode.SUM_SQSUM,
         }
         results = ("sum", "sq_sum")
-        made = self._operation("genstats", "genstats", values, results, compute_data_type, name)
-        return made[0], made[1]
+        outputs = self._operation("genstats", "genstats", values, results, compute_data_type, name)
+        return outputs[0], outputs[1]
 
     def bn_finalize(
         self,
@@ -3830,8 +3832,8 @@ class Ops:
             "mode": stats_mode,
         }
         results = ("eq_scale", "eq_bias", "saved_mean", "saved_inv_variance", "out_mean", "out_var")
-        made = self._operation("bn_finalize", "bn_finalize", values, results, compute_data_type, name)
-        return made[0], made[1], made[2], made[3], made[4], made[5]
+        outputs = self._operation("bn_finalize", "bn_finalize", values, results, compute_data_type, name)
+        return outputs[0], outputs[1], outputs[2], outputs[3], outputs[4], outputs[5]
 
     def dbn_weight(
         self,
@@ -3885,8 +3887,8 @@ class Ops:
             "scale": scale,
         }
         results = ("dscale", "dbias", "eq_scale_dy", "eq_scale_x", "eq_bias")
-        made = self._operation("dbn_weight", "dbn_weight", values, results, compute_data_type, name)
-        return made[0], made[1], made[2], made[3], made[4]
+        outputs = self._operation("dbn_weight", "dbn_weight", values, results, compute_data_type, name)
+        return outputs[0], outputs[1], outputs[2], outputs[3], outputs[4]
 
     def reduction(
         self,
@@ -3936,8 +3938,8 @@ class Ops:
             "is_deterministic": is_deterministic,
         }
         results = ("y",)
-        made = self._operation("reduction", "reduction", values, results, compute_data_type, name)
-        return made[0]
+        outputs = self._operation("reduction", "reduction", values, results, compute_data_type, name)
+        return outputs[0]
 
     def reshape(
         self,
@@ -3978,8 +3980,8 @@ class Ops:
             "mode": reshape_mode,
         }
         results = ("y",)
-        made = self._operation("reshape", "reshape", values, results, compute_data_type, name)
-        return made[0]
+        outputs = self._operation("reshape", "reshape", values, results, compute_data_type, name)
+        return outputs[0]
 
     def transpose(
         self,
@@ -4020,8 +4022,8 @@ class Ops:
             "permutation": permutation,
         }
         results = ("y",)
-        made = self._operation("transpose", "transpose", values, results, compute_data_type, name)
-        return made[0]
+        outputs = self._operation("transpose", "transpose", values, results, compute_data_type, name)
+        return outputs[0]
 
     def _strided_slice(
         self,
@@ -4060,8 +4062,8 @@ class Ops:
             "steps": steps,
         }
         results = ("y",)
-        made = self._operation("strided_slice", "slice", values, results, compute_data_type, name)
-        return made[0]
+        outputs = self._operation("strided_slice", "slice", values, results, compute_data_type, name)
+        return outputs[0]
 
     def concatenate(
         self,
@@ -4106,8 +4108,8 @@ class Ops:
             "in_place_index": in_place_index,
         }
         results = ("y",)
-        made = self._operation("concatenate", "concat", values, results, compute_data_type, name)
-        return made[0]
+        outputs = self._operation("concatenate", "concat", values, results, compute_data_type, name)
+        return outputs[0]
 
     def rng(
         self,
@@ -4164,8 +4166,8 @@ class Ops:
             "normal_standard_deviation": normal_standard_deviation,
         }
         results = ("y",)
-        made = self._operation("rng", "rng", values, results, compute_data_type, name)
-        return made[0]
+        outputs = self._operation("rng", "rng", values, results, compute_data_type, name)
+        return outputs[0]
 
     def block_scale_quantize(
         self,
@@ -4215,10 +4217,10 @@ class Ops:
             "transpose": transpose,
         }
         results = ("y", "scale")
-        made = self._operation(
+        outputs = self._operation(
             "block_scale_quantize", "block_scale_quantize", values, results, compute_data_type, name
         )
-        return made[0], made[1]
+        return outputs[0], outputs[1]
 
     def block_scale_dequantize(
         self,
@@ -4265,10 +4267,10 @@ class Ops:
             "negative_scale": is_negative_scale,
         }
         results = ("y",)
-        made = self._operation(
+        outputs = self._operation(
             "block_scale_dequantize", "block_scale_dequantize", values, results, compute_data_type, name
         )
-        return made[0]
+        return outputs[0]
 
     def _sdpa_fwd(
         self,
@@ -4431,8 +4433,8 @@ class Ops:
             "subgraph_output_uid": subgraph_output_uid,
         }
         results = ("o", "stats")
-        made = self._operation("sdpa_fwd", "sdpa_fwd", values, results, compute_data_type, name)
-        return made[0], made[1]
+        outputs = self._operation("sdpa_fwd", "sdpa_fwd", values, results, compute_data_type, name)
+        return outputs[0], outputs[1]
 
     def _sdpa_bwd(
         self,
@@ -4656,8 +4658,8 @@ class Ops:
             "descale_dO_T": descale_dO_T,
         }
         results = ("dQ", "dK", "dV")
-        made = self._operation("sdpa_bwd", "sdpa_bwd", values, results, compute_data_type, name)
-        return made[0], made[1], made[2]
+        outputs = self._operation("sdpa_bwd", "sdpa_bwd", values, results, compute_data_type, name)
+        return outputs[0], outputs[1], outputs[2]
 
     def moe_grouped_matmul(
         self,
@@ -4718,10 +4720,10 @@ class Ops:
             "top_k": top_k,
         }
         results = ("output",)
-        made = self._operation(
+        outputs = self._operation(
             "moe_grouped_matmul", "moe_grouped_matmul", values, results, compute_data_type, name
         )
-        return made[0]
+        return outputs[0]
 
     def moe_grouped_matmul_bwd(
         self,
@@ -4771,7 +4773,7 @@ class Ops:
             "first_token_offset": first_token_offset,
         }
         results = ("dweight",)
-        made = self._operation(
+        outputs = self._operation(
             "moe_grouped_matmul_bwd", "moe_grouped_matmul_bwd", values, results, compute_data_type, name
         )
-        return made[0]
+        return outputs[0]

@@ -68,11 +68,11 @@ class Plan:
         self.tag = descriptor.get_text(attribute_name.EXECUTION_PLAN_TAG_EXT)
         self.workspace_size = int(descriptor.get_one(attribute_name.EXECUTION_PLAN_WORKSPACE_SIZE, "INT64"))
         self._report: dict[str, Any] | None = None
-        told = json.loads(descriptor.get_text(attribute_name.EXECUTION_PLAN_SLOTS_EXT))
-        self.slots = [slots.slot_of(tensor) for tensor in told["tensors"]]
-        self.engine: str = told["engine"]
-        self.device = device_kind[told["device"]["kind"].upper()]
-        self.ordinal: int = told["device"]["ordinal"]
+        described = json.loads(descriptor.get_text(attribute_name.EXECUTION_PLAN_SLOTS_EXT))
+        self.slots = [slots.slot_of(tensor) for tensor in described["tensors"]]
+        self.engine: str = described["engine"]
+        self.device = device_kind[described["device"]["kind"].upper()]
+        self.ordinal: int = described["device"]["ordinal"]
         self._place = self.ordinal if self.device is device_kind.CUDA else None
         self._handle = place if isinstance(place, backend.Handle) else None
         self._properties = place if isinstance(place, DeviceProperties) else None
@@ -193,9 +193,9 @@ class Plan:
 
     def _as_jax(self, given: dict[int, Any], arrays: Sequence[Any], named: Mapping[Any, Any]) -> Any:
         """The outputs, with those that the call allocated on the host as JAX arrays."""
-        kept = self._gather(arrays, named)
+        passed = self._gather(arrays, named)
         for i in self._outputs:
-            if i not in kept and not isinstance(given[i], DeviceArray):
+            if i not in passed and not isinstance(given[i], DeviceArray):
                 given[i] = buffers.as_jax(given[i])
         return self._results(given)
 
@@ -261,15 +261,15 @@ class Plan:
         self, arrays: Sequence[Any], named: Mapping[Any, Any]
     ) -> dict[int, tuple[tuple[int, ...], tuple[int, ...]]]:
         """Dims and strides, by uid, of a call's inputs whose dims differ from the plan's."""
-        found = {}
+        shapes = {}
         for i, value in self._gather(arrays, named).items():
             slot = self.slots[i]
             if slot.is_output or slot.is_by_value or slot.is_ragged or not buffers.is_array(value):
                 continue
             dims, strides = buffers.shape_of(value)
             if dims != slot.dims and dtypes.of(slot.data_type).bits >= 8:
-                found[slot.uid] = (dims, strides)
-        return found
+                shapes[slot.uid] = (dims, strides)
+        return shapes
 
     def of_shapes(self) -> str:
         """The plan in one line: its engine and the shapes of its inputs and outputs."""
@@ -321,19 +321,19 @@ class Plan:
 
     def _again(self, flag: attribute_name, doing: str) -> Plan:
         """A copy of this plan with a flag that is read at creation."""
-        made = backend.Descriptor(descriptor_type.EXECUTION_PLAN_DESCRIPTOR)
+        descriptor = backend.Descriptor(descriptor_type.EXECUTION_PLAN_DESCRIPTOR)
         if self._properties is None:
-            made.set(attribute_name.EXECUTION_PLAN_HANDLE, "HANDLE", [self.handle.pointer])
+            descriptor.set(attribute_name.EXECUTION_PLAN_HANDLE, "HANDLE", [self.handle.pointer])
         else:
             place = [self._properties.descriptor]
-            made.set(attribute_name.EXECUTION_PLAN_DEVICEPROP, "BACKEND_DESCRIPTOR", place)
-        made.set(attribute_name.EXECUTION_PLAN_JSON_REPRESENTATION, "CHAR", self.serialize())
-        made.set(flag, "BOOLEAN", [True])
+            descriptor.set(attribute_name.EXECUTION_PLAN_DEVICEPROP, "BACKEND_DESCRIPTOR", place)
+        descriptor.set(attribute_name.EXECUTION_PLAN_JSON_REPRESENTATION, "CHAR", self.serialize())
+        descriptor.set(flag, "BOOLEAN", [True])
         with Waiting(f"plan: {doing}"):
-            made.finalize()
+            descriptor.finalize()
         inputs, outputs = ([self.slots[i].uid for i in order] for order in (self._inputs, self._outputs))
         here = self._properties or self.handle
-        return type(self)(made, inputs, outputs, self.values, here, self.descriptor_with_code)
+        return type(self)(descriptor, inputs, outputs, self.values, here, self.descriptor_with_code)
 
     def _results(self, given: Mapping[int, Any]) -> Any:
         """The outputs as returned by a call."""
@@ -395,20 +395,20 @@ class Plan:
     def _first_array(self, given: Mapping[int, Any]) -> Any:
         """The array whose library allocates the results: the first one on the GPU, otherwise one of torch or
         Weft; None means NumPy."""
-        found = None
+        candidate = None
         for i, value in given.items():
             if isinstance(value, (int, float)) or self.slots[i].is_by_value:
                 continue
             is_ours = isinstance(value, DeviceArray)
             try:
-                place = value.ordinal if is_ours else buffers.device_of(value)
+                ordinal = value.ordinal if is_ours else buffers.device_of(value)
             except BadParameterError as error:
                 raise slots.named("plan", self.slots[i], error) from None
-            if self._place is not None and place is not None:
+            if self._place is not None and ordinal is not None:
                 return value
-            if found is None and (is_ours or buffers.is_torch(value)):
-                found = value
-        return found
+            if candidate is None and (is_ours or buffers.is_torch(value)):
+                candidate = value
+        return candidate
 
     def _gather(self, arrays: Sequence[Any], named: Mapping[Any, Any]) -> dict[int, Any]:
         given = {self.index[uid]: value for uid, value in self.values.items() if uid in self.index}

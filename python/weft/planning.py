@@ -236,22 +236,22 @@ class Planner:
 
     def _make(self, index: int, with_code: bool = False) -> Descriptor:
         """Builds a candidate's plan; `with_code` includes the code of its kernels when it is saved."""
-        made = Descriptor(descriptor_type.EXECUTION_PLAN_DESCRIPTOR)
+        descriptor = Descriptor(descriptor_type.EXECUTION_PLAN_DESCRIPTOR)
         if self._device is not None:
             device = [self._device.descriptor]
-            made.set(attribute_name.EXECUTION_PLAN_DEVICEPROP, "BACKEND_DESCRIPTOR", device)
+            descriptor.set(attribute_name.EXECUTION_PLAN_DEVICEPROP, "BACKEND_DESCRIPTOR", device)
         if self._handle is not None:
-            made.set(attribute_name.EXECUTION_PLAN_HANDLE, "HANDLE", [self._handle.pointer])
+            descriptor.set(attribute_name.EXECUTION_PLAN_HANDLE, "HANDLE", [self._handle.pointer])
         config = [self.candidates[index].config]
-        made.set(attribute_name.EXECUTION_PLAN_ENGINE_CONFIG, "BACKEND_DESCRIPTOR", config)
+        descriptor.set(attribute_name.EXECUTION_PLAN_ENGINE_CONFIG, "BACKEND_DESCRIPTOR", config)
         if self._cache is not None:
             cache = [self._cache.descriptor]
-            made.set(attribute_name.EXECUTION_PLAN_KERNEL_CACHE, "BACKEND_DESCRIPTOR", cache)
+            descriptor.set(attribute_name.EXECUTION_PLAN_KERNEL_CACHE, "BACKEND_DESCRIPTOR", cache)
         if with_code:
-            made.set(attribute_name.EXECUTION_PLAN_WITH_CODE_EXT, "BOOLEAN", [True])
+            descriptor.set(attribute_name.EXECUTION_PLAN_WITH_CODE_EXT, "BOOLEAN", [True])
         with Waiting(f"{self.label}: compiling kernels"):
-            made.finalize()
-        return made
+            descriptor.finalize()
+        return descriptor
 
     def checked(self, index: int) -> int:
         """Validates the index of a candidate."""

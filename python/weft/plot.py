@@ -154,13 +154,13 @@ def _regions(
     regions: list[Region] = []
     placed: set[int] = set()
     for number, step in enumerate(report["steps"], 1):
-        made = [
+        written = [
             by_uid[operand["uid"]]
             for operation in step["operations"]
             for operand in operation["operands"]
             if operand["output"] and operand["uid"] in by_uid
         ]
-        ops = sorted({maker[key] for key in made if key in maker} - placed)
+        ops = sorted({maker[key] for key in written if key in maker} - placed)
         placed.update(ops)
         words = next((colour for word, colour in _FAMILY_COLOURS.items() if word in step["family"]), "teal")
         regions.append(Region(ops, f"{number}  {step['family']}", amount(step["seconds"], "s"), words))
@@ -273,20 +273,20 @@ def _make_frame(region: Region, picture: Picture, used: set[int], comes_from: Ma
     cells = [_cells(op, picture, used) for op in ops]
     boxes = [_op_box(op, shown, picture) for op, shown in zip(ops, cells, strict=True)]
     offsets = [_cell_offsets(box, shown) for box, shown in zip(boxes, cells, strict=True)]
-    made = {key: i for i, op in enumerate(ops) for key in op.outputs}
+    producers = {key: i for i, op in enumerate(ops) for key in op.outputs}
     read_outside = {key for i, op in enumerate(picture.ops) if i not in region.ops for key in op.inputs}
-    entering = list(dict.fromkeys(key for op in ops for key in op.inputs if key not in made))
+    entering = list(dict.fromkeys(key for op in ops for key in op.inputs if key not in producers))
     entering.sort(key=lambda key: comes_from.get(key, 0.0))
-    leaving = [key for key in made if not picture.values[key].is_virtual or key in read_outside]
+    leaving = [key for key in producers if not picture.values[key].is_virtual or key in read_outside]
     edges, ports_in, ports_out = [], {}, {}
     for key in entering:
         ports_in[key] = len(boxes)
         boxes.append(Box(8.0, 0.0, "top"))
     for i, op in enumerate(ops):
-        edges += _operand_edges(op, i, made, offsets, ports_in, boxes[i].width)
+        edges += _operand_edges(op, i, producers, offsets, ports_in, boxes[i].width)
     for key in leaving:
         ports_out[key] = len(boxes)
-        edges.append(Edge(made[key], len(boxes), offsets[made[key]].get(key, 0.0), 0.0, 0.5))
+        edges.append(Edge(producers[key], len(boxes), offsets[producers[key]].get(key, 0.0), 0.0, 0.5))
         boxes.append(Box(8.0, 0.0, "bottom"))
     has_frame = bool(region.colour)
     placed = place(boxes, edges, GAP_X * 0.8, INNER_GAP_Y if has_frame else 0.0, True)

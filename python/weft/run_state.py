@@ -63,16 +63,16 @@ class RunState:
 
     def scalar(self, i: int, packed: bytes) -> int:
         """Stores these bytes as the value of slot i and returns their address in host memory."""
-        found = self._scalar_of(i)
-        ffi.memmove(found.memory, packed, len(packed))
-        return found.address
+        number = self._scalar_of(i)
+        ffi.memmove(number.memory, packed, len(packed))
+        return number.address
 
     def float_scalar(self, i: int, value: float) -> int:
         """A faster `scalar` for a value of type FLOAT; returns 0 if the value is out of range or not
         finite."""
-        found = self._scalar_of(i)
-        found.as_float[0] = value
-        return found.address if abs(found.as_float[0]) <= LARGEST_FLOAT else 0
+        number = self._scalar_of(i)
+        number.as_float[0] = value
+        return number.address if abs(number.as_float[0]) <= LARGEST_FLOAT else 0
 
     def _scalar_of(self, i: int) -> _Scalar:
         if i not in self._scalars:

@@ -137,11 +137,11 @@ def check_device(where: str, slot: Slot, device: int | None, wanted: int | None,
         wanted = None
     if device == wanted or (device == buffers.SOME_GPU and wanted is not None):
         return
-    here, there = _place(device, wanted), _place(wanted, device)
+    here, there = _location(device, wanted), _location(wanted, device)
     raise BadParameterError(f"{where}: {slot} must be on {there}, its buffer is on {here}. {fix}")
 
 
-def _place(device: int | None, other: int | None) -> str:
+def _location(device: int | None, other: int | None) -> str:
     """The location of memory, in words; GPUs are numbered if two must be distinguished."""
     if device is None:
         return "the host"

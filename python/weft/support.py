@@ -129,14 +129,14 @@ class Row(NamedTuple):
 
 def _example(method: dict[str, Any]) -> weft.Graph:
     """A graph with only this method; by default every argument without a default value is a tensor [4, 8]."""
-    made = _Example()
+    example = _Example()
     if method["name"] in _EXAMPLES:
-        _EXAMPLES[method["name"]](made)
+        _EXAMPLES[method["name"]](example)
     else:
         words = [word for word in method["arguments"].split() if word not in _NO_OPERANDS]
         count = sum("=" not in word for word in words)
-        getattr(made.g, method["name"])(*(made.t(4, 8) for _ in range(count)))
-    return made.g
+        getattr(example.g, method["name"])(*(example.t(4, 8) for _ in range(count)))
+    return example.g
 
 
 def _methods(described: dict[str, Any], operation: dict[str, Any]) -> list[dict[str, Any]]:

@@ -53,10 +53,10 @@ def cut(text: str, width: float, size: float, mono: bool = False, bold: bool = F
     """The text, shortened in the middle until it fits, because the ends of long names distinguish them."""
     text = ends(text, max(int(width / (0.3 * size)), 4))  # lower bound on the width of a character
     shown = text
-    kept = len(text)
-    while kept > 2 and text_width(shown, size, mono, bold) > width:
-        kept -= 1
-        shown = text[: (kept + 1) // 2] + "…" + text[len(text) - kept // 2 :]
+    length = len(text)
+    while length > 2 and text_width(shown, size, mono, bold) > width:
+        length -= 1
+        shown = text[: (length + 1) // 2] + "…" + text[len(text) - length // 2 :]
     return shown
 
 

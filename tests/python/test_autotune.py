@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import weft
 from weft import autotune, backend
-from weft.autotune import Search, Trial, made_up_arrays
+from weft.autotune import Search, Trial, generated_arrays
 from weft.errors import NotSupportedError
 from weft.planning import Candidate, Knob
 from weft.progress import Line, Waiting, bar
@@ -252,7 +252,7 @@ def test_inputs_are_made_up_and_given_ones_kept() -> None:
     index = g.tensor([4, 4], data_type="i32", name="index")
     g.binary_select(g.mul(x, s), x, g.cmp_eq(index, 0))
     given = np.ones((4, 4), "f4")
-    made = made_up_arrays(g.build().plan, {x.uid: given})
+    made = generated_arrays(g.build().plan, {x.uid: given})
     assert made[x.uid] is given
     assert made[s.uid] == 1.0
     np.testing.assert_array_equal(made[index.uid].numpy(), np.zeros((4, 4), "i4"))

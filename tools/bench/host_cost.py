@@ -63,8 +63,8 @@ def arrays(handle: Any) -> Iterator[tuple[str, Any, Any]]:
         import torch
     except ImportError:
         return
-    place = f"cuda:{handle.ordinal}" if on_gpu else "cpu"
-    yield "torch", torch.ones(4, device=place), torch.ones(4, device=place)
+    location = f"cuda:{handle.ordinal}" if on_gpu else "cpu"
+    yield "torch", torch.ones(4, device=location), torch.ones(4, device=location)
 
 
 def measure(handle: Any) -> dict[str, float]:

@@ -118,8 +118,8 @@ def in_turn(function: Callable[..., Any], firsts: Any, rest: Any, dy: Any) -> An
 
 def gradient(function: Callable[..., Any], firsts: Any, rest: Any, dy: Any) -> Any:
     """The results and the gradients of all calls, both of which training reads."""
-    made = [jax.vjp(function, x, *rest) for x in firsts]
-    return [(y, backward(dy)) for y, backward in made]
+    outputs = [jax.vjp(function, x, *rest) for x in firsts]
+    return [(y, backward(dy)) for y, backward in outputs]
 
 
 # ---- Measuring ---------------------------------------------------------------------------------------------
@@ -127,12 +127,12 @@ def gradient(function: Callable[..., Any], firsts: Any, rest: Any, dy: Any) -> A
 
 def compiled(case: Case) -> dict[tuple[str, str], Any]:
     """The programs, by computation and by implementation of the operator."""
-    arguments, made = given(case), {}
+    arguments, outputs = given(case), {}
     for name, what in {"forward": in_turn if case.in_turn else forward, "gradient": gradient}.items():
         for whose in ("weft", "plain"):
             program = jax.jit(what, static_argnums=0).lower(getattr(case, whose), *arguments)
-            made[name, whose] = program.compile()
-    return made
+            outputs[name, whose] = program.compile()
+    return outputs
 
 
 def microseconds(programs: list[Any], arguments: Any, calls: int) -> list[float]:

@@ -54,7 +54,7 @@ def calls(n: int) -> dict[str, Callable[[], object]]:
 
 def cost(name: str) -> float:
     """Milliseconds per plan."""
-    found = []
+    results = []
     for n in range(9, 9 + SHAPES):
         call, before = calls(n)[name], weft.torch.cache_info()["misses"]
         clocks = [time.process_time()]
@@ -62,8 +62,8 @@ def cost(name: str) -> float:
             call()
             clocks.append(time.process_time())
         first, second = clocks[1] - clocks[0], clocks[2] - clocks[1]
-        found.append((first - second) * 1e3 / max(weft.torch.cache_info()["misses"] - before, 1))
-    return statistics.median(found[KNOWN:])
+        results.append((first - second) * 1e3 / max(weft.torch.cache_info()["misses"] - before, 1))
+    return statistics.median(results[KNOWN:])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

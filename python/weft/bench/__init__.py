@@ -103,19 +103,19 @@ def _measure(kind: str, chosen: Mapping[str, Case], options: Options) -> int:
     far."""
     peers = [name for name in options.peer.split(",") if name]
     bench = Bench(machine(kind), peers, QUICK_ROUNDS if options.quick else ROUNDS)
-    beside = peers[0] if len(peers) == 1 else "peer" if peers else ""
+    peer = peers[0] if len(peers) == 1 else "peer" if peers else ""
     print(bench.device)
     bench.compile(chosen.values())
     rows = bench.ceilings()
     roof = results.roof_of(rows, chosen)
-    lines = Table(chosen, roof, beside)
+    lines = Table(chosen, roof, peer)
     print("\n".join([*results.roof_lines(roof), "", lines.header()]), flush=True)
     for case in chosen.values():
         rows.append(bench.row(case))
         print("\n".join([lines.line(rows[-1], case), *(f"  {note}" for note in rows[-1].notes)]), flush=True)
         if options.csv:
             results.write_csv(options.csv, rows)
-    print("\n".join(["", *results.summary(rows, chosen, beside)]).rstrip())
+    print("\n".join(["", *results.summary(rows, chosen, peer)]).rstrip())
     _draw(rows, chosen, roof, options.svg)
     return int(any(row.weft is None for row in rows if row.case in chosen))
 
@@ -147,14 +147,14 @@ def _measure_blocks(kind: str, chosen: Mapping[str, Case], options: Options) -> 
     blocks = whole.Blocks(bench, options.peer)
     print("\n".join([bench.device, whole.header(chosen)]), flush=True)
     bench.compile(chosen.values())
-    found = []
+    results = []
     for case in chosen.values():
-        found.append(blocks.measure(case))
-        print("\n  ".join([whole.line(found[-1], chosen), *found[-1].notes]), flush=True)
+        results.append(blocks.measure(case))
+        print("\n  ".join([whole.line(results[-1], chosen), *results[-1].notes]), flush=True)
         if options.csv:
-            whole.write_csv(options.csv, found, blocks.device, bench.date)
-    print("\n".join(["", *whole.summary(found)]).rstrip())
-    return int(any(it.weft is None for it in found))
+            whole.write_csv(options.csv, results, blocks.device, bench.date)
+    print("\n".join(["", *whole.summary(results)]).rstrip())
+    return int(any(it.weft is None for it in results))
 
 
 def _measure_models(options: Options) -> int:
@@ -175,14 +175,14 @@ def _measure_models(options: Options) -> int:
     bench = Bench(machine(options.device or weft.create_handle().device.name.lower()), (), QUICK_ROUNDS)
     device = f"{bench.device}, {training.version()}"
     print("\n".join([device, training.header()]), flush=True)
-    found = []
+    results = []
     for name in chosen:
-        found.append(training.measure(name, bench.machine.kind, training.PEERS[options.peer]))
-        print("\n  ".join([training.line(found[-1]), *found[-1].notes]), flush=True)
+        results.append(training.measure(name, bench.machine.kind, training.PEERS[options.peer]))
+        print("\n  ".join([training.line(results[-1]), *results[-1].notes]), flush=True)
         if options.csv:
-            training.write_csv(options.csv, found, device, bench.date)
-    print("\n".join(["", *training.summary(found)]).rstrip())
-    return int(any(it.notes for it in found))
+            training.write_csv(options.csv, results, device, bench.date)
+    print("\n".join(["", *training.summary(results)]).rstrip())
+    return int(any(it.notes for it in results))
 
 
 def _predict(options: Options) -> int:
@@ -238,12 +238,12 @@ def _show(options: Options) -> int:
     roof = results.roof_of(rows, chosen)
     lines = Table(chosen, roof, "peer")
     print("\n".join([*results.roof_lines(roof), "", lines.header()]))
-    kept = [row for row in rows if row.case in chosen]
-    print("\n".join(lines.line(row, chosen[row.case]) for row in kept))
-    print("\n".join(["", *results.summary(kept, chosen, "peer")]).rstrip())
+    selected = [row for row in rows if row.case in chosen]
+    print("\n".join(lines.line(row, chosen[row.case]) for row in selected))
+    print("\n".join(["", *results.summary(selected, chosen, "peer")]).rstrip())
     if strange:
         print(f"omitted, because they are not defined here: {', '.join(strange)}", file=sys.stderr)
-    _draw(kept, chosen, roof, options.svg)
+    _draw(selected, chosen, roof, options.svg)
     return 0
 
 

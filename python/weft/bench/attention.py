@@ -40,9 +40,9 @@ def fp8_backward(tag: str, arithmetic: str, a: Attention) -> Case:
     inputs = {name: Operand(a.dims(name), dtype, BSHD) for name in ("q", "k", "v", "o", "dO")}
     inputs |= {"stats": Operand(a.dims("stats"), "f32")}
     inputs |= {name: Operand(_SCALAR, "f32") for name in _scales(a)}
-    made = ("dQ", "dK", "dV")
-    outputs = {name: Operand(a.dims(name), dtype, BSHD) for name in made}
-    outputs |= {f"amax_{name}": Operand(_SCALAR, "f32") for name in (*made, "dP")}
+    results = ("dQ", "dK", "dV")
+    outputs = {name: Operand(a.dims(name), dtype, BSHD) for name in results}
+    outputs |= {f"amax_{name}": Operand(_SCALAR, "f32") for name in (*results, "dP")}
 
     def build(_: Any, g: Any, t: Tensors) -> Tensors:
         return dict(
@@ -53,12 +53,12 @@ def fp8_backward(tag: str, arithmetic: str, a: Attention) -> Case:
 
     def follows(xp: Any, t: dict[str, Any]) -> dict[str, Any]:
         scales = {name: xp.full(_SCALAR, value, dtype=xp.float64) for name, value in _scales(a).items()}
-        made = oracle.sdpa_forward(xp, t, a)
-        return scales | {"stats": made["stats"], "o": made["o"] / scales["descale_o"]}
+        results = oracle.sdpa_forward(xp, t, a)
+        return scales | {"stats": results["stats"], "o": results["o"] / scales["descale_o"]}
 
     def judge(xp: Any, t: dict[str, Any]) -> dict[str, Any]:
-        found = oracle.sdpa_backward(xp, t | {"o": t["o"] * t["descale_o"]}, a)
-        return {name: each * t[f"scale_{name}"] for name, each in found.items()}
+        results = oracle.sdpa_backward(xp, t | {"o": t["o"] * t["descale_o"]}, a)
+        return {name: each * t[f"scale_{name}"] for name, each in results.items()}
 
     case = Case(f"sdpa/{tag}", arithmetic, a.flops(True), inputs, outputs, build, judge, follows)
     return replace(case, largest_error=0.1) if arithmetic == "fp8" else case
@@ -76,9 +76,9 @@ def mxfp8(tag: str, arithmetic: str, a: Attention, is_backward: bool = False) ->
     dtype, out = TENSORS[arithmetic], RESULTS[arithmetic]
     inputs = {name: Operand(a.dims(name.removesuffix("_T")), dtype, BSHD) for name in axes}
     inputs |= {f"descale_{name}": _blocks(inputs[name].dims, axis) for name, axis in axes.items()}
-    made = ("dQ", "dK", "dV") if is_backward else ("o",)
-    outputs = {name: Operand(a.dims(name), out, BSHD) for name in made}
-    outputs |= {f"amax_{name}": Operand(_SCALAR, "f32") for name in made}
+    result = ("dQ", "dK", "dV") if is_backward else ("o",)
+    outputs = {name: Operand(a.dims(name), out, BSHD) for name in result}
+    outputs |= {f"amax_{name}": Operand(_SCALAR, "f32") for name in result}
     if is_backward:
         inputs |= {name: Operand(a.dims("o"), out, BSHD) for name in ("o_f16", "dO_f16")}
         inputs |= {"stats": Operand(a.dims("stats"), "f32")}
@@ -148,14 +148,14 @@ def paged(tag: str, arithmetic: str, a: Attention, page: int) -> Case:
         return lengths | {"k_table": number * 5 % pages, "v_table": number * 5 % pages}
 
     def judge(xp: Any, t: dict[str, Any]) -> dict[str, Any]:
-        found = {name: t[name] for name in "q"}
+        results = {name: t[name] for name in "q"}
         for name in "kv":
             rows = [[int(page) for page in line] for line in t[f"{name}_table"][:, 0, :, 0]]
             entries = [
                 xp.moveaxis(t[name][line], 1, 0).reshape(a.key_heads, a.keys, a.width) for line in rows
             ]
-            found[name] = xp.stack(entries)
-        return oracle.sdpa_forward(xp, found, a)
+            results[name] = xp.stack(entries)
+        return oracle.sdpa_forward(xp, results, a)
 
     name = f"{plain.name}_page{page}"
     return replace(plain, name=name, inputs=inputs, build=build, oracle=judge, derive=follows, bare=plain)
@@ -170,8 +170,8 @@ def dropped(tag: str, arithmetic: str, a: Attention, is_backward: bool = False) 
     def build(_: Any, g: Any, t: Tensors) -> Tensors:
         known = {name: t[name] for name in plain.inputs} | _options(a)
         known["dropout"] = (0.1, t["seed"], t["offset"])
-        made = g.sdpa_backward(**known) if is_backward else g.sdpa(generate_stats=False, **known)
-        return dict(zip(plain.outputs, made, strict=False))
+        outputs = g.sdpa_backward(**known) if is_backward else g.sdpa(generate_stats=False, **known)
+        return dict(zip(plain.outputs, outputs, strict=False))
 
     def follows(xp: Any, t: dict[str, Any]) -> dict[str, Any]:
         known = plain.derive(xp, t) if plain.derive else {}
@@ -192,8 +192,8 @@ def masked_dropout(tag: str, arithmetic: str, a: Attention, is_backward: bool = 
     def build(_: Any, g: Any, t: Tensors) -> Tensors:
         known = {name: t[name] for name in plain.inputs} | _options(a)
         known["dropout"] = (t["mask"], t["growth"])
-        made = g.sdpa_backward(**known) if is_backward else g.sdpa(generate_stats=False, **known)
-        return dict(zip(plain.outputs, made, strict=False))
+        outputs = g.sdpa_backward(**known) if is_backward else g.sdpa(generate_stats=False, **known)
+        return dict(zip(plain.outputs, outputs, strict=False))
 
     def follows(xp: Any, t: dict[str, Any]) -> dict[str, Any]:
         number = xp.arange(math.prod(dims), dtype=xp.float64) * 7
@@ -252,11 +252,11 @@ def ragged(tag: str, arithmetic: str, a: Attention, is_backward: bool = False) -
         known |= _options(a) | {"use_padding_mask": True}
         for name in plain.inputs:
             t[name].set_ragged_offset(t["stats_rows_offsets" if name == "stats" else "rows_offsets"])
-        made = g.sdpa_backward(**known) if is_backward else g.sdpa(generate_stats=False, **known)
-        found = dict(zip(plain.outputs, made, strict=False))
-        for each in found.values():
+        outputs = g.sdpa_backward(**known) if is_backward else g.sdpa(generate_stats=False, **known)
+        results = dict(zip(plain.outputs, outputs, strict=False))
+        for each in results.values():
             each.set_ragged_offset(t["rows_offsets"])
-        return found
+        return results
 
     def follows(xp: Any, t: dict[str, Any]) -> dict[str, Any]:
         def column(numbers: list[int]) -> Any:
@@ -266,13 +266,13 @@ def ragged(tag: str, arithmetic: str, a: Attention, is_backward: bool = False) -
         known = {f"{name}_offsets": column([n * step for n in starts]) for name, step in places.items()}
         known |= {name: column(_lengths(a)) for name in ("seq_len_q", "seq_len_kv")}
         if is_backward:
-            made = _of_entries(xp, t, a, oracle.sdpa_forward)
-            known |= {name: xp.nan_to_num(array) for name, array in made.items()}
+            outputs = _of_entries(xp, t, a, oracle.sdpa_forward)
+            known |= {name: xp.nan_to_num(array) for name, array in outputs.items()}
         return known
 
-    made = oracle.sdpa_backward if is_backward else oracle.sdpa_forward
+    result = oracle.sdpa_backward if is_backward else oracle.sdpa_forward
     name = f"{plain.name}_ragged"
-    judge = partial(_of_entries, a=a, each=made)
+    judge = partial(_of_entries, a=a, each=result)
     return replace(plain, name=name, inputs=inputs, build=build, oracle=judge, derive=follows, bare=plain)
 
 

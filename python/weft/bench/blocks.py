@@ -88,7 +88,7 @@ def rope(g: Any) -> Mapping[str, Any]:
     heads, keys, tokens, width = 32, 8, 4096, 128
     half = [1, 1, tokens, width // 2]
     cos, sin = g.tensor(half, name="cos"), g.tensor(half, name="sin")
-    found = {}
+    results = {}
     for name, count in {"q": heads, "k": keys}.items():
         x = g.tensor([1, count, tokens, width], name=name)
         box = (1, count, tokens)
@@ -97,8 +97,8 @@ def rope(g: Any) -> Mapping[str, Any]:
             g.sub(g.mul(a, cos), g.mul(b, sin)),
             g.add(g.mul(b, cos), g.mul(a, sin)),
         )
-        found[f"turned_{name}"] = g.concatenate(turned, 3)
-    return found
+        results[f"turned_{name}"] = g.concatenate(turned, 3)
+    return results
 
 
 def spelled_attention(g: Any) -> Mapping[str, Any]:
@@ -113,10 +113,10 @@ def spelled_attention(g: Any) -> Mapping[str, Any]:
 def _batchnorm(g: Any, x: Any, channels: int, name: str) -> Any:
     each = [1, channels, 1, 1]
     scale, bias = (g.tensor(each, name=f"{name}_{what}", data_type="f32") for what in ("scale", "bias"))
-    made = g.batchnorm(x, scale, bias, epsilon=1e-5, name=name)
-    for statistic in made[1:3]:
+    outputs = g.batchnorm(x, scale, bias, epsilon=1e-5, name=name)
+    for statistic in outputs[1:3]:
         statistic.set_output(True).set_data_type("f32")
-    return made[0]
+    return outputs[0]
 
 
 def _conv(g: Any, x: Any, channels: int, filters: int, size: int, name: str) -> Any:
@@ -143,7 +143,7 @@ def bottleneck_backward(g: Any) -> Mapping[str, Any]:
     """Its gradient, from the stored results of the forward convolutions and the statistics."""
     outer, inner = CHANNELS
     image = [IMAGES, SQUARE, SQUARE]
-    found = {}
+    results = {}
 
     def like(channels: int, name: str) -> Any:
         return _image(g, image[0], channels, *image[1:], name=name)
@@ -155,14 +155,14 @@ def bottleneck_backward(g: Any) -> Mapping[str, Any]:
     def norm_backward(dy: Any, c: Any, name: str) -> Any:
         scale, mean, inv = statistics(c.dims[1], name)
         dx, dscale, dbias = g.batchnorm_backward(dy, c, scale, mean, inv, name=name)
-        found[f"{name}_dscale"] = dscale.set_data_type("f32")
-        found[f"{name}_dbias"] = dbias.set_data_type("f32")
+        results[f"{name}_dscale"] = dscale.set_data_type("f32")
+        results[f"{name}_dbias"] = dbias.set_data_type("f32")
         return dx
 
     def conv_backward(dc: Any, a: Any, filters: int, size: int, name: str) -> Any:
         w = _image(g, filters, a.dims[1], size, size, name=f"{name}_w")
         padding = [size // 2] * 2
-        found[f"{name}_dw"] = (
+        results[f"{name}_dw"] = (
             g.conv_wgrad(image=a, loss=dc, padding=padding).set_dim(w.dims).set_stride(w.strides)
         )
         return g.conv_dgrad(dc, w, padding=padding).set_dim(a.dims).set_stride(_packed(a.dims, NHWC))
@@ -176,7 +176,7 @@ def bottleneck_backward(g: Any) -> Mapping[str, Any]:
     da2 = conv_backward(norm_backward(d3, c3, "bn3"), a2, outer, 1, "conv3")
     da1 = conv_backward(norm_backward(g.relu_backward(da2, a2), c2, "bn2"), a1, inner, 3, "conv2")
     dx = conv_backward(norm_backward(g.relu_backward(da1, a1), c1, "bn1"), x, inner, 1, "conv1")
-    return found | {"dx": g.add(dx, d3)}
+    return results | {"dx": g.add(dx, d3)}
 
 
 def unet(g: Any) -> Mapping[str, Any]:

@@ -84,49 +84,49 @@ _WAYS = ("fwd", False), ("bwd", True)
 
 
 def _gpu_attention() -> list[Case]:
-    made = []
+    cases = []
     for way, is_backward in _WAYS:
         for width in (64, 128):
             for length in (512, 8192):
                 for mask in ("full", "causal"):
                     heads, batch = 2048 // width, 16384 // length
                     a = Attention(batch, heads, heads, length, length, width, width, mask == "causal")
-                    made.append(products.sdpa(f"{way}_d{width}_s{length}_{mask}", "bf16", a, is_backward))
+                    cases.append(products.sdpa(f"{way}_d{width}_s{length}_{mask}", "bf16", a, is_backward))
         llama = Attention(1, 64, 8, 8192, 8192, 128, 128, True)
         mla = Attention(2, 32, 32, 4096, 4096, 192, 128, True)
-        made.append(products.sdpa(f"{way}_gqa_llama70b_s8192_causal", "bf16", llama, is_backward))
-        made.append(products.sdpa(f"{way}_mla192_128_s4096_causal", "bf16", mla, is_backward))
+        cases.append(products.sdpa(f"{way}_gqa_llama70b_s8192_causal", "bf16", llama, is_backward))
+        cases.append(products.sdpa(f"{way}_mla192_128_s4096_causal", "bf16", mla, is_backward))
         for tag, a in _GPU_ATTENTION_SHAPES.items():
-            made.append(products.sdpa(f"{way}_{tag}", "bf16", a, is_backward))
+            cases.append(products.sdpa(f"{way}_{tag}", "bf16", a, is_backward))
     modified = Attention(4, 16, 16, 4096, 4096, 128, 128, True)
     deep = _GPU_ATTENTION_SHAPES["d256_s4096_causal"]
     mixed = Attention(16, 16, 16, 2048, 2048, 128, 128, True)
     for way, is_backward in _WAYS:
         tag = f"{way}_d128_s4096_causal"
         for kind in ("bias", "softcap", "alibi"):
-            made.append(products.sdpa_modified(tag, "bf16", modified, kind, is_backward))
-        made.append(products.sdpa_modified(f"{way}_d256_s4096_causal", "bf16", deep, "softcap", is_backward))
-        made.append(attention.dropped(tag, "bf16", modified, is_backward))
-        made.append(attention.masked_dropout(tag, "bf16", modified, is_backward))
-        made.append(attention.ragged(f"{way}_d128_s2048_causal", "bf16", mixed, is_backward))
+            cases.append(products.sdpa_modified(tag, "bf16", modified, kind, is_backward))
+        cases.append(products.sdpa_modified(f"{way}_d256_s4096_causal", "bf16", deep, "softcap", is_backward))
+        cases.append(attention.dropped(tag, "bf16", modified, is_backward))
+        cases.append(attention.masked_dropout(tag, "bf16", modified, is_backward))
+        cases.append(attention.ragged(f"{way}_d128_s2048_causal", "bf16", mixed, is_backward))
     for width, length, mask in _GPU_FP8_ATTENTION:
         heads, batch = 2048 // width, 16384 // length
         a = Attention(batch, heads, heads, length, length, width, width, mask == "causal")
-        made.append(products.sdpa_fp8(f"fwd_fp8_d{width}_s{length}_{mask}", "fp8", a))
+        cases.append(products.sdpa_fp8(f"fwd_fp8_d{width}_s{length}_{mask}", "fp8", a))
     for width, length, mask in _GPU_FP8_GRADIENTS:
         heads, batch = 2048 // width, 16384 // length
         a = Attention(batch, heads, heads, length, length, width, width, mask == "causal")
-        made.append(attention.fp8_backward(f"bwd_fp8_d{width}_s{length}_{mask}", "fp8", a))
+        cases.append(attention.fp8_backward(f"bwd_fp8_d{width}_s{length}_{mask}", "fp8", a))
     a = Attention(2, 16, 16, 8192, 8192, 128, 128, True)
     for way, is_backward in _WAYS:
-        made.append(attention.mxfp8(f"{way}_mxfp8_d128_s8192_causal", "fp8", a, is_backward))
-    made.append(attention.block_masked("fwd_d128_s4096_full", "bf16", replace(modified, is_causal=False)))
+        cases.append(attention.mxfp8(f"{way}_mxfp8_d128_s8192_causal", "fp8", a, is_backward))
+    cases.append(attention.block_masked("fwd_d128_s4096_full", "bf16", replace(modified, is_causal=False)))
     for batch, keys in (64, 4096), (8, 32768):
         decode = Attention(batch, 32, 8, 1, keys, 128, 128)
-        made.append(products.sdpa(f"decode_b{batch}_h32_kv8_s{keys}", "bf16", decode))
+        cases.append(products.sdpa(f"decode_b{batch}_h32_kv8_s{keys}", "bf16", decode))
     decode = Attention(64, 32, 8, 1, 4096, 128, 128)
-    made += [attention.paged("decode_b64_h32_kv8_s4096", "bf16", decode, page) for page in (1, 16, 64, 128)]
-    return made
+    cases += [attention.paged("decode_b64_h32_kv8_s4096", "bf16", decode, page) for page in (1, 16, 64, 128)]
+    return cases
 
 
 _STEM = Pool(128, 64, (112, 112), 3, 2, 1)
@@ -138,29 +138,29 @@ def _mean(p: Pool) -> Pool:
 
 
 def _gpu_products() -> list[Case]:
-    made = [products.matmul(*row) for row in _GPU_MATMULS]
-    made += [products.scaled_matmul(str(n), n, n, n) for n in (8192, 4096)]
-    made += [products.block_scaled_matmul(tag, *sizes) for tag, sizes in _GPU_BLOCK_SCALED.items()]
+    cases = [products.matmul(*row) for row in _GPU_MATMULS]
+    cases += [products.scaled_matmul(str(n), n, n, n) for n in (8192, 4096)]
+    cases += [products.block_scaled_matmul(tag, *sizes) for tag, sizes in _GPU_BLOCK_SCALED.items()]
     tokens = (1, 16, 32, 64, 128, 256)
-    made += [products.weight_only_matmul(dtype, m, 8192, 8192) for dtype in ("i4", "i8") for m in tokens]
+    cases += [products.weight_only_matmul(dtype, m, 8192, 8192) for dtype in ("i4", "i8") for m in tokens]
     for kind in ("fprop", "wgrad"):
-        made += [products.experts(kind, tag, "bf16", *sizes) for tag, sizes in _GPU_EXPERTS.items()]
+        cases += [products.experts(kind, tag, "bf16", *sizes) for tag, sizes in _GPU_EXPERTS.items()]
     image = _GPU_CONVOLUTIONS["3x3_256_14"]
     for kind in ("fprop", "dgrad", "wgrad"):
-        made += [products.conv(kind, tag, "bf16", c) for tag, c in (_GPU_CONVOLUTIONS | _GPU_GROUPS).items()]
-        made.append(products.conv(kind, "tf32_3x3_256_14", "tf32", image))
+        cases += [products.conv(kind, tag, "bf16", c) for tag, c in (_GPU_CONVOLUTIONS | _GPU_GROUPS).items()]
+        cases.append(products.conv(kind, "tf32_3x3_256_14", "tf32", image))
         for tag in _PLANAR:
-            made.append(products.conv(kind, f"nchw_{tag}", "bf16", _GPU_CONVOLUTIONS[tag], order=()))
-        made.append(products.conv(kind, "tf32_nchw_3x3_256_14", "tf32", image, order=()))
-    made.append(
+            cases.append(products.conv(kind, f"nchw_{tag}", "bf16", _GPU_CONVOLUTIONS[tag], order=()))
+        cases.append(products.conv(kind, "tf32_nchw_3x3_256_14", "tf32", image, order=()))
+    cases.append(
         products.conv("wgrad", "3x3_96_28", "bf16", replace(image, channels=96, image=(28, 28), filters=96))
     )
-    made.append(products.conv("fprop", "nchw_patches16x16", "bf16", _PATCHES, order=()))
+    cases.append(products.conv("fprop", "nchw_patches16x16", "bf16", _PATCHES, order=()))
     for tag in ("3x3_256_14", "3x3_320_64_sdxl"):
-        made += [products.conv("fprop", tag, kind, _GPU_CONVOLUTIONS[tag]) for kind in ("fp8", "int8")]
+        cases += [products.conv("fprop", tag, kind, _GPU_CONVOLUTIONS[tag]) for kind in ("fp8", "int8")]
     for tag in ("3x3_256_14", "1x1_64_256_56"):
-        made.append(products.conv("fprop", tag, "bf16", _GPU_CONVOLUTIONS[tag], has_bias=True))
-    return [*made, products.conv("fprop", "depthwise_7x7_384", "bf16", _DEPTHWISE)]
+        cases.append(products.conv("fprop", tag, "bf16", _GPU_CONVOLUTIONS[tag], has_bias=True))
+    return [*cases, products.conv("fprop", "depthwise_7x7_384", "bf16", _DEPTHWISE)]
 
 
 _VOLUMES = {64: ((4, 32), (32, 32), (64, 32)), 128: ((16, 16), (32, 32)), 32: ((32, 64), (64, 64), (128, 64))}
@@ -168,17 +168,17 @@ _VOLUMES = {64: ((4, 32), (32, 32), (64, 32)), 128: ((16, 16), (32, 32)), 32: ((
 
 def _gpu_volumes() -> list[Case]:
     """Convolutions with few channels, on volumes and on large images."""
-    made = []
+    cases = []
     for kind in ("fprop", "dgrad", "wgrad"):
         for side, pairs in _VOLUMES.items():
             for channels, filters in pairs:
                 c = Convolution(2, channels, (side,) * 3, 3, padding=1, filters=filters)
                 tag = f"3x3x3_{channels}_{filters}_{side}"
-                made.append(products.conv(kind, tag, "bf16", c, order=NDHWC))
+                cases.append(products.conv(kind, tag, "bf16", c, order=NDHWC))
         for channels, filters in ((16, 16), (32, 32), (64, 32)):
             c = Convolution(8, channels, (256, 256), 3, padding=1, filters=filters)
-            made.append(products.conv(kind, f"3x3_{channels}_{filters}_256", "bf16", c))
-    return made
+            cases.append(products.conv(kind, f"3x3_{channels}_{filters}_256", "bf16", c))
+    return cases
 
 
 def _causal(arithmetic: str, sizes: dict[str, tuple[int, int, int, int]]) -> list[Case]:
@@ -201,34 +201,34 @@ filters such as Hyena's."""
 
 
 def _gpu_fused() -> list[Case]:
-    made = [fused.matmul("4096", 4096, 4096, 4096, kind) for kind in fused.MATMULS]
-    made += [fused.matmul("m8192_n4096_k1024", 8192, 4096, 1024, kind) for kind in fused.MATMULS]
+    rows = [fused.matmul("4096", 4096, 4096, 4096, kind) for kind in fused.MATMULS]
+    rows += [fused.matmul("m8192_n4096_k1024", 8192, 4096, 1024, kind) for kind in fused.MATMULS]
     for tag in ("3x3_64_56", "3x3_256_14", "1x1_64_256_56", "1x1_256_64_56"):
-        made += [fused.conv(tag, _GPU_CONVOLUTIONS[tag], kind) for kind in fused.CONVOLUTIONS]
+        rows += [fused.conv(tag, _GPU_CONVOLUTIONS[tag], kind) for kind in fused.CONVOLUTIONS]
     for tag in ("3x3_64_56", "1x1_256_64_56"):
-        made += [fused.conv_dgrad(tag, _GPU_CONVOLUTIONS[tag], kind) for kind in fused.DGRADS]
+        rows += [fused.conv_dgrad(tag, _GPU_CONVOLUTIONS[tag], kind) for kind in fused.DGRADS]
     shortcut = Convolution(128, 256, (56, 56), 1, stride=2, filters=512)
     strided = {"3x3s2_128_56": _GPU_CONVOLUTIONS["3x3s2_128_56"], "1x1s2_256_56": shortcut}
-    made += [fused.conv(tag, c, kind) for tag, c in strided.items() for kind in fused.PREPARED]
-    made += [fused.conv_dgrad(tag, c, kind) for tag, c in strided.items() for kind in ("bare", "after_scale")]
+    rows += [fused.conv(tag, c, kind) for tag, c in strided.items() for kind in fused.PREPARED]
+    rows += [fused.conv_dgrad(tag, c, kind) for tag, c in strided.items() for kind in ("bare", "after_scale")]
     weights = {
         "3x3_64_56": _GPU_CONVOLUTIONS["3x3_64_56"],
         "3x3_256_14": _GPU_CONVOLUTIONS["3x3_256_14"],
         **strided,
     }
-    return made + [fused.conv_wgrad(tag, c, kind) for tag, c in weights.items() for kind in fused.PREPARED]
+    return rows + [fused.conv_wgrad(tag, c, kind) for tag, c in weights.items() for kind in fused.PREPARED]
 
 
 def _gpu_norms() -> list[Case]:
-    made = []
+    cases = []
     for kind in ("layernorm", "rmsnorm"):
         for rows, columns in _NORM_ROWS:
-            made += [
+            cases += [
                 norms.row_norm(kind, "bf16", rows, columns, is_backward) for is_backward in (False, True)
             ]
     for is_backward in (False, True):
-        made += [norms.batch_norm("bf16", *shape, is_backward) for shape in _NORM_IMAGES]
-    return made + [norms.planar_norm(kind, "bf16", 128, 256, 56) for kind in ("batchnorm", "instancenorm")]
+        cases += [norms.batch_norm("bf16", *shape, is_backward) for shape in _NORM_IMAGES]
+    return cases + [norms.planar_norm(kind, "bf16", 128, 256, 56) for kind in ("batchnorm", "instancenorm")]
 
 
 def _gpu_streams() -> list[Case]:
@@ -272,7 +272,7 @@ def _gpu_streams() -> list[Case]:
 
 
 def _gpu_pools() -> list[Case]:
-    same, whole = Pool(128, 256, (28, 28), 3, 1, 1), Pool(128, 2048, (7, 7), 7)
+    same, full = Pool(128, 256, (28, 28), 3, 1, 1), Pool(128, 2048, (7, 7), 7)
     odd = replace(_STEM, channels=63)
     return [
         streams.pool("max3x3s2", "bf16", _STEM),
@@ -281,12 +281,12 @@ def _gpu_pools() -> list[Case]:
         streams.pool("max2x2s2", "bf16", _HALF),
         streams.pool("avg3x3s2", "bf16", _mean(_STEM)),
         streams.pool("avg3x3s1", "bf16", _mean(same)),
-        streams.pool("avg7x7", "bf16", _mean(whole)),
+        streams.pool("avg7x7", "bf16", _mean(full)),
         streams.pool("max3x3s2_nchw", "bf16", _STEM, is_last=False),
         streams.pool("avg3x3s2_nchw", "bf16", _mean(_STEM), is_last=False),
         streams.pool("max3x3s1_nchw", "bf16", same, is_last=False),
         streams.pool("avg3x3s1_nchw", "bf16", _mean(same), is_last=False),
-        streams.pool("avg7x7_nchw", "bf16", _mean(whole), is_last=False),
+        streams.pool("avg7x7_nchw", "bf16", _mean(full), is_last=False),
         streams.pool("max3x3s2_c63", "bf16", odd),
         streams.pool("avg3x3s2_c63", "bf16", _mean(odd)),
         streams.pool_backward("max3x3s2_bwd", "bf16", _STEM),
@@ -304,10 +304,10 @@ def _gpu_pools() -> list[Case]:
 @cache
 def gpu() -> dict[str, Case]:
     """The cases for GPUs."""
-    made = [*_gpu_products(), *_gpu_volumes(), *_causal("bf16", _GPU_CAUSAL), *_gpu_fused(), *_gpu_norms()]
-    made += [*_gpu_streams(), *_gpu_pools()]
-    made += [*_gpu_attention(), *networks.cases(networks.GPU, networks.DECODE)]
-    return {case.name: case for case in made}
+    cases = [*_gpu_products(), *_gpu_volumes(), *_causal("bf16", _GPU_CAUSAL), *_gpu_fused(), *_gpu_norms()]
+    cases += [*_gpu_streams(), *_gpu_pools()]
+    cases += [*_gpu_attention(), *networks.cases(networks.GPU, networks.DECODE)]
+    return {case.name: case for case in cases}
 
 
 # ---- For CPUs: the same graphs, small enough for one core --------------------------------------------------
@@ -409,14 +409,14 @@ def _cpu_attention() -> list[Case]:
         return replace(case, program=partial(products.sdpa_of_torch, a, is_backward))
 
     small = Attention(1, 4, 2, 64, 64, 32, 32, True)
-    found = [products.sdpa(f"{way}_d32_s64_causal", "f32", small, way == "bwd") for way in ("fwd", "bwd")]
+    cases = [products.sdpa(f"{way}_d32_s64_causal", "f32", small, way == "bwd") for way in ("fwd", "bwd")]
     for mask in ("full", "causal"):
         a = Attention(1, 4, 4, 1024, 1024, 64, 64, mask == "causal")
-        found += [made(f"{way}_d64_s1024_{mask}", "f32", a, way == "bwd") for way in ("fwd", "bwd")]
-        found.append(made(f"fwd_d64_s1024_{mask}_bf16", "bf16", a))
+        cases += [made(f"{way}_d64_s1024_{mask}", "f32", a, way == "bwd") for way in ("fwd", "bwd")]
+        cases.append(made(f"fwd_d64_s1024_{mask}_bf16", "bf16", a))
     grouped = Attention(1, 8, 2, 1, 8192, 64, 64)
-    found.append(made("decode_h8_kv2_s8192", "f32", grouped))
-    return [*found, made("decode_h8_kv8_s8192", "f32", replace(grouped, key_heads=8))]
+    cases.append(made("decode_h8_kv2_s8192", "f32", grouped))
+    return [*cases, made("decode_h8_kv8_s8192", "f32", replace(grouped, key_heads=8))]
 
 
 def _cpu_fused() -> list[Case]:
@@ -437,23 +437,23 @@ def _of_halves(made: Case) -> Case:
 def _cpu_norms() -> list[Case]:
     """Small ones, which fit into the L2 cache, and sizes of networks."""
     ways, rows, images = (False, True), ((256, 512), (4096, 768)), ((4, 32, 28), (8, 64, 56))
-    made = [
+    cases = [
         norms.row_norm(kind, "f32", *size, way)
         for size in rows
         for kind in ("layernorm", "rmsnorm")
         for way in ways
     ]
-    made += [
+    cases += [
         _of_halves(norms.row_norm(kind, "bf16", 4096, 768, way))
         for kind in ("layernorm", "rmsnorm")
         for way in ways
     ]
     for size in images:
         for is_last in (True, False):
-            made += [norms.batch_norm("f32", *size, way, is_last) for way in ways]
-            made += [norms.group_norm("f32", *size, 8, way, is_last) for way in ways]
-    made.append(norms.planar_norm("instancenorm", "f32", 4, 32, 28))
-    return made
+            cases += [norms.batch_norm("f32", *size, way, is_last) for way in ways]
+            cases += [norms.group_norm("f32", *size, 8, way, is_last) for way in ways]
+    cases.append(norms.planar_norm("instancenorm", "f32", 4, 32, 28))
+    return cases
 
 
 def _cpu_rows() -> list[Case]:
@@ -520,7 +520,7 @@ def _cpu_moves() -> list[Case]:
 
 def _cpu_pools() -> list[Case]:
     """Images that fit into the caches, and larger ones."""
-    made = []
+    cases = []
     small, half, large = (
         Pool(4, 16, (28, 28), 3, 2, 1),
         Pool(4, 16, (28, 28), 2, 2),
@@ -530,26 +530,26 @@ def _cpu_pools() -> list[Case]:
         end = "" if is_last else "_nchw"
         for size, p in (("3x3s2_n4", small), ("2x2s2_n4", half), ("3x3s2_n8", large)):
             for kind, one in (("max", p), ("avg", _mean(p))):
-                made.append(streams.pool(f"{kind}{size}{end}", "f32", one, is_last=is_last))
-                made.append(streams.pool_backward(f"{kind}{size}_bwd{end}", "f32", one, is_last=is_last))
+                cases.append(streams.pool(f"{kind}{size}{end}", "f32", one, is_last=is_last))
+                cases.append(streams.pool_backward(f"{kind}{size}_bwd{end}", "f32", one, is_last=is_last))
         for size, p in (("3x3s2_n4", small), ("3x3s2_n8", large)):
-            found = f"max{size}_bwd_from_x{end}"
-            made.append(streams.pool_backward(found, "f32", p, has_index=False, is_last=is_last))
-        whole = _mean(Pool(8, 256, (7, 7), 7))
-        made.append(streams.pool(f"avg7x7_n8{end}", "f32", whole, is_last=is_last))
-        made.append(streams.pool_backward(f"avg7x7_n8_bwd{end}", "f32", whole, is_last=is_last))
+            rows = f"max{size}_bwd_from_x{end}"
+            cases.append(streams.pool_backward(rows, "f32", p, has_index=False, is_last=is_last))
+        full = _mean(Pool(8, 256, (7, 7), 7))
+        cases.append(streams.pool(f"avg7x7_n8{end}", "f32", full, is_last=is_last))
+        cases.append(streams.pool_backward(f"avg7x7_n8_bwd{end}", "f32", full, is_last=is_last))
         for kind in ("bilinear", "nearest"):
-            made += [
+            cases += [
                 streams.resize(kind, (4, 16, 28, 28), is_backward, is_last) for is_backward in (False, True)
             ]
-        made.append(streams.resize("bilinear", (8, 32, 56, 56), False, is_last))
-    return made
+        cases.append(streams.resize("bilinear", (8, 32, 56, 56), False, is_last))
+    return cases
 
 
 @cache
 def cpu() -> dict[str, Case]:
     """The cases for CPUs."""
-    made = [*_cpu_products(), *_cpu_convolutions(), *_cpu_attention(), *_cpu_fused(), *_cpu_norms()]
-    made += [*_causal("f32", _CPU_CAUSAL), *_cpu_rows(), *_cpu_moves(), *_cpu_pools()]
-    made += networks.cases(networks.CPU | networks.CPU_REAL, networks.CPU_DECODE)
-    return {case.name: case for case in made}
+    cases = [*_cpu_products(), *_cpu_convolutions(), *_cpu_attention(), *_cpu_fused(), *_cpu_norms()]
+    cases += [*_causal("f32", _CPU_CAUSAL), *_cpu_rows(), *_cpu_moves(), *_cpu_pools()]
+    cases += networks.cases(networks.CPU | networks.CPU_REAL, networks.CPU_DECODE)
+    return {case.name: case for case in cases}

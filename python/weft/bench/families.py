@@ -58,9 +58,9 @@ def build(graph: Any) -> tuple[dict[str, int], dict[str, float]]:
             index = _planned(graph, engine, without) if without else 0
             graph.build_plan_at_index(index)
             steps = graph.plan.report["steps"]
-            what = " ".join(step["family"] for step in steps)
-            plans.setdefault(what, index)
-            predicted.setdefault(what, sum(step["seconds"] for step in steps))
+            argument = " ".join(step["family"] for step in steps)
+            plans.setdefault(argument, index)
+            predicted.setdefault(argument, sum(step["seconds"] for step in steps))
             longest = max(steps, key=lambda step: step["seconds"])
             without |= 1 << families.index(longest["family"])
     return plans, predicted

@@ -83,9 +83,9 @@ def _build_matmul(fused: str, lib: Any, g: Any, t: Tensors) -> Tensors:
         a = g.relu(input=g.add(a=g.mul(a=a, b=t["scale"]), b=t["bias"])).set_data_type(lib.data_type.BFLOAT16)
     if fused == "after_cast":
         a = g.identity(input=a).set_data_type(lib.data_type.BFLOAT16)
-    c = made = g.matmul(A=a, B=t["B"])
+    c = outputs = g.matmul(A=a, B=t["B"])
     if fused.startswith("bias"):
-        c = made = g.bias(input=c, bias=t["bias"])
+        c = outputs = g.bias(input=c, bias=t["bias"])
     if "gelu" in fused:
         c = g.gelu_approx_tanh(input=c)
     if fused == "residual":
@@ -95,14 +95,14 @@ def _build_matmul(fused: str, lib: Any, g: Any, t: Tensors) -> Tensors:
     if fused == "quantise_amax":
         c = g.mul(a=c, b=t["scale"])
     if fused == "drelu_dbias":
-        c = made = g.relu_backward(loss=c, input=t["x"])
+        c = outputs = g.relu_backward(loss=c, input=t["x"])
     mode = {"row_max": modes.MAX, "column_sum": modes.ADD, "drelu_dbias": modes.ADD}.get(fused, modes.AMAX)
-    found = {"C": c}
+    results = {"C": c}
     if fused == "bias_gelu_both":
-        found["before"] = made
+        results["before"] = outputs
     if fused in ("row_max", "column_sum", "amax", "quantise_amax", "drelu_dbias"):
-        found["total"] = g.reduction(input=made, mode=mode)
-    return found
+        results["total"] = g.reduction(input=outputs, mode=mode)
+    return results
 
 
 def _judge_matmul(fused: str, xp: Any, t: dict[str, Any]) -> dict[str, Any]:
@@ -120,24 +120,24 @@ def _judge_matmul(fused: str, xp: Any, t: dict[str, Any]) -> dict[str, Any]:
         c = c * t["scale"]
     if fused == "drelu_dbias":
         c = before = c * (t["x"] > 0)
-    found = {"C": c}
+    results = {"C": c}
     if fused == "quantise_amax":
-        found = {}  # rounding to FP8 is not an error
+        results = {}  # rounding to FP8 is not an error
     if fused == "bias_gelu_both":
-        found["before"] = before
+        results["before"] = before
     if fused in ("column_sum", "drelu_dbias"):
-        found["total"] = before.sum(axis=1, keepdims=True)
+        results["total"] = before.sum(axis=1, keepdims=True)
     if fused == "row_max":
-        found["total"] = xp.amax(before, axis=2, keepdims=True)
+        results["total"] = xp.amax(before, axis=2, keepdims=True)
     if fused in ("amax", "quantise_amax"):
-        found["total"] = xp.amax(abs(before), axis=(0, 1, 2), keepdims=True)
-    return found
+        results["total"] = xp.amax(abs(before), axis=(0, 1, 2), keepdims=True)
+    return results
 
 
 def matmul_of_torch(fused: str, torch: Any, t: Tensors) -> object:
     """torch's program for a plain matmul, and for one with the maximum of its rows."""
-    made = t["A"][0] @ t["B"][0]
-    return (made, torch.amax(made, dim=1)) if fused == "row_max" else made
+    outputs = t["A"][0] @ t["B"][0]
+    return (outputs, torch.amax(outputs, dim=1)) if fused == "row_max" else outputs
 
 
 # ---- Convolution -------------------------------------------------------------------------------------------
@@ -199,13 +199,13 @@ def _judge_conv(fused: str, c: Convolution, xp: Any, t: dict[str, Any]) -> dict[
         y = oracle.relu(y + t["bias"])
     if fused == "scale_bias_add_relu":
         y = oracle.relu(y * t["scale"] + t["bias"] + t["residual"])
-    found = {"y": y}
+    results = {"y": y}
     axes = (0, 2, 3)
     if fused.endswith("genstats"):
-        found |= {"sum": y.sum(axis=axes, keepdims=True), "sq_sum": (y * y).sum(axis=axes, keepdims=True)}
+        results |= {"sum": y.sum(axis=axes, keepdims=True), "sq_sum": (y * y).sum(axis=axes, keepdims=True)}
     if fused == "amax":
-        found["amax"] = xp.amax(abs(y), axis=(0, 1, 2, 3), keepdims=True)
-    return found
+        results["amax"] = xp.amax(abs(y), axis=(0, 1, 2, 3), keepdims=True)
+    return results
 
 
 def conv_dgrad(tag: str, c: Convolution, fused: str) -> Case:

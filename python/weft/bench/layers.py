@@ -37,8 +37,8 @@ class WeftLayers:
     def conv(self, x: Any, name: str, stride: int = 1) -> Any:
         """A convolution that preserves the image's size, or divides it by the stride."""
         w = self.t[f"{name}_w"]
-        made = self.g.conv_fprop(x, w, padding=[w.dims[2] // 2] * 2, stride=[stride] * 2, name=name)
-        return self._biased(made, name)
+        outputs = self.g.conv_fprop(x, w, padding=[w.dims[2] // 2] * 2, stride=[stride] * 2, name=name)
+        return self._biased(outputs, name)
 
     def _biased(self, x: Any, name: str) -> Any:
         return self.g.bias(x, self.t[f"{name}_b"]) if f"{name}_b" in self.t else x
@@ -60,9 +60,9 @@ class WeftLayers:
     def batchnorm(self, x: Any, name: str) -> Any:
         """Normalizes over all images, in training."""
         scale, bias = self.t[f"{name}_scale"], self.t[f"{name}_bias"]
-        made = self.g.batchnorm(x, scale, bias, epsilon=EPSILON, name=name)
-        self.kept |= {f"{name}_mean": made[1], f"{name}_inv": made[2]}
-        return made[0]
+        outputs = self.g.batchnorm(x, scale, bias, epsilon=EPSILON, name=name)
+        self.kept |= {f"{name}_mean": outputs[1], f"{name}_inv": outputs[2]}
+        return outputs[0]
 
     def gelu(self, x: Any) -> Any:
         """With the error function."""
@@ -274,17 +274,17 @@ class TorchLayers:
         grouped = q.shape[1] != k.shape[1]
         if not self.keeps:
             return self.f.scaled_dot_product_attention(q, k, v, is_causal=is_causal, enable_gqa=grouped)
-        stats, found = [], []
+        stats, results = [], []
         for one in zip(q, k, v, strict=True):
             one_q, one_k, one_v = (x[None] for x in one)
             o = self.f.scaled_dot_product_attention(
                 one_q, one_k, one_v, is_causal=is_causal, enable_gqa=grouped
             )
             total = self._logsumexp(one_q, one_k, width, is_causal)
-            found.append(self._rounded(o, total, name.replace("attention", "o")))
+            results.append(self._rounded(o, total, name.replace("attention", "o")))
             stats.append(total.detach())
         self.kept[f"{name}_stats"] = self.torch.cat(stats)
-        return self.torch.cat(found)
+        return self.torch.cat(results)
 
     def _rounded(self, o: Any, total: Any, name: str) -> Any:
         """o rounded as in memory. Gradients of scores are p (dp - sum(do o)) with the o that is read; those

@@ -98,9 +98,9 @@ def in_turn(timers: Sequence[Timer], rounds: int) -> list[float]:
 
 def type_of(operand: Operand) -> Any:
     """The data type of an operand."""
-    found = dtypes.data_type_of(operand.dtype)
-    assert found is not None
-    return found
+    results = dtypes.data_type_of(operand.dtype)
+    assert results is not None
+    return results
 
 
 def is_packed(operand: Operand) -> bool:
@@ -138,17 +138,17 @@ class _Cpu:
     def random(self, operand: Operand) -> Any:
         if operand.value is not None:
             return self.xp.full(operand.dims, operand.value, dtypes.numpy_dtype(type_of(operand)))
-        made = buffers.empty(operand.dims, operand.strides, type_of(operand))
+        array = buffers.empty(operand.dims, operand.strides, type_of(operand))
         if is_packed(operand):
-            made[...] = self._generator.integers(0, 256, made.shape)
+            array[...] = self._generator.integers(0, 256, array.shape)
         else:
-            made[...] = self._generator.standard_normal(operand.dims) * operand.scale
-        return made
+            array[...] = self._generator.standard_normal(operand.dims) * operand.scale
+        return array
 
     def poisoned(self, operand: Operand) -> Any:
-        made = buffers.empty(operand.dims, operand.strides, type_of(operand))
-        made[...] = poison(operand)
-        return made
+        array = buffers.empty(operand.dims, operand.strides, type_of(operand))
+        array[...] = poison(operand)
+        return array
 
     def copy(self, array: Any) -> Any:
         return array.copy(order="K")
@@ -219,13 +219,13 @@ class _Gpu:
             return torch.full(operand.dims, operand.value, dtype=type_)
         if is_packed(operand):
             return torch.randint(256, (operand.bytes,), dtype=type_, device=self.kind)
-        made = torch.empty_strided(operand.dims, operand.strides, dtype=type_, device=self.kind)
-        return made.copy_(torch.randn(operand.dims, device=self.kind) * operand.scale)
+        array = torch.empty_strided(operand.dims, operand.strides, dtype=type_, device=self.kind)
+        return array.copy_(torch.randn(operand.dims, device=self.kind) * operand.scale)
 
     def poisoned(self, operand: Operand) -> Any:
         type_ = dtypes.torch_dtype(type_of(operand))
-        made = self.torch.empty_strided(operand.dims, operand.strides, dtype=type_, device=self.kind)
-        return made.fill_(poison(operand))
+        array = self.torch.empty_strided(operand.dims, operand.strides, dtype=type_, device=self.kind)
+        return array.fill_(poison(operand))
 
     def copy(self, array: Any) -> Any:
         return self.torch.empty_strided(
@@ -292,8 +292,8 @@ class _Gpu:
         if ceiling.arithmetic:
             type_ = torch.bfloat16 if ceiling.arithmetic == "bf16" else torch.float32
             a, b = (torch.randn(n, n, device=self.kind, dtype=type_) for _ in range(2))
-            made = torch.empty_like(a)
-            return in_turn([self.timer(lambda _: torch.matmul(a, b, out=made), 1)], rounds)[0]
+            array = torch.empty_like(a)
+            return in_turn([self.timer(lambda _: torch.matmul(a, b, out=array), 1)], rounds)[0]
         # A kernel that reads and writes every element: copy_ during capture is slower than any kernel.
         source = torch.randn(n // 4, device=self.kind)
         target = torch.empty_like(source)
@@ -303,8 +303,8 @@ class _Gpu:
 def _versions() -> list[str]:
     """Versions of the driver and of the run-time compiler."""
     driver, compiler = gpu_health.driver_version(), gpu_health.chosen_compiler(describe_machine())
-    found = {"driver": driver, "NVRTC": compiler and compiler["version"]}
-    return [f"{name} {version}" for name, version in found.items() if version]
+    results = {"driver": driver, "NVRTC": compiler and compiler["version"]}
+    return [f"{name} {version}" for name, version in results.items() if version]
 
 
 @contextmanager

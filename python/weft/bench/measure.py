@@ -69,11 +69,11 @@ def graph_of(case: Case, module: Any, **where: Any) -> tuple[Any, dict[str, Any]
         )
         for name, operand in case.inputs.items()
     }
-    made = case.build(module, g, tensors)
+    outputs = case.build(module, g, tensors)
     for name, operand in case.outputs.items():
-        made[name].set_output(True).set_data_type(types[operand])
-        made[name].set_dim(list(operand.dims)).set_stride(list(operand.strides))
-    return g, tensors | dict(made)
+        outputs[name].set_output(True).set_data_type(types[operand])
+        outputs[name].set_dim(list(operand.dims)).set_stride(list(operand.strides))
+    return g, tensors | dict(outputs)
 
 
 class Side:
@@ -135,11 +135,11 @@ class Bench:
             with suppress(Exception):  # measuring raises it again and reports it
                 build_others(self.side(case).graph)
 
-        found = {case.name: case for case in chosen}
+        results = {case.name: case for case in chosen}
         if any(peer.name == BARE for peer in self._peers):
-            found |= {case.bare.name: case.bare for case in found.values() if case.bare}
+            results |= {case.bare.name: case.bare for case in results.values() if case.bare}
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            list(pool.map(build, found.values()))
+            list(pool.map(build, results.values()))
 
     def ceilings(self) -> list[Row]:
         """The rates that the machine reaches without Weft."""
@@ -190,13 +190,13 @@ class Bench:
     def inputs(self, case: Case) -> Memory:
         """Random values, and those derived from them."""
         machine = self.machine
-        found = {name: machine.random(operand) for name, operand in case.inputs.items()}
+        results = {name: machine.random(operand) for name, operand in case.inputs.items()}
         if case.derive is not None:
             with machine.here():
-                values = case.derive(machine.xp, self._doubles(case, found))
-            for name in values.keys() & found.keys():
-                machine.fill(found[name], values[name])
-        return found
+                values = case.derive(machine.xp, self._doubles(case, results))
+            for name in values.keys() & results.keys():
+                machine.fill(results[name], values[name])
+        return results
 
     def _doubles(self, case: Case, arrays: Memory) -> Memory:
         """The tensors as float64; scalars are part of the oracle."""
@@ -251,11 +251,11 @@ class Bench:
         elements."""
         errors = []
         for name in found.keys() & wanted.keys():
-            each, made = wanted[name], self.machine.double(found[name])
+            each, outputs = wanted[name], self.machine.double(found[name])
             is_known = each == each
             if not is_known.all():
-                each, made = each[is_known], made[is_known]
-            difference = made - each
+                each, outputs = each[is_known], outputs[is_known]
+            difference = outputs - each
             squares = float((difference * difference).sum()), float((each * each).sum())
             ratio = (squares[0] / max(squares[1], 1e-300)) ** 0.5
             errors.append(ratio if ratio == ratio else float("inf"))

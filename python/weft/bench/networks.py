@@ -132,9 +132,9 @@ class _Transformer:
     def kept(self) -> Operands:
         rows, w = self.rows, self.width
         widths = {"n1": w, "qkv": 3 * w, "o": w, "x1": w, "n2": w, "u": 4 * w, "hidden": 4 * w}
-        found = {name: _tokens(rows, width) for name, width in widths.items()}
-        found |= _statistics("norm1", 1, rows, 1) | _statistics("norm2", 1, rows, 1)
-        return found | {"attention_stats": Operand((self.batch, self.heads, self.tokens, 1), "f32")}
+        results = {name: _tokens(rows, width) for name, width in widths.items()}
+        results |= _statistics("norm1", 1, rows, 1) | _statistics("norm2", 1, rows, 1)
+        return results | {"attention_stats": Operand((self.batch, self.heads, self.tokens, 1), "f32")}
 
     def flops(self) -> tuple[float, float]:
         d = self.width // self.heads
@@ -165,8 +165,8 @@ class _Transformer:
         dx1 = g.add(t["d_y"], d.layernorm(d.linear(du, t["n2"], "up"), t["x1"], "norm2"))
         do, o = (l.heads(x, self.by_heads) for x in (d.linear(dx1, t["o"], "out"), t["o"]))
         q, k, v = self._qkv(l, t["qkv"])
-        found = d.attention(do, q, k, v, o, "attention", self.by_heads[3], self.is_causal)
-        dqkv = l.cat([l.joined(part, self.by_heads) for part in found], 2)
+        results = d.attention(do, q, k, v, o, "attention", self.by_heads[3], self.is_causal)
+        dqkv = l.cat([l.joined(part, self.by_heads) for part in results], 2)
         return {"d_x": g.add(dx1, d.layernorm(d.linear(dqkv, t["n1"], "qkv"), t["x"], "norm1"))}
 
 
@@ -234,11 +234,11 @@ class _Llama:
     def kept(self) -> Operands:
         rows, w, dims = self.rows, self.width, (self.batch, self.heads, self.tokens)
         widths = {"n1": w, "o": w, "x1": w, "n2": w, "g": self.inner, "u": self.inner, "hidden": self.inner}
-        found = {name: _tokens(rows, width) for name, width in widths.items()}
-        found |= {"q": Operand((*dims, self.head), order=BSHD)}
-        found |= {name: self._keys(self.tokens) for name in "kv"}
-        found |= {f"norm{i}_inv": _tokens(rows, 1, "f32") for i in (1, 2)}
-        return found | {"attention_stats": Operand((*dims, 1), "f32")}
+        results = {name: _tokens(rows, width) for name, width in widths.items()}
+        results |= {"q": Operand((*dims, self.head), order=BSHD)}
+        results |= {name: self._keys(self.tokens) for name in "kv"}
+        results |= {f"norm{i}_inv": _tokens(rows, 1, "f32") for i in (1, 2)}
+        return results | {"attention_stats": Operand((*dims, 1), "f32")}
 
     def flops(self) -> tuple[float, float]:
         keys = self.cached or self.tokens
@@ -277,9 +277,9 @@ class _Llama:
         dn2 = g.add(by_gate, d.linear(g.mul(dh, g.swish(t["g"])), t["n2"], "up"))
         dx1 = g.add(t["d_y"], d.rmsnorm(dn2, t["x1"], "norm2"))
         do, o = (l.heads(x, self.by_heads("q")) for x in (d.linear(dx1, t["o"], "out"), t["o"]))
-        found = d.attention(do, t["q"], t["k"], t["v"], o, "attention", self.head, is_causal=True)
+        results = d.attention(do, t["q"], t["k"], t["v"], o, "attention", self.head, is_causal=True)
         parts = []
-        for name, part in zip("qkv", found, strict=True):
+        for name, part in zip("qkv", results, strict=True):
             dims = self.by_heads(name)
             parts.append(l.joined(part if name == "v" else _turned(l, part, dims, is_back=True), dims))
         dqkv = l.cat(parts, 2)
@@ -309,13 +309,13 @@ class _CrossTransformer:
 
     def inputs(self) -> Operands:
         w = self.width
-        found = {"x": _tokens(self.rows, w)} | _norm("norm1", w) | _norm("norm2", w) | _norm("norm3", w)
+        results = {"x": _tokens(self.rows, w)} | _norm("norm1", w) | _norm("norm2", w) | _norm("norm3", w)
         for name in ("q1", "k1", "v1", "q2"):
-            found |= _linear(name, w, w, has_bias=False)
+            results |= _linear(name, w, w, has_bias=False)
         for name in ("k2", "v2"):
-            found |= _linear(name, self.word_width, w, has_bias=False)
-        found |= _linear("out1", w, w) | _linear("out2", w, w)
-        return found | _linear("up", w, 8 * w) | _linear("down", 4 * w, w)
+            results |= _linear(name, self.word_width, w, has_bias=False)
+        results |= _linear("out1", w, w) | _linear("out2", w, w)
+        return results | _linear("up", w, 8 * w) | _linear("down", 4 * w, w)
 
     def constants(self) -> Operands:
         return {"text": _tokens(self.batch * self.words, self.word_width)}
@@ -326,13 +326,13 @@ class _CrossTransformer:
     def kept(self) -> Operands:
         rows, w = self.rows, self.width
         names = ("n1", "n2", "n3", "q1", "k1", "v1", "q2", "o1", "o2", "x1", "x2")
-        found = {name: _tokens(rows, w) for name in names}
-        found |= {name: _tokens(self.batch * self.words, w) for name in ("k2", "v2")}
-        found |= {"u": _tokens(rows, 8 * w), "hidden": _tokens(rows, 4 * w)}
+        results = {name: _tokens(rows, w) for name in names}
+        results |= {name: _tokens(self.batch * self.words, w) for name in ("k2", "v2")}
+        results |= {"u": _tokens(rows, 8 * w), "hidden": _tokens(rows, 4 * w)}
         stats = Operand((self.batch, self.heads, self.tokens, 1), "f32")
         for i in (1, 2, 3):
-            found |= _statistics(f"norm{i}", 1, rows, 1)
-        return found | {"attention1_stats": stats, "attention2_stats": stats}
+            results |= _statistics(f"norm{i}", 1, rows, 1)
+        return results | {"attention1_stats": stats, "attention2_stats": stats}
 
     def flops(self) -> tuple[float, float]:
         inputs, d = self.inputs(), self.width // self.heads
@@ -370,8 +370,8 @@ class _CrossTransformer:
         t, l = d.t, WeftLayers(d.g, d.t)
         q, k, v, o = (l.heads(t[f"{name}{i}"], self.by_heads(f"{name}{i}")) for name in "qkvo")
         do = l.heads(d.linear(dx, t[f"o{i}"], f"out{i}"), self.by_heads("o"))
-        found = zip(d.attention(do, q, k, v, o, f"attention{i}", self.by_heads("q")[3]), "qkv", strict=True)
-        return [l.joined(part, self.by_heads(f"{name}{i}")) for part, name in found]
+        results = zip(d.attention(do, q, k, v, o, f"attention{i}", self.by_heads("q")[3]), "qkv", strict=True)
+        return [l.joined(part, self.by_heads(f"{name}{i}")) for part, name in results]
 
     def backward(self, d: Gradients) -> Made:
         g, t, l = d.g, d.t, WeftLayers(d.g, d.t)
@@ -403,11 +403,11 @@ class _Bottleneck:
 
     def inputs(self) -> Operands:
         outer, inner = self.outer, self.inner
-        found = {"x": _image(self.n, outer, self.side)}
+        results = {"x": _image(self.n, outer, self.side)}
         for i, channels, filters, size in ((1, outer, inner, 1), (2, inner, inner, 3), (3, inner, outer, 1)):
-            found |= _conv(f"conv{i}", channels, filters, size, has_bias=False)
-            found |= _image_norm(f"bn{i}", filters, "f32")
-        return found
+            results |= _conv(f"conv{i}", channels, filters, size, has_bias=False)
+            results |= _image_norm(f"bn{i}", filters, "f32")
+        return results
 
     def constants(self) -> Operands:
         return {}
@@ -417,10 +417,10 @@ class _Bottleneck:
 
     def _between(self) -> Operands:
         small, large = (_image(self.n, channels, self.side) for channels in (self.inner, self.outer))
-        found = {"c1": small, "a1": small, "c2": small, "a2": small, "c3": large}
+        results = {"c1": small, "a1": small, "c2": small, "a2": small, "c3": large}
         for i, channels in ((1, self.inner), (2, self.inner), (3, self.outer)):
-            found |= _statistics(f"bn{i}", 1, channels, 1, 1)
-        return found
+            results |= _statistics(f"bn{i}", 1, channels, 1, 1)
+        return results
 
     def kept(self) -> Operands:
         return {"y": _image(self.n, self.outer, self.side)} | self._between()
@@ -480,8 +480,8 @@ class _ConvNeXt:
     def kept(self) -> Operands:
         c = self.channels
         widths = {"pixels": c, "n": c, "u": 4 * c, "hidden": 4 * c, "made": c}
-        found = {name: _tokens(self.rows, width) for name, width in widths.items()}
-        return found | _statistics("norm", 1, self.rows, 1)
+        results = {name: _tokens(self.rows, width) for name, width in widths.items()}
+        return results | _statistics("norm", 1, self.rows, 1)
 
     def flops(self) -> tuple[float, float]:
         products = _products(self.inputs(), self.rows)
@@ -491,8 +491,8 @@ class _ConvNeXt:
         dims = self.n, self.channels, self.side, self.side
         pixels = l.keep("pixels", l.pixels(l.conv(l.t["x"], "depth"), dims))
         u = l.keep("u", l.linear(l.keep("n", l.layernorm(pixels, "norm")), "up"))
-        made = l.keep("made", l.linear(l.keep("hidden", l.gelu(u)), "down"))
-        return {"y": l.add(l.t["x"], l.image(l.mul(made, l.t["gamma"]), dims))}
+        results = l.keep("made", l.linear(l.keep("hidden", l.gelu(u)), "down"))
+        return {"y": l.add(l.t["x"], l.image(l.mul(results, l.t["gamma"]), dims))}
 
     def backward(self, d: Gradients) -> Made:
         g, t, l = d.g, d.t, WeftLayers(d.g, d.t)
@@ -538,10 +538,10 @@ class _Residual:
     def kept(self) -> Operands:
         wide = _image(self.n, self.channels + self.skipped, self.side)
         narrow = _image(self.n, self.filters, self.side)
-        found = {"joined": wide, "n1": wide, "h1": wide, "c1": narrow, "n2": narrow, "h2": narrow}
+        results = {"joined": wide, "n1": wide, "h1": wide, "c1": narrow, "n2": narrow, "h2": narrow}
         for name in ("norm1", "norm2"):
-            found |= _statistics(name, self.n, self.groups, 1, 1)
-        return found
+            results |= _statistics(name, self.n, self.groups, 1, 1)
+        return results
 
     def flops(self) -> tuple[float, float]:
         products = _products(self.inputs(), self.n * self.side**2)
@@ -552,8 +552,8 @@ class _Residual:
         n1 = l.keep("n1", l.groupnorm(joined, "norm1", self.groups))
         c1 = l.keep("c1", l.add(l.conv(l.keep("h1", l.silu(n1)), "conv1"), l.t["time"]))
         n2 = l.keep("n2", l.groupnorm(c1, "norm2", self.groups))
-        made = l.conv(l.keep("h2", l.silu(n2)), "conv2")
-        return {"y": l.add(made, l.conv(joined, "across"))}
+        results = l.conv(l.keep("h2", l.silu(n2)), "conv2")
+        return {"y": l.add(results, l.conv(joined, "across"))}
 
     def backward(self, d: Gradients) -> Made:
         g, t = d.g, d.t
@@ -590,14 +590,14 @@ class _ResNet:
 
     def inputs(self) -> Operands:
         width = self.widths[0]
-        found = {"x": _image(self.n, 3, self.side), **_conv("stem", 3, width, 7, False)}
-        found |= _image_norm("stem_bn", width)
+        results = {"x": _image(self.n, 3, self.side), **_conv("stem", 3, width, 7, False)}
+        results |= _image_norm("stem_bn", width)
         for i, inner, width, _ in self._blocks():
-            found |= _conv(f"conv{i}a", inner, width, 3, False) | _image_norm(f"bn{i}a", width)
-            found |= _conv(f"conv{i}b", width, width, 3, False) | _image_norm(f"bn{i}b", width)
+            results |= _conv(f"conv{i}a", inner, width, 3, False) | _image_norm(f"bn{i}a", width)
+            results |= _conv(f"conv{i}b", width, width, 3, False) | _image_norm(f"bn{i}b", width)
             if width > inner:
-                found |= _conv(f"conv{i}c", inner, width, 1, False) | _image_norm(f"bn{i}c", width)
-        return found | _linear("fc", width, self.classes)
+                results |= _conv(f"conv{i}c", inner, width, 1, False) | _image_norm(f"bn{i}c", width)
+        return results | _linear("fc", width, self.classes)
 
     def constants(self) -> Operands:
         return {}
@@ -607,22 +607,22 @@ class _ResNet:
 
     def kept(self) -> Operands:
         width, half = self.widths[0], _image(self.n, self.widths[0], self.side // 2)
-        found = {"stem": half, "stem_a": half, "a": _image(self.n, width, self.side // 4)}
+        results = {"stem": half, "stem_a": half, "a": _image(self.n, width, self.side // 4)}
         statistics = _statistics("stem_bn", 1, width, 1, 1)
         for i, inner, width, side in self._blocks():
             names = [f"c{i}a", f"a{i}", f"c{i}b", f"y{i}", *([f"c{i}c"] if width > inner else [])]
-            found |= dict.fromkeys(names, _image(self.n, width, side))
+            results |= dict.fromkeys(names, _image(self.n, width, side))
             for part in "abc" if width > inner else "ab":
                 statistics |= _statistics(f"bn{i}{part}", 1, width, 1, 1)
-        return found | {"pooled": _tokens(self.n, width)} | statistics
+        return results | {"pooled": _tokens(self.n, width)} | statistics
 
     def flops(self) -> tuple[float, float]:
         inputs = self.inputs()
-        found = _products({"stem_w": inputs["stem_w"]}, self.n * (self.side // 2) ** 2)
+        results = _products({"stem_w": inputs["stem_w"]}, self.n * (self.side // 2) ** 2)
         for i, _, _, side in self._blocks():
-            found += _products({k: w for k, w in inputs.items() if k[:5] == f"conv{i}"}, self.n * side**2)
-        found += _products({"fc_w": inputs["fc_w"]}, self.n)
-        return found, 2 * found
+            results += _products({k: w for k, w in inputs.items() if k[:5] == f"conv{i}"}, self.n * side**2)
+        results += _products({"fc_w": inputs["fc_w"]}, self.n)
+        return results, 2 * results
 
     def forward(self, l: Layers) -> Made:
         stem = l.keep("stem", l.conv(l.t["x"], "stem", 2))
@@ -727,9 +727,9 @@ class Program:
 
         def forward(*tensors: Any) -> tuple[Any, ...]:
             l = TorchLayers(torch, dict(zip(names, tensors, strict=True)))
-            made = self.block.forward(l)
-            found = l.kept | made
-            return tuple(found[name] for name in self.results if name in found)
+            results = self.block.forward(l)
+            values = l.kept | results
+            return tuple(values[name] for name in self.results if name in values)
 
         run = forward if options is None else torch.compile(forward, **options)
 
@@ -738,9 +738,9 @@ class Program:
             if not self.is_backward:
                 return torch.no_grad()(lambda: run(*given))  # type: ignore[no-any-return]
             asking = [x.detach().requires_grad_() for x in given[:leaves]]
-            made = run(*asking, *given[leaves:])
+            results = run(*asking, *given[leaves:])
             dy = memory[f"d_{self.results[0]}"]
-            return lambda: torch.autograd.grad(made, asking, (dy,), retain_graph=True)
+            return lambda: torch.autograd.grad(results, asking, (dy,), retain_graph=True)
 
         return prepare
 
@@ -755,12 +755,12 @@ def _in_doubles(
         name: torch.as_tensor(t[name]).detach().requires_grad_(has_gradients and name in block.inputs())
         for name in (*block.inputs(), *block.constants())
     }
-    kept = block.kept() if is_gradient else {}
-    rounded = {name: dtypes.torch_dtype(type_of(operand)) for name, operand in kept.items()}
+    selected = block.kept() if is_gradient else {}
+    rounded = {name: dtypes.torch_dtype(type_of(operand)) for name, operand in selected.items()}
     l = TorchLayers(torch, given, keeps=True, rounded=rounded)
     with torch.set_grad_enabled(has_gradients):
-        made = l.kept | block.forward(l)
-    return made[next(iter(block.results()))], made, [given[name] for name in block.inputs()]
+        results = l.kept | block.forward(l)
+    return results[next(iter(block.results()))], results, [given[name] for name in block.inputs()]
 
 
 def _like(values: Any, t: Tensors) -> Any:
@@ -776,8 +776,8 @@ def forward(tag: str, block: Block) -> Case:
 
     def build(_: Any, g: Any, t: Tensors) -> Made:
         l = WeftLayers(g, t)
-        made = l.kept | block.forward(l)
-        return {name: made[name] for name in outputs}
+        results = l.kept | block.forward(l)
+        return {name: results[name] for name in outputs}
 
     def judge(_: Any, t: dict[str, Any]) -> dict[str, Any]:
         _, made, _ = _in_doubles(block, t, is_gradient=False, has_gradients=False)
@@ -796,7 +796,7 @@ def backward(tag: str, block: Block) -> Case:
     known = block.inputs() | block.constants()
     (result, y), *_ = block.results().items()
     outputs = {f"d_{name}": operand for name, operand in block.inputs().items()}
-    kept = block.kept()
+    selected = block.kept()
 
     def build(_: Any, g: Any, t: Tensors) -> Made:
         d = Gradients(g, t)
@@ -804,16 +804,16 @@ def backward(tag: str, block: Block) -> Case:
 
     def follow(_: Any, t: dict[str, Any]) -> dict[str, Any]:
         _, made, _ = _in_doubles(block, t, is_gradient=True, has_gradients=False)
-        return {name: _like(made[name], t) for name in kept}
+        return {name: _like(made[name], t) for name in selected}
 
     def judge(_: Any, t: dict[str, Any]) -> dict[str, Any]:
         torch = importlib.import_module("torch")
         made, _, leaves = _in_doubles(block, t, is_gradient=True, has_gradients=True)
-        found = torch.autograd.grad(made, leaves, torch.as_tensor(t[f"d_{result}"]))
-        return {name: _like(values, t) for name, values in zip(outputs, found, strict=True)}
+        results = torch.autograd.grad(made, leaves, torch.as_tensor(t[f"d_{result}"]))
+        return {name: _like(values, t) for name, values in zip(outputs, results, strict=True)}
 
     name, program = f"blocks/{tag}_bwd", Program(block, is_backward=True)
-    inputs = known | kept | {f"d_{result}": y}
+    inputs = known | selected | {f"d_{result}": y}
     flops = block.flops()[1]
     error = LARGEST_ERRORS[y.dtype][1]
     if isinstance(block, _Bottleneck):
@@ -864,5 +864,5 @@ CPU_DECODE: dict[str, Block] = {"llama_decode": _Llama(3, 1, 64, 4, 2, 96, 20)}
 
 def cases(blocks: dict[str, Block], decode: dict[str, Block]) -> Sequence[Case]:
     """All forward passes, then the gradients of the blocks that have one."""
-    made = [forward(tag, block) for tag, block in (blocks | decode).items()]
-    return [*made, *(backward(tag, block) for tag, block in blocks.items())]
+    results = [forward(tag, block) for tag, block in (blocks | decode).items()]
+    return [*results, *(backward(tag, block) for tag, block in blocks.items())]

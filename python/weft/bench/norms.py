@@ -56,8 +56,8 @@ def _row_norm_of_torch(kind: str, is_backward: bool, torch: Any, m: Tensors) -> 
     dy = m["dy"].flatten(1)
     if kind == "layernorm":
         wanted = [True, True, True]
-        kept = x.dtype if x.device.type == "cpu" else torch.float32  # the type of torch's own statistics
-        mean, inv = (m[name].flatten(1).to(kept) for name in ("mean", "inv"))
+        selected = x.dtype if x.device.type == "cpu" else torch.float32  # the type of torch's own statistics
+        mean, inv = (m[name].flatten(1).to(selected) for name in ("mean", "inv"))
         return aten.native_layer_norm_backward(dy, x, shape, mean, inv, scale, scale, wanted)
     weighted = dy * scale * m["inv"].flatten(1)  # no torch operation accepts the statistics
     xhat = x * m["inv"].flatten(1)
@@ -71,20 +71,20 @@ def _statistics(xp: Any, t: dict[str, Any], axes: tuple[int, ...], is_centred: b
 def _build_forward(kind: str, lib: Any, g: Any, t: Tensors) -> Tensors:
     options = {"bias": t["bias"]} if "bias" in t else {}
     phase = lib.norm_forward_phase.TRAINING
-    y, *found = getattr(g, kind)(
+    y, *results = getattr(g, kind)(
         norm_forward_phase=phase, input=t["x"], scale=t["scale"], epsilon=t["eps"], **options
     )
-    return dict(zip(("y", "mean", "inv") if options else ("y", "inv"), (y, *found), strict=True))
+    return dict(zip(("y", "mean", "inv") if options else ("y", "inv"), (y, *results), strict=True))
 
 
 def _build_backward(kind: str, _: Any, g: Any, t: Tensors) -> Tensors:
     options = {"mean": t["mean"]} if "mean" in t else {"has_dbias": False}
-    made = getattr(g, f"{kind}_backward")(
+    outputs = getattr(g, f"{kind}_backward")(
         grad=t["dy"], input=t["x"], scale=t["scale"], inv_variance=t["inv"], **options
     )
     return {
         name: tensor
-        for name, tensor in zip(("dx", "dscale", "dbias"), made, strict=True)
+        for name, tensor in zip(("dx", "dscale", "dbias"), outputs, strict=True)
         if tensor is not None
     }
 
@@ -93,28 +93,28 @@ def batch_norm(
     dtype: str, n: int, channels: int, size: int, is_backward: bool, is_last: bool = True
 ) -> Case:
     """Batch normalization of images in training; is_last: channels last."""
-    whole = Operand((n, channels, size, size), dtype, NHWC if is_last else ())
+    full = Operand((n, channels, size, size), dtype, NHWC if is_last else ())
     each = Operand((1, channels, 1, 1), "f32")
     layout = "" if is_last else "nchw_"
     name = f"norm/batchnorm_{'bwd' if is_backward else 'fwd'}_{layout}n{n}c{channels}hw{size}"
-    flops = float(_NORM_FLOPS["layernorm", is_backward] * math.prod(whole.dims))
+    flops = float(_NORM_FLOPS["layernorm", is_backward] * math.prod(full.dims))
     axes = (0, 2, 3)
     if is_backward:
         return Case(
             name,
             dtype,
             flops,
-            {"x": whole, "dy": whole, "scale": each, "mean": each, "inv": each},
-            {"dx": whole, "dscale": each, "dbias": each},
+            {"x": full, "dy": full, "scale": each, "mean": each, "inv": each},
+            {"dx": full, "dscale": each, "dbias": each},
             partial(_build_backward, "batchnorm"),
             partial(oracle.norm_backward, axes=axes, parameter_axes=axes),
             partial(_statistics, axes=axes, is_centred=True),
             partial(_batch_norm_of_torch, is_backward),
         )
-    inputs = {"x": whole} | dict.fromkeys(("scale", "bias", "running_mean", "running_var"), each)
+    inputs = {"x": full} | dict.fromkeys(("scale", "bias", "running_mean", "running_var"), each)
     for key, number in ("eps", EPSILON), ("momentum", MOMENTUM):
         inputs[key] = Operand((1, 1, 1, 1), "f32", value=number)
-    outputs = {"y": whole} | dict.fromkeys(("mean", "inv", "new_mean", "new_var"), each)
+    outputs = {"y": full} | dict.fromkeys(("mean", "inv", "new_mean", "new_var"), each)
     program = partial(_batch_norm_of_torch, is_backward)
     return Case(name, dtype, flops, inputs, outputs, _build_batch_norm, _judge_batch_norm, program=program)
 
@@ -131,7 +131,7 @@ def _batch_norm_of_torch(is_backward: bool, torch: Any, m: Tensors) -> object:
 
 
 def _build_batch_norm(_: Any, g: Any, t: Tensors) -> Tensors:
-    made = g.batchnorm(
+    outputs = g.batchnorm(
         input=t["x"],
         scale=t["scale"],
         bias=t["bias"],
@@ -140,12 +140,12 @@ def _build_batch_norm(_: Any, g: Any, t: Tensors) -> Tensors:
         epsilon=t["eps"],
         momentum=t["momentum"],
     )
-    return dict(zip(("y", "mean", "inv", "new_mean", "new_var"), made, strict=True))
+    return dict(zip(("y", "mean", "inv", "new_mean", "new_var"), outputs, strict=True))
 
 
 def _judge_batch_norm(xp: Any, t: dict[str, Any]) -> dict[str, Any]:
-    found = oracle.norm_forward(xp, t, (0, 2, 3), True, EPSILON)
-    return found | oracle.running(t, found, MOMENTUM, EPSILON)
+    results = oracle.norm_forward(xp, t, (0, 2, 3), True, EPSILON)
+    return results | oracle.running(t, results, MOMENTUM, EPSILON)
 
 
 def planar_norm(kind: str, dtype: str, n: int, channels: int, size: int) -> Case:
@@ -157,8 +157,8 @@ def planar_norm(kind: str, dtype: str, n: int, channels: int, size: int) -> Case
 
     def build(lib: Any, g: Any, t: Tensors) -> Tensors:
         phase = {} if is_batch else {"norm_forward_phase": lib.norm_forward_phase.TRAINING}
-        made = getattr(g, kind)(input=t["x"], scale=t["scale"], bias=t["bias"], epsilon=t["eps"], **phase)
-        return dict(zip(("y", "mean", "inv"), made, strict=False))
+        outputs = getattr(g, kind)(input=t["x"], scale=t["scale"], bias=t["bias"], epsilon=t["eps"], **phase)
+        return dict(zip(("y", "mean", "inv"), outputs, strict=False))
 
     def program(torch: Any, m: Tensors) -> object:
         scale, bias = m["scale"].view(-1), m["bias"].view(-1)
@@ -183,20 +183,20 @@ def group_norm(
     dtype: str, n: int, channels: int, size: int, groups: int, is_backward: bool, is_last: bool
 ) -> Case:
     """Group normalization; is_last: channels last."""
-    whole = Operand((n, channels, size, size), dtype, NHWC if is_last else ())
+    full = Operand((n, channels, size, size), dtype, NHWC if is_last else ())
     each, statistic = Operand((1, channels, 1, 1), "f32"), Operand((n, groups, 1, 1), "f32")
     layout = "nhwc" if is_last else "nchw"
     statistics = {"mean": statistic, "inv": statistic}
     if is_backward:
-        inputs = {"x": whole, "dy": whole, "scale": each} | statistics
-        outputs = {"dx": whole, "dscale": each, "dbias": each}
+        inputs = {"x": full, "dy": full, "scale": each} | statistics
+        outputs = {"dx": full, "dscale": each, "dbias": each}
     else:
-        inputs = {"x": whole, "scale": each, "bias": each, "eps": Operand((1, 1, 1, 1), "f32", value=EPSILON)}
-        outputs = {"y": whole} | statistics
+        inputs = {"x": full, "scale": each, "bias": each, "eps": Operand((1, 1, 1, 1), "f32", value=EPSILON)}
+        outputs = {"y": full} | statistics
     return Case(
         f"norm/groupnorm_{'bwd' if is_backward else 'fwd'}_{layout}_n{n}c{channels}hw{size}g{groups}",
         dtype,
-        float(_NORM_FLOPS["layernorm", is_backward] * math.prod(whole.dims)),
+        float(_NORM_FLOPS["layernorm", is_backward] * math.prod(full.dims)),
         inputs,
         outputs,
         partial(_build_groups, groups, is_backward),
@@ -208,11 +208,11 @@ def group_norm(
 
 def _build_groups(groups: int, is_backward: bool, lib: Any, g: Any, t: Tensors) -> Tensors:
     if is_backward:
-        made = g.groupnorm_backward(t["dy"], t["x"], t["scale"], t["mean"], t["inv"], groups=groups)
-        return dict(zip(("dx", "dscale", "dbias"), made, strict=True))
+        outputs = g.groupnorm_backward(t["dy"], t["x"], t["scale"], t["mean"], t["inv"], groups=groups)
+        return dict(zip(("dx", "dscale", "dbias"), outputs, strict=True))
     phase = lib.norm_forward_phase.TRAINING
-    made = g.groupnorm(phase, t["x"], t["scale"], t["bias"], t["eps"], groups=groups)
-    return dict(zip(("y", "mean", "inv"), made, strict=True))
+    outputs = g.groupnorm(phase, t["x"], t["scale"], t["bias"], t["eps"], groups=groups)
+    return dict(zip(("y", "mean", "inv"), outputs, strict=True))
 
 
 def _in_groups(t: dict[str, Any], groups: int) -> dict[str, Any]:
@@ -225,17 +225,17 @@ def _in_groups(t: dict[str, Any], groups: int) -> dict[str, Any]:
 
 
 def _statistics_of_groups(xp: Any, t: dict[str, Any], groups: int) -> dict[str, Any]:
-    found = _statistics(xp, _in_groups(t | {"mean": t["x"], "inv": t["x"]}, groups), (2, 3, 4), True)
-    return {name: each[:, :, 0] for name, each in found.items()}
+    results = _statistics(xp, _in_groups(t | {"mean": t["x"], "inv": t["x"]}, groups), (2, 3, 4), True)
+    return {name: each[:, :, 0] for name, each in results.items()}
 
 
 def _judge_groups(groups: int, is_backward: bool, xp: Any, t: dict[str, Any]) -> dict[str, Any]:
     shown = _in_groups(t, groups)
     if is_backward:
-        found = oracle.norm_backward(xp, shown, (2, 3, 4), (0, 3, 4))
+        results = oracle.norm_backward(xp, shown, (2, 3, 4), (0, 3, 4))
     else:
-        found = oracle.norm_forward(xp, shown, (2, 3, 4), True, EPSILON)
-    return {name: each.reshape(each.shape[0], -1, *each.shape[3:]) for name, each in found.items()}
+        results = oracle.norm_forward(xp, shown, (2, 3, 4), True, EPSILON)
+    return {name: each.reshape(each.shape[0], -1, *each.shape[3:]) for name, each in results.items()}
 
 
 def _group_norm_of_torch(groups: int, is_backward: bool, torch: Any, m: Tensors) -> object:

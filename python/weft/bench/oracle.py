@@ -107,10 +107,10 @@ def _within_edge(padded: Any, w: Window) -> Any:
 def _padded(xp: Any, w: Window, x: Any = None, edge: float = 0.0) -> Any:
     """Images [N,C,H,W] as [N,H,W,C] with padding; only padding if there are no images."""
     sides = [extent + 2 * w.padding for extent in w.image]
-    made = xp.full((w.n, *sides, w.channels), edge, dtype=xp.float64)
+    outputs = xp.full((w.n, *sides, w.channels), edge, dtype=xp.float64)
     if x is not None:
-        _within_edge(made, w)[...] = xp.moveaxis(x, 1, -1)
-    return made
+        _within_edge(outputs, w)[...] = xp.moveaxis(x, 1, -1)
+    return outputs
 
 
 # ---- Convolution: one matmul per tap -----------------------------------------------------------------------
@@ -201,9 +201,9 @@ def statistics(xp: Any, x: Any, axes: tuple[int, ...], is_centred: bool, epsilon
 
 def norm_forward(xp: Any, t: Arrays, axes: tuple[int, ...], is_centred: bool, epsilon: float) -> Arrays:
     """y = (x - mean) inv scale + bias, and the statistics."""
-    found = statistics(xp, t["x"], axes, is_centred, epsilon)
-    y = (t["x"] - found["mean"]) * found["inv"] * t["scale"]
-    return {"y": y + t["bias"] if "bias" in t else y} | found
+    results = statistics(xp, t["x"], axes, is_centred, epsilon)
+    y = (t["x"] - results["mean"]) * results["inv"] * t["scale"]
+    return {"y": y + t["bias"] if "bias" in t else y} | results
 
 
 def norm_backward(xp: Any, t: Arrays, axes: tuple[int, ...], parameter_axes: tuple[int, ...]) -> Arrays:
@@ -214,10 +214,10 @@ def norm_backward(xp: Any, t: Arrays, axes: tuple[int, ...], parameter_axes: tup
     projected = g - x_hat * (g * x_hat).mean(axis=axes, keepdims=True)
     if "mean" in t:
         projected = projected - g.mean(axis=axes, keepdims=True)
-    found = {"dx": projected * t["inv"]}
-    found["dscale"] = (t["dy"] * x_hat).sum(axis=parameter_axes, keepdims=True)
-    found["dbias"] = t["dy"].sum(axis=parameter_axes, keepdims=True)
-    return found
+    results = {"dx": projected * t["inv"]}
+    results["dscale"] = (t["dy"] * x_hat).sum(axis=parameter_axes, keepdims=True)
+    results["dbias"] = t["dy"].sum(axis=parameter_axes, keepdims=True)
+    return results
 
 
 def running(t: Arrays, found: Arrays, momentum: float, epsilon: float) -> Arrays:
@@ -305,22 +305,22 @@ def sdpa_fp8(xp: Any, t: Arrays, a: Attention) -> Arrays:
 
 def sdpa_backward(xp: Any, t: Arrays, a: Attention, kind: str = "") -> Arrays:
     """Gradients of q, k and v; those of key heads are summed over the query heads that share them."""
-    found = {f"d{name.upper()}": xp.zeros(tuple(t[name].shape), dtype=xp.float64) for name in "qkv"}
+    results = {f"d{name.upper()}": xp.zeros(tuple(t[name].shape), dtype=xp.float64) for name in "qkv"}
     for b, h, part in itertools.product(range(a.batch), range(a.heads), _parts(a)):
         at = b, h * a.key_heads // a.heads
         q, k, v, d_o = t["q"][b, h, part], t["k"][at], t["v"][at], t["dO"][b, h, part]
         modify = partial(modified_scores, xp, kind, t=t, a=a, head=h, first=part.start) if kind else None
         p, _ = _probabilities(xp, q, k, a, part.start, modify)
-        kept = _kept(t, b, part)
-        d_p = d_o @ xp.swapaxes(v, 0, 1) * kept
+        selected = _kept(t, b, part)
+        d_p = d_o @ xp.swapaxes(v, 0, 1) * selected
         along = (d_o * t["o"][b, h, part]).sum(axis=-1, keepdims=True)
         d_s = p * (d_p - along) * a.scale
         if kind == "softcap":
             d_s = d_s * (1 - xp.tanh(q @ xp.swapaxes(k, 0, 1) * (a.scale / SOFTCAP)) ** 2)
-        found["dQ"][b, h, part] = d_s @ k
-        found["dK"][at] += xp.swapaxes(d_s, 0, 1) @ q
-        found["dV"][at] += xp.swapaxes(p * kept, 0, 1) @ d_o
-    return found
+        results["dQ"][b, h, part] = d_s @ k
+        results["dK"][at] += xp.swapaxes(d_s, 0, 1) @ q
+        results["dV"][at] += xp.swapaxes(p * selected, 0, 1) @ d_o
+    return results
 
 
 # ---- Memory-bound graphs -----------------------------------------------------------------------------------
@@ -342,12 +342,12 @@ def pool(xp: Any, x: Any, p: Pool) -> Any:
 
 def indices(xp: Any, x: Any, p: Pool) -> Any:
     """The index of the first of the largest elements of each window, [N,P,Q,C]."""
-    most, found = -math.inf, 0.0
+    most, results = -math.inf, 0.0
     for number, (_, window) in enumerate(_windows(_padded(xp, p, x, -math.inf), p)):
         is_more = window > most
-        found = xp.where(is_more, float(number), found)
+        results = xp.where(is_more, float(number), results)
         most = xp.where(is_more, window, most)
-    return found
+    return results
 
 
 def some_indices(xp: Any, t: Arrays, p: Pool) -> Arrays:

@@ -57,13 +57,13 @@ def predict(case: Case, row: Row, device: DeviceProperties) -> Prediction:
 def committed_tables() -> list[Path]:
     """The tables of this repository with one Weft time per case."""
     folder = Path(weft.__file__).parents[2] / "tools" / "bench" / "results"
-    found = [path for path in sorted(folder.glob("h200-*.csv")) if _has_times(path)]
-    if not found:
+    results = [path for path in sorted(folder.glob("h200-*.csv")) if _has_times(path)]
+    if not results:
         raise UnavailableError(
             f"bench: --predict finds no GPU, and no tables in {folder}. Name tables with --from, or run it "
             "in a working tree."
         )
-    return found
+    return results
 
 
 def _has_times(path: Path) -> bool:

@@ -61,10 +61,10 @@ def matmul_of_torch(activation: str, torch: Any, t: Tensors) -> object:
     a, b = t["A"][0], t["B"][0]
     if a.dtype == torch.int8:
         return torch._int_mm(a, b)
-    made = torch.nn.functional.linear(a, b.mT, t["bias"][0, 0] if activation else None)
+    outputs = torch.nn.functional.linear(a, b.mT, t["bias"][0, 0] if activation else None)
     if activation == "gelu":
-        return torch.nn.functional.gelu(made, approximate="tanh")
-    return made.relu() if activation else made
+        return torch.nn.functional.gelu(outputs, approximate="tanh")
+    return outputs.relu() if activation else outputs
 
 
 def scaled_matmul(tag: str, m: int, n: int, k: int) -> Case:
@@ -134,7 +134,7 @@ def experts(kind: str, tag: str, arithmetic: str, experts: int, rows: int, depth
     """The grouped matmul of a mixture of experts with similar numbers of rows ("fprop"), or its gradient with
     respect to the weights ("wgrad"). Weights are K-major."""
     dtype = TENSORS[arithmetic]
-    token, made = Operand((1, rows, depth), dtype), Operand((1, rows, columns), dtype)
+    token, results = Operand((1, rows, depth), dtype), Operand((1, rows, columns), dtype)
     weight = Operand((experts, depth, columns), dtype, order=(0, 2, 1), scale=1 / math.sqrt(depth))
     firsts = [int(rows * (e / experts) ** 1.25) for e in range(experts)]
     shared = {"token": token, "first": Operand((experts, 1, 1), "i32")}
@@ -154,8 +154,8 @@ def experts(kind: str, tag: str, arithmetic: str, experts: int, rows: int, depth
         return torch._grouped_mm(m["dy"][0].T, m["token"][0], offs=ends)
 
     inputs, outputs, build, judge = {
-        "fprop": (shared | {"w": weight}, {"y": made}, fprop, oracle.experts),
-        "wgrad": (shared | {"dy": made}, {"dw": weight}, wgrad, oracle.experts_wgrad),
+        "fprop": (shared | {"w": weight}, {"y": results}, fprop, oracle.experts),
+        "wgrad": (shared | {"dy": results}, {"dw": weight}, wgrad, oracle.experts_wgrad),
     }[kind]
     return Case(
         f"matmul/moe_{kind}_{tag}",
@@ -189,8 +189,8 @@ def conv(
     options = {name: [getattr(c, name)] * len(c.image) for name in ("padding", "stride", "dilation")}
 
     def fprop(module: Any, g: Any, t: Tensors) -> Tensors:
-        made = g.conv_fprop(image=t["x"], weight=t["w"], **options, **_options(module, arithmetic))
-        return {"y": g.relu(input=g.add(a=made, b=t["bias"])) if has_bias else made}
+        outputs = g.conv_fprop(image=t["x"], weight=t["w"], **options, **_options(module, arithmetic))
+        return {"y": g.relu(input=g.add(a=outputs, b=t["bias"])) if has_bias else outputs}
 
     def dgrad(_: Any, g: Any, t: Tensors) -> Tensors:
         return {"dx": g.conv_dgrad(loss=t["dy"], filter=t["w"], **options)}
@@ -241,8 +241,8 @@ def causal_conv(
 
     def backward(module: Any, g: Any, t: Tensors) -> Tensors:
         operands = {"loss": t["dy"], "input": t["x"], "weight": t["w"], "bias": t["bias"]}
-        made = g.causal_conv1d_backward(**operands, activation=module.pointwise_mode.SWISH_FWD)
-        return dict(zip(("dx", "dw", "dbias"), made, strict=True))
+        outputs = g.causal_conv1d_backward(**operands, activation=module.pointwise_mode.SWISH_FWD)
+        return dict(zip(("dx", "dw", "dbias"), outputs, strict=True))
 
     flops, program = 2.0 * batch * channels * steps * taps, partial(causal_conv_of_torch, is_backward)
     if not is_backward:
@@ -283,10 +283,10 @@ def sdpa(tag: str, arithmetic: str, a: Attention, is_backward: bool = False) -> 
         return {"o": o}
 
     def backward(_: Any, g: Any, t: Tensors) -> Tensors:
-        made = g.sdpa_backward(
+        outputs = g.sdpa_backward(
             q=t["q"], k=t["k"], v=t["v"], o=t["o"], dO=t["dO"], stats=t["stats"], **options
         )
-        return dict(zip(("dQ", "dK", "dV"), made, strict=True))
+        return dict(zip(("dQ", "dK", "dV"), outputs, strict=True))
 
     name, flops = f"sdpa/{tag}", a.flops(is_backward)
     if not is_backward:
@@ -326,8 +326,8 @@ def sdpa_modified(tag: str, arithmetic: str, a: Attention, kind: str, is_backwar
 
     def build(_: Any, g: Any, t: Tensors) -> Tensors:
         known = {name: t[name] for name in inputs} | options
-        made = g.sdpa_backward(**known) if is_backward else g.sdpa(generate_stats=False, **known)
-        return dict(zip(plain.outputs, made, strict=False))
+        outputs = g.sdpa_backward(**known) if is_backward else g.sdpa(generate_stats=False, **known)
+        return dict(zip(plain.outputs, outputs, strict=False))
 
     judge = partial(oracle.sdpa_backward if is_backward else oracle.sdpa_forward, a=a, kind=kind)
     follows = partial(oracle.sdpa_forward, a=a, kind=kind) if is_backward else None
@@ -359,8 +359,8 @@ def sdpa_fp8(tag: str, arithmetic: str, a: Attention) -> Case:
     def build(_: Any, g: Any, t: Tensors) -> Tensors:
         options: dict[str, Any] = {"use_causal_mask": True} if a.is_causal else {}
         options |= {name: t[name] for name in inputs} | {"is_inference": True, "attn_scale": a.scale}
-        made = g.sdpa_fp8(**options)
-        return {"o": made[0], "amax_s": made[-2], "amax_o": made[-1]}
+        outputs = g.sdpa_fp8(**options)
+        return {"o": outputs[0], "amax_s": outputs[-2], "amax_o": outputs[-1]}
 
     def scales(xp: Any, _: dict[str, Any]) -> dict[str, Any]:
         return {name: xp.full(_SCALAR, value, dtype=xp.float64) for name, value in _SCALES.items()}

@@ -278,8 +278,8 @@ def _derived(roof: Roof, drawn: Collection[str]) -> list[str]:
     twice = [name for name, half in TWICE.items() if half in peaks and peaks.get(name) == 2 * peaks[half]]
     alike = [name for name in IN_FLOAT if name in peaks and peaks[name] == peaks.get("f32")]
     twice, alike = ([name for name in names if name in drawn] for names in (twice, alike))
-    found = {"twice bf16": twice, "as f32": alike}
-    return [f"{', '.join(names)}: {words}" for words, names in found.items() if names]
+    results = {"twice bf16": twice, "as f32": alike}
+    return [f"{', '.join(names)}: {words}" for words, names in results.items() if names]
 
 
 def picture(rows: Sequence[Row], cases: Mapping[str, Case], roof: Roof) -> str:

@@ -19,13 +19,13 @@ from weft.bench.shapes import NHWC, Operand, Pool
 
 def bias_gelu_residual(tag: str, dtype: str, rows: int, columns: int) -> Case:
     """gelu(x + bias) + r."""
-    whole = Operand((1, rows, columns), dtype)
+    full = Operand((1, rows, columns), dtype)
     return Case(
         f"mem/bias_gelu_residual_{tag}",
         dtype,
         3.0 * rows * columns,
-        {"x": whole, "bias": Operand((1, 1, columns), dtype), "r": whole},
-        {"y": whole},
+        {"x": full, "bias": Operand((1, 1, columns), dtype), "r": full},
+        {"y": full},
         lambda _, g, t: {
             "y": g.add(a=g.gelu_approx_tanh(input=g.bias(input=t["x"], bias=t["bias"])), b=t["r"])
         },
@@ -35,13 +35,13 @@ def bias_gelu_residual(tag: str, dtype: str, rows: int, columns: int) -> Case:
 
 def relu(tag: str, dtype: str, elements: int) -> Case:
     """One read, one write."""
-    whole = Operand((1, 1, elements), dtype)
+    full = Operand((1, 1, elements), dtype)
     return Case(
         f"mem/relu_{tag}",
         dtype,
         float(elements),
-        {"x": whole},
-        {"y": whole},
+        {"x": full},
+        {"y": full},
         lambda _, g, t: {"y": g.relu(input=t["x"])},
         lambda _, t: {"y": oracle.relu(t["x"])},
     )
@@ -66,7 +66,7 @@ def sums(name: str, dtype: str, rows: int, columns: int, axis: int) -> Case:
 
 def softmax(dtype: str, rows: int, columns: int) -> Case:
     """Softmax of rows, composed of operations that every frontend has."""
-    whole = Operand((1, rows, columns), dtype)
+    full = Operand((1, rows, columns), dtype)
 
     def build(lib: Any, g: Any, t: Tensors) -> Tensors:
         most = g.reduction(input=t["x"], mode=lib.reduction_mode.MAX).set_dim([1, rows, 1])
@@ -78,8 +78,8 @@ def softmax(dtype: str, rows: int, columns: int) -> Case:
         f"rows/softmax_{rows}x{columns}",
         dtype,
         5.0 * rows * columns,
-        {"x": whole},
-        {"y": whole},
+        {"x": full},
+        {"y": full},
         build,
         lambda xp, t: {"y": oracle.softmax(xp, t["x"])},
         program=lambda torch, m: torch.softmax(m["x"], 2, out=m["y"]),
@@ -102,7 +102,7 @@ def maximum(dtype: str, rows: int, columns: int) -> Case:
 
 def softmax_backward(dtype: str, rows: int, columns: int) -> Case:
     """y (dy - sum of y dy over the row)."""
-    whole = Operand((1, rows, columns), dtype)
+    full = Operand((1, rows, columns), dtype)
 
     def build(lib: Any, g: Any, t: Tensors) -> Tensors:
         both = g.reduction(input=g.mul(a=t["dy"], b=t["y"]), mode=lib.reduction_mode.ADD)
@@ -112,8 +112,8 @@ def softmax_backward(dtype: str, rows: int, columns: int) -> Case:
         f"rows/softmax_bwd_{rows}x{columns}",
         dtype,
         4.0 * rows * columns,
-        {"y": whole, "dy": whole},
-        {"dx": whole},
+        {"y": full, "dy": full},
+        {"dx": full},
         build,
         lambda _, t: {"dx": t["y"] * (t["dy"] - (t["dy"] * t["y"]).sum(axis=2, keepdims=True))},
         program=lambda torch, m: torch._softmax_backward_data(
@@ -124,7 +124,7 @@ def softmax_backward(dtype: str, rows: int, columns: int) -> Case:
 
 def log_softmax(dtype: str, rows: int, columns: int) -> Case:
     """x - max - log of the sum of e^(x - max) over the row."""
-    whole = Operand((1, rows, columns), dtype)
+    full = Operand((1, rows, columns), dtype)
 
     def build(lib: Any, g: Any, t: Tensors) -> Tensors:
         most = g.reduction(input=t["x"], mode=lib.reduction_mode.MAX).set_dim([1, rows, 1])
@@ -136,8 +136,8 @@ def log_softmax(dtype: str, rows: int, columns: int) -> Case:
         f"rows/log_softmax_{rows}x{columns}",
         dtype,
         5.0 * rows * columns,
-        {"x": whole},
-        {"y": whole},
+        {"x": full},
+        {"y": full},
         build,
         lambda xp, t: {"y": xp.log(oracle.softmax(xp, t["x"]))},
         program=lambda torch, m: torch.log_softmax(m["x"], 2, out=m["y"]),
@@ -204,15 +204,15 @@ def add_relu_across(dtype: str, dims: tuple[int, ...]) -> Case:
 def concat(tag: str, dtype: str, parts: Sequence[tuple[int, ...]], axis: int, is_last: bool = False) -> Case:
     """Concatenation; is_last: images with channels last."""
     order = NHWC if is_last else ()
-    made = list(parts[0])
-    made[axis] = sum(dims[axis] for dims in parts)
+    outputs = list(parts[0])
+    outputs[axis] = sum(dims[axis] for dims in parts)
     names = [f"x{i}" for i in range(len(parts))]
     return Case(
         f"move/concat_{tag}",
         dtype,
         0.0,
         {name: Operand(dims, dtype, order) for name, dims in zip(names, parts, strict=True)},
-        {"y": Operand(tuple(made), dtype, order)},
+        {"y": Operand(tuple(outputs), dtype, order)},
         lambda _, g, t: {"y": g.concatenate([t[name] for name in names], axis)},
         lambda xp, t: {"y": xp.concatenate([t[name] for name in names], axis)},
         program=lambda torch, m: torch.cat([m[name] for name in names], axis, out=m["y"]),
@@ -282,8 +282,8 @@ def pool(tag: str, dtype: str, p: Pool, has_index: bool = False, is_last: bool =
     def build(lib: Any, g: Any, t: Tensors) -> Tensors:
         edge = lib.padding_mode.NEG_INF_PAD if p.is_max else lib.padding_mode.ZERO_PAD
         options = _resampling(lib, p)
-        made = g.resample(input=t["x"], padding_mode=edge, generate_index=has_index, **options)
-        return {name: tensor for name, tensor in zip(("y", "index"), made, strict=True) if name in outputs}
+        results = g.resample(input=t["x"], padding_mode=edge, generate_index=has_index, **options)
+        return {name: tensor for name, tensor in zip(("y", "index"), results, strict=True) if name in outputs}
 
     return Case(
         f"pool/{tag}",
@@ -360,8 +360,8 @@ def resize(kind: str, dims: tuple[int, ...], is_backward: bool = False, is_last:
         kinds = {"mode": getattr(lib.resample_mode, kind.upper()), **options}
         if is_backward:
             return {"dx": g.resample_backward(t["dy"], **kinds).set_dim(list(dims))}
-        made = g.resample(input=t["x"], **kinds)
-        return {"y": (made[0] if isinstance(made, (list, tuple)) else made).set_dim(list(y.dims))}
+        outputs = g.resample(input=t["x"], **kinds)
+        return {"y": (outputs[0] if isinstance(outputs, (list, tuple)) else outputs).set_dim(list(y.dims))}
 
     def program(torch: Any, m: Tensors) -> object:
         if not is_backward:

@@ -103,7 +103,7 @@ def measure(name: str, kind: str, sides: Sequence[str] = SIDES) -> Trained:
     """Each side trains its copy of one model on the same data, one after another, so that their GPU memory is
     measured separately. Then all are timed in alternation, because processors get hot and have other work to
     do."""
-    torch, found = _torch(), Trained(name)
+    torch, results = _torch(), Trained(name)
     place, model = _Place(torch, kind), importlib.import_module("weft.bench.models").MODELS[name]
     torch.manual_seed(5)
     network = model.make().to(kind, place.dtype)
@@ -115,17 +115,17 @@ def measure(name: str, kind: str, sides: Sequence[str] = SIDES) -> Trained:
     steps: dict[str, Callable[[], Any]] = {}
     start = place.allocated()
     for side in sides:
-        with found.noting(side), _under(side) as run:
+        with results.noting(side), _under(side) as run:
             of_others = place.allocated() - start
-            steps[side] = _train(place, run(copy.deepcopy(network)), x, labels, side, found)
+            steps[side] = _train(place, run(copy.deepcopy(network)), x, labels, side, results)
             if kind == "cuda":
-                found.bytes[side] = torch.cuda.max_memory_allocated() - of_others
+                results.bytes[side] = torch.cuda.max_memory_allocated() - of_others
     if kind == "cuda":
-        _time_groups(place, steps, found)
+        _time_groups(place, steps, results)
     else:
-        found.seconds |= _least_in_turn(steps)
+        results.seconds |= _least_in_turn(steps)
     torch._dynamo.reset()
-    return found
+    return results
 
 
 @contextmanager
@@ -224,17 +224,17 @@ def line(found: Trained) -> str:
 
 def summary(all_found: Sequence[Trained]) -> list[str]:
     """Geometric means and the worst ratios."""
-    told = []
+    losses = []
     for ours, theirs in PAIRS:
         ratios = {it.case: ratio for it in all_found if (ratio := it.ratio(ours, theirs))}
         if ratios:
             mean = math.exp(sum(map(math.log, ratios.values())) / len(ratios))
             worst = min(ratios, key=lambda case: ratios[case])
-            told.append(
+            losses.append(
                 f"models: time of {theirs} / {ours} is {mean:.3f} in the geometric mean of {len(ratios)}, "
                 f"{ratios[worst]:.3f} in the worst ({worst})"
             )
-    return told
+    return losses
 
 
 def _number(value: float | None, unit: float, digits: int) -> str:

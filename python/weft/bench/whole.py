@@ -107,22 +107,22 @@ class Blocks:
 
     def measure(self, case: Case) -> Whole:
         """Checks a case, then times all sides in alternation."""
-        found = Whole(case.name)
+        results = Whole(case.name)
         with self._attention():
             sets, wanted = self.bench.memory(case)
             timers: dict[str, Timer] = {}
             for name in ("weft", *self.peers):
                 try:
-                    timers[name] = self._timer(self._side(name, case, sets, found), case, wanted, found)
+                    timers[name] = self._timer(self._side(name, case, sets, results), case, wanted, results)
                 except Exception as refusal:  # each side raises its own exceptions
                     words = textwrap.shorten(str(refusal), 300, placeholder=" …")
-                    found.notes.append(f"{name}: {type(refusal).__name__}: {words}")
+                    results.notes.append(f"{name}: {type(refusal).__name__}: {words}")
             times = in_turn(list(timers.values()), self.bench.rounds) if timers else []
-            found.times = dict(zip(timers, times, strict=True))
+            results.times = dict(zip(timers, times, strict=True))
             if "weft" in timers and self._weft:  # while the device is hot
                 runs = [self._weft.step_seconds(memory, STEP_RUNS) for memory in sets[:3]]
-                found.stepwise = [statistics.mean(each) for each in zip(*runs, strict=True)]
-        return found
+                results.stepwise = [statistics.mean(each) for each in zip(*runs, strict=True)]
+        return results
 
     def _side(self, name: str, case: Case, sets: list[Memory], found: Whole) -> _Side:
         if name == "weft":
@@ -161,10 +161,10 @@ class Blocks:
             return self.bench.error(lambda memory: side.ready(memory)(), case, side.sets[0], wanted)
         assert isinstance(case.program, Program)
         start = time.perf_counter()
-        made = case.program.named(side.ready(side.sets[0])())
+        outputs = case.program.named(side.ready(side.sets[0])())
         self.bench.machine.wait()
         self._compiled += time.perf_counter() - start if side.name == "compiled" else 0.0
-        return self.bench.worst({key: self._array(x) for key, x in made.items()}, wanted)
+        return self.bench.worst({key: self._array(x) for key, x in outputs.items()}, wanted)
 
     def _array(self, x: Any) -> Any:
         """A torch result as an array of the machine."""

@@ -22,13 +22,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Prints the report. Problems are part of the report, so the exit status is 0."""
     parser = argparse.ArgumentParser(prog="python -m weft.cudnn.collect_env")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    found = collect()
+    report = collect()
     if parser.parse_args(arguments).json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(report, indent=2))
         return 0
     for key in ("cudnn frontend", "cudnn backend"):
-        print(f"{key}: {found[key]}, whose names and rules weft.cudnn follows")
-    print(doctor.report(found))
+        print(f"{key}: {report[key]}, whose names and rules weft.cudnn follows")
+    print(doctor.report(report))
     return 0
 
 

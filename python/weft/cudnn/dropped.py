@@ -46,8 +46,8 @@ def backward(graph: Graph, attend: Attend, where: str, values: Mapping[str, Any]
     of_kept = {key: value for key, value in rest.items() if key != "dSink_token"}
     of_kept |= {"dO": Graph.mul(graph, values["dO"], scale), "o": Graph.mul(graph, values["o"], 0.0)}
     first = attend({**of_kept, "bias": _biased(graph, values)})
-    whole = Graph.mul(graph, Graph.mul(graph, values["o"], inverse), scale)
-    second = attend({**rest, "o": whole, "v": Graph.mul(graph, values["v"], 0.0)})
+    product = Graph.mul(graph, Graph.mul(graph, values["o"], inverse), scale)
+    second = attend({**rest, "o": product, "v": Graph.mul(graph, values["v"], 0.0)})
     _drop(second[2])
     return Graph.add(graph, first[0], second[0]), Graph.add(graph, first[1], second[1]), first[2]
 
@@ -59,8 +59,8 @@ def _drop(result: Tensor) -> None:
 
 def _biased(graph: Graph, values: Mapping[str, Any]) -> Tensor:
     """The bias plus the logarithm of the mask."""
-    kept = Graph.log(graph, values["dropout"][0])
-    return Graph.add(graph, values["bias"], kept) if "bias" in values else kept
+    logarithm = Graph.log(graph, values["dropout"][0])
+    return Graph.add(graph, values["bias"], logarithm) if "bias" in values else logarithm
 
 
 def _check(where: str, dropout: tuple[Any, ...], count: int) -> None:

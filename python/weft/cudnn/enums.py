@@ -311,10 +311,10 @@ def to_weft(value: Any) -> Any:
         return None
     if isinstance(value, data_type):
         return _data_type(value)
-    found = getattr(enums, type(value).__name__).__members__.get(value.name)
-    if found is None:
+    member = getattr(enums, type(value).__name__).__members__.get(value.name)
+    if member is None:
         raise NotSupportedError(f"{type(value).__name__}.{value.name}: Weft has no such member.")
-    return found
+    return member
 
 
 def _data_type(value: data_type) -> enums.data_type:

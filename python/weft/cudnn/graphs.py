@@ -111,27 +111,27 @@ class pygraph(Attention, Plans):
         its addresses in bytes, if a script guarantees more than Weft expects."""
         if kwargs:
             raise BadParameterError(f"tensor: {', '.join(kwargs)} is not one of its arguments. Leave it out.")
-        made = super().tensor(
+        tensor = super().tensor(
             dim, stride, enums.weft_type(data_type), is_virtual, is_pass_by_value, ragged_offset,
             enums.to_weft(reordering_type) or weft_enums.tensor_reordering.NONE, name or "",
         )  # fmt: skip
-        assert isinstance(made, Tensor)
-        made.has_boolean_of_graph = data_type is enums.data_type.BOOLEAN
+        assert isinstance(tensor, Tensor)
+        tensor.has_boolean_of_graph = data_type is enums.data_type.BOOLEAN
         if uid is not None and uid >= 0:
-            made.set_uid(uid)
+            tensor.set_uid(uid)
         if ragged_offset_multiplier != 1:
-            made.set_ragged_offset_multiplier(ragged_offset_multiplier)
-        return made.set_alignment_value(alignment_value)
+            tensor.set_ragged_offset_multiplier(ragged_offset_multiplier)
+        return tensor.set_alignment_value(alignment_value)
 
     def tensor_like(  # type: ignore[override]
         self, template: Any, name: str = "", is_virtual: bool = False
     ) -> Tensor:
         """Adds a tensor with the shape, strides and type of another tensor or an array; an array of one
         element on the host becomes a by-value scalar."""
-        made = super().tensor_like(template, name or "")
-        assert isinstance(made, Tensor)
-        made._is_virtual = is_virtual
-        return made
+        tensor = super().tensor_like(template, name or "")
+        assert isinstance(tensor, Tensor)
+        tensor._is_virtual = is_virtual
+        return tensor
 
     def tensor_scalar(  # type: ignore[override]
         self,
@@ -144,9 +144,9 @@ class pygraph(Attention, Plans):
         INT64."""
         if isinstance(value, float) and abs(value) > _LARGEST_FLOAT:
             value = float("inf") if value > 0 else float("-inf")
-        made = super().tensor_scalar(value, enums.to_weft(scalar_type), name=name or "")
-        assert isinstance(made, Tensor)
-        return made
+        tensor = super().tensor_scalar(value, enums.to_weft(scalar_type), name=name or "")
+        assert isinstance(tensor, Tensor)
+        return tensor
 
     def _new_tensor(self, name: str, producer: Any = None) -> Tensor:
         if self.is_built and producer is not None:
@@ -155,12 +155,12 @@ class pygraph(Attention, Plans):
             )
         if not self.is_built:
             self._reopen()
-        made = Tensor(self, name, producer)
-        self._tensors.append(made)
+        tensor = Tensor(self, name, producer)
+        self._tensors.append(tensor)
         if self.is_built:
-            made.is_late, made._uid = True, 1 + max(t.get_uid() for t in self._tensors)
-            self._keys[made] = self._keys[made._uid] = None
-        return made
+            tensor.is_late, tensor._uid = True, 1 + max(t.get_uid() for t in self._tensors)
+            self._keys[tensor] = self._keys[tensor._uid] = None
+        return tensor
 
     def _has_inferred_type(self, operation: Operation, result: str) -> bool:
         """As in cuDNN's frontend, a slice has the type of its input, the statistics of attention are FLOAT,
@@ -377,11 +377,11 @@ class pygraph(Attention, Plans):
 
     def get_node(self, name: str) -> Node:
         """The operation with a name."""
-        found = next((node for node in self._nodes if node.name == name), None)
-        if found is None:
+        match = next((node for node in self._nodes if node.name == name), None)
+        if match is None:
             names = ", ".join(node.name for node in self._nodes)
             raise BadParameterError(f"{self._label}: no operation is named '{name}'. It has {names}.")
-        return found
+        return match
 
     def find_tensor(self, name_or_uid: str | int) -> Any:
         """The tensor with a name, for "operation::operand", or with a uid."""
@@ -441,9 +441,9 @@ class pygraph(Attention, Plans):
 
     @staticmethod
     def _loaded(data: bytes, values: Mapping[int, Any]) -> pygraph:
-        made = pygraph()
-        made.load(data, values)
-        return made
+        graph = pygraph()
+        graph.load(data, values)
+        return graph
 
     def populate_cuda_graph(self, handle: Any, variant_pack: Any, workspace: Any, cuda_graph: Any) -> None:
         """Not supported, as in weft.Graph: capture the stream of execute() instead."""
@@ -467,10 +467,10 @@ def _own_keywords(given: Mapping[str, Any]) -> dict[str, Any]:
     unknown = sorted(set(given) - known)
     if unknown:
         raise BadParameterError(f"pygraph: {', '.join(unknown)} is not one of its arguments. Leave it out.")
-    kept = {key: value for key, value in given.items() if value is not None}
-    if "heuristics" in kept:
-        kept["heuristics"] = [enums.to_weft(mode) for mode in kept["heuristics"]]
-    return kept
+    options = {key: value for key, value in given.items() if value is not None}
+    if "heuristics" in options:
+        options["heuristics"] = [enums.to_weft(mode) for mode in options["heuristics"]]
+    return options
 
 
 def _retention(given: Any) -> Any:

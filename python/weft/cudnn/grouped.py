@@ -62,9 +62,9 @@ def reduction(
         )
     parts = _sums if mode not in _IDENTITY else _chosen
     groups = parts(graph, input, mode, group_offset)
-    made = Graph.reduction(graph, groups, mode, compute_data_type=compute_data_type, name=name)
-    made._dims = (offsets[0], 1, dims[2])
-    return made
+    result = Graph.reduction(graph, groups, mode, compute_data_type=compute_data_type, name=name)
+    result._dims = (offsets[0], 1, dims[2])
+    return result
 
 
 def sliced(

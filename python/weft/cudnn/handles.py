@@ -63,16 +63,16 @@ class DeviceInfo(NamedTuple):
         (9, 0)
         """
         handle = device or default_handle()
-        found = handle if isinstance(handle, DeviceProperties) else DeviceProperties(handle=handle)
-        said = json.loads(found.serialize())
-        digits = "".join(c for c in said.get("arch", "00") if c.isdigit())
+        properties = handle if isinstance(handle, DeviceProperties) else DeviceProperties(handle=handle)
+        described = json.loads(properties.serialize())
+        digits = "".join(c for c in described.get("arch", "00") if c.isdigit())
         return cls(
-            said["ordinal"],
-            said["name"],
+            described["ordinal"],
+            described["name"],
             (int(digits[:-1]), int(digits[-1])),
-            said.get("multiprocessors", said.get("threads")),
-            said.get("shared_per_block", 0),
-            said.get("l2_bytes", 0),
+            described.get("multiprocessors", described.get("threads")),
+            described.get("shared_per_block", 0),
+            described.get("l2_bytes", 0),
         )
 
 

@@ -60,5 +60,5 @@ def name_of(nodes: Iterable[Node], method: str) -> str:
 def find_tensor(nodes: Iterable[Node], key: str) -> Tensor | None:
     """The tensor for "operation::operand"; None if it does not exist."""
     owner, _, port = key.partition("::")
-    found = (node.find(port) for node in nodes if owner in (node.name, node.wefts_name))
-    return next((tensor for tensor in found if tensor is not None), None)
+    matches = (node.find(port) for node in nodes if owner in (node.name, node.wefts_name))
+    return next((tensor for tensor in matches if tensor is not None), None)

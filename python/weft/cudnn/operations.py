@@ -31,28 +31,28 @@ class Operations(Graph):
         new input like it. Other values are returned unchanged."""
         if not isinstance(value, Tensor) or value.graph is self:
             return value
-        found = self._adopted.get(value)
-        if found is None and value._uid is not None:
-            found = next((tensor for tensor in self._tensors if tensor._uid == value._uid), None)
-        if found is None:
+        own = self._adopted.get(value)
+        if own is None and value._uid is not None:
+            own = next((tensor for tensor in self._tensors if tensor._uid == value._uid), None)
+        if own is None:
             if not value._dims or (value.producer is not None and value._is_virtual):
                 raise BadParameterError(
                     f"{where}: {key}, {value!r}, is a virtual tensor of another graph. Give a tensor of this "
                     "graph, or one with memory."
                 )
-            found = self._copy_of(value, where, key)
-        self._adopted[value] = found
-        return found
+            own = self._copy_of(value, where, key)
+        self._adopted[value] = own
+        return own
 
     def _copy_of(self, tensor: Tensor, where: str, key: str) -> Tensor:
         """A new input with all properties that are set for a tensor."""
-        made = self.tensor_like(tensor, tensor._name)
+        copy = self.tensor_like(tensor, tensor._name)
         for name in ("_uid", "_alignment", "_vector", "_reordering", "_ragged_multiplier"):
-            setattr(made, name, getattr(tensor, name))
-        made.value, made.constant, made.number = tensor.value, tensor.constant, tensor.number
+            setattr(copy, name, getattr(tensor, name))
+        copy.value, copy.constant, copy.number = tensor.value, tensor.constant, tensor.number
         if tensor._ragged_offset is not None:
-            made.set_ragged_offset(self._own(tensor._ragged_offset, where, f"{key}'s ragged_offset"))
-        return made
+            copy.set_ragged_offset(self._own(tensor._ragged_offset, where, f"{key}'s ragged_offset"))
+        return copy
 
     def _add(
         self,
@@ -74,24 +74,24 @@ class Operations(Graph):
         elif method in POINTWISE:
             converted |= self._operands_of_full_rank(values, row)
         add: Any = _described(method)
-        made = add(self, **converted, compute_data_type=weft_type(compute_data_type), name=name)
+        results = add(self, **converted, compute_data_type=weft_type(compute_data_type), name=name)
         wefts_name = self._operations[-1].name
         if method.endswith("_backward") and converted.get("scale") is not values.get("scale"):
             dims = values["scale"]._dims
-            made = (made[0], *[t if t is None else reshaped(self, t, dims) for t in made[1:]])
-        self._note(method, row, values, made, (name, wefts_name), out_dims)
-        return made
+            results = (results[0], *[t if t is None else reshaped(self, t, dims) for t in results[1:]])
+        self._note(method, row, values, results, (name, wefts_name), out_dims)
+        return results
 
     def _parameters_of_full_rank(self, values: Mapping[str, Any]) -> dict[str, Tensor]:
         """Scale and bias with the rank of the input if theirs is lower: [C] becomes [1, 1, C]."""
-        found = {}
+        full = {}
         for key in ("scale", "bias"):
             tensor = values.get(key)
             if isinstance(tensor, Tensor) and len(tensor._dims) == 1:
                 missing = len(known_dims(self, values["input"])) - 1
-                found[key] = reshaped(self, tensor, [*[1] * missing, *tensor._dims]) if missing else tensor
-                found[key]._data_type = tensor._data_type
-        return found
+                full[key] = reshaped(self, tensor, [*[1] * missing, *tensor._dims]) if missing else tensor
+                full[key]._data_type = tensor._data_type
+        return full
 
     def _operands_of_full_rank(self, values: Mapping[str, Any], row: Row) -> dict[str, Tensor]:
         """Pointwise operands of lower rank than the others: [C] becomes [1, 1, C]."""
@@ -99,14 +99,14 @@ class Operations(Graph):
             key: t for key in row.operands if isinstance(t := values.get(key), Tensor) and not t.is_constant
         }
         ranks = {key: _rank_of(tensor, {}) for key, tensor in operands.items() if not tensor._by_value}
-        most, found = max(ranks.values(), default=0), {}
+        most, full = max(ranks.values(), default=0), {}
         for key, rank in ranks.items():
             if 0 < rank < most:
                 dims = [*[1] * (most - rank), *known_dims(self, operands[key])]
                 logical = enums.reshape_mode.LOGICAL
-                found[key] = Graph.reshape(self, operands[key], reshape_mode=logical).set_dim(dims)
-                found[key]._data_type = operands[key]._data_type
-        return found
+                full[key] = Graph.reshape(self, operands[key], reshape_mode=logical).set_dim(dims)
+                full[key]._data_type = operands[key]._data_type
+        return full
 
     def _operand(self, where: str, key: str, value: Any, row: Row) -> Any:
         """Converts an array to a tensor of the graph, so that the node can refer to it; other values are

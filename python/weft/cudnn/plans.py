@@ -189,8 +189,8 @@ class Plans(Operations):
 
     def get_knobs_for_engine(self, engine_id: int) -> list[Any]:
         """The tuning parameters of an engine."""
-        found = super().get_knobs_for_engine(engine_id)
-        return [knob(enums.from_weft(k.type), k.max, k.min, k.stride) for k in found]
+        knobs = super().get_knobs_for_engine(engine_id)
+        return [knob(enums.from_weft(k.type), k.max, k.min, k.stride) for k in knobs]
 
     def select_plan(self, index: int) -> None:
         """Selects a plan of the list for execute; builds it if necessary."""

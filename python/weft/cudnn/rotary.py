@@ -73,13 +73,13 @@ def _rotated(
     turned = Graph.concatenate(graph, [Graph.neg(graph, cut(middle, extent)), cut(first, middle)], axis=last)
     along = Graph.mul(graph, cut(first, extent), Graph.mul(graph, Graph.cos(graph, angles), scale))
     across = Graph.mul(graph, turned, Graph.mul(graph, Graph.sin(graph, angles), sign * scale))
-    made = Graph.add(graph, across, along, compute_data_type=compute, name="" if first else name)
+    result = Graph.add(graph, across, along, compute_data_type=compute, name="" if first else name)
     if first:
-        kept = Graph.mul(graph, cut(0, first), scale)
-        made = Graph.concatenate(graph, [kept, made], axis=last, name=name)
+        rest = Graph.mul(graph, cut(0, first), scale)
+        result = Graph.concatenate(graph, [rest, result], axis=last, name=name)
     if strides and 0 not in strides:  # cuDNN's result has the strides of x
-        made._dims, made._strides = dims, strides
-    return made
+        result._dims, result._strides = dims, strides
+    return result
 
 
 def _is_along_front(dims: tuple[int, ...], angles: tuple[int, ...]) -> bool:

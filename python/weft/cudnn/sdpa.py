@@ -121,17 +121,17 @@ class Attention(Operations):
         prepared, compute = self._in_wefts_form(where, dict(values)), weft_type(compute)
         is_spelled = method in ("sdpa", "sdpa_backward") and self._drops_by_numbers(prepared)
         call = self._call_dropped if is_spelled else self._call
-        made = call(method, where, prepared, compute, name)
+        results = call(method, where, prepared, compute, name)
         operation = next(o for o in reversed(self._operations) if o.kind.startswith("sdpa"))
-        made = self._to_base_2(made) if log2_stats and made[1] is not None else made
+        results = self._to_base_2(results) if log2_stats and results[1] is not None else results
         inputs = {key: v for key, v in values.items() if isinstance(v, Tensor)}
-        outputs = {key: t for key, t in zip(RESULTS[method], made, strict=True) if t is not None}
+        outputs = {key: t for key, t in zip(RESULTS[method], results, strict=True) if t is not None}
         attributes = {key: v for key, v in values.items() if key not in inputs}
         kind = NodeType[_NODES[method]]
         name = name or name_of(self._nodes, method)
         self._nodes.append(Node(name, kind, method, inputs, outputs, attributes, operation.name))
         set_dims(outputs, out_dims)
-        return made
+        return results
 
     def _call(self, method: str, where: str, values: Mapping[str, Any], compute: Any, name: str) -> Any:
         """Calls Weft's method, and sets the attributes that only the operation has."""
@@ -139,12 +139,12 @@ class Attention(Operations):
             # gradients also receive the inverse of the scale
             values = {**values, "dropout": values["dropout"][:2]}
         known, rows = _known(method, where, values)
-        made = getattr(Graph, method)(self, **known, compute_data_type=compute, name=name)
+        results = getattr(Graph, method)(self, **known, compute_data_type=compute, name=name)
         operation = next(o for o in reversed(self._operations) if o.kind.startswith("sdpa"))
         for key, value in rows.items():
             row = operations()[operation.kind].rows[key]
             operation.values[key] = self._as_operand(value, row, where, key)
-        return made
+        return results
 
     def _drops_by_numbers(self, values: Mapping[str, Any]) -> bool:
         """True if dropout is a floating-point mask and all requested results can be computed with it."""

@@ -46,9 +46,9 @@ def _row(
     words = operands.split()
     names = [word.strip("?*") for word in words]
     marked = {mark: tuple(n for n, w in zip(names, words, strict=True) if mark in w) for mark in "?*"}
-    made = Row(tuple(names), tuple(results.split()), attributes, node=node)
-    made = made._replace(optional=marked["?"], lists=marked["*"])
-    return made._replace(first=tuple(first.split()))
+    row = Row(tuple(names), tuple(results.split()), attributes, node=node)
+    row = row._replace(optional=marked["?"], lists=marked["*"])
+    return row._replace(first=tuple(first.split()))
 
 
 _UNARY = "abs ceil cos elu erf exp floor gelu gelu_approx_tanh identity log logical_not neg reciprocal rsqrt"

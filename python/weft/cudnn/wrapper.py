@@ -65,8 +65,8 @@ class Graph(pygraph):
         given = [name for name in self._io_names[1] if isinstance(name, str)]
         if given and len(given) == len(self._io_names[1]):
             return given
-        found = [(t, f"{node.name}::{port}") for node in self._nodes for port, t in node.outputs.items()]
-        ports = {tensor.get_uid(): name for tensor, name in found}
+        named = [(t, f"{node.name}::{port}") for node in self._nodes for port, t in node.outputs.items()]
+        ports = {tensor.get_uid(): name for tensor, name in named}
         tensors = [self._find(name) for name in self._io_names[1]]
         results = tensors or [tensor for tensor in self._results() if not tensor._is_virtual]
         return [ports.get(tensor.get_uid(), tensor._name) for tensor in results]
@@ -86,5 +86,5 @@ def _as_torch(result: Any) -> Any:
         return torch.from_dlpack(result) if torch.cuda.is_available() else result
     if result.dtype.isbuiltin == 1:
         return torch.from_numpy(result)
-    whole = np.dtype(f"i{result.dtype.itemsize}")  # types of ml_dtypes, which torch does not support
-    return torch.from_numpy(result.view(whole)).view(getattr(torch, result.dtype.name))
+    integer = np.dtype(f"i{result.dtype.itemsize}")  # types of ml_dtypes, which torch does not support
+    return torch.from_numpy(result.view(integer)).view(getattr(torch, result.dtype.name))
