@@ -83,7 +83,7 @@ TESTS = (
         "backend/engines/cpu/",
         ["test_gemm", "test_cpu_fast", "pytest tests/ops/test_convolution.py tests/ops/test_matmul.py"],
     ),
-    ("backend/engines/cuda/attention/spelled", ["pytest tests/plan/test_spelled_attention.py"]),
+    ("backend/engines/cuda/attention/pattern", ["pytest tests/plan/test_spelled_attention.py"]),
     (
         "backend/engines/cuda/attention/",
         ["small ^attention", "test_cuda_attention", f"{EMULATED} other_chips"],

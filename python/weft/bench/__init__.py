@@ -147,14 +147,14 @@ def _measure_blocks(kind: str, chosen: Mapping[str, Case], options: Options) -> 
     blocks = whole.Blocks(bench, options.peer)
     print("\n".join([bench.device, whole.header(chosen)]), flush=True)
     bench.compile(chosen.values())
-    results = []
+    measured = []
     for case in chosen.values():
-        results.append(blocks.measure(case))
-        print("\n  ".join([whole.line(results[-1], chosen), *results[-1].notes]), flush=True)
+        measured.append(blocks.measure(case))
+        print("\n  ".join([whole.line(measured[-1], chosen), *measured[-1].notes]), flush=True)
         if options.csv:
-            whole.write_csv(options.csv, results, blocks.device, bench.date)
-    print("\n".join(["", *whole.summary(results)]).rstrip())
-    return int(any(it.weft is None for it in results))
+            whole.write_csv(options.csv, measured, blocks.device, bench.date)
+    print("\n".join(["", *whole.summary(measured)]).rstrip())
+    return int(any(it.weft is None for it in measured))
 
 
 def _measure_models(options: Options) -> int:
@@ -175,14 +175,14 @@ def _measure_models(options: Options) -> int:
     bench = Bench(machine(options.device or weft.create_handle().device.name.lower()), (), QUICK_ROUNDS)
     device = f"{bench.device}, {training.version()}"
     print("\n".join([device, training.header()]), flush=True)
-    results = []
+    measured = []
     for name in chosen:
-        results.append(training.measure(name, bench.machine.kind, training.PEERS[options.peer]))
-        print("\n  ".join([training.line(results[-1]), *results[-1].notes]), flush=True)
+        measured.append(training.measure(name, bench.machine.kind, training.PEERS[options.peer]))
+        print("\n  ".join([training.line(measured[-1]), *measured[-1].notes]), flush=True)
         if options.csv:
-            training.write_csv(options.csv, results, device, bench.date)
-    print("\n".join(["", *training.summary(results)]).rstrip())
-    return int(any(it.notes for it in results))
+            training.write_csv(options.csv, measured, device, bench.date)
+    print("\n".join(["", *training.summary(measured)]).rstrip())
+    return int(any(it.notes for it in measured))
 
 
 def _predict(options: Options) -> int:
