@@ -9,10 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum {
-    POOL_SHARE = 16
-}; /* a handle's pool retains at most this fraction of the GPU's memory: one in POOL_SHARE
-                             bytes */
+/* A handle's pool retains at most one in CACHED_SHARE bytes of the GPU's memory. */
+enum { CACHED_SHARE = 16 };
 
 /* Major, minor and patch as decimal digits: 1.2.3 is 10203. */
 size_t weftGetVersion(void) { return WEFT_MAJOR * 10000 + WEFT_MINOR * 100 + WEFT_PATCHLEVEL; }
@@ -42,8 +40,8 @@ static void free_context(struct shared *shared) {
     struct weftContext *context = (struct weftContext *)shared;
     struct device_scope scope;
     /* If the device cannot be entered any more, its memory is lost anyway. */
-    if (context->pool.count && !device_enter(&scope, &context->device)) {
-        pool_empty(&context->pool, scope.driver);
+    if (context->allocator.count && !device_enter(&scope, &context->device)) {
+        stream_alloc_trim(&context->allocator, scope.driver);
         device_leave(&scope);
     }
     free(context);
@@ -69,7 +67,7 @@ weftStatus_t weftCreateForDevice(weftHandle_t *handle, weftDeviceKind_t kind, in
     }
     shared_init(&context->shared, free_context);
     /* The CPU has no such memory, so its pool retains nothing. */
-    pool_init(&context->pool, (size_t)context->device.cuda.memory_bytes / POOL_SHARE);
+    stream_alloc_init(&context->allocator, (size_t)context->device.cuda.memory_bytes / CACHED_SHARE);
     context->magic = CONTEXT_MAGIC;
     *handle = context;
     return WEFT_STATUS_SUCCESS;

@@ -33,9 +33,11 @@ static weftStatus_t allocate_on_device(void **address, weftHandle_t handle, cons
     weftStatus_t status;
     do {
         status_clear();
-        status = stream ? pool_take(&made, &handle->pool, driver, bytes, *stream) : memory_make(&made, driver, bytes);
+        status = stream ? stream_alloc_get(&made, &handle->allocator, driver, bytes, *stream)
+                        : memory_make(&made, driver, bytes);
         /* If the device is out of memory, frees the pool's memory and tries once more. */
-    } while (status == WEFT_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED && pool_empty(&handle->pool, driver));
+    } while (status == WEFT_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED &&
+             stream_alloc_trim(&handle->allocator, driver));
     *address = (void *)(uintptr_t)made;
     return status;
 }
@@ -91,7 +93,7 @@ weftStatus_t weftFreeOnStream(weftHandle_t handle, size_t bytes, weftStream_t st
     if (!scope.driver)
         free(address);
     else if (address)
-        pool_give(&handle->pool, scope.driver, (uint64_t)(uintptr_t)address, bytes, stream);
+        stream_alloc_free(&handle->allocator, scope.driver, (uint64_t)(uintptr_t)address, bytes, stream);
     device_leave(&scope);
     return WEFT_STATUS_SUCCESS;
 }

@@ -9,7 +9,7 @@
 #include "base/arena.h"
 #include "base/text.h"
 #include "graph/graph.h"
-#include "runtime/carried.h"
+#include "runtime/aot_code.h"
 #include "runtime/context.h"
 
 /* Nodes of a graph that are served together, in the graph's order. A region is borrowed: it is valid as long as its
@@ -125,15 +125,15 @@ struct engine {
     bool parts_batch_norms;   /* channel sums are fused into products, so splitting batch norms may be cheaper */
     bool takes_any_alignment; /* kernels require only element alignment */
     bool is_fallback;         /* offered by heuristics mode FALLBACK */
-    /* Compiles the kernels of a plan's steps, several at a time. Reuses code from `carried` (may be NULL) if it matches
-       a kernel. NULL: nothing to compile. */
+    /* Compiles the kernels of a plan's steps, several at a time. Reuses code from `aot_codes` (may be NULL) if it
+       matches a kernel. NULL: nothing to compile. */
     weftStatus_t (*compile)(struct step *steps, int count, const struct device *device,
-                            const struct carried_codes *carried);
+                            const struct aot_codes *aot_codes);
     /* Checks that the kernels of a built step fit a device whose properties were limited (is_limited), so that families
        need not check. NULL: no limits exist. */
     weftStatus_t (*keeps)(const struct step *step, const struct device *device);
     /* Returns the i-th piece of code that compile produced for a step; false past the last one. */
-    bool (*code)(const struct step *step, int i, struct carried_code *code);
+    bool (*code)(const struct step *step, int i, struct aot_code *code);
     /* Defaults for families without load, run or release of their own. load and release may be NULL if they would do
        nothing. */
     weftStatus_t (*load)(struct step *step, const struct device *device);

@@ -3,7 +3,7 @@
 #ifndef WEFT_PLAN_ENGINE_H
 #define WEFT_PLAN_ENGINE_H
 
-#include "plan/draft.h"
+#include "plan/steps.h"
 
 struct device_properties {
     struct descriptor base;

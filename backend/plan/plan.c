@@ -6,9 +6,9 @@
 #include "base/number.h"
 #include "base/trace.h"
 #include "graph/descriptor.h"
+#include "plan/alias_check.h"
+#include "plan/cuda_graph_cache.h"
 #include "plan/index_check.h"
-#include "plan/overlap.h"
-#include "plan/replay.h"
 #include "plan/save.h"
 
 #include <stdio.h>
@@ -216,7 +216,7 @@ static weftStatus_t make_draft(struct plan *plan) {
 static weftStatus_t load_steps(struct plan *plan) {
     struct draft *draft = &plan->draft;
     if (draft->engine->compile)
-        TRY(draft->engine->compile(draft->steps, draft->cover.count, &draft->device, &plan->carried));
+        TRY(draft->engine->compile(draft->steps, draft->cover.count, &draft->device, &plan->aot_codes));
     for (int s = 0; s < draft->cover.count && !draft->device.is_described; s++)
         TRY(step_load(draft->engine, &draft->steps[s], &draft->device));
     return WEFT_STATUS_SUCCESS;
@@ -239,7 +239,7 @@ static weftStatus_t build(struct plan *plan) {
     plan->workspace_bytes = plan->draft.workspace_bytes;
     TRY(load_steps(plan));
     TRY(list_slots(plan));
-    TRY(overlap_list(plan));
+    TRY(alias_check_list(plan));
     TRY(index_check_list(plan));
     TRY(write_tag(plan));
     TRY(plan_make_frame(plan)); /* last: an attempt that failed leaves none of another size */
@@ -363,7 +363,7 @@ static weftStatus_t finalize(struct descriptor *descriptor) {
     if (status && loads) { /* the next attempt may have another blob */
         descriptor_release(&plan->config->base);
         plan->config = NULL;
-        plan->carried.count = 0;
+        plan->aot_codes.count = 0;
     }
     return status;
 }
@@ -372,7 +372,7 @@ static void release(struct descriptor *descriptor) {
     struct plan *plan = (struct plan *)descriptor;
     plan_free_overrides(plan);
     plan_free_frame(plan);
-    replay_free(plan);
+    cuda_graph_cache_free(plan);
     release_steps(plan);
 }
 

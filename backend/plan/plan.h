@@ -3,108 +3,108 @@
 #ifndef WEFT_PLAN_PLAN_H
 #define WEFT_PLAN_PLAN_H
 
-#include "plan/draft.h"
 #include "plan/engine.h"
+#include "plan/steps.h"
 #include "plan/variant_pack.h"
 #include <pthread.h>
 
-/* A tensor that a pointer must come for, and what that pointer must satisfy. */
+/* A tensor for which the user passes a pointer, and the requirements on that pointer. */
 struct slot {
     int value;
     int64_t uid, bytes, alignment;
     bool is_written;
-    int first_permission, permission_count; /* of a written slot, in the plan's list */
+    int first_permission, permission_count; /* range in plan->permissions, for written slots */
 };
 
-/* What the step that writes a slot allows an input that it reads. */
+/* Where an input may overlap an output, according to the step that writes the output. */
 struct permission {
-    int in;         /* value */
-    int64_t offset; /* it may begin exactly so many bytes after the output; -1: it may not overlap */
+    int in;         /* value number */
+    int64_t offset; /* in bytes from the output, at which the input must start; -1: no overlap is allowed */
 };
 
-/* A node whose numbers in memory are checked before a step; see index_check.h. */
+/* A node whose index operands are checked before a step; see index_check.h. */
 struct index_check {
     int node, step;
 };
 
-/* Threads that run a plan as a CUDA graph at once; each has a graph of its own. */
-enum { REPLAYS_MAX = 8 };
+/* Number of threads that can run a plan as a CUDA graph concurrently; each uses its own graph. */
+enum { CACHED_GRAPHS_MAX = 8 };
 
-/* Rows of the descriptor come first, as a user sets or reads them; from `draft` on, what finalize makes. Only
-   spare_frame, replays and overrides change afterwards, the first two atomically, the last under its lock, and what
-   steps keep of frozen inputs, while nothing runs (plan_freeze). */
+/* The attributes of the descriptor come first; finalize fills everything from `draft` on. After that only these change:
+   spare_frame and cached_graphs (atomically), overrides (under its lock), and what steps packed of frozen inputs
+   (plan_freeze, while no execution is running). */
 struct plan {
     struct descriptor base;
     struct weftContext *handle;
     struct engine_config *config;
-    struct graph *graph; /* to be planned on the fastest engine, when there is no config */
+    struct graph *graph; /* planned on the fastest engine if there is no config */
     int64_t workspace_bytes;
     struct list computed_intermediates, run_only_intermediates;
-    struct list blob; /* as set by the user: a saved plan, to load */
+    struct list blob; /* a saved plan to load, set by the user */
     struct descriptor *kernel_cache;
     struct device_properties *device_properties;
     int32_t retention;
     struct list slot_uids, tag;
-    struct list slots_json, report, kernels; /* always empty: they are written when they are asked for */
+    struct list slots_json, report, kernels; /* always empty: written on request */
     int64_t workspace_limit;
     bool with_code, element_aligned, cuda_graph;
-    struct carried_codes carried; /* code to use instead of compiling; it lies in the blob that was set */
-    bool has_unused_code;         /* the blob carries code that nobody asked to use */
+    struct aot_codes aot_codes; /* code to use instead of compiling; points into `blob` */
+    bool has_unused_code;       /* the blob contains code, but with_code is not set */
 
     struct draft draft;
     int slot_count;
-    struct slot *slots; /* by uid */
+    struct slot *slots; /* sorted by uid */
     struct permission *permissions;
     int index_check_count;
     struct index_check *index_checks;
-    _Atomic(void *) spare_frame;          /* see run.c */
-    _Atomic(void *) replays[REPLAYS_MAX]; /* see replay.c */
+    _Atomic(void *) spare_frame;                      /* see run.c */
+    _Atomic(void *) cached_graphs[CACHED_GRAPHS_MAX]; /* see cuda_graph_cache.c */
     pthread_mutex_t override_lock;
-    struct plan_override *overrides; /* plans for overridden shapes, made on demand */
+    struct plan_override *overrides; /* plans for overridden shapes, built on demand */
 };
 
 extern const struct schema plan_schema;
 
-/* Runs with one address per slot; how large the workspace is, the caller knows. */
+/* Executes with one address per slot. The caller has checked the size of the workspace. */
 weftStatus_t plan_run(struct plan *plan, const uint64_t *addresses, void *workspace, weftStream_t stream);
 
-/* Lets steps keep what they pack of inputs with an address; what was kept before is dropped. No execution is under
-   way. */
+/* Lets steps pack the inputs that have an address and keep the result; earlier results are released. No execution may
+   be running. */
 weftStatus_t plan_freeze(struct plan *plan, const uint64_t *addresses);
 
-/* Is told of each step when it is done, or on a GPU enqueued, in their order. */
+/* Callback for each step in order, after it has completed, or on a GPU after it has been enqueued. */
 struct step_watch {
     weftStatus_t (*passed)(void *context, int step);
     void *context;
 };
 
-/* plan_run under watch: steps one by one, also of a plan that runs as one CUDA graph. */
+/* plan_run with a callback per step; a plan that runs as one CUDA graph is executed step by step. */
 weftStatus_t plan_run_watched(struct plan *plan, const uint64_t *addresses, void *workspace, weftStream_t stream,
                               const struct step_watch *watch);
 
-/* plan_run with a pack: looks the pointers up, and plans anew where shapes are overridden. */
+/* plan_run with a variant pack: looks up the pointers, and plans again if shapes are overridden. */
 weftStatus_t plan_run_pack(struct plan *plan, const struct variant_pack *pack, weftStream_t stream);
 
-/* A configuration for a plan's graph after a change: on the plan's engine with its knobs, or where that declines such a
-   graph on the one that runs every graph, which keeps to the same limit of the workspace. */
+/* Creates a configuration for a changed graph: the plan's engine and knobs, or, if that engine declines the graph, the
+   engine that accepts every graph, with the same workspace limit. */
 weftStatus_t plan_config_again(struct engine_config **made, const struct engine_config *config, struct graph *graph);
 
-/* The plan that serves a pack: `plan` itself, or one for the overridden shapes; the caller releases it. */
+/* The plan for a variant pack: `plan` itself, or a plan for the overridden shapes. The caller releases it. */
 weftStatus_t plan_for_pack(struct plan **found, struct plan *plan, const struct variant_pack *pack);
 void plan_free_overrides(struct plan *plan);
 
-/* The steps alone, in order, on memory that was checked. watch: NULL for none. */
+/* Runs only the steps, in order, on memory that has been checked. watch may be NULL. */
 weftStatus_t plan_run_steps(const struct plan *plan, void *const *values, void *workspace, weftStream_t stream,
                             const struct step_watch *watch);
 
-/* Makes ready what executions need beyond the plan itself, so that they allocate nothing. */
+/* Allocates the frame of executions in advance, so that they allocate nothing. */
 weftStatus_t plan_make_frame(struct plan *plan);
 void plan_free_frame(struct plan *plan);
 
-/* What addresses of a tensor are multiples of when the plan runs. */
+/* Alignment in bytes that the plan requires of a tensor's address. */
 int64_t plan_alignment(const struct plan *plan, const struct tensor *tensor);
 
-/* report.c: JSON of what runs where and why, of that part of it that is needed to run, and of the kernels. */
+/* report.c: JSON of the plan's steps and decisions, of the part that executions need, and of the kernels. */
 void plan_write_report(const struct descriptor *plan, struct text *json);
 void plan_write_slots(const struct descriptor *plan, struct text *json);
 void plan_write_kernels(const struct descriptor *plan, struct text *json);

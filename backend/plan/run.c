@@ -4,9 +4,9 @@
    it is. */
 #include "base/trace.h"
 #include "graph/descriptor.h"
+#include "plan/alias_check.h"
+#include "plan/cuda_graph_cache.h"
 #include "plan/index_check.h"
-#include "plan/overlap.h"
-#include "plan/replay.h"
 
 #include <stdatomic.h>
 #include <stdint.h>
@@ -203,7 +203,7 @@ static weftStatus_t execute_in(const struct execution *execution, struct frame *
     /* Checks before any step runs: a plan runs as a whole or not at all. */
     TRY(set_pointers(execution, values));
     TRY(check_slots(execution->plan, values));
-    TRY(overlap_check(execution->plan, values, frame->spans));
+    TRY(alias_check_run(execution->plan, values, frame->spans));
     TRY(check_workspace(execution->plan, execution->workspace, execution->workspace_bytes));
     set_memory(draft, values, execution->workspace);
     TRY(index_check_run(execution->plan, values, INDEX_CHECK_START, execution->stream));
@@ -214,7 +214,7 @@ static weftStatus_t execute_in(const struct execution *execution, struct frame *
     bool has_graph = execution->plan->cuda_graph && draft->device.kind == WEFT_DEVICE_CUDA;
     /* A capture could not wait for the numbers that a check reads. */
     if (has_graph && !execution->watch && !execution->plan->index_check_count)
-        TRY(replay_run(&is_done, execution->plan, values, execution->workspace, execution->stream));
+        TRY(cuda_graph_cache_run(&is_done, execution->plan, values, execution->workspace, execution->stream));
     return is_done ? WEFT_STATUS_SUCCESS
                    : plan_run_steps(execution->plan, values, execution->workspace, execution->stream, execution->watch);
 }

@@ -295,8 +295,8 @@ weftStatus_t graph_save(struct byte_writer *writer, const struct graph *graph, c
 }
 
 /* Each program's code once, as steps share programs. Quadratic in the programs of one plan, some dozen. */
-static weftStatus_t list_codes(struct carried_code **codes, int64_t *count, const struct draft *draft) {
-    struct carried_code next;
+static weftStatus_t list_codes(struct aot_code **codes, int64_t *count, const struct draft *draft) {
+    struct aot_code next;
     size_t bytes = 0;
     for (int s = 0; s < draft->cover.count; s++)
         for (int i = 0; draft->engine->code && draft->engine->code(&draft->steps[s], i, &next); i++) {
@@ -316,7 +316,7 @@ static weftStatus_t list_codes(struct carried_code **codes, int64_t *count, cons
 
 /* The count comes first, 0 where code was not asked for. */
 static weftStatus_t put_codes(struct byte_writer *body, const struct plan *plan) {
-    struct carried_code *codes = NULL;
+    struct aot_code *codes = NULL;
     int64_t count = 0;
     weftStatus_t status = plan->with_code ? list_codes(&codes, &count, &plan->draft) : WEFT_STATUS_SUCCESS;
     byte_put_i64(body, count);
@@ -583,7 +583,7 @@ static weftStatus_t open_body(struct byte_reader *body, const struct list *blob)
 /* Checked always, used only where the user asked for it: images stay where they lie. PTX ends with a zero, as the
    driver reads it as text. The blob is a list of the plan's, in its arena, so the images live as long as it. */
 static weftStatus_t load_codes(struct byte_reader *body, struct plan *plan) {
-    struct carried_code *codes;
+    struct aot_code *codes;
     int64_t count = get_count(body, CODE_BYTES);
     TRY(arena_alloc(&plan->base.arena, &codes, (size_t)count * sizeof *codes));
     for (int64_t i = 0; i < count; i++) {
@@ -596,7 +596,7 @@ static weftStatus_t load_codes(struct byte_reader *body, struct plan *plan) {
     }
     if (body->bad || body->position != body->length)
         return fail_damaged("it does not end where it should");
-    plan->carried = (struct carried_codes){.count = plan->with_code ? count : 0, .items = codes};
+    plan->aot_codes = (struct aot_codes){.count = plan->with_code ? count : 0, .items = codes};
     plan->has_unused_code = count && !plan->with_code;
     return WEFT_STATUS_SUCCESS;
 }

@@ -6,8 +6,8 @@
 #include "runtime/cache.h"
 #include "base/bytes.h"
 #include "base/hash.h"
+#include "runtime/disk_cache.h"
 #include "runtime/dump.h"
-#include "runtime/store.h"
 #include "weft/weft.h"
 
 #include <pthread.h>
@@ -215,7 +215,7 @@ static void save(const struct entry *entry) {
     byte_put_block(&writer, entry->compiled.log, strlen(entry->compiled.log));
     byte_put_block(&writer, entry->compiled.image, entry->compiled.bytes);
     if (!writer.failed)
-        store_save(entry->code.key, writer.data, writer.length);
+        disk_cache_save(entry->code.key, writer.data, writer.length);
     byte_writer_free(&writer);
 }
 
@@ -227,7 +227,7 @@ static bool load(struct entry *entry) {
     struct byte_reader reader;
     struct compiled found = {0};
     /* What the folder holds is not trusted: damaged entries count as not found. */
-    if (!store_load(entry->code.key, &payload, &bytes))
+    if (!disk_cache_load(entry->code.key, &payload, &bytes))
         return false;
     byte_reader_init(&reader, payload, bytes);
     /* Of a bad reader these are zeros and NULL; asked once, below. */
@@ -349,6 +349,6 @@ void cache_report(struct text *json) {
     text_add(json, "{\"compiled\":%lld,\"shared\":%lld,\"in_memory\":%lld,\"disk\":", (long long)compile_count,
              (long long)share_count, (long long)count);
     pthread_mutex_unlock(&lock);
-    store_report(json);
+    disk_cache_report(json);
     text_add(json, "}");
 }

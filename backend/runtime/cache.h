@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The kernel cache: program text in, machine code out, compiled at most once. Its key is everything that decides the
    result: text, headers, options in order, target chip, NVRTC's version and build, Weft's version. It looks in memory,
-   then on disk (runtime/store.h), then compiles; threads that want the same program wait for the one that compiles it.
+   then on disk (runtime/disk_cache.h), then compiles; threads that want the same program wait for the one that compiles it.
    WEFT_DUMP_DIR names a folder that receives every program used, with its headers, options, log and machine code. It
    must not know devices that are present: code is loaded elsewhere. */
 #ifndef WEFT_RUNTIME_CACHE_H
@@ -36,7 +36,7 @@ weftStatus_t cache_adopt(const struct code **code, const char *name, const void 
 /* NULL does nothing. Code that nobody holds stays in memory until 64 MiB of it are idle. */
 void cache_release(const struct code *code);
 
-/* {"compiled", "shared", "in_memory", "disk": as store_report}; shared: requests that found the code in memory or
+/* {"compiled", "shared", "in_memory", "disk": as disk_cache_report}; shared: requests that found the code in memory or
    waited for it. */
 void cache_report(struct text *json);
 

@@ -5,7 +5,7 @@
 
 #include "base/shared.h"
 #include "runtime/device.h"
-#include "runtime/pool.h"
+#include "runtime/stream_alloc.h"
 #include <stdatomic.h>
 
 enum { CONTEXT_MAGIC = 0x57454643 };
@@ -15,7 +15,7 @@ struct weftContext {
     uint32_t magic;       /* CONTEXT_MAGIC until weftDestroy */
     struct device device;
     _Atomic(weftStream_t) stream;
-    struct pool pool; /* of weftFreeOnStream; empty on the CPU */
+    struct stream_allocator allocator; /* of weftFreeOnStream; empty on the CPU */
 };
 
 /* One more holder; NULL is allowed. */

@@ -728,7 +728,7 @@ static void test_overrides(void) {
     MUST(set_numbers(pack, WEFT_ATTR_VARIANT_PACK_OVERRIDE_UNIQUE_IDS, 2, (int64_t[]){UID_Y, 77}));
     MUST(weftBackendFinalize(pack));
     REFUSED(weftBackendExecute(handle, plan, pack), WEFT_STATUS_BAD_PARAM,
-            "variant pack overrides uid 77, which graph 'mlp' has not. Name a tensor of the graph.");
+            "variant pack overrides uid 77, which is not in graph 'mlp'. Name a tensor of the graph.");
     drop(pack);
     pack = override_pack(&m, 5, 5);
     MUST(set_numbers(pack, WEFT_ATTR_VARIANT_PACK_OVERRIDE_SHAPES, 3, (int64_t[]){5, N, 5}));

@@ -16,15 +16,15 @@ enum { COMPILERS_MAX = 8 }; /* each uses some hundred MiB while it runs */
 static const char *const options[] = {"-std=c++17"};
 
 /* Linear search: a saved plan carries some dozen programs, each of which takes far longer to compile. */
-static const struct carried_code *find_carried(const struct carried_codes *carried, const uint8_t identity[32]) {
-    for (int i = 0; carried && i < carried->count; i++)
-        if (memcmp(carried->items[i].identity, identity, 32) == 0)
-            return &carried->items[i];
+static const struct aot_code *find_aot_code(const struct aot_codes *aot_codes, const uint8_t identity[32]) {
+    for (int i = 0; aot_codes && i < aot_codes->count; i++)
+        if (memcmp(aot_codes->items[i].identity, identity, 32) == 0)
+            return &aot_codes->items[i];
     return NULL;
 }
 
 weftStatus_t kernel_compile(struct cuda_kernel *kernel, const struct device *device,
-                            const struct carried_codes *carried) {
+                            const struct aot_codes *aot_codes) {
     struct program_header headers[DEVICE_FILES_MAX];
     uint8_t headers_digest[32];
     char name[64], arch[16];
@@ -42,8 +42,8 @@ weftStatus_t kernel_compile(struct cuda_kernel *kernel, const struct device *dev
        code. */
     cache_identify(kernel->identity, &program, arch);
     program.identity = kernel->identity;
-    const struct carried_code *found = find_carried(carried, kernel->identity);
-    kernel->is_carried = found != NULL;
+    const struct aot_code *found = find_aot_code(aot_codes, kernel->identity);
+    kernel->is_precompiled = found != NULL;
     return found ? cache_adopt(&kernel->code, name, found->image, found->bytes, found->is_ptx)
                  : cache_get(&kernel->code, &program, arch);
 }
@@ -54,7 +54,7 @@ weftStatus_t kernel_compile(struct cuda_kernel *kernel, const struct device *dev
    only one thread compiles. */
 struct compilation {
     const struct device *device;
-    const struct carried_codes *carried;
+    const struct aot_codes *aot_codes;
     int count;
     struct cuda_kernel **kernels;
     atomic_int next;
@@ -80,7 +80,7 @@ static void *work(void *compilation) {
     int i;
     /* Compile times differ tenfold, so each thread takes the next program when it is free. */
     while ((i = atomic_fetch_add(&all->next, 1)) < all->count) {
-        weftStatus_t status = kernel_compile(all->kernels[i], all->device, all->carried);
+        weftStatus_t status = kernel_compile(all->kernels[i], all->device, all->aot_codes);
         if (status)
             note_failure(all, status);
     }
@@ -105,13 +105,13 @@ static weftStatus_t compile_all(struct compilation *all) {
 }
 
 weftStatus_t cuda_compile(struct step *steps, int count, const struct device *device,
-                          const struct carried_codes *carried) {
+                          const struct aot_codes *aot_codes) {
     /* On the heap because it contains a text of a few KiB. */
     struct compilation *all = calloc(1, sizeof *all);
     if (!all)
         return status_no_memory(sizeof *all);
     all->device = device;
-    all->carried = carried;
+    all->aot_codes = aot_codes;
     for (int s = 0; s < count; s++)
         all->count += ((struct cuda_step *)steps[s].state)->count;
     all->kernels = malloc(((size_t)all->count + 1) * sizeof *all->kernels);
@@ -146,7 +146,7 @@ weftStatus_t cuda_keeps(const struct step *step, const struct device *device) {
 }
 
 /* The image belongs to the kernel's code, which the plan owns: the caller copies it before the plan is destroyed. */
-bool cuda_code(const struct step *step, int i, struct carried_code *code) {
+bool cuda_code(const struct step *step, int i, struct aot_code *code) {
     const struct cuda_step *state = step->state;
     if (i >= state->count)
         return false;

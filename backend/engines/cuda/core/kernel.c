@@ -93,7 +93,7 @@ void emit_pointer(struct kernel_source *source, weftDataType_t type, int value, 
         add_argument(source, (struct argument){ARGUMENT_VALUE, value, offset_bytes});
 }
 
-/* Aligned as its offset is, up to WORKSPACE_ALIGNMENT of plan/draft.h. */
+/* Aligned as its offset is, up to WORKSPACE_ALIGNMENT of plan/steps.h. */
 void emit_scratch(struct kernel_source *source, const char *type, int64_t offset_bytes, const char *name) {
     char field[64];
     snprintf(field, sizeof field, "%s*", type);

@@ -8,7 +8,7 @@
 
 #include "base/text.h"
 #include "engines/engine.h"
-#include "runtime/carried.h"
+#include "runtime/aot_code.h"
 #include "runtime/launch.h"
 #include "runtime/module.h"
 
@@ -42,7 +42,7 @@ struct cuda_map {
 };
 
 /* build sets the members up to `is_cooperative`, from the plan's arena; compile sets `identity`, `code` and
-   `is_carried`; load sets `loaded`. Afterwards it is immutable: threads run one plan concurrently. */
+   `is_precompiled`; load sets `loaded`. Afterwards it is immutable: threads run one plan concurrently. */
 struct cuda_kernel {
     const char *file;    /* its path from engines/cuda: "map/map.cuh" */
     const char *entry;   /* its function */
@@ -57,7 +57,7 @@ struct cuda_kernel {
     bool is_cooperative;  /* its blocks wait for each other: either all are resident, or none */
     uint8_t identity[32]; /* of the program, see cache_identify */
     const struct code *code;
-    bool is_carried; /* the code came with a saved plan */
+    bool is_precompiled; /* the code came with a saved plan */
     struct kernel *loaded;
 };
 
@@ -138,14 +138,13 @@ weftStatus_t kernel_finish(struct kernel_source *source, struct cuda_kernel *ker
 
 /* Implement the engine's compile, keeps, code and show. */
 weftStatus_t cuda_compile(struct step *steps, int count, const struct device *device,
-                          const struct carried_codes *carried);
+                          const struct aot_codes *aot_codes);
 weftStatus_t cuda_keeps(const struct step *step, const struct device *device);
-bool cuda_code(const struct step *step, int i, struct carried_code *code);
+bool cuda_code(const struct step *step, int i, struct aot_code *code);
 void cuda_show(const struct step *steps, int count, struct text *json);
 
-/* Compiles one kernel, unless `carried` (may be NULL) has its code. */
-weftStatus_t kernel_compile(struct cuda_kernel *kernel, const struct device *device,
-                            const struct carried_codes *carried);
+/* Compiles one kernel, unless `aot_codes` (may be NULL) has its code. */
+weftStatus_t kernel_compile(struct cuda_kernel *kernel, const struct device *device, const struct aot_codes *aot_codes);
 
 /* Implement the engine's load, run and release, for all families whose steps consist only of kernels. */
 weftStatus_t cuda_load(struct step *step, const struct device *device);

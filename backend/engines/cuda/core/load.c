@@ -14,7 +14,7 @@ static weftStatus_t load_kernel(struct cuda_kernel *kernel, const struct device 
                                  .cluster = (int)kernel->cluster,
                                  .argument_bytes = (size_t)kernel->argument_count * sizeof(uint64_t)};
     weftStatus_t status = kernel_load(&kernel->loaded, device, kernel->code, kernel->entry, &needs);
-    if (status != WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH || !kernel->is_carried)
+    if (status != WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH || !kernel->is_precompiled)
         return status;
     trace(WEFT_SEV_WARNING, "saved plan: its code is not used: %s", status_text());
     status_clear();

@@ -2,7 +2,7 @@
 /* The folder is opened once and everything happens relative to it, so that nobody can exchange it meanwhile. Entries
    are written aside, synchronised and renamed. Their modification time is when they were last used. */
 #define _GNU_SOURCE
-#include "runtime/store.h"
+#include "runtime/disk_cache.h"
 #include "base/bytes.h"
 #include "base/environment.h"
 #include "base/hash.h"
@@ -203,7 +203,7 @@ static uint8_t *read_entry(int file, size_t *bytes, const char **problem) {
 }
 
 /* The payload is freed by the caller. A hit counts as a use: its time is set anew. */
-bool store_load(const uint8_t key[32], uint8_t **payload, size_t *bytes) {
+bool disk_cache_load(const uint8_t key[32], uint8_t **payload, size_t *bytes) {
     char name[80];
     size_t file_bytes = 0;
     const char *problem = NULL;
@@ -359,7 +359,7 @@ static bool write_entry(const char *name, const struct byte_writer *entry) {
 }
 
 /* No lock: writing aside and renaming lets threads and processes save the same key at once, the last one stays. */
-void store_save(const uint8_t key[32], const void *payload, size_t bytes) {
+void disk_cache_save(const uint8_t key[32], const void *payload, size_t bytes) {
     static atomic_bool has_warned;
     char name[80];
     uint8_t digest[32];
@@ -393,7 +393,7 @@ void store_save(const uint8_t key[32], const void *payload, size_t bytes) {
     byte_writer_free(&entry);
 }
 
-void store_report(struct text *json) {
+void disk_cache_report(struct text *json) {
     size_t count = 0;
     int64_t bytes = 0;
     /* Opens the store, so that a report says what a run would find. */

@@ -1,23 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* An output may lie between the elements of others, and overlap nothing, but an input that nobody reads any more, or
-   one that the writing step reads where it writes. What a step allows is asked of its family once, when the plan is
-   made. */
-#include "plan/overlap.h"
+/* Alias check: decides whether an output may share memory with another slot. Outputs may interleave with other tensors
+   without touching their elements. An output may overlap an input only if the input is dead, or if the step that writes
+   the output is known to read each element before it overwrites it. Families answer that once, when the plan is built.
+   */
+#include "plan/alias_check.h"
 #include "graph/descriptor.h"
 
-/* ---- What is allowed --------------------------------------------------------------------------------------------- */
+/* ---- Permissions ------------------------------------------------------------------------------------------------- */
 
-/* Whether `out` may lie exactly where `in` lies, as far as the steps before the one that writes `out` and those behind
-   it are concerned. A step that reads `in` after `out` was written would read the output. */
+/* True if only the writer of `out` can observe that `out` is stored exactly over `in`: every other step that reads `in`
+   runs before `out` is written. */
 static bool may_share(const struct draft *draft, int in, int out) {
     const struct value *values = draft->graph->values;
     return tensor_same_layout(values[in].tensor, values[out].tensor) &&
-           !draft->is_viewed[in] && /* a view is read at other places than its own */
+           !draft->is_viewed[in] && /* a view reads other elements than the tensor itself */
            draft->last_reading[in] <= draft->first_writing[out];
 }
 
-/* Where the one operation that writes `out` lets `in` lie inside it; -1: nowhere. */
-static int64_t place_in_output(const struct graph *graph, int in, int out) {
+/* Offset in bytes at which `in` may be stored inside `out` because their operation copies it there unchanged (concat),
+   or -1. */
+static int64_t offset_in_output(const struct graph *graph, int in, int out) {
     const struct descriptor *op = graph->nodes[graph->values[out].producer].op;
     bool only_reader = graph->values[in].readers == 1 && graph->values[in].read_by[0] == graph->values[out].producer;
     return only_reader && op_of(op)->place_in
@@ -25,17 +27,16 @@ static int64_t place_in_output(const struct graph *graph, int in, int out) {
                : -1;
 }
 
-/* Where the step that writes `out` and reads `in` lets `in` begin; -1: nowhere near. Asked of the family first; if it
-   declines, of the operation, whose kernel may leave an input where it is, as concat does. */
-static int64_t ask_step(const struct draft *draft, int in, int out) {
+/* Offset in bytes from `out` at which its writer allows `in` to start, or -1. The kernel family is asked first, because
+   only it knows the order of its reads and writes; if it declines, the operation is asked. */
+static int64_t query_writer(const struct draft *draft, int in, int out) {
     const struct step *step = &draft->steps[draft->first_writing[out]];
-    /* The family knows in which order its kernel reads and writes; only it can allow this. */
     bool may_alias = may_share(draft, in, out) && !draft->is_viewed[out] && step->family->may_alias &&
                      step->family->may_alias(step, in, out);
-    return may_alias ? 0 : place_in_output(draft->graph, in, out);
+    return may_alias ? 0 : offset_in_output(draft->graph, in, out);
 }
 
-/* Linear over the inputs of one step. */
+/* Linear in the number of inputs of the step. */
 static const struct permission *find_permission(const struct plan *plan, const struct slot *out, int in) {
     for (int i = out->first_permission; i < out->first_permission + out->permission_count; i++)
         if (plan->permissions[i].in == in)
@@ -43,9 +44,9 @@ static const struct permission *find_permission(const struct plan *plan, const s
     return NULL;
 }
 
-/* Calls visit (NULL: only counts) for each input of the graph that the step reads which writes a slot; an input that is
-   read k times is visited k times. */
-static int each_input(struct plan *plan, struct slot *out, void (*visit)(struct plan *plan, struct slot *out, int in)) {
+/* Visits each graph input that the writer of `out` reads, once per read. With visit == NULL it only counts. */
+static int visit_inputs_of_writer(struct plan *plan, struct slot *out,
+                                  void (*visit)(struct plan *plan, struct slot *out, int in)) {
     const struct graph *graph = plan->draft.graph;
     const struct region *region = &plan->draft.steps[plan->draft.first_writing[out->value]].region;
     int count = 0;
@@ -60,35 +61,35 @@ static int each_input(struct plan *plan, struct slot *out, void (*visit)(struct 
     return count;
 }
 
-/* Asked of the family once for each pair, and kept for all executions. */
+/* Queries the family once per pair; the answer holds for all executions. */
 static void add_permission(struct plan *plan, struct slot *out, int in) {
     if (find_permission(plan, out, in))
         return;
     plan->permissions[out->first_permission + out->permission_count++] =
-        (struct permission){.in = in, .offset = ask_step(&plan->draft, in, out->value)};
+        (struct permission){.in = in, .offset = query_writer(&plan->draft, in, out->value)};
 }
 
-weftStatus_t overlap_list(struct plan *plan) {
-    /* Counted first, then filled in: an input that is read twice is counted twice and listed once. */
+weftStatus_t alias_check_list(struct plan *plan) {
+    /* Count first, then fill: an input that is read twice counts twice but is listed once. */
     size_t most = 0;
     int count = 0;
     for (int s = 0; s < plan->slot_count; s++)
         if (plan->slots[s].is_written)
-            most += (size_t)each_input(plan, &plan->slots[s], NULL);
+            most += (size_t)visit_inputs_of_writer(plan, &plan->slots[s], NULL);
     TRY(arena_alloc(&plan->base.arena, &plan->permissions, most * sizeof *plan->permissions));
     for (int s = 0; s < plan->slot_count; s++) {
         struct slot *slot = &plan->slots[s];
         slot->first_permission = count;
         if (slot->is_written)
-            each_input(plan, slot, add_permission);
+            visit_inputs_of_writer(plan, slot, add_permission);
         count += slot->permission_count;
     }
-    status_clear(); /* of families that decline */
+    status_clear(); /* discard the refusals of families */
     return WEFT_STATUS_SUCCESS;
 }
 
-/* How many bytes after output `a` slot b may begin; -1: it may not overlap. Inputs that the writing step does not read
-   are done with when all steps that read them come before it. */
+/* Offset in bytes from output `a` at which slot b may start, or -1 if they must not overlap. An input that the writer
+   does not read may be overwritten if all its readers run earlier. */
 static int64_t allowed_offset(const struct plan *plan, int a, int b) {
     const struct slot *out = &plan->slots[a], *in = &plan->slots[b];
     const struct draft *draft = &plan->draft;
@@ -97,10 +98,11 @@ static int64_t allowed_offset(const struct plan *plan, int a, int b) {
     const struct permission *permission = find_permission(plan, out, in->value);
     if (permission)
         return permission->offset;
-    return may_share(draft, in->value, out->value) ? 0 : -1; /* what other steps read, which are all done */
+    return may_share(draft, in->value, out->value) ? 0 : -1; /* read by other steps only, which are all done */
 }
 
-/* Where the same memory would do, the message says so: in place was meant, and missed. */
+/* If the input could use exactly the same memory, the message says so: the user probably intended an in-place
+   operation. */
 static weftStatus_t fail_overlap(const struct plan *plan, int a, int b) {
     const struct value *values = plan->draft.graph->values;
     FAIL(WEFT_STATUS_BAD_PARAM, "output %s and %s overlap in memory. Give the output memory of its own%s.",
@@ -109,7 +111,7 @@ static weftStatus_t fail_overlap(const struct plan *plan, int a, int b) {
          allowed_offset(plan, a, b) == 0 ? ", or exactly the same memory" : "");
 }
 
-/* ---- A few slots ------------------------------------------------------------------------------------------------- */
+/* ---- Few slots: all pairs ---------------------------------------------------------------------------------------- */
 
 /* `end` is exclusive; an empty tensor has an empty span, which overlaps nothing. */
 static struct span span_of(const struct plan *plan, void *const *values, int slot) {
@@ -117,8 +119,8 @@ static struct span span_of(const struct plan *plan, void *const *values, int slo
     return (struct span){begin, begin + (uintptr_t)plan->slots[slot].bytes, slot};
 }
 
-/* Bytes that a tensor's elements stay within, where each is moved by multiples of `pitch` bytes into the first of them;
-   0: this cannot be said of it. */
+/* Size of the byte range that contains all elements of a tensor after their offsets are reduced modulo `pitch`, or 0 if
+   it is unknown or exceeds `pitch`. */
 static int64_t bytes_within(const struct tensor *tensor, int64_t pitch) {
     int64_t element = tensor_element_bytes(tensor), bytes = element;
     const struct dtype *type = dtype_of((weftDataType_t)tensor->type);
@@ -130,15 +132,15 @@ static int64_t bytes_within(const struct tensor *tensor, int64_t pitch) {
     return bytes <= pitch ? bytes : 0;
 }
 
-/* Whether the elements of two tensors lie between each other, as two ranges of columns of one matrix do: apart modulo
-   a stride. */
-static bool are_interlaced(const struct plan *plan, const struct span *a, const struct span *b) {
+/* True if the elements of two tensors interleave without overlapping, such as two ranges of columns of one matrix:
+   their offsets are disjoint modulo a stride. */
+static bool are_interleaved(const struct plan *plan, const struct span *a, const struct span *b) {
     const struct value *values = plan->draft.graph->values;
     const struct tensor *x = values[plan->slots[a->slot].value].tensor, *y = values[plan->slots[b->slot].value].tensor;
     for (int64_t d = 0; d < x->dims.count; d++) {
         int64_t pitch = x->dims.at[d] > 1 ? x->strides.at[d] * tensor_element_bytes(x) : 0;
         int64_t of_x = pitch ? bytes_within(x, pitch) : 0, of_y = of_x ? bytes_within(y, pitch) : 0;
-        /* Where y begins behind x, in the space between two beginnings of x. */
+        /* Offset of y from the closest repetition of x before it. */
         int64_t ahead = of_y ? (int64_t)((b->begin - a->begin) % (uintptr_t)pitch) : 0;
         if (b->begin < a->begin && of_y)
             ahead = (pitch - (int64_t)((a->begin - b->begin) % (uintptr_t)pitch)) % pitch;
@@ -148,33 +150,33 @@ static bool are_interlaced(const struct plan *plan, const struct span *a, const 
     return false;
 }
 
-/* From the cheapest question to the dearest; nearly all pairs are apart. */
+/* The tests are ordered by cost; almost all pairs are disjoint. */
 static weftStatus_t check_pair(const struct plan *plan, const struct span *a, const struct span *b) {
-    bool apart = a->end <= b->begin || b->end <= a->begin;
-    if (apart || a->begin == a->end || b->begin == b->end || are_interlaced(plan, a, b))
+    bool is_disjoint = a->end <= b->begin || b->end <= a->begin;
+    if (is_disjoint || a->begin == a->end || b->begin == b->end || are_interleaved(plan, a, b))
         return WEFT_STATUS_SUCCESS;
     int64_t allowed = allowed_offset(plan, a->slot, b->slot);
     return allowed >= 0 && b->begin == a->begin + (uintptr_t)allowed ? WEFT_STATUS_SUCCESS
                                                                      : fail_overlap(plan, a->slot, b->slot);
 }
 
-/* Quadratic in the outputs, with inputs as the inner loop; a pair of outputs is looked at once. */
+/* Compares each output with all slots, and each pair of outputs once. */
 static weftStatus_t check_pairs(const struct plan *plan, void *const *values) {
     for (int a = 0; a < plan->slot_count; a++) {
         const struct span out = span_of(plan, values, a);
         for (int b = 0; plan->slots[a].is_written && b < plan->slot_count; b++) {
             const struct span other = span_of(plan, values, b);
-            bool was_seen = plan->slots[b].is_written && b <= a;
-            if (!was_seen)
+            bool is_compared = plan->slots[b].is_written && b <= a;
+            if (!is_compared)
                 TRY(check_pair(plan, &out, &other));
         }
     }
     return WEFT_STATUS_SUCCESS;
 }
 
-/* ---- Many -------------------------------------------------------------------------------------------------------- */
+/* ---- Many slots: sorted spans ------------------------------------------------------------------------------------ */
 
-/* By begin; of those that begin together, outputs first, in the order of the slots. */
+/* Orders by start address; at equal addresses outputs come first, in slot order. */
 static bool stands_before(const struct plan *plan, const struct span *a, const struct span *b) {
     if (a->begin != b->begin)
         return a->begin < b->begin;
@@ -183,7 +185,7 @@ static bool stands_before(const struct plan *plan, const struct span *a, const s
     return a->slot < b->slot;
 }
 
-/* Restores the heap below `at`, whose root stands behind all others. */
+/* Restores the heap property below `at`; the root is the last span in order. */
 static void sift_down(const struct plan *plan, struct span *spans, int at, int count) {
     for (int child; (child = 2 * at + 1) < count; at = child) {
         if (child + 1 < count && stands_before(plan, &spans[child], &spans[child + 1]))
@@ -196,7 +198,7 @@ static void sift_down(const struct plan *plan, struct span *spans, int at, int c
     }
 }
 
-/* A heap sort, as the C library's sort may allocate. */
+/* Heap sort, because the C library's qsort may allocate memory. */
 static void sort_spans(const struct plan *plan, struct span *spans, int count) {
     for (int i = count / 2; i-- > 0;)
         sift_down(plan, spans, i, count);
@@ -208,10 +210,10 @@ static void sort_spans(const struct plan *plan, struct span *spans, int count) {
     }
 }
 
-/* What overlaps an output began before it, or begins inside it. Those before are asked one by one only where the
-   farthest of them reaches here: quadratic where many outputs lie between each other, else linear. */
+/* A span that overlaps an output starts before it or inside it. Earlier spans are only compared if the farthest of them
+   reaches the output: linear in general, quadratic if many outputs interleave. */
 static weftStatus_t check_sorted(const struct plan *plan, struct span *spans) {
-    const struct span *farthest = NULL; /* of those before */
+    const struct span *farthest = NULL; /* the earlier span with the highest end */
     int count = 0;
     for (int i = 0; i < plan->slot_count; i++)
         if (spans[i].begin != spans[i].end)
@@ -230,7 +232,7 @@ static weftStatus_t check_sorted(const struct plan *plan, struct span *spans) {
     return WEFT_STATUS_SUCCESS;
 }
 
-weftStatus_t overlap_check(const struct plan *plan, void *const *values, struct span *spans) {
+weftStatus_t alias_check_run(const struct plan *plan, void *const *values, struct span *spans) {
     if (!spans)
         return check_pairs(plan, values);
     for (int i = 0; i < plan->slot_count; i++)

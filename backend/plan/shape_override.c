@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Executions with other shapes than the plan's: the graph is made again with the overridden dims and strides, planned
-   on the same engine where that serves them, and kept for the next execution of these shapes. Only such an execution
-   takes a lock or allocates. */
+/* Executions with other shapes than the plan's: the graph is rebuilt with the overridden dims and strides, planned on
+   the same engine if it accepts them, and cached for the next execution with these shapes. Only executions with
+   overridden shapes take a lock or allocate. */
 #include "graph/descriptor.h"
 #include "plan/plan.h"
 #include "plan/save.h"
@@ -9,44 +9,43 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Plans kept: each holds its kernels and steps, but kernels of other shapes are mostly the same. */
+/* Number of cached plans. Each holds its kernels and steps, but plans of different shapes share most kernels. */
 enum { OVERRIDES_MAX = 32 };
 
-/* An entry of the list is found by its three lists, which are the pack's, copied. */
+/* Cache entry. The key is copies of the pack's three lists. */
 struct plan_override {
-    struct plan_override *next; /* most recently used first */
+    struct plan_override *next; /* in order of last use, the most recent one first */
     struct list uids, shapes, strides;
     struct arena arena;
     struct plan *plan;
 };
 
-/* Exact equality, the order included. */
 static bool same_list(const struct list *a, const struct list *b) {
     return a->count == b->count && memcmp(a->i64, b->i64, (size_t)a->count * sizeof *a->i64) == 0;
 }
 
-/* Takes the entry of a pack's shapes out of the list. The order of uids is part of what is compared: packs are made by
-   programs, which keep to one. */
-static struct plan_override *take(struct plan *plan, const struct variant_pack *pack) {
+/* Removes the entry for a pack's shapes from the list. Packs that list the same uids in another order miss; programs
+   build their packs in a fixed order. */
+static struct plan_override *remove_entry(struct plan *plan, const struct variant_pack *pack) {
     for (struct plan_override **at = &plan->overrides; *at; at = &(*at)->next) {
-        struct plan_override *found = *at;
-        if (!same_list(&found->uids, &pack->override_uids) || !same_list(&found->shapes, &pack->override_shapes) ||
-            !same_list(&found->strides, &pack->override_strides))
+        struct plan_override *entry = *at;
+        if (!same_list(&entry->uids, &pack->override_uids) || !same_list(&entry->shapes, &pack->override_shapes) ||
+            !same_list(&entry->strides, &pack->override_strides))
             continue;
-        *at = found->next;
-        return found;
+        *at = entry->next;
+        return entry;
     }
     return NULL;
 }
 
-/* The plan may be NULL, where making it failed. */
+/* The plan is NULL if building it failed. */
 static void free_override(struct plan_override *entry) {
     descriptor_release(entry->plan ? &entry->plan->base : NULL);
     arena_free(&entry->arena);
     free(entry);
 }
 
-/* Nobody runs the plan any more, so no lock is needed. */
+/* No lock is needed, because no execution is running any more. */
 void plan_free_overrides(struct plan *plan) {
     while (plan->overrides) {
         struct plan_override *entry = plan->overrides;
@@ -55,17 +54,17 @@ void plan_free_overrides(struct plan *plan) {
     }
 }
 
-/* Dims and strides have one number for each dim of each named tensor; the pack itself has checked that they are as many
-   as each other. */
+/* Each overridden tensor has one dim and one stride per dimension. The pack has already checked that there are as many
+   dims as strides. */
 static weftStatus_t check_overrides(const struct plan *plan, const struct variant_pack *pack) {
     const struct graph *graph = plan->draft.graph;
     int64_t numbers = 0;
     for (int64_t i = 0; i < pack->override_uids.count; i++) {
         int value = graph_find_uid(graph, pack->override_uids.i64[i]);
         if (value < 0)
-            FAIL(WEFT_STATUS_BAD_PARAM, "%s overrides uid %lld, which %s has not. Name a tensor of the graph.",
+            FAIL(WEFT_STATUS_BAD_PARAM, "%s overrides uid %lld, which is not in %s. Name a tensor of the graph.",
                  descriptor_label(&pack->base), (long long)pack->override_uids.i64[i], descriptor_label(&graph->base));
-        /* Ranks do not change, so the old dims say how many numbers a tensor has. */
+        /* The rank cannot be overridden. */
         numbers += graph->values[value].tensor->dims.count;
     }
     if (numbers != pack->override_shapes.count)
@@ -75,38 +74,40 @@ static weftStatus_t check_overrides(const struct plan *plan, const struct varian
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The graph with other shapes, as a plan: the graph as it was given, whose results have the shapes that follow. */
-static weftStatus_t plan_anew(struct plan **out, const struct plan *plan, const struct variant_pack *pack) {
+/* Builds the plan for overridden shapes from the original graph; the shapes of its results are inferred again. */
+static weftStatus_t plan_overridden(struct plan **out, const struct plan *plan, const struct variant_pack *pack) {
     struct graph *graph = NULL;
     struct engine_config *config = NULL;
-    struct descriptor *made = NULL;
+    struct descriptor *created = NULL;
     weftStatus_t status = graph_change(&graph, plan->config->engine->graph, &(struct changes){.overrides = pack});
     if (!status)
         status = plan_config_again(&config, plan->config, graph);
     if (!status)
-        status = descriptor_make(&plan_schema, &made);
-    /* Properties, handle, limit and carried code as the plan's own: what differs is the graph alone. */
+        status = descriptor_make(&plan_schema, &created);
+    /* Everything except the graph is taken from the original plan: device properties, handle, limit and ahead-of-time
+       code. */
     if (!status) {
-        ((struct plan *)made)->handle = context_retain(plan->handle);
+        ((struct plan *)created)->handle = context_retain(plan->handle);
         if (plan->device_properties)
-            ((struct plan *)made)->device_properties =
+            ((struct plan *)created)->device_properties =
                 (struct device_properties *)descriptor_retain(&plan->device_properties->base);
-        ((struct plan *)made)->workspace_limit = plan->workspace_limit;
-        ((struct plan *)made)->carried = plan->carried; /* used by finalize alone */
-        ((struct plan *)made)->cuda_graph = plan->cuda_graph;
+        ((struct plan *)created)->workspace_limit = plan->workspace_limit;
+        ((struct plan *)created)->aot_codes = plan->aot_codes; /* only used by finalize */
+        ((struct plan *)created)->cuda_graph = plan->cuda_graph;
         void *held = config;
-        status = descriptor_set(made, WEFT_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, WEFT_TYPE_BACKEND_DESCRIPTOR, 1, &held);
+        status =
+            descriptor_set(created, WEFT_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, WEFT_TYPE_BACKEND_DESCRIPTOR, 1, &held);
     }
     if (!status)
-        status = descriptor_finalize(made);
+        status = descriptor_finalize(created);
     descriptor_release(graph ? &graph->base : NULL);
-    /* The configuration holds the graph, the plan the configuration. */
+    /* The plan holds a reference to the configuration, which holds one to the graph. */
     descriptor_release(config ? &config->base : NULL);
     if (status) {
-        descriptor_release(made);
+        descriptor_release(created);
         return status_prefix(status, "overridden shapes: ");
     }
-    *out = (struct plan *)made;
+    *out = (struct plan *)created;
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -119,10 +120,10 @@ static weftStatus_t make_override(struct plan_override **out, const struct plan 
     entry->uids = pack->override_uids;
     entry->shapes = pack->override_shapes;
     entry->strides = pack->override_strides;
-    /* The pack is the caller's and may go: the entry keeps its own copy of what it is found by. Planned first: shapes
-       that cannot be planned leave nothing behind. */
+    /* The caller may release the pack, so the entry copies its key. Planning comes first, so that shapes that cannot be
+       planned leave nothing to clean up. */
     struct list *lists[] = {&entry->uids, &entry->shapes, &entry->strides};
-    weftStatus_t status = plan_anew(&entry->plan, plan, pack);
+    weftStatus_t status = plan_overridden(&entry->plan, plan, pack);
     for (int i = 0; i < 3 && !status; i++)
         status =
             arena_copy(&entry->arena, &lists[i]->items, lists[i]->items, (size_t)lists[i]->count * sizeof(int64_t));
@@ -134,36 +135,36 @@ static weftStatus_t make_override(struct plan_override **out, const struct plan 
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Keeps the OVERRIDES_MAX that were used last. The list is one entry too long at most, so dropping ends with it.
-   Executions that still run it hold a reference. */
-static void drop_oldest(struct plan *plan) {
-    int kept = 0;
+/* Drops the least recently used entry if there are more than OVERRIDES_MAX. The list exceeds the limit by at most one.
+   Executions that still run the dropped plan hold a reference. */
+static void drop_least_recent(struct plan *plan) {
+    int count = 0;
     for (struct plan_override **at = &plan->overrides; *at; at = &(*at)->next)
-        if (++kept > OVERRIDES_MAX) {
+        if (++count > OVERRIDES_MAX) {
             free_override(*at);
             *at = NULL;
             return;
         }
 }
 
-weftStatus_t plan_for_pack(struct plan **found, struct plan *plan, const struct variant_pack *pack) {
+weftStatus_t plan_for_pack(struct plan **out, struct plan *plan, const struct variant_pack *pack) {
     weftStatus_t status = WEFT_STATUS_SUCCESS;
     struct plan_override *entry = NULL;
     if (pack->override_uids.count == 0) {
-        *found = (struct plan *)descriptor_retain(&plan->base);
+        *out = (struct plan *)descriptor_retain(&plan->base);
         return WEFT_STATUS_SUCCESS;
     }
-    /* Held while a plan is made: two threads with the same new shape then compile once. */
+    /* Held while planning, so that two threads with the same new shape compile once. */
     pthread_mutex_lock(&plan->override_lock);
-    entry = take(plan, pack);
+    entry = remove_entry(plan, pack);
     if (!entry)
         status = make_override(&entry, plan, pack);
     if (!status) {
         entry->next = plan->overrides;
         plan->overrides = entry;
-        /* Retained under the lock: another thread may drop the entry as soon as it is released. */
-        *found = (struct plan *)descriptor_retain(&entry->plan->base);
-        drop_oldest(plan);
+        /* Retained under the lock, because another thread may drop the entry as soon as the lock is released. */
+        *out = (struct plan *)descriptor_retain(&entry->plan->base);
+        drop_least_recent(plan);
     }
     pthread_mutex_unlock(&plan->override_lock);
     return status;
