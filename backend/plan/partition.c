@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* At each node the families of the engine that accept it grow a region each over neighbours, for as long as a family
-   accepts the larger region, that is no dearer than what is added would be apart, and regions stay free of cycles. The
-   cheapest candidate becomes a part: its own price, and that of what the others would serve and it leaves out. What a
-   step of this looks at is regions and what lies around them, never the whole graph: a cover is linear in the number
-   of operations. Some covers are made and the cheapest is taken: with views and with copies in their places, and, of
-   graphs that are not large, without the views of one memory and without one family. */
+/* Covers a graph with regions. At each unassigned node, every family that accepts it grows a candidate region over
+   adjacent nodes, as long as the family accepts the larger region, the region costs no more than its parts, and no
+   cycle arises. The cheapest candidate becomes a part; its cost includes the nodes that other candidates would serve
+   and it does not. Each step only looks at regions and the nodes around them, so the time for a cover is linear in the
+   number of operations. Several covers are computed and the cheapest is used: with views and with copies instead of
+   views, and, if the graph is not large, without the views of one memory and without one family. */
 #include "plan/partition.h"
 #include "base/number.h"
 #include "base/text.h"
@@ -14,66 +14,68 @@
 #include <math.h>
 #include <string.h>
 
-/* What `owner` says of a node that is in no part: not yet, its results are read by nobody, it is the memory of another
-   value. */
+/* Values of `owner` for nodes without a part: not assigned yet; no consumer of its results; its result is a view of
+   other memory. */
 enum { UNASSIGNED = -1, NOT_NEEDED = -2, VIEW = -3 };
 enum {
     JOINED_MAX = 8,      /* operations added at once */
-    SHARED_MAX = 8,      /* readers of a value, where each looks at all others */
-    DROPPED_MAX = 8,     /* operations dropped at once, and */
-    READERS_MAX = 8,     /* others that read what they make */
-    CANDIDATES_MAX = 64, /* two of each family */
+    SHARED_MAX = 8,      /* consumers of a value up to which they count as adjacent to each other */
+    DROPPED_MAX = 8,     /* operations dropped at once */
+    READERS_MAX = 8,     /* outside consumers of dropped operations */
+    CANDIDATES_MAX = 64, /* two per family */
 };
 
 /* A region that a family would serve. */
 struct candidate {
     struct part part;
-    double seconds; /* with what it leaves of the others' regions */
+    double seconds; /* including the nodes of other candidates that this one leaves out */
 };
 
-/* Covering one graph in one way. All lists are as long as the graph has nodes, allocated once; flags and marks are
-   cleared again by whoever sets them. */
+/* State of one cover of one graph. All lists have one entry per node and are allocated once; each function that sets
+   flags and marks clears them again. */
 struct partitioning {
     const struct graph *graph;
     const struct engine *engine;
     const struct device *device;
     const struct knob_choices *knobs;
-    int64_t scratch_limit;        /* of a part; INT64_MAX: none */
-    const struct family *without; /* which is not asked; NULL: all are */
+    int64_t scratch_limit;         /* per part; INT64_MAX: none */
+    const struct family *excluded; /* a family that is not asked; NULL: all are */
     struct arena *arena;
-    int *owner; /* of each node: a part, or one of the above */
+    int *owner; /* per node: its part, or one of the values above */
     struct part *parts;
     int part_count;
 
-    /* Who reads a value: readers[reader_start[value]] up to reader_start[value + 1], in order. */
+    /* The consumers of a value: readers[reader_start[value]] to readers[reader_start[value + 1] - 1], in order. */
     int *reader_start, *readers;
 
-    /* The candidates at a node, and the one that grows. */
+    /* The candidates at a node. The last one is growing. */
     struct candidate candidates[CANDIDATES_MAX];
     int candidate_count;
-    int *nodes, *grown; /* its region, as it grows, and as it was before */
-    int *neighbours;    /* nodes beside it, in order */
-    int neighbour_count;
-    bool shares_reads;              /* the family that grows it takes what reads the same */
-    bool *is_neighbour, *is_inside; /* per node */
-    int *all, *left;                /* nodes of any candidate, and those that one leaves out, in order */
-    double *alone;                  /* per node: what serving it alone takes; 0: not asked yet, INFINITY: nobody does */
-    struct refusal *dearer; /* per node: the family that would have written it as another operation, and why not */
+    int *nodes, *grown; /* nodes of the growing region, and its nodes before the current attempt */
+    int *adjacent;      /* adjacent nodes of the growing region, in order */
+    int adjacent_count;
+    bool shares_reads;             /* the growing region's family fuses operations that share only inputs */
+    bool *is_adjacent, *is_inside; /* per node */
+    int *all, *rest_nodes; /* union of the candidates' nodes, and the nodes that one candidate leaves out, in order */
+    double *
+        single_seconds; /* per node: time as a region of one node; 0: not computed yet; INFINITY: no family accepts it */
+    struct refusal *
+        rejected; /* per node: the combining family that was rejected because its steps are cheaper separately, and why */
 
-    /* An order in which groups, which are parts and single nodes, may run. A group is named by one of its nodes. */
+    /* An order in which groups (parts and single nodes) can run. The name of a group is one of its nodes. */
     int *group;       /* per node: its group */
-    int *position;    /* per group: its place in the order */
-    int *at_position; /* group per place; -1: the group that was here has joined another */
-    int *behind;      /* scratch of join_groups */
+    int *position;    /* per group: its position in the order */
+    int *at_position; /* per position: its group, or -1 if that group was merged into another */
+    int *reached;     /* scratch of join_groups */
     char *mark;       /* scratch of join_groups, per group: see enum mark */
 };
 
-/* ---- Asking a family --------------------------------------------------------------------------------------------- */
+/* ---- Querying a family ------------------------------------------------------------------------------------------- */
 
-/* What the family says of a region; and where there is a limit, of the workspace or of the device, whether the step
-   would keep to it. Building is dear against accepting, so it is asked for only under a limit. */
-static weftStatus_t ask(const struct partitioning *p, const struct family *family, const struct region *region,
-                        double *seconds) {
+/* Asks a family for its time on a region. If the workspace or the device is limited, also checks that the step respects
+   the limits; only then, because building is much more expensive than accepting. */
+static weftStatus_t query_family(const struct partitioning *p, const struct family *family, const struct region *region,
+                                 double *seconds) {
     TRY(family_check_gathered(family, region));
     TRY(family->accepts(region, p->device, seconds));
     bool is_limited = p->engine->keeps && p->device->cuda.is_limited;
@@ -82,29 +84,29 @@ static weftStatus_t ask(const struct partitioning *p, const struct family *famil
     struct step step = {.family = family, .region = *region, .seconds = *seconds};
     TRY(family->build(&step, p->device, p->knobs, p->arena));
     weftStatus_t status = is_limited ? p->engine->keeps(&step, p->device) : WEFT_STATUS_SUCCESS;
-    /* It was built for what it takes alone. */
+    /* The step was only built to learn its requirements. */
     if (family->release)
         family->release(&step);
     TRY(status);
     if (step.workspace_bytes > p->scratch_limit)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED, "%s: it takes %lld bytes of workspace, the limit is %lld.",
+        FAIL(WEFT_STATUS_NOT_SUPPORTED, "%s: needs %lld bytes of workspace, the limit is %lld.",
              descriptor_label(region_node(region, 0)->op), (long long)step.workspace_bytes,
              (long long)p->scratch_limit);
     return WEFT_STATUS_SUCCESS;
 }
 
-/* ---- Which nodes matter ------------------------------------------------------------------------------------------ */
+/* ---- Dead nodes -------------------------------------------------------------------------------------------------- */
 
-/* Dead nodes get no part, and are no neighbours: regions never grow into them. */
-static void drop_needless_nodes(struct partitioning *p) {
+/* Dead nodes are in no part, and regions never grow into them. */
+static void mark_dead_nodes(struct partitioning *p) {
     for (int n = 0; n < p->graph->node_count; n++)
         p->owner[n] = graph_needs(p->graph, &p->graph->nodes[n]) ? UNASSIGNED : NOT_NEEDED;
 }
 
 /* ---- Views ------------------------------------------------------------------------------------------------------- */
 
-/* Nodes that run nothing. */
-static void leave_views_out(struct partitioning *p, const struct views *views) {
+/* Views execute nothing. */
+static void mark_views(struct partitioning *p, const struct views *views) {
     for (int n = 0; n < p->graph->node_count; n++)
         if (views->is_view[n] && p->owner[n] == UNASSIGNED)
             p->owner[n] = VIEW;
@@ -112,17 +114,18 @@ static void leave_views_out(struct partitioning *p, const struct views *views) {
 
 /* ---- Cycles ------------------------------------------------------------------------------------------------------ */
 
-/* The nodes that run together with a node: those of its part, or itself alone. */
-static struct region companions(const struct partitioning *p, const int *node) {
+/* The nodes that run together with a node: its part, or only itself. */
+static struct region region_of_group(const struct partitioning *p, const int *node) {
     if (p->owner[*node] >= 0)
         return p->parts[p->owner[*node]].region;
     return (struct region){.graph = p->graph, .count = 1, .nodes = node};
 }
 
-/* PLAIN: neither; MEMBER: a group of the region in question; REACHED: it waits for a member, directly or not. */
+/* PLAIN: neither of the others; MEMBER: a group of the region in question; REACHED: depends on a member, directly or
+   not. */
 enum mark { PLAIN, MEMBER, REACHED };
 
-/* Whether a group reads what a member, or a group that a member reaches, makes. */
+/* True if a group reads a result of a member or of a reached group. */
 static bool is_reached(const struct partitioning *p, const struct region *group) {
     for (int k = 0; k < group->count; k++) {
         const struct node *node = region_node(group, k);
@@ -136,8 +139,8 @@ static bool is_reached(const struct partitioning *p, const struct region *group)
     return false;
 }
 
-/* Whether a member reads what a group that a member reaches makes: together they would wait for each other. */
-static bool closes_circle(const struct partitioning *p, const struct region *group) {
+/* True if a member reads a result of a reached group, which closes a cycle. */
+static bool closes_cycle(const struct partitioning *p, const struct region *group) {
     for (int k = 0; k < group->count; k++) {
         const struct node *node = region_node(group, k);
         for (int i = 0; i < node->operand_count; i++) {
@@ -149,15 +152,15 @@ static bool closes_circle(const struct partitioning *p, const struct region *gro
     return false;
 }
 
-/* Marks the groups from `first` to `last` in the order that a member reaches; false where one reaches a member. One
-   pass suffices: at_position is an order in which groups may run, so whatever reaches a group stands before it. */
+/* Marks the groups between positions `first` and `last` that depend on a member; false if a member depends on one of
+   them. One pass is enough, because at_position is a topological order. */
 static bool mark_reached(struct partitioning *p, int first, int last) {
     for (int at = first; at <= last; at++) {
         int name = p->at_position[at];
         if (name < 0)
             continue;
-        struct region group = companions(p, &name);
-        if (p->mark[name] == MEMBER && closes_circle(p, &group))
+        struct region group = region_of_group(p, &name);
+        if (p->mark[name] == MEMBER && closes_cycle(p, &group))
             return false;
         if (p->mark[name] == PLAIN && is_reached(p, &group))
             p->mark[name] = REACHED;
@@ -165,36 +168,36 @@ static bool mark_reached(struct partitioning *p, int first, int last) {
     return true;
 }
 
-/* Orders the groups between the first member and the last anew: what no member reaches, the members as one, the rest.
-   What no member reaches may run before them all, and what one reaches must run behind. Places that members leave
-   become -1 at the end. */
+/* Reorders the groups between the first and the last member: groups that depend on no member, then the merged members,
+   then the groups that depend on them. Positions that become free are set to -1 at the end. */
 static void reorder(struct partitioning *p, int first, int last, int name) {
-    int at = first, behind = 0;
-    /* Places are filled from the front: every place that is written has been read. */
+    int at = first, reached = 0;
+    /* Writing never overtakes reading, because positions are filled from the front. */
     for (int from = first; from <= last; from++) {
         int group = p->at_position[from];
         if (group < 0 || p->mark[group] == MEMBER)
             continue;
         if (p->mark[group] == REACHED)
-            p->behind[behind++] = group;
+            p->reached[reached++] = group;
         else
             p->at_position[p->position[group] = at++] = group;
     }
-    /* The group keeps the name of the region's first node; the others' names are in no place from here on. */
+    /* The merged group has the name of the region's first node; the other members' names no longer occur in the order.
+       */
     p->at_position[p->position[name] = at++] = name;
-    for (int i = 0; i < behind; i++)
-        p->at_position[p->position[p->behind[i]] = at++] = p->behind[i];
+    for (int i = 0; i < reached; i++)
+        p->at_position[p->position[p->reached[i]] = at++] = p->reached[i];
     while (at <= last)
         p->at_position[at++] = -1;
 }
 
-/* Marks the groups of a region, and all that they reach among those between them in the order; false where these would
-   have to run both before and behind another. */
+/* Marks the groups of a region and all groups between them that depend on them. False if the region would close a
+   cycle. */
 static bool mark_region(struct partitioning *p, const struct region *region, int *first, int *last) {
     *first = p->graph->node_count;
     *last = -1;
     for (int i = 0; i < region->count; i++) {
-        /* Several nodes of the region may be of one group: marking it again does no harm. */
+        /* Nodes of the region can belong to the same group; marking it twice is harmless. */
         int group = p->group[region->nodes[i]], at = p->position[group];
         p->mark[group] = MEMBER;
         *first = at < *first ? at : *first;
@@ -203,7 +206,7 @@ static bool mark_region(struct partitioning *p, const struct region *region, int
     return mark_reached(p, *first, *last);
 }
 
-/* After reorder() members are no longer in at_position: they are unmarked by name, all others by place. */
+/* After reorder() the members are no longer in at_position, so they are unmarked by name and the others by position. */
 static void unmark(struct partitioning *p, const struct region *region, int first, int last) {
     for (int i = 0; i < region->count; i++)
         p->mark[p->group[region->nodes[i]]] = PLAIN;
@@ -212,15 +215,15 @@ static void unmark(struct partitioning *p, const struct region *region, int firs
             p->mark[p->at_position[at]] = PLAIN;
 }
 
-/* Whether a region's nodes can run as one. */
-static bool is_free(struct partitioning *p, const struct region *region) {
+/* True if the nodes of a region can run as one step without a dependency cycle. */
+static bool is_acyclic(struct partitioning *p, const struct region *region) {
     int first, last;
-    bool is = mark_region(p, region, &first, &last);
+    bool acyclic = mark_region(p, region, &first, &last);
     unmark(p, region, first, last);
-    return is;
+    return acyclic;
 }
 
-/* Makes one group of the nodes of a region that is free. */
+/* Merges the groups of an acyclic region into one. */
 static void join_groups(struct partitioning *p, const struct region *region) {
     int first, last, name = p->group[region->nodes[0]];
     mark_region(p, region, &first, &last);
@@ -230,21 +233,21 @@ static void join_groups(struct partitioning *p, const struct region *region) {
         p->group[region->nodes[i]] = name;
 }
 
-/* The parts in the order of their groups. order[i]: the part that runs i-th. Groups that are no part are single nodes
-   that nobody needs, or views. */
-static void put_order(const struct partitioning *p, int *order) {
-    int placed = 0;
+/* Lists the parts in execution order: order[i] is the part that runs i-th. Groups without a part are dead nodes or
+   views. */
+static void list_order(const struct partitioning *p, int *order) {
+    int count = 0;
     for (int at = 0; at < p->graph->node_count; at++) {
         int group = p->at_position[at];
         if (group >= 0 && p->owner[group] >= 0)
-            order[placed++] = p->owner[group];
+            order[count++] = p->owner[group];
     }
 }
 
 /* ---- Growing ----------------------------------------------------------------------------------------------------- */
 
-/* Regions list their nodes in the graph's order, in which producers come first. The caller has room: lists are as long
-   as the graph has nodes. */
+/* Regions list their nodes in graph order, in which producers come first. Lists have room for all nodes of the graph.
+   */
 static void insert_sorted(int *nodes, int count, int node) {
     int at = count;
     for (; at > 0 && nodes[at - 1] > node; at--)
@@ -252,54 +255,55 @@ static void insert_sorted(int *nodes, int count, int node) {
     nodes[at] = node;
 }
 
-/* Only what no part has; each node once, in the order of nodes. */
-static void add_neighbour(struct partitioning *p, int node) {
-    if (p->owner[node] != UNASSIGNED || p->is_inside[node] || p->is_neighbour[node])
+/* Adds an unassigned node to the adjacent ones, once, in graph order. */
+static void add_adjacent(struct partitioning *p, int node) {
+    if (p->owner[node] != UNASSIGNED || p->is_inside[node] || p->is_adjacent[node])
         return;
-    p->is_neighbour[node] = true;
-    insert_sorted(p->neighbours, p->neighbour_count++, node);
+    p->is_adjacent[node] = true;
+    insert_sorted(p->adjacent, p->adjacent_count++, node);
 }
 
-/* Adds the nodes that make what a node reads, or read what it makes; and those beside it that read the same, of a
-   family that could share the reading. */
-static void add_neighbours_of(struct partitioning *p, const struct node *node) {
+/* Adds the producers of a node's operands and the consumers of its results; for a family that can share loads, also the
+   other consumers of its operands. */
+static void add_adjacent_to(struct partitioning *p, const struct node *node) {
     for (int i = 0; i < node->operand_count; i++) {
         int value = node->operands[i], producer = p->graph->values[value].producer;
-        /* A value that everything reads, as a norm's scale in each layer, would make neighbours of the whole graph. */
+        /* A value that is read everywhere, such as a scale shared by all layers, would make the whole graph adjacent.
+           */
         int first = p->reader_start[value], last = p->reader_start[value + 1];
         bool shares = p->shares_reads && last - first <= SHARED_MAX;
         if (producer >= 0)
-            add_neighbour(p, producer);
+            add_adjacent(p, producer);
         for (int r = first; (shares || node->is_output[i]) && r < last; r++)
-            add_neighbour(p, p->readers[r]);
+            add_adjacent(p, p->readers[r]);
     }
 }
 
-/* What lies beside the nodes that a region has and `before` has not; both are sorted. The region's own are none.
-   `before` is a subset of the region, which only grows. */
-static void update_neighbours(struct partitioning *p, const struct region *region, const int *before, int count) {
+/* Adds the nodes adjacent to the region's new nodes, which are those not in `before` (a sorted subset), and removes the
+   ones that are now in the region. */
+static void update_adjacent(struct partitioning *p, const struct region *region, const int *before, int count) {
     for (int i = 0, k = 0; i < region->count; i++)
         if (k < count && before[k] == region->nodes[i])
             k++;
         else
-            add_neighbours_of(p, region_node(region, i));
-    int kept = 0;
-    for (int i = 0; i < p->neighbour_count; i++)
-        if (!p->is_inside[p->neighbours[i]])
-            p->neighbours[kept++] = p->neighbours[i];
+            add_adjacent_to(p, region_node(region, i));
+    int remaining = 0;
+    for (int i = 0; i < p->adjacent_count; i++)
+        if (!p->is_inside[p->adjacent[i]])
+            p->adjacent[remaining++] = p->adjacent[i];
         else
-            p->is_neighbour[p->neighbours[i]] = false;
-    p->neighbour_count = kept;
+            p->is_adjacent[p->adjacent[i]] = false;
+    p->adjacent_count = remaining;
 }
 
-/* For the next candidate, which begins at no neighbour. */
-static void forget_neighbours(struct partitioning *p) {
-    for (int i = 0; i < p->neighbour_count; i++)
-        p->is_neighbour[p->neighbours[i]] = false;
-    p->neighbour_count = 0;
+/* The next candidate starts with an empty list. */
+static void clear_adjacent(struct partitioning *p) {
+    for (int i = 0; i < p->adjacent_count; i++)
+        p->is_adjacent[p->adjacent[i]] = false;
+    p->adjacent_count = 0;
 }
 
-/* The first node outside of a region that reads a value and is needed; -1: none. */
+/* The first consumer of a value that is outside the region and not dead, or -1. */
 static int outside_reader(const struct partitioning *p, const struct region *region, int value) {
     for (int r = p->reader_start[value]; r < p->reader_start[value + 1]; r++)
         if (p->owner[p->readers[r]] != NOT_NEEDED && !region_has(region, p->readers[r]))
@@ -307,16 +311,15 @@ static int outside_reader(const struct partitioning *p, const struct region *reg
     return -1;
 }
 
-/* How many results of a region others read, those left out that have memory of their own; and the first that reads one
-   of them, -1: nobody. Open: made here, read outside, and without memory of its own. A region of more than one such
-   result would store intermediates. */
+/* Counts the open results of a region: produced inside, consumed outside, not stored in the user's memory. A region
+   with more than one would store intermediates. *reader is the first consumer of an open result, or -1. */
 static int open_results(const struct partitioning *p, const struct region *region, int *reader) {
     int count = 0;
     *reader = -1;
     for (int i = 0; i < region->count; i++) {
         const struct node *node = region_node(region, i);
         for (int k = 0; k < node->operand_count; k++) {
-            /* A value with memory of the user's is written whoever reads it, so its readers are no reason to grow. */
+            /* A value in the user's memory is stored in any case, so its consumers are no reason to grow. */
             bool is_hidden = node->is_output[k] && !value_is_slot(&p->graph->values[node->operands[k]]);
             int m = is_hidden ? outside_reader(p, region, node->operands[k]) : -1;
             count += m >= 0;
@@ -326,9 +329,9 @@ static int open_results(const struct partitioning *p, const struct region *regio
     return count;
 }
 
-/* Adds what reads the results, until they have come together in one: of x sigmoid(x) both operations. */
+/* Adds consumers of the open results until only one result is open, such as both operations of x sigmoid(x). */
 static bool add_readers(const struct partitioning *p, struct part *part, int *nodes) {
-    /* Only the first reader is wanted here, not how many results are open. */
+    /* Only the first consumer is needed here, not the number of open results. */
     int reader;
     open_results(p, &part->region, &reader);
     for (int added = 0; reader >= 0 && p->owner[reader] == UNASSIGNED && added < JOINED_MAX; added++) {
@@ -339,17 +342,17 @@ static bool add_readers(const struct partitioning *p, struct part *part, int *no
     return false;
 }
 
-/* Adds what makes an operand of operations that were added, which has no memory of its own. One at a time, from the
-   last node backwards; the family is asked again after each. */
-static bool add_maker(const struct partitioning *p, struct part *part, int *nodes) {
+/* Adds the producer of an operand that is not stored in the user's memory, one at a time, starting from the last node;
+   the family is asked again after each. */
+static bool add_producer(const struct partitioning *p, struct part *part, int *nodes) {
     struct region *region = &part->region;
     for (int i = region->count; i-- > 0 && region->count > 1;) {
         const struct node *node = region_node(region, i);
         for (int k = 0; k < node->operand_count; k++) {
             const struct value *value = &p->graph->values[node->operands[k]];
-            int maker = node->is_output[k] || value_is_slot(value) ? -1 : value->producer;
-            if (maker >= 0 && p->owner[maker] == UNASSIGNED && !region_has(region, maker)) {
-                insert_sorted(nodes, region->count++, maker);
+            int producer = node->is_output[k] || value_is_slot(value) ? -1 : value->producer;
+            if (producer >= 0 && p->owner[producer] == UNASSIGNED && !region_has(region, producer)) {
+                insert_sorted(nodes, region->count++, producer);
                 return true;
             }
         }
@@ -357,67 +360,68 @@ static bool add_maker(const struct partitioning *p, struct part *part, int *node
     return false;
 }
 
-/* A family may decline what an operation makes, and take what the operations behind it make of that, and of what others
-   do. Only refusals of layout or data type can be mended by more operations: shapes and devices stay what they are. */
+/* A family may decline the result of an operation but accept the result of the operations that consume it. Only
+   refusals of a layout or data type can be resolved by adding operations; shapes and devices stay the same. */
 static bool accepts_with_readers(struct partitioning *p, struct part *part, int *nodes) {
     double seconds;
-    /* Ends: each round adds an operation, and a graph has so many. */
+    /* Terminates, because each iteration adds an operation. */
     do {
-        weftStatus_t status = ask(p, part->family, &part->region, &seconds);
+        weftStatus_t status = query_family(p, part->family, &part->region, &seconds);
         if (status == WEFT_STATUS_SUCCESS) {
             part->seconds = seconds;
             return true;
         }
         if (status != WEFT_STATUS_NOT_SUPPORTED_LAYOUT && status != WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE)
             return false;
-    } while (add_readers(p, part, nodes) || add_maker(p, part, nodes));
+    } while (add_readers(p, part, nodes) || add_producer(p, part, nodes));
     return false;
 }
 
-/* INFINITY where no family takes a node: then nothing is cheaper than a region that has it. */
-static double seconds_alone(struct partitioning *p, int node) {
+/* Time of a node as a region of its own; INFINITY if no family accepts it, so that every region with the node is
+   cheaper. */
+static double single_node_seconds(struct partitioning *p, int node) {
     const struct region region = {.graph = p->graph, .count = 1, .nodes = &node, .engine = p->engine};
     struct offer offer;
-    /* Asked once for each node: every price here is made of many such answers. A view is free. */
-    if (p->alone[node] == 0 && p->owner[node] != VIEW) {
+    /* Cached, because many comparisons need it. Views are free. */
+    if (p->single_seconds[node] == 0 && p->owner[node] != VIEW) {
         weftStatus_t status = engine_offer(&offer, p->engine, &region, p->device, NULL);
-        p->alone[node] = status ? INFINITY : offer.seconds;
+        p->single_seconds[node] = status ? INFINITY : offer.seconds;
     }
-    return p->alone[node];
+    return p->single_seconds[node];
 }
 
-/* What nodes take apart, in the order in which they stand: the least for all as one region, or for each alone. Answers
-   for single nodes are kept, so that only the region's is asked for anew. */
-static double seconds_apart(struct partitioning *p, const int *nodes, int count) {
+/* Time of nodes (in graph order) outside the region in question: the smaller of one region with all of them and one
+   region per node. Only the former is not cached. */
+static double separate_seconds(struct partitioning *p, const int *nodes, int count) {
     const struct region region = {.graph = p->graph, .count = count, .nodes = nodes, .engine = p->engine};
     struct offer offer;
     double each = 0;
     for (int i = 0; i < count; i++)
-        each += seconds_alone(p, nodes[i]);
-    /* Where a node alone is served by nobody, the sum is INFINITY and the region together may still be served. */
+        each += single_node_seconds(p, nodes[i]);
+    /* If a node is not accepted on its own, the sum is INFINITY, but the region may still be accepted. */
     if (count > 1 && each > 0 && engine_offer(&offer, p->engine, &region, p->device, NULL) == WEFT_STATUS_SUCCESS)
         each = offer.seconds < each ? offer.seconds : each;
     return each;
 }
 
-/* Nodes of `nodes` that a region has not; both are sorted. */
-static int leave_out(int *left, const int *nodes, int count, const struct region *region) {
-    int kept = 0;
+/* Lists the nodes of `nodes` that are not in a region; both are sorted. */
+static int subtract_region(int *rest_nodes, const int *nodes, int count, const struct region *region) {
+    int remaining = 0;
     for (int i = 0, k = 0; i < count; i++)
         if (k < region->count && region->nodes[k] == nodes[i])
             k++;
         else
-            left[kept++] = nodes[i];
-    return kept;
+            rest_nodes[remaining++] = nodes[i];
+    return remaining;
 }
 
-/* Whether serving a region together is no dearer than serving apart what was added to it. Equal prices grow: one step
-   fewer. */
-static bool pays(struct partitioning *p, const struct part *part, const struct part *before) {
-    /* The region as it was before it grew, whose nodes are in p->grown. */
+/* True if serving the grown region costs no more than serving the added nodes separately. Ties grow, because that saves
+   a step. */
+static bool is_worthwhile(struct partitioning *p, const struct part *part, const struct part *before) {
+    /* The region before it grew. */
     struct region old = {.count = before->region.count, .nodes = p->grown};
-    int count = leave_out(p->left, part->region.nodes, part->region.count, &old);
-    return part->seconds <= before->seconds + seconds_apart(p, p->left, count);
+    int count = subtract_region(p->rest_nodes, part->region.nodes, part->region.count, &old);
+    return part->seconds <= before->seconds + separate_seconds(p, p->rest_nodes, count);
 }
 
 static void set_inside(struct partitioning *p, const struct region *region, bool is_inside) {
@@ -425,19 +429,20 @@ static void set_inside(struct partitioning *p, const struct region *region, bool
         p->is_inside[region->nodes[i]] = is_inside;
 }
 
-/* Adds one more neighbour to a candidate, or several, if family, price and order allow it. part->seconds is that of the
-   grown region afterwards; p->nodes holds its nodes. */
+/* Grows a candidate by one adjacent node, or by several if the family requires it. On success part->seconds and
+   p->nodes describe the grown region. */
 static bool grow_once(struct partitioning *p, struct part *part) {
-    /* What is tried and refused is undone: nodes and part are put back as they were. */
+    /* A rejected attempt is undone: nodes and part are restored. */
     const struct part before = *part;
     int count = before.region.count;
     memcpy(p->grown, p->nodes, (size_t)count * sizeof *p->nodes);
-    for (int i = 0; i < p->neighbour_count; i++) {
-        insert_sorted(p->nodes, part->region.count++, p->neighbours[i]);
-        /* From the cheapest question to the dearest: most neighbours fail at the first. */
-        if (accepts_with_readers(p, part, p->nodes) && pays(p, part, &before) && is_free(p, &part->region)) {
+    for (int i = 0; i < p->adjacent_count; i++) {
+        insert_sorted(p->nodes, part->region.count++, p->adjacent[i]);
+        /* The tests are ordered by cost; most attempts fail the first one. */
+        if (accepts_with_readers(p, part, p->nodes) && is_worthwhile(p, part, &before) &&
+            is_acyclic(p, &part->region)) {
             set_inside(p, &part->region, true);
-            update_neighbours(p, &part->region, p->grown, count);
+            update_adjacent(p, &part->region, p->grown, count);
             return true;
         }
         memcpy(p->nodes, p->grown, (size_t)count * sizeof *p->nodes);
@@ -448,8 +453,8 @@ static bool grow_once(struct partitioning *p, struct part *part) {
 
 /* ---- Shrinking --------------------------------------------------------------------------------------------------- */
 
-/* The nodes outside of a region that read what some of its nodes make, behind these, in order; gives the count of both,
-   0 where a reader is in a part already or there are more than READERS_MAX. */
+/* Appends the consumers of the nodes that are outside the region to the list, in order. Returns the new length, or 0 if
+   a consumer already has a part or there are more than READERS_MAX. */
 static int add_outside_readers(const struct partitioning *p, const struct region *region, int *nodes, int count) {
     int all = count;
     for (int i = 0; i < count; i++) {
@@ -469,9 +474,10 @@ static int add_outside_readers(const struct partitioning *p, const struct region
     return all;
 }
 
-/* What nodes, `count` of a list that has room, take beside those that read them, more than these take without: below 0
-   where they would read more than what the nodes are made of. INFINITY: nobody serves them together. */
-static double seconds_beside_readers(struct partitioning *p, const struct region *region, int *nodes, int count) {
+/* Additional time if the consumers of `count` nodes compute these nodes too. Negative if that is cheaper, because the
+   consumers would otherwise load more than the nodes read. INFINITY if no family accepts them together. The list must
+   have room for the consumers. */
+static double extra_seconds_in_readers(struct partitioning *p, const struct region *region, int *nodes, int count) {
     int both[DROPPED_MAX + READERS_MAX];
     struct region together = {.graph = p->graph, .nodes = both, .engine = p->engine};
     struct offer offer;
@@ -480,37 +486,37 @@ static double seconds_beside_readers(struct partitioning *p, const struct region
         insert_sorted(both, together.count++, nodes[i]);
     if (all <= count || engine_offer(&offer, p->engine, &together, p->device, NULL))
         return INFINITY;
-    return offer.seconds - seconds_apart(p, nodes + count, all - count);
+    return offer.seconds - separate_seconds(p, nodes + count, all - count);
 }
 
-/* Whether all that a node makes is read by nodes of a list, or, where `outside`, all of it outside of the region alone:
-   and somewhere. Nothing of it is the user's. */
-static bool serves_only(const struct partitioning *p, const struct region *region, int n, const struct region *list,
-                        bool outside) {
+/* True if the results of a node are used, all of their consumers are nodes of a list (or, with `outside`, nodes outside
+   the region), and none is stored in the user's memory. */
+static bool feeds_only(const struct partitioning *p, const struct region *region, int n, const struct region *list,
+                       bool outside) {
     const struct node *node = &p->graph->nodes[n];
-    bool is = true, any = false;
-    for (int k = 0; k < node->operand_count && is; k++) {
+    bool only = true, is_used = false;
+    for (int k = 0; k < node->operand_count && only; k++) {
         if (!node->is_output[k])
             continue;
-        is = !value_is_slot(&p->graph->values[node->operands[k]]);
-        for (int r = p->reader_start[node->operands[k]]; r < p->reader_start[node->operands[k] + 1] && is; r++) {
+        only = !value_is_slot(&p->graph->values[node->operands[k]]);
+        for (int r = p->reader_start[node->operands[k]]; r < p->reader_start[node->operands[k] + 1] && only; r++) {
             if (p->owner[p->readers[r]] == NOT_NEEDED)
                 continue;
-            any = true;
-            is = outside ? !region_has(region, p->readers[r]) : region_has(list, p->readers[r]);
+            is_used = true;
+            only = outside ? !region_has(region, p->readers[r]) : region_has(list, p->readers[r]);
         }
     }
-    return is && any;
+    return only && is_used;
 }
 
-/* A node that is read outside alone, and all that leads to nothing else, in order; gives their count, 0: there are
-   more than DROPPED_MAX or the seed is among them. */
+/* Lists, in order, a node whose consumers are all outside the region, and the nodes that only lead to it. Returns their
+   number; 0 if there are more than DROPPED_MAX or the seed is among them. */
 static int gather_dropped(const struct partitioning *p, const struct region *region, int node, int seed, int *dropped) {
     int count = 0;
     insert_sorted(dropped, count++, node);
-    for (int i = region->count; i-- > 0;) { /* readers come before what makes what they read */
+    for (int i = region->count; i-- > 0;) { /* consumers come before their producers */
         const struct region list = {.graph = p->graph, .count = count, .nodes = dropped};
-        if (region_has(&list, region->nodes[i]) || !serves_only(p, region, region->nodes[i], &list, false))
+        if (region_has(&list, region->nodes[i]) || !feeds_only(p, region, region->nodes[i], &list, false))
             continue;
         if (count == DROPPED_MAX)
             return 0;
@@ -520,20 +526,20 @@ static int gather_dropped(const struct partitioning *p, const struct region *reg
     return region_has(&list, seed) ? 0 : count;
 }
 
-/* Drops one of several results that a region would leave in memory, where those that read it would sooner make it: a
-   mask, of which the region knows no more than they do. */
+/* Removes one of several results that a region would store if it is cheaper to recompute it in its consumers, such as a
+   mask whose inputs they can read just as well. */
 static bool shrink_once(struct partitioning *p, struct part *part, int seed) {
     int dropped[DROPPED_MAX + READERS_MAX], reader;
     for (int i = part->region.count; i-- > 0 && open_results(p, &part->region, &reader) > 1;) {
-        if (!serves_only(p, &part->region, p->nodes[i], NULL, true))
+        if (!feeds_only(p, &part->region, p->nodes[i], NULL, true))
             continue;
         int count = gather_dropped(p, &part->region, p->nodes[i], seed, dropped);
         const struct region list = {.graph = p->graph, .count = count, .nodes = dropped};
         struct region rest = {.graph = p->graph, .nodes = p->grown, .engine = p->engine};
         double seconds;
-        rest.count = leave_out(p->grown, p->nodes, part->region.count, &list);
-        if (count == 0 || ask(p, part->family, &rest, &seconds) || !is_free(p, &rest) ||
-            seconds + seconds_beside_readers(p, &part->region, dropped, count) >= part->seconds)
+        rest.count = subtract_region(p->grown, p->nodes, part->region.count, &list);
+        if (count == 0 || query_family(p, part->family, &rest, &seconds) || !is_acyclic(p, &rest) ||
+            seconds + extra_seconds_in_readers(p, &part->region, dropped, count) >= part->seconds)
             continue;
         memcpy(p->nodes, p->grown, (size_t)rest.count * sizeof *p->nodes);
         part->region.count = rest.count;
@@ -543,15 +549,15 @@ static bool shrink_once(struct partitioning *p, struct part *part, int seed) {
     return false;
 }
 
-/* A family may take an operation only together with those that prepare what it alone reads; views among them then show
-   nothing to others. `nodes` gets all of them in order; part->region.count is 0 where the family declines. */
+/* Starts a region with a node and its companions (see struct family). Views among the companions have no other
+   consumer. `nodes` receives all of them in order; part->region.count is 0 if the family declines. */
 static bool accepts_with_companions(struct partitioning *p, struct part *part, int *nodes, int seed) {
     const struct family *family = part->family;
     int count = family->companions ? family->companions(p->graph, seed, nodes) : 0;
     bool are_free = count > 0;
     for (int i = 0; i < count; i++)
         are_free = are_free && (p->owner[nodes[i]] == UNASSIGNED || p->owner[nodes[i]] == VIEW);
-    /* The family lists its companions in any order; regions are sorted. */
+    /* The family lists companions in any order; regions are sorted. */
     for (int i = 1; i < count; i++)
         insert_sorted(nodes, i, nodes[i]);
     insert_sorted(nodes, count, seed);
@@ -562,32 +568,32 @@ static bool accepts_with_companions(struct partitioning *p, struct part *part, i
     return false;
 }
 
-/* The usual beginning: the seed by itself, or with what reads it. */
-static bool accepts_alone(struct partitioning *p, struct part *part, int *nodes, int seed) {
+/* Starts a region with the node itself, or with the consumers that the family needs to accept it. */
+static bool accepts_seed(struct partitioning *p, struct part *part, int *nodes, int seed) {
     nodes[0] = seed;
     part->region.count = 1;
     return accepts_with_readers(p, part, nodes);
 }
 
-/* Grows a region from a seed; no candidate where the family does not accept that. */
+/* Grows a region from a seed and adds it to the candidates, unless the family declines it. */
 static weftStatus_t add_candidate(struct partitioning *p, const struct family *family, int seed, bool has_companions) {
-    /* Families beyond that only lose the chance to be cheaper; the first ones are tuned. */
+    /* More candidates could only reduce the cost; the families with the highest priority come first. */
     if (p->candidate_count == CANDIDATES_MAX)
         return WEFT_STATUS_SUCCESS;
     struct part *part = &p->candidates[p->candidate_count].part;
     *part = (struct part){.family = family, .region = {.graph = p->graph, .nodes = p->nodes, .engine = p->engine}};
-    /* Families with companions are tried both ways, so that both may become candidates. */
+    /* A family with companions is tried both ways, so that both regions become candidates. */
     bool is_accepted =
-        has_companions ? accepts_with_companions(p, part, p->nodes, seed) : accepts_alone(p, part, p->nodes, seed);
-    if (!is_accepted || !is_free(p, &part->region))
+        has_companions ? accepts_with_companions(p, part, p->nodes, seed) : accepts_seed(p, part, p->nodes, seed);
+    if (!is_accepted || !is_acyclic(p, &part->region))
         return WEFT_STATUS_SUCCESS;
     set_inside(p, &part->region, true);
     p->shares_reads = family->shares_reads;
-    update_neighbours(p, &part->region, NULL, 0);
-    /* Ends with the first round in which no neighbour may join; all of the work is in grow_once. */
+    update_adjacent(p, &part->region, NULL, 0);
+    /* Stops when no adjacent node can join. */
     while (grow_once(p, part)) {
     }
-    forget_neighbours(p);
+    clear_adjacent(p);
     set_inside(p, &part->region, false);
     while (shrink_once(p, part, seed)) {
     }
@@ -595,25 +601,26 @@ static weftStatus_t add_candidate(struct partitioning *p, const struct family *f
     int *nodes;
     TRY(arena_alloc(p->arena, &nodes, (size_t)part->region.count * sizeof *nodes));
     memcpy(nodes, p->nodes, (size_t)part->region.count * sizeof *nodes);
-    /* p->nodes is scratch of the next candidate. */
+    /* p->nodes is reused for the next candidate. */
     part->region.nodes = nodes;
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Whether a family is not to be asked; nor one that finds the same, and takes another liberty with it. */
-static bool is_without(const struct partitioning *p, const struct family *family) {
-    const struct family *without = p->without;
-    return without && (family == without || (without->companions && family->companions == without->companions));
+/* True if a family is not to be asked: the excluded one, or one that matches the same pattern and differs only in a
+   relaxation. */
+static bool is_excluded(const struct partitioning *p, const struct family *family) {
+    const struct family *excluded = p->excluded;
+    return excluded && (family == excluded || (excluded->companions && family->companions == excluded->companions));
 }
 
-/* All regions that families from the f-th on would serve, if that one does. Families before the f-th have been asked at
-   this node already, and have declined. */
+/* Lists the candidates of family f and all later ones at a node, provided that f itself yields one. Earlier families
+   have already declined this node. */
 static weftStatus_t find_candidates(struct partitioning *p, int f, int seed) {
     p->candidate_count = 0;
     for (int g = f; p->engine->families[g] && (g == f || p->candidate_count > 0); g++) {
         const struct family *family = p->engine->families[g];
-        /* The last resort takes everything, at a price that says nothing: it is asked where nobody else begins. */
-        if (!engine_uses(p->engine, family) || is_without(p, family) || (g > f && family->is_last_resort))
+        /* The cost of a last resort is not meaningful, so it is only asked if no other family starts a region here. */
+        if (!engine_uses(p->engine, family) || is_excluded(p, family) || (g > f && family->is_last_resort))
             continue;
         if (family->companions)
             TRY(add_candidate(p, family, seed, true));
@@ -622,8 +629,9 @@ static weftStatus_t find_candidates(struct partitioning *p, int f, int seed) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The nodes of all candidates, in order. is_inside is scratch here, all false before and after. */
-static int gather_all(struct partitioning *p) {
+/* Computes the union of the candidates' nodes, in order. Uses is_inside as scratch, which is all false before and
+   after. */
+static int gather_candidate_nodes(struct partitioning *p) {
     int count = 0;
     for (int c = 0; c < p->candidate_count; c++) {
         const struct region *region = &p->candidates[c].part.region;
@@ -637,23 +645,25 @@ static int gather_all(struct partitioning *p) {
     return count;
 }
 
-/* The least for all that any of the candidates serves; of equal ones the first. */
+/* The candidate with the smallest total time for the union of all candidates' nodes; the first one in case of a tie. */
 static struct candidate *cheapest(struct partitioning *p) {
-    /* What one candidate leaves out, somebody else must serve: only sums over the same nodes compare. */
+    /* Other families must serve the nodes that a candidate leaves out, so only totals over the same nodes are
+       comparable. */
     struct candidate *best = p->candidates;
-    int all = gather_all(p);
+    int all = gather_candidate_nodes(p);
     for (int c = 0; c < p->candidate_count; c++) {
         struct candidate *candidate = &p->candidates[c];
-        int left = leave_out(p->left, p->all, all, &candidate->part.region);
-        candidate->seconds = candidate->part.seconds + seconds_apart(p, p->left, left);
-        /* Of equal sums the first candidate, so that the list's order decides. */
+        int count = subtract_region(p->rest_nodes, p->all, all, &candidate->part.region);
+        candidate->seconds = candidate->part.seconds + separate_seconds(p, p->rest_nodes, count);
+        /* Strictly less, so that the order of the families decides ties. */
         best = candidate->seconds < best->seconds ? candidate : best;
     }
     return best;
 }
 
-/* What the families say whose candidates were dearer. Each family once: its two candidates stand beside each other. */
-static weftStatus_t note_rivals(struct partitioning *p, const struct candidate *best) {
+/* Records the times of the families whose candidates lost, once per family: its two candidates are adjacent in the
+   list. */
+static weftStatus_t list_rivals(struct partitioning *p, const struct candidate *best) {
     struct part *part = &p->parts[p->part_count];
     TRY(arena_alloc(p->arena, &part->rivals, (size_t)p->candidate_count * sizeof *part->rivals));
     for (int c = 0; c < p->candidate_count; c++) {
@@ -663,7 +673,7 @@ static weftStatus_t note_rivals(struct partitioning *p, const struct candidate *
             continue;
         struct refusal *refusal = &part->rivals[part->rival_count++];
         refusal->family = rival->part.family->name;
-        TRY(arena_print(p->arena, &refusal->reason, "%s: predicted to take %.3g us here, %s %.3g us",
+        TRY(arena_print(p->arena, &refusal->reason, "%s: predicted time %.3g us, %s takes %.3g us",
                         descriptor_label(region_node(&rival->part.region, 0)->op), rival->seconds * 1e6,
                         best->part.family->name, best->seconds * 1e6));
     }
@@ -671,70 +681,70 @@ static weftStatus_t note_rivals(struct partitioning *p, const struct candidate *
 }
 
 static weftStatus_t cover_nodes(struct partitioning *p);
-static weftStatus_t alloc_all(struct partitioning *p);
+static weftStatus_t allocate_lists(struct partitioning *p);
 
-/* Covers a region with the families other than the one that would serve it whole. Everything in the other
-   partitioning's own arena: the caller frees it at once. Nodes behind whole.count stand for readers outside
-   (region_extract) and are not to be served. */
-static weftStatus_t cover_apart(struct partitioning *apart, const struct partitioning *p, const struct part *part,
-                                double *seconds) {
+/* Computes the time of a region when it is covered with all families except the one that would serve it as a whole. The
+   result is in the arena of `separate`, which the caller frees. Nodes after whole.count represent outside consumers
+   (region_extract) and are not served. */
+static weftStatus_t cover_separately(struct partitioning *separate, const struct partitioning *p,
+                                     const struct part *part, double *seconds) {
     struct region whole;
     const int *outer;
-    TRY(region_extract(&whole, &outer, &part->region, apart->arena));
-    apart->graph = whole.graph;
-    TRY(alloc_all(apart));
+    TRY(region_extract(&whole, &outer, &part->region, separate->arena));
+    separate->graph = whole.graph;
+    TRY(allocate_lists(separate));
     for (int n = 0; n < whole.graph->node_count; n++)
-        apart->owner[n] = n < whole.count ? p->owner[part->region.nodes[n]] : NOT_NEEDED;
-    TRY(cover_nodes(apart));
+        separate->owner[n] = n < whole.count ? p->owner[part->region.nodes[n]] : NOT_NEEDED;
+    TRY(cover_nodes(separate));
     *seconds = 0;
     for (int n = 0; n < whole.count; n++)
-        *seconds = apart->owner[n] == UNASSIGNED ? INFINITY : *seconds;
-    for (int i = 0; i < apart->part_count; i++)
-        *seconds += apart->parts[i].seconds;
+        *seconds = separate->owner[n] == UNASSIGNED ? INFINITY : *seconds;
+    for (int i = 0; i < separate->part_count; i++)
+        *seconds += separate->parts[i].seconds;
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Whether many operations, written as another one, take longer than the plan of them. Their prices alone, by which
-   others compare, know of no fusion. Only for combinations that write many operations as one; a failure to plan apart
-   is no answer, and is passed on. */
-static weftStatus_t is_dearer(bool *is, struct partitioning *p, const struct part *part, int seed) {
+/* Decides whether a region that a family would rewrite as one operation is cheaper in several steps. The comparison of
+   candidates cannot see that, because it does not account for fusion among the steps. Only for families that combine
+   operations. If planning the steps fails, *is_cheaper is false and the failure is returned. */
+static weftStatus_t check_separate(bool *is_cheaper, struct partitioning *p, const struct part *part, int seed) {
     double seconds;
     struct arena arena = {0};
-    struct partitioning apart = {.engine = p->engine,
-                                 .device = p->device,
-                                 .knobs = p->knobs,
-                                 .scratch_limit = p->scratch_limit,
-                                 .without = part->family,
-                                 .arena = &arena};
-    *is = false;
+    struct partitioning separate = {.engine = p->engine,
+                                    .device = p->device,
+                                    .knobs = p->knobs,
+                                    .scratch_limit = p->scratch_limit,
+                                    .excluded = part->family,
+                                    .arena = &arena};
+    *is_cheaper = false;
     if (!part->family->combines || !part->family->companions)
         return WEFT_STATUS_SUCCESS;
-    weftStatus_t status = cover_apart(&apart, p, part, &seconds);
+    weftStatus_t status = cover_separately(&separate, p, part, &seconds);
     arena_free(&arena);
-    *is = !status && seconds < part->seconds;
-    if (!*is)
+    *is_cheaper = !status && seconds < part->seconds;
+    if (!*is_cheaper)
         return status;
-    p->dearer[seed].family = part->family->name;
-    return arena_print(p->arena, &p->dearer[seed].reason, "%s: predicted to take %.3g us here, %.3g us in steps",
+    p->rejected[seed].family = part->family->name;
+    return arena_print(p->arena, &p->rejected[seed].reason, "%s: predicted time %.3g us, %.3g us in separate steps",
                        descriptor_label(p->graph->nodes[seed].op), part->seconds * 1e6, seconds * 1e6);
 }
 
-/* One part of the cover: at a node that no part has yet, begun by the f-th family. p->parts has a place for each node,
-   so it never overflows. */
+/* Adds a part that starts at an unassigned node with the f-th family, if it accepts the node. p->parts has room for one
+   part per node. */
 static weftStatus_t start_part(struct partitioning *p, int f, int seed) {
-    bool is;
+    bool is_cheaper;
     TRY(find_candidates(p, f, seed));
-    /* Declined by the f-th family: a later one begins here. */
+    /* The f-th family declines; a later one starts here. */
     if (p->candidate_count == 0)
         return WEFT_STATUS_SUCCESS;
     const struct candidate *best = cheapest(p);
-    TRY(is_dearer(&is, p, &best->part, seed));
-    /* The node stays unassigned: the families behind this one may begin at it. */
-    if (is)
+    TRY(check_separate(&is_cheaper, p, &best->part, seed));
+    /* The node stays unassigned, for later families. */
+    if (is_cheaper)
         return WEFT_STATUS_SUCCESS;
     p->parts[p->part_count] = best->part;
-    TRY(note_rivals(p, best));
-    /* From here on other regions must order themselves around this one as a whole. */
+    TRY(list_rivals(p, best));
+    /* From here on, the part is one group in the execution order. */
     join_groups(p, &best->part.region);
     for (int i = 0; i < best->part.region.count; i++)
         p->owner[best->part.region.nodes[i]] = p->part_count;
@@ -744,7 +754,7 @@ static weftStatus_t start_part(struct partitioning *p, int f, int seed) {
 
 /* ---- Reasons ----------------------------------------------------------------------------------------------------- */
 
-/* Whether a family's price is among the reasons already. */
+/* True if the time of a family is among the reasons already. */
 static bool is_rival(const struct part *part, const struct family *family) {
     for (int i = 0; i < part->rival_count; i++)
         if (part->rivals[i].family == family->name)
@@ -752,26 +762,26 @@ static bool is_rival(const struct part *part, const struct family *family) {
     return false;
 }
 
-/* Why others do not serve a part: its rivals' prices, and what the families before `until` (all when NULL) say of a
-   node on its own. */
+/* Collects the reasons why other families do not serve a part: the times of its rivals, and the refusals of the
+   families before `until` (NULL: all) for a single node. */
 static weftStatus_t collect_refusals(struct partitioning *p, struct part *part, int node, const struct family *until) {
-    struct region alone = {.graph = p->graph, .count = 1, .nodes = &node, .engine = p->engine};
+    struct region single = {.graph = p->graph, .count = 1, .nodes = &node, .engine = p->engine};
     int families = 0;
     while (p->engine->families[families])
         families++;
     TRY(arena_alloc(p->arena, &part->refusals, (size_t)(families + part->rival_count) * sizeof *part->refusals));
-    /* Rivals' prices first, as they say more than refusals. */
+    /* Times come first, because they are the most informative. */
     for (int i = 0; i < part->rival_count; i++)
         part->refusals[part->refusal_count++] = part->rivals[i];
-    if (p->dearer[node].family)
-        part->refusals[part->refusal_count++] = p->dearer[node];
+    if (p->rejected[node].family)
+        part->refusals[part->refusal_count++] = p->rejected[node];
     for (int f = 0; p->engine->families[f] && p->engine->families[f] != until; f++) {
         double seconds;
         struct refusal *refusal = &part->refusals[part->refusal_count];
-        /* A family that accepts the node alone has nothing to say against it. */
+        /* A family that accepts the single node has no objection to report. */
         if (!engine_uses(p->engine, p->engine->families[f]) || is_rival(part, p->engine->families[f]) ||
-            p->engine->families[f]->name == p->dearer[node].family ||
-            ask(p, p->engine->families[f], &alone, &seconds) == WEFT_STATUS_SUCCESS)
+            p->engine->families[f]->name == p->rejected[node].family ||
+            query_family(p, p->engine->families[f], &single, &seconds) == WEFT_STATUS_SUCCESS)
             continue;
         refusal->family = p->engine->families[f]->name;
         TRY(arena_print(p->arena, &refusal->reason, "%s", status_text()));
@@ -781,14 +791,14 @@ static weftStatus_t collect_refusals(struct partitioning *p, struct part *part, 
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Every family's sentence: an engine that cannot run a graph says what each of them would need. */
+/* Fails with the refusals of all families for a node, so that the user learns what each would need. */
 static weftStatus_t fail_for_node(struct partitioning *p, int node) {
-    struct part nobody = {0};
+    struct part unserved = {0};
     struct text reasons;
     text_init(&reasons);
-    TRY(collect_refusals(p, &nobody, node, NULL));
-    for (int i = 0; i < nobody.refusal_count; i++)
-        text_add(&reasons, " %s: %s.", nobody.refusals[i].family, nobody.refusals[i].reason);
+    TRY(collect_refusals(p, &unserved, node, NULL));
+    for (int i = 0; i < unserved.refusal_count; i++)
+        text_add(&reasons, " %s: %s.", unserved.refusals[i].family, unserved.refusals[i].reason);
     weftStatus_t status =
         status_fail(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "engine %s: no kernel family serves %s.%s",
                     p->engine->name, descriptor_label(p->graph->nodes[node].op), text_string(&reasons));
@@ -796,48 +806,50 @@ static weftStatus_t fail_for_node(struct partitioning *p, int node) {
     return status;
 }
 
-/* ---- The whole --------------------------------------------------------------------------------------------------- */
+/* ---- Relaxations ------------------------------------------------------------------------------------------------- */
 
-/* What an engine is for that does as another one but for one liberty: whether a family takes it at a node. NULL: no
-   such engine. */
-typedef bool liberty(const struct graph *graph, int node);
-static liberty *liberty_of(const struct engine *engine, const struct family *family) {
+/* Engines that differ from another engine only in a relaxation (narrower types, nondeterministic order of sums): the
+   function that reports whether a family might use it at a node. NULL for other engines. */
+typedef bool relaxation(const struct graph *graph, int node);
+static relaxation *relaxation_of(const struct engine *engine, const struct family *family) {
     return engine->narrows ? family->narrows : engine->reorders ? family->reorders : NULL;
 }
-static bool is_liberal(const struct engine *engine) { return engine->narrows || engine->reorders; }
+static bool is_relaxed(const struct engine *engine) { return engine->narrows || engine->reorders; }
 
-/* Cheap, before anything is planned: both questions are about single nodes. */
-static bool may_take_liberty(const struct partitioning *p) {
+/* A quick test before planning; it only looks at single nodes. */
+static bool may_use_relaxation(const struct partitioning *p) {
     for (int f = 0; p->engine->families[f]; f++)
-        for (int n = 0; n < p->graph->node_count && liberty_of(p->engine, p->engine->families[f]); n++)
-            if (p->owner[n] == UNASSIGNED && liberty_of(p->engine, p->engine->families[f])(p->graph, n))
+        for (int n = 0; n < p->graph->node_count && relaxation_of(p->engine, p->engine->families[f]); n++)
+            if (p->owner[n] == UNASSIGNED && relaxation_of(p->engine, p->engine->families[f])(p->graph, n))
                 return true;
     return false;
 }
 
-static weftStatus_t fail_without_liberty(const struct partitioning *p) {
-    FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "engine %s: nothing in %s is %s.", p->engine->name,
-         descriptor_label(&p->graph->base), p->engine->narrows ? "narrowed" : "summed in an order that differs");
+static weftStatus_t fail_without_relaxation(const struct partitioning *p) {
+    FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "engine %s: no operation of %s would be %s.", p->engine->name,
+         descriptor_label(&p->graph->base),
+         p->engine->narrows ? "rounded to fewer bits" : "summed nondeterministically");
 }
 
-/* An engine that would do as another does is no choice. A single part: then the reason of the family that would have
-   taken the liberty says more than the fact. */
-static weftStatus_t check_liberty(struct partitioning *p) {
-    bool is_taken = !is_liberal(p->engine);
+/* Declines a cover that does not use the engine's relaxation, because another engine would produce the same. If there
+   is a single part, the refusal of the family with the relaxation is more informative than the general message. */
+static weftStatus_t check_relaxation(struct partitioning *p) {
+    bool is_used = !is_relaxed(p->engine);
     for (int i = 0; i < p->part_count; i++)
-        is_taken = is_taken || liberty_of(p->engine, p->parts[i].family);
-    if (is_taken)
+        is_used = is_used || relaxation_of(p->engine, p->parts[i].family);
+    if (is_used)
         return WEFT_STATUS_SUCCESS;
     double seconds;
     weftStatus_t status = WEFT_STATUS_SUCCESS;
-    for (int f = 0; p->part_count == 1 && p->engine->families[f]; f++) /* the most general one's reason counts */
-        if (liberty_of(p->engine, p->engine->families[f]))
+    for (int f = 0; p->part_count == 1 && p->engine->families[f];
+         f++) /* the reason of the last family, which is the most general one, is reported */
+        if (relaxation_of(p->engine, p->engine->families[f]))
             status = p->engine->families[f]->accepts(&p->parts[0].region, p->device, &seconds);
-    return status ? status : fail_without_liberty(p);
+    return status ? status : fail_without_relaxation(p);
 }
 
-/* Family by family, then node by node: a family begins everywhere it can before the next one is heard. What it leaves
-   unassigned no family of the engine takes. */
+/* Family by family, then node by node: a family starts regions at all nodes before the next one is asked. Nodes that
+   remain unassigned are served by no family of the engine. */
 static weftStatus_t cover_nodes(struct partitioning *p) {
     for (int f = 0; p->engine->families[f]; f++)
         for (int n = 0; n < p->graph->node_count; n++)
@@ -846,10 +858,10 @@ static weftStatus_t cover_nodes(struct partitioning *p) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Assigns every node that matters, or fails with the reasons for the first that nobody takes. */
-static weftStatus_t assign_all(struct partitioning *p) {
-    if (is_liberal(p->engine) && !may_take_liberty(p)) /* known before all else is planned as another engine would */
-        return fail_without_liberty(p);
+/* Assigns all live nodes, or fails with the refusals for the first unassigned one. */
+static weftStatus_t assign_nodes(struct partitioning *p) {
+    if (is_relaxed(p->engine) && !may_use_relaxation(p)) /* fail before planning what another engine would do as well */
+        return fail_without_relaxation(p);
     TRY(cover_nodes(p));
     for (int n = 0; n < p->graph->node_count; n++)
         if (p->owner[n] == UNASSIGNED)
@@ -857,7 +869,7 @@ static weftStatus_t assign_all(struct partitioning *p) {
     if (p->part_count == 0)
         FAIL(WEFT_STATUS_BAD_PARAM, "%s computes nothing: every tensor that it writes is virtual. Mark an output.",
              descriptor_label(&p->graph->base));
-    return check_liberty(p);
+    return check_relaxation(p);
 }
 
 static void count_reader(struct partitioning *p, int value, int node) {
@@ -867,93 +879,94 @@ static void count_reader(struct partitioning *p, int value, int node) {
 
 static void put_reader(struct partitioning *p, int value, int node) { p->readers[p->reader_start[value]++] = node; }
 
-/* Node by node, so that each value's readers come in order. */
-static void each_reader(struct partitioning *p, void (*visit)(struct partitioning *p, int value, int node)) {
+/* In node order, so that the consumers of each value are sorted. */
+static void visit_reads(struct partitioning *p, void (*visit)(struct partitioning *p, int value, int node)) {
     for (int n = 0; n < p->graph->node_count; n++)
         for (int i = 0; i < p->graph->nodes[n].operand_count; i++)
             if (!p->graph->nodes[n].is_output[i])
                 visit(p, p->graph->nodes[n].operands[i], n);
 }
 
-/* A node is listed as often as it reads a value. By counting, in two passes: linear in the operands. */
+/* Builds the consumer lists in two passes (counting sort), linear in the number of operands. A node that reads a value
+   twice is listed twice. */
 static weftStatus_t list_readers(struct partitioning *p) {
     int values = p->graph->value_count;
-    /* Counted one place further on: sums of all before are then where each value's readers begin. */
+    /* Counts are shifted by one, so that their prefix sums are the starts of the lists. */
     TRY(arena_alloc(p->arena, &p->reader_start, ((size_t)values + 1) * sizeof *p->reader_start));
-    each_reader(p, count_reader);
+    visit_reads(p, count_reader);
     for (int v = 0; v < values; v++)
         p->reader_start[v + 1] += p->reader_start[v];
     TRY(arena_alloc(p->arena, &p->readers, (size_t)p->reader_start[values] * sizeof *p->readers));
-    each_reader(p, put_reader); /* which leaves each start where the next one's was */
+    visit_reads(p, put_reader); /* advances each start to the start of the next value, which the next lines undo */
     memmove(p->reader_start + 1, p->reader_start, (size_t)values * sizeof *p->reader_start);
     p->reader_start[0] = 0;
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Arena memory is zeroed: owners, marks and flags begin at 0 or are set right after. */
-static weftStatus_t alloc_all(struct partitioning *p) {
+/* Arena memory is zeroed. */
+static weftStatus_t allocate_lists(struct partitioning *p) {
     size_t nodes = (size_t)p->graph->node_count;
     TRY(arena_alloc(p->arena, &p->owner, nodes * sizeof *p->owner));
     TRY(arena_alloc(p->arena, &p->parts, (nodes + 1) * sizeof *p->parts));
-    TRY(arena_alloc(p->arena, &p->dearer, nodes * sizeof *p->dearer));
-    int **lists[] = {&p->nodes, &p->grown,    &p->neighbours,  &p->all,   &p->left,
-                     &p->group, &p->position, &p->at_position, &p->behind};
+    TRY(arena_alloc(p->arena, &p->rejected, nodes * sizeof *p->rejected));
+    int **lists[] = {&p->nodes, &p->grown,    &p->adjacent,    &p->all,    &p->rest_nodes,
+                     &p->group, &p->position, &p->at_position, &p->reached};
     for (size_t i = 0; i < sizeof lists / sizeof *lists; i++)
         TRY(arena_alloc(p->arena, lists[i], nodes * sizeof **lists[i]));
-    TRY(arena_alloc(p->arena, &p->is_neighbour, nodes * sizeof *p->is_neighbour));
+    TRY(arena_alloc(p->arena, &p->is_adjacent, nodes * sizeof *p->is_adjacent));
     TRY(arena_alloc(p->arena, &p->is_inside, nodes * sizeof *p->is_inside));
-    TRY(arena_alloc(p->arena, &p->alone, nodes * sizeof *p->alone));
+    TRY(arena_alloc(p->arena, &p->single_seconds, nodes * sizeof *p->single_seconds));
     TRY(arena_alloc(p->arena, &p->mark, nodes * sizeof *p->mark));
-    /* At first each node is a group of its own, and the graph's order is one in which they may run. */
+    /* Initially each node is its own group, in graph order. */
     for (int n = 0; n < p->graph->node_count; n++)
         p->group[n] = p->position[n] = p->at_position[n] = n;
     return list_readers(p);
 }
 
-/* An engine with those families of its list whose bits are not set. */
-static weftStatus_t leave_families_out(const struct engine **engine, int64_t bits, struct arena *arena) {
-    const struct family *const *const all = (*engine)->families, **kept;
+/* Copies an engine without the families whose bits are set. */
+static weftStatus_t exclude_families(const struct engine **engine, int64_t bits, struct arena *arena) {
+    const struct family *const *const all = (*engine)->families, **remaining;
     struct engine *smaller;
-    int count = 0, kept_count = 0;
+    int count = 0, remaining_count = 0;
     while (all[count])
         count++;
-    TRY(arena_alloc(arena, &kept, ((size_t)count + 1) * sizeof *kept));
-    /* Families beyond the knob's bits cannot be named, and stay. */
+    TRY(arena_alloc(arena, &remaining, ((size_t)count + 1) * sizeof *remaining));
+    /* Families beyond the knob's bits cannot be excluded. */
     for (int f = 0; f < count; f++)
         if (f >= WITHOUT_FAMILIES_BITS || !(bits >> f & 1))
-            kept[kept_count++] = all[f];
+            remaining[remaining_count++] = all[f];
     TRY(arena_copy(arena, &smaller, *engine, sizeof *smaller));
-    smaller->families = kept;
+    smaller->families = remaining;
     *engine = smaller;
     return WEFT_STATUS_SUCCESS;
 }
 
-/* ---- Covers that are compared ------------------------------------------------------------------------------------ */
+/* ---- Search for the cheapest cover ------------------------------------------------------------------------------- */
 
-enum { SEARCH_NODES = 512 }; /* that covers other than the first two may have together */
+enum { SEARCH_NODES = 512 }; /* budget for all covers after the first two, in nodes */
 
-/* A graph covered in one of several ways. Attempts are structs on the stack; what they point to is the plan's
-   arena's. */
+/* One of the covers that are compared. Attempts are on the stack; their lists are in the plan's arena. */
 struct attempt {
     struct partitioning p;
     struct views views;
     double seconds;
 };
 
-/* `like` gives engine, device and limits; views, the graph in whose layouts families are asked. */
-static weftStatus_t attempt_cover(struct attempt *made, const struct partitioning *like, const struct views *views) {
-    *made = (struct attempt){.p = *like, .views = *views};
-    made->p.graph = views->graph;
-    TRY(alloc_all(&made->p));
-    drop_needless_nodes(&made->p);
-    leave_views_out(&made->p, views);
-    TRY(assign_all(&made->p));
-    for (int i = 0; i < made->p.part_count; i++)
-        made->seconds += made->p.parts[i].seconds;
+/* Covers the graph of `views` with the engine, device and limits of `like`. */
+static weftStatus_t attempt_cover(struct attempt *out, const struct partitioning *like, const struct views *views) {
+    *out = (struct attempt){.p = *like, .views = *views};
+    out->p.graph = views->graph;
+    TRY(allocate_lists(&out->p));
+    mark_dead_nodes(&out->p);
+    mark_views(&out->p, views);
+    TRY(assign_nodes(&out->p));
+    for (int i = 0; i < out->p.part_count; i++)
+        out->seconds += out->p.parts[i].seconds;
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Parts that are left to a last resort. Prices of a last resort say nothing: who leaves more to one is not cheaper. */
+/* Number of parts served by a last resort. The cost of a last resort is not meaningful, so a cover with more of them is
+   never preferred. */
 static int last_resorts(const struct attempt *attempt) {
     int count = 0;
     for (int i = 0; i < attempt->p.part_count; i++)
@@ -961,38 +974,38 @@ static int last_resorts(const struct attempt *attempt) {
     return count;
 }
 
-/* Takes an attempt that is cheaper than the best one. */
-static void take_cheaper(struct attempt *best, weftStatus_t status, const struct attempt *other) {
+/* Replaces the best attempt if the other one is cheaper. */
+static void update_best(struct attempt *best, weftStatus_t status, const struct attempt *other) {
     if (!status && last_resorts(other) <= last_resorts(best) && other->seconds < best->seconds)
         *best = *other;
 }
 
-/* Without views in one value's memory, and without gathering one, for each that has some or is. */
-static weftStatus_t attempt_apart(struct attempt *best, const struct partitioning *like, const struct graph *graph,
-                                  const bool *may_gather, int *budget) {
+/* For each memory that has views or is gathered, tries a cover without these views. */
+static weftStatus_t attempt_without_views(struct attempt *best, const struct partitioning *like,
+                                          const struct graph *graph, const bool *may_gather, int *budget) {
     const int nodes = graph->node_count;
-    bool *is_apart, *was_tried;
+    bool *is_apart, *is_tried;
     TRY(arena_alloc(like->arena, &is_apart, (size_t)graph->value_count * sizeof *is_apart));
-    TRY(arena_alloc(like->arena, &was_tried, (size_t)graph->value_count * sizeof *was_tried));
+    TRY(arena_alloc(like->arena, &is_tried, (size_t)graph->value_count * sizeof *is_tried));
     const struct view_choices choices = {.is_apart = is_apart, .may_gather = may_gather};
-    /* Budgets count nodes: an attempt takes time in proportion to them. */
+    /* The budget counts nodes, because the time of an attempt is proportional to them. */
     for (int v = 0; v < graph->value_count && *budget >= nodes; v++) {
         int whole = best->views.memory[v];
         double before = best->seconds;
         struct attempt other;
         struct views views;
-        if ((whole == v && !best->views.graph->values[v].tensor->is_gathered) || was_tried[whole])
+        if ((whole == v && !best->views.graph->values[v].tensor->is_gathered) || is_tried[whole])
             continue;
-        was_tried[whole] = is_apart[whole] = true;
+        is_tried[whole] = is_apart[whole] = true;
         *budget -= nodes;
         TRY(views_find(&views, graph, &choices, like->arena));
-        take_cheaper(best, attempt_cover(&other, like, &views), &other);
+        update_best(best, attempt_cover(&other, like, &views), &other);
         is_apart[whole] = best->seconds < before;
     }
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Whether a family of the engine may read the parts of a value that a node reads. */
+/* True if a family of the engine might read a value as parts at separate addresses when it serves this node. */
 static bool may_read_parts(const struct engine *engine, const struct graph *graph, int node, int value) {
     for (int f = 0; engine->families[f]; f++)
         if (engine_uses(engine, engine->families[f]) && engine->families[f]->gathers &&
@@ -1001,39 +1014,40 @@ static bool may_read_parts(const struct engine *engine, const struct graph *grap
     return false;
 }
 
-/* Of each value, whether all that read it may read the parts that it is joined of; NULL: of none. */
-static weftStatus_t find_gatherable(const bool **found, const struct partitioning *like, const struct graph *graph) {
-    bool *may = NULL;
+/* Per value: true if it is a concatenation and all its consumers might read its parts in place. NULL if no value is. */
+static weftStatus_t find_gatherable(const bool **out, const struct partitioning *like, const struct graph *graph) {
+    bool *flags = NULL;
     for (int v = 0; v < graph->value_count; v++) {
         const struct value *value = &graph->values[v];
-        bool is = value->producer >= 0 && op_of(graph->nodes[value->producer].op) == &concat_op && value->readers > 0;
-        for (int r = 0; r < value->readers && is; r++)
-            is = may_read_parts(like->engine, graph, value->read_by[r], v);
-        if (is && !may)
-            TRY(arena_alloc(like->arena, &may, (size_t)graph->value_count * sizeof *may));
-        if (is)
-            may[v] = true;
+        bool can_gather =
+            value->producer >= 0 && op_of(graph->nodes[value->producer].op) == &concat_op && value->readers > 0;
+        for (int r = 0; r < value->readers && can_gather; r++)
+            can_gather = may_read_parts(like->engine, graph, value->read_by[r], v);
+        if (can_gather && !flags)
+            TRY(arena_alloc(like->arena, &flags, (size_t)graph->value_count * sizeof *flags));
+        if (can_gather)
+            flags[v] = true;
     }
-    *found = may;
+    *out = flags;
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The same without gathering: parts are made in their places or copied there. */
-static weftStatus_t attempt_in_place(struct attempt *best, weftStatus_t status, const struct partitioning *like,
-                                     const struct graph *graph) {
+/* Tries a cover without gathering: parts of a concatenation are produced in place or copied. */
+static weftStatus_t attempt_without_gather(struct attempt *best, weftStatus_t status, const struct partitioning *like,
+                                           const struct graph *graph) {
     struct views views;
     struct attempt other;
     TRY(views_find(&views, graph, &(struct view_choices){0}, like->arena));
-    weftStatus_t placed = attempt_cover(&other, like, &views);
+    weftStatus_t count = attempt_cover(&other, like, &views);
     if (status)
         *best = other;
     else
-        take_cheaper(best, placed, &other);
-    return status ? placed : WEFT_STATUS_SUCCESS;
+        update_best(best, count, &other);
+    return status ? count : WEFT_STATUS_SUCCESS;
 }
 
-/* With views where there are any and where they pay, or with copies in the places of all, which a family may take
-   in. */
+/* Compares a cover with views, where they pay off, with a cover that copies instead, since a family may fuse the
+   copies. */
 static weftStatus_t attempt_views(struct attempt *best, const struct partitioning *like, const struct graph *graph,
                                   int *budget) {
     struct views views;
@@ -1042,44 +1056,45 @@ static weftStatus_t attempt_views(struct attempt *best, const struct partitionin
     TRY(find_gatherable(&may_gather, like, graph));
     TRY(views_find(&views, graph, &(struct view_choices){.may_gather = may_gather}, like->arena));
     weftStatus_t status = attempt_cover(best, like, &views);
-    if (views.gathered) { /* what a family may read in parts it may still decline, for all that it is fused with */
+    if (views.gathered) { /* families only declare that they might gather; in a fused region they may still decline */
         may_gather = status ? NULL : may_gather;
-        status = attempt_in_place(best, status, like, graph);
+        status = attempt_without_gather(best, status, like, graph);
     }
-    /* No views: copies would be the same graph. */
+    /* Without views, a cover with copies would be the same. */
     if (views.graph == graph)
         return status;
     if (!status)
-        TRY(attempt_apart(best, like, graph, may_gather, budget));
+        TRY(attempt_without_views(best, like, graph, may_gather, budget));
     TRY(views_none(&views, graph, like->arena));
     weftStatus_t other = attempt_cover(&copies, like, &views);
-    /* Declined with views, the graph may still be served with copies. */
+    /* The graph may be served with copies even if it is declined with views. */
     if (status)
         *best = copies;
     else
-        take_cheaper(best, other, &copies);
+        update_best(best, other, &copies);
     return status ? other : WEFT_STATUS_SUCCESS;
 }
 
-/* Without one of its families: what it took was cheapest where it began, and may have left others worse off. */
+/* Tries covers without one of the families in use: a region that was the cheapest where it started may have made others
+   more expensive. */
 static void attempt_without(struct attempt *best, const struct partitioning *like, int *budget) {
     for (int i = 0; i < best->p.part_count && *budget >= best->p.graph->node_count; i++) {
         struct partitioning p = *like;
         struct attempt other;
-        /* A last resort has nobody behind it. */
-        bool was_tried = best->p.parts[i].family->is_last_resort;
+        /* A last resort cannot be replaced. */
+        bool is_tried = best->p.parts[i].family->is_last_resort;
         for (int k = 0; k < i; k++)
-            was_tried = was_tried || best->p.parts[k].family == best->p.parts[i].family;
-        if (was_tried)
+            is_tried = is_tried || best->p.parts[k].family == best->p.parts[i].family;
+        if (is_tried)
             continue;
         *budget -= best->p.graph->node_count;
-        p.without = best->p.parts[i].family;
-        take_cheaper(best, attempt_cover(&other, &p, &best->views), &other);
+        p.excluded = best->p.parts[i].family;
+        update_best(best, attempt_cover(&other, &p, &best->views), &other);
     }
 }
 
-/* The cheapest of some covers of the whole graph: each takes time linear in its operations, and beyond the first two
-   there are as many as SEARCH_NODES has room for. */
+/* Finds the cheapest of several covers. Each takes time linear in the number of operations; SEARCH_NODES limits how
+   many are tried after the first two. */
 static weftStatus_t search_cover(struct attempt *best, const struct partitioning *like, const struct graph *graph) {
     int budget = SEARCH_NODES;
     TRY(attempt_views(best, like, graph, &budget));
@@ -1089,19 +1104,20 @@ static weftStatus_t search_cover(struct attempt *best, const struct partitioning
     return WEFT_STATUS_SUCCESS;
 }
 
-/* With some batch norms in parts. */
-static weftStatus_t attempt_parts(struct attempt *made, weftStatus_t *status, const struct partitioning *like,
+/* Tries a cover in which some batch norms are split into statistics and normalization. */
+static weftStatus_t attempt_split(struct attempt *out, weftStatus_t *status, const struct partitioning *like,
                                   const struct graph *graph, const bool *is_apart) {
     int budget = 0;
-    const struct graph *parted;
-    TRY(batch_norms_part(&parted, graph, is_apart, like->arena));
-    *status = attempt_views(made, like, parted, &budget);
+    const struct graph *split;
+    TRY(batch_norms_part(&split, graph, is_apart, like->arena));
+    *status = attempt_views(out, like, split, &budget);
     status_clear();
     return WEFT_STATUS_SUCCESS;
 }
 
-/* All batch norms in parts that may be, if that is cheaper; then each the other way, within SEARCH_NODES. */
-static weftStatus_t search_parts(struct attempt *best, const struct partitioning *like, const struct graph *graph) {
+/* Splits all batch norms that can be split, if that is cheaper; then toggles them one by one, within SEARCH_NODES. */
+static weftStatus_t search_split_batch_norms(struct attempt *best, const struct partitioning *like,
+                                             const struct graph *graph) {
     bool *is_apart;
     int count = 0, budget = SEARCH_NODES;
     TRY(arena_alloc(like->arena, &is_apart, (size_t)graph->node_count * sizeof *is_apart));
@@ -1115,8 +1131,8 @@ static weftStatus_t search_parts(struct attempt *best, const struct partitioning
             continue;
         if (n >= 0)
             is_apart[n] = !is_apart[n];
-        TRY(attempt_parts(&other, &status, like, graph, is_apart));
-        take_cheaper(best, status, &other);
+        TRY(attempt_split(&other, &status, like, graph, is_apart));
+        update_best(best, status, &other);
         if (n >= 0 && best->seconds >= before)
             is_apart[n] = !is_apart[n];
         if (n < 0 && best->seconds >= before)
@@ -1126,24 +1142,24 @@ static weftStatus_t search_parts(struct attempt *best, const struct partitioning
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Parts are numbered in the order in which they run; views and what nobody needs are in none. */
-static weftStatus_t finish(struct cover *cover, struct attempt *attempt) {
+/* Numbers the parts in execution order. Views and dead nodes belong to no part. */
+static weftStatus_t finish_cover(struct cover *cover, struct attempt *attempt) {
     struct partitioning *p = &attempt->p;
-    int *order, *place;
-    /* order: part by place; place: the way back. */
+    int *order, *positions;
+    /* order: part by position; position: its inverse. */
     TRY(arena_alloc(p->arena, &order, (size_t)p->graph->node_count * sizeof *order));
-    TRY(arena_alloc(p->arena, &place, (size_t)p->graph->node_count * sizeof *place));
-    put_order(p, order);
+    TRY(arena_alloc(p->arena, &positions, (size_t)p->graph->node_count * sizeof *positions));
+    list_order(p, order);
     *cover = (struct cover){.views = attempt->views, .count = p->part_count, .part_of_node = p->owner};
     TRY(arena_alloc(p->arena, &cover->parts, (size_t)p->part_count * sizeof *cover->parts));
     for (int i = 0; i < p->part_count; i++) {
-        place[order[i]] = i;
+        positions[order[i]] = i;
         cover->parts[i] = p->parts[order[i]];
-        /* Reasons are found for the cover that was chosen alone: asking families again is dear. */
+        /* Reasons are only collected for the chosen cover, because asking all families again is expensive. */
         TRY(collect_refusals(p, &cover->parts[i], cover->parts[i].region.nodes[0], cover->parts[i].family));
     }
     for (int n = 0; n < p->graph->node_count; n++)
-        p->owner[n] = p->owner[n] >= 0 ? place[p->owner[n]] : -1;
+        p->owner[n] = p->owner[n] >= 0 ? positions[p->owner[n]] : -1;
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -1157,10 +1173,10 @@ weftStatus_t partition(struct cover *cover, const struct graph *graph, const str
              "engine %s runs on %s devices, the device is %s:%d. Use another engine, or give a handle or device "
              "properties of such a device.",
              engine->name, device_kind_name(engine->device), device_kind_name(device->kind), (int)device->ordinal);
-    /* The bits count families of the engine's whole list, so leaving some out comes before all else. */
-    int64_t without = knob_value(knobs, WEFT_KNOB_TYPE_WITHOUT_FAMILIES_EXT);
-    if (without)
-        TRY(leave_families_out(&p.engine, without, arena));
+    /* The bits refer to the engine's full list, so families are excluded first. */
+    int64_t excluded = knob_value(knobs, WEFT_KNOB_TYPE_WITHOUT_FAMILIES_EXT);
+    if (excluded)
+        TRY(exclude_families(&p.engine, excluded, arena));
     struct attempt best;
     TRY(graph_check_closed(graph));
     if (engine->stores_narrow)
@@ -1169,6 +1185,6 @@ weftStatus_t partition(struct cover *cover, const struct graph *graph, const str
         TRY(batch_norms_find(&graph, graph, arena));
     TRY(search_cover(&best, &p, graph));
     if (engine->parts_batch_norms)
-        TRY(search_parts(&best, &p, graph));
-    return finish(cover, &best);
+        TRY(search_split_batch_norms(&best, &p, graph));
+    return finish_cover(cover, &best);
 }

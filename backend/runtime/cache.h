@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The kernel cache: program text in, machine code out, compiled at most once. Its key is everything that decides the
-   result: text, headers, options in order, target chip, NVRTC's version and build, Weft's version. It looks in memory,
-   then on disk (runtime/disk_cache.h), then compiles; threads that want the same program wait for the one that compiles it.
-   WEFT_DUMP_DIR names a folder that receives every program used, with its headers, options, log and machine code. It
-   must not know devices that are present: code is loaded elsewhere. */
+/* The kernel cache: program text in, machine code out, compiled at most once. The key covers everything that determines
+   the result: text, headers, options in order, target architecture, NVRTC's version and build, Weft's version. Lookups
+   go to memory, then to disk (runtime/disk_cache.h), then to the compiler; threads that need the same program wait for
+   the one that compiles it. WEFT_DUMP_DIR names a folder that receives every program used, with its headers, options,
+   log and machine code. The cache knows no devices: code is loaded elsewhere. */
 #ifndef WEFT_RUNTIME_CACHE_H
 #define WEFT_RUNTIME_CACHE_H
 

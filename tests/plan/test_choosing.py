@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import weft
 
-PRICED = re.compile(r"predicted to take (\S+) us here, (\S+) (\S+) us$")
+PRICED = re.compile(r"predicted time (\S+) us, (\S+) takes (\S+) us$")
 
 
 def graph(**types: Any) -> weft.Graph:

@@ -145,7 +145,7 @@ def test_little_workspace() -> None:
         assert g.plan.tag == f"eng0_k{int(weft.knob_type.WORKSPACE)}={limit}"
         assert [step["family"] for step in g.plan.report["steps"]] == ["cuda.contraction"]
         assert g.plan.workspace_size == 0
-        assert f"it takes 4390912 bytes of workspace, the limit is {limit}." in str(g.explain())
+        assert f"needs 4390912 bytes of workspace, the limit is {limit}." in str(g.explain())
         loaded = weft.Graph(device="sm_90").deserialize(g.serialize())
         assert (loaded.plan.tag, loaded.plan.workspace_size) == (g.plan.tag, 0)
 

@@ -202,12 +202,12 @@ PRICES = {
     "a deep head": (
         Spelling(batch=1, heads=(1, 1), rows=2048, columns=2048, depth=512, value_depth=512),
         "bf16",
-        r".*: predicted to take \S+ us here, cuda.hopper \S+ us$",
+        r".*: predicted time \S+ us, cuda.hopper takes \S+ us$",
     ),
     "floats": (
         Spelling(batch=1, heads=(1, 1), rows=64, columns=64, depth=64, value_depth=64, mask="causal"),
         "f32",
-        r"matmul 'values': predicted to take \S+ us here, \S+ us in steps$",
+        r"matmul 'values': predicted time \S+ us, \S+ us in separate steps$",
     ),
 }
 

@@ -66,7 +66,7 @@ def test_who_wants_the_same_bits_gets_them() -> None:
 def test_graphs_without_gradients_of_attention_have_no_such_engine() -> None:
     g = weft.Graph("product", device="sm_90")
     g.matmul(*(g.tensor([64, 64], data_type="bf16") for _ in "ab")).set_output(True)
-    reason = "engine cuda.unordered: nothing in graph 'product' is summed in an order that differs."
+    reason = "engine cuda.unordered: no operation of graph 'product' would be summed nondeterministically."
     assert answer(g)["reason"] == reason
 
 
