@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Device properties: which device to plan for, taken from this machine or from the JSON text that another machine
-   wrote:
+/* Device properties: the device to plan for, either of this machine or from JSON text that another machine wrote:
      {"kind":"cpu","ordinal":0,"name":"...","threads":8}
      {"kind":"cuda","ordinal":0,"name":"...","arch":"sm_90","multiprocessors":132, ...}
-   What a text for a GPU leaves out is that of a typical one: {"kind":"cuda","arch":"sm_90"} is enough. */
+   Properties of a GPU that the text leaves out are those of a typical one: {"kind":"cuda","arch":"sm_90"} is enough. */
 #include "base/text.h"
 #include "graph/descriptor.h"
 #include "plan/engine.h"
@@ -27,8 +26,8 @@ static const struct row rows[] = {
               .role = ROLE_RESULT, .doc = "CPU threads that work on one plan"),
 };
 
-/* A GPU's numbers, as the text names them. Lists written and read go by this table, so that a text that was written
-   reads back the same. */
+/* The numeric properties of a GPU. Reading and writing use the same table, so that written text reads back unchanged.
+   */
 static const struct {
     const char *key;
     size_t offset;
@@ -50,11 +49,11 @@ enum { NUMBER_COUNT = sizeof numbers / sizeof *numbers };
 
 /* ---- Reading ----------------------------------------------------------------------------------------------------- */
 
-/* JSON's white space. */
+/* White space as in JSON. */
 static const char *skip_spaces(const char *at) { return at + strspn(at, " \t\r\n"); }
 
-/* The value of a key of a flat JSON object, or NULL. Text within a string that looks like a key and a colon would be
-   taken for one; the texts that Weft writes have none. */
+/* The value of a key of a flat JSON object, or NULL. A string value that contains a quoted key and a colon would be
+   mistaken for the key; texts written by Weft contain none. */
 static const char *find_key(const char *json, const char *key) {
     char quoted[64];
     snprintf(quoted, sizeof quoted, "\"%s\"", key);
@@ -66,8 +65,8 @@ static const char *find_key(const char *json, const char *key) {
     return NULL;
 }
 
-/* The characters between the quotes, cut to `bytes` with the zero; escaped quotes and backslashes stand for themselves.
-   False, and nothing changes, where no string is. */
+/* Copies the characters between the quotes, truncated to `bytes` including the zero; an escaped character stands for
+   itself. False, without a change, if there is no string. */
 static bool read_string(char *out, size_t bytes, const char *at) {
     size_t length = 0;
     if (!at || *at++ != '"')
@@ -80,34 +79,33 @@ static bool read_string(char *out, size_t bytes, const char *at) {
     return true;
 }
 
-/* A typical GPU of the architecture, with the numbers that the text has instead. */
+/* Starts from a typical GPU of the architecture and replaces the numbers that the text contains. */
 static weftStatus_t read_cuda(struct device *device, const struct descriptor *self, const char *json) {
     char arch[32];
     int major, minor;
     if (!read_string(arch, sizeof arch, find_key(json, "arch")))
         FAIL(WEFT_STATUS_BAD_PARAM,
-             "%s: json for a GPU must name its architecture, and '%.60s' does not. Add \"arch\":\"sm_90\".",
+             "%s: json for a GPU must contain its architecture, and '%.60s' does not. Add \"arch\":\"sm_90\".",
              descriptor_label(self), json);
     TRY(device_read_arch(&major, &minor, arch));
     TRY(device_describe_cuda(device, major, minor));
     for (int i = 0; i < NUMBER_COUNT; i++) {
         const char *text = find_key(json, numbers[i].key);
-        void *place = (char *)&device->cuda + numbers[i].offset;
-        /* 2^50 is a petabyte: larger numbers are mistakes, and products of them could overflow. */
-        int64_t said = text ? strtoll(text, NULL, 10) : 0, most = numbers[i].is_wide ? INT64_C(1) << 50 : INT32_MAX;
-        if (text && (said < 1 || said > most))
-            FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND, "%s: json says %s %lld; legal are 1..%lld. Correct the text.",
-                 descriptor_label(self), numbers[i].key, (long long)said, (long long)most);
-        /* The table says how wide the member is. */
+        void *member = (char *)&device->cuda + numbers[i].offset;
+        /* 2^50 bytes are a petabyte: larger numbers are mistakes, and products of them could overflow. */
+        int64_t number = text ? strtoll(text, NULL, 10) : 0, most = numbers[i].is_wide ? INT64_C(1) << 50 : INT32_MAX;
+        if (text && (number < 1 || number > most))
+            FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND, "%s: json has %s %lld; expected 1..%lld. Correct the text.",
+                 descriptor_label(self), numbers[i].key, (long long)number, (long long)most);
         if (text && numbers[i].is_wide)
-            *(int64_t *)place = said;
+            *(int64_t *)member = number;
         else if (text)
-            *(int *)place = (int)said;
+            *(int *)member = (int)number;
     }
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Fills in the whole device; unknown keys are passed over, as a later version may write more. */
+/* Fills in the whole device. Unknown keys are ignored, because a later version may write more. */
 static weftStatus_t read_json(struct device *device, const struct descriptor *self, const char *json) {
     const char *ordinal = find_key(json, "ordinal"), *threads = find_key(json, "threads");
     char kind[8] = "";
@@ -115,27 +113,27 @@ static weftStatus_t read_json(struct device *device, const struct descriptor *se
     bool is_cuda = strcmp(kind, "cuda") == 0;
     if (*skip_spaces(json) != '{' || (!is_cuda && strcmp(kind, "cpu") != 0))
         FAIL(WEFT_STATUS_BAD_PARAM,
-             "%s: json describes no device that Weft knows: '%.60s'. Use text that attribute json of another device "
-             "gave.",
+             "%s: json does not describe a CPU or a GPU: '%.60s'. Use the text of attribute json of another device.",
              descriptor_label(self), json);
-    /* What is left out is 0 and 1. */
-    long ordinal_said = ordinal ? strtol(ordinal, NULL, 10) : 0, threads_said = threads ? strtol(threads, NULL, 10) : 1;
-    if (ordinal_said < 0 || ordinal_said > INT32_MAX || threads_said < 1 || threads_said > 4096)
+    /* The defaults are ordinal 0 and one thread. */
+    long ordinal_number = ordinal ? strtol(ordinal, NULL, 10) : 0,
+         thread_count = threads ? strtol(threads, NULL, 10) : 1;
+    if (ordinal_number < 0 || ordinal_number > INT32_MAX || thread_count < 1 || thread_count > 4096)
         FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
-             "%s: json says ordinal %ld and %ld threads; legal are 0 or more, and 1..4096. Correct the text.",
-             descriptor_label(self), ordinal_said, threads_said);
-    /* Zeroed, so that devices compare by their bytes. */
-    *device = (struct device){.kind = WEFT_DEVICE_CPU, .threads = (int)threads_said};
+             "%s: json has ordinal %ld and %ld threads; expected at least 0, and 1..4096. Correct the text.",
+             descriptor_label(self), ordinal_number, thread_count);
+    /* Zeroed, so that devices can be compared bytewise. */
+    *device = (struct device){.kind = WEFT_DEVICE_CPU, .threads = (int)thread_count};
     if (is_cuda)
         TRY(read_cuda(device, self, json));
-    device->ordinal = (int32_t)ordinal_said;
+    device->ordinal = (int32_t)ordinal_number;
     read_string(device->name, sizeof device->name, find_key(json, "name"));
     return WEFT_STATUS_SUCCESS;
 }
 
 /* ---- Writing ----------------------------------------------------------------------------------------------------- */
 
-/* count leaves the zero out, as in all lists of characters. */
+/* count excludes the terminating zero, as in all lists of characters. */
 static weftStatus_t set_chars(struct list *list, struct arena *arena, const char *chars) {
     TRY(arena_copy(arena, &list->items, chars, strlen(chars) + 1));
     list->count = (int64_t)strlen(chars);
@@ -145,13 +143,13 @@ static weftStatus_t set_chars(struct list *list, struct arena *arena, const char
 static void add_numbers(struct text *text, const struct cuda_properties *cuda) {
     text_add(text, ",\"arch\":\"sm_%d%d\"", cuda->major, cuda->minor);
     for (int i = 0; i < NUMBER_COUNT; i++) {
-        const void *place = (const char *)cuda + numbers[i].offset;
-        int64_t value = numbers[i].is_wide ? *(const int64_t *)place : *(const int *)place;
+        const void *member = (const char *)cuda + numbers[i].offset;
+        int64_t value = numbers[i].is_wide ? *(const int64_t *)member : *(const int *)member;
         text_add(text, ",\"%s\":%lld", numbers[i].key, (long long)value);
     }
 }
 
-/* Written for every device, also one that was read: the text then has all numbers. */
+/* Also called for a device that was read from text, so that the text becomes complete. */
 static weftStatus_t write_json(struct device_properties *properties) {
     struct text text;
     const struct device *device = &properties->device;
@@ -169,7 +167,7 @@ static weftStatus_t write_json(struct device_properties *properties) {
     return status;
 }
 
-/* json counts before the handle, the handle before device_id. */
+/* Precedence: json, handle, device_id. */
 static weftStatus_t finalize(struct descriptor *descriptor) {
     struct device_properties *properties = (struct device_properties *)descriptor;
     if (properties->json.count)
@@ -178,7 +176,7 @@ static weftStatus_t finalize(struct descriptor *descriptor) {
         properties->device = properties->handle->device;
     else
         TRY(device_find(&properties->device, (weftDeviceKind_t)properties->kind, properties->device_id));
-    /* The rows then say what the device is, whichever of the three told. */
+    /* The attributes describe the device, whichever of the three it came from. */
     properties->kind = properties->device.kind;
     properties->device_id = properties->device.ordinal;
     properties->threads = properties->device.threads;
@@ -186,7 +184,7 @@ static weftStatus_t finalize(struct descriptor *descriptor) {
     return write_json(properties);
 }
 
-/* Rows are copied already; the device behind them is no row. */
+/* The rows have been copied; the device is not a row. */
 static weftStatus_t copy(struct descriptor *target, const struct descriptor *source) {
     ((struct device_properties *)target)->device = ((const struct device_properties *)source)->device;
     return WEFT_STATUS_SUCCESS;
@@ -210,10 +208,10 @@ weftStatus_t choose_device(struct device *device, const struct device_properties
         *device = handle->device;
     else
         TRY(device_choose_default(device));
-    /* Nobody named a device: the engine may pick the first of its kind. */
-    bool is_free = !properties && !handle;
-    return is_free && engine && engine->device != device->kind ? device_find(device, engine->device, 0)
-                                                               : WEFT_STATUS_SUCCESS;
+    /* If neither names a device, the engine may use the first device of its kind. */
+    bool is_default = !properties && !handle;
+    return is_default && engine && engine->device != device->kind ? device_find(device, engine->device, 0)
+                                                                  : WEFT_STATUS_SUCCESS;
 }
 
 void limit_device(struct device *device, const struct engine_limits *limits) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Engine, knob and configuration descriptors: what may be chosen for a graph, and what was. Finalizing a configuration
-   covers and drafts the graph, so that its time and workspace are known; it compiles nothing and loads nothing. */
+/* Engine, knob and configuration descriptors: the choices for a graph, and what was chosen. Finalizing a configuration
+   covers and drafts the graph, so that its time and workspace are known; nothing is compiled or loaded. */
 #include "plan/engine.h"
 #include "base/text.h"
 #include "graph/descriptor.h"
@@ -10,7 +10,7 @@
 
 /* ---- Knobs ------------------------------------------------------------------------------------------------------- */
 
-/* Made by the library, read by the user: see list_knob. */
+/* Created by list_knob; users can only read it. */
 static const struct row knob_info_rows[] = {
     VALUE_ROW(WEFT_TYPE_KNOB_TYPE, struct knob_info, type, WEFT_ATTR_KNOB_INFO_TYPE, "type", .role = ROLE_RESULT,
               .doc = "which knob"),
@@ -30,7 +30,7 @@ const struct schema knob_info_schema = {
     ROWS(knob_info_rows),
 };
 
-/* Made by the user, or by a plan that is loaded. */
+/* Created by the user, or when a saved plan is loaded. */
 static const struct row knob_setting_rows[] = {
     VALUE_ROW(WEFT_TYPE_KNOB_TYPE, struct knob_setting, type, WEFT_ATTR_KNOB_CHOICE_KNOB_TYPE, "knob_type",
               .required = true, .doc = "which knob"),
@@ -46,9 +46,9 @@ const struct schema knob_setting_schema = {
     ROWS(knob_setting_rows),
 };
 
-/* ---- Placeholders that cuDNN's interface has --------------------------------------------------------------------- */
+/* ---- Placeholders of cuDNN's interface --------------------------------------------------------------------------- */
 
-/* No engine lists any: its attribute is always empty. */
+/* The attribute that lists these is always empty. */
 struct layout_info {
     struct descriptor base;
     int64_t uid;
@@ -70,7 +70,7 @@ const struct schema layout_info_schema = {
     ROWS(layout_info_rows),
 };
 
-/* The same: Weft's intermediate tensors have no names outside. */
+/* Always empty too: Weft's intermediate tensors have no public names. */
 struct intermediate_info {
     struct descriptor base;
     int64_t uid, size;
@@ -99,7 +99,7 @@ const struct schema intermediate_info_schema = {
 
 /* ---- Engine ------------------------------------------------------------------------------------------------------ */
 
-/* The limits are a GPU's; the CPU's engines have none of the three. */
+/* The limits apply to GPUs; CPU engines ignore them. */
 static const struct row engine_rows[] = {
     VALUE_ROW(WEFT_TYPE_BACKEND_DESCRIPTOR, struct engine_descriptor, graph, WEFT_ATTR_ENGINE_OPERATION_GRAPH,
               "operation_graph", .required = true, .target = WEFT_BACKEND_OPERATIONGRAPH_DESCRIPTOR,
@@ -108,12 +108,12 @@ static const struct row engine_rows[] = {
               .required = true, .doc = "0 .. engine_global_count - 1"),
     VALUE_ROW(WEFT_TYPE_BACKEND_DESCRIPTOR, struct engine_descriptor, knobs, WEFT_ATTR_ENGINE_KNOB_INFO, "knob_info",
               .storage = STORE_LIST, .role = ROLE_RESULT, .target = WEFT_BACKEND_KNOB_INFO_DESCRIPTOR,
-              .doc = "the knobs that can be turned"),
+              .doc = "the knobs that can be set"),
     VALUE_ROW(WEFT_TYPE_NUMERICAL_NOTE, struct engine_descriptor, numerical_notes, WEFT_ATTR_ENGINE_NUMERICAL_NOTE,
               "numerical_note", .storage = STORE_LIST, .role = ROLE_RESULT, .doc = "numerical properties"),
     VALUE_ROW(WEFT_TYPE_BACKEND_DESCRIPTOR, struct engine_descriptor, layouts, WEFT_ATTR_ENGINE_LAYOUT_INFO,
               "layout_info", .storage = STORE_LIST, .role = ROLE_RESULT, .target = WEFT_BACKEND_LAYOUT_INFO_DESCRIPTOR,
-              .doc = "preferred layouts; Weft's engines take any"),
+              .doc = "preferred layouts; Weft's engines accept any"),
     VALUE_ROW(WEFT_TYPE_BEHAVIOR_NOTE, struct engine_descriptor, behavior_notes, WEFT_ATTR_ENGINE_BEHAVIOR_NOTE,
               "behavior_note", .storage = STORE_LIST, .role = ROLE_RESULT, .doc = "properties of building and running"),
     VALUE_ROW(WEFT_TYPE_INT32, struct engine_descriptor, limits.sm_count_target, WEFT_ATTR_ENGINE_SM_COUNT_TARGET,
@@ -133,7 +133,7 @@ static const struct row engine_rows[] = {
               .doc = "its kernel families, in the order of the bits of knob WITHOUT_FAMILIES_EXT"),
 };
 
-/* NULL where the list has none of that type. Linear over a dozen. */
+/* NULL if the list has no knob of that type. Linear in a dozen knobs. */
 static struct knob_info *find_knob(const struct list *knobs, weftBackendKnobType_t type) {
     for (int64_t i = 0; i < knobs->count; i++)
         if (((const struct knob_info *)knobs->descriptors[i])->type == (int32_t)type)
@@ -141,23 +141,24 @@ static struct knob_info *find_knob(const struct list *knobs, weftBackendKnobType
     return NULL;
 }
 
-/* A limit of the workspace in bytes, to which every engine keeps (draft_make). 2^48 is more than any machine has: no
-   limit. */
+/* Workspace limit in bytes, which every engine respects (draft_make). The default, 2^48, means no limit: no machine has
+   that much memory. */
 #define WORKSPACE_MOST (INT64_C(1) << 48)
 static const struct knob workspace_knob = {WEFT_KNOB_TYPE_WORKSPACE,    0, WORKSPACE_MOST, 1, WORKSPACE_MOST,
                                            "bytes of workspace at most"};
 
-/* A bit for each family from the first one on; tests and users narrow down with it who serves a graph. */
+/* One bit per family, starting with the first one, so that tests and users can restrict which families serve a graph.
+   */
 #define ALL_FAMILIES ((INT64_C(1) << WITHOUT_FAMILIES_BITS) - 1)
-static const struct knob families_knob = {WEFT_KNOB_TYPE_WITHOUT_FAMILIES_EXT,           0, ALL_FAMILIES, 1, 0,
-                                          "families that are not to be used, a bit each"};
+static const struct knob families_knob = {WEFT_KNOB_TYPE_WITHOUT_FAMILIES_EXT, 0, ALL_FAMILIES, 1, 0,
+                                          "families to exclude, one bit each"};
 
-/* Of a knob that several know, the values of all: who does not know a value chooses. */
+/* Lists a knob. If several families have it, the listed range covers all of theirs: a family that does not know a value
+   chooses another. */
 static weftStatus_t list_knob(struct engine_descriptor *self, const struct knob *knob) {
     struct descriptor *made;
     struct knob_info *listed = find_knob(&self->knobs, knob->type);
     if (listed) {
-        /* The wider range wins: values that one family does not know are legal all the same. */
         listed->least = knob->least < listed->least ? knob->least : listed->least;
         listed->most = knob->most > listed->most ? knob->most : listed->most;
         return WEFT_STATUS_SUCCESS;
@@ -168,17 +169,16 @@ static weftStatus_t list_knob(struct engine_descriptor *self, const struct knob 
     info->least = knob->least;
     info->most = knob->most;
     info->stride = knob->stride;
-    /* Made by the library whole: there is nothing to check, and nobody may set it. */
+    /* The library created it complete: there is nothing to check, and the user cannot set it. */
     made->finalized = true;
     self->knobs.descriptors[self->knobs.count++] = made;
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The union of the families' knobs, and the planner's own two. Knobs of a family end with one that has no doc. */
+/* Lists the knobs of all families and the planner's own two. A family's list is terminated by a knob without doc. */
 static weftStatus_t list_knobs(struct engine_descriptor *self, const struct engine *engine) {
-    /* At most as many as all families have, and the planner's two: those of one type become one. */
+    /* Enough for the knobs of all families and the planner's two; knobs of one type are merged. */
     int most = 2;
-    /* Room for all, though one type may be several families'. */
     for (int f = 0; engine->families[f]; f++)
         for (const struct knob *knob = engine->families[f]->knobs; knob && knob->doc; knob++)
             most++;
@@ -190,13 +190,13 @@ static weftStatus_t list_knobs(struct engine_descriptor *self, const struct engi
     return list_knob(self, &families_knob);
 }
 
-/* Names in the order of the engine's list, with a space between two; each name is one word. */
+/* Family names in the order of the engine's list, separated by spaces. A name is one word. */
 static weftStatus_t list_families(struct engine_descriptor *self, const struct engine *engine) {
     struct text names;
     text_init(&names);
     for (int f = 0; engine->families[f]; f++)
         text_add(&names, "%s%s", f ? " " : "", engine->families[f]->name);
-    /* The zero behind the text is not counted. */
+    /* Without the terminating zero. */
     self->families.count = (int64_t)strlen(text_string(&names));
     weftStatus_t status = names.failed ? status_no_memory(names.capacity)
                                        : arena_copy(&self->base.arena, &self->families.items, text_string(&names),
@@ -205,11 +205,11 @@ static weftStatus_t list_families(struct engine_descriptor *self, const struct e
     return status;
 }
 
-/* Lists are copied into the descriptor's arena, as attributes of all descriptors lie there. */
+/* Attribute lists are stored in the descriptor's arena, so the engine's are copied. */
 static weftStatus_t finalize_engine(struct descriptor *descriptor) {
     struct engine_descriptor *self = (struct engine_descriptor *)descriptor;
     if (self->index < 0 || self->index >= engine_count)
-        FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND, "%s: global_index is %lld, there are engines 0..%d. Use one of these.",
+        FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND, "%s: global_index is %lld; the engines are 0..%d. Use one of these.",
              descriptor_label(descriptor), (long long)self->index, engine_count - 1);
     const struct engine *engine = engines[self->index];
     struct arena *arena = &descriptor->arena;
@@ -228,7 +228,7 @@ static weftStatus_t finalize_engine(struct descriptor *descriptor) {
 const struct schema engine_schema = {
     .kind = WEFT_BACKEND_ENGINE_DESCRIPTOR,
     .name = "engine",
-    .doc = "one way of running a graph",
+    .doc = "one implementation of graphs",
     .size = sizeof(struct engine_descriptor),
     ROWS(engine_rows),
     .finalize = finalize_engine,
@@ -236,7 +236,7 @@ const struct schema engine_schema = {
 
 /* ---- Configuration ----------------------------------------------------------------------------------------------- */
 
-/* shared_memory_used is 0: it is known of kernels that are compiled alone. */
+/* shared_memory_used is always 0: it is only known for kernels that are compiled separately. */
 static const struct row config_rows[] = {
     VALUE_ROW(WEFT_TYPE_BACKEND_DESCRIPTOR, struct engine_config, engine, WEFT_ATTR_ENGINECFG_ENGINE, "engine",
               .required = true, .target = WEFT_BACKEND_ENGINE_DESCRIPTOR, .doc = "the engine"),
@@ -254,18 +254,18 @@ static const struct row config_rows[] = {
               "predicted_seconds", .role = ROLE_RESULT, .doc = "predicted time of one run"),
 };
 
-/* A value must lie in the knob's range and on its grid; what a family makes of a legal value is its own business. */
+/* A value must be in the knob's range and on its grid. How a family treats a legal value is up to the family. */
 static weftStatus_t check_setting(const struct engine_config *self, const struct knob_setting *setting) {
     const struct list *knobs = &self->engine->knobs;
     for (int64_t i = 0; i < knobs->count; i++) {
         const struct knob_info *info = (const struct knob_info *)knobs->descriptors[i];
         if (info->type != setting->type)
             continue;
-        /* A stride of 0 stands for 1. */
+        /* A stride of 0 means 1. */
         if (setting->value < info->least || setting->value > info->most ||
             (setting->value - info->least) % (info->stride > 0 ? info->stride : 1))
             FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
-                 "engine config: knob %d is %lld; %s takes %lld..%lld in steps of %lld. Use one of these.",
+                 "engine config: knob %d is %lld; %s accepts %lld..%lld in steps of %lld. Use one of these values.",
                  setting->type, (long long)setting->value, engines[self->engine->index]->name, (long long)info->least,
                  (long long)info->most, (long long)info->stride);
         return WEFT_STATUS_SUCCESS;
@@ -274,10 +274,10 @@ static weftStatus_t check_setting(const struct engine_config *self, const struct
          engines[self->engine->index]->name, setting->type);
 }
 
-/* Order is kept: of two choices for one knob the first counts (knob_find). */
+/* Keeps the order, because the first choice for a knob wins (knob_find). */
 weftStatus_t collect_choices(struct knob_choices *choices, const struct engine_config *config, struct arena *arena) {
     struct knob_choice *items;
-    /* In the arena of whoever plans: the configuration may go before the plan. */
+    /* In the planner's arena, because the configuration may be released before the plan. */
     TRY(arena_alloc(arena, &items, (size_t)config->knobs.count * sizeof *items));
     for (int64_t i = 0; i < config->knobs.count; i++) {
         const struct knob_setting *setting = (const struct knob_setting *)config->knobs.descriptors[i];
@@ -287,8 +287,8 @@ weftStatus_t collect_choices(struct knob_choices *choices, const struct engine_c
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The draft says how much workspace and time a plan takes, and the first plan takes it; others on the same device begin
-   with the cover. */
+/* Drafting determines the workspace and the time of a plan. The first plan takes over the draft; later ones on the same
+   device start from the cover. */
 static weftStatus_t finalize_config(struct descriptor *descriptor) {
     struct engine_config *self = (struct engine_config *)descriptor;
     const struct engine *engine = engines[self->engine->index];
@@ -296,7 +296,7 @@ static weftStatus_t finalize_config(struct descriptor *descriptor) {
         TRY(check_setting(self, (const struct knob_setting *)self->knobs.descriptors[i]));
     const struct graph *graph = self->engine->graph;
     struct knob_choices choices;
-    /* An arena of its own, which a plan takes over with the draft; the cover stays here for all other plans. */
+    /* The draft has its own arena, which the plan takes over with it. The cover stays here for the other plans. */
     struct arena *arena = &self->draft_arena;
     TRY(choose_device(&self->device, self->engine->device, graph->handle, engine));
     limit_device(&self->device, &self->engine->limits);
@@ -305,24 +305,24 @@ static weftStatus_t finalize_config(struct descriptor *descriptor) {
         status = partition(&self->cover, graph, engine, &self->device, &choices, INT64_MAX, &descriptor->arena);
     if (!status)
         status = draft_make(&self->draft, graph, engine, &self->device, &choices, &self->cover, arena);
-    /* A configuration may be finalized again after a failure, with nothing of the first attempt left. */
+    /* After a failure the configuration may be finalized again, so nothing of this attempt may remain. */
     if (status) {
         arena_free(arena);
         return status;
     }
     self->workspace_bytes = self->draft.workspace_bytes;
     self->seconds = self->draft.seconds;
-    /* Last: from here on another thread may take it. */
+    /* Last, because from here on another thread may take the draft. */
     atomic_store(&self->has_draft, true);
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Of several threads with one configuration, one gets the draft; others make theirs from the cover. */
+/* If several threads use one configuration, one of them gets the draft and the others draft from the cover. */
 bool config_take_draft(struct draft *draft, struct engine_config *config, const struct device *device,
                        struct arena *arena) {
-    /* A copy of a configuration takes the original's. */
+    /* Copies share the draft of the original. */
     struct engine_config *planned = config->planned ? (struct engine_config *)config->planned : config;
-    /* Exchanged only where the device is right, so that the draft stays for a plan that can use it. */
+    /* Only exchanged if the device matches, so that the draft remains for a plan that can use it. */
     if (!device_same(device, &planned->device) || !atomic_exchange(&planned->has_draft, false))
         return false;
     *draft = planned->draft;
@@ -330,19 +330,19 @@ bool config_take_draft(struct draft *draft, struct engine_config *config, const 
     return true;
 }
 
-/* The cover lies in the first configuration's arena, which the copy therefore keeps alive. A copy has no draft of its
-   own. */
+/* The cover is in the arena of the original configuration, which the copy keeps alive. A copy has no draft of its own.
+   */
 static weftStatus_t copy_config(struct descriptor *target, const struct descriptor *source) {
     struct engine_config *self = (struct engine_config *)target;
     const struct engine_config *from = (const struct engine_config *)source;
     self->device = from->device;
     self->cover = from->cover;
-    /* Copies of a copy hold the first one, so that there is no chain. */
+    /* Copies of a copy reference the original, so that no chain forms. */
     self->planned = descriptor_retain(from->planned ? from->planned : (struct descriptor *)source);
     return WEFT_STATUS_SUCCESS;
 }
 
-/* A draft that no plan took goes here. */
+/* Also releases a draft that no plan has taken. */
 static void release_config(struct descriptor *descriptor) {
     struct engine_config *self = (struct engine_config *)descriptor;
     arena_free(&self->draft_arena);
@@ -360,12 +360,12 @@ const struct schema engine_config_schema = {
     .release = release_config,
 };
 
-/* Another descriptor as the value of an attribute; the row checks its kind and keeps a reference. */
-static weftStatus_t set_held(struct descriptor *descriptor, weftBackendAttributeName_t name, void *held) {
+/* Sets an attribute to another descriptor; the attribute's row checks the kind and holds a reference. */
+static weftStatus_t set_descriptor(struct descriptor *descriptor, weftBackendAttributeName_t name, void *held) {
     return descriptor_set(descriptor, name, WEFT_TYPE_BACKEND_DESCRIPTOR, 1, &held);
 }
 
-/* Limits that are set; others stay unset, as a user leaves them. */
+/* Sets only nonzero limits, as a user would. */
 static weftStatus_t set_limits(struct descriptor *engine, const struct engine_limits *limits) {
     weftStatus_t status = WEFT_STATUS_SUCCESS;
     if (limits->sm_count_target)
@@ -379,18 +379,18 @@ static weftStatus_t set_limits(struct descriptor *engine, const struct engine_li
     return status;
 }
 
-/* Through the same descriptors and checks as a user's, so that there is one way only. */
+/* Uses the same descriptors and checks as a user, so that there is only one path. */
 weftStatus_t make_config(struct engine_config **out, struct graph *graph, int index,
                          struct device_properties *properties, const struct list *knobs,
                          const struct engine_limits *limits) {
     struct descriptor *engine, *config = NULL;
     int64_t global_index = index;
     TRY(descriptor_make(&engine_schema, &engine));
-    weftStatus_t status = set_held(engine, WEFT_ATTR_ENGINE_OPERATION_GRAPH, graph);
+    weftStatus_t status = set_descriptor(engine, WEFT_ATTR_ENGINE_OPERATION_GRAPH, graph);
     if (!status)
         status = descriptor_set(engine, WEFT_ATTR_ENGINE_GLOBAL_INDEX, WEFT_TYPE_INT64, 1, &global_index);
     if (!status && properties)
-        status = set_held(engine, WEFT_ATTR_ENGINE_DEVICEPROP, properties);
+        status = set_descriptor(engine, WEFT_ATTR_ENGINE_DEVICEPROP, properties);
     if (!status && limits)
         status = set_limits(engine, limits);
     if (!status)
@@ -398,13 +398,13 @@ weftStatus_t make_config(struct engine_config **out, struct graph *graph, int in
     if (!status)
         status = descriptor_make(&engine_config_schema, &config);
     if (!status)
-        status = set_held(config, WEFT_ATTR_ENGINECFG_ENGINE, engine);
+        status = set_descriptor(config, WEFT_ATTR_ENGINECFG_ENGINE, engine);
     if (!status && knobs && knobs->count)
         status = descriptor_set(config, WEFT_ATTR_ENGINECFG_KNOB_CHOICES, WEFT_TYPE_BACKEND_DESCRIPTOR, knobs->count,
                                 knobs->items);
     if (!status)
         status = descriptor_finalize(config);
-    /* The configuration holds its engine from here on. */
+    /* The configuration now holds a reference to the engine. */
     descriptor_release(engine);
     if (status) {
         descriptor_release(config);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The descriptors that name an engine and its settings, and the device they are for. */
+/* Descriptors of engines and their settings, and of the device to plan for. */
 #ifndef WEFT_PLAN_ENGINE_H
 #define WEFT_PLAN_ENGINE_H
 
@@ -13,7 +13,7 @@ struct device_properties {
     int64_t kind;
     struct list name;
     int64_t threads;
-    struct device device; /* filled by finalize */
+    struct device device; /* set by finalize */
 };
 
 struct knob_info {
@@ -28,7 +28,7 @@ struct knob_setting {
     int64_t value;
 };
 
-/* How much of a GPU a plan may use; all zero: all of it. A CPU has nothing of the kind. */
+/* Limits on the use of a GPU; 0 or false: no limit. CPUs ignore them. */
 struct engine_limits {
     int32_t sm_count_target, shared_memory_limit;
     bool disable_cluster_cooperative;
@@ -50,40 +50,40 @@ struct engine_config {
     int64_t workspace_bytes;
     int32_t shared_memory;
     double seconds;
-    struct device device;       /* for which finalize planned */
-    struct cover cover;         /* of the graph there, without a limit of the workspace: plans begin with it */
-    struct descriptor *planned; /* the configuration in which the cover is; NULL: in this one, which is no copy */
-    struct draft draft;         /* what finalize drafted, for the first plan */
+    struct device device; /* that finalize planned for */
+    struct cover cover;   /* for that device, without a workspace limit; plans start from it */
+    struct descriptor
+        *planned; /* the configuration that this one is a copy of, which owns the cover; NULL if this is no copy */
+    struct draft draft; /* drafted by finalize, for the first plan */
     struct arena draft_arena;
-    _Atomic bool has_draft; /* no plan has taken it */
+    _Atomic bool has_draft; /* no plan has taken the draft */
 };
 
 extern const struct schema device_properties_schema, knob_info_schema, knob_setting_schema, layout_info_schema,
     intermediate_info_schema, engine_schema, engine_config_schema, heuristics_schema, kernel_cache_schema;
 
-/* The device that a graph is planned for: the properties' if given, else the handle's, else the default one, or the
-   first of the kind that the engine runs on (NULL: no engine is chosen yet). */
+/* The device to plan for: that of the properties if given, else of the handle, else the default device. If the latter
+   is not of the engine's kind, the first device of that kind (engine may be NULL). */
 weftStatus_t choose_device(struct device *device, const struct device_properties *properties,
                            const struct weftContext *handle, const struct engine *engine);
 
-/* Makes the device as small as the limits say, which are no larger than it is. */
+/* Reduces the device's resources to the limits. */
 void limit_device(struct device *device, const struct engine_limits *limits);
 
-/* A finalized configuration of engine `index` with these knob choice descriptors (NULL: the engine's own choice) and
-   limits (NULL: none); the caller releases it. */
+/* Creates a finalized configuration of engine `index` with these knob choice descriptors (NULL: the engine's defaults)
+   and limits (NULL: none); the caller releases it. */
 weftStatus_t make_config(struct engine_config **out, struct graph *graph, int index,
                          struct device_properties *properties, const struct list *knobs,
                          const struct engine_limits *limits);
 
-/* The fastest configuration that finalized heuristics found; the caller releases it. NOT_SUPPORTED when there is
-   none. */
+/* The fastest configuration of finalized heuristics; the caller releases it. NOT_SUPPORTED if there is none. */
 weftStatus_t heuristics_first(const struct descriptor *heuristics, struct engine_config **config);
 
-/* Gives what finalize drafted for this device, with its memory, to whoever is the first to ask; false to others. */
+/* Hands over the draft, with its memory, if it is for this device. The first caller gets it; false for all others. */
 bool config_take_draft(struct draft *draft, struct engine_config *config, const struct device *device,
                        struct arena *arena);
 
-/* The settings of a configuration as families read them, in `arena`. */
+/* Converts the knob settings of a configuration to the form that families read, in `arena`. */
 weftStatus_t collect_choices(struct knob_choices *choices, const struct engine_config *config, struct arena *arena);
 
 #endif

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Heuristics: every engine that can serve a graph on a device, as configurations sorted by predicted time. A pure
-   function of graph, device and version; equal times keep the order of the engine list. */
+/* Heuristics: the engines that can serve a graph on a device, as configurations sorted by predicted time. The result is
+   a function of graph, device and version only; ties keep the order of the engine list. */
 #include "graph/descriptor.h"
 #include "plan/engine.h"
 
-/* `results` are engine configurations, each held once by this descriptor. */
+/* `results` are engine configurations; this descriptor holds a reference to each. */
 struct heuristics {
     struct descriptor base;
     int32_t mode;
     struct graph *graph;
-    /* At most one for each engine; allocated for all of them. */
+    /* At most one per engine. */
     struct list results;
     struct engine_limits limits;
     struct device_properties *device;
@@ -33,17 +33,17 @@ static const struct row rows[] = {
               .doc = "bytes of a GPU's shared memory per block to use at most; 0: all"),
 };
 
-/* Insertion into a sorted list: there are a handful of engines. */
+/* Insertion sort, because there are only a handful of engines. */
 static void insert_by_time(struct list *results, struct engine_config *config) {
     int64_t at = results->count++;
-    /* Strictly greater: of equal times the engine that comes first in the list stays first. */
+    /* Strictly greater, so that ties keep the order of the engine list. */
     for (; at > 0 && ((struct engine_config *)results->descriptors[at - 1])->seconds > config->seconds; at--)
         results->descriptors[at] = results->descriptors[at - 1];
     results->descriptors[at] = &config->base;
 }
 
-/* Engines are few and each plans on its own. Out of memory is the one failure that says nothing of the engine, and is
-   passed on. */
+/* Each engine plans the graph. Running out of memory is the only failure that is passed on, because it is unrelated to
+   the engine. */
 static weftStatus_t finalize(struct descriptor *descriptor) {
     struct heuristics *self = (struct heuristics *)descriptor;
     TRY(arena_alloc(&descriptor->arena, &self->results.items, (size_t)engine_count * sizeof(void *)));
@@ -52,17 +52,17 @@ static weftStatus_t finalize(struct descriptor *descriptor) {
         struct device device;
         if (self->mode == WEFT_HEUR_MODE_FALLBACK && !engines[i]->is_fallback)
             continue;
-        /* An engine of another kind of device is no candidate, and no failure either. */
+        /* Engines for other kinds of devices are not candidates. */
         if (choose_device(&device, self->device, self->graph->handle, NULL) || device.kind != engines[i]->device)
             continue;
         weftStatus_t status = make_config(&config, self->graph, i, self->device, NULL, &self->limits);
         if (status == WEFT_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED)
             return status;
-        /* Engines that decline are left out; weftQuerySupport tells why. */
+        /* Engines that decline are left out; weftQuerySupport reports why. */
         if (status == WEFT_STATUS_SUCCESS)
             insert_by_time(&self->results, config);
     }
-    /* The reasons why engines declined are not this call's error. */
+    /* The refusals are not errors of this call. */
     status_clear();
     return WEFT_STATUS_SUCCESS;
 }
@@ -76,12 +76,12 @@ const struct schema heuristics_schema = {
     .finalize = finalize,
 };
 
-/* results hold one reference each; the caller gets another. */
+/* The list holds one reference; the caller gets another. */
 weftStatus_t heuristics_first(const struct descriptor *heuristics, struct engine_config **config) {
     const struct list *results = &((const struct heuristics *)heuristics)->results;
     if (results->count == 0)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
-             "%s: no engine can run it on this device. weftQuerySupport tells why each declines.",
+             "%s: no engine can run it on this device. weftQuerySupport reports why each one declines.",
              descriptor_label(&((const struct heuristics *)heuristics)->graph->base));
     *config = (struct engine_config *)descriptor_retain(results->descriptors[0]);
     return WEFT_STATUS_SUCCESS;

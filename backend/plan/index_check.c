@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- What is checked when ---- */
+/* ---- Which nodes are checked ---- */
 
 static bool checks_gpu;
 static void read_setting(void) { checks_gpu = environment_flag("WEFT_CHECK"); }
@@ -25,7 +25,7 @@ static bool is_index(const struct graph *graph, const struct node *node, int ope
     return !node->is_output[operand] && (tensor->type == WEFT_DATA_INT32 || tensor->type == WEFT_DATA_INT64);
 }
 
-/* Indices that a step of the plan computes can be checked only after that step. */
+/* Indices that a step of the plan computes are only available after that step. */
 static bool has_computed_indices(const struct graph *graph, const struct node *node) {
     for (int i = 0; i < node->operand_count; i++)
         if (is_index(graph, node, i) && graph->values[node->operands[i]].producer >= 0)
@@ -54,12 +54,12 @@ weftStatus_t index_check_list(struct plan *plan) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* ---- Numbers on a GPU: copies on the host ---- */
+/* ---- GPU: indices are copied to the host ---- */
 
-/* Host memory of a node's indices, in place of that on the device. */
+/* Copies of a node's index operands in host memory. */
 struct host_indices {
-    void **values; /* of all values of the graph; NULL: no copy was made */
-    int count;     /* of values */
+    void **values; /* one entry per value of the graph; NULL: not copied */
+    int count;     /* number of values */
 };
 
 static void free_copies(struct host_indices *host) {
@@ -68,7 +68,7 @@ static void free_copies(struct host_indices *host) {
     free(host->values);
 }
 
-/* Bytes of a tensor of indices. A ragged page table ends where its last offset says, which `host` has by then. */
+/* Bytes of an index tensor. A ragged page table ends at its last offset, which has been copied to `host` before. */
 static int64_t index_bytes(const struct graph *graph, const struct tensor *tensor, const struct host_indices *host) {
     if (!tensor->ragged_offset)
         return tensor_bytes(tensor);
@@ -101,7 +101,7 @@ static weftStatus_t copy_indices(struct host_indices *host, const struct graph *
     return result ? driver_fail(result, "copying indices to the host, as WEFT_CHECK=1 asks for") : WEFT_STATUS_SUCCESS;
 }
 
-/* Offsets first: they say how long ragged tensors are. */
+/* Offsets are copied first, because the sizes of ragged tensors depend on them. */
 static weftStatus_t check_copies(struct host_indices *host, const struct graph *graph, const struct node *node,
                                  void *const *values, const struct driver *driver, weftStream_t stream) {
     host->count = graph->value_count;

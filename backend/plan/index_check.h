@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Checks of the numbers in memory by which operations find their operands: lengths, offsets, pages (op.h,
-   check_indices). On the CPU every execution checks them. Kernels of a GPU keep their accesses inside the tensors by
-   themselves; there executions check only with WEFT_CHECK=1, because the numbers must be copied to the host first. */
+/* Checks of the index operands in memory: lengths, offsets, pages (op.h, check_indices). On the CPU every execution
+   checks them. GPU kernels clamp their accesses to the tensors, so executions on a GPU only check with WEFT_CHECK=1,
+   because the indices have to be copied to the host first. */
 #ifndef WEFT_PLAN_INDEX_CHECK_H
 #define WEFT_PLAN_INDEX_CHECK_H
 
 #include "plan/plan.h"
 
-/* Lists the nodes of a plan that have something to check. */
+/* Lists the nodes of a plan that have index operands to check. */
 weftStatus_t index_check_list(struct plan *plan);
 
-/* Runs the checks that come before a step; INDEX_CHECK_START: before all steps. values: memory of all values. */
+/* Runs the checks that precede a step, or the whole plan (INDEX_CHECK_START). values: addresses of all values. */
 enum { INDEX_CHECK_START = -1 };
 weftStatus_t index_check_run(const struct plan *plan, void *const *values, int step, weftStream_t stream);
 

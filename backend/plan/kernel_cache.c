@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Kernel caches: cuDNN's way of sharing compiled kernels between plans. Weft shares them by itself, in memory and on
-   disk, so this descriptor only carries what a program written for cuDNN sets and asks. */
+/* Kernel cache descriptor: cuDNN's interface for sharing compiled kernels between plans. Weft always shares them, in
+   memory and on disk, so this descriptor only stores and returns what a program written for cuDNN sets. */
 #include "graph/descriptor.h"
 #include "plan/engine.h"
 
-/* is_cached, revision and entries stay 0: nothing is kept here. */
+/* is_cached, revision and entries are always 0. */
 struct kernel_cache {
     struct descriptor base;
     struct graph *graph;
@@ -23,19 +23,19 @@ static const struct row rows[] = {
     VALUE_ROW(WEFT_TYPE_CHAR, struct kernel_cache, json, WEFT_ATTR_KERNEL_CACHE_JSON_REPRESENTATION, "json",
               .storage = STORE_LIST, .doc = "the cache as text; it holds nothing that a plan would need"),
     VALUE_ROW(WEFT_TYPE_INT64, struct kernel_cache, revision, WEFT_ATTR_KERNEL_CACHE_REVISION, "revision",
-              .role = ROLE_RESULT, .doc = "changes of the cache since it was made"),
+              .role = ROLE_RESULT, .doc = "changes of the cache since it was created"),
     VALUE_ROW(WEFT_TYPE_INT64, struct kernel_cache, entries, WEFT_ATTR_KERNEL_CACHE_ENTRY_COUNT, "entry_count",
-              .role = ROLE_RESULT, .doc = "kernels that the descriptor holds itself"),
+              .role = ROLE_RESULT, .doc = "kernels in the descriptor itself"),
 };
 
-/* Text that was set stays as it is and is given back; otherwise an empty JSON object. */
+/* Text that the user set is returned unchanged; otherwise the value is an empty JSON object. */
 static weftStatus_t finalize(struct descriptor *descriptor) {
     struct kernel_cache *cache = (struct kernel_cache *)descriptor;
     static const char empty[] = "{}";
     if (cache->json.count)
         return WEFT_STATUS_SUCCESS;
     TRY(arena_copy(&descriptor->arena, &cache->json.items, empty, sizeof empty));
-    /* The zero is not counted. */
+    /* Without the terminating zero. */
     cache->json.count = sizeof empty - 1;
     return WEFT_STATUS_SUCCESS;
 }

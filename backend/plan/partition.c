@@ -56,11 +56,9 @@ struct partitioning {
     int adjacent_count;
     bool shares_reads;             /* the growing region's family fuses operations that share only inputs */
     bool *is_adjacent, *is_inside; /* per node */
-    int *all, *rest_nodes; /* union of the candidates' nodes, and the nodes that one candidate leaves out, in order */
-    double *
-        single_seconds; /* per node: time as a region of one node; 0: not computed yet; INFINITY: no family accepts it */
-    struct refusal *
-        rejected; /* per node: the combining family that was rejected because its steps are cheaper separately, and why */
+    int *all, *rest_nodes;  /* union of the candidates' nodes, and the nodes that one candidate leaves out, in order */
+    double *single_seconds; /* per node: time as a region of one node; 0: unknown, INFINITY: not accepted */
+    struct refusal *rejected; /* per node: the combining family that was rejected as slower than separate steps */
 
     /* An order in which groups (parts and single nodes) can run. The name of a group is one of its nodes. */
     int *group;       /* per node: its group */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Finalizing a plan: draft the graph on the chosen engine, load what it runs, list the slots. What may be set comes by
-   one of three ways: an engine configuration, a graph that heuristics choose one for, or the bytes of a saved plan. It
-   must not know how a plan runs (run.c) nor how its bytes look (save.c). */
+/* Finalizes a plan: drafts the graph on the chosen engine, loads the kernels, lists the slots. A plan is built from one
+   of three sources: an engine configuration, a graph for which heuristics choose a configuration, or the bytes of a
+   saved plan. How a plan runs is in run.c, the format of its bytes in save.c. */
 #include "plan/plan.h"
 #include "base/number.h"
 #include "base/trace.h"
@@ -15,7 +15,7 @@
 #include <string.h>
 
 static const struct row rows[] = {
-    /* Where a row has `write`, its text is made when it is asked for. */
+    /* The text of rows with `write` is generated on request. */
     VALUE_ROW(WEFT_TYPE_HANDLE, struct plan, handle, WEFT_ATTR_EXECUTION_PLAN_HANDLE, "handle",
               .doc = "device to run on; unset: the device properties, or the machine's first device"),
     VALUE_ROW(WEFT_TYPE_BACKEND_DESCRIPTOR, struct plan, config, WEFT_ATTR_EXECUTION_PLAN_ENGINE_CONFIG,
@@ -43,15 +43,15 @@ static const struct row rows[] = {
               "cuda_graph_retention", .doc = "accepted for compatibility; plans keep nothing per CUDA graph"),
     VALUE_ROW(WEFT_TYPE_INT64, struct plan, slot_uids, WEFT_ATTR_EXECUTION_PLAN_SLOT_UNIQUE_IDS_EXT, "slot_unique_ids",
               .storage = STORE_LIST, .role = ROLE_RESULT,
-              .doc = "uids in the order in which weftExecute takes pointers"),
+              .doc = "uids in the order in which weftExecute expects pointers"),
     VALUE_ROW(WEFT_TYPE_CHAR, struct plan, slots_json, WEFT_ATTR_EXECUTION_PLAN_SLOTS_EXT, "slots",
               .storage = STORE_LIST, .role = ROLE_RESULT, .write = plan_write_slots,
-              .doc = "what the report says of engine, device and the tensors of slot_unique_ids, as JSON"),
+              .doc = "engine, device and the tensors of slot_unique_ids, as in the report, as JSON"),
     VALUE_ROW(WEFT_TYPE_CHAR, struct plan, report, WEFT_ATTR_EXECUTION_PLAN_REPORT_EXT, "report", .storage = STORE_LIST,
               .role = ROLE_RESULT, .write = plan_write_report, .doc = "what runs where and why, as JSON"),
     VALUE_ROW(WEFT_TYPE_CHAR, struct plan, kernels, WEFT_ATTR_EXECUTION_PLAN_KERNELS_EXT, "kernels",
               .storage = STORE_LIST, .role = ROLE_RESULT, .write = plan_write_kernels,
-              .doc = "the text of the plan's kernels and of what they include, as JSON"),
+              .doc = "the source of the plan's kernels and of the headers that they include, as JSON"),
     VALUE_ROW(WEFT_TYPE_CHAR, struct plan, tag, WEFT_ATTR_EXECUTION_PLAN_TAG_EXT, "tag", .storage = STORE_LIST,
               .role = ROLE_RESULT, .doc = "short name of engine and knobs: eng0_k2=3"),
     VALUE_ROW(WEFT_TYPE_INT64, struct plan, workspace_limit, WEFT_ATTR_EXECUTION_PLAN_WORKSPACE_LIMIT_EXT,
@@ -62,46 +62,48 @@ static const struct row rows[] = {
                   "true: json carries the machine code of the plan's kernels; set with json, what it carries is used"),
     VALUE_ROW(WEFT_TYPE_BOOLEAN, struct plan, element_aligned, WEFT_ATTR_EXECUTION_PLAN_ELEMENT_ALIGNED_EXT,
               "element_aligned",
-              .doc = "true: pointers need be multiples of their tensors' elements alone, whatever alignment the "
+              .doc = "true: pointers only have to be aligned to their tensors' elements, whatever alignment the "
                      "tensors declare; kernels may be slower"),
     VALUE_ROW(WEFT_TYPE_BOOLEAN, struct plan, cuda_graph, WEFT_ATTR_EXECUTION_PLAN_CUDA_GRAPH_EXT, "cuda_graph",
               .doc =
-                  "true: an execution on a GPU launches the plan's kernels as one CUDA graph, which is kept for runs "
+                  "true: an execution on a GPU launches the plan's kernels as one CUDA graph, which is cached for runs "
                   "on the same memory"),
 };
 
 /* ---- Slots ------------------------------------------------------------------------------------------------------- */
 
-/* A GPU reads no element across its own size, whatever is declared. A power of two, in bytes. */
+/* Required alignment in bytes, a power of two. GPUs load whole elements, so their alignment is required even if the
+   tensor declares less. */
 int64_t plan_alignment(const struct plan *plan, const struct tensor *tensor) {
-    /* Engines that take any alignment read elements alone, so asking for more would refuse what runs. */
+    /* These engines only require element alignment, so a larger declared alignment would refuse pointers that work. */
     int64_t element = tensor_element_bytes(tensor);
     return plan->draft.engine->takes_any_alignment ? min64(tensor->alignment, element)
                                                    : max64(tensor->alignment, element);
 }
 
-/* Of a tensor's memory, what is surely its own: ragged batch entries lie where their offsets say. */
-static int64_t sure_bytes(const struct tensor *tensor) {
+/* The bytes of a tensor that are certain to be accessible: the entries of a ragged batch are stored at run-time
+   offsets. */
+static int64_t accessible_bytes(const struct tensor *tensor) {
     return tensor->ragged_offset ? min64(tensor_element_bytes(tensor), tensor_bytes(tensor)) : tensor_bytes(tensor);
 }
 
-/* In the order of values, which is that of uids: callers may search by uid. */
+/* Slots are in the order of values, which is that of uids, so that callers can search by uid. */
 static weftStatus_t list_slots(struct plan *plan) {
     const struct graph *graph = plan->draft.graph;
     struct arena *arena = &plan->base.arena;
     int64_t *uids;
     TRY(arena_alloc(arena, &plan->slots, (size_t)graph->value_count * sizeof *plan->slots));
     TRY(arena_alloc(arena, &uids, (size_t)graph->value_count * sizeof *uids));
-    /* Virtual tensors, constants and views have no pointer of the user's. */
+    /* The user passes no pointer for virtual tensors, constants and views. */
     for (int v = 0; v < graph->value_count; v++) {
         const struct tensor *tensor = graph->values[v].tensor;
         if (!value_is_slot(&graph->values[v]))
             continue;
         uids[plan->slot_count] = tensor->uid;
-        /* is_written: some operation makes it; all other slots are read alone. */
+        /* is_written: some operation produces it; all other slots are only read. */
         plan->slots[plan->slot_count++] = (struct slot){.value = v,
                                                         .uid = tensor->uid,
-                                                        .bytes = sure_bytes(tensor),
+                                                        .bytes = accessible_bytes(tensor),
                                                         .alignment = plan_alignment(plan, tensor),
                                                         .is_written = graph->values[v].producer >= 0};
     }
@@ -111,9 +113,10 @@ static weftStatus_t list_slots(struct plan *plan) {
 
 /* ---- Finalize ---------------------------------------------------------------------------------------------------- */
 
-/* Tells plans of one graph apart in reports and logs: engine and knobs, in the order in which they were set. */
+/* Writes the plan's tag: engine and knobs, in the order in which they were set. It distinguishes plans of one graph in
+   reports and logs. */
 static weftStatus_t write_tag(struct plan *plan) {
-    /* snprintf gives the length that it would have written: the loop ends where that is past the end. */
+    /* snprintf returns the untruncated length, so the loop stops at the end of the buffer. */
     char tag[512];
     size_t length = (size_t)snprintf(tag, sizeof tag, "eng%lld", (long long)plan->config->engine->index);
     for (int64_t i = 0; i < plan->config->knobs.count && length < sizeof tag; i++) {
@@ -124,28 +127,30 @@ static weftStatus_t write_tag(struct plan *plan) {
     return arena_copy(&plan->base.arena, &plan->tag.items, tag, strlen(tag) + 1);
 }
 
-/* The handle's device, if the plan has a handle: it must be what the engine was chosen for. Properties of a described
-   device stand for any of its kind; those of one that is here may set limits of their own, which hold. */
+/* The plan's device. If the plan has a handle, its device must be one that the engine was chosen for. Properties of a
+   described device match any device of the same kind; properties of a device of this machine may contain limits, which
+   apply. */
 static weftStatus_t choose_plan_device(struct device *device, const struct plan *plan) {
     const struct engine_descriptor *engine = plan->config->engine;
     const struct device_properties *named = plan->device_properties ? plan->device_properties : engine->device;
-    /* No handle: the plan is for the device of the properties, else of the graph's handle, else the default one. */
+    /* No handle: the device of the properties, else that of the graph's handle, else the default device. */
     if (!plan->handle)
         return choose_device(device, named, engine->graph->handle, engines[engine->index]);
     const struct device *here = &plan->handle->device;
     char wanted[DEVICE_LABEL_BYTES], given[DEVICE_LABEL_BYTES];
     if (named && !device_serves(here, &named->device))
-        FAIL(WEFT_STATUS_BAD_PARAM,
-             "%s: a plan runs on the device that it is made for: the properties name %s, the handle %s. Give a handle "
-             "of that device, or no properties.",
-             descriptor_label(&plan->base), device_label(wanted, &named->device), device_label(given, here));
-    /* Properties that name a device of this machine may have been made from text, with fewer multiprocessors, say. */
-    bool is_ruled = plan->device_properties && !plan->device_properties->device.is_described;
-    *device = is_ruled ? plan->device_properties->device : *here;
+        FAIL(
+            WEFT_STATUS_BAD_PARAM,
+            "%s: a plan runs on the device that it was built for: the properties name %s, the handle %s. Pass a handle "
+            "of that device, or no properties.",
+            descriptor_label(&plan->base), device_label(wanted, &named->device), device_label(given, here));
+    /* Properties of a local device may have been created from text, for example with fewer multiprocessors. */
+    bool has_limits = plan->device_properties && !plan->device_properties->device.is_described;
+    *device = has_limits ? plan->device_properties->device : *here;
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The plan's configuration with the workspace limited; NULL where the engine cannot keep to that. */
+/* Creates the plan's configuration with a workspace limit; NULL if the engine cannot respect it. */
 static weftStatus_t limit_config(struct engine_config **config, const struct plan *plan) {
     const struct engine_descriptor *engine = plan->config->engine;
     const struct list *chosen = &plan->config->knobs;
@@ -162,7 +167,7 @@ static weftStatus_t limit_config(struct engine_config **config, const struct pla
     if (!status)
         status = arena_alloc(&arena, &items, (size_t)(chosen->count + 1) * sizeof *items);
     if (!status) {
-        items[0] = setting; /* what comes first of a kind counts */
+        items[0] = setting; /* the first choice of a type wins */
         for (int64_t i = 0; i < chosen->count; i++)
             items[i + 1] = chosen->descriptors[i];
         const struct list knobs = {.count = chosen->count + 1, .items = items};
@@ -170,49 +175,50 @@ static weftStatus_t limit_config(struct engine_config **config, const struct pla
     }
     arena_free(&arena);
     descriptor_release(setting);
-    /* The engine cannot keep to the limit: no error here, the caller words that. */
+    /* The caller words the error. */
     return status == WEFT_STATUS_NOT_SUPPORTED ? WEFT_STATUS_SUCCESS : status;
 }
 
-/* The draft comes from the configuration where it has one for this device, which no plan has taken; otherwise from its
-   cover, where the device is the same; otherwise from the graph. */
+/* Takes over the configuration's draft if it is for this device and still there; otherwise drafts from the
+   configuration's cover if the device is the same, or else from the graph. */
 static weftStatus_t draft_config(struct plan *plan, const struct device *device) {
     const struct engine_config *config = plan->config;
     struct knob_choices choices;
     if (config_take_draft(&plan->draft, plan->config, device, &plan->base.arena))
         return WEFT_STATUS_SUCCESS;
-    /* Both the choices and the draft lie in the plan's arena and go with it. */
+    /* The choices are in the plan's arena, like the draft that refers to them. */
     TRY(collect_choices(&choices, config, &plan->base.arena));
     return draft_make(&plan->draft, config->engine->graph, engines[config->engine->index], device, &choices,
                       device_same(device, &config->device) ? &config->cover : NULL, &plan->base.arena);
 }
 
-/* The limited configuration takes the place of the first, so that the tag and the saved plan say what runs. */
-static weftStatus_t make_draft(struct plan *plan) {
+/* Drafts the plan. If a limited configuration is needed, it replaces the original one, so that the tag and the saved
+   plan describe what runs. */
+static weftStatus_t draft_plan(struct plan *plan) {
     struct device device;
     struct engine_config *limited;
     TRY(choose_plan_device(&device, plan));
     limit_device(&device, &plan->config->engine->limits);
     TRY(draft_config(plan, &device));
-    /* First without the limit: the draft within one may be slower, and most plans need little. */
+    /* First without the limit, because plans within a limit may be slower and most plans need little. */
     int64_t needed = plan->draft.workspace_bytes;
     if (needed <= plan->workspace_limit)
         return WEFT_STATUS_SUCCESS;
     TRY(limit_config(&limited, plan));
     if (!limited)
         FAIL(WEFT_STATUS_NOT_SUPPORTED,
-             "%s: engine %s needs %lld bytes of workspace, the limit is %lld. Raise workspace_limit or take another "
+             "%s: engine %s needs %lld bytes of workspace, the limit is %lld. Raise workspace_limit or choose another "
              "engine.",
              descriptor_label(&plan->base), plan->draft.engine->name, (long long)needed,
              (long long)plan->workspace_limit);
-    /* The plan owns one reference of its configuration, so the one it replaces goes. */
+    /* Release the reference to the configuration that is replaced. */
     descriptor_release(&plan->config->base);
     plan->config = limited;
     return draft_config(plan, &device);
 }
 
-/* A device that is elsewhere gets code, and nothing is loaded. Compiled together, so that the compiler has all programs
-   of the plan at once; loaded one by one. */
+/* Compiles the programs of all steps together, so that the compiler can work on several at a time, then loads them one
+   by one. Plans for a described device are not loaded. */
 static weftStatus_t load_steps(struct plan *plan) {
     struct draft *draft = &plan->draft;
     if (draft->engine->compile)
@@ -222,36 +228,36 @@ static weftStatus_t load_steps(struct plan *plan) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Also of a build that failed midway: steps without a family were not built yet. */
+/* Also called after a build that failed midway: steps without a family have not been built. */
 static void release_steps(struct plan *plan) {
     for (int s = 0; plan->draft.steps && s < plan->draft.cover.count; s++)
         if (plan->draft.steps[s].family)
             step_release(plan->draft.engine, &plan->draft.steps[s]);
-    /* Finalize may fail and be tried again: steps are released once. */
+    /* Finalize may be repeated after a failure; the steps must be released only once. */
     plan->draft.steps = NULL;
 }
 
-/* The order matters: permissions need slots, the frame needs both, and saving needs compiled code. */
+/* The order matters: permissions need the slots, the frame needs both, and saving needs the compiled code. */
 static weftStatus_t build(struct plan *plan) {
-    /* A finalize that failed may have counted some. */
+    /* A failed finalize may have counted some. */
     plan->slot_count = 0;
-    TRY(make_draft(plan));
+    TRY(draft_plan(plan));
     plan->workspace_bytes = plan->draft.workspace_bytes;
     TRY(load_steps(plan));
     TRY(list_slots(plan));
     TRY(alias_check_list(plan));
     TRY(index_check_list(plan));
     TRY(write_tag(plan));
-    TRY(plan_make_frame(plan)); /* last: an attempt that failed leaves none of another size */
+    TRY(plan_make_frame(plan)); /* last, so that a failed attempt leaves no frame of another size */
     trace(WEFT_SEV_INFO, "plan %s of %s: engine %s, %d steps, %lld bytes of workspace, predicted %.3g us",
           plan->tag.chars, descriptor_label(&plan->draft.graph->base), plan->draft.engine->name,
           plan->draft.cover.count, (long long)plan->workspace_bytes, plan->draft.seconds * 1e6);
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The properties that are set, else those of the plan's handle; NULL without either. The caller releases them, also
-   after a failure. */
-static weftStatus_t name_device(struct descriptor **properties, const struct plan *plan) {
+/* The properties that are set, else those of the plan's handle, else NULL. The caller releases them, also after a
+   failure. */
+static weftStatus_t find_properties(struct descriptor **properties, const struct plan *plan) {
     *properties = plan->device_properties ? descriptor_retain(&plan->device_properties->base) : NULL;
     if (*properties || !plan->handle)
         return WEFT_STATUS_SUCCESS;
@@ -261,13 +267,13 @@ static weftStatus_t name_device(struct descriptor **properties, const struct pla
     return descriptor_finalize(*properties);
 }
 
-/* Takes the first of what heuristics advise for the graph: what a user does by hand with a heuristics descriptor. */
+/* Chooses the first configuration that heuristics suggest, as a user would with a heuristics descriptor. */
 static weftStatus_t choose_config(struct plan *plan) {
     struct descriptor *heuristics = NULL, *properties = NULL;
     void *graph = plan->graph;
-    /* Modes A, B and INSTANT rank alike. */
+    /* Modes A, B and INSTANT rank in the same way. */
     int32_t mode = WEFT_HEUR_MODE_A;
-    weftStatus_t status = name_device(&properties, plan);
+    weftStatus_t status = find_properties(&properties, plan);
     if (!status)
         status = descriptor_make(&heuristics_schema, &heuristics);
     if (!status)
@@ -287,15 +293,15 @@ static weftStatus_t choose_config(struct plan *plan) {
     return status;
 }
 
-/* The first engine of the same kind of device that runs every graph, and its index; NULL: there is none. */
-static const struct engine *fallback_of(const struct engine *engine, int *index) {
+/* The first engine for the same kind of device that accepts every graph, and its index; NULL if there is none. */
+static const struct engine *find_fallback(const struct engine *engine, int *index) {
     for (*index = 0; *index < engine_count; ++*index)
         if (engines[*index]->is_fallback && engines[*index]->device == engine->device)
             return engines[*index];
     return NULL;
 }
 
-/* The choice that a knob list has for WORKSPACE; NULL: none. The list keeps its reference. */
+/* The WORKSPACE choice in a list of knobs, or NULL. The list keeps its reference. */
 static struct descriptor *find_workspace_knob(const struct list *knobs) {
     for (int64_t i = 0; i < knobs->count; i++)
         if (((const struct knob_setting *)knobs->descriptors[i])->type == WEFT_KNOB_TYPE_WORKSPACE)
@@ -303,30 +309,30 @@ static struct descriptor *find_workspace_knob(const struct list *knobs) {
     return NULL;
 }
 
-weftStatus_t plan_config_again(struct engine_config **made, const struct engine_config *config, struct graph *graph) {
+weftStatus_t plan_config_again(struct engine_config **out, const struct engine_config *config, struct graph *graph) {
     const struct engine_descriptor *engine = config->engine;
     struct descriptor *limit = find_workspace_knob(&config->knobs);
     int fallback;
-    weftStatus_t status = make_config(made, graph, (int)engine->index, engine->device, &config->knobs, &engine->limits);
-    /* Statuses are grouped by thousands; any kind of NOT_SUPPORTED is a refusal. */
+    weftStatus_t status = make_config(out, graph, (int)engine->index, engine->device, &config->knobs, &engine->limits);
+    /* Statuses are grouped by thousands; every kind of NOT_SUPPORTED is a refusal. */
     bool is_declined = status / 1000 == WEFT_STATUS_NOT_SUPPORTED / 1000;
-    /* The fallback runs every graph: what it declines, and what it fails at, is told. */
-    if (!is_declined || !fallback_of(engines[engine->index], &fallback) || fallback == engine->index)
+    /* If the fallback itself declines or fails, that status is returned. */
+    if (!is_declined || !find_fallback(engines[engine->index], &fallback) || fallback == engine->index)
         return status;
-    /* Other knobs are of the engine that declined, and would be refused by this one. */
+    /* The other knobs belong to the engine that declined; the fallback would reject them. */
     const struct list knobs = {.count = limit != NULL, .items = &limit};
-    return make_config(made, graph, fallback, engine->device, &knobs, &engine->limits);
+    return make_config(out, graph, fallback, engine->device, &knobs, &engine->limits);
 }
 
-/* Makes the configuration anew for a graph that promises no alignment, and puts it in the place of the first. */
-static weftStatus_t give_up_alignment(struct plan *plan) {
+/* Replaces the configuration with one for a graph that only guarantees element alignment. */
+static weftStatus_t relax_alignment(struct plan *plan) {
     const struct engine_descriptor *engine = plan->config->engine;
     struct engine_config *config = NULL;
     struct graph *graph = NULL;
     weftStatus_t status = graph_change(&graph, engine->graph, &(struct changes){.element_aligned = true});
     if (!status)
         status = plan_config_again(&config, plan->config, graph);
-    /* The configuration holds its graph. */
+    /* The configuration holds a reference to the graph. */
     descriptor_release(graph ? &graph->base : NULL);
     if (status)
         return status;
@@ -335,32 +341,33 @@ static weftStatus_t give_up_alignment(struct plan *plan) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* A plan may be finalized again after a failure: its steps are released, and a configuration that came from a blob
-   goes. */
+/* A plan may be finalized again after a failure: the steps are released, and so is a configuration that was loaded from
+   a blob. */
 static weftStatus_t finalize(struct descriptor *descriptor) {
     struct plan *plan = (struct plan *)descriptor;
-    bool loads = !plan->config && plan->blob.count;
+    bool is_loaded = !plan->config && plan->blob.count;
     if (plan->run_only_intermediates.count)
         FAIL(WEFT_STATUS_NOT_SUPPORTED, "%s: run_only_intermediate_uids is set. Weft plans compute all of their graph.",
              descriptor_label(descriptor));
-    if (loads)
+    if (is_loaded)
         TRY(plan_load(plan));
     if (!plan->config && plan->graph)
         TRY(choose_config(plan));
     if (!plan->config)
         FAIL(WEFT_STATUS_BAD_PARAM, "%s: none of engine_config, operation_graph and json is set. Set one of them.",
              descriptor_label(descriptor));
-    /* Of overridden shapes, the one part of a plan that changes after finalize. */
+    /* Guards the cached plans for overridden shapes, which change after finalize. */
     pthread_mutex_init(&plan->override_lock, NULL);
-    weftStatus_t status = plan->element_aligned ? give_up_alignment(plan) : WEFT_STATUS_SUCCESS;
+    weftStatus_t status = plan->element_aligned ? relax_alignment(plan) : WEFT_STATUS_SUCCESS;
     if (!status)
         status = build(plan);
     if (status)
         release_steps(plan);
     if (status == WEFT_STATUS_NOT_SUPPORTED_RUNTIME_PREREQUISITE_MISSING && plan->has_unused_code)
-        status_prefix(status, "%s: it carries its code, but with_code is not set, so that it is compiled anew: ",
+        status_prefix(status,
+                      "%s: the saved plan contains code, but with_code is not set, so its kernels are compiled again: ",
                       descriptor_label(descriptor));
-    if (status && loads) { /* the next attempt may have another blob */
+    if (status && is_loaded) { /* the next attempt may load another blob */
         descriptor_release(&plan->config->base);
         plan->config = NULL;
         plan->aot_codes.count = 0;

@@ -1,25 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The plan's report: what runs where and why, as JSON. Frontends lay it out for people, so keys stay and numbers have
-   base units: seconds, bytes, operations. It must not know families; their words are in the steps. */
+/* The plan's report as JSON: its steps, and the reasons for the choice of their families. Frontends format it for
+   people, so the keys are stable and numbers are in base units: seconds, bytes, operations. The report knows no
+   families; their texts are in the steps. */
 #include "base/text.h"
 #include "graph/descriptor.h"
 #include "plan/plan.h"
 
 #include <string.h>
 
-/* value NULL is null. Commas between keys are the caller's. */
+/* A NULL value is written as null. The caller writes the commas between keys. */
 static void add_key(struct text *text, const char *key, const char *value) {
     text_add(text, "\"%s\":", key);
     text_json_string(text, value);
 }
 
-/* With its comma, as no object begins with a number here. */
+/* Includes the comma, because no object starts with a number here. */
 static void add_number(struct text *text, const char *key, double value) {
     text_add(text, ",\"%s\":", key);
     text_json_number(text, value);
 }
 
-/* As operations count them; what a kernel calculates twice does not show. */
+/* As the operations count them; recomputation in a kernel is not included. */
 static double step_flops(const struct step *step) {
     double flops = 0;
     for (int i = 0; i < step->region.count; i++)
@@ -27,7 +28,7 @@ static double step_flops(const struct step *step) {
     return flops;
 }
 
-/* kind is the descriptor kind's number, uids are those of the user or of inferred tensors. */
+/* kind is the number of the descriptor kind; uids are the user's, or those of inferred tensors. */
 static void add_operations(struct text *text, const struct step *step) {
     text_add(text, ",\"operations\":[");
     for (int i = 0; i < step->region.count; i++) {
@@ -44,7 +45,7 @@ static void add_operations(struct text *text, const struct step *step) {
     text_add(text, "]");
 }
 
-/* Step s with its bytes in memory, scratch and operations; s is also its place in the order. */
+/* Writes step s with its memory traffic, scratch and operations. s is also its position in execution order. */
 static void add_step(struct text *text, const struct plan *plan, int s) {
     const struct step *step = &plan->draft.steps[s];
     const struct part *part = &plan->draft.cover.parts[s];
@@ -59,7 +60,7 @@ static void add_step(struct text *text, const struct plan *plan, int s) {
     text_add(text, ",\"bytes\":%lld,\"scratch_bytes\":%lld", (long long)plan->draft.step_bytes[s],
              (long long)step->workspace_bytes);
     add_operations(text, step);
-    /* Why the other families do not serve this step: the sentences of their refusals, and rivals' prices. */
+    /* Why the other families do not serve this step: their refusals, or their predicted times. */
     text_add(text, ",\"declined\":[");
     for (int i = 0; i < part->refusal_count; i++) {
         text_add(text, i ? ",{" : "{");
@@ -71,7 +72,7 @@ static void add_step(struct text *text, const struct plan *plan, int s) {
     text_add(text, "]}");
 }
 
-/* The uids of what is read in the place of a value without memory. */
+/* The uids of the tensors that are read instead of a gathered value, which has no memory. */
 static void add_parts(struct text *text, const struct concat_op *parts) {
     text_add(text, ",\"parts\":[");
     for (int64_t k = 0; parts && k < parts->inputs.count; k++)
@@ -79,20 +80,20 @@ static void add_parts(struct text *text, const struct concat_op *parts) {
     text_add(text, "]");
 }
 
-/* workspace_offset: -1 where the tensor has no place there. */
+/* workspace_offset: -1 if the tensor is not in the workspace. */
 static void add_value(struct text *text, const struct plan *plan, int v) {
     const struct value *value = &plan->draft.graph->values[v];
     const struct tensor *tensor = value->tensor;
     const struct views *views = &plan->draft.cover.views;
     text_add(text, "{\"uid\":%lld,", (long long)tensor->uid);
-    /* A tensor without a name of its own is null, not its label. */
+    /* null if the user gave no name; labels are not names. */
     add_key(text, "name", tensor->base.label.count ? tensor->base.label.chars : NULL);
     text_add(text, ",\"dims\":%s,\"strides\":%s,", tensor_dims_text(tensor),
              numbers_text(tensor->strides.at, tensor->strides.count));
     text_add(text, "\"ragged\":%s,", tensor->ragged_offset ? "true" : "false");
     add_key(text, "type", dtype_of((weftDataType_t)tensor->type)->name);
     text_add(text, ",\"free\":%s", tensor->is_free ? "true" : "false");
-    /* The tensor whose memory this one lies in, itself where it is no view, and the bytes from there. */
+    /* The tensor in whose memory this one is stored (itself if it is no view), and the offset there in bytes. */
     text_add(text, ",\"memory\":%lld,\"offset\":%lld",
              (long long)plan->draft.graph->values[views->memory[v]].tensor->uid, (long long)views->offset[v]);
     add_parts(text, views_gathered(plan->draft.graph, v));
@@ -111,7 +112,7 @@ static void add_device(struct text *text, const struct device *device) {
     text_add(text, "}");
 }
 
-/* Of the plan as a whole; seconds are predicted, bytes are those that all steps move. */
+/* Totals of the plan; seconds are predicted, bytes are the memory traffic of all steps. */
 static void add_whole(struct text *text, const struct plan *plan) {
     const struct draft *draft = &plan->draft;
     add_key(text, "graph", descriptor_label(&draft->graph->base));
@@ -128,7 +129,7 @@ static void add_whole(struct text *text, const struct plan *plan) {
              (long long)draft->moved_bytes, (long long)draft->workspace_bytes, (long long)draft->least_workspace_bytes);
 }
 
-/* Asked for by the attribute, each time anew: plans keep no text. */
+/* Generated on each request, because plans do not store the text. */
 void plan_write_report(const struct descriptor *descriptor, struct text *json) {
     const struct plan *plan = (const struct plan *)descriptor;
     text_add(json, "{");
@@ -144,7 +145,7 @@ void plan_write_report(const struct descriptor *descriptor, struct text *json) {
     text_add(json, "]}");
 }
 
-/* The part that frontends need to run a plan, without the cost of the whole report. */
+/* The part that frontends need to execute a plan, without the cost of the whole report. */
 void plan_write_slots(const struct descriptor *descriptor, struct text *json) {
     const struct plan *plan = (const struct plan *)descriptor;
     text_add(json, "{");
@@ -158,7 +159,7 @@ void plan_write_slots(const struct descriptor *descriptor, struct text *json) {
     text_add(json, "]}");
 }
 
-/* A plan whose finalize failed has no steps. */
+/* A plan that failed to finalize has no steps. */
 void plan_write_kernels(const struct descriptor *plan, struct text *json) {
     const struct draft *draft = &((const struct plan *)plan)->draft;
     if (draft->steps && draft->engine->show)

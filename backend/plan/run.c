@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The hot path: put every value's address in a table, check the pointers, run the steps. Allocates nothing, takes no
-   lock, formats nothing unless it fails. A plan's frame and its overridden shapes are the exceptions, each said where
-   it is. */
+/* The hot path: puts every value's address in a table, checks the pointers, runs the steps. It allocates nothing, takes
+   no lock and formats nothing unless it fails. The exceptions are the frames of large plans and overridden shapes. */
 #include "base/trace.h"
 #include "graph/descriptor.h"
 #include "plan/alias_check.h"
@@ -12,19 +11,19 @@
 #include <stdint.h>
 #include <stdlib.h>
 
-/* Words which rule a pointer broke; the rules are those of check_slots. */
+/* Reports which rule of check_slots a pointer violates. */
 static weftStatus_t fail_slot(const struct plan *plan, const struct slot *slot, const void *pointer) {
     const char *label = descriptor_label(&plan->draft.graph->values[slot->value].tensor->base);
     if (!pointer)
-        FAIL(WEFT_STATUS_BAD_PARAM_NULL_POINTER, "%s: its pointer is NULL. Give the address of %lld bytes.", label,
+        FAIL(WEFT_STATUS_BAD_PARAM_NULL_POINTER, "%s: its pointer is NULL. Pass the address of %lld bytes.", label,
              (long long)slot->bytes);
     if (slot->alignment <= tensor_element_bytes(plan->draft.graph->values[slot->value].tensor))
         FAIL(WEFT_STATUS_BAD_PARAM_MISALIGNED_POINTER,
-             "%s: pointer %p is no multiple of an element, %lld bytes. Copy the elements to such an address.", label,
+             "%s: pointer %p is not aligned to an element, %lld bytes. Copy the elements to an aligned address.", label,
              pointer, (long long)slot->alignment);
     FAIL(WEFT_STATUS_BAD_PARAM_MISALIGNED_POINTER,
-         "%s: pointer %p is no multiple of its alignment, %lld bytes. Align the memory, set a smaller alignment on the "
-         "tensor, or make a plan with element_aligned.",
+         "%s: pointer %p is not aligned to %lld bytes. Align the memory, set a smaller alignment on the "
+         "tensor, or build the plan with element_aligned.",
          label, pointer, (long long)slot->alignment);
 }
 
@@ -33,12 +32,12 @@ static bool is_aligned(const struct slot *slot, const void *pointer) {
     return !((uintptr_t)pointer & (uintptr_t)(slot->alignment - 1));
 }
 
-/* One test for each slot on the hot path; which rule was broken is found out only when one was. */
+/* One test per slot on the hot path; which rule was violated is only determined after a failure. */
 static weftStatus_t check_slots(const struct plan *plan, void *const *values) {
     for (int i = 0; i < plan->slot_count; i++) {
         const struct slot *slot = &plan->slots[i];
         const void *pointer = values[slot->value];
-        /* By-value scalars are copied byte by byte, wherever they lie; of tensors without elements nothing is read. */
+        /* By-value scalars are copied bytewise, so their alignment does not matter; empty tensors are not read. */
         if (slot->bytes &&
             (!pointer || (!is_aligned(slot, pointer) && !plan->draft.graph->values[slot->value].tensor->is_by_value)))
             return fail_slot(plan, slot, pointer);
@@ -46,77 +45,77 @@ static weftStatus_t check_slots(const struct plan *plan, void *const *values) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* workspace_bytes: what is there, or -1 when the caller did not tell. */
+/* workspace_bytes: the size of the workspace, or -1 if the caller did not specify it. */
 static weftStatus_t check_workspace(const struct plan *plan, const void *workspace, int64_t workspace_bytes) {
     if (plan->workspace_bytes && !workspace)
-        FAIL(WEFT_STATUS_BAD_PARAM_NULL_POINTER, "%s: the workspace is NULL. Give %lld bytes, aligned to %d.",
+        FAIL(WEFT_STATUS_BAD_PARAM_NULL_POINTER, "%s: the workspace is NULL. Pass %lld bytes, aligned to %d.",
              descriptor_label(&plan->base), (long long)plan->workspace_bytes, WORKSPACE_ALIGNMENT);
     if (plan->workspace_bytes && (uintptr_t)workspace % WORKSPACE_ALIGNMENT)
         FAIL(WEFT_STATUS_BAD_PARAM_MISALIGNED_POINTER, "%s: the workspace at %p is not aligned to %d bytes. Align it.",
              descriptor_label(&plan->base), workspace, WORKSPACE_ALIGNMENT);
     if (workspace_bytes >= 0 && workspace_bytes < plan->workspace_bytes)
-        FAIL(WEFT_STATUS_BAD_PARAM_SIZE_INSUFFICIENT, "%s: the workspace has %lld bytes, %lld are needed. Give more.",
-             descriptor_label(&plan->base), (long long)workspace_bytes, (long long)plan->workspace_bytes);
+        FAIL(WEFT_STATUS_BAD_PARAM_SIZE_INSUFFICIENT,
+             "%s: the workspace has %lld bytes, the plan needs %lld. Pass a larger one.", descriptor_label(&plan->base),
+             (long long)workspace_bytes, (long long)plan->workspace_bytes);
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Of a plan for a described GPU: its code is compiled, but nothing is loaded. */
-static weftStatus_t fail_elsewhere(const struct plan *plan) {
+/* A plan for a described GPU: its code is compiled, but nothing is loaded. */
+static weftStatus_t fail_described_device(const struct plan *plan) {
     char label[DEVICE_LABEL_BYTES];
     FAIL(WEFT_STATUS_NOT_SUPPORTED_RUNTIME_PREREQUISITE_MISSING,
-         "%s: it was made for a GPU that was described, %s, and runs on one that is here. Save it (attribute json) and "
+         "%s: it was built for a described GPU, %s, which this machine does not have. Save it (attribute json) and "
          "load it with a handle of the machine that has the GPU.",
          descriptor_label(&plan->base), device_label(label, &plan->draft.device));
 }
 
 /* ---- Frames ------------------------------------------------------------------------------------------------------ */
 
-/* VALUES_ON_STACK pointers are 2 KiB. Up to SLOTS_BY_PAIRS slots, comparing each with each is faster than sorting
-   them. */
+/* 256 pointers are 2 KiB. Up to SLOTS_BY_PAIRS slots, comparing all pairs is faster than sorting. */
 enum { VALUES_ON_STACK = 256, SLOTS_BY_PAIRS = 64 };
 
-/* What an execution writes down: on its stack for plans of usual size. Larger plans keep a frame for the next
-   execution; who finds it taken, by another thread, makes one. Values are in the graph's order; spans in any, as the
-   check sorts them. */
+/* Scratch memory of an execution. Plans of usual size have it on the stack. Larger plans keep one frame for the next
+   execution; if another thread holds it, a new one is allocated. Values are in graph order; spans in any order, because
+   the alias check sorts them. */
 struct frame {
-    void **values;      /* the memory of each value */
-    struct span *spans; /* room for one per slot; NULL: few slots */
+    void **values;      /* the address of each value */
+    struct span *spans; /* room for one per slot; NULL if there are few slots */
 };
 
-/* Both limits: the table of values on the stack, and pairs of slots. */
+/* The frame fits on the stack, and slots are compared in pairs. */
 static bool has_small_frame(const struct plan *plan) {
     return plan->draft.graph->value_count <= VALUES_ON_STACK && plan->slot_count <= SLOTS_BY_PAIRS;
 }
 
-/* One allocation: the frame, its values and its spans, in this order; all are aligned as pointers are. */
-static weftStatus_t make_frame(struct frame **made, const struct plan *plan) {
+/* A single allocation: frame, values, spans; all have the alignment of pointers. */
+static weftStatus_t allocate_frame(struct frame **out, const struct plan *plan) {
     size_t values = (size_t)plan->draft.graph->value_count, spans = (size_t)plan->slot_count;
-    size_t bytes = sizeof **made + values * sizeof *(*made)->values + spans * sizeof *(*made)->spans;
+    size_t bytes = sizeof **out + values * sizeof *(*out)->values + spans * sizeof *(*out)->spans;
     struct frame *frame = malloc(bytes);
     if (!frame)
         return status_no_memory(bytes);
     frame->values = (void **)(frame + 1);
     frame->spans = (struct span *)(frame->values + values);
-    *made = frame;
+    *out = frame;
     return WEFT_STATUS_SUCCESS;
 }
 
-static weftStatus_t take_frame(struct frame **frame, struct plan *plan) {
-    /* Without a lock: one frame waits in the plan, and whoever takes it leaves NULL. */
+static weftStatus_t acquire_frame(struct frame **frame, struct plan *plan) {
+    /* No lock is needed: the spare frame is taken by exchanging it for NULL. */
     *frame = atomic_exchange(&plan->spare_frame, NULL);
-    return *frame ? WEFT_STATUS_SUCCESS : make_frame(frame, plan);
+    return *frame ? WEFT_STATUS_SUCCESS : allocate_frame(frame, plan);
 }
 
-/* The frame that another thread has given back meanwhile is one too many. */
-static void give_frame(struct plan *plan, struct frame *frame) { free(atomic_exchange(&plan->spare_frame, frame)); }
+/* Keeps the frame as the spare one and frees the frame that another thread returned in the meantime. */
+static void release_frame(struct plan *plan, struct frame *frame) { free(atomic_exchange(&plan->spare_frame, frame)); }
 
-/* At finalize: the first execution of a large plan allocates nothing either. */
+/* Called by finalize, so that the first execution of a large plan allocates nothing either. */
 weftStatus_t plan_make_frame(struct plan *plan) {
     struct frame *frame;
     if (has_small_frame(plan))
         return WEFT_STATUS_SUCCESS;
-    TRY(take_frame(&frame, plan));
-    give_frame(plan, frame);
+    TRY(acquire_frame(&frame, plan));
+    release_frame(plan, frame);
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -124,19 +123,18 @@ void plan_free_frame(struct plan *plan) { free(atomic_exchange(&plan->spare_fram
 
 /* ---- Executions -------------------------------------------------------------------------------------------------- */
 
-/* What a caller gave: addresses of slots in the plan's order, or a pack with uids. */
+/* The arguments of an execution: the addresses of the slots in the plan's order, or a variant pack. */
 struct execution {
     struct plan *plan;
-    const uint64_t *addresses; /* one per slot; NULL: */
+    const uint64_t *addresses; /* one per slot; NULL if `pack` is used */
     const struct variant_pack *pack;
     void *workspace;
     int64_t workspace_bytes;
     weftStream_t stream;
-    const struct step_watch *watch; /* NULL: none */
+    const struct step_watch *watch; /* NULL if there is no callback */
 };
 
-/* One pointer per slot, looked up in the pack by walking both sorted lists. A pack may name more than the plan asks
-   for; surplus uids are passed over. */
+/* Looks up one pointer per slot by merging two lists sorted by uid. Surplus uids of the pack are ignored. */
 static weftStatus_t find_pointers(const struct plan *plan, const struct variant_pack *pack, void **values) {
     int64_t at = 0;
     for (int i = 0; i < plan->slot_count; i++) {
@@ -151,7 +149,7 @@ static weftStatus_t find_pointers(const struct plan *plan, const struct variant_
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Fills in values[] for slots alone; set_memory does the others. */
+/* Sets the addresses of slots; set_memory does the others. */
 static weftStatus_t set_pointers(const struct execution *execution, void **values) {
     const struct plan *plan = execution->plan;
     if (execution->pack)
@@ -161,8 +159,7 @@ static weftStatus_t set_pointers(const struct execution *execution, void **value
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Views have their places in memory. Views of views are flattened: `memory` names the one that holds the elements.
-   Linear in the values, as all before. */
+/* Sets the addresses of views. `memory` names the value that stores the elements, also for views of views. */
 static void set_views(const struct draft *draft, void **values) {
     for (int v = 0; v < draft->graph->value_count; v++) {
         char *whole = values[draft->cover.views.memory[v]];
@@ -170,7 +167,7 @@ static void set_views(const struct draft *draft, void **values) {
     }
 }
 
-/* The memory of all that is no slot. NULL: dead, or inside a step. */
+/* Sets the addresses of values that are no slots. NULL: dead, or internal to a step. */
 static void set_memory(const struct draft *draft, void **values, void *workspace) {
     const struct graph *graph = draft->graph;
     for (int v = 0; v < graph->value_count; v++) {
@@ -196,11 +193,11 @@ weftStatus_t plan_run_steps(const struct plan *plan, void *const *values, void *
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Steps get addresses of values, and one scratch area that they use in turn. */
-static weftStatus_t execute_in(const struct execution *execution, struct frame *frame) {
+/* Steps receive the addresses of values and one scratch area that they share. */
+static weftStatus_t execute_with_frame(const struct execution *execution, struct frame *frame) {
     const struct draft *draft = &execution->plan->draft;
     void **values = frame->values;
-    /* Checks before any step runs: a plan runs as a whole or not at all. */
+    /* All checks come before the first step, so that a plan runs completely or not at all. */
     TRY(set_pointers(execution, values));
     TRY(check_slots(execution->plan, values));
     TRY(alias_check_run(execution->plan, values, frame->spans));
@@ -212,36 +209,36 @@ static weftStatus_t execute_in(const struct execution *execution, struct frame *
               draft->cover.count);
     bool is_done = false;
     bool has_graph = execution->plan->cuda_graph && draft->device.kind == WEFT_DEVICE_CUDA;
-    /* A capture could not wait for the numbers that a check reads. */
+    /* An index check waits for numbers from the device, which a capture cannot. */
     if (has_graph && !execution->watch && !execution->plan->index_check_count)
         TRY(cuda_graph_cache_run(&is_done, execution->plan, values, execution->workspace, execution->stream));
     return is_done ? WEFT_STATUS_SUCCESS
                    : plan_run_steps(execution->plan, values, execution->workspace, execution->stream, execution->watch);
 }
 
-/* A frame is given back also when a step fails. */
+/* The frame is returned even if a step fails. */
 static weftStatus_t execute(const struct execution *execution) {
     struct plan *plan = execution->plan;
-    /* Not cleared: every value that is read is set. */
-    void *few[VALUES_ON_STACK];
-    struct frame small = {.values = few}, *frame = &small;
+    /* Not initialized: every entry that is read is set first. */
+    void *stack_values[VALUES_ON_STACK];
+    struct frame stack_frame = {.values = stack_values}, *frame = &stack_frame;
     if (plan->draft.device.is_described)
-        return fail_elsewhere(plan);
+        return fail_described_device(plan);
     if (!has_small_frame(plan))
-        TRY(take_frame(&frame, plan));
-    weftStatus_t status = execute_in(execution, frame);
-    if (frame != &small)
-        give_frame(plan, frame);
+        TRY(acquire_frame(&frame, plan));
+    weftStatus_t status = execute_with_frame(execution, frame);
+    if (frame != &stack_frame)
+        release_frame(plan, frame);
     return status;
 }
 
-/* The caller of addresses vouches for the workspace's size: -1 leaves it unchecked. */
+/* The caller is responsible for the size of the workspace: -1 leaves it unchecked. */
 weftStatus_t plan_run(struct plan *plan, const uint64_t *addresses, void *workspace, weftStream_t stream) {
     return execute(&(struct execution){
         .plan = plan, .addresses = addresses, .workspace = workspace, .workspace_bytes = -1, .stream = stream});
 }
 
-/* The memory of inputs that are frozen; scalars by value are read at each execution as before. */
+/* Sets the addresses of frozen inputs. By-value scalars are read at each execution as before. */
 static weftStatus_t set_frozen(const struct plan *plan, const uint64_t *addresses, void **values) {
     for (int v = 0; v < plan->draft.graph->value_count; v++)
         values[v] = NULL;
@@ -250,7 +247,7 @@ static weftStatus_t set_frozen(const struct plan *plan, const uint64_t *addresse
         const struct tensor *tensor = plan->draft.graph->values[slot->value].tensor;
         void *pointer = tensor->is_by_value ? NULL : (void *)(uintptr_t)addresses[i];
         if (pointer && slot->is_written)
-            FAIL(WEFT_STATUS_BAD_PARAM, "%s: it is frozen, and the plan writes it. Give NULL for it.",
+            FAIL(WEFT_STATUS_BAD_PARAM, "%s: it cannot be frozen, because the plan writes it. Pass NULL for it.",
                  descriptor_label(&tensor->base));
         if (!is_aligned(slot, pointer))
             return fail_slot(plan, slot, pointer);
@@ -260,7 +257,7 @@ static weftStatus_t set_frozen(const struct plan *plan, const uint64_t *addresse
     return WEFT_STATUS_SUCCESS;
 }
 
-/* All steps or none: without memory for one, nothing stays frozen. */
+/* All steps or none: if memory is insufficient for one step, nothing stays frozen. */
 static weftStatus_t freeze_steps(const struct draft *draft, void **values) {
     weftStatus_t status = WEFT_STATUS_SUCCESS;
     for (int s = 0; s < draft->cover.count && !status; s++)
@@ -268,7 +265,7 @@ static weftStatus_t freeze_steps(const struct draft *draft, void **values) {
             status = draft->steps[s].family->freeze(&draft->steps[s], values);
     for (int v = 0; v < draft->graph->value_count && status; v++)
         values[v] = NULL;
-    /* With NULL alone it frees, and cannot fail. */
+    /* With NULL addresses it only frees, and cannot fail. */
     for (int s = 0; s < draft->cover.count && status; s++)
         if (draft->steps[s].family->freeze)
             (void)draft->steps[s].family->freeze(&draft->steps[s], values);
@@ -277,11 +274,11 @@ static weftStatus_t freeze_steps(const struct draft *draft, void **values) {
 
 weftStatus_t plan_freeze(struct plan *plan, const uint64_t *addresses) {
     struct frame *frame;
-    TRY(take_frame(&frame, plan));
+    TRY(acquire_frame(&frame, plan));
     weftStatus_t status = set_frozen(plan, addresses, frame->values);
     if (!status)
         status = freeze_steps(&plan->draft, frame->values);
-    give_frame(plan, frame);
+    release_frame(plan, frame);
     return status;
 }
 
@@ -296,15 +293,14 @@ weftStatus_t plan_run_watched(struct plan *plan, const uint64_t *addresses, void
 }
 
 weftStatus_t plan_run_pack(struct plan *plan, const struct variant_pack *pack, weftStream_t stream) {
-    /* Another plan where the pack overrides shapes: it may be planned and compiled now, for the first such
-       execution. */
-    struct plan *found;
-    TRY(plan_for_pack(&found, plan, pack));
-    weftStatus_t status = execute(&(struct execution){.plan = found,
+    /* If the pack overrides shapes, this may plan and compile, at the first execution with these shapes. */
+    struct plan *chosen;
+    TRY(plan_for_pack(&chosen, plan, pack));
+    weftStatus_t status = execute(&(struct execution){.plan = chosen,
                                                       .pack = pack,
                                                       .workspace = pack->workspace,
                                                       .workspace_bytes = pack->workspace_bytes,
                                                       .stream = stream});
-    descriptor_release(&found->base);
+    descriptor_release(&chosen->base);
     return status;
 }

@@ -1,35 +1,34 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Plans as bytes. A saved plan holds choices (graph, engine, knobs), never pointers, and machine code only where the
-   user asks for it, then and when it is loaded; loading one makes the same descriptors again, through the same checks
-   as a user's. */
+/* Saving and loading plans. A saved plan contains choices (graph, engine, knobs) and no pointers; it contains machine
+   code only on request, which must be repeated when it is loaded. Loading creates the same descriptors with the same
+   checks as a user's calls. */
 #ifndef WEFT_PLAN_SAVE_H
 #define WEFT_PLAN_SAVE_H
 
 #include "base/bytes.h"
 #include "plan/plan.h"
 
-/* The plan's bytes, which its json row is read as. */
+/* Writes the saved plan, the value of attribute json. */
 void plan_write_blob(const struct descriptor *plan, struct text *bytes);
 
-/* Makes the engine configuration from the json row, for a plan whose handle and device properties are set, and lists
-   the code that it carries. */
+/* Creates the engine configuration from attribute json, for a plan whose handle and device properties are set, and
+   lists the code in it. */
 weftStatus_t plan_load(struct plan *plan);
 
-/* What a graph is to have otherwise when it is made again. */
+/* Changes to a graph when it is rebuilt. */
 struct changes {
-    const struct variant_pack
-        *overrides;       /* names tensors that get its dims and strides, and virtual ones are left to be
-                                             inferred anew; NULL: none */
-    bool element_aligned; /* addresses of tensors are multiples of their elements alone */
+    /* Tensors that get other dims and strides; the shapes of virtual tensors are inferred again. NULL: none. */
+    const struct variant_pack *overrides;
+    bool element_aligned; /* addresses of tensors are only aligned to their elements */
 };
 
-/* The graph as bytes, with changes. */
+/* Writes a graph as bytes, with changes. */
 weftStatus_t graph_save(struct byte_writer *writer, const struct graph *graph, const struct changes *changes);
 
-/* A finalized graph, owned by the caller. */
+/* Reads a graph and finalizes it; the caller owns it. */
 weftStatus_t graph_load(struct graph **graph, struct byte_reader *reader);
 
-/* The graph made again with changes, for the same handle; owned by the caller. */
+/* Rebuilds a graph with changes, for the same handle; the caller owns it. */
 weftStatus_t graph_change(struct graph **changed, const struct graph *graph, const struct changes *changes);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The list of descriptor kinds of this floor. */
+/* The descriptor kinds of this layer. */
 #include "plan/schemas.h"
 #include "plan/plan.h"
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The descriptor kinds of this floor: engines, configurations, heuristics, plans, packs, devices. */
+/* The descriptor kinds of this layer: engines, configurations, heuristics, plans, variant packs, devices. */
 #ifndef WEFT_PLAN_SCHEMAS_H
 #define WEFT_PLAN_SCHEMAS_H
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Finalizing a pack sorts its pointers by uid, so that execute only walks two sorted lists. */
+/* Variant packs. Finalizing a pack sorts its pointers by uid, so that an execution only merges two sorted lists. */
 #include "plan/variant_pack.h"
 #include "graph/descriptor.h"
 
@@ -25,45 +25,46 @@ static const struct row rows[] = {
               "override_strides", .storage = STORE_LIST, .doc = "their strides, one tensor after the other"),
 };
 
-/* A difference could overflow. */
+/* Not a subtraction, which could overflow. */
 static int by_uid(const void *a, const void *b) {
     int64_t left = ((const struct packed_pointer *)a)->uid, right = ((const struct packed_pointer *)b)->uid;
     return (left > right) - (left < right);
 }
 
-/* Checks what a pack alone can say; whether it fits a plan is asked when that runs. */
+/* Checks what does not depend on the plan; the rest is checked by each execution. */
 static weftStatus_t finalize(struct descriptor *descriptor) {
     struct variant_pack *pack = (struct variant_pack *)descriptor;
     if (pack->uids.count != pack->pointers.count)
-        FAIL(WEFT_STATUS_BAD_PARAM_SIZE_INSUFFICIENT, "%s: %lld unique_ids for %lld data_pointers. Give one for each.",
-             descriptor_label(descriptor), (long long)pack->uids.count, (long long)pack->pointers.count);
-    /* How many numbers belong to each tensor only the graph knows: plan_for_pack checks that. */
+        FAIL(WEFT_STATUS_BAD_PARAM_SIZE_INSUFFICIENT,
+             "%s: %lld unique_ids for %lld data_pointers. Set one pointer per uid.", descriptor_label(descriptor),
+             (long long)pack->uids.count, (long long)pack->pointers.count);
+    /* The lengths depend on the ranks in the graph, so plan_for_pack checks them. */
     if (pack->override_shapes.count != pack->override_strides.count)
         FAIL(WEFT_STATUS_BAD_PARAM_SIZE_INSUFFICIENT,
-             "%s: override_shapes has %lld numbers, override_strides %lld. Give both for each overridden tensor.",
+             "%s: override_shapes has %lld numbers, override_strides has %lld. Set both for each overridden tensor.",
              descriptor_label(descriptor), (long long)pack->override_shapes.count,
              (long long)pack->override_strides.count);
-    /* Quadratic, over the few tensors of a pack that change their shape. */
+    /* Quadratic in the few tensors that change their shape. */
     for (int64_t i = 0; i < pack->override_uids.count; i++)
         for (int64_t k = 0; k < i; k++)
             if (pack->override_uids.i64[i] == pack->override_uids.i64[k])
                 FAIL(WEFT_STATUS_BAD_PARAM_DUPLICATED_ENTRIES,
-                     "%s: override_unique_ids names uid %lld twice. Give each tensor one shape.",
+                     "%s: override_unique_ids contains uid %lld twice. List each tensor once.",
                      descriptor_label(descriptor), (long long)pack->override_uids.i64[i]);
-    /* One entry a uid, sorted once: execute then goes through plan and pack side by side. */
+    /* One entry per uid, sorted once for all executions. */
     TRY(arena_alloc(&descriptor->arena, &pack->sorted, (size_t)pack->uids.count * sizeof *pack->sorted));
     for (int64_t i = 0; i < pack->uids.count; i++)
         pack->sorted[i] = (struct packed_pointer){.uid = pack->uids.i64[i], .pointer = pack->pointers.pointers[i]};
     qsort(pack->sorted, (size_t)pack->uids.count, sizeof *pack->sorted, by_uid);
-    /* Equal uids stand beside each other. */
+    /* Equal uids are adjacent after sorting. */
     for (int64_t i = 1; i < pack->uids.count; i++)
         if (pack->sorted[i].uid == pack->sorted[i - 1].uid)
-            FAIL(WEFT_STATUS_BAD_PARAM_DUPLICATED_ENTRIES, "%s: uid %lld stands twice. Give each tensor one pointer.",
+            FAIL(WEFT_STATUS_BAD_PARAM_DUPLICATED_ENTRIES, "%s: uid %lld occurs twice. Set one pointer per tensor.",
                  descriptor_label(descriptor), (long long)pack->sorted[i].uid);
     return WEFT_STATUS_SUCCESS;
 }
 
-/* `sorted` is derived, and lies in the source's arena: it is made anew. */
+/* `sorted` is in the source's arena, so the copy builds its own. */
 static weftStatus_t copy(struct descriptor *target, const struct descriptor *source) {
     (void)source;
     return finalize(target);

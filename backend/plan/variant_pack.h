@@ -14,7 +14,7 @@ struct variant_pack {
     struct descriptor base;
     struct list uids, pointers, intermediates;
     void *workspace;
-    int64_t workspace_bytes; /* -1: not told */
+    int64_t workspace_bytes; /* -1: not specified */
     struct list override_uids, override_shapes, override_strides;
     struct packed_pointer *sorted; /* by uid */
 };

@@ -62,10 +62,10 @@ static void test_wrong_descriptions(void) {
         const char *words;
     } wrong[] = {
         {"{\"kind\":\"cuda\"}", WEFT_STATUS_BAD_PARAM,
-         "device properties: json for a GPU must name its architecture, and '{\"kind\":\"cuda\"}' does not. Add "
+         "device properties: json for a GPU must contain its architecture, and '{\"kind\":\"cuda\"}' does not. Add "
          "\"arch\":\"sm_90\"."},
         {"{\"kind\":\"cuda\",\"arch\":90}", WEFT_STATUS_BAD_PARAM,
-         "device properties: json for a GPU must name its architecture, and '{\"kind\":\"cuda\",\"arch\":90}' does "
+         "device properties: json for a GPU must contain its architecture, and '{\"kind\":\"cuda\",\"arch\":90}' does "
          "not. Add \"arch\":\"sm_90\"."},
         {"{\"kind\":\"cuda\",\"arch\":\"hopper\"}", WEFT_STATUS_BAD_PARAM,
          "'hopper' names no GPU architecture. Write it as \"sm_90\"."},
@@ -73,11 +73,11 @@ static void test_wrong_descriptions(void) {
          "device description: kernels need compute capability 7.5 or newer, asked for 7.0. Name a newer GPU, as "
          "\"sm_90\"."},
         {"{\"kind\":\"cuda\",\"arch\":\"sm_90\",\"multiprocessors\":0}", WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
-         "device properties: json says multiprocessors 0; legal are 1..2147483647. Correct the text."},
+         "device properties: json has multiprocessors 0; expected 1..2147483647. Correct the text."},
         {"{\"kind\":\"cuda\",\"arch\":\"sm_90\",\"bandwidth\":-1}", WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
-         "device properties: json says bandwidth -1; legal are 1..1125899906842624. Correct the text."},
+         "device properties: json has bandwidth -1; expected 1..1125899906842624. Correct the text."},
         {"{\"kind\":\"cuda\",\"arch\":\"sm_90\",\"clock_khz\":4294967296}", WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
-         "device properties: json says clock_khz 4294967296; legal are 1..2147483647. Correct the text."},
+         "device properties: json has clock_khz 4294967296; expected 1..2147483647. Correct the text."},
     };
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         desc device;
@@ -132,10 +132,9 @@ static void made_elsewhere(void) {
         drop(plan), drop(plain);
     }
     desc plan = finalized(open_described("sm_90", false));
-    REFUSED(
-        execute(plan), WEFT_STATUS_NOT_SUPPORTED_RUNTIME_PREREQUISITE_MISSING,
-        "execution plan: it was made for a GPU that was described, cuda:0 (H200 (described), sm_90), and runs on one "
-        "that is here. Save it (attribute json) and load it with a handle of the machine that has the GPU.");
+    REFUSED(execute(plan), WEFT_STATUS_NOT_SUPPORTED_RUNTIME_PREREQUISITE_MISSING,
+            "execution plan: it was built for a described GPU, cuda:0 (H200 (described), sm_90), which this machine "
+            "does not have. Save it (attribute json) and load it with a handle of the machine that has the GPU.");
     weftHandle_t handle = cpu_handle();
     float numbers[4];
     desc pack = finalized(open_pack(2, (int64_t[]){1, 2}, (void *[]){numbers, numbers}));
@@ -147,8 +146,9 @@ static void made_elsewhere(void) {
     plan = open_described("sm_90", false);
     MUST(weftBackendSetAttribute(plan, WEFT_ATTR_EXECUTION_PLAN_HANDLE, WEFT_TYPE_HANDLE, 1, &handle));
     CHECK(weftBackendFinalize(plan) == WEFT_STATUS_BAD_PARAM &&
-              strstr(last_error(), "execution plan: a plan runs on the device that it is made for: the properties name "
-                                   "cuda:0 (H200 (described), sm_90), the handle cpu:0 ("),
+              strstr(last_error(),
+                     "execution plan: a plan runs on the device that it was built for: the properties name "
+                     "cuda:0 (H200 (described), sm_90), the handle cpu:0 ("),
           "%s", last_error());
     drop(plan), drop(device);
     MUST(weftDestroy(handle));
@@ -234,11 +234,11 @@ static void compiles_else(void) {
 static void refused_unasked(void) {
     weftHandle_t handle = gpu();
     desc plan = open_file(handle, false);
-    REFUSED(
-        weftBackendFinalize(plan), WEFT_STATUS_NOT_SUPPORTED_RUNTIME_PREREQUISITE_MISSING,
-        "execution plan: it carries its code, but with_code is not set, so that it is compiled anew: NVRTC: WEFT_NVRTC "
-        "is '/nowhere', which neither is nor holds a libnvrtc.so.12 or newer. Name its folder or file, or unset "
-        "WEFT_NVRTC.");
+    REFUSED(weftBackendFinalize(plan), WEFT_STATUS_NOT_SUPPORTED_RUNTIME_PREREQUISITE_MISSING,
+            "execution plan: the saved plan contains code, but with_code is not set, so its kernels are compiled "
+            "again: NVRTC: WEFT_NVRTC "
+            "is '/nowhere', which neither is nor holds a libnvrtc.so.12 or newer. Name its folder or file, or unset "
+            "WEFT_NVRTC.");
     drop(plan);
     MUST(weftDestroy(handle));
 }

@@ -192,14 +192,14 @@ static desc load_plan(weftHandle_t handle, desc saved, bool element_aligned) {
 static void check_alignment(desc plan, struct memory *m, int declared, int64_t taken) {
     char *x = (char *)m->slots[0], *y = (char *)m->slots[1];
     for (int64_t at = 1; at < taken; at++) {
-        const char *what = taken == 4 ? "an element, 4 bytes. Copy the elements to such an address."
-                                      : "its alignment, 16 bytes. Align the memory, set a smaller alignment on the "
-                                        "tensor, or make a plan with element_aligned.";
+        const char *what = taken == 4 ? "an element, 4 bytes. Copy the elements to an aligned address."
+                                      : "16 bytes. Align the memory, set a smaller alignment on the "
+                                        "tensor, or build the plan with element_aligned.";
         REFUSED(weftExecute(plan, 2, (uint64_t[]){(uintptr_t)(x + at), (uintptr_t)y}, NULL, NULL),
-                WEFT_STATUS_BAD_PARAM_MISALIGNED_POINTER, "tensor (uid 1): pointer %p is no multiple of %s",
+                WEFT_STATUS_BAD_PARAM_MISALIGNED_POINTER, "tensor (uid 1): pointer %p is not aligned to %s",
                 (void *)(x + at), what);
         REFUSED(weftExecute(plan, 2, (uint64_t[]){(uintptr_t)x, (uintptr_t)(y + at)}, NULL, NULL),
-                WEFT_STATUS_BAD_PARAM_MISALIGNED_POINTER, "tensor (uid 2): pointer %p is no multiple of %s",
+                WEFT_STATUS_BAD_PARAM_MISALIGNED_POINTER, "tensor (uid 2): pointer %p is not aligned to %s",
                 (void *)(y + at), what);
     }
     MUST(weftExecute(plan, 2, (uint64_t[]){(uintptr_t)(x + taken), (uintptr_t)(y + taken)}, NULL, NULL));
@@ -408,8 +408,8 @@ static void two_devices(void) {
     MUST(weftBackendSetAttribute(other, WEFT_ATTR_DEVICEPROP_HANDLE, WEFT_TYPE_HANDLE, 1, &handles[1]));
     MUST(set_held(plan, WEFT_ATTR_EXECUTION_PLAN_DEVICEPROP, finalized(other)));
     REFUSED(weftBackendFinalize(plan), WEFT_STATUS_BAD_PARAM,
-            "execution plan: a plan runs on the device that it is made for: the properties name cuda:1 (Fake GPU 1, "
-            "sm_90), the handle cuda:0 (Fake GPU 0, sm_90). Give a handle of that device, or no properties.");
+            "execution plan: a plan runs on the device that it was built for: the properties name cuda:1 (Fake GPU 1, "
+            "sm_90), the handle cuda:0 (Fake GPU 0, sm_90). Pass a handle of that device, or no properties.");
     drop(plan), drop(other);
     for (int i = 0; i < 2; i++)
         drop(plans[i]);

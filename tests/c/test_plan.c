@@ -116,7 +116,7 @@ static void test_engines(void) {
             WEFT_ATTR_ENGINE_GLOBAL_INDEX);
         MUST(set_number(engine, WEFT_ATTR_ENGINE_GLOBAL_INDEX, wrong));
         REFUSED(weftBackendFinalize(engine), WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
-                "engine: global_index is %lld, there are engines 0..%lld. Use one of these.", (long long)wrong,
+                "engine: global_index is %lld; the engines are 0..%lld. Use one of these.", (long long)wrong,
                 (long long)count - 1);
         drop(engine);
     }
@@ -150,8 +150,8 @@ static void check_knob(desc graph, int64_t index, const char *engine, desc info)
     for (int is_above = 0; is_above < 2; is_above++) {
         long long wrong = is_above ? most + 1 : least - 1;
         REFUSED(finalize_with_knob(graph, index, type, wrong, &config), WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
-                "engine config: knob %d is %lld; %s takes %lld..%lld in steps of %lld. Use one of these.", type, wrong,
-                engine, least, most, stride);
+                "engine config: knob %d is %lld; %s accepts %lld..%lld in steps of %lld. Use one of these values.",
+                type, wrong, engine, least, most, stride);
         drop(config);
     }
     if (type == WEFT_KNOB_TYPE_WORKSPACE)
@@ -410,14 +410,14 @@ static void test_flat_misuse(void) {
             "weftExecute: pointers is NULL. Give an array of 5 addresses.");
     memcpy(p, good, sizeof p), p[2] = 0;
     REFUSED(weftExecute(plan, 5, p, m.workspace, NULL), WEFT_STATUS_BAD_PARAM_NULL_POINTER,
-            "tensor (uid 3): its pointer is NULL. Give the address of 24 bytes.");
+            "tensor (uid 3): its pointer is NULL. Pass the address of 24 bytes.");
     memcpy(p, good, sizeof p), p[3] = 0;
     REFUSED(weftExecute(plan, 5, p, m.workspace, NULL), WEFT_STATUS_BAD_PARAM_NULL_POINTER,
-            "tensor (uid 4): its pointer is NULL. Give the address of 4 bytes.");
+            "tensor (uid 4): its pointer is NULL. Pass the address of 4 bytes.");
     for (int odd = 1; odd < 4; odd++) {
         memcpy(p, good, sizeof p), p[0] += (uint64_t)odd;
         REFUSED(weftExecute(plan, 5, p, m.workspace, NULL), WEFT_STATUS_BAD_PARAM_MISALIGNED_POINTER,
-                "tensor (uid 1): pointer %p is no multiple of an element, 4 bytes. Copy the elements to such an "
+                "tensor (uid 1): pointer %p is not aligned to an element, 4 bytes. Copy the elements to an aligned "
                 "address.",
                 (void *)((char *)m.x + odd));
     }
@@ -425,7 +425,7 @@ static void test_flat_misuse(void) {
     REFUSED(weftExecute(plan, 5, p, m.workspace, NULL), WEFT_STATUS_BAD_PARAM,
             "output tensor (uid 5) and tensor (uid 1) overlap in memory. Give the output memory of its own.");
     REFUSED(weftExecute(plan, 5, good, NULL, NULL), WEFT_STATUS_BAD_PARAM_NULL_POINTER,
-            "execution plan: the workspace is NULL. Give %lld bytes, aligned to 64.", needed);
+            "execution plan: the workspace is NULL. Pass %lld bytes, aligned to 64.", needed);
     REFUSED(weftExecute(plan, 5, good, m.workspace + 16, NULL), WEFT_STATUS_BAD_PARAM_MISALIGNED_POINTER,
             "execution plan: the workspace at %p is not aligned to 64 bytes. Align it.", (void *)(m.workspace + 16));
     CHECK(isnan(m.y[0]), "refused executions write nothing");
@@ -599,10 +599,10 @@ static void test_packs(void) {
     drop(empty);
     MUST(set_numbers(pack, WEFT_ATTR_VARIANT_PACK_UNIQUE_IDS, 2, (int64_t[]){1, 2}));
     REFUSED(weftBackendFinalize(pack), WEFT_STATUS_BAD_PARAM_SIZE_INSUFFICIENT,
-            "variant pack: 2 unique_ids for 5 data_pointers. Give one for each.");
+            "variant pack: 2 unique_ids for 5 data_pointers. Set one pointer per uid.");
     MUST(set_numbers(pack, WEFT_ATTR_VARIANT_PACK_UNIQUE_IDS, 5, (int64_t[]){1, 2, 3, 1, 5}));
     REFUSED(weftBackendFinalize(pack), WEFT_STATUS_BAD_PARAM_DUPLICATED_ENTRIES,
-            "variant pack: uid 1 stands twice. Give each tensor one pointer.");
+            "variant pack: uid 1 occurs twice. Set one pointer per tensor.");
     MUST(set_numbers(pack, WEFT_ATTR_VARIANT_PACK_UNIQUE_IDS, 5, (int64_t[]){1, 2, 3, 400, 5}));
     MUST(set_text(pack, WEFT_ATTR_NAME_EXT, "step 7"));
     MUST(weftBackendFinalize(pack));
@@ -615,14 +615,15 @@ static void test_packs(void) {
         MUST(set_number(pack, WEFT_ATTR_VARIANT_PACK_WORKSPACE_SIZE_EXT, bytes));
         MUST(weftBackendFinalize(pack));
         REFUSED(weftBackendExecute(handle, plan, pack), WEFT_STATUS_BAD_PARAM_SIZE_INSUFFICIENT,
-                "execution plan: the workspace has %lld bytes, %lld are needed. Give more.", (long long)bytes, needed);
+                "execution plan: the workspace has %lld bytes, the plan needs %lld. Pass a larger one.",
+                (long long)bytes, needed);
         drop(pack);
     }
     pack = mlp_pack(&m);
     MUST(set_workspace(pack, NULL));
     MUST(weftBackendFinalize(pack));
     REFUSED(weftBackendExecute(handle, plan, pack), WEFT_STATUS_BAD_PARAM_NULL_POINTER,
-            "execution plan: the workspace is NULL. Give %lld bytes, aligned to 64.", needed);
+            "execution plan: the workspace is NULL. Pass %lld bytes, aligned to 64.", needed);
     drop(pack);
     CHECK(isnan(m.y[0]), "refused executions write nothing");
 
@@ -685,7 +686,7 @@ static void check_limit_of_overrides(struct memory *m, weftHandle_t handle, desc
     MUST(weftBackendExecute(handle, plan, few));
     REFUSED(weftBackendExecute(handle, plan, many), WEFT_STATUS_NOT_SUPPORTED,
             "overridden shapes: execution plan: engine cpu.reference needs %zu bytes of workspace, the limit is %zu. "
-            "Raise workspace_limit or take another engine.",
+            "Raise workspace_limit or choose another engine.",
             most, most - 1);
     drop(few), drop(many), drop(plan), drop(other);
 }
@@ -732,12 +733,14 @@ static void test_overrides(void) {
     drop(pack);
     pack = override_pack(&m, 5, 5);
     MUST(set_numbers(pack, WEFT_ATTR_VARIANT_PACK_OVERRIDE_SHAPES, 3, (int64_t[]){5, N, 5}));
-    REFUSED(weftBackendFinalize(pack), WEFT_STATUS_BAD_PARAM_SIZE_INSUFFICIENT,
-            "variant pack: override_shapes has 3 numbers, override_strides 4. Give both for each overridden tensor.");
+    REFUSED(
+        weftBackendFinalize(pack), WEFT_STATUS_BAD_PARAM_SIZE_INSUFFICIENT,
+        "variant pack: override_shapes has 3 numbers, override_strides has 4. Set both for each overridden tensor.");
     MUST(set_numbers(pack, WEFT_ATTR_VARIANT_PACK_OVERRIDE_SHAPES, 4, (int64_t[]){5, N, 5, K}));
     MUST(set_numbers(pack, WEFT_ATTR_VARIANT_PACK_OVERRIDE_STRIDES, 3, (int64_t[]){N, 1, K}));
-    REFUSED(weftBackendFinalize(pack), WEFT_STATUS_BAD_PARAM_SIZE_INSUFFICIENT,
-            "variant pack: override_shapes has 4 numbers, override_strides 3. Give both for each overridden tensor.");
+    REFUSED(
+        weftBackendFinalize(pack), WEFT_STATUS_BAD_PARAM_SIZE_INSUFFICIENT,
+        "variant pack: override_shapes has 4 numbers, override_strides has 3. Set both for each overridden tensor.");
     MUST(set_numbers(pack, WEFT_ATTR_VARIANT_PACK_OVERRIDE_SHAPES, 3, (int64_t[]){5, N, 5}));
     MUST(weftBackendFinalize(pack));
     REFUSED(weftBackendExecute(handle, plan, pack), WEFT_STATUS_BAD_PARAM_SIZE_INSUFFICIENT,
@@ -746,7 +749,7 @@ static void test_overrides(void) {
     pack = override_pack(&m, 5, 5);
     MUST(set_numbers(pack, WEFT_ATTR_VARIANT_PACK_OVERRIDE_UNIQUE_IDS, 2, (int64_t[]){UID_X, UID_X}));
     REFUSED(weftBackendFinalize(pack), WEFT_STATUS_BAD_PARAM_DUPLICATED_ENTRIES,
-            "variant pack: override_unique_ids names uid 1 twice. Give each tensor one shape.");
+            "variant pack: override_unique_ids contains uid 1 twice. List each tensor once.");
     drop(pack);
     CHECK(isnan(m.y[0]), "refused executions write nothing");
     MUST(weftDestroy(handle));
@@ -937,7 +940,8 @@ static void test_damaged_blobs(void) {
         else
             REFUSED(weftBackendFinalize(loaded), WEFT_STATUS_BAD_PARAM_DAMAGED_BLOB_EXT,
                     "saved plan is damaged: %s. Save the plan again.",
-                    cut < HEADER_BYTES ? "it does not begin as one" : "its length is not what it says");
+                    cut < HEADER_BYTES ? "it does not start with the expected magic bytes"
+                                       : "its length differs from the recorded one");
         drop(loaded);
     }
     /* The same cuts of the body behind a header that agrees with them. */
@@ -967,13 +971,13 @@ static void test_damaged_blobs(void) {
     fix_hash(copy, bytes);
     desc loaded = open_loaded(copy, bytes);
     REFUSED(weftBackendFinalize(loaded), WEFT_STATUS_BAD_PARAM_DAMAGED_BLOB_EXT,
-            "saved plan is damaged: it names an engine that this library has not. Save the plan again.");
+            "saved plan is damaged: it names an engine that this library does not have. Save the plan again.");
     drop(loaded);
     memcpy(copy, blob, (size_t)bytes);
     copy[bytes] = 0;
     loaded = open_loaded(copy, bytes + 1);
     REFUSED(weftBackendFinalize(loaded), WEFT_STATUS_BAD_PARAM_DAMAGED_BLOB_EXT,
-            "saved plan is damaged: its length is not what it says. Save the plan again.");
+            "saved plan is damaged: its length differs from the recorded one. Save the plan again.");
     drop(loaded);
     uint32_t newer = (uint32_t)weftGetVersion() + 100;
     memcpy(copy + VERSION_AT, &newer, sizeof newer);
@@ -1010,7 +1014,7 @@ static void test_blob_with_address(void) {
     fix_hash((char *)w.data, (int64_t)w.length);
     desc loaded = open_loaded(w.data, (int64_t)w.length);
     REFUSED(weftBackendFinalize(loaded), WEFT_STATUS_BAD_PARAM_DAMAGED_BLOB_EXT,
-            "saved plan is damaged: it sets an attribute that the descriptor has not. Save the plan again.");
+            "saved plan is damaged: it sets an attribute that the descriptor does not have. Save the plan again.");
     byte_writer_free(&w);
     free(blob);
     drop(loaded), drop(graph), drop(plan);
@@ -1045,27 +1049,27 @@ static void test_blob_with_scores(void) {
          {1, 2, 3, 4},
          4,
          {0, 0, 0, -1, -1, 0},
-         "something else than a tensor has the shape of scores"},
+         "something other than a tensor has the shape of scores"},
         {WEFT_BACKEND_TENSOR_DESCRIPTOR,
          {1, 2, 3, 4},
          4,
          {0, 0, -1, -1, -1, 0},
-         "scores are of what is no tensor before them"},
+         "scores do not refer to an earlier tensor"},
         {WEFT_BACKEND_TENSOR_DESCRIPTOR,
          {1, 2, 3, 4},
          4,
          {0, 1, 0, -1, -1, 0},
-         "scores are of what is no tensor before them"},
+         "scores do not refer to an earlier tensor"},
         {WEFT_BACKEND_TENSOR_DESCRIPTOR,
          {1, 2, 3},
          3,
          {0, 0, 0, -1, -1, 0},
-         "scores are of a tensor that has not four dims"},
+         "scores refer to a tensor that does not have four dims"},
         {WEFT_BACKEND_TENSOR_DESCRIPTOR,
          {1, 1, INT64_C(1) << 33, 1},
          4,
          {0, 0, 0, -1, -1, 0},
-         "scores are more than memory holds"},
+         "the scores exceed the address space"},
     };
     desc graph = mlp_graph(NULL), plan = plan_of(graph);
     int64_t bytes;
@@ -1341,10 +1345,10 @@ static void test_device_properties(void) {
     free(report);
     drop(plan), drop(graph), drop(there);
 
-    static const char unknown[] = "device properties: json describes no device that Weft knows: '%s'. Use text that "
-                                  "attribute json of another device gave.";
+    static const char unknown[] = "device properties: json does not describe a CPU or a GPU: '%s'. Use the text of "
+                                  "attribute json of another device.";
     static const char range[] =
-        "device properties: json says ordinal %s and %s threads; legal are 0 or more, and 1..4096. "
+        "device properties: json has ordinal %s and %s threads; expected at least 0, and 1..4096. "
         "Correct the text.";
     static const char *const no_devices[] = {"x", "{}", "[1]", "{\"kind\":\"tpu\"}", "\"kind\":\"cpu\""};
     for (size_t i = 0; i < sizeof no_devices / sizeof *no_devices; i++) {

@@ -209,8 +209,8 @@ def test_parts_of_elements_are_refused() -> None:
     g, x = built(CASES["rows"]), Shifted(np.zeros((33, 128), "f2"))
     odd = x.address + 1
     words = (
-        f"tensor 'x0' (uid 1): pointer 0x{odd:x} is no multiple of an element, 2 bytes. Copy the elements to "
-        "such an address."
+        f"tensor 'x0' (uid 1): pointer 0x{odd:x} is not aligned to an element, 2 bytes. Copy the elements to "
+        "an aligned address."
     )
     with pytest.raises(weft.BadParameterError, match=f"^{re.escape(words)}$"):
         g.execute({"x0": odd, "y": x.address})

@@ -117,7 +117,7 @@ def test_what_cannot_be_frozen_is_refused() -> None:
     plan, arrays, _ = product("f4", False)
     with refusal("plan: no tensor is named 'weights'"):
         plan.freeze(weights=arrays["w"])
-    with refusal("it is frozen, and the plan writes it. Give NULL for it."):
+    with refusal("it cannot be frozen, because the plan writes it. Pass NULL for it."):
         plan.freeze(y=np.zeros((1, 33, 60), "f4"))
     with refusal("plan: input 'w' (uid 2) is f32[1,130,60], its buffer f32[1,33,130]."):
         plan.freeze(w=arrays["x"])

@@ -406,7 +406,7 @@ def test_an_unknown_engine_is_refused() -> None:
     g, *_ = small()
     count = g.get_engine_count()
     with pytest.raises(
-        weft.BadParameterError, match=rf"global_index is 99, there are engines 0..{count - 1}."
+        weft.BadParameterError, match=rf"global_index is 99; the engines are 0..{count - 1}."
     ):
         g.create_execution_plan(99, {})
 

@@ -91,7 +91,7 @@ def test_c_program(folder: Path) -> None:
     assert (done.returncode, done.stderr) == (1, "conv_bias_relu.weft: No such file or directory\n")
     (other / "conv_bias_relu.weft").write_text("something else")
     done = start(program, cwd=other)
-    damaged = "saved plan is damaged: it does not begin as one. Save the plan again.\n"
+    damaged = "saved plan is damaged: it does not start with the expected magic bytes. Save the plan again.\n"
     assert (done.returncode, done.stderr) == (1, damaged)
 
 
