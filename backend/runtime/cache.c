@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Entries are in one list under one lock. Whoever misses puts an entry in that is being made, works without the lock,
-   and wakes those who found it meanwhile; a failure is theirs too, and leaves the list so that a later call tries
-   again. */
+/* All entries are in one list under one lock. A thread that misses inserts a pending entry, fills it without the lock,
+   and wakes the threads that wait for it. They share a failure too; a failed entry leaves the list, so that a later
+   call tries again. */
 #define _GNU_SOURCE
 #include "runtime/cache.h"
 #include "base/bytes.h"
@@ -14,37 +14,37 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum state { BEING_MADE, MADE, FAILED };
-/* Bytes of code that nobody holds and that is kept for the next plan: some thousand kernels. */
+enum state { PENDING, COMPLETE, FAILED };
+/* Limit on the code that has no references and is cached for later plans: a few thousand kernels. */
 enum { IDLE_BYTES_MAX = 64 << 20 };
 
-/* In the list while it is being made or is made, held or idle; one that failed is out of it, and goes with its last
-   reference. Idle: references is 0. */
+/* An entry is in the list while it is pending or complete, referenced or idle (references is 0). A failed one has left
+   the list and is freed with its last reference. */
 struct entry {
-    struct code code; /* first: what callers hold */
+    struct code code; /* first member: what callers hold */
     struct entry *next;
     int references;
-    uint64_t idle_since; /* a count of releases; the smallest goes first */
+    uint64_t idle_since; /* value of release_count; the smallest is evicted first */
     enum state state;
     pthread_cond_t done;
-    weftStatus_t status; /* of a failure, with its text */
+    weftStatus_t status; /* of a failure, with its message */
     char *text;
     char *name;
     struct compiled compiled;
 };
 
-static pthread_mutex_t lock =
-    PTHREAD_MUTEX_INITIALIZER; /* guards all below and the entries, but for the maker's fields */
-/* Newest first. A search compares 32 bytes an entry, which is little beside what a program's key costs to hash. */
+/* Guards everything below and the entries, except the fields that the filling thread writes. */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+/* Newest first. A search compares 32 bytes per entry, which is cheap compared with hashing a program. */
 static struct entry *entries;
 static uint64_t release_count;
 static size_t idle_bytes;
-/* Since the process began, for cache_report alone. */
+/* Since the start of the process, only for cache_report. */
 static int64_t compile_count, share_count;
 
 /* ---- Keys -------------------------------------------------------------------------------------------------------- */
 
-/* Lengths in front keep neighbours apart. */
+/* Hashes the length first, so that adjacent parts cannot be confused. */
 static void hash_part(struct sha256 *hash, const void *data, size_t bytes) {
     uint64_t length = bytes;
     sha256_update(hash, &length, sizeof length);
@@ -63,14 +63,14 @@ void cache_digest_headers(uint8_t digest[32], const struct program_header *heade
     sha256_final(digest, &hash);
 }
 
-/* Everything that decides what code comes out, but for the compiler, whose version make_key adds. The name counts, too:
-   the log that is kept with the code speaks of it. */
+/* Hashes everything that determines the code, except the compiler, whose version make_key adds. The name is included,
+   because the cached log mentions it. */
 void cache_identify(uint8_t identity[32], const struct program *program, const char *arch) {
     struct sha256 hash;
     uint8_t headers[32];
-    /* Of the library's version, since its headers may change without any text here changing. */
+    /* Includes the library's version, because its headers may change without any other text changing. */
     int64_t numbers[] = {WEFT_MAJOR, WEFT_MINOR, WEFT_PATCHLEVEL, program->header_count, program->option_count};
-    /* Programs that share their headers share the digest, too, and need not hash them again. */
+    /* Programs that share headers also share their digest, which is computed once. */
     if (!program->headers_digest)
         cache_digest_headers(headers, program->headers, program->header_count);
     sha256_init(&hash);
@@ -85,13 +85,13 @@ void cache_identify(uint8_t identity[32], const struct program *program, const c
     sha256_final(identity, &hash);
 }
 
-/* The identity is of the caller's own architecture; where PTX for an older one is compiled instead, another target
-   comes in and the identity is found anew. */
+/* The identity is for the requested architecture. If PTX for an older one is compiled instead, it is recomputed for
+   that target. */
 static void make_key(uint8_t key[32], const struct program *program, const char *arch,
                      const struct nvrtc_choice *choice) {
     struct sha256 hash;
     uint8_t identity[32];
-    /* Copies of NVRTC of one version may be different builds: their size tells most of them apart. */
+    /* Copies of NVRTC with the same version may be different builds; the file size distinguishes most of them. */
     int64_t numbers[] = {choice->version, choice->file_bytes};
     if (program->identity && strcmp(choice->target, arch) == 0)
         memcpy(identity, program->identity, sizeof identity);
@@ -106,8 +106,8 @@ static void make_key(uint8_t key[32], const struct program *program, const char 
 
 /* ---- Entries ----------------------------------------------------------------------------------------------------- */
 
-/* With one reference, the caller's, and not in the list yet. */
-static struct entry *make_entry(const uint8_t key[32], const char *name) {
+/* A new entry with one reference, the caller's, which is not in the list yet. */
+static struct entry *new_entry(const uint8_t key[32], const char *name) {
     struct entry *entry = calloc(1, sizeof *entry);
     if (!entry || !(entry->name = strdup(name))) {
         free(entry);
@@ -121,7 +121,7 @@ static struct entry *make_entry(const uint8_t key[32], const char *name) {
     return entry;
 }
 
-/* Nobody may hold or find the entry any more. */
+/* The entry must not be referenced or in the list. */
 static void free_entry(struct entry *entry) {
     pthread_cond_destroy(&entry->done);
     compiled_free(&entry->compiled);
@@ -130,7 +130,7 @@ static void free_entry(struct entry *entry) {
     free(entry);
 }
 
-/* Does nothing for an entry that is not in the list, as a failed one. */
+/* Does nothing if the entry is not in the list, such as a failed one. */
 static void unlink_entry(struct entry *entry) {
     struct entry **at = &entries;
     while (*at && *at != entry)
@@ -139,8 +139,8 @@ static void unlink_entry(struct entry *entry) {
         *at = entry->next;
 }
 
-/* Frees idle entries, those released longest ago first, until what is idle fits. Entries that are held do not count:
-   they cannot be freed, and the plans that hold them are alive. */
+/* Evicts idle entries, least recently released first, until the idle ones fit. Referenced entries do not count: they
+   cannot be freed. */
 static void drop_idle(void) {
     /* Linear in the number of entries, and rare. */
     while (idle_bytes > IDLE_BYTES_MAX) {
@@ -156,13 +156,13 @@ static void drop_idle(void) {
     }
 }
 
-/* Below, the lock is held. */
+/* The lock is held from here on. */
 
-/* Gives up one reference. */
-static void let_go(struct entry *entry) {
+/* Releases one reference. */
+static void release_entry(struct entry *entry) {
     if (--entry->references)
         return;
-    if (entry->state == FAILED) { /* out of the list since it failed */
+    if (entry->state == FAILED) { /* left the list when it failed */
         free_entry(entry);
         return;
     }
@@ -171,18 +171,19 @@ static void let_go(struct entry *entry) {
     drop_idle();
 }
 
-/* An entry of this key, held for the caller and complete or failed; NULL: the caller must make it. */
+/* Finds the entry of a key, waits until it is complete or failed, and adds a reference for the caller. NULL: the caller
+   must fill a new one. */
 static struct entry *find_entry(const uint8_t key[32]) {
     struct entry *entry = entries;
     while (entry && memcmp(entry->code.key, key, 32) != 0)
         entry = entry->next;
     if (!entry)
         return NULL;
-    /* An idle entry becomes a held one, whose bytes no longer count as idle. */
+    /* An idle entry becomes referenced, so it no longer counts as idle. */
     if (!entry->references++)
         idle_bytes -= entry->code.bytes;
-    /* The reference taken above keeps the entry alive while this thread waits without the lock. */
-    while (entry->state == BEING_MADE)
+    /* The reference keeps the entry alive while this thread waits without the lock. */
+    while (entry->state == PENDING)
         pthread_cond_wait(&entry->done, &lock);
     share_count++;
     return entry;
@@ -191,10 +192,10 @@ static struct entry *find_entry(const uint8_t key[32]) {
 /* The lock is held. From here on the entry's code does not change. */
 static void publish(struct entry *entry, weftStatus_t status) {
     entry->status = status;
-    entry->state = status ? FAILED : MADE;
-    /* Those who waited are other threads, whose own last message is another. */
+    entry->state = status ? FAILED : COMPLETE;
+    /* Waiting threads have their own last message, so the text is stored. */
     entry->text = status ? strdup(status_text()) : NULL;
-    /* Zero until here: find_entry lets nobody see an entry before it is published. */
+    /* Zero before: find_entry returns no entry that has not been published. */
     entry->code.image = entry->compiled.image;
     entry->code.bytes = entry->compiled.bytes;
     entry->code.is_ptx = entry->compiled.is_ptx;
@@ -206,8 +207,8 @@ static void publish(struct entry *entry, weftStatus_t status) {
 
 /* ---- Making ------------------------------------------------------------------------------------------------------ */
 
-/* What the store keeps: whether it is PTX, the log, the image. A store that cannot keep it is no failure: the code is
-   in memory, and the next process compiles again. */
+/* Saves is_ptx, log and image. If the disk cache cannot store them, the code is still in memory; only the next process
+   compiles again. */
 static void save(const struct entry *entry) {
     struct byte_writer writer;
     byte_writer_init(&writer);
@@ -219,24 +220,24 @@ static void save(const struct entry *entry) {
     byte_writer_free(&writer);
 }
 
-/* Fills entry->compiled from the store; false, and nothing changed, when there is no such entry or one that does not
-   read well. The payload is copied, as image and log are freed apart. */
+/* Fills entry->compiled from the disk cache; false, without a change, if there is no valid entry. The payload is
+   copied, because image and log are freed separately. */
 static bool load(struct entry *entry) {
     uint8_t *payload;
     size_t bytes, log_bytes, image_bytes;
     struct byte_reader reader;
     struct compiled found = {0};
-    /* What the folder holds is not trusted: damaged entries count as not found. */
+    /* The contents of the folder are not trusted: damaged entries count as missing. */
     if (!disk_cache_load(entry->code.key, &payload, &bytes))
         return false;
     byte_reader_init(&reader, payload, bytes);
-    /* Of a bad reader these are zeros and NULL; asked once, below. */
+    /* A bad reader returns zeros and NULL; it is checked once, below. */
     found.is_ptx = byte_get_u8(&reader);
     const uint8_t *log = byte_get_block(&reader, &log_bytes), *image = byte_get_block(&reader, &image_bytes);
     if (!reader.bad && image_bytes) {
         found.bytes = image_bytes;
         found.image = malloc(image_bytes);
-        /* One byte more, zeroed: the log is a C string, while the store counts its length. */
+        /* One zeroed byte more: the log is a C string, but saved with its length. */
         found.log = calloc(1, log_bytes + 1);
     }
     bool is_found = found.image && found.log;
@@ -251,7 +252,7 @@ static bool load(struct entry *entry) {
     return is_found;
 }
 
-/* Runs without the lock: only this thread, the maker, touches entry->compiled until publish. */
+/* Needs no lock: until publish only this thread accesses entry->compiled. */
 static weftStatus_t fill(struct entry *entry, const struct program *program, const struct nvrtc_choice *choice) {
     weftStatus_t status = WEFT_STATUS_SUCCESS;
     if (!load(entry)) {
@@ -262,24 +263,24 @@ static weftStatus_t fill(struct entry *entry, const struct program *program, con
         if (!status)
             save(entry);
     }
-    /* Also of what was found in the cache, and of what does not compile: whoever dumps wants to see it. */
+    /* Cached programs and programs that do not compile are dumped too. */
     dump_program(program, choice, entry->code.key, &entry->compiled);
     return status;
 }
 
-/* The lock is not held while a program compiles: others find theirs meanwhile, and those who want the same wait for
-   it. */
+/* The lock is not held while a program compiles. Other programs can be looked up meanwhile, and threads that need the
+   same program wait for it. */
 weftStatus_t cache_get(const struct code **code, const struct program *program, const char *arch) {
     struct nvrtc_choice choice;
     uint8_t key[32];
     *code = NULL;
-    /* Chosen first, since the compiler's version is part of the key: another NVRTC makes code of its own. */
+    /* First, because the compiler's version is part of the key. */
     TRY(nvrtc_choose(&choice, arch));
     make_key(key, program, arch, &choice);
     pthread_mutex_lock(&lock);
     struct entry *entry = find_entry(key);
-    if (!entry && (entry = make_entry(key, program->name))) {
-        /* In the list before it is made: whoever asks for the same key meanwhile finds it and waits. */
+    if (!entry && (entry = new_entry(key, program->name))) {
+        /* Inserted before it is complete, so that other threads with the same key find it and wait. */
         entry->next = entries;
         entries = entry;
         pthread_mutex_unlock(&lock);
@@ -289,9 +290,9 @@ weftStatus_t cache_get(const struct code **code, const struct program *program, 
     }
     weftStatus_t status = entry ? entry->status : status_no_memory(sizeof *entry);
     if (entry && status) {
-        /* Into this thread's own text, also when another thread's attempt failed. */
+        /* Sets this thread's message, even if another thread's attempt failed. */
         status_fail(status, "%s", entry->text ? entry->text : status_name(status));
-        let_go(entry);
+        release_entry(entry);
     } else if (entry) {
         *code = &entry->code;
     }
@@ -299,20 +300,20 @@ weftStatus_t cache_get(const struct code **code, const struct program *program, 
     return status;
 }
 
-/* Its key is of the image alone: two plans that carry the same code share it. */
+/* The key depends only on the image, so that plans with the same code share it. */
 weftStatus_t cache_adopt(const struct code **code, const char *name, const void *image, size_t bytes, bool is_ptx) {
     struct sha256 hash;
     uint8_t key[32];
     *code = NULL;
     sha256_init(&hash);
-    /* Another prefix than that of programs: the two kinds of keys share one list. */
+    /* Another prefix than for programs, because both kinds of keys share one list. */
     hash_text(&hash, "weft image");
     hash_part(&hash, image, bytes);
     sha256_final(key, &hash);
     pthread_mutex_lock(&lock);
     struct entry *entry = find_entry(key);
-    if (!entry && (entry = make_entry(key, name))) {
-        /* malloc of 0 bytes may give NULL, which is no lack of memory. */
+    if (!entry && (entry = new_entry(key, name))) {
+        /* malloc(0) may return NULL without an error. */
         entry->compiled = (struct compiled){.image = malloc(bytes ? bytes : 1), .bytes = bytes, .is_ptx = is_ptx};
         if (entry->compiled.image) {
             memcpy(entry->compiled.image, image, bytes);
@@ -335,14 +336,14 @@ void cache_release(const struct code *code) {
     if (!code)
         return;
     pthread_mutex_lock(&lock);
-    /* `code` is the first member of its entry, so the two have one address. */
-    let_go((struct entry *)code);
+    /* `code` is the first member of its entry, so both have the same address. */
+    release_entry((struct entry *)code);
     pthread_mutex_unlock(&lock);
 }
 
 void cache_report(struct text *json) {
     int64_t count = 0;
-    /* Counted while others may add: a snapshot, good for people. */
+    /* A snapshot: other threads may add entries. */
     pthread_mutex_lock(&lock);
     for (const struct entry *entry = entries; entry; entry = entry->next)
         count++;

@@ -9,31 +9,31 @@
 
 #include "runtime/nvrtc.h"
 
-/* Machine code of one program; immutable, shared, counted. */
+/* Machine code of one program; immutable, shared, reference counted. */
 struct code {
     uint8_t key[32];
     const char *name;  /* of the program */
     const void *image; /* see struct compiled */
     size_t bytes;
     bool is_ptx;
-    const char *log; /* what the compiler said, never NULL */
+    const char *log; /* the compiler's log, never NULL */
 };
 
-/* What struct program's headers_digest is. */
+/* Computes struct program's headers_digest. */
 void cache_digest_headers(uint8_t digest[32], const struct program_header *headers, int count);
 
-/* What a program for an architecture ("sm_90a") is known by, whichever compiler makes code of it: a hash of all that
-   goes in, the version of Weft included. */
+/* Identifies a program for an architecture ("sm_90a"), independent of the compiler: a hash of all inputs, including
+   Weft's version. */
 void cache_identify(uint8_t identity[32], const struct program *program, const char *arch);
 
-/* The code of a program for an architecture ("sm_90a"); give it back with cache_release. Fails as nvrtc_choose and
-   nvrtc_compile do. */
+/* Returns the code of a program for an architecture ("sm_90a"); release it with cache_release. Fails as nvrtc_choose
+   and nvrtc_compile do. */
 weftStatus_t cache_get(const struct code **code, const struct program *program, const char *arch);
 
-/* Code that was not compiled here, as from a saved plan; it is copied, and never goes to disk. */
+/* Adds code that was compiled elsewhere, such as that of a saved plan. It is copied and never saved to disk. */
 weftStatus_t cache_adopt(const struct code **code, const char *name, const void *image, size_t bytes, bool is_ptx);
 
-/* NULL does nothing. Code that nobody holds stays in memory until 64 MiB of it are idle. */
+/* NULL is allowed. Code without references stays cached until 64 MiB are idle. */
 void cache_release(const struct code *code);
 
 /* {"compiled", "shared", "in_memory", "disk": as disk_cache_report}; shared: requests that found the code in memory or

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Where quotas are: /proc/self/cgroup names the process's group in each hierarchy, /proc/self/mountinfo where a
-   hierarchy is mounted and which of its groups stands at the top there, as a container sees its own alone. A file that
-   is missing or makes no sense limits nothing. */
+/* Finds CPU quotas: /proc/self/cgroup names the process's group in each hierarchy; /proc/self/mountinfo tells where a
+   hierarchy is mounted and which group is at the top of the mount, because a container only sees its own groups. A
+   missing or unreadable file means no limit. */
 #define _GNU_SOURCE 1 /* getline */
 #include "runtime/cgroup.h"
 
@@ -12,28 +12,28 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Threads with stacks of 64 KiB come here. */
+/* Small, because threads with stacks of 64 KiB call this. */
 enum { PATH_BYTES = 1024 };
 #define PATH_FORMAT "%1023s"
 
-/* Version 2 has one hierarchy for all, version 1 one for each controller or a few. */
+/* Version 2 has one hierarchy for all controllers, version 1 has one per controller or per few. */
 struct hierarchy {
     bool is_v2;
-    char group[PATH_BYTES]; /* of this process, from the hierarchy's own top */
+    char group[PATH_BYTES]; /* of this process, relative to the root of the hierarchy */
     char top[PATH_BYTES];   /* the group that is mounted */
-    char mount[PATH_BYTES]; /* where */
+    char mount[PATH_BYTES]; /* mount point */
 };
 
-/* Whether words with commas between have this one. */
+/* True if a comma-separated list contains the word. */
 static bool has_word(const char *words, const char *word) {
     size_t length = strlen(word);
     for (const char *at = words; (at = strstr(at, word)); at += length)
-        if ((at == words || at[-1] == ',') && strchr(",\n", at[length])) /* or its end: strchr finds it, too */
+        if ((at == words || at[-1] == ',') && strchr(",\n", at[length])) /* the end of the string matches too */
             return true;
     return false;
 }
 
-/* "4:cpu,cpuacct:/group"; of version 2 "0::/group". */
+/* "4:cpu,cpuacct:/group"; version 2: "0::/group". */
 static bool read_group(struct hierarchy *h, char *line) {
     char *controllers = strchr(line, ':'), *group = controllers ? strchr(controllers + 1, ':') : NULL;
     if (!group || strlen(group) >= PATH_BYTES)
@@ -44,7 +44,7 @@ static bool read_group(struct hierarchy *h, char *line) {
     return h->is_v2 ? !*controllers : has_word(controllers, "cpu");
 }
 
-/* "36 35 0:30 /top /mount options - type source options", with more words before the dash. */
+/* "36 35 0:30 /top /mount options - type source options", with optional fields before the dash. */
 static bool read_mount(struct hierarchy *h, char *line) {
     char type[32], options[PATH_BYTES];
     const char *rest = strstr(line, " - ");
@@ -55,7 +55,7 @@ static bool read_mount(struct hierarchy *h, char *line) {
     return h->is_v2 ? strcmp(type, "cgroup2") == 0 : strcmp(type, "cgroup") == 0 && has_word(options, "cpu");
 }
 
-/* Whether a line of a file is what `read` looks for, which keeps what it says. */
+/* True if a line of a file is accepted by `read`, which stores its contents in h. */
 static bool find_line(struct hierarchy *h, const char *files, const char *path,
                       bool (*read)(struct hierarchy *h, char *line)) {
     char name[PATH_BYTES], *line = NULL;
@@ -71,7 +71,7 @@ static bool find_line(struct hierarchy *h, const char *files, const char *path,
     return found;
 }
 
-/* One or two numbers at the beginning of a group's file; how many there are. */
+/* Reads up to two numbers at the start of a group's file and returns how many there are. */
 static int read_numbers(const char *files, const char *folder, const char *name, int64_t numbers[2]) {
     char path[2 * PATH_BYTES];
     long long first = 0, second = 0;
@@ -85,7 +85,8 @@ static int read_numbers(const char *files, const char *folder, const char *name,
     return count;
 }
 
-/* Microseconds in each period of so many; a word instead of the first number, or -1, is no limit. */
+/* The quota in microseconds per period, in processors, rounded up. A word instead of the first number, or -1, means no
+   limit. */
 static int64_t processors_of(const struct hierarchy *h, const char *files, const char *folder) {
     int64_t quota[2] = {0}, period[2] = {0};
     if (h->is_v2 && read_numbers(files, folder, "cpu.max", quota) == 2)
@@ -95,14 +96,14 @@ static int64_t processors_of(const struct hierarchy *h, const char *files, const
     return quota[0] > 0 && period[0] > 0 ? divide_up(quota[0], period[0]) : INT64_MAX;
 }
 
-/* The group's path below what is mounted; a group that is not below it counts as what is mounted. */
+/* The group's path relative to the mounted group; a group outside of it counts as the mounted group. */
 static const char *path_below(const struct hierarchy *h) {
     size_t length = strcmp(h->top, "/") == 0 ? 0 : strlen(h->top);
     bool is_below = strncmp(h->group, h->top, length) == 0 && !strstr(h->group, "/..");
     return is_below ? h->group + length : "";
 }
 
-/* The tightest of the group's limit and those of all above it. */
+/* The smallest limit of the group and all its ancestors. */
 static int64_t tightest(const struct hierarchy *h, const char *files) {
     char folder[2 * PATH_BYTES];
     int64_t least = INT64_MAX;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The one check that every function with a handle begins with. */
+/* The check at the start of every function that receives a handle. */
 #include "runtime/context.h"
 
-/* `where` is the exported function as the user calls it. Catches what mistakes usually give: NULL, another kind of
-   object, a handle after weftDestroy whose memory is not used again yet. */
+/* `where` is the name of the exported function. Detects the usual mistakes: NULL, another kind of object, a handle
+   after weftDestroy whose memory has not been reused yet. */
 weftStatus_t context_check(const struct weftContext *context, const char *where) {
     if (!context)
         FAIL(WEFT_STATUS_BAD_PARAM_NULL_POINTER, "%s: the handle is NULL. Make one with weftCreate.", where);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a handle points at: a device opened for use, and the stream that weftBackendExecute enqueues on. */
+/* The object behind a handle: an opened device, and the stream that weftBackendExecute uses. */
 #ifndef WEFT_RUNTIME_CONTEXT_H
 #define WEFT_RUNTIME_CONTEXT_H
 
@@ -11,21 +11,21 @@
 enum { CONTEXT_MAGIC = 0x57454643 };
 
 struct weftContext {
-    struct shared shared; /* held by the caller until weftDestroy, and by descriptors that name the handle */
+    struct shared shared; /* referenced by the caller until weftDestroy, and by descriptors that use the handle */
     uint32_t magic;       /* CONTEXT_MAGIC until weftDestroy */
     struct device device;
     _Atomic(weftStream_t) stream;
-    struct stream_allocator allocator; /* of weftFreeOnStream; empty on the CPU */
+    struct stream_allocator allocator; /* for weftFreeOnStream; unused on the CPU */
 };
 
-/* One more holder; NULL is allowed. */
+/* Adds a reference; NULL is allowed. */
 static inline struct weftContext *context_retain(struct weftContext *context) {
     if (context)
         shared_retain(&context->shared);
     return context;
 }
 
-/* Refuses what is no live handle. */
+/* Refuses anything that is not a live handle. */
 weftStatus_t context_check(const struct weftContext *context, const char *where);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* An executable graph of the same kernels takes the arguments of a new capture; only where the driver declines that is
-   another one instantiated. */
+/* An executable graph is updated with the arguments of a new capture; a new one is only instantiated if the driver
+   declines the update. */
 #include "runtime/cuda_graph.h"
 
 static weftStatus_t answer(int result, const char *what) {
@@ -10,22 +10,22 @@ static weftStatus_t answer(int result, const char *what) {
 weftStatus_t cuda_graph_make(struct cuda_graph *graph, const struct driver *driver) {
     *graph = (struct cuda_graph){.driver = driver};
     TRY(answer(driver->ctx_get_current(&graph->context), "finding the context"));
-    return answer(driver->stream_create(&graph->stream, CUDA_STREAM_NON_BLOCKING), "making a stream to capture");
+    return answer(driver->stream_create(&graph->stream, CUDA_STREAM_NON_BLOCKING), "creating a stream to capture");
 }
 
-/* Relaxed, and so is the thread until the end: no capture, this or another thread's, is harmed by what happens here or
-   there. */
+/* Uses relaxed mode for the capture and for the thread until it ends, so that captures of this and of other threads do
+   not invalidate each other. */
 weftStatus_t cuda_graph_begin(struct cuda_graph *graph) {
     const struct driver *driver = graph->driver;
     graph->capture_mode = CUDA_CAPTURE_MODE_RELAXED;
-    TRY(answer(driver->thread_exchange_stream_capture_mode(&graph->capture_mode), "declaring that nothing is harmed"));
+    TRY(answer(driver->thread_exchange_stream_capture_mode(&graph->capture_mode), "relaxing the capture mode"));
     int result = driver->stream_begin_capture(graph->stream, CUDA_CAPTURE_MODE_RELAXED);
     if (result)
         driver->thread_exchange_stream_capture_mode(&graph->capture_mode);
     return answer(result, "beginning a capture");
 }
 
-static weftStatus_t take_captured(struct cuda_graph *graph, void *captured) {
+static weftStatus_t update_executable(struct cuda_graph *graph, void *captured) {
     const struct driver *driver = graph->driver;
     struct cuda_graph_update update = {0};
     if (graph->executable && !driver->graph_exec_update(graph->executable, captured, &update))
@@ -41,7 +41,7 @@ weftStatus_t cuda_graph_end(struct cuda_graph *graph, bool is_whole) {
     int result = graph->driver->stream_end_capture(graph->stream, &captured);
     weftStatus_t status = is_whole ? answer(result, "ending a capture") : WEFT_STATUS_SUCCESS;
     if (is_whole && !status)
-        status = take_captured(graph, captured);
+        status = update_executable(graph, captured);
     if (captured)
         graph->driver->graph_destroy(captured);
     graph->driver->thread_exchange_stream_capture_mode(&graph->capture_mode);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Launches kept as one CUDA graph, which costs the host about as much as one kernel. They are captured on a stream of
-   the graph's own, so that what a launch asks for, as programmatic dependent launch, becomes the graph's by the driver.
-   Calls but the last want the device's context current. */
+/* Launches recorded as a CUDA graph, whose launch costs the host about as much as that of one kernel. They are captured
+   on the graph's own stream, so that attributes such as programmatic dependent launch become part of the graph. All
+   functions except the last two require the device's context to be current. */
 #ifndef WEFT_RUNTIME_CUDA_GRAPH_H
 #define WEFT_RUNTIME_CUDA_GRAPH_H
 
@@ -11,25 +11,25 @@
 struct cuda_graph {
     const struct driver *driver;
     void *context;
-    weftStream_t stream; /* of captures; nothing runs there */
-    void *executable;    /* NULL: nothing was captured yet */
-    int capture_mode;    /* of this thread before a capture began */
+    weftStream_t stream; /* only for captures; nothing runs on it */
+    void *executable;    /* NULL until something has been captured */
+    int capture_mode;    /* of this thread before the capture */
 };
 
 weftStatus_t cuda_graph_make(struct cuda_graph *graph, const struct driver *driver);
 
-/* Between the two, what is launched on graph->stream becomes the graph; an executable one of the same kernels takes
-   other arguments. is_whole false: something failed, and the graph stays as it was. */
+/* Work launched on graph->stream between the two calls becomes the graph; an executable graph with the same kernels is
+   updated. is_whole false: a launch failed, and the graph stays as it was. */
 weftStatus_t cuda_graph_begin(struct cuda_graph *graph);
 weftStatus_t cuda_graph_end(struct cuda_graph *graph, bool is_whole);
 
 weftStatus_t cuda_graph_launch(const struct cuda_graph *graph, weftStream_t stream);
 
-/* Whether launches on a stream would be captured into somebody's graph, or fail as another stream's capture forbids
-   them. */
+/* True if launches on a stream would become part of another graph, or would fail because of another stream's capture.
+   */
 weftStatus_t stream_find_capture(bool *is_captured, const struct driver *driver, weftStream_t stream);
 
-/* Runs that are under way end first; what fails has nobody to tell. */
+/* Waits for runs in progress. Failures cannot be reported and are ignored. */
 void cuda_graph_free(struct cuda_graph *graph);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Finds the devices of this machine, knows those of others, and keeps one context per GPU. */
+/* Finds the devices of this machine, describes those of others, and holds one context per GPU. */
 #define _GNU_SOURCE 1 /* sched_getaffinity */
 #include "runtime/device.h"
 
@@ -16,20 +16,20 @@
 #include <string.h>
 #include <unistd.h>
 
-/* CUDA_DEVICES_MAX: GPUs that a process may enter. OLDEST_ARCH: sm_75, the first with mma.sync of 16-bit operands that
-   kernels use. */
+/* CUDA_DEVICES_MAX: GPUs that a process may enter. OLDEST_ARCH: sm_75, the first with mma.sync on 16-bit operands,
+   which kernels use. */
 enum { CUDA_DEVICES_MAX = 64, OLDEST_ARCH = 75 };
 
 const char *device_kind_name(weftDeviceKind_t kind) { return kind == WEFT_DEVICE_CPU ? "cpu" : "cuda"; }
 
-/* The processor's own name, as Linux tells it; "CPU" where it does not. */
+/* Reads the processor's name as Linux reports it; "CPU" if it does not. */
 static void read_cpu_name(char *name, size_t bytes) {
     snprintf(name, bytes, "CPU");
     FILE *file = fopen("/proc/cpuinfo", "r");
     char line[256];
     while (file && fgets(line, sizeof line, file)) {
         char *colon = strchr(line, ':');
-        /* Lines are "model name<tab>: text": the text begins two characters behind the colon. */
+        /* Lines are "model name<tab>: text"; the text starts two characters after the colon. */
         if (strncmp(line, "model name", 10) != 0 || !colon)
             continue;
         line[strcspn(line, "\n")] = '\0';
@@ -40,10 +40,10 @@ static void read_cpu_name(char *name, size_t bytes) {
         fclose(file);
 }
 
-/* Counted once: the pool of threads has that size for as long as the process lives. */
+/* Computed once, because the thread pool keeps its size as long as the process lives. */
 static int host_threads;
 
-/* WEFT_THREADS can lower the number but not raise it: more threads than processors wait for each other. */
+/* WEFT_THREADS can lower the number but not raise it: more threads than processors only wait for each other. */
 static void count_host_threads(void) {
     long cpus = sysconf(_SC_NPROCESSORS_ONLN);
 #ifdef __linux__
@@ -63,7 +63,7 @@ int device_host_threads(void) {
 
 /* ---- GPUs of this machine ---------------------------------------------------------------------------------------- */
 
-/* Attributes that are one int of struct cuda_properties each; all members named here must be of type int. */
+/* Device attributes that map to one member of struct cuda_properties each, all of type int. */
 static const struct {
     enum cuda_device_attribute attribute;
     size_t offset;
@@ -79,11 +79,10 @@ static const struct {
     {CUDA_MAX_THREADS_PER_BLOCK, offsetof(struct cuda_properties, threads_per_block)},
 };
 
-/* Blocks of a cluster that every chip with clusters runs, as CUDA promises. */
+/* Cluster size that CUDA guarantees on every chip with clusters. */
 static int cluster_most(int major) { return major >= 9 ? 8 : 1; }
 
-/* Stops at the first result that is not success, and returns it. Results are the driver's, in a chain: no call is made
-   once one failed, so the first failure is what is reported. */
+/* Returns the first driver result that is not success; after a failure no further call is made. */
 static int read_properties(struct device *device, const struct driver *driver) {
     struct cuda_properties *cuda = &device->cuda;
     int id, value, memory_khz = 0, bus_bits = 0;
@@ -95,12 +94,12 @@ static int read_properties(struct device *device, const struct driver *driver) {
         result = driver->device_total_mem(&memory, id);
     if (!result)
         result = driver->device_get_uuid(cuda->uuid, id);
-    /* On failure `value` is unset, but so is the device: its caller fails. */
+    /* After a failure `value` is unset; the caller discards the device. */
     for (size_t i = 0; !result && i < sizeof int_attributes / sizeof *int_attributes; i++) {
         result = driver->device_get_attribute(&value, int_attributes[i].attribute, id);
         memcpy((char *)cuda + int_attributes[i].offset, &value, sizeof value);
     }
-    /* The three attributes have successive numbers. */
+    /* The three attributes have consecutive numbers. */
     for (int axis = 0; !result && axis < 3; axis++) {
         result = driver->device_get_attribute(&value, CUDA_MAX_GRID_DIM_X + axis, id);
         cuda->max_grid[axis] = value;
@@ -116,11 +115,11 @@ static int read_properties(struct device *device, const struct driver *driver) {
     cuda->cluster_most = cluster_most(cuda->major);
     cuda->l2_bytes = value;
     cuda->memory_bytes = (int64_t)memory;
-    cuda->bandwidth = (int64_t)memory_khz * 1000 * 2 * bus_bits / 8; /* two transfers a clock */
+    cuda->bandwidth = (int64_t)memory_khz * 1000 * 2 * bus_bits / 8; /* two transfers per clock */
     return CUDA_SUCCESS;
 }
 
-/* Says which ordinals there are: "cuda:0..3", or "cuda:0" where there is one. */
+/* Reports the existing ordinals: "cuda:0..3", or "cuda:0" if there is only one. */
 static weftStatus_t fail_to_find(int32_t ordinal, int count) {
     char last[16] = "";
     if (count > 1)
@@ -141,15 +140,15 @@ static weftStatus_t find_cuda(struct device *device, int32_t ordinal) {
     int result = read_properties(device, driver);
     if (result)
         return driver_fail(result, "cuda:%d: reading its properties", (int)ordinal);
-    /* Below, what Weft refuses or completes; the driver has told all it knows. */
+    /* The driver has reported all that it knows; the rest is refused or completed here. */
     const struct cuda_properties *cuda = &device->cuda;
     if (cuda->major * 10 + cuda->minor < OLDEST_ARCH)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH,
              "cuda:%d (%s): kernels need compute capability 7.5 or newer, this GPU has %d.%d. Use a newer GPU or the "
              "CPU (device cpu:0).",
              (int)ordinal, device->name, cuda->major, cuda->minor);
-    /* 0 would make each prediction infinite. */
-    if (cuda->bandwidth <= 0) { /* some virtual GPUs do not say */
+    /* A bandwidth of 0 would make every prediction infinite. */
+    if (cuda->bandwidth <= 0) { /* some virtual GPUs do not report it */
         struct device typical;
         TRY(device_describe_cuda(&typical, cuda->major, cuda->minor));
         device->cuda.bandwidth = typical.cuda.bandwidth;
@@ -166,7 +165,7 @@ int device_count(weftDeviceKind_t kind) {
 
 weftStatus_t device_find(struct device *device, weftDeviceKind_t kind, int32_t ordinal) {
     memset(device, 0, sizeof *device);
-    /* Ordinals count as CUDA_VISIBLE_DEVICES leaves them. */
+    /* Ordinals are counted after CUDA_VISIBLE_DEVICES has been applied. */
     if (kind == WEFT_DEVICE_CUDA)
         return find_cuda(device, ordinal);
     if (kind != WEFT_DEVICE_CPU || ordinal != 0)
@@ -181,20 +180,21 @@ weftStatus_t device_find(struct device *device, weftDeviceKind_t kind, int32_t o
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The device that WEFT_DEVICE names, or a failure; without it the first GPU that kernels run on, else the CPU. */
+/* The device that WEFT_DEVICE names, or a failure; if it is not set, the first GPU that kernels can run on, else the
+   CPU. */
 weftStatus_t device_choose_default(struct device *device) {
     const char *named = getenv("WEFT_DEVICE");
-    /* GPUs too old for kernels are passed over: a machine with one such and a newer one uses the newer. */
+    /* GPUs that are too old are skipped, so that a machine with an old and a new one uses the new one. */
     if (!named || !*named) {
         int count = device_count(WEFT_DEVICE_CUDA);
         for (int i = 0; i < count; i++)
             if (device_find(device, WEFT_DEVICE_CUDA, i) == WEFT_STATUS_SUCCESS)
                 return WEFT_STATUS_SUCCESS;
         if (count)
-            status_clear(); /* of a GPU that cannot be used: nobody asked for it */
+            status_clear(); /* the user did not request the unusable GPU */
         return device_find(device, WEFT_DEVICE_CPU, 0);
     }
-    /* "cuda:" alone, "cuda:x" and "cuda:1x" are refused, not taken as cuda:0. */
+    /* "cuda:", "cuda:x" and "cuda:1x" are refused and not read as cuda:0. */
     char *end;
     bool has_ordinal = strncmp(named, "cuda:", 5) == 0;
     long ordinal = has_ordinal ? strtol(named + 5, &end, 10) : 0;
@@ -211,18 +211,18 @@ weftStatus_t device_choose_default(struct device *device) {
 #define GIB(n) ((int64_t)(n) << 30)
 #define KIB(n) ((n) * 1024)
 
-/* One well-known GPU per generation; the limits are those of the compute capability. */
+/* One well-known GPU per generation; the limits are those of its compute capability. */
 static const struct {
     int arch;
     const char *name;
-    /* clock_khz: kHz at boost; bandwidth: bytes per second; memory, L2 and shared memory: bytes. shared_per_block is
-       what a kernel may ask for, 1 KiB less than a multiprocessor has where CUDA reserves that much of each block. */
+    /* clock_khz: boost clock; bandwidth: bytes per second; memory, L2 and shared memory: bytes. shared_per_block is
+       what a kernel may request: 1 KiB less than the multiprocessor has, if CUDA reserves that much per block. */
     int multiprocessors, clock_khz;
     int64_t bandwidth, memory_bytes, l2_bytes;
     int shared_per_block, shared_per_multiprocessor, threads_per_multiprocessor;
-    /* Clocks and bandwidths are NVIDIA's data sheets'; they decide predictions alone, never what runs correctly. */
+    /* Clocks and bandwidths are from NVIDIA's data sheets. They only affect predictions, never correctness. */
 } known[] = {
-    /* Ascending by arch: device_describe_cuda searches from the end. */
+    /* Ascending by arch, because device_describe_cuda searches from the end. */
     {75, "T4", 40, 1590000, 320000000000, GIB(16), MIB(4), KIB(64), KIB(64), 1024},
     {80, "A100", 108, 1410000, 2039000000000, GIB(80), MIB(40), KIB(163), KIB(164), 2048},
     {86, "RTX 3090", 82, 1695000, 936000000000, GIB(24), MIB(6), KIB(99), KIB(100), 1536},
@@ -236,11 +236,12 @@ static const struct {
     {121, "GB10", 48, 2418000, 273000000000, GIB(128), MIB(24), KIB(99), KIB(100), 1536},
 };
 
-/* Only what a plan is priced and compiled by. ordinal 0 and a zero UUID: it stands for any GPU of that chip. */
+/* Only the properties that planning and compiling need. The ordinal and the UUID are zero: the device stands for any
+   GPU of that chip. */
 weftStatus_t device_describe_cuda(struct device *device, int major, int minor) {
     memset(device, 0, sizeof *device);
-    /* The newest known chip that is not newer: of its generation, or like one before. Behind the last row: a chip newer
-       than all gets that of the newest. */
+    /* Finds the newest known chip that is not newer: the same one, or an older one that resembles it. A chip that is
+       newer than all rows gets the numbers of the newest. */
     size_t row = sizeof known / sizeof *known;
     while (row > 0 && known[row - 1].arch > major * 10 + minor)
         row--;
@@ -277,10 +278,10 @@ weftStatus_t device_describe_cuda(struct device *device, int major, int minor) {
 
 weftStatus_t device_read_arch(int *major, int *minor, const char *text) {
     char *end = NULL;
-    /* The last digit is the minor version, all before it the major one: 90 is 9.0, 103 is 10.3. */
+    /* The last digit is the minor version, the others are the major version: 90 is 9.0, 103 is 10.3. */
     const char *digits = strncmp(text, "sm_", 3) == 0 ? text + 3 : text;
     long arch = *digits >= '0' && *digits <= '9' ? strtol(digits, &end, 10) : 0;
-    /* A suffix says which features may be used; device_arch adds Weft's own. */
+    /* A suffix selects a feature set; device_arch adds the one that Weft uses. */
     if (end && (*end == 'a' || *end == 'f'))
         end++;
     if (!end || *end || arch < 10 || arch > 9999)
@@ -290,26 +291,27 @@ weftStatus_t device_read_arch(int *major, int *minor, const char *text) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* `% 1000` and `% 10` bound the length for the compiler, which checks it against 16; real numbers are smaller. */
+/* `% 1000` and `% 10` bound the length, because the compiler checks it against 16; real numbers are smaller. */
 void device_arch(char arch[16], const struct device *device) {
     snprintf(arch, 16, "sm_%d%d%s", device->cuda.major % 1000, device->cuda.minor % 10,
-             /* From sm_90 on kernels use instructions of one architecture alone (wgmma), whose target ends in a. */
+             /* From sm_90 on kernels use architecture-specific instructions (wgmma), whose target ends in a. */
              device->cuda.major >= 9 ? "a" : "");
 }
 
-/* Whether a plan's device may be replaced by this one. The order of arguments matters: `planned` may be described,
-   `here` never is. Plans of the CPU serve every CPU: their engines ask for threads when they run. */
+/* True if what was planned for `planned` can run on `here`. `planned` may be a described device, `here` never is. CPU
+   plans run on every CPU, because the engines query the number of threads when they run. */
 bool device_serves(const struct device *here, const struct device *planned) {
     if (here->kind != planned->kind || here->is_described)
         return false;
     if (here->kind == WEFT_DEVICE_CPU)
         return true;
     bool is_same_chip = here->cuda.major == planned->cuda.major && here->cuda.minor == planned->cuda.minor;
-    /* Two GPUs of one chip may differ in memory and multiprocessors, so a plan of a real one stays with its ordinal. */
+    /* Two GPUs of one chip may differ in memory and multiprocessors, so a plan for a real GPU is bound to its ordinal.
+       */
     return is_same_chip && (planned->is_described || planned->ordinal == here->ordinal);
 }
 
-/* Devices are made zeroed, so that padding compares equal, too. */
+/* Devices are created zeroed, so that padding compares equal too. */
 bool device_same(const struct device *a, const struct device *b) { return memcmp(a, b, sizeof *a) == 0; }
 
 const char *device_label(char text[DEVICE_LABEL_BYTES], const struct device *device) {
@@ -323,9 +325,9 @@ const char *device_label(char text[DEVICE_LABEL_BYTES], const struct device *dev
 
 /* ---- Entering ---------------------------------------------------------------------------------------------------- */
 
-/* The driver is written once, before the first context is published: whoever sees a context may read it. */
+/* Written once, before the first context is published, so that any thread that sees a context may read it. */
 static const struct driver *context_driver;
-/* By ordinal; NULL until somebody enters the device. */
+/* By ordinal; NULL until the device is entered for the first time. */
 static _Atomic(void *) contexts[CUDA_DEVICES_MAX];
 static pthread_mutex_t context_lock = PTHREAD_MUTEX_INITIALIZER;
 
@@ -335,8 +337,8 @@ static weftStatus_t retain_context(const struct device *device) {
     void *context = NULL;
     int id, result = CUDA_SUCCESS;
     TRY(driver_get(&driver));
-    /* Of two threads that come first, one opens the GPU. The context stays until the process ends: retaining and
-       releasing it costs milliseconds. */
+    /* If two threads get here first, one of them opens the GPU. The context is retained until the process ends, because
+       retaining and releasing it takes milliseconds. */
     pthread_mutex_lock(&context_lock);
     if (!atomic_load(&contexts[device->ordinal])) {
         result = driver->device_get(&id, device->ordinal);
@@ -352,7 +354,7 @@ static weftStatus_t retain_context(const struct device *device) {
     return result ? driver_fail(result, "cuda:%d: opening it", (int)device->ordinal) : WEFT_STATUS_SUCCESS;
 }
 
-/* On the hot path: one atomic load and one call of the driver where the context is current. */
+/* Hot path: one atomic load and one driver call if the context is already current. */
 weftStatus_t device_enter(struct device_scope *scope, const struct device *device) {
     *scope = (struct device_scope){0};
     if (device->kind != WEFT_DEVICE_CUDA || device->is_described || device->ordinal < 0 ||
@@ -361,16 +363,16 @@ weftStatus_t device_enter(struct device_scope *scope, const struct device *devic
              "%s:%d (%s): loading and running code need a GPU of this machine, which this device is not. Save the plan "
              "and run it where the GPU is.",
              device_kind_name(device->kind), (int)device->ordinal, device->name);
-    /* Acquire pairs with the store in retain_context: whoever sees the context sees context_driver, too. */
+    /* The acquire pairs with the store in retain_context: a thread that sees the context also sees context_driver. */
     void *context = atomic_load_explicit(&contexts[device->ordinal], memory_order_acquire), *current = NULL;
     if (!context) {
         TRY(retain_context(device));
         context = atomic_load(&contexts[device->ordinal]);
     }
-    /* Another library may have made another context current, or none: pushed, so that device_leave can restore it. */
+    /* Another library may have made another context current, or none. Pushing lets device_leave restore it. */
     scope->driver = context_driver;
     int result = scope->driver->ctx_get_current(&current);
-    /* The usual case, as torch makes the same primary context current: nothing to push, nothing to pop. */
+    /* The usual case, because PyTorch makes the same primary context current: nothing to push or pop. */
     if (!result && current == context)
         return WEFT_STATUS_SUCCESS;
     if (!result)
@@ -381,7 +383,7 @@ weftStatus_t device_enter(struct device_scope *scope, const struct device *devic
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Contexts nest: leave in the opposite order of enter, on the same thread. */
+/* Scopes nest: leave in the reverse order of enter, on the same thread. */
 void device_leave(const struct device_scope *scope) {
     void *popped;
     if (scope->is_pushed)

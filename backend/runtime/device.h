@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What Weft knows of a device: enough to choose engines and predict times, on a machine that has it or not; and how a
-   thread enters one. */
+/* Devices: the properties that planning and prediction need, for devices of this machine or others, and how a thread
+   enters a GPU. */
 #ifndef WEFT_RUNTIME_DEVICE_H
 #define WEFT_RUNTIME_DEVICE_H
 
@@ -9,67 +9,67 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* An NVIDIA GPU's numbers. */
+/* Properties of an NVIDIA GPU. */
 struct cuda_properties {
     int major, minor; /* compute capability */
     int multiprocessors;
     int clock_khz;
     int64_t bandwidth; /* device memory, bytes per second */
     int64_t memory_bytes, l2_bytes;
-    int shared_per_block; /* bytes that a kernel may ask for, its static share included */
+    int shared_per_block; /* bytes that a kernel may request, including its static shared memory */
     int shared_per_multiprocessor, registers_per_multiprocessor, threads_per_multiprocessor;
     int threads_per_block;
-    int cluster_most; /* blocks of a cluster; 1: no clusters */
-    bool is_limited;  /* shared_per_block or cluster_most is less than the chip's: who does not look at them is asked */
+    int cluster_most; /* blocks per cluster; 1: no clusters */
+    bool is_limited;  /* shared_per_block or cluster_most was reduced, so kernels are checked against them */
     int64_t max_grid[3];
     uint8_t uuid[16];
 };
 
 struct device {
     weftDeviceKind_t kind;
-    int32_t ordinal; /* among its kind; 0 for the CPU */
+    int32_t ordinal; /* among the devices of its kind; 0 for the CPU */
     char name[128];
-    bool is_described;           /* not of this machine: can be planned and compiled for, not run on */
+    bool is_described;           /* not on this machine: can be planned and compiled for, but not run on */
     int threads;                 /* CPU: threads that work on one plan */
     struct cuda_properties cuda; /* CUDA; zero for the CPU */
 };
 
-/* How many devices of a kind this machine has. No driver is no device, without a word. */
+/* Number of devices of a kind on this machine. Silently 0 if there is no driver. */
 int device_count(weftDeviceKind_t kind);
 
-/* The device of a kind on this machine. Fails with BAD_PARAM_OUT_OF_BOUND when there is none of that ordinal, as
-   driver_get when no CUDA device can be used, with NOT_SUPPORTED_ARCH_MISMATCH for GPUs older than 7.5. */
+/* Finds a device of this machine. Fails with BAD_PARAM_OUT_OF_BOUND if there is none with that ordinal, as driver_get
+   if no CUDA device can be used, and with NOT_SUPPORTED_ARCH_MISMATCH for GPUs older than 7.5. */
 weftStatus_t device_find(struct device *device, weftDeviceKind_t kind, int32_t ordinal);
 
-/* What weftCreate opens: the device that WEFT_DEVICE names (cpu, cuda or cuda:N), else the first GPU that can be used,
+/* The device that weftCreate opens: the one that WEFT_DEVICE names (cpu, cuda or cuda:N), else the first usable GPU,
    else the CPU. */
 weftStatus_t device_choose_default(struct device *device);
 
-/* A typical GPU of a compute capability, for planning and compiling where there is none. A capability newer than the
+/* Describes a typical GPU of a compute capability, to plan and compile without one. A capability that is newer than the
    table gets the numbers of the newest older one. Fails with NOT_SUPPORTED_ARCH_MISMATCH below 7.5. */
 weftStatus_t device_describe_cuda(struct device *device, int major, int minor);
 
-/* Reads "sm_90", "sm_90a" or "90" ; BAD_PARAM for anything else. */
+/* Reads "sm_90", "sm_90a" or "90"; BAD_PARAM for anything else. */
 weftStatus_t device_read_arch(int *major, int *minor, const char *text);
 
-/* Whether what was planned for one device runs on another, of this machine: of the same kind, and for CUDA the very
-   same or of the described chip. */
+/* True if what was planned for one device can run on another one of this machine: the same kind, and for CUDA the same
+   device or the described chip. */
 bool device_serves(const struct device *here, const struct device *planned);
 
-/* Whether two are copies of one, so that what is planned for the one is planned for the other. */
+/* True if the two are equal, so that a plan for one is a plan for the other. */
 bool device_same(const struct device *a, const struct device *b);
 
 enum { DEVICE_LABEL_BYTES = 192 };
 
-/* "cpu:0 (name)", "cuda:0 (name, sm_90)": how messages call a device. */
+/* "cpu:0 (name)", "cuda:0 (name, sm_90)": the name of a device in messages. */
 const char *device_label(char text[DEVICE_LABEL_BYTES], const struct device *device);
 
-/* What kernels for a CUDA device are compiled for: "sm_86"; with the features of exactly this chip where it has such,
-   "sm_90a". */
+/* The compilation target for a CUDA device: "sm_86", or "sm_90a" with the features of exactly this chip, if it has
+   such. */
 void device_arch(char arch[16], const struct device *device);
 
-/* Threads of this machine that Weft may keep busy: WEFT_THREADS, else one per processor that its affinity mask
-   and control groups leave it. */
+/* Number of threads that Weft may use: WEFT_THREADS, or one per processor that the affinity mask and the control groups
+   allow. */
 int device_host_threads(void);
 
 /* "cpu" or "cuda". */
@@ -77,14 +77,14 @@ const char *device_kind_name(weftDeviceKind_t kind);
 
 /* ---- Entering a CUDA device ---- */
 
-/* A device that was entered. */
+/* A device that has been entered. */
 struct device_scope {
     const struct driver *driver;
-    bool is_pushed; /* by device_leave the context goes off the thread's stack again */
+    bool is_pushed; /* device_leave has to pop the context */
 };
 
-/* Makes the device's primary context current in this thread, until device_leave; nearly free when it is current
-   already. The context is made on the first call and kept as long as the process lives: it is the one that the CUDA
+/* Makes the device's primary context current in this thread until device_leave; almost free if it is current already.
+   The context is created by the first call and retained as long as the process lives. It is the context that the CUDA
    runtime and PyTorch use. */
 weftStatus_t device_enter(struct device_scope *scope, const struct device *device);
 void device_leave(const struct device_scope *scope);

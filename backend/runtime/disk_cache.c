@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The folder is opened once and everything happens relative to it, so that nobody can exchange it meanwhile. Entries
-   are written aside, synchronised and renamed. Their modification time is when they were last used. */
+/* The folder is opened once and all accesses are relative to it, so that it cannot be exchanged afterwards. Entries are
+   written to a temporary file, synchronized and renamed. The modification time of an entry is the time of its last use.
+   */
 #define _GNU_SOURCE
 #include "runtime/disk_cache.h"
 #include "base/bytes.h"
@@ -23,36 +24,36 @@
 #include <unistd.h>
 
 static const char magic[8] = {'W', 'E', 'F', 'T', 'K', 'E', 'E', 'P'};
-/* HEADER_BYTES: magic number, format, key, digest of the payload, its length. ENTRY_BYTES_MAX: larger files are no
-   kernels of ours. */
+/* HEADER_BYTES: magic number, format, key, digest of the payload, its length. ENTRY_BYTES_MAX: larger files cannot be
+   kernels. */
 enum { FORMAT = 1, HEADER_BYTES = 8 + 4 + 32 + 32 + 8, ENTRY_BYTES_MAX = 128 << 20 };
-/* Listing the folder costs milliseconds: only every so many saves look whether others have filled it. STALE_SECONDS:
-   nobody writes one file for an hour. */
+/* Listing the folder takes milliseconds, so only every 64th save checks whether other processes have filled it.
+   STALE_SECONDS: writing a file never takes an hour. */
 enum { SAVES_PER_TRIM = 64, STALE_SECONDS = 3600 };
 
 enum mode { MODE_OFF, MODE_READ, MODE_WRITE };
 static const char *const mode_names[] = {"off", "ro", "rw"};
 
-/* Written by open_store alone, constant from then on: read without a lock. */
+/* Only written by open_store, then constant, so it is read without a lock. */
 static struct {
     enum mode mode;
-    /* Stays open for as long as the process lives. */
+    /* Stays open as long as the process lives. */
     int folder; /* descriptor */
     char path[PATH_MAX];
-    char problem[PATH_MAX + 256]; /* why the mode is less than asked for */
-    /* Bytes that trim keeps the folder below. */
+    char problem[PATH_MAX + 256]; /* why the mode is less than requested */
+    /* Maximum size of the folder in bytes. */
     int64_t limit;
 } store;
 static pthread_once_t open_once = PTHREAD_ONCE_INIT;
-/* One thread of this process trims at a time; others wait. */
+/* Only one thread of this process trims at a time. */
 static pthread_mutex_t trim_lock = PTHREAD_MUTEX_INITIALIZER;
-static atomic_llong estimate, save_count; /* bytes in the folder as far as known; saves of this process */
+static atomic_llong estimate, save_count; /* estimated size of the folder; saves of this process */
 static atomic_llong hits, saved, damaged, evicted;
 
 /* ---- Opening ----------------------------------------------------------------------------------------------------- */
 
 static void lower_mode(enum mode mode, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/* Only from open_store, once for each process: nobody reads the mode yet. */
+/* Only called by open_store, once per process, before the mode is read. */
 static void lower_mode(enum mode mode, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
@@ -62,7 +63,8 @@ static void lower_mode(enum mode mode, const char *format, ...) {
     trace(WEFT_SEV_WARNING, "kernel cache: %s", store.problem);
 }
 
-/* An empty or missing WEFT_CACHE means rw; a relative HOME or XDG_CACHE_HOME is passed over, as the standard asks. */
+/* An empty or missing WEFT_CACHE means rw; a relative HOME or XDG_CACHE_HOME is ignored, as the XDG standard requires.
+   */
 static void read_settings(void) {
     const char *mode = getenv("WEFT_CACHE"), *folder = getenv("WEFT_CACHE_DIR"), *shared = getenv("XDG_CACHE_HOME"),
                *home = getenv("HOME");
@@ -75,8 +77,7 @@ static void read_settings(void) {
         environment_warn("WEFT_CACHE", mode, "which is not rw, ro or off. It is taken as rw.");
     store.limit = environment_number("WEFT_CACHE_BYTES", 256 << 20);
     int length = -1;
-    /* The first that is set decides, even where it turns out to be of no use: users shall see that theirs is not
-       used. */
+    /* The first variable that is set decides, even if its folder turns out to be unusable, so that users notice it. */
     if (folder && *folder)
         length = snprintf(store.path, sizeof store.path, "%s", folder);
     else if (shared && *shared == '/')
@@ -87,7 +88,7 @@ static void read_settings(void) {
         lower_mode(MODE_OFF, "no folder for it: HOME is not set. Set WEFT_CACHE_DIR, or WEFT_CACHE=off for silence.");
 }
 
-/* Failures show when the folder is opened. 0700: others shall neither read nor plant code. */
+/* Failures appear when the folder is opened. 0700: other users must neither read nor plant code. */
 static void make_folders(char *path) {
     for (char *slash = strchr(path + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
         *slash = '\0';
@@ -97,10 +98,11 @@ static void make_folders(char *path) {
     mkdir(path, 0700);
 }
 
-/* Root could replace the library itself. Who else could write the folder could give this process code to run. */
+/* Root could replace the library itself. Any other user who can write the folder could make this process run his code.
+   */
 static bool is_trusted_owner(uid_t owner) { return owner == geteuid() || owner == 0; }
 
-/* Sets store, lowering the mode step by step to what the folder allows; every reason is one warning. */
+/* Sets `store`. The mode is lowered to what the folder allows, with a warning for each reason. */
 static void open_store(void) {
     struct stat info;
     read_settings();
@@ -108,20 +110,21 @@ static void open_store(void) {
         return;
     if (store.mode == MODE_WRITE)
         make_folders(store.path);
-    /* NOFOLLOW: a link in the last place could lead anywhere. CLOEXEC: child programs do not inherit it. */
+    /* NOFOLLOW: the last component could be a link to anywhere. CLOEXEC: child programs do not inherit the descriptor.
+       */
     store.folder = open(store.path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (store.folder < 0 || fstat(store.folder, &info))
         lower_mode(MODE_OFF,
                    "'%s' cannot be opened (%s). Kernels are compiled anew in every process; set WEFT_CACHE_DIR to "
                    "a folder of yours, or WEFT_CACHE=off for silence.",
                    store.path, errno == ELOOP || errno == ENOTDIR ? "it is a link or no folder" : strerror(errno));
-    /* Asked of the open folder, not of its path, which may be exchanged in between. */
+    /* Checks the open folder instead of its path, which might be exchanged in between. */
     else if (!is_trusted_owner(info.st_uid) || info.st_mode & (S_IWGRP | S_IWOTH))
         lower_mode(MODE_OFF,
                    "'%s' is ignored: %s, who could plant code there. Set WEFT_CACHE_DIR to a folder that only you "
                    "can write (chmod 700).",
                    store.path, is_trusted_owner(info.st_uid) ? "others can write it" : "it belongs to another user");
-    /* EACCESS: with the rights that the process acts with. */
+    /* EACCESS: with the effective rights of the process. */
     else if (store.mode == MODE_WRITE && faccessat(store.folder, ".", W_OK, AT_EACCESS))
         lower_mode(MODE_READ,
                    "'%s' cannot be written (%s); it is only read. Set WEFT_CACHE_DIR to a folder of yours, or "
@@ -142,7 +145,7 @@ static void print_name(char name[80], const uint8_t key[32]) {
     strcpy(name + 64, ".weft");
 }
 
-/* read may give less than asked for, and a signal may interrupt it; false at the end of the file. */
+/* read may return less than requested, and a signal may interrupt it. False at the end of the file. */
 static bool read_all(int file, uint8_t *dst, size_t bytes) {
     while (bytes > 0) {
         ssize_t got = read(file, dst, bytes);
@@ -156,8 +159,8 @@ static bool read_all(int file, uint8_t *dst, size_t bytes) {
     return true;
 }
 
-/* The payload inside an entry's bytes, or NULL when anything does not fit. Guards against files cut short, other
-   formats, files renamed by hand, and bits that a disk lost; not against who can write the folder. */
+/* Returns the payload of an entry, or NULL if anything does not match. Detects truncated files, other formats, renamed
+   files and bit errors of the disk, but not manipulation by someone who can write the folder. */
 static const uint8_t *check_entry(size_t *payload_bytes, const uint8_t *data, size_t bytes, const uint8_t key[32]) {
     struct byte_reader reader;
     struct sha256 hash;
@@ -179,13 +182,13 @@ static const uint8_t *check_entry(size_t *payload_bytes, const uint8_t *data, si
     return memcmp(digest, wanted, sizeof digest) == 0 ? payload : NULL;
 }
 
-/* The whole file of an entry, for the caller to free; NULL with *problem set when there is one that cannot be trusted,
-   NULL alone when memory ran out. */
+/* Reads the whole file of an entry; the caller frees it. NULL with *problem set: the file cannot be trusted. NULL
+   without: memory is exhausted. */
 static uint8_t *read_entry(int file, size_t *bytes, const char **problem) {
     struct stat info;
     if (fstat(file, &info) || !S_ISREG(info.st_mode))
         *problem = "is no file";
-    /* The folder is trusted, but root or its owner may have moved a file of another user into it. */
+    /* The folder is trusted, but root or its owner may have moved another user's file into it. */
     else if (!is_trusted_owner(info.st_uid))
         *problem = "belongs to another user";
     else if (info.st_size < HEADER_BYTES || info.st_size > ENTRY_BYTES_MAX)
@@ -202,7 +205,7 @@ static uint8_t *read_entry(int file, size_t *bytes, const char **problem) {
     return data;
 }
 
-/* The payload is freed by the caller. A hit counts as a use: its time is set anew. */
+/* The caller frees the payload. A hit updates the entry's time of last use. */
 bool disk_cache_load(const uint8_t key[32], uint8_t **payload, size_t *bytes) {
     char name[80];
     size_t file_bytes = 0;
@@ -210,9 +213,9 @@ bool disk_cache_load(const uint8_t key[32], uint8_t **payload, size_t *bytes) {
     if (open_mode() == MODE_OFF)
         return false;
     print_name(name, key);
-    /* NONBLOCK: a pipe of that name must not hold us. */
+    /* NONBLOCK: opening a pipe of that name must not block. */
     int file = openat(store.folder, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
-    /* ELOOP is NOFOLLOW's answer to a link; any other failure means that there is no entry. */
+    /* ELOOP is the result of NOFOLLOW for a link; any other failure means that the entry does not exist. */
     if (file < 0 && errno != ELOOP)
         return false;
     uint8_t *data = NULL;
@@ -227,16 +230,16 @@ bool disk_cache_load(const uint8_t key[32], uint8_t **payload, size_t *bytes) {
         atomic_fetch_add(&damaged, 1);
         trace(WEFT_SEV_WARNING, "kernel cache: '%s/%s' %s; it is dropped and compiled anew.", store.path, name,
               problem);
-        /* Removed, so that the next process does not meet it; a store that is only read keeps it and warns again. */
+        /* Removed, so that the next process does not find it; in read-only mode it stays, and each process warns. */
         if (store.mode == MODE_WRITE)
             unlinkat(store.folder, name, 0);
     }
     if (found) {
-        /* The payload moves to the front, so that the caller frees what it was given. */
+        /* The payload is moved to the front, so that the caller can free the pointer. */
         memmove(data, found, *bytes);
         *payload = data;
         atomic_fetch_add(&hits, 1);
-        /* Its modification time is its last use; trimming goes by it. */
+        /* The modification time is the time of last use, which trimming uses. */
         if (store.mode == MODE_WRITE)
             futimens(file, NULL);
     } else {
@@ -252,11 +255,11 @@ bool disk_cache_load(const uint8_t key[32], uint8_t **payload, size_t *bytes) {
 struct entry {
     char name[80];
     int64_t bytes;
-    /* By modification time. */
+    /* The modification time. */
     struct timespec used;
 };
 
-/* Ascending, as qsort asks: negative, zero or positive. */
+/* Ascending, as a qsort comparison. */
 static int compare_use(const void *left, const void *right) {
     const struct timespec *a = &((const struct entry *)left)->used, *b = &((const struct entry *)right)->used;
     if (a->tv_sec != b->tv_sec)
@@ -264,19 +267,19 @@ static int compare_use(const void *left, const void *right) {
     return a->tv_nsec < b->tv_nsec ? -1 : a->tv_nsec > b->tv_nsec;
 }
 
-/* Lists the entries, oldest first, for the caller to free; temporary files that a dead process left are removed. */
+/* Lists the entries, oldest first; the caller frees the list. Temporary files of dead processes are removed. */
 static struct entry *list_entries(size_t *count, int64_t *bytes) {
     struct entry *entries = NULL;
     size_t capacity = 0;
     struct stat info;
     *count = 0;
     *bytes = 0;
-    /* Opened again: fdopendir takes its descriptor over, and two listings must not share a position. */
+    /* Opened again, because fdopendir takes over its descriptor, and two listings must not share a position. */
     int again = openat(store.folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     DIR *folder = again < 0 ? NULL : fdopendir(again);
     for (struct dirent *item; folder && (item = readdir(folder));) {
         size_t length = strlen(item->d_name);
-        /* Files vanish between readdir and fstatat when another process trims. */
+        /* Files may vanish between readdir and fstatat if another process trims. */
         if (fstatat(store.folder, item->d_name, &info, AT_SYMLINK_NOFOLLOW) || !S_ISREG(info.st_mode))
             continue;
         if (store.mode == MODE_WRITE && strncmp(item->d_name, ".tmp-", 5) == 0 &&
@@ -301,8 +304,8 @@ static struct entry *list_entries(size_t *count, int64_t *bytes) {
     return entries;
 }
 
-/* Above the limit, removes the entries used longest ago until an eighth below it is free, so that trimming is rare.
-   Other processes may trim at the same time: an entry that is gone already is no error. */
+/* If the folder exceeds the limit, removes the least recently used entries until it is an eighth below the limit, so
+   that trimming is rare. Other processes may trim at the same time, so a missing entry is no error. */
 static void trim(void) {
     size_t count;
     int64_t bytes;
@@ -314,7 +317,7 @@ static void trim(void) {
             bytes -= entries[i].bytes;
             atomic_fetch_add(&evicted, 1);
         }
-    /* What was saved meanwhile by other threads may be missing from it until the next listing. */
+    /* Entries that other threads save meanwhile may be missing from the estimate until the next listing. */
     atomic_store(&estimate, bytes);
     free(entries);
     pthread_mutex_unlock(&trim_lock);
@@ -322,7 +325,7 @@ static void trim(void) {
 
 /* ---- Saving ------------------------------------------------------------------------------------------------------ */
 
-/* All bytes or false: write may put less than all of it, and a signal may interrupt it. */
+/* Writes all bytes, or returns false. write may write less than requested, and a signal may interrupt it. */
 static bool write_all(int file, const uint8_t *src, size_t bytes) {
     while (bytes > 0) {
         ssize_t put = write(file, src, bytes);
@@ -336,21 +339,21 @@ static bool write_all(int file, const uint8_t *src, size_t bytes) {
     return true;
 }
 
-/* Readers see a whole entry or none: rename is atomic within a folder. fsync first, or a crash could leave the name
-   with no bytes. */
+/* Readers see a complete entry or none, because rename is atomic within a folder. fsync comes first, because a crash
+   could otherwise leave an empty file. */
 static bool write_entry(const char *name, const struct byte_writer *entry) {
     static atomic_uint serial;
     char aside[80];
     struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now); /* process numbers repeat where machines or containers share the folder */
+    clock_gettime(CLOCK_REALTIME, &now); /* process ids are not unique if machines or containers share the folder */
     snprintf(aside, sizeof aside, ".tmp-%ld-%u-%ld", (long)getpid(), atomic_fetch_add(&serial, 1u), now.tv_nsec);
-    /* EXCL: a name that is taken is somebody else's, and fails. 0600, as others must not read it. */
+    /* EXCL: fails if the name exists. 0600: other users must not read it. */
     int file = openat(store.folder, aside, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
     if (file < 0)
         return false;
     bool is_whole = write_all(file, entry->data, entry->length) && fsync(file) == 0;
     is_whole = close(file) == 0 && is_whole && renameat(store.folder, aside, store.folder, name) == 0;
-    /* close and unlink below may change what the caller reports. */
+    /* close and unlink below may change errno, which the caller reports. */
     int problem = errno;
     if (!is_whole)
         unlinkat(store.folder, aside, 0);
@@ -358,7 +361,7 @@ static bool write_entry(const char *name, const struct byte_writer *entry) {
     return is_whole;
 }
 
-/* No lock: writing aside and renaming lets threads and processes save the same key at once, the last one stays. */
+/* No lock is needed: threads and processes may save the same key at once, and the last one wins. */
 void disk_cache_save(const uint8_t key[32], const void *payload, size_t bytes) {
     static atomic_bool has_warned;
     char name[80];
@@ -380,11 +383,11 @@ void disk_cache_save(const uint8_t key[32], const void *payload, size_t bytes) {
     if (!entry.failed && write_entry(name, &entry)) {
         atomic_fetch_add(&saved, 1);
         int64_t now = atomic_fetch_add(&estimate, (long long)entry.length) + (int64_t)entry.length;
-        /* The first save trims as well: it learns how full earlier processes left the folder. */
+        /* The first save trims too, to learn how full earlier processes left the folder. */
         if (atomic_fetch_add(&save_count, 1) % SAVES_PER_TRIM == 0 || now > store.limit)
             trim();
     } else if (!atomic_exchange(&has_warned, true)) {
-        /* One warning in a process: a full disk would give one for every kernel. */
+        /* One warning per process, because a full disk would cause one for every kernel. */
         trace(WEFT_SEV_WARNING,
               "kernel cache: an entry could not be written to '%s' (%s). Make room there, or set "
               "WEFT_CACHE_DIR to another folder.",
@@ -396,7 +399,7 @@ void disk_cache_save(const uint8_t key[32], const void *payload, size_t bytes) {
 void disk_cache_report(struct text *json) {
     size_t count = 0;
     int64_t bytes = 0;
-    /* Opens the store, so that a report says what a run would find. */
+    /* Opens the cache, so that the report describes what an execution would use. */
     enum mode mode = open_mode();
     if (mode != MODE_OFF)
         free(list_entries(&count, &bytes));

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A folder of payloads under 32-byte keys that survives the process: what the kernel cache keeps on disk.
+/* A folder of payloads with 32-byte keys that outlives the process: the disk part of the kernel cache.
      WEFT_CACHE_DIR     the folder; default $XDG_CACHE_HOME/weft/v1, else ~/.cache/weft/v1
      WEFT_CACHE         rw (default), ro (never writes), off
-     WEFT_CACHE_BYTES   the size to stay under, default 256 MiB; the entries used longest ago go first
-   The folder must belong to this user or to root and be writable by its owner alone, or it is ignored with a warning.
-   An entry carries its key, its length and the SHA-256 of its payload; one that does not fit them is deleted. Nothing
-   here fails: a store that cannot serve finds nothing and keeps nothing. It must not know what the payloads are. */
+     WEFT_CACHE_BYTES   maximum size, default 256 MiB; the least recently used entries are removed first
+   The folder must belong to this user or to root and be writable only by its owner, otherwise it is ignored with a
+   warning. An entry contains its key, its length and the SHA-256 of its payload; if they do not match, it is deleted.
+   No function fails: an unusable cache finds nothing and stores nothing. The cache does not interpret the payloads. */
 #ifndef WEFT_RUNTIME_DISK_CACHE_H
 #define WEFT_RUNTIME_DISK_CACHE_H
 
@@ -14,10 +14,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* The payload kept under a key, for the caller to free; false when there is none. */
+/* Loads the payload of a key, which the caller frees; false if there is none. */
 bool disk_cache_load(const uint8_t key[32], uint8_t **payload, size_t *bytes);
 
-/* Keeps a payload; other processes see all of it or nothing. */
+/* Saves a payload; other processes see all of it or nothing. */
 void disk_cache_save(const uint8_t key[32], const void *payload, size_t bytes);
 
 /* {"folder", "mode", "problem", "entries", "bytes", "limit", "hits", "saved", "damaged", "evicted"} */

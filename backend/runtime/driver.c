@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Loads libcuda once and remembers how that went, in words, so that every caller hears the same. Entries come from
-   cuGetProcAddress with the version this file was written for, so that a newer driver gives the same functions. */
+/* Loads libcuda once and stores the outcome with its message, so that every caller gets the same. Functions come from
+   cuGetProcAddress with the version that this file was written for, so that newer drivers provide the same ones. */
 #define _GNU_SOURCE
 #include "runtime/driver.h"
 
@@ -14,23 +14,23 @@
 #include <string.h>
 #include <unistd.h>
 
-/* CUDA 12.0, which came with driver 525: the first with tensor maps and cuGetProcAddress_v2. */
+/* CUDA 12.0, which came with driver 525, is the first with tensor maps and cuGetProcAddress_v2. */
 enum { OLDEST_VERSION = 12000, LEGACY_STREAM = 1 /* NULL means the legacy default stream */ };
 
-/* Written once, under load_once; read by all threads without a lock from then on. Zeroed where loading stopped early:
-   print_result finds no functions there and says so in its own words. */
+/* Written once, under load_once, then read by all threads without a lock. Zeroed if loading stopped early; print_result
+   copes with missing functions. */
 static struct driver table;
-/* status is SUCCESS, 0, where the driver serves; text is then empty. */
+/* status is SUCCESS, 0, and text is empty if the driver is usable. */
 static struct {
     weftStatus_t status;
     char text[1024];
-    pid_t process; /* that started the driver */
+    pid_t process; /* the process that started the driver */
 } outcome;
 static pthread_once_t load_once = PTHREAD_ONCE_INIT;
 
-/* member: where the address goes; version: of CUDA whose form of the function we declare. */
+/* member: receives the address; version: CUDA version whose signature is declared here. */
 #define ENTRY(member, name) {name, OLDEST_VERSION, offsetof(struct driver, member), false}
-/* Names without _v2 and the like: cuGetProcAddress picks the form by `version`. */
+/* Names without _v2 and the like: cuGetProcAddress selects the variant by `version`. */
 static const struct {
     const char *name;
     int version;
@@ -56,7 +56,7 @@ static const struct {
     ENTRY(module_get_function, "cuModuleGetFunction"),
     ENTRY(func_get_attribute, "cuFuncGetAttribute"),
     ENTRY(func_set_attribute, "cuFuncSetAttribute"),
-    /* Optional ones are newer than OLDEST_VERSION, or missing from some drivers that claim it. */
+    /* Optional functions are newer than OLDEST_VERSION, or missing from some drivers that claim it. */
     {"cuFuncGetParamInfo", 12040, offsetof(struct driver, func_get_param_info), true},
     ENTRY(occupancy_blocks, "cuOccupancyMaxActiveBlocksPerMultiprocessor"),
     ENTRY(launch_kernel_ex, "cuLaunchKernelEx"),
@@ -85,7 +85,7 @@ static const struct {
 };
 #undef ENTRY
 
-/* What a result means to a caller and what to do about it. By the numbers of CUresult. */
+/* What a CUresult means to a caller and how to fix it. In numerical order. */
 static const struct {
     int result;
     weftStatus_t status;
@@ -103,7 +103,7 @@ static const struct {
     {46, WEFT_STATUS_EXECUTION_FAILED_CUDA_DRIVER,
      "Another process may own the GPU exclusively: see 'nvidia-smi -q -d COMPUTE', or use another GPU."},
     {101, WEFT_STATUS_EXECUTION_FAILED_CUDA_DRIVER, "See nvidia-smi: the GPU may have fallen off the bus."},
-    /* Of images and contexts: INVALID_IMAGE, INVALID_CONTEXT, NO_BINARY_FOR_GPU, ECC_UNCORRECTABLE, INVALID_PTX,
+    /* Images and contexts: INVALID_IMAGE, INVALID_CONTEXT, NO_BINARY_FOR_GPU, ECC_UNCORRECTABLE, INVALID_PTX,
        JIT_COMPILER_NOT_FOUND, UNSUPPORTED_PTX_VERSION. */
     {200, WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH, "The code was not made for this GPU: build the plan here."},
     {201, WEFT_STATUS_EXECUTION_FAILED_CUDA_DRIVER,
@@ -115,8 +115,8 @@ static const struct {
      "libnvidia-ptxjitcompiler.so.1 of the driver is missing: install the whole driver."},
     {222, WEFT_STATUS_NOT_SUPPORTED_INCOMPATIBLE_CUDA_DRIVER,
      "The compiler is newer than the driver: update the driver, or install an older NVRTC."},
-    /* Of launches: INVALID_HANDLE, ILLEGAL_ADDRESS, LAUNCH_OUT_OF_RESOURCES, LAUNCH_TIMEOUT, ILLEGAL_INSTRUCTION,
-       MISALIGNED_ADDRESS, LAUNCH_FAILED. Most are sticky: they come from whatever call follows the kernel that
+    /* Launches: INVALID_HANDLE, ILLEGAL_ADDRESS, LAUNCH_OUT_OF_RESOURCES, LAUNCH_TIMEOUT, ILLEGAL_INSTRUCTION,
+       MISALIGNED_ADDRESS, LAUNCH_FAILED. Most are sticky: they are reported by whatever call follows the kernel that
        failed. */
     {400, WEFT_STATUS_EXECUTION_FAILED_CUDA_DRIVER,
      "A stream or kernel of another GPU or of a destroyed context was given: use one of the plan's GPU."},
@@ -130,7 +130,7 @@ static const struct {
      "A kernel launched before met a pointer that is not aligned; the GPU is lost to this process. Check pointers."},
     {719, WEFT_STATUS_EXECUTION_FAILED,
      "A kernel launched before failed; the GPU is lost to this process. Run under compute-sanitizer."},
-    /* Of the installation: SYSTEM_NOT_READY, SYSTEM_DRIVER_MISMATCH, COMPAT_NOT_SUPPORTED_ON_DEVICE. */
+    /* Installation: SYSTEM_NOT_READY, SYSTEM_DRIVER_MISMATCH, COMPAT_NOT_SUPPORTED_ON_DEVICE. */
     {802, WEFT_STATUS_EXECUTION_FAILED_CUDA_DRIVER,
      "The system is not ready: on NVSwitch machines start nvidia-fabricmanager, then try again."},
     {803, WEFT_STATUS_NOT_SUPPORTED_INCOMPATIBLE_CUDA_DRIVER,
@@ -139,7 +139,7 @@ static const struct {
     {804, WEFT_STATUS_NOT_SUPPORTED_INCOMPATIBLE_CUDA_DRIVER,
      "Take the cuda-compat library out of LD_LIBRARY_PATH, or update the driver: the library does not support this "
      "GPU."},
-    /* Of captures and clusters: STREAM_CAPTURE_UNSUPPORTED, _INVALIDATED, _IMPLICIT, INVALID_CLUSTER_SIZE. */
+    /* Captures and clusters: STREAM_CAPTURE_UNSUPPORTED, _INVALIDATED, _IMPLICIT, INVALID_CLUSTER_SIZE. */
     {900, WEFT_STATUS_EXECUTION_FAILED_CUDA_DRIVER, "The stream is being captured: do this before the capture."},
     {901, WEFT_STATUS_EXECUTION_FAILED_CUDA_DRIVER, "An earlier error ended the capture of the stream: capture anew."},
     {906, WEFT_STATUS_EXECUTION_FAILED_CUDA_DRIVER,
@@ -147,7 +147,7 @@ static const struct {
     {912, WEFT_STATUS_INTERNAL_ERROR_BAD_LAUNCH_PARAM, "This is a defect of Weft: report it with this text."},
 };
 
-/* Results that are not listed have the general status: they say something about the machine, not about the call. */
+/* Unlisted results have the general status, because they concern the machine and not the call. */
 static weftStatus_t interpret(int result, const char **fix) {
     for (size_t i = 0; i < sizeof meanings / sizeof *meanings; i++)
         if (meanings[i].result == result) {
@@ -158,8 +158,8 @@ static weftStatus_t interpret(int result, const char **fix) {
     return WEFT_STATUS_EXECUTION_FAILED_CUDA_DRIVER;
 }
 
-/* "CUDA_ERROR_NO_DEVICE (100: no CUDA-capable device is detected)" The functions may be missing, as where the driver
-   did not load: then the number alone. */
+/* "CUDA_ERROR_NO_DEVICE (100: no CUDA-capable device is detected)". If the driver did not load, the functions are
+   missing and only the number is printed. */
 static void print_result(char *out, size_t bytes, int result) {
     const char *name = NULL, *words = NULL;
     if (table.get_error_name)
@@ -185,7 +185,7 @@ weftStatus_t driver_fail(int result, const char *what, ...) {
 
 #define USE_CPU "or use the CPU (device cpu:0)."
 
-/* Sets the outcome; not the thread's text, because driver_find must not speak. */
+/* Sets the outcome but not the thread's message, because driver_find must stay silent. */
 static void refuse(weftStatus_t status, const char *format, ...) __attribute__((format(printf, 2, 3)));
 static void refuse(weftStatus_t status, const char *format, ...) {
     va_list arguments;
@@ -195,9 +195,9 @@ static void refuse(weftStatus_t status, const char *format, ...) {
     outcome.status = status;
 }
 
-/* The library, and its name as messages have it; NULL: refused. */
+/* Opens the library and returns its name for messages. NULL if it was refused. */
 static void *open_library(const char **name) {
-    /* Where Windows' Linux and Jetson keep it, when the loader does not know. */
+    /* The locations on WSL and on Jetson, in case the loader does not know them. */
     static const char *const places[] = {"libcuda.so.1", "/usr/lib/wsl/lib/libcuda.so.1",
                                          "/usr/lib/aarch64-linux-gnu/nvidia/libcuda.so.1"};
     char why[LIBRARY_WHY_BYTES], other[LIBRARY_WHY_BYTES];
@@ -211,7 +211,7 @@ static void *open_library(const char **name) {
                    why);
         return library;
     }
-    /* Of the failures the first one is told: it is the loader's own, the others are guesses. */
+    /* The first failure is reported, because it is the loader's own; the other paths are guesses. */
     for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
         void *library = library_open(*name = places[i], i == 0 ? why : other);
         if (library)
@@ -224,10 +224,10 @@ static void *open_library(const char **name) {
     return NULL;
 }
 
-/* Asked by dlsym, before cuGetProcAddress_v2, which older drivers lack: their users hear their version. */
+/* Uses dlsym, because drivers that are too old lack cuGetProcAddress_v2 and their version should be reported. */
 static bool is_new_enough(void *library, const char *name) {
     int (*get_version)(int *);
-    /* C has no conversion from object to function pointers; POSIX asks for this form. */
+    /* C has no conversion from object to function pointers; POSIX requires this form. */
     *(void **)&get_version = dlsym(library, "cuDriverGetVersion");
     if (!get_version || get_version(&table.version)) {
         refuse(
@@ -245,8 +245,7 @@ static bool is_new_enough(void *library, const char *name) {
     return false;
 }
 
-/* Fills the table, false when an entry that is not optional is missing. Missing optional ones are NULL in the table;
-   who uses them asks. */
+/* Fills the table; false if a required function is missing. Missing optional ones are NULL, which their users check. */
 static bool find_entries(void *library, const char *name) {
     int (*get_address)(const char *, void **, int, uint64_t, int *);
     const char *missing = NULL;
@@ -272,7 +271,7 @@ static bool find_entries(void *library, const char *name) {
     return !missing;
 }
 
-/* Words what cuInit or cuDeviceGetCount answered, for all later callers. */
+/* Stores the message for a failure of cuInit or cuDeviceGetCount, for all later callers. */
 static void refuse_start(int result) {
     char answer[256];
     const char *fix;
@@ -291,9 +290,9 @@ static void load(void) {
     int result = table.init(0);
     if (!result)
         result = table.device_get_count(&table.device_count);
-    /* A driver that was started does not survive a fork, and would say nothing useful. */
+    /* A driver that was started does not survive a fork, and would not report anything useful. */
     outcome.process = getpid();
-    /* A driver without a GPU answers NO_DEVICE or a count of 0. */
+    /* A driver without a GPU returns NO_DEVICE or a count of 0. */
     if (result && result != CUDA_NO_DEVICE) {
         refuse_start(result);
     } else if (result || table.device_count < 1) {
@@ -310,7 +309,7 @@ weftStatus_t driver_get(const struct driver **driver) {
     pthread_once(&load_once, load);
     if (outcome.status)
         FAIL(outcome.status, "%s", outcome.text);
-    /* A child of fork has the parent's table but none of its threads and device mappings. */
+    /* A forked child has the parent's table but none of its threads and device mappings. */
     if (outcome.process != getpid())
         FAIL(
             WEFT_STATUS_EXECUTION_FAILED_CUDA_DRIVER,
@@ -321,7 +320,7 @@ weftStatus_t driver_get(const struct driver **driver) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Silent: for those who want to know whether there are GPUs, and need none. */
+/* Silent, for callers that only want to know whether there are GPUs. */
 const struct driver *driver_find(void) {
     pthread_once(&load_once, load);
     return outcome.status || outcome.process != getpid() ? NULL : &table;

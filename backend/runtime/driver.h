@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The CUDA driver: our own declarations of exactly what Weft uses of it, one table of its functions, and words for its
-   errors. Building needs no CUDA header; running needs no driver until somebody asks for a CUDA device. The library is
-   loaded once and never unloaded. It must not know devices, kernels or plans.
-   WEFT_LIBCUDA names another file to load than the system's libcuda.so.1. */
+/* The CUDA driver: declarations of exactly what Weft uses, one table of its functions, and messages for its errors.
+   Building needs no CUDA header, and running needs no driver until a CUDA device is requested. The library is loaded
+   once and never unloaded. This file knows nothing of devices, kernels or plans. WEFT_LIBCUDA names another file to
+   load instead of the system's libcuda.so.1. */
 #ifndef WEFT_RUNTIME_DRIVER_H
 #define WEFT_RUNTIME_DRIVER_H
 
@@ -11,7 +11,7 @@
 #include <stdint.h>
 
 /* Results are the driver's CUresult; contexts, modules, functions, streams and events are its opaque pointers; device
-   memory is an address. The names of functions and numbers are the driver's without their prefix. */
+   memory is an address. Functions and constants have the driver's names without their prefix. */
 enum {
     CUDA_SUCCESS = 0,
     CUDA_INVALID_VALUE = 1,
@@ -76,19 +76,19 @@ struct cuda_launch_config {
     uint32_t attribute_count;
 };
 
-/* A tensor map as the copy engine reads it: 128 opaque bytes, 64-byte aligned wherever it lies. */
+/* A tensor map as TMA reads it: 128 opaque bytes, always 64-byte aligned. */
 struct cuda_tensor_map {
     _Alignas(64) uint64_t words[16];
 };
 
-/* Why an executable graph does not take the kernels of another. */
+/* Why an executable graph could not be updated with the kernels of another. */
 struct cuda_graph_update {
     uint32_t reason;
     void *node, *from_node;
 };
 
 struct driver {
-    int version; /* of CUDA that it speaks: 1000 * major + 10 * minor */
+    int version; /* CUDA version that it supports: 1000 * major + 10 * minor */
     int device_count;
 
     int (*init)(unsigned flags);
@@ -122,13 +122,13 @@ struct driver {
     int (*stream_synchronize)(void *stream);
     int (*stream_create)(void **stream, unsigned flags);
     int (*stream_destroy)(void *stream);
-    int (*stream_is_capturing)(void *stream, int *status); /* 0: it is not */
+    int (*stream_is_capturing)(void *stream, int *status); /* 0: not capturing */
     int (*stream_begin_capture)(void *stream, int mode);
     int (*stream_end_capture)(void *stream, void **graph);
     int (*graph_instantiate)(void **executable, void *graph, unsigned long long flags);
     int (*graph_exec_update)(void *executable, void *graph, struct cuda_graph_update *update);
     int (*graph_launch)(void *executable, void *stream);
-    int (*graph_exec_destroy)(void *executable); /* runs that are under way end first */
+    int (*graph_exec_destroy)(void *executable); /* waits for runs in progress */
     int (*graph_destroy)(void *graph);
     int (*stream_get_id)(void *stream, uint64_t *number); /* may be NULL */
     int (*event_create)(void **event, unsigned flags);
@@ -147,17 +147,18 @@ struct driver {
                                     int swizzle, int promotion, int fill);
 };
 
-/* The driver with at least one device, loaded on the first call; every later call gives the same answer. Fails with
-     NOT_SUPPORTED_RUNTIME_PREREQUISITE_MISSING   there is none, it cannot be loaded, or it sees no GPU
-     NOT_SUPPORTED_INCOMPATIBLE_CUDA_DRIVER       it is older than CUDA 12.0, or its parts do not fit together
+/* Returns the driver with at least one device. It is loaded by the first call; all later calls return the same. Fails
+   with
+     NOT_SUPPORTED_RUNTIME_PREREQUISITE_MISSING   no driver exists, it cannot be loaded, or it has no GPU
+     NOT_SUPPORTED_INCOMPATIBLE_CUDA_DRIVER       it is older than CUDA 12.0, or its parts do not match
      EXECUTION_FAILED_CUDA_DRIVER                 it fails to start, or this process was forked after it started */
 weftStatus_t driver_get(const struct driver **driver);
 
-/* The same without a word: NULL when driver_get would fail. */
+/* The same, silently: NULL if driver_get would fail. */
 const struct driver *driver_find(void);
 
-/* Words a result of the driver, with what to do, and returns the status that stands for it. what: who did what, as
-   "cuda:0: loading kernel 'softmax'". */
+/* Reports a driver result together with a fix, and returns the corresponding status. what: the object and the action,
+   such as "cuda:0: loading kernel 'softmax'". */
 weftStatus_t driver_fail(int result, const char *what, ...) __attribute__((format(printf, 2, 3)));
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Writes programs and their code to a folder for people to read: never read back, and no failure of theirs fails a
-   plan. */
+/* Writes programs and their code to a folder for people to read. They are never read back, and a failure to write does
+   not fail a plan. */
 #define _GNU_SOURCE
 #include "runtime/dump.h"
 #include "base/environment.h"
@@ -15,8 +15,8 @@
 #include <string.h>
 #include <sys/stat.h>
 
-/* mkdir fails where the folder is there, and where it cannot be made fopen tells soon. Makes the folders of a path, all
-   but its last part. */
+/* Creates the folders of a path, except its last component. mkdir also fails if the folder exists; if it cannot be
+   created, fopen fails later. */
 static void make_parents(char *path) {
     for (char *slash = strchr(path + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
         *slash = '\0';
@@ -25,21 +25,21 @@ static void make_parents(char *path) {
     }
 }
 
-/* Folder and name are joined; header names may hold folders of their own. True when all bytes lie there. */
+/* Writes a file; the header name may contain folders. True if all bytes were written. */
 static bool write_file(const char *folder, const char *name, const void *data, size_t bytes) {
     char path[PATH_MAX];
     if (name[0] == '/' || strstr(name, "..") || snprintf(path, sizeof path, "%s/%s", folder, name) >= (int)sizeof path)
-        return true; /* a name that would leave the folder: not one of ours */
+        return true; /* such a name would leave the folder; headers of the library have no such names */
     make_parents(path);
     FILE *file = fopen(path, "wb");
     if (!file)
         return false;
-    /* fwrite of 0 bytes answers 0, which is no failure here. */
+    /* fwrite of 0 bytes returns 0, which is no failure here. */
     bool is_whole = !bytes || fwrite(data, bytes, 1, file) == 1;
     return fclose(file) == 0 && is_whole;
 }
 
-/* What it takes to compile the program again by hand: the version, the target, the options in their order. */
+/* Writes what is needed to compile the program by hand: version, target, options in order. */
 static bool write_options(const char *folder, const struct program *program, const struct nvrtc_choice *choice) {
     struct text text;
     text_init(&text);
@@ -52,11 +52,12 @@ static bool write_options(const char *folder, const struct program *program, con
     return is_whole;
 }
 
-/* The folder is named for the program and the first 12 digits of its key, so that variants of one kernel stand side by
-   side. */
+/* The folder's name consists of the program and the first 12 digits of its key, so that variants of a kernel are listed
+   next to each other. */
 void dump_program(const struct program *program, const struct nvrtc_choice *choice, const uint8_t key[32],
                   const struct compiled *compiled) {
-    /* Whether stderr was told. The variable itself is read each time: a debugger may set it in the middle. */
+    /* Set after the first warning on stderr. The variable is read on each call, because a debugger may set it at any
+       time. */
     static atomic_flag told = ATOMIC_FLAG_INIT;
     const char *root = getenv("WEFT_DUMP_DIR"), *log = compiled->log ? compiled->log : "";
     char hex[65], folder[PATH_MAX];
@@ -67,13 +68,13 @@ void dump_program(const struct program *program, const struct nvrtc_choice *choi
         return;
     bool is_whole = write_file(folder, program->name, program->text, strlen(program->text)) &&
                     write_options(folder, program, choice) && write_file(folder, "log.txt", log, strlen(log));
-    /* Beside the program, under the names that it includes them by: the folder compiles as it stands. */
+    /* Headers are written under the names by which the program includes them, so that the folder compiles as it is. */
     for (int i = 0; is_whole && i < program->header_count; i++)
         is_whole =
             write_file(folder, program->headers[i].name, program->headers[i].text, strlen(program->headers[i].text));
     if (is_whole && compiled->image)
         is_whole = write_file(folder, compiled->is_ptx ? "image.ptx" : "image.cubin", compiled->image, compiled->bytes);
-    /* Once in a process on stderr; each time in the log. */
+    /* stderr gets one warning per process, the log gets all of them. */
     if (!is_whole && !atomic_flag_test_and_set(&told))
         environment_warn("WEFT_DUMP_DIR", root, "where files cannot be written. Name a folder of yours.");
     if (!is_whole)

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Enqueues work: kernels, copies, tensor maps, events. A launch's configuration lives on the stack; its one argument
-   travels as kernelParams with a single pointer, which costs the driver one copy and lets it check the size. Nothing
-   here knows what a kernel computes, nor chooses a stream. */
+/* Enqueues work: kernels, copies, tensor maps, events. The configuration of a launch is on the stack; its only argument
+   is passed as kernelParams with a single pointer, which costs the driver one copy and lets it check the size. This
+   file neither knows what a kernel computes nor chooses a stream. */
 #include "runtime/launch.h"
 
 #include <stdlib.h>
 
 /* ---- Kernels ----------------------------------------------------------------------------------------------------- */
 
-/* All limits and all that was asked for, side by side: apart from is_within_limits, off the hot path. */
+/* Lists all limits and all requested values. Separate from is_within_limits to keep it off the hot path. */
 static weftStatus_t refuse_limits(const struct launch *launch) {
     const struct kernel *kernel = launch->kernel;
     FAIL(WEFT_STATUS_NOT_SUPPORTED_BAD_LAUNCH_PARAM,
@@ -22,15 +22,15 @@ static weftStatus_t refuse_limits(const struct launch *launch) {
          launch->shared_bytes);
 }
 
-/* Checked here, as the driver's answer would name no limit. */
+/* Checked here, because the driver's error does not name the limit. */
 static bool is_within_limits(const struct launch *launch) {
     const struct kernel *kernel = launch->kernel;
-    /* 64 bits: the product of three 32-bit extents. 1024, 1024 and 64 are the limits of every chip. */
+    /* 64 bits for the product of three 32-bit extents. 1024, 1024 and 64 are the limits of every chip. */
     uint64_t threads = (uint64_t)launch->block[0] * launch->block[1] * launch->block[2];
     bool fits = threads > 0 && launch->block[0] <= 1024 && launch->block[1] <= 1024 && launch->block[2] <= 64 &&
                 threads <= (uint64_t)kernel->threads_per_block &&
                 launch->shared_bytes <= (uint32_t)kernel->max_dynamic_shared_bytes;
-    /* The driver wants a grid of whole clusters in each axis, and grids within what the device told. */
+    /* The driver requires a grid of whole clusters along each axis, within the device's limits. */
     for (int axis = 0; axis < 3; axis++) {
         fits &= launch->grid[axis] >= 0 && launch->grid[axis] <= kernel->max_grid[axis];
         if (launch->cluster[0])
@@ -39,8 +39,8 @@ static bool is_within_limits(const struct launch *launch) {
     return fits;
 }
 
-/* What the driver reads; it points into itself, so it is filled where it lies. Attributes: cluster dimension,
-   programmatic stream serialization, cooperative. */
+/* The launch configuration for the driver. It contains pointers to itself, so it must not be moved. Attributes: cluster
+   dimension, programmatic stream serialization, cooperative. */
 struct configuration {
     struct cuda_launch_config config;
     struct cuda_launch_attribute attributes[3];
@@ -54,8 +54,8 @@ static void configure(struct configuration *c, const struct launch *launch, weft
             c->attributes[count].value.cluster[axis] = launch->cluster[axis];
         count++;
     }
-    /* Programmatic dependent launch: the kernel may start while the one before it in the stream still runs, and waits
-       by itself (griddepcontrol.wait) before it reads what that one wrote. */
+    /* Programmatic dependent launch: the kernel may start while the previous one in the stream is still running, and
+       waits itself (griddepcontrol.wait) before it reads that kernel's results. */
     if (launch->is_dependent) {
         c->attributes[count].id = CUDA_LAUNCH_PROGRAMMATIC_STREAM_SERIALIZATION;
         c->attributes[count].value.programmatic = 1;
@@ -79,11 +79,11 @@ static void configure(struct configuration *c, const struct launch *launch, weft
 weftStatus_t launch_kernel(const struct launch *launch, weftStream_t stream) {
     const struct kernel *kernel = launch->kernel;
     struct configuration c;
-    /* The driver copies the struct before it returns, so that the caller's may go. */
+    /* The driver copies the struct before it returns, so the caller may release it. */
     void *arguments[] = {(void *)launch->arguments};
     if (!is_within_limits(launch))
         return refuse_limits(launch);
-    /* An empty grid is no error here, though it is one to the driver: tensors may have no elements. */
+    /* Tensors may be empty, so an empty grid is no error here, although it is one for the driver. */
     if (!launch->grid[0] || !launch->grid[1] || !launch->grid[2])
         return WEFT_STATUS_SUCCESS;
     configure(&c, launch, stream);
@@ -95,19 +95,19 @@ weftStatus_t launch_kernel(const struct launch *launch, weftStream_t stream) {
 
 /* ---- Memory ------------------------------------------------------------------------------------------------------ */
 
-/* SUCCESS or the words for a result of the driver, where no names need printing. */
+/* Converts a driver result to a status; for messages without format arguments. */
 static weftStatus_t answer(int result, const char *what) {
     return result ? driver_fail(result, "%s", what) : WEFT_STATUS_SUCCESS;
 }
 
-/* A copy of 0 bytes may come with addresses that the driver would refuse. */
+/* Skips empty copies, whose addresses the driver might refuse. */
 weftStatus_t launch_copy(const struct driver *driver, uint64_t dst, uint64_t src, size_t bytes, weftStream_t stream) {
     return bytes ? answer(driver->memcpy_async(dst, src, bytes, stream), "copying memory") : WEFT_STATUS_SUCCESS;
 }
 
 /* ---- Tensor maps ------------------------------------------------------------------------------------------------- */
 
-/* Of one element in shared memory, by which rows of a box are measured. */
+/* Size of an element in shared memory; box rows are measured in it. */
 static uint64_t type_bytes(enum tensor_map_type type) {
     switch (type) {
     case TENSOR_MAP_U8:
@@ -122,10 +122,11 @@ static uint64_t type_bytes(enum tensor_map_type type) {
     }
 }
 
-/* The driver says only that something is invalid; this says what. Asked after a failure alone. The rules of
-   cuTensorMapEncodeTiled and cuTensorMapEncodeIm2col, in the driver's documentation. */
+/* Finds the rule that a tensor map violates, because the driver only reports that something is invalid. Only called
+   after a failure. The rules are those of cuTensorMapEncodeTiled and cuTensorMapEncodeIm2col in the driver's
+   documentation. */
 static const char *broken_rule(const struct tensor_map_form *form, uint64_t address, bool is_tiled) {
-    /* Bytes of the innermost dimension of a copy: one row in shared memory. */
+    /* Bytes of the innermost dimension of a copy, which is one row in shared memory. */
     uint64_t row = (is_tiled ? form->box[0] : form->channels) * type_bytes(form->type);
     if (form->rank < (is_tiled ? 1 : 3) || form->rank > TENSOR_MAP_RANK_MAX)
         return "the rank is 1 to 5, for im2col 3 to 5";
@@ -145,13 +146,13 @@ static const char *broken_rule(const struct tensor_map_form *form, uint64_t addr
         return "an im2col copy has at most 256 channels and 1024 pixels";
     if (row % 16)
         return "a row of the box is a multiple of 16 bytes";
-    /* The enumerators are 1, 2, 3 for 32, 64 and 128 bytes. */
+    /* The enumerators 1, 2, 3 mean 32, 64 and 128 bytes. */
     if (form->swizzle && row > UINT64_C(16) << form->swizzle)
         return "a row of the box is no longer than the swizzle";
     return "one that Weft does not check";
 }
 
-/* Answers other than INVALID_VALUE say nothing about the form: the driver itself failed. */
+/* Results other than INVALID_VALUE are failures of the driver, unrelated to the form. */
 static weftStatus_t answer_map(int result, const struct tensor_map_form *form, uint64_t address, bool is_tiled) {
     if (!result)
         return WEFT_STATUS_SUCCESS;
@@ -165,7 +166,7 @@ static weftStatus_t answer_map(int result, const struct tensor_map_form *form, u
          form->channels, form->pixels, (int)form->swizzle);
 }
 
-/* Element strides of the map: 0 stands for 1, so that forms need not set what they do not use. */
+/* Element strides of the map. 0 means 1, so that forms need not set unused ones. */
 static void fill_steps(uint32_t steps[TENSOR_MAP_RANK_MAX], const struct tensor_map_form *form) {
     for (int i = 0; i < TENSOR_MAP_RANK_MAX; i++)
         steps[i] = form->steps[i] ? form->steps[i] : 1;
@@ -175,7 +176,8 @@ weftStatus_t tensor_map_tiled(struct cuda_tensor_map *map, const struct driver *
                               const struct tensor_map_form *form, uint64_t address) {
     uint32_t steps[TENSOR_MAP_RANK_MAX];
     fill_steps(steps, form);
-    /* Interleave 0: the innermost dimension is contiguous. The last 0 fills what lies outside with zeros, not NaNs. */
+    /* Interleave 0: the innermost dimension is contiguous. The last 0: elements outside are filled with zeros, not
+       NaNs. */
     int result =
         driver->tensor_map_encode_tiled(map, (int)form->type, (uint32_t)form->rank, address, form->dims, form->strides,
                                         form->box, steps, 0, (int)form->swizzle, (int)form->promotion, 0);
@@ -194,28 +196,28 @@ weftStatus_t tensor_map_im2col(struct cuda_tensor_map *map, const struct driver 
 
 /* ---- Autotuning, tests, doctor ----------------------------------------------------------------------------------- */
 
-/* The driver refuses 0 bytes; an address that is nobody else's is what the caller wants. */
+/* Allocates at least one byte, because the driver refuses 0 and the caller expects a unique address. */
 weftStatus_t memory_make(uint64_t *address, const struct driver *driver, size_t bytes) {
     *address = 0;
     int result = driver->mem_alloc(address, bytes ? bytes : 1);
     return result ? driver_fail(result, "allocating %zu bytes of device memory", bytes) : WEFT_STATUS_SUCCESS;
 }
 
-/* Results are ignored: memory is freed on ways out, whose own error must stay the last one. */
+/* Results are ignored: memory is freed during cleanup, which must keep the earlier error message. */
 void memory_free(const struct driver *driver, uint64_t address) {
     if (address)
         driver->mem_free(address);
 }
 
-/* An error of any kernel on the stream shows here. */
+/* Reports errors of any kernel on the stream. */
 weftStatus_t stream_wait(const struct driver *driver, weftStream_t stream) {
     return answer(driver->stream_synchronize(stream), "waiting for a stream");
 }
 
-/* On failure the watch is empty and may be freed again. */
+/* After a failure the stopwatch is empty and may be freed again. */
 weftStatus_t stopwatch_make(struct stopwatch *watch, const struct driver *driver, int64_t marks) {
     *watch = (struct stopwatch){.driver = driver};
-    /* One more than asked for stays NULL and ends the list. */
+    /* The additional entry stays NULL and terminates the list. */
     watch->marks = calloc((size_t)marks + 1, sizeof *watch->marks);
     if (!watch->marks)
         return status_no_memory(((size_t)marks + 1) * sizeof *watch->marks);
@@ -236,7 +238,7 @@ weftStatus_t stopwatch_wait(const struct stopwatch *watch) {
 }
 
 weftStatus_t stopwatch_read(double *seconds, const struct stopwatch *watch, int64_t from, int64_t to) {
-    /* The driver counts in milliseconds, with a resolution of about half a microsecond. */
+    /* The driver measures in milliseconds, with a resolution of about half a microsecond. */
     float milliseconds = 0;
     int result = watch->driver->event_elapsed_time(&milliseconds, watch->marks[from], watch->marks[to]);
     *seconds = milliseconds * 1e-3;

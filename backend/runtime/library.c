@@ -14,7 +14,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* Where the last loadable segment ends in the file; 0 for files that are no libraries of this machine. */
+/* End of the last loadable segment in the file; 0 if the file is not a library for this machine. */
 static uint64_t end_of_segments(int file) {
     ElfW(Ehdr) header;
     ElfW(Phdr) segment;
@@ -54,16 +54,16 @@ struct loader_cache {
 };
 struct loader_cache_entry {
     int32_t flags;
-    uint32_t name, path; /* from the header on */
+    uint32_t name, path; /* offsets from the header */
     uint32_t version;
     uint64_t capabilities;
 };
 
-/* All files of this name are judged: which one the loader takes depends on the processor. */
+/* Checks all files with this name, because the choice of the loader depends on the processor. */
 static bool is_cut_off_in_cache(const char *data, size_t bytes, const char *name, char why[LIBRARY_WHY_BYTES]) {
     struct loader_cache header;
     size_t length = strlen(name) + 1;
-    /* ldconfig of glibc before 2.32 writes an older format in front. */
+    /* ldconfig of glibc before 2.32 puts data in an older format before the header. */
     const char *start = memmem(data, bytes, "glibc-ld.so.cache1.1", sizeof header.magic);
     bytes -= start ? (size_t)(start - data) : bytes;
     if (bytes < sizeof header)
@@ -99,15 +99,14 @@ bool library_is_cut_off_for_loader(const char *cache, const char *name, char why
 }
 
 #ifdef __GLIBC__
-/* True if a file of this name in the loader's folders, LD_LIBRARY_PATH first, is readable; then the first one is
-   judged. */
+/* True if a readable file of this name is in the loader's folders, LD_LIBRARY_PATH first; the first one is checked. */
 static bool is_in_folders(const char *name, bool *is_cut_off, char why[LIBRARY_WHY_BYTES]) {
     bool is_found = false;
     Dl_serinfo size, *folders;
     void *process = dlopen(NULL, RTLD_LAZY);
     if (!process || dlinfo(process, RTLD_DI_SERINFOSIZE, &size) || !(folders = malloc(size.dls_size)))
         return false;
-    /* The second call writes the header of the allocated struct, which the third one checks. */
+    /* The second call initializes the header of the allocated struct, which the third call checks. */
     if (dlinfo(process, RTLD_DI_SERINFOSIZE, folders) == 0 && dlinfo(process, RTLD_DI_SERINFO, folders) == 0)
         for (unsigned i = 0; i < folders->dls_cnt && !is_found; i++) {
             char path[PATH_MAX];
@@ -124,8 +123,8 @@ static bool is_in_folders(const char *name, bool *is_cut_off, char why[LIBRARY_W
 
 #endif
 
-/* True if the file that the loader would take for this name is cut off. It searches LD_LIBRARY_PATH, then the cache of
-   ldconfig, which covers its own folders. */
+/* True if the file that the loader would choose for this name is truncated. The loader searches LD_LIBRARY_PATH, then
+   the cache of ldconfig, which includes its own folders. */
 static bool is_found_cut_off(const char *name, char why[LIBRARY_WHY_BYTES]) {
     bool is_cut_off = false;
 #ifdef __GLIBC__

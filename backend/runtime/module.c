@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Code loaded once for each device, however many plans use it, and the kernels in it. It must not know where code comes
-   from (runtime/cache.h) nor what its kernels compute. */
+/* Loads code once per device, however many plans use it, and looks up the kernels in it. This file knows neither where
+   code comes from (runtime/cache.h) nor what its kernels compute. */
 #include "runtime/module.h"
 #include "runtime/driver.h"
 
@@ -8,33 +8,32 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Bytes of shared memory that a block may have without asking; blocks of a cluster that every chip with clusters
-   allows. */
+/* Shared memory per block without opting in, in bytes; cluster size that every chip with clusters supports. */
 enum { DEFAULT_SHARED_BYTES = 48 * 1024, PORTABLE_CLUSTER = 8 };
 
-/* Code loaded into one device's context. */
+/* Code loaded into the context of one device. */
 struct module {
     struct module *next;
-    /* Ordinal and key together name it: code is loaded for each device apart. */
+    /* Ordinal and key identify a module: code is loaded separately for each device. */
     int32_t ordinal;
     uint8_t key[32]; /* of the code */
-    /* The context is kept, as whoever releases last may be on a thread where another one is current. */
+    /* The context is stored, because the last reference may be released on a thread with another current context. */
     void *context, *handle;
     int references;
 };
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards the list and the references */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards the list and the reference counts */
 static struct module *modules;
 
-/* Another thread may be capturing a stream; loading and unloading are then allowed only to a thread that declares them
-   harmless. With the device entered. `log` stays empty where the driver says nothing. */
+/* Loads an image into the entered device. Another thread may be capturing a stream; loading and unloading are then only
+   allowed in relaxed capture mode. `log` stays empty if the driver reports nothing. */
 static int load_image(void **handle, const struct driver *driver, const struct code *code, char *log,
                       size_t log_bytes) {
     int mode = CUDA_CAPTURE_MODE_RELAXED;
-    /* What the driver says of PTX that it cannot translate, for the message. */
+    /* The driver's log explains PTX that it cannot translate. */
     int options[] = {CUDA_JIT_ERROR_LOG_BUFFER, CUDA_JIT_ERROR_LOG_BUFFER_SIZE_BYTES};
     void *values[] = {log, (void *)(uintptr_t)log_bytes};
-    /* Exchanges: `mode` holds the thread's own mode afterwards, which the second call restores. */
+    /* Swaps the modes: `mode` then holds the thread's own mode, which the second call restores. */
     int result = driver->thread_exchange_stream_capture_mode(&mode);
     if (result)
         return result;
@@ -43,12 +42,12 @@ static int load_image(void **handle, const struct driver *driver, const struct c
     return result;
 }
 
-/* Called with the lock held and the device entered. One more reference of code that is loaded, or a new module with one
-   reference. */
+/* Adds a reference to loaded code, or loads it into a new module with one reference. The lock is held and the device
+   entered. */
 static weftStatus_t get_module(struct module **out, const struct driver *driver, const struct device *device,
                                const struct code *code) {
     char log[1024] = "";
-    /* Compared by key, not by address: equal code may come from two plans' blobs. */
+    /* Compared by key instead of address, because equal code may come from the blobs of two plans. */
     for (struct module *module = modules; module; module = module->next)
         if (module->ordinal == device->ordinal && memcmp(module->key, code->key, sizeof module->key) == 0) {
             module->references++;
@@ -75,8 +74,8 @@ static weftStatus_t get_module(struct module **out, const struct driver *driver,
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Called with the lock held. Results are ignored: unloading fails only when the context is gone, and the code with it.
-   A cleanup must leave the error that led to it as it is, so nothing here words one. */
+/* Releases a reference. The lock is held. Driver results are ignored: unloading only fails if the context is gone, and
+   the code with it. A cleanup must not replace the message of the error that led to it. */
 static void release_module(const struct driver *driver, struct module *module) {
     void *popped;
     if (--module->references)
@@ -85,7 +84,7 @@ static void release_module(const struct driver *driver, struct module *module) {
     while (*at != module)
         at = &(*at)->next;
     *at = module->next;
-    /* The module's own context: on this thread another may be current, or none. */
+    /* The module's own context: this thread may have another one, or none. */
     if (driver->ctx_push_current(module->context) == CUDA_SUCCESS) {
         int mode = CUDA_CAPTURE_MODE_RELAXED, result = driver->thread_exchange_stream_capture_mode(&mode);
         driver->module_unload(module->handle);
@@ -96,9 +95,9 @@ static void release_module(const struct driver *driver, struct module *module) {
     free(module);
 }
 
-/* Stops at the first result that is not success, and returns it. */
+/* Returns the first result that is not success. */
 static int read_attributes(struct kernel *kernel, const struct driver *driver) {
-    /* func_get_attribute writes ints, in any order. */
+    /* func_get_attribute writes ints. */
     const struct {
         enum cuda_function_attribute attribute;
         int *value;
@@ -112,11 +111,11 @@ static int read_attributes(struct kernel *kernel, const struct driver *driver) {
     return result;
 }
 
-/* The argument struct must be the one that the kernel was compiled with; some drivers cannot tell. Asks for arguments 0
-   and 1: there must be the one, of the right size, and not the other. */
+/* Checks that the kernel has one argument of the expected size, by querying arguments 0 and 1. Some drivers cannot
+   answer. */
 static weftStatus_t check_arguments(const struct kernel *kernel, const struct driver *driver) {
-    /* Answers of cuFuncGetParamInfo: INVALID_VALUE where there is no such argument, NOT_SUPPORTED of code whose
-       parameters the driver does not know. */
+    /* cuFuncGetParamInfo returns INVALID_VALUE if the argument does not exist, and NOT_SUPPORTED if the code has no
+       parameter information. */
     size_t offset, bytes = 0, more;
     if (!driver->func_get_param_info)
         return WEFT_STATUS_SUCCESS;
@@ -137,8 +136,8 @@ static weftStatus_t check_arguments(const struct kernel *kernel, const struct dr
          bytes);
 }
 
-/* Loaded copies are shared, so the limits set on a function are the device's own, whatever one user needs. Raising the
-   limit for all users is harmless: a launch still takes only what it asks for. */
+/* Loaded functions are shared, so their limits are set to the device's and not to one user's needs. That is harmless
+   for other users: a launch only uses what it requests. */
 static weftStatus_t prepare(struct kernel *kernel, const struct driver *driver, const struct device *device,
                             const struct kernel_needs *needs) {
     int result = read_attributes(kernel, driver);
@@ -146,22 +145,21 @@ static weftStatus_t prepare(struct kernel *kernel, const struct driver *driver, 
         return driver_fail(result, "cuda:%d: reading the limits of kernel '%s'", (int)kernel->ordinal, kernel->name);
     TRY(check_arguments(kernel, driver));
     int fixed = kernel->shared_bytes, limit = device->cuda.shared_per_block;
-    /* A difference and not a sum, which could overflow for needs that are nonsense. shared_per_block has static and
-       dynamic shared memory together. */
+    /* A difference, because a sum could overflow. shared_per_block covers static and dynamic shared memory. */
     if (needs->shared_bytes > limit - fixed)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHARED_MEMORY_INSUFFICIENT,
              "cuda:%d (%s): kernel '%s': a block may use %d bytes of shared memory, this one needs %d + %d. Choose a "
              "smaller tile.",
              (int)kernel->ordinal, device->name, kernel->name, limit, fixed, needs->shared_bytes);
-    /* Up to 48 KiB nothing is asked of the driver: beyond that a kernel must opt in. */
+    /* A kernel must opt in to more than 48 KiB. */
     kernel->shared_bytes += needs->shared_bytes;
     kernel->max_dynamic_shared_bytes = DEFAULT_SHARED_BYTES - fixed;
     if (needs->shared_bytes + fixed > DEFAULT_SHARED_BYTES) {
         kernel->max_dynamic_shared_bytes = limit - fixed;
         result = driver->func_set_attribute(kernel->function, CUDA_FUNC_MAX_DYNAMIC_SHARED_SIZE_BYTES, limit - fixed);
     }
-    /* More than 8 blocks are not portable: the driver wants to hear that this is meant, and whether they fit it tells
-       at the launch. */
+    /* Clusters of more than 8 blocks are not portable and must be enabled; whether they fit is only known at the
+       launch. */
     if (!result && needs->cluster > PORTABLE_CLUSTER)
         result = driver->func_set_attribute(kernel->function, CUDA_FUNC_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1);
     return result
@@ -169,7 +167,7 @@ static weftStatus_t prepare(struct kernel *kernel, const struct driver *driver, 
                : WEFT_STATUS_SUCCESS;
 }
 
-/* With the lock held and the device entered. On failure kernel->module is released. */
+/* The lock is held and the device entered. On failure kernel->module is released. */
 static weftStatus_t load(struct kernel *kernel, const struct device *device, const struct code *code,
                          const struct kernel_needs *needs) {
     TRY(get_module(&kernel->module, kernel->driver, device, code));
@@ -185,21 +183,21 @@ static weftStatus_t load(struct kernel *kernel, const struct device *device, con
     return status;
 }
 
-/* The name lies behind the struct, in the same allocation. */
+/* The name is stored after the struct, in the same allocation. */
 weftStatus_t kernel_load(struct kernel **out, const struct device *device, const struct code *code, const char *name,
                          const struct kernel_needs *needs) {
     struct device_scope scope;
     *out = NULL;
     TRY(device_enter(&scope, device));
     struct kernel *kernel = calloc(1, sizeof *kernel + strlen(name) + 1);
-    /* The driver is there, since the device was entered. */
+    /* Cannot fail, because the device was entered. */
     weftStatus_t status = kernel ? driver_get(&kernel->driver) : status_no_memory(sizeof *kernel);
     if (!status) {
         strcpy(kernel->name, name);
         kernel->ordinal = device->ordinal;
         kernel->argument_bytes = needs->argument_bytes;
         memcpy(kernel->max_grid, device->cuda.max_grid, sizeof kernel->max_grid);
-        /* One lock for loading on all devices: loads take milliseconds and are rare. */
+        /* One lock for all devices, because loads are rare and take milliseconds. */
         pthread_mutex_lock(&lock);
         status = load(kernel, device, code, needs);
         pthread_mutex_unlock(&lock);
@@ -221,7 +219,7 @@ void kernel_release(struct kernel *kernel) {
     free(kernel);
 }
 
-/* As the driver reckons it, of registers, threads and shared memory; clusters are not looked at. */
+/* The driver's occupancy calculation: registers, threads and shared memory, without clusters. */
 weftStatus_t kernel_blocks_per_multiprocessor(int *blocks, const struct kernel *kernel, int threads, int shared_bytes) {
     int result = kernel->driver->occupancy_blocks(blocks, kernel->function, threads, (size_t)shared_bytes);
     return result ? driver_fail(result, "cuda:%d: asking how many blocks of kernel '%s' fit", (int)kernel->ordinal,

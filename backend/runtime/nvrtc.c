@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Finding, judging and using copies of NVRTC. The list of copies only grows and its members never move, so a choice
-   stays good without the lock. */
+/* Finds, judges and uses copies of NVRTC. The list of copies only grows and its members never move, so a chosen copy
+   remains valid without the lock. */
 #define _GNU_SOURCE
 #include "runtime/nvrtc.h"
 #include "base/trace.h"
@@ -18,25 +18,25 @@
 #include <sys/stat.h>
 #include <time.h>
 
-/* OLDEST_MAJOR: as the oldest driver that Weft takes. NEWEST_MAJOR: how far file names are tried; versions beyond the
-   ones known today are taken as they come. ARCHS_MAX: a copy lists about 20. */
+/* OLDEST_MAJOR: the same as for drivers. NEWEST_MAJOR: the last version for which file names are tried; versions newer
+   than the ones known today are used as they are. ARCHS_MAX: a copy supports about 20. */
 enum { OLDEST_MAJOR = 12, NEWEST_MAJOR = 19, ARCHS_MAX = 64 };
-/* Of nvrtcResult: the three that get words of their own. */
+/* The values of nvrtcResult that get their own messages. */
 enum { NVRTC_OUT_OF_MEMORY = 1, NVRTC_COMPILATION = 6, NVRTC_BUILTIN_OPERATION_FAILURE = 7 };
 
-/* One copy of the library. */
+/* A copy of the library. */
 struct nvrtc {
-    /* In the order found, which decides between equal versions. */
+    /* In the order of discovery, which breaks ties between equal versions. */
     struct nvrtc *next;
     char path[PATH_MAX];
     const char *found_by;
-    dev_t device; /* with inode: which file it is, whatever the path */
+    dev_t device; /* with inode: identifies the file, whatever its path */
     ino_t inode;
     int64_t file_bytes;
-    int version; /* 0: not usable, for the reason in fault */
+    int version; /* 0: unusable, for the reason in fault */
     char fault[64 + LIBRARY_WHY_BYTES];
-    bool has_builtins; /* its libnvrtc-builtins could be loaded */
-    /* archs: 90 for sm_90, ascending as NVRTC lists them. */
+    bool has_builtins; /* its libnvrtc-builtins can be loaded */
+    /* archs: 90 for sm_90, in ascending order as NVRTC lists them. */
     int arch_count, archs[ARCHS_MAX];
 
     int (*get_version)(int *major, int *minor);
@@ -55,7 +55,7 @@ struct nvrtc {
     int (*get_log)(void *program, char *log);
 };
 
-/* All are needed: a copy that lacks one is kept with its fault, for the report. */
+/* All functions are required. A copy that lacks one stays in the list with its fault, for the report. */
 static const struct {
     const char *name;
     size_t offset;
@@ -75,21 +75,21 @@ static const struct {
     {"nvrtcGetProgramLog", offsetof(struct nvrtc, get_log)},
 };
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards the three below */
-static struct nvrtc *copies, **last_copy = &copies;      /* in the order found */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards the three variables below */
+static struct nvrtc *copies, **last_copy = &copies;      /* in the order of discovery */
 static char *search_paths;
 static bool is_searched;
 
 /* ---- Finding ----------------------------------------------------------------------------------------------------- */
 
-/* A copy that does not serve stays in the list, with the reason: the report and messages say why. */
+/* An unusable copy stays in the list with the reason, for the report and messages. */
 static void fault(struct nvrtc *copy, const char *what, const char *detail) {
     snprintf(copy->fault, sizeof copy->fault, "%s%s", what, detail);
     copy->version = 0;
 }
 
-/* Loads the builtins library by its full path: NVRTC itself looks for it by name, and then finds it whatever folders
-   the loader knows. A file that is cut off would end the process when NVRTC loads it. */
+/* Loads the builtins library by its full path, so that NVRTC, which loads it by name, finds it whatever the loader's
+   folders are. A truncated file is not used, because the process would crash when NVRTC loads it. */
 static void load_builtins(struct nvrtc *copy, int major, int minor) {
     char path[PATH_MAX + 64], why[LIBRARY_WHY_BYTES];
     int folder = (int)(strrchr(copy->path, '/') - copy->path);
@@ -104,8 +104,8 @@ static void load_builtins(struct nvrtc *copy, int major, int minor) {
 static void load_copy(struct nvrtc *copy) {
     int major = 0, minor = 0, count = 0;
     char why[LIBRARY_WHY_BYTES];
-    /* Copies stay loaded, because programs may be under way in them. Their symbols are local: copies must not see each
-       other's. */
+    /* Copies stay loaded, because other threads may be compiling with them. RTLD_LOCAL: copies must not see each
+       other's symbols. */
     void *library = library_open(copy->path, why);
     if (!library) {
         fault(copy, "it cannot be loaded: ", why);
@@ -124,13 +124,13 @@ static void load_copy(struct nvrtc *copy) {
         fault(copy, "it does not tell its version and architectures", "");
         return;
     }
-    /* As the driver counts CUDA versions, so that the two compare. */
+    /* Encoded like the driver's CUDA version, so that the two can be compared. */
     copy->version = major * 1000 + minor * 10;
     copy->arch_count = count;
     load_builtins(copy, major, minor);
 }
 
-/* One file under several names (links, the folders of several settings) is taken once, as found first. */
+/* Adds a file once, even if several names lead to it (links, folders of several settings); the first name is kept. */
 static void add_file(const char *path, const char *found_by) {
     struct stat file;
     char real[PATH_MAX];
@@ -139,7 +139,7 @@ static void add_file(const char *path, const char *found_by) {
     for (const struct nvrtc *copy = copies; copy; copy = copy->next)
         if (copy->device == file.st_dev && copy->inode == file.st_ino)
             return;
-    /* Without memory a copy is as if it were not there. */
+    /* If memory is exhausted, the copy is ignored. */
     struct nvrtc *copy = calloc(1, sizeof *copy);
     if (!copy)
         return;
@@ -153,8 +153,8 @@ static void add_file(const char *path, const char *found_by) {
     last_copy = &copy->next;
 }
 
-/* `inside` begins with a slash or is empty. Major versions above and below what serves are looked for too, so that the
-   report can say why they do not. */
+/* `inside` starts with a slash or is empty. Unusable major versions are looked for too, so that the report can say why
+   they are unusable. */
 static void add_folder(const char *folder, const char *inside, const char *found_by) {
     char path[PATH_MAX];
     for (int major = NEWEST_MAJOR; major >= OLDEST_MAJOR - 1; major--)
@@ -162,30 +162,30 @@ static void add_folder(const char *folder, const char *inside, const char *found
             add_file(path, found_by);
 }
 
-/* NVIDIA's wheels: from CUDA 13 on all parts share one folder, those of CUDA 12 have one each. */
+/* NVIDIA's wheels: since CUDA 13 all components share one folder, those of CUDA 12 have one each. */
 static void add_wheels(const char *site_packages, const char *found_by) {
     add_folder(site_packages, "/nvidia/cu13/lib", found_by);
     add_folder(site_packages, "/nvidia/cuda_nvrtc/lib", found_by);
 }
 
-/* Files and folders divided by colons. */
+/* Files and folders separated by colons. */
 static void add_list(const char *paths, const char *found_by) {
     char path[PATH_MAX];
-    /* Past the end of this path, and past the colon where there is one. */
+    /* Skips the path and the colon after it, if there is one. */
     for (const char *at = paths; *at; at += strcspn(at, ":"), at += *at == ':') {
         int length = (int)strcspn(at, ":");
-        /* Longer paths name no file. */
+        /* Longer paths cannot exist. */
         if (!length || snprintf(path, sizeof path, "%.*s", length, at) >= PATH_MAX)
             continue;
-        /* Each may be the library itself, its folder, or a site-packages. */
+        /* Each may be the library itself, its folder, or a site-packages folder. */
         add_file(path, found_by);
         add_folder(path, "", found_by);
         add_wheels(path, found_by);
     }
 }
 
-/* Called for each object of the process under the loader's lock: loading inside would lock up, so paths are only
-   noted. */
+/* Called for each object of the process while the loader holds its lock. Loading here would deadlock, so the paths are
+   only recorded. */
 static int note_loaded(struct dl_phdr_info *info, size_t bytes, void *paths) {
     (void)bytes;
     const char *name = strrchr(info->dlpi_name, '/');
@@ -194,7 +194,7 @@ static int note_loaded(struct dl_phdr_info *info, size_t bytes, void *paths) {
     return 0;
 }
 
-/* A copy that PyTorch, say, has loaded costs no second load. */
+/* A copy that another library such as PyTorch has loaded need not be loaded again. */
 static void add_loaded(void) {
     struct text paths;
     text_init(&paths);
@@ -203,22 +203,22 @@ static void add_loaded(void) {
     text_free(&paths);
 }
 
-/* Wheels install into one site-packages: libweft into weft/lib, NVRTC into nvidia. */
+/* Wheels are installed into one site-packages folder: libweft in weft/lib, NVRTC in nvidia. */
 static void add_siblings(void) {
     Dl_info self;
     char folder[PATH_MAX], up[PATH_MAX + 8];
-    /* The address of any variable of this library tells the library's own file. */
+    /* The address of any variable of this library identifies its file. */
     if (!dladdr((void *)&copies, &self) || !realpath(self.dli_fname, folder) || !strrchr(folder, '/'))
         return;
     *strrchr(folder, '/') = '\0';
-    /* "/../.." and then "/..": site-packages from weft/lib, and from a libweft that lies one folder down. */
+    /* "/../.." and then "/..": site-packages relative to weft/lib, and to a libweft that is one folder below it. */
     for (const char *step = "/../.."; *step; step += 3) {
         snprintf(up, sizeof up, "%s%s", folder, step);
         add_wheels(up, "beside libweft");
     }
 }
 
-/* By file name alone, as the system finds libraries; the loader then tells the path. */
+/* By file name, as the system finds libraries; the loader then reports the path. */
 static void add_from_loader(void) {
     char name[32], why[LIBRARY_WHY_BYTES];
     struct link_map *map;
@@ -230,7 +230,7 @@ static void add_from_loader(void) {
     }
 }
 
-/* The variables first: they are set on purpose, /usr/local has what the system has. */
+/* The variables come first, because they are set on purpose. */
 static void add_toolkits(void) {
     static const char *const variables[] = {"CUDA_HOME", "CUDA_PATH"};
     glob_t found;
@@ -245,12 +245,12 @@ static void add_toolkits(void) {
     globfree(&found);
 }
 
-/* Called with the lock held. */
+/* The caller holds the lock. */
 static void search(void) {
     if (is_searched)
         return;
-    /* At once, also where nothing is found: searching again would find nothing new, at the price of dozens of failed
-       loads. */
+    /* Set before the search, even if it finds nothing: another search would find nothing new and repeat dozens of
+       failed loads. */
     is_searched = true;
     const char *forced = getenv("WEFT_NVRTC");
     if (forced && *forced) {
@@ -272,7 +272,7 @@ weftStatus_t nvrtc_set_search_paths(const char *paths) {
     if (paths && !copy)
         return status_no_memory(strlen(paths));
     pthread_mutex_lock(&lock);
-    /* Copies found before stay: choices point to them. */
+    /* Known copies stay, because choices point to them. */
     free(search_paths);
     search_paths = copy;
     is_searched = false;
@@ -282,7 +282,7 @@ weftStatus_t nvrtc_set_search_paths(const char *paths) {
 
 /* ---- Choosing ---------------------------------------------------------------------------------------------------- */
 
-/* The newest architecture that a copy knows and that is not newer than `arch`; 0: none. */
+/* The newest architecture that a copy supports and that is not newer than `arch`, or 0. */
 static int newest_known(const struct nvrtc *copy, int arch) {
     int newest = 0;
     for (int i = 0; i < copy->arch_count; i++)
@@ -291,8 +291,8 @@ static int newest_known(const struct nvrtc *copy, int arch) {
     return newest;
 }
 
-/* SUCCESS when a copy can compile for `arch` (90) and the driver (its version; 0: there is none), else a status and why
-   not, in words. */
+/* SUCCESS if a copy can compile for `arch` (90) with a driver of this version (0: no driver); otherwise a status, with
+   the reason in `why`. */
 static weftStatus_t judge(char why[512], const struct nvrtc *copy, int arch, int driver) {
     if (!copy->version)
         snprintf(why, 512, "%s", copy->fault);
@@ -305,7 +305,7 @@ static weftStatus_t judge(char why[512], const struct nvrtc *copy, int arch, int
                  arch);
         return WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH;
     }
-    /* Within a major version a newer compiler's cubins run on older drivers (minor version compatibility). */
+    /* Within a major version, cubins of a newer compiler run on older drivers (minor version compatibility). */
     if (driver && copy->version / 1000 > driver / 1000) {
         snprintf(why, 512, "it is newer than the driver, which speaks CUDA %d.%d", driver / 1000, driver % 1000 / 10);
         return WEFT_STATUS_NOT_SUPPORTED_INCOMPATIBLE_CUDA_DRIVER;
@@ -313,8 +313,8 @@ static weftStatus_t judge(char why[512], const struct nvrtc *copy, int arch, int
     return WEFT_STATUS_SUCCESS;
 }
 
-/* True if `copy` is preferred to `best`, the best of those found before it: a copy without its builtins cannot compile,
-   so it is the last resort; then the version decides, and the first found of equal ones stays. */
+/* True if `copy` is preferred to `best`, the best of the earlier ones. A copy without its builtins cannot compile, so
+   it is the last resort; then the newer version wins, and the first one in case of a tie. */
 static bool is_better(const struct nvrtc *copy, const struct nvrtc *best) {
     if (!best || copy->has_builtins != best->has_builtins)
         return !best || copy->has_builtins;
@@ -330,12 +330,13 @@ static const struct nvrtc *choose_copy(int arch, int driver) {
     return best;
 }
 
-/* For a chip that no copy knows: the driver can translate PTX of an older one, if the PTX is not newer than itself. */
+/* For a chip that no copy supports: the driver can translate PTX for an older one, unless the PTX is newer than the
+   driver. */
 static const struct nvrtc *choose_for_ptx(int arch, int driver) {
     const struct nvrtc *best = NULL;
     for (const struct nvrtc *copy = copies; copy; copy = copy->next) {
-        /* No newer than the driver to the minor version: a driver translates PTX up to its own version alone, unlike
-           cubins. */
+        /* Compared including the minor version: unlike for cubins, a driver only translates PTX up to its own version.
+           */
         bool serves = copy->version / 1000 >= OLDEST_MAJOR && newest_known(copy, arch) &&
                       newest_known(copy, arch) < arch && (!driver || copy->version <= driver);
         if (serves && is_better(copy, best))
@@ -344,19 +345,19 @@ static const struct nvrtc *choose_for_ptx(int arch, int driver) {
     return best;
 }
 
-/* The command that brings a copy that serves; `driver` is 0 where there is none. */
+/* The command that installs a suitable copy; `driver` is 0 if there is none. */
 static const char *how_to_install(int driver) {
     return driver && driver / 1000 < 13
                ? "pip install nvidia-cuda-nvrtc-cu12"
                : "pip install nvidia-cuda-nvrtc (needs driver 580 or newer; nvidia-cuda-nvrtc-cu12 needs 525)";
 }
 
-/* Nothing serves: says why of each copy. The status is that of the newest one. */
+/* Reports why each copy is unusable. The status is that of the newest one. */
 static weftStatus_t fail_to_choose(const char *arch_name, int arch, int driver) {
     const char *forced = getenv("WEFT_NVRTC");
     bool is_forced = forced && *forced;
     weftStatus_t status = WEFT_STATUS_NOT_SUPPORTED_RUNTIME_PREREQUISITE_MISSING;
-    /* A copy that cannot be used has version 0: any other is newer. */
+    /* Unusable copies have version 0; all others are newer. */
     int newest = -1, count = 0;
     struct text list;
     char why[512];
@@ -394,16 +395,16 @@ static weftStatus_t fail_to_choose(const char *arch_name, int arch, int driver) 
     return status;
 }
 
-/* "sm_90a" is 90; 0: no such name. A suffix of letters does not count. */
+/* "sm_90a" is 90; 0 if the name is invalid. Suffix letters are ignored. */
 static int arch_number(const char *arch) { return strncmp(arch, "sm_", 3) == 0 ? (int)strtol(arch + 3, NULL, 10) : 0; }
 
-/* 0 without a driver: compiling needs none, and no copy is too new then. */
+/* 0 if there is no driver: compiling does not need one, and no copy is too new then. */
 static int driver_version(void) {
     const struct driver *driver = driver_find();
     return driver ? driver->version : 0;
 }
 
-/* The architecture as asked for, with its suffix, becomes the target: NVRTC checks whether it knows "sm_90a". */
+/* The target is the requested architecture with its suffix: NVRTC checks whether it supports "sm_90a". */
 weftStatus_t nvrtc_choose(struct nvrtc_choice *choice, const char *arch) {
     int number = arch_number(arch), driver = driver_version();
     if (number < 10)
@@ -433,7 +434,7 @@ void nvrtc_report(struct text *json, const char *arch) {
     char why[512];
     pthread_mutex_lock(&lock);
     search();
-    /* A copy is either chosen or spare: PTX is the last resort. */
+    /* A copy for PTX (`spare`) is only used if no copy can compile for the chip. */
     const struct nvrtc *chosen = choose_copy(number, driver), *spare = chosen ? NULL : choose_for_ptx(number, driver);
     text_add(json, "[");
     for (const struct nvrtc *copy = copies; copy; copy = copy->next) {
@@ -443,7 +444,7 @@ void nvrtc_report(struct text *json, const char *arch) {
             snprintf(why, sizeof why, "chosen as a last resort, for PTX: no copy knows sm_%d", number);
         else if (judge(why, copy, number, driver) == WEFT_STATUS_SUCCESS)
             snprintf(why, sizeof why,
-                     /* Otherwise choose_copy takes the newest, and the first of equal ones. */
+                     /* Otherwise choose_copy uses the newest, and the first one in case of a tie. */
                      copy->has_builtins < chosen->has_builtins
                          ? "its libnvrtc-builtins is missing, and another is whole"
                      : copy->version < chosen->version ? "a newer one serves"
@@ -465,34 +466,34 @@ void nvrtc_report(struct text *json, const char *arch) {
 
 /* ---- Compiling --------------------------------------------------------------------------------------------------- */
 
-/* Where a log speaks of an error: "lib/types.cuh(12): error: ...". */
+/* An error in a compiler log: "lib/types.cuh(12): error: ...". */
 struct log_error {
-    const char *file, *words; /* in the log */
+    const char *file, *words; /* point into the log */
     int file_length, words_length, line;
 };
 
-/* The first line of a log that is "FILE(LINE): ... error ...: WORDS"; false where there is none. */
+/* Finds the first line of the form "FILE(LINE): ... error ...: WORDS"; false if there is none. */
 static bool find_error(struct log_error *error, const char *log) {
     for (const char *at = log; *at; at += strcspn(at, "\n"), at += *at == '\n') {
-        /* strstr looks beyond the line; whether `error` lies in it is asked below. */
+        /* strstr searches beyond the line; the result is checked below. */
         const char *end = at + strcspn(at, "\n"), *close = strstr(at, "): "), *open = close;
         const char *word = close ? strstr(close, "error") : NULL;
         if (!word || word > end)
             continue;
-        /* Back to the parenthesis that opens the line's number: file names may hold others. */
+        /* Search backwards for the parenthesis before the line number, because file names may contain others. */
         while (open > at && *open != '(')
             open--;
         const char *words = word + strcspn(word, ":\n");
         words += *words == ':';
         words += strspn(words, " ");
         *error = (struct log_error){at, words, (int)(open - at), (int)strcspn(words, "\n"), atoi(open + 1)};
-        /* No file or no number: not of that form, so the whole log is shown. */
+        /* Without a file or a line number it is not of that form, and the whole log is shown. */
         return open > at && error->line > 0;
     }
     return false;
 }
 
-/* The text of line `line` (from 1), without its margin. */
+/* The text of line `line` (counted from 1), without its indentation. */
 static const char *find_line(const char *text, int line, int *length) {
     for (; line > 1 && *text; line--) {
         text += strcspn(text, "\n");
@@ -503,7 +504,7 @@ static const char *find_line(const char *text, int line, int *length) {
     return text;
 }
 
-/* The text of the program or of a header by the name that the log has for it; NULL: a file of another's. */
+/* The text of the program or of the header with this name in the log; NULL if the file is not one of ours. */
 static const char *find_text(const struct program *program, const char *file, int length) {
     if (strncmp(program->name, file, (size_t)length) == 0 && !program->name[length])
         return program->text;
@@ -513,7 +514,7 @@ static const char *find_text(const struct program *program, const char *file, in
     return NULL;
 }
 
-/* `log` is never NULL. The text of the line is quoted, as users do not have the file. */
+/* `log` is never NULL. The failing line is quoted, because users do not have the file. */
 static weftStatus_t fail_to_compile(int result, const struct nvrtc_choice *choice, const struct program *program,
                                     const char *log) {
     const struct nvrtc *nvrtc = choice->compiler;
@@ -529,7 +530,7 @@ static weftStatus_t fail_to_compile(int result, const struct nvrtc_choice *choic
              "NVRTC %d.%d: '%s' cannot use its own libnvrtc-builtins.so.%d.%d, which must lie beside it. Install NVRTC "
              "anew: %s.",
              major, minor, nvrtc->path, major, minor, how_to_install(choice->version));
-    /* Other failures have no line: NVRTC's own words and the log must do. */
+    /* Other failures have no line, so NVRTC's message and the log are reported. */
     if (result != NVRTC_COMPILATION || !find_error(&error, log))
         FAIL(WEFT_STATUS_INTERNAL_ERROR_COMPILATION_FAILED, "NVRTC %d.%d, %s: '%s' does not compile: %s. %s. Log: %s",
              major, minor, choice->target, program->name, nvrtc->get_error_string(result), report,
@@ -542,15 +543,14 @@ static weftStatus_t fail_to_compile(int result, const struct nvrtc_choice *choic
          text ? length : 8, line, report, log);
 }
 
-/* Says in the log that the code is PTX, since nothing else would. Also of a compilation that failed, which the log
-   explains. */
+/* Reads the log, even if the compilation failed. It also notes if the code is PTX, which is visible nowhere else. */
 static weftStatus_t read_log(struct compiled *out, const struct nvrtc_choice *choice, void *program) {
     size_t bytes = 0;
     char note[128] = "";
     if (choice->is_ptx)
         snprintf(note, sizeof note, "weft: NVRTC %d.%d does not know this chip; compiled to PTX of %s for the driver\n",
                  choice->version / 1000, choice->version % 1000 / 10, choice->target);
-    /* `bytes` counts the zero. */
+    /* `bytes` includes the terminating zero. */
     if (choice->compiler->get_log_size(program, &bytes))
         bytes = 0;
     out->log = calloc(1, strlen(note) + bytes + 1);
@@ -562,12 +562,12 @@ static weftStatus_t read_log(struct compiled *out, const struct nvrtc_choice *ch
     return WEFT_STATUS_SUCCESS;
 }
 
-/* On failure image may be set; compiled_free takes it with the rest. */
+/* After a failure the image may be set; compiled_free releases it. */
 static weftStatus_t read_image(struct compiled *out, const struct nvrtc_choice *choice, void *program) {
     const struct nvrtc *nvrtc = choice->compiler;
     int result =
         choice->is_ptx ? nvrtc->get_ptx_size(program, &out->bytes) : nvrtc->get_cubin_size(program, &out->bytes);
-    /* A size of 0 without an error: NVRTC gives no cubin for a virtual architecture. */
+    /* A size of 0 without an error: NVRTC provides no cubin for a virtual architecture. */
     if (!result && out->bytes) {
         out->image = malloc(out->bytes);
         if (!out->image)
@@ -583,12 +583,12 @@ static weftStatus_t read_image(struct compiled *out, const struct nvrtc_choice *
     return WEFT_STATUS_SUCCESS;
 }
 
-/* `options` has room for option_count + 1. The log is read first, so that failures have it. */
+/* `options` has room for option_count + 1. The log is read first, so that failures can report it. */
 static weftStatus_t compile(struct compiled *out, const struct nvrtc_choice *choice, const struct program *program,
                             const char **options, void *handle) {
     char target[64];
     snprintf(target, sizeof target, "--gpu-architecture=%s", choice->target);
-    /* The caller left room for it in front of the options. */
+    /* The caller reserved the first entry. */
     options[0] = target;
     for (int i = 0; i < program->option_count; i++)
         options[i + 1] = program->options[i];
@@ -599,13 +599,13 @@ static weftStatus_t compile(struct compiled *out, const struct nvrtc_choice *cho
     return read_image(out, choice, handle);
 }
 
-/* Runs without a lock: NVRTC compiles several programs at once, each with a handle of its own. */
+/* Needs no lock: NVRTC can compile several programs at once, each with its own handle. */
 weftStatus_t nvrtc_compile(struct compiled *out, const struct nvrtc_choice *choice, const struct program *program) {
     const struct nvrtc *nvrtc = choice->compiler;
     struct timespec start, end;
     void *handle = NULL;
     memset(out, 0, sizeof *out);
-    /* One list for three: header texts, header names, options with the architecture. */
+    /* One allocation for header texts, header names and options including the architecture. */
     size_t count = (size_t)program->header_count * 2 + (size_t)program->option_count + 1;
     const char **list = calloc(count, sizeof *list);
     if (!list)
@@ -614,7 +614,7 @@ weftStatus_t nvrtc_compile(struct compiled *out, const struct nvrtc_choice *choi
         list[i] = program->headers[i].text;
         list[program->header_count + i] = program->headers[i].name;
     }
-    /* What compiling costs, for the log: a few hundred milliseconds are usual. */
+    /* The compile time is logged; a few hundred milliseconds are usual. */
     clock_gettime(CLOCK_MONOTONIC, &start);
     int result = nvrtc->create_program(&handle, program->text, program->name, program->header_count, list,
                                        list + program->header_count);

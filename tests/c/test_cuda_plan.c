@@ -376,7 +376,7 @@ static void in_workspace(void) {
     REFUSED(
         weftBackendFinalize(plan), WEFT_STATUS_NOT_SUPPORTED,
         "execution plan: engine cuda.tf32 needs %lld bytes of workspace, the limit is %lld. Raise workspace_limit or "
-        "take another engine.",
+        "choose another engine.",
         (long long)needed, (long long)needed - 1);
     MUST(set_number(plan, WEFT_ATTR_EXECUTION_PLAN_WORKSPACE_LIMIT_EXT, needed));
     MUST(weftBackendFinalize(plan));

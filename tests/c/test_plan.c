@@ -250,7 +250,7 @@ static void test_workspace_limit(void) {
     REFUSED(
         weftBackendFinalize(plan), WEFT_STATUS_NOT_SUPPORTED,
         "execution plan: engine cpu.reference needs %lld bytes of workspace, the limit is %lld. Raise workspace_limit "
-        "or take another engine.",
+        "or choose another engine.",
         needed, needed - 1);
     MUST(set_number(plan, WEFT_ATTR_EXECUTION_PLAN_WORKSPACE_LIMIT_EXT, needed));
     int64_t uid = 10;
