@@ -5,7 +5,7 @@
 
 struct kinds kinds;
 
-/* What a value's first word begins with, so that values of two kinds never look alike. */
+/* Tag of a value's first word, so that values of different types never have the same encoding. */
 enum { NONE = 1, BOOL, INT, FLOAT, TEXT, DTYPE, SEQUENCE, TENSOR };
 
 static uint64_t head(uint64_t kind, uint64_t what) { return kind << 56 | what; }
@@ -22,7 +22,7 @@ static bool add_bytes(struct key *key, const void *bytes, size_t size) {
     if (size > sizeof key->words || key->count + words > KEY_WORDS_MAX)
         return false;
     if (words)
-        key->words[key->count + words - 1] = 0; /* behind the last byte */
+        key->words[key->count + words - 1] = 0; /* pad the last word with zeros */
     memcpy(key->words + key->count, bytes, size);
     key->count += words;
     return true;
@@ -31,7 +31,7 @@ static bool add_bytes(struct key *key, const void *bytes, size_t size) {
 static bool add_tensor(struct key *key, void *tensor) {
     int64_t dim, *sizes, *strides;
     int32_t layout, dtype, type, index;
-    if (torch.get_layout(tensor, &layout) || layout) /* torch would print that others have no strides */
+    if (torch.get_layout(tensor, &layout) || layout) /* torch would print an error for tensors without strides */
         return false;
     if (torch.get_dim(tensor, &dim) || torch.get_dtype(tensor, &dtype) || torch.get_device_type(tensor, &type) ||
         torch.get_device_index(tensor, &index) || torch.get_sizes(tensor, &sizes) ||
@@ -47,7 +47,7 @@ static bool add_float(struct key *key, double value) {
     return key_add_word(key, head(FLOAT, 0)) && add_bytes(key, &value, sizeof value);
 }
 
-/* No key knows what C cannot hold. */
+/* Values that do not fit a C type have no key. */
 static bool clear_error(void) {
     python.clear_error();
     return false;
@@ -94,7 +94,7 @@ bool key_add(struct key *key, struct object *value) {
         return add_numbers(key, value);
     if (value->type == python.str)
         return key_add_text(key, value);
-    if (value->type == kinds.dtype) /* one object for each */
+    if (value->type == kinds.dtype) /* data types are singletons */
         return key_add_word(key, head(DTYPE, 0)) && key_add_word(key, (uint64_t)(uintptr_t)value);
     return add_number(key, value);
 }

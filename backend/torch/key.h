@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a call's plan depends on, in words: its operator, numbers, the tensors' types, shapes, strides and devices. */
+/* The key of a call's plan: operator, numbers, and the tensors' types, shapes, strides and devices. */
 #ifndef WEFT_TORCH_KEY_H
 #define WEFT_TORCH_KEY_H
 
@@ -10,11 +10,11 @@ enum { KEY_WORDS_MAX = 1022 };
 struct key {
     uint64_t hash;
     int count;
-    bool is_on_gpu; /* whether some tensor is */
+    bool is_on_gpu; /* true if any tensor is */
     uint64_t words[KEY_WORDS_MAX];
 };
 
-/* The types that make an object a tensor that is memory and nothing else, and that of data types; by torch. */
+/* Types of torch: plain tensors (memory only), and data types. */
 struct kinds {
     struct object *tensor, *parameter, *dtype;
 };
@@ -25,10 +25,10 @@ static inline bool is_tensor(const struct object *value) {
     return value->type == kinds.tensor || value->type == kinds.parameter;
 }
 
-/* The tensor that an object of Python's holds, as torch's C functions take it: it stands behind the head. */
+/* The tensor in a Python object as torch's C functions expect it: it is stored after the object header. */
 static inline void *tensor_of(struct object *value) { return value + 1; }
 
-/* Adds an argument; false if it is of a kind that no key knows, or the key is full. */
+/* Adds an argument; false if its type is not supported or the key is full. */
 bool key_add(struct key *key, struct object *value);
 
 /* Adds a name. */
@@ -36,7 +36,7 @@ bool key_add_text(struct key *key, struct object *text);
 
 bool key_add_word(struct key *key, uint64_t word);
 
-/* To be called once all is added. */
+/* Must be called after everything has been added. */
 void key_finish(struct key *key);
 
 #endif

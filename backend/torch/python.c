@@ -10,7 +10,7 @@ struct torch torch;
 
 struct name {
     const char *name;
-    void *place; /* of the pointer */
+    void *place; /* address of the pointer */
 };
 
 static const struct name pythons[] = {
@@ -23,8 +23,8 @@ static const struct name pythons[] = {
     {"PyTuple_Type", &python.tuple},
     {"PyList_Type", &python.list},
     {"PyCapsule_Type", &python.capsule},
-    {"Py_IncRef", &python.keep},
-    {"Py_DecRef", &python.drop},
+    {"Py_IncRef", &python.retain},
+    {"Py_DecRef", &python.release},
     {"PyObject_Call", &python.call},
     {"PyErr_Occurred", &python.error},
     {"PyErr_Clear", &python.clear_error},

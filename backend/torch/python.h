@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What Weft uses of Python's stable ABI, and of the C functions that torch exports, in declarations of its own, so that
-   building needs no header of either's. Both are looked for in the process that calls. All is used with the
-   interpreter's lock held. */
+/* The parts of Python's stable ABI and of torch's exported C functions that Weft uses, declared here so that building
+   needs no headers of either. Both are looked up in the calling process. All functions require the interpreter's lock.
+   */
 #ifndef WEFT_TORCH_PYTHON_H
 #define WEFT_TORCH_PYTHON_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
-/* What each object begins with, where the interpreter has one lock for all. */
+/* The header of each object, in interpreters with a global lock. */
 struct object {
     intptr_t references;
     struct object *type;
@@ -16,7 +16,7 @@ struct object {
 
 typedef struct object *function(struct object *self, struct object *arguments, struct object *named);
 
-/* A function of C's for Python; lives as long as what is made of it. */
+/* A C function for Python; must outlive the functions created from it. */
 struct method {
     const char *name;
     function *call;
@@ -24,17 +24,17 @@ struct method {
     const char *text;
 };
 
-enum { METHOD_TAKES_NAMED = 3 }; /* a tuple of arguments, and a dict of named ones or NULL */
+enum { METHOD_TAKES_NAMED = 3 }; /* a tuple of positional arguments, and a dict of named ones or NULL */
 
-/* What new_ makes and call() gives is the caller's to drop; what get_ gives is borrowed. */
+/* Results of new_ functions and of call() are new references; results of get_ functions are borrowed. */
 struct python {
     struct object *none, *true_, *bool_, *int_, *float_, *str, *tuple, *list, *capsule;
-    void (*keep)(struct object *), (*drop)(struct object *);
+    void (*retain)(struct object *), (*release)(struct object *);
     struct object *(*call)(struct object *called, struct object *arguments, struct object *named);
-    struct object *(*error)(void); /* that was raised; NULL if none was */
+    struct object *(*error)(void); /* the exception that was raised, or NULL */
     void (*clear_error)(void);
     struct object *(*new_tuple)(intptr_t count), *(*get_of_tuple)(struct object *, intptr_t i);
-    int (*set_of_tuple)(struct object *, intptr_t i, struct object *taken);
+    int (*set_of_tuple)(struct object *, intptr_t i, struct object *item);
     intptr_t (*tuple_count)(struct object *), (*list_count)(struct object *);
     struct object *(*get_of_list)(struct object *, intptr_t i);
     int (*dict_next)(struct object *, intptr_t *place, struct object **key, struct object **value);
@@ -50,7 +50,7 @@ struct python {
     void (*lock)(void *);
 };
 
-/* Of a tensor; 0 is success. What they give back lives as long as the tensor keeps its shape. */
+/* Functions of a tensor; 0 is success. The returned pointers are valid as long as the tensor keeps its shape. */
 struct torch {
     int (*get_dim)(void *tensor, int64_t *dim), (*get_dtype)(void *tensor, int32_t *dtype);
     int (*get_sizes)(void *tensor, int64_t **sizes), (*get_strides)(void *tensor, int64_t **strides);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The handler that XLA calls for a graph of Weft's: the saved plan is an attribute, arguments and results are buffers,
-   and one result more is the workspace, which XLA so plans with its own memory. Work goes to XLA's stream and nothing
-   waits for it. What the attributes say was written by weft.jax when the program was lowered. */
+/* The handler that XLA calls for a Weft graph. The saved plan is an attribute, arguments and results are buffers, and
+   the last result is the workspace, so that XLA allocates it with its own memory. Work is enqueued on XLA's stream
+   without waiting. weft.jax wrote the attributes when the program was lowered. */
 #include "base/status.h"
 #include "runtime/cuda_graph.h"
 #include "xla/ffi.h"
@@ -13,13 +13,14 @@ enum { SLOTS_MAX = 512 };
 
 /* ---- Attributes ---- */
 
-/* What a call's attributes say. */
+/* The attributes of a call. */
 struct request {
     struct plan_name name;
-    /* Where each slot's address comes from: the arguments are numbered first, then the results, then the scalars. */
+    /* The source of each slot's address: an index into the arguments, followed by the results, followed by the scalars.
+       */
     const int64_t *places;
     int64_t place_count;
-    const int64_t *scalars; /* by-value tensors, one in each word */
+    const int64_t *scalars; /* by-value tensors, one per word */
     int64_t scalar_count;
 };
 
@@ -97,7 +98,7 @@ static weftStatus_t gather(uint64_t pointers[SLOTS_MAX], const struct xla_call *
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The last result, where the plan needs one. */
+/* The workspace is the last result, if the plan needs one. */
 static weftStatus_t find_workspace(void **out, const struct xla_call *call, int64_t needed) {
     int64_t last = call->results.count - 1, given = 0;
     *out = NULL;
@@ -115,43 +116,43 @@ static weftStatus_t find_workspace(void **out, const struct xla_call *call, int6
     return WEFT_STATUS_SUCCESS;
 }
 
-static weftStatus_t run(const struct xla_call *call, const struct request *request, const struct kept_plan *kept,
+static weftStatus_t run(const struct xla_call *call, const struct request *request, const struct cached_plan *cached,
                         weftStream_t stream) {
     uint64_t pointers[SLOTS_MAX];
     void *workspace;
-    TRY(gather(pointers, call, request, kept->slot_count));
-    TRY(find_workspace(&workspace, call, kept->workspace_bytes));
-    return weftExecute(kept->plan, kept->slot_count, pointers, workspace, stream);
+    TRY(gather(pointers, call, request, cached->slot_count));
+    TRY(find_workspace(&workspace, call, cached->workspace_bytes));
+    return weftExecute(cached->plan, cached->slot_count, pointers, workspace, stream);
 }
 
-/* Whether what is launched goes into somebody's graph, which then needs the plan's kernels for as long as it lives. */
-static weftStatus_t find_capture(bool *is_captured, const struct kept_plan *kept, weftStream_t stream) {
+/* True if the launches become part of a captured graph, which then needs the plan's kernels as long as it exists. */
+static weftStatus_t find_capture(bool *is_captured, const struct cached_plan *cached, weftStream_t stream) {
     *is_captured = false;
-    if (kept->name.kind == WEFT_DEVICE_CPU)
+    if (cached->name.kind == WEFT_DEVICE_CPU)
         return WEFT_STATUS_SUCCESS;
     struct device_scope scope;
-    TRY(device_enter(&scope, &kept->handle->device));
+    TRY(device_enter(&scope, &cached->handle->device));
     weftStatus_t status = stream_find_capture(is_captured, scope.driver, stream);
     device_leave(&scope);
     return status;
 }
 
-/* A call before the first run only loads the plan, as code must not be loaded while a stream is captured. */
+/* The initialization call only loads the plan, because code must not be loaded while a stream is captured. */
 static weftStatus_t serve(const struct xla_call *call, const struct request *request, weftStream_t stream) {
-    struct kept_plan *kept;
+    struct cached_plan *cached;
     bool is_captured = false;
-    TRY(kept_plan_take(&kept, &request->name));
+    TRY(cached_plan_acquire(&cached, &request->name));
     weftStatus_t status = WEFT_STATUS_SUCCESS;
     if (call->stage == XLA_EXECUTE) {
-        status = find_capture(&is_captured, kept, stream);
+        status = find_capture(&is_captured, cached, stream);
         if (!status)
-            status = run(call, request, kept, stream);
+            status = run(call, request, cached, stream);
     }
-    kept_plan_give_back(kept, is_captured);
+    cached_plan_release(cached, is_captured);
     return status;
 }
 
-/* ---- Speaking with XLA ---- */
+/* ---- Interface to XLA ---- */
 
 static int code_of(weftStatus_t status) {
     if (status == WEFT_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED ||
@@ -175,8 +176,8 @@ static struct xla_error *error_of(const struct xla_api *api, weftStatus_t status
     return api->error_create(&arguments);
 }
 
-/* The device and stream of a call for a GPU. */
-static struct xla_error *find_place(int32_t *ordinal, weftStream_t *stream, const struct xla_call *call) {
+/* The device and the stream of a call on a GPU. */
+static struct xla_error *find_device(int32_t *ordinal, weftStream_t *stream, const struct xla_call *call) {
     const struct xla_api *api = call->api;
     struct xla_ordinal_arguments device = {{sizeof device, NULL}, call->context, 0};
     struct xla_stream_arguments queue = {{sizeof queue, NULL}, call->context, NULL};
@@ -198,7 +199,7 @@ static struct xla_error *answer(const struct xla_call *call) {
     status_clear();
     weftStatus_t status = read_request(&request, &call->attributes);
     if (!status && request.name.kind != WEFT_DEVICE_CPU) {
-        struct xla_error *error = find_place(&request.name.ordinal, &stream, call);
+        struct xla_error *error = find_device(&request.name.ordinal, &stream, call);
         if (error)
             return error;
     }
@@ -207,7 +208,7 @@ static struct xla_error *answer(const struct xla_call *call) {
     return error_of(call->api, status);
 }
 
-/* The size says whether XLA knows of as much as is written. */
+/* The size of the struct shows whether XLA knows the member. */
 static void describe(struct xla_metadata *metadata) {
     metadata->version.major = XLA_MAJOR;
     metadata->version.minor = XLA_MINOR;
@@ -218,7 +219,7 @@ static void describe(struct xla_metadata *metadata) {
 void *weftXlaExecute(void *callFrame) {
     struct xla_call *call = callFrame;
     if (!call || !XLA_HAS(call, struct xla_call, api))
-        return NULL; /* nobody to tell */
+        return NULL; /* the error cannot be reported */
     struct xla_extension *extension = call->head.extensions;
     if (extension && extension->type == XLA_EXTENSION_METADATA) {
         describe(extension->metadata);

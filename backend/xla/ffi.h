@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What Weft uses of XLA's foreign function interface, version 0.1, in declarations of its own, so that building needs
-   no header of XLA's. The interface grows at the ends of its structs, whose first member says how many bytes the caller
-   knows; a runtime of a later version takes handlers of this one. */
+/* The part of XLA's foreign function interface, version 0.1, that Weft uses, declared here so that building needs no
+   XLA header. New versions only append members to structs, whose first member is the size that the caller knows; later
+   runtimes accept handlers of this version. */
 #ifndef WEFT_XLA_FFI_H
 #define WEFT_XLA_FFI_H
 
@@ -10,22 +10,22 @@
 
 enum { XLA_MAJOR = 0, XLA_MINOR = 1 };
 
-/* Whether a struct that came from XLA has a member: its size covers it. */
+/* True if a struct from XLA has a member: its size covers the member. */
 #define XLA_HAS(address, type, member)                                                                                 \
     ((address)->head.bytes >= offsetof(type, member) + sizeof(((const type *)0)->member))
 
 struct xla_extension;
 
-/* Each struct begins with it. */
+/* The first member of each struct. */
 struct xla_head {
     size_t bytes; /* of the struct */
     struct xla_extension *extensions;
 };
 
-/* ---- What a handler is asked in place of a run: its version and traits ---- */
+/* ---- Metadata: a handler may be called to report its version and traits ---- */
 
 enum { XLA_EXTENSION_METADATA = 1 };
-enum { XLA_COMMAND_BUFFER_COMPATIBLE = 1 }; /* launches the same work each time, and may be captured */
+enum { XLA_COMMAND_BUFFER_COMPATIBLE = 1 }; /* launches the same work on each call, so it can be captured */
 
 struct xla_version {
     struct xla_head head;
@@ -38,12 +38,12 @@ struct xla_metadata {
     uint32_t traits;
 };
 
-/* Its head is not a struct's: bytes, what it is, and the next. */
+/* Its head differs from that of structs: size, type, next. */
 struct xla_extension {
     size_t bytes;
     int type;
     struct xla_extension *next;
-    struct xla_metadata *metadata; /* of XLA_EXTENSION_METADATA */
+    struct xla_metadata *metadata; /* if the type is XLA_EXTENSION_METADATA */
 };
 
 /* ---- Arguments, results, attributes ---- */
@@ -52,7 +52,7 @@ enum xla_type { XLA_S64 = 5 };
 enum { XLA_BUFFER = 1 };
 enum { XLA_ARRAY = 1, XLA_SCALAR = 3, XLA_STRING = 4 };
 
-/* Packed, the last dimension fastest. */
+/* Packed, row-major. */
 struct xla_buffer {
     struct xla_head head;
     int type;
@@ -61,7 +61,7 @@ struct xla_buffer {
     int64_t *dims;
 };
 
-/* Of arguments and of results alike. */
+/* For arguments and for results. */
 struct xla_buffers {
     struct xla_head head;
     int64_t count;
@@ -70,7 +70,7 @@ struct xla_buffers {
 };
 
 struct xla_span {
-    const char *chars; /* with no zero behind them */
+    const char *chars; /* not zero-terminated */
     size_t length;
 };
 
@@ -93,7 +93,7 @@ struct xla_attributes {
     void **each; /* struct xla_array, xla_scalar or xla_span */
 };
 
-/* ---- Functions of the runtime; each takes a struct of arguments, and gives an error or NULL ---- */
+/* ---- Functions of the runtime: each takes a struct of arguments and returns an error or NULL ---- */
 
 enum xla_code {
     XLA_INVALID_ARGUMENT = 3,
@@ -102,7 +102,7 @@ enum xla_code {
     XLA_INTERNAL = 13,
 };
 
-struct xla_error; /* whoever gets one owns it: returning it hands it on */
+struct xla_error; /* owned by the receiver; returning it passes it on */
 
 struct xla_error_arguments {
     struct xla_head head;
@@ -113,13 +113,13 @@ struct xla_error_arguments {
 struct xla_stream_arguments {
     struct xla_head head;
     void *context;
-    void *stream; /* the answer: a CUstream */
+    void *stream; /* result: a CUstream */
 };
 
 struct xla_ordinal_arguments {
     struct xla_head head;
     void *context;
-    int32_t ordinal; /* the answer */
+    int32_t ordinal; /* result */
 };
 
 typedef struct xla_error *xla_function(void *arguments);

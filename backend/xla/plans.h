@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Plans that XLA's calls run, each loaded once for a device and kept for the calls that follow, whichever executable
-   they are of. At most KEPT_MAX are kept, unless more are in use at once or in captured graphs. Threads share them. */
+/* Cache of the plans that XLA's calls execute. Each is loaded once per device and shared by all later calls, whichever
+   executable they belong to, and by all threads. At most CACHED_PLANS_MAX plans are cached, unless more are in use at
+   once or part of captured graphs. */
 #ifndef WEFT_XLA_PLANS_H
 #define WEFT_XLA_PLANS_H
 
@@ -9,35 +10,35 @@
 
 #include <stdbool.h>
 
-enum { KEPT_MAX = 4096 };
+enum { CACHED_PLANS_MAX = 4096 };
 
-/* By what a plan is found. */
+/* The key of a plan. */
 struct plan_name {
-    uint64_t key;     /* of the text: other texts have other keys, as good as always */
+    uint64_t key;     /* hash of the text, computed by the caller; the text is compared too */
     const char *text; /* the saved plan in hexadecimal digits */
     size_t length;
     weftDeviceKind_t kind;
     int32_t ordinal;
 };
 
-struct kept_plan {
-    struct kept_plan *next; /* of those with the same place in the table */
-    struct plan_name name;  /* with a text of its own */
+struct cached_plan {
+    struct cached_plan *next; /* in the same bucket */
+    struct plan_name name;    /* owns its text */
     weftHandle_t handle;
     weftBackendDescriptor_t plan;
     int64_t slot_count, workspace_bytes;
-    int users; /* calls that run it just now */
+    int users; /* calls that are executing it */
     bool is_captured;
     uint64_t last_use; /* counts calls */
 };
 
-/* The plan of a name, loaded if it is not kept; to be given back. */
-weftStatus_t kept_plan_take(struct kept_plan **out, const struct plan_name *name);
+/* Returns the plan for a name and loads it if it is not cached; the caller releases it. */
+weftStatus_t cached_plan_acquire(struct cached_plan **out, const struct plan_name *name);
 
-/* is_captured: a graph now has its kernels, so that it stays for good. */
-void kept_plan_give_back(struct kept_plan *kept, bool is_captured);
+/* is_captured: a captured graph contains the plan's kernels, so the plan is never evicted. */
+void cached_plan_release(struct cached_plan *cached, bool is_captured);
 
-/* How many are kept. */
-int kept_plan_count(void);
+/* Number of cached plans. */
+int cached_plan_count(void);
 
 #endif

@@ -146,14 +146,14 @@ static void check_runs(const char *plan) {
     for (int stage = 0; stage < XLA_INITIALIZE; stage++) {
         call.frame.stage = stage;
         must_run(&call);
-        CHECK(kept_plan_count() == 0, "stage %d loaded a plan", stage);
+        CHECK(cached_plan_count() == 0, "stage %d loaded a plan", stage);
     }
     call.frame.stage = XLA_INITIALIZE;
     must_run(&call);
-    CHECK(kept_plan_count() == 1 && y[3] == 0, "%d kept, %g", kept_plan_count(), (double)y[3]);
+    CHECK(cached_plan_count() == 1 && y[3] == 0, "%d kept, %g", cached_plan_count(), (double)y[3]);
     call.frame.stage = XLA_EXECUTE;
     must_run(&call);
-    CHECK(kept_plan_count() == 1 && y[0] == -1 && y[3] == -4, "%d kept, %g", kept_plan_count(), (double)y[3]);
+    CHECK(cached_plan_count() == 1 && y[0] == -1 && y[3] == -4, "%d kept, %g", cached_plan_count(), (double)y[3]);
 }
 
 static void check_attributes(const char *plan) {
@@ -209,12 +209,12 @@ static void check_refusals(const char *plan) {
 static void check_damage(const char *plan) {
     float x[4] = {0}, y[4];
     struct call call;
-    int before = kept_plan_count();
+    int before = cached_plan_count();
     prepare(&call, plan, WEFT_DEVICE_CPU, x, y);
     call.plan.length -= 2;
     call.key_value = 8;
     CHECK(weftXlaExecute(&call.frame) == &said && said.code == XLA_INVALID_ARGUMENT, "%s", said.message);
-    CHECK(kept_plan_count() == before, "%d kept", kept_plan_count());
+    CHECK(cached_plan_count() == before, "%d kept", cached_plan_count());
 }
 
 /* A name that differs in one field is another plan's; an equal name, of a text elsewhere, is the same one's. */
@@ -227,22 +227,22 @@ static void check_names(const char *plan) {
         {.key = 70, .text = other, .length = strlen(other), .kind = WEFT_DEVICE_CPU},
     };
     enum { COUNT = sizeof names / sizeof *names };
-    struct kept_plan *kept[COUNT], *found;
-    int before = kept_plan_count();
+    struct cached_plan *kept[COUNT], *found;
+    int before = cached_plan_count();
     for (int i = 0; i < COUNT; i++) {
-        MUST(kept_plan_take(&kept[i], &names[i]));
-        CHECK(kept_plan_count() == before + i + 1, "name %d: %d kept", i, kept_plan_count());
+        MUST(cached_plan_acquire(&kept[i], &names[i]));
+        CHECK(cached_plan_count() == before + i + 1, "name %d: %d kept", i, cached_plan_count());
     }
     for (int i = 0; i < COUNT; i++) {
         struct plan_name name = names[i];
         name.text = name.text == plan ? again : other;
-        MUST(kept_plan_take(&found, &name));
+        MUST(cached_plan_acquire(&found, &name));
         CHECK(found == kept[i], "name %d", i);
-        kept_plan_give_back(found, false), kept_plan_give_back(kept[i], false);
+        cached_plan_release(found, false), cached_plan_release(kept[i], false);
     }
     struct plan_name on_gpu = names[0];
     on_gpu.kind = WEFT_DEVICE_CUDA; /* which the text is not for: nothing that is kept may serve it */
-    CHECK(kept_plan_take(&found, &on_gpu) != WEFT_STATUS_SUCCESS, "a plan of another kind of device");
+    CHECK(cached_plan_acquire(&found, &on_gpu) != WEFT_STATUS_SUCCESS, "a plan of another kind of device");
     free(again), free(other);
 }
 
@@ -318,14 +318,16 @@ static void check_capacity(const char *plan, const char *device_plan) {
     call.frame.stage = other.frame.stage = XLA_INITIALIZE;
     said.ordinal = 0;
     must_run(&other);
-    CHECK(modules_after(&call, KEPT_MAX - 2) == 2 && kept_plan_count() == KEPT_MAX, "%d kept", kept_plan_count());
+    CHECK(modules_after(&call, CACHED_PLANS_MAX - 2) == 2 && cached_plan_count() == CACHED_PLANS_MAX, "%d kept",
+          cached_plan_count());
     must_run(&other); /* used again, so that others go before it */
-    CHECK(modules_after(&call, KEPT_MAX - 2) == 2 && kept_plan_count() == KEPT_MAX, "%d kept", kept_plan_count());
-    CHECK(modules_after(&call, 1) == 1 && kept_plan_count() == KEPT_MAX, "%d kept", kept_plan_count());
+    CHECK(modules_after(&call, CACHED_PLANS_MAX - 2) == 2 && cached_plan_count() == CACHED_PLANS_MAX, "%d kept",
+          cached_plan_count());
+    CHECK(modules_after(&call, 1) == 1 && cached_plan_count() == CACHED_PLANS_MAX, "%d kept", cached_plan_count());
     call.frame.stage = XLA_EXECUTE;
     call.key_value = 8; /* gone, and loaded again */
     must_run(&call);
-    CHECK(kept_plan_count() == KEPT_MAX && y[3] == -4, "%d kept, %g", kept_plan_count(), (double)y[3]);
+    CHECK(cached_plan_count() == CACHED_PLANS_MAX && y[3] == -4, "%d kept, %g", cached_plan_count(), (double)y[3]);
 }
 
 static void on_the_cpu(void) {
