@@ -44,7 +44,7 @@ from attention_tokens import STATISTICS, Tokens
 
 FORWARD = ("o", *STATISTICS)
 BACKWARD = ("dQ", "dK", "dV", *(f"gradient {i}" for i in range(3, 9)))
-RAGGED = 1_000_000  # the first number of a case of packed tokens
+RAGGED = 1_000_000  # the first number of the packed cases
 DEPTHS = [(64, 64), (128, 128), (80, 80), (96, 96), (192, 128), (40, 72), (256, 256), (17, 30)]
 ORDERS = [(0, 1, 2, 3), (0, 2, 1, 3), (2, 0, 1, 3)]  # BHSD, BSHD, SBHD
 MODIFIERS = {
@@ -95,12 +95,12 @@ class Made:
 
 
 def make(number: int) -> Made:
-    """The case of a number."""
+    """Draws the case of a number."""
     return make_ragged(number) if number >= RAGGED else make_padded(number)
 
 
 def make_ragged(number: int) -> Made:
-    """A case of packed tokens: as a padded one, with lengths of its own, and more of them."""
+    """Draws a case of packed tokens: a padded case with its own lengths, and more of them."""
     random = np.random.default_rng(number)
 
     def one(*options: Any) -> Any:
@@ -137,7 +137,7 @@ def make_ragged(number: int) -> Made:
 
 
 def make_padded(number: int) -> Made:
-    """A case of tensors with padding."""
+    """Draws a case of padded tensors."""
     random = np.random.default_rng(number)
 
     def one(*options: Any) -> Any:
@@ -223,7 +223,7 @@ def as_type(array: Any, dtype: str) -> np.ndarray:
 
 
 def rounded_forward(case: Case, inputs: dict[str, Any], dtype: str) -> np.ndarray:
-    """o, with weights rounded as they are where one product feeds the next."""
+    """Computes o with weights rounded as between two products."""
     s, sink = case.scores(inputs).astype(np.float32), case.sinks(inputs)
     top = np.maximum(s.max(-1, keepdims=True, initial=-np.inf), sink)
     weights = np.exp(s - np.where(np.isinf(top), 0, top))
@@ -233,7 +233,7 @@ def rounded_forward(case: Case, inputs: dict[str, Any], dtype: str) -> np.ndarra
 
 
 def rounded_backward(case: Case, operands: dict[str, Any], dtype: str) -> list[np.ndarray]:
-    """dQ, dK and dV, with weights and gradients of scores rounded."""
+    """Computes dQ, dK and dV with rounded weights and gradients of scores."""
     hq, hk, hv = case.heads
     s, stats = case.scores(operands).astype(np.float32), checks.exact(operands["stats"])
     q, k, v, d_o = (
@@ -256,7 +256,7 @@ def rounded_backward(case: Case, operands: dict[str, Any], dtype: str) -> list[n
 
 
 def summed(case: Case, operands: dict[str, Any]) -> list[float]:
-    """The largest magnitude that each gradient is summed of, in the order of run_backward."""
+    """Returns the largest magnitude in the sum of each gradient, in the order of run_backward."""
     hq, hk, hv = case.heads
     s, stats, d_o = case.scores(operands), checks.exact(operands["stats"]), checks.exact(operands["dO"])
     with np.errstate(invalid="ignore"):
@@ -322,7 +322,7 @@ def results(
 def in_tokens(
     build: Any, made: Made, inputs: dict[str, Any], want: dict[str, Any], engine: str
 ) -> list[np.ndarray]:
-    """Results of packed operands, padded again; keys in pages stay there."""
+    """Returns packed results in padded form; paged keys stay in pages."""
     pages = tuple(name for name in "kv" if f"paged_attention_{name}_table" in inputs)
     t = Tokens(made.case, made.in_tokens, made.padded + pages, made.token_gap)
     outputs = build(t.g, **{name: t.input(name, array) for name, array in inputs.items()})
@@ -332,7 +332,7 @@ def in_tokens(
 
 
 def run(number: int) -> str:
-    """What is wrong with a case; empty when nothing is."""
+    """Returns what is wrong with a case; empty if nothing is."""
     made = make(number)
     case, inputs = made.case, made.case.inputs(made.dtype)
     products = checks.exact(inputs["q"]) @ repeat(inputs["k"], case.heads[0]).mT

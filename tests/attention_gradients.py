@@ -21,13 +21,13 @@ class Gradients:
     forward: Spelling
     weights: str = "softmax"  # or "statistics", which are given, as o is
     sums: str = "weights"  # of P dP; or "apart": P dP - P sums; or "o": of dO o
-    o: bool = False  # is wanted, too
-    transposed: bool = False  # dK and dV are made as their transposes
-    direct: bool = False  # keys and values are read as they came, not by a transpose of their transposes
-    zeros: bool = False  # what a mask hides gets no gradient by an operation of its own
-    scaled: str = "scores"  # or "results": where the scale is multiplied on the way back
-    cap: str = "operations"  # or "backward": a mode's own gradient
-    stored: bool = False  # weights are wanted, too
+    o: bool = False  # whether o is wanted, too
+    transposed: bool = False  # dK and dV are computed as their transposes
+    direct: bool = False  # keys and values are read directly, not as a transpose of their transposes
+    zeros: bool = False  # a separate operation zeroes the gradient of masked scores
+    scaled: str = "scores"  # or "results": where the backward pass applies the scale
+    cap: str = "operations"  # or "backward": the gradient operation of the mode
+    stored: bool = False  # whether weights are wanted, too
     wanted: tuple[str, ...] = ("dq", "dk", "dv")
 
     def inputs(self, dtype: str = "f32") -> dict[str, Any]:
@@ -72,7 +72,7 @@ def _product(n: Gradients, g: weft.Graph, name: str, a: Any, b: Any) -> Any:
 
 
 def _shared(n: Gradients, g: weft.Graph, x: Any, name: str) -> Any:
-    """A gradient of what heads share is summed over them."""
+    """Sums a gradient over the heads that share an operand."""
     s = n.forward
     hq, hk = s.heads
     if s.rank == 5 or (s.rank == 4 and hk == 1 < hq and not s.copied):
@@ -216,7 +216,7 @@ def build(n: Gradients) -> Callable[..., Any]:
 
 
 def _fold(x: Any, dims: Any) -> Any:
-    """Summed over the extents that the target has not."""
+    """Sums over the extents that the target lacks."""
     axes = tuple(i for i, (one, many) in enumerate(zip(dims, x.shape, strict=True)) if one != many)
     return x.sum(axes, keepdims=True)
 

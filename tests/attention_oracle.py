@@ -1,4 +1,5 @@
-"""Attention, forward and backward, in NumPy's float64: cases, what they give, and the graphs that make it."""
+"""Attention, forward and backward, in NumPy float64: cases, their results, and the graphs that compute
+them."""
 
 from __future__ import annotations
 
@@ -19,14 +20,14 @@ TOP_LEFT, BOTTOM_RIGHT = weft.diagonal_alignment.TOP_LEFT, weft.diagonal_alignme
 
 @dataclass
 class Modifier:
-    """A score modifier three times: as operations of a graph, in NumPy, and its derivatives. Functions of
-    NumPy take scores, the indices of batch, head, query and key, and operands by name."""
+    """A score modifier in three forms: graph operations, NumPy, and derivatives. The NumPy functions accept
+    scores, the indices of batch, head, query and key, and operands by name."""
 
     build: Callable[[Any, Any, dict[str, Any]], Any]
     value: Callable[..., Any]
-    slope: Callable[..., Any]  # by the score
+    slope: Callable[..., Any]  # derivative by the score
     operands: dict[str, tuple[int, ...]] = field(default_factory=dict)  # their dims
-    dtypes: dict[str, str] = field(default_factory=dict)  # of those that have one of their own
+    dtypes: dict[str, str] = field(default_factory=dict)  # of operands with their own type
     slopes: dict[str, Callable[..., Any]] = field(default_factory=dict)  # by operands
 
 
@@ -48,20 +49,20 @@ class Case:
     alignment: int = TOP_LEFT
     seq_len_q: list[int] | None = None
     seq_len_kv: list[int] | None = None
-    has_sums: bool = False  # lengths are given as running sums
+    has_sums: bool = False  # lengths are given as cumulative sums
     alibi: bool = False
     sink: bool = False
     dropout: float = 0
-    drop_mask: tuple[int, int, int, int] | None = None  # dims of a mask that the caller draws
+    drop_mask: tuple[int, int, int, int] | None = None  # dims of a mask that the caller provides
     drop_type: str = "bool8"  # of the mask: booleans, or numbers, which multiply
-    drop_scale: float | None = None  # what those grow by that are kept
+    drop_scale: float | None = None  # the scale of the kept weights
     modifier: Modifier | None = None
     block_mask: tuple[int, int] | None = None  # extents of batch and head
     mask_has_bits: bool = False
     options: dict[str, Any] = field(default_factory=dict)
 
     def inputs(self, dtype: str = "f64") -> dict[str, Any]:
-        """Random operands by their names in the graph."""
+        """Returns random operands by their names in the graph."""
         b, (hq, hk, hv) = self.batch, self.heads
         found = {
             "q": checks.random((b, hq, self.rows, self.depth), dtype),
@@ -100,11 +101,11 @@ class Case:
         return -(-self.rows // 128), -(-self.columns // 128)
 
     def tiles(self, kept: np.ndarray) -> np.ndarray:
-        """A block mask as the operation takes it."""
+        """Returns the block mask in the operation's format."""
         return np.packbits(kept, axis=-1, bitorder="little") if self.mask_has_bits else kept.astype(np.int8)
 
     def kept_tiles(self, inputs: dict[str, Any]) -> np.ndarray:
-        """[B or 1, Hq or 1, Sq, Skv]: whether the block mask has a score."""
+        """[B or 1, Hq or 1, Sq, Skv]: whether the block mask keeps a score."""
         mask = inputs["block_mask"]
         if self.mask_has_bits:
             mask = np.unpackbits(mask, axis=-1, bitorder="little")[..., : self.tile_counts()[1]]
@@ -145,7 +146,7 @@ class Case:
         return np.broadcast_to(seen, (self.batch, self.heads[0], self.rows, self.columns))
 
     def scores(self, inputs: dict[str, Any]) -> np.ndarray:
-        """[B, Hq, Sq, Skv], -inf where nothing is seen."""
+        """[B, Hq, Sq, Skv], -inf where a score is masked."""
         s = self.modified("value", inputs)
         if self.bias and not self.is_mask:
             s = s + checks.exact(inputs["bias"])
@@ -155,7 +156,7 @@ class Case:
         return np.where(self.visible(inputs), s, -INF)
 
     def modified(self, what: str, inputs: dict[str, Any], of: str = "") -> np.ndarray:
-        """The modifier's value, or slope, at the scaled products; its slope by an operand."""
+        """Returns the modifier's value, or its derivative, at the scaled products."""
         q, k = checks.exact(inputs["q"]), repeat(inputs["k"], self.heads[0])
         s = self.scale * (q @ k.mT)
         if not self.modifier:
@@ -182,12 +183,12 @@ class Case:
 
 
 def repeat(array: np.ndarray, heads: int) -> np.ndarray:
-    """Key or value heads as many as query heads."""
+    """Repeats key or value heads up to the number of query heads."""
     return np.repeat(checks.exact(array), heads // array.shape[1], axis=1)
 
 
 def gather(gradient: np.ndarray, heads: int) -> np.ndarray:
-    """Its transpose: the sum over the query heads that share a head."""
+    """The transpose of repeat: sums over the query heads that share a head."""
     b, h, s, d = gradient.shape
     return gradient.reshape(b, heads, h // heads, s, d).sum(2)
 
@@ -201,7 +202,7 @@ def slopes(heads: int) -> np.ndarray:
 
 
 def softmax(s: np.ndarray, sink: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Weights, stats, max and sum of rows; a row without anything gives 0, -inf, -inf, 0."""
+    """Returns weights, stats, max and sum of rows; an empty row gives 0, -inf, -inf, 0."""
     with np.errstate(invalid="ignore", divide="ignore"):
         top = np.maximum(s.max(-1, keepdims=True, initial=-INF), sink)
         finite = np.where(np.isinf(top), 0, top)
@@ -212,15 +213,14 @@ def softmax(s: np.ndarray, sink: np.ndarray) -> tuple[np.ndarray, ...]:
 
 
 def forward(case: Case, inputs: dict[str, Any], kept: Any = None) -> list[np.ndarray]:
-    """o, stats, max, sum_exp. kept: what dropout multiplies the weights by, here and below; None: a mask of
-    the case's own."""
+    """Returns o, stats, max, sum_exp. kept: the dropout factors of the weights; None: the case's own mask."""
     kept = case.kept(inputs) if kept is None else kept
     weights, *statistics = softmax(case.scores(inputs), case.sinks(inputs))
     return [(weights * kept) @ repeat(inputs["v"], case.heads[0]), *statistics]
 
 
 def backward(case: Case, inputs: dict[str, Any], d_o: np.ndarray, kept: Any = None) -> dict[str, np.ndarray]:
-    """All gradients, by the softmax's own Jacobian: no use is made of o."""
+    """Returns all gradients, using the Jacobian of the softmax instead of o."""
     kept = case.kept(inputs) if kept is None else kept
     hq, hk, hv = case.heads
     sink = case.sinks(inputs)
@@ -247,7 +247,7 @@ def backward(case: Case, inputs: dict[str, Any], d_o: np.ndarray, kept: Any = No
 
 # ---- Pages -------------------------------------------------------------------------------------------------
 
-WILD = (-1, -(2**31), 2**31 - 1)  # pages that no container has
+WILD = (-1, -(2**31), 2**31 - 1)  # invalid page indices
 
 
 def paged(case: Case, inputs: dict[str, Any], k_page: int = 0, v_page: int = 0) -> dict[str, Any]:
@@ -262,7 +262,7 @@ def paged(case: Case, inputs: dict[str, Any], k_page: int = 0, v_page: int = 0) 
 
 
 def into_pages(case: Case, rows: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """A container and its table."""
+    """Returns a container and its page table."""
     (batch, heads, keys, depth), used = rows.shape, case.lengths()[1].ravel()
     pages = -(-keys // size)
     order = np.random.default_rng(size).permutation(batch * pages + 3)
@@ -279,7 +279,7 @@ def into_pages(case: Case, rows: np.ndarray, size: int) -> tuple[np.ndarray, np.
 
 
 def modify(case: Case, g: weft.Graph, tensors: dict[str, Any], gradients: Any = None) -> dict[str, Any]:
-    """The rows of the case's modifier, whose operands are taken out of the tensors."""
+    """Draws the case's modifier, whose operands are taken from the tensors."""
     if not case.modifier:
         return {}
     modifier, operands = case.modifier, {name: tensors.pop(name) for name in case.modifier.operands}
@@ -291,7 +291,7 @@ def modify(case: Case, g: weft.Graph, tensors: dict[str, Any], gradients: Any = 
 
 
 def run_forward(case: Case) -> Any:
-    """A graph with all four outputs."""
+    """Builds a graph with all four outputs."""
 
     def build(g: weft.Graph, **tensors: Any) -> Any:
         extra = {key: g.tensor(name=key) for key in ("score_max", "score_sum_exp")}
@@ -303,7 +303,7 @@ def run_forward(case: Case) -> Any:
 
 
 def run_backward(case: Case) -> Any:
-    """A graph with all gradients that the case has."""
+    """Builds a graph with all gradients of the case."""
 
     def build(g: weft.Graph, **tensors: Any) -> Any:
         extra = {}
@@ -323,7 +323,7 @@ def run_backward(case: Case) -> Any:
 def backward_inputs(
     case: Case, inputs: dict[str, Any], dtype: str = "f64", kept: Any = None
 ) -> dict[str, Any]:
-    """The operands of the backward pass: the forward pass's and what it wrote."""
+    """Returns the operands of the backward pass: those of the forward pass and its results."""
     o, stats, _, _ = forward(case, inputs, kept)
     d_o = checks.random(o.shape, dtype, seed=5)
     statistics = stats if dtype == "f64" else stats.astype(np.float32)
@@ -377,8 +377,8 @@ def rounded_factors(lost: list[Any], dtype: str) -> list[Any]:
 
 
 def without_portable_family() -> dict[str, int]:
-    """The knob that leaves out the portable attention family, so that a chip's own family serves small cases
-    too."""
+    """Returns the knob that excludes the portable attention family, so that a chip's own family also serves
+    small cases."""
     g = weft.Graph(device="sm_90")
     q = g.tensor([1, 1, 64, 64], data_type="bf16")
     g.sdpa(q, q, q)[0].set_output(True)

@@ -1,4 +1,4 @@
-"""Attention spelled out of other operations: the many ways to, as graphs and in NumPy's float64."""
+"""Attention in many decompositions into primitive operations, as graphs and in NumPy float64."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SEED = 11
 
 @dataclass
 class Spelling:
-    """Sizes, and how each part is spelled; None: the part is not there."""
+    """Sizes, and the decomposition of each part; None: the part is absent."""
 
     rank: int = 4  # of all tensors
     batch: int = 2
@@ -28,18 +28,18 @@ class Spelling:
     value_depth: int = 8
     keys: str = "operation"  # or "strides": how they are transposed
     side_by_side: bool = False  # q, k and v are [batch, row, head, column] and are transposed by operations
-    joined: bool = False  # and so is the result, as [batch, row, head * column]
-    batched: bool = False  # products are of three dimensions, scores of four
-    copied: bool = False  # heads of keys and values are copied for each that shares them
+    joined: bool = False  # the result is [batch, row, head * column]
+    batched: bool = False  # products are three-dimensional, scores four-dimensional
+    copied: bool = False  # key and value heads are copied for each query head that shares them
     scale: str | None = "mul"  # "div", "query", "key", "tensor", "twice"
     cap: bool = False
     bias: tuple[int, ...] | None = None  # its last four dims
     mask: str | None = None  # see MASKS
     softmax: str = "operation"  # or "div", "reciprocal"
     sink: bool = False
-    stats: bool = False  # max, sum and the logarithm of the sum are wanted
+    stats: bool = False  # max, sum and the logarithm of the sum are outputs
     dropout: float = 0
-    drop_mask: str | None = None  # the type of a mask that is given, for all heads
+    drop_mask: str | None = None  # the type of a dropout mask that is an operand, for all heads
     types: dict[str, str] = field(default_factory=dict)  # set for "product", "scores" and "weights"
 
     def dims(self, rows: int, columns: int, heads: int) -> tuple[int, ...]:
@@ -55,7 +55,7 @@ class Spelling:
         return (*lead, rows, columns)
 
     def inputs(self, dtype: str = "f32") -> dict[str, Any]:
-        """The operands, by the names that build() takes."""
+        """Returns the operands by the names that build() accepts."""
         hq, hk = self.heads
         made = {
             "q": checks.random(self.dims(self.rows, self.depth, hq), dtype, seed=1),
@@ -72,7 +72,8 @@ class Spelling:
             made["bias"] = checks.random(self.bias[4 - self.rank :], dtype, seed=4)
         if self.mask in ("given", "given and causal", "given number"):
             mask = checks.random(self.dims(self.rows, self.columns, hq)[-2:], "bool", seed=5)
-            mask[:, 0] = True  # a row that sees nothing is not one softmax but another
+            # Softmax decompositions differ for rows without any key, so every row sees one.
+            mask[:, 0] = True
             made["mask"] = mask.reshape((1,) * (self.rank - 2) + mask.shape)
         if self.drop_mask:
             drop = checks.random(self.dims(self.rows, self.columns, hq)[-2:], self.drop_mask, seed=8)
@@ -128,7 +129,7 @@ def _given_and_causal(s: Spelling, g: weft.Graph, scores: Any, *, mask: Any, **_
     return g.binary_select(scores, -INF, g.logical_and(mask, g.cmp_ge(row, column)))
 
 
-# By name: how it is spelled, and what stays of row i and column j.
+# By name: the decomposition of a mask, and the condition that keeps row i and column j.
 MASKS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "causal": (_selected(lambda g, i, j: g.cmp_ge(i, j)), lambda i, j: j <= i),
     "causal, turned": (_selected(lambda g, i, j: g.cmp_le(j, i)), lambda i, j: j <= i),
@@ -245,14 +246,14 @@ def kept_by(s: Spelling, g: weft.Graph, given: dict[str, Any]) -> tuple[Any, flo
 
 
 def kept_of(s: Spelling, inputs: dict[str, Any], shape: tuple[int, ...]) -> Any:
-    """The same as numbers, that do grow."""
+    """The same as numbers, including the scale."""
     if s.drop_mask:
         return np.broadcast_to(checks.exact(inputs["drop"]), shape) * 1.25
     return (units(shape, seed=SEED) < 1 - s.dropout) / (1 - s.dropout) if s.dropout else np.ones(shape)
 
 
 def build(s: Spelling) -> Callable[..., Any]:
-    """A graph of it: the result, and the statistics that are wanted."""
+    """Builds the graph: the result, and the requested statistics."""
 
     def make(g: weft.Graph, q: Any, k: Any, v: Any, **given: Any) -> Any:
         q, k, v = _transposed(s, g, q, k, v)
@@ -330,7 +331,7 @@ NEARLY = (2, 3, 16, 8)  # dims of q, k and v
 
 @dataclass
 class NearMiss:
-    """A graph that only looks like attention, what it gives, and why it is none."""
+    """A graph that resembles attention, its result, and the reason why it is not attention."""
 
     build: Callable[..., Any]  # of (graph, q, k transposed, v)
     value: Callable[..., Any]  # the same in NumPy

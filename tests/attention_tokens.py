@@ -41,7 +41,7 @@ class Tokens:
         in_tokens: bool,
         padded: Sequence[str] = (),
         gap: int = 0,
-        batch_is_token: bool = False,  # the batch stride is that from token to token
+        batch_is_token: bool = False,  # the batch stride is one token
     ) -> None:
         self.case, self.in_tokens, self.padded, self.gap = case, in_tokens, padded, gap
         self.batch_is_token = batch_is_token
@@ -51,21 +51,21 @@ class Tokens:
         self.wanted: dict[str, tuple[Any, np.ndarray]] = {}
 
     def lengths(self, name: str) -> list[int]:
-        """Tokens in use of each sequence of an operand."""
+        """Returns the tokens in use of each sequence of an operand."""
         lengths = self.case.seq_len_q if name in QUERIES else self.case.seq_len_kv
         assert lengths is not None
         return lengths
 
     def is_ragged(self, name: str) -> bool:
-        """Whether an operand or a result is packed."""
+        """True if an operand or a result is packed."""
         return name in QUERIES + KEYS and name not in self.padded
 
     def shape(self, tensor: Any, name: str, dims: tuple[int, ...]) -> Any:
-        """Makes a tensor of the graph one of tokens."""
+        """Declares a graph tensor as packed tokens."""
         if not self.is_ragged(name):
             return tensor
         _, heads, rows, depth = dims
-        # The batch stride describes tokens of no sequence, too.
+        # The batch stride spans tokens that belong to no sequence, too.
         tokens = 1 if self.batch_is_token else rows + self.gap + starts([])[0]
         tensor.set_dim(dims).set_stride((tokens * heads * depth, depth, heads * depth, 1))
         key = (tuple(self.lengths(name)), 1 if self.in_tokens else heads * depth)
@@ -83,14 +83,14 @@ class Tokens:
         return packed(array, self.lengths(name), self.gap, between)
 
     def input(self, name: str, array: np.ndarray) -> Any:
-        """The tensor of an operand."""
+        """Returns the tensor of an operand."""
         dtype = str(dtypes.of(dtypes.data_type_of(array.dtype)).name)
         tensor = self.shape(self.g.tensor(array.shape, data_type=dtype, name=name), name, array.shape)
         self.arrays[tensor] = self.pack(name, array, np.nan)
         return tensor
 
     def output(self, name: str, tensor: Any, want: np.ndarray) -> None:
-        """Makes a tensor a result."""
+        """Declares a tensor as a result."""
         self.shape(tensor.set_output(True), name, want.shape)
         self.wanted[name] = tensor, want
 

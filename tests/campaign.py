@@ -81,8 +81,8 @@ class Buffer:
 
 
 def difference(got: torch.Tensor, want: torch.Tensor, tolerance: float, floor: float) -> str:
-    """A sentence if results are wrong. The error may reach the floor, and the tolerance times the size of the
-    element and of its row."""
+    """Describes the difference if results are wrong. The error may reach the floor, and the tolerance times
+    the size of the element and of its row."""
     got = got.to(torch.float64)
     is_special = ~torch.isfinite(want)
     same = (got == want) | (torch.isnan(got) & torch.isnan(want))
@@ -103,7 +103,7 @@ def difference(got: torch.Tensor, want: torch.Tensor, tolerance: float, floor: f
 
 
 def run(case: Case) -> tuple[list[str], str]:
-    """Runs a case twice. Returns what is wrong with it, and the steps of its plan."""
+    """Runs a case twice. Returns the error, and the steps of its plan."""
     weft_graph = case.build()
     steps = "; ".join(f"{step['family']}: {step['detail']}" for step in weft_graph.plan.report["steps"])
     memory = {}
@@ -142,13 +142,13 @@ def run(case: Case) -> tuple[list[str], str]:
 
 
 def check(number: int, work: float, family: str = "") -> tuple[str, str, str]:
-    """Draws and runs one case. Returns what is wrong with it, its description and its plan."""
+    """Draws and runs one case. Returns its error, its description and its plan."""
     case = None
     try:
         case = draw(number, work, family)
         found, steps = run(case)
     except weft.NotSupportedError as error:
-        # Another engine than the default one may decline when it sees that a pointer is not aligned.
+        # An engine other than the default may decline when it detects that a pointer is not aligned.
         is_wrong = case is None or case.is_default
         return f"raised {short(error)}" if is_wrong else "", str(case), "declined"
     except weft.WeftError as error:
@@ -159,7 +159,7 @@ def check(number: int, work: float, family: str = "") -> tuple[str, str, str]:
 
 
 def short(error: Exception) -> str:
-    """The beginning of an error on one line."""
+    """Returns the beginning of an error on one line."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:400]
 
 
@@ -186,7 +186,7 @@ def main() -> int:
     for _ in range(given.count):
         if time.monotonic() - start > given.seconds:
             break
-        print(f"case {number}", flush=True)  # the last one is the one that killed the process
+        print(f"case {number}", flush=True)  # if the process is killed, the last printed case caused it
         text, case, steps = check(number, given.work, given.family)
         families[case.split(" ", 1)[0]] += 1
         if text:

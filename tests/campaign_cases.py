@@ -74,13 +74,13 @@ class Case:
     operands: list[Operand] = field(default_factory=list)
     results: list[Result] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    is_default: bool = True  # planned as a user gets it
+    is_default: bool = True  # planned with the default options
 
     def __str__(self) -> str:
         return " ".join([self.family, *self.notes])
 
     def build(self) -> weft.Graph:
-        """Plans the graph: mostly as a user gets it, otherwise on some engine with a random knob."""
+        """Plans the graph: mostly with default options, otherwise on some engine with a random knob."""
         graph, r = self.graph, self.random
         engines = [each["engine"] for each in graph.support()]
         usable = [i for i, name in enumerate(engines) if name.startswith("cuda")]
@@ -265,7 +265,7 @@ def experts(s: Sketch) -> None:
         x, a = s.input(1, tokens, k)
         dy, d = s.input(1, tokens, n, scale=tokens**-0.5)
         want = torch.stack([a[0, i:j].T @ d[0, i:j] for i, j in zip(first, end, strict=True)])
-        # The operation returns [experts, K, N] as its operands' rows are given.
+        # The operation returns [experts, K, N] if its operands' rows are contiguous.
         made = s.g.moe_grouped_matmul_bwd(dy, x, offsets).set_dim([count, k, n])
         s.result(made, want, dtype="f32")
         return
@@ -366,7 +366,7 @@ def causal_convolution(s: Sketch) -> None:
 
 @dataclass
 class Scores:
-    """Which scores of an attention take part, and what is added to them."""
+    """Which attention scores take part, and the values added to them."""
 
     options: dict[str, Any]
     seen: torch.Tensor

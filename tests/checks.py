@@ -35,8 +35,9 @@ LAYOUTS = ("packed", "channels_last", "padded")
 def random(
     shape: Sequence[int], dtype: str = "f32", low: float = -2, high: float = 2, seed: int = 0
 ) -> np.ndarray[Any, Any]:
-    """Values between low and high, rounded to a data type; whole ones for integers. The same for the same
-    arguments."""
+    """Returns random values between low and high, rounded to a data type; integers for integer types. Equal
+    arguments give
+    equal values."""
     rng = np.random.default_rng([seed, *shape])
     type_ = _type(dtype)
     if _is_float(type_):
@@ -52,8 +53,9 @@ def exact(array: Any) -> np.ndarray[Any, Any]:
 
 
 def narrow(values: Any, dtype: str | data_type) -> np.ndarray[Any, Any]:
-    """float64 values stored in a data type as Weft stores them: rounded once to nearest even; integers and
-    floats of 8 bits and fewer saturate."""
+    """Stores float64 values in a data type as Weft does: rounded once to nearest even; integers and floats of
+    8 bits and
+    fewer saturate."""
     type_ = _type(dtype)
     target = _array_dtype(type_)
     wide = np.asarray(values, np.float64)
@@ -61,7 +63,7 @@ def narrow(values: Any, dtype: str | data_type) -> np.ndarray[Any, Any]:
         return wide != 0
     if not _is_float(type_):
         info = ml_dtypes.iinfo(target)
-        with np.errstate(invalid="ignore"):  # the largest INT64 is no float
+        with np.errstate(invalid="ignore"):  # the largest INT64 is not representable as a float
             return np.clip(np.nan_to_num(np.rint(wide)), float(info.min), float(info.max)).astype(target)
     if dtypes.of(type_).bits <= 8:
         most = float(ml_dtypes.finfo(target).max)
@@ -81,7 +83,7 @@ def _is_float(type_: data_type) -> bool:
 
 
 def _array_dtype(type_: data_type) -> np.dtype[Any]:
-    """The dtype in which values are held here; those of 4 bits have a byte each."""
+    """Returns the NumPy dtype that holds values of a type here; 4-bit values occupy one byte each."""
     small = {
         data_type.FP4_E2M1: ml_dtypes.float4_e2m1fn,
         data_type.INT4: ml_dtypes.int4,
@@ -139,7 +141,7 @@ class Memory:
 
     @property
     def bytes(self) -> np.ndarray[Any, Any]:
-        """The bytes between the fences."""
+        """Returns the bytes between the fences."""
         return self._raw[self.offset : self.offset + self.size]
 
     def _view(self) -> np.ndarray[Any, Any]:
@@ -154,7 +156,7 @@ class Memory:
         return sum((g * s for g, s in zip(grid, self.strides, strict=True)), np.zeros(self.dims, int))
 
     def write(self, values: np.ndarray[Any, Any]) -> Memory:
-        """Stores an array of the tensor's dims."""
+        """Stores an array with the tensor's dims."""
         if self.bits >= 8:
             self._view()[...] = np.asarray(values).reshape(self.dims)
             return self
@@ -167,7 +169,7 @@ class Memory:
         return self
 
     def read(self) -> np.ndarray[Any, Any]:
-        """A copy of the values."""
+        """Returns a copy of the values."""
         if self.bits >= 8:
             return self._view().copy()
         per_byte, mask = 8 // self.bits, (1 << self.bits) - 1
@@ -177,7 +179,7 @@ class Memory:
         return codes.astype(bool) if is_boolean else codes.astype(np.uint8).view(_array_dtype(self.type))
 
     def check_fences(self, before: np.ndarray[Any, Any], what: str) -> None:
-        """Nothing but the elements may differ from `before`, the bytes of the whole."""
+        """Checks that only the elements differ from `before`, the bytes of the whole memory."""
         __tracebackhide__ = True  # pytest shows the test instead
         touched = np.zeros(len(self._raw), np.uint8)
         touched[self.offset : self.offset + self.size] = self.bits < 8
@@ -193,17 +195,17 @@ class Memory:
         )
 
     def check_ends(self, what: str) -> None:
-        """Nothing but the bytes between the fences may be other than poison."""
+        """Checks that only the bytes between the fences differ from poison."""
         __tracebackhide__ = True  # pytest shows the test instead
         ends = np.delete(self._raw, slice(self.offset, self.offset + self.size))
         assert (ends == poison.BYTE).all(), f"{what}: wrote outside its {self.size} bytes"
 
     def to_device(self) -> weft.DeviceArray:
-        """A copy of all bytes in device memory."""
+        """Copies all bytes to device memory."""
         return on_device(self._raw)
 
     def from_device(self, copy: weft.DeviceArray) -> None:
-        """Takes all bytes back."""
+        """Copies all bytes back."""
         self._raw[:] = copy.numpy()
 
     def snapshot(self) -> np.ndarray[Any, Any]:
@@ -252,7 +254,7 @@ def tolerance(
     summing = 2.0**-53 * 64 if engine == "cpu.reference" else 2.0**-24 * 32
     if type_ is data_type.DOUBLE:
         summing = 2.0**-53 * 256
-    if engine == "cuda.tf32":  # keeps 10 bits of the fraction of each factor
+    if engine == "cuda.tf32":  # TF32 keeps 10 bits of the fraction of each factor
         summing += 2.0**-10
     if of_fp8 and engine.startswith("cuda"):
         summing += 2.0**-9
@@ -272,7 +274,8 @@ def compare(
     rounded: Any = None,
     of_fp8: bool = False,
 ) -> str:
-    """Where a result is not what the oracle says; empty when it is. Integers and booleans must be equal."""
+    """Describes where a result differs from the oracle; empty if it does not. Integers and booleans must be
+    equal."""
     wide = exact(want).reshape(got.shape)
     if not _is_float(type_) and np.asarray(want).dtype == got.dtype:
         wrong = got != np.reshape(want, got.shape)
@@ -381,7 +384,8 @@ def check(
 
 
 def check_bits(build: Callable[..., Any], inputs: Mapping[str, Any], expected: Any, **how: Any) -> None:
-    """As check, of an operation that moves elements: its output has the type and the bits of `expected`."""
+    """Like check, for an operation that moves elements: its output has the type and the bits of `expected`.
+    """
     __tracebackhide__ = True  # pytest shows the test instead
     for engine, (got,) in check(build, inputs, expected, **how).items():
         assert got.dtype == expected.dtype, engine
@@ -394,8 +398,9 @@ def first(found: Mapping[str, list[np.ndarray[Any, Any]]]) -> list[np.ndarray[An
 
 
 def execute(graph: weft.Graph, arrays: Mapping[Any, np.ndarray[Any, Any]]) -> None:
-    """Runs a built graph on arrays that are whole in memory, on a GPU through copies there and back. Tensors
-    that share an array share its copy."""
+    """Runs a built graph on whole arrays; on a GPU through copies there and back. Tensors that share an array
+    share its
+    copy."""
     if DEVICE == "cpu":
         graph.execute(arrays)
         return
@@ -408,8 +413,9 @@ def execute(graph: weft.Graph, arrays: Mapping[Any, np.ndarray[Any, Any]]) -> No
 
 
 def run_plan(graph: weft.Graph, memory: Mapping[Any, Memory]) -> None:
-    """Runs a built graph with a workspace of just the size that its plan states: here, on copies in a GPU's
-    memory, or in another process (tests/foreign_cpu.py)."""
+    """Runs a built graph with a workspace of exactly the size that its plan states: here, on copies in a
+    GPU's memory, or
+    in another process (tests/foreign_cpu.py)."""
     if foreign := foreign_cpu.process():
         foreign.run(graph.serialize(), {t.uid: each.whole for t, each in memory.items()})
         return
@@ -514,8 +520,9 @@ class _Case:
         return True
 
     def run(self, times: int) -> list[np.ndarray[Any, Any]]:
-        """Runs on poisoned memory: what has no threads and keeps nothing once, all else twice. The runs must
-        touch their outputs' elements only, and agree to the bit unless the engine says that they need not."""
+        """Runs on poisoned memory: twice, except for engines without threads and state. The runs must write
+        only the
+        elements of their outputs, and agree bit for bit unless the engine is nondeterministic."""
         __tracebackhide__ = True
         before = {tensor: memory.snapshot() for tensor, memory in self.memory.items()}
         results = []
@@ -536,7 +543,7 @@ class _Case:
         return results[0]
 
     def reproducer(self, engine: str) -> str:
-        """One line that runs the case again."""
+        """Returns a line that runs the case again."""
         test = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0]
         operands = " ".join(f"{t.name}={t.description}" for t in self.memory if t not in self.outputs)
         return f"repro: python -m pytest '{test}'  # {engine}, {self.layout}: {operands}"
@@ -548,8 +555,9 @@ def refuses(
     message: str,
     error: type[Exception] = weft.BadParameterError,
 ) -> None:
-    """The graph is refused with exactly this sentence (a part of it is enough). Inputs: arrays, or tuples of
-    dims and data type where the values do not matter."""
+    """Checks that the graph is refused with exactly this message (a part of it is enough). Inputs: arrays, or
+    tuples of
+    dims and data type if the values do not matter."""
     __tracebackhide__ = True  # pytest shows the test instead
     g = weft.Graph(handle=handle())
     tensors = {}
@@ -584,7 +592,7 @@ def on_gpu(build: Callable[..., Any], *inputs: Any, out: Sequence[str] = (), **g
 
 
 def need_gpu() -> Any:
-    """torch, in a module that shows what only a GPU can; elsewhere the module is skipped as a whole."""
+    """Imports torch for a module whose tests need a GPU; without a GPU the whole module is skipped."""
     if DEVICE == "cpu":
         reason = "only a GPU shows it: python tools/gpu_check.py runs it there"
         pytest.skip(reason, allow_module_level=True)
@@ -594,7 +602,7 @@ def need_gpu() -> Any:
 
 
 def convolved(x: np.ndarray[Any, Any], w: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """A convolution [N, C, H, W] by [K, C, S, S] with padding that keeps the image's size, of odd filters."""
+    """Convolves [N, C, H, W] with odd filters [K, C, S, S], with padding that preserves the image's size."""
     size, height, width = w.shape[-1], x.shape[2], x.shape[3]
     padded = np.pad(x, [(0, 0), (0, 0), *[(size // 2,) * 2] * 2])
     taps = [(i, j) for i in range(size) for j in range(size)]
@@ -627,6 +635,6 @@ def numeric_gradient(
 def record(
     g: weft.Graph, operation: str, values: Mapping[str, Any], results: Sequence[str], name: str = ""
 ) -> Any:
-    """Adds an operation row by row, values by row key: with what no method of the graph spells. Returns its
-    outputs."""
+    """Adds an operation by its row and values by row key, for options that no graph method offers. Returns
+    its outputs."""
     return g._operation(operation, operation, values, tuple(results), None, name)

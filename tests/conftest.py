@@ -14,11 +14,12 @@ import tiers
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-# Graphs that name no device are planned for the one under test, also where there is a GPU.
+# Graphs without a device are planned for the device under test, even if there is a GPU.
 os.environ.setdefault("WEFT_DEVICE", os.environ.get("WEFT_TEST_DEVICE", "cpu"))
 
 
-# A kernel that does not compile fails the test, whatever computes in its place: weft.CompilationWarning.
+# A kernel that does not compile fails the test (weft.CompilationWarning), even if a fallback computes the
+# result.
 os.environ.setdefault("PYTHONWARNINGS", "error:a kernel of Weft does not compile")
 
 
@@ -26,7 +27,7 @@ os.environ.setdefault("PYTHONWARNINGS", "error:a kernel of Weft does not compile
 SAMPLE = os.environ.get("WEFT_TEST_SAMPLE", "1/1")
 
 
-# Files whose few tests take long, longest first: the number of their tests would have them begin too late.
+# Files with few but long tests, longest first: by the number of their tests they would start too late.
 LONG = (
     *("test_emulated.py", "test_c.py", "test_hopper_tiles.py", "test_hopper_attention.py"),
     *("test_foreign_cpu.py", "test_repository.py", "test_races.py", "test_plans.py", "test_bench.py"),

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-FRAME = b"\x04\x11\x08\x00"  # begins a record: the number of a function follows, then the size of its frame
-NO_BITS = 8  # the type of a section that takes no bytes of the file, as shared memory
+FRAME = b"\x04\x11\x08\x00"  # begins a record: a function number follows, then its frame size
+NO_BITS = 8  # the type of a section without file contents, such as shared memory
 SERIALISED = "(C75"  # of the compiler's advisories about wgmma
 BRANCH, DIVERGES = 0x947, 1 << 27  # the opcode of BRA, and the bit of its upper half that makes it BRA.DIV
 
@@ -27,7 +27,7 @@ class Section(NamedTuple):
 
 
 def all_sections(code: bytes) -> Iterator[Section]:
-    """Those of an ELF file of 64 bits, in its order."""
+    """Returns the sections of a 64-bit ELF file, in file order."""
     table, count, names = struct.unpack_from("<Q", code, 40)[0], *struct.unpack_from("<HH", code, 60)
     headers = [struct.unpack_from("<IIQQQQII", code, table + i * 64) for i in range(count)]
     for name, type_, _, _, start, length, _, info in headers:
@@ -37,12 +37,13 @@ def all_sections(code: bytes) -> Iterator[Section]:
 
 
 def sections(code: bytes, prefix: str) -> Iterator[bytes]:
-    """The contents of the sections whose names begin so."""
+    """Returns the contents of the sections whose names have this prefix."""
     return (section.content for section in all_sections(code) if section.name.startswith(prefix))
 
 
 def frames(code: bytes) -> list[int]:
-    """The bytes of local memory that its functions take: where there are some, registers are spilled."""
+    """Returns the local memory sizes of the functions in bytes; a size other than 0 means spilled registers.
+    """
     return [
         struct.unpack_from("<I", info, i + 8)[0]
         for info in sections(code, ".nv.info")
@@ -52,8 +53,9 @@ def frames(code: bytes) -> list[int]:
 
 
 def divergent_branches(code: bytes) -> int:
-    """How often the assembler (sm_70 and newer: 16 bytes an instruction) did not see that a warp stays
-    together, and guards what its lanes do together by BRA.DIV: a main loop of wgmma is 5 % slower then."""
+    """Counts the branches (sm_70 and newer: 16 bytes per instruction) where the assembler could not prove
+    that a warp stays
+    converged and inserted BRA.DIV: a main loop of wgmma is 5 % slower then."""
     return sum(
         lower & 0xFFF == BRANCH and upper & DIVERGES != 0
         for text in sections(code, ".text.")

@@ -139,7 +139,7 @@ def matmul(o: dict[str, Any], A: Array, B: Array, **overrides: Array) -> Results
 
 
 def taps(o: dict[str, Any], x: Array, w: Array, y: tuple[int, ...]) -> tuple[Array, list[Any], list[Any]]:
-    """An image with its padding, where each tap of the filters sees it, and where the tap is."""
+    """Returns an image with padding, the slice that each filter tap sees, and the index of the tap."""
     spatial = w.shape[2:]
     pre, post, stride, dilation = (o[key] for key in ("pre_padding", "post_padding", "stride", "dilation"))
     padded = np.pad(x, [(0, 0), (0, 0), *zip(pre, post, strict=True)])
@@ -164,7 +164,7 @@ def pixels(images: Array) -> Array:
 
 
 def convolve(o: dict[str, Any], x: Array, w: Array, y: Array, result: str) -> Array:
-    """One of image, filters and result from the two others; it is given as zeros."""
+    """Computes one of image, filters and result from the two others; the computed one is passed as zeros."""
     groups = x.shape[1] // w.shape[1]
     padded, seen, at = taps(o, x, w, y.shape[2:])
     image = padded.reshape(x.shape[0], groups, -1, *padded.shape[2:])
@@ -244,7 +244,7 @@ def windows(o: dict[str, Any], x: Array, outside: float) -> Array:
 
 
 def weights_along(o: dict[str, Any], i: int, x: int, y: int) -> Array:
-    """[y, x]: by how much elements of x count in those of y, of an interpolation along dimension i."""
+    """[y, x]: the interpolation weights of x's elements in y's, along dimension i."""
     made, stride = np.zeros((y, x)), Fraction(x, y)
     pre = Fraction(o["pre_padding"][i])
     for position in range(y):
@@ -258,7 +258,7 @@ def weights_along(o: dict[str, Any], i: int, x: int, y: int) -> Array:
 
 
 def interpolate(o: dict[str, Any], x: Array, back: bool, dims: tuple[int, ...]) -> Array:
-    """y of x, or back dx of dy."""
+    """Computes y from x, or dx from dy."""
     for i in range(2, x.ndim):
         narrow, wide = (x.shape[i], dims[i]) if back else (dims[i], x.shape[i])
         weights = weights_along(o, i - 2, wide, narrow)
@@ -287,7 +287,7 @@ def resample_backward(
 
 
 def returned(o: dict[str, Any], dy: Array, index: Array | None, x: Array | None) -> Array:
-    """dx: every dy at the places that its window has seen, by their weights."""
+    """Returns dx: adds every dy at the positions that its window has read, with their weights."""
     dims = o["dx"]
     if o["mode"] in ("NEAREST", "BILINEAR"):
         return interpolate(o, dy, True, dims)
@@ -310,7 +310,8 @@ def returned(o: dict[str, Any], dy: Array, index: Array | None, x: Array | None)
 
 
 class Rows:
-    """Which elements share their statistics: by the axes of the norm, of groups as a dimension more."""
+    """Groups the elements that share statistics: by the axes of the norm, with groups as an additional
+    dimension."""
 
     def __init__(self, o: dict[str, Any], x: Array) -> None:
         self.dims, self.groups = x.shape, o.get("groups", 0)
@@ -513,7 +514,7 @@ MOST = {"e4m3": 448.0, "e5m2": 57344.0, "e2m1": 6.0, "i8": 127.0, "i4": 7.0}
 
 
 def spread(scale: Array, block: list[int], dims: tuple[int, ...]) -> Array:
-    """Each block's scale at its elements; the last block may be short."""
+    """Repeats each block's scale over its elements; the last block may be short."""
     for axis, size in enumerate(block):
         scale = np.repeat(scale, size, axis)
     return scale[tuple(map(slice, dims))]
@@ -602,7 +603,7 @@ def sdpa_fwd(
 
 
 def gathered(array: Array, heads: int) -> Array:
-    """The sum over the query heads that share a head."""
+    """Sums over the query heads that share a head."""
     return array.reshape(array.shape[0], heads, -1, *array.shape[2:]).sum(2)
 
 

@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[1]
 TESTS = ROOT / "tests"
 FOLDER = ROOT / "build/emulator"
 FLAGS = ["-std=gnu11", "-O2", "-fPIC", "-g1", "-flto=auto", "-fno-strict-aliasing", "-ffp-contract=off"]
-if platform.machine() == "x86_64":  # halves and fused sums are instructions; a tenth of the time
+if platform.machine() == "x86_64":  # half-precision and FMA instructions take a tenth of the time
     FLAGS.append("-march=native")
 DRIVER = [*(TESTS / "emulator").glob("*.c"), TESTS / "fake_cuda/fake_cuda.c"]
 LIBRARIES = {
@@ -43,7 +43,7 @@ def compiler() -> list[str]:
 
 
 def compile_one(source: Path, folder: str) -> str:
-    """Makes an object file."""
+    """Compiles an object file."""
     made = f"{folder}/{source.stem}.o"
     level = ["-O3"] if source.stem == "matrix" else []
     subprocess.run([*compiler(), *FLAGS, *level, "-c", str(source), "-o", made], check=True)

@@ -38,7 +38,8 @@ class Map(ctypes.Structure):
 
 
 def module(body: str, arguments: int = 0, shared: int = 0) -> str:
-    """The text of a module whose kernel `k` does the body. An argument is 128 bytes: an address or a map."""
+    """Returns the text of a module whose kernel `k` has this body. An argument is 128 bytes: an address or a
+    map."""
     loads = "\n".join(f"ld.param.u64 %d{i}, [args+{128 * i}];" for i in range(arguments))
     return f""".version 8.6
 .target sm_90a
@@ -79,7 +80,7 @@ class Gpu:
         assert entry(*arguments) == wants, name
 
     def allocate(self, size: int) -> int:
-        """The address of that many bytes."""
+        """Allocates memory and returns its address."""
         address = ctypes.c_uint64()
         self.call("cuMemAlloc", ctypes.byref(address), ctypes.c_size_t(size))
         return address.value
@@ -109,7 +110,7 @@ class Gpu:
         return Map.from_buffer_copy(raw, start)
 
     def load(self, text: str, wants: int = 0) -> tuple[ctypes.c_void_p, str]:
-        """A module, and what the driver says of it where it refuses."""
+        """Loads a module; returns the driver's message if it fails."""
         made, log = ctypes.c_void_p(), ctypes.create_string_buffer(512)
         values = (ctypes.c_void_p * 2)(ctypes.addressof(log), 512)
         options = (ctypes.c_int * 2)(5, 6)
@@ -125,7 +126,7 @@ class Gpu:
         cluster: int = 1,
         wants: int = 0,
     ) -> None:
-        """Runs kernel `k` of a module to its end."""
+        """Launches kernel `k` of a module and waits for it."""
         made, _ = self.load(text)
         kernel = ctypes.c_void_p()
         self.call("cuModuleGetFunction", ctypes.byref(kernel), made, b"k")

@@ -26,14 +26,14 @@ from typing import IO, Any, cast
 import numpy as np
 from commands import ROOT, run
 
-VARIABLE = "WEFT_TEST_FOREIGN_CPU"  # where plans of the CPU run, if not here
+VARIABLE = "WEFT_TEST_FOREIGN_CPU"  # the processor on which CPU plans run, if not this one
 # From tests/c, without the test of threads: QEMU on x86 orders memory like x86.
 PROGRAMS = ("base", "cpu_fast", "expansions", "fastmath", "fork", "gemm", "philox", "small", "sweep")
 
 
 @dataclass(frozen=True)
 class Processor:
-    """One that QEMU emulates: how programs run on it, where they are, and what making them takes."""
+    """A processor that QEMU emulates: the command that runs programs, their folder, and how to build them."""
 
     emulator: tuple[str, ...]
     folder: Path

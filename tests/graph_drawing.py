@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random graphs: any number makes one, of 1 to 30 operations, of any types, layouts and alignments."""
+"""Random graphs: each number is the seed of one graph of 1 to 30 operations, of any types, layouts and
+alignments."""
 
 from __future__ import annotations
 
@@ -26,11 +27,12 @@ NEAR = [15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 191, 192, 193, 255, 2
 
 
 class Unfit(Exception):
-    """An operation that does not go with the values that there are."""
+    """Raised if an operation does not fit the existing values."""
 
 
 class Drawing:
-    """A graph in the making. Each method below `draw` adds an operation, or several that belong together."""
+    """A graph under construction. Each method below `draw` adds an operation, or several that belong
+    together."""
 
     def __init__(self, number: int) -> None:
         self.r = random.Random(number)
@@ -41,7 +43,7 @@ class Drawing:
         self.graph = Graph(compute=compute)
         self.whole = r.random() < 0.3  # numbers whose sums are exact
         self.is_large = r.random() < 0.08  # with tensors of several tiles
-        # A generator of its own, so that the other graphs of a number stay as they were.
+        # A separate generator, so that the other graphs of a number do not change.
         more = random.Random(~number)
         self.is_long = more.random() < 0.08  # of rows with more than 1024 elements
         self.shifts = more.choices(range(8), k=8) if more.random() < 0.2 else [0]
@@ -116,7 +118,7 @@ class Drawing:
         return self.graph.values[v].dims
 
     def some(self, fits: Callable[[Dims], bool], dims: Callable[[], Dims], type_: str = "") -> int:
-        """A value of dims that fit, the latest first, or a new input."""
+        """Returns a value whose dims fit, preferring the latest, or a new input."""
         fitting = [
             v for v in reversed(range(len(self.graph.values))) if fits(self.of(v)) and self.is_plain(v)
         ]
@@ -126,7 +128,7 @@ class Drawing:
         return fitting[-1] if fitting and self.one_in(3) else self.input(dims(), type_)
 
     def is_plain(self, v: int) -> bool:
-        """Numbers, finite and not large."""
+        """True if all numbers are finite and not large."""
         base = self.now.base[v]
         return bool(np.isfinite(base).all()) and (base.size == 0 or float(np.abs(base).max()) < 512)
 
@@ -170,7 +172,7 @@ class Drawing:
         types: dict[str, str] | None = None,
         needs_dims: bool = False,
     ) -> list[int]:
-        """Adds an operation whose results are numbers that a bound of error says something of; else Unfit."""
+        """Adds an operation whose results have a meaningful error bound; else raises Unfit."""
         if self.is_near:
             self.check_work(op, operands, results)
         count = len(self.graph.values)
@@ -206,7 +208,7 @@ class Drawing:
             raise Unfit
 
     def open(self, v: int) -> None:
-        """Makes a result an output."""
+        """Declares a result as an output."""
         value = self.graph.values[v]
         self.graph.values[v] = replace(value, **self.layout(len(value.dims)), is_output=True, is_laid=False)
 
@@ -252,7 +254,7 @@ class Drawing:
         self.add("pointwise", operands, {"dx" if mode in SLOPES else "y": dims}, options)
 
     def check_domain(self, mode: str, given: list[Array]) -> None:
-        """Where an operation is smooth, and integers and floats agree on what it is."""
+        """Restricts operands to a domain where an operation is smooth, and integers and floats agree."""
         x, b = given[0], given[-1]
         whole = all((each == np.rint(each)).all() for each in given)
         if mode in ("LOG", "SQRT", "RSQRT", "POW") and x.min(initial=1) < 0.1:
@@ -269,13 +271,13 @@ class Drawing:
             raise Unfit
 
     def check_zeros(self, values: list[int]) -> None:
-        """Whether a number is 0 must not hang on roundings."""
+        """Prevents zero tests that depend on rounding."""
         for v in values:
             if self.now.is_inexact[v]:
                 self.check_apart(self.now.base[v], np.zeros(1))
 
     def check_apart(self, x: Array, b: Array) -> None:
-        """Nor may whether two are equal."""
+        """Prevents equality tests that depend on rounding."""
         off = np.abs(x - b)
         if ((off > 0) & (off < 1e-3)).any():
             raise Unfit
@@ -359,7 +361,7 @@ class Drawing:
                 key: [min(p, w - 1) for p, w in zip(more[key], window, strict=True)]
                 for key in ("pre_padding", "post_padding")
             }
-            # Windows that fit see more than padding.
+            # Windows must cover more than padding.
             gaps = zip(pixels, window, more["dilation"], strict=True)
             options["dilation"] = [d if d * (w - 1) < p else 1 for p, w, d in gaps]
             sizes = zip(

@@ -147,7 +147,7 @@ def still(data: Array, dims: Dims) -> Array:
 
 
 def _said(of: Value | Node) -> dict[str, Any]:
-    """What is not as usual."""
+    """Lists the settings that differ from the defaults."""
     usual = {
         "gap": 0,
         "is_output": False,
@@ -205,7 +205,7 @@ def types_on_gpu(graph: Graph, inferred: dict[int, str]) -> dict[int, str]:
     the library infers for each value that is used."""
     types = {v: graph.values[v].type or type_ for v, type_ in inferred.items()}
     free = {v for v in types if not graph.values[v].type and types[v] == "f32"}
-    for node in reversed(graph.nodes):  # what floats are computed from stays f32
+    for node in reversed(graph.nodes):  # inputs of float computations stay f32
         kinds = RESULTS.get(node.op, tuple(node.results))
         made = {v for key, v in node.results.items() if key in kinds}
         if any(types[v] in ("f32", "f64") for v in made - free):
@@ -228,7 +228,7 @@ def types_on_gpu(graph: Graph, inferred: dict[int, str]) -> dict[int, str]:
 
 
 def is_factor(dims: Dims, most: int) -> bool:
-    """Whether an operand is broadcast and has one dimension at most."""
+    """True if an operand is broadcast and has at most one dimension."""
     return sum(n != 1 for n in dims) < 2 and prod(dims) < most
 
 

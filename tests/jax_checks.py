@@ -18,7 +18,7 @@ def normal(*shape: int, dtype: Any = np.float64, seed: int = 0) -> Any:
 
 
 def close(got: Any, wanted: Any, factor: float = 1.0) -> None:
-    """Whether trees of arrays are of the same shapes and types, and of the same numbers up to rounding."""
+    """Asserts that trees of arrays have equal shapes and types, and equal numbers up to rounding."""
     (mine, own), (theirs, other) = map(jax.tree.flatten, (got, wanted))
     assert own == other
     for a, b in zip(mine, theirs, strict=True):

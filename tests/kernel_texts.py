@@ -232,7 +232,7 @@ def texts() -> list[Text]:
 
 
 def check(text: Text) -> str:
-    """What is wrong with a configuration; empty where nothing is, or where no plan is made of it."""
+    """Returns the error of a configuration; empty if there is none, or if no plan exists."""
     try:
         made = Maker(device=text.arch)
         text.build(made)

@@ -1,9 +1,9 @@
-"""Poison: what memory holds before a test runs a kernel in it. Results, workspaces, padding, and the gaps
-between rows hold BYTE, so that what a kernel does not write, or reads without having written, shows: NaN in
-every type of floats, -1 in signed integers.
+"""Poison: the contents of memory before a test runs a kernel in it. Results, workspaces, padding, and the
+gaps between rows hold BYTE, so that elements that a kernel does not write, or reads before writing, are
+detected: NaN in every floating-point type, -1 in signed integers.
 
-The fake driver, and so the emulated GPU, fills each allocation by itself (tests/fake_cuda/fake_cuda.c). The
-rest is here, for NumPy's memory, Weft's device memory and torch's.
+The fake driver, and so the emulated GPU, fills each allocation itself (tests/fake_cuda/fake_cuda.c). This
+module fills NumPy's memory, Weft's device memory and torch's.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from weft import buffers, dtypes
 
 BYTE = 0xFF
 FENCE = 256
-"""Bytes around a buffer that nothing may write."""
+"""Bytes around a buffer that must not be written."""
 
 
 def array(size: int) -> np.ndarray[Any, Any]:
-    """Bytes in the memory of the host."""
+    """Returns poisoned host memory."""
     return np.full(size, BYTE, np.uint8)
 
 
 def on_device(size: int, **where: Any) -> weft.DeviceArray:
-    """Bytes in a GPU's memory. where: as of DeviceArray."""
+    """Returns poisoned GPU memory. where: as for DeviceArray."""
     return weft.DeviceArray([size], "u8", **where).copy_from(array(size))
 
 
 def in_torch(size: int, device: Any) -> Any:
-    """Bytes in a tensor of torch's."""
+    """Returns poisoned memory in a torch tensor."""
     import torch
 
     return torch.full((size,), BYTE, dtype=torch.uint8, device=device)
 
 
 def tensor_of(dims: Iterable[int], strides: Iterable[int], dtype: Any, device: Any) -> Any:
-    """A tensor of torch's, with gaps where strides leave some."""
+    """Returns a torch tensor, with gaps if the strides leave some."""
     dims, strides = tuple(dims), tuple(strides)
     size = buffers.span(dims, strides) * dtype.itemsize
     return in_torch(size, device).view(dtype).as_strided(dims, strides)

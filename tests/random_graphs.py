@@ -37,7 +37,7 @@ from weft.dtypes import data_type_of
 
 
 def part(graph: Graph, keep: Sequence[int], plain: bool = False) -> Graph:
-    """Some operations of a graph; what others made become inputs."""
+    """Returns a subset of a graph's operations; results of the others become inputs."""
     values = [replace(value) for value in graph.values]
     nodes = [graph.nodes[i] for i in keep]
     made = {v for node in nodes for v in node.results.values()}
@@ -60,7 +60,7 @@ def part(graph: Graph, keep: Sequence[int], plain: bool = False) -> Graph:
 
 
 def draw(graph: Graph) -> tuple[weft.Graph, dict[int, Any]]:
-    """The graph of the library, not yet planned, and its tensors by value."""
+    """Returns the library's graph, not yet planned, and its tensors by value."""
     options = {"compute_data_type": graph.compute} if graph.compute else {}
     g = weft.Graph(handle=checks.handle(), **options)
     tensors: dict[int, Any] = {}
@@ -150,7 +150,7 @@ def engines() -> list[str]:
 
 
 def faults(graph: Graph, names: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Engines that do not agree with the definitions, and how."""
+    """Lists engines that disagree with the definitions, and how."""
     types = stored_types(graph)
     expected = Evaluation(graph, types=types)
     for engine in names:
@@ -181,7 +181,7 @@ def confirm(graph: Graph, got: Array, v: int, types: dict[int, str]) -> str:
 
 
 def compare(got: Array, expected: Evaluation, v: int) -> str:
-    """Where a result is off by more than noise explains; empty where it is not."""
+    """Describes a result that is off by more than noise explains; empty if none is."""
     want, type_ = expected.base[v], expected.graph.values[v].type
     found, allowed = checks.exact(got), np.zeros(want.shape)
     if expected.is_inexact[v]:

@@ -1,4 +1,4 @@
-"""A NumPy Philox-4x32-10: what rng and attention's dropout draw."""
+"""A NumPy Philox-4x32-10, the generator of rng and of attention's dropout."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def blocks(shape: Sequence[int], seed: int = 0, offset: int = 0) -> np.ndarray[A
 
 
 def flat(per_word: np.ndarray[Any, Any], shape: Sequence[int]) -> np.ndarray[Any, Any]:
-    """[rows, blocks, 4] as the tensor: what stands over at the end of rows falls away."""
+    """[rows, blocks, 4] in the shape of the tensor, without the excess words at the ends of rows."""
     return per_word.reshape(len(per_word), -1)[:, : shape[-1]].reshape(shape)
 
 

@@ -23,7 +23,8 @@ TOOLS = {
     "synccheck": ("--num-cuda-barriers", "65536"),  # a kernel may have more than it makes room for
 }
 
-# Reads what nothing wrote, and far beyond its end: a sanitizer that finds nothing here sees nothing at all.
+# Reads unwritten memory, and memory far beyond its end: a sanitizer that reports nothing here detects nothing
+# at all.
 PLANTED = """
 import weft
 g = weft.Graph()

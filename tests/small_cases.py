@@ -34,7 +34,7 @@ TRAINING = weft.norm_forward_phase.TRAINING
 
 
 class Maker:
-    """A graph in the making, and the values of its inputs by name."""
+    """A graph under construction, and the values of its inputs by name."""
 
     def __init__(self, **where: Any) -> None:
         types = {"io_data_type": "bf16", "intermediate_data_type": "f32", "compute_data_type": "f32"}
@@ -53,7 +53,7 @@ class Maker:
         low: float = -1,
         on_cpu: Any = None,
     ) -> Any:
-        """An input of random values. last: channels last. on_cpu: the values for the CPU."""
+        """Adds an input of random values. last: channels last. on_cpu: the values for the CPU."""
         name = f"t{len(self.values)}"
         steps = channels_last(dims) if last else list(strides) if strides else None
         tensor = self.g.tensor(list(dims), steps, data_type=dtype, name=name)
@@ -63,7 +63,7 @@ class Maker:
         return tensor
 
     def out(self, tensor: Any, *dims: int, dtype: str = "bf16", last: bool = False) -> Any:
-        """Makes a tensor a result."""
+        """Declares a tensor as a result."""
         if dims:
             tensor.set_dim(list(dims))
         if last:
@@ -80,7 +80,7 @@ def channels_last(dims: Sequence[int]) -> list[int]:
 
 
 class Case(NamedTuple):
-    """A graph and what must run it: the kernels, by their files, and the family of one of its steps."""
+    """A graph and what must run it: the kernel files, and the family of one of its steps."""
 
     kernels: str
     family: str
@@ -668,7 +668,7 @@ def modified_attention(width: int = 60) -> Any:
 
 
 def modified_attention_gradient(width: int, is_given: bool, heads: int = 2, rows: int = 70) -> Any:
-    """Derived, with gradients of operands, or given."""
+    """Derived with gradients of operands, or given explicitly."""
 
     def build(t: Maker) -> None:
         q, k, v, o, d_o = (t(2, heads, rows, width) for _ in range(5))
@@ -1754,8 +1754,8 @@ def run(made: Maker, host: dict[int, Any], reads: bool, again: bool = False, shi
 
 
 def difference(got: Any, want: Any) -> str:
-    """What is off by more than rounding can explain; empty if nothing is. Integers, and the bytes that hold
-    elements of fewer than 8 bits, are exact."""
+    """Describes a difference that rounding cannot explain; empty if there is none. Integers, and the bytes
+    that hold elements of fewer than 8 bits, are exact."""
     allowed = 0.13 if got.dtype.itemsize == 1 else 0.02  # 3 bits of fraction, or 7
     allowed = 0 if got.dtype.kind in "iub" else allowed
     got, want = np.asarray(got).astype("f8"), np.asarray(want).astype("f8")
@@ -1769,7 +1769,7 @@ def difference(got: Any, want: Any) -> str:
 
 
 def check(made: Maker, case: Case, given: argparse.Namespace) -> list[str]:
-    """Runs a case that was built; what is wrong with it."""
+    """Runs a built case; returns what is wrong with it."""
     steps = made.g.plan.report["steps"]
     is_there = given.any_kernel or f"cuda.{case.family}" in [step["family"] for step in steps]
     wrong = [] if is_there else [f"not by {case.family}"]
@@ -1807,7 +1807,7 @@ def used_by(made: Maker) -> set[str]:
 
 
 def complaints(kernels: Sequence[Kernel]) -> list[str]:
-    """What is to be said against kernels' text: the compiler's warnings, and files that nothing includes."""
+    """Lists complaints about kernels: compiler warnings, and files that nothing includes."""
     found = []
     for kernel in kernels:
         texts = (kernel.text, *kernel.headers.values())

@@ -61,7 +61,7 @@ def test_compiler_builds_the_sources(tmp_path: Path, compiler: str) -> None:
 
 
 def test_vectors_need_no_new_builtin(tmp_path: Path) -> None:
-    """What GCC 8 gets instead of __builtin_convertvector computes the same as that."""
+    """The replacement of __builtin_convertvector for GCC 8 computes the same."""
     program = tmp_path / "vectors.c"
     program.write_text(
         """

@@ -1,4 +1,5 @@
-"""weft.hpp: as strict as compilers can be, in two translation units that are linked, and what it computes."""
+"""weft.hpp: with the strictest compiler warnings, in two translation units that are linked, and its
+results."""
 
 from __future__ import annotations
 

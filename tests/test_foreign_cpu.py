@@ -22,7 +22,7 @@ GRAPHS = 60
 
 
 def needs(name: str) -> pytest.MarkDecorator:
-    """Skips a test where a processor is not to be had, and says what lacks."""
+    """Skips a test if a processor is unavailable, and reports what is missing."""
     missing = PROCESSORS[name].missing
     return pytest.mark.skipif(bool(missing), reason=missing)
 

@@ -1,4 +1,4 @@
-"""The page that a package index shows: README with addresses that work there."""
+"""The README page on a package index, with addresses that work there."""
 
 from __future__ import annotations
 

@@ -11,8 +11,8 @@ from commands import run
 
 
 def test_plans() -> None:
-    """By a compiler that compiles nothing, as none of them looks at code, and no cache may keep anything of
-    it. In a process of their own, as each finds its compilers once."""
+    """With a compiler that generates nothing, because no test reads code, and without caches. In a separate
+    process, because each process looks for its compilers once."""
     compiler = emulated_gpu.build() / "fake/libnvrtc.so.13"
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "tests/plan"]
     said = run(*command, WEFT_NVRTC=compiler, WEFT_CACHE="off")

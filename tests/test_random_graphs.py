@@ -34,7 +34,7 @@ def test_graphs_that_once_failed(reason: str, line: str) -> None:
 
 
 def test_wrong_numbers_are_found() -> None:
-    """One element that is off by a thirtieth, of f32; what the definitions say is never called wrong."""
+    """Changes one f32 element by a thirtieth; the definitions' own results are never reported as wrong."""
     found = []
     for number in range(40):
         expected = random_graphs.Evaluation(random_graphs.make(number))

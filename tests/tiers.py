@@ -79,7 +79,7 @@ def choose(items: Sequence[Any]) -> list[Any]:
 
 
 def of_today(items: Sequence[T], parts: int) -> Sequence[T]:
-    """Every parts-th item, starting at number DAY."""
+    """Returns every parts-th item, starting at number DAY."""
     return items if ALL else items[DAY % parts :: parts]
 
 

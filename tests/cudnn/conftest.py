@@ -33,7 +33,7 @@ class Place:
         return weft.DeviceArray(array.shape, array.dtype, strides, self.handle).copy_from(array)
 
     def random(self, shape: Sequence[int], kind: str = "f32", seed: int = 0, scale: float = 1) -> Any:
-        """Numbers of a normal distribution, rounded to a type."""
+        """Draws normally distributed numbers, rounded to a type."""
         return self.put(scale * np.random.default_rng([seed, *shape]).standard_normal(shape), kind)
 
     def channels_last(self, shape: Sequence[int], kind: str = "f32", seed: int = 0, scale: float = 1) -> Any:
@@ -44,7 +44,7 @@ class Place:
         return self.put(np.moveaxis(array, -1, 1))
 
     def empty(self, dims: Sequence[int], kind: str = "f32", strides: Sequence[int] | None = None) -> Any:
-        """Memory for a result, full of what is none."""
+        """Allocates memory for a result, filled with poison."""
         type_ = dtypes.numpy_dtype(dtypes.data_type_of(kind))
         if strides is None:
             return self.put(
@@ -68,12 +68,13 @@ class Place:
         return host.astype(np.float64)
 
     def run(self, graph: Any, pack: dict[Any, Any], **more: Any) -> None:
-        """Executes a graph with a workspace of the size that it asks for."""
+        """Executes a graph with the workspace size that it reports."""
         workspace = self.empty([max(graph.get_workspace_size(), 1)], "u8")
         graph.execute(pack, workspace, handle=self.handle, **more)
 
     def close(self, got: Any, want: Any, kind: str = "f32") -> None:
-        """Whether a result is the formula's, as exact as its type; a GPU's products of floats are of tf32."""
+        """Checks a result against the formula, with the precision of its type; GPU float products use
+        TF32."""
         tolerance = TOLERANCE["tf32" if self.is_gpu and kind == "f32" else kind]
         scale = max(1.0, float(np.abs(np.where(np.isfinite(want), want, 0)).max(initial=0)))
         np.testing.assert_allclose(self.get(got), want, rtol=tolerance, atol=tolerance * scale)

@@ -1,5 +1,5 @@
-"""Every operation of the table computes its definition in double precision: all of elements here, of the
-others those that no script of the catalogue has."""
+"""Every operation of the table computes its definition in double precision: pointwise operations are tested
+here, and of the others those without a script in the catalogue."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def test_gradients_of_norms(
 
 
 def test_gradients_of_mxfp8_are_wefts() -> None:
-    """The same bits as of weft.Graph, whose own test has the definition."""
+    """Bitwise equal to weft.Graph, whose own test has the definition."""
     rng = np.random.default_rng(0)
     fp8, of = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e8m0fnu
     shape, rows, columns = (1, 1, 32, 32), (1, 1, 32, 1), (1, 1, 1, 32)

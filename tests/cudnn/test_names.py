@@ -21,7 +21,7 @@ TAIL = ["name", "compute_data_type", "out_dims"]
 
 
 def shown(function: Any) -> str:
-    """A signature in the words of the facts."""
+    """Formats a signature like the recorded facts."""
     stars = {"VAR_POSITIONAL": "*", "VAR_KEYWORD": "**", "KEYWORD_ONLY": "kw "}
     words = []
     for p in list(inspect.signature(function).parameters.values())[1:]:
@@ -97,7 +97,7 @@ def differences_of_results() -> list[str]:
 
 
 def differences() -> list[str]:
-    """Everything that differs, a sentence each."""
+    """Lists every difference, one sentence each."""
     found = [f"cudnn.{name}: missing" for name in FACTS["module"] if not hasattr(cudnn, name)]
     found += [f"Tensor.{name}: missing" for name in FACTS["tensor"] if not hasattr(cudnn.Tensor, name)]
     return [*found, *differences_of_enumerations(), *differences_of_methods(), *differences_of_results()]

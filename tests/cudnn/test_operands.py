@@ -1,5 +1,5 @@
-"""Operands and arguments that cuDNN's frontend takes: tensors of other graphs, parameters of fewer
-dimensions, slices by Python's rules, keywords of setters."""
+"""Operands and arguments that cuDNN's frontend accepts: tensors of other graphs, parameters of fewer
+dimensions, slices with Python's rules, keywords of setters."""
 
 from __future__ import annotations
 
@@ -133,7 +133,8 @@ def test_operations_decide_what_a_boolean_at_an_address_is(place: Any, has_norm:
     mask = g.logical_not(input=below).set_output(True).set_data_type(T.BOOLEAN)
     g.build([cudnn.heur_mode.A])
     assert mask.get_data_type() is below.get_data_type() is T.BOOLEAN
-    assert below._data_type is weft.data_type.BYTE_BOOLEAN  # without memory, a kernel holds it as it likes
+    # A virtual tensor may be stored in any form.
+    assert below._data_type is weft.data_type.BYTE_BOOLEAN
     numbers, ones, out = (
         np.float32(np.arange(64).reshape(4, 16) % 3),
         np.ones((1, 16), "f4"),

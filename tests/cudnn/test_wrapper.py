@@ -1,4 +1,4 @@
-"""Graph, cuDNN's short way: what calls take and return, and how operands are named."""
+"""Graph, cuDNN's short interface: what calls accept and return, and how operands are named."""
 
 from __future__ import annotations
 

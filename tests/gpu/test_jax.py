@@ -1,4 +1,4 @@
-"""Plans called with JAX's arrays of a GPU: results are JAX's, and in order with what XLA has under way."""
+"""Plans called with JAX arrays on a GPU: results are JAX arrays, ordered with XLA's pending work."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_results_are_of_jax_where_the_argument_is() -> None:
 
 
 def test_a_call_waits_for_what_xla_computes_and_xla_for_the_call() -> None:
-    """Each argument is still being computed when it is given, and its memory is free right after."""
+    """Each argument is still being computed when it is passed, and its memory is freed right after."""
     size = 1024
     g, x = plus_one(size), jnp.full((size, size), 1 / size)
     made = [g((x @ x) * k) @ x for k in range(20)]  # powers of 2 and small numbers: nothing is rounded

@@ -50,7 +50,7 @@ def test_normalisation_of_many_channels() -> None:
 
 @pytest.mark.parametrize("tile", [0, 10, 29])
 def test_data_gradient_of_pixels_that_no_filter_saw(tile: int) -> None:
-    """Three pixels in four get 0: a multiprocessor makes many tiles without a step, one after the other."""
+    """Three pixels in four get 0: a multiprocessor runs many tiles without a k-step in a row."""
     images = {"dtype": torch.bfloat16, "device": "cuda", "memory_format": torch.channels_last}
     dy, w = (normal(*dims).to(**images) for dims in ((32, 128, 28, 28), (128, 256, 1, 1)))
     dx = torch.full((32, 256, 56, 56), torch.nan, device="cuda").to(**images)

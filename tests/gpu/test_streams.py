@@ -74,8 +74,8 @@ def test_torch_streams() -> None:
 
 
 def run_on_two_streams(make: Callable[[Any], tuple[weft.Graph, dict[str, Any]]]) -> list[tuple[Any, ...]]:
-    """Plans of two handles, each on a stream of its own, run many times over with work of both under way:
-    graph, memory, workspace and stream of each."""
+    """Runs plans of two handles on two streams many times concurrently. Each one has its graph, memory,
+    workspace and stream."""
     plans = []
     for _ in range(2):
         handle, stream = weft.create_handle("cuda"), torch.cuda.Stream()
@@ -158,7 +158,8 @@ def check_batch_norm(memory: dict[str, Any]) -> None:
 
 
 def test_blocks_that_wait_for_each_other() -> None:
-    """On two streams at once, where neither kernel may take room that the other waits for; and captured."""
+    """On two streams at once, where neither kernel may occupy the resources that the other waits for; and
+    captured."""
     plans = run_on_two_streams(batch_norm_plan)
     for _, memory, _, _ in plans:
         check_batch_norm(memory)
@@ -230,7 +231,7 @@ def test_results_take_the_memory_of_dropped_ones() -> None:
 
 
 def test_results_are_not_allocated_in_a_capture() -> None:
-    """A graph would go on writing to memory that others come to use. The capture itself goes on."""
+    """The CUDA graph would write to memory that is reused later. The capture itself continues."""
     g = weft.Graph(io_data_type="f32")
     g.mul(g.tensor([64], name="x"), 2.0).set_name("y").set_output(True)
     g.build()
@@ -247,7 +248,7 @@ def test_results_are_not_allocated_in_a_capture() -> None:
 
 
 def test_beside_torchs_allocator() -> None:
-    """Workspaces that Weft takes from torch may be reused at once: the stream keeps the order."""
+    """Workspaces from torch's allocator may be reused at once: the stream preserves the order."""
     g, memory = attention_plan()
     for _ in range(10):
         g.execute(memory)

@@ -1,5 +1,5 @@
-"""Depthwise convolutions with what joins their results, compiled for a described GPU: nothing that is read
-ahead sends registers to memory."""
+"""Depthwise convolutions with fused operations, compiled for a described GPU: prefetching spills no
+registers."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Every variant of Hopper's attention kernels, compiled for a described GPU: no registers go to memory, the
-compiler does not serialise the tensor cores, and sees that warps stay together."""
+"""Every variant of Hopper's attention kernels, compiled for a described GPU: no register spills, no
+serialized tensor core instructions, and no divergent warps."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ def test_gradients_of_mxfp8(
 
 
 def test_parts_of_a_soft_cap(dump: Path) -> None:
-    """Many heads of queries share one of keys: dK and dV are sums of parts, of which dV has no factor."""
+    """Many query heads share one key head: dK and dV are sums of parts, and the parts of dV have no scale."""
     g = weft.Graph(io_data_type="bf16", device_property=DeviceProperties(H200))
     q, k = g.tensor([1, 8, 300, 64]), g.tensor([1, 1, 300, 64])
     stats = g.tensor([1, 8, 300, 1], data_type="f32")

@@ -1,6 +1,5 @@
-"""Every row of the Hopper family's tile table, and wide tiles of patches with all that is fused with them,
-compiled for a described GPU: no registers go to memory, and the compiler does not serialise the tensor
-cores."""
+"""Every row of the Hopper family's tile table, and wide im2col tiles with all fused operations, compiled for
+a described GPU: no register spills, and no serialized tensor core instructions."""
 
 from __future__ import annotations
 
@@ -186,8 +185,8 @@ BYTES = [fp8, fp8_scaled, fp8_forward, block_scaled, int8, int8_scaled]
 
 @pytest.mark.parametrize("build", [*BUILDS, *PREPARED, *BYTES])
 def test_tiles(build: Build, dump: Path) -> None:
-    """A half of the tiles, which may be those that serve few; of data gradients with statistics, which take
-    seconds each, a third."""
+    """Half of the tiles, including rarely used ones; of data gradients with statistics, which take seconds
+    each, a third."""
     served, tiles = 0, tiers.of_today(range(1, TILES + 1), 3 if build is data_statistics else 2)
     for tile in tiles:
         try:
@@ -213,7 +212,7 @@ def test_tiles_split_over_clusters(
 
 @pytest.mark.parametrize(("rows", "tile"), [(64, 32), (32, 33)])
 def test_tiles_that_share_columns(rows: int, tile: int, dump: Path) -> None:
-    """They are chosen where nearly all multiprocessors are at work, for one or two waves."""
+    """They are chosen if nearly all multiprocessors are busy for one or two waves."""
 
     def plan(columns: int, knobs: dict[int | str, int]) -> str:
         return compile_for_h200(lambda g: few_rows(g, rows, columns, "bf16", "bf16", "f32"), knobs)

@@ -88,7 +88,7 @@ def test_comments_say_where_text_comes_from() -> None:
 
 
 def test_layers_that_do_the_same_share_a_program() -> None:
-    """Whatever the numbers of their values in the graph."""
+    """Regardless of the numbers of their values in the graph."""
     with weft.Graph(device="sm_90", io_data_type="bf16", intermediate_data_type="bf16") as g:
         x = g.tensor([512, 1024])
         for _ in range(3):

@@ -318,7 +318,7 @@ def test_a_bias_in_boxes_where_no_maximum_is_wanted(name: str, dtype: str) -> No
     checks.check(build, inputs, want, magnitude=20, rounded=rounded, layouts=["packed"])
 
 
-# More tiles than multiprocessors: of short sequences several share one, or one has all queries of a head.
+# More tiles than multiprocessors: short sequences share one, or one processes all queries of a head.
 MANY = (72, 36, 36)
 SHORT = {
     "of one tile": Case(heads=MANY, rows=64, columns=64),
@@ -588,7 +588,7 @@ def test_backward_of_far_statistics(rows: int, shift: float) -> None:
 
 @pytest.mark.parametrize("stats", [-INF, -1e38, -100, 100, 1e38, INF])
 def test_backward_of_wrong_statistics(stats: float) -> None:
-    """Statistics that belong to no row of these scores still give no NaN."""
+    """Statistics that belong to no row of these scores must not give NaN."""
     case = Case(sink=True)
     operands = backward_inputs(case, case.inputs())
     operands["stats"][...] = stats
@@ -771,7 +771,7 @@ def test_forward_of_scores_that_rise_and_fall(dtype: str, first: int, factor: in
 
 
 def test_forward_of_values_that_are_not_finite() -> None:
-    """They spoil the rows that see them, and no other head."""
+    """They affect the rows that see them, and no other head."""
     case = Case(1, (2, 2, 2), 70, 130, 64, 64, 0.1)
     inputs = case.inputs("bf16")
     inputs["v"][0, 1, 40] = np.nan
@@ -929,7 +929,7 @@ def test_backward_of_grouped_queries_in_parts(depth: int, value_depth: int) -> N
 
 @pytest.mark.parametrize("heads", [(4, 1, 4), (4, 4, 1), (4, 2, 1)])
 def test_backward_of_keys_and_values_of_other_heads(heads: tuple[int, int, int]) -> None:
-    """A block of keys meets heads of queries in turn, with values of their own, and the reverse."""
+    """A block of keys meets query heads in turn, with separate values, and the reverse."""
     check_large_tiles(Case(1, heads, 40, 70, 32, 32, 0.1, right=0), "bf16")
 
 
@@ -1142,7 +1142,7 @@ def test_refusals_of_the_backward_pass() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(60))
 def test_random_combinations(seed: int) -> None:
-    """Any options may meet."""
+    """Any combination of options."""
     rng = np.random.default_rng(seed)
     heads = [(1, 1, 1), (4, 2, 4), (6, 3, 2), (5, 1, 5), (8, 8, 2)][rng.integers(5)]
     sizes = [1, 2, 7, 8, 33, 64, 65]

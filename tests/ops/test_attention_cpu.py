@@ -1,5 +1,6 @@
-"""Attention on the CPU by tiles: sizes at tiles' edges, heads that share a panel of queries, keys in parts,
-what only some queries see, sums of a bias's gradient; and what it leaves to the reference, in what words."""
+"""Tiled attention on the CPU: sizes at tile boundaries, heads that share a panel of queries, split keys,
+values that only some queries see, sums of a bias's gradient; and the reasons for leaving cases to the
+reference."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ if checks.DEVICE != "cpu":
 
 
 def served(build: Any, inputs: dict[str, Any], dtype: str = "f32") -> tuple[str, str]:
-    """Which family serves an operation on cpu.fast, and what others said."""
+    """Returns the family that serves an operation on cpu.fast, and the reasons of the others."""
     g = weft.Graph(handle=checks.handle(), intermediate_data_type="f32")
     tensors = {}
     for name, array in inputs.items():
@@ -51,7 +52,7 @@ def served(build: Any, inputs: dict[str, Any], dtype: str = "f32") -> tuple[str,
 
 
 def rounded_weights(case: Case, inputs: dict[str, Any], dtype: str) -> dict[str, Any]:
-    """How a result is compared: weights are rounded where the products are of 16 bits."""
+    """Returns the expected result if products are of 16 bits, with rounded weights."""
     weights, *_ = softmax(case.scores(inputs), case.sinks(inputs))
     lost = weights * np.abs(case.kept(inputs)) @ np.abs(repeat(inputs["v"], case.heads[0]))
     return {"rounded": [checks.roundoff(dtype) * lost, None, None, None], "layouts": ["packed"]}

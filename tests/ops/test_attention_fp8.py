@@ -61,8 +61,8 @@ def as_factor(numbers: np.ndarray, dtype: str, name: str) -> np.ndarray:
 
 
 def spread(numbers: np.ndarray, slack: np.ndarray, dtype: str, name: str) -> np.ndarray:
-    """How far off a factor is where its number may be off by `slack`: it may become FP8's next number, and
-    what is no FP8 becomes bf16 on tensor cores."""
+    """Bounds the error of a factor whose number may be off by `slack`: it may become the next FP8 number, and
+    numbers without an FP8 form become bf16 on tensor cores."""
     near = [as_factor(numbers + sign * slack, dtype, name) for sign in (-1, 0, 1)]
     off = np.maximum(near[2] - near[1], near[1] - near[0])
     return off if dtype in FP8 else off + checks.roundoff("bf16") * np.abs(near[1])
@@ -83,7 +83,7 @@ def by_definition(
     sums = case.scale * weights * (sums + (np.abs(d_o) * np.abs(true["o"])).sum(-1, keepdims=True))
     of_weights = 4 * FEW * case.scale * np.abs(np.abs(q) @ np.abs(k).mT).max(initial=1)
     p, ds_factor = as_factor(weights * kept, types[0], "s"), as_factor(ds, types[4], "dP")
-    # Hopper's kernels have the softmax as f16 before.
+    # Hopper's kernels first store the softmax as f16.
     off = of_weights * sums + checks.roundoff("f16") * np.abs(ds)
     off_p = spread(weights * kept, (of_weights + checks.roundoff("f16")) * weights * kept, types[0], "s")
     off_ds = spread(ds, off, types[4], "dP")
@@ -194,7 +194,7 @@ def test_features(name: str) -> None:
 
 @pytest.mark.parametrize("columns", [140, 70])
 def test_heads_in_parts_on_hopper(columns: int) -> None:
-    """A block of keys takes a part of the heads of queries that share it."""
+    """A block of keys processes some of the query heads that share it."""
     some = case(
         batch=1, heads=(8, 1, 1), rows=330, columns=columns, depth=128, value_depth=96, right=0,
         alignment=BOTTOM_RIGHT, seq_len_kv=[columns - 9], seq_len_q=[330],
@@ -244,7 +244,7 @@ def test_scales_of_rows_and_heads(heads: tuple[int, int, int]) -> None:
 
 
 def test_gradients_of_bias_and_sink() -> None:
-    """No scale of a result has to do with them, nor does a rounding of FP8."""
+    """They do not depend on result scales or on FP8 rounding."""
     some = case(bias=(1, 2, 37, 1), sink=True, seq_len_kv=[45, 20])
     given, true = fp8_inputs(some, TYPES[0])
     s, stats, v = some.scores(true), checks.exact(true["stats"]), true["v"]
@@ -262,7 +262,7 @@ def test_gradients_of_bias_and_sink() -> None:
 
 
 def test_the_method_of_python() -> None:
-    """Its results come in the order that cuDNN's have."""
+    """Its results are in the order of cuDNN's."""
     some = case()
     given, true = fp8_inputs(some, TYPES[0])
     want, _ = by_definition(some, true, TYPES[0])

@@ -377,7 +377,7 @@ def attention(
 
 
 def test_a_gradient_that_is_given() -> None:
-    """Twice what it should be, which a derived one would not."""
+    """Twice the correct gradient, so that a derived one would differ."""
     case = CASES["soft cap"]
     operands = backward_inputs(case, case.inputs())
     want = backward(case, operands, operands["dO"])
@@ -401,7 +401,7 @@ def test_a_gradient_that_is_given() -> None:
 
 
 def test_shapes_may_be_inferred_after_the_call() -> None:
-    """Queries that another operation makes have no shape when score_mod is called."""
+    """Queries that another operation computes have no shape when score_mod is called."""
     g = weft.Graph(device="cpu", io_data_type="f32")
     x, w = g.tensor([1, 2, 4, 3], name="x"), g.tensor([1, 1, 3, 8], name="w")
     k = g.tensor([1, 2, 5, 8], name="k")

@@ -38,7 +38,8 @@ class Quantised(NamedTuple):
 
 
 def quantise(x: np.ndarray, used: np.ndarray, axis: int, dtype: str = "e4m3") -> Quantised:
-    """Blocks of 32 along an axis. What is not used is NaN, and so are scales of blocks without any other."""
+    """Quantizes blocks of 32 along an axis. Unused elements are NaN, and so are scales of blocks that have
+    only those."""
     x = np.where(used, x, 0)
     size = -(-x.shape[axis] // 32) * 32
     room = [(0, size - n if i == axis else 0) for i, n in enumerate(x.shape)]
@@ -193,13 +194,13 @@ HOPPER = {
 
 @pytest.mark.parametrize("tiles", HOPPER)
 def test_forward_widened_on_hopper(tiles: str) -> None:
-    """So small, the portable family is predicted to be faster: it is left out."""
+    """At this size the portable family is predicted to be faster, so it is excluded."""
     check_forward(HOPPER[tiles], tiles, layouts=["packed"], knobs=without_portable_family())
 
 
 @pytest.mark.parametrize("rows", [1, 3, 17])
 def test_few_queries_of_heads_that_share_keys(rows: int) -> None:
-    """Whose queries are rows of one tile; the keys are split."""
+    """Query heads that share keys are rows of one tile; the keys are split."""
     check_forward(case(heads=(8, 2, 2), rows=rows, columns=300), "packed", layouts=["packed"])
 
 
@@ -323,7 +324,7 @@ def test_backward_of_dropout() -> None:
 
 
 def test_the_quantiser_makes_what_attention_takes() -> None:
-    """Scales in tiles from block_scale_quantize, and the methods of Python as cuDNN has them."""
+    """block_scale_quantize writes tiled scales that attention accepts; the Python methods match cuDNN's."""
     some = Case(1, (2, 2, 2), 150, 150, 64, 64, 0.125)
     arrays = {
         name: checks.random((1, 2, 150, 64), "f32", seed=i) for i, name in enumerate(("q", "k", "v", "dO"))

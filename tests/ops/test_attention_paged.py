@@ -31,7 +31,7 @@ def check_paged(
 
 
 def sequences(queries: int = 5, keys: int = 100, depth: int = 64, group: int = 2, **more: Any) -> Case:
-    """Three of them: one that is full, one with a rest of a page, and one without keys."""
+    """Three sequences: a full one, one that ends within a page, and one without keys."""
     more = {"seq_len_kv": [keys, max(keys - 7, 1), 0]} | more
     shape = (3, (2 * group, 2, 2), queries, keys, depth, more.pop("value_depth", depth), 0.1)
     return Case(*shape, **more)
@@ -119,7 +119,7 @@ def test_tiles(tile: int) -> None:
 
 
 def test_orders_of_containers() -> None:
-    """Heads outside of keys and keys outside of heads, with room between, and tables with other strides."""
+    """Heads before or after keys, with gaps, and tables with other strides."""
     case = sequences(2, 60, 64, options={"paged_attention_max_seq_len_kv": 60})
     inputs = case.inputs("bf16")
     given = paged(case, inputs, 16, 16)
@@ -166,7 +166,7 @@ def run_packed(case: Case) -> Any:
 def test_tables_of_one_sequence_after_the_other(
     used: list[int], queries: int, sizes: tuple[int, int]
 ) -> None:
-    """A ragged page table has the pages of a sequence where its offset says, also for decoding."""
+    """A ragged page table stores a sequence's pages at its offset, also for decoding."""
     case = replace(sequences(queries, 100, seq_len_kv=used), batch=4)
     for dtype in "f32", "bf16":
         inputs = case.inputs(dtype)
@@ -243,7 +243,7 @@ def test_pages_outside_count_as_the_nearest(size: int, queries: int) -> None:
 
 @pytest.mark.parametrize(("most", "keys"), [(None, 76), (50, 50)])
 def test_skv_is_what_tables_reach(most: int | None, keys: int) -> None:
-    """Unless it is given: then it may be less."""
+    """Unless it is given: then it may be smaller."""
     g = weft.Graph(io_data_type="f32")
     tensors = {"q": g.tensor([2, 4, 3, 8]), "k": g.tensor([9, 2, 16, 8]), "v": g.tensor([9, 2, 4, 6])}
     tables = {"k": g.tensor([2, 1, 5, 1], data_type="i32"), "v": g.tensor([2, 1, 19, 1], data_type="i32")}
@@ -289,7 +289,7 @@ K, V = ([9, 2, 16, 8], "f32"), ([9, 2, 16, 6], "f32")
 
 
 def refuse(sentence: str, most: int | None = None, **changed: Any) -> None:
-    """What is wrong when these replace the operands of a legal graph; None leaves one out."""
+    """Returns the error if these replace the operands of a valid graph; None omits one."""
     tensors = {"q": ([2, 4, 7, 8], "f32"), "k": K, "v": V, "seq_len_kv": LENGTHS}
     tensors |= {"paged_attention_k_table": TABLE, "paged_attention_v_table": TABLE} | changed
     options = {} if most is None else {"paged_attention_max_seq_len_kv": most}

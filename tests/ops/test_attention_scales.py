@@ -1,5 +1,5 @@
-"""Attention of operands of 8 bits with scales against NumPy in float64: which types, what shares a scale,
-pages, and what is multiplied where; and the largest numbers that it made."""
+"""Attention of 8-bit operands with scales against NumPy in float64: types, sharing of scales, pages, the
+order of multiplications, and the reported maxima."""
 
 from __future__ import annotations
 
@@ -366,7 +366,7 @@ def test_refusals() -> None:
 
 
 def test_a_sum_of_weights_that_dropout_has_thinned() -> None:
-    """amax_s is of what dropout left: more than any weight before."""
+    """amax_s is measured after dropout, whose scale makes it larger than any weight before."""
     g = weft.Graph(io_data_type="f32")
     one = np.ones((1, 1, 1, 1), np.float32)
     q, k, v = (np.zeros((1, 1, 64, 4), np.float32) for _ in range(3))

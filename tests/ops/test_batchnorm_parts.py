@@ -145,7 +145,7 @@ def test_bn_finalize_inference() -> None:
 
 
 def test_bn_finalize_survives_rounded_sums() -> None:
-    """sq_sum / n - mean^2 may come out below zero; a variance does not."""
+    """sq_sum / n - mean^2 may be negative due to rounding; a variance is not."""
     operands = {"sum": np.float32([[10]]), "sq_sum": np.float32([[9.999999]])}
     build = built("bn_finalize", 3, scale=None, bias=None, epsilon=2.0**-14, accum_count=10)
     check(build, operands, [np.array([[2.0**7]])])

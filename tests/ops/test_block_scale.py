@@ -415,7 +415,7 @@ def test_tiles_are_written() -> None:
 
 
 def test_tiles_of_columns_are_written() -> None:
-    """Blocks along the columns of a matrix: with turned memory the tiles hold the turned matrix."""
+    """Blocks along the columns of a matrix: with transposed memory the tiles hold the transposed matrix."""
     x = checks.random((70, 130), "f32", -3, 3)
     y, scale = quantized(x, 16, 0, "e2m1", "e4m3")
 

@@ -17,7 +17,7 @@ WIDE = {"intermediate_data_type": "f32", "compute_data_type": "f32"}
 
 
 def check_all(build: Any, given: dict[str, Array], expected: list[Array]) -> None:
-    """On every engine, within what intermediates and results of float may be off: sums cancel."""
+    """Checks on every engine with the error bounds of float intermediates and results: sums cancel."""
     found = check(build, given, [None] * len(expected), out="f32", layouts=["packed"], graph=WIDE)
     for engine, made in found.items():
         for i, (got, want) in enumerate(zip(made, expected, strict=True)):

@@ -35,7 +35,7 @@ def test_types(dtype):
 @pytest.mark.parametrize("columns", [(4095, 33, 1), (300, 212), (12, 20), (5, 3, 2, 1)])
 @pytest.mark.parametrize("dtype", ["i8", "bf16", "f32", "f64"])
 def test_rows_of_any_length(columns, dtype):
-    """Rows that begin anywhere in what one access takes, and some shorter than that."""
+    """Rows that begin at any offset within one access, some shorter than an access."""
     parts = {f"x{n}": checks.random((2, 37, n), dtype, -100, 100, seed=i) for i, n in enumerate(columns)}
     want = np.concatenate(list(parts.values()), 2)
     checks.check_bits(join(2), parts, want, layouts=("packed", "padded"))
@@ -67,7 +67,7 @@ def test_in_place_index_changes_no_value():
 
 
 def aliased(part="f32", result="f32", strides=(8, 1), at=24, index=1):
-    """y = [a, b] with b at element `at` of y's memory, which holds what b is to be; returns y."""
+    """y = [a, b] with b already stored at element `at` of y's memory; returns y."""
     g = weft.Graph(handle=weft.create_handle("cpu"))
     a, b = g.tensor([3, 8], data_type="f32"), g.tensor([2, 8], list(strides), part)
     y = g.concatenate([a, b], 0, in_place_index=index, name="c").set_output(True).set_data_type(result)
@@ -135,8 +135,8 @@ def test_a_result_of_another_type_is_converted():
     ],
 )
 def test_mixed_types_keep_their_values(types, want):
-    """The result has the narrowest type that holds all of them, in any order: 0.5 is no integer, 10^8 + 1 no
-    float."""
+    """The result has the narrowest type that holds all of them, in any order: 0.5 is not an integer, 10^8 + 1
+    is not representable as a float."""
     most = {"i32": 10**8 + 1, "i64": 10**8 + 1, "u32": 2**32 - 1, "u8": 255, "i8": -128}
     parts = {type_: checks.narrow([most.get(type_, 0.5), 1, 0], type_) for type_ in types}
     for order in (types, types[::-1]):

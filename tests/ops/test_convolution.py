@@ -300,7 +300,8 @@ BYTES = {"e4m3": (-2, 2), "e5m2": (-2, 2), "i8": (-128, 127), "u8": (0, 255)}
 )
 @pytest.mark.parametrize("stride", [1, 2])
 def test_bytes_contiguous_along_channels(image: str, filters: str, stride: int) -> None:
-    """As tensor cores want them: images with channels last; filters by channels, or for dx by filters."""
+    """The layouts that tensor cores require: channels-last images; filters contiguous by channels, or for dx
+    by filters."""
     case = Case("bytes", (2, 16, 7, 9), (32, 16, 3, 3), {"pre_padding": [1, 1], "stride": [stride] * 2})
     x, w = (
         checks.random(case.x, image, *BYTES[image]),
@@ -830,7 +831,7 @@ PARTS = [
     ],
 )
 def test_parts_of_a_product(case: Case, dtype: str) -> None:
-    """Past what is summed at a time: depths, columns, taps, rows, in either order of memory."""
+    """Larger than one pass: depths, columns, taps, rows, in either memory order."""
     x, w, dy = arrays(case, dtype)
     wanted = [oracle(case, a, b) for oracle, a, b in directions(x, w, dy)]
     checks.check(
@@ -860,7 +861,7 @@ LARGE = [
 @pytest.mark.parametrize("case", LARGE, ids=lambda case: case.name)
 @pytest.mark.parametrize("kind", ["fprop", "dgrad", "wgrad"])
 def test_channels_first(kind: str, case: Case) -> None:
-    """Large enough for factors, and results, that are turned on their way."""
+    """Large enough that factors and results are transposed by the kernel."""
     if checks.DEVICE == "cpu":
         pytest.skip("the CPU turns nothing: it has the small cases")
     x, w, dy = arrays(case, "bf16")
@@ -883,7 +884,7 @@ def test_channels_first(kind: str, case: Case) -> None:
 @pytest.mark.parametrize("tile", [0, 1 + 12 * 3 + 7, 1 + 12 * 2 + 3])
 @pytest.mark.parametrize("kind", ["fprop", "dgrad"])
 def test_results_in_planes(kind: str, tile: int) -> None:
-    """Factors have their channels last, and the result has not."""
+    """Factors are channels last, but the result is not."""
     case = Case("", (2, 24, 9, 56), (40, 24, 3, 3), {"pre_padding": [1, 1]})
     x, w, dy = arrays(case, "bf16")
     bias = checks.random((1, case.w[0], 1, 1), "bf16", seed=3)

@@ -1,5 +1,5 @@
-"""Integers are calculated with exactly, on every device, unless a compute type says otherwise: sums,
-products, comparisons, reductions and conversions of numbers that no double holds."""
+"""Integer arithmetic is exact on every device, unless a compute type says otherwise: sums, products,
+comparisons, reductions and conversions of numbers that a double cannot represent."""
 
 from __future__ import annotations
 

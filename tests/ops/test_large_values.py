@@ -131,7 +131,7 @@ def test_means_and_euclidean_norms(shape: tuple[int, int]) -> None:
 
 
 def test_infinities_and_nan_stay() -> None:
-    """They are what a sum beyond the range looks like, and must come out of the second calculation, too."""
+    """A sum beyond the range also looks like them, so they must also result from the second calculation."""
     x = values((4, 64), 1.0)
     x[0, 3], x[1, 5], x[2, 7] = np.inf, -np.inf, np.nan
 

@@ -159,7 +159,7 @@ def test_gather_of_tokens_that_are_not_there():
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_gather_beside_rows_of_another_expert(dtype):
-    """Rows that are not there are 0 also where a product before has left its own."""
+    """Missing rows are 0 even if a previous product has left data there."""
     token, weight = checks.random((1, 24, 7), dtype), checks.random((2, 7, 5), dtype, seed=1)
     rows = np.concatenate([np.arange(24), np.where(np.arange(24) % 5 == 2, -1, np.arange(24))])
     want = product(token[:, np.maximum(rows, 0)], weight, firsts(0, 24))
@@ -175,7 +175,7 @@ def test_gather_beside_rows_of_another_expert(dtype):
 @pytest.mark.parametrize("dtype", ["f32", "f16"])
 @pytest.mark.parametrize("top_k", [1, 2, 4])
 def test_scatter(dtype, top_k):
-    """Back from the order of experts to that of tokens and their places."""
+    """Moves rows from the order of experts back to that of tokens and slots."""
     order = np.random.default_rng(top_k).permutation(36)
     token, weight = checks.random((1, 36, 24), dtype), checks.random((3, 24, 40), dtype, seed=1)
     starts = firsts(0, 20, 20)
@@ -190,7 +190,7 @@ def test_scatter(dtype, top_k):
 
 
 def test_scatter_of_places_that_are_not_there():
-    """Nothing is written outside, and places that no row takes are 0."""
+    """Nothing is written outside, and positions without a row are 0."""
     token, weight = checks.random((1, 6, 4)), checks.random((2, 4, 3), seed=1)
     starts = firsts(1, 3)
     made = product(token, weight, starts)

@@ -449,7 +449,7 @@ def test_statistics_are_calculated_anew_when_absent(case: Case) -> None:
 
 @one_per_mode
 def test_backward_without_scale(case: Case) -> None:
-    """The statistics' dims then say which dimensions were normalised."""
+    """Then the dims of the statistics determine which dimensions were normalized."""
     if case.method in ("layernorm", "rmsnorm"):
         case = case._replace(affine=tuple(n if i in case.axes else 1 for i, n in enumerate(case.x)))
     x, dy = random(case.x), random(case.x, seed=1)

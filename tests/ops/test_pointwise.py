@@ -401,7 +401,7 @@ def test_zeros_have_their_sign(method, dtype):
 @pytest.mark.parametrize("dtype", ["f32", "f64", "bf16"])
 @pytest.mark.parametrize(("slope", "is_negative"), [(0, False), (0.5, True)])
 def test_rectified_zeros(slope, is_negative, dtype):
-    """relu(-0.0) is the clip, +0.0; with a slope it is -0.0, as slope * x is."""
+    """relu(-0.0) is the clip, +0.0; with a slope it is -0.0, because slope * x is."""
     x = checks.narrow([-0.0] * 35, dtype)
     found = checks.check(lambda g, x: g.relu(x, negative_slope=slope), {"x": x}, 0 * x)
     for engine, (got,) in found.items():
@@ -519,7 +519,7 @@ INTERLEAVED = [((3, 2), (2, 3)), ((3, 2, 4), (2, 3, 8)), ((2, 3, 2), (3, 2, 10))
 
 @pytest.mark.parametrize(("dims", "strides"), INTERLEAVED)
 def test_outputs_with_interleaved_strides(dims, strides):
-    """Each element has a place of its own, though no stride reaches past the faster ones."""
+    """All elements are distinct, though no stride exceeds the span of the faster ones."""
     x = np.random.default_rng(3).normal(size=dims).astype("f4")
 
     def build(g, x):

@@ -56,10 +56,10 @@ class Case:
     pre: Dims = ()
     post: Dims = ()
     flips: int = 0
-    uses: str = ""  # of a matmul, sizes that overrides tell: "m" int32 of each entry, "M" an int64 for all
+    uses: str = ""  # of a matmul, sizes in use given by overrides: "m" int32 per entry, "M" one int64 for all
     padding: int = 0
     end: str = "none"
-    along: int = 1  # the dimension of a vector that follows
+    along: int = 1  # the dimension of a vector in the epilogue
     tile: int = 0
     splits: int = 0
     seed: int = 0
@@ -109,7 +109,7 @@ class Case:
 
     @property
     def overrides(self) -> dict[str, Array]:
-        """How much of M, N, K is in use, by their letters."""
+        """Returns how much of M, N, K is in use, by their letters."""
         draw, made = random.Random(self.seed), {}
         extents = {"m": self.a[-2], "n": self.b[-1], "k": self.a[-1]}
         for word in self.uses:
@@ -129,7 +129,7 @@ class Case:
 
     @property
     def result(self) -> int:
-        """Which of the three tensors is made of the two others."""
+        """Returns which of the three tensors is computed from the two others."""
         return {"dgrad": 0, "wgrad": 1, "experts_wgrad": 1}.get(self.op, 2)
 
     @property
@@ -311,7 +311,7 @@ def _einsum(formula: str, *factors: Any) -> Any:
 
 
 def multiply(case: Case, left: Array, right: Array) -> Array:
-    """The third tensor, of the two that are given."""
+    """Computes the third tensor from the two others."""
     wide = [_wide(array) for array in (_used(case, left, right) if case.uses else (left, right))]
     make = _group if case.is_grouped else _convolve
     made = wide[0] @ wide[1] if case.op == "matmul" else make(case, *wide)
@@ -385,7 +385,7 @@ VECTORS = ("bias_relu", "both", "scale", "tanh_residual")
 
 
 def follow(case: Case, g: weft.Graph, c: Any, vector: Any, whole: Any) -> list[Any]:
-    """The nodes, and the outputs."""
+    """Adds the epilogue; returns the nodes and the outputs."""
     if case.end in ("bias_relu", "both"):
         last = g.relu(g.add(c, vector))
         return [c, last] if case.end == "both" else [last]

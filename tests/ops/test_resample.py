@@ -457,7 +457,7 @@ def test_maxima_without_their_places(case: Pool, padding_mode: str, dtype: str) 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 @pytest.mark.parametrize("case", POOLS[-3:], ids=lambda case: case.name)
 def test_gradients_of_maxima_by_type(case: Pool, dtype: str) -> None:
-    """Places that no window has give nothing back."""
+    """Positions that no window covers get no gradient."""
     x = checks.random(case.x)
     y, index = max_pool(case, x)
     index[..., ::3, 1] = 63
@@ -478,7 +478,7 @@ def test_gradients_of_maxima_by_type(case: Pool, dtype: str) -> None:
 
 @pytest.mark.parametrize("case", POOLS[-3:], ids=lambda case: case.name)
 def test_one_gradient_for_all_elements(case: Pool) -> None:
-    """As the gradient of a sum is handed over: dy is one element, seen everywhere."""
+    """Like the gradient of a sum: dy is one element, broadcast everywhere."""
     x = checks.random(case.x)
     y, index = max_pool(case, x)
     g = weft.Graph(io_data_type="f32", handle=checks.handle())
@@ -955,7 +955,7 @@ def test_refusals_of_operands(build: Any, message: str) -> None:
 
 @pytest.mark.parametrize("types", [{"intermediate_data_type": "f32"}, {"io_data_type": "f32"}, {}])
 def test_the_index_keeps_a_type_of_its_own(types: dict[str, str]) -> None:
-    """The graph's types are not the index's, whether it has memory or goes from one operation to the next."""
+    """The type of the index does not follow the graph's types, whether it has memory or is virtual."""
     x = np.random.default_rng(0).normal(size=(1, 2, 6, 6)).astype("f4")
     g = weft.Graph(handle=weft.create_handle("cpu"), **types)
     image = g.tensor_like(x, name="x")

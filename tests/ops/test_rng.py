@@ -1,4 +1,4 @@
-"""rng against a NumPy Philox-4x32-10, number by number, and against what the distributions promise."""
+"""rng against a NumPy Philox-4x32-10, number by number, and against the properties of the distributions."""
 
 import checks
 import numpy as np
@@ -68,7 +68,7 @@ def test_seeds_and_offsets(seed):
 
 @pytest.mark.parametrize("seed", [7, "tensor"])
 def test_saved_plans(seed):
-    """A seed may be a number or a tensor; what is saved holds the one that was given."""
+    """A seed may be a number or a tensor; a saved plan contains the one that was given."""
     g = weft.Graph(io_data_type="f32")
     given = {"seed": 7} if seed == "tensor" else {}
     s = g.tensor([1], data_type="i64", is_pass_by_value=True, name="seed") if given else seed

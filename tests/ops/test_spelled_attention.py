@@ -1,5 +1,5 @@
-"""Attention that is spelled out of products, pointwise operations and a softmax: values against NumPy in
-float64 on every engine, whatever the planner makes of it."""
+"""Attention in primitive operations (products, pointwise operations and a softmax): values against NumPy in
+float64 on every engine, with any plan."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_one_tensor_in_all_roles() -> None:
 
 
 def _mutant(seed: int) -> Spelling:
-    """A spelling drawn at random."""
+    """Draws a random decomposition."""
     draw = random.Random(seed)
     rank = draw.choice([2, 3, 4, 4, 4, 5])
     heads = (1, 1) if rank == 2 else draw.choice([(4, 4), (4, 2), (6, 1), (3, 3)])
@@ -174,7 +174,7 @@ def _mutant(seed: int) -> Spelling:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_mutants(seed: int) -> None:
-    """One that fails is known by its number."""
+    """A failing one can be repeated by its number."""
     check(_mutant(seed), random.Random(seed).choice(["f32", "f16", "bf16", "f64"]), layouts=("packed",))
 
 

@@ -1,5 +1,5 @@
-"""Gradients of attention that are spelled out: values against NumPy in float64 on every engine, whatever the
-planner makes of them."""
+"""Attention gradients in primitive operations: values against NumPy in float64 on every engine, with any
+plan."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_rows_without_a_key() -> None:
 
 
 def _mutant(seed: int) -> Gradients:
-    """A spelling drawn at random."""
+    """Draws a random decomposition."""
     draw = random.Random(seed)
     rank = draw.choice([2, 3, 4, 4, 4, 4, 5])
     heads = (1, 1) if rank == 2 else (6, 3) if rank == 5 else draw.choice([(4, 4), (3, 3), (1, 1)])
@@ -152,5 +152,5 @@ def _mutant(seed: int) -> Gradients:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_mutants(seed: int) -> None:
-    """One that fails is known by its number."""
+    """A failing one can be repeated by its number."""
     check(_mutant(seed), random.Random(seed).choice(["f32", "f16", "bf16", "bf16"]), ("packed",))

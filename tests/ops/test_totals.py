@@ -211,7 +211,7 @@ def test_totals_of_all_that_a_convolution_makes(modes: tuple[str, ...], stride: 
 
 @pytest.mark.parametrize("stride", [1, 2])
 def test_gradients_of_batch_norm_through_relu_of_what_it_made(stride: int) -> None:
-    """Behind a data gradient one tensor is read, which the gradient through relu and the sums share."""
+    """After a data gradient one tensor is read, which the gradient through relu and the sums share."""
     size = 6 * stride
     w, x, dy = (whole(*d, seed=17) for d in ((64, 72, 3, 3), (3, 72, size, size), (3, 64, 6, 6)))
     mean, scale = whole(1, 72, 1, 1, seed=18, dtype="f32"), whole(1, 72, 1, 1, seed=19, dtype="f32")
@@ -285,7 +285,7 @@ def test_one_step_for_product_and_reductions() -> None:
 
 
 def test_what_nobody_needs_reads_nothing() -> None:
-    """A result that only a needless operation reads has no memory, so that nothing may store it."""
+    """A result that only a dead operation reads has no memory, so it must not be stored."""
 
     def totals(g: Any) -> Any:
         c = g.relu(g.matmul(g.tensor([512, 256], [256, 1]), g.tensor([256, 128], [128, 1])))

@@ -30,7 +30,7 @@ def parts(g: Any, x: Any, scale: Any, bias: Any, count: float) -> tuple[Any, Any
 def between(
     norm: Callable[..., Any], g: Any, x: Any, w1: Any, scale: Any, bias: Any, w2: Any
 ) -> tuple[Any, ...]:
-    """Convolution, norm, activation, convolution; what the gradient reads is asked for."""
+    """Builds convolution, norm, activation, convolution; the values that the gradient reads are outputs."""
     first = g.conv_fprop(x, w1, padding=[w1.dims[-1] // 2] * 2, name="first")
     images, _, *size = x.dims
     y, mean, inv = norm(g, first, scale, bias, float(images * size[0] * size[1]))
@@ -92,7 +92,7 @@ def test_parts_are_planned_as_one_where_that_is_cheaper() -> None:
 
 
 def test_parts_that_count_other_elements_are_no_norm() -> None:
-    """As sums of several devices are."""
+    """Sums over several devices, for example."""
     assert "cuda.channels" not in behind_convolution(parts, count=7.0)
 
 
@@ -118,7 +118,7 @@ def test_parts_that_something_needless_reads_are_a_norm_still() -> None:
 
 
 def test_floats_stay_whole() -> None:
-    """The variance of what has more bits than 16 is no difference of squares in floats."""
+    """The variance of data with more than 16 bits cannot be computed as a difference of squares in float."""
     families = [family for family, _ in planned(one_node, 32, 64, 56, io_data_type="f32")]
     assert families[1] == "channels"
 
@@ -169,7 +169,7 @@ def test_batch_norm_between_convolutions(
 
 
 def test_running_statistics() -> None:
-    """They are kept by the step that ends the sums."""
+    """The step that completes the sums updates them."""
     images, channels, side = 2, 32, 8
     dims, each = (images, channels, side, side), (1, channels, 1, 1)
     x, w = checks.random(dims, "bf16"), checks.random((channels, channels, 3, 3), "bf16", seed=1)

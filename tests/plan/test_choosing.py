@@ -1,4 +1,4 @@
-"""Families are compared by price: what a plan takes, what its rivals would take, and the sums of steps."""
+"""Families are compared by predicted time: a plan's time, that of its alternatives, and the sums of steps."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_a_plan_takes_what_its_steps_take(g: weft.Graph) -> None:
 
 
 def test_what_others_read_of_a_region_on_copies_is_stored() -> None:
-    """The product's family sees a graph of its own; there, too, two others read its result."""
+    """The product's family sees a subgraph; there, too, two other nodes read its result."""
     g = graph(intermediate_data_type="bf16")
     w = image(g, 64, 64, 3, 3, last=False)
     y = g.relu(g.conv_fprop(image(g, 128, 64, 56, 56, last=False), w, padding=[1, 1]))
@@ -133,7 +133,7 @@ def product_on(multiprocessors: int | None, device: str = "sm_90") -> weft.Graph
 
 
 def test_plans_are_made_for_as_many_multiprocessors_as_are_asked_for() -> None:
-    """Half of them take twice the time; a CPU has none to count."""
+    """Half of them take twice the time; a CPU has none."""
     whole, half = (product_on(n).build().plan.report["seconds"] for n in (0, 66))
     assert whole == product_on(None).build().plan.report["seconds"]
     assert 1.9 < half / whole < 2.1

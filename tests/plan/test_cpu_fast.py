@@ -394,7 +394,7 @@ def test_softmax_of_scaled_scores(rows: int, columns: int, dtype: str) -> None:
 
 @pytest.mark.parametrize("length", [1, 63, 200, 2049])
 def test_numbers_that_are_none(length: int) -> None:
-    """NaN in any place makes the row's extremes and sums NaN, and no other row's."""
+    """NaN at any position makes the row's extremes and sums NaN, and no other row's."""
     x = checks.random((4, length))
     x[1, length // 2], x[2, length - 1], x[3, 0] = np.nan, np.inf, -np.inf
     for mode, function in (("ADD", np.sum), ("MAX", np.max), ("MIN", np.min), ("AMAX", np.max)):

@@ -1,5 +1,5 @@
-"""Cross-entropy over logits, written out: one pass over them for the loss and their gradient, which takes
-their place; and results that are made where what they are made of dies."""
+"""Cross-entropy over logits in primitive operations: one pass computes the loss and the gradient, which
+overwrites the logits; and results that are stored over operands at their last use."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def layer(g: Any, x: Any, w: Any, target: Any, wants_gradient: bool) -> tuple[An
 @pytest.mark.parametrize("intermediate", ["bf16", None])
 @pytest.mark.parametrize("wants_gradient", [False, True])
 def test_logits_are_stored_once(intermediate: str | None, wants_gradient: bool) -> None:
-    """No mask of targets goes through memory, and the gradient is made in their place."""
+    """No mask of targets goes through memory, and the gradient overwrites the logits."""
     rows, inner, words = 4096, 1024, 32000
     g = weft.Graph(
         device="sm_90", io_data_type="bf16", intermediate_data_type=intermediate, compute_data_type="f32"
@@ -119,7 +119,7 @@ def test_cross_entropy(intermediate: str | None, words: int) -> None:
 
 
 def test_results_in_place_of_what_dies() -> None:
-    """Large results between steps, some of whose operands die with them and some are read once more."""
+    """Large results between steps; some operands have their last use there, and some are read once more."""
     x, w = checks.random((1, 128, 128)), checks.random((1, 128, 128), seed=1)
 
     def build(g: Any, x: Any, w: Any) -> Any:

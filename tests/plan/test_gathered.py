@@ -219,7 +219,7 @@ def test_a_factor_whose_rows_are_joined() -> None:
 
 
 def test_a_part_lives_as_long_as_it_is_read() -> None:
-    """Between its making and its reading other intermediates come and go."""
+    """Between its computation and its use, other intermediates are allocated and freed."""
     arrays = draw([1, 40, 64], [1, 64, 64])
 
     def build(g: Any, x: Any, w: Any) -> Any:

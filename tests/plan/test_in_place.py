@@ -1,4 +1,4 @@
-"""Results in the memory of operands: a plan refuses it, or gives what it gives in memory of its own."""
+"""Results in the memory of operands: a plan refuses this, or gives the same result as in separate memory."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def engines() -> list[str]:
 
 
 def run(name: str, engine: str, under: str | None) -> Any:
-    """The result in the memory of an operand, or in its own; None where the engine refuses the graph."""
+    """Returns the result in the memory of an operand, or in its own; None if the engine refuses the graph."""
     g = weft.Graph(handle=checks.handle(), io_data_type="f32")
     arrays = {each: checks.random((N, N), seed=i) for i, each in enumerate("xy")}
     tensors = {each: g.tensor([N, N], name=each) for each in "xy"}

@@ -1,4 +1,4 @@
-"""Which operations run together, and what a limit of the workspace changes of it: plans for an H200."""
+"""Which operations are fused, and how a workspace limit changes that: plans for an H200."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def graph(**options: Any) -> weft.Graph:
 
 @pytest.mark.parametrize("is_first", [True, False])
 def test_what_is_before_joins_wherever_it_stands(is_first: bool) -> None:
-    """The graph's first operation joins as any other does."""
+    """The graph's first operation is fused like any other."""
     g = graph(io_data_type="f32")
     if not is_first:
         g.exp(g.tensor([3]), name="other").set_output(True)

@@ -14,7 +14,7 @@ from commands import run
 
 
 def test_every_kernel_and_family_has_a_case() -> None:
-    """By a compiler that compiles nothing, of which no cache may keep anything."""
+    """Planned with a stub compiler that generates nothing, so no cache may store its output."""
     compiler = emulated_gpu.build() / "fake/libnvrtc.so.13"
     said = run(sys.executable, "tests/small_cases.py", "--plan", WEFT_NVRTC=compiler, WEFT_CACHE="off")
     assert "no case for: nothing; " in said

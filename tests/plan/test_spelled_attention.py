@@ -119,7 +119,8 @@ def test_parts_of_scores(name: str) -> None:
 
 
 def test_heads_side_by_side_are_read_where_they_lie() -> None:
-    """Transposes of queries, keys and values are a way to read them, that of the result one to write it."""
+    """Transposes of queries, keys and values become strides of the operands, that of the result strides of
+    the output."""
     g = graph()
     s = Spelling(**LARGE, side_by_side=True, joined=True, mask="causal")
     q = g.tensor([4, 1024, 16, 128])
@@ -130,7 +131,8 @@ def test_heads_side_by_side_are_read_where_they_lie() -> None:
 
 @pytest.mark.parametrize("how", ["batched", "copied"])
 def test_views_and_copies_of_heads(how: str) -> None:
-    """No step makes them: a product of three dimensions is one of four, and copied heads are shared ones."""
+    """No step computes them: a three-dimensional product is treated as a four-dimensional one, and copied
+    heads as shared."""
     ((family, detail),) = plan(Spelling(**LARGE, **{how: True}, mask="causal"))
     assert (family, ", causal, cuda.attention_hopper" in detail) == (FAMILY, True)
 
@@ -171,7 +173,7 @@ def test_a_saved_plan_has_it() -> None:
 
 
 def test_kernels_are_those_of_the_operation() -> None:
-    """The same text, which is compiled once."""
+    """The generated source is the same, so it is compiled once."""
     g = graph()
     s = Spelling(**LARGE, scale="mul", mask="causal")
     planned(g, build(s)(g, **inputs_of(s, g)))
@@ -225,7 +227,7 @@ def test_what_is_faster_in_steps_stays_in_steps(name: str) -> None:
 
 @pytest.mark.parametrize("math", ["FAST_FLOAT_FOR_FP8", "i32"])
 def test_products_that_sum_in_other_types(math: str) -> None:
-    """They are looked at as others are, and served as products."""
+    """They are examined like others, and run as products."""
     g = weft.Graph(device="sm_90", compute_data_type=math)
     type_ = "i8" if math == "i32" else "e4m3"
     g.matmul(g.tensor([1, 64, 64], data_type=type_), g.tensor([1, 64, 64], [4096, 1, 64], data_type=type_))

@@ -96,7 +96,7 @@ def test_one_step_on_hopper(name: str) -> None:
 
 
 def test_the_kernels_are_those_of_the_operation() -> None:
-    """The same text, which is compiled once."""
+    """The generated source is the same, so it is compiled once."""
     one = weft.Graph(device="sm_90", io_data_type="bf16")
     made = inputs_of(Gradients(CAUSAL, weights="statistics"), one)
     names = ("q", "k", "v", "o", "d_o", "lse")
@@ -185,7 +185,7 @@ def test_what_is_no_gradient_of_attention(name: str) -> None:
 
 
 def test_what_depends_on_o_comes_behind_it() -> None:
-    """dO that is made of o: forward and backward can't be one step, and the plan knows."""
+    """dO is computed from o: forward and backward cannot be one step, and the plan accounts for that."""
     g = weft.Graph(device="sm_90", io_data_type="bf16")
     q, k, v = (g.tensor([2, 4, 64, 64], name=each) for each in "qkv")
     p = g.softmax(g.matmul(q, g.transpose(k, [0, 1, 3, 2])))

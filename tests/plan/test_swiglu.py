@@ -1,4 +1,4 @@
-"""SwiGLU's two products over one input: the second one's epilogue reads what the first has made; and its
+"""SwiGLU's two products of one input: the second one's epilogue reads the first one's result; and its
 gradient, whose pointwise part is one step."""
 
 from __future__ import annotations

@@ -92,7 +92,8 @@ def test_a_broadcast_has_no_say_in_the_order_of_memory():
 
 
 def test_memory_lives_until_the_view_is_read():
-    """Between the view's making and its reading other intermediates come and go; none may take its place."""
+    """Between the view's creation and its use, other intermediates are allocated and freed; none may
+    overwrite its memory."""
     x = checks.random((64, 8))
 
     def build(g, x):
@@ -173,7 +174,7 @@ def test_parts_of_a_concatenation_are_made_in_place():
 
 
 def test_what_is_no_view_is_copied():
-    """Another type, an input in a place of an output, a reshape across a gap."""
+    """Another type, an input at the position of an output, a reshape across a gap."""
 
     def build(g, x):
         g.transpose(x, [1, 0]).set_output(True)
@@ -188,8 +189,8 @@ def test_what_is_no_view_is_copied():
 
 @pytest.mark.parametrize(("start", "copies"), [(8, 0), (3, 1)])
 def test_a_copy_is_made_where_it_is_cheaper(start, copies):
-    """Products read parts at odd places by way of copies of their own: one for both is cheaper. What is even
-    stays a view."""
+    """Products need contiguous copies of parts at odd offsets: one shared copy is cheaper. Parts at even
+    offsets stay views."""
     g = weft.Graph(device="sm_90", io_data_type="bf16", intermediate_data_type="bf16")
     x = g.tensor([1, 8192, 1024])
     made = g.matmul(x, g.tensor([1, 1024, 3072]))
@@ -257,7 +258,7 @@ def test_random_views_between_operations(seed):
         return outputs, expected
 
     class Shapes:
-        """A graph that only counts: what the arrays come to."""
+        """A graph that only computes the shapes of the arrays."""
 
         def __getattr__(self, _):
             return lambda *a, **k: self

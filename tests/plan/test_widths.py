@@ -1,4 +1,4 @@
-"""Intermediates whose type is unset: exact within a kernel, stored in the type of what they are made of."""
+"""Intermediates without a declared type: exact within a kernel, stored in the type of their operands."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_what_is_stored_is_explained() -> None:
 
 
 def test_exact_within_a_kernel() -> None:
-    """x + x / 256 needs more bits than bf16 has: what is left of it shows whether it was rounded."""
+    """x + x / 256 needs more bits than bf16 has: the remaining difference shows whether it was rounded."""
     x = checks.random((16, 64), "bf16", low=1, high=2)
     wide = checks.exact(x)
     checks.check(
@@ -116,7 +116,7 @@ def stored_types(g: weft.Graph) -> dict[str, str]:
     ],
 )
 def test_a_type_is_lent_by_an_operand_that_has_it(a: str, b: str, stored: str) -> None:
-    """Two formats of FP8 make no f16, which does not hold their products."""
+    """Two formats of FP8 do not imply f16, which cannot represent their products."""
     g = weft.Graph(device="sm_90")
     product = g.matmul(g.tensor(TOKENS, data_type=a), g.tensor(WIDTH, data_type=b), name="product")
     g.softmax(product).set_output(True).set_data_type("bf16")

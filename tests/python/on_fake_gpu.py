@@ -1,5 +1,5 @@
-"""The frontend on a GPU, against a driver that launches nothing and keeps device memory in host memory. Run
-by test_gpu.py, in a process whose environment names the fakes; alone it is not collected."""
+"""The frontend on a GPU, against a driver that launches nothing and stores device memory in host memory.
+test_gpu.py runs this file in a process whose environment selects the fakes; pytest does not collect it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ X = np.arange(6, dtype="f4").reshape(2, 3)
 
 
 def refusal(message: str) -> Any:
-    """The block raises BadParameterError with exactly this sentence."""
+    """Asserts that the block raises BadParameterError with exactly this message."""
     return pytest.raises(weft.BadParameterError, match=f"^{re.escape(message)}$")
 
 
@@ -142,7 +142,7 @@ def test_arrays_that_do_not_fit_are_refused() -> None:
 
 
 class Counts(ctypes.Structure):
-    """struct fake_counts: what is alive."""
+    """struct fake_counts: the numbers of live objects."""
 
     _fields_ = tuple(
         (name, ctypes.c_int)
@@ -191,7 +191,7 @@ def test_memory_is_given_back() -> None:
 
 
 def test_memory_of_results_serves_again() -> None:
-    """On the same stream, unless others know of it."""
+    """On the same stream, unless another object refers to it."""
     g, x = doubled(), on_device(X)
     first = g.plan(x=x, stream=1)
     address = first._address
@@ -388,7 +388,7 @@ class JaxArray(CudaArray):
 
 @pytest.fixture
 def xla(monkeypatch: pytest.MonkeyPatch) -> list[dict[int, Any]]:
-    """What XLA was given to run: by slot, in each call."""
+    """Records the calls that XLA receives, by slot."""
     calls: list[dict[int, Any]] = []
 
     def run(plan: weft.Plan, given: dict[int, Any]) -> list[str]:
@@ -440,7 +440,7 @@ def test_calls_that_xla_cannot_run(xla: list[dict[int, Any]]) -> None:
 
 @pytest.fixture
 def cupy(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """As much of CuPy as is asked for arrays and streams, on the fake driver's memory."""
+    """A minimal CuPy, with arrays and streams in the fake driver's memory."""
     made: Any = types.ModuleType("cupy")
 
     class NdArray:
@@ -480,7 +480,7 @@ def test_types_that_cupy_lacks_come_as_arrays_of_weft(cupy: Any) -> None:
 
 @pytest.fixture
 def torch(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """As much of torch as is asked for streams and memory; given: the memory that was asked for."""
+    """A minimal torch, with streams and memory; given: the memory that was requested."""
     made: Any = types.ModuleType("torch")
     made.Tensor = type("Tensor", (), {})
     made.uint8 = "uint8"

@@ -1,4 +1,4 @@
-"""Autotuning: what is tried in which order, by a clock that only the test moves; what is remembered."""
+"""Autotuning: what is tried in which order, with a clock that only the test advances; and what is cached."""
 
 from __future__ import annotations
 
@@ -80,7 +80,8 @@ class _Named:
 
 
 def search(planner: Engines, cost: Any, clock: Clock, seconds: float) -> Search:
-    """A search whose plans cost what `cost` says of engine and knobs, and a second each to time."""
+    """Returns a search whose plans take the time that `cost` returns for engine and knobs, and one second
+    each to measure."""
 
     def build(index: int) -> float:
         clock.now += 1
@@ -171,7 +172,7 @@ def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.fixture
 def times(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
-    """Seconds by engine; each plan that is timed is noted."""
+    """Returns seconds by engine; records each plan that is timed."""
     seconds = {"cpu.fast": 2.0, "cpu.reference": 1.0}
     timed: list[str] = []
 

@@ -739,7 +739,7 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two small cases and the ceilings, measured in earnest, all the way into the files."""
+    """Two small cases and the ceilings, really measured and written to files."""
     small = (results.Ceiling("ceiling/copy_256MiB", 1 << 16), results.Ceiling("ceiling/f32_1024", 64, "f32"))
     monkeypatch.setattr("weft.bench.machines._Cpu.ceilings", small)
     written, drawn = tmp_path / "out.csv", tmp_path / "out.svg"
@@ -815,7 +815,7 @@ def test_tiles(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
 def test_a_tile_that_fails_is_named(
     where: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After an error of the device nothing more can be measured; what was before it stays."""
+    """After a device error nothing more can be measured; earlier results remain."""
     written = tmp_path / "tiles.csv"
     names = "int8_192|fp8_192"
     first, second = (f"matmul/{name}" for name in names.split("|"))

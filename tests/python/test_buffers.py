@@ -15,7 +15,7 @@ from weft.enums import device_kind
 
 
 def refusal(message: str) -> Any:
-    """The block raises BadParameterError with exactly this sentence."""
+    """Asserts that the block raises BadParameterError with exactly this message."""
     return pytest.raises(weft.BadParameterError, match=f"^{re.escape(message)}$")
 
 
@@ -199,7 +199,7 @@ def test_dlpack_releases_the_producer() -> None:
 
 
 class CudaArray:
-    """What CuPy and Numba arrays show."""
+    """The interface of CuPy and Numba arrays."""
 
     dtype = np.dtype("f2")
 

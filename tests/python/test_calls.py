@@ -1,4 +1,4 @@
-"""Calls of a graph with other shapes than it was made for: a plan for each, kept."""
+"""Calls of a graph with other shapes than it was built for: a plan for each, cached."""
 
 from __future__ import annotations
 

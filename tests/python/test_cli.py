@@ -1,4 +1,4 @@
-"""The commands: help, doctor, explain, support, demo; and the words of explain. bench has its own file."""
+"""The commands: help, doctor, explain, support, demo; and the text of explain. bench has its own file."""
 
 from __future__ import annotations
 
@@ -196,7 +196,8 @@ def test_doctor_survives_a_library_that_is_cut_off(tmp_path: Path) -> None:
 
 
 def variables_that_code_reads() -> set[str]:
-    """The names in the sources of the library and of the package; one that is no literal stands in a list."""
+    """Returns the environment variables in the sources of the library and of the package; names that are not
+    literals are listed."""
     found: set[str] = set()
     literal = r"""(?:getenv|environment_(?:number|flag)|environ\.get)\(\s*"(\w+)"|environ\["(\w+)"\]"""
     for folder, pattern in (("backend", "*.[ch]"), ("python", "*.py"), ("bindings/weft_cffi", "*.py")):

@@ -1,4 +1,4 @@
-"""Programs as they are written for cuDNN's Python frontend, run with `import weft as cudnn`."""
+"""Programs written for cuDNN's Python frontend, run with `import weft as cudnn`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The GPU in software: every rule that it checks is seen to fail, with the sentence that it says, and right
-programs give what PTX defines."""
+"""The GPU in software: every rule that it checks is seen to fail with its message, and correct programs give
+the results that PTX defines."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Fault:
         self.said = said.removeprefix("fake_cuda: ").rstrip("\n")
 
     def where(self, line: str) -> str:
-        """As messages name a line of the text."""
+        """Formats a line of the text as messages do."""
         number = next(i for i, text in enumerate(self.lines) if text.lstrip() == line)
         return f"PTX line {number + 1}: {line}"
 
@@ -44,7 +44,7 @@ class Fault:
 
 @pytest.fixture
 def fails(gpu: Gpu, capfd: pytest.CaptureFixture[str]) -> Callable[..., Fault]:
-    """Runs a kernel's body on arguments, which are numbers, and says what the launch fails with."""
+    """Runs a kernel's body on numbers as arguments, and returns the message of the failed launch."""
 
     def run(body: str, *arguments: Any, shared: int = 0, **shape: int) -> Fault:
         text = module(body, len(arguments), shared)
@@ -58,7 +58,7 @@ def fails(gpu: Gpu, capfd: pytest.CaptureFixture[str]) -> Callable[..., Fault]:
 def tries(
     gpu: Gpu, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., set[str]]:
-    """Runs it under several seeds: the sentences of all that failed, without their places."""
+    """Runs it under several seeds; returns the messages of all failures, without their locations."""
 
     def run(body: str, *arguments: Any, shared: int = 0, **shape: int) -> set[str]:
         said = set()
@@ -346,7 +346,7 @@ def test_copies_that_are_not_aligned(fails: Any, memory: Any) -> None:
 
 
 def test_floats_are_added_in_any_order(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Block 4 adds 1, the others 2^-24, which 1 swallows unless enough of them come first."""
+    """Block 4 adds 1, the others 2^-24, which rounding drops unless enough of them come first."""
     put = "mov.u32 %r1, %ctaid.x;\nsetp.eq.u32 %p2, %r1, 4;\nselp.f32 %f1, 0f3F800000, 0f33800000, %p2;\n"
     put += "st.shared.v4.f32 [s], {%f1, %f1, %f1, %f1};\nfence.proxy.async.shared::cta;\n"
     add = "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%d0], [s], 16;\n"
@@ -455,7 +455,7 @@ st.global.u32 [%d8], %r6;"""
 
 
 def test_words_for_a_block_that_has_ended(tries: Any, gpu: Gpu, memory: Any) -> None:
-    """The other block says that it goes, and goes; this one waits a while."""
+    """The other block announces that it exits, and exits; this one waits a while."""
     flag = memory(4)
     leave = "setp.eq.u32 %p4, %r2, 1;\n@%p4 red.release.gpu.global.add.u32 [%d0], 1;\n@%p4 ret;\n"
     wait = """count:
@@ -580,7 +580,7 @@ GET_AGAIN = f"@%p3 mbarrier.arrive.expect_tx.shared::cta.b64 _, [s], 128;\n{GET}
 
 
 def test_a_box_over_what_others_still_read(gpu: Gpu, tries: Any, memory: Any) -> None:
-    """The first thread begins the next copy when its own warp has read the last."""
+    """The first thread starts the next copy when its own warp has finished reading."""
     box, again = gpu.tiled(memory(128), (8, 4), (8, 4)), GET_AGAIN
     read = "ld.shared.u32 %r2, [s+128];\nfence.proxy.async;\n"
     said = tries(f"{GET_BOX}{WAIT_AT_S}\n{read}{again}", box, shared=256, threads=64)
@@ -621,7 +621,7 @@ def test_what_threads_read_goes_through_a_fence(gpu: Gpu, fails: Any, tries: Any
 
 
 def test_relaxed_stores_go_through_a_fence(fails: Any, tries: Any) -> None:
-    """Where they change something; that several warps store the same is no race."""
+    """If they change the value; several warps storing the same value is not a race."""
     put = "st.relaxed.cta.shared.u32 [s+2048], {};\n"
     end = f"bar.sync 0;\n{product()}"
     first = "mov.u32 %r2, 1;\n@%p1 st.shared.u32 [s+2048], %r2;\nfence.proxy.async;\nbar.sync 0;\n"
@@ -872,7 +872,7 @@ def test_tf32(gpu: Gpu) -> None:
 
 
 def pairs(dtype: Any) -> tuple[Any, Any]:
-    """Each of some values with each."""
+    """Each value paired with each other."""
     values = integers(dtype)[::7] if np.dtype(dtype).kind in "iu" else floats(dtype)[:70]
     if np.dtype(dtype).kind in "iu":
         values = np.concatenate([values, np.array([0, 1, np.iinfo(dtype).max, np.iinfo(dtype).min], dtype)])
@@ -1254,7 +1254,7 @@ def test_predicates_that_nobody_wants(gpu: Gpu) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_loops_of_different_lengths_meet_again(gpu: Gpu, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Collatz: each lane as long as it takes; then all exchange what they have."""
+    """Collatz: each lane takes its own number of steps; then all exchange their values."""
     monkeypatch.setenv("EMULATOR_SEED", str(seed))
     text = """mov.u32 {d}, 0;
 mov.u32 %r40, {a};
@@ -1287,7 +1287,7 @@ shfl.sync.bfly.b32 {d}, {d}, 1, 31, -1;"""
 
 @pytest.mark.parametrize("space", ["global", "shared"])
 def test_atomic_operations(gpu: Gpu, space: str) -> None:
-    """In whatever order lanes come: results are all that there can be, and what is left is right."""
+    """In any order of lanes: the set of results and the final value are correct."""
     place, address = "%d0", ""
     if space == "shared":
         place, address = "s", f"{THREAD_0}@%p3 st.shared.u32 [s], %r40;\nbar.sync 0;\n"

@@ -12,7 +12,7 @@ import weft
 
 
 def refusal(message: str) -> Any:
-    """The block raises BadParameterError with exactly this sentence."""
+    """Asserts that the block raises BadParameterError with exactly this message."""
     return pytest.raises(weft.BadParameterError, match=f"^{re.escape(message)}$")
 
 
@@ -364,8 +364,8 @@ def test_an_array_that_fitted_is_measured_again_for_a_larger_shape() -> None:
 
 
 def test_an_array_that_was_checked_and_changed_in_place_is_checked_again() -> None:
-    """By what NumPy and torch let change without a new object: strides, byte order, whether it may be written
-    and whether it has a gradient."""
+    """Detects what NumPy and torch can change without a new object: strides, byte order, whether the array is
+    writable, and whether it has a gradient."""
     torch = pytest.importorskip("torch")
 
     def turn(array: Any) -> None:
@@ -400,7 +400,7 @@ def test_an_array_that_was_checked_and_changed_in_place_is_checked_again() -> No
 
 
 def test_the_same_shapes_with_other_strides() -> None:
-    """Each way of stepping through the same memory is a plan of its own."""
+    """Each stride pattern over the same memory needs its own plan."""
     g, x, y = doubled(dims=[4], is_override_shape_enabled=True)
     values, want = np.arange(10, dtype="f4"), {1: [0, 2, 4, 6, 8], 2: [0, 4, 8, 12, 16]}
     for step in (1, 2, 1, 2):

@@ -43,7 +43,7 @@ class Says:
 
 
 class Dlpack:
-    """A producer of DLPack capsules that are not what they should be."""
+    """A producer of malformed DLPack capsules."""
 
     def __init__(self, capsule: Callable[[], Any]) -> None:
         self.capsule = capsule
@@ -112,7 +112,7 @@ def doubled(**like: Any) -> tuple[weft.Graph, Any, Any]:
 
 
 def ways(array: Any) -> Iterator[tuple[str, Callable[[], object]]]:
-    """All ways in which memory comes to a plan, as input and as output."""
+    """Returns all paths by which memory enters a plan, as input and as output."""
     g, x, y = doubled()
     plain = np.ones(6, "f4")
     yield "tensor_like", lambda: weft.Graph(handle=weft.create_handle("cpu")).tensor_like(array)
@@ -289,7 +289,7 @@ def test_objects_that_claim_another_form_end_in_an_error(lie: dict[str, Any]) ->
 
 
 class Raises:
-    """An object whose interface fails when it is asked."""
+    """An object whose interface raises."""
 
     dtype = np.dtype("f4")
 
@@ -342,7 +342,7 @@ CLAIMS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 class SaysOfGpu:
-    """The same words about memory on a GPU."""
+    """The same, for memory on a GPU."""
 
     dtype = np.dtype("f4")
 
@@ -381,7 +381,7 @@ def test_a_dtype_that_is_none(dtype: Any) -> None:
 
 
 def dl_capsule(**said: Any) -> Any:
-    """A capsule with a tensor of six floats, and what is to be wrong with it."""
+    """Returns a capsule with a tensor of six floats, and the given defect."""
     memory, dims = np.ones(6, "f4"), (ctypes.c_int64 * 1)(said.pop("extent", 6))
     steps = (ctypes.c_int64 * 1)(said.pop("stride", 1))
     tensor = buffers._DLTensor(memory.ctypes.data, 1, 0, 1, 2, 32, 1, dims, steps, 0)
@@ -442,7 +442,7 @@ def test_a_capsule_serves_once_consumed_no_more() -> None:
 
 
 class Changes(Says):
-    """An object that says something else each time, all of it true."""
+    """An object that reports something else each time, all of it true."""
 
     def __init__(self, *times: dict[str, Any]) -> None:
         super().__init__()
@@ -456,7 +456,7 @@ class Changes(Says):
 
 @pytest.mark.parametrize("first", range(4))
 def test_objects_that_change_between_calls(first: int) -> None:
-    """Each answer is checked by itself: memory that was said to be large enough is what is used."""
+    """Each answer is checked separately: memory that was reported as large enough is what is used."""
     times = [{}, {"shape": (3,), "strides": (8,)}, {"shape": (1,)}, {"shape": (2, 3)}]
     changes = Changes(*times[first:], *times[:first])
     g, x, y = doubled()
@@ -487,7 +487,7 @@ def test_what_an_attribute_raises_reaches_the_caller(attribute: str) -> None:
 
 
 class Liar(np.ndarray):
-    """NumPy's array under properties that say something else."""
+    """A NumPy array whose properties report something else."""
 
     shape = property(lambda _: (1000,))
     nbytes = property(lambda _: 4000)

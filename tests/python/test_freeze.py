@@ -82,7 +82,7 @@ def test_frozen_weights_give_the_same_bits(make: Any) -> None:
 
 
 def test_few_rows_read_frozen_weights_where_they_lie() -> None:
-    """Nothing is kept of weights [out, in], so that what is frozen and what is not have the same bits."""
+    """Weights [out, in] are not packed, so frozen and other weights give the same bits."""
     x, w = (np.random.default_rng(i).standard_normal((1, rows, 140), "f4") for i, rows in enumerate((5, 70)))
     g = weft.Graph(handle=HANDLE)
     g.matmul(g.tensor_like(x, name="x"), g.tensor_like(w.transpose(0, 2, 1), name="w"), name="y")
@@ -96,7 +96,7 @@ def test_few_rows_read_frozen_weights_where_they_lie() -> None:
 
 
 def test_weights_of_few_bits_stay_as_they_are() -> None:
-    """As floats they would be four times the bytes: nothing is kept, and each run reads them."""
+    """As floats they would occupy four times the bytes: nothing is cached, and each run reads them."""
     x, w, scale = draw(5, 70), draw(70, 40, dtype="i1"), draw(2, 40)
     g = weft.Graph(handle=HANDLE)
     codes, scales = g.tensor_like(w, name="w"), g.tensor_like(scale, name="scale")

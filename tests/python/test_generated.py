@@ -1,4 +1,4 @@
-"""Generated files are fresh, and the header, the library and the bindings say the same."""
+"""Generated files are up to date, and the header, the library and the bindings agree."""
 
 from __future__ import annotations
 

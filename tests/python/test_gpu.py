@@ -62,7 +62,7 @@ def test_graphs_are_compiled_without_a_gpu(arch: str) -> None:
 
 
 def test_a_kernel_that_does_not_compile_is_warned_of(fakes: dict[str, str], tmp_path: Path) -> None:
-    """Once for each message, also where the caller handles the error; as an error it passes such handlers."""
+    """Once for each message, even if the caller handles the error; as an error it passes such handlers."""
     shutil.copy(fakes["WEFT_NVRTC"], tmp_path)
     (tmp_path / "fake_nvrtc.txt").write_text("result 6\n")
     code = (

@@ -19,7 +19,7 @@ def says(message: str) -> str:
 
 
 def refusal(message: str) -> Any:
-    """The block raises BadParameterError with exactly this sentence."""
+    """Asserts that the block raises BadParameterError with exactly this message."""
     return pytest.raises(weft.BadParameterError, match=says(message))
 
 
@@ -1030,7 +1030,7 @@ def build_output(dims: Sequence[int], strides: Sequence[int]) -> None:
 
 
 def test_outputs_overlap_where_two_elements_share_a_place() -> None:
-    """Decided exactly, as counting the places does."""
+    """Decided exactly, as counting the addresses does."""
     random, seen = np.random.default_rng(7), Counter[bool]()
     for _ in range(400):
         rank = int(random.integers(1, 5))

@@ -76,7 +76,7 @@ LEVELS = {
 
 @pytest.mark.parametrize("level", [*LEVELS, "plan", "exec"])
 def test_levels_of_the_log(level: str) -> None:
-    """Each says what the one before says, and more."""
+    """Each level logs everything of the one before, and more."""
     code = """
 import os, weft, numpy as np
 os.environ["WEFT_DUMP_DIR"] = "/dev/null/none"

@@ -1,4 +1,4 @@
-"""Plans: calls by name and position, given and allocated outputs, what buffers must be, threads."""
+"""Plans: calls by name and position, given and allocated outputs, requirements on buffers, threads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ X = np.arange(6, dtype="f4").reshape(2, 3)
 
 
 def refusal(message: str) -> Any:
-    """The block raises BadParameterError with exactly this sentence."""
+    """Asserts that the block raises BadParameterError with exactly this message."""
     return pytest.raises(weft.BadParameterError, match=f"^{re.escape(message)}$")
 
 

@@ -80,8 +80,8 @@ def compiled(folder: Path, compiler: str, source: str, standard: str) -> Path:
 
 
 def test_c_program(folder: Path) -> None:
-    """It loads what the Python program saved, and says what is wrong where that is not there or is something
-    else."""
+    """It loads the plan that the Python program saved, and reports an error if the file is missing or is
+    something else."""
     (folder / "saved.c").write_text(block("c"))
     program = compiled(folder, os.environ.get("CC", "cc"), "saved.c", "c11")
     run(program, cwd=folder)

@@ -97,7 +97,7 @@ WHOLE = {
     "kernel_cache device_property is_dynamic_shape_enabled is_override_shape_enabled",
 }
 
-# Not in cuDNN's Python frontend: ours may grow, but each is listed here.
+# Not in cuDNN's Python frontend: Weft's own methods may grow, but each is listed here.
 OURS = """
 atan2 bn_finalize causal_conv1d causal_conv1d_backward dbn_weight floor_mod groupnorm groupnorm_backward
 resample resample_backward rng

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many threads the CPU's engine takes, and that those it does not need sleep."""
+"""How many threads the CPU's engine uses, and that unused threads sleep."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two devices of the host, unless JAX has counted them before, and all bits of all floats."""
+"""Configures JAX with two host devices, unless it is already initialized, and full float precision."""
 
 from __future__ import annotations
 

@@ -196,7 +196,7 @@ def test_integers_are_converted_to_floating_point(name: str, dtype: str) -> None
 
 @pytest.mark.parametrize("name", ["matmul", "linear", "linear_relu", "conv"])
 def test_products_of_integers_are_exact(name: str) -> None:
-    """Beyond 2^24, where a float has no integer's last bit."""
+    """Beyond 2^24, where float drops an integer's last bit."""
     if name == "conv" and jax.default_backend() == "gpu":
         pytest.skip("XLA has no convolution of integers on a GPU")
     mine, theirs = functions(CASES[name])

@@ -1,5 +1,5 @@
-"""Keys of plans in JAX's programs: a call that differs in one field has a plan of its own, and an equal call
-finds the one that is there."""
+"""Keys of plans in JAX programs: a call that differs in one field has its own plan, and an equal call finds
+the existing one."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def test_the_page_names_every_operator() -> None:
 
 
 def test_examples_of_functions() -> None:
-    """As they are printed where floats are of 32 bits."""
+    """Run as printed, with 32-bit floats."""
     jax.config.update("jax_enable_x64", False)
     folder = Path(weft_jax.__file__).parent
     found = [path.relative_to(folder).with_suffix("") for path in folder.rglob("*.py")]

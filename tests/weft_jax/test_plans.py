@@ -1,4 +1,4 @@
-"""Plans called with JAX's arrays as XLA runs them: on a GPU a call does this by itself, here it is asked for
+"""Plans called with JAX arrays, run by XLA: on a GPU a call does this by default, here the tests request it
 on the CPU."""
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def test_results_are_of_jax(scale: Any) -> None:
 
 
 def test_types_that_jax_has_not_by_itself() -> None:
-    """Numbers of 64 bits where they are off, and floats of 8 bits."""
+    """64-bit types while JAX has them disabled, and 8-bit floats."""
     jax.config.update("jax_enable_x64", False)
     g = weft.Graph(handle=weft.create_handle("cpu"))
     x = g.tensor([2, 4], data_type="f32", name="x")

@@ -33,7 +33,7 @@ def needs_two() -> list[jax.Device]:
 
 
 def test_shard_map_on_two_devices() -> None:
-    """Gradients of what is on all devices alike are sums over them."""
+    """Gradients of arrays that are replicated on all devices are summed over them."""
     mesh = jax.sharding.Mesh(np.array(needs_two()), ("data",))
 
     def model(f_linear, f_norm, x, w, b):
@@ -100,7 +100,7 @@ def test_inputs_stay_as_they_are() -> None:
 
 
 def test_an_error_of_the_handler_is_an_exception() -> None:
-    """A program that another version lowered may ask for what this library does not know."""
+    """A program lowered by another version may request something that this library does not support."""
     call = jax.ffi.ffi_call("weft", jax.ShapeDtypeStruct((2,), jnp.float64))
     platform = {"cpu": 0, "gpu": 1}[jax.default_backend()]
     numbers = {"device": np.int64(platform), "key": np.int64(1), "places": np.zeros(1, np.int64)}

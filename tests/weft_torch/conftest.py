@@ -1,4 +1,4 @@
-"""Where the tests of weft.torch run: tensors that name no device are made on the one under test."""
+"""Allocates tensors without an explicit device on the device under test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls that run in libweft: they give what Python's way gives, and what no key knows is Python's."""
+"""Calls that run in libweft give the same results as in Python; calls that no key covers run in Python."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_number_beyond_c_is_pythons() -> None:
 
 
 class Other(torch.Tensor):
-    """A tensor of a class of its own."""
+    """A tensor subclass."""
 
 
 UNKNOWN = {
@@ -217,7 +217,7 @@ def test_an_interpreter_of_many_locks_is_not_known(monkeypatch) -> None:
 
 
 def test_on_a_gpu_a_call_asks_which_is_current_and_for_its_stream(monkeypatch) -> None:
-    """The way of a plan on a GPU, with memory of the host in place of the GPU's."""
+    """The GPU path of a plan, with host memory in place of the GPU's."""
     current, asked = [3], []
     monkeypatch.setattr(calls, "current_gpu", lambda: current[0])
     monkeypatch.setattr(calls, "stream_of", lambda ordinal: asked.append(ordinal) or 0)

@@ -29,7 +29,7 @@ EPSILON = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2**-6}
 
 
 class Transformer(torch.nn.Module):
-    """A block as GPT-2 has it: norm, attention, norm, two layers with GELU."""
+    """A GPT-2 block: norm, attention, norm, two layers with GELU."""
 
     def __init__(self, width: int = 16, heads: int = 2) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class Residual(torch.nn.Module):
 
 
 class Volumes(torch.nn.Module):
-    """A U-Net of volumes, of one level: convolutions, instance norms, maxima of windows."""
+    """A 3-D U-Net with one level: convolutions, instance norms, max pooling."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ def made(name: str, dtype=torch.float32):
 
 
 def everything(run, model, x):
-    """The result, the gradients, and the buffers that are updated."""
+    """Returns the result, the gradients, and the updated buffers."""
     x = x.clone().requires_grad_()
     y = run(x)
     y.backward(torch.linspace(-1, 1, y.numel()).reshape(y.shape).to(y.dtype))
@@ -131,7 +131,7 @@ def everything(run, model, x):
 
 
 def compiled(model, cover, inductor=False, **how):
-    """inductor: whether it compiles what Weft leaves, which takes it seconds."""
+    """inductor: whether it compiles the remaining operators, which takes seconds."""
     torch._dynamo.reset()
     options = {"inductor": inductor}
     return torch.compile(model, backend=lambda m, e: weft_compile.backend(m, e, cover, options), **how)
@@ -173,7 +173,8 @@ def test_a_unet_of_volumes_is_one_graph_each_way() -> None:
 
 
 def test_channels_last() -> None:
-    """What Weft leaves parts the model into regions; some read what no result of theirs depends on."""
+    """The remaining operators split the model into regions; some read values that no result of theirs depends
+    on."""
     layout = {"memory_format": torch.channels_last}
     torch.manual_seed(5)
     layers = torch.nn.GroupNorm(2, 8), torch.nn.ReLU(), torch.nn.ELU(), torch.nn.Conv2d(8, 4, 3)
@@ -396,7 +397,8 @@ def norm_graph(shape):
 
 @pytest.mark.parametrize("shape", [[2, 2, 2, 15], [2, 60]])
 def test_norms_keep_channels_last_up_to_a_view_that_wants_them_first(shape) -> None:
-    """A copy stands before a view that those strides do not have, or before a result that lay otherwise."""
+    """A copy is inserted before a view that those strides do not support, and before a result with another
+    layout."""
     graph = rewrite(norm_graph(shape))
     aten, targets = torch.ops.aten, [each.target for each in graph.graph.nodes]
     assert torch.ops.weft.group_norm.default in targets
@@ -429,7 +431,7 @@ class Level(torch.nn.Module):
 
 @pytest.mark.filterwarnings("ignore:torch.compile")
 def test_a_unet_with_channels_last_moves_nothing_on_a_gpu(monkeypatch) -> None:
-    """Planned for an H200; torch computes."""
+    """Planned for an H200; torch computes the values."""
     planned = []
 
     class Elsewhere(weft.Graph):
@@ -461,7 +463,7 @@ def test_a_unet_with_channels_last_moves_nothing_on_a_gpu(monkeypatch) -> None:
 
 
 def test_dropout_keeps_a_seed_for_its_gradient() -> None:
-    """No mask is stored: the gradient makes it again."""
+    """No mask is stored: the gradient recomputes it."""
     cover, x = Cover(), torch.ones(40, 50, requires_grad=True)
     run = compiled(lambda x: F.dropout(x * 2, 0.25), cover)
     y = run(x)
@@ -695,7 +697,7 @@ def test_strides_that_say_anew_how_elements_lie_are_views() -> None:
 
 
 def test_silus_gradient_is_one_operation() -> None:
-    """torch says it in pieces where tensors are another device's."""
+    """torch decomposes it if tensors are on another device."""
     aten, (dy, x) = torch.ops.aten, torch.randn(2, 2, 3, dtype=torch.float64)
 
     def pieces(dy, x):
@@ -721,7 +723,8 @@ def test_what_weft_leaves_is_torchs_with_a_reason() -> None:
 
 
 class Left(torch.nn.Module):
-    """Regions around what Weft leaves, a buffer that is updated, a view of the input, a constant."""
+    """Regions around operators that Weft does not support, an updated buffer, a view of the input, a
+    constant."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -771,7 +774,7 @@ def test_without_inductor_what_weft_leaves_runs_one_by_one(monkeypatch) -> None:
 
 
 def test_an_operator_that_is_left_alone_is_called() -> None:
-    """It has none to be fused with."""
+    """There is no other operator to fuse it with."""
     x, alone = torch.randn(4, 6), Cover()
     run = compiled(lambda x: x.relu().cumsum(0), alone, inductor=True)
     torch.testing.assert_close(run(x), x.relu().cumsum(0))
@@ -850,7 +853,7 @@ def test_empty_parts_of_a_concatenation_add_nothing() -> None:
 
 
 def refusing(model, cover, *tensors) -> list[str]:
-    """Runs a compiled model, of which Weft refuses something, twice; returns what was warned of."""
+    """Runs a compiled model with an unsupported operator twice; returns the warnings."""
     regions._warn.cache_clear()
     given, other = ([each.clone().requires_grad_() for each in tensors] for _ in range(2))
     run = compiled(model, cover, dynamic=True)

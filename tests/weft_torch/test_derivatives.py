@@ -38,7 +38,7 @@ def batch_norm_in_use(x, w, b):
 
 
 def dropout(x):
-    """What is dropped does not depend on the arguments."""
+    """The dropout mask does not depend on the arguments."""
     torch.manual_seed(5)
     return F.dropout(x, 0.4)
 
@@ -53,7 +53,7 @@ def causal(q, k, v):
 
 
 def masked(q, k, v, mask):
-    """With a gradient of the mask, and heads that share their keys."""
+    """With a gradient of the mask, and query heads that share keys."""
     return F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True)
 
 

@@ -1,4 +1,5 @@
-"""Weft under torch's own operators: what is served, what falls through and why, and that torch comes back."""
+"""Weft in place of torch's operators: which calls are served, which fall through and why, and that disable()
+restores torch."""
 
 from __future__ import annotations
 
@@ -223,7 +224,7 @@ def test_rms_norm_without_epsilon_adds_that_of_the_type_it_computes_in(dtype) ->
 
 
 def test_each_overload_has_its_own_function() -> None:
-    """The packet of an operator's overloads has one name, and they take different arguments."""
+    """All overloads of an operator share the packet's name but take different arguments."""
     x, ones = torch.randn(4, 3, 5), torch.ones(3)
     operators = torch.ops.aten._native_batch_norm_legit
     expected = operators.no_stats(x, ones, ones, True, 0.1, 1e-5)

@@ -1,5 +1,5 @@
-"""Rows with infinite scores: softmax and the losses give what torch gives, also in their gradients, so that a
-loss that has become infinite or NaN shows it."""
+"""Rows with infinite scores: softmax and the losses give the same as torch, including gradients, so that a
+loss that has become infinite or NaN is visible."""
 
 from __future__ import annotations
 

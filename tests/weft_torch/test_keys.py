@@ -1,5 +1,5 @@
-"""Keys of plans: whatever changes what a call computes has a plan of its own, one field at a time, and equal
-calls share one. Two keys exist, of Python's way and of calls that run in libweft."""
+"""Keys of plans: whatever changes the result of a call has its own plan, one field at a time, and equal calls
+share one. There are two kinds of keys: Python's, and those of calls that run in libweft."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ weft = torch.ops.weft
 
 
 class Plain(torch.Tensor):
-    """A tensor of a class of its own."""
+    """A tensor subclass."""
 
 
 class Other(Plain):
-    """A second one."""
+    """A second tensor subclass."""
 
 
 def tensor(shape=(2, 3, 4), dtype=torch.float32, order=(0, 1, 2), step=1, device=None):
@@ -64,7 +64,7 @@ NUMBERS = {
 
 
 def in_python(*arguments):
-    """The key of a call of Python's way."""
+    """Returns Python's key of a call."""
     return plans.key_of("name", tensor(), arguments)
 
 
@@ -133,7 +133,7 @@ def test_every_field_of_a_subclass_is_in_the_key(kind, field: str) -> None:
 
 
 def as_class(x, kind):
-    """A tensor as one of a class."""
+    """Converts a tensor to a subclass."""
     return torch.nn.Parameter(x) if kind is torch.nn.Parameter else x.as_subclass(kind)
 
 

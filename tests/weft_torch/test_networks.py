@@ -25,7 +25,7 @@ NETWORKS: dict[str, Callable[[], Made]] = {}
 
 
 def package(name: str) -> Any:
-    """A package that a network is from, or a skip of its test."""
+    """Imports the package of a network, or skips its test."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -235,7 +235,7 @@ def made(name: str) -> Made:
 
 
 def compiled(model: Any, cover: Cover, **how: Any) -> Any:
-    """What Weft leaves runs in torch, one operator at a time: Inductor would need seconds."""
+    """Operators that Weft does not support run eagerly in torch: Inductor would take seconds."""
     torch._dynamo.reset()
     options = {"inductor": False}
     return torch.compile(model, backend=lambda m, e: weft_compile.backend(m, e, cover, options), **how)

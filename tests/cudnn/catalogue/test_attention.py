@@ -1,4 +1,4 @@
-"""Scripts in the manner of cuDNN's samples: attention with masks, pages, ragged rows, FP8, and gradients."""
+"""Scripts in the style of cuDNN's samples: attention with masks, pages, ragged rows, FP8, and gradients."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def operands(
 
 
 def attended(q: Any, k: Any, v: Any, scale: float, bias: Any = 0.0, seen: Any = True) -> tuple[Any, ...]:
-    """Result, natural statistics and weights in double precision; rows that see nothing are 0."""
+    """Returns result, natural statistics and weights in double precision; rows without visible keys are 0."""
     k, v = (np.repeat(x, q.shape[1] // x.shape[1], 1) for x in (k, v))
     scores = np.where(seen, scale * q @ k.swapaxes(-1, -2) + bias, -np.inf)
     most = scores.max(-1, keepdims=True)
@@ -287,7 +287,7 @@ def test_fp8(place: Any) -> None:
 
 
 def drawn(place: Any, kind: str, keep: float = 0.75) -> tuple[Any, Any]:
-    """A mask of dropout and the factor of what it keeps; a row keeps nothing."""
+    """Returns a dropout mask and its scale; one row keeps nothing."""
     mask = np.random.default_rng(5).random((2, 2, 16, 16)) < keep
     mask[1, 0, 3] = False
     return place.put(mask, kind), place.put(np.full((1, 1, 1, 1), 1 / keep), "f32")
@@ -490,7 +490,7 @@ def test_the_gradients_of_fp8(place: Any) -> None:
 
 
 def turned(x: Any, angles: Any, sign: float = 1) -> Any:
-    """The last elements rotated by angles, halves against each other; the others as they are."""
+    """Rotates the last elements by angles, one half against the other; the others are unchanged."""
     size = angles.shape[-1]
     head, tail = x[..., :-size], x[..., -size:]
     across = np.concatenate([-tail[..., size // 2 :], tail[..., : size // 2]], -1)

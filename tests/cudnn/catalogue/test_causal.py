@@ -1,4 +1,4 @@
-"""Scripts in the manner of cuDNN's samples: causal convolutions on torch tensors and on addresses."""
+"""Scripts in the style of cuDNN's samples: causal convolutions on torch tensors and on addresses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scripts in the manner of cuDNN's samples: convolutions, their gradients, statistics and epilogues."""
+"""Scripts in the style of cuDNN's samples: convolutions, their gradients, statistics and epilogues."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def convolved(x: Any, w: Any, padding: int = 0, stride: int = 1, groups: int = 1
 
 
 def gradients(x: Any, w: Any, dy: Any, padding: int) -> tuple[Any, Any]:
-    """Those of x and w, by the definition: every element that y is made of."""
+    """Gradients of x and w by definition, summed over every element of y."""
     dx, dw = np.zeros_like(np.pad(x, [(0, 0), (0, 0), (padding,) * 2, (padding,) * 2])), np.zeros_like(w)
     padded = np.pad(x, [(0, 0), (0, 0), (padding,) * 2, (padding,) * 2])
     for p, q in np.ndindex(dy.shape[2:]):

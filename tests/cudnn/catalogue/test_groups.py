@@ -1,4 +1,4 @@
-"""Scripts in the manner of cuDNN's samples: groups of rows, as experts have them."""
+"""Scripts in the style of cuDNN's samples: groups of rows for mixtures of experts."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def product(x: Any, axis: Any) -> Any:
 def test_reductions_of_each_group(
     place: Any, mode: Any, formula: Callable[..., Any], empty: float, columns: int
 ) -> None:
-    """A bias gradient for each expert, and a largest magnitude for each."""
+    """A bias gradient and a largest magnitude for each expert."""
     values = place.get(place.random((1, 12, 8)))
     values[0, 5, :3] = 0
     x = place.put(values, "f32")
@@ -96,7 +96,7 @@ def test_groups_of_other_shapes_are_refused(place: Any) -> None:
 
 
 def test_rows_of_groups_are_quantised(place: Any) -> None:
-    """Blocks within a row are the same, whatever group it is of."""
+    """Blocks within a row do not depend on the group of the row."""
     x = place.random((1, 12, 64))
     results = []
     for grouped in (True, False):
@@ -134,7 +134,7 @@ def test_blocks_and_tiles_across_groups_are_refused(place: Any) -> None:
 
 @pytest.mark.parametrize("scored", [True, False])
 def test_results_of_experts_are_combined(place: Any, scored: bool) -> None:
-    """Five tokens, two experts each of three."""
+    """Five tokens, three of them for each of two experts."""
     rng = np.random.default_rng(0)
     experts = np.array([[0, 2], [1, 0], [2, 1], [0, 1], [2, 0]])
     flat = experts.reshape(-1)

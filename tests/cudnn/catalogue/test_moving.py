@@ -1,4 +1,4 @@
-"""Scripts in the manner of cuDNN's samples: slices, reshapes, transposes, reductions, formulas."""
+"""Scripts in the style of cuDNN's samples: slices, reshapes, transposes, reductions, formulas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scripts in the manner of cuDNN's samples: norms in training, inference and backward, and what is fused."""
+"""Scripts in the style of cuDNN's samples: norms in training, inference and backward, and their fusions."""
 
 from __future__ import annotations
 

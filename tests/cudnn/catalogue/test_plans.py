@@ -1,4 +1,4 @@
-"""Scripts in the manner of cuDNN's samples: plans listed, chosen, saved, reshaped, captured."""
+"""Scripts in the style of cuDNN's samples: plans listed, chosen, saved, reshaped, captured."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def product(place: Any, rows: int = 4, **more: Any) -> tuple[cudnn.pygraph, Any,
 
 
 def check(place: Any, run: Any, rows: int = 4) -> None:
-    """Runs what takes A, B and C, and compares."""
+    """Runs a graph with inputs A, B and output C, and compares."""
     a, b = place.random((1, rows, 8)), place.random((1, 8, 8), seed=1)
     c = place.empty((1, rows, 8))
     run(a, b, c)
@@ -137,7 +137,7 @@ def test_plans_are_filtered(place: Any) -> None:
     g, A, B, C = product(place)
     g.create_execution_plans([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
     barred = g.get_plan_name_at_index(0)
-    g.deselect_engines(engine_names=[barred, "eng"])  # engines of cuDNN, which Weft has not
+    g.deselect_engines(engine_names=[barred, "eng"])  # engines of cuDNN that Weft does not have
     g.deselect_numeric_notes(notes=[cudnn.numerical_note.NONDETERMINISTIC])
     g.deselect_behavior_notes(notes=[cudnn.behavior_note.CUBLASLT_DEPENDENCY])
     g.select_behavior_notes(notes=[])
