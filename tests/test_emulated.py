@@ -152,7 +152,7 @@ def test_kernels_as_one_cuda_graph() -> None:
     check([[*PYTEST, "tests/plan/test_replay.py"]], [{}])
 
 
-def test_parts_read_where_they_lie() -> None:
+def test_parts_are_read_in_place() -> None:
     settings = [{"EMULATOR_SEED": 1}, {"EMULATOR_SEED": 2, "FAKE_CUDA_LARGE": 16}]
     check([[*PYTEST, "tests/plan/test_gathered.py"]] * 2, settings)
 

@@ -208,7 +208,7 @@ def test_prose_checker_lists_constructions(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "language", ["c99", *(pytest.param(cpp, marks=needs_cxx) for cpp in ("c++98", "c++17", "c++20"))]
 )
-def test_header_compiles_alone(header: Path, language: str) -> None:
+def test_header_compiles_without_other_headers(header: Path, language: str) -> None:
     compiler, kind = (CC, "c") if language == "c99" else (CXX, "c++")
     strict = ["-Wall", "-Wextra", "-Wpedantic", "-Werror", "-fsyntax-only"]
     run(compiler, f"-std={language}", *strict, "-Iinclude", "-x", kind, header)

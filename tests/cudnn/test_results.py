@@ -158,7 +158,7 @@ def test_a_convolution_is_written_channels_last(place: Any) -> None:
     place.close(seen(pack[y], [2, 4, 4], [1, 8, 2]), want)
 
 
-def test_a_padded_result_leaves_the_gaps_alone(place: Any) -> None:
+def test_a_padded_result_leaves_the_gaps_unchanged(place: Any) -> None:
     g = cudnn.pygraph(io_data_type=T.FLOAT, compute_data_type=T.FLOAT, handle=place.handle)
     x = g.tensor(dim=[4, 8], stride=[16, 1])
     y = g.relu(input=x).set_output(True)

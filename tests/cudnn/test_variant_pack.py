@@ -59,7 +59,7 @@ def test_missing_memory_is_still_refused(place: Any) -> None:
     ],
     ids=["longer", "another type", "bytes", "transposed"],
 )
-def test_memory_is_read_as_the_tensor_says(place: Any, make: Any) -> None:
+def test_memory_is_read_as_the_tensor_declares(place: Any, make: Any) -> None:
     g, x, _, y = relu(place)
     g.build([cudnn.heur_mode.A])
     values = np.arange(8, dtype="f4").reshape(2, 4) - 4

@@ -39,7 +39,7 @@ def test_a_call_waits_for_what_xla_computes_and_xla_for_the_call() -> None:
         np.testing.assert_array_equal(each, np.full((size, size), 1 + k / size, "f4"))
 
 
-def test_arrays_of_others_beside_jax() -> None:
+def test_other_arrays_next_to_jax_arrays() -> None:
     torch: Any = checks.need_gpu()
     g = weft.Graph(handle=weft.create_handle("cuda"), io_data_type="f32")
     g.sub(g.tensor([4], name="a"), g.tensor([4], name="b"))

@@ -247,7 +247,7 @@ def test_results_are_not_allocated_in_a_capture() -> None:
     assert (y.numpy() == 2).all()
 
 
-def test_beside_torchs_allocator() -> None:
+def test_workspaces_from_torchs_allocator_are_reused_in_order() -> None:
     """Workspaces from torch's allocator may be reused at once: the stream preserves the order."""
     g, memory = attention_plan()
     for _ in range(10):

@@ -53,7 +53,7 @@ def fused(rows: int = 64, names: str = "") -> list[Kernel]:
     return list(g.plan.kernels())
 
 
-def test_kernels_are_shown_with_what_they_reach_alone() -> None:
+def test_kernels_are_shown_with_only_the_code_that_they_reach() -> None:
     product, *more = fused()
     assert (product.family, product.step, product.entry) == ("cuda.hopper", 0, "product_sm90")
     assert product.file == "product/hopper/product_sm90.cuh"
@@ -116,7 +116,7 @@ def test_of_a_value_that_several_read_the_region_s_own_reader_is_named() -> None
     assert named["cuda.window"] == ["x of resample", "y of resample"]
 
 
-def test_a_dump_holds_what_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dump_contains_the_shown_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEFT_DUMP_DIR", str(tmp_path / "dump"))
     monkeypatch.setenv("WEFT_CACHE", "off")
     with weft.Graph(device="sm_90", io_data_type="f16", compute_data_type="f32") as g:

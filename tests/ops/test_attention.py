@@ -252,7 +252,7 @@ def test_rows_without_a_key() -> None:
         assert (total[:, :, 3] == 0).all()
 
 
-def test_what_is_not_seen_is_not_read() -> None:
+def test_masked_keys_are_not_read() -> None:
     """Padding may contain anything, and so may keys that a mask or a bias of -inf hides."""
     case = Case(seq_len_q=[3, 5], seq_len_kv=[4, 6], bias=(1, 1, 1, 9))
     inputs = case.inputs()

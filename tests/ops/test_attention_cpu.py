@@ -136,7 +136,7 @@ def test_large_scores(dtype: str) -> None:
 
 
 @pytest.mark.parametrize(("rows", "dtype"), [(5, "f32"), (40, "f32"), (40, "bf16")])
-def test_what_one_query_does_not_see_may_be_nan(rows: int, dtype: str) -> None:
+def test_keys_hidden_from_a_query_may_be_nan(rows: int, dtype: str) -> None:
     """Only queries that see a key read it; the other rows of the tile have the same results as without it."""
     case = Case(heads=(2, 2, 2), rows=rows, columns=150, right=0, seq_len_kv=[150, 9], bias=(1, 1, 1, 150))
     inputs = case.inputs(dtype)
@@ -154,7 +154,7 @@ def test_what_one_query_does_not_see_may_be_nan(rows: int, dtype: str) -> None:
     assert all(np.isfinite(each[0][1]).all() for each in found.values())
 
 
-def test_gradients_of_what_one_query_does_not_see() -> None:
+def test_gradients_of_keys_hidden_from_a_query() -> None:
     case = Case(batch=1, heads=(2, 2, 2), rows=40, columns=40, right=0)
     operands = backward_inputs(case, case.inputs("f32"), "f32")
     want, _ = by_definition(case, operands)

@@ -137,7 +137,7 @@ def test_masks(name: str) -> None:
     check_decode(case, out=["f32", "f32", "f32", "f32"])
 
 
-def test_spoiled_values_behind_a_mask() -> None:
+def test_masked_values_may_be_nan() -> None:
     """Keys that no query sees may hold anything; those that one sees show in its row, and no other."""
     case = decoding(2, 2, 60, bias=(1, 1, 2, 60), is_mask=True)
     inputs = case.inputs("bf16")

@@ -513,7 +513,7 @@ def test_overridden_shapes_that_do_not_fit() -> None:
         g.execute(arrays, override_uids=[k.uid], override_shapes=[[1, 2, 6, 8]])
 
 
-def test_a_graph_shows_what_the_modifier_reads() -> None:
+def test_a_graph_shows_the_operands_of_the_modifier() -> None:
     g = weft.Graph(device="cpu", io_data_type="f32")
     q, t = g.tensor([1, 2, 4, 8], name="q"), g.tensor([1, 2, 1, 4], name="relative")
     g.sdpa(q, q, q, score_mod=lambda g, s: g.add(s, t))

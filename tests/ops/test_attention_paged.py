@@ -46,7 +46,7 @@ def test_page_sizes(size: int) -> None:
 
 
 @pytest.mark.parametrize(("k_page", "v_page"), [(16, 0), (0, 16), (7, 0), (0, 1), (16, 5), (3, 64), (64, 16)])
-def test_sides_are_apart(k_page: int, v_page: int) -> None:
+def test_keys_and_values_page_independently(k_page: int, v_page: int) -> None:
     """A side without pages is a plain tensor, and the two need not agree on their pages."""
     check_paged(sequences(3, 70), k_page, v_page, "f16")
 
@@ -242,7 +242,7 @@ def test_pages_outside_count_as_the_nearest(size: int, queries: int) -> None:
 
 
 @pytest.mark.parametrize(("most", "keys"), [(None, 76), (50, 50)])
-def test_skv_is_what_tables_reach(most: int | None, keys: int) -> None:
+def test_skv_defaults_to_the_length_that_tables_cover(most: int | None, keys: int) -> None:
     """Unless it is given: then it may be smaller."""
     g = weft.Graph(io_data_type="f32")
     tensors = {"q": g.tensor([2, 4, 3, 8]), "k": g.tensor([9, 2, 16, 8]), "v": g.tensor([9, 2, 4, 6])}

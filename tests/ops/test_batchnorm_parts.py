@@ -66,7 +66,7 @@ def test_genstats_of_nothing_is_zero(dims: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("wanted", [0, 1])
-def test_genstats_one_sum_alone(wanted: int) -> None:
+def test_genstats_with_only_one_sum(wanted: int) -> None:
     x = random((2, 3, 4))
     check(built("genstats", wanted), {"input": x}, [(exact(x) ** (wanted + 1)).sum((0, 2), keepdims=True)])
 

@@ -116,7 +116,7 @@ def test_more_than_one_tile(size, layout):
 
 
 @pytest.mark.parametrize("layout", ["packed", "channels_last"])
-def test_what_is_not_finite_stays_with_what_sees_it(layout):
+def test_non_finite_values_affect_only_their_readers(layout):
     """Non-finite values affect one sequence: adjacent sequences in memory, and earlier steps, do not see
     them. Filters of 19 taps are processed in chunks, whose first taps are padding."""
     for taps in (4, 19):

@@ -84,7 +84,7 @@ def test_they_are_one_step(device: str) -> None:
     assert [step["family"].partition(".")[2] for step in steps] == ["rows"]
 
 
-def test_beside_statistics_alone() -> None:
+def test_column_sums_with_only_statistics() -> None:
     """Without a gradient of scale or bias: a norm forwards, softmax."""
     x = checks.random((1, 70, 40))
     hat = normed(exact(x))[0]
@@ -103,7 +103,7 @@ def test_beside_statistics_alone() -> None:
     check_all(weights, {"x": x}, [soft, soft.sum(1, keepdims=True)])
 
 
-def test_what_reads_a_sum_is_another_step() -> None:
+def test_readers_of_a_column_sum_are_another_step() -> None:
     """A norm's dscale and a bias' gradient, each put back into rows."""
     given = operands(33, 16)
     dx, dscale, _ = gradient(given)

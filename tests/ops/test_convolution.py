@@ -228,7 +228,7 @@ def test_data_gradient_of_pixels_that_no_filter_saw(tile: int) -> None:
 
 
 @pytest.mark.parametrize("width", [5, 19, 37])
-def test_operands_behind_a_strided_data_gradient(width: int) -> None:
+def test_operands_after_a_strided_data_gradient(width: int) -> None:
     """With a stride, some positions are outside an odd image: the results there do not depend on the
     operands."""
     case = Case("", (2, 64, 6, width), (16, 64, 1, 2), {"stride": [1, 2], "post_padding": [0, 1]})

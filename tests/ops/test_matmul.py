@@ -206,7 +206,7 @@ def test_bytes_contiguous_along_the_depth(left, right, dims):
     )
 
 
-def test_bytes_with_scales_behind():
+def test_eight_bit_operands_with_scales_after_the_product():
     a, b = checks.random((1, 40, 208), "i8", -128, 127), checks.random((1, 208, 72), "i8", -128, 127, seed=1)
     row, column = checks.random((1, 40, 1), "f32", seed=2), checks.random((1, 1, 72), "f32", seed=3)
     want, magnitude = product(a, b)
@@ -253,7 +253,7 @@ def test_fused_bias_activation_residual():
 
 @pytest.mark.parametrize("reads", [0, 1, 2])
 @pytest.mark.parametrize("dims", [(64, 256, 576), (33, 72, 520), (7, 136, 1600), (200, 256, 200)])
-def test_products_behind_a_step(dims, reads):
+def test_products_after_a_step(dims, reads):
     """Weights are there before the step that makes the other operand has ended; whole numbers, so that the
     intermediate is exact."""
     (m, n, k), random = dims, np.random.default_rng(0)
@@ -272,7 +272,7 @@ def test_products_behind_a_step(dims, reads):
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
 @pytest.mark.parametrize("dims", [(3, 5, 7), (64, 64, 64), (128, 8, 16)])
-def test_sums_are_exact_for_what_reads_them_behind(dtype, dims):
+def test_sums_are_exact_for_epilogues(dtype, dims):
     """1 + 2^-12 is not representable in 16 bits; adding -1 gives 2^-12, unless the sum was rounded before."""
     m, n, k = dims
     row = np.zeros(k)

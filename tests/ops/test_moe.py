@@ -158,7 +158,7 @@ def test_gather_of_tokens_that_are_not_there():
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
-def test_gather_beside_rows_of_another_expert(dtype):
+def test_gather_next_to_rows_of_another_expert(dtype):
     """Missing rows are 0 even if a previous product has left data there."""
     token, weight = checks.random((1, 24, 7), dtype), checks.random((2, 7, 5), dtype, seed=1)
     rows = np.concatenate([np.arange(24), np.where(np.arange(24) % 5 == 2, -1, np.arange(24))])

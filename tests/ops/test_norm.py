@@ -441,7 +441,7 @@ def test_backward_is_the_gradient(case: Case) -> None:
 
 
 @one_per_mode
-def test_statistics_are_calculated_anew_when_absent(case: Case) -> None:
+def test_statistics_are_recomputed_when_absent(case: Case) -> None:
     x, dy, scale = random(case.x), random(case.x, seed=1), random(case.affine, seed=2)
     expected = case.backward(dy, x, scale)
     check(backward(case, epsilon=EPSILON), {"dy": dy, "x": x, "scale": scale}, expected, magnitude=64)
@@ -842,7 +842,7 @@ def test_a_compute_type_of_double_has_the_range_of_double(size: float) -> None:
             np.testing.assert_allclose(got, want, 1e-6, 1e-6 * size * (got.shape[1] == 1), err_msg=engine)
 
 
-def test_a_mean_whose_sum_is_no_float() -> None:
+def test_a_mean_whose_sum_overflows_float() -> None:
     x = np.full((2, 64), 3e38, np.float32)
     found = check(
         lambda g, x: g.reduction(x, "AVG", dims=[1]), {"x": x}, [None], layouts=["packed"], graph=FLOAT64

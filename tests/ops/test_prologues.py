@@ -144,7 +144,7 @@ def test_one_kernel_prepares_and_multiplies_what_memory_limits(depth: int, colum
 
 
 @pytest.mark.parametrize(("taps", "stride", "channels"), [(1, 2, 256), (3, 2, 128), (3, 1, 256)])
-def test_images_are_prepared_apart_where_many_taps_read_them(taps: int, stride: int, channels: int) -> None:
+def test_images_read_by_many_taps_are_prepared_separately(taps: int, stride: int, channels: int) -> None:
     """A stride reads few of the pixels that a copy moves; without one, each is prepared for every tap."""
     g = weft.Graph(**BF16, device_property=DeviceProperties(H200))
     size = 56 if stride > 1 else 14

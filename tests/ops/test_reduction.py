@@ -62,7 +62,7 @@ def test_modes_types_and_layouts(mode, dtype):
 
 
 @pytest.mark.parametrize("mode", ORACLES)
-def test_groups_of_neighbours(mode):
+def test_groups_of_adjacent_elements(mode):
     x = numbers((2, 6, 3, 8))
     for dims in ([2, 2, 3, 8], [2, 3, 1, 2], [1, 6, 3, 4]):
         want, magnitude = oracle(mode, x, dims)

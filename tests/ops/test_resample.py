@@ -410,7 +410,7 @@ def test_a_minus_infinity_is_preferred_to_padding() -> None:
     checks.check(lambda g, x: pool(g, x, case, "MAXPOOL", None, index=True), {"x": x}, [y, index])
 
 
-def test_nan_wins_unless_told_otherwise() -> None:
+def test_nan_propagates_by_default() -> None:
     x = np.float32([[[1, np.nan, 3, np.nan, np.nan, 0, -1, -2]]])
     for propagates, y, index in (
         ("PROPAGATE_NAN", [np.nan, np.nan, np.nan, 0, np.nan], [1, 1, 0, 0, 1]),
@@ -426,7 +426,7 @@ def test_nan_wins_unless_told_otherwise() -> None:
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 @pytest.mark.parametrize("case", POOLS[-3:], ids=lambda case: case.name)
-def test_the_first_of_what_compares_in_its_own_way(case: Pool, dtype: str) -> None:
+def test_the_first_of_equal_maxima_is_chosen(case: Pool, dtype: str) -> None:
     """Zeros of both signs and infinities, of which the first counts, and NaNs, of which the last does."""
     values = np.array([np.nan, -0.0, 0.0, INF, -INF, -1, -1, -2])
     chance = np.array([1, 20, 20, 2, 10, 20, 20, 20]) / 113
@@ -442,7 +442,7 @@ def test_the_first_of_what_compares_in_its_own_way(case: Pool, dtype: str) -> No
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 @pytest.mark.parametrize("padding_mode", ["NEG_INF_PAD", "ZERO_PAD"])
 @pytest.mark.parametrize("case", POOLS[-3:], ids=lambda case: case.name)
-def test_maxima_without_their_places(case: Pool, padding_mode: str, dtype: str) -> None:
+def test_maxima_without_indices(case: Pool, padding_mode: str, dtype: str) -> None:
     """NaNs and infinities among them."""
     x = checks.random(case.x, dtype, -8, 8)
     x[..., ::5, ::4], x[..., 1::6, 3] = np.nan, -INF

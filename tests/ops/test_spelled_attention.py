@@ -179,7 +179,7 @@ def test_mutants(seed: int) -> None:
 
 
 @pytest.mark.parametrize("name", NEAR_MISSES)
-def test_what_is_nearly_attention(name: str) -> None:
+def test_near_misses_of_attention_are_declined(name: str) -> None:
     near = NEAR_MISSES[name]
     q, k, v = (checks.random(NEARLY, "bf16", seed=seed, low=-1, high=1) for seed in (1, 2, 3))
     k = np.ascontiguousarray(k.swapaxes(2, 3))

@@ -67,7 +67,7 @@ def test_matmul(shape: tuple[int, ...], span: str, mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_modes_of_what_nobody_keeps(mode: str) -> None:
+def test_modes_without_saved_statistics(mode: str) -> None:
     a, b, bias = whole(2, 200, 64, seed=3), whole(2, 64, 96, seed=4), whole(1, 1, 96, seed=5, most=3)
     c = np.maximum(exact(a) @ exact(b) + exact(bias), -2)
 
@@ -164,7 +164,7 @@ def test_statistics_of_what_follows_a_convolution() -> None:
 
 
 @pytest.mark.parametrize("stride", [1, 2])
-def test_gradients_of_batch_norm_behind_a_data_gradient(stride: int) -> None:
+def test_gradients_of_batch_norm_after_a_data_gradient(stride: int) -> None:
     size = 5 * stride
     w, mask, x = (whole(*d, seed=13) for d in ((24, 40, 3, 3), (2, 40, size, size), (2, 40, size, size)))
     dy, mean = whole(2, 24, 5, 5, seed=14), whole(1, 40, 1, 1, seed=15, dtype="f32")
@@ -210,7 +210,7 @@ def test_totals_of_all_that_a_convolution_makes(modes: tuple[str, ...], stride: 
 
 
 @pytest.mark.parametrize("stride", [1, 2])
-def test_gradients_of_batch_norm_through_relu_of_what_it_made(stride: int) -> None:
+def test_gradients_of_batch_norm_through_relu_of_its_result(stride: int) -> None:
     """After a data gradient one tensor is read, which the gradient through relu and the sums share."""
     size = 6 * stride
     w, x, dy = (whole(*d, seed=17) for d in ((64, 72, 3, 3), (3, 72, size, size), (3, 64, 6, 6)))
@@ -284,7 +284,7 @@ def test_one_step_for_product_and_reductions() -> None:
     assert families(totals) == ["cuda.hopper"]
 
 
-def test_what_nobody_needs_reads_nothing() -> None:
+def test_dead_operations_read_nothing() -> None:
     """A result that only a dead operation reads has no memory, so it must not be stored."""
 
     def totals(g: Any) -> Any:

@@ -351,7 +351,7 @@ def whole_numbers(dims: tuple[int, ...], seed: int, dtype: str) -> Array:
         ("residual", 1, gradient),
     ],
 )
-def test_gradient_of_batch_norm_behind_a_data_gradient(
+def test_gradient_of_batch_norm_after_a_data_gradient(
     norm: Callable[..., Any], kind: str, size: int
 ) -> None:
     dims = operands_of(4, 16, 64, 32, size)
@@ -413,7 +413,7 @@ def test_a_norm_in_use_is_no_step(is_running: bool, others: list[str]) -> None:
 
 @pytest.mark.parametrize("is_running", [False, True])
 @pytest.mark.parametrize("dtype", ["bf16", "f32"])
-def test_a_norm_in_use_behind_a_convolution(dtype: str, is_running: bool) -> None:
+def test_an_inference_norm_after_a_convolution(dtype: str, is_running: bool) -> None:
     dims, each = (2, 32, 8, 8), (1, 32, 1, 1)
     x, w = checks.random(dims, dtype), checks.random((32, 32, 3, 3), dtype, seed=1)
     scale, bias, mean = (checks.random(each, seed=i) for i in (2, 3, 4))

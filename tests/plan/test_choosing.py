@@ -97,12 +97,12 @@ def test_what_prepares_a_factor_is_fused_where_that_is_cheaper(filters: int, wan
 
 
 @pytest.mark.parametrize("g", [conv(True), conv(False), weights(768), prepared(2048)], ids=str)
-def test_a_plan_takes_what_its_steps_take(g: weft.Graph) -> None:
+def test_the_predicted_time_of_a_plan_is_the_sum_of_its_steps(g: weft.Graph) -> None:
     report = g.build().plan.report
     assert report["seconds"] == pytest.approx(sum(step["seconds"] for step in report["steps"]))
 
 
-def test_what_others_read_of_a_region_on_copies_is_stored() -> None:
+def test_region_results_with_other_readers_are_stored() -> None:
     """The product's family sees a subgraph; there, too, two other nodes read its result."""
     g = graph(intermediate_data_type="bf16")
     w = image(g, 64, 64, 3, 3, last=False)
@@ -113,7 +113,7 @@ def test_what_others_read_of_a_region_on_copies_is_stored() -> None:
 
 
 @pytest.mark.parametrize("is_across_first", [True, False])
-def test_what_joins_two_data_gradients_is_behind_the_one_without_phases(is_across_first: bool) -> None:
+def test_a_sum_of_data_gradients_is_an_epilogue_of_the_one_without_phases(is_across_first: bool) -> None:
     """With phases, the other gradient would be read in the memory of the sums."""
     g, dims, made = graph(intermediate_data_type="bf16"), (64, 256, 56, 56), []
     for is_across in (is_across_first, not is_across_first):

@@ -108,7 +108,7 @@ def test_two_products_are_two_steps() -> None:
     assert steps_of(g) == [("cpu.contraction", ["one", "between"]), ("cpu.contraction", ["two"])]
 
 
-def test_norm_and_its_neighbours_are_one_step() -> None:
+def test_norm_and_adjacent_operations_are_one_step() -> None:
     g = new_graph()
     x, r = g.tensor([6, 40], data_type="bf16"), g.tensor([6, 40], data_type="bf16")
     w, b = g.tensor([1, 40], data_type="f32"), g.tensor([1, 40], data_type="f32")
@@ -188,7 +188,7 @@ def test_a_conversion_is_a_copy(source: str, target: str) -> None:
     )
 
 
-def test_elements_made_from_their_places_are_one_step_with_what_follows() -> None:
+def test_position_dependent_elements_are_fused_with_their_consumers() -> None:
     """A mask of dropout, weights of few bits with their bias, a transpose that changes the type."""
     g = new_graph()
     x = g.tensor([6, 32], data_type="f32")

@@ -118,7 +118,7 @@ def test_cross_entropy(intermediate: str | None, words: int) -> None:
             assert (np.abs(checks.exact(got) - want) <= bound * narrowed).all(), engine
 
 
-def test_results_in_place_of_what_dies() -> None:
+def test_results_overwrite_dead_operands() -> None:
     """Large results between steps; some operands have their last use there, and some are read once more."""
     x, w = checks.random((1, 128, 128)), checks.random((1, 128, 128), seed=1)
 

@@ -77,7 +77,7 @@ def test_three_parts_of_features() -> None:
     assert (families, parts) == (["rows"], {"joined::y": ["x0", "x1", "x2"]})
 
 
-def test_a_part_that_is_made() -> None:
+def test_a_computed_part_is_gathered() -> None:
     """The producer chooses its location; the other part is an input."""
 
     def build(g: Any, x: Any, w: Any, last: Any) -> Any:
@@ -120,7 +120,7 @@ def test_a_joined_tensor_that_is_asked_for_is_written() -> None:
     assert planned(build, [1, 512, 128], [1, 512, 128], [1, 256, 64]) == (["move", "hopper"], {})
 
 
-def test_the_rest_alone_is_copied() -> None:
+def test_only_the_remaining_parts_are_copied() -> None:
     """If the concatenation itself is an output, one part is computed in place."""
 
     def build(g: Any, x: Any, w: Any) -> Any:
@@ -207,7 +207,7 @@ def test_softmax_of_joined_features(parts: list[int]) -> None:
     check(norm, arrays, wide / wide.sum(-1, keepdims=True), ulps=2)
 
 
-def test_a_factor_whose_rows_are_joined() -> None:
+def test_a_factor_with_concatenated_rows_is_gathered() -> None:
     """B [K, N] is contiguous along N, so its parts are separate TMA boxes; A is contiguous along K."""
     arrays = draw([1, 40, 128], [1, 64, 24], [1, 64, 24])
     a, *wide = (checks.exact(array) for array in arrays.values())

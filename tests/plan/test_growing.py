@@ -64,7 +64,7 @@ def test_activations_written_out_are_fused(
     assert families(g) == [f"cuda.{family}"]
 
 
-def test_what_the_user_sees_too_is_stored() -> None:
+def test_graph_outputs_with_other_readers_are_stored() -> None:
     """Then the convolution must store its own result, and fusing its readers does not help im2col products. A
     family that stores two results is more expensive than these, but cheaper than these and another pass over
     memory."""
@@ -78,7 +78,7 @@ def test_what_the_user_sees_too_is_stored() -> None:
 
 
 @pytest.mark.parametrize("intermediate", ["bf16", "f32"])
-def test_what_operations_behind_a_product_read_is_made_with_it(intermediate: str) -> None:
+def test_epilogue_operand_producers_are_fused(intermediate: str) -> None:
     """The gradient through relu reads a tensor computed from x. If its producers are fused, the im2col
     product reads only one tensor, which has the layout of the result."""
     g = graph(intermediate, "sm_90")
@@ -92,7 +92,7 @@ def test_what_operations_behind_a_product_read_is_made_with_it(intermediate: str
 
 
 @pytest.mark.parametrize("intermediate", ["bf16", "f32"])
-def test_operations_before_and_behind_a_product_are_taken_together(intermediate: str) -> None:
+def test_prologues_and_epilogues_of_a_product_are_fused(intermediate: str) -> None:
     g = graph(intermediate, "sm_90")
     of_channels = g.tensor((1, 64, 1, 1), (64, 1, 64, 64))
     x, w = g.tensor((8, 64, 28, 28), (64 * 784, 1, 64 * 28, 64)), g.tensor((64, 64, 3, 3), (576, 1, 192, 64))

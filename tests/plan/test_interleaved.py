@@ -50,7 +50,7 @@ def test_short_rows_stay_in_registers() -> None:
 
 
 @pytest.mark.parametrize(("channels", "groups"), [(1280, 32), (640, 32), (320, 32), (120, 8), (2560, 32)])
-def test_threads_are_those_of_whole_segments(channels: int, groups: int) -> None:
+def test_threads_are_a_multiple_of_segment_vectors(channels: int, groups: int) -> None:
     """The number of threads per group is a multiple of the number of vectors of its channels in a pixel."""
     (step,) = steps(2, channels, 128, "channels_last", groups)
     words = step["detail"].replace(",", "").split()

@@ -90,7 +90,7 @@ def test_seconds_are_those_of_the_splits() -> None:
     assert predicted(g, {}) == min(seconds) < max(seconds)
 
 
-def test_a_report_tells_them() -> None:
+def test_a_report_lists_them() -> None:
     g = matmul("sm_80", 32)
     slow = max(tiles_of(g).items(), key=lambda each: each[1])
     made = matmul("sm_80", 32)

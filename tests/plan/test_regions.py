@@ -23,7 +23,7 @@ def graph(**options: Any) -> weft.Graph:
 
 
 @pytest.mark.parametrize("is_first", [True, False])
-def test_what_is_before_joins_wherever_it_stands(is_first: bool) -> None:
+def test_producers_are_fused_in_any_order(is_first: bool) -> None:
     """The graph's first operation is fused like any other."""
     g = graph(io_data_type="f32")
     if not is_first:
@@ -34,7 +34,7 @@ def test_what_is_before_joins_wherever_it_stands(is_first: bool) -> None:
 
 
 @pytest.mark.parametrize("reads", ["neg", "reshape"])
-def test_what_nobody_needs_reads_nothing(reads: str) -> None:
+def test_dead_operations_read_nothing(reads: str) -> None:
     """Not even the result that a product passes to its epilogue."""
     g = graph(io_data_type="f32")
     product = g.matmul(g.tensor([8, 16]), g.tensor([16, 4]), name="product")
@@ -70,7 +70,7 @@ def test_sums_in_one_piece_where_the_workspace_has_no_room_for_parts(limit: int 
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_what_the_worst_step_needs_is_told(seed: int) -> None:
+def test_workspace_of_the_largest_step_is_reported(seed: int) -> None:
     """By the steps: what is made at or before one and read there or later, and its scratch."""
     rng = np.random.default_rng(seed)
     g = weft.Graph(device="cpu", io_data_type="f32", intermediate_data_type="f32", compute_data_type="f32")

@@ -89,7 +89,7 @@ BOUNDED = {
 
 
 @pytest.mark.parametrize("name", MASKS)
-def test_masks_become_what_skips_tiles(name: str) -> None:
+def test_masks_become_tile_skips(name: str) -> None:
     ((family, detail),) = plan(Spelling(**LARGE, mask=name))
     assert family == FAMILY
     assert f"operations{BOUNDED[name]} cuda.attention_hopper" in detail
@@ -118,7 +118,7 @@ def test_parts_of_scores(name: str) -> None:
     assert re.match(rf"sdpa_fwd of \d+ operations,{described}.attention_hopper: ", detail), detail
 
 
-def test_heads_side_by_side_are_read_where_they_lie() -> None:
+def test_interleaved_heads_are_read_in_place() -> None:
     """Transposes of queries, keys and values become strides of the operands, that of the result strides of
     the output."""
     g = graph()
@@ -138,7 +138,7 @@ def test_views_and_copies_of_heads(how: str) -> None:
 
 
 @pytest.mark.parametrize("name", NEAR_MISSES)
-def test_what_is_nearly_attention(name: str) -> None:
+def test_near_misses_of_attention_are_declined(name: str) -> None:
     """Declined, with the reason that the planner reports for the last product."""
     near = NEAR_MISSES[name]
     g = graph()

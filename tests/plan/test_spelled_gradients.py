@@ -184,7 +184,7 @@ def test_what_is_no_gradient_of_attention(name: str) -> None:
     assert re.search(reason, refusals(g)), refusals(g)
 
 
-def test_what_depends_on_o_comes_behind_it() -> None:
+def test_steps_that_depend_on_o_follow_it() -> None:
     """dO is computed from o: forward and backward cannot be one step, and the plan accounts for that."""
     g = weft.Graph(device="sm_90", io_data_type="bf16")
     q, k, v = (g.tensor([2, 4, 64, 64], name=each) for each in "qkv")

@@ -45,7 +45,7 @@ def test_an_output_is_copied():
     checks.check(lambda g, x: g.reshape(x).set_dim([24]), {"x": x}, want, layouts=["packed"])
 
 
-def test_what_is_made_of_a_transpose_lies_as_it_does():
+def test_results_of_a_transpose_inherit_its_layout():
     """As images of a norm over their channels do; what leaves the graph is row-major all the same."""
     x = checks.random((2, 5, 7, 3))
 
@@ -135,7 +135,7 @@ def planned(build, *dims, **options):
     return [step["family"].removeprefix("cuda.") for step in report["steps"]], views
 
 
-def test_parts_of_a_product_are_read_where_they_lie():
+def test_parts_of_a_product_are_read_in_place():
     def build(g, x, w):
         made = g.matmul(x, w, name="made")
         for i in range(2):
@@ -148,7 +148,7 @@ def test_parts_of_a_product_are_read_where_they_lie():
     assert views["turned1::y"] == ("made::C", 128, [32768, 1, 128])
 
 
-def test_a_result_is_made_where_its_reader_wants_it():
+def test_a_result_is_stored_in_the_layout_of_its_reader():
     """No strides show [B, H, S, D] as [B, S, H D] unless it is made that way."""
 
     def build(g, x, w):
@@ -162,7 +162,7 @@ def test_a_result_is_made_where_its_reader_wants_it():
     assert views["turned::y"] == ("joined::y", 0, [32768, 256, 64, 1])
 
 
-def test_parts_of_a_concatenation_are_made_in_place():
+def test_parts_of_a_concatenation_are_computed_in_place():
     def build(g, x, w):
         parts = [g.matmul(x, w, name="left"), g.relu(x, name="right")]
         g.concatenate(parts, 2, name="joined").set_output(True)
@@ -173,7 +173,7 @@ def test_parts_of_a_concatenation_are_made_in_place():
     assert views["right::y"] == ("joined::y", 256, [49152, 192, 1])
 
 
-def test_what_is_no_view_is_copied():
+def test_reshapes_that_are_not_views_are_copied():
     """Another type, an input at the position of an output, a reshape across a gap."""
 
     def build(g, x):
@@ -188,7 +188,7 @@ def test_what_is_no_view_is_copied():
 
 
 @pytest.mark.parametrize(("start", "copies"), [(8, 0), (3, 1)])
-def test_a_copy_is_made_where_it_is_cheaper(start, copies):
+def test_a_copy_is_chosen_when_it_is_cheaper(start, copies):
     """Products need contiguous copies of parts at odd offsets: one shared copy is cheaper. Parts at even
     offsets stay views."""
     g = weft.Graph(device="sm_90", io_data_type="bf16", intermediate_data_type="bf16")

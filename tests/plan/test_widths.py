@@ -131,7 +131,7 @@ def test_a_type_is_lent_by_an_operand_that_has_it(a: str, b: str, stored: str) -
 
 @pytest.mark.parametrize("out", ["f32", "f64"])
 @pytest.mark.parametrize("dims", [[1, 1, 64], [1, 2, 32], [1, 64, 1], [1, 1, 1]])
-def test_what_wide_outputs_are_computed_from_stays_float(dims: list[int], out: str) -> None:
+def test_operands_of_wide_outputs_stay_float(dims: list[int], out: str) -> None:
     """Whatever their extents are."""
     g = weft.Graph(device="sm_90")
     y = g.reshape(g.tanh(g.tensor(dims, data_type="f16")), reshape_mode="LOGICAL")
@@ -171,7 +171,7 @@ def test_sums_are_floats_whatever_their_extents_are() -> None:
 
 
 @pytest.mark.parametrize(("intermediate", "stored"), [(None, "f32"), ("bf16", "bf16")])
-def test_a_cpu_stores_floats_unless_told(intermediate: str | None, stored: str) -> None:
+def test_a_cpu_stores_intermediates_as_floats_by_default(intermediate: str | None, stored: str) -> None:
     """It reads slices and transposes in place."""
     g = weft.Graph(
         handle=weft.create_handle("cpu"),

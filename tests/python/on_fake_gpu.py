@@ -225,7 +225,7 @@ def test_memory_of_results_serves_again() -> None:
         assert g.plan(x=x, stream=1)._address == address
 
 
-def test_out_of_memory_is_told() -> None:
+def test_out_of_memory_is_reported() -> None:
     with pytest.raises(weft.WeftError, match=r"free device memory|Free device memory"):
         weft.DeviceArray([2**60], "u8")
 
@@ -265,7 +265,7 @@ def test_what_lies_between_elements_survives() -> None:
     np.testing.assert_array_equal(memory_of[:, 1::2][:, :2], 7)
 
 
-def test_one_host_array_beside_arrays_of_the_device() -> None:
+def test_one_host_array_next_to_device_arrays() -> None:
     g = weft.Graph(handle=weft.create_handle("cuda"), io_data_type="f32")
     a, b = (g.tensor([2, 3], name=name) for name in "ab")
     g.sub(a, b)

@@ -198,7 +198,7 @@ def test_the_fastest_plan_is_taken_and_remembered(disk: Any, times: Any) -> None
     np.testing.assert_allclose(again.plan(x=x).sum(1), 1, rtol=1e-6)
 
 
-def test_another_graph_is_measured_anew(disk: Any, times: Any) -> None:
+def test_another_graph_is_measured_again(disk: Any, times: Any) -> None:
     graph().autotune()
     g = weft.Graph(io_data_type="f32", handle=weft.create_handle("cpu"))
     g.softmax(g.tensor([8, 32], name="x"))
@@ -219,7 +219,7 @@ def test_another_graph_is_measured_anew(disk: Any, times: Any) -> None:
     ],
     ids=lambda text: text[:60],
 )
-def test_what_is_remembered_is_not_trusted(disk: Any, times: Any, text: str) -> None:
+def test_cached_results_are_validated(disk: Any, times: Any, text: str) -> None:
     """The engine is measured again, and damaged entries are replaced."""
     graph().autotune()
     (kept,) = Path(disk["folder"]).rglob("*.json")

@@ -671,7 +671,7 @@ def check_apart(text: str) -> int:
     return len(boxes)
 
 
-def test_no_text_lies_over_another() -> None:
+def test_no_text_overlaps_another() -> None:
     """The committed picture, whose cases crowd."""
     assert check_apart((Path(__file__).parents[2] / "docs/roofline-h200.svg").read_text()) > 1000
 
@@ -686,7 +686,7 @@ def test_the_slope_of_the_roof_has_its_name(bandwidth: float) -> None:
     assert ("memory" in text) == (bandwidth < 1e11)
 
 
-def test_numbers_stand_apart() -> None:
+def test_labels_do_not_overlap() -> None:
     """A cluster of points, more than fit around one."""
     rng = np.random.default_rng(3)
     places = [(300 + 40 * float(x), 250 + 40 * float(y)) for x, y in rng.standard_normal((40, 2))]

@@ -58,7 +58,7 @@ def test_version() -> None:
     assert command("--version").stdout == f"{weft.__version__}\n"
 
 
-def test_demo_says_what_it_needs(
+def test_demo_reports_its_requirements(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("weft.__main__.find_spec", lambda name: None)
@@ -310,7 +310,7 @@ def test_explain_text() -> None:
     assert explain_text(REPORT, SUPPORT, 2.5e-5, brief=True) == EXPLAINED.split("\n\nhow")[0]
 
 
-def test_explain_steps_beside_their_predictions() -> None:
+def test_explain_lists_steps_with_predictions() -> None:
     text = explain_text(REPORT, measured=[2e-5, 5e-6], brief=True).splitlines()
     assert text[3].startswith("  predicted 31 µs · measured 25 µs · ")
     assert text[5:] == [
@@ -503,7 +503,7 @@ def test_demo_fails_when_it_learns_nothing(tmp_path: Path, capsys: pytest.Captur
     assert "   FAIL held-out accuracy " in capsys.readouterr().out
 
 
-def test_demo_says_what_is_missing(
+def test_demo_reports_what_is_missing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(demo, "missing_packages", lambda: ["scikit-learn"])

@@ -193,7 +193,7 @@ def test_barriers_that_there_are_not(fails: Any, operands: str, words: str) -> N
     fails(f"bar.sync {operands};").expect(words, f"bar.sync {operands};")
 
 
-def test_a_barrier_that_nobody_completes(fails: Any) -> None:
+def test_a_barrier_that_never_completes_fails(fails: Any) -> None:
     fault = fails(WARPS + "@!%p1 bra over;\nbar.sync 1, 64;\nover:", threads=64)
     place = fault.where("bar.sync 1, 64;")
     assert fault.said == f"kernel 'k' stands still:\n  block [0,0,0] warp 0 at a barrier, {place}"
@@ -373,7 +373,7 @@ st.global.u32 [%d7], %r2;
 """
 
 
-def test_a_box_that_is_read_too_early(gpu: Gpu, memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tma_box_read_too_early_fails(gpu: Gpu, memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Data that has not arrived is NaN, never the previous contents."""
     source, made = memory(128), memory(128)
     values = np.arange(32, dtype="f4")
@@ -484,7 +484,7 @@ def test_a_clusters_barrier_is_misused(fails: Any) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_who_has_left_a_cluster_is_not_waited_for(
+def test_exited_blocks_of_a_cluster_are_not_waited_for(
     gpu: Gpu, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Warp 0 arrives and exits; no warp passes before the last one has arrived."""
@@ -579,7 +579,7 @@ WAIT_AGAIN = WAIT_AT_S.replace("again", "more").replace("[s], 0;", "[s], 1;")
 GET_AGAIN = f"@%p3 mbarrier.arrive.expect_tx.shared::cta.b64 _, [s], 128;\n{GET}\n{WAIT_AGAIN}"
 
 
-def test_a_box_over_what_others_still_read(gpu: Gpu, tries: Any, memory: Any) -> None:
+def test_a_tma_box_over_data_still_being_read_fails(gpu: Gpu, tries: Any, memory: Any) -> None:
     """The first thread starts the next copy when its own warp has finished reading."""
     box, again = gpu.tiled(memory(128), (8, 4), (8, 4)), GET_AGAIN
     read = "ld.shared.u32 %r2, [s+128];\nfence.proxy.async;\n"
@@ -590,7 +590,7 @@ def test_a_box_over_what_others_still_read(gpu: Gpu, tries: Any, memory: Any) ->
     assert not tries(f"{GET_BOX}{WAIT_AT_S}\n{read}bar.sync 0;\n{again}", box, shared=256, threads=64)
 
 
-def test_what_threads_wrote_goes_through_a_fence(fails: Any, tries: Any, memory: Any) -> None:
+def test_thread_writes_need_a_fence_before_tma(fails: Any, tries: Any, memory: Any) -> None:
     """Before the copy engine reads it, or a product."""
     address = memory(64)
     copy = "@%p3 cp.async.bulk.global.shared::cta.bulk_group [%d0], [s+64], 64;"
@@ -608,7 +608,7 @@ def test_what_threads_wrote_goes_through_a_fence(fails: Any, tries: Any, memory:
     assert not tries(f"{put}fence.proxy.async;\nbar.sync 0;\n{product()}", shared=OPERANDS, threads=128)
 
 
-def test_what_threads_read_goes_through_a_fence(gpu: Gpu, fails: Any, tries: Any, memory: Any) -> None:
+def test_thread_reads_need_a_fence_before_tma(gpu: Gpu, fails: Any, tries: Any, memory: Any) -> None:
     """Applies before the copy engine writes: to the threads that read, or to the one that starts the copy."""
     box, read = gpu.tiled(memory(128), (8, 4), (8, 4)), "ld.shared.u32 %r2, [s+128];"
     begin = f"{WARPS}{GET_BOX}{WAIT_AT_S}\n@!%p1 {read}\n"
@@ -1245,7 +1245,7 @@ def test_one_lane_is_elected(gpu: Gpu) -> None:
     assert len(set(got[:32].tolist())) == 2
 
 
-def test_predicates_that_nobody_wants(gpu: Gpu) -> None:
+def test_discarded_predicates(gpu: Gpu) -> None:
     """'_' in place of a result leaves the first predicate unchanged."""
     values = np.arange(300, dtype="u4")
     text = "setp.lt.u32 _|%p4, {a}, 100;\nselp.u32 {d}, 1, 0, %p4;\n@%p0 mov.u32 {d}, 9;"
@@ -1390,7 +1390,7 @@ st.global.v4.u32 [%d9], {%r4, %r5, %r6, %r7};"""
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_boxes_for_a_whole_cluster(gpu: Gpu, memory: Any, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tma_boxes_for_a_cluster(gpu: Gpu, memory: Any, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """One block reads for both; a store that has been read may be written when its block has ended."""
     monkeypatch.setenv("EMULATOR_SEED", str(seed))
     values = np.arange(64, dtype="f4").reshape(8, 8)

@@ -161,7 +161,7 @@ def test_masked_arrays_are_not_copied_to_a_device_array() -> None:
         weft.DeviceArray([2], "f32", handle=weft.create_handle("cpu")).copy_from(np.ma.zeros(2, dtype="f4"))
 
 
-def test_dlpack_tells_what_is_read_only() -> None:
+def test_dlpack_reports_read_only_memory() -> None:
     class Exports:
         """A NumPy array that offers only DLPack."""
 
@@ -358,7 +358,7 @@ def test_claims_that_no_memory_meets_are_refused_everywhere(name: str) -> None:
         weft.Graph(handle=weft.create_handle("cpu")).tensor_like(SaysOfGpu(Says(**lie)))
 
 
-def test_what_is_just_possible_is_taken() -> None:
+def test_limits_of_foreign_arrays_are_accepted() -> None:
     """The other side of the limits: 64 dims, an extent of nothing without memory, the whole of memory."""
     for said in ({"shape": (1,) * 64}, {"shape": (0,), "data": (0, False)}, {"data": (2**63 - 25, False)}):
         buffers.describe(Says(**said))
@@ -413,7 +413,7 @@ DLPACK: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("said", "message"), DLPACK, ids=lambda said: "".join(said))
-def test_capsules_that_lie_are_refused_everywhere(said: dict[str, Any], message: str) -> None:
+def test_malformed_capsules_are_refused_everywhere(said: dict[str, Any], message: str) -> None:
     refused_everywhere(Dlpack(lambda: dl_capsule(**said)), message)
 
 

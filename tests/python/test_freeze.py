@@ -81,7 +81,7 @@ def test_frozen_weights_give_the_same_bits(make: Any) -> None:
     np.testing.assert_array_equal(plan(**arrays, **{name: weights}), np.zeros_like(want))
 
 
-def test_few_rows_read_frozen_weights_where_they_lie() -> None:
+def test_few_rows_read_frozen_weights_in_place() -> None:
     """Weights [out, in] are not packed, so frozen and other weights give the same bits."""
     x, w = (np.random.default_rng(i).standard_normal((1, rows, 140), "f4") for i, rows in enumerate((5, 70)))
     g = weft.Graph(handle=HANDLE)

@@ -33,7 +33,7 @@ def test_generated_files_are_fresh() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_check_tells_a_stale_file(tmp_path: Path) -> None:
+def test_check_reports_a_stale_file(tmp_path: Path) -> None:
     for name in ("include", "tools"):
         shutil.copytree(ROOT / name, tmp_path / name)
     done = subprocess.run(

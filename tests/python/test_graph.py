@@ -226,7 +226,7 @@ def test_norm_inference_keeps_no_statistics() -> None:
         (lambda g, x: g.mul(g.identity(x), 1e6), "f16", data_type.FLOAT),
     ],
 )
-def test_numbers_take_the_type_of_the_operand_beside_them(make: Any, dtype: str, expected: Any) -> None:
+def test_numbers_take_the_type_of_the_other_operand(make: Any, dtype: str, expected: Any) -> None:
     g = weft.Graph(handle=weft.create_handle("cpu"))
     y = make(g, g.tensor([4], data_type=dtype, name="x"))
     g.validate()
@@ -411,7 +411,7 @@ def test_an_unknown_engine_is_refused() -> None:
         g.create_execution_plan(99, {})
 
 
-def test_deselecting_everything_says_what_was_deselected() -> None:
+def test_deselecting_everything_reports_the_deselected_engines() -> None:
     g, *_ = small(name="mlp")
     g.deselect_engines(["cpu."])
     with pytest.raises(weft.NotSupportedError, match=r"^graph 'mlp': no engine can run it\.") as caught:
@@ -586,7 +586,7 @@ def test_numbers_of_numpy_are_scalars() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "i64"])
-def test_scalars_take_the_type_that_is_said(dtype: str) -> None:
+def test_scalars_take_the_declared_type(dtype: str) -> None:
     assert weft.Graph().tensor_scalar(2, data_type=dtype).dtype is weft.data_type_of(dtype)
 
 
@@ -1029,7 +1029,7 @@ def build_output(dims: Sequence[int], strides: Sequence[int]) -> None:
     g.validate()
 
 
-def test_outputs_overlap_where_two_elements_share_a_place() -> None:
+def test_outputs_overlap_if_two_elements_share_an_address() -> None:
     """Decided exactly, as counting the addresses does."""
     random, seen = np.random.default_rng(7), Counter[bool]()
     for _ in range(400):

@@ -107,7 +107,7 @@ def test_picture_cuts_long_names_and_keeps_them_as_titles() -> None:
     assert any((e.text or "").startswith(name) for e in ET.fromstring(picture).iter(f"{NAMESPACE}title"))
 
 
-def test_cutting_a_name_looks_at_what_may_stay_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shortening_a_graph_tries_what_can_be_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
     width = svg.text_width
     monkeypatch.setattr(svg, "text_width", lambda text, *of: (seen.append(len(text)), width(text, *of))[1])

@@ -187,7 +187,7 @@ REFUSED: dict[str, Callable[[], weft.Graph]] = {
 
 
 @pytest.mark.parametrize("words", list(REFUSED))
-def test_what_methods_refuse_is_listed(words: str) -> None:
+def test_refused_methods_are_listed(words: str) -> None:
     """Every listed method is refused, too: when one becomes supported, remove it from the list."""
     assert words in MISSING
     with pytest.raises(weft.NotSupportedError):

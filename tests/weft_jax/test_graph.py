@@ -52,7 +52,7 @@ def test_a_graph_that_was_drawn_before() -> None:
     )
 
 
-def test_what_follows_a_transpose_is_packed() -> None:
+def test_consumers_of_a_transpose_are_packed() -> None:
     g = weft.Graph("turned")
     g.neg(g.transpose(g.tensor([3, 4], data_type="f64", name="x"), [1, 0]))
     close(jax.jit(weft_jax.graph(g))(normal(3, 4)), -normal(3, 4).T)

@@ -69,7 +69,7 @@ def test_calls_that_differ_in_anything_have_plans_of_their_own() -> None:
             torch.testing.assert_close(linear(x, x, x[0], activation), expected(x @ x.t() + x[0]))
 
 
-def test_named_arguments_are_told_apart() -> None:
+def test_named_arguments_are_distinguished() -> None:
     bias, a, b = rows(4), rows(3, 5), rows(5, 4)
     with weft_torch.enable(["addmm"]) as enabled:
         for how in ({}, {"alpha": 2}, {"beta": 2}, {"beta": 0.5, "alpha": 3}) * 2:
@@ -158,7 +158,7 @@ def test_of_many_kinds_of_calls_some_are_kept_and_none_is_mixed_up() -> None:
     assert operator(1) == 2
 
 
-def test_clearing_the_cache_builds_anew() -> None:
+def test_clearing_the_cache_rebuilds_plans() -> None:
     x, call = rows(3, 7), OPERATORS["softmax"].call
     call(x, 1, False)
     weft_torch.clear_cache()

@@ -223,7 +223,7 @@ def test_statistics_are_padded_as_torchs_attention_of_a_gpu_has_them(rows: int) 
     assert not cover.refused + cover_alone.refused + cover_back.refused
 
 
-def test_copies_lie_as_torch_says() -> None:
+def test_copies_have_the_layout_that_torch_expects() -> None:
     """By default Weft's results have the layout of their sources."""
 
     def model(x):
@@ -236,7 +236,7 @@ def test_copies_lie_as_torch_says() -> None:
 
 
 @pytest.mark.parametrize("is_last", [True, False])
-def test_a_product_ends_in_the_sum_of_what_it_shows_in_another_order(is_last: bool) -> None:
+def test_a_sum_of_permuted_products_is_fused_into_the_product(is_last: bool) -> None:
     """Fused twice, if the first sum is permuted back; with channels first each sum stays a separate step."""
 
     def model(x, w):
@@ -265,7 +265,7 @@ def test_other_lengths_are_graphs_of_their_own() -> None:
     assert len(cover.graphs) == 3
 
 
-def test_a_region_tells_other_tensors_from_its_first() -> None:
+def test_a_region_distinguishes_other_tensors_from_its_first() -> None:
     x, other = torch.randn(4, 6), torch.randn(4, 6, requires_grad=True)
     cover, region = region_of(torch.ops.aten.native_layer_norm.default, 3, ..., [6], None, None, 1e-5)
     kinds = [x, x.T.contiguous().T, x.double(), torch.randn(3, 6), x[::2]]  # a graph each
@@ -738,7 +738,7 @@ class Left(torch.nn.Module):
         return torch.relu(added.sort(1).values @ self.weight) * 2, x[:, 1:], y.argmax(1)
 
 
-def test_inductor_compiles_what_weft_leaves() -> None:
+def test_inductor_compiles_unsupported_operators() -> None:
     """Compiled once for all batch sizes."""
     torch.manual_seed(5)
     model, cover = Left(), Cover()
@@ -773,7 +773,7 @@ def test_without_inductor_what_weft_leaves_runs_one_by_one(monkeypatch) -> None:
     assert told in str(cover)
 
 
-def test_an_operator_that_is_left_alone_is_called() -> None:
+def test_a_single_remaining_operator_is_not_compiled() -> None:
     """There is no other operator to fuse it with."""
     x, alone = torch.randn(4, 6), Cover()
     run = compiled(lambda x: x.relu().cumsum(0), alone, inductor=True)

@@ -29,7 +29,7 @@ def gradients(model, x):
     return [each.grad.clone() for each in model.parameters()]
 
 
-def test_a_model_trains_on_weft_and_says_so() -> None:
+def test_a_model_trains_on_weft_and_reports_it() -> None:
     torch.manual_seed(1)
     model, x = Small(), torch.randn(2, 3, 6, 6)
     expected = gradients(model, x)
@@ -62,7 +62,7 @@ def test_what_weft_leaves_falls_through_with_a_reason() -> None:
     assert enabled.report() == {"aten::avg_pool2d": {reason: 3}, "aten::_softmax": {"served": 1}}
 
 
-def test_rows_that_lie_apart_are_served() -> None:
+def test_rows_with_gaps_are_served() -> None:
     x, weight = torch.randn(4, 3, 5).transpose(0, 1).requires_grad_(), torch.randn(2, 5)
     expected = torch.autograd.grad(F.linear(F.layer_norm(x, [5]), weight).square().sum(), x)
     with weft_torch.enable() as enabled:
@@ -106,7 +106,7 @@ def test_norms_of_channels_train_and_are_used(layout) -> None:
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_parameters_that_lie_apart(training: bool) -> None:
+def test_parameters_with_gaps_between_elements(training: bool) -> None:
     x, (scale, shift) = torch.randn(4, 3, 5), torch.randn(3, 2).unbind(1)
     after = torch.randn(3), torch.rand(3) + 1
     apart = [torch.stack([each, each], 1)[:, 0] for each in after]
@@ -204,7 +204,7 @@ def test_groups_that_end_begin_where_others_do(ends, columns) -> None:
     assert enabled.report() == {"aten::_grouped_mm": {"served": 2}}
 
 
-def test_other_operators_are_left_alone() -> None:
+def test_other_operators_are_unchanged() -> None:
     with weft_torch.enable(["conv"]) as enabled:
         torch.softmax(torch.randn(2, 3), 1)
     assert enabled.report() == {}
@@ -313,7 +313,7 @@ def test_linear_enables_the_products_that_torch_computes_it_of() -> None:
     ("stride", "dilation", "padding", "output_padding"),
     [(1, 2, 0, 1), (2, 3, 1, 2), (1, 3, 2, 2), (2, 4, 0, 3)],
 )
-def test_output_padding_may_lie_between_stride_and_dilation(
+def test_output_padding_may_be_between_stride_and_dilation(
     stride: int, dilation: int, padding: int, output_padding: int
 ) -> None:
     shapes = (2, 3, 5, 4), (3, 2, 3, 2), (2,)

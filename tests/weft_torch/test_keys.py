@@ -142,7 +142,7 @@ def test_classes_have_keys_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
-def test_layouts_of_one_shape_are_told_apart_in_calls(kind) -> None:
+def test_layouts_of_one_shape_are_distinguished_in_calls(kind) -> None:
     """Three layouts of a square, one after the other and again: a plan of another one would be off."""
     base = torch.randn(8, 8, generator=torch.Generator("cpu").manual_seed(1), device="cpu")
     base = base.to(torch.get_default_device())

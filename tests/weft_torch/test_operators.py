@@ -565,7 +565,7 @@ def test_what_has_no_derivative_refuses_dual_numbers() -> None:
             weft.sdpa_paged(dual, *rest)
 
 
-def test_a_refusal_is_said() -> None:
+def test_a_refusal_is_reported() -> None:
     x = normal(1, 2, 5, 5, grad=False)
     with pytest.raises(Exception, match="avg_pool: windows of ceil_mode end beyond the padding"):
         weft.avg_pool(x, [2], [2], [0], True, True, None)

@@ -92,7 +92,7 @@ def test_packed_sequences_as_torch_calls_them(active) -> None:
           [expected, *torch.autograd.grad(expected.square().sum(), rows)])  # fmt: skip
 
 
-def test_registry_names_it_and_refusals_are_said(active) -> None:
+def test_registry_lists_the_engine_and_refusals_are_reported(active) -> None:
     assert weft_torch.register_sdpa("ANOTHER") in attention.list_flash_attention_impls()
     if DEVICE == "cpu":  # on a GPU, torch's own kernel is the fallback
         q = normal(1, 2, 4, 8)

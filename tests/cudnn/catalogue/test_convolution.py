@@ -106,7 +106,7 @@ def test_filter_gradient(place: Any) -> None:
     assert g.find_tensor("wgrad::DW") is DW
 
 
-def test_data_gradient_behind_relu(place: Any) -> None:
+def test_data_gradient_after_relu(place: Any) -> None:
     dy, w = place.channels_last((1, 4, 4, 4)), place.channels_last((4, 4, 1, 1), seed=1)
     x = place.channels_last((1, 4, 4, 4), seed=2)
     g = graph(place)
@@ -142,7 +142,7 @@ def test_three_dimensions(place: Any) -> None:
     place.close(y, convolved(place.get(x), place.get(w)))
 
 
-def test_scale_bias_relu_before_and_statistics_behind(place: Any) -> None:
+def test_scale_bias_relu_prologue_and_statistics_epilogue(place: Any) -> None:
     x, w = place.channels_last((2, 8, 6, 6)), place.channels_last((4, 8, 3, 3), seed=1)
     scale, bias = place.random((1, 8, 1, 1), seed=2), place.random((1, 8, 1, 1), seed=3)
     g = graph(place)

@@ -211,7 +211,7 @@ def test_batch_norm_in_inference(place: Any) -> None:
     place.close(y, want, "bf16")
 
 
-def test_batch_norm_backward_behind_a_relu_mask(place: Any) -> None:
+def test_batch_norm_backward_after_a_relu_mask(place: Any) -> None:
     x, dy = place.channels_last((3, 4, 4, 4)), place.channels_last((3, 4, 4, 4), seed=1)
     scale = place.random((1, 4, 1, 1), seed=2)
     kept = np.moveaxis(np.random.default_rng(3).integers(0, 2, (3, 4, 4, 4)), -1, 1)
