@@ -34,7 +34,7 @@ PLATFORMS = {"cpu": device_kind.CPU, "cuda": device_kind.CUDA}
 
 def call(operator: Operator, *arrays: Any, attributes: tuple[Any, ...] = ()) -> list[Any]:
     """Returns the results of an operator on JAX arrays."""
-    return _bind(arrays, Call(operator, attributes, _wants_all_bits()))
+    return _bind(arrays, Call(operator, attributes, _wants_full_precision()))
 
 
 def _bind(arrays: Sequence[Any], call: Call) -> list[Any]:
@@ -58,7 +58,7 @@ def _primitive(name: str) -> Primitive:
     return primitive
 
 
-def _wants_all_bits() -> bool:
+def _wants_full_precision() -> bool:
     """True if JAX is set to full float32 precision in products; by default it allows TF32 on a GPU."""
     return jax.config.jax_default_matmul_precision in ("highest", "float32", "high", "bfloat16_3x")
 
@@ -90,7 +90,7 @@ def _axes(value: Any) -> frozenset[str]:
     return frozenset(of.varying if of is not None else getattr(type_, "vma", ()))
 
 
-def alike(*values: Any) -> list[Any]:
+def vary_together(*values: Any) -> list[Any]:
     """Converts values to arrays that vary over the same mesh axes, so that the gradient of a value that does
     not vary over an axis is summed over it. None stays None."""
     arrays = [None if each is None else jnp.asarray(each) for each in values]

@@ -17,7 +17,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from weft.jax import sharding
-from weft.jax.calls import alike, resized, vary_like
+from weft.jax.calls import resized, vary_like, vary_together
 
 Arrays = tuple[Any, ...]
 """The arrays of a call; None in the place of an optional one that was not given."""
@@ -53,7 +53,7 @@ class Function(ABC):
         return sharding.run(partial(self._on_shard, options), self.labels(options, *arrays), arrays)
 
     def _on_shard(self, options: Any, *arrays: Any) -> Any:
-        return self.local(options, *alike(*arrays))
+        return self.local(options, *vary_together(*arrays))
 
     @abstractmethod
     def check(self, options: Any, *arrays: Any) -> tuple[Any, Arrays]:

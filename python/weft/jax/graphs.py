@@ -12,7 +12,7 @@ from weft import buffers, dtypes
 from weft.devices import DeviceProperties
 from weft.errors import BadParameterError
 from weft.graphs import Graph
-from weft.jax.calls import alike, call
+from weft.jax.calls import call, vary_together
 from weft.jax.drawing import Call, Drawing, Form, Operator, Place
 from weft.tensor import Tensor
 
@@ -39,7 +39,7 @@ def graph(source: Callable[..., Any] | Graph) -> Callable[..., Any]:
 
     @partial(jax.jit, static_argnums=0, inline=True)
     def traced(options: tuple[tuple[str, Any], ...], *arrays: Any) -> Any:
-        results = call(operator, *alike(*arrays), attributes=options)
+        results = call(operator, *vary_together(*arrays), attributes=options)
         return results[0] if operator.is_single(options) else tuple(results)
 
     def run(*arrays: Any, **options: Any) -> Any:

@@ -26,7 +26,7 @@ from weft.torch import inductor
 from weft.torch.nodes import BLANK, DRAWN, OWN
 from weft.torch.ops import FLOATS, INDICES
 from weft.torch.partition import partition
-from weft.torch.regions import GETS, SHOWS, Cover, draw_alone, name_of
+from weft.torch.regions import GETITEM_OPS, VIEW_OPS, Cover, draw_separately, name_of
 from weft.torch.rewrites import recompute_widened, rewrite
 
 # ---- Which operators ----
@@ -40,7 +40,7 @@ def _tensors_of(value: Any) -> list[torch.Tensor]:
 
 def _tensors(node: torch.fx.Node) -> list[torch.Tensor]:
     """Returns the fake tensors that a node reads and writes; for a getitem, only the element."""
-    takes = () if node.target in GETS else node.all_input_nodes
+    takes = () if node.target in GETITEM_OPS else node.all_input_nodes
     return [tensor for each in (node, *takes) for tensor in _tensors_of(each.meta["val"])]
 
 
@@ -59,14 +59,14 @@ def refusal(node: torch.fx.Node) -> str:
 
 def _others(node: torch.fx.Node) -> Sequence[torch.dtype]:
     """Returns the non-float data types that one of Weft's own operators reads and writes."""
-    made = node.args[0] if node.target in GETS else node
+    made = node.args[0] if node.target in GETITEM_OPS else node
     return INDICES if isinstance(made, torch.fx.Node) and made.target in OWN else ()
 
 
 def _is_blank(node: torch.fx.Node) -> bool:
     """True if the node takes an element of a result that may be blank, or is a gradient that reads none of
     them."""
-    source = node.args[0] if node.target in GETS else None
+    source = node.args[0] if node.target in GETITEM_OPS else None
     is_element = isinstance(source, torch.fx.Node) and source.target in BLANK
     return is_element or str(node.target).startswith("aten._scaled_dot_product")
 
@@ -74,11 +74,11 @@ def _is_blank(node: torch.fx.Node) -> bool:
 def _draw_refusal(node: torch.fx.Node) -> str:
     """Returns why Weft refuses to draw the node by itself; empty if it does not, or if sizes are symbolic."""
     inputs = [n.meta["val"] for n in node.all_input_nodes if isinstance(n.meta["val"], torch.Tensor)]
-    if node.target in GETS or any(_is_symbolic(value) for value in (*inputs, node.meta["val"])):
+    if node.target in GETITEM_OPS or any(_is_symbolic(value) for value in (*inputs, node.meta["val"])):
         return ""
     args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
     try:
-        draw_alone(node.target, args, kwargs, node.meta["val"])
+        draw_separately(node.target, args, kwargs, node.meta["val"])
     except WeftError as error:
         return str(error)
     return ""
@@ -115,7 +115,7 @@ def _covered(module: torch.fx.GraphModule, cover: Cover) -> tuple[torch.fx.Graph
 
 def _is_left(node: torch.fx.Node) -> bool:
     """True if torch computes the node and its results are tensors, not views."""
-    is_view = node.target in SHOWS or node.target in GETS
+    is_view = node.target in VIEW_OPS or node.target in GETITEM_OPS
     is_torchs = node.op == "call_function" and not isinstance(node.target, inductor.Standing)
     return is_torchs and not is_view and bool(_tensors_of(node.meta.get("val")))
 

@@ -101,7 +101,7 @@ class Enabled:
         # Kernels of a device and composite operators do not read the dispatch keys.
         keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
         own = functools.partial(torch.library.get_kernel(operator.twin, key).call_boxed, keys)
-        serve = operator if isinstance(operator, StandIn) else operator.in_torchs_place
+        serve = operator if isinstance(operator, StandIn) else operator.call_checked
         slow = _server(name, serve, own, self._counts)
 
         def left(error: WeftError) -> Callable[..., Any]:

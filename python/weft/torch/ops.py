@@ -152,7 +152,7 @@ class Operator:
         results = self._ready(arguments)(arguments)
         return results[0] if self._is_single else results
 
-    def in_torchs_place(self, *arguments: Any, **named: Any) -> Any:
+    def call_checked(self, *arguments: Any, **named: Any) -> Any:
         """Returns the results. Raises WeftError if Weft refuses the arguments, or if torch refuses operands
         of different types."""
         self.check(*arguments, **named)
@@ -364,7 +364,7 @@ def differentiable(
 def _add_gradient(operator: Operator, keep: Callable[..., Any], grad: Callable[..., Any]) -> None:
     torch.library.register_autograd(f"weft::{operator.name}", grad, setup_context=keep, lib=_library)
     operator.function = _function(operator, keep, grad)
-    _shorten(operator)
+    _install_fast_path(operator)
     operator.transformed = _transformed(operator, keep, grad)
 
 
@@ -425,23 +425,23 @@ def _function(operator: Operator, keep: Callable[..., Any], grad: Callable[..., 
         keep(ctx, arguments, output)
         return output
 
-    ways = {"forward": staticmethod(forward), "backward": staticmethod(grad)}
-    made: Any = type(f"weft_{operator.name}", (torch.autograd.Function,), ways)
+    methods = {"forward": staticmethod(forward), "backward": staticmethod(grad)}
+    made: Any = type(f"weft_{operator.name}", (torch.autograd.Function,), methods)
     # Skips the apply of torch.autograd.Function, which checks whether a transform is active.
     apply: Callable[..., Any] = super(torch.autograd.Function, made).apply
     return apply
 
 
-def _shorten(operator: Operator) -> None:
+def _install_fast_path(operator: Operator) -> None:
     """Installs the fast path at the operator's autograd keys; calls that it cannot handle take torch's
     path."""
     for place in PLACES:
         key = f"Autograd{place.upper()}"
         whole = torch.library.get_kernel(f"weft::{operator.name}", key)
-        _library.impl(operator.name, _short(operator, whole), key, with_keyset=True)
+        _library.impl(operator.name, _fast_path(operator, whole), key, with_keyset=True)
 
 
-def _short(operator: Operator, whole: Any) -> Callable[..., Any]:
+def _fast_path(operator: Operator, whole: Any) -> Callable[..., Any]:
     def compute(keys: Any, *arguments: Any) -> Any:
         if _has_tangent(arguments):
             return operator.forward_mode(*arguments)
@@ -479,6 +479,6 @@ def _transformed(operator: Operator, keep: Callable[..., Any], grad: Callable[..
     def backward(ctx: Any, *losses: Any) -> Any:
         return grad(_Context(ctx), *losses)
 
-    ways = {"forward": forward, "setup_context": keep, "backward": backward}
-    statics = {name: staticmethod(way) for name, way in ways.items()}
+    methods = {"forward": forward, "setup_context": keep, "backward": backward}
+    statics = {name: staticmethod(method) for name, method in methods.items()}
     return type(f"weft_{operator.name}", (torch.autograd.Function,), statics)

@@ -10,7 +10,7 @@ from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
 from weft.torch.inductor import Standing
-from weft.torch.regions import GETS, MOVES, Cover, Region
+from weft.torch.regions import GETITEM_OPS, MOVE_OPS, Cover, Region
 
 
 def partition(
@@ -42,7 +42,7 @@ def partition(
 
 
 def _computes(nodes: Any) -> bool:
-    return any(node.target not in MOVES and node.target not in GETS for node in nodes)
+    return any(node.target not in MOVE_OPS and node.target not in GETITEM_OPS for node in nodes)
 
 
 def _place(node: torch.fx.Node, region: Region) -> None:

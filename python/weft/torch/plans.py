@@ -64,7 +64,7 @@ class Drawing:
         before = rank - len(order)
         return self.read(value, [*[1] * before, *dims], [*[value.numel()] * before, *steps])
 
-    def is_spread(self, value: Any, dim: int) -> bool:
+    def is_expanded(self, value: Any, dim: int) -> bool:
         """True if a dimension has stride 0: all its elements share one address."""
         return not value.stride(dim)
 

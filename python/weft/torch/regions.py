@@ -31,15 +31,15 @@ CAPACITY = 64
 
 _NARROW = (torch.bfloat16, torch.float16)
 
-GETS = {operator.getitem}
+GETITEM_OPS = {operator.getitem}
 """Operators that take one result out of a tuple."""
 
-SHOWS = {*VIEWS, aten.permute.default, aten.t.default, aten.transpose.int, aten.expand.default}
-SHOWS |= {aten.slice.Tensor, aten.select.int, aten.unbind.int, aten.split.Tensor}
-SHOWS |= {aten.split_with_sizes.default, aten.detach.default, aten.alias.default}
+VIEW_OPS = {*VIEWS, aten.permute.default, aten.t.default, aten.transpose.int, aten.expand.default}
+VIEW_OPS |= {aten.slice.Tensor, aten.select.int, aten.unbind.int, aten.split.Tensor}
+VIEW_OPS |= {aten.split_with_sizes.default, aten.detach.default, aten.alias.default}
 """Operators whose result is a view of their input."""
 
-MOVES = {*SHOWS, aten.clone.default}
+MOVE_OPS = {*VIEW_OPS, aten.clone.default}
 """Operators that compute nothing: views and copies."""
 
 
@@ -182,9 +182,9 @@ class RegionDrawing(Drawing):
         self._values += blank
         self._blank |= set(map(id, blank))
 
-    def is_spread(self, value: Any, dim: int) -> bool:
+    def is_expanded(self, value: Any, dim: int) -> bool:
         """Like Drawing's; False for computed tensors, whose strides Weft chooses."""
-        return not self._is_made(value) and super().is_spread(value, dim)
+        return not self._is_made(value) and super().is_expanded(value, dim)
 
     def exact(self, value: Any) -> Any:
         """Like Drawing's: returns the value of which this one is a copy in a wider type."""
@@ -271,7 +271,7 @@ class _Drawer(torch.fx.Interpreter):  # type: ignore[misc]
         result = super().call_function(target, args, kwargs)
         self._drawing.outputs = list(result) if isinstance(result, (tuple, list)) else [result]
         draw(self._drawing, target, args, kwargs)
-        if target not in GETS:
+        if target not in GETITEM_OPS:
             self._drawing.leave_blank(target in BLANK)
         return result
 
@@ -303,7 +303,7 @@ class Cover:
         return "\n".join([*lines, *(graph.explain() for graph in self.graphs)])
 
 
-class _Again:
+class _SameKind:
     """Checks in one call to torch whether arguments are of the same kind as a region's first ones; usually
     they are."""
 
@@ -314,11 +314,11 @@ class _Again:
         guards = torch._C._dynamo.guards.TensorGuards(
             *arguments, dynamic_dims_sizes=extents, dynamic_dims_strides=strides
         )
-        self._are_such: Callable[..., bool] = guards.check
+        self._check: Callable[..., bool] = guards.check
 
     def fits(self, arguments: Sequence[Any]) -> bool:
         """True if the arguments have the same cache key as the first ones."""
-        return self._are_such(*arguments) and (self._flags is None or self._flags == plans.flags())
+        return self._check(*arguments) and (self._flags is None or self._flags == plans.flags())
 
 
 def _flags_of(tensors: Sequence[torch.Tensor]) -> tuple[bool, ...] | None:
@@ -332,16 +332,16 @@ class Region:
     def __init__(self, module: torch.fx.GraphModule, cover: Cover) -> None:
         self.module, self._cover = module, cover
         """The operators of the region, reduced to the results that Weft has to compute."""
-        self.bases, self.views, self.ends = _views_apart(module)
+        self.bases, self.views, self.ends = _separate_views(module)
         """The computed results, the views of these and of the arguments, and the structure of what the graph
         reads."""
         given = [each for each in module.graph.nodes if each.op == "placeholder"]
         self.numbers = [not isinstance(each.meta.get("val", _TENSOR), torch.Tensor) for each in given]
         """For each argument, whether it is a number (a symbolic size) instead of a tensor."""
-        names = {_own_name(each.target) for each in module.graph.nodes if each.op == "call_function"}
+        names = {_weft_name(each.target) for each in module.graph.nodes if each.op == "call_function"}
         self._products = bool(names & CONVOLVES), bool(names & MULTIPLIES)
         self._plans = Cache(CAPACITY)
-        self._first: _Again | None = None
+        self._first: _SameKind | None = None
 
     def __call__(self, *arguments: Any) -> Any:
         """Returns the results, one tensor or a tuple. If Weft builds no graph, torch computes them."""
@@ -350,7 +350,7 @@ class Region:
             return self._alone(first.prepared(arguments))
         found = self._ready(arguments)
         if self._first is None and not any(self.numbers):
-            self._first = _Again(arguments, found)
+            self._first = _SameKind(arguments, found)
         return self._alone(found(arguments))
 
     def _alone(self, results: tuple[Any, ...]) -> Any:
@@ -384,9 +384,9 @@ class Region:
     def _refused(self, error: WeftError, arguments: Sequence[Any]) -> dict[str, list[torch.fx.Node]]:
         """Returns the nodes that Weft refuses, by reason: those that it refuses one at a time, or else the
         one that it refuses in the region, or else all of them."""
-        is_drawn = not isinstance(error, _Refusal)
+        is_fully_drawn = not isinstance(error, _Refusal)
         with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-            alone = _Alone(self.module, self._products, is_drawn)
+            alone = _SeparateDrawer(self.module, self._products, is_fully_drawn)
             alone.run(*_fakes(mode, arguments))
         refused = [error.node] if isinstance(error, _Refusal) else self._computing()
         return alone.refused or {str(error): refused}
@@ -428,7 +428,7 @@ def _warn(name: str, why: str) -> None:
     )
 
 
-class _Alone(torch.fx.Interpreter):  # type: ignore[misc]
+class _SeparateDrawer(torch.fx.Interpreter):  # type: ignore[misc]
     """Runs a region's operators on fake tensors and draws each in a graph of its own. builds: whether to also
     build the graphs of those that compute."""
 
@@ -440,14 +440,14 @@ class _Alone(torch.fx.Interpreter):  # type: ignore[misc]
 
     def run_node(self, node: torch.fx.Node) -> Any:
         result = super().run_node(node)
-        if node.op == "call_function" and node.target not in GETS:
+        if node.op == "call_function" and node.target not in GETITEM_OPS:
             args, kwargs = self.fetch_args_kwargs_from_env(node)
             try:
-                drawing = draw_alone(node.target, args, kwargs, result, self._products)
+                drawing = draw_separately(node.target, args, kwargs, result, self._products)
                 if self._builds and _computes(node):
                     for i, each in enumerate(drawing.outputs):
                         if isinstance(each, torch.Tensor):
-                            drawing.finish(i, each, _unshared(each))
+                            drawing.finish(i, each, _without_expanded(each))
                     drawing.graph.build()
             except WeftError as error:
                 self.refused.setdefault(str(error), []).append(node)
@@ -455,10 +455,10 @@ class _Alone(torch.fx.Interpreter):  # type: ignore[misc]
 
 
 def _computes(node: torch.fx.Node) -> bool:
-    return node.op == "call_function" and node.target not in GETS and node.target not in MOVES
+    return node.op == "call_function" and node.target not in GETITEM_OPS and node.target not in MOVE_OPS
 
 
-def draw_alone(
+def draw_separately(
     target: Any, args: Any, kwargs: Any, results: Any, products: tuple[bool, bool] = (False, False)
 ) -> RegionDrawing:
     """Draws one operator on fake tensors. Raises WeftError if Weft refuses it.
@@ -491,10 +491,10 @@ class _InParts:
 
     def __call__(self, arguments: Sequence[Any]) -> tuple[Any, ...]:
         """The results."""
-        return tuple(map(_laid, self._module(*arguments), self._layouts))
+        return tuple(map(_with_layout, self._module(*arguments), self._layouts))
 
 
-def _laid(value: Any, layout: Any) -> Any:
+def _with_layout(value: Any, layout: Any) -> Any:
     if layout is None or value.stride() == layout.stride():
         return value
     how = {"dtype": value.dtype, "device": value.device}
@@ -502,14 +502,14 @@ def _laid(value: Any, layout: Any) -> Any:
 
 
 def _layouts(values: Sequence[Any]) -> list[Any]:
-    return [_unshared(each) if isinstance(each, torch.Tensor) else None for each in values]
+    return [_without_expanded(each) if isinstance(each, torch.Tensor) else None for each in values]
 
 
 def _fakes(mode: FakeTensorMode, arguments: Sequence[Any]) -> list[Any]:
     return [mode.from_tensor(e.detach()) if isinstance(e, torch.Tensor) else e for e in arguments]
 
 
-def _own_name(target: Any) -> str:
+def _weft_name(target: Any) -> str:
     """Returns the name of Weft's operator for a torch operator, or an empty string."""
     if "scaled_dot_product" in str(target):
         return "sdpa"
@@ -537,7 +537,7 @@ def _graph_of(tensors: Sequence[torch.Tensor], products: tuple[bool, bool]) -> G
     return graph
 
 
-def _views_apart(module: torch.fx.GraphModule) -> tuple[list[Any], list[Any], Any]:
+def _separate_views(module: torch.fx.GraphModule) -> tuple[list[Any], list[Any], Any]:
     """Changes the output of a region's module to the tensors that Weft has to compute. Returns these tensors,
     the views of them and of arguments in graph order, and the previous output."""
     bases: dict[Any, None] = {}
@@ -564,14 +564,14 @@ _TENSOR = torch.empty(0)
 
 
 def _is_view(node: torch.fx.Node) -> bool:
-    source = node.args[0] if node.target in GETS else None
-    is_part = isinstance(source, torch.fx.Node) and source.target in SHOWS
-    return node.op == "call_function" and (node.target in SHOWS or is_part)
+    source = node.args[0] if node.target in GETITEM_OPS else None
+    is_part = isinstance(source, torch.fx.Node) and source.target in VIEW_OPS
+    return node.op == "call_function" and (node.target in VIEW_OPS or is_part)
 
 
-def _unshared(value: torch.Tensor) -> torch.Tensor:
+def _without_expanded(value: torch.Tensor) -> torch.Tensor:
     """Returns a contiguous copy if the tensor has expanded dimensions, so that no elements share memory; else
     the tensor."""
     pairs = zip(value.shape, value.stride(), strict=True)
-    is_spread = any(n > 1 and step == 0 for n, step in pairs)
-    return value.contiguous() if is_spread else value
+    is_expanded = any(n > 1 and step == 0 for n, step in pairs)
+    return value.contiguous() if is_expanded else value

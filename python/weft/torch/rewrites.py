@@ -103,7 +103,7 @@ def _are_side_by_side(parts: Sequence[Any]) -> bool:
 def _sum(node: Any) -> None:
     _join_parts(node)
     if node.users:
-        _sum_as_made(node)
+        _sum_before_permute(node)
 
 
 def _join_parts(node: Any) -> None:
@@ -127,31 +127,31 @@ def _join_parts(node: Any) -> None:
 # ---- Sums with permuted operands ----
 
 
-def _sum_as_made(node: Any) -> None:
+def _sum_before_permute(node: Any) -> None:
     """Computes the sum in the original layout of a permuted term and permutes the result, so that it can be
     the epilogue of the product that computes the term."""
     both = [*node.args[:2]]
     are_tensors = all(isinstance(e, Node) and isinstance(_value(e), torch.Tensor) for e in both)
     if node.kwargs or not are_tensors:
         return
-    shown = next((each for each in both[::-1] if _is_shown_once(each)), None)
+    shown = next((each for each in both[::-1] if _is_permuted_once(each)), None)
     if shown is None or _value(both[0]).shape != _value(both[1]).shape:
         return
     order = [i % _value(shown).ndim for i in shown.args[1]]
-    terms = [_as_made(node, each, order) for each in both]
+    terms = [_before_permute(node, each, order) for each in both]
     found = _call(node, aten.permute.default, _call(node, aten.add.Tensor, *terms), order)
     if _value(found).stride() == _value(node).stride():
         node.replace_all_uses_with(found)
 
 
-def _is_shown_once(node: Any) -> bool:
+def _is_permuted_once(node: Any) -> bool:
     return node.target == aten.permute.default and len(node.users) == 1
 
 
-def _as_made(node: Any, value: Any, order: Sequence[int]) -> Any:
+def _before_permute(node: Any, value: Any, order: Sequence[int]) -> Any:
     """Returns the value before a permutation by `order`: its source, or an inverse permutation of it."""
-    is_shown = value.target == aten.permute.default
-    if is_shown and [i % len(order) for i in value.args[1]] == [*order]:
+    is_permutation = value.target == aten.permute.default
+    if is_permutation and [i % len(order) for i in value.args[1]] == [*order]:
         return value.args[0]
     return _call(node, aten.permute.default, value, [order.index(i) for i in range(len(order))])
 
@@ -197,7 +197,7 @@ def _repeats(indices: Sequence[Any], extents: Sequence[int]) -> list[int] | None
     return found
 
 
-def _apart(shape: Sequence[int], times: Sequence[int]) -> list[int]:
+def _split_dims(shape: Sequence[int], times: Sequence[int]) -> list[int]:
     """Returns a shape with each of the last dimensions split into elements and repetitions."""
     return [*shape[:2], *(n for pair in zip(shape[2:], times, strict=True) for n in pair)]
 
@@ -208,10 +208,10 @@ def _index(node: Any) -> None:
     times = _repeats(indices, shape)
     if times is None:
         return
-    is_last = _is_last(_value(node))
+    is_last = _is_channels_last(_value(node))
     for i in range(len(times)):
         x = _call(node, aten.unsqueeze.default, x, 3 + 2 * i)
-    wide = _call(node, aten.expand.default, x, _apart(shape, times))
+    wide = _call(node, aten.expand.default, x, _split_dims(shape, times))
     if is_last:
         wide = _call(node, aten.permute.default, wide, [0, *range(2, 2 * len(times) + 2), 1])
     n, c, *extents = _value(node).shape
@@ -228,7 +228,7 @@ def _index_put(node: Any) -> None:
     times = _repeats(indices, shape) if adds and zeros.target == aten.new_zeros.default else None
     if times is None or _value(values).numel() != _value(node).numel() * math.prod(times):
         return
-    apart = _call(node, aten.view.default, values, _apart(shape, times))
+    apart = _call(node, aten.view.default, values, _split_dims(shape, times))
     over = [3 + 2 * i for i in range(len(times))]
     node.replace_all_uses_with(_call(node, aten.sum.dim_IntList, apart, over))
 
@@ -283,33 +283,34 @@ def _keep_channels_last(graph: torch.fx.Graph) -> None:
     """Lets images stay channels last through group norms and the operators after them, up to a view that
     requires another layout. The results of the graph keep their layout."""
     norms = [each for each in graph.nodes if each.target in _NORMS and not _is_dynamic(each)]
-    images = {each: [i for i in (0, 1) if _lies_last(each.args[i])] for each in norms}
+    images = {each: [i for i in (0, 1) if _is_image_channels_last(each.args[i])] for each in norms}
     if not any(images.values()):
         return
     before = {each: each.meta["val"] for each in graph.nodes if "val" in each.meta}
     for each in norms:
         for i in images[each]:
-            each.update_arg(i, _unmoved(each.args[i]))
+            each.update_arg(i, _before_channels_first(each.args[i]))
         each.target = _NORMS[each.target]
     _propagate(graph)
-    _lay_as_before(graph, before)
+    _restore_layouts(graph, before)
     graph.eliminate_dead_code()
 
 
-def _is_last(value: torch.Tensor) -> bool:
+def _is_channels_last(value: torch.Tensor) -> bool:
     """True if an image is stored channels last and is not contiguous as well."""
     order = [0, *range(2, value.ndim), 1]
     return value.ndim > 3 and not value.is_contiguous() and value.permute(order).is_contiguous()
 
 
-def _unmoved(image: Any) -> Any:
+def _before_channels_first(image: Any) -> Any:
     """Returns an image before torch's conversion to channels first."""
     is_moved = image.target == aten.clone.default and _value(image).is_contiguous()
-    return image.args[0] if is_moved and _is_last(_value(image.args[0])) else image
+    return image.args[0] if is_moved and _is_channels_last(_value(image.args[0])) else image
 
 
-def _lies_last(image: Any) -> bool:
-    return isinstance(image, Node) and _value(image).ndim > 3 and _is_last(_value(_unmoved(image)))
+def _is_image_channels_last(image: Any) -> bool:
+    is_image = isinstance(image, Node) and _value(image).ndim > 3
+    return is_image and _is_channels_last(_value(_before_channels_first(image)))
 
 
 def _propagate(graph: torch.fx.Graph) -> None:
@@ -318,7 +319,7 @@ def _propagate(graph: torch.fx.Graph) -> None:
     for node in graph.nodes:
         if node.op != "call_function":
             continue
-        if node.target in _SHOWN and steps_in(_value(node.args[0]), node.args[1]) is None:
+        if node.target in _RESHAPES and steps_in(_value(node.args[0]), node.args[1]) is None:
             with graph.inserting_before(node):
                 node.update_arg(0, _packed(node, node.args[0]))
         args, named = torch.fx.map_arg((node.args, node.kwargs), lambda each: each.meta["val"])
@@ -326,7 +327,7 @@ def _propagate(graph: torch.fx.Graph) -> None:
             node.meta["val"] = node.target(*args, **named)
 
 
-_SHOWN = {aten.view.default, aten._unsafe_view.default}
+_RESHAPES = {aten.view.default, aten._unsafe_view.default}
 
 
 def _packed(node: Any, value: Any) -> Any:
@@ -338,10 +339,10 @@ def _mode_of(graph: torch.fx.Graph) -> Any:
     return next(each.fake_mode for each in values if isinstance(each, torch.Tensor))
 
 
-def _lay_as_before(graph: torch.fx.Graph, before: dict[Any, Any]) -> None:
+def _restore_layouts(graph: torch.fx.Graph, before: dict[Any, Any]) -> None:
     ends = next(each for each in graph.nodes if each.op == "output")
 
-    def lay(end: Any) -> Any:
+    def restore(end: Any) -> Any:
         old, new = before[end], end.meta["val"]
         if not isinstance(new, torch.Tensor) or new.stride() == old.stride():
             return end
@@ -350,13 +351,13 @@ def _lay_as_before(graph: torch.fx.Graph, before: dict[Any, Any]) -> None:
         return _call(ends, aten.permute.default, packed, [order.index(i) for i in range(old.ndim)])
 
     with graph.inserting_before(ends):
-        ends.args = torch.fx.map_arg(ends.args, lay)
+        ends.args = torch.fx.map_arg(ends.args, restore)
 
 
 # ---- Max pooling with unused indices, dropout with a mask that follows from a seed ----
 
 
-def _parts_of(node: Any) -> list[Any]:
+def _results_of(node: Any) -> list[Any]:
     """Returns the getitem nodes of a node's two results, or None for a result without one."""
     found: list[Any] = [None, None]
     for each in node.users:
@@ -372,7 +373,7 @@ def _pool(rank: int) -> Rewrite:
     gradient = getattr(aten, f"max_pool{rank}d_with_indices_backward").default
 
     def replace(node: Any) -> None:
-        maximum, place = _parts_of(node)
+        maximum, place = _results_of(node)
         readers = list(place.users) if place is not None else []
         x, *how = _given(node)
         if maximum is None or any(each.target != gradient for each in readers):
@@ -387,7 +388,7 @@ def _pool(rank: int) -> Rewrite:
 
 def _dropout(node: Any) -> None:
     x, p, trains = _given(node)
-    kept, mask = _parts_of(node)
+    kept, mask = _results_of(node)
     readers = list(mask.users) if mask is not None else []
     if kept is None or not trains or any(e.target != aten.native_dropout_backward.default for e in readers):
         return
@@ -425,7 +426,7 @@ def _cross_entropy(node: Any) -> None:
     logits, dim, _ = _given(scores)
     losses = [each for each in _readers(scores) if each.target == _LOSSES[node.target]]
     gradients = [each for loss in losses for each in loss.users]
-    loss, total = _parts_of(node)
+    loss, total = _results_of(node)
     are_alone = (
         dim % _value(logits).ndim == min(1, _value(logits).ndim - 1)
         and set(_readers(scores)) == {node, *losses, *gradients}
@@ -457,8 +458,8 @@ def recompute_widened(graph: torch.fx.Graph) -> None:
     copies, because the gradient's kernel converts its input anyway."""
     widened = set()
     for node in graph.nodes:
-        is_shown = node.target in _SHOWN or node.target == aten.detach.default
-        if _widens(node) or (is_shown and node.args[0] in widened):
+        is_permutation = node.target in _RESHAPES or node.target == aten.detach.default
+        if _widens(node) or (is_permutation and node.args[0] in widened):
             widened.add(node)
             node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
 
@@ -472,7 +473,7 @@ def _widens(node: Any) -> bool:
 # ---- as_strided that changes no layout, such as from a mean over channels-last images ----
 
 
-def _lies_so(value: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int | None) -> bool:
+def _has_strides(value: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int | None) -> bool:
     """True if the elements in their order already have these strides. The stride of an extent of 1 is
     ignored."""
     steps = steps_in(value, size) if value.numel() == math.prod(size) else None
@@ -483,7 +484,7 @@ def _lies_so(value: torch.Tensor, size: Sequence[int], stride: Sequence[int], of
 
 def _strided(node: Any) -> None:
     x, size, stride, offset = _given(node)
-    if _lies_so(_value(x), size, stride, offset) and all(each.op != "output" for each in node.users):
+    if _has_strides(_value(x), size, stride, offset) and all(each.op != "output" for each in node.users):
         is_same = list(_value(x).shape) == list(size)
         node.replace_all_uses_with(x if is_same else _call(node, aten.view.default, x, size))
 
@@ -491,8 +492,8 @@ def _strided(node: Any) -> None:
 def _scatter(node: Any) -> None:
     whole, part, size, stride, offset = _given(node)
     shape, is_same_type = [*_value(whole).shape], _value(part).dtype == _value(whole).dtype
-    lies_so = is_same_type and _lies_so(_value(whole), size, stride, offset)
-    if lies_so and steps_in(_value(part), shape) is not None:
+    has_strides = is_same_type and _has_strides(_value(whole), size, stride, offset)
+    if has_strides and steps_in(_value(part), shape) is not None:
         node.replace_all_uses_with(_call(node, aten.view.default, part, shape))
 
 

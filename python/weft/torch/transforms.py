@@ -129,12 +129,12 @@ def _batched(rank: int) -> Fold:
             return None
         if rank and x.ndim == rank + 2:
             return operator(x, *rest)
-        return _apart(operator(x.flatten(0, 1), *rest), x.shape[:2])
+        return _unfold(operator(x.flatten(0, 1), *rest), x.shape[:2])
 
     return fold
 
 
-def _apart(results: Any, sizes: Sequence[int]) -> Any:
+def _unfold(results: Any, sizes: Sequence[int]) -> Any:
     if isinstance(results, tuple):
         return tuple(each.unflatten(0, sizes) for each in results)
     return results.unflatten(0, sizes)
@@ -149,7 +149,7 @@ def _mm(_: Any, is_mapped: Sequence[bool], a: Any, b: Any) -> Any:
 def _attention(operator: Any, is_mapped: Sequence[bool], q: Any, k: Any, v: Any, *rest: Any) -> Any:
     if not all(is_mapped[:3]) or any(is_mapped[3:]):
         return None
-    return _apart(operator(*(each.flatten(0, 1) for each in (q, k, v)), *rest), q.shape[:2])
+    return _unfold(operator(*(each.flatten(0, 1) for each in (q, k, v)), *rest), q.shape[:2])
 
 
 FOLDS: dict[str, Fold]

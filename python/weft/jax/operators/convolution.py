@@ -32,9 +32,9 @@ class _Geometry(NamedTuple):
 
     def options(self) -> dict[str, Any]:
         """Returns the keyword arguments for the graph's methods."""
-        before, behind = zip(*self.padding, strict=True)
+        before, after = zip(*self.padding, strict=True)
         windows = {"stride": self.stride, "dilation": self.dilation}
-        return {**windows, "pre_padding": before, "post_padding": behind}
+        return {**windows, "pre_padding": before, "post_padding": after}
 
     def order(self, i: int) -> list[int]:
         """Returns the dimensions of image, filters or result in Weft's order: N C, or K C, then the spatial
@@ -75,14 +75,14 @@ def _read(d: Drawing, at: int, how: _Geometry, i: int) -> Tensor:
     return d.read(at, *how.shown(i, d.arguments[at].shape))
 
 
-def _draw(d: Drawing, how: _Geometry, type_: Any, behind: _Epilogue) -> None:
+def _draw(d: Drawing, how: _Geometry, type_: Any, epilogue: _Epilogue) -> None:
     """Arguments: image, filters, then the bias if there is one."""
     g, shape = d.graph, how.result_shape(d.arguments[0].shape, d.arguments[1].shape)
     y = g.conv_fprop(_read(d, 0, how, 0), _read(d, 1, how, 1), **how.options())
-    if behind.has_bias:
+    if epilogue.has_bias:
         y = g.bias(y, d.read(2, [1, *d.arguments[2].shape, *[1] * len(how.stride)]))
-    given, y = y, activations.draw(g, behind.activation, y)
-    for each in (y, given) if behind.is_kept else (y,):
+    given, y = y, activations.draw(g, epilogue.activation, y)
+    for each in (y, given) if epilogue.is_kept else (y,):
         d.write(each, Form(shape, type_), *how.shown(2, shape))
 
 

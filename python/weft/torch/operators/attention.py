@@ -32,21 +32,21 @@ def _refuse_unlike(q: Any, k: Any, v: Any, mask: Any, causal: bool, shares_heads
         raise NotSupportedError("sdpa: unequal heads without enable_gqa. Leave it to torch.")
 
 
-def _four(value: Any) -> tuple[list[int], list[int]]:
+def _four_dims(value: Any) -> tuple[list[int], list[int]]:
     """Returns dims and strides, padded with 1 in front to four dimensions."""
     missing: int = 4 - value.ndim
     return [*[1] * missing, *value.shape], [*[1] * missing, *_strides(value)]
 
 
 def _read(d: Drawing, value: Any) -> Tensor:
-    return d.read(value) if value.ndim == 4 else d.read(value, *_four(value))
+    return d.read(value) if value.ndim == 4 else d.read(value, *_four_dims(value))
 
 
 def _read_heads(d: Drawing, value: Any) -> Tensor:
     """Reads keys or values. Heads that were expanded from one are read as one shared head."""
-    if value.ndim < 4 or value.shape[HEADS] == 1 or not d.is_spread(value, HEADS):
+    if value.ndim < 4 or value.shape[HEADS] == 1 or not d.is_expanded(value, HEADS):
         return _read(d, value)
-    dims, steps = _four(value)
+    dims, steps = _four_dims(value)
     dims[HEADS], steps[HEADS] = 1, 1
     return d.read(value, dims, steps)
 
@@ -54,12 +54,12 @@ def _read_heads(d: Drawing, value: Any) -> Tensor:
 def _write(d: Drawing, i: int, result: Tensor) -> None:
     """Declares a four-dimensional tensor as result i."""
     value = d.outputs[i]
-    d.write(i, result, *(() if value.ndim == 4 else _four(value)))
+    d.write(i, result, *(() if value.ndim == 4 else _four_dims(value)))
 
 
 def _statistics(value: Any) -> tuple[list[int], list[int]]:
     """Returns dims and strides of one number per row of scores."""
-    dims, steps = _four(value[..., None])
+    dims, steps = _four_dims(value[..., None])
     return dims, [*steps[:3], 1]
 
 
@@ -102,7 +102,7 @@ def attend_backward(
     for i, result in enumerate(d.graph.sdpa_backward(*ends, **how)):
         _write(d, i, result)
     if wants_mask:
-        d.write(3, how["dBias"], *_four(d.outputs[3]))
+        d.write(3, how["dBias"], *_four_dims(d.outputs[3]))
 
 
 # ---- The operator ----
@@ -247,7 +247,7 @@ def softmax_of(scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return weights / safe, torch.where(total > 0, safe.log() + most, -torch.inf).squeeze(-1)
 
 
-def _kept(s: _Scores, dropout: float, seed: Any) -> torch.Tensor | float:
+def _dropout_factors(s: _Scores, dropout: float, seed: Any) -> torch.Tensor | float:
     """Returns the factors by which dropout multiplies the probabilities. They are read from the operator's
     own output for equal scores, with columns of the identity as values."""
     if not dropout:
@@ -268,7 +268,7 @@ def _reference(
     _refuse_unlike(q, k, v, mask, causal, shares_heads)
     s = scores_of(q, k, v, mask, causal, scale)
     p, lse = softmax_of(s.scores)
-    o = (p * _kept(s, dropout, seed) @ s.v).to(q.dtype)
+    o = (p * _dropout_factors(s, dropout, seed) @ s.v).to(q.dtype)
     return o, lse if with_statistics else lse.new_empty(0)
 
 
@@ -280,7 +280,7 @@ def _backward_reference(
     and v."""
     s = scores_of(q, k, v, mask, causal, scale)
     p = torch.exp(s.scores - torch.where(lse == -torch.inf, 0, lse)[..., None])
-    loss, used = do.to(p.dtype), p * _kept(s, dropout, seed)
+    loss, used = do.to(p.dtype), p * _dropout_factors(s, dropout, seed)
     along = (loss * o).sum(-1, keepdim=True)
     ds = used * (loss @ s.v.mT) - p * along
     dq, dk, dv = ds @ s.k * s.factor, ds.mT @ s.q * s.factor, used.mT @ loss
@@ -294,14 +294,14 @@ differentiable("sdpa", _keep_sdpa, _grad_sdpa, _reference, _backward_reference)
 # ---- Replacement of torch's operator ----
 
 
-_KINDS = (
+_FUSED_BACKENDS = (
     torch._C._get_flash_sdp_enabled, torch._C._get_mem_efficient_sdp_enabled, torch._C._get_cudnn_sdp_enabled,
 )  # fmt: skip
 
 
-def _only_spelled_out() -> bool:
+def _is_math_only() -> bool:
     """True if the caller allows torch only the decomposed implementation, products and a softmax."""
-    return not any(is_enabled() for is_enabled in _KINDS)
+    return not any(is_enabled() for is_enabled in _FUSED_BACKENDS)
 
 
 def _of_one_batch(*ends: Any) -> Sequence[Any]:
@@ -321,7 +321,7 @@ def _serve_sdpa(
     q: Any, k: Any, v: Any, mask: Any = None, dropout: float = 0, causal: bool = False, *,
     scale: float | None = None, enable_gqa: bool = False,
 ) -> Any:  # fmt: skip
-    if _only_spelled_out():
+    if _is_math_only():
         raise NotSupportedError("sdpa: only torch's MATH backend is enabled. Leave it to torch.")
     q, k, v = (q, k, v) if enable_gqa else _of_one_batch(q, k, v)
     seed = torch.randint(1 << 62, (1,), device=q.device) if dropout else None
