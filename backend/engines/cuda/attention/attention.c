@@ -140,11 +140,11 @@ int attention_amax_outputs(const struct cuda_attention *c, const struct tensor *
 }
 
 /* 16: the depth of one 16-bit MMA. A depth of 0 counts as 1, so that tiles exist. */
-struct attention_depth attention_depth_of(int64_t depth, int most) {
-    struct attention_depth found = {.chunks = divide_up(depth > 0 ? depth : 1, most)};
-    found.chunk = round_up(divide_up(depth > 0 ? depth : 1, found.chunks), 16);
-    found.padded = found.chunk * found.chunks;
-    return found;
+struct attention_depth attention_depth_of(int64_t depth, int max_chunk) {
+    struct attention_depth result = {.chunks = divide_up(depth > 0 ? depth : 1, max_chunk)};
+    result.chunk = round_up(divide_up(depth > 0 ? depth : 1, result.chunks), 16);
+    result.padded = result.chunk * result.chunks;
+    return result;
 }
 
 weftStatus_t attention_decline(const struct cuda_attention *c, int64_t shared_bytes) {

@@ -77,7 +77,7 @@ bool attention_wants(const struct cuda_attention *c, const struct tensor *output
 struct attention_depth {
     int64_t padded, chunk, chunks;
 };
-struct attention_depth attention_depth_of(int64_t depth, int most);
+struct attention_depth attention_depth_of(int64_t depth, int max_chunk);
 
 /* Fails because the device has less shared memory than the smallest tile requires. */
 weftStatus_t attention_decline(const struct cuda_attention *c, int64_t shared_bytes);

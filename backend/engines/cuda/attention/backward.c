@@ -54,8 +54,8 @@ static int64_t shared_bytes(const struct cuda_attention *c, const struct pass *p
     int64_t resident = (rows * depth + (p->has_dqk ? rows * value_depth : pad) + slice) * bytes;
     if (p->is_bias)
         return streamed + resident + rows * (t->columns + 1) * sum;
-    int64_t weights = c->arithmetic->is_mma ? pad : rows * (t->columns + pad);
-    return t->stages * streamed + resident + weights * bytes + t->stages * t->columns * 4;
+    int64_t p_elements = c->arithmetic->is_mma ? pad : rows * (t->columns + pad);
+    return t->stages * streamed + resident + p_elements * bytes + t->stages * t->columns * 4;
 }
 
 /* True for a FLOAT result of 16-bit MMAs: its operands have two parts, the second of which is the rounding error of the
@@ -99,8 +99,8 @@ static bool has_copies(const struct cuda_attention *c) {
 /* Separate copies only fit next to the operands of the scores in slices. */
 static weftStatus_t plan_pass(struct pass *p, const struct cuda_attention *c) {
     p->parts = !p->is_bias && (is_wide(c, p->dqk) || is_wide(c, p->dv)) ? 2 : 1;
-    bool found = ((p->is_bias || !has_copies(c)) && choose_tile(p, c, false)) || choose_tile(p, c, true);
-    return found ? WEFT_STATUS_SUCCESS : attention_decline(c, p->shared_bytes);
+    bool has_tile = ((p->is_bias || !has_copies(c)) && choose_tile(p, c, false)) || choose_tile(p, c, true);
+    return has_tile ? WEFT_STATUS_SUCCESS : attention_decline(c, p->shared_bytes);
 }
 
 enum { PASSES_MAX = 4 + SCORE_MODIFIER_GRADIENTS_MAX };

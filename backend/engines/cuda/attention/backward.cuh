@@ -229,11 +229,11 @@ template <class P> DEVICE void compute_gradients(const P &a, memory &shared) {
     const int first_step = next_active(0);
     if (first_step < steps)
         load(first_step, shared.stages[0]);
-    int turn = 0; /* index of the current stage */
+    int stage_index = 0; /* index of the current stage */
     i64 last_head = -1;
 #pragma unroll 1
-    for (int step = first_step, next; step < steps; step = next, turn = (turn + 1) % STAGES) {
-        streamed_tile &now = shared.stages[turn];
+    for (int step = first_step, next; step < steps; step = next, stage_index = (stage_index + 1) % STAGES) {
+        streamed_tile &now = shared.stages[stage_index];
         const i64 head = head_of(step);
         next = next_active(step + 1);
         const int first = (begin + step % each) * COLUMNS;
@@ -253,19 +253,19 @@ template <class P> DEVICE void compute_gradients(const P &a, memory &shared) {
         await_tiles();
         bool is_non_finite = false;
         if (!is_whole)
-            is_non_finite = clear_non_finite_rows(now, shared.non_finite[turn], step);
+            is_non_finite = clear_non_finite_rows(now, shared.non_finite[stage_index], step);
         is_non_finite = __syncthreads_or(is_non_finite);
         if (has_new_resident)
             rows.load();
         if (STAGES > 1 && next < steps)
-            load(next, shared.stages[(turn + 1) % STAGES]);
+            load(next, shared.stages[(stage_index + 1) % STAGES]);
         const bool overlaps = rows.overlaps(first);
         sum_t s[M_TILES][N][4] = {}, g[M_TILES][N][4] = {};
         if constexpr (IS_SLICED)
             add_all_slices(a, tile_pair{at.batch, head, resident, others, at.first, first}, rows, shared.resident,
                            overlaps, s, g);
         if (overlaps)
-            add_tile(a, at, rows, now, shared.non_finite[turn], step, is_non_finite, is_whole, first,
+            add_tile(a, at, rows, now, shared.non_finite[stage_index], step, is_non_finite, is_whole, first,
                      shared.p + warp_first * (COLUMNS + PAD), s, g, grads, amax);
         if (STAGES == 1 && next < steps) {
             __syncthreads();

@@ -43,8 +43,8 @@ static int64_t tile_rows(const struct attention_tile *t) { return t->warps * t->
 static int64_t shared_bytes(const struct cuda_attention *c, const struct attention_tile *t, const struct forward *f) {
     int64_t bytes = c->arithmetic->bytes, pad = 16 / bytes, rows = tile_rows(t);
     int64_t stage = t->columns * (f->depth.chunk + pad + f->value_depth.chunk + pad);
-    int64_t weights = c->arithmetic->is_mma ? pad : rows * (t->columns + pad);
-    return (t->stages * stage + rows * (f->depth.chunk + pad) + weights) * bytes + t->stages * t->columns * 4;
+    int64_t p_elements = c->arithmetic->is_mma ? pad : rows * (t->columns + pad);
+    return (t->stages * stage + rows * (f->depth.chunk + pad) + p_elements) * bytes + t->stages * t->columns * 4;
 }
 
 /* is_sliced: queries and keys may be loaded in slices. An unsliced tile that leaves room for only one warp would always

@@ -269,22 +269,22 @@ template <class P> DEVICE void attend(const P &a, memory &shared) {
             load_q(a, at, used, 0, shared);
         load_tile(a, at, keys, from * KEYS, shared.stages[0]);
     }
-    int turn = 0; /* index of the current stage */
+    int stage_index = 0; /* index of the current stage */
 #pragma unroll 1
-    for (int tile = from, next; tile < until; tile = next, turn = (turn + 1) % STAGES) {
-        stage &now = shared.stages[turn];
+    for (int tile = from, next; tile < until; tile = next, stage_index = (stage_index + 1) % STAGES) {
+        stage &now = shared.stages[stage_index];
         const int first = tile * KEYS;
         next = next_tile(a, at, tile + 1, until);
         const bool is_whole = !MAY_HIDE && common.covers(first, first + KEYS);
         await_tiles();
         bool is_non_finite = false;
         if (!is_whole)
-            is_non_finite = v_loader::clear_non_finite_rows(now.v, shared.non_finite[turn], tile);
+            is_non_finite = v_loader::clear_non_finite_rows(now.v, shared.non_finite[stage_index], tile);
         is_non_finite = __syncthreads_or(is_non_finite);
         if (tile == from)
             q.load();
         if (STAGES > 1 && next < until)
-            load_tile(a, at, keys, next * KEYS, shared.stages[(turn + 1) % STAGES]);
+            load_tile(a, at, keys, next * KEYS, shared.stages[(stage_index + 1) % STAGES]);
         bool overlaps = false;
 #pragma unroll
         for (int m = 0; m < M_TILES; m++)
@@ -305,7 +305,7 @@ template <class P> DEVICE void attend(const P &a, memory &shared) {
                 sum_t nan_or_zero[2];
                 score_tile(a, rows[m].resident, first, is_whole, scale, s[m]);
                 if (is_non_finite)
-                    find_non_finite(shared.non_finite[turn], tile, s[m], nan_or_zero);
+                    find_non_finite(shared.non_finite[stage_index], tile, s[m], nan_or_zero);
                 online_softmax(rows[m], s[m], o[m]);
                 if (is_non_finite)
                     for (int j = 0; j < VALUES / 8; j++)

@@ -1,4 +1,4 @@
-/* attention_gradient: code shared by the backward kernels: resident and streamed tiles, and the gradients of scores.
+/* gradient: code shared by the backward kernels: resident and streamed tiles, and the gradients of scores.
    `qk` is Q or K, `vdo` is V or dO: resident K and V with streamed Q and dO, or resident Q and dO with streamed
    K and V.
    Scales    of an operand, NAME_SCALES: 0 none; 1 one number, which multiplies the products; 2 one per row or block,
@@ -162,17 +162,17 @@ DEVICE void load_streamed(const P &a, i64 batch, i64 head, const span &visible, 
 
 /* For the tiles that gradients are computed from. */
 DEVICE bool clear_non_finite_rows(streamed_tile &tile, int *non_finite, int mark) {
-    bool found = false;
+    bool any_non_finite = false;
     if constexpr (!KV_RESIDENT)
-        found = tile_loader < COLUMNS, DEPTH, HAS_K_T ? K_T_RUN : K_RUN,
+        any_non_finite = tile_loader < COLUMNS, DEPTH, HAS_K_T ? K_T_RUN : K_RUN,
         k_t > ::clear_non_finite_rows(tile.qk, non_finite, mark);
     else if constexpr (!IS_SLICED || HAS_DQK)
-        found = tile_loader < COLUMNS, DEPTH, HAS_Q_T ? Q_T_RUN : Q_RUN,
+        any_non_finite = tile_loader < COLUMNS, DEPTH, HAS_Q_T ? Q_T_RUN : Q_RUN,
         q_t > ::clear_non_finite_rows(tile.qk, non_finite, mark);
     if constexpr (KV_RESIDENT && (!IS_SLICED || HAS_DV))
-        found = tile_loader < COLUMNS, VALUE_DEPTH, HAS_D_O_T ? D_O_T_RUN : D_O_RUN,
-        d_o_t > ::clear_non_finite_rows(tile.vdo, non_finite, mark) || found;
-    return found;
+        any_non_finite = tile_loader < COLUMNS, VALUE_DEPTH, HAS_D_O_T ? D_O_T_RUN : D_O_RUN,
+        d_o_t > ::clear_non_finite_rows(tile.vdo, non_finite, mark) || any_non_finite;
+    return any_non_finite;
 }
 
 /* ---- Scores of resident rows ---- */
@@ -219,12 +219,12 @@ struct score_rows {
     }
     /* True if any pair of the warp's rows and the tile is visible. */
     DEVICE bool overlaps(int from) const {
-        bool found = false;
+        bool is_any_visible = false;
 #pragma unroll
         for (int m = 0; m < M_TILES; m++)
-            found = found || resident[m][0].visible.overlaps(from, from + COLUMNS) ||
-                    resident[m][1].visible.overlaps(from, from + COLUMNS);
-        return __any_sync(0xffffffffu, found);
+            is_any_visible = is_any_visible || resident[m][0].visible.overlaps(from, from + COLUMNS) ||
+                             resident[m][1].visible.overlaps(from, from + COLUMNS);
+        return __any_sync(0xffffffffu, is_any_visible);
     }
 };
 

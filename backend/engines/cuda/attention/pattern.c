@@ -12,7 +12,7 @@
 
 enum { OPERATIONS_MAX = 2 }; /* forward, then backward */
 
-struct spelled {
+struct served_pattern {
     struct attention_pattern attention;
     const struct graph *graph; /* contains the operations: an sdpa_fwd, an sdpa_bwd, or both */
     const int *outer;          /* for each of its values, the corresponding value of the whole graph, or -1 */
@@ -74,7 +74,7 @@ static int companions(const struct graph *graph, int node, int *nodes) {
 
 /* All memory is in the arena: accepts frees it at once, a step keeps it. Each operation is offered separately, because
    different families may be the fastest for them. */
-static weftStatus_t analyse(struct spelled *s, const struct region *region, const struct device *device,
+static weftStatus_t analyse(struct served_pattern *s, const struct region *region, const struct device *device,
                             struct arena *arena) {
     static const int nodes[OPERATIONS_MAX] = {0, 1};
     struct graph *graph;
@@ -91,7 +91,7 @@ static weftStatus_t analyse(struct spelled *s, const struct region *region, cons
 
 /* The cost is the sum of the offers: the same kernels run, without any overhead. */
 static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
-    struct spelled s = {0};
+    struct served_pattern s = {0};
     struct arena arena = {0};
     weftStatus_t status = analyse(&s, region, device, &arena);
     *seconds = s.offers[0].seconds + s.offers[1].seconds;
@@ -114,7 +114,7 @@ static bool reorders(const struct graph *graph, int node) {
 /* Accepts only if some kernel sums in arbitrary order. Everything else is left to the other family, so that a plan with
    this family actually uses the relaxation. */
 static weftStatus_t accepts_unordered(const struct region *region, const struct device *device, double *seconds) {
-    struct spelled s = {0};
+    struct served_pattern s = {0};
     struct arena arena = {0};
     weftStatus_t status = analyse(&s, region, device, &arena);
     bool is_unordered = false;
@@ -134,7 +134,7 @@ static weftStatus_t accepts_unordered(const struct region *region, const struct 
    ------------------------------------------------------------------------------------------------------ */
 
 /* Describes what the operations on the scores became: "sdpa_fwd of 9 operations, causal, with a score modifier". */
-static weftStatus_t describe(const char **detail, const struct spelled *s, struct arena *arena) {
+static weftStatus_t describe(const char **detail, const struct served_pattern *s, struct arena *arena) {
     const struct attention_pattern *a = &s->attention;
     bool is_causal = a->right_bound == 0,
          has_bounds = a->right_bound != ATTENTION_UNBOUNDED || a->left_bound != ATTENTION_UNBOUNDED;
@@ -161,7 +161,7 @@ static int64_t bytes_of(const struct tensor *tensor) {
 
 /* Locates the values: those of the whole graph where they are, and intermediate or unused values at the start of the
    workspace, of which *bytes are used. */
-static weftStatus_t locate_values(struct kernel_place **result, int64_t *bytes, const struct spelled *s,
+static weftStatus_t locate_values(struct kernel_place **result, int64_t *bytes, const struct served_pattern *s,
                                   struct arena *arena) {
     struct kernel_place *places;
     TRY(arena_alloc(arena, &places, (size_t)s->graph->value_count * sizeof *places));
@@ -180,7 +180,7 @@ static weftStatus_t locate_values(struct kernel_place **result, int64_t *bytes, 
 /* One step with the kernels of both operations, in order. Both get the knobs, and each reads those that it knows. */
 static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
                           struct arena *arena) {
-    struct spelled *s;
+    struct served_pattern *s;
     struct cuda_step *state;
     struct kernel_place *places;
     int64_t intermediate_bytes, scratch = 0;

@@ -56,9 +56,9 @@ template <class P> DEVICE sum_t result_scale_of(const P &a) {
 /* The largest P and |O| of this thread; not negative. */
 struct largest {
     sum_t s, o;
-    DEVICE void note_row(sum_t weight) {
+    DEVICE void note_row(sum_t p) {
         if constexpr (HAS_AMAX_S)
-            s = fmax(s, weight);
+            s = fmax(s, p);
     }
     DEVICE void note(sum_t x) {
         if constexpr (HAS_AMAX_O)

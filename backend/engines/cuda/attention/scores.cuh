@@ -283,7 +283,7 @@ template <int ROWS, int WIDTH, int RUN, class T, int GROUP = THREADS> struct til
        row; queries that see the row then set their results to NaN. To be called before the barrier that publishes the
        tile. */
     static DEVICE bool clear_non_finite_rows(staged_t *tile, int *non_finite, int mark) {
-        bool found = false;
+        bool any_non_finite = false;
 #pragma unroll 2
         for (int u = 0; u < EACH; u++) {
             const int i = rank() + u * GROUP, row = i / ACROSS, column = i % ACROSS * RUN;
@@ -302,9 +302,9 @@ template <int ROWS, int WIDTH, int RUN, class T, int GROUP = THREADS> struct til
                     some.at[e] = staged_t{};
             store_run<staged_t, RUN>(tile + row * PITCH + column, some);
             store_same(non_finite + row, mark);
-            found = true;
+            any_non_finite = true;
         }
-        return found;
+        return any_non_finite;
     }
 };
 

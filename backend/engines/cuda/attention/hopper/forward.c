@@ -193,7 +193,7 @@ static weftStatus_t check_features(const struct cuda_attention *c) {
 
 /* With FP8 or converted operands, O has a type of its own; otherwise all four tensors share one type. */
 static weftStatus_t check_all(const struct cuda_attention *c) {
-    const struct tensor *boxed[] = {c->a->q, c->a->k, c->a->v, c->forward->o};
+    const struct tensor *operands[] = {c->a->q, c->a->k, c->a->v, c->forward->o};
     weftDataType_t out = (weftDataType_t)c->forward->o->type;
     TRY(check_features(c));
     if (are_fp8(c) && !dtype_is_fp8(out) && !dtype_is_half(out))
@@ -204,8 +204,9 @@ static weftStatus_t check_all(const struct cuda_attention *c) {
         TRY(attention_hopper_check_tma_rows(c, c->forward->o));
         return attention_hopper_check_widened(c);
     }
-    for (size_t i = 0; i < sizeof boxed / sizeof *boxed; i++)
-        TRY(is_fp8(c) ? attention_hopper_check_tma_rows(c, boxed[i]) : attention_hopper_check_tma_16bit(c, boxed[i]));
+    for (size_t i = 0; i < sizeof operands / sizeof *operands; i++)
+        TRY(is_fp8(c) ? attention_hopper_check_tma_rows(c, operands[i])
+                      : attention_hopper_check_tma_16bit(c, operands[i]));
     return WEFT_STATUS_SUCCESS;
 }
 

@@ -99,14 +99,14 @@ DEVICE void store_tile(const arguments &a, const tile &t, const o_tile &o, const
         const bool is_there = query < (i32)a.queries;
         float row_max = rows.row_max[h], sum = quad_sum(rows.row_sum[h]);
         const float shrink = find_true_row_max(rows, h, row_max, sum);
-        const float weight = end_row(a, t, query, row_max, sum, lane % 4 == 0 && is_there);
-        rescale[h] = weight * shrink * dropout_scale_of<float>(a) * value_scale_of(a, t.batch, t.head);
-        amax.note_row(is_there ? weight : 0.0f);
-        float most = 0;
+        const float inverse_sum = end_row(a, t, query, row_max, sum, lane % 4 == 0 && is_there);
+        rescale[h] = inverse_sum * shrink * dropout_scale_of<float>(a) * value_scale_of(a, t.batch, t.head);
+        amax.note_row(is_there ? inverse_sum : 0.0f);
+        float largest_o = 0;
 #pragma unroll
         for (int i = 2 * h; HAS_AMAX_O && i < HEAD_V / 2; i += 4)
-            most = fmaxf(most, fmaxf(fabsf(o[i]), fabsf(o[i + 1])));
-        amax.note(is_there ? most * rescale[h] : 0.0f);
+            largest_o = fmaxf(largest_o, fmaxf(fabsf(o[i]), fabsf(o[i + 1])));
+        amax.note(is_there ? largest_o * rescale[h] : 0.0f);
         rescale[h] *= result_scale_of(a);
     }
     if (!STAGES_O_IN_Q) {

@@ -74,7 +74,7 @@ DEVICE float quad_max(float x) {
 
 /* Sets elements i and i + 1 of an accumulator. FP8: a word holds keys 2t, 2t + 1, 2t + 8 and 2t + 9 of 16, t = lane %
    4, where the MMA expects 4t .. 4t + 3. V^T uses the same permutation. */
-template <class T> DEVICE void set_weights(p_tile &p, int i, float low, float high) {
+template <class T> DEVICE void set_p(p_tile &p, int i, float low, float high) {
     if constexpr (!IS_FP8)
         p[i / 2] = rounded_pair<T>(low, high);
     else if (i / 4 % 2 == 0)
@@ -85,7 +85,7 @@ template <class T> DEVICE void set_weights(p_tile &p, int i, float low, float hi
 
 /* P is not negative, so its bits compare as integers, and Hopper has a three-input integer maximum. NaN is the
    largest. */
-DEVICE float largest_weight(float x, float y, float z) {
+DEVICE float largest_p(float x, float y, float z) {
     return __int_as_float(max(max(__float_as_int(x), __float_as_int(y)), __float_as_int(z)));
 }
 
@@ -106,12 +106,12 @@ DEVICE void exponentiate(p_tile &p, float (&sum)[2], float (&top)[2], S &exponen
             sum[h] += high;
         }
         if constexpr (TRACKS_LARGEST_P)
-            top[h] = largest_weight(top[h], low, high);
-        set_weights<in_t>(p, i, low, high);
+            top[h] = largest_p(top[h], low, high);
+        set_p<in_t>(p, i, low, high);
     }
 }
 
-/* True if some P of the warp does not fit, or if the caller detected an inaccurate one (is_lost). */
+/* True if some P of the warp does not fit, or if the caller detected an inaccurate one (is_inaccurate_score). */
 DEVICE bool is_inaccurate(const float (&sum)[2], const float (&top)[2], bool is_first, bool is_inaccurate_score) {
     if constexpr (IS_FP8)
         return __any_sync(~0u, fmaxf(top[0], top[1]) > LARGEST_E4M3);
@@ -151,11 +151,11 @@ DEVICE void start_rows(row_pair &rows) {
 }
 
 /* Merges the early elements into P. ptxas considers the registers of an operand free once its MMA is issued, so P is
-   read again after the wait. keeps: true if the content of p still matters. */
-DEVICE void merge_early(p_tile &p, const p_tile &early, bool keeps) {
+   read again after the wait. keeps_p: true if the content of p still matters. */
+DEVICE void merge_early(p_tile &p, const p_tile &early, bool keeps_p) {
 #pragma unroll
     for (int i = 0; i < EARLY_EXPS * (int)sizeof(in_t) / 4; ++i)
-        p[i] = select(keeps, p[i], early[i]);
+        p[i] = select(keeps_p, p[i], early[i]);
 }
 
 /* exponent(i, first) and its loses() apply if the scores are not complete. await_mma() waits until p and o are free.

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Interface between the Hopper attention kernels, which use TMA and wgmma. The portable attention family handles what
-   they decline. */
+/* Shared declarations of the Hopper attention kernels, which use TMA and wgmma. The portable attention family handles
+   what they decline. */
 #ifndef WEFT_ENGINES_CUDA_ATTENTION_HOPPER_H
 #define WEFT_ENGINES_CUDA_ATTENTION_HOPPER_H
 
