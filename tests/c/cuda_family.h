@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the tests of the CUDA families share. A test describes regions as models, has a family build a step for each on
-   described chips, looks at the step, and wants its programs compiled. All that is wanted is compiled at the end, by
-   the copies of NVRTC that WEFT_TEST_NVRTC names (folders, divided by colons), in processes without sanitizers, else by
-   the one that Weft would take; on all processors. It takes long, so copies take turns: of two, each compiles a twelfth
-   of the pairs of case and chip, other ones with WEFT_TEST_DAY=<number>. One copy by itself compiles
-   all; WEFT_TEST_ALL=1 has each do so. WEFT_TEST_VERBOSE=1 prints registers and grids. */
+/* Shared code of the tests of the CUDA families. A test describes regions as models, lets a family build a step for
+   each of them on described chips, checks the step, and queues its programs for compilation. All queued programs are
+   compiled at the end, on all processors, by the copies of NVRTC that WEFT_TEST_NVRTC names (folders, separated by
+   colons), in processes without sanitizers; without that variable, the copy that Weft would choose compiles them.
+   Because this takes long, the work is divided: of two copies, each compiles a twelfth of the pairs of case and chip,
+   and WEFT_TEST_DAY=<number> selects a different twelfth. A single copy compiles all pairs; WEFT_TEST_ALL=1 makes every
+   copy do so. WEFT_TEST_VERBOSE=1 prints registers and grids. */
 #ifndef WEFT_TESTS_CUDA_FAMILY_H
 #define WEFT_TESTS_CUDA_FAMILY_H
 
@@ -36,7 +37,7 @@
 
 enum { OPS_MAX = 16, TENSORS_MAX = 64 };
 
-/* Operations under construction, and the tensors that they hold: ours until the graph is made. */
+/* Operations under construction and the tensors they reference. The test owns them until the graph is created. */
 struct model {
     int64_t next_uid;
     int count, kept_count;
@@ -89,7 +90,7 @@ static inline desc turned(struct model *m, struct extents dims, int type) {
 static inline desc inner(struct model *m) { return keep(m, virtual_tensor(m->next_uid++)); }
 static inline desc number(struct model *m, float value) { return keep(m, constant(m->next_uid++, value)); }
 
-/* Takes an open operation over. */
+/* Takes ownership of an operation that is not finalized yet. */
 static inline void add(struct model *m, desc op) {
     if (m->count == OPS_MAX)
         abort();
@@ -109,7 +110,7 @@ struct built {
     struct arena arena;
 };
 
-/* The first engine that has a family. */
+/* Returns the first engine that contains the family. */
 static inline const struct engine *engine_of(const struct family *family) {
     for (int e = 0; e < engine_count; e++)
         for (int f = 0; engines[e]->families[f] && engine_uses(engines[e], family); f++)
@@ -118,7 +119,7 @@ static inline const struct engine *engine_of(const struct family *family) {
     return NULL;
 }
 
-/* The whole model as one region of a family. To be released also after a failure. */
+/* Builds the whole model as one region of a family. The result must be released even after a failure. */
 static inline weftStatus_t build(struct built *built, const struct family *family, void (*fill)(struct model *m),
                                  const struct device *device) {
     struct model m = {.next_uid = 1};
@@ -146,7 +147,7 @@ static inline void release(struct built *built) {
 
 static inline const struct cuda_step *state_of(const struct built *built) { return built->step.state; }
 
-/* What every launch must keep to, whatever the family. */
+/* Checks the invariants of every launch, independent of the family. */
 static inline void check_launches(const char *name, const struct built *built, const struct device *device) {
     const struct cuda_step *state = state_of(built);
     for (int i = 0; i < state->count; i++) {
@@ -169,21 +170,22 @@ struct wanted {
     char name[96], arch[16], entry[32], *text, *detail;
     struct kernel_needs needs;
     unsigned grid, block;
-    int number, arch_index; /* of the case, and of its chip among those tested; -1: it is for this one alone */
+    int number, arch_index; /* of the case, and of its chip; -1: the only chip tested */
 };
 
 static struct wanted *wanted;
 static int wanted_count, case_count, copy_index, copy_count = 1;
 static bool is_without_compiler;
 
-/* A program that may spill, by its name and the versions of NVRTC that it is known of; a list ends with no name. */
+/* A program that may spill: its name and the versions of NVRTC that are known to spill. An entry without a name ends a
+   list. */
 struct spill {
     const char *name, *arch;
     int major;
 };
 static const struct spill *allowed_spills;
 
-/* Whether what the assembler says about wgmma, codes C7501 and on, is an error: most of it makes a kernel several times
+/* True if the assembler's advice about wgmma (codes C7501 and up) is an error: most of it makes a kernel several times
    slower. */
 static bool forbids_advice;
 
@@ -201,8 +203,8 @@ static inline const int (*test_archs(int *count))[2] {
     return archs;
 }
 
-/* Wants the programs of a step compiled for its chip, which is the arch_index-th of those tested; -1: the case has no
-   other. */
+/* Queues the programs of a step for compilation for its chip, which has index arch_index among the tested chips, or -1
+   if the case has only one chip. */
 static inline void want(const char *name, const struct built *built, const struct device *device, int arch_index) {
     const struct cuda_step *state = state_of(built);
     for (int i = 0; i < state->count; i++) {
@@ -229,7 +231,8 @@ static inline bool is_repeated(int index) {
     return false;
 }
 
-/* The kernel is in the code and takes the arguments that the host gives: the fake driver reads them from the cubin. */
+/* Checks that the code contains the kernel and that the kernel accepts the arguments the host passes: the fake driver
+   reads them from the cubin. */
 static inline void load_on_fake(const struct wanted *one, const struct compiled *compiled) {
     struct device device;
     const struct code *code;
@@ -242,14 +245,14 @@ static inline void load_on_fake(const struct wanted *one, const struct compiled 
     cache_release(code);
 }
 
-/* ---- NVRTC in a process of its own: tests/fake_cuda/plain_nvrtc.c ---- */
+/* ---- NVRTC in a separate process: tests/fake_cuda/plain_nvrtc.c ------ */
 
 struct plain_nvrtc {
     FILE *to, *from;
     pid_t process;
 };
 
-/* The copy of NVRTC in a folder. */
+/* Starts a process with the copy of NVRTC in a folder. */
 static inline void plain_start(struct plain_nvrtc *plain, const char *folder, int version) {
     char path[1024];
     int ends[2];
@@ -282,7 +285,7 @@ static inline void plain_send(struct plain_nvrtc *plain, const char *text) {
     fwrite(text, 1, bytes, plain->to);
 }
 
-/* A string with a zero behind it; its length. */
+/* Receives a string, appends a NUL, and returns its length. */
 static inline size_t plain_receive(struct plain_nvrtc *plain, void *string) {
     uint64_t bytes = 0;
     if (fread(&bytes, sizeof bytes, 1, plain->from) != 1)
@@ -294,7 +297,7 @@ static inline size_t plain_receive(struct plain_nvrtc *plain, void *string) {
     return bytes;
 }
 
-/* As nvrtc_compile; false where it fails. */
+/* Same as nvrtc_compile, but returns false on failure. */
 static inline bool plain_compile(struct plain_nvrtc *plain, struct compiled *compiled, const char *target,
                                  const struct program *program) {
     uint64_t counts[] = {(uint64_t)program->header_count, (uint64_t)program->option_count + 1};
@@ -318,7 +321,8 @@ static inline bool plain_compile(struct plain_nvrtc *plain, struct compiled *com
     return result == 0 && compiled->bytes;
 }
 
-/* Of no process: by the library itself, whose copy of NVRTC may know the chip by PTX alone. */
+/* Compiles in the separate process if there is one, else by the library itself. The library is also used if this copy
+   of NVRTC supports the chip only through PTX. */
 static inline bool compile_program(struct plain_nvrtc *plain, struct compiled *compiled,
                                    const struct nvrtc_choice *choice, const struct program *program) {
     return plain->process && !choice->is_ptx ? plain_compile(plain, compiled, choice->target, program)
@@ -354,7 +358,7 @@ static inline void compile(const struct wanted *one, struct plain_nvrtc *plain) 
     status_clear();
 }
 
-/* Whether it is the turn of this copy of NVRTC. */
+/* True if this copy of NVRTC must compile the program in this run. */
 static inline bool is_its_turn(const struct wanted *one) {
     if (copy_count == 1 || tests_all())
         return true;
@@ -365,7 +369,7 @@ static inline bool is_its_turn(const struct wanted *one) {
 
 static atomic_int next_wanted;
 
-/* A thread, with a compiler of its own. */
+/* Body of a compiling thread, which has its own compiler. */
 static inline void *compile_some(void *plain) {
     int i;
     while ((i = atomic_fetch_add(&next_wanted, 1)) < wanted_count)
@@ -396,7 +400,7 @@ static inline void compile_with_one_copy(void) {
         plain_end(&compilers[i]);
 }
 
-/* The end of a test: what main returns. 77 where nothing failed and there was no compiler. */
+/* Ends the test and returns the exit status of main: 77 if nothing failed but no compiler was found. */
 static inline int compile_wanted(void) {
     const char *folders = getenv("WEFT_TEST_NVRTC");
     char variable[1024];
@@ -423,10 +427,11 @@ static inline int compile_wanted(void) {
 struct family_case {
     const struct family *family;
     void (*fill)(struct model *m);
-    const char *name, *detail; /* among the step's words on sm_90; NULL: anything */
+    const char *name, *detail; /* expected in the step's detail on sm_90; NULL: not checked */
 };
 
-/* Builds each case for every chip, or for those of a major compute capability (0: all), and wants it compiled. */
+/* Builds each case for every chip, or only for the chips of one major compute capability (0: all), and queues it for
+   compilation. */
 static inline void build_cases(const struct family_case *cases, int count, int major) {
     int arch_count;
     const int (*archs)[2] = test_archs(&arch_count);
@@ -453,7 +458,7 @@ static inline void build_cases(const struct family_case *cases, int count, int m
 struct refused_case {
     const struct family *family;
     void (*fill)(struct model *m);
-    const char *message; /* all of it */
+    const char *message; /* the complete message */
 };
 
 static inline void check_refusals(const struct refused_case *cases, int count) {

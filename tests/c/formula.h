@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Random formulas over matrices: which tensors there are and what they come from, their values in double precision, and
-   their memory, of exactly the size that a plan may touch. Knows no descriptors. */
+/* Random formulas over matrices: their tensors and operations, their values in double precision, and memory of exactly
+   the size that a plan may access. This header does not use descriptors. */
 #ifndef WEFT_TESTS_FORMULA_H
 #define WEFT_TESTS_FORMULA_H
 
@@ -14,7 +14,7 @@ enum { VALUES_MAX = 128, EXTENTS = 4, DEPTH_MAX = 5 };
 
 static uint64_t random_state;
 
-/* SplitMix64: neighbouring seeds have nothing in common. */
+/* SplitMix64: adjacent seeds give unrelated sequences. */
 static inline uint64_t random_bits(void) {
     uint64_t bits = random_state += UINT64_C(0x9e3779b97f4a7c15);
     bits = (bits ^ bits >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
@@ -27,18 +27,18 @@ static inline bool one_in(int chances) { return below(chances) == 0; }
 
 /* ---- Formulas ---------------------------------------------------------------------------------------------------- */
 
-/* What a value comes from. */
+/* Source of a value: memory, a constant, or the operation that computes it. */
 enum origin { MEMORY, BY_VALUE, CONSTANT, ADD, SUB, MUL, MAX, NEG, ABS, RELU, TANH, MATMUL, TRANSPOSE, SUM, SOFTMAX };
 
-/* A matrix, or by value and as a constant a number, which is broadcast. */
+/* A matrix, or a broadcast number (if it is by value or constant). */
 struct value {
     enum origin origin;
-    int inputs[2]; /* earlier values; of one operand the second is -1 */
-    int extent[2]; /* which extent each dimension has; 0: one element */
+    int inputs[2]; /* indices of earlier values; the second is -1 for unary operations */
+    int extent[2]; /* index of the extent of each dimension; 0: one element */
     int readers, depth;
     bool is_virtual, is_double;
     int64_t uid, alignment;
-    double constant; /* and what memory by value holds */
+    double constant; /* also the content of memory passed by value */
 };
 
 struct formula {
@@ -73,10 +73,10 @@ static inline struct value input(enum origin origin) {
     return v;
 }
 
-/* The extent of a sum of two along one dimension; -1: there is none. */
+/* Index of the broadcast extent of two operands along one dimension, or -1 if they do not match. */
 static inline int broadcast(int a, int b) { return a == b || !b ? a : a ? -1 : b; }
 
-/* Sets the extents of a value from those of its operands, or says that they do not fit. */
+/* Sets the extents of a value from those of its operands. Returns false if the operands do not match. */
 static inline bool fits(struct value *v, const struct value *x, const struct value *y) {
     memcpy(v->extent, x->extent, sizeof v->extent);
     if (v->origin == TRANSPOSE)
@@ -92,7 +92,7 @@ static inline bool fits(struct value *v, const struct value *x, const struct val
     return v->extent[0] >= 0 && v->extent[1] >= 0;
 }
 
-/* One of the values so far: of a few any, of many mostly one that nobody reads yet. */
+/* Picks one of the values so far. If there are many, it prefers a value without readers. */
 static inline int find_operand(const struct formula *f) {
     int i = below(f->count);
     for (int attempt = 0; attempt < 8 && f->count > 10 && f->values[i].readers; attempt++)
@@ -100,7 +100,7 @@ static inline int find_operand(const struct formula *f) {
     return i;
 }
 
-/* An operation on values so far, if one that fits is soon found. */
+/* Adds an operation on the values so far, if a matching one is found within a few attempts. */
 static inline void add_operation(struct formula *f) {
     for (int attempt = 0; attempt < 20; attempt++) {
         struct value v = {.origin = (enum origin)(ADD + below(SOFTMAX - ADD + 1)), .inputs = {find_operand(f), -1}};
@@ -117,9 +117,9 @@ static inline void add_operation(struct formula *f) {
     }
 }
 
-/* Values and uids are in different orders, so that slots are, too. */
+/* Values and uids are in different orders, so that slots are in a different order, too. */
 static inline void make_formula(struct formula *f, int number) {
-    bool is_wide = one_in(12); /* with more slots than are looked at in pairs */
+    bool is_wide = one_in(12); /* more slots than the alias check compares pairwise */
     int inputs = is_wide ? 50 + below(10) : 2 + below(3), operations = is_wide ? 50 + below(10) : 1 + below(5);
     *f = (struct formula){0};
     choose_extents(f->extents);
@@ -141,7 +141,7 @@ static inline void make_formula(struct formula *f, int number) {
 struct matrix {
     int64_t rows, columns;
     double *at;
-    double largest; /* by which rounding errors are measured: what no element exceeds */
+    double largest; /* upper bound on the magnitude of all elements: the unit of rounding errors */
 };
 
 static inline double element(const struct matrix *m, int64_t row, int64_t column) {
@@ -156,7 +156,7 @@ static inline double row_sum(const struct matrix *x, int64_t row) {
 }
 
 static inline double softmax_of(const struct matrix *x, int64_t row, int64_t column) {
-    double sum = 0; /* of e^(x - the one that is asked for) */
+    double sum = 0; /* sum of e^(x - the selected element) */
     for (int64_t k = 0; k < x->columns; k++)
         sum += exp(element(x, row, k) - element(x, row, column));
     return 1 / sum;
@@ -203,7 +203,7 @@ static inline struct matrix new_matrix(const struct value *v, const int64_t *ext
     return made;
 }
 
-/* Fills in what is computed; the inputs are there. */
+/* Computes all values from the inputs, which must be set. */
 static inline void evaluate(const struct formula *f, const int64_t *extents, struct matrix *values) {
     for (int i = 0; i < f->count; i++) {
         const struct value *v = &f->values[i];
@@ -220,17 +220,17 @@ static inline void evaluate(const struct formula *f, const int64_t *extents, str
 
 /* ---- Memory ------------------------------------------------------------------------------------------------------ */
 
-enum { NOTHING = 0xff }; /* in every byte that is no element: floats of it are NaN */
+enum { NOTHING = 0xff }; /* fills every byte that belongs to no element; as floats these bytes are NaN */
 
-/* What one execution of a formula works on. */
+/* Memory of one execution of a formula. */
 struct memory {
     const struct formula *formula;
     struct shapes shapes;
     char *block[VALUES_MAX];                                /* to be freed */
-    void *device_block[VALUES_MAX], *on_device[VALUES_MAX]; /* the caller's, where the device has other memory */
+    void *device_block[VALUES_MAX], *on_device[VALUES_MAX]; /* owned by the caller, if the device has separate memory */
     char *address[VALUES_MAX], *before[VALUES_MAX];
     size_t bytes[VALUES_MAX];
-    bool is_taken[VALUES_MAX]; /* an input in whose place an output lies */
+    bool is_taken[VALUES_MAX]; /* an input whose memory an output overwrites */
     struct matrix values[VALUES_MAX];
 };
 
@@ -248,7 +248,7 @@ static inline char *new_block(size_t alignment, size_t bytes) {
     return block;
 }
 
-/* Each in a block that ends where it ends, at an odd multiple of the alignment. */
+/* Places each value in a separate block that ends with the value, at an odd multiple of the alignment. */
 static inline void place_apart(struct memory *m) {
     for (int i = 0; i < m->formula->count; i++) {
         size_t alignment = (size_t)m->formula->values[i].alignment;
@@ -259,7 +259,7 @@ static inline void place_apart(struct memory *m) {
     }
 }
 
-/* All in one block, one as close behind the other as alignments let them. */
+/* Places all values in one block, each as close after the previous one as alignments allow. */
 static inline void place_together(struct memory *m) {
     size_t at[VALUES_MAX], end = 0;
     for (int i = m->formula->count; i-- > 0; end = at[i] + m->bytes[i]) {
@@ -312,7 +312,7 @@ static inline void write_element(const struct memory *m, int i, int64_t n, doubl
     memcpy(element_address(m, i, n), is_double ? (void *)&number : &single, is_double ? sizeof number : sizeof single);
 }
 
-/* Strides of 0 give many elements one place, which the last one of them fills. */
+/* A stride of 0 maps many elements to one address, where the last one written stays. */
 static inline void fill_input(struct memory *m, int i) {
     const struct value *v = &m->formula->values[i];
     m->values[i] = new_matrix(v, m->shapes.extents);
@@ -323,7 +323,7 @@ static inline void fill_input(struct memory *m, int i) {
         m->values[i].at[n] = v->origin == CONSTANT ? v->constant : read_element(m, i, n);
 }
 
-/* Before an execution: new inputs, outputs that hold nothing, and what is to come of them. */
+/* Prepares an execution: new inputs, outputs filled with NOTHING, and the expected results. */
 static inline void fill_memory(struct memory *m) {
     const struct formula *f = m->formula;
     for (int i = 0; i < f->count; i++) {
@@ -341,7 +341,7 @@ static inline void fill_memory(struct memory *m) {
             memcpy(m->before[i], m->address[i], m->bytes[i]);
 }
 
-/* Compares an output, and puts it among what was there before. */
+/* Compares an output with the expected result, and records it as the new content of its memory. */
 static inline void check_output(struct memory *m, int i, double tolerance, const char *what) {
     const struct matrix *want = &m->values[i];
     for (int64_t n = 0; n < want->rows * want->columns; n++) {
@@ -354,7 +354,7 @@ static inline void check_output(struct memory *m, int i, double tolerance, const
     }
 }
 
-/* After an execution: outputs are right, and nothing else has changed. */
+/* Checks after an execution that outputs are correct and that nothing else has changed. */
 static inline void check_memory(struct memory *m, double tolerance, const char *what) {
     for (int i = 0; i < m->formula->count; i++) {
         if (!m->address[i] || m->is_taken[i])

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the C tests share: checks that print and count, and short ways to make descriptors through the public API.
-   It must not know the library's internals. A test program is a list of functions and `return harness_end();`. */
+/* Shared code of the C tests: checks that print and count failures, and helpers that create descriptors through the
+   public API. It must not depend on the library's internals. A test program is a list of functions followed by
+   `return harness_end();`. */
 #ifndef WEFT_TESTS_HARNESS_H
 #define WEFT_TESTS_HARNESS_H
 
@@ -15,10 +16,11 @@
 #include <string.h>
 
 static atomic_int harness_failures;
-static int harness_runs;       /* functions that ran */
-static bool harness_is_inside; /* of one: what it runs in turn is part of it */
+static int harness_runs;       /* number of functions that ran */
+static bool harness_is_inside; /* inside a test function: the functions it runs are part of it */
 
-/* Whether a function is to run: all are, unless WEFT_TEST_ONLY=<name> chooses one. call: its name and what follows. */
+/* True if a function must run: all do, unless WEFT_TEST_ONLY=<name> selects one. call: the function's name, followed by
+   its arguments. */
 static inline bool harness_wants(const char *call) {
     const char *only = getenv("WEFT_TEST_ONLY");
     size_t length = only ? strlen(only) : 0;
@@ -26,7 +28,7 @@ static inline bool harness_wants(const char *call) {
     return is_named || harness_is_inside;
 }
 
-/* Runs a test function of the program, if it is wanted. */
+/* Runs a test function of the program, if it is selected. */
 #define RUN(call) RUN_NAMED(#call, call)
 #define RUN_NAMED(name, call)                                                                                          \
     do {                                                                                                               \
@@ -63,7 +65,7 @@ static inline const char *last_error(void) {
     return text;
 }
 
-/* A call that must succeed and leave no error text. What follows depends on it, so a failure ends the program. */
+/* A call that must succeed and leave no error text. Later calls depend on it, so a failure ends the program. */
 #define MUST(call) must(__FILE__, __LINE__, #call, call)
 static inline void must(const char *file, int line, const char *call, weftStatus_t status) {
     if (status == WEFT_STATUS_SUCCESS && !*last_error())
@@ -146,7 +148,7 @@ static inline int64_t get_number(desc d, weftBackendAttributeName_t name) {
     return number;
 }
 
-/* All elements, in memory that the caller frees, with a zero behind them. */
+/* Returns all elements in memory that the caller frees, followed by a NUL. */
 static inline void *get_list(desc d, weftBackendAttributeName_t name, weftBackendAttributeType_t type, size_t bytes,
                              int64_t *count) {
     MUST(weftBackendGetAttribute(d, name, type, 0, count, NULL));
@@ -160,7 +162,7 @@ static inline char *get_text(desc d, weftBackendAttributeName_t name, int64_t *c
     return get_list(d, name, WEFT_TYPE_CHAR, 1, count ? count : &ignored);
 }
 
-/* The CPU, also where there is a GPU. */
+/* Opens the CPU even if there is a GPU. */
 static inline weftHandle_t cpu_handle(void) {
     weftHandle_t handle = NULL;
     MUST(weftCreateForDevice(&handle, WEFT_DEVICE_CPU, 0));
@@ -176,7 +178,7 @@ struct extents {
 #define DIMS(...) ((struct extents){sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t), {__VA_ARGS__}})
 #define UNSET ((struct extents){0})
 
-/* A tensor still open: uid, FLOAT, dims unless UNSET. */
+/* Creates a tensor that is not finalized: uid, FLOAT, and dims unless they are UNSET. */
 static inline desc open_tensor(int64_t uid, struct extents dims) {
     desc tensor = make(WEFT_BACKEND_TENSOR_DESCRIPTOR);
     MUST(set_number(tensor, WEFT_ATTR_TENSOR_UNIQUE_ID, uid));
@@ -188,7 +190,7 @@ static inline desc open_tensor(int64_t uid, struct extents dims) {
 
 static inline desc tensor(int64_t uid, struct extents dims) { return finalized(open_tensor(uid, dims)); }
 
-/* A tensor inside the graph; everything but its uid is left to be inferred. */
+/* Creates a virtual tensor; everything except its uid is inferred. */
 static inline desc virtual_tensor(int64_t uid) {
     desc tensor = make(WEFT_BACKEND_TENSOR_DESCRIPTOR);
     MUST(set_number(tensor, WEFT_ATTR_TENSOR_UNIQUE_ID, uid));
@@ -205,7 +207,7 @@ static inline desc constant(int64_t uid, float value) {
     return finalized(tensor);
 }
 
-/* An operation still open; b may be NULL. */
+/* Creates an operation that is not finalized; b may be NULL. */
 static inline desc open_pointwise(weftPointwiseMode_t mode, desc x, desc b, desc y) {
     desc parameters = make(WEFT_BACKEND_POINTWISE_DESCRIPTOR);
     MUST(set_enum(parameters, WEFT_ATTR_POINTWISE_MODE, WEFT_TYPE_POINTWISE_MODE, mode));
@@ -245,7 +247,7 @@ static inline desc open_graph(int64_t count, desc *list) {
     return graph;
 }
 
-/* Takes the operations over: the graph alone holds them afterwards. */
+/* Takes ownership of the operations: afterwards only the graph references them. */
 static inline desc graph_of(int64_t count, desc *list) {
     desc graph = finalized(open_graph(count, list));
     for (int64_t i = 0; i < count; i++)
@@ -253,7 +255,7 @@ static inline desc graph_of(int64_t count, desc *list) {
     return graph;
 }
 
-/* An engine configuration still open, of the engine with this index. */
+/* Creates an engine configuration that is not finalized, for the engine with this index. */
 static inline desc open_config(desc graph, int64_t index) {
     desc engine = make(WEFT_BACKEND_ENGINE_DESCRIPTOR), config = make(WEFT_BACKEND_ENGINECFG_DESCRIPTOR);
     MUST(set_held(engine, WEFT_ATTR_ENGINE_OPERATION_GRAPH, graph));
@@ -264,12 +266,12 @@ static inline desc open_config(desc graph, int64_t index) {
     return config;
 }
 
-/* The engine list ends with the reference, which runs every graph. */
+/* The reference engine, which runs every graph, is the last one in the list. */
 static inline int64_t reference_index(desc graph) {
     return get_number(graph, WEFT_ATTR_OPERATIONGRAPH_ENGINE_GLOBAL_COUNT) - 1;
 }
 
-/* How many engines run on the CPU. */
+/* Number of engines that run on the CPU. */
 static inline int64_t cpu_engine_count(desc graph) {
     int64_t count = 0, all = reference_index(graph) + 1;
     for (int64_t i = 0; i < all; i++) {
@@ -284,7 +286,7 @@ static inline int64_t cpu_engine_count(desc graph) {
     return count;
 }
 
-/* They stand last. */
+/* CPU engines come last in the list. */
 static inline int64_t first_cpu_index(desc graph) { return reference_index(graph) + 1 - cpu_engine_count(graph); }
 
 static inline desc open_plan(desc graph, int64_t index) {
@@ -294,7 +296,7 @@ static inline desc open_plan(desc graph, int64_t index) {
     return plan;
 }
 
-/* A plan on the reference. */
+/* Creates a plan on the reference engine. */
 static inline desc plan_of(desc graph) { return finalized(open_plan(graph, reference_index(graph))); }
 
 static inline desc open_pack(int64_t count, const int64_t *uids, void *const *pointers) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Every exported function with every kind of misuse: each refusal by its status and its whole message, and what must
-   work beside it. Attribute access is also swept over every row of every descriptor kind. */
+/* Calls every exported function with every kind of misuse. Checks the status and the whole message of each refusal, and
+   that valid calls still work. Attribute access is also swept over every row of every descriptor kind. */
 #include "graph/graph.h"
 #include "graph/ops.h"
 #include "harness.h"
@@ -14,7 +14,7 @@ enum { NO_KIND = 999, NO_ATTRIBUTE = 999999 };
 static desc relu_graph(void) {
     desc x = tensor(1, DIMS(2, 3)), y = tensor(2, DIMS(2, 3));
     desc op = pointwise(WEFT_POINTWISE_RELU_FWD, x, NULL, y), graph = open_graph(1, &op);
-    MUST(set_text(graph, WEFT_ATTR_NAME_EXT, "sixteen letters!")); /* a copy fills its storage to the last byte */
+    MUST(set_text(graph, WEFT_ATTR_NAME_EXT, "sixteen letters!")); /* copying it fills its storage to the last byte */
     drop(x), drop(y), drop(op);
     return finalized(graph);
 }
@@ -202,7 +202,7 @@ static void test_set(void) {
     }
     MUST(weftBackendSetAttribute(t, WEFT_ATTR_NAME_EXT, WEFT_TYPE_CHAR, 5, "bias"));
     MUST(set_numbers(t, WEFT_ATTR_TENSOR_DIMENSIONS, 2, numbers));
-    MUST(set_numbers(t, WEFT_ATTR_TENSOR_DIMENSIONS, 0, NULL)); /* takes them back */
+    MUST(set_numbers(t, WEFT_ATTR_TENSOR_DIMENSIONS, 0, NULL)); /* count 0 resets the dims */
     REFUSED(set_number(t, (weftBackendAttributeName_t)NO_ATTRIBUTE, 1), WEFT_STATUS_BAD_PARAM,
             "tensor 'bias' (uid 7) has no attribute 999999. See weftDescribe for those it has.");
     drop(t);
@@ -246,7 +246,7 @@ static void test_set_descriptors(void) {
     drop(x), drop(open), drop(graph), drop(op), drop(list);
 }
 
-/* Elements whose type differs from the row's and is taken all the same. */
+/* Elements whose type differs from the row's but is accepted. */
 static void test_conversions(void) {
     desc op = make(WEFT_BACKEND_OPERATION_POINTWISE_DESCRIPTOR), parameters = make(WEFT_BACKEND_POINTWISE_DESCRIPTOR);
     float single = 0.1f, got_single = 0;
@@ -355,7 +355,7 @@ static void test_get(void) {
     drop(t);
 }
 
-/* Descriptors come back as copies in descriptors that the caller made. */
+/* Descriptors are returned as copies into descriptors that the caller created. */
 static void test_get_descriptors(void) {
     desc graph = relu_graph(), engine = make(WEFT_BACKEND_ENGINE_DESCRIPTOR);
     MUST(set_held(engine, WEFT_ATTR_ENGINE_OPERATION_GRAPH, graph));
@@ -397,7 +397,7 @@ static void test_get_descriptors(void) {
           "engine count");
     REFUSED(weftBackendFinalize(again), WEFT_STATUS_BAD_PARAM_ALREADY_FINALIZED_EXT,
             "graph 'sixteen letters!' is finalized already. Finalize a descriptor once.");
-    fresh = open_plan(again, reference_index(again)); /* the copied graph plans */
+    fresh = open_plan(again, reference_index(again)); /* a plan can be built from the copied graph */
     MUST(weftBackendFinalize(fresh));
     drop(fresh), drop(again);
 
@@ -421,7 +421,7 @@ static void test_get_descriptors(void) {
     drop(wrong);
 }
 
-/* Each descriptor may go as soon as the next one holds it, and also in the opposite order. */
+/* Each descriptor may be destroyed as soon as the next one references it, and also in the opposite order. */
 static void test_destruction_orders(void) {
     enum { COUNT = 6 };
     for (int order = 0; order < 720; order += 7) {
@@ -511,7 +511,7 @@ static void test_every_row(void) {
     }
 }
 
-/* ---- Execution: what the entries refuse -------------------------------------------------------------------------- */
+/* ---- Execution: misuse of the entry points ----------------------------------------------------------------------- */
 
 static void test_execute(void) {
     weftHandle_t handle = cpu_handle();
@@ -565,7 +565,7 @@ static void test_execute(void) {
     drop(graph), drop(plan), drop(open), drop(pack);
 }
 
-/* ---- Asking the library ------------------------------------------------------------------------------------------ */
+/* ---- Queries ----------------------------------------------------------------------------------------------------- */
 
 static void test_query_support(void) {
     desc graph = relu_graph(), open = make(WEFT_BACKEND_OPERATIONGRAPH_DESCRIPTOR);

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Data types, hashes, text and byte blobs of backend/base, checked value by value.
-   The oracle for float types is their definition: `decode` computes a code's value with ldexp, and
-   the nearest code is found by searching the sorted values. Prints one line per failed check and
-   exits non-zero; a failing sweep stops at its first miss. */
+/* Data types, hashes, text and byte blobs of backend/base, checked value by value. The oracle for float types is their
+   definition: `decode` computes a code's value with ldexp, and the nearest code is found by a search in the sorted
+   values. Prints one line per failed check and exits non-zero; a failing sweep stops at its first mismatch. */
 #include "base/bytes.h"
 #include "base/dtype.h"
 #include "base/hash.h"
@@ -16,12 +15,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What the format papers say, kept apart from the table under test. */
+/* Values from the papers that define the formats, independent of the table under test. */
 struct format {
     weftDataType_t type;
     int bits, mantissa_bits, bias;
     unsigned max_code;      /* last finite magnitude */
-    unsigned overflow_code; /* what larger ones become */
+    unsigned overflow_code; /* code of larger magnitudes */
     bool has_nan, has_infinity;
 };
 
@@ -55,8 +54,8 @@ static double decode(const struct format *format, unsigned code) {
     return sign * ldexp(fraction, exponent - format->bias - format->mantissa_bits);
 }
 
-/* The code of a value by search over all finite magnitudes: nearest, ties to the even code. The
-   place after the last one counts as a candidate: what rounds there overflows. */
+/* Finds the code of a value by a search over all finite magnitudes: nearest, ties to the even code. The code after the
+   last finite one is a candidate, too: a value that rounds to it overflows. */
 static unsigned nearest_code(const struct format *format, double value) {
     unsigned sign = signbit(value) ? 1u << (format->bits - 1) : 0;
     double magnitude = fabs(value);
@@ -87,7 +86,7 @@ static unsigned stored_code(weftDataType_t type, double value) {
     return code;
 }
 
-/* One more than the widest vector takes: whole vectors and what is left are converted in two ways, which must agree. */
+/* One more than the widest vector: vectors and the remainder are converted by different code, which must agree. */
 enum { ROW = 17 };
 
 static unsigned row_code(weftDataType_t type, float value) {
@@ -103,13 +102,13 @@ static unsigned row_code(weftDataType_t type, float value) {
     return code;
 }
 
-/* The same of loads. */
+/* The same check for loads. */
 static bool row_loads_alike(const struct format *format, unsigned code) {
     uint16_t codes[ROW];
     float row[ROW], one;
     bool is_alike = true;
     for (int i = 0; i < ROW; i++)
-        codes[i] = (uint16_t)(code * (0xffff / ((1u << format->bits) - 1))); /* as often as it fits */
+        codes[i] = (uint16_t)(code * (0xffff / ((1u << format->bits) - 1))); /* the code, repeated */
     dtype_to_f32(row, format->type, codes, 0, ROW);
     dtype_to_f32(&one, format->type, codes, 0, 1);
     for (int i = 0; i < ROW; i++)
@@ -117,7 +116,7 @@ static bool row_loads_alike(const struct format *format, unsigned code) {
     return is_alike;
 }
 
-/* Equal in value and sign of zero; any NaN equals any other. */
+/* True if value and sign of zero are equal; all NaNs are equal. */
 static bool same(double a, double b) { return (isnan(a) && isnan(b)) || (a == b && !signbit(a) == !signbit(b)); }
 
 static void test_table(void) {
@@ -158,7 +157,7 @@ static void test_table(void) {
     CHECK(dtype_bytes(WEFT_DATA_DOUBLE, 1ll << 59) == 1ll << 62, "large counts do not overflow");
 }
 
-/* Every code loads as its definition says, and comes back from a store as it was. */
+/* Every code loads as the value of its definition, and a store returns the same code. */
 static void test_codes(const struct format *format) {
     const char *name = dtype_of(format->type)->name;
     for (unsigned code = 0; code < 1u << format->bits; code++) {
@@ -174,7 +173,7 @@ static void test_codes(const struct format *format) {
         CHECK(row_loads_alike(format, code), "%s: a row of 0x%x", name, code);
         unsigned back = stored_code(format->type, value);
         unsigned row_back = row_code(format->type, narrow);
-        /* A signalling NaN comes back quiet; e5m2 stores infinity as its largest value. */
+        /* A signaling NaN is returned as a quiet one; e5m2 stores infinity as its largest value. */
         unsigned want = code, magnitude = code & ((1u << (format->bits - 1)) - 1);
         if (magnitude > format->max_code)
             want = isinf(value) ? (code ^ magnitude) | format->overflow_code : code | 1u << (format->mantissa_bits - 1);
@@ -205,8 +204,8 @@ static bool rounds_right(const struct format *format, double value) {
     return true;
 }
 
-/* Both sides of every midpoint, the midpoint, and both sides of every value. The doubles next to
-   a midpoint catch a store that goes through float: it would see the midpoint itself. */
+/* Tests every midpoint, every value, and both sides of each. The doubles adjacent to a midpoint catch a store that
+   rounds to float first, which would turn them into the midpoint. */
 static void test_rounding(const struct format *format) {
     for (unsigned code = 0; code < format->max_code; code++) {
         double low = decode(format, code), high = decode(format, code + 1);
@@ -238,7 +237,7 @@ static void test_rounding(const struct format *format) {
             return;
 }
 
-/* Doubles of any bits, most of them far out of range, and of exponents the format has. */
+/* Doubles with random bits, most of them far out of range, and doubles with exponents of the format. */
 static void test_random(const struct format *format) {
     uint64_t state = 1;
     for (int i = 0; i < 200000; i++) {
@@ -264,7 +263,7 @@ static void test_nan(const struct format *format) {
             CHECK(format->has_nan ? isnan(back) : back == 6, "%s: NaN becomes %g", name, back);
         }
     }
-    /* A payload in the bits that do not fit must not vanish into infinity. */
+    /* A NaN payload in the bits that are cut off must not turn the NaN into infinity. */
     uint64_t bits = 0x7ff0000000000001;
     double payload;
     memcpy(&payload, &bits, sizeof payload);
@@ -410,7 +409,8 @@ static void test_nibbles(void) {
     CHECK(bytes[0] == 0xfb, "0x%x", bytes[0]);
 }
 
-/* Rows of every type, length and start against single loads and stores, and nothing beside them. */
+/* Compares rows of every type, length and start with single loads and stores, and checks that no other bytes are
+   written. */
 static void test_rows(weftDataType_t type) {
     enum { COUNT = 67, LONGEST = 51 };
     const char *name = dtype_of(type)->name;
@@ -451,8 +451,8 @@ static void test_rows(weftDataType_t type) {
         }
 }
 
-/* Rows of all halves, which CPUs convert by instructions of their own, and of the floats around the middle between two
-   that follow each other, where rounding turns. Signalling NaNs may come back quiet. */
+/* Converts rows of all halves, for which CPUs have instructions, and the floats around the midpoint of adjacent halves,
+   where rounding changes. Signaling NaNs may be returned as quiet ones. */
 static void test_rows_of_halves(void) {
     static uint16_t codes[1 << 16], got[1 << 16];
     static float row[1 << 16];
@@ -505,7 +505,7 @@ static void test_hashes(void) {
     digest(hex, many, sizeof many, 4099);
     CHECK(!strcmp(hex, "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0"), "sha256 of a million a: %s",
           hex);
-    for (size_t bytes = 0; bytes < 200; bytes++) { /* each place of the padding in its block */
+    for (size_t bytes = 0; bytes < 200; bytes++) { /* every length modulo the block size, which decides the padding */
         digest(hex, many, bytes, 200);
         digest(other, many, bytes, 1);
         CHECK(!strcmp(hex, other), "%zu bytes at once and one by one", bytes);
@@ -523,7 +523,7 @@ static void test_text(void) {
     text_free(&text);
     CHECK(text.length == 0 && !text.chars, "freed");
 
-    for (size_t held = 0; held < 200; held++) /* into the room that there is, up to its brim, and beyond */
+    for (size_t held = 0; held < 200; held++) /* shorter than the capacity, equal to it, and longer */
         for (size_t added = 1; added < 70; added++) {
             text_add(&text, "%*s", (int)held, "");
             text_add(&text, "%0*d", (int)added, 7);
@@ -536,7 +536,7 @@ static void test_text(void) {
     text_add_chars(&text, "100%d", 5);
     text_add(&text, "%s", "");
     CHECK(!strcmp(text_string(&text), "100%d"), "%s", text_string(&text));
-    text_add_chars(&text, text.chars, SIZE_MAX - 2); /* more than there can be: fails, unread */
+    text_add_chars(&text, text.chars, SIZE_MAX - 2); /* more than can exist: fails without a read */
     text_add(&text, "lost");
     CHECK(text.failed && !strcmp(text_string(&text), "100%d"), "%s", text_string(&text));
     text_free(&text);
@@ -578,7 +578,7 @@ static void test_json(void) {
         CHECK(!strcmp(text_string(&text), numbers[i].json), "%s", text_string(&text));
         text_free(&text);
     }
-    if (setlocale(LC_NUMERIC, "de_DE.UTF-8")) { /* only where that locale is installed */
+    if (setlocale(LC_NUMERIC, "de_DE.UTF-8")) { /* only if that locale is installed */
         text_json_number(&text, 1.5);
         CHECK(!strcmp(text_string(&text), "1.5"), "%s", text_string(&text));
         text_free(&text);
@@ -604,8 +604,8 @@ static void test_bytes(void) {
     CHECK(writer.length == 37 && !memcmp(writer.data, head, sizeof head) && !writer.failed, "little-endian, %zu bytes",
           writer.length);
 
-    /* From the whole blob, and from each prefix in a block of its own, where a read past the end
-       is one the address sanitizer sees. */
+    /* Reads the whole blob, and each prefix in a separate allocation, so that AddressSanitizer detects a read past the
+       end. */
     for (size_t length = 0; length <= writer.length; length++) {
         uint8_t *blob = malloc(length ? length : 1);
         if (!blob)
@@ -645,7 +645,7 @@ static void test_bad_counts(void) {
         byte_reader_init(&reader, writer.data, writer.length);
         CHECK(byte_get_count(&reader, 8) == 0 && reader.bad, "count %lld", (long long)counts[i]);
         CHECK(byte_get_u8(&reader) == 0, "bad stays bad");
-        byte_put_raw(&writer, "", SIZE_MAX); /* fails before it reads */
+        byte_put_raw(&writer, "", SIZE_MAX); /* fails before a read */
         CHECK(writer.failed && writer.length == 16, "%zu", writer.length);
         byte_writer_free(&writer);
     }

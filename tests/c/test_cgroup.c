@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Quotas of control groups, as trees of files like those of Linux tell them: of version 1 and 2, in containers that see
-   the whole hierarchy or their own group alone, with tighter groups above, and with nonsense in the files. */
+/* Quotas of control groups, with trees of files as Linux creates them: versions 1 and 2, containers that see the whole
+   hierarchy or only their own group, tighter limits in parent groups, and invalid files. */
 #include "harness.h"
 #include "runtime/cgroup.h"
 
@@ -9,7 +9,7 @@
 
 static char root[] = "/tmp/weft-cgroup-XXXXXX";
 
-/* Writes a file of the tree, and makes its folders. */
+/* Writes a file of the tree and creates its folders. */
 static void place(const char *path, const char *text) {
     char name[512];
     snprintf(name, sizeof name, "%s%s", root, path);

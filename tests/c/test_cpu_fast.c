@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The CPU's fast families against the definitions of the operations: random graphs of pointwise operations, whose
-   numbers are chosen so that every result is exact and must agree bit for bit; each mode over many arguments; products
-   and convolutions of random shapes, layouts and types with operations fused behind them; attention and its gradients.
-   Whole buffers are compared, so that a write between or behind the elements is found. Prints a line per failed check;
-   exits non-zero if there was one. Arguments are the seed to start from and what share of the random cases to run: 10
-   is a tenth; without them it is a third, other ones with WEFT_TEST_DAY=<number>, all with WEFT_TEST_ALL=1. */
+/* The CPU's fast families, compared with the definitions of the operations: random graphs of pointwise operations,
+   whose numbers are chosen so that every result is exact and must agree bit for bit; each mode over many arguments;
+   products and convolutions of random shapes, layouts and types with fused epilogues; attention and its gradients.
+   Whole buffers are compared to detect writes between the elements or after them. Prints a line per failed check; exits
+   non-zero if there was one. The arguments are the first seed and a divisor: 10 runs a tenth of the random cases.
+   Without arguments a third runs; WEFT_TEST_DAY=<number> selects a different third, WEFT_TEST_ALL=1 runs all. */
 #include "base/dtype.h"
 #include "engines/cpu/core/threads.h"
 #include "engines/cpu/families.h"
@@ -42,14 +42,14 @@ static bool chance(int percent) { return pick(0, 99) < percent; }
 
 enum { OPS = 16, TENSORS = 64 };
 
-/* A graph under construction and everything that it holds. */
+/* A graph under construction and all descriptors that it references. */
 struct model {
     int op_count, tensor_count;
     struct descriptor *ops[OPS], *parameters[OPS];
     struct tensor *tensors[TENSORS];
     struct graph *graph;
     bool reads_output;           /* an operation has beta != 0 */
-    int64_t max_length[TENSORS]; /* of a tensor of sequence lengths; 0: the tensor holds other numbers */
+    int64_t max_length[TENSORS]; /* maximum of a tensor of sequence lengths; 0: the tensor holds other numbers */
 };
 
 static void need(weftStatus_t status) {
@@ -71,7 +71,7 @@ static void set_double(struct descriptor *d, weftBackendAttributeName_t name, do
     need(descriptor_set(d, name, WEFT_TYPE_DOUBLE, 1, &number));
 }
 
-/* rank 0: all is inferred. strides NULL: packed. */
+/* rank 0: everything is inferred. strides NULL: packed. */
 static struct tensor *make_tensor(struct model *model, int64_t rank, const int64_t *dims, const int64_t *strides,
                                   int type, bool is_virtual) {
     struct descriptor *d;
@@ -90,7 +90,7 @@ static struct tensor *make_tensor(struct model *model, int64_t rank, const int64
     return model->tensors[model->tensor_count++] = (struct tensor *)d;
 }
 
-/* Strides of a random order of dims, with gaps sometimes. */
+/* Computes strides for a random order of dims, sometimes with gaps. */
 static void random_strides(int64_t rank, const int64_t *dims, int64_t *strides) {
     int order[WEFT_DIM_MAX];
     int64_t stride = chance(15) ? 2 : 1;
@@ -101,7 +101,7 @@ static void random_strides(int64_t rank, const int64_t *dims, int64_t *strides) 
         order[i] = order[k], order[k] = kept;
     }
     for (int i = 0; i < rank; i++) {
-        /* Of a single element nobody takes a step, however long. */
+        /* The stride of a dimension of extent 1 is never used, so it may be arbitrarily large. */
         strides[order[i]] = dims[order[i]] == 1 && chance(10) ? INT64_MAX - pick(0, 3) : stride;
         stride = stride * (dims[order[i]] > 0 ? dims[order[i]] : 1) + (chance(15) ? pick(1, 9) : 0);
     }
@@ -166,16 +166,16 @@ static void free_model(struct model *model) {
         descriptor_release(&model->tensors[i]->base);
 }
 
-/* ---- Running a region against the definition --------------------------------------------------------------------- */
+/* ---- Comparison of a region with the definition ------------------------------------------------------------------ */
 
-enum { MARGIN = 64 }; /* bytes behind each buffer that must stay as they are */
+enum { MARGIN = 64 }; /* bytes after each buffer that must not change */
 
 struct memory {
-    char *expected, *found; /* of a value; found is NULL inside the region */
+    char *expected, *found; /* content of a value's memory; found is NULL inside the region */
     int64_t bytes;
 };
 
-/* Every element of a tensor, by its offset. */
+/* Visits every element of a tensor, by its offset. */
 static bool next_offset(const struct tensor *tensor, int64_t *index, int64_t *offset, bool *is_started) {
     int rank = (int)tensor->dims.count;
     bool more = *is_started ? index_next(index, rank, tensor->dims.at) : index_begin(index, rank, tensor->dims.at);
@@ -186,7 +186,7 @@ static bool next_offset(const struct tensor *tensor, int64_t *index, int64_t *of
     return more;
 }
 
-/* How the numbers of inputs are drawn. */
+/* Distribution of the inputs. */
 enum numbers { HALVES, ANY };
 
 static void fill_input(const struct tensor *tensor, char *memory, enum numbers numbers, int64_t max_length) {
@@ -212,7 +212,7 @@ static struct memory *allocate(const struct model *model, const struct region *r
         memory->expected = malloc((size_t)memory->bytes);
         for (int64_t i = 0; i < memory->bytes; i++)
             memory->expected[i] = (char)(i * 37 + 11);
-        /* What outputs hold before may be read, with beta: numbers too. */
+        /* With beta, the previous content of outputs is read, so it must be valid numbers. */
         fill_input(value->tensor, memory->expected, numbers, model->max_length[value->tensor->uid - 1]);
         if (value->producer >= 0 && !region_exports(region, v))
             continue;
@@ -236,7 +236,7 @@ static void run_reference(const struct graph *graph, const struct memory *memori
     free(values);
 }
 
-/* Lets outputs take the place of inputs where the family allows it. */
+/* Lets outputs alias inputs where the family allows it. */
 static void alias_some(const struct family *family, const struct region *region, const struct memory *memories,
                        void **values) {
     const struct graph *graph = region->graph;
@@ -264,16 +264,18 @@ static void run_family(const struct family *family, const struct region *region,
     arena_free(&arena);
 }
 
-/* The distance between neighbouring numbers of a type around 1. */
+/* The distance between adjacent numbers of a type around 1. */
 static double resolution(weftDataType_t type) {
     const struct dtype *row = dtype_of(type);
     return row->is_float ? ldexp(1, -row->mantissa_bits) : 0;
 }
 
-/* What a step of a narrow type is taken of at least: of factors where these were rounded to it. */
+/* Lower bound on the magnitude that determines the rounding step of a narrow type. Larger values account for factors
+   that were rounded to that type. */
 static double least = 0x1p-6;
 
-/* An error of `ulps` float resolutions of the numbers that made the result, and one step of the result's type. */
+/* Allows an error of `ulps` float resolutions of the numbers that the result is computed from, plus one step of the
+   result's type. */
 static bool is_near(weftDataType_t type, double expected, double found, double ulps, double magnitude) {
     if (isnan(expected) || isnan(found) || isinf(expected))
         return isnan(expected) ? isnan(found) : expected == found;
@@ -307,7 +309,7 @@ static void compare(const struct graph *graph, const struct memory *memories, do
     }
 }
 
-/* Runs all nodes as one region of a family. Returns whether the family took it. */
+/* Runs all nodes as one region of a family. Returns true if the family accepted it. */
 static bool check_model(struct model *model, const struct family *family, enum numbers numbers, double ulps,
                         double magnitude, const char *kind) {
     int nodes[OPS];
@@ -424,7 +426,7 @@ static bool check_random_map(void) {
 
 /* ---- Products ---------------------------------------------------------------------------------------------------- */
 
-/* Pointwise operations behind a result: some of bias, residual, activation; perhaps the result itself is kept. */
+/* Adds an epilogue to a result: some of bias, residual, activation; sometimes the result itself is an output, too. */
 static void add_random_tail(struct model *model, struct tensor *result, enum numbers numbers) {
     int64_t rank = result->dims.count, some[WEFT_DIM_MAX];
     struct pointwise_options options = {.math = WEFT_DATA_FLOAT, .axis = 1, .alpha1 = 1, .alpha2 = 1};
@@ -452,7 +454,7 @@ static void add_random_tail(struct model *model, struct tensor *result, enum num
     }
 }
 
-/* Operand types and math of a product. */
+/* Operand types and compute type of a product. */
 static const struct {
     int a, b, c, math;
 } PRODUCT_TYPES[] = {
@@ -477,7 +479,7 @@ static struct descriptor *make_matmul_parameters(int math) {
     return d;
 }
 
-/* Half of the products are of numbers whose sums are exact. */
+/* In half of the products, the sums are exact. */
 static bool check_product(struct model *model, struct tensor *result, int math, int64_t depth, const char *what) {
     bool is_narrow = result->type == WEFT_DATA_HALF || result->type == WEFT_DATA_BFLOAT16;
     enum numbers numbers = math == WEFT_DATA_INT32 || chance(50) ? HALVES : ANY;
@@ -552,7 +554,7 @@ static const struct {
       WEFT_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_ALPHA, WEFT_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_BETA}},
 };
 
-/* Dims of x, w and y and what lies between them. */
+/* Dims of x, w and y, and the convolution's parameters. */
 struct conv_shape {
     int spatial;
     int64_t rank, x[5 + 1], w[5 + 1], y[5 + 1];
@@ -640,7 +642,7 @@ static struct tensor *make_lengths(struct model *model, int64_t batch, int64_t m
     return make_operand(model, batch, 1, 1, 1, WEFT_DATA_INT32);
 }
 
-/* What scores may depend on, some of it. */
+/* Adds a random subset of the optional inputs of scores. */
 static void add_terms(struct model *model, struct descriptor *op, bool is_backward, const int64_t *scores) {
     int64_t dims[4];
     if (chance(40)) {
@@ -718,9 +720,9 @@ static bool check_random_attention(bool is_backward) {
     set_options(op, is_backward, depth);
     need(descriptor_finalize(op));
     model.ops[model.op_count++] = op;
-    /* Gradients are sums over queries or keys of sums over the depth of the values. */
+    /* Gradients are sums over queries or keys, and each term is a sum over the depth of the values. */
     double magnitude = is_backward ? 64 * (double)((value_depth + 1) * (s[3] > s[2] ? s[3] : s[2])) : 1024;
-    /* Weights of bf16 are off by half a step each, beside values of 4 and dropout's 4 / 3. */
+    /* Each bf16 weight is off by up to half a step; values are up to 4, and dropout scales by 4 / 3. */
     double before = least;
     least = type == WEFT_DATA_BFLOAT16 && !is_backward ? 3 : before;
     bool is_served = check_model(&model, &cpu_attention, ANY, 4, magnitude, is_backward ? "gradients" : "attention");
@@ -730,7 +732,7 @@ static bool check_random_attention(bool is_backward) {
 
 /* ---- Each mode --------------------------------------------------------------------------------------------------- */
 
-/* Modes whose value jumps, which float arithmetic may see on the other side. */
+/* Modes with a discontinuity: float arithmetic may compute the value on its other side. */
 static bool mode_jumps(int mode) { return mode == WEFT_POINTWISE_MOD || mode == WEFT_POINTWISE_FLOOR_MOD; }
 
 static void check_mode(const struct pointwise_mode *mode, int type, weftDataType_t math) {
