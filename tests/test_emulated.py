@@ -66,6 +66,7 @@ def test_chosen_operations(chip: str) -> None:
     check([[*PYTEST, *half] for half in halves], [settings] * len(halves))
 
 
+@pytest.mark.nightly
 def test_operations_with_few_multiprocessors() -> None:
     few = [{"WEFT_TEST_SAMPLE": part, "FAKE_CUDA_LARGE": 16} for part in tiers.of_today(("5/96", "53/96"), 2)]
     check([[*PYTEST, "tests/ops"]] * len(few), few)
@@ -91,6 +92,7 @@ def test_batch_norms_in_parts() -> None:
     check([[*PYTEST, "tests/plan/test_batch_norms.py", "-k", "far or again-3 or residual-1"]], [{}])
 
 
+@pytest.mark.nightly
 def test_other_chips() -> None:
     """Ada and Blackwell, of which the emulator knows what all have in common with Hopper, and Ampere."""
     samples = {89: "7/288", 120: "151/288"}
