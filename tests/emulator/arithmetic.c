@@ -8,7 +8,7 @@
 #include <math.h>
 #include <string.h>
 
-/* Lanes of 16 bits and fewer lie in the low bits of 32; these read and write them as a type. */
+/* Lanes of 16 bits or fewer are stored in the low bits of a 32-bit word; these macros read and write them as a type. */
 #define READ(type, lanes, l) (*(const type *)(const void *)&(lanes)[l])
 
 #define EACH(mask, ...)                                                                                                \
@@ -18,7 +18,7 @@
     else                                                                                                               \
         FOR_LANES(mask, l) __VA_ARGS__
 
-/* An operation of up to three operands of one type; a, b, c are its operands. */
+/* Defines an operation with up to three operands of one type; a, b and c are the operands. */
 #define OPERATION(name, storage, fetch, type, result)                                                                  \
     static enum outcome name(struct warp *w, const struct instruction *i, uint32_t mask) {                             \
         storage *d = fetch(w, &i->operands[0]);                                                                        \
@@ -37,7 +37,8 @@
 #define NARROW(name, type, result) OPERATION(name, uint32_t, narrow, type, result)
 #define WIDE(name, type, result) OPERATION(name, uint64_t, wide, type, result)
 
-/* Sums and products in unsigned numbers, whose overflow is defined; they are the signed ones, too. */
+/* Sums and products use unsigned arithmetic, because its overflow is defined; the bits equal those of signed
+   arithmetic. */
 NARROW(add_16, uint16_t, a + b)
 NARROW(add_32, uint32_t, a + b)
 WIDE(add_64, uint64_t, a + b)
@@ -56,7 +57,8 @@ WIDE(mul_hi_u64, uint64_t, ((unsigned __int128)a * b) >> 64)
 NARROW(mad_lo_16, uint16_t, ((uint32_t)a * b) + c)
 NARROW(mad_lo_32, uint32_t, (a * b) + c)
 WIDE(mad_lo_64, uint64_t, (a * b) + c)
-/* What is divided by zero, or its rest, is all ones, as the compiler's code for this chip has it. */
+/* The quotient and the remainder of a division by zero are all ones, like in the code that the compiler emits for this
+   chip. */
 NARROW(div_s16, int16_t, b ? a / b : -1)
 NARROW(div_u16, uint16_t, b ? a / b : UINT16_MAX)
 NARROW(div_s32, int32_t, !b ? -1 : b == -1 ? (int32_t)(0 - (uint32_t)a) : a / b)
@@ -108,7 +110,7 @@ NARROW(shf_r_clamp, uint32_t, ((uint64_t)b << 32 | a) >> (c > 32 ? 32 : c))
 
 static inline float flushed(float a) { return fabsf(a) < FLT_MIN ? copysignf(0, a) : a; }
 
-/* A minimum or maximum of the two is NaN where both are, or one is and that counts; -0 is below +0. */
+/* Minimum and maximum are NaN if both operands are NaN, or if one is and NaN propagates; -0 is less than +0. */
 static inline float least(float a, float b) {
     return isnan(a) ? isnan(b) ? CANONICAL_NAN : b : isnan(b) || a < b || (a == b && signbit(a)) ? a : b;
 }
@@ -141,7 +143,7 @@ FLOAT(min, least(a, b))
 FLOAT(max, most(a, b))
 FLOAT(min_nan, least_or_nan(a, b))
 FLOAT(max_nan, most_or_nan(a, b))
-/* .approx: off by 2^-11 of itself, as on chips. */
+/* .approx: relative error of up to 2^-11, like on hardware. */
 static inline float eleven_bits(float value) {
     uint32_t bits;
     memcpy(&bits, &value, sizeof bits);
@@ -161,7 +163,7 @@ WIDE(abs_f64, double, fabs(a))
 WIDE(sqrt_f64, double, sqrt(a))
 WIDE(rcp_f64, double, 1.0 / a)
 WIDE(rsqrt_f64, double, 1.0 / sqrt(a))
-/* .approx.ftz: of the result the upper word; subnormal numbers are zeros. */
+/* .approx.ftz: keeps the upper word of the result; subnormal numbers become zeros. */
 static inline double coarse(double value) {
     uint64_t bits;
     value = fabs(value) < DBL_MIN ? copysign(0, value) : value;
@@ -176,7 +178,8 @@ WIDE(copysign_f64, double, copysign(b, a))
 WIDE(min_f64, double, isnan(a) ? b : isnan(b) ? a : a < b || (a == b && signbit(a)) ? a : b)
 WIDE(max_f64, double, isnan(a) ? b : isnan(b) ? a : a > b || (a == b && !signbit(a)) ? a : b)
 
-/* Floats that are not rounded to nearest; what they do is the word before the rounding. */
+/* Float operations that do not round to nearest. The part of the opcode before the rounding mode names the
+   operation. */
 static enum outcome directed(struct warp *w, const struct instruction *i, uint32_t mask) {
     static const int modes[] = {FE_TONEAREST, FE_TOWARDZERO, FE_DOWNWARD, FE_UPWARD};
     bool is_wide = i->type == TYPE_F64;
@@ -207,7 +210,8 @@ static enum outcome directed(struct warp *w, const struct instruction *i, uint32
     return NEXT;
 }
 
-/* add, sub and mad in a chain: each takes and leaves a carry (of sub: a borrow) beside its 32 bits. */
+/* add, sub and mad with carry: each reads and writes a carry bit (sub: a borrow bit) in addition to its 32-bit
+   result. */
 static enum outcome carrying(struct warp *w, const struct instruction *i, uint32_t mask) {
     bool is_mad = i->opcode[0] == 'm', is_sub = i->opcode[0] == 's', is_high = ptx_has(i->opcode, "hi");
     bool takes = i->opcode[3] == 'c', leaves = ptx_has(i->opcode, "cc");
@@ -263,9 +267,9 @@ NARROW(abs_x2, uint32_t, a & 0x7FFF7FFF)
 NARROW(neg_half, uint16_t, a ^ 0x8000)
 NARROW(abs_half, uint16_t, a & 0x7FFF)
 
-/* ---- Those whose operands have several types --------------------------------------------------------------------- */
+/* ---- Operations with operands of different types --------------------------------------------------------------- */
 
-/* Shifts by as many bits as there are, or more, leave zeros, or the sign. */
+/* Shifts by at least the width of the type produce zeros, or copies of the sign bit. */
 #define SHIFT(name, storage, fetch, type, bits, expression)                                                            \
     static enum outcome name(struct warp *w, const struct instruction *i, uint32_t mask) {                             \
         storage *d = fetch(w, &i->operands[0]);                                                                        \
@@ -291,7 +295,7 @@ SHIFT(shr_s16, uint32_t, narrow, int16_t, 16, (int64_t)a >> n)
 SHIFT(shr_s32, uint32_t, narrow, int32_t, 32, (int64_t)a >> n)
 SHIFT(shr_s64, uint64_t, wide, int64_t, 64, n < 64 ? a >> n : a < 0 ? -1 : 0)
 
-/* Products twice as wide as their factors. */
+/* Products with twice the width of their factors. */
 #define WIDENING(name, storage, fetch, type, from, expression)                                                         \
     static enum outcome name(struct warp *w, const struct instruction *i, uint32_t mask) {                             \
         storage *d = fetch(w, &i->operands[0]);                                                                        \
@@ -335,7 +339,8 @@ static enum outcome brev(struct warp *w, const struct instruction *i, uint32_t m
     return NEXT;
 }
 
-/* The highest set bit, or that which differs from the sign; with .shiftamt how far it is from the top. */
+/* Position of the highest set bit or, for signed types, of the highest bit that differs from the sign. With .shiftamt:
+   its distance from the top bit. */
 static enum outcome bfind(struct warp *w, const struct instruction *i, uint32_t mask) {
     bool is_shift = ptx_has(i->opcode, "shiftamt"), is_wide = ptx_type_bytes((enum ptx_type)i->type) == 8;
     bool is_signed = i->type == TYPE_S32 || i->type == TYPE_S64;
@@ -411,7 +416,7 @@ static enum outcome prmt(struct warp *w, const struct instruction *i, uint32_t m
     return NEXT;
 }
 
-/* dp4a: four products of bytes, added. */
+/* dp4a: the sum of four products of bytes. */
 static enum outcome dp4a(struct warp *w, const struct instruction *i, uint32_t mask) {
     bool a_signed = i->from == TYPE_S32, b_signed = i->type == TYPE_S32;
     FOR_LANES(mask, l) {
@@ -427,7 +432,7 @@ static enum outcome dp4a(struct warp *w, const struct instruction *i, uint32_t m
     return NEXT;
 }
 
-/* dp2a: two halves of a times the low or the high two bytes of b, added. */
+/* dp2a: multiplies the two halves of a by the low or the high two bytes of b, and adds the products. */
 static enum outcome dp2a(struct warp *w, const struct instruction *i, uint32_t mask) {
     bool a_signed = i->from == TYPE_S32, b_signed = i->type == TYPE_S32;
     int first = ptx_has(i->opcode, "hi") ? 16 : 0;
@@ -479,7 +484,7 @@ static const char *const comparisons[] = {"eq",  "ne",  "lt",  "le",  "gt",  "ge
                                           "neu", "ltu", "leu", "gtu", "geu", "num", "nan"};
 enum { COMBINE_NOT, COMBINE_AND, COMBINE_OR, COMBINE_XOR };
 
-/* Unordered comparisons hold where a number is NaN. */
+/* Unordered comparisons are true if an operand is NaN. */
 static bool compares(double a, double b, int how) {
     bool has_nan = isnan(a) || isnan(b);
     switch (how) {
@@ -568,7 +573,7 @@ static uint32_t compare_f64(const struct warp *w, const struct instruction *i) {
     return bits;
 }
 
-/* Of halves: the low ones, or the high ones. */
+/* Compares two halves: the low ones or the high ones. */
 static uint32_t compare_halves(const struct warp *w, const struct instruction *i, int shift) {
     const uint32_t *x = narrow(w, &i->operands[1]), *y = narrow(w, &i->operands[2]);
     bool is_bf16 = i->type == TYPE_BF16 || i->type == TYPE_BF16X2;
@@ -623,7 +628,8 @@ static enum outcome setp(struct warp *w, const struct instruction *i, uint32_t m
     return NEXT;
 }
 
-/* set.eq.u32.f16x2: all bits of a half where the comparison holds, or of the whole; into floats, ones. */
+/* set.eq.u32.f16x2: sets all bits of a half, or of the whole register, if the comparison is true; float results become
+   1. */
 static enum outcome set(struct warp *w, const struct instruction *i, uint32_t mask) {
     bool is_pair = i->type == TYPE_F16X2 || i->type == TYPE_BF16X2;
     uint32_t low = combine(w, i, compare(w, i)), high = is_pair ? combine(w, i, compare_halves(w, i, 16)) : low;
@@ -638,7 +644,7 @@ static enum outcome set(struct warp *w, const struct instruction *i, uint32_t ma
 
 /* ---- Moves ------------------------------------------------------------------------------------------------------- */
 
-/* mov.b64 %rd, {%r1, %r2} and back. */
+/* mov.b64 %rd, {%r1, %r2} and the reverse. */
 static enum outcome pack(struct warp *w, const struct instruction *i, uint32_t mask) {
     const struct operand *d = &i->operands[0], *s = &i->operands[1];
     unsigned shift = ptx_type_bytes((enum ptx_type)i->type) * 8u / s->count;
@@ -663,7 +669,8 @@ static enum outcome unpack(struct warp *w, const struct instruction *i, uint32_t
     return NEXT;
 }
 
-/* Generic addresses of the windows; those of the device's memory and of arguments are what they are. */
+/* Converts addresses of the shared and local windows to generic ones; global and parameter addresses are generic
+   already. */
 static enum outcome cvta(struct warp *w, const struct instruction *i, uint32_t mask) {
     bool is_shared = ptx_has(i->opcode, "shared"), is_local = ptx_has(i->opcode, "local");
     uint64_t window = is_shared ? SHARED_WINDOW : is_local ? LOCAL_WINDOW : 0;
@@ -674,7 +681,7 @@ static enum outcome cvta(struct warp *w, const struct instruction *i, uint32_t m
     return NEXT;
 }
 
-/* The kernel's address of a block's shared memory, seen from its whole cluster. */
+/* The address of a block's shared memory as seen by every block of its cluster. */
 static enum outcome mapa(struct warp *w, const struct instruction *i, uint32_t mask) {
     uint64_t window = i->operands[0].file == FILE_WIDE && !ptx_has(i->opcode, "shared::cluster") ? SHARED_WINDOW : 0;
     FOR_LANES(mask, l) {
@@ -688,7 +695,7 @@ static enum outcome mapa(struct warp *w, const struct instruction *i, uint32_t m
     return NEXT;
 }
 
-/* Cache policies are nothing here. */
+/* Cache policies have no effect in the emulator. */
 static enum outcome createpolicy(struct warp *w, const struct instruction *i, uint32_t mask) {
     FOR_LANES(mask, l) wide(w, &i->operands[0])[l] = 1;
     return NEXT;
@@ -899,7 +906,8 @@ static const struct {
     {"mov.pred", move_pred},
 };
 
-/* Without modifiers that change nothing here: rounding to nearest, approximations, which are better than asked. */
+/* Drops modifiers that have no effect here: rounding to nearest, and approximations, since the exact result is also
+   valid. */
 static void plain_name(char plain[64], const char *opcode) {
     static const char *const dropped[] = {"rn", "approx", "full"};
     size_t length = 0;
@@ -922,7 +930,7 @@ static void plain_name(char plain[64], const char *opcode) {
 #define INTEGERS "u16 u32 u64 s16 s32 s64 b16 b32 b64"
 #define FLOATS "f16 bf16 f32 f64 f16x2 bf16x2"
 
-/* Which comparison a name asks for; COMPARISONS: none. */
+/* The comparison that a name denotes, or COMPARISONS if none. */
 static uint8_t find_comparison(const char *name, size_t length) {
     static const char *const unsigned_names[] = {"lo", "ls", "hi", "hs"};
     static const uint8_t unsigned_ways[] = {LT, LE, GT, GE};
@@ -947,8 +955,8 @@ static operation decode_comparison(struct instruction *i) {
     return !is_known ? NULL : is_setp ? setp : i->operands[0].file == FILE_NARROW ? set : NULL;
 }
 
-/* Of a variable in shared memory: in a cluster its address has the block's rank, as the chip's have, which a product's
-   descriptor has no place for. */
+/* Address of a variable in shared memory. In a cluster it contains the block's rank, like on hardware; the descriptor
+   of a product has no bits for the rank. */
 static enum outcome move_shared_address(struct warp *w, const struct instruction *i, uint32_t mask) {
     uint64_t rank = w->block->cluster->block_count > 1 ? (uint64_t)w->block->rank + 1 : 0;
     FOR_LANES(mask, l)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cvt: from one type to another. */
+/* cvt: conversions between types. */
 #include "machine.h"
 #include "numbers.h"
 
@@ -36,7 +36,7 @@ static int64_t read_integer(const struct warp *w, const struct operand *o, int l
     }
 }
 
-/* Keeps as many bits as the register has; a small signed result is extended in it. */
+/* Writes as many bits as the register has; a small signed result is sign-extended within the register. */
 static void write_integer(struct warp *w, const struct operand *o, int lane, enum ptx_type type, int64_t value) {
     unsigned bits = ptx_type_bytes(type) * 8;
     uint64_t kept = (uint64_t)value;
@@ -89,10 +89,12 @@ static double rounded(double value, int how) {
                                : nearbyint(value);
 }
 
-/* Whether what lies between two numbers becomes the one further from zero, should it not become the nearest. */
+/* True if a value between two representable numbers is rounded away from zero, for rounding modes other than to
+   nearest. */
 static bool grows(bool is_positive, int how) { return how != ROUND_ZERO && (how == ROUND_UP) == is_positive; }
 
-/* Values come as long double, which holds every integer of 64 bits, so that they are rounded once. */
+/* Values are passed as long double, which represents every 64-bit integer exactly, so that they are rounded only
+   once. */
 static float to_single(long double value, int how) {
     float nearest = (float)value;
     if (how == ROUND_NEAREST || (long double)nearest == value || isnan(value))
@@ -122,7 +124,7 @@ static uint16_t to_half(float value, bool is_bf16, int how) {
     return (uint16_t)(has_grown == wanted ? nearest : has_grown ? nearest - 1 : nearest + 1);
 }
 
-/* A float that becomes the same half as the value does: where it is not exact, its last bit is set. */
+/* A float that rounds to the same half as the value: if it is inexact, its last bit is set (round to odd). */
 static float to_odd(long double value) {
     float cut = to_single(value, ROUND_ZERO);
     return isnan(value) || (long double)cut == value ? cut : float_of_bits(bits_of_float(cut) | 1);
@@ -136,7 +138,7 @@ static void write_float(struct warp *w, const struct instruction *i, int lane, l
     if (i->has_relu && value < 0)
         value = 0;
     float single = to_single(value, i->mode);
-    switch (i->from) { /* what is written stands first in the name */
+    switch (i->from) { /* the destination type comes first in the opcode */
     case TYPE_F16:
     case TYPE_BF16:
         narrow(w, o)[lane] = to_half(to_odd(value), i->from == TYPE_BF16, i->mode);
@@ -153,7 +155,7 @@ static void write_float(struct warp *w, const struct instruction *i, int lane, l
     }
 }
 
-/* What is too large becomes the largest, NaN zero; where 64 bits take part, NaN is the top bit. */
+/* Values out of range saturate to the largest integer. NaN becomes zero; for 64-bit types, it becomes the top bit. */
 static int64_t float_to_integer(double value, enum ptx_type from, enum ptx_type type, int how) {
     unsigned bits = ptx_type_bytes(type) * 8;
     double whole = rounded(value, how), top = ldexp(1.0, (int)bits - is_signed(type));
@@ -193,7 +195,7 @@ static enum outcome convert(struct warp *w, const struct instruction *i, uint32_
 
 static float relu(const struct instruction *i, float value) { return i->has_relu && value < 0 ? 0 : value; }
 
-/* Two floats into a register: the first operand becomes the upper half. */
+/* Converts two floats into one register: the first operand becomes the upper half. */
 static enum outcome convert_pair(struct warp *w, const struct instruction *i, uint32_t mask) {
     const uint32_t *high = narrow(w, &i->operands[1]), *low = narrow(w, &i->operands[2]);
     FOR_LANES(mask, l) {
@@ -221,7 +223,7 @@ static enum outcome convert_pair(struct warp *w, const struct instruction *i, ui
     return NEXT;
 }
 
-/* Between pairs of halves and pairs of bytes. */
+/* Converts between pairs of halves and pairs of bytes. */
 static enum outcome convert_packed(struct warp *w, const struct instruction *i, uint32_t mask) {
     const uint32_t *s = narrow(w, &i->operands[1]);
     FOR_LANES(mask, l) {
@@ -243,7 +245,7 @@ static enum outcome convert_packed(struct warp *w, const struct instruction *i, 
 
 #define INTEGERS "u8 u16 u32 u64 s8 s16 s32 s64"
 
-/* The short types have conversions from few others, and few roundings. */
+/* The short types convert to and from few other types, with few rounding modes. */
 static operation decode_short(const struct instruction *i) {
     bool to_bytes = i->from == TYPE_E4M3X2 || i->from == TYPE_E5M2X2;
     if (i->from == TYPE_TF32)

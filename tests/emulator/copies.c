@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What goes on beside the threads: barriers in shared memory, cp.async, copies by the engine. A copy begun here arrives
-   when the machine says so; what it will overwrite is spoilt at once. */
+/* Asynchronous operations: barriers in shared memory, cp.async, and bulk copies by the copy engine. A copy that begins
+   here completes when the machine decides; its destination is filled with invalid data immediately. */
 #include "machine.h"
 
 #include <stdlib.h>
@@ -8,7 +8,7 @@
 
 /* ---- Barriers: 64 bits of shared memory -------------------------------------------------------------------------- */
 
-/* Announced bytes may arrive before they are announced: the count goes below zero, too. */
+/* Bytes may arrive before they are announced, so the count can be negative. */
 struct barrier_state {
     int64_t bytes : 24;
     uint64_t pending : 16, expected : 15, phase : 1, mark : 8;
@@ -58,7 +58,7 @@ static enum outcome barrier_init(struct warp *w, const struct instruction *i, ui
     return NEXT;
 }
 
-/* mbarrier.inval: the word is plain memory again. */
+/* mbarrier.inval: the word becomes ordinary memory again. */
 static enum outcome barrier_end(struct warp *w, const struct instruction *i, uint32_t mask) {
     FOR_LANES(mask, l) memset(machine_shared(w, address_of(w, &i->operands[0], l), 8), 0, 8);
     return NEXT;
@@ -74,7 +74,7 @@ static enum outcome barrier_arrive(struct warp *w, const struct instruction *i, 
         struct block *block = machine_block_of(w, at);
         machine_shared(w, at, 8);
         at &= OWN_ADDRESS;
-        barrier_count(w, block, at, 0, announces ? number : 0); /* before the arrival, which could end the phase */
+        barrier_count(w, block, at, 0, announces ? number : 0); /* before the arrival, which may complete the phase */
         order_arrive_at(w, block, at);
         barrier_count(w, block, at, !arrives ? 0 : announces ? 1 : number, 0);
     }
@@ -104,9 +104,10 @@ static enum outcome barrier_try(struct warp *w, const struct instruction *i, uin
     return WAIT;
 }
 
-/* ---- cp.async: a lane's own copies, which land when it waits for them -------------------------------------------- */
+/* ---- cp.async: per-lane copies, which complete when the lane waits for them ------------------------------------- */
 
-/* cp.async... [to], [from], bytes {, how many are read, or whether none is}: beyond what is read come zeros. */
+/* cp.async... [to], [from], bytes {, the number of source bytes, or a predicate to ignore the source}: the remaining
+   bytes are zero-filled. */
 static enum outcome lane_copy(struct warp *w, const struct instruction *i, uint32_t mask) {
     bool is_wide = ptx_has(i->opcode, "cg");
     FOR_LANES(mask, l) {
@@ -176,7 +177,7 @@ static const struct tensor_map *map_at(const struct warp *w, uint64_t address) {
     return map;
 }
 
-/* The map and where its box begins: "[map, {coordinates}]". */
+/* Reads the map and the coordinates at which its box begins: "[map, {coordinates}]". */
 static void read_box(const struct warp *w, struct copy *copy, const struct operand *address, int lane) {
     const struct operand *list = &address->items[0];
     copy->map = map_at(w, address_of(w, address, lane));
@@ -185,7 +186,7 @@ static void read_box(const struct warp *w, struct copy *copy, const struct opera
         machine_fail(w, "%u coordinates for a map of %u dimensions", list->count, copy->map->rank);
     for (int k = 0; k < list->count; k++)
         copy->coordinates[k] = (int32_t)narrow(w, &list->items[k])[lane];
-    /* The chip calls that an illegal instruction. */
+    /* Hardware reports this as an illegal instruction. */
     int64_t first = (int64_t)copy->coordinates[0] * (int64_t)tensor_map_element_bytes(copy->map);
     if (first % 16)
         machine_fail(w, "a box that begins %lld bytes into a row, which is no multiple of 16", (long long)first);
@@ -197,7 +198,7 @@ static void check_range(const struct warp *w, const struct block *block, const s
                      block->shared_bytes);
 }
 
-/* Begins a copy into the shared memory of a block, whose barrier will count its bytes. */
+/* Begins a copy into the shared memory of a block; the barrier of that block counts the bytes. */
 static void begin_load(struct warp *w, struct copy copy, struct block *block) {
     copy.block = block;
     if (!block->warps_alive)
@@ -215,7 +216,7 @@ static void begin_load(struct warp *w, struct copy copy, struct block *block) {
     machine_add_copy(&copy);
 }
 
-/* To the block whose addresses these are. */
+/* Begins a load into the block to which these addresses belong. */
 static void begin_own_load(struct warp *w, struct copy copy, uint32_t to, uint32_t barrier) {
     copy.address = to & OWN_ADDRESS;
     copy.barrier = barrier & OWN_ADDRESS;
@@ -224,7 +225,7 @@ static void begin_own_load(struct warp *w, struct copy copy, uint32_t to, uint32
     begin_load(w, copy, machine_block_of(w, to));
 }
 
-/* To the same place of several blocks. */
+/* Begins a load to the same address in several blocks (multicast). */
 static void begin_shared_load(struct warp *w, struct copy copy, uint32_t to, uint32_t barrier, uint32_t peers) {
     struct cluster *cluster = w->block->cluster;
     copy.address = to & OWN_ADDRESS;
@@ -279,7 +280,7 @@ static enum outcome load_bytes(struct warp *w, const struct instruction *i, uint
     return YIELD;
 }
 
-/* st.async... [to], words, [barrier]: to another block, whose barrier counts. */
+/* st.async... [to], words, [barrier]: stores to another block, whose barrier counts the bytes. */
 static enum outcome send_words(struct warp *w, const struct instruction *i, uint32_t mask) {
     unsigned bytes = ptx_type_bytes((enum ptx_type)i->type);
     const struct operand *s = &i->operands[1];
@@ -344,7 +345,7 @@ static enum outcome commit_stores(struct warp *w, const struct instruction *i, u
     return NEXT;
 }
 
-/* Where only reading is waited for, writing may come later. */
+/* If only the reads are waited for, the writes may complete later. */
 static enum outcome wait_stores(struct warp *w, const struct instruction *i, uint32_t mask) {
     int pending = (int)narrow(w, &i->operands[0])[0];
     bool waits_for_reads = ptx_has(i->opcode, "read");

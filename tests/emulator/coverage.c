@@ -43,8 +43,8 @@ static uint64_t digest_text(const char *text) {
     return hash;
 }
 
-/* True if a block begins at each instruction. What a guard keeps from running is a block of its own; a guarded branch
-   ends its block. */
+/* Returns, for each instruction, whether a basic block begins there. A guarded instruction is a block of its own; a
+   guarded branch ends its block. */
 static bool *find_blocks(const struct kernel *kernel) {
     bool *begins = calloc((size_t)kernel->instruction_count + 2, sizeof *begins);
     if (!begins)
@@ -80,7 +80,7 @@ static void write_blocks(FILE *out, const struct kernel *kernel) {
     free(begins);
 }
 
-/* The lines of a text that begin with `start`, as lines that begin with `word`. */
+/* Writes the lines of a text that begin with `start`, with `word` in place of `start`. */
 static void write_lines(FILE *out, const char *text, const char *start, const char *word) {
     for (const char *at = text; at; at = strchr(at, '\n')) {
         at += *at == '\n';
@@ -127,7 +127,7 @@ void coverage_add(const struct module *module, const char *text) {
     write_module(folder, loaded, text);
 }
 
-/* Writes the blocks of a kernel that ran, if one did, and forgets them. */
+/* Writes the blocks of a kernel that ran, if any, and clears the record. */
 static void write_hits(FILE *out, const struct loaded *loaded, const struct kernel *kernel) {
     if (!memchr(kernel->is_reached, 1, (size_t)kernel->instruction_count))
         return;
@@ -151,7 +151,7 @@ static void write_hits(FILE *out, const struct loaded *loaded, const struct kern
     free(begins);
 }
 
-/* Writes what ran of a module, or of all if it is NULL. */
+/* Writes the executed blocks of a module, or of all modules if it is NULL. */
 static void write_all_hits(const struct module *module) {
     const char *folder = coverage_folder();
     char path[PATH_BYTES];

@@ -9,10 +9,11 @@
 /* Writes the blocks of a module that was loaded from a text, unless an earlier process wrote them. */
 void coverage_add(const struct module *module, const char *text);
 
-/* Writes what ran before the current test, PYTEST_CURRENT_TEST, if another one began. Called before each launch. */
+/* Writes the blocks that ran in the previous test if the current test, PYTEST_CURRENT_TEST, differs from it. Called
+   before each launch. */
 void coverage_follow_test(void);
 
-/* Writes what ran of a module that will be freed. */
+/* Writes the executed blocks of a module that is about to be freed. */
 void coverage_remove(const struct module *module);
 
 #endif

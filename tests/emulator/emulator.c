@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Arguments are stored in the module: one launch at a time. Coverage has one list of all modules. */
+/* Serializes launches, because arguments are stored in the module. Coverage has a single list of all modules. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 struct module *emulator_load(const char *text, char error[512]) {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How a launch goes on: clusters come and go, warps take turns, copies arrive. */
+/* Scheduling of a launch: starts and retires clusters, selects the warps to run, and completes copies. */
 #include "machine.h"
 
 #include <stdarg.h>
@@ -8,10 +8,10 @@
 #include <string.h>
 
 enum {
-    LONGEST_TURN = 400,        /* instructions of a warp */
-    TURNS_BEFORE_MORE = 2000,  /* that change nothing: then another cluster begins, if there is one */
-    TURNS_BEFORE_END = 200000, /* then the launch is taken to stand still */
-    RESIDENT = 3,              /* clusters at once, at most, while they go on without others */
+    LONGEST_TURN = 400,        /* instructions of one warp */
+    TURNS_BEFORE_MORE = 2000,  /* turns without progress before another cluster starts, if one is left */
+    TURNS_BEFORE_END = 200000, /* turns without progress before the launch counts as deadlocked */
+    RESIDENT = 3,              /* maximum of resident clusters, unless they need others to make progress */
 };
 
 _Thread_local struct machine *machine;
@@ -49,7 +49,7 @@ static void add_error(const char *format, ...) {
     va_end(arguments);
 }
 
-/* " (decode.cuh:343)", or nothing where the source is not known. */
+/* Adds " (decode.cuh:343)", or nothing if the source is unknown. */
 static void add_source(const struct instruction *i) {
     const struct module *module = machine->module;
     const char *file = i->source_file < module->file_count ? module->files[i->source_file] : NULL;
@@ -118,7 +118,7 @@ unsigned char *machine_shared(const struct warp *w, uint64_t address, size_t byt
     return block->shared + offset;
 }
 
-/* The device's memory, arguments, and the module's own variables. */
+/* Finds a piece of the device's memory, of the arguments, or of the module's own variables. */
 static bool find_piece(uint64_t address, struct memory_piece *piece) {
     uint64_t parameters = (uintptr_t)machine->kernel->parameters, globals = (uintptr_t)machine->module->globals;
     *piece = (struct memory_piece){parameters, parameters + machine->kernel->parameter_bytes, false};
@@ -128,9 +128,9 @@ static bool find_piece(uint64_t address, struct memory_piece *piece) {
     return (address >= piece->from && address < piece->to) || machine->find_memory(address, piece);
 }
 
-/* NULL, or what is wrong with an access. */
+/* NULL, or a description of what is wrong with an access. */
 static const char *check_global(void *context, uint64_t address, size_t bytes) {
-    enum { NEAR = 1024 }; /* so far behind an allocation it is told of */
+    enum { NEAR = 1024 }; /* bytes: an access this close to the end of an allocation is reported relative to it */
     static _Thread_local char words[128];
     struct memory_piece piece;
     (void)context;
@@ -156,7 +156,7 @@ static const char *check_global(void *context, uint64_t address, size_t bytes) {
 unsigned char *machine_memory(const struct warp *w, int lane, enum ptx_space space, uint64_t address, size_t bytes) {
     if (space == SPACE_SHARED || (space == SPACE_GENERIC && address & SHARED_WINDOW))
         return machine_shared(w, (uint32_t)address, bytes);
-    bool is_anywhere = space == SPACE_GENERIC || space == SPACE_PARAMETERS; /* those of a call are local */
+    bool is_anywhere = space == SPACE_GENERIC || space == SPACE_PARAMETERS; /* parameters of a call are local */
     if (space == SPACE_LOCAL || (is_anywhere && address & LOCAL_WINDOW)) {
         uint64_t offset = address & ~LOCAL_WINDOW;
         if (offset + bytes > machine->kernel->local_bytes || offset % bytes)
@@ -208,7 +208,7 @@ static void add_floats(unsigned char *to, const unsigned char *from, uint32_t by
     }
 }
 
-/* NULL, or what is wrong. */
+/* NULL, or an error message. */
 static const char *move(const struct copy *copy) {
     if (copy->kind == COPY_STORE && copy->map)
         return tensor_map_store(copy->map, copy->address, copy->coordinates, copy->taken, check_global, NULL);
@@ -270,7 +270,7 @@ static void *taken(size_t bytes) {
     void *memory = aligned_alloc(64, (bytes + 64) / 64 * 64);
     if (!memory)
         abort();
-    memset(memory, 0xFF, bytes); /* NaN in every float: nobody is to rely on it */
+    memset(memory, 0xFF, bytes); /* NaN in every float: no kernel may rely on the initial content */
     return memory;
 }
 
@@ -395,7 +395,8 @@ static void end_warp(struct warp *w) {
 
 static void set_places(struct warp *w, uint32_t mask, uint32_t place) { FOR_LANES(mask, l) w->places[l] = place; }
 
-/* The lanes that go on together: those furthest behind, so that lanes meet again; now and then others. */
+/* Selects lanes that run together: usually those with the lowest instruction, so that diverged lanes reconverge;
+   occasionally others. */
 static uint32_t choose_lanes(struct warp *w, uint32_t *place, uint32_t *limit) {
     uint32_t able = w->alive & ~w->stuck, mask = 0;
     if (!able)
@@ -423,8 +424,8 @@ static uint32_t choose_lanes(struct warp *w, uint32_t *place, uint32_t *limit) {
     return mask;
 }
 
-/* Those of the lanes at an instruction for which it can run now: the others' time comes when all are here whom they
-   want. */
+/* Selects the lanes at an instruction that can run it now; the others have to wait until all lanes that they
+   synchronize with have arrived. */
 static uint32_t find_ready(const struct warp *w, const struct instruction *i, uint32_t mask, uint32_t active) {
     const uint32_t *members = narrow(w, &i->operands[i->operand_count - 1]);
     if (i->meets == MEETS_NOBODY)
@@ -447,7 +448,7 @@ static uint32_t find_ready(const struct warp *w, const struct instruction *i, ui
 
 enum step { GOES_ON, PARTS, STOPS };
 
-/* Runs what is not a branch or an end for lanes that are together. */
+/* Runs an instruction that is neither a branch nor an end, for lanes that run together. */
 static enum step run_one(struct warp *w, const struct instruction *i, uint32_t mask, uint32_t active, uint32_t place) {
     set_places(w, mask, place);
     w->now = i;
@@ -457,7 +458,7 @@ static enum step run_one(struct warp *w, const struct instruction *i, uint32_t m
         if (outcome == WAIT || (outcome == YIELD && machine_random() % 4 == 0)) {
             set_places(w, ready | idle, place + 1);
             if (mask != w->alive && w->state == WARP_POLLS)
-                w->state = WARP_READY; /* others of its lanes may go on */
+                w->state = WARP_READY; /* other lanes of the warp may be able to run */
             return STOPS;
         }
     }
@@ -469,7 +470,7 @@ static enum step run_one(struct warp *w, const struct instruction *i, uint32_t m
     return PARTS;
 }
 
-/* Where lanes are after a branch. */
+/* Moves lanes to their instructions after a branch. */
 static enum step take_branch(struct warp *w, const struct instruction *i, uint32_t mask, uint32_t active,
                              uint32_t *place) {
     if (active && active != mask) {
@@ -489,7 +490,7 @@ static void end_lanes(struct warp *w, uint32_t mask, uint32_t active, uint32_t p
         end_warp(w);
 }
 
-/* Runs lanes that are together until they part or reach others, or the warp's turn is over. */
+/* Runs lanes together until they diverge, reach other lanes, or use up the warp's turn. */
 static int run_lanes(struct warp *w, int budget) {
     uint32_t place, limit, mask = choose_lanes(w, &place, &limit);
     for (w->now = NULL;; budget--) {
@@ -529,7 +530,7 @@ static bool can_go_on(const struct warp *w) {
            (w->state == WARP_POLLS && barrier_is_over(w, w->block->shared + w->waits_at, w->waits_for));
 }
 
-/* Any warp that can go on, from a random one on. */
+/* Selects a warp that can run, searching from a random one. */
 static struct warp *choose_warp(void) {
     int count = 0;
     for (const struct cluster *cluster = machine->clusters; cluster; cluster = cluster->next)
@@ -550,7 +551,7 @@ static struct warp *choose_warp(void) {
     return before;
 }
 
-/* Who waits for a barrier in shared memory may look again: a try may fail at any time. */
+/* Lets warps that wait for a barrier in shared memory test it again: a try may fail at any time. */
 static void wake_pollers(void) {
     for (struct cluster *cluster = machine->clusters; cluster; cluster = cluster->next)
         for (int b = 0; b < cluster->block_count; b++)
@@ -606,7 +607,7 @@ static void run_all(void) {
             wake_pollers();
         }
     }
-    while (machine->copies) /* stores that have read what they write */
+    while (machine->copies) /* stores that have read their source but not written yet */
         machine_finish_copy(&machine->copies);
 }
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Instructions of the tensor cores: mma.sync, ldmatrix, stmatrix, and wgmma, at which the four warps of a group meet. A
-   product of wgmma is done at once; that what it reads stays until it is waited for is checked then. */
+/* Tensor core instructions: mma.sync, ldmatrix, stmatrix, and wgmma, at which the four warps of a group meet. A wgmma
+   product is computed immediately; the wait verifies that its operands have not changed since. */
 #include "machine.h"
 
 #include <stdlib.h>
@@ -19,7 +19,7 @@ static bool find_matrix_type(const char *name, size_t length, enum matrix_type *
     return false;
 }
 
-/* The parts of an opcode from its end: 0 is the last. */
+/* Returns a part of an opcode, counted from the end: 0 is the last one. */
 static const char *part_from_end(const char *opcode, int index, size_t *length) {
     const char *end = opcode + strlen(opcode), *at = end;
     for (;; index--) {
@@ -38,8 +38,8 @@ static bool is_part(const char *opcode, int index, const char *name) {
     return strlen(name) == length && strncmp(part, name, length) == 0;
 }
 
-/* "f32.bf16.bf16" at the end of an opcode, less the last `skipped` parts: whether the types are known, and their sums'
-   is f32 or, of integers, s32. */
+/* Reads "f32.bf16.bf16" at the end of an opcode, without the last `skipped` parts. Returns true if the types are known
+   and the accumulator is f32 or, for integers, s32. */
 static bool read_matrix_types(const char *opcode, int skipped, enum matrix_type *a, enum matrix_type *b) {
     size_t length;
     const char *b_name = part_from_end(opcode, skipped, &length);
@@ -119,7 +119,8 @@ static enum outcome store_matrix(struct warp *w, const struct instruction *i, ui
 
 static struct warpgroup *group_of(const struct warp *w) { return &w->block->groups[w->index / GROUP_WARPS]; }
 
-/* d, a, b, scale-d, negate a, negate b {, transpose a, transpose b}: those of a in registers lack its transposition. */
+/* Operands: d, a, b, scale-d, negate a, negate b {, transpose a, transpose b}. If a is in registers, "transpose a" is
+   absent. */
 static void describe(struct matrix_product *product, const struct warp *w, const struct instruction *i) {
     const struct operand *o = i->operands;
     product->n = number_behind(i->opcode, ".m64n", 'n');
@@ -137,7 +138,7 @@ static void describe(struct matrix_product *product, const struct warp *w, const
         i->operand_count > (product->a_in_registers ? 6 : 7) && narrow(w, &o[product->a_in_registers ? 6 : 7])[0];
 }
 
-/* What a warp says of a product all its lanes must say. */
+/* Checks that an operand of a product has the same value in all lanes of the warp. */
 static void check_uniform(const struct warp *w, const struct operand *o) {
     for (int l = 1; l < LANES; l++)
         if (o->kind == OPERAND_VALUE && lane_value(w, o, l) != lane_value(w, o, 0))
@@ -217,7 +218,8 @@ static enum outcome commit_products(struct warp *w, const struct instruction *i,
     return NEXT;
 }
 
-/* Of all groups but the last few nothing may have changed since it was read. */
+/* Waits for all groups except the most recent ones; the operands of those groups must be unchanged since they were
+   read. */
 static enum outcome wait_products(struct warp *w, const struct instruction *i, uint32_t mask) {
     struct warpgroup *group = group_of(w);
     int over = group->committed[w->index % GROUP_WARPS] - (int)narrow(w, &i->operands[0])[0], kept = 0;
@@ -244,7 +246,7 @@ static enum outcome fence(struct warp *w, const struct instruction *i, uint32_t 
 
 #define MATRIX_TYPES "f32 s32 f16 bf16 tf32 e4m3 e5m2 s8 u8"
 
-/* "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32": k elements are 16 or 32 bytes. */
+/* "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32": k elements occupy 16 or 32 bytes. */
 static operation decode_mma(const struct instruction *i) {
     enum matrix_type a, b;
     static const int element_bytes[] = {[MATRIX_F16] = 2,  [MATRIX_BF16] = 2, [MATRIX_TF32] = 4, [MATRIX_E4M3] = 1,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Products gather both operands as floats, which hold every type exactly, multiply those in plain loops and add the
-   sums to the registers. Everything in memory is read in chunks of 16 bytes, the smallest piece that swizzles move.
-   It must not know instruction text, threads or when a product is waited for. */
+/* Products gather both operands as floats, which represent every operand type exactly, multiply them in plain loops and
+   add the sums to the registers. Memory is read in chunks of 16 bytes, the granularity of swizzles. It must not depend
+   on instruction text, on threads or on when a product is waited for. */
 #include "matrix.h"
 
 #include "numbers.h"
@@ -16,7 +16,7 @@ enum {
     ROWS = WARPS * WARP_ROWS,
     N_MAX = 256,
     CHUNK = 16,   /* bytes */
-    K_BYTES = 32, /* of a row of an operand, at most */
+    K_BYTES = 32, /* of one operand row, at most */
     K_MAX = 32,
 };
 
@@ -41,7 +41,8 @@ static bool go_together(enum matrix_type a, enum matrix_type b) {
     return a == b || (is_integer(a) && is_integer(b)) || (is_fp8(a) && is_fp8(b));
 }
 
-/* A chunk's elements as floats, `step` apart. The loops' counts are constants, so that they become vector code. */
+/* Converts the elements of a chunk to floats with stride `step`. The trip counts are constants, so that the loops are
+   vectorized. */
 static void widen(enum matrix_type type, const unsigned char *chunk, float *to, int step) {
     uint16_t halves[CHUNK / 2];
     uint32_t words[CHUNK / 4];
@@ -57,7 +58,7 @@ static void widen(enum matrix_type type, const unsigned char *chunk, float *to, 
         for (int i = 0; i < CHUNK / 2; i++)
             values[i] = from_bf16(halves[i]);
         break;
-    case MATRIX_TF32: /* the hardware does not look at the low 13 bits */
+    case MATRIX_TF32: /* the hardware ignores the low 13 bits */
         memcpy(words, chunk, sizeof words);
         for (int i = 0; i < CHUNK / 4; i++)
             values[i] = float_of_bits(words[i] & ~0x1fffu);
@@ -85,14 +86,14 @@ static void widen(enum matrix_type type, const unsigned char *chunk, float *to, 
 
 /* ---- Registers --------------------------------------------------------------------------------------------------- */
 
-/* Row `row` of 8, chunk by chunk of 4 lanes: lane 4 row + t has bytes 4 t .. 4 t + 3. */
+/* Converts row `row` of 8, one chunk per 4 lanes: lane 4 row + t holds bytes 4 t .. 4 t + 3. */
 static void widen_lanes(enum matrix_type type, const uint32_t *reg, int row, float *to, int step) {
     unsigned char chunk[CHUNK];
     memcpy(chunk, reg + 4 * row, sizeof chunk);
     widen(type, chunk, to, step);
 }
 
-/* A of one warp, [16][K_MAX]: register q has the rows 8 (q % 2) .. + 7 of chunk q / 2. */
+/* Gathers A of one warp, [16][K_MAX]: register q holds the rows 8 (q % 2) .. + 7 of chunk q / 2. */
 static void gather_a(enum matrix_type type, int chunks, const uint32_t *const reg[4], float *a) {
     int count = CHUNK / bytes_of(type);
     for (int q = 0; q < 2 * chunks; q++)
@@ -100,8 +101,8 @@ static void gather_a(enum matrix_type type, int chunks, const uint32_t *const re
             widen_lanes(type, reg[q], row, a + (q % 2 * 8 + row) * K_MAX + q / 2 * count, 1);
 }
 
-/* sums[WARP_ROWS][n] to the accumulators of one warp: register 4 j + 2 h + e of lane 4 r + t is row r + 8 h, column
-   8 j + 2 t + e. */
+/* Adds sums[WARP_ROWS][n] to the accumulators of one warp: register 4 j + 2 h + e of lane 4 r + t is row r + 8 h,
+   column 8 j + 2 t + e. */
 static void add_sums(bool is_whole, int n, const float *sums, uint32_t *const *d, const uint32_t *const *c) {
     for (int i = 0; i < n / 2; i++) {
         const float *corner = sums + i / 2 % 2 * 8 * n + i / 4 * 8 + i % 2;
@@ -128,7 +129,8 @@ static void add_sums(bool is_whole, int n, const float *sums, uint32_t *const *d
 
 /* ---- The product ------------------------------------------------------------------------------------------------- */
 
-/* sums[i][j] = a[i][0 .. k-1] b[0 .. k-1][j], k a multiple of 4. 32 products of bytes sum up exactly in a float. */
+/* sums[i][j] = a[i][0 .. k-1] b[0 .. k-1][j], where k is a multiple of 4. The sum of 32 products of bytes is exact in a
+   float. */
 INLINE void multiply_rows(int rows, int n, int k, const float *restrict a, const float *restrict b,
                           float *restrict sums) {
     for (int i = 0; i < rows; i++) {
@@ -136,7 +138,7 @@ INLINE void multiply_rows(int rows, int n, int k, const float *restrict a, const
         memset(row, 0, (size_t)n * sizeof *row);
         for (int step = 0; step < k; step += 4) {
             const float *f = a + i * K_MAX + step, *g = b + step * n;
-            for (int block = 0; block < n; block += 8) /* n is a multiple of 8: one or two vectors */
+            for (int block = 0; block < n; block += 8) /* n is a multiple of 8, so a block is one or two vectors */
                 for (int j = block; j < block + 8; j++)
                     row[j] += f[0] * g[j] + f[1] * g[n + j] + f[2] * g[2 * n + j] + f[3] * g[3 * n + j];
         }
@@ -163,7 +165,7 @@ void matrix_mma(int k, enum matrix_type a_type, enum matrix_type b_type, uint32_
                 const uint32_t *const a[4], const uint32_t *const b[2], const uint32_t *const c[4]) {
     enum { N = 8 };
     float factors[WARP_ROWS * K_MAX], columns[K_MAX * N], sums[WARP_ROWS * N];
-    uint32_t before[4][LANES]; /* d may be c in another order */
+    uint32_t before[4][LANES]; /* d may contain the registers of c in another order */
     const uint32_t *const addends[4] = {before[0], before[1], before[2], before[3]};
     int count = CHUNK / bytes_of(b_type), chunks = k / count;
     gather_a(a_type, chunks, a, factors);
@@ -178,10 +180,11 @@ void matrix_mma(int k, enum matrix_type a_type, enum matrix_type b_type, uint32_
 
 /* ---- Operands in shared memory ----------------------------------------------------------------------------------- */
 
-/* `rows` counts m or n. Not transposed, a chunk is 16 bytes of a row along k; transposed, 8 rows of one k. Chunk (i, j)
-   is the j-th of line i. */
+/* `rows` is m or n. If not transposed, a chunk is 16 bytes of a row along k; if transposed, 8 rows at one k. Chunk (i,
+   j) is the j-th of line i. */
 struct operand {
-    uint32_t start, leading, stride, span; /* span: bytes that the swizzle moves chunks within; 16 is none */
+    uint32_t start, leading, stride,
+        span; /* span: bytes within which the swizzle permutes chunks; 16 means no swizzle */
     bool transposes;
     int rows, lines, chunks;
 };
@@ -220,7 +223,8 @@ static const char *find_fault(const struct operand *o, uint64_t descriptor, size
         return "the base offset of a wgmma descriptor is not 0";
     if (descriptor & ~USED)
         return "bits of a wgmma descriptor that mean nothing are set";
-    uint32_t width = o->transposes ? (uint32_t)o->rows * 2 : K_BYTES; /* of a line; slabs begin anew after `span` */
+    uint32_t width =
+        o->transposes ? (uint32_t)o->rows * 2 : K_BYTES; /* bytes per line; slabs repeat after `span` bytes */
     if (o->span > CHUNK && o->start % o->span + (width < o->span ? width : o->span) > o->span)
         return "a wgmma operand crosses the end of its swizzle's span";
     for (int i = 0; i < o->lines; i++)
@@ -230,7 +234,7 @@ static const char *find_fault(const struct operand *o, uint64_t descriptor, size
     return NULL;
 }
 
-/* Element (row, k) to to[row * row_step + k * k_step]. */
+/* Copies element (row, k) to to[row * row_step + k * k_step]. */
 static void gather(const struct operand *o, enum matrix_type type, const unsigned char *shared, float *to, int row_step,
                    int k_step) {
     int count = CHUNK / bytes_of(type), line_step = o->transposes ? k_step : row_step;
@@ -259,8 +263,9 @@ static const char *find_bad_shape(const struct matrix_product *p) {
     return NULL;
 }
 
-/* As wgmma sums FP8: of every product, and of what was there, only what is not below 2^-13 of the largest one's power
-   of two is kept. sums[n] of one row, what was there; largest numbers near the smallest of all are no case. */
+/* Accumulates like wgmma with FP8 operands: every product, and the previous accumulator, is truncated at 2^-13 of the
+   power of two of the largest one. sums[n] holds the accumulators of one row. Underflow of that threshold is not
+   handled. */
 INLINE void truncate_row(int n, int k, const float *restrict a, const float *restrict b, float *restrict sums) {
     float largest[N_MAX], inverse[N_MAX];
     for (int j = 0; j < n; j++)
@@ -272,7 +277,7 @@ INLINE void truncate_row(int n, int k, const float *restrict a, const float *res
         }
     for (int j = 0; j < n; j++) {
         float power = float_of_bits(bits_of_float(largest[j]) & 0x7f800000);
-        inverse[j] = power >= 0x1p-100f && power < INFINITY ? 0x1p13f / power : 0; /* 0: nothing is dropped */
+        inverse[j] = power >= 0x1p-100f && power < INFINITY ? 0x1p13f / power : 0; /* 0: nothing is truncated */
         sums[j] = inverse[j] > 0 ? truncf(sums[j] * inverse[j]) : sums[j];
     }
     for (int i = 0; i < k; i++)
@@ -380,7 +385,7 @@ uint64_t matrix_digest(const struct matrix_product *p, const unsigned char *shar
 
 /* ---- Blocks of 8 x 8 halves -------------------------------------------------------------------------------------- */
 
-/* Which half of its block lane `lane` has in the lower (0) or upper (1) part of its register. */
+/* The element of its line that lane `lane` holds in the lower (0) or upper (1) part of its register. */
 static int place(int lane, int part, bool transposes) {
     int line = lane / 4, at = lane % 4 * 2 + part;
     return transposes ? at * 8 + line : line * 8 + at;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Loads, stores, atomic operations and fences of single lanes. */
+/* Loads, stores, atomic operations and fences of individual lanes. */
 #include "machine.h"
 #include "numbers.h"
 
@@ -22,7 +22,7 @@ static void put(struct warp *w, const struct operand *o, int lane, enum ptx_type
     set_value(w, o, lane, value);
 }
 
-/* What one access moves: a register, or the parts of a vector. */
+/* The registers that one access transfers: one register, or the parts of a vector. */
 static const struct operand *parts_of(const struct operand *o) { return o->kind == OPERAND_VECTOR ? o->items : o; }
 
 static bool is_shared(const struct instruction *i, uint64_t address) {
@@ -42,7 +42,7 @@ static enum outcome load(struct warp *w, const struct instruction *i, uint32_t m
         for (unsigned k = 0; k < i->width; k++)
             put(w, &d[k], l, (enum ptx_type)i->type, from + k * bytes);
     }
-    return i->mode ? YIELD : NEXT; /* one that looks at what others do */
+    return i->mode ? YIELD : NEXT; /* an access that observes other warps, such as a volatile load */
 }
 
 static enum outcome store(struct warp *w, const struct instruction *i, uint32_t mask) {
@@ -119,7 +119,7 @@ static uint64_t changed(uint64_t old, uint64_t a, uint64_t b, const struct instr
     }
 }
 
-/* The lanes come in any order. */
+/* The order of the lanes is undefined. */
 static enum outcome atom(struct warp *w, const struct instruction *i, uint32_t mask) {
     bool has_result = i->opcode[0] == 'a';
     const struct operand *address = &i->operands[has_result];
@@ -143,7 +143,7 @@ static enum outcome atom(struct warp *w, const struct instruction *i, uint32_t m
     return YIELD;
 }
 
-/* Between what threads write and what the copy engine and products read. */
+/* Orders accesses of threads with those of the copy engine and of products. */
 static enum outcome proxy_fence(struct warp *w, const struct instruction *i, uint32_t mask) {
     (void)i;
     (void)mask;
@@ -151,7 +151,7 @@ static enum outcome proxy_fence(struct warp *w, const struct instruction *i, uin
     return NEXT;
 }
 
-/* Other fences order what is in order here; prefetches and hints change nothing. */
+/* Other fences order accesses that are already in order here; prefetches and hints have no effect. */
 static enum outcome nothing(struct warp *w, const struct instruction *i, uint32_t mask) {
     (void)w;
     (void)i;

@@ -1,22 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The roundings to short floats.
-   It must not know instructions, registers or memory. */
+/* Rounding to short float types. It must not depend on instructions, registers or memory. */
 #include "numbers.h"
 
 enum { MANTISSA = 23, BIAS = 127, INFINITE = 0x7f800000 };
 
-/* Drops `bits` low bits, to nearest even. */
+/* Drops `bits` low bits and rounds to nearest even. */
 static uint32_t round_off(uint32_t value, int bits) {
     return (value + (1u << (bits - 1)) - 1 + (value >> bits & 1)) >> bits;
 }
 
-/* The code of a magnitude that is no NaN, in a type of so many mantissa bits; beyond the type's range it runs on, so
-   that the caller can tell. */
+/* The code of a magnitude that is not NaN, in a type with `mantissa` bits. Values beyond the type's range produce a
+   code beyond the largest one, which the caller detects. */
 static uint32_t narrow(uint32_t magnitude, int mantissa, int bias) {
     int exponent = (int)(magnitude >> MANTISSA) - BIAS + bias, dropped = MANTISSA - mantissa;
     if (exponent > 0)
         return round_off(magnitude - ((uint32_t)(BIAS - bias) << MANTISSA), dropped);
-    /* Subnormal: the leading one stands in the code. */
+    /* Subnormal: the leading one is stored explicitly. */
     dropped += 1 - exponent;
     return dropped > MANTISSA + 1 ? 0 : round_off((magnitude & 0x7fffff) | 1u << MANTISSA, dropped);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The short floats of the GPU and their conversions, bit for bit as PTX defines them (cvt).
-   No intermediate value is subnormal: a program may have told the processor to flush those.
-   It must not know instructions, registers or memory. */
+/* The short float types of the GPU and their conversions, bit for bit as PTX defines them (cvt). No intermediate value
+   is subnormal, because a program may have configured the CPU to flush subnormals. It must not depend on instructions,
+   registers or memory. */
 #ifndef EMULATOR_NUMBERS_H
 #define EMULATOR_NUMBERS_H
 
@@ -22,7 +22,7 @@ static inline uint32_t bits_of_float(float value) {
     return bits;
 }
 
-/* NaN becomes 0x7fffffff, as it does from both 8-bit types; bf16 keeps its bits. */
+/* NaN becomes 0x7fffffff, as for both 8-bit types; bf16 preserves its bits. */
 static inline float from_f16(uint16_t code) {
     uint32_t magnitude = code & 0x7fffu, sign = (uint32_t)(code & 0x8000u) << 16;
     uint32_t normal = (magnitude << 13) + (112u << 23), small = bits_of_float((float)(int32_t)magnitude * 0x1p-24f);
@@ -42,15 +42,15 @@ static inline float from_e4m3(uint8_t code) {
     return float_of_bits(magnitude == 0x7f ? 0x7fffffffu : sign | finite);
 }
 
-/* cvt.rn: to nearest even; NaN becomes 0x7fff, what is beyond the range infinity. */
+/* cvt.rn: to nearest even; NaN becomes 0x7fff, values out of range become infinity. */
 uint16_t to_bf16(float value);
 uint16_t to_f16(float value);
 
-/* cvt.rn.satfinite: what is beyond the range, infinity included, becomes the largest finite value; NaN becomes 0x7f. */
+/* cvt.rn.satfinite: values out of range, including infinity, become the largest finite value; NaN becomes 0x7f. */
 uint8_t to_e4m3(float value);
 uint8_t to_e5m2(float value);
 
-/* cvt.rna.tf32: to nearest, halves away from zero; the low 13 bits are 0, except in NaN, which becomes 0x7fffffff. */
+/* cvt.rna.tf32: to nearest, ties away from zero; the low 13 bits are 0, except in NaN, which becomes 0x7fffffff. */
 uint32_t to_tf32(float value);
 
 #endif

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* NVRTC as the emulator wants it, chosen by WEFT_NVRTC: whatever is asked for a chip comes as PTX for that chip, in the
-   place of machine code. EMULATOR_NVRTC names the copy that compiles. EMULATOR_ASSEMBLES=1: it makes the machine code,
-   too, which takes half as long again, so that a program that the assembler refuses or warns of is seen.
-   EMULATOR_CHECKS=1: it only checks a program's text, in a third of the time, and gives no code that runs: of programs
-   compiled so no cache may store anything. */
+/* An NVRTC replacement for the emulator, selected by WEFT_NVRTC: programs are compiled to PTX for the requested chip
+   instead of to machine code. EMULATOR_NVRTC names the library that compiles. EMULATOR_ASSEMBLES=1 also generates
+   machine code, which takes 50 % longer, so that errors and warnings of the assembler are detected. EMULATOR_CHECKS=1
+   only checks the text of a program, in a third of the time, and returns code that cannot run: such code must not be
+   cached. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
@@ -28,7 +28,7 @@ static void *find(const char *name) {
     return library ? dlsym(library, name) : NULL;
 }
 
-/* Declares a function of NVRTC and hands its call on to the copy behind. */
+/* Declares a function of NVRTC and forwards its calls to the wrapped library. */
 #define FORWARD(name, behind, parameters, ...)                                                                         \
     int name parameters;                                                                                               \
     int name parameters {                                                                                              \
@@ -45,7 +45,7 @@ FORWARD(nvrtcGetPTX, "nvrtcGetPTX", (void *program, char *image), program, image
 FORWARD(nvrtcGetProgramLogSize, "nvrtcGetProgramLogSize", (void *program, size_t *bytes), program, bytes)
 FORWARD(nvrtcGetProgramLog, "nvrtcGetProgramLog", (void *program, char *log), program, log)
 
-/* ---- Programs, with their constants, which precede the PTX as comments ------------------------------------------- */
+/* ---- Programs with their constants, which are prepended to the PTX as comments ----------------------------------- */
 
 struct program {
     struct program *next;
@@ -55,7 +55,8 @@ struct program {
 static struct program *programs;
 static pthread_mutex_t programs_lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* "// config BLOCK_M = 128" for each line "inline constexpr int BLOCK_M = 128;" of a program, and for its types. */
+/* Returns "// config BLOCK_M = 128" for each line "inline constexpr int BLOCK_M = 128;" of a program, and the same for
+   its type aliases. */
 static char *read_config(const char *text) {
     static const char constant[] = "inline constexpr ", type[] = "using ";
     char *config = calloc(1, 2 * strlen(text) + 1), *end = config;
@@ -155,6 +156,6 @@ int nvrtcCompileProgram(void *program, int count, const char *const *options) {
             changed[i] = arch;
         }
     }
-    changed[count] = "--generate-line-info"; /* for messages and for the coverage of kernels */
+    changed[count] = "--generate-line-info"; /* for error messages and for kernel coverage */
     return function(program, count + 1, changed);
 }

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which accesses to shared memory are in order, whatever the turns that warps happen to take. Every warp keeps a clock:
-   how far it knows each warp of its cluster to have come. Barriers hand clocks on. Of each fourth byte of shared memory
-   the last write is kept, and one of the last reads; who touches it must know of them. Lanes of a warp are in order
-   with each other. What the threads have written, and then a product or the copy engine reads, must also have gone
-   through a fence; so must what they have read before the engine writes there: else it may be under way still. */
+/* Race detection: checks that accesses to shared memory are ordered, independently of the schedule that was run. Every
+   warp has a vector clock with the latest time of each warp of its cluster that it has synchronized with. Barriers
+   propagate clocks. For every 4 bytes of shared memory, the last write and one of the last reads are recorded; any
+   later conflicting access must be ordered after them. Lanes of a warp are ordered with each other. Between writes by
+   threads and reads of the same data by a product or the copy engine, a fence is required; the same holds between reads
+   by threads and writes by the copy engine. Without it, the access may still be in flight. */
 #include "machine.h"
 
 #include <stdlib.h>
@@ -11,16 +12,16 @@
 
 enum { GRAIN = 4, CHUNK = 16, FLAG_CLOCKS = 64 };
 
-/* Of a byte. Clocks of 0: never. */
+/* The recorded accesses of a granule. Clock 0 means never. */
 struct access {
     uint32_t write_clock, read_clock, write_line, read_line;
     uint16_t writer, reader;
-    /* What threads have stored, relaxed or not, and loaded: the fence that must follow, counted; 0: none need. */
+    /* The fence count that must follow stores (relaxed or not) and loads by threads; 0: no fence needed. */
     uint16_t storer;
     uint32_t store_line, store_fence, load_fence;
 };
 
-/* What a barrier in shared memory hands on: of this phase, and of the last. */
+/* The clocks that a barrier in shared memory propagates: those of the current phase, and of the previous one. */
 struct barrier_clock {
     struct barrier_clock *next;
     uint32_t address;
@@ -77,7 +78,8 @@ void order_end(struct cluster *cluster) {
     }
 }
 
-/* ---- Handing clocks on ------------------------------------------------------------------------------------------- */
+/* ---- Propagation of clocks
+   ---------------------------------------------------------------------------------------- */
 
 static void release(struct warp *w, uint32_t *to) {
     join(w->block->cluster, to, w->clock);
@@ -132,7 +134,7 @@ void order_end_phase(struct block *block, uint32_t address) {
 
 void order_pass(struct warp *w, uint32_t address) { acquire(w, clock_at(w->block, address)->told); }
 
-/* Flags that share a clock hand on more than they should, never less. */
+/* Flags that share a clock may propagate more than necessary, but never less. */
 void order_flag(struct warp *w, uint64_t address, bool reads, bool writes) {
     uint32_t *flag = w->block->cluster->flags + (address >> 2) % FLAG_CLOCKS * (uint64_t)w->block->cluster->warp_count;
     if (reads)
@@ -141,7 +143,7 @@ void order_flag(struct warp *w, uint64_t address, bool reads, bool writes) {
         release(w, flag);
 }
 
-/* Warps that begin a product together know of each other what they have done until then, and as one what it reads. */
+/* Warps that start a product together are synchronized with each other, and their reads count as one access. */
 void order_meet(struct warp *first, int count) {
     for (int k = 1; k < count; k++) {
         acquire(first, first[k].clock);
@@ -183,7 +185,7 @@ static const struct warp *warp_of(const struct block *block, uint16_t number) {
     return &block->cluster->blocks[number / block->warp_count].warps[number % block->warp_count];
 }
 
-/* Whether neither of two warps has gone through a fence that is needed. */
+/* True if neither of two warps has executed a required fence. */
 static bool lacks_fence(const struct warp *w, const struct warp *other, uint32_t needed) {
     return other->last_fence < needed && w->last_fence < needed;
 }
@@ -196,7 +198,7 @@ static void read_access(struct warp *w, struct block *block, uint32_t address, u
     struct access *last = &block->accesses[address / GRAIN];
     if (!knows(w, last->writer, last->write_clock))
         fail(w, block, address, "reads", last->writer, "wrote", last->write_line);
-    /* Of several who read at once any is kept. */
+    /* If several warps read concurrently, any one of them is recorded. */
     if (!knows(w, last->reader, last->read_clock) && (address / GRAIN + w->number) % 2)
         return;
     last->reader = w->number;

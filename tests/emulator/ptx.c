@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reading PTX: one pass over the text declares names and makes instructions whose registers are numbers; a second gives
-   the registers of each kernel places, by the instructions between which they live. */
+/* PTX parser. A first pass over the text declares names and creates instructions with virtual registers. A second pass
+   allocates places for the registers of each kernel, based on their live ranges. */
 #define _GNU_SOURCE
 #include "ptx.h"
 
@@ -12,7 +12,7 @@
 #include <string.h>
 
 enum { CALLS_MAX = 16 };  /* inside each other */
-enum { FILES_MAX = 512 }; /* source files of a module */
+enum { FILES_MAX = 512 }; /* source files per module */
 enum { BUCKETS = 4096, NARROW_BYTES = LANES * 4, WIDE_BYTES = LANES * 8, CONSTANT_BYTES = NARROW_BYTES + WIDE_BYTES };
 
 enum symbol_kind { SYMBOL_NARROW, SYMBOL_WIDE, SYMBOL_PREDICATE, SYMBOL_LABEL, SYMBOL_MEMORY, SYMBOL_SHARED };
@@ -22,23 +22,23 @@ struct symbol {
     const char *name;
     int scope; /* 0: the module */
     enum symbol_kind kind;
-    uint64_t value; /* a register's number, a label's instruction, an address */
+    uint64_t value; /* register number, instruction of a label, or address */
 };
 
-/* Where a register is first and last seen, as instructions' numbers. */
+/* Live range of a register, from its first to its last instruction. */
 struct life {
     int first, last, place;
     bool is_wide;
 };
 
-/* Instructions that run one after the other; which registers it reads before it writes them, writes for certain, and
-   needs at its beginning and end, as sets of bits. */
+/* A basic block, with the sets of registers (as bit sets) that it reads before writing them, always writes, and needs
+   live at its entry and exit. */
 struct stretch {
-    int from, to, next[2]; /* to: its last; next: stretches that may follow, or -1 */
+    int from, to, next[2]; /* to: last instruction; next: successors, or -1 */
     uint64_t *reads, *writes, *enters, *leaves;
 };
 
-/* A function: where its text lies. Calls are replaced by it. */
+/* A function and the location of its text. Calls are inlined. */
 struct function {
     struct function *next;
     const char *name, *results, *parameters, *body;
@@ -48,8 +48,8 @@ struct function {
 struct reader {
     struct module *module;
     struct function *functions;
-    const char *end_label; /* of the function that is being read; NULL: a kernel */
-    int calls, depth;      /* so far, and inside each other */
+    const char *end_label; /* of the function being read; NULL in a kernel */
+    int calls, depth;      /* calls so far, and nesting depth */
     struct kernel *kernel;
     const char *at;
     int line;
@@ -61,7 +61,7 @@ struct reader {
     int life_count, life_room, instruction_room;
     struct stretch *stretches;
     int stretch_count, stretch_room;
-    int *scopes; /* of each instruction, for its labels */
+    int *scopes; /* scope of each instruction, for resolving labels */
 };
 
 static void fail(struct reader *r, const char *format, ...) __attribute__((format(printf, 2, 3), noreturn));
@@ -133,7 +133,7 @@ static size_t word_length(const char *at) {
     return length;
 }
 
-/* Goes on behind the next such character. */
+/* Skips past the next occurrence of a character. */
 static void skip_past(struct reader *r, char character) {
     const char *found = strchr(r->at, character);
     if (!found)
@@ -299,10 +299,10 @@ static void read_registers(struct reader *r) {
 struct variable {
     const char *name;
     enum ptx_type type;
-    size_t alignment, count; /* count 0: of any size */
+    size_t alignment, count; /* count 0: unknown size */
 };
 
-/* ".align 8 .b8 name[24]", of which the alignment and the count may be missing. */
+/* Reads ".align 8 .b8 name[24]", where the alignment and the count are optional. */
 static struct variable read_variable(struct reader *r) {
     struct variable v = {.count = 1};
     expect(r, ".");
@@ -433,7 +433,7 @@ static const char *const specials[] = {
     [SPECIAL_LANEMASK_GE] = "%lanemask_ge",
 };
 
-/* A register keeps its life's number in `offset` until it has a place. */
+/* Until a register has a place, `offset` holds the number of its live range. */
 static struct operand named(struct reader *r, const char *name) {
     struct operand o = {.kind = OPERAND_VALUE, .other = -1};
     for (uint32_t i = 0; i < SPECIALS; i++)
@@ -475,7 +475,7 @@ static struct operand read_list(struct reader *r, enum operand_kind kind, const 
     return list;
 }
 
-/* "[%rd1+16]", "[name]", "[%rd1, {%r1, %r2}]": the value's place, what is added, and what follows. */
+/* "[%rd1+16]", "[name]", "[%rd1, {%r1, %r2}]": place of the value, displacement, and remaining items. */
 static struct operand read_address(struct reader *r) {
     struct operand base = read_operand(r), rest = {0};
     int64_t displacement = takes(r, "+") ? take_number(r) : 0;
@@ -513,7 +513,7 @@ static struct operand read_operand(struct reader *r) {
 
 /* ---- Instructions ------------------------------------------------------------------------------------------------ */
 
-/* "cvt.rn.bf16x2.f32": the last type, and the one before it. */
+/* Reads the last type and the one before it: "cvt.rn.bf16x2.f32". */
 static void read_types(struct instruction *i) {
     for (const char *at = strchr(i->opcode, '.'); at; at = strchr(at, '.')) {
         size_t length = strcspn(++at, ".");
@@ -586,7 +586,7 @@ static void visit(struct reader *r, struct operand *o, int number, bool is_writt
         act(r, o, number, is_written && o->kind == OPERAND_VALUE);
 }
 
-/* Those that have no result, and products, which may add to it. */
+/* True for instructions without a result, and for products, which may accumulate into it. */
 static bool reads_all(const char *opcode) {
     static const char *const starts[] = {"st", "red.", "wgmma", "bar", "cp.", "nanosleep", "setmaxnreg"};
     for (size_t k = 0; k < sizeof starts / sizeof *starts; k++)
@@ -595,7 +595,7 @@ static bool reads_all(const char *opcode) {
     return false;
 }
 
-/* Sources first. What a guarded instruction writes may be read, too. */
+/* Visits sources first. The result of a guarded instruction is also a source, because it may remain unchanged. */
 static void visit_one(struct reader *r, int number, visitor act) {
     struct instruction *i = &r->kernel->instructions[number];
     bool writes = i->guard < 0 && !reads_all(i->opcode);
@@ -626,7 +626,7 @@ static void note_in_stretch(struct reader *r, struct operand *o, int number, boo
         stretch->reads[o->offset / 64] |= bit;
 }
 
-/* Cuts the kernel at its branches and at what they go to. */
+/* Splits the kernel into basic blocks at branches and branch targets. */
 static void cut_stretches(struct reader *r) {
     const struct kernel *kernel = r->kernel;
     bool *begins = calloc((size_t)kernel->instruction_count + 2, sizeof *begins);
@@ -663,7 +663,7 @@ static void cut_stretches(struct reader *r) {
     free(stretch_of);
 }
 
-/* A register lives from the first to the last instruction at which somebody may still read it. */
+/* Extends live ranges: a register is live from its first instruction to the last one that may still read it. */
 static void extend_lives(struct reader *r) {
     int words = (r->life_count + 63) / 64;
     cut_stretches(r);
@@ -702,7 +702,7 @@ static int by_first(const void *a, const void *b) {
     return x->first != y->first ? (x->first < y->first ? -1 : 1) : 0;
 }
 
-/* Gives each register a place that nobody else has while it lives. */
+/* Allocates a place for each register that no other live register occupies. */
 static void place_lives(struct reader *r, bool is_wide, int reserved) {
     int *order = malloc((size_t)(r->life_count + 1) * sizeof *order), *free_from = NULL;
     int count = 0, places = reserved, room = 0;
@@ -767,7 +767,7 @@ static void read_parameters(struct reader *r) {
         declare(r, v.name, SYMBOL_MEMORY, (uintptr_t)kernel->parameters);
 }
 
-/* ".maxntid 384, 1, 1" and others; the widest block is kept. */
+/* Reads ".maxntid 384, 1, 1" and similar directives; the largest number of threads is stored. */
 static void read_tuning(struct reader *r) {
     while (!takes(r, "{")) {
         expect(r, ".");
@@ -799,7 +799,7 @@ static void read_local(struct reader *r, uint64_t window) {
     expect(r, ";");
 }
 
-/* ".loc 1 45 7", and where its function was inlined, which is not kept. */
+/* Reads ".loc 1 45 7"; the position at which the function was inlined is ignored. */
 static void read_location(struct reader *r) {
     r->source_file = (int)take_number(r);
     r->source_line = (int)take_number(r);
@@ -808,7 +808,8 @@ static void read_location(struct reader *r) {
 
 static void read_body(struct reader *r);
 
-/* "(a, b)" of a call beside "(.param .b32 x, .param .b64 y)" of the function: each name there is what lies here. */
+/* Binds "(a, b)" of a call to "(.param .b32 x, .param .b64 y)" of the function: each parameter becomes an alias of its
+   argument. */
 static void bind(struct reader *r, const char *formal, int scope) {
     const char *actual = r->at;
     expect(r, "(");
@@ -829,7 +830,7 @@ static void bind(struct reader *r, const char *formal, int scope) {
     }
 }
 
-/* "call.uni (result), name, (arguments);": the function's text, read here; its end is where it returns to. */
+/* "call.uni (result), name, (arguments);": inlines the text of the function; returns become branches to its end. */
 static void read_call(struct reader *r) {
     int outside = r->scope;
     const char *end_outside = r->end_label, *results = NULL;
@@ -891,7 +892,7 @@ static void read_body(struct reader *r) {
         } else if (takes(r, ".local")) {
             read_local(r, 0);
         } else if (takes(r, ".param")) {
-            read_local(r, LOCAL_WINDOW); /* of a call: loads and stores find it by its generic address */
+            read_local(r, LOCAL_WINDOW); /* parameter of a call: loads and stores use its generic address */
         } else if (takes(r, ".pragma")) {
             skip_past(r, ';');
         } else if (takes(r, ".loc")) {
@@ -904,7 +905,7 @@ static void read_body(struct reader *r) {
     }
 }
 
-/* The variable of any size lies behind all others, of which the body's are found by looking ahead. */
+/* Places the variable of dynamic size after all others; a look-ahead finds those of the body. */
 static const struct symbol *place_dynamic(struct reader *r, size_t bytes, struct variable dynamic) {
     const char *at = r->at, *end = strstr(at, "\n}");
     int line = r->line;
@@ -919,7 +920,7 @@ static const struct symbol *place_dynamic(struct reader *r, size_t bytes, struct
     return declare(r, dynamic.name, SYMBOL_SHARED, place_in(&bytes, &dynamic));
 }
 
-/* Module-level shared variables lie in front of each kernel's own. */
+/* Module-level shared variables are stored before each kernel's own. */
 static void read_kernel(struct reader *r, size_t shared_bytes, const struct variable *dynamic) {
     struct kernel *kernel = owned(r->module, sizeof *kernel);
     kernel->name = (char *)take_word(r);
@@ -943,7 +944,7 @@ static void read_kernel(struct reader *r, size_t shared_bytes, const struct vari
     kernel->is_reached = owned(r->module, (size_t)kernel->instruction_count + 1);
 }
 
-/* Notes where a function's parts lie, and goes on behind it. */
+/* Records the location of the parts of a function and skips it. */
 static void read_function(struct reader *r) {
     struct function *function = owned(r->module, sizeof *function);
     skip_space(r);
@@ -957,7 +958,7 @@ static void read_function(struct reader *r) {
     while (*r->at && *r->at != '{' && *r->at != ';')
         r->line += *r->at++ == '\n';
     if (takes(r, ";"))
-        return; /* its body comes later */
+        return; /* a declaration: the body comes later */
     function->body = r->at + 1;
     function->line = r->line;
     function->next = r->functions;
@@ -972,7 +973,7 @@ static void read_function(struct reader *r) {
     }
 }
 
-/* Before anything else: a kernel may call what is defined behind it. */
+/* Runs before everything else, because a kernel may call a function that is defined after it. */
 static void find_functions(struct reader *r) {
     const char *text = r->at;
     for (const char *at = text; (at = strstr(at, ".func "));) {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* PTX as the emulator runs it: a module's text becomes an array of instructions per kernel, whose operands are places
-   in a warp's register files. It must not know blocks, memory or time.
-   A register is 32 lanes wide: uint32_t[32] in the narrow file (types up to 32 bits), uint64_t[32] in the wide file, a
-   mask of 32 bits if it is a predicate. Registers whose lives do not meet share a place. */
+/* PTX in the form that the emulator runs: the text of a module becomes an array of instructions per kernel, whose
+   operands are places in a warp's register files. It must not depend on blocks, memory or time. A register has 32
+   lanes: uint32_t[32] in the narrow file (types of up to 32 bits), uint64_t[32] in the wide file, or a 32-bit mask for
+   a predicate. Registers with disjoint live ranges share a place. */
 #ifndef WEFT_TESTS_EMULATOR_PTX_H
 #define WEFT_TESTS_EMULATOR_PTX_H
 
@@ -12,7 +12,7 @@
 
 enum { LANES = 32, OPERANDS_MAX = 8, GLOBALS_ROOM = 1 << 20 };
 
-/* Generic addresses at which the windows begin; all others are the host's. */
+/* Base addresses of the windows in the generic address space; all other addresses are host addresses. */
 #define SHARED_WINDOW (UINT64_C(1) << 60)
 #define LOCAL_WINDOW (UINT64_C(1) << 61)
 
@@ -52,29 +52,29 @@ enum operand_kind { OPERAND_NOTHING, OPERAND_VALUE, OPERAND_PREDICATE, OPERAND_V
 
 struct operand {
     uint8_t kind, file;
-    bool is_negated; /* a predicate behind '!' */
-    int16_t other;   /* the predicate behind '|', or -1 */
-    uint32_t offset; /* of a value, in its file, in bytes; of a predicate its number; of a label the instruction's */
-    uint32_t wide_offset; /* where 64-bit lanes are read: constants have both widths */
-    int64_t displacement; /* of an address: what is added to its value */
-    uint16_t count;       /* of items: a vector's parts, or the vectors inside an address */
+    bool is_negated;      /* predicate with a '!' prefix */
+    int16_t other;        /* second predicate, after '|', or -1 */
+    uint32_t offset;      /* value: bytes into its file; predicate: number; label: index of the instruction */
+    uint32_t wide_offset; /* for reads as 64-bit lanes: constants are stored in both widths */
+    int64_t displacement; /* address: added to its value */
+    uint16_t count;       /* number of items: parts of a vector, or vectors in an address */
     struct operand *items;
-    const char *name; /* of a label, until all are known */
-    bool is_shared;   /* a constant: where a variable in shared memory lies */
+    const char *name; /* name of a label that is not resolved yet */
+    bool is_shared;   /* constant: address of a variable in shared memory */
 };
 
 struct warp;
 struct instruction;
 
-/* Runs an instruction for the lanes of a mask, and says how to go on. */
+/* Runs an instruction for the lanes of a mask and returns how to continue. */
 enum outcome {
-    NEXT,  /* with the next one */
-    YIELD, /* so, after other warps had a turn */
-    WAIT,  /* with the next one, when the warp is woken */
+    NEXT,  /* continue with the next instruction */
+    YIELD, /* the same, after other warps had a turn */
+    WAIT,  /* continue with the next instruction once the warp is woken */
 };
 typedef enum outcome (*operation)(struct warp *warp, const struct instruction *i, uint32_t mask);
 
-/* Which lanes have to come together before an instruction runs. */
+/* The lanes that must converge before an instruction runs. */
 enum meeting { MEETS_NOBODY, MEETS_WARP, MEETS_MEMBERS /* the last operand is their mask */ };
 
 struct instruction {
@@ -84,44 +84,44 @@ struct instruction {
     uint8_t operand_count, meets;
     bool is_branch, is_end, is_guard_negated;
     int16_t guard;         /* a predicate, or -1 */
-    uint8_t type, from;    /* the last type in the opcode, and the one before it for conversions: "cvt.type.from" */
-    uint8_t space, width;  /* width: of a vector access */
-    uint8_t mode, combine; /* which of its kind: a comparison, a rounding, an atomic operation */
+    uint8_t type, from;    /* the last type of the opcode and, for conversions, the one before it: "cvt.type.from" */
+    uint8_t space, width;  /* width: elements of a vector access */
+    uint8_t mode, combine; /* variant: comparison, rounding mode or atomic operation */
     bool is_saturating, has_relu;
     int line;                     /* in the text */
-    int source_file, source_line; /* from which it was compiled; file 0: unknown */
+    int source_file, source_line; /* source position; file 0: unknown */
 };
 
 struct kernel {
     struct kernel *next;
     char *name;
     size_t parameter_bytes, static_shared_bytes, local_bytes;
-    unsigned char *parameters; /* where a launch puts its arguments */
+    unsigned char *parameters; /* where a launch stores its arguments */
     int max_threads;
     int instruction_count;
     struct instruction *instructions;
-    unsigned char *is_reached; /* of each instruction: 1 once it ran */
-    size_t file_bytes[FILES];  /* of a warp; constants: of the module */
+    unsigned char *is_reached; /* for each instruction: 1 if it has been executed */
+    size_t file_bytes[FILES];  /* per warp; constants: per module */
     int predicate_count;
 };
 
 struct module {
-    char *text;         /* a copy, cut into lines */
-    const char **lines; /* of the text as it came, for messages */
+    char *text;         /* a copy, split into lines */
+    const char **lines; /* lines of the original text, for error messages */
     int line_count;
-    const char **files; /* the names of source files, by number; NULL where there is none */
+    const char **files; /* names of source files, by number; NULL for unused numbers */
     int file_count;
     struct kernel *kernels;
     unsigned char *constants;
     size_t constant_bytes, constant_room;
-    unsigned char *globals; /* the module's own variables */
+    unsigned char *globals; /* variables of the module */
     size_t global_bytes;
-    void **owned; /* everything allocated for it */
+    void **owned; /* all allocations that belong to the module */
     int owned_count, owned_room;
-    char error[512]; /* why reading it failed */
+    char error[512]; /* the reason why parsing failed */
 };
 
-/* The registers that a warp finds filled, in the narrow file from its beginning. */
+/* Registers that are initialized when a warp starts, at the beginning of the narrow file. */
 enum special {
     SPECIAL_TID_X,
     SPECIAL_TID_Y,
@@ -148,21 +148,21 @@ enum special {
     SPECIALS
 };
 
-/* Reads a text; where error is not empty afterwards, the module is of no use but to be freed. */
+/* Parses a text. If `error` is not empty afterwards, the module may only be freed. */
 struct module *ptx_read(const char *text);
 void ptx_free(struct module *module);
 const struct kernel *ptx_find(const struct module *module, const char *name);
 
-/* What runs an opcode such as "add.s32"; NULL when nothing does. Sets what the instruction says by its modifiers. The
-   machine has it. */
+/* Finds the operation of an opcode such as "add.s32", or NULL, and decodes the modifiers into the instruction.
+   Implemented by the machine. */
 operation ptx_decode(struct instruction *i);
 unsigned ptx_type_bytes(enum ptx_type type);
 
-/* Opcodes are parts with dots between. */
+/* Opcodes consist of parts separated by dots. */
 bool ptx_begins(const char *opcode, const char *start);
 bool ptx_has(const char *opcode, const char *part);
-/* Whether each part but the first is one of the words, which have spaces between; "L2::*" stands for all that begin so.
-   What an operation does not look at must not be in its opcode. */
+/* True if each part except the first is one of the words, which are separated by spaces; "L2::*" matches every part
+   with that prefix. Modifiers that an operation ignores must be rejected here. */
 bool ptx_only(const char *opcode, const char *words);
 
 #endif

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The rules of tensor maps and the copies of boxes.
-   A copy is a walk over rows: a row is what is contiguous, in the tensor and, but for the swizzle, in the box. Tiled
-   boxes and im2col differ only in where their rows lie.
-   It must not know threads, barriers, PTX text or which memory is alive. */
+/* Validation of tensor maps, and copies of boxes. A copy iterates over rows. A row is contiguous in the tensor and,
+   except for the swizzle, in the box. Tiled and im2col boxes differ only in the addresses of their rows. It must not
+   depend on threads, barriers, PTX text or memory lifetimes. */
 #include "tensor_map.h"
 
 #include <stdbool.h>
@@ -17,7 +16,7 @@ static const uint8_t TYPE_BYTES[TYPES] = {1, 2, 4, 4, 8, 8, 2, 4, 8, 2, 4, 4, 4}
 
 /* ---- Encoding ---------------------------------------------------------------------------------------------------- */
 
-/* What holds for both kinds of maps. A tensor may overlap itself: drivers do not compare strides. */
+/* Checks that apply to both kinds of maps. A tensor may overlap itself: drivers do not compare strides. */
 static bool is_valid(const struct tensor_map *map, int type, uint32_t rank, uint64_t address, const uint64_t *dims,
                      const uint64_t *strides, const uint32_t *steps, uint32_t row_elements) {
     if ((uintptr_t)map % 64 || type < 0 || type >= TYPES || rank < 1 || rank > RANK_MAX || address % 16)
@@ -65,7 +64,7 @@ int tensor_map_encode_tiled(struct tensor_map *map, int type, uint32_t rank, uin
     return OK;
 }
 
-/* A corner has 16 bits in all: 16, 8 or 5 for each spatial dimension. */
+/* The corners of all spatial dimensions share 16 bits: 16, 8 or 5 per dimension. */
 static bool are_corners_valid(uint32_t rank, const uint64_t *dims, const int *lower, const int *upper) {
     static const int ends[RANK_MAX + 1] = {[3] = 32768, [4] = 128, [5] = 16};
     int end = ends[rank];
@@ -102,17 +101,17 @@ int tensor_map_encode_im2col(struct tensor_map *map, int type, uint32_t rank, ui
 
 struct copy {
     const struct tensor_map *map;
-    uint32_t address; /* of the box in shared memory */
+    uint32_t address; /* address of the box in shared memory */
     size_t row_bytes;
-    bool is_inside; /* some of the box lies in the tensor */
+    bool is_inside; /* part of the box is inside the tensor */
     tensor_map_ask *ask;
     void *context;
 };
 
 static size_t row_bytes(const struct tensor_map *map) { return (size_t)map->box[0] * TYPE_BYTES[map->type]; }
 
-/* The driver's manual: a box spans box[i] elements, of which every steps[i]-th one is copied, ceil(box[i] / steps[i])
-   in all; the step of dimension 0 is ignored without interleaving. */
+/* According to the driver's manual, a box spans box[i] elements, of which every steps[i]-th one is copied, ceil(box[i]
+   / steps[i]) in all. The step of dimension 0 is ignored without interleaving. */
 static uint32_t box_count(const struct tensor_map *map, int i) {
     return (uint32_t)(map->box[i] + map->steps[i] - 1) / map->steps[i];
 }
@@ -132,19 +131,20 @@ size_t tensor_map_box_bytes(const struct tensor_map *map) {
 
 size_t tensor_map_element_bytes(const struct tensor_map *map) { return TYPE_BYTES[map->type]; }
 
-/* Where in the box the 16 bytes at `offset` lie: bits 4.. of the shared address are turned by bits 7.. of it. */
+/* Swizzled offset in the box of the 16 bytes at `offset`: bits 4 and up of the shared address are XORed with bits 7 and
+   up. */
 static size_t swizzled(const struct copy *copy, size_t offset) {
     uint32_t at = copy->address + (uint32_t)offset, turn = (1u << copy->map->swizzle) - 1;
     return (at ^ ((at >> 7 & turn) << 4)) - copy->address;
 }
 
-/* The part of a row that lies inside the tensor: bytes from `skip` on; none where `bytes` is 0. */
+/* The part of a row that is inside the tensor, starting `skip` bytes into the row; empty if `bytes` is 0. */
 struct run {
     uint64_t address;
     size_t skip, bytes;
 };
 
-/* `at` is a row's first element; outer coordinates may lie outside. */
+/* `at` is the first element of a row; outer coordinates may be out of bounds. */
 static struct run run_of(const struct tensor_map *map, const int64_t at[RANK_MAX]) {
     struct run run = {.address = map->address};
     int64_t unit = TYPE_BYTES[map->type], first = at[0] < 0 ? -at[0] : 0;
@@ -164,8 +164,8 @@ static struct run run_of(const struct tensor_map *map, const int64_t at[RANK_MAX
     return run;
 }
 
-/* To nearest, ties away from zero, and NaN to the one NaN, as cvt.rna.tf32 does. The manual says only that a map of
-   this type rounds, not how. */
+/* Rounds to nearest, ties away from zero, and maps NaN to the canonical NaN, like cvt.rna.tf32. The manual documents
+   that a map of this type rounds, but not how. */
 static void round_to_tf32(unsigned char *bytes, size_t size) {
     for (size_t i = 0; i < size; i += sizeof(uint32_t)) {
         uint32_t code;
@@ -225,7 +225,7 @@ static const char *begin(struct copy *copy) {
     return NULL;
 }
 
-/* The next row of a tiled box; `index` counts rows in each dimension from 1 on. */
+/* Advances to the next row of a tiled box; `index` counts rows in each dimension, starting at 1. */
 static void step_in_box(const struct tensor_map *map, const int32_t *coordinates, uint32_t index[RANK_MAX],
                         int64_t at[RANK_MAX]) {
     for (int i = 1; i < map->rank; i++) {
@@ -241,7 +241,7 @@ static int64_t highest(const struct tensor_map *map, int spatial) {
     return (int64_t)map->last[spatial + 1] + map->upper[spatial];
 }
 
-/* The next position of a convolution: w first, then h, d and the image. */
+/* Advances to the next position of a convolution: w first, then h, d and the image. */
 static void step_in_image(const struct tensor_map *map, int64_t at[RANK_MAX]) {
     int spatial = map->rank - 2;
     for (int i = 0; i < spatial; i++) {
@@ -253,7 +253,8 @@ static void step_in_image(const struct tensor_map *map, int64_t at[RANK_MAX]) {
     at[spatial + 1]++;
 }
 
-/* The chip looks for a box to be read that lies outside in whole where the map begins; one to be written is dropped. */
+/* For a load that is completely out of bounds, the hardware still checks the address at which the map begins; such a
+   store is dropped. */
 static const char *end(const struct copy *copy) {
     return copy->is_inside ? NULL : copy->ask(copy->context, copy->map->address, CHUNK);
 }

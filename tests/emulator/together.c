@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What lanes of a warp, warps of a block and blocks of a cluster do together: votes, shuffles, barriers. */
+/* Collective operations of lanes of a warp, warps of a block and blocks of a cluster: votes, shuffles, barriers. */
 #include "machine.h"
 
 #include <string.h>
 
-/* ---- Of a warp --------------------------------------------------------------------------------------------------- */
+/* ---- Warp
+   --------------------------------------------------------------------------------------------------------- */
 
 enum { SHUFFLE_UP, SHUFFLE_DOWN, SHUFFLE_FLY, SHUFFLE_TO };
 
-/* The lane whose register lane l reads: c holds the clamp and, above, which bits of the lane's number stay. False:
-   there is none, and it keeps its own. */
+/* Finds the lane whose register lane l reads. c contains the clamp and, above it, a mask of the bits of the lane number
+   that stay fixed. Returns false if the source is out of range; the lane then keeps its own value. */
 static bool find_source(int mode, uint32_t l, uint32_t b, uint32_t c, uint32_t *source) {
     uint32_t clamp = c & 31, kept = c >> 8 & 31, least = l & kept, most = least | (clamp & ~kept);
     b &= 31;
@@ -98,16 +99,17 @@ static enum outcome meet(struct warp *w, const struct instruction *i, uint32_t m
     return NEXT;
 }
 
-/* ---- Of a block -------------------------------------------------------------------------------------------------- */
+/* ---- Block
+   -------------------------------------------------------------------------------------------------------- */
 
-/* A barrier for all waits for the warps that have not ended. */
+/* A barrier for the whole block expects all warps that have not ended. */
 static uint32_t expected(const struct block *block, const struct named_barrier *barrier) {
     return barrier->count ? barrier->count : (uint32_t)block->warps_alive * LANES;
 }
 
 static bool reduces(const struct instruction *i) { return ptx_has(i->opcode, "red"); }
 
-/* The result of bar.red for a warp that waits at it. */
+/* Writes the result of bar.red to a warp that waits at the barrier. */
 static void tell_votes(struct warp *w, const struct named_barrier *barrier) {
     const struct instruction *i = w->now;
     bool holds = ptx_has(i->opcode, "or") ? barrier->agreed != 0 : barrier->agreed == barrier->voted;
@@ -166,7 +168,8 @@ static enum outcome arrive(struct warp *w, const struct instruction *i, uint32_t
     return waits ? WAIT : NEXT;
 }
 
-/* ---- Of a cluster ------------------------------------------------------------------------------------------------ */
+/* ---- Cluster
+   ------------------------------------------------------------------------------------------------------ */
 
 static void release_cluster(struct cluster *cluster) {
     if (!cluster->arrived || cluster->arrived < cluster->threads_alive)
