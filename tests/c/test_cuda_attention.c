@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The CUDA attention family without a GPU: which arithmetic, tiles and kernels it chooses, that its memory stays
-   linear, what it declines and in which words, and that every kernel it prints compiles for all generations of chips
-   with no spills. */
+/* The CUDA attention family without a GPU: the arithmetic, tiles and kernels that it chooses, linear workspace, the
+   cases that it declines and the exact messages, and that every generated kernel compiles for all generations of chips
+   without spills. */
 #include "cuda_family.h"
 
 #include "engines/cuda/attention/attention.h"
@@ -13,17 +13,17 @@
 
 struct attention_case {
     const char *name;
-    weftDataType_t type, out, bias_type; /* of q, k, v and dO; of results */
+    weftDataType_t type, out, bias_type; /* of q, k, v and dO; of the results */
     int64_t batch, heads, shared_heads, value_heads, queries, keys, depth, value_depth;
-    int64_t bias[4]; /* 0: none */
+    int64_t bias[4]; /* 0: no bias */
     bool is_causal, is_padded, has_alibi, has_sink, is_odd;
-    int64_t page;                                  /* keys of one of k; of v twice as many; 0: there are no pages */
-    weftDataType_t shared_type;                    /* of k and v; FLOAT (0): that of q */
-    enum { NO_SCALES, SCALES, ROW_SCALES } scales; /* of k and v: one, or one for each row */
-    bool is_fp8;                                   /* all scales of sdpa_fp8, and largest numbers */
-    bool is_mxfp8;                                 /* scales of blocks, and backward q, k and dO once more */
+    int64_t page;                                  /* keys per page of k; v has twice as many; 0: not paged */
+    weftDataType_t shared_type;                    /* of k and v; FLOAT (0): same as q */
+    enum { NO_SCALES, SCALES, ROW_SCALES } scales; /* of k and v: one scale, or one per row */
+    bool is_fp8;                                   /* all scales and amax outputs of sdpa_fp8 */
+    bool is_mxfp8;                                 /* block scales; backward also a second copy of q, k and dO */
     float dropout;
-    const char *forward, *backward; /* on sm_90: what the details begin with */
+    const char *forward, *backward; /* on sm_90: prefix of the step's detail */
     int forward_kernels, backward_kernels;
 };
 
@@ -200,7 +200,7 @@ static void hold_scales(desc op, struct tensors *t, const struct attention_case 
          is_row ? tensor4(t, outer, c->value_heads, c->page ? 2 * rows : rows, 1, F32) : tensor4(t, 1, 1, 1, 1, F32));
 }
 
-/* Scales of blocks of 32, along the rows' elements or along the sequence; every other one in tiles. */
+/* Scales of blocks of 32, along the elements of a row or along the sequence; every second tensor has tiled scales. */
 static void hold_blocks(desc op, struct tensors *t, weftBackendAttributeName_t name, const int64_t dims[4],
                         bool is_along_rows) {
     bool is_tiled = t->next_uid % 2;
@@ -265,7 +265,7 @@ static desc forward_of(const struct attention_case *c) {
     return op;
 }
 
-/* All that FP8 has, each one number. */
+/* All scale tensors of FP8, each with one element. */
 static void hold_backward_scales(desc op, struct tensors *t) {
     static const weftBackendAttributeName_t whole[] = {
         WEFT_ATTR_OPERATION_SDPA_BWD_DESCALE_QDESC_EXT,  WEFT_ATTR_OPERATION_SDPA_BWD_DESCALE_KDESC_EXT,
@@ -280,14 +280,14 @@ static void hold_backward_scales(desc op, struct tensors *t) {
         hold(op, whole[i], tensor4(t, 1, 1, 1, 1, F32));
 }
 
-/* All that MXFP8 has. */
+/* All scale tensors of MXFP8. */
 static void hold_backward_blocks(desc op, struct tensors *t, const struct attention_case *c) {
     const int64_t q[] = {c->batch, c->heads, c->queries, c->depth};
     const int64_t k[] = {c->batch, c->shared_heads, c->keys, c->depth};
     const int64_t v[] = {c->batch, c->value_heads, c->keys, c->value_depth};
     const int64_t o[] = {c->batch, c->heads, c->queries, c->value_depth};
     const struct {
-        weftBackendAttributeName_t scales, again; /* again: of the operand once more; 0: it is there */
+        weftBackendAttributeName_t scales, again; /* again: second copy of the operand, or 0 */
         const int64_t *dims;
     } all[] = {{WEFT_ATTR_OPERATION_SDPA_BWD_DESCALE_QDESC_EXT, 0, q},
                {WEFT_ATTR_OPERATION_SDPA_BWD_DESCALE_KDESC_EXT, 0, k},
@@ -386,7 +386,7 @@ static void build_attention_cases(void) {
             for (int a = 0; a < arch_count; a++) {
                 struct device device;
                 MUST(device_describe_cuda(&device, archs[a][0], archs[a][1]));
-                check_case(&cases[i], is_forward, &device, a + i); /* + i: else gradients came for two chips alone */
+                check_case(&cases[i], is_forward, &device, a + i); /* + i: otherwise only two chips get gradients */
             }
 }
 
@@ -519,7 +519,7 @@ static void build_hopper_forward_cases(void) {
 
 /* ---- Memory ------------------------------------------------------------------------------------------------------ */
 
-/* Sequences twice as long take twice the workspace, not four times. */
+/* Twice the sequence length requires twice the workspace, not four times. */
 static void workspace_is_linear(void) {
     struct attention_case c = {"linear", BF16, BF16, 0, 1, 8, 8, 8, 8192, 8192, 128, 128, .dropout = 0};
     struct device device;
@@ -552,7 +552,7 @@ static struct attention_case wanted_case;
 
 static void refused_forward(struct model *m) { add(m, forward_of(&wanted_case)); }
 
-/* What the decoding family declines, one step beyond what it takes. */
+/* Cases that the decoding family declines, each one step beyond its limits. */
 static void decoding_declines(void) {
     static const struct attention_case taken = {"", BF16, BF16, 0, 1, 4, 2, 2, 64, 512, 256, 256, .dropout = 0};
     static const struct {
@@ -602,7 +602,7 @@ static void odd_strides(struct model *m) {
     add(m, forward_of(&c));
 }
 
-/* Queries that the copy engine could fetch, but for one stride, the alignment or their length. */
+/* Queries that TMA could load, except for one stride, the alignment or their length. */
 #define BOXED(name, batch, head, row, element, depth, alignment)                                                       \
     static void name(struct model *m) {                                                                                \
         desc op = make(WEFT_BACKEND_OPERATION_SDPA_FWD_DESCRIPTOR);                                                    \
@@ -710,7 +710,7 @@ static const struct refused_case refusals[] = {
     {&cuda_attention, addition, "pointwise: this family serves one sdpa_fwd or sdpa_bwd at a time."},
 };
 
-/* Heads of any size fit every device that there is; not one that is smaller. */
+/* Heads of any size fit every existing device, but not a smaller one. */
 static void memory_may_be_too_small(void) {
     struct attention_case c = {"wide", BF16, BF16, 0, 1, 1, 1, 1, 64, 64, 1 << 20, 1 << 20, .dropout = 0};
     struct device device;
@@ -730,8 +730,8 @@ static void memory_may_be_too_small(void) {
     release(&built);
 }
 
-/* Known, not wanted, of the portable kernels: a tile of 128 queries takes too many registers with the older compiler
-   on sm_120, and so do pages there, and the scales of FP8 and of its blocks. Pairs that CI leaves out are among them:
+/* Known spills of the portable kernels, to be fixed: with the older compiler on sm_120, a tile of 128 queries requires
+   too many registers, and so do paged caches, FP8 scales and block scales there. The list includes pairs that CI skips:
    WEFT_TEST_ALL=1 compiles all. */
 static const struct spill spills[] = {
     {"bf16 64, forward: attention_fwd", "sm_120a", 12},
@@ -761,7 +761,7 @@ int main(void) {
     RUN(build_attention_cases());
     RUN(build_hopper_forward_cases());
     RUN(build_hopper_cases(&cuda_attention_hopper, COUNT(hopper_cases)));
-    RUN(build_hopper_cases(&cuda_attention_hopper_unordered, COUNT(hopper_cases) - 5)); /* not the last ones */
+    RUN(build_hopper_cases(&cuda_attention_hopper_unordered, COUNT(hopper_cases) - 5)); /* all except the last ones */
     RUN(build_decode_cases());
     RUN(workspace_is_linear());
     RUN(memory_may_be_too_small());

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The CUDA families of block scales, and of products with weights that have them, without a GPU: how they make and use
-   scales, what they decline and in which words, and that every kernel printed compiles for all generations of chips
-   with no spills. */
+/* The CUDA families of block scales, and of products with block-scaled weights, without a GPU: how they compute and
+   apply scales, the cases that they decline and the exact messages, and that every generated kernel compiles for all
+   generations of chips without spills. */
 #include "cuda_family.h"
 
 #define E8M0 WEFT_DATA_FP8_E8M0
@@ -58,7 +58,7 @@ static void dequantize_fp8(struct model *m) {
                typed(m, DIMS(300, 512), F64));
 }
 
-/* Rows times dequantised weights, and what follows. */
+/* Rows times dequantized weights, and the epilogue. */
 static void add_product_of(struct model *m, desc a, desc weights, struct extents scales, struct extents result,
                            int type, int through, int32_t group) {
     desc product = inner(m), w = open_tensor(m->next_uid++, UNSET);
@@ -89,7 +89,8 @@ static void short_blocks_int8(struct model *m) { add_product(m, 64, 4096, 8192, 
 static void thousands_of_rows(struct model *m) { add_product(m, 1025, 4096, 8192, F16, F32, I8, 128); }
 static void small_blocks(struct model *m) { add_product(m, 8, 4096, 8192, BF16, F32, WEFT_DATA_INT4, 32); }
 
-/* One thing in the way each: two matrices, k of no whole 16 bytes, strides or alignment of either operand. */
+/* Each case violates one condition: two matrices, rows of k that are no multiple of 16 bytes, or the strides or
+   alignment of one operand. */
 #define LAYOUT(name, batch, depth, a_row, a_alignment, w_column, w_alignment)                                          \
     static void name(struct model *m) {                                                                                \
         desc a = strided(m, DIMS(batch, 8, depth), DIMS(8 * (a_row), a_row, 1), BF16, a_alignment);                    \
@@ -119,7 +120,7 @@ static const struct family_case cases[] = {
     {&cuda_weight_only, all_rows_int8, "64 rows, INT8", "by 64 rows"},
 };
 
-/* What only Hopper's tensor cores take from registers. */
+/* Layouts that only Hopper's tensor cores read from registers. */
 static const struct family_case hopper_cases[] = {
     {&cuda_weight_only_sm90, all_rows_uint4, "64 rows, UINT4, on Hopper", "by 64 rows"},
     {&cuda_weight_only_sm90, all_rows_int8, "64 rows, INT8, on Hopper", "by 64 rows"},

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The causal family of CUDA, without a GPU: how sequences are shared out, what it declines and in which words, and that
-   its kernels compile for all generations of chips with no spills but one that is known. */
+/* The causal family of CUDA, without a GPU: how sequences are distributed over threads, the cases that it declines and
+   the exact messages, and that its kernels compile for all generations of chips with no spills except one known one. */
 #include "cuda_family.h"
 
-/* A sequence [B, D, L] whose channels are neighbours, or its steps. */
+/* A sequence [B, D, L] in which either the channels or the time steps are contiguous. */
 static desc sequence(struct model *m, struct extents dims, int type, bool is_last) {
     return is_last ? channels_last(m, dims, type) : typed(m, dims, type);
 }
@@ -65,7 +65,7 @@ static const struct refused_case refusals[] = {
     {&cuda_causal, only_pointwise, "pointwise is no causal convolution."},
 };
 
-/* Known, not wanted, of the older compiler. All pairs of chips and compilers (WEFT_TEST_ALL=1) show no others. */
+/* Known spill with the older compiler, to be fixed. No other pair of chip and compiler (WEFT_TEST_ALL=1) spills. */
 static const struct spill spills[] = {
     {"gradients of channels: causal_backward_channels", "sm_100a", 12},
     {"gradients of channels: causal_backward_channels", "sm_120a", 12},

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The CUDA contraction and Hopper families without a GPU: what is computed how for shapes that people run, what is
-   declined and in which words, and that every kernel printed compiles for all generations of chips with no spills. */
+/* The CUDA contraction and Hopper families without a GPU: which kernels compute common shapes, the cases that are
+   declined and the exact messages, and that every generated kernel compiles for all generations of chips without
+   spills. */
 #include "cuda_family.h"
 
 enum { PACKED, CHANNELS_LAST };
 
 /* ---- Operations -------------------------------------------------------------------------------------------------- */
 
-/* used: what rows, columns and depth of each batch entry are in use; NULL: all. */
+/* used: number of rows, columns and depth in use per batch entry; NULL: all. */
 static void add_matmul_in_use(struct model *m, int math, desc a, desc b, desc c, const desc used[3], double padding) {
     static const weftBackendAttributeName_t overrides[] = {WEFT_ATTR_OPERATION_MATMUL_GEMM_M_OVERRIDE_DESC,
                                                            WEFT_ATTR_OPERATION_MATMUL_GEMM_N_OVERRIDE_DESC,
@@ -140,7 +141,7 @@ static void overridden(struct model *m) {
                typed(m, DIMS(8, 256, 256), BF16), typed(m, DIMS(8, 1, 1), I32));
 }
 
-/* The depth lies along the rows of one factor, across those of the other. */
+/* The depth is contiguous in one factor and strided in the other. */
 static void in_use(struct model *m) {
     const desc used[3] = {typed(m, DIMS(8, 1, 1), I32), typed(m, DIMS(1, 1, 1), I64), typed(m, DIMS(8, 1, 1), I32)};
     add_matmul_in_use(m, F32, typed(m, DIMS(8, 512, 1024), BF16), typed(m, DIMS(8, 1024, 512), BF16),
@@ -153,7 +154,7 @@ static void fp8_in_use(struct model *m) {
                       typed(m, DIMS(4, 512, 512), BF16), used, 0);
 }
 
-/* A linear layer behind a norm's scale and bias, and relu. */
+/* Prologue: scale and bias of a norm, and relu, followed by a linear layer. */
 static void prepared(struct model *m) {
     desc x = typed(m, DIMS(1, 65536, 64), BF16), scaled = inner(m), moved = inner(m);
     desc factor = open_tensor(m->next_uid++, DIMS(1, 65536, 64));
@@ -166,7 +167,7 @@ static void prepared(struct model *m) {
     add_matmul(m, F32, factor, turned(m, DIMS(1, 64, 256), BF16), typed(m, DIMS(1, 65536, 256), BF16), NULL);
 }
 
-/* What an activation reads is kept beside what it makes. */
+/* The input of the activation is an output, too. */
 static void two_results(struct model *m) {
     desc c = typed(m, DIMS(4096, 4096), BF16);
     add_matmul(m, F32, typed(m, DIMS(4096, 1024), BF16), turned(m, DIMS(1024, 4096), BF16), c, NULL);
@@ -326,7 +327,7 @@ static void depthwise_filter(struct model *m) {
     convolve(m, &(struct convolution_case){FILTER, DEPTHWISE, PLAIN, .layout = CHANNELS_LAST, .type = F16, .out = F16});
 }
 
-/* How it is computed on sm_90. */
+/* The expected kernel on sm_90. */
 static const struct family_case cases[] = {
     {&cuda_contraction, square_bf16, "matmul 4096 bf16", "bf16 tensor cores, tiles of 128x128x32, 1 splits"},
     {&cuda_contraction, linear_gelu, "linear, gelu, residual",
@@ -353,7 +354,7 @@ static const struct family_case cases[] = {
     {&cuda_contraction, depthwise_filter, "depthwise filter gradient", "f32, one thread per 8 results"},
 };
 
-/* What the copy engine and wgmma take. */
+/* Cases that TMA and wgmma support. */
 static const struct family_case hopper_cases[] = {
     {&cuda_hopper, square_bf16, "matmul 4096 bf16, Hopper", NULL},
     {&cuda_hopper, linear_gelu, "linear, gelu, residual, Hopper", NULL},
@@ -394,7 +395,7 @@ static const struct family_case hopper_cases[] = {
     {&cuda_packed_tf32, filter_float, "filter gradient f32, packed", "2 tensors repacked, cuda.hopper.tf32: wgmma"},
 };
 
-/* ---- Turing, where tensor cores take f16 alone ------------------------------------------------------------------- */
+/* ---- Turing, whose tensor cores support only f16 ----------------------------------------------------------------- */
 
 static void turing_uses_what_it_has(void) {
     static const struct {
@@ -494,7 +495,7 @@ static const struct refused_case refusals[] = {
     {&cuda_packed, mixed_integers, "matmul: no type of tensor cores represents both i8 and i32."},
 };
 
-/* relu(x) times a square matrix, plus r, all of one layout. */
+/* relu(x) times a square matrix, plus r, all of the same layout. */
 static void square_behind_relu(struct model *m) {
     struct extents dims = DIMS(1, 256, 256);
     desc x = typed(m, dims, BF16), r = typed(m, dims, BF16), c = inner(m);
@@ -514,7 +515,7 @@ static int value_of(const struct graph *graph, int64_t uid) {
     abort();
 }
 
-/* A result may lie where the operand behind the product does, and not where one before it does. */
+/* The result may alias the operand of the epilogue, but not an operand of the prologue, which all blocks read. */
 static void results_spare_what_all_read(void) {
     struct device device;
     struct built built;
@@ -529,7 +530,7 @@ static void results_spare_what_all_read(void) {
     release(&built);
 }
 
-/* A slice of a chip may have fewer multiprocessors than a cluster wants. */
+/* A partition of a chip may have fewer multiprocessors than a cluster requires. */
 static void few_multiprocessors(void) {
     struct device device;
     struct built built;

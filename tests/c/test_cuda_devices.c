@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* GPUs that are elsewhere: describing them, planning and compiling for them where there is none, and carrying the plan
-   with its code to where one is. Against the driver and the compiler of tests/fake_cuda, each machine a process of its
-   own. */
+/* GPUs that are not present: describing them, planning and compiling for them on a machine without a GPU, and moving
+   the plan and its code to a machine that has one. The tests use the driver and the compiler of tests/fake_cuda; each
+   machine is a separate process. */
 #define _GNU_SOURCE
 #include "scenario.h"
 
@@ -32,8 +32,8 @@ static const char h200[] =
     "\"shared_per_block\":232448,\"shared_per_multiprocessor\":233472,\"registers_per_multiprocessor\":65536,"
     "\"threads_per_multiprocessor\":2048,\"threads_per_block\":1024,\"cluster_most\":8}";
 
-/* The architecture alone is enough; what a text says beside it replaces the typical; a device's own text makes its
-   twin. */
+/* The architecture is sufficient; further keys of the text replace typical values. The text of a device, parsed again,
+   describes the same device. */
 static void test_descriptions(void) {
     static const char *const texts[][2] = {
         {"{\"kind\":\"cuda\",\"arch\":\"sm_90\"}", h200},
@@ -86,7 +86,7 @@ static void test_wrong_descriptions(void) {
     }
 }
 
-/* ---- Plans that travel ------------------------------------------------------------------------------------------- */
+/* ---- Plans that move between machines ---------------------------------------------------------------------------- */
 
 static desc relu_graph(void) {
     desc x = tensor(1, DIMS(4)), y = tensor(2, DIMS(4)), op = pointwise(WEFT_POINTWISE_RELU_FWD, x, NULL, y);
@@ -119,7 +119,7 @@ static void write_plan(desc plan, const char *name) {
     free(blob);
 }
 
-/* A machine without GPU and driver makes plans for others, but runs none. */
+/* A machine without a GPU and driver builds plans for other machines, but cannot run them. */
 static void made_elsewhere(void) {
     static const char *const archs[] = {"sm_90", "sm_80", "sm_130"};
     char name[64];
@@ -162,7 +162,7 @@ static void no_compiler_elsewhere(void) {
     drop(plan);
 }
 
-static const char *file_name; /* of the plan that is loaded */
+static const char *file_name; /* of the plan to load */
 
 static desc open_saved(const char *blob, size_t bytes, weftHandle_t handle, bool with_code) {
     desc plan = make(WEFT_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
@@ -191,7 +191,7 @@ static weftHandle_t gpu(void) {
 
 static int compilations(void) { return *(atomic_int *)dlsym(dlopen(FAKE_NVRTC, RTLD_NOW), "fake_nvrtc_compiles"); }
 
-/* With its code a plan needs no compiler, also where its shapes are overridden, and is saved with its code again. */
+/* A plan with code needs no compiler, even if its shapes are overridden, and it is saved with its code again. */
 static void runs_with_its_code(void) {
     open_fake();
     weftHandle_t handle = gpu();
@@ -215,7 +215,7 @@ static void runs_with_its_code(void) {
     check_clean(1);
 }
 
-/* Code is used where it is asked for and of this chip; else the kernel is compiled, once. */
+/* Code is used if it was requested and is for this chip; otherwise the kernel is compiled, once. */
 static void compiles_else(void) {
     open_fake();
     weftHandle_t handle = gpu();
@@ -276,7 +276,7 @@ static void damaged(void) {
     REFUSED(load_bytes(blob, bytes, handle), WEFT_STATUS_BAD_PARAM_DAMAGED_BLOB_EXT,
             "saved plan is damaged: its bytes do not match their hash. Save the plan again.");
     image[20] ^= 1;
-    for (size_t cut = (size_t)(image - blob) - 50; cut < bytes; cut++) { /* in its code, or before */
+    for (size_t cut = (size_t)(image - blob) - 50; cut < bytes; cut++) { /* inside the code, or before it */
         memset(blob + LENGTH_AT, 0, 8);
         fix_header(blob, cut);
         weftStatus_t status = load_bytes(blob, cut, handle);
@@ -284,7 +284,7 @@ static void damaged(void) {
               weftGetErrorString(status), last_error());
     }
     status_clear();
-    /* What is no code of this chip, the driver refuses: the kernel is compiled. */
+    /* The driver rejects data that is no code for this chip: the kernel is compiled. */
     memcpy(image, "NOTACUBIN", 9);
     fix_header(blob, bytes);
     int before = compilations();
@@ -305,7 +305,7 @@ int main(void) {
     IN_CHILD(refused_unasked, driver, no_compiler);
     IN_CHILD(compiles_else, driver, compiler);
     IN_CHILD(damaged, driver, compiler);
-    file_name = "sm_130.plan"; /* PTX, which the driver turns into code */
+    file_name = "sm_130.plan"; /* PTX, which the driver compiles */
     IN_CHILD(runs_with_its_code, driver, no_compiler, "FAKE_CUDA_ARCH=130");
     file_name = "sm_80.plan";
     IN_CHILD(runs_with_its_code, driver, no_compiler, "FAKE_CUDA_ARCH=80");

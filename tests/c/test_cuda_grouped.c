@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The CUDA family of grouped products, without a GPU: how they are made, what it declines and in which words, and that
-   every kernel printed compiles for all generations of chips with no spills. */
+/* The CUDA family of grouped products, without a GPU: how they are computed, the cases that it declines and the exact
+   messages, and that every generated kernel compiles for all generations of chips without spills. */
 #include "cuda_family.h"
 
 static const weftMoeGroupedMatmulMode_t NONE = WEFT_MOE_GROUPED_MATMUL_MODE_NONE;

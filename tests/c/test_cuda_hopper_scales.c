@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Products of FP8 whose factors have scales of blocks, on Hopper, without a GPU: which of them are one kernel, in which
-   words others are declined, and that nothing spills. */
+/* Products of FP8 factors with block scales, on Hopper, without a GPU: which of them are one kernel, the exact messages
+   for the others, and that no kernel spills. */
 #include "cuda_family.h"
 
 static desc scaled(struct model *m, desc x, desc scale, int32_t rows, int32_t columns, desc y) {
@@ -43,7 +43,7 @@ static void tokens_and_weights(struct model *m) {
     multiply(m, scaled_left(m), b, typed(m, DIMS(M, N), BF16));
 }
 
-/* A tile of 192 columns, in which two or three scales of B meet. */
+/* A tile of 192 columns, which spans two or three scales of B. */
 static void many_tokens(struct model *m) {
     desc b = scaled(m, turned(m, DIMS(8192, 8192), E4M3), typed(m, DIMS(64, 64), F32), 128, 128, inner(m));
     desc a = scaled(m, typed(m, DIMS(8192, 8192), E4M3), turned(m, DIMS(8192, 64), F32), 1, 128, inner(m));

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The CUDA map family without a GPU: how it walks, what it declines and in which words, and that every kernel
-   printed compiles for all generations of chips with no spills. */
+/* The CUDA map family without a GPU: how it iterates, the cases that it declines and the exact messages, and that every
+   generated kernel compiles for all generations of chips without spills. */
 #include "cuda_family.h"
 
 /* ---- Cases ------------------------------------------------------------------------------------------------------- */
@@ -17,7 +17,7 @@ static void biased_gelu(struct model *m) {
     add_pointwise(m, WEFT_POINTWISE_MUL, active, typed(m, DIMS(16384, 4096), BF16), typed(m, DIMS(16384, 4096), BF16));
 }
 
-/* Two results of one sweep, the first read again. */
+/* Two results of one kernel; the first is also an operand of the second. */
 static void two_results(struct model *m) {
     desc x = typed(m, DIMS(512, 1000), F16), sum = typed(m, DIMS(512, 1000), F32);
     add_pointwise(m, WEFT_POINTWISE_ADD, x, typed(m, DIMS(512, 1), F32), sum);
@@ -50,7 +50,7 @@ static void integers(struct model *m) {
                   typed(m, DIMS(64, 64), I8));
 }
 
-/* A comparison, kept in bits, and a choice by it. */
+/* A comparison, stored as bits, and a selection by it. */
 static void compare_and_choose(struct model *m) {
     desc x = typed(m, DIMS(64, 256), F32), b = typed(m, DIMS(64, 256), F32);
     desc bits = typed(m, DIMS(64, 256), WEFT_DATA_BOOLEAN), op;
@@ -132,7 +132,8 @@ static const struct refused_case refusals[] = {
     {&cuda_map, a_product, "matmul is neither pointwise nor data movement"},
 };
 
-/* Values are numbered in the order in which a program names them; a name that only holds such a one is left alone. */
+/* Values are numbered in the order in which a program uses them; a name that only contains the name of a value stays
+   unchanged. */
 static void test_names_of_values(void) {
     static const struct region nothing;
     struct kernel_source source;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The CUDA families that move elements and make random numbers, without a GPU: how they do it, what they decline and
-   in which words, and that every kernel printed compiles for all generations of chips with no spills. */
+/* The CUDA families of copies and random numbers, without a GPU: how they work, the cases that they decline and the
+   exact messages, and that every generated kernel compiles for all generations of chips without spills. */
 #include "cuda_family.h"
 
-/* ---- Cases: movement and random numbers -------------------------------------------------------------------------- */
+/* ---- Cases: copies and random numbers ---------------------------------------------------------------------------- */
 
 static void concat_channels(struct model *m) {
     desc op = make(WEFT_BACKEND_OPERATION_CONCAT_DESCRIPTOR), inputs[10];

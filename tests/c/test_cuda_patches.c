@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The CUDA families of depthwise convolutions, of stems and of patches without a GPU: how shapes that people run are
-   cut, what is declined and in which words, and that every kernel printed compiles for all generations of chips with no
-   spills but one that is known. */
+/* The CUDA families of depthwise convolutions, stems and patches, without a GPU: how common shapes are tiled, the cases
+   that are declined and the exact messages, and that every generated kernel compiles for all generations of chips with
+   no spills except one known one. */
 #include "cuda_family.h"
 
 /* ---- Operations -------------------------------------------------------------------------------------------------- */
@@ -9,7 +9,7 @@
 enum direction { FORWARD, DATA, FILTER };
 enum layout { PACKED, CHANNELS_LAST };
 
-/* The same in each spatial dimension. */
+/* The same for each spatial dimension. */
 struct window {
     int64_t stride, dilation, padding;
 };
@@ -34,7 +34,7 @@ static const struct names names[] = {
                  WEFT_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DY}},
 };
 
-/* Of x, w and y, which are `spatial` + 2 dims. */
+/* Adds a convolution of x, w and y, which have `spatial` + 2 dims. */
 static void convolve_tensors(struct model *m, enum direction direction, const desc tensors[3], int64_t spatial,
                              struct window window) {
     const int64_t stride[] = {window.stride, window.stride, window.stride};
@@ -53,7 +53,7 @@ static void convolve_tensors(struct model *m, enum direction direction, const de
     add(m, op);
 }
 
-/* x, w and y of one type and layout; of another type is what is made. */
+/* x, w and y have the same type and layout, except that the result has another type. */
 static void convolve_to(struct model *m, enum direction direction, enum layout layout, int type, int made,
                         const struct extents dims[3], struct window window) {
     static const int results[] = {[FORWARD] = 2, [DATA] = 0, [FILTER] = 1};
@@ -90,8 +90,8 @@ static void large_packed(struct model *m) { convolve(m, FORWARD, PACKED, BF16, L
 static void halving(struct model *m) { convolve(m, FORWARD, CHANNELS_LAST, F16, HALVING, (struct window){2, 1, 1}); }
 static void halving_data(struct model *m) { convolve(m, DATA, CHANNELS_LAST, F16, HALVING, (struct window){2, 1, 1}); }
 static void halving_filter(struct model *m) { convolve(m, FILTER, PACKED, F32, HALVING, (struct window){2, 1, 1}); }
-/* Two by two results so many lines and columns apart: shared memory has two stages of that many lines of a strip of one
-   result, 3 pixels of 32 channels, and a GPU with 227 KiB of it up to 302. */
+/* 2 x 2 results that are `stride` rows and columns of the image from each other. Shared memory holds two stages of
+   `stride` rows of the strip that one result reads, 3 pixels of 32 channels; with 227 KiB, the limit is 302. */
 static void far_apart(struct model *m, int64_t stride) {
     convolve(m, FORWARD, CHANNELS_LAST, F32,
              THREE(DIMS(1, 64, 2 * stride, 2 * stride), DIMS(64, 1, 3, 3), DIMS(1, 64, 2, 2)),
@@ -176,7 +176,7 @@ static const struct family_case cases[] = {
     {&cuda_stem, small_stem_filter, "small stem NCHW, filter gradient", "32 filters, 9 taps of 8 channels"},
 };
 
-/* ---- Patches, on Hopper alone ------------------------------------------------------------------------------------ */
+/* ---- Patches, only on Hopper ------------------------------------------------------------------------------------- */
 
 #define NARROW THREE(DIMS(128, 64, 56, 56), DIMS(64, 64, 3, 3), DIMS(128, 64, 56, 56))
 #define NARROW_END THREE(DIMS(8, 320, 128, 128), DIMS(24, 320, 3, 3), DIMS(8, 24, 128, 128))
@@ -191,7 +191,7 @@ static void narrow_end(struct model *m) {
     convolve(m, FORWARD, CHANNELS_LAST, BF16, NARROW_END, (struct window){1, 1, 1});
 }
 
-/* Behind a norm's scale and relu. */
+/* With a prologue: the scale of a norm, and relu. */
 static void prepared(struct model *m) {
     static const int64_t strides[] = {64 * 56 * 56, 1, 64 * 56, 64};
     desc x = channels_last(m, NARROW[0], BF16), scaled = inner(m), image = open_tensor(m->next_uid++, NARROW[0]);
@@ -205,7 +205,8 @@ static void prepared(struct model *m) {
     convolve_tensors(m, FORWARD, tensors, 2, (struct window){1, 1, 1});
 }
 
-/* 32 filters of three slices leave rows of the product for two slices of the result, if these see neighbours. */
+/* 32 filters of three slices leave rows of the product unused. A second slice of the result can use them if adjacent
+   slices read adjacent input. */
 #define FEW THREE(DIMS(2, 32, 64, 64, 64), DIMS(32, 32, 3, 3, 3), DIMS(2, 32, 64, 64, 64))
 static void few(struct model *m) { convolve(m, FORWARD, CHANNELS_LAST, BF16, FEW, (struct window){1, 1, 1}); }
 static void few_data(struct model *m) { convolve(m, DATA, CHANNELS_LAST, F16, FEW, (struct window){1, 1, 1}); }
@@ -234,7 +235,7 @@ static void many_taps_filter(struct model *m) {
              (struct window){1, 1, 3});
 }
 
-/* With another image behind it. */
+/* Adds another image to the result. */
 static void joined(struct model *m) {
     desc y = inner(m), sum = inner(m);
     const desc tensors[] = {channels_last(m, NARROW[0], BF16), channels_last(m, NARROW[1], BF16), y};
@@ -269,7 +270,7 @@ static const struct family_case patch_cases[] = {
     {&cuda_patch_wgrad_sm90, flat_filter, "4x4 of 16, filter gradient", "16 channels, 8 stages, 132 parts"},
 };
 
-/* ---- Nothing to do ----------------------------------------------------------------------------------------------- */
+/* ---- Empty problems ---------------------------------------------------------------------------------------------- */
 
 static void no_images(struct model *m) {
     convolve(m, FORWARD, CHANNELS_LAST, BF16, THREE(DIMS(0, 32, 9, 9), DIMS(32, 1, 3, 3), DIMS(0, 32, 9, 9)),
@@ -307,7 +308,7 @@ static void whole_numbers(struct model *m) {
     convolve_to(m, FORWARD, CHANNELS_LAST, I8, I32, THREE(DIMS(2, 64, 9, 9), DIMS(64, 1, 3, 3), DIMS(2, 64, 9, 9)),
                 (struct window){1, 1, 1});
 }
-/* Images of which the copy engine could fetch channels, but for one stride or the alignment. */
+/* Images whose channels TMA could load, except for one stride or the alignment. */
 #define IMAGE(name, n, c, h, w, k, r, stride, image, channel, line, pixel, alignment)                                  \
     static void name(struct model *m) {                                                                                \
         desc x = strided(m, DIMS(n, c, h, w), DIMS(image, channel, line, pixel), BF16, alignment);                     \
@@ -389,7 +390,7 @@ static const struct refused_case refusals[] = {
     {&cuda_stem, pointwise_stem, "conv_fprop: its filters have 1 taps; expected 2 to 128"},
 };
 
-/* Known: one register of 128, in 2 of all pairs of chips and compilers (WEFT_TEST_ALL=1). */
+/* Known spill: one register of 128, in 2 of all pairs of chips and compilers (WEFT_TEST_ALL=1). */
 static const struct spill spills[] = {
     {"7x7, filter gradient: depthwise_wgrad", "sm_90a", 12},
     {"7x7, filter gradient: depthwise_wgrad", "sm_90a", 13},

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Plans on a GPU, without one: the engine "cuda" against the driver and the compiler of tests/fake_cuda. What reaches
-   the driver in an execution, what an execution may not do, each call failing in turn, several devices, streams being
-   captured, threads. Linked with --wrap, so that the library's allocations pass through here. Build with
-   WEFT_SANITIZE=thread to see races. */
+/* Plans for a GPU, without a GPU: the engine "cuda" with the driver and the compiler of tests/fake_cuda. Covers the
+   driver calls of an execution, operations that an execution must not perform, the failure of each call in turn,
+   several devices, stream capture, and threads. Linked with --wrap, so that the library's allocations pass through this
+   file. Build with WEFT_SANITIZE=thread to detect races. */
 #define _GNU_SOURCE
 #include "scenario.h"
 
@@ -41,8 +41,8 @@ static desc relu_graph(struct extents dims) {
     return graph;
 }
 
-/* y = relu(relu(softmax(x w)) v), with uids 1 to 4: three kernels at least, as the inner relu keeps it from being
-   attention. */
+/* y = relu(relu(softmax(x w)) v), with uids 1 to 4. It needs at least three kernels, because the inner relu prevents a
+   match of the attention pattern. */
 static desc chain_graph(void) {
     desc x = tensor(1, DIMS(ROWS, WIDTH)), w = tensor(2, DIMS(WIDTH, WIDTH)), v = tensor(3, DIMS(WIDTH, WIDTH));
     desc y = tensor(4, DIMS(ROWS, WIDTH)), xw = virtual_tensor(5), soft = virtual_tensor(6),
@@ -76,7 +76,7 @@ static desc open_gpu_plan(desc graph, weftHandle_t handle) {
 
 static int64_t workspace_of(desc plan) { return get_number(plan, WEFT_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE); }
 
-/* Memory of one execution; kernels do not run, so its content is nobody's business. */
+/* Memory of one execution. Kernels do not run, so its content does not matter. */
 struct memory {
     _Alignas(64) float slots[SLOTS][WIDTH * WIDTH];
     _Alignas(64) char workspace[WORKSPACE_BYTES];
@@ -95,7 +95,7 @@ static struct fake_launch launch_at(int64_t index) {
     return launch;
 }
 
-/* Whether an argument of a launch is this address. */
+/* True if an argument of a launch is this address. */
 static bool has_argument(const struct fake_launch *launch, const void *address) {
     uint64_t words[sizeof launch->arguments / 8];
     memcpy(words, launch->arguments, sizeof words);
@@ -112,7 +112,7 @@ static atomic_int *of_compiler(const char *name) {
     return found;
 }
 
-/* ---- What reaches the driver ------------------------------------------------------------------------------------- */
+/* ---- Driver calls of an execution -------------------------------------------------------------------------------- */
 
 static void one_kernel(void) {
     static struct memory m;
@@ -139,7 +139,7 @@ static void one_kernel(void) {
     check_clean(1);
 }
 
-/* A limit of the workspace passes over families that take more; what is saved keeps to it. */
+/* A workspace limit skips families that need more, and a saved plan keeps the limit. */
 static void little_workspace(void) {
     open_fake();
     weftHandle_t handle = gpu(0);
@@ -209,8 +209,8 @@ static void check_alignment(desc plan, struct memory *m, int declared, int64_t t
     free(report);
 }
 
-/* A plan takes what its tensors declare, but no part of an element; with element_aligned any element, and so does what
-   is saved of such a plan. */
+/* A plan accepts the alignment that its tensors declare, but no address inside an element. With element_aligned it
+   accepts any element, and so does a saved copy of such a plan. */
 static void less_aligned(void) {
     static struct memory m;
     open_fake();
@@ -238,7 +238,7 @@ static void less_aligned(void) {
     check_clean(1);
 }
 
-/* How often memory is allocated when a plan runs on y = relu(x) of so many elements. */
+/* Number of allocations when a plan runs on y = relu(x) of `extent` elements. */
 static int allocations_of(weftHandle_t handle, desc plan, struct memory *m, int64_t extent) {
     desc pack = open_pack(2, (int64_t[]){1, 2}, (void *[]){m->slots[0], m->slots[1]});
     MUST(set_numbers(pack, WEFT_ATTR_VARIANT_PACK_OVERRIDE_UNIQUE_IDS, 2, (int64_t[]){1, 2}));
@@ -252,7 +252,7 @@ static int allocations_of(weftHandle_t handle, desc plan, struct memory *m, int6
     return made;
 }
 
-/* A plan keeps what it made for the 32 shapes that ran last, and makes it once. */
+/* A plan caches its state for the 32 most recent shapes, and creates each once. */
 static void kept_shapes(void) {
     static struct memory m;
     enum { KEPT = 32 };
@@ -274,7 +274,7 @@ static void kept_shapes(void) {
     check_clean(1);
 }
 
-/* Kernels that copy through tensor maps get them encoded for the addresses of the day. */
+/* Kernels that copy with tensor maps get maps encoded for the addresses of the current execution. */
 static void tensor_maps(void) {
     open_fake();
     weftHandle_t handle = gpu(0);
@@ -286,7 +286,7 @@ static void tensor_maps(void) {
     }
     desc op = matmul(t[0], t[1], t[2]), graph = graph_of(1, &op), plan = finalized(open_gpu_plan(graph, handle));
     drop(t[0]), drop(t[1]), drop(t[2]);
-    for (uint64_t day = 1; day <= 2; day++) { /* nobody looks behind the addresses */
+    for (uint64_t day = 1; day <= 2; day++) { /* the addresses are not dereferenced */
         const uint64_t addresses[] = {day << 40, day << 41, day << 42};
         MUST(weftExecute(plan, 3, addresses, (void *)(UINT64_C(1) << 45), NULL));
         struct fake_launch launch = launch_at(fake->launches() - 1);
@@ -299,7 +299,7 @@ static void tensor_maps(void) {
     check_clean(1);
 }
 
-/* An execution asks the driver to enter, to launch and to leave; it allocates nothing and waits for nothing. */
+/* An execution only enters the context, launches and leaves; it neither allocates nor synchronizes. */
 static void bare_execution(void) {
     static struct memory m;
     open_fake();
@@ -324,7 +324,7 @@ static void bare_execution(void) {
     check_clean(1);
 }
 
-/* Nothing is computed where there is nothing. */
+/* Empty tensors launch no kernels. */
 static void empty_tensors(void) {
     static struct memory m;
     open_fake();
@@ -339,7 +339,7 @@ static void empty_tensors(void) {
 
 /* ---- Workspace --------------------------------------------------------------------------------------------------- */
 
-/* A line of matmuls: of its intermediates two are alive at a time. */
+/* A chain of matmuls: at most two of its intermediates are live at a time. */
 static desc long_chain(int count) {
     desc list[16], x = tensor(1, DIMS(WIDTH, WIDTH)), w = tensor(2, DIMS(WIDTH, WIDTH)), before = x;
     for (int i = 0; i < count; i++) {
@@ -428,7 +428,7 @@ static void *build_one(void *unused) {
     return unused;
 }
 
-/* Captured executions launch as others do; other threads may build meanwhile. */
+/* Captured executions launch the same kernels; other threads may build plans meanwhile. */
 static void captured(void) {
     static struct memory m;
     static int stream;
@@ -466,8 +466,8 @@ static int graphs_alive(void) {
     return counts.graphs;
 }
 
-/* The same kernels in the same order as launches one by one; a run on the same memory makes nothing, and calls the
-   driver as often as one kernel does. Other memory goes into the same graph. */
+/* A graph contains the same kernels in the same order as separate launches. A run on the same memory creates nothing,
+   and calls the driver as often as one kernel does. A run on other memory updates the same graph. */
 static void replayed(void) {
     static struct memory memories[2];
     static int stream;
@@ -506,8 +506,8 @@ static void replayed(void) {
     check_clean(1);
 }
 
-/* Each address and each number by value is part of what a graph is found by, and so is the workspace: one that differs
-   makes the plan capture again, and its kernels are launched with it. */
+/* The key of a cached graph contains each address, each by-value number and the workspace. If one of them differs, the
+   plan captures again, and its kernels are launched with the new value. */
 static void replayed_with_one_difference(void) {
     static struct memory memory, other;
     static int stream;
@@ -515,7 +515,7 @@ static void replayed_with_one_difference(void) {
     weftHandle_t handle = gpu(0);
     desc graph = chain_graph(), plan = finalized(open_replayed_plan(graph, handle));
     CHECK(workspace_of(plan) > 0, "the workspace holds values between the kernels");
-    for (int difference = 0; difference <= 4; difference++) { /* the slots', then the workspace's */
+    for (int difference = 0; difference <= 4; difference++) { /* the slots, then the workspace */
         uint64_t pointers[4];
         void *workspace = memory.workspace, *expected = other.workspace;
         for (int i = 0; i < 4; i++)
@@ -540,7 +540,7 @@ static void replayed_with_one_difference(void) {
     check_clean(1);
 }
 
-/* Into a graph of the caller's, kernels go one by one. */
+/* While the caller captures its own graph, kernels are launched one by one. */
 static void replayed_while_captured(void) {
     static struct memory m;
     static int stream;
@@ -563,7 +563,7 @@ static void replayed_while_captured(void) {
 
 /* ---- Each call failing in turn ----------------------------------------------------------------------------------- */
 
-/* Builds and runs a plan of several kernels on the second GPU, giving up at the first failure. */
+/* Builds and runs a plan of several kernels on the second GPU, and stops at the first failure. */
 static weftStatus_t build_and_run(void) {
     static struct memory m, memories[2];
     weftHandle_t handle = NULL;
@@ -576,9 +576,9 @@ static weftStatus_t build_and_run(void) {
         status = execute(plan, 4, &m, NULL);
     if (!status)
         status = weftBackendFinalize(replayed_plan);
-    for (int i = 0; i < 2 && !status; i++) /* the second run gives the graph other memory */
+    for (int i = 0; i < 2 && !status; i++) /* the second run updates the graph to other memory */
         status = execute(replayed_plan, 4, &memories[i], NULL);
-    char kept[4096]; /* giving up what was made forgets what failed */
+    char kept[4096]; /* destroying the objects resets the error */
     snprintf(kept, sizeof kept, "%s", last_error());
     drop(plan), drop(replayed_plan), drop(graph);
     MUST(weftDestroy(handle));
@@ -589,7 +589,7 @@ static weftStatus_t build_and_run(void) {
 
 static struct {
     int64_t driver_calls, compiler_calls;
-} *total; /* shared with children */
+} *total; /* shared with child processes */
 
 static void counting(void) {
     open_fake();
@@ -650,7 +650,7 @@ static void test_each_call_failing(void) {
         IN_CHILD(failing_compiler, driver, compiler);
 }
 
-/* ---- Saved plans that were tampered with ------------------------------------------------------------------------- */
+/* ---- Damaged saved plans ----------------------------------------------------------------------------------------- */
 
 enum { BLOBS = 600, HEADER_BYTES = 56, HASH_AT = 24 };
 
@@ -659,8 +659,8 @@ static uint64_t next_random(uint64_t *state) {
     return *state >> 33;
 }
 
-/* A few bits or bytes of a graph changed, and the hash made right again: it loads or is refused, whatever the families
-   are asked for. */
+/* Changes a few bits or bytes of a graph and fixes the hash: the plan loads or is refused, whatever the families then
+   receive. */
 static void mutations(void) {
     uint64_t state = 1;
     int64_t bytes, survived = 0;
@@ -704,13 +704,13 @@ static desc shared_plan, shared_graph;
 static weftHandle_t shared_handles[2];
 static pthread_barrier_t start;
 
-/* Threads run one plan, each on a stream and memory of its own, and build plans of equal and of different programs. */
+/* Threads run one plan, each on a separate stream and memory, and build plans of equal and of different programs. */
 static void *work(void *argument) {
     int thread = (int)(intptr_t)argument;
     struct memory *m = aligned_alloc(64, sizeof *m);
     pthread_barrier_wait(&start);
     for (int round = 0; round < ROUNDS; round++) {
-        MUST(execute(shared_plan, 4, m, m)); /* the stream tells whose memory belongs to it */
+        MUST(execute(shared_plan, 4, m, m)); /* the stream decides which memory is used */
         desc graph = relu_graph(DIMS(5, 1 + (round + thread) % SHAPES));
         desc plan = finalized(open_gpu_plan(graph, shared_handles[thread % 2]));
         MUST(execute(plan, 2, m, m));
@@ -757,7 +757,7 @@ static void run_threads(desc (*open)(desc graph, weftHandle_t handle)) {
 static void threads(void) { run_threads(open_gpu_plan); }
 static void threads_replayed(void) { run_threads(open_replayed_plan); }
 
-/* The programs of one plan compile at the same time. */
+/* The programs of one plan compile in parallel. */
 static void parallel_compilation(void) {
     open_fake();
     weftHandle_t handle = gpu(0);
@@ -769,7 +769,7 @@ static void parallel_compilation(void) {
     check_clean(1);
 }
 
-#ifdef __SANITIZE_THREAD__ /* it has nothing to say of one thread */
+#ifdef __SANITIZE_THREAD__ /* it reports nothing on a single thread */
 enum { THREADS_ALONE = true };
 #else
 enum { THREADS_ALONE = false };

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the packed family copies, without a GPU: the small graphs of its copies are run by the references of their
-   operations, and every element of what they write is looked up; the product is calculated from the copies, too. */
+/* Copies of the repack family, without a GPU: the reference implementations run the small graphs of its copies, and
+   every element that they write is checked; the product is then computed from the copies. */
 #include "cuda_family.h"
 
 #include "engines/cuda/map/copy_fallback.h"
@@ -13,7 +13,7 @@ enum { ELEMENTS_MAX = 16384, VALUES_MAX = 6 };
 
 /* ---- Running a copy ---------------------------------------------------------------------------------------------- */
 
-/* Values of a copy's region; of what is read and written there is also another place. */
+/* Values of a copy's region; its input and output are stored elsewhere. */
 static float memory[VALUES_MAX][ELEMENTS_MAX];
 
 static void run(const struct region *region, void *from, void *to) {
@@ -29,14 +29,14 @@ static void run(const struct region *region, void *from, void *to) {
     }
 }
 
-/* What is read counts up from 1. */
+/* The input counts up from 1. */
 static void count_up(const struct region *region) {
     for (int i = 0; i < ELEMENTS_MAX; i++)
         memory[COPY_FROM][i] = (float)(i + 1);
     run(region, memory[COPY_FROM], memory[COPY_TO]);
 }
 
-/* ---- Wishes ------------------------------------------------------------------------------------------------------ */
+/* ---- Candidates -------------------------------------------------------------------------------------------------- */
 
 enum direction { FORWARD, DATA, FILTER };
 
@@ -77,7 +77,7 @@ static desc open_product(const struct shape *shape, desc x, desc w, desc y) {
     return op;
 }
 
-/* Calls `look` with the candidates of a convolution of packed tensors. */
+/* Calls `look` with the candidates for a convolution of packed tensors. */
 static void with_candidates(const struct shape *shape, enum rewrite rewrite,
                             void (*look)(const struct repack_candidates *candidates, const struct region *region,
                                          struct arena *arena)) {
@@ -99,7 +99,7 @@ static void with_candidates(const struct shape *shape, enum rewrite rewrite,
 
 /* ---- Cases ------------------------------------------------------------------------------------------------------- */
 
-enum { FILTERS = 16, WIDTH = 4, TAPS = 3 * 3 }; /* 4 groups of 4 filters and 4 channels: all are merged, 16 < 32 */
+enum { FILTERS = 16, WIDTH = 4, TAPS = 3 * 3 }; /* 4 groups of 4 filters and 4 channels: all merged, since 16 < 32 */
 
 static const struct shape narrow = {FORWARD, DIMS(1, 16, 6, 6), DIMS(16, 4, 3, 3), DIMS(1, 16, 6, 6), 1, 1, F32};
 
@@ -151,7 +151,7 @@ static void groups_are_merged(void) {
     with_candidates(&gradient, MERGED, look_at_merged_result);
 }
 
-/* 2 images of 3 channels, 13 x 13: 3 x 3 patches of 4 x 4, and a line that no patch has. */
+/* 2 images of 3 channels, 13 x 13: 3 x 3 patches of 4 x 4, and one line that belongs to no patch. */
 static const struct shape cut = {FORWARD, DIMS(2, 3, 13, 13), DIMS(5, 3, 4, 4), DIMS(2, 5, 3, 3), 4, 0, F32};
 
 static void look_at_patches(const struct repack_candidates *candidates, const struct region *product,
@@ -184,10 +184,10 @@ static void patches_are_cut(void) { with_candidates(&cut, PATCHES, look_at_patch
 
 /* ---- The product of the copies ----------------------------------------------------------------------------------- */
 
-/* Tensors of the product, exchanged ones, and what the product is. */
+/* Tensors of the product, their repacked copies, and the expected result. */
 static char given[VALUES_MAX][ELEMENTS_MAX * 4], packed[VALUES_MAX][ELEMENTS_MAX * 4], expected[ELEMENTS_MAX * 4];
 
-/* Small whole numbers, exact in any type; elsewhere, NaN. */
+/* Small integers, exact in any type; other bytes are NaN. */
 static void fill(char *bytes, int type, int64_t elements) {
     for (int64_t i = 0; i < ELEMENTS_MAX; i++) {
         float number = i < elements ? (float)(rand() % 7 - 3) : NAN;

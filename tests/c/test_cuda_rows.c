@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The CUDA rows family without a GPU, and the channels family beside it: which schedule they choose for sizes that
-   people run, what they decline and in which words, and that every kernel they print compiles for all generations of
-   chips with no spills. */
+/* The CUDA rows and channels families, without a GPU: the schedules that they choose for common sizes, the cases that
+   they decline and the exact messages, and that every generated kernel compiles for all generations of chips without
+   spills. */
 #include "cuda_family.h"
 
 /* ---- Operations -------------------------------------------------------------------------------------------------- */
@@ -32,7 +32,7 @@ static void add_softmax(struct model *m, desc x, desc y, desc stats, int64_t axi
 
 struct norm {
     weftBackendNormMode_t mode;
-    desc x, scale, bias, y, mean, inv; /* absent: NULL */
+    desc x, scale, bias, y, mean, inv; /* NULL if absent */
     desc dy, dx, dscale, dbias;
     int64_t groups;
 };
@@ -99,7 +99,7 @@ static void layer_norm_long(struct model *m) { layer_norm_of(m, 512, 262144, BF1
 static void layer_norm_odd(struct model *m) { layer_norm_of(m, 1000, 4097, F16, F32); }
 static void layer_norm_double(struct model *m) { layer_norm_of(m, 1024, 1024, F64, F64); }
 
-/* residual + RMS norm + SiLU, quantised; the sum is kept. */
+/* residual + RMS norm + SiLU, quantized; the sum is an output, too. */
 static void fused_rms_norm(struct model *m) {
     struct extents dims = DIMS(8192, 8192), row = DIMS(1, 8192);
     struct norm norm = {.mode = WEFT_RMS_NORM};
@@ -180,7 +180,7 @@ static void batch_norm_odd(struct model *m) { batch_norm_in(m, BF16, 64, 66, 56,
 static void batch_norm_double(struct model *m) { batch_norm_in(m, F64, 32, 64, 56, true, false); }
 static void batch_norm_tiny(struct model *m) { batch_norm_in(m, BF16, 4, 64, 7, true, false); }
 
-/* A mask in front of the gradient. */
+/* A mask is applied to the gradient first. */
 static void masked_batch_backward(struct model *m) {
     struct extents dims = DIMS(128, 256, 14, 14), channel = DIMS(1, 256, 1, 1), order = NHWC(128, 256, 14, 14);
     struct norm norm = {.mode = WEFT_BATCH_NORM};
@@ -196,7 +196,7 @@ static void masked_batch_backward(struct model *m) {
     add_norm_backward(m, &norm);
 }
 
-/* Added to a residual, which only the second pass reads. */
+/* The result is added to a residual, which only the second pass reads. */
 static void batch_norm_residual(struct model *m) {
     struct extents dims = DIMS(128, 512, 28, 28), channel = DIMS(1, 512, 1, 1), order = NHWC(128, 512, 28, 28);
     struct norm norm = {.mode = WEFT_BATCH_NORM};
@@ -244,7 +244,7 @@ static void softmax_of(struct model *m, struct extents dims, int64_t axis, weftD
     add_softmax(m, typed(m, dims, type), typed(m, dims, type), typed(m, row, F32), axis);
 }
 
-/* As a maximum, a difference, an exponential, a sum and a quotient. */
+/* Softmax as a maximum, a difference, an exponential, a sum and a quotient. */
 static void softmax_in_five(struct model *m, int64_t rows, int64_t length) {
     desc x = typed(m, DIMS(rows, length), BF16), distance = inner(m), weight = inner(m), sums[2];
     for (int i = 0; i < 2; i++) {
@@ -384,7 +384,7 @@ static const struct refused_case refusals[] = {
     {&cuda_rows, packed_bits, "reduction: tensor (uid 1) has data type i4, which kernels cannot store"},
 };
 
-/* ---- What kernels demand ----------------------------------------------------------------------------------------- */
+/* ---- Kernel requirements ----------------------------------------------------------------------------------------- */
 
 static struct {
     int64_t rows, length;
@@ -403,7 +403,7 @@ static void swept_sum(struct model *m) {
     reduce_of(m, WEFT_REDUCE_TENSOR_ADD, F32, DIMS(swept.rows, swept.length), DIMS(swept.rows, 1), swept.type, F32);
 }
 
-/* RMS norm and SiLU, stored wider than read. */
+/* RMS norm and SiLU, stored in a wider type than the input. */
 static void swept_widening(struct model *m) {
     struct extents dims = DIMS(swept.rows, swept.length);
     struct norm norm = {.mode = WEFT_RMS_NORM};
@@ -423,7 +423,7 @@ static int64_t constant_in(const char *text, const char *name) {
     return strtoll(at + length, NULL, 10);
 }
 
-/* Each sum of a column takes one value in, in one of the passes. */
+/* True if each column sum accumulates one value, in exactly one of the passes. */
 static bool sums_differ(const char *text) {
     bool differ = true;
     for (int64_t k = 0; k < constant_in(text, "COLUMN_SUMS"); k++) {
@@ -441,7 +441,7 @@ static bool has(const char *text, const char *file) {
     return strstr(text, line) != NULL;
 }
 
-/* A constant that not every kernel has. */
+/* A constant that some kernels lack. */
 static int64_t constant_or(const char *text, const char *name, int64_t otherwise) {
     char line[64];
     snprintf(line, sizeof line, "constexpr int %s = ", name);
@@ -454,7 +454,7 @@ static bool is_legal_pipelined(const char *text, int64_t group, int64_t across) 
            (constant_in(text, "COLUMN_SUMS") == 0 || across == 1) && group / 32 % warps == 0;
 }
 
-/* The static assertions of the kernels of rows/, without a compiler. */
+/* Evaluates the static assertions of the kernels of rows/, without a compiler. */
 static bool is_legal(const char *text) {
     int64_t group = constant_in(text, "GROUP"), across = constant_in(text, "ACROSS");
     int64_t threads = constant_in(text, "THREADS"), cluster = constant_or(text, "CLUSTER", 1);
@@ -471,7 +471,7 @@ static bool is_legal(const char *text) {
            constant_or(text, "STEPS", 1) > 0 && (!is_pipelined || is_legal_pipelined(text, group, across));
 }
 
-/* Whatever the sizes, the schedule is one that its kernel takes. */
+/* For all sizes, the schedule is valid for its kernel. */
 static void sweep_schedules(void) {
     static void (*const fills[])(struct model *m) = {swept_softmax,       swept_layer_norm, swept_backward,
                                                      swept_backward_anew, swept_widening,   swept_sum};
@@ -501,7 +501,7 @@ static void sweep_schedules(void) {
 static void few_long_rows(struct model *m) { layer_norm_of(m, 2, 1 << 20, F32, F32); }
 static void many_rows(struct model *m) { layer_norm_of(m, 16384, 1024, F32, F32); }
 
-/* A result may lie where x does, unless a second launch reads x again for what sums were taken around. */
+/* The result may alias x unless a second launch reads x again for the shift that sums were computed around. */
 static void check_in_place(void (*fill)(struct model *m), bool may) {
     struct device device;
     struct built built;
@@ -518,8 +518,8 @@ static void check_in_place(void (*fill)(struct model *m), bool may) {
     release(&built);
 }
 
-/* Known, not wanted: four registers too many for two blocks side by side; and what compilers take on sm_120. All pairs
-   of chips and compilers (WEFT_TEST_ALL=1) show no others. */
+/* Known spills, to be fixed: four registers too many for two resident blocks, and the allocation of compilers on
+   sm_120. No other pair of chip and compiler (WEFT_TEST_ALL=1) spills. */
 static const struct spill spills[] = {
     {"layer norm 4096x16384: rows_registers", "sm_80", 12},
     {"layer norm 4096x16384: rows_registers", "sm_80", 13},

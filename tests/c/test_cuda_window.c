@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The CUDA window family without a GPU: windows and runs that it chooses, what it declines and in which words, and
-   that every kernel printed compiles for all generations of chips with no spills. */
+/* The CUDA pooling family without a GPU: the tiles and runs that it chooses, the cases that it declines and the exact
+   messages, and that every generated kernel compiles for all generations of chips without spills. */
 #include "cuda_family.h"
 
 static void add_pooling(struct model *m, weftResampleMode_t mode, int64_t window, int64_t stride, int64_t pre, desc x,
@@ -69,13 +69,13 @@ static void max_pool_planes(struct model *m) {
                 typed(m, DIMS(32, 64, 56, 56), BF16), typed(m, DIMS(32, 64, 56, 56), I8));
 }
 
-/* Images of which a tile holds a part, of four-byte elements. */
+/* Images of which a tile holds only a part, with four-byte elements. */
 static void mean_pool_bands(struct model *m) {
     add_pooling(m, WEFT_RESAMPLE_AVGPOOL_EXCLUDE_PADDING, 3, 1, 1, typed(m, DIMS(2, 3, 501, 333), F32),
                 typed(m, DIMS(2, 3, 501, 333), F32), NULL);
 }
 
-/* Windows one step apart share rows and columns. */
+/* Windows with a stride of one share rows and columns. */
 static void dense_max_pool(struct model *m) {
     add_pooling(m, WEFT_RESAMPLE_MAXPOOL, 3, 1, 1, channels_last(m, DIMS(32, 64, 28, 28), BF16),
                 channels_last(m, DIMS(32, 64, 28, 28), BF16), channels_last(m, DIMS(32, 64, 28, 28), I8));
@@ -102,7 +102,7 @@ static void max_pool_planes_backward(struct model *m) {
                          typed(m, DIMS(32, 64, 56, 56), BF16), typed(m, DIMS(32, 64, 56, 56), I8));
 }
 
-/* Rows that begin anywhere. */
+/* Rows that start at any alignment. */
 static void mean_pool_planes_backward(struct model *m) {
     add_pooling_backward(m, WEFT_RESAMPLE_AVGPOOL_EXCLUDE_PADDING, 3, 2, 1, typed(m, DIMS(32, 64, 55, 55), F32),
                          typed(m, DIMS(32, 64, 28, 28), F32), NULL);
