@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* weftAllocate, weftFree, their forms for streams, weftCopy, weftSynchronize and weftMeasure on the CPU and on a fake
-   GPU: what they give, what they refuse by exact words, and every call to the driver failing in turn, which must leave
-   nothing behind. */
+/* weftAllocate, weftFree, their stream-ordered variants, weftCopy, weftSynchronize and weftMeasure on the CPU and on a
+   fake GPU: their results, the exact messages of refusals, and the failure of each driver call in turn, which must leak
+   nothing. */
 #define _GNU_SOURCE
 #include "scenario.h"
 
@@ -78,7 +78,7 @@ static void on_a_gpu(void) {
     check_clean(1);
 }
 
-/* ---- Memory of streams ------------------------------------------------------------------------------------------- */
+/* ---- Stream-ordered memory --------------------------------------------------------------------------------------- */
 
 static int allocations(void) {
     struct fake_counts counts;
@@ -92,7 +92,7 @@ static void *made_on(weftHandle_t handle, size_t bytes, weftStream_t stream) {
     return made;
 }
 
-/* Freed memory serves its stream alone, and sizes near its own. */
+/* Freed memory is only reused on its stream, and only for similar sizes. */
 static void check_reuse(weftHandle_t handle) {
     weftStream_t stream = (weftStream_t)0x100, other = (weftStream_t)0x200, per_thread = (weftStream_t)2;
     void *first = made_on(handle, 1000, stream), *second = made_on(handle, 1000, stream);
@@ -103,18 +103,18 @@ static void check_reuse(weftHandle_t handle) {
     int64_t before = fake->calls();
     CHECK(made_on(handle, 700, stream) == second, "what was freed last comes first");
     CHECK(fake->calls() == before + 5, "%lld calls",
-          (long long)(fake->calls() - before)); /* entering, captured?, which?, leaving */
+          (long long)(fake->calls() - before)); /* enter, is capturing, get id, leave */
     CHECK(made_on(handle, 1024, stream) == first, "the other one");
     MUST(weftFreeOnStream(handle, 1000, other, elsewhere));
     CHECK(made_on(handle, 900, other) == elsewhere, "of its stream");
     MUST(weftFree(handle, elsewhere));
     MUST(weftFree(handle, larger));
     MUST(weftFree(handle, first));
-    MUST(weftFreeOnStream(handle, 1024, per_thread, second)); /* in each thread another stream: nothing is kept */
+    MUST(weftFreeOnStream(handle, 1024, per_thread, second)); /* a per-thread stream: nothing is cached */
     CHECK(allocations() == 0, "%d allocations", allocations());
 }
 
-/* A stream that has another's address does not get the other's memory, on which work may be under way. */
+/* A new stream at the address of a destroyed one does not receive its memory, which pending work may still use. */
 static void check_replaced_streams(weftHandle_t handle) {
     weftStream_t stream = (weftStream_t)0x100;
     void *made = made_on(handle, 1000, stream), *by_default = made_on(handle, 1000, NULL);
@@ -132,7 +132,7 @@ static void check_replaced_streams(weftHandle_t handle) {
     MUST(weftFreeOnStream(handle, 1000, NULL, by_default));
     MUST(weftFreeOnStream(handle, 2000, stream, other));
     void *late = made_on(handle, 8, stream);
-    for (uintptr_t i = 0; i < 16; i++) /* so many others that the first are forgotten */
+    for (uintptr_t i = 0; i < 16; i++) /* enough other streams to evict the first ones */
         MUST(weftFree(handle, made_on(handle, 8, (weftStream_t)(0x1000 + i))));
     CHECK(allocations() == 1, "%d allocations: one is in use", allocations());
     MUST(weftFreeOnStream(handle, 8, stream, late));
@@ -140,7 +140,7 @@ static void check_replaced_streams(weftHandle_t handle) {
     CHECK(allocations() == 0, "%d allocations: nothing is kept for a forgotten stream", allocations());
 }
 
-/* A driver that cannot tell streams apart: by their addresses. */
+/* A driver that cannot report the id of a stream: streams are identified by their addresses. */
 static void on_streams_without_numbers(void) {
     open_fake();
     weftHandle_t handle = open_device(WEFT_DEVICE_CUDA);
@@ -153,7 +153,7 @@ static void on_streams_without_numbers(void) {
     check_clean(1);
 }
 
-/* No more than 64 blocks, and no more than a sixteenth of the fake's 16 GiB; the oldest go first. */
+/* The cache holds at most 64 blocks and a sixteenth of the fake GPU's 16 GiB; it evicts the oldest first. */
 static void check_limits(weftHandle_t handle) {
     enum { BLOCKS = 70, KEPT = 64 };
     void *made[BLOCKS];
@@ -173,9 +173,9 @@ static void check_limits(weftHandle_t handle) {
         MUST(weftFreeOnStream(handle, half, NULL, made[i]));
     CHECK(allocations() == 2, "%d allocations", allocations());
     made[0] = made_on(handle, half * 4, NULL);
-    MUST(weftFreeOnStream(handle, half * 4, NULL, made[0])); /* more than all that is kept */
+    MUST(weftFreeOnStream(handle, half * 4, NULL, made[0])); /* more than the whole cache */
     CHECK(allocations() == 2, "%d allocations", allocations());
-    fake->fail_at(3, 2); /* out of memory: what is kept goes, and the driver is asked again */
+    fake->fail_at(3, 2); /* out of memory: the cache is emptied, and the driver is called again */
     MUST(weftAllocate(handle, 8, &made[0]));
     CHECK(allocations() == 1, "%d allocations", allocations());
     MUST(weftFree(handle, made[0]));
@@ -215,7 +215,7 @@ static void on_streams(void) {
     check_clean(1);
 }
 
-/* Each call to the driver failing in turn: an error is told, and nothing is lost. */
+/* Each driver call fails in turn: an error is reported, and nothing is lost. */
 static void failing_on_streams(void) {
     open_fake();
     weftHandle_t handle = open_device(WEFT_DEVICE_CUDA);
@@ -286,7 +286,7 @@ static weftStatus_t measure(desc plan, const uint64_t *slots, bool by_steps, dou
                     : weftMeasure(plan, 2, slots, NULL, NULL, 2, seconds);
 }
 
-/* Each call to the driver failing in turn. */
+/* Each driver call fails in turn. */
 static void failing_to_measure(desc plan, const uint64_t *slots, bool by_steps) {
     double seconds;
     struct fake_counts before, counts;
@@ -298,7 +298,7 @@ static void failing_to_measure(desc plan, const uint64_t *slots, bool by_steps) 
         failed = fake->failed_call();
         fake->fail_at(0, 0);
         fake->counts(&counts);
-        bool is_cleanup_call = failed && strstr(failed, "Destroy"); /* what it could not free stays */
+        bool is_cleanup_call = failed && strstr(failed, "Destroy"); /* a failed cleanup call leaks its object */
         CHECK(is_cleanup_call || (counts.events == before.events && counts.current == 0), "%s: %d events, %d current",
               failed ? failed : "none", counts.events, counts.current);
         CHECK(is_cleanup_call || status == WEFT_STATUS_EXECUTION_FAILED_CUDA_DRIVER, "%s: %s", failed,
@@ -306,7 +306,7 @@ static void failing_to_measure(desc plan, const uint64_t *slots, bool by_steps) 
     }
 }
 
-/* The fake's events are a quarter of a millisecond apart, whatever lies between them. */
+/* The fake GPU's events are always a quarter of a millisecond from each other, regardless of the work between them. */
 static void measuring_on_a_gpu(void) {
     open_fake();
     weftHandle_t handle = open_device(WEFT_DEVICE_CUDA);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The innermost loops of convolutions on the CPU, against sums in double, on every kernel that this CPU runs: all
-   heights and widths, several segments, and memory beside the result that stays as it is. */
+/* The inner loops of direct convolutions on the CPU, compared with sums in double, on every kernel that this CPU
+   supports: all heights and widths, several segments, and memory next to the result that must not change. */
 #include "engines/cpu/product/direct_kernel.h"
 
 #include "harness.h"
@@ -18,7 +18,7 @@ static void fill(float *numbers, int factor) {
         numbers[i] = (float)((i * factor + 104729) % 2003 - 1001) / 256;
 }
 
-/* Rows anywhere, all of them with 150 floats behind them. */
+/* Scattered rows, each followed by at least 150 floats. */
 static void scatter_rows(void) {
     for (int i = 0; i < ROWS * MOST_SEGMENTS; i++)
         seen[i] = x + (i * 61 + 7) % 120 * 160 + i % 3;
@@ -114,7 +114,7 @@ static void check_planes(const struct direct_kernel *kernel, int lines, int widt
     CHECK(wrong == 0, "%s: gradients of %d lines of %d places: %d elements differ", kernel->name, lines, width, wrong);
 }
 
-/* Up to the next multiple of a vector something is written, beyond it nothing. */
+/* The kernel may write up to the next multiple of a vector, but not beyond it. */
 static void check_filtered(const struct direct_kernel *kernel, int taps, int count) {
     int wrong = 0, written = (count + DIRECT_VECTOR - 1) / DIRECT_VECTOR * DIRECT_VECTOR;
     int64_t offsets[MOST_SEGMENTS];
@@ -132,7 +132,7 @@ static void check_filtered(const struct direct_kernel *kernel, int taps, int cou
     CHECK(wrong == 0, "%s: %d taps over %d neighbours: %d elements differ", kernel->name, taps, count, wrong);
 }
 
-/* All shapes. */
+/* Tests all shapes. */
 static void check_products(const struct direct_kernel *kernel) {
     int width = 0;
     for (const struct direct_shape *shape = kernel->shapes; width != kernel->lanes; shape++) {
@@ -149,7 +149,7 @@ static void check_products(const struct direct_kernel *kernel) {
     }
 }
 
-/* Panels of some columns are whole vectors, and as wide as these allow. */
+/* The panels of a number of columns consist of whole vectors, and are as wide as possible. */
 static void check_shapes(const struct direct_kernel *kernel) {
     for (int columns = 1; columns < 300; columns++) {
         int left = columns, vectors = (columns + kernel->lanes - 1) / kernel->lanes;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The expansions of operations against their references: each instruction evaluated in double over a random shape, by
-   every method that statistics are taken by, gives what the operation's own definition gives. The evaluator here knows
-   neither blocks nor passes: a value is an array over all elements, a row's value stands at each of its elements. An
-   argument is the seed to start from. */
+/* The expansions of operations, compared with their references. Each instruction is evaluated in double over a random
+   shape, with every method of computing statistics, and must give the result of the operation's definition. The
+   evaluator does not know blocks or passes: a value is an array over all elements, and a value of a row is stored at
+   each of the row's elements. The argument is the first seed. */
 #include "harness.h"
 
 #include "graph/expansion.h"
@@ -92,7 +92,7 @@ static void list_elements(struct evaluation *v) {
     }
 }
 
-/* Where an element, or its row, is in a packed tensor. */
+/* Offset of an element, or of its row, in a packed tensor. */
 static int64_t place_of(const struct evaluation *v, const struct tensor *tensor, int64_t element) {
     int64_t place = 0;
     for (int64_t d = 0; d < tensor->dims.count && tensor_elements(tensor) != 1; d++) {
@@ -145,7 +145,7 @@ static double combine(enum opcode opcode, double so_far, double x) {
                                       : so_far + x;
 }
 
-/* Over the elements of one row; square: of deviations from `from`; weight: e^(element - from). */
+/* Reduces the elements of one row. square: deviations from `from`; weight: e^(element - from). */
 static double over_row(const struct evaluation *v, enum opcode opcode, const double *x, int64_t element, double from,
                        bool is_second) {
     double total = opcode == OPCODE_PRODUCT   ? 1
@@ -258,7 +258,7 @@ static void check_methods(struct model *m, const struct graph *graph, const char
     struct evaluation *v = calloc(1, sizeof *v);
     const enum statistics_method methods[] = {STATISTICS_IN_TURN, STATISTICS_SHIFTED, STATISTICS_JOINED};
     for (int k = 0; k < 3; k++)
-        for (int uid = 0; uid < m->count; uid++) { /* inputs are what they were; outputs come from the evaluator */
+        for (int uid = 0; uid < m->count; uid++) { /* inputs are unchanged; outputs come from the evaluator */
             size_t bytes = (size_t)(elements_of(m, uid) + 1) * sizeof(double);
             v->results[uid] = realloc(v->results[uid], bytes);
             memcpy(v->results[uid], m->memory[uid], bytes - sizeof(double));
@@ -295,7 +295,7 @@ static struct extents random_dims(void) { return DIMS(pick(1, 4), 2 * pick(1, 3)
 struct norm_case {
     const char *name;
     weftBackendNormMode_t mode;
-    bool statistics[4], affine[4]; /* dims that these have */
+    bool statistics[4], affine[4]; /* dims of the statistics and of scale and bias */
     int64_t groups;
 };
 

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The CPU's elementary functions in float against the C library's in double: arguments of all magnitudes and both
-   signs, subnormal ones too, those around every place where a formula changes, zeros of both signs, infinities and NaN.
-   Bounds are those that engines/cpu/core/fastmath.h states. */
+/* The CPU's elementary functions in float, compared with the C library's in double: arguments of all magnitudes and
+   both signs, including subnormal ones, those around every threshold of a formula, zeros of both signs, infinities and
+   NaN. The error bounds are those that engines/cpu/core/fastmath.h documents. */
 #include "engines/cpu/core/fastmath.h"
 #include "engines/cpu/core/loops.h"
 #include "harness.h"
 
 #include <math.h>
 
-enum { BATCH = 4096, STEP = 10007 /* a prime: of all floats one in so many */ };
+enum { BATCH = 4096, STEP = 10007 /* a prime: tests one of STEP floats */ };
 
-/* y[i] = function(x[i]); modes run the loop that plans run, with this CPU's vectors. */
+/* y[i] = function(x[i]); modes run the same loop as plans do, with this CPU's vectors. */
 typedef void evaluation(int64_t count, float *y, const float *x);
 #define EACH(name)                                                                                                     \
     static void name##s(int64_t count, float *y, const float *x) {                                                     \
@@ -35,15 +35,15 @@ EACH(fast_log1p)
 
 static double logistic(double x) { return 1 / (1 + exp(-x)); }
 
-/* Defined for x <= 127 alone. */
+/* Only defined for x <= 127. */
 static double exp2_of_normal(double x) { return x > 127 ? NAN : x < -126 ? 0 : exp2(x); }
 
-/* Defined for x <= 0 alone, as the next. */
+/* Only defined for x <= 0. The same holds for the next function. */
 static double exp_nonpositive(double x) { return x > 0 ? NAN : exp(x); }
 
 static double exp_negative(double x) { return x > 0 ? NAN : x < -87 ? 0 : exp(x); }
 
-/* The same, and 1 for NaN. */
+/* Same as exp_negative, but 1 for NaN. */
 static double weight(double x) { return isnan(x) ? 1 : exp_negative(x); }
 
 static const struct function {
@@ -65,11 +65,12 @@ static const struct function {
     {"log1p", fast_log1ps, log1p, 1.5},
 };
 
-/* In units of the last place of a float as large as the true value; below the normal ones these are all alike. */
+/* Error in units in the last place of a float of the true value's magnitude; below the normal floats the unit is
+   constant. */
 static double ulps_off(float found, double expected) {
     int exponent;
     if (isnan(expected))
-        return 0; /* that it is NaN is tested apart */
+        return 0; /* another check tests for NaN */
     if ((float)expected == found)
         return 0;
     frexp(expected, &exponent);
@@ -102,7 +103,8 @@ static void check_around(const struct function *f, float place) {
     check_batch(f, BATCH, x);
 }
 
-/* Where formulas change, where results leave the normal floats, and where e^x has its reduced argument's ends. */
+/* Arguments at which formulas change, at which results leave the normal floats, and at which the reduced argument of
+   e^x reaches its limits. */
 static void check_seams(const struct function *f) {
     static const float SEAMS[] = {0x1p-126f,   0x1p-24f,  0.34657359f, 0.625f, 0.70710677f, 1,    1.03972077f,
                                   1.41421354f, 3.95f,     8.66433976f, 20,     87,          88,   88.7228f,
@@ -113,7 +115,7 @@ static void check_seams(const struct function *f) {
     }
 }
 
-/* Zeros keep the sign that the C library gives them. */
+/* Zeros have the same sign as the C library's result. */
 static void check_special_values(const struct function *f) {
     const float x[] = {0.0f, -0.0f, INFINITY, -INFINITY, NAN, -NAN, 0x1p-149f, -0x1p-149f, 0x1p-127f, -0x1p-127f};
     enum { COUNT = sizeof x / sizeof *x };

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A process that forks while its threads execute, build, save and load plans. In the child, plans that were made before
-   run; in the parent everything goes on. The child allocates nothing, as AddressSanitizer's heap may be locked in it;
-   tests/python/test_fork.py builds plans there. */
+/* A process that forks while its threads execute, build, save and load plans. The child runs plans that were built
+   before the fork; the parent continues. The child allocates nothing, because AddressSanitizer's heap may be locked in
+   it; tests/python/test_fork.py builds plans in the child. */
 #include "harness.h"
 
 #include <pthread.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { THREADS = 3, FORKS = 30, WIDTH = 64, SECONDS = 300 /* for a child, which may not hang */ };
+enum { THREADS = 3, FORKS = 30, WIDTH = 64, SECONDS = 300 /* for a child, so that it cannot hang */ };
 
 static desc shared_plan;
 static atomic_bool is_over;
@@ -28,7 +28,7 @@ struct memory {
     _Alignas(64) char workspace[1 << 17];
 };
 
-/* Of ones and a number. */
+/* Multiplies a matrix of ones by a constant matrix. */
 static void run_in(struct memory *m, desc plan, int number) {
     int wrong = 0;
     for (int i = 0; i < COUNT; i++)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The CPU engines' thread pool and packed GEMM against naive double loops, on every kernel that this
-   CPU runs. Prints a line per failed check; exits non-zero if there was one. */
+/* The CPU engines' thread pool and packed GEMM, compared with naive loops in double, on every kernel that this CPU
+   supports. Prints a line per failed check; exits non-zero if there was one. */
 #define _GNU_SOURCE 1 /* fork, usleep */
 #include "base/dtype.h"
 #include "engines/cpu/core/threads.h"
@@ -22,7 +22,7 @@
 
 struct visits {
     _Atomic int *seen;
-    int64_t inner; /* tasks of a nested loop in each task */
+    int64_t inner; /* number of tasks of a nested loop in each task */
 };
 
 static void visit(void *context, int64_t task) {
@@ -50,7 +50,7 @@ struct meeting {
     int wanted;
 };
 
-/* A task that waits until all have begun, which they do only where each has a thread of its own. */
+/* A task that waits until all tasks have begun, which requires a separate thread for each. */
 static void meet(void *context, int64_t task) {
     struct meeting *meeting = context;
     (void)task;
@@ -74,7 +74,7 @@ static void *loop_often(void *unused) {
 
 static void test_threads(void) {
     CHECK(threads_count() >= 1, "threads_count is %d", threads_count());
-    check_loop(100, 0); /* before the pool is there */
+    check_loop(100, 0); /* before the pool exists */
     CHECK(threads_start() == WEFT_STATUS_SUCCESS, "threads_start fails");
     CHECK(threads_start() == WEFT_STATUS_SUCCESS, "a second threads_start fails");
     for (int64_t tasks = 0; tasks < 300; tasks++)
@@ -101,7 +101,7 @@ static void test_fork(void) {
     pid_t child = fork();
     if (child == 0) {
         harness_failures = 0;
-        alarm(300); /* hangs no longer than that, also on a busy machine */
+        alarm(300); /* limit for a hang, long enough for a busy machine */
         check_loop(1000, 0);
         fflush(stdout);
         _exit(harness_end());
@@ -128,7 +128,7 @@ enum layout {
     REPEATED,    /* one row for all indices, one matrix for the whole batch */
 };
 
-/* A batch of `batch` = 2 * (batch / 2) or 1 * batch random matrices in a buffer that just fits. */
+/* Creates `batch` random matrices, with batch dims 2 x (batch / 2) or 1 x batch, in a buffer of exactly their size. */
 static struct gemm_matrix make_matrix(weftDataType_t type, enum layout layout, int64_t batch, int64_t indices,
                                       int64_t depth) {
     struct gemm_matrix matrix = {.type = type, .batch_rank = 2};
@@ -160,7 +160,7 @@ struct result {
     weftDataType_t type;
     int64_t m, n;
     double *values;
-    unsigned char *stores; /* how often each element came */
+    unsigned char *stores; /* how often each element was stored */
 };
 
 static void store_result(const void *sink, void *block, int64_t ld, int64_t batch, int64_t row, int rows,
@@ -177,7 +177,7 @@ static void store_result(const void *sink, void *block, int64_t ld, int64_t batc
 
 enum { GUARD = 64 };
 
-/* Runs with a workspace full of NaN, off alignment by `shift`, and guarded at its end. */
+/* Runs with a workspace that is filled with NaN, misaligned by `shift`, and guarded at its end. */
 static struct result run(const struct gemm *shape, int threads, int shift) {
     struct gemm gemm = *shape;
     size_t elems = (size_t)(gemm.batch * gemm.m * gemm.n);
@@ -207,7 +207,7 @@ struct gemm_case {
     enum layout a, b;
 };
 
-/* A matrix as doubles, depths side by side: [batch][count][depth]. */
+/* Converts a matrix to doubles with contiguous depth: [batch][count][depth]. */
 static double *widened(const struct gemm_matrix *matrix, int64_t batch, int64_t count, int64_t depth) {
     double *values = malloc((size_t)(batch * count * depth + 1) * sizeof *values), *next = values;
     for (int64_t at = 0; at < batch * count; at++)
@@ -216,7 +216,8 @@ static double *widened(const struct gemm_matrix *matrix, int64_t batch, int64_t 
     return values;
 }
 
-/* The reference, and per element a bound on a sum of k rounded products: k * epsilon * sum |a*b|; bytes are exact. */
+/* Compares with the reference. The bound per element is that of a sum of k rounded products: k * epsilon * sum |a*b|;
+   integers are exact. */
 static void check_values(const struct gemm_case *c, const struct gemm *gemm, const struct result *result) {
     double *a = widened(gemm->a, c->batch, c->m, c->k), *b = widened(gemm->b, c->batch, c->n, c->k);
     weftDataType_t type = gemm->kernel->type;
@@ -251,7 +252,7 @@ static void refuse_pack(const void *source, void *panel, int width, int64_t batc
           (long long)k0);
 }
 
-/* Operands that are packed beforehand give the same bits, one of them alone or both, and are not packed again. */
+/* Prepacked operands (A, B or both) give bit-identical results, and are not packed again. */
 static void check_packed(const struct gemm *gemm, int threads, const struct result *want) {
     enum { LINE = 64, A = 1, B = 2 };
     for (int packed = A; packed <= (A | B); packed++) {
@@ -282,7 +283,7 @@ static void check_packed(const struct gemm *gemm, int threads, const struct resu
     }
 }
 
-/* C in the kernel's own type, with a gap behind each row. */
+/* C in the kernel's own type, with a gap after each row. */
 struct sums {
     char *at;
     int64_t m, ld, bytes;
@@ -302,7 +303,7 @@ static void refuse_store(const void *sink, void *block, int64_t ld, int64_t batc
           (long long)batch, (long long)row, (long long)column);
 }
 
-/* Sums that are made in memory at any multiple of their size are those that would be handed over; gaps stay. */
+/* Sums stored directly to memory, aligned to their element size, equal those passed to the sink; gaps do not change. */
 static void check_in_place(struct gemm gemm, int threads, const struct result *handed) {
     enum { GAP = 3 };
     int64_t bytes = dtype_bytes(handed->type, 1), rows = gemm.batch * gemm.m, ld = gemm.n + GAP;
@@ -358,7 +359,7 @@ static void check_gemm(const struct gemm_case *c, const struct gemm_kernel *kern
 
 #define F32 WEFT_DATA_FLOAT
 static const struct gemm_case cases[] = {
-    /* sizes: single, panel edges, depth edges, more than one tile, shared work */
+    /* sizes: one element, panel edges, depth edges, more than one tile, work that threads share */
     {1, 1, 1, 1, F32, F32, INDEX_MAJOR, DEPTH_MAJOR},
     {1, 1, 97, 5, F32, F32, INDEX_MAJOR, DEPTH_MAJOR},
     {1, 97, 1, 5, F32, F32, INDEX_MAJOR, INDEX_MAJOR},
@@ -379,26 +380,26 @@ static const struct gemm_case cases[] = {
     {4, 29, 41, 67, F32, F32, REPEATED, INDEX_MAJOR},
     {4, 29, 41, 67, F32, F32, DEPTH_MAJOR, REPEATED},
     {2, 29, 41, 1100, F32, F32, INDEX_MAJOR, INDEX_MAJOR},
-    /* types, in all three ways of reading */
+    /* types, in all three layouts */
     {2, 19, 37, 390, WEFT_DATA_BFLOAT16, WEFT_DATA_HALF, INDEX_MAJOR, DEPTH_MAJOR},
     {2, 19, 37, 30, WEFT_DATA_HALF, WEFT_DATA_BFLOAT16, DEPTH_MAJOR, INDEX_MAJOR},
     {2, 19, 37, 30, WEFT_DATA_BFLOAT16, WEFT_DATA_DOUBLE, SPREAD, SPREAD},
     {2, 19, 37, 31, WEFT_DATA_INT4, WEFT_DATA_INT8, INDEX_MAJOR, DEPTH_MAJOR},
     {2, 19, 37, 31, WEFT_DATA_INT8, WEFT_DATA_INT4, DEPTH_MAJOR, SPREAD},
-    /* few rows beside depths that are neighbours */
+    /* few rows, contiguous depth */
     {1, 1, 517, 128, F32, F32, INDEX_MAJOR, INDEX_MAJOR},
     {3, 16, 70, 301, F32, WEFT_DATA_HALF, INDEX_MAJOR, INDEX_MAJOR},
     {1, 16, 70, 301, F32, F32, DEPTH_MAJOR, INDEX_MAJOR},
     {5, 7, 131, 160, WEFT_DATA_HALF, WEFT_DATA_BFLOAT16, SPREAD, INDEX_MAJOR},
     {4, 5, 66, 257, F32, F32, REPEATED, REPEATED},
     {2, 17, 66, 257, F32, F32, INDEX_MAJOR, INDEX_MAJOR},
-    /* nothing to add, nothing to do */
+    /* nothing to add, or an empty result */
     {2, 40, 50, 0, F32, F32, INDEX_MAJOR, DEPTH_MAJOR},
     {2, 0, 50, 8, F32, F32, INDEX_MAJOR, DEPTH_MAJOR},
     {2, 40, 0, 8, F32, F32, INDEX_MAJOR, DEPTH_MAJOR},
 };
 
-/* A case's type as a kernel of these factors takes it; F32 is written in cases where any will do. */
+/* Maps a case's type to a type that a kernel of these factors supports; F32 in a case means any type. */
 static weftDataType_t type_for(weftDataType_t factors, weftDataType_t type) {
     switch (factors) {
     case WEFT_DATA_INT8:
@@ -407,7 +408,7 @@ static weftDataType_t type_for(weftDataType_t factors, weftDataType_t type) {
         return type == F32 || type == WEFT_DATA_DOUBLE ? WEFT_DATA_BFLOAT16
                : type == WEFT_DATA_HALF                ? WEFT_DATA_FP8_E4M3
                                                        : type;
-    case WEFT_DATA_DOUBLE: /* so that rounding to float shows */
+    case WEFT_DATA_DOUBLE: /* makes rounding to float visible */
         return type == F32 ? WEFT_DATA_DOUBLE : type;
     default:
         return type == WEFT_DATA_DOUBLE ? F32 : type;
@@ -434,10 +435,10 @@ static float bits_to_float(uint32_t bits) {
     return value;
 }
 
-/* Numbers below the normal ones count as 0. */
+/* Flushes subnormal numbers to 0. */
 static float flush(float value) { return fabsf(value) < 0x1p-126f ? copysignf(0, value) : value; }
 
-/* Sums of products as an FMA makes them, of every `step`th depth of [first, end). */
+/* Accumulates products with FMA over every `step`th depth of [first, end). */
 static float sum_products(const uint16_t *a, const uint16_t *b, int first, int end, int step, float sum) {
     for (int k = first; k < end; k += step)
         sum = flush(fmaf(flush(bits_to_float((uint32_t)a[k] << 16)), flush(bits_to_float((uint32_t)b[k] << 16)), sum));
@@ -446,7 +447,7 @@ static float sum_products(const uint16_t *a, const uint16_t *b, int first, int e
 
 enum { PAIRS = 48, DEPTH = 2 * PAIRS };
 
-/* By dot.h: of each pair the upper half first. */
+/* Order of dot.h: the upper half of each pair first. */
 static float sum_pairs(const uint16_t *a, const uint16_t *b) {
     float sum = 0;
     for (int k = 0; k < DEPTH; k += 2)
@@ -454,7 +455,7 @@ static float sum_pairs(const uint16_t *a, const uint16_t *b) {
     return sum;
 }
 
-/* By tiles.h: of each 32 depths even and odd ones apart. */
+/* Order of gemm_amx.h: of each 32 depths, even and odd ones separately. */
 static float sum_tiles(const uint16_t *a, const uint16_t *b) {
     float sum = 0;
     for (int k = 0; k < DEPTH; k += 32) {
@@ -464,15 +465,15 @@ static float sum_tiles(const uint16_t *a, const uint16_t *b) {
     return sum;
 }
 
-/* [lanes, DEPTH] into a panel. */
+/* Packs [lanes, DEPTH] into a panel. */
 static void fill_panel(uint16_t *panel, uint16_t (*lanes)[DEPTH], int width, int group) {
     for (int i = 0; i < width; i++)
         for (int d = 0; d < DEPTH; d++)
             panel[(d / group * width + i) * group + d % group] = lanes[i][d];
 }
 
-/* What a kernel of BFLOAT16 makes of random pairs, by the bit: also where sums cancel, are infinite, no numbers, or
-   below the normal numbers. */
+/* Checks the products of a BFLOAT16 kernel bit for bit on random pairs, including sums that cancel, are infinite, NaN
+   or subnormal. */
 static void check_pairs(const struct gemm_kernel *kernel) {
     static const uint16_t odd[] = {0x0001, 0x8020, 0x0080, 0x3f80, 0xbf80, 0x4b80, 0xcb80, 0x1f80, 0x9f80, 0x7f00};
     static uint16_t a[GEMM_WIDTH][DEPTH], b[GEMM_WIDTH][DEPTH];
@@ -500,7 +501,7 @@ static void check_pairs(const struct gemm_kernel *kernel) {
         }
 }
 
-/* Sums of bytes that go on from what C holds wrap around; bytes are the largest of either sign. */
+/* Byte sums that continue from the value in C wrap around; all bytes have the largest magnitude of either sign. */
 static void check_wrapping(const struct gemm_kernel *kernel) {
     enum { BYTES = 192, GROUPS = BYTES / 4 };
     static int8_t a[GEMM_WIDTH][BYTES], b[GEMM_WIDTH][BYTES];
@@ -545,7 +546,7 @@ static void test_narrow(void) {
             printf("not observed: kernels for %s (this CPU, or its system, has none)\n", wanted[i]);
 }
 
-/* Behind a product the caller's tiles are as the system gave them: free, in no context switch. */
+/* After a product, the caller's tiles are released, so that a context switch does not save them. */
 static void test_release(void) {
 #if defined __x86_64__
     enum { IN_USE = 1, TILES = 1 << 17 | 1 << 18 };
@@ -559,7 +560,7 @@ static void test_release(void) {
 #endif
 }
 
-/* Two threads that run GEMMs at once each get their own result. */
+/* Two threads that run GEMMs concurrently get separate, correct results. */
 static void *run_one(void *unused) {
     for (int i = 0; i < 3; i++)
         check_gemm(&(struct gemm_case){1, 130, 110, 90, F32, F32, REPEATED, REPEATED}, gemm_kernel(F32, 0));

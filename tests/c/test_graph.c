@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tensors, operations and graphs: what they refuse and in which words, what is inferred, and in which order operations
-   run. Order and inference are seen through the public API: by results, attributes and the plan's report. */
+/* Tensors, operations and graphs: refusals and their exact messages, inference, and the order of operations. Order and
+   inference are observed through the public API: results, attributes and the plan's report. */
 #include "graph/graph.h"
 #include "harness.h"
 
@@ -50,7 +50,7 @@ static void test_tensor_rules(void) {
     drop(t);
 }
 
-/* Extents whose product or reach no machine has: refused before anything multiplies them. */
+/* Extents whose product or span exceeds the memory of any machine are refused before they are multiplied. */
 static void test_huge_tensors(void) {
     float one = 1;
     void *address = &one;
@@ -68,7 +68,7 @@ static void test_huge_tensors(void) {
     MUST(weftBackendFinalize(t)); /* one element, broadcast */
     drop(t);
 
-    static const int64_t most = INT64_C(1) << 44; /* the last element lies before it */
+    static const int64_t most = INT64_C(1) << 44; /* limit: the last element must be stored before it */
     for (int more = 0; more < 2; more++)
         for (int strided = 0; strided < 2; strided++) {
             t = strided ? open_tensor(1, DIMS(2)) : open_tensor(1, DIMS(most + more));
@@ -163,7 +163,7 @@ static void check_unset(desc t, const char *when) {
           (long long)strides, type);
 }
 
-/* A refused operation leaves its output open for inference, and finalizes once it is repaired. */
+/* A refused operation leaves its output open to inference, and can be finalized once it is repaired. */
 static void test_failed_finalize_is_repaired(void) {
     desc a = tensor(1, DIMS(4, 3)), wrong = tensor(2, DIMS(5, 6)), right = tensor(3, DIMS(3, 6));
     desc c = virtual_tensor(4), op = open_matmul(a, wrong, c);
@@ -227,7 +227,7 @@ static void test_operation_rules(void) {
     desc broadcast = open_tensor(6, DIMS(2, 3));
     MUST(set_numbers(broadcast, WEFT_ATTR_TENSOR_STRIDES, 2, (int64_t[]){0, 1}));
     MUST(weftBackendFinalize(broadcast));
-    op = open_pointwise(WEFT_POINTWISE_EXP, broadcast, NULL, y); /* strides of 0 are fine to read */
+    op = open_pointwise(WEFT_POINTWISE_EXP, broadcast, NULL, y); /* strides of 0 are valid for inputs */
     MUST(weftBackendFinalize(op));
     drop(op);
     drop(x), drop(unknown), drop(y), drop(untyped), drop(overlapping), drop(broadcast);
@@ -267,7 +267,7 @@ static void test_graph_rules(void) {
     MUST(set_text(graph, WEFT_ATTR_NAME_EXT, "mlp"));
     REFUSED(weftBackendFinalize(graph), WEFT_STATUS_BAD_PARAM_DUPLICATED_ENTRIES,
             "graph 'mlp': pointwise is listed twice. List each operation once.");
-    /* Repaired, after having failed half-way through. */
+    /* Repaired after finalization failed half-way through. */
     MUST(weftBackendSetAttribute(graph, WEFT_ATTR_OPERATIONGRAPH_OPS, WEFT_TYPE_BACKEND_DESCRIPTOR, 2,
                                  (desc[]){xz, xy}));
     MUST(weftBackendFinalize(graph));
@@ -279,7 +279,7 @@ static void test_graph_rules(void) {
             "output tensor (uid 2) and tensor (uid 3) overlap in memory. Give the output memory of its own.");
     drop(plan), drop(graph);
     graph = open_graph(2, (desc[]){xz, xo});
-    MUST(weftBackendFinalize(graph)); /* other_y alone is uid 2 here */
+    MUST(weftBackendFinalize(graph)); /* only other_y has uid 2 here */
     drop(graph);
     graph = open_graph(2, (desc[]){xy, xo});
     REFUSED(weftBackendFinalize(graph), WEFT_STATUS_BAD_PARAM_DUPLICATED_ENTRIES,
@@ -301,14 +301,14 @@ static void test_virtual_without_producer(void) {
     MUST(weftBackendSetAttribute(graph, WEFT_ATTR_OPERATIONGRAPH_HANDLE, WEFT_TYPE_HANDLE, 1, &cpu));
     REFUSED(weftBackendFinalize(graph), WEFT_STATUS_BAD_PARAM, refusal);
     drop(graph);
-    graph = graph_of(1, &op); /* without a handle it may be a part of an operation, and only a plan refuses it */
+    graph = graph_of(1, &op); /* without a handle the operation may be incomplete, and only a plan refuses it */
     desc config = open_config(graph, reference_index(graph));
     REFUSED(weftBackendFinalize(config), WEFT_STATUS_BAD_PARAM, refusal);
     drop(x), drop(y), drop(graph), drop(config);
     MUST(weftDestroy(cpu));
 }
 
-/* A graph whose every output is virtual is sound and computes nothing: engines say so. */
+/* A graph whose outputs are all virtual is valid but computes nothing: engines refuse it. */
 static void test_computes_nothing(void) {
     desc x = tensor(1, DIMS(2)), y = virtual_tensor(2), op = pointwise(WEFT_POINTWISE_EXP, x, NULL, y);
     desc graph = graph_of(1, &op), config = open_config(graph, reference_index(graph));
@@ -438,20 +438,20 @@ static void test_inference_through_a_chain(void) {
     drop(op), drop(told), drop(wide);
 }
 
-/* A result lies as its operand does, also where extents are 1, whose strides decide nothing: the order is that of the
-   other dimensions, and the result is packed in it. */
+/* A result has the same order of dimensions as its operand, even if extents are 1. Strides of such dimensions are
+   ignored: the other dimensions decide the order, and the result is packed in it. */
 static void test_order_of_extents_of_one(void) {
     static const struct {
         struct extents dims, strides, expected;
     } cases[] = {
-        {DIMS(2, 1, 5, 4), DIMS(20, 1, 4, 1), DIMS(20, 1, 4, 1)},   /* NHWC of one channel */
-        {DIMS(2, 1, 5, 4), DIMS(20, 20, 4, 1), DIMS(20, 20, 4, 1)}, /* NCHW of it */
-        {DIMS(2, 3, 1, 1), DIMS(3, 1, 3, 3), DIMS(3, 1, 3, 3)},     /* NHWC of one pixel */
+        {DIMS(2, 1, 5, 4), DIMS(20, 1, 4, 1), DIMS(20, 1, 4, 1)},   /* NHWC with one channel */
+        {DIMS(2, 1, 5, 4), DIMS(20, 20, 4, 1), DIMS(20, 20, 4, 1)}, /* NCHW with one channel */
+        {DIMS(2, 3, 1, 1), DIMS(3, 1, 3, 3), DIMS(3, 1, 3, 3)},     /* NHWC with one pixel */
         {DIMS(2, 3, 1, 1), DIMS(3, 1, 1, 1), DIMS(3, 1, 1, 1)},
         {DIMS(1, 3, 4, 5), DIMS(60, 1, 15, 3), DIMS(60, 1, 15, 3)},
-        {DIMS(2, 1, 4, 1), DIMS(8, 1, 2, 2), DIMS(4, 1, 1, 1)}, /* with gaps, which a result has not */
+        {DIMS(2, 1, 4, 1), DIMS(8, 1, 2, 2), DIMS(4, 1, 1, 1)}, /* with gaps, which a result does not have */
         {DIMS(2, 1, 5, 4), DIMS(40, 1, 8, 2), DIMS(20, 1, 4, 1)},
-        {DIMS(2, 3), DIMS(0, 0), DIMS(3, 1)}, /* one element that is seen everywhere */
+        {DIMS(2, 3), DIMS(0, 0), DIMS(3, 1)}, /* one element, broadcast everywhere */
         {DIMS(2, 3, 4), DIMS(0, 0, 0), DIMS(12, 4, 1)},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From program text to machine code: which copy of NVRTC is taken and what is said when none can be, what a failed
-   compilation says, what the cache compiles once and what it compiles anew, and what it does with a folder or an entry
-   that is damaged, planted or full. Compilers are copies of tests/fake_cuda's, each with settings of its own. */
+/* From program text to machine code: which copy of NVRTC is chosen, the messages if none is usable or if compilation
+   fails, what the cache compiles once and what it compiles again, and how it handles a folder or an entry that is
+   damaged, planted or full. The compilers are copies of the one in tests/fake_cuda, each with separate settings. */
 #define _GNU_SOURCE
 #include "scenario.h"
 
@@ -21,7 +21,7 @@ static struct program program_of(const char *text) {
 
 static const char simple_text[] = "__global__ void k() {}\n";
 
-/* The log, as the user's callback sees it. */
+/* The log, received through the user's callback. */
 static char logged[8192];
 
 static void keep_log(weftSeverity_t severity, void *unused, const weftDebug_t *debug, const char *message) {
@@ -35,7 +35,7 @@ static void watch_log(void) {
     weftSetCallback(1u << WEFT_SEV_WARNING, NULL, keep_log);
 }
 
-/* A number in one of the reports, as "\"damaged\":". */
+/* Returns a number from one of the reports. The key looks like "\"damaged\":". */
 static int64_t reported(const char *key) {
     struct text json;
     text_init(&json);
@@ -68,7 +68,8 @@ static void each_arch_its_copy(void) {
     CHECK(version_for("sm_75") == 12090, "only 12.9 knows it");
 }
 
-/* Newer than all: PTX of the newest that the driver understands, never of one newer than the driver. */
+/* A chip newer than all known ones: PTX of the newest one that the driver supports, never of one newer than the
+   driver. */
 static void ptx_for_new_chip(void) {
     struct nvrtc_choice choice;
     bool is_old_driver = strcmp(getenv("FAKE_CUDA_VERSION"), "12090") == 0;
@@ -118,7 +119,7 @@ static void nothing_there(void) {
             "NVRTC: 'h100' names no GPU architecture. Write it as \"sm_90\".");
 }
 
-/* The usual places hold none. */
+/* The usual folders contain no copy. */
 static void none_found(void) {
     struct nvrtc_choice choice;
     if (nvrtc_choose(&choice, "sm_90a") == WEFT_STATUS_SUCCESS) {
@@ -176,7 +177,7 @@ static void no_archs(void) {
                    "it does not tell its version and architectures", either);
 }
 
-/* ---- Looking everywhere: copies that call themselves 19.x beat whatever the machine has -------------------------- */
+/* ---- Searching all folders: copies of version 19.x have priority over those of the machine ----------------------- */
 
 static void found_as(const char *how, const char *folder) {
     struct text json;
@@ -195,12 +196,12 @@ static void in_search_paths(void) {
     struct nvrtc_choice choice;
     nvrtc_set_search_paths("/nowhere::/tmp");
     status_clear();
-    weftStatus_t before = nvrtc_choose(&choice, "sm_90a"); /* the machine may have one of its own */
+    weftStatus_t before = nvrtc_choose(&choice, "sm_90a"); /* the machine may have its own copy */
     CHECK(before || choice.version < 19000, "%d", choice.version);
     snprintf(paths, sizeof paths, "/nowhere:%s", place("site"));
-    nvrtc_set_search_paths(paths); /* Python may hand them over late */
+    nvrtc_set_search_paths(paths); /* Python may set them late */
     found_as("search paths", "site/nvidia/cu13/lib/libnvrtc.so.13");
-    nvrtc_set_search_paths(NULL); /* what was found stays */
+    nvrtc_set_search_paths(NULL); /* the chosen copy stays */
     found_as("search paths", "site/nvidia/cu13/lib/libnvrtc.so.13");
 }
 
@@ -303,7 +304,7 @@ static void compiling(void) {
         "error: #error directive: no f\n  #error no f\n   ^\n\n1 error detected in the compilation of \"test.cu\".\n");
 }
 
-/* One folder whose settings change: a failure is not kept. */
+/* One folder whose settings change: a failure is not cached. */
 static void failing(void) {
     const struct code *code;
     struct program program = program_of(simple_text);
@@ -365,7 +366,7 @@ static void dumping(void) {
     cache_release(code);
 }
 
-/* What standard error is told meanwhile. */
+/* Captures stderr while `work` runs. */
 static void hear_errors(char *said, size_t bytes, void (*work)(void)) {
     FILE *file = tmpfile();
     int kept = dup(STDERR_FILENO);
@@ -397,7 +398,7 @@ static void dumping_nowhere(void) {
 
 /* ---- Keys and memory --------------------------------------------------------------------------------------------- */
 
-/* Each part of a program makes another key; the same program does not. */
+/* Each part of a program changes the key; the same program has the same key. */
 static void keys(void) {
     static const char *const one[] = {"-a", "-b"}, *const swapped[] = {"-b", "-a"}, *const joined[] = {"-a-b"};
     static const struct program_header header = {"a.cuh", "x"}, renamed = {"b.cuh", "x"}, edited = {"a.cuh", "y"},
@@ -420,14 +421,14 @@ static void keys(void) {
     for (int i = 0; i < COUNT; i++)
         DO(cache_get(&first[i], &programs[i], "sm_90a"));
     CHECK(reported("\"compiled\":") == COUNT, "%lld", (long long)reported("\"compiled\":"));
-    uint8_t digest[32]; /* headers that are known by their digest are the same headers */
+    uint8_t digest[32]; /* headers with the same digest are the same headers */
     struct program known = programs[6];
     cache_digest_headers(digest, &header, 1);
     known.headers_digest = digest;
     DO(cache_get(&again, &known, "sm_90a"));
     CHECK(again == first[6], "by its digest");
     cache_release(again);
-    uint8_t identity[32]; /* and what was identified before is not hashed again for that target */
+    uint8_t identity[32]; /* a program with an identity is not hashed again for that target */
     cache_identify(identity, &known, "sm_90a");
     known.identity = identity;
     known.text = "not looked at";
@@ -447,7 +448,7 @@ static void keys(void) {
     CHECK(reported("\"compiled\":") == COUNT + 1 && reported("\"shared\":") == COUNT + 2, "all shared");
 }
 
-/* Code that nobody holds goes when there is too much of it, the longest unused first; code that is held stays. */
+/* Unreferenced code is evicted if the cache is too large, least recently used first; referenced code stays. */
 static void idle_code(void) {
     enum { MIB = 1 << 20, COUNT = 6 };
     const struct code *codes[COUNT], *again;
@@ -458,12 +459,12 @@ static void idle_code(void) {
     }
     CHECK(reported("\"in_memory\":") == COUNT, "held");
     for (int i = 0; i < COUNT - 1; i++)
-        cache_release(codes[(i + 2) % COUNT]); /* 2 3 4 5 0; 1 stays held */
+        cache_release(codes[(i + 2) % COUNT]); /* 2 3 4 5 0; 1 stays referenced */
     CHECK(reported("\"in_memory\":") == 4, "%lld: three idle, one held", (long long)reported("\"in_memory\":"));
     for (int i = 0; i < COUNT; i++) {
         int64_t before = reported("\"shared\":");
         if (i == 2 || i == 3)
-            continue; /* gone */
+            continue; /* evicted */
         image[0] = (char)i;
         DO(cache_adopt(&again, "big", image, 20 * MIB, false));
         CHECK(reported("\"shared\":") == before + 1, "code %d was there", i);
@@ -473,7 +474,7 @@ static void idle_code(void) {
     free(image);
 }
 
-/* ---- Threads: one compiles, all get it, or hear why not ---------------------------------------------------------- */
+/* ---- Threads: one compiles, all get the code or the error -------------------------------------------------------- */
 
 static const char *shared_text;
 static weftStatus_t thread_status[THREADS];
@@ -539,7 +540,7 @@ static void many_threads(void) {
 
 /* ---- Disk -------------------------------------------------------------------------------------------------------- */
 
-static const char *disk_text = simple_text; /* what the scenarios below want compiled */
+static const char *disk_text = simple_text; /* the program that the scenarios below compile */
 
 static void get_and_release(void) {
     const struct code *code;
@@ -559,7 +560,7 @@ static void finds_on_disk(void) {
     CHECK(reported("\"compiled\":") == 0 && reported("\"hits\":") == 1, "found");
 }
 
-/* Drops the entry, says so, compiles, and leaves a good one. */
+/* Drops the entry, logs that, compiles, and stores a valid entry. */
 static void heals(void) {
     watch_log();
     get_and_release();
@@ -574,7 +575,7 @@ static void unused_but_fine(void) {
     CHECK(reported("\"saved\":") == 0 && !*logged, "quiet: %s", logged);
 }
 
-/* The one entry of a cache folder. */
+/* Returns the only entry of a cache folder. */
 static const char *entry_of(const char *folder) {
     static char name[400];
     DIR *items = opendir(place("%s", folder));
@@ -595,7 +596,7 @@ static void write_bytes(const char *path, const char *data, size_t bytes) {
         abort();
 }
 
-/* Another build of the same version of the compiler may make other code. */
+/* Another build of the same compiler version may generate different code. */
 static void test_rebuilt_compiler(const char *compiler) {
     char cache[600];
     snprintf(cache, sizeof cache, "%s", place_variable("WEFT_CACHE_DIR", "builds"));
@@ -613,7 +614,7 @@ static void test_damage(const char *compiler, const char *cache) {
     char path[512];
     snprintf(path, sizeof path, "%s", place("%s", entry_of("cache")));
     char *good = read_whole(path, &bytes), *bad = malloc(bytes + 1);
-    for (size_t at = 0; at < bytes; at += at < 84 ? 4 : 29) { /* each field of the header, some of the payload */
+    for (size_t at = 0; at < bytes; at += at < 84 ? 4 : 29) { /* header fields, and some payload bytes */
         memcpy(bad, good, bytes);
         bad[at] ^= 0x10;
         write_bytes(path, bad, bytes);
@@ -628,7 +629,7 @@ static void test_damage(const char *compiler, const char *cache) {
     }
     IN_CHILD(finds_on_disk, compiler, cache, "WEFT_CACHE=rw");
 
-    /* A good entry of another program under this name. */
+    /* A valid entry of another program under this name. */
     disk_text = "__global__ void other() {}\n";
     IN_CHILD(compiles_anew, compiler, place_variable("WEFT_CACHE_DIR", "others"), "WEFT_CACHE=rw");
     disk_text = simple_text;
@@ -637,7 +638,7 @@ static void test_damage(const char *compiler, const char *cache) {
     free(other);
     IN_CHILD(heals, compiler, cache, "WEFT_CACHE=rw");
 
-    /* No files at all: a link to a good entry, a pipe, a folder. */
+    /* Entries that are not regular files: a link to a valid entry, a pipe, a folder. */
     write_bytes(place("elsewhere"), good, bytes);
     unlink(path);
     CHECK(symlink(place("elsewhere"), path) == 0, "symlink");
@@ -689,7 +690,7 @@ static void no_home(void) {
             "kernel cache: no folder for it: HOME is not set. Set WEFT_CACHE_DIR, or WEFT_CACHE=off for silence.\n");
 }
 
-/* Settings are warned of on standard error, once. */
+/* Invalid settings cause one warning on stderr. */
 static void bad_mode(void) {
     char said[512];
     hear_errors(said, sizeof said, finds_on_disk);
@@ -715,7 +716,7 @@ static void test_folders(const char *compiler) {
     } else {
         printf("not observed: a cache folder of another user (only root can make one)\n");
     }
-    /* Where it lies when nobody says: made for this user alone, below what was there. */
+    /* Default location: a new folder that only this user can access, inside the existing one. */
     IN_CHILD(compiles_anew, compiler, place_variable("XDG_CACHE_HOME", "xdg"), "WEFT_CACHE=rw");
     CHECK(stat(place("xdg/weft/v1"), &info) == 0 && (info.st_mode & 07777) == 0700, "0700");
     CHECK(stat(place("%s", entry_of("xdg/weft/v1")), &info) == 0 && (info.st_mode & 07777) == 0600, "0600");
@@ -725,7 +726,7 @@ static void test_folders(const char *compiler) {
     IN_CHILD(unused_but_fine, compiler, place_variable("HOME", "home"), "XDG_CACHE_HOME=", "WEFT_CACHE=off");
 }
 
-/* ro: finds, but neither keeps, nor repairs, nor marks as used. */
+/* ro: reads entries, but does not store, repair or mark them as used. */
 static void only_read(void) {
     watch_log();
     get_and_release();
@@ -759,7 +760,7 @@ static void test_read_only(const char *compiler, const char *cache) {
 
 /* ---- The size limit ---------------------------------------------------------------------------------------------- */
 
-/* Four programs of about 20 kB each in a cache of 70 kB: the fourth drives out the one used longest ago. */
+/* Four programs of about 20 kB each in a cache of 70 kB: the fourth evicts the least recently used one. */
 static char *big_text(int which) {
     static char text[24000];
     int length = snprintf(text, sizeof text, "// %d\n", which);
@@ -774,7 +775,7 @@ static void get_big(int which, bool is_new) {
     disk_text = big_text(which);
     get_and_release();
     CHECK(reported("\"compiled\":") == before + is_new, "program %d", which);
-    nanosleep(&(struct timespec){0, 20000000}, NULL); /* time stamps of files are that coarse */
+    nanosleep(&(struct timespec){0, 20000000}, NULL); /* resolution of file time stamps */
 }
 
 static void fill(void) {
@@ -785,7 +786,7 @@ static void fill(void) {
 }
 
 static void overflow(void) {
-    get_big(0, false); /* used again: 1 is the oldest now */
+    get_big(0, false); /* used again: 1 is now the oldest */
     get_big(3, true);
     CHECK(reported("\"evicted\":") == 1 && reported("\"entries\":") == 3, "%lld evicted, %lld left",
           (long long)reported("\"evicted\":"), (long long)reported("\"entries\":"));
@@ -820,7 +821,7 @@ static void test_limit(const char *compiler) {
     IN_CHILD(drives_out_all, compiler, cache, "WEFT_CACHE_BYTES=1000", "WEFT_CACHE=rw");
 }
 
-/* ---- Processes at once ------------------------------------------------------------------------------------------- */
+/* ---- Concurrent processes ---------------------------------------------------------------------------------------- */
 
 static void test_processes(const char *compiler) {
     pid_t children[4];
