@@ -267,7 +267,7 @@ NARROW(abs_x2, uint32_t, a & 0x7FFF7FFF)
 NARROW(neg_half, uint16_t, a ^ 0x8000)
 NARROW(abs_half, uint16_t, a & 0x7FFF)
 
-/* ---- Operations with operands of different types --------------------------------------------------------------- */
+/* ---- Operations with operands of different types ----------------------------------------------------------------- */
 
 /* Shifts by at least the width of the type produce zeros, or copies of the sign bit. */
 #define SHIFT(name, storage, fetch, type, bits, expression)                                                            \

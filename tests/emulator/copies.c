@@ -104,7 +104,7 @@ static enum outcome barrier_try(struct warp *w, const struct instruction *i, uin
     return WAIT;
 }
 
-/* ---- cp.async: per-lane copies, which complete when the lane waits for them ------------------------------------- */
+/* ---- cp.async: per-lane copies, which complete when the lane waits for them -------------------------------------- */
 
 /* cp.async... [to], [from], bytes {, the number of source bytes, or a predicate to ignore the source}: the remaining
    bytes are zero-filled. */

@@ -78,8 +78,7 @@ void order_end(struct cluster *cluster) {
     }
 }
 
-/* ---- Propagation of clocks
-   ---------------------------------------------------------------------------------------- */
+/* ---- Propagation of clocks --------------------------------------------------------------------------------------- */
 
 static void release(struct warp *w, uint32_t *to) {
     join(w->block->cluster, to, w->clock);

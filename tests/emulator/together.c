@@ -4,8 +4,7 @@
 
 #include <string.h>
 
-/* ---- Warp
-   --------------------------------------------------------------------------------------------------------- */
+/* ---- Warp -------------------------------------------------------------------------------------------------------- */
 
 enum { SHUFFLE_UP, SHUFFLE_DOWN, SHUFFLE_FLY, SHUFFLE_TO };
 
@@ -99,8 +98,7 @@ static enum outcome meet(struct warp *w, const struct instruction *i, uint32_t m
     return NEXT;
 }
 
-/* ---- Block
-   -------------------------------------------------------------------------------------------------------- */
+/* ---- Block ------------------------------------------------------------------------------------------------------- */
 
 /* A barrier for the whole block expects all warps that have not ended. */
 static uint32_t expected(const struct block *block, const struct named_barrier *barrier) {
@@ -168,8 +166,7 @@ static enum outcome arrive(struct warp *w, const struct instruction *i, uint32_t
     return waits ? WAIT : NEXT;
 }
 
-/* ---- Cluster
-   ------------------------------------------------------------------------------------------------------ */
+/* ---- Cluster ----------------------------------------------------------------------------------------------------- */
 
 static void release_cluster(struct cluster *cluster) {
     if (!cluster->arrived || cluster->arrived < cluster->threads_alive)

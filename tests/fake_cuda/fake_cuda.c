@@ -11,8 +11,8 @@
 #include <string.h>
 
 enum { FREED_KEPT = 16, FREED_BYTES_MAX = 1 << 20 };
-/* What new memory holds, and what was freed, so that who reads what nobody wrote is seen; larger memory costs too much
-   to fill. */
+/* New and freed memory is filled with this value, to expose reads of uninitialized memory; larger allocations are not
+   filled, because that takes too long. */
 enum { POISON = 0xFF, POISONED_BYTES_MAX = 1 << 28 };
 enum { DEVICES_MAX = 8, STACK_MAX = 16, KERNELS_MAX = 16, LAUNCHES_KEPT = 64, RECORDED_MAX = 64 };
 enum { ARGUMENT_BYTES_MAX = 3848 };
@@ -49,20 +49,20 @@ struct function {
 
 struct recording;
 
-/* Modules, events and allocations are of this one kind, so that a handle of another kind is seen. */
+/* All objects of the driver share this type, so that a handle of the wrong kind is detected. */
 struct item {
     struct item *next;
     enum { MODULE, EVENT, MEMORY, STREAM, GRAPH, EXECUTABLE } kind;
-    struct recording *recording; /* of a graph; of a stream that is captured; else NULL */
+    struct recording *recording; /* of a graph or of a stream that is being captured; otherwise NULL */
     struct context *context;
     size_t bytes;
     int count;
     struct function functions[KERNELS_MAX];
-    struct module *code; /* of PTX: what runs; NULL: launches are recorded alone */
+    struct module *code; /* PTX: the code to run; NULL: launches are only recorded */
     _Alignas(256) unsigned char memory[];
 };
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards everything below */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* protects everything below */
 static bool is_set_up, is_started;
 static int version = 13000, device_count = 2, arch = 90, large, shared_kib;
 static struct context contexts[DEVICES_MAX];
@@ -70,21 +70,21 @@ static struct item *alive, *freed[FREED_KEPT];
 static int64_t call_count, fail_call, launch_count;
 static int fail_result, misuse_count;
 static bool is_executing;
-static void *captured; /* the stream; NULL: none */
+static void *captured; /* the captured stream, or NULL */
 static int64_t streams_replaced;
 static char misuse_text[512];
 static const char *last_call = "", *failed_call;
 static struct fake_launch launches[LAUNCHES_KEPT];
 static _Thread_local struct context *stack[STACK_MAX];
 static _Thread_local int depth, capture_mode;
-static _Thread_local char emulated_error[1024]; /* of this thread's last launch that failed */
+static _Thread_local char emulated_error[1024]; /* error of this thread's last failed launch */
 
 static int64_t setting(const char *name, int64_t otherwise) {
     const char *text = getenv(name);
     return text && *text ? strtoll(text, NULL, 10) : otherwise;
 }
 
-/* Called with the lock held. */
+/* The caller must hold the lock. */
 static void set_up(void) {
     if (is_set_up)
         return;
@@ -122,7 +122,7 @@ static bool breaks_capture(const char *name) {
     return false;
 }
 
-/* Starts a call with the lock taken: the result to give at once, or OK. */
+/* Begins a call and locks the mutex. Returns OK, or the result that the call must return immediately. */
 static int enter(const char *name, bool is_slow, bool needs_context) {
     pthread_mutex_lock(&lock);
     set_up();
@@ -184,14 +184,14 @@ static struct item *make_alive(int kind, size_t bytes) {
     return item;
 }
 
-/* The nearer of the piece and an allocation that begins at an address or before it. */
+/* Selects the piece or the allocation, whichever is nearer, among those that begin at or before an address. */
 static void find_nearer(const struct item *item, bool was_freed, uint64_t address, struct memory_piece *piece) {
     uint64_t from = (uintptr_t)item->memory;
     if (item->kind == MEMORY && from <= address && from >= piece->from)
         *piece = (struct memory_piece){from, from + item->bytes, was_freed};
 }
 
-/* Called by the emulator, without the lock. */
+/* The emulator calls this without holding the lock. */
 static bool find_memory(uint64_t address, struct memory_piece *piece) {
     *piece = (struct memory_piece){0};
     pthread_mutex_lock(&lock);
@@ -204,7 +204,7 @@ static bool find_memory(uint64_t address, struct memory_piece *piece) {
     return piece->to != 0;
 }
 
-/* The last small allocations that were freed stay for a while, so that who uses them is told. */
+/* Keeps the small allocations that were freed most recently, so that a use after free is reported. */
 static void release(struct item *item) {
     static unsigned next;
     if (item->kind == MEMORY && item->bytes <= FREED_BYTES_MAX) {
@@ -231,7 +231,7 @@ static int end_life(const void *handle, int kind) {
     return OK;
 }
 
-/* ---- Start, devices, contexts ------------------------------------------------------------------------------------ */
+/* ---- Initialization, devices, contexts --------------------------------------------------------------------------- */
 
 static int cuInit(unsigned flags) {
     ENTER(true, false);
@@ -281,7 +281,7 @@ static int cuDeviceGetCount(int *count) {
 
 static int cuDeviceGet(int *device, int ordinal) {
     ENTER(false, false);
-    *device = 100 + ordinal; /* not the ordinal, so that mixing them up is seen */
+    *device = 100 + ordinal; /* differs from the ordinal, so that confusing the two is detected */
     return leave(ordinal >= 0 && ordinal < device_count && ordinal < DEVICES_MAX ? OK : INVALID_DEVICE);
 }
 
@@ -306,8 +306,8 @@ static int cuDeviceGetUuid_v2(uint8_t uuid[16], int device) {
     return leave(is_device(device) ? OK : INVALID_DEVICE);
 }
 
-/* Bytes of shared memory that a block of the chip can have, or fewer by FAKE_CUDA_SHARED, so that small cases leave the
-   paths of what fits; a multiprocessor has one KiB more. */
+/* Maximum bytes of shared memory per block. FAKE_CUDA_SHARED lowers it, so that small cases exceed it and take other
+   paths. A multiprocessor has one KiB more. */
 static int shared_most(void) {
     int kib = arch < 80 ? 63 : arch == 80 || arch == 87 ? 163 : arch < 90 || arch >= 120 ? 99 : 227;
     return (shared_kib && shared_kib < kib ? shared_kib : kib) << 10;
@@ -316,7 +316,7 @@ static int shared_most(void) {
 static int threads_most(void) { return arch < 80 ? 1024 : arch == 86 || arch == 89 || arch >= 120 ? 1536 : 2048; }
 
 static int cuDeviceGetAttribute(int *value, int attribute, int device) {
-    /* Beside each other: a small chip, and an H200 of as many multiprocessors as asked. */
+    /* Columns: attribute; a small GPU; an H200 with the requested number of multiprocessors. */
     static const int table[][3] = {
         {1, 1024, 1024}, {5, INT32_MAX, INT32_MAX}, {6, 65535, 65535}, {7, 65535, 65535},       {13, 1500000, 1980000},
         {16, 4, 0},      {36, 1000000, 3201000},    {37, 512, 6016},   {38, 8 << 20, 60 << 20}, {82, 65536, 65536}};
@@ -396,7 +396,7 @@ static struct function *add_function(struct item *module, const char *name, size
     return function;
 }
 
-/* The text that the fake compiler writes: "FAKECUBIN sm_90a", then "kernel <name> <argument bytes> <static shared>". */
+/* The format of the fake compiler: "FAKECUBIN sm_90a", then "kernel <name> <argument bytes> <static shared>". */
 static int read_fake_cubin(struct item *module, const char *image) {
     int made_for = 0, offset = 0;
     if (sscanf(image, "FAKECUBIN sm_%d", &made_for) != 1)
@@ -418,7 +418,7 @@ static int read_fake_cubin(struct item *module, const char *image) {
     return OK;
 }
 
-/* What NVRTC wrote is run; the fake compiler's has kernels without text. */
+/* PTX from NVRTC is run; PTX from the fake compiler declares kernels without code. */
 static int read_ptx(struct item *module, const char *image, char error[512]) {
     struct emulated_kernel kernel;
     if (strstr(image, ".address_size")) {
@@ -443,8 +443,9 @@ static int read_ptx(struct item *module, const char *image, char error[512]) {
     return OK;
 }
 
-/* The size of all parameters, from a kernel's .nv.info section: attribute 0x17 tells of one, its size above bit 18 of
-   the third word. (Offsets count from where constant memory begins to be the kernel's, which need not be aligned.) */
+/* The total size of the parameters, from the .nv.info section of a kernel. Attribute 0x17 describes one parameter,
+   whose size is stored above bit 18 of the third word. (Offsets are relative to the start of the kernel's parameters in
+   constant memory, which may be unaligned.) */
 static int64_t read_parameter_bytes(const unsigned char *info, size_t bytes) {
     enum { PARAMETER = 0x17, HAS_VALUE = 4 };
     int64_t sum = 0;
@@ -460,7 +461,7 @@ static int64_t read_parameter_bytes(const unsigned char *info, size_t bytes) {
     return sum;
 }
 
-/* Section headers lie at any address. */
+/* Section headers may be unaligned. */
 static Elf64_Shdr section_at(const unsigned char *image, int index) {
     Elf64_Ehdr header;
     Elf64_Shdr section;
@@ -593,7 +594,7 @@ struct config {
     uint32_t attribute_count;
 };
 
-/* Fills the record and checks what the driver checks. */
+/* Fills the record and performs the checks of the driver. */
 static int check_launch(struct fake_launch *launch, const struct config *config, const struct function *function) {
     static const uint32_t grid_max[] = {INT32_MAX, 65535, 65535}, block_max[] = {1024, 1024, 64};
     uint64_t threads = 1, cluster = 1;
@@ -655,7 +656,7 @@ struct recording {
     struct recorded at[RECORDED_MAX];
 };
 
-/* An empty one. Its arguments are aligned more than calloc knows. */
+/* Allocates an empty recording, whose arguments need a larger alignment than calloc guarantees. */
 static struct recording *make_recording(void) {
     struct recording *made = aligned_alloc(_Alignof(struct recording), sizeof *made);
     if (made)
@@ -663,7 +664,7 @@ static struct recording *make_recording(void) {
     return made;
 }
 
-/* That of a stream which is captured; NULL: work runs at once. */
+/* The recording of a captured stream, or NULL if work runs immediately. */
 static struct recording *recording_of(const void *stream) {
     for (struct item *item = alive; item; item = item->next)
         if (item == stream && item->kind == STREAM)
@@ -684,7 +685,7 @@ static int record(struct recording *recording, const struct config *config, cons
     return OK;
 }
 
-/* Called with the lock held, and gives it back. */
+/* Must be called with the lock held; releases it. */
 static int launch_now(const struct config *config, void *handle, void **arguments, void **extra) {
     struct fake_launch launch = {0};
     const struct function *function = find_function(handle);
@@ -711,7 +712,7 @@ static int launch_now(const struct config *config, void *handle, void **argument
         if ((uintptr_t)arguments[0] % 8)
             misuse("cuLaunchKernelEx of '%s' with arguments at an odd address", function->name);
         launch.argument_bytes = (size_t)function->argument_bytes;
-        for (size_t i = 0; i < launch.argument_bytes; i++) { /* all are read, as the driver does; some are kept */
+        for (size_t i = 0; i < launch.argument_bytes; i++) { /* reads all bytes, like the driver; stores some of them */
             uint8_t byte = ((const volatile uint8_t *)arguments[0])[i];
             if (i < sizeof launch.arguments)
                 launch.arguments[i] = byte;
@@ -772,7 +773,7 @@ static int cuGraphInstantiateWithFlags(void **executable, void *graph, unsigned 
     return leave(OK);
 }
 
-/* Of the same kernels alone, as the driver has it. */
+/* Both graphs must have the same kernels, like in the driver. */
 static int cuGraphExecUpdate_v2(void *executable, void *graph, void *update) {
     ENTER(false, true);
     const struct item *to = find_alive(executable, EXECUTABLE), *from = find_alive(graph, GRAPH);
@@ -798,7 +799,7 @@ static int cuGraphLaunch(void *executable, void *stream) {
         config.attributes = at->attributes;
         config.stream = stream;
         result = launch_now(&config, at->function, at->has_arguments ? (void *[]){at->arguments} : NULL, NULL);
-        pthread_mutex_lock(&lock); /* launch_now has given it back */
+        pthread_mutex_lock(&lock); /* launch_now has released the lock */
     }
     return leave(result);
 }
@@ -910,7 +911,7 @@ static int cuTensorMapEncodeIm2col(struct tensor_map *map, int type, uint32_t ra
                                           steps, interleave, swizzle, promotion, fill));
 }
 
-/* ---- What the library exports ------------------------------------------------------------------------------------ */
+/* ---- Exported functions ------------------------------------------------------------------------------------------ */
 
 int cuDriverGetVersion(int *out);
 int cuDriverGetVersion(int *out) {

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A run-time compiler that compiles nothing: from a program's text it writes an image that names its kernels, which
-   fake_cuda loads. A file fake_nvrtc.txt beside the library steers it, read at every call, a setting per line:
-     version 12 9          what it says it is; default 13 0
-     archs 75 80 90        what it knows; default 75 80 86 89 90 100 120
-     result 7              what compiling answers
-     delay 50              milliseconds that compiling takes
-     empty                 it gives no code
-   A line "#error words" in the text or in a header fails the compilation with NVRTC's words for it. The image names the
-   kernels of the text and of the headers that it includes. What their arguments take is read from the text's
-   "struct arguments {", a field per line, or from a line
+/* A run-time compiler that does not compile: it writes an image with the names of the kernels in a program, which
+   fake_cuda loads. The file fake_nvrtc.txt next to the library configures it. Every call reads the file, which contains
+   one setting per line:
+     version 12 9          version of the compiler; default 13 0
+     archs 75 80 90        supported architectures; default 75 80 86 89 90 100 120
+     result 7              result of every compilation
+     delay 50              duration of a compilation in milliseconds
+     empty                 the code is empty
+   A line "#error words" in the text or in a header makes the compilation fail with the message of NVRTC. The image
+   lists the kernels of the text and of the headers that it includes. The size of their arguments is computed from
+   "struct arguments {" in the text, with one field per line, or read from a line
    "// fake: <kernel> <bytes of its arguments> <static shared bytes>". */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -36,11 +37,12 @@ struct settings {
     bool is_empty;
 };
 
-/* Of this copy of the library: how many programs were compiled, the most at once, and how many objects are alive. */
+/* State of this copy of the library: number of compiled programs, maximum of concurrent compilations, and number of
+   live objects. */
 extern atomic_int fake_nvrtc_compiles, fake_nvrtc_at_once, fake_nvrtc_alive;
 atomic_int fake_nvrtc_compiles, fake_nvrtc_at_once, fake_nvrtc_alive;
 
-/* Calls that can fail so far; and which of them does (0: none). */
+/* Number of fallible calls so far, and the call that must fail (0: none). */
 extern atomic_int fake_nvrtc_calls, fake_nvrtc_fail_call;
 atomic_int fake_nvrtc_calls, fake_nvrtc_fail_call;
 
@@ -159,7 +161,7 @@ int nvrtcDestroyProgram(void **handle) {
     return OK;
 }
 
-/* Logs what NVRTC would say of "#error" lines; false when there was one. */
+/* Logs the messages that NVRTC emits for "#error" lines; returns false if there was one. */
 static bool check_text(struct program *program, const char *name, const char *text) {
     int line = 1;
     for (const char *at = text; *at; at += strcspn(at, "\n"), at += *at == '\n', line++) {
@@ -174,8 +176,8 @@ static bool check_text(struct program *program, const char *name, const char *te
     return true;
 }
 
-/* The name of the kernel that "__global__" at `at` declares: the word before the first parenthesis that belongs to no
-   attribute such as __launch_bounds__(128). */
+/* Finds the name of the kernel that "__global__" at `at` declares: the word before the first parenthesis that does not
+   belong to an attribute such as __launch_bounds__(128). */
 static int find_name(const char **name, const char *at) {
     for (at += strlen("__global__"); *at; at++) {
         if (*at != '(')
@@ -196,8 +198,8 @@ static int find_name(const char **name, const char *at) {
     return 0;
 }
 
-/* Pointers, numbers and held scalars take 8 bytes, divisors 16, tensor maps 128, aligned to 64; -1 where the text does
-   not say. */
+/* Bytes of the arguments: 8 for pointers, numbers and scalars in memory, 16 for divisors, 128 for tensor maps, which
+   are aligned to 64; -1 if the text does not declare them. */
 static long long count_arguments(const char *text) {
     const char *at = strstr(text, "struct arguments {\n");
     long long bytes = 0, alignment = 8;
@@ -228,7 +230,7 @@ static void add_kernels(struct program *program, const char *text) {
     }
 }
 
-/* Those of the headers that a text includes, and of theirs, each once. */
+/* Adds the kernels of all headers that a text includes, directly or indirectly, each once. */
 static void add_included(struct program *program, const char *text, bool *is_added) {
     for (const char *at = text; (at = strstr(at, "#include \"")) != NULL;) {
         at += strlen("#include \"");

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* NVRTC in a process without sanitizers, whose memory makes it nearly twice as slow. argv[1] is the library. Programs
-   come on the standard input, what becomes of them goes to the standard output, until the input ends:
+/* Runs NVRTC in a process without sanitizers, because their memory management nearly doubles its time. argv[1] is the
+   library. The process reads programs from standard input and writes results to standard output until the input ends:
      program   the number of headers and of options, then strings: its text, names of headers, their texts, options
-     answer    NVRTC's result, the log, the code
-   Strings have their length in front, and no zero; numbers are of 64 bits. */
+     answer    the result of NVRTC, the log, the code
+   Strings are preceded by their length and have no terminating zero; numbers have 64 bits. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <limits.h>
@@ -32,7 +32,7 @@ static void *checked(void *pointer, const char *what) {
     return pointer;
 }
 
-/* The library of built-in functions is found by its path, as it is loaded already. */
+/* Loads NVRTC, and its library of built-in functions by path, so that NVRTC does not have to search for the latter. */
 static void load(const char *path) {
     static const char *const names[] = {"nvrtcVersion",           "nvrtcCreateProgram", "nvrtcDestroyProgram",
                                         "nvrtcCompileProgram",    "nvrtcGetCUBINSize",  "nvrtcGetCUBIN",
@@ -50,7 +50,7 @@ static void load(const char *path) {
     checked(dlopen(builtins, RTLD_NOW | RTLD_LOCAL), builtins);
 }
 
-/* False at the end of the input. */
+/* Returns false at the end of the input. */
 static int read_number(uint64_t *number) { return fread(number, sizeof *number, 1, stdin) == 1; }
 
 static char *read_string(void) {
@@ -68,7 +68,7 @@ static void write_bytes(const char *at, uint64_t bytes) {
     fwrite(at, 1, bytes, stdout);
 }
 
-/* What NVRTC gives of a program: its log or its code. */
+/* Writes an output of NVRTC for a program: its log or its code. */
 static void write_part(void *program, int (*size)(void *, size_t *), int (*get)(void *, char *)) {
     size_t bytes = 0;
     char *part = NULL;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* For tests of what happens once per process (loading the driver, finding compilers, opening the cache): each scenario
-   runs in a child of its own with an environment of its own, against the fakes. */
+/* Support for tests of events that occur once per process (loading the driver, finding compilers, opening the cache):
+   each scenario runs against the fakes in a child process with its own environment. */
 #ifndef WEFT_TESTS_SCENARIO_H
 #define WEFT_TESTS_SCENARIO_H
 
@@ -15,7 +15,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* A call inside the library that must succeed; what failed before is forgotten first, as at an API entry. */
+/* A call of an internal function that must succeed; the previous error is cleared first, like at an API entry. */
 #define DO(call) (status_clear(), must(__FILE__, __LINE__, #call, call))
 
 #define EXACTLY(got, ...) exactly(__FILE__, __LINE__, got, __VA_ARGS__)
@@ -42,8 +42,8 @@ static inline void open_fake(void) {
         abort();
 }
 
-/* Nothing may be left but the contexts, which live as long as the process (-1: any number); and the driver's rules were
-   kept. */
+/* Checks that only contexts are left, which live as long as the process (-1: any number of them), and that no rule of
+   the driver was violated. */
 static inline void check_clean(int contexts) {
     struct fake_counts counts;
     char text[512];
@@ -58,13 +58,13 @@ static inline void check_clean(int contexts) {
     CHECK(misuses == 0, "%d misuses: %s", misuses, text);
 }
 
-/* Cleaning up has nobody to tell, and what it could not free stays. */
+/* Calls that release resources have no way to report errors; objects that they could not free leak. */
 static inline bool is_cleanup(const char *call) {
     static const char *const calls[] = {
         "cuModuleUnload",      "cuCtxPopCurrent_v2", "cuCtxPushCurrent_v2",
         "cuMemFree_v2",        "cuEventDestroy_v2",  "cuThreadExchangeStreamCaptureMode",
         "cuGraphDestroy",      "cuGraphExecDestroy", "cuStreamDestroy_v2",
-        "cuGraphExecUpdate_v2"}; /* without it, a graph is instantiated anew */
+        "cuGraphExecUpdate_v2"}; /* if it fails, the graph is instantiated again */
     for (size_t i = 0; i < sizeof calls / sizeof *calls; i++)
         if (strcmp(call, calls[i]) == 0)
             return true;
@@ -73,10 +73,10 @@ static inline bool is_cleanup(const char *call) {
 
 /* ---- Folders ----------------------------------------------------------------------------------------------------- */
 
-static char scratch[] = "/tmp/weft-test-XXXXXX"; /* made by the first call of folder(); removed by remove_scratch */
+static char scratch[] = "/tmp/weft-test-XXXXXX"; /* created by the first call of folder(); removed by remove_scratch */
 static bool has_scratch;
 
-/* The path of a name in the scratch folder; a few are good at a time. */
+/* The path of a name in the scratch folder; only the last few results are valid. */
 static inline const char *place(const char *format, ...) {
     static char paths[8][512];
     static int turn;
@@ -92,7 +92,7 @@ static inline const char *place(const char *format, ...) {
     return path;
 }
 
-/* "NAME=<scratch>/name" for IN_CHILD; one is good at a time. */
+/* "NAME=<scratch>/name" for IN_CHILD; only the last result is valid. */
 static inline const char *place_variable(const char *variable, const char *name) {
     static char text[640];
     snprintf(text, sizeof text, "%s=%s", variable, place("%s", name));
@@ -105,7 +105,7 @@ static inline void write_text(const char *path, const char *text) {
         abort();
 }
 
-/* The whole file with a zero behind it, for the caller to free; NULL when there is none. */
+/* Reads a whole file and appends a zero; the caller frees the result. Returns NULL if the file does not exist. */
 static inline char *read_whole(const char *path, size_t *bytes) {
     FILE *file = fopen(path, "rb");
     if (!file)
@@ -131,7 +131,7 @@ static inline void make_folder(const char *path) {
     mkdir(part, 0700);
 }
 
-/* A copy of a file as <scratch>/<folder>/<name>. */
+/* Copies a file to <scratch>/<folder>/<name>. */
 static inline void copy_file(const char *source, const char *folder, const char *name) {
     size_t bytes = 0;
     char path[512], *data = read_whole(source, &bytes);
@@ -143,7 +143,7 @@ static inline void copy_file(const char *source, const char *folder, const char 
     free(data);
 }
 
-/* A run-time compiler in a folder of the scratch folder, with its settings. */
+/* Installs a run-time compiler and its settings in a subfolder of the scratch folder. */
 static inline void install_nvrtc(const char *folder, int major, const char *settings) {
     char name[64];
     snprintf(name, sizeof name, "libnvrtc.so.%d", major);
@@ -163,11 +163,12 @@ static inline void remove_scratch(void) {
         remove_tree(scratch);
 }
 
-/* ---- Children ---------------------------------------------------------------------------------------------------- */
+/* ---- Child processes --------------------------------------------------------------------------------------------- */
 
-/* Runs a scenario in a child whose environment has these variables, "NAME=value" or "NAME=" for none, and no other of
-   Weft's and CUDA's. Its failures are ours. Before anything here executes on the CPU: a thread that starts meanwhile
-   may hold a lock of AddressSanitizer's, which the child then waits for without end. */
+/* Runs a scenario in a child process whose environment has these variables ("NAME=value", or "NAME=" to unset) and no
+   other variables of Weft and CUDA. Failures of the child count as failures of this test. Must run before anything
+   executes on the CPU in this process: a thread that is starting may hold a lock of AddressSanitizer, for which the
+   child would wait forever. */
 #define IN_CHILD(scenario, ...)                                                                                        \
     RUN_NAMED(#scenario, in_child(#scenario, scenario, (const char *const[]){__VA_ARGS__, NULL}))
 static inline void in_child(const char *name, void (*scenario)(void), const char *const *variables) {

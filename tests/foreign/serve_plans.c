@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Runs saved plans for another process, which may be of another processor: tests/foreign_cpu.py. Numbers are int64,
-   little-endian. Standard input, again and again:
-     bytes of a plan, plan, count of tensors, of each: uid, bytes of its memory, memory
-   The tensor begins FENCE bytes into its memory. Standard output, for each: bytes of an error, error; where that is
-   empty, the memories as they are afterwards, in the same order. */
+/* Runs saved plans on behalf of another process, which may run on a different architecture: tests/foreign_cpu.py.
+   Numbers are int64, little-endian. Standard input contains a sequence of requests:
+     bytes of a plan, plan, number of tensors, for each: uid, bytes of its memory, memory
+   The tensor begins FENCE bytes into its memory. The response to each request on standard output is: bytes of an error,
+   error; if the error is empty, the memories after the execution, in the same order. */
 #include "weft/weft.h"
 
 #include <stdbool.h>
@@ -19,7 +19,7 @@ struct request {
     void *memory[TENSORS_MOST], *addresses[TENSORS_MOST];
 };
 
-/* All of them, or the other side is gone. */
+/* Reads all bytes; exits if the other process has closed the pipe. */
 static void get(void *to, size_t bytes) {
     if (bytes && fread(to, bytes, 1, stdin) != 1)
         exit(feof(stdin) ? 0 : 1);
@@ -36,7 +36,7 @@ static int64_t get_number(void) {
     return number;
 }
 
-/* At an address that vectors need. */
+/* Allocates memory that is aligned for vector instructions. */
 static void *allocate(int64_t bytes) {
     void *memory = aligned_alloc(64, ((size_t)bytes + 63) / 64 * 64);
     if (!memory)
@@ -96,7 +96,7 @@ static weftStatus_t execute(weftHandle_t handle, const struct request *request, 
     return weftBackendDestroyDescriptor(pack);
 }
 
-/* Whether memory holds nothing but poison. */
+/* True if memory contains only poison. */
 static bool is_poison(const unsigned char *memory, int64_t bytes) {
     for (int64_t i = 0; i < bytes; i++)
         if (memory[i] != POISON)
@@ -104,7 +104,8 @@ static bool is_poison(const unsigned char *memory, int64_t bytes) {
     return true;
 }
 
-/* What went wrong, or nothing. The workspace is of just the size that the plan states. */
+/* Runs a plan and stores the error message, or an empty string. The workspace has exactly the size that the plan
+   requires. */
 static void run(weftHandle_t handle, const struct request *request, char *error) {
     weftBackendDescriptor_t plan = NULL;
     int64_t bytes = 0;
