@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Large graphs: they are planned by work and memory in proportion to their operations, saved and loaded whatever their
-   number, and executed on threads with small stacks. The oracle is integer arithmetic that float32 does exactly. */
+/* Large graphs: planning costs work and memory in proportion to the number of operations, saving and loading support
+   any number, and execution works on threads with small stacks. The oracle is integer arithmetic that float32 computes
+   exactly. */
 #include "base/arena.h"
 #include "engines/engine.h"
 #include "graph/graph.h"
@@ -11,7 +12,7 @@
 
 enum { WIDTH = 8, THREADS = 4 };
 #ifdef __SANITIZE_ADDRESS__
-enum { SMALL_STACK = 128 << 10 }; /* frames are larger by what is watched */
+enum { SMALL_STACK = 128 << 10 }; /* instrumentation enlarges stack frames */
 #else
 enum { SMALL_STACK = 64 << 10 };
 #endif
@@ -59,7 +60,7 @@ static void *run_often(void *argument) {
     return NULL;
 }
 
-/* Several threads at once, each with a stack that is much smaller than a table of the graph's values. */
+/* Runs several threads at once, each with a stack that is much smaller than a table of the graph's values. */
 static void run_on_small_stacks(void *(*run)(void *), void *argument) {
     pthread_t threads[THREADS];
     pthread_attr_t attributes;
@@ -75,7 +76,8 @@ static void run_on_small_stacks(void *(*run)(void *), void *argument) {
     pthread_attr_destroy(&attributes);
 }
 
-/* More descriptors than 65536, an old limit of saved plans: an operation, its parameters and its result each. */
+/* More than 65536 descriptors, an old limit of saved plans: each step has an operation, its parameters and its
+   result. */
 static void test_chain(void) {
     enum { COUNT = 22000 };
     desc graph = chain_graph(COUNT);
@@ -119,7 +121,7 @@ static desc wide_plan(void) {
     return plan;
 }
 
-/* Memory of one slot behind the other, x_i filled with i. */
+/* Stores the slots one after another; x_i is filled with i. */
 static float *wide_memory(uint64_t *pointers) {
     float *memory = aligned_alloc(64, SLOTS * WIDTH * sizeof *memory);
     for (int s = 0; s < SLOTS; s++) {
@@ -162,7 +164,7 @@ static void refuse_overlap(desc plan, const uint64_t *pointers, int a, int b, co
             b + 1, also);
 }
 
-/* What overlaps is found among many slots as it is among few: to the byte on either side. */
+/* The alias check is exact to the byte on either side, for many slots as for few. */
 static void test_wide_overlaps(desc plan) {
     static uint64_t pointers[SLOTS];
     enum { BYTES = WIDTH * sizeof(float), X = 2000, Y = X + 1 };
@@ -172,19 +174,19 @@ static void test_wide_overlaps(desc plan) {
     MUST(weftExecute(plan, SLOTS, pointers, NULL, NULL));
     CHECK(memory[X * WIDTH] == -X / 2, "in place: %g", memory[X * WIDTH]);
     pointers[Y] = pointers[Y + 1];
-    refuse_overlap(plan, pointers, Y, Y + 1, ""); /* the input of another */
+    refuse_overlap(plan, pointers, Y, Y + 1, ""); /* the input of another operation */
     pointers[Y] = pointers[Y + 2];
     refuse_overlap(plan, pointers, Y, Y + 2, "");
-    pointers[Y] = y, pointers[0] = y - BYTES / 2; /* an input that begins before the output */
+    pointers[Y] = y, pointers[0] = y - BYTES / 2; /* an input that starts before the output */
     refuse_overlap(plan, pointers, Y, 0, ", or exactly the same memory");
-    pointers[0] = y; /* which is read before the output is written */
+    pointers[0] = y; /* an input that is read before the output is written */
     MUST(weftExecute(plan, SLOTS, pointers, NULL, NULL));
     pointers[0] = x; /* inputs may overlap each other */
     MUST(weftExecute(plan, SLOTS, pointers, NULL, NULL));
     free(memory);
 }
 
-/* All slots are columns of one matrix, two of each, and none overlaps another. */
+/* All slots are columns of one matrix, two columns each, and none overlaps another. */
 static void test_columns(void) {
     enum { COUNT = 80, COLUMNS = 2 * COUNT, ROWS = 3 };
     desc list[COUNT / 2], t[COUNT];
@@ -204,12 +206,12 @@ static void test_columns(void) {
     MUST(weftExecute(plan, COUNT, pointers, NULL, NULL));
     for (int i = 0; i < ROWS * COLUMNS; i++)
         CHECK(memory[i] == (float)(i / 2 % 2 ? i : -(i + 2)), "element %d: %g", i, memory[i]);
-    pointers[41] += sizeof *memory; /* half over its input, which begins behind it */
+    pointers[41] += sizeof *memory; /* overlaps half of its input, which starts after it */
     REFUSED(
         weftExecute(plan, COUNT, pointers, NULL, NULL), WEFT_STATUS_BAD_PARAM,
         "output tensor (uid 42) and tensor (uid 41) overlap in memory. Give the output memory of its own, or exactly "
         "the same memory.");
-    pointers[41] -= 2 * sizeof *memory; /* and over the input of the next, which begins before it */
+    pointers[41] -= 2 * sizeof *memory; /* overlaps the next operation's input, which starts before it */
     REFUSED(weftExecute(plan, COUNT, pointers, NULL, NULL), WEFT_STATUS_BAD_PARAM,
             "output tensor (uid 42) and tensor (uid 43) overlap in memory. Give the output memory of its own%s.", "");
     drop(graph), drop(plan);
@@ -230,9 +232,9 @@ static void test_wide(void) {
 
 enum { REGION_MOST = 3 };
 static int64_t questions;
-static atomic_llong bytes_asked; /* by several threads */
+static atomic_llong bytes_asked; /* counted across several threads */
 
-/* Arenas take their memory so; see CMakeLists.txt. */
+/* The library's arenas allocate with this function; see CMakeLists.txt. */
 void *__real_calloc(size_t count, size_t bytes);
 void *__wrap_calloc(size_t count, size_t bytes);
 void *__wrap_calloc(size_t count, size_t bytes) {
@@ -240,7 +242,7 @@ void *__wrap_calloc(size_t count, size_t bytes) {
     return __real_calloc(count, bytes);
 }
 
-/* Takes up to three operations, so that every part grows and is refused further growth. */
+/* Accepts up to three operations, so that every region grows and is refused further growth. */
 static weftStatus_t accept_few(const struct region *region, const struct device *device, double *seconds) {
     (void)device;
     questions++;
@@ -277,7 +279,8 @@ static struct work partition_chain(int count) {
     return work;
 }
 
-/* Ten times the operations ask the families ten times as often and take ten times the memory, not a hundred times. */
+/* Ten times the operations cause ten times the queries to families and require ten times the memory, not a hundred
+   times. */
 static void test_partition_is_linear(void) {
     struct work few = partition_chain(1200), many = partition_chain(12000);
     CHECK(many.questions <= 11 * few.questions, "%lld questions of 1200 operations, %lld of 12000",

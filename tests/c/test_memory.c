@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Out of memory, everywhere: a program that builds, runs, saves and loads is repeated with its n-th allocation failing,
-   for n = 1, 2, .. until none fails. The failing call must say so; then the program either gives up, and nothing may
-   leak, or it makes the same call again, and everything must come out right. Linked with --wrap, so that the library's
-   allocations, and no others, pass through here. */
+/* Allocation failures: a program that builds, runs, saves and loads plans is repeated with its n-th allocation failing,
+   for n = 1, 2, ... until none fails. The failing call must report the failure. Then the program either stops, and
+   nothing may leak, or it repeats the call, and all results must be correct. Linked with --wrap, so that only the
+   library's allocations pass through this file. */
 #include "harness.h"
 
 void *__real_malloc(size_t bytes);
@@ -12,11 +12,11 @@ void *__wrap_malloc(size_t bytes);
 void *__wrap_calloc(size_t count, size_t bytes);
 void *__wrap_realloc(void *old, size_t bytes);
 
-enum way { GIVES_UP, TRIES_AGAIN, FOR_GOOD }; /* FOR_GOOD: gives up, and no later allocation succeeds either */
+enum way { GIVES_UP, TRIES_AGAIN, FOR_GOOD }; /* FOR_GOOD: stops, and all later allocations fail, too */
 
 static enum way way;
-static bool armed;         /* allocations are counted */
-static long until_failure; /* allocations until the next one fails */
+static bool armed;         /* true: allocations are counted */
+static long until_failure; /* number of allocations before the next failure */
 static bool has_failed;
 
 static bool fails_now(void) {
@@ -34,7 +34,7 @@ void *__wrap_malloc(size_t bytes) { return fails_now() ? NULL : __real_malloc(by
 void *__wrap_calloc(size_t count, size_t bytes) { return fails_now() ? NULL : __real_calloc(count, bytes); }
 void *__wrap_realloc(void *old, size_t bytes) { return fails_now() ? NULL : __real_realloc(old, bytes); }
 
-/* A call that may run out of memory, in a function that returns false to give up. */
+/* A call that may run out of memory, inside a function that returns false to stop. */
 #define STEP(call)                                                                                                     \
     do {                                                                                                               \
         armed = true;                                                                                                  \
@@ -56,7 +56,7 @@ enum { DESCRIPTORS_MAX = 128, ROWS = 4, WIDTH = 4, MORE_ROWS = 5 };
 
 struct program {
     int count;
-    desc all[DESCRIPTORS_MAX]; /* given up at the end */
+    desc all[DESCRIPTORS_MAX]; /* released at the end */
     weftHandle_t handle;
     desc graph, config, plan, loaded;
     _Alignas(64) float x[MORE_ROWS * WIDTH], w[WIDTH * WIDTH], y[MORE_ROWS * WIDTH];
@@ -122,7 +122,8 @@ static bool make_graph(struct program *p) {
     return true;
 }
 
-/* Heuristics for this machine's device as another machine would describe it; the fastest configuration is copied. */
+/* Queries heuristics for this machine's device in the form in which another machine describes it, and copies the
+   fastest configuration. */
 static bool choose_engine(struct program *p) {
     static const char device_text[] =
         "{\"kind\":\"cpu\",\"ordinal\":0,\"threads\":2,\"name\":\"the \\\"other\\\" one\"}";
@@ -152,7 +153,7 @@ static bool choose_engine(struct program *p) {
     STEP(weftBackendGetAttribute(heuristics, WEFT_ATTR_ENGINEHEUR_DEVICEPROP, WEFT_TYPE_BACKEND_DESCRIPTOR, 1, &count,
                                  &copy));
     STEP(weftBackendGetAttribute(heuristics, WEFT_ATTR_ENGINEHEUR_OPERATION_GRAPH, WEFT_TYPE_BACKEND_DESCRIPTOR, 1,
-                                 &count, &graph)); /* its list of operations is held by the copy, too */
+                                 &count, &graph)); /* the copy references the list of operations, too */
     return true;
 }
 

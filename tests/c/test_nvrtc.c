@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The real NVRTC, of every copy that can be found: cubins for each chip that Weft promises, headers from memory, and
-   the words of a failed compilation. WEFT_TEST_NVRTC names folders to look in (a colon-separated list, as WEFT_NVRTC),
-   each tested alone; without it the copy that Weft itself would take is tested. Ends with 77 when there is none. */
+/* The real NVRTC, with every copy that is found: cubins for each supported chip, headers from memory, and the messages
+   of a failed compilation. WEFT_TEST_NVRTC lists folders to search (separated by colons, as in WEFT_NVRTC), each of
+   which is tested separately. Without it, the copy that Weft would choose is tested. The exit status is 77 if no copy
+   is found. */
 #define _GNU_SOURCE
 #include "scenario.h"
 
@@ -43,7 +44,7 @@ static void check_cubin(const struct code *code, const char *arch) {
     CHECK(memmem(code->image, code->bytes, ".text.scale", 12) && !code->is_ptx, "%s holds no kernel", arch);
 }
 
-/* A chip that no NVRTC knows yet gets PTX. */
+/* A chip that no NVRTC supports yet gets PTX. */
 static void check_ptx(const struct program *program) {
     const struct code *code;
     DO(cache_get(&code, program, "sm_990a"));
@@ -53,7 +54,7 @@ static void check_ptx(const struct program *program) {
     cache_release(code);
 }
 
-/* The loader's side of it, on a driver that reads cubins: the arguments have the size that the kernel says. */
+/* Loads the code with a driver that reads cubins: the arguments have the size that the kernel declares. */
 static void check_loading(const struct program *program) {
     struct device device;
     struct kernel *kernel;

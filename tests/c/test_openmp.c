@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Loops in a program that has threads of OpenMP: this program's own runtime, which counts what is asked of it. Prints a
+/* Loops in a program that uses OpenMP threads: this program implements the runtime and counts the calls to it. Prints a
    line per failed check; exits non-zero if there was one. */
 #define _GNU_SOURCE 1 /* fork */
 #include "engines/cpu/core/threads.h"
@@ -13,7 +13,7 @@
 
 enum { THREADS_MAX = 8, TASKS = 1000 };
 
-static int failures, set_to, asked; /* threads of the runtime; loops that it got */
+static int failures, set_to, asked; /* number of threads of the runtime; number of loops that it ran */
 static unsigned asked_threads;
 
 #define CHECK(condition, ...)                                                                                          \
@@ -26,7 +26,7 @@ static unsigned asked_threads;
         }                                                                                                              \
     } while (0)
 
-/* ---- The runtime, by the names that GCC calls -------------------------------------------------------------------- */
+/* ---- The runtime, with the entry points that GCC calls ----------------------------------------------------------- */
 
 int omp_get_max_threads(void), omp_get_thread_num(void);
 void GOMP_parallel(void (*body)(void *), void *context, unsigned threads, unsigned flags);
@@ -69,7 +69,7 @@ void GOMP_parallel(void (*body)(void *), void *context, unsigned threads, unsign
 static _Atomic int seen[TASKS];
 
 static pthread_t caller;
-static _Atomic int strangers; /* tasks that ran on another thread than `caller` */
+static _Atomic int strangers; /* tasks that ran on a thread other than `caller` */
 
 static void visit(void *unused, int64_t task) {
     (void)unused;
@@ -82,7 +82,7 @@ static void visit_nested(void *unused, int64_t task) {
     threads_for(TASKS, visit, unused);
 }
 
-/* Whether a loop runs each task so often, and how often the runtime is asked for its threads. */
+/* Checks how often a loop runs each task, and how often it requests the runtime's threads. */
 static void check_loop(const char *when, int nested, int wanted) {
     int before = asked, visits = nested ? nested : 1;
     for (int i = 0; i < TASKS; i++)
@@ -93,7 +93,7 @@ static void check_loop(const char *when, int nested, int wanted) {
     CHECK(asked - before == wanted, "%s: the runtime was asked %d times and not %d", when, asked - before, wanted);
 }
 
-/* A thread's first task, which waits for that of all others: SHARE of each. */
+/* The first task of each thread waits until all threads have begun theirs, so that each thread runs SHARE tasks. */
 enum { SHARE = 3 };
 static _Atomic int begun, first_tasks[THREADS_MAX];
 
@@ -107,7 +107,7 @@ static void begin_share(void *unused, int64_t task) {
         sched_yield();
 }
 
-/* Another thread's loop has other threads of the runtime. */
+/* A loop on another thread uses other threads of the runtime. */
 static void *check_shares(void *when) {
     begun = 0;
     for (int i = 0; i < THREADS_MAX; i++)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Philox-4x32-10 of base/philox.h against the generator's published known answers, and the numbers made of its words at
-   the ends of their range. Prints one line per failed check and exits non-zero. */
+/* Philox-4x32-10 of base/philox.h, compared with the generator's published test vectors, and the conversion of its
+   words to numbers at both ends of their range. Prints one line per failed check and exits non-zero. */
 #include "base/philox.h"
 #include "harness.h"
 

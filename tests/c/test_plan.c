@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Engines, knobs, heuristics, plans, packs, overridden shapes and saved plans: what they refuse and in which words,
-   that results are right, and that no blob, however damaged, does harm. The oracle for results is plain double
-   arithmetic. */
+/* Engines, knobs, heuristics, plans, packs, shape overrides and saved plans: the exact messages of refusals, correct
+   results, and that no blob does harm, however damaged it is. The oracle for results is plain double arithmetic. */
 #include "base/bytes.h"
 #include "base/hash.h"
 #include "harness.h"
@@ -9,7 +8,7 @@
 
 #include <math.h>
 
-/* ---- The graph most tests run: y = relu(((x @ w) + bias) * alpha * 2.5) ------------------------------------------ */
+/* ---- The graph of most tests: y = relu(((x @ w) + bias) * alpha * 2.5) ------------------------------------------- */
 
 enum { ROWS_X = 4, K = 8, N = 6, MOST_ROWS = 64 };
 enum { UID_X = 1, UID_W, UID_BIAS, UID_ALPHA, UID_Y };
@@ -21,7 +20,7 @@ struct memory {
     _Alignas(64) char workspace[1 << 16];
 };
 
-/* x of [rows, K]; the caller drops the graph. */
+/* x has dims [rows, K]; the caller releases the graph. */
 static desc mlp_graph(const char *name) {
     desc x = tensor(UID_X, DIMS(ROWS_X, K)), w = tensor(UID_W, DIMS(K, N)), bias = tensor(UID_BIAS, DIMS(1, N));
     desc alpha = open_tensor(UID_ALPHA, UNSET), y = tensor(UID_Y, DIMS(ROWS_X, N)), scale = constant(12, 2.5f);
@@ -138,7 +137,8 @@ static weftStatus_t finalize_with_knob(desc graph, int64_t engine, int32_t type,
     return weftBackendFinalize(*config);
 }
 
-/* Each knob that an engine lists takes its extreme values and no others; the plan's tag and saved form keep them. */
+/* Each knob of an engine accepts its minimum and maximum, and no values beyond them; the plan's tag and its saved form
+   preserve them. */
 static void check_knob(desc graph, int64_t index, const char *engine, desc info) {
     int32_t type;
     desc config;
@@ -155,7 +155,7 @@ static void check_knob(desc graph, int64_t index, const char *engine, desc info)
         drop(config);
     }
     if (type == WEFT_KNOB_TYPE_WORKSPACE)
-        least = most; /* a limit: not every graph keeps to the least */
+        least = most; /* a limit: some graphs need more than the minimum */
     MUST(finalize_with_knob(graph, index, type, least, &config));
     desc plan = make(WEFT_BACKEND_EXECUTION_PLAN_DESCRIPTOR), loaded = make(WEFT_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
     MUST(set_held(plan, WEFT_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, config));
@@ -263,7 +263,7 @@ static void test_workspace_limit(void) {
     drop(graph), drop(config), drop(plan);
 }
 
-/* A strict reader of JSON: returns where a value ends, or NULL. */
+/* A strict JSON parser: returns the end of a value, or NULL. */
 static const char *json_value(const char *at);
 
 static const char *json_space(const char *at) { return at ? at + strspn(at, " \t\r\n") : NULL; }
@@ -448,7 +448,7 @@ static desc one_op_plan(desc op) {
     return plan;
 }
 
-/* The CPU takes memory of any alignment that the tensors do not rule out: here x w, on every engine. */
+/* The CPU accepts memory of any alignment that the tensors allow: here x w, on every engine. */
 static void test_alignment(void) {
     _Alignas(64) char memory[3][16 * sizeof(float) + 64], workspace[4096];
     for (int declared = 1; declared <= 16; declared *= 4) {
@@ -499,7 +499,7 @@ static void test_aliasing(void) {
         "same memory.");
     REFUSED(weftExecute(plan, 3, (uint64_t[]){far, at, at}, NULL, NULL), WEFT_STATUS_BAD_PARAM,
             "output tensor (uid 2) and tensor (uid 3) overlap in memory. Give the output memory of its own.");
-    MUST(weftExecute(plan, 3, (uint64_t[]){at, at + 32, far}, NULL, NULL)); /* side by side */
+    MUST(weftExecute(plan, 3, (uint64_t[]){at, at + 32, far}, NULL, NULL)); /* adjacent */
     drop(plan), drop(x), drop(y), drop(b);
 
     desc a = tensor(1, DIMS(2, 2)), c = tensor(2, DIMS(2, 2));
@@ -511,7 +511,7 @@ static void test_aliasing(void) {
     CHECK(memory[32] == 7 && memory[35] == 22, "a squared");
     drop(plan), drop(a), drop(c);
 
-    /* Same dims in another order: element i of x is not where element i of y is. */
+    /* Same dims in another order: element i of x is not stored where element i of y is. */
     x = tensor(1, DIMS(2, 3)), y = open_tensor(2, DIMS(2, 3));
     MUST(set_numbers(y, WEFT_ATTR_TENSOR_STRIDES, 2, (int64_t[]){1, 2}));
     MUST(weftBackendFinalize(y));
@@ -520,7 +520,7 @@ static void test_aliasing(void) {
             "output tensor (uid 2) and tensor (uid 1) overlap in memory. Give the output memory of its own.");
     drop(plan), drop(x), drop(y);
 
-    /* y may not take the place of x, which a later step reads. */
+    /* y must not alias x, which a later step reads. */
     x = tensor(1, DIMS(4)), y = tensor(2, DIMS(4));
     desc z = tensor(3, DIMS(4)),
          ops[2] = {pointwise(WEFT_POINTWISE_NEG, x, NULL, y), pointwise(WEFT_POINTWISE_ADD, x, y, z)};
@@ -528,17 +528,17 @@ static void test_aliasing(void) {
     plan = plan_of(graph);
     REFUSED(weftExecute(plan, 3, (uint64_t[]){at, at, far}, NULL, NULL), WEFT_STATUS_BAD_PARAM,
             "output tensor (uid 2) and tensor (uid 1) overlap in memory. Give the output memory of its own.");
-    MUST(weftExecute(plan, 3, (uint64_t[]){at, far, at}, NULL, NULL)); /* z may: it is made last */
+    MUST(weftExecute(plan, 3, (uint64_t[]){at, far, at}, NULL, NULL)); /* z may: it is written last */
     CHECK(memory[0] == 0 && memory[3] == 0, "x - x");
     drop(graph), drop(plan), drop(x), drop(y), drop(z);
 
-    /* Columns of one matrix lie between each other: to the element on either side, and whichever comes first. */
+    /* Interleaved columns of one matrix do not overlap: exact to the element on either side, in either order. */
     x = open_tensor(1, DIMS(3, 2)), y = open_tensor(2, DIMS(3, 2));
     MUST(set_numbers(x, WEFT_ATTR_TENSOR_STRIDES, 2, (int64_t[]){5, 1}));
     MUST(set_numbers(y, WEFT_ATTR_TENSOR_STRIDES, 2, (int64_t[]){5, 1}));
     plan = one_op_plan(pointwise(WEFT_POINTWISE_NEG, finalized(x), NULL, finalized(y)));
     for (int64_t shift = -12; shift <= 12; shift++) {
-        int64_t apart = (shift + 15) % 5; /* columns from x to y, of a matrix of 5 */
+        int64_t apart = (shift + 15) % 5; /* distance in columns from x to y, in a matrix of 5 */
         bool is_fit = shift == 0 || apart == 2 || apart == 3 || shift <= -12 || shift >= 12;
         for (int i = 0; i < 64; i++)
             memory[i] = (float)i;
@@ -558,8 +558,7 @@ static void test_aliasing(void) {
     drop(plan), drop(x), drop(y);
 }
 
-/* The sum of rows without elements is 0, on every engine, and nothing of x is read, not even where stride 0 says that
-   all elements of a row are one. */
+/* The sum of empty rows is 0, on every engine, and no element of x is read, even if its stride is 0. */
 static void test_no_elements(void) {
     desc parameters = make(WEFT_BACKEND_REDUCTION_DESCRIPTOR), op = make(WEFT_BACKEND_OPERATION_REDUCTION_DESCRIPTOR);
     desc x = open_tensor(1, DIMS(3, 0)), y = tensor(2, DIMS(3, 1));
@@ -575,7 +574,7 @@ static void test_no_elements(void) {
     for (int64_t index = first_cpu_index(graph); index <= reference_index(graph); index++) {
         desc plan = finalized(open_plan(graph, index));
         _Alignas(64) float sums[3] = {1, 2, 3}, workspace[1024];
-        char *nothing = malloc(1); /* AddressSanitizer knows its end */
+        char *nothing = malloc(1); /* AddressSanitizer detects reads past its end */
         CHECK(get_number(plan, WEFT_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE) <= (int64_t)sizeof workspace, "too small");
         MUST(weftExecute(plan, 2, (uint64_t[]){(uintptr_t)nothing, (uintptr_t)sums}, workspace, NULL));
         CHECK(sums[0] == 0 && sums[1] == 0 && sums[2] == 0, "%g %g %g", sums[0], sums[1], sums[2]);
@@ -627,7 +626,7 @@ static void test_packs(void) {
     drop(pack);
     CHECK(isnan(m.y[0]), "refused executions write nothing");
 
-    /* In any order, with uids that the plan does not know. */
+    /* Pointers are accepted in any order, including uids that are not in the plan. */
     void *pointers[7] = {m.y, NULL, &m.alpha, m.bias, m.w, m.x, NULL};
     pack = open_pack(7, (int64_t[]){5, 99, 4, 3, 2, 1, -1}, pointers);
     MUST(set_workspace(pack, m.workspace));
@@ -649,8 +648,8 @@ static desc override_pack(struct memory *m, int64_t rows, int64_t rows_of_y) {
     return pack;
 }
 
-/* The same shapes with other strides are another plan, whichever was made first: rows of y one after the other, every
-   second one, and of x each twice as far. */
+/* The same shapes with other strides need another plan, in either order: rows of y contiguous or every second one, and
+   rows of x with doubled distance. */
 static void check_other_strides(struct memory *m, weftHandle_t handle, desc plan) {
     static const int64_t steps[][2] = {{N, K}, {2 * N, K}, {N, 2 * K}, {2 * N, K}, {N, K}};
     enum { ROWS = 5 };
@@ -672,7 +671,7 @@ static void check_other_strides(struct memory *m, weftHandle_t handle, desc plan
     }
 }
 
-/* A limit of the plan's is that of plans of other shapes. */
+/* The plan's workspace limit also applies to its shape overrides. */
 static void check_limit_of_overrides(struct memory *m, weftHandle_t handle, desc graph) {
     desc plan = open_plan(graph, reference_index(graph)), few = finalized(override_pack(m, 1, 1)),
          many = finalized(override_pack(m, 40, 40));
@@ -695,7 +694,7 @@ static void test_overrides(void) {
     static struct memory m;
     desc graph = mlp_graph("mlp"), plan = plan_of(graph);
     weftHandle_t handle = cpu_handle();
-    /* More shapes than the plan keeps, then the first ones again. */
+    /* More shapes than the plan caches, then the first ones again. */
     for (int64_t i = 0; i < 44; i++) {
         int64_t rows = i % 40 + 1;
         desc pack = finalized(override_pack(&m, rows, rows));
@@ -819,7 +818,7 @@ static void test_save_and_load(void) {
     drop(graph);
 }
 
-/* Runs a plan with two slots of eight floats and its loaded twin: the second slot must come out the same. */
+/* Runs a plan with two slots of eight floats and its loaded copy: the second slot must have the same content. */
 static void check_twin(desc plan, const char *what) {
     _Alignas(64) char workspace[256];
     _Alignas(16) float in[8] = {1, 2, 3, 4, 5, 6, 7, 8}, out[2][8] = {{0}};
@@ -834,24 +833,24 @@ static void check_twin(desc plan, const char *what) {
     drop(plan), drop(loaded);
 }
 
-/* What was inferred when the plan was made holds in the loaded one, however the tensors came by it. */
+/* A loaded plan has the layouts that were inferred for the saved one, regardless of the order of inference. */
 static void test_load_keeps_inferred_layouts(void) {
     desc x = open_tensor(1, DIMS(2, 4)), y = tensor(2, DIMS(2, 4)), z = open_tensor(3, DIMS(2, 4));
     MUST(set_numbers(x, WEFT_ATTR_TENSOR_STRIDES, 2, (int64_t[]){1, 2}));
     MUST(weftBackendFinalize(x));
     MUST(set_numbers(z, WEFT_ATTR_TENSOR_STRIDES, 2, (int64_t[]){4, 1}));
     MUST(weftBackendFinalize(z));
-    desc first = pointwise(WEFT_POINTWISE_NEG, x, NULL, y); /* y is column-major, as x is */
+    desc first = pointwise(WEFT_POINTWISE_NEG, x, NULL, y); /* y is column-major, like x */
     check_twin(one_op_plan(pointwise(WEFT_POINTWISE_ABS, y, NULL, z)), "an input laid out by an operation elsewhere");
     drop(first), drop(y);
 
     y = tensor(2, DIMS(2, 4));
-    desc second = pointwise(WEFT_POINTWISE_ABS, y, NULL, z); /* the reader first: y is row-major */
+    desc second = pointwise(WEFT_POINTWISE_ABS, y, NULL, z); /* the reader of y first: y is row-major */
     check_twin(one_op_plan(pointwise(WEFT_POINTWISE_NEG, x, NULL, y)), "an output laid out by its reader");
     drop(second), drop(x), drop(y), drop(z);
 }
 
-/* y without dims follows x, in a loaded plan too. */
+/* If y has no dims, it follows x, in a loaded plan, too. */
 static void test_load_keeps_outputs_open(void) {
     desc x = tensor(1, DIMS(2, 4)), y = tensor(2, UNSET), plan = one_op_plan(pointwise(WEFT_POINTWISE_NEG, x, NULL, y));
     int64_t bytes;
@@ -874,7 +873,7 @@ static void test_load_keeps_outputs_open(void) {
     drop(x), drop(y);
 }
 
-/* The descriptor that is saved first is saved once, also where a later operation holds it again. */
+/* A descriptor that several operations reference is saved only once, at its first use. */
 static void test_shared_parameters_are_saved_once(void) {
     desc t[3] = {tensor(1, DIMS(8)), virtual_tensor(2), tensor(3, DIMS(8))}, ops[2];
     desc parameters = make(WEFT_BACKEND_POINTWISE_DESCRIPTOR);
@@ -893,7 +892,7 @@ static void test_shared_parameters_are_saved_once(void) {
 }
 
 static void test_constants_survive(void) {
-    desc x = tensor(1, DIMS(8)), y = tensor(2, DIMS(8)), c = constant(3, 0.1f); /* its float is gone by now */
+    desc x = tensor(1, DIMS(8)), y = tensor(2, DIMS(8)), c = constant(3, 0.1f); /* 0.1f is out of scope by now */
     int64_t bytes;
     desc plan = one_op_plan(pointwise(WEFT_POINTWISE_MUL, x, c, y));
     drop(x), drop(y), drop(c);
@@ -909,7 +908,7 @@ static void test_constants_survive(void) {
     check_twin(plan, "constant");
 }
 
-/* A plan that failed to load takes another blob. */
+/* A plan that failed to load accepts another blob. */
 static void test_load_is_repaired(void) {
     desc graph = mlp_graph(NULL), x = tensor(1, DIMS(4)), y = tensor(2, DIMS(4));
     desc plan = plan_of(graph), other = one_op_plan(pointwise(WEFT_POINTWISE_NEG, x, NULL, y));
@@ -944,7 +943,7 @@ static void test_damaged_blobs(void) {
                                        : "its length differs from the recorded one");
         drop(loaded);
     }
-    /* The same cuts of the body behind a header that agrees with them. */
+    /* The body cut short in the same way, but with a header that matches the new length. */
     for (int64_t cut = HEADER_BYTES; cut < bytes; cut++) {
         int64_t length = cut - HEADER_BYTES;
         memcpy(copy, blob, (size_t)bytes);
@@ -967,7 +966,7 @@ static void test_damaged_blobs(void) {
         drop(loaded);
     }
     memcpy(copy, blob, (size_t)bytes);
-    copy[HEADER_BYTES + 8] ^= 0x10; /* the first letter of the engine's name */
+    copy[HEADER_BYTES + 8] ^= 0x10; /* the first character of the engine's name */
     fix_hash(copy, bytes);
     desc loaded = open_loaded(copy, bytes);
     REFUSED(weftBackendFinalize(loaded), WEFT_STATUS_BAD_PARAM_DAMAGED_BLOB_EXT,
@@ -992,7 +991,7 @@ static void test_damaged_blobs(void) {
     drop(graph), drop(plan);
 }
 
-/* A blob that sets an address on an operation: such attributes are a constant's bytes in a tensor alone. */
+/* A blob that sets an address on an operation. Such attributes are only valid for the bytes of a constant tensor. */
 static void test_blob_with_address(void) {
     desc graph = mlp_graph(NULL), plan = plan_of(graph);
     int64_t bytes;
@@ -1020,7 +1019,8 @@ static void test_blob_with_address(void) {
     drop(loaded), drop(graph), drop(plan);
 }
 
-/* A descriptor with the dims of a tensor, or, count 6, that they are those of the scores of descriptors before it. */
+/* Writes a descriptor with the dims of a tensor or, if count is 6, with a reference to the dims of the scores of
+   earlier descriptors. */
 static void put_shape(struct byte_writer *w, weftBackendDescriptorType_t kind, const int64_t *numbers, int64_t count) {
     enum { SCORES = 1 << 30 };
     bool is_tensor = kind == WEFT_BACKEND_TENSOR_DESCRIPTOR;
@@ -1038,7 +1038,7 @@ static void put_shape(struct byte_writer *w, weftBackendDescriptorType_t kind, c
     byte_put_raw(w, numbers, (size_t)count * sizeof *numbers);
 }
 
-/* Blobs whose tensors have the shape of scores of what is none. */
+/* Blobs whose tensors take the dims of scores from descriptors that have no scores. */
 static void test_blob_with_scores(void) {
     static const struct {
         weftBackendDescriptorType_t kind;
@@ -1101,7 +1101,7 @@ static uint64_t next_random(uint64_t *state) {
     return *state;
 }
 
-/* Runs a plan of any graph with memory of exactly the size that it asks for, unless that is much. */
+/* Runs a plan of any graph with memory of exactly the required size, unless that is large. */
 static void run_any(desc loaded) {
     const struct plan *plan = (const struct plan *)loaded;
     int64_t most = 1 << 20, bytes = plan->workspace_bytes;
@@ -1126,7 +1126,7 @@ static void run_any(desc loaded) {
     free(memory), free(workspace);
 }
 
-/* ---- Packed attention: a plan whose operands are found by numbers in memory ---- */
+/* ---- Packed attention: a plan whose memory contains the offsets of its operands  */
 
 enum { BATCH = 3, HEADS = 2, ROWS_Q = 5, PAGE = 4, PAGES = 7, PAGES_EACH = 3, DEPTH = 8 };
 enum {
@@ -1148,7 +1148,7 @@ static desc integers(int64_t uid, struct extents dims) {
     return t;
 }
 
-/* Queries and results are packed tokens. Keys and values are in pages, whose table is packed, too. */
+/* Queries and results are packed tokens. Keys and values are paged, and the page table is packed, too. */
 static desc packed_attention(void) {
     desc lengths_q = finalized(integers(UID_LENGTHS_Q, DIMS(BATCH, 1, 1, 1)));
     desc lengths_kv = finalized(integers(UID_LENGTHS_KV, DIMS(BATCH, 1, 1, 1)));
@@ -1183,7 +1183,7 @@ static desc packed_attention(void) {
     return graph;
 }
 
-/* Its memory: of packed tensors as much as the sequences have. Numbers by which others are found are legal until a
+/* Memory of packed attention; packed tensors have exactly the elements of the sequences. The offsets are valid until a
    round changes one or two of them. */
 struct packed_memory {
     int32_t lengths_q[BATCH], lengths_kv[BATCH], offsets_q[BATCH + 1], offsets_o[BATCH + 1], starts[BATCH + 1];
@@ -1192,7 +1192,7 @@ static const struct packed_memory legal = {
     {5, 0, 3}, {12, 1, 7}, {0, 5, 5, 8}, {0, 5 * 16, 5 * 16, 8 * 16}, {0, 3, 4, 6}};
 enum { TOKENS = 8, TABLE_ENTRIES = 6, NUMBERS = sizeof(struct packed_memory) / sizeof(int32_t) };
 
-/* Allocated one by one, so that AddressSanitizer sees each end. */
+/* Copies into a separate allocation, so that AddressSanitizer detects reads past the end. */
 static void *copy_of(const void *from, size_t bytes) {
     void *copy = malloc(bytes);
     CHECK(copy, "no memory");
@@ -1229,13 +1229,13 @@ static weftStatus_t run_packed(desc plan, const struct packed_memory *m, const i
     return status;
 }
 
-/* The last offset says how much memory there is, as a caller's word: no more than there is. */
+/* The last offset is the caller's statement of how much memory exists, so it must not exceed the actual size. */
 static void keep_end(int32_t *end, int32_t is, int32_t most) {
     if (*end > is && *end <= most)
         *end = is;
 }
 
-/* Whatever the numbers are, the plan runs within its memory or refuses them and writes nothing. */
+/* With any offsets, the plan stays within its memory, or refuses them and writes nothing. */
 static void change_numbers(desc plan, int rounds, uint64_t seed) {
     static const int32_t wild[] = {-1, 0, 1, 2, 3, 7, 8, 9, 13, 128, 129, 1 << 20, INT32_MAX, INT32_MIN};
     int64_t refused = 0;
@@ -1270,7 +1270,7 @@ static void change_numbers(desc plan, int rounds, uint64_t seed) {
     CHECK(refused > rounds / 4 && refused < rounds, "%lld of %d rounds are refused", (long long)refused, rounds);
 }
 
-/* Bytes changed behind a hash that agrees, so that the parser itself meets them: what loads all the same runs. */
+/* Changes bytes and fixes the hash, so that the parser receives them; a plan that loads nevertheless must run. */
 static void mutate(desc plan, int rounds, uint64_t seed) {
     int64_t bytes, survived = 0;
     char *blob = save(plan, &bytes), *copy = malloc((size_t)bytes);
@@ -1402,7 +1402,7 @@ static void test_kernel_cache(void) {
     drop(cache), drop(again), drop(graph), drop(plan);
 }
 
-/* The header promises that descriptors outlive the handle that they name. */
+/* The header guarantees that a descriptor may outlive its handle. */
 static void test_handle_destroyed_first(void) {
     weftHandle_t first = cpu_handle(), second;
     desc x = tensor(1, DIMS(2)), y = tensor(2, DIMS(2)), op = pointwise(WEFT_POINTWISE_NEG, x, NULL, y);
@@ -1429,7 +1429,7 @@ static void test_handle_destroyed_first(void) {
     drop(x), drop(y), drop(op), drop(graph), drop(plan), drop(pack);
 }
 
-/* Parameters set on the operation itself, or left at their defaults, and a plan straight from its graph. */
+/* Parameters that are set on the operation or keep their defaults, and a plan that is built directly from its graph. */
 static void test_short_forms(void) {
     desc x = tensor(1, DIMS(2)), y = tensor(2, DIMS(2)), op, graph, plan, none = NULL;
     int32_t mode = WEFT_POINTWISE_NEG;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The CUDA driver, devices, kernels and launches, without a GPU: every outcome of loading a driver by its exact words,
-   what reaches the driver in a launch, and each call of a whole build-and-run failing in turn. The driver and the
+/* The CUDA driver, devices, kernels and launches, without a GPU: the exact message of every outcome of loading a
+   driver, the driver calls of a launch, and the failure of each call of a whole build and run. The driver and the
    compiler are those of tests/fake_cuda. */
 #define _GNU_SOURCE
 #include "../emulator/tensor_map.h"
@@ -35,7 +35,7 @@ static void *get_driver(void *unused) {
     return unused;
 }
 
-/* driver_find says nothing; driver_get says the same to everybody, every time. */
+/* driver_find reports no error; driver_get reports the same error to every caller, each time. */
 static void no_driver(void) {
     struct device device;
     DO(WEFT_STATUS_SUCCESS);
@@ -121,7 +121,7 @@ static void forked(void) {
     IN_CHILD(forked_child, "WEFT_LIBCUDA=" FAKE_CUDA);
 }
 
-/* The CPU needs no driver, so nothing may load one where it is asked for. */
+/* The CPU needs no driver, so a program that uses only the CPU must not load one. */
 static void cpu_only(void) {
     weftHandle_t handle;
     struct device device;
@@ -164,7 +164,7 @@ static void two_devices(void) {
             "no device cpu:1: a machine is one cpu, cpu:0, and as many cuda devices as it has GPUs. Ask for cpu:0 or "
             "cuda:0.");
     open_fake();
-    check_clean(0); /* looking opens nothing */
+    check_clean(0); /* querying devices creates no context */
 }
 
 static void one_old_device(void) {
@@ -309,7 +309,7 @@ static void check_launches(const struct kernel *scale, const struct kernel *ring
     struct launch launch = {
         .kernel = scale, .grid = {INT32_MAX, 65535, 2}, .block = {32, 4, 2}, .arguments = &arguments};
     DO(launch_kernel(&launch, &mark));
-    arguments.count = 0; /* it was read already */
+    arguments.count = 0; /* the launch has already read the arguments */
     CHECK(fake->launch(0, &seen), "recorded");
     EXACTLY(seen.kernel, "scale");
     CHECK(seen.device == 1 && seen.stream == &mark && seen.shared_bytes == 0 && !seen.is_dependent &&
@@ -331,7 +331,7 @@ static void check_launches(const struct kernel *scale, const struct kernel *ring
     CHECK(fake->launch(1, &seen) && seen.cluster[0] == 16 && seen.cluster[2] == 1 && seen.is_dependent &&
               seen.is_cooperative && seen.shared_bytes == 200 << 10 && !seen.stream,
           "ring");
-    for (int axis = 0; axis < 3; axis++) { /* nothing to do */
+    for (int axis = 0; axis < 3; axis++) { /* nothing to launch */
         struct launch empty = {.kernel = scale, .grid = {5, 5, 5}, .block = {1, 1, 1}, .arguments = &arguments};
         empty.grid[axis] = 0;
         DO(launch_kernel(&empty, NULL));
@@ -350,7 +350,7 @@ static void check_limits(const struct kernel *scale) {
         wrong[i] = right;
     wrong[0].grid[0] = 1ll << 31;
     wrong[1].grid[1] = 65536;
-    wrong[2].grid[2] = 1ll << 32; /* would be 0 in 32 bits */
+    wrong[2].grid[2] = 1ll << 32; /* 0 if truncated to 32 bits */
     wrong[3].grid[0] = -1;
     wrong[4].block[0] = 0;
     wrong[5].block[0] = 1025;
@@ -359,8 +359,8 @@ static void check_limits(const struct kernel *scale) {
     wrong[7].block[0] = 32;
     wrong[8].shared_bytes = (48 << 10) + 1;
     wrong[9].cluster[0] = 3, wrong[9].cluster[1] = wrong[9].cluster[2] = 1;
-    wrong[10].cluster[0] = 2;                                                /* the others are 0 */
-    wrong[11].block[0] = wrong[11].block[1] = wrong[11].block[2] = 1u << 31; /* would be 0 in 64 bits */
+    wrong[10].cluster[0] = 2;                                                /* the other dimensions are 0 */
+    wrong[11].block[0] = wrong[11].block[1] = wrong[11].block[2] = 1u << 31; /* 0 if truncated to 64 bits */
     for (int i = 0; i < 12; i++) {
         const struct launch *l = &wrong[i];
         REFUSED(launch_kernel(l, NULL), WEFT_STATUS_NOT_SUPPORTED_BAD_LAUNCH_PARAM,
@@ -397,14 +397,14 @@ static void launching(void) {
     DO(kernel_load(&ring, &device, code, "ring", &ring_needs));
     DO(kernel_load(&again, &device, code, "ring", &(struct kernel_needs){.shared_bytes = 100 << 10}));
     DO(kernel_load(&opaque, &device, code, "opaque",
-                   &(struct kernel_needs){.argument_bytes = 999})); /* cannot be checked */
+                   &(struct kernel_needs){.argument_bytes = 999})); /* this cannot be checked */
     cache_release(code);
     fake->counts(&counts);
     CHECK(counts.modules == 1 && counts.current == 0, "%d modules: one for all", counts.modules);
     CHECK(scale->registers == 40 && scale->local_bytes == 0 && scale->threads_per_block == 1024, "attributes");
     CHECK(scale->shared_bytes == 0 && ring->shared_bytes == 200 << 10 && ring->max_dynamic_shared_bytes == 227 << 10,
           "shared memory");
-    kernel_release(again); /* the smaller one took nothing from the larger one */
+    kernel_release(again); /* loading the smaller program did not affect the larger one */
     kernel_release(opaque);
     DO(device_enter(&scope, &device));
     fake->begin_execution();
@@ -418,7 +418,7 @@ static void launching(void) {
     check_clean(1);
 }
 
-/* A kernel with 1 KiB of static shared memory has 47 KiB more for the asking; a byte beyond asks for all there is. */
+/* A kernel with 1 KiB of static shared memory has 47 KiB without opting in; one byte more opts in to the maximum. */
 static void check_shared_of_tile(const struct device *device, const struct code *code) {
     static const int limits[][2] = {{(47 << 10) - 1, 47 << 10},
                                     {47 << 10, 47 << 10},
@@ -476,7 +476,7 @@ static void bad_kernels(void) {
     check_clean(1);
 }
 
-/* A driver before 12.4 cannot tell what arguments a kernel takes. */
+/* A driver before 12.4 cannot report the arguments of a kernel. */
 static void older_driver(void) {
     struct device device;
     struct kernel *kernel;
@@ -510,7 +510,7 @@ static void chip_newer_than_compiler(void) {
 
 static void check_tensor_maps(const struct driver *driver) {
     struct cuda_tensor_map map;
-    struct tensor_map held; /* what the fake driver puts into those bytes */
+    struct tensor_map held; /* the fake driver's content of these bytes */
     const struct tensor_map_form right = {.type = TENSOR_MAP_BF16,
                                           .rank = 3,
                                           .dims = {100, 50, 4},
@@ -645,7 +645,7 @@ static weftStatus_t use_kernels(const struct driver *driver, const struct device
     return status;
 }
 
-/* What a plan's life asks of the runtime: find, compile, enter, load, run, release. */
+/* Runtime calls of a plan: find, compile, enter, load, run, release. */
 static weftStatus_t build_and_run(void) {
     const struct driver *driver;
     struct device device;
@@ -664,7 +664,7 @@ static weftStatus_t build_and_run(void) {
     return status;
 }
 
-static int64_t failing_call, *all_calls; /* the latter shared with children */
+static int64_t failing_call, *all_calls; /* all_calls is shared with child processes */
 
 static void failing(void) {
     open_fake();
@@ -746,9 +746,9 @@ static void threads(void) {
     check_clean(2);
 }
 
-/* ---- Files that end early ---------------------------------------------------------------------------------------- */
+/* ---- Truncated files --------------------------------------------------------------------------------------------- */
 
-/* A cache of ldconfig that lists `path` as libx.so.1; `front`: what older versions write before it. */
+/* Writes an ldconfig cache that lists `path` as libx.so.1. `front` is the header that older versions write first. */
 static const char *write_loader_cache(const char *path, const char *front) {
     struct {
         char magic[20];

@@ -1,20 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Random sequences of calls: tensors, operations and graphs of a few random formulas are made piece by piece, planned,
-   saved, loaded, copied, run with their own shapes and with others, and destroyed, in any order; between them calls
-   that must be refused and leave no trace. An execution on valid memory succeeds and is right to rounding, every other
-   one is refused. A round depends on its seed alone:
-
-     WEFT_TEST_SEED=7 WEFT_TEST_ROUNDS=1000 build/asan/tests/test_sequences
-
-   runs 1000 rounds from seed 7. With WEFT_DEVICE=cuda the plans run on a GPU. */
+/* Random sequences of calls: tensors, operations and graphs of a few random formulas are created piece by piece,
+   planned, saved, loaded, copied, run with their own and with overridden shapes, and destroyed, in any order. Between
+   them there are calls that must be refused without side effects. An execution on valid memory succeeds, and its result
+   is correct up to rounding; every other execution is refused. A round depends only on its seed: WEFT_TEST_SEED=7
+   WEFT_TEST_ROUNDS=1000 build/asan/tests/test_sequences runs 1000 rounds from seed 7. With WEFT_DEVICE=cuda the plans
+   run on a GPU. */
 #include "formula.h"
 
 enum { FORMULAS = 3, ENTRIES = 20, ACTIONS = 800, ROUNDS = 120 };
 static const double TOLERANCE = 4e-6;
 
-/* ---- What a round has -------------------------------------------------------------------------------------------- */
+/* ---- State of a round -------------------------------------------------------------------------------------------- */
 
-/* The descriptors that a formula's next graph is made from; NULL: not there yet, or destroyed. */
+/* Descriptors of a formula's next graph; NULL: not created yet, or destroyed. */
 struct parts {
     desc tensors[VALUES_MAX], ops[VALUES_MAX];
     bool tensor_is_done[VALUES_MAX], op_is_done[VALUES_MAX];
@@ -25,11 +23,11 @@ enum kind { NONE, GRAPH, PLAN, BLOB, PACK, KINDS };
 struct entry {
     enum kind kind;
     int formula;
-    struct shapes shapes; /* of a pack: those of its memory */
+    struct shapes shapes; /* of a pack: the shapes of its memory */
     desc made;
     char *blob;
     int64_t blob_bytes;
-    bool overrides; /* a pack that tells all of its shapes */
+    bool overrides; /* a pack that overrides all of its shapes */
     struct memory *memory;
     void *workspace;
     int64_t workspace_bytes;
@@ -47,7 +45,7 @@ static weftHandle_t open_handle(void) {
     return opened;
 }
 
-/* ---- What is told when something fails --------------------------------------------------------------------------- */
+/* ---- Log that is printed on failure ------------------------------------------------------------------------------ */
 
 enum { NOTES = 16, NOTE_BYTES = 120 };
 static char notes[NOTES][NOTE_BYTES];
@@ -76,20 +74,21 @@ static void tell_round(void) {
 
 void __sanitizer_set_death_callback(void (*callback)(void)) __attribute__((weak));
 
-/* A call that must fail, with words. */
+/* A call that must fail with an error message. */
 static void must_fail(weftStatus_t status, weftStatus_t wanted, const char *what) {
     CHECK(status == wanted && *last_error(), "%s: expected %s, got %s: %s", what, weftGetErrorString(wanted),
           weftGetErrorString(status), last_error());
     refusals++;
 }
 
-/* ---- Memory of the device ---------------------------------------------------------------------------------------- */
+/* ---- Device memory ----------------------------------------------------------------------------------------------- */
 
 static bool is_on_device(const struct memory *m, int i) {
     return on_gpu && m->address[i] && m->formula->values[i].origin != BY_VALUE;
 }
 
-/* Where a plan finds each value: on a GPU in memory of its own, at an odd multiple of the alignment as on the host. */
+/* Address of each value for the plan: on a GPU in separate memory, at an odd multiple of the alignment like on the
+   host. */
 static void place_on_device(struct memory *m) {
     for (int i = 0; i < m->formula->count; i++) {
         size_t odd = (size_t)m->formula->values[i].alignment;
@@ -159,7 +158,7 @@ static void discard(struct entry *e) {
     *e = (struct entry){0};
 }
 
-/* Room for another thing of a formula, in place of one that goes. */
+/* Returns a free entry for an object of a formula; replaces another one if necessary. */
 static struct entry *new_entry(enum kind kind, int formula, const struct shapes *shapes) {
     struct entry *e = &entries[below(ENTRIES)];
     for (int i = 0; i < ENTRIES && e->kind != NONE; i++)
@@ -169,7 +168,7 @@ static struct entry *new_entry(enum kind kind, int formula, const struct shapes 
     return e;
 }
 
-/* NULL: there is none. */
+/* Returns NULL if no entry of this kind exists. */
 static struct entry *find_any(enum kind kind) {
     int first = below(ENTRIES);
     for (int i = 0; i < ENTRIES; i++)
@@ -207,7 +206,7 @@ static bool same_shapes(const struct shapes *a, const struct shapes *b) { return
 
 /* ---- Tensors and operations -------------------------------------------------------------------------------------- */
 
-/* An extent that a tensor cannot have; the right ones follow. */
+/* Tries an invalid extent; the valid ones follow. */
 static void fail_first(desc tensor) {
     MUST(set_numbers(tensor, WEFT_ATTR_TENSOR_DIMENSIONS, 2, (int64_t[]){2, -3}));
     must_fail(weftBackendFinalize(tensor), WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND, "a negative extent");
@@ -289,7 +288,7 @@ static bool has_operands(const struct parts *parts, const struct value *v) {
     return parts->tensor_is_done[v->inputs[0]] && (v->inputs[1] < 0 || parts->tensor_is_done[v->inputs[1]]);
 }
 
-/* Whether each operand that another operation writes is complete. */
+/* True if each operand that another operation writes is complete. */
 static bool has_producers(const struct parts *parts, const struct formula *f, const struct value *v) {
     for (int k = 0; k < 2; k++)
         if (v->inputs[k] >= 0 && is_computed(&f->values[v->inputs[k]]) && !parts->op_is_done[v->inputs[k]])
@@ -325,7 +324,7 @@ static void advance_op(struct parts *parts, const struct formula *f, int i) {
     parts->op_is_done[i] = status == WEFT_STATUS_SUCCESS;
 }
 
-/* One call or a few towards the formula's next graph. */
+/* Makes one or a few calls that contribute to the formula's next graph. */
 static void advance(int formula) {
     const struct formula *f = &formulas[formula];
     struct parts *parts = &all_parts[formula];
@@ -338,7 +337,7 @@ static void advance(int formula) {
         advance_op(parts, f, i);
 }
 
-/* Destroys a part, and what has been told of it. */
+/* Destroys a part, and all parts that depend on it. */
 static void forget(int formula, int i) {
     const struct formula *f = &formulas[formula];
     struct parts *parts = &all_parts[formula];
@@ -352,7 +351,7 @@ static void forget(int formula, int i) {
 
 /* ---- Graphs ------------------------------------------------------------------------------------------------------ */
 
-/* What was said or inferred of each tensor that has memory. */
+/* Reads the given or inferred shape of each tensor that has memory. */
 static void read_shapes(struct shapes *shapes, const struct formula *f, const struct parts *parts) {
     *shapes = (struct shapes){0};
     memcpy(shapes->extents, f->extents, sizeof f->extents);
@@ -433,7 +432,7 @@ static desc open_any_plan(desc graph) {
     int64_t first = first_cpu_index(graph), all = reference_index(graph) + 1;
     if (one_in(2))
         return open_plan(graph,
-                         on_gpu ? 0 : first + below((int)(all - first))); /* other engines for GPUs may decline */
+                         on_gpu ? 0 : first + below((int)(all - first))); /* other GPU engines may decline the graph */
     desc plan = make(WEFT_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
     MUST(set_held(plan, WEFT_ATTR_EXECUTION_PLAN_OPERATION_GRAPH_EXT, graph));
     return plan;
@@ -456,7 +455,7 @@ static desc copied(desc from, weftBackendAttributeName_t attribute, weftBackendD
     return made;
 }
 
-/* The graph or the configuration that is read from a plan serves as the one it was made from. */
+/* The graph or configuration that is read from a plan works like the one the plan was built from. */
 static void copy_from_plan(struct entry *plan) {
     struct entry from = *plan;
     desc config = copied(from.made, WEFT_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, WEFT_BACKEND_ENGINECFG_DESCRIPTOR);
@@ -483,7 +482,7 @@ static void set_blob(desc plan, int64_t bytes, const char *blob) {
     MUST(weftBackendSetAttribute(plan, WEFT_ATTR_EXECUTION_PLAN_JSON_REPRESENTATION, WEFT_TYPE_CHAR, bytes, blob));
 }
 
-/* At times after an attempt to load what is damaged. */
+/* Sometimes a damaged blob is loaded first. */
 static void load(struct entry *blob) {
     struct entry from = *blob;
     desc plan = make(WEFT_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
@@ -546,7 +545,7 @@ static int64_t workspace_for(desc plan, desc pack) {
     return (int64_t)bytes;
 }
 
-/* Memory for a plan: with the shapes that it has, or with others, and a workspace of just the size that takes. */
+/* Allocates memory for a plan, with its own shapes or with overrides, and a workspace of exactly the required size. */
 static void make_pack(struct entry *plan) {
     struct entry from = *plan, e = {.kind = PACK, .formula = from.formula, .shapes = from.shapes};
     const struct formula *f = &formulas[from.formula];
@@ -582,7 +581,7 @@ static void run_fitting(struct entry *plan, struct entry *pack) {
     check_device_memory(pack->memory, "pack");
 }
 
-/* A plan meets a pack: of its own formula, or of another, whose tensors it does not know. */
+/* Runs a plan with a pack of its own formula, or of another formula, whose uids it does not have. */
 static void run_pack(struct entry *pack) {
     struct entry *plan = find_any(PLAN);
     if (!plan)
@@ -595,7 +594,7 @@ static void run_pack(struct entry *pack) {
 
 /* ---- Flat executions --------------------------------------------------------------------------------------------- */
 
-/* Which value each slot of a plan is. */
+/* Lists the value of each slot of a plan. */
 static int64_t list_slots(int *values, const struct entry *plan) {
     const struct formula *f = &formulas[plan->formula];
     int64_t count,
@@ -608,7 +607,7 @@ static int64_t list_slots(int *values, const struct entry *plan) {
     return count;
 }
 
-/* Puts an output where an input of its size lies. Whether that is allowed is the plan's to say. */
+/* Aliases an output with an input of the same size. The plan decides whether that is allowed. */
 static bool lay_over(struct memory *m) {
     const struct value *values = m->formula->values;
     int in = below(m->formula->count), out = below(m->formula->count);
@@ -686,7 +685,7 @@ static void act_on(struct entry *e) {
         actions[e->kind](e);
 }
 
-/* The others keep what they have of it. */
+/* Existing descriptors keep their reference to the old handle. */
 static void change_handle(void) {
     MUST(weftDestroy(handle));
     handle = open_handle();

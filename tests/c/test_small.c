@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Products of small matrices as they lie, against sums in double, on every kernel that this CPU runs: sizes about a
-   kernel's own, both orders of A, and memory behind the last block that stays as it is. */
+/* Products of small matrices that are not packed, compared with sums in double, on every kernel that this CPU supports:
+   sizes around the kernel's own, both layouts of A, and memory after the last block that must not change. */
 #include "engines/cpu/product/gemm_small.h"
 
 #include "base/dtype.h"
@@ -34,14 +34,14 @@ static void check_product(const struct small_kernel *kernel, int m, int n, int d
             for (int d = 0; d < depth; d++)
                 sum += (double)a[i * left.row + d * left.depth] * b[d * 155 + j];
             bool is_inside = i < m && j < n, is_outside = i >= whole_m || j >= whole_n;
-            /* Sums beside 12345 are off by roundings of that. */
+            /* Sums that are added to 12345 have its rounding error. */
             wrong += is_inside && fabs(c[i * 150 + j] - sum) > (adds ? 0.2 : 2e-3);
             wrong += is_outside && c[i * 150 + j] != UNTOUCHED;
         }
     CHECK(wrong == 0, "%s: [%d,%d] x [%d,%d]: %d elements differ", kernel->name, m, depth, depth, n, wrong);
 }
 
-/* a as a matrix of the type: halves at an odd address, of which a then has the values. */
+/* Returns a as a matrix of the type. Halves are stored at an odd address, and a is rounded to their values. */
 static const void *matrix_of(enum small_type type) {
     static char narrow[2 * ROOM + 1];
     weftDataType_t of = type == SMALL_BF16 ? WEFT_DATA_BFLOAT16 : WEFT_DATA_HALF;
@@ -67,7 +67,7 @@ static void check_few(const struct small_kernel *kernel, enum small_type type, i
             bool is_between = i < count && r >= rows && r < (rows + 3) / 4 * 4;
             wrong += !is_between && !is_near(c[i * 90 + r], r < rows ? sum : 0);
         }
-    /* Weights: every third is 0, and its row may be NaN. */
+    /* Weights: every third one is 0, and its row may be NaN. */
     for (int i = 0; i < count * 90; i++)
         c[i] = i % 90 % 3 == 1 ? 0 : (float)(i % 5 - 2) / 4;
     for (int r = 1; r < rows; r += 3)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Sweeps of windows over channels against one number at a time, on every kernel that this CPU runs. Prints a line per
+/* Window sweeps over channels, compared with scalar code, on every kernel that this CPU supports. Prints a line per
    failed check; exits non-zero if there was one. */
 #include "engines/cpu/pooling/sweep.h"
 
@@ -13,14 +13,14 @@
 
 enum { TAPS = 9, POSITIONS = 3, CHANNELS = 75, ELEMENTS = TAPS * POSITIONS * CHANNELS };
 
-/* Whole numbers, of which each type has all, with some equal; infinities, numbers without 0s in front, and NaN. */
+/* Integers that each type represents exactly, some of them equal; infinities, -0, a subnormal half, and NaN. */
 static float number_at(int64_t i) {
     static const float rare[] = {INFINITY, -INFINITY, NAN, -0.0f, 0x1p-24f, 65280.0f};
     uint32_t bits = (uint32_t)i * 2654435761u >> 8;
     return bits % 5 == 0 ? rare[bits / 5 % 6] : (float)(bits / 5 % 17) - 8;
 }
 
-/* Memory of exactly what is read, so that a sanitizer sees a read behind it. */
+/* Allocations of exactly the size that is read, so that a sanitizer detects a read past the end. */
 struct memory {
     char *rows, *picks;
 };
@@ -46,7 +46,7 @@ static float read(const struct sweep *s, const struct memory *m, int64_t element
     return value;
 }
 
-/* Elements of taps, positions and channels, in this order from the slowest. */
+/* Offset of an element: taps, positions and channels, from the slowest to the fastest dimension. */
 static int64_t element_at(int tap, int64_t position, int64_t channel) {
     return ((int64_t)tap * POSITIONS + position) * CHANNELS + channel;
 }
@@ -74,7 +74,7 @@ static float sum_at(const struct sweep *s, const struct memory *m, int64_t posit
     return sum * s->factor;
 }
 
-/* Taps from `first` on, before `end`. */
+/* Lists the taps from `first` to `end` (exclusive). */
 static void list(struct sweep *s, const struct memory *m, int first, int end) {
     s->count = 0;
     for (int k = first; k < end; k++) {
@@ -87,7 +87,7 @@ static void list(struct sweep *s, const struct memory *m, int first, int end) {
 
 static bool is_same(float a, float b) { return a == b || (isnan(a) && isnan(b)); }
 
-/* In two sweeps, the second of which goes on. */
+/* Runs two sweeps; the second one continues the first. */
 static void check(const struct sweep_kernels *kernels, struct sweep s, bool is_maximum) {
     struct memory m = fill(&s);
     float results[POSITIONS * CHANNELS];

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Threads: each builds, saves, loads and runs graphs of its own, and all run one shared plan, each call with its own
-   memory and workspace; some of these calls override shapes, some fail. WEFT_SANITIZE=thread makes races seen. */
+/* Threads: each builds, saves, loads and runs its own graphs, and all run one shared plan, each call with separate
+   memory and workspace; some of these calls override shapes, and some fail. Build with WEFT_SANITIZE=thread to detect
+   races. */
 #include "harness.h"
 
 #include <math.h>
@@ -17,7 +18,7 @@ struct memory {
     _Alignas(64) char workspace[1 << 14];
 };
 
-/* y = tanh(x @ w + x), of [ROWS, WIDTH]. x is taken over. */
+/* y = tanh(x @ w + x), of [ROWS, WIDTH]. Takes ownership of x. */
 static desc make_graph(desc x) {
     desc w = tensor(2, DIMS(WIDTH, WIDTH)), y = tensor(3, DIMS(ROWS, WIDTH));
     desc product = virtual_tensor(4), sum = virtual_tensor(5), list[3];
@@ -58,7 +59,7 @@ static void run_flat(desc plan, struct memory *m, int seed, const char *what) {
     check(m, ROWS, what);
 }
 
-/* Rows of the shared plan's x and y as a pack says; different threads ask for the same shapes at once. */
+/* Overrides the number of rows of the shared plan's x and y; different threads use the same shapes at once. */
 static void run_overridden(struct memory *m, int64_t rows, int seed) {
     desc pack = open_pack(3, (int64_t[]){1, 2, 3}, (void *[]){m->x, m->w, m->y});
     size_t bytes;
@@ -91,7 +92,7 @@ static void build_and_run(struct memory *m, int seed) {
     drop(loaded);
 }
 
-/* Plans of the shared graph, and graphs over a shared tensor. */
+/* Builds plans of the shared graph, and graphs over a shared tensor. */
 static void build_on_shared(struct memory *m, int seed) {
     desc plan = plan_of(shared_graph), heuristics = make(WEFT_BACKEND_ENGINEHEUR_DESCRIPTOR);
     run_flat(plan, m, seed, "plan of a shared graph");
@@ -112,7 +113,8 @@ static void build_on_shared(struct memory *m, int seed) {
     drop(y), drop(graph), drop(plan);
 }
 
-/* A product large enough for the thread pool, which serves one caller at a time: of ones, scaled by the thread. */
+/* A product of ones, scaled by the thread's number, that is large enough for the thread pool, which serves one caller
+   at a time. */
 static void run_large(int thread) {
     float *memory = aligned_alloc(64, 3 * sizeof(float) * LARGE * LARGE), *y = memory + 2 * LARGE * LARGE;
     char *workspace = aligned_alloc(64, 1 << 20);
@@ -128,7 +130,7 @@ static void run_large(int thread) {
     free(memory), free(workspace);
 }
 
-/* Each thread reads its own error. */
+/* Each thread reads only its own error. */
 static void fail_alone(int thread) {
     desc t = open_tensor(thread, DIMS(2, -1));
     for (int i = 0; i < 20; i++)
@@ -170,7 +172,7 @@ int main(void) {
     shared_handle = cpu_handle();
     shared_graph = make_graph(tensor(1, DIMS(ROWS, WIDTH)));
     shared_plan = finalized(open_plan(shared_graph, first_cpu_index(shared_graph)));
-    shared_x = open_tensor(1, DIMS(ROWS, WIDTH)); /* complete: operations infer the strides of a tensor without */
+    shared_x = open_tensor(1, DIMS(ROWS, WIDTH)); /* with strides: otherwise operations infer them */
     MUST(set_numbers(shared_x, WEFT_ATTR_TENSOR_STRIDES, 2, (int64_t[]){WIDTH, 1}));
     MUST(weftBackendFinalize(shared_x));
     desc a = tensor(1, DIMS(LARGE, LARGE)), b = tensor(2, DIMS(LARGE, LARGE)), c = tensor(3, DIMS(LARGE, LARGE));

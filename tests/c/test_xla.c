@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The handler that XLA calls, asked by an XLA made of a few functions, on the CPU and on a fake GPU: what it says of
-   itself, what it runs, what it refuses by exact words, and which plans it keeps. */
+/* The handler that XLA calls, called by a minimal XLA, on the CPU and on a fake GPU: its metadata, the plans that it
+   runs, the exact messages of refusals, and the plans that it caches. */
 #define _GNU_SOURCE
 #include "scenario.h"
 #include "xla/ffi.h"
 #include "xla/plans.h"
 
-/* ---- An XLA ------------------------------------------------------------------------------------------------------ */
+/* ---- A minimal XLA ----------------------------------------------------------------------------------------------- */
 
 static struct {
-    char message[1024]; /* of the last error; empty: none */
+    char message[1024]; /* of the last error; empty if no error occurred */
     int code;
     int32_t ordinal;
     void *stream;
@@ -63,7 +63,7 @@ static desc plan_of_mode(weftHandle_t handle, weftPointwiseMode_t mode) {
     return plan;
 }
 
-/* The plan in digits, to be freed. */
+/* Returns the plan as digits; the caller frees them. */
 static char *saved_mode(weftDeviceKind_t kind, weftPointwiseMode_t mode) {
     weftHandle_t handle;
     int64_t count;
@@ -122,7 +122,7 @@ static void must_refuse(struct call *call, int code, const char *message) {
     EXACTLY(said.message, "%s", message);
 }
 
-/* ---- What it says of itself -------------------------------------------------------------------------------------- */
+/* ---- Metadata ---------------------------------------------------------------------------------------------------- */
 
 static void metadata(void) {
     struct xla_metadata told = {.bytes = sizeof told, .version = {.major = 9, .minor = 9}};
@@ -159,7 +159,7 @@ static void check_runs(const char *plan) {
 static void check_attributes(const char *plan) {
     float x[4] = {0}, y[4];
     struct call call;
-    for (int i = 0; i < 10; i++) { /* each attribute under another name, and of another kind */
+    for (int i = 0; i < 10; i++) { /* each attribute with another name, and with another type */
         prepare(&call, plan, WEFT_DEVICE_CPU, x, y);
         if (i < 5)
             call.names[i].length--;
@@ -205,7 +205,7 @@ static void check_refusals(const char *plan) {
                 "weft.jax.");
 }
 
-/* A plan that is cut short is refused by who reads it, and not kept. */
+/* A truncated plan is refused by the parser and not cached. */
 static void check_damage(const char *plan) {
     float x[4] = {0}, y[4];
     struct call call;
@@ -217,13 +217,14 @@ static void check_damage(const char *plan) {
     CHECK(cached_plan_count() == before, "%d kept", cached_plan_count());
 }
 
-/* A name that differs in one field is another plan's; an equal name, of a text elsewhere, is the same one's. */
+/* A name that differs in one field refers to another plan; an equal name refers to the same plan, even if its text is
+   stored elsewhere. */
 static void check_names(const char *plan) {
     char *again = strdup(plan), *other = saved_mode(WEFT_DEVICE_CPU, WEFT_POINTWISE_ABS);
     const struct plan_name names[] = {
         {.key = 70, .text = plan, .length = strlen(plan), .kind = WEFT_DEVICE_CPU},
         {.key = 71, .text = plan, .length = strlen(plan), .kind = WEFT_DEVICE_CPU},
-        {.key = 70 + 1024, .text = plan, .length = strlen(plan), .kind = WEFT_DEVICE_CPU}, /* in the same place */
+        {.key = 70 + 1024, .text = plan, .length = strlen(plan), .kind = WEFT_DEVICE_CPU}, /* same cache slot */
         {.key = 70, .text = other, .length = strlen(other), .kind = WEFT_DEVICE_CPU},
     };
     enum { COUNT = sizeof names / sizeof *names };
@@ -241,7 +242,7 @@ static void check_names(const char *plan) {
         cached_plan_release(found, false), cached_plan_release(kept[i], false);
     }
     struct plan_name on_gpu = names[0];
-    on_gpu.kind = WEFT_DEVICE_CUDA; /* which the text is not for: nothing that is kept may serve it */
+    on_gpu.kind = WEFT_DEVICE_CUDA; /* the text is for the CPU: no cached plan may be used */
     CHECK(cached_plan_acquire(&found, &on_gpu) != WEFT_STATUS_SUCCESS, "a plan of another kind of device");
     free(again), free(other);
 }
@@ -297,7 +298,7 @@ static void check_stream(const char *plan, weftHandle_t handle) {
     MUST(weftFree(handle, y));
 }
 
-/* Loads as many plans, each under a key of its own, and gives how many modules there are then. */
+/* Loads `count` plans, each under a different key, and returns the number of loaded modules. */
 static int modules_after(struct call *call, int count) {
     struct fake_counts counts;
     for (int i = 0; i < count; i++) {
@@ -308,8 +309,7 @@ static int modules_after(struct call *call, int count) {
     return counts.modules;
 }
 
-/* Plans go when others come, the one that was used longest ago first; but not one that was captured, which is the one
-   on device 1. */
+/* New plans evict the least recently used ones, but never a captured plan, which is the one on device 1. */
 static void check_capacity(const char *plan, const char *device_plan) {
     float x[4] = {1, 2, 3, 4}, y[4];
     struct call call, other;
@@ -320,12 +320,12 @@ static void check_capacity(const char *plan, const char *device_plan) {
     must_run(&other);
     CHECK(modules_after(&call, CACHED_PLANS_MAX - 2) == 2 && cached_plan_count() == CACHED_PLANS_MAX, "%d kept",
           cached_plan_count());
-    must_run(&other); /* used again, so that others go before it */
+    must_run(&other); /* used again, so that others are evicted first */
     CHECK(modules_after(&call, CACHED_PLANS_MAX - 2) == 2 && cached_plan_count() == CACHED_PLANS_MAX, "%d kept",
           cached_plan_count());
     CHECK(modules_after(&call, 1) == 1 && cached_plan_count() == CACHED_PLANS_MAX, "%d kept", cached_plan_count());
     call.frame.stage = XLA_EXECUTE;
-    call.key_value = 8; /* gone, and loaded again */
+    call.key_value = 8; /* evicted, and loaded again */
     must_run(&call);
     CHECK(cached_plan_count() == CACHED_PLANS_MAX && y[3] == -4, "%d kept, %g", cached_plan_count(), (double)y[3]);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Checks of the C++ tests: they count, and print what differs. */
+/* Checks of the C++ tests: they count failures and print differences. */
 #ifndef WEFT_TEST_EXPECT_HPP
 #define WEFT_TEST_EXPECT_HPP
 
@@ -23,7 +23,7 @@ inline void holds(bool is_so, const char *what, int line) {
 
 inline void good(const weft::error_t &error, int line) { holds(error.is_good(), error.get_message().c_str(), line); }
 
-/** The code, and the message in full. */
+/** Checks the code and the complete message. */
 inline void fails(const weft::error_t &error, weft::error_code_t code, const std::string &message, int line) {
     holds(error.get_code() == code, ("code " + std::to_string(static_cast<int>(error.get_code()))).c_str(), line);
     holds(error.get_message() == message, ("got: " + error.get_message() + "\nexpected: " + message).c_str(), line);
@@ -40,7 +40,7 @@ inline void near(const std::vector<float> &got, const std::vector<double> &expec
         }
 }
 
-/** Numbers in -1 .. 1 that repeat late. */
+/** Numbers in -1 .. 1 with a long period. */
 inline std::vector<float> numbers(std::size_t count, unsigned seed) {
     std::vector<float> made(count);
     for (float &value : made) {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The second translation unit with weft.hpp: what both define is one. */
+/* The second translation unit that includes weft.hpp: definitions of both units must link as one. */
 #include <weft/weft.hpp>
 
 std::string name_from_other_unit(const weft::Tensor &tensor) { return tensor->get_name(); }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* weft.hpp: the names of cuDNN's frontend and the short way, against sums in double; and what errors say. */
+/* weft.hpp: the names of cuDNN's frontend and the short forms, compared with sums in double; and error messages. */
 #include "expect.hpp"
 
 #include <sstream>
@@ -95,7 +95,7 @@ static void ported_life_cycle() {
     HOLDS(found.get_name() == "Y" && found.get_volume() == K * H * H);
 }
 
-/* The names of the other unit, a scalar beside doubles, comparison, selection, reduction, slices. */
+/* Names from the other unit, a scalar with double tensors, comparison, selection, reduction, slices. */
 static void short_way() {
     weft::Graph g(DataType_t::DOUBLE);
     auto x = g.tensor({4, 6}, "x");
@@ -115,7 +115,7 @@ static void short_way() {
     HOLDS(std::fabs(out[0] - expected[0]) < 1e-12 && std::fabs(out[1] - expected[1]) < 1e-12);
 }
 
-/* A sequence of two channels filtered alone, and what its gradients are without an activation. */
+/* A sequence of two channels, each filtered separately, and its gradients without an activation. */
 static void causal_convolution() {
     weft::Graph g(DataType_t::FLOAT);
     auto x = g.tensor({1, 2, 3}), w = g.tensor({2, 2}), b = g.tensor({2}), dy = g.tensor({1, 2, 3});
@@ -237,7 +237,7 @@ struct Attention {
     std::vector<float> slope = expect::numbers(S * D, 10);
     std::vector<double> p, o, stats, dq, dk, dv;
 
-    /** Causal; scores become factor * tanh(scores / factor) where there is one. */
+    /** Causal; if a factor is given, scores become factor * tanh(scores / factor). */
     explicit Attention(double scale, double factor = 0)
         : p(S * S), o(S * D), stats(S), dq(S * D), dk(S * D), dv(S * D) {
         for (int i = 0; i < S; i++)
@@ -305,7 +305,7 @@ static void attention_and_its_gradients() {
     NEAR(gv, a.dv);
 }
 
-/** Weights times a mask of the caller's, those that are kept twice as large: what this makes of o, and of dV. */
+/** The caller's mask multiplies the weights, and the remaining ones are doubled. Checks o and dV. */
 static void dropout_by_a_mask() {
     Attention a(0.5);
     const int S = Attention::S, D = Attention::D;
@@ -342,7 +342,7 @@ static void dropout_by_a_mask() {
     NEAR(gv, want_v);
 }
 
-/** Scales of 1 and operands of floats: what sdpa does, and the largest magnitudes. */
+/** With scales of 1 and float operands: same results as sdpa, and the largest magnitudes. */
 static void attention_of_fp8() {
     Attention a(0.5);
     const Dims dims = {1, 1, Attention::S, Attention::D};
@@ -392,7 +392,7 @@ static void attention_of_fp8() {
     HOLDS(of_p[0] > 0);
 }
 
-/** One block for each row: what sdpa does of operands that are multiplied before. */
+/** One block per row: same result as sdpa with operands that are scaled beforehand. */
 static void attention_of_mxfp8() {
     Attention a(1.0);
     const std::int64_t S = Attention::S, D = Attention::D;
@@ -464,7 +464,7 @@ static void modified_scores() {
     NEAR(out, a.o);
 }
 
-/** A library for JSON, as far as graphs see it. */
+/** A JSON library, as far as graphs use it. */
 struct Value {
     std::string text;
     static Value parse(const std::string &text) { return {text}; }
@@ -534,7 +534,7 @@ static void texts_that_are_no_graphs() {
     weft::Graph whole(DataType_t::FLOAT);
     whole.relu(whole.tensor({4, 4}));
     GOOD(whole.serialize(text));
-    for (std::size_t length = 0; length + 2 < text.size(); length += 7) /* cut short it is refused */
+    for (std::size_t length = 0; length + 2 < text.size(); length += 7) /* a truncated text is refused */
         HOLDS(g.deserialize(text.substr(0, length)).is_bad());
 }
 
@@ -669,7 +669,7 @@ static void plans_and_memory() {
     HOLDS(!nowhere.get() && nowhere.status() == weft::error_code_t::HANDLE_ERROR && !nowhere.status().err_msg.empty());
 }
 
-/* ---- What ported programs rely on ---- */
+/* ---- Features that ported programs rely on  */
 
 struct Attention_gradient {
     weft::Graph graph{DataType_t::FLOAT};
@@ -679,7 +679,7 @@ struct Attention_gradient {
     weft::Tensor make(const Dims &dims, std::int64_t uid) {
         return graph.tensor(Tensor_attributes().set_dim(dims).set_uid(uid));
     }
-    /** Builds and runs it; the memory of tensor uid is at 128 * uid. */
+    /** Builds and runs the graph; the memory of tensor uid is at 128 * uid. */
     std::vector<float> run(const weft::SDPA_backward_attributes &attributes) {
         auto [dq, dk, dv] = graph.sdpa_backward(q, k, v, o, dO, stats, attributes);
         dq->set_output(true).set_uid(9), dk->set_output(true).set_uid(10), dv->set_output(true).set_uid(11);
@@ -705,7 +705,7 @@ static void results_that_the_user_made_have_memory() {
     HOLDS(!dbias->get_is_virtual());
     for (std::size_t i = 128 * 8; i < 128 * 9; i++)
         HOLDS(std::isfinite(memory[i]));
-    weft::Graph g(DataType_t::FLOAT); /* the results that nobody named are outputs, as without the user's tensor */
+    weft::Graph g(DataType_t::FLOAT); /* unnamed results are outputs, with or without the user's tensor */
     auto x = g.tensor({1, 1, 4, 8}), s = g.tensor({1, 1, 4, 1}), db = g.tensor({1, 1, 4, 4});
     auto made = g.sdpa_backward(x, g.tensor({1, 1, 4, 8}), g.tensor({1, 1, 4, 8}), g.tensor({1, 1, 4, 8}),
                                 g.tensor({1, 1, 4, 8}), s,
@@ -727,7 +727,7 @@ static void dropout_by_the_generator() {
     std::unordered_map<weft::Tensor, void *> pack = {{q, ones.data()}, {k, ones.data()}, {v, ones.data()},
                                                      {scalar, &seed},  {offset, &first}, {made[0], out.data()}};
     GOOD(g.execute(pack));
-    for (float value : out) /* of eight equal weights some are kept, and doubled */
+    for (float value : out) /* some of eight equal weights remain, and are doubled */
         HOLDS(std::fabs(value * 4 - std::round(value * 4)) < 1e-5 && value >= 0 && value <= 2);
     (void)weft::SDPA_backward_attributes().set_dropout(0.1, scalar, offset);
 }
@@ -789,7 +789,7 @@ static void strides_without_dims() {
                 expected[b + i * 4 + j * 2] = std::max(0.0, sum);
             }
     NEAR(out, expected);
-    y->set_stride({6, 2}); /* of another rank */
+    y->set_stride({6, 2}); /* the wrong rank */
     HOLDS(g.validate().get_message().find("2 strides for 3 dims") != std::string::npos);
 }
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A program for cuDNN's C++ frontend, as it is, against sums in double. */
+/* A program for cuDNN's C++ frontend, compiled unchanged and compared with sums in double. */
 #include <cudnn.h>
 #include <cudnn_frontend.h>
 #include <cudnn_frontend_utils.h>
@@ -144,7 +144,7 @@ static void attributes_tell_what_was_set() {
     HOLDS(g::DiagonalBandMask_attributes().get_comparison_mode() == fe::PointwiseMode_t::CMP_GT);
 }
 
-/** Which elements of x are positive, after a norm or without: a mask of bits or of bytes. */
+/** Compares elements of x with 0, with or without a preceding norm; the result is a mask of bits or of bytes. */
 static void operations_decide_what_a_boolean_is() {
     for (bool is_bits : {false, true}) {
         fe::graph::Graph graph = floats();
@@ -228,7 +228,7 @@ static void reductions_of_groups() {
         auto offset = graph.tensor(described({3, 1, 1}).set_data_type(fe::DataType_t::INT32));
         auto options = fe::graph::Reduction_attributes().set_mode(mode).set_group_offset(offset);
         auto y = graph.reduction(graph.neg(x), options);
-        y->set_output(true).set_uid(1); /* inference before left this number free */
+        y->set_output(true).set_uid(1); /* inference did not assign this uid */
         std::vector<float> in = expect::numbers(21, 5), out(9);
         std::vector<std::int32_t> first = {0, 2, 3};
         run(graph, {{x, in.data()}, {offset, first.data()}, {y, out.data()}});
@@ -276,7 +276,7 @@ static void quantizing_of_groups() {
         "Weft does not lay out for each group. Let scales lie in order, or quantize each group by itself.");
 }
 
-/** [B, H, S, D] or [S, B, H, D], with gaps between heads or without, rotated as a whole or in part. */
+/** [B, H, S, D] or [S, B, H, D], with or without gaps between heads, rotated completely or in part. */
 static void rotary_embedding() {
     const std::int64_t B = 2, H = 3, S = 4, D = 8, STEP = 10;
     for (bool is_front : {false, true})
@@ -329,7 +329,7 @@ static void rotary_embedding() {
           "graph: rope 'turn': rope_dim is 3, and heads have 8 elements. Give an even number of them.");
 }
 
-/** Two sequences of 3 and 5 tokens side by side, where offsets count elements or tokens. */
+/** Two adjacent sequences of 3 and 5 tokens; offsets count elements or tokens. */
 static void offsets_count_tokens() {
     const std::int64_t H = 2, D = 8, TOKEN = H * D;
     std::vector<float> results[2];
@@ -418,7 +418,7 @@ static std::vector<double> wide(const std::vector<float> &values) {
     return std::vector<double>(values.begin(), values.end());
 }
 
-/** A modifier and the options of attention that say the same. */
+/** A score modifier gives the same result as the equivalent options of attention. */
 static void modifiers_are_as_options() {
     Scores causal, as_causal, corner, as_corner, window, as_window;
     NEAR(causal.run_with(Options().set_score_mod(modifiers::causal_mask)),
@@ -478,7 +478,7 @@ static void modifiers_of_lengths_and_slopes() {
     NEAR(out, wide(as_linear.run_with(Options().set_alibi_mask(true))));
 }
 
-/** The gradient of a soft cap as the modifier says it, and as it is derived from the forward modifier. */
+/** The gradient of a soft cap, given by a backward modifier and derived from the forward modifier. */
 static void gradients_of_modifiers() {
     std::vector<float> results[2], memory = expect::numbers(8 * 64, 8);
     for (bool is_given : {false, true}) {
