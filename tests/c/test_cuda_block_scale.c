@@ -107,9 +107,9 @@ LAYOUT(weights_of_less_alignment, 1, 4096, 4096, 16, 4096, 8)
 
 static const struct family_case cases[] = {
     {&cuda_weight_only, whole_k, "one block of scales", "by 8 rows"},
-    {&cuda_block_scale, quantize_mxfp8, "to MXFP8, scales in tiles", "scales by 32 threads each, then quotients"},
-    {&cuda_block_scale, quantize_nvfp4, "to NVFP4 along columns", "scales by 1 threads each, then quotients"},
-    {&cuda_block_scale, quantize_double, "double to INT4", "scales by 32 threads each, then quotients"},
+    {&cuda_block_scale, quantize_mxfp8, "to MXFP8, scales in tiles", "scales by 32 threads each, then elements"},
+    {&cuda_block_scale, quantize_nvfp4, "to NVFP4 along columns", "scales by 1 threads each, then elements"},
+    {&cuda_block_scale, quantize_double, "double to INT4", "scales by 32 threads each, then elements"},
     {&cuda_block_scale, dequantize_weights, "weights of 4 bits", "times the scales of blocks"},
     {&cuda_block_scale, dequantize_fp8, "FP8 in boxes", "times the scales of blocks"},
     {&cuda_weight_only, one_row_int4, "a row, INT4",

@@ -44,12 +44,12 @@ static void gradients_of_doubles(struct model *m) { differentiate(m, 64, 512, 4,
 static void gradients_of_long_filters(struct model *m) { differentiate(m, 64, 512, 100, BF16, false); }
 
 static const struct family_case cases[] = {
-    {&cuda_causal, of_steps, "steps", "4 taps in registers, strips of 8 steps, 8 elements an access; 1 launches"},
-    {&cuda_causal, of_channels, "channels", "of neighbouring channels, 2 elements an access; 1 launches"},
-    {&cuda_causal, of_odd_rows, "odd rows", "8 elements an access, shifted"},
+    {&cuda_causal, of_steps, "steps", "4 taps in registers, strips of 8 steps, 8 elements per access; 1 launches"},
+    {&cuda_causal, of_channels, "channels", "of adjacent channels, 2 elements per access; 1 launches"},
+    {&cuda_causal, of_odd_rows, "odd rows", "8 elements per access, shifted"},
     {&cuda_causal, of_long_filters, "long filters", "33 taps in chunks of 8"},
-    {&cuda_causal, gradients_of_steps, "gradients of steps", "8 elements an access; 2 launches"},
-    {&cuda_causal, gradients_of_channels, "gradients of channels", "2 elements an access; 2 launches"},
+    {&cuda_causal, gradients_of_steps, "gradients of steps", "8 elements per access; 2 launches"},
+    {&cuda_causal, gradients_of_channels, "gradients of channels", "2 elements per access; 2 launches"},
     {&cuda_causal, gradients_of_doubles, "gradients of doubles", "strips of 8 steps"},
     {&cuda_causal, gradients_of_long_filters, "gradients of long filters", "4 launches"},
 };
@@ -62,7 +62,7 @@ static void only_pointwise(struct model *m) {
 }
 
 static const struct refused_case refusals[] = {
-    {&cuda_causal, only_pointwise, "pointwise is no causal convolution."},
+    {&cuda_causal, only_pointwise, "pointwise is not a causal convolution."},
 };
 
 /* Known spill with the older compiler, to be fixed. No other pair of chip and compiler (WEFT_TEST_ALL=1) spills. */

@@ -78,7 +78,7 @@ static void only_pointwise(struct model *m) {
 
 static const struct refused_case refusals[] = {
     {&cuda_move, only_pointwise, "pointwise does more than move elements."},
-    {&cuda_rng, only_pointwise, "pointwise makes no random numbers."},
+    {&cuda_rng, only_pointwise, "pointwise does not generate random numbers."},
 };
 
 int main(void) {

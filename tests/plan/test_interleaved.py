@@ -31,7 +31,7 @@ def steps(
 
 def are_interleaved(found: list[dict[str, Any]]) -> bool:
     assert [step["family"] for step in found] == ["cuda.rows"]
-    return str(found[0]["detail"]).startswith("rows interleaved")
+    return str(found[0]["detail"]).startswith("rows in segments")
 
 
 @pytest.mark.parametrize("backward", [False, True])

@@ -176,7 +176,7 @@ static void choose_blocks(struct causal *c, const struct device *device) {
 static weftStatus_t read_op(struct causal *c, const struct region *region) {
     const struct descriptor *op = region_node(region, 0)->op;
     if (op_of(op) != &causal_conv_op && op_of(op) != &causal_conv_bwd_op)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s is no causal convolution.", descriptor_label(op));
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s is not a causal convolution.", descriptor_label(op));
     if (region->count > 1)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
              "%s: nothing is fused with it here, %s needs a kernel of its own.", descriptor_label(op),
@@ -420,14 +420,14 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     else
         TRY(add_forward(state, &c, RESULT_Y, arena));
     return arena_print(
-        arena, &step->detail, "%lld taps%s, strips of %lld steps%s, %lld elements an access%s; %d launches",
+        arena, &step->detail, "%lld taps%s, strips of %lld steps%s, %lld elements per access%s; %d launches",
         (long long)c.taps, c.is_long ? " in chunks of 8" : " in registers", (long long)c.strip,
-        c.is_last ? " of neighbouring channels" : "", (long long)c.run, c.shifts ? ", shifted" : "", state->count);
+        c.is_last ? " of adjacent channels" : "", (long long)c.run, c.shifts ? ", shifted" : "", state->count);
 }
 
 const struct family cuda_causal = {
     .name = "cuda.causal",
-    .doc = "causal convolutions of sequences, each channel alone, and their gradients",
+    .doc = "depthwise causal convolutions of sequences, and their gradients",
     .accepts = accepts,
     .build = build,
 };

@@ -139,7 +139,7 @@ weftStatus_t cuda_keeps(const struct step *step, const struct device *device) {
                  kernel->cluster, cuda->cluster_most);
         if ((int)kernel->shared_bytes > cuda->shared_per_block)
             FAIL(WEFT_STATUS_NOT_SUPPORTED_SHARED_MEMORY_INSUFFICIENT,
-                 "%s: %s takes %u bytes of shared memory for a block, the limit is %d", label, kernel->entry,
+                 "%s: %s needs %u bytes of shared memory per block, the limit is %d", label, kernel->entry,
                  kernel->shared_bytes, cuda->shared_per_block);
     }
     return WEFT_STATUS_SUCCESS;

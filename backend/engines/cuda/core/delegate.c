@@ -4,7 +4,7 @@
 #include <string.h>
 
 /* NULL: the value keeps its number. Linear search: a kernel has some dozen arguments. */
-static const struct kernel_place *find_place(const struct kernel_place *places, int count, int of) {
+static const struct kernel_place *find_replacement(const struct kernel_place *places, int count, int of) {
     for (int k = 0; k < count; k++)
         if (places[k].of == of)
             return &places[k];
@@ -13,7 +13,7 @@ static const struct kernel_place *find_place(const struct kernel_place *places, 
 
 /* Redirects an argument that is a value, or a tensor map of one. A constant of the other graph becomes a number:
    constants are scalars of at most 8 bytes, one word. An address in the workspace keeps the argument's own offset. */
-static void send(struct argument *argument, struct cuda_map *maps, const struct kernel_place *place) {
+static void redirect(struct argument *argument, struct cuda_map *maps, const struct kernel_place *place) {
     if (place->value >= 0) {
         argument->value = place->value;
     } else if (place->constant) {
@@ -43,11 +43,11 @@ weftStatus_t kernels_take(struct cuda_step *state, const struct cuda_step *from,
         TRY(arena_copy(arena, &maps, kernel->maps, (size_t)kernel->map_count * sizeof *maps));
         for (int k = 0; k < kernel->argument_count; k++) {
             struct argument *argument = &arguments[k];
-            const struct kernel_place *place = find_place(places, count, argument->value);
+            const struct kernel_place *place = find_replacement(places, count, argument->value);
             if (argument->kind == ARGUMENT_SCRATCH)
                 argument->number += scratch;
             else if (place && argument->kind != ARGUMENT_NUMBER)
-                send(argument, maps, place);
+                redirect(argument, maps, place);
         }
         kernel->arguments = arguments;
         kernel->maps = maps;

@@ -38,7 +38,7 @@ static weftStatus_t check_residence(const struct cuda_kernel *kernel, const stru
     int64_t at_once = (int64_t)blocks * device->cuda.multiprocessors;
     if (at_once < all)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_BAD_LAUNCH_PARAM,
-             "%lld blocks wait for each other, and %s runs %lld at once. Build the plan for this device.",
+             "%lld blocks wait for each other, but %s can run only %lld at once. Build the plan for this device.",
              (long long)all, device->name, (long long)at_once);
     return WEFT_STATUS_SUCCESS;
 }

@@ -327,12 +327,12 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     step->workspace_bytes = s.has_scale ? 0 : tensor_bytes(s.scale);
     if (!s.quantize)
         return arena_print(arena, &step->detail, "times the scales of blocks");
-    return arena_print(arena, &step->detail, "scales by %d threads each, then quotients", lanes_of(&s));
+    return arena_print(arena, &step->detail, "scales by %d threads each, then elements", lanes_of(&s));
 }
 
 const struct family cuda_block_scale = {
     .name = "cuda.block_scale",
-    .doc = "numbers of few bits with a scale per block, and back",
+    .doc = "block-scaled quantization and dequantization",
     .accepts = accepts,
     .build = build,
 };

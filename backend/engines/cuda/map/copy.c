@@ -73,8 +73,7 @@ static weftStatus_t analyse(struct movement *m, const struct region *region) {
         part_merge(&m->parts[k]);
     for (int k = 0; k < m->count && m->count > 1; k++)
         if (is_by_byte(&m->parts[k]))
-            FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: its inputs meet inside of bytes of the result",
-                 descriptor_label(m->op));
+            FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: its inputs share bytes of the result", descriptor_label(m->op));
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -404,7 +403,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
 
 const struct family cuda_move = {
     .name = "cuda.move",
-    .doc = "concatenation, and what else only moves elements, converting them where types differ",
+    .doc = "concatenation and other copies, converting elements if types differ",
     .accepts = accepts,
     .build = build,
 };

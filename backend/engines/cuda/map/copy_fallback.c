@@ -12,14 +12,14 @@
 enum { SCRATCH_ALIGNMENT = 256 }; /* bytes: a multiple of L2 lines, and larger than any access */
 
 /* True for families that may compute on plain tensors: those that neither reduce precision nor copy more. */
-static bool computes(const struct family *family) {
+static bool can_compute_plain(const struct family *family) {
     return !family->wants_boxes && !family->narrows && !family->reorders;
 }
 
 /* ---- Plain tensors ----------------------------------------------------------------------------------------------- */
 
 /* True if several positions share an element of memory. */
-static bool repeats(const struct tensor *tensor) {
+static bool shares_elements(const struct tensor *tensor) {
     for (int64_t i = 0; i < tensor->strides.count; i++)
         if (tensor->strides.at[i] == 0 && tensor->dims.at[i] > 1)
             return true;
@@ -28,7 +28,7 @@ static bool repeats(const struct tensor *tensor) {
 
 /* Results cannot be written with a stride of 0, and some kernels reject it. */
 static bool is_plain(const struct tensor *tensor) {
-    return tensor->vector_count == 1 && cuda_type_name((weftDataType_t)tensor->type) && !repeats(tensor);
+    return tensor->vector_count == 1 && cuda_type_name((weftDataType_t)tensor->type) && !shares_elements(tensor);
 }
 
 /* A type that kernels can address and that represents every value of `type`. If it is written, rounding from it to
@@ -108,7 +108,7 @@ static weftStatus_t note_operand(struct staged *staged, const struct region *reg
     if (is_plain(value->tensor) || value_is_dead(value))
         return WEFT_STATUS_SUCCESS;
     if (is_made && !node->is_output[k])
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: %s would stay in registers as another type",
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: %s would stay in registers with a different type",
              descriptor_label(node->op), descriptor_label(&value->tensor->base));
     int at = find_staged(staged, node->operands[k]);
     struct staged_value *found = at < 0 ? NULL : &staged->at[at];
@@ -169,7 +169,7 @@ static weftStatus_t analyse(struct staged *staged, const struct region *region, 
              descriptor_label(region_node(region, 0)->op));
     TRY(staged_exchange(staged, region, arena));
     /* The cheapest of the engine's families that qualify. */
-    TRY(engine_offer(&offer, region->engine, &staged->region, device, computes));
+    TRY(engine_offer(&offer, region->engine, &staged->region, device, can_compute_plain));
     staged->inner = offer.family;
     staged->seconds = offer.seconds;
     *copying = 0;
@@ -267,7 +267,7 @@ const struct family cuda_staged = {
     .name = "cuda.staged",
     .is_last_resort = true,
     .combines = true,
-    .doc = "operations on types below a byte and on vectorised tensors, through plain copies in the workspace",
+    .doc = "operations on types below a byte and on vectorised tensors, by plain copies in the workspace",
     .accepts = accepts,
     .build = build,
 };

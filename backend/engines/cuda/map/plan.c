@@ -132,8 +132,8 @@ static weftStatus_t check_movement(const struct map *map, const struct node *nod
     const struct tensor *x = tensor_at(map, node->operands[0]), *y = tensor_at(map, node->operands[1]);
     if (region_makes(map->region, node->operands[0]))
         /* A value in the registers of one thread cannot be read by another. */
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s moves what this sweep computes; it needs a sweep of its own",
-             descriptor_label(node->op));
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
+             "%s moves a value that this sweep computes; it needs a separate sweep", descriptor_label(node->op));
     if (x->vector_count != 1 || !cuda_element_name((weftDataType_t)x->type) || x->type != y->type)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: x is vectorised, or of a type that kernels cannot store",
              descriptor_label(node->op));
@@ -205,7 +205,7 @@ static weftStatus_t check_bytes(const struct map *map) {
         const struct operand *operand = &map->operands[k];
         bool is_whole = operand->strides[map->space.rank - 1] == 1 && map->run * dtype_of(operand->type)->bits % 8 == 0;
         if (operand->is_store && !is_whole && !cuda_type_name(operand->type))
-            FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: runs of %d elements fill no bytes of it",
+            FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: runs of %d elements do not fill whole bytes of it",
                  descriptor_label(&tensor_at(map, operand->value)->base), map->run);
     }
     return WEFT_STATUS_SUCCESS;
@@ -227,15 +227,15 @@ static int axis_across(const struct map *map, const struct operand *operand) {
    flat: tiles gain more. */
 static void find_flat(struct map *map) {
     /* Coordinates of an index would have to be computed per element, and staged operands use tiles. */
-    bool may = true;
+    bool is_possible = true;
     map->is_flat = map->space.rank == 1;
     for (int k = 0; k < map->count; k++) {
         const struct operand *operand = &map->operands[k];
-        may = may && operand->memory >= 0 && axis_across(map, operand) < 0 &&
-              (!operand->is_store || operand_is_dense(&map->space, operand));
+        is_possible = is_possible && operand->memory >= 0 && axis_across(map, operand) < 0 &&
+                      (!operand->is_store || operand_is_dense(&map->space, operand));
     }
     /* 1: no gain. */
-    int flat = may ? space_flat_length(&map->space, map->operands, map->count, map->region->graph) : 1;
+    int flat = is_possible ? space_flat_length(&map->space, map->operands, map->count, map->region->graph) : 1;
     /* Detecting the end of a row costs instructions per access, which pays off only if accesses get much longer. */
     if (map->run > SHORT_RUN || flat <= 2 * map->run)
         return;

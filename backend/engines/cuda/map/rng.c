@@ -32,7 +32,7 @@ static int64_t blocks_of(const struct tensor *y) {
 static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
     const struct descriptor *op = region_node(region, 0)->op;
     if (op_of(op) != &rng_op)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s makes no random numbers.", descriptor_label(op));
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s does not generate random numbers.", descriptor_label(op));
     if (region->count > 1)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
              "%s: nothing is fused with it here, %s needs a kernel of its own.", descriptor_label(op),
@@ -148,7 +148,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
 
 const struct family cuda_rng = {
     .name = "cuda.rng",
-    .doc = "random numbers that depend on seed, offset and place alone",
+    .doc = "random numbers that depend only on seed, offset and position",
     .accepts = accepts,
     .build = build,
 };

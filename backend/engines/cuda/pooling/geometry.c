@@ -11,24 +11,24 @@ bool pooling_uses(const struct pooling *w, const struct resample_operand *operan
 
 /* Along any axis: a window begins before the image, or the last one ends after it. */
 bool pooling_has_padding(const struct resample_geometry *g) {
-    bool has = false;
+    bool has_padding = false;
     for (int i = 0; i < 3; i++) {
         int64_t last = (g->y.size[i] - 1) * g->step[i] - g->offset[i];
-        has = has || g->offset[i] > 0 || last + resample_span(g, i) > g->x.size[i];
+        has_padding = has_padding || g->offset[i] > 0 || last + resample_span(g, i) > g->x.size[i];
     }
-    return has;
+    return has_padding;
 }
 
 /* The first window ends before the image, the last one begins after it, or the image is between two taps of one;
    fractions of a step are treated conservatively. */
 bool pooling_may_be_empty(const struct resample_geometry *g) {
-    bool may = false;
+    bool may_be_empty = false;
     for (int i = 0; i < 3; i++) {
         int64_t last = (g->y.size[i] - 1) * g->step[i] - g->offset[i];
-        may = may || g->denominator[i] != 1 || g->offset[i] >= resample_span(g, i) || last >= g->x.size[i] ||
-              g->dilation[i] > g->x.size[i];
+        may_be_empty = may_be_empty || g->denominator[i] != 1 || g->offset[i] >= resample_span(g, i) ||
+                       last >= g->x.size[i] || g->dilation[i] > g->x.size[i];
     }
-    return may;
+    return may_be_empty;
 }
 
 /* Elements of a patch's side along one axis. Patches are counted from the start of the padding; along the first axis

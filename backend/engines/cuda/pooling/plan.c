@@ -117,12 +117,13 @@ bool pooling_is_pool(const struct pooling *w) {
     const struct resample_geometry *g = &w->g;
     bool excludes = g->mode == WEFT_RESAMPLE_AVGPOOL_EXCLUDE_PADDING;
     bool is_mean = excludes || g->mode == WEFT_RESAMPLE_AVGPOOL_INCLUDE_PADDING;
-    bool is = (g->mode == WEFT_RESAMPLE_MAXPOOL || is_mean) && !w->is_wide && pooling_product(g->taps) <= POOL_TAPS &&
-              (excludes || (g->padding != WEFT_EDGE_VAL_PAD && !(is_mean && g->padding == WEFT_NEG_INF_PAD)));
+    bool is_pool = (g->mode == WEFT_RESAMPLE_MAXPOOL || is_mean) && !w->is_wide &&
+                   pooling_product(g->taps) <= POOL_TAPS &&
+                   (excludes || (g->padding != WEFT_EDGE_VAL_PAD && !(is_mean && g->padding == WEFT_NEG_INF_PAD)));
     for (int i = 0; i < 3; i++)
-        is = is && g->x.size[i] > 0 && g->y.size[i] > 0 && g->denominator[i] == 1 && g->step[i] <= POOL_STEP &&
-             g->dilation[i] == 1;
-    return is;
+        is_pool = is_pool && g->x.size[i] > 0 && g->y.size[i] > 0 && g->denominator[i] == 1 &&
+                  g->step[i] <= POOL_STEP && g->dilation[i] == 1;
+    return is_pool;
 }
 
 /* Overlapping windows share what a thread loads; windows two rows further share it through L1. Two adjacent

@@ -18,7 +18,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) pool(const __grid_
     for (i64 item = (i64)blockIdx.x * THREADS + threadIdx.x; item < p.runs; item += (i64)gridDim.x * THREADS) {
         const coordinates to = locate(p, (position)item);
         const offset_t strides[3] = {axes[0].x_stride, axes[1].x_stride, axes[2].x_stride};
-        const patch<PATCH1, PATCH2> made(p.x + (to.n * (offset_t)p.x_n + to.c * (offset_t)p.x_c), axes, strides, to.at);
+        const patch<PATCH1, PATCH2> result(p.x + (to.n * (offset_t)p.x_n + to.c * (offset_t)p.x_c), axes, strides,
+                                           to.at);
 #pragma unroll
         for (int r = 0; r < PATCH1; r++)
 #pragma unroll
@@ -26,9 +27,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) pool(const __grid_
                 const length_t o[3] = {to.at[0], to.at[1] + r, to.at[2] + s};
                 if (o[1] >= axes[1].y || o[2] >= axes[2].y)
                     continue;
-                store_values(p, axes, offset_in_y(p, axes, to, o), o, made.at[r][s]);
-                store_numbers(p, axes, to, o, made.at[r][s]);
-                correct_numbers(p, axes, to, o, made.at[r][s]);
+                store_values(p, axes, offset_in_y(p, axes, to, o), o, result.at[r][s]);
+                store_numbers(p, axes, to, o, result.at[r][s]);
+                correct_numbers(p, axes, to, o, result.at[r][s]);
             }
     }
 }

@@ -87,14 +87,14 @@ template <> struct units<true> {
     static DEVICE i32 where(const i32 *numbers, int e) { return numbers[e / 2] >> e % 2 * 16 & 0xffff; }
     static constexpr i32 EACH = 0x10001;
 };
-using made_of = units<IS_PAIRED>;
-using unit_t = made_of::type;
-constexpr int UNITS = made_of::COUNT;
-DEVICE unit_t padding() { return IS_MAXIMUM && SKIPS_PADDING ? made_of::none() : unit_t{}; }
+using unit_traits = units<IS_PAIRED>;
+using unit_t = unit_traits::type;
+constexpr int UNITS = unit_traits::COUNT;
+DEVICE unit_t padding() { return IS_MAXIMUM && SKIPS_PADDING ? unit_traits::none() : unit_t{}; }
 
 /* The result of a window: a channel's best or sum, and the tap of the best. A pair has two tap indices in a word; for
    NaN, this is the window's last tap, and correct_numbers() finds the NaN's. */
-struct found {
+struct window_result {
     unit_t value[UNITS];
     i32 where[UNITS];
 
@@ -102,16 +102,16 @@ struct found {
 #pragma unroll
         for (int e = 0; e < UNITS; e++) {
             value[e] = values[e];
-            where[e] = number * made_of::EACH;
+            where[e] = number * unit_traits::EACH;
         }
     }
     /* Combines a part of the window that begins at tap `number`. */
-    DEVICE void combine(const found &part, i32 number) {
+    DEVICE void combine(const window_result &part, i32 number) {
 #pragma unroll
         for (int e = 0; e < UNITS; e++)
-            take(e, part.value[e], number * made_of::EACH + part.where[e]);
+            take(e, part.value[e], number * unit_traits::EACH + part.where[e]);
     }
-    DEVICE void add(const found &part) { combine(part, 0); }
+    DEVICE void add(const window_result &part) { combine(part, 0); }
     /* A template, so that operations that a kind of unit lacks are not looked up. */
     template <class U> DEVICE void take(int e, U other, i32 number) {
         const U best = value[e];
@@ -135,7 +135,8 @@ struct found {
 /* Two adjacent windows add up their overlap once, if it is more than one element. */
 constexpr bool SHARES_COLUMNS = !IS_MAXIMUM && TAPS2 > STEP2 + 1, SHARES_ROWS = !IS_MAXIMUM && TAPS1 > STEP1 + 1;
 
-template <int FROM, int UNTIL, int COUNT> DEVICE void add_values(found &sum, const unit_t (&values)[COUNT][UNITS]) {
+template <int FROM, int UNTIL, int COUNT>
+DEVICE void add_values(window_result &sum, const unit_t (&values)[COUNT][UNITS]) {
     sum.start(values[FROM], 0);
 #pragma unroll
     for (int i = FROM + 1; i < UNTIL; i++)
@@ -207,7 +208,7 @@ DEVICE void load_row(run<T, RUN> (&loaded)[COLUMNS], const T *x, const axis &a, 
 
 /* The results of a row: one per position, COUNT in all. The masks select the elements inside, if some are not. */
 template <bool ROWS_INSIDE, bool COLUMNS_INSIDE, int COUNT, int COLUMNS, class T>
-DEVICE void find_in_row(found (&row)[COUNT], run<T, RUN> (&loaded)[COLUMNS], const u32 (&columns)[COLUMNS],
+DEVICE void find_in_row(window_result (&row)[COUNT], run<T, RUN> (&loaded)[COLUMNS], const u32 (&columns)[COLUMNS],
                         u32 row_mask) {
     constexpr bool IS_INTERIOR = ROWS_INSIDE && COLUMNS_INSIDE;
     unit_t values[COLUMNS][UNITS];
@@ -221,10 +222,10 @@ DEVICE void find_in_row(found (&row)[COUNT], run<T, RUN> (&loaded)[COLUMNS], con
 #pragma unroll
         for (int e = 0; e < UNITS; e++)
             values[i][e] = IS_INTERIOR || REPEATS_EDGES || padding_of<T>::IS_KNOWN || (columns[i] & row_mask)
-                               ? made_of::of(loaded[i], e)
+                               ? unit_traits::of(loaded[i], e)
                                : padding();
     if constexpr (SHARES_COLUMNS && COUNT == 2) {
-        found both;
+        window_result both;
         add_values<STEP2, TAPS2>(both, values);
         add_values<0, STEP2>(row[0], values);
         add_values<TAPS2, COLUMNS>(row[1], values);
@@ -238,7 +239,7 @@ DEVICE void find_in_row(found (&row)[COUNT], run<T, RUN> (&loaded)[COLUMNS], con
             for (int t = 1; t < TAPS2; t++)
 #pragma unroll
                 for (int e = 0; e < UNITS; e++)
-                    row[s].take(e, values[s * STEP2 + t][e], t * made_of::EACH);
+                    row[s].take(e, values[s * STEP2 + t][e], t * unit_traits::EACH);
         }
     }
 }
@@ -250,17 +251,17 @@ DEVICE i32 first_counted(const axis &a, length_t o) {
 }
 
 /* Initializes the indices to the first tap that counts. */
-DEVICE void start_numbers(found &made, const axis (&axes)[3], const length_t (&o)[3]) {
+DEVICE void start_numbers(window_result &result, const axis (&axes)[3], const length_t (&o)[3]) {
 #pragma unroll
     for (int e = 0; e < UNITS; e++) {
-        made.value[e] = made_of::none();
-        made.where[e] = 0;
+        result.value[e] = unit_traits::none();
+        result.where[e] = 0;
     }
 #pragma unroll
     for (int e = 0; e < RUN; e++) {
         const i32 number = (first_counted(axes[0], o[0]) * TAPS1 + first_counted(axes[1], o[1])) * TAPS2 +
                            first_counted(axes[2], o[2] + (ALONG_ROWS ? e : 0));
-        made.where[e * UNITS / RUN] |= number << (RUN > UNITS ? e % 2 * 16 : 0);
+        result.where[e * UNITS / RUN] |= number << (RUN > UNITS ? e % 2 * 16 : 0);
     }
 }
 
@@ -275,7 +276,7 @@ DEVICE bool lies_inside(const axis &a, length_t o, int count) {
    of these. */
 template <int ROWS, int COLUMNS, bool GOES_ALONG_ROWS = false> struct patch {
     static constexpr int HEIGHT = (ROWS - 1) * STEP1 + TAPS1, WIDTH = (COLUMNS - 1) * STEP2 + TAPS2;
-    found at[ROWS][COLUMNS];
+    window_result at[ROWS][COLUMNS];
 
     DEVICE void clear(const axis (&axes)[3], const length_t (&o)[3]) {
 #pragma unroll
@@ -288,7 +289,7 @@ template <int ROWS, int COLUMNS, bool GOES_ALONG_ROWS = false> struct patch {
     DEVICE void fill(const T *x, const axis (&axes)[3], const S (&strides)[3], const length_t (&o)[3]) {
         const length_t first0 = first_of(axes[0], o[0]), first1 = first_of(axes[1], o[1]),
                        first2 = first_of(axes[2], o[2]);
-        found both[COLUMNS];
+        window_result both[COLUMNS];
         u32 columns[WIDTH];
 #pragma unroll
         for (int i = 0; i < WIDTH; i++)
@@ -303,13 +304,13 @@ template <int ROWS, int COLUMNS, bool GOES_ALONG_ROWS = false> struct patch {
                                          ? first0 * strides[0] + first1 * strides[1] + t0 * strides[0] + j * strides[1]
                                          : nearest_inside(axes[0], first0 + t0) * strides[0] +
                                                nearest_inside(axes[1], first1 + j) * strides[1];
-                found row[COLUMNS];
+                window_result row[COLUMNS];
                 run<T, RUN> loaded[WIDTH];
                 load_row<COLUMNS_INSIDE>(loaded, x + row_offset, axes[2], first2, strides[2]);
                 find_in_row<ROWS_INSIDE, COLUMNS_INSIDE>(row, loaded, columns, row_mask);
                 if constexpr (SHARES_ROWS && ROWS == 2) {
                     const bool is_first = t0 == 0 && (j == 0 || j == STEP1 || j == TAPS1);
-                    found(&sum)[COLUMNS] = j < STEP1 ? at[0] : j < TAPS1 ? both : at[1];
+                    window_result(&sum)[COLUMNS] = j < STEP1 ? at[0] : j < TAPS1 ? both : at[1];
 #pragma unroll
                     for (int s = 0; s < COLUMNS; s++)
                         if (is_first)

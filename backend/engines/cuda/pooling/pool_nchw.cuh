@@ -38,7 +38,7 @@ struct edges {
 };
 
 /* Reduces a row of the tile for RUN adjacent windows. */
-DEVICE void find_along(found (&row)[1], const x_t *from, const edges &near) {
+DEVICE void find_along(window_result (&row)[1], const x_t *from, const edges &near) {
     x_t in[WIDTH];
     run<x_t, RUN> taps[TAPS2];
     u32 all[TAPS2];
@@ -58,18 +58,18 @@ DEVICE void find_along(found (&row)[1], const x_t *from, const edges &near) {
 
 /* The windows of PATCH1 rows of positions from `o` on, the first of which begins at `from`; rows outside are read from
    `outside`. */
-DEVICE void find_windows(found (&made)[PATCH1], const axis (&axes)[3], const length_t (&o)[3], const x_t *from,
-                         u32 pitch, const x_t *outside) {
+DEVICE void find_windows(window_result (&result)[PATCH1], const axis (&axes)[3], const length_t (&o)[3],
+                         const x_t *from, u32 pitch, const x_t *outside) {
     const length_t top = first_of(axes[1], o[1]);
     const edges near = {first_of(axes[2], o[2]), axes[2].x};
     if constexpr (WANTS_WHERE) {
 #pragma unroll
         for (int r = 0; r < PATCH1; r++)
-            start_numbers(made[r], axes, {o[0], o[1] + r, o[2]});
+            start_numbers(result[r], axes, {o[0], o[1] + r, o[2]});
     }
 #pragma unroll
     for (int j = 0; j < HEIGHT; j++) {
-        found row[1];
+        window_result row[1];
         find_along(row, !IS_SEGMENT || is_inside(axes[1], top + j) ? from + j * pitch : outside, near);
 #pragma unroll
         for (int r = 0; r < PATCH1; r++) {
@@ -77,9 +77,9 @@ DEVICE void find_windows(found (&made)[PATCH1], const axis (&axes)[3], const len
             if (t < 0 || t >= TAPS1)
                 continue;
             if (!WANTS_WHERE && t == 0)
-                made[r] = row[0];
+                result[r] = row[0];
             else
-                made[r].combine(row[0], t * TAPS2);
+                result[r].combine(row[0], t * TAPS2);
         }
     }
 }
@@ -129,8 +129,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) pool_nchw(const __
         const x_t *const from =
             tile + ((i32)(rest * apart + down * STEP1 * pitch) + (i32)((u32)p.first + column * (RUN * STEP2)));
         const length_t o[3] = {0, start + (length_t)down, (length_t)column * RUN};
-        found made[PATCH1];
-        find_windows(made, axes, o, from, pitch, outside);
+        window_result result[PATCH1];
+        find_windows(result, axes, o, from, pitch, outside);
         u32 image = (u32)(plane + rest);
         const offset_t channel = (offset_t)split(image, p.channels);
         const coordinates to = {(offset_t)image, channel, {0, o[1], o[2]}};
@@ -140,9 +140,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) pool_nchw(const __
             const length_t at[3] = {0, o[1] + r, o[2]};
             if (at[1] >= axes[1].y)
                 continue;
-            store_values(p, axes, first + r * axes[1].y_stride, at, made[r]);
-            store_numbers(p, axes, to, at, made[r]);
-            correct_numbers(p, axes, to, at, made[r]);
+            store_values(p, axes, first + r * axes[1].y_stride, at, result[r]);
+            store_numbers(p, axes, to, at, result[r]);
+            correct_numbers(p, axes, to, at, result[r]);
         }
     }
 }

@@ -10,18 +10,18 @@ constexpr bool COPIES_PAIRS = IS_PAIRED && same<x_t, y_t>::value && !IS_SCALED &
 
 /* The new value of y for the positions from `o` on; `old` is the previous one. */
 template <class P>
-DEVICE run<y_t, RUN> values_of(const P &p, const axis (&axes)[3], const length_t (&o)[3], const found &made,
+DEVICE run<y_t, RUN> values_of(const P &p, const axis (&axes)[3], const length_t (&o)[3], const window_result &result,
                                const run<y_t, RUN> &old) {
     const math_t lowest = (math_t)__longlong_as_double(p.lowest);
     run<y_t, RUN> out;
     if constexpr (COPIES_PAIRS) {
 #pragma unroll
         for (int e = 0; e < UNITS; e++)
-            made_of::copy(out, e, made.value);
+            unit_traits::copy(out, e, result.value);
     } else {
 #pragma unroll
         for (int e = 0; e < RUN; e++) {
-            math_t value = made_of::number(made.value, e);
+            math_t value = unit_traits::number(result.value, e);
             if (!IS_MAXIMUM)
                 value = share<y_t>(value, EXCLUDES_PADDING ? counted_inside(axes, o, e) : TAPS0 * TAPS1 * TAPS2);
             else if (MAY_BE_EMPTY && counted_inside(axes, o, e) == 0)
@@ -37,12 +37,13 @@ DEVICE run<y_t, RUN> values_of(const P &p, const axis (&axes)[3], const length_t
 
 /* `at` is the offset in y. */
 template <class P>
-DEVICE void store_values(const P &p, const axis (&axes)[3], offset_t at, const length_t (&o)[3], const found &made) {
+DEVICE void store_values(const P &p, const axis (&axes)[3], offset_t at, const length_t (&o)[3],
+                         const window_result &result) {
     if constexpr (HAS_Y) {
         run<y_t, RUN> old = {};
         if constexpr (HAS_OLD)
             old = load_results(p.y + at, axes[2].y_stride, axes[2].y - o[2]);
-        store_results(p.y + at, values_of(p, axes, o, made, old), axes[2].y_stride, axes[2].y - o[2]);
+        store_results(p.y + at, values_of(p, axes, o, result, old), axes[2].y_stride, axes[2].y - o[2]);
     }
 }
 
@@ -53,14 +54,14 @@ DEVICE offset_t offset_in_y(const arguments &p, const axis (&axes)[3], const coo
 
 template <class P>
 DEVICE void store_numbers(const P &p, const axis (&axes)[3], const coordinates &to, const length_t (&o)[3],
-                          const found &made) {
+                          const window_result &result) {
     if constexpr (HAS_INDEX) {
         const bool is_any =
             !MAY_BE_EMPTY || (taps_inside(axes[0], o[0]) && taps_inside(axes[1], o[1]) && taps_inside(axes[2], o[2]));
         run<index_t, RUN> out;
 #pragma unroll
         for (int e = 0; e < RUN; e++)
-            out.at[e] = (index_t)(is_any ? made_of::where(made.where, e) : 0);
+            out.at[e] = (index_t)(is_any ? unit_traits::where(result.where, e) : 0);
         store_results(p.index + (to.n * (offset_t)p.index_n + to.c * (offset_t)p.index_c + o[0] * axes[0].index_stride +
                                  o[1] * axes[1].index_stride + o[2] * axes[2].index_stride),
                       out, axes[2].index_stride, axes[2].y - o[2]);
@@ -70,12 +71,12 @@ DEVICE void store_numbers(const P &p, const axis (&axes)[3], const coordinates &
 /* If a maximum of pairs is NaN, finds its index: that of the last NaN. Rare, so optimized for size. */
 template <class P, class F>
 DEVICE void correct_numbers(const P &p, const axis (&axes)[3], const coordinates &to, const length_t (&o)[3],
-                            const F &made) {
+                            const F &result) {
     if constexpr (HAS_INDEX && IS_PAIRED) {
         u32 any = 0;
 #pragma unroll
         for (int e = 0; e < UNITS; e++)
-            any |= is_nan(made.value[e]);
+            any |= is_nan(result.value[e]);
         if (any == 0)
             return;
 #pragma unroll 1

@@ -12,7 +12,7 @@ struct parts {
     unit_t value[TAPS1][UNITS][32];
     i32 where[WANTS_WHERE ? TAPS1 : 1][UNITS][32];
 
-    DEVICE void put(const found &part, int row, int lane) {
+    DEVICE void put(const window_result &part, int row, int lane) {
 #pragma unroll
         for (int e = 0; e < UNITS; e++) {
             value[row][e][lane] = part.value[e];
@@ -20,8 +20,8 @@ struct parts {
                 where[row][e][lane] = part.where[e];
         }
     }
-    DEVICE found take(int row, int lane) const {
-        found part;
+    DEVICE window_result take(int row, int lane) const {
+        window_result part;
 #pragma unroll
         for (int e = 0; e < UNITS; e++) {
             part.value[e] = value[row][e][lane];
@@ -31,7 +31,8 @@ struct parts {
     }
 };
 
-DEVICE void find_row(found (&row)[1], const arguments &p, const axis (&axes)[3], const coordinates &to, length_t t) {
+DEVICE void find_row(window_result (&row)[1], const arguments &p, const axis (&axes)[3], const coordinates &to,
+                     length_t t) {
     const length_t at = first_of(axes[1], to.at[1]) + t, first = first_of(axes[2], to.at[2]),
                    plane = first_of(axes[0], to.at[0]);
     const x_t *const x =
@@ -69,26 +70,26 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) pool_team(const __
     for (i64 first = (i64)blockIdx.x * 32; first < p.runs; first += (i64)gridDim.x * 32) {
         const bool is_ours = first + lane < p.runs;
         const coordinates to = locate(p, (position)(is_ours ? first + lane : p.runs - 1));
-        found made, row[1];
+        window_result result, row[1];
         find_row(row, p, axes, to, t);
         shared.put(row[0], t, lane);
         __syncthreads();
         if (t == 0) {
             if constexpr (WANTS_WHERE)
-                start_numbers(made, axes, to.at);
+                start_numbers(result, axes, to.at);
 #pragma unroll
             for (int i = 0; i < TAPS1; i++) {
-                const found part = shared.take(i, lane);
+                const window_result part = shared.take(i, lane);
                 if (!WANTS_WHERE && i == 0)
-                    made = part;
+                    result = part;
                 else
-                    made.combine(part, i * TAPS2);
+                    result.combine(part, i * TAPS2);
             }
         }
         if (t == 0 && is_ours) {
-            store_values(p, axes, offset_in_y(p, axes, to, to.at), to.at, made);
-            store_numbers(p, axes, to, to.at, made);
-            correct_numbers(p, axes, to, to.at, made);
+            store_values(p, axes, offset_in_y(p, axes, to, to.at), to.at, result);
+            store_numbers(p, axes, to, to.at, result);
+            correct_numbers(p, axes, to, to.at, result);
         }
         __syncthreads();
     }

@@ -26,12 +26,12 @@ DEVICE int offset_in_box(const axis &a, length_t at, length_t first) {
 DEVICE void go_down(const arguments &p, const axis (&axes)[3], const coordinates &to,
                     const x_t *const (&columns)[WIDTH], length_t top, int pitch) {
     const u32 all[WIDTH] = {};
-    found made[PATCH1][PATCH2];
+    window_result result[PATCH1][PATCH2];
 #pragma unroll
     for (int j = 0; j < HEIGHT; j++) {
         const int offset = offset_in_box(axes[1], first_of(axes[1], to.at[1]) + j, top) * pitch;
         run<x_t, RUN> loaded[WIDTH];
-        found row[PATCH2];
+        window_result row[PATCH2];
 #pragma unroll
         for (int i = 0; i < WIDTH; i++)
             loaded[i] = load_run<x_t, RUN>(columns[i] + offset);
@@ -43,12 +43,12 @@ DEVICE void go_down(const arguments &p, const axis (&axes)[3], const coordinates
                 if (j < r || j >= r + TAPS1)
                     continue;
                 if (j == r)
-                    made[r][s] = row[s];
+                    result[r][s] = row[s];
                 else
-                    made[r][s].add(row[s]);
+                    result[r][s].add(row[s]);
                 const length_t o[3] = {0, to.at[1] + r, to.at[2] + s};
                 if (j == r + TAPS1 - 1 && o[1] < axes[1].y && o[2] < axes[2].y)
-                    store_values(p, axes, offset_in_y(p, axes, to, o), o, made[r][s]);
+                    store_values(p, axes, offset_in_y(p, axes, to, o), o, result[r][s]);
             }
     }
 }

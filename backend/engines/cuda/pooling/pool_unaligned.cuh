@@ -49,7 +49,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) pool_unaligned(con
         u32 number = n;
         const length_t channel = (length_t)split(number, p.channels);
         const coordinates to = {(offset_t)rest, (offset_t)channel, {0, row, column + (length_t)number * PATCH2}};
-        const patch<PATCH1, PATCH2> made(tile + channel, axes, strides, to.at);
+        const patch<PATCH1, PATCH2> result(tile + channel, axes, strides, to.at);
 #pragma unroll
         for (int r = 0; r < PATCH1; r++)
 #pragma unroll
@@ -57,9 +57,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) pool_unaligned(con
                 const length_t o[3] = {0, row + r, to.at[2] + s};
                 if (o[1] >= axes[1].y || o[2] >= axes[2].y)
                     continue;
-                store_values(p, axes, offset_in_y(p, axes, to, o), o, made.at[r][s]);
-                store_numbers(p, axes, to, o, made.at[r][s]);
-                correct_numbers(p, axes, to, o, made.at[r][s]);
+                store_values(p, axes, offset_in_y(p, axes, to, o), o, result.at[r][s]);
+                store_numbers(p, axes, to, o, result.at[r][s]);
+                correct_numbers(p, axes, to, o, result.at[r][s]);
             }
     }
 }

@@ -33,20 +33,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) pool_whole(const _
     const u32 lane = threadIdx.x % LANES;
     for (u32 n = threadIdx.x / LANES; n < (planes + 31) / 32 * 32; n += THREADS / LANES) {
         const x_t *const row = tile + (n < planes ? n : planes - 1) * PLANE;
-        math_t made = none;
+        math_t result = none;
 #pragma unroll
         for (int i = 0; i < PLANE; i += LANES)
             if (i + LANES <= PLANE || i + lane < PLANE)
-                made = combine(made, as<math_t>::of(row[i + lane]));
+                result = combine(result, as<math_t>::of(row[i + lane]));
 #pragma unroll
         for (int apart = LANES / 2; apart > 0; apart /= 2)
-            made = combine(made, __shfl_xor_sync(~0u, made, apart));
+            result = combine(result, __shfl_xor_sync(~0u, result, apart));
         if (lane > 0 || n >= planes)
             continue;
         u32 image = (u32)(first + n);
         const i64 channel = split(image, p.channels), at = (i64)image * p.y_n + channel * p.y_c;
         math_t value = (IS_SCALED ? (math_t)__longlong_as_double(p.alpha) : (math_t)1) *
-                       (IS_MAXIMUM ? made : share<y_t>(made, (length_t)PLANE));
+                       (IS_MAXIMUM ? result : share<y_t>(result, (length_t)PLANE));
         if constexpr (HAS_OLD)
             value += (math_t)__longlong_as_double(p.beta) * as<math_t>::of(p.y[at]);
         p.y[at] = from<y_t>::number(value);

@@ -122,12 +122,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) resample(const __grid_c
         const x_t *x = p.x + (to.n * (offset_t)p.x_n + to.c * (offset_t)p.x_c);
         if constexpr (IS_MAXIMUM) {
             const offset_t strides[3] = {axes[0].x_stride, axes[1].x_stride, axes[2].x_stride};
-            const maximum<x_t> found(x, axes, strides, to.at, lowest);
-            store_y(p, axes, to, found.best);
-            store_index(p, axes, to, found.where);
+            const maximum<x_t> largest(x, axes, strides, to.at, lowest);
+            store_y(p, axes, to, largest.best);
+            store_index(p, axes, to, largest.where);
         } else {
-            const weighted made(x, axes, to.at, lowest);
-            store_y(p, axes, to, made.sum);
+            const weighted result(x, axes, to.at, lowest);
+            store_y(p, axes, to, result.sum);
         }
     }
 }

@@ -62,11 +62,11 @@ DEVICE void add_maximum(math_t (&sum)[RUN], const P &p, const axis (&axes)[3], c
     }
     if constexpr (HAS_SAVED) {
         const offset_t strides[3] = {axes[0].saved_stride, axes[1].saved_stride, axes[2].saved_stride};
-        const maximum<saved_t> found(p.saved + (at.n * (offset_t)p.saved_n + at.c * (offset_t)p.saved_c), axes, strides,
-                                     o, (math_t)__longlong_as_double(p.lowest));
+        const maximum<saved_t> largest(p.saved + (at.n * (offset_t)p.saved_n + at.c * (offset_t)p.saved_c), axes,
+                                       strides, o, (math_t)__longlong_as_double(p.lowest));
 #pragma unroll
         for (int e = 0; e < RUN; e++)
-            if (hits(axes, o, at.at, found.where[e]))
+            if (hits(axes, o, at.at, largest.where[e]))
                 sum[e] += as<math_t>::of(dy.at[e]);
     }
 }

@@ -20,11 +20,12 @@ static bool is_dense(const struct pooling *w, int axis) {
    Elements of 8 bytes have no map type here. images: their number; the stride of a single one has no meaning. */
 static bool has_strides(const struct resample_operand *o, int64_t images, int64_t channels) {
     int64_t size = pooling_bytes(o, 1);
-    bool has = size <= 4 && channels * size % ACCESS == 0 && o->tensor->alignment % ACCESS == 0 &&
-               (images == 1 || o->batch_stride * size % ACCESS == 0);
+    bool is_supported = size <= 4 && channels * size % ACCESS == 0 && o->tensor->alignment % ACCESS == 0 &&
+                        (images == 1 || o->batch_stride * size % ACCESS == 0);
     for (int i = 1; i < 3; i++)
-        has = has && (o->size[i] == 1 || (o->size_stride[i] > 0 && o->size_stride[i] * size % ACCESS == 0));
-    return has;
+        is_supported =
+            is_supported && (o->size[i] == 1 || (o->size_stride[i] > 0 && o->size_stride[i] * size % ACCESS == 0));
+    return is_supported;
 }
 
 /* A block has at most POOL_THREADS: lanes along channels, the rest along patches in both directions, in equal

@@ -56,23 +56,23 @@ static weftStatus_t check_region(const struct region *region, const struct devic
         norms += is_batch_norm(region_node(region, i));
     if (norms != 1)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
-             "%s: this family serves one batch norm with statistics of its batch at a time",
+             "%s: this family supports exactly one batch norm with batch statistics per region",
              descriptor_label(region_node(region, 0)->op));
     if (device->cuda.major < 9)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH, "the copy engine comes with sm_90, this is sm_%d%d",
-             device->cuda.major, device->cuda.minor);
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH, "TMA requires sm_90, this is sm_%d%d", device->cuda.major,
+             device->cuda.minor);
     return WEFT_STATUS_SUCCESS;
 }
 
 /* Bit mask of the operands that reductions depend on. They are read in both passes and stay on chip. */
 static uint32_t counted_operands(const struct schedule *s) {
     /* Pass 0 computes the statistics, see check_schedule. */
-    bool takes_part[TERMS_MAX];
+    bool is_evaluated[TERMS_MAX];
     uint32_t counted = 0;
-    schedule_terms_of_pass(s, 0, takes_part);
+    schedule_terms_of_pass(s, 0, is_evaluated);
     for (int k = 0; k < s->rows->operand_count; k++) {
         const struct term *term = rows_find(s->rows, s->nest.operands[k].value);
-        if (!s->nest.operands[k].is_store && takes_part[term - s->rows->terms])
+        if (!s->nest.operands[k].is_store && is_evaluated[term - s->rows->terms])
             counted |= UINT32_C(1) << k;
     }
     return counted;
@@ -81,36 +81,36 @@ static uint32_t counted_operands(const struct schedule *s) {
 /* True if TMA can load the resident operands: contiguous vectors in multiples of 16 bytes. */
 static bool can_copy(const struct schedule *s) {
     int copies = 0;
-    bool can = true;
+    bool is_supported = true;
     for (int k = 0; k < s->rows->operand_count; k++) {
         const struct operand *operand = &s->nest.operands[k];
-        if (!schedule_keeps(s, k))
+        if (!schedule_is_resident(s, k))
             continue;
         int64_t bytes = dtype_bytes(operand->type, 1);
         copies++;
-        can = can && operand->memory >= 0 && operand->strides[0] == 1 && operand->strides[1] * bytes % 16 == 0 &&
-              operand->strides[1] > 0 && s->vectors.width * s->threads.across * bytes % 16 == 0 &&
-              s->rows->graph->values[operand->memory].tensor->alignment % 16 == 0;
+        is_supported = is_supported && operand->memory >= 0 && operand->strides[0] == 1 &&
+                       operand->strides[1] * bytes % 16 == 0 && operand->strides[1] > 0 &&
+                       s->vectors.width * s->threads.across * bytes % 16 == 0 &&
+                       s->rows->graph->values[operand->memory].tensor->alignment % 16 == 0;
     }
-    return can && copies > 0 && copies <= MAPS_MAX;
+    return is_supported && copies > 0 && copies <= MAPS_MAX;
 }
 
 /* Preconditions that rows/channels.cuh asserts or assumes. */
 static weftStatus_t check_schedule(const struct schedule *s) {
     if (!s->nest.is_columns || s->nest.row_dims != 1 || s->nest.rank != 2)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
-             "channels must be neighbours in memory, and their positions one dimension in every tensor");
+             "every tensor must be channels-last, with positions that merge into one dimension");
     if (s->passes.closed != 1 || s->passes.storing != 1)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
-             "one pass takes statistics and one stores results, this region takes %d for statistics and %d in all",
+             "expected one pass for statistics and one for results, this region needs %d for statistics and %d in all",
              s->passes.closed, s->passes.count);
     if (schedule_calculates_in_double(s))
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "sums are taken in float, not in double");
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "sums are computed in float, not in double");
     if (s->vectors.width < 4)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "threads take 4 neighbouring channels or more, here they could take %d",
-             s->vectors.width);
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "threads need vectors of at least 4 channels, got %d", s->vectors.width);
     if (s->vectors.per_row > INT32_MAX / 2)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%lld positions are more than copies count",
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%lld positions exceed what a copy can address",
              (long long)s->vectors.per_row);
     return WEFT_STATUS_SUCCESS;
 }
@@ -119,17 +119,17 @@ static weftStatus_t check_schedule(const struct schedule *s) {
 
 /* Fraction of the threads that do useful work if tiles are `across` vectors wide: the share of channels that fill their
    tiles, times the share of multiprocessors that have a tile. Each tile gets the same number of blocks. */
-static double worth_of(const struct schedule *s, int64_t across, const struct device *device) {
+static double useful_share(const struct schedule *s, int64_t across, const struct device *device) {
     int64_t tiles = divide_up(s->vectors.strips, across), multiprocessors = device->cuda.multiprocessors;
     return (double)s->vectors.strips / (double)(tiles * across) * (double)(multiprocessors / tiles * tiles) /
            (double)multiprocessors;
 }
 
 /* Bytes that pass 1 reads again from memory because neither shared memory nor the cache holds them. */
-static double bytes_again(const struct schedule *s, const struct device *device) {
+static double reread_bytes(const struct schedule *s, const struct device *device) {
     double bytes = 0, shared = (double)device->cuda.multiprocessors * (double)device->cuda.shared_per_block;
     for (int k = 0; k < s->rows->operand_count; k++)
-        if (schedule_keeps(s, k))
+        if (schedule_is_resident(s, k))
             bytes += (double)schedule_vector_bytes(s, k) * (double)s->vectors.strips * (double)s->vectors.per_row;
     bytes -= shared + CACHED_SHARE * (double)device->cuda.l2_bytes;
     return bytes > 0 ? bytes : 0;
@@ -138,12 +138,12 @@ static double bytes_again(const struct schedule *s, const struct device *device)
 /* Tiles are one cache line wide, or two if memory bandwidth dominates. Half a line is chosen only if it wastes clearly
    less: the batch norm gradient of 128x144x56x56 took 314 us with tiles of 32 channels, predicted 130 us (H200). */
 static int choose_across(const struct schedule *s, const struct device *device) {
-    bool is_far = bytes_again(s, device) > 0;
+    bool is_far = reread_bytes(s, device) > 0;
     int usual = is_far ? 2 * LINE_VECTORS : LINE_VECTORS, least = is_far ? LINE_VECTORS : LINE_VECTORS / 2, across = 1;
     while (across < s->vectors.strips && across < usual)
         across *= 2;
     for (int other = across / 2; other >= least; other /= 2)
-        if (worth_of(s, other, device) > 1.1 * worth_of(s, across, device))
+        if (useful_share(s, other, device) > 1.1 * useful_share(s, across, device))
             across = other;
     return across;
 }
@@ -165,7 +165,7 @@ static int64_t row_bytes(const struct schedule *s) {
 }
 
 /* At most one block per multiprocessor: blocks wait for each other, so all must be resident. */
-static weftStatus_t place(struct channels *c, const struct device *device) {
+static weftStatus_t map_channels(struct channels *c, const struct device *device) {
     struct schedule *s = &c->schedule;
     int64_t multiprocessors = device->cuda.multiprocessors;
     s->memory.scheme = MEMORY_CHANNELS;
@@ -176,8 +176,7 @@ static weftStatus_t place(struct channels *c, const struct device *device) {
     s->threads.group = s->threads.block / s->threads.across;
     s->memory.unroll = schedule_row_bytes(s) <= 16 * s->threads.group ? 2 : 1;
     if (!can_copy(s))
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "the copy engine fetches up to %d tensors in pieces of 16 bytes",
-             MAPS_MAX);
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "TMA requires at most %d tensors, in multiples of 16 bytes", MAPS_MAX);
     /* tiles * blocks <= multiprocessors, because the barrier needs all blocks to be resident. */
     c->tiles = divide_up(s->vectors.strips, s->threads.across);
     c->batches = divide_up(s->vectors.per_row, (int64_t)s->threads.group * s->memory.unroll);
@@ -194,8 +193,8 @@ static weftStatus_t place(struct channels *c, const struct device *device) {
     c->stages = (int)min64((device->cuda.shared_per_block - OTHER_BYTES - numbers) / batch_bytes(s), STAGES_MOST);
     if (c->stages < STAGES_LEAST)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHARED_MEMORY_INSUFFICIENT,
-             "shared memory holds %d batches of %lld bytes, of %d at least", c->stages, (long long)batch_bytes(s),
-             STAGES_LEAST);
+             "shared memory holds %d batches of %lld bytes, at least %d are required", c->stages,
+             (long long)batch_bytes(s), STAGES_LEAST);
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -214,7 +213,7 @@ static double bytes_of(const struct schedule *s, bool is_store) {
 /* The statistics read everything once; pass 1 reads again what neither shared memory nor L2 holds. */
 static void predict(struct channels *c, const struct device *device) {
     struct schedule *s = &c->schedule;
-    double again = bytes_again(s, device), stored = bytes_of(s, true);
+    double again = reread_bytes(s, device), stored = bytes_of(s, true);
     /* If pass 1 reads more again than the cache holds, data retained in L2 would displace results. */
     c->stay = again > 0 ? 0 : divide_up(c->batches, c->blocks);
     s->memory.stores_evict_first = stored > CACHED_SHARE * (double)device->cuda.l2_bytes;
@@ -227,7 +226,7 @@ static weftStatus_t plan(struct channels *c, const struct region *region, const 
     TRY(rows_analyse(&c->rows, region, STATISTICS_SHIFTED, true));
     TRY(schedule_begin(&c->schedule, &c->rows));
     TRY(check_schedule(&c->schedule));
-    TRY(place(c, device));
+    TRY(map_channels(c, device));
     predict(c, device);
     return WEFT_STATUS_SUCCESS;
 }
@@ -271,7 +270,7 @@ static enum tensor_map_type map_type(weftDataType_t type) {
 static void emit_maps(struct kernel_source *source, const struct schedule *s) {
     for (int k = 0; k < s->rows->operand_count; k++) {
         const struct operand *operand = &s->nest.operands[k];
-        if (!schedule_keeps(s, k))
+        if (!schedule_is_resident(s, k))
             continue;
         int64_t bytes = dtype_bytes(operand->type, 1);
         struct cuda_map map = {.form = {.type = map_type(operand->type), .rank = 2, .promotion = TENSOR_MAP_L2_128B},
@@ -298,7 +297,7 @@ static void emit_copy_batch(struct text *code, const struct schedule *s) {
              "    for (int row = 0; row < UNROLL * GROUP; row += %d) {\n",
              BOX_POSITIONS);
     for (int k = 0; k < s->rows->operand_count; k++) {
-        if (!schedule_keeps(s, k))
+        if (!schedule_is_resident(s, k))
             continue;
         int64_t bytes = schedule_vector_bytes(s, k);
         text_add(
@@ -349,21 +348,19 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     step->workspace_bytes = c.tiles * c.blocks * s->threads.across * s->vectors.width * schedule_partial_bytes(s);
     TRY(kernel_finish(&source, kernel, "rows/channels.cuh", "channels", arena));
     int64_t batches = divide_up(c.batches, c.blocks);
-    return arena_print(
-        arena, &step->detail,
-        "tiles of %d channels, %lld blocks for each; batches of %d positions, %lld for a block, of which "
-        "%lld stay in shared memory%s",
-        s->threads.across * s->vectors.width, (long long)c.blocks, s->threads.group * s->memory.unroll,
-        (long long)batches, (long long)min64(c.stages, batches),
-        batches <= c.stages ? ""
-        : c.stay            ? " and the others in the cache"
-                            : "");
+    return arena_print(arena, &step->detail,
+                       "tiles of %d channels, %lld blocks each; batches of %d positions, %lld per block, of which "
+                       "%lld stay in shared memory%s",
+                       s->threads.across * s->vectors.width, (long long)c.blocks, s->threads.group * s->memory.unroll,
+                       (long long)batches, (long long)min64(c.stages, batches),
+                       batches <= c.stages ? ""
+                       : c.stay            ? " and the others in the cache"
+                                           : "");
 }
 
 const struct family cuda_channels = {
     .name = "cuda.channels",
-    .doc =
-        "batch norm of channels that are neighbours in memory, with the pointwise operations around it, in one launch",
+    .doc = "batch norm of channels-last tensors, fused with adjacent pointwise operations, in one launch",
     .accepts = accepts,
     .build = build,
     .may_alias = rows_may_alias,

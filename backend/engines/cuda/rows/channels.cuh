@@ -26,13 +26,13 @@ constexpr int SPARE = THREADS / CHANNELS;
 constexpr int JOINERS = SPARE < 1 ? 1 : SPARE > WARPS ? WARPS : SPARE; // threads that combine one channel
 constexpr int MEETINGS = 256;                                          // maximum number of tiles
 
-static_assert(THREADS == GROUP * ACROSS && 32 % ACROSS == 0, "a thread keeps to a vector of channels");
+static_assert(THREADS == GROUP * ACROSS && 32 % ACROSS == 0, "a thread processes one vector of channels");
 static_assert(SLOT_VECTORS == UNROLL * THREADS && (BATCH <= 256 || BATCH % 256 == 0),
               "a stage has a vector for each thread and step");
-static_assert(CHANNELS * JOINERS % 32 == 0 && THREADS % CHANNELS == 0, "whole warps join");
+static_assert(CHANNELS * JOINERS % 32 == 0 && THREADS % CHANNELS == 0, "whole warps combine");
 static_assert(THREADS % JOINERS == 0 && (JOINERS & (JOINERS - 1)) == 0,
               "threads of a channel exchange values in pairs");
-static_assert(REFILLED > 0 && REFILLED < STAGES, "some stages are for what is copied anew");
+static_assert(REFILLED > 0 && REFILLED < STAGES, "some stages are refilled");
 
 #include "rows/elements.cuh"
 
@@ -48,7 +48,7 @@ __shared__ row s_rows[CHANNELS];
 __shared__ summed::total s_partials[WARPS][CHANNELS];
 __shared__ u64 s_arrived[2][STAGES], s_freed[2][STAGES]; // indexed by pass
 
-__device__ u32 arrived[MEETINGS], gone[MEETINGS];
+__device__ u32 arrived[MEETINGS], departed[MEETINGS];
 
 /* The tile that a block works on, and the thread's part of it: one vector of channels, in some batches of positions. */
 struct work_tile {
@@ -155,7 +155,7 @@ DEVICE void load_batch(typename P::inputs (&in)[UNROLL], const work_tile &s, con
 }
 
 /* Loads a batch from shared memory into registers, which frees its stage for the next one. */
-DEVICE void take(kept (&own)[UNROLL], int pass, int stage) {
+DEVICE void read_batch(kept (&own)[UNROLL], int pass, int stage) {
 #pragma unroll
     for (int u = 0; u < UNROLL; u++)
         read_kept(own[u], (const char *)s_stages + stage * BATCH_BYTES, u * THREADS + threadIdx.x);
@@ -189,13 +189,13 @@ DEVICE void sum_up(summed::accumulators (&sums)[WIDTH], const row *now, const wo
         sums[l] = summed::nothing();
     for (int i = 0; i < s.batches - 1; i++) {
         wait(shared_address(&s_arrived[0][stage]), phase & 1);
-        take(own, 0, stage);
+        read_batch(own, 0, stage);
         work<summed, true>(sums, own, none, now, s, a, i);
         stage = stage == STAGES - 1 ? 0 : stage + 1;
         phase += stage == 0;
     }
     wait(shared_address(&s_arrived[0][stage]), phase & 1);
-    take(own, 0, stage);
+    read_batch(own, 0, stage);
     work<summed, false>(sums, own, none, now, s, a, s.batches - 1);
 }
 
@@ -212,7 +212,7 @@ DEVICE void use_up(const row *now, const work_tile &s, const arguments &a) {
             load_batch<used>(next_in, s, a, next.batch);
         if (t.phase >= 0)
             wait(shared_address(&s_arrived[1][t.stage]), t.phase & 1);
-        take(own, 1, t.stage);
+        read_batch(own, 1, t.stage);
         if (i > 0)
             work<used, true>(nothing, own, in, now, s, a, t.batch);
         else
@@ -229,7 +229,7 @@ DEVICE void use_up(const row *now, const work_tile &s, const arguments &a) {
 DEVICE void sync_workers() { team_barrier(1, THREADS); }
 
 /* Writes the block's partial results of the tile's channels to the workspace. */
-DEVICE void leave_partials(const summed::accumulators (&sums)[WIDTH], const work_tile &s, const arguments &a) {
+DEVICE void store_partials(const summed::accumulators (&sums)[WIDTH], const work_tile &s, const arguments &a) {
 #pragma unroll
     for (int l = 0; l < WIDTH; l++) {
         const summed::total sum = reduce_lanes<summed, ACROSS, 16>(summed::finished(sums[l]));
@@ -250,7 +250,7 @@ DEVICE void leave_partials(const summed::accumulators (&sums)[WIDTH], const work
 }
 
 /* Waits until all blocks of the tile have written their partial results. */
-DEVICE void meet(const work_tile &s) {
+DEVICE void wait_for_tile(const work_tile &s) {
     sync_workers();
     if (threadIdx.x == 0) {
         add_released(&arrived[s.tile], 1);
@@ -261,9 +261,9 @@ DEVICE void meet(const work_tile &s) {
 }
 
 /* The last block that has seen all arrivals resets the counters for the next launch. */
-DEVICE void part(const work_tile &s) {
-    if (threadIdx.x == 0 && fetch_and_add(&gone[s.tile], 1) == (u32)s.blocks - 1)
-        arrived[s.tile] = gone[s.tile] = 0;
+DEVICE void reset_counters(const work_tile &s) {
+    if (threadIdx.x == 0 && fetch_and_add(&departed[s.tile], 1) == (u32)s.blocks - 1)
+        arrived[s.tile] = departed[s.tile] = 0;
 }
 
 /* True if thread c has a channel to open and close; each thread handles at most one. */
@@ -340,13 +340,13 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, 1) channels(const __g
     for (int l = 0; l < WIDTH; l++)
         now[l] = s_rows[s.across * WIDTH + l];
     sum_up(sums, now, s, a);
-    leave_partials(sums, s, a);
-    meet(s);
+    store_partials(sums, s, a);
+    wait_for_tile(s);
     close_rows(s, a);
 #pragma unroll
     for (int l = 0; l < WIDTH; l++)
         now[l] = s_rows[s.across * WIDTH + l];
     use_up(now, s, a);
     allow_launch_after();
-    part(s);
+    reset_counters(s);
 }

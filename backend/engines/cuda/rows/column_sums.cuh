@@ -8,7 +8,7 @@ DEVICE void clear_columns(column (&columns)[OWN]) {
         clear_column(columns[i]);
 }
 
-DEVICE void leave_columns(const column (&columns)[OWN], const span &s, const arguments &a) {
+DEVICE void store_columns(const column (&columns)[OWN], const span &s, const arguments &a) {
     // threads that hold one sum, and the number of such sums
     constexpr int JOINED = GROUP < 32 ? 32 : GROUP, JOINERS = THREADS / JOINED;
     static_assert(THREADS % JOINED == 0 && (GROUP % 32 == 0 || 32 % GROUP == 0), "groups do not straddle warps");
@@ -52,5 +52,5 @@ DEVICE void leave_columns(const column (&columns)[OWN], const span &s, const arg
 DEVICE void end_tiles(const column (&columns)[OWN], int rank, const arguments &a) {
     if constexpr (TRIGGER == WHEN_DONE)
         allow_launch_after();
-    leave_columns(columns, span_of(a, UNALIGNED > 0 ? blockIdx.x / CLUSTER : 0, rank, 0), a);
+    store_columns(columns, span_of(a, UNALIGNED > 0 ? blockIdx.x / CLUSTER : 0, rank, 0), a);
 }

@@ -7,7 +7,7 @@
    Limits    WIDTH divides the number of rows; GROUP and ACROSS are powers of two
    Params    WIDTH GROUP ACROSS THREADS MIN_BLOCKS STEPS PASSES IS_WHOLE TRIGGER position */
 
-static_assert(COLUMNS && COLUMN_SUMS == 0 && STEPS > 0, "rows side by side, which nobody sums");
+static_assert(COLUMNS && COLUMN_SUMS == 0 && STEPS > 0, "interleaved rows without column sums");
 
 constexpr int CLUSTER = 1, UNALIGNED = 0, GUARANTEED = 0;
 constexpr bool KEEPS_BROADCAST = false, CONVERTS_AGAIN = true;

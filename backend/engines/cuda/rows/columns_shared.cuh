@@ -8,7 +8,7 @@
              position
    Measured  H200, batch norm of 128x2048x7x7: half a cache line per block 25 us, a full line 37 */
 
-static_assert(COLUMNS && COLUMN_SUMS == 0 && STEPS > 0, "rows side by side, which nobody sums");
+static_assert(COLUMNS && COLUMN_SUMS == 0 && STEPS > 0, "interleaved rows without column sums");
 
 constexpr int UNALIGNED = 0, GUARANTEED = 0;
 

@@ -194,7 +194,7 @@ static void emit_constants(struct emitter *p) {
         {STAGED, "STAGES_BEGIN", STAGES_BEGIN},
         {PIPELINED, "WARPS_PER_STAGE", s->memory.warps_per_group},
         {IN_SLOTS, "SLOT_VECTORS", slot_vectors(s)},
-        {IN_SLOTS, "KEPT_BYTES", schedule_kept_bytes(s)},
+        {IN_SLOTS, "KEPT_BYTES", schedule_resident_bytes(s)},
         {STREAMED, "OVERLAPS", s->overlap.is_used},
         {STREAMED, "SEGMENT", s->threads.segment},
         {STREAMED, "IS_SPLIT", stage->is_split},
@@ -254,7 +254,7 @@ static weftStatus_t emit_launch(const struct schedule *planned, const struct sta
     else if (stores_only(stage))
         schedule_for_storing(s);
     if (state->count == KERNELS_MAX)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "the region would take more than %d launches", KERNELS_MAX);
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "the region would need more than %d launches", KERNELS_MAX);
     struct kernel_source source;
     kernel_source_init(&source, s->rows->region);
     struct emitter p = {s, s->rows, stage, &source, &source.code};

@@ -247,13 +247,15 @@ void rows_emit_store(struct emitter *p, int k, const char *from, bool of_row, co
 }
 
 /* True for operands that are loaded once for all passes. */
-static bool stays(const struct emitter *p, int k) { return schedule_keeps(p->s, k) && rows_is_element_load(p, k); }
+static bool stays(const struct emitter *p, int k) {
+    return schedule_is_resident(p->s, k) && rows_is_element_load(p, k);
+}
 
 /* True for operands that all rows read at the same positions, or of which a thread needs the same vector throughout a
    row. */
 static bool is_broadcast(const struct emitter *p, int k) {
-    bool is = p->s->memory.keeps_broadcast && !schedule_keeps(p->s, k);
-    return (is || schedule_is_steady(p->s, k)) && rows_is_element_load(p, k);
+    bool is_shared = p->s->memory.keeps_broadcast && !schedule_is_resident(p->s, k);
+    return (is_shared || schedule_is_steady(p->s, k)) && rows_is_element_load(p, k);
 }
 
 /* Emits struct <name> and load_<name>(): one vector of each operand that `takes` selects. `row` is the parameter that
@@ -265,7 +267,7 @@ static void emit_loader(struct emitter *p, const char *name, bool (*takes)(const
         if (takes(p, k))
             rows_emit_vector_field(p, k);
     for (int i = 0; i < p->rows->term_count && takes == stays; i++)
-        if (p->rows->terms[i].is_needed && schedule_keeps_term(p->s, &p->rows->terms[i]))
+        if (p->rows->terms[i].is_needed && schedule_is_resident_term(p->s, &p->rows->terms[i]))
             text_add(p->code, "    float e%d[WIDTH];\n", p->rows->terms[i].name);
     text_add(p->code,
              "};\n\ntemplate <int N = WIDTH> DEVICE void load_%s(%s& in, const arguments& a, %s, position q) {\n", name,

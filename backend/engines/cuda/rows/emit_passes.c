@@ -79,23 +79,23 @@ static void emit_left(struct emitter *p, int pass) {
 /* ---- Elements ---------------------------------------------------------------------------------------------------- */
 
 /* Resident operands are not loaded again. */
-static bool is_loaded_by_pass(const struct emitter *p, int k, const bool *takes_part) {
-    return rows_is_element_load(p, k) && !schedule_keeps(p->s, k) && !schedule_is_steady(p->s, k) &&
-           takes_part[rows_find(p->rows, operand_at(p, k)->value) - p->rows->terms];
+static bool is_loaded_by_pass(const struct emitter *p, int k, const bool *is_evaluated) {
+    return rows_is_element_load(p, k) && !schedule_is_resident(p->s, k) && !schedule_is_steady(p->s, k) &&
+           is_evaluated[rows_find(p->rows, operand_at(p, k)->value) - p->rows->terms];
 }
 
 /* `once`: streamed elements are not worth caching in L1. The coordinates are those of vector q of the row. */
-static void emit_inputs(struct emitter *p, const bool *takes_part) {
+static void emit_inputs(struct emitter *p, const bool *is_evaluated) {
     text_add(p->code, "    struct inputs {\n");
     for (int k = 0; k < p->rows->operand_count; k++)
-        if (is_loaded_by_pass(p, k, takes_part))
+        if (is_loaded_by_pass(p, k, is_evaluated))
             rows_emit_vector_field(p, k);
     text_add(p->code, "    };\n    template <int N = WIDTH, bool IS_LAST = false>\n"
                       "    static DEVICE void load(inputs& in, const arguments& a, const base& at, position q) {\n");
     /* Coordinates of the vector within the row. */
     rows_emit_coordinates(p, p->s->nest.row_dims, p->s->nest.rank, "q");
     for (int k = 0; k < p->rows->operand_count; k++)
-        if (is_loaded_by_pass(p, k, takes_part))
+        if (is_loaded_by_pass(p, k, is_evaluated))
             rows_emit_load(p, k, "in.",
                            (!p->s->memory.steps || p->s->memory.scheme == MEMORY_CHANNELS) &&
                                !rows_is_broadcast_to_rows(p, k));
@@ -108,7 +108,7 @@ static void emit_element_load(struct emitter *p, const struct term *term) {
     const struct operand *operand = operand_at(p, k);
     const struct schedule *s = p->s;
     bool is_broadcast = s->memory.keeps_broadcast || schedule_is_steady(s, k);
-    const char *from = schedule_keeps(s, k) ? "own" : is_broadcast ? "all" : "in";
+    const char *from = schedule_is_resident(s, k) ? "own" : is_broadcast ? "all" : "in";
     /* A coordinate: the row's contribution, the vector's, and e. */
     if (operand->memory == MEMORY_INDEX) {
         text_add(p->code, "    const i64 v%d = ", term->name);
@@ -126,20 +126,20 @@ static void emit_element_load(struct emitter *p, const struct term *term) {
              fast_stride(p, k) ? "e" : "0");
 }
 
-static bool is_index_of_pass(const struct emitter *p, int k, const bool *takes_part) {
+static bool is_index_of_pass(const struct emitter *p, int k, const bool *is_evaluated) {
     const struct operand *operand = operand_at(p, k);
     return operand->memory == MEMORY_INDEX && !operand->is_store &&
-           takes_part[rows_find(p->rows, operand->value) - p->rows->terms];
+           is_evaluated[rows_find(p->rows, operand->value) - p->rows->terms];
 }
 
 /* Index operands have no memory to load from: locate() computes their offsets in the row, once per vector. The struct
    is empty in passes that read no coordinates. N is the number of elements of the vector at q: WIDTH, or 1 in the
    unaligned head and tail, whose positions are counted separately. */
-static void emit_places(struct emitter *p, const bool *takes_part) {
+static void emit_places(struct emitter *p, const bool *is_evaluated) {
     bool any = false;
     text_add(p->code, "    struct places {\n");
     for (int k = 0; k < p->rows->operand_count; k++)
-        if (is_index_of_pass(p, k, takes_part)) {
+        if (is_index_of_pass(p, k, is_evaluated)) {
             text_add(p->code, "    i64 o%d;\n", k);
             any = true;
         }
@@ -148,7 +148,7 @@ static void emit_places(struct emitter *p, const bool *takes_part) {
     if (any)
         rows_emit_coordinates(p, p->s->nest.row_dims, p->s->nest.rank, "q");
     for (int k = 0; k < p->rows->operand_count; k++) {
-        if (!is_index_of_pass(p, k, takes_part))
+        if (!is_index_of_pass(p, k, is_evaluated))
             continue;
         text_add(p->code, "    o.o%d = ", k);
         rows_emit_offset(p, k, p->s->nest.row_dims, p->s->nest.rank);
@@ -185,7 +185,7 @@ static void emit_element_results(struct emitter *p, int pass) {
 }
 
 /* Terms are emitted in the order of evaluation, so that each finds its operands in scope. */
-static void emit_element(struct emitter *p, int pass, const bool *takes_part) {
+static void emit_element(struct emitter *p, int pass, const bool *is_evaluated) {
     text_add(
         p->code,
         "    template <int M, int N>\n    static DEVICE void element(values<M>& x, int inner, results<N>& w, kept* "
@@ -193,14 +193,14 @@ static void emit_element(struct emitter *p, int pass, const bool *takes_part) {
         "const arguments& a, const base& at, int e) {\n");
     for (int i = 0; i < p->rows->term_count; i++) {
         const struct term *term = &p->rows->terms[i];
-        if (!takes_part[i])
+        if (!is_evaluated[i])
             continue;
         /* Numbers of the row, under the names that formulas use. */
         for (int n = 0; n < term->names && !term->spans; n++)
             text_add(p->code, "    [[maybe_unused]] const %s v%d = r.v%d;\n", term->type, term->name + n,
                      term->name + n);
         /* Computed in one pass and read in later ones. */
-        bool stays = schedule_keeps_term(p->s, term);
+        bool stays = schedule_is_resident_term(p->s, term);
         if (stays && term->stage < pass)
             text_add(p->code, "    const float v%d = own->e%d[e];\n", term->name, term->name);
         else if (term->spans && term->kind == TERM_LOAD)
@@ -258,18 +258,18 @@ void rows_emit_passes(struct emitter *p) {
     text_add(p->code, "template <int P> struct pass;\n\n");
     for (int pass = 0; pass < p->s->passes.count; pass++) {
         /* Indexed by term. */
-        bool takes_part[TERMS_MAX];
-        schedule_terms_of_pass(p->s, pass, takes_part);
+        bool is_evaluated[TERMS_MAX];
+        schedule_terms_of_pass(p->s, pass, is_evaluated);
         emit_purpose(p, pass);
         text_add(p->code, "template <> struct pass<%d> : ", pass);
         emit_reductions(p, pass);
         text_add(p->code, " {\n");
         emit_close(p, pass);
         emit_left(p, pass);
-        emit_inputs(p, takes_part);
-        emit_places(p, takes_part);
+        emit_inputs(p, is_evaluated);
+        emit_places(p, is_evaluated);
         emit_results(p, pass);
-        emit_element(p, pass, takes_part);
+        emit_element(p, pass, is_evaluated);
         text_add(p->code, "};\n\n");
     }
 }

@@ -12,9 +12,9 @@ enum { EXCHANGE_BYTES = 40960 }; /* partial results per block; a kernel has 48 K
 
 /* Only operands that differ between rows can be resident: operands that all rows share are loaded again (or kept by
    keeps_broadcast). Indices and stored results never qualify. */
-bool schedule_keeps(const struct schedule *s, int k) {
+bool schedule_is_resident(const struct schedule *s, int k) {
     const struct operand *operand = &s->nest.operands[k];
-    if (s->memory.scheme == MEMORY_STREAMED || operand->is_store || !schedule_moves(s, k) ||
+    if (s->memory.scheme == MEMORY_STREAMED || operand->is_store || !schedule_uses_memory(s, k) ||
         !rows_find(s->rows, operand->value)->spans)
         return false;
     if (s->memory.scheme == MEMORY_CHANNELS)
@@ -26,7 +26,7 @@ bool schedule_keeps(const struct schedule *s, int k) {
 }
 
 /* Only terms that a pass after the first reads again. */
-bool schedule_keeps_term(const struct schedule *s, const struct term *term) {
+bool schedule_is_resident_term(const struct schedule *s, const struct term *term) {
     return s->memory.keeps_weights && term->opcode == OPCODE_WEIGHT && term->kind == TERM_FORMULA &&
            term->stage < s->passes.storing;
 }
@@ -40,10 +40,10 @@ int64_t schedule_vector_bytes(const struct schedule *s, int k) {
 }
 
 /* At least 1, because callers divide by the result. */
-int64_t schedule_kept_bytes(const struct schedule *s) {
+int64_t schedule_resident_bytes(const struct schedule *s) {
     int64_t bytes = 0;
     for (int k = 0; k < s->rows->operand_count; k++)
-        bytes += schedule_keeps(s, k) ? schedule_vector_bytes(s, k) : 0;
+        bytes += schedule_is_resident(s, k) ? schedule_vector_bytes(s, k) : 0;
     return bytes ? bytes : 1;
 }
 
@@ -51,14 +51,14 @@ int64_t schedule_kept_bytes(const struct schedule *s) {
 int64_t schedule_broadcast_bytes(const struct schedule *s) {
     int64_t bytes = 0;
     for (int k = 0; k < s->rows->operand_count; k++)
-        if (schedule_moves(s, k) && !s->nest.operands[k].is_store && !schedule_keeps(s, k) &&
+        if (schedule_uses_memory(s, k) && !s->nest.operands[k].is_store && !schedule_is_resident(s, k) &&
             rows_find(s->rows, s->nest.operands[k].value)->spans)
             bytes += schedule_vector_bytes(s, k);
     return bytes;
 }
 
 int64_t schedule_row_bytes(const struct schedule *s) {
-    return schedule_kept_bytes(s) * s->memory.steps * s->threads.group;
+    return schedule_resident_bytes(s) * s->memory.steps * s->threads.group;
 }
 
 /* 0 if the scheme has no stages. */
@@ -104,23 +104,25 @@ bool schedule_exchange_fits(const struct schedule *s) {
 /* True if each row is contiguous in memory and a multiple of 16 bytes. Bulk copies (cp.async.bulk) need sm_90;
    addresses and sizes must be multiples of 16 bytes. */
 bool schedule_copies_rows(const struct schedule *s, const struct device *device) {
-    bool can = device->cuda.major >= 9 && s->nest.rank == s->nest.row_dims + 1 && s->passes.closed > 0, any = false;
+    bool is_supported = device->cuda.major >= 9 && s->nest.rank == s->nest.row_dims + 1 && s->passes.closed > 0,
+         any = false;
     for (int k = 0; k < s->rows->operand_count; k++)
-        if (schedule_keeps(s, k)) {
+        if (schedule_is_resident(s, k)) {
             const struct operand *operand = &s->nest.operands[k];
             any = true;
             bool is_one_piece = !operand->parts || !s->nest.operands[operand->coordinate].strides[s->nest.row_dims];
-            can = can && operand->strides[s->nest.row_dims] == 1 && schedule_vector_bytes(s, k) % 16 == 0 &&
-                  operand->memory >= 0 && is_one_piece;
+            is_supported = is_supported && operand->strides[s->nest.row_dims] == 1 &&
+                           schedule_vector_bytes(s, k) % 16 == 0 && operand->memory >= 0 && is_one_piece;
         }
-    return can && any;
+    return is_supported && any;
 }
 
 /* True if all vectors have at least 4 bytes. cp.async needs sm_80 and copies 4, 8 or 16 bytes. */
 bool schedule_copies_vectors(const struct schedule *s, const struct device *device) {
-    bool can = device->cuda.major >= 8 && s->nest.rank == s->nest.row_dims + 1;
+    bool is_supported = device->cuda.major >= 8 && s->nest.rank == s->nest.row_dims + 1;
     for (int k = 0; k < s->rows->operand_count; k++)
-        if (schedule_keeps(s, k))
-            can = can && schedule_vector_bytes(s, k) >= 4 && s->nest.operands[k].strides[schedule_fast_dim(s)] <= 1;
-    return can;
+        if (schedule_is_resident(s, k))
+            is_supported = is_supported && schedule_vector_bytes(s, k) >= 4 &&
+                           s->nest.operands[k].strides[schedule_fast_dim(s)] <= 1;
+    return is_supported;
 }

@@ -5,7 +5,7 @@
    Limits    GROUP is a multiple of the warp size
    Params    GROUP ACROSS THREADS CLOSED JOINED TRIGGER position */
 
-static_assert(WIDTH == 1 && !COLUMNS && COLUMN_SUMS == 0, "one row after the other, whatever they were before");
+static_assert(WIDTH == 1 && !COLUMNS && COLUMN_SUMS == 0, "rows are not interleaved, whatever their original layout");
 
 constexpr int CLUSTER = 1, STEPS = 0, UNALIGNED = 0, GUARANTEED = 0;
 constexpr bool IS_WHOLE = false;

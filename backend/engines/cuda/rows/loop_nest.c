@@ -17,7 +17,7 @@ enum {
 
 /* ---- Dims -------------------------------------------------------------------------------------------------------- */
 
-bool schedule_moves(const struct schedule *s, int k) {
+bool schedule_uses_memory(const struct schedule *s, int k) {
     const struct operand *operand = &s->rows->operands[k];
     return operand->memory != MEMORY_INDEX && (operand->is_store || rows_find(s->rows, operand->value)->is_needed);
 }
@@ -44,7 +44,7 @@ static int leading_operand(const struct schedule *s) {
     int found = 0;
     double most = -1;
     for (int k = 0; k < s->rows->operand_count; k++)
-        if (schedule_moves(s, k) && schedule_operand_bytes(s, k) > most) {
+        if (schedule_uses_memory(s, k) && schedule_operand_bytes(s, k) > most) {
             most = schedule_operand_bytes(s, k);
             found = k;
         }
@@ -83,7 +83,7 @@ static weftStatus_t order_dims(struct schedule *s) {
     for (int i = 0; i < rows->space.axis_count; i++)
         kinds[rows->space.axes[i].is_reduced]++;
     if ((kinds[0] ? kinds[0] : 1) + (kinds[1] ? kinds[1] : 1) > WEFT_DIM_MAX)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "rows in dims %s would be a loop nest of more than %d dims",
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "rows in dims %s would need a loop nest of more than %d dims",
              numbers_text(rows->space.dims.at, rows->space.dims.count), WEFT_DIM_MAX);
     memcpy(nest->operands, rows->operands, sizeof nest->operands);
     for (int k = 0; k < rows->operand_count; k++)
@@ -128,33 +128,33 @@ static void count_passes(struct schedule *s) {
 
 /* Also marks row terms that elements read, but not what those depend on. Recursion is bounded by the nesting of
    formulas; marks end it. */
-static void take_part(const struct schedule *s, int pass, int index, bool *takes_part) {
+static void mark_evaluated(const struct schedule *s, int pass, int index, bool *is_evaluated) {
     const struct term *term = &s->rows->terms[index];
-    if (takes_part[index])
+    if (is_evaluated[index])
         return;
-    takes_part[index] = true;
-    bool is_there = schedule_keeps_term(s, term) && term->stage < pass;
+    is_evaluated[index] = true;
+    bool is_there = schedule_is_resident_term(s, term) && term->stage < pass;
     for (int i = 0; i < term->use_count && term->spans && !is_there; i++)
-        take_part(s, pass, term->uses[i], takes_part);
+        mark_evaluated(s, pass, term->uses[i], is_evaluated);
 }
 
 /* A pass evaluates the inputs of its reductions, and the storing pass what it stores. A term that two passes need is
    evaluated in both unless it is kept. */
-void schedule_terms_of_pass(const struct schedule *s, int pass, bool *takes_part) {
+void schedule_terms_of_pass(const struct schedule *s, int pass, bool *is_evaluated) {
     const struct rows *rows = s->rows;
-    memset(takes_part, 0, TERMS_MAX * sizeof *takes_part);
+    memset(is_evaluated, 0, TERMS_MAX * sizeof *is_evaluated);
     for (int i = 0; i < rows->term_count; i++) {
         const struct term *term = &rows->terms[i];
         if (term->kind != TERM_REDUCTION || !term->is_needed)
             continue;
         bool is_column = term_is_column_sum(term);
         if (is_column ? term->stage == pass : term->stage == pass + 1)
-            take_part(s, pass, term->uses[0], takes_part);
+            mark_evaluated(s, pass, term->uses[0], is_evaluated);
     }
     for (int k = 0; k < rows->operand_count && pass == s->passes.storing; k++) {
         const struct term *term = rows_find(rows, rows->operands[k].value);
         if (rows->operands[k].is_store && term->spans)
-            take_part(s, pass, (int)(term - rows->terms), takes_part);
+            mark_evaluated(s, pass, (int)(term - rows->terms), is_evaluated);
     }
 }
 
@@ -163,21 +163,21 @@ int schedule_segment(const struct schedule *s) {
     const int64_t *strides = nest->operands[leading_operand(s)].strides;
     int last = nest->rank - 1, rows = nest->row_dims - 1;
     int64_t bytes = nest->extents[last] * dtype_bytes(nest->operands[leading_operand(s)].type, 1);
-    bool is_interleaved = !nest->is_columns && last > nest->row_dims && strides[last] == 1 && nest->extents[rows] > 1 &&
-                          strides[rows] == nest->extents[last] && bytes < SEGMENT_BYTES && !s->passes.column_sums &&
-                          !s->unaligned.most;
-    return is_interleaved ? (int)(nest->extents[last] / s->vectors.width) : 0;
+    bool is_segmented = !nest->is_columns && last > nest->row_dims && strides[last] == 1 && nest->extents[rows] > 1 &&
+                        strides[rows] == nest->extents[last] && bytes < SEGMENT_BYTES && !s->passes.column_sums &&
+                        !s->unaligned.most;
+    return is_segmented ? (int)(nest->extents[last] / s->vectors.width) : 0;
 }
 
 /* True for operands that vary only along the fast dim, such as scale and bias: the distance between the vectors of a
    thread is a multiple of segments. */
 bool schedule_is_steady(const struct schedule *s, int k) {
     const struct operand *operand = &s->nest.operands[k];
-    bool is = s->threads.segment && operand->memory != MEMORY_INDEX && !operand->is_store && !operand->parts &&
-              !schedule_is_part(s, k) && rows_find(s->rows, operand->value)->spans;
+    bool is_match = s->threads.segment && operand->memory != MEMORY_INDEX && !operand->is_store && !operand->parts &&
+                    !schedule_is_part(s, k) && rows_find(s->rows, operand->value)->spans;
     for (int i = s->nest.row_dims; i < s->nest.rank - 1; i++)
-        is = is && operand->strides[i] == 0;
-    return is;
+        is_match = is_match && operand->strides[i] == 0;
+    return is_match;
 }
 
 bool schedule_calculates_in_double(const struct schedule *s) {
@@ -222,7 +222,7 @@ static int vector_width(const struct schedule *s) {
     for (int k = 0; k < s->rows->operand_count; k++) {
         const struct operand *operand = &nest->operands[k];
         length = whole_in_parts(nest, operand, fast, length);
-        if ((!schedule_moves(s, k) && !schedule_is_part(s, k)) || operand->strides[fast] != 1)
+        if ((!schedule_uses_memory(s, k) && !schedule_is_part(s, k)) || operand->strides[fast] != 1)
             continue;
         int64_t bytes = dtype_bytes(operand->type, 1), fits = operand_alignment(s->rows, operand);
         bool is_whole = true; /* as many elements as the index space: broadcast operands transfer little */
@@ -243,11 +243,11 @@ static int vector_width(const struct schedule *s) {
 static void narrow_vectors(struct schedule *s) {
     int most = 0;
     for (int pass = 0; pass < s->passes.count && s->nest.is_columns; pass++) {
-        bool takes_part[TERMS_MAX];
+        bool is_evaluated[TERMS_MAX];
         int numbers = 0;
-        schedule_terms_of_pass(s, pass, takes_part);
+        schedule_terms_of_pass(s, pass, is_evaluated);
         for (int i = 0; i < s->rows->term_count; i++)
-            numbers += takes_part[i] && !s->rows->terms[i].spans;
+            numbers += is_evaluated[i] && !s->rows->terms[i].spans;
         most = numbers > most ? numbers : most;
     }
     /* Halving the width doubles the threads that share the same rows; below 4, accesses get too narrow. */
@@ -266,22 +266,22 @@ bool schedule_reads_parts(const struct schedule *s) {
 
 /* True if rows of operand k have the same alignment as those of the leader: both operands begin at a multiple of 16
    bytes and have the same row stride in elements, so that vectors of both begin at the same elements. */
-static bool begins_as(const struct schedule *s, int k, int leader) {
+static bool is_aligned_like(const struct schedule *s, int k, int leader) {
     const struct loop_nest *nest = &s->nest;
     const struct operand *operand = &nest->operands[k];
-    bool is = operand->memory >= 0 && operand->strides[nest->row_dims] == 1 &&
-              operand_alignment(s->rows, operand) == ACCESS_BYTES;
+    bool is_match = operand->memory >= 0 && operand->strides[nest->row_dims] == 1 &&
+                    operand_alignment(s->rows, operand) == ACCESS_BYTES;
     for (int i = 0; i < nest->row_dims; i++)
-        is = is && (operand->strides[i] == nest->operands[leader].strides[i] || nest->extents[i] == 1);
-    return is;
+        is_match = is_match && (operand->strides[i] == nest->operands[leader].strides[i] || nest->extents[i] == 1);
+    return is_match;
 }
 
 /* True for operands that all rows share: no dim of the rows has a stride. */
 static bool is_broadcast(const struct schedule *s, const struct operand *operand) {
-    bool is = s->vectors.strips > 1;
+    bool is_match = s->vectors.strips > 1;
     for (int i = 0; i < s->nest.row_dims; i++)
-        is = is && operand->strides[i] == 0;
-    return is;
+        is_match = is_match && operand->strides[i] == 0;
+    return is_match;
 }
 
 /* Sums of columns of unaligned rows are stored element by element, see rows_emit_columns. */
@@ -298,9 +298,9 @@ static bool find_leader(const struct schedule *s, int *leader, int64_t *widest, 
     for (int k = 0; k < s->rows->operand_count; k++) {
         const struct operand *operand = &s->nest.operands[k];
         bool is_common = is_broadcast(s, operand);
-        if (!schedule_moves(s, k) || operand->strides[s->nest.row_dims] == 0 || is_column_sum(s, operand))
+        if (!schedule_uses_memory(s, k) || operand->strides[s->nest.row_dims] == 0 || is_column_sum(s, operand))
             continue;
-        if (!begins_as(s, k, is_common || *leader < 0 ? k : *leader))
+        if (!is_aligned_like(s, k, is_common || *leader < 0 ? k : *leader))
             return false;
         int64_t bytes = dtype_bytes(operand->type, 1);
         *leader = is_common ? *leader : k;
@@ -331,28 +331,29 @@ void schedule_allow_unaligned(struct schedule *s) {
 
 /* True if vectors of interleaved rows may begin at any row: only operands in memory can be shifted. */
 static bool may_overlap(const struct schedule *s, const struct operand *operand) {
-    bool may = operand->memory >= 0 && operand->strides[0] == 1 && operand_alignment(s->rows, operand) == ACCESS_BYTES;
+    bool can_overlap =
+        operand->memory >= 0 && operand->strides[0] == 1 && operand_alignment(s->rows, operand) == ACCESS_BYTES;
     for (int i = 1; i < s->nest.rank; i++)
-        may = may && (operand->strides[i] >= 16 || s->nest.extents[i] == 1);
-    return may;
+        can_overlap = can_overlap && (operand->strides[i] >= 16 || s->nest.extents[i] == 1);
+    return can_overlap;
 }
 
 /* Only for pure reductions: two threads must not store elements of the same row. All vectors are shifted to where they
    begin, and loads stop before the last row in memory. */
 void schedule_allow_overlap(struct schedule *s) {
     int64_t widest = 1, rows = s->nest.extents[0];
-    bool can = s->nest.is_columns && s->nest.row_dims == 1 && s->passes.count == 1 && s->passes.storing < 0 &&
-               !schedule_reads_parts(s);
-    for (int k = 0; k < s->rows->operand_count && can; k++) {
+    bool is_allowed = s->nest.is_columns && s->nest.row_dims == 1 && s->passes.count == 1 && s->passes.storing < 0 &&
+                      !schedule_reads_parts(s);
+    for (int k = 0; k < s->rows->operand_count && is_allowed; k++) {
         const struct operand *operand = &s->nest.operands[k];
         if (operand->is_store || !rows_find(s->rows, operand->value)->is_needed)
             continue;
         int64_t bytes = dtype_bytes(operand->type, 1);
         widest = bytes > widest ? bytes : widest;
-        can = may_overlap(s, operand);
+        is_allowed = may_overlap(s, operand);
     }
     int width = (int)(ACCESS_BYTES / widest);
-    if (!can || s->vectors.width * WIDENS > width || rows < OVERLAP_LEAST * width)
+    if (!is_allowed || s->vectors.width * WIDENS > width || rows < OVERLAP_LEAST * width)
         return;
     s->vectors.width = width;
     narrow_vectors(s);
@@ -371,7 +372,7 @@ static weftStatus_t check_parts(const struct schedule *s) {
         const struct operand *operand = &s->nest.operands[k];
         for (int part = 1; operand->parts && part < operand->parts->inputs.count; part++)
             if (s->nest.operands[operand->coordinate + part].strides[fast] != operand->strides[fast])
-                FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "parts of %s have other neighbours than its first",
+                FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "the parts of %s have different strides along the vectors",
                      descriptor_label(&s->rows->graph->values[operand->memory].tensor->base));
     }
     return WEFT_STATUS_SUCCESS;

@@ -38,19 +38,19 @@ static void begin(struct lowering *l, struct rows *rows) {
 /* ---- Gradients of scale and bias --------------------------------------------------------------------------------- */
 
 /* Statistics without a tensor of their own are stored in the workspace. */
-static void keep_statistics(struct lowering *l, const struct norm_backward *op) {
+static void save_statistics(struct lowering *l, const struct norm_backward *op) {
     struct rows *rows = l->rows;
     if (!op->inv_variance || region_producer(rows->region, op->inv_variance))
-        rows->follow.at_inv = rows_keep(rows, l->type, l->values[l->e.inv].name, false);
+        rows->follow.at_inv = rows_save(rows, l->type, l->values[l->e.inv].name, false);
     if (l->e.mean >= 0 && (!op->mean || region_producer(rows->region, op->mean)))
-        rows->follow.at_mean = rows_keep(rows, l->type, l->values[l->e.mean].name, false);
+        rows->follow.at_mean = rows_save(rows, l->type, l->values[l->e.mean].name, false);
 }
 
 /* Per-block sums of a term for each position in the row, combined by a second program. */
 static weftStatus_t sum_columns(struct rows *rows, const struct tensor *sum, weftDataType_t math, int element) {
     int term = rows_reduce(rows, ROWS_COLUMN_SUM, math_name(math), element);
-    rows_keep(rows, math_name(math), term, true);
-    return rows->trouble ? rows->trouble : follow_add_column(&rows->follow, sum, term, math);
+    rows_save(rows, math_name(math), term, true);
+    return rows->failure ? rows->failure : follow_add_column(&rows->follow, sum, term, math);
 }
 
 /* The same for a reduction node over columns. */
@@ -59,11 +59,11 @@ static weftStatus_t expand_column_sum(struct rows *rows, const struct node *node
     weftDataType_t math = reduction_math(op);
     if (rows->sums_apart || !dtype_is_float(math))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
-             "%s: columns are summed beside rows in floats, where rows stay on chip", descriptor_label(node->op));
+             "%s: column sums are supported in float only, and only if rows stay on chip", descriptor_label(node->op));
     int element = rows_input(rows, op->x, math_name(math));
-    TRY(rows->trouble);
+    TRY(rows->failure);
     if (!rows_find(rows, element)->spans)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: its elements are alike all along a row",
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: its elements are constant along a row",
              descriptor_label(node->op));
     return sum_columns(rows, op->y, math, element);
 }
@@ -88,9 +88,9 @@ static weftStatus_t lower_sum_to(struct lowering *l, const struct node *node, co
         return sum_columns(rows, at->tensor, l->e.math, element);
     follow->math = l->e.math;
     if (kind == FOLLOW_FOLD)
-        *(at->tensor == op->dscale ? &follow->at_scale : &follow->at_bias) = rows_keep(rows, l->type, row, false);
+        *(at->tensor == op->dscale ? &follow->at_scale : &follow->at_bias) = rows_save(rows, l->type, row, false);
     else if (is_first)
-        keep_statistics(l, op);
+        save_statistics(l, op);
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -161,7 +161,7 @@ static weftStatus_t lower_instruction(struct lowering *l, const struct node *nod
     default:
         value->name = lower_formula(l, at);
     }
-    return rows->trouble;
+    return rows->failure;
 }
 
 /* Lowers the instructions written since the last call. An expansion can be continued once its terms are known. */
@@ -173,7 +173,7 @@ static weftStatus_t lower(struct lowering *l, const struct node *node) {
 }
 
 /* The first program's expansion of a weighted dy, here summed over the dims outside the scale. */
-weftStatus_t rows_expand_apart(struct rows *rows, const struct follow *follow, int mean, int inv) {
+weftStatus_t rows_expand_separately(struct rows *rows, const struct follow *follow, int mean, int inv) {
     const struct norm_backward *op = (const struct norm_backward *)follow->node->op;
     struct lowering l;
     begin(&l, rows);
@@ -188,9 +188,9 @@ weftStatus_t rows_expand_apart(struct rows *rows, const struct follow *follow, i
 /* The operands of a pointwise float operation in the order of the mode's formula; x is NULL if the node is not one. */
 static struct pointwise_operands operands_of(const struct node *node, weftPointwiseMode_t mode) {
     const struct pointwise_op *op = node && is_op(node, &pointwise_op) ? (const struct pointwise_op *)node->op : NULL;
-    bool is = op && op->pw->mode == (int32_t)mode && strcmp(formula_type(op), "float") == 0 && op->alpha1 == 1 &&
-              op->alpha2 == 1;
-    return is ? pointwise_operands(op) : (struct pointwise_operands){0};
+    bool is_match = op && op->pw->mode == (int32_t)mode && strcmp(formula_type(op), "float") == 0 && op->alpha1 == 1 &&
+                    op->alpha2 == 1;
+    return is_match ? pointwise_operands(op) : (struct pointwise_operands){0};
 }
 
 /* The float reduction that a node computes, or NULL. */

@@ -28,8 +28,8 @@ enum {
     ACROSS_MOST = 16,         /* strips of interleaved rows per block */
     /* Interleaved rows: few blocks, as each writes partial results of all rows. More threads would spill, except for
        vectors of one or two elements of a single operand (4 bytes). */
-    INTERLEAVED_THREADS = 768,
-    INTERLEAVED_THREADS_NARROW = 1024,
+    SEGMENTED_THREADS = 768,
+    SEGMENTED_THREADS_NARROW = 1024,
     NARROW_BYTES = 4,
 
     /* Shared memory, in bytes. */
@@ -72,7 +72,8 @@ static void round_group(struct schedule *s, int64_t threads) {
 /* Maximum number of vectors that a thread can hold in registers, together with the next row's and the sums of their
    columns. Doubles take two registers each in arithmetic, whatever their storage type. 0: not even one fits. */
 static int64_t most_steps(const struct schedule *s) {
-    int64_t bytes = schedule_kept_bytes(s), most = min64(KEPT_BYTES / bytes > 0 ? KEPT_BYTES / bytes : 1, STEPS_MOST);
+    int64_t bytes = schedule_resident_bytes(s),
+            most = min64(KEPT_BYTES / bytes > 0 ? KEPT_BYTES / bytes : 1, STEPS_MOST);
     /* The row's vectors, the next row's, and a float for each summed column. */
     if (s->passes.column_sums)
         most = min64(most, SUMMED_BYTES / (2 * bytes + 4 * s->passes.column_sums * s->vectors.width));
@@ -81,7 +82,7 @@ static int64_t most_steps(const struct schedule *s) {
 
 /* Vectors per thread: fewer if rows are short or few, so that more threads issue loads. */
 static int64_t wanted_steps(const struct schedule *s, const struct device *device) {
-    int64_t steps = divide_up(WANTED_BYTES, schedule_kept_bytes(s));
+    int64_t steps = divide_up(WANTED_BYTES, schedule_resident_bytes(s));
     /* Threads that saturate memory: 512 per multiprocessor. */
     int64_t resident = (int64_t)device->cuda.multiprocessors * 512;
     while (steps > 1 && s->vectors.strips * divide_up(s->vectors.per_row, steps) < resident)
@@ -131,7 +132,7 @@ static int stage_count(const struct schedule *s, const struct device *device) {
 
 /* Column sums over all rows: few blocks, since each writes sums of every column. They iterate over rows and prefetch
    the next ones. */
-static bool place_persistent(struct schedule *s, const struct device *device) {
+static bool map_persistent(struct schedule *s, const struct device *device) {
     s->memory.scheme = MEMORY_PERSISTENT; /* determines what a thread holds */
     int64_t most = most_steps(s);
     if (!most || !fit_rows(s, device, PERSISTENT_THREADS, most))
@@ -202,7 +203,7 @@ static bool fit_pipelined(struct schedule *s, const struct device *device) {
 
 /* At least two blocks share rows whose columns are summed: these sums would leave a single block few registers for the
    rest. */
-static bool place_pipelined(struct schedule *s, const struct device *device) {
+static bool map_pipelined(struct schedule *s, const struct device *device) {
     s->memory.scheme = MEMORY_PIPELINED;
     s->memory.steps = 1; /* as in copies, until the number is known */
     bool has_passes = s->passes.count == 2 && s->passes.closed == 1 && s->passes.storing == 1;
@@ -224,14 +225,14 @@ static bool place_pipelined(struct schedule *s, const struct device *device) {
 
 /* Long rows go through shared memory if they can. Persistent mapping runs again at the end, because the pipelined
    attempt has overwritten its results. */
-static bool place_summed(struct schedule *s, const struct device *device) {
-    bool is_short = place_persistent(s, device) && s->threads.cluster == 1;
-    return is_short || place_pipelined(s, device) || place_persistent(s, device);
+static bool map_summed(struct schedule *s, const struct device *device) {
+    bool is_short = map_persistent(s, device) && s->threads.cluster == 1;
+    return is_short || map_pipelined(s, device) || map_persistent(s, device);
 }
 
 /* Rows in registers, one group of adjacent threads per row; long rows are shared by the blocks of a cluster. Half the
    registers that a thread may use lets two blocks be resident, one loading while the other computes. */
-static bool place_registers(struct schedule *s, const struct device *device) {
+static bool map_registers(struct schedule *s, const struct device *device) {
     s->memory.scheme = MEMORY_REGISTERS;
     int64_t widest = device->cuda.major >= 9 && s->passes.count > 1 ? 512 : MOST_THREADS, most = most_steps(s);
     if (!fit_rows(s, device, widest, most > 4 ? most / 2 : most) && !fit_rows(s, device, 512, most))
@@ -239,7 +240,7 @@ static bool place_registers(struct schedule *s, const struct device *device) {
     s->threads.block = s->threads.group <= 32 ? SHORT_THREADS : s->threads.group;
     s->threads.across = s->threads.block / s->threads.group;
     s->memory.keeps_broadcast = schedule_broadcast_bytes(s) * s->memory.steps <= BROADCAST_BYTES;
-    s->memory.converts_again = s->memory.steps * s->vectors.width > 32 || schedule_kept_bytes(s) > 16;
+    s->memory.converts_again = s->memory.steps * s->vectors.width > 32 || schedule_resident_bytes(s) > 16;
     s->memory.keeps_weights = !s->memory.converts_again && !schedule_calculates_in_double(s);
     return true;
 }
@@ -247,8 +248,8 @@ static bool place_registers(struct schedule *s, const struct device *device) {
 /* ---- Interleaved rows -------------------------------------------------------------------------------------------- */
 
 /* Interleaved rows that are only reduced: tiles are narrow enough to occupy all multiprocessors. */
-static bool place_narrow(struct schedule *s, const struct device *device) {
-    int64_t most = min64(KEPT_BYTES / schedule_kept_bytes(s), STEPS_MOST);
+static bool map_narrow(struct schedule *s, const struct device *device) {
+    int64_t most = min64(KEPT_BYTES / schedule_resident_bytes(s), STEPS_MOST);
     int64_t busy = device->cuda.multiprocessors * 3 / 4;
     s->threads.across = power_above(s->vectors.strips, ACROSS_MOST);
     while (s->threads.across > 4 && divide_up(s->vectors.strips, s->threads.across) < busy)
@@ -265,11 +266,11 @@ static bool place_narrow(struct schedule *s, const struct device *device) {
 
 /* In registers: few threads per row, as long as they can hold it and blocks have SHORT_THREADS. `across` grows last,
    beyond the number of strips: surplus groups are idle, and a block still has SHORT_THREADS. */
-static bool place_columns(struct schedule *s, const struct device *device) {
+static bool map_columns(struct schedule *s, const struct device *device) {
     s->memory.scheme = MEMORY_COLUMNS;
-    if (s->passes.count == 1 && s->passes.storing < 0 && place_narrow(s, device))
+    if (s->passes.count == 1 && s->passes.storing < 0 && map_narrow(s, device))
         return true;
-    int64_t most = KEPT_BYTES / schedule_kept_bytes(s);
+    int64_t most = KEPT_BYTES / schedule_resident_bytes(s);
     s->threads.across = power_above(s->vectors.strips, ACROSS_MOST);
     int64_t group = power_above(s->vectors.per_row, MOST_THREADS / s->threads.across);
     int64_t steps = steps_of(s, group);
@@ -291,14 +292,15 @@ static bool place_columns(struct schedule *s, const struct device *device) {
 /* In shared memory of a block or cluster, if that occupies most multiprocessors. Half a cache line allows smaller
    clusters than a full line: 25 us instead of 37 for 128x2048x7x7 (H200). For two operands, only full lines were
    measured. */
-static bool place_columns_shared(struct schedule *s, const struct device *device) {
+static bool map_columns_shared(struct schedule *s, const struct device *device) {
     int64_t multiprocessors = device->cuda.multiprocessors;
     s->memory.scheme = MEMORY_COLUMNS_SHARED;
     /* Every pass adds numbers per row: more than two passes need too many registers. */
     if (s->passes.count != 2 || s->vectors.per_row == 0 || !schedule_copies_vectors(s, device))
         return false;
     s->threads.block = SHARED_THREADS;
-    s->threads.across = power_above(s->vectors.strips, schedule_kept_bytes(s) <= 16 ? LINE_VECTORS / 2 : LINE_VECTORS);
+    s->threads.across =
+        power_above(s->vectors.strips, schedule_resident_bytes(s) <= 16 ? LINE_VECTORS / 2 : LINE_VECTORS);
     s->threads.group = s->threads.block / s->threads.across;
     int64_t partials = s->vectors.width * s->threads.across * schedule_partial_bytes(s);
     int clusters = (int)min64(CLUSTER_MOST, device->cuda.cluster_most);
@@ -323,7 +325,7 @@ static int64_t streamed_bytes(const struct schedule *s) {
     int64_t bytes = 0;
     for (int k = 0; k < s->rows->operand_count; k++) {
         const struct operand *operand = &s->nest.operands[k];
-        if (schedule_moves(s, k) && !operand->is_store && rows_find(s->rows, operand->value)->spans &&
+        if (schedule_uses_memory(s, k) && !operand->is_store && rows_find(s->rows, operand->value)->spans &&
             !schedule_is_steady(s, k))
             bytes += schedule_vector_bytes(s, k);
     }
@@ -352,10 +354,10 @@ static void stream_columns(struct schedule *s) {
 /* Segmented rows, all of them or a divisor of their number: threads are arranged like memory, first those of one
    segment of each row, then those of the next segments. A row has one step per segment. False if cache lines would not
    be read whole. */
-static bool stream_interleaved(struct schedule *s) {
+static bool stream_segmented(struct schedule *s) {
     int64_t segment = schedule_segment(s), rows = s->nest.extents[s->nest.row_dims - 1];
     bool is_narrow = s->vectors.width <= 2 && streamed_bytes(s) <= NARROW_BYTES;
-    int64_t most = is_narrow ? INTERLEAVED_THREADS_NARROW : INTERLEAVED_THREADS;
+    int64_t most = is_narrow ? SEGMENTED_THREADS_NARROW : SEGMENTED_THREADS;
     for (int64_t across = rows; segment > 0 && across > 0; across--) {
         int64_t side_by_side = segment * across, lanes = most / side_by_side;
         while (lanes > 0 && side_by_side * lanes % 32 != 0)
@@ -375,11 +377,11 @@ static bool stream_interleaved(struct schedule *s) {
 }
 
 /* Larger blocks if strips are few: then more of a row's loads are in flight. */
-void schedule_place_streamed(struct schedule *s, const struct device *device) {
+void schedule_map_streamed(struct schedule *s, const struct device *device) {
     bool is_few = s->vectors.strips < 3 * device->cuda.multiprocessors;
     s->memory = (struct memory){.scheme = MEMORY_STREAMED, .unroll = stream_unroll(s)};
     s->threads = (struct threads){.across = 1, .cluster = 1};
-    if (stream_interleaved(s))
+    if (stream_segmented(s))
         return;
     if (s->nest.is_columns) {
         stream_columns(s);
@@ -395,12 +397,12 @@ void schedule_place_streamed(struct schedule *s, const struct device *device) {
 
 /* Interleaved rows that go through shared memory or are streamed compute their statistics in one pass. They have no
    column sums here: their columns are other rows. */
-bool schedule_place_resident(struct schedule *s, const struct device *device, bool must_stream) {
+bool schedule_map_resident(struct schedule *s, const struct device *device, bool must_stream) {
     if (s->nest.is_columns && s->passes.column_sums)
         return false;
     if (s->nest.is_columns)
-        return must_stream ? place_columns_shared(s, device) : place_columns(s, device);
+        return must_stream ? map_columns_shared(s, device) : map_columns(s, device);
     if (must_stream)
-        return place_pipelined(s, device);
-    return s->passes.column_sums ? place_summed(s, device) : place_registers(s, device);
+        return map_pipelined(s, device);
+    return s->passes.column_sums ? map_summed(s, device) : map_registers(s, device);
 }

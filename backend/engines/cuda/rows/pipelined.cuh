@@ -31,8 +31,8 @@ constexpr int STAGE_BYTES = SLOT_VECTORS * KEPT_BYTES;
 constexpr int OPEN = 4;
 
 static_assert(!COLUMNS && GROUP % 32 == 0 && THREADS == GROUP * ACROSS, "a row is whole warps");
-static_assert(CLUSTER == 1 || ACROSS == 1, "blocks that share a row have no other");
-static_assert(COLUMN_SUMS == 0 || ACROSS == 1, "one group has the sums of a column");
+static_assert(CLUSTER == 1 || ACROSS == 1, "blocks that share a row have no other rows");
+static_assert(COLUMN_SUMS == 0 || ACROSS == 1, "one group holds the sums of a column");
 static_assert(PASSES == 2 && pass<0>::CLOSES && !pass<1>::CLOSES, "one pass for reductions, one for results");
 static_assert(SLOT_VECTORS == STEPS * WARPS_PER_STAGE * 32, "a stage has the vectors of the warps that share it");
 static_assert(WARPS % WARPS_PER_STAGE == 0, "warps that share stages are of one group");
@@ -80,7 +80,7 @@ DEVICE void prefetch_part(const worker &w, const arguments &a, i64 strip) {
 }
 
 /* The last warp to finish a stage refills it with the row that is STAGES rows later. */
-DEVICE void pass_on(const worker &w, const arguments &a, i64 strip, int stage) {
+DEVICE void release_stage(const worker &w, const arguments &a, i64 strip, int stage) {
     loads_before_copies();
     __syncwarp(); // all lanes have read the stage
     if (WARPS_PER_STAGE > 1 && (w.lane > 0 || !is_last(&s_readers[w.filler][stage], WARPS_PER_STAGE)))
@@ -91,7 +91,7 @@ DEVICE void pass_on(const worker &w, const arguments &a, i64 strip, int stage) {
 
 /* ---- Reductions -------------------------------------------------------------------------------------------------- */
 
-DEVICE void leave_partial(const worker &w, const total &sum, u32 turn) {
+DEVICE void store_partial(const worker &w, const total &sum, u32 turn) {
     u64 *closed = &s_closed[w.group][turn % OPEN];
     total *own = &s_partials[w.group][turn % OPEN][w.part];
     if constexpr (CLUSTER > 1) {
@@ -140,7 +140,7 @@ DEVICE void accumulate(typename P::accumulators (&sums)[1], const worker &w, con
 
 /* ---- Sums of columns --------------------------------------------------------------------------------------------- */
 
-DEVICE void leave_columns(const column (&columns)[STEPS], const worker &w, const arguments &a) {
+DEVICE void store_columns(const column (&columns)[STEPS], const worker &w, const arguments &a) {
 #pragma unroll
     for (int i = 0; i < COLUMN_SUMS * STEPS; i++)
         if (has_vector(w, a, i % STEPS))
@@ -220,7 +220,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) rows_pipelined
             accumulate<pass<0>>(sums, w, stage_of(w, stage), all, next, columns, a, at);
             next_sum = pass<0>::of_lanes<1, 16>(pass<0>::finished(sums[0]));
             if constexpr (PARTIALS > 1)
-                leave_partial(w, next_sum, turn);
+                store_partial(w, next_sum, turn);
         }
         if (turn > 0) {
             const base at = base_of(a, behind);
@@ -231,7 +231,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) rows_pipelined
             accumulate<pass<1>>(none, w, stage_of(w, stage_behind), all, now, columns, a, at);
             if (w.lane == 0 && w.part == 0)
                 store_rows(&now, a, at);
-            pass_on(w, a, behind, stage_behind);
+            release_stage(w, a, behind, stage_behind);
         }
         if (!has_row)
             break;
@@ -243,5 +243,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) rows_pipelined
         phase ^= stage == 0;
     }
     if constexpr (COLUMN_SUMS > 0)
-        leave_columns(columns, w, a);
+        store_columns(columns, w, a);
 }

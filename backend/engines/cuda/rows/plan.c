@@ -12,8 +12,8 @@ static weftStatus_t check_tensor(const struct rows *rows, const struct descripto
                                  bool is_output) {
     TRY(row_space_check(&rows->space, op, tensor, is_output));
     if (tensor->is_gathered && !views_gathered(rows->graph, graph_find_value(rows->graph, tensor)))
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: the parts of %s are not known here", descriptor_label(op),
-             descriptor_label(&tensor->base));
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: the parts of %s are not available in this region",
+             descriptor_label(op), descriptor_label(&tensor->base));
     if (!cuda_type_name((weftDataType_t)tensor->type))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: %s has data type %s, which kernels cannot store",
              descriptor_label(op), descriptor_label(&tensor->base), dtype_of((weftDataType_t)tensor->type)->name);
@@ -23,7 +23,7 @@ static weftStatus_t check_tensor(const struct rows *rows, const struct descripto
 /* Only terms that stores depend on are computed, and only their inputs are loaded. A value that spans the row is stored
    in full. */
 static weftStatus_t finish(struct rows *rows) {
-    TRY(rows->trouble);
+    TRY(rows->failure);
     rows->is_brief = true;
     for (int k = 0; k < rows->operand_count; k++) {
         const struct operand *operand = &rows->operands[k];
@@ -67,7 +67,7 @@ weftStatus_t rows_analyse(struct rows *rows, const struct region *region, enum s
             TRY(rows_expand(rows, node));
         else
             rows_pointwise(rows, node);
-        TRY(rows->trouble);
+        TRY(rows->failure);
     }
     return finish(rows);
 }
@@ -76,19 +76,19 @@ weftStatus_t rows_analyse(struct rows *rows, const struct region *region, enum s
 
 /* FOLLOW_FOLD and FOLLOW_COLUMNS: the first program wrote partial sums at `at`, which are added up into one tensor;
    NULL if it is not requested. */
-static void sum_kept(struct rows *rows, const struct follow *follow, const struct tensor *tensor, int64_t at,
-                     const int64_t *strides) {
+static void sum_partials(struct rows *rows, const struct follow *follow, const struct tensor *tensor, int64_t at,
+                         const int64_t *strides) {
     const char *type = math_name(follow->math);
     if (tensor)
-        rows_result(rows, tensor, type, rows_reduce(rows, OPCODE_SUM, type, rows_kept(rows, type, at, strides)));
+        rows_result(rows, tensor, type, rows_reduce(rows, OPCODE_SUM, type, rows_load_saved(rows, type, at, strides)));
 }
 
 /* FOLLOW_APART: reads the elements again; statistics come from the workspace or, if -1, from the graph. */
-static weftStatus_t sum_apart(struct rows *rows, const struct follow *follow, const int64_t *strides) {
+static weftStatus_t sum_elements_again(struct rows *rows, const struct follow *follow, const int64_t *strides) {
     const char *type = math_name(follow->math);
-    int mean = follow->at_mean < 0 ? -1 : rows_kept(rows, type, follow->at_mean, strides);
-    int inv = follow->at_inv < 0 ? -1 : rows_kept(rows, type, follow->at_inv, strides);
-    return rows_expand_apart(rows, follow, mean, inv);
+    int mean = follow->at_mean < 0 ? -1 : rows_load_saved(rows, type, follow->at_mean, strides);
+    int inv = follow->at_inv < 0 ? -1 : rows_load_saved(rows, type, follow->at_inv, strides);
+    return rows_expand_separately(rows, follow, mean, inv);
 }
 
 /* Names start over, because programs share no code. Workspace does not: the first program's allocations remain. */
@@ -99,12 +99,12 @@ weftStatus_t rows_follow(struct rows *rows, const struct rows *first) {
     rows->scratch_bytes = first->scratch_bytes;
     TRY(follow_space(follow, &first->space, &rows->space, strides));
     if (follow->kind == FOLLOW_APART) {
-        TRY(sum_apart(rows, follow, strides));
+        TRY(sum_elements_again(rows, follow, strides));
     } else if (follow->kind == FOLLOW_FOLD) {
-        sum_kept(rows, follow, follow->scale, follow->at_scale, strides);
-        sum_kept(rows, follow, follow->bias, follow->at_bias, strides);
+        sum_partials(rows, follow, follow->scale, follow->at_scale, strides);
+        sum_partials(rows, follow, follow->bias, follow->at_bias, strides);
     }
     for (int i = 0; i < follow->column_count; i++)
-        sum_kept(rows, follow, follow->columns[i].tensor, follow->columns[i].at, strides);
+        sum_partials(rows, follow, follow->columns[i].tensor, follow->columns[i].at, strides);
     return finish(rows);
 }

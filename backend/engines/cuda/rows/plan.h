@@ -86,7 +86,7 @@ struct rows {
     struct softmax_nodes softmax;
     /* for statistics in one pass: the operand that supplies the samples around which sums are computed; -1: none */
     int sampled;
-    weftStatus_t trouble; /* the first failure of the functions that return names */
+    weftStatus_t failure; /* the first failure of the functions that return names */
 };
 
 /* Finds the region's row space and creates its terms, or reports why the family does not support it. sums_apart: no
@@ -102,7 +102,7 @@ bool rows_may_alias(const struct step *step, int in, int out);
 
 /* ---- terms.c: creating terms ---- */
 
-/* These return names of new terms; -1 after a failure, which `trouble` holds. */
+/* These return names of new terms; -1 after a failure, which `failure` holds. */
 int rows_input(struct rows *rows, const struct tensor *tensor, const char *type); /* -1 also for NULL */
 int rows_first(struct rows *rows, const struct tensor *tensor, const char *type); /* of the row; -1: not in memory */
 int rows_formula(struct rows *rows, const char *type, int opcode, const struct term_argument *arguments, int count);
@@ -111,8 +111,8 @@ int rows_reduce(struct rows *rows, int opcode, const char *type, int of);
    outside the region. */
 void rows_result(struct rows *rows, const struct tensor *tensor, const char *type, int name);
 /* Stores a term that varies by row, or by position in the row, in the workspace; returns its offset. */
-int64_t rows_keep(struct rows *rows, const char *type, int name, bool by_place);
-int rows_kept(struct rows *rows, const char *type, int64_t at, const int64_t *strides);
+int64_t rows_save(struct rows *rows, const char *type, int name, bool by_place);
+int rows_load_saved(struct rows *rows, const char *type, int64_t at, const int64_t *strides);
 
 const struct term *rows_find(const struct rows *rows, int name);
 /* Creates the term of a pointwise node. */
@@ -136,6 +136,6 @@ void rows_find_softmax(struct rows *rows);
 bool rows_expands(const struct rows *rows, const struct node *node);
 weftStatus_t rows_expand(struct rows *rows, const struct node *node);
 /* dscale and dbias as sums over the dims that they lack; mean and inv are names, -1: load them, or absent. */
-weftStatus_t rows_expand_apart(struct rows *rows, const struct follow *follow, int mean, int inv);
+weftStatus_t rows_expand_separately(struct rows *rows, const struct follow *follow, int mean, int inv);
 
 #endif

@@ -20,7 +20,7 @@
              KEEPS_BROADCAST CONVERTS_AGAIN PREFETCH_DISTANCE PREFETCHES_EARLY TRIGGER position
    Measured  docs/kernels.md, including the alternatives that were tried */
 
-static_assert(!COLUMNS && COLUMN_SUMS == 0 && STEPS > 0, "rows in registers, which nobody sums");
+static_assert(!COLUMNS && COLUMN_SUMS == 0 && STEPS > 0, "rows in registers without column sums");
 
 #include "rows/persistent_tiles.cuh"
 

@@ -17,10 +17,10 @@ struct sweep {
     int programs;
 };
 
-/* `apart`: gradients of scale and bias in a sweep of their own. */
+/* `separate`: gradients of scale and bias in a sweep of their own. */
 static weftStatus_t try_schedule(struct sweep *sweep, const struct region *region, const struct device *device,
-                                 enum statistics_method method, bool must_stream, bool apart) {
-    TRY(rows_analyse(&sweep->rows[0], region, method, apart));
+                                 enum statistics_method method, bool must_stream, bool separate) {
+    TRY(rows_analyse(&sweep->rows[0], region, method, separate));
     return schedule_plan(&sweep->schedules[0], &sweep->rows[0], device, must_stream);
 }
 
@@ -28,18 +28,18 @@ static weftStatus_t try_schedule(struct sweep *sweep, const struct region *regio
    cannot guarantee, and for interleaved rows they would cost as many reads as the row has elements. Without samples,
    moments of the parts are combined instead. */
 static weftStatus_t try_at_once(struct sweep *sweep, const struct region *region, const struct device *device,
-                                bool must_stream, bool apart) {
+                                bool must_stream, bool separate) {
     const struct schedule *s = &sweep->schedules[0];
-    TRY(try_schedule(sweep, region, device, STATISTICS_SHIFTED, must_stream, apart));
+    TRY(try_schedule(sweep, region, device, STATISTICS_SHIFTED, must_stream, separate));
     bool can_sample = !s->nest.is_columns && s->grid.splits == 1 && !schedule_calculates_in_double(s);
     if (sweep->rows[0].sampled >= 0 && !can_sample)
-        TRY(try_schedule(sweep, region, device, STATISTICS_JOINED, must_stream, apart));
+        TRY(try_schedule(sweep, region, device, STATISTICS_JOINED, must_stream, separate));
     return WEFT_STATUS_SUCCESS;
 }
 
 /* Segmented rows in memory: tries blocks that read all rows in memory order, and keeps that if it is faster. Only
    streamed schedules can do that. */
-static weftStatus_t try_interleaved(struct sweep *sweep, const struct region *region, const struct device *device) {
+static weftStatus_t try_segmented(struct sweep *sweep, const struct region *region, const struct device *device) {
     struct sweep other;
     if (schedule_segment(&sweep->schedules[0]) == 0)
         return WEFT_STATUS_SUCCESS;
@@ -55,8 +55,8 @@ static weftStatus_t try_interleaved(struct sweep *sweep, const struct region *re
 static weftStatus_t first_program(struct sweep *sweep, const struct region *region, const struct device *device) {
     const struct schedule *s = &sweep->schedules[0];
     TRY(try_schedule(sweep, region, device, STATISTICS_IN_TURN, false, false));
-    bool apart = s->memory.scheme == MEMORY_STREAMED && sweep->rows[0].follow.kind == FOLLOW_COLUMNS;
-    if (apart)
+    bool separate = s->memory.scheme == MEMORY_STREAMED && sweep->rows[0].follow.kind == FOLLOW_COLUMNS;
+    if (separate)
         TRY(try_schedule(sweep, region, device, STATISTICS_IN_TURN, false, true));
     /* Properties of the last attempt; they are read before the next one overwrites it. */
     bool is_shared = s->threads.cluster > 1 && s->memory.scheme != MEMORY_PIPELINED;
@@ -66,12 +66,12 @@ static weftStatus_t first_program(struct sweep *sweep, const struct region *regi
     if (is_shared || is_streamed)
         TRY(try_at_once(sweep, region, device, true, true));
     if (is_shared && s->memory.scheme != MEMORY_PIPELINED)
-        TRY(try_schedule(sweep, region, device, STATISTICS_IN_TURN, false, apart));
+        TRY(try_schedule(sweep, region, device, STATISTICS_IN_TURN, false, separate));
     if (is_large && s->memory.scheme != MEMORY_PIPELINED)
-        TRY(try_at_once(sweep, region, device, false, apart));
+        TRY(try_at_once(sweep, region, device, false, separate));
     if (is_large && s->memory.scheme != MEMORY_PIPELINED && sweep->rows[0].sampled < 0)
-        TRY(try_schedule(sweep, region, device, STATISTICS_IN_TURN, false, apart));
-    return try_interleaved(sweep, region, device);
+        TRY(try_schedule(sweep, region, device, STATISTICS_IN_TURN, false, separate));
+    return try_segmented(sweep, region, device);
 }
 
 /* The column sum whose term an operand stores. */
@@ -84,7 +84,7 @@ static struct column_sum *find_column(struct follow *follow, int term) {
 
 /* Reserves memory for the blocks' sums of each column, one block after another, each tensor aligned to 256 bytes. The
    schedule copied its operands before this, so plan() copies the offsets after it. */
-static void place_columns(struct rows *rows, const struct schedule *s) {
+static void reserve_column_sums(struct rows *rows, const struct schedule *s) {
     rows->follow.partial_sums = s->grid.blocks;
     for (int k = 0; k < rows->operand_count; k++) {
         struct operand *operand = &rows->operands[k];
@@ -103,7 +103,7 @@ static weftStatus_t plan(struct sweep *sweep, const struct region *region, const
     struct rows *first = &sweep->rows[0];
     sweep->programs = 1;
     if (first->follow.kind == FOLLOW_COLUMNS) {
-        place_columns(first, &sweep->schedules[0]);
+        reserve_column_sums(first, &sweep->schedules[0]);
         for (int k = 0; k < first->operand_count; k++)
             sweep->schedules[0].nest.operands[k].offset = first->operands[k].offset;
     }
@@ -121,8 +121,8 @@ static weftStatus_t plan(struct sweep *sweep, const struct region *region, const
         kernels += schedule_kernel_count(&sweep->schedules[i]);
     /* The capacity of struct cuda_step. */
     if (kernels > KERNELS_MAX)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "the region would take %d launches, at most %d fit", kernels,
-             KERNELS_MAX);
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "the region would need %d launches, at most %d are supported",
+             kernels, KERNELS_MAX);
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -149,7 +149,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     step->state = state;
     step->workspace_bytes = scratch_bytes;
     const struct schedule *s = &sweep.schedules[0];
-    const char *shape = s->nest.is_columns ? "rows side by side" : s->threads.segment ? "rows interleaved," : "rows";
+    const char *shape = s->nest.is_columns ? "interleaved rows" : s->threads.segment ? "rows in segments," : "rows";
     const char *rest = s->unaligned.most ? ", unaligned head and tail" : "";
     if (s->memory.scheme == MEMORY_STREAMED)
         /* The description covers the first program; the launch count covers both. */
@@ -180,7 +180,7 @@ static bool elements_depend_on(const struct rows *rows, int name) {
 
 /* True if a second launch reads again the elements that samples were taken from, which a result may have overwritten by
    then. */
-static bool starts_anew_at_elements(const struct step *step) {
+static bool rereads_elements(const struct step *step) {
     bool has_statistics = false;
     for (int i = 0; i < step->region.count; i++)
         has_statistics = has_statistics || op_of(region_node(&step->region, i)->op) == &norm_forward_op;
@@ -199,7 +199,7 @@ bool rows_may_alias(const struct step *step, int in, int out) {
     const struct term *made = rows_find(&rows, out);
     if (!made->spans)
         return !elements_depend_on(&rows, in);
-    if (starts_anew_at_elements(step))
+    if (rereads_elements(step))
         return false;
     for (int i = 0; i < rows.term_count; i++)
         if (rows.terms[i].is_needed && rows.terms[i].stage > made->stage)
@@ -215,7 +215,7 @@ static bool gathers(const struct graph *graph, int node, int value) {
 
 const struct family cuda_rows = {
     .name = "cuda.rows",
-    .doc = "reductions, softmax and norms, forward and backward, with the pointwise operations around them",
+    .doc = "reductions, softmax and norms, forward and backward, fused with adjacent pointwise operations",
     .shares_reads = true,
     .accepts = accepts,
     .build = build,

@@ -17,19 +17,19 @@ enum {
     REDUCING_BLOCK = 256, /* maximum block size whose second reduction gets these */
     MUCH_BYTES = 96,      /* bytes of a thread's row above which it is no longer light */
 
-    JOIN_THREADS = 256,         /* block size for joining partial results */
-    SPLITS_MOST = 1024,         /* per row */
-    UNJOINED_SPLITS = 4,        /* beyond this, a separate launch joins them before many blocks read them */
-    UNJOINED_INTERLEAVED = 160, /* of segmented rows, whose blocks are few */
-    STORE_UNROLL = 4,           /* minimum vectors per thread in a launch that only stores */
-    NO_CLUSTER = 12,            /* multiprocessors that clusters of 4 and 8 leave idle: 30 and 15 of them fit on 132 */
+    JOIN_THREADS = 256,       /* block size for joining partial results */
+    SPLITS_MOST = 1024,       /* per row */
+    UNJOINED_SPLITS = 4,      /* beyond this, a separate launch joins them before many blocks read them */
+    UNJOINED_SEGMENTED = 160, /* of segmented rows, whose blocks are few */
+    STORE_UNROLL = 4,         /* minimum vectors per thread in a launch that only stores */
+    NO_CLUSTER = 12,          /* multiprocessors that clusters of 4 and 8 leave idle: 30 and 15 of them fit on 132 */
 };
 
 static const double LAUNCH_SECONDS = 2e-6;
 /* Segmented rows. Read separately: bytes per second per multiprocessor for partial cache lines in vectors of 16 bytes;
    half of that for smaller ones (H100). Read in memory order: additional time of waves that end together (H100: 4.2 to
    5.8 us). */
-static const double PIECES_RATE = 6.8e9, INTERLEAVED_SECONDS = 4.5e-6;
+static const double PIECES_RATE = 6.8e9, SEGMENTED_SECONDS = 4.5e-6;
 /* fraction of the memory rate that clusters holding interleaved rows reach */
 static const double SIDE_BY_SIDE_SHARE = 0.55;
 
@@ -80,7 +80,7 @@ static int resident_threads(const struct schedule *s, const struct device *devic
     bool is_heavy = is_double || s->nest.is_columns || s->nest.rank - s->nest.row_dims > 1 || s->passes.column_sums;
     if (s->threads.segment && !is_double)
         return THREADS_LIGHT;
-    bool keeps_much = schedule_kept_bytes(s) * s->memory.steps > MUCH_BYTES;
+    bool keeps_much = schedule_resident_bytes(s) * s->memory.steps > MUCH_BYTES;
     int threads = is_heavy ? THREADS_HEAVY : !is_streamed(s) && !keeps_much ? THREADS_LIGHT : THREADS_USUAL;
     bool is_narrow = s->nest.is_columns && !is_streamed(s) && only_reduces && !is_double;
     if (is_narrow && s->grid.tiles > device->cuda.multiprocessors)
@@ -162,7 +162,7 @@ static void prefetch_l2(struct schedule *s, const struct device *device) {
 
 bool schedule_joins(const struct schedule *s, int pass) {
     bool is_read_by_many = pass < s->passes.closed - 1 || s->passes.storing >= s->passes.closed;
-    return s->grid.splits > (s->threads.segment ? UNJOINED_INTERLEAVED : UNJOINED_SPLITS) && is_read_by_many;
+    return s->grid.splits > (s->threads.segment ? UNJOINED_SEGMENTED : UNJOINED_SPLITS) && is_read_by_many;
 }
 
 /* Unsplit, all passes are one launch; split, each pass that closes ends one, with joins in between. */
@@ -202,7 +202,7 @@ static double bytes_moved(const struct schedule *s) {
     double bytes = 0;
     for (int k = 0; k < s->rows->operand_count; k++) {
         bool once = s->nest.operands[k].is_store || !is_streamed(s);
-        if (schedule_moves(s, k))
+        if (schedule_uses_memory(s, k))
             bytes += schedule_operand_bytes(s, k) * (once ? 1 : s->passes.count);
     }
     return bytes;
@@ -212,7 +212,7 @@ static double bytes_moved(const struct schedule *s) {
 static double pieces_seconds(const struct schedule *s, const struct device *device) {
     int64_t widest = 0;
     for (int k = 0; k < s->rows->operand_count; k++)
-        if (schedule_moves(s, k))
+        if (schedule_uses_memory(s, k))
             widest = max64(widest, schedule_vector_bytes(s, k));
     double rate = PIECES_RATE * device->cuda.multiprocessors / (widest < 16 ? 2 : 1);
     return s->threads.segment || !schedule_segment(s) ? 0 : bytes_moved(s) / rate;
@@ -226,27 +226,27 @@ static void predict(struct schedule *s, const struct device *device) {
     double moving = price_moving(bytes_moved(s), device) / share / (busy > 0 && busy < 1 ? busy : 1);
     double apart = pieces_seconds(s, device);
     moving = apart > moving ? apart : moving;
-    s->seconds = LAUNCH_SECONDS * schedule_kernel_count(s) + moving + (s->threads.segment ? INTERLEAVED_SECONDS : 0);
+    s->seconds = LAUNCH_SECONDS * schedule_kernel_count(s) + moving + (s->threads.segment ? SEGMENTED_SECONDS : 0);
 }
 
 /* ---- All --------------------------------------------------------------------------------------------------------- */
 
-static bool place_resident(struct schedule *s, const struct device *device, bool must_stream) {
-    return s->passes.count > 0 && schedule_place_resident(s, device, must_stream) && schedule_exchange_fits(s);
+static bool map_resident(struct schedule *s, const struct device *device, bool must_stream) {
+    return s->passes.count > 0 && schedule_map_resident(s, device, must_stream) && schedule_exchange_fits(s);
 }
 
 /* Unaligned rows require a number of blocks that column sums may not allow; rows then begin at vectors. */
-static weftStatus_t place(struct schedule *s, const struct device *device, bool must_stream) {
+static weftStatus_t map_rows(struct schedule *s, const struct device *device, bool must_stream) {
     schedule_allow_unaligned(s);
-    if (place_resident(s, device, must_stream))
+    if (map_resident(s, device, must_stream))
         return WEFT_STATUS_SUCCESS;
     if (s->unaligned.most && s->passes.column_sums) {
         TRY(schedule_begin(s, s->rows));
-        if (place_resident(s, device, must_stream))
+        if (map_resident(s, device, must_stream))
             return WEFT_STATUS_SUCCESS;
     }
     schedule_allow_overlap(s);
-    schedule_place_streamed(s, device);
+    schedule_map_streamed(s, device);
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -254,7 +254,7 @@ static weftStatus_t place(struct schedule *s, const struct device *device, bool 
    blocks, L2 prefetches. Halving `across` halves the exchange buffer. */
 weftStatus_t schedule_plan(struct schedule *s, const struct rows *rows, const struct device *device, bool must_stream) {
     TRY(schedule_begin(s, rows));
-    TRY(place(s, device, must_stream));
+    TRY(map_rows(s, device, must_stream));
     while (!schedule_exchange_fits(s) && s->threads.across > 1) {
         s->threads.across /= 2;
         s->threads.block /= 2;

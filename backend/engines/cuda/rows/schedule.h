@@ -163,22 +163,22 @@ int schedule_segment(const struct schedule *s);
 /* True if a thread needs only one vector of operand k for all of a segmented row. */
 bool schedule_is_steady(const struct schedule *s, int k);
 /* True if memory is read or written for operand k; and its bytes, where broadcast elements count once. */
-bool schedule_moves(const struct schedule *s, int k);
+bool schedule_uses_memory(const struct schedule *s, int k);
 double schedule_operand_bytes(const struct schedule *s, int k);
 /* Marks the terms that a pass evaluates for its reductions or its stores. */
-void schedule_terms_of_pass(const struct schedule *s, int pass, bool *takes_part);
+void schedule_terms_of_pass(const struct schedule *s, int pass, bool *is_evaluated);
 /* True if anything that is stored depends on doubles. */
 bool schedule_calculates_in_double(const struct schedule *s);
 
 /* ---- footprint.c: on-chip footprint in bytes ---- */
 
 /* True if operand k stays on chip between passes; and bytes of one vector of it. */
-bool schedule_keeps(const struct schedule *s, int k);
+bool schedule_is_resident(const struct schedule *s, int k);
 int64_t schedule_vector_bytes(const struct schedule *s, int k);
 /* True if a term's values stay from the first pass that evaluates it. */
-bool schedule_keeps_term(const struct schedule *s, const struct term *term);
+bool schedule_is_resident_term(const struct schedule *s, const struct term *term);
 /* Bytes of one vector of all resident operands, and of all operands that rows share. */
-int64_t schedule_kept_bytes(const struct schedule *s);
+int64_t schedule_resident_bytes(const struct schedule *s);
 int64_t schedule_broadcast_bytes(const struct schedule *s);
 /* Bytes that a block's threads hold of one row; and of all its rows in shared memory, including what precedes them. */
 int64_t schedule_row_bytes(const struct schedule *s);
@@ -196,8 +196,8 @@ bool schedule_exchange_fits(const struct schedule *s);
 /* ---- mapping.c: mapping of rows to threads and memory ---- */
 
 /* The first finds a scheme that reads rows once, or returns false if none fits; the second streams them. */
-bool schedule_place_resident(struct schedule *s, const struct device *device, bool must_stream);
-void schedule_place_streamed(struct schedule *s, const struct device *device);
+bool schedule_map_resident(struct schedule *s, const struct device *device, bool must_stream);
+void schedule_map_streamed(struct schedule *s, const struct device *device);
 
 /* ---- emit.c ---- */
 

@@ -15,7 +15,7 @@
              two rows in flight per three resident ones: 121 us
              prefetching one more row to L2 after the stages: 102 us instead of 99 */
 
-static_assert(!COLUMNS && STEPS > 0 && STAGES > 1, "one row is worked on, another on its way");
+static_assert(!COLUMNS && STEPS > 0 && STAGES > 1, "one row is processed while another is in flight");
 
 #include "rows/persistent_tiles.cuh"
 

@@ -17,7 +17,7 @@
              UNALIGNED MARGIN OVERLAPS SAMPLES HAS_ROW_STORES TRIGGER position
    Tried     H200: splits as contiguous chunks: forward 3 % slower */
 
-static_assert(COLUMN_SUMS == 0, "sums of columns need rows that stay");
+static_assert(COLUMN_SUMS == 0, "column sums need resident rows");
 
 constexpr int CLUSTER = 1, STEPS = 0, GUARANTEED = 0;
 constexpr bool IS_WHOLE = false;
@@ -28,10 +28,10 @@ constexpr bool IS_WHOLE = false;
 
 #include "rows/reduce_rows.cuh"
 
-#include "rows/interleaved.cuh"
+#include "rows/segmented.cuh"
 template <class P> DEVICE void reduce_strip(typename P::total (&sum)[LANES], const span &s) {
     if constexpr (SEGMENT > 0)
-        reduce_interleaved<P>(sum[0], s);
+        reduce_segmented<P>(sum[0], s);
     else if constexpr (COLUMNS)
         reduce_columns<P>(sum, s);
     else
@@ -116,7 +116,7 @@ template <int P> DEVICE void run_passes(const span &s, row *now, const arguments
         typename pass<P>::total sum[LANES];
         if constexpr (P < CLOSED) {
             if constexpr (SEGMENT > 0 && !pass<P>::IS_JOINED)
-                gather_interleaved<P>(sum[0], s, a);
+                gather_segmented<P>(sum[0], s, a);
             else
                 gather<P>(sum, s, a);
             close<pass<P>>(sum, now, a);
@@ -145,7 +145,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) rows_streamed(
         const i64 split = IS_SPLIT ? divide((u32)job, a.tiles) : 0; // a grid has fewer than 2^31 blocks
         span s = span_of(a, job - split * a.tiles.value, 0, buffer);
         if constexpr (SEGMENT > 0)
-            place_interleaved(s, a, job - split * a.tiles.value);
+            place_segmented(s, a, job - split * a.tiles.value);
         s.split = split;
         base at = base_of(a, s.inside ? s.strip : 0);
         if constexpr (SEGMENT > 0)

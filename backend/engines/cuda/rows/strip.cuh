@@ -13,7 +13,8 @@ constexpr bool IS_SPACED = UNALIGNED > 0 && COLUMN_SUMS > 0;
 
 static_assert(THREADS == GROUP * ACROSS && THREADS % 32 == 0, "a block is whole warps");
 static_assert(UNALIGNED == 0 || (!COLUMNS && UNALIGNED <= GROUP), "a thread has one element of head and tail");
-static_assert(CLUSTER == 1 || COLUMNS || (ACROSS == 1 && GROUP % 32 == 0), "blocks that share a row have no other");
+static_assert(CLUSTER == 1 || COLUMNS || (ACROSS == 1 && GROUP % 32 == 0),
+              "blocks that share a row have no other rows");
 
 struct span {
     i64 strip, split;

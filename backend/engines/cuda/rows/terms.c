@@ -10,16 +10,16 @@
 enum { SCRATCH_ALIGNMENT = 256 };
 
 /* Building a program checks no status at each step: the first failure is kept and checked once at the end. */
-static void keep_trouble(struct rows *rows, weftStatus_t status) {
-    if (!rows->trouble)
-        rows->trouble = status;
+static void record_failure(struct rows *rows, weftStatus_t status) {
+    if (!rows->failure)
+        rows->failure = status;
 }
 
 /* 0 after a failure: a valid index, so that callers can continue without checks. */
 static int add_operand(struct rows *rows, struct operand operand) {
     if (rows->operand_count == ROWS_OPERANDS_MAX) {
-        keep_trouble(rows, status_fail(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
-                                       "the region would have more than %d operands", ROWS_OPERANDS_MAX));
+        record_failure(rows, status_fail(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
+                                         "the region would have more than %d operands", ROWS_OPERANDS_MAX));
         return 0;
     }
     rows->operands[rows->operand_count] = operand;
@@ -45,8 +45,8 @@ static bool operand_spans(const struct rows *rows, int operand) {
 /* Must come after the terms that it reads: terms are stored in the order of evaluation. */
 static struct term *new_term(struct rows *rows, struct term term) {
     if (rows->term_count == TERMS_MAX) {
-        keep_trouble(rows, status_fail(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
-                                       "the region would take more than %d terms", TERMS_MAX));
+        record_failure(rows, status_fail(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
+                                         "the region would take more than %d terms", TERMS_MAX));
         /* Overwrite the last term: the program is rejected anyway, and writes stay within the array. */
         rows->term_count--;
     }
@@ -109,8 +109,8 @@ const struct term *rows_find(const struct rows *rows, int name) { return &rows->
 static void use(struct rows *rows, struct term *term, int name) {
     int index = find_index(rows, name);
     if (index < 0 || term->use_count == TERM_USES)
-        keep_trouble(rows, status_fail(WEFT_STATUS_INTERNAL_ERROR, "row program: v%d cannot be used", name));
-    if (rows->trouble)
+        record_failure(rows, status_fail(WEFT_STATUS_INTERNAL_ERROR, "row program: v%d cannot be used", name));
+    if (rows->failure)
         return;
     const struct term *used = &rows->terms[index];
     term->uses[term->use_count++] = index;
@@ -125,9 +125,9 @@ static void need_value(struct rows *rows, int value) {
     if (find_index(rows, value) >= 0)
         return;
     if (region_makes(rows->region, value))
-        keep_trouble(rows, status_fail(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
-                                       "%s is a sum over rows, and read by operations on them",
-                                       descriptor_label(&rows->graph->values[value].tensor->base)));
+        record_failure(rows, status_fail(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
+                                         "%s is a sum over rows, and read by operations on them",
+                                         descriptor_label(&rows->graph->values[value].tensor->base)));
     struct term term = {.kind = TERM_LOAD, .name = value, .names = 1};
     term.operand = add_value(rows, value, false);
     term.type = cuda_type_name(rows->operands[term.operand].type);
@@ -226,7 +226,7 @@ static int64_t reserve(struct rows *rows, int64_t bytes) {
 }
 
 /* by_place: all rows share the element, and each block stores its own sums (place_columns in rows.c). */
-int64_t rows_keep(struct rows *rows, const char *type, int name, bool by_place) {
+int64_t rows_save(struct rows *rows, const char *type, int name, bool by_place) {
     weftDataType_t stored = scratch_type(type);
     struct operand operand = {.value = name, .memory = MEMORY_SCRATCH, .is_store = true, .type = stored};
     row_space_pack(&rows->space, operand.strides, by_place);
@@ -237,8 +237,8 @@ int64_t rows_keep(struct rows *rows, const char *type, int name, bool by_place) 
     return at;
 }
 
-/* Loads what rows_keep stored, by strides over the axes of this program. */
-int rows_kept(struct rows *rows, const char *type, int64_t at, const int64_t *strides) {
+/* Loads what rows_save stored, by strides over the axes of this program. */
+int rows_load_saved(struct rows *rows, const char *type, int64_t at, const int64_t *strides) {
     weftDataType_t stored = scratch_type(type);
     struct term term = {.kind = TERM_LOAD, .name = rows->next_name++, .names = 1, .type = type};
     struct operand operand = {
@@ -274,7 +274,7 @@ void rows_pointwise(struct rows *rows, const struct node *node) {
     for (int k = 0; k < node->operand_count; k++)
         if (!node->is_output[k])
             need_value(rows, node->operands[k]);
-    for (int k = 0; k < node->operand_count && !rows->trouble; k++)
+    for (int k = 0; k < node->operand_count && !rows->failure; k++)
         if (node->is_output[k])
             term.name = node->operands[k];
         else
@@ -301,15 +301,16 @@ void rows_need(struct rows *rows, int name) { mark_needed(rows, find_index(rows,
 bool rows_is_field(const struct rows *rows, const struct term *term) {
     if (!term->is_needed || term->spans || term_is_column_sum(term))
         return false;
-    bool is = term->kind == TERM_LOAD || term->kind == TERM_REDUCTION;
+    bool is_field = term->kind == TERM_LOAD || term->kind == TERM_REDUCTION;
     /* Stores read fields, and so do elements, reductions and later stages. */
     int index = (int)(term - rows->terms);
-    for (int k = 0; k < rows->operand_count && !is; k++)
-        is = rows->operands[k].is_store && rows->operands[k].value == term->name;
-    for (int i = 0; i < rows->term_count && !is; i++) {
+    for (int k = 0; k < rows->operand_count && !is_field; k++)
+        is_field = rows->operands[k].is_store && rows->operands[k].value == term->name;
+    for (int i = 0; i < rows->term_count && !is_field; i++) {
         const struct term *user = &rows->terms[i];
-        for (int u = 0; u < user->use_count && user->is_needed && !is; u++)
-            is = user->uses[u] == index && (user->spans || user->kind == TERM_REDUCTION || user->stage > term->stage);
+        for (int u = 0; u < user->use_count && user->is_needed && !is_field; u++)
+            is_field =
+                user->uses[u] == index && (user->spans || user->kind == TERM_REDUCTION || user->stage > term->stage);
     }
-    return is;
+    return is_field;
 }

@@ -1,4 +1,4 @@
-/* interleaved: rows stored in alternating segments of SEGMENT vectors. The threads of a block are arranged like memory:
+/* segmented: rows stored in alternating segments of SEGMENT vectors. The threads of a block are arranged like memory:
    ACROSS vectors of ACROSS / SEGMENT adjacent rows, GROUP times. A thread keeps its position within the segment, and a
    row has one step per segment. Include after strip.cuh
    Requires  SEGMENT divides ACROSS, and ACROSS / SEGMENT divides the rows
@@ -13,7 +13,7 @@ constexpr int SEGMENT_VECTORS = SEGMENT > 0 ? SEGMENT : 1,
 static_assert(SEGMENT <= 0 || ACROSS % SEGMENT_VECTORS == 0, "a block has whole rows");
 
 /* Replaces span_of's assignment of rows to adjacent threads. */
-DEVICE void place_interleaved(span &s, const arguments &a, i64 tile) {
+DEVICE void place_segmented(span &s, const arguments &a, i64 tile) {
     s.lane = (int)threadIdx.x / ACROSS;
     s.across = (int)threadIdx.x % ACROSS;
     s.strip = tile * ROWS + s.across / SEGMENT_VECTORS;
@@ -31,7 +31,7 @@ template <int U> DEVICE void load_steady(broadcast (&all)[U], const arguments &a
 }
 
 /* One warp reduces each row, in a fixed order. */
-template <class P> DEVICE void reduce_interleaved(typename P::total &sum, const span &s) {
+template <class P> DEVICE void reduce_segmented(typename P::total &sum, const span &s) {
     __shared__ typename P::total s_threads[ROWS][GROUP * SEGMENT_VECTORS], s_rows[ROWS];
     s_threads[s.across / SEGMENT_VECTORS][s.lane * SEGMENT_VECTORS + s.across % SEGMENT_VECTORS] = sum;
     __syncthreads();
@@ -48,11 +48,11 @@ template <class P> DEVICE void reduce_interleaved(typename P::total &sum, const 
 }
 
 /* Combines the partial results of the splits. */
-template <int P> DEVICE void gather_interleaved(typename pass<P>::total &sum, const span &s, const arguments &a) {
+template <int P> DEVICE void gather_segmented(typename pass<P>::total &sum, const span &s, const arguments &a) {
     const auto *left = pass<P>::left_by_splits(a) + s.strip;
     sum = pass<P>::none();
     for (i64 split = s.lane * SEGMENT_VECTORS + s.across % SEGMENT_VECTORS; split < pass<P>::splits(a);
          split += GROUP * SEGMENT_VECTORS)
         sum = pass<P>::joined(sum, left[split * a.rows]);
-    reduce_interleaved<pass<P>>(sum, s);
+    reduce_segmented<pass<P>>(sum, s);
 }
