@@ -15,22 +15,22 @@
 
 enum {
     WARP = 32,
-    THREADS_LEAST = 64, /* minimum per block */
+    THREADS_MIN = 64, /* minimum per block */
     THREADS_MOST = 256,
     ACCESS_BYTES = 16,
-    TAPS_SHORT = 16,       /* maximum that stays in registers; longer filters are processed in chunks */
-    TAPS_FEW = 4,          /* few enough for many threads */
-    TAPS_SHORT_DOUBLE = 4, /* TAPS_SHORT for doubles */
-    CHUNK = 8,             /* taps of a long filter per chunk */
-    TAPS_RUN = 32,         /* taps of all channels of a thread */
-    LAST_BYTES = 4,        /* of adjacent channels per thread, so that a warp reads 128 */
-    STRIPS_EACH = 2,       /* per thread, if there are enough: taps are loaded once for all of them */
-    STRIPS_MORE = 4,       /* the same for gradients, whose sums are stored once for all, and for longer filters */
-    SEGMENT_STRIPS = 4,    /* per thread that iterates over the steps */
-    WARPS_WANTED = 24,     /* per multiprocessor */
-    BLOCKS_WANTED = 16,    /* per multiprocessor */
-    PARTS_MOST = 65535,    /* blocks along y */
-    PITCH = 8,             /* elements that row strides in scratch are a multiple of */
+    TAPS_SHORT = 16,           /* maximum that stays in registers; longer filters are processed in chunks */
+    TAPS_FEW = 4,              /* few enough for many threads */
+    TAPS_SHORT_DOUBLE = 4,     /* TAPS_SHORT for doubles */
+    CHUNK = 8,                 /* taps of a long filter per chunk */
+    TAPS_RUN = 32,             /* taps of all channels of a thread */
+    LAST_BYTES = 4,            /* of adjacent channels per thread, so that a warp reads 128 */
+    STRIPS_PER_THREAD = 2,     /* per thread, if there are enough: taps are loaded once for all of them */
+    STRIPS_PER_THREAD_MAX = 4, /* the same for gradients, whose sums are stored once for all, and for longer filters */
+    SEGMENT_STRIPS = 4,        /* per thread that iterates over the steps */
+    WARPS_WANTED = 24,         /* per multiprocessor */
+    BLOCKS_WANTED = 16,        /* per multiprocessor */
+    PARTS_MAX = 65535,         /* blocks along y */
+    PITCH = 8,                 /* elements that row strides in scratch are a multiple of */
 };
 
 /* The results of forward.cuh. */
@@ -59,7 +59,7 @@ struct causal {
 
 /* ---- Supported operations ---------------------------------------------------------------------------------------- */
 
-static bool is_wanted(const struct region *region, const struct tensor *tensor) {
+static bool is_stored(const struct region *region, const struct tensor *tensor) {
     return tensor && !value_is_dead(&region->graph->values[graph_find_value(region->graph, tensor)]);
 }
 
@@ -161,15 +161,15 @@ static void choose_length(struct causal *c, const struct device *device) {
 static void choose_blocks(struct causal *c, const struct device *device) {
     int64_t all = c->batch * c->strips, lanes = c->is_last ? WARP : 1;
     c->threads = THREADS_MOST;
-    while (c->threads > THREADS_LEAST && c->threads / lanes >= 2 * all)
+    while (c->threads > THREADS_MIN && c->threads / lanes >= 2 * all)
         c->threads /= 2;
     int64_t workers = c->threads / lanes,
-            strips_each = c->is_backward || c->taps > TAPS_FEW ? STRIPS_MORE : STRIPS_EACH;
+            strips_each = c->is_backward || c->taps > TAPS_FEW ? STRIPS_PER_THREAD_MAX : STRIPS_PER_THREAD;
     c->groups = divide_up(c->channels, lanes * (c->is_last ? c->run : 1));
     int64_t wanted = divide_up((int64_t)device->cuda.multiprocessors * BLOCKS_WANTED, max64(c->groups, 1));
     int64_t parts = max64(divide_up(all, workers * strips_each), min64(wanted, divide_up(all, workers)));
     /* A multiple of the number of workers: in a partial round most of them would wait. */
-    c->strips_each = max64(divide_up(all, min64(max64(parts, 1), PARTS_MOST) * workers), 1) * workers;
+    c->strips_each = max64(divide_up(all, min64(max64(parts, 1), PARTS_MAX) * workers), 1) * workers;
     c->parts = divide_up(all, c->strips_each);
 }
 
@@ -186,8 +186,8 @@ static weftStatus_t read_op(struct causal *c, const struct region *region) {
     c->is_backward = op_of(op) == &causal_conv_bwd_op;
     c->batch = x->dims.at[CAUSAL_BATCH], c->channels = x->dims.at[CAUSAL_CHANNEL], c->steps = x->dims.at[CAUSAL_TIME];
     c->taps = causal_conv_taps(c->op);
-    c->has_dx = is_wanted(region, c->op->dx);
-    c->has_dweight = is_wanted(region, c->op->dweight), c->has_dbias = is_wanted(region, c->op->dbias);
+    c->has_dx = is_stored(region, c->op->dx);
+    c->has_dweight = is_stored(region, c->op->dweight), c->has_dbias = is_stored(region, c->op->dbias);
     return WEFT_STATUS_SUCCESS;
 }
 

@@ -11,7 +11,7 @@ template <int BYTES> DEVICE void copy_async(void *shared, const void *global, bo
 }
 /* 16 bytes that no other thread reads: also prefetches the adjacent ones into L2. */
 DEVICE void copy_async_once(void *shared, const void *global, bool take) {
-    ptx::cp_async_cg_256(ptx::shared_address(shared), global, take ? 16 : 0);
+    ptx::cp_async_cg_128(ptx::shared_address(shared), global, take ? 16 : 0);
 }
 /* 16 bytes that other warps read soon: also cached in L1. */
 DEVICE void copy_async_often(void *shared, const void *global, bool take) {

@@ -64,7 +64,7 @@ struct compilation {
 };
 
 /* Keeps the first failure: other threads mostly fail for the same reason. */
-static void note_failure(struct compilation *all, weftStatus_t status) {
+static void record_failure(struct compilation *all, weftStatus_t status) {
     pthread_mutex_lock(&all->lock);
     if (!all->status) {
         all->status = status;
@@ -82,7 +82,7 @@ static void *work(void *compilation) {
     while ((i = atomic_fetch_add(&all->next, 1)) < all->count) {
         weftStatus_t status = kernel_compile(all->kernels[i], all->device, all->aot_codes);
         if (status)
-            note_failure(all, status);
+            record_failure(all, status);
     }
     return NULL;
 }

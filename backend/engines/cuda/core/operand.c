@@ -5,7 +5,7 @@
 #include "base/number.h"
 
 /* In elements: 16 bytes of the smallest addressable type. */
-enum { LONGEST_RUN = 16 };
+enum { RUN_MAX = 16 };
 
 /* A tensor of one element broadcasts whatever its rank: it may have fewer dims than the space, and is not indexed by
    them. */
@@ -125,7 +125,7 @@ static int64_t elements_per_byte(const struct operand *operands, int count) {
 
 int space_run_length(const struct space *space, const struct operand *operands, int count, const struct graph *graph) {
     int last = space->rank - 1;
-    int64_t length = last ? gcd64(LONGEST_RUN, space->extents[last]) : LONGEST_RUN;
+    int64_t length = last ? gcd64(RUN_MAX, space->extents[last]) : RUN_MAX;
     for (int k = 0; k < count; k++) {
         /* Coordinates, and operands that broadcast or are strided along the run, are accessed one by one. */
         if (operands[k].memory < 0 || operands[k].strides[last] != 1)
@@ -138,7 +138,7 @@ int space_run_length(const struct space *space, const struct operand *operands, 
 
 /* Dense operands have no rows: only their offset counts. */
 int space_flat_length(const struct space *space, const struct operand *operands, int count, const struct graph *graph) {
-    int64_t length = LONGEST_RUN;
+    int64_t length = RUN_MAX;
     for (int k = 0; k < count; k++)
         if (operand_is_dense(space, &operands[k]))
             length = gcd64(limit_length(length, &operands[k], elements_per_byte(operands, count), graph),

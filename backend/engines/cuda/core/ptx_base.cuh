@@ -311,8 +311,8 @@ template <int BYTES> DEVICE void cp_async_ca(u32 to, const void *p, u32 bytes) {
 DEVICE void cp_async_cg(u32 to, const void *p, u32 bytes) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(p), "r"(bytes) : "memory");
 }
-/* Also prefetches the surrounding 256 bytes into L2. */
-DEVICE void cp_async_cg_256(u32 to, const void *p, u32 bytes) {
+/* Also prefetches the surrounding 128 bytes into L2. */
+DEVICE void cp_async_cg_128(u32 to, const void *p, u32 bytes) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(p), "r"(bytes) : "memory");
 }
 DEVICE void cp_async_commit_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }

@@ -34,7 +34,7 @@ static bool is_loaded(const struct map *map, int k) {
 
 /* True if an operand is loaded element by element, because runs cross rows and it is not dense. Scalars need no
    coordinates and stay one load. */
-static bool goes_by_element(const struct map *map, int k) {
+static bool is_elementwise(const struct map *map, int k) {
     const struct operand *operand = &map->operands[k];
     bool is_scalar = true;
     for (int i = 0; i <= last_of(map); i++)
@@ -52,7 +52,7 @@ static bool is_expected(const struct map *map, int k) {
 
 /* Number of elements that a thread loads of an operand: one if it is broadcast along the run. */
 static const char *loaded_count(const struct map *map, int k) {
-    return map->operands[k].strides[last_of(map)] || goes_by_element(map, k) ? "N" : "1";
+    return map->operands[k].strides[last_of(map)] || is_elementwise(map, k) ? "N" : "1";
 }
 
 /* Strides are arguments, except 0 and 1 along the last dim, which are structure. An index has no memory, so its stride
@@ -162,12 +162,12 @@ static void emit_locate(struct kernel_source *source, const struct map *map) {
 static void emit_element_loads(struct text *code, const struct map *map) {
     bool has_any = false;
     for (int k = 0; k < map->count; k++)
-        has_any = has_any || (is_loaded(map, k) && goes_by_element(map, k));
+        has_any = has_any || (is_loaded(map, k) && is_elementwise(map, k));
     if (!has_any)
         return;
     text_add(code, "    coordinates at = to;\n    #pragma unroll\n    for (int e = 0; e < N; e++) {\n");
     for (int k = 0; k < map->count; k++)
-        if (is_loaded(map, k) && goes_by_element(map, k)) {
+        if (is_loaded(map, k) && is_elementwise(map, k)) {
             text_add(code, "        in.r%d.at[e] = load_run<%s, 1>(", k, cuda_element_name(map->operands[k].type));
             emit_address(code, map, k, "at");
             text_add(code, ").at[0];\n");
@@ -187,7 +187,7 @@ static void emit_loads(struct text *code, const struct map *map) {
         "};\n\ntemplate <int N> DEVICE void load_inputs(inputs<N>& in, const arguments& a, const coordinates& to) {\n");
     for (int k = 0; k < map->count; k++) {
         const char *type = cuda_element_name(map->operands[k].type);
-        if (!is_loaded(map, k) || is_staged(map, k) || goes_by_element(map, k))
+        if (!is_loaded(map, k) || is_staged(map, k) || is_elementwise(map, k))
             continue;
         /* Contiguous or constant along the run: one access. */
         if (!has_stride(map, k, last_of(map))) {
@@ -240,7 +240,7 @@ static int copied_operand(const struct map *map, int store) {
 }
 
 /* True if single elements of a loaded operand are needed: reassembling elements into words is slow. */
-static bool is_taken_apart(const struct map *map, int k) {
+static bool needs_elements(const struct map *map, int k) {
     int value = map->operands[k].value;
     for (int i = 0; i < map->region->count; i++) {
         const struct node *node = region_node(map->region, i);
@@ -261,9 +261,9 @@ static void emit_values(struct text *code, const struct map *map) {
         const struct operand *operand = &map->operands[k];
         if (operand->memory < 0)
             emit_index(code, map, k);
-        else if (!operand->is_store && is_taken_apart(map, k))
+        else if (!operand->is_store && needs_elements(map, k))
             text_add(code, "        const %s v%d = in.r%d.at[%s];\n", cuda_element_name(operand->type), operand->value,
-                     k, operand->strides[last_of(map)] || goes_by_element(map, k) ? "e" : "0");
+                     k, operand->strides[last_of(map)] || is_elementwise(map, k) ? "e" : "0");
     }
     for (int i = 0; i < map->region->count; i++) {
         const struct node *node = region_node(map->region, i);

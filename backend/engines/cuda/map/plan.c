@@ -259,7 +259,7 @@ weftStatus_t map_analyse(struct map *map, const struct region *region) {
 enum {
     SHORT_ROW_BYTES = 512,       /* of a row that is copied together with adjacent ones */
     TILE_BYTES = 16384,          /* of all staged operands */
-    LEAST_TILE_BYTES = 4096,     /* below this, tiles are not halved to occupy more multiprocessors */
+    TILE_BYTES_MIN = 4096,       /* below this, tiles are not halved to occupy more multiprocessors */
     LINE_BYTES = 128,            /* cache line: each side of a tile should be whole lines */
     STAGED_BYTES_MAX = 46 << 10, /* of the 48 KiB of shared memory that a block has without opting in */
     TILE_UNIT = 16,              /* elements, a multiple of every vector */
@@ -267,7 +267,7 @@ enum {
 };
 
 /* The smallest power of two that is at least the number. */
-static int64_t power_from(int64_t number) {
+static int64_t power_of_two_from(int64_t number) {
     int64_t power = 1;
     while (power < number)
         power *= 2;
@@ -278,7 +278,7 @@ static int64_t power_from(int64_t number) {
    rounded up to a power of two, which runs divide. */
 static int64_t side_of(int64_t extent, int64_t most) {
     if (extent < TILE_UNIT)
-        return power_from(extent);
+        return power_of_two_from(extent);
     most = most < TILE_UNIT ? TILE_UNIT : most / TILE_UNIT * TILE_UNIT;
     int64_t parts = divide_up(extent, most), part = divide_up(extent, parts);
     return round_up(part, TILE_UNIT);
@@ -370,7 +370,7 @@ bool map_is_tiled(const struct map *map) {
 }
 
 /* Tiles are worthwhile if an operand is transposed; the largest type determines along which axis. Tiles are halved
-   until there are four per multiprocessor, or they reach LEAST_TILE_BYTES. Operands that do not fit in shared memory
+   until there are four per multiprocessor, or they reach TILE_BYTES_MIN. Operands that do not fit in shared memory
    are loaded directly, with strides. */
 static void find_tile(struct map *map, const struct device *device) {
     struct map_tile *tile = &map->tile;
@@ -393,7 +393,7 @@ static void find_tile(struct map *map, const struct device *device) {
             tile->width[k] = operand_run_length(&map->space, &map->operands[k], tile->axis, map->region->graph);
     /* `bytes`: of an element of the largest staged type. */
     int64_t area = TILE_BYTES / bytes, tiles = 4 * (int64_t)device->cuda.multiprocessors;
-    while (area > LEAST_TILE_BYTES / bytes && space_elements(&map->space) < area * tiles)
+    while (area > TILE_BYTES_MIN / bytes && space_elements(&map->space) < area * tiles)
         area /= 2;
     find_transpose(map, area);
     if (tile->is_transpose)

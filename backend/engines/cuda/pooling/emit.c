@@ -128,7 +128,7 @@ static int threads_of(const struct pooling *w) {
 static bool is_tma(const struct pooling *w) { return w->kernel == POOL_TMA || w->kernel == POOL_TMA_BWD; }
 
 /* True if blocks loop over the result. Blocks of the other kernels compute one tile each. */
-static bool takes_items(const struct pooling *w) { return w->kernel < POOL_TMA; }
+static bool loops_over_items(const struct pooling *w) { return w->kernel < POOL_TMA; }
 
 static bool is_nchw(const struct pooling *w) { return w->kernel == POOL_NCHW || w->kernel == POOL_NCHW_BWD; }
 
@@ -182,7 +182,7 @@ static bool has_far_elements(const struct pooling *w) {
 }
 
 /* Maximum for kernels that loop with the grid's stride. */
-static int64_t most_blocks(const struct device *device) { return (int64_t)device->cuda.multiprocessors * 256; }
+static int64_t max_blocks(const struct device *device) { return (int64_t)device->cuda.multiprocessors * 256; }
 
 /* For POOL_UNALIGNED: tiles per row, and rows of tiles. */
 static int64_t unaligned_tiles(const struct pooling *w) { return divide_up(w->g.y.size[2], w->tile_columns); }
@@ -212,10 +212,10 @@ static int64_t expects(const struct pooling *w) {
 }
 
 /* Distance in blocks of L2 prefetches, for kernels in which arithmetic delays loads. 0: no prefetches. */
-static int ahead_of(const struct pooling *w) {
+static int prefetch_distance(const struct pooling *w) {
     const struct resample_operand *read = pooling_source(w);
     return w->kernel == POOL_BWD && w->device->cuda.major >= 9 && w->run > 1 && pooling_is_packed_last(&w->g, read) &&
-                   blocks_at_all(w) > 4 * AHEAD && blocks_at_all(w) <= most_blocks(w->device)
+                   blocks_at_all(w) > 4 * AHEAD && blocks_at_all(w) <= max_blocks(w->device)
                ? AHEAD
                : 0;
 }
@@ -233,7 +233,7 @@ static void emit_constants(struct kernel_source *source, const struct pooling *w
         {"RUN", is_nchw(w) ? w->nchw.along : w->run},
         {"ALONG_ROWS", is_nchw(w)},
         {"EXPECTS", expects(w)},
-        {"AHEAD", ahead_of(w)},
+        {"AHEAD", prefetch_distance(w)},
         {"GRAIN", is_nchw(w) ? w->nchw.grain : w->run},
         {"THREADS", threads_of(w)},
         {"TAPS0", unrolls ? g->taps[0] : 0},
@@ -285,7 +285,7 @@ static void emit_constants(struct kernel_source *source, const struct pooling *w
 static void emit_ahead(struct kernel_source *source, const struct pooling *w) {
     const struct resample_operand *read = pooling_source(w);
     int64_t bytes = tensor_bytes(read->tensor), parts = blocks_at_all(w);
-    if (!ahead_of(w))
+    if (!prefetch_distance(w))
         return;
     emit_number(source, round_up(divide_up(bytes, parts), 16), "ahead_bytes");
     emit_number(source, bytes / 16 * 16, "whole");
@@ -338,7 +338,7 @@ static uint32_t emit_unaligned(struct kernel_source *source, const struct poolin
 
 /* Emits how a kernel finds its positions; returns the shared memory of a block. Tiled kernels have their own
    coordinates; all others use locate(). */
-static uint32_t emit_places(struct kernel_source *source, const struct pooling *w) {
+static uint32_t emit_positions(struct kernel_source *source, const struct pooling *w) {
     if (w->kernel >= POOL_NCHW)
         return pooling_emit_nchw(source, w);
     if (is_tma(w))
@@ -362,10 +362,10 @@ weftStatus_t pooling_build_kernel(struct cuda_kernel *kernel, const struct pooli
     text_add(&source.code,
              "#include \"core/gather.cuh\"\n#include \"core/chunks.cuh\"\n#include \"pooling/geometry.cuh\"\n%s\n",
              w->kernel >= POOL ? "#include \"pooling/pool_common.cuh\"\n" : "");
-    int64_t blocks = blocks_at_all(w), most = most_blocks(w->device);
-    kernel->shared_bytes = emit_places(&source, w);
+    int64_t blocks = blocks_at_all(w), most = max_blocks(w->device);
+    kernel->shared_bytes = emit_positions(&source, w);
     TRY(kernel_finish(&source, kernel, file, pooling_entries[w->kernel], arena));
-    kernel->grid[0] = (uint32_t)(takes_items(w) && blocks > most ? most : blocks);
+    kernel->grid[0] = (uint32_t)(loops_over_items(w) && blocks > most ? most : blocks);
     kernel->grid[1] = kernel->grid[2] = 1;
     kernel->block = (uint32_t)threads_of(w);
     kernel->is_dependent = w->kernel >= POOL && w->device->cuda.major >= 9;

@@ -78,7 +78,7 @@ static bool is_segment(const struct pooling *w, const struct resample_operand *o
 }
 
 /* The layout of rows of `width` elements as in memory; a thread's first element is `first` after their beginning. */
-static void lay_as_memory(struct nchw_tile *p, int64_t width, int64_t first) {
+static void lay_out_as_memory(struct nchw_tile *p, int64_t width, int64_t first) {
     p->vector = gcd64(p->vector, width);
     p->first = (p->left + first) / p->vector * p->vector;
     p->phase = p->left + first - p->first;
@@ -97,7 +97,7 @@ static void find_rows(struct pooling *w) {
     p->shifts = find_fill(&g->x, &p->fill);
     p->is_segment = is_segment(w, &g->x);
     if (p->is_segment)
-        lay_as_memory(p, g->x.size[2], -g->offset[2]);
+        lay_out_as_memory(p, g->x.size[2], -g->offset[2]);
     /* All stored results must allow the same accesses. */
     p->grain = w->has_y ? grain_of(w, &g->y, p->along) : p->along;
     p->grain = w->has_index ? gcd64(p->grain, grain_of(w, &g->index, p->along)) : p->grain;
@@ -148,7 +148,7 @@ static void find_rows_back(struct pooling *w) {
     p->index_shifts = w->has_index && find_fill(&g->index, &p->index_fill);
     p->is_segment = is_segment(w, &g->y) && (!w->has_index || is_segment(w, &g->index));
     if (p->is_segment)
-        lay_as_memory(p, g->y.size[2], p->before);
+        lay_out_as_memory(p, g->y.size[2], p->before);
     p->grain = grain_of(w, &g->x, p->along);
     p->row_bytes = pooling_bytes(&g->y, p->pitch) + (w->has_index ? pooling_bytes(&g->index, p->pitch) : 0);
 }

@@ -6,7 +6,7 @@
 #include <math.h>
 #include <string.h>
 
-enum { LONGEST_RUN = 16 }; /* maximum channels per access */
+enum { RUN_MAX = 16 }; /* maximum channels per access */
 
 /* Limits of the pool kernels, tuned on an H200; in elements unless noted. */
 enum {
@@ -202,7 +202,7 @@ static void find_unaligned(struct pooling *w) {
    access. */
 static void choose_kernel(struct pooling *w) {
     const struct resample_operand *operands[] = {&w->g.x, &w->g.y, &w->g.index, &w->g.saved};
-    int64_t run = gcd64(LONGEST_RUN, w->g.c);
+    int64_t run = gcd64(RUN_MAX, w->g.c);
     for (int k = 0; k < 4; k++)
         if (pooling_uses(w, operands[k]))
             run = gcd64(run, channels_per_access(operands[k]));

@@ -5,10 +5,10 @@
 #include "engines/cuda/pooling/pooling.h"
 
 enum {
-    ACCESS = 16,     /* bytes: what a thread reads per pixel, and the multiple that TMA requires of strides */
-    LANES_MOST = 16, /* adjacent threads along the channels */
-    LANES_LEAST = 4, /* 64 bytes of channels */
-    DOWN = 4,        /* rows of a thread's patch */
+    ACCESS = 16,    /* bytes: what a thread reads per pixel, and the multiple that TMA requires of strides */
+    LANES_MAX = 16, /* adjacent threads along the channels */
+    LANES_MIN = 4,  /* 64 bytes of channels */
+    DOWN = 4,       /* rows of a thread's patch */
 };
 
 /* True if adjacent windows along an axis share all but one row of elements. */
@@ -33,15 +33,15 @@ static bool has_strides(const struct resample_operand *o, int64_t images, int64_
 void pooling_find_tma(struct pooling *w) {
     const struct resample_geometry *g = &w->g;
     const struct resample_operand *read = pooling_source(w), *result = pooling_result(w);
-    /* Runs of channels, in equal slices of at most LANES_MOST, each for one block. */
-    int64_t groups = g->c / w->run, slices = divide_up(groups, LANES_MOST),
+    /* Runs of channels, in equal slices of at most LANES_MAX, each for one block. */
+    int64_t groups = g->c / w->run, slices = divide_up(groups, LANES_MAX),
             lanes = groups ? divide_up(groups, slices) : 0;
     /* Gradients use the indices of their maxima; forward computes none, and no window of a maximum may be empty. */
     bool serves = g->backward ? w->kernel == POOL_BWD && w->has_index
                               : w->kernel == POOL && !w->has_index &&
                                     !(g->mode == WEFT_RESAMPLE_MAXPOOL && pooling_may_be_empty(g));
     if (!serves || w->device->cuda.major < 9 || !is_dense(w, 1) || !is_dense(w, 2) || g->x.size[0] != 1 ||
-        g->taps[0] != 1 || g->offset[0] != 0 || pooling_bytes(read, w->run) != ACCESS || groups < LANES_LEAST ||
+        g->taps[0] != 1 || g->offset[0] != 0 || pooling_bytes(read, w->run) != ACCESS || groups < LANES_MIN ||
         !has_strides(read, g->n, lanes * w->run) || (g->backward && !has_strides(&g->index, g->n, lanes * w->run)))
         return;
     w->kernel = g->backward ? POOL_TMA_BWD : POOL_TMA;

@@ -17,8 +17,8 @@ enum {
     PRODUCER = 32,       /* extra warp, one thread of which issues the TMA copies */
     LINE_VECTORS = 8,    /* 16-byte vectors per cache line */
     BOX_POSITIONS = 256, /* maximum per copy */
-    STAGES_LEAST = 3,    /* minimum number of stages */
-    STAGES_MOST = 32,    /* maximum number of batches in shared memory */
+    STAGES_MIN = 3,      /* minimum number of stages */
+    STAGES_MAX = 32,     /* maximum number of batches in shared memory */
     OTHER_BYTES = 1024,  /* shared memory for barriers and partial results */
 };
 
@@ -190,11 +190,11 @@ static weftStatus_t map_channels(struct channels *c, const struct device *device
     /* The partial results of the warps and the per-channel numbers are in shared memory, after the stages. */
     int64_t numbers =
         s->threads.across * s->vectors.width * (s->threads.block / 32 * schedule_partial_bytes(s) + row_bytes(s));
-    c->stages = (int)min64((device->cuda.shared_per_block - OTHER_BYTES - numbers) / batch_bytes(s), STAGES_MOST);
-    if (c->stages < STAGES_LEAST)
+    c->stages = (int)min64((device->cuda.shared_per_block - OTHER_BYTES - numbers) / batch_bytes(s), STAGES_MAX);
+    if (c->stages < STAGES_MIN)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHARED_MEMORY_INSUFFICIENT,
              "shared memory holds %d batches of %lld bytes, at least %d are required", c->stages,
-             (long long)batch_bytes(s), STAGES_LEAST);
+             (long long)batch_bytes(s), STAGES_MIN);
     return WEFT_STATUS_SUCCESS;
 }
 

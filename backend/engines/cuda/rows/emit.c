@@ -135,7 +135,7 @@ static const struct {
 
 /* Index into `files`. */
 static int file_of(const struct schedule *s, const struct stage *stage) {
-    return stage->joins ? JOIN : (int)s->memory.scheme;
+    return stage->is_join ? JOIN : (int)s->memory.scheme;
 }
 
 /* Vectors of one operand in one stage of shared memory. */
@@ -249,7 +249,7 @@ void rows_emit_functions(struct kernel_source *source, const struct schedule *s)
 static weftStatus_t emit_launch(const struct schedule *planned, const struct stage *stage, struct cuda_step *state,
                                 struct arena *arena) {
     struct schedule adapted = *planned, *s = &adapted;
-    if (stage->joins)
+    if (stage->is_join)
         schedule_for_joining(s, planned->grid.splits);
     else if (stores_only(stage))
         schedule_for_storing(s);
@@ -288,7 +288,7 @@ static weftStatus_t emit_join(const struct schedule *s, struct stage *stage, int
                               struct cuda_step *state, struct arena *arena) {
     struct stage join = *stage;
     /* Reads the splits' partial results of this pass and writes one per row. */
-    join.joins = true;
+    join.is_join = true;
     join.joined = pass;
     join.is_split = false;
     join.splits = 1;
@@ -324,7 +324,7 @@ static weftStatus_t emit_split(const struct schedule *s, struct stage stage, str
     /* The launch after the last reduction: it stores elements, with as many splits as that needs, or turns partial
        results into numbers of rows. */
     stage.is_split = s->passes.storing >= s->passes.closed;
-    stage.joins = !stage.is_split;
+    stage.is_join = !stage.is_split;
     stage.splits = stage.is_split ? s->grid.store_splits : 1;
     stage.closed = s->passes.closed;
     stage.passes_end = s->passes.closed + stage.is_split;

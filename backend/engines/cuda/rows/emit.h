@@ -10,7 +10,7 @@
 struct stage {
     int closed;     /* passes whose partial results earlier launches have written */
     int passes_end; /* end of the range of passes that this launch runs */
-    bool joins;     /* only joins partial results */
+    bool is_join;   /* only joins partial results */
     int joined;     /* the pass whose results are joined; -1: all passes */
     int64_t splits; /* per row */
     bool is_split;

@@ -141,7 +141,7 @@ static void emit_part_coordinate(struct emitter *p, int k, bool of_row) {
 }
 
 /* Emits the offset from an operand's base to a row's first element, or to the element at the coordinates in scope. */
-static void emit_place(struct emitter *p, int k, bool of_row) {
+static void emit_element_offset(struct emitter *p, int k, bool of_row) {
     const struct schedule *s = p->s;
     if (rows_depends_on(operand_at(p, k), 0, s->nest.row_dims))
         text_add(p->code, " + at.b%d", k);
@@ -162,7 +162,7 @@ static void emit_part(struct emitter *p, int k, bool of_row) {
             text_add(p->code, " < a.end%d_%d ? ", k, part);
         }
         text_add(p->code, "a.p%d_%d", k, part);
-        emit_place(p, part ? operand->coordinate + part : k, of_row);
+        emit_element_offset(p, part ? operand->coordinate + part : k, of_row);
         text_add(p->code, part < last ? " : " : ")");
     }
 }
@@ -174,7 +174,7 @@ void rows_emit_address(struct emitter *p, int k, bool of_row) {
         return;
     }
     text_add(p->code, "a.p%d", k);
-    emit_place(p, k, of_row);
+    emit_element_offset(p, k, of_row);
 }
 
 /* ---- Loads and stores -------------------------------------------------------------------------------------------- */
@@ -247,7 +247,7 @@ void rows_emit_store(struct emitter *p, int k, const char *from, bool of_row, co
 }
 
 /* True for operands that are loaded once for all passes. */
-static bool stays(const struct emitter *p, int k) {
+static bool is_resident(const struct emitter *p, int k) {
     return schedule_is_resident(p->s, k) && rows_is_element_load(p, k);
 }
 
@@ -266,7 +266,7 @@ static void emit_loader(struct emitter *p, const char *name, bool (*takes)(const
     for (int k = 0; k < p->rows->operand_count; k++)
         if (takes(p, k))
             rows_emit_vector_field(p, k);
-    for (int i = 0; i < p->rows->term_count && takes == stays; i++)
+    for (int i = 0; i < p->rows->term_count && takes == is_resident; i++)
         if (p->rows->terms[i].is_needed && schedule_is_resident_term(p->s, &p->rows->terms[i]))
             text_add(p->code, "    float e%d[WIDTH];\n", p->rows->terms[i].name);
     text_add(p->code,
@@ -290,7 +290,7 @@ static void emit_slots(struct emitter *p, const char *line) {
     /* Bytes of one vector of all preceding operands. */
     int64_t at = 0;
     for (int k = 0; k < p->rows->operand_count; k++) {
-        if (!stays(p, k))
+        if (!is_resident(p, k))
             continue;
         int64_t bytes = schedule_vector_bytes(p->s, k);
         for (const char *c = line; *c; c++)
@@ -342,7 +342,7 @@ static void emit_prefetch(struct emitter *p) {
 /* forget_conversions makes the compiler convert again in the next pass instead of holding converted numbers in
    registers. */
 void rows_emit_kept(struct emitter *p) {
-    emit_loader(p, "kept", stays, "const base& at", true);
+    emit_loader(p, "kept", is_resident, "const base& at", true);
     emit_loader(p, "broadcast", is_broadcast, p->s->threads.segment ? "const base& at" : "i64 strip", false);
     emit_copies(p);
     emit_prefetch(p);
@@ -353,7 +353,7 @@ void rows_emit_kept(struct emitter *p) {
     }
     text_add(p->code, "DEVICE void forget_conversions(kept& in) {\n");
     for (int k = 0; k < p->rows->operand_count; k++)
-        if (stays(p, k))
+        if (is_resident(p, k))
             text_add(p->code, "    in.r%d.forget();\n", k);
     text_add(p->code, "}\n\n");
 }

@@ -135,7 +135,7 @@ static bool is_index_of_pass(const struct emitter *p, int k, const bool *is_eval
 /* Index operands have no memory to load from: locate() computes their offsets in the row, once per vector. The struct
    is empty in passes that read no coordinates. N is the number of elements of the vector at q: WIDTH, or 1 in the
    unaligned head and tail, whose positions are counted separately. */
-static void emit_places(struct emitter *p, const bool *is_evaluated) {
+static void emit_index_offsets(struct emitter *p, const bool *is_evaluated) {
     bool any = false;
     text_add(p->code, "    struct places {\n");
     for (int k = 0; k < p->rows->operand_count; k++)
@@ -267,7 +267,7 @@ void rows_emit_passes(struct emitter *p) {
         emit_close(p, pass);
         emit_left(p, pass);
         emit_inputs(p, is_evaluated);
-        emit_places(p, is_evaluated);
+        emit_index_offsets(p, is_evaluated);
         emit_results(p, pass);
         emit_element(p, pass, is_evaluated);
         text_add(p->code, "};\n\n");

@@ -7,12 +7,12 @@
 #include <string.h>
 
 enum {
-    ACCESS_BYTES = 16,    /* maximum size of one memory access */
-    ROW_REGISTERS = 40,   /* registers per thread for the pass results of all its interleaved rows */
-    UNALIGNED_LEAST = 32, /* minimum vectors in a row that may have a head and a tail */
-    OVERLAP_LEAST = 4,    /* minimum number of vectors of interleaved rows that may overlap */
-    SEGMENT_BYTES = 256,  /* of interleaved rows; longer segments fill cache lines by themselves */
-    WIDENS = 4,           /* factor by which vectors must grow to pay for unaligned rows and overlaps */
+    ACCESS_BYTES = 16,   /* maximum size of one memory access */
+    ROW_REGISTERS = 40,  /* registers per thread for the pass results of all its interleaved rows */
+    UNALIGNED_MIN = 32,  /* minimum vectors in a row that may have a head and a tail */
+    OVERLAP_MIN = 4,     /* minimum number of vectors of interleaved rows that may overlap */
+    SEGMENT_BYTES = 256, /* of interleaved rows; longer segments fill cache lines by themselves */
+    WIDENS = 4,          /* factor by which vectors must grow to pay for unaligned rows and overlaps */
 };
 
 /* ---- Dims -------------------------------------------------------------------------------------------------------- */
@@ -319,7 +319,7 @@ void schedule_allow_unaligned(struct schedule *s) {
         !find_leader(s, &s->unaligned.leader, &widest, &margin))
         return;
     int64_t width = ACCESS_BYTES / widest, length = s->nest.extents[s->nest.row_dims];
-    if (s->vectors.width * WIDENS > width || length < UNALIGNED_LEAST * width)
+    if (s->vectors.width * WIDENS > width || length < UNALIGNED_MIN * width)
         return;
     s->vectors.width = (int)width;
     /* Minimum number of whole vectors, whatever a row's alignment. */
@@ -353,7 +353,7 @@ void schedule_allow_overlap(struct schedule *s) {
         is_allowed = may_overlap(s, operand);
     }
     int width = (int)(ACCESS_BYTES / widest);
-    if (!is_allowed || s->vectors.width * WIDENS > width || rows < OVERLAP_LEAST * width)
+    if (!is_allowed || s->vectors.width * WIDENS > width || rows < OVERLAP_MIN * width)
         return;
     s->vectors.width = width;
     narrow_vectors(s);

@@ -16,17 +16,17 @@ enum {
     STREAMED_BYTES = 32,  /* requested at once by streaming kernels, which have two such sets in flight */
 
     /* Vectors per thread, threads per block, blocks per cluster. */
-    STEPS_MOST = 8,
+    STEPS_MAX = 8,
     STREAM_THREADS = 256,
     SHORT_THREADS = 128,      /* if a row has at most a warp */
     PERSISTENT_THREADS = 512, /* larger blocks leave no registers for the next row and sums of columns */
     SHARED_THREADS = 512,     /* MEMORY_COLUMNS_SHARED */
     NARROW_THREADS = 256,     /* interleaved rows that are only reduced */
-    MOST_THREADS = 1024,      /* device limit */
-    CLUSTER_MOST = 8,         /* guaranteed for compute capability 9.0 */
+    THREADS_MAX = 1024,       /* device limit */
+    CLUSTER_MAX = 8,          /* guaranteed for compute capability 9.0 */
     LINE_VECTORS = 8,         /* 16-byte vectors in a 128-byte cache line */
-    ACROSS_MOST = 16,         /* strips of interleaved rows per block */
-    /* Interleaved rows: few blocks, as each writes partial results of all rows. More threads would spill, except for
+    ACROSS_MAX = 16,          /* strips of interleaved rows per block */
+    /* Segmented rows: few blocks, as each writes partial results of all rows. More threads would spill, except for
        vectors of one or two elements of a single operand (4 bytes). */
     SEGMENTED_THREADS = 768,
     SEGMENTED_THREADS_NARROW = 1024,
@@ -38,8 +38,8 @@ enum {
     BARRIER_BYTES = 3072,     /* barriers of MEMORY_PIPELINED */
 
     /* Stages: rows of a group in shared memory. */
-    STAGES_LEAST = 3,
-    STAGES_MOST = 4,
+    STAGES_MIN = 3,
+    STAGES_MAX = 4,
     STAGED_THREADS = 256,   /* smaller groups load their rows faster without staging */
     PIPELINED_WARPS = 32,   /* per block */
     PIPELINED_OPEN = 4,     /* rows with pending partial results: OPEN in rows/pipelined.cuh */
@@ -48,7 +48,7 @@ enum {
 };
 
 /* The smallest power of two that is at least n, but no more than `most`, a power of two. */
-static int power_above(int64_t n, int most) {
+static int power_of_two_from(int64_t n, int most) {
     int power = 1;
     while (power < n && power < most)
         power *= 2;
@@ -66,14 +66,14 @@ static int steps_of(const struct schedule *s, int64_t threads) {
 /* Rounds a group to part of a warp, which reduces by shuffles, or to whole warps, which exchange through shared
    memory. */
 static void round_group(struct schedule *s, int64_t threads) {
-    s->threads.group = threads <= 32 ? power_above(threads, 32) : (int)(divide_up(threads, 32) * 32);
+    s->threads.group = threads <= 32 ? power_of_two_from(threads, 32) : (int)(divide_up(threads, 32) * 32);
 }
 
 /* Maximum number of vectors that a thread can hold in registers, together with the next row's and the sums of their
    columns. Doubles take two registers each in arithmetic, whatever their storage type. 0: not even one fits. */
-static int64_t most_steps(const struct schedule *s) {
+static int64_t max_steps(const struct schedule *s) {
     int64_t bytes = schedule_resident_bytes(s),
-            most = min64(KEPT_BYTES / bytes > 0 ? KEPT_BYTES / bytes : 1, STEPS_MOST);
+            most = min64(KEPT_BYTES / bytes > 0 ? KEPT_BYTES / bytes : 1, STEPS_MAX);
     /* The row's vectors, the next row's, and a float for each summed column. */
     if (s->passes.column_sums)
         most = min64(most, SUMMED_BYTES / (2 * bytes + 4 * s->passes.column_sums * s->vectors.width));
@@ -87,7 +87,7 @@ static int64_t wanted_steps(const struct schedule *s, const struct device *devic
     int64_t resident = (int64_t)device->cuda.multiprocessors * 512;
     while (steps > 1 && s->vectors.strips * divide_up(s->vectors.per_row, steps) < resident)
         steps--;
-    return min64(steps, most_steps(s));
+    return min64(steps, max_steps(s));
 }
 
 /* Finds the smallest cluster whose threads hold a row in at most `most` vectors each. Clusters cost a barrier between
@@ -95,14 +95,14 @@ static int64_t wanted_steps(const struct schedule *s, const struct device *devic
    cluster is 1. A group has at least 8 threads, or one per vector of the row. */
 static bool fit_rows(struct schedule *s, const struct device *device, int64_t widest, int64_t most) {
     int64_t wanted = min64(wanted_steps(s, device), most), vectors = s->vectors.per_row;
-    int clusters = s->passes.count > 1 ? (int)min64(CLUSTER_MOST, device->cuda.cluster_most) : 1;
+    int clusters = s->passes.count > 1 ? (int)min64(CLUSTER_MAX, device->cuda.cluster_most) : 1;
     for (s->threads.cluster = 1; s->threads.cluster <= clusters; s->threads.cluster *= 2) {
         int64_t group = divide_up(vectors, wanted * s->threads.cluster);
         if (group > widest) /* as few steps as the widest group needs, distributed evenly */
             group = divide_up(vectors, divide_up(vectors, widest * s->threads.cluster) * s->threads.cluster);
         if (s->unaligned.most) /* one thread for each element of head and tail, and no second group in its warp */
             group = group < s->unaligned.most || group < 32 ? 32 * divide_up(s->unaligned.most, 32) : group;
-        round_group(s, group < 8 ? min64(8, power_above(vectors, 8)) : group);
+        round_group(s, group < 8 ? min64(8, power_of_two_from(vectors, 8)) : group);
         s->memory.steps = steps_of(s, (int64_t)s->threads.group * s->threads.cluster);
         if (s->memory.steps <= most)
             return true;
@@ -125,8 +125,8 @@ static int stage_count(const struct schedule *s, const struct device *device) {
         return 0;
     int64_t sums = s->threads.across > 1 ? column_sum_bytes(s) * s->threads.block : 0;
     int64_t room = device->cuda.shared_per_block - OTHER_BYTES - sums;
-    int64_t stages = min64(STAGES_MOST, room / (schedule_row_bytes(s) * s->threads.across));
-    bool is_worth_it = s->threads.group >= STAGED_THREADS && stages >= STAGES_LEAST;
+    int64_t stages = min64(STAGES_MAX, room / (schedule_row_bytes(s) * s->threads.across));
+    bool is_worth_it = s->threads.group >= STAGED_THREADS && stages >= STAGES_MIN;
     return is_worth_it ? (int)stages : 0;
 }
 
@@ -134,7 +134,7 @@ static int stage_count(const struct schedule *s, const struct device *device) {
    the next ones. */
 static bool map_persistent(struct schedule *s, const struct device *device) {
     s->memory.scheme = MEMORY_PERSISTENT; /* determines what a thread holds */
-    int64_t most = most_steps(s);
+    int64_t most = max_steps(s);
     if (!most || !fit_rows(s, device, PERSISTENT_THREADS, most))
         return false;
     /* The rows of a block must have the same alignment, so that their columns do, and the number of blocks is a
@@ -164,22 +164,22 @@ static int64_t lasting_registers(const struct schedule *s) {
 
 /* Blocks that share a row and sum columns are as fast with few stages: with more rows in flight, some multiprocessors
    run further ahead of others, and the last ones finish late. */
-static int64_t most_stages(const struct schedule *s) {
-    return s->passes.column_sums && s->threads.cluster > 1 ? STAGES_LEAST : STAGES_MOST;
+static int64_t max_stages(const struct schedule *s) {
+    return s->passes.column_sums && s->threads.cluster > 1 ? STAGES_MIN : STAGES_MAX;
 }
 
 /* Fits the stages into the shared memory that barriers and partial results of pending rows leave. */
 static bool fit_stages(struct schedule *s, const struct device *device) {
     int64_t warps = (int64_t)s->threads.block / 32 * s->threads.cluster;
     int64_t room = device->cuda.shared_per_block - BARRIER_BYTES - PIPELINED_OPEN * warps * schedule_partial_bytes(s);
-    s->memory.stages = (int)min64(most_stages(s), room / (schedule_row_bytes(s) * s->threads.across));
-    return s->memory.stages >= STAGES_LEAST;
+    s->memory.stages = (int)min64(max_stages(s), room / (schedule_row_bytes(s) * s->threads.across));
+    return s->memory.stages >= STAGES_MIN;
 }
 
 /* Chooses the groups of a block with this number of warps: starts with one group per unit of work and reduces the
    number until the stages fit. */
 static bool fit_warps(struct schedule *s, const struct device *device, int64_t warps, int64_t registers) {
-    int64_t most = min64(STEPS_MOST, registers / lasting_registers(s)), lanes = 32 * s->threads.cluster;
+    int64_t most = min64(STEPS_MAX, registers / lasting_registers(s)), lanes = 32 * s->threads.cluster;
     int64_t groups = most ? warps / divide_up(s->vectors.per_row, lanes * most) : 0;
     groups = min64(groups, s->threads.cluster > 1 ? 1 : divide_up(s->vectors.strips, device->cuda.multiprocessors));
     for (; groups > 0; groups--) {
@@ -212,7 +212,7 @@ static bool map_pipelined(struct schedule *s, const struct device *device) {
         !schedule_copies_rows(s, device))
         return false;
     s->threads.cluster = s->passes.column_sums ? 2 : 1;
-    for (; s->threads.cluster <= min64(CLUSTER_MOST, device->cuda.cluster_most); s->threads.cluster *= 2)
+    for (; s->threads.cluster <= min64(CLUSTER_MAX, device->cuda.cluster_most); s->threads.cluster *= 2)
         if (fit_pipelined(s, device)) {
             s->memory.keeps_broadcast = true;
             s->memory.warps_per_group = s->passes.column_sums ? s->threads.group / 32 : 1;
@@ -234,7 +234,7 @@ static bool map_summed(struct schedule *s, const struct device *device) {
    registers that a thread may use lets two blocks be resident, one loading while the other computes. */
 static bool map_registers(struct schedule *s, const struct device *device) {
     s->memory.scheme = MEMORY_REGISTERS;
-    int64_t widest = device->cuda.major >= 9 && s->passes.count > 1 ? 512 : MOST_THREADS, most = most_steps(s);
+    int64_t widest = device->cuda.major >= 9 && s->passes.count > 1 ? 512 : THREADS_MAX, most = max_steps(s);
     if (!fit_rows(s, device, widest, most > 4 ? most / 2 : most) && !fit_rows(s, device, 512, most))
         return false;
     s->threads.block = s->threads.group <= 32 ? SHORT_THREADS : s->threads.group;
@@ -249,14 +249,13 @@ static bool map_registers(struct schedule *s, const struct device *device) {
 
 /* Interleaved rows that are only reduced: tiles are narrow enough to occupy all multiprocessors. */
 static bool map_narrow(struct schedule *s, const struct device *device) {
-    int64_t most = min64(KEPT_BYTES / schedule_resident_bytes(s), STEPS_MOST);
+    int64_t most = min64(KEPT_BYTES / schedule_resident_bytes(s), STEPS_MAX);
     int64_t busy = device->cuda.multiprocessors * 3 / 4;
-    s->threads.across = power_above(s->vectors.strips, ACROSS_MOST);
+    s->threads.across = power_of_two_from(s->vectors.strips, ACROSS_MAX);
     while (s->threads.across > 4 && divide_up(s->vectors.strips, s->threads.across) < busy)
         s->threads.across /= 2;
-    s->threads.group = power_above(s->vectors.per_row, NARROW_THREADS / s->threads.across);
-    while (divide_up(s->vectors.per_row, s->threads.group) > most &&
-           s->threads.group * s->threads.across < MOST_THREADS)
+    s->threads.group = power_of_two_from(s->vectors.per_row, NARROW_THREADS / s->threads.across);
+    while (divide_up(s->vectors.per_row, s->threads.group) > most && s->threads.group * s->threads.across < THREADS_MAX)
         s->threads.group *= 2;
     s->threads.block = s->threads.group * s->threads.across;
     s->memory.steps = steps_of(s, s->threads.group);
@@ -271,10 +270,10 @@ static bool map_columns(struct schedule *s, const struct device *device) {
     if (s->passes.count == 1 && s->passes.storing < 0 && map_narrow(s, device))
         return true;
     int64_t most = KEPT_BYTES / schedule_resident_bytes(s);
-    s->threads.across = power_above(s->vectors.strips, ACROSS_MOST);
-    int64_t group = power_above(s->vectors.per_row, MOST_THREADS / s->threads.across);
+    s->threads.across = power_of_two_from(s->vectors.strips, ACROSS_MAX);
+    int64_t group = power_of_two_from(s->vectors.per_row, THREADS_MAX / s->threads.across);
     int64_t steps = steps_of(s, group);
-    if (steps > most || steps > STEPS_MOST)
+    if (steps > most || steps > STEPS_MAX)
         return false;
     while (steps * 2 <= 4 && steps * 2 <= most && group * s->threads.across > SHORT_THREADS) {
         steps *= 2;
@@ -300,10 +299,10 @@ static bool map_columns_shared(struct schedule *s, const struct device *device) 
         return false;
     s->threads.block = SHARED_THREADS;
     s->threads.across =
-        power_above(s->vectors.strips, schedule_resident_bytes(s) <= 16 ? LINE_VECTORS / 2 : LINE_VECTORS);
+        power_of_two_from(s->vectors.strips, schedule_resident_bytes(s) <= 16 ? LINE_VECTORS / 2 : LINE_VECTORS);
     s->threads.group = s->threads.block / s->threads.across;
     int64_t partials = s->vectors.width * s->threads.across * schedule_partial_bytes(s);
-    int clusters = (int)min64(CLUSTER_MOST, device->cuda.cluster_most);
+    int clusters = (int)min64(CLUSTER_MAX, device->cuda.cluster_most);
     for (s->threads.cluster = 1; s->threads.cluster <= clusters; s->threads.cluster *= 2) {
         s->memory.steps = (int)divide_up(s->vectors.per_row, (int64_t)s->threads.group * s->threads.cluster);
         int64_t blocks = divide_up(s->vectors.strips, s->threads.across) * s->threads.cluster;
@@ -343,7 +342,7 @@ static int stream_unroll(const struct schedule *s) {
 
 static void stream_columns(struct schedule *s) {
     s->threads.block = STREAM_THREADS;
-    s->threads.across = power_above(s->vectors.strips, ACROSS_MOST);
+    s->threads.across = power_of_two_from(s->vectors.strips, ACROSS_MAX);
     s->threads.group = s->threads.block / s->threads.across;
     while (s->threads.group > 1 && s->threads.group / 2 >= s->vectors.per_row) {
         s->threads.group /= 2;

@@ -18,7 +18,7 @@ enum {
     MUCH_BYTES = 96,      /* bytes of a thread's row above which it is no longer light */
 
     JOIN_THREADS = 256,       /* block size for joining partial results */
-    SPLITS_MOST = 1024,       /* per row */
+    SPLITS_MAX = 1024,        /* per row */
     UNJOINED_SPLITS = 4,      /* beyond this, a separate launch joins them before many blocks read them */
     UNJOINED_SEGMENTED = 160, /* of segmented rows, whose blocks are few */
     STORE_UNROLL = 4,         /* minimum vectors per thread in a launch that only stores */
@@ -31,7 +31,7 @@ static const double LAUNCH_SECONDS = 2e-6;
    5.8 us). */
 static const double PIECES_RATE = 6.8e9, SEGMENTED_SECONDS = 4.5e-6;
 /* fraction of the memory rate that clusters holding interleaved rows reach */
-static const double SIDE_BY_SIDE_SHARE = 0.55;
+static const double INTERLEAVED_SHARE = 0.55;
 
 static bool is_streamed(const struct schedule *s) { return s->memory.scheme == MEMORY_STREAMED; }
 
@@ -109,7 +109,7 @@ static void split_rows(struct schedule *s, const struct device *device) {
     int64_t wanted = (int64_t)device->cuda.multiprocessors * s->threads.min_blocks;
     int64_t smallest = (int64_t)s->threads.group * s->memory.unroll;
     int64_t splits = divide_up(wanted, s->grid.tiles ? s->grid.tiles : 1);
-    splits = min64(splits, min64(divide_up(s->vectors.per_row, smallest), SPLITS_MOST));
+    splits = min64(splits, min64(divide_up(s->vectors.per_row, smallest), SPLITS_MAX));
     if (splits <= 1 || (s->passes.closed && s->grid.tiles * 2 >= wanted))
         return;
     if (s->threads.segment) { /* exactly one wave: the last blocks would take as long as all others */
@@ -222,7 +222,7 @@ static double pieces_seconds(const struct schedule *s, const struct device *devi
 static void predict(struct schedule *s, const struct device *device) {
     int64_t blocks = s->grid.blocks * s->threads.cluster, multiprocessors = device->cuda.multiprocessors;
     double busy = 2 * (double)blocks / (double)multiprocessors;
-    double share = s->memory.scheme == MEMORY_COLUMNS_SHARED && s->threads.cluster > 1 ? SIDE_BY_SIDE_SHARE : 1;
+    double share = s->memory.scheme == MEMORY_COLUMNS_SHARED && s->threads.cluster > 1 ? INTERLEAVED_SHARE : 1;
     double moving = price_moving(bytes_moved(s), device) / share / (busy > 0 && busy < 1 ? busy : 1);
     double apart = pieces_seconds(s, device);
     moving = apart > moving ? apart : moving;
