@@ -120,7 +120,7 @@ static const struct family_case cases[] = {
     {&cuda_weight_only, all_rows_int8, "64 rows, INT8", "by 64 rows"},
 };
 
-/* Layouts that only Hopper's tensor cores read from registers. */
+/* Cases of the Hopper kernels, in which wgmma reads one operand from registers. */
 static const struct family_case hopper_cases[] = {
     {&cuda_weight_only_sm90, all_rows_uint4, "64 rows, UINT4, on Hopper", "by 64 rows"},
     {&cuda_weight_only_sm90, all_rows_int8, "64 rows, INT8, on Hopper", "by 64 rows"},

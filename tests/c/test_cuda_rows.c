@@ -423,7 +423,7 @@ static int64_t constant_in(const char *text, const char *name) {
     return strtoll(at + length, NULL, 10);
 }
 
-/* True if each column sum accumulates one value, in exactly one of the passes. */
+/* True if each column sum accumulates exactly one value, in one of the passes. */
 static bool sums_differ(const char *text) {
     bool differ = true;
     for (int64_t k = 0; k < constant_in(text, "COLUMN_SUMS"); k++) {

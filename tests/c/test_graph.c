@@ -301,7 +301,7 @@ static void test_virtual_without_producer(void) {
     MUST(weftBackendSetAttribute(graph, WEFT_ATTR_OPERATIONGRAPH_HANDLE, WEFT_TYPE_HANDLE, 1, &cpu));
     REFUSED(weftBackendFinalize(graph), WEFT_STATUS_BAD_PARAM, refusal);
     drop(graph);
-    graph = graph_of(1, &op); /* without a handle the operation may be incomplete, and only a plan refuses it */
+    graph = graph_of(1, &op); /* without a handle the graph may lack a producer; only a plan refuses it */
     desc config = open_config(graph, reference_index(graph));
     REFUSED(weftBackendFinalize(config), WEFT_STATUS_BAD_PARAM, refusal);
     drop(x), drop(y), drop(graph), drop(config);

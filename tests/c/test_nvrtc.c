@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The real NVRTC, with every copy that is found: cubins for each supported chip, headers from memory, and the messages
-   of a failed compilation. WEFT_TEST_NVRTC lists folders to search (separated by colons, as in WEFT_NVRTC), each of
+   of a failed compilation. WEFT_TEST_NVRTC lists folders to search (separated by colons, like WEFT_NVRTC), each of
    which is tested separately. Without it, the copy that Weft would choose is tested. The exit status is 77 if no copy
    is found. */
 #define _GNU_SOURCE

@@ -288,7 +288,7 @@ static bool has_operands(const struct parts *parts, const struct value *v) {
     return parts->tensor_is_done[v->inputs[0]] && (v->inputs[1] < 0 || parts->tensor_is_done[v->inputs[1]]);
 }
 
-/* True if each operand that another operation writes is complete. */
+/* True if the operations that compute the operands are finalized. */
 static bool has_producers(const struct parts *parts, const struct formula *f, const struct value *v) {
     for (int k = 0; k < 2; k++)
         if (v->inputs[k] >= 0 && is_computed(&f->values[v->inputs[k]]) && !parts->op_is_done[v->inputs[k]])
