@@ -78,7 +78,7 @@ static weftStatus_t run(struct cached_graph *cached, const struct plan *plan, vo
     return cuda_graph_launch(&cached->graph, stream);
 }
 
-/* Runs the graph of an entry, and creates it first if there is none. A graph that failed is destroyed. */
+/* Runs the graph of an entry, and creates it first if the entry is empty. A graph that failed is destroyed. */
 static weftStatus_t run_entry(_Atomic(void *) *entry, struct cached_graph *cached, const struct driver *driver,
                               const struct plan *plan, void *const *values, void *workspace, weftStream_t stream) {
     weftStatus_t status = cached ? WEFT_STATUS_SUCCESS : create(&cached, plan, driver);

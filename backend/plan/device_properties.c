@@ -133,7 +133,7 @@ static weftStatus_t read_json(struct device *device, const struct descriptor *se
 
 /* ---- Writing ----------------------------------------------------------------------------------------------------- */
 
-/* count excludes the terminating zero, as in all lists of characters. */
+/* count excludes the terminating zero, like in all lists of characters. */
 static weftStatus_t set_chars(struct list *list, struct arena *arena, const char *chars) {
     TRY(arena_copy(arena, &list->items, chars, strlen(chars) + 1));
     list->count = (int64_t)strlen(chars);

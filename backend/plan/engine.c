@@ -169,7 +169,7 @@ static weftStatus_t list_knob(struct engine_descriptor *self, const struct knob 
     info->least = knob->least;
     info->most = knob->most;
     info->stride = knob->stride;
-    /* The library created it complete: there is nothing to check, and the user cannot set it. */
+    /* The library created it complete: no check is needed, and the user cannot set it. */
     made->finalized = true;
     self->knobs.descriptors[self->knobs.count++] = made;
     return WEFT_STATUS_SUCCESS;
@@ -365,7 +365,7 @@ static weftStatus_t set_descriptor(struct descriptor *descriptor, weftBackendAtt
     return descriptor_set(descriptor, name, WEFT_TYPE_BACKEND_DESCRIPTOR, 1, &held);
 }
 
-/* Sets only nonzero limits, as a user would. */
+/* Sets only nonzero limits; the others stay unset. */
 static weftStatus_t set_limits(struct descriptor *engine, const struct engine_limits *limits) {
     weftStatus_t status = WEFT_STATUS_SUCCESS;
     if (limits->sm_count_target)

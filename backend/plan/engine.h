@@ -76,7 +76,7 @@ weftStatus_t make_config(struct engine_config **out, struct graph *graph, int in
                          struct device_properties *properties, const struct list *knobs,
                          const struct engine_limits *limits);
 
-/* The fastest configuration of finalized heuristics; the caller releases it. NOT_SUPPORTED if there is none. */
+/* The fastest configuration of finalized heuristics; the caller releases it. NOT_SUPPORTED if none was found. */
 weftStatus_t heuristics_first(const struct descriptor *heuristics, struct engine_config **config);
 
 /* Hands over the draft, with its memory, if it is for this device. The first caller gets it; false for all others. */

@@ -267,7 +267,7 @@ static weftStatus_t find_properties(struct descriptor **properties, const struct
     return descriptor_finalize(*properties);
 }
 
-/* Chooses the first configuration that heuristics suggest, as a user would with a heuristics descriptor. */
+/* Chooses the first configuration that heuristics suggest, like a user with a heuristics descriptor. */
 static weftStatus_t choose_config(struct plan *plan) {
     struct descriptor *heuristics = NULL, *properties = NULL;
     void *graph = plan->graph;
@@ -293,7 +293,7 @@ static weftStatus_t choose_config(struct plan *plan) {
     return status;
 }
 
-/* The first engine for the same kind of device that accepts every graph, and its index; NULL if there is none. */
+/* The first engine for the same kind of device that accepts every graph, and its index; NULL if none exists. */
 static const struct engine *find_fallback(const struct engine *engine, int *index) {
     for (*index = 0; *index < engine_count; ++*index)
         if (engines[*index]->is_fallback && engines[*index]->device == engine->device)

@@ -108,7 +108,7 @@ static void list_lives(struct space *space) {
     }
 }
 
-/* Allocates at the lowest offset with enough space; -1 if there is none. */
+/* Allocates at the lowest offset with enough space; -1 if no hole is large enough. */
 static int64_t allocate_range(struct space *space, int64_t bytes) {
     int at = 0;
     while (at < space->hole_count && space->holes[at].bytes < bytes)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Finds CPU quotas: /proc/self/cgroup names the process's group in each hierarchy; /proc/self/mountinfo tells where a
+/* Finds CPU quotas: /proc/self/cgroup names the process's group in each hierarchy; /proc/self/mountinfo lists where a
    hierarchy is mounted and which group is at the top of the mount, because a container only sees its own groups. A
    missing or unreadable file means no limit. */
 #define _GNU_SOURCE 1 /* getline */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The object behind a handle: an opened device, and the stream that weftBackendExecute uses. */
+/* The object that a handle points to: an opened device, and the stream that weftBackendExecute uses. */
 #ifndef WEFT_RUNTIME_CONTEXT_H
 #define WEFT_RUNTIME_CONTEXT_H
 

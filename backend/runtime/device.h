@@ -37,7 +37,7 @@ struct device {
 /* Number of devices of a kind on this machine. Silently 0 if there is no driver. */
 int device_count(weftDeviceKind_t kind);
 
-/* Finds a device of this machine. Fails with BAD_PARAM_OUT_OF_BOUND if there is none with that ordinal, as driver_get
+/* Finds a device of this machine. Fails with BAD_PARAM_OUT_OF_BOUND if no device has that ordinal, as driver_get
    if no CUDA device can be used, and with NOT_SUPPORTED_ARCH_MISMATCH for GPUs older than 7.5. */
 weftStatus_t device_find(struct device *device, weftDeviceKind_t kind, int32_t ordinal);
 

@@ -259,7 +259,7 @@ struct entry {
     struct timespec used;
 };
 
-/* Ascending, as a qsort comparison. */
+/* Comparison for qsort, ascending. */
 static int compare_use(const void *left, const void *right) {
     const struct timespec *a = &((const struct entry *)left)->used, *b = &((const struct entry *)right)->used;
     if (a->tv_sec != b->tv_sec)

@@ -14,7 +14,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Loads the payload of a key, which the caller frees; false if there is none. */
+/* Loads the payload of a key, which the caller frees; false if the key is unknown. */
 bool disk_cache_load(const uint8_t key[32], uint8_t **payload, size_t *bytes);
 
 /* Saves a payload; other processes see all of it or nothing. */

@@ -85,7 +85,7 @@ static const struct {
 };
 #undef ENTRY
 
-/* What a CUresult means to a caller and how to fix it. In numerical order. */
+/* Meaning of a CUresult for a caller, and the fix. In numerical order. */
 static const struct {
     int result;
     weftStatus_t status;

@@ -218,7 +218,7 @@ static void add_siblings(void) {
     }
 }
 
-/* By file name, as the system finds libraries; the loader then reports the path. */
+/* By file name, which the loader looks up; the loader then reports the path. */
 static void add_from_loader(void) {
     char name[32], why[LIBRARY_WHY_BYTES];
     struct link_map *map;
@@ -345,7 +345,7 @@ static const struct nvrtc *choose_for_ptx(int arch, int driver) {
     return best;
 }
 
-/* The command that installs a suitable copy; `driver` is 0 if there is none. */
+/* The command that installs a suitable copy; `driver` is 0 without a driver. */
 static const char *how_to_install(int driver) {
     return driver && driver / 1000 < 13
                ? "pip install nvidia-cuda-nvrtc-cu12"
@@ -472,7 +472,7 @@ struct log_error {
     int file_length, words_length, line;
 };
 
-/* Finds the first line of the form "FILE(LINE): ... error ...: WORDS"; false if there is none. */
+/* Finds the first line of the form "FILE(LINE): ... error ...: WORDS"; false if no line matches. */
 static bool find_error(struct log_error *error, const char *log) {
     for (const char *at = log; *at; at += strcspn(at, "\n"), at += *at == '\n') {
         /* strstr searches beyond the line; the result is checked below. */

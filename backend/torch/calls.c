@@ -84,7 +84,7 @@ static struct object *prepare(struct object *self, struct object *arguments, str
 struct run {
     uint64_t pointers[SLOTS_MAX];
     struct object *results; /* tuple */
-    struct object *held;    /* workspace; NULL if there is none */
+    struct object *held;    /* workspace, or NULL */
     void *workspace, *stream;
 };
 

@@ -96,7 +96,7 @@ static weftStatus_t load(struct cached_plan *cached) {
 
 /* ---- Caching ---- */
 
-/* The link to the least recently used plan that can be evicted; NULL if there is none. */
+/* The link to the least recently used plan that can be evicted; NULL if all are in use. */
 static struct cached_plan **find_oldest(void) {
     struct cached_plan **oldest = NULL;
     for (int i = 0; i < BUCKETS; i++)
