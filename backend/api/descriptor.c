@@ -28,9 +28,9 @@ weftStatus_t weftBackendCreateDescriptor(weftBackendDescriptorType_t kind, weftB
                         "weftBackendCreateDescriptor: this version has no descriptor kind %d. See weftDescribe "
                         "for those it has.",
                         (int)kind));
-    struct descriptor *made;
-    TRY(descriptor_make(schema, &made));
-    *descriptor = (weftBackendDescriptor_t)made;
+    struct descriptor *result;
+    TRY(descriptor_make(schema, &result));
+    *descriptor = (weftBackendDescriptor_t)result;
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -69,7 +69,7 @@ weftStatus_t weftBackendFinalize(weftBackendDescriptor_t descriptor) {
    unchanged. */
 weftStatus_t weftBackendBuildDescriptor(weftBackendDescriptorType_t kind, int64_t count,
                                         const weftAttribute_t *attributes, weftBackendDescriptor_t *descriptor) {
-    weftBackendDescriptor_t made = NULL;
+    weftBackendDescriptor_t result = NULL;
     status_clear();
     if (!descriptor || count < 0 || (count && !attributes))
         return trace_failure(
@@ -78,18 +78,18 @@ weftStatus_t weftBackendBuildDescriptor(weftBackendDescriptorType_t kind, int64_
                         "Give an address to receive the descriptor, and count attributes.",
                         (long long)count));
     /* Each call clears the last error, so the message is that of the first call that failed. */
-    weftStatus_t status = weftBackendCreateDescriptor(kind, &made);
+    weftStatus_t status = weftBackendCreateDescriptor(kind, &result);
     for (int64_t i = 0; i < count && !status; i++)
-        status = weftBackendSetAttribute(made, attributes[i].name, attributes[i].type, attributes[i].count,
+        status = weftBackendSetAttribute(result, attributes[i].name, attributes[i].type, attributes[i].count,
                                          attributes[i].elements);
     if (!status)
-        status = weftBackendFinalize(made);
+        status = weftBackendFinalize(result);
     /* Released directly, because a call of the API would clear the message. NULL is allowed. */
     if (status) {
-        descriptor_release((struct descriptor *)made);
+        descriptor_release((struct descriptor *)result);
         return status;
     }
-    *descriptor = made;
+    *descriptor = result;
     return WEFT_STATUS_SUCCESS;
 }
 

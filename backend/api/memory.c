@@ -29,16 +29,16 @@ static weftStatus_t allocate_on_host(void **address, size_t bytes) {
 /* stream: whose pooled memory may be used, or NULL. */
 static weftStatus_t allocate_on_device(void **address, weftHandle_t handle, const struct driver *driver, size_t bytes,
                                        const weftStream_t *stream) {
-    uint64_t made = 0;
+    uint64_t result = 0;
     weftStatus_t status;
     do {
         status_clear();
-        status = stream ? stream_alloc_get(&made, &handle->allocator, driver, bytes, *stream)
-                        : memory_make(&made, driver, bytes);
+        status = stream ? stream_alloc_get(&result, &handle->allocator, driver, bytes, *stream)
+                        : memory_make(&result, driver, bytes);
         /* If the device is out of memory, frees the pool's memory and tries once more. */
     } while (status == WEFT_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED &&
              stream_alloc_trim(&handle->allocator, driver));
-    *address = (void *)(uintptr_t)made;
+    *address = (void *)(uintptr_t)result;
     return status;
 }
 

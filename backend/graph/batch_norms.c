@@ -39,12 +39,12 @@ static bool is_behind_product(const struct graph *graph, const struct tensor *te
     if (producer < 0 || most < 0 || tensor_elements(tensor) == 0)
         return false;
     const struct node *node = &graph->nodes[producer];
-    bool is = is_product(node->op);
-    for (int k = 0; k < node->operand_count && !is && op_of(node->op) == &pointwise_op; k++) {
+    bool holds = is_product(node->op);
+    for (int k = 0; k < node->operand_count && !holds && op_of(node->op) == &pointwise_op; k++) {
         const struct tensor *operand = graph->values[node->operands[k]].tensor;
-        is = !node->is_output[k] && tensor_same_dims(operand, tensor) && is_behind_product(graph, operand, most - 1);
+        holds = !node->is_output[k] && tensor_same_dims(operand, tensor) && is_behind_product(graph, operand, most - 1);
     }
-    return is;
+    return holds;
 }
 
 static bool calculates_in_float(int32_t math, const struct tensor *x) {
@@ -64,11 +64,11 @@ static bool is_float(const struct tensor *tensor) {
 static bool inference_has_parts(const struct graph *graph, const struct norm_forward *op) {
     const struct tensor *operands[] = {
         op->x, op->mean, op->inv_variance, op->scale, op->bias, op->in_running_mean, op->in_running_var};
-    bool is = norm_is_inference_of_batch(op) && math_type(op->math) == WEFT_DATA_FLOAT &&
-              is_behind_product(graph, op->x, BEHIND_MOST);
+    bool holds = norm_is_inference_of_batch(op) && math_type(op->math) == WEFT_DATA_FLOAT &&
+                 is_behind_product(graph, op->x, BEHIND_MOST);
     for (size_t i = 0; i < sizeof operands / sizeof *operands; i++)
-        is = is && is_float(operands[i]);
-    return is && (op->mean || op->epsilon->is_constant);
+        holds = holds && is_float(operands[i]);
+    return holds && (op->mean || op->epsilon->is_constant);
 }
 
 /* Only if the statistics of forward are given: recomputing them needs sums over all of x before the first sum of dy. */
@@ -91,58 +91,58 @@ bool batch_norm_has_parts(const struct graph *graph, int node) {
 /* ---- Tensors ----------------------------------------------------------------------------------------------------- */
 
 /* A virtual FLOAT tensor that otherwise equals another one. */
-static weftStatus_t add_tensor(struct writer *w, struct tensor **made, const struct tensor *like) {
-    TRY(descriptor_mirror(w->arena, made, &like->base));
-    (*made)->uid = w->uid++;
-    (*made)->is_virtual = true;
-    (*made)->is_free = (*made)->is_by_value = (*made)->is_constant = false;
-    (*made)->ragged_offset = NULL;
-    (*made)->type = WEFT_DATA_FLOAT;
+static weftStatus_t add_tensor(struct writer *w, struct tensor **result, const struct tensor *like) {
+    TRY(descriptor_mirror(w->arena, result, &like->base));
+    (*result)->uid = w->uid++;
+    (*result)->is_virtual = true;
+    (*result)->is_free = (*result)->is_by_value = (*result)->is_constant = false;
+    (*result)->ragged_offset = NULL;
+    (*result)->type = WEFT_DATA_FLOAT;
     return WEFT_STATUS_SUCCESS;
 }
 
 /* One number per channel. */
-static weftStatus_t add_channels(struct writer *w, struct tensor **made, const struct tensor *x) {
-    TRY(add_tensor(w, made, x));
-    (*made)->dims = channel_dims(x);
-    (*made)->strides.count = 0;
-    tensor_infer_strides(*made, NULL);
+static weftStatus_t add_channels(struct writer *w, struct tensor **result, const struct tensor *x) {
+    TRY(add_tensor(w, result, x));
+    (*result)->dims = channel_dims(x);
+    (*result)->strides.count = 0;
+    tensor_infer_strides(*result, NULL);
     return WEFT_STATUS_SUCCESS;
 }
 
 /* A constant with the rank of x, as pointwise operations require. */
-static weftStatus_t add_number(struct writer *w, struct tensor **made, const struct tensor *like, int64_t rank) {
-    TRY(descriptor_mirror(w->arena, made, &like->base));
-    (*made)->uid = w->uid++;
-    (*made)->dims.count = (*made)->strides.count = rank;
+static weftStatus_t add_number(struct writer *w, struct tensor **result, const struct tensor *like, int64_t rank) {
+    TRY(descriptor_mirror(w->arena, result, &like->base));
+    (*result)->uid = w->uid++;
+    (*result)->dims.count = (*result)->strides.count = rank;
     for (int64_t i = 0; i < rank; i++)
-        (*made)->dims.at[i] = (*made)->strides.at[i] = 1;
-    (*made)->constant_address = (*made)->constant;
+        (*result)->dims.at[i] = (*result)->strides.at[i] = 1;
+    (*result)->constant_address = (*result)->constant;
     return WEFT_STATUS_SUCCESS;
 }
 
 /* Number of elements of a channel. */
-static weftStatus_t add_count(struct writer *w, struct tensor **made, const struct tensor *x) {
+static weftStatus_t add_count(struct writer *w, struct tensor **result, const struct tensor *x) {
     float count = (float)(tensor_elements(x) / x->dims.at[1]);
-    TRY(add_tensor(w, made, x));
-    (*made)->is_virtual = false;
-    (*made)->is_constant = (*made)->is_by_value = true;
+    TRY(add_tensor(w, result, x));
+    (*result)->is_virtual = false;
+    (*result)->is_constant = (*result)->is_by_value = true;
     for (int64_t i = 0; i < x->dims.count; i++)
-        (*made)->dims.at[i] = (*made)->strides.at[i] = 1;
-    memcpy((*made)->constant, &count, sizeof count);
-    (*made)->constant_address = (*made)->constant;
+        (*result)->dims.at[i] = (*result)->strides.at[i] = 1;
+    memcpy((*result)->constant, &count, sizeof count);
+    (*result)->constant_address = (*result)->constant;
     return WEFT_STATUS_SUCCESS;
 }
 
 /* ---- Operations -------------------------------------------------------------------------------------------------- */
 
 /* Adds an operation with the name of the norm. */
-static void add_op(struct writer *w, struct descriptor *made, const struct op *op, const struct descriptor *norm) {
-    made->magic = norm->magic;
-    made->schema = &op->schema;
-    made->label = norm->label;
-    made->finalized = true;
-    w->ops[w->count++] = made;
+static void add_op(struct writer *w, struct descriptor *result, const struct op *op, const struct descriptor *norm) {
+    result->magic = norm->magic;
+    result->schema = &op->schema;
+    result->label = norm->label;
+    result->finalized = true;
+    w->ops[w->count++] = result;
 }
 
 static weftStatus_t add_pointwise(struct writer *w, const struct descriptor *norm, weftPointwiseMode_t mode,
@@ -236,15 +236,15 @@ static weftStatus_t add_weights(struct writer *w, const struct norm_backward *no
 
 /* dx = of_dy dy + (of_x x + rest): the term of x and the rest may be large and cancel, so they are added first. */
 static weftStatus_t add_backward(struct writer *w, const struct norm_backward *norm) {
-    struct tensor *factors[3], *made[3];
+    struct tensor *factors[3], *result[3];
     const struct descriptor *base = &norm->base;
     TRY(add_weights(w, norm, factors));
     for (int i = 0; i < 3; i++)
-        TRY(add_tensor(w, &made[i], norm->dx));
-    TRY(add_pointwise(w, base, WEFT_POINTWISE_MUL, norm->x, factors[1], made[0]));
-    TRY(add_pointwise(w, base, WEFT_POINTWISE_ADD, made[0], factors[2], made[1]));
-    TRY(add_pointwise(w, base, WEFT_POINTWISE_MUL, norm->dy, factors[0], made[2]));
-    return add_pointwise(w, base, WEFT_POINTWISE_ADD, made[2], made[1], norm->dx);
+        TRY(add_tensor(w, &result[i], norm->dx));
+    TRY(add_pointwise(w, base, WEFT_POINTWISE_MUL, norm->x, factors[1], result[0]));
+    TRY(add_pointwise(w, base, WEFT_POINTWISE_ADD, result[0], factors[2], result[1]));
+    TRY(add_pointwise(w, base, WEFT_POINTWISE_MUL, norm->dy, factors[0], result[2]));
+    return add_pointwise(w, base, WEFT_POINTWISE_ADD, result[2], result[1], norm->dx);
 }
 
 /* 1 / sqrt(variance + epsilon), for each channel. */
@@ -285,7 +285,7 @@ static weftStatus_t add_parts(struct writer *w, const struct descriptor *norm) {
     return norm_is_inference_of_batch(forward) ? add_inference(w, forward) : add_forward(w, forward);
 }
 
-weftStatus_t batch_norms_part(const struct graph **made, const struct graph *graph, const bool *is_apart,
+weftStatus_t batch_norms_part(const struct graph **result, const struct graph *graph, const bool *is_apart,
                               struct arena *arena) {
     struct writer w = {.graph = graph, .arena = arena};
     w.uid = max64(graph->values[graph->value_count - 1].tensor->uid, 0) + 1;
@@ -296,5 +296,5 @@ weftStatus_t batch_norms_part(const struct graph **made, const struct graph *gra
         else
             w.ops[w.count++] = (struct descriptor *)graph->nodes[n].op;
     }
-    return graph_rewrite(made, graph, w.ops, w.count, arena);
+    return graph_rewrite(result, graph, w.ops, w.count, arena);
 }

@@ -17,11 +17,11 @@ bool batch_norm_has_parts(const struct graph *graph, int node);
 
 /* The graph with each node that is_apart marks replaced by its parts. The new graph shares descriptors with the old
    one. Values keep their indices, and new ones follow them. */
-weftStatus_t batch_norms_part(const struct graph **made, const struct graph *graph, const bool *is_apart,
+weftStatus_t batch_norms_part(const struct graph **result, const struct graph *graph, const bool *is_apart,
                               struct arena *arena);
 
 /* The graph with parts of a norm or its gradient replaced by one operation; the graph itself if it has none. Values
    keep their tensors. (batch_norms_find.c) */
-weftStatus_t batch_norms_find(const struct graph **made, const struct graph *graph, struct arena *arena);
+weftStatus_t batch_norms_find(const struct graph **result, const struct graph *graph, struct arena *arena);
 
 #endif

@@ -62,15 +62,17 @@ static const struct tensor *sum_of(const struct finder *f, const struct tensor *
 
 /* ---- Norms ------------------------------------------------------------------------------------------------------- */
 
-static void take_out(struct finder *f, const struct tensor *made) { f->ops[number_of(f, maker_of(f, made))] = NULL; }
+static void take_out(struct finder *f, const struct tensor *result) {
+    f->ops[number_of(f, maker_of(f, result))] = NULL;
+}
 
 /* Under the name of the operation that it replaces. */
-static void put_in(struct finder *f, struct descriptor *made, const struct op *op, const struct node *place) {
-    made->magic = place->op->magic;
-    made->schema = &op->schema;
-    made->label = place->op->label;
-    made->finalized = true;
-    f->ops[number_of(f, place)] = made;
+static void put_in(struct finder *f, struct descriptor *result, const struct op *op, const struct node *place) {
+    result->magic = place->op->magic;
+    result->schema = &op->schema;
+    result->label = place->op->label;
+    result->finalized = true;
+    f->ops[number_of(f, place)] = result;
     f->any = true;
 }
 
@@ -110,29 +112,29 @@ static weftStatus_t find_forward(struct finder *f, const struct node *node) {
     const struct bn_finalize_op *op = (const struct bn_finalize_op *)node->op;
     const struct tensor *x = normalised_of(f, node, op), *scaled = x ? product_with(f, op->eq_scale, x) : NULL;
     const struct tensor *y = scaled && op->eq_bias && moves_as_norm(f, op) ? sum_of(f, scaled, op->eq_bias) : NULL;
-    struct norm_forward *made;
+    struct norm_forward *result;
     if (!y)
         return WEFT_STATUS_SUCCESS;
-    TRY(arena_alloc(f->arena, &made, sizeof *made));
-    *made = (struct norm_forward){.mode = WEFT_BATCH_NORM,
-                                  .phase = WEFT_NORM_FWD_TRAINING,
-                                  .math = WEFT_DATA_FLOAT,
-                                  .x = (struct tensor *)x,
-                                  .scale = op->scale,
-                                  .bias = op->bias,
-                                  .epsilon = op->epsilon,
-                                  .y = (struct tensor *)y,
-                                  .mean = op->saved_mean,
-                                  .inv_variance = op->saved_inv_variance,
-                                  .momentum = op->momentum,
-                                  .in_running_mean = op->in_running_mean,
-                                  .in_running_var = op->in_running_var,
-                                  .out_mean = seen(f, op->out_mean),
-                                  .out_var = seen(f, op->out_var)};
+    TRY(arena_alloc(f->arena, &result, sizeof *result));
+    *result = (struct norm_forward){.mode = WEFT_BATCH_NORM,
+                                    .phase = WEFT_NORM_FWD_TRAINING,
+                                    .math = WEFT_DATA_FLOAT,
+                                    .x = (struct tensor *)x,
+                                    .scale = op->scale,
+                                    .bias = op->bias,
+                                    .epsilon = op->epsilon,
+                                    .y = (struct tensor *)y,
+                                    .mean = op->saved_mean,
+                                    .inv_variance = op->saved_inv_variance,
+                                    .momentum = op->momentum,
+                                    .in_running_mean = op->in_running_mean,
+                                    .in_running_var = op->in_running_var,
+                                    .out_mean = seen(f, op->out_mean),
+                                    .out_var = seen(f, op->out_var)};
     take_out(f, op->sum);
     take_out(f, scaled);
     take_out(f, y);
-    put_in(f, &made->base, &norm_forward_op, node);
+    put_in(f, &result->base, &norm_forward_op, node);
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -156,29 +158,29 @@ static weftStatus_t find_backward(struct finder *f, const struct node *node) {
     const struct tensor *inner, *const terms[] = {product_with(f, op->eq_scale_dy, op->dy),
                                                   product_with(f, op->eq_scale_x, op->x), op->eq_bias};
     const struct tensor *dx = terms[0] && terms[1] && terms[2] ? sum_of_three(f, terms, &inner) : NULL;
-    struct norm_backward *made;
+    struct norm_backward *result;
     if (!dx)
         return WEFT_STATUS_SUCCESS;
-    TRY(arena_alloc(f->arena, &made, sizeof *made));
-    *made = (struct norm_backward){.mode = WEFT_BATCH_NORM,
-                                   .math = WEFT_DATA_FLOAT,
-                                   .dy = op->dy,
-                                   .x = op->x,
-                                   .scale = op->scale,
-                                   .mean = op->mean,
-                                   .inv_variance = op->inv_variance,
-                                   .dx = (struct tensor *)dx,
-                                   .dscale = op->dscale,
-                                   .dbias = op->dbias};
+    TRY(arena_alloc(f->arena, &result, sizeof *result));
+    *result = (struct norm_backward){.mode = WEFT_BATCH_NORM,
+                                     .math = WEFT_DATA_FLOAT,
+                                     .dy = op->dy,
+                                     .x = op->x,
+                                     .scale = op->scale,
+                                     .mean = op->mean,
+                                     .inv_variance = op->inv_variance,
+                                     .dx = (struct tensor *)dx,
+                                     .dscale = op->dscale,
+                                     .dbias = op->dbias};
     take_out(f, terms[0]);
     take_out(f, terms[1]);
     take_out(f, inner);
     take_out(f, dx);
-    put_in(f, &made->base, &norm_backward_op, node);
+    put_in(f, &result->base, &norm_backward_op, node);
     return WEFT_STATUS_SUCCESS;
 }
 
-weftStatus_t batch_norms_find(const struct graph **made, const struct graph *graph, struct arena *arena) {
+weftStatus_t batch_norms_find(const struct graph **result, const struct graph *graph, struct arena *arena) {
     struct finder f = {.graph = graph, .arena = arena};
     int kept = 0;
     TRY(arena_alloc(arena, &f.ops, (size_t)graph->node_count * sizeof *f.ops));
@@ -192,6 +194,6 @@ weftStatus_t batch_norms_find(const struct graph **made, const struct graph *gra
     for (int n = 0; n < graph->node_count; n++)
         if (f.ops[n])
             f.ops[kept++] = f.ops[n];
-    *made = graph;
-    return f.any ? graph_rewrite(made, graph, f.ops, kept, arena) : WEFT_STATUS_SUCCESS;
+    *result = graph;
+    return f.any ? graph_rewrite(result, graph, f.ops, kept, arena) : WEFT_STATUS_SUCCESS;
 }

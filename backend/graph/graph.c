@@ -375,7 +375,7 @@ static bool names_any(const struct node *node, struct tensor *const *tensors) {
 
 /* The copy is allocated in `arena`, owns no references, and must not outlive the graph. Order, producers and readers do
    not change, because values keep their indices. */
-weftStatus_t graph_exchange(struct graph **made, const struct graph *graph, struct tensor *const *tensors,
+weftStatus_t graph_exchange(struct graph **result, const struct graph *graph, struct tensor *const *tensors,
                             struct arena *arena) {
     const struct exchange exchange = {graph, tensors};
     struct graph *copy;
@@ -392,11 +392,11 @@ weftStatus_t graph_exchange(struct graph **made, const struct graph *graph, stru
             TRY(op_exchange(&op, graph->nodes[n].op, exchange_tensor, &exchange, arena));
             copy->nodes[n].op = op;
         }
-    *made = copy;
+    *result = copy;
     return WEFT_STATUS_SUCCESS;
 }
 
-weftStatus_t graph_rewrite(const struct graph **made, const struct graph *graph, struct descriptor **ops, int count,
+weftStatus_t graph_rewrite(const struct graph **result, const struct graph *graph, struct descriptor **ops, int count,
                            struct arena *arena) {
     struct arena scratch = {0};
     struct graph *copy;
@@ -407,7 +407,7 @@ weftStatus_t graph_rewrite(const struct graph **made, const struct graph *graph,
     weftStatus_t status = make_graph(copy, &scratch);
     arena_join(arena, &copy->base.arena);
     arena_free(&scratch);
-    *made = copy;
+    *result = copy;
     return status;
 }
 

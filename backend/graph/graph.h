@@ -71,12 +71,12 @@ weftStatus_t graph_check_closed(const struct graph *graph);
 
 /* A copy without a reference count in which some tensors are replaced: tensors[i] replaces that of value i, unless it
    is NULL. Shares operations whose tensors are unchanged with the graph. */
-weftStatus_t graph_exchange(struct graph **made, const struct graph *graph, struct tensor *const *tensors,
+weftStatus_t graph_exchange(struct graph **result, const struct graph *graph, struct tensor *const *tensors,
                             struct arena *arena);
 
 /* A graph of other operations, whose tensors have distinct uids. It is allocated in the arena and shares the
    operations. */
-weftStatus_t graph_rewrite(const struct graph **made, const struct graph *graph, struct descriptor **ops, int count,
+weftStatus_t graph_rewrite(const struct graph **result, const struct graph *graph, struct descriptor **ops, int count,
                            struct arena *arena);
 
 double graph_flops(const struct graph *graph);

@@ -150,7 +150,7 @@ static weftStatus_t narrow_results(struct search *s, const struct node *node, bo
     return WEFT_STATUS_SUCCESS;
 }
 
-static weftStatus_t search(const struct graph **made, struct search *s, struct arena *scratch) {
+static weftStatus_t search(const struct graph **result, struct search *s, struct arena *scratch) {
     const struct graph *graph = s->graph;
     bool is_any = false;
     struct graph *copy;
@@ -168,16 +168,16 @@ static weftStatus_t search(const struct graph **made, struct search *s, struct a
     if (!is_any)
         return WEFT_STATUS_SUCCESS;
     TRY(graph_exchange(&copy, graph, s->tensors, s->arena));
-    *made = copy;
+    *result = copy;
     return WEFT_STATUS_SUCCESS;
 }
 
 /* The scratch arena is for the search only; the copy is allocated in the caller's arena. */
-weftStatus_t infer_intermediate_types(const struct graph **made, const struct graph *graph, struct arena *arena) {
+weftStatus_t infer_intermediate_types(const struct graph **result, const struct graph *graph, struct arena *arena) {
     struct arena scratch = {0};
     struct search s = {.graph = graph, .arena = arena};
-    *made = graph;
-    weftStatus_t status = search(made, &s, &scratch);
+    *result = graph;
+    weftStatus_t status = search(result, &s, &scratch);
     arena_free(&scratch);
     return status;
 }

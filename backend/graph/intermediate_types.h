@@ -9,6 +9,6 @@
 
 /* The graph with types for such tensors, which are marked as free; the graph itself if it has none. Allocates in the
    arena. */
-weftStatus_t infer_intermediate_types(const struct graph **made, const struct graph *graph, struct arena *arena);
+weftStatus_t infer_intermediate_types(const struct graph **result, const struct graph *graph, struct arena *arena);
 
 #endif

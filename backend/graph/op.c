@@ -43,7 +43,7 @@ static weftStatus_t exchange_list(struct list *list, struct tensor *(*exchange)(
 }
 
 /* All other rows are shared with `op`, which must outlive the copy. */
-weftStatus_t op_exchange(struct descriptor **made, const struct descriptor *op,
+weftStatus_t op_exchange(struct descriptor **result, const struct descriptor *op,
                          struct tensor *(*exchange)(const void *context, struct tensor *tensor), const void *context,
                          struct arena *arena) {
     struct descriptor *copy;
@@ -59,7 +59,7 @@ weftStatus_t op_exchange(struct descriptor **made, const struct descriptor *op,
         else if (row_tensor(op, row))
             *(struct tensor **)field = exchange(context, row_tensor(op, row));
     }
-    *made = copy;
+    *result = copy;
     return WEFT_STATUS_SUCCESS;
 }
 

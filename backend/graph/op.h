@@ -111,7 +111,7 @@ weftStatus_t op_each_operand(const struct descriptor *op,
                              void *context);
 
 /* A copy without a reference count whose tensors are replaced by the results of `exchange`. */
-weftStatus_t op_exchange(struct descriptor **made, const struct descriptor *op,
+weftStatus_t op_exchange(struct descriptor **result, const struct descriptor *op,
                          struct tensor *(*exchange)(const void *context, struct tensor *tensor), const void *context,
                          struct arena *arena);
 

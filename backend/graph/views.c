@@ -80,8 +80,8 @@ static const struct tensor *tensor_at(const struct search *s, int value) { retur
 static int result_of(const struct search *s, const struct node *node) {
     const struct op *op = op_of(node->op);
     int last = node->operand_count - 1; /* rows of outputs come last */
-    bool is = (op->look || op->fit) && graph_needs(s->graph, node) && is_plain(tensor_at(s, node->operands[last]));
-    return is ? node->operands[last] : -1;
+    bool holds = (op->look || op->fit) && graph_needs(s->graph, node) && is_plain(tensor_at(s, node->operands[last]));
+    return holds ? node->operands[last] : -1;
 }
 
 /* Makes a value a view of `in` at `layout`, relative to the beginning of `in`, which may be a view itself. */
@@ -139,9 +139,9 @@ static void fit_inputs(struct search *s, int n) {
     if (y < 0 || !wants_inputs(s, n, y) || waits_for_parts(s, node, y))
         return;
     for (int k = 0; k < node->operand_count - 1; k++) {
-        bool is = fit_operand(s, node, k, y);
-        fitted += is;
-        s->placed[n] |= is && k < 64 ? UINT64_C(1) << k : 0;
+        bool holds = fit_operand(s, node, k, y);
+        fitted += holds;
+        s->placed[n] |= holds && k < 64 ? UINT64_C(1) << k : 0;
     }
     s->views->is_view[n] = fitted == node->operand_count - 1;
 }
@@ -190,27 +190,27 @@ static int64_t gathered_alignment(const struct search *s, const struct node *nod
 static bool lies_as(const struct search *s, int x, int first, int y, int axis) {
     const struct tensor *whole = tensor_at(s, y);
     const int64_t *own = s->layouts[x].strides.at, *other = s->layouts[first].strides.at;
-    bool is = is_plain(tensor_at(s, x)) && tensor_at(s, x)->type == whole->type && !tensor_at(s, x)->is_by_value &&
-              !tensor_at(s, x)->is_constant && !s->is_gathered[x] && own[axis] == other[axis];
+    bool holds = is_plain(tensor_at(s, x)) && tensor_at(s, x)->type == whole->type && !tensor_at(s, x)->is_by_value &&
+                 !tensor_at(s, x)->is_constant && !s->is_gathered[x] && own[axis] == other[axis];
     int64_t d, e = -1; /* a dimension that determines the factor */
-    for (d = 0; d < whole->dims.count && is; d++) {
+    for (d = 0; d < whole->dims.count && holds; d++) {
         if (d == axis || whole->dims.at[d] == 1)
             continue;
         e = e < 0 ? d : e;
-        is = own[d] > 0 && other[d] > 0 && other[d] < INT32_MAX && own[e] < INT32_MAX && own[d] < INT32_MAX &&
-             other[e] < INT32_MAX && own[d] * other[e] == other[d] * own[e];
+        holds = own[d] > 0 && other[d] > 0 && other[d] < INT32_MAX && own[e] < INT32_MAX && own[d] < INT32_MAX &&
+                other[e] < INT32_MAX && own[d] * other[e] == other[d] * own[e];
     }
-    return is;
+    return holds;
 }
 
 /* Leaves the result of a concatenation without memory if the layouts of its parts match. */
 static void gather(struct search *s, int n) {
     const struct node *node = &s->graph->nodes[n];
     int y = op_of(node->op) == &concat_op && !s->views->is_view[n] ? result_of(s, node) : -1;
-    bool is = y >= 0 && waits_for_parts(s, node, y);
-    for (int k = 0; k < node->operand_count - 1 && is; k++)
-        is = lies_as(s, node->operands[k], node->operands[0], y, concat_axis((const struct concat_op *)node->op));
-    if (!is)
+    bool holds = y >= 0 && waits_for_parts(s, node, y);
+    for (int k = 0; k < node->operand_count - 1 && holds; k++)
+        holds = lies_as(s, node->operands[k], node->operands[0], y, concat_axis((const struct concat_op *)node->op));
+    if (!holds)
         return;
     s->layouts[y] = (struct placement){.strides = s->layouts[node->operands[0]].strides};
     s->is_gathered[y] = s->is_changed[y] = s->views->is_view[n] = true;
@@ -239,7 +239,7 @@ static void find_stuck(struct search *s) {
 /* ---- The graph with new layouts ---------------------------------------------------------------------------------- */
 
 /* A tensor with its new layout, and the offset of its first element in bytes. */
-static weftStatus_t copy_tensor(struct tensor **made, struct search *s, int v, struct arena *arena) {
+static weftStatus_t copy_tensor(struct tensor **result, struct search *s, int v, struct arena *arena) {
     const struct tensor *tensor = tensor_at(s, v);
     struct tensor *copy;
     s->views->offset[v] = s->layouts[v].offset * tensor_element_bytes(tensor);
@@ -249,7 +249,7 @@ static weftStatus_t copy_tensor(struct tensor **made, struct search *s, int v, s
     if (s->is_gathered[v])
         copy->alignment = gathered_alignment(s, &s->graph->nodes[s->graph->values[v].producer], v);
     copy->is_gathered = s->is_gathered[v];
-    *made = copy;
+    *result = copy;
     return WEFT_STATUS_SUCCESS;
 }
 
