@@ -94,7 +94,7 @@ except weft.BadParameterError:
     said = [line.removeprefix("weft ").split(": ")[:2] for line in warnings(code, WEFT_LOG=level)]
     assert sorted({kind for kind, _ in said}) == LEVELS.get(level, LEVELS["info"])
     assert [text for _, text in said if text.startswith("execute ")] == (
-        ["execute graph on cpu.reference"] if level == "exec" else []
+        ["execute graph on cpu.fast"] if level == "exec" else []
     )
 
 
