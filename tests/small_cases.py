@@ -1668,7 +1668,7 @@ CASES = {
     "concat": Case("join", "move", lambda t: t.out(t.g.concatenate([t(33, 20), t(33, 45)], axis=1))),
     "rng": Case("rng", "rng", drawn),
     "slice of int4": Case("copy", "move", sliced_int4),
-    "sum of int4": Case("registers move", "staged", sum_of_int4),
+    "sum of int4": Case("registers copy", "staged", sum_of_int4),
     "block scales": Case("block_scales block_values", "block_scale", quantized),
     "block scales in tiles": Case("block_scales block_values", "block_scale", quantized_in_tiles),
 }

@@ -87,7 +87,7 @@ def test_who_takes_more_than_a_limit_says_so() -> None:
     made = plan(product(), shared_memory=65536)
     (step,) = json.loads(made.get_text(name.EXECUTION_PLAN_REPORT_EXT))["steps"]
     (reason,) = (refusal["reason"] for refusal in step["declined"] if refusal["family"] == "cuda.hopper")
-    wanted = r"matmul 'matmul_0': product_\w+ takes 2\d{5} bytes of shared memory for a block"
+    wanted = r"matmul 'matmul_0': product_\w+ needs 2\d{5} bytes of shared memory per block"
     assert re.fullmatch(f"{wanted}, the limit is 65536", reason), reason
 
 
