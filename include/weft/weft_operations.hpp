@@ -2438,8 +2438,8 @@ class Operations : public Recorder {
         attributes.set_mode(PointwiseMode_t::GELU_APPROX_TANH_FWD);
         return record_pointwise("gelu_approx_tanh", {input}, attributes);
     }
-    /** gradient of relu: x <= lower && C(1) / lower != C(0) ? (slope == C(0) ? C(0) : dy * slope) : x >=
-    upper && C(1) / upper != C(0) ? C(0) : dy. */
+    /** gradient of relu: x <= lower && lower - lower == C(0) ? (slope == C(0) ? C(0) : dy * slope) : x >=
+    upper && upper - upper == C(0) ? C(0) : dy. */
     Tensor relu_backward(const Operand &loss, const Operand &input, graph::Pointwise_attributes attributes = {}) {
         attributes.set_mode(PointwiseMode_t::RELU_BWD);
         return record_pointwise("relu_backward", {loss, input}, attributes);

@@ -1458,8 +1458,8 @@ class Ops:
     ) -> Tensor:
         """Gradient of relu.
 
-            x <= lower && 1 / lower != 0 ? (slope == 0 ? 0 : dy * slope) : x >= upper && 1 / upper != 0 ? 0 :
-                dy
+            x <= lower && lower - lower == 0 ? (slope == 0 ? 0 : dy * slope) : x >= upper && upper - upper ==
+                0 ? 0 : dy
 
         Args:
             loss: gradient of the result, [d..] or 1s.

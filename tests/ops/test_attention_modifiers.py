@@ -544,8 +544,8 @@ def test_refusals(score_mod: Any, sentence: str) -> None:
 def test_refusals_backward() -> None:
     g = weft.Graph(device="cpu", io_data_type="f32")
     q, stats = g.tensor([1, 2, 4, 8]), g.tensor([1, 2, 4, 1])
-    with pytest.raises(weft.WeftError, match=r"there is no score_mod\. Give the one of the forward pass"):
+    with pytest.raises(weft.WeftError, match=r"score_mod is missing\. Give the one of the forward pass"):
         g.sdpa_backward(q, q, q, q, q, stats, score_mod_bprop=lambda g, s: s)
     g.sdpa_backward(q, q, q, q, q, stats, score_mod=lambda g, s: g.relu_backward(s, s))
-    with pytest.raises(weft.WeftError, match="takes mode RELU_BWD, whose own derivative is not known"):
+    with pytest.raises(weft.WeftError, match="contains mode RELU_BWD, whose own derivative is not known"):
         g.build()

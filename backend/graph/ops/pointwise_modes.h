@@ -63,9 +63,9 @@ MODE(GELU_APPROX_TANH_FWD, FORM_UNARY,
          at_least(x, C(-3.4028234663852886e38)),
      "gelu_approx_tanh", "input:x", "Gaussian error linear unit, tanh approximation")
 MODE(RELU_BWD, FORM_BACKWARD,
-     x <= lower && C(1) / lower != C(0)   ? (slope == C(0) ? C(0) : dy * slope)
-     : x >= upper && C(1) / upper != C(0) ? C(0)
-                                          : dy,
+     x <= lower && lower - lower == C(0)   ? (slope == C(0) ? C(0) : dy * slope)
+     : x >= upper && upper - upper == C(0) ? C(0)
+                                           : dy,
      "relu_backward",
      "loss:dy input:x negative_slope:relu_lower_clip_slope=None lower_clip:relu_lower_clip=None "
      "upper_clip:relu_upper_clip=None",
