@@ -306,8 +306,8 @@ def test_refusals() -> None:
     assert served(run_forward(case), case.inputs("f32"))[0] == "cpu.attention"
     family, said = served(run_forward(case), case.inputs(), "f64")
     assert family == "cpu.reference"
-    assert "q is f64, which is calculated in double, one number after the other. Use FLOAT, HALF" in said
+    assert "q is f64, which only the reference computes, in double. Use FLOAT, HALF" in said
     scaled = replace(case, options={"scale_o": np.ones((1, 1, 1, 1), np.float32)})
     family, said = served(run_forward(scaled), case.inputs("f32"))
     assert family == "cpu.reference"
-    assert "scales, their largest magnitudes and the mask of dropout as a result are left to the" in said
+    assert "only the reference supports scales, amax and the dropout mask as a result" in said
