@@ -214,5 +214,5 @@ def test_methods_that_lack_are_listed() -> None:
 
 def test_types_that_lack_are_listed() -> None:
     assert "No complex numbers, and no FP8 in format E5M3." in MISSING
-    with pytest.raises(weft.BadParameterError, match="none that Weft knows"):
+    with pytest.raises(weft.BadParameterError, match="is not supported by Weft"):
         weft.Graph().tensor_like(np.zeros(2, np.complex64))
