@@ -28,14 +28,14 @@ def test_counts_are_those_of_the_facts() -> None:
     )
     members = sum(map(len, FACTS["enums"].values()))
     for words in (
-        f"all {len(FACTS['pygraph'])} of its graph, {len(FACTS['tensor'])} of its tensors",
+        f"all {len(FACTS['pygraph'])} methods of the graph, {len(FACTS['tensor'])} of the tensors",
         f"{len(FACTS['enums'])} enumerations with {members} members",
-        f"the {len(DIFFERENCES)} differences have their reasons",
-        f"{scripts} scripts in the manner of cuDNN's samples",
+        f"a table lists the {len(DIFFERENCES)} differences and their reasons",
+        f"{scripts} scripts in the style of cuDNN's samples",
     ):
         assert words in " ".join(PAGE.split())
-    assert f"has {scripts} scripts in the manner" in PAGE
-    assert f"{len(POINTWISE)} of elements and {len(STRUCTURED)} more" in PAGE
+    assert f"has {scripts} scripts in the style" in PAGE
+    assert f"{len(POINTWISE)} pointwise and {len(STRUCTURED)} other operations" in PAGE
 
 
 def test_the_page_names_what_differs_and_what_is_not_there() -> None:

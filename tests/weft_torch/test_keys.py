@@ -166,11 +166,13 @@ def set_tf32_of_products(value: bool) -> None:
 
 
 def set_tf32_of_convolutions(value: bool) -> None:
-    torch.backends.cudnn.allow_tf32 = value
+    with torch.backends.__allow_nonbracketed_mutation():  # torch's own test helpers freeze these flags
+        torch.backends.cudnn.allow_tf32 = value
 
 
 def set_order_of_convolutions(value: bool) -> None:
-    torch.backends.cudnn.deterministic = value
+    with torch.backends.__allow_nonbracketed_mutation():
+        torch.backends.cudnn.deterministic = value
 
 
 FLAGS = {

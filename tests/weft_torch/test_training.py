@@ -83,5 +83,5 @@ def test_models_have_names(capsys):
 
 def test_without_torch(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(bench.training.UnavailableError, match="models train in PyTorch, and there is none"):
+    with pytest.raises(bench.training.UnavailableError, match="training needs PyTorch"):
         training.names()
