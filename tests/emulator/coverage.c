@@ -4,7 +4,7 @@
 
        target sm_90a
        config BLOCK_M = 128
-       file 1 /work/core/index.cuh
+       file 1 /src/core/index.cuh
        kernel product_sm90
        block 1:45 1:46 2:3
 
