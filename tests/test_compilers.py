@@ -14,7 +14,8 @@ BACKEND = ROOT / "backend"
 CC = os.environ.get("CC", "cc")
 FLAGS = ["-std=gnu11", "-fno-math-errno", "-fno-trapping-math"]
 FLAGS += ["-Wall", "-Wextra", "-Werror", "-Wno-pass-failed"]
-FLAGS += [f"-I{BACKEND}", f"-I{ROOT}/include", f"-Wa,-I{BACKEND}/engines/cuda"]
+EMBEDDED = ROOT / "build/release/device_files"  # device files without comments, and their list
+FLAGS += [f"-I{BACKEND}", f"-I{ROOT}/include", f"-I{EMBEDDED}", f"-Wa,-I{EMBEDDED}"]
 
 # Compilers that build the library, and a system whose own one it is. docs/compilers.md states the same.
 COMPILERS = {
