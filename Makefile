@@ -18,7 +18,7 @@ help:
 	@echo "make check      a minute while you work: lint, most C tests under sanitizers, quick Python tests"
 	@echo "make test       what a change must pass: lint, sanitizers, tests (TORCH=1, JAX=1: with PyTorch, JAX)"
 	@echo "make test-all   everything, for hours: all cases, all of tests/ops on the emulated GPU, then a summary"
-	@echo "make bench      build, then run python -m weft bench (BENCH='matmul --quick' passes its options)"
+	@echo "make bench      build, then run python -m benchmarks (BENCH='matmul --quick' passes its options)"
 	@echo "make build      the library, into python/weft/lib"
 	@echo "make sanitize   the C tests under ASan and UBSan (SANITIZE=thread for TSan)"
 	@echo "make aarch64    the C tests for 64-bit ARM, with Debian's gcc-aarch64-linux-gnu"
@@ -98,7 +98,7 @@ demo: build $(VENV)/.ready
 	@$(BIN)/python -m weft demo
 
 bench: build $(VENV)/.ready
-	@$(BIN)/python -m weft bench $(BENCH)
+	@$(BIN)/python -m benchmarks $(BENCH)
 
 # The tests of tests/tiers.py alone are collected, linked and run.
 check: WERROR = -DWEFT_WERROR=ON

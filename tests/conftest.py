@@ -30,7 +30,7 @@ SAMPLE = os.environ.get("WEFT_TEST_SAMPLE", "1/1")
 # Files with few but long tests, longest first: by the number of their tests they would start too late.
 LONG = (
     *("test_emulated.py", "test_c.py", "test_hopper_tiles.py", "test_hopper_attention.py"),
-    *("test_foreign_cpu.py", "test_repository.py", "test_races.py", "test_plans.py", "test_bench.py"),
+    *("test_foreign_cpu.py", "test_repository.py", "test_races.py", "test_plans.py", "test_benchmarks.py"),
     *("test_totals.py", "test_compile.py", "test_op_samples.py", "test_operators.py"),
 )
 

@@ -372,6 +372,8 @@ def test_wheel_is_small_and_holds_one_library(wheel: Path, version: str) -> None
         libraries = [item.filename for item in archive.infolist() if ".so" in item.filename]
         metadata = archive.read(f"weft-{version}.dist-info/METADATA").decode()
         headers = [item.filename for item in archive.infolist() if "/include/" in item.filename]
+        folders = {item.filename.partition("/")[0] for item in archive.infolist()}
+    assert folders == {"weft", "weft_cffi", f"weft-{version}.dist-info"}
     assert libraries == ["weft/lib/libweft.so.1"]
     public = (path for path in (ROOT / "include/weft").rglob("*") if path.is_file())
     assert {Path(name).name for name in headers} == {path.name for path in public}

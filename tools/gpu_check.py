@@ -236,8 +236,8 @@ def suite(given: argparse.Namespace) -> Iterator[Result]:
 
 def host_cost(given: argparse.Namespace) -> Iterator[Result]:
     """The host cost of one execution, and of one of torch's operators."""
-    for title, name in (("host cost", "host_cost.py"), ("torch host cost", "torch_host_cost.py")):
-        yield run(title, [sys.executable, str(ROOT / "tools/bench" / name)], given)
+    for title, name in (("host cost", "host_cost"), ("torch host cost", "torch_host_cost")):
+        yield run(title, [sys.executable, "-m", f"benchmarks.{name}"], given)
 
 
 def arguments() -> argparse.Namespace:

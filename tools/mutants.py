@@ -121,7 +121,7 @@ TESTS = (
     ("python/weft/torch/", ["pytest tests/weft_torch"]),
     ("python/weft/jax/", ["pytest tests/weft_jax"]),
     ("python/weft/cudnn/", ["pytest tests/cudnn"]),
-    ("python/weft/bench/", ["pytest tests/python -k bench"]),
+    ("benchmarks/", ["pytest tests/python/test_benchmarks.py"]),
     ("python/weft/", [f"pytest tests/python -k {PYTHON}", "pytest tests/python/test_cli.py"]),
     ("tests/emulator/", ["pytest tests/python/test_emulator.py"]),
 )

@@ -26,7 +26,7 @@ LIMITS = {"C": 1.0, "Python": 1.0, "docs": 1.0, "tests": 1.0}
 # are excluded.
 FILES = {
     "C": (["backend", "include", "samples"], {".c", ".h", ".cuh", ".hpp", ".cpp"}),
-    "Python": (["python/weft", "tools", "examples", "samples"], {".py"}),
+    "Python": (["python/weft", "benchmarks", "tools", "examples", "samples"], {".py"}),
     "docs": (["", ".github", "docs", "backend", "examples", "samples", "tests"], {".md"}),
     "tests": (["tests"], {".c", ".h", ".py"}),
 }

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from weft import backend, dtypes
+from weft.bound_plan import BoundPlan
 from weft.devices import DeviceProperties
 from weft.enums import knob_type
 from weft.errors import WeftError
@@ -49,13 +50,23 @@ class Trial(NamedTuple):
 # ---- Timing ------------------------------------------------------------------------------------------------
 
 
-def time_plan(plan: Plan, arrays: Mapping[int, Any]) -> float:
+def bind(plan: Plan, arrays: Mapping[int, Any]) -> BoundPlan:
+    """The plan on the memory of tensors by uid; other inputs are generated."""
+    arrays = generated_arrays(plan, arrays)
+    return plan.bind_slots({plan.index[uid]: array for uid, array in arrays.items() if uid in plan.index})
+
+
+def repeats(run: BoundPlan) -> int:
+    """The number of runs in a round; the plan is warmed up."""
+    run()
+    return max(1, min(1000, math.ceil(ROUND_SECONDS / max(run.measure(), 1e-9))))
+
+
+def time_plan(run: BoundPlan) -> float:
     """Seconds per run: the best mean of a few rounds, measured with events on a GPU and with the clock on a
     CPU."""
-    run = plan.bind_slots({plan.index[uid]: array for uid, array in arrays.items() if uid in plan.index})
-    run()
-    repeats = max(1, min(1000, math.ceil(ROUND_SECONDS / max(run.measure(), 1e-9))))
-    return min(run.measure(repeats) for _ in range(ROUNDS))
+    count = repeats(run)
+    return min(run.measure(count) for _ in range(ROUNDS))
 
 
 def generated_arrays(plan: Plan, known: Mapping[int, Any]) -> dict[int, Any]:
@@ -231,8 +242,7 @@ def tune(
                 return index, []
 
     def build_and_time(index: int) -> float:
-        plan = build(index)
-        return time_plan(plan, generated_arrays(plan, arrays))
+        return time_plan(bind(build(index), arrays))
 
     search = Search(planner, build_and_time, seconds)
     index = search.run()

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import weft
-from weft.bench import blocks
+
+from benchmarks import blocks
 
 FAMILIES = {
     "gpt": ["rows", "hopper", "attention_hopper", "hopper", "rows", "hopper", "hopper"],

@@ -1,4 +1,4 @@
-"""Predicted times for an H200, compared with the measured ones in tools/bench/results. Plans are ranked by
+"""Predicted times for an H200, compared with the measured ones in benchmarks/results. Plans are ranked by
 these predictions, so they must not drift from the measurements."""
 
 from __future__ import annotations
@@ -8,8 +8,9 @@ from functools import cache
 
 import pytest
 import weft
-from weft.bench import cases, predict
-from weft.bench.predict import Prediction
+
+from benchmarks import cases, predict
+from benchmarks.predict import Prediction
 
 # Cases beyond the factor, and why; docs/benchmark.md names them, too.
 EXCEPTIONS = {

@@ -176,9 +176,9 @@ def times(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     seconds = {"cpu.fast": 2.0, "cpu.reference": 1.0}
     timed: list[str] = []
 
-    def time_plan(plan: weft.Plan, arrays: Any) -> float:
-        timed.append(plan.engine)
-        return seconds[plan.engine]
+    def time_plan(run: weft.BoundPlan) -> float:
+        timed.append(run.plan.engine)
+        return seconds[run.plan.engine]
 
     monkeypatch.setattr(autotune, "time_plan", time_plan)
     seconds["timed"] = timed  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""The commands: help, doctor, explain, support, demo; and the text of explain. bench has its own file."""
+"""The commands: help, doctor, explain, bench, support, demo; and the text of explain."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import weft
 from weft import backend, demo, doctor, support
-from weft.__main__ import main
+from weft.cli import main
 from weft.explain import amount, bound, explain_text, short_name
 
 ROOT = Path(__file__).parents[2]
@@ -30,8 +30,8 @@ positional arguments:
     demo      train a small network with graphs, and show the plans
     doctor    check the installation, and show how to repair it
     explain   print the steps of a saved plan
+    bench     time a saved plan on this machine
     support   print the kernel family that runs each operation
-    bench     time cases with sizes of networks, relative to the roofline
 
 """
 
@@ -61,7 +61,7 @@ def test_version() -> None:
 def test_demo_reports_its_requirements(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("weft.__main__.find_spec", lambda name: None)
+    monkeypatch.setattr("weft.cli.find_spec", lambda name: None)
     assert main(["demo", "--out", str(tmp_path)]) == 1
     assert capsys.readouterr() == ("", "demo: it needs numpy and sklearn. pip install 'weft[demo]'\n")
     assert list(tmp_path.iterdir()) == []
@@ -411,6 +411,25 @@ def graph() -> weft.Graph:
         x, w = g.tensor([4, 8], name="x"), g.tensor([8, 3], name="w")
         g.relu(g.matmul(x, w, name="fc"), name="act").set_name("y").set_output(True)
     return g
+
+
+def test_bench_times_a_saved_plan(
+    graph: weft.Graph, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "plan.weft").write_bytes(graph.serialize())
+    assert main(["bench", str(tmp_path / "plan.weft")]) == 0
+    *lines, empty, last = capsys.readouterr().out.splitlines()
+    assert lines[0] == graph.plan.explain().splitlines()[0]
+    assert " · measured " in lines[3]
+    assert lines[5].endswith("predicted  measured  bound")
+    assert len(lines) == 6 + len(graph.plan.report["steps"])
+    assert empty == ""
+    assert re.fullmatch(r"\S+ [mµn]?s per run, the best of a few rounds: \S+ \w?FLOP/s, \S+ \w?B/s", last)
+
+
+def test_bench_needs_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", str(tmp_path / "none.weft")]) == 1
+    assert "No such file" in capsys.readouterr().err
 
 
 def test_graph_explains_itself(graph: weft.Graph) -> None:

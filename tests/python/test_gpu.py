@@ -14,7 +14,7 @@ import emulated_gpu
 import pytest
 import weft
 from weft import gpu_health
-from weft.__main__ import main
+from weft.cli import main
 
 ROOT = Path(__file__).parents[2]
 

@@ -1,4 +1,4 @@
-"""`python -m weft bench models`: what it trains, and the table it writes, at the smallest size."""
+"""`python -m benchmarks models`: what it trains, and the table it writes, at the smallest size."""
 
 import csv
 import itertools
@@ -8,9 +8,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from weft import bench  # noqa: E402
-from weft.bench import models, training  # noqa: E402
 from weft.errors import BadParameterError  # noqa: E402
+
+from benchmarks import models, suite, training  # noqa: E402
 
 
 def tiny():
@@ -21,8 +21,8 @@ def tiny():
 def test_sides_train_to_one_loss(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(models, "MODELS", {"tiny": models.Model(tiny, (), (2, 3, 6, 6), 5, True)})
     table = tmp_path / "models.csv"
-    options = bench.Options(groups=("models",), device="cpu", peer="eager", csv=table)
-    assert bench.run(options) == 0
+    options = suite.Options(groups=("models",), device="cpu", peer="eager", csv=table)
+    assert suite.run(options) == 0
     (row,) = csv.DictReader(table.open())
     torch.manual_seed(5)
     network, x = tiny(), torch.randn(2, 3, 6, 6)
@@ -69,19 +69,19 @@ def test_sides_are_timed_in_turn(monkeypatch):
 
 def test_options_that_models_do_not_take():
     with pytest.raises(BadParameterError, match="models take --only, --list, --device, --peer and --csv"):
-        bench.run(bench.Options(groups=("models",), quick=True))
+        suite.run(suite.Options(groups=("models",), quick=True))
     with pytest.raises(BadParameterError, match=r"--only '\(' is not a valid regular expression"):
-        bench.run(bench.Options(groups=("models",), only="("))
+        suite.run(suite.Options(groups=("models",), only="("))
     with pytest.raises(BadParameterError, match="--peer cudnn cannot train models"):
-        bench.run(bench.Options(groups=("models",), peer="cudnn"))
+        suite.run(suite.Options(groups=("models",), peer="cudnn"))
 
 
 def test_models_have_names(capsys):
-    assert bench.run(bench.Options(groups=("models",), list=True, only="unet|vit")) == 0
+    assert suite.run(suite.Options(groups=("models",), list=True, only="unet|vit")) == 0
     assert capsys.readouterr().out.split() == ["diffusion_unet", "vit_b16", "unet_3d"]
 
 
 def test_without_torch(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(bench.training.UnavailableError, match="training needs PyTorch"):
+    with pytest.raises(suite.training.UnavailableError, match="training needs PyTorch"):
         training.names()

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Constants of all cost estimates: rates that an H200 reaches, so that the estimates of different families are
-   comparable. `python -m weft bench --predict` prints estimates next to measurements. */
+   comparable. `python -m benchmarks --predict` prints estimates next to measurements. */
 #ifndef WEFT_ENGINES_CUDA_PRICE_H
 #define WEFT_ENGINES_CUDA_PRICE_H
 

@@ -12,7 +12,7 @@
    Memory    STAGES bands; the taps are loaded through the last one
    Limits    taps, sums and a strip of inputs must fit in registers: the host checks it before code generation
    Measured  2026-11-21, H200, N32 C384 28x28 7x7 float: 50 us, 19 TFLOP/s; figures of more shapes in
-             tools/bench/results/h200-depthwise.csv
+             benchmarks/results/h200-depthwise.csv
    Tried     a band of 7 rows of 7x7 unrolled, 62 KB of text: 56 us, one row at a time: 54, two: 50; of 3x3, N64 C144
              56x56 bf16, three rows at a time: 55, one: 69
              epilogue operands loaded one by one after their stores: N128 C144 56x56 3x3 bf16, the gradient of a swish

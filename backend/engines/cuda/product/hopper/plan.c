@@ -4,7 +4,7 @@
 #include "engines/cuda/product/hopper/hopper.h"
 
 /* Indexed by the knob TILE_SIZE minus 1. Efficiencies and the constants below are fitted to products and convolutions
-   of the benchmark, each timed with every tile on an H200: `python -m weft bench matmul conv --tiles` reports how close
+   of the benchmark, each timed with every tile on an H200: `python -m benchmarks matmul conv --tiles` reports how close
    the chosen tiles come to the best ones. Tiles of a cluster split are as efficient as the same tiles without it.
    4096^3 of bf16, us: an H100's 174 by tile 3, 204 to 214 by tile 29; an H200's 181 and 186. */
 static const struct hopper_tile tiles[HOPPER_TILE_ROWS] = {

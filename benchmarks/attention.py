@@ -9,10 +9,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from weft.bench import oracle
-from weft.bench.case import Case, Tensors
-from weft.bench.products import RESULTS, TENSORS, sdpa
-from weft.bench.shapes import BSHD, Attention, Operand
+from benchmarks import oracle
+from benchmarks.case import Case, Tensors
+from benchmarks.products import RESULTS, TENSORS, sdpa
+from benchmarks.shapes import BSHD, Attention, Operand
 
 _SCALAR = (1, 1, 1, 1)
 _BLOCK, _TILE = 32, 128  # elements per scale of MXFP8; queries and keys per tile of a block mask

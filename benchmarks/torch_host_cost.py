@@ -3,24 +3,20 @@
 a GPU. With --split also the forward pass that records its gradient ("noted"): the difference between "both"
 and it is the backward pass.
 
-    python tools/bench/torch_host_cost.py [--device cpu] [--only softmax sdpa] [--split] [--csv FILE]
+    python -m benchmarks.torch_host_cost [--device cpu] [--only softmax sdpa] [--split] [--csv FILE]
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-
-ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT / "python"), str(ROOT / "bindings")]
-import weft.torch  # noqa: E402
+import weft.torch
 
 F = torch.nn.functional
 ROUNDS, CALLS = 8, 100  # a round is short enough that a GPU's queue never fills
@@ -53,9 +49,7 @@ def rows(grad: bool) -> dict[str, Way]:
             lambda: F.layer_norm(x, [8], b, b), lambda: weft_ops.layer_norm(x, [8], b, b, 1e-5)[0]
         ),
         "rms_norm": Way(lambda: F.rms_norm(x, [8], b), lambda: weft_ops.rms_norm(x, [8], b, None)[0]),
-        "sdpa": Way(
-            lambda: F.scaled_dot_product_attention(q, k, v), lambda: weft_ops.sdpa(q, k, v)[0]
-        ),
+        "sdpa": Way(lambda: F.scaled_dot_product_attention(q, k, v), lambda: weft_ops.sdpa(q, k, v)[0]),
     }
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from weft.bench.shapes import Operand
+from benchmarks.shapes import Operand
 
 GROUPS = ("matmul", "conv", "fused", "norm", "mem", "rows", "move", "pool", "sdpa", "blocks")
 

@@ -1,4 +1,4 @@
-"""python -m weft bench: the arithmetic of its cases, its oracle and tables, its picture and its command line.
+"""python -m benchmarks: the arithmetic of its cases, its oracle and tables, its picture and its command line.
 No time is judged."""
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 import weft
 from weft import svg
-from weft.__main__ import main
-from weft.bench import (
+
+from benchmarks import (
     attention,
     cases,
     families,
@@ -28,19 +28,20 @@ from weft.bench import (
     norms,
     predict,
     products,
-    results,
     roofline,
     streams,
+    tables,
     tiles,
     whole,
 )
-from weft.bench.case import GROUPS, Case
-from weft.bench.families import Rivalry
-from weft.bench.machines import machine, repeats, sets_of
-from weft.bench.predict import Prediction
-from weft.bench.results import Roof, Row, Table
-from weft.bench.shapes import BSHD, NDHWC, NHWC, NWC, Attention, Convolution, Operand, Pool, Window
-from weft.bench.tiles import Choice
+from benchmarks.__main__ import main
+from benchmarks.case import GROUPS, Case
+from benchmarks.families import Rivalry
+from benchmarks.machines import machine, repeats, sets_of
+from benchmarks.predict import Prediction
+from benchmarks.shapes import BSHD, NDHWC, NHWC, NWC, Attention, Convolution, Operand, Pool, Window
+from benchmarks.tables import Roof, Row, Table
+from benchmarks.tiles import Choice
 
 SVG = "{http://www.w3.org/2000/svg}"
 MILLION = 1 << 20
@@ -262,7 +263,7 @@ def test_case_is_right(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_attention_is_judged_some_queries_at_a_time(
     is_backward: bool, window: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("weft.bench.oracle.QUERIES_AT_ONCE", 4)
+    monkeypatch.setattr("benchmarks.oracle.QUERIES_AT_ONCE", 4)
     attention = Attention(1, 2, 1, 9, 9, 4, 3, True, window)
     row = quick(monkeypatch).row(products.sdpa("parts", "f32", attention, is_backward))
     assert row.error is not None
@@ -454,7 +455,7 @@ def test_tables_of_blocks(tmp_path: Path) -> None:
         "blocks/a_bwd,10.00,9.00,0.900,2.0e-03,9.00,,,5.00,2,,4.00,,,Chip,2026-11-26",
         "blocks/b_fwd,,,,,,,,0.00,0,,,,,Chip,2026-11-26",
     ]
-    assert [row.peer for row in results.read_csv(tmp_path / "table.csv")] == [12e-6, 9e-6, None]
+    assert [row.peer for row in tables.read_csv(tmp_path / "table.csv")] == [12e-6, 9e-6, None]
     assert whole.line(WHOLES[0], [WHOLES[0].case]).split() == [
         *("blocks/a_fwd", "10.0", "15.0", "12.0", "1.20", "2.0e-03", "5.0", "2", "10.5", "4/90/30"),
     ]
@@ -475,10 +476,10 @@ def test_roof_is_what_was_measured() -> None:
         Row("ceiling/bf16_8192", peer=0.002),  # of another table: the better one counts
         Row("matmul/bf16_8192", weft=1e-9),
     ]
-    roof = results.roof_of(rows, cases.gpu())
+    roof = tables.roof_of(rows, cases.gpu())
     peak = 2 * 8192**3 / 0.001
     assert roof == Roof(2 * 2**30 / 0.0005, {"bf16": peak}, True)
-    roof = results.roof_of([*rows, Row("matmul/fp8_8192", weft=1e-9)], cases.gpu())
+    roof = tables.roof_of([*rows, Row("matmul/fp8_8192", weft=1e-9)], cases.gpu())
     assert roof.peaks == {"bf16": peak, "fp8": 2 * peak}
 
 
@@ -486,11 +487,11 @@ def test_a_cpu_multiplies_narrow_floats_as_floats() -> None:
     names = ("matmul/fp8_192", "matmul/i8_weights_m4_n192_k256", "matmul/int8_192", "matmul/f32_512")
     rows = [Row("ceiling/copy_256MiB", peer=0.01), Row("ceiling/f32_1024", peer=0.01)]
     rows += [Row(name, weft=1e-3) for name in names]
-    roof = results.roof_of(rows, cases.cpu())
+    roof = tables.roof_of(rows, cases.cpu())
     peak = 2 * 1024**3 / 0.01
     assert roof.peaks == {"f32": peak, "fp8": peak, "bf16": peak}
     assert "measured · bf16, fp8: as f32 · percentages" in roofline.picture(rows, cases.cpu(), roof)
-    roof = results.roof_of([*rows, Row("ceiling/bf16_8192", peer=0.001)], cases.cpu())
+    roof = tables.roof_of([*rows, Row("ceiling/bf16_8192", peer=0.001)], cases.cpu())
     assert "measured · fp8, int8: twice bf16 · percentages" in roofline.picture(rows, cases.cpu(), roof)
 
 
@@ -500,10 +501,10 @@ def test_roof_without_ceilings_is_the_best_row() -> None:
         Row("norm/rmsnorm_fwd_16384x4096", weft=1e-4),
         Row("matmul/unknown", weft=1e-12),
     ]
-    roof = results.roof_of(rows, cases.gpu())
+    roof = tables.roof_of(rows, cases.gpu())
     case = cases.gpu()["norm/rmsnorm_fwd_16384x4096"]
     assert roof == Roof(case.bytes / 1e-4, {"bf16": 2 * 8192**3 / 0.001}, False)
-    assert results.roof_of([], cases.gpu()) == Roof(float("inf"), {}, False)
+    assert tables.roof_of([], cases.gpu()) == Roof(float("inf"), {}, False)
 
 
 def test_least_time() -> None:
@@ -555,7 +556,7 @@ norm: peer time / weft time is 0.950 in the geometric mean of 1 case, 0.950 in t
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
     path = tmp_path / "table.csv"
-    results.write_csv(path, ROWS)
+    tables.write_csv(path, ROWS)
     return path
 
 
@@ -569,13 +570,13 @@ def test_what_fails_leaves_the_table_so_far(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(measure.Bench, "row", fail)
     with pytest.raises(RuntimeError, match="the device is gone"):
-        main(["bench", "sdpa", "--device", "cpu", "--csv", str(written)])
-    assert [found.case for found in results.read_csv(written)][-1] == "sdpa/fwd_d32_s64_causal"
+        main(["sdpa", "--device", "cpu", "--csv", str(written)])
+    assert [found.case for found in tables.read_csv(written)][-1] == "sdpa/fwd_d32_s64_causal"
 
 
 def test_csv(table: Path) -> None:
     assert table.read_text() == CSV
-    back = results.read_csv(table)
+    back = tables.read_csv(table)
     assert [(row.case, row.device, row.date) for row in back] == [(r.case, r.device, r.date) for r in ROWS]
     for row, wanted in zip(back, ROWS, strict=True):
         for figure in ("weft", "peer", "error", "ratio"):
@@ -597,7 +598,7 @@ def test_summary() -> None:
         Row("rows/sum_rows_16384x4096", 1.0, 0.5),
         Row("rows/sum_rows_16384x4097", 1.0, None),
     ]
-    assert results.summary(rows, cases.gpu(), "cudnn") == [
+    assert tables.summary(rows, cases.gpu(), "cudnn") == [
         "rows: cudnn time / weft time is 1.000 in the geometric mean of 2 cases, 0.500 in the worst "
         "(sum_rows_16384x4096)"
     ]
@@ -612,7 +613,7 @@ def titles(text: str) -> list[str]:
 
 def test_picture(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(roofline, "FEW", 0)
-    text = roofline.picture(ROWS, cases.gpu(), results.roof_of(ROWS, cases.gpu()))
+    text = roofline.picture(ROWS, cases.gpu(), tables.roof_of(ROWS, cases.gpu()))
     points = titles(text)
     # One per case with a time and operations, and a hollow one next to it if a peer has a time.
     assert sorted(points) == [
@@ -734,18 +735,17 @@ move/transpose_8192x8192                 0   268 M          0
 
 
 def test_list(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "--list", "--device", "cuda", "matmul", "move", "--only", "8192$"]) == 0
+    assert main(["--list", "--device", "cuda", "matmul", "move", "--only", "8192$"]) == 0
     assert capsys.readouterr().out == LIST
 
 
 def test_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Two small cases and the ceilings, really measured and written to files."""
-    small = (results.Ceiling("ceiling/copy_256MiB", 1 << 16), results.Ceiling("ceiling/f32_1024", 64, "f32"))
-    monkeypatch.setattr("weft.bench.machines._Cpu.ceilings", small)
+    small = (tables.Ceiling("ceiling/copy_256MiB", 1 << 16), tables.Ceiling("ceiling/f32_1024", 64, "f32"))
+    monkeypatch.setattr("benchmarks.machines._Cpu.ceilings", small)
     written, drawn = tmp_path / "out.csv", tmp_path / "out.svg"
     only = "f32_m16|softmax_256x512$"
     words = [
-        "bench",
         "--device",
         "cpu",
         "--only",
@@ -777,10 +777,10 @@ def test_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: py
 def test_a_case_that_fails_shows_in_the_status(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("weft.bench.machines._Cpu.ceilings", ())
+    monkeypatch.setattr("benchmarks.machines._Cpu.ceilings", ())
     monkeypatch.setattr(measure, "LARGEST_ERRORS", {"f32": 0.0})
-    assert main(["bench", "--device", "cpu", "--quick", "move"]) == 0  # copies are exact
-    assert main(["bench", "--device", "cpu", "--only", "f32_m16"]) == 1
+    assert main(["--device", "cpu", "--quick", "move"]) == 0  # copies are exact
+    assert main(["--device", "cpu", "--only", "f32_m16"]) == 1
     assert "\n  weft: the result is wrong: its error is " in capsys.readouterr().out
 
 
@@ -800,7 +800,7 @@ def test_tiles_are_those_of_the_chosen_engine(monkeypatch: pytest.MonkeyPatch) -
 def test_tiles(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     written = tmp_path / "tiles.csv"
     words = ["matmul", "--device", "cpu", "--only", "f32_m16", "--tiles", "--quick", "--csv", str(written)]
-    assert main(["bench", *words]) == 0
+    assert main([*words]) == 0
     said = capsys.readouterr().out.splitlines()
     assert said[1].split() == ["case", "chosen", "best", "ratio", "tiles", "the", "best", "one"]
     assert said[2].startswith("matmul/f32_m16_n1024_k1024 ")
@@ -833,7 +833,7 @@ def test_a_tile_that_fails_is_named(
 
     monkeypatch.setattr(tiles, "measure", measured)
     monkeypatch.setattr(machines._Cpu, where, broken)
-    assert main(["bench", "--device", "cpu", "--only", names, "--tiles", "--csv", str(written)]) == 1
+    assert main(["--device", "cpu", "--only", names, "--tiles", "--csv", str(written)]) == 1
     failure = "with '" if where == "timer" else "before running a tile: "
     said = capsys.readouterr().err
     assert said.startswith(f"bench: {second} failed {failure}")
@@ -855,7 +855,7 @@ def test_the_best_tile() -> None:
 def test_families(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     written = tmp_path / "families.csv"
     words = ["matmul", "--device", "cpu", "--only", "f32_192", "--families", "--quick", "--csv", str(written)]
-    assert main(["bench", *words]) == 0
+    assert main([*words]) == 0
     said = capsys.readouterr().out.splitlines()
     assert said[2].startswith("matmul/f32_192 ")
     assert " cpu.contraction; cpu.reference " in said[2]
@@ -892,11 +892,11 @@ def test_the_best_families() -> None:
 def test_from(table: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     strange = tmp_path / "strange.csv"
     strange.write_text("case,weft_us,peer_us,ratio,error,device,date\nmatmul/new,1,2,2,,Chip,\n")
-    assert main(["bench", "--from", str(table), str(strange)]) == 0
+    assert main(["--from", str(table), str(strange)]) == 0
     said = capsys.readouterr()
     assert said.out == TEXT
     assert said.err == "omitted, because they are not defined here: matmul/new\n"
-    assert main(["bench", "norm", "--from", str(table), "--svg", str(tmp_path / "out.svg")]) == 0
+    assert main(["norm", "--from", str(table), "--svg", str(tmp_path / "out.svg")]) == 0
     assert ">norm, bf16<" in (tmp_path / "out.svg").read_text()
 
 
@@ -930,7 +930,7 @@ def test_from(table: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -
     ],
 )
 def test_refusals(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", *words]) == 1
+    assert main([*words]) == 1
     assert capsys.readouterr().err.startswith(said)
 
 
@@ -951,7 +951,7 @@ def test_refusals(words: list[str], said: str, capsys: pytest.CaptureFixture[str
 def test_bad_tables(text: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "bad.csv"
     path.write_text(text)
-    assert main(["bench", "--from", str(path)]) == 1
+    assert main(["--from", str(path)]) == 1
     assert capsys.readouterr().err.startswith(said.format(path))
 
 
@@ -976,8 +976,8 @@ def test_predictions_of_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str
     """Compares a table with the predictions of planning for an H200; ceilings and cases without a time are
     left out."""
     path, written = tmp_path / "table.csv", tmp_path / "predicted.csv"
-    results.write_csv(path, ROWS)
-    assert main(["bench", "--predict", "--csv", str(written), "--from", str(path)]) == 0
+    tables.write_csv(path, ROWS)
+    assert main(["--predict", "--csv", str(written), "--from", str(path)]) == 0
     said = capsys.readouterr().out.splitlines()
     assert said[0] == "DeviceProperties(sm_90: H200 (described), 132 multiprocessors)"
     times = {row.case: row.weft for row in ROWS if row.weft}
@@ -997,7 +997,7 @@ def test_predictions_of_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 def test_predictions_here(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(measure.LARGEST_ERRORS, "f32", 1e-9)  # rounds away the product, not the copy
-    words = ["bench", "--predict", "--device", "cpu", "--quick", "--only"]
+    words = ["--predict", "--device", "cpu", "--quick", "--only"]
     assert main([*words, "matmul/f32_m16|transpose"]) == 1
     said = capsys.readouterr().out.splitlines()
     assert said[2] == "matmul/f32_m16_n1024_k1024: no time"
@@ -1005,12 +1005,6 @@ def test_predictions_here(capsys: pytest.CaptureFixture[str], monkeypatch: pytes
     assert said[4].split()[0].startswith("move/transpose")
     assert float(said[4].split()[2]) > 0
     assert said[-2].endswith("%)")
-
-
-def test_predictions_need_tables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(predict.weft, "__file__", str(tmp_path / "lib" / "weft" / "__init__.py"))
-    with pytest.raises(weft.errors.UnavailableError, match=r"finds no GPU, and no tables in .*Name tables"):
-        predict.committed_tables()
 
 
 def test_how_far_predictions_are() -> None:

@@ -1,6 +1,6 @@
 """Host cost of execute through weft.cudnn, compared with weft's own: relu on four floats.
 
-python tests/cudnn/host_cost.py [cpu|cuda] [rounds]
+python -m benchmarks.cudnn_host_cost [cpu|cuda] [rounds]
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ def cost(call: Callable[[], object], wait: Callable[[], object], rounds: int) ->
 
 
 def arrays(device: str) -> tuple[Any, Any]:
+    """Memory for the input and the output."""
     if device == "cuda":
         import torch
 

@@ -2,23 +2,18 @@
 weft.torch.enable(), minus the second, in milliseconds of processor time per plan; median of some shapes. The
 operators are warmed up with other shapes.
 
-    python tools/bench/torch_plan_cost.py [--only softmax conv]
+    python -m benchmarks.torch_plan_cost [--only softmax conv]
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import torch
-
-ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT / "python"), str(ROOT / "bindings")]
-import weft.torch  # noqa: E402
+import weft.torch
 
 F = torch.nn.functional
 KNOWN, SHAPES = 2, 25  # number of warm-up shapes, and of all shapes

@@ -1,4 +1,4 @@
-"""`python -m weft bench models`: training steps of whole networks; compares torch with torch plus Weft, and
+"""`python -m benchmarks models`: training steps of whole networks; compares torch with torch plus Weft, and
 torch.compile with Inductor and with Weft's backend."""
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class _Place:
 def names() -> list[str]:
     """The models."""
     _torch()
-    return list(importlib.import_module("weft.bench.models").MODELS)
+    return list(importlib.import_module("benchmarks.models").MODELS)
 
 
 def version() -> str:
@@ -104,7 +104,7 @@ def measure(name: str, kind: str, sides: Sequence[str] = SIDES) -> Trained:
     measured separately. Then all are timed in alternation, because processors get hot and have other work to
     do."""
     torch, results = _torch(), Trained(name)
-    place, model = _Place(torch, kind), importlib.import_module("weft.bench.models").MODELS[name]
+    place, model = _Place(torch, kind), importlib.import_module("benchmarks.models").MODELS[name]
     torch.manual_seed(5)
     network = model.make().to(kind, place.dtype)
     x = torch.randn(*(model.gpu if kind == "cuda" else model.cpu)).to(kind, place.dtype)

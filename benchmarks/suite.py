@@ -1,4 +1,4 @@
-"""`python -m weft bench`: cases with the sizes of real networks, each checked and then timed, next to another
+"""`python -m benchmarks`: cases with the sizes of real networks, each checked and then timed, next to another
 module if one is named; prints a table, and writes CSV and roofline plots of the device."""
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import weft
-from weft.bench import cases, families, predict, results, roofline, tiles, training, whole
-from weft.bench.case import GROUPS, Case
-from weft.bench.machines import QUICK_ROUNDS, ROUNDS, machine
-from weft.bench.measure import Bench
-from weft.bench.results import CEILINGS, Row, Table
 from weft.devices import DeviceProperties
 from weft.errors import BadParameterError
 from weft.explain import amount, table
+
+from benchmarks import cases, families, predict, roofline, tables, tiles, training, whole
+from benchmarks.case import GROUPS, Case
+from benchmarks.machines import QUICK_ROUNDS, ROUNDS, machine
+from benchmarks.measure import Bench
+from benchmarks.tables import CEILINGS, Row, Table
 
 
 @dataclass
@@ -107,15 +108,15 @@ def _measure(kind: str, chosen: Mapping[str, Case], options: Options) -> int:
     print(bench.device)
     bench.compile(chosen.values())
     rows = bench.ceilings()
-    roof = results.roof_of(rows, chosen)
+    roof = tables.roof_of(rows, chosen)
     lines = Table(chosen, roof, peer)
-    print("\n".join([*results.roof_lines(roof), "", lines.header()]), flush=True)
+    print("\n".join([*tables.roof_lines(roof), "", lines.header()]), flush=True)
     for case in chosen.values():
         rows.append(bench.row(case))
         print("\n".join([lines.line(rows[-1], case), *(f"  {note}" for note in rows[-1].notes)]), flush=True)
         if options.csv:
-            results.write_csv(options.csv, rows)
-    print("\n".join(["", *results.summary(rows, chosen, peer)]).rstrip())
+            tables.write_csv(options.csv, rows)
+    print("\n".join(["", *tables.summary(rows, chosen, peer)]).rstrip())
     _draw(rows, chosen, roof, options.svg)
     return int(any(row.weft is None for row in rows if row.case in chosen))
 
@@ -228,26 +229,26 @@ def _show(options: Options) -> int:
             "bench: --from shows tables; it excludes --csv, --peer, --list, --tiles and --families. "
             "Leave them or it out."
         )
-    rows = [row for path in options.tables for row in results.read_csv(path)]
+    rows = [row for path in options.tables for row in tables.read_csv(path)]
     known = cases.cpu() | cases.gpu()
     named = {row.case: known[row.case] for row in rows if row.case in known}
     strange = [row.case for row in rows if row.case not in known and row.case not in CEILINGS]
     if not named:
         raise BadParameterError("bench: --from has no case that Weft knows. --list shows them.")
     chosen = select(named, options)
-    roof = results.roof_of(rows, chosen)
+    roof = tables.roof_of(rows, chosen)
     lines = Table(chosen, roof, "peer")
-    print("\n".join([*results.roof_lines(roof), "", lines.header()]))
+    print("\n".join([*tables.roof_lines(roof), "", lines.header()]))
     selected = [row for row in rows if row.case in chosen]
     print("\n".join(lines.line(row, chosen[row.case]) for row in selected))
-    print("\n".join(["", *results.summary(selected, chosen, "peer")]).rstrip())
+    print("\n".join(["", *tables.summary(selected, chosen, "peer")]).rstrip())
     if strange:
         print(f"omitted, because they are not defined here: {', '.join(strange)}", file=sys.stderr)
     _draw(selected, chosen, roof, options.svg)
     return 0
 
 
-def _draw(rows: Sequence[Row], chosen: Mapping[str, Case], roof: results.Roof, path: Path | None) -> None:
+def _draw(rows: Sequence[Row], chosen: Mapping[str, Case], roof: tables.Roof, path: Path | None) -> None:
     if path is not None:
         path.write_text(roofline.picture(rows, chosen, roof), encoding="utf-8")
         print(f"picture: {path}")

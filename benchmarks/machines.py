@@ -20,12 +20,13 @@ from typing import Any, Protocol
 
 from weft import buffers, dtypes, gpu_health
 from weft.backend import describe_machine
-from weft.bench.case import Case
-from weft.bench.results import CPU_CEILINGS, GPU_CEILINGS, Ceiling
-from weft.bench.shapes import Operand
 from weft.devices import DeviceProperties
 from weft.errors import UnavailableError
 from weft.frontend import create_handle
+
+from benchmarks.case import Case
+from benchmarks.shapes import Operand
+from benchmarks.tables import CPU_CEILINGS, GPU_CEILINGS, Ceiling
 
 SEED = 7
 ROUNDS, QUICK_ROUNDS = 7, 3

@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from weft import dtypes
-from weft.bench.case import Case, Tensors
-from weft.bench.layers import Gradients, Layers, TorchLayers, WeftLayers
-from weft.bench.machines import type_of
-from weft.bench.shapes import BSHD, NHWC, Attention, Operand
+
+from benchmarks.case import Case, Tensors
+from benchmarks.layers import Gradients, Layers, TorchLayers, WeftLayers
+from benchmarks.machines import type_of
+from benchmarks.shapes import BSHD, NHWC, Attention, Operand
 
 Operands = dict[str, Operand]
 Made = dict[str, Any]

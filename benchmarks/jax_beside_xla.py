@@ -1,7 +1,7 @@
 """Compares operators of weft.jax with XLA's code for plain JAX, forward and gradients, at five sizes, in
 bf16.
 
-    python tools/bench/jax_beside_xla.py [--csv tools/bench/results/h200-jax.csv]
+    python -m benchmarks.jax_beside_xla [--csv benchmarks/results/h200-jax.csv]
 
 A program has several independent calls, so that its launch overhead hardly counts; times are per call. The
 forward passes of norms are so short that the buffers of many calls would cost the host more than the calls;

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from weft.bench.case import Case
-from weft.bench.machines import in_turn
-from weft.bench.measure import Bench, Memory, Side, named
+from benchmarks.case import Case
+from benchmarks.machines import in_turn
+from benchmarks.measure import Bench, Memory, Side, named
 
 Clock: TypeAlias = Callable[[str], float]
 

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from weft.bench.shapes import NHWC
+from benchmarks.shapes import NHWC
 
 Build = Callable[[Any], Mapping[str, Any]]
 

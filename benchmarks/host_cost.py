@@ -1,8 +1,8 @@
 """Host cost of one execution from C and from Python: relu on four floats, so that call overhead dominates.
 Builds host_cost.c with this tree's header and library; prints the best of several rounds.
 
-    python tools/bench/host_cost.py                  on the first GPU, otherwise on the CPU
-    python tools/bench/host_cost.py --device cpu --csv FILE    on the CPU, also as a table
+    python -m benchmarks.host_cost                  on the first GPU, otherwise on the CPU
+    python -m benchmarks.host_cost --device cpu --csv FILE    on the CPU, also as a table
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import csv
 import datetime
 import os
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -20,8 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT / "python"), str(ROOT / "bindings")]
+ROOT = Path(__file__).parents[1]
 ROUNDS, CALLS = 200, 500  # a round is short enough that a GPU's queue never fills
 
 
@@ -40,7 +38,7 @@ def cost(call: Callable[[], object], wait: Callable[[], object]) -> float:
 def cost_in_c(plan: bytes, folder: Path, library: Path, device: str) -> float:
     """Nanoseconds per call of weftExecute, from a C program."""
     (folder / "plan").write_bytes(plan)
-    source, program = ROOT / "tools/bench/host_cost.c", folder / "host_cost"
+    source, program = ROOT / "benchmarks/host_cost.c", folder / "host_cost"
     compiler = [os.environ.get("CC", "cc"), "-O2", "-std=c99", f"-I{ROOT}/include"]
     subprocess.run([*compiler, source, "-o", program, library, f"-Wl,-rpath,{library.parent}"], check=True)
     environment = os.environ | {"WEFT_DEVICE": device, "LD_LIBRARY_PATH": str(library.parent)}

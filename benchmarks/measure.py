@@ -13,10 +13,11 @@ from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import weft
-from weft.bench.case import Case
-from weft.bench.machines import Machine, Timer, in_turn, sets_of, type_of
-from weft.bench.results import Ceiling, Row
 from weft.errors import BadParameterError, ExecutionError, NotSupportedError, UnavailableError
+
+from benchmarks.case import Case
+from benchmarks.machines import Machine, Timer, in_turn, sets_of, type_of
+from benchmarks.tables import Ceiling, Row
 
 # Error limits by arithmetic: a few roundings in the type of the operands or results.
 LARGEST_ERRORS = {"bf16": 1e-2, "f16": 2e-3, "tf32": 2e-3, "f32": 1e-4, "fp8": 1e-2, "int8": 0.0}

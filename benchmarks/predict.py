@@ -9,14 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import weft
-from weft.bench.case import Case
-from weft.bench.measure import graph_of
-from weft.bench.results import Row, read_csv
 from weft.devices import DeviceProperties
-from weft.errors import UnavailableError
+
+from benchmarks.case import Case
+from benchmarks.measure import graph_of
+from benchmarks.tables import Row, read_csv
 
 COLUMNS = ("case", "predicted_us", "measured_us", "ratio", "families", "device", "date")
 TABLES_ARCH = "sm_90"  # the architecture of this repository's tables
+RESULTS = Path(__file__).with_name("results")
 FACTOR = 1.3  # a prediction within this factor is good
 
 
@@ -56,14 +57,7 @@ def predict(case: Case, row: Row, device: DeviceProperties) -> Prediction:
 
 def committed_tables() -> list[Path]:
     """The tables of this repository with one Weft time per case."""
-    folder = Path(weft.__file__).parents[2] / "tools" / "bench" / "results"
-    results = [path for path in sorted(folder.glob("h200-*.csv")) if _has_times(path)]
-    if not results:
-        raise UnavailableError(
-            f"bench: --predict finds no GPU, and no tables in {folder}. Name tables with --from, or run it "
-            "in a working tree."
-        )
-    return results
+    return [path for path in sorted(RESULTS.glob("h200-*.csv")) if _has_times(path)]
 
 
 def _has_times(path: Path) -> bool:

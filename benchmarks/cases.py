@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache, partial
 
-from weft.bench import attention, fused, networks, norms, products, streams
-from weft.bench.case import Case
-from weft.bench.shapes import NDHWC, NWC, Attention, Convolution, Pool
+from benchmarks import attention, fused, networks, norms, products, streams
+from benchmarks.case import Case
+from benchmarks.shapes import NDHWC, NWC, Attention, Convolution, Pool
 
 # ---- For GPUs: sizes of networks ---------------------------------------------------------------------------
 

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from weft.bench.case import Case
-from weft.bench.chosen import Chosen, clock, engine_of, in_turns
-from weft.bench.measure import Bench, named
 from weft.enums import knob_type
 from weft.errors import WeftError
+
+from benchmarks.case import Case
+from benchmarks.chosen import Chosen, clock, engine_of, in_turns
+from benchmarks.measure import Bench, named
 
 COLUMNS = ("case", "chosen_us", "best_us", "ratio", "tiles", "chosen", "best", "device", "date")
 FINALISTS = 4  # number of the fastest plans that are timed again,

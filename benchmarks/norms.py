@@ -6,9 +6,9 @@ import math
 from functools import partial
 from typing import Any
 
-from weft.bench import oracle
-from weft.bench.case import Case, Tensors
-from weft.bench.shapes import NHWC, Operand
+from benchmarks import oracle
+from benchmarks.case import Case, Tensors
+from benchmarks.shapes import NHWC, Operand
 
 EPSILON, MOMENTUM = 1e-5, 0.1
 # Operations per element: each addition, multiplication and function in the definition counts as one.
@@ -89,9 +89,7 @@ def _build_backward(kind: str, _: Any, g: Any, t: Tensors) -> Tensors:
     }
 
 
-def batch_norm(
-    dtype: str, n: int, channels: int, size: int, is_backward: bool, is_last: bool = True
-) -> Case:
+def batch_norm(dtype: str, n: int, channels: int, size: int, is_backward: bool, is_last: bool = True) -> Case:
     """Batch normalization of images in training; is_last: channels last."""
     full = Operand((n, channels, size, size), dtype, NHWC if is_last else ())
     each = Operand((1, channels, 1, 1), "f32")

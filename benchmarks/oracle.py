@@ -14,7 +14,7 @@ from functools import partial, reduce
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from weft.bench.shapes import Attention, Convolution, Pool, Window
+    from benchmarks.shapes import Attention, Convolution, Pool, Window
 
 Arrays = dict[str, Any]
 

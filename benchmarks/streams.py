@@ -10,9 +10,9 @@ from fractions import Fraction
 from functools import partial
 from typing import Any
 
-from weft.bench import oracle
-from weft.bench.case import Case, Tensors
-from weft.bench.shapes import NHWC, Operand, Pool
+from benchmarks import oracle
+from benchmarks.case import Case, Tensors
+from benchmarks.shapes import NHWC, Operand, Pool
 
 # ---- Pointwise chains --------------------------------------------------------------------------------------
 

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from html import escape
 
 from weft import svg
-from weft.bench.case import GROUPS, Case
-from weft.bench.results import IN_FLOAT, TWICE, Roof, Row, percent
 from weft.explain import amount
+
+from benchmarks.case import GROUPS, Case
+from benchmarks.tables import IN_FLOAT, TWICE, Roof, Row, percent
 
 WIDTH, PLOT, HEADING = 860.0, 260.0, 66.0
 LEFT, RIGHT, TOP, BOTTOM = 66.0, 92.0, 44.0, 60.0  # margins of a panel

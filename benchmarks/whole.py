@@ -16,11 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from weft.bench.case import Case
-from weft.bench.machines import Machine, Timer, in_turn
-from weft.bench.measure import Bench, Memory, Side
-from weft.bench.networks import Program
 from weft.errors import BadParameterError, ExecutionError
+
+from benchmarks.case import Case
+from benchmarks.machines import Machine, Timer, in_turn
+from benchmarks.measure import Bench, Memory, Side
+from benchmarks.networks import Program
 
 # for torch.compile: the benchmark captures each side into a CUDA graph itself
 MODE = "max-autotune-no-cudagraphs"

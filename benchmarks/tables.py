@@ -8,9 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from weft.bench.case import Case
 from weft.errors import BadParameterError
 from weft.explain import amount
+
+from benchmarks.case import Case
 
 COLUMNS = ("case", "weft_us", "peer_us", "ratio", "error", "device", "date")
 

@@ -7,9 +7,9 @@ import math
 from functools import partial
 from typing import Any
 
-from weft.bench import oracle
-from weft.bench.case import Case, Tensors
-from weft.bench.shapes import NHWC, Convolution, Operand
+from benchmarks import oracle
+from benchmarks.case import Case, Tensors
+from benchmarks.shapes import NHWC, Convolution, Operand
 
 MATMULS = (
     "bare",

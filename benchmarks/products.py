@@ -9,9 +9,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from weft.bench import oracle
-from weft.bench.case import Case, Tensors
-from weft.bench.shapes import BSHD, NHWC, Attention, Convolution, Operand
+from benchmarks import oracle
+from benchmarks.case import Case, Tensors
+from benchmarks.shapes import BSHD, NHWC, Attention, Convolution, Operand
 
 # The tensors' type by the arithmetic; with tf32, GPUs multiply f32 tensors.
 TENSORS = {"bf16": "bf16", "f16": "f16", "tf32": "f32", "f32": "f32", "fp8": "e4m3", "int8": "i8"}
