@@ -18,8 +18,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, Protocol
 
-from weft import buffers, dtypes, gpu_health
+from weft import buffers, dtypes
 from weft.backend import describe_machine
+from weft.cli import gpu_health
 from weft.devices import DeviceProperties
 from weft.errors import UnavailableError
 from weft.frontend import create_handle

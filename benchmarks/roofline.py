@@ -13,8 +13,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from weft import svg
 from weft.explain import amount
+from weft.plot import svg
 
 from benchmarks.case import GROUPS, Case
 from benchmarks.tables import IN_FLOAT, TWICE, Roof, Row, percent

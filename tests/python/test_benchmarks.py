@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import weft
-from weft import svg
+from weft.plot import svg
 
 from benchmarks import (
     attention,

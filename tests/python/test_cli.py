@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 import weft
-from weft import backend, demo, doctor, support
-from weft.cli import main
+from weft import backend
+from weft.cli import demo, doctor, main, support
 from weft.explain import amount, bound, explain_text, short_name
 
 ROOT = Path(__file__).parents[2]

@@ -13,8 +13,7 @@ from typing import Any
 import emulated_gpu
 import pytest
 import weft
-from weft import gpu_health
-from weft.cli import main
+from weft.cli import gpu_health, main
 
 ROOT = Path(__file__).parents[2]
 

@@ -16,7 +16,10 @@ import weft
 from weft import errors
 
 PACKAGE = Path(weft.__file__).parent
-MODULES = sorted(path.stem for path in PACKAGE.glob("*.py") if not path.stem.startswith("__"))
+FILES = [
+    path.relative_to(PACKAGE) for folder in ("", "cli", "plot") for path in (PACKAGE / folder).glob("*.py")
+]
+MODULES = sorted(".".join(file.with_suffix("").parts) for file in FILES if not file.stem.startswith("__"))
 
 
 def python(code: str, **environment: str) -> str:

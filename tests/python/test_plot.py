@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 import weft
-from weft import svg
-from weft.chart import Panel, chart, ticks
-from weft.layout import Box, Edge, place
-from weft.plot import draw, picture_of_graph, picture_of_report, plot
+from weft.plot import svg
+from weft.plot.chart import Panel, chart, ticks
+from weft.plot.diagram import draw, picture_of_graph, picture_of_report, plot
+from weft.plot.layout import Box, Edge, place
 from weft.progress import Progress
 
 NAMESPACE = "{http://www.w3.org/2000/svg}"

@@ -98,7 +98,7 @@ def _is_expected(error: Exception) -> bool:
 
 def _run(given: argparse.Namespace) -> int:
     if given.command == "doctor":
-        from weft import doctor
+        from weft.cli import doctor
 
         return doctor.run(given.json)
     if given.command == "demo":
@@ -106,13 +106,13 @@ def _run(given: argparse.Namespace) -> int:
         if missing:
             print(f"demo: it needs {' and '.join(missing)}. pip install 'weft[demo]'", file=sys.stderr)
             return 1
-        from weft import demo
+        from weft.cli import demo
 
         return demo.run(given.out, given.epochs or demo.EPOCHS)
     if given.command == "explain":
         return _explain(given.file, given.svg, given.device, given.all)
     if given.command == "support":
-        from weft import support
+        from weft.cli import support
 
         print(support.markdown() if given.markdown else support.text(), end="" if given.markdown else "\n")
         return 0

@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from weft import doctor
+from weft.cli import doctor
 from weft.cudnn.version import FRONTEND, backend_version_string
 
 

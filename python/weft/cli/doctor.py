@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from weft import gpu_health
+from weft.cli import gpu_health
 
 PACKAGES: tuple[str, ...] = ("cffi", "numpy", "torch", "cupy", "ml_dtypes", "scikit-learn")
 PACKAGES += ("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from weft import svg
+from weft.plot import svg
 
 WIDTH, PANEL, GAP = 640.0, 150.0, 34.0
 LEFT, RIGHT, TOP, BOTTOM = 58.0, 132.0, 52.0, 40.0

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import weft
-from weft.chart import Panel, chart
 from weft.devices import DeviceProperties, default_handle
 from weft.explain import explain_text
 from weft.plot import plot
+from weft.plot.chart import Panel, chart
 from weft.progress import Progress
 
 if TYPE_CHECKING:

@@ -13,11 +13,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from weft import backend, dtypes, svg
+from weft import backend, dtypes
 from weft.errors import BadParameterError
 from weft.explain import amount, short_name
-from weft.layout import Box, Edge, Placed, place
 from weft.lowering import Nested
+from weft.plot import svg
+from weft.plot.layout import Box, Edge, Placed, place
 from weft.tensor import Tensor
 
 if TYPE_CHECKING:

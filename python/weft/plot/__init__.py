@@ -1,0 +1,5 @@
+"""Drawings as SVG: diagrams of graphs and plans, and line charts."""
+
+from weft.plot.diagram import plot
+
+__all__ = ["plot"]
