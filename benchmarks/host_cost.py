@@ -81,7 +81,8 @@ def measure(handle: Any) -> dict[str, float]:
         backend.synchronize(handle, 0)
 
     for kind, given, made in arrays(handle):
-        pack, run = {x: given, y: made}, g.plan.bind(x=given, out={"y": made})
+        run = g.plan.bind(x=given, out={"y": made})
+        pack: dict[Any, Any] = {x: given, y: made}
         rows[f"Python, {kind}: run = plan.bind(...); run()"] = cost(run, wait)
         rows[f"Python, {kind}: graph.execute({{...}})"] = cost(partial(g.execute, pack), wait)
         rows[f"Python, {kind}: plan(x=..., out=...)"] = cost(partial(g.plan, x=given, out={"y": made}), wait)
