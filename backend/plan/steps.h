@@ -4,7 +4,7 @@
 #ifndef WEFT_PLAN_STEPS_H
 #define WEFT_PLAN_STEPS_H
 
-#include "plan/partition.h"
+#include "plan/partition/partition.h"
 
 /* A CPU cache line, in bytes; vector loads and tensor maps need 16. */
 enum { WORKSPACE_ALIGNMENT = 64 };

@@ -6,7 +6,7 @@
 #include "engines/engine.h"
 #include "graph/graph.h"
 #include "harness.h"
-#include "plan/partition.h"
+#include "plan/partition/partition.h"
 
 #include <pthread.h>
 

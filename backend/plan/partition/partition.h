@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Covering a graph with regions, each served by one kernel family of an engine. */
-#ifndef WEFT_PLAN_PARTITION_H
-#define WEFT_PLAN_PARTITION_H
+#ifndef WEFT_PLAN_PARTITION_PARTITION_H
+#define WEFT_PLAN_PARTITION_PARTITION_H
 
 #include "engines/engine.h"
 #include "graph/views.h"

@@ -1,0 +1,181 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Covers a graph with regions. At each unassigned node, every family that accepts it grows a candidate region, and the
+   cheapest candidate becomes a part; its cost includes the nodes that other candidates would serve and it does not.
+   Each step only looks at regions and the nodes around them, so the time for a cover is linear in the number of
+   operations. */
+#include "plan/partition/cover.h"
+
+#include <math.h>
+
+/* ---- State ------------------------------------------------------------------------------------------------------- */
+
+/* Arena memory is zeroed. */
+static weftStatus_t allocate_lists(struct partitioning *p) {
+    size_t nodes = (size_t)p->graph->node_count;
+    TRY(arena_alloc(p->arena, &p->owner, nodes * sizeof *p->owner));
+    TRY(arena_alloc(p->arena, &p->parts, (nodes + 1) * sizeof *p->parts));
+    TRY(arena_alloc(p->arena, &p->rejected, nodes * sizeof *p->rejected));
+    int **lists[] = {&p->nodes, &p->grown,    &p->adjacent,    &p->all,    &p->rest_nodes,
+                     &p->group, &p->position, &p->at_position, &p->reached};
+    for (size_t i = 0; i < sizeof lists / sizeof *lists; i++)
+        TRY(arena_alloc(p->arena, lists[i], nodes * sizeof **lists[i]));
+    TRY(arena_alloc(p->arena, &p->is_adjacent, nodes * sizeof *p->is_adjacent));
+    TRY(arena_alloc(p->arena, &p->is_inside, nodes * sizeof *p->is_inside));
+    TRY(arena_alloc(p->arena, &p->single_seconds, nodes * sizeof *p->single_seconds));
+    TRY(arena_alloc(p->arena, &p->mark, nodes * sizeof *p->mark));
+    /* Initially each node is its own group, in graph order. */
+    for (int n = 0; n < p->graph->node_count; n++)
+        p->group[n] = p->position[n] = p->at_position[n] = n;
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* ---- Parts ------------------------------------------------------------------------------------------------------- */
+
+static weftStatus_t cover_nodes(struct partitioning *p);
+
+/* Computes the time of a region when it is covered with all families except the one that would serve it as a whole. The
+   result is in the arena of `separate`, which the caller frees. Nodes after whole.count represent outside consumers
+   (region_extract) and are not served. */
+static weftStatus_t cover_separately(struct partitioning *separate, const struct partitioning *p,
+                                     const struct part *part, double *seconds) {
+    struct region whole;
+    const int *outer;
+    TRY(region_extract(&whole, &outer, &part->region, separate->arena));
+    separate->graph = whole.graph;
+    TRY(allocate_lists(separate));
+    for (int n = 0; n < whole.graph->node_count; n++)
+        separate->owner[n] = n < whole.count ? p->owner[part->region.nodes[n]] : NOT_NEEDED;
+    TRY(cover_nodes(separate));
+    *seconds = 0;
+    for (int n = 0; n < whole.count; n++)
+        *seconds = separate->owner[n] == UNASSIGNED ? INFINITY : *seconds;
+    for (int i = 0; i < separate->part_count; i++)
+        *seconds += separate->parts[i].seconds;
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* Decides whether a region that a family would rewrite as one operation is cheaper in several steps. The comparison of
+   candidates cannot see that, because it does not account for fusion among the steps. Only for families that combine
+   operations. If planning the steps fails, *is_cheaper is false and the failure is returned. */
+static weftStatus_t check_separate(bool *is_cheaper, struct partitioning *p, const struct part *part, int seed) {
+    double seconds;
+    struct arena arena = {0};
+    struct partitioning separate = {.engine = p->engine,
+                                    .device = p->device,
+                                    .knobs = p->knobs,
+                                    .scratch_limit = p->scratch_limit,
+                                    .excluded = part->family,
+                                    .arena = &arena};
+    *is_cheaper = false;
+    if (!part->family->combines || !part->family->companions)
+        return WEFT_STATUS_SUCCESS;
+    weftStatus_t status = cover_separately(&separate, p, part, &seconds);
+    arena_free(&arena);
+    *is_cheaper = !status && seconds < part->seconds;
+    if (!*is_cheaper)
+        return status;
+    p->rejected[seed].family = part->family->name;
+    return arena_print(p->arena, &p->rejected[seed].reason, "%s: predicted time %.3g us, %.3g us in separate steps",
+                       descriptor_label(p->graph->nodes[seed].op), part->seconds * 1e6, seconds * 1e6);
+}
+
+/* Adds a part that starts at an unassigned node with the f-th family, if it accepts the node. p->parts has room for one
+   part per node. */
+static weftStatus_t start_part(struct partitioning *p, int f, int seed) {
+    bool is_cheaper;
+    TRY(find_candidates(p, f, seed));
+    /* The f-th family declines; a later one starts here. */
+    if (p->candidate_count == 0)
+        return WEFT_STATUS_SUCCESS;
+    const struct candidate *best = cheapest_candidate(p);
+    TRY(check_separate(&is_cheaper, p, &best->part, seed));
+    /* The node stays unassigned, for later families. */
+    if (is_cheaper)
+        return WEFT_STATUS_SUCCESS;
+    p->parts[p->part_count] = best->part;
+    TRY(list_rivals(p, best));
+    /* From here on, the part is one group in the execution order. */
+    join_groups(p, &best->part.region);
+    for (int i = 0; i < best->part.region.count; i++)
+        p->owner[best->part.region.nodes[i]] = p->part_count;
+    p->part_count++;
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* Family by family, then node by node: a family starts regions at all nodes before the next one is asked. Nodes that
+   remain unassigned are served by no family of the engine. */
+static weftStatus_t cover_nodes(struct partitioning *p) {
+    for (int f = 0; p->engine->families[f]; f++)
+        for (int n = 0; n < p->graph->node_count; n++)
+            if (p->owner[n] == UNASSIGNED && engine_uses(p->engine, p->engine->families[f]))
+                TRY(start_part(p, f, n));
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* ---- Relaxations ------------------------------------------------------------------------------------------------- */
+
+/* Engines that differ from another engine only in a relaxation (narrower types, nondeterministic order of sums): the
+   function that reports whether a family might use it at a node. NULL for other engines. */
+typedef bool relaxation(const struct graph *graph, int node);
+static relaxation *relaxation_of(const struct engine *engine, const struct family *family) {
+    return engine->narrows ? family->narrows : engine->reorders ? family->reorders : NULL;
+}
+static bool is_relaxed(const struct engine *engine) { return engine->narrows || engine->reorders; }
+
+/* A quick test before planning; it only looks at single nodes. */
+static bool may_use_relaxation(const struct partitioning *p) {
+    for (int f = 0; p->engine->families[f]; f++)
+        for (int n = 0; n < p->graph->node_count && relaxation_of(p->engine, p->engine->families[f]); n++)
+            if (p->owner[n] == UNASSIGNED && relaxation_of(p->engine, p->engine->families[f])(p->graph, n))
+                return true;
+    return false;
+}
+
+static weftStatus_t fail_without_relaxation(const struct partitioning *p) {
+    FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "engine %s: no operation of %s would be %s.", p->engine->name,
+         descriptor_label(&p->graph->base),
+         p->engine->narrows ? "rounded to fewer bits" : "summed nondeterministically");
+}
+
+/* Declines a cover that does not use the engine's relaxation, because another engine would produce the same. If there
+   is a single part, the refusal of the family with the relaxation is more informative than the general message. */
+static weftStatus_t check_relaxation(struct partitioning *p) {
+    bool is_used = !is_relaxed(p->engine);
+    for (int i = 0; i < p->part_count; i++)
+        is_used = is_used || relaxation_of(p->engine, p->parts[i].family);
+    if (is_used)
+        return WEFT_STATUS_SUCCESS;
+    double seconds;
+    weftStatus_t status = WEFT_STATUS_SUCCESS;
+    /* Reports the reason of the last family, which is the most general one. */
+    for (int f = 0; p->part_count == 1 && p->engine->families[f]; f++)
+        if (relaxation_of(p->engine, p->engine->families[f]))
+            status = p->engine->families[f]->accepts(&p->parts[0].region, p->device, &seconds);
+    return status ? status : fail_without_relaxation(p);
+}
+
+/* ---- Covers ------------------------------------------------------------------------------------------------------ */
+
+/* Assigns all live nodes. */
+static weftStatus_t assign_nodes(struct partitioning *p) {
+    if (is_relaxed(p->engine) && !may_use_relaxation(p)) /* fail before planning what another engine would do as well */
+        return fail_without_relaxation(p);
+    TRY(cover_nodes(p));
+    for (int n = 0; n < p->graph->node_count; n++)
+        if (p->owner[n] == UNASSIGNED)
+            return fail_for_node(p, n);
+    if (p->part_count == 0)
+        FAIL(WEFT_STATUS_BAD_PARAM, "%s computes nothing: every tensor that it writes is virtual. Mark an output.",
+             descriptor_label(&p->graph->base));
+    return check_relaxation(p);
+}
+
+/* Dead nodes are in no part, and regions never grow into them. Views execute nothing. */
+weftStatus_t cover_graph(struct partitioning *p, const struct partitioning *like, const struct views *views) {
+    *p = *like;
+    p->graph = views->graph;
+    TRY(allocate_lists(p));
+    for (int n = 0; n < p->graph->node_count; n++)
+        p->owner[n] = !graph_needs(p->graph, &p->graph->nodes[n]) ? NOT_NEEDED : views->is_view[n] ? VIEW : UNASSIGNED;
+    return assign_nodes(p);
+}
