@@ -5,6 +5,23 @@
 
 #include <string.h>
 
+/* ---- Page tables ---- */
+
+int64_t attention_table_reach(const struct tensor *table, const struct tensor *container) {
+    int64_t reach;
+    return __builtin_mul_overflow(table->dims.at[2], container->dims.at[2], &reach) ? INT64_MAX : reach;
+}
+
+/* Without a table, the keys of the tensor; with a table, those that it reaches; the smaller number if k and v have
+   tables. */
+int64_t attention_keys(const struct attention *a) {
+    if (a->most_keys && attention_is_paged(a))
+        return a->most_keys;
+    int64_t of_k = a->k_table ? attention_table_reach(a->k_table, a->k) : a->k->dims.at[2];
+    int64_t of_v = a->v_table ? attention_table_reach(a->v_table, a->v) : a->v->dims.at[2];
+    return !a->k_table ? of_k : !a->v_table ? of_v : min64(of_k, of_v);
+}
+
 /* ---- Operands that may be ragged ---- */
 
 /* By the keys of their rows, which are the same in both operations. Statistics and results are ragged if queries

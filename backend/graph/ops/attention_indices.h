@@ -6,6 +6,9 @@
 
 #include "graph/ops/attention.h"
 
+/* Number of keys that the page table of a batch entry reaches, capped at INT64_MAX. */
+int64_t attention_table_reach(const struct tensor *table, const struct tensor *container);
+
 /* A ragged operand. Its rows are queries or keys; those of a page table are pages of `page` keys. */
 struct attention_ragged {
     const struct tensor *tensor;
