@@ -435,13 +435,13 @@ void direct_run(const struct direct *planned, const struct program *program, voi
     d.image.to.base = d.image.from.base = values[d.image_value];
     d.dy.to.base = d.dy.from.base = d.filter.base = values[d.other_value];
     if (d.image.is_on && !(follows && !d.image.is_bordered))
-        im2col_run(&d.image, values[d.image_value], copy);
+        staged_image_run(&d.image, values[d.image_value], copy);
     if (d.image.is_on)
         d.image.to.base = copy;
-    copy += round_up(im2col_floats(&d.image), LINE);
+    copy += round_up(staged_image_floats(&d.image), LINE);
     if (d.dy.is_on)
-        im2col_run(&d.dy, values[d.other_value], copy);
-    copy += round_up(im2col_floats(&d.dy), LINE);
+        staged_image_run(&d.dy, values[d.other_value], copy);
+    copy += round_up(staged_image_floats(&d.dy), LINE);
     struct job job = {.direct = &d, .program = program, .values = values, .buffers = copy};
     job.prepacked = d.is_filter ? NULL : (float *)prepacked_find(&d.prepacked, d.filter.base);
     if (d.is_depthwise && d.is_filter) {

@@ -9,8 +9,8 @@
 #define WEFT_ENGINES_CPU_DIRECT_H
 
 #include "engines/cpu/core/rows_columns.h"
-#include "engines/cpu/product/im2col.h"
 #include "engines/cpu/product/prepacked.h"
+#include "engines/cpu/product/staged_image.h"
 
 enum direct_columns {
     DIRECT_CHANNELS,      /* the traversal's columns are channels, its rows groups, images and positions */
@@ -59,9 +59,9 @@ struct direct {
     enum direct_columns order;
     int64_t groups, rows, columns, segments, depth; /* per product of a group */
     int64_t step;                                   /* depth stride of A's rows */
-    int64_t taps;                 /* columns per channel of a task: all taps for DIRECT_CHANNELS_TAPS, otherwise 1 */
-    int image_value, other_value; /* other: the filter, or dy */
-    struct im2col image, dy;      /* `to` is the image that is read, whether copied or not */
+    int64_t taps;                  /* columns per channel of a task: all taps for DIRECT_CHANNELS_TAPS, otherwise 1 */
+    int image_value, other_value;  /* other: the filter, or dy */
+    struct staged_image image, dy; /* `to` is the image that is read, whether copied or not */
     struct filter filter;
     struct direct_planes planes; /* with has_planes: for a computed image */
     struct prepacked prepacked;  /* the filter's panels, [groups, tasks of channels, parts of the depth] */

@@ -171,9 +171,9 @@ static void read_image(struct direct *d, const struct patches *patches, int64_t 
     bool is_few = !d->is_depthwise && patches->groups * patches->channels < FEW_CHANNELS;
     bool are_neighbours = d->is_depthwise ? patches->group_stride == 1 : patches->channel_stride == 1;
     bool is_last = patches->type == WEFT_DATA_FLOAT && (are_neighbours || patches->groups * patches->channels == 1);
-    d->image = (struct im2col){.from = *patches, .to = *patches};
+    d->image = (struct staged_image){.from = *patches, .to = *patches};
     if (!is_last || is_few)
-        im2col_plan(&d->image, patches, images, false, is_few);
+        staged_image_plan(&d->image, patches, images, false, is_few);
 }
 
 /* Taps that see contiguous elements, none of them outside, are equivalent to more channels, as long as the depth has
@@ -211,7 +211,7 @@ void direct_plan_image(struct direct *d, const struct patches *patches, const st
 static void read_dy(struct direct *d, const struct patches *dy, int64_t images) {
     struct patches whole = *dy;
     patches_simplify(&whole);
-    d->dy = (struct im2col){.from = whole, .to = whole};
+    d->dy = (struct staged_image){.from = whole, .to = whole};
     d->segments = images;
     d->depth = patches_count(dy->positions);
     d->step = whole.stride[2];
@@ -224,7 +224,7 @@ static void read_dy(struct direct *d, const struct patches *dy, int64_t images) 
         return;
     }
     d->step = 1;
-    im2col_plan(&d->dy, dy, images, true, false);
+    staged_image_plan(&d->dy, dy, images, true, false);
     d->depth *= d->segments;
     d->segments = 1;
 }
@@ -277,9 +277,9 @@ static void read_channels_of_dy(struct direct *d, const struct patches *dy, int6
     patches_simplify(&whole);
     bool is_even = whole.size[0] == 1 && whole.size[1] == 1 &&
                    (images == 1 || whole.image_stride == whole.size[2] * whole.stride[2]);
-    d->dy = (struct im2col){.from = whole, .to = whole};
+    d->dy = (struct staged_image){.from = whole, .to = whole};
     if (dy->type != WEFT_DATA_FLOAT || dy->group_stride != 1 || !is_even)
-        im2col_plan(&d->dy, dy, images, false, false);
+        staged_image_plan(&d->dy, dy, images, false, false);
 }
 
 /* A task sums some rows for some channels; parts of the rows are added at the end, in order. */
@@ -302,7 +302,7 @@ static void cut_planes(struct direct *d, int threads) {
     t->channel_tasks = d->columns;
     t->segments = d->segments;
     t->threads = min64(max64(1, threads), d->columns);
-    t->sums = round_up(direct_plane_floats(&d->image.to), LINE);
+    t->sums = round_up(direct_line_floats(&d->image.to), LINE);
 }
 
 void direct_plan_channel_sums(struct direct *d, const struct patches *x, const struct patches *dy, int64_t images,
@@ -315,10 +315,10 @@ void direct_plan_channel_sums(struct direct *d, const struct patches *x, const s
     d->is_on = d->columns > 0 && d->segments > 0;
     if (!d->is_on)
         return;
-    d->has_planes = d->rows > 0 && direct_has_planes(x, dy);
+    d->has_planes = d->rows > 0 && direct_can_sum_lines(x, dy);
     if (d->has_planes) {
-        d->image = (struct im2col){.from = *x, .to = *x};
-        d->dy = (struct im2col){.from = *dy, .to = *dy};
+        d->image = (struct staged_image){.from = *x, .to = *x};
+        d->dy = (struct staged_image){.from = *dy, .to = *dy};
         cut_planes(d, threads);
         return;
     }
@@ -340,7 +340,7 @@ int64_t direct_thread_floats(const struct direct_tiling *t) {
 }
 
 int64_t direct_workspace_bytes(const struct direct *d) {
-    int64_t copies = round_up(im2col_floats(&d->image), LINE) + round_up(im2col_floats(&d->dy), LINE);
+    int64_t copies = round_up(staged_image_floats(&d->image), LINE) + round_up(staged_image_floats(&d->dy), LINE);
     return (LINE + copies + direct_part_floats(d) + d->tiling.threads * direct_thread_floats(&d->tiling)) *
            (int64_t)sizeof(float);
 }

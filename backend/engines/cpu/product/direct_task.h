@@ -71,11 +71,11 @@ const struct direct_shape *direct_panel(const struct task *task, int64_t column)
 void direct_set_column_pointers(const struct task *task, const struct depths *depths);
 
 /* True if a filter gradient of single channels can run along lines; and the floats of a thread's planes. */
-bool direct_has_planes(const struct patches *x, const struct patches *dy);
-int64_t direct_plane_floats(const struct patches *x);
+bool direct_can_sum_lines(const struct patches *x, const struct patches *dy);
+int64_t direct_line_floats(const struct patches *x);
 
 /* Thread main loop: sums channels until none is left. */
-void direct_sum_planes(void *job, int64_t thread);
+void direct_sum_lines(void *job, int64_t thread);
 
 /* Computes a filter gradient of single channels. */
 void direct_run_sums(struct job *job);

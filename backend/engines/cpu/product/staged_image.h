@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Image staging for implicit im2col: an image is copied as floats in the order in which a product reads it, so that
+/* Staged images: an image is copied as floats in the order in which a product reads it, so that
    patches (patches.h) can be read from the copy without a matrix of them. The copy is either channels-last with a
    border, or channels-first with the positions of all images adjacent. This file must not know operations. */
-#ifndef WEFT_ENGINES_CPU_IM2COL_H
-#define WEFT_ENGINES_CPU_IM2COL_H
+#ifndef WEFT_ENGINES_CPU_STAGED_IMAGE_H
+#define WEFT_ENGINES_CPU_STAGED_IMAGE_H
 
 #include "engines/cpu/product/patches.h"
 
-struct im2col {
+struct staged_image {
     bool is_on; /* otherwise the image is read in place */
     /* [groups, channels, images, positions] instead of [images, positions, groups, channels] */
     bool is_planes;
@@ -17,12 +17,13 @@ struct im2col {
 };
 
 /* Plans a copy of the image that `patches` sees. is_bordered: with zeros where taps are outside. */
-void im2col_plan(struct im2col *stage, const struct patches *patches, int64_t images, bool is_planes, bool is_bordered);
+void staged_image_plan(struct staged_image *stage, const struct patches *patches, int64_t images, bool is_planes,
+                       bool is_bordered);
 
 /* Floats of the copy, or 0 without a copy. */
-int64_t im2col_floats(const struct im2col *stage);
+int64_t staged_image_floats(const struct staged_image *stage);
 
 /* Copies on up to all threads of the pool; sets to.base. */
-void im2col_run(struct im2col *stage, const void *base, float *copy);
+void staged_image_run(struct staged_image *stage, const void *base, float *copy);
 
 #endif

@@ -59,7 +59,7 @@ void direct_run_sums(struct job *job) {
     int64_t floats = d->tiling.segments * d->columns;
     job->parts = job->buffers;
     job->buffers += direct_part_floats(d);
-    threads_for(d->tiling.threads, d->has_planes ? direct_sum_planes : sum_parts, job);
+    threads_for(d->tiling.threads, d->has_planes ? direct_sum_lines : sum_parts, job);
     for (int64_t part = 1; part < d->tiling.row_tasks; part++)
         for (int64_t i = 0; i < floats; i++)
             job->parts[i] += job->parts[part * floats + i];

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Copies images: runs of positions by some channels at a time, each of which is a strided matrix that gemm's packing
    functions transpose or convert. */
-#include "engines/cpu/product/im2col.h"
+#include "engines/cpu/product/staged_image.h"
 
 #include "base/dtype.h"
 #include "base/number.h"
@@ -49,7 +49,7 @@ static int64_t round_to_odd_lines(int64_t floats) {
 }
 
 /* Chooses the layout of the copy. */
-static void lay_out(struct im2col *stage) {
+static void lay_out(struct staged_image *stage) {
     struct patches *to = &stage->to;
     int64_t positions = patches_count(to->size), all = to->groups * to->channels;
     to->type = WEFT_DATA_FLOAT;
@@ -62,14 +62,14 @@ static void lay_out(struct im2col *stage) {
     to->stride[0] = to->stride[1] * to->size[1];
 }
 
-void im2col_plan(struct im2col *stage, const struct patches *patches, int64_t images, bool is_planes,
-                 bool is_bordered) {
-    *stage = (struct im2col){.is_on = true,
-                             .is_planes = is_planes,
-                             .is_bordered = is_bordered,
-                             .images = images,
-                             .from = *patches,
-                             .to = *patches};
+void staged_image_plan(struct staged_image *stage, const struct patches *patches, int64_t images, bool is_planes,
+                       bool is_bordered) {
+    *stage = (struct staged_image){.is_on = true,
+                                   .is_planes = is_planes,
+                                   .is_bordered = is_bordered,
+                                   .images = images,
+                                   .from = *patches,
+                                   .to = *patches};
     for (int i = 0; i < 3 && is_bordered; i++) {
         int64_t after;
         border_of(patches, i, &stage->before[i], &after);
@@ -83,7 +83,7 @@ void im2col_plan(struct im2col *stage, const struct patches *patches, int64_t im
         merge_image(&stage->from);
 }
 
-int64_t im2col_floats(const struct im2col *stage) {
+int64_t staged_image_floats(const struct staged_image *stage) {
     const struct patches *to = &stage->to;
     if (!stage->is_on)
         return 0;
@@ -91,13 +91,13 @@ int64_t im2col_floats(const struct im2col *stage) {
 }
 
 struct job {
-    const struct im2col *stage;
+    const struct staged_image *stage;
     float *copy;
     int64_t lines, parts; /* per image: lines of positions; parts per line */
 };
 
 /* Copies some channels of one group at `count` positions. */
-static void copy_matrix(const struct im2col *stage, int64_t index, float *to, int channels, int count) {
+static void copy_matrix(const struct staged_image *stage, int64_t index, float *to, int channels, int count) {
     const struct patches *from = &stage->from;
     struct gemm_matrix matrix = {.base = (const char *)from->base + dtype_bytes(from->type, index), .type = from->type};
     bool is_same = from->channel_stride == 1 && from->stride[2] == channels && stage->to.stride[2] == channels;
@@ -124,7 +124,8 @@ static void fetch_rows(const char *row, int64_t row_bytes, int64_t rows, int64_t
 }
 
 /* Prefetches the next channels on each side on which positions are contiguous. */
-static void fetch_channels(const struct im2col *stage, int64_t index, const float *to, int64_t channels, int count) {
+static void fetch_channels(const struct staged_image *stage, int64_t index, const float *to, int64_t channels,
+                           int count) {
     const struct patches *from = &stage->from;
     int64_t rows = min64(channels, CHANNELS);
     if (from->stride[2] == 1)
@@ -136,7 +137,7 @@ static void fetch_channels(const struct im2col *stage, int64_t index, const floa
 }
 
 /* Copies all channels at `count` positions of a line, starting at `first`. */
-static void copy_positions(const struct im2col *stage, float *copy, int64_t image, int64_t line, int64_t first,
+static void copy_positions(const struct staged_image *stage, float *copy, int64_t image, int64_t line, int64_t first,
                            int count) {
     const struct patches *from = &stage->from, *to = &stage->to;
     int64_t position[3] = {line / from->size[1], line % from->size[1], first}, index = image * from->image_stride;
@@ -164,18 +165,18 @@ static void copy_positions(const struct im2col *stage, float *copy, int64_t imag
 
 static void copy_part(void *context, int64_t task) {
     const struct job *job = context;
-    const struct im2col *stage = job->stage;
+    const struct staged_image *stage = job->stage;
     int64_t first = task % job->parts * RUN, line = task / job->parts;
     copy_positions(stage, job->copy, line / job->lines, line % job->lines, first,
                    (int)min64(RUN, stage->from.size[2] - first));
 }
 
 /* A copy with a border is cleared completely first: such images have few channels. */
-void im2col_run(struct im2col *stage, const void *base, float *copy) {
+void staged_image_run(struct staged_image *stage, const void *base, float *copy) {
     stage->from.base = base;
     stage->to.base = copy;
     if (stage->is_bordered)
-        memset(copy, 0, (size_t)im2col_floats(stage) * sizeof(float));
+        memset(copy, 0, (size_t)staged_image_floats(stage) * sizeof(float));
     struct job job = {stage, copy, stage->from.size[0] * stage->from.size[1], divide_up(stage->from.size[2], RUN)};
     threads_for(stage->images * job.lines * job.parts, copy_part, &job);
 }
