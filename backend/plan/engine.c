@@ -413,3 +413,34 @@ weftStatus_t make_config(struct engine_config **out, struct graph *graph, int in
     *out = (struct engine_config *)config;
     return WEFT_STATUS_SUCCESS;
 }
+
+/* The first engine for the same kind of device that accepts every graph, and its index; NULL if none exists. */
+static const struct engine *find_fallback(const struct engine *engine, int *index) {
+    for (*index = 0; *index < engine_count; ++*index)
+        if (engines[*index]->is_fallback && engines[*index]->device == engine->device)
+            return engines[*index];
+    return NULL;
+}
+
+/* The WORKSPACE choice in a list of knobs, or NULL. The list keeps its reference. */
+static struct descriptor *find_workspace_knob(const struct list *knobs) {
+    for (int64_t i = 0; i < knobs->count; i++)
+        if (((const struct knob_setting *)knobs->descriptors[i])->type == WEFT_KNOB_TYPE_WORKSPACE)
+            return knobs->descriptors[i];
+    return NULL;
+}
+
+weftStatus_t config_for_graph(struct engine_config **out, const struct engine_config *config, struct graph *graph) {
+    const struct engine_descriptor *engine = config->engine;
+    struct descriptor *limit = find_workspace_knob(&config->knobs);
+    int fallback;
+    weftStatus_t status = make_config(out, graph, (int)engine->index, engine->device, &config->knobs, &engine->limits);
+    /* Statuses are grouped by thousands; every kind of NOT_SUPPORTED is a refusal. */
+    bool is_declined = status / 1000 == WEFT_STATUS_NOT_SUPPORTED / 1000;
+    /* If the fallback itself declines or fails, that status is returned. */
+    if (!is_declined || !find_fallback(engines[engine->index], &fallback) || fallback == engine->index)
+        return status;
+    /* The other knobs belong to the engine that declined; the fallback would reject them. */
+    const struct list knobs = {.count = limit != NULL, .items = &limit};
+    return make_config(out, graph, fallback, engine->device, &knobs, &engine->limits);
+}

@@ -76,6 +76,10 @@ weftStatus_t make_config(struct engine_config **out, struct graph *graph, int in
                          struct device_properties *properties, const struct list *knobs,
                          const struct engine_limits *limits);
 
+/* Creates a configuration for a changed graph: the same engine and knobs, or, if that engine declines the graph, the
+   engine that accepts every graph, with the same workspace limit. */
+weftStatus_t config_for_graph(struct engine_config **out, const struct engine_config *config, struct graph *graph);
+
 /* The fastest configuration of finalized heuristics; the caller releases it. NOT_SUPPORTED if none was found. */
 weftStatus_t heuristics_first(const struct descriptor *heuristics, struct engine_config **config);
 

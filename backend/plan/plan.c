@@ -72,15 +72,6 @@ static const struct row rows[] = {
 
 /* ---- Slots ------------------------------------------------------------------------------------------------------- */
 
-/* Required alignment in bytes, a power of two. GPUs load whole elements, so their alignment is required even if the
-   tensor declares less. */
-int64_t plan_alignment(const struct plan *plan, const struct tensor *tensor) {
-    /* These engines only require element alignment, so a larger declared alignment would refuse pointers that work. */
-    int64_t element = tensor_element_bytes(tensor);
-    return plan->draft.engine->takes_any_alignment ? min64(tensor->alignment, element)
-                                                   : max64(tensor->alignment, element);
-}
-
 /* The bytes of a tensor that are certain to be accessible: the entries of a ragged batch are stored at run-time
    offsets. */
 static int64_t accessible_bytes(const struct tensor *tensor) {
@@ -293,37 +284,6 @@ static weftStatus_t choose_config(struct plan *plan) {
     return status;
 }
 
-/* The first engine for the same kind of device that accepts every graph, and its index; NULL if none exists. */
-static const struct engine *find_fallback(const struct engine *engine, int *index) {
-    for (*index = 0; *index < engine_count; ++*index)
-        if (engines[*index]->is_fallback && engines[*index]->device == engine->device)
-            return engines[*index];
-    return NULL;
-}
-
-/* The WORKSPACE choice in a list of knobs, or NULL. The list keeps its reference. */
-static struct descriptor *find_workspace_knob(const struct list *knobs) {
-    for (int64_t i = 0; i < knobs->count; i++)
-        if (((const struct knob_setting *)knobs->descriptors[i])->type == WEFT_KNOB_TYPE_WORKSPACE)
-            return knobs->descriptors[i];
-    return NULL;
-}
-
-weftStatus_t plan_config_again(struct engine_config **out, const struct engine_config *config, struct graph *graph) {
-    const struct engine_descriptor *engine = config->engine;
-    struct descriptor *limit = find_workspace_knob(&config->knobs);
-    int fallback;
-    weftStatus_t status = make_config(out, graph, (int)engine->index, engine->device, &config->knobs, &engine->limits);
-    /* Statuses are grouped by thousands; every kind of NOT_SUPPORTED is a refusal. */
-    bool is_declined = status / 1000 == WEFT_STATUS_NOT_SUPPORTED / 1000;
-    /* If the fallback itself declines or fails, that status is returned. */
-    if (!is_declined || !find_fallback(engines[engine->index], &fallback) || fallback == engine->index)
-        return status;
-    /* The other knobs belong to the engine that declined; the fallback would reject them. */
-    const struct list knobs = {.count = limit != NULL, .items = &limit};
-    return make_config(out, graph, fallback, engine->device, &knobs, &engine->limits);
-}
-
 /* Replaces the configuration with one for a graph that only guarantees element alignment. */
 static weftStatus_t relax_alignment(struct plan *plan) {
     const struct engine_descriptor *engine = plan->config->engine;
@@ -331,7 +291,7 @@ static weftStatus_t relax_alignment(struct plan *plan) {
     struct graph *graph = NULL;
     weftStatus_t status = graph_change(&graph, engine->graph, &(struct changes){.element_aligned = true});
     if (!status)
-        status = plan_config_again(&config, plan->config, graph);
+        status = config_for_graph(&config, plan->config, graph);
     /* The configuration holds a reference to the graph. */
     descriptor_release(graph ? &graph->base : NULL);
     if (status)

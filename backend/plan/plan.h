@@ -3,6 +3,7 @@
 #ifndef WEFT_PLAN_PLAN_H
 #define WEFT_PLAN_PLAN_H
 
+#include "base/number.h"
 #include "plan/engine.h"
 #include "plan/steps.h"
 #include "plan/variant_pack.h"
@@ -85,12 +86,8 @@ weftStatus_t plan_run_watched(struct plan *plan, const uint64_t *addresses, void
 /* plan_run with a variant pack: looks up the pointers, and plans again if shapes are overridden. */
 weftStatus_t plan_run_pack(struct plan *plan, const struct variant_pack *pack, weftStream_t stream);
 
-/* Creates a configuration for a changed graph: the plan's engine and knobs, or, if that engine declines the graph, the
-   engine that accepts every graph, with the same workspace limit. */
-weftStatus_t plan_config_again(struct engine_config **made, const struct engine_config *config, struct graph *graph);
-
 /* The plan for a variant pack: `plan` itself, or a plan for the overridden shapes. The caller releases it. */
-weftStatus_t plan_for_pack(struct plan **found, struct plan *plan, const struct variant_pack *pack);
+weftStatus_t plan_for_pack(struct plan **out, struct plan *plan, const struct variant_pack *pack);
 void plan_free_overrides(struct plan *plan);
 
 /* Runs only the steps, in order, on memory that has been checked. watch may be NULL. */
@@ -101,8 +98,14 @@ weftStatus_t plan_run_steps(const struct plan *plan, void *const *values, void *
 weftStatus_t plan_make_frame(struct plan *plan);
 void plan_free_frame(struct plan *plan);
 
-/* Alignment in bytes that the plan requires of a tensor's address. */
-int64_t plan_alignment(const struct plan *plan, const struct tensor *tensor);
+/* Alignment in bytes that the plan requires of a tensor's address, a power of two. GPUs load whole elements, so their
+   alignment is required even if the tensor declares less. Other engines only require element alignment: there, a larger
+   declared alignment would refuse pointers that work. */
+static inline int64_t plan_alignment(const struct plan *plan, const struct tensor *tensor) {
+    int64_t element = tensor_element_bytes(tensor);
+    return plan->draft.engine->takes_any_alignment ? min64(tensor->alignment, element)
+                                                   : max64(tensor->alignment, element);
+}
 
 /* report.c: JSON of the plan's steps and decisions, of the part that executions need, and of the kernels. */
 void plan_write_report(const struct descriptor *plan, struct text *json);

@@ -180,20 +180,6 @@ static void set_memory(const struct draft *draft, void **values, void *workspace
     set_views(draft, values);
 }
 
-weftStatus_t plan_run_steps(const struct plan *plan, void *const *values, void *workspace, weftStream_t stream,
-                            const struct step_watch *watch) {
-    const struct draft *draft = &plan->draft;
-    void *scratch = (char *)workspace + draft->scratch_offset;
-    for (int s = 0; s < draft->cover.count; s++) {
-        TRY(index_check_run(plan, values, s, stream));
-        TRY(step_run(draft->engine, &draft->steps[s], values, scratch, stream));
-        if (watch)
-            TRY(watch->passed(watch->context, s));
-    }
-    return WEFT_STATUS_SUCCESS;
-}
-
-/* Steps receive the addresses of values and one scratch area that they share. */
 static weftStatus_t execute_with_frame(const struct execution *execution, struct frame *frame) {
     const struct draft *draft = &execution->plan->draft;
     void **values = frame->values;

@@ -81,9 +81,9 @@ static weftStatus_t plan_overridden(struct plan **out, const struct plan *plan, 
     struct descriptor *created = NULL;
     weftStatus_t status = graph_change(&graph, plan->config->engine->graph, &(struct changes){.overrides = pack});
     if (!status)
-        status = plan_config_again(&config, plan->config, graph);
+        status = config_for_graph(&config, plan->config, graph);
     if (!status)
-        status = descriptor_make(&plan_schema, &created);
+        status = descriptor_make(plan->base.schema, &created);
     /* Everything except the graph is taken from the original plan: device properties, handle, limit and ahead-of-time
        code. */
     if (!status) {
