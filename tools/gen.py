@@ -1,9 +1,9 @@
-"""Generates all derived files: bindings, the frontend's op methods, the docstrings of the hand-written
-methods, the operations of the C++ header, and the operation tables of the manual.
+"""Generates all derived files: bindings, the frontend's op methods, the operations of the C++ header, and the
+operation tables of the manual.
 
 Two sources: the public headers (names, numbers, prototypes, docs) and the built library, which prints the
 attributes, methods and pointwise modes of its operations (weftDescribe). This program must not repeat a fact
-that one of them contains.
+that one of them contains. tools/op_rows.txt has the methods of Python whose arguments differ from these.
 
     python tools/gen.py            writes the generated files
     python tools/gen.py --check    fails if one of them is out of date
@@ -290,9 +290,10 @@ def argument_words(method: Json) -> tuple[list[str], list[str]]:
 def parse_arguments(method: Json, rows: dict[str, list[Json]]) -> list[Json]:
     """The arguments of a method, written name[:key[+key]][=default]: name, keys of the attributes that it
     sets, the rows of the first (one per accepted type), default (None: required) and whether it is
-    keyword-only. compute_data_type and name set no attributes here."""
+    keyword-only. compute_data_type and name set no attributes here, nor do arguments that
+    tools/op_rows.txt gives a type."""
     found: list[Json] = []
-    optional = False
+    optional, types = False, method.get("types", {})
     positional, by_name = argument_words(method)
     for i, word in enumerate(positional + by_name):
         is_by_name = i >= len(positional)
@@ -303,11 +304,13 @@ def parse_arguments(method: Json, rows: dict[str, list[Json]]) -> list[Json]:
         head, has_default, default = word.partition("=")
         name, _, given = head.partition(":")
         keys = (given or name).split("+")
-        if missing := [key for key in keys if key not in rows]:
+        if name not in types and (missing := [key for key in keys if key not in rows]):
             raise SystemExit(f"method {method['name']}: argument {name} names no attribute '{missing[0]}'")
         optional = optional or bool(has_default)
-        found.append({"name": name, "keys": keys, "rows": rows[keys[0]], "by_name": is_by_name})
+        of_key = [] if name in types else rows[keys[0]]
+        found.append({"name": name, "keys": keys, "rows": of_key, "by_name": is_by_name})
         found[-1]["default"] = default if has_default else "None" if optional else None
+        found[-1]["receives"] = "texts" in method and any(row["role"] == "output" for row in of_key)
     return found
 
 
@@ -375,7 +378,7 @@ def argument_doc(argument: Json, names: Names, doc: str) -> str:
     doc = re.sub(r"^[A-Z][A-Z_]+: |: weft[A-Z][a-zA-Z]*_t", "", doc)
     if row["key"] in SPATIAL:
         doc += "; one number applies to all"
-    receives = "receives: " if argument.get("receives") else ""
+    receives = "receives: " if argument["receives"] else ""
     text = f"{argument['name']}: {receives}{doc}" + (f", {row['shape']}" if row["shape"] else "")
     if default not in (None, "None", "[]"):
         member = default if row["type"] in names.enum_of_type else python_default(argument, names)
@@ -457,11 +460,12 @@ def result_types(op: Json, method: Json) -> str:
 def write_signature(method: Json, arguments: list[Json], returned: str, names: Names) -> list[str]:
     """The lines of a method's def."""
     lines = [f"    def {method['name']}(", "        self,"]
-    types = {"compute_data_type": "DataTypeLike", "name": "str"}
+    types = {"compute_data_type": "DataTypeLike", "name": "str"} | method.get("types", {})
     for a in arguments:
         if a["by_name"] and "        *," not in lines:
             lines.append("        *,")
         kind = " | ".join(dict.fromkeys(python_type(row, names) for row in a["rows"])) or types[a["name"]]
+        kind = "Tensor" if a.get("receives") else kind
         kind += " | None" if a["default"] == "None" else ""
         default = f" = {python_default(a, names)}" if a["default"] else ""
         lines.append(f"        {a['name']}: {kind}{default},")
@@ -492,8 +496,8 @@ def write_docstring(
 ) -> list[str]:
     """The docstring of a method: summary, formula, arguments, results, data types, errors, example. `unsaid`
     is the default compute type."""
-    docs, setting = POINTWISE_DOCS.get(method.get("form"), {}), method.get("said", {})
-    may_lack = "said" not in method and " " in method["results"]
+    docs, own = POINTWISE_DOCS.get(method.get("form"), {}), method.get("texts", {})
+    may_lack = "texts" not in method and " " in method["results"]
     text = method["doc"][0].upper() + method["doc"][1:]
     lines = [*wrapped(f'"""{text}.', 8), ""]
     if method["formula"]:
@@ -508,17 +512,17 @@ def write_docstring(
     for a in arguments:
         if a["name"] in common:
             lines += wrapped(f"{a['name']}: {common[a['name']]}.", 12, 4)
-        elif a["name"] in setting:
-            lines += wrapped(f"{a['name']}: {setting[a['name']]}.", 12, 4)
+        elif a["name"] in own:
+            lines += wrapped(f"{a['name']}: {own[a['name']]}.", 12, 4)
         else:
             doc = docs.get(a["keys"][0]) or a["rows"][0]["doc"]
             lines += wrapped(argument_doc(a, names, doc), 12, 4)
     lines += ["        Returns:"]
-    for key in method["results"].split():
+    for key in result_keys(method):
         row = rows[key][0]
         shape = f", {row['shape']}" if row["shape"] else ""
         none = "; None if not computed" if may_lack and not row["required"] else ""
-        text = setting.get(f"-> {key}") or f"{docs.get(key) or row['doc']}{shape}{none}"
+        text = own.get(f"-> {key}") or f"{docs.get(key) or row['doc']}{shape}{none}"
         lines += wrapped(f"{key}: {text}.", 12, 4)
     lines += ["        Data types:"]
     lines += ["            operands: any, also mixed, unless stated above."]
@@ -528,25 +532,42 @@ def write_docstring(
     return [*lines, '        """']
 
 
+def result_keys(method: Json) -> list[str]:
+    """The keys of a method's results."""
+    return [word.rstrip("?") for word in method["results"].split()]
+
+
+def result_kinds(method: Json, rows: dict[str, list[Json]]) -> list[str]:
+    """The annotations of a method's results; those that options leave out are None. tools/op_rows.txt marks
+    them, and the library those that are not required."""
+    words = method["results"].split()
+    if "texts" in method:
+        return ["Tensor | Any" if word.endswith("?") else "Tensor" for word in words]
+    return ["Tensor" if rows[key][0]["required"] else "Tensor | Any" for key in words]
+
+
 def write_method(
     op: Json, method: Json, rows: dict[str, list[Json]], names: Names, example: str
 ) -> list[str]:
     """One method of the mixin: signature, docstring, and the call that records the operation."""
-    arguments, results = parse_arguments(method, rows), method["results"].split()
-    kinds = ["Tensor" if rows[key][0]["required"] else "Tensor | Any" for key in results]
+    arguments, results = parse_arguments(method, rows), result_keys(method)
+    kinds = result_kinds(method, rows)
     returned = "Tensor" if len(results) == 1 else f"tuple[{', '.join(kinds)}]"
     lines = write_signature(method, arguments, returned, names)
     unsaid = COMPUTE_TYPES.get(op["name"], "FLOAT")
-    lines += write_docstring(method, arguments, rows, names, result_types(op, method), unsaid, example)
+    types = method.get("texts", {}).get("~") or result_types(op, method)
+    lines += write_docstring(method, arguments, rows, names, types, unsaid, example)
 
     values = values_by_key(arguments) | dict(fixed_values(method, rows, names))
     pairs = [f'            "{key}": {value},' for key, value in values.items()]
+    wide = [re.sub(" (if|else) ", r"\n            \1 ", line) if len(line) > 110 else line for line in pairs]
     keys = ", ".join(f'"{key}"' for key in results) + ("," if len(results) == 1 else "")
-    lines += ["        values = {", *pairs, "        }", f"        results = ({keys})"]
+    lines += ["        values = {", *wide, "        }", f"        results = ({keys})"]
     call = f'"{method["name"].lstrip("_")}", "{op["name"]}", values, results, compute_data_type, name'
-    lines += [f"        outputs = self._operation({call})"]
+    record = "_composite" if any(a["name"] in method.get("types", ()) for a in arguments) else "_operation"
+    lines += [f"        outputs = self.{record}({call})"]
     if len(lines[-1]) > 110:
-        lines[-1:] = ["        outputs = self._operation(", f"            {call}", "        )"]
+        lines[-1:] = [f"        outputs = self.{record}(", f"            {call}", "        )"]
     return [*lines, f"        return {', '.join(f'outputs[{i}]' for i in range(len(results)))}", ""]
 
 
@@ -560,24 +581,9 @@ def rows_by_key(op: Json, library: Json) -> dict[str, list[Json]]:
     return found
 
 
-COMPOSITE_OPS = "python/weft/composite_ops.py"
-
-
-def composite_text() -> str:
-    """The source of the hand-written methods; empty if the file does not exist."""
-    path = ROOT / COMPOSITE_OPS
-    return path.read_text() if path.exists() else ""
-
-
-def hand_written() -> set[str]:
-    """The methods defined in python/weft/composite_ops.py."""
-    return set(re.findall(r"^    def (\w+)\(", composite_text(), flags=re.M))
-
-
 def wrapped_methods() -> dict[str, str]:
-    """The methods that a method in python/weft/composite_ops.py wraps, and its name; they are not public."""
-    results = re.search(r"^WRAPPED = (\{.*?\})", composite_text(), flags=re.M)
-    return dict(ast.literal_eval(results.group(1))) if results else {}
+    """The library's methods that a method of tools/op_rows.txt wraps, and its name; they are not public."""
+    return {section["="]: method for method, section in own_rows().items() if "=" in section}
 
 
 def examples() -> dict[str, str]:
@@ -604,8 +610,9 @@ def cells_of(line: str) -> list[str]:
 
 def statistics() -> set[str]:
     """The results whose types the library infers, as listed in python/weft/composite_ops.py."""
-    results = re.search(r"^_STATISTICS = (\{.*?\})", composite_text(), flags=re.M)
-    return set(ast.literal_eval(results.group(1))) if results else set()
+    path = ROOT / "python/weft/composite_ops.py"
+    found = path.exists() and re.search(r"^_STATISTICS = (\{.*?\})", path.read_text(), flags=re.M)
+    return set(ast.literal_eval(found[1])) if found else set()
 
 
 def is_statistic(key: str) -> bool:
@@ -615,16 +622,13 @@ def is_statistic(key: str) -> bool:
 
 def write_ops(library: Json, names: Names) -> str:
     """The mixin with one method per frontend method of an operation."""
-    body, spelled, texts, inner = [], hand_written(), examples(), wrapped_methods()
+    body, texts, own = [], examples(), own_methods(library)
     for op in library["operations"]:
         rows = rows_by_key(op, library)
-        for method in methods_of(op, library["pointwise_modes"]):
-            if method["name"] not in spelled:
-                example = texts.get(method["name"], "")
-                shown = method | {"name": f"_{method['name']}"} if method["name"] in inner else method
-                body += write_method(op, shown, rows, names, example)
+        for method in python_methods(op, library, own):
+            body += write_method(op, method, rows, names, texts.get(method["name"], ""))
     code = "\n".join(body)
-    types = sorted({"Operand", "Rational", "Tensor"} & set(re.findall(r"\w+", code)))
+    types = sorted({"Operand", "Rational", "ScoreModifier", "Tensor"} & set(re.findall(r"\w+", code)))
     return (
         f'''# {NOTE}
 """The operations of a graph, one method each, generated from the library's description."""
@@ -643,6 +647,9 @@ if TYPE_CHECKING:
 
 SPATIAL = frozenset(({", ".join(f'"{key}"' for key in SPATIAL)}))
 """Options with a number for each spatial dimension; a single number applies to all."""
+
+WRAPPED = {json.dumps(wrapped_methods())}
+"""Methods of the library that a public one wraps; they are generated with a leading underscore."""
 
 
 class Ops:
@@ -664,108 +671,71 @@ class Ops:
         """Records an operation, its operands and options by row key; the graph defines how."""
         raise NotImplementedError
 
+    def _composite(
+        self,
+        method: str,
+        operation: str,
+        values: Mapping[str, Any],
+        results: Sequence[str],
+        compute_data_type: DataTypeLike | None,
+        name: str,
+    ) -> Sequence[Tensor]:
+        """The same for a method with arguments that are no attributes; CompositeOps converts them."""
+        raise NotImplementedError
+
 {code}'''.rstrip()
         + "\n"
     )
 
 
-# ---- Docstrings of the methods that are written by hand ----------------------------------------------------
+# ---- Methods with arguments of their own -------------------------------------------------------------------
 
 
-def own_words() -> dict[str, dict[str, str]]:
-    """The sections of tools/op_words.txt, whose first lines describe the format, by method: texts by
-    argument, by "-> result" and by "= argument" for the key of its attribute, "doc", "formula" and
-    "types"."""
-    parts = re.split(r"^== (.+)\n", (ROOT / "tools/op_words.txt").read_text(), flags=re.M)[1:]
-    found: dict[str, dict[str, str]] = {}
+def own_rows() -> dict[str, dict[str, Any]]:
+    """The sections of tools/op_rows.txt, whose first lines describe the format, by method: the lines by their
+    marks ("" for the summary), texts by argument and by "-> result", and under "types" those of arguments
+    without an attribute."""
+    parts = re.split(r"^== (.+)\n", (ROOT / "tools/op_rows.txt").read_text(), flags=re.M)[1:]
+    found: dict[str, dict[str, Any]] = {}
     for head, body in zip(parts[::2], parts[1::2], strict=True):
         method, _, base = head.partition(" < ")
-        words: dict[str, str] = {"formula": ""}
+        inherited = found.get(base, {"types": {}})
+        section = {key: text for key, text in inherited.items() if key not in ("@", "=", "|", ":", "!")}
+        section["types"] = dict(inherited["types"])
         for line in body.strip().splitlines():
-            if line.startswith(": "):
-                words["formula"] += line.removeprefix(": ") + "\n"
-            elif line.startswith("~ "):
-                words["types"] = line.removeprefix("~ ")
-            elif said := re.match(r"((?:-> )?\w+): (.+)", line):
-                words[said[1]] = said[2]
-            elif same := re.match(r"(\w+) = (\w+)$", line):
-                words[f"= {same[1]}"] = same[2]
+            if line[:2] in ("@ ", "= ", "| ", ": ", "~ ", "! "):
+                section[line[0]] = f"{section.get(line[0], '')}\n{line[2:]}".strip()
+            elif said := re.match(r"((?:-> )?\w+)(?: \[(.+)\])?: (.+)", line):
+                section[said[1]] = said[3]
+                section["types"] |= {said[1]: said[2]} if said[2] else {}
             else:
-                words["doc"] = line
-        found[method] = found.get(base, {}) | words
+                section[""] = line
+        found[method] = section
     return found
 
 
-def rows_filled(function: ast.FunctionDef) -> dict[str, str]:
-    """The attribute that each argument sets, from the dicts in a method's body: {"x": input}."""
-    results = {}
-    for node in ast.walk(function):
-        for key, value in zip(node.keys, node.values, strict=True) if isinstance(node, ast.Dict) else ():
-            value = value.values[0] if isinstance(value, ast.BoolOp) else value  # is_causal or None
-            if isinstance(key, ast.Constant) and isinstance(value, ast.Name):
-                results[value.id] = key.value
-    return results
+def own_methods(library: Json) -> dict[str, Json]:
+    """The methods of tools/op_rows.txt in the form of the library's own ones."""
+    found: dict[str, Json] = {}
+    known = {m["name"]: m for op in library["operations"] for m in methods_of(op, library["pointwise_modes"])}
+    for name, section in own_rows().items():
+        operation, _, results = section["@"].partition(": ")
+        method = {"formula": "", "fixed": ""} | known.get(section.get("=", name), {})
+        method |= {key: section[mark] for key, mark in (("doc", ""), ("formula", ":")) if mark in section}
+        method |= {"name": name, "operation": operation, "results": results, "arguments": section["|"]}
+        words = [re.split("[:=]", word)[0] for word in section["|"].split()]
+        types = {name: kind for name, kind in section["types"].items() if name in words}
+        found[name] = method | {"types": types, "texts": section, "refuses": "!" in section}
+    return found
 
 
-def signature_of(function: ast.FunctionDef, rows: dict[str, list[Json]], words: dict[str, str]) -> list[Json]:
-    """The arguments of a hand-written method in the form of parse_arguments."""
-    filled, results = rows_filled(function), []
-    positional, by_name = function.args.args[1:], function.args.kwonlyargs
-    without = [None] * (len(positional) - len(function.args.defaults))
-    defaults = [*without, *function.args.defaults, *function.args.kw_defaults]
-    for argument, given in zip([*positional, *by_name], defaults, strict=True):
-        name = argument.arg
-        key = words.get(f"= {name}") or next((k for k in (filled.get(name), name) if k in rows), "")
-        if not key and name not in words and name not in COMMON:
-            where = f"{COMPOSITE_OPS}: {function.name}"
-            raise SystemExit(f"{where}: {name} has no attribute: describe it in tools/op_words.txt")
-        text = ast.unparse(given) if given else None
-        default = {"False": "false", "True": "true", "()": "[]"}.get(text or "", text)
-        default = default.rpartition(".")[2] if default and default.startswith("enums.") else default
-        receives = argument.annotation is not None and ast.unparse(argument.annotation) == "Tensor | None"
-        results.append({"name": name, "keys": [key], "rows": rows.get(key, [])})
-        results[-1] |= {"default": default, "receives": receives}
-    return results
-
-
-def composite_docstring(function: ast.FunctionDef, library: Json, names: Names) -> list[str]:
-    """The docstring of a hand-written method, from the attributes of the operation that it records, the
-    library's method of that name, and the texts in tools/op_words.txt."""
-    calls = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
-    called = {ast.unparse(call.func): call for call in calls}
-    recorded = ast.literal_eval(called["self._operation"].args[1])
-    op = next(op for op in library["operations"] if op["name"] == recorded)
-    rows, words = rows_by_key(op, library), own_words().get(function.name, {})
-    inner = [name for name, outer in wrapped_methods().items() if outer == function.name]
-    known = {m["name"]: m for m in methods_of(op, library["pointwise_modes"])}
-    method = next((known[name] for name in (function.name, *inner) if name in known), {"doc": ""})
-    tuples = [ast.literal_eval(n) for n in ast.walk(function) if isinstance(n, ast.Tuple) and is_words(n)]
-    results = max((each for each in tuples if set(each) <= set(rows)), key=len)
-    shown = {"fixed": "", "formula": ""} | method | {"results": " ".join(results), "said": words}
-    shown |= {key: words[key] for key in ("doc", "formula") if words.get(key)}
-    shown["refuses"] = "_refuse" in called
-    arguments, unsaid = signature_of(function, rows, words), COMPUTE_TYPES.get(recorded, "FLOAT")
-    example = examples().get(function.name, "")
-    types = words.get("types") or result_types(op, shown)
-    return write_docstring(shown, arguments, rows, names, types, unsaid, example)
-
-
-def is_words(node: ast.Tuple) -> bool:
-    """True if a tuple consists of strings."""
-    return all(isinstance(each, ast.Constant) and isinstance(each.value, str) for each in node.elts)
-
-
-def write_composite_ops(library: Json, names: Names) -> str:
-    """The file of the hand-written methods with their docstrings."""
-    text = composite_text()
-    lines, composite = text.splitlines(), next(n for n in ast.parse(text).body if isinstance(n, ast.ClassDef))
-    for function in reversed([node for node in composite.body if isinstance(node, ast.FunctionDef)]):
-        if function.name.startswith("_"):
-            continue
-        first = function.body[0]
-        end = first.end_lineno if ast.get_docstring(function) is not None else first.lineno - 1
-        lines[first.lineno - 1 : end] = composite_docstring(function, library, names)
-    return "\n".join(lines) + "\n"
+def python_methods(op: Json, library: Json, own: dict[str, Json]) -> list[Json]:
+    """The methods of an operation in Python: those of the library, unless tools/op_rows.txt replaces or wraps
+    them, and those of that file."""
+    inner = wrapped_methods()
+    methods = [method for method in methods_of(op, library["pointwise_modes"]) if method["name"] not in own]
+    private = [m | {"name": f"_{m['name']}"} if m["name"] in inner else m for m in methods]
+    return private + [method for method in own.values() if method["operation"] == op["name"]]
 
 
 # ---- The manual and the manifest ---------------------------------------------------------------------------
@@ -848,10 +818,9 @@ def generate(library_path: Path) -> dict[str, str]:
     api, library = parse_headers(), describe(library_path)
     names = Names(api)
     doc = "Weft's C API for Python: cffi declarations (_weft) and enumerations (enums)."
-    composite = {COMPOSITE_OPS: write_composite_ops(library, names)} if composite_text() else {}
     manifest = write_manifest(api, library, names)
     frame = gen_cpp.Frame(json.loads(manifest), short_members, is_statistic)
-    return composite | {
+    return {
         gen_cpp.PATH: gen_cpp.write(frame),
         "bindings/weft_cffi/__init__.py": f'# {NOTE}\n"""{doc}"""\n',
         "bindings/weft_cffi/_weft.py": write_cffi(),

@@ -3,7 +3,7 @@ left unset are inferred when the graph is validated."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -28,6 +28,9 @@ Operand: TypeAlias = "Tensor | Array | float"
 
 Rational: TypeAlias = "int | Fraction | tuple[int, int]"
 """An integer or a fraction."""
+
+ScoreModifier: TypeAlias = "Callable[[Any, Tensor], Tensor]"
+"""Adds operations to a graph that read attention's scores, or their gradient, and returns the last result."""
 
 
 class Tensor:

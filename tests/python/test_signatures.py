@@ -147,7 +147,7 @@ def test_what_cudnn_lacks_is_given_by_name_alone() -> None:
 
 
 def test_wrapped_methods_are_not_public() -> None:
-    from weft.composite_ops import WRAPPED
+    from weft.ops import WRAPPED
 
     for inner, outer in WRAPPED.items():
         assert hasattr(weft.Graph, outer)

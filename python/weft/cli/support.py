@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import weft
 from weft import backend
-from weft.composite_ops import WRAPPED
 from weft.devices import DeviceProperties
 from weft.explain import table
+from weft.ops import WRAPPED
 
 GPU = "sm_90"
 TRAINING = weft.norm_forward_phase.TRAINING
