@@ -12,7 +12,7 @@ from weft.enums import data_type, tensor_reordering
 from weft.errors import BadParameterError
 
 if TYPE_CHECKING:
-    from weft.graphs import Graph
+    from weft.graphs.recorded import RecordedGraph
 
 
 class Array(Protocol):
@@ -67,7 +67,7 @@ class Tensor:
         "value",
     )
 
-    def __init__(self, graph: Graph, name: str = "", producer: Any = None) -> None:
+    def __init__(self, graph: RecordedGraph, name: str = "", producer: Any = None) -> None:
         self.graph = graph
         self.producer = producer
         self.is_read = False  # by an operation

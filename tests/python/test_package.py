@@ -17,7 +17,9 @@ from weft import errors
 
 PACKAGE = Path(weft.__file__).parent
 FILES = [
-    path.relative_to(PACKAGE) for folder in ("", "cli", "plot") for path in (PACKAGE / folder).glob("*.py")
+    path.relative_to(PACKAGE)
+    for folder in ("", "cli", "graphs", "plot")
+    for path in (PACKAGE / folder).glob("*.py")
 ]
 MODULES = sorted(".".join(file.with_suffix("").parts) for file in FILES if not file.stem.startswith("__"))
 
