@@ -25,7 +25,7 @@ help:
 	@echo "make emulated   all tests of operations on the emulated GPU; goes on where it stopped (PARTS='--seconds 600')"
 	@echo "make coverage   lines and branches of the C library that tests reach (PYTEST=... for some tests)"
 	@echo "make mutants    whether tests notice 20 small changes, of all sources or of FILE (SAMPLE=100, 0: all; SEED=2)"
-	@echo "make lint       formatting, style and types;   make format repairs the C formatting"
+	@echo "make lint       formatting, style and types;   make format repairs the formatting"
 	@echo "make tidy       names in C, by clang-tidy"
 	@echo "make bindings   writes the generated files anew from the headers and the library"
 	@echo "make clean      removes build/ and the built library;   .venv stays"
@@ -139,6 +139,7 @@ mutants: $(VENV)/.mutants
 lint: $(VENV)/.ready
 	@$(BIN)/clang-format --dry-run -Werror $(C_FILES)
 	@$(BIN)/ruff check --quiet --output-format concise .
+	@$(BIN)/ruff format --quiet --diff .
 	@$(BIN)/mypy --no-error-summary
 	@$(BIN)/python tools/sizes.py --check
 
@@ -148,6 +149,7 @@ tidy: build $(VENV)/.tidy
 format: $(VENV)/.ready
 	@$(BIN)/clang-format -i $(C_FILES)
 	@$(BIN)/ruff check --quiet --fix .
+	@$(BIN)/ruff format --quiet .
 
 clean:
 	rm -rf build dist python/weft/lib

@@ -1,6 +1,6 @@
 """A language model of one transformer block in JAX with Weft's operators, trained on the text of this file.
 
-    python examples/jax_block.py [steps]
+python examples/jax_block.py [steps]
 """
 
 import sys

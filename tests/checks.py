@@ -122,9 +122,7 @@ class Memory:
     shift: bytes between an address that is aligned to 64 bytes and the first element, at most poison.FENCE.
     """
 
-    def __init__(
-        self, dims: Sequence[int], strides: Sequence[int], type_: data_type, shift: int = 0
-    ) -> None:
+    def __init__(self, dims: Sequence[int], strides: Sequence[int], type_: data_type, shift: int = 0) -> None:
         self.dims, self.strides, self.type = tuple(dims), tuple(strides), type_
         self.bits = dtypes.of(type_).bits
         self.size = (buffers.span(self.dims, self.strides) * self.bits + 7) // 8
@@ -384,8 +382,7 @@ def check(
 
 
 def check_bits(build: Callable[..., Any], inputs: Mapping[str, Any], expected: Any, **how: Any) -> None:
-    """Like check, for an operation that moves elements: its output has the type and the bits of `expected`.
-    """
+    """Like check, for an operation that moves elements: its output has the type and bits of `expected`."""
     __tracebackhide__ = True  # pytest shows the test instead
     for engine, (got,) in check(build, inputs, expected, **how).items():
         assert got.dtype == expected.dtype, engine

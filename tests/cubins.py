@@ -1,7 +1,7 @@
 """Reads properties of kernels from a cubin file, without CUDA tools.
 
-    assert cubins.frames(code) == [0]
-    assert cubins.divergent_branches(code) == 0
+assert cubins.frames(code) == [0]
+assert cubins.divergent_branches(code) == 0
 """
 
 from __future__ import annotations
@@ -42,8 +42,7 @@ def sections(code: bytes, prefix: str) -> Iterator[bytes]:
 
 
 def frames(code: bytes) -> list[int]:
-    """Returns the local memory sizes of the functions in bytes; a size other than 0 means spilled registers.
-    """
+    """Returns the local memory sizes of the functions in bytes; a size other than 0 means spills."""
     return [
         struct.unpack_from("<I", info, i + 8)[0]
         for info in sections(code, ".nv.info")

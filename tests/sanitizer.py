@@ -1,8 +1,8 @@
 """compute-sanitizer over the small cases, with the options that each tool needs.
 
-    python tests/sanitizer.py memcheck                  all small cases; exits with 9 if something is found
-    python tests/sanitizer.py initcheck --part 3/8      options of small_cases.py follow the tool
-    python tests/sanitizer.py initcheck --planted       errors that memcheck and initcheck have to find
+python tests/sanitizer.py memcheck                  all small cases; exits with 9 if something is found
+python tests/sanitizer.py initcheck --part 3/8      options of small_cases.py follow the tool
+python tests/sanitizer.py initcheck --planted       errors that memcheck and initcheck have to find
 """
 
 from __future__ import annotations

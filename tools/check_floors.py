@@ -115,7 +115,7 @@ def floor_offences(source: Source) -> Iterator[str]:
 
 
 def folder_of(path: str) -> str:
-    """"cuda/map" for engines/cuda/map/map.c; empty for files directly in engines/."""
+    """The folder of a file, "cuda/map" for engines/cuda/map/map.c; empty for files directly in engines/."""
     return "/".join(PurePosixPath(path).parts[1:-1])
 
 

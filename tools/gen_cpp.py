@@ -377,7 +377,7 @@ def method_of_any_mode() -> list[str]:
         parameters = ", ".join(f"const Operand &{word}" for word in words.split())
         results += comment(f"A pointwise operation of {count} operands; its mode is an attribute.")
         results += [f"Tensor pointwise({parameters}, const graph::Pointwise_attributes &attributes) {{"]
-        results += [f"return record_pointwise(\"pointwise\", {{{', '.join(words.split())}}}, attributes); }}"]
+        results += [f'return record_pointwise("pointwise", {{{", ".join(words.split())}}}, attributes); }}']
     return results
 
 

@@ -121,8 +121,9 @@ def handle_of(value: Handle | int | None) -> Handle | None:
         return value
     known = _open_handles.get(value) if isinstance(value, int) else None
     if known is None and value != 0:
-        raise BadParameterError(f"handle: {value!r} is not an open handle. Give what create_handle() "
-            "returns.")
+        raise BadParameterError(
+            f"handle: {value!r} is not an open handle. Give what create_handle() returns."
+        )
     return known
 
 
@@ -150,7 +151,6 @@ class Handle:
     def pointer(self) -> Any:
         """The C handle."""
         if self._pointer is None:
-
             raise BadParameterError("handle: it was destroyed. Create a new one with create_handle().")
         return self._pointer
 
@@ -322,9 +322,7 @@ def freeze(plan: Descriptor, pointers: Any, count: int) -> None:
     check(library().weftFreeze(plan.pointer, count, pointers))
 
 
-def measure(
-    plan: Descriptor, pointers: Any, count: int, workspace: int, stream: int, repeats: int
-) -> float:
+def measure(plan: Descriptor, pointers: Any, count: int, workspace: int, stream: int, repeats: int) -> float:
     """The mean seconds per run, measured with stream events on a GPU and with the clock on a CPU."""
     seconds = ffi.new("double *")
     memory, queue = ffi.cast("void *", workspace), ffi.cast("void *", stream)

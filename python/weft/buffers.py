@@ -446,6 +446,7 @@ def _describe_dlpack(value: Any, stream: int | None) -> Buffer:
 
 # ---- Fast queries of execution -----------------------------------------------------------------------------
 
+
 class Memory(NamedTuple):
     """The properties of an array that execution needs."""
 

@@ -221,9 +221,7 @@ class Lowering:
         types = self.tensor(tensor).get(attribute_name.TENSOR_DATA_TYPE, "DATA_TYPE")
         return [data_type(number) for number in types if number >= 0]
 
-    def _row(
-        self, rows: Sequence[Row], value: Any, operation: Operation
-    ) -> tuple[Row, Sequence[Any]]:
+    def _row(self, rows: Sequence[Row], value: Any, operation: Operation) -> tuple[Row, Sequence[Any]]:
         """Selects the row of an attribute that accepts a value, and converts the value to its elements."""
         if len(rows) == 1 and isinstance(value, Tensor):
             return rows[0], [self.tensor(value)]

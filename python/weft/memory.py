@@ -94,9 +94,7 @@ class DeviceArray:
         self._memory = DeviceMemory(self.handle, self._size)
         self._address = self._memory.address
 
-    def view(
-        self, offset: int, dims: Sequence[int], strides: Sequence[int] | None = None
-    ) -> DeviceArray:
+    def view(self, offset: int, dims: Sequence[int], strides: Sequence[int] | None = None) -> DeviceArray:
         """An array of the same type on part of this array's memory.
 
         Args:

@@ -151,9 +151,7 @@ def _location(device: int | None, other: int | None) -> str:
 def check_writable(where: str, slot: Slot, is_writable: bool) -> None:
     """Checks that an output's memory may be written."""
     if slot.is_output and not is_writable:
-        raise BadParameterError(
-            f"{where}: {slot} has a read-only buffer. Give a writable array."
-        )
+        raise BadParameterError(f"{where}: {slot} has a read-only buffer. Give a writable array.")
 
 
 def check_size(where: str, slot: Slot, size: int) -> None:

@@ -55,9 +55,7 @@ def packed(g: weft.Graph, tensor: weft.Tensor, dims: tuple[int, ...], offsets: w
 
 
 @pytest.mark.parametrize(("depth", "value_depth"), [(64, 64), (128, 128), (192, 128), (256, 256)])
-def test_ragged_variants(
-    depth: int, value_depth: int, dump: Path
-) -> None:
+def test_ragged_variants(depth: int, value_depth: int, dump: Path) -> None:
     g = weft.Graph(io_data_type="bf16", device_property=DeviceProperties(H200))
     lengths = {f"seq_len_{name}": g.tensor([3, 1, 1, 1], data_type="i32") for name in ("q", "kv")}
     offsets = g.tensor([4, 1, 1, 1], data_type="i32")
@@ -95,9 +93,7 @@ VARIANTS += [(192, size, "alibi") for size in (128, 192)]
 
 
 @pytest.mark.parametrize(("depth", "value_depth", "name"), tiers.of_today(VARIANTS, 3))
-def test_forward_variants(
-    depth: int, value_depth: int, name: str, dump: Path
-) -> None:
+def test_forward_variants(depth: int, value_depth: int, name: str, dump: Path) -> None:
     dtype = ["bf16", "f16"][(depth + len(name)) % 3 == 0]
     assert forward(depth, value_depth, dtype, **OPTIONS[name])[0] == "cuda.attention_hopper"
     assert cubins.check_dumped(dump) >= 1
@@ -132,9 +128,7 @@ FP8_VARIANTS += [(256, 256, "bias of odd rows"), (256, 256, "mask")]  # widened
 
 
 @pytest.mark.parametrize(("depth", "value_depth", "name"), FP8_VARIANTS)
-def test_forward_variants_of_fp8(
-    depth: int, value_depth: int, name: str, dump: Path
-) -> None:
+def test_forward_variants_of_fp8(depth: int, value_depth: int, name: str, dump: Path) -> None:
     options = OPTIONS[name] | ({"out": "bf16"} if len(name) % 2 else {}) | ALL_SCALES
     if name == "dropout":
         del options["amax"]
@@ -208,9 +202,7 @@ def test_gradients_of_fp8(
         (192, 192, {"use_alibi_mask": True}),
     ],
 )
-def test_gradients_of_mxfp8(
-    depth: int, value_depth: int, options: dict[str, Any], dump: Path
-) -> None:
+def test_gradients_of_mxfp8(depth: int, value_depth: int, options: dict[str, Any], dump: Path) -> None:
     assert mxfp8_backward(depth, value_depth, **options)[0] == "cuda.attention_hopper"
     assert cubins.check_dumped(dump) >= 3
 

@@ -202,9 +202,7 @@ def test_tiles(build: Build, dump: Path) -> None:
     ("a", "b", "math"), [("bf16", "bf16", "f32"), ("e4m3", "e4m3", "f32"), ("u8", "i8", "i32")]
 )
 @pytest.mark.parametrize(("rows", "tile"), [(128, 25), (16, 26), (32, 27), (64, 28)])
-def test_tiles_split_over_clusters(
-    rows: int, tile: int, a: str, b: str, math: str, dump: Path
-) -> None:
+def test_tiles_split_over_clusters(rows: int, tile: int, a: str, b: str, math: str, dump: Path) -> None:
     plan = compile_for_h200(lambda g: few_rows(g, rows, 8192, a, b, math), {"TILE_SIZE": tile})
     assert "split over clusters" in plan
     cubins.check_dumped(dump)

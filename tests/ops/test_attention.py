@@ -1089,9 +1089,7 @@ def test_refusals_of_values() -> None:
         dropout_mask=mask,
         dropout_seed=([1, 1, 1, 1], "i64"),
     )
-    refuse(
-        "sdpa_fwd 'a': dropout_scale is set, but no weight is dropped. Leave it unset.", dropout_scale=one
-    )
+    refuse("sdpa_fwd 'a': dropout_scale is set, but no weight is dropped. Leave it unset.", dropout_scale=one)
     refuse(
         "sdpa_fwd 'a': attribute diagonal_alignment is 2, expected 0..1. Set a value in that range.",
         options={"diagonal_alignment": 2},

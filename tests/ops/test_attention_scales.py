@@ -309,9 +309,7 @@ def check_fp8(case: Case, types: tuple[str, str, str], out: str, share: str = "t
     compare_fp8(case, scaled_inputs(case, types, share), out)
 
 
-def compare_fp8(
-    case: Case, inputs: dict[str, Any], out: str, has_stats: bool = True, **how: Any
-) -> None:
+def compare_fp8(case: Case, inputs: dict[str, Any], out: str, has_stats: bool = True, **how: Any) -> None:
     true = true_inputs(inputs)
     inputs |= {key: np.full((1, 1, 1, 1), value, np.float32) for key, value in
                {"scale_s": 256, "descale_s": 1 / 128, "scale_o": 16}.items()}  # fmt: skip

@@ -351,9 +351,7 @@ def whole_numbers(dims: tuple[int, ...], seed: int, dtype: str) -> Array:
         ("residual", 1, gradient),
     ],
 )
-def test_gradient_of_batch_norm_after_a_data_gradient(
-    norm: Callable[..., Any], kind: str, size: int
-) -> None:
+def test_gradient_of_batch_norm_after_a_data_gradient(norm: Callable[..., Any], kind: str, size: int) -> None:
     dims = operands_of(4, 16, 64, 32, size)
     unread = {"relu": ["skip"], "residual": []}.get(kind, ["y", "skip"])
     arrays = {

@@ -519,9 +519,7 @@ def test_the_smallest_tensors_run_on_the_fast_engine(operation: str) -> None:
 
 @pytest.mark.parametrize("device", ["cpu", "sm_90"])
 def test_linear_layers_that_share_their_input_are_one_step_each(device: str) -> None:
-    g = weft.Graph(
-        device=device, io_data_type="bf16", intermediate_data_type="bf16", compute_data_type="f32"
-    )
+    g = weft.Graph(device=device, io_data_type="bf16", intermediate_data_type="bf16", compute_data_type="f32")
     x = g.tensor([256, 128], name="x")
     for i, width in enumerate((64, 128, 64)):
         weight = g.transpose(g.tensor([width, 128], name=f"w{i}"), [1, 0])

@@ -437,7 +437,6 @@ def test_calls_that_xla_cannot_run(xla: list[dict[int, Any]]) -> None:
     assert isinstance(g.plan(x=y), weft.DeviceArray)
 
 
-
 @pytest.fixture
 def cupy(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A minimal CuPy, with arrays and streams in the fake driver's memory."""

@@ -405,9 +405,7 @@ def test_engines_and_knobs_by_hand() -> None:
 def test_an_unknown_engine_is_refused() -> None:
     g, *_ = small()
     count = g.get_engine_count()
-    with pytest.raises(
-        weft.BadParameterError, match=rf"global_index is 99; the engines are 0..{count - 1}."
-    ):
+    with pytest.raises(weft.BadParameterError, match=rf"global_index is 99; the engines are 0..{count - 1}."):
         g.create_execution_plan(99, {})
 
 
@@ -579,9 +577,9 @@ def test_numbers_of_numpy_are_scalars() -> None:
     ):
         g.execute({x: values, s: 3, y: out})
     with refusal(
-            "execute: input 'x' (uid 1): float32 is a number without memory of its own. Give an array of one "
-            "element."
-        ):
+        "execute: input 'x' (uid 1): float32 is a number without memory of its own. Give an array of one "
+        "element."
+    ):
         g.execute({x: np.float32(1), s: 1.0, y: out})
 
 

@@ -289,10 +289,14 @@ def slices(x):
 
 WHOLE = {
     "repetitions": (
-        lambda x: x.repeat(2, 1, 3, 2, 1) * 2, (4, 3, 2), ["mul.Tensor", *["sum.dim_IntList"] * 3]
+        lambda x: x.repeat(2, 1, 3, 2, 1) * 2,
+        (4, 3, 2),
+        ["mul.Tensor", *["sum.dim_IntList"] * 3],
     ),
     "leaky relu": (
-        lambda x: F.leaky_relu(x * 2, -0.5), (2, 4, 7, 6), ["leaky_relu_backward.default", "mul.Tensor"]
+        lambda x: F.leaky_relu(x * 2, -0.5),
+        (2, 4, 7, 6),
+        ["leaky_relu_backward.default", "mul.Tensor"],
     ),
     "selects": (parts_of_one, (2, 6, 60), ["mul.Tensor", "mul.Tensor", "cat.default"]),
     "slices": (slices, (2, 6, 60), ["mul.Tensor", "mul.Tensor", "cat.default"]),

@@ -74,7 +74,8 @@ CASES = {
     "log_softmax": (lambda x: F.log_softmax(x, 1), ((3, 5),)),
     "cross_entropy": (lambda x: F.cross_entropy(x, labels(), label_smoothing=0.2), ((5, 4),)),
     "cross_entropy_rows": (
-        lambda x: F.cross_entropy(x, labels(), ignore_index=3, reduction="none"), ((5, 4),),
+        lambda x: F.cross_entropy(x, labels(), ignore_index=3, reduction="none"),
+        ((5, 4),),
     ),
     "avg_pool": (lambda x: F.avg_pool2d(x, 2), ((2, 3, 6, 4),)),
     "avg_pool3d": (lambda x: F.avg_pool3d(x, 2), ((2, 4, 4, 2),)),

@@ -179,8 +179,6 @@ def torch_cross_entropy(x, target, weight=None, reduction=1, ignored=-100, smoot
     return F.cross_entropy(x, target, weight, None, ignored, None, reduction, smoothing)
 
 
-
-
 def torch_batch_norm(x, weight, bias, mean, variance, training, momentum, epsilon):
     mean, variance = (None if each is None else each.clone() for each in (mean, variance))
     return F.batch_norm(x, mean, variance, weight, bias, training, momentum, epsilon), mean, variance

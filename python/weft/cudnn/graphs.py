@@ -429,8 +429,9 @@ class pygraph(Attention, Plans):
         again. run_warmup is accepted and not needed: nothing is deferred to the first run."""
         unknown = set(kwargs) - {"run_warmup"}
         if unknown:
-            raise BadParameterError(f"deserialize: {', '.join(unknown)} is not one of its arguments. Leave "
-                "it out.")
+            raise BadParameterError(
+                f"deserialize: {', '.join(unknown)} is not one of its arguments. Leave it out."
+            )
         *before, data = args
         Graph.deserialize(self, *before, bytes(data), handle=handle, code=enforce_precompiled)
         return self

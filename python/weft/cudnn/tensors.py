@@ -24,9 +24,7 @@ class Tensor(tensor.Tensor):
     def __init__(self, graph: pygraph, name: str = "", producer: Any = None) -> None:
         super().__init__(graph, name, producer)
         self.is_late = False  # created after the graph was built: no operation uses it
-        self.has_boolean_of_graph = (
-            False  # BOOLEAN; the operations determine whether it is a bit or a byte
-        )
+        self.has_boolean_of_graph = False  # BOOLEAN; the operations determine whether it is a bit or a byte
 
     # ---- Setters ----
 

@@ -131,9 +131,7 @@ def _batch(arrays: Sequence[Any], dims: Sequence[Any], *, call: Call) -> Any:
     size, rows = moved[mapped[0]].shape[0], call.operator.rows
     if rows.issuperset(mapped):
         whole = [_more_rows(x, size, i in mapped) if i in rows else x for i, x in enumerate(moved)]
-        results = [
-            each.reshape(size, each.shape[0] // size, *each.shape[1:]) for each in _bind(whole, call)
-        ]
+        results = [each.reshape(size, each.shape[0] // size, *each.shape[1:]) for each in _bind(whole, call)]
     elif call.operator.is_batched:
         results = _bind(_with_batch(arrays, moved, mapped), call)
     else:

@@ -263,4 +263,3 @@ def _scalar_word(plan: Plan, slot: Slot) -> int:
         )
     memory = dtypes.scalar_bytes(slot.data_type, value).ljust(8, b"\0")
     return int.from_bytes(memory, "little", signed=True)
-

@@ -213,9 +213,7 @@ def _refuse_name(name: str) -> None:
         )
 
 
-def enable(
-    ops: Sequence[str] | str | None = None, where: Sequence[str] | str = ("cpu", "cuda")
-) -> Enabled:
+def enable(ops: Sequence[str] | str | None = None, where: Sequence[str] | str = ("cpu", "cuda")) -> Enabled:
     """Replaces torch's operators by Weft's until disable() or the end of a with block.
 
     Args:

@@ -306,7 +306,6 @@ DRAWN |= dict.fromkeys((aten.mean.default, aten.mean.dim), _reduce("AVG"))
 DRAWN |= {aten.amax.default: _reduce("MAX"), aten.amin.default: _reduce("MIN")}
 
 
-
 # ---- Batch norm in functional graphs ----
 
 DRAWN[aten._native_batch_norm_legit_functional.default] = OPERATORS["batch_norm"].draw
@@ -376,24 +375,65 @@ def _efficient(
 
 @_draws(aten._scaled_dot_product_flash_attention_backward.default)
 def _flash_backward(
-    d: Drawing, do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, _: Any, __: Any, ___: Any, ____: Any,
-    dropout: float, causal: bool, seed: Any, offset: Any, scale: Any,
+    d: Drawing,
+    do: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    o: Any,
+    lse: Any,
+    _: Any,
+    __: Any,
+    ___: Any,
+    ____: Any,
+    dropout: float,
+    causal: bool,
+    seed: Any,
+    offset: Any,
+    scale: Any,
 ) -> None:
     _attend_backward(d, do, q, k, v, o, lse, None, dropout, causal, scale)
 
 
 @_draws(aten._scaled_dot_product_cudnn_attention_backward.default)
 def _cudnn_backward(
-    d: Drawing, do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, seed: Any, offset: Any, bias: Any, _: Any,
-    __: Any, ___: Any, ____: Any, dropout: float, causal: bool, scale: Any,
+    d: Drawing,
+    do: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    o: Any,
+    lse: Any,
+    seed: Any,
+    offset: Any,
+    bias: Any,
+    _: Any,
+    __: Any,
+    ___: Any,
+    ____: Any,
+    dropout: float,
+    causal: bool,
+    scale: Any,
 ) -> None:
     _attend_backward(d, do, q, k, v, o, lse, bias, dropout, causal, scale)
 
 
 @_draws(aten._scaled_dot_product_efficient_attention_backward.default)
 def _efficient_backward(
-    d: Drawing, do: Any, q: Any, k: Any, v: Any, bias: Any, o: Any, lse: Any, seed: Any, offset: Any,
-    dropout: float, wanted: Sequence[bool], causal: bool, scale: Any,
+    d: Drawing,
+    do: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    bias: Any,
+    o: Any,
+    lse: Any,
+    seed: Any,
+    offset: Any,
+    dropout: float,
+    wanted: Sequence[bool],
+    causal: bool,
+    scale: Any,
 ) -> None:
     if bias is not None and wanted[3]:
         raise NotSupportedError("sdpa_backward: the gradient of a bias.")
@@ -406,15 +446,22 @@ _CPU = aten._scaled_dot_product_flash_attention_for_cpu
 
 
 @_draws(_CPU.default)
-def _on_cpu(
-    d: Drawing, q: Any, k: Any, v: Any, dropout: float, causal: bool, mask: Any, scale: Any
-) -> None:
+def _on_cpu(d: Drawing, q: Any, k: Any, v: Any, dropout: float, causal: bool, mask: Any, scale: Any) -> None:
     attend(d, q, k, v, mask, dropout, causal, scale)
 
 
 @_draws(aten._scaled_dot_product_flash_attention_for_cpu_backward.default)
 def _on_cpu_backward(
-    d: Drawing, do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, dropout: float, causal: bool, mask: Any,
+    d: Drawing,
+    do: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    o: Any,
+    lse: Any,
+    dropout: float,
+    causal: bool,
+    mask: Any,
     scale: Any,
 ) -> None:
     attend_backward(d, do, q, k, v, o, lse, mask, dropout, causal, scale)

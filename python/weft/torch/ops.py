@@ -93,6 +93,7 @@ Reference = Callable[..., Any] | None
 """A function with the arguments (all positional) and results of an operator. It is composed of operators that
 torch can differentiate in both modes and any number of times."""
 
+
 def like_images(x: torch.Tensor) -> torch.Tensor:
     """Returns a fake result in torch's layout for images: channels last if x has it, else contiguous."""
     return torch.empty_like(x, memory_format=suggest_memory_format(x))

@@ -236,9 +236,7 @@ def _scratch(plan: Plan) -> int:
     return int(ffi.cast("uintptr_t", plan.thread.state.scratch.on_host(plan.workspace_size)))
 
 
-_QUICK = {
-    kind: getattr(torch._C._dynamo.guards, f"_empty_strided_{kind}", None) for kind in ("cpu", "cuda")
-}
+_QUICK = {kind: getattr(torch._C._dynamo.guards, f"_empty_strided_{kind}", None) for kind in ("cpu", "cuda")}
 """Fast allocation functions (shape, strides, data type) for the CPU and the current GPU."""
 
 

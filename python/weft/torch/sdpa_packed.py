@@ -170,7 +170,14 @@ def _visible(
 
 
 def _reference(
-    q: Any, k: Any, v: Any, starts: Any, starts_k: Any, longest: int, longest_k: int, scale: float | None,
+    q: Any,
+    k: Any,
+    v: Any,
+    starts: Any,
+    starts_k: Any,
+    longest: int,
+    longest_k: int,
+    scale: float | None,
     *band: Any,
 ) -> tuple[Any, Any]:
     mask = _visible(starts, starts_k, q.shape[0], k.shape[0], *band)

@@ -25,9 +25,7 @@ def shown(x: Any) -> str:
 def check_shape(where: str, name: str, x: Any, shape: Sequence[int], fix: str) -> None:
     """Refuses an optional array of another shape."""
     if x is not None and x.shape != tuple(shape):
-        raise refuse(
-            where, f"the shape of {name} does not fit", str(list(shape)), str(list(x.shape)), fix
-        )
+        raise refuse(where, f"the shape of {name} does not fit", str(list(shape)), str(list(x.shape)), fix)
 
 
 def check_floating(where: str, **arrays: Any) -> None:

@@ -150,9 +150,7 @@ class _Attention(Function):
         )
         return o, (o, *statistics) if is_training else ()
 
-    def backward(
-        self, how: _Scores, wanted: Wanted, arrays: Arrays, saved: Arrays, dy: Any
-    ) -> list[Any]:
+    def backward(self, how: _Scores, wanted: Wanted, arrays: Arrays, saved: Arrays, dy: Any) -> list[Any]:
         q, k, v, bias = arrays
         options = _Options(how.scale, how.is_causal, bias is not None, wanted[3] and how.has_bias)
         has_rows = _has_rows(q, bias)

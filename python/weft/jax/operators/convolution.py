@@ -321,7 +321,5 @@ def _each(name: str, value: Any, rank: int) -> tuple[int, ...]:
     fix = f"Give one integer, or one for each of the {rank} spatial dimensions."
     values = value if isinstance(value, tuple) else (value,) * rank
     if len(values) != rank:
-        raise arguments.refuse(
-            "conv", f"{name} has the wrong length", f"{rank} integers", repr(value), fix
-        )
+        raise arguments.refuse("conv", f"{name} has the wrong length", f"{rank} integers", repr(value), fix)
     return tuple(arguments.integer("conv", name, each, 1, fix) for each in values)

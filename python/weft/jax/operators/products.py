@@ -194,9 +194,7 @@ class _Linear(Function):
         y, *saved = call(operator, *given, attributes=((False, False), type_, epilogue))
         return y, tuple(saved)
 
-    def backward(
-        self, how: str | None, wanted: Wanted, arrays: Arrays, saved: Arrays, dy: Any
-    ) -> list[Any]:
+    def backward(self, how: str | None, wanted: Wanted, arrays: Arrays, saved: Arrays, dy: Any) -> list[Any]:
         x, w, bias, residual = arrays
         given = saved[0] if saved else None
         dz, dbias = activations.backward(how, dy, given, bias if wanted[2] else None)
@@ -216,9 +214,7 @@ class _Linear(Function):
 _linear = _Linear("linear")
 
 
-def linear(
-    x: Any, w: Any, bias: Any = None, *, activation: str | None = None, residual: Any = None
-) -> Any:
+def linear(x: Any, w: Any, bias: Any = None, *, activation: str | None = None, residual: Any = None) -> Any:
     """activation(x w + bias) + residual, in one kernel.
 
     Args:

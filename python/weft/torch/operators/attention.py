@@ -79,8 +79,16 @@ def _options(
 
 
 def attend(
-    d: Drawing, q: Any, k: Any, v: Any, mask: Any = None, dropout: float = 0, causal: bool = False,
-    scale: float | None = None, seed: Any = None, with_statistics: bool = True,
+    d: Drawing,
+    q: Any,
+    k: Any,
+    v: Any,
+    mask: Any = None,
+    dropout: float = 0,
+    causal: bool = False,
+    scale: float | None = None,
+    seed: Any = None,
+    with_statistics: bool = True,
 ) -> None:
     """Draws attention: the output as result 0 and the statistics as result 1."""
     how = _options(d, q, mask, dropout, causal, scale, seed)
@@ -92,8 +100,19 @@ def attend(
 
 
 def attend_backward(
-    d: Drawing, do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, mask: Any = None, dropout: float = 0,
-    causal: bool = False, scale: float | None = None, seed: Any = None, wants_mask: bool = False,
+    d: Drawing,
+    do: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    o: Any,
+    lse: Any,
+    mask: Any = None,
+    dropout: float = 0,
+    causal: bool = False,
+    scale: float | None = None,
+    seed: Any = None,
+    wants_mask: bool = False,
 ) -> None:
     """Draws the gradients of q, k and v, and that of the mask as result 3."""
     how = _options(d, q, mask, dropout, causal, scale, seed)
@@ -273,8 +292,18 @@ def _reference(
 
 
 def _backward_reference(
-    do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, mask: Any, dropout: float, causal: bool,
-    scale: float | None, seed: Any, wants_mask: bool,
+    do: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    o: Any,
+    lse: Any,
+    mask: Any,
+    dropout: float,
+    causal: bool,
+    scale: float | None,
+    seed: Any,
+    wants_mask: bool,
 ) -> tuple[Any, ...]:
     """o and lse are independent arguments here; a caller that differentiates treats them as functions of q, k
     and v."""

@@ -70,7 +70,14 @@ def _fake_of_layout(
     rule=result_rules.batch_norm,
 )
 def _batch_norm(
-    d: Drawing, x: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, momentum: float,
+    d: Drawing,
+    x: Any,
+    weight: Any,
+    bias: Any,
+    mean: Any,
+    variance: Any,
+    training: bool,
+    momentum: float,
     epsilon: float,
 ) -> None:
     for i, result in enumerate(_after(d, x, weight, bias, mean, variance, training, momentum, epsilon)):
@@ -79,7 +86,14 @@ def _batch_norm(
 
 
 def _after(
-    d: Drawing, x: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, momentum: float,
+    d: Drawing,
+    x: Any,
+    weight: Any,
+    bias: Any,
+    mean: Any,
+    variance: Any,
+    training: bool,
+    momentum: float,
     epsilon: float,
 ) -> Sequence[Tensor]:
     """Draws results 0 to 2. Returns all results of the graph, ending with the updated running statistics, or
@@ -109,8 +123,17 @@ def _fake_batch_norm_backward(dy: Any, x: Any, *given: Any) -> Any:
     rule=result_rules.batch_norm_backward,
 )  # fmt: skip
 def _batch_norm_backward(
-    d: Drawing, dy: Any, x: Any, weight: Any, mean: Any, variance: Any, saved: Any, rstd: Any,
-    training: bool, epsilon: float, wanted: Sequence[bool],
+    d: Drawing,
+    dy: Any,
+    x: Any,
+    weight: Any,
+    mean: Any,
+    variance: Any,
+    saved: Any,
+    rstd: Any,
+    training: bool,
+    epsilon: float,
+    wanted: Sequence[bool],
 ) -> None:
     g, loss, image = d.graph, d.read(dy), d.read(x)
     results: Sequence[Any]
@@ -164,9 +187,7 @@ differentiable("batch_norm", _keep_batch_norm, _grad_batch_norm, _reference)
 # ---- Replacements of torch's operators ----
 
 
-def _in_place(
-    d: Drawing, x: Any, weight: Any, bias: Any, mean: Any, variance: Any, *how: Any
-) -> None:
+def _in_place(d: Drawing, x: Any, weight: Any, bias: Any, mean: Any, variance: Any, *how: Any) -> None:
     """Updates the running statistics in place, as native_batch_norm does."""
     after = _after(d, x, weight, bias, mean, variance, *how)
     if after:
@@ -196,9 +217,7 @@ _twin = aten._native_batch_norm_legit.no_stats
 _stands(_twin, draw_without_running, _fake_without_running, result_rules.batch_norm_without_running)
 
 
-def _check(
-    x: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, *_: Any
-) -> None:
+def _check(x: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, *_: Any) -> None:
     if not x.numel():
         raise NotSupportedError("batch_norm: a tensor without elements.")
     sizes = {each.shape for each in (weight, bias, mean, variance) if each is not None}
@@ -209,9 +228,7 @@ def _check(
 # On a GPU torch composes batch norm from cuDNN's operator, whose gradient reads data that only cuDNN writes.
 # If Weft replaced cuDNN's operator, a backward pass after disable() would fail, so Weft replaces the
 # composite.
-@stands_for(
-    "batch_norm", aten.batch_norm.default, ("cuda",), is_composite=True, others=None, check=_check
-)
+@stands_for("batch_norm", aten.batch_norm.default, ("cuda",), is_composite=True, others=None, check=_check)
 def _own_batch_norm(*arguments: Any) -> Any:
     """Calls torch's native operator, which Weft replaces, instead of cuDNN's."""
     return _NATIVE(*arguments[:8])[0]

@@ -34,8 +34,16 @@ def _geometry(
 
 @operator("conv", aten.convolution.default, rule=result_rules.convolution)
 def _conv(
-    d: Drawing, x: Any, w: Any, bias: Any, stride: Any, padding: Any, dilation: Any, transposed: bool,
-    output_padding: Any, _: int,
+    d: Drawing,
+    x: Any,
+    w: Any,
+    bias: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    output_padding: Any,
+    _: int,
 ) -> None:
     geometry = _geometry(x, stride, padding, dilation, output_padding if transposed else [0])
     if transposed:
@@ -50,8 +58,18 @@ def _conv(
 
 @operator("conv_backward", aten.convolution_backward.default, rule=result_rules.convolution_backward)
 def _conv_backward(
-    d: Drawing, dy: Any, x: Any, w: Any, _: Any, stride: Any, padding: Any, dilation: Any, transposed: bool,
-    output_padding: Any, __: int, wanted: Sequence[bool],
+    d: Drawing,
+    dy: Any,
+    x: Any,
+    w: Any,
+    _: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    output_padding: Any,
+    __: int,
+    wanted: Sequence[bool],
 ) -> None:
     geometry = _geometry(x, stride, padding, dilation, output_padding if transposed else [0])
     loss = d.read(dy)

@@ -51,9 +51,7 @@ def _first(d: Drawing, first: torch.Tensor) -> Tensor:
     return d.read(first, [first.numel(), 1, 1])
 
 
-@operator(
-    "grouped_mm", schema="(Tensor tokens, Tensor weight, Tensor first) -> Tensor", fake=_fake_grouped
-)
+@operator("grouped_mm", schema="(Tensor tokens, Tensor weight, Tensor first) -> Tensor", fake=_fake_grouped)
 def _grouped_mm(d: Drawing, tokens: Any, weight: Any, first: Any) -> None:
     _product(d, 0, tokens, weight, _first(d, first), False)
 

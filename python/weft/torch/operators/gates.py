@@ -55,9 +55,7 @@ def _swiglu_backward(d: Drawing, dy: Any, gate: Any, up: Any) -> None:
     _gated_backward(d, "swish", dy, gate, up)
 
 
-@operator(
-    "geglu", schema="(Tensor gate, Tensor up, str approximate=\"none\") -> Tensor", fake=_fake_gated
-)
+@operator("geglu", schema='(Tensor gate, Tensor up, str approximate="none") -> Tensor', fake=_fake_gated)
 def _geglu(d: Drawing, gate: Any, up: Any, approximate: str) -> None:
     _gated(d, _gelu(approximate), gate, up)
 

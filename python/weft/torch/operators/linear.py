@@ -61,7 +61,7 @@ def _before_activation(d: Drawing, x: Any, weight: Any, bias: Any) -> Tensor:
 
 @operator(
     "linear",
-    schema="(Tensor input, Tensor weight, Tensor? bias=None, str activation=\"none\", "
+    schema='(Tensor input, Tensor weight, Tensor? bias=None, str activation="none", '
     "Tensor? residual=None) -> Tensor",
     fake=_fake_linear,
 )

@@ -163,8 +163,17 @@ def _fake_backward(dloss: Any, x: Any, *_: Any) -> Any:
     fake=_fake_backward,
 )
 def _cross_entropy_backward(
-    d: Drawing, dloss: Any, x: Any, target: Any, weight: Any, reduction: int, ignored: int, smoothing: float,
-    total: Any, most: Any, log_sum: Any,
+    d: Drawing,
+    dloss: Any,
+    x: Any,
+    target: Any,
+    weight: Any,
+    reduction: int,
+    ignored: int,
+    smoothing: float,
+    total: Any,
+    most: Any,
+    log_sum: Any,
 ) -> None:
     x = d.exact(x)
     classes = _classes(x)

@@ -58,7 +58,14 @@ def _fake_layer_norm_backward(dy: Any, x: Any, *given: Any) -> Any:
     rule=result_rules.layer_norm_backward,
 )  # fmt: skip
 def _layer_norm_backward(
-    d: Drawing, dy: Any, x: Any, shape: Sequence[int], mean: Any, rstd: Any, weight: Any, _: Any,
+    d: Drawing,
+    dy: Any,
+    x: Any,
+    shape: Sequence[int],
+    mean: Any,
+    rstd: Any,
+    weight: Any,
+    _: Any,
     wanted: Sequence[bool],
 ) -> None:
     rows = _rows(x, shape)
@@ -117,7 +124,16 @@ def _group_norm(
     rule=result_rules.group_norm_backward,
 )  # fmt: skip
 def _group_norm_backward(
-    d: Drawing, dy: Any, x: Any, mean: Any, rstd: Any, weight: Any, n: int, c: int, hw: int, groups: int,
+    d: Drawing,
+    dy: Any,
+    x: Any,
+    mean: Any,
+    rstd: Any,
+    weight: Any,
+    n: int,
+    c: int,
+    hw: int,
+    groups: int,
     wanted: Sequence[bool],
 ) -> None:
     if x.device.type == "cpu":  # one sweep for all three; a GPU would read both images again for the sums
@@ -234,7 +250,15 @@ def _group_norm_reference(
 
 
 def _group_norm_backward_reference(
-    dy: Any, x: Any, mean: Any, rstd: Any, weight: Any, n: int, c: int, hw: int, groups: int,
+    dy: Any,
+    x: Any,
+    mean: Any,
+    rstd: Any,
+    weight: Any,
+    n: int,
+    c: int,
+    hw: int,
+    groups: int,
     wanted: Sequence[bool],
 ) -> tuple[Any, ...]:
     each, type_ = (n, groups, c // groups, hw), _wide(x)
@@ -296,6 +320,4 @@ differentiable("layer_norm", _keep_layer_norm, _grad_layer_norm)
 differentiable(
     "group_norm", _keep_group_norm, _grad_group_norm, _group_norm_reference, _group_norm_backward_reference
 )
-differentiable(
-    "rms_norm", _keep_rms_norm, _grad_rms_norm, _rms_norm_reference, _rms_norm_backward_reference
-)
+differentiable("rms_norm", _keep_rms_norm, _grad_rms_norm, _rms_norm_reference, _rms_norm_backward_reference)

@@ -43,6 +43,7 @@ def _windows(
 
 # ---- The maximum ----
 
+
 def _maximum(x: Any, y: Any, rank: int, how: Sequence[Any]) -> dict[str, Any]:
     window, stride, padding, dilation, _ = how
     return {**_windows(x, y, rank, window, stride, padding, dilation), "mode": resample_mode.MAXPOOL}

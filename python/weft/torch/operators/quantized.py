@@ -106,6 +106,4 @@ def _backward_reference(dy: Any, weight: Any, scale: Any) -> Any:
     return F.linear(dy, _numbers(weight, scale).to(dy.dtype).t())
 
 
-differentiable(
-    "quantized_linear", _keep_quantized, _grad_quantized, _reference, _backward_reference
-)
+differentiable("quantized_linear", _keep_quantized, _grad_quantized, _reference, _backward_reference)

@@ -50,9 +50,7 @@ def _fake_log_softmax_backward(*arguments: Any) -> Any:
     return aten._log_softmax_backward_data.default(*arguments).contiguous()
 
 
-@operator(
-    "log_softmax_backward", aten._log_softmax_backward_data.default, fake=_fake_log_softmax_backward
-)
+@operator("log_softmax_backward", aten._log_softmax_backward_data.default, fake=_fake_log_softmax_backward)
 def _log_softmax_backward(d: Drawing, dy: Any, y: Any, dim: int, _: Any) -> None:
     d.write(0, decompositions.log_softmax_backward(d.graph, d.read(dy), d.read(y), dim % max(y.ndim, 1)))
 
