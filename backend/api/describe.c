@@ -166,7 +166,7 @@ static void describe_operations(struct text *out) {
 
 /* One object per mode; `formula` is C, which engines emit and the documentation shows. */
 static void describe_pointwise_modes(struct text *out) {
-    /* Names of the forms: number and kind of operands. */
+    /* Names of the forms; a form is the number and kind of a mode's operands. */
     static const char *const forms[] = {[FORM_UNARY] = "unary",
                                         [FORM_BINARY] = "binary",
                                         [FORM_SELECT] = "select",

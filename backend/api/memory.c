@@ -26,7 +26,7 @@ static weftStatus_t allocate_on_host(void **address, size_t bytes) {
     return *address ? WEFT_STATUS_SUCCESS : status_no_memory(bytes);
 }
 
-/* stream: whose pooled memory may be used, or NULL. */
+/* `stream`: the stream whose pooled memory may be reused, or NULL. */
 static weftStatus_t allocate_on_device(void **address, weftHandle_t handle, const struct driver *driver, size_t bytes,
                                        const weftStream_t *stream) {
     uint64_t result = 0;
@@ -98,7 +98,7 @@ weftStatus_t weftFreeOnStream(weftHandle_t handle, size_t bytes, weftStream_t st
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Between any of the host and the device, in the order of `stream`; returns when the copy is complete. */
+/* Copies between any two of host and device memory, in the order of `stream`; returns when the copy is complete. */
 weftStatus_t weftCopy(weftHandle_t handle, void *destination, const void *source, size_t bytes, weftStream_t stream) {
     status_clear();
     struct device_scope scope;

@@ -70,7 +70,7 @@ void byte_reader_init(struct byte_reader *reader, const void *data, size_t bytes
     *reader = (struct byte_reader){.data = data, .length = bytes};
 }
 
-/* The next `bytes` bytes(a pointer into the data), or NULL after an error. Errors are sticky, even for 0 bytes. */
+/* The next `bytes` bytes (a pointer into the data), or NULL after an error. Errors are sticky, even for 0 bytes. */
 static const uint8_t *take(struct byte_reader *reader, size_t bytes) {
     /* Written as a difference: position never exceeds length, while position + bytes could wrap around. */
     if (reader->bad || bytes > reader->length - reader->position) {
@@ -118,7 +118,7 @@ void byte_get_raw(struct byte_reader *reader, void *dst, size_t bytes) {
 }
 
 const uint8_t *byte_get_block(struct byte_reader *reader, size_t *bytes) {
-    int64_t left = (int64_t)(reader->length - reader->position); /* more than can be left */
+    int64_t left = (int64_t)(reader->length - reader->position); /* upper bound, because the length has been read already */
     *bytes = (size_t)byte_get_count(reader, left);
     const uint8_t *block = take(reader, *bytes);
     if (!block)

@@ -35,7 +35,7 @@ static const struct dtype DTYPES[] = {
     [WEFT_DATA_UINT8]    = {"u8",    8,   false, false, false, 0,  0,  0,         255,        0,      0,      0},
     [WEFT_DATA_INT32]    = {"i32",   32,  false, true,  false, 0,  0,  INT32_MIN, INT32_MAX,  0,      0,      0},
     [WEFT_DATA_UINT32]   = {"u32",   32,  false, false, false, 0,  0,  0,         UINT32_MAX, 0,      0,      0},
-    /* 2^63 - 1 is not a double; this is the nearest one, which it is loaded as. */
+    /* 2^63 - 1 is not a double; it is loaded as 2^63, the nearest one. */
     [WEFT_DATA_INT64]    = {"i64",   64,  false, true,  false, 0,  0,  -0x1p63,   0x1p63,     0,      0,      0},
     [WEFT_DATA_BOOLEAN]  = {"bool1", 1,   false, false, true,  0,  0,  0,         1,          0,      0,      0},
     [WEFT_DATA_BYTE_BOOLEAN] = {"bool8", 8,   false, false, true,  0,  0,  0,         1,          0,      0,      0},
@@ -175,7 +175,8 @@ INLINE float widen(weftDataType_t type, uint32_t code) {
     uint32_t sign = code >> (row->bits - 1) << 31;
     uint32_t magnitude = code & ((1u << (row->bits - 1)) - 1);
     uint32_t rebias = (127 - bias_of(row)) << 23; /* 0 for bf16, whose subnormals are those of float */
-    /* Exponent and mantissa of the code at float's position, not rebased yet. */
+    /* Reads data that byte_put_block wrote, and returns an unaligned pointer into it; `*bytes` receives the length.
+       After an error: NULL and 0. */
     uint32_t moved = magnitude << (23 - row->mantissa_bits);
 
     uint32_t normal = moved + rebias;
@@ -808,7 +809,7 @@ weftDataType_t dtype_promote(weftDataType_t a, weftDataType_t b) {
     /* Two booleans of different width become bytes, because threads may write bytes independently. */
     if (sort_of(a) == 0)
         return WEFT_DATA_BYTE_BOOLEAN;
-    if (sort_of(a) == 1 && dtype_of(a)->is_signed != dtype_of(b)->is_signed) /* one bit more than the unsigned one */
+    if (sort_of(a) == 1 && dtype_of(a)->is_signed != dtype_of(b)->is_signed) /* signed, and wider than the unsigned one */
         return (dtype_of(a)->is_signed ? bits_b : bits_a) < 32 && bits_a <= 32 && bits_b <= 32 ? WEFT_DATA_INT32
                                                                                                : WEFT_DATA_INT64;
     /* Two floats, or two integers of equal signedness: the wider one. */

@@ -23,7 +23,7 @@ const char *text_string(const struct text *text);
    parsed. */
 void text_add(struct text *text, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* Adds characters verbatim, of any number; '%' has no special meaning. */
+/* Adds `length` characters verbatim; '%' has no special meaning. */
 void text_add_chars(struct text *text, const char *chars, size_t length);
 
 /* A JSON string, quoted and escaped; `null` for NULL. The result is always valid UTF-8: bytes that belong to no valid

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Vector extensions for every compiler that builds the library: GCC from 8 on and Clang from 13 on. */
+/* Vector extensions for every compiler that builds the library: GCC 8 and newer, and Clang 13 and newer. */
 #ifndef WEFT_BASE_VECTORS_H
 #define WEFT_BASE_VECTORS_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
-/* The vector of the elements whose indices follow: the elements of `a` come first, then those of `b`. Clang, and GCC
-   from 12 on, have __builtin_shufflevector; every GCC has __builtin_shuffle, whose indices are a vector of integers as
-   wide as the elements. */
+/* The vector of the elements with the indices that follow: the elements of `a` are numbered first, then those of `b`.
+   Clang, and GCC 12 and newer, have __builtin_shufflevector; every GCC has __builtin_shuffle, whose indices are a
+   vector of integers as wide as the elements. */
 #if defined __clang__
 #define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #else
@@ -22,7 +22,7 @@
                    char (*)[8]: (int64_t)0))
 #endif
 
-/* `v` with each element converted to the elements of vector type `type`, which has as many. */
+/* Converts each element of `v` to the element type of the vector type `type`, which has the same number of elements. */
 #if defined __clang__ || __GNUC__ >= 9
 #define CONVERT(v, type) __builtin_convertvector(v, type)
 #else
@@ -36,7 +36,7 @@
     })
 #endif
 
-/* True if the compiler has the intrinsics of AVX512_BF16: GCC from 10 on, Clang from 9 on. */
+/* True if the compiler has the intrinsics of AVX512_BF16: GCC 10 and newer, and Clang 9 and newer. */
 #if defined __x86_64__ && __has_include(<avx512bf16intrin.h>)
 #define HAS_AVX512_BF16 1
 #else

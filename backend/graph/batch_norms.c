@@ -17,8 +17,8 @@
 
 enum {
     PARTS = 6,      /* maximum number of operations that replace a norm */
-    TENSORS = 6,    /* and of tensors between them */
-    BEHIND_MOST = 8 /* pointwise operations between a product and a norm */
+    TENSORS = 6,    /* maximum number of tensors between them */
+    BEHIND_MOST = 8 /* maximum number of pointwise operations between a product and a norm */
 };
 
 struct writer {
@@ -26,7 +26,7 @@ struct writer {
     struct arena *arena;
     struct descriptor **ops;
     int count;
-    int64_t uid; /* of the next tensor: greater than all uids of the graph */
+    int64_t uid; /* uid of the next tensor: greater than all uids of the graph */
 };
 
 static bool is_product(const struct descriptor *op) {
@@ -172,8 +172,8 @@ static weftStatus_t add_statistics(struct writer *w, const struct norm_forward *
     return WEFT_STATUS_SUCCESS;
 }
 
-/* factors: of x, and the summand. Calculated in DOUBLE, because float sums would give a variance with an error of 2^-24
-   of the squared mean. */
+/* `factors`: the factor of x, and the summand. Calculated in DOUBLE, because float sums would give a variance with an
+   error of 2^-24 of the squared mean. */
 static weftStatus_t add_finalize(struct writer *w, const struct norm_forward *norm, struct tensor *const sums[2],
                                  struct tensor *factors[2]) {
     struct bn_finalize_op *op;
@@ -213,7 +213,7 @@ static weftStatus_t add_forward(struct writer *w, const struct norm_forward *nor
     return add_pointwise(w, &norm->base, WEFT_POINTWISE_ADD, scaled, factors[1], norm->y);
 }
 
-/* factors: of dy and of x, and the summand. */
+/* `factors`: those of dy and of x, and the summand. */
 static weftStatus_t add_weights(struct writer *w, const struct norm_backward *norm, struct tensor *factors[3]) {
     struct bn_bwd_weights_op *op;
     TRY(arena_alloc(w->arena, &op, sizeof *op));

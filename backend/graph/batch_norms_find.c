@@ -66,7 +66,7 @@ static void take_out(struct finder *f, const struct tensor *result) {
     f->ops[number_of(f, maker_of(f, result))] = NULL;
 }
 
-/* Under the name of the operation that it replaces. */
+/* Adds the result, named after the operation that it replaces. */
 static void put_in(struct finder *f, struct descriptor *result, const struct op *op, const struct node *place) {
     result->magic = place->op->magic;
     result->schema = &op->schema;
@@ -95,7 +95,7 @@ static const struct tensor *normalised_of(const struct finder *f, const struct n
     return are_its_own && counts_channel(op->accum_count, sums->x) ? sums->x : NULL;
 }
 
-/* NULL for an output that is not read. */
+/* The tensor, or NULL for an output that is not read. */
 static struct tensor *seen(const struct finder *f, struct tensor *tensor) {
     bool is_dead = tensor && value_is_dead(&f->graph->values[graph_find_value(f->graph, tensor)]);
     return is_dead ? NULL : tensor;

@@ -285,7 +285,7 @@ weftStatus_t descriptor_mirror(struct arena *arena, void *out, const struct desc
 void descriptor_release(struct descriptor *descriptor) {
     if (!descriptor || atomic_fetch_sub_explicit(&descriptor->holders, 1, memory_order_acq_rel) > 1)
         return;
-    /* Before the rows are released, because the kind's own release may need them. */
+    /* Read before the rows are released, because the kind's own release may need them. */
     const struct schema *schema = descriptor->schema;
     if (schema->release)
         schema->release(descriptor);
@@ -374,8 +374,8 @@ weftStatus_t descriptor_finalize(struct descriptor *descriptor) {
 
 /* ---- Set --------------------------------------------------------------------------------------------------------- */
 
-/* True if elements of type `given` may be stored in a row of type `wanted`, without loss: FLOAT rows are stored as
-   double, and an integer is a fraction. */
+/* True if a row of type `wanted` can store elements of type `given` without loss: FLOAT rows are stored as double, and
+   every integer is also a fraction. */
 static bool converts(weftBackendAttributeType_t wanted, weftBackendAttributeType_t given) {
     return wanted == given || (wanted == WEFT_TYPE_DOUBLE && given == WEFT_TYPE_FLOAT) ||
            (wanted == WEFT_TYPE_FLOAT && given == WEFT_TYPE_DOUBLE) ||

@@ -18,8 +18,8 @@ weftStatus_t expansion_needs_float(const struct expansion *e, const struct descr
     return WEFT_STATUS_SUCCESS;
 }
 
-/* True if a tensor has different elements within a row. It does not if it has extent 1 along a dimension, which
-   broadcasts, or as many elements as there are rows. */
+/* False if a tensor has one element per row: if it has extent 1 along a dimension, which broadcasts, or as many
+   elements as there are rows. */
 static bool differs_in_row(const struct expansion *e, const struct tensor *tensor) {
     for (int64_t d = 0; d < tensor->dims.count && d < e->dims.count; d++)
         if (e->dims.at[d] != 1 && tensor->dims.at[d] == e->dims.at[d] && e->parts[d] != e->dims.at[d])

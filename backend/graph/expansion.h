@@ -79,8 +79,8 @@ struct expansion {
     bool (*is_made_inside)(const void *context, const struct tensor *tensor);
     const void *context;
 
-    /* Filled in. Number of rows along each dimension: 1 if a row spans it, its extent if each index is in a row of its
-       own, in between if rows consist of groups of adjacent indices. */
+    /* Filled in: number of rows along each dimension. It is 1 if a row spans the dimension, the extent if each index
+       belongs to a different row, and in between if rows consist of groups of adjacent indices. */
     struct dims dims;
     int64_t parts[WEFT_DIM_MAX];
     weftDataType_t math; /* FLOAT, DOUBLE or INT64 */

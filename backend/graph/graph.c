@@ -182,7 +182,7 @@ enum { NOT_PLACED = -1, WAITS = -2 /* for its producers, which are being sorted 
 /* State of the topological sort. All arrays have one entry per node, in the user's order except for `sorted`. */
 struct sorting {
     const struct graph *graph;
-    int *place;   /* per node: index in the new order, or one of the above */
+    int *place;   /* per node: index in the new order, NOT_PLACED or WAITS */
     int *waiting; /* stack of nodes, each of which waits for its successor on the stack */
     int *looked;  /* per waiting node: number of its operands that have been visited */
     struct node *sorted;

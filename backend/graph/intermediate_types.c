@@ -39,7 +39,7 @@ static int count_results(const struct descriptor *op) {
     return kind == &sdpa_bwd_op ? 3 : 1; /* dQ, dK, dV */
 }
 
-/* True if the node's k-th operand is such an output. */
+/* True if the k-th operand of a node is such an output. */
 static bool is_result(const struct node *node, int k) {
     int before = 0;
     for (int i = 0; i < k; i++)
@@ -159,10 +159,10 @@ static weftStatus_t search(const struct graph **result, struct search *s, struct
     TRY(arena_alloc(scratch, &s->is_made_of_none, (size_t)graph->value_count * sizeof *s->is_made_of_none));
     for (int n = 0; n < graph->node_count; n++)
         fix_modified(s, graph->nodes[n].op);
-    /* Backwards, so that everything that a FLOAT output depends on is fixed, through all nodes in between. */
+    /* Goes backwards, so that everything that a FLOAT output depends on is fixed, through all nodes in between. */
     for (int n = graph->node_count; n-- > 0;)
         fix_operands(s, &graph->nodes[n]);
-    /* Forwards, so that each node sees the final types of its inputs. */
+    /* Goes forwards, so that each node sees the final types of its inputs. */
     for (int n = 0; n < graph->node_count; n++)
         TRY(narrow_results(s, &graph->nodes[n], &is_any));
     if (!is_any)

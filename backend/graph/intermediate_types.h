@@ -7,7 +7,7 @@
 
 #include "graph/graph.h"
 
-/* The graph with types for such tensors, which are marked as free; the graph itself if it has none. Allocates in the
+/* The graph in which such tensors have types and are marked as free; the graph itself if it has none. Allocates in the
    arena. */
 weftStatus_t infer_intermediate_types(const struct graph **result, const struct graph *graph, struct arena *arena);
 

@@ -142,7 +142,7 @@ static struct places places_of(const struct tensor *tensor) {
         bool has_vectors = i == tensor->vector_dim && tensor->vector_count > 1;
         int64_t extent = has_vectors ? tensor->dims.at[i] / tensor->vector_count : tensor->dims.at[i];
         int at = places.rank;
-        /* The stride of such a dimension does not matter. */
+        /* Skipped, because the stride of such a dimension does not matter. */
         if (extent == 1 || (i == 0 && tensor->ragged_offset))
             continue;
         /* Those with larger strides move up by one. */

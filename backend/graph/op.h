@@ -56,7 +56,7 @@ struct op {
     const struct method *methods; /* terminated by a method without name; NULL if there are none */
     bool takes_ragged;            /* supports tensors with ragged offsets */
     bool takes_reordered;         /* supports reordering_type, and checks itself which tensors may have one */
-    /* The role of a row in this operation if it depends on the mode; NULL: always the role of the row. */
+    /* The role that a row has in this operation if the role depends on the mode; NULL: always the role of the row. */
     enum role (*role_of)(const struct descriptor *op, const struct row *row);
     /* Infers unset dims, strides and types of the outputs; fails only if no reasonable value exists. All inputs have
        dims, strides and a type. */
@@ -87,8 +87,8 @@ struct op {
     int64_t (*scratch_bytes)(const struct descriptor *op);
     /* Arithmetic operations of one run; NULL: one per output element. */
     double (*flops)(const struct descriptor *op);
-    /* Approximate number of them that the reference performs per second; 0: 5e7, element by element with index
-       arithmetic. */
+    /* Arithmetic operations that the reference performs per second, approximately; 0: 5e7, for element by element with
+       index arithmetic. */
     double reference_rate;
 };
 
@@ -147,7 +147,7 @@ double view_load(const struct view *view, const int64_t *index);
 /* The element, or `otherwise` if the operand is absent. */
 double view_load_or(const struct view *view, const int64_t *index, double otherwise);
 void view_store(const struct view *view, const int64_t *index, double value);
-/* Stores unless the operand is absent. */
+/* Stores the value unless the operand is absent. */
 void view_store_if(const struct view *view, const int64_t *index, double value);
 int64_t view_load_int(const struct view *view, const int64_t *index);
 void view_store_int(const struct view *view, const int64_t *index, int64_t value);

@@ -54,7 +54,7 @@ const struct op *const ops[] = {
     NULL,
 };
 
-/* The schema of a kind: tensors and graphs, operations, and their parameter descriptors. NULL for unknown kinds and
+/* The schema of a kind: tensors and graphs, operations, and their parameter descriptors. NULL for unknown kinds and for
    those of plan/, which this layer does not know. */
 const struct schema *ops_find_schema(weftBackendDescriptorType_t kind) {
     if (kind == tensor_schema.kind)

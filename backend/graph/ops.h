@@ -8,7 +8,7 @@
 /* Ends with NULL. */
 extern const struct op *const ops[];
 
-/* The schema of a tensor, graph, operation or parameter descriptor, or NULL. */
+/* The schema of a tensor, graph, operation or parameter descriptor; NULL if the kind is none of these. */
 const struct schema *ops_find_schema(weftBackendDescriptorType_t kind);
 
 #endif

@@ -57,7 +57,7 @@ struct row {
     bool required;
     bool keeps_fast;      /* for DATA_TYPE: FAST_FLOAT_FOR_FP8 is stored unchanged; see settle_compute_type */
     int target;           /* for BACKEND_DESCRIPTOR: the descriptor kind, or TARGET_ANY_OPERATION */
-    size_t offset;        /* of the value in the kind's struct */
+    size_t offset;        /* offset of the value in the kind's struct */
     int64_t least, most;  /* legal values of integers and enumerations, if most > least */
     double initial;       /* default of a number, enumeration or boolean */
     const char *in_place; /* for an output: keys of the inputs whose memory it may overwrite element by element */
@@ -83,7 +83,7 @@ struct schema {
     weftBackendDescriptorType_t kind;
     const char *name; /* in messages: "tensor", "matmul", "execution plan" */
     const char *doc;
-    size_t size; /* of the kind's struct, which begins with struct descriptor */
+    size_t size; /* size of the kind's struct, which begins with struct descriptor */
     const struct row *rows;
     int row_count;
     /* Checks the descriptor and infers unset fields; all required rows are set. May be NULL. */

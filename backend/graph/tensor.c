@@ -138,7 +138,7 @@ static weftStatus_t take_constant(struct tensor *t) {
     return WEFT_STATUS_SUCCESS;
 }
 
-enum { IDLE_STRIDE_BITS = 36 }; /* of 8 bytes each: below the limit of a tensor map's strides, 2^40 bytes */
+enum { IDLE_STRIDE_BITS = 36 }; /* strides of 8-byte elements stay below 2^40 bytes, the limit of a tensor map */
 
 /* The stride of a dimension with at most one element is never used, so any value is legal. Clamping it avoids overflow,
    regardless of how engines multiply. */

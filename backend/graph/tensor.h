@@ -106,7 +106,7 @@ void tensor_infer_strides(struct tensor *tensor, const struct tensor *like);
    of equal numbers, the first dimension. */
 struct dims dims_packed(const struct dims *dims, const struct dims *order);
 struct dims dims_row_major(const struct dims *dims);
-/* Dimension 1 is the fastest, then the last one to the third one; the first one is the slowest. */
+/* Dimension 1 is the fastest, followed by the last to the third one; the first one is the slowest. */
 struct dims dims_channels_last(const struct dims *dims);
 
 /* Infers dims, order and type from another tensor. */

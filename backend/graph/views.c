@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The search consists of two passes over the nodes. Backwards: if a node only moves elements to an output or into a
-   concatenation, its input is computed in place. Forwards: all other results that strides can express become views of
-   their inputs, and remaining concatenations are gathered if the layouts of their inputs match. Finally, tensors whose
-   layout changed are copied, with the operations that refer to them. */
+/* The search makes two passes over the nodes. The first goes backwards: if a node only moves elements to an output or
+   into a concatenation, its input is computed in place. The second goes forwards: all other results that strides can
+   express become views of their inputs, and the remaining concatenations are gathered if the layouts of their inputs
+   match. Finally, tensors whose layout changed are copied, together with the operations that refer to them. */
 #include "graph/views.h"
 #include "base/number.h"
 #include "graph/ops/attention.h"
@@ -12,7 +12,7 @@
 struct search {
     const struct graph *graph;
     struct views *views;
-    struct placement *layouts; /* per value: in the memory that it uses */
+    struct placement *layouts; /* per value: layout in the memory that it uses */
     bool *is_fixed;            /* per value: layout and location must not change */
     bool *is_changed;          /* per value: its location or layout differs from its tensor's */
     const struct view_choices *choices;
@@ -76,7 +76,7 @@ static bool has_place(const struct search *s, int value) { return s->views->memo
 
 static const struct tensor *tensor_at(const struct search *s, int value) { return s->graph->values[value].tensor; }
 
-/* The only value that a view node writes, or -1 if the node is none. */
+/* The only value that a view node writes, or -1 if the node is not a view node. */
 static int result_of(const struct search *s, const struct node *node) {
     const struct op *op = op_of(node->op);
     int last = node->operand_count - 1; /* rows of outputs come last */
@@ -91,7 +91,7 @@ static void put(struct search *s, int value, int in, const struct placement *lay
     s->is_changed[value] = true;
 }
 
-/* True if operand k of a node can be computed at the location that result y implies. */
+/* True if operand k of a node can be computed at the location that result y implies; sets *found to it. */
 static bool fits(const struct search *s, const struct node *node, int k, int y, struct placement *found) {
     int x = node->operands[k];
     return takes_views(s, y) && !s->is_fixed[x] && !has_place(s, x) && s->graph->values[x].producer >= 0 &&
@@ -253,7 +253,7 @@ static weftStatus_t copy_tensor(struct tensor **result, struct search *s, int v,
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Since the storage has changed, a reshape that keeps the order of elements is described as one of elements. */
+/* Since the storage has changed, describes a reshape that keeps the order of elements as one of elements. */
 static void name_elements(struct node *copy, const struct node *node) {
     if (copy->op != node->op && op_of(node->op) == &reshape_op && !is_of_storage(node->op))
         ((struct reshape_op *)copy->op)->mode = WEFT_RESHAPE_LOGICAL;

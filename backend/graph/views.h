@@ -34,7 +34,7 @@ weftStatus_t views_find(struct views *views, const struct graph *graph, const st
    one in which it is. */
 const struct concat_op *views_gathered(const struct graph *graph, int value);
 
-/* The same if nothing is a view. */
+/* Like views_find, for a graph in which nothing is a view. */
 weftStatus_t views_none(struct views *views, const struct graph *graph, struct arena *arena);
 
 #endif

@@ -306,7 +306,7 @@ weftStatus_t cache_adopt(const struct code **code, const char *name, const void 
     uint8_t key[32];
     *code = NULL;
     sha256_init(&hash);
-    /* Another prefix than for programs, because both kinds of keys share one list. */
+    /* A prefix other than that of programs, because both kinds of keys share one list. */
     hash_text(&hash, "weft image");
     hash_part(&hash, image, bytes);
     sha256_final(key, &hash);

@@ -140,7 +140,7 @@ static weftStatus_t find_cuda(struct device *device, int32_t ordinal) {
     int result = read_properties(device, driver);
     if (result)
         return driver_fail(result, "cuda:%d: reading its properties", (int)ordinal);
-    /* The driver has reported all that it knows; the rest is refused or completed here. */
+    /* All properties that the driver reports have been read; unusable values are rejected or replaced here. */
     const struct cuda_properties *cuda = &device->cuda;
     if (cuda->major * 10 + cuda->minor < OLDEST_ARCH)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH,

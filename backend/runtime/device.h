@@ -64,8 +64,8 @@ enum { DEVICE_LABEL_BYTES = 192 };
 /* "cpu:0 (name)", "cuda:0 (name, sm_90)": the name of a device in messages. */
 const char *device_label(char text[DEVICE_LABEL_BYTES], const struct device *device);
 
-/* The compilation target for a CUDA device: "sm_86", or "sm_90a" with the features of exactly this chip, if it has
-   such. */
+/* The compilation target for a CUDA device: "sm_86", or "sm_90a" with the features of exactly this chip, if it has any.
+   */
 void device_arch(char arch[16], const struct device *device);
 
 /* Number of threads that Weft may use: WEFT_THREADS, or one per processor that the affinity mask and the control groups

@@ -98,8 +98,8 @@ static void make_folders(char *path) {
     mkdir(path, 0700);
 }
 
-/* Root could replace the library itself. Any other user who can write the folder could make this process run his code.
-   */
+/* Root could replace the library itself. Any other user who can write the folder could make this process run their own
+   code. */
 static bool is_trusted_owner(uid_t owner) { return owner == geteuid() || owner == 0; }
 
 /* Sets `store`. The mode is lowered to what the folder allows, with a warning for each reason. */

@@ -105,10 +105,10 @@ static const struct {
     {101, WEFT_STATUS_EXECUTION_FAILED_CUDA_DRIVER, "See nvidia-smi: the GPU may have fallen off the bus."},
     /* Images and contexts: INVALID_IMAGE, INVALID_CONTEXT, NO_BINARY_FOR_GPU, ECC_UNCORRECTABLE, INVALID_PTX,
        JIT_COMPILER_NOT_FOUND, UNSUPPORTED_PTX_VERSION. */
-    {200, WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH, "The code was not made for this GPU: build the plan here."},
+    {200, WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH, "The code was compiled for another GPU: build the plan here."},
     {201, WEFT_STATUS_EXECUTION_FAILED_CUDA_DRIVER,
      "The context of the GPU was destroyed or reset by this program; keep it alive while Weft is used."},
-    {209, WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH, "The code was not made for this GPU: build the plan here."},
+    {209, WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH, "The code was compiled for another GPU: build the plan here."},
     {214, WEFT_STATUS_EXECUTION_FAILED, "The GPU's memory failed: reset or replace it."},
     {218, WEFT_STATUS_INTERNAL_ERROR_COMPILATION_FAILED, "This is a defect of Weft: report it with this text."},
     {221, WEFT_STATUS_NOT_SUPPORTED_INCOMPATIBLE_CUDA_DRIVER,

@@ -58,7 +58,7 @@ void dump_program(const struct program *program, const struct nvrtc_choice *choi
                   const struct compiled *compiled) {
     /* Set after the first warning on stderr. The variable is read on each call, because a debugger may set it at any
        time. */
-    static atomic_flag told = ATOMIC_FLAG_INIT;
+    static atomic_flag is_reported = ATOMIC_FLAG_INIT;
     const char *root = getenv("WEFT_DUMP_DIR"), *log = compiled->log ? compiled->log : "";
     char hex[65], folder[PATH_MAX];
     if (!root || !*root)
@@ -75,9 +75,9 @@ void dump_program(const struct program *program, const struct nvrtc_choice *choi
     if (is_whole && compiled->image)
         is_whole = write_file(folder, compiled->is_ptx ? "image.ptx" : "image.cubin", compiled->image, compiled->bytes);
     /* stderr gets one warning per process, the log gets all of them. */
-    if (!is_whole && !atomic_flag_test_and_set(&told))
-        environment_warn("WEFT_DUMP_DIR", root, "where files cannot be written. Name a folder of yours.");
+    if (!is_whole && !atomic_flag_test_and_set(&is_reported))
+        environment_warn("WEFT_DUMP_DIR", root, "where files cannot be written. Name a folder that you may write to.");
     if (!is_whole)
-        trace(WEFT_SEV_WARNING, "WEFT_DUMP_DIR: '%s' cannot be written (%s). Name a folder of yours.", folder,
+        trace(WEFT_SEV_WARNING, "WEFT_DUMP_DIR: '%s' cannot be written (%s). Name a folder that you may write to.", folder,
               strerror(errno));
 }

@@ -93,7 +93,7 @@ static inline double attention_better_sum(const struct sdpa_bwd_op *op, double b
 /* A bound that hides nothing: larger than any distance between row and column, and sums of it fit into 64 bits. */
 #define ATTENTION_UNBOUNDED (INT64_C(1) << 60)
 
-enum { ATTENTION_MASK_TILE = 128 }; /* queries and keys per tile of a block mask */
+enum { ATTENTION_MASK_TILE = 128 }; /* number of queries, and of keys, per tile of a block mask */
 
 /* True if a block mask packs eight key tiles into a byte. */
 static inline bool attention_mask_has_bits(const struct attention *a) { return a->block_mask->type == WEFT_DATA_UINT8; }

@@ -231,7 +231,7 @@ static double flops(const struct descriptor *descriptor) {
     return 2.0 * (double)tensor_elements(op->x) * (double)causal_conv_taps(op);
 }
 
-/* The sums again, dx and dweight. */
+/* The forward sums again, dx, and dweight. */
 static double bwd_flops(const struct descriptor *descriptor) { return 3 * flops(descriptor); }
 
 const struct op causal_conv_op = {

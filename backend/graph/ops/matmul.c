@@ -163,7 +163,7 @@ static void reference(const struct descriptor *descriptor, const struct bindings
         /* Outside of the sizes in use, operands count as padding; C is written there, too. */
         bool row_used = index[row] < size_in_use(&m, index, a.dims[row]);
         bool column_used = index[column] < size_in_use(&n, index, b.dims[column]);
-        /* The loop covers the whole depth, because padding outside of the size in use contributes to the sum. */
+        /* The loop covers all of K, because padding outside of the size in use contributes to the sum. */
         int64_t depth = a.dims[column], depth_used = size_in_use(&k, index, depth);
         /* Exact integer accumulation if a, b and the type of the sum are integers. */
         struct sum sum = sum_of_products(matmul_math(op), &a, &b);

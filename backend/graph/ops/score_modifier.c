@@ -36,7 +36,7 @@ void score_modifier_mark_needed(const struct score_modifier *m, int value, bool 
     }
 }
 
-/* True if a node's result is a differentiable function of real operands. */
+/* True if the result of a node is a differentiable function of real operands. */
 static bool is_smooth(const struct pointwise_op *op) {
     return dtype_is_float((weftDataType_t)op->pw->math) && pointwise_find_gradient(op->pw->mode);
 }

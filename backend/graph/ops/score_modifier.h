@@ -20,13 +20,13 @@ struct score_modifier {
     int input, output, gradient_input, gradient_output;
 };
 
-/* Looks up the values, lists the operands, and rejects graphs that a score cannot be passed through. names: the
+/* Looks up the values, lists the operands, and rejects graphs that scores cannot be passed through. `names`: the
    attributes. */
 weftStatus_t score_modifier_resolve(struct score_modifier *modifier, struct descriptor *op,
                                     weftBackendAttributeName_t input_name, weftBackendAttributeName_t output_name,
                                     weftBackendAttributeName_t gradient_input_name,
                                     weftBackendAttributeName_t gradient_output_name);
-/* Infers what the gradients of operands leave unset. */
+/* Infers the fields that the gradients of operands leave unset. */
 weftStatus_t score_modifier_infer(struct score_modifier *modifier, const struct descriptor *op);
 /* Checks that operands and results broadcast to scores of these dims. */
 weftStatus_t score_modifier_check(const struct score_modifier *modifier, const struct descriptor *op,

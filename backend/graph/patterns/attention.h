@@ -52,8 +52,10 @@ struct attention_pattern {
     struct pattern_view d_o, dq, dk, dv; /* tensor is NULL if not read */
     const struct tensor *dbias;          /* NULL: none */
     const struct tensor *given_stats;    /* weights are exp(scores - given_stats); NULL if a softmax computes them */
-    const struct tensor *d_modified;     /* gradient of `modified`, the input of the modifier's backward pass */
-    const struct tensor *d_product;      /* its output; times d_product_factor it is the gradient of `product` */
+    const struct tensor *d_modified;     /* the gradient of `modified`, which is the input of the modifier's backward
+                                            pass */
+    const struct tensor *d_product;      /* the output of the modifier's backward pass; times d_product_factor it is the
+                                            gradient of `product` */
     double d_product_factor;
 };
 

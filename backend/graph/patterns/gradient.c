@@ -311,7 +311,8 @@ static weftStatus_t follow_readers(struct readers *r, struct attention_pattern *
    backward pass. Works on a copy: the nodes have been added already, and dropout must be matched again. */
 static weftStatus_t check_dropped(const struct gradient *g, int product, const struct tensor *read,
                                   const struct tensor *other) {
-    struct attention_pattern trial = *g->s; /* finds nodes that the pattern contains already */
+    struct attention_pattern trial = *g->s; /* a copy, because the search must find nodes that the pattern contains
+                                               already */
     double dropout_scale = 1, factor;
     trial.dropout = NULL, trial.drop_mask = NULL;
     for (int node; read != g->weights;) {
@@ -436,7 +437,7 @@ static bool is_hidden_by(const struct attention_pattern *s, const struct tensor 
 }
 
 /* The gradient of the scores after an operation that does not change it: a conversion, or a select that writes zeros
-   where a mask hides scores. NULL if the operation is another one. */
+   where a mask hides scores. NULL if the operation is neither. */
 static const struct tensor *follow_same(const struct attention_pattern *s, const struct tensor *gradient, int node) {
     const struct pointwise_op *same = pointwise_reader(s, node, WEFT_POINTWISE_IDENTITY);
     const struct pointwise_op *select = pointwise_reader(s, node, WEFT_POINTWISE_BINARY_SELECT);
@@ -452,7 +453,7 @@ static const struct tensor *follow_same(const struct attention_pattern *s, const
     return is_complement && is_hidden_by(s, select->t, false) ? select->y : NULL;
 }
 
-/* Records the gradient of a bias that is smaller than the scores: sums over the broadcast extents. */
+/* Records the gradient of a bias that is smaller than the scores: the sums over the broadcast extents. */
 static weftStatus_t record_dbias(struct attention_pattern *s, const struct tensor *gradient) {
     const struct value *value = value_of(s, gradient);
     for (int i = 0; s->bias && i < value->readers; i++) {

@@ -170,7 +170,7 @@ struct softmax_parts {
     const struct reduction_op *sum, *max;
 };
 
-/* Finds the quotient and its operands. `exponential` and `sum` are NULL if the node is something else. */
+/* Finds the quotient and its operands. `exponential` and `sum` are NULL if the node is not such a quotient. */
 static void find_quotient(struct softmax_parts *p, const struct attention_pattern *s, int node) {
     const struct pointwise_op *op = pattern_is_pointwise(s, node) ? pattern_pointwise(s, node) : NULL;
     const struct tensor *weights = NULL, *sum = NULL;

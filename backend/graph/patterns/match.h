@@ -26,7 +26,7 @@ const struct pointwise_op *pattern_produced_by(const struct attention_pattern *s
 /* Index of a node in the pattern, or -1 if it is not part of it. */
 int pattern_index(const struct attention_pattern *s, int node);
 bool pattern_contains(const struct attention_pattern *s, int node);
-/* Adds a node to the pattern, removes the node at an index, sorts the nodes in topological order. */
+/* Add a node to the pattern, remove the node at an index, and sort the nodes in topological order. */
 weftStatus_t pattern_add(struct attention_pattern *s, int node);
 void pattern_remove(struct attention_pattern *s, int index);
 void pattern_sort(struct attention_pattern *s);
@@ -39,7 +39,7 @@ bool pattern_is_private(const struct attention_pattern *s, const struct tensor *
 const struct reshape_op *pattern_view_at(const struct attention_pattern *s, int node);
 /* Scores or weights before a reshape that only joins or splits batch and head dimensions. */
 const struct tensor *pattern_skip_view(const struct attention_pattern *s, const struct tensor *tensor);
-/* Does the same with a tensor of the attention, and adds the reshape to the pattern. */
+/* Like pattern_skip_view, for a tensor of the attention; also adds the reshape to the pattern. */
 weftStatus_t pattern_add_view(struct attention_pattern *s, const struct tensor **tensor);
 /* True if a node outside of the pattern reads a tensor or a view of it. */
 bool pattern_is_read_outside(const struct attention_pattern *s, const struct tensor *tensor);
@@ -55,7 +55,7 @@ bool pattern_read_constant(const struct tensor *tensor, double *number);
 bool pattern_read_factor(const struct pointwise_op *op, const struct tensor **x, double *factor);
 /* Adds a matmul of plain tensors. */
 weftStatus_t pattern_check_product(struct attention_pattern *s, int node);
-/* An operand or the result of a product, unchanged. */
+/* An operand or the result of a product as it is, without following views. */
 struct pattern_view pattern_view_of(const struct tensor *tensor, const struct matmul_op *op);
 /* Replaces an operand of a product by the tensor in memory before transposes, and before scaling if `factor` is not
    NULL. */

@@ -299,7 +299,7 @@ static bool look_through_copies(struct pattern_view *view, const struct attentio
     return true;
 }
 
-/* [B, Hk, ..] reshaped to [B, Hk, 1, ..], from which heads are repeated. */
+/* A reshape of [B, Hk, ..] to [B, Hk, 1, ..], from which heads are repeated. */
 static bool look_through_unit(struct pattern_view *view, const struct reshape_op *op, const int64_t *order) {
     if (!op || view->dims.count != 4 || op->x->dims.count != 4 || op->y->dims.count != 5 || !is_plain(op->x))
         return false;
@@ -386,7 +386,7 @@ static bool follow_transpose(struct pattern_view *view, const struct transpose_o
     return true;
 }
 
-/* Follows a multiplication by a factor, in the order of a view. Returns false if the operation is another one. */
+/* Follows a multiplication by a factor, in the order of a view. Returns false for any other operation. */
 static bool follow_factor(struct pattern_view *view, const struct pointwise_op *op, const int64_t *order,
                           double *factor) {
     const struct tensor *x;
@@ -400,8 +400,9 @@ static bool follow_factor(struct pattern_view *view, const struct pointwise_op *
     return true;
 }
 
-/* Follows the gradient of an operand that heads or batch entries share to its sums over these extents, which become 1.
-   Rows and columns are not summed. The kernels sum in registers, so the tensor before the sums must not be rounded. */
+/* Some heads or batch entries may share an operand: its gradient is then followed to the sums over these extents, which
+   become 1. Rows and columns are not summed. The kernels sum in registers, so the tensor before the sums must not be
+   rounded. */
 static bool follow_sums(struct pattern_view *view, const struct reduction_op *op, const int64_t *order) {
     int64_t rank = view->dims.count;
     bool matches = op->parameters->mode == WEFT_REDUCE_TENSOR_ADD && op->y->dims.count == rank && is_plain(op->y);
@@ -422,7 +423,7 @@ static int sole_reader_of(const struct attention_pattern *s, const struct tensor
     return matches ? node : -1;
 }
 
-/* A reshape that keeps the order of elements. */
+/* The reshape at a node if it keeps the order of elements, otherwise NULL. */
 static const struct reshape_op *reshape_at(const struct attention_pattern *s, int node) {
     const struct reshape_op *op = (const struct reshape_op *)pattern_op(s, node);
     bool matches = op_of(&op->base) == &reshape_op && op->y->is_virtual && op->y->type == op->x->type;

@@ -18,8 +18,8 @@ struct writer {
     struct tensor *tensors[TENSORS_MAX];
     const struct tensor *sources[TENSORS_MAX]; /* source of each view in the whole graph, or NULL */
     bool is_inside[TENSORS_MAX];               /* internal to the modifier */
-    struct tensor *input, *gradient;           /* of the modifier and of its backward pass */
-    struct tensor *gradient_result;            /* of the backward pass; NULL if it is derived */
+    struct tensor *input, *gradient;           /* the inputs of the modifier and of its backward pass */
+    struct tensor *gradient_result;            /* the result of the backward pass; NULL if it is derived */
     struct descriptor *ops[PATTERN_NODES_MAX + 2];
     int op_count;
 };
@@ -123,7 +123,7 @@ static weftStatus_t add(struct writer *w, struct tensor **result, const struct t
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Adds an operand of the operation that has the memory layout of a view. */
+/* Adds an operand of the operation with the memory layout of a view. */
 static weftStatus_t add_view(struct writer *w, struct tensor **result, const struct pattern_view *view) {
     struct dims dims, strides;
     TRY(fold(&dims, &strides, view, &w->s->scores->dims));
@@ -226,7 +226,7 @@ static weftStatus_t replace_axis(struct writer *w, struct pointwise_op *op) {
     /* Rows and columns are the last two of four dimensions; the first of three is heads. */
     parameters->axis = axis >= rank - 2 ? axis - rank + 4 : rank == 3 ? HEAD : axis;
     op->pw = parameters;
-    op->x = w->input; /* an index operation reads only its extents */
+    op->x = w->input; /* an index operation reads only the extents of x */
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -268,7 +268,7 @@ static weftStatus_t write_factor(struct writer *w, struct tensor **y, struct ten
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The input of the modifier or of its backward pass. */
+/* Creates the input of the modifier, or of its backward pass. */
 static weftStatus_t write_modifier_input(struct writer *w, struct tensor **result, const struct tensor *tensor) {
     TRY(add_like_scores(w, result, tensor));
     w->is_inside[w->count - 1] = true;
@@ -416,8 +416,8 @@ static weftStatus_t write_modifier(struct score_modifier *m, struct writer *w) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The modifier of one of the two operations. Includes the operations of the backward pass unless the gradient is
-   derived. */
+/* Completes the modifier of one of the two operations. It contains the operations of the backward pass unless the
+   gradient is derived. */
 static weftStatus_t finish_modifier(struct score_modifier *m, const struct score_modifier *whole, struct writer *w,
                                     bool is_gradient) {
     *m = *whole;
@@ -437,7 +437,7 @@ static weftStatus_t finish_modifier(struct score_modifier *m, const struct score
 
 /* ---- The operation ----------------------------------------------------------------------------------------------- */
 
-/* The mask in memory, and the factor of the weights that it keeps. */
+/* Adds the mask in memory, and the factor of the weights that it keeps. */
 static weftStatus_t write_mask(struct attention *a, struct writer *w) {
     const struct tensor *mask = w->s->drop_mask;
     TRY(add_like_scores(w, &a->dropout_mask, mask));
@@ -452,7 +452,7 @@ static weftStatus_t write_dropout(struct attention *a, struct writer *w) {
     TRY(write_mask(a, w));
     if (!rng)
         return WEFT_STATUS_SUCCESS;
-    /* rng has the probability to keep, attention that to drop */
+    /* rng has the probability of keeping a weight, attention that of dropping it */
     a->dropout_probability = 1 - rng->parameters->probability;
     /* A seed may be a tensor or a number; attention accepts tensors only. */
     if (rng->seed_tensor)
@@ -462,7 +462,7 @@ static weftStatus_t write_dropout(struct attention *a, struct writer *w) {
     return add_scalar(w, &a->dropout_offset, rng->offset);
 }
 
-/* Operands and options that determine the scores. */
+/* Adds the operands and options that determine the scores. */
 static weftStatus_t write_scores(struct attention *a, struct writer *w) {
     const struct attention_pattern *s = w->s;
     a->scale_value = s->scale_value;
@@ -494,7 +494,8 @@ static weftStatus_t add_intermediate(struct writer *w, struct tensor **result, c
     return WEFT_STATUS_SUCCESS;
 }
 
-/* O of the graph. If only the backward pass needs O, it is an intermediate tensor between the two operations. */
+/* Returns O of the graph. If only the backward pass needs O, it is an intermediate tensor between the two operations.
+   */
 static weftStatus_t add_o(struct writer *w, struct tensor **result, const struct attention *a) {
     const struct attention_pattern *s = w->s;
     bool is_passed = !s->o.tensor || (s->computes_o && !pattern_is_read_outside(s, s->o.tensor));

@@ -326,7 +326,8 @@ static const struct tensor *peel_add(struct attention_pattern *s, const struct p
     return NULL;
 }
 
-/* The scores before a bias, a mask, or an exact conversion; NULL if the operation is another one. */
+/* The scores before an operation that adds a bias, applies a mask, or converts exactly; NULL for any other operation.
+   */
 static const struct tensor *peel(struct attention_pattern *s, const struct pointwise_op *op) {
     if (op->pw->mode == WEFT_POINTWISE_IDENTITY)
         return op->alpha1 == 1 && pattern_is_exact(s, op->y) ? op->x : NULL;
