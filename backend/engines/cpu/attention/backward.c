@@ -35,8 +35,8 @@ struct query_panel {
 /* Memory of a thread. */
 struct backward_buffers {
     struct query_panel *panels;
-    float *k, *v;                    /* rows of a tile */
-    float *dk, *dv;                  /* rows of one part of the keys */
+    float *k, *v;                    /* key and value rows of a tile */
+    float *dk, *dv;                  /* sums of the gradients for one part of the keys */
     float *p, *dp, *products, *room; /* [keys][PANEL]; products: before the score modifier */
     float *modified;                 /* scratch memory of the modifier */
     float *row;                      /* a row of dq */
@@ -276,7 +276,8 @@ static void differentiate(const struct backward_job *job, const struct backward_
         tile_multiply(b->p, t->keys, b->room);
 }
 
-/* Kernels multiply whole blocks of rows, and the gradients of the next tile follow those of this one in memory. */
+/* Clears the padding rows, because kernels multiply whole blocks of rows, and the gradients of the next tile follow
+   those of this one in memory. */
 static void clear_padding(const struct attention_plan *plan, const struct backward_buffers *b, int64_t keys) {
     size_t padding = (size_t)((round_up(keys, plan->kernel->rows) - keys) * PANEL);
     memset(b->p + keys * PANEL, 0, padding * sizeof *b->p);

@@ -38,7 +38,7 @@ struct forward_buffers {
     /* [panels][depth][PANEL], packed: pairs; [panels][depth of values][PANEL]; few queries: [panels][rows] */
     float *q, *o;
     float *max, *sum;                         /* [panels][PANEL] */
-    float *k, *v;                             /* rows of a tile */
+    float *k, *v;                             /* key and value rows of a tile */
     float *tile, *room;                       /* [keys][PANEL] */
     float *rows;                              /* scores of a few queries, [MOST_FEW][KEY_TILE] */
     float *columns;                           /* packed: queries before packing */
@@ -197,7 +197,7 @@ static float *rows_of_sums(const struct attention_plan *plan, const struct forwa
     return b->result;
 }
 
-/* Stores a task's columns of one panel, as results or as parts. */
+/* Stores a task's columns of one panel, as final results or as partial results. */
 static void store_panel(const struct forward_job *job, const struct forward_buffers *b, int64_t p, int64_t split) {
     const struct attention_run *run = job->run;
     const struct panel *panel = &b->panels[p];
@@ -220,7 +220,7 @@ static void store_panel(const struct forward_job *job, const struct forward_buff
 
 /* ---- Tasks ------------------------------------------------------------------------------------------------------- */
 
-/* The panels belong to its only group, or each to another one of its groups. */
+/* All panels belong to the task's only group, or each panel belongs to a different group. */
 struct forward_task {
     int64_t batch, group, groups, panels, first_key, last_key, split;
 };

@@ -5,7 +5,7 @@
 
 enum { AHEAD = 16 }; /* prefetch distance in rows */
 
-/* A dimension of extent 1 ignores its index. */
+/* Returns 0 for a dimension of extent 1, whose index is ignored. */
 static int64_t step_of(const struct tensor *tensor, int dim) {
     return tensor->dims.at[dim] == 1 ? 0 : tensor->strides.at[dim];
 }

@@ -147,8 +147,8 @@ void panel_find_visible(struct visible *visible, const struct panel *panel, cons
     }
 }
 
-/* Number of columns from `first` on that belong to the same head, so that their rows are consecutive. alike: they must
-   also agree with the first one on being in use. */
+/* Number of consecutive columns, starting at `first`, that belong to the same head, so that their rows are consecutive.
+   alike: they must also have the same is_used as the first one. */
 static int run_of_head(const struct panel *panel, int first, bool alike) {
     int count = 1;
     while (first + count < panel->count && panel->head[first + count] == panel->head[first] &&

@@ -40,8 +40,8 @@ void tile_collect(const float *products, int64_t keys, const float *weights, flo
 /* products becomes weights (products - mean); 0 where a weight is 0, whatever the product is. */
 void tile_gradient(float *products, int64_t keys, const float *weights, const float *mean);
 
-/* Computes dropout factors: 1 / keep probability, or 0, from the Philox words of the keys from `first` on, a multiple
-   of 4. line: a column's row of scores; quads: blocks of 4 keys per row. */
+/* Computes dropout factors: 1 / keep probability, or 0, from the Philox words of the keys that start at `first`, a
+   multiple of 4. line: a column's row of scores; quads: blocks of 4 keys per row. */
 struct tile_dropout {
     uint64_t seed, offset, quads;
     uint32_t threshold;
@@ -52,8 +52,8 @@ void tile_drop(float *factors, int64_t keys, const struct tile_dropout *dropout,
 /* True if [rows, columns] contains an infinity or NaN. */
 bool tile_has_nonfinite(const float *numbers, int64_t rows, int64_t columns, int64_t ld);
 
-/* small_product that skips the zeros of `weights`, whatever they would be multiplied by. Slow; for operands that
-   contain NaN. The weights are A, otherwise B. */
+/* Like small_product, but skips the zeros of the weights, whatever they would be multiplied by. Slow; for operands that
+   contain NaN. The weights are A if weights_are_a, otherwise B. */
 void tile_product_of_some(int64_t m, int64_t n, int64_t depth, struct small_factor a, struct small_factor b, float *c,
                           int64_t ld, bool weights_are_a);
 

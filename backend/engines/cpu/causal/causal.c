@@ -22,7 +22,7 @@ enum {
 /* Measured with two threads on an EPYC. */
 static const double BYTES_PER_SECOND = 14e9;
 static const double TAP_SECONDS = 0.1e-9;        /* per thread: one tap of one step */
-static const double ACTIVATION_SECONDS = 1.2e-9; /* likewise, including its way through the buffers */
+static const double ACTIVATION_SECONDS = 1.2e-9; /* per thread: one activation, including the copies through buffers */
 static const double START_SECONDS = 1e-6;
 
 struct causal {
@@ -246,7 +246,7 @@ struct totals {
     double at[TILE / FEW_TAPS + LANES_MOST];
 };
 
-/* Adds a tile's contribution: ds of its own steps, whose taps see x from the first row on. */
+/* Adds a tile's contribution: ds of its own steps, whose taps see x starting at its first row. */
 static void add_totals(struct totals *totals, const float *ds, const float *x, int64_t taps, int64_t count,
                        int64_t lanes) {
     float sums[LANES_MOST];

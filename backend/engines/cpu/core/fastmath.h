@@ -70,7 +70,7 @@ FASTMATH float fast_exp_of(float x, float shifted) {
     return fast_pick(x < -105.0f, 0.0f, y);
 }
 
-/* 1.1 ulps. Infinite from n = 129 on. r is what remains of x, so infinity and NaN propagate. */
+/* 1.1 ulps. Infinite for n >= 129. r is the remainder of x, so infinity and NaN propagate. */
 FASTMATH float fast_exp(float x) {
     int32_t shifted = (int32_t)fast_bits(x * 1.44269504f + fast_shift(254));
     int32_t most = (int32_t)fast_bits(fast_shift(254 + 129));
@@ -114,8 +114,8 @@ FASTMATH float fast_exp2(float x) {
     return fast_pick(x < -126.0f, 0.0f, (1.0f + r * p) * fast_of_bits(fast_bits(shifted) << 23));
 }
 
-/* 2.5 ulps. Computed as e^x / (1 + e^x), which equals 1 from 17 on, so nothing overflows; 1 / (1 + e^-x) would overflow
-   below -88. */
+/* 2.5 ulps. Computed as e^x / (1 + e^x), which equals 1 for x >= 17, so nothing overflows; 1 / (1 + e^-x) would
+   overflow below -88. */
 FASTMATH float fast_logistic(float x) {
     float limited = x > 30.0f ? 30.0f : x;
     float e = fast_exp_of(limited, limited * 1.44269504f + fast_shift(254));

@@ -38,7 +38,7 @@ weftStatus_t element_dequantize(struct element *e);
 weftStatus_t element_move(struct element *e);
 weftStatus_t element_concat(struct element *e);
 
-/* Compute elements of a row from `column` on: random numbers in double, or values read, in float or double. */
+/* Compute elements of a row, starting at `column`: random numbers in double, or values read, in float or double. */
 void element_draw(const struct element *e, const struct bindings *bindings, double *to, int64_t row, int64_t column,
                   int64_t count);
 void element_read(const struct element *e, void *const *values, void *to, int64_t row, int64_t column, int64_t count);

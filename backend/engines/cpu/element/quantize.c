@@ -101,7 +101,7 @@ static int64_t offset_of(const struct quantizer *q, const struct tensor *tensor,
     return offset;
 }
 
-/* Strided runs of `count` numbers, to and from double. */
+/* Load and store strided runs of `count` numbers, as double. */
 static void load(double *to, const struct tensor *tensor, const void *memory, int64_t at, int64_t stride,
                  int64_t count) {
     if (stride == 1)
@@ -138,7 +138,8 @@ static void divide(double *numbers, const double *scales, int64_t count, int64_t
             numbers[j * lanes + i] = scales[i] > 0 ? numbers[j * lanes + i] / scales[i] : 0;
 }
 
-/* Quantizes one block with its lanes, starting at element x: along the axis one run, or a run of lanes per step. */
+/* Quantizes one block with its lanes, starting at element x. Along the contiguous axis it is one run, otherwise a run
+   of lanes per step. */
 static void quantize(const struct job *job, int64_t x, int64_t y, int64_t scale, int64_t count, int64_t lanes) {
     const struct quantizer *q = job->q;
     const struct block_scale_quantize_op *op = q->op;

@@ -280,7 +280,7 @@ static void block_avx512(const struct block *block, int bytes) {
         const char *written = is_last ? block->next_to : block->to + (i + side) * to_stride;
         int written_rows = block->is_large ? 0 : is_last ? block->next_rows : block->rows - i - side;
         for (int j = 0, nth = 0; j < block->columns; j += side, nth++, square++) {
-            /* Remainders smaller than a square are covered by one that overlaps the previous ones. */
+            /* Remainders smaller than a square are covered by a square that overlaps the previous ones. */
             int top = i < block->rows - side ? i : block->rows - side;
             int left = j < block->columns - side ? j : block->columns - side;
             char *to = block->to + top * to_stride + left * bytes;
@@ -332,8 +332,8 @@ static const char *address_from(const struct plane *p, int64_t i, int64_t j) {
     return p->from + (j * p->from_stride + i) * p->bytes;
 }
 
-/* The rows or columns of a plane in a strip, from `first` on. The first block is shorter by `fewer`, so that the others
-   start at cache lines; or the last `wrapped` ones are the first ones of the plane. */
+/* The rows or columns of a plane in a strip, starting at `first`. Either the first block is shorter by `fewer`, so that
+   the others start at cache lines, or the last `wrapped` elements are the first ones of the plane. */
 struct range {
     int64_t first, count, fewer, wrapped;
 };

@@ -21,8 +21,8 @@ struct plane {
     const char *next_from;
 };
 
-/* Transposes a strip of rows or columns: `strip` of them from about `start` on, a multiple of TRANSPOSE_BYTES unless it
-   is everything. Strips meet at cache lines, so that two tasks never write the same line. */
+/* Transposes a strip of rows or columns: `strip` of them, starting at about `start`, a multiple of TRANSPOSE_BYTES
+   unless the strip is everything. Strips meet at cache lines, so that two tasks never write the same line. */
 void transpose(const struct plane *plane, bool is_rows, int64_t start, int64_t strip);
 
 /* Copies `rows` runs of `bytes` bytes, with pitches to_step and from_step. A run may be copied onto itself. */

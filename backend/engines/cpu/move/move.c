@@ -480,7 +480,7 @@ static void copy_runs_alike(const struct copy *copy, char *to, const char *from,
               min64(copy->strip, copy->along - start) * bytes);
 }
 
-/* Copies rows from `row` on; of each, a strip from `start` on. */
+/* Copies rows, starting at `row`; of each row, copies a strip that starts at `start`. */
 static void copy_rows(const struct job *job, const struct copy *copy, int64_t row, int64_t start) {
     int64_t end = min64(row + copy->task_rows, copy->rows);
     char *to = job->values[copy->to_value];

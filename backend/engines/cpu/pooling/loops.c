@@ -11,7 +11,7 @@
 #pragma GCC optimize("no-loop-unroll-and-jam")
 #endif
 
-/* Larger, or NaN; or larger, or the current maximum is NaN, which loses. */
+/* True if a value replaces the current maximum: in the first form NaN wins against everything, in the second it loses. */
 #define BEATS_OR_NAN(value, best) (((value) > (best)) | ((value) != (value)))
 #define BEATS_OR_NO_NAN(value, best) (!((value) <= (best)) & ((value) == (value)))
 

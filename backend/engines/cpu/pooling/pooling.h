@@ -20,8 +20,8 @@ enum {
     POOLING_OUTSIDE = -1     /* the tap is in padding */
 };
 
-/* An input of a result along one axis: an element of x that y reads as tap `tap`, or, for dx, the element of dy that
-   read it so. weight: for a mean's gradient, 1 / number of elements counted. */
+/* An input of a result along one axis: for y, an element of x that it reads as tap `tap`; for dx, the element of dy
+   whose window reads it as that tap. weight: for a mean's gradient, 1 / number of elements counted. */
 struct pooling_link {
     int64_t source_index, tap;
     double weight;
@@ -112,7 +112,7 @@ void pooling_interpolate(const struct pooling *w, const struct pooling_side *x, 
 /* Multiplier of each lane's sum: alpha divided by the number of elements that a mean counts. */
 void pooling_factors(const struct pooling *w, const struct pooling_lanes *lanes, float *factors);
 
-/* Complete tasks, for threads_for. */
+/* State of a parallel loop; each of the functions below runs one of its tasks. */
 struct pooling_job {
     const struct pooling *pooling;
     void *const *values;

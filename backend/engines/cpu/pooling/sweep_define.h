@@ -16,7 +16,7 @@ INLINE NAME(floats) NAME(widen)(NAME(words) half) {
     return (NAME(floats))((NAME(words))scaled | special | (half & 0x8000) << 16);
 }
 
-/* Loads channels from `at` on: all lanes, or only the first `lanes`, after which memory may end. */
+/* Loads channels, starting at `at`: all lanes, or only the first `lanes`, because memory may end after them. */
 INLINE NAME(floats) NAME(load)(weftDataType_t type, const char *at, int lanes) {
     char copy[LANES * 4] = {0};
     if (lanes < LANES)

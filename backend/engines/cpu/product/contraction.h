@@ -14,10 +14,10 @@
 /* A factor of a product: its pack function, the value that contains it, and its prepacked panels. */
 struct factor {
     gemm_pack *pack;
-    /* group of its panels: that of the kernel or, for panels that need two steps, that of B instead of A, or 1 for
-       floats */
+    /* group size of its panels: that of the kernel; for panels that are packed in two steps, that of B even for A, or 1
+       for floats */
     int group;
-    int value, scale_value; /* the second one is used by `scaled` */
+    int value, scale_value; /* scale_value is only used by `scaled` */
     struct prepacked prepacked;
     union {
         const void *base; /* must be the first field of the other structs; set when the piece runs */

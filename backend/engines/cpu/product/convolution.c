@@ -95,8 +95,8 @@ struct planner {
     const struct gemm_kernel *kernel;
 };
 
-/* The taps of one dimension that a phase of the data gradient sees: every `step`th from `first` on. The i-th one reads
-   the image at position + offset + i * tap_step. */
+/* The taps of one dimension that a phase of the data gradient sees: every `step`th one, starting at `first`. The i-th
+   of these reads the image at position + offset + i * tap_step. */
 struct phase {
     int64_t count, first, step, offset, tap_step;
 };
@@ -167,7 +167,8 @@ static struct factor filter_factor(const struct planner *planner, struct filter 
     return factor;
 }
 
-/* The multiple of depths in each rectangle of a filter or an image; for a shifted image they start anywhere. */
+/* Rectangles of a filter or an image have a multiple of this number of elements along the depth; those of a shifted
+   image may have any number. */
 static int64_t rectangle_depths(const struct factor *factor) {
     const struct patches *p = &factor->patches;
     if (factor->pack == filter_pack)

@@ -12,9 +12,9 @@
 #endif
 
 /* Sums and pointers stay in registers for all segments. A row of B is `row_of_b`, from `b` of type `source`, and the
-   next one is `b_step` further. Measured on AVX-512 with 3 x 3 taps, relative to a loop of only fused multiply-adds: 6
-   rows x 4 vectors 0.90 to 0.95, 8 x 3 0.90, 8 x 2 0.82 to 0.86, because each broadcast element is used once per
-   vector. */
+   next one is `b_step` elements further on. Measured on AVX-512 with 3 x 3 taps, relative to a loop of only fused
+   multiply-adds: 6 rows x 4 vectors 0.90 to 0.95, 8 x 3 0.90, 8 x 2 0.82 to 0.86, because each broadcast element is
+   used once per vector. */
 #define DIRECT_KERNEL(function, attribute, lanes, height, vectors, source, row_of_b, b_step)                           \
     attribute static void function(int64_t segments, int64_t depth, const float *const *rows, int64_t rows_ld,         \
                                    int64_t step, source b, float *c, int64_t ld, bool adds) {                          \

@@ -10,9 +10,9 @@ enum {
     FILTER_DEPTH = 512,     /* depth of a part of a filter gradient */
     POINTER_DEPTH = 128,    /* if columns are not packed: what a tap sees stays in L1 for all rows */
     SEGMENTS = 64,          /* segments of a part of an image's depth */
-    IMAGE_COLUMNS = 128,    /* maximum columns of a task, */
-    FILTER_COLUMNS = 320,   /* for one channel under many taps, */
-    POINTER_COLUMNS = 1024, /* and for columns that are not packed */
+    IMAGE_COLUMNS = 128,    /* maximum columns of a task */
+    FILTER_COLUMNS = 320,   /* the same for one channel under many taps */
+    POINTER_COLUMNS = 1024, /* the same for columns that are not packed */
     DEPTHWISE_COLUMNS = 512,
     POINTER_ROWS = 64, /* maximum rows of a filter gradient that are too few to make packing pay off */
     /* maximum distance between positions of dy; with larger ones their lines evict each other from the cache */
@@ -26,9 +26,9 @@ enum {
     FEW_CHANNELS = 16,        /* below this, a border is worth a copy, because adjacent taps become one segment */
     BROADCASTS = 4,           /* broadcasts in the time of a vector multiplication */
     POINTER_FLOATS = 2,       /* maximum size of a pointer in floats */
-    PACK_COST = 16,           /* cost in multiplications of packing an element, */
-    ELEMENT_POINTER_COST = 4, /* of pointing to one, */
-    ROW_POINTER_COST = 128    /* and of computing one row pointer */
+    PACK_COST = 16,           /* cost of packing an element, in multiplications */
+    ELEMENT_POINTER_COST = 4, /* cost of setting a pointer to one element, likewise */
+    ROW_POINTER_COST = 128    /* cost of computing the pointer to a row, likewise */
 };
 
 /* Slowdown of tasks that store scattered elements in the same cache lines. */
@@ -206,8 +206,8 @@ void direct_plan_image(struct direct *d, const struct patches *patches, const st
     cut(d, threads);
 }
 
-/* Positions of dy are depths: they need a constant stride through a whole image, and must be contiguous unless the
-   channels are, or they are copied. */
+/* Positions of dy run along the depth: they need a constant stride through a whole image, and must be contiguous unless
+   the channels are, or they are copied. */
 static void read_dy(struct direct *d, const struct patches *dy, int64_t images) {
     struct patches whole = *dy;
     patches_simplify(&whole);

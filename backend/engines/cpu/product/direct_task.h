@@ -59,15 +59,15 @@ int64_t direct_tasks(const struct direct *direct, const struct direct_tiling *ti
 int64_t direct_thread_floats(const struct direct_tiling *tiling);
 int64_t direct_part_floats(const struct direct *direct);
 
-/* Points task->pointers [segments, STRIP] to what each row sees at some depths. Rows past the last one, up to a whole
-   kernel's, repeat it; taps outside an image see zeros. */
+/* Points task->pointers [segments, STRIP] to what each row sees in some range of the depth. Rows past the last one, up
+   to a whole kernel's, repeat it; taps outside an image see zeros. */
 void direct_set_pointers(const struct task *task, int64_t row, int64_t rows, const struct depths *depths);
 
 /* The shape of the panel that starts at a column of a task. If columns are read in place, all of them are channels of
    one tap. */
 const struct direct_shape *direct_panel(const struct task *task, int64_t column);
 
-/* Fills task->panels with pointers [panels, segments, depths] to each panel's columns at each position. */
+/* Fills task->panels with pointers [panels, segments, depth] to each panel's columns at each position. */
 void direct_set_column_pointers(const struct task *task, const struct depths *depths);
 
 /* True if a filter gradient of single channels can run along lines; and the floats of a thread's planes. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* sum + a * b for the kernels of products: sum and b are vectors, b of factors, and a is one factor for all lanes. If
-   the CPU multiplies narrow types, a factor has 32 bits: a group of adjacent depths whose products are summed together.
-   The intrinsics of packed products are only in this file and in gemm_amx.c.
+/* sum + a * b for the kernels of products: sum and b are vectors, and a is a single factor for all lanes. If the CPU
+   multiplies narrow types, a factor has 32 bits: a group of elements that are adjacent along the depth, and whose
+   products are summed together. The intrinsics of packed products are only in this file and in gemm_amx.c.
 
    bf16   two per factor. Products are exact, and each is added and rounded to nearest even as by an FMA, the upper half
           first. Factors and sums below 2^-126 count as 0, whatever the thread's mode.

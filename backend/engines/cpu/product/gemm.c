@@ -7,8 +7,8 @@
            block of A [BLOCK_M, GEMM_DEPTH]   packed once per tile and panel, in L2
              kernel [rows, columns]           sums in registers, a sliver of B in L1
 
-   If a tile has few rows, floats and halves of B are multiplied in place if columns are contiguous; if depths are
-   contiguous, gemm_skinny.c does so for all of C. This file must not know tensors or operations. */
+   If a tile has few rows, floats and halves of B are multiplied in place if columns are contiguous; if B is contiguous
+   along the depth, gemm_skinny.c does so for all of C. This file must not know tensors or operations. */
 #include "engines/cpu/product/gemm.h"
 
 #include "base/number.h"
@@ -20,8 +20,8 @@
 
 enum {
     BLOCK_M = 192,        /* rows of A packed at a time, before rounding to the kernel: 192 KiB of L2 */
-    TILE_M = 1152,        /* maximum tile. Packing costs 1/TILE_M + 1/TILE_N loads per multiplication; */
-    TILE_N = 960,         /* a tile's buffers occupy about 5 MiB per thread */
+    TILE_M = 1152,        /* maximum rows of a tile; packing costs 1/TILE_M + 1/TILE_N loads per multiplication */
+    TILE_N = 960,         /* maximum columns of a tile, whose buffers occupy about 5 MiB per thread */
     IN_PLACE_BLOCKS = 12, /* maximum blocks of a kernel's rows that multiply B in place */
     LINE = 64,            /* alignment of buffers in bytes: the widest vector */
     PACK_COST = 16        /* cost of packing a group of B, in multiplications of a FLOAT kernel */
@@ -87,7 +87,7 @@ static double predict(const struct tiling *t, const struct gemm *gemm, int threa
 static struct tiling tiling_of(const struct gemm *gemm, int threads) {
     int64_t size = size_of(gemm->kernel);
     int64_t cuts_m = divide_up(gemm->m, TILE_M), cuts_n = divide_up(gemm->n, TILE_N);
-    /* For the whole product. */
+    /* For the whole product, in multiplications of a FLOAT kernel. */
     double work = (double)gemm->batch * (double)gemm->k * step_cost(gemm->kernel, gemm->m, gemm->n);
     struct tiling best = cut(gemm, cuts_m, cuts_n);
     if (threads < 1 || work < ALONE)
@@ -229,7 +229,7 @@ static const char *panels_of(const struct gemm *gemm, bool is_b, char *buffer, s
     return buffer;
 }
 
-/* Panels of both operands, at the same depths. */
+/* Panels of both operands, for the same range of the depth. */
 struct panels {
     const char *a, *b;
     int64_t k0;
@@ -274,8 +274,8 @@ static void multiply_part(const struct job *job, const struct block_of_c *block,
                (size_t)(block->columns * job->size));
 }
 
-/* Adds packed A [rows, depth] times packed B [depth, columns of the tile] to the rows from `row` on. Columns are the
-   outer loop: the panel of B stays in L1 for all rows of A. */
+/* Adds packed A [rows, depth] times packed B [depth, columns of the tile] to the rows that start at `row`. Columns are
+   the outer loop: the panel of B stays in L1 for all rows of A. */
 static void multiply_block(const struct job *job, const struct tile *tile, const struct panels *panels, int64_t row,
                            int64_t rows, struct gemm_destination destination) {
     const struct gemm_kernel *kernel = job->gemm->kernel;

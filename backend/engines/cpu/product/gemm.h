@@ -26,7 +26,7 @@ typedef void gemm_pack(const void *source, void *panel, int width, int64_t batch
 typedef void gemm_store(const void *sink, void *block, int64_t ld, int64_t batch, int64_t row, int rows, int64_t column,
                         int columns);
 
-/* Memory to which rows of C from [row, column] on will be stored: it is prefetched while they are computed. */
+/* Memory to which rows of C, starting at [row, column], will be stored: it is prefetched while they are computed. */
 struct gemm_destination {
     char *at; /* NULL if unknown */
     int64_t row_bytes, column_bytes;
@@ -54,8 +54,8 @@ struct gemm_kernel {
     const char *name;       /* "avx2 6x16": instruction set required (cpu_runs), and the block of C */
     weftDataType_t factors; /* FLOAT, DOUBLE, BFLOAT16 or INT8: type of panels */
     weftDataType_t type;    /* FLOAT, DOUBLE, FLOAT or INT32: type of sums and blocks; INT32 wraps around */
-    /* factors at adjacent depths that are adjacent in panels of A and of B. A group of B has as many bytes as a sum,
-       one of A the same or a multiple: panels are whole groups deep */
+    /* numbers of factors that are adjacent both along the depth and in panels of A and of B. A group of B has as many
+       bytes as a sum, one of A the same or a multiple: panels are whole groups deep */
     int group_a, group_b;
     int speed;                              /* multiplications of a column in the time of one in a FLOAT kernel */
     int rows, few_rows, columns;            /* block of C: rows and columns are the widths of A's and B's panels */
@@ -129,10 +129,10 @@ gemm_pack *gemm_pack_of_a(const struct gemm_kernel *kernel), *gemm_pack_of_b(con
 typedef void gemm_pack_composed(gemm_pack *pack, const void *source, void *panel, int width, int64_t batch,
                                 int64_t first, int count, int64_t k0, int depth);
 
-/* Uses a `pack` for FLOAT kernels for BFLOAT16 ones: floats are truncated to their upper half. */
+/* Packs for BFLOAT16 kernels with a `pack` for FLOAT kernels: floats are truncated to their upper half. */
 gemm_pack_composed gemm_pack_halved;
 
-/* Uses a `pack` for BFLOAT16 kernels in groups of B for groups of 64 bytes, the layout of A for AMX. */
+/* Packs groups of 64 bytes, the layout of A for AMX, with a `pack` for BFLOAT16 kernels in groups of B. */
 gemm_pack_composed gemm_pack_grouped;
 
 #endif

@@ -2,9 +2,9 @@
 /* Packed products with AMX, whose registers are tiles of 16 rows x 64 bytes: a block of C consists of 2 x 2 tiles. The
    AMX intrinsics are used only in gemm_amx.c.
 
-   bf16   Products are exact. For 32 adjacent depths, the even ones and the odd ones are each summed from 0 as by FMAs;
-          both sums are then added, and the result is added to C. Everything is rounded to nearest even, and numbers
-          below 2^-126 count as 0, whatever the thread's mode.
+   bf16   Products are exact. Of 32 products that are adjacent along the depth, the even ones and the odd ones are each
+          summed from 0 as by FMAs; both sums are then added, and the result is added to C. Everything is rounded to
+          nearest even, and numbers below 2^-126 count as 0, whatever the thread's mode.
    bytes  Both factors are signed. Sums are exact and wrap around at 32 bits. */
 #ifndef WEFT_ENGINES_CPU_GEMM_AMX_H
 #define WEFT_ENGINES_CPU_GEMM_AMX_H

@@ -13,7 +13,7 @@
 enum {
     LINE = 64, /* bytes of a cache line */
     WORDS_OF_LINE = 16,
-    STRIP = 64,  /* depths that are converted at once and stay in the L1 cache */
+    STRIP = 64,  /* elements along the depth that are converted at once and stay in the L1 cache */
     FETCHED = 64 /* minimum elements of a converted row for which prefetching pays off */
 };
 
@@ -66,7 +66,7 @@ static void transpose_plain(void *panel, int width, const void *rows, int64_t ld
             *(four *)(column + 2 * width) = SHUFFLE(ab23, ce23, 0, 1, 4, 5);
             *(four *)(column + 3 * width) = SHUFFLE(ab23, ce23, 2, 3, 6, 7);
         }
-        /* Remaining depths, and below that the remaining rows: at most three of each. */
+        /* The rest of the depth, and below that the remaining rows: at most three of each. */
         for (; d < depth; d++)
             for (int lane = 0; lane < 4; lane++)
                 to[(int64_t)d * width + lane] = row[lane][d];
@@ -216,7 +216,7 @@ void gemm_pack_matrix_double(const void *source, void *panel, int width, int64_t
 
 /* ---- Groups ---- */
 
-/* Elements of `bytes` bytes at `depth` adjacent depths that are contiguous in memory: whole groups are 4-byte words;
+/* Elements of `bytes` bytes that are adjacent along the depth and contiguous in memory: whole groups are 4-byte words;
    the last group may have fewer elements. */
 static void pack_runs(const struct gemm_matrix *matrix, const char *corner, uint32_t *panel, int width, int count,
                       int depth, int bytes) {
@@ -229,7 +229,7 @@ static void pack_runs(const struct gemm_matrix *matrix, const char *corner, uint
 typedef uint8_t bytes16 __attribute__((vector_size(16), may_alias, aligned(1)));
 typedef uint16_t halves8 __attribute__((vector_size(16), may_alias, aligned(1)));
 
-/* Pairs up the elements of two depths as low and high halves. */
+/* Combines two rows along the depth into pairs: low and high halves. */
 static void join_pairs(uint32_t *pairs, const void *low_row, const void *high_row, int count) {
     typedef uint16_t half __attribute__((may_alias, aligned(1)));
     const half *low = low_row, *high = high_row;
@@ -250,7 +250,7 @@ static inline __attribute__((always_inline)) void join_bytes(halves8 *pairs, con
     pairs[1] = (halves8)SHUFFLE(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
 }
 
-/* Combines a byte of each of four depths. */
+/* Combines a byte of each of four rows along the depth. */
 static void join_fours(uint32_t *fours, const uint8_t *row, int64_t step, int count) {
     const uint8_t *rows[4] = {row, row + step, row + 2 * step, row + 3 * step};
     int i = 0;
@@ -291,7 +291,7 @@ static void pack_scattered(const struct gemm_matrix *matrix, const char *corner,
         scatter(matrix, corner, panel, width, count, depth, 1);
 }
 
-/* Depths are strided, and the other index is contiguous. Rows are prefetched, because each has only few bytes. */
+/* The depth is strided, and the other index is contiguous. Rows are prefetched, because each has only few bytes. */
 static void pack_rows(const struct gemm_matrix *matrix, const char *corner, uint32_t *panel, int width, int count,
                       int depth, int bytes) {
     enum { AHEAD = 16 };
@@ -356,7 +356,7 @@ WIDE static void halve(uint32_t *restrict pairs, const float *restrict rows, int
     }
 }
 
-/* Few depths at a time, which stay in the L1 cache. */
+/* A short part of the depth at a time, which stays in the L1 cache. */
 void gemm_pack_halved(gemm_pack *pack, const void *source, void *panel, int width, int64_t batch, int64_t first,
                       int count, int64_t k0, int depth) {
     float strip[STRIP * GEMM_WIDTH];

@@ -119,7 +119,7 @@ static void run_parts(void *context, int64_t thread) {
     const struct gemm *gemm = job->gemm;
     float *buffer = (float *)(void *)(job->buffers + thread * thread_bytes(gemm));
     struct rows a = {0};
-    int64_t index, batch = -1; /* whose rows are in `a` */
+    int64_t index, batch = -1; /* batch entry whose rows are in `a` */
     while ((index = atomic_fetch_add(&job->next, 1)) < gemm->batch * job->parts) {
         if (index / job->parts != batch)
             a = rows_of(gemm, batch = index / job->parts, buffer);

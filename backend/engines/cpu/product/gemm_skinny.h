@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Skinny GEMM: products of a few rows of A with a matrix B whose depths are contiguous in memory, such as weights [out,
+/* Skinny GEMM: products of a few rows of A with a matrix B that is contiguous along the depth, such as weights [out,
    in]. B is read once, in place, and nothing is packed. An element is a vectorized dot product (gemm_small.h): lane l
-   sums depths l, l + lanes, ... in order, as far as vectors are complete; then the lanes are added, and then the
-   remaining depths, one by one. This file must not know tensors or operations. */
+   sums elements l, l + lanes, ... along the depth in order, as far as vectors are complete; then the lanes are added,
+   and then the remaining elements, one by one. This file must not know tensors or operations. */
 #ifndef WEFT_ENGINES_CPU_GEMM_SKINNY_H
 #define WEFT_ENGINES_CPU_GEMM_SKINNY_H
 

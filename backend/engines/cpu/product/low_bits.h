@@ -11,7 +11,7 @@
 #include <stdint.h>
 
 enum {
-    LOW_BITS_GROUP = 32, /* numbers per group: depths and blocks consist of whole groups */
+    LOW_BITS_GROUP = 32, /* numbers per group: the depth and blocks consist of whole groups */
     LOW_BITS_ROWS = 4,   /* maximum */
     LOW_BITS_COLUMNS = 4 /* columns that are read and summed together; if fewer are left, the last one is repeated */
 };

@@ -24,7 +24,7 @@ enum {
     DOT_ROWS = LOW_BITS_ROWS, /* maximum rows of A for dot products */
     DOT_COLUMNS = 64,         /* columns per task */
     DOT_BLOCKS = 32,          /* maximum blocks whose scales are floats at a time */
-    DOT_FLOATS = 6 << 10,     /* floats of A in addition to them: 24 KiB */
+    DOT_FLOATS = 6 << 10,     /* maximum floats of A in addition to these scales: 24 KiB */
     DOT_LINES = 8,            /* columns whose parts of a block are read one after another */
     DOT_DEPTH = 32            /* minimum depth of a block */
 };
@@ -59,8 +59,8 @@ static void load_scales(const struct quantized *s, float *scales, int width, int
      : width == 12 ? function(12, __VA_ARGS__)                                                                         \
                    : function(width, __VA_ARGS__))
 
-/* Expands words of integers at adjacent depths, [depth * bits / WORD, width], to the panel's rows. A mask of all ones
-   preserves signs. */
+/* Expands words of integers that are adjacent along the depth, [depth * bits / WORD, width], to the panel's rows. A
+   mask of all ones preserves signs. */
 INLINE void expand_rows(int width, float *restrict panel, const uint32_t *restrict words, const float *restrict scales,
                         int depth, int bits, int32_t mask) {
     for (int d = 0; d < depth; d += WORD / bits, words += width)
@@ -77,7 +77,7 @@ WIDE static void expand(float *panel, const uint32_t *words, const float *scales
         OF_WIDTH(expand_rows, panel, words, scales, depth, 8, mask);
 }
 
-/* Splits words at adjacent depths into rows of bytes. */
+/* Splits words that are adjacent along the depth into rows of bytes. */
 INLINE void split_rows(int width, uint8_t *restrict bytes, const uint32_t *restrict words, int depth) {
     for (int d = 0; d < depth; d += WORD / 8, words += width)
         for (int first = 0; first < WORD; first += 8, bytes += width)
@@ -99,7 +99,8 @@ WIDE static void multiply(float *panel, const float *scales, int width, int dept
     OF_WIDTH(multiply_rows, panel, scales, depth);
 }
 
-/* True if whole words can be read starting at an element: depths are contiguous and start at a whole byte. */
+/* True if whole words can be read starting at an element: the matrix is contiguous along the depth, and the element
+   starts at a whole byte. */
 static bool has_words(const struct gemm_matrix *matrix, int64_t batch, int64_t first, int64_t k0) {
     bool are_bytes = dtype_of(matrix->type)->bits == 8;
     bool are_halves = matrix->stride % 2 == 0 && gemm_index(matrix, batch, first, k0) % 2 == 0;
@@ -107,7 +108,7 @@ static bool has_words(const struct gemm_matrix *matrix, int64_t batch, int64_t f
 }
 
 /* Transposes packed words along the depth into the panel's order before converting them to float: this takes a quarter
-   or an eighth of the shuffles. Returns the number of depths processed, in whole words. */
+   or an eighth of the shuffles. Returns the length of the processed part of the depth, in whole words. */
 static int pack_words(const struct quantized *s, float *panel, const float *scales, int width, int64_t batch,
                       int64_t first, int count, int64_t k0, int depth) {
     const struct dtype *type = dtype_of(s->matrix.type);
@@ -153,7 +154,7 @@ static void round_all(weftDataType_t type, float *numbers, int count) {
     }
 }
 
-/* Processes depths that share their scales together. */
+/* Processes elements along the depth that share their scales together. */
 void pack_dequant(const void *source, void *panel, int width, int64_t batch, int64_t first, int count, int64_t k0,
                   int depth) {
     const struct quantized *s = source;
@@ -177,7 +178,7 @@ struct dots {
     const struct gemm *gemm;
     const struct quantized *b;
     const struct small_kernel *kernel;
-    float *rows; /* of A, [batch, m, k] */
+    float *rows; /* rows of A, [batch, m, k] */
     int64_t tasks;
     bool is_whole; /* numbers are widened in registers instead of a buffer */
 };
@@ -210,7 +211,7 @@ static void unpack_row(const struct dots *dots, int64_t row) {
         low_bits_arrange(dots->b->matrix.type, to, gemm->k);
 }
 
-/* Adds the products with part of a block, for `columns` columns from `first` on; sums are [m, DOT_COLUMNS]. */
+/* Adds the products with part of a block, for `columns` columns, starting at `first`; sums are [m, DOT_COLUMNS]. */
 static void add_dots(const struct dots *dots, float *sums, int64_t batch, int64_t first, int columns, int64_t k0,
                      int depth) {
     const struct gemm_matrix *matrix = &dots->b->matrix;

@@ -67,7 +67,7 @@ static void pack_by_channels(const struct filter *f, float *panel, int width, in
     }
 }
 
-/* Packs a run of depths with a constant stride. */
+/* Packs a range of the depth with a constant stride. */
 static void pack_run_of_filter(const struct filter *f, float *panel, int width, int64_t index, int count,
                                int64_t depth) {
     for (int64_t d = 0; d < depth; d += GEMM_DEPTH)
@@ -95,7 +95,7 @@ static void pack_by_taps(const struct filter *f, float *panel, int width, int64_
 }
 
 /* True if taps are contiguous in memory; dimensions of one tap do not matter. */
-static bool taps_are_neighbours(const struct filter *f) {
+static bool taps_are_adjacent(const struct filter *f) {
     int64_t reach = 1;
     for (int i = 2; i >= 0; i--) {
         if (f->taps[i] != 1 && f->tap_stride[i] != reach)
@@ -110,7 +110,7 @@ void panels_of_filter(const struct filter *f, float *panel, int width, int64_t g
     int64_t index = f->first + group * f->group_stride + column * f->row_stride;
     if (count < width)
         memset(panel, 0, (size_t)(depths->segments * depths->count * width) * sizeof(float));
-    if (taps_are_neighbours(f))
+    if (taps_are_adjacent(f))
         pack_by_channels(f, panel, width, index, count, depths);
     else
         pack_by_taps(f, panel, width, index, count, depths);
@@ -119,7 +119,7 @@ void panels_of_filter(const struct filter *f, float *panel, int width, int64_t g
 void panels_of_channels(const struct filter *f, float *panel, int64_t column, int64_t count,
                         const struct depths *depths) {
     int64_t index = f->first + column * f->group_stride;
-    if (taps_are_neighbours(f)) {
+    if (taps_are_adjacent(f)) {
         pack(f, panel, (int)count, index + depths->segment, (int)count, f->group_stride, (int)depths->segments, 1);
         return;
     }

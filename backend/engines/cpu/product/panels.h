@@ -6,12 +6,12 @@
 
 #include "engines/cpu/product/patches.h"
 
-/* A part of the depth: some segments, and the same depths of each. */
+/* A part of the depth: some segments, and the same range of each. */
 struct depths {
     int64_t segment, segments, first, count;
 };
 
-/* Segments are taps, depths are channels, columns are the filter's rows. */
+/* Segments are taps, the depth runs over channels, columns are the filter's rows. */
 void panels_of_filter(const struct filter *filter, float *panel, int width, int64_t group, int64_t column, int count,
                       const struct depths *depths);
 
@@ -19,8 +19,8 @@ void panels_of_filter(const struct filter *filter, float *panel, int width, int6
 void panels_of_channels(const struct filter *filter, float *panel, int64_t column, int64_t count,
                         const struct depths *depths);
 
-/* Segments are images, depths are positions, columns are taps and, fastest, `channels` channels from `channel` on. The
-   image must be float with contiguous channels. */
+/* Segments are images, the depth runs over positions, columns are taps and, fastest, `channels` channels, starting at
+   `channel`. The image must be float with contiguous channels. */
 void panels_of_image(const struct patches *image, float *panel, int width, int64_t group, int64_t channel,
                      int64_t channels, int64_t column, int count, const struct depths *depths);
 

@@ -60,8 +60,8 @@ void patches_inside(const struct patches *p, const int64_t *first, int64_t count
             *before = *end = count;
 }
 
-/* Packs a run of positions under one tap for some channels. The run is along lanes or depth from `at` on; the channels
-   are along the other from `channel_at` on. */
+/* Packs a run of positions under one tap for some channels. The run is along lanes or the depth, starting at `at`; the
+   channels are along the other one, starting at `channel_at`. */
 static void pack_run(const struct patches *p, const struct panel *panel, const struct run *run, int64_t at, int64_t tap,
                      int64_t channel, int64_t channels, int64_t channel_at) {
     int64_t taps[3], first[3];
@@ -75,7 +75,7 @@ static void pack_run(const struct patches *p, const struct panel *panel, const s
     index += first[0] * p->stride[0] + first[1] * p->stride[1];
     index += (first[2] + before * p->step[2]) * p->stride[2];
     int64_t step = p->step[2] * p->stride[2];
-    /* Clears the depths before and after the part, then packs the part. */
+    /* Clears the depth before and after the part, then packs the part. */
     if (p->positions_are_depth) {
         clear(panel, channel_at, channels, at, before);
         clear(panel, channel_at, channels, at + end, run->count - end);
@@ -83,7 +83,7 @@ static void pack_run(const struct patches *p, const struct panel *panel, const s
             copy(panel, channel_at, channels, at + before, end - before, p->base, p->type, index, p->channel_stride,
                  step);
     } else {
-        /* Likewise with lanes and depths exchanged. */
+        /* Likewise with lanes and depth exchanged. */
         if (before > 0)
             clear(panel, at, before, channel_at, channels);
         if (run->count > end)

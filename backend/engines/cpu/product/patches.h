@@ -7,10 +7,10 @@
 
 #include "engines/cpu/product/gemm.h"
 
-/* How rectangles of a panel are packed; their depths are whole groups. */
+/* How rectangles of a panel are packed; along the depth they have whole groups. */
 struct packing {
     gemm_pack *pack;
-    int group, bytes; /* bytes: of a group of one lane */
+    int group, bytes; /* bytes: size of a group of one lane */
 };
 
 /* An image seen through a filter: the element of a position and a tap index has coordinate position_i * step[i] +

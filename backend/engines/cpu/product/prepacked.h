@@ -11,7 +11,7 @@
 /* Zero-initialized: nothing is cached. */
 struct prepacked {
     void *panels;   /* aligned to a cache line */
-    const void *of; /* address of the packed operand */
+    const void *of; /* address of the operand that was packed */
 };
 
 /* Allocates panels for the operand at an address, which the caller then packs; frees the previous panels. */

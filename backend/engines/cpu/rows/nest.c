@@ -92,7 +92,7 @@ static void append_loops(struct row_schedule *s, bool is_reduced, int lead) {
             s->loops[kept++] = s->loops[i];
         }
     }
-    if (kept == first) /* one row, or rows of one element */
+    if (kept == first) /* all extents are 1: one row, or rows of one element */
         s->loops[kept++] = (struct row_loop){.extent = 1, .is_reduced = is_reduced};
     s->loop_count = kept;
 }
@@ -105,7 +105,8 @@ static void choose_block(struct row_schedule *s, int lead) {
     while (outer + 1 < s->loop_count && !s->loops[outer + 1].is_reduced)
         outer++;
     int64_t of_rows = s->loops[outer].strides[lead], of_row = s->loops[inner].strides[lead];
-    /* Rows that are adjacent in memory, such as the channels of a batch norm: columns are then different rows. */
+    /* If rows are adjacent in memory, such as the channels of a batch norm, the columns of a block are different rows.
+       */
     bool has_columns = of_rows && s->loops[outer].extent > 1 && (of_rows < of_row || !of_row);
     s->b = has_columns ? outer : inner;
     bool has_two = inner > outer + 1 && s->loops[outer].extent < 2 * s->loops[inner - 1].extent;

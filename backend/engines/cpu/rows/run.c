@@ -821,7 +821,8 @@ static void begin_block(struct run *run, const struct row_pass *pass, int64_t bl
 
 /* ---- Passes and tiles -------------------------------------------------------------------------------------------- */
 
-/* Blocks of the same rows, for which row values are spread once: all have the same number of columns, or one row. */
+/* Runs the blocks of the same rows, for which row values are spread once: all of them have the same number of columns,
+   or belong to one row. */
 static void run_blocks(struct run *run, const struct row_pass *pass, int64_t first, int64_t end) {
     const struct row_instruction *instructions = run->s->instructions + pass->first;
     for (int64_t block = first; block < end; block++) {

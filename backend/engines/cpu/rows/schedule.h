@@ -29,7 +29,7 @@ enum row_verb {
     ROW_CALCULATE,   /* dst = the term's formula of x */
     ROW_REDUCE,      /* totals of rows = x, or x[0] * x[1] */
     ROW_REDUCE_PAIR, /* two totals in one loop: x[0], x[1] and x[2] are x, m and p of struct row_pair */
-    ROW_SUM_COLUMN,  /* the task's column sums, likewise */
+    ROW_SUM_COLUMN,  /* the task's column sums += x, or x[0] * x[1] */
     ROW_STORE,       /* memory = x */
 };
 

@@ -263,7 +263,7 @@ static int scaled(struct rowwise *rows, const struct tensor *tensor, double fact
 /* The index along an axis, in elements of the dimension: an operand without memory. */
 static void add_index(struct rowwise *rows, const struct pointwise_op *op) {
     struct row_operand operand = {.value = VALUE_INDEX, .term = -1, .type = WEFT_DATA_INT64};
-    /* A split dimension has two axes, over groups and within one; together they count through it. */
+    /* A split dimension has two axes: one over groups, one within a group. Together they enumerate it. */
     for (int i = 0; i < rows->space.axis_count; i++)
         operand.strides[i] = rows->space.axes[i].dim == op->pw->axis ? rows->space.axes[i].inner : 0;
     bool is_wide = rows->is_wide || node_is_wide(op);

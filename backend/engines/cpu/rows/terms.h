@@ -45,7 +45,7 @@ struct term {
 
 /* A tensor that is read or written. */
 struct row_operand {
-    int value, term; /* of the graph, or one of the above; the term that is loaded or stored */
+    int value, term; /* value of the graph, or one of the above; the term that is loaded or stored */
     bool is_store;
     weftDataType_t type;
     bool is_sample; /* mean of a few elements of each row of operand `sampled` */
