@@ -156,7 +156,7 @@ static void drop_idle(void) {
     }
 }
 
-/* The lock is held from here on. */
+/* All functions below require the lock to be held. */
 
 /* Releases one reference. */
 static void release_entry(struct entry *entry) {

@@ -294,7 +294,7 @@ weftStatus_t device_read_arch(int *major, int *minor, const char *text) {
 /* `% 1000` and `% 10` bound the length, because the compiler checks it against 16; real numbers are smaller. */
 void device_arch(char arch[16], const struct device *device) {
     snprintf(arch, 16, "sm_%d%d%s", device->cuda.major % 1000, device->cuda.minor % 10,
-             /* From sm_90 on kernels use architecture-specific instructions (wgmma), whose target ends in a. */
+             /* On sm_90 and newer, kernels use architecture-specific instructions (wgmma), whose target ends in a. */
              device->cuda.major >= 9 ? "a" : "");
 }
 

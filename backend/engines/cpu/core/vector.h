@@ -19,7 +19,7 @@
 #define WIDE
 #endif
 
-/* True if the compiler supports AMX intrinsics: GCC and clang from 11 on. */
+/* True if the compiler supports AMX intrinsics: GCC 11 and Clang 11, and newer. */
 #if defined __x86_64__ && __has_include(<amxbf16intrin.h>)
 #define HAS_AMX 1
 #else

@@ -1,4 +1,4 @@
-/* attention_decode: O = softmax(mask(scale Q K^T + bias), sink) V of few queries and many keys      sm_80 on; 16 bits
+/* attention_decode: O = softmax(mask(scale Q K^T + bias), sink) V of few queries and many keys sm_80 and up; 16 bits
    Formula   as attention_fwd
    Tile      a CTA has ROWS rows, which are the queries of all heads that share a key head, of HEADS key heads, and a
              segment of the keys. Its key groups, of ROW_WARPS warps each, have one head each and process its slices of

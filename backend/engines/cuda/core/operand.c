@@ -59,7 +59,7 @@ static bool merges(const struct space *space, const struct operand *operands, in
 }
 
 /* Sorting and merging change the order of positions, never the set. Dims of extent 1, whose strides have no meaning,
-   are removed first, except the last one left, because a space has rank 1 at least. The stable insertion sort suits
+   are removed first, except the last one left, because a space has at least rank 1. The stable insertion sort suits
    ranks of at most WEFT_DIM_MAX. Merging runs from the last dim forwards, so that merged dims can merge again. */
 void space_coalesce(struct space *space, struct operand *operands, int count, int lead) {
     for (int i = space->rank; i-- > 0;)

@@ -168,7 +168,7 @@ DEVICE u32 fma_bf16x2(u32 a, u32 b, u32 c) {
     asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(a), "r"(b), "r"(c));
     return y;
 }
-/* Sets all bits of a half if the comparison holds: a > b or unordered; NaN; equal. */
+/* Each of these sets all bits of a half if its condition holds: a > b or unordered; NaN; equal. */
 DEVICE u32 set_gtu_f16x2(u32 a, u32 b) {
     u32 mask;
     asm("set.gtu.u32.f16x2 %0, %1, %2;" : "=r"(mask) : "r"(a), "r"(b));

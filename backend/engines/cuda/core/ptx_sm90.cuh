@@ -164,8 +164,8 @@ DEVICE void share_box(u16 peers, u32 dst, const tensor_map &map, u32 barrier, i3
                  "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(u), "r"(v), "h"(peers)
                  : "memory");
 }
-/* Rows of a convolution (im2col): pixels from (w, h, n) on in the order of the map's positions, each read at (+tap_w,
-   +tap_h). */
+/* Rows of a convolution (im2col): pixels in the order of the map's positions, starting at (w, h, n), each read at
+   (+tap_w, +tap_h). */
 DEVICE void load_pixels(u32 dst, const tensor_map &map, u32 barrier, i32 c, i32 w, i32 h, i32 n, i32 tap_w, i32 tap_h) {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes [%0], [%1, {%3, "
                  "%4, %5, %6}], [%2], {%7, %8};" ::"r"(dst),

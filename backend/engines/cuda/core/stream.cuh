@@ -160,7 +160,7 @@ template <int BYTES> DEVICE void copy_pieces(char *shared, const void *p) {
         copy_async<PIECE>(shared + i, (const char *)p + i, true);
 }
 
-/* L2 policies of copies (sm_80 on): evict data first that is not read again, or retain it. */
+/* L2 policies of copies (sm_80 and newer): evict data first that is not read again, or retain it. */
 DEVICE u64 policy_to_leave() { return ptx::createpolicy_evict_first(); }
 DEVICE u64 policy_to_stay() { return ptx::createpolicy_evict_last(); }
 
@@ -170,7 +170,7 @@ DEVICE bool is_last(u32 *arrived, u32 count) {
     return ptx::atom_inc_shared(ptx::shared_address(arrived), count - 1) == count - 1;
 }
 
-/* ---- TMA copies (sm_90 on) ---- */
+/* ---- TMA copies (sm_90 and newer) ---- */
 
 /* One thread initializes a barrier of `count` arrivals; all threads may use it after the next __syncthreads(). */
 DEVICE void make_arrival(u64 *arrival, int count = 1) {
@@ -202,7 +202,7 @@ DEVICE void add_released(u32 *counter, u32 number) { ptx::red_release_add(counte
 DEVICE u32 load_acquired(const u32 *counter) { return ptx::ld_acquire(counter); }
 DEVICE u32 fetch_and_add(u32 *counter, u32 number) { return ptx::atom_add(counter, number); }
 
-/* ---- Clusters of blocks (sm_90 on) ---- */
+/* ---- Clusters of blocks (sm_90 and newer) ---- */
 
 /* Writes whole words to the same location in the shared memory of block `peer`. */
 template <class T> DEVICE void store_to_peer(T *shared, int peer, const T &number) {
@@ -241,7 +241,7 @@ DEVICE void await_cluster() {
     cluster_wait();
 }
 
-/* ---- Overlapping launches (sm_90 on) ---- */
+/* ---- Overlapping launches (sm_90 and newer) ---- */
 
 /* The first waits until the preceding launch has ended and its writes are visible; the second lets the next launch
    start, which waits in turn. */

@@ -369,7 +369,7 @@ template <class T, int N> DEVICE kept_run<T, N> keep_run(const run<float, N> &x)
     return kept;
 }
 
-/* In words: the compiler splits copies of byte runs. */
+/* Stored as words, because the compiler splits copies of byte runs. */
 template <int BYTES> struct alignas(BYTES < 16 ? BYTES : 16) chunk {
     u32 words[BYTES / 4];
 };

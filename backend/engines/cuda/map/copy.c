@@ -164,8 +164,8 @@ static void order_by_stride(const struct side *side, int *order) {
 }
 
 /* Emits find(): the position of an element of the destination from its location in memory; false between elements. Each
-   division by a stride, the largest first, gives one coordinate. `size` is the number of positions per step of it,
-   since the modes of a reshape are not in memory order. */
+   division by a stride, the largest first, gives one coordinate. `size` is the number of positions per step of that
+   coordinate, since the modes of a reshape are not in memory order. */
 static void emit_find(struct kernel_source *source, int k, const struct side *to) {
     int order[SIDE_MODES];
     order_by_stride(to, order);
@@ -373,7 +373,7 @@ static weftStatus_t build_join(struct step *step, struct cuda_step *state, const
     emit_constant(&source, "IS_ALIGNED", is_aligned);
     text_add(&source.constants, "using position = %s;\n", elements < INT32_MAX ? "u32" : "i64");
     text_add(&source.code, "#include \"core/gather.cuh\"\n#include \"core/chunks.cuh\"\n\n");
-    /* From an element of the result to its row and column. */
+    /* Converts the number of an element of the result to its row and column. */
     emit_divisor(&source, row_of(m), "length");
     emit_number(&source, elements, "elements");
     emit_pieces(&source, m);

@@ -205,7 +205,7 @@ static void emit_loads(struct text *code, const struct map *map) {
     text_add(code, "}\n\n");
 }
 
-/* Emits expect_inputs(): prefetches what a block reads of dense operands, from its first run on. */
+/* Emits expect_inputs(): prefetches the elements of dense operands that a block reads, starting with its first run. */
 static void emit_expected(struct text *code, const struct map *map) {
     text_add(code, "DEVICE void expect(const void* p, u32 bytes);\n\n"
                    "DEVICE void expect_inputs(const arguments& a, const coordinates& to) {\n");

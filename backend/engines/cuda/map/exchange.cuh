@@ -36,7 +36,8 @@ template <class T> struct exchange {
 
     static DEVICE int row_of(int last) { return last * PITCH + (RUN > 1 ? last / RUN : 0); }
 
-    /* N adjacent elements along the axis, from a multiple of N on: whole words, or what fits into one. */
+    /* N adjacent elements along the axis, starting at a multiple of N: whole words, or the part of a word that they
+       fill. */
     template <int N> DEVICE run<T, N> take(int last, int axis) const {
         const u32 *row = words + row_of(last);
         if constexpr (sizeof(run<T, N>) < 4)

@@ -257,12 +257,13 @@ weftStatus_t map_analyse(struct map *map, const struct region *region) {
 /* ---- Choosing tiles and launches -------------------------------------------------------------------------------- */
 
 enum {
-    SHORT_ROW_BYTES = 512,       /* of a row that is copied together with adjacent ones */
-    TILE_BYTES = 16384,          /* of all staged operands */
+    SHORT_ROW_BYTES = 512,       /* maximum size of a row that is copied together with adjacent ones */
+    TILE_BYTES = 16384,          /* tile size of all staged operands together */
     TILE_BYTES_MIN = 4096,       /* below this, tiles are not halved to occupy more multiprocessors */
     LINE_BYTES = 128,            /* cache line: each side of a tile should be whole lines */
-    STAGED_BYTES_MAX = 46 << 10, /* of the 48 KiB of shared memory that a block has without opting in */
-    TILE_UNIT = 16,              /* elements, a multiple of every vector */
+    STAGED_BYTES_MAX = 46 << 10, /* maximum for staged operands, out of the 48 KiB of shared memory that a block has
+                                    without opting in */
+    TILE_UNIT = 16,              /* in elements: a multiple of every vector */
     BLOCKS_AT_ONCE = 8
 };
 
@@ -391,7 +392,7 @@ static void find_tile(struct map *map, const struct device *device) {
     for (int k = 0; k < map->count; k++)
         if (axis_across(map, &map->operands[k]) == tile->axis)
             tile->width[k] = operand_run_length(&map->space, &map->operands[k], tile->axis, map->region->graph);
-    /* `bytes`: of an element of the largest staged type. */
+    /* `bytes`: size of an element of the largest staged type. */
     int64_t area = TILE_BYTES / bytes, tiles = 4 * (int64_t)device->cuda.multiprocessors;
     while (area > TILE_BYTES_MIN / bytes && space_elements(&map->space) < area * tiles)
         area /= 2;

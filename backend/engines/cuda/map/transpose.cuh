@@ -76,8 +76,8 @@ DEVICE int wrapped_by(int axis) {
 /* True if chunks may be only partly in their rows: the other elements belong elsewhere. */
 constexpr bool HAS_PARTS = SHIFTS_FROM || IS_FLAT_FROM || TILE_AXIS % EACH;
 
-/* Stores a chunk in the tile at `to`. It begins at element `axis` of its row, of which elements before 0 and from
-   `length` on are skipped. */
+/* Stores a chunk in the tile at `to`. It begins at element `axis` of its row; elements before 0, and those at `length`
+   and beyond, are skipped. */
 DEVICE void put_chunk(u32 *tile, const chunk<16> &in, int to, int axis, int length) {
     if constexpr (!IS_FLAT_TO) {
 #pragma unroll
@@ -127,7 +127,7 @@ DEVICE void fill_tile(u32 *tile, const arguments &a, const element *from, const 
     }
 }
 
-/* Stores a chunk except the first `skipped` elements and those from `count` on. */
+/* Stores a chunk except the first `skipped` elements and those at `count` and beyond. */
 DEVICE void store_chunk(element *p, const chunk<16> &r, int skipped, int count) {
     if (skipped == 0 && count >= EACH) {
         store_global((u64)p, r);

@@ -1,5 +1,5 @@
 /* geometry: which elements of x a position of y sees, along up to three dimensions, for pooling and interpolation.
-   Position o reads `taps` elements, `dilation` apart, from floor((o * step - offset) / denominator) on; lengths are
+   Position o reads `taps` elements, `dilation` apart, starting at floor((o * step - offset) / denominator); lengths are
    integers. */
 
 struct axis {
@@ -58,7 +58,8 @@ DEVICE length_t first_of(const axis &a, length_t o) {
     return IS_WHOLE ? scaled : floor_of(scaled, a.denominator);
 }
 
-/* The element that tap t of a window from `first` on reads: out of bounds, or the nearest one inside. */
+/* The element that tap t of a window reads, where the window starts at `first`: out of bounds, or the nearest one
+   inside. */
 DEVICE length_t element_of(const axis &a, length_t first, length_t t) {
     const length_t at = first + t * a.dilation;
     return !CLAMPS ? at : at < 0 ? 0 : at >= a.x ? a.x - 1 : at;

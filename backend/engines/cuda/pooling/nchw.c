@@ -12,10 +12,11 @@ enum {
     ALONG = 4,             /* adjacent results per thread */
     WHOLE_UNIT = 16,       /* this number of planes is a multiple of chunks whatever the type */
     TILE_BYTES = 14 << 10, /* maximum shared memory, so that many blocks are resident */
-    WHOLE_BYTES = 6 << 10, /* of a tile of whole planes: pooling/pool_whole.cuh lists other sizes that were tried */
+    WHOLE_BYTES = 6 << 10, /* maximum for a tile of whole planes: pooling/pool_whole.cuh lists other sizes that were
+                              tried */
 };
 
-static const int64_t BLOCKS_EACH = 8; /* per multiprocessor, before tiles get more planes */
+static const int64_t BLOCKS_EACH = 8; /* blocks per multiprocessor that must exist before tiles get more planes */
 
 /* Packed NCHW: images, channels, rows and columns without gaps. */
 bool pooling_is_planes(const struct resample_geometry *g, const struct resample_operand *operand) {
@@ -56,8 +57,8 @@ static int64_t grain_of(const struct pooling *w, const struct resample_operand *
     return gcd64(fits, result->size[1] > 1 ? result->size_stride[1] : 0);
 }
 
-/* Computes the layout of rows, of which consecutive threads read `count` elements from `first` on and each `step`
-   further, up to `end`; the last ones read further, without using it. left: space for padding before a row, in whole
+/* Computes the layout of rows. Consecutive threads read `count` elements each, starting at `first`, `step` elements
+   apart, up to `end`; the last ones read beyond it and ignore the data. left: space for padding before a row, in whole
    units, so that rows are aligned. Lengths are in elements; unit: an aligned access. */
 static void lay_out(struct nchw_tile *p, int64_t end, int64_t first, int64_t step, int64_t count, int64_t unit) {
     p->seen = count;

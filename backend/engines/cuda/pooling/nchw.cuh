@@ -60,7 +60,7 @@ template <class T, int FILL, bool SHIFTS> struct plane_reader {
                     to[(n + i * step) * fills.value] = in[i];
         }
     }
-    /* `planes` planes from plane `first` on. */
+    /* Fills `planes` planes, starting at plane `first`. */
     DEVICE void fill(void *tile, i64 first, u32 planes, u32 word) const {
         u32 row = threadIdx.x, step = THREADS;
         const u32 column = split(row, fills);
@@ -108,8 +108,8 @@ template <int COUNT, int ALL> DEVICE void take_words(u32 (&in)[ALL], const u32 *
             in[first + i] = r.words[i];
 }
 
-/* COUNT adjacent elements of a row of shared memory, from PHASE after `row` on, which is at a multiple of VECTOR
-   elements. */
+/* COUNT adjacent elements of a row of shared memory, starting PHASE elements after `row`, which is at a multiple of
+   VECTOR elements. */
 template <int VECTOR, int PHASE, int COUNT, class T> DEVICE void take_row(T (&out)[COUNT], const T *row) {
     constexpr int SIZE = (int)sizeof(T), FIRST = PHASE * SIZE / 4, ALL = ((PHASE + COUNT) * SIZE + 3) / 4,
                   WIDEST = VECTOR * SIZE / 4;

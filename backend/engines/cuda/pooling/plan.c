@@ -167,9 +167,9 @@ bool pooling_is_packed_last(const struct resample_geometry *g, const struct resa
     return is_packed && (g->n == 1 || operand->batch_stride == stride);
 }
 
-/* The positions of a row whose windows a block computes from shared memory, if accesses would be short: an even share
-   of the row. Rows of all channels are copied whole, in chunks that keep their offset; reads from shared memory need no
-   alignment. */
+/* Finds how many positions of a row a block computes from shared memory, which is used if accesses would be short: an
+   even share of the row. Rows of all channels are copied whole, in chunks that keep their offset; reads from shared
+   memory need no alignment. */
 static void find_unaligned(struct pooling *w) {
     const struct resample_geometry *g = &w->g;
     int64_t size = pooling_bytes(&g->x, 1), row = g->y.size[2], most;
@@ -198,8 +198,8 @@ static void find_unaligned(struct pooling *w) {
         w->pitch++;
 }
 
-/* Chooses how many channels are processed at once, and the results of a thread. run: what every operand allows in one
-   access. */
+/* Chooses how many channels are processed at once, and the results of a thread. run: the number of channels that every
+   operand can access at once. */
 static void choose_kernel(struct pooling *w) {
     const struct resample_operand *operands[] = {&w->g.x, &w->g.y, &w->g.index, &w->g.saved};
     int64_t run = gcd64(RUN_MAX, w->g.c);

@@ -15,9 +15,9 @@
 
 DEVICE length_t nearest_position(const axis &a, length_t o) { return o < 0 ? 0 : o < a.y ? o : a.y - 1; }
 
-/* Adds the contribution of position (k1, k2) among those that reach the patch. From position `first` on, inner steps
-   are the same for all threads; `again` has the indices of recomputed maxima. Templates, so that names are looked up
-   only if they were emitted. */
+/* Adds the contribution of position (k1, k2) among those that reach the patch. Starting at position `first`, inner
+   steps are the same for all threads; `again` has the indices of recomputed maxima. Templates, so that names are looked
+   up only if they were emitted. */
 template <bool IS_INTERIOR, class P, class A>
 DEVICE void add_position(gathered &all, const P &p, const axis (&axes)[3], const coordinates &at,
                          const length_t (&first)[3], length_t t0, int k1, int k2, const A &again) {

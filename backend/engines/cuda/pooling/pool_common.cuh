@@ -197,7 +197,7 @@ template <class T> DEVICE void mask_run(run<T, RUN> &r, u32 mask, u32 padding) {
 
 DEVICE length_t nearest_inside(const axis &a, length_t at) { return at < 0 ? 0 : at < a.x ? at : a.x - 1; }
 
-/* Loads elements of one row of x, from column `first` on; S is a type for offsets in memory. */
+/* Loads elements of one row of x, starting at column `first`; S is a type for offsets in memory. */
 template <bool COLUMNS_INSIDE, int COLUMNS, class T, class S>
 DEVICE void load_row(run<T, RUN> (&loaded)[COLUMNS], const T *x, const axis &a, length_t first, S stride) {
 #pragma unroll
@@ -265,15 +265,15 @@ DEVICE void start_numbers(window_result &result, const axis (&axes)[3], const le
     }
 }
 
-/* True if `count` elements from the first tap of position o on are inside. */
+/* True if `count` elements, starting with the first tap of position o, are inside. */
 DEVICE bool lies_inside(const axis &a, length_t o, int count) {
     const length_t first = first_of(a, o);
     return first >= 0 && first + count <= a.x;
 }
 
-/* The windows of ROWS x COLUMNS positions from `o` on; x is the image's first element of these channels. A separate
-   path without edge checks is used away from edges; if lanes follow rows, some lanes of a warp are always near the ends
-   of these. */
+/* The windows of ROWS x COLUMNS positions, starting at `o`; x is the image's first element of these channels. A
+   separate path without edge checks is used away from edges; if lanes follow rows, some lanes of a warp are always near
+   the ends of these. */
 template <int ROWS, int COLUMNS, bool GOES_ALONG_ROWS = false> struct patch {
     static constexpr int HEIGHT = (ROWS - 1) * STEP1 + TAPS1, WIDTH = (COLUMNS - 1) * STEP2 + TAPS2;
     window_result at[ROWS][COLUMNS];

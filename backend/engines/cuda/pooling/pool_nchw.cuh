@@ -22,8 +22,8 @@ extern __shared__ __align__(128) u8 shared[];
 
 constexpr int HEIGHT = (PATCH1 - 1) * STEP1 + TAPS1, WIDTH = (RUN - 1) * STEP2 + TAPS2;
 
-/* Replaces elements beyond the sides of the image, if rows are stored as in memory: the first LEFT_OUT and those from
-   RIGHT_IN on may be outside. */
+/* Replaces elements beyond the sides of the image, if rows are stored as in memory: the first LEFT_OUT elements, and
+   those at RIGHT_IN and beyond, may be outside. */
 struct edges {
     length_t first, end; /* column of the first element, and number of columns */
     DEVICE x_t of(const x_t &x, int i) const {
@@ -56,8 +56,8 @@ DEVICE void find_along(window_result (&row)[1], const x_t *from, const edges &ne
     find_in_row<true, true>(row, taps, all, ~0u);
 }
 
-/* The windows of PATCH1 rows of positions from `o` on, the first of which begins at `from`; rows outside are read from
-   `outside`. */
+/* The windows of PATCH1 rows of positions, starting at `o`; the first window begins at `from`. Rows outside are read
+   from `outside`. */
 DEVICE void find_windows(window_result (&result)[PATCH1], const axis (&axes)[3], const length_t (&o)[3],
                          const x_t *from, u32 pitch, const x_t *outside) {
     const length_t top = first_of(axes[1], o[1]);

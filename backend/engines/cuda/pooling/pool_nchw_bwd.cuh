@@ -81,7 +81,7 @@ DEVICE const index_t *fill_tile(const P &p, const axis (&axes)[3], i64 plane, u3
     return (const index_t *)numbers;
 }
 
-/* The same if rows are whole words: two segments of memory, from element `first` on, after a row of zeros. */
+/* The same if rows are whole words: two segments of memory, starting at element `first`, after a row of zeros. */
 template <class P> DEVICE const index_t *fill_segments(const P &p, i64 first, int count, u64 *arrival) {
     y_t *const dy = (y_t *)shared;
     const index_t *numbers = (const index_t *)shared;

@@ -8,7 +8,7 @@ DEVICE length_t counted_inside(const axis (&axes)[3], const length_t (&o)[3], in
 
 constexpr bool COPIES_PAIRS = IS_PAIRED && same<x_t, y_t>::value && !IS_SCALED && !HAS_OLD && !MAY_BE_EMPTY;
 
-/* The new value of y for the positions from `o` on; `old` is the previous one. */
+/* The new value of y for the positions that start at `o`; `old` is the previous one. */
 template <class P>
 DEVICE run<y_t, RUN> values_of(const P &p, const axis (&axes)[3], const length_t (&o)[3], const window_result &result,
                                const run<y_t, RUN> &old) {

@@ -15,7 +15,7 @@ enum {
     POOL_LINE = 128        /* bytes of a cache line */
 };
 
-/* The kernels; from POOL on, those of windows with whole steps that fit in registers. */
+/* The kernels. POOL and the following ones are for windows with whole steps that fit in registers. */
 enum pooling_kernel {
     RESAMPLE,
     RESAMPLE_BWD,
@@ -38,9 +38,10 @@ struct nchw_tile {
     int64_t along;     /* adjacent results per thread, and threads per row */
     int64_t columns;
     int64_t left, pitch, first, phase, seen;
-    int64_t row_bytes; /* of a row in shared memory */
+    int64_t row_bytes; /* bytes of a row in shared memory */
     int64_t vector;    /* adjacent elements per load from shared memory */
-    int64_t fill;      /* and from global memory; `shifts`: from two chunks, if rows are unaligned */
+    int64_t fill;      /* adjacent elements per load from global memory; `shifts`: from two chunks, because rows are
+                          unaligned */
     /* offset of a run of dx from a window's start, and the first position that contributes to it */
     int64_t shift, before;
     int64_t index_fill;
@@ -69,8 +70,8 @@ struct pooling {
     bool index_is_scratch; /* passed between the two kernels of a gradient that finds its maxima first */
     int64_t patch[3];      /* positions per thread along each axis; for dx, steps of windows */
     int64_t rows;          /* patches along the second axis that adjacent threads share: POOL_ROWS positions */
-    int64_t tile_columns;  /* for POOL_UNALIGNED: positions of a row that a block computes for all channels, */
-    int64_t pitch;         /* and row pitch of x in shared memory */
+    int64_t tile_columns;  /* for POOL_UNALIGNED: positions of a row that a block computes for all channels */
+    int64_t pitch;         /* for POOL_UNALIGNED: row pitch of x in shared memory */
     struct nchw_tile nchw;
     struct tma_tile tma;
 };

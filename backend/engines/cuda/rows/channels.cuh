@@ -1,4 +1,4 @@
-/* channels: statistics of channels-last channels, and elementwise results from them                sm_90 on, float sums
+/* channels: statistics of channels-last channels, and elementwise results from them           sm_90 and up, float sums
    Formula   emitted from the graph as for registers.cuh, where a row is the positions of a channel: pass<0>::elements
              adds vectors of WIDTH adjacent channels to their reductions, pass<1>::elements stores the results
    Tile      a tile is ACROSS vectors of channels, a batch UNROLL * GROUP positions of it. The blocks of a tile take

@@ -9,19 +9,19 @@
    (Tried). */
 enum {
     /* Bytes per thread. */
-    WANTED_BYTES = 64,    /* requested at once if rows are held in registers */
+    WANTED_BYTES = 64,    /* bytes that a thread requests at once if rows are held in registers */
     KEPT_BYTES = 128,     /* maximum of one row in registers */
-    SUMMED_BYTES = 256,   /* in registers, including the next row and sums of columns */
-    BROADCAST_BYTES = 32, /* in registers, of operands that all rows share, if blocks have few rows */
-    STREAMED_BYTES = 32,  /* requested at once by streaming kernels, which have two such sets in flight */
+    SUMMED_BYTES = 256,   /* maximum in registers, including the next row and sums of columns */
+    BROADCAST_BYTES = 32, /* maximum in registers for operands that all rows share, if blocks have few rows */
+    STREAMED_BYTES = 32,  /* bytes that streaming kernels request at once; they have two such sets in flight */
 
     /* Vectors per thread, threads per block, blocks per cluster. */
     STEPS_MAX = 8,
     STREAM_THREADS = 256,
-    SHORT_THREADS = 128,      /* if a row has at most a warp */
+    SHORT_THREADS = 128,      /* threads of a block whose rows have at most a warp each */
     PERSISTENT_THREADS = 512, /* larger blocks leave no registers for the next row and sums of columns */
     SHARED_THREADS = 512,     /* MEMORY_COLUMNS_SHARED */
-    NARROW_THREADS = 256,     /* interleaved rows that are only reduced */
+    NARROW_THREADS = 256,     /* threads of a block for interleaved rows that are only reduced */
     THREADS_MAX = 1024,       /* device limit */
     CLUSTER_MAX = 8,          /* guaranteed for compute capability 9.0 */
     LINE_VECTORS = 8,         /* 16-byte vectors in a 128-byte cache line */

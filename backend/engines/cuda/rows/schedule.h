@@ -203,7 +203,7 @@ void schedule_map_streamed(struct schedule *s, const struct device *device);
 
 /* Emit the fields and functions of a program whose passes are one launch, for a kernel with its own constants. */
 void rows_emit_functions(struct kernel_source *source, const struct schedule *s);
-/* Appends the program's kernels to the step, and allocates workspace from *scratch_bytes on. */
+/* Appends the program's kernels to the step, and allocates workspace, starting at *scratch_bytes. */
 weftStatus_t rows_emit(const struct schedule *s, struct cuda_step *state, int64_t *scratch_bytes, struct arena *arena);
 
 #endif
