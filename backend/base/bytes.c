@@ -118,7 +118,7 @@ void byte_get_raw(struct byte_reader *reader, void *dst, size_t bytes) {
 }
 
 const uint8_t *byte_get_block(struct byte_reader *reader, size_t *bytes) {
-    int64_t left = (int64_t)(reader->length - reader->position); /* upper bound, because the length has been read already */
+    int64_t left = (int64_t)(reader->length - reader->position); /* upper bound of a length that can be valid */
     *bytes = (size_t)byte_get_count(reader, left);
     const uint8_t *block = take(reader, *bytes);
     if (!block)

@@ -809,7 +809,8 @@ weftDataType_t dtype_promote(weftDataType_t a, weftDataType_t b) {
     /* Two booleans of different width become bytes, because threads may write bytes independently. */
     if (sort_of(a) == 0)
         return WEFT_DATA_BYTE_BOOLEAN;
-    if (sort_of(a) == 1 && dtype_of(a)->is_signed != dtype_of(b)->is_signed) /* signed, and wider than the unsigned one */
+    /* A signed and an unsigned integer: a signed one that is wider than the unsigned one. */
+    if (sort_of(a) == 1 && dtype_of(a)->is_signed != dtype_of(b)->is_signed)
         return (dtype_of(a)->is_signed ? bits_b : bits_a) < 32 && bits_a <= 32 && bits_b <= 32 ? WEFT_DATA_INT32
                                                                                                : WEFT_DATA_INT64;
     /* Two floats, or two integers of equal signedness: the wider one. */

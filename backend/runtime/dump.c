@@ -76,8 +76,8 @@ void dump_program(const struct program *program, const struct nvrtc_choice *choi
         is_whole = write_file(folder, compiled->is_ptx ? "image.ptx" : "image.cubin", compiled->image, compiled->bytes);
     /* stderr gets one warning per process, the log gets all of them. */
     if (!is_whole && !atomic_flag_test_and_set(&is_reported))
-        environment_warn("WEFT_DUMP_DIR", root, "where files cannot be written. Name a folder that you may write to.");
+        environment_warn("WEFT_DUMP_DIR", root, "where files cannot be written. Name a writable folder.");
     if (!is_whole)
-        trace(WEFT_SEV_WARNING, "WEFT_DUMP_DIR: '%s' cannot be written (%s). Name a folder that you may write to.", folder,
+        trace(WEFT_SEV_WARNING, "WEFT_DUMP_DIR: '%s' cannot be written (%s). Name a writable folder.", folder,
               strerror(errno));
 }

@@ -11,7 +11,8 @@
 #pragma GCC optimize("no-loop-unroll-and-jam")
 #endif
 
-/* True if a value replaces the current maximum: in the first form NaN wins against everything, in the second it loses. */
+/* True if a value replaces the current maximum. In the first form, NaN wins against everything; in the second, it
+   loses. */
 #define BEATS_OR_NAN(value, best) (((value) > (best)) | ((value) != (value)))
 #define BEATS_OR_NO_NAN(value, best) (!((value) <= (best)) & ((value) == (value)))
 

@@ -1,4 +1,4 @@
-/* resample_bwd: dx[n,c,i] = sum of dy[n,c,o] times the weight of x[n,c,i] in y[n,c,o]   any type, any strides, sm_75 and up
+/* resample_bwd: dx[n,c,i] = sum of dy[n,c,o] times the weight of x[n,c,i] in y[n,c,o] any type, any strides, sm_75+
    Formula   gathers: the positions o whose windows contain i form a box, and the weight of i in o is a product over the
              axes; for a maximum, dy counts if the window's maximum is i, according to the index or to x
    Tile      a thread computes RUN channels of one element of dx, adding in the order of memory: every run gives the

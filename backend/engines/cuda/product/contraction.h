@@ -64,7 +64,7 @@ enum epilogue_role {
     EPILOGUE_LOAD,    /* reads a tensor in addition to the sums */
     EPILOGUE_STORE,   /* writes a tensor */
     EPILOGUE_INDEX,   /* the coordinate of the element, as GEN_INDEX requires; no memory access */
-    EPILOGUE_LIMIT,   /* skips stores from this coordinate on; no memory access */
+    EPILOGUE_LIMIT,   /* skips stores at this coordinate and beyond; no memory access */
     EPILOGUE_OLD,     /* reads the previous contents of the result, which are scaled by beta */
     EPILOGUE_REDUCED, /* produces partial results of a reduction; the final reduction kernel writes the tensor */
 };
@@ -120,8 +120,8 @@ struct tile {
     double efficiency;
 };
 
-/* Fields down to `limited_dim` are read from the region by contraction_find and contraction_shape. The fields after it
-   are chosen by contraction_plan from a device and knobs. */
+/* The fields up to `limited_dim` are read from the region by contraction_find and contraction_shape. The fields after
+   it are chosen by contraction_plan, depending on the device and the knobs. */
 struct contraction {
     const struct region *region;
     const struct node *node;

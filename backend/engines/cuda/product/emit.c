@@ -42,7 +42,7 @@ void emit_split(struct kernel_source *source, const char *prefix, int count, con
         return;
     if (count > 1)
         text_add(&source->code, "    index %s_rest = %s;\n", prefix, value);
-    /* From the fastest mode on: each division leaves the quotient for the slower ones, and mode 0 is the last
+    /* Starts with the fastest mode: each division leaves the quotient for the slower ones, and mode 0 is the last
        quotient. */
     for (int d = count - 1; d > 0; d--) {
         /* find_batch counts the taps that a phase sees on the device. */

@@ -31,8 +31,9 @@ static const struct tile fma_tiles[TILE_ROWS] = {
 
 /* Launch overhead, including the first and last steps of a kernel, which nothing overlaps. */
 static const double LAUNCH_SECONDS = 2e-6;
-static const double INSTRUCTIONS_PER_CLOCK = 128; /* per multiprocessor. Instructions per access: */
-/* To split an index into modes and compute offset, bounds and load; images have three coordinates in addition. */
+static const double INSTRUCTIONS_PER_CLOCK = 128; /* per multiprocessor */
+/* Instructions per access: to split an index into modes, and to compute offset, bounds and load; images have three
+   coordinates in addition. */
 static const double MATRIX_INSTRUCTIONS = 30, IMAGE_INSTRUCTIONS = 90;
 /* Every product loads both factors, mostly from L1, and computes their addresses. */
 static const double DIRECT_RATE = 0.15; /* relative to the FMA rate */

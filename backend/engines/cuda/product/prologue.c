@@ -131,7 +131,7 @@ static bool is_whole(const struct prologue *h, const struct prologue_operand *op
 }
 
 /* Emits struct <name>_read and the function that loads these operands. `along`: operands that vary along the contiguous
-   axis, a vector from `at` on; otherwise those along the other axis and scalars, one element at `at`. */
+   axis, a vector that starts at `at`; otherwise operands along the other axis and scalars, one element at `at`. */
 static void emit_read(struct kernel_source *source, const struct prologue *h, bool along, const char *name) {
     bool has_extent = false; /* shared by all operands that vary along an axis */
     text_add(&source->code, "struct %s_read {\n", name);

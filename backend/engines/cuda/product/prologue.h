@@ -37,9 +37,9 @@ int prologue_companions(const struct graph *graph, int node, int *nodes);
 /* Finds the operands; contraction and axes must be set. NOT_SUPPORTED, with a reason, for tensors that cannot be read
    in place. */
 weftStatus_t prologue_find(struct prologue *prologue);
-/* Emits read_along(p, x, exist) and read_across(p, y), which load the operands of the elements from x on along their
-   axis and at y along the other one, and prepare(p, words, along, across), which transforms that many elements, two per
-   word. Emits nothing if there is no prologue. */
+/* Emits read_along(p, x, exist) and read_across(p, y), which load the operands of the elements along their axis,
+   starting at x, and at y along the other one, and prepare(p, words, along, across), which transforms that many
+   elements, two per word. Emits nothing if there is no prologue. */
 void prologue_emit(struct kernel_source *source, const struct prologue *prologue);
 
 #endif

@@ -373,7 +373,7 @@ void reductions_emit_partials(struct kernel_source *source, const struct contrac
 }
 
 /* The order in which lines are summed depends only on their number, so that repeated runs give the same bits. offset:
-   of the span's lines in the workspace, in bytes; lines: of all batch entries together. */
+   position of the span's lines in the workspace, in bytes; lines: number of lines of all batch entries. */
 static weftStatus_t build_combine(struct cuda_kernel *kernel, const struct contraction *c, enum span span,
                                   int64_t lines, int64_t offset, struct arena *arena) {
     const struct reduced_span *reduced = &c->epilogue.spans[span];

@@ -128,7 +128,7 @@ DEVICE void store_row(float *to, const sums &sum) {
 
 /* A run of channels of a pixel on its way from shared memory to epilogue(). */
 struct output_run {
-    index position; /* of the pixel in row 0 of its image */
+    index position; /* position of the pixel in row 0 of its image */
     i32 from, channel;
     bool inside;
 };

@@ -88,7 +88,7 @@ template <class T> struct image {
     i32 height, width, channels; /* extents that may be read */
 };
 
-/* Image n of the input, from a channel on. */
+/* Image n of the input, starting at a channel. */
 DEVICE image<image_t> input_image(const arguments &p, i64 n, i32 channel) {
     return {p.image + (n * p.image_n + channel * p.image_c),
             p.image_d,
@@ -112,9 +112,9 @@ template <class T, int RUN, int PLANES, int ROWS, int COLUMNS, int PAD = 0> stru
     static DEVICE int offset(int plane, int row) { return (plane * ROWS + row) * ROW_PITCH + plane * PAD; }
     DEVICE const T *row(int plane, int row) const { return at + offset(plane, row); }
 
-    /* Loads rows row .. row + ROWS - 1 from `column` on; `plane_of` returns the plane of the image, or -1. Elements
-       outside are zeros. A warp loads a line at a time, which is contiguous in memory: a row of pixels, or of one
-       channel. */
+    /* Loads rows row .. row + ROWS - 1, starting at `column`; `plane_of` returns the plane of the image, or -1.
+       Elements outside are zeros. A warp loads a line at a time, which is contiguous in memory: a row of pixels, or of
+       one channel. */
     template <class F> DEVICE void load(const image<T> &x, i32 row, i32 column, F plane_of) {
         constexpr int GROUPS = CHANNELS_LAST ? CHANNELS / RUN : 1, LINES_PER_ROW = CHANNELS_LAST ? 1 : CHANNELS;
         for (int line = threadIdx.x / 32; line < PLANES * ROWS * LINES_PER_ROW; line += THREADS / 32) {

@@ -13,12 +13,12 @@ enum {
     BAND_ROWS = 6,            /* rows of the image between barriers, for large filters */
     PRODUCTS_SHORT = 1000,    /* maximum number of products in the text of an unrolled band */
     MMA_TAPS_MIN = 16,        /* with fewer taps, scalar products are faster */
-    PARTS_MAX = 512,          /* of a filter gradient, each summed by a separate block */
-    SPARE_REGISTERS = 16,     /* for values that are not counted: addresses, loop counters */
+    PARTS_MAX = 512,          /* maximum parts of a filter gradient, each summed by a separate block */
+    SPARE_REGISTERS = 16,     /* registers for values that are not counted: addresses, loop counters */
     PACKED_REGISTERS = 8,     /* the same, if the channels of a block are not contiguous */
-    REGISTERS_LIGHT = 128,    /* per thread, if many threads should be resident */
+    REGISTERS_LIGHT = 128,    /* registers per thread, if many threads should be resident */
     REGISTERS_MAX = 255 - 45, /* the compiler needs some for moves */
-    MMA_REGISTERS_LIGHT = 88, /* for sums and taps; the rest of a thread needs 40 */
+    MMA_REGISTERS_LIGHT = 88, /* registers for sums and taps; the rest of a thread needs 40 */
     MMA_REGISTERS_MAX = 200,
     BLOCK_RESERVE = 1024, /* bytes of shared memory that the driver reserves per block */
 };

@@ -8,10 +8,10 @@
 #include "engines/cuda/families.h"
 
 enum {
-    LIST_THREADS = 256,    /* of the block that lists the tiles */
+    LIST_THREADS = 256,    /* threads of the block that lists the tiles */
     ROW_BLOCKS = 1024,     /* maximum number of blocks that gather rows */
-    GROUP_TILE_BYTES = 16, /* of a list entry, see product/grouped/tile_list.cuh */
-    WORDS_BYTES = 16,      /* per access to a row */
+    GROUP_TILE_BYTES = 16, /* size of a list entry, see product/grouped/tile_list.cuh */
+    WORDS_BYTES = 16,      /* bytes per access to a row */
 };
 
 /* Large tiles if experts fill them. With 8-byte sums, only small ones fit. */

@@ -189,7 +189,7 @@ static bool fits(const struct product *p, const struct hopper_tile *tile) {
     return (p->b.is_k_major || tile->columns % (step_elements(p) * tile->cluster) == 0) && (!is_deep || p->is_staged);
 }
 
-/* Minimizes the predicted time; `knobs`, which may be NULL, can select the row of the table, from 1 on. */
+/* Minimizes the predicted time; `knobs`, which may be NULL, can select the row of the table, counted from 1. */
 static weftStatus_t choose_tile(struct product *p, const struct device *device, const struct knob_choices *knobs) {
     int64_t chosen = knob_value(knobs, WEFT_KNOB_TYPE_TILE_SIZE);
     chosen = chosen <= TILES ? chosen : 0; /* row of another family's table */
@@ -280,7 +280,7 @@ static void emit_maps(struct kernel_source *source, const struct product *p) {
     struct cuda_map a = map_of(p, &p->a, row, p->a.is_k_major ? (uint32_t)tile->rows : row);
     /* Each block of a cluster loads a share of B and multicasts it. */
     struct cuda_map b = map_of(p, &p->b, row, p->b.is_k_major ? (uint32_t)(tile->columns / tile->cluster) : row);
-    if (p->g.copies) { /* after the list in the workspace */
+    if (p->g.copies) { /* the copies follow the list in the workspace */
         a.form.dims[1] = (uint64_t)p->g.group_rows;
         a.form.strides[0] = (uint64_t)(p->g.copies / p->g.group_rows);
         a.offset = grouped_list_bytes(&p->g);

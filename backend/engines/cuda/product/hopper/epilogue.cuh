@@ -25,7 +25,7 @@ DEVICE i32 first_row_of(const tile_coordinates &at, u32 consumer_warp) {
     return at.row + consumer_warp / 4 % TILE_GROUPS * GROUP_ROWS;
 }
 
-/* Processes a warpgroup's rows of a tile, from first_row on. */
+/* Processes a warpgroup's rows of a tile, starting at first_row. */
 template <class P, class R>
 DEVICE void store_tile(accumulators &r_c, const P &p, const tile_scheduler &at, u32 consumer_warp, i32 first_row,
                        i32 steps, epilogue_operands<P> &operands, epilogue_cursor &to, R &reductions) {

@@ -121,7 +121,7 @@ struct no_reductions {
 };
 
 /* Converts the sums of two octets of columns of a warp's 16 rows, starting at row and column, to results in the
-   epilogue tile. number: of the pair of octets in the block. */
+   epilogue tile. number: index of the pair of octets in the block. */
 template <class P, int BLOCKS, class R>
 DEVICE void stage_octets(const sum_t (&r_c)[BLOCK_N / 2], const P &p, operands_ahead<P, BLOCKS> &ahead, int block,
                          int number, i32 row, i32 column, u32 s_tile, R &reductions) {
@@ -176,7 +176,7 @@ template <class P> DEVICE void send_tile(const P &p, index z, i32 row, i32 colum
     }
 }
 
-/* Processes the warp's 16 rows of a block of sums; rows from row_end on do not exist. */
+/* Processes the warp's 16 rows of a block of sums; rows at row_end and beyond do not exist. */
 template <class P, int BLOCKS, class R>
 DEVICE void stage_block(const sum_t (&r_c)[BLOCK_N / 2], const P &p, operands_ahead<P, BLOCKS> &ahead, int block,
                         epilogue_cursor &to, R &reductions) {

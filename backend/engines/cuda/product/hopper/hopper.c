@@ -14,7 +14,7 @@ enum {
     IDLE_SHARE = 33,         /* at most 1 in this many multiprocessors may be idle so that blocks keep to their
                                   columns */
     SKINNY_ROWS = 128,       /* results with at most this many rows are also tried with A and B swapped */
-    STAGES_MIN = 3,          /* of 128 bytes of k */
+    STAGES_MIN = 3,          /* minimum stages of 128 bytes of k */
     SHARED_MAX = 232448,     /* shared memory limit of a block */
     MULTIPROCESSORS_MIN = 4, /* required by a cluster of two parts */
 };

@@ -29,8 +29,8 @@ struct map_view {
     struct view_dim dims[VIEW_DIMS_MAX];
 };
 
-/* Positions of an image in one spatial dimension, and their taps: position i reads from pixel corner + i * stride on,
-   tap t `offset` + t * tap_step pixels further, which is never negative. */
+/* Positions of an image in one spatial dimension, and their taps: position i starts at pixel corner + i * stride, and
+   its tap t is `offset` + t * tap_step pixels further on, which is never negative. */
 struct positions {
     int64_t count, stride, corner;
     int64_t taps, offset, tap_step;
@@ -47,7 +47,7 @@ enum schedule { SCHEDULE_COOPERATIVE, SCHEDULE_PINGPONG, SCHEDULE_CLUSTER_SPLIT 
 struct hopper_tile {
     int rows, columns; /* size in elements of the result */
     int row_blocks;    /* blocks of 64 rows per consumer warpgroup */
-    int stages;        /* of 128 bytes along k; the epilogue may reduce the number */
+    int stages;        /* stages of 128 bytes along k; the epilogue may reduce the number */
     int cluster;       /* blocks along the rows that share the tile of B */
     double efficiency; /* share of the chip's rate at its power limit, for many tiles with long k */
     enum schedule schedule;
@@ -104,7 +104,7 @@ struct hopper {
     bool has_aux_load;          /* an operand with the result's layout is copied into its epilogue tiles: */
     int auxiliary;              /* its number in c.epilogue */
     bool keeps_column;          /* a block keeps to one column of tiles and stores their partial sums once */
-    int64_t lines[SPANS];       /* of partial sums in the workspace */
+    int64_t lines[SPANS];       /* lines of partial sums in the workspace */
     int splits;
     int64_t steps, steps_per_split;
     double seconds;

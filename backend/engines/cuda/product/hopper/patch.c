@@ -17,8 +17,9 @@ enum {
     STACK_MAX = 4,             /* slices of the result in the product's rows */
     TAPS_MAX = 49,             /* taps per slice of a filter: 7 x 7 */
     TAPS_T_MAX = 7,            /* slices of a filter */
-    PHASES_MAX = 4,            /* of a strided data gradient, each with its own map of results */
-    KEPT_FILTER_TILES_MAX = 8, /* of 64 filters; a block keeps to one of them if the filters are reduced */
+    PHASES_MAX = 4,            /* maximum phases of a strided data gradient, each with its own map of results */
+    KEPT_FILTER_TILES_MAX = 8, /* maximum tiles of 64 filters; a block keeps to one of them if the filters are
+                                  reduced */
     SHARED_MAX = 232448,       /* shared memory limit of a block, in bytes */
 };
 
@@ -36,15 +37,16 @@ enum { TILE_HEIGHTS = 6, TILE_WIDTHS = 12, TILES = TILE_HEIGHTS * TILE_WIDTHS };
 /* Fitted to convolutions of the benchmark on an H200; clocks are per multiprocessor. */
 static const double POWERED_CLOCK = 1.54e9; /* Hz, under the power limit, if all multiprocessors are busy */
 static const double LAUNCH_SECONDS = 1e-6;
-static const double MEMORY_SHARE = 0.85;            /* of the bandwidth that copies reach */
-static const double UNHIDDEN_SHARE = 0.2;           /* of the shorter of computing and moving */
+static const double MEMORY_SHARE = 0.85;            /* share of the bandwidth that copies reach */
+static const double UNHIDDEN_SHARE = 0.2;           /* share of the shorter of computing and moving that is not
+                                                       hidden */
 static const double PRODUCTS_PER_CLOCK = 2048;      /* of 16-bit operands */
-static const double EFFICIENCY = 0.97;              /* of that rate, in the main loop */
+static const double EFFICIENCY = 0.97;              /* share of that rate that the main loop reaches */
 static const double FILL_BYTES_PER_CLOCK = 76;      /* from L2 */
 static const double SHARED_BYTES_PER_CLOCK = 120;   /* reads and writes of shared memory */
-static const double PROLOGUE_CLOCKS = 11;           /* of a prologue, for 64 channels of a pixel of both tiles */
+static const double PROLOGUE_CLOCKS = 11;           /* clocks of a prologue for 64 channels of a pixel of both tiles */
 static const double EPILOGUE_CLOCKS = 400;          /* epilogue of a tile, overlapped with the next one's products */
-static const double EXPOSED_EPILOGUE_CLOCKS = 1800; /* if no patch is being loaded meanwhile */
+static const double EXPOSED_EPILOGUE_CLOCKS = 1800; /* the same if no patch is being loaded meanwhile */
 
 /* Lines and columns of tiles; 0 lines: as many as one product covers. */
 static const int tile_lines[TILE_HEIGHTS] = {0, 14, 7, 4, 2, 1};
@@ -56,11 +58,11 @@ struct phase_taps {
     int64_t taps, first, offset;
 };
 
-/* A spatial dimension: position i of a phase reads from pixel corner + i on, and each next tap `move` pixels
-   further. */
+/* A spatial dimension: position i of a phase starts at pixel corner + i, and each next tap reads `move` pixels further
+   on. */
 struct axis {
     int64_t phases, step, move, corner, reach;
-    int64_t positions; /* of the longest phase */
+    int64_t positions; /* number of positions of the longest phase */
     struct phase_taps seen[PHASES_MAX];
 };
 
@@ -82,7 +84,7 @@ struct patch {
     int patches, filter_slots, result_slots; /* in shared memory; result_slots are per warpgroup */
     bool is_resident;
     int64_t tiles_o, tiles_p, tiles_q, filter_tiles, items; /* per phase */
-    int64_t lines_of_partials[SPANS];                       /* of partial sums in the workspace */
+    int64_t lines_of_partials[SPANS];                       /* lines of partial sums in the workspace */
     double seconds;
 };
 
@@ -287,7 +289,7 @@ static void find_backward(struct axis *axis, const struct conv_geometry *g, int 
     }
 }
 
-/* A flipped filter is read from its last tap on. */
+/* A flipped filter is read backwards, starting at its last tap. */
 static bool find_axis(struct axis *axis, const struct conv_geometry *g, int i) {
     (g->direction == CONV_FORWARD ? find_forward : find_backward)(axis, g, i);
     if (g->flip) {
@@ -555,8 +557,8 @@ struct map_dim {
     int box;
 };
 
-/* From the innermost dimension on; dimensions of size 0, which only volumes have, are skipped. The swizzle is that of a
-   box's rows. */
+/* Starts with the innermost dimension; dimensions of size 0, which only volumes have, are skipped. The swizzle is that
+   of a box's rows. */
 static struct tensor_map_form form_of(int32_t type, const struct map_dim dims[5]) {
     int row = dims[0].box * 2;
     struct tensor_map_form form = {.type = map_type(type),

@@ -30,7 +30,7 @@ static const double SHARED_BYTES_PER_CLOCK = 128; /* reads of shared memory */
 static const double FILL_BYTES_PER_CLOCK = 40;    /* from L2 */
 static const double COMBINING_RATE = 2e12;        /* bytes per second of partial sums, written and read */
 static const double TILE_CLOCKS = 150;            /* to wait for a tile and for its last products */
-static const double EFFICIENCY = 0.9;             /* of the slower of the two, measured on an H200 */
+static const double EFFICIENCY = 0.9;             /* share of the rate of the slower of the two, measured on an H200 */
 
 static const int channel_blocks[] = {64, 32, 16};
 static const int tile_columns[] = {16, 32, 64}, tile_lines[] = {16, 8, 4, 2, 1};

@@ -21,7 +21,7 @@
 
 constexpr int CONSUMER_GROUPS = 3, THREADS = (1 + CONSUMER_GROUPS) * 128;
 constexpr int TAPS = TAPS_R * TAPS_S, OWN_TAPS = (TAPS + CONSUMER_GROUPS - 1) / CONSUMER_GROUPS;
-constexpr int STEPS = TILE_H * TILE_W / 16; /* along k, per tile */
+constexpr int STEPS = TILE_H * TILE_W / 16; /* steps along k per tile */
 constexpr u32 PIXEL_BYTES = CHANNELS * 2, LOSS_BYTES = 64 * 2;
 constexpr u32 PATCH_BYTES = PATCH_H * PITCH * PIXEL_BYTES;    /* [PATCH_H][PITCH][CHANNELS], swizzled */
 constexpr u32 LOSS_TILE_BYTES = TILE_H * TILE_W * LOSS_BYTES; /* [TILE_H][TILE_W][64 filters], swizzled */
@@ -124,7 +124,8 @@ DEVICE u32 tap_offset(int tap) {
     return (t / TAPS_S * (DILATION_R * PITCH) + t % TAPS_S * DILATION_S) * (PIXEL_BYTES / 16);
 }
 
-/* Offset of a lane's row of dY: pixels l / 16 * 8 + l % 8 of 16, filters from l / 8 % 2 * 8 on of the warp's 16. */
+/* Offset of a lane's row of dY. Of 16 pixels, lane l has pixel l / 16 * 8 + l % 8; of the warp's 16 filters, its row
+   starts at filter l / 8 % 2 * 8. */
 DEVICE u32 lane_offset() {
     const u32 lane = lane_index(), pixel = lane / 16 * 8 + lane % 8, chunk = warp_index() % 4 * 2 + lane / 8 % 2;
     return pixel * LOSS_BYTES + (chunk ^ pixel % 8) * 16;

@@ -22,7 +22,8 @@ constexpr int ACCUMULATOR_SPARE_REGISTERS = CONSUMER_REGISTERS - ROW_BLOCKS * BL
 #include "product/hopper/reductions_staged.cuh"
 
 constexpr int PRODUCTS_PER_SLOT = 4;                            /* each covers 32 bytes of k */
-constexpr u32 A_BYTES = BLOCK_M * 128, B_BYTES = BLOCK_N * 128; /* of a slot, which covers 128 bytes of k */
+constexpr u32 A_BYTES = BLOCK_M * 128, B_BYTES = BLOCK_N * 128; /* bytes of A and of B in a slot, which covers 128 bytes
+                                                                   of k */
 constexpr u32 SLOT_BYTES = A_BYTES + B_BYTES;
 /* K-major: rows of 128 bytes along k. MN-major: adjacent panels of 64 elements, [BLOCK_K][64]. In these, 32 bytes of k
    are 2 units of 16 bytes or 16 rows of 128 bytes, respectively. */
@@ -40,7 +41,7 @@ constexpr u32 EPILOGUE_AT = STAGES * SLOT_BYTES; /* epilogue tiles of each consu
 constexpr u32 EXCHANGE_AT = EPILOGUE_AT + (IS_STAGED ? CONSUMER_WARPS * EPILOGUE_TILES * EPILOGUE_SLOT_BYTES : 0);
 constexpr u32 EXCHANGE_BYTES =
     CLUSTER_SPLITS > 1 ? GROUP_ROWS * BLOCK_N * 4 : 0;    /* sums from the other block of a tile */
-constexpr u32 PARTIALS_AT = EXCHANGE_AT + EXCHANGE_BYTES; /* of columns, per consumer warp */
+constexpr u32 PARTIALS_AT = EXCHANGE_AT + EXCHANGE_BYTES; /* partial sums of columns, per consumer warp */
 constexpr u32 BARRIERS = PARTIALS_AT + CONSUMER_WARPS * PARTIALS_BYTES;
 constexpr u32 BARRIERS_END = BARRIERS + STAGES * 16 + OWN_BARRIERS * 8;
 

@@ -104,21 +104,21 @@ static const double PRODUCTS_PER_CLOCK = 2048;    /* of 16-bit operands */
 static const double INSTRUCTIONS_PER_CLOCK = 128; /* of scalar threads */
 static const double FILL_BYTES_PER_CLOCK = 77;    /* from L2, if not all multiprocessors load at once */
 static const double L2_BYTES_PER_SECOND = 4.5e12; /* for all multiprocessors */
-static const double MEMORY_SHARE = 0.85;          /* of the bandwidth that copies reach */
-static const double SKINNY_MEMORY_SHARE = 0.94;   /* for clusters of four, which need less from L2 */
-static const double UNHIDDEN_SHARE = 0.2;         /* of the shorter of computing and moving */
+static const double MEMORY_SHARE = 0.85;          /* share of the bandwidth that copies reach */
+static const double SKINNY_MEMORY_SHARE = 0.94;   /* the same for clusters of four, which need less from L2 */
+static const double UNHIDDEN_SHARE = 0.2;         /* share of the shorter of computing and moving that is not hidden */
 
 /* Overhead of a kernel, and of the one that combines splits. */
 static const double LAUNCH_SECONDS = 1e-6, COMBINE_SECONDS = 2.5e-6;
 /* For few rows that leave half of each tile empty: 64 rows by 4096 x 4096 take 18.7 us this way, 15.8 swapped
    (H100). */
 static const double HALF_EMPTY_SECONDS = 3e-6;
-static const double CLUSTER_CLOCKS = 1500; /* until the blocks of a cluster can see each other's barriers */
+static const double CLUSTER_CLOCKS = 1500; /* clocks until the blocks of a cluster can see each other's barriers */
 
 /* The epilogue of a tile, which only overlaps with the products of another tile. */
 static const double EPILOGUE_CLOCKS = 580;
 static const double EPILOGUE_ELEMENTS_PER_CLOCK = 23;
-static const double PINGPONG_CLOCKS = 300; /* until the other of the two warpgroups gets the tensor cores */
+static const double PINGPONG_CLOCKS = 300; /* clocks until the other of the two warpgroups gets the tensor cores */
 
 /* Clocks per element that is stored individually; in part of a sector, with 8 elements of its column; in an access of
    fewer than ACCESS_BYTES; or loaded at the position of its sum. */
@@ -134,12 +134,13 @@ static const double PROLOGUE_CLOCKS_PER_ROW = 5.2, PROLOGUE_CLOCKS_PER_LINE = 8.
 
 enum {
     SECTOR_BYTES = 32,           /* in L2 */
-    ACCESS_BYTES = 16,           /* per thread, at most */
-    SPLIT_STEPS_MIN = 4,         /* along k, that make a split worthwhile */
-    SPLIT_BYTES_MAX = 256000000, /* of partial sums in the workspace */
-    SCALES_MAX = 3,              /* along a tile's columns; along rows, each row has its scale in a register */
+    ACCESS_BYTES = 16,           /* maximum bytes per access of a thread */
+    SPLIT_STEPS_MIN = 4,         /* minimum steps along k that make a split worthwhile */
+    SPLIT_BYTES_MAX = 256000000, /* maximum bytes of partial sums in the workspace */
+    SCALES_MAX = 3,              /* maximum scales along a tile's columns; along rows, each row has its scale in a
+                                    register */
     ACCUMULATORS_MAX = 256,      /* columns of all row blocks that leave registers for epilogue operands */
-    FETCHED_WORDS_MAX = 10,      /* of epilogue operands that fit in the registers of wide tiles */
+    FETCHED_WORDS_MAX = 10,      /* maximum words of epilogue operands that fit in the registers of wide tiles */
     FETCHED_WORDS_MAX_WITH_REDUCTIONS = 2,
 };
 
@@ -467,7 +468,7 @@ struct demand {
     double moving;   /* seconds to move all bytes */
     double epilogue; /* instructions per element of the result */
     double elements; /* of the result */
-    double steps;    /* along k, of a tile on average */
+    double steps;    /* steps along k of an average tile */
     int splits;      /* requested; 0: the fastest number */
 };
 

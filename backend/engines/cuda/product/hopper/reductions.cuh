@@ -7,7 +7,7 @@
 constexpr int COLUMN_REDUCTIONS = column_reductions::COUNT, ROW_REDUCTIONS = row_reductions::COUNT,
               WHOLE_REDUCTIONS = whole_reductions::COUNT;
 constexpr bool HAS_REDUCTIONS = COLUMN_REDUCTIONS + ROW_REDUCTIONS + WHOLE_REDUCTIONS > 0;
-constexpr int UNITS = BLOCK_N / 32; /* of 32 columns: eight numbers per lane, shared by eight lanes */
+constexpr int UNITS = BLOCK_N / 32; /* units of 32 columns: eight numbers per lane, shared by eight lanes */
 static_assert(COLUMN_REDUCTIONS == 0 || BLOCK_N % 32 == 0, "units cover the tile");
 /* If registers can hold each lane's partial results, lanes are combined after all tiles, otherwise after each unit. */
 constexpr bool COMBINES_LANES_LATE =
@@ -84,7 +84,8 @@ template <class P> struct register_reductions {
     }
 
     /* Adds a run of results at (row, column), which exist either all or not at all: register pair `octet`, `half` of
-       the accumulators, from its element `e` on. Columns that do not exist have partial sums that are never stored. */
+       the accumulators, starting at its element `e`. Columns that do not exist have partial sums that are never
+       stored. */
     template <class F>
     DEVICE void add(const P &p, index z, i32 row, i32 column, int octet, int half, const F &out, int e = 0) {
         const bool has_row = row < (i32)p.rows && exists(p, z, row, 0),

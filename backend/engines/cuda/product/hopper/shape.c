@@ -18,9 +18,8 @@ enum {
     VOLUME_REACH_MAX = 31
 };
 enum {
-    PARTS_MAX = 3
-}; /* of an operand, because a step has space for that many maps in addition to those of the
-                           results */
+    PARTS_MAX = 3 /* parts of an operand: a step has space for that many maps in addition to those of the results */
+};
 /* Bytes: the CUDA driver requires it for a tensor map's address and all its strides except the first. */
 enum { MAP_ALIGNMENT = 16 };
 

@@ -5,7 +5,7 @@
              */
 
 struct tile_scheduler : tile_coordinates {
-    i32 tile; /* of a cluster: CLUSTER * BLOCK_M x BLOCK_N */
+    i32 tile; /* index of a cluster's tile: CLUSTER * BLOCK_M x BLOCK_N */
     DEVICE tile_scheduler(const arguments &p) : tile(blockIdx.x / CLUSTER_BLOCKS) { locate(p); }
     DEVICE bool more(const arguments &p) const { return tile < (i32)p.tiles; }
     DEVICE void advance(const arguments &p) {

@@ -211,7 +211,7 @@ static weftStatus_t merge_groups(struct repack_candidates *candidates, const str
 
 /* ---- Patches ----------------------------------------------------------------------------------------------------- */
 
-/* True if each pixel is read by at most one tap, and taps tile the image from its first pixel on. */
+/* True if each pixel is read by at most one tap, and taps tile the image, starting at its first pixel. */
 static bool has_disjoint_taps(const struct conv_geometry *g) {
     bool is_disjoint = g->direction != CONV_DATA && g->groups == 1 && !g->flip && g->spatial <= 2 &&
                        g->w.tensor->dims.count == g->spatial + 2;

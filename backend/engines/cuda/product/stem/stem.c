@@ -9,7 +9,7 @@
 enum {
     TAPS_MIN = 2,   /* a filter of one tap is a matmul */
     TAPS_MAX = 128, /* all taps are unrolled */
-    /* Per fragment of dx: phases times fragments, in units of four registers. */
+    /* Maximum sums of a warp for dx: phases times fragments, in units of four registers. */
     SUMS_MAX = 24,
     FILTER_WARPS = 8,     /* product/stem/stem_wgrad.cuh distributes the taps and filters among them */
     FILTER_STAGES = 3,    /* tiles of X and dY in shared memory */
@@ -20,8 +20,8 @@ enum {
 
 /* Launch overhead of one kernel. REACH_MAX: limit of positions, so that the sum of two fits in 32 bits. */
 static const double LAUNCH_SECONDS = 2e-6, REACH_MAX = 1 << 30;
-static const double RATE = 1024;       /* products per clock of a multiprocessor, by mma.sync, */
-static const double EFFICIENCY = 0.63; /* and the share of it that gradients of a stem of 7x7 taps reach */
+static const double RATE = 1024;       /* products per clock of a multiprocessor, by mma.sync */
+static const double EFFICIENCY = 0.63; /* the share of this rate that gradients of a stem of 7x7 taps reach */
 
 /* By direction. */
 static const struct stem_tile forward_tiles[] = {{16, 16}, {8, 32}, {4, 64}, {8, 16}};

@@ -23,9 +23,9 @@ enum {
     THREADS = 384,       /* one producer warpgroup, two consumers */
 };
 
-/* Hz, at the chip's power limit. */
+/* POWERED_CLOCK is in Hz, at the chip's power limit. */
 static const double POWERED_CLOCK = 1.5e9, LAUNCH_SECONDS = 1e-6;
-static const double EFFICIENCY = 0.6; /* of the tensor cores, for a stem of 7x7 taps */
+static const double EFFICIENCY = 0.6; /* share of the tensor cores' rate, for a stem of 7x7 taps */
 
 /* A tap of the filter, row r and column s. */
 struct tap {
@@ -38,7 +38,7 @@ struct stem {
     struct conv_geometry g;
     const struct epilogue_operand *store;
     int filters, lines, segments, taps;
-    int patch_h, patch_w; /* of a plane; there are g.stride[2] planes */
+    int patch_h, patch_w; /* size of a plane of the patch; there are g.stride[2] planes */
     struct tap tap[TAPS_MAX];
     int64_t tiles_p, tiles_q, tiles;
 };

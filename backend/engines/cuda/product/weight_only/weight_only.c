@@ -9,17 +9,17 @@
 #include "graph/ops/matmul.h"
 
 enum {
-    ROWS_MAX = 64,         /* of A, at most: each warp has all of them */
-    WARPS = 16,            /* per multiprocessor: one block, or two of half as many warps */
-    BLOCKS_MAX = 2,        /* of 16 columns, per warp */
+    ROWS_MAX = 64,         /* maximum rows of A, all of which each warp processes */
+    WARPS = 16,            /* warps per multiprocessor: one block, or two of half as many warps */
+    BLOCKS_MAX = 2,        /* maximum blocks of 16 columns per warp */
     SUMS_MAX = 16,         /* fragments whose sums fit in the registers of a warp */
     ROWS_OF_FRAGMENT = 8,  /* rows of A per mma.sync */
     COLUMNS_OF_BLOCK = 16, /* columns of weights per mma.sync */
-    ACCESS_BYTES = 16,     /* per copy to shared memory */
-    STAGES_MIN = 2,        /* steps in shared memory */
+    ACCESS_BYTES = 16,     /* bytes per copy to shared memory */
+    STAGES_MIN = 2,        /* minimum steps in shared memory */
     STAGES_MAX = 3,
     FEW_TOKENS = 2,         /* up to this number, the L1 cache holds A for all warps */
-    SHARED_RESERVED = 1024, /* by the driver, per block */
+    SHARED_RESERVED = 1024, /* bytes of shared memory that the driver reserves per block */
 };
 
 /* Launch overhead; the share of memory bandwidth that weights reach; L2 bandwidth; and L2 bandwidth for A when each

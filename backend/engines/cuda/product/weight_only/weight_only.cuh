@@ -31,7 +31,7 @@
 
 constexpr int ROWS = 16 * BLOCKS, COLUMNS = ROWS * WARPS_ACROSS, PITCH = COLUMNS + 4;
 constexpr int WARPS = WARPS_ACROSS * WARPS_DEEP, THREADS = WARPS * 32;
-constexpr int LENGTH = 128 / BITS<weight_t>, STEP = 4 * LENGTH; /* of a lane, of a warp */
+constexpr int LENGTH = 128 / BITS<weight_t>, STEP = 4 * LENGTH; /* weights of a lane, and weights of a warp along k */
 constexpr index STRIDE = WARPS_DEEP * STEP;                     /* from one step of a warp to its next */
 constexpr int PARTS = LENGTH / 8;                               /* accesses to A per lane, step and row */
 constexpr float UNIT = few_bits<weight_t>::unit(factor_t{});    /* a weight divided by the result of pair() */

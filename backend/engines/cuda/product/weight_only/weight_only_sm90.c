@@ -24,9 +24,9 @@ enum {
     REPACK_THREADS = 128,
 };
 
-static const double LAUNCH_SECONDS = 2.5e-6; /* of two kernels, the first of which repacks rows */
-static const double FILL_SECONDS = 2.5e-6;   /* until the first step of a block arrives, and to finish its tile */
-static const double SPLIT_SECONDS = 3e-6;    /* until the blocks of a cluster have read each other's sums */
+static const double LAUNCH_SECONDS = 2.5e-6; /* launch overhead of two kernels, the first of which repacks rows */
+static const double FILL_SECONDS = 2.5e-6;   /* time until the first step of a block arrives, and to finish its tile */
+static const double SPLIT_SECONDS = 3e-6;    /* time until the blocks of a cluster have read each other's sums */
 /* Clock of a busy H200 in Hz; the share of its bandwidth that weights reach; the share of the shorter of computing and
    moving that does not overlap with the longer one. */
 static const double CLOCK = 1.75e9, MEMORY_SHARE = 0.8, UNHIDDEN_SHARE = 0.2;
@@ -36,11 +36,13 @@ static const double PRODUCTS_PER_CLOCK = 2048;
 static const double EFFICIENCY = 0.78, EFFICIENCY_OF_FOUR = 0.71;
 static const double STEP_SECONDS = 0.33e-6, STEP_SECONDS_PER_COLUMN = 0.9e-9; /* lower bound per step */
 static const double L2_BYTES_PER_SECOND = 6.5e12;
-static const double CLUSTERED_SHARE = 0.9; /* of all multiprocessors that can be part of clusters of more than two */
+static const double CLUSTERED_SHARE = 0.9; /* share of all multiprocessors that can be part of clusters of more than
+                                              two */
 
 struct weight_only_sm90 {
     struct weight_product p;
-    int columns, tokens, splits, stages; /* of a tile; rows of a tile; blocks that share k; slots in shared memory */
+    int columns, tokens, splits, stages; /* columns of a tile; rows of a tile; blocks that share k; slots in shared
+                                            memory */
     int64_t steps;
     double seconds;
 };

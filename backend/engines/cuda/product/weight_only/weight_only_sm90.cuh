@@ -28,13 +28,14 @@
 
 using numbers = few_bits<weight_t>;
 
-constexpr int STEP = 128, SPAN = STEP / 4;        /* of k; the part of a lane */
-constexpr int PARTS = 4;                          /* of a step, two products each */
+constexpr int STEP = 128, SPAN = STEP / 4;        /* elements of k per step; the part of a lane */
+constexpr int PARTS = 4;                          /* parts of a step, two products each */
 constexpr int WORDS = SPAN * BITS<weight_t> / 32; /* words of weights per lane and row */
 constexpr int PART_WORDS = WORDS / PARTS;
 constexpr int CONSUMER_GROUPS = ROWS / 64, CONSUMER_THREADS = CONSUMER_GROUPS * 128, THREADS = 128 + CONSUMER_THREADS;
 constexpr int PRODUCER_REGISTERS = CONSUMER_GROUPS > 2 ? 32 : 56, CONSUMER_REGISTERS = CONSUMER_GROUPS > 2 ? 112 : 224;
-constexpr int PITCH = ROWS + 4;                          /* of sums, without bank conflicts between lanes */
+constexpr int PITCH = ROWS + 4;                          /* row pitch of the sums, which avoids bank conflicts between
+                                                            lanes */
 constexpr int SHARE = TOKENS / SPLITS;                   /* rows i that a block finishes */
 constexpr float UNIT = numbers::unit(factor_t{});        /* a weight divided by the result of pair() */
 constexpr u32 W_ROW = STEP * BITS<weight_t> / 8;         /* bytes: 64 without swizzle, or 128 with it */
