@@ -21,7 +21,8 @@ static const struct attention_arithmetic fma_double = {WEFT_DATA_DOUBLE,      "d
 enum { MMA_PER_CLOCK = 1024, FMA_PER_CLOCK = 128, BLOCK_QUERIES = 64, SPLIT_KEYS = 256 };
 static const double FP8_COST = 3.2; /* slowdown, because operands are converted to 16 bits one by one (H200, heads of
                                        256) */
-static const double EFFICIENCY = 0.5, MEMORY_EFFICIENCY = 0.75; /* of the nominal rate: an H200 decoding */
+static const double EFFICIENCY = 0.5, MEMORY_EFFICIENCY = 0.75; /* shares of the nominal rates, measured on an H200 that
+                                                                   decodes */
 static const double START_SECONDS = 3e-6, KERNEL_SECONDS = 2e-6, MERGE_SECONDS = 5e-6, PART_SECONDS = 0.2e-6;
 /* Cycles of an SM per score for each term. Hopper's kernels had these costs while they, like these kernels, read a bias
    by elements, had no single-instruction tanh, and exchanged dropout bits one by one. */

@@ -207,7 +207,7 @@ template <class P> DEVICE void compute_gradients(const P &a, memory &shared) {
     const auto head_of = [&](int step) {
         return KV_RESIDENT ? at.resident_head * a.resident_group_size + step / each : at.resident_head;
     };
-    /* The first step from this one on whose tile is active; a tile is within one tile of the block mask. */
+    /* The first step at or after this one whose tile is active; a tile is within one tile of the block mask. */
     static_assert(!HAS_BLOCK_MASK || (MASK_TILE % ROWS == 0 && MASK_TILE % COLUMNS == 0),
                   "a tile is within one tile of the block mask");
     const auto next_active = [&](int step) {

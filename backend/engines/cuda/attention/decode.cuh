@@ -140,8 +140,8 @@ template <int WIDTH, int PAGE, class T> struct row_loader {
         from = first_key + (IS_SCATTERED ? 0 : row * step) + column;
         loads = row < ROWS_AT_ONCE && column < columns;
     }
-    /* Copies rows from `first` on to shared memory, zeros for those outside `keys`. Lane page_lane + i holds the page
-       of row first + i. */
+    /* Copies rows to shared memory, starting at `first`; rows outside `keys` become zeros. Lane page_lane + i holds the
+       page of row first + i. */
     DEVICE void load(T *to, const span &keys, int first, int pages, int page_lane) const {
         const T *source = from;
         if constexpr (PAGE == 0)

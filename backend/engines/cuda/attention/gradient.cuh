@@ -86,7 +86,7 @@ template <class P> DEVICE auto d_o_for_dv(const P &a, i64 batch, i64 head) {
 /* Without conversion instructions, converting 8-bit numbers to f16 or bf16 needs many registers. */
 constexpr int SCALED_AT_ONCE = CHIP < 890 ? 1 : 2;
 
-/* Loads COUNT rows from `first` on, zeros for those outside `rows`, and WIDTH columns from `column` on. */
+/* Loads COUNT rows, starting at `first`, and WIDTH columns, starting at `column`; rows outside `rows` become zeros. */
 template <int COUNT, int WIDTH, int RUN, class T, class S>
 DEVICE void load_rows(staged_t *to, const head_operand<RUN, T, S> &from, const span &rows, int first, int column,
                       i64 columns) {
@@ -228,7 +228,7 @@ struct score_rows {
     }
 };
 
-/* The pair of tiles: resident rows from resident_first on, and streamed rows from `first` on. */
+/* The pair of tiles: resident rows that start at resident_first, and streamed rows that start at `first`. */
 struct tile_pair {
     i64 batch, head;
     span resident, others;

@@ -169,8 +169,8 @@ template <class P> DEVICE sum_t mask_of(const P &a, const resident_row &resident
     return as<sum_t>::of(load_run<dropout_mask_t, 1>(a.dropout_mask + offset).at[0]);
 }
 
-/* Bit e: dropout keeps s[j][e], for the block of 8 columns from `first`. Each lane generates one Philox block, and
-   exchanges its bits with the lanes that need them. */
+/* Bit e: dropout keeps s[j][e], for the block of 8 columns that starts at `first`. Each lane generates one Philox
+   block, and exchanges its bits with the lanes that need them. */
 DEVICE u32 keep_bits_of(const rng_state &c, const resident_row (&resident)[2], int first, u64 blocks_per_query) {
     const int t = lane() % 4, w = lane() / 4 % 4;
     if constexpr (!KV_RESIDENT) {

@@ -5,7 +5,11 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { OUTER_MAX = INT32_MAX, OUTER_BYTES = 16 }; /* of ragged entries, see varlen_sm90.cuh */
+enum {
+    OUTER_MAX = INT32_MAX,
+    OUTER_BYTES = 16
+}; /* extent and unit of the outer dimension of ragged entries, see
+                                                     varlen_sm90.cuh */
 
 /* These kernels use wgmma of sm_90a, which Blackwell does not have. */
 weftStatus_t attention_hopper_check_device(const struct device *device) {

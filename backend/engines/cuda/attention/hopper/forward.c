@@ -9,7 +9,7 @@
 enum {
     WARPGROUP = 128,
     GROUP_QUERIES = 64,
-    ROW_BYTES = 128, /* of a panel of 64 columns */
+    ROW_BYTES = 128, /* bytes of a row of a panel of 64 columns */
     DEPTH_MAX = 256,
     TILES_IN_FLIGHT = 2,
     TILE_BYTES = 32,
@@ -17,13 +17,13 @@ enum {
     BIAS_STAGES_MAX = 2,
     BARRIER_BYTES = 8,
     ONES = 8,            /* an MMA's columns are a multiple of this */
-    USED_BYTES = 16,     /* the number of keys in use of a stage's V */
-    SPILLED_BYTES = 2,   /* per element of a spilled FP8 accumulator */
+    USED_BYTES = 16,     /* bytes of the number of keys in use of a stage's V */
+    SPILLED_BYTES = 2,   /* bytes per element of a spilled FP8 accumulator */
     CROWDED_DEPTH = 192, /* deepest V head of FP8 that leaves registers for a bias */
     DECODE_QUERIES = 16, /* with at most this number of queries, most of a tile is empty and one SM reads all keys */
     DECODE_KEYS = 256,
     SHORT_KEYS = 256,   /* with more keys, wide tiles reuse loads better */
-    FEW_TILES = 4,      /* per head; these load K and V at full memory bandwidth */
+    FEW_TILES = 4,      /* maximum tiles per head that load K and V at full memory bandwidth */
     DYNAMIC_ROUNDS = 4, /* tiles per SM from which dynamic scheduling pays off */
 };
 

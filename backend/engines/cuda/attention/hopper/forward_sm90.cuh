@@ -312,8 +312,8 @@ struct soft_cap {
 
 struct consumer {
     u32 group;
-    float scale;         /* of S, times log2(e) */
-    float product_scale; /* TRANSFORMS_SCORES: of Q K^T, before the modifier and the bias */
+    float scale;         /* scale of S, times log2(e) */
+    float product_scale; /* TRANSFORMS_SCORES: scale of Q K^T, before the modifier and the bias */
     u32 bias_first;      /* BIAS_STAGES: byte offset of this lane within a bias box */
     soft_cap cap;
     cursor<STAGES> block;                       /* the next K/V block whose S has not been issued */
@@ -472,7 +472,7 @@ DEVICE void clear_v(const consumer &c, const tile &t, i32 block) {
     sync_threads(V_CLEARED + c.group, 128);
 }
 
-/* Bias of 16 keys from 16 i on, as pairs of adjacent keys in the order of the accumulators. `first` includes the
+/* Bias of 16 keys, starting at 16 i, as pairs of adjacent keys in the order of the accumulators. `first` includes the
    address of the box. */
 DEVICE void load_bias_fragment(u32 (&pairs)[4], u32 first, int i) {
     load_matrices(pairs, (first ^ i % 4 * 32) + i / 4 * BIAS_PANEL);

@@ -10,7 +10,7 @@
 
 /* ---- Visible keys ---- */
 
-/* Query i sees keys i + low .. min(i + high, keys) - 1. Queries from `queries` on see none. */
+/* Query i sees keys i + low .. min(i + high, keys) - 1. Queries at `queries` and beyond see none. */
 struct bounds {
     i32 queries, keys; /* in use */
     i32 low = 0, high = 0;
@@ -111,7 +111,7 @@ DEVICE u32 next_index(const arguments &a, u32 index) {
     return a.is_dynamic ? gridDim.x + atomicAdd(a.counter, 1u) : index + gridDim.x;
 }
 
-/* The first tile from `index` on, in this CTA's order, that has queries in use. */
+/* The first tile at or after `index`, in this CTA's order, that has queries in use. */
 DEVICE u32 skip_empty_tiles(const arguments &a, u32 index) {
     while (index < (u32)a.all_tiles) {
         const tile t = find_tile(a, index);

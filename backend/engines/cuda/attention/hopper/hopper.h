@@ -33,7 +33,7 @@ weftStatus_t attention_hopper_build_widening(const struct cuda_attention *c, str
 /* ---- emit.c ---- */
 
 enum {
-    SHARED_MAX = 232448, /* maximum of a block, with opt-in */
+    SHARED_MAX = 232448, /* maximum shared memory of a block that opts in, in bytes */
     FP8_TILE = 64,       /* keys and columns of an FP8 tile that is transposed as a unit: see fp8_transpose_sm90.cuh */
 };
 
