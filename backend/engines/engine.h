@@ -12,8 +12,8 @@
 #include "runtime/aot_code.h"
 #include "runtime/context.h"
 
-/* Nodes of a graph that are served together, in the graph's order. A region is borrowed: it is valid as long as its
-   graph and the list of nodes. */
+/* Nodes of a graph that are served together, in the graph's order. A region borrows its graph and the list of nodes, so
+   it is valid as long as both exist. */
 struct region {
     const struct graph *graph;
     int count;

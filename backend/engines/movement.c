@@ -90,7 +90,7 @@ static struct part transpose_part(const struct transpose_op *op) {
     return plain_part(op->x, op->y, &op->y->dims, strides, op->y->strides.at);
 }
 
-/* x is read from `start` on, with the slice's steps. */
+/* x is read with the slice's steps, starting at `start`. */
 static struct part slice_part(const struct slice_op *op) {
     int64_t strides[WEFT_DIM_MAX] = {0}, offset = 0;
     for (int64_t i = 0; i < op->y->dims.count; i++) {

@@ -312,7 +312,7 @@ static weftStatus_t finalize_config(struct descriptor *descriptor) {
     }
     self->workspace_bytes = self->draft.workspace_bytes;
     self->seconds = self->draft.seconds;
-    /* Last, because from here on another thread may take the draft. */
+    /* Comes last, because another thread may take the draft as soon as this flag is set. */
     atomic_store(&self->has_draft, true);
     return WEFT_STATUS_SUCCESS;
 }

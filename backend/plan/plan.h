@@ -31,9 +31,9 @@ struct index_check {
 /* Number of threads that can run a plan as a CUDA graph concurrently; each uses its own graph. */
 enum { CACHED_GRAPHS_MAX = 8 };
 
-/* The attributes of the descriptor come first; finalize fills everything from `draft` on. After that only these change:
-   spare_frame and cached_graphs (atomically), overrides (under its lock), and what steps packed of frozen inputs
-   (plan_freeze, while no execution is running). */
+/* The attributes of the descriptor come first; finalize fills `draft` and everything after it. After that only these
+   change: spare_frame and cached_graphs (atomically), overrides (under its lock), and what steps packed of frozen
+   inputs (plan_freeze, while no execution is running). */
 struct plan {
     struct descriptor base;
     struct weftContext *handle;

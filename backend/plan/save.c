@@ -438,7 +438,8 @@ static weftStatus_t get_elements(struct byte_reader *reader, struct descriptor *
     return status;
 }
 
-/* Reads the operands of scores, which must be earlier tensors of four dims. Those from `optional` on may be missing. */
+/* Reads the operands of scores, which must be earlier tensors of four dims. Those at `optional` and beyond may be
+   missing. */
 static weftStatus_t get_operands(struct byte_reader *reader, struct tensor *operands[SCORES_OPERANDS], int optional,
                                  struct descriptor *const *loaded, int64_t loaded_count) {
     for (int i = 0; i < SCORES_OPERANDS; i++) {
