@@ -1,5 +1,5 @@
-"""Operators: how each is drawn as a Weft graph, the forms of its results, and its plans. Nothing here depends
-on JAX's tracing. Arrays are packed with the last dimension fastest, as XLA passes them."""
+"""How each operator is drawn as a Weft graph, the shapes and types of its results, and its plans. Nothing
+here depends on JAX's tracing. Arrays are packed with the last dimension fastest, as XLA passes them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ first."""
 
 
 class Form(NamedTuple):
-    """Shape and type of an argument or a result."""
+    """The shape and type of an argument or a result."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -68,8 +68,8 @@ class Operator:
     def drawn(
         self, call: Call, arguments: Sequence[Form], results: Sequence[Form] = (), place: Place | None = None
     ) -> Drawing:
-        """Draws the operator on such arguments. results: their forms, if known; place: the device to plan
-        for."""
+        """Draws the operator for arguments of these forms. results: the forms of the results, if known;
+        place: the device to plan for."""
         type_ = data_type.DOUBLE if is_double(arguments) else data_type.FLOAT
         graph = Graph(self.name, compute_data_type=type_, device=place)
         if call.is_exact:
@@ -88,8 +88,8 @@ class Operator:
         return tuple(form or _form_of(ends[i], is_scalar) for i, form in enumerate(drawing.results))
 
     def prepared(self, call: Call, arguments: tuple[Form, ...], kind: device_kind, arch: str) -> Prepared:
-        """Returns the plan for a kind of device. arch: of a GPU that is not on this machine. Raises WeftError
-        if Weft refuses the call."""
+        """Returns the plan for a kind of device. arch: the architecture of a GPU that is not on this machine.
+        Raises WeftError if Weft refuses the call."""
         results = results_of(call, arguments)
         drawing = self.drawn(call, arguments, results, _place(kind, arch))
         plan = drawing.graph.build().plan
@@ -204,12 +204,13 @@ class Prepared(NamedTuple):
 
 @lru_cache(CAPACITY)
 def prepare(call: Call, arguments: tuple[Form, ...], kind: device_kind, arch: str) -> Prepared:
-    """Returns a call's plan for a kind of device, cached. arch: of a GPU that is not on this machine."""
+    """Returns a call's plan for a kind of device, cached. arch: the architecture of a GPU that is not on this
+    machine."""
     return call.operator.prepared(call, arguments, kind, arch)
 
 
 def _place(kind: device_kind, arch: str) -> Place:
-    """Returns a device of this kind, or without a GPU the description of one, for exported programs."""
+    """Returns a device of this kind. Without a GPU, returns the description of one, for exported programs."""
     try:
         return default_handle(kind)
     except NotSupportedError:
@@ -234,7 +235,7 @@ def prepared(
         at: the argument index of each slot's uid, or ~i for result i.
         arguments: the number of arguments.
         results: the number of results.
-        kind: of the device that it runs on.
+        kind: the kind of the device that it runs on.
         words: the bytes of by-value scalars by uid; default the plan's own.
     """
     results += plan.workspace_size > 0

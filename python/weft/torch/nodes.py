@@ -1,4 +1,4 @@
-"""How to draw the torch operators of compiled graphs that weft.torch.operators does not define: pointwise
+"""How to draw those torch operators of compiled graphs that weft.torch.operators does not define: pointwise
 operations, products, views and reductions."""
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ def is_transformed() -> bool:
 
 
 def is_watched(value: torch.Tensor) -> bool:
-    """True if torch must see operators on a tensor, because it traces, counts or transforms them."""
+    """True if torch must see the operators on a tensor because it traces, counts or transforms them."""
     return bool(_watchers() or is_transformed() or _keys_of(value).raw_repr() & NOT_PLAIN)
 
 

@@ -467,7 +467,7 @@ def expected_of(
 
     Args:
         expected: the operator, which torch can run on such tensors.
-        arguments: of the operator; only shapes, strides and types of the tensors matter.
+        arguments: the operator's arguments; only shapes, strides and types of the tensors matter.
         device: where torch assumes that the tensors are. The meta device costs a twentieth of the others,
             which need fake tensors.
 

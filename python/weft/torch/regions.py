@@ -83,14 +83,14 @@ class RegionDrawing(Drawing):
         return made if made.get_dim() == shape else self._reshaped(made, shape)
 
     def read_broadcast(self, value: Any, rank: int) -> Tensor:
-        """As Drawing's."""
+        """Like Drawing.read_broadcast, also for tensors that the region computes."""
         if self._is_made(value):
             return self.read(value, [*[1] * (rank - value.ndim), *value.shape])
         return super().read_broadcast(value, rank)
 
     def read_permuted(self, value: Any, order: Sequence[int], rank: int = 0) -> Tensor:
-        """Like Drawing's; a value that the region permutes is read from its source with the composed
-        order."""
+        """Like Drawing.read_permuted, but a value that the region permutes is read from its source with the
+        composed order."""
         source, before = self._permuted.get(id(value), (value, range(value.ndim)))
         composed = [before[i] for i in order]
         if not self._is_made(source):
@@ -183,11 +183,11 @@ class RegionDrawing(Drawing):
         self._blank |= set(map(id, blank))
 
     def is_expanded(self, value: Any, dim: int) -> bool:
-        """Like Drawing's; False for computed tensors, whose strides Weft chooses."""
+        """Like Drawing.is_expanded, but False for computed tensors, whose strides Weft chooses."""
         return not self._is_made(value) and super().is_expanded(value, dim)
 
     def exact(self, value: Any) -> Any:
-        """Like Drawing's: returns the value of which this one is a copy in a wider type."""
+        """Like Drawing.exact: returns the original if this value is a copy of it in a wider type."""
         return self._narrow.get(id(value), value)
 
     def widen(self, value: Any, source: Any) -> None:
@@ -382,8 +382,8 @@ class Region:
             return _InParts(self, set().union(*refused.values()), self._cover, arguments)
 
     def _refused(self, error: WeftError, arguments: Sequence[Any]) -> dict[str, list[torch.fx.Node]]:
-        """Returns the nodes that Weft refuses, by reason: those that it refuses one at a time, or else the
-        one that it refuses in the region, or else all of them."""
+        """Returns the nodes that Weft refuses, by reason: those that it refuses when tried separately, else
+        the one that it refuses in the region, else all of them."""
         is_fully_drawn = not isinstance(error, _Refusal)
         with FakeTensorMode(allow_non_fake_inputs=True) as mode:
             alone = _SeparateDrawer(self.module, self._products, is_fully_drawn)
@@ -430,7 +430,7 @@ def _warn(name: str, why: str) -> None:
 
 class _SeparateDrawer(torch.fx.Interpreter):  # type: ignore[misc]
     """Runs a region's operators on fake tensors and draws each in a graph of its own. builds: whether to also
-    build the graphs of those that compute."""
+    build the graphs of the operators that compute."""
 
     def __init__(self, module: torch.fx.GraphModule, products: tuple[bool, bool], builds: bool) -> None:
         super().__init__(module, garbage_collect_values=False)

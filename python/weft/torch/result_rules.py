@@ -60,7 +60,7 @@ def _wanted(wanted: Sequence[bool], gradients: Sequence[Any]) -> Sequence[Any]:
 
 
 def layer_norm(x: Any, shape: Sequence[int], weight: Any, bias: Any, _: float) -> Sequence[Any] | None:
-    """For a packed input."""
+    """Rule for a packed input."""
     if not (_are_plain(x, weight, bias) and _is_normalized(x, shape, weight, bias)):
         return None
     return _new(x, x.shape), _statistics(x, shape), _statistics(x, shape)
@@ -76,7 +76,7 @@ def layer_norm_backward(
     bias: Any,
     wanted: Sequence[bool],
 ) -> Sequence[Any] | None:
-    """For a packed input."""
+    """Rule for a packed input."""
     given = dy, mean, rstd, weight, bias
     is_usual = _are_plain(x, *given) and _is_normalized(x, shape, weight, bias) and dy.shape == x.shape
     if not is_usual or mean.numel() != rstd.numel() or mean.numel() * math.prod(shape) != x.numel():
@@ -87,7 +87,7 @@ def layer_norm_backward(
 
 
 def rms_norm(x: Any, shape: Sequence[int], weight: Any, _: float | None) -> Sequence[Any] | None:
-    """For a packed input."""
+    """Rule for a packed input."""
     if not (_are_plain(x, weight) and _is_normalized(x, shape, weight)):
         return None
     return _new(x, x.shape), _statistics(x, shape)
@@ -101,7 +101,7 @@ def _are_channels(x: torch.Tensor, n: int, c: int, hw: int, groups: int, *parame
 def group_norm(
     x: Any, weight: Any, bias: Any, n: int, c: int, hw: int, groups: int, _: float
 ) -> Sequence[Any] | None:
-    """For an input in any layout."""
+    """Rule for an input in any layout."""
     if not (_are_plain(x, weight, bias) and _are_channels(x, n, c, hw, groups, weight, bias)):
         return None
     return _like(x), _new(x, (n, groups)), _new(x, (n, groups))
@@ -111,7 +111,7 @@ def group_norm_backward(
     dy: Any, x: Any, mean: Any, rstd: Any, weight: Any, n: int, c: int, hw: int, groups: int,
     wanted: Sequence[bool],
 ) -> Sequence[Any] | None:  # fmt: skip
-    """For a packed gradient and an input in any layout."""
+    """Rule for a packed gradient and an input in any layout."""
     is_usual = _are_plain(x, dy, mean, rstd, weight) and _is_packed(dy) and dy.shape == x.shape
     has_statistics = tuple(mean.shape) == tuple(rstd.shape) == (n, groups)
     if not (is_usual and has_statistics and _are_channels(x, n, c, hw, groups, weight)):
@@ -131,7 +131,7 @@ def _like_images(x: torch.Tensor) -> torch.Tensor:
 def batch_norm(
     x: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, _: float, __: float
 ) -> Sequence[Any] | None:
-    """For an input in any layout, with all parameters of its type."""
+    """Rule for an input in any layout and parameters of the input's type."""
     has_running = mean is not None
     if not _has_channels(x, weight, bias, mean, variance) or has_running != (variance is not None):
         return None
@@ -151,7 +151,7 @@ def batch_norm_in_place(*arguments: Any) -> Sequence[Any] | None:
 
 
 def batch_norm_without_running(x: Any, weight: Any, bias: Any, *how: Any) -> Sequence[Any] | None:
-    """Like batch_norm_in_place, for the operator without running statistics."""
+    """Like batch_norm_in_place, for the variant without running statistics."""
     return batch_norm_in_place(x, weight, bias, None, None, *how)
 
 
@@ -159,7 +159,7 @@ def batch_norm_backward(
     dy: Any, x: Any, weight: Any, mean: Any, variance: Any, saved: Any, rstd: Any, training: bool, _: float,
     wanted: Sequence[bool],
 ) -> Sequence[Any] | None:  # fmt: skip
-    """For an input in any layout, with all parameters of its type."""
+    """Rule for an input in any layout and parameters of the input's type."""
     used = (saved, rstd) if training else (mean, variance)
     is_usual = _has_channels(x, weight, *used) and dy.dtype == x.dtype and dy.shape == x.shape
     if not is_usual or any(each is None for each in used):
@@ -199,7 +199,7 @@ def convolution(
     more: Any,
     groups: int,
 ) -> Sequence[Any] | None:
-    """For inputs in any layout."""
+    """Rule for inputs in any layout."""
     count = x.ndim - 2
     if not (_are_plain(x, w, bias) and x.ndim == w.ndim and 1 <= count <= 3 and w.numel()):
         return None
@@ -224,7 +224,7 @@ def convolution_backward(
     dy: Any, x: Any, w: Any, bias_sizes: Any, stride: Any, padding: Any, dilation: Any, transposed: bool,
     more: Any, groups: int, wanted: Sequence[bool],
 ) -> Sequence[Any] | None:  # fmt: skip
-    """For inputs in any layout, if the gradient has the forward result's shape."""
+    """Rule for inputs in any layout and a gradient of the forward result's shape."""
     result = convolution(x, w, None, stride, padding, dilation, transposed, more, groups)
     if result is None or dy.dtype != x.dtype or dy.shape != result[0].shape or (wanted[2] and not bias_sizes):
         return None
@@ -238,7 +238,7 @@ def convolution_backward(
 
 
 def addmm(bias: Any, a: Any, b: Any, _: float = 1, __: float = 1) -> Sequence[Any] | None:
-    """For matrices in any layout."""
+    """Rule for matrices in any layout."""
     if not (_are_plain(a, b, bias) and a.ndim == b.ndim == 2 and a.shape[1] == b.shape[0] and b.numel()):
         return None
     shape = (a.shape[0], b.shape[1])

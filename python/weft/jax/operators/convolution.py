@@ -76,7 +76,7 @@ def _read(d: Drawing, at: int, how: _Geometry, i: int) -> Tensor:
 
 
 def _draw(d: Drawing, how: _Geometry, type_: Any, epilogue: _Epilogue) -> None:
-    """Arguments: image, filters, then the bias if there is one."""
+    """Arguments: the image and the filters, then the bias if there is one."""
     g, shape = d.graph, how.result_shape(d.arguments[0].shape, d.arguments[1].shape)
     y = g.conv_fprop(_read(d, 0, how, 0), _read(d, 1, how, 1), **how.options())
     if epilogue.has_bias:
@@ -87,14 +87,15 @@ def _draw(d: Drawing, how: _Geometry, type_: Any, epilogue: _Epilogue) -> None:
 
 
 def _draw_image(d: Drawing, how: _Geometry, shape: tuple[int, ...], type_: Any) -> None:
-    """Arguments: the gradient of the result, filters. shape: that of the image; its batch is ignored."""
+    """Arguments: the gradient of the result and the filters. shape: the shape of the image; its batch size is
+    ignored."""
     shape = (d.arguments[0].shape[0], *shape[1:])
     dx = d.graph.conv_dgrad(_read(d, 0, how, 2), _read(d, 1, how, 1), **how.options())
     d.write(dx, Form(shape, type_), *how.shown(0, shape))
 
 
 def _draw_filters(d: Drawing, how: _Geometry, shape: tuple[int, ...], type_: Any) -> None:
-    """Arguments: image, the gradient of the result."""
+    """Arguments: the image and the gradient of the result."""
     dw = d.graph.conv_wgrad(_read(d, 0, how, 0), _read(d, 1, how, 2), **how.options())
     d.write(dw, Form(shape, type_), *how.shown(1, shape))
 
