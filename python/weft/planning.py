@@ -1,4 +1,4 @@
-"""From a graph's descriptor to plans: candidates from heuristics or by hand, filters, and building."""
+"""Turns a graph's descriptor into plans: candidates from heuristics or by hand, filters, and building."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ static weftStatus_t infer(struct descriptor *descriptor) {
     return check_dims(descriptor, "y", op->y, dims.count, dims.at);
 }
 
-/* Offset of the input of inplace_index inside y, whose strides it must have then. */
+/* Offset inside y of the input that inplace_index names, which must have the strides of y. */
 static int64_t place_in(const struct descriptor *descriptor, const struct tensor *in, const struct tensor *out) {
     const struct concat_op *op = (const struct concat_op *)descriptor;
     int axis = concat_axis(op);

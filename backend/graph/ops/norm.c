@@ -632,7 +632,7 @@ static void backward_reference(const struct descriptor *descriptor, const struct
     for (bool more = index_begin(index, x.rank, x.dims); more; more = index_next(index, x.rank, x.dims)) {
         int64_t at = statistic_place(&shape, index), parameter = affine_place(&shape, index);
         double xhat = (view_load(&x, index) - mean[at]) * inv[at], gradient = view_load(&dy, index);
-        /* Dividing each term by the row's length makes the sums means. */
+        /* Dividing each term by the row's length turns the sums into means. */
         double g = view_load_or(&scale, index, 1) * gradient / (double)shape.row;
         /* If the forward formula has no mean, the mean of g is not subtracted. */
         mean_g[at] += norm_has_mean(op->mode) ? g : 0;

@@ -92,7 +92,7 @@ static bool reshape_layout(const struct dims *from, const struct placement *know
     int64_t step = 1;
     *found = (struct placement){.strides.count = to->count, .offset = known->offset};
     for (int64_t i = to->count; i-- > 0; step *= to->at[i]) {
-        /* The walk in which elements at the logical distance `step` are adjacent. */
+        /* Finds the walk in which a logical distance of `step` moves to an adjacent element. */
         while (at < count - 1 && step >= walks[at].step * walks[at].count)
             at++;
         const struct walk *walk = &walks[at];

@@ -46,8 +46,8 @@ B, S, E, HEADS, GROUPS, D = 2, 128, 128, 8, 2, 16
 
 
 def forward_graph(images: int, training: bool) -> weft.Graph:
-    """From images to logits; for training also to the loss, with the tensors that the backward graph
-    reads."""
+    """Computes logits from images and, for training, the loss. The tensors that the backward graph reads are
+    results, too."""
     with weft.Graph("digits: forward", io_data_type="f32") as g:
         x = g.tensor([images, 1, 8, 8], name="x")
         w1, b1, w2, b2, w3, b3 = (g.tensor(shape, name=name) for name, shape in SHAPES.items())
@@ -76,7 +76,7 @@ def forward_graph(images: int, training: bool) -> weft.Graph:
 
 
 def backward_graph(images: int) -> weft.Graph:
-    """From the error of the probabilities to the gradient of every parameter."""
+    """Computes the gradient of every parameter from the error of the probabilities."""
     with weft.Graph("digits: backward", io_data_type="f32") as g:
         x, a1 = g.tensor([images, 1, 8, 8], name="x"), g.tensor([images, 16, 8, 8], name="a1")
         p1, a2 = g.tensor([images, 16, 4, 4], name="p1"), g.tensor([images, 32, 4, 4], name="a2")

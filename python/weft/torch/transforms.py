@@ -106,7 +106,7 @@ def _with_vmap(name: str, fold: Fold | None) -> None:
 
 
 def _leading(operator: Any, is_mapped: Sequence[bool], *given: Any) -> Any:
-    """For operators that accept any leading dimensions."""
+    """Folds the mapped dimension for operators that accept any leading dimensions."""
     return None if any(is_mapped[1:]) else operator(*given)
 
 
@@ -121,8 +121,8 @@ def _pointwise(operator: Any, is_mapped: Sequence[bool], *given: Any) -> Any:
 
 
 def _batched(rank: int) -> Fold:
-    """For operators on images with this many spatial dimensions (0: any), for which torch makes the batch
-    optional."""
+    """Returns the fold for operators on images with this many spatial dimensions (0: any), for which torch
+    makes the batch optional."""
 
     def fold(operator: Any, is_mapped: Sequence[bool], x: Any, *rest: Any) -> Any:
         if any(is_mapped[1:]):
